@@ -100,7 +100,7 @@ class Kernel:
 
     def __init__(
         self,
-        parts: saved.SavedKernel,
+        parts: saved.KernelBundle,
         plan: Plan | None,
         results: tuple[CandidateResult, ...],
         runtime: RuntimeChoice = RuntimeChoice.AUTO,

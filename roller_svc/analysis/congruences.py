@@ -39,7 +39,7 @@ def congruence(expr: Expr, known: Known) -> Congruence:
         case Cast(arg=arg) if expr.is_exact:
             return ANY if loads_of(arg) else congruence(arg, known)
         case Select(then=then, otherwise=otherwise):
-            return _either(congruence(then, known), congruence(otherwise, known))
+            return _join(congruence(then, known), congruence(otherwise, known))
         case Op(args=(x, y)) if not expr.dtype.is_float and not loads_of(expr):  # what comes from data may wrap
             return _joined(expr.kind, congruence(x, known), congruence(y, known))
         case _:
@@ -50,32 +50,32 @@ def _joined(kind: OpKind, a: Congruence, b: Congruence) -> Congruence:
     match kind:
         case OpKind.ADD | OpKind.SUB:
             sign = 1 if kind is OpKind.ADD else -1
-            return _reduced(math.gcd(a.modulus, b.modulus), a.remainder + sign * b.remainder)
+            return _normalize(math.gcd(a.modulus, b.modulus), a.remainder + sign * b.remainder)
         case OpKind.MUL:
             modulus = math.gcd(a.modulus * b.modulus, a.modulus * b.remainder, b.modulus * a.remainder)
-            return _reduced(modulus, a.remainder * b.remainder)
+            return _normalize(modulus, a.remainder * b.remainder)
         case OpKind.FLOORDIV if b.modulus == 0 and b.remainder > 0 and a.modulus % b.remainder == 0:
-            return _reduced(a.modulus // b.remainder, a.remainder // b.remainder)
+            return _normalize(a.modulus // b.remainder, a.remainder // b.remainder)
         case OpKind.MOD if b.modulus == 0 and b.remainder > 0:
             if a.modulus % b.remainder == 0:
                 return Congruence(0, a.remainder % b.remainder)
-            return _reduced(math.gcd(a.modulus, b.remainder), a.remainder)
+            return _normalize(math.gcd(a.modulus, b.remainder), a.remainder)
         case OpKind.MIN | OpKind.MAX:
-            return _either(a, b)
+            return _join(a, b)
         case _:
             return ANY
 
 
-def _either(a: Congruence, b: Congruence) -> Congruence:
-    return _reduced(math.gcd(a.modulus, b.modulus, a.remainder - b.remainder), a.remainder)
+def _join(a: Congruence, b: Congruence) -> Congruence:
+    return _normalize(math.gcd(a.modulus, b.modulus, a.remainder - b.remainder), a.remainder)
 
 
-def _reduced(modulus: int, remainder: int) -> Congruence:
+def _normalize(modulus: int, remainder: int) -> Congruence:
     return Congruence(modulus, remainder % modulus if modulus else remainder)
 
 
 @dataclass(frozen=True, slots=True)
-class Lanes:
+class LaneStrideAnalysis:
     """A loop over `var` from 0 to count - 1. `written`: tensors whose contents change while it runs."""
 
     var: str
@@ -83,14 +83,14 @@ class Lanes:
     known: Known
     written: frozenset[str]
 
-    def first(self, expr: Expr) -> Expr:
+    def first_value(self, expr: Expr) -> Expr:
         return fold(substitute(expr, {self.var: num(0)}), {})
 
-    def is_same(self, expr: Expr) -> bool:
+    def is_uniform(self, expr: Expr) -> bool:
         """Whether every iteration has the same value of it."""
-        return self.step(expr) == 0
+        return self.stride(expr) == 0
 
-    def step(self, expr: Expr) -> int | None:
+    def stride(self, expr: Expr) -> int | None:
         """By how much the value moves from each iteration to the next; None where that is no constant."""
         match expr:
             case AxisRef(name=name):
@@ -98,19 +98,19 @@ class Lanes:
             case Load(tensor=tensor) if tensor in self.written:
                 return None
             case Cast(arg=arg) if expr.is_exact:
-                step = self.step(arg)
+                step = self.stride(arg)
                 return step if not step or not loads_of(arg) else None
             case Op(kind=kind, args=(x, y)) if kind in _ORDERS and not x.dtype.is_float and not loads_of(expr):
                 # x < y, or not, is x - y < 0, or not; x <= y is x - y - 1 < 0
                 strict = kind in (OpKind.LT, OpKind.GE)
                 return 0 if self._keeps_sign(sub(sub(x, y), num(0 if strict else 1))) else None
             case Op(kind=kind, args=(x, y)) if not expr.dtype.is_float and not loads_of(expr):
-                a, b = self.step(x), self.step(y)
-                return None if a is None or b is None else self._joined(kind, x, y, (a, b))
+                a, b = self.stride(x), self.stride(y)
+                return None if a is None or b is None else self._combine_strides(kind, x, y, (a, b))
             case _:
-                return 0 if all(self.step(child) == 0 for child in children(expr)) else None
+                return 0 if all(self.stride(child) == 0 for child in children(expr)) else None
 
-    def _joined(self, kind: OpKind, x: Expr, y: Expr, steps: tuple[int, int]) -> int | None:
+    def _combine_strides(self, kind: OpKind, x: Expr, y: Expr, steps: tuple[int, int]) -> int | None:
         a, b = steps
         if steps == (0, 0):
             return 0
@@ -126,26 +126,26 @@ class Lanes:
             case ((OpKind.MIN | OpKind.MAX), _, _):
                 return a if a == b else None
             case OpKind.FLOORDIV, _, Const(value=int(by)) if by > 0:
-                return a // by if a % by == 0 else self._carried(x, a, by, 0)
+                return a // by if a % by == 0 else self._stride_within_multiple(x, a, by, 0)
             case OpKind.MOD, _, Const(value=int(by)) if by > 0:
-                return 0 if a % by == 0 else self._carried(x, a, by, a)
+                return 0 if a % by == 0 else self._stride_within_multiple(x, a, by, a)
             case _:
                 return None
 
     def _keeps_sign(self, x: Expr) -> bool:
         """Whether x is below 0 in all iterations or in none: it does not reach the next multiple of its modulus."""
-        step = self.step(x)
+        step = self.stride(x)
         if not step:
             return step == 0
-        start = congruence(self.first(x), self.known)
+        start = congruence(self.first_value(x), self.known)
         end = start.remainder + step * (self.count - 1)
         if start.modulus == 0:
             return (start.remainder < 0) == (end < 0)
         return 0 <= end < start.modulus
 
-    def _carried(self, x: Expr, step: int, by: int, within: int) -> int | None:
+    def _stride_within_multiple(self, x: Expr, step: int, divisor: int, result: int) -> int | None:
         """`within`, where x stays between two neighbouring multiples of `by` through all iterations."""
-        start = congruence(self.first(x), self.known)
-        room = math.gcd(start.modulus, by)
-        end = start.remainder % room + step * (self.count - 1)
-        return within if 0 <= end < room else None
+        start = congruence(self.first_value(x), self.known)
+        period = math.gcd(start.modulus, divisor)
+        end = start.remainder % period + step * (self.count - 1)
+        return result if 0 <= end < period else None

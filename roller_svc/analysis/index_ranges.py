@@ -26,7 +26,7 @@ def range_of(expr: Expr, ranges: Mapping[str, Range]) -> Range | None:
             inside = range_of(arg, ranges)
             # below a cast that the program asks for arithmetic wraps, elsewhere that of indices is exact
             exact = implicit or all(_fits(part, ranges) for part in iter_subexpressions(arg) if isinstance(part, Op))
-            return inside if inside and exact and _holds(dtype, inside) else None
+            return inside if inside and exact and _fits_dtype(dtype, inside) else None
         case Op(kind=OpKind.BITAND, args=(x, y)) if not expr.dtype.is_float:
             # a mask that is no less than 0 bounds what is left of the other side, whatever that is
             masks = [known for side in (x, y) if (known := range_of(side, ranges)) and known[0] >= 0]
@@ -41,19 +41,19 @@ def range_of(expr: Expr, ranges: Mapping[str, Range]) -> Range | None:
             return None
 
 
-def _unless_wrapped(op: Op, found: Range | None) -> Range | None:
+def _unless_wrapped(op: Op, interval: Range | None) -> Range | None:
     """The range of exact arithmetic; None where what an operation gives wraps: only places are never cut."""
-    if found is None or _holds(op.dtype, found) or (op.dtype is DType.INT32 and not loads_of(op)):
-        return found
+    if interval is None or _fits_dtype(op.dtype, interval) or (op.dtype is DType.INT32 and not loads_of(op)):
+        return interval
     return None
 
 
 def _fits(op: Op, ranges: Mapping[str, Range]) -> bool:
     known = range_of(op, ranges)
-    return known is not None and _holds(op.dtype, known)
+    return known is not None and _fits_dtype(op.dtype, known)
 
 
-def _holds(dtype: DType, known: Range) -> bool:
+def _fits_dtype(dtype: DType, known: Range) -> bool:
     least, greatest = dtype.integer_range
     return least <= known[0] and known[1] <= greatest
 
@@ -80,20 +80,20 @@ def _binary(kind: OpKind, a: Range, b: Range) -> Range | None:
             return None
 
 
-def leaves_int32(place: Expr, ranges: Mapping[str, Range], among: frozenset[DType]) -> bool:
+def may_exceed_int32(index: Expr, ranges: Mapping[str, Range], dtypes: frozenset[DType]) -> bool:
     """Whether some step on the way to a place, of one of those types, may not fit 32 bits.
 
     What was read is a value of its own type, and so is what stands below a cast that is not exact.
     """
-    stack = [place]
+    stack = [index]
     while stack:
         part = stack.pop()
         match part:
             case Cast():
                 stack += (part.arg,) if part.is_exact else ()
-            case Op(args=args) if part.dtype in among:
+            case Op(args=args) if part.dtype in dtypes:
                 known = range_of(part, ranges)
-                if known is not None and not _holds(DType.INT32, known):
+                if known is not None and not _fits_dtype(DType.INT32, known):
                     return True
                 stack += args
             case Select(then=then, otherwise=otherwise):
@@ -165,7 +165,7 @@ def split_sum(expr: Expr, unit: int) -> tuple[Expr | None, Expr]:
     """The sum of the terms that are multiples of `unit`, None where there are none, and that of the others."""
     coarse: Expr | None = None
     fine: Expr = num(0)
-    for term in _addends(expr):
+    for term in _terms(expr):
         match term:
             case Const(value=int(value)) | Op(kind=OpKind.MUL, args=(_, Const(value=int(value)))) if value % unit == 0:
                 coarse = term if coarse is None else add(coarse, term)
@@ -174,9 +174,9 @@ def split_sum(expr: Expr, unit: int) -> tuple[Expr | None, Expr]:
     return coarse, fine
 
 
-def _addends(expr: Expr) -> tuple[Expr, ...]:
+def _terms(expr: Expr) -> tuple[Expr, ...]:
     match expr:
         case Op(kind=OpKind.ADD, args=(a, b)) if not expr.dtype.is_float:
-            return (*_addends(a), *_addends(b))
+            return (*_terms(a), *_terms(b))
         case _:
             return (expr,)

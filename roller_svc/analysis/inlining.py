@@ -14,7 +14,7 @@ from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Load, Op, OpKind, ite
 from roller_svc.ir.program import Combine, StatementKind, TensorExpr
 
 
-def plain(statement: TensorExpr) -> TensorExpr:
+def canonicalize(statement: TensorExpr) -> TensorExpr:
     """all and any as min and max of truth values; a reduction over no axis as the map that it is."""
     if statement.kind is not StatementKind.REDUCE:
         return statement
@@ -54,28 +54,28 @@ def is_inlinable(statement: TensorExpr, readers: Iterable[TensorExpr]) -> bool:
     )
 
 
-def inlined_body(statement: TensorExpr, producers: Mapping[str, TensorExpr]) -> TensorExpr:
+def inline_producers(statement: TensorExpr, producers: Mapping[str, TensorExpr]) -> TensorExpr:
     """The statement with its loads of `producers` (whose own loads are replaced already) become their values."""
     if not any(name in producers for name in statement.reads_tensors):
         return statement
     sizes = {name: _nodes(p.body) for name, p in producers.items()}
-    grown = sum(sizes[x.tensor] * max([1, *map(_nodes, x.index)]) for x in statement.reads if x.tensor in sizes)
-    if grown > MAX_NODES:
+    total_nodes = sum(sizes[x.tensor] * max([1, *map(_nodes, x.index)]) for x in statement.reads if x.tensor in sizes)
+    if total_nodes > MAX_NODES:
         raise ScheduleError(
             f"{statement.output} would grow to more than {MAX_NODES} operations", code="schedule-inline",
             hint="compute one of the functions it reads at root",
         )  # fmt: skip
 
-    def change(node: Expr) -> Expr:
+    def inline_load(node: Expr) -> Expr:
         if isinstance(node, Load) and node.tensor in producers:
             return value_of(producers[node.tensor], node.index)
         return node
 
     return replace(
         statement,
-        index=tuple(rewrite(i, change) for i in statement.index),
-        body=rewrite(statement.body, change),
-        predicate=None if statement.predicate is None else rewrite(statement.predicate, change),
+        index=tuple(rewrite(i, inline_load) for i in statement.index),
+        body=rewrite(statement.body, inline_load),
+        predicate=None if statement.predicate is None else rewrite(statement.predicate, inline_load),
     )
 
 

@@ -45,7 +45,7 @@ def bounds(expr: Expr, extents: Mapping[str, int]) -> Bounds:
 def operation_bounds(op: Op, args: list[Bounds]) -> Bounds:
     """Return the bounds of an operation on integers of those bounds."""
     low, high = _operation(op, args)
-    return _held(Bounds(low, high, any(b.wraps for b in args)), op.dtype)
+    return _clamp_to_type(Bounds(low, high, any(b.wraps for b in args)), op.dtype)
 
 
 def leaves_type(op: Op, args: list[Bounds]) -> bool:
@@ -55,22 +55,22 @@ def leaves_type(op: Op, args: list[Bounds]) -> bool:
     return low < least or high > greatest
 
 
-def cast_bounds(below: Bounds, dtype: DType) -> Bounds:
+def cast_bounds(operand: Bounds, dtype: DType) -> Bounds:
     """Return the bounds of integers of those bounds in another type."""
     if dtype is DType.BOOL:
-        return Bounds(0, 1, below.wraps or not (below.low >= 0 and below.high <= 1))
-    return _held(below, dtype)
+        return Bounds(0, 1, operand.wraps or not (operand.low >= 0 and operand.high <= 1))
+    return _clamp_to_type(operand, dtype)
 
 
 def _range(dtype: DType) -> tuple[int, int]:
     return DType.INT64.integer_range if dtype.is_float else dtype.integer_range
 
 
-def _held(found: Bounds, dtype: DType) -> Bounds:
+def _clamp_to_type(interval: Bounds, dtype: DType) -> Bounds:
     """The bounds where the type holds them, else all of the type: the value may have wrapped."""
     low, high = dtype.integer_range
-    if low <= found.low and found.high <= high:
-        return found
+    if low <= interval.low and interval.high <= high:
+        return interval
     return Bounds(low, high, wraps=True)
 
 
@@ -111,19 +111,19 @@ _TRUTHS = frozenset({
 })  # fmt: skip
 
 
-def _division(expr: Op, of: Bounds) -> tuple[int, int]:
+def _division(expr: Op, dividend: Bounds) -> tuple[int, int]:
     """// and % by a positive constant; by anything else all of the type."""
-    by = constant_int(expr.args[1])
-    if by is None or by < 1:
+    divisor = constant_int(expr.args[1])
+    if divisor is None or divisor < 1:
         return expr.dtype.integer_range
     if expr.kind is OpKind.FLOORDIV:
-        return of.low // by, of.high // by
-    if of.low // by == of.high // by:
-        return of.low % by, of.high % by
-    return 0, by - 1
+        return dividend.low // divisor, dividend.high // divisor
+    if dividend.low // divisor == dividend.high // divisor:
+        return dividend.low % divisor, dividend.high % divisor
+    return 0, divisor - 1
 
 
-def widened(expr: Expr) -> Expr:
+def widen_to_int64(expr: Expr) -> Expr:
     """The same integer arithmetic over axes in int64: an index is never cut to 32 bits on its way."""
     if expr.dtype is not DType.INT32:
         return expr
@@ -131,8 +131,8 @@ def widened(expr: Expr) -> Expr:
         case Const(value=value):
             return Const(value, DType.INT64)
         case Op(kind=kind, args=args) if all(arg.dtype is DType.INT32 for arg in args):
-            return Op(kind, tuple(widened(arg) for arg in args), DType.INT64)
+            return Op(kind, tuple(widen_to_int64(arg) for arg in args), DType.INT64)
         case Select(cond=cond, then=then, otherwise=otherwise):
-            return Select(cond, widened(then), widened(otherwise), DType.INT64)
+            return Select(cond, widen_to_int64(then), widen_to_int64(otherwise), DType.INT64)
         case _:
             return Cast(expr, DType.INT64, implicit=True)

@@ -20,30 +20,30 @@ def linear(expr: Expr) -> Linear:
     return {term: c for term, c in terms.items() if c}
 
 
-def _collect(expr: Expr, by: int, terms: Linear) -> None:
+def _collect(expr: Expr, factor: int, terms: Linear) -> None:
     match expr:
         case Const(value=int(value)):
-            terms[None] = terms.get(None, 0) + by * value
+            terms[None] = terms.get(None, 0) + factor * value
             return
         case Cast(arg=AxisRef() | Op() as arg) if expr.is_exact:
-            _collect(arg, by, terms)
+            _collect(arg, factor, terms)
             return
         case Op(kind=OpKind.NEG, args=(x,)) if _is_index(expr):
-            _collect(x, -by, terms)
+            _collect(x, -factor, terms)
             return
         case Op(kind=OpKind.ADD | OpKind.SUB as kind, args=(x, y)) if _is_index(expr):
-            _collect(x, by, terms)
-            _collect(y, by if kind is OpKind.ADD else -by, terms)
+            _collect(x, factor, terms)
+            _collect(y, factor if kind is OpKind.ADD else -factor, terms)
             return
         case Op(kind=OpKind.MUL, args=(x, Const(value=int(value)))) if _is_index(expr):
-            _collect(x, by * value, terms)
+            _collect(x, factor * value, terms)
             return
         case Op(kind=OpKind.MUL, args=(Const(value=int(value)), x)) if _is_index(expr):
-            _collect(x, by * value, terms)
+            _collect(x, factor * value, terms)
             return
         case _:
             pass
-    terms[expr] = terms.get(expr, 0) + by
+    terms[expr] = terms.get(expr, 0) + factor
 
 
 def _is_index(op: Op) -> bool:
@@ -70,27 +70,27 @@ def span(terms: Linear, extents: Mapping[str, int]) -> tuple[int, int]:
     return low, high
 
 
-def simplified(expr: Expr) -> Expr:
+def simplify_divisions(expr: Expr) -> Expr:
     """The same with quotients and remainders taken where their operand shows them: (8 x + 3) // 4 is 2 x, % 8 is 3."""
 
     def change(node: Expr) -> Expr:
         match node:
             case Op(kind=OpKind.FLOORDIV | OpKind.MOD as kind, args=(x, Const(value=int(by)))) if _is_index(node):
-                return (_divided(kind, linear(x), by) if by > 0 else None) or node
+                return (_simplify_division(kind, linear(x), by) if by > 0 else None) or node
             case _:
                 return node
 
     return rewrite(expr, change)
 
 
-def _divided(kind: OpKind, terms: Linear, by: int) -> Expr | None:
+def _simplify_division(kind: OpKind, terms: Linear, divisor: int) -> Expr | None:
     """(g X + r) // (g n) is X // n, and its remainder g (X % n) + r, for 0 <= r < g."""
-    shared = math.gcd(by, *(c for term, c in terms.items() if term is not None))
-    if shared == 1:
+    common = math.gcd(divisor, *(c for term, c in terms.items() if term is not None))
+    if common == 1:
         return None
-    rest = terms.get(None, 0) % shared
-    whole: Linear = {term: c // shared for term, c in terms.items() if term is not None}
-    whole[None] = (terms.get(None, 0) - rest) // shared
+    remainder = terms.get(None, 0) % common
+    quotient: Linear = {term: c // common for term, c in terms.items() if term is not None}
+    quotient[None] = (terms.get(None, 0) - remainder) // common
     if kind is OpKind.FLOORDIV:
-        return div(expression(whole), by // shared)
-    return add(mul(mod(expression(whole), by // shared), num(shared)), num(rest))
+        return div(expression(quotient), divisor // common)
+    return add(mul(mod(expression(quotient), divisor // common), num(common)), num(remainder))

@@ -17,52 +17,52 @@ from roller_svc.ir.expr import Cast, Const, Expr, Load, Op, OpKind, Select, axes
 from roller_svc.ir.program import Combine, StatementKind, TensorExpr
 
 
-class JointKind(Enum):
-    EXPONENTIALS = "exponentials"
-    SQUARES = "squares"
-    PLACE = "place"
+class OnlineReductionKind(Enum):
+    SOFTMAX = "exponentials"
+    VARIANCE = "squares"
+    ARG = "place"
 
 
 @dataclass(frozen=True, slots=True)
-class Joint:
+class OnlineReduction:
     """`value`: what the first reduction joins. `centre` (SQUARES): what the squared distances are from, the same for
     all of the row. `place`, `idle` (PLACE): what the second joins where the value is the extreme, and elsewhere."""
 
-    kind: JointKind
+    kind: OnlineReductionKind
     first: TensorExpr
     second: TensorExpr
     value: Expr
-    centre: Expr | None = None
-    place: Expr | None = None
-    idle: Expr | None = None
+    mean: Expr | None = None
+    index: Expr | None = None
+    neutral_index: Expr | None = None
 
 
-def joints(statements: Iterable[TensorExpr]) -> tuple[Joint, ...]:
+def online_reductions(statements: Iterable[TensorExpr]) -> tuple[OnlineReduction, ...]:
     """The pairs among them, no statement in two."""
-    found: list[Joint] = []
-    taken: set[str] = set()
+    results: list[OnlineReduction] = []
+    paired: set[str] = set()
     earlier: list[TensorExpr] = []
     for second in statements:
         for first in earlier:
-            if first.output in taken or second.output in taken:
+            if first.output in paired or second.output in paired:
                 continue
-            joint = _joint(first, second)
-            if joint is not None:
-                found.append(joint)
-                taken |= {first.output, second.output}
+            reduction = _match(first, second)
+            if reduction is not None:
+                results.append(reduction)
+                paired |= {first.output, second.output}
         earlier.append(second)
-    return tuple(found)
+    return tuple(results)
 
 
-def _joint(first: TensorExpr, second: TensorExpr) -> Joint | None:
+def _match(first: TensorExpr, second: TensorExpr) -> OnlineReduction | None:
     if first.kind is not StatementKind.REDUCE or second.kind is not StatementKind.REDUCE:
         return None
     if first.axes != second.axes:
         return None
-    return _exponentials(first, second) or _squares(first, second) or _place(first, second)
+    return _match_softmax(first, second) or _match_variance(first, second) or _match_arg(first, second)
 
 
-def _bare(expr: Expr) -> Expr:
+def strip_casts(expr: Expr) -> Expr:
     """Without the casts that only pass a value on."""
     while isinstance(expr, Cast) and (expr.implicit or expr.arg.dtype is expr.dtype):
         expr = expr.arg
@@ -71,45 +71,47 @@ def _bare(expr: Expr) -> Expr:
 
 def _is_row(expr: Expr, statement: TensorExpr) -> bool:
     """Whether the expression is the value that the statement gave this very row."""
-    expr = _bare(expr)
+    expr = strip_casts(expr)
     return isinstance(expr, Load) and expr.tensor == statement.output and expr.index == statement.index
 
 
-def _exponentials(first: TensorExpr, second: TensorExpr) -> Joint | None:
+def _match_softmax(first: TensorExpr, second: TensorExpr) -> OnlineReduction | None:
     if first.combine is not Combine.MAX or second.combine is not Combine.SUM or not first.accumulator.is_float:
         return None
-    match _bare(second.body):
+    match strip_casts(second.body):
         case Op(kind=OpKind.EXP, args=(x,)):
-            below = _bare(x)
+            below = strip_casts(x)
         case _:
             return None
     match below:
-        case Op(kind=OpKind.SUB, args=(value, row)) if _is_row(row, first) and _bare(value) == _bare(first.body):
-            return Joint(JointKind.EXPONENTIALS, first, second, first.body)
+        case Op(kind=OpKind.SUB, args=(value, row)) if _is_row(row, first) and strip_casts(value) == strip_casts(
+            first.body
+        ):
+            return OnlineReduction(OnlineReductionKind.SOFTMAX, first, second, first.body)
         case _:
             return None
 
 
-def _squares(first: TensorExpr, second: TensorExpr) -> Joint | None:
+def _match_variance(first: TensorExpr, second: TensorExpr) -> OnlineReduction | None:
     if first.combine is not Combine.SUM or second.combine is not Combine.SUM or not first.accumulator.is_float:
         return None
-    match _bare(second.body):
+    match strip_casts(second.body):
         case Op(kind=OpKind.MUL, args=(x, y)) if x == y:
-            root = _bare(x)
+            root = strip_casts(x)
         case Op(kind=OpKind.SQUARE, args=(x,)):
-            root = _bare(x)
+            root = strip_casts(x)
         case _:
             return None
     match root:
-        case Op(kind=OpKind.SUB, args=(value, centre)) if _bare(value) == _bare(first.body):
+        case Op(kind=OpKind.SUB, args=(value, centre)) if strip_casts(value) == strip_casts(first.body):
             if {a.name for a in first.reduced} & axes_of(centre):
                 return None
-            return Joint(JointKind.SQUARES, first, second, first.body, centre=centre)
+            return OnlineReduction(OnlineReductionKind.VARIANCE, first, second, first.body, mean=centre)
         case _:
             return None
 
 
-def _place(first: TensorExpr, second: TensorExpr) -> Joint | None:
+def _match_arg(first: TensorExpr, second: TensorExpr) -> OnlineReduction | None:
     """`idle` must be no better than any place, so that it may be joined to them without being asked for."""
     if {first.combine, second.combine} - {Combine.MAX, Combine.MIN}:
         return None
@@ -119,16 +121,18 @@ def _place(first: TensorExpr, second: TensorExpr) -> Joint | None:
         casts.append(body)
         body = body.arg
     match body:
-        case Select(cond=Op(kind=OpKind.EQ, args=(x, y)), then=place, otherwise=idle):
+        case Select(cond=Op(kind=OpKind.EQ, args=(x, y)), then=index, otherwise=neutral):
             value = y if _is_row(x, first) else x if _is_row(y, first) else None
-            limit = _constant(idle)
-            if value is None or _bare(value) != _bare(first.body) or limit is None or place.dtype.is_float:
+            limit = _constant(neutral)
+            if value is None or strip_casts(value) != strip_casts(first.body) or limit is None or index.dtype.is_float:
                 return None
-            if not _is_beyond(limit, place, second):
+            if not _exceeds_all_indices(limit, index, second):
                 return None
             for cast in reversed(casts):
-                place, idle = Cast(place, cast.dtype, cast.implicit), Cast(idle, cast.dtype, cast.implicit)
-            return Joint(JointKind.PLACE, first, second, first.body, place=place, idle=idle)
+                index, neutral = Cast(index, cast.dtype, cast.implicit), Cast(neutral, cast.dtype, cast.implicit)
+            return OnlineReduction(
+                OnlineReductionKind.ARG, first, second, first.body, index=index, neutral_index=neutral
+            )
         case _:
             return None
 
@@ -139,14 +143,14 @@ def _constant(expr: Expr) -> int | None:
     return int(expr.value) if isinstance(expr, Const) and not expr.dtype.is_float else None
 
 
-def _is_beyond(limit: int, place: Expr, second: TensorExpr) -> bool:
+def _exceeds_all_indices(limit: int, index: Expr, second: TensorExpr) -> bool:
     """Whether no place is past the limit: places are sums of axes, perhaps converted."""
-    while isinstance(place, Cast):
-        place = place.arg
-    walk = affine(place)
-    if walk is None or place.dtype is not DType.INT32:
+    while isinstance(index, Cast):
+        index = index.arg
+    index_form = affine(index)
+    if index_form is None or index.dtype is not DType.INT32:
         return False
-    ends = [(0, c * (second.extents[name] - 1)) for name, c in walk.coeffs]
+    ends = [(0, c * (second.extents[name] - 1)) for name, c in index_form.coeffs]
     if second.combine is Combine.MAX:
-        return limit <= walk.offset + sum(min(end) for end in ends)
-    return limit >= walk.offset + sum(max(end) for end in ends)
+        return limit <= index_form.offset + sum(min(end) for end in ends)
+    return limit >= index_form.offset + sum(max(end) for end in ends)

@@ -14,13 +14,13 @@ from roller_svc.ir.hardware import ComputeUnit, UnitKind
 from roller_svc.ir.program import TensorType
 
 STAGED_KINDS = (UnitKind.MMA, UnitKind.MFMA, UnitKind.WGMMA)  # matrix units that are fed from shared memory
-LONGEST_RUN = 16  # elements: 16 bytes of the narrowest type, the widest copy there is
+MAX_VECTOR_WIDTH = 16  # elements: 16 bytes of the narrowest type, the widest copy there is
 
 _FLOAT8 = frozenset({DType.FLOAT8_E4M3FN, DType.FLOAT8_E5M2})
 _BYTES = frozenset({DType.INT8, DType.UINT8, DType.BOOL})
 _SHORT = frozenset({DType.INT16, DType.UINT16})
 # type → the other types all of whose values it has (both float8 have fewer digits and exponents than float16)
-_HOLDS: Mapping[DType, frozenset[DType]] = {
+_REPRESENTABLE: Mapping[DType, frozenset[DType]] = {
     DType.FLOAT64: frozenset(DType) - {DType.INT64, DType.UINT64},
     DType.FLOAT32: _FLOAT8 | _BYTES | _SHORT | {DType.FLOAT16, DType.BFLOAT16},
     DType.FLOAT16: _FLOAT8 | _BYTES,
@@ -45,13 +45,13 @@ class Operand:
     their size, under one guard: they can move as one. A power of two; 1 where nothing is known.
     """
 
-    factor: Expr
+    expr: Expr
     dtype: DType
     source: Load | None
     guard: Expr | None
-    stored: DType
-    along_k: bool
-    run: int
+    memory_dtype: DType
+    k_major: bool
+    vector_width: int
 
 
 def operands(group: KernelGroup) -> tuple[Operand, Operand]:
@@ -63,7 +63,7 @@ def operands(group: KernelGroup) -> tuple[Operand, Operand]:
     return operand_along(group.operands.a, m, k, types), operand_along(group.operands.b, n, k, types)
 
 
-def second_operand(group: KernelGroup) -> Operand | None:
+def operand_b2(group: KernelGroup) -> Operand | None:
     """What stands for b in a contraction's second sum; None where it has one."""
     if group.operands is None or group.operands.b2 is None:
         return None
@@ -73,18 +73,18 @@ def second_operand(group: KernelGroup) -> Operand | None:
 
 def all_operands(group: KernelGroup) -> tuple[Operand, ...]:
     """Those of a contraction, a and b, and what stands for b in its second sum where there are two."""
-    second = second_operand(group)
-    return operands(group) if second is None else (*operands(group), second)
+    b2 = operand_b2(group)
+    return operands(group) if b2 is None else (*operands(group), b2)
 
 
-def lie_alike(one: Operand, other: Operand) -> bool:
+def have_same_layout(one: Operand, other: Operand) -> bool:
     """Whether tiles of both are filled in the same way."""
 
-    def manner(operand: Operand) -> tuple[object, ...]:
+    def layout(operand: Operand) -> tuple[object, ...]:
         computed = operand.source is None
-        return operand.dtype, operand.stored, computed, operand.guard, operand.along_k, operand.run
+        return operand.dtype, operand.memory_dtype, computed, operand.guard, operand.k_major, operand.vector_width
 
-    return manner(one) == manner(other)
+    return layout(one) == layout(other)
 
 
 def staged_dtype(unit: ComputeUnit, operand: Operand) -> DType:
@@ -95,51 +95,53 @@ def staged_dtype(unit: ComputeUnit, operand: Operand) -> DType:
     return unit.in_dtype
 
 
-def refusal(unit: ComputeUnit, group: KernelGroup, *, allow_tf32: bool) -> str:
+def contraction_unsupported_reason(unit: ComputeUnit, group: KernelGroup, *, allow_tf32: bool) -> str:
     """Why the matrix unit cannot compute the contraction; '' where it can."""
     if group.kind is not GroupKind.CONTRACTION:
         return "no contraction"
-    return unfit(unit, group.space.compute_dtype, operands(group), allow_tf32=allow_tf32)
+    return operands_unsupported_reason(unit, group.space.compute_dtype, operands(group), allow_tf32=allow_tf32)
 
 
-def unfit(unit: ComputeUnit, sums: DType, factors: tuple[Operand, Operand], *, allow_tf32: bool) -> str:
+def operands_unsupported_reason(
+    unit: ComputeUnit, accumulator: DType, factors: tuple[Operand, Operand], *, allow_tf32: bool
+) -> str:
     """The same for a contraction of those factors whose sums are of that type."""
     if unit.kind not in STAGED_KINDS:
         return f"no rules for units of kind {unit.kind.value}"
-    if sums is not unit.acc_dtype:
-        return f"sums in {sums.value}, the unit in {unit.acc_dtype.value}"
+    if accumulator is not unit.acc_dtype:
+        return f"sums in {accumulator.value}, the unit in {unit.acc_dtype.value}"
     for name, operand in zip("ab", factors, strict=True):
-        if not _takes(unit, operand.dtype):
+        if not _supports(unit, operand.dtype):
             return f"operand {name} is {operand.dtype.value}, the unit takes {unit.in_dtype.value}"
         if operand.dtype is DType.FLOAT32 and unit.kind is not UnitKind.MFMA and not allow_tf32:
             return f"operand {name} is float32, and tf32 is not allowed"
     return ""
 
 
-def has_all_values(dtype: DType, other: DType) -> bool:
+def can_represent_all(dtype: DType, other: DType) -> bool:
     """Whether a type has every value of the other."""
-    return other is dtype or other in _HOLDS.get(dtype, frozenset())
+    return other is dtype or other in _REPRESENTABLE.get(dtype, frozenset())
 
 
-def _takes(unit: ComputeUnit, operand: DType) -> bool:
+def _supports(unit: ComputeUnit, operand: DType) -> bool:
     """Bytes are signed for MFMA; a truth value, 0 or 1, is either."""
-    taken = unit.in_dtype
-    if taken in (DType.INT8, DType.UINT8):
+    supported = unit.in_dtype
+    if supported in (DType.INT8, DType.UINT8):
         return operand in (_BYTES - {DType.UINT8} if unit.kind is UnitKind.MFMA else _BYTES)
-    if taken in _FLOAT8:
+    if supported in _FLOAT8:
         return operand in _FLOAT8
-    return operand is taken or operand in _HOLDS.get(taken, frozenset())
+    return operand is supported or operand in _REPRESENTABLE.get(supported, frozenset())
 
 
 def operand_along(factor: Expr, axis: TileAxis, k: TileAxis, types: Mapping[str, TensorType]) -> Operand:
     dtype = value_dtype(factor) or factor.dtype
     source, guard = _guarded_load(factor)
     if source is None or any(source.bounds_checked):
-        return Operand(factor, dtype, None, None, dtype, _runs_along_k(factor, axis, k), 1)
+        return Operand(factor, dtype, None, None, dtype, _is_k_major(factor, axis, k), 1)
     type_ = types[source.tensor]
-    along_k = _runs_along_k(source, axis, k)
-    run = contiguous_run(source, guard, k if along_k else axis, type_)
-    return Operand(factor, dtype, source, guard, type_.dtype, along_k, run)
+    k_major = _is_k_major(source, axis, k)
+    width = aligned_vector_width(source, guard, k if k_major else axis, type_)
+    return Operand(factor, dtype, source, guard, type_.dtype, k_major, width)
 
 
 def value_dtype(expr: Expr) -> DType | None:
@@ -148,13 +150,13 @@ def value_dtype(expr: Expr) -> DType | None:
         case Const(value=0):
             return None
         case Select(then=then, otherwise=otherwise, dtype=dtype):
-            one, other = value_dtype(then), value_dtype(otherwise)
-            if one is None or other is None or one is other:
-                return one or other
+            a, b = value_dtype(then), value_dtype(otherwise)
+            if a is None or b is None or a is b:
+                return a or b
             return dtype
         case Cast(arg=arg, dtype=dtype):
             inner = value_dtype(arg)
-            return inner if inner is None or inner is dtype or inner in _HOLDS.get(dtype, ()) else dtype
+            return inner if inner is None or inner is dtype or inner in _REPRESENTABLE.get(dtype, ()) else dtype
         case Op(dtype=dtype):
             return dtype.compute if dtype in _FLOAT8 else dtype  # rounding a result to float8 would lose too much
         case _:
@@ -168,7 +170,7 @@ def _guarded_load(expr: Expr) -> tuple[Load | None, Expr | None]:
             return expr, None
         case Cast(arg=arg, dtype=dtype):
             value = value_dtype(arg)
-            exact = value is None or value is dtype or value in _HOLDS.get(dtype, ())
+            exact = value is None or value is dtype or value in _REPRESENTABLE.get(dtype, ())
             return _guarded_load(arg) if exact else (None, None)
         case Select(cond=cond, then=then, otherwise=otherwise):
             load, guard = _guarded_load(then)
@@ -179,36 +181,36 @@ def _guarded_load(expr: Expr) -> tuple[Load | None, Expr | None]:
             return None, None
 
 
-def _runs_along_k(factor: Expr, axis: TileAxis, k: TileAxis) -> bool:
+def _is_k_major(factor: Expr, axis: TileAxis, k: TileAxis) -> bool:
     """Whether memory is contiguous along k rather than along the other axis."""
     k_member, member = k.members[-1].name, axis.members[-1].name
     for load in loads_of(factor):
         for index in reversed(load.index):  # dimensions of one element have no axis
-            along_k, along = _pace(index, k_member), _pace(index, member)
+            along_k, along = _index_stride(index, k_member), _index_stride(index, member)
             if along_k or along:
                 return along == 0 or (along_k != 0 and along_k < along)
     return False
 
 
-def _pace(index: Expr, member: str) -> int:
+def _index_stride(index: Expr, member: str) -> int:
     """How fast an index moves with an axis; 1 where it is no sum (packed words: `k // 8`), 0 where it does not."""
-    known = affine(index)
-    return abs(known.coeff(member)) if known is not None else int(member in axes_of(index))
+    form = affine(index)
+    return abs(form.coeff(member)) if form is not None else int(member in axes_of(index))
 
 
-def contiguous_run(load: Load, guard: Expr | None, lead: TileAxis, type_: TensorType) -> int:
+def aligned_vector_width(load: Load, guard: Expr | None, lead: TileAxis, type_: TensorType) -> int:
     """How many neighbours along the axis lie side by side under one guard, from an aligned one on; a power of two."""
     address = _address(load.index, type_.shape)
     if address is None:
         return 1
     extent, merged = _contiguous_members(address, guard, lead)
-    still = [c for name, c in address.coeffs if name not in merged] + [address.offset]
-    run = LONGEST_RUN if merged else 1
-    while run > 1:
-        aligned = extent % run == 0 and not any(c % run for c in still)
-        if aligned and (guard is None or _is_uniform(guard, lead.members[-1].name, run)):
-            return run
-        run //= 2
+    invariant = [c for name, c in address.coeffs if name not in merged] + [address.offset]
+    width = MAX_VECTOR_WIDTH if merged else 1
+    while width > 1:
+        aligned = extent % width == 0 and not any(c % width for c in invariant)
+        if aligned and (guard is None or _is_uniform(guard, lead.members[-1].name, width)):
+            return width
+        width //= 2
     return 1
 
 
@@ -242,22 +244,22 @@ def _contiguous_members(address: Affine, guard: Expr | None, lead: TileAxis) -> 
     return extent, merged
 
 
-def _is_uniform(cond: Expr, moving: str, run: int) -> bool:
+def _is_uniform(cond: Expr, varying: str, width: int) -> bool:
     """Whether the condition is the same for `run` values of `moving` from a multiple of `run` on."""
-    if moving not in axes_of(cond):
+    if varying not in axes_of(cond):
         return True
     match cond:
         case Op(kind=OpKind.LAND | OpKind.LOR, args=args):
-            return all(_is_uniform(arg, moving, run) for arg in args)
+            return all(_is_uniform(arg, varying, width) for arg in args)
         case Op(kind=OpKind.LT | OpKind.GE, args=(a, b)):  # a - b < 0; b - a - 1 >= 0
-            return _is_multiple(a, b, 0, moving, run) or _is_multiple(b, a, -1, moving, run)
+            return _is_multiple(a, b, 0, varying, width) or _is_multiple(b, a, -1, varying, width)
         case Op(kind=OpKind.LE | OpKind.GT, args=(a, b)):  # a - b - 1 < 0; b - a >= 0
-            return _is_multiple(a, b, -1, moving, run) or _is_multiple(b, a, 0, moving, run)
+            return _is_multiple(a, b, -1, varying, width) or _is_multiple(b, a, 0, varying, width)
         case _:
             return False
 
 
-def _is_multiple(a: Expr, b: Expr, offset: int, moving: str, run: int) -> bool:
+def _is_multiple(a: Expr, b: Expr, offset: int, varying: str, width: int) -> bool:
     """Whether a - b + offset grows by one with `moving` and is a multiple of `run` wherever `moving` is: then its sign
     changes at such a place only."""
     left, right = affine(a), affine(b)
@@ -267,8 +269,8 @@ def _is_multiple(a: Expr, b: Expr, offset: int, moving: str, run: int) -> bool:
     for name, c in right.coeffs:
         coeffs[name] = coeffs.get(name, 0) - c
     total = Affine(tuple(coeffs.items()), left.offset - right.offset + offset)
-    return total.coeff(moving) == 1 and not any(c % run for c in _still(total, moving))
+    return total.coeff(varying) == 1 and not any(c % width for c in _invariant_terms(total, varying))
 
 
-def _still(known: Affine, moving: str) -> Iterable[int]:
-    return (*(c for name, c in known.coeffs if name != moving), known.offset)
+def _invariant_terms(form: Affine, varying: str) -> Iterable[int]:
+    return (*(c for name, c in form.coeffs if name != varying), form.offset)

@@ -1,1 +1,1 @@
-"""Measurements of the project itself."""
+"""Benchmarks of kernels, compilation, the model and the service."""

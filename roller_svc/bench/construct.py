@@ -59,7 +59,7 @@ def _row(case: BenchCase, program: TensorProgram | RollerError, hw: HardwareSpec
     return {
         "id": case.id,
         "seconds": seconds,
-        "tiles_visited": sum(visited for visited, _ in built),
+        "tiles_visited": sum(measure_pass for measure_pass, _ in built),
         "candidates": sum(candidates for _, candidates in built),
     }
 

@@ -1,10 +1,10 @@
-"""Contractions on matrix units: how often each load, split, stream and epilogue ran and was right → counts as JSON.
+"""Count how often each load, split and epilogue of tensor-core contractions is emulated correctly. Prints JSON.
 
     python -m roller_svc.bench.coverage --cases bench/data/tensorcore.json --least 10 --jobs 2
 
-From the cheapest cases on, in every run (a device, and demands of what the model would rarely choose for such sizes),
-those are taken in which something occurs that has not yet occurred `--least` times. They are compiled, emulated and
-judged as `roller corpus --emulate` does it. Exit code 1 where a case was not right or something stays short.
+A run is a device and constraints that the model would rarely choose for small sizes. Starting with the cheapest cases,
+a case is selected if one of its features has occurred less than `--least` times. Selected cases are compiled, emulated
+and verified as by `roller corpus --emulate`. Exit code 1 if a case is wrong or a feature occurs too rarely.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from roller_svc.verify.kernel_stats import EPILOGUE_FEATURES, count_features, su
 
 DATA = Path(__file__).resolve().parents[2] / "bench" / "data" / "tensorcore.json"
 TARGETS = ("nvidia-a100-sxm-80gb", "nvidia-t4", "nvidia-rtx4090")
-DEMANDS: tuple[tuple[tuple[str, int], ...], ...] = (
+CONSTRAINTS: tuple[tuple[tuple[str, int], ...], ...] = (
     (), (("split_k", 2),), (("stream_k", 5),), (("stages", 4),), (("raster", 2),), (("split_k", 3), ("stages", 3)),
     (("stages", 3), ("stream_k", 3)),
 )  # fmt: skip
 LOADS = ("async16", "async8", "async4", "vector", "element")
 TYPES = ("float16", "bfloat16", "float32", "int8", "float8_e4m3fn", "float8_e5m2")
-# "several outputs" is no epilogue of its own
+# "several outputs" is not an epilogue of its own
 NEEDED = frozenset({
     *(f"epilogue {word}" for word in EPILOGUE_FEATURES if word != "several outputs"),
     *(f"load {word}" for word in LOADS),
@@ -44,9 +44,9 @@ NEEDED = frozenset({
 })  # fmt: skip
 
 
-def features(found: Iterable[corpus.Json]) -> Iterator[str]:
-    """What occurs in the kernels of one program, each thing once a kernel; of matrix units only."""
-    for kernel in found:
+def features(kernels: Iterable[corpus.Json]) -> Iterator[str]:
+    """Yield the features of the tensor-core kernels of one program, each once per kernel."""
+    for kernel in kernels:
         if kernel["family"] != "mma":
             continue
         yield from (f"epilogue {word}" for word in kernel["epilogue"])
@@ -62,8 +62,8 @@ def features(found: Iterable[corpus.Json]) -> Iterator[str]:
             yield "more than two stages"
 
 
-def planned(task: Task) -> list[str]:
-    """What would occur in the task's kernels; nothing where it cannot have what is demanded."""
+def planned_features(task: Task) -> list[str]:
+    """Return the features of a task's kernels; none if its constraints cannot be satisfied."""
     request = corpus.case_request(task.cases[0], task.run)
     hw = resolve_spec(request)
     program = parse(request.expression, dict(request.inputs), request.outputs)
@@ -75,51 +75,52 @@ def planned(task: Task) -> list[str]:
 
 
 def points(task: Task) -> int:
-    """Of all statements: what emulation and reference take time for."""
+    """Return the points of all statements, a measure of the time of emulation and reference."""
     request = corpus.case_request(task.cases[0], task.run)
     program = parse(request.expression, dict(request.inputs), request.outputs)
     return sum(statement.points for statement in program.statements)
 
 
-def chosen(cases: list[corpus.Case], least: int) -> list[Task]:
-    """The cheapest cases and runs in which all that is needed occurs often enough, as far as that can be had."""
-    runs = [Run(target, emulate=True, family=OpClass.MMA, tiles=d) for d in DEMANDS for target in TARGETS]
+def select_tasks(cases: list[corpus.Case], min_count: int) -> list[Task]:
+    """Select the cheapest cases and runs until every feature occurs often enough, as far as possible."""
+    runs = [Run(target, emulate=True, family=OpClass.MMA, tiles=d) for d in CONSTRAINTS for target in TARGETS]
     tasks = sorted(corpus.group_tasks(cases, runs[0]), key=points)
     counts = collections.Counter[str]()
-    taken: list[Task] = []
-    for turn in range(len(runs)):
+    selected: list[Task] = []
+    for offset in range(len(runs)):
         for number, task in enumerate(tasks):
-            candidate = Task(task.cases, runs[(number + turn) % len(runs)])
-            if all(counts[need] >= least for need in NEEDED):
-                return taken
-            found = planned(candidate)
-            if any(counts[word] < least for word in NEEDED.intersection(found)):
-                counts.update(found)
-                taken.append(candidate)
-    return taken
+            candidate = Task(task.cases, runs[(number + offset) % len(runs)])
+            if all(counts[need] >= min_count for need in NEEDED):
+                return selected
+            features_of_task = planned_features(candidate)
+            if any(counts[word] < min_count for word in NEEDED.intersection(features_of_task)):
+                counts.update(features_of_task)
+                selected.append(candidate)
+    return selected
 
 
-def judged(tasks: Sequence[Task], jobs: int, timeout_s: float) -> Iterator[tuple[Task, Row]]:
+def verify_tasks(tasks: Sequence[Task], jobs: int, timeout_s: float) -> Iterator[tuple[Task, Row]]:
+    """Compile, emulate and verify tasks; yield their rows."""
     for task, answer in map_unordered(corpus.verify_task, tasks, jobs, timeout_s):
-        rows = corpus.failed_rows(task, answer) if isinstance(answer, RollerError) else answer
-        yield from ((task, row) for row in rows)
+        results = corpus.failed_rows(task, answer) if isinstance(answer, RollerError) else answer
+        yield from ((task, row) for row in results)
 
 
-def table(found: Sequence[tuple[Task, Row]], least: int, seconds: float) -> dict[str, Any]:
-    """Counts over the cases that are right, what of the needed stays short, and the cases that are not right."""
-    right = [kernel for _, row in found if row.status == "ok" for kernel in row.kernels]
+def summary(rows: Sequence[tuple[Task, Row]], min_count: int, seconds: float) -> dict[str, Any]:
+    """Return feature counts over the correct cases, the rare features, and the cases that are not correct."""
+    right = [kernel for _, row in rows if row.status == "ok" for kernel in row.kernels]
     counts = collections.Counter(features(right))
     return {
-        "cases": len(found),
-        "ok": sum(row.status == "ok" for _, row in found),
-        "least": least,
+        "cases": len(rows),
+        "ok": sum(row.status == "ok" for _, row in rows),
+        "least": min_count,
         "occurrences": {word: counts[word] for word in sorted(NEEDED)},
-        "short": sorted(word for word in NEEDED if counts[word] < least),
+        "short": sorted(word for word in NEEDED if counts[word] < min_count),
         "kernels": count_features(kernel for kernel in right if kernel["family"] == "mma"),
         "not_ok": [
             {"id": row.id, "target": task.run.target, "tiles": dict(task.run.tiles), "status": row.status,
              "detail": row.detail}
-            for task, row in found if row.status != "ok"
+            for task, row in rows if row.status != "ok"
         ],
         "seconds": seconds,
     }  # fmt: skip
@@ -128,16 +129,20 @@ def table(found: Sequence[tuple[Task, Row]], least: int, seconds: float) -> dict
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", type=Path, default=DATA)
-    parser.add_argument("--least", type=int, default=10, help="how often everything must occur (default: %(default)s)")
+    parser.add_argument(
+        "--least", type=int, default=10, help="required occurrences of each feature (default: %(default)s)"
+    )
     parser.add_argument("--jobs", type=int, default=1, help="worker processes (default: %(default)s)")
-    parser.add_argument("--timeout", type=float, default=300.0, help="seconds for one program (default: %(default)s)")
+    parser.add_argument(
+        "--timeout", type=float, default=300.0, help="timeout per program, seconds (default: %(default)s)"
+    )
     options = parser.parse_args()
     began = time.monotonic()
     cases = corpus.parse_cases(json.loads(options.cases.read_text(encoding="utf-8")), small=True)
-    tasks = chosen(cases, options.least)
+    tasks = select_tasks(cases, options.least)
     print(f"{len(tasks)} programs chosen in {time.monotonic() - began:.0f} s", file=sys.stderr)
-    found = list(judged(tasks, options.jobs, options.timeout))
-    result = table(found, options.least, time.monotonic() - began)
+    rows = list(verify_tasks(tasks, options.jobs, options.timeout))
+    result = summary(rows, options.least, time.monotonic() - began)
     print(json.dumps(result, indent=1))
     return 1 if result["short"] or result["not_ok"] else 0
 

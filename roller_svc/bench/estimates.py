@@ -1,7 +1,7 @@
-"""Seconds of POST /v1/estimates: one operator and a batch, cold and again. Prints JSON.
+"""Time POST /v1/estimates, for one operator and for a batch, cold and cached. Prints JSON.
 
-A service is started on loopback for every round, as `roller serve` starts it, and warmed with a program of its own:
-"cold" is the first time that it sees a request, "again" the second.
+Each round starts a service on loopback, as `roller serve` does, and warms it up with another program. "cold" is the
+first request, "again" is the same request repeated.
 
     python -m roller_svc.bench.estimates --rounds 5
 """
@@ -33,13 +33,13 @@ WARMING = {"expression": "C[i] = A[i] + A[i]", "inputs": {"A": {"dtype": "float3
 
 @contextmanager
 def service() -> Iterator[httpx.Client]:
-    """A client of a new service, which has its imports and one answer behind it."""
+    """Start a service and warm it up; yield a client."""
     with tempfile.TemporaryDirectory() as store:
         command = [sys.executable, "-m", "roller_svc", "serve", "--port", "0", "--store", store]
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
         try:
             with httpx.Client(base_url=_address(process), timeout=REQUEST_S) as client:
-                asked(client, [WARMING])
+                post_items(client, [WARMING])
                 yield client
         finally:
             process.terminate()
@@ -47,36 +47,36 @@ def service() -> Iterator[httpx.Client]:
 
 
 def _address(process: subprocess.Popen[str]) -> str:
-    """From what uvicorn says when it listens."""
+    """Read the address from uvicorn's log."""
     until = time.monotonic() + START_S
     for line in process.stderr or ():
         if "running on " in line:
             return line.split("running on ")[1].split()[0]
         if time.monotonic() > until:
             break
-    raise SystemExit("the service did not start")
+    raise SystemExit(f"the service did not start within {START_S:g} s")
 
 
-def asked(client: httpx.Client, items: Sequence[dict[str, Any]]) -> float:
-    """Seconds of one request, its answer read and parsed."""
+def post_items(client: httpx.Client, items: Sequence[dict[str, Any]]) -> float:
+    """Return the seconds of one batch request, including parsing of the response."""
     start = time.perf_counter()
-    answer = client.post("/v1/estimates", json={"items": list(items), "targets": list(TARGETS), "top_k": 1})
-    answer.raise_for_status()
-    found = answer.json()["estimates"]
+    response = client.post("/v1/estimates", json={"items": list(items), "targets": list(TARGETS), "top_k": 1})
+    response.raise_for_status()
+    estimates = response.json()["estimates"]
     seconds = time.perf_counter() - start
-    assert len(found) == len(items) * len(TARGETS)
+    assert len(estimates) == len(items) * len(TARGETS)
     return seconds
 
 
 def singles(client: httpx.Client, items: Sequence[dict[str, Any]]) -> list[float]:
-    """Seconds of a request for each item on one device, the devices in turn."""
-    found = []
+    """Return the seconds of one request per item, cycling through the devices."""
+    seconds_by_item = []
     for i, item in enumerate(items):
         start = time.perf_counter()
         body = {"items": [item], "targets": [TARGETS[i % len(TARGETS)]], "top_k": 1}
         client.post("/v1/estimates", json=body).raise_for_status()
-        found.append(time.perf_counter() - start)
-    return found
+        seconds_by_item.append(time.perf_counter() - start)
+    return seconds_by_item
 
 
 def item_of(case: BenchCase) -> dict[str, Any]:
@@ -93,16 +93,16 @@ def quantiles(seconds: Sequence[float]) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", type=Path, default=CASES)
-    parser.add_argument("--count", type=int, default=100, help="operators of the batch (default: %(default)s)")
-    parser.add_argument("--rounds", type=int, default=5, help="services that are started (default: %(default)s)")
+    parser.add_argument("--count", type=int, default=100, help="operators in the batch (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=5, help="service starts (default: %(default)s)")
     options = parser.parse_args()
     cases = list(performance_cases(options.cases))
     items = [item_of(case) for case in islice(cases[:: max(1, len(cases) // options.count)], options.count)]
     times: dict[str, list[float]] = {name: [] for name in ("one_cold", "one_again", "batch_cold", "batch_again")}
     for _ in range(options.rounds):
         with service() as client:
-            times["batch_cold"].append(asked(client, items))
-            times["batch_again"].append(asked(client, items))
+            times["batch_cold"].append(post_items(client, items))
+            times["batch_again"].append(post_items(client, items))
         with service() as client:
             times["one_cold"] += singles(client, items)
             times["one_again"] += singles(client, items)

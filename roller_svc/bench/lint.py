@@ -26,11 +26,11 @@ Json = dict[str, Any]
 TARGETS = ("nvidia-a100-sxm-80gb", "nvidia-l40s")  # sm_80 and sm_89
 HALVES = (DType.FLOAT16, DType.BFLOAT16)
 # A contraction of halves with at least these extents is expected on tensor cores.
-LEAST_M = LEAST_N = 64
-LEAST_K = 32
+MIN_M = MIN_N = 64
+MIN_K = 32
 TENSOR_CORE_FAMILIES = ("HMMA", "HGMMA")
 WARPGROUP_FAMILY = "HGMMA"  # what they are expected to contain where the device has it
-TOGETHER = 8  # cases of one task: then starting the disassembler is a small part of their time
+CASES_PER_TASK = 8  # cases of one task: then starting the disassembler is a small part of their time
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class LintTask:
     target: str
 
 
-def tasks_of(cases: Sequence[BenchCase], target: str, size: int = TOGETHER) -> list[LintTask]:
+def batch_tasks(cases: Sequence[BenchCase], target: str, size: int = CASES_PER_TASK) -> list[LintTask]:
     return [LintTask(tuple(cases[i : i + size]), target) for i in range(0, len(cases), size)]
 
 
@@ -56,26 +56,26 @@ def lint_cases(task: LintTask) -> list[Json]:
             reports.append(build_kernel(request))
         except RollerError as failure:
             reports.append(failure)
-    found = iter(linted([report for report in reports if isinstance(report, BuildReport)]))
+    result = iter(lint_reports([report for report in reports if isinstance(report, BuildReport)]))
     return [
-        failed(case, report) if isinstance(report, RollerError)
-        else {"id": case.id, "cls": case.cls, **lint_json(report, next(found)), "error": None}
+        failed_row(case, report) if isinstance(report, RollerError)
+        else {"id": case.id, "cls": case.cls, **lint_json(report, next(result)), "error": None}
         for case, report in zip(task.cases, reports, strict=True)
     ]  # fmt: skip
 
 
-def failed(case: BenchCase, error: RollerError) -> Json:
+def failed_row(case: BenchCase, error: RollerError) -> Json:
     """The row of a case that came to no kernel."""
     return {"id": case.id, "cls": case.cls, "error": f"{error.code}: {error.message}"}
 
 
-def linted(reports: Sequence[BuildReport]) -> list[LintResult]:
+def lint_reports(reports: Sequence[BuildReport]) -> list[LintResult]:
     """The lint of every build's winner, all for one device. Raises ArgumentError where that has no CUDA kernels."""
     if not reports:
         return []
     hw = reports[0].hardware
     check_target(hw)
-    kernels = [PlannedKernel(package_kernel(one).compiled, one.winner.plan, one.groups) for one in reports]
+    kernels = [PlannedKernel(package_kernel(launch).compiled, launch.winner.plan, launch.groups) for launch in reports]
     return lint(kernels, hw)
 
 
@@ -88,27 +88,27 @@ def check_target(hw: HardwareSpec) -> None:
         )  # fmt: skip
 
 
-def lint_json(report: BuildReport, found: LintResult) -> Json:
+def lint_json(report: BuildReport, result: LintResult) -> Json:
     """What was found in one program's kernels: all together, then launch by launch."""
     counts: Counter[str] = Counter()
-    for one in found.launches:
-        counts.update(dict(one.code.counts))
+    for launch in result.launches:
+        counts.update(dict(launch.code.counts))
     halves = half_contractions(report.groups)
     compiled = package_kernel(report).compiled
-    main = [found.launches[compiled.source.main_launch(group.name)].code for group in halves]
+    main = [result.launches[compiled.source.main_launch(group.name)].code for group in halves]
     return {
-        "kernels": len(found.launches),
+        "kernels": len(result.launches),
         "unit": report.winner.plan.dominant_choice.program.unit.name,
-        "registers": max(one.resources.registers_per_thread for one in found.launches),
-        "spill_bytes": sum(one.resources.spill_bytes for one in found.launches),
-        "c75xx": found.count(FindingKind.WARNING),
+        "registers": max(launch.resources.registers_per_thread for launch in result.launches),
+        "spill_bytes": sum(launch.resources.spill_bytes for launch in result.launches),
+        "c75xx": result.count(FindingKind.WARNING),
         "half_contractions": len(halves),
         "tensor_core_contractions": sum(code.count(*TENSOR_CORE_FAMILIES) > 0 for code in main),
         "warpgroup_contractions": sum(code.count(WARPGROUP_FAMILY) > 0 for code in main),
         "instructions": dict(sorted(counts.items())),
-        "launches": [_launch_json(one) for one in found.launches],
+        "launches": [_launch_json(launch) for launch in result.launches],
         "compile_seconds": compiled.compile_seconds,
-        "findings": [{"kind": f.kind.value, "launch": f.launch, "message": f.message} for f in found.findings],
+        "findings": [{"kind": f.kind.value, "launch": f.launch, "message": f.message} for f in result.findings],
     }
 
 
@@ -118,8 +118,8 @@ def half_contractions(groups: Sequence[KernelGroup]) -> tuple[KernelGroup, ...]:
         group for group in groups
         if group.kind is GroupKind.CONTRACTION and group.operands is not None
         and _given(group.operands.a).dtype in HALVES and _given(group.operands.b).dtype in HALVES
-        and _extent(group, AxisRole.M) >= LEAST_M and _extent(group, AxisRole.N) >= LEAST_N
-        and _extent(group, AxisRole.K) >= LEAST_K
+        and _extent(group, AxisRole.M) >= MIN_M and _extent(group, AxisRole.N) >= MIN_N
+        and _extent(group, AxisRole.K) >= MIN_K
     )  # fmt: skip
 
 
@@ -146,19 +146,19 @@ def summary(rows: Sequence[Json]) -> Json:
     }
 
 
-def _launch_json(one: LintedLaunch) -> Json:
-    planned = one.planned
+def _launch_json(launch: LintedLaunch) -> Json:
+    planned = launch.planned
     needs = planned.needs if planned is not None else None
     return {
-        "name": one.launch.name,
+        "name": launch.launch.name,
         "unit": planned.unit.name if planned is not None else None,
-        "registers_per_thread": one.resources.registers_per_thread,
-        "shared_bytes": one.resources.shared_bytes,
-        "spill_bytes": one.resources.spill_bytes,
+        "registers_per_thread": launch.resources.registers_per_thread,
+        "shared_bytes": launch.resources.shared_bytes,
+        "spill_bytes": launch.resources.spill_bytes,
         "planned_registers_per_thread": needs.registers_per_thread if needs is not None else None,
         "planned_shared_bytes": needs.shared_bytes if needs is not None else None,
-        "instructions": one.code.instructions,
-        "counts": dict(one.code.counts),
+        "instructions": launch.code.instructions,
+        "counts": dict(launch.code.counts),
     }
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from roller_svc.errors import LaunchError
 from roller_svc.ir.hardware import Measured
-from roller_svc.runtime.interference import waiting_s
+from roller_svc.runtime.interference import runqueue_wait_s
 
 SAMPLES_LEAST = 3
 PATIENCE = 3.0  # times the seconds asked for
@@ -75,10 +75,10 @@ def sampled(probes: Sequence[Probe], seconds: float) -> tuple[Measured, ...]:
 
 
 def _take(series: _Series) -> None:
-    waited, start = waiting_s(), time.perf_counter()
+    waited, start = runqueue_wait_s(), time.perf_counter()
     value = series.probe.sample()
     wall_s = time.perf_counter() - start
-    series.taken.append(((waiting_s() - waited) / wall_s, value))
+    series.taken.append(((runqueue_wait_s() - waited) / wall_s, value))
 
 
 def _measured(series: _Series) -> Measured:

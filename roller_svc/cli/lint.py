@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Mapping
 from typing import Any
 
-from roller_svc.bench.lint import check_target, lint_json, linted
+from roller_svc.bench.lint import check_target, lint_json, lint_reports
 from roller_svc.cli import format as show
 from roller_svc.cli import options as common
 from roller_svc.compiler.pipeline import build_kernel
@@ -24,7 +24,7 @@ def execute(options: argparse.Namespace) -> int:
     request = common.parse_request(options)
     check_target(resolve_spec(request))
     report = build_kernel(request)
-    (result,) = linted([report])
+    (result,) = lint_reports([report])
     facts = {"target": report.hardware.id, "expression": text(report.program), **lint_json(report, result)}
     if options.json:
         show.print_json(facts)

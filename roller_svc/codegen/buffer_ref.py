@@ -11,7 +11,7 @@ CHUNK_BYTES, BANK_GROUPS = 16, 8
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class BufferRef:
     """Where a tensor lies: identifier, element type in memory, shape, and elements between rows of the last but one.
 
     `swizzled`: element c of row r of the last dimension lies where element c xor mask(r) would.

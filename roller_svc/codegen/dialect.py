@@ -89,12 +89,12 @@ LIBRARY = {
     OpKind.ATAN2: "atan2", OpKind.HYPOT: "hypot", OpKind.FMA: "fma", OpKind.ABS: "fabs", OpKind.MOD: "fmod",
 }  # fmt: skip
 # helpers of ours, both for floats and integers
-OURS = {
+HELPER_FUNCTIONS = {
     OpKind.MAX: "max", OpKind.MIN: "min", OpKind.SQUARE: "square", OpKind.SIGN: "sign", OpKind.RELU: "relu",
     OpKind.SIGMOID: "sigmoid", OpKind.SILU: "silu", OpKind.GELU: "gelu", OpKind.NORMCDF: "normcdf",
     OpKind.SOFTPLUS: "softplus", OpKind.ISINF: "isinf",
 }  # fmt: skip
-OURS_INTEGER = {
+INTEGER_HELPER_FUNCTIONS = {
     OpKind.FLOORDIV: "floordiv", OpKind.MOD: "mod", OpKind.SHL: "shl", OpKind.SHR: "shr", OpKind.ABS: "abs",
     OpKind.TRUNC_DIV: "truncdiv", OpKind.FMOD: "truncmod", OpKind.POW: "pow", OpKind.FMAX: "max", OpKind.FMIN: "min",
 }  # fmt: skip
@@ -126,7 +126,7 @@ def literal(value: float, dtype: DType, dialect: Dialect) -> str:
     return f"({text})" if text.startswith("-") else text  # -0.0 too: two signs would be a decrement
 
 
-def is_beyond(expr: Expr) -> bool:
+def exceeds_type(expr: Expr) -> bool:
     """Whether it is a number that its own integer type cannot hold."""
     if not isinstance(expr, Const) or expr.dtype.is_float:
         return False

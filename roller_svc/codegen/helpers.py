@@ -211,7 +211,7 @@ def helper(name: str, dialect: Dialect) -> Helper:
         words = _words(dtype, dialect) | {"r": "d" if dtype is DType.FLOAT64 else "f"}
         return Helper(_ROUNDED_PRODUCT[dialect.language].format(**words))
     if base.startswith("lane_"):
-        return _lane_join(base.removeprefix("lane_"), dtype, dialect)
+        return _warp_reduce(base.removeprefix("lane_"), dtype, dialect)
     if base == "pow":
         return _integer_pow(dtype, dialect)
     table = _FLOAT if dtype.is_float else _INTEGER if dtype.is_signed else {**_INTEGER, **_UNSIGNED}
@@ -243,7 +243,7 @@ def _gather(dims: int, dtype: DType, dialect: Dialect) -> Helper:
     return Helper(text, ("in_range",))
 
 
-def _lane_join(which: str, dtype: DType, dialect: Dialect) -> Helper:
+def _warp_reduce(which: str, dtype: DType, dialect: Dialect) -> Helper:
     """What neighbouring lanes have, joined: in each step a lane takes over that of the lane across."""
     words = _words(dtype, dialect)
     needs: tuple[str, ...] = ()

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from roller_svc.analysis.index_ranges import COMPARED, INDEXED, Range, leaves_int32, range_of
+from roller_svc.analysis.index_ranges import COMPARED, INDEXED, Range, may_exceed_int32, range_of
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import COMPARISONS, Expr, Op, iter_subexpressions, loads_of
 from roller_svc.ir.schedule import AnyThread, Branch, Compute, CpAsync, Let, Loop, Node, child_lists, expressions
 
-MOST_INT32 = DType.INT32.integer_range[1]
+MAX_INT32 = DType.INT32.integer_range[1]
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -18,19 +18,19 @@ def needs_wide_index(nodes: tuple[Node, ...], shapes: Shapes, ranges: Mapping[st
     """Whether some place may not fit. `shapes`: of the tensors in memory. `ranges`: of the variables in scope."""
     known = ranges or {}
     for node in nodes:
-        if isinstance(node, Loop) and node.extent > MOST_INT32:
+        if isinstance(node, Loop) and node.extent > MAX_INT32:
             return True
-        if any(leaves_int32(place, known, INDEXED) for place in _places(node)):
+        if any(may_exceed_int32(place, known, INDEXED) for place in _exact_indices(node)):
             return True
-        if any(leaves_int32(side, known, COMPARED) for side in _compared(node)):
+        if any(may_exceed_int32(side, known, COMPARED) for side in _compared(node)):
             return True
-        inside = _inside(node, shapes, known)
+        inside = _ranges_inside(node, shapes, known)
         if any(needs_wide_index(body, shapes, inside) for body in child_lists(node)):
             return True
     return False
 
 
-def _inside(node: Node, shapes: Shapes, ranges: Mapping[str, Range]) -> Mapping[str, Range]:
+def _ranges_inside(node: Node, shapes: Shapes, ranges: Mapping[str, Range]) -> Mapping[str, Range]:
     """Ranges of the variables in the node's bodies."""
     match node:
         case Loop(var=var, extent=extent):
@@ -40,14 +40,14 @@ def _inside(node: Node, shapes: Shapes, ranges: Mapping[str, Range]) -> Mapping[
         case Let(var=var, bounds_check=(tensor, d)) if tensor in shapes:
             return {**ranges, var: (0, shapes[tensor][d] - 1)}
         case Let(var=var, value=value):
-            found = range_of(value, ranges)
+            interval = range_of(value, ranges)
             outside = {name: known for name, known in ranges.items() if name != var}
-            return outside if found is None else {**outside, var: found}
+            return outside if interval is None else {**outside, var: interval}
         case _:
             return ranges
 
 
-def _places(node: Node) -> Iterator[Expr]:
+def _exact_indices(node: Node) -> Iterator[Expr]:
     """Arithmetic that must be exact all the way: indices, and what a node says where or how often."""
     match node:
         case Compute(index=index, value=value):

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
 
-from roller_svc.codegen.buffer_ref import Place
+from roller_svc.codegen.buffer_ref import BufferRef
 from roller_svc.codegen.c import threads
 from roller_svc.codegen.c import visitor as c
-from roller_svc.codegen.c.preamble import SHARED_ROOMS, Function, preamble, private_rooms
-from roller_svc.codegen.c.visitor import Setting
+from roller_svc.codegen.c.preamble import SHARED_SCRATCH_LINKAGE, Function, preamble, scratch_definition
+from roller_svc.codegen.c.visitor import FunctionContext
 from roller_svc.codegen.cuda import function as cuda
 from roller_svc.codegen.names import Names
 from roller_svc.errors import InvariantError
@@ -28,13 +28,13 @@ STATUS = Buffer("status", "status", Role.STATUS, DType.INT64, (4,))
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class GroupLaunches:
     """One group's launches and the shapes in which it sees its tensors in memory. `prepares`: those that are about
     constants alone and come first."""
 
     trees: tuple[ScheduleTree, ...]
     views: tuple[tuple[str, TensorType], ...]
-    prepares: tuple[ScheduleTree, ...] = ()
+    prepack_trees: tuple[ScheduleTree, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,15 +42,15 @@ class Program:
     """What one call of a kernel does: the launches of its groups, in order."""
 
     name: str
-    parts: tuple[Part, ...]
+    groups: tuple[GroupLaunches, ...]
 
     @property
     def trees(self) -> tuple[ScheduleTree, ...]:
-        return tuple(tree for part in self.parts for tree in part.trees)
+        return tuple(tree for part in self.groups for tree in part.trees)
 
     @property
-    def prepares(self) -> tuple[ScheduleTree, ...]:
-        return tuple(tree for part in self.parts for tree in part.prepares)
+    def prepack_trees(self) -> tuple[ScheduleTree, ...]:
+        return tuple(tree for part in self.groups for tree in part.prepack_trees)
 
 
 def tensors_in_memory(
@@ -78,26 +78,26 @@ def tensors_in_memory(
 def with_program_indices(source: KernelSource, program: TensorProgram) -> KernelSource:
     """The source with its run-time checks told in the program's words rather than the kernel's."""
     names = {s.output: s.name for s in program.statements}
-    said: dict[tuple[str, int], list[Expr]] = {}
+    indices_by_dimension: dict[tuple[str, int], list[Expr]] = {}
     for statement in program.statements:
         for load in statement.reads:
             for d in (d for d, checked in enumerate(load.bounds_checked) if checked):
-                said.setdefault((names.get(load.tensor, load.tensor), d), []).append(load.index[d])
+                indices_by_dimension.setdefault((names.get(load.tensor, load.tensor), d), []).append(load.index[d])
         for d in (d for d, checked in enumerate(statement.bounds_checked) if checked):
-            said.setdefault((statement.name, d), []).append(statement.index[d])
+            indices_by_dimension.setdefault((statement.name, d), []).append(statement.index[d])
 
-    def told(check: RuntimeCheck) -> RuntimeCheck:
-        indices = dict.fromkeys(said.get((check.tensor, check.dimension), ()))
+    def described(check: RuntimeCheck) -> RuntimeCheck:
+        indices = dict.fromkeys(indices_by_dimension.get((check.tensor, check.dimension), ()))
         if not indices:
             return check
         text = " or ".join(expression_text(i, names) for i in indices)
         return replace(check, index=text, axis=", ".join(sorted({a for i in indices for a in axes_of(i)})))
 
-    return replace(source, checks=tuple(told(c) for c in source.checks))
+    return replace(source, checks=tuple(described(c) for c in source.checks))
 
 
 def emit(
-    name: str, parts: tuple[Part, ...], buffers: dict[str, Buffer], hw: HardwareSpec, comment: str
+    name: str, parts: tuple[GroupLaunches, ...], buffers: dict[str, Buffer], hw: HardwareSpec, comment: str
 ) -> KernelSource:
     """Kernel text for the device's language."""
     return emit_together((Program(name, parts),), buffers, hw, comment)
@@ -107,8 +107,8 @@ def emit_together(
     programs: tuple[Program, ...], buffers: dict[str, Buffer], hw: HardwareSpec, comment: str
 ) -> KernelSource:
     """Kernel text of several programs over the same buffers, the launches of each one after the other."""
-    parts = tuple(part for program in programs for part in program.parts)
-    for tree in (tree for program in programs for tree in (*program.prepares, *program.trees)):
+    parts = tuple(part for program in programs for part in program.groups)
+    for tree in (tree for program in programs for tree in (*program.prepack_trees, *program.trees)):
         require_identifier(tree.name)
     name = programs[0].name
     if hw.family is TargetKind.CPU:
@@ -119,28 +119,32 @@ def emit_together(
 
 
 def _emit_c(programs: tuple[Program, ...], buffers: dict[str, Buffer], hw: HardwareSpec, comment: str) -> KernelSource:
-    setting = Setting(hw.vector_bytes, hw.num_cores, in_region=True)
-    parts = [part for program in programs for part in program.parts]
-    of_calls = {tree.name: (tree, part) for part in parts for tree in part.trees}
-    functions, calls = _c_functions(of_calls, buffers, setting)
-    of_constants = {tree.name: (tree, part) for part in parts for tree in part.prepares}
-    preparing, once = _c_functions(of_constants, buffers, replace(setting, in_region=False), functions)
-    regions, launches = _launched(programs, calls, buffers, hw.num_cores)
-    texts = [*(f.text for f in (*preparing, *functions)), *regions]
-    launches = [*(replace(call.launch, is_prepack=True) for call in once.values()), *launches]
-    functions += preparing
-    rooms = private_rooms(functions)
-    linkage = SHARED_ROOMS if len(programs) > 1 else "static"
-    text = f"{quote_comment(comment)}{preamble(tuple(functions), rooms and f'{linkage} {rooms}')}" + "\n".join(texts)
-    used = _used(buffers, launches)
+    context = FunctionContext(hw.vector_bytes, hw.num_cores, in_parallel_region=True)
+    parts = [part for program in programs for part in program.groups]
+    trees = {tree.name: (tree, part) for part in parts for tree in part.trees}
+    functions, calls = _c_functions(trees, buffers, context)
+    prepack_trees = {tree.name: (tree, part) for part in parts for tree in part.prepack_trees}
+    prepack_functions, prepack_calls = _c_functions(
+        prepack_trees, buffers, replace(context, in_parallel_region=False), functions
+    )
+    regions, launches = _emit_launches(programs, calls, buffers, hw.num_cores)
+    texts = [*(f.text for f in (*prepack_functions, *functions)), *regions]
+    launches = [*(replace(call.launch, is_prepack=True) for call in prepack_calls.values()), *launches]
+    functions += prepack_functions
+    scratch = scratch_definition(functions)
+    linkage = SHARED_SCRATCH_LINKAGE if len(programs) > 1 else "static"
+    text = f"{quote_comment(comment)}{preamble(tuple(functions), scratch and f'{linkage} {scratch}')}" + "\n".join(
+        texts
+    )
+    used = _used_buffers(buffers, launches)
     if any(STATUS.symbol in launch.args for launch in launches):
         used = (*used, STATUS)
-    named = _named(_checks(functions), buffers)
+    named = _with_caller_names(_checks(functions), buffers)
     options = ("-fopenmp", "-fopenmp-simd", *_optimisation(programs), *_features(functions))
     if hw.arch.prefix == "x86-64-v":
         options = (*options, f"-mprefer-vector-width={8 * hw.vector_bytes}")
     return KernelSource(
-        programs[0].name, Language.C, hw.arch, text, used, tuple(launches), named, options, scratch_buffers=rooms
+        programs[0].name, Language.C, hw.arch, text, used, tuple(launches), named, options, scratch_definition=scratch
     )
 
 
@@ -163,7 +167,7 @@ def _has_registers(tree: ScheduleTree) -> bool:
 
 
 def _c_functions(
-    trees: Mapping[str, tuple[ScheduleTree, Part]], buffers: dict[str, Buffer], setting: Setting,
+    trees: Mapping[str, tuple[ScheduleTree, GroupLaunches]], buffers: dict[str, Buffer], context: FunctionContext,
     before: Iterable[Function] = (),
 ) -> tuple[list[Function], dict[str, threads.Call]]:  # fmt: skip
     """A function for each tree, and by the tree's name how it is called: in a region, where the setting has one and
@@ -174,26 +178,26 @@ def _c_functions(
         args = _args(tree, buffers)
         if _has_checks(tree.body):
             args = (*args, STATUS)
-        above = _above((*before, *functions))
-        shared = setting.in_region and threads.begun_by_one(tree) is False
-        own = replace(setting, in_region=shared, by_task=shared and threads.has_one_loop(tree))
-        function = c.emit_function(tree, _views(part, buffers), args, own, above)
+        above = _emitted_so_far((*before, *functions))
+        shared = context.in_parallel_region and threads.is_single_threaded(tree) is False
+        own_context = replace(context, in_parallel_region=shared, per_task=shared and threads.has_one_loop(tree))
+        function = c.emit_function(tree, _views(part, buffers), args, own_context, above)
         functions.append(function)
-        called = threads.in_region(name) if own.in_region else name
+        called = threads.region_function(name) if own_context.in_parallel_region else name
         launch = LaunchSpec(called, tuple(a.symbol for a in args), zeroed=tree.zeroed)
-        calls[name] = threads.Call(launch, function.tasks, own.by_task)
+        calls[name] = threads.Call(launch, function.tasks, own_context.per_task)
     return functions, calls
 
 
-def _launched(
+def _emit_launches(
     programs: tuple[Program, ...], calls: Mapping[str, threads.Call], buffers: dict[str, Buffer], cores: int
 ) -> tuple[list[str], list[LaunchSpec]]:
     """Functions that begin the threads of a region, and the launches of all programs."""
     regions: list[str] = []
     launches: dict[str, LaunchSpec] = {}
-    for name, trees in dict(chain.from_iterable(_begun_together(p) for p in programs)).items():
+    for name, trees in dict(chain.from_iterable(_launch_together(p) for p in programs)).items():
         inside = tuple(calls[tree.name] for tree in trees)
-        if any(threads.begun_by_one(tree) is False for tree in trees):
+        if any(threads.is_single_threaded(tree) is False for tree in trees):
             args = _union(tuple(call.launch for call in inside), buffers)
             regions.append(threads.region(name, inside, args, cores))
             launches[name] = LaunchSpec(name, tuple(a.symbol for a in args))
@@ -202,11 +206,11 @@ def _launched(
     return regions, list(launches.values())
 
 
-def _begun_together(program: Program) -> list[tuple[str, tuple[ScheduleTree, ...]]]:
+def _launch_together(program: Program) -> list[tuple[str, tuple[ScheduleTree, ...]]]:
     """The trees of each launch, by its name: all of them where each is for one thread of a parallel region or for all
     of them together; else every tree by itself."""
-    alone = [threads.begun_by_one(tree) for tree in program.trees]
-    if len(alone) > 1 and None not in alone and False in alone:
+    single_threaded = [threads.is_single_threaded(tree) for tree in program.trees]
+    if len(single_threaded) > 1 and None not in single_threaded and False in single_threaded:
         return [(program.name, program.trees)]
     return [(tree.name, (tree,)) for tree in program.trees]
 
@@ -215,19 +219,19 @@ def _checks(functions: Iterable[Function]) -> list[RuntimeCheck]:
     return [check for function in functions for check in function.checks]
 
 
-def _above(functions: tuple[Function, ...]) -> c.Above:
+def _emitted_so_far(functions: tuple[Function, ...]) -> c.EmittedSoFar:
     routines = {text: name for f in functions for name, text in f.routines}
-    return c.Above(len(_checks(functions)), routines)
+    return c.EmittedSoFar(len(_checks(functions)), routines)
 
 
 def _union(launches: tuple[LaunchSpec, ...], buffers: dict[str, Buffer]) -> tuple[Buffer, ...]:
     """What some of the launches take."""
-    touched = {symbol for launch in launches for symbol in launch.args}
-    return tuple(b for b in (*buffers.values(), STATUS) if b.symbol in touched)
+    symbols = {symbol for launch in launches for symbol in launch.args}
+    return tuple(b for b in (*buffers.values(), STATUS) if b.symbol in symbols)
 
 
 def _emit_gpu(
-    name: str, parts: tuple[Part, ...], buffers: dict[str, Buffer], hw: HardwareSpec, comment: str
+    name: str, parts: tuple[GroupLaunches, ...], buffers: dict[str, Buffer], hw: HardwareSpec, comment: str
 ) -> KernelSource:
     dialect = cuda.dialect_of(hw.arch)
     functions: list[cuda.Function] = []
@@ -241,35 +245,37 @@ def _emit_gpu(
             checks += function.checks
             launches.append(
                 LaunchSpec(tree.name, tuple(a.symbol for a in args), (function.grid, 1, 1), (function.block, 1, 1),
-                           function.shared_bytes, tree.zeroed, tensor_maps=function.maps, cluster=tree.cluster)
+                           function.shared_bytes, tree.zeroed, tensor_maps=function.tensor_maps, cluster=tree.cluster)
             )  # fmt: skip
     text = f"{quote_comment(comment)}{cuda.preamble(tuple(functions), dialect)}" + "\n".join(f.text for f in functions)
-    used = _used(buffers, launches)
-    return KernelSource(name, dialect.language, hw.arch, text, used, tuple(launches), _named(checks, buffers))
+    used = _used_buffers(buffers, launches)
+    return KernelSource(
+        name, dialect.language, hw.arch, text, used, tuple(launches), _with_caller_names(checks, buffers)
+    )
 
 
-def _named(checks: list[RuntimeCheck], buffers: dict[str, Buffer]) -> tuple[RuntimeCheck, ...]:
+def _with_caller_names(checks: list[RuntimeCheck], buffers: dict[str, Buffer]) -> tuple[RuntimeCheck, ...]:
     """Checks with the caller's names of the tensors."""
     names = {tensor: b.name for tensor, b in buffers.items()} | {b.symbol: b.name for b in buffers.values()}
     return tuple(replace(k, tensor=names.get(k.tensor, k.tensor)) for k in checks)
 
 
-def _views(part: Part, buffers: dict[str, Buffer]) -> dict[str, Place]:
+def _views(part: GroupLaunches, buffers: dict[str, Buffer]) -> dict[str, BufferRef]:
     return {
-        tensor: Place(buffers[tensor].symbol, buffers[tensor].dtype, type_.shape)
+        tensor: BufferRef(buffers[tensor].symbol, buffers[tensor].dtype, type_.shape)
         for tensor, type_ in part.views if tensor in buffers
     }  # fmt: skip
 
 
 def _args(tree: ScheduleTree, buffers: dict[str, Buffer]) -> tuple[Buffer, ...]:
     """The buffers a launch touches, in the order of `buffers`."""
-    touched: set[str] = set()
+    accessed: set[str] = set()
     for node in iter_nodes(tree.body):
         if isinstance(node, Compute | Transpose):
-            touched.add(node.tensor)
+            accessed.add(node.tensor)
         for expr in expressions(node):
-            touched.update(n.tensor for n in iter_subexpressions(expr) if isinstance(n, Load))
-    return tuple(buffer for tensor, buffer in buffers.items() if tensor in touched)
+            accessed.update(n.tensor for n in iter_subexpressions(expr) if isinstance(n, Load))
+    return tuple(buffer for tensor, buffer in buffers.items() if tensor in accessed)
 
 
 def _has_checks(nodes: tuple[Node, ...]) -> bool:
@@ -284,7 +290,7 @@ def _has_checks(nodes: tuple[Node, ...]) -> bool:
     return False
 
 
-def _used(buffers: dict[str, Buffer], launches: list[LaunchSpec]) -> tuple[Buffer, ...]:
+def _used_buffers(buffers: dict[str, Buffer], launches: list[LaunchSpec]) -> tuple[Buffer, ...]:
     """Every input and output, read or not, and the workspaces that some launch touches."""
-    touched = {symbol for launch in launches for symbol in (*launch.args, *(m.buffer for m in launch.tensor_maps))}
-    return tuple(b for b in buffers.values() if b.role is not Role.WORKSPACE or b.symbol in touched)
+    symbols = {symbol for launch in launches for symbol in (*launch.args, *(m.buffer for m in launch.tensor_maps))}
+    return tuple(b for b in buffers.values() if b.role is not Role.WORKSPACE or b.symbol in symbols)

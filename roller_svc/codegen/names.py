@@ -43,17 +43,17 @@ class Names:
     looks like one, or like a macro, gets a trailing underscore, as keywords do."""
 
     def __init__(self) -> None:
-        self._given: dict[str, str] = {}
-        self._taken: set[str] = set()
+        self._identifiers: dict[str, str] = {}
+        self._used: set[str] = set()
 
     def of(self, name: str) -> str:
-        if name not in self._given:
-            self._given[name] = self._fresh(name)
-        return self._given[name]
+        if name not in self._identifiers:
+            self._identifiers[name] = self._fresh(name)
+        return self._identifiers[name]
 
     def reserve(self, *identifiers: str) -> None:
         """Identifiers that are in use: buffers of the kernel."""
-        self._taken.update(identifiers)
+        self._used.update(identifiers)
 
     def _fresh(self, name: str) -> str:
         base = _NOT_IDENTIFIER.sub("_", name).strip(".").lstrip("_") or "v"
@@ -62,8 +62,8 @@ class Names:
         if base in _KEYWORDS or _LIBRARY.fullmatch(base) or _MACRO.fullmatch(base):
             base += "_"
         candidate, count = base, 1
-        while candidate in self._taken:
+        while candidate in self._used:
             count += 1
             candidate = f"{base}_{count}"
-        self._taken.add(candidate)
+        self._used.add(candidate)
         return candidate

@@ -5,17 +5,17 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 
-from roller_svc.analysis.index_ranges import COMPARED, Range, fold, leaves_int32, range_of, split_sum
-from roller_svc.codegen.buffer_ref import Place
+from roller_svc.analysis.index_ranges import COMPARED, Range, fold, may_exceed_int32, range_of, split_sum
+from roller_svc.codegen.buffer_ref import BufferRef
 from roller_svc.codegen.dialect import (
     EXACT_INTEGERS,
+    HELPER_FUNCTIONS,
+    INTEGER_HELPER_FUNCTIONS,
     LIBRARY,
     NEEDS_LIBRARY,
-    OURS,
-    OURS_INTEGER,
     SHORT,
     Dialect,
-    is_beyond,
+    exceeds_type,
     literal,
 )
 from roller_svc.codegen.helpers import Helper, helper
@@ -48,7 +48,7 @@ class Scalar:
     names: Names
     index_type: str
     guard_reads: bool  # out of range: True reads 0 (GPU), False records it in the status and raises (CPU)
-    places: dict[str, Place] = field(default_factory=dict)
+    buffers: dict[str, BufferRef] = field(default_factory=dict)
     values: dict[str, int] = field(default_factory=dict)  # loop variables that are constants just now
     ranges: dict[str, Range] = field(default_factory=dict)
     helpers: dict[str, None] = field(default_factory=dict)
@@ -68,11 +68,13 @@ class Scalar:
                 return f"({self.index_type})({self.value(expr)})"
             case Op(kind=OpKind.ADD | OpKind.SUB | OpKind.MUL, args=(x, y)):
                 return f"({self.index(x)} {expr.kind.value} {self.index(y)})"
-            case Op(kind=OpKind.FLOORDIV | OpKind.MOD, args=(x, Const(value=by))) if by > 0 and self._natural(x):
+            case Op(kind=OpKind.FLOORDIV | OpKind.MOD, args=(x, Const(value=by))) if by > 0 and self._is_non_negative(
+                x
+            ):
                 return f"({self.index(x)} {'/' if expr.kind is OpKind.FLOORDIV else '%'} {by})"
             case Op(kind=OpKind.FLOORDIV | OpKind.MOD | OpKind.MIN | OpKind.MAX, args=(x, y)):
                 return f"{self._index_helper(expr.kind)}({self.index(x)}, {self.index(y)})"
-            case Cast(arg=arg) if self._keeps(expr):
+            case Cast(arg=arg) if self._is_lossless(expr):
                 return self.index(arg)
             case Select(cond=cond, then=then, otherwise=otherwise):
                 return f"({self.value(cond)} ? {self.index(then)} : {self.index(otherwise)})"
@@ -84,7 +86,7 @@ class Scalar:
         """Whether it reads a tensor; the tables that lowering makes (`n.of`) are none."""
         return not all(load.tensor.endswith(".of") for load in loads_of(expr))
 
-    def _keeps(self, cast: Cast) -> bool:
+    def _is_lossless(self, cast: Cast) -> bool:
         """Whether the cast's operand, taken exactly, is the cast's value."""
         source, target = cast.arg.dtype, cast.dtype
         if source.is_float or target is DType.BOOL:
@@ -94,7 +96,7 @@ class Scalar:
             return low <= source.integer_range[0] and source.integer_range[1] <= high
         return range_of(cast, self.ranges) is not None
 
-    def _natural(self, expr: Expr) -> bool:
+    def _is_non_negative(self, expr: Expr) -> bool:
         known = range_of(expr, self.ranges)
         return known is not None and known[0] >= 0
 
@@ -102,37 +104,37 @@ class Scalar:
         names = {OpKind.FLOORDIV: "floordiv", OpKind.MOD: "mod", OpKind.MIN: "min", OpKind.MAX: "max"}
         return self.helper(f"{names[kind]}_{'i32' if self.index_type == 'int' else 'i64'}")
 
-    def address(self, place: Place, index: tuple[Expr, ...]) -> str:
+    def address(self, buffer: BufferRef, index: tuple[Expr, ...]) -> str:
         """Offset in elements."""
-        if place.swizzled and (near := self._near_base(place, index)) is not None:
+        if buffer.swizzled and (near := self._swizzle_base(buffer, index)) is not None:
             return near
         terms = []
-        for d, (i, stride) in enumerate(zip(index, place.strides, strict=True)):
+        for d, (i, stride) in enumerate(zip(index, buffer.strides, strict=True)):
             text = self.index(i)
-            if place.swizzled and d == len(index) - 1:
-                text = self._swizzled(place, index[-2], text)
+            if buffer.swizzled and d == len(index) - 1:
+                text = self._swizzled(buffer, index[-2], text)
             if text != "0":
                 terms.append(text if stride == 1 else f"{text} * {stride}")
         return " + ".join(terms) or "0"
 
-    def _near_base(self, place: Place, index: tuple[Expr, ...]) -> str | None:
+    def _swizzle_base(self, buffer: BufferRef, index: tuple[Expr, ...]) -> str | None:
         """The offset in a row longer than the swizzle reaches, by way of one that several columns share: whole pairs of
         chunks are added to it, bits or words, so that unrolled copies need one register between them."""
-        _, masks, chunk = place.swizzle
-        reach = masks * chunk
+        _, masks, chunk = buffer.swizzle
+        period = masks * chunk
         coarse, fine = split_sum(fold(index[-1], self.values), 2 * chunk)
-        known = range_of(fine, self.ranges)
-        if place.pad or place.shape[-1] <= reach or coarse is None:
+        interval = range_of(fine, self.ranges)
+        if buffer.pad or buffer.shape[-1] <= period or coarse is None:
             return None
-        if known is None or known[0] < 0 or known[1] >= 2 * chunk:
+        if interval is None or interval[0] < 0 or interval[1] >= 2 * chunk:
             return None
-        base, column = self.address(place, (*index[:-1], fine)), self.index(coarse)
+        base, column = self.address(buffer, (*index[:-1], fine)), self.index(coarse)
         if masks <= 2:
             return f"{base} + {column}"
-        return f"(({base}) ^ ({column} & {reach - 1})) + ({column} & {-reach})"
+        return f"(({base}) ^ ({column} & {period - 1})) + ({column} & {-period})"
 
-    def _swizzled(self, place: Place, row: Expr, column: str) -> str:
-        rows, masks, chunk = place.swizzle
+    def _swizzled(self, buffer: BufferRef, row: Expr, column: str) -> str:
+        rows, masks, chunk = buffer.swizzle
         if masks == 1:
             return column
         mask = mul(mod(div(row, rows), masks), num(chunk))
@@ -147,7 +149,7 @@ class Scalar:
             case AxisRef(name=name):
                 if name in self.values:
                     return str(self.values[name])
-                whole = self.index_type == "int" or self.outgrows_int(expr)
+                whole = self.index_type == "int" or self.exceeds_int32(expr)
                 return self.names.of(name) if whole else f"(int){self.names.of(name)}"
             case Load():
                 return self.load(expr)
@@ -158,54 +160,56 @@ class Scalar:
             case Op():
                 return self._op(expr)
 
-    def outgrows_int(self, axis: AxisRef) -> bool:
+    def exceeds_int32(self, axis: AxisRef) -> bool:
         known = self.ranges.get(axis.name)
         return known is not None and known[1] > DType.INT32.integer_range[1]
 
-    def leaves_int32(self, side: Expr) -> bool:
+    def may_exceed_int32(self, side: Expr) -> bool:
         """Whether what is compared is a place that 32 bits may not hold: it is exact then, as indices are."""
-        leaves = side.dtype is DType.INT32 and leaves_int32(side, self.ranges, COMPARED)
+        leaves = side.dtype is DType.INT32 and may_exceed_int32(side, self.ranges, COMPARED)
         if leaves and self.index_type == "int":
             raise InvariantError("a place that is compared leaves 32 bits, and indices have no more")
         return leaves
 
     def load(self, load: Load) -> str:
-        place = self.places[load.tensor]
-        if not place.shape:
-            return self.widened(place.identifier if self._is_scalar(load.tensor) else f"{place.identifier}[0]", place)
+        buffer = self.buffers[load.tensor]
+        if not buffer.shape:
+            return self.to_value(
+                buffer.identifier if self._is_scalar(load.tensor) else f"{buffer.identifier}[0]", buffer
+            )
         checked = [d for d, wanted in enumerate(load.bounds_checked) if wanted]
         if not checked:
-            return self.widened(f"{place.identifier}[{self.address(place, load.index)}]", place)
+            return self.to_value(f"{buffer.identifier}[{self.address(buffer, load.index)}]", buffer)
         if not self.guard_reads:
-            return self.widened(f"{place.identifier}[{self.recorded_address(load, place)}]", place)
+            return self.to_value(f"{buffer.identifier}[{self.checked_address(load, buffer)}]", buffer)
         if any(any(inner.bounds_checked) for d in checked for inner in loads_of(load.index[d])):
-            return self.widened(self._gathered(load, place, checked), place)
-        guards = [self.in_range(load.tensor, d, place.shape[d], load.index[d]) for d in checked]
-        read = self.widened(f"{place.identifier}[{self.address(place, load.index)}]", place)
+            return self.to_value(self._gather(load, buffer, checked), buffer)
+        guards = [self.in_range(load.tensor, d, buffer.shape[d], load.index[d]) for d in checked]
+        read = self.to_value(f"{buffer.identifier}[{self.address(buffer, load.index)}]", buffer)
         return f"({' && '.join(guards)} ? {read} : {literal(0, load.dtype, self.dialect)})"
 
-    def recorded_address(self, load: Load, place: Place) -> str:
+    def checked_address(self, load: Load, buffer: BufferRef) -> str:
         """Offset in elements of a place inside; that an index is out of range is recorded."""
         terms = []
-        for d, (i, stride) in enumerate(zip(load.index, place.strides, strict=True)):
-            text = self.recorded(load.tensor, d, i) if load.bounds_checked[d] else self.index(i)
+        for d, (i, stride) in enumerate(zip(load.index, buffer.strides, strict=True)):
+            text = self.checked_index(load.tensor, d, i) if load.bounds_checked[d] else self.index(i)
             terms.append(text if stride == 1 else f"{text} * {stride}")
         return " + ".join(terms)
 
-    def _gathered(self, load: Load, place: Place, checked: list[int]) -> str:
+    def _gather(self, load: Load, buffer: BufferRef, checked: list[int]) -> str:
         """The element, its indices printed once: chains of gathers must not double at every link."""
-        rest = tuple(Const(0, DType.INT32) if d in checked else i for d, i in enumerate(load.index))
-        args = [f"{place.identifier} + {self.address(place, rest)}"]
+        unchecked = tuple(Const(0, DType.INT32) if d in checked else i for d, i in enumerate(load.index))
+        args = [f"{buffer.identifier} + {self.address(buffer, unchecked)}"]
         for d in checked:
             text = self._wide(load.index[d])
-            number = self.numbered(load.tensor, d, place.shape[d], text)
-            args += [text, str(place.shape[d]), str(place.strides[d]), str(number)]
-        return f"{self.helper(f'gather{len(checked)}_{SHORT[place.dtype]}')}({', '.join(args)})"
+            number = self.add_check(load.tensor, d, buffer.shape[d], text)
+            args += [text, str(buffer.shape[d]), str(buffer.strides[d]), str(number)]
+        return f"{self.helper(f'gather{len(checked)}_{SHORT[buffer.dtype]}')}({', '.join(args)})"
 
-    def recorded(self, tensor: str, d: int, index: Expr) -> str:
+    def checked_index(self, tensor: str, d: int, index: Expr) -> str:
         """An index that is inside; that it was out of range is recorded."""
-        text, size = self.index(index), self.places[tensor].shape[d]
-        return f"checked({text}, {size}, {self.numbered(tensor, d, size, text)}, status)"
+        text, size = self.index(index), self.buffers[tensor].shape[d]
+        return f"checked({text}, {size}, {self.add_check(tensor, d, size, text)}, status)"
 
     def _is_scalar(self, tensor: str) -> bool:
         """A storage node without dimensions is a plain variable; a buffer is a pointer."""
@@ -214,22 +218,22 @@ class Scalar:
     def in_range(self, tensor: str, d: int, size: int, index: Expr) -> str:
         """Whether an index from data lies in its dimension; told in 64 bits, where it is exact."""
         text = self._wide(index)
-        return f"{self.helper('in_range')}({text}, {size}, {self.numbered(tensor, d, size, text)})"
+        return f"{self.helper('in_range')}({text}, {size}, {self.add_check(tensor, d, size, text)})"
 
-    def check(self, tensor: str, d: int, size: int, index: Expr) -> int:
+    def add_index_check(self, tensor: str, d: int, size: int, index: Expr) -> int:
         """Number of the run-time check of that index."""
-        return self.numbered(tensor, d, size, self.index(index))
+        return self.add_check(tensor, d, size, self.index(index))
 
     def _wide(self, index: Expr) -> str:
         return replace(self, index_type=self.dialect.wide_index).index(index)
 
-    def numbered(self, tensor: str, d: int, size: int, text: str) -> int:
+    def add_check(self, tensor: str, d: int, size: int, text: str) -> int:
         self.checks.append(RuntimeCheck(tensor, d, size, text))
         return len(self.checks) - 1
 
-    def widened(self, text: str, place: Place) -> str:
+    def to_value(self, text: str, buffer: BufferRef) -> str:
         """A memory element as a value."""
-        match place.dtype:
+        match buffer.dtype:
             case DType.FLOAT16 if self.dialect.half == "_Float16":
                 return f"(float){text}"
             case dtype if dtype.is_narrow_float:
@@ -237,10 +241,10 @@ class Scalar:
             case _:
                 return text
 
-    def stored(self, value: Expr, dtype: DType) -> str:
+    def to_element(self, value: Expr, dtype: DType) -> str:
         """An expression as an element of a tensor of that type."""
         if dtype.is_narrow_float:
-            if (copied := self._copied(value, dtype)) is not None:
+            if (copied := self._copied_bits(value, dtype)) is not None:
                 return copied
             text = self.value(value)
             if dtype is DType.FLOAT16 and self.dialect.half == "_Float16":
@@ -250,17 +254,17 @@ class Scalar:
             return self.value(value)
         return self._cast(value, dtype, implicit=True)
 
-    def _copied(self, value: Expr, dtype: DType) -> str | None:
+    def _copied_bits(self, value: Expr, dtype: DType) -> str | None:
         """The element as it lies in memory, where a value of that type was only loaded."""
         match value:
             case Load(tensor=tensor, index=index, bounds_checked=checked) if not any(checked):
-                place = self.places[tensor]
-                if place.dtype is not dtype:
+                buffer = self.buffers[tensor]
+                if buffer.dtype is not dtype:
                     return None
-                is_variable = not place.shape and self._is_scalar(tensor)
-                return place.identifier if is_variable else f"{place.identifier}[{self.address(place, index)}]"
+                is_variable = not buffer.shape and self._is_scalar(tensor)
+                return buffer.identifier if is_variable else f"{buffer.identifier}[{self.address(buffer, index)}]"
             case Select(cond=cond, then=then, otherwise=otherwise):
-                a, b = self._copied(then, dtype), self._copied(otherwise, dtype)
+                a, b = self._copied_bits(then, dtype), self._copied_bits(otherwise, dtype)
                 return None if a is None or b is None else f"({self.value(cond)} ? {a} : {b})"
             case Const(value=0.0) if math.copysign(1, value.value) > 0:
                 return "0"
@@ -288,7 +292,7 @@ class Scalar:
 
     def _is_wide(self, expr: Expr) -> bool:
         """Whether a place beyond 2^31 is in it: a 64-bit variable, and so is what is computed from it."""
-        return any(isinstance(part, AxisRef) and self.outgrows_int(part) for part in iter_subexpressions(expr))
+        return any(isinstance(part, AxisRef) and self.exceeds_int32(part) for part in iter_subexpressions(expr))
 
     def is_exact(self, arg: Expr, dtype: DType) -> bool:
         """Whether the type has every integer that the operand may be, so that nothing is rounded."""
@@ -299,7 +303,7 @@ class Scalar:
     def _op(self, op: Op) -> str:
         kind, dtype = op.kind, op.dtype
         if kind in COMPARISONS:
-            side = self.index if any(is_beyond(arg) or self.leaves_int32(arg) for arg in op.args) else self.value
+            side = self.index if any(exceeds_type(arg) or self.may_exceed_int32(arg) for arg in op.args) else self.value
             return f"({side(op.args[0])} {kind.value} {side(op.args[1])})"
         if kind in (OpKind.LAND, OpKind.LOR):
             sign = "&&" if kind is OpKind.LAND else "||"
@@ -308,7 +312,7 @@ class Scalar:
             return f"(!{self.value(op.args[0])})"
         operand = op.args[0].dtype.compute
         if kind is OpKind.ISNAN:
-            return f"{self.ours('isnan', operand)}({self.value(op.args[0])})" if operand.is_float else "0"
+            return f"{self.typed_helper('isnan', operand)}({self.value(op.args[0])})" if operand.is_float else "0"
         if kind in (OpKind.FLOOR, OpKind.CEIL):
             rounded = self.library_function("floor" if kind is OpKind.FLOOR else "ceil", operand)
             return f"{self.helper('to_i32')}({rounded}({self.value(op.args[0])}))"
@@ -323,7 +327,7 @@ class Scalar:
         args = [self.value(a) for a in op.args]
         match op.kind:
             case OpKind.MUL if not loads_of(op) and axes_of(op):
-                return f"{self.ours('mul_rn', operand)}({args[0]}, {args[1]})"
+                return f"{self.typed_helper('mul_rn', operand)}({args[0]}, {args[1]})"
             case OpKind.ADD | OpKind.SUB | OpKind.MUL | OpKind.DIV:
                 return f"({args[0]} {op.kind.value} {args[1]})"
             case OpKind.NEG:
@@ -334,8 +338,8 @@ class Scalar:
                 return f"({literal(1.0, operand, self.dialect)} / {args[0]})"
             case OpKind.CLIP:
                 return self._clip(args, operand)
-            case kind if kind in OURS:
-                return f"{self.ours(OURS[kind], operand)}({', '.join(args)})"
+            case kind if kind in HELPER_FUNCTIONS:
+                return f"{self.typed_helper(HELPER_FUNCTIONS[kind], operand)}({', '.join(args)})"
             case kind if kind in LIBRARY:
                 return f"{self.library_function(LIBRARY[kind], operand)}({', '.join(args)})"
             case _:
@@ -359,16 +363,16 @@ class Scalar:
                 return self._wrapping(Op(OpKind.ADD, (product, op.args[2]), op.dtype), [self.value(product), args[2]])
             case OpKind.CLIP:
                 return self._clip(args, op.dtype)
-            case kind if kind in OURS_INTEGER:
-                return f"{self.ours(OURS_INTEGER[kind], op.dtype)}({', '.join(args)})"
-            case kind if kind in OURS:
-                return f"{self.ours(OURS[kind], op.dtype)}({', '.join(args)})"
+            case kind if kind in INTEGER_HELPER_FUNCTIONS:
+                return f"{self.typed_helper(INTEGER_HELPER_FUNCTIONS[kind], op.dtype)}({', '.join(args)})"
+            case kind if kind in HELPER_FUNCTIONS:
+                return f"{self.typed_helper(HELPER_FUNCTIONS[kind], op.dtype)}({', '.join(args)})"
             case _:
                 raise InvariantError(f"no integer {op.kind.value} in {self.dialect.language.value}")
 
     def _clip(self, args: list[str], dtype: DType) -> str:
         value, low, high = args
-        return f"{self.ours('min', dtype)}({self.ours('max', dtype)}({value}, {low}), {high})"
+        return f"{self.typed_helper('min', dtype)}({self.typed_helper('max', dtype)}({value}, {low}), {high})"
 
     def _wrapping(self, op: Op, args: list[str]) -> str:
         type_ = self.dialect.value_type(op.dtype)
@@ -388,7 +392,7 @@ class Scalar:
         return "unsigned long long" if dtype.bits == 64 else "unsigned int"
 
     # helpers --------------------------------------------------------------------------------------------------------
-    def ours(self, base: str, dtype: DType) -> str:
+    def typed_helper(self, base: str, dtype: DType) -> str:
         for function in NEEDS_LIBRARY.get(base, ()):
             self.library_function(function, dtype)
         if base == "pow":
@@ -402,10 +406,10 @@ class Scalar:
 
     def helper(self, name: str) -> str:
         """The name of a helper, which is printed above the kernel from now on, and before it what it needs."""
-        for needed in self.described(name).needs:
+        for needed in self.find_helper(name).needs:
             self.helper(needed)
         self.helpers[name] = None
         return name
 
-    def described(self, name: str) -> Helper:
+    def find_helper(self, name: str) -> Helper:
         return helper(name, self.dialect)

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from roller_svc.analysis.index_ranges import fold, range_of
-from roller_svc.codegen.buffer_ref import Place
+from roller_svc.codegen.buffer_ref import BufferRef
 from roller_svc.codegen.dialect import Dialect
 from roller_svc.codegen.names import Names
 from roller_svc.codegen.scalar import Scalar
@@ -32,7 +32,7 @@ from roller_svc.ir.schedule import (
 
 
 @dataclass(slots=True)
-class Walk:
+class CodeGenVisitor:
     """Prints nodes as lines. A generator overrides what its language does differently: loops, storage."""
 
     dialect: Dialect
@@ -43,18 +43,18 @@ class Walk:
     declared: list[set[str]] = field(default_factory=lambda: [set()])  # identifiers of each open block
 
     # lines ----------------------------------------------------------------------------------------------------------
-    def line(self, text: str) -> None:
+    def emit_line(self, text: str) -> None:
         self.lines.append("  " * self.depth + text)
 
     @contextmanager
     def block(self, head: str) -> Iterator[None]:
-        self.line(f"{head} {{" if head else "{")
+        self.emit_line(f"{head} {{" if head else "{")
         self.depth += 1
         self.declared.append(set())
         yield
         self.declared.pop()
         self.depth -= 1
-        self.line("}")
+        self.emit_line("}")
 
     @contextmanager
     def declaring(self, identifier: str) -> Iterator[None]:
@@ -68,46 +68,46 @@ class Walk:
             yield
 
     # nodes ----------------------------------------------------------------------------------------------------------
-    def nodes(self, nodes: tuple[Node, ...]) -> None:
+    def visit_all(self, nodes: tuple[Node, ...]) -> None:
         for node in nodes:
-            self.node(node)
+            self.visit(node)
 
-    def node(self, node: Node) -> None:
+    def visit(self, node: Node) -> None:
         match node:
             case Loop():
-                self.loop(node)
+                self.visit_loop(node)
             case Let():
-                self.let(node)
+                self.visit_let(node)
             case Storage():
-                self.storage(node)
+                self.visit_storage(node)
             case Compute():
-                self.compute(node)
+                self.visit_compute(node)
             case Branch():
-                self.branch(node)
+                self.visit_branch(node)
             case Routine():
-                self.routine(node)
+                self.visit_routine(node)
             case Barrier():
-                self.barrier()
+                self.visit_barrier()
             case Prefetch():
-                self.prefetch(node)
+                self.visit_prefetch(node)
             case HorizontalReduce():
-                self.join_lanes(node)
+                self.visit_horizontal_reduce(node)
             case WarpReduce():
-                self.lane_reduce(node)
+                self.visit_warp_reduce(node)
             case Transpose():
-                self.transpose(node)
+                self.visit_transpose(node)
 
-    def loop(self, loop: Loop) -> None:
+    def visit_loop(self, loop: Loop) -> None:
         """A plain loop; one that runs once is no loop at all."""
-        with self.bound(loop):
+        with self.bind_loop(loop):
             if loop.extent == 1 and loop.stop is None:
-                self.nodes(loop.body)
+                self.visit_all(loop.body)
                 return
-            with self.block(self.head(loop)):
-                self.nodes(loop.body)
+            with self.block(self.loop_head(loop)):
+                self.visit_all(loop.body)
 
     @contextmanager
-    def bound(self, loop: Loop) -> Iterator[None]:
+    def bind_loop(self, loop: Loop) -> Iterator[None]:
         """The loop's variable in scope: a constant where it takes one value, else a range."""
         scalar, name = self.scalar, loop.var
         saved = scalar.values.copy(), scalar.ranges.copy()
@@ -119,7 +119,7 @@ class Walk:
         yield
         scalar.values, scalar.ranges = saved
 
-    def head(self, loop: Loop) -> str:
+    def loop_head(self, loop: Loop) -> str:
         var = self.names.of(loop.var)
         bound = str(loop.extent)
         if loop.stop is not None:
@@ -127,12 +127,12 @@ class Walk:
             known = range_of(limit, self.scalar.ranges)
             if known is None or known[0] < loop.extent:
                 tight = known is not None and known[1] <= loop.extent
-                least = Op(OpKind.MIN, (Const(loop.extent, limit.dtype), limit), limit.dtype)
-                bound = self.scalar.index(limit if tight else least)
+                smaller = Op(OpKind.MIN, (Const(loop.extent, limit.dtype), limit), limit.dtype)
+                bound = self.scalar.index(limit if tight else smaller)
         index = self.scalar.index_type
         return f"for ({index} {var} = 0; {var} < {bound}; {var}++)"
 
-    def let(self, let: Let) -> None:
+    def visit_let(self, let: Let) -> None:
         scalar = self.scalar
         value = fold(let.value, scalar.values)
         saved = scalar.values.copy(), scalar.ranges.copy()
@@ -142,70 +142,70 @@ class Walk:
         if isinstance(value, Const):
             scalar.values[let.var] = int(value.value)
             scalar.ranges[let.var] = (int(value.value), int(value.value))
-            self.nodes(let.body)
+            self.visit_all(let.body)
         elif value == AxisRef(let.var):
             scalar.ranges.update(saved[1])
-            self.nodes(let.body)
+            self.visit_all(let.body)
         else:
             text = scalar.index(value)
             if let.bounds_check is not None:
                 tensor, d = let.bounds_check
-                text, known = scalar.recorded(tensor, d, value), (0, scalar.places[tensor].shape[d] - 1)
+                text, known = scalar.checked_index(tensor, d, value), (0, scalar.buffers[tensor].shape[d] - 1)
             if known is not None:
                 scalar.ranges[let.var] = known
             identifier = self.names.of(let.var)
             with self.declaring(identifier):
-                self.line(f"const {scalar.index_type} {identifier} = {_bare(text)};")
-                self.nodes(let.body)
+                self.emit_line(f"const {scalar.index_type} {identifier} = {_strip_parentheses(text)};")
+                self.visit_all(let.body)
         scalar.values, scalar.ranges = saved
 
-    def storage(self, storage: Storage) -> None:
-        saved = self.scalar.places.get(storage.tensor)
+    def visit_storage(self, storage: Storage) -> None:
+        saved = self.scalar.buffers.get(storage.tensor)
         with self.declaring(self.names.of(storage.tensor)):
             self.declare(storage)
-            self.nodes(storage.body)
+            self.visit_all(storage.body)
         if saved is not None:
-            self.scalar.places[storage.tensor] = saved
+            self.scalar.buffers[storage.tensor] = saved
 
     def declare(self, storage: Storage) -> None:
         raise InvariantError("a generator says where its storage lies")
 
-    def routine(self, node: Routine) -> None:
+    def visit_routine(self, node: Routine) -> None:
         """In place, where the language has nothing better."""
-        self.nodes(node.body)
+        self.visit_all(node.body)
 
-    def barrier(self) -> None:
+    def visit_barrier(self) -> None:
         raise InvariantError("no barriers in this language")
 
-    def prefetch(self, node: Prefetch) -> None:
+    def visit_prefetch(self, node: Prefetch) -> None:
         """A hint only: languages without it lose nothing but time."""
 
-    def join_lanes(self, node: HorizontalReduce) -> None:
+    def visit_horizontal_reduce(self, node: HorizontalReduce) -> None:
         """Neighbours in pairs."""
         *row, start = node.first.index
-        parts: list[Expr] = [replace(node.first, index=(*row, add(start, num(i)))) for i in range(node.lanes)]
-        while len(parts) > 1:
-            pairs = zip(parts[::2], parts[1::2], strict=True)
-            parts = [Op(COMBINE_OPS[node.combine], (a, b), node.first.dtype) for a, b in pairs]
-        self.compute(Compute(node.tensor, node.index, parts[0]))
+        values: list[Expr] = [replace(node.first, index=(*row, add(start, num(i)))) for i in range(node.lanes)]
+        while len(values) > 1:
+            pairs = zip(values[::2], values[1::2], strict=True)
+            values = [Op(COMBINE_OPS[node.combine], (a, b), node.first.dtype) for a, b in pairs]
+        self.visit_compute(Compute(node.tensor, node.index, values[0]))
 
-    def lane_reduce(self, node: WarpReduce) -> None:
+    def visit_warp_reduce(self, node: WarpReduce) -> None:
         raise InvariantError("no lanes in this language")
 
-    def transpose(self, node: Transpose) -> None:
+    def visit_transpose(self, node: Transpose) -> None:
         raise InvariantError("no blocks are turned in this language")
 
-    def branch(self, branch: Branch) -> None:
+    def visit_branch(self, branch: Branch) -> None:
         cond = fold(branch.cond, self.scalar.values)
         decided = self._decided(cond)
         if decided is not None:
-            self.nodes(branch.then if decided else branch.otherwise)
+            self.visit_all(branch.then if decided else branch.otherwise)
             return
-        with self.block(f"if ({_bare(self.scalar.value(cond))})"):
-            self.nodes(branch.then)
+        with self.block(f"if ({_strip_parentheses(self.scalar.value(cond))})"):
+            self.visit_all(branch.then)
         if branch.otherwise:
             with self.block("else"):
-                self.nodes(branch.otherwise)
+                self.visit_all(branch.otherwise)
 
     def _decided(self, cond: Expr) -> bool | None:
         """Whether ranges decide a comparison."""
@@ -222,51 +222,51 @@ class Walk:
         return None
 
     # compute --------------------------------------------------------------------------------------------------------
-    def compute(self, node: Compute) -> None:
-        place = self.scalar.places[node.tensor]
+    def visit_compute(self, node: Compute) -> None:
+        buffer = self.scalar.buffers[node.tensor]
         guards = [
-            (i, place.shape[d], d) for d, (i, c) in enumerate(zip(node.index, node.bounds_checked, strict=False)) if c
+            (i, buffer.shape[d], d) for d, (i, c) in enumerate(zip(node.index, node.bounds_checked, strict=False)) if c
         ]
         if not guards:
-            self.line(self.assignment(node, place))
+            self.emit_line(self.assignment(node, buffer))
             return
         if self.scalar.guard_reads:
             tests = " && ".join(self.scalar.in_range(node.tensor, d, n, i) for i, n, d in guards)
         else:
             tests = " && ".join(f"(unsigned long long)({self.scalar.index(i)}) < {n}ull" for i, n, _ in guards)
         with self.block(f"if ({tests})"):
-            self.line(self.assignment(node, place))
+            self.emit_line(self.assignment(node, buffer))
         if not self.scalar.guard_reads:
             with self.block("else"):
                 for i, n, d in guards:
-                    number = self.scalar.check(node.tensor, d, n, i)
-                    self.line(f"checked({self.scalar.index(i)}, {n}, {number}, status);")
+                    number = self.scalar.add_index_check(node.tensor, d, n, i)
+                    self.emit_line(f"checked({self.scalar.index(i)}, {n}, {number}, status);")
 
-    def assignment(self, node: Compute, place: Place) -> str:
-        target = self.element(node.tensor, place, node.index)
+    def assignment(self, node: Compute, buffer: BufferRef) -> str:
+        target = self.element(node.tensor, buffer, node.index)
         if node.combine is None:
-            return f"{target} = {_bare(self.scalar.stored(node.value, place.dtype))};"
+            return f"{target} = {_strip_parentheses(self.scalar.to_element(node.value, buffer.dtype))};"
         kind = COMBINE_OPS[node.combine]
         value: Expr = node.value
-        if value.dtype.compute is not place.dtype.compute:
-            value = Cast(value, place.dtype, implicit=True)
+        if value.dtype.compute is not buffer.dtype.compute:
+            value = Cast(value, buffer.dtype, implicit=True)
         if (
             kind in (OpKind.ADD, OpKind.MUL)
-            and (place.dtype.compute is place.dtype)
-            and (place.dtype.is_float or self.dialect.wraps or not place.dtype.is_signed)
+            and (buffer.dtype.compute is buffer.dtype)
+            and (buffer.dtype.is_float or self.dialect.wraps or not buffer.dtype.is_signed)
         ):
-            return f"{target} {kind.value}= {_bare(self.scalar.value(value))};"
-        old = Load(node.tensor, node.index, place.dtype)
-        joined = Op(kind, (old, value), place.dtype)
-        return f"{target} = {_bare(self.scalar.stored(joined, place.dtype))};"
+            return f"{target} {kind.value}= {_strip_parentheses(self.scalar.value(value))};"
+        old = Load(node.tensor, node.index, buffer.dtype)
+        joined = Op(kind, (old, value), buffer.dtype)
+        return f"{target} = {_strip_parentheses(self.scalar.to_element(joined, buffer.dtype))};"
 
-    def element(self, tensor: str, place: Place, index: tuple[Expr, ...]) -> str:
-        if not place.shape and "." in tensor:
-            return place.identifier
-        return f"{place.identifier}[{self.scalar.address(place, index)}]"
+    def element(self, tensor: str, buffer: BufferRef, index: tuple[Expr, ...]) -> str:
+        if not buffer.shape and "." in tensor:
+            return buffer.identifier
+        return f"{buffer.identifier}[{self.scalar.address(buffer, index)}]"
 
 
-def _bare(text: str) -> str:
+def _strip_parentheses(text: str) -> str:
     """Without the outermost parentheses, where they match each other."""
     if not (text.startswith("(") and text.endswith(")")):
         return text

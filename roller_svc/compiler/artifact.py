@@ -8,19 +8,19 @@ from roller_svc.ir import canonical
 from roller_svc.ir.estimate import Estimate
 from roller_svc.ir.printer import text
 from roller_svc.ir.report import BuildReport, Plan
-from roller_svc.runtime.saved.serialization import SavedKernel
+from roller_svc.runtime.saved.serialization import KernelBundle
 
 MAX_SECONDS, MAX_UNCERTAINTY = 1e9, 1e3  # plausible range of a saved estimate
 
 
-def package_kernel(report: BuildReport) -> SavedKernel:
+def package_kernel(report: BuildReport) -> KernelBundle:
     """Return what `save` writes. Raises the winner's error if no plan compiled."""
     winner = report.winner
     if winner.error is not None:
         raise winner.error
     if winner.compiled is None:
         raise InvariantError("the winner of a build has neither a binary nor an error")
-    return SavedKernel(
+    return KernelBundle(
         winner.compiled,
         expression=text(report.program),
         target=report.hardware.id,
@@ -30,7 +30,7 @@ def package_kernel(report: BuildReport) -> SavedKernel:
     )
 
 
-def load_plan(saved: SavedKernel) -> Plan | None:
+def load_plan(saved: KernelBundle) -> Plan | None:
     """Return the plan of a saved kernel, or None if this version cannot read it."""
     try:
         plan = canonical.from_json(Plan, saved.extra.get("plan"))

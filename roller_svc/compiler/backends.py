@@ -11,8 +11,8 @@ from roller_svc.hardware import detect_local
 from roller_svc.ir.hardware import HardwareSpec, TargetKind
 from roller_svc.ir.kernel import CompiledKernel
 from roller_svc.runtime.cpu import CpuModule
-from roller_svc.runtime.cpu_features import lacking_instructions
-from roller_svc.runtime.cuda.arrays import placed
+from roller_svc.runtime.cpu_features import missing_features
+from roller_svc.runtime.cuda.arrays import copy_to_device
 from roller_svc.runtime.cuda.module import CudaModule, device_present
 from roller_svc.runtime.emulator import EmulatorModule
 from roller_svc.toolchain import availability, compile_cxx
@@ -51,7 +51,7 @@ def _runs_on_host(hw: HardwareSpec) -> bool:
     if hw.arch.prefix != host.arch.prefix or not availability(hw).ok:
         return False
     if hw.arch.prefix == "x86-64-v":
-        return not lacking_instructions(hw.arch, [f"-m{feature}" for feature in hw.isa])
+        return not missing_features(hw.arch, [f"-m{feature}" for feature in hw.isa])
     return hw.arch.number <= host.arch.number and set(hw.isa) <= set(host.isa)
 
 
@@ -67,7 +67,7 @@ def reject_load(compiled: CompiledKernel) -> Never:
 
 BACKENDS = (
     Backend(TargetKind.CPU, CpuModule, lambda arrays: arrays, _runs_on_host),
-    Backend(TargetKind.CUDA, CudaModule, placed, lambda _: device_present()),
+    Backend(TargetKind.CUDA, CudaModule, copy_to_device, lambda _: device_present()),
     Backend(TargetKind.AMD, reject_load, lambda arrays: arrays, lambda _: False),
 )
 

@@ -10,7 +10,7 @@ from typing import Any
 from roller_svc.errors import NoCandidateError
 from roller_svc.families.family import Family, Knob, Nearest, fixed_knob
 from roller_svc.fusion.contraction import MIN_K
-from roller_svc.fusion.split.reduction import may_split, piece_length
+from roller_svc.fusion.split.reduction import may_split, split_length
 from roller_svc.ir.constraints import ScheduleConstraints, tile_value
 from roller_svc.ir.group import AxisRole, KernelGroup
 from roller_svc.ir.rprogram import RProgram
@@ -109,7 +109,7 @@ def _nearest_split(group: KernelGroup, model: Model[Any], program: RProgram, wan
 def _parts_have_work(program: RProgram, parts: int, longest: int) -> bool:
     """Whether no part is empty, and the parts of a contraction are contractions."""
     space = program.space
-    length = piece_length(space, program.unit, program.block.as_dict(), parts)
+    length = split_length(space, program.unit, program.block.as_dict(), parts)
     if (parts - 1) * length >= longest:
         return False
     return not space.role(AxisRole.K) or space.role(AxisRole.K)[0].extent // longest * length >= MIN_K

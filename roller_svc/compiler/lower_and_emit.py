@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import replace
 from itertools import chain
 
-from roller_svc.codegen.kernel import Part, Program, emit_together, tensors_in_memory, with_program_indices
+from roller_svc.codegen.kernel import GroupLaunches, Program, emit_together, tensors_in_memory, with_program_indices
 from roller_svc.compiler.rank import rank
 from roller_svc.errors import InvariantError, ScheduleError
 from roller_svc.families import family_of
@@ -25,7 +25,7 @@ from roller_svc.ir.report import Plan
 from roller_svc.ir.rprogram import RProgram
 from roller_svc.ir.schedule import ScheduleTree
 from roller_svc.schedule.legality import check
-from roller_svc.schedule.prepack import prepared
+from roller_svc.schedule.prepack import prepack
 
 
 def lower(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[ScheduleTree, ...]:
@@ -65,12 +65,12 @@ def generate_together(
     # In the order of the groups, not of the plans that first choose a tile: so a function takes its arguments in the
     # same order in every text.
     workspaces: dict[str, list[tuple[str, TensorType]]] = {group.name: [] for group in groups}
-    made: dict[tuple[str, RProgram], tuple[Part, ...]] = {}
+    made: dict[tuple[str, RProgram], tuple[GroupLaunches, ...]] = {}
 
-    def parts(group: KernelGroup, tiles: RProgram) -> tuple[Part, ...]:
+    def parts(group: KernelGroup, tiles: RProgram) -> tuple[GroupLaunches, ...]:
         if (group.name, tiles) not in made:
             named = group if len(plans) == 1 else replace(group, name=f"choice{len(made)}_{group.name}")
-            found: list[Part] = []
+            found: list[GroupLaunches] = []
             for piece, its_tiles, extra in _launches(named, tiles, hw):
                 part, rooms = _part(_with_constants(piece, named, program), its_tiles, program, hw)
                 found.append(part)
@@ -100,24 +100,26 @@ def _with_constants(piece: KernelGroup, whole: KernelGroup, program: TensorProgr
     return replace(piece, constants=whole.constants & {name for name, _ in piece.inputs})
 
 
-def _part(group: KernelGroup, tiles: RProgram, program: TensorProgram, hw: HardwareSpec) -> tuple[Part, Workspaces]:
+def _part(
+    group: KernelGroup, tiles: RProgram, program: TensorProgram, hw: HardwareSpec
+) -> tuple[GroupLaunches, Workspaces]:
     """A group's launches, what it makes of constants alone in launches of their own, and room for that."""
     trees, views = lower(group, tiles, hw), (*group.inputs, *group.stored)
     if hw.family is not TargetKind.CPU or not group.constants:
-        return Part(trees, views), ()
+        return GroupLaunches(trees, views), ()
     if group.is_constant(program.outputs):
-        return Part((), views, prepares=trees), ()
-    found = [prepared(tree, group.constants) for tree in trees]
+        return GroupLaunches((), views, prepack_trees=trees), ()
+    found = [prepack(tree, group.constants) for tree in trees]
     rooms = tuple(room for each in found for room in each.workspaces)
     launches = tuple(launch for each in found for launch in each.launches)
-    return Part(tuple(each.tree for each in found), (*views, *rooms), prepares=launches), rooms
+    return GroupLaunches(tuple(each.tree for each in found), (*views, *rooms), prepack_trees=launches), rooms
 
 
 def _only(source: KernelSource, program: Program) -> KernelSource:
     """The source with the launches of one program, in its order, and the workspace that they touch."""
     named = {launch.name: launch for launch in source.launches}
     names = (program.name,) if program.name in named else tuple(tree.name for tree in program.trees)
-    launches = tuple(named[name] for name in (*(tree.name for tree in program.prepares), *names))
+    launches = tuple(named[name] for name in (*(tree.name for tree in program.prepack_trees), *names))
     touched = {symbol for launch in launches for symbol in (*launch.args, *(m.buffer for m in launch.tensor_maps))}
     private = (Role.WORKSPACE, Role.STATUS)
     buffers = tuple(b for b in source.buffers if b.role not in private or b.symbol in touched)

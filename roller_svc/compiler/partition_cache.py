@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from roller_svc.families.matching import supports_attention
 from roller_svc.fusion.aligned_copies import may_align
-from roller_svc.fusion.partition import Traits, computed, partition_of
+from roller_svc.fusion.partition import FusionOptions, normalize_statements, partition_statements
 from roller_svc.ir.group import GroupKind, KernelGroup
 from roller_svc.ir.hardware import HardwareSpec, TargetKind, UnitKind
 from roller_svc.ir.program import TensorExpr, TensorProgram
@@ -22,7 +22,7 @@ class PartitionCache:
     program: TensorProgram
     footprints: Footprints = field(default_factory=dict, compare=False)
     _statements: dict[bool, tuple[TensorExpr, ...]] = field(default_factory=dict, compare=False)
-    _groups: dict[Traits, tuple[KernelGroup, ...]] = field(default_factory=dict, compare=False)
+    _groups: dict[FusionOptions, tuple[KernelGroup, ...]] = field(default_factory=dict, compare=False)
 
     def groups(self, hw: HardwareSpec) -> tuple[KernelGroup, ...]:
         """Return the default partition of the program for a device."""
@@ -35,10 +35,10 @@ class PartitionCache:
         """
         options = [traits(hw)]
         if any(group.attention is not None for group in self.groups(hw)):
-            options.append(options[0].apart)
+            options.append(options[0].without_attention)
         default = [self._partition(option) for option in options]
         dual_gemm = [
-            self._partition(way.paired)
+            self._partition(way.with_dual_gemm)
             for way, groups in zip(options, default, strict=True)
             if _may_have_dual_gemm(groups)
         ]
@@ -46,14 +46,15 @@ class PartitionCache:
         return (*self._aligned(options[-1], unaligned), *unaligned)
 
     def _aligned(
-        self, option: Traits, unaligned: tuple[tuple[KernelGroup, ...], ...]
+        self, option: FusionOptions, unaligned: tuple[tuple[KernelGroup, ...], ...]
     ) -> Iterator[tuple[KernelGroup, ...]]:
         """Yield the variants that copy misaligned TMA operands, with and without dual GEMM."""
-        if not (option.moves_boxes and may_align(self.program)):
+        if not (option.has_tma and may_align(self.program)):
             return
         types = self.program.types
         has_dual_gemm = any(group.is_dual_gemm for groups in unaligned for group in groups)
-        for options in (option.aligned.paired, option.aligned) if has_dual_gemm else (option.aligned,):
+        aligned = option.with_aligned_copies
+        for options in (aligned.with_dual_gemm, aligned) if has_dual_gemm else (aligned,):
             groups = self._partition(options)
             if any(tensor not in types for group in groups for tensor, _ in group.stored):
                 yield groups
@@ -64,14 +65,14 @@ class PartitionCache:
         partitions = self.partitions(hw)
         return next((groups for groups in partitions if [group.space for group in groups] == spaces), partitions[0])
 
-    def _partition(self, options: Traits) -> tuple[KernelGroup, ...]:
+    def _partition(self, options: FusionOptions) -> tuple[KernelGroup, ...]:
         statements = self._statements.get(options.is_cpu)
         if statements is None:
-            statements = self._statements[options.is_cpu] = computed(self.program, options)
-        key = options if len(statements) > 1 else options.alone
+            statements = self._statements[options.is_cpu] = normalize_statements(self.program, options)
+        key = options if len(statements) > 1 else options.without_fusion
         groups = self._groups.get(key)
         if groups is None:
-            groups = self._groups[key] = partition_of(self.program, statements, options)
+            groups = self._groups[key] = partition_statements(self.program, statements, options)
         return groups
 
 
@@ -79,14 +80,14 @@ def _may_have_dual_gemm(groups: tuple[KernelGroup, ...]) -> bool:
     return sum(group.kind is GroupKind.CONTRACTION for group in groups) > 1
 
 
-def traits(hw: HardwareSpec) -> Traits:
+def traits(hw: HardwareSpec) -> FusionOptions:
     attends_in = frozenset(u.in_dtype for u in hw.units if supports_attention(u, hw))
-    return Traits(
+    return FusionOptions(
         hw.family is TargetKind.CPU, any(u.takes_fragments for u in hw.units), hw.num_cores, attends_in,
-        moves_boxes=any(u.kind is UnitKind.WGMMA for u in hw.units),
+        has_tma=any(u.kind is UnitKind.WGMMA for u in hw.units),
     )  # fmt: skip
 
 
 def partition(program: TensorProgram, hw: HardwareSpec) -> tuple[KernelGroup, ...]:
     """Partition a program into kernel groups in topological order, one kernel each (two if its reduction is split)."""
-    return partition_of(program, computed(program, traits(hw)), traits(hw))
+    return partition_statements(program, normalize_statements(program, traits(hw)), traits(hw))

@@ -30,4 +30,4 @@ def reestimate_plan(
 
 def predict_resources(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> BlockResources | None:
     """What the model assumes that a block of the group's main launch takes; None where there are no blocks."""
-    return model_of(group, program, hw).needs(program)
+    return model_of(group, program, hw).resources(program)

@@ -68,7 +68,7 @@ def rank_units(
             failures.append(failure)
             continue
         roofs.append(roofline(p))
-        least_s = p.floor_s + launch_overhead_s(p.machine, 1)
+        least_s = p.lower_bound_s + launch_overhead_s(p.machine, 1)
         if len(best) == top_k and tie_breaks.ranked_s(best[-1]) <= least_s * tie_breaks.of_unit[unit.name]:
             continue  # nothing that this unit computes can be among the best
         try:
@@ -87,7 +87,7 @@ def rank_units(
     if not best:
         raise unmet_constraints_error(group, demands.tiles, wanted)
     candidates = tie_breaks.candidates([*best, *_best_of_absent_units(heads, best, tie_breaks)])
-    return candidates, _merge_constructions(found, units.refusals, _fastest_roofline(roofs))
+    return candidates, _merge_constructions(found, units.unsupported_units, _fastest_roofline(roofs))
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +108,8 @@ class TieBreaks:
 
 
 def _tie_breaks(units: Units) -> TieBreaks:
-    highest = max(unit.flops_per_s for unit in units.taken)
-    return TieBreaks({unit.name: 1.0 if unit.flops_per_s == highest else 1 + TIE_FRACTION for unit in units.taken})
+    highest = max(unit.flops_per_s for unit in units.units)
+    return TieBreaks({unit.name: 1.0 if unit.flops_per_s == highest else 1 + TIE_FRACTION for unit in units.units})
 
 
 def _best_of_absent_units(heads: list[Timed], best: list[Timed], tie_breaks: TieBreaks) -> list[Timed]:
@@ -123,7 +123,7 @@ def _with_another_unit(
 ) -> NoCandidateError:
     """The failure, with what the device's plain unit could do that was not asked for."""
     plain = hw.unit_for(group.space.compute_dtype)
-    if plain in units.taken or group.attention is not None:
+    if plain in units.units or group.attention is not None:
         return failure
     try:
         (candidate,), _ = rank(group, hw, plain, 1)

@@ -7,40 +7,40 @@ from typing import Any
 
 from roller_svc.construct.align import EPSILONS
 from roller_svc.construct.rules import (
+    DEFAULT_PIPELINE,
     MIN_MATRIX_STAGES,
-    PLAIN,
-    Base,
     Enumerated,
-    Pipeline,
+    PipelineOptions,
     Prefiltered,
     Rules,
     Shape,
+    ThreadTile,
     spatial_grid,
-    spread,
+    subsample,
 )
-from roller_svc.construct.scale_out import shrink, splits
-from roller_svc.construct.scale_up import Log, Look, scale_up
+from roller_svc.construct.scale_out import shrink, split_k_choices
+from roller_svc.construct.scale_up import SearchTrace, TileMetrics, scale_up
 from roller_svc.errors import NoCandidateError
 from roller_svc.fusion.split.reduction import may_split
 from roller_svc.ir.estimate import Construction
 from roller_svc.ir.group import KernelGroup
 from roller_svc.ir.rprogram import RProgram
 from roller_svc.perf.footprint import Tile
-from roller_svc.perf.occupancy import BlockNeeds, exceeded_limits
+from roller_svc.perf.occupancy import BlockResources, exceeded_limits
 from roller_svc.perf.workload import Workload
 
 MAX_VISITS = 2000
 VISITS_PER_STAGE = 40
-ENOUGH = 8  # tiles after which padding need not grow
-SHRUNK = 3  # tiles that scale-out starts from
-RANKED = 36  # rPrograms that `rank` puts before the model
-RANKED_MATRIX = 40  # the same of a matrix unit, whose tiles differ in stages too
+MIN_TILES = 8  # tiles after which padding need not grow
+MAX_SHRUNK_TILES = 3  # tiles that scale-out starts from
+MAX_RANKED = 36  # rPrograms that `rank` puts before the model
+MAX_RANKED_MATRIX = 40  # the same of a matrix unit, whose tiles differ in stages too
 
-Needs = Callable[[RProgram], BlockNeeds | None]
+PredictResources = Callable[[RProgram], BlockResources | None]
 
 
 def construct_rprograms(
-    group: KernelGroup, rules: Rules, needs: Needs, limit: int, *, family: str, can_split: bool, varied: bool
+    group: KernelGroup, rules: Rules, needs: PredictResources, limit: int, *, family: str, can_split: bool, varied: bool
 ) -> Construction:
     """Grow aligned tiles by scale-up, shrink them by scale-out, and split reductions.
 
@@ -55,28 +55,28 @@ def construct_rprograms(
     """
     p = rules.workload
     prefiltered = rules if isinstance(rules, Prefiltered) and not varied else None
-    log = Log(MAX_VISITS)
-    shapes = _regular(rules, limit, log) or _fallback(rules, log)
+    log = SearchTrace(MAX_VISITS)
+    shapes = _scale_up_shapes(rules, limit, log) or _fallback(rules, log)
     if not shapes:
-        raise _unfit(group, rules, needs, log, family)
+        raise _no_tile_error(group, rules, needs, log, family)
     splittable = can_split and may_split(group)
-    split = [Shape(s.block, s.base, k) for s in shapes for k in splits(p, s.block)] if splittable else []
+    split = [Shape(s.block, s.base, k) for s in shapes for k in split_k_choices(p, s.block)] if splittable else []
     if prefiltered is not None:
         shapes = prefiltered.prefilter([*shapes, *split], limit // 2)
     elif split:
-        shapes = [*spread(shapes, limit - limit // 2), *spread(split, limit // 2)]
+        shapes = [*subsample(shapes, limit - limit // 2), *subsample(split, limit // 2)]
     shapes = [
-        Shape(s.block, s.base, s.split_k, way) for s in shapes for way in rules.pipelines(s.block, s.base, s.split_k)
+        Shape(s.block, s.base, s.split_k, way) for s in shapes for way in rules.pipeline_choices(s.block, s.base, s.split_k)
     ]
     if group.forbids_split_k:
-        shapes = [s for s in shapes if not s.pipeline.stream_k]
-    chosen = shapes[:limit] if prefiltered is not None else spread(shapes, limit)
+        shapes = [s for s in shapes if not s.pipeline.stream_k_blocks]
+    chosen = shapes[:limit] if prefiltered is not None else subsample(shapes, limit)
     return _construction(p, list(dict.fromkeys(chosen)), log, family)
 
 
 def enumerate_rprograms(rules: Enumerated, limit: int, *, family: str) -> Construction:
     """Return the rPrograms of a family that enumerates its shapes itself. Raises NoCandidateError where none fits."""
-    log = Log(MAX_VISITS)
+    log = SearchTrace(MAX_VISITS)
     shapes = rules.shapes(log, VISITS_PER_STAGE, limit)
     if not shapes:
         hw, rejections = rules.workload.machine.hw, dict(log.rejections)
@@ -88,74 +88,74 @@ def enumerate_rprograms(rules: Enumerated, limit: int, *, family: str) -> Constr
 
 def default_limit(p: Workload[Any]) -> int:
     """Return how many rPrograms of a unit are ranked."""
-    return RANKED_MATRIX if p.machine.unit.is_matrix else RANKED
+    return MAX_RANKED_MATRIX if p.machine.unit.is_matrix else MAX_RANKED
 
 
-def _construction(p: Workload[Any], shapes: Sequence[Shape], log: Log, family: str) -> Construction:
+def _construction(p: Workload[Any], shapes: Sequence[Shape], log: SearchTrace, family: str) -> Construction:
     programs = tuple(rprogram_of(p, shape, family) for shape in shapes)
-    return Construction(programs, tuple(log.steps), log.visited, tuple(sorted(log.rejections.items())))
+    return Construction(programs, tuple(log.steps), log.tiles_visited, tuple(sorted(log.rejections.items())))
 
 
-def _regular(rules: Rules, limit: int, log: Log) -> list[Shape]:
+def _scale_up_shapes(rules: Rules, limit: int, log: SearchTrace) -> list[Shape]:
     """Scale-up, again with a looser bound on padding until there are enough tiles; then scale-out."""
-    bases = _bases(rules, log)
+    bases = _thread_tiles(rules, log)
     # of a matrix unit's tiles all: which of them are priced is chosen later
     share = VISITS_PER_STAGE if isinstance(rules, Prefiltered) else max(4, limit * 3 // 4 // max(1, len(bases)))
-    found: dict[Base, list[Tile]] = {}
-    steps: dict[Base, tuple[Tile, ...]] = {}
-    looks: dict[Base, dict[Tile, Look]] = {base: {} for base in bases}  # they do not depend on the bound
+    found: dict[ThreadTile, list[Tile]] = {}
+    steps: dict[ThreadTile, tuple[Tile, ...]] = {}
+    looks: dict[ThreadTile, dict[Tile, TileMetrics]] = {base: {} for base in bases}  # they do not depend on the bound
     for epsilon in EPSILONS:
         for base in bases:
-            stage = rules.block_stage(base, epsilon)
+            stage = rules.block_level(base, epsilon)
             if steps.get(base) != stage.steps:
                 steps[base] = stage.steps
                 grown = scale_up(stage, log, VISITS_PER_STAGE, looks[base])
-                found[base] = spread(grown.large or grown.border, share)
-        if sum(map(len, found.values())) >= ENOUGH or log.visited >= log.budget:
+                found[base] = subsample(grown.saturated or grown.border, share)
+        if sum(map(len, found.values())) >= MIN_TILES or log.tiles_visited >= log.budget:
             break
     shapes = [Shape(tile, base) for base, tiles in found.items() for tile in tiles]
-    return list(dict.fromkeys([*shapes, *_smaller(rules, shapes, log)]))
+    return list(dict.fromkeys([*shapes, *_shrink_idle(rules, shapes, log)]))
 
 
-def _smaller(rules: Rules, shapes: list[Shape], log: Log) -> list[Shape]:
+def _shrink_idle(rules: Rules, shapes: list[Shape], log: SearchTrace) -> list[Shape]:
     """Scale-out of the tiles that leave cores without work. A CPU's steps are cuts of the axes and leave none."""
-    if not rules.workload.machine.simt:
+    if not rules.workload.machine.is_gpu:
         return []
     cores = rules.workload.machine.cores
     idle = [s for s in shapes if spatial_grid(rules.workload, s.block) < cores]
     smaller = []
-    for shape in spread(idle, SHRUNK):
+    for shape in subsample(idle, MAX_SHRUNK_TILES):
         # the last that leaves cores idle, and the first that does not
         smaller += [Shape(block, base) for block, base in [*shrink(rules, shape.block, shape.base, log)][-2:]]
     return smaller
 
 
-def _bases(rules: Rules, log: Log) -> list[Base]:
+def _thread_tiles(rules: Rules, log: SearchTrace) -> list[ThreadTile]:
     bases = []
-    for lanes in rules.lane_choices():
-        grown = scale_up(rules.thread_stage(lanes), log, VISITS_PER_STAGE)
-        bases += [Base(thread, lanes) for thread in rules.preferred(grown, lanes)]
+    for lanes in rules.reduce_thread_choices():
+        grown = scale_up(rules.thread_level(lanes), log, VISITS_PER_STAGE)
+        bases += [ThreadTile(thread, lanes) for thread in rules.rank_thread_tiles(grown, lanes)]
     return bases
 
 
-def _fallback(rules: Rules, log: Log) -> list[Shape]:
+def _fallback(rules: Rules, log: SearchTrace) -> list[Shape]:
     shapes = []
-    for block, base in rules.fallback():
-        log.visited += 1
-        if rule := rules.look(block, base).too_large:
+    for block, base in rules.fallback_tiles():
+        log.tiles_visited += 1
+        if rule := rules.evaluate(block, base).too_large:
             log.rejections[rule] = log.rejections.get(rule, 0) + 1
         else:
             shapes.append(Shape(block, base))
     return shapes
 
 
-def _unfit(group: KernelGroup, rules: Rules, needs: Needs, log: Log, family: str) -> NoCandidateError:
+def _no_tile_error(group: KernelGroup, rules: Rules, needs: PredictResources, log: SearchTrace, family: str) -> NoCandidateError:
     """By how much the smallest tile is over which limits."""
     p = rules.workload
     said = ", ".join(sorted(log.rejections))
-    least = MIN_MATRIX_STAGES if p.machine.unit.is_matrix else PLAIN.stages
-    for block, base in rules.fallback():
-        smallest = rprogram_of(p, Shape(block, base, pipeline=Pipeline(least)), family)
+    least = MIN_MATRIX_STAGES if p.machine.unit.is_matrix else DEFAULT_PIPELINE.stages
+    for block, base in rules.fallback_tiles():
+        smallest = rprogram_of(p, Shape(block, base, pipeline=PipelineOptions(least)), family)
         taken = needs(smallest)
         if over := exceeded_limits(taken, p.machine.hw) if taken is not None else ():
             said = f"{smallest.tile_text} on {p.machine.unit.name} takes {' and '.join(over)}"
@@ -167,10 +167,10 @@ def _unfit(group: KernelGroup, rules: Rules, needs: Needs, log: Log, family: str
 
 def rprogram_of(p: Workload[Any], shape: Shape, family: str) -> RProgram:
     """Name the axes of a shape."""
-    touched = p.touched
-    block, thread = touched.rtile(shape.block), touched.rtile(shape.base.thread)
+    touched = p.footprint
+    block, thread = touched.rtile(shape.block), touched.rtile(shape.base.tile)
     way = shape.pipeline
     return RProgram(
-        p.space, p.machine.unit, block, thread, shape.base.lanes, shape.split_k, way.stages, way.raster, way.stream_k,
-        way.streamed, way.blocks, way.cluster, family,
+        p.space, p.machine.unit, block, thread, shape.base.reduce_threads, shape.split_k, way.stages, way.raster, way.stream_k_blocks,
+        way.nontemporal, way.persistent_blocks, way.cluster, family,
     )  # fmt: skip

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from roller_svc.construct.scale_up import Grown, Log, Look, Stage
+from roller_svc.construct.scale_up import ScaleUpLevel, ScaleUpResult, SearchTrace, TileMetrics
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.workload import Workload
 
@@ -14,37 +14,37 @@ T = TypeVar("T")
 
 MAX_GRID = 2**31 - 1  # blocks of one launch (CUDA programming guide, technical specifications: x-dimension of a grid)
 MIN_MATRIX_STAGES = 2  # of a pipeline on a matrix unit
-BALANCE = 0.75  # of the cores' time that whole waves of tasks on a CPU must use
+MIN_WAVE_FILL = 0.75  # of the cores' time that whole waves of tasks on a CPU must use
 
 
-class Base(NamedTuple):
+class ThreadTile(NamedTuple):
     """A thread's tile, and how many lanes share its reduction: what a block is built from."""
 
-    thread: Tile
-    lanes: int = 1
+    tile: Tile
+    reduce_threads: int = 1
 
 
-class Pipeline(NamedTuple):
+class PipelineOptions(NamedTuple):
     """How the blocks of one tile run: the fields of an RProgram of the same names."""
 
     stages: int = 1
     raster: int = 1
-    stream_k: int = 0
-    streamed: bool = False
-    blocks: int = 0
+    stream_k_blocks: int = 0
+    nontemporal: bool = False
+    persistent_blocks: int = 0
     cluster: tuple[int, int] = (1, 1)
 
 
-PLAIN = Pipeline()
+DEFAULT_PIPELINE = PipelineOptions()
 
 
 class Shape(NamedTuple):
     """An rProgram before its axes have names."""
 
     block: Tile
-    base: Base
+    base: ThreadTile
     split_k: int = 1
-    pipeline: Pipeline = PLAIN
+    pipeline: PipelineOptions = DEFAULT_PIPELINE
 
 
 class Rules(Protocol):
@@ -56,25 +56,25 @@ class Rules(Protocol):
     @property
     def workload(self) -> Workload[Any]: ...
 
-    def lane_choices(self) -> tuple[int, ...]:
+    def reduce_thread_choices(self) -> tuple[int, ...]:
         """How many lanes may share a reduction, best first."""
 
-    def thread_stage(self, lanes: int) -> Stage:
+    def thread_level(self, lanes: int) -> ScaleUpLevel:
         """Scale-up at the register level."""
 
-    def preferred(self, grown: Grown, lanes: int) -> Sequence[Tile]:
+    def rank_thread_tiles(self, grown: ScaleUpResult, lanes: int) -> Sequence[Tile]:
         """The thread tiles worth building blocks from, best first."""
 
-    def block_stage(self, base: Base, epsilon: float) -> Stage:
+    def block_level(self, base: ThreadTile, epsilon: float) -> ScaleUpLevel:
         """Scale-up at the block level, from one base."""
 
-    def look(self, block: Tile, base: Base) -> Look:
+    def evaluate(self, block: Tile, base: ThreadTile) -> TileMetrics:
         """A block tile built from that base: footprint, traffic, broken rules."""
 
-    def pipelines(self, block: Tile, base: Base, split_k: int) -> Sequence[Pipeline]:
+    def pipeline_choices(self, block: Tile, base: ThreadTile, split_k: int) -> Sequence[PipelineOptions]:
         """The ways to run blocks of that tile that are worth an estimate, best first."""
 
-    def fallback(self) -> Sequence[tuple[Tile, Base]]:
+    def fallback_tiles(self) -> Sequence[tuple[Tile, ThreadTile]]:
         """Small tiles that fit nearly everywhere, for shapes that no regular tile suits."""
 
 
@@ -92,7 +92,7 @@ class Enumerated(ABC):
     workload: Workload[Any]
 
     @abstractmethod
-    def shapes(self, log: Log, budget: int, limit: int) -> Sequence[Shape]:
+    def shapes(self, log: SearchTrace, budget: int, limit: int) -> Sequence[Shape]:
         """Return at most `limit` shapes after at most `budget` visited tiles a level."""
 
 
@@ -113,24 +113,24 @@ def axis_names(p: Workload[Any]) -> tuple[str, ...]:
     return tuple([a.name for a in p.space.axes])
 
 
-def steps_along(p: Workload[Any], chosen: Mapping[int, Tile] | Mapping[int | None, Tile]) -> tuple[Tile, ...]:
+def axis_steps(p: Workload[Any], chosen: Mapping[int, Tile] | Mapping[int | None, Tile]) -> tuple[Tile, ...]:
     """Extents to grow by on every axis; those not chosen stay 1."""
     return tuple([chosen.get(i, (1,)) for i in range(len(p.extents))])
 
 
 def fills_waves(tasks: int, cores: int) -> bool:
     """Whether whole waves of tasks leave few cores idle while the last one runs."""
-    return tasks >= BALANCE * -(-tasks // cores) * cores
+    return tasks >= MIN_WAVE_FILL * -(-tasks // cores) * cores
 
 
-def spread(tiles: Sequence[T], most: int) -> list[T]:
+def subsample(tiles: Sequence[T], limit: int) -> list[T]:
     """At most that many of them, from the first to the last, evenly."""
-    if len(tiles) <= most:
+    if len(tiles) <= limit:
         return list(tiles)
-    return [tiles[i * (len(tiles) - 1) // max(1, most - 1)] for i in range(most)]
+    return [tiles[i * (len(tiles) - 1) // max(1, limit - 1)] for i in range(limit)]
 
 
-def at(tile: Tile, axis: int | None) -> int:
+def extent_on(tile: Tile, axis: int | None) -> int:
     """The tile's extent on an axis that a space may lack."""
     return 1 if axis is None else tile[axis]
 

@@ -5,76 +5,76 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from roller_svc.analysis.operand import LONGEST_RUN
-from roller_svc.construct.rules import Base, Rules, spatial_grid
-from roller_svc.construct.scale_up import Log
-from roller_svc.fusion.split.reduction import piece_length
+from roller_svc.analysis.operand import MAX_VECTOR_WIDTH
+from roller_svc.construct.rules import Rules, ThreadTile, spatial_grid
+from roller_svc.construct.scale_up import SearchTrace
+from roller_svc.fusion.split.reduction import split_length
 from roller_svc.ir.estimate import TraceStep
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.workload import Workload
 
 MAX_SPLIT = 256
-MIN_STEPS = 2  # staged steps that each part of a split contraction keeps
-MIN_INNER = 256  # reduced points that each part of a split nest keeps
+MIN_K_TILES = 2  # staged steps that each part of a split contraction keeps
+MIN_REDUCED_POINTS = 256  # reduced points that each part of a split nest keeps
 # One CPU core's time below which cores do not share a reduction: they begin and meet twice. A sum of 64 x 1216 takes
 # one core 3.9 us and two cores, split, 8 us; ms where a core is taken away meanwhile.
-SHARED_SECONDS = 5e-6
+MIN_SPLIT_S = 5e-6
 
 
-def shrink(rules: Rules, block: Tile, base: Base, log: Log) -> Iterator[tuple[Tile, Base]]:
+def shrink(rules: Rules, block: Tile, base: ThreadTile, log: SearchTrace) -> Iterator[tuple[Tile, ThreadTile]]:
     """Halve the spatial axis whose loss of data reuse is least until the device is filled (ROLLER §3.4).
 
     Every tile on the way keeps all alignments; where a thread's tile is all that is left of an axis, it is halved too.
     """
     p = rules.workload
     while spatial_grid(p, block) < p.machine.cores:
-        smaller = [s for s in _halvings(rules, block, base) if log.visited < log.budget]
+        smaller = [s for s in _halvings(rules, block, base) if log.tiles_visited < log.budget]
         if not smaller:
             return
         _, block, base = min(smaller, key=lambda s: s[0])
-        log.visited += 1
-        log.steps.append(TraceStep("device", p.touched.names, block, p.touched.bytes(block), 0.0, "shrunk"))
+        log.tiles_visited += 1
+        log.steps.append(TraceStep("device", p.footprint.names, block, p.footprint.bytes(block), 0.0, "shrunk"))
         yield block, base
 
 
-def _halvings(rules: Rules, block: Tile, base: Base) -> Iterator[tuple[float, Tile, Base]]:
+def _halvings(rules: Rules, block: Tile, base: ThreadTile) -> Iterator[tuple[float, Tile, ThreadTile]]:
     """(traffic for a point, block, base) of every legal tile with one axis halved, or two where one is not enough."""
     p = rules.workload
     for axis in p.spatial:
         for tile, thinner in _halved(block, base, axis):
-            look = rules.look(tile, thinner)
+            look = rules.evaluate(tile, thinner)
             if not look.too_large and not look.misaligned:
                 yield look.traffic, tile, thinner
             elif look.misaligned:
                 # fewer points for the same threads: a thread's tile on another axis gives way instead
                 for other in p.spatial:
                     thinned = _thinned(thinner, other)
-                    if thinned is not None and not any(rules.look(tile, thinned)[2:]):
+                    if thinned is not None and not any(rules.evaluate(tile, thinned)[2:]):
                         yield look.traffic, tile, thinned
 
 
-def _halved(block: Tile, base: Base, axis: int) -> Iterator[tuple[Tile, Base]]:
-    unit = base.thread[axis]
+def _halved(block: Tile, base: ThreadTile, axis: int) -> Iterator[tuple[Tile, ThreadTile]]:
+    unit = base.tile[axis]
     count = block[axis] // unit
     if count > 1 and count % 2 == 0:
-        yield _with(block, axis, block[axis] // 2), base
+        yield replaced(block, axis, block[axis] // 2), base
     if unit > 1 and unit % 2 == 0:
-        thread = _with(base.thread, axis, unit // 2)
-        yield _with(block, axis, block[axis] // 2), Base(thread, base.lanes)
+        thread = replaced(base.tile, axis, unit // 2)
+        yield replaced(block, axis, block[axis] // 2), ThreadTile(thread, base.reduce_threads)
 
 
-def _thinned(base: Base, axis: int) -> Base | None:
-    unit = base.thread[axis]
-    return Base(_with(base.thread, axis, unit // 2), base.lanes) if unit > 1 and unit % 2 == 0 else None
+def _thinned(base: ThreadTile, axis: int) -> ThreadTile | None:
+    unit = base.tile[axis]
+    return ThreadTile(replaced(base.tile, axis, unit // 2), base.reduce_threads) if unit > 1 and unit % 2 == 0 else None
 
 
-def splits(p: Workload[Any], block: Tile) -> tuple[int, ...]:
+def split_k_choices(p: Workload[Any], block: Tile) -> tuple[int, ...]:
     """Cuts of the reduction that fill the device with rTasks, without empty parts: powers of two, and for a matrix
     unit, whose tiles are few and large, those that fill whole waves."""
     grid = spatial_grid(p, block)
     if grid >= p.machine.cores or not p.reduced:
         return ()
-    if not p.machine.simt and p.floor_s * p.machine.cores < SHARED_SECONDS:
+    if not p.machine.is_gpu and p.lower_bound_s * p.machine.cores < MIN_SPLIT_S:
         return ()
     found = []
     split = 2
@@ -88,28 +88,28 @@ def splits(p: Workload[Any], block: Tile) -> tuple[int, ...]:
     if p.machine.unit.is_matrix:
         waves = {cut for cut in (p.machine.cores // grid, 2 * p.machine.cores // grid) if 1 < cut <= MAX_SPLIT}
         long = [cut for cut in sorted(waves.difference(found)) if _parts_are_long(p, block, cut)]
-        found += [cut for cut in long if _in_runs(p, block, cut)]
+        found += [cut for cut in long if _keeps_vectors(p, block, cut)]
     return tuple(found or ([longest] if longest else []))  # as far as the reduction goes
 
 
-def _in_runs(p: Workload[Any], block: Tile, split: int) -> bool:
+def _keeps_vectors(p: Workload[Any], block: Tile, split: int) -> bool:
     """Whether neighbours that move together in the whole do so in each part."""
-    return _part_length(p, block, split) % LONGEST_RUN == 0
+    return _part_length(p, block, split) % MAX_VECTOR_WIDTH == 0
 
 
 def _part_length(p: Workload[Any], block: Tile, split: int) -> int:
-    steps = dict(zip(p.touched.names, block, strict=True))
-    return piece_length(p.space, p.machine.unit, steps, split)
+    steps = dict(zip(p.footprint.names, block, strict=True))
+    return split_length(p.space, p.machine.unit, steps, split)
 
 
 def _parts_are_long(p: Workload[Any], block: Tile, split: int) -> bool:
     """The longest reduced axis is the one that is cut: no part of it may be left without work."""
-    points, least = (p.inner_points, MIN_INNER) if p.k is None else (p.extents[p.k], MIN_STEPS * block[p.k])
+    points, least = (p.inner_points, MIN_REDUCED_POINTS) if p.k is None else (p.extents[p.k], MIN_K_TILES * block[p.k])
     if points // split < least:
         return False
     longest = max([m.extent for i in p.reduced for m in p.space.axes[i].members])
     return (split - 1) * _part_length(p, block, split) < longest
 
 
-def _with(tile: Tile, axis: int, extent: int) -> Tile:
+def replaced(tile: Tile, axis: int, extent: int) -> Tile:
     return (*tile[:axis], extent, *tile[axis + 1 :])

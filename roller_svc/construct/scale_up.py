@@ -14,7 +14,7 @@ from roller_svc.perf.footprint import Tile
 ACCEPTED = "accepted"
 
 
-class Look(NamedTuple):
+class TileMetrics(NamedTuple):
     """What one tile amounts to. `too_large` names the rule that it breaks and that growth cannot mend, `misaligned`
     one that growth may mend; '' is none. `traffic` is the bytes moved for one point of the iteration space."""
 
@@ -25,68 +25,68 @@ class Look(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class ScaleUpLevel:
     """One memory level of scale-up.
 
     `steps[i]`: aligned extents of axis i, ascending; `rank[i]` breaks ties between axes (smaller first).
-    `saturates`: the tile's compute time covers its memory time, ROLLER's test for "large enough".
+    `is_saturated`: the tile's compute time covers its memory time, ROLLER's test for "large enough".
     """
 
     level: str
     names: tuple[str, ...]
     steps: tuple[Tile, ...]
-    rank: Tile
-    look: Callable[[Tile], Look]
-    saturates: Callable[[Tile], bool]
+    axis_rank: Tile
+    evaluate: Callable[[Tile], TileMetrics]
+    is_saturated: Callable[[Tile], bool]
 
 
 @dataclass(slots=True)
-class Log:
+class SearchTrace:
     """What construction has looked at so far; becomes the trace."""
 
     budget: int
     steps: list[TraceStep] = field(default_factory=list)
     rejections: dict[str, int] = field(default_factory=dict)
-    visited: int = 0
+    tiles_visited: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Grown:
+class ScaleUpResult:
     """Aligned tiles of one stage, each set from the least traffic up: `large` saturate their level, `border` do not."""
 
-    large: tuple[Tile, ...]
+    saturated: tuple[Tile, ...]
     border: tuple[Tile, ...]
 
 
-def reuse_score(tile: Look, grown: Look) -> float:
+def reuse_score(tile: TileMetrics, larger: TileMetrics) -> float:
     """ROLLER §3.3: traffic saved for each byte of footprint spent, (Q(T) - Q(T')) / (F(T') - F(T))."""
-    saved = tile.traffic - grown.traffic
+    saved = tile.traffic - larger.traffic
     if saved <= 0:
         return 0.0
-    spent = grown.footprint_bytes - tile.footprint_bytes
+    spent = larger.footprint_bytes - tile.footprint_bytes
     return saved / spent if spent > 0 else math.inf
 
 
-def scale_up(stage: Stage, log: Log, most_visits: int, looks: dict[Tile, Look] | None = None) -> Grown:
+def scale_up(level: ScaleUpLevel, trace: SearchTrace, max_visits: int, cache: dict[Tile, TileMetrics] | None = None) -> ScaleUpResult:
     """Depth first from the base, the axis of best data reuse first, until capacity stops every axis.
 
-    `looks`: what is known of tiles from stages with the same `look`; grows.
+    `looks`: what is known of tiles from stages with the same `evaluate`; grows.
     """
-    search = _Search(stage, log, min(log.visited + most_visits, log.budget), {} if looks is None else looks)
-    base = tuple([steps[0] for steps in stage.steps])
-    search.visit(base, search.look(base))
+    search = _Search(level, trace, min(trace.tiles_visited + max_visits, trace.budget), {} if cache is None else cache)
+    base = tuple([steps[0] for steps in level.steps])
+    search.visit(base, search.evaluate(base))
     by_traffic = sorted(search.accepted, key=lambda t: search.looks[t].traffic)
     large: list[Tile] = []
     border: list[Tile] = []
     for tile in by_traffic:
-        (large if stage.saturates(tile) else border).append(tile)
-    return Grown(tuple(large), tuple(border))
+        (large if level.is_saturated(tile) else border).append(tile)
+    return ScaleUpResult(tuple(large), tuple(border))
 
 
 class _Search:
     """State of one scale-up: what is known of each tile, which were visited, which are aligned and fit."""
 
-    def __init__(self, stage: Stage, log: Log, last_visit: int, looks: dict[Tile, Look]) -> None:
+    def __init__(self, stage: ScaleUpLevel, log: SearchTrace, last_visit: int, looks: dict[Tile, TileMetrics]) -> None:
         self.stage = stage
         self.log = log
         self.last_visit = last_visit
@@ -94,14 +94,14 @@ class _Search:
         self.visited: set[Tile] = set()
         self.accepted: list[Tile] = []
         self.following = [
-            (axis, dict(pairwise(steps)), stage.rank[axis]) for axis, steps in enumerate(stage.steps) if len(steps) > 1
+            (axis, dict(pairwise(steps)), stage.axis_rank[axis]) for axis, steps in enumerate(stage.steps) if len(steps) > 1
         ]
 
-    def visit(self, tile: Tile, look: Look) -> None:
+    def visit(self, tile: Tile, look: TileMetrics) -> None:
         """Judge a tile by its look, then those one step larger."""
         log = self.log
         self.visited.add(tile)
-        log.visited += 1
+        log.tiles_visited += 1
         if look.too_large:
             self._reject(look.too_large)
             self._trace(tile, look, 0.0, look.too_large)
@@ -116,14 +116,14 @@ class _Search:
             self._reject(look.misaligned)
             self._trace(tile, look, 0.0, look.misaligned)
         for _, _, _, larger in growths:
-            if log.visited >= self.last_visit:
+            if log.tiles_visited >= self.last_visit:
                 return
             if larger not in self.visited:
                 self.visit(larger, self.looks[larger])
 
-    def _growths(self, tile: Tile, look: Look) -> list[tuple[float, int, int, Tile]]:
+    def _growths(self, tile: Tile, look: TileMetrics) -> list[tuple[float, int, int, Tile]]:
         """(-reuse score, rank of the axis, axis, tile) of every tile one step larger, best first."""
-        found, looks, look_at = [], self.looks, self.look
+        found, looks, look_at = [], self.looks, self.evaluate
         for axis, following, place in self.following:
             extent = following.get(tile[axis])
             if extent is not None:
@@ -133,16 +133,16 @@ class _Search:
         found.sort()
         return found
 
-    def look(self, tile: Tile) -> Look:
+    def evaluate(self, tile: Tile) -> TileMetrics:
         """What is known of the tile, remembered."""
         known = self.looks.get(tile)
         if known is None:
-            known = self.looks[tile] = self.stage.look(tile)
+            known = self.looks[tile] = self.stage.evaluate(tile)
         return known
 
     def _reject(self, rule: str) -> None:
         self.log.rejections[rule] = self.log.rejections.get(rule, 0) + 1
 
-    def _trace(self, tile: Tile, look: Look, reuse: float, outcome: str) -> None:
+    def _trace(self, tile: Tile, look: TileMetrics, reuse: float, outcome: str) -> None:
         stage = self.stage
         self.log.steps.append(TraceStep(stage.level, stage.names, tile, look.footprint_bytes, reuse, outcome))

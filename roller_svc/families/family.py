@@ -19,7 +19,7 @@ from roller_svc.ir.program import TensorType
 from roller_svc.ir.rprogram import RProgram
 from roller_svc.perf.common import Costs, Launch
 from roller_svc.perf.model import Model, read_launch
-from roller_svc.perf.occupancy import BlockNeeds
+from roller_svc.perf.occupancy import BlockResources
 from roller_svc.perf.workload import Workload, prepare_workload
 
 F = TypeVar("F")  # facts: what rules, cost and schedule of the family agree on
@@ -61,7 +61,7 @@ def describe_operands(group: KernelGroup, program: RProgram, hw: HardwareSpec) -
     """Return a contraction's operands, none of them staged for a matrix unit; nothing of other groups."""
     if group.kind is not GroupKind.CONTRACTION:
         return ()
-    return tuple(StagedOperand(o.dtype, o.stored, None) for o in operands(group))
+    return tuple(StagedOperand(o.dtype, o.memory_dtype, None) for o in operands(group))
 
 
 class Nearest(NamedTuple):
@@ -122,15 +122,15 @@ class Family(Generic[F]):
         rules = make_rules(workload)
         if isinstance(rules, Enumerated):
             return enumerate_rprograms(rules, limit, family=self.name)
-        needs = self.model(workload).needs
+        needs = self.model(workload).resources
         return construct_rprograms(
             group, rules, needs, limit, family=self.name, can_split=self.can_split, varied=varied
         )
 
-    def planned_needs(self, group: KernelGroup, program: RProgram, hw: HardwareSpec) -> BlockNeeds | None:
+    def predict_resources(self, group: KernelGroup, program: RProgram, hw: HardwareSpec) -> BlockResources | None:
         """Return what the model assumes that a block of the main launch takes; None where there are no blocks."""
         group = replace(group, space=program.space)
         workload = self.prepare(group, prepare_workload(group.space, hw, program.unit))
         if workload is None:
             raise InvariantError(f"{group.name} is not of the family {self.name}")
-        return self.model(workload).needs(program)
+        return self.model(workload).resources(program)

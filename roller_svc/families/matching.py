@@ -5,10 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from roller_svc.analysis.operand import STAGED_KINDS, Operand, lie_alike, operands, second_operand, unfit
+from roller_svc.analysis.operand import (
+    STAGED_KINDS,
+    Operand,
+    have_same_layout,
+    operand_b2,
+    operands,
+    operands_unsupported_reason,
+)
 from roller_svc.errors import NoCandidateError
 from roller_svc.families.common.cpu.dot import dot_operands
-from roller_svc.families.common.gpu.matrix.tile import FIRST_ASYNC, MMA_SYNC, WORD_BYTES, LoadKind, feeds, mfma_refusal
+from roller_svc.families.common.gpu.matrix.tile import (
+    MIN_ASYNC_ARCH,
+    MMA_SYNC,
+    WORD_BYTES,
+    LoadKind,
+    mfma_unsupported_reason,
+    plan_operand_loads,
+)
 from roller_svc.families.cpu.convolution.convolution_view import convolution_spaces
 from roller_svc.ir.accumulation import accumulator_precision
 from roller_svc.ir.constraints import OpClass, ScheduleConstraints
@@ -29,8 +43,8 @@ _UNITS = {OpClass.MMA: "matrix units", OpClass.WGMMA: "matrix units of warpgroup
 class Units:
     """`refusals`: 'unit: reason' of each matrix unit that cannot compute the group; none where it is no contraction."""
 
-    taken: tuple[ComputeUnit, ...]
-    refusals: tuple[str, ...] = ()
+    units: tuple[ComputeUnit, ...]
+    unsupported_units: tuple[str, ...] = ()
 
 
 def op_class_of(unit: ComputeUnit) -> OpClass:
@@ -39,28 +53,28 @@ def op_class_of(unit: ComputeUnit) -> OpClass:
     return dict(classes).get(unit.kind, OpClass.SIMT)
 
 
-def units_for(group: KernelGroup, hw: HardwareSpec, demands: ScheduleConstraints) -> Units:
+def units_for(group: KernelGroup, hw: HardwareSpec, constraints: ScheduleConstraints) -> Units:
     """Raises NoCandidateError where no unit of the family that is demanded can compute the group."""
     plain = hw.unit_for(group.space.compute_dtype)
     if group.attention is not None:
-        return _attending(group, group.attention.dtype, hw, demands)
+        return _attention_units(group, group.attention.dtype, hw, constraints)
     if group.kind is not GroupKind.CONTRACTION or hw.family is TargetKind.CPU:
-        if demands.op_class is not None:
-            raise NoCandidateError(f"{group.name}: {_no_family(group, hw)}", rejections={demands.op_class.value: 1})
+        if constraints.op_class is not None:
+            raise NoCandidateError(f"{group.name}: {_no_family(group, hw)}", rejections={constraints.op_class.value: 1})
         return Units((*(unit for unit in hw.units if dot_operands(unit, group) is not None), plain))
-    if demands.op_class is OpClass.SIMT:
-        return _on_lanes(group, plain)
-    taken, refusals = _matrix_units(group, hw, demands)
-    if demands.op_class is None and not group.is_dual_gemm:
+    if constraints.op_class is OpClass.SIMT:
+        return _fma_unit(group, plain)
+    taken, refusals = _matrix_units(group, hw, constraints)
+    if constraints.op_class is None and not group.is_dual_gemm:
         return Units((*taken, plain), refusals)
     if not taken:
-        wanted = demands.op_class or OpClass.MMA
+        wanted = constraints.op_class or OpClass.MMA
         reasons = "; ".join(refusals) or f"{hw.id} has no {_UNITS[wanted]}"
         raise NoCandidateError(f"{group.name} cannot run on {_UNITS[wanted]}: {reasons}", rejections={wanted.value: 1})
     return Units(taken, refusals)
 
 
-def _on_lanes(group: KernelGroup, plain: ComputeUnit) -> Units:
+def _fma_unit(group: KernelGroup, plain: ComputeUnit) -> Units:
     if group.is_dual_gemm:
         raise NoCandidateError(
             f"{group.name}: two sums are one kernel on matrix units only", rejections={"unit kind": 1}
@@ -68,17 +82,17 @@ def _on_lanes(group: KernelGroup, plain: ComputeUnit) -> Units:
     return Units((plain,))
 
 
-def attends(unit: ComputeUnit, hw: HardwareSpec) -> bool:
+def supports_attention(unit: ComputeUnit, hw: HardwareSpec) -> bool:
     """Whether attention on the unit is one kernel: its results lie as the next product's operands do, which holds for
     16 bits (PTX ISA, "Matrix Fragments for mma.m16n8k16"), and keys are copied past the registers."""
     halves = unit.kind in (UnitKind.MMA, UnitKind.WGMMA) and unit.in_dtype in (DType.FLOAT16, DType.BFLOAT16)
-    nvidia = hw.family is TargetKind.CUDA and hw.arch >= FIRST_ASYNC
-    return halves and nvidia and unit.acc_dtype is DType.FLOAT32 and not _shape_refusal(unit)
+    nvidia = hw.family is TargetKind.CUDA and hw.arch >= MIN_ASYNC_ARCH
+    return halves and nvidia and unit.acc_dtype is DType.FLOAT32 and not _unsupported_shape(unit)
 
 
-def _attending(group: KernelGroup, dtype: DType, hw: HardwareSpec, demands: ScheduleConstraints) -> Units:
+def _attention_units(group: KernelGroup, dtype: DType, hw: HardwareSpec, demands: ScheduleConstraints) -> Units:
     kinds = () if demands.op_class is OpClass.SIMT else _KINDS[demands.op_class]
-    found = [unit for unit in hw.units if unit.in_dtype is dtype and unit.kind in kinds and attends(unit, hw)]
+    found = [unit for unit in hw.units if unit.in_dtype is dtype and unit.kind in kinds and supports_attention(unit, hw)]
     if not found:
         wanted = demands.op_class if demands.op_class is OpClass.WGMMA else OpClass.MMA
         raise NoCandidateError(
@@ -107,9 +121,9 @@ def _matrix_units(
             demands.op_class is not None and unit.kind in STAGED_KINDS and unit.kind not in wanted
         ):
             continue
-        reason = _kind_refusal(unit, wanted) or _group_refusal(unit, group) or _shape_refusal(unit)
-        reason = reason or unfit(unit, group.space.compute_dtype, factors, allow_tf32=demands.allow_tf32)
-        reason = reason or _sums_refusal(unit, hw, demands)
+        reason = _unsupported_kind(unit, wanted) or _unsupported_group(unit, group) or _unsupported_shape(unit)
+        reason = reason or operands_unsupported_reason(unit, group.space.compute_dtype, factors, allow_tf32=demands.allow_tf32)
+        reason = reason or _unsupported_precision(unit, hw, demands)
         if reason:
             refusals.append(f"{unit.name}: {reason}")
         else:
@@ -117,33 +131,33 @@ def _matrix_units(
     taken: list[ComputeUnit] = []
     for kind in wanted:
         units = sorted(fitting.get(kind, []), key=lambda u: -u.flops_per_s)
-        gathered = [_gathered(unit, factors, hw) for unit in units]
+        gathered = [_element_loads(unit, factors, hw) for unit in units]
         easier = [unit for unit, count in zip(units, gathered, strict=True) if count < gathered[0]]
         taken += [*units[:1], *easier[:1]]
     return tuple(taken), tuple(refusals)
 
 
-def _kind_refusal(unit: ComputeUnit, wanted: tuple[UnitKind, ...]) -> str:
+def _unsupported_kind(unit: ComputeUnit, wanted: tuple[UnitKind, ...]) -> str:
     return "" if unit.kind in wanted else f"no rules for units of kind {unit.kind.value}"
 
 
-def _group_refusal(unit: ComputeUnit, group: KernelGroup) -> str:
+def _unsupported_group(unit: ComputeUnit, group: KernelGroup) -> str:
     if unit.kind is UnitKind.WGMMA and group.row_reduction is not None:
         return "rows of its results are reduced, which warpgroups leave to warps"
-    second = second_operand(group)
-    if second is not None and not lie_alike(operands(group)[1], second):
+    second = operand_b2(group)
+    if second is not None and not have_same_layout(operands(group)[1], second):
         return "the right factors of its two sums are not staged alike"
     return ""
 
 
-def _shape_refusal(unit: ComputeUnit) -> str:
+def _unsupported_shape(unit: ComputeUnit) -> str:
     """Why fragments of 16 x 8 results over 32 bytes of k are not made of whole instructions of the unit."""
     if unit.kind is UnitKind.WGMMA:  # one instruction is a whole fragment
         return ""
     if unit.acc_dtype.bytes != WORD_BYTES:
         return f"sums of {unit.acc_dtype.bytes} bytes, fragments have {WORD_BYTES}"
     if unit.kind is UnitKind.MFMA:
-        return mfma_refusal(unit)
+        return mfma_unsupported_reason(unit)
     granules = (MMA_SYNC.rows, MMA_SYNC.columns, MMA_SYNC.step_bytes // unit.in_dtype.bytes)
     if any(granule % size for granule, size in zip(granules, unit.shape, strict=True)):
         shape, whole = (" x ".join(map(str, sizes)) for sizes in (unit.shape, granules))
@@ -151,7 +165,7 @@ def _shape_refusal(unit: ComputeUnit) -> str:
     return ""
 
 
-def _sums_refusal(unit: ComputeUnit, hw: HardwareSpec, demands: ScheduleConstraints) -> str:
+def _unsupported_precision(unit: ComputeUnit, hw: HardwareSpec, demands: ScheduleConstraints) -> str:
     """Why the unit's sums are none of float32, which those of float8 are to be (`docs/adr/0023`)."""
     sums = accumulator_precision(unit, hw.arch)
     if sums is None or not sums.is_reduced_precision:
@@ -161,19 +175,19 @@ def _sums_refusal(unit: ComputeUnit, hw: HardwareSpec, demands: ScheduleConstrai
     return "" if demands.allow_tf32 else f"its sums keep {sums.result_bits} bits, which takes allow_tf32"
 
 
-def _gathered(unit: ComputeUnit, factors: tuple[Operand, Operand], hw: HardwareSpec) -> int:
+def _element_loads(unit: ComputeUnit, factors: tuple[Operand, Operand], hw: HardwareSpec) -> int:
     """Operands that the unit must be fed element by element."""
-    return sum(feed.load.kind is LoadKind.ELEMENT for feed in feeds(unit, factors, hw.arch))
+    return sum(feed.load.kind is LoadKind.ELEMENT for feed in plan_operand_loads(unit, factors, hw.arch))
 
 
-def readings(group: KernelGroup, hw: HardwareSpec, units: Units) -> Iterator[tuple[ComputeUnit, KernelGroup]]:
+def unit_views(group: KernelGroup, hw: HardwareSpec, units: Units) -> Iterator[tuple[ComputeUnit, KernelGroup]]:
     """Each unit with the views that it computes: dot products are packed contractions'."""
-    for unit in units.taken:
-        for view in (group,) if unit.kind is UnitKind.DOT else views(group, hw):
+    for unit in units.units:
+        for view in (group,) if unit.kind is UnitKind.DOT else group_views(group, hw):
             yield unit, view
 
 
-def views(group: KernelGroup, hw: HardwareSpec) -> tuple[KernelGroup, ...]:
+def group_views(group: KernelGroup, hw: HardwareSpec) -> tuple[KernelGroup, ...]:
     """The group, and on a CPU its readings as a convolution."""
     if hw.family is not TargetKind.CPU:
         return (group,)

@@ -103,7 +103,7 @@ def pack(report: BuildReport) -> Artifact:
     return Artifact(kernel.digest, facts, files)
 
 
-def unpack(facts: dict[str, object], files: dict[str, bytes]) -> saved.SavedKernel:
+def unpack(facts: dict[str, object], files: dict[str, bytes]) -> saved.KernelBundle:
     """Load the kernel of an artifact and check its digests."""
     names = facts.get("files")
     with tempfile.TemporaryDirectory(prefix="roller-") as temporary:

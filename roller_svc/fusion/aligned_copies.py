@@ -16,13 +16,13 @@ from roller_svc.ir.index import lt, num
 from roller_svc.ir.program import Axis, AxisKind, StatementKind, TensorExpr, TensorProgram, TensorType
 from roller_svc.ir.tensor_map import STRIDE_BYTES
 
-Reading = Callable[[TensorExpr], Contraction | None]
-NARROW = 16  # bits: what matrix units of warpgroups take as it is
-LEAST_ROW_BYTES = 32  # of a row of a box, the shortest that is swizzled (PTX ISA, "Shared Memory Matrix Layout")
+ContractionOf = Callable[[TensorExpr], Contraction | None]
+NARROW_BITS = 16  # bits: what matrix units of warpgroups take as it is
+MIN_ROW_BYTES = 32  # of a row of a box, the shortest that is swizzled (PTX ISA, "Shared Memory Matrix Layout")
 
 
 @dataclass(frozen=True, slots=True)
-class Aligned:
+class AlignedStatements:
     """`copies`: the type of each tensor that is made."""
 
     statements: tuple[TensorExpr, ...]
@@ -34,39 +34,41 @@ def may_align(program: TensorProgram) -> bool:
     return any(_is_unaligned(type_) for _, type_ in program.inputs)
 
 
-def aligned_copies(statements: Sequence[TensorExpr], inputs: Mapping[str, TensorType], reading: Reading) -> Aligned:
+def insert_aligned_copies(
+    statements: Sequence[TensorExpr], inputs: Mapping[str, TensorType], contraction_of: ContractionOf
+) -> AlignedStatements:
     """The statements, contractions among them reading copies of `inputs` whose rows no bulk copy takes. `reading`: how
     a statement that gets tiles of its own is a contraction."""
     copies: dict[str, TensorExpr] = {}
-    found: list[TensorExpr] = []
+    result: list[TensorExpr] = []
     for statement in statements:
-        contraction = reading(statement)
-        factors = () if contraction is None else (_plain(contraction.a), _plain(contraction.b))
+        contraction = contraction_of(statement)
+        factors = () if contraction is None else (_memory_value(contraction.a), _memory_value(contraction.b))
         for factor in factors:
             if isinstance(factor, Load) and not any(factor.bounds_checked) and _is_unaligned(inputs.get(factor.tensor)):
                 copies.setdefault(factor.tensor, _copy(factor.tensor, inputs[factor.tensor]))
-        found.append(_reading_copies(statement, copies) if contraction is not None else statement)
-    return Aligned((*copies.values(), *found), {copy.output: copy.type for copy in copies.values()})
+        result.append(_read_copies(statement, copies) if contraction is not None else statement)
+    return AlignedStatements((*copies.values(), *result), {copy.output: copy.type for copy in copies.values()})
 
 
 def _is_unaligned(type_: TensorType | None) -> bool:
     if type_ is None:
         return False
     row_bytes = type_.shape[-1] * type_.dtype.bytes if len(type_.shape) > 1 else 0
-    return type_.dtype.bits <= NARROW and row_bytes >= LEAST_ROW_BYTES and row_bytes % STRIDE_BYTES != 0
+    return type_.dtype.bits <= NARROW_BITS and row_bytes >= MIN_ROW_BYTES and row_bytes % STRIDE_BYTES != 0
 
 
-def _plain(factor: Expr) -> Expr:
+def _memory_value(factor: Expr) -> Expr:
     """The factor as it is in memory, before it is converted to a type that has all of its values."""
-    kept = isinstance(factor, Cast) and value_dtype(factor) is value_dtype(factor.arg)
-    return _plain(factor.arg) if isinstance(factor, Cast) and kept else factor
+    is_lossless = isinstance(factor, Cast) and value_dtype(factor) is value_dtype(factor.arg)
+    return _memory_value(factor.arg) if isinstance(factor, Cast) and is_lossless else factor
 
 
 def _copy(tensor: str, type_: TensorType) -> TensorExpr:
     """Its rows with zeros behind them."""
     *outer, row = type_.shape
-    together = STRIDE_BYTES // type_.dtype.bytes
-    shape = (*outer, -(-row // together) * together)
+    row_granule = STRIDE_BYTES // type_.dtype.bytes
+    shape = (*outer, -(-row // row_granule) * row_granule)
     axes = tuple(Axis(f"{tensor}.{d}", extent, AxisKind.SPATIAL) for d, extent in enumerate(shape))
     index = tuple(AxisRef(axis.name) for axis in axes)
     zero = Const(0.0 if type_.dtype.is_float else 0, type_.dtype)
@@ -75,10 +77,10 @@ def _copy(tensor: str, type_: TensorType) -> TensorExpr:
     return TensorExpr(name, name, StatementKind.MAP, TensorType(type_.dtype, shape), axes, index, body)
 
 
-def _reading_copies(statement: TensorExpr, copies: Mapping[str, TensorExpr]) -> TensorExpr:
-    def change(node: Expr) -> Expr:
+def _read_copies(statement: TensorExpr, copies: Mapping[str, TensorExpr]) -> TensorExpr:
+    def use_copy(node: Expr) -> Expr:
         if isinstance(node, Load) and node.tensor in copies and not any(node.bounds_checked):
             return replace(node, tensor=copies[node.tensor].output)
         return node
 
-    return replace(statement, body=rewrite(statement.body, change))
+    return replace(statement, body=rewrite(statement.body, use_copy))

@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from roller_svc.analysis.inlining import value_of
-from roller_svc.analysis.operand import has_all_values, value_dtype
+from roller_svc.analysis.operand import can_represent_all, value_dtype
 from roller_svc.fusion.contraction import Contraction, factors_of, product_of
 from roller_svc.ir.attention import Attention
 from roller_svc.ir.dtype import DType
@@ -52,12 +52,12 @@ def exponential(expr: Expr, high: TensorExpr) -> Exponential | None:
     One that a condition sets to 0 is that of a score of minus infinity: the maximum, which only keeps exponentials in
     range, is then that of the others.
     """
-    match _value(expr):
+    match _strip_float_casts(expr):
         case Select(cond=cond, then=then, otherwise=otherwise) if value_dtype(otherwise) is None:
             inner = exponential(then, high)
-            return None if inner is None else replace(inner, score=_where(cond, inner.score))
+            return None if inner is None else replace(inner, score=_masked(cond, inner.score))
         case Op(kind=kind, args=(exponent,)) if kind in _NATURAL:
-            below, factor = _scaled(_value(exponent))
+            below, factor = _scaled(_strip_float_casts(exponent))
             if factor > 0 and _is_below(below, high):
                 return Exponential(high.body, factor * _NATURAL[kind])
             return None
@@ -65,16 +65,16 @@ def exponential(expr: Expr, high: TensorExpr) -> Exponential | None:
             return None
 
 
-def _value(expr: Expr) -> Expr:
+def _strip_float_casts(expr: Expr) -> Expr:
     """Without casts between floats: what they round away, the operands of a matrix unit do not have either."""
     while isinstance(expr, Cast) and expr.dtype.is_float and expr.arg.dtype.is_float:
         expr = expr.arg
     return expr
 
 
-def _where(cond: Expr, score: Expr) -> Expr:
+def _masked(cond: Expr, score: Expr) -> Expr:
     """The score where the condition holds, else minus infinity."""
-    match _value(score):
+    match _strip_float_casts(score):
         case Select(cond=same, then=then) if same == cond:
             score = then
     return Select(cond, score, identity(Combine.MAX, score.dtype), score.dtype)
@@ -84,9 +84,9 @@ def _scaled(expr: Expr) -> tuple[Expr, float]:
     """(x, c) of a product c x, or of a quotient."""
     match expr:
         case Op(kind=OpKind.MUL, args=(x, Const(value=c))) | Op(kind=OpKind.MUL, args=(Const(value=c), x)):
-            return _value(x), float(c)
+            return _strip_float_casts(x), float(c)
         case Op(kind=OpKind.DIV, args=(x, Const(value=c))) if c:
-            return _value(x), 1.0 / float(c)
+            return _strip_float_casts(x), 1.0 / float(c)
         case _:
             return expr, 1.0
 
@@ -95,26 +95,26 @@ def _is_below(expr: Expr, high: TensorExpr) -> bool:
     """Whether it is a value that the maximum is of, less that maximum."""
     match expr:
         case Op(kind=OpKind.SUB, args=(value, row)):
-            return _is_row(row, high) and _value(value) == _value(high.body)
+            return _is_row_value(row, high) and _strip_float_casts(value) == _strip_float_casts(high.body)
         case _:
             return False
 
 
-def _is_row(expr: Expr, statement: TensorExpr) -> bool:
-    expr = _value(expr)
+def _is_row_value(expr: Expr, statement: TensorExpr) -> bool:
+    expr = _strip_float_casts(expr)
     return isinstance(expr, Load) and expr.tensor == statement.output and expr.index == statement.index
 
 
-def undivided(expr: Expr, total: TensorExpr) -> Expr | None:
+def dividend(expr: Expr, total: TensorExpr) -> Expr | None:
     """What is divided by the sum of its row; None where the expression is no such quotient."""
-    match _value(expr):
-        case Op(kind=OpKind.DIV, args=(value, row)) if _is_row(row, total):
+    match _strip_float_casts(expr):
+        case Op(kind=OpKind.DIV, args=(value, row)) if _is_row_value(row, total):
             return value
         case _:
             return None
 
 
-def quotients(statement: TensorExpr, mixed: TensorExpr, total: TensorExpr) -> TensorExpr | None:
+def replace_quotients(statement: TensorExpr, mixed: TensorExpr, total: TensorExpr) -> TensorExpr | None:
     """The statement with loads of `mixed` in place of their quotients by the sum of their row; None where it reads
     either otherwise."""
     divided = f"{mixed.output}.divided"
@@ -122,7 +122,7 @@ def quotients(statement: TensorExpr, mixed: TensorExpr, total: TensorExpr) -> Te
     def change(node: Expr) -> Expr:
         match node:
             case Op(kind=OpKind.DIV, args=(value, row)):
-                return _quotient(_value(value), _value(row)) or node
+                return _quotient(_strip_float_casts(value), _strip_float_casts(row)) or node
             case _:
                 return node
 
@@ -141,41 +141,44 @@ def quotients(statement: TensorExpr, mixed: TensorExpr, total: TensorExpr) -> Te
     return replace(statement, body=own)
 
 
-HALVES = (DType.FLOAT16, DType.BFLOAT16)  # what factors may be rounded to: those of tf32 lie otherwise than sums do
-MOST_FEATURES = 256  # of q and k: a warp goes over all of them for every score
+HALF_DTYPES = (
+    DType.FLOAT16,
+    DType.BFLOAT16,
+)  # what factors may be rounded to: those of tf32 lie otherwise than sums do
+MAX_HEAD_DIM = 256  # of q and k: a warp goes over all of them for every score
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class AttentionMatch:
     """`mixed`: the second contraction as a statement, divided by the sum of exponentials. `taken`: tensors of the
     statements that attention takes the place of."""
 
-    mixed: TensorExpr
+    pv: TensorExpr
     contraction: Contraction
     attention: Attention
-    taken: frozenset[str]
+    replaced: frozenset[str]
 
 
-def attentions(
-    statements: tuple[TensorExpr, ...], wanted: Collection[str], dtypes: Collection[DType]
-) -> tuple[tuple[TensorExpr, ...], Mapping[str, Found]]:
+def match_attentions(
+    statements: tuple[TensorExpr, ...], outputs: Collection[str], dtypes: Collection[DType]
+) -> tuple[tuple[TensorExpr, ...], Mapping[str, AttentionMatch]]:
     """The statements with those that make up attention taken out, but for one of them, by whose tensor it is known.
     `dtypes`: what its factors may be given to a matrix unit as."""
-    found: dict[str, Found] = {}
-    for dots in statements:
-        if len(dots.reduced) == 0 or dots.combine is not Combine.SUM or dots.output not in _names(statements):
+    matches: dict[str, AttentionMatch] = {}
+    for qk in statements:
+        if len(qk.reduced) == 0 or qk.combine is not Combine.SUM or qk.output not in _output_names(statements):
             continue
-        chain = _chain(dots, statements, wanted)
-        one = None if chain is None else _attention(chain)
-        if one is not None and one.attention.dtype not in dtypes:
+        chain = _chain(qk, statements, outputs)
+        candidate = None if chain is None else _attention(chain)
+        if candidate is not None and candidate.attention.dtype not in dtypes:
             continue
-        rest = None if one is None else _without(statements, one, wanted)
-        if one is not None and rest is not None:
-            statements, found[one.mixed.output] = rest, one
-    return statements, found
+        rest = None if candidate is None else _replace_statements(statements, candidate, outputs)
+        if candidate is not None and rest is not None:
+            statements, matches[candidate.pv.output] = rest, candidate
+    return statements, matches
 
 
-def _names(statements: Sequence[TensorExpr]) -> set[str]:
+def _output_names(statements: Sequence[TensorExpr]) -> set[str]:
     return {s.output for s in statements}
 
 
@@ -183,15 +186,15 @@ def _names(statements: Sequence[TensorExpr]) -> set[str]:
 class _Chain:
     """All that reads the products, maps in place of their loads and axes called as the products' are."""
 
-    dots: TensorExpr
-    high: TensorExpr
-    total: TensorExpr
-    mixed: TensorExpr
+    qk: TensorExpr
+    row_max: TensorExpr
+    row_sum: TensorExpr
+    pv: TensorExpr
     maps: frozenset[str]
 
     @property
     def key(self) -> Axis:
-        return self.high.reduced[0]
+        return self.row_max.reduced[0]
 
 
 def _chain(dots: TensorExpr, statements: Sequence[TensorExpr], wanted: Collection[str]) -> _Chain | None:
@@ -213,7 +216,7 @@ def _chain(dots: TensorExpr, statements: Sequence[TensorExpr], wanted: Collectio
     if len(aligned) != 3 or len(highs) != 1 or len(sums) != 2:
         return None
     chain = _Chain(dots, highs[0], sums[0], sums[1], frozenset(maps))
-    return chain if _shares_rows(chain) and _names((chain.high, chain.total)).isdisjoint(wanted) else None
+    return chain if _shares_rows(chain) and _output_names((chain.row_max, chain.row_sum)).isdisjoint(wanted) else None
 
 
 def _inlined(statement: TensorExpr, maps: Mapping[str, TensorExpr]) -> TensorExpr:
@@ -235,11 +238,11 @@ def _aligned(statement: TensorExpr, dots: TensorExpr) -> TensorExpr | None:
             names = here
     if names is None:
         return None
-    taken = {a.name for a in dots.axes}
+    used = {a.name for a in dots.axes}
     for axis in statement.axes:
         if axis.name not in names:
-            names[axis.name] = _free(axis.name, taken)
-            taken.add(names[axis.name])
+            names[axis.name] = _unused_name(axis.name, used)
+            used.add(names[axis.name])
     refs: dict[str, Expr] = {old: AxisRef(new) for old, new in names.items()}
     return replace(
         statement, axes=tuple(replace(a, name=names[a.name]) for a in statement.axes),
@@ -247,8 +250,8 @@ def _aligned(statement: TensorExpr, dots: TensorExpr) -> TensorExpr | None:
     )  # fmt: skip
 
 
-def _free(name: str, taken: Collection[str]) -> str:
-    while name in taken:
+def _unused_name(name: str, used: Collection[str]) -> str:
+    while name in used:
         name += "_"
     return name
 
@@ -270,101 +273,103 @@ def _renaming(dots: TensorExpr, load: Load, reader: TensorExpr) -> dict[str, str
 
 def _shares_rows(chain: _Chain) -> bool:
     """Whether all three reduce the same one axis and keep the others; only the last has axes of its own."""
-    if any(len(s.reduced) != 1 or s.reduced[0].name != chain.high.reduced[0].name
-           for s in (chain.high, chain.total, chain.mixed)):  # fmt: skip
+    if any(len(s.reduced) != 1 or s.reduced[0].name != chain.row_max.reduced[0].name
+           for s in (chain.row_max, chain.row_sum, chain.pv)):  # fmt: skip
         return False
-    rows = {a.name for a in chain.dots.spatial} - {chain.key.name}
-    of_high, of_total, of_mixed = ({a.name for a in s.spatial} for s in (chain.high, chain.total, chain.mixed))
+    rows = {a.name for a in chain.qk.spatial} - {chain.key.name}
+    of_high, of_total, of_mixed = ({a.name for a in s.spatial} for s in (chain.row_max, chain.row_sum, chain.pv))
     return of_high == of_total == rows and rows < of_mixed
 
 
-def _attention(chain: _Chain) -> Found | None:
-    exponent = exponential(chain.total.body, chain.high)
+def _attention(chain: _Chain) -> AttentionMatch | None:
+    exponent = exponential(chain.row_sum.body, chain.row_max)
     weights, values = _weights(chain)
     if exponent is None or weights is None or not values:
         return None
-    quotient = undivided(weights, chain.total)
-    if exponential(weights if quotient is None else quotient, chain.high) != exponent:
+    quotient = dividend(weights, chain.row_sum)
+    if exponential(weights if quotient is None else quotient, chain.row_max) != exponent:
         return None
     factors = _query_and_key(chain)
     v = product_of(values)
-    if factors is None or not axes_of(v) & {a.name for a in chain.mixed.spatial} - _rows(chain):
+    if factors is None or not axes_of(v) & {a.name for a in chain.pv.spatial} - _rows(chain):
         return None
     q, k = factors
-    dtype = _staged((q, k, v, weights))
+    dtype = _common_dtype((q, k, v, weights))
     parts = (q, k, v, exponent.score)
-    inner = _names((chain.dots, chain.high, chain.total, chain.mixed)) - {chain.dots.output}
+    inner = _output_names((chain.qk, chain.row_max, chain.row_sum, chain.pv)) - {chain.qk.output}
     if dtype is None or any(any(x.bounds_checked) or x.tensor in inner for part in parts for x in loads_of(part)):
         return None
-    if any(s.accumulator is not DType.FLOAT32 for s in (chain.dots, chain.total, chain.mixed)):
+    if any(s.accumulator is not DType.FLOAT32 for s in (chain.qk, chain.row_sum, chain.pv)):
         return None
-    return _found(chain, exponent, (q, k, v), dtype, divided=quotient is not None)
+    return _make_match(chain, exponent, (q, k, v), dtype, divided=quotient is not None)
 
 
 def _rows(chain: _Chain) -> set[str]:
-    return {a.name for a in chain.dots.spatial}
+    return {a.name for a in chain.qk.spatial}
 
 
 def _weights(chain: _Chain) -> tuple[Expr | None, list[Expr]]:
     """Of the second contraction's factors the one made of scores, and the others."""
-    factors = factors_of(chain.mixed.body, chain.mixed.type.dtype)
-    made = [f for f in factors if any(load.tensor == chain.dots.output for load in loads_of(f))]
+    factors = factors_of(chain.pv.body, chain.pv.type.dtype)
+    made = [f for f in factors if any(load.tensor == chain.qk.output for load in loads_of(f))]
     return (made[0], [f for f in factors if f is not made[0]]) if len(made) == 1 else (None, [])
 
 
 def _query_and_key(chain: _Chain) -> tuple[Expr, Expr] | None:
     """The first contraction's factors: what moves with the keys, and what does not."""
-    factors = factors_of(chain.dots.body, chain.dots.type.dtype)
+    factors = factors_of(chain.qk.body, chain.qk.type.dtype)
     keys = [f for f in factors if chain.key.name in axes_of(f)]
     queries = [f for f in factors if f not in keys]
     features = 1
-    for axis in chain.dots.reduced:
+    for axis in chain.qk.reduced:
         features *= axis.extent
-    if not keys or not queries or features > MOST_FEATURES:
+    if not keys or not queries or features > MAX_HEAD_DIM:
         return None
     return product_of(queries), product_of(keys)
 
 
-def _staged(factors: Sequence[Expr]) -> DType | None:
+def _common_dtype(operands: Sequence[Expr]) -> DType | None:
     """The narrow float that has all values of all factors."""
-    types = [t for f in factors if (t := value_dtype(f)) is not None]
-    return next((half for half in HALVES if all(has_all_values(half, t) for t in types)), None)
+    types = [t for f in operands if (t := value_dtype(f)) is not None]
+    return next((half for half in HALF_DTYPES if all(can_represent_all(half, t) for t in types)), None)
 
 
-def _found(
+def _make_match(
     chain: _Chain, exponent: Exponential, factors: tuple[Expr, Expr, Expr], dtype: DType, *, divided: bool
-) -> Found:
+) -> AttentionMatch:
     q, k, v = factors
     shared = axes_of(k) | axes_of(v)
-    rows = [a for a in chain.mixed.spatial if a.name in _rows(chain)]
+    rows = [a for a in chain.pv.spatial if a.name in _rows(chain)]
     batch = tuple(a for a in rows if a.name in shared)
     queries = tuple(a for a in rows if a.name not in shared)
-    values = tuple(a for a in chain.mixed.spatial if a not in rows)
+    values = tuple(a for a in chain.pv.spatial if a not in rows)
     key = replace(chain.key, kind=AxisKind.REDUCE)
-    product = Load(chain.dots.output, chain.dots.index, chain.dots.type.dtype)
-    before = (chain.dots, chain.high, chain.total)
+    product = Load(chain.qk.output, chain.qk.index, chain.qk.type.dtype)
+    before = (chain.qk, chain.row_max, chain.row_sum)
     attention = Attention(q, k, v, product, exponent.score, exponent.scale, dtype, before)
     weights, _ = _weights(chain)
     contraction = Contraction(batch, queries, values, (key,), given(weights, "weight, which was found before"), v)
     # sums that the statement leaves to be divided later are divided at once: whoever reads them is told so
-    taken = frozenset(_names((chain.dots, chain.high, chain.total)) | chain.maps)
-    return Found(chain.mixed, contraction, attention, taken if divided else taken | {chain.mixed.output})
+    taken = frozenset(_output_names((chain.qk, chain.row_max, chain.row_sum)) | chain.maps)
+    return AttentionMatch(chain.pv, contraction, attention, taken if divided else taken | {chain.pv.output})
 
 
-def _without(statements: Sequence[TensorExpr], one: Found, wanted: Collection[str]) -> tuple[TensorExpr, ...] | None:
+def _replace_statements(
+    statements: Sequence[TensorExpr], candidate: AttentionMatch, wanted: Collection[str]
+) -> tuple[TensorExpr, ...] | None:
     """The statements that are left, the second contraction for all of attention; what divides its sums by those of the
     exponentials reads quotients instead. None where something else is done with either."""
-    mixed, total = one.mixed, one.attention.row_sum
-    later_divided = mixed.output in one.taken
+    mixed, total = candidate.pv, candidate.attention.row_sum
+    later_divided = mixed.output in candidate.replaced
     if later_divided and mixed.output in wanted:
         return None
-    left: list[TensorExpr] = []
+    result: list[TensorExpr] = []
     for statement in statements:
         if statement.output == mixed.output:
-            left.append(mixed)
-        elif statement.output not in one.taken:
-            divided = quotients(statement, mixed, total) if later_divided else statement
+            result.append(mixed)
+        elif statement.output not in candidate.replaced:
+            divided = replace_quotients(statement, mixed, total) if later_divided else statement
             if divided is None or total.output in divided.reads_tensors:
                 return None
-            left.append(divided)
-    return tuple(left)
+            result.append(divided)
+    return tuple(result)

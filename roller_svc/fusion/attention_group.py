@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from roller_svc.fusion.contraction import Contraction
-from roller_svc.fusion.delinearize import divided
+from roller_svc.fusion.delinearize import simplify_division
 from roller_svc.fusion.space import attention_space
 from roller_svc.ir.attention import Attention, mask
 from roller_svc.ir.expr import AxisRef, Const, Expr, Load, Op, OpKind, axes_of, loads_of, rewrite, substitute
@@ -14,18 +14,18 @@ from roller_svc.ir.group import GroupKind, KernelGroup
 from roller_svc.ir.index import add, mul, num, ref
 from roller_svc.ir.program import Axis, TensorExpr, TensorType
 
-Parts = tuple[Contraction, Attention]
+AttentionParts = tuple[Contraction, Attention]
 
 
 def attention_group(
-    name: str, statements: tuple[TensorExpr, ...], parts: Parts, types: Mapping[str, TensorType],
+    name: str, statements: tuple[TensorExpr, ...], parts: AttentionParts, types: Mapping[str, TensorType],
     locals_: frozenset[str],
 ) -> KernelGroup:  # fmt: skip
     """`statements`: the second contraction and maps of its points; `types`: how tensors lie in memory."""
     parts = (parts[0], replace(parts[1], unsplit=(parts[1].row_sum, *statements)))
     for axis in parts[0].batch:
-        statements, parts = _with_split(statements, parts, axis)
-    contraction, attention = _rows_by_guard(*parts)
+        statements, parts = _split_heads(statements, parts, axis)
+    contraction, attention = _masked_rows_first(*parts)
     stored = tuple((s.output, types[s.output]) for s in statements if s.output not in locals_)
     read = attention.reads | {t for s in statements[1:] for t in s.reads_tensors} - {s.output for s in statements}
     inputs = tuple((t, types[t]) for t in sorted(read))
@@ -36,10 +36,12 @@ def attention_group(
     )  # fmt: skip
 
 
-def _with_split(statements: tuple[TensorExpr, ...], parts: Parts, axis: Axis) -> tuple[tuple[TensorExpr, ...], Parts]:
+def _split_heads(
+    statements: tuple[TensorExpr, ...], parts: AttentionParts, axis: Axis
+) -> tuple[tuple[TensorExpr, ...], AttentionParts]:
     """The axis as two where keys and values only know its quotient: the other part tells rows apart (grouped heads)."""
     contraction, attention = parts
-    size = _shared(attention, axis)
+    size = _common_divisor(attention, axis)
     if size is None or size == 1 or axis.extent % size:
         return statements, parts
     outer, inner = (
@@ -50,13 +52,13 @@ def _with_split(statements: tuple[TensorExpr, ...], parts: Parts, axis: Axis) ->
     at = {axis.name: add(mul(ref(outer.name), num(size)), ref(inner.name))}
 
     def change(expr: Expr) -> Expr:
-        return rewrite(substitute(expr, at), lambda node: divided(node, extents))
+        return rewrite(substitute(expr, at), lambda node: simplify_division(node, extents))
 
-    dots, high, total = (_rewritten(s, axis, (outer, inner), change) for s in attention.softmax_statements)
-    statements = tuple(_rewritten(s, axis, (outer, inner), change) for s in statements)
+    dots, high, total = (_rewrite_statement(s, axis, (outer, inner), change) for s in attention.softmax_statements)
+    statements = tuple(_rewrite_statement(s, axis, (outer, inner), change) for s in statements)
     attention = replace(
         attention, q=change(attention.q), k=change(attention.k), v=change(attention.v), score=change(attention.score),
-        scores_load=_moved(attention.scores_load, change),
+        scores_load=_rewrite_load(attention.scores_load, change),
         softmax_statements=(dots, high, total),
     )  # fmt: skip
     batch = tuple(outer if a == axis else a for a in contraction.batch)
@@ -66,20 +68,20 @@ def _with_split(statements: tuple[TensorExpr, ...], parts: Parts, axis: Axis) ->
     return statements, (contraction, attention)
 
 
-def _shared(attention: Attention, axis: Axis) -> int | None:
+def _common_divisor(attention: Attention, axis: Axis) -> int | None:
     """By what the axis is divided wherever keys and values are found by it; None where they are found by it itself."""
-    found: set[int] = set()
+    divisors: set[int] = set()
     for load in loads_of(attention.k) + loads_of(attention.v):
         for index in load.index:
             match index:
                 case Op(kind=OpKind.FLOORDIV, args=(AxisRef(name=name), Const(value=int(by)))) if name == axis.name:
-                    found.add(by)
+                    divisors.add(by)
                 case _ if axis.name in axes_of(index):
                     return None
-    return found.pop() if len(found) == 1 else None
+    return divisors.pop() if len(divisors) == 1 else None
 
 
-def _rewritten(
+def _rewrite_statement(
     statement: TensorExpr, axis: Axis, parts: tuple[Axis, Axis], change: Callable[[Expr], Expr]
 ) -> TensorExpr:
     axes = tuple(p for a in statement.axes for p in (parts if a.name == axis.name else (a,)))
@@ -87,11 +89,11 @@ def _rewritten(
     return replace(statement, axes=axes, index=index, body=change(statement.body))
 
 
-def _moved(load: Load, change: Callable[[Expr], Expr]) -> Load:
+def _rewrite_load(load: Load, change: Callable[[Expr], Expr]) -> Load:
     return replace(load, index=tuple(change(i) for i in load.index))
 
 
-def _rows_by_guard(contraction: Contraction, attention: Attention) -> Parts:
+def _masked_rows_first(contraction: Contraction, attention: Attention) -> AttentionParts:
     """Rows that a mask tells apart go outermost: those of a tile then have about the same keys."""
     found = mask(attention)
     masked = frozenset[str]() if found is None else axes_of(found.cond)

@@ -34,14 +34,14 @@ from roller_svc.ir.program import Axis, StatementKind, TensorExpr, TensorType
 
 
 @dataclass(frozen=True, slots=True)
-class Fused:
+class FusedAxes:
     statements: tuple[TensorExpr, ...]
     types: dict[str, TensorType]  # the views, of every tensor that the statements touch
 
 
-def fuse_axes(statements: tuple[TensorExpr, ...], types: dict[str, TensorType]) -> Fused:
+def fuse_axes(statements: tuple[TensorExpr, ...], types: dict[str, TensorType]) -> FusedAxes:
     """Fuse until no pair is left. All statements share axis names; axes are fused in all of them or in none."""
-    state = Fused(statements, dict(types))
+    state = FusedAxes(statements, dict(types))
     merged = True
     while merged:
         merged = False
@@ -67,33 +67,32 @@ def _neighbours(statements: tuple[TensorExpr, ...]) -> list[tuple[Axis, Axis]]:
     return list(pairs.values())
 
 
-def _fuse_pair(state: Fused, outer: Axis, inner: Axis) -> Fused | None:
-    places: dict[str, int] = {}
+def _fuse_pair(state: FusedAxes, outer: Axis, inner: Axis) -> FusedAxes | None:
+    dims: dict[str, int] = {}
     for statement in state.statements:
         names = {a.name for a in statement.axes}
         if (outer.name in names) != (inner.name in names):
             return None
         if outer.name not in names:
             continue
-        if statement.kind is StatementKind.SCATTER or not _agrees(statement, state.types, outer, inner, places):
+        if statement.kind is StatementKind.SCATTER or not _agrees(statement, state.types, outer, inner, dims):
             return None
-    if any(_checks_merged_dims(load, places) for s in state.statements for load in s.reads):
+    if any(_checks_merged_dims(load, dims) for s in state.statements for load in s.reads):
         return None
-    taken = {a.name for s in state.statements for a in s.axes}
+    used = {a.name for s in state.statements for a in s.axes}
     name = f"{outer.name}_{inner.name}"
-    while name in taken or name in state.types:
+    while name in used or name in state.types:
         name += "_"
     axis = Axis(name, outer.extent * inner.extent, outer.kind)
-    statements = tuple(_rewritten(s, outer, inner, axis, places) for s in state.statements)
+    statements = tuple(_rewrite_statement(s, outer, inner, axis, dims) for s in state.statements)
     types = {
-        tensor: _merged_type(type_, places[tensor]) if tensor in places else type_
-        for tensor, type_ in state.types.items()
+        tensor: _merged_type(type_, dims[tensor]) if tensor in dims else type_ for tensor, type_ in state.types.items()
     }
-    return Fused(statements, types)
+    return FusedAxes(statements, types)
 
 
 def _agrees(
-    statement: TensorExpr, types: dict[str, TensorType], outer: Axis, inner: Axis, places: dict[str, int]
+    statement: TensorExpr, types: dict[str, TensorType], outer: Axis, inner: Axis, dims: dict[str, int]
 ) -> bool:
     """Whether both axes occur only as neighbouring bare indices, and in each tensor at one place (noted in places)."""
     kinds = {a.name: a.kind for a in statement.axes}
@@ -108,7 +107,7 @@ def _agrees(
             continue
         d = at[0]
         follows = d + 1 < len(index) and index[d + 1] == AxisRef(inner.name)
-        if not follows or types[tensor].shape[d + 1] != inner.extent or places.setdefault(tensor, d) != d:
+        if not follows or types[tensor].shape[d + 1] != inner.extent or dims.setdefault(tensor, d) != d:
             return False
         bare += 2
     nodes = [statement.body, *statement.index]
@@ -121,9 +120,9 @@ def _agrees(
     return mentions == bare
 
 
-def _checks_merged_dims(load: Load, places: dict[str, int]) -> bool:
+def _checks_merged_dims(load: Load, dims: dict[str, int]) -> bool:
     """A run-time check is of one dimension: merged with another it could not tell which was left."""
-    d = places.get(load.tensor)
+    d = dims.get(load.tensor)
     return d is not None and any(load.bounds_checked[d : d + 2])
 
 
@@ -132,16 +131,16 @@ def _merged_type(type_: TensorType, d: int) -> TensorType:
     return TensorType(type_.dtype, (*shape[:d], shape[d] * shape[d + 1], *shape[d + 2 :]))
 
 
-def _rewritten(statement: TensorExpr, outer: Axis, inner: Axis, axis: Axis, places: dict[str, int]) -> TensorExpr:
+def _rewrite_statement(statement: TensorExpr, outer: Axis, inner: Axis, axis: Axis, dims: dict[str, int]) -> TensorExpr:
     def merged(tensor: str, index: tuple[Expr, ...]) -> tuple[Expr, ...]:
-        d = places.get(tensor)
+        d = dims.get(tensor)
         if d is None:
             return index
         return (*index[:d], _flat(index[d], index[d + 1], outer, inner, axis), *index[d + 2 :])
 
     def change(node: Expr) -> Expr:
-        if isinstance(node, Load) and node.tensor in places:
-            d = places[node.tensor]
+        if isinstance(node, Load) and node.tensor in dims:
+            d = dims[node.tensor]
             checked = (*node.bounds_checked[:d], *node.bounds_checked[d + 1 :])
             return replace(node, index=merged(node.tensor, node.index), bounds_checked=checked)
         return node
@@ -153,8 +152,8 @@ def _rewritten(statement: TensorExpr, outer: Axis, inner: Axis, axis: Axis, plac
         elif a.name != inner.name:
             axes.append(a)
     type_ = statement.type
-    if statement.output in places:
-        type_ = _merged_type(type_, places[statement.output])
+    if statement.output in dims:
+        type_ = _merged_type(type_, dims[statement.output])
     return replace(
         statement, axes=tuple(axes), type=type_, index=merged(statement.output, statement.index),
         body=rewrite(statement.body, change),
@@ -171,18 +170,18 @@ def _flat(first: Expr, second: Expr, outer: Axis, inner: Axis, axis: Axis) -> Ex
 
 
 WIDEST_BYTES = 16  # of one access of a thread (LD.128)
-MOST = 0.75  # of the bytes lie in tensors that the flat axis walks from end to end
+MIN_FLAT_FRACTION = 0.75  # of the bytes lie in tensors that the flat axis walks from end to end
 MAX_POINTS = 2**31 - 1  # a flat place is computed in 32 bits
 
 
-def flat_rows(fused: Fused) -> Fused:
+def flatten_rows(fused: FusedAxes) -> FusedAxes:
     """Rows joined with the axis before them until they are whole vectors, or nothing more can be joined."""
-    while (pair := _ragged(fused)) is not None and (flat := _flattened(fused, *pair)) is not None:
+    while (pair := _ragged_pair(fused)) is not None and (flat := _flatten_pair(fused, *pair)) is not None:
         fused = flat
     return fused
 
 
-def _ragged(fused: Fused) -> tuple[Axis, Axis] | None:
+def _ragged_pair(fused: FusedAxes) -> tuple[Axis, Axis] | None:
     """The last two axes of the results, where the last is no multiple of a vector."""
     first = fused.statements[0]
     axes = {a.name: a for a in first.axes}
@@ -197,31 +196,31 @@ def _ragged(fused: Fused) -> tuple[Axis, Axis] | None:
     return None if whole or outer.extent * row.extent > MAX_POINTS else (outer, row)
 
 
-def _flattened(fused: Fused, outer: Axis, row: Axis) -> Fused | None:
-    places: dict[str, int | None] = {}
+def _flatten_pair(fused: FusedAxes, outer: Axis, row: Axis) -> FusedAxes | None:
+    dims: dict[str, int | None] = {}
     for statement in fused.statements:
         for tensor, index, checked in _uses(statement):
-            d = _place(index, checked, fused.types[tensor], (outer, row))
-            if places.setdefault(tensor, d) != d:
+            d = _pair_dimension(index, checked, fused.types[tensor], (outer, row))
+            if dims.setdefault(tensor, d) != d:
                 return None
-    if any(places[s.output] is None for s in fused.statements):
+    if any(dims[s.output] is None for s in fused.statements):
         return None
-    joined = {tensor: d for tensor, d in places.items() if d is not None}
-    moved = {tensor: fused.types[tensor].bytes for tensor in places}
-    if sum(moved[tensor] for tensor in joined) < MOST * sum(moved.values()):
+    flat_dims = {tensor: d for tensor, d in dims.items() if d is not None}
+    bytes_by_tensor = {tensor: fused.types[tensor].bytes for tensor in dims}
+    if sum(bytes_by_tensor[tensor] for tensor in flat_dims) < MIN_FLAT_FRACTION * sum(bytes_by_tensor.values()):
         return None
-    taken = {a.name for a in fused.statements[0].axes} | fused.types.keys()
+    used = {a.name for a in fused.statements[0].axes} | fused.types.keys()
     name = f"{outer.name}_{row.name}"
-    while name in taken:
+    while name in used:
         name += "_"
     flat = Axis(name, outer.extent * row.extent, outer.kind)
     values = {outer.name: div(ref(name), row.extent), row.name: mod(ref(name), row.extent)}
     types = dict(fused.types)
-    for tensor, d in joined.items():
+    for tensor, d in flat_dims.items():
         shape = types[tensor].shape
         types[tensor] = TensorType(types[tensor].dtype, (*shape[:d], math.prod(shape[d : d + 2]), *shape[d + 2 :]))
-    statements = tuple(_flatten_statement(s, (outer, row, flat), joined, values, types) for s in fused.statements)
-    return Fused(statements, types)
+    statements = tuple(_flatten_statement(s, (outer, row, flat), flat_dims, values, types) for s in fused.statements)
+    return FusedAxes(statements, types)
 
 
 def _uses(statement: TensorExpr) -> list[tuple[str, tuple[Expr, ...], tuple[bool, ...]]]:
@@ -229,7 +228,7 @@ def _uses(statement: TensorExpr) -> list[tuple[str, tuple[Expr, ...], tuple[bool
     return [(statement.output, statement.index, ()), *reads]
 
 
-def _place(
+def _pair_dimension(
     index: tuple[Expr, ...], checked: tuple[bool, ...], type_: TensorType, pair: tuple[Axis, Axis]
 ) -> int | None:
     """The dimension that the outer axis of the pair indexes, the row the next; None where they do not."""
@@ -241,7 +240,7 @@ def _place(
 
 
 def _flatten_statement(
-    statement: TensorExpr, axes: tuple[Axis, Axis, Axis], joined: Mapping[str, int], values: Mapping[str, Expr],
+    statement: TensorExpr, axes: tuple[Axis, Axis, Axis], flat_dims: Mapping[str, int], values: Mapping[str, Expr],
     types: Mapping[str, TensorType],
 ) -> TensorExpr:  # fmt: skip
     outer, row, flat = axes
@@ -249,18 +248,21 @@ def _flatten_statement(
     def changed(expr: Expr) -> Expr:
         if isinstance(expr, AxisRef):
             return values.get(expr.name, expr)
-        if isinstance(expr, Load) and expr.tensor in joined:
-            checked = (*expr.bounds_checked[: joined[expr.tensor]], *expr.bounds_checked[joined[expr.tensor] + 1 :])
+        if isinstance(expr, Load) and expr.tensor in flat_dims:
+            checked = (
+                *expr.bounds_checked[: flat_dims[expr.tensor]],
+                *expr.bounds_checked[flat_dims[expr.tensor] + 1 :],
+            )
             return replace(expr, index=merged(expr.tensor, expr.index), bounds_checked=checked)
         parts = children(expr)
         return with_children(expr, tuple(changed(part) for part in parts)) if parts else expr
 
     def merged(tensor: str, index: tuple[Expr, ...]) -> tuple[Expr, ...]:
-        d = joined[tensor]
+        d = flat_dims[tensor]
         return (*(changed(i) for i in index[:d]), ref(flat.name), *(changed(i) for i in index[d + 2 :]))
 
-    kept = tuple(flat if a.name == outer.name else a for a in statement.axes if a.name != row.name)
+    flat_axes = tuple(flat if a.name == outer.name else a for a in statement.axes if a.name != row.name)
     return replace(
-        statement, axes=kept, type=types[statement.output], index=merged(statement.output, statement.index),
+        statement, axes=flat_axes, type=types[statement.output], index=merged(statement.output, statement.index),
         body=changed(statement.body),
     )  # fmt: skip

@@ -43,12 +43,12 @@ def as_contraction(statement: TensorExpr) -> Contraction | None:
         return None
     best: Contraction | None = None
     for size in range(1, len(factors) // 2 + 1):
-        for chosen in itertools.combinations(range(len(factors)), size):
-            left = [factors[i] for i in chosen]
-            right = [f for i, f in enumerate(factors) if i not in chosen]
-            found = _classified(statement, product_of(left), product_of(right))
-            if found is not None and (best is None or _shared(found) > _shared(best)):
-                best = found
+        for left_indices in itertools.combinations(range(len(factors)), size):
+            left = [factors[i] for i in left_indices]
+            right = [f for i, f in enumerate(factors) if i not in left_indices]
+            candidate = _classify(statement, product_of(left), product_of(right))
+            if candidate is not None and (best is None or _reuse(candidate) > _reuse(best)):
+                best = candidate
     return best
 
 
@@ -57,7 +57,7 @@ def factors_of(body: Expr, dtype: DType) -> list[Expr]:
     while isinstance(body, Cast) and body.dtype.compute is body.arg.dtype.compute and body.implicit:
         body = body.arg
     if isinstance(body, Op) and body.kind is OpKind.DIV:
-        return _divided(factors_of(body.args[0], dtype), body.args[1])
+        return _divide_factor(factors_of(body.args[0], dtype), body.args[1])
     if not (isinstance(body, Op) and body.kind is OpKind.MUL):
         return [body]
     # an integer product that is narrower than its sum wraps on its own and is no multiply-add of the sum's type
@@ -66,7 +66,7 @@ def factors_of(body: Expr, dtype: DType) -> list[Expr]:
     return [f for arg in body.args for f in factors_of(arg, dtype)]
 
 
-def _divided(factors: list[Expr], divisor: Expr) -> list[Expr]:
+def _divide_factor(factors: list[Expr], divisor: Expr) -> list[Expr]:
     """A quotient of a product: one factor is divided, one that has all of the divisor's axes where there is one."""
     axes = axes_of(divisor)
     at = next((i for i, f in enumerate(factors) if axes <= axes_of(f)), 0)
@@ -81,7 +81,7 @@ def product_of(factors: list[Expr]) -> Expr:
     return product
 
 
-def _classified(statement: TensorExpr, left: Expr, right: Expr) -> Contraction | None:
+def _classify(statement: TensorExpr, left: Expr, right: Expr) -> Contraction | None:
     in_left, in_right = axes_of(left), axes_of(right)
     batch, only_left, only_right, k = [], [], [], []
     for axis in statement.axes:
@@ -111,7 +111,7 @@ def _size(axes: list[Axis]) -> int:
     return math.prod(a.extent for a in axes)
 
 
-def _shared(c: Contraction) -> float:
+def _reuse(c: Contraction) -> float:
     """Points over operand elements: how often each element is used."""
     b, m, n, k = (math.prod(a.extent for a in axes) for axes in (c.batch, c.m, c.n, c.k))
     return b * m * n * k / (b * m * k + b * n * k)

@@ -14,17 +14,17 @@ from roller_svc.ir.index import add, mul, num, ref
 from roller_svc.ir.program import Axis, StatementKind, TensorExpr
 
 
-def split_reduced(statement: TensorExpr) -> TensorExpr:
+def delinearize_reduced_axes(statement: TensorExpr) -> TensorExpr:
     """The same sums over more axes; the statement itself where that leaves a quotient or a remainder."""
     if statement.kind is not StatementKind.REDUCE:
         return statement
-    found = statement
+    result = statement
     for axis in statement.reduced:
-        found = _with_split(found, axis)
-    return found
+        result = _delinearize_axis(result, axis)
+    return result
 
 
-def _with_split(statement: TensorExpr, axis: Axis) -> TensorExpr:
+def _delinearize_axis(statement: TensorExpr, axis: Axis) -> TensorExpr:
     parts = _parts(statement, axis)
     if len(parts) < 2 or {p.name for p in parts} & {a.name for a in statement.axes}:
         return statement
@@ -32,7 +32,7 @@ def _with_split(statement: TensorExpr, axis: Axis) -> TensorExpr:
     for part in parts:
         value = add(mul(value, num(part.extent)), ref(part.name))
     extents = {p.name: p.extent for p in parts}
-    body = rewrite(substitute(statement.body, {axis.name: value}), lambda node: divided(node, extents))
+    body = rewrite(substitute(statement.body, {axis.name: value}), lambda node: simplify_division(node, extents))
     if any(_is_division(node) and axes_of(node) & extents.keys() for node in iter_subexpressions(body)):
         return statement
     i = statement.axes.index(axis)
@@ -82,17 +82,17 @@ def _is_division(expr: Expr) -> bool:
     return isinstance(expr, Op) and expr.kind in (OpKind.FLOORDIV, OpKind.MOD) and not expr.dtype.is_float
 
 
-def divided(node: Expr, extents: dict[str, int]) -> Expr:
+def simplify_division(node: Expr, extents: dict[str, int]) -> Expr:
     """(9 c + 3 h + w) // 9 is c, its remainder 3 h + w, where what is left of 9 c is less than 9."""
     match node:
         case Op(kind=OpKind.FLOORDIV | OpKind.MOD as kind, args=(x, Const(value=int(by)))) if by > 0:
-            known = affine(x)
-            if known is None or known.offset or not {name for name, _ in known.coeffs} <= extents.keys():
+            form = affine(x)
+            if form is None or form.offset or not {name for name, _ in form.coeffs} <= extents.keys():
                 return node
-            rest = [(name, c) for name, c in known.coeffs if c % by]
-            if any(c < 0 for _, c in rest) or sum(c * (extents[name] - 1) for name, c in rest) >= by:
+            remainder = [(name, c) for name, c in form.coeffs if c % by]
+            if any(c < 0 for _, c in remainder) or sum(c * (extents[name] - 1) for name, c in remainder) >= by:
                 return node
-            terms = rest if kind is OpKind.MOD else [(name, c // by) for name, c in known.coeffs if c % by == 0]
+            terms = remainder if kind is OpKind.MOD else [(name, c // by) for name, c in form.coeffs if c % by == 0]
             total: Expr = num(0)
             for name, c in terms:
                 total = add(total, mul(ref(name), num(c)))

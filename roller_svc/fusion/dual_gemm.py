@@ -13,43 +13,43 @@ from roller_svc.fusion.contraction import Contraction, as_contraction
 from roller_svc.ir.expr import AxisRef, Expr, substitute
 from roller_svc.ir.program import StatementKind, TensorExpr
 
-Reading = Callable[[TensorExpr], Contraction | None]
+ContractionOf = Callable[[TensorExpr], Contraction | None]
 
 
-def paired_sums(statements: Sequence[TensorExpr], reading: Reading) -> Mapping[str, TensorExpr]:
+def match_dual_gemms(statements: Sequence[TensorExpr], contraction_of: ContractionOf) -> Mapping[str, TensorExpr]:
     """First sum's tensor → the statement of the second, its axes called as the first's. `reading`: how a statement that
     gets tiles of its own is a contraction."""
-    found: dict[str, TensorExpr] = {}
-    taken: set[str] = set()
-    for place, first in enumerate(statements):
-        contraction = reading(first)
-        if contraction is None or first.output in taken:
+    matches: dict[str, TensorExpr] = {}
+    used: set[str] = set()
+    for position, first in enumerate(statements):
+        contraction = contraction_of(first)
+        if contraction is None or first.output in used:
             continue
-        for other in statements[place + 1 :]:
-            if other.output in taken or not _meet({first.output}, {other.output}, statements):
+        for candidate in statements[position + 1 :]:
+            if candidate.output in used or not _are_combined_by_map({first.output}, {candidate.output}, statements):
                 continue
-            second = _aligned(first, contraction, other)
+            second = _align_axes(first, contraction, candidate)
             if second is not None:
-                found[first.output] = second
-                taken |= {first.output, second.output}
+                matches[first.output] = second
+                used |= {first.output, second.output}
                 break
-    return found
+    return matches
 
 
-def _meet(one: Collection[str], other: Collection[str], statements: Sequence[TensorExpr]) -> bool:
+def _are_combined_by_map(first: Collection[str], second: Collection[str], statements: Sequence[TensorExpr]) -> bool:
     """Whether a map reads what maps have made of both."""
-    made = (set(one), set(other))
+    made = (set(first), set(second))
     for statement in statements:
         if statement.kind is StatementKind.MAP:
-            reached = [tensors for tensors in made if tensors & set(statement.reads_tensors)]
-            if len(reached) == len(made):
+            sources = [tensors for tensors in made if tensors & set(statement.reads_tensors)]
+            if len(sources) == len(made):
                 return True
-            for tensors in reached:
+            for tensors in sources:
                 tensors.add(statement.output)
     return False
 
 
-def _aligned(first: TensorExpr, contraction: Contraction, other: TensorExpr) -> TensorExpr | None:
+def _align_axes(first: TensorExpr, contraction: Contraction, other: TensorExpr) -> TensorExpr | None:
     """The other with the first's axes, where the two differ in the right factor only."""
     theirs = as_contraction(other)
     if theirs is None or other.accumulator is not first.accumulator:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from roller_svc.analysis.inlining import plain, value_of
+from roller_svc.analysis.inlining import canonicalize, value_of
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Cast, Const, Expr, Load, Op, OpKind, children, iter_subexpressions, rewrite, substitute
 from roller_svc.ir.program import StatementKind, TensorExpr, TensorProgram, live_statements
@@ -23,22 +23,22 @@ _CHEAP = frozenset({
 })  # fmt: skip
 
 
-def inlined(program: TensorProgram) -> tuple[TensorExpr, ...]:
+def inline_elementwise(program: TensorProgram) -> tuple[TensorExpr, ...]:
     """The statements that must be computed as such, in order; every other one has become part of its readers."""
-    wanted = {output.tensor for output in program.outputs}
+    outputs = {output.tensor for output in program.outputs}
     readers = _readers(program)
     inlinable: dict[str, TensorExpr] = {}
-    kept: list[TensorExpr] = []
-    for statement in live_statements(program, wanted):
-        new = plain(_with_producers(statement, inlinable))
-        if new.output not in wanted and _may_inline(new, readers.get(new.output, ())):
+    statements: list[TensorExpr] = []
+    for statement in live_statements(program, outputs):
+        new = canonicalize(_with_producers(statement, inlinable))
+        if new.output not in outputs and _may_inline(new, readers.get(new.output, ())):
             inlinable[new.output] = new
         else:
-            kept.append(new)
-    return tuple(kept)
+            statements.append(new)
+    return tuple(statements)
 
 
-def squeezed(statement: TensorExpr) -> TensorExpr:
+def drop_unit_axes(statement: TensorExpr) -> TensorExpr:
     """The statement without its axes of one point, but for its last reduced one: keepdims makes them, and rows that
     differ in nothing else share a loop nest."""
     if statement.kind is StatementKind.SCATTER:

@@ -6,19 +6,19 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, replace
 
-from roller_svc.analysis.online_reduction import JointKind, joints
+from roller_svc.analysis.online_reduction import OnlineReductionKind, online_reductions
 from roller_svc.analysis.operand import value_dtype
-from roller_svc.fusion.aligned_copies import aligned_copies
-from roller_svc.fusion.attention import Found, attentions
+from roller_svc.fusion.aligned_copies import insert_aligned_copies
+from roller_svc.fusion.attention import AttentionMatch, match_attentions
 from roller_svc.fusion.attention_group import attention_group
-from roller_svc.fusion.axis_fusion import flat_rows, fuse_axes
+from roller_svc.fusion.axis_fusion import flatten_rows, fuse_axes
 from roller_svc.fusion.contraction import Contraction, as_contraction
-from roller_svc.fusion.delinearize import split_reduced
-from roller_svc.fusion.dual_gemm import paired_sums
-from roller_svc.fusion.inline import inlined, squeezed
-from roller_svc.fusion.row_normalization import divided_rows
+from roller_svc.fusion.delinearize import delinearize_reduced_axes
+from roller_svc.fusion.dual_gemm import match_dual_gemms
+from roller_svc.fusion.inline import drop_unit_axes, inline_elementwise
+from roller_svc.fusion.row_normalization import hoist_row_divisions
 from roller_svc.fusion.space import contraction_space, nest_space
-from roller_svc.fusion.split.online_reduction import cuts_evenly
+from roller_svc.fusion.split.online_reduction import splits_evenly
 from roller_svc.ir.attention import Attention
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import AxisRef, Const, Expr, Load, axes_of, substitute
@@ -26,21 +26,21 @@ from roller_svc.ir.group import ContractionOperands, GroupKind, KernelGroup
 from roller_svc.ir.program import Axis, AxisKind, StatementKind, TensorExpr, TensorProgram, TensorType
 
 # A contraction with fewer rows, or columns, than this is bound by memory: a matrix unit would idle, and so would tiles.
-STREAMED_ROWS = 8
+MIN_TILED_ROWS = 8
 # Rows below this many times the cores, with long rows, are better split over the device one statement at a time.
 ROWS_PER_CORE = 1
 LONG_ROW = 1 << 16
-NARROW = 16  # bits of the operands that every matrix unit is for
+NARROW_BITS = 16  # bits of the operands that every matrix unit is for
 
 
 @dataclass(frozen=True, slots=True)
-class _Draft:
+class _FusionGroup:
     """A group while it grows: statements whose shared axes already have the first statement's names."""
 
     statements: tuple[TensorExpr, ...]
     contraction: Contraction | None
     attention: Attention | None = None
-    sums: int = 1
+    num_accumulators: int = 1
 
     @property
     def outer(self) -> tuple[Axis, ...]:
@@ -52,64 +52,70 @@ class _Draft:
 
     @property
     def reads(self) -> frozenset[str]:
-        return frozenset(t for s in self.statements for t in s.reads_tensors) | _attended(self.attention)
+        return frozenset(t for s in self.statements for t in s.reads_tensors) | _attention_reads(self.attention)
 
 
 @dataclass(frozen=True, slots=True)
-class Traits:
+class FusionOptions:
     """All that partitioning asks of a device."""
 
     is_cpu: bool
     has_matrix_unit: bool
     num_cores: int
-    attends_in: frozenset[DType] = frozenset()  # types of factors with which attention becomes one kernel
-    pairs: bool = False  # whether two contractions over one left factor become one kernel
-    moves_boxes: bool = False  # whether it has bulk copies, which take aligned rows only
-    aligns: bool = False  # whether contractions read copies that have such rows
+    attention_dtypes: frozenset[DType] = frozenset()  # types of factors with which attention becomes one kernel
+    fuse_dual_gemm: bool = False  # whether two contractions over one left factor become one kernel
+    has_tma: bool = False  # whether it has bulk copies, which take aligned rows only
+    copy_misaligned: bool = False  # whether contractions read copies that have such rows
 
     @property
-    def alone(self) -> Traits:
+    def without_fusion(self) -> FusionOptions:
         """What it asks where there is one statement: nothing may join it."""
-        return Traits(self.is_cpu, has_matrix_unit=False, num_cores=1, aligns=self.aligns)
+        return FusionOptions(self.is_cpu, has_matrix_unit=False, num_cores=1, copy_misaligned=self.copy_misaligned)
 
     @property
-    def apart(self) -> Traits:
+    def without_attention(self) -> FusionOptions:
         """The same device, attention being several kernels."""
-        return replace(self, attends_in=frozenset())
+        return replace(self, attention_dtypes=frozenset())
 
     @property
-    def paired(self) -> Traits:
+    def with_dual_gemm(self) -> FusionOptions:
         """The same device, two contractions over one left factor being one kernel."""
-        return replace(self, pairs=self.has_matrix_unit)
+        return replace(self, fuse_dual_gemm=self.has_matrix_unit)
 
     @property
-    def aligned(self) -> Traits:
+    def with_aligned_copies(self) -> FusionOptions:
         """The same device, contractions of rows that begin anywhere reading aligned copies of them, none of which is
         attention."""
-        return replace(self, attends_in=frozenset(), aligns=self.moves_boxes)
+        return replace(self, attention_dtypes=frozenset(), copy_misaligned=self.has_tma)
 
 
-def computed(program: TensorProgram, hw: Traits) -> tuple[TensorExpr, ...]:
+def normalize_statements(program: TensorProgram, hw: FusionOptions) -> tuple[TensorExpr, ...]:
     """The statements that are computed as such, in the form that kernels of the family have them in."""
-    statements = tuple(squeezed(s) for s in inlined(program))
+    statements = tuple(drop_unit_axes(s) for s in inline_elementwise(program))
     if not hw.is_cpu:
         return statements
-    return divided_rows(tuple(split_reduced(s) for s in statements), {o.tensor for o in program.outputs})
+    return hoist_row_divisions(
+        tuple(delinearize_reduced_axes(s) for s in statements), {o.tensor for o in program.outputs}
+    )
 
 
-def partition_of(program: TensorProgram, statements: tuple[TensorExpr, ...], hw: Traits) -> tuple[KernelGroup, ...]:
+def partition_statements(
+    program: TensorProgram, statements: tuple[TensorExpr, ...], hw: FusionOptions
+) -> tuple[KernelGroup, ...]:
     """`partition` of a program that is `computed`."""
-    wanted = {o.tensor for o in program.outputs}
+    outputs = {o.tensor for o in program.outputs}
     types = stored_types(program)
-    if hw.aligns:
-        aligned = aligned_copies(statements, dict(program.inputs), lambda s: _contraction(s, hw))
+    if hw.copy_misaligned:
+        aligned = insert_aligned_copies(statements, dict(program.inputs), lambda s: _contraction(s, hw))
         statements, types = aligned.statements, types | dict(aligned.copies)
-    statements, attention = attentions(statements, wanted, hw.attends_in) if hw.attends_in else (statements, {})
-    singles = tuple(s for s in statements if s.output not in attention)
-    pairs = paired_sums(singles, lambda s: _contraction(s, hw)) if hw.pairs else {}
-    drafts = _drafts(statements, attention, pairs, hw)
+    statements, attention = (
+        match_attentions(statements, outputs, hw.attention_dtypes) if hw.attention_dtypes else (statements, {})
+    )
+    other_statements = tuple(s for s in statements if s.output not in attention)
+    pairs = match_dual_gemms(other_statements, lambda s: _contraction(s, hw)) if hw.fuse_dual_gemm else {}
+    drafts = _fuse(statements, attention, pairs, hw)
     read_by = _readers(drafts)
-    groups = (_group(draft, f"kernel{i}", types, wanted | read_by[i], hw) for i, draft in enumerate(drafts))
+    groups = (_group(draft, f"kernel{i}", types, outputs | read_by[i], hw) for i, draft in enumerate(drafts))
     return tuple(_with_constants(groups, program))
 
 
@@ -117,27 +123,30 @@ def _with_constants(groups: Iterable[KernelGroup], program: TensorProgram) -> It
     """Each group told which of its inputs stay the same: the program's constants and what is made of them alone."""
     constants = set(program.constants)
     for group in groups:
-        stay = frozenset(name for name, _ in group.inputs if name in constants)
-        accesses = tuple(replace(a, constant=a.tensor in stay) for a in group.space.accesses)
-        told = replace(group, constants=stay, space=replace(group.space, accesses=accesses))
-        if told.is_constant(program.outputs):
-            constants |= {name for name, _ in told.stored}
-        yield told
+        constant_inputs = frozenset(name for name, _ in group.inputs if name in constants)
+        accesses = tuple(replace(a, constant=a.tensor in constant_inputs) for a in group.space.accesses)
+        marked = replace(group, constants=constant_inputs, space=replace(group.space, accesses=accesses))
+        if marked.is_constant(program.outputs):
+            constants |= {name for name, _ in marked.stored}
+        yield marked
 
 
 def stored_types(program: TensorProgram) -> dict[str, TensorType]:
     """How each tensor lies in memory. An intermediate of a narrow float keeps its digits: it is stored as float32."""
-    kept = {name for name, _ in program.inputs} | {o.tensor for o in program.outputs}
+    exact = {name for name, _ in program.inputs} | {o.tensor for o in program.outputs}
     return {
-        name: type_ if name in kept else TensorType(type_.dtype.compute, type_.shape)
+        name: type_ if name in exact else TensorType(type_.dtype.compute, type_.shape)
         for name, type_ in program.types.items()
     }
 
 
-def _drafts(
-    statements: tuple[TensorExpr, ...], attention: Mapping[str, Found], pairs: Mapping[str, TensorExpr], hw: Traits
-) -> list[_Draft]:
-    drafts: list[_Draft] = []
+def _fuse(
+    statements: tuple[TensorExpr, ...],
+    attention: Mapping[str, AttentionMatch],
+    pairs: Mapping[str, TensorExpr],
+    hw: FusionOptions,
+) -> list[_FusionGroup]:
+    drafts: list[_FusionGroup] = []
     pending = [(statement, _reads(statement, attention.get(statement.output))) for statement in statements]
     done: set[str] = set()  # written by groups before the one that grows
     written = {s.output for s in statements}
@@ -145,70 +154,74 @@ def _drafts(
         first, _ = pending[0]
         found = attention.get(first.output)
         if found is not None:
-            draft = _Draft((first,), found.contraction, found.attention)
+            draft = _FusionGroup((first,), found.contraction, found.attention)
         else:
-            draft = _with_second(_Draft((first,), _contraction(first, hw)), pairs.get(first.output), written - done)
-        rest: list[tuple[TensorExpr, frozenset[str]]] = []
+            draft = _with_second_gemm(
+                _FusionGroup((first,), _contraction(first, hw)), pairs.get(first.output), written - done
+            )
+        remaining: list[tuple[TensorExpr, frozenset[str]]] = []
         for statement, reads in pending[1:]:
             if statement.output in draft.written:
                 continue
             available = all(t not in written or t in done or t in draft.written for t in reads)
             others = {t for s, names in pending[1:] if s is not statement for t in names} if available else set()
-            alone = statement.output in attention
-            joined = _joined(draft, statement, hw, others) if available and not alone else None
-            if joined is None:
-                rest.append((statement, reads))
+            is_attention = statement.output in attention
+            grown = _try_fuse(draft, statement, hw, others) if available and not is_attention else None
+            if grown is None:
+                remaining.append((statement, reads))
             else:
-                draft = joined
+                draft = grown
         drafts.append(draft)
         done |= draft.written
-        pending = rest
+        pending = remaining
     return drafts
 
 
-def _with_second(draft: _Draft, second: TensorExpr | None, awaited: Set[str]) -> _Draft:
+def _with_second_gemm(draft: _FusionGroup, second: TensorExpr | None, not_yet_written: Set[str]) -> _FusionGroup:
     """The draft of a sum with a second one in it, where that reads nothing that is still to come."""
-    if second is None or not awaited.isdisjoint(second.reads_tensors):
+    if second is None or not not_yet_written.isdisjoint(second.reads_tensors):
         return draft
-    return replace(draft, statements=(*draft.statements, second), sums=2)
+    return replace(draft, statements=(*draft.statements, second), num_accumulators=2)
 
 
-def _reads(statement: TensorExpr, found: Found | None) -> frozenset[str]:
+def _reads(statement: TensorExpr, found: AttentionMatch | None) -> frozenset[str]:
     """Tensors that must be there before the statement, or all of attention, is computed."""
-    return frozenset(statement.reads_tensors) if found is None else _attended(found.attention)
+    return frozenset(statement.reads_tensors) if found is None else _attention_reads(found.attention)
 
 
-def _attended(attention: Attention | None) -> frozenset[str]:
+def _attention_reads(attention: Attention | None) -> frozenset[str]:
     return frozenset() if attention is None else attention.reads
 
 
-def _contraction(statement: TensorExpr, hw: Traits) -> Contraction | None:
+def _contraction(statement: TensorExpr, hw: FusionOptions) -> Contraction | None:
     """The reading of a statement that gets tiles of its own: on a GPU a thin product is rows to be streamed, unless its
     rows are windows."""
-    found = as_contraction(statement)
-    if found is None or hw.is_cpu:
-        return found
-    thin = min(math.prod(a.extent for a in axes) for axes in (found.m, found.n)) < STREAMED_ROWS
+    contraction = as_contraction(statement)
+    if contraction is None or hw.is_cpu:
+        return contraction
+    is_skinny = min(math.prod(a.extent for a in axes) for axes in (contraction.m, contraction.n)) < MIN_TILED_ROWS
     reduced, spatial = ({a.name for a in axes} for axes in (statement.reduced, statement.spatial))
-    windows = any(
+    is_windowed = any(
         (used := axes_of(index)) & reduced and used & spatial for load in statement.reads for index in load.index
     )
-    return None if thin and not windows else found
+    return None if is_skinny and not is_windowed else contraction
 
 
-def _readers(drafts: list[_Draft]) -> list[set[str]]:
+def _readers(drafts: list[_FusionGroup]) -> list[set[str]]:
     """For each draft, which of its tensors other drafts read."""
     return [{t for other in drafts if other is not draft for t in other.reads} & draft.written for draft in drafts]
 
 
-def _joined(draft: _Draft, statement: TensorExpr, hw: Traits, others: set[str]) -> _Draft | None:
+def _try_fuse(
+    draft: _FusionGroup, statement: TensorExpr, hw: FusionOptions, read_later: set[str]
+) -> _FusionGroup | None:
     """The draft with the statement in it, where they can share one loop nest and it pays. `others`: what is read by
     statements still to come."""
     if statement.kind is StatementKind.SCATTER or draft.statements[0].kind is StatementKind.SCATTER:
         return None
     if draft.contraction is not None and statement.kind is StatementKind.REDUCE:
-        apart = draft.attention is not None or bool(draft.written & others)
-        return None if apart else _with_row_reduction(draft, draft.contraction, statement, hw)
+        must_stay_separate = draft.attention is not None or bool(draft.written & read_later)
+        return None if must_stay_separate else _with_row_reduction(draft, draft.contraction, statement, hw)
     names = _shared_axes(draft, statement)
     if names is None:
         return None
@@ -221,37 +234,40 @@ def _joined(draft: _Draft, statement: TensorExpr, hw: Traits, others: set[str]) 
         return None
     rows = math.prod(a.extent for a in draft.outer)
     row = max(math.prod(a.extent for a in s.axes) // rows for s in (*draft.statements, statement))
-    joined = replace(draft, statements=(*draft.statements, _renamed(statement, names, draft)))
-    if inner and rows < ROWS_PER_CORE * hw.num_cores and row >= LONG_ROW and not _shares_pass(joined, hw):
+    candidate = replace(draft, statements=(*draft.statements, _renamed(statement, names, draft)))
+    if inner and rows < ROWS_PER_CORE * hw.num_cores and row >= LONG_ROW and not _shares_pass(candidate, hw):
         return None
-    return joined
+    return candidate
 
 
-def _shares_pass(draft: _Draft, hw: Traits) -> bool:
+def _shares_pass(draft: _FusionGroup, hw: FusionOptions) -> bool:
     """Whether its last statement needs no pass of its own over a row, which can be split as a pair."""
     last = draft.statements[-1]
-    return cuts_evenly(last) and any(
-        joint.second is last and (not hw.is_cpu or joint.kind is JointKind.PLACE) for joint in joints(draft.statements)
+    return splits_evenly(last) and any(
+        joint.second is last and (not hw.is_cpu or joint.kind is OnlineReductionKind.ARG)
+        for joint in online_reductions(draft.statements)
     )
 
 
-def _with_row_reduction(draft: _Draft, contraction: Contraction, statement: TensorExpr, hw: Traits) -> _Draft | None:
+def _with_row_reduction(
+    draft: _FusionGroup, contraction: Contraction, statement: TensorExpr, hw: FusionOptions
+) -> _FusionGroup | None:
     """A contraction's draft with a reduction over all of n: the epilogue of matrix units does it.
 
     Where something else reads the results too, they are stored anyway, and a nest that reads them once does it all.
     """
     types = (value_dtype(contraction.a), value_dtype(contraction.b))
-    on_matrix_unit = hw.has_matrix_unit and all(t is None or t.bits <= NARROW for t in types)
+    on_matrix_unit = hw.has_matrix_unit and all(t is None or t.bits <= NARROW_BITS for t in types)
     if not on_matrix_unit or any(s.kind is StatementKind.REDUCE for s in draft.statements[1:]):
         return None
     names: dict[str, str] = {}
     for load in statement.reads:
         if load.tensor in draft.written:
             writer = next(s for s in draft.statements if s.output == load.tensor)
-            found = _renaming(writer.index, load.index)
-            if found is None or (names and found != names):
+            axes = _renaming(writer.index, load.index)
+            if axes is None or (names and axes != names):
                 return None
-            names = found
+            names = axes
     extents = {a.name: a.extent for a in draft.outer}
     if set(names.values()) != extents.keys() or any(
         names.get(a.name) is None or extents[names[a.name]] != a.extent for a in statement.axes
@@ -259,7 +275,7 @@ def _with_row_reduction(draft: _Draft, contraction: Contraction, statement: Tens
         return None
     if {names[a.name] for a in statement.reduced} != {a.name for a in contraction.n}:
         return None
-    return _Draft((*draft.statements, _renamed(statement, names, draft)), contraction)
+    return _FusionGroup((*draft.statements, _renamed(statement, names, draft)), contraction)
 
 
 def _renaming(written_at: tuple[Expr, ...], read_at: tuple[Expr, ...]) -> dict[str, str] | None:
@@ -272,7 +288,7 @@ def _renaming(written_at: tuple[Expr, ...], read_at: tuple[Expr, ...]) -> dict[s
     return names
 
 
-def _shared_axes(draft: _Draft, statement: TensorExpr) -> dict[str, str] | None:
+def _shared_axes(draft: _FusionGroup, statement: TensorExpr) -> dict[str, str] | None:
     """Statement's axis → draft's outer axis, covering all of the outer axes; None where they do not line up.
 
     What the draft wrote may only be read at the very outer point that wrote it.
@@ -281,16 +297,16 @@ def _shared_axes(draft: _Draft, statement: TensorExpr) -> dict[str, str] | None:
     names: dict[str, str] | None = None
     for load in statement.reads:
         if load.tensor in writers:
-            found = _identity(writers[load.tensor], load, statement, draft)
+            found = _same_point_axes(writers[load.tensor], load, statement, draft)
             if found is None or (names is not None and found != names):
                 return None
             names = found
     if names is None:
-        names = _parallel(draft, statement)
+        names = _same_pass_axes(draft, statement)
     return names
 
 
-def _identity(writer: TensorExpr, load: Load, reader: TensorExpr, draft: _Draft) -> dict[str, str] | None:
+def _same_point_axes(writer: TensorExpr, load: Load, reader: TensorExpr, draft: _FusionGroup) -> dict[str, str] | None:
     """How the reader's axes stand for the outer ones if it reads exactly what its own outer point wrote."""
     if len(writer.spatial) != len(draft.outer):
         return None  # the writer maps over inner axes: it is a tensor in memory, not a value of the row
@@ -313,34 +329,34 @@ def _identity(writer: TensorExpr, load: Load, reader: TensorExpr, draft: _Draft)
     return names if len(names) == len(draft.outer) else None
 
 
-def _parallel(draft: _Draft, statement: TensorExpr) -> dict[str, str] | None:
+def _same_pass_axes(draft: _FusionGroup, statement: TensorExpr) -> dict[str, str] | None:
     """A second reduction over the same rows of the same tensor: nothing is passed on, but one pass reads for both."""
     first = draft.statements[0]
     if draft.contraction is not None or statement.kind is not StatementKind.REDUCE or not first.reduced:
         return None
     if not set(statement.reads_tensors) & set(first.reads_tensors):
         return None
-    mine, theirs = statement.spatial, draft.outer
-    if [a.extent for a in mine] != [a.extent for a in theirs]:
+    own, theirs = statement.spatial, draft.outer
+    if [a.extent for a in own] != [a.extent for a in theirs]:
         return None
     if [a.extent for a in statement.reduced] != [a.extent for a in first.reduced]:
         return None
-    return {a.name: b.name for a, b in zip(mine, theirs, strict=True)}
+    return {a.name: b.name for a, b in zip(own, theirs, strict=True)}
 
 
-def _renamed(statement: TensorExpr, names: Mapping[str, str], draft: _Draft) -> TensorExpr:
+def _renamed(statement: TensorExpr, names: Mapping[str, str], draft: _FusionGroup) -> TensorExpr:
     """The statement with outer axes called as the draft calls them and no inner axis called like another axis."""
     used = {a.name: a.extent for s in draft.statements for a in s.axes}
     outer = {a.name for a in draft.outer}
     new_names = dict(names)
-    taken = set(names.values()) | outer
+    used_names = set(names.values()) | outer
     for axis in statement.axes:
         if axis.name in names:
             continue
         name = axis.name
-        while name in taken or used.get(name, axis.extent) != axis.extent:
+        while name in used_names or used.get(name, axis.extent) != axis.extent:
             name += "_"
-        taken.add(name)
+        used_names.add(name)
         new_names[axis.name] = name
     refs: dict[str, Expr] = {old: AxisRef(new) for old, new in new_names.items() if old != new}
     order = {a.name: i for i, a in enumerate(draft.outer)}
@@ -352,14 +368,16 @@ def _renamed(statement: TensorExpr, names: Mapping[str, str], draft: _Draft) -> 
     )  # fmt: skip
 
 
-def _group(draft: _Draft, name: str, types: Mapping[str, TensorType], wanted: set[str], hw: Traits) -> KernelGroup:
-    locals_ = frozenset(draft.written - wanted)
+def _group(
+    draft: _FusionGroup, name: str, types: Mapping[str, TensorType], needed: set[str], hw: FusionOptions
+) -> KernelGroup:
+    locals_ = frozenset(draft.written - needed)
     if draft.attention is not None and draft.contraction is not None:
         return attention_group(name, draft.statements, (draft.contraction, draft.attention), types, locals_)
-    touched = {t for s in draft.statements for t in (*s.reads_tensors, s.output)}
-    fused = fuse_axes(draft.statements, {t: types[t] for t in touched})
+    tensors = {t for s in draft.statements for t in (*s.reads_tensors, s.output)}
+    fused = fuse_axes(draft.statements, {t: types[t] for t in tensors})
     if not hw.is_cpu:
-        fused = flat_rows(fused)
+        fused = flatten_rows(fused)
     statements = fused.statements
     outer = statements[0].spatial
     stored = tuple((s.output, fused.types[s.output]) for s in statements if s.output not in locals_)
@@ -367,11 +385,11 @@ def _group(draft: _Draft, name: str, types: Mapping[str, TensorType], wanted: se
     views = {t: ty for t, ty in fused.types.items() if t not in locals_}
     contraction = as_contraction(statements[0]) if draft.contraction is not None else None
     if contraction is not None:
-        second = as_contraction(statements[1]) if draft.sums > 1 else None
+        second = as_contraction(statements[1]) if draft.num_accumulators > 1 else None
         kind, space = GroupKind.CONTRACTION, contraction_space(statements, contraction, views, second)
-        factors = ContractionOperands(contraction.a, contraction.b, None if second is None else second.b)
+        operands = ContractionOperands(contraction.a, contraction.b, None if second is None else second.b)
     else:
         scatter = statements[0].kind is StatementKind.SCATTER
-        kind, factors = GroupKind.SCATTER if scatter else GroupKind.NEST, None
+        kind, operands = GroupKind.SCATTER if scatter else GroupKind.NEST, None
         space = nest_space(statements, outer, views)
-    return KernelGroup(name, kind, statements, outer, locals_, stored, inputs, space, factors)
+    return KernelGroup(name, kind, statements, outer, locals_, stored, inputs, space, operands)

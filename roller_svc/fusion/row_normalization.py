@@ -26,14 +26,14 @@ class _Division:
     rows: Load
     divisor: Load
     other: Expr
-    made: TensorExpr
+    producer: TensorExpr
 
     @property
-    def quotients(self) -> TensorExpr:
+    def division_map(self) -> TensorExpr:
         """The rows, already divided: nobody else sees them."""
-        axes = {there.name: here for there, here in zip(_names(self.rows), self.made.index, strict=True)}
+        axes = {there.name: here for there, here in zip(_names(self.rows), self.producer.index, strict=True)}
         divisor = substitute(self.divisor, axes)
-        return replace(self.made, body=Op(OpKind.DIV, (self.made.body, divisor), self.made.body.dtype))
+        return replace(self.producer, body=Op(OpKind.DIV, (self.producer.body, divisor), self.producer.body.dtype))
 
     @property
     def product(self) -> TensorExpr:
@@ -41,60 +41,60 @@ class _Division:
         return replace(self.contraction, body=body)
 
 
-def divided_rows(statements: Statements, wanted: Collection[str]) -> Statements:
+def hoist_row_divisions(statements: Statements, outputs: Collection[str]) -> Statements:
     """The statements with such quotients computed where the rows are. `wanted` tensors stay what they are."""
     for statement in statements:
-        division = _division(statement, statements, wanted)
+        division = _match_division(statement, statements, outputs)
         if division is not None:
-            return divided_rows(_rearranged(division, statements), wanted)
+            return hoist_row_divisions(_rearrange(division, statements), outputs)
     return statements
 
 
-def _rearranged(division: _Division, statements: Statements) -> Statements:
+def _rearrange(division: _Division, statements: Statements) -> Statements:
     """What else read the rows computes them for itself."""
-    made = division.made
+    producer = division.producer
 
-    def change(node: Expr) -> Expr:
-        return value_of(made, node.index) if isinstance(node, Load) and node.tensor == made.output else node
+    def inline_producer(node: Expr) -> Expr:
+        return value_of(producer, node.index) if isinstance(node, Load) and node.tensor == producer.output else node
 
-    found: list[TensorExpr] = []
+    result: list[TensorExpr] = []
     for statement in statements:
         if statement is division.contraction:
-            found += [division.quotients, division.product]
-        elif statement is not made:
-            found.append(replace(statement, body=rewrite(statement.body, change)))
-    return tuple(found)
+            result += [division.division_map, division.product]
+        elif statement is not producer:
+            result.append(replace(statement, body=rewrite(statement.body, inline_producer)))
+    return tuple(result)
 
 
-def _division(statement: TensorExpr, statements: Statements, wanted: Collection[str]) -> _Division | None:
+def _match_division(statement: TensorExpr, statements: Statements, outputs: Collection[str]) -> _Division | None:
     contraction = as_contraction(statement)
     if contraction is None:
         return None
     for factor, other in ((contraction.a, contraction.b), (contraction.b, contraction.a)):
         match factor:
             case Op(kind=OpKind.DIV, args=(Load() as rows, Load() as divisor)):
-                made = next((s for s in statements if s.output == rows.tensor), None)
-                if made is None or made.output in wanted or not _is_of_row(rows, divisor, made):
+                producer = next((s for s in statements if s.output == rows.tensor), None)
+                if producer is None or producer.output in outputs or not _is_of_row(rows, divisor, producer):
                     continue
-                if _only_summed(made, divisor.tensor, statement, statements):
-                    return _Division(statement, rows, divisor, other, made)
+                if _only_reduced(producer, divisor.tensor, statement, statements):
+                    return _Division(statement, rows, divisor, other, producer)
     return None
 
 
-def _is_of_row(rows: Load, divisor: Load, made: TensorExpr) -> bool:
+def _is_of_row(rows: Load, divisor: Load, producer: TensorExpr) -> bool:
     """Whether the rows are read as a map writes them, each point of a row with the same divisor."""
-    plain = made.kind is StatementKind.MAP and all(isinstance(i, AxisRef) for i in (*made.index, *rows.index))
+    is_map = producer.kind is StatementKind.MAP and all(isinstance(i, AxisRef) for i in (*producer.index, *rows.index))
     checked = any((*rows.bounds_checked, *divisor.bounds_checked))
-    return plain and not checked and made.body.dtype is rows.dtype and axes_of(divisor) < axes_of(rows)
+    return is_map and not checked and producer.body.dtype is rows.dtype and axes_of(divisor) < axes_of(rows)
 
 
-def _only_summed(made: TensorExpr, divisor: str, contraction: TensorExpr, statements: Statements) -> bool:
+def _only_reduced(producer: TensorExpr, divisor: str, contraction: TensorExpr, statements: Statements) -> bool:
     """Whether nothing but the contraction and the reduction that gives the divisor reads the rows, each once."""
-    readers = [s for s in statements for load in s.reads if load.tensor == made.output]
+    readers = [s for s in statements for load in s.reads if load.tensor == producer.output]
     if len(readers) != 2 or contraction not in readers:
         return False
     (total,) = [s for s in readers if s is not contraction]
-    reduced = total.kind is StatementKind.REDUCE and total.output == divisor and total.points == made.points
+    reduced = total.kind is StatementKind.REDUCE and total.output == divisor and total.points == producer.points
     return reduced and statements.index(total) < statements.index(contraction)
 
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from roller_svc.analysis.online_reduction import joints
+from roller_svc.analysis.online_reduction import online_reductions
 from roller_svc.fusion.contraction import Contraction
 from roller_svc.ir.affine import Dim, dim_of
 from roller_svc.ir.attention import Attention
@@ -27,15 +27,15 @@ def contraction_space(
     for role, members in c.roles:
         if role is not AxisRole.BATCH:
             axes.append(TileAxis("_".join(a.name for a in members), role, members))
-    factors = (c.b,) if second is None else (c.b, second.b)
-    accesses = [*_reads(c.a, types, "a"), *(read for b in factors for read in _reads(b, types, "b"))]
-    for statement in statements[len(factors) :]:
+    b_operands = (c.b,) if second is None else (c.b, second.b)
+    accesses = [*_reads(c.a, types, "a"), *(read for b in b_operands for read in _reads(b, types, "b"))]
+    for statement in statements[len(b_operands) :]:
         accesses += _reads(statement.body, types)
     accesses += _writes(statements, types)
     return TileSpace(
         axes=tuple(axes), accesses=_distinct(accesses), flops=sum(s.flops for s in statements),
         compute_dtype=statements[0].accumulator, vector_axis=next(a.name for a in axes if a.role is AxisRole.N),
-        num_accumulators=len(factors),
+        num_accumulators=len(b_operands),
     )  # fmt: skip
 
 
@@ -70,13 +70,13 @@ def nest_space(
     if inner:
         axes.append(TileAxis("_".join(a.name for a in inner), AxisRole.INNER, inner))
     accesses: list[TileAccess] = []
-    second = {joint.second.output for joint in joints(statements)}  # needs no pass of its own
+    fused_second = {joint.second.output for joint in online_reductions(statements)}  # needs no pass of its own
     for statement in statements:
         predicate = () if statement.predicate is None else (statement.predicate,)
-        found = [read for expr in (statement.body, *statement.index, *predicate) for read in _reads(expr, types)]
-        accesses += [a for a in _distinct(found) if statement.output not in second or a not in accesses]
+        reads = [read for expr in (statement.body, *statement.index, *predicate) for read in _reads(expr, types)]
+        accesses += [a for a in _distinct(reads) if statement.output not in fused_second or a not in accesses]
     accesses += _writes(statements, types)
-    distinct = tuple(replace(access, num_uses=passes) for access, passes in Counter(accesses).items())
+    distinct = tuple(replace(access, num_uses=uses) for access, uses in Counter(accesses).items())
     targets = [s.target for s in statements if s.target is not None]
     return TileSpace(
         axes=tuple(axes), accesses=distinct, flops=sum(s.flops for s in statements),
@@ -132,7 +132,7 @@ def _contiguity(access: TileAccess, axis: Axis) -> float:
     d, coeff = used[-1]
     dim = access.dims[d]
     if len(used) == 1 and (not last or d >= last[-1]):
-        if not dim.opaque:
+        if dim.is_affine:
             return 1.0 if abs(coeff) == 1 else 0.25
         if len(dim.coeffs) == 1 and axis.extent % dim.size == 0:  # an element for some neighbours: packed values
             return 1.0

@@ -1,4 +1,4 @@
-"""Index expressions read as affine functions of axes."""
+"""Affine functions of axes, and how a dimension of a tensor is indexed by them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Affine:
 
 
 def affine(expr: Expr) -> Affine | None:
-    """The expression as an affine function of its axes; None where it is not one (//, %, loads, selects, floats)."""
+    """Return the expression as an affine function of its axes, or None (//, %, loads, selects, floats)."""
     terms = _terms(expr)
     if terms is None:
         return None
@@ -28,12 +28,12 @@ def affine(expr: Expr) -> Affine | None:
 
 
 def slack(condition: Expr) -> Affine | None:
-    """What is at least 0 exactly where a comparison of affine functions holds; None for other conditions."""
+    """Return the affine function that is >= 0 exactly where the comparison holds, or None for other conditions."""
     match condition:
         case Op(kind=OpKind.LT, args=(a, b)) | Op(kind=OpKind.GT, args=(b, a)):
-            less, more, by = affine(a), affine(b), 1
+            less, more, margin = affine(a), affine(b), 1
         case Op(kind=OpKind.LE, args=(a, b)) | Op(kind=OpKind.GE, args=(b, a)):
-            less, more, by = affine(a), affine(b), 0
+            less, more, margin = affine(a), affine(b), 0
         case _:
             return None
     if less is None or more is None:
@@ -41,11 +41,11 @@ def slack(condition: Expr) -> Affine | None:
     coeffs = dict(more.coeffs)
     for name, c in less.coeffs:
         coeffs[name] = coeffs.get(name, 0) - c
-    return Affine(tuple(sorted((name, c) for name, c in coeffs.items() if c)), more.offset - less.offset - by)
+    return Affine(tuple(sorted((name, c) for name, c in coeffs.items() if c)), more.offset - less.offset - margin)
 
 
 def _terms(expr: Expr) -> dict[str, int] | None:
-    """axis name -> coefficient, '' -> offset."""
+    """Return {axis name: coefficient, "": offset}, or None."""
     match expr:
         case Const(value=int(value)):
             return {"": value}
@@ -72,8 +72,8 @@ def _terms(expr: Expr) -> dict[str, int] | None:
             return None
 
 
-def _scaled(terms: dict[str, int] | None, by: int) -> dict[str, int] | None:
-    return None if terms is None else {name: c * by for name, c in terms.items()}
+def _scaled(terms: dict[str, int] | None, factor: int) -> dict[str, int] | None:
+    return None if terms is None else {name: c * factor for name, c in terms.items()}
 
 
 def _sum(a: dict[str, int] | None, b: dict[str, int] | None) -> dict[str, int] | None:
@@ -87,28 +87,27 @@ def _sum(a: dict[str, int] | None, b: dict[str, int] | None) -> dict[str, int] |
 
 @dataclass(frozen=True, slots=True)
 class Dim:
-    """How one dimension of a tensor is walked. `opaque`: not affine, every combination of its axes an element, but
-    that `shared` neighbours have the same one (`k // 8`: eight)."""
+    """How one dimension of a tensor is indexed."""
 
     size: int
-    coeffs: tuple[tuple[str, int], ...]
-    opaque: bool = False
-    repeat: int = 1
+    coeffs: tuple[tuple[str, int], ...]  # (axis, coefficient)
+    is_affine: bool = True  # False: every combination of the axes may be another element
+    repeat: int = 1  # consecutive points of the axis with the same element: 8 of `k // 8`; 1 if affine
 
 
 def dim_of(index: Expr, size: int) -> Dim:
-    """The walk of an index expression over a dimension of that size."""
-    known = affine(index)
-    if known is None:
+    """Return how an index expression accesses a dimension of that size."""
+    form = affine(index)
+    if form is None:
         coeffs = tuple((name, 1) for name in sorted(axes_of(index)))
-        return Dim(size, coeffs, opaque=True, repeat=_divisor(index) if len(coeffs) == 1 else 1)
-    return Dim(size, known.coeffs)
+        return Dim(size, coeffs, is_affine=False, repeat=_divisor(index) if len(coeffs) == 1 else 1)
+    return Dim(size, form.coeffs)
 
 
 def _divisor(index: Expr) -> int:
-    """That of an axis that is divided by a constant; 1 for anything else."""
+    """Return the divisor of an axis divided by a constant; 1 for anything else."""
     match index:
-        case Op(kind=OpKind.FLOORDIV, args=(AxisRef(), Const(value=int(by)))) if by > 0:
-            return by
+        case Op(kind=OpKind.FLOORDIV, args=(AxisRef(), Const(value=int(divisor)))) if divisor > 0:
+            return divisor
         case _:
             return 1

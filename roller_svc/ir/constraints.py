@@ -1,4 +1,4 @@
-"""What a caller allows and asks of kernels, beyond that they are right and fast."""
+"""Constraints that a caller puts on schedules."""
 
 from __future__ import annotations
 
@@ -15,28 +15,27 @@ TILE_FIELDS = {
 
 
 class OpClass(Enum):
-    """What a contraction on a GPU may run on."""
+    """Hardware that a contraction runs on (CUTLASS: OpClass)."""
 
-    SIMT = "simt"  # multiply-adds of single threads
-    MMA = "mma"  # instructions of warps on matrix units
-    WGMMA = "wgmma"  # instructions of warpgroups on matrix units, asynchronous
+    SIMT = "simt"  # FMA units
+    MMA = "mma"  # matrix units, instructions of warps
+    WGMMA = "wgmma"  # matrix units, asynchronous instructions of warpgroups
 
 
 @dataclass(frozen=True, slots=True)
 class ScheduleConstraints:
-    """`allow_tf32`: float32 products may be rounded to tf32, and short sums of float8 products may keep 14 bits.
+    """Constraints on the rPrograms of one program.
 
-    `family` and `tiles` narrow down what is chosen from, for tests and experiments: the family of every contraction,
-    and values that fields of its rProgram (TILE_FIELDS) must have: given to tiles that construction would run otherwise
-    where they fit. In a program without contractions, `tiles` holds for every kernel.
+    `tiles` holds for every contraction; in a program without contractions, for every kernel. Construction also sets
+    the fields on tiles that it would run otherwise, where they fit.
     """
 
-    allow_tf32: bool = False
+    allow_tf32: bool = False  # round float32 operands to tf32, and keep float8 accumulators at 14 bits
     op_class: OpClass | None = None
-    tiles: tuple[tuple[str, int], ...] = ()
+    tiles: tuple[tuple[str, int], ...] = ()  # (public option, value); see TILE_FIELDS
 
     def is_satisfied_by(self, program: RProgram) -> bool:
-        """Whether the rProgram has the tiles that are asked for."""
+        """Return whether the rProgram has all values of `tiles`."""
         return all(tile_value(program, option) == value for option, value in self.tiles)
 
 

@@ -13,32 +13,29 @@ from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Expr
 from roller_svc.ir.program import Axis, AxisKind, Output, StatementKind, TensorExpr, TensorType
 
-# Number of a block's tile along n: an axis of what is computed for each of those tiles.
+# Axis of values that are computed once for each tile along n: the number of the tile.
 COLUMN_TILE = "n.block"
 
 
 class GroupKind(Enum):
-    """CONTRACTION: a sum over a product of two factors, C[b, m, n] += A[b, m, k] * B[b, k, n], each of b, m, n, k
-    any number of program axes; or two such sums over one A, which differ in B only. ATTENTION: such a sum whose A is
-    the softmax along k of another one. NEST: everything else, one loop nest: maps, layout changes, reductions, windowed
-    programs, several statements over shared outer axes (softmax, norms). SCATTER: writes at computed places.
-    """
+    """What a kernel group computes."""
 
+    # C[b, m, n] += A[b, m, k] * B[b, k, n], each of b, m, n, k any number of program axes; or two such over one A
     CONTRACTION = "contraction"
-    ATTENTION = "attention"
+    ATTENTION = "attention"  # a contraction whose A is the softmax along k of another contraction
+    # One loop nest: maps, transposes, reductions, windows, several statements over shared outer axes (softmax, norms)
     NEST = "nest"
-    SCATTER = "scatter"
+    SCATTER = "scatter"  # writes at computed indices
 
 
 class AxisRole(Enum):
-    """What a tile axis is. A contraction has BATCH, M, N, K; a nest or scatter has OUTER and INNER. Attention has the
-    axes of its second contraction, K being the keys, and INNER, the features that the first one sums over.
+    """The role of a tile axis.
 
-    A contraction seen as a convolution has BATCH (groups), PIXEL, N (filters), K (channels) and TAP: PIXEL axes are
-    those of its image's results, one each; TAP axes are added to them where a window slides.
-
-    OUTER axes are spatial and shared by all statements of the group; INNER axes are walked whole inside each outer
-    point (reduced, or mapped over again by the last statement, as in softmax).
+    A contraction has BATCH, M, N, K. Seen as a convolution it has BATCH (groups), PIXEL (one for an output dimension),
+    N (output channels), K (input channels) and TAP (filter positions, added to PIXEL). Attention has the axes of
+    its second contraction, K being the keys, and INNER, the head dimension. A nest or scatter has OUTER and INNER.
+    OUTER axes are spatial and shared by all statements. INNER axes run whole at each outer point: they are reduced, or
+    mapped over again by the last statement, as in softmax.
     """
 
     BATCH = "batch"
@@ -56,7 +53,7 @@ _REDUCED = (AxisRole.K, AxisRole.TAP, AxisRole.INNER)
 
 @dataclass(frozen=True, slots=True)
 class TileAxis:
-    """One axis of the tile space: program axes fused, outermost first. Its extent is their product."""
+    """One axis of the tile space: fused program axes, outermost first."""
 
     name: str
     role: AxisRole
@@ -71,38 +68,36 @@ class TileAxis:
         return AxisKind.REDUCE if self.role in _REDUCED else AxisKind.SPATIAL
 
     def member_extents(self, tile: int) -> dict[str, int]:
-        """Most values of each member axis that a tile meets: `tile` consecutive points from a multiple of `tile`."""
+        """Return the most values of each member axis in a tile: `tile` consecutive points from a multiple of `tile`."""
         extents: dict[str, int] = {}
-        rest, aligned_to = tile, tile
+        remaining, alignment = tile, tile
         for axis in reversed(self.members):
-            extents[axis.name] = min(axis.extent, rest)
-            # a run that wraps touches one more value of the next axis out, unless it starts where that one starts
-            start = axis.extent - math.gcd(aligned_to, axis.extent)
-            aligned_to = aligned_to // axis.extent if aligned_to % axis.extent == 0 else 1
-            rest = -(-(start + rest) // axis.extent)
+            extents[axis.name] = min(axis.extent, remaining)
+            # a segment that wraps meets one more value of the next outer axis, unless it starts where that one starts
+            start = axis.extent - math.gcd(alignment, axis.extent)
+            alignment = alignment // axis.extent if alignment % axis.extent == 0 else 1
+            remaining = -(-(start + remaining) // axis.extent)
         return extents
 
 
 @dataclass(frozen=True, slots=True)
 class TileAccess:
-    """One tensor as the group touches it. `dims` are walks over member axes; `operand` is 'a' or 'b' for a factor
-    of a contraction, '' otherwise; `passes` is how many statements of a nest touch it; `constant`: it stays the same
-    from call to call."""
+    """One tensor as the group accesses it."""
 
     tensor: str
     dtype: DType
-    dims: tuple[Dim, ...]
+    dims: tuple[Dim, ...]  # its indices over member axes
     is_output: bool
-    operand: str = ""
-    num_uses: int = 1
-    constant: bool = False
+    operand: str = ""  # "a" or "b": an operand of a contraction
+    num_uses: int = 1  # statements of a nest that access it
+    constant: bool = False  # the same in every call
 
     @property
     def tensor_bytes(self) -> int:
         return math.prod(d.size for d in self.dims) * self.dtype.bytes
 
     def tile_shape(self, extents: Mapping[str, int]) -> tuple[int, ...]:
-        """Elements touched along each dimension when member axis x covers reach[x] consecutive values."""
+        """Return the elements accessed along each dimension if axis x covers extents[x] consecutive values."""
         return tuple(accessed_extent(dim, extents) for dim in self.dims)
 
     def tile_elements(self, extents: Mapping[str, int]) -> int:
@@ -112,19 +107,19 @@ class TileAccess:
         return self.tile_elements(extents) * self.dtype.bytes
 
     def contiguous_elements(self, extents: Mapping[str, int]) -> int:
-        """Length of the runs of consecutive elements that the tile consists of."""
-        run = 1
+        """Return the length of the contiguous segments of the tile. Reference for perf/footprint.py."""
+        length = 1
         for dim in reversed(self.dims):
             inner = contiguous_values(dim, extents)
-            run *= inner
+            length *= inner
             if inner < dim.size:
-                return run
-        return run
+                return length
+        return length
 
 
 def contiguous_values(dim: Dim, extents: Mapping[str, int]) -> int:
-    """Consecutive values that the index takes before it jumps."""
-    if dim.opaque:
+    """Return the number of consecutive values that the index takes before it jumps."""
+    if not dim.is_affine:
         return 1 if dim.repeat == 1 else accessed_extent(dim, extents)
     run = 1
     for stride, extent in sorted((abs(c), extents.get(name, 1)) for name, c in dim.coeffs):
@@ -134,13 +129,13 @@ def contiguous_values(dim: Dim, extents: Mapping[str, int]) -> int:
     return min(dim.size, run)
 
 
-_ENUMERATED = 1024  # combinations up to which an irregular walk is counted instead of bounded
+_MAX_ENUMERATED = 1024  # combinations of axis values that are counted instead of bounded
 
 
 def accessed_extent(dim: Dim, extents: Mapping[str, int]) -> int:
-    """Values of the index: exact for walks whose strides nest (windows, blocks), else counted or bounded."""
+    """Return the number of values of the index: exact if strides nest (windows, blocks), else counted or bounded."""
     count = math.prod(extents.get(name, 1) for name, _ in dim.coeffs)
-    if dim.opaque:
+    if not dim.is_affine:
         return min(dim.size, -(-count // dim.repeat))
     steps = sorted((abs(c), extents.get(name, 1)) for name, c in dim.coeffs if extents.get(name, 1) > 1)
     if len(steps) < 2:
@@ -153,7 +148,7 @@ def accessed_extent(dim: Dim, extents: Mapping[str, int]) -> int:
         run += stride // unit * (extent - 1)
     else:
         return min(dim.size, run)
-    if count > _ENUMERATED:
+    if count > _MAX_ENUMERATED:
         return min(dim.size, span, count)
     values = {0}
     for stride, extent in steps:
@@ -161,28 +156,27 @@ def accessed_extent(dim: Dim, extents: Mapping[str, int]) -> int:
     return min(dim.size, len(values))
 
 
-_LONG_ROW = 64  # inner points that are a row rather than a window, where those of neighbours do not overlap
+_MIN_ROW = 64  # inner points of a row; fewer are a window. Only where those of adjacent outer points do not overlap
 
 
 def _is_window(dim: Dim, outer: Collection[str], inner: Mapping[str, int]) -> bool:
-    """Whether an index adds inner axes to outer ones, but for long pieces of an axis that was cut."""
+    """Return whether an index adds inner axes to outer ones, other than long blocks of a split axis."""
     steps = [abs(c) for name, c in dim.coeffs if name in outer]
-    reach = 1 + sum(abs(c) * (inner[name] - 1) for name, c in dim.coeffs if name in inner)
-    return bool(steps) and reach > 1 and (min(steps) < reach or math.prod(inner.values()) < _LONG_ROW)
+    span = 1 + sum(abs(c) * (inner[name] - 1) for name, c in dim.coeffs if name in inner)
+    return bool(steps) and span > 1 and (min(steps) < span or math.prod(inner.values()) < _MIN_ROW)
 
 
 @dataclass(frozen=True, slots=True)
 class TileSpace:
-    """What construction and the model see of a group. `vector_axis`: name of the tile axis whose points are
-    neighbours in memory for most accesses; an OUTER/N axis, or an INNER one (then lanes share the reduction)."""
+    """A kernel group as construction and the model see it."""
 
     axes: tuple[TileAxis, ...]
     accesses: tuple[TileAccess, ...]
     flops: int  # of the whole group
     compute_dtype: DType
-    vector_axis: str
-    copied_bytes: int = 0  # a scatter's target, which becomes its result before anything is written to it
-    num_accumulators: int = 1  # of a contraction, at each of its points
+    vector_axis: str  # contiguous in most accesses: an OUTER or N axis, or an INNER one whose reduction threads share
+    copied_bytes: int = 0  # of a scatter's target, which is copied to the result first
+    num_accumulators: int = 1  # of a contraction, at each point
 
     def axis(self, name: str) -> TileAxis:
         return next(a for a in self.axes if a.name == name)
@@ -200,79 +194,76 @@ class TileSpace:
 
     @property
     def reduces_rows(self) -> bool:
-        """Whether an outer point has a row of its own: inner axes that no index adds to outer ones, as a window's are,
-        unless in long pieces."""
+        """Return whether each outer point has a row of its own.
+
+        No index adds inner axes to outer ones, as a window's does, except for long blocks of a split axis.
+        """
         outer = {m.name for a in self.spatial for m in a.members if m.extent > 1}
         inner = {m.name: m.extent for a in self.axes if a.role is AxisRole.INNER for m in a.members}
         return bool(inner) and not any(
-            _is_window(dim, outer, inner) for access in self.accesses for dim in access.dims if not dim.opaque
+            _is_window(dim, outer, inner) for access in self.accesses for dim in access.dims if dim.is_affine
         )
 
     @property
     def compulsory_bytes(self) -> int:
-        """Compulsory traffic: every tensor once."""
+        """Return the compulsory traffic: every tensor once."""
         whole = {a.name: a.extent for axis in self.axes for a in axis.members}
         return sum(access.tile_bytes(whole) for access in self.accesses) + 2 * self.copied_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class ContractionOperands:
-    """The two factors of a contraction's body: `a` walks batch, m, k; `b` walks batch, k, n. `second`: what stands for
-    `b` in another sum over the same `a`."""
+    """The operands of a contraction."""
 
-    a: Expr
-    b: Expr
-    b2: Expr | None = None
+    a: Expr  # over batch, m, k
+    b: Expr  # over batch, k, n
+    b2: Expr | None = None  # B of the second accumulator of a dual GEMM
 
 
 @dataclass(frozen=True, slots=True)
 class KernelGroup:
-    """Statements that become one kernel, producers already inlined and axes renamed so that all share `outer`.
+    """Statements that become one kernel. Producers are inlined, and axes renamed so that all statements share `outer`.
 
-    `locals` are the tensors that live in registers, one value for each outer point; every other tensor written is
-    stored to memory: `stored` has its type there, `inputs` those of all tensors read from memory (views of the same
-    dense data where axes were fused; an intermediate of a narrow float is stored as float32). In a contraction,
-    statements[0] is the sum, statements[1] the second one where there are two, and the rest is their epilogue: maps
-    over the same outer axes, and on devices with matrix units, behind a single sum, perhaps one reduction over all of
-    n. So it is in `attention`, whose sum is the second contraction's, divided by the sum of exponentials; what comes
-    before it is said there. `constants` are the inputs that stay the same from call to call.
+    In a contraction, statements[0] accumulates, statements[1] does too in a dual GEMM, and the others are the epilogue:
+    maps over the same outer axes. Matrix units also take one reduction over all of n after a single contraction. In
+    attention, statements[0] is the second contraction, divided by the sum of exponentials.
     """
 
     name: str
     kind: GroupKind
     statements: tuple[TensorExpr, ...]
     outer: tuple[Axis, ...]
-    register_tensors: frozenset[str]
-    stored: tuple[tuple[str, TensorType], ...]
-    inputs: tuple[tuple[str, TensorType], ...]
+    register_tensors: frozenset[str]  # written tensors that are not stored: one value for each outer point
+    stored: tuple[tuple[str, TensorType], ...]  # the other written tensors; intermediates of narrow floats are float32
+    inputs: tuple[tuple[str, TensorType], ...]  # tensors read from memory, as views where axes were fused
     space: TileSpace
     operands: ContractionOperands | None = None
     attention: Attention | None = None
-    constants: frozenset[str] = frozenset()
+    constants: frozenset[str] = frozenset()  # inputs that are the same in every call
 
     @property
     def row_reduction(self) -> TensorExpr | None:
-        """The statement of a contraction's epilogue that reduces rows of its results, all of n."""
+        """Return the statement of a contraction's epilogue that reduces its results over all of n, if there is one."""
         if self.kind is not GroupKind.CONTRACTION or self.is_dual_gemm:
             return None
         return next((s for s in self.statements[1:] if s.kind is StatementKind.REDUCE), None)
 
     @property
     def is_dual_gemm(self) -> bool:
-        """Whether it is a contraction of two sums."""
+        """Return whether the group is two contractions over one A (dual GEMM)."""
         return self.operands is not None and self.operands.b2 is not None
 
     @property
     def forbids_split_k(self) -> bool:
-        """Whether no block of a contraction may have part of a tile's sums, to be joined by a second launch."""
+        """Return whether the reduction of a contraction must not be split over blocks."""
         return self.is_dual_gemm or self.row_reduction is not None
 
     def is_constant(self, outputs: Collection[Output]) -> bool:
-        """Whether all that the group writes follows from constants alone, and is none of the program's `outputs`."""
+        """Return whether the group depends on constants alone and writes none of the program's `outputs`."""
         written = {name for name, _ in self.stored}
         return 0 < len(self.constants) == len(self.inputs) and written.isdisjoint(o.tensor for o in outputs)
 
     @property
     def anchor(self) -> TensorExpr:
-        """The statement with the most points."""
+        """Return the statement with the most points."""
         return max(self.statements, key=lambda s: s.points)

@@ -108,7 +108,7 @@ class KernelSource:
     checks: tuple[RuntimeCheck, ...] = ()
     options: tuple[str, ...] = ()
     constants: tuple[str, ...] = ()
-    scratch_buffers: str = ""
+    scratch_definition: str = ""
 
     @property
     def key(self) -> str:

@@ -1,7 +1,7 @@
-"""The schedule tree: how a kernel is computed, as loop, storage and compute nodes (Halide's schedule tree).
+"""The schedule tree: loop, storage and compute nodes that say how a kernel is computed (Halide's schedule tree).
 
-Loop variables are AxisRefs in the expressions below them. Tensors are named: buffers in memory, or storage nodes above.
-Code generation is one depth-first walk.
+Loop variables are AxisRefs in the expressions below their loop. Tensors are referred to by name: a name is a buffer in
+memory or an enclosing storage node. Code generators visit the tree once, depth first.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from roller_svc.ir.program import Combine
 from roller_svc.ir.schedule_hopper import HopperNode, hopper_expressions
 from roller_svc.ir.tensor_map import TensorMap
 
-SHARED_ALIGNMENT_BYTES = 128  # all banks once: a swizzled row starts at the first
+SHARED_ALIGNMENT_BYTES = 128  # one access to each bank: swizzled rows start at bank 0
 
 
 class LoopKind(Enum):
@@ -31,41 +31,37 @@ class LoopKind(Enum):
 class Scope(Enum):
     REGISTER = "register"
     STACK = "stack"  # private memory of one thread
-    SHARED = "shared"  # of one thread block
+    SHARED = "shared"  # memory of one thread block
 
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """`var` from 0 to extent - 1; iterations at or beyond `limit` do not run."""
+    """Run the body for `var` from 0 to extent - 1."""
 
     var: str
     extent: int
     kind: LoopKind
     body: tuple[Node, ...]
-    stop: Expr | None = None
+    stop: Expr | None = None  # iterations from here on do not run; None: `extent`
 
 
 @dataclass(frozen=True, slots=True)
 class Let:
-    """An index computed once. `checked`, of one from data: a tensor and the dimension of it that it must be inside of;
-    out of range it is 0, and the status says so."""
+    """Bind an index that is computed once."""
 
     var: str
     value: Expr
     body: tuple[Node, ...]
-    bounds_check: tuple[str, int] | None = None
+    bounds_check: tuple[str, int] | None = None  # (tensor, dimension); out of range `var` is 0 and the status says so
 
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """Room for a tensor while the body runs. Contents are undefined at first. `pad`: elements added to each row.
-    `pinned`, of registers: what is put there is used from there, not read again where it came from. `in_order`, of a
-    CPU's registers: values are joined to them in the order of the tree, so that memory is read in that order.
-    `window`: the room is a part of a tensor in memory, from that element on, and holds what is there.
+    """Allocate a tensor while the body runs. Its contents are undefined at first.
 
-    Shared rooms only: `swizzled` permutes the 16-byte chunks of each row so that a column of chunks lies in different
-    banks; `over` names shared rooms, out of scope and dead by then, whose memory this one takes; `alignment_bytes`: of
-    its first byte.
+    `swizzled` permutes the 16-byte chunks of each row, so that a column of chunks is spread over the banks.
+    `no_rematerialize` keeps the compiler from loading a register's value again from where it came from.
+    `ordered` keeps reductions into a CPU's registers in tree order, and so the order of their memory accesses.
     """
 
     tensor: str
@@ -73,30 +69,26 @@ class Storage:
     shape: tuple[int, ...]
     scope: Scope
     body: tuple[Node, ...]
-    pad: int = 0
-    swizzled: bool = False
-    aliases: tuple[str, ...] = ()
-    no_rematerialize: bool = False
-    ordered: bool = False
-    subview_of: Load | None = None
-    alignment_bytes: int = SHARED_ALIGNMENT_BYTES
+    pad: int = 0  # elements added to each row
+    swizzled: bool = False  # shared memory only
+    aliases: tuple[str, ...] = ()  # shared buffers, out of scope by now, whose memory this one reuses
+    no_rematerialize: bool = False  # registers only
+    ordered: bool = False  # registers of a CPU only
+    subview_of: Load | None = None  # first element of the part of a tensor in memory that this storage is
+    alignment_bytes: int = SHARED_ALIGNMENT_BYTES  # of the first byte; shared memory only
 
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """tensor[index] = value, or, with `combine`, joined to what is there. `atomic`: other threads may write it too.
-
-    `checked[d]`: dimension d comes from data; out of range, nothing is written and the status says so. `streamed`:
-    vectors of it go past the caches, where the machine can do that: nobody reads them soon.
-    """
+    """tensor[index] = value; with `combine`, accumulate the value into tensor[index]."""
 
     tensor: str
     index: tuple[Expr, ...]
     value: Expr
     combine: Combine | None = None
-    atomic: bool = False
-    bounds_checked: tuple[bool, ...] = ()
-    nontemporal: bool = False
+    atomic: bool = False  # other threads may write the element too
+    bounds_checked: tuple[bool, ...] = ()  # dimensions whose index comes from data: out of range, nothing is written
+    nontemporal: bool = False  # vector stores are non-temporal where the machine has such stores
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,10 +100,10 @@ class Branch:
 
 @dataclass(frozen=True, slots=True)
 class Routine:
-    """A body that recurs: in other places of the tree, in other candidates' trees, with other sizes of blocks.
+    """A body that may be outlined, because it recurs in the tree and in the trees of other candidates.
 
-    Where the language has functions it becomes one, shared by all that do the same, called with places of tensors and
-    with numbers from around it. `name` says what it does. Says nothing about what is computed.
+    A language with functions emits one function for equal bodies. Its arguments are addresses of tensors and numbers.
+    `name` describes the body. The node does not change what is computed.
     """
 
     name: str
@@ -120,28 +112,25 @@ class Routine:
 
 @dataclass(frozen=True, slots=True)
 class Barrier:
-    """All threads of a block meet."""
+    """Synchronize all threads of a block."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prefetch:
-    """A hint to bring the cache line of the element that lies `ahead` elements behind tensor[index] in memory, perhaps
-    past the tensor's end, close to the core: it will be read soon or, `for_write`, written. `to_second`: into the
-    second cache and no nearer, for the first has no room to spare."""
+    """Prefetch the cache line of the element `distance` elements after tensor[index], perhaps past the tensor's end."""
 
     tensor: str
     index: tuple[Expr, ...]
-    distance: int
+    distance: int  # elements
     for_write: bool = False
-    to_l2: bool = False
+    to_l2: bool = False  # into L2 only, so that L1 is not polluted
 
 
 @dataclass(frozen=True, slots=True)
 class WarpReduce:
-    """tensor[index], one value in each thread, becomes the join of `lanes` neighbours', for all of them to see.
+    """Reduce tensor[index], one value a thread, over groups of `lanes` consecutive threads. All of them get the result.
 
-    `lanes` is a power of two, at most a warp; neighbours start at a thread whose number is a multiple of it. All
-    threads of a warp meet here.
+    `lanes` is a power of two, at most a warp, and groups start at multiples of it. The node is warp-collective.
     """
 
     tensor: str
@@ -152,7 +141,7 @@ class WarpReduce:
 
 @dataclass(frozen=True, slots=True)
 class HorizontalReduce:
-    """tensor[index] = the join of `lanes` neighbours along a storage node's last dimension, `first` being the first."""
+    """tensor[index] = the reduction of `lanes` consecutive elements of a storage node's last dimension from `first`."""
 
     tensor: str
     index: tuple[Expr, ...]
@@ -163,13 +152,11 @@ class HorizontalReduce:
 
 @dataclass(frozen=True, slots=True)
 class Transpose:
-    """A block of `rows` by `columns` (None: as many as a vector has lanes), turned on its way through vector registers.
+    """Transpose a block of `rows` by `columns` in vector registers. CPUs only.
 
-    Element j of row i comes from `source` + i * `source_stride` + j and goes to tensor[index] + j * `stride` + i, both
-    counted in elements. A CPU's; all of the block must exist on both sides. `lanes`: of the vectors (None: of the
-    widest ones). The tensor lies in a storage node or, where `along` says which dimension j moves along while i moves
-    along the last one, in memory. A few columns: the source has no gaps between rows. A few rows, in memory: the tensor
-    has none between columns. `dtype`: of an element, where it is several neighbours of the source.
+    Element j of row i is copied from `source` + i * `source_stride` + j to tensor[index] + j * `stride` + i, counted
+    in elements. The whole block must exist on both sides. With `columns`, the source has no gaps between rows. With
+    `rows` and a tensor in memory, the tensor has no gaps between columns.
     """
 
     tensor: str
@@ -177,19 +164,19 @@ class Transpose:
     stride: int
     source: Load
     source_stride: int
-    rows: int | None = None
-    columns: int | None = None
-    lanes: int | None = None
-    column_dim: int | None = None
-    dtype: DType | None = None
+    rows: int | None = None  # None: `lanes`
+    columns: int | None = None  # None: `lanes`
+    lanes: int | None = None  # of the vectors; None: of the widest ones
+    column_dim: int | None = None  # tensor in memory: its dimension that j varies; i varies the last. None: a storage
+    dtype: DType | None = None  # of an element that is several consecutive elements of the source
 
 
 @dataclass(frozen=True, slots=True)
 class CpAsync:
-    """`elements` neighbours from memory into a shared room, asynchronously: they are there once awaited (cp.async).
+    """Copy `elements` contiguous elements from memory to shared memory asynchronously (cp.async).
 
-    `index` and `source` are of the first of them; together they are 4, 8 or 16 bytes, aligned to that on both sides.
-    Where `guard` fails nothing is read and zeros arrive.
+    `index` and `source` are those of the first element. The elements are 4, 8 or 16 bytes, aligned to their size on
+    both sides. Where `guard` does not hold, nothing is read and zeros are written.
     """
 
     tensor: str
@@ -201,24 +188,24 @@ class CpAsync:
 
 @dataclass(frozen=True, slots=True)
 class CpAsyncCommitGroup:
-    """The copies that this thread has begun since the last one become a group, perhaps an empty one."""
+    """Commit the copies that this thread has issued since the last commit as one group, perhaps an empty one."""
 
 
 @dataclass(frozen=True, slots=True)
 class CpAsyncWaitGroup:
-    """All of this thread's groups but the `pending` youngest have arrived, for this thread to see."""
+    """Wait for all of this thread's groups but the latest `pending` ones. Only this thread sees their data then."""
 
     pending: int
 
 
 @dataclass(frozen=True, slots=True)
 class LoadMatrix:
-    """`count` (1, 2, 4) matrices of 8 rows of 16 bytes from a shared room into a fragment of a warp (ldmatrix).
+    """Load `count` (1, 2, 4) matrices of 8 rows of 16 bytes from shared memory into a warp's fragment (ldmatrix).
 
-    Lane 8i + r names row r of matrix i: `source[at]` is its first element, aligned to 16 bytes. tensor[index..., i]
-    becomes the lane's word of matrix i: word lane % 4 of row lane / 4, or, `transposed`, for elements of 16 bits those
-    at 2 (lane % 4) and 2 (lane % 4) + 1 of column lane / 4. Elements of 32 bits have no such instruction: `transposed`
-    and `count` 1, `at` is the lane's own word.
+    Lane 8i + r addresses row r of matrix i: source[source_index] is its first element, aligned to 16 bytes.
+    tensor[index..., i] becomes the lane's word of matrix i: word lane % 4 of row lane / 4. `transposed`, with elements
+    of 16 bits: elements 2 (lane % 4) and 2 (lane % 4) + 1 of column lane / 4. Elements of 32 bits have no such
+    instruction: `transposed` with `count` 1 loads the lane's own word at `source_index`.
     """
 
     tensor: str
@@ -231,7 +218,7 @@ class LoadMatrix:
 
 @dataclass(frozen=True, slots=True)
 class RoundFragment:
-    """`count` words tensor[index..., i], float32, rounded to tf32, to nearest."""
+    """Round `count` float32 words tensor[index..., i] to tf32, to nearest."""
 
     tensor: str
     index: tuple[Expr, ...]
@@ -240,8 +227,10 @@ class RoundFragment:
 
 @dataclass(frozen=True, slots=True)
 class PackFragment:
-    """tensor[index], a word of a fragment, becomes two neighbours along the last dimension of a room in registers,
-    float32, rounded to `dtype` of 16 bits, `first` in the low half."""
+    """Pack two consecutive float32 registers from `first` into tensor[index], a word of a fragment.
+
+    They are rounded to `dtype`, of 16 bits. The first is in the low half.
+    """
 
     tensor: str
     index: tuple[Expr, ...]
@@ -251,8 +240,10 @@ class PackFragment:
 
 @dataclass(frozen=True, slots=True)
 class Exp2:
-    """tensor[index], float32 in registers, becomes 2 to its power within 2 units of the last place (ex2.approx.ftz);
-    0 below the least normal number."""
+    """Replace the float32 register tensor[index] by 2 to its power (ex2.approx.ftz).
+
+    The result is within 2 ulp, and 0 below the smallest normal number.
+    """
 
     tensor: str
     index: tuple[Expr, ...]
@@ -260,21 +251,20 @@ class Exp2:
 
 @dataclass(frozen=True, slots=True)
 class AnyThread:
-    """`var` is 1 in the body where `cond` holds in any thread of the block, else 0. All threads of it meet here.
-
-    `threads`: those of the block, who come from several such nodes, each from that of its role.
-    """
+    """Bind `var` to 1 where `cond` holds in any thread of the block, else to 0. The node synchronizes the block."""
 
     var: str
     cond: Expr
     body: tuple[Node, ...]
-    threads: int | None = None
+    threads: int | None = None  # of the block, where each role of warps has such a node of its own
 
 
 @dataclass(frozen=True, slots=True)
 class Mma:
-    """A warp's tensor[index..., :] (four a lane, 16 x 8 results) += a[a_index..., :] * b[b_index..., :], fragments of
-    16 x 32 and 32 x 8 bytes in the layout of mma.sync m16n8k(32 bytes)."""
+    """A warp's tensor[index..., :] += a[a_index..., :] * b[b_index..., :] (mma.sync m16n8k, 32 bytes along k).
+
+    The accumulator has 16 x 8 elements, four a lane. The fragments are 16 x 32 and 32 x 8 bytes.
+    """
 
     tensor: str
     index: tuple[Expr, ...]
@@ -288,33 +278,30 @@ class Mma:
 
 Node = (
     Loop | Let | Storage | Compute | Branch | Routine | Barrier | WarpReduce | HorizontalReduce | Prefetch | Transpose
-    | CpAsync | CpAsyncCommitGroup | CpAsyncWaitGroup | LoadMatrix | RoundFragment | Mma | PackFragment | Exp2 | AnyThread
-    | HopperNode
+    | CpAsync | CpAsyncCommitGroup | CpAsyncWaitGroup | LoadMatrix | RoundFragment | Mma | PackFragment | Exp2
+    | AnyThread | HopperNode
 )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class ScheduleTree:
-    """One kernel launch. `name` is its entry symbol; `zeroed` buffers are zero before it runs.
+    """One kernel launch.
 
-    `raster`: thread blocks with neighbouring numbers take that many values of the last block loop but one before the
-    innermost moves on, so that blocks that run together share what they read; 1: the innermost varies fastest.
-    `resident`: blocks that a core shall hold at once: the compiler gives threads no more registers than that leaves.
-    `maps`: of what bulk copies move; their buffers are tensors' names. `cluster`: neighbouring blocks that
-    run together.
+    `raster` rows of tiles are taken down each column first, so that concurrent blocks share operands: it counts values
+    of the last block loop but one. 1: the innermost block loop varies fastest.
     """
 
-    name: str
+    name: str  # entry symbol
     body: tuple[Node, ...]
-    zeroed: tuple[str, ...] = ()
+    zeroed: tuple[str, ...] = ()  # buffers that are zero before the launch
     raster: int = 1
-    resident: int = 1
-    tensor_maps: tuple[TensorMap, ...] = ()
-    cluster: int = 1
+    resident: int = 1  # blocks a core must hold: bounds the registers of a thread
+    tensor_maps: tuple[TensorMap, ...] = ()  # of TMA copies; their buffers are names of tensors
+    cluster: int = 1  # consecutive blocks of a cluster
 
 
 def child_lists(node: Node) -> tuple[tuple[Node, ...], ...]:
-    """The child lists of a node."""
+    """Return the child lists of a node."""
     match node:
         case Loop(body=body) | Let(body=body) | Storage(body=body) | Routine(body=body) | AnyThread(body=body):
             return (body,)
@@ -325,7 +312,7 @@ def child_lists(node: Node) -> tuple[tuple[Node, ...], ...]:
 
 
 def expressions(node: Node) -> tuple[Expr, ...]:
-    """What a node itself computes and reads, its children left out."""
+    """Return the expressions of a node itself, without those of its children."""
     match node:
         case Compute(index=index, value=value):
             return (*index, value)
@@ -352,7 +339,7 @@ def expressions(node: Node) -> tuple[Expr, ...]:
 
 
 def iter_nodes(nodes: tuple[Node, ...]) -> Iterator[Node]:
-    """Every node, depth first."""
+    """Yield every node, depth first."""
     for node in nodes:
         yield node
         for body in child_lists(node):
@@ -360,7 +347,7 @@ def iter_nodes(nodes: tuple[Node, ...]) -> Iterator[Node]:
 
 
 def block_extents(tree: ScheduleTree) -> tuple[int, int]:
-    """(number of thread blocks, threads in a block) that the tree's loops ask for."""
+    """Return (thread blocks, threads of a block) of the tree's loops."""
     blocks = threads = 1
     nodes = tree.body
     while nodes:

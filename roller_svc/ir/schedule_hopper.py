@@ -1,8 +1,8 @@
-"""Nodes of the schedule tree that sm_90 adds: barriers in shared memory, bulk copies (TMA), products of warpgroups.
+"""Nodes of the schedule tree that sm_90 adds: mbarriers, TMA copies, wgmma.
 
-Names and semantics are PTX ISA's: "mbarrier", "cp.async.bulk.tensor", "wgmma.mma_async", "setmaxnreg", "stmatrix". A
-warpgroup is four warps. What bulk copies and products do with shared memory happens in the *async proxy*: what threads
-wrote there themselves, it sees behind a fence.
+Names and semantics are those of the PTX ISA: "mbarrier", "cp.async.bulk.tensor", "wgmma.mma_async", "setmaxnreg",
+"stmatrix". A warpgroup is four warps. TMA copies and wgmma access shared memory through the async proxy, which sees
+the writes of threads only after a proxy fence.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Index = tuple[Expr, ...]
 
 @dataclass(frozen=True, slots=True)
 class MbarrierInit:
-    """barrier[index] expects that many arrivals a phase, from phase 0 on. One thread does it, before all others."""
+    """Initialize barrier[index] to expect `arrivals` arrivals a phase. One thread does it, before any other use."""
 
     barrier: str
     index: Index
@@ -28,23 +28,22 @@ class MbarrierInit:
 
 @dataclass(frozen=True, slots=True)
 class FenceMbarrierInit:
-    """What this thread initialised is seen by other threads, blocks and bulk copies, once they have met."""
+    """Make initialized mbarriers visible to other threads, blocks and TMA copies after the next synchronization."""
 
 
 @dataclass(frozen=True, slots=True)
 class MbarrierArrive:
-    """One arrival at barrier[index]. `bytes`: that many more are to land before the phase ends. `rank`: the barrier is
-    that of the cluster's block with this number."""
+    """Arrive at barrier[index]."""
 
     barrier: str
     index: Index
-    expect_tx_bytes: int | None = None
-    rank: Expr | None = None
+    expect_tx_bytes: int | None = None  # bytes of TMA copies that must complete before the phase ends
+    rank: Expr | None = None  # block of the cluster whose barrier it is; None: this block
 
 
 @dataclass(frozen=True, slots=True)
 class MbarrierWait:
-    """Until the phase of that parity has ended; the one before phase 0 has parity 1 and has ended."""
+    """Wait until the phase of this parity has completed. The phase before phase 0 has parity 1 and has completed."""
 
     barrier: str
     index: Index
@@ -53,25 +52,21 @@ class MbarrierWait:
 
 @dataclass(frozen=True, slots=True)
 class TmaLoad:
-    """A box of memory into a shared room, from tensor[index] on; its bytes count on barrier[barrier_index] when there.
-
-    `map`: symbol of the tree's tensor map. `coordinates` and, of im2col maps, `offsets`: the innermost dimension first.
-    `mask`: the cluster's blocks that get it, one bit each, every one at the same place.
-    """
+    """Load a box from memory to shared memory at tensor[index]; it completes its bytes on barrier[barrier_index]."""
 
     tensor: str
     index: Index
-    tensor_map: str
-    coordinates: Index
-    offsets: Index
+    tensor_map: str  # symbol of the tree's tensor map
+    coordinates: Index  # innermost dimension first
+    offsets: Index  # of im2col maps, innermost dimension first
     barrier: str
     barrier_index: Index
-    multicast_mask: Expr | None = None
+    multicast_mask: Expr | None = None  # blocks of the cluster that get the box, one bit each, at the same offset
 
 
 @dataclass(frozen=True, slots=True)
 class TmaStore:
-    """A box of memory from a shared room, from tensor[index] on; what lies outside of the map's tensor is left out."""
+    """Store a box from shared memory at tensor[index] to memory. Elements outside of the map's tensor are skipped."""
 
     tensor_map: str
     coordinates: Index
@@ -81,46 +76,42 @@ class TmaStore:
 
 @dataclass(frozen=True, slots=True)
 class TmaStoreCommitGroup:
-    """The stores that this thread has begun since the last one become a group."""
+    """Commit the TMA stores that this thread has issued since the last commit as one group."""
 
 
 @dataclass(frozen=True, slots=True)
 class TmaStoreWaitGroup:
-    """All of this thread's groups of stores but the `pending` youngest are done; `read`: have read their room, which
-    may be written again."""
+    """Wait for all of this thread's groups of TMA stores but the latest `pending` ones."""
 
     pending: int
-    read: bool
+    read: bool  # wait only until their source is read and may be overwritten
 
 
 @dataclass(frozen=True, slots=True)
 class FenceProxyAsync:
-    """What this thread wrote to shared memory is seen by bulk stores and products that begin later."""
+    """Make this thread's writes to shared memory visible to later TMA stores and wgmma (fence.proxy.async)."""
 
 
 @dataclass(frozen=True, slots=True)
 class SharedMatrix:
-    """An operand of a product as it lies in a shared room, from tensor[index] on, a row of a whole swizzle pattern.
-
-    `along_k`: K-major, else MN-major. `swizzle_bytes`: length of a row of the room, whose 16-byte chunks are permuted.
-    `stride_bytes` lie between groups of eight rows, `leading_bytes` between such rows side by side (MN-major only).
-    `advance_bytes`: the operand begins so far on, as if nothing were permuted.
-    """
+    """A wgmma operand in shared memory at tensor[index], the first row of a swizzle pattern."""
 
     tensor: str
     index: Index
     dtype: DType
-    k_major: bool
-    swizzle_bytes: int
-    leading_bytes: int
-    stride_bytes: int
-    advance_bytes: int = 0
+    k_major: bool  # else MN-major
+    swizzle_bytes: int  # length of a row, within which 16-byte chunks are permuted
+    leading_bytes: int  # between adjacent columns of such rows (MN-major only)
+    stride_bytes: int  # between groups of eight rows
+    advance_bytes: int = 0  # offset of the operand, in the unswizzled layout
 
 
 @dataclass(frozen=True, slots=True)
 class RegisterMatrix:
-    """A left operand that the warpgroup holds: four words of a thread from tensor[index] on, those of 16 rows a warp in
-    the layout of mma.sync m16n8k(32 bytes)."""
+    """An A operand in registers: four words of a thread at tensor[index].
+
+    A warp has 16 rows, in the layout of mma.sync m16n8k(32 bytes).
+    """
 
     tensor: str
     index: Index
@@ -129,8 +120,11 @@ class RegisterMatrix:
 
 @dataclass(frozen=True, slots=True)
 class WarpgroupMma:
-    """Begins: a warpgroup's 64 x `columns` results, tensor[index] being a thread's first, += a * b over 32 bytes of k;
-    where `accumulate` is 0 they become a * b. Registers belong to it until it is awaited."""
+    """Issue a warpgroup's 64 x `columns` accumulator += a * b over 32 bytes of k (wgmma.mma_async).
+
+    tensor[index] is a thread's first element. Where `accumulate` is 0 the accumulator becomes a * b. Its registers must
+    not be accessed until a WgmmaWaitGroup.
+    """
 
     tensor: str
     index: Index
@@ -142,47 +136,46 @@ class WarpgroupMma:
 
 @dataclass(frozen=True, slots=True)
 class WgmmaFence:
-    """Registers that products begun from here on use may have been touched before."""
+    """Order earlier register accesses before later wgmma that use the registers (wgmma.fence)."""
 
 
 @dataclass(frozen=True, slots=True)
 class WgmmaCommitGroup:
-    """The products begun since the last one become a group."""
+    """Commit the wgmma issued since the last commit as one group."""
 
 
 @dataclass(frozen=True, slots=True)
 class WgmmaWaitGroup:
-    """All groups of the warpgroup's products but the `pending` youngest are done. `sums`: all on that tensor are, and
-    what reads its registers stays behind this wait, which names no register that it waits for."""
+    """Wait for all groups of wgmma but the latest `pending` ones."""
 
     pending: int
-    accumulator: str | None = None
+    accumulator: str | None = None  # tensor whose wgmma are all complete: the compiler keeps its reads after this wait
 
 
 @dataclass(frozen=True, slots=True)
 class SetMaxNReg:
-    """Threads of the warpgroup have that many registers from here on; `increase`: more than before, else fewer."""
+    """Set the registers of each thread of the warpgroup (setmaxnreg)."""
 
     count: int
-    increase: bool
+    increase: bool  # more than before, else fewer
 
 
 @dataclass(frozen=True, slots=True)
 class WarpBarrier:
-    """All threads of a warp meet, and see what each other wrote."""
+    """Synchronize the threads of a warp and make their writes visible to each other."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterBarrier:
-    """All threads of a cluster meet, and see what each other wrote."""
+    """Synchronize the threads of a cluster and make their writes visible to each other."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoreMatrix:
-    """`count` (1, 2, 4) matrices of 8 rows of 16 bytes from a warp's registers into a shared room (stmatrix).
+    """Store `count` (1, 2, 4) matrices of 8 rows of 16 bytes from a warp's registers to shared memory (stmatrix).
 
-    Lane 8i + r names row r of matrix i: tensor[at] is its first element, aligned to 16 bytes. Word lane % 4 of row
-    lane / 4 of matrix i is the lane's i-th pair of elements from source[index] on, 16 bits each.
+    Lane 8i + r addresses row r of matrix i: tensor[index] is its first element, aligned to 16 bytes. Word lane % 4 of
+    row lane / 4 of matrix i is the lane's i-th pair of 16-bit elements from source[source_index] on.
     """
 
     tensor: str
@@ -193,14 +186,14 @@ class StoreMatrix:
 
 
 HopperNode = (
-    MbarrierInit | FenceMbarrierInit | MbarrierArrive | MbarrierWait | TmaLoad | TmaStore | TmaStoreCommitGroup | TmaStoreWaitGroup
-    | FenceProxyAsync | WarpgroupMma | WgmmaFence | WgmmaCommitGroup | WgmmaWaitGroup | SetMaxNReg | WarpBarrier
-    | ClusterBarrier | StoreMatrix
+    MbarrierInit | FenceMbarrierInit | MbarrierArrive | MbarrierWait | TmaLoad | TmaStore | TmaStoreCommitGroup
+    | TmaStoreWaitGroup | FenceProxyAsync | WarpgroupMma | WgmmaFence | WgmmaCommitGroup | WgmmaWaitGroup | SetMaxNReg
+    | WarpBarrier | ClusterBarrier | StoreMatrix
 )  # fmt: skip
 
 
 def hopper_expressions(node: HopperNode) -> tuple[Expr, ...]:
-    """What such a node computes."""
+    """Return the expressions of a node."""
     match node:
         case MbarrierInit(index=index):
             return index
@@ -215,14 +208,14 @@ def hopper_expressions(node: HopperNode) -> tuple[Expr, ...]:
             return (*coordinates, *index)
         case WarpgroupMma(index=index, a=a, b=b, accumulate=accumulate):
             return (*index, *a.index, *b.index, accumulate)
-        case StoreMatrix(index=at, source_index=index):
-            return (*at, *index)
+        case StoreMatrix(index=index, source_index=source_index):
+            return (*index, *source_index)
         case _:
             return ()
 
 
 def describe_hopper_node(node: HopperNode) -> str:
-    """What is said of such a node to people."""
+    """Return one line that describes a node."""
     match node:
         case MbarrierInit(barrier=barrier, arrivals=arrivals):
             return f"{barrier}[...] expects {arrivals} arrivals"

@@ -30,7 +30,7 @@ from roller_svc.ir.schedule_hopper import HopperNode, describe_hopper_node
 
 
 def render(nodes: tuple[Node, ...], depth: int = 0) -> str:
-    """Each node a line, its children below it, two spaces further in."""
+    """Return one line a node; its children follow, indented by two spaces."""
     pad = "  " * depth
     lines: list[str] = []
     for node in nodes:
@@ -49,8 +49,8 @@ def render(nodes: tuple[Node, ...], depth: int = 0) -> str:
                 lines.append(f"{pad}routine {name}")
             case Barrier():
                 lines.append(f"{pad}barrier")
-            case Prefetch(tensor=tensor, for_write=for_write, to_l2=to_second):
-                how = f"{' to write' if for_write else ''}{' to the second cache' if to_second else ''}"
+            case Prefetch(tensor=tensor, for_write=for_write, to_l2=to_l2):
+                how = f"{' to write' if for_write else ''}{' to L2' if to_l2 else ''}"
                 lines.append(f"{pad}prefetch {tensor}{how}")
             case Transpose(tensor=tensor, source=source):
                 lines.append(f"{pad}{tensor}[...] = {source.tensor}[...] transposed")
@@ -66,7 +66,7 @@ def render(nodes: tuple[Node, ...], depth: int = 0) -> str:
 
 
 def _matrix_line(node: Node) -> str:
-    """What is said of nodes that move tiles to tensor cores and multiply them."""
+    """Return the line of a node of tensor cores."""
     match node:
         case CpAsync(tensor=tensor, elements=elements):
             return f"copy {elements} to {tensor}[...]"

@@ -26,17 +26,17 @@ def bank_padding(row_elements: int, thread_elements: int, level: MemoryLevel, el
 BANKS, BANK_BYTES = 32, 4  # of every NVIDIA device since compute capability 5.0 (CUDA programming guide)
 
 
-def conflict_cycles(places: Sequence[int], access_bytes: int) -> int:
+def conflict_cycles(addresses: Sequence[int], access_bytes: int) -> int:
     """Cycles of one request of a warp whose lanes access `access_bytes` each at these byte addresses.
 
     Lanes are served together as far as their words fill the banks once: all of them for 4 bytes, a quarter for 16.
     Each further word of a bank takes another cycle; a word that several lanes want is sent to all.
     """
-    lanes = len(places) * BANK_BYTES // max(BANK_BYTES, access_bytes)
+    lanes = len(addresses) * BANK_BYTES // max(BANK_BYTES, access_bytes)
     cycles = 0
-    for first in range(0, len(places), lanes):
+    for first in range(0, len(addresses), lanes):
         words: set[int] = set()
-        for place in places[first : first + lanes]:
+        for place in addresses[first : first + lanes]:
             words.update(range(place // BANK_BYTES, (place + access_bytes - 1) // BANK_BYTES + 1))
         loads = [0] * BANKS
         for word in words:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.machine import Machine
-from roller_svc.perf.occupancy import BlockNeeds
+from roller_svc.perf.occupancy import BlockResources
 
 # Waves after which blocks are no longer in step. Their times are taken to differ by a twentieth: ends of n blocks one
 # after another then spread by 0.05 sqrt(n) of one, and any moment of it is as likely as another from 1 / sqrt(12) on.
@@ -23,18 +23,18 @@ class Launch(NamedTuple):
 
     block: Tile
     thread: Tile
-    lanes: int
+    reduce_threads: int
     split_k: int
     grid: int
     threads: int
     workspace_bytes: int  # partial results of a split reduction, written once and read once
     stages: int = 1
     raster: int = 1
-    stream_k: int = 0
-    streamed: bool = False
-    blocks: int = 0
+    stream_k_blocks: int = 0
+    nontemporal: bool = False
+    persistent_blocks: int = 0
     cluster: tuple[int, int] = (1, 1)
-    compiled: BlockNeeds | None = None
+    compiled: BlockResources | None = None
 
 
 class Costs(NamedTuple):
@@ -44,11 +44,11 @@ class Costs(NamedTuple):
 
     core_s: float
     core_stage: str | None
-    parts: tuple[tuple[str, float], ...]
+    stage_seconds: tuple[tuple[str, float], ...]
     occupancy: float
     waves: int
-    needs: BlockNeeds | None = None
-    loads: int = 1
+    resources: BlockResources | None = None
+    loads_per_block: int = 1
 
 
 def simt_waves(grid: int, resident: int, cores: int, block_cycles: Callable[[float], float]) -> tuple[int, float]:
@@ -67,16 +67,16 @@ def simt_waves(grid: int, resident: int, cores: int, block_cycles: Callable[[flo
     return -(-grid // at_once), cycles
 
 
-def wave_rectangle(grid_m: int, grid_n: int, at_once: int, raster: int) -> tuple[float, float]:
+def wave_rectangle(grid_m: int, grid_n: int, concurrent_blocks: int, raster: int) -> tuple[float, float]:
     """Tiles along m and n of those that are computed at once, `raster` rows of tiles being walked together; of a wave
     that ends within a row what it has of that row on average."""
-    tall = max(float(min(raster, grid_m)), min(grid_m, at_once / grid_n))
-    return tall, min(grid_n, max(1.0, at_once / tall))
+    tall = max(float(min(raster, grid_m)), min(grid_m, concurrent_blocks / grid_n))
+    return tall, min(grid_n, max(1.0, concurrent_blocks / tall))
 
 
 def load_latency_cycles(mach: Machine, bytes_loaded: float) -> float:
     """What fits the last cache comes from it, the rest half of the time (neighbouring blocks share it)."""
-    last = mach.last_cache
+    last = mach.llc
     if last is None:
         return mach.dram_latency_cycles
     if bytes_loaded <= last.total_bytes // 2:
@@ -84,9 +84,9 @@ def load_latency_cycles(mach: Machine, bytes_loaded: float) -> float:
     return (last.latency_cycles + mach.dram_latency_cycles) / 2
 
 
-def resident_bytes(mach: Machine, tensor_bytes: int, reloads: float) -> float:
+def dram_bytes_with_reuse(mach: Machine, tensor_bytes: int, reloads: float) -> float:
     """Bytes of a tensor that DRAM delivers when it is walked `reloads` times: once while the last cache holds it."""
-    last = mach.last_cache
+    last = mach.llc
     if last is None or reloads <= 1.0:
         return tensor_bytes * max(1.0, reloads)
     kept = min(1.0, 0.6 * last.total_bytes / max(1, tensor_bytes))
@@ -99,16 +99,16 @@ def streaming_bandwidth(mach: Machine, bytes_in_flight: float) -> float:
     return min(mach.dram.bandwidth_bytes_per_s, bytes_in_flight / latency_s) if latency_s else math.inf
 
 
-def launching_s(mach: Machine, grid: int) -> float:
+def launch_overhead_s(mach: Machine, grid: int) -> float:
     """What starting a kernel of so many tasks takes; a CPU runs a single one on the caller's thread."""
     overhead_s = mach.hw.limits.launch_overhead_s
-    return overhead_s * mach.costs.single_task if grid == 1 and not mach.simt else overhead_s
+    return overhead_s * mach.costs.single_task if grid == 1 and not mach.is_gpu else overhead_s
 
 
 def second_launch_s(mach: Machine, workspace_bytes: int) -> float:
     """The launch that joins the parts of a split reduction: it reads the workspace, from the last cache if it fits."""
-    last = mach.last_cache
+    last = mach.llc
     fits = last is not None and workspace_bytes <= last.total_bytes // 2
     bandwidth = last.bytes_per_s if last is not None and fits else mach.dram.bandwidth_bytes_per_s
-    latency = 2 * mach.dram.latency_s if mach.simt else 0.0
+    latency = 2 * mach.dram.latency_s if mach.is_gpu else 0.0
     return mach.hw.limits.launch_overhead_s + latency + 2 * workspace_bytes / bandwidth

@@ -24,7 +24,7 @@ SKIPPED_LINES = 2
 
 
 @dataclass(slots=True)
-class ReachTable:
+class ExtentTable:
     """How far a tile of one axis reaches along each of its members, remembered by the tile's extent."""
 
     axis: TileAxis
@@ -46,26 +46,26 @@ class DimFootprint:
     where a term is an axis that the space leaves out, an inner one of another statement, walked from end to end."""
 
     dim: Dim
-    walks: tuple[tuple[int, int], ...] | None
-    alone: tuple[int, int] | None  # the only walk, of an index that is one axis with nothing but an offset
+    terms: tuple[tuple[int, int], ...] | None
+    single_term: tuple[int, int] | None  # the only walk, of an index that is one axis with nothing but an offset
     _seen: dict[Tile, tuple[int, int, int]] = field(default_factory=dict)
 
-    def measure(self, reaches: list[tuple[int, ...]]) -> tuple[int, int, int]:
+    def measure(self, extents: list[tuple[int, ...]]) -> tuple[int, int, int]:
         """Values that the index takes, how many of them follow each other without a gap, from first to last."""
-        if self.alone is not None:
-            axis, member = self.alone
-            count = min(self.dim.size, reaches[axis][member])
+        if self.single_term is not None:
+            axis, member = self.single_term
+            count = min(self.dim.size, extents[axis][member])
             return count, count, count
-        if self.walks is None:
+        if self.terms is None:
             return self.dim.size, self.dim.size, self.dim.size
-        key = tuple([reaches[axis][member] for axis, member in self.walks])
+        key = tuple([extents[axis][member] for axis, member in self.terms])
         known = self._seen.get(key)
         if known is None:
             by_name = {name: r for (name, _), r in zip(self.dim.coeffs, key, strict=True)}
             span = 1 + sum([abs(c) * (r - 1) for (_, c), r in zip(self.dim.coeffs, key, strict=True)])
             values = accessed_extent(self.dim, by_name)
             reached = min(self.dim.size, span)
-            if self.dim.opaque:
+            if not self.dim.is_affine:
                 reached = self.dim.size if self.dim.repeat == 1 else values
             known = self._seen[key] = (values, contiguous_values(self.dim, by_name), reached)
         return known
@@ -76,21 +76,21 @@ class AccessFootprint:
     """One tensor of the space. `axes` are the positions of the tile axes that it walks."""
 
     access: TileAccess
-    tables: tuple[ReachTable, ...]
+    tables: tuple[ExtentTable, ...]
     dims: tuple[DimFootprint, ...]
     axes: tuple[int, ...]
     elem_bytes: int
     strides: dict[int, int]  # elements between neighbours along a tile axis, where they share the innermost dimension
-    all_known: bool  # whether the space has every axis that it walks
-    walks_reduced: bool  # whether a reduced axis, or one the space leaves out, moves it
+    has_all_axes: bool  # whether the space has every axis that it walks
+    varies_with_reduction: bool  # whether a reduced axis, or one the space leaves out, moves it
     lines: Lines
-    on_axes: Callable[[Tile], Tile] = field(compare=False)  # a tile's extents on `axes`
+    select_axes: Callable[[Tile], Tile] = field(compare=False)  # a tile's extents on `axes`
     _seen: dict[Tile, Measured] = field(default_factory=dict)
 
     def measure(self, tile: Tile) -> Measured:
         """Elements touched, length of the runs they form, bytes that memory moves and that its cache is asked for, and
         bytes of the stretches that are walked with no long gap."""
-        key = self.on_axes(tile)
+        key = self.select_axes(tile)
         known = self._seen.get(key)
         if known is None:
             known = self._seen[key] = self._compute(key)
@@ -118,7 +118,7 @@ class AccessFootprint:
                 row, span, run = run * values, run * reached, run * follow
                 unbroken = follow == dim.dim.size
         # a box around an unaligned run of a fused axis holds more points than the run
-        inside = min(points, elements) if self.all_known else elements
+        inside = min(points, elements) if self.has_all_axes else elements
         rows = inside / row
         line, cache_line = self.lines
         moved = asked = rows * line * min(row / run * -(-run * size // line), -(-span * size // line))
@@ -130,11 +130,11 @@ class AccessFootprint:
         """Distinct elements of this tensor that a tile touches."""
         return self.measure(tile)[0]
 
-    def run(self, tile: Tile) -> int:
+    def contiguous_elements(self, tile: Tile) -> int:
         """Elements of the runs of neighbours that they form."""
         return self.measure(tile)[1]
 
-    def stretch_bytes(self, tile: Tile) -> int:
+    def stream_bytes(self, tile: Tile) -> int:
         """Bytes from end to end of what is walked with no gap of more than SKIPPED_LINES."""
         return self.measure(tile)[4]
 
@@ -146,11 +146,11 @@ class AccessFootprint:
         """Of the innermost dimension, all of it."""
         return self.dims[0].dim.size * self.elem_bytes if self.dims else self.elem_bytes
 
-    def moved_bytes(self, tile: Tile) -> float:
+    def transferred_bytes(self, tile: Tile) -> float:
         """Bytes that memory moves for the tile when it moves whole transactions (ROLLER's second alignment)."""
         return self.measure(tile)[2]
 
-    def asked_bytes(self, tile: Tile) -> float:
+    def requested_bytes(self, tile: Tile) -> float:
         """Bytes that the tile asks of memory's cache, in the cache's transactions."""
         return self.measure(tile)[3]
 
@@ -180,10 +180,10 @@ class SpaceFootprint:
         """ROLLER's footprint: bytes of all tensors that a tile touches."""
         return self.measure(tile)[0]
 
-    def moved_bytes(self, tile: Tile) -> float:
+    def transferred_bytes(self, tile: Tile) -> float:
         return self.measure(tile)[1]
 
-    def asked_bytes(self, tile: Tile) -> float:
+    def requested_bytes(self, tile: Tile) -> float:
         """Bytes that the tile asks of memory's cache, in the cache's transactions."""
         return sum([access.measure(tile)[3] for access in self.accesses])
 
@@ -202,7 +202,7 @@ Footprints = dict[tuple[TileSpace, Lines], SpaceFootprint]  # known ones, with w
 
 def footprint(space: TileSpace, lines: Lines) -> SpaceFootprint:
     """Prepare a space for searching on a device whose memory, and its cache, move so many bytes at once."""
-    tables = tuple(ReachTable(a, a.extent, tuple(m.name for m in a.members)) for a in space.axes)
+    tables = tuple(ExtentTable(a, a.extent, tuple(m.name for m in a.members)) for a in space.axes)
     compiled = [_compile(access, tables, lines) for access in space.accesses]
     reads = tuple(c for c in compiled if not c.access.is_output)
     writes = tuple(c for c in compiled if c.access.is_output)
@@ -211,14 +211,14 @@ def footprint(space: TileSpace, lines: Lines) -> SpaceFootprint:
     )
 
 
-def extents_on(axes: Tile) -> Callable[[Tile], Tile]:
+def extent_selector(axes: Tile) -> Callable[[Tile], Tile]:
     """What picks a tile's extents on those axes."""
     if len(axes) > 1:
         return itemgetter(*axes)
     return lambda tile: tuple([tile[i] for i in axes])
 
 
-def _compile(access: TileAccess, tables: tuple[ReachTable, ...], lines: Lines) -> AccessFootprint:
+def _compile(access: TileAccess, tables: tuple[ExtentTable, ...], lines: Lines) -> AccessFootprint:
     walked = {name for dim in access.dims for name, _ in dim.coeffs}
     axes = tuple(i for i, t in enumerate(tables) if not walked.isdisjoint(t.members))
     used = tuple(tables[i] for i in axes)
@@ -227,12 +227,12 @@ def _compile(access: TileAccess, tables: tuple[ReachTable, ...], lines: Lines) -
         access=access,
         tables=used,
         dims=tuple(_dim_footprint(dim, place) for dim in reversed(access.dims)),
-        all_known=walked <= place.keys(),
-        walks_reduced=any(t.axis.kind is AxisKind.REDUCE for t in used) or not walked <= place.keys(),
+        has_all_axes=walked <= place.keys(),
+        varies_with_reduction=any(t.axis.kind is AxisKind.REDUCE for t in used) or not walked <= place.keys(),
         axes=axes,
         elem_bytes=access.dtype.bytes,
         lines=lines,
-        on_axes=extents_on(axes),
+        select_axes=extent_selector(axes),
         strides=_strides(access, axes, used),
     )
 
@@ -241,13 +241,13 @@ def _dim_footprint(dim: Dim, place: Mapping[str, tuple[int, int]]) -> DimFootpri
     if any(name not in place for name, _ in dim.coeffs):
         return DimFootprint(dim, None, None)
     walks = tuple(place[name] for name, _ in dim.coeffs)
-    is_plain = len(walks) == 1 and abs(dim.coeffs[0][1]) == 1 and not dim.opaque
+    is_plain = len(walks) == 1 and abs(dim.coeffs[0][1]) == 1 and dim.is_affine
     return DimFootprint(dim, walks, walks[0] if is_plain else None)
 
 
-def _strides(access: TileAccess, axes: Tile, tables: tuple[ReachTable, ...]) -> dict[int, int]:
+def _strides(access: TileAccess, axes: Tile, tables: tuple[ExtentTable, ...]) -> dict[int, int]:
     wide = [dim for dim in access.dims if dim.size > 1]
-    if not wide or wide[-1].opaque:
+    if not wide or not wide[-1].is_affine:
         return {}
     steps = {name: abs(coeff) for name, coeff in wide[-1].coeffs}
     found = {}

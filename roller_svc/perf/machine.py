@@ -8,19 +8,19 @@ from roller_svc.ir.dtype import DType
 from roller_svc.ir.hardware import ComputeUnit, HardwareSpec, MemoryLevel, Scope, TargetKind
 from roller_svc.perf.cpu_costs import CpuCosts
 from roller_svc.perf.cpu_costs_fitted import FITTED
-from roller_svc.perf.uncertainty import Assumed, assumed_figures
+from roller_svc.perf.uncertainty import AssumedStages, find_assumed_stages
 
 SCHEDULERS = 4  # parts of a core that warps stay on: four schedulers since Kepler, four SIMDs in GCN and CDNA
 # Cycles that such a part takes to issue one instruction of a warp. A SIMD has 16 lanes for 64 threads (AMD GCN
 # Architecture whitepaper, 2012; CDNA keeps it).
 ISSUE_CYCLES = {TargetKind.AMD: 4.0}
 # What the first cache of a core gives in a cycle: there 64 bytes, elsewhere a line (CUDA C++ Programming Guide: 128).
-FIRST_CACHE_BYTES = {TargetKind.AMD: 64.0}
+L1_BYTES_PER_CYCLE = {TargetKind.AMD: 64.0}
 LOAD_PORTS = 2.0  # of a CPU's core; each takes a vector a cycle, or a half of one
 # Operations that a CPU's core issues in a cycle, and holds until the oldest is done: Skylake (Agner Fog), and Zen 4
 # (Software Optimization Guide for the AMD Zen4 Microarchitecture, 57647).
-ISSUED, ISSUED_OF = 4.0, {"amd": 6.0}
-HELD, HELD_OF = 224, {"amd": 320}
+ISSUE_WIDTH, ISSUE_WIDTH_OF = 4.0, {"amd": 6.0}
+ROB_ENTRIES, ROB_ENTRIES_OF = 224, {"amd": 320}
 LINE_BYTES, LINE_THREADS = 128.0, 32  # of NVIDIA's first cache, and the threads that take 4 bytes each of it
 
 
@@ -41,28 +41,28 @@ class Machine:
 
     hw: HardwareSpec
     unit: ComputeUnit
-    simt: bool
+    is_gpu: bool
     cores: int
     clock_hz: float
     fma_per_cycle: float
     issue_per_cycle: float  # instructions of warps that a core issues
-    first_cache_bytes_per_cycle: float
+    l1_bytes_per_cycle: float
     staged_bytes_per_cycle: float
     dram: MemoryLevel
     dram_latency_cycles: float
     caches: tuple[Cache, ...]  # outermost first; a GPU: its L2
-    assumed: Assumed
+    assumed_stages: AssumedStages
     costs: CpuCosts = FITTED
 
     @property
-    def last_cache(self) -> Cache | None:
+    def llc(self) -> Cache | None:
         return self.caches[0] if self.caches else None
 
     @property
     def request_cycles(self) -> float:
         """Of the first cache, for 4 bytes to each thread of a warp."""
         lines = max(1.0, self.hw.limits.warp_size / LINE_THREADS)
-        return lines * LINE_BYTES / self.first_cache_bytes_per_cycle
+        return lines * LINE_BYTES / self.l1_bytes_per_cycle
 
     @property
     def load_ports(self) -> float:
@@ -75,14 +75,14 @@ class Machine:
         return 2.0 / self.load_ports
 
     @property
-    def wider(self) -> float:
+    def issue_width_ratio(self) -> float:
         """What a CPU's core issues in a cycle, in parts of what one does that the constants were written down for."""
-        return ISSUED_OF.get(self.hw.vendor, ISSUED) / ISSUED
+        return ISSUE_WIDTH_OF.get(self.hw.vendor, ISSUE_WIDTH) / ISSUE_WIDTH
 
     @property
-    def deeper(self) -> float:
+    def rob_ratio(self) -> float:
         """The same of the operations that it holds."""
-        return HELD_OF.get(self.hw.vendor, HELD) / HELD
+        return ROB_ENTRIES_OF.get(self.hw.vendor, ROB_ENTRIES) / ROB_ENTRIES
 
     @property
     def l2_bytes_per_cycle(self) -> float:
@@ -90,7 +90,7 @@ class Machine:
         return self.caches[-2].bytes_per_s / self.cores / self.clock_hz
 
     @property
-    def quotient_cycles(self) -> float:
+    def division_cycles(self) -> float:
         """Of a CPU's core, for one vector divided by another: what the spec has, or else the constant."""
         rate = self.unit.quotients_per_s
         if rate is None:
@@ -100,15 +100,15 @@ class Machine:
     def seconds(self, cycles: float) -> float:
         return cycles / self.clock_hz
 
-    def most_bytes_per_s(self, level: str) -> float:
+    def max_bytes_per_s(self, level: str) -> float:
         """What no kernel surpasses at a level, by name. A CPU's achievable rate is that of reading; other ways, as
         stores past the caches beside reads, may be faster, and its peak is the fastest of them."""
         found = next(lv for lv in self.hw.levels if lv.name == level)
-        peak = None if self.simt else found.peak_bandwidth_bytes_per_s
+        peak = None if self.is_gpu else found.peak_bandwidth_bytes_per_s
         return max(found.bandwidth_bytes_per_s, peak or 0.0)
 
 
-def machine(hw: HardwareSpec, unit: ComputeUnit) -> Machine:
+def prepare_machine(hw: HardwareSpec, unit: ComputeUnit) -> Machine:
     """Everything that does not depend on the tile."""
     simt = hw.family is not TargetKind.CPU
     staged = hw.tile_levels[0] if simt else ""
@@ -116,17 +116,17 @@ def machine(hw: HardwareSpec, unit: ComputeUnit) -> Machine:
     return Machine(
         hw=hw,
         unit=unit,
-        simt=simt,
+        is_gpu=simt,
         cores=hw.num_cores,
         clock_hz=hw.clock_hz,
         fma_per_cycle=unit.flops_per_s / (2 * hw.num_cores * hw.clock_hz),
         issue_per_cycle=SCHEDULERS / ISSUE_CYCLES.get(hw.family, 1.0),
-        first_cache_bytes_per_cycle=FIRST_CACHE_BYTES.get(hw.family, LINE_BYTES),
+        l1_bytes_per_cycle=L1_BYTES_PER_CYCLE.get(hw.family, LINE_BYTES),
         staged_bytes_per_cycle=hw.block_level.bandwidth_bytes_per_s / (hw.num_cores * hw.clock_hz),
         dram=hw.dram,
         dram_latency_cycles=hw.dram.latency_s * hw.clock_hz,
         caches=tuple(_cache(hw, lv) for lv in between),
-        assumed=assumed_figures(hw, unit),
+        assumed_stages=find_assumed_stages(hw, unit),
     )
 
 

@@ -13,52 +13,52 @@ from typing import Generic, NamedTuple, TypeVar
 from roller_svc.ir.estimate import Estimate, StageCost
 from roller_svc.ir.kernel import Resources
 from roller_svc.ir.rprogram import RProgram
-from roller_svc.perf.common import Costs, Launch, launching_s, second_launch_s
+from roller_svc.perf.common import Costs, Launch, launch_overhead_s, second_launch_s
 from roller_svc.perf.cpu_costs import CpuCosts
 from roller_svc.perf.machine import Machine
-from roller_svc.perf.occupancy import BlockNeeds
+from roller_svc.perf.occupancy import BlockResources
 from roller_svc.perf.uncertainty import uncertainty
 from roller_svc.perf.workload import Workload
 
 F = TypeVar("F")
 
-OVERLAP_LEAK = 0.05  # stages of a SIMT kernel overlap, but not perfectly: this share of the others shows, at most
+IMPERFECT_OVERLAP = 0.05  # stages of a SIMT kernel overlap, but not perfectly: this share of the others shows, at most
 
 
 class Timed(NamedTuple):
     """What the model found for an rProgram: its seconds, and the costs from which the whole `estimate` follows.
 
-    `launching_s`: of starting it; `joining_s`: of the launch that joins a split reduction; `copying_s`: of the copy of
+    `launch_overhead_s`: of starting it; `joining_s`: of the launch that joins a split reduction; `copying_s`: of the copy of
     a scatter's target.
     """
 
     program: RProgram
     seconds: float
     costs: Costs
-    launching_s: float
-    joining_s: float
-    copying_s: float
+    launch_s: float
+    combine_s: float
+    copy_s: float
     machine: Machine
-    floor: StageCost | None  # where it decides
+    lower_bound: StageCost | None  # where it decides
 
     def estimate(self) -> Estimate:
         costs, mach = self.costs, self.machine
-        stages = [StageCost(name, s) for name, s in costs.parts]
+        stages = [StageCost(name, s) for name, s in costs.stage_seconds]
         if costs.core_stage is not None:
             stages.append(StageCost(costs.core_stage, costs.core_s))
-        if self.floor is not None:
-            stages.append(self.floor)
-        stages.append(StageCost("launch", self.launching_s))
-        if self.joining_s:
-            stages.append(StageCost("combine", self.joining_s))
-        if self.copying_s:
-            stages.append(StageCost("copy", self.copying_s))
+        if self.lower_bound is not None:
+            stages.append(self.lower_bound)
+        stages.append(StageCost("launch", self.launch_s))
+        if self.combine_s:
+            stages.append(StageCost("combine", self.combine_s))
+        if self.copy_s:
+            stages.append(StageCost("copy", self.copy_s))
         return Estimate(
             seconds=self.seconds,
             stages=tuple(stages),
             occupancy=costs.occupancy,
             waves=costs.waves,
-            uncertainty=uncertainty(stages, self.seconds, mach.assumed),
+            uncertainty=uncertainty(stages, self.seconds, mach.assumed_stages),
         )
 
 
@@ -88,27 +88,27 @@ class Model(Generic[F]):
         p = self.workload
         launch = self.launch(p, program)
         if compiled is not None:
-            needs = BlockNeeds(launch.threads, compiled.registers_per_thread, compiled.shared_bytes)
+            needs = BlockResources(launch.threads, compiled.registers_per_thread, compiled.shared_bytes)
             launch = launch._replace(compiled=needs)
         mach = p.machine
         costs = self.cost(p, launch)
-        body = costs.core_s if costs.core_stage is None else _overlapped(costs)
+        body = costs.core_s if costs.core_stage is None else _overlap_stages(costs)
         joining = second_launch_s(mach, launch.workspace_bytes) if launch.workspace_bytes else 0.0
         copying = second_launch_s(mach, p.space.copied_bytes) if p.space.copied_bytes else 0.0
-        launching = launching_s(mach, launch.grid)
-        floor_s = p.floor_s
-        floor = p.floor if floor_s > body + copying else None
+        launching = launch_overhead_s(mach, launch.grid)
+        floor_s = p.lower_bound_s
+        floor = p.lower_bound if floor_s > body + copying else None
         seconds = max(floor_s, body + copying) + launching + joining
         return Timed(program, seconds, costs, launching, joining, copying, mach, floor)
 
-    def needs(self, program: RProgram) -> BlockNeeds | None:
+    def resources(self, program: RProgram) -> BlockResources | None:
         """Return what the model assumes that a block of the main launch takes of a core; None without blocks."""
-        return self.cost(self.workload, self.launch(self.workload, program)).needs
+        return self.cost(self.workload, self.launch(self.workload, program)).resources
 
 
 def read_launch(p: Workload[F], program: RProgram) -> Launch:
     """Return an rProgram as cost functions read it: one thread block for each tile and part of the reduction."""
-    touched = p.touched
+    touched = p.footprint
     block, thread = touched.tile(program.block), touched.tile(program.thread)
     grid, threads = program.split_k, program.reduce_threads
     for i in p.spatial:
@@ -121,10 +121,10 @@ def read_launch(p: Workload[F], program: RProgram) -> Launch:
     )  # fmt: skip
 
 
-def _overlapped(costs: Costs) -> float:
+def _overlap_stages(costs: Costs) -> float:
     """Of a block that loads once the others leak whole: memory has nothing to do while its wave computes. Blocks of
     many loads keep it evenly busy, and what is left is waiting in its queue, the more the busier it is."""
-    times = [costs.core_s, *(s for _, s in costs.parts)]
+    times = [costs.core_s, *(s for _, s in costs.stage_seconds)]
     longest = max(times)
-    shown = [s * (s / longest + (1.0 - s / longest) / costs.loads) for s in times]
-    return longest + OVERLAP_LEAK * (math.fsum(shown) - longest)
+    shown = [s * (s / longest + (1.0 - s / longest) / costs.loads_per_block) for s in times]
+    return longest + IMPERFECT_OVERLAP * (math.fsum(shown) - longest)

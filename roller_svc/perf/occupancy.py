@@ -11,16 +11,16 @@ REGISTER_WARPS = 4  # one for each partition of a core
 
 
 @dataclass(frozen=True, slots=True)
-class BlockNeeds:
+class BlockResources:
     threads: int
     registers_per_thread: int
     shared_bytes: int
 
 
-def blocks_per_core(needs: BlockNeeds, hw: HardwareSpec) -> int:
+def blocks_per_core(needs: BlockResources, hw: HardwareSpec) -> int:
     """Resident blocks of one core; at least 1 where the block is legal at all."""
     limits = hw.limits
-    warps = limits.registers_per_core // (_granted(needs.registers_per_thread) * limits.warp_size)
+    warps = limits.registers_per_core // (_allocated_registers(needs.registers_per_thread) * limits.warp_size)
     by_registers = warps // REGISTER_WARPS * REGISTER_WARPS // max(1, -(-needs.threads // limits.warp_size))
     by_threads = limits.max_threads_per_core // max(1, needs.threads)
     shared = needs.shared_bytes + limits.shared_bytes_reserved_per_block
@@ -28,7 +28,7 @@ def blocks_per_core(needs: BlockNeeds, hw: HardwareSpec) -> int:
     return max(1, min(limits.max_blocks_per_core, by_registers, by_threads, by_shared))
 
 
-def _granted(registers_per_thread: int) -> int:
+def _allocated_registers(registers_per_thread: int) -> int:
     """Registers are handed out in eights."""
     return -(-registers_per_thread // 8) * 8
 
@@ -41,10 +41,10 @@ def overhead_registers(limits: Limits) -> int:
 def block_registers(threads: int, registers_per_thread: int, limits: Limits) -> int:
     """Registers that a block takes of its core: in eights for a thread, in groups of four warps for a block."""
     group = REGISTER_WARPS * limits.warp_size
-    return _granted(registers_per_thread) * -(-threads // group) * group
+    return _allocated_registers(registers_per_thread) * -(-threads // group) * group
 
 
-def exceeded_limits(needs: BlockNeeds, hw: HardwareSpec) -> tuple[str, ...]:
+def exceeded_limits(needs: BlockResources, hw: HardwareSpec) -> tuple[str, ...]:
     """Return the limits of the device that a block exceeds, and by how much."""
     limits = hw.limits
     registers = block_registers(needs.threads, needs.registers_per_thread, limits)

@@ -15,15 +15,15 @@ def roofline(p: Workload[Any]) -> tuple[RooflineBound, ...]:
     hw = p.machine.hw
     levels = [level for level in hw.levels if level.name != hw.tile_levels[1]]
     names = [level.name for level in levels]
-    outermost = names.index(p.found_in)
+    outermost = names.index(p.data_level)
     roofs = [RooflineBound(COMPUTE, p.operations, p.operations / p.machine.unit.flops_per_s)]
     for place, level in enumerate(levels):
         moved = p.compulsory_bytes if place >= outermost else 0
-        roofs.append(RooflineBound(level.name, moved, moved / p.machine.most_bytes_per_s(level.name)))
+        roofs.append(RooflineBound(level.name, moved, moved / p.machine.max_bytes_per_s(level.name)))
     return tuple(roofs)
 
 
-def together(rooflines: tuple[tuple[RooflineBound, ...], ...]) -> tuple[RooflineBound, ...]:
+def add_rooflines(rooflines: tuple[tuple[RooflineBound, ...], ...]) -> tuple[RooflineBound, ...]:
     """Of kernels that run one after another on one device."""
     return tuple(
         RooflineBound(roofs[0].level, sum(r.amount for r in roofs), sum(r.seconds for r in roofs))

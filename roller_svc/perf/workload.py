@@ -11,15 +11,23 @@ from roller_svc.ir.estimate import COMPUTE, FLOOR, StageCost
 from roller_svc.ir.group import AxisRole, TileSpace
 from roller_svc.ir.hardware import ComputeUnit, HardwareSpec
 from roller_svc.ir.program import AxisKind
-from roller_svc.perf.footprint import AccessFootprint, Footprints, Lines, SpaceFootprint, Tile, extents_on, footprint
-from roller_svc.perf.machine import Machine, machine
+from roller_svc.perf.footprint import (
+    AccessFootprint,
+    Footprints,
+    Lines,
+    SpaceFootprint,
+    Tile,
+    extent_selector,
+    footprint,
+)
+from roller_svc.perf.machine import Machine, prepare_machine
 
 ADDRESS_OPS = 2  # one multiply-add and one pointer add for a load
 DIVISION_OPS = 8  # a division by a constant: multiply-high, shift, multiply-subtract, and what feeds them
 
 
 @dataclass(frozen=True, slots=True)
-class Operand:
+class OperandFootprint:
     """A factor of a contraction: its tensors, and what finding one element costs in integer operations."""
 
     tensors: tuple[AccessFootprint, ...]
@@ -27,22 +35,22 @@ class Operand:
     address_ops: float
     elem_bytes: int  # widest of its tensors
     total_bytes: int
-    on_axes: Callable[[Tile], Tile] = field(compare=False)  # a tile's extents on `axes`
+    select_axes: Callable[[Tile], Tile] = field(compare=False)  # a tile's extents on `axes`
     _moved: dict[Tile, float] = field(default_factory=dict, compare=False)
 
-    def moved_bytes(self, tile: Tile) -> float:
+    def requested_bytes(self, tile: Tile) -> float:
         """Bytes that the tile asks of memory's cache, in whole transactions; remembered by the extents that matter."""
-        key = self.on_axes(tile)
+        key = self.select_axes(tile)
         known = self._moved.get(key)
         if known is None:
-            known = self._moved[key] = sum([t.asked_bytes(tile) for t in self.tensors])
+            known = self._moved[key] = sum([t.requested_bytes(tile) for t in self.tensors])
         return known
 
     def elements(self, tile: Tile) -> int:
         return sum([t.elements(tile) for t in self.tensors])
 
     @property
-    def constant(self) -> bool:
+    def is_constant(self) -> bool:
         """Whether all of it stays the same from call to call: then it is packed once."""
         return bool(self.tensors) and all(t.access.constant for t in self.tensors)
 
@@ -60,18 +68,18 @@ class Workload(Generic[F]):
 
     machine: Machine
     space: TileSpace
-    touched: SpaceFootprint
+    footprint: SpaceFootprint
     is_contraction: bool
     spatial: tuple[int, ...]  # positions of the spatial axes
     reduced: tuple[int, ...]
-    vector: int | None  # position of the vector axis
-    fast: int | None  # position of the spatial axis along which neighbouring threads stand
+    vector_axis: int | None  # position of the vector axis
+    contiguous_axis: int | None  # position of the spatial axis along which neighbouring threads stand
     m: int | None
     n: int | None
     k: int | None
-    a: Operand
-    b: Operand
-    rest: Operand  # epilogue reads and what is written; of a nest: everything
+    a: OperandFootprint
+    b: OperandFootprint
+    epilogue: OperandFootprint  # epilogue reads and what is written; of a nest: everything
     outer_points: int
     inner_points: int
     operations: int
@@ -84,32 +92,32 @@ class Workload(Generic[F]):
 
     @property
     def extents(self) -> Tile:
-        return self.touched.extents
+        return self.footprint.extents
 
     # These are not kept: a CPU's depend on costs, and `Model.with_costs` replaces those.
     @property
-    def found_in(self) -> str:
+    def data_level(self) -> str:
         """Name of the level where a repeated run finds what it touches."""
-        return _outer_level(self.machine, self.compulsory_bytes)
+        return _find_data_level(self.machine, self.compulsory_bytes)
 
     @property
-    def floor_s(self) -> float:
+    def lower_bound_s(self) -> float:
         """Seconds that no tile stays below: operations over the unit's rate, each byte once from where it is found."""
-        rate = self.machine.most_bytes_per_s(self.found_in)
+        rate = self.machine.max_bytes_per_s(self.data_level)
         return max(self.operations / self.machine.unit.flops_per_s, self.compulsory_bytes / rate)
 
     @property
-    def floor(self) -> StageCost:
+    def lower_bound(self) -> StageCost:
         """The same, and what it is of."""
-        is_arithmetic = self.operations / self.machine.unit.flops_per_s == self.floor_s
-        return StageCost((COMPUTE if is_arithmetic else self.found_in) + FLOOR, self.floor_s)
+        is_arithmetic = self.operations / self.machine.unit.flops_per_s == self.lower_bound_s
+        return StageCost((COMPUTE if is_arithmetic else self.data_level) + FLOOR, self.lower_bound_s)
 
-    def words(self, depth: int) -> int:
+    def packed_words(self, depth: int) -> int:
         """What so many of k are in an operand that is packed for the unit, each of `elem_bytes`."""
         return -(-depth // self.machine.unit.k_group)
 
     def extent(self, position: int | None) -> int:
-        return 1 if position is None else self.touched.extents[position]
+        return 1 if position is None else self.footprint.extents[position]
 
 
 def prepare_workload(
@@ -135,20 +143,20 @@ def prepare_workload(
     spatial = tuple(i for i, a in enumerate(space.axes) if a.kind is AxisKind.SPATIAL)
     vector = next((i for i, a in enumerate(space.axes) if a.name == space.vector_axis), None)
     return Workload(
-        machine=machine(hw, unit),
+        machine=prepare_machine(hw, unit),
         space=space,
-        touched=touched,
+        footprint=touched,
         is_contraction=is_contraction,
         spatial=spatial,
         reduced=tuple(i for i, a in enumerate(space.axes) if a.kind is AxisKind.REDUCE),
-        vector=vector,
-        fast=vector if vector in spatial else spatial[-1] if spatial else None,
+        vector_axis=vector,
+        contiguous_axis=vector if vector in spatial else spatial[-1] if spatial else None,
         m=position.get(AxisRole.M),
         n=position.get(AxisRole.N),
         k=position.get(AxisRole.K),
         a=_operand(by_operand["a"], touched),
         b=_operand(by_operand["b"], touched, space.num_accumulators),
-        rest=_operand(by_operand[""], touched),
+        epilogue=_operand(by_operand[""], touched),
         outer_points=outer,
         inner_points=inner,
         operations=flops,
@@ -164,24 +172,24 @@ def _lines(hw: HardwareSpec) -> Lines:
     return hw.dram.transaction_bytes, cache.transaction_bytes
 
 
-def _outer_level(mach: Machine, compulsory_bytes: int) -> str:
+def _find_data_level(mach: Machine, compulsory_bytes: int) -> str:
     """Name of the level a repeated run finds its data in: DRAM, or the innermost of a CPU's caches that keep any of
     it."""
-    if not mach.simt:
+    if not mach.is_gpu:
         for cache in reversed(mach.caches):
-            is_last = cache is mach.last_cache
+            is_last = cache is mach.llc
             if mach.costs.memory.held_share(cache.total_bytes, compulsory_bytes, is_last=is_last) > 0:
                 return cache.name
     return mach.dram.name
 
 
-def _operand(tensors: tuple[AccessFootprint, ...], touched: SpaceFootprint, factors: int = 1) -> Operand:
+def _operand(tensors: tuple[AccessFootprint, ...], touched: SpaceFootprint, factors: int = 1) -> OperandFootprint:
     """`factors`: so many that are staged alike, the tensors being those of all."""
     axes = tuple(sorted({i for t in tensors for i in t.axes}))
-    return Operand(
+    return OperandFootprint(
         tensors=tensors,
         axes=axes,
-        on_axes=extents_on(axes),
+        select_axes=extent_selector(axes),
         address_ops=sum(address_ops(t) for t in tensors) / factors,
         elem_bytes=max((t.elem_bytes for t in tensors), default=0),
         total_bytes=sum(t.bytes(touched.extents) for t in tensors),

@@ -33,7 +33,7 @@ class Binding:
     results: dict[str, Array]  # by output name: what the caller gets
     copies: tuple[tuple[Array, Array], ...]  # (to, from)
 
-    def finish(self) -> dict[str, Array]:
+    def copy_back(self) -> dict[str, Array]:
         """Copy what the kernel could not write in place; the results."""
         for target, source in self.copies:
             target[...] = source
@@ -49,7 +49,7 @@ def bind(
     arrays: Mapping[str, object],
     out: Mapping[str, object] | None = None,
     alignment_bytes: int = ALIGNMENT_BYTES,
-    held: Iterable[Array] = (),
+    in_use: Iterable[Array] = (),
 ) -> Binding:
     """Memory for every input and output among `buffers`; raises ArgumentError where an array does not fit.
 
@@ -64,18 +64,18 @@ def bind(
     check_names("argument", [b.name for b in inputs], arrays, complete=True)
     check_names("output", [b.name for b in outputs], out, complete=False)
     memory: dict[str, Array] = {}
-    given: list[Array] = list(held)
+    call_arrays: list[Array] = list(in_use)
     for buffer in inputs:
-        array = _checked(buffer, arrays[buffer.name], "argument")
-        given.append(array)
-        memory[buffer.symbol] = _dense(array, alignment_bytes)
-    targets = {b.name: _checked_target(b, out[b.name]) for b in outputs if b.name in out}
+        array = _check_array(buffer, arrays[buffer.name], "argument")
+        call_arrays.append(array)
+        memory[buffer.symbol] = _make_dense(array, alignment_bytes)
+    targets = {b.name: _check_target(b, out[b.name]) for b in outputs if b.name in out}
     results: dict[str, Array] = {}
     copies: list[tuple[Array, Array]] = []
     for buffer in outputs:
         target = targets.get(buffer.name)
-        others = [*given, *(other for name, other in targets.items() if name != buffer.name)]
-        if target is not None and _usable_in_place(target, alignment_bytes, others):
+        other_arrays = [*call_arrays, *(other for name, other in targets.items() if name != buffer.name)]
+        if target is not None and _can_write_in_place(target, alignment_bytes, other_arrays):
             memory[buffer.symbol] = target
         else:
             memory[buffer.symbol] = aligned_empty(buffer.shape, numpy_dtype(buffer.dtype))
@@ -85,13 +85,13 @@ def bind(
     return Binding(memory, results, tuple(copies))
 
 
-def check_names(what: str, wanted: list[str], given: Mapping[str, object], *, complete: bool) -> None:
+def check_names(what: str, expected: list[str], provided: Mapping[str, object], *, complete: bool) -> None:
     """Every name given is wanted and, if `complete`, every name wanted is given."""
-    for name in given:
-        if name not in wanted:
-            known = ", ".join(wanted) or "none"
+    for name in provided:
+        if name not in expected:
+            known = ", ".join(expected) or "none"
             raise ArgumentError(f"unknown {what} {name!r}; this kernel's {what}s are: {known}", code=f"unknown-{what}")
-    missing = [name for name in wanted if name not in given]
+    missing = [name for name in expected if name not in provided]
     if complete and missing:
         raise ArgumentError(f"missing {what}{'s' if len(missing) > 1 else ''}: {', '.join(missing)}",
                             code=f"missing-{what}")  # fmt: skip
@@ -126,7 +126,7 @@ def range_error(source: KernelSource, check: int, value: int) -> IndexRangeError
     )
 
 
-def _checked(buffer: Buffer, value: object, what: str) -> Array:
+def _check_array(buffer: Buffer, value: object, what: str) -> Array:
     if not isinstance(value, np.ndarray | np.generic):
         kind = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
         raise ArgumentError(f"{what} {buffer.name!r} must be a numpy array, not {kind}", code="not-an-array")
@@ -144,11 +144,11 @@ def _checked(buffer: Buffer, value: object, what: str) -> Array:
     return array
 
 
-def _checked_target(buffer: Buffer, value: object) -> Array:
+def _check_target(buffer: Buffer, value: object) -> Array:
     if isinstance(value, np.generic):
         raise ArgumentError(f"output {buffer.name!r} is a numpy scalar, which cannot be written; pass an array",
                             code="out-not-writeable")  # fmt: skip
-    array = _checked(buffer, value, "output")
+    array = _check_array(buffer, value, "output")
     if not array.flags.writeable:
         raise ArgumentError(f"output {buffer.name!r} is read-only", code="out-not-writeable")
     return array
@@ -160,7 +160,7 @@ def _is_dense(array: Array, alignment_bytes: int) -> bool:
     return array.flags.c_contiguous and address % alignment == 0
 
 
-def _dense(array: Array, alignment_bytes: int) -> Array:
+def _make_dense(array: Array, alignment_bytes: int) -> Array:
     if _is_dense(array, alignment_bytes):
         return array
     copy = aligned_empty(array.shape, array.dtype)
@@ -168,5 +168,5 @@ def _dense(array: Array, alignment_bytes: int) -> Array:
     return copy
 
 
-def _usable_in_place(target: Array, alignment_bytes: int, others: list[Array]) -> bool:
-    return _is_dense(target, alignment_bytes) and not any(np.may_share_memory(target, other) for other in others)
+def _can_write_in_place(target: Array, alignment_bytes: int, other_arrays: list[Array]) -> bool:
+    return _is_dense(target, alignment_bytes) and not any(np.may_share_memory(target, other) for other in other_arrays)

@@ -18,7 +18,7 @@ import numpy as np
 from roller_svc.errors import InvariantError, LaunchError
 from roller_svc.ir.kernel import Buffer, CompiledKernel, KernelSource, Language, LaunchSpec, Role
 from roller_svc.runtime.binding import ALIGNMENT_BYTES, Array, Binding, aligned_empty, bind, range_error
-from roller_svc.runtime.cpu_features import check_instructions
+from roller_svc.runtime.cpu_features import check_features
 
 RTLD_NOLOAD = 0x4  # as in <dlfcn.h>; Python's os module has it only on some platforms
 _OPENMP_RUNTIMES = ("libgomp.so.1", "libomp.so.5", "libiomp5.so")
@@ -37,7 +37,7 @@ class CpuModule:
         if compiled.source.language is not Language.C:
             raise InvariantError(f"{compiled.source.name} is {compiled.source.language.value}, not C")
         self.source: KernelSource = compiled.source
-        check_instructions(compiled.source)
+        check_features(compiled.source)
         self.alignment_bytes = alignment_bytes
         library = _load(compiled.binary, compiled.source.name)
         weakref.finalize(self, _unload, library._handle).atexit = False  # a call under way keeps the module
@@ -47,17 +47,17 @@ class CpuModule:
     def run(self, arrays: Mapping[str, object], out: Mapping[str, object] | None = None) -> dict[str, Array]:
         """One call. Raises ArgumentError for arrays that do not fit, IndexRangeError for an index that does not."""
         binding = bind(self.source.buffers, arrays, out, self.alignment_bytes)
-        blocks = (self.workspace(), self._own("prepared", self.source.prepacked_buffers))
+        blocks = (self.workspace(), self._thread_block("prepared", self.source.prepacked_buffers))
         for prepare in (True, False):
             CpuCall(self, binding, blocks, self.launches(prepare=prepare))()
-        return binding.finish()
+        return binding.copy_back()
 
     def bind(self, arrays: Mapping[str, object], out: Mapping[str, object] | None = None) -> CpuCall:
         """A call made ready: what is made of constants is there, and calling the result only does the rest, again and
         again (for timing)."""
         constants = {name: array for name, array in arrays.items() if name in self.source.constants}
-        others = {name: array for name, array in arrays.items() if name not in constants}
-        return self.prepare(constants).bind(others, out)
+        variables = {name: array for name, array in arrays.items() if name not in constants}
+        return self.prepare(constants).bind(variables, out)
 
     def prepare(self, constants: Mapping[str, object]) -> PreparedCpu:
         """What is made of constants alone, made once. Raises ArgumentError for arrays that do not fit."""
@@ -71,9 +71,9 @@ class CpuModule:
     def workspace(self) -> _Block:
         """What a call needs of its own: one block for each thread, kept for its next call."""
         prepared = self.source.prepacked_buffers
-        return self._own("workspace", tuple(b for b in self.source.buffers_of(Role.WORKSPACE) if b not in prepared))
+        return self._thread_block("workspace", tuple(b for b in self.source.buffers_of(Role.WORKSPACE) if b not in prepared))
 
-    def _own(self, name: str, buffers: tuple[Buffer, ...]) -> _Block:
+    def _thread_block(self, name: str, buffers: tuple[Buffer, ...]) -> _Block:
         """This thread's block of that name."""
         block: _Block | None = getattr(self._scratch, name, None)
         if block is None:
@@ -89,11 +89,11 @@ class PreparedCpu:
     def __init__(self, module: CpuModule, constants: Mapping[str, object]) -> None:
         self._module = module
         buffers = module.source.buffers
-        self._others = tuple(b for b in buffers if b.role is not Role.INPUT or b.name not in module.source.constants)
-        held = bind((b for b in buffers if b not in self._others), constants, None, module.alignment_bytes)
-        self._constants = held.memory
+        self._remaining_buffers = tuple(b for b in buffers if b.role is not Role.INPUT or b.name not in module.source.constants)
+        binding = bind((b for b in buffers if b not in self._remaining_buffers), constants, None, module.alignment_bytes)
+        self._constants = binding.memory
         self._block = _Block(module.source.prepacked_buffers)
-        CpuCall(module, held, (self._block,), module.launches(prepare=True))()
+        CpuCall(module, binding, (self._block,), module.launches(prepare=True))()
 
     def run(self, arrays: Mapping[str, object], out: Mapping[str, object] | None = None) -> dict[str, Array]:
         """One call with the other arrays; raises as CpuModule.run does."""
@@ -103,10 +103,10 @@ class PreparedCpu:
 
     def bind(self, arrays: Mapping[str, object], out: Mapping[str, object] | None = None) -> CpuCall:
         """A call made ready: calling the result only runs the kernel, again and again (for timing)."""
-        binding = bind(self._others, arrays, out, self._module.alignment_bytes, self._constants.values())
-        whole = replace(binding, memory=self._constants | binding.memory)
+        binding = bind(self._remaining_buffers, arrays, out, self._module.alignment_bytes, self._constants.values())
+        full_binding = replace(binding, memory=self._constants | binding.memory)
         blocks = (self._module.workspace(), self._block)
-        return CpuCall(self._module, whole, blocks, self._module.launches(prepare=False))
+        return CpuCall(self._module, full_binding, blocks, self._module.launches(prepare=False))
 
 
 class _Block:
@@ -158,7 +158,7 @@ class CpuCall:
 
     def finish(self) -> dict[str, Array]:
         """The results, by output name."""
-        return self._binding.finish()
+        return self._binding.copy_back()
 
 
 def _address(array: Array) -> int:

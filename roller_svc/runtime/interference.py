@@ -9,7 +9,7 @@ from pathlib import Path
 CLOCK_TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 
-def waiting_s(tasks: Path = Path("/proc/self/task")) -> float:
+def runqueue_wait_s(tasks: Path = Path("/proc/self/task")) -> float:
     """Seconds that this process's threads were ready to run and did not; 0 where the kernel does not count them."""
     total = 0
     for task in tasks.glob("*/schedstat"):
@@ -18,13 +18,13 @@ def waiting_s(tasks: Path = Path("/proc/self/task")) -> float:
     return total / 1e9
 
 
-def stolen_s(stat: Path = Path("/proc/stat")) -> float:
+def steal_s(stat: Path = Path("/proc/stat")) -> float:
     """Seconds that the hypervisor ran others on this process's cores; 0 where that is not told."""
-    wanted = {f"cpu{cpu}" for cpu in os.sched_getaffinity(0)}
+    own_cpus = {f"cpu{cpu}" for cpu in os.sched_getaffinity(0)}
     ticks = 0
     with contextlib.suppress(OSError, IndexError, ValueError):
         for line in stat.read_text(encoding="ascii").splitlines():
             words = line.split()
-            if words and words[0] in wanted:
+            if words and words[0] in own_cpus:
                 ticks += int(words[8])
     return ticks * CLOCK_TICK_S

@@ -18,9 +18,9 @@ _MIN_SAMPLE_S = 20e-6  # a hundred times what reading the clock costs
 _MAX_INNER = 10_000
 _MIN_SAMPLES = 3
 _GIVE_UP_FACTOR = 1.5  # a candidate so much slower than the best is not going to win by measuring it again
-_CERTAINLY_LONG = 20  # a cold call that takes so many times the least sample is one by itself when warm, too
-_LONG_S = 5e-3  # a call so long tells by itself: what is cold at first is little of it
-_STEADY_SHARE = 0.01
+_LONG_CALL_RATIO = 20  # a cold call that takes so many times the least sample is one by itself when warm, too
+_LONG_CALL_S = 5e-3  # a call so long tells by itself: what is cold at first is little of it
+_STEADY_TOLERANCE = 0.01
 _STEADY_SAMPLES = 7
 
 
@@ -50,19 +50,19 @@ def measure(
     """
     watch: Stopwatch = getattr(call, "stopwatch", host_stopwatch) if stopwatch is None else stopwatch
     device_name = device_name or getattr(call, "device_name", host_name)()
-    least_s: float = getattr(call, "min_sample_s", _MIN_SAMPLE_S)
+    min_sample_s: float = getattr(call, "min_sample_s", _MIN_SAMPLE_S)
     first_s = watch(call, 1)  # also the warm-up: page faults, thread pools, clocks
     samples = [first_s]
     spent_s = first_s
-    if spent_s < least_s or (spent_s < budget_s and not _hopeless(samples, best_s)):
-        inner, probed_s = _inner_repeats(lambda times: watch(call, times), first_s, least_s)
+    if spent_s < min_sample_s or (spent_s < budget_s and not _cannot_win(samples, best_s)):
+        inner, probed_s = _inner_repeats(lambda times: watch(call, times), first_s, min_sample_s)
         spent_s += probed_s
         samples = []
         while len(samples) < repeats and (spent_s < budget_s or len(samples) < 1):
             sample_s = watch(call, inner)
             spent_s += sample_s
             samples.append(sample_s / inner)
-            if _hopeless(samples, best_s) or _steady(samples):
+            if _cannot_win(samples, best_s) or _is_steady(samples):
                 break
     return Measurement(statistics.median(samples), min(samples), len(samples), device_name)
 
@@ -79,33 +79,33 @@ def host_name() -> str:
     return platform.processor() or platform.machine()
 
 
-def _inner_repeats(sample: Callable[[int], float], guess_s: float, least_s: float) -> tuple[int, float]:
+def _inner_repeats(sample: Callable[[int], float], first_s: float, min_sample_s: float) -> tuple[int, float]:
     """Calls in a sample, and the seconds it took to find out: the first call is no measure, it was cold."""
     inner, spent_s = 1, 0.0
-    sample_s = guess_s
-    if guess_s >= _CERTAINLY_LONG * least_s:
+    sample_s = first_s
+    if first_s >= _LONG_CALL_RATIO * min_sample_s:
         return inner, spent_s
     while inner < _MAX_INNER:
         sample_s = sample(inner)
         spent_s += sample_s
-        if sample_s >= least_s:
+        if sample_s >= min_sample_s:
             break
-        growth = least_s / sample_s if sample_s > 0 else 10.0
+        growth = min_sample_s / sample_s if sample_s > 0 else 10.0
         inner = min(_MAX_INNER, max(inner * 2, round(inner * growth * 1.2)))
     return inner, spent_s
 
 
-def _hopeless(samples: list[float], best_s: float | None) -> bool:
+def _cannot_win(samples: list[float], best_s: float | None) -> bool:
     """Whether this call will not beat `best_s`: a short cold call needs a wider margin than several warm ones."""
     if best_s is None:
         return False
-    telling = len(samples) >= _MIN_SAMPLES or min(samples) >= _LONG_S
-    return min(samples) > (_GIVE_UP_FACTOR if telling else _GIVE_UP_FACTOR**4) * best_s
+    is_conclusive = len(samples) >= _MIN_SAMPLES or min(samples) >= _LONG_CALL_S
+    return min(samples) > (_GIVE_UP_FACTOR if is_conclusive else _GIVE_UP_FACTOR**4) * best_s
 
 
-def _steady(samples: list[float]) -> bool:
+def _is_steady(samples: list[float]) -> bool:
     """Whether the faster half of enough samples lies within 1 %."""
     if len(samples) < _STEADY_SAMPLES:
         return False
     ordered = sorted(samples)
-    return ordered[len(ordered) // 2] <= ordered[0] * (1 + _STEADY_SHARE)
+    return ordered[len(ordered) // 2] <= ordered[0] * (1 + _STEADY_TOLERANCE)

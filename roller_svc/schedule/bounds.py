@@ -9,19 +9,19 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from roller_svc.analysis.inlining import inlined_body
+from roller_svc.analysis.inlining import inline_producers
 from roller_svc.analysis.linear import Linear, expression, linear, span
 from roller_svc.errors import ScheduleError
 from roller_svc.ir.expr import AxisRef, Expr, Load, axes_of, iter_subexpressions, substitute
 from roller_svc.ir.index import add, ceil_div, div, mod, mul, num, ref
 from roller_svc.ir.program import Axis, StatementKind, TensorExpr
 from roller_svc.ir.schedule import LoopKind
-from roller_svc.schedule.schedule import At, Fixed, Function, Fuse, Part, Schedule, Site, Split, Stage
+from roller_svc.schedule.schedule import At, Fixed, Function, Fuse, Schedule, Site, Split, Stage, StagePart
 
 # Copies of a statement that unrolled and vector loops may make of it: compilers take seconds over some hundreds.
 MAX_COPIES = 512
 MAX_LANES = 1024
-LANES_A_COPY = 8
+LANES_PER_COPY = 8
 MAX_EXTENT = (1 << 31) - 1  # loop variables are 32 bits wide in expressions
 
 
@@ -78,26 +78,26 @@ class Nests:
     functions: tuple[Function, ...]
     bodies: Mapping[str, TensorExpr]  # statements with their inlined producers in them
     nests: Mapping[str, Nest]
-    rooms: Mapping[str, tuple[Range, ...]]  # what each stored function's room holds
+    buffers: Mapping[str, tuple[Range, ...]]  # what each stored function's room holds
 
 
-def nests_of(schedule: Schedule) -> Nests:
+def infer_bounds(schedule: Schedule) -> Nests:
     """Raises ScheduleError where a function is not computed around all that read it, or loops cannot be as marked."""
     bodies, functions = _expanded(schedule)
-    found = Nests(schedule, functions, bodies, nests := {}, rooms := {})
+    found = Nests(schedule, functions, bodies, nests := {}, buffers := {})
     for function in reversed(functions):
         path = _path(found, function.computed, function.name)
-        room_path = _path(found, function.stored, function.name)
-        if path[: len(room_path)] != room_path:
+        stored_path = _path(found, function.stored, function.name)
+        if path[: len(stored_path)] != stored_path:
             raise ScheduleError(f"{function.name} is stored inside of where it is computed", code="schedule-scope")
-        _check_site(found, function, path, room_path)
-        room = _region(found, function, room_path)
+        _check_site(found, function, path, stored_path)
+        stored_region = _region(found, function, stored_path)
         region = _region(found, function, path)
         sizes = function.statement.type.shape
         # what is computed as a whole needs room as a whole, even if its readers only want a part
-        rooms[function.name] = tuple(
+        buffers[function.name] = tuple(
             Range(num(0), size) if part.extent == size else kept
-            for kept, part, size in zip(room, region, sizes, strict=True)
+            for kept, part, size in zip(stored_region, region, sizes, strict=True)
         )
         for stage in function.stages:
             nests[stage.name] = _nest(function, stage, region, path)
@@ -108,9 +108,9 @@ def nests_of(schedule: Schedule) -> Nests:
 def stage_reads(stage: Stage, body: TensorExpr) -> tuple[Load, ...]:
     """The loads of a stage, in its own axes."""
     match stage.part:
-        case Part.START if body.kind is StatementKind.SCATTER:
+        case StagePart.INIT if body.kind is StatementKind.SCATTER:
             return (Load(body.target or "", tuple(ref(a.name) for a in stage.axes), body.type.dtype),)
-        case Part.START:
+        case StagePart.INIT:
             return ()
         case _:
             return body.reads
@@ -120,7 +120,7 @@ def _expanded(schedule: Schedule) -> tuple[dict[str, TensorExpr], tuple[Function
     bodies: dict[str, TensorExpr] = {}
     for function in schedule.functions:
         inline = {f.name: bodies[f.name] for f in schedule.functions if f.computed is Fixed.INLINE and f.name in bodies}
-        bodies[function.name] = inlined_body(function.statement, inline)
+        bodies[function.name] = inline_producers(function.statement, inline)
     needed = set(schedule.outputs)
     for function in reversed(schedule.functions):
         if function.name in needed:
@@ -129,13 +129,13 @@ def _expanded(schedule: Schedule) -> tuple[dict[str, TensorExpr], tuple[Function
     return bodies, live
 
 
-def _path(found: Nests, site: Site, name: str) -> tuple[NestLoop, ...]:
+def _path(nests: Nests, site: Site, name: str) -> tuple[NestLoop, ...]:
     """The loops around a site, from the outside in."""
     if not isinstance(site, At):
         return ()
-    nest = found.nests.get(site.stage)
+    nest = nests.nests.get(site.stage)
     if nest is None:
-        found.schedule.stage(site.stage)
+        nests.schedule.stage(site.stage)
         raise ScheduleError(
             f"{name} cannot be computed in {site.stage}, which has no loops after it", code="schedule-scope",
             hint="compute a function inside one that reads it",
@@ -143,21 +143,23 @@ def _path(found: Nests, site: Site, name: str) -> tuple[NestLoop, ...]:
     return (*nest.outer, *nest.loops[: nest.stage.position(site.loop) + 1])
 
 
-def _check_site(found: Nests, function: Function, path: tuple[NestLoop, ...], room_path: tuple[NestLoop, ...]) -> None:
+def _check_site(
+    nests: Nests, function: Function, path: tuple[NestLoop, ...], stored_path: tuple[NestLoop, ...]
+) -> None:
     name = function.name
-    if path and name in found.schedule.outputs:
+    if path and name in nests.schedule.outputs:
         raise ScheduleError(f"{name} is an output: it is computed at root, whole", code="schedule-scope")
     if path and function.statement.kind is StatementKind.SCATTER:
         raise ScheduleError(f"{name} is a scatter: any part of it may need all of it", code="schedule-scope")
-    for nest in found.nests.values():
-        reads = any(load.tensor == name for load in stage_reads(nest.stage, found.bodies[_owner(found, nest)]))
+    for nest in nests.nests.values():
+        reads = any(load.tensor == name for load in stage_reads(nest.stage, nests.bodies[_owner(nests, nest)]))
         if reads and nest.scope[: len(path)] != path:
             loop = path[-1]
             raise ScheduleError(
                 f"{name} is computed in loop {loop.name} of {loop.stage}; {nest.stage.name} reads it outside of that",
                 code="schedule-scope",
             )
-    for loop in path[len(room_path) :]:
+    for loop in path[len(stored_path) :]:
         if loop.kind in (LoopKind.PARALLEL, LoopKind.VECTOR):
             raise ScheduleError(
                 f"iterations of {loop.name}, which is {loop.kind.value}, would share the room of {name}",
@@ -165,44 +167,44 @@ def _check_site(found: Nests, function: Function, path: tuple[NestLoop, ...], ro
             )  # fmt: skip
 
 
-def _owner(found: Nests, nest: Nest) -> str:
-    return found.schedule.owner(nest.stage.name).name
+def _owner(nests: Nests, nest: Nest) -> str:
+    return nests.schedule.owner(nest.stage.name).name
 
 
 # regions ------------------------------------------------------------------------------------------------------------
-def _region(found: Nests, function: Function, path: tuple[NestLoop, ...]) -> tuple[Range, ...]:
+def _region(nests: Nests, function: Function, path: tuple[NestLoop, ...]) -> tuple[Range, ...]:
     """What all readers want while the loops of the path stand still."""
     sizes = function.statement.type.shape
     if not path:
         return tuple(Range(num(0), size) for size in sizes)
-    wanted: list[list[tuple[Linear, int, int]] | None] = [[] for _ in sizes]
+    parts_by_dimension: list[list[tuple[Linear, int, int]] | None] = [[] for _ in sizes]
     fixed = {loop.var for loop in path}
-    for nest in found.nests.values():
-        body = found.bodies[_owner(found, nest)]
+    for nest in nests.nests.values():
+        body = nests.bodies[_owner(nests, nest)]
         extents = {loop.var: loop.extent for loop in nest.scope}
         for load in stage_reads(nest.stage, body):
             if load.tensor != function.name:
                 continue
             for d, index in enumerate(load.index):
                 part = None if any(load.bounds_checked) else _part(substitute(index, nest.values), fixed, extents)
-                parts = wanted[d]
+                parts = parts_by_dimension[d]
                 if part is None or parts is None:
-                    wanted[d] = None
+                    parts_by_dimension[d] = None
                 else:
                     parts.append(part)
-    return tuple(_hull(parts, size) for parts, size in zip(wanted, sizes, strict=True))
+    return tuple(_hull(parts, size) for parts, size in zip(parts_by_dimension, sizes, strict=True))
 
 
 def _part(index: Expr, fixed: set[str], extents: Mapping[str, int]) -> tuple[Linear, int, int] | None:
     """(what stands still, least and greatest of the rest); None where the index comes from data."""
     if any(isinstance(node, Load) for node in iter_subexpressions(index)):
         return None
-    still: Linear = {}
-    moving: Linear = {}
+    invariant: Linear = {}
+    varying: Linear = {}
     for term, c in linear(index).items():
-        (still if term is not None and axes_of(term) <= fixed else moving)[term] = c
-    low, high = span(moving, extents)
-    return still, low, high
+        (invariant if term is not None and axes_of(term) <= fixed else varying)[term] = c
+    low, high = span(varying, extents)
+    return invariant, low, high
 
 
 def _hull(parts: list[tuple[Linear, int, int]] | None, size: int) -> Range:
@@ -285,7 +287,7 @@ def _check_loops(nest: Nest, function: Function) -> None:
     """What the kinds of loops ask for."""
     reduced = {a.name for a in function.statement.reduced}
     copies = math.prod(x.extent for x in nest.scope if x.kind is LoopKind.UNROLL)
-    copies *= math.prod(ceil_div(x.extent, LANES_A_COPY) for x in nest.loops if x.kind is LoopKind.VECTOR)
+    copies *= math.prod(ceil_div(x.extent, LANES_PER_COPY) for x in nest.loops if x.kind is LoopKind.VECTOR)
     if copies > MAX_COPIES:
         raise ScheduleError(
             f"{nest.stage.name} would be written out {copies} times, more than {MAX_COPIES}", code="schedule-extent"
@@ -294,7 +296,7 @@ def _check_loops(nest: Nest, function: Function) -> None:
         if loop.kind is LoopKind.VECTOR and loop.extent > MAX_LANES:
             raise ScheduleError(f"{loop.name} of {loop.extent} lanes is too wide: {MAX_LANES}", code="schedule-extent")
         carries = nest.stage.axes_of(loop.name) & reduced
-        scattered = function.statement.kind is StatementKind.SCATTER and nest.stage.part is Part.UPDATE
+        scattered = function.statement.kind is StatementKind.SCATTER and nest.stage.part is StagePart.UPDATE
         if loop.kind in (LoopKind.PARALLEL, LoopKind.VECTOR) and (carries or scattered):
             raise ScheduleError(
                 f"iterations of {loop.name} all write the same elements of {function.name}", code="schedule-dependence",

@@ -10,20 +10,20 @@ from roller_svc.ir.expr import AxisRef, Expr, Load, axes_of, children, substitut
 from roller_svc.ir.index import add, div, le, logical_and, lt, min_, num, ref, sub
 from roller_svc.ir.program import Combine, StatementKind, TensorExpr, TensorType, identity
 from roller_svc.ir.schedule import Branch, Compute, Let, Loop, LoopKind, Node, ScheduleTree, Scope, Storage
-from roller_svc.schedule.bounds import Guard, Nest, NestLoop, Nests, nests_of
+from roller_svc.schedule.bounds import Guard, Nest, NestLoop, Nests, infer_bounds
 from roller_svc.schedule.default import storage_types
-from roller_svc.schedule.nest_statements import converted
-from roller_svc.schedule.schedule import At, Fixed, Function, Part, Schedule, Site
+from roller_svc.schedule.nest_statements import convert_to_type
+from roller_svc.schedule.schedule import At, Fixed, Function, Schedule, Site, StagePart
 
 
-def tree(schedule: Schedule) -> tuple[Node, ...]:
+def build_tree(schedule: Schedule) -> tuple[Node, ...]:
     """The nodes of the whole schedule. Every tensor that is no output lies in a storage node, `T.tile`."""
-    return _Trees(nests_of(schedule), storage_types(schedule)).at(Fixed.ROOT, ())
+    return _TreeBuilder(infer_bounds(schedule), storage_types(schedule)).at_site(Fixed.ROOT, ())
 
 
-def schedule_tree(schedule: Schedule, name: str) -> ScheduleTree:
+def build_schedule_tree(schedule: Schedule, name: str) -> ScheduleTree:
     """The same as one launch."""
-    return ScheduleTree(name, tree(schedule))
+    return ScheduleTree(name, build_tree(schedule))
 
 
 def tile_name(tensor: str) -> str:
@@ -32,27 +32,27 @@ def tile_name(tensor: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _Trees:
-    found: Nests
+class _TreeBuilder:
+    nests: Nests
     types: Mapping[str, TensorType]
 
     @property
     def outputs(self) -> frozenset[str]:
-        return self.found.schedule.outputs
+        return self.nests.schedule.outputs
 
-    def at(self, site: Site, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+    def at_site(self, site: Site, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
         """The nodes of a site, after the functions computed there and inside of the rooms stored there."""
-        for function in reversed(self.found.functions):
+        for function in reversed(self.nests.functions):
             if function.computed == site:
-                nodes = (*self._production(function), *nodes)
+                nodes = (*self._stages(function), *nodes)
             if function.stored == site and function.name not in self.outputs:
-                shape = tuple(part.extent for part in self.found.rooms[function.name])
+                shape = tuple(part.extent for part in self.nests.buffers[function.name])
                 dtype = self.types[function.name].dtype
                 nodes = (Storage(tile_name(function.name), dtype, shape, Scope.STACK, nodes),)
         return nodes
 
-    def _production(self, function: Function) -> tuple[Node, ...]:
-        return tuple(node for stage in function.stages for node in self._stage(function, self.found.nests[stage.name]))
+    def _stages(self, function: Function) -> tuple[Node, ...]:
+        return tuple(node for stage in function.stages for node in self._stage(function, self.nests.nests[stage.name]))
 
     def _stage(self, function: Function, nest: Nest) -> tuple[Node, ...]:
         lets = {a: _let_name(nest, a) for a in nest.values if _wants_let(nest, a)}
@@ -61,7 +61,7 @@ class _Trees:
         for depth in range(len(nest.loops), -1, -1):
             loop = nest.loops[depth - 1] if depth else None
             if loop is not None:
-                nodes = self.at(At(nest.stage.name, loop.name), nodes)
+                nodes = self.at_site(At(nest.stage.name, loop.name), nodes)
             guards = [g for g in nest.guards if _depth(nest, g.value) == depth]
             here = [(lets[a], v) for a, v in nest.values.items() if a in lets and _depth(nest, v) == depth]
             nodes = _looped(loop, guards, here, nodes)
@@ -69,16 +69,16 @@ class _Trees:
 
     # one point ------------------------------------------------------------------------------------------------------
     def _compute(self, function: Function, nest: Nest, names: Mapping[str, Expr]) -> Node:
-        body = self.found.bodies[function.name]
+        body = self.nests.bodies[function.name]
         index, value, combine = _point(nest, body)
         tensor, place = self._element(function.name, index, nest, names)
-        checked = body.bounds_checked if nest.stage.part is Part.UPDATE else ()
-        write = Compute(tensor, place, self._placed(value, nest, names), combine, bounds_checked=checked)
-        if nest.stage.part is Part.UPDATE and body.predicate is not None:
-            return Branch(self._placed(body.predicate, nest, names), (write,))
+        checked = body.bounds_checked if nest.stage.part is StagePart.UPDATE else ()
+        write = Compute(tensor, place, self._substitute(value, nest, names), combine, bounds_checked=checked)
+        if nest.stage.part is StagePart.UPDATE and body.predicate is not None:
+            return Branch(self._substitute(body.predicate, nest, names), (write,))
         return write
 
-    def _placed(self, expr: Expr, nest: Nest, names: Mapping[str, Expr]) -> Expr:
+    def _substitute(self, expr: Expr, nest: Nest, names: Mapping[str, Expr]) -> Expr:
         """The expression with axes replaced by `names`, and loads of stored functions by loads of their rooms."""
         if isinstance(expr, AxisRef):
             return names.get(expr.name, expr)
@@ -87,35 +87,35 @@ class _Trees:
             return replace(expr, tensor=tensor, index=index)
         if not (operands := children(expr)):
             return expr
-        return with_children(expr, tuple(self._placed(x, nest, names) for x in operands))
+        return with_children(expr, tuple(self._substitute(x, nest, names) for x in operands))
 
     def _element(
         self, tensor: str, index: tuple[Expr, ...], nest: Nest, names: Mapping[str, Expr]
     ) -> tuple[str, tuple[Expr, ...]]:
         """Where an element of a tensor lies: in a buffer, or in the room of its function."""
-        if tensor not in self.found.rooms or tensor in self.outputs:
-            return tensor, tuple(self._placed(i, nest, names) for i in index)
-        places: list[Expr] = []
-        for i, part in zip(index, self.found.rooms[tensor], strict=True):
+        if tensor not in self.nests.buffers or tensor in self.outputs:
+            return tensor, tuple(self._substitute(i, nest, names) for i in index)
+        offsets: list[Expr] = []
+        for i, part in zip(index, self.nests.buffers[tensor], strict=True):
             if part.first == num(0):
-                places.append(self._placed(i, nest, names))
+                offsets.append(self._substitute(i, nest, names))
             else:  # over loop variables throughout, so that what both sides share falls away
-                places.append(expression(linear(sub(self._placed(i, nest, nest.values), part.first))))
-        return tile_name(tensor), tuple(places)
+                offsets.append(expression(linear(sub(self._substitute(i, nest, nest.values), part.first))))
+        return tile_name(tensor), tuple(offsets)
 
 
 def _point(nest: Nest, body: TensorExpr) -> tuple[tuple[Expr, ...], Expr, Combine | None]:
     """(where, what, joined how) a stage writes."""
     match nest.stage.part:
-        case Part.VALUE:
-            return body.index, converted(body.body, body), None
-        case Part.UPDATE:
-            value = body.body if body.kind is StatementKind.REDUCE else converted(body.body, body)
+        case StagePart.VALUE:
+            return body.index, convert_to_type(body.body, body), None
+        case StagePart.UPDATE:
+            value = body.body if body.kind is StatementKind.REDUCE else convert_to_type(body.body, body)
             return body.index, value, body.combine
-        case Part.START if body.kind is StatementKind.SCATTER:
+        case StagePart.INIT if body.kind is StatementKind.SCATTER:
             place = tuple(ref(a.name) for a in nest.stage.axes)
             return place, Load(body.target or "", place, body.type.dtype), None
-        case Part.START:
+        case StagePart.INIT:
             return body.index, identity(body.combine or Combine.SUM, body.accumulator), None
 
 
@@ -155,15 +155,15 @@ def _looped(
 
     if loop is None:
         return inside(_conditions(guards), nodes)
-    if loop.kind is LoopKind.VECTOR and (whole := _every_lane(loop, guards)) is not None:
+    if loop.kind is LoopKind.VECTOR and (whole := _holds_in_every_lane(loop, guards)) is not None:
         lanes: Node = Loop(loop.var, loop.extent, loop.kind, inside(None, nodes))
         serial = _looped(replace(loop, kind=LoopKind.SERIAL), guards, lets, nodes)
         return (Branch(whole, (lanes,), serial),)
     limits = [(g, _limit(loop, g)) for g in guards]
     if loop.kind is LoopKind.SERIAL:
-        left = [g if limit is None else replace(g, above=False) for g, limit in limits]
-        limit = _least([limit for _, limit in limits if limit is not None])
-        return (Loop(loop.var, loop.extent, loop.kind, inside(_conditions(left), nodes), limit),)
+        guards_left = [g if limit is None else replace(g, above=False) for g, limit in limits]
+        limit = _minimum([limit for _, limit in limits if limit is not None])
+        return (Loop(loop.var, loop.extent, loop.kind, inside(_conditions(guards_left), nodes), limit),)
     return (Loop(loop.var, loop.extent, loop.kind, inside(_conditions(guards), nodes)),)
 
 
@@ -183,18 +183,18 @@ def _limit(loop: NestLoop, guard: Guard) -> Expr | None:
     step = terms.pop(ref(loop.var), 0)
     if not guard.above or step < 1 or any(loop.var in axes_of(t) for t in terms if t is not None):
         return None
-    room = sub(num(guard.size), expression(terms))
-    return room if step == 1 else div(add(room, num(step - 1)), step)
+    remaining = sub(num(guard.size), expression(terms))
+    return remaining if step == 1 else div(add(remaining, num(step - 1)), step)
 
 
-def _least(limits: Sequence[Expr]) -> Expr | None:
+def _minimum(limits: Sequence[Expr]) -> Expr | None:
     found: Expr | None = None
     for limit in limits:
         found = limit if found is None else min_(found, limit)
     return found
 
 
-def _every_lane(loop: NestLoop, guards: Sequence[Guard]) -> Expr | None:
+def _holds_in_every_lane(loop: NestLoop, guards: Sequence[Guard]) -> Expr | None:
     """When no lane of a vector loop is guarded away: the first and the last say it for those between."""
     found: Expr | None = None
     for guard in guards:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from roller_svc.analysis.inlining import inlined_body, is_inlinable, plain
+from roller_svc.analysis.inlining import canonicalize, inline_producers, is_inlinable
 from roller_svc.errors import ScheduleError
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Cast, Load, iter_subexpressions
 from roller_svc.ir.program import Axis, AxisKind, StatementKind, TensorExpr, TensorProgram, TensorType, live_statements
 from roller_svc.schedule.nest_statements import acc_name
-from roller_svc.schedule.schedule import UPDATE, Fixed, Function, Part, Schedule, Stage, StageLoop
+from roller_svc.schedule.schedule import UPDATE, Fixed, Function, Schedule, Stage, StageLoop, StagePart
 
 # Beyond this many nodes in a body the default schedule stores a map: chains must not double for ever.
 MAX_DEFAULT_NODES = 400
@@ -25,13 +25,13 @@ def default_schedule(program: TensorProgram) -> Schedule:
     outputs = frozenset(o.tensor for o in program.outputs)
     statements: list[TensorExpr] = []
     for statement in live_statements(program, outputs):
-        statements += _with_accumulator(plain(statement), is_output=statement.output in outputs)
+        statements += _with_accumulator(canonicalize(statement), is_output=statement.output in outputs)
     functions = [Function(s, _stages(s)) for s in statements]
     bodies: dict[str, TensorExpr] = {}
     for i, function in enumerate(functions):
         producers = {f.name: bodies[f.name] for f in functions[:i] if f.computed is Fixed.INLINE}
         try:
-            bodies[function.name] = inlined_body(function.statement, producers)
+            bodies[function.name] = inline_producers(function.statement, producers)
         except ScheduleError:  # too much at once: what it reads is stored
             read = set(function.statement.reads_tensors)
             functions[:i] = [Function(f.statement, f.stages) if f.name in read else f for f in functions[:i]]
@@ -79,13 +79,16 @@ def _stages(statement: TensorExpr) -> tuple[Stage, ...]:
     name = statement.output
     match statement.kind:
         case StatementKind.MAP:
-            return (_stage(name, Part.VALUE, statement.spatial),)
+            return (_stage(name, StagePart.VALUE, statement.spatial),)
         case StatementKind.REDUCE:
-            return (_stage(name, Part.START, statement.spatial), _stage(name + UPDATE, Part.UPDATE, statement.axes))
+            return (
+                _stage(name, StagePart.INIT, statement.spatial),
+                _stage(name + UPDATE, StagePart.UPDATE, statement.axes),
+            )
         case StatementKind.SCATTER:
             dimensions = tuple(Axis(f"d{d}", n, AxisKind.SPATIAL) for d, n in enumerate(statement.type.shape))
-            return (_stage(name, Part.START, dimensions), _stage(name + UPDATE, Part.UPDATE, statement.axes))
+            return (_stage(name, StagePart.INIT, dimensions), _stage(name + UPDATE, StagePart.UPDATE, statement.axes))
 
 
-def _stage(name: str, part: Part, axes: tuple[Axis, ...]) -> Stage:
+def _stage(name: str, part: StagePart, axes: tuple[Axis, ...]) -> Stage:
     return Stage(name, part, axes, tuple(StageLoop(a.name) for a in axes))

@@ -57,10 +57,10 @@ class Variables:
         return Value(terms, frozenset(name for name, _ in terms if name), from_data=False, expr=None)
 
     def _opaque(self, expr: Expr) -> Value:
-        loops, from_data = self.followed(expr)
+        loops, from_data = self.dependencies(expr)
         return Value(None, loops, from_data, expr)
 
-    def followed(self, expr: Expr) -> tuple[frozenset[str], bool]:
+    def dependencies(self, expr: Expr) -> tuple[frozenset[str], bool]:
         """The loops that an expression follows, and whether it reads anything."""
         loops: set[str] = set()
         from_data = False
@@ -81,51 +81,51 @@ def are_disjoint(position: Position, var: str, extent: int, inner: Mapping[str, 
     A dimension decides it where its terms are digits of a number: each coefficient exceeds what the smaller ones
     reach together. One that is no sum of loop variables (a decoded fused axis) is taken at its word.
     """
-    moving = {name: n for name, n in {**inner, var: extent}.items() if n > 1}
+    varying = {name: n for name, n in {**inner, var: extent}.items() if n > 1}
     for value in position:
         if var not in value.loops:
             continue
         if value.terms is None:
             return True
-        reach = 0
+        span = 0
         for name, c in sorted(value.terms, key=lambda term: abs(term[1])):
-            if name not in moving:
+            if name not in varying:
                 continue
-            if abs(c) <= reach:
+            if abs(c) <= span:
                 break
-            reach += abs(c) * (moving[name] - 1)
+            span += abs(c) * (varying[name] - 1)
         else:
             return True
     return False
 
 
-def are_apart(write: Position, read: Position, moving: Mapping[str, int]) -> bool:
+def never_alias(write: Position, read: Position, varying: Mapping[str, int]) -> bool:
     """Whether what is read lies beyond all that is written while the loops in `moving` run."""
     for a, b in zip(write, read, strict=True):
         if a.terms is None or b.terms is None:
             continue
-        (still, low, high), (other, first, last) = (_reach(v.terms or (), moving) for v in (a, b))
-        if still == other and (high < first or last < low):
+        (invariant, low, high), (other_invariant, first, last) = (_bounds(v.terms or (), varying) for v in (a, b))
+        if invariant == other_invariant and (high < first or last < low):
             return True
     return False
 
 
-def _reach(terms: tuple[tuple[str, int], ...], moving: Mapping[str, int]) -> tuple[list[tuple[str, int]], int, int]:
+def _bounds(terms: tuple[tuple[str, int], ...], varying: Mapping[str, int]) -> tuple[list[tuple[str, int]], int, int]:
     """(what stands still, least and greatest of the rest)."""
-    still, low, high = [], 0, 0
+    invariant, low, high = [], 0, 0
     for name, c in terms:
         if not name:
             low, high = low + c, high + c
-        elif name in moving:
-            end = c * (moving[name] - 1)
+        elif name in varying:
+            end = c * (varying[name] - 1)
             low, high = low + min(0, end), high + max(0, end)
         else:
-            still.append((name, c))
-    return still, low, high
+            invariant.append((name, c))
+    return invariant, low, high
 
 
 # How many loops stand around a tensor's storage node, and its scope; (0, None) of a tensor in memory.
-Room = tuple[int, Scope | None]
+StorageSite = tuple[int, Scope | None]
 
 _PARALLEL = (LoopKind.PARALLEL, LoopKind.VECTOR, LoopKind.BLOCK, LoopKind.THREAD)
 
@@ -157,11 +157,11 @@ class Dependence:
         self.accesses.append(_Accesses())
         yield
         self.loops.pop()
-        self._settle(loop, self.accesses.pop())
+        self._check_reads(loop, self.accesses.pop())
 
-    def record(self, tensor: str, index: tuple[Expr, ...], room: Room, *, is_write: bool) -> None:
+    def record_access(self, tensor: str, index: tuple[Expr, ...], site: StorageSite, *, is_write: bool) -> None:
         """Note an access for every parallel loop around it whose iterations share the tensor."""
-        depth, scope = room
+        depth, scope = site
         position: Position | None = None
         for level, loop in enumerate(self.loops):
             shared = level >= depth or (scope is Scope.SHARED and loop.kind is LoopKind.THREAD)
@@ -172,23 +172,25 @@ class Dependence:
             accesses = self.accesses[level]
             (accesses.writes if is_write else accesses.reads).setdefault(tensor, []).append(position)
             if is_write:
-                self._own_element(tensor, position, level)
+                self._check_own_element(tensor, position, level)
 
-    def _own_element(self, tensor: str, position: Position, level: int) -> None:
+    def _check_own_element(self, tensor: str, position: Position, level: int) -> None:
         loop = self.loops[level]
         inner = {x.var: x.extent for x in self.loops[level + 1 :]}
         if any(loop.var in value.loops for value in position):
             # threads of a block share work in ways that need barriers, not arithmetic, to be right
             if loop.kind is LoopKind.THREAD or are_disjoint(position, loop.var, loop.extent, inner):
                 return
-        elif any(depth > level and _pins(cond, loop.var, self.variables) for depth, cond in self.branches):
+        elif any(
+            depth > level and _selects_one_iteration(cond, loop.var, self.variables) for depth, cond in self.branches
+        ):
             return
         raise ScheduleError(
             f"iterations of {loop.kind.value} loop {loop.var} write the same elements of {tensor}",
             code="schedule-dependence",
         )
 
-    def _settle(self, loop: Loop, accesses: _Accesses) -> None:
+    def _check_reads(self, loop: Loop, accesses: _Accesses) -> None:
         """An iteration may read of what the loop writes only its own elements."""
         if loop.kind is LoopKind.THREAD:
             return
@@ -198,7 +200,7 @@ class Dependence:
             for read in accesses.reads[tensor]:
                 if any(_same_slice(write, read, loop.var) for write in writes):
                     continue
-                if not all(are_apart(write, read, moving) for write in writes):
+                if not all(never_alias(write, read, moving) for write in writes):
                     raise ScheduleError(
                         f"iterations of {loop.kind.value} loop {loop.var} read each other's elements of {tensor}",
                         code="schedule-dependence",
@@ -209,11 +211,11 @@ def _same_slice(write: Position, read: Position, var: str) -> bool:
     return any(a == b and var in a.loops for a, b in zip(write, read, strict=True))
 
 
-def _pins(cond: Expr, var: str, variables: Variables) -> bool:
+def _selects_one_iteration(cond: Expr, var: str, variables: Variables) -> bool:
     """Whether the condition lets one iteration through: an equality with the variable somewhere in an `and`."""
     match cond:
         case Op(kind=OpKind.LAND, args=args):
-            return any(_pins(arg, var, variables) for arg in args)
+            return any(_selects_one_iteration(arg, var, variables) for arg in args)
         case Op(kind=OpKind.EQ, args=(a, b)):
             return var in variables.value(a).loops or var in variables.value(b).loops
         case _:

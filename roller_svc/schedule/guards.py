@@ -16,7 +16,7 @@ from roller_svc.ir.schedule import Branch, Compute, Loop, Node
 _ORDER = frozenset({OpKind.LT, OpKind.LE, OpKind.GT, OpKind.GE})
 
 
-def without_guards_inside(loop: Loop) -> Node:
+def unswitch_guards(loop: Loop) -> Node:
     """The loop, or a branch to a copy of it without those of its guards that a test beforehand decides."""
     guards: dict[Expr, None] = {}
     for node in loop.body:
@@ -32,11 +32,13 @@ def without_guards_inside(loop: Loop) -> Node:
         if loop.var in axes_of(guard):
             inside = logical_and(inside, substitute(guard, {loop.var: num(loop.extent - 1)}))
 
-    def taken(expr: Expr) -> Expr:
+    def without_guard(expr: Expr) -> Expr:
         return expr.then if isinstance(expr, Select) and expr.cond in guards else expr
 
-    plain = tuple(replace(n, value=rewrite(n.value, taken)) if isinstance(n, Compute) else n for n in loop.body)
-    return loop if inside is None else Branch(inside, (replace(loop, body=plain),), (loop,))
+    unguarded = tuple(
+        replace(n, value=rewrite(n.value, without_guard)) if isinstance(n, Compute) else n for n in loop.body
+    )
+    return loop if inside is None else Branch(inside, (replace(loop, body=unguarded),), (loop,))
 
 
 def _is_convex(cond: Expr) -> bool:

@@ -53,22 +53,24 @@ from roller_svc.ir.schedule_hopper import (
     WarpgroupMma,
     hopper_expressions,
 )
-from roller_svc.schedule.async_verifier import AsyncOrder, together
+from roller_svc.schedule.async_verifier import AsyncVerifier, convergence_of
 from roller_svc.schedule.dependence import Dependence, Value, Variables
 
 
 @dataclass(slots=True)
-class Scopes:
+class ScopeTracker:
     """Follows the walk over a tree: storage nodes around, and what has been written so far."""
 
     storages: frozenset[str]  # all of the tree
     computed: frozenset[str]
     buffers: Collection[str] | None
-    rooms: dict[str, tuple[int, Scope]] = field(default_factory=dict)  # tensor → loops around its storage node
+    storages_in_scope: dict[str, tuple[int, Scope]] = field(
+        default_factory=dict
+    )  # tensor → loops around its storage node
     dependence: Dependence = field(default_factory=Dependence)
     written: set[str] = field(default_factory=set)
     pending: set[str] = field(default_factory=set)  # read in a branch before they are written, perhaps a round ago
-    order: AsyncOrder = field(default_factory=AsyncOrder)
+    async_verifier: AsyncVerifier = field(default_factory=AsyncVerifier)
 
     @property
     def loops(self) -> list[Loop]:
@@ -79,7 +81,7 @@ class Scopes:
         return self.dependence.variables
 
     @contextmanager
-    def bound(self, name: str, value: Value) -> Iterator[None]:
+    def bind(self, name: str, value: Value) -> Iterator[None]:
         """Within a loop over that variable, or a binding of it."""
         values = self.variables.values
         saved = values.get(name)
@@ -91,70 +93,70 @@ class Scopes:
             values[name] = saved
 
     @contextmanager
-    def opened(self, storage: Storage) -> Iterator[None]:
+    def enter_storage(self, storage: Storage) -> Iterator[None]:
         """Within a storage node: its room has no contents at first, and all that was read of it has been written."""
         name = storage.tensor
-        saved = self.rooms.get(name)
-        if alive := [t for t in storage.aliases if t in self.rooms]:
+        saved = self.storages_in_scope.get(name)
+        if alive := [t for t in storage.aliases if t in self.storages_in_scope]:
             raise ScheduleError(f"{name} takes the memory of {', '.join(alive)}, still in use", code="schedule-scope")
-        self.rooms[name] = (len(self.loops), storage.scope)
+        self.storages_in_scope[name] = (len(self.loops), storage.scope)
         self.written.discard(name)
         self.variables.contents.pop(name, None)
         yield
-        self.settle(self.pending & {name})
+        self.check_written(self.pending & {name})
         if saved is None:
-            del self.rooms[name]
+            del self.storages_in_scope[name]
         else:
-            self.rooms[name] = saved
+            self.storages_in_scope[name] = saved
 
-    def room(self, tensor: str) -> tuple[int, Scope | None]:
-        return self.rooms.get(tensor, (0, None))
+    def storage_site(self, tensor: str) -> tuple[int, Scope | None]:
+        return self.storages_in_scope.get(tensor, (0, None))
 
-    def in_scope(self, tensor: str) -> None:
-        if tensor in self.rooms:
+    def check_in_scope(self, tensor: str) -> None:
+        if tensor in self.storages_in_scope:
             return
         if tensor in self.storages or (self.buffers is not None and tensor not in self.buffers):
             raise ScheduleError(f"{tensor} is used outside of its storage node", code="schedule-scope")
 
-    def reads(self, expr: Expr) -> None:
+    def check_expr(self, expr: Expr) -> None:
         for node in iter_subexpressions(expr):
             if isinstance(node, AxisRef):
                 if node.name not in self.variables.values:
                     raise ScheduleError(f"{node.name} is used outside of its loop", code="schedule-scope")
             elif isinstance(node, Load):
-                self.read(node)
+                self.check_load(node)
 
-    def read(self, load: Load) -> None:
+    def check_load(self, load: Load) -> None:
         tensor = load.tensor
-        self.in_scope(tensor)
-        if tensor not in self.computed and tensor not in self.rooms:
+        self.check_in_scope(tensor)
+        if tensor not in self.computed and tensor not in self.storages_in_scope:
             return
         if tensor not in self.written:
             self._read_early(tensor)
-        self.order.read(tensor)
-        self.record(tensor, load.index, is_write=False)
+        self.async_verifier.check_read(tensor)
+        self.record_access(tensor, load.index, is_write=False)
 
     def _read_early(self, tensor: str) -> None:
         """In a branch, within a serial loop, an earlier round may have written it: known when the loop ends."""
-        room = self.room(tensor)[0]
-        in_branch = any(depth > room for depth, _ in self.dependence.branches)
-        if not in_branch or all(loop.kind is not LoopKind.SERIAL for loop in self.loops[room:]):
+        depth_of_storage = self.storage_site(tensor)[0]
+        in_branch = any(depth > depth_of_storage for depth, _ in self.dependence.branches)
+        if not in_branch or all(loop.kind is not LoopKind.SERIAL for loop in self.loops[depth_of_storage:]):
             raise ScheduleError(f"{tensor} is read before it is computed", code="schedule-order")
         self.pending.add(tensor)
 
-    def round_ended(self) -> None:
+    def end_iteration(self) -> None:
         """Of a serial loop: what it has written the next round may read."""
-        self.pending -= {t for t in self.pending if t in self.written and self.room(t)[0] <= len(self.loops)}
+        self.pending -= {t for t in self.pending if t in self.written and self.storage_site(t)[0] <= len(self.loops)}
 
-    def settle(self, pending: Collection[str]) -> None:
+    def check_written(self, pending: Collection[str]) -> None:
         if pending:
             raise ScheduleError(f"{min(pending)} is read before it is computed", code="schedule-order")
 
-    def record(self, tensor: str, index: tuple[Expr, ...], *, is_write: bool) -> None:
-        self.dependence.record(tensor, index, self.room(tensor), is_write=is_write)
+    def record_access(self, tensor: str, index: tuple[Expr, ...], *, is_write: bool) -> None:
+        self.dependence.record_access(tensor, index, self.storage_site(tensor), is_write=is_write)
 
 
-MOST_LANES = 64  # of the widest vector, of bytes
+MAX_VECTOR_LANES = 64  # of the widest vector, of bytes
 _SHARED_LOOPS = (LoopKind.PARALLEL, LoopKind.BLOCK, LoopKind.THREAD)
 
 
@@ -168,10 +170,10 @@ def check(nodes: tuple[Node, ...], buffers: Collection[str] | None = None, warp:
             storages.add(node.tensor)
         elif isinstance(node, Compute | CpAsync | LoadMatrix | Transpose | TmaLoad | WarpgroupMma | StoreMatrix):
             computed.add(node.tensor)
-    scopes = Scopes(frozenset(storages), frozenset(computed), buffers)
-    _Checker(scopes, _strides(nodes), warp).nodes(nodes)
-    scopes.settle(scopes.pending)
-    scopes.order.settle()
+    scopes = ScopeTracker(frozenset(storages), frozenset(computed), buffers)
+    _Verifier(scopes, _strides(nodes), warp).nodes(nodes)
+    scopes.check_written(scopes.pending)
+    scopes.async_verifier.check_all_waited()
 
 
 def _strides(nodes: tuple[Node, ...]) -> dict[str, int]:
@@ -185,11 +187,11 @@ def _strides(nodes: tuple[Node, ...]) -> dict[str, int]:
 
 
 @dataclass(slots=True)
-class _Checker:
-    scopes: Scopes
+class _Verifier:
+    scopes: ScopeTracker
     strides: dict[str, int]  # thread loop → neighbouring threads that share its value
     warp: int  # threads
-    uneven: list[int] = field(default_factory=list)  # of branches and loops around: how many neighbours take them alike
+    widths: list[int] = field(default_factory=list)  # of branches and loops around: how many neighbours take them alike
 
     def nodes(self, nodes: tuple[Node, ...]) -> None:
         for node in nodes:
@@ -197,8 +199,8 @@ class _Checker:
                 case Loop():
                     self._loop(node)
                 case Let():
-                    self.scopes.reads(node.value)
-                    with self.scopes.bound(node.var, self.scopes.variables.value(node.value)):
+                    self.scopes.check_expr(node.value)
+                    with self.scopes.bind(node.var, self.scopes.variables.value(node.value)):
                         self.nodes(node.body)
                 case Storage():
                     self._storage(node)
@@ -209,9 +211,9 @@ class _Checker:
                 case Barrier():
                     self._barrier()
                 case Prefetch():
-                    self.scopes.in_scope(node.tensor)
+                    self.scopes.check_in_scope(node.tensor)
                     for expr in node.index:
-                        self.scopes.reads(expr)
+                        self.scopes.check_expr(expr)
                 case HorizontalReduce() | WarpReduce():
                     self._lanes(node)
                 case Transpose():
@@ -224,7 +226,7 @@ class _Checker:
             case CpAsync():
                 self._copy(node)
             case CpAsyncWaitGroup():
-                self.scopes.order.awaited()
+                self.scopes.async_verifier.cp_async_waited()
             case LoadMatrix() | RoundFragment() | Mma():
                 self._fragment(node)
             case PackFragment() | Exp2():
@@ -245,32 +247,32 @@ class _Checker:
                     f"{loop.kind.value} loop {loop.var} ends early: its number of iterations must be a constant",
                     code="schedule-extent",
                 )
-            self.scopes.reads(loop.stop)
-            alike = self._alike(loop.stop)
-        self.uneven += alike
-        with self.scopes.bound(loop.var, Value.of_loop(loop.var)), self.scopes.dependence.inside(loop):
+            self.scopes.check_expr(loop.stop)
+            alike = self._convergence_widths(loop.stop)
+        self.widths += alike
+        with self.scopes.bind(loop.var, Value.of_loop(loop.var)), self.scopes.dependence.inside(loop):
             self.nodes(loop.body)
-        del self.uneven[len(self.uneven) - len(alike) :]
+        del self.widths[len(self.widths) - len(alike) :]
         if loop.kind is LoopKind.SERIAL:
-            self.scopes.round_ended()
+            self.scopes.end_iteration()
 
     def _storage(self, storage: Storage) -> None:
-        with self.scopes.opened(storage):
+        with self.scopes.enter_storage(storage):
             if storage.subview_of is not None:
-                self._window(storage, storage.subview_of)
+                self._subview(storage, storage.subview_of)
             self.nodes(storage.body)
 
-    def _window(self, storage: Storage, window: Load) -> None:
+    def _subview(self, storage: Storage, window: Load) -> None:
         """A private room that lies in memory: what is there may be read; written, it must be each iteration's own."""
         if storage.scope is not Scope.STACK:
             raise ScheduleError(f"{storage.tensor} lies in memory, but is no private room", code="schedule-scope")
-        self.scopes.in_scope(window.tensor)
+        self.scopes.check_in_scope(window.tensor)
         for expr in window.index:
-            self.scopes.reads(expr)
+            self.scopes.check_expr(expr)
         self.scopes.written.add(storage.tensor)
         writers = [n for n in iter_nodes(storage.body) if isinstance(n, Compute | Transpose | HorizontalReduce)]
         if any(node.tensor == storage.tensor for node in writers):
-            self.scopes.record(window.tensor, window.index, is_write=True)
+            self.scopes.record_access(window.tensor, window.index, is_write=True)
 
     def _inside(self, node: Branch | Routine | AnyThread) -> None:
         match node:
@@ -282,14 +284,14 @@ class _Checker:
                 self._any_thread(node)
 
     def _branch(self, branch: Branch) -> None:
-        self.scopes.reads(branch.cond)
-        alike = self._alike(branch.cond)
-        self.uneven += alike
+        self.scopes.check_expr(branch.cond)
+        alike = self._convergence_widths(branch.cond)
+        self.widths += alike
         self.scopes.dependence.branches.append((len(self.scopes.loops), branch.cond))
         self.nodes(branch.then)
         self.nodes(branch.otherwise)
         self.scopes.dependence.branches.pop()
-        del self.uneven[len(self.uneven) - len(alike) :]
+        del self.widths[len(self.widths) - len(alike) :]
 
     def _routine(self, routine: Routine) -> None:
         """One thread's own work: a function that is called, not a piece of the loops around it."""
@@ -302,12 +304,12 @@ class _Checker:
         self.nodes(routine.body)
 
     def _barrier(self) -> None:
-        self._barrier_like("block")
-        self.scopes.order.met()
+        self._check_convergent("block")
+        self.scopes.async_verifier.block_barrier()
 
-    def _barrier_like(self, threads: str) -> None:
+    def _check_convergent(self, threads: str) -> None:
         known = {"warp": self.warp, "warpgroup": WARPGROUP_THREADS}
-        uneven = any(threads not in known or alike % known[threads] for alike in self.uneven)
+        uneven = any(threads not in known or alike % known[threads] for alike in self.widths)
         if uneven or any(loop.kind in (LoopKind.VECTOR, LoopKind.PARALLEL) for loop in self.scopes.loops):
             raise ScheduleError(f"not all threads of a {threads} get here, where all must", code="schedule-barrier")
 
@@ -316,80 +318,83 @@ class _Checker:
         if isinstance(node, HorizontalReduce):
             self._compute(Compute(node.tensor, node.index, node.first))
             return
-        self._barrier_like("warp")
-        self.scopes.in_scope(node.tensor)
-        if self.scopes.room(node.tensor)[1] is not Scope.REGISTER:
+        self._check_convergent("warp")
+        self.scopes.check_in_scope(node.tensor)
+        if self.scopes.storage_site(node.tensor)[1] is not Scope.REGISTER:
             raise ScheduleError(f"lanes join {node.tensor}, which is not in registers", code="schedule-scope")
         for expr in node.index:
-            self.scopes.reads(expr)
+            self.scopes.check_expr(expr)
         if node.tensor not in self.scopes.written:
             raise ScheduleError(f"{node.tensor} is joined to before it has a value", code="schedule-order")
 
     def _transpose(self, node: Transpose) -> None:
         """Into a room of its thread's own, where its elements' places need no comparison; or as two loops over them."""
         if node.column_dim is not None:
-            self._turned(node, node.column_dim)
+            self._transpose_to_memory(node, node.column_dim)
             return
-        self.scopes.in_scope(node.tensor)
-        if self.scopes.room(node.tensor)[1] is not Scope.STACK:
+        self.scopes.check_in_scope(node.tensor)
+        if self.scopes.storage_site(node.tensor)[1] is not Scope.STACK:
             raise ScheduleError(f"{node.tensor} takes a turned block, but is no private room", code="schedule-scope")
         for expr in node.index:
-            self.scopes.reads(expr)
-        self.scopes.reads(node.source)
+            self.scopes.check_expr(expr)
+        self.scopes.check_expr(node.source)
         self.scopes.written.add(node.tensor)
-        self.scopes.record(node.tensor, node.index, is_write=True)
+        self.scopes.record_access(node.tensor, node.index, is_write=True)
 
-    def _turned(self, node: Transpose, along: int) -> None:
+    def _transpose_to_memory(self, node: Transpose, along: int) -> None:
         moved = {along: ref(".turned.column"), len(node.index) - 1: ref(".turned.row")}
         index = tuple(add(i, moved[d]) if d in moved else i for d, i in enumerate(node.index))
         nodes: tuple[Node, ...] = (Compute(node.tensor, index, node.source),)
         for place, extent in ((".turned.row", node.rows), (".turned.column", node.columns)):
-            nodes = (Loop(place, extent or node.lanes or MOST_LANES, LoopKind.SERIAL, nodes),)
+            nodes = (Loop(place, extent or node.lanes or MAX_VECTOR_LANES, LoopKind.SERIAL, nodes),)
         self.nodes(nodes)
 
     def _any_thread(self, node: AnyThread) -> None:
         """All threads of the block come to see the same value; roles meet warp by warp."""
-        self.scopes.reads(node.cond)
+        self.scopes.check_expr(node.cond)
         if node.threads is None:
             self._barrier()
         else:
-            self._barrier_like("warp")
-        with self.scopes.bound(node.var, Value.of_loop(node.var)):
+            self._check_convergent("warp")
+        with self.scopes.bind(node.var, Value.of_loop(node.var)):
             self.nodes(node.body)
 
     # tensor cores ---------------------------------------------------------------------------------------------------
     def _copy(self, node: CpAsync) -> None:
         """From memory to a shared room, where it may be read once every thread has awaited its own and met the rest."""
-        self.scopes.in_scope(node.tensor)
-        if self.scopes.room(node.tensor)[1] is not Scope.SHARED or node.source.tensor in self.scopes.rooms:
+        self.scopes.check_in_scope(node.tensor)
+        if (
+            self.scopes.storage_site(node.tensor)[1] is not Scope.SHARED
+            or node.source.tensor in self.scopes.storages_in_scope
+        ):
             raise ScheduleError(f"{node.tensor} is copied to, but not from memory to a shared room",
                                 code="schedule-scope")  # fmt: skip
         for expr in (*node.index, *node.source.index, *((node.guard,) if node.guard is not None else ())):
-            self.scopes.reads(expr)
-        self.scopes.read(node.source)
+            self.scopes.check_expr(expr)
+        self.scopes.check_load(node.source)
         self.scopes.written.add(node.tensor)
-        self.scopes.order.copied(node.tensor)
-        self.scopes.record(node.tensor, node.index, is_write=True)
+        self.scopes.async_verifier.cp_async_issued(node.tensor)
+        self.scopes.record_access(node.tensor, node.index, is_write=True)
 
     def _fragment(self, node: LoadMatrix | RoundFragment | Mma) -> None:
         """With fragments in registers; but for rounding a warp does it together: all of its threads must get there."""
         if not isinstance(node, RoundFragment):
-            self._barrier_like("warp")
+            self._check_convergent("warp")
         read: list[tuple[str, tuple[Expr, ...]]] = [(node.tensor, node.index)]
         match node:
             case LoadMatrix():
-                self.scopes.read(Load(node.source, node.source_index, DType.UINT32))
+                self.scopes.check_load(Load(node.source, node.source_index, DType.UINT32))
                 read = []
             case Mma():
                 read += [(node.a, node.a_index), (node.b, node.b_index)]
         for expr in node.index:
-            self.scopes.reads(expr)
+            self.scopes.check_expr(expr)
         for tensor, index in ((node.tensor, node.index), *read):
-            self.scopes.in_scope(tensor)
-            if self.scopes.room(tensor)[1] is not Scope.REGISTER:
+            self.scopes.check_in_scope(tensor)
+            if self.scopes.storage_site(tensor)[1] is not Scope.REGISTER:
                 raise ScheduleError(f"{tensor} is a fragment, but not in registers", code="schedule-scope")
             for expr in index:
-                self.scopes.reads(expr)
+                self.scopes.check_expr(expr)
         for tensor, _ in read:
             if tensor not in self.scopes.written:
                 raise ScheduleError(f"{tensor} is used before it has a value", code="schedule-order")
@@ -397,33 +402,35 @@ class _Checker:
 
     def _hopper(self, node: HopperNode) -> None:
         """Those who must do it together do; what it reads is there; what it begins is noted."""
-        if (threads := together(node)) is not None:
-            self._barrier_like(threads)
+        if (threads := convergence_of(node)) is not None:
+            self._check_convergent(threads)
         for expr in hopper_expressions(node):
-            self.scopes.reads(expr)
-        self.scopes.order.node(node)
+            self.scopes.check_expr(expr)
+        self.scopes.async_verifier.visit(node)
         match node:
             case TmaLoad(tensor=tensor):
-                self.scopes.in_scope(tensor)
+                self.scopes.check_in_scope(tensor)
                 self.scopes.written.add(tensor)
             case StoreMatrix(tensor=tensor, source=source, source_index=index):
-                self.scopes.in_scope(tensor)
-                self.scopes.read(Load(source, index, DType.UINT16))
+                self.scopes.check_in_scope(tensor)
+                self.scopes.check_load(Load(source, index, DType.UINT16))
                 self.scopes.written.add(tensor)
             case TmaStore(tensor=tensor, index=index):
-                self.scopes.read(Load(tensor, index, DType.UINT32))
+                self.scopes.check_load(Load(tensor, index, DType.UINT32))
             case WarpgroupMma(tensor=tensor, a=a, b=b):
                 for side in (a, b):
-                    if side.tensor not in self.scopes.order.in_flight:  # several products may read the same registers
-                        self.scopes.read(Load(side.tensor, side.index, side.dtype))
-                self.scopes.in_scope(tensor)
-                if self.scopes.room(tensor)[1] is not Scope.REGISTER:
+                    if (
+                        side.tensor not in self.scopes.async_verifier.in_flight
+                    ):  # several products may read the same registers
+                        self.scopes.check_load(Load(side.tensor, side.index, side.dtype))
+                self.scopes.check_in_scope(tensor)
+                if self.scopes.storage_site(tensor)[1] is not Scope.REGISTER:
                     raise ScheduleError(f"{tensor} takes a product, but is not in registers", code="schedule-scope")
                 self.scopes.written.add(tensor)
             case _:
                 pass
 
-    def _alike(self, expr: Expr) -> tuple[int, ...]:
+    def _convergence_widths(self, expr: Expr) -> tuple[int, ...]:
         """Where threads of one block may see different values of it: how many neighbours see the same."""
         value = self.scopes.variables.value(expr)
         threads = {loop.var for loop in self.scopes.loops if loop.kind is LoopKind.THREAD}
@@ -433,20 +440,24 @@ class _Checker:
         return (math.gcd(*strides),) if strides else ()
 
     def _compute(self, node: Compute) -> None:
-        self.scopes.in_scope(node.tensor)
+        self.scopes.check_in_scope(node.tensor)
         for expr in (*node.index, node.value):
-            self.scopes.reads(expr)
-        if node.combine is not None and node.tensor in self.scopes.rooms and node.tensor not in self.scopes.written:
+            self.scopes.check_expr(expr)
+        if (
+            node.combine is not None
+            and node.tensor in self.scopes.storages_in_scope
+            and node.tensor not in self.scopes.written
+        ):
             raise ScheduleError(f"{node.tensor} is joined to before it has a value", code="schedule-order")
         self.scopes.written.add(node.tensor)
-        if self.scopes.room(node.tensor)[1] is Scope.SHARED:
-            self.scopes.order.written(node.tensor)
-        self.scopes.order.changed(node.tensor)
-        if node.tensor in self.scopes.rooms and not node.value.dtype.is_float:
+        if self.scopes.storage_site(node.tensor)[1] is Scope.SHARED:
+            self.scopes.async_verifier.note_shared_write(node.tensor)
+        self.scopes.async_verifier.check_register_write(node.tensor)
+        if node.tensor in self.scopes.storages_in_scope and not node.value.dtype.is_float:
             known = self.scopes.variables.contents.get(node.tensor, frozenset())
-            self.scopes.variables.contents[node.tensor] = known | self.scopes.variables.followed(node.value)[0]
+            self.scopes.variables.contents[node.tensor] = known | self.scopes.variables.dependencies(node.value)[0]
         if not node.atomic:
-            self.scopes.record(node.tensor, node.index, is_write=True)
+            self.scopes.record_access(node.tensor, node.index, is_write=True)
 
 
 def _computed(node: PackFragment | Exp2) -> Compute:

@@ -39,7 +39,7 @@ def row_dtype(statement: TensorExpr) -> DType:
     return statement.type.dtype.compute
 
 
-def converted(value: Expr, statement: TensorExpr) -> Expr:
+def convert_to_type(value: Expr, statement: TensorExpr) -> Expr:
     """A statement's value in its tensor's type: integers wrap at once, floats keep their digits until stored."""
     dtype = statement.type.dtype
     if value.dtype is dtype:
@@ -53,7 +53,7 @@ class RowReads:
 
     rows: frozenset[str]
     index: tuple[Expr, ...]
-    at: Mapping[str, Expr]
+    axes: Mapping[str, Expr]
 
     def apply(self, expr: Expr) -> Expr:
         def change(node: Expr) -> Expr:
@@ -61,13 +61,13 @@ class RowReads:
                 return Load(local_name(node.tensor), self.index, node.dtype)
             return node
 
-        return substitute(rewrite(expr, change), self.at)
+        return substitute(rewrite(expr, change), self.axes)
 
     def with_axes(self, more: Mapping[str, Expr]) -> RowReads:
-        return replace(self, at={**self.at, **more})
+        return replace(self, axes={**self.axes, **more})
 
 
-def wrapped(storages: Iterable[Storage], nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+def wrap_in_storages(storages: Iterable[Storage], nodes: tuple[Node, ...]) -> tuple[Node, ...]:
     """The nodes inside all of the storages."""
     for storage in reversed(list(storages)):
         nodes = (replace(storage, body=nodes),)

@@ -33,7 +33,7 @@ Wrapper = Loop | Let | Storage
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class Prepacked:
     """`launches` fill `workspaces` from constants; `tree` is what is left to do in every call."""
 
     tree: ScheduleTree
@@ -41,43 +41,43 @@ class Prepared:
     workspaces: tuple[tuple[str, TensorType], ...] = ()
 
 
-def prepared(tree: ScheduleTree, constants: frozenset[str]) -> Prepared:
+def prepack(tree: ScheduleTree, constants: frozenset[str]) -> Prepacked:
     """The tree without what depends on the tensors `constants` alone; as it is where nothing does. A room inside of
     one that is prepared may be filled from that."""
-    found = Prepared(tree)
+    prepacked = Prepacked(tree)
     for node in iter_nodes(tree.body):
         if isinstance(node, Storage) and node.scope is Scope.STACK and node.shape:
-            before, found = found, _moved(found, node, constants)
-            if found is not before:
+            before, prepacked = prepacked, _hoist_buffer(prepacked, node, constants)
+            if prepacked is not before:
                 constants |= {node.tensor}
-    return found
+    return prepacked
 
 
-def _moved(found: Prepared, storage: Storage, constants: frozenset[str]) -> Prepared:
+def _hoist_buffer(prepacked: Prepacked, storage: Storage, constants: frozenset[str]) -> Prepacked:
     """With the contents of one more room prepared, if it can be."""
-    site = _site(found.tree.body, storage.tensor, constants)
+    site = _site(prepacked.tree.body, storage.tensor, constants)
     if site is None:
-        return found
-    kept = _kept(site)
-    loops = tuple(wrapper for wrapper in kept if isinstance(wrapper, Loop))
-    name = f"{found.tree.name}_prepare{len(found.launches)}"
-    room = f"{name}.room"
-    place: tuple[Expr, ...] = (*(ref(loop.var) for loop in loops), *(num(0) for _ in storage.shape))
-    window = replace(storage, subview_of=Load(room, place, storage.dtype))
+        return prepacked
+    wrappers = _needed_wrappers(site)
+    loops = tuple(wrapper for wrapper in wrappers if isinstance(wrapper, Loop))
+    name = f"{prepacked.tree.name}_prepare{len(prepacked.launches)}"
+    workspace = f"{name}.room"
+    index: tuple[Expr, ...] = (*(ref(loop.var) for loop in loops), *(num(0) for _ in storage.shape))
+    subview = replace(storage, subview_of=Load(workspace, index, storage.dtype))
 
-    filling: Nodes = (replace(window, body=site.filling),)
-    for wrapper in reversed(kept):
-        filling = (replace(wrapper, body=filling),)
-    rest: Nodes = (replace(window, body=site.rest),)
+    fill: Nodes = (replace(subview, body=site.filling),)
+    for wrapper in reversed(wrappers):
+        fill = (replace(wrapper, body=fill),)
+    remaining: Nodes = (replace(subview, body=site.rest),)
     for siblings, wrapper in reversed(site.path):
-        inside = rest if isinstance(wrapper, Storage) and wrapper.tensor == storage.tensor else None
-        rest = inside or (replace(wrapper, body=rest),)
-        rest = tuple(n for sibling in siblings for n in (rest if sibling is wrapper else (sibling,)))
+        inside = remaining if isinstance(wrapper, Storage) and wrapper.tensor == storage.tensor else None
+        remaining = inside or (replace(wrapper, body=remaining),)
+        remaining = tuple(n for sibling in siblings for n in (remaining if sibling is wrapper else (sibling,)))
     type_ = TensorType(storage.dtype, (*(loop.extent for loop in loops), *storage.shape))
-    return Prepared(
-        replace(found.tree, body=rest),
-        (*found.launches, ScheduleTree(name, _shared_out(filling))),
-        (*found.workspaces, (room, type_)),
+    return Prepacked(
+        replace(prepacked.tree, body=remaining),
+        (*prepacked.launches, ScheduleTree(name, _parallelize(fill))),
+        (*prepacked.workspaces, (workspace, type_)),
     )
 
 
@@ -91,49 +91,49 @@ class _Site:
     rest: Nodes
 
 
-def _site(nodes: Nodes, room: str, constants: frozenset[str]) -> _Site | None:
+def _site(nodes: Nodes, buffer: str, constants: frozenset[str]) -> _Site | None:
     """None unless one place fills the room, from constants alone, and nobody reads it before or outside of that."""
-    writers = tuple(node for node in nodes if room in _written((node,)))
-    if all(_is_filled_from(constants, node, room) for node in writers) and _read(writers) & constants:
+    writers = tuple(node for node in nodes if buffer in _written((node,)))
+    if all(_is_filled_from(constants, node, buffer) for node in writers) and _read(writers) & constants:
         last = max(i for i, node in enumerate(nodes) if node in writers)
         before = tuple(node for node in nodes[:last] if node not in writers)
-        if room in _read(before):
+        if buffer in _read(before):
             return None
         return _Site((), writers, tuple(node for node in nodes if node not in writers))
     wrapper = writers[0] if len(writers) == 1 else None
     if not isinstance(wrapper, Loop | Let | Storage):
         return None
-    below = _site(wrapper.body, room, constants)
+    below = _site(wrapper.body, buffer, constants)
     others = tuple(node for node in nodes if node is not wrapper)
-    if below is None or room in _read(others) or any(_fetches(node, room) for node in iter_nodes(others)):
+    if below is None or buffer in _read(others) or any(_prefetches(node, buffer) for node in iter_nodes(others)):
         return None
     return replace(below, path=((nodes, wrapper), *below.path))
 
 
-def _is_filled_from(constants: frozenset[str], node: Node, room: str) -> bool:
+def _is_filled_from(constants: frozenset[str], node: Node, buffer: str) -> bool:
     """A sum that grows in the room is none: what it was before may be another iteration's."""
-    inside = _rooms((node,))
-    return _written((node,)) <= inside | {room} and _read((node,)) <= inside | constants
+    inside = _storages((node,))
+    return _written((node,)) <= inside | {buffer} and _read((node,)) <= inside | constants
 
 
-def _kept(site: _Site) -> tuple[Wrapper, ...]:
+def _needed_wrappers(site: _Site) -> tuple[Wrapper, ...]:
     """Loops and lets of the path on which the filling depends, and rooms prepared before that it reads."""
     needed = _names(site.filling) | _read(site.filling)
-    kept: list[Wrapper] = []
+    wrappers: list[Wrapper] = []
     for _, wrapper in reversed(site.path):
         if (wrapper.tensor if isinstance(wrapper, Storage) else wrapper.var) not in needed:
             continue
-        kept.append(wrapper)
+        wrappers.append(wrapper)
         needed |= {name for expr in expressions(wrapper) for name in axes_of(expr)}
-    return tuple(reversed(kept))
+    return tuple(reversed(wrappers))
 
 
-def _shared_out(nodes: Nodes) -> Nodes:
+def _parallelize(nodes: Nodes) -> Nodes:
     """With the outermost loop parallel: each of its iterations fills a part of its own."""
     (node,) = nodes
     match node:
         case Let(body=body):
-            return (replace(node, body=_shared_out(body)),)
+            return (replace(node, body=_parallelize(body)),)
         case Loop(stop=None):
             return (replace(node, kind=LoopKind.PARALLEL),)
         case _:
@@ -141,7 +141,7 @@ def _shared_out(nodes: Nodes) -> Nodes:
 
 
 # what nodes touch -----------------------------------------------------------------------------------------------------
-def _rooms(nodes: Nodes) -> set[str]:
+def _storages(nodes: Nodes) -> set[str]:
     return {node.tensor for node in iter_nodes(nodes) if isinstance(node, Storage)}
 
 
@@ -150,8 +150,8 @@ def _written(nodes: Nodes) -> set[str]:
 
 
 def _read(nodes: Nodes) -> set[str]:
-    joined = {node.tensor for node in iter_nodes(nodes) if isinstance(node, Compute) and node.combine is not None}
-    return joined | {load.tensor for expr in _all_expressions(nodes) for load in loads_of(expr)}
+    accumulated = {node.tensor for node in iter_nodes(nodes) if isinstance(node, Compute) and node.combine is not None}
+    return accumulated | {load.tensor for expr in _all_expressions(nodes) for load in loads_of(expr)}
 
 
 def _names(nodes: Nodes) -> set[str]:
@@ -162,5 +162,5 @@ def _all_expressions(nodes: Nodes) -> Iterator[Expr]:
     return (expr for node in iter_nodes(nodes) for expr in expressions(node))
 
 
-def _fetches(node: Node, room: str) -> bool:
-    return isinstance(node, Prefetch) and node.tensor == room
+def _prefetches(node: Node, buffer: str) -> bool:
+    return isinstance(node, Prefetch) and node.tensor == buffer

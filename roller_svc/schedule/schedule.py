@@ -17,11 +17,11 @@ from roller_svc.ir.schedule import LoopKind
 UPDATE = ".update"
 
 
-class Part(Enum):
+class StagePart(Enum):
     """What a stage does at a point."""
 
     VALUE = "value"  # a map's value
-    START = "start"  # a reduction's identity, a scatter's copy of its target
+    INIT = "start"  # a reduction's identity, a scatter's copy of its target
     UPDATE = "update"  # what joins, or is scattered
 
 
@@ -74,7 +74,7 @@ class Stage:
     """`loops` from the outside in. They came from `axes` by `cuts`, in order."""
 
     name: str
-    part: Part
+    part: StagePart
     axes: tuple[Axis, ...]
     loops: tuple[StageLoop, ...]
     cuts: tuple[Cut, ...] = ()

@@ -11,10 +11,10 @@ from roller_svc.analysis.inlining import is_inlinable
 from roller_svc.errors import ScheduleError
 from roller_svc.ir.program import StatementKind
 from roller_svc.ir.schedule import LoopKind
-from roller_svc.schedule.bounds import extents_of, nests_of
-from roller_svc.schedule.build_tree import tree
+from roller_svc.schedule.bounds import extents_of, infer_bounds
+from roller_svc.schedule.build_tree import build_tree
 from roller_svc.schedule.legality import check
-from roller_svc.schedule.schedule import At, Fixed, Function, Fuse, Part, Schedule, Site, Split, Stage, StageLoop
+from roller_svc.schedule.schedule import At, Fixed, Function, Fuse, Schedule, Site, Split, Stage, StageLoop, StagePart
 
 
 def split(schedule: Schedule, stage: str, loop: str, factor: int) -> Schedule:
@@ -38,7 +38,7 @@ def reorder(schedule: Schedule, stage: str, *loops: str) -> Schedule:
     if len(set(loops)) != len(loops):
         raise ScheduleError(f"a loop stands twice in {', '.join(loops)}", code="schedule-name")
     statement = schedule.owner(stage).statement
-    if statement.kind is StatementKind.SCATTER and here.part is Part.UPDATE and statement.combine is None:
+    if statement.kind is StatementKind.SCATTER and here.part is StagePart.UPDATE and statement.combine is None:
         raise ScheduleError(
             f"the last write to an element of {statement.name} wins: its loops keep their order",
             code="schedule-dependence",
@@ -123,13 +123,13 @@ def inline(schedule: Schedule, producer: str) -> Schedule:
 def _legal(schedule: Schedule) -> Schedule:
     """The schedule, once its tree has been found to obey every rule."""
     inputs = {name for name, _ in schedule.program.inputs}
-    check(tree(schedule), inputs | schedule.outputs)
+    check(build_tree(schedule), inputs | schedule.outputs)
     return schedule
 
 
 def _extent(schedule: Schedule, stage: Stage, loop: str) -> int:
     """Iterations of a loop where it is now; of a function that has no loops, as when it is inlined, at root."""
-    nest = nests_of(schedule).nests.get(stage.name)
+    nest = infer_bounds(schedule).nests.get(stage.name)
     if nest is not None:
         return next(x.extent for x in nest.loops if x.name == loop)
     return extents_of(stage, {axis.name: axis.extent for axis in stage.axes})[loop]

@@ -59,7 +59,7 @@ def link_alone(
         directory = Path(folder)
         (directory / "whole.o").write_bytes(whole.unlinked)
         (directory / "rooms.c").write_text(
-            _ROOMS + source.scratch_buffers if source.scratch_buffers else "", encoding="utf-8"
+            _ROOMS + source.scratch_definition if source.scratch_definition else "", encoding="utf-8"
         )
         (directory / "names").write_text(f"{{ global: {'; '.join(names)}; local: *; }};\n", encoding="utf-8")
         options = ["-Wl,--gc-sections", "-Wl,--version-script=names", *renamed]

@@ -22,7 +22,7 @@ from roller_svc.ir.program import Combine, StatementKind, TensorProgram
 from roller_svc.ir.report import Plan, RuntimeChoice
 from roller_svc.reference.compare import Agreement, agrees
 from roller_svc.reference.interpreter import evaluate, evaluate_sample
-from roller_svc.runtime.cuda.arrays import placed
+from roller_svc.runtime.cuda.arrays import copy_to_device
 from roller_svc.runtime.cuda.module import device_present
 from roller_svc.runtime.measure import host_name, measure
 
@@ -66,7 +66,7 @@ def load_kernel(
         return LoadedKernel(runner.bind(arrays), on_gpu=False)
     if not device_present():
         raise LaunchError("cannot run the kernel: this machine has no NVIDIA device", code="no-device")
-    return LoadedKernel(runner.bind(placed(arrays)), on_gpu=True)
+    return LoadedKernel(runner.bind(copy_to_device(arrays)), on_gpu=True)
 
 
 def verify_results(

@@ -12,7 +12,7 @@ from roller_svc.ir.dtype import DType
 from roller_svc.ir.hardware import Arch
 from roller_svc.ir.kernel import Buffer, KernelSource, Language, LaunchSpec, Role
 from roller_svc.runtime.binding import numpy_dtype
-from roller_svc.runtime.cuda.arrays import DeviceBytes, placed
+from roller_svc.runtime.cuda.arrays import DeviceBytes, copy_to_device
 from roller_svc.runtime.cuda.module import CudaModule
 from roller_svc.runtime.measure import measure
 from roller_svc.toolchain.nvrtc import compile_cuda
@@ -77,12 +77,12 @@ def test_torch_tensors(module: CudaModule) -> None:
 
 def test_placed_arrays(module: CudaModule) -> None:
     a = np.random.default_rng(0).random(20000, np.float32)
-    result = module.run(placed({"A": a}))["C"]
+    result = module.run(copy_to_device({"A": a}))["C"]
     assert isinstance(result, DeviceBytes)
     assert np.array_equal(result.numpy(), 2 * a[::-1])
     for dtype in DType:
         values = np.arange(24).reshape(4, 6).astype(numpy_dtype(dtype))
-        assert np.array_equal(placed({"x": values})["x"].numpy(), values)
+        assert np.array_equal(copy_to_device({"x": values})["x"].numpy(), values)
 
 
 def test_times_are_the_devices(cupy: Any, module: CudaModule) -> None:

@@ -11,8 +11,8 @@ import pytest
 
 import roller_svc
 from roller_svc import families
-from roller_svc.construct.rules import Base, Enumerated, Shape
-from roller_svc.construct.scale_up import Log
+from roller_svc.construct.rules import Enumerated, Shape, ThreadTile
+from roller_svc.construct.scale_up import SearchTrace
 from roller_svc.families.family import Family
 from roller_svc.families.schedules import SCHEDULES
 from roller_svc.ir.expr import AxisRef, substitute
@@ -76,20 +76,20 @@ class OneTask(Enumerated):
     def __init__(self, workload: Workload[str]) -> None:
         self.workload = workload
 
-    def shapes(self, log: Log, budget: int, limit: int) -> Sequence[Shape]:
-        log.visited += 1
+    def shapes(self, log: SearchTrace, budget: int, limit: int) -> Sequence[Shape]:
+        log.tiles_visited += 1
         extents = self.workload.extents
-        return (Shape(extents, Base(tuple(1 for _ in extents))),)
+        return (Shape(extents, ThreadTile(tuple(1 for _ in extents))),)
 
 
 def prepare(group: KernelGroup, base: Workload[None]) -> Workload[str] | None:
     is_map = group.kind is GroupKind.NEST and all(s.kind is StatementKind.MAP for s in group.statements)
-    return None if base.machine.simt or not is_map else base.with_facts("toy")
+    return None if base.machine.is_gpu or not is_map else base.with_facts("toy")
 
 
 def price(workload: Workload[str], launch: Launch) -> Costs:
     assert workload.facts == "toy"
-    return Costs(core_s=1e-6, core_stage=None, parts=(("compute", 1e-6),), occupancy=1.0, waves=1)
+    return Costs(core_s=1e-6, core_stage=None, stage_seconds=(("compute", 1e-6),), occupancy=1.0, waves=1)
 
 
 def lower(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[ScheduleTree, ...]:

@@ -10,7 +10,7 @@ import numpy as np
 from run_tree import run_tree
 
 from roller_svc import hardware
-from roller_svc.codegen.kernel import Part, emit, tensors_in_memory
+from roller_svc.codegen.kernel import GroupLaunches, emit, tensors_in_memory
 from roller_svc.frontend.lang import parse
 from roller_svc.ir.dtype import dtype_named
 from roller_svc.ir.kernel import CompiledKernel
@@ -20,7 +20,7 @@ from roller_svc.reference.inputs import random_inputs
 from roller_svc.reference.interpreter import evaluate
 from roller_svc.reference.values import storage_dtype
 from roller_svc.runtime.cpu import CpuModule
-from roller_svc.schedule.build_tree import schedule_tree, tree
+from roller_svc.schedule.build_tree import build_schedule_tree, build_tree
 from roller_svc.schedule.schedule import Schedule
 from roller_svc.toolchain import compile_source
 
@@ -85,7 +85,7 @@ def interpreted(schedule: Schedule, inputs: Arrays) -> Arrays:
     """The schedule's tree, point by point."""
     types = schedule.program.types
     tensors = {o.name: o.tensor for o in schedule.program.outputs}
-    results, _ = run_tree(tree(schedule), inputs, {t: types[t].shape for t in tensors.values()})
+    results, _ = run_tree(build_tree(schedule), inputs, {t: types[t].shape for t in tensors.values()})
     return {name: results[t].astype(storage_dtype(types[t].dtype)) for name, t in tensors.items()}
 
 
@@ -93,9 +93,9 @@ def compiled(schedules: Sequence[Schedule]) -> list[CpuModule]:
     """Schedules of one program as kernels of this CPU, through one run of the compiler."""
     program = schedules[0].program
     views = (*program.inputs, *((o.tensor, program.types[o.tensor]) for o in program.outputs))
-    trees = tuple(schedule_tree(s, f"kernel{i}") for i, s in enumerate(schedules))
+    trees = tuple(build_schedule_tree(s, f"kernel{i}") for i, s in enumerate(schedules))
     hw = hardware.load("local")
-    source = emit("kernels", (Part(trees, views),), tensors_in_memory(program, program.types, ()), hw, "")
+    source = emit("kernels", (GroupLaunches(trees, views),), tensors_in_memory(program, program.types, ()), hw, "")
     binary = compile_source(source).binary
     return [
         CpuModule(CompiledKernel(replace(source, launches=(launch,)), binary, "", ())) for launch in source.launches

@@ -128,6 +128,6 @@ def depthwise(n: int, c: int, hw: int, kernel: int, stride: int = 1) -> KernelGr
 def scatter(points: int, size: int) -> KernelGroup:
     """y[i[p]] = x[p]: a place that comes from data."""
     axes = (TileAxis("P", AxisRole.OUTER, (spatial("P", points),)),)
-    target = TileAccess("y", F32, (Dim(size, (("P", 1),), opaque=True),), is_output=True)
+    target = TileAccess("y", F32, (Dim(size, (("P", 1),), is_affine=False),), is_output=True)
     space = TileSpace(axes, (walk("x", (points, {"P": 1})), walk("i", (points, {"P": 1})), target), 0, F32, "P")
     return group_of(GroupKind.SCATTER, space)

@@ -11,21 +11,21 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from roller_svc.bench.baselines.baseline import REFUSALS, Peer, check, fastest, in_brief
+from roller_svc.bench.baselines.baseline import EXPECTED_ERRORS, Baseline, check, error_summary, fastest
 from roller_svc.bench.baselines.calls import Calls
-from roller_svc.bench.baselines.library import no_peer
+from roller_svc.bench.baselines.library import no_baseline
 from roller_svc.bench.baselines.translate.program import Style, Translation, translate
 from roller_svc.errors import ArgumentError
 from roller_svc.ir.program import TensorProgram
 from roller_svc.reference.interpreter import Value
 
-DEFAULT_PEERS = ("numpy", "torch")
-PEERS = (*DEFAULT_PEERS, "tvm")
-Finder = Callable[[TensorProgram, Mapping[str, NDArray[Any]], Mapping[str, Value]], Peer]
+DEFAULT_BASELINES = ("numpy", "torch")
+BASELINES = (*DEFAULT_BASELINES, "tvm")
+Finder = Callable[[TensorProgram, Mapping[str, NDArray[Any]], Mapping[str, Value]], Baseline]
 
 
 @dataclass(frozen=True, slots=True)
-class PeerLibrary:
+class BaselineLibrary:
     """What a worker needs of a library: `find` gives the peer of a program on its arrays that agrees with the
     reference's values (BuildError no-peer, with the reasons, where there is none); `context` is what its calls are
     made under."""
@@ -35,16 +35,16 @@ class PeerLibrary:
     context: Callable[[], AbstractContextManager[object]]
 
 
-def library_of(name: str, threads: int) -> PeerLibrary:
+def library_of(name: str, threads: int) -> BaselineLibrary:
     """A peer by its name, set to that many threads. ArgumentError where it is not installed."""
     if name == "tvm":
         try:
             module = import_module(f"{__name__}.tvm_library")
         except ImportError as failure:
             raise _not_installed(name, failure) from failure
-        return PeerLibrary(module.versions(), module.TvmFinder(threads), nullcontext)
+        return BaselineLibrary(module.versions(), module.TvmFinder(threads), nullcontext)
     calls = calls_of(name, threads)
-    return PeerLibrary(calls.library.versions, partial(_called, calls), partial(inference, name))
+    return BaselineLibrary(calls.library.versions, partial(_find, calls), partial(inference, name))
 
 
 def calls_of(name: str, threads: int) -> Calls:
@@ -71,41 +71,41 @@ def inference(name: str) -> AbstractContextManager[object]:
     return mode
 
 
-def peer_of(
-    program: TensorProgram, arrays: Mapping[str, NDArray[Any]], calls: Calls, want: Mapping[str, Value]
-) -> Peer:
+def baseline_of(
+    program: TensorProgram, arrays: Mapping[str, NDArray[Any]], calls: Calls, expected: Mapping[str, Value]
+) -> Baseline:
     """The fastest of the ways to write the program that agree with the reference on `want`; BuildError no-peer, with
     the reasons, where there is none."""
-    found = ways(program, arrays, calls, want)
-    return fastest([Peer(way.trace.run, tuple(way.trace.names), way) for way in found])
+    translations = matching_translations(program, arrays, calls, expected)
+    return fastest([Baseline(way.trace.run, tuple(way.trace.names), way) for way in translations])
 
 
-def _called(
-    calls: Calls, program: TensorProgram, arrays: Mapping[str, NDArray[Any]], want: Mapping[str, Value]
-) -> Peer:
+def _find(
+    calls: Calls, program: TensorProgram, arrays: Mapping[str, NDArray[Any]], expected: Mapping[str, Value]
+) -> Baseline:
     """A library's Finder."""
-    return peer_of(program, arrays, calls, want)
+    return baseline_of(program, arrays, calls, expected)
 
 
-def ways(
-    program: TensorProgram, arrays: Mapping[str, NDArray[Any]], calls: Calls, want: Mapping[str, Value]
+def matching_translations(
+    program: TensorProgram, arrays: Mapping[str, NDArray[Any]], calls: Calls, expected: Mapping[str, Value]
 ) -> list[Translation]:
     """The ways to write the program that agree with the reference, of the first stage that has any; BuildError no-peer
     with the reasons where none has."""
     reasons: dict[str, None] = {}
     for styles in _STAGES:
-        found: dict[tuple[str, ...], Translation] = {}
+        translations: dict[tuple[str, ...], Translation] = {}
         for style in styles:
             try:
                 way = translate(program, arrays, calls, style)
-                check(way.trace.names, program, way.results(calls), want)
-            except REFUSALS as refusal:
-                reasons[in_brief(refusal)] = None
+                check(way.trace.names, program, way.results(calls), expected)
+            except EXPECTED_ERRORS as refusal:
+                reasons[error_summary(refusal)] = None
             else:
-                found.setdefault(tuple(way.trace.names), way)
-        if found:
-            return list(found.values())
-    raise no_peer("; ".join(reasons) or "no way to write it")
+                translations.setdefault(tuple(way.trace.names), way)
+        if translations:
+            return list(translations.values())
+    raise no_baseline("; ".join(reasons) or "no way to write it")
 
 
 # The ways to write a program that are compared, and what is tried where none of them is right.

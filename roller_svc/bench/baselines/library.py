@@ -17,7 +17,7 @@ Function = Callable[..., Any]
 Step = Callable[[], object]
 
 
-def no_peer(reason: str) -> BuildError:
+def no_baseline(reason: str) -> BuildError:
     """The library has no sensible call for this."""
     return BuildError(reason, code="no-peer")
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from roller_svc.bench.baselines.library import Function, Slot, no_peer
+from roller_svc.bench.baselines.library import Function, Slot, no_baseline
 from roller_svc.bench.baselines.translate.pointwise import Context
 from roller_svc.bench.baselines.translate.rows import ArgMost, Pattern, Softmax
 from roller_svc.ir.dtype import DType
@@ -84,7 +84,7 @@ class NumpyLibrary:
 
     def constant(self, value: float, dtype: DType) -> Any:
         if dtype.is_narrow_float:
-            raise no_peer(f"numpy has no fast {dtype.value}")
+            raise no_baseline(f"numpy has no fast {dtype.value}")
         return np.dtype(dtype.value).type(value)
 
     def strides(self, value: Array) -> tuple[int, ...]:
@@ -101,7 +101,7 @@ class NumpyLibrary:
     def pointwise(self, kind: OpKind) -> Function:
         function = UFUNCS.get(kind) or _COMPOSED.get(kind)
         if function is None:
-            raise no_peer(f"numpy has no {kind.value}")
+            raise no_baseline(f"numpy has no {kind.value}")
         return function
 
     def where(self, cond: Array, then: Array, otherwise: Array, out: Array) -> None:
@@ -156,7 +156,7 @@ def row_call(context: Context, pattern: Pattern, out: Slot, *, swapped: bool) ->
             name = f"arg{combine.name.lower()}"
             context.into(name, partial(context.library.argmost(combine), dim=dim), context.tensors[data], out=out)
             return out
-    raise no_peer("numpy has no call for these statements")
+    raise no_baseline("numpy has no call for these statements")
 
 
 def _softmax(x: NDArray[Any], dims: tuple[int, ...], out: NDArray[Any]) -> None:

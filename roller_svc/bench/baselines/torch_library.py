@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional
 
-from roller_svc.bench.baselines.library import Function, Slot, no_peer
+from roller_svc.bench.baselines.library import Function, Slot, no_baseline
 from roller_svc.bench.baselines.translate.nest import Nest, affine_index
 from roller_svc.bench.baselines.translate.pointwise import Context, Pointwise
 from roller_svc.bench.baselines.translate.rows import ArgMost, Attention, FixedNorm, Norm, Pattern, Softmax
@@ -71,7 +71,7 @@ class TorchLibrary:
         try:
             return torch.from_numpy(array)
         except TypeError as failure:
-            raise no_peer(f"torch does not take {array.dtype} from numpy") from failure
+            raise no_baseline(f"torch does not take {array.dtype} from numpy") from failure
 
     def numpy(self, value: torch.Tensor) -> NDArray[Any]:
         found: NDArray[Any] = value.numpy()
@@ -94,7 +94,7 @@ class TorchLibrary:
             return _relu
         function: Function | None = FUNCTIONS.get(kind)
         if function is None:
-            raise no_peer(f"torch has no {kind.value} with out=")
+            raise no_baseline(f"torch has no {kind.value} with out=")
         return function
 
     def where(self, cond: torch.Tensor, then: torch.Tensor, otherwise: torch.Tensor, out: torch.Tensor) -> None:
@@ -112,7 +112,7 @@ class TorchLibrary:
             case Combine.MIN | Combine.ALL:
                 return _amin
             case Combine.PROD:
-                raise no_peer("torch has no product over several dimensions")
+                raise no_baseline("torch has no product over several dimensions")
 
     def take(self, value: torch.Tensor, index: tuple[torch.Tensor, ...], out: torch.Tensor) -> None:
         torch.ops.aten.index.Tensor_out(value, list(index), out=out)
@@ -165,7 +165,7 @@ def row_call(context: Context, pattern: Pattern, out: Slot, *, swapped: bool) ->
         case Softmax(data=data, dims=dims):
             shape = tuple(tensors[data].value.shape)
             if list(dims) != list(range(dims[0], dims[-1] + 1)):
-                raise no_peer("torch's softmax has one dimension")
+                raise no_baseline("torch's softmax has one dimension")
             flat = (*shape[: dims[0]], -1, *shape[dims[-1] + 1 :])
             x, y = (trace.view(lambda v: v.view(flat), s) for s in (tensors[data], out))
             context.into("softmax", partial(torch.softmax, dim=dims[0]), x, out=y)
@@ -214,7 +214,7 @@ def _norm(context: Context, pattern: Norm, *, swapped: bool) -> Slot:
         return trace.new(
             "batch_norm", lambda x, *wb: functional.batch_norm(x, None, None, *wb, training=True, eps=eps), data, *given
         )
-    raise no_peer("torch has no norm over these dimensions")
+    raise no_baseline("torch has no norm over these dimensions")
 
 
 def _transposed(context: Context, value: Slot, *, swap: bool) -> Slot:
@@ -261,7 +261,7 @@ def _weight(context: Context, nest: Nest, found: Convolution) -> Slot:
     order = [names.index(n) for n in (*outer, *inner, *taps)]
     rest = [d for d in range(len(names)) if d not in order]
     if any(weight.value.shape[d] != 1 for d in rest) or len(affine_index(found.weight) or ()) < len(taps):
-        raise no_peer("the weight has axes that a convolution's has not")
+        raise no_baseline("the weight has axes that a convolution's has not")
     filters = math.prod(nest.extents[n] for n in outer)
     channels = nest.extents[found.channel] if found.channel else 1
     shape = (filters, channels, *(w.taps for w in found.windows))
@@ -315,7 +315,7 @@ def pool(context: Context, nest: Nest, found: Pooling, out: Slot) -> Slot:
     }  # fmt: skip
     if found.combine is Combine.SUM:
         if any(w.dilation != 1 for w in windows) or not float(found.divisor).is_integer():
-            raise no_peer("torch averages dense windows, by a whole number")
+            raise no_baseline("torch averages dense windows, by a whole number")
         result = trace.view(lambda v: v.view(-1, *([1] if flat else []), *(w.outs for w in windows)), out)
         call = torch._C._nn.avg_pool2d if count == 2 else torch._C._nn.avg_pool3d
         context.into("avg_pool", call, x, out=result, divisor_override=int(found.divisor), **sizes)

@@ -22,8 +22,8 @@ from tvm.s_tir import dlight
 from tvm.target import Target
 from tvm.target.codegen import llvm_get_system_cpu, llvm_get_vector_width, llvm_version_major
 
-from roller_svc.bench.baselines.baseline import REFUSALS, Peer, check, fastest, in_brief
-from roller_svc.bench.baselines.library import no_peer
+from roller_svc.bench.baselines.baseline import EXPECTED_ERRORS, Baseline, check, error_summary, fastest
+from roller_svc.bench.baselines.library import no_baseline
 from roller_svc.bench.baselines.translate.nest import affine_index, reach
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import COMPARISONS, AxisRef, Cast, Const, Expr, Load, Op, OpKind, Select, loads_of
@@ -38,7 +38,7 @@ _TRUTHS = COMPARISONS | {_K.LAND, _K.LOR, _K.LNOT, _K.ISNAN, _K.ISINF}
 def type_name(dtype: DType) -> str:
     """TVM's name of a type as it is stored; raises no_peer."""
     if dtype in _FLOAT8:
-        raise no_peer(f"{dtype.value} is not translated: TVM's conversions to it do not say that they saturate")
+        raise no_baseline(f"{dtype.value} is not translated: TVM's conversions to it do not say that they saturate")
     return dtype.value
 
 
@@ -124,7 +124,7 @@ class Point:
         if kind in (_K.FLOOR, _K.CEIL):
             return tirx.Cast("int32", _FUNCTIONS[kind](*args))
         if kind not in _FUNCTIONS:  # tirx.fmod is there, but its code generator for CPUs does not know it
-            raise no_peer(f"TVM has no {kind.value}")
+            raise no_baseline(f"TVM has no {kind.value}")
         return _FUNCTIONS[kind](*args)
 
 
@@ -192,13 +192,13 @@ def function_of(program: TensorProgram) -> Any:
         tensors[statement.output] = _computed(statement, tensors, f"statement{number}")
     outputs = [tensors[out.tensor] for out in program.outputs]
     if len({id(tensor) for tensor in (*inputs, *outputs)}) < len(inputs) + len(outputs):
-        raise no_peer("an output that is an input, or twice an output, has no place of its own in TVM")
+        raise no_baseline("an output that is an input, or twice an output, has no place of its own in TVM")
     return te.create_prim_func([*inputs, *outputs])
 
 
 def _computed(statement: TensorExpr, tensors: dict[str, Any], name: str) -> Any:
     if statement.kind is StatementKind.SCATTER:
-        raise no_peer("TVM's tensor expressions write every element once: they have no scatter")
+        raise no_baseline("TVM's tensor expressions write every element once: they have no scatter")
     shape, stored, combine = statement.type.shape, statement.type.dtype, statement.combine
     if combine is None or not statement.reduced:
         return te.compute(shape, lambda *at: _mapped(statement, tensors, at), name)
@@ -275,7 +275,7 @@ def schedules(function: Any, target: Any) -> tuple[Callable[[], Schedule], ...]:
 def _rows(function: Any, target: Any) -> Schedule:
     schedule = dlight.cpu.Reduction().apply(function, target, _=False)
     if schedule is None:
-        raise no_peer("DLight's Reduction does not apply")
+        raise no_baseline("DLight's Reduction does not apply")
     return Schedule("DLight's Reduction", schedule.mod)
 
 
@@ -285,7 +285,7 @@ def _parallel_vectorized(function: Any, target: Any) -> Any:
     schedule = s_tir.Schedule(function)
     blocks = dlight.normalize_prim_func(schedule)
     if blocks is None:
-        raise no_peer("DLight does not normalise the blocks")
+        raise no_baseline("DLight does not normalise the blocks")
     lanes = max(1, llvm_get_vector_width(target) // _FLOAT_BITS)
     for block in dlight.try_inline(schedule, blocks):
         _schedule_block(schedule, block, lanes)
@@ -333,8 +333,8 @@ def _keep_sums(schedule: Any, block: Any, whole: Any, first: Any) -> None:
     schedule.decompose_reduction(block, first)
 
 
-def _divisor(extent: int, most: int) -> int:
-    return next(n for n in range(most, 0, -1) if extent % n == 0)
+def _divisor(extent: int, vector_size: int) -> int:
+    return next(n for n in range(vector_size, 0, -1) if extent % n == 0)
 
 
 Arrays = Mapping[str, NDArray[Any]]
@@ -350,19 +350,19 @@ class TvmFinder:
 
     threads: int
 
-    def __call__(self, program: TensorProgram, arrays: Arrays, want: Mapping[str, Value]) -> Peer:
+    def __call__(self, program: TensorProgram, arrays: Arrays, expected: Mapping[str, Value]) -> Baseline:
         """The fastest schedule that agrees with the reference; BuildError no-peer where there is none."""
         function, target = function_of(program), host_target(self.threads)
         built = _Built(program, target, arrays)
-        found: list[Peer] = []
+        found: list[Baseline] = []
         reasons: dict[str, None] = {}
         for schedule in schedules(function, target):
             try:
-                found.append(built.peer(schedule, want))
-            except REFUSALS as refusal:
-                reasons[in_brief(refusal)] = None
+                found.append(built.peer(schedule, expected))
+            except EXPECTED_ERRORS as refusal:
+                reasons[error_summary(refusal)] = None
         if not found:
-            raise no_peer("; ".join(reasons))
+            raise no_baseline("; ".join(reasons))
         return fastest(found)
 
 
@@ -376,7 +376,7 @@ class _Built:
         types = [program.types[out.tensor] for out in program.outputs]
         self._outputs = [tvm.runtime.empty(kind.shape, type_name(kind.dtype)) for kind in types]
 
-    def peer(self, make: Callable[[], Schedule], want: Mapping[str, Value]) -> Peer:
+    def peer(self, make: Callable[[], Schedule], expected: Mapping[str, Value]) -> Baseline:
         """Raises one of REFUSALS where the schedule does not apply, does not compile or is wrong."""
         schedule = make()
         executable = tvm.compile(schedule.module, self._target)
@@ -384,5 +384,5 @@ class _Built:
         run()
         names = [out.name for out in self._program.outputs]
         results = {name: tensor.numpy() for name, tensor in zip(names, self._outputs, strict=True)}
-        check([schedule.name], self._program, results, want)
-        return Peer(run, (schedule.name,), executable)
+        check([schedule.name], self._program, results, expected)
+        return Baseline(run, (schedule.name,), executable)

@@ -1,1 +1,1 @@
-"""What `compile_peers.py` compares: cases, and for each peer the kernels that people write in it."""
+"""Compile-time comparison with Triton and TileLang: cases, and hand-written kernels for each compiler."""

@@ -1,4 +1,4 @@
-"""Programs that every compiler of tensor programs is asked for, with their sizes."""
+"""The compiled programs: GEMMs, elementwise and row-wise operators, convolutions."""
 
 from __future__ import annotations
 

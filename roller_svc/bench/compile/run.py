@@ -1,11 +1,10 @@
-"""Seconds from an expression to a cubin beside Triton and TileLang, in one run → JSON with ratios.
+"""Compare the time from an expression to a cubin with Triton and TileLang. Prints JSON.
 
     python -m roller_svc.bench.compile.run --python PEERS/bin/python --target nvidia-a100-sxm-80gb --out FILE.json
 
-Every case is compiled `--rounds` times by each, taking turns; a round starts from the program, with nothing kept of
-an earlier one. Ours parses, constructs, ranks, generates and compiles; a peer has one kernel written for it, in one
-configuration, and traces, lowers and compiles that. Loading a compiler and its first compilation are not counted.
-ratio = the peer's median / our median.
+Each compiler compiles every case `--rounds` times, interleaved; nothing is cached between rounds. roller parses,
+constructs, ranks, generates and compiles. A baseline traces, lowers and compiles one hand-written kernel in one
+configuration. Loading a compiler and its first compilation are not counted. ratio = baseline's median / our median.
 """
 
 from __future__ import annotations
@@ -31,29 +30,29 @@ from roller_svc.compiler.pipeline import build_kernel
 from roller_svc.compiler.request import build_request
 from roller_svc.toolchain import versions
 
-PEERS = ("triton", "tilelang")
-INSTALL = "python -m venv PEERS && PEERS/bin/pip install 'roller-svc[peers]', and an nvcc of CUDA 13 for tilelang"
+BASELINES = ("triton", "tilelang")
+INSTALL = "python -m venv PEERS && PEERS/bin/pip install 'roller-svc[baselines]', and an nvcc of CUDA 13 for tilelang"
 
 Json = dict[str, Any]
 Compiler = Callable[[Case], Json]
 
 
-class Peer:
-    """A worker process that compiles one case after the other."""
+class BaselineCompiler:
+    """A worker process that compiles cases one by one."""
 
     def __init__(self, name: str, python: str, arch: int) -> None:
         root = Path(__file__).resolve().parents[3]
-        # Triton says itself that this is its default, and warns where it is not stated
+        # Triton's default; it warns if the variable is not set
         environment = os.environ | {"PYTHONPATH": str(root), "TRITON_DEFAULT_FP_FUSION": "1"}
         self._process = subprocess.Popen(
             [python, "-m", "roller_svc.bench.compile.worker", name, str(arch)], stdin=subprocess.PIPE,
             stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, bufsize=1, env=environment,
         )  # fmt: skip
-        hello = self._answer()
-        if "missing" in hello:
+        greeting = self._answer()
+        if "missing" in greeting:
             self.close()
-            raise SystemExit(f"{name} is not there for {python} ({hello['missing']}): {INSTALL}")
-        self.ready_s: float = hello["ready"]
+            raise SystemExit(f"{name} is not installed for {python} ({greeting['missing']}): {INSTALL}")
+        self.ready_s: float = greeting["ready"]
 
     def __call__(self, case: Case) -> Json:
         assert self._process.stdin is not None
@@ -70,13 +69,13 @@ class Peer:
         if not line:
             code = self._process.wait()
             self.close()
-            raise SystemExit(f"the worker ended (exit {code}): {INSTALL}")
+            raise SystemExit(f"the worker exited with {code}: {INSTALL}")
         answer: Json = json.loads(line)
         return answer
 
 
-def ours(target: str) -> Compiler:
-    """The project's own way, from text to cubin."""
+def roller_compiler(target: str) -> Compiler:
+    """Return roller's compiler, from expression to cubin."""
 
     def compiled(case: Case) -> Json:
         start = time.perf_counter()
@@ -89,25 +88,25 @@ def ours(target: str) -> Compiler:
 
 @contextlib.contextmanager
 def compilers(names: list[str], python: str, target: str) -> Iterator[tuple[dict[str, Compiler], dict[str, float]]]:
-    """All that take part, warm, and how long each took to get there."""
-    mine = ours(target)
-    ready = {"roller": mine(WARM_UP)["seconds"]}
+    """Yield all compilers, warmed up, and the seconds that each took for it."""
+    roller = roller_compiler(target)
+    ready = {"roller": roller(WARM_UP)["seconds"]}
     arch = hardware.load(target).arch.number
     with contextlib.ExitStack() as stack:
-        workers = {name: Peer(name, python, arch) for name in names}
+        workers = {name: BaselineCompiler(name, python, arch) for name in names}
         for name, worker in workers.items():
             stack.callback(worker.close)
             ready[name] = worker.ready_s
-        yield {"roller": mine, **workers}, ready
+        yield {"roller": roller, **workers}, ready
 
 
-def compared(case: Case, taking_part: Mapping[str, Compiler], rounds: int) -> Json:
-    """Each round begins with another compiler, so that none always follows the same one."""
-    answers: dict[str, list[Json]] = {name: [] for name in taking_part}
-    names = list(taking_part)
-    for turn in range(rounds):
-        for name in names[turn % len(names) :] + names[: turn % len(names)]:
-            answers[name].append(taking_part[name](case))
+def compare(case: Case, compilers_by_name: Mapping[str, Compiler], rounds: int) -> Json:
+    """Compile a case in interleaved rounds, each of which begins with another compiler."""
+    answers: dict[str, list[Json]] = {name: [] for name in compilers_by_name}
+    names = list(compilers_by_name)
+    for number in range(rounds):
+        for name in names[number % len(names) :] + names[: number % len(names)]:
+            answers[name].append(compilers_by_name[name](case))
     row: Json = {"id": case.id, "seconds": {}, "bytes": {}, "ratios": {}, "errors": {}}
     for name, found in answers.items():
         failed = [answer["error"] for answer in found if "error" in answer]
@@ -123,7 +122,7 @@ def compared(case: Case, taking_part: Mapping[str, Compiler], rounds: int) -> Js
 
 
 def summary(rows: list[Json], names: list[str]) -> Json:
-    """{peer: least and median ratio, and the median of its seconds}."""
+    """Return {baseline: number of cases, minimum and median ratio}."""
     found: Json = {}
     for name in names:
         ratios = [row["ratios"][name] for row in rows if name in row["ratios"]]
@@ -141,28 +140,30 @@ def machine() -> Json:
          if line.startswith("model name")), platform.machine(),
     )  # fmt: skip
     return {
-        "cpu": model, "cores": len(os.sched_getaffinity(0)), "load": os.getloadavg()[0],  # 1 is this run alone
+        "cpu": model, "cores": len(os.sched_getaffinity(0)), "load": os.getloadavg()[0],  # 1: nothing else is running
         "python": platform.python_version(), **versions(),
     }  # fmt: skip
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--python", default=sys.executable, help="a Python that has the peers; default: this one")
-    parser.add_argument("--peer", action="append", choices=PEERS, help="default: both; may be repeated")
+    parser.add_argument(
+        "--python", default=sys.executable, help="Python with the baselines installed (default: this one)"
+    )
+    parser.add_argument("--peer", action="append", choices=BASELINES, help="baseline; may be repeated (default: both)")
     parser.add_argument("--target", default="nvidia-a100-sxm-80gb", metavar="ID")
     parser.add_argument("--rounds", type=int, default=3, metavar="N")
-    parser.add_argument("--out", metavar="FILE", help="write the JSON there; default: stdout")
+    parser.add_argument("--out", metavar="FILE", help="output file (default: stdout)")
     options = parser.parse_args()
-    names = options.peer or list(PEERS)
-    began, rows = machine(), []
-    with compilers(names, options.python, options.target) as (taking_part, ready):
+    names = options.peer or list(BASELINES)
+    machine_at_start, rows = machine(), []
+    with compilers(names, options.python, options.target) as (compilers_by_name, ready):
         for case in CASES:
-            rows.append(compared(case, taking_part, options.rounds))
+            rows.append(compare(case, compilers_by_name, options.rounds))
             shown = "  ".join(f"{name} {seconds:.2f} s" for name, seconds in rows[-1]["seconds"].items())
             print(f"{case.id:32} {shown}", file=sys.stderr)
     document = {
-        "date": time.strftime("%Y-%m-%d"), "target": options.target, "machine": began, "rounds": options.rounds,
+        "date": time.strftime("%Y-%m-%d"), "target": options.target, "machine": machine_at_start, "rounds": options.rounds,
         "ready_s": ready, "peers": summary(rows, names), "cases": rows,
     }  # fmt: skip
     text = json.dumps(document, indent=1) + "\n"

@@ -1,4 +1,4 @@
-"""A case → a cubin through Triton, offline: kernels as its tutorials write them, one configuration each."""
+"""Compile cases to cubins with Triton, offline: kernels as in its tutorials, one configuration each."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""One peer in a process of its own: ids of cases on stdin, a JSON line with seconds and bytes for each on stdout.
+"""Run one baseline compiler: read case ids from stdin, write a JSON line with seconds and bytes for each.
 
     python -m roller_svc.bench.compile.worker triton|tilelang ARCH
 
-The first line says {"ready": seconds} once the compiler is loaded and has compiled something, or {"missing": why}.
+The first line is {"ready": seconds} after the compiler is loaded and has compiled a warm-up case, or {"missing": why}.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from roller_svc.bench.compile.cases import CASES, Case, gemm
 WARM_UP = gemm(256, 256, 256)
 
 
-def main(peer: str, arch: int) -> None:
+def main(baseline: str, arch: int) -> None:
     answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # what compilers print is no answer
+    os.dup2(2, 1)  # compilers may print to stdout
     start = time.perf_counter()
     try:
         compiled: Callable[[Case, int], bytes] = importlib.import_module(
-            f"roller_svc.bench.compile.{peer}_kernels"
+            f"roller_svc.bench.compile.{baseline}_kernels"
         ).compiled
     except ImportError as missing:
         print(json.dumps({"missing": str(missing)}), file=answers)
@@ -43,7 +43,7 @@ def _timed(compiled: Callable[[Case, int], bytes], case: Case, arch: int) -> dic
     start = time.perf_counter()
     try:
         binary = compiled(case, arch)
-    except Exception as failure:  # noqa: BLE001 - somebody else's compiler may raise anything: it is a result
+    except Exception as failure:  # noqa: BLE001 - other compilers may raise anything: it is a result
         return {"error": f"{type(failure).__name__}: {failure}"[:300]}
     return {"seconds": time.perf_counter() - start, "bytes": len(binary)}
 

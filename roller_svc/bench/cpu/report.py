@@ -21,11 +21,11 @@ from roller_svc.runtime.measure import host_name
 from roller_svc.version import __version__
 
 Json = dict[str, Any]
-OURS = "ours"
+ROLLER = "ours"
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class Samples:
     """Seconds a call of every accepted sample, in turns; how many were taken again; and the FMA peak beside each of
     ours, where it was measured."""
 
@@ -33,15 +33,15 @@ class Taken:
     repeated: int
     peaks: tuple[float, ...] = ()
 
-    def least(self, name: str) -> float:
+    def min_s(self, name: str) -> float:
         return min(self.seconds[name])
 
     def median(self, name: str) -> float:
         return statistics.median(self.seconds[name])
 
-    def share_of_fma(self, flops: int) -> float | None:
+    def fma_fraction(self, flops: int) -> float | None:
         """The median of what each sample of ours reached of the peak beside it."""
-        shares = [flops / s / peak for s, peak in zip(self.seconds[OURS], self.peaks, strict=False)]
+        shares = [flops / s / peak for s, peak in zip(self.seconds[ROLLER], self.peaks, strict=False)]
         return statistics.median(shares) if shares else None
 
 
@@ -63,7 +63,7 @@ class Bound:
         return max(self.flops_s, self.bytes_s)
 
 
-def bound_of(program: TensorProgram, limits: Limits) -> Bound:
+def roofline_bound(program: TensorProgram, limits: Limits) -> Bound:
     """Every input read once (or as much of it as the statements can read), every output written once."""
     types = program.types
     reads: dict[str, int] = {}
@@ -76,29 +76,29 @@ def bound_of(program: TensorProgram, limits: Limits) -> Bound:
     return Bound(program.flops, moved, program.flops / limits.flops_per_s, moved / limits.copy_bytes_per_s(moved))
 
 
-def case_row(case: BenchCase, taken: Taken, bound: Bound) -> Json:
+def case_row(case: BenchCase, samples: Samples, bound: Bound) -> Json:
     """The figures of one case; `ratio` is the fastest peer's least time over ours."""
-    peers = [name for name in taken.seconds if name != OURS]
-    ours, median = taken.least(OURS), taken.median(OURS)
-    least = {name: taken.least(name) for name in peers}
-    medians = {name: taken.median(name) for name in peers}
-    share = taken.share_of_fma(bound.flops)
+    peers = [name for name in samples.seconds if name != ROLLER]
+    ours, median = samples.min_s(ROLLER), samples.median(ROLLER)
+    min_s = {name: samples.min_s(name) for name in peers}
+    medians = {name: samples.median(name) for name in peers}
+    share = samples.fma_fraction(bound.flops)
     return {
         "id": case.id,
         "cls": case.cls,
         "ours_s": ours,
         "ours_median_s": median,
-        "peers": least,
+        "peers": min_s,
         "peers_median": medians,
-        "best_peer": min(least, key=lambda name: least[name]) if least else None,
-        "ratio": min(least.values()) / ours if least else None,
+        "best_peer": min(min_s, key=lambda name: min_s[name]) if min_s else None,
+        "ratio": min(min_s.values()) / ours if min_s else None,
         "median_ratio": min(medians.values()) / median if medians else None,
         "gflops": bound.flops / ours / 1e9,
         "gb_per_s": bound.bytes / ours / 1e9,
         "share_of_peak": share if bound.name == "fma" and share else bound.seconds / ours,
         "bound": bound.name,
-        "samples": min(len(s) for s in taken.seconds.values()),
-        "repeated": taken.repeated,
+        "samples": min(len(s) for s in samples.seconds.values()),
+        "repeated": samples.repeated,
         "error": None,
     }
 
@@ -109,7 +109,7 @@ def failed_row(case: BenchCase, failure: RollerError) -> Json:
             "error": f"{failure.code}: {failure.message}"}  # fmt: skip
 
 
-def figures(rows: Sequence[Json]) -> Json:
+def metrics(rows: Sequence[Json]) -> Json:
     """Geometric mean, least and median of the ratios there are; seconds to a kernel."""
     ratios = [row["ratio"] for row in rows if row["ratio"]]
     medians = [row["median_ratio"] for row in rows if row.get("median_ratio")]
@@ -133,7 +133,7 @@ def figures(rows: Sequence[Json]) -> Json:
 def summary(rows: Sequence[Json]) -> Json:
     """The figures of all rows and of every class."""
     classes = dict.fromkeys(row["cls"] for row in rows)
-    return figures(rows) | {"classes": {cls: figures([r for r in rows if r["cls"] == cls]) for cls in sorted(classes)}}
+    return metrics(rows) | {"classes": {cls: metrics([r for r in rows if r["cls"] == cls]) for cls in sorted(classes)}}
 
 
 def limits_json(limits: Limits) -> Json:

@@ -11,16 +11,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from roller_svc.bench.baselines import DEFAULT_PEERS
+from roller_svc.bench.baselines import DEFAULT_BASELINES
 from roller_svc.bench.cases import BenchCase
-from roller_svc.bench.cpu.report import Taken, bound_of, case_row, failed_row
+from roller_svc.bench.cpu.report import Samples, case_row, failed_row, roofline_bound
 from roller_svc.bench.cpu.worker import (
-    OURS,
+    ROLLER,
     Answer,
-    BuildOurs,
+    BaselineCalls,
+    BuildRoller,
     Built,
-    FindPeer,
-    Found,
+    FindBaseline,
     MeasureLimits,
     Start,
     TakeSample,
@@ -42,14 +42,14 @@ from roller_svc.farm.workers import WorkerProcess
 Json = dict[str, Any]
 
 ROUNDS = 9
-LEAST_ROUNDS = 3
+MIN_ROUNDS = 3
 # A case's samples take no longer than this, but for LEAST_ROUNDS.
 CASE_S = 4.0
 # Samples that others disturbed are taken again, so often for a whole case.
-MOST_REPEATED = 20
+MAX_REPEATED = 20
 # How long the lock is held before others get it, but for the case under way, and how long they have to take it.
-_HELD_S = 40.0
-_BREATH_S = 0.2
+_LOCK_S = 40.0
+_UNLOCKED_S = 0.2
 _TIMEOUT_S = 120.0
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "TVM_NUM_THREADS")
 # Freed memory stays in the process and in large pages: a library that makes its results anew must not fault them in.
@@ -61,7 +61,7 @@ class Settings:
     target: str = "local"
     select: str = "measure"
     top_k: int = 10
-    peers: tuple[str, ...] = DEFAULT_PEERS
+    baselines: tuple[str, ...] = DEFAULT_BASELINES
 
 
 @dataclass(slots=True)
@@ -70,7 +70,7 @@ class Workers:
 
     threads: int
     settings: Settings
-    lanes: dict[str, WorkerProcess[Task, Answer]] = field(default_factory=dict)
+    processes: dict[str, WorkerProcess[Task, Answer]] = field(default_factory=dict)
     versions: Json = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
@@ -78,26 +78,26 @@ class Workers:
 
     def start(self) -> None:
         """Raises ArgumentError where there are too few cores; a peer that is not installed becomes a note."""
-        for name in (OURS, *self.settings.peers):
-            self.lanes[name] = WorkerProcess(work, _TIMEOUT_S)
+        for name in (ROLLER, *self.settings.baselines):
+            self.processes[name] = WorkerProcess(work, _TIMEOUT_S)
             try:
                 self._begin(name)
             except ArgumentError as missing:
-                if name == OURS:
+                if name == ROLLER:
                     raise
-                self.lanes.pop(name).close(kill=True)
+                self.processes.pop(name).close(kill=True)
                 self.notes.append(missing.message)
 
     @property
-    def peers(self) -> list[str]:
-        return [name for name in self.lanes if name != OURS]
+    def baselines(self) -> list[str]:
+        return [name for name in self.processes if name != ROLLER]
 
-    def ask(self, name: str, task: Task) -> Answer:
+    def call(self, name: str, task: Task) -> Answer:
         """One worker's answer; a worker that died or was stopped is started again for its next task."""
         if name in self.lost:
             self._begin(name)
         try:
-            return self.lanes[name].call(task)
+            return self.processes[name].call(task)
         except (BuildServiceError, KernelTimeoutError, InvariantError):
             self.lost.add(name)
             raise
@@ -107,14 +107,14 @@ class Workers:
         if len(cores) < self.threads:
             raise ArgumentError(f"--threads {self.threads}: this process may use {len(cores)} cores")
         with pinned(cores):
-            versions = self.lanes[name].call(Start(name, self.threads))
+            versions = self.processes[name].call(Start(name, self.threads))
         self.lost.discard(name)
-        if isinstance(versions, dict) and name != OURS:
+        if isinstance(versions, dict) and name != ROLLER:
             self.versions |= versions
 
     def close(self) -> None:
-        for lane in self.lanes.values():
-            lane.close(kill=True)
+        for process in self.processes.values():
+            process.close(kill=True)
 
 
 @contextlib.contextmanager
@@ -122,15 +122,15 @@ def pinned(cores: Sequence[int]) -> Iterator[None]:
     """Processes started within run on these cores only, from their first instruction on."""
     before = os.sched_getaffinity(0)
     # TVM would bind its threads to the first cores of the machine, wherever it may run
-    wanted = dict.fromkeys(_THREAD_VARIABLES, str(len(cores))) | {"GLIBC_TUNABLES": _MALLOC, "TVM_BIND_THREADS": "0"}
-    kept = {name: os.environ.get(name) for name in wanted}
+    variables = dict.fromkeys(_THREAD_VARIABLES, str(len(cores))) | {"GLIBC_TUNABLES": _MALLOC, "TVM_BIND_THREADS": "0"}
+    saved = {name: os.environ.get(name) for name in variables}
     os.sched_setaffinity(0, cores)
-    os.environ.update(wanted)
+    os.environ.update(variables)
     try:
         yield
     finally:
         os.sched_setaffinity(0, before)
-        for name, value in kept.items():
+        for name, value in saved.items():
             if value is None:
                 del os.environ[name]
             else:
@@ -148,9 +148,9 @@ class MachineLock:
         """Wait for the lock, unless it is held and has not been for long."""
         if self._file is None:
             return
-        if self._since is not None and time.monotonic() - self._since > _HELD_S:
+        if self._since is not None and time.monotonic() - self._since > _LOCK_S:
             self.leave()
-            time.sleep(_BREATH_S)
+            time.sleep(_UNLOCKED_S)
         if self._since is None:
             fcntl.flock(self._file, fcntl.LOCK_EX)
             self._since = time.monotonic()
@@ -166,7 +166,7 @@ class MachineLock:
 
 
 def limits_of(workers: Workers) -> Limits:
-    found = workers.ask(OURS, MeasureLimits(workers.settings.target))
+    found = workers.call(ROLLER, MeasureLimits(workers.settings.target))
     if not isinstance(found, Limits):
         raise InvariantError("the worker answered something else")
     return found
@@ -176,55 +176,55 @@ def bench_case(case: BenchCase, workers: Workers, limits: Limits) -> Json:
     """One row: the case built, checked and timed beside its peers, or its `error`."""
     settings = workers.settings
     try:
-        bound = bound_of(case.program(), limits)
-        built = workers.ask(OURS, BuildOurs(case, settings.target, settings.select, settings.top_k))
+        bound = roofline_bound(case.program(), limits)
+        built = workers.call(ROLLER, BuildRoller(case, settings.target, settings.select, settings.top_k))
         if not isinstance(built, Built):
             raise InvariantError("the worker answered something else")
-        found, failures = _peers(case, workers, built)
+        found, failures = _find_baselines(case, workers, built)
         if not built.proven and failures and not found:
             raise WrongAnswerError(f"no peer agrees with ours: {'; '.join(failures.values())}")
-        taken = in_turns((OURS, *found), workers.ask)
+        samples = sample_interleaved((ROLLER, *found), workers.call)
     except RollerError as failure:
         return failed_row(case, failure)
-    return case_row(case, taken, bound) | {
+    return case_row(case, samples, bound) | {
         "build_s": built.build_s, "model_build_s": built.model_build_s, "candidates": built.candidates,
         "proven": built.proven, "peer_errors": failures,
-        "peer_calls": {name: list(peer.calls) for name, peer in found.items()},
+        "peer_calls": {name: list(baseline.calls) for name, baseline in found.items()},
     }  # fmt: skip
 
 
-def _peers(case: BenchCase, workers: Workers, built: Built) -> tuple[dict[str, Found], dict[str, str]]:
+def _find_baselines(case: BenchCase, workers: Workers, built: Built) -> tuple[dict[str, BaselineCalls], dict[str, str]]:
     """What each peer calls, and of those that do not count, why."""
-    found: dict[str, Found] = {}
+    found: dict[str, BaselineCalls] = {}
     failures: dict[str, str] = {}
-    for name in workers.peers:
+    for name in workers.baselines:
         try:
-            found[name] = _as_found(workers.ask(name, FindPeer(case, built.want)))
+            found[name] = _expect_calls(workers.call(name, FindBaseline(case, built.expected)))
         except RollerError as failure:
             failures[name] = f"{failure.code}: {failure.message}"
     return found, failures
 
 
-def _as_found(answer: Answer) -> Found:
-    if not isinstance(answer, Found):
+def _expect_calls(answer: Answer) -> BaselineCalls:
+    if not isinstance(answer, BaselineCalls):
         raise InvariantError("the worker answered something else")
     return answer
 
 
-def in_turns(names: Sequence[str], ask: Callable[[str, Task], Answer]) -> Taken:
+def sample_interleaved(names: Sequence[str], call: Callable[[str, Task], Answer]) -> Samples:
     """Rounds of one sample each; a disturbed sample is taken again as long as there are repetitions left."""
     seconds: dict[str, list[float]] = {name: [] for name in names}
     peaks: list[float] = []
     repeated, start = 0, time.perf_counter()
     for number in range(ROUNDS):
-        if number >= LEAST_ROUNDS and time.perf_counter() - start > CASE_S:
+        if number >= MIN_ROUNDS and time.perf_counter() - start > CASE_S:
             break
         for name in names:
-            sample = ask(name, TakeSample())
-            while isinstance(sample, Sample) and sample.is_disturbed and repeated < MOST_REPEATED:
+            sample = call(name, TakeSample())
+            while isinstance(sample, Sample) and sample.is_disturbed and repeated < MAX_REPEATED:
                 repeated += 1
-                sample = ask(name, TakeSample())
+                sample = call(name, TakeSample())
             if isinstance(sample, Sample):
                 seconds[name].append(sample.seconds)
                 peaks += [] if sample.peak_flops_per_s is None else [sample.peak_flops_per_s]
-    return Taken(seconds, repeated, tuple(peaks))
+    return Samples(seconds, repeated, tuple(peaks))

@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from roller_svc import hardware
-from roller_svc.bench.baselines import PeerLibrary, library_of
+from roller_svc.bench.baselines import BaselineLibrary, library_of
 from roller_svc.bench.cases import BenchCase
-from roller_svc.bench.timing_worker import Sample, sampled, settle
+from roller_svc.bench.timing_worker import Sample, take_sample, wait_until_idle
 from roller_svc.calibration.cpu.limits import LimitProbes, Limits
 from roller_svc.compiler.backends import backend_for
 from roller_svc.compiler.pipeline import build_kernel
@@ -33,7 +33,7 @@ CHECKED_ELEMENTS = 1024
 _CHECKED_POINTS = 50_000_000
 # Of a program that is too much for the interpreter: how far from ours a peer may be, of the value and of the greatest.
 _RELATIVE, _ABSOLUTE = 1e-3, 1e-5
-OURS = "ours"
+ROLLER = "ours"
 Arrays = dict[str, NDArray[Any]]
 
 
@@ -51,7 +51,7 @@ class MeasureLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class BuildOurs:
+class BuildRoller:
     """Build the case as it will be timed, and once more as the model alone chooses."""
 
     case: BenchCase
@@ -72,17 +72,17 @@ class Built:
     model_build_s: float
     candidates: int
     proven: bool
-    want: Mapping[str, Value]
+    expected: Mapping[str, Value]
 
 
 @dataclass(frozen=True, slots=True)
-class FindPeer:
+class FindBaseline:
     case: BenchCase
-    want: Mapping[str, Value]
+    expected: Mapping[str, Value]
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class BaselineCalls:
     """What a peer calls."""
 
     calls: tuple[str, ...]
@@ -93,8 +93,8 @@ class TakeSample:
     """One turn."""
 
 
-Task = Start | MeasureLimits | BuildOurs | FindPeer | TakeSample
-Answer = dict[str, str] | Limits | Built | Found | Sample
+Task = Start | MeasureLimits | BuildRoller | FindBaseline | TakeSample
+Answer = dict[str, str] | Limits | Built | BaselineCalls | Sample
 
 
 @dataclass(slots=True)
@@ -102,9 +102,9 @@ class _State:
     """What this process holds between its tasks."""
 
     threads: int = 1
-    library: PeerLibrary | None = None
+    library: BaselineLibrary | None = None
     run: Callable[[], object] | None = None
-    kept: object = None
+    baseline: object = None
     probes: LimitProbes | None = None
 
 
@@ -116,40 +116,40 @@ def work(task: Task) -> Answer:
     match task:
         case Start(library=library, threads=threads):
             _state.threads = threads
-            if library == OURS:
+            if library == ROLLER:
                 return {"cores": str(len(os.sched_getaffinity(0)))}
             _state.library = library_of(library, threads)
             return dict(_state.library.versions)
         case MeasureLimits(target=target):
             _state.probes = LimitProbes(hardware.load(target), _state.threads)
             return _state.probes.limits()
-        case BuildOurs():
-            return _built(task)
-        case FindPeer():
-            return _found(task)
+        case BuildRoller():
+            return _build(task)
+        case FindBaseline():
+            return _find_baseline(task)
         case TakeSample():
             if _state.run is None:
                 raise InvariantError("nothing to sample")
             if _state.library is None:
-                return _beside_peak(_state.run, _state.probes)
+                return _sample_with_peak(_state.run, _state.probes)
             with _state.library.context(), np.errstate(all="ignore"):
-                return sampled(_state.run)
+                return take_sample(_state.run)
 
 
-def _beside_peak(run: Callable[[], object], probes: LimitProbes | None) -> Sample:
+def _sample_with_peak(run: Callable[[], object], probes: LimitProbes | None) -> Sample:
     """A sample between two of the FMA peak, the greater of which counts; without probes the sample alone."""
     if probes is None:
-        return sampled(run)
+        return take_sample(run)
     before = probes.flops_per_s()
-    sample = sampled(run)
+    sample = take_sample(run)
     return replace(sample, peak_flops_per_s=max(before, probes.flops_per_s()))
 
 
-def _built(task: BuildOurs) -> Built:
-    _state.run = _state.kept = None
+def _build(task: BuildRoller) -> Built:
+    _state.run = _state.baseline = None
     case, spec = task.case, hardware.load(task.target)
     program = case.program()
-    arrays = inputs_of(program, case)
+    arrays = make_inputs(program, case)
 
     def build(select: str) -> tuple[float, Any]:
         request = build_request(case.expression, case.inputs, outputs=case.outputs, target=task.target,
@@ -170,39 +170,41 @@ def _built(task: BuildOurs) -> Built:
     call()
     results = call.finish()
     try:
-        want = interpreter.evaluate_sample(program, arrays, CHECKED_ELEMENTS, limit_points=_CHECKED_POINTS)
+        expected = interpreter.evaluate_sample(program, arrays, CHECKED_ELEMENTS, limit_points=_CHECKED_POINTS)
     except ArgumentError:
-        want = {out.name: about(results[out.name], program.types[out.tensor].dtype) for out in program.outputs}
+        expected = {
+            out.name: approximate_values(results[out.name], program.types[out.tensor].dtype) for out in program.outputs
+        }
         proven = False
     else:
         proven = True
-        if not (verdict := agrees(program, results, want)).ok:
+        if not (verdict := agrees(program, results, expected)).ok:
             raise WrongAnswerError(verdict.detail)
     _state.run = call
-    settle()
-    return Built(build_s, model_s, len(report.results), proven, want)
+    wait_until_idle()
+    return Built(build_s, model_s, len(report.results), proven, expected)
 
 
-def about(array: NDArray[Any], dtype: DType) -> Value:
+def approximate_values(array: NDArray[Any], dtype: DType) -> Value:
     """Elements of a result, with a margin that rounding stays within."""
-    at = np.unique(np.linspace(0, array.size - 1, CHECKED_ELEMENTS, dtype=np.int64))
-    wide = array.reshape(-1)[at].astype(np.float64)
-    return Value(wide, dtype, _RELATIVE * np.abs(wide) + _ABSOLUTE * np.abs(wide).max(initial=0.0), at)
+    positions = np.unique(np.linspace(0, array.size - 1, CHECKED_ELEMENTS, dtype=np.int64))
+    wide = array.reshape(-1)[positions].astype(np.float64)
+    return Value(wide, dtype, _RELATIVE * np.abs(wide) + _ABSOLUTE * np.abs(wide).max(initial=0.0), positions)
 
 
-def _found(task: FindPeer) -> Found:
-    _state.run = _state.kept = None
+def _find_baseline(task: FindBaseline) -> BaselineCalls:
+    _state.run = _state.baseline = None
     if _state.library is None:
         raise InvariantError("this worker has no library")
     program = task.case.program()
     with _state.library.context(), np.errstate(all="ignore"):
-        peer = _state.library.find(program, inputs_of(program, task.case), task.want)
-    _state.run, _state.kept = peer.run, peer
-    settle()
-    return Found(peer.calls)
+        baseline = _state.library.find(program, make_inputs(program, task.case), task.expected)
+    _state.run, _state.baseline = baseline.run, baseline
+    wait_until_idle()
+    return BaselineCalls(baseline.calls)
 
 
-def inputs_of(program: TensorProgram, case: BenchCase) -> Arrays:
+def make_inputs(program: TensorProgram, case: BenchCase) -> Arrays:
     """The same arrays in every worker, each on a cache line's start."""
     arrays: Arrays = {}
     for name, array in random_inputs(program, 0, case.hints).items():

@@ -45,7 +45,7 @@ class GuardedArrays(ByteArrays):
 
     def empty(self, shape: tuple[int, ...], dtype: DType, device: int) -> DeviceArray:
         size = math.prod(shape) * dtype.bytes
-        whole = self._made((size + 2 * GUARD_BYTES,), DType.UINT8, device)
+        whole = self._allocate((size + 2 * GUARD_BYTES,), DType.UINT8, device)
         self._cupy.cuda.runtime.memset(whole.data.ptr, FILL, size + 2 * GUARD_BYTES)
         self.blocks.append(Block(whole, size))
         return self.view(DeviceBytes(whole[GUARD_BYTES : GUARD_BYTES + size], dtype, shape))

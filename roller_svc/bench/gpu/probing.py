@@ -205,7 +205,7 @@ def expected_small_box(inputs: Array, rows: int) -> Array:
 
 def _load_boxes(cupy: Any, compiled: CompiledKernel, x: Any, *, mend: bool) -> list[Array]:
     """Load the box repeatedly, with a driver that clears the bit or not."""
-    driver = cuda_driver.Driver(cuda_driver.driver().library, mend_small_maps=mend)
+    driver = cuda_driver.Driver(cuda_driver.driver().library, fix_small_maps=mend)
     launch = compiled.source.launches[0]
     (function,) = CudaModule(compiled).functions(cupy, 0)
     y = cupy.zeros((64 * 32,), np.dtype(np.uint32))

@@ -20,7 +20,7 @@ from roller_svc.compiler.artifact import package_kernel
 from roller_svc.frontend.lang.input_types import tensor_types
 from roller_svc.frontend.parse import parse
 from roller_svc.reference.inputs import random_inputs
-from roller_svc.runtime.cuda.arrays import import_cupy, placed
+from roller_svc.runtime.cuda.arrays import import_cupy, copy_to_device
 from roller_svc.runtime.cuda.module import CudaModule
 
 Json = dict[str, Any]
@@ -121,7 +121,7 @@ def main() -> int:
         print(f"== {check.id}", flush=True)
         program = parse(check.expression, dict(tensor_types(check.types)), None)
         arrays = random_inputs(program, 0, check.hints)
-        CudaModule(package_kernel(build_check(check, options.target)).compiled).run(placed(arrays))
+        CudaModule(package_kernel(build_check(check, options.target)).compiled).run(copy_to_device(arrays))
         cupy.cuda.runtime.deviceSynchronize()
     return 0
 

@@ -20,9 +20,9 @@ from roller_svc.ir.group import TileAccess
 from roller_svc.ir.hardware import TargetKind
 from roller_svc.ir.rprogram import RProgram
 from roller_svc.perf.banks import conflict_cycles
-from roller_svc.perf.common import load_latency_cycles, resident_bytes, simt_waves, streaming_bandwidth
+from roller_svc.perf.common import dram_bytes_with_reuse, load_latency_cycles, simt_waves, streaming_bandwidth
 from roller_svc.perf.machine import Machine
-from roller_svc.perf.occupancy import BlockNeeds, blocks_per_core, overhead_registers
+from roller_svc.perf.occupancy import BlockResources, blocks_per_core, overhead_registers
 from roller_svc.perf.workload import DIVISION_OPS, Workload
 
 ISSUE_LEAK = 0.1  # of the shorter of a core's two bounds, as for our own kernels of these families
@@ -32,7 +32,7 @@ ISSUE_LEAK = 0.1  # of the shorter of a core's two bounds, as for our own kernel
 # loads, stores them with one ds_write2 and begins the next two: 128 take 66 to 68, whatever the pitch of the rows (128
 # to 4032 elements) and the registers allowed.
 PAIRED_LOADS = 2
-Reach = Mapping[str, int]
+Point = Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class Box:
         spill = 0 if shape[-1] == self.access.dims[-1].size else line - each
         return min(float(self.access.tensor_bytes), rows * (shape[-1] * each + spill))
 
-    def place(self, point: Reach) -> int:
+    def place(self, point: Point) -> int:
         """Byte in the box of the element that one point reads first."""
         place = 0
         for dim, extent in zip(self.access.dims, self.shape, strict=True):
@@ -72,7 +72,7 @@ def artifact_seconds(p: Workload[Any], program: RProgram) -> tuple[float, tuple[
     shared = sum(box.bytes for box in boxes)
     held = math.prod(program.thread[a.name] for a in program.space.spatial)
     registers = overhead_registers(hw.limits) + held * (1 + len(boxes))
-    resident = blocks_per_core(BlockNeeds(program.threads, registers, shared), hw)
+    resident = blocks_per_core(BlockResources(program.threads, registers, shared), hw)
     step = _step(p, program, boxes)
     waits = program.steps * _serial_waits(p, program, boxes)
     latency = 0.0 if waits else load_latency_cycles(mach, p.compulsory_bytes)  # of loads that are asked for together
@@ -87,11 +87,11 @@ def artifact_seconds(p: Workload[Any], program: RProgram) -> tuple[float, tuple[
     line = hw.dram.transaction_bytes
     moved = program.grid * program.steps * sum(box.moved_bytes(line) for box in boxes)
     whole = sum(box.access.tensor_bytes for box in boxes)
-    stored = sum(t.moved_bytes(p.extents) for t in p.touched.writes)
+    stored = sum(t.transferred_bytes(p.extents) for t in p.footprint.writes)
     again = 1.0 + min(max(0.0, moved - whole) / whole, 4.0) * 0.25
-    dram_bytes = stored + (resident_bytes(mach, whole, again) if moved > whole else moved)
+    dram_bytes = stored + (dram_bytes_with_reuse(mach, whole, again) if moved > whole else moved)
     in_flight = min(program.grid, resident * mach.cores) * shared
-    last = mach.last_cache
+    last = mach.llc
     stages = (
         StageCost("compute", mach.seconds(cycles)),
         StageCost(last.name if last else "cache", (moved + stored) / (last.bytes_per_s if last else math.inf)),
@@ -101,7 +101,7 @@ def artifact_seconds(p: Workload[Any], program: RProgram) -> tuple[float, tuple[
     # blocks of a wave begin together and stay in step: with one buffer memory and cores take turns
     body = stages[0].seconds + max(stage.seconds for stage in stages[1:])
     launch = hw.limits.launch_overhead_s
-    return max(p.floor_s, body) + launch, (*stages, StageCost("launch", launch))
+    return max(p.lower_bound_s, body) + launch, (*stages, StageCost("launch", launch))
 
 
 def _boxes(program: RProgram) -> tuple[Box, ...]:

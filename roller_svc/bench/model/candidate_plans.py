@@ -51,17 +51,19 @@ def trial_plans(program: TensorProgram, hw: HardwareSpec, top: int, sample: int,
     first = best_plans(ranked, top)
     rng = random.Random(seed)
     pools = [random_rprograms(group, hw, top + sample, rng) for group in groups]
-    turns = [_in_turns(pool or (choice.program,), rng) for pool, choice in zip(pools, first[0].choices, strict=True)]
-    known = {tuple(c.program for c in plan.choices) for plan in first}
+    programs_by_group = [
+        _cycle(pool or (choice.program,), rng) for pool, choice in zip(pools, first[0].choices, strict=True)
+    ]
+    seen = {tuple(c.program for c in plan.choices) for plan in first}
     drawn: list[Plan] = []
-    for programs in itertools.islice(zip(*turns, strict=True), TRIES * (top + sample)):
-        if len(drawn) < sample and programs not in known:
-            known.add(programs)
+    for programs in itertools.islice(zip(*programs_by_group, strict=True), TRIES * (top + sample)):
+        if len(drawn) < sample and programs not in seen:
+            seen.add(programs)
             drawn.append(Plan(tuple(candidate_of(p, group, hw) for p, group in zip(programs, groups, strict=True))))
     return TrialPlans(groups, first, tuple(drawn))
 
 
-def _in_turns(pool: Sequence[RProgram], rng: random.Random) -> Iterator[RProgram]:
+def _cycle(pool: Sequence[RProgram], rng: random.Random) -> Iterator[RProgram]:
     """All of them again and again, each time in another order."""
     while True:
         yield from rng.sample(pool, len(pool))

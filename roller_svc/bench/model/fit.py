@@ -23,20 +23,20 @@ from roller_svc.ir.rprogram import RProgram
 from roller_svc.perf.cpu_costs import CpuCosts
 from roller_svc.perf.model import Model
 
-WITHIN = 4.0  # a constant stays within this factor of where it started: what it stands for does not vary more
+MAX_FACTOR = 4.0  # a constant stays within this factor of where it started: what it stands for does not vary more
 HUBER = 0.3  # log ratio from which an error counts by its size and not by its square
-NEAR = 0.15  # plans so much slower than the best, in parts of it, count 1/e as much for the ranking
-RANKING = 2.0  # weight of errors of the ranking beside those of the times
+RANKING_SCALE = 0.15  # plans so much slower than the best, in parts of it, count 1/e as much for the ranking
+RANKING_WEIGHT = 2.0  # weight of errors of the ranking beside those of the times
 PULL = 0.003  # of a constant's log ratio to its start, against the mean error of a case
 STEP = 0.02  # of a constant's logarithm, for a derivative
-ROUNDS, ENOUGH = 8, 2e-3  # rounds at most, and the share of the loss that a round must gain for another one
+ROUNDS, MIN_GAIN = 8, 2e-3  # rounds at most, and the share of the loss that a round must gain for another one
 DAMPING = (0.0, 0.01, 0.1, 1.0, 10.0)  # tried in turn, until the loss falls
 
 SHARED = "memory"  # the family of constants that all others rest on too
 
 Vector = NDArray[np.float64]
 Constant = tuple[str, str]  # a family of kernels and one of its constants
-OnMachine = tuple[Sequence[FitCase], HardwareSpec]  # cases that were measured there
+MachineCases = tuple[Sequence[FitCase], HardwareSpec]  # cases that were measured there
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class Measurements:
     """All plans of all cases in a row. `parts`: which choices a plan consists of; `cases`: its case, as a number."""
 
     choices: tuple[Choice, ...]
@@ -65,12 +65,12 @@ class Measured:
         return np.log([choice_seconds[list(part)].sum() for part in self.parts]) - self.log_seconds
 
 
-def fitted(cases: Sequence[FitCase], hw: HardwareSpec, start: CpuCosts) -> CpuCosts:
+def fit_constants(cases: Sequence[FitCase], hw: HardwareSpec, start: CpuCosts) -> CpuCosts:
     """The constants that explain the measurements best, none further from `start` than a factor of WITHIN."""
-    return fitted_together(((cases, hw),), start)
+    return fit_machines(((cases, hw),), start)
 
 
-def fitted_together(machines: Sequence[OnMachine], start: CpuCosts) -> CpuCosts:
+def fit_machines(machines: Sequence[MachineCases], start: CpuCosts) -> CpuCosts:
     """The same of measurements on several machines, each with its spec; every case of each counts the same."""
     if not any(cases for cases, _ in machines):
         return start
@@ -81,17 +81,17 @@ def fitted_together(machines: Sequence[OnMachine], start: CpuCosts) -> CpuCosts:
     seconds = fit.seconds(theta)
     loss = fit.loss(theta, seconds)
     for _ in range(ROUNDS):
-        found = fit.better(theta, seconds, loss)
+        found = fit.improve(theta, seconds, loss)
         if found is None:
             break
         gained = loss - found[2]
         theta, seconds, loss = found
-        if gained < ENOUGH * loss:
+        if gained < MIN_GAIN * loss:
             break
     return fit.costs(theta)
 
 
-def all_estimated(cases: Sequence[FitCase], hw: HardwareSpec, costs: CpuCosts) -> tuple[tuple[float, ...], ...]:
+def estimate_plans(cases: Sequence[FitCase], hw: HardwareSpec, costs: CpuCosts) -> tuple[tuple[float, ...], ...]:
     """Seconds that the model with these constants predicts for every plan of every case; plans of a case share what is
     prepared."""
     measured = _measured(((cases, hw),))
@@ -104,7 +104,7 @@ def all_estimated(cases: Sequence[FitCase], hw: HardwareSpec, costs: CpuCosts) -
 class _Fit:
     """`theta`: logarithms of the constants over their values in `start`."""
 
-    measured: Measured
+    measured: Measurements
     constants: tuple[Constant, ...]
     start: CpuCosts
 
@@ -130,7 +130,7 @@ class _Fit:
         huber = np.where(size <= HUBER, 0.5 * errors**2, HUBER * (size - 0.5 * HUBER))
         return float((weights * huber).sum() + 0.5 * PULL * (theta**2).sum())
 
-    def better(self, theta: Vector, seconds: Vector, loss: float) -> tuple[Vector, Vector, float] | None:
+    def improve(self, theta: Vector, seconds: Vector, loss: float) -> tuple[Vector, Vector, float] | None:
         """One step to a smaller loss: constants, choices' seconds, loss. None where no damping finds one."""
         errors, weights = self._errors(seconds)
         slopes = np.stack([self._slope(theta, seconds, errors, i) for i in range(len(theta))], axis=1)
@@ -139,11 +139,11 @@ class _Fit:
         downhill = -(slopes.T @ (weights * errors) + PULL * theta)
         for damping in DAMPING:
             system = square + np.diag(damping * np.diag(square) + PULL)
-            there = theta + _bounded_step(system, downhill, theta)
-            its_seconds = self.seconds(there)
-            its_loss = self.loss(there, its_seconds)
-            if its_loss < loss:
-                return there, its_seconds, its_loss
+            candidate = theta + _bounded_step(system, downhill, theta)
+            candidate_seconds = self.seconds(candidate)
+            candidate_loss = self.loss(candidate, candidate_seconds)
+            if candidate_loss < loss:
+                return candidate, candidate_seconds, candidate_loss
         return None
 
     def _slope(self, theta: Vector, seconds: Vector, errors: Vector, i: int) -> Vector:
@@ -160,16 +160,16 @@ class _Fit:
         count = np.bincount(cases)
         best = np.full(len(count), np.inf)
         np.minimum.at(best, cases, measured)
-        near = np.exp(-(np.exp(measured - best[cases]) - 1) / NEAR)
+        near = np.exp(-(np.exp(measured - best[cases]) - 1) / RANKING_SCALE)
         total = np.bincount(cases, near)
         mean = np.bincount(cases, near * ratios) / total
-        weights = (1 / count[cases], RANKING * near / total[cases])
+        weights = (1 / count[cases], RANKING_WEIGHT * near / total[cases])
         return np.concatenate([ratios, ratios - mean[cases]]), np.concatenate(weights) / len(count)
 
 
 def _bounded_step(system: NDArray[np.float64], downhill: Vector, theta: Vector) -> Vector:
     """The step that solves the system, but for constants that it would take out of their bounds: those stop there."""
-    low, high = -np.log(WITHIN) - theta, np.log(WITHIN) - theta
+    low, high = -np.log(MAX_FACTOR) - theta, np.log(MAX_FACTOR) - theta
     step = np.zeros_like(theta)
     free = np.ones(len(theta), dtype=bool)
     while free.any():
@@ -183,7 +183,7 @@ def _bounded_step(system: NDArray[np.float64], downhill: Vector, theta: Vector) 
     return step
 
 
-def _constants(measured: Measured, start: CpuCosts) -> tuple[Constant, ...]:
+def _constants(measured: Measurements, start: CpuCosts) -> tuple[Constant, ...]:
     """Of the families that were measured, in the order of the table."""
     families = {SHARED} | {choice.family for choice in measured.choices}
     return tuple(
@@ -194,7 +194,7 @@ def _constants(measured: Measured, start: CpuCosts) -> tuple[Constant, ...]:
     )
 
 
-def _measured(machines: Sequence[OnMachine]) -> Measured:
+def _measured(machines: Sequence[MachineCases]) -> Measurements:
     choices: list[Choice] = []
     parts: list[tuple[int, ...]] = []
     found = [(case, hw) for cases, hw in machines for case in cases]
@@ -210,7 +210,7 @@ def _measured(machines: Sequence[OnMachine]) -> Measured:
             parts.append(tuple(known[pair] for pair in pairs))
     numbers = [i for i, (case, _) in enumerate(found) for _ in case.plans]
     seconds = [plan.seconds for case, _ in found for plan in case.plans]
-    return Measured(tuple(choices), tuple(parts), np.array(numbers, dtype=np.int64), np.log(seconds))
+    return Measurements(tuple(choices), tuple(parts), np.array(numbers, dtype=np.int64), np.log(seconds))
 
 
 def _choice(

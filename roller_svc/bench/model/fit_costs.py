@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from roller_svc.bench.cases import performance_cases
-from roller_svc.bench.model.fit import fitted_together
+from roller_svc.bench.model.fit import fit_machines
 from roller_svc.bench.model.measured_plans import FitCase
 from roller_svc.bench.model.report import fit_cases, read_measurements, spec_of
 from roller_svc.perf.cpu_costs import CpuCosts
@@ -36,7 +36,7 @@ def main() -> None:
     by_id = {case.id: case for case in performance_cases(options.cases)}
     documents = [measured(result) for result in options.results]
     machines = [(fit_cases(document, by_id), spec_of(document)) for document in documents]
-    costs = fitted_together(machines, CpuCosts())
+    costs = fit_machines(machines, CpuCosts())
     sources = [source(document, cases) for document, (cases, _) in zip(documents, machines, strict=True)]
     replace_file(options.output, module(costs, "\n".join(sources)))
 

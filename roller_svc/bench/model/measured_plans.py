@@ -9,7 +9,7 @@ from typing import Any
 from roller_svc.compiler.lower_and_emit import Groups
 from roller_svc.errors import ArgumentError, InvariantError
 from roller_svc.families import model_of
-from roller_svc.families.matching import views
+from roller_svc.families.matching import group_views
 from roller_svc.ir.estimate import Candidate
 from roller_svc.ir.group import KernelGroup
 from roller_svc.ir.hardware import HardwareSpec
@@ -66,7 +66,7 @@ def plan_of(tiles: list[Json], groups: Groups, hw: HardwareSpec) -> Plan:
 
 
 def _program_json(program: RProgram, group: KernelGroup, hw: HardwareSpec) -> Json:
-    spaces = [view.space for view in views(group, hw)]
+    spaces = [view.space for view in group_views(group, hw)]
     return {
         "reading": spaces.index(program.space),  # of the group: as it is, or as a convolution
         "unit": program.unit.name,
@@ -77,7 +77,7 @@ def _program_json(program: RProgram, group: KernelGroup, hw: HardwareSpec) -> Js
 
 
 def _program_of(kernel: Mapping[str, Any], group: KernelGroup, hw: HardwareSpec) -> RProgram:
-    space = views(group, hw)[kernel["reading"]].space
+    space = group_views(group, hw)[kernel["reading"]].space
     unit = next(unit for unit in hw.units if unit.name == kernel["unit"])
     block, thread = (RTile(tuple((a.name, kernel[level][a.name]) for a in space.axes)) for level in ("block", "thread"))
     return RProgram(space, unit, block, thread, **{field: kernel[key] for key, field in _WAYS.items()})

@@ -28,7 +28,7 @@ Json = dict[str, Any]
 
 COLUMNS = 6  # of small plots
 NEAR = 0.15  # the goal of |ln(predicted / measured)|, drawn as a band
-LEAST_SPAN = 100  # of an axis: two powers of ten, so that one at least has its tick
+MIN_SPAN = 100  # of an axis: two powers of ten, so that one at least has its tick
 INK, MUTED, GRID = "#222222", "#6b6b6b", "#dddddd"
 RANKED, DRAWN = "#1f5fa8", "#d9822b"  # told apart in grey and by the colour-blind, too
 CURVES = (("as_shipped", "constants as shipped", "--"), ("fitted", "fitted to the other half", "-"))
@@ -85,7 +85,7 @@ def points(document: Json, cls: str) -> list[tuple[float, float, bool]]:
 def _scatter(axes: Axes, found: list[tuple[float, float, bool]]) -> None:
     low = min(min(measured, predicted) for measured, predicted, _ in found)
     high = max(max(measured, predicted) for measured, predicted, _ in found)
-    margin = max(1.5, math.sqrt(LEAST_SPAN * low / high))
+    margin = max(1.5, math.sqrt(MIN_SPAN * low / high))
     ends = (low / margin, high * margin)
     axes.fill_between(
         ends, [end * math.exp(-NEAR) for end in ends], [end * math.exp(NEAR) for end in ends], color=GRID, lw=0

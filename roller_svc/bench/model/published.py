@@ -22,7 +22,7 @@ from roller_svc import hardware
 from roller_svc.bench.cases import BenchCase, typed
 from roller_svc.bench.input_files import Kind, OperatorModel, PublishedModel, TileModel, checked, read_json
 from roller_svc.bench.model.artifact_kernel import artifact_seconds
-from roller_svc.bench.model.regret import median_abs_log_ratio, share, spearman
+from roller_svc.bench.model.regret import fraction, median_abs_log_ratio, spearman
 from roller_svc.compiler.lower_and_emit import generate
 from roller_svc.compiler.partition_cache import partition
 from roller_svc.compiler.plans import best_plans, rank_best_partition
@@ -52,9 +52,9 @@ def bench_published(path: Path) -> Json:
     take at the peak (`below_direct_floor`) are among the cases and in no median, and so are those with an `error`.
     """
     hw = hardware.load(TARGET)
-    rows = [tried(op, hw, _row) for op in operators(path)]
+    rows = [operator_row(op, hw, _row) for op in operators(path)]
     timed = [row for row in rows if row["error"] is None]
-    judged = [row for row in timed if not row["below_direct_floor"]]
+    evaluated = [row for row in timed if not row["below_direct_floor"]]
     seconds = {
         f"{name}_mean_s": statistics.mean(row[f"{name}_s"] for row in timed) if timed else None
         for name in ("construct", "top1_text", "top10_text")
@@ -62,8 +62,8 @@ def bench_published(path: Path) -> Json:
     artifact = {"artifact_top1_mean_s": ARTIFACT_TOP1_MEAN_S, "artifact_top10_mean_s": ARTIFACT_TOP10_MEAN_S}
     return {
         "target": TARGET,
-        "overall": _summary(judged) | seconds | artifact,
-        "classes": by_class(judged, _summary),
+        "overall": _summary(evaluated) | seconds | artifact,
+        "classes": by_class(evaluated, _summary),
         "cases": rows,
     }
 
@@ -73,7 +73,7 @@ def operators(path: Path) -> tuple[OperatorModel, ...]:
     return tuple(checked(path, PUBLISHED, PublishedModel, read_json(path, PUBLISHED)).ops)
 
 
-def tried(op: OperatorModel, hw: HardwareSpec, row: Callable[[OperatorModel, HardwareSpec], Json]) -> Json:
+def operator_row(op: OperatorModel, hw: HardwareSpec, row: Callable[[OperatorModel, HardwareSpec], Json]) -> Json:
     """The operator's row; `error`: why it has no figures."""
     try:
         return {"id": op.id, "cls": op.kind, "error": None} | row(op, hw)
@@ -146,7 +146,7 @@ def _summary(rows: Sequence[Json]) -> Json:
         "cases": len(rows),
         "median_abs_log_ratio": median_abs_log_ratio(predicted),
         "spearman": spearman(predicted),
-        "within_uncertainty": share(within),
+        "within_uncertainty": fraction(within),
         "rooflines": rooflines,
     }
 
@@ -168,10 +168,10 @@ def bench_tiles(path: Path, target: str) -> Json:
             f"no tiles are published for {target}", code="invalid-option", hint=f"--target: {' or '.join(COLUMNS)}"
         )
     hw = hardware.load(target)
-    rows = [tried(op, hw, _tile_row) for op in operators(path)]
-    judged = [row for row in rows if row["error"] is None]
-    classes = by_class(judged, _tile_summary)
-    return {"target": target, "overall": _tile_summary(judged), "classes": classes, "cases": rows}
+    rows = [operator_row(op, hw, _tile_row) for op in operators(path)]
+    evaluated = [row for row in rows if row["error"] is None]
+    classes = by_class(evaluated, _tile_summary)
+    return {"target": target, "overall": _tile_summary(evaluated), "classes": classes, "cases": rows}
 
 
 def published_program(text: str, space: TileSpace, unit: ComputeUnit) -> RProgram:
@@ -224,6 +224,6 @@ def _tile_summary(rows: Sequence[Json]) -> Json:
         "cases": len(rows),
         "spearman": spearman(pairs),
         "median_abs_log_ratio": median_abs_log_ratio(pairs),
-        "top10_within_estimate": share([row["predicted_s"] <= row["tile_s"] for row in rows]),
-        "top10_within_published": share([row["predicted_s"] <= row["roller_s"] for row in rows]),
+        "top10_within_estimate": fraction([row["predicted_s"] <= row["tile_s"] for row in rows]),
+        "top10_within_published": fraction([row["predicted_s"] <= row["roller_s"] for row in rows]),
     }

@@ -13,15 +13,15 @@ from typing import Any
 
 from roller_svc.construct.align import EPSILONS
 from roller_svc.construct.construct import MAX_VISITS, rprogram_of
-from roller_svc.construct.rules import Base, Enumerated, Rules, Shape
-from roller_svc.construct.scale_out import splits
-from roller_svc.construct.scale_up import Log, scale_up
+from roller_svc.construct.rules import Enumerated, Rules, Shape, ThreadTile
+from roller_svc.construct.scale_out import split_k_choices
+from roller_svc.construct.scale_up import SearchTrace, scale_up
 from roller_svc.errors import NoCandidateError
 from roller_svc.families import prepare
-from roller_svc.families.cpu.convolution.rules import CpuConvolution
-from roller_svc.families.cpu.transpose.rules import CpuLayout
+from roller_svc.families.cpu.convolution.rules import CpuConvolutionRules
+from roller_svc.families.cpu.transpose.rules import TransposeRules
 from roller_svc.families.family import Family
-from roller_svc.families.matching import readings, units_for
+from roller_svc.families.matching import unit_views, units_for
 from roller_svc.fusion.split.reduction import may_split
 from roller_svc.ir.constraints import NO_CONSTRAINTS
 from roller_svc.ir.group import KernelGroup
@@ -39,45 +39,45 @@ def random_rprograms(group: KernelGroup, hw: HardwareSpec, count: int, rng: rand
     is as likely as any other, however many blocks are built from it. A reading that no rules fit is left out; `rank`
     says why.
     """
-    drawable: list[_Reading] = []
-    for unit, view in readings(group, hw, units_for(group, hw, NO_CONSTRAINTS)):
+    views: list[_View] = []
+    for unit, view in unit_views(group, hw, units_for(group, hw, NO_CONSTRAINTS)):
         with suppress(NoCandidateError):
             family, workload = prepare(view, hw, unit)
             rules = family.rules(workload)
             if not isinstance(rules, Enumerated):
-                drawable.append(_Reading(view, family, rules))
-    found: dict[RProgram, None] = {}
-    for _ in range(TRIES * count if drawable else 0):
-        if len(found) < count:
-            found.update(dict.fromkeys(rng.choice(drawable).drawn(rng)))
-    return tuple(found)
+                views.append(_View(view, family, rules))
+    programs: dict[RProgram, None] = {}
+    for _ in range(TRIES * count if views else 0):
+        if len(programs) < count:
+            programs.update(dict.fromkeys(rng.choice(views).draw(rng)))
+    return tuple(programs)
 
 
 @dataclass(slots=True)
-class _Reading:
+class _View:
     """A group as one kind of it, and what is known of its tiles."""
 
     group: KernelGroup
     family: Family[Any]
     rules: Rules
-    _bases: tuple[Base, ...] = ()
-    _blocks: dict[Base, tuple[Tile, ...]] = field(default_factory=dict)
+    _bases: tuple[ThreadTile, ...] = ()
+    _blocks: dict[ThreadTile, tuple[Tile, ...]] = field(default_factory=dict)
 
-    def drawn(self, rng: random.Random) -> tuple[RProgram, ...]:
+    def draw(self, rng: random.Random) -> tuple[RProgram, ...]:
         """One rProgram; none where no block is built from the base that was drawn."""
         self._bases = self._bases or _bases(self.rules)
         if not self._bases:
             return ()
         base = rng.choice(self._bases)
         if base not in self._blocks:
-            grown = scale_up(self.rules.block_stage(base, EPSILONS[-1]), Log(MAX_VISITS), MAX_VISITS)
-            self._blocks[base] = (*grown.large, *grown.border)
+            grown = scale_up(self.rules.block_level(base, EPSILONS[-1]), SearchTrace(MAX_VISITS), MAX_VISITS)
+            self._blocks[base] = (*grown.saturated, *grown.border)
         if not self._blocks[base]:
             return ()
         block = rng.choice(self._blocks[base])
         split_k = rng.choice(self._splits(block))
-        way = rng.choice(self.rules.pipelines(block, base, split_k))
-        if way.stream_k and self.group.forbids_split_k:
+        way = rng.choice(self.rules.pipeline_choices(block, base, split_k))
+        if way.stream_k_blocks and self.group.forbids_split_k:
             return ()
         return (rprogram_of(self.rules.workload, Shape(block, base, split_k, way), self.family.name),)
 
@@ -85,17 +85,17 @@ class _Reading:
         p = self.rules.workload
         if not self.family.can_split or not may_split(self.group):
             return (1,)
-        return (1, *splits(p, block))
+        return (1, *split_k_choices(p, block))
 
 
-def _bases(rules: Rules) -> tuple[Base, ...]:
+def _bases(rules: Rules) -> tuple[ThreadTile, ...]:
     """Every thread's tile that the registers hold; of some families the stage has only few of them."""
-    if isinstance(rules, CpuConvolution):
-        return tuple(Base(tile) for tile in rules.register_tiles())
-    if isinstance(rules, CpuLayout):
-        return tuple(Base(tile) for tile in rules.any_tiles())
-    bases: list[Base] = []
-    for lanes in rules.lane_choices():
-        grown = scale_up(rules.thread_stage(lanes), Log(MAX_VISITS), MAX_VISITS)
-        bases += [Base(tile, lanes) for tile in (*grown.large, *grown.border)]
+    if isinstance(rules, CpuConvolutionRules):
+        return tuple(ThreadTile(tile) for tile in rules.register_tiles())
+    if isinstance(rules, TransposeRules):
+        return tuple(ThreadTile(tile) for tile in rules.any_tiles())
+    bases: list[ThreadTile] = []
+    for reduce_threads in rules.reduce_thread_choices():
+        grown = scale_up(rules.thread_level(reduce_threads), SearchTrace(MAX_VISITS), MAX_VISITS)
+        bases += [ThreadTile(tile, reduce_threads) for tile in (*grown.saturated, *grown.border)]
     return tuple(bases)

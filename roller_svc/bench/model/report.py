@@ -14,9 +14,9 @@ from pydantic import Field, model_validator
 
 from roller_svc.bench.cases import BenchCase
 from roller_svc.bench.input_files import Kind, Read, checked, read_json
-from roller_svc.bench.model.cross_validation import as_shipped, by_halves
+from roller_svc.bench.model.cross_validation import cross_validate, with_shipped_constants
 from roller_svc.bench.model.measured_plans import FitCase
-from roller_svc.bench.model.regret import JudgedCase, case_json, judgement
+from roller_svc.bench.model.regret import EvaluatedCase, case_json, evaluation
 from roller_svc.bench.model.run import fit_case
 from roller_svc.calibration import refigured
 from roller_svc.errors import ArgumentError, SpecError
@@ -109,17 +109,17 @@ def report(document: Json, cases: Mapping[str, BenchCase]) -> Json:
     if not rows:
         raise ArgumentError("none of the measured programs is among the cases", code="stale-measurements",
                             hint="--cases FILE: those that were measured")  # fmt: skip
-    found = {row["id"]: _fit_case(row, cases[row["id"]], hw) for row in rows}
-    timed = [case for case in found.values() if isinstance(case, FitCase) and case.plans]
-    shipped, halves = as_shipped(timed, hw), by_halves(timed, hw)
+    fit_case_or_error = {row["id"]: _fit_case(row, cases[row["id"]], hw) for row in rows}
+    timed = [case for case in fit_case_or_error.values() if isinstance(case, FitCase) and case.plans]
+    shipped, halves = with_shipped_constants(timed, hw), cross_validate(timed, hw)
     by_id = {one.id: (one, other) for one, other in zip(shipped, halves.cases, strict=True)}
     return {
         **{key: document[key] for key in ("machine", "settings")},
-        **judgement(halves.cases),
-        "as_shipped": judgement(shipped),
+        **evaluation(halves.cases),
+        "as_shipped": evaluation(shipped),
         "constants": [asdict(costs) for costs in halves.constants],
         "hardware": to_mapping(hw),
-        "cases": [_row(row, found[row["id"]], by_id.get(row["id"])) for row in rows],
+        "cases": [_row(row, fit_case_or_error[row["id"]], by_id.get(row["id"])) for row in rows],
     }
 
 
@@ -131,8 +131,8 @@ def spec_of(document: Json) -> HardwareSpec:
 def fit_cases(document: Json, cases: Mapping[str, BenchCase]) -> tuple[FitCase, ...]:
     """What was measured of these cases, as today's model sees it."""
     hw = spec_of(document)
-    found = (_fit_case(row, cases[row["id"]], hw) for row in document["cases"] if row["id"] in cases)
-    return tuple(case for case in found if isinstance(case, FitCase) and case.plans)
+    fit_case_or_error = (_fit_case(row, cases[row["id"]], hw) for row in document["cases"] if row["id"] in cases)
+    return tuple(case for case in fit_case_or_error if isinstance(case, FitCase) and case.plans)
 
 
 def _fit_case(row: Json, case: BenchCase, hw: HardwareSpec) -> FitCase | str:
@@ -147,10 +147,12 @@ def _fit_case(row: Json, case: BenchCase, hw: HardwareSpec) -> FitCase | str:
         return f"{stale.code}: {stale.message}"
 
 
-def _row(row: Json, found: FitCase | str, judged: tuple[JudgedCase, JudgedCase] | None) -> Json:
-    if isinstance(found, str) or judged is None:
-        return row | {"error": found if isinstance(found, str) else "no candidate could be timed"}
-    shipped, fitted = judged
+def _row(row: Json, fit_case_or_error: FitCase | str, evaluated: tuple[EvaluatedCase, EvaluatedCase] | None) -> Json:
+    if isinstance(fit_case_or_error, str) or evaluated is None:
+        return row | {
+            "error": fit_case_or_error if isinstance(fit_case_or_error, str) else "no candidate could be timed"
+        }
+    shipped, fitted = evaluated
     timed = iter(zip(shipped.pairs, fitted.pairs, strict=True))
     candidates = []
     for candidate in row["candidates"]:

@@ -10,10 +10,16 @@ from typing import Any
 
 from roller_svc.bench.cases import BenchCase
 from roller_svc.bench.cpu.run import pinned
-from roller_svc.bench.interleaved_timing import Rounds, Turns, in_turns, quiet_s, quietest_s
+from roller_svc.bench.interleaved_timing import (
+    InterleavedSamples,
+    Rounds,
+    fast_quantiles_s,
+    low_noise_s,
+    time_interleaved,
+)
 from roller_svc.bench.model.candidate_plans import TrialPlans, trial_plans
 from roller_svc.bench.model.measured_plans import FitCase, MeasuredPlan, plan_of, tiles_of
-from roller_svc.bench.model.worker import Answer, Describe, Hold, Task, TimeKernel, work
+from roller_svc.bench.model.worker import Answer, Describe, LoadKernels, Task, TimeKernel, work
 from roller_svc.bench.timing_worker import Sample
 from roller_svc.compiler.autotune import build_candidates
 from roller_svc.compiler.partition_cache import PartitionCache
@@ -55,7 +61,7 @@ class Worker:
 
     target: str
     threads: int
-    _lane: WorkerProcess[Task, Answer] = field(default_factory=lambda: WorkerProcess(work, _TIMEOUT_S))
+    _process: WorkerProcess[Task, Answer] = field(default_factory=lambda: WorkerProcess(work, _TIMEOUT_S))
 
     def start(self, *, calibrate: bool) -> HardwareSpec:
         """The spec of its cores; ArgumentError where there are too few."""
@@ -63,7 +69,7 @@ class Worker:
         if len(cores) < self.threads:
             raise ArgumentError(f"--threads {self.threads}: this process may use {len(cores)} cores")
         with pinned(cores):
-            spec = self._lane.call(Describe(self.target, calibrate))
+            spec = self._process.call(Describe(self.target, calibrate))
         if not isinstance(spec, HardwareSpec):
             raise InvariantError("the worker answered something else")
         return spec
@@ -77,16 +83,16 @@ class Worker:
                 raise
             return before
 
-    def ask(self, task: Task) -> Answer:
+    def call(self, task: Task) -> Answer:
         try:
-            return self._lane.call(task)
+            return self._process.call(task)
         except (BuildServiceError, KernelTimeoutError, InvariantError):
-            self._lane.close(kill=True)
+            self._process.close(kill=True)
             self.start(calibrate=False)  # what it answers is not used: the spec stays what it was
             raise
 
     def close(self) -> None:
-        self._lane.close(kill=True)
+        self._process.close(kill=True)
 
 
 @dataclass(slots=True)
@@ -102,7 +108,7 @@ class BuiltCase:
     is_known: bool = False
 
 
-def built_case(case: BenchCase, settings: Settings, sample: int, hw: HardwareSpec) -> BuiltCase:
+def build_case(case: BenchCase, settings: Settings, sample: int, hw: HardwareSpec) -> BuiltCase:
     """Raises RollerError where the case has no candidates."""
     program = case.program()
     trial = trial_plans(program, hw, settings.top, sample, f"{settings.seed} {case.id}")
@@ -111,17 +117,17 @@ def built_case(case: BenchCase, settings: Settings, sample: int, hw: HardwareSpe
     return BuiltCase(case, trial, attempts, time.perf_counter() - start, [attempt.error for attempt in attempts])
 
 
-def visited(built: BuiltCase, hw: HardwareSpec, worker: Worker) -> Json:
+def measure_pass(built: BuiltCase, hw: HardwareSpec, worker: Worker) -> Json:
     """One row: the case's candidates with what the model expects of them and what they took in this visit. Raises
     RollerError where the worker is lost."""
-    case, trial, turns = built.case, built.trial, _timed(built, worker)
+    case, trial, samples = built.case, built.trial, _time_case(built, worker)
     rows = [
         _candidate(plan, error, rounds) | {"drawn": number >= len(trial.ranked)}
         | {"kernels": tiles_of(plan, trial.groups, hw)}
-        for number, (plan, error, rounds) in enumerate(zip(trial.plans, built.errors, turns.taken, strict=True))
+        for number, (plan, error, rounds) in enumerate(zip(trial.plans, built.errors, samples.samples, strict=True))
     ]  # fmt: skip
     return _row_of(case) | {
-        "error": None, "build_s": built.build_s, "repeated": turns.repeated, "disturbed": turns.is_disturbed,
+        "error": None, "build_s": built.build_s, "repeated": samples.repeated, "disturbed": samples.is_disturbed,
         "candidates": rows,
     }  # fmt: skip
 
@@ -157,11 +163,11 @@ def _halves(candidate: Json) -> tuple[float, float] | None:
     return None if found is None else (found[0], found[1])
 
 
-def _timed(built: BuiltCase, worker: Worker) -> Turns:
+def _time_case(built: BuiltCase, worker: Worker) -> InterleavedSamples:
     """The samples of each attempt, none where something was wrong with it."""
     pairs = enumerate(zip(built.attempts, built.errors, strict=True))
     kernels = [(i, a.compiled) for i, (a, error) in pairs if a.compiled is not None and error is None]
-    answer = worker.ask(Hold(built.case, tuple(kernel for _, kernel in kernels), built.is_known))
+    answer = worker.call(LoadKernels(built.case, tuple(kernel for _, kernel in kernels), built.is_known))
     if not isinstance(answer, tuple):
         raise InvariantError("the worker answered something else")
     for (i, _), error in zip(kernels, answer, strict=True):
@@ -170,14 +176,14 @@ def _timed(built: BuiltCase, worker: Worker) -> Turns:
     right = [(i, number) for number, (i, _) in enumerate(kernels) if built.errors[i] is None]
 
     def take(position: int) -> Sample:
-        sample = worker.ask(TimeKernel(right[position][1]))
+        sample = worker.call(TimeKernel(right[position][1]))
         if not isinstance(sample, Sample):
             raise InvariantError("the worker answered something else")
         return sample
 
-    turns = in_turns(len(right), take)
-    by_attempt = {i: rounds for (i, _), rounds in zip(right, turns.taken, strict=True)}
-    return Turns(tuple(by_attempt.get(i, ()) for i in range(len(built.attempts))), turns.repeated)
+    samples = time_interleaved(len(right), take)
+    by_attempt = {i: rounds for (i, _), rounds in zip(right, samples.samples, strict=True)}
+    return InterleavedSamples(tuple(by_attempt.get(i, ()) for i in range(len(built.attempts))), samples.repeated)
 
 
 def _candidate(plan: Plan, error: RollerError | None, rounds: Rounds) -> Json:
@@ -185,8 +191,8 @@ def _candidate(plan: Plan, error: RollerError | None, rounds: Rounds) -> Json:
     return {
         "predicted_s": estimate.seconds,
         "stages": {stage.name: stage.seconds for stage in estimate.stages},
-        "quiet_s": quiet_s(rounds),
-        "quietest_s": quietest_s(rounds),
+        "quiet_s": low_noise_s(rounds),
+        "quietest_s": fast_quantiles_s(rounds),
         "min_s": min(calls, default=None),
         "median_s": statistics.median(calls) if calls else None,
         "samples": len(rounds),

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from roller_svc import hardware
 from roller_svc.bench.cases import BenchCase
-from roller_svc.bench.cpu.worker import about, inputs_of
-from roller_svc.bench.timing_worker import Sample, sampled, settle, timed
+from roller_svc.bench.cpu.worker import approximate_values, make_inputs
+from roller_svc.bench.timing_worker import Sample, take_sample, time_calls, wait_until_idle
 from roller_svc.calibration import calibrated
 from roller_svc.compiler.backends import Call, backend_for
 from roller_svc.errors import BuildError, InvariantError, RollerError, WrongAnswerError
@@ -35,13 +35,13 @@ class Describe:
 
 
 @dataclass(frozen=True, slots=True)
-class Hold:
+class LoadKernels:
     """Take these kernels of a case, and run each once. The answer says of each what was wrong with it, if anything;
     results are compared unless they are `known` to be right."""
 
     case: BenchCase
     kernels: tuple[CompiledKernel, ...]
-    known: bool = False
+    results_known: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class TimeKernel:
     number: int
 
 
-Task = Describe | Hold | TimeKernel
+Task = Describe | LoadKernels | TimeKernel
 Answer = HardwareSpec | tuple[RollerError | None, ...] | Sample
 
 
@@ -72,66 +72,66 @@ def work(task: Task) -> Answer:
     """One task's answer."""
     match task:
         case Describe(target=target, measure=measure):
-            shipped = spec_here(target)
+            shipped = local_spec(target)
             _state.hardware = calibrated(shipped) if measure else shipped
             return _state.hardware
-        case Hold():
-            return _held(task)
+        case LoadKernels():
+            return _load_kernels(task)
         case TimeKernel(number=number):
-            return _timed(number)
+            return _time_kernel(number)
 
 
-def spec_here(target: str) -> HardwareSpec:
+def local_spec(target: str) -> HardwareSpec:
     """The target's spec, with this machine's caches, clock and the cores that this process may use."""
     if target == hardware.LOCAL:
         return hardware.detect_local()
     return replace(localised(hardware.load(target), probe()), id=target)
 
 
-def _held(task: Hold) -> tuple[RollerError | None, ...]:
+def _load_kernels(task: LoadKernels) -> tuple[RollerError | None, ...]:
     if _state.hardware is None:
         raise InvariantError("no spec was asked for")
     _state.calls, _state.repeats = {}, {}
     program, load = task.case.program(), backend_for(_state.hardware).load
-    arrays = inputs_of(program, task.case)
+    arrays = make_inputs(program, task.case)
     results: dict[str, NDArray[Any]] | None = None
-    want: dict[str, Value] = {}
-    found: list[RollerError | None] = []
+    expected: dict[str, Value] = {}
+    errors: list[RollerError | None] = []
     for number, kernel in enumerate(task.kernels):
         try:
             call = load(kernel).bind(arrays, results)
-            for array in (results or {}).values() if not task.known else ():
+            for array in (results or {}).values() if not task.results_known else ():
                 array.fill(0)  # what a kernel does not write shall not be an earlier one's
             call()
             results = call.finish()
-            if not task.known:
-                want = want or _values(program, results)
-                _check(program, results, want)
+            if not task.results_known:
+                expected = expected or _values(program, results)
+                _check(program, results, expected)
         except BuildError as failure:
-            found.append(failure)
+            errors.append(failure)
         else:
             _state.calls[number] = call
-            found.append(None)
-    settle()
-    return tuple(found)
+            errors.append(None)
+    wait_until_idle()
+    return tuple(errors)
 
 
-def _check(program: TensorProgram, results: dict[str, NDArray[Any]], want: dict[str, Value]) -> None:
-    if not (verdict := agrees(program, results, want)).ok:
+def _check(program: TensorProgram, results: dict[str, NDArray[Any]], expected: dict[str, Value]) -> None:
+    if not (verdict := agrees(program, results, expected)).ok:
         raise WrongAnswerError(f"differs from the model's first: {verdict.detail}")
 
 
 def _values(program: TensorProgram, results: dict[str, NDArray[Any]]) -> dict[str, Value]:
-    return {out.name: about(results[out.name], program.types[out.tensor].dtype) for out in program.outputs}
+    return {out.name: approximate_values(results[out.name], program.types[out.tensor].dtype) for out in program.outputs}
 
 
-def _timed(number: int) -> Sample:
+def _time_kernel(number: int) -> Sample:
     """The first turn finds out how many calls fill a sample, and how many are timed together; a call that fills one by
     itself needs no warming up."""
     call = _state.calls[number]
     if number not in _state.repeats:
-        sample = sampled(call, SAMPLE_S)
+        sample = take_sample(call, SAMPLE_S)
         _state.repeats[number] = (sample.calls, max(1, round(CLOCK_S / sample.seconds)))
     elif _state.repeats[number] != (1, 1):
         call()
-    return timed(call, *_state.repeats[number])
+    return time_calls(call, *_state.repeats[number])

@@ -6,9 +6,9 @@ from which byte of memory on; what follows is the function's own. Thread t works
 
 from __future__ import annotations
 
-from roller_svc.codegen.c.vector.helpers import STORES_DONE, stream_helper
+from roller_svc.codegen.c.vector.helpers import STORE_FENCE, nontemporal_helper
 from roller_svc.codegen.c.vector.types import vector_type
-from roller_svc.codegen.c.vector_transpose import SHUFFLE, turn_helper
+from roller_svc.codegen.c.vector_transpose import SHUFFLE, transpose_helper
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.hardware import HardwareSpec
 
@@ -214,8 +214,8 @@ def kernels_text(hw: HardwareSpec) -> str:
         "page": str(PAGE_BYTES // hw.vector_bytes), "page_floats": str(PAGE_BYTES // 4), "ahead": str(AHEAD_BYTES),
         "line": str(LINE_BYTES), "panel": str(PANEL_VECTORS), "unrolled": str(UNROLLED),
     }  # fmt: skip
-    parts = [_HEAD, _typedefs(lanes, vector), SHUFFLE, STORES_DONE, stream_helper(DType.FLOAT32, lanes).text]
-    parts += [turn_helper("turn", DType.FLOAT32, lanes), _clock()]
+    parts = [_HEAD, _typedefs(lanes, vector), SHUFFLE, STORE_FENCE, nontemporal_helper(DType.FLOAT32, lanes).text]
+    parts += [transpose_helper("turn", DType.FLOAT32, lanes), _clock()]
     parts += [_multiply(dtype, hw.vector_bytes) for dtype in MULTIPLIED]
     parts += [_stream(name, way) for name, way in _WAYS.items()]
     parts += [_LATENCY, _THREADS, _filled(_PACK, {"body": _repeated(_ROW, PANEL_VECTORS)})]

@@ -103,8 +103,8 @@ def _lint(options: argparse.Namespace) -> dict[str, Any]:
         run = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
         journal = Journal(settings().store / "bench" / f"lint-{run}.jsonl", keep=options.resume)
         done = {row["id"]: row for row in journal.rows()}
-        left = [case for case in cases if case.id not in done]
-        for row in progress.show_progress(_rows(left, target, options), len(left), target):
+        pending = [case for case in cases if case.id not in done]
+        for row in progress.show_progress(_rows(pending, target, options), len(pending), target):
             journal.add([row])
             done[row["id"]] = row
         rows = [done[case.id] for case in cases]
@@ -116,19 +116,21 @@ def _lint(options: argparse.Namespace) -> dict[str, Any]:
 def _rows(cases: list[BenchCase], target: str, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Rows as they come. The cases of a task that ends in an error are tried again, each alone."""
     alone: list[BenchCase] = []
-    tasks = lint.tasks_of(cases, target)
-    for task, answer in map_unordered(lint.lint_cases, tasks, options.jobs, options.timeout * lint.TOGETHER):
+    tasks = lint.batch_tasks(cases, target)
+    for task, answer in map_unordered(lint.lint_cases, tasks, options.jobs, options.timeout * lint.CASES_PER_TASK):
         if isinstance(answer, RollerError):
             alone += task.cases
         else:
             yield from answer
-    for task, answer in map_unordered(lint.lint_cases, lint.tasks_of(alone, target, 1), options.jobs, options.timeout):
+    for task, answer in map_unordered(
+        lint.lint_cases, lint.batch_tasks(alone, target, 1), options.jobs, options.timeout
+    ):
         (case,) = task.cases
-        yield from [lint.failed(case, answer)] if isinstance(answer, RollerError) else answer
+        yield from [lint.failed_row(case, answer)] if isinstance(answer, RollerError) else answer
 
 
-def _cases(given: str | None) -> Path:
-    cases = Path(given) if given else CASES
+def _cases(path: str | None) -> Path:
+    cases = Path(path) if path else CASES
     if not cases.is_file():
         raise ArgumentError(f"no case file {cases}", code="unreadable-file", hint="--cases FILE names one")
     return cases

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from roller_svc import hardware
-from roller_svc.bench.baselines import DEFAULT_PEERS, PEERS
+from roller_svc.bench.baselines import BASELINES, DEFAULT_BASELINES
 from roller_svc.bench.cases import BenchCase, performance_cases
 from roller_svc.bench.cpu.report import limits_json, machine, summary
 from roller_svc.bench.cpu.run import MachineLock, Settings, Workers, bench_case, limits_of
@@ -39,8 +39,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--select", default="measure", metavar="HOW", help="how our kernel is chosen: measure or model")
     parser.add_argument("--top-k", type=int, default=10, metavar="K", help="candidates to measure (%(default)s)")
     parser.add_argument(
-        "--peers", default=",".join(DEFAULT_PEERS), metavar="NAMES",
-        help=f"of {','.join(PEERS)} (%(default)s); '' for none",
+        "--peers", default=",".join(DEFAULT_BASELINES), metavar="NAMES",
+        help=f"of {','.join(BASELINES)} (%(default)s); '' for none",
     )  # fmt: skip
     add_run(parser)
 
@@ -65,7 +65,7 @@ def add_run(parser: argparse.ArgumentParser) -> None:
 
 def execute(options: argparse.Namespace) -> int:
     common.check_positive(options, "every", "top_k")
-    chosen = Settings(options.target, options.select, options.top_k, _peers(options.peers))
+    chosen = Settings(options.target, options.select, options.top_k, _parse_baselines(options.peers))
     hw = cpu_target(chosen.target)
     cases = chosen_cases(options)
     journals: list[Journal] = []
@@ -160,15 +160,15 @@ def _matches(case: BenchCase, text: str) -> bool:
     return case.cls == text or case.id.startswith(text)
 
 
-def _peers(text: str) -> tuple[str, ...]:
+def _parse_baselines(text: str) -> tuple[str, ...]:
     names = tuple(name.strip() for name in text.split(",") if name.strip())
-    if unknown := [name for name in names if name not in PEERS]:
-        raise ArgumentError(f"--peers: no peer {unknown[0]}; there are {', '.join(PEERS)}", code="invalid-option")
+    if unknown := [name for name in names if name not in BASELINES]:
+        raise ArgumentError(f"--peers: no peer {unknown[0]}; there are {', '.join(BASELINES)}", code="invalid-option")
     return names
 
 
 def _settings_json(chosen: Settings) -> Json:
-    return {"target": chosen.target, "select": chosen.select, "top_k": chosen.top_k, "peers": list(chosen.peers)}
+    return {"target": chosen.target, "select": chosen.select, "top_k": chosen.top_k, "peers": list(chosen.baselines)}
 
 
 def _line(row: Mapping[str, Any]) -> str:
@@ -182,17 +182,17 @@ def _line(row: Mapping[str, Any]) -> str:
 def _text(document: Json) -> str:
     peers = document["settings"]["peers"]
     parts = [f"{document['machine']['cpu']}, {document['machine']['arch']}, {document['machine']['date']}"]
-    for threads, found in document["threads"].items():
+    for threads, results in document["threads"].items():
         parts += [
-            f"\n{threads} threads: {_ratio(found['geomean_ratio'])} the best peer over {found['compared']} cases,"
-            f" FMA peak {found['limits']['flops_per_s'] / 1e9:.0f} GFLOP/s\n",
+            f"\n{threads} threads: {_ratio(results['geomean_ratio'])} the best peer over {results['compared']} cases,"
+            f" FMA peak {results['limits']['flops_per_s'] / 1e9:.0f} GFLOP/s\n",
             show.format_table(
-                ("case", "class", "ours", *peers, *COLUMNS), [_cells(row, peers) for row in found["cases"]]
+                ("case", "class", "ours", *peers, *COLUMNS), [_cells(row, peers) for row in results["cases"]]
             ),
             "",
-            show.format_table(CLASS_COLUMNS, [_class_cells(name, one) for name, one in found["classes"].items()]),
+            show.format_table(CLASS_COLUMNS, [_class_cells(name, one) for name, one in results["classes"].items()]),
         ]
-        parts += [f"note: {note}" for note in found["notes"]]
+        parts += [f"note: {note}" for note in results["notes"]]
     return "\n".join(parts)
 
 

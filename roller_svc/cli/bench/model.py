@@ -14,10 +14,10 @@ from roller_svc.bench.cases import BenchCase
 from roller_svc.bench.cpu.report import machine
 from roller_svc.bench.cpu.run import MachineLock
 from roller_svc.bench.model.candidate_plans import sample_sizes
-from roller_svc.bench.model.measurement_passes import Visit, joined, until_quiet, visits_of
+from roller_svc.bench.model.measurement_passes import PassKey, merge_passes, passes_of, pending_passes
 from roller_svc.bench.model.published import COLUMNS, TARGET, bench_published, bench_tiles
 from roller_svc.bench.model.report import read_measurements, report
-from roller_svc.bench.model.run import BuiltCase, Settings, Worker, built_case, failed_case, visited
+from roller_svc.bench.model.run import BuiltCase, Settings, Worker, build_case, failed_case, measure_pass
 from roller_svc.calibration import quietest
 from roller_svc.cli import format as show
 from roller_svc.cli import options as common
@@ -134,11 +134,11 @@ def _measured(cases: Collection[BenchCase], options: argparse.Namespace) -> tupl
     turnstile = MachineLock(Path(options.lock) if options.lock else None)
     run = _Run(cases, chosen, Worker(chosen.target, chosen.threads), turnstile, journal)
     try:
-        run.visit_all()
+        run.measure_all()
     finally:
         turnstile.close()
         run.worker.close()
-    return document | run.found(), journal
+    return document | run.document_(), journal
 
 
 @dataclass(slots=True)
@@ -152,35 +152,35 @@ class _Run:
     turnstile: MachineLock
     journal: Journal
     specs: list[HardwareSpec] = field(default_factory=list)
-    done: dict[Visit, Json] = field(default_factory=dict)
+    done: dict[PassKey, Json] = field(default_factory=dict)
 
-    def visit_all(self) -> None:
-        known = self.journal.rows()
-        self.specs = [hardware.from_mapping(row["hardware"]) for row in known if "hardware" in row]
-        self.done = {(row["id"], row.pop("visit")): row for row in known if "id" in row}
+    def measure_all(self) -> None:
+        rows = self.journal.rows()
+        self.specs = [hardware.from_mapping(row["hardware"]) for row in rows if "hardware" in row]
+        self.done = {(row["id"], row.pop("visit")): row for row in rows if "id" in row}
         self.turnstile.enter()
         first = self.worker.start(calibrate=self.chosen.calibrate and not self.specs)
         if not self.specs:
             self._keep(first)
         samples = sample_sizes(self.cases, self.chosen.sample, self.chosen.class_sample)
         built: dict[str, BuiltCase] = {}
-        for visit, number, case in until_quiet(self.cases, self.done):
+        for pass_, number, case in pending_passes(self.cases, self.done):
             self.turnstile.enter()
-            self._calibrate(visit)
+            self._calibrate(pass_)
             try:
                 if case.id not in built:
-                    built[case.id] = built_case(case, self.chosen, samples[case.cls], self.specs[0])
-                row = visited(built[case.id], self.specs[0], self.worker)
+                    built[case.id] = build_case(case, self.chosen, samples[case.cls], self.specs[0])
+                row = measure_pass(built[case.id], self.specs[0], self.worker)
             except RollerError as failure:
                 row = failed_case(case, failure)
-            self.done[case.id, visit] = row
-            self.journal.add([row | {"visit": visit}])
-            where = f"visit {visit + 1}, {number} of {len(self.cases)}"
+            self.done[case.id, pass_] = row
+            self.journal.add([row | {"visit": pass_}])
+            where = f"visit {pass_ + 1}, {number} of {len(self.cases)}"
             print(f"[{where}] {_line(row)}", file=sys.stderr, flush=True)
-        self._calibrate(1 + max((visit for _, visit in self.done), default=0))
+        self._calibrate(1 + max((pass_ for _, pass_ in self.done), default=0))
 
-    def found(self) -> Json:
-        rows = [joined(visits_of(case, self.done)) for case in self.cases]
+    def document_(self) -> Json:
+        rows = [merge_passes(passes_of(case, self.done)) for case in self.cases]
         return {"hardware": hardware.to_mapping(quietest(self.specs)), "cases": rows}
 
     def _calibrate(self, before: int) -> None:
@@ -206,8 +206,8 @@ def _line(row: Json) -> str:
 def _text(document: Json) -> str:
     on = f"{document['machine']['cpu']}, {document['settings']['threads']} threads, {document['machine']['date']}"
     parts = [on]
-    for title, found in (("constants as shipped", document["as_shipped"]), ("fitted to the other half", document)):
-        rows = [_measured_row(name, one) for name, one in _by_class(found)]
+    for title, document_ in (("constants as shipped", document["as_shipped"]), ("fitted to the other half", document)):
+        rows = [_measured_row(name, one) for name, one in _by_class(document_)]
         parts += [f"\n{title}", show.format_table(MEASURED_COLUMNS, rows)]
     return "\n".join([*parts, *_errors(document)])
 
@@ -258,5 +258,5 @@ def _percent(share: float | None) -> str:
     return "-" if share is None else f"{share:.0%}"
 
 
-def _three_places(found: float | None) -> str:
-    return "-" if found is None else f"{found:.3f}"
+def _three_places(document_: float | None) -> str:
+    return "-" if document_ is None else f"{document_:.3f}"

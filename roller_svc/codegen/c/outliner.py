@@ -54,7 +54,7 @@ class Pointer:
     tensor: str
     offset: Expr
     written: bool
-    alone: bool
+    is_unaliased: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class Outline:
     numbers: tuple[Number, ...]
 
     @property
-    def bare(self) -> Outline:
+    def without_arguments(self) -> Outline:
         """Without what a call puts in: the same wherever the same is done."""
         pointers = tuple(replace(p, tensor="", offset=num(0)) for p in self.pointers)
         return Outline(self.body, pointers, tuple(replace(n, value=num(0)) for n in self.numbers))
@@ -96,14 +96,14 @@ def outline(body: tuple[Node, ...], scalar: Scalar, registers: Collection[str]) 
     outliner = _Outliner(scalar, registers)
     try:
         nodes = outliner.nodes(body)
-    except _StaysInPlaceError:
+    except _NotOutlinableError:
         return None
     if not outliner.written:
         return None
-    return Outline(nodes, outliner.finished(), tuple(outliner.numbers.values()))
+    return Outline(nodes, outliner.collect_pointers(), tuple(outliner.numbers.values()))
 
 
-class _StaysInPlaceError(Exception):
+class _NotOutlinableError(Exception):
     """The body does something that a function could not do."""
 
 
@@ -112,19 +112,19 @@ class _Outliner:
     scalar: Scalar
     registers: Collection[str]
     inner: set[str] = field(default_factory=set)  # variables of the body's own
-    rooms: set[str] = field(default_factory=set)  # and tensors
-    places: dict[tuple[object, ...], tuple[str, int]] = field(default_factory=dict)  # → name, constant part
+    storages: set[str] = field(default_factory=set)  # and tensors
+    origins: dict[tuple[object, ...], tuple[str, int]] = field(default_factory=dict)  # → name, constant part
     pointers: dict[str, tuple[str, Expr]] = field(default_factory=dict)
     written: set[str] = field(default_factory=set)
     numbers: dict[Expr, Number] = field(default_factory=dict)
 
-    def finished(self) -> tuple[Pointer, ...]:
+    def collect_pointers(self) -> tuple[Pointer, ...]:
         """The pointers; hints reach for memory, but neither read nor write."""
-        hints = {name for key, (name, _) in self.places.items() if key[0] == "hint"}
+        hints = {name for key, (name, _) in self.origins.items() if key[0] == "hint"}
         users = Counter(tensor for name, (tensor, _) in self.pointers.items() if name not in hints)
-        changed = {self.pointers[name][0] for name in self.written}
+        written_tensors = {self.pointers[name][0] for name in self.written}
         return tuple(
-            Pointer(name, tensor, offset, name in self.written, tensor not in changed or users[tensor] == 1)
+            Pointer(name, tensor, offset, name in self.written, tensor not in written_tensors or users[tensor] == 1)
             for name, (tensor, offset) in self.pointers.items()
         )
 
@@ -138,9 +138,9 @@ class _Outliner:
                 return (self._loop(node),)
             case Let(var=var, value=value, body=body, bounds_check=None):
                 value = self._expr(fold(value, self.scalar.values))
-                return (Let(var, value, self._below(self.inner, var, body)),)
+                return (Let(var, value, self._visit_below(self.inner, var, body)),)
             case Storage(tensor=tensor, body=body) if node.subview_of is None:
-                return (replace(node, body=self._below(self.rooms, tensor, body)),)
+                return (replace(node, body=self._visit_below(self.storages, tensor, body)),)
             case Compute() if not any(node.bounds_checked):
                 tensor, index = self._element(node.tensor, node.index)
                 self.written |= {tensor} & self.pointers.keys()
@@ -155,9 +155,9 @@ class _Outliner:
                 self.written |= {tensor} & self.pointers.keys()
                 return (replace(node, tensor=tensor, index=index, source=self._load(node.source)),)
             case _:
-                raise _StaysInPlaceError
+                raise _NotOutlinableError
 
-    def _below(self, names: set[str], name: str, body: tuple[Node, ...]) -> tuple[Node, ...]:
+    def _visit_below(self, names: set[str], name: str, body: tuple[Node, ...]) -> tuple[Node, ...]:
         """What stands below the node that brings the variable or the tensor."""
         known = name in names
         names.add(name)
@@ -175,7 +175,7 @@ class _Outliner:
             limit = self._number(limit if tight else min_(num(loop.extent), limit), below)
         elif limit is not None:
             limit = self._expr(limit)
-        return replace(loop, stop=limit, body=self._below(self.inner, loop.var, loop.body))
+        return replace(loop, stop=limit, body=self._visit_below(self.inner, loop.var, loop.body))
 
     def _branch(self, branch: Branch) -> tuple[Node, ...]:
         cond = fold(branch.cond, self.scalar.values)
@@ -191,7 +191,7 @@ class _Outliner:
     def _is_inner(self, expr: Expr) -> bool:
         """Whether its value changes inside of the body."""
         return any(
-            x.name in self.inner if isinstance(x, AxisRef) else isinstance(x, Load) and x.tensor in self.rooms
+            x.name in self.inner if isinstance(x, AxisRef) else isinstance(x, Load) and x.tensor in self.storages
             for x in iter_subexpressions(expr)
         )
 
@@ -205,13 +205,13 @@ class _Outliner:
             case Load():
                 return self._load(expr)
             case Select() if any(isinstance(x, Load) for x in iter_subexpressions(expr)):
-                raise _StaysInPlaceError
+                raise _NotOutlinableError
             case _:
                 return with_children(expr, tuple(self._expr(x) for x in children(expr)))
 
     def _load(self, load: Load) -> Load:
         if any(load.bounds_checked):
-            raise _StaysInPlaceError
+            raise _NotOutlinableError
         tensor, index = self._element(load.tensor, load.index)
         return replace(load, tensor=tensor, index=index)
 
@@ -223,47 +223,47 @@ class _Outliner:
 
     def _element(self, tensor: str, index: tuple[Expr, ...], *, is_hint: bool = False) -> tuple[str, tuple[Expr, ...]]:
         """A tensor of the body's own as it is; of another the parameter, and where its element lies from there."""
-        if tensor in self.rooms:
+        if tensor in self.storages:
             return tensor, tuple(self._expr(fold(i, self.scalar.values)) for i in index)
-        place = self.scalar.places[tensor]
+        place = self.scalar.buffers[tensor]
         if not place.shape or place.swizzled or tensor in self.registers or tensor.endswith(".of"):
-            raise _StaysInPlaceError
+            raise _NotOutlinableError
         terms: Terms = {}
-        moved: Expr = num(0)
+        offset: Expr = num(0)
         for i, stride in zip(index, place.strides, strict=True):
-            outer, inside = self._parted(fold(i, self.scalar.values))
-            _join(terms, outer, stride)
-            moved = add(moved, mul(inside, num(stride)))
+            outer, inside = self._split_invariant(fold(i, self.scalar.values))
+            _add_terms(terms, outer, stride)
+            offset = add(offset, mul(inside, num(stride)))
         constant = terms.pop(None, 0)
         for term in terms:
             _never_reads(term)
         key: tuple[object, ...] = ("element", tensor, frozenset(terms.items()))
         if is_hint:
             key = ("hint", *key, constant)
-        if key not in self.places:
-            self.places[key] = f".p{len(self.pointers)}", constant
-            self.pointers[self.places[key][0]] = tensor, _sum(terms, constant)
-        name, start = self.places[key]
-        return name, (add(moved, num(constant - start)),)
+        if key not in self.origins:
+            self.origins[key] = f".p{len(self.pointers)}", constant
+            self.pointers[self.origins[key][0]] = tensor, _sum(terms, constant)
+        name, start = self.origins[key]
+        return name, (add(offset, num(constant - start)),)
 
-    def _parted(self, index: Expr) -> tuple[Terms, Expr]:
+    def _split_invariant(self, index: Expr) -> tuple[Terms, Expr]:
         """An index as what is known outside of the body, and the rest."""
         if not self._is_inner(index):
             return _terms(index), num(0)
         match index:
             case Op(kind=OpKind.ADD | OpKind.SUB as kind, args=(x, y)):
-                terms, inside = self._parted(x)
-                others, other = self._parted(y)
-                _join(terms, others, 1 if kind is OpKind.ADD else -1)
+                terms, inside = self._split_invariant(x)
+                others, other = self._split_invariant(y)
+                _add_terms(terms, others, 1 if kind is OpKind.ADD else -1)
                 return terms, add(inside, other) if kind is OpKind.ADD else sub(inside, other)
             case (
                 Op(kind=OpKind.MUL, args=(x, Const(value=int(by))))
                 | Op(kind=OpKind.MUL, args=(Const(value=int(by)), x))
             ):
-                terms, inside = self._parted(x)
+                terms, inside = self._split_invariant(x)
                 return {term: c * by for term, c in terms.items()}, mul(inside, num(by))
             case Cast(arg=arg) if index.is_exact:
-                return self._parted(arg)
+                return self._split_invariant(arg)
             case _:
                 return {}, self._expr(index)
 
@@ -271,7 +271,7 @@ class _Outliner:
 def _never_reads(value: Expr | None) -> None:
     """What is computed ahead of the body must not read what the body might have left alone."""
     if value is not None and any(isinstance(x, Load) for x in iter_subexpressions(value)):
-        raise _StaysInPlaceError
+        raise _NotOutlinableError
 
 
 def _terms(index: Expr) -> Terms:
@@ -281,7 +281,7 @@ def _terms(index: Expr) -> Terms:
             return {None: value}
         case Op(kind=OpKind.ADD | OpKind.SUB as kind, args=(x, y)):
             terms = _terms(x)
-            _join(terms, _terms(y), 1 if kind is OpKind.ADD else -1)
+            _add_terms(terms, _terms(y), 1 if kind is OpKind.ADD else -1)
             return terms
         case Op(kind=OpKind.MUL, args=(x, Const(value=int(by)))) | Op(kind=OpKind.MUL, args=(Const(value=int(by)), x)):
             return {term: c * by for term, c in _terms(x).items()}
@@ -289,9 +289,9 @@ def _terms(index: Expr) -> Terms:
             return {index: 1}
 
 
-def _join(terms: Terms, others: Terms, by: int) -> None:
+def _add_terms(terms: Terms, others: Terms, factor: int) -> None:
     for term, c in others.items():
-        total = terms.pop(term, 0) + c * by
+        total = terms.pop(term, 0) + c * factor
         if total:
             terms[term] = total
 

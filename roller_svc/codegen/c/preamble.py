@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from roller_svc.codegen import dialect as dialects
 from roller_svc.codegen.c.threads import THREADS
-from roller_svc.codegen.c.vector.helpers import SHUFFLED, STORES_DONE, c_helper, horizontal_text, vector_typedefs
-from roller_svc.codegen.c.vector_transpose import SHUFFLE, is_turn, turn_helper
+from roller_svc.codegen.c.vector.helpers import SHUFFLED, STORE_FENCE, c_helper, horizontal_text, vector_typedefs
+from roller_svc.codegen.c.vector_transpose import SHUFFLE, is_transpose_helper, transpose_helper
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.kernel import RuntimeCheck
 
@@ -22,9 +22,9 @@ CHECKED = """static long checked(long i, long size, long check, long long *statu
 # A function for every candidate that calls it: compiled once, as it is, so that what is measured is what is delivered.
 ROUTINE = "static __attribute__((noinline, noclone)) void"
 
-PRIVATE_ROOMS = "private_rooms"
+SCRATCH = "private_rooms"
 # A text with several programs is linked once for all, and once more for one of them, whose rooms then take precedence.
-SHARED_ROOMS = '__attribute__((weak, visibility("hidden")))'
+SHARED_SCRATCH_LINKAGE = '__attribute__((weak, visibility("hidden")))'
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +34,13 @@ class Function:
     text: str
     helpers: tuple[str, ...]
     library: tuple[str, ...]
-    private_rooms: tuple[str, ...]  # declarations of what each thread has for itself
+    scratch_buffers: tuple[str, ...]  # declarations of what each thread has for itself
     tasks: int  # of its largest parallel loop, 0 where it has none
     checks: tuple[RuntimeCheck, ...]
     routines: tuple[tuple[str, str], ...] = ()  # name, parameters and body, of those that no function above has
 
 
-def preamble(functions: tuple[Function, ...], rooms: str) -> str:
+def preamble(functions: tuple[Function, ...], scratch: str) -> str:
     """Prototypes, vector types, helpers, private storage (a definition) and routines that the functions use."""
     parts: list[str] = []
     library = sorted({name for f in functions for name in f.library})
@@ -50,7 +50,7 @@ def preamble(functions: tuple[Function, ...], rooms: str) -> str:
     routines = [f"{ROUTINE} {name}{text}" for f in functions for name, text in f.routines]
     if types := vector_typedefs("\n".join([*helpers, *routines, *(f.text for f in functions)])):
         parts.append(types)
-    if any(is_turn(name) for name in names):
+    if any(is_transpose_helper(name) for name in names):
         parts.append(SHUFFLE)
     if any(name.startswith("join_") for name in names):
         parts.append(SHUFFLED)
@@ -59,31 +59,31 @@ def preamble(functions: tuple[Function, ...], rooms: str) -> str:
         parts.append(CHECKED)
     if any(f.tasks for f in functions):
         parts.append(THREADS)
-    if rooms:
-        parts.append(rooms)
+    if scratch:
+        parts.append(scratch)
     parts += routines
     return "\n".join(parts) + ("\n\n" if parts else "")
 
 
-def private_rooms(functions: Iterable[Function]) -> str:
+def scratch_definition(functions: Iterable[Function]) -> str:
     """The rooms of all functions in one place, a definition without its linkage; empty where none has any.
 
     A thread is in one function at a time, and finds nothing there that another one left. Candidates in one text would
     else cost the pages of all of them, cleared as the first one runs.
     """
-    members = [f"  struct {{ {' '.join(f.private_rooms)} }};" for f in functions if f.private_rooms]
-    return "\n".join(("_Thread_local union {", *members, f"}} {PRIVATE_ROOMS};")) if members else ""
+    members = [f"  struct {{ {' '.join(f.scratch_buffers)} }};" for f in functions if f.scratch_buffers]
+    return "\n".join(("_Thread_local union {", *members, f"}} {SCRATCH};")) if members else ""
 
 
 def _helper_text(name: str) -> str:
     base, _, type_ = name.partition("_v")
     if name == "stores_done":
-        return STORES_DONE
+        return STORE_FENCE
     if base.startswith("join_"):
         return horizontal_text(name, dialects.C)
-    if is_turn(name):
+    if is_transpose_helper(name):
         short, lanes = type_.split("x")
-        return turn_helper(base, next(d for d in DType if dialects.SHORT.get(d) == short), int(lanes))
+        return transpose_helper(base, next(d for d in DType if dialects.SHORT.get(d) == short), int(lanes))
     return c_helper(name).text
 
 

@@ -18,7 +18,7 @@ from roller_svc.ir.index import add, mul, num
 from roller_svc.ir.kernel import RuntimeCheck
 
 
-class StaysArrayError(Exception):
+class NotPromotableError(Exception):
     """A storage node that was to be variables is indexed by something that is not known: it must be an array."""
 
     def __init__(self, tensor: str) -> None:
@@ -32,7 +32,7 @@ class CScalar(Scalar):
 
     registers: dict[str, int] = field(default_factory=dict)
 
-    def described(self, name: str) -> Helper:
+    def find_helper(self, name: str) -> Helper:
         if (function := library_of(name)) is not None:
             self.library[function] = None
         return c_helper(name)
@@ -42,55 +42,55 @@ class CScalar(Scalar):
             return self.helper(f"{function}_{dialects.SHORT[dtype]}")
         return Scalar.library_function(self, function, dtype)
 
-    def ours(self, base: str, dtype: DType) -> str:
+    def typed_helper(self, base: str, dtype: DType) -> str:
         if has_function(base, dtype):
             return self.helper(f"{base}_{dialects.SHORT[dtype]}")
-        return Scalar.ours(self, base, dtype)
+        return Scalar.typed_helper(self, base, dtype)
 
     def _op(self, op: Op) -> str:
         return self._word(op) if op.kind is OpKind.WORD else Scalar._op(self, op)
 
     def _word(self, op: Op) -> str:
         bits, first = op.args[0].dtype.bits, op.args[0]
-        if isinstance(first, Load) and len(op.args) * bits == op.dtype.bits and self._are_neighbours(op.args):
-            place = self.places[first.tensor]
-            return f"{self.helper('word_at')}({place.identifier} + {self.address(place, first.index)})"
+        if isinstance(first, Load) and len(op.args) * bits == op.dtype.bits and self._are_contiguous(op.args):
+            buffer = self.buffers[first.tensor]
+            return f"{self.helper('word_at')}({buffer.identifier} + {self.address(buffer, first.index)})"
         narrow = dialects.C.storage_type(UNSIGNED[bits])
-        parts = [f"(unsigned int)({narrow})({self.stored(arg, arg.dtype)})" for arg in op.args]
+        parts = [f"(unsigned int)({narrow})({self.to_element(arg, arg.dtype)})" for arg in op.args]
         return f"(int)({' | '.join(f'{part} << {i * bits}' if i else part for i, part in enumerate(parts))})"
 
-    def _are_neighbours(self, elements: tuple[Expr, ...]) -> bool:
+    def _are_contiguous(self, elements: tuple[Expr, ...]) -> bool:
         """Whether they lie in memory one after the other."""
-        places = [self._flat(x) for x in elements]
-        first = places[0]
+        offsets = [self._element_offset(x) for x in elements]
+        first = offsets[0]
         return first is not None and all(
             at is not None and (at[0], at[1].coeffs, at[1].offset) == (first[0], first[1].coeffs, first[1].offset + i)
-            for i, at in enumerate(places)
+            for i, at in enumerate(offsets)
         )
 
-    def _flat(self, expr: Expr) -> tuple[str, Affine] | None:
+    def _element_offset(self, expr: Expr) -> tuple[str, Affine] | None:
         """The tensor and the offset in it of an element that is as it lies there; None for others."""
         if not isinstance(expr, Load) or any(expr.bounds_checked) or expr.tensor in self.registers:
             return None
-        place = self.places[expr.tensor]
+        buffer = self.buffers[expr.tensor]
         flat: Expr = num(0)
-        for index, stride in zip(expr.index, place.strides, strict=True):
+        for index, stride in zip(expr.index, buffer.strides, strict=True):
             flat = add(flat, mul(index, num(stride)))
         at = affine(flat)
-        return (expr.tensor, at) if at is not None and place.dtype is expr.dtype else None
+        return (expr.tensor, at) if at is not None and buffer.dtype is expr.dtype else None
 
-    def numbered(self, tensor: str, d: int, size: int, text: str) -> int:
+    def add_check(self, tensor: str, d: int, size: int, text: str) -> int:
         """Vectors that follow each other check the same index again."""
         check = RuntimeCheck(tensor, d, size, text)
-        return self.checks.index(check) if check in self.checks else Scalar.numbered(self, tensor, d, size, text)
+        return self.checks.index(check) if check in self.checks else Scalar.add_check(self, tensor, d, size, text)
 
     def load(self, load: Load) -> str:
         lanes = self.registers.get(load.tensor)
         if lanes is None:
             return Scalar.load(self, load)
-        place = self.places[load.tensor]
+        buffer = self.buffers[load.tensor]
         known = [fold(i, self.values) for i in load.index]
         if not all(isinstance(k, Const) for k in known):
-            raise StaysArrayError(load.tensor)
+            raise NotPromotableError(load.tensor)
         index = [int(k.value) for k in known if isinstance(k, Const)]
-        return f"{register_name(place.identifier, index, lanes)}[{index[-1] % lanes}]"
+        return f"{register_name(buffer.identifier, index, lanes)}[{index[-1] % lanes}]"

@@ -27,7 +27,7 @@ static int threads_i32(int most) {
 #endif"""
 
 
-def begun_by_one(tree: ScheduleTree) -> bool | None:
+def is_single_threaded(tree: ScheduleTree) -> bool | None:
     """How the threads of a region run it: one of them alone, as nothing in it is parallel (True), or together, as all
     it does is in parallel loops (False). None: neither."""
     nodes, parallel = list(tree.body), False
@@ -36,7 +36,7 @@ def begun_by_one(tree: ScheduleTree) -> bool | None:
             case Let(body=body) | Loop(kind=LoopKind.PARALLEL, extent=1, body=body):
                 nodes += body
             case Loop(kind=LoopKind.PARALLEL) as loop:
-                if _has_parallel(nest(loop)[-1].body):
+                if _has_parallel(parallel_nest(loop)[-1].body):
                     return None
                 parallel = True
             case _ if parallel or _has_parallel(tree.body):
@@ -46,7 +46,7 @@ def begun_by_one(tree: ScheduleTree) -> bool | None:
     return not parallel
 
 
-def nest(loop: Loop) -> list[Loop]:
+def parallel_nest(loop: Loop) -> list[Loop]:
     """A parallel loop and those that are perfectly nested in it."""
     loops = [loop]
     while len(body := loops[-1].body) == 1 and isinstance(body[0], Loop) and body[0].kind is LoopKind.PARALLEL:
@@ -70,7 +70,7 @@ def has_one_loop(tree: ScheduleTree) -> bool:
     return loops == 1
 
 
-def in_region(name: str) -> str:
+def region_function(name: str) -> str:
     """The function that does a tree's work with the threads of a region. No tensor of a program has such a name."""
     return f"tasks_{name}"
 
@@ -82,11 +82,11 @@ class Call:
 
     launch: LaunchSpec
     tasks: int
-    by_task: bool
+    per_task: bool
 
     def lines(self, pragma: str) -> list[str]:
         """The call, in a loop with that pragma where it does one task."""
-        if not self.by_task:
+        if not self.per_task:
             return [f"{self.launch.name}({', '.join(self.launch.args)});"]
         head = f"for (long task = 0; task < {self.tasks}; task++)"
         return [pragma, head, f"  {self.launch.name}({', '.join((*self.launch.args, 'task'))});"]
@@ -98,10 +98,10 @@ def region(name: str, calls: tuple[Call, ...], args: tuple[Buffer, ...], cores: 
     `restrict`: it would load anew, and compute anew, after every store. Nor are they inlined there: gcc runs out of
     registers for addresses then (two launches of 47 us together gained 8 %)."""
     sizes = {a.symbol: a.bytes for a in args}
-    most = min(cores, max(call.tasks for call in calls))
-    threads = f"num_threads(threads_i32({most}))"
+    max_threads = min(cores, max(call.tasks for call in calls))
+    threads = f"num_threads(threads_i32({max_threads}))"
     head = f"void {name}({', '.join(parameter(a) for a in args)}) {{\n"
-    if len(calls) == 1 and calls[0].by_task and not calls[0].launch.zeroed:
+    if len(calls) == 1 and calls[0].per_task and not calls[0].launch.zeroed:
         # a loop that begins its threads gives out its tasks sooner than one that threads come to (0.06 to 0.7 us)
         lines = calls[0].lines(f"#pragma omp parallel for schedule(dynamic, 1) {threads}")
         return head + "".join(f"  {line}\n" for line in lines) + "}\n"

@@ -29,7 +29,7 @@ def as_bits(dtype: DType) -> DType:
     return dtype if dtype in (DType.FLOAT32, DType.FLOAT64) else _BITS[dtype.bits]
 
 
-def turn_name(node: Transpose, dtype: DType, lanes: int) -> str:
+def transpose_name(node: Transpose, dtype: DType, lanes: int) -> str:
     """deal3: short rows of three behind each other → three rows of `lanes`; weave3: the way back; turn6: six rows of
     `lanes` → columns; turn: a square."""
     vector = vector_type(dtype, lanes)
@@ -40,49 +40,49 @@ def turn_name(node: Transpose, dtype: DType, lanes: int) -> str:
     return f"turn{'' if node.rows in (None, lanes) else node.rows}_{vector}"
 
 
-def is_turn(name: str) -> bool:
+def is_transpose_helper(name: str) -> bool:
     """Whether a helper is one of these."""
     return _kind(name.partition("_v")[0]) in _KINDS
 
 
-def turn_helper(base: str, dtype: DType, lanes: int) -> str:
+def transpose_helper(base: str, dtype: DType, lanes: int) -> str:
     """The C function `base`_`vector`."""
     kind = _kind(base)
     count = int(base.removeprefix(kind) or lanes)
     if kind == "deal":
-        return _dealt(count, dtype, lanes)
-    return _woven(count, dtype, lanes) if kind == "weave" else _turned(base, count, dtype, lanes)
+        return _deinterleave(count, dtype, lanes)
+    return _interleave(count, dtype, lanes) if kind == "weave" else _transpose(base, count, dtype, lanes)
 
 
 def _kind(base: str) -> str:
     return base.rstrip("0123456789")
 
 
-def _dealt(short: int, dtype: DType, lanes: int) -> str:
+def _deinterleave(short: int, dtype: DType, lanes: int) -> str:
     """to[j * stride + l] = from[l * short + j]."""
     vector, element = vector_type(dtype, lanes), C.storage_type(dtype)
     lines = [f"  const {vector} a{m} = *(const {vector} *)(from + {m * lanes});" for m in range(short)]
     for j in range(short):
         picks = [divmod(lane * short + j, lanes) for lane in range(lanes)]
-        lines += _picked(f"b{j}", short, (dtype, lanes), picks)
+        lines += _select_lanes(f"b{j}", short, (dtype, lanes), picks)
         lines.append(f"  *({vector} *)(to + {j} * stride) = b{j};")
     head = f"static inline void deal{short}_{vector}({element} *to, long stride, const {element} *from) {{"
     return "\n".join([head, *lines, "}"])
 
 
-def _woven(short: int, dtype: DType, lanes: int) -> str:
+def _interleave(short: int, dtype: DType, lanes: int) -> str:
     """to[l * short + j] = from[j * stride + l]."""
     vector, element = vector_type(dtype, lanes), C.storage_type(dtype)
     lines = [f"  const {vector} a{j} = *(const {vector} *)(from + {j} * stride);" for j in range(short)]
     for m in range(short):
         picks = [divmod(m * lanes + lane, short)[::-1] for lane in range(lanes)]
-        lines += _picked(f"b{m}", short, (dtype, lanes), picks)
+        lines += _select_lanes(f"b{m}", short, (dtype, lanes), picks)
         lines.append(f"  *({vector} *)(to + {m * lanes}) = b{m};")
     head = f"static inline void weave{short}_{vector}({element} *to, const {element} *from, long stride) {{"
     return "\n".join([head, *lines, "}"])
 
 
-def _picked(name: str, count: int, type_: tuple[DType, int], picks: Sequence[tuple[int, ...]]) -> list[str]:
+def _select_lanes(name: str, count: int, type_: tuple[DType, int], picks: Sequence[tuple[int, ...]]) -> list[str]:
     """A vector each lane of which is (vector, lane) of the a: of two of them, then one more at a time."""
     dtype, lanes = type_
     vector, mask = vector_type(dtype, lanes), vector_type(_BITS[dtype.bits], lanes)
@@ -94,25 +94,25 @@ def _picked(name: str, count: int, type_: tuple[DType, int], picks: Sequence[tup
     return lines
 
 
-def _turned(base: str, rows: int, dtype: DType, lanes: int) -> str:
+def _transpose(base: str, rows: int, dtype: DType, lanes: int) -> str:
     """to[j * to_stride + i] = from[i * from_stride + j] for i in `rows`, j in `lanes`. 2 <= rows <= lanes.
 
     Columns are stored in pieces of a power of two. Where columns follow each other without a gap, whole pieces are
     stored, each over what the one before it wrote beyond its column; the last columns are stored as they are long.
     """
-    network = _Network(dtype, lanes)
+    network = _ShuffleNetwork(dtype, lanes)
     vector, element = vector_type(dtype, lanes), C.storage_type(dtype)
     for i in range(rows):
         network.lines.append(f"const {vector} r{i} = *(const {vector} *)(from + {i} * from_stride);")
     piece, columns = network.columns(rows)
     for j, (name, first) in enumerate(columns):
-        place, source = f"to + {j} * to_stride", (name, first * dtype.bytes)
-        whole = f"*({vector} *)({place}) = {name};"
+        address, source = f"to + {j} * to_stride", (name, first * dtype.bytes)
+        store = f"*({vector} *)({address}) = {name};"
         if piece < lanes:
-            whole = _stored(place, source, piece * dtype.bytes)
+            store = _store_bytes(address, source, piece * dtype.bytes)
         if rows < piece:
-            whole = f"if (WIDE({j})) {whole}\n  else {{ {_stored(place, source, rows * dtype.bytes)} }}"
-        network.lines.append(whole)
+            store = f"if (WIDE({j})) {store}\n  else {{ {_store_bytes(address, source, rows * dtype.bytes)} }}"
+        network.lines.append(store)
     parameters = f"{element} *to, long to_stride, const {element} *from, long from_stride"
     text = [f"static inline void {base}_{vector}({parameters}) {{", *(f"  {line}" for line in network.lines), "}"]
     if rows < piece:
@@ -121,14 +121,14 @@ def _turned(base: str, rows: int, dtype: DType, lanes: int) -> str:
     return "\n".join(text)
 
 
-def _stored(place: str, source: tuple[str, int], size: int) -> str:
+def _store_bytes(address: str, source: tuple[str, int], size: int) -> str:
     """`size` bytes of a vector from a byte on, in powers of two: what instructions store out of registers."""
     name, first = source
     statements: list[str] = []
     done = 0
     while done < size:
         power = 1 << (size - done).bit_length() - 1
-        to = f"(char *)({place}) + {done}" if done else place
+        to = f"(char *)({address}) + {done}" if done else address
         behind = f" + {first + done}" if first + done else ""
         statements.append(f"__builtin_memcpy({to}, (const char *)&{name}{behind}, {power});")
         done += power
@@ -136,7 +136,7 @@ def _stored(place: str, source: tuple[str, int], size: int) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _Network:
+class _ShuffleNetwork:
     """Shuffles of vectors, a line of C each. A chunk is 128 bits of a vector."""
 
     dtype: DType
@@ -152,50 +152,52 @@ class _Network:
         """Of vectors r0, r1, ...: elements of a piece of a column, and where each column is: vector, first lane."""
         chunk, chunks = self.chunk, self.lanes // self.chunk
         groups = [[f"r{min(i, count - 1)}" for i in range(g, g + chunk)] for g in range(0, count, chunk)]
-        parts = [self._interleaved(rows) for rows in groups]
-        together = 1 << (len(parts) - 1).bit_length()  # chunks of a column, one of each group
-        parts += [parts[-1]] * (together - len(parts))  # what becomes of these is not stored
-        found = [("", 0)] * self.lanes
+        parts = [self._transpose_chunks(rows) for rows in groups]
+        chunks_per_column = 1 << (len(parts) - 1).bit_length()  # chunks of a column, one of each group
+        parts += [parts[-1]] * (chunks_per_column - len(parts))  # what becomes of these is not stored
+        positions = [("", 0)] * self.lanes
         for c in range(chunk):
-            for v, name in enumerate(self._joined([part[c] for part in parts])):
-                for p in range(chunks // together):
-                    column = v * (chunks // together) + p
-                    found[column * chunk + c] = (name, p * together * chunk)
-        return together * chunk, found
+            for v, name in enumerate(self._concatenate_chunks([part[c] for part in parts])):
+                for p in range(chunks // chunks_per_column):
+                    column = v * (chunks // chunks_per_column) + p
+                    positions[column * chunk + c] = (name, p * chunks_per_column * chunk)
+        return chunks_per_column * chunk, positions
 
-    def _interleaved(self, rows: list[str]) -> list[str]:
+    def _transpose_chunks(self, rows: list[str]) -> list[str]:
         """A chunk's rows → vectors c that hold, chunk by chunk, column c: low and high halves of rows i and
         i + half become rows 2 i and 2 i + 1, until each has been everywhere."""
         half = self.chunk // 2
         for _ in range(half.bit_length()):
-            rows = [self._unpacked(rows[i], rows[i + half], end) for i in range(half) for end in (0, half)]
+            rows = [self._unpack(rows[i], rows[i + half], end) for i in range(half) for end in (0, half)]
         return rows
 
-    def _unpacked(self, a: str, b: str, end: int) -> str:
+    def _unpack(self, a: str, b: str, end: int) -> str:
         """Elements from a and b in turn, out of the low or high half of each chunk."""
         picks = [
             x for start in range(end, self.lanes, self.chunk) for i in range(start, start + self.chunk // 2)
             for x in (i, self.lanes + i)
         ]  # fmt: skip
-        return self._shuffled(a, b, picks)
+        return self._shuffle(a, b, picks)
 
-    def _joined(self, parts: list[str]) -> list[str]:
+    def _concatenate_chunks(self, parts: list[str]) -> list[str]:
         """Vectors of one column of each group → vectors of that column of all groups, chunk by chunk."""
         chunks = self.lanes // self.chunk
         if len(parts) == 1:
             return parts
         if len(parts) == 2:
             halves = (range(chunks // 2), range(chunks // 2, chunks))
-            return [self._chunks((parts[0], parts[1]), [x for k in half for x in (k, chunks + k)]) for half in halves]
+            return [
+                self._select_chunks((parts[0], parts[1]), [x for k in half for x in (k, chunks + k)]) for half in halves
+            ]
         pairs = ((parts[0], parts[1]), (parts[2], parts[3]))
-        low, high = ([self._chunks(pair, range(odd, 8, 2)) for odd in (0, 1)] for pair in pairs)
-        return [self._chunks((low[odd], high[odd]), range(late, 8, 2)) for late in (0, 1) for odd in (0, 1)]
+        low, high = ([self._select_chunks(pair, range(odd, 8, 2)) for odd in (0, 1)] for pair in pairs)
+        return [self._select_chunks((low[odd], high[odd]), range(late, 8, 2)) for late in (0, 1) for odd in (0, 1)]
 
-    def _chunks(self, pair: tuple[str, str], order: Iterable[int]) -> str:
+    def _select_chunks(self, pair: tuple[str, str], order: Iterable[int]) -> str:
         """Those chunks of two vectors, numbered through."""
-        return self._shuffled(*pair, [x for k in order for x in range(k * self.chunk, (k + 1) * self.chunk)])
+        return self._shuffle(*pair, [x for k in order for x in range(k * self.chunk, (k + 1) * self.chunk)])
 
-    def _shuffled(self, a: str, b: str, picks: list[int]) -> str:
+    def _shuffle(self, a: str, b: str, picks: list[int]) -> str:
         if a == b:
             picks = [x % self.lanes for x in picks]
         vector, mask = vector_type(self.dtype, self.lanes), vector_type(_BITS[self.dtype.bits], self.lanes)

@@ -8,15 +8,15 @@ from dataclasses import dataclass, field, replace
 from roller_svc.analysis.congruences import Congruence, congruence
 from roller_svc.analysis.index_ranges import fold
 from roller_svc.codegen import dialect as dialects
-from roller_svc.codegen.buffer_ref import Place
+from roller_svc.codegen.buffer_ref import BufferRef
 from roller_svc.codegen.cuda.instructions import AMPERE, HIP_PREFIX, instruction
-from roller_svc.codegen.cuda.matrix import MatrixNode, called, hopper_line, matrix_lines
-from roller_svc.codegen.cuda.vector import WIDEST_BYTES, wide_loop
+from roller_svc.codegen.cuda.matrix import MatrixNode, call_wrapper, hopper_statement, matrix_lines
+from roller_svc.codegen.cuda.vector import WIDEST_BYTES, emit_wide_loop
 from roller_svc.codegen.helpers import helper
-from roller_svc.codegen.index_width import MOST_INT32, needs_wide_index
+from roller_svc.codegen.index_width import MAX_INT32, needs_wide_index
 from roller_svc.codegen.names import Names
 from roller_svc.codegen.scalar import Scalar
-from roller_svc.codegen.visitor import Walk
+from roller_svc.codegen.visitor import CodeGenVisitor
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.hardware import Arch
 from roller_svc.ir.index import ceil_div
@@ -45,7 +45,7 @@ from roller_svc.ir.tensor_map import TensorMap
 
 # Straight-line statements that full unrolling may make of one loop nest.
 UNROLLED_STATEMENTS = 512
-_WHOLE = (Barrier, MbarrierWait, WarpBarrier, CpAsync)  # of what a serial loop is not unrolled around
+_NOT_UNROLLED_AROUND = (Barrier, MbarrierWait, WarpBarrier, CpAsync)  # of what a serial loop is not unrolled around
 REGISTER_BYTES = 4
 WAVE = 64
 ROLES_BARRIER = 1  # number of the one that roles meet in; 0 is that of __syncthreads (PTX ISA, "bar")
@@ -59,11 +59,11 @@ class Function:
     block: int
     shared_bytes: int  # dynamic
     checks: tuple[RuntimeCheck, ...] = ()
-    maps: tuple[TensorMap, ...] = ()  # as parameters behind the buffers
+    tensor_maps: tuple[TensorMap, ...] = ()  # as parameters behind the buffers
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class SharedBuffer:
     """Shared memory of one tensor, from `offset` on where rooms lie in one array."""
 
     type_: str
@@ -71,7 +71,7 @@ class Room:
     elements: int
     bytes: int
     offset: int
-    over: bool  # it takes the memory of others
+    reuses_memory: bool  # it takes the memory of others
     alignment: int
 
     @property
@@ -80,116 +80,118 @@ class Room:
 
 
 @dataclass(slots=True)
-class CudaWalk(Walk):
+class CodeGenCuda(CodeGenVisitor):
     arch: Arch = AMPERE
-    rooms: dict[str, Room] = field(default_factory=dict)  # shared, by tensor
+    shared_buffers: dict[str, SharedBuffer] = field(default_factory=dict)  # shared, by tensor
     atomics: dict[str, None] = field(default_factory=dict)
-    private: set[str] = field(default_factory=set)  # rooms that are a thread's registers
-    known: dict[str, Congruence] = field(default_factory=dict)  # of Lets in scope
+    register_buffers: set[str] = field(default_factory=set)  # rooms that are a thread's registers
+    congruences: dict[str, Congruence] = field(default_factory=dict)  # of Lets in scope
 
-    def node(self, node: Node) -> None:
+    def visit(self, node: Node) -> None:
         if isinstance(node, MatrixNode):
             for line in matrix_lines(node, self.scalar, self.arch):
-                self.line(line)
+                self.emit_line(line)
         elif isinstance(node, HopperNode):
-            self.line(hopper_line(node, self.scalar))
+            self.emit_line(hopper_statement(node, self.scalar))
         elif isinstance(node, AnyThread):
-            self.any_thread(node)
+            self.visit_any_thread(node)
         else:
-            Walk.node(self, node)
+            CodeGenVisitor.visit(self, node)
 
-    def loop(self, loop: Loop) -> None:
+    def visit_loop(self, loop: Loop) -> None:
         match loop.kind:
             case LoopKind.BLOCK | LoopKind.THREAD:
-                with self.bound(loop):
-                    self.nodes(loop.body)
-            case LoopKind.VECTOR if loop.extent > 1 and wide_loop(self, loop, self.known, self.private):
+                with self.bind_loop(loop):
+                    self.visit_all(loop.body)
+            case LoopKind.VECTOR if loop.extent > 1 and emit_wide_loop(
+                self, loop, self.congruences, self.register_buffers
+            ):
                 pass
             case LoopKind.UNROLL | LoopKind.VECTOR if loop.extent > 1:
                 copies = _statements(loop)
                 if copies <= UNROLLED_STATEMENTS:
-                    self.line("#pragma unroll")
+                    self.emit_line("#pragma unroll")
                 else:
-                    self.line(f"#pragma unroll {max(1, UNROLLED_STATEMENTS * loop.extent // copies)}")
-                Walk.loop(self, loop)
-            case LoopKind.SERIAL if self._stays_loop(loop):
-                self.line("#pragma unroll 1")
-                Walk.loop(self, loop)
+                    self.emit_line(f"#pragma unroll {max(1, UNROLLED_STATEMENTS * loop.extent // copies)}")
+                CodeGenVisitor.visit_loop(self, loop)
+            case LoopKind.SERIAL if self._must_stay_rolled(loop):
+                self.emit_line("#pragma unroll 1")
+                CodeGenVisitor.visit_loop(self, loop)
             case _:
-                Walk.loop(self, loop)
+                CodeGenVisitor.visit_loop(self, loop)
 
-    def _stays_loop(self, loop: Loop) -> bool:
+    def _must_stay_rolled(self, loop: Loop) -> bool:
         """Whether copies of it only cost registers and instruction cache: a staged step; in HIP a loop around unrolled
         ones, for LLVM unrolls even what nobody told it to."""
         if loop.extent == 1 and loop.stop is None:
             return False
-        if any(isinstance(node, _WHOLE) for node in iter_nodes(loop.body)):
+        if any(isinstance(node, _NOT_UNROLLED_AROUND) for node in iter_nodes(loop.body)):
             return True
         unrolled = (node for node in iter_nodes(loop.body) if isinstance(node, Loop) and node.kind is LoopKind.UNROLL)
         return self.dialect.language is Language.HIP and any(node.extent > 1 for node in unrolled)
 
-    def let(self, let: Let) -> None:
-        saved = self.known
-        self.known = {**saved, let.var: congruence(fold(let.value, self.scalar.values), saved)}
-        Walk.let(self, let)
-        self.known = saved
+    def visit_let(self, let: Let) -> None:
+        saved = self.congruences
+        self.congruences = {**saved, let.var: congruence(fold(let.value, self.scalar.values), saved)}
+        CodeGenVisitor.visit_let(self, let)
+        self.congruences = saved
 
-    def barrier(self) -> None:
-        self.line("__syncthreads();")
+    def visit_barrier(self) -> None:
+        self.emit_line("__syncthreads();")
 
-    def any_thread(self, node: AnyThread) -> None:
+    def visit_any_thread(self, node: AnyThread) -> None:
         scalar, identifier = self.scalar, self.names.of(node.var)
         saved = scalar.values.copy(), scalar.ranges.copy()
         cond = scalar.value(node.cond)
         scalar.values.pop(node.var, None)
         scalar.ranges[node.var] = (0, 1)
         with self.declaring(identifier):
-            meeting = f"__syncthreads_or({cond}) != 0"
+            vote = f"__syncthreads_or({cond}) != 0"
             if node.threads is not None:
-                meeting = f"{called('named_any', scalar)}({ROLES_BARRIER}, {node.threads}, {cond})"
-            self.line(f"const int {identifier} = {meeting};")
-            self.nodes(node.body)
+                vote = f"{call_wrapper('named_any', scalar)}({ROLES_BARRIER}, {node.threads}, {cond})"
+            self.emit_line(f"const int {identifier} = {vote};")
+            self.visit_all(node.body)
         scalar.values, scalar.ranges = saved
 
-    def lane_reduce(self, node: WarpReduce) -> None:
-        place = self.scalar.places[node.tensor]
-        target = self.element(node.tensor, place, node.index)
-        name = f"lane_{node.combine.name.lower()}_{dialects.SHORT[place.dtype]}"
+    def visit_warp_reduce(self, node: WarpReduce) -> None:
+        buffer = self.scalar.buffers[node.tensor]
+        target = self.element(node.tensor, buffer, node.index)
+        name = f"lane_{node.combine.name.lower()}_{dialects.SHORT[buffer.dtype]}"
         self.scalar.helpers.update(dict.fromkeys((*helper(name, self.dialect).needs, name)))
-        self.line(f"{target} = {name}({target}, {node.lanes});")
+        self.emit_line(f"{target} = {name}({target}, {node.lanes});")
 
     def declare(self, storage: Storage) -> None:
         identifier = self.names.of(storage.tensor)
-        self.scalar.places[storage.tensor] = Place(
+        self.scalar.buffers[storage.tensor] = BufferRef(
             identifier, storage.dtype, storage.shape, storage.pad, storage.swizzled
         )
         type_ = self.dialect.storage_type(storage.dtype)
         if storage.scope is Scope.SHARED:
             count = math.prod(storage.shape[:-1]) * (storage.shape[-1] + storage.pad)
-            start = min((self.rooms[t].offset for t in storage.aliases), default=None)
+            start = min((self.shared_buffers[t].offset for t in storage.aliases), default=None)
             if start is None:
-                end = max((room.end for room in self.rooms.values()), default=0)
+                end = max((room.end for room in self.shared_buffers.values()), default=0)
                 start = ceil_div(end, storage.alignment_bytes) * storage.alignment_bytes
-            self.rooms[storage.tensor] = Room(
+            self.shared_buffers[storage.tensor] = SharedBuffer(
                 type_, identifier, count, count * storage.dtype.bytes, start, bool(storage.aliases),
                 storage.alignment_bytes,
             )  # fmt: skip
             return
-        self.private.add(storage.tensor)
+        self.register_buffers.add(storage.tensor)
         if storage.shape:
             # several elements a register: whole registers are moved to and fro
             aligned = f"__align__({WIDEST_BYTES}) " if storage.dtype.bytes < REGISTER_BYTES else ""
-            self.line(f"{aligned}{type_} {identifier}[{math.prod(storage.shape)}];")
+            self.emit_line(f"{aligned}{type_} {identifier}[{math.prod(storage.shape)}];")
         else:
-            self.line(f"{type_} {identifier};")
+            self.emit_line(f"{type_} {identifier};")
 
-    def assignment(self, node: Compute, place: Place) -> str:
+    def assignment(self, node: Compute, buffer: BufferRef) -> str:
         if not node.atomic or node.combine is None:
-            return Walk.assignment(self, node, place)
-        name = f"atomic_{node.combine.name.lower()}_{dialects.SHORT[place.dtype]}"
+            return CodeGenVisitor.assignment(self, node, buffer)
+        name = f"atomic_{node.combine.name.lower()}_{dialects.SHORT[buffer.dtype]}"
         self.atomics[name] = None
-        address = f"&{place.identifier}[{self.scalar.address(place, node.index)}]"
-        return f"{name}({address}, {self.scalar.stored(node.value, place.dtype)});"
+        address = f"&{buffer.identifier}[{self.scalar.address(buffer, node.index)}]"
+        return f"{name}({address}, {self.scalar.to_element(node.value, buffer.dtype)});"
 
 
 def _statements(loop: Loop) -> int:
@@ -207,34 +209,34 @@ def _statements(loop: Loop) -> int:
 
 
 def emit_function(
-    tree: ScheduleTree, views: dict[str, Place], args: tuple[Buffer, ...], arch: Arch, first_check: int = 0
+    tree: ScheduleTree, views: dict[str, BufferRef], args: tuple[Buffer, ...], arch: Arch, first_check: int = 0
 ) -> Function:
     """One launch as an extern "C" __global__ function over its buffers, in the order of `args`, then its maps."""
-    shapes = {tensor: place.shape for tensor, place in views.items()}
-    wide = any(math.prod(b.shape) > MOST_INT32 for b in args) or needs_wide_index(tree.body, shapes)
+    shapes = {tensor: buffer.shape for tensor, buffer in views.items()}
+    wide = any(math.prod(b.shape) > MAX_INT32 for b in args) or needs_wide_index(tree.body, shapes)
     dialect = dialect_of(arch)
     names = Names()
     names.reserve(*(p.identifier for p in views.values()))
     maps = tuple(replace(m, symbol=names.of(m.symbol), buffer=views[m.buffer].identifier) for m in tree.tensor_maps)
     index = dialect.wide_index if wide else dialect.index
-    scalar = Scalar(dialect, names, index, guard_reads=True, places=dict(views))
+    scalar = Scalar(dialect, names, index, guard_reads=True, buffers=dict(views))
     scalar.checks = [RuntimeCheck("", 0, 0, "")] * first_check
-    walker = CudaWalk(dialect, names, scalar, arch=arch)
+    visitor = CodeGenCuda(dialect, names, scalar, arch=arch)
     blocks, threads = block_extents(tree)
-    _declare_ids(walker, tree)
-    walker.nodes(tree.body)
-    shared, dynamic = _shared_declarations(list(walker.rooms.values()), dialect.static_shared_bytes)
+    _declare_ids(visitor, tree)
+    visitor.visit_all(tree.body)
+    shared, dynamic = _shared_declarations(list(visitor.shared_buffers.values()), dialect.static_shared_bytes)
     parameters = [_parameter(a, dialect) for a in args]
     parameters += [f"const __grid_constant__ TensorMap {m.symbol}" for m in maps]
     cluster = f"__cluster_dims__({tree.cluster}, 1, 1) " if tree.cluster > 1 else ""
-    bounds = f"__launch_bounds__({threads}, {_least_resident(tree.resident, threads, dialect)})"
+    bounds = f"__launch_bounds__({threads}, {_min_resident(tree.resident, threads, dialect)})"
     text = (
         f'extern "C" __global__ void {cluster}{bounds}\n{tree.name}({", ".join(parameters)}) {{\n'
         + "".join(f"  {line}\n" for line in shared)
-        + "\n".join(walker.lines)
+        + "\n".join(visitor.lines)
         + "\n}\n"
     )
-    return Function(text, (*scalar.helpers, *walker.atomics), blocks, threads, dynamic,
+    return Function(text, (*scalar.helpers, *visitor.atomics), blocks, threads, dynamic,
                     tuple(scalar.checks[first_check:]), maps)  # fmt: skip
 
 
@@ -243,20 +245,20 @@ def dialect_of(arch: Arch) -> dialects.Dialect:
     return dialects.HIP if arch.prefix == HIP_PREFIX else dialects.CUDA
 
 
-def _least_resident(blocks: int, threads: int, dialect: dialects.Dialect) -> int:
+def _min_resident(blocks: int, threads: int, dialect: dialects.Dialect) -> int:
     """What a core shall hold, as launch bounds count it: blocks, or waves of each SIMD."""
     if not dialect.bounded_simds:
         return blocks
     return ceil_div(blocks * ceil_div(threads, WAVE), dialect.bounded_simds)
 
 
-def _declare_ids(walker: CudaWalk, tree: ScheduleTree) -> None:
+def _declare_ids(visitor: CodeGenCuda, tree: ScheduleTree) -> None:
     """Block and thread loops as names: the innermost of each varies fastest, but for blocks that a raster groups."""
     for kind, source in ((LoopKind.BLOCK, "blockIdx.x"), (LoopKind.THREAD, "threadIdx.x")):
         loops = [n for n in iter_nodes(tree.body) if isinstance(n, Loop) and n.kind is kind]
-        place = f"(int){source}"
+        number = f"(int){source}"
         if kind is LoopKind.BLOCK and tree.raster > 1 and len(loops) > 1:
-            place = _rastered(walker, (loops[-2], loops[-1]), tree.raster)
+            number = _declare_rastered_ids(visitor, (loops[-2], loops[-1]), tree.raster)
             loops = loops[:-2]
         stride = math.prod(x.extent for x in loops)
         total = stride
@@ -264,41 +266,42 @@ def _declare_ids(walker: CudaWalk, tree: ScheduleTree) -> None:
             stride //= loop.extent
             if loop.extent == 1:
                 continue
-            text = place if stride == 1 else f"{place} / {stride}"
+            text = number if stride == 1 else f"{number} / {stride}"
             if stride * loop.extent < total:
                 text = f"{text} % {loop.extent}"
-            walker.line(f"const {walker.scalar.index_type} {walker.names.of(loop.var)} = {text};")
+            visitor.emit_line(f"const {visitor.scalar.index_type} {visitor.names.of(loop.var)} = {text};")
 
 
-def _rastered(walker: CudaWalk, tiles: tuple[Loop, Loop], raster: int) -> str:
+def _declare_rastered_ids(visitor: CodeGenCuda, tiles: tuple[Loop, Loop], raster: int) -> str:
     """The two innermost block loops as names, `raster` rows of tiles at a time, down each column first; gives what is
     left of the block's number."""
     row, column = tiles
-    index = walker.scalar.index_type
-    tile, first, rows, place = (walker.names.of(f".raster{part}") for part in ("", "_row", "_rows", "_at"))
-    walker.line(f"const int {tile} = (int)blockIdx.x % {row.extent * column.extent};")
-    walker.line(f"const int {first} = {tile} / {raster * column.extent} * {raster};")
-    rest = f"{row.extent} - {first}"
-    walker.line(f"const int {rows} = {rest} < {raster} ? {rest} : {raster};")
-    walker.line(f"const int {place} = {tile} % {raster * column.extent};")
-    walker.line(f"const {index} {walker.names.of(row.var)} = {first} + {place} % {rows};")
-    walker.line(f"const {index} {walker.names.of(column.var)} = {place} / {rows};")
+    index = visitor.scalar.index_type
+    tile, first, rows, position = (visitor.names.of(f".raster{part}") for part in ("", "_row", "_rows", "_at"))
+    visitor.emit_line(f"const int {tile} = (int)blockIdx.x % {row.extent * column.extent};")
+    visitor.emit_line(f"const int {first} = {tile} / {raster * column.extent} * {raster};")
+    remaining = f"{row.extent} - {first}"
+    visitor.emit_line(f"const int {rows} = {remaining} < {raster} ? {remaining} : {raster};")
+    visitor.emit_line(f"const int {position} = {tile} % {raster * column.extent};")
+    visitor.emit_line(f"const {index} {visitor.names.of(row.var)} = {first} + {position} % {rows};")
+    visitor.emit_line(f"const {index} {visitor.names.of(column.var)} = {position} / {rows};")
     return f"(int)blockIdx.x / {row.extent * column.extent}"
 
 
-def _shared_declarations(rooms: list[Room], static_bytes: int) -> tuple[list[str], int]:
+def _shared_declarations(buffers: list[SharedBuffer], static_bytes: int) -> tuple[list[str], int]:
     """Declarations, and the dynamic bytes that they need: none while everything fits the static limit."""
-    total = max((room.end for room in rooms), default=0)
-    if total <= static_bytes and not any(room.over for room in rooms):
+    total = max((room.end for room in buffers), default=0)
+    if total <= static_bytes and not any(room.reuses_memory for room in buffers):
         return [
-            f"__shared__ __align__({room.alignment}) {room.type_} {room.identifier}[{room.elements}];" for room in rooms
+            f"__shared__ __align__({room.alignment}) {room.type_} {room.identifier}[{room.elements}];"
+            for room in buffers
         ], 0
     static = total <= static_bytes
     size = str(total) if static else ""
-    alignment = max(room.alignment for room in rooms)
+    alignment = max(room.alignment for room in buffers)
     lines = [f"{'' if static else 'extern '}__shared__ __align__({alignment}) unsigned char shared_memory[{size}];"]
     lines += [
-        f"{room.type_} *const {room.identifier} = ({room.type_} *)(shared_memory + {room.offset});" for room in rooms
+        f"{room.type_} *const {room.identifier} = ({room.type_} *)(shared_memory + {room.offset});" for room in buffers
     ]
     return lines, 0 if static else total
 

@@ -102,15 +102,15 @@ _WGMMA = re.compile(r"wgmma_m64n(\d+)k(\d+)_(f16|bf16|tf32|(?:s8|u8){2}|(?:e4m3|
 
 
 @dataclass(frozen=True, slots=True)
-class WarpgroupProduct:
+class WgmmaShape:
     """A name of a wgmma wrapper taken apart: d[64, n] (+)= a[64, k] b[k, n], of operand types as PTX calls them."""
 
     n: int
     k: int
     a: str
     b: str
-    a_place: str  # k: K-major in shared memory, m: MN-major, r: registers, four words a thread
-    b_place: str
+    a_layout: str  # k: K-major in shared memory, m: MN-major, r: registers, four words a thread
+    b_layout: str
 
     @property
     def is_float(self) -> bool:
@@ -122,28 +122,28 @@ class WarpgroupProduct:
         return self.n // 2
 
 
-def wgmma_wrapper(n: int, a: DType, b: DType, a_place: str = "k", b_place: str = "k") -> str:
+def wgmma_wrapper(n: int, a: DType, b: DType, a_layout: str = "k", b_layout: str = "k") -> str:
     """Name of the function that multiplies 64 x 32 bytes by 32 bytes x n; float32 operands are tf32."""
-    one, other = (_NAMES.get(SHORT[d], SHORT[d]).replace("f32", "tf32") for d in (a, b))
-    types = one if one in ("f16", "bf16", "tf32") and one == other else one + other
-    name = f"wgmma_m64n{n}k{_K[one]}_{types}_{a_place}{b_place}"
-    if warpgroup_product(name) is None:
+    a_name, b_name = (_NAMES.get(SHORT[d], SHORT[d]).replace("f32", "tf32") for d in (a, b))
+    types = a_name if a_name in ("f16", "bf16", "tf32") and a_name == b_name else a_name + b_name
+    name = f"wgmma_m64n{n}k{_K[a_name]}_{types}_{a_layout}{b_layout}"
+    if wgmma_shape(name) is None:
         raise InvariantError(f"there is no {name}")
     return name
 
 
-def warpgroup_product(name: str) -> WarpgroupProduct | None:
+def wgmma_shape(name: str) -> WgmmaShape | None:
     """What a wrapper of wgmma multiplies; None for a name that is none's."""
     if not (found := _WGMMA.fullmatch(name)):
         return None
     n, k, types = int(found[1]), int(found[2]), found[3]
     pair = re.fullmatch(r"(s8|u8|e4m3|e5m2)(s8|u8|e4m3|e5m2)", types)
     a, b = (pair[1], pair[2]) if pair else (types, types)
-    product = WarpgroupProduct(n, k, a, b, found[4], found[5])
+    product = WgmmaShape(n, k, a, b, found[4], found[5])
     # PTX ISA, "wgmma.mma_async", tables of .shape: integers have no odd multiples of 8 from 40 on
     sizes = n % 8 == 0 and 8 <= n <= 256 and (product.is_float or n <= 32 or n % 16 == 0)
-    turned = "m" in found[4] + found[5]
-    return product if sizes and k == _K[a] and not (turned and k != 16) else None
+    is_mn_major = "m" in found[4] + found[5]
+    return product if sizes and k == _K[a] and not (is_mn_major and k != 16) else None
 
 
 def hopper_instruction(name: str) -> Helper | None:
@@ -169,7 +169,7 @@ def hopper_instruction(name: str) -> Helper | None:
         return Helper(_store_matrix(name, int(found[1]), ".trans" if found[2] else ""), _NEEDS)
     if found := re.fullmatch(r"hold_results_(\d+)(_s32)?", name):
         return Helper(_hold(name, int(found[1]), is_float=found[2] is None))
-    if product := warpgroup_product(name):
+    if product := wgmma_shape(name):
         return Helper(_wgmma(name, product))
     return None
 
@@ -246,11 +246,11 @@ def _hold(name: str, count: int, *, is_float: bool) -> str:
     return f'{_F} void {name}({kind} *d) {{\n  asm volatile("" : {_results(count, is_float=is_float)} :: "memory");\n}}'
 
 
-def _wgmma(name: str, product: WarpgroupProduct) -> str:
+def _wgmma(name: str, product: WgmmaShape) -> str:
     kind, short = ("float", "f32") if product.is_float else ("int", "s32")
     count = product.registers
     d_list = ", ".join(f"%{i}" for i in range(count))
-    in_registers = product.a_place == "r"
+    in_registers = product.a_layout == "r"
     a_words = 4 if in_registers else 1
     a_list = f"{{{', '.join(f'%{count + i}' for i in range(4))}}}" if in_registers else f"%{count}"
     a_inputs = ", ".join(f'"r"(a[{i}])' for i in range(4)) if in_registers else '"l"(a)'
@@ -258,7 +258,7 @@ def _wgmma(name: str, product: WarpgroupProduct) -> str:
     b, p = count + a_words, count + a_words + 1
     immediates = ", 1, 1" if product.is_float else ""
     if product.k == 16:  # only 16-bit types can lie either way
-        places = product.b_place if in_registers else product.a_place + product.b_place
+        places = product.b_layout if in_registers else product.a_layout + product.b_layout
         immediates += "".join(f", {int(place == 'm')}" for place in places)
     return (
         f"{_F} void {name}({kind} *d, {a_parameter}, {_U64} b, int accumulate) {{\n"

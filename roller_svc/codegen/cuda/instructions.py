@@ -29,14 +29,14 @@ class _Mfma:
     """`held`: type of an element in memory; `operand`: the builtin's, of which a lane has `count`; `sums`: of a sum."""
 
     builtin: str
-    held: str
-    operand: str
+    element_type: str
+    operand_type: str
     count: int
-    sums: str
+    accumulator_type: str
 
 
 _HALVES = "unsigned short"
-_OF = {
+_MFMA = {
     "mfma_16x16x16_f16": _Mfma("f32_16x16x16f16", _HALVES, "_Float16", 4, "float"),
     "mfma_16x16x16_bf16": _Mfma("f32_16x16x16bf16_1k", _HALVES, "short", 4, "float"),
     "mfma_16x16x4_f32": _Mfma("f32_16x16x4f32", "float", "float", 1, "float"),
@@ -57,14 +57,15 @@ def mfma_wrapper(dtype: DType, arch: Arch) -> str:
 
 def mfma(name: str) -> Helper | None:
     """The text of a wrapper; None for a name that is no wrapper's."""
-    one = _OF.get(name)
+    one = _MFMA.get(name)
     if one is None:
         return None
     vector = f" __attribute__((ext_vector_type({one.count})))" if one.count > 1 else ""
     return Helper(
-        f"__device__ __forceinline__ void {name}({one.sums} *d, const {one.held} *a, const {one.held} *b) {{\n"
-        f"  typedef {one.sums} Sums __attribute__((ext_vector_type(4)));\n"
-        f"  typedef {one.operand} Operand{vector};\n"
+        f"__device__ __forceinline__ void {name}"
+        f"({one.accumulator_type} *d, const {one.element_type} *a, const {one.element_type} *b) {{\n"
+        f"  typedef {one.accumulator_type} Sums __attribute__((ext_vector_type(4)));\n"
+        f"  typedef {one.operand_type} Operand{vector};\n"
         f"  Sums sums = {{d[0], d[1], d[2], d[3]}};\n"
         f"  sums = __builtin_amdgcn_mfma_{one.builtin}(*(const Operand *)a, *(const Operand *)b, sums, 0, 0, 0);\n"
         f"  for (int i = 0; i < 4; i++) d[i] = sums[i];\n}}"

@@ -6,10 +6,10 @@ import math
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
-from roller_svc.analysis.congruences import Congruence, Known, Lanes, congruence
-from roller_svc.codegen.buffer_ref import Place
+from roller_svc.analysis.congruences import Congruence, Known, LaneStrideAnalysis, congruence
+from roller_svc.codegen.buffer_ref import BufferRef
 from roller_svc.codegen.dialect import SHORT
-from roller_svc.codegen.visitor import Walk
+from roller_svc.codegen.visitor import CodeGenVisitor
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import (
     Const,
@@ -45,7 +45,7 @@ class _Statement:
     whole: dict[str, Expr]
 
 
-def wide_loop(walk: Walk, loop: Loop, known: Known, private: Collection[str]) -> bool:
+def emit_wide_loop(visitor: CodeGenVisitor, loop: Loop, congruences: Known, register_buffers: Collection[str]) -> bool:
     """Print a vector loop, its accesses wide where they are neighbours at an aligned place; False, with nothing
     printed, where its body is no straight line. `private`: rooms that are a thread's registers.
 
@@ -54,10 +54,10 @@ def wide_loop(walk: Walk, loop: Loop, known: Known, private: Collection[str]) ->
     statements = _straight(loop.body, (), {})
     if loop.stop is not None or statements is None:
         return False
-    known = {**known, **{name: Congruence(0, value) for name, value in walk.scalar.values.items()}}
-    lanes = Lanes(loop.var, loop.extent, known, frozenset(s.node.tensor for s in statements))
-    with walk.bound(loop):
-        printer = _WideLoop(walk, loop, lanes, frozenset(private))
+    congruences = {**congruences, **{name: Congruence(0, value) for name, value in visitor.scalar.values.items()}}
+    lanes = LaneStrideAnalysis(loop.var, loop.extent, congruences, frozenset(s.node.tensor for s in statements))
+    with visitor.bind_loop(loop):
+        printer = _WideLoop(visitor, loop, lanes, frozenset(register_buffers))
         for statement in statements:
             printer.statement(statement)
     return True
@@ -83,34 +83,34 @@ def _straight(nodes: tuple[Node, ...], lets: Lets, whole: dict[str, Expr]) -> li
 class _Chunks:
     """Neighbours in memory that are moved by accesses of `bytes` each. `index`: of an iteration's element."""
 
-    place: Place
+    place: BufferRef
     index: tuple[Expr, ...]
     bytes: int
 
 
 @dataclass(slots=True)
 class _WideLoop:
-    walk: Walk
+    visitor: CodeGenVisitor
     loop: Loop
-    lanes: Lanes
-    private: frozenset[str]
+    lanes: LaneStrideAnalysis
+    register_buffers: frozenset[str]
     read: dict[tuple[Load, Guard], str] = field(default_factory=dict)  # what is in a local array already
 
     # statements -----------------------------------------------------------------------------------------------------
     def statement(self, statement: _Statement) -> None:
         """All lanes of one write: its wide loads, a loop over the lanes, its wide stores."""
-        node, place = statement.node, self.walk.scalar.places[statement.node.tensor]
+        node, buffer = statement.node, self.visitor.scalar.buffers[statement.node.tensor]
         value = self._read(node.value, (), statement.whole)
         chunks = None
         if not node.atomic and not any(node.bounds_checked):
-            chunks = self._chunks(place, tuple(substitute(i, statement.whole) for i in node.index))
-        if chunks is None or (node.tensor in self.private and not self._is_packed(place)):
+            chunks = self._chunks(buffer, tuple(substitute(i, statement.whole) for i in node.index))
+        if chunks is None or (node.tensor in self.register_buffers and not self._is_packed(buffer)):
             index = tuple(self._read(i, (), statement.whole) for i in node.index)
             self._each_lane(statement.lets, replace(node, index=index, value=value))
-        elif node.combine is None and (source := self._copied(value, place)) is not None:
+        elif node.combine is None and (source := self._copied_array(value, buffer)) is not None:
             self._move(chunks, source, store=True)
         else:
-            local = self._local(node.tensor, place, "")
+            local = self._local(node.tensor, buffer, "")
             if node.combine is not None:
                 self._move(chunks, local, store=False)
             self._each_lane(statement.lets, Compute(local, (ref(self.loop.var),), value, node.combine))
@@ -125,16 +125,16 @@ class _WideLoop:
             if var in used:
                 nodes = (Let(var, value, nodes),)
                 used = used - {var} | axes_of(value)
-        self.walk.line("#pragma unroll")
-        with self.walk.block(self.walk.head(self.loop)):
-            self.walk.nodes(nodes)
+        self.visitor.emit_line("#pragma unroll")
+        with self.visitor.block(self.visitor.loop_head(self.loop)):
+            self.visitor.visit_all(nodes)
 
-    def _copied(self, value: Expr, place: Place) -> str | None:
+    def _copied_array(self, value: Expr, buffer: BufferRef) -> str | None:
         """The local array that already is what a statement stores."""
         if not isinstance(value, Load) or value.tensor not in self.read.values():
             return None
-        source = self.walk.scalar.places[value.tensor]
-        return value.tensor if source.shape and source.dtype is place.dtype else None
+        source = self.visitor.scalar.buffers[value.tensor]
+        return value.tensor if source.shape and source.dtype is buffer.dtype else None
 
     # loads ----------------------------------------------------------------------------------------------------------
     def _read(self, expr: Expr, guard: Guard | None, whole: dict[str, Expr]) -> Expr:
@@ -143,14 +143,14 @@ class _WideLoop:
         match expr:
             case Load(tensor=tensor, index=places, dtype=dtype, bounds_checked=checked):
                 load = Load(tensor, tuple(substitute(i, whole) for i in places), dtype, checked)
-                local = None if guard is None else self._loaded(load, guard)
+                local = None if guard is None else self._load_wide(load, guard)
                 if local is not None:
-                    index = (ref(self.loop.var),) if self.walk.scalar.places[local].shape else ()
+                    index = (ref(self.loop.var),) if self.visitor.scalar.buffers[local].shape else ()
                     return Load(local, index, dtype)
             case Select(cond=cond, then=then, otherwise=otherwise, dtype=dtype):
                 test = substitute(cond, whole)
-                same = guard is not None and self.lanes.is_same(test)
-                holds = (*guard, self.lanes.first(test)) if same and guard is not None else None
+                same = guard is not None and self.lanes.is_uniform(test)
+                holds = (*guard, self.lanes.first_value(test)) if same and guard is not None else None
                 fails = None if holds is None else (*holds[:-1], Op(OpKind.LNOT, (holds[-1],), DType.INT8))
                 new = self._read(then, holds, whole)
                 if holds is not None and self._is_zero_unless(holds, new) and _is_zero(otherwise):
@@ -170,110 +170,115 @@ class _WideLoop:
             local == value.tensor and key[1] == guard for key, local in self.read.items()
         )
 
-    def _loaded(self, load: Load, guard: Guard) -> str | None:
+    def _load_wide(self, load: Load, guard: Guard) -> str | None:
         """A local array with what all lanes load, or a variable with what they have in common; None for neither."""
-        place = self.walk.scalar.places[load.tensor]
-        if load.tensor in self.private and not self._is_packed(place):
+        buffer = self.visitor.scalar.buffers[load.tensor]
+        if load.tensor in self.register_buffers and not self._is_packed(buffer):
             return None
         for known in (guard, ()):
             if (load, known) in self.read:
                 return self.read[load, known]
         checked = [i for i, is_checked in zip(load.index, load.bounds_checked, strict=False) if is_checked]
-        if any(not self.lanes.is_same(i) or any(any(x.bounds_checked) for x in loads_of(i)) for i in checked):
+        if any(not self.lanes.is_uniform(i) or any(any(x.bounds_checked) for x in loads_of(i)) for i in checked):
             return None
-        if not guard and not checked and load.tensor not in self.lanes.written and all(map(self._is_same, load.index)):
-            return self._once(load, place)
-        chunks = self._chunks(place, load.index)
+        if (
+            not guard
+            and not checked
+            and load.tensor not in self.lanes.written
+            and all(map(self._is_uniform, load.index))
+        ):
+            return self._load_uniform(load, buffer)
+        chunks = self._chunks(buffer, load.index)
         if chunks is None:
             return None
-        local = self.read[load, guard] = self._local(load.tensor, place, " = {}" if guard or checked else "")
-        self._move(chunks, local, store=False, tests=(*self._tests(guard), *self._checks(load, place)))
+        local = self.read[load, guard] = self._local(load.tensor, buffer, " = {}" if guard or checked else "")
+        self._move(chunks, local, store=False, tests=(*self._tests(guard), *self._checks(load, buffer)))
         return local
 
-    def _is_same(self, index: Expr) -> bool:
-        return self.lanes.is_same(index)
+    def _is_uniform(self, index: Expr) -> bool:
+        return self.lanes.is_uniform(index)
 
-    def _once(self, load: Load, place: Place) -> str | None:
+    def _load_uniform(self, load: Load, buffer: BufferRef) -> str | None:
         if not load.index and "." in load.tensor:
             return None  # it is a variable already
         name = self._name(load.tensor, "once")
-        identifier = self.walk.names.of(name)
-        element = self.walk.element(load.tensor, place, tuple(self.lanes.first(i) for i in load.index))
-        self.walk.line(f"const {self.walk.dialect.storage_type(place.dtype)} {identifier} = {element};")
-        self.walk.scalar.places[name] = Place(identifier, place.dtype, ())
+        identifier = self.visitor.names.of(name)
+        element = self.visitor.element(load.tensor, buffer, tuple(self.lanes.first_value(i) for i in load.index))
+        self.visitor.emit_line(f"const {self.visitor.dialect.storage_type(buffer.dtype)} {identifier} = {element};")
+        self.visitor.scalar.buffers[name] = BufferRef(identifier, buffer.dtype, ())
         self.read[load, ()] = name
         return name
 
     def _tests(self, guard: Guard) -> tuple[str, ...]:
-        return tuple(self.walk.scalar.value(cond) for cond in guard)
+        return tuple(self.visitor.scalar.value(cond) for cond in guard)
 
-    def _checks(self, load: Load, place: Place) -> tuple[str, ...]:
+    def _checks(self, load: Load, buffer: BufferRef) -> tuple[str, ...]:
         """Tests of the indices that come from data."""
         return tuple(
-            self.walk.scalar.in_range(load.tensor, d, place.shape[d], self.lanes.first(load.index[d]))
+            self.visitor.scalar.in_range(load.tensor, d, buffer.shape[d], self.lanes.first_value(load.index[d]))
             for d, is_checked in enumerate(load.bounds_checked) if is_checked
         )  # fmt: skip
 
     # memory ---------------------------------------------------------------------------------------------------------
-    def _chunks(self, place: Place, index: tuple[Expr, ...]) -> _Chunks | None:
+    def _chunks(self, buffer: BufferRef, index: tuple[Expr, ...]) -> _Chunks | None:
         """How the elements of all lanes are moved at once; None where they are no neighbours, or at no aligned place.
 
         Buffers and rooms start at an aligned address, so that an element's offset tells how its address is aligned.
         """
-        size, step, divisor = place.dtype.bytes, 0, 0
-        for i, stride in zip(index, place.strides, strict=True):
-            moved = self.lanes.step(i)
-            if moved is None:
+        size, step, divisor = buffer.dtype.bytes, 0, 0
+        for i, stride in zip(index, buffer.strides, strict=True):
+            lane_stride = self.lanes.stride(i)
+            if lane_stride is None:
                 return None
-            step += moved * stride
-            divisor = math.gcd(divisor, congruence(self.lanes.first(i), self.lanes.known).divisor * stride)
+            step += lane_stride * stride
+            divisor = math.gcd(divisor, congruence(self.lanes.first_value(i), self.lanes.known).divisor * stride)
         width = math.gcd(divisor * size, self.lanes.count * size, WIDEST_BYTES)
-        return _Chunks(place, index, width) if step == 1 and width > size else None
+        return _Chunks(buffer, index, width) if step == 1 and width > size else None
 
     def _move(self, chunks: _Chunks, local: str, *, store: bool, tests: tuple[str, ...] = ()) -> None:
         """Between memory and the local array."""
         if tests:
-            with self.walk.block(f"if ({' && '.join(tests)})"):
+            with self.visitor.block(f"if ({' && '.join(tests)})"):
                 self._move(chunks, local, store=store)
             return
-        place, identifier = chunks.place, self.walk.scalar.places[local].identifier
-        word, each = self._word(chunks), chunks.bytes // place.dtype.bytes
+        buffer, identifier = chunks.place, self.visitor.scalar.buffers[local].identifier
+        word, each = self._word(chunks), chunks.bytes // buffer.dtype.bytes
         for lane in range(0, self.lanes.count, each):
             at = tuple(substitute(i, {self.loop.var: num(lane)}) for i in chunks.index)
-            far = f"&{place.identifier}[{self.walk.scalar.address(place, at)}]"
+            far = f"&{buffer.identifier}[{self.visitor.scalar.address(buffer, at)}]"
             near = f"&{identifier}[{lane}]"
             if store:
-                self.walk.line(f"*({word} *){far} = *(const {word} *){near};")
+                self.visitor.emit_line(f"*({word} *){far} = *(const {word} *){near};")
             else:
-                self.walk.line(f"*({word} *){near} = *(const {word} *){far};")
+                self.visitor.emit_line(f"*({word} *){near} = *(const {word} *){far};")
 
     def _word(self, chunks: _Chunks) -> str:
         """The type of what moves at once. HIP: of elements, or LLVM would keep an array whose elements are written one
         by one, and read in words, in memory."""
-        if self.walk.dialect.language is not Language.HIP:
+        if self.visitor.dialect.language is not Language.HIP:
             return _WORDS[chunks.bytes]
         dtype = chunks.place.dtype
-        return self.walk.scalar.helper(f"run{chunks.bytes // dtype.bytes}_{SHORT[dtype]}")
+        return self.visitor.scalar.helper(f"run{chunks.bytes // dtype.bytes}_{SHORT[dtype]}")
 
-    def _local(self, tensor: str, place: Place, initial: str) -> str:
+    def _local(self, tensor: str, buffer: BufferRef, initial: str) -> str:
         """A local array of one element a lane; such arrays become registers."""
         name = self._name(tensor, "wide")
-        identifier = self.walk.names.of(name)
-        type_ = self.walk.dialect.storage_type(place.dtype)
-        self.walk.line(f"__align__({WIDEST_BYTES}) {type_} {identifier}[{self.lanes.count}]{initial};")
-        self.walk.scalar.places[name] = Place(identifier, place.dtype, (self.lanes.count,))
+        identifier = self.visitor.names.of(name)
+        type_ = self.visitor.dialect.storage_type(buffer.dtype)
+        self.visitor.emit_line(f"__align__({WIDEST_BYTES}) {type_} {identifier}[{self.lanes.count}]{initial};")
+        self.visitor.scalar.buffers[name] = BufferRef(identifier, buffer.dtype, (self.lanes.count,))
         return name
 
     def _name(self, tensor: str, what: str) -> str:
         count = 0
-        while (name := f"{tensor}.{what}{count}") in self.walk.scalar.places:
+        while (name := f"{tensor}.{what}{count}") in self.visitor.scalar.buffers:
             count += 1
         return name
 
     @staticmethod
-    def _is_packed(place: Place) -> bool:
+    def _is_packed(buffer: BufferRef) -> bool:
         """Whether several elements share a register."""
-        return place.dtype.bytes < 4 and bool(place.shape)
+        return buffer.dtype.bytes < 4 and bool(buffer.shape)
 
 
 def _is_zero(expr: Expr) -> bool:

@@ -1,6 +1,6 @@
-"""A group seen as C[b, m, n] += A[b, m, k] * B[b, k, n]: what the lowerings for CPUs and GPUs share.
+"""GEMM view of a contraction group: C[b, m, n] += A[b, m, k] * B[b, k, n].
 
-Positions on a fused tile axis → values of its member axes.
+CPU and GPU schedules share this view. A position on a fused tile axis maps to the values of its member axes.
 """
 
 from __future__ import annotations
@@ -17,60 +17,68 @@ from roller_svc.ir.rprogram import RProgram
 from roller_svc.ir.schedule import Compute, Let, Loop, Node, Storage
 from roller_svc.schedule.nest_statements import (
     RowReads,
-    converted,
+    convert_to_type,
     local_name,
     register,
     row_dtype,
     row_tensors,
-    wrapped,
+    wrap_in_storages,
 )
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class GemmView:
+    """A contraction group with its GEMM axes and operands."""
+
     group: KernelGroup
     batch: tuple[TileAxis, ...]
     m: TileAxis
     n: TileAxis
     k: TileAxis
-    factors: ContractionOperands
+    operands: ContractionOperands
     dtype: DType  # of staged operands and accumulators
 
     @classmethod
-    def of(cls, group: KernelGroup, program: RProgram) -> View:
+    def of(cls, group: KernelGroup, program: RProgram) -> GemmView:
         space = program.space
         if group.operands is None:
             raise InvariantError(f"{group.name} has no factors")
         (m,), (n,), (k,) = (space.role(role) for role in (AxisRole.M, AxisRole.N, AxisRole.K))
         return cls(group, space.role(AxisRole.BATCH), m, n, k, group.operands, space.compute_dtype)
 
-    def with_second(self, found: Load) -> View:
-        """Where there are two sums at a point, the second as a map to what is `found` there."""
+    def with_second_result(self, result: Load) -> GemmView:
+        """Return the view with the second accumulator of a dual GEMM replaced by `result`.
+
+        The second reduction becomes a map that reads `result`. Views with one accumulator stay as they are.
+        """
         if not self.group.is_dual_gemm:
             return self
         sum_, second, *rest = self.group.statements
-        read = replace(second, kind=StatementKind.MAP, axes=second.spatial, body=found, combine=None)
+        read = replace(second, kind=StatementKind.MAP, axes=second.spatial, body=result, combine=None)
         return replace(self, group=replace(self.group, statements=(sum_, read, *rest)))
 
-    def epilogue(self, sum_: Load, at: dict[str, Expr]) -> tuple[Node, ...]:
-        """Stores of one output point: the sum, then the maps over it. `at` says where, for axes not named so."""
-        return wrapped(*self._epilogue(sum_, at, ()))
+    def epilogue(self, accumulator: Load, at: dict[str, Expr]) -> tuple[Node, ...]:
+        """Return the stores of one output point: the accumulator, then the maps over it.
 
-    def epilogue_over(self, sum_: Load, lanes: Loop, at: dict[str, Expr]) -> tuple[Node, ...]:
-        """The same for neighbouring points, one for each lane of a loop that has no body yet."""
-        storages, nodes = self._epilogue(sum_, at, (lanes,))
-        return wrapped(storages, (replace(lanes, body=nodes),))
+        `at` gives the values of axes that have no variable of their own name.
+        """
+        return wrap_in_storages(*self._epilogue(accumulator, at, ()))
 
-    def results(self, sum_: Load) -> tuple[list[Storage], tuple[Node, ...]]:
-        """The epilogue's values at one output point in rooms of their own, nothing stored."""
-        storages, nodes = self._epilogue(sum_, {}, ())
-        kept = {storage.tensor for storage in storages}
-        return storages, tuple(node for node in nodes if isinstance(node, Compute) and node.tensor in kept)
+    def vector_epilogue(self, accumulator: Load, lanes: Loop, at: dict[str, Expr]) -> tuple[Node, ...]:
+        """Return the epilogue of adjacent points, one for each lane of the loop `lanes`, which has no body yet."""
+        storages, nodes = self._epilogue(accumulator, at, (lanes,))
+        return wrap_in_storages(storages, (replace(lanes, body=nodes),))
+
+    def epilogue_values(self, accumulator: Load) -> tuple[list[Storage], tuple[Node, ...]]:
+        """Return register buffers and the nodes that compute the epilogue's values of one point, without stores."""
+        storages, nodes = self._epilogue(accumulator, {}, ())
+        buffered = {storage.tensor for storage in storages}
+        return storages, tuple(node for node in nodes if isinstance(node, Compute) and node.tensor in buffered)
 
     def _epilogue(
-        self, sum_: Load, at: dict[str, Expr], lanes: tuple[Loop, ...]
+        self, accumulator: Load, at: dict[str, Expr], lanes: tuple[Loop, ...]
     ) -> tuple[list[Storage], tuple[Node, ...]]:
-        """Rooms for values that are read again, one element a lane, and the writes."""
+        """Return buffers for values that are read again, one element for each lane, and the nodes that write."""
         rows = row_tensors(self.group)
         index = tuple(AxisRef(loop.var) for loop in lanes)
         extents = tuple(loop.extent for loop in lanes)
@@ -80,19 +88,19 @@ class View:
         for position, statement in enumerate(self.group.statements):
             if statement is self.group.row_reduction:
                 continue
-            value = converted(sum_ if position == 0 else reads.apply(statement.body), statement)
+            value = convert_to_type(accumulator if position == 0 else reads.apply(statement.body), statement)
             if statement.output in rows:
                 storages.append(register(local_name(statement.output), row_dtype(statement), *extents))
                 nodes.append(Compute(local_name(statement.output), index, value))
                 value = Load(local_name(statement.output), index, statement.type.dtype)
             if statement.output not in self.group.register_tensors:
-                place = tuple(reads.apply(i) for i in statement.index)
-                nodes.append(Compute(statement.output, place, value))
+                output_index = tuple(reads.apply(i) for i in statement.index)
+                nodes.append(Compute(statement.output, output_index, value))
         return storages, tuple(nodes)
 
 
-def decoded(axis: TileAxis, position: Expr, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
-    """The nodes, with every member axis named as its value at that position of the fused axis."""
+def bind_members(axis: TileAxis, position: Expr, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+    """Bind each member axis to its value at `position` of the fused axis around the nodes."""
     stride = 1
     for member in reversed(axis.members):
         value = div(position, stride)
@@ -104,7 +112,7 @@ def decoded(axis: TileAxis, position: Expr, nodes: tuple[Node, ...]) -> tuple[No
 
 
 def member_values(axis: TileAxis, position: Expr) -> dict[str, Expr]:
-    """The same as expressions, to be put in place of the axes."""
+    """Return the value of each member axis at `position` of the fused axis."""
     values: dict[str, Expr] = {}
     stride = 1
     for member in reversed(axis.members):

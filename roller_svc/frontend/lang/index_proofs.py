@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import islpy as isl
 import numpy as np
 
-from roller_svc.analysis.intervals import bounds, widened
+from roller_svc.analysis.intervals import bounds, widen_to_int64
 from roller_svc.frontend.lang import point_grid as points
 from roller_svc.frontend.lang.polyhedra import OpaqueExprError, Polyhedra, limited_context
 from roller_svc.ir.affine import Affine, affine
@@ -106,7 +106,7 @@ class Ranges:
         data = any(isinstance(node, Load) for node in iter_subexpressions(index))
         found = bounds(index, self._extents)
         if found.wraps and not data:
-            index = widened(index)
+            index = widen_to_int64(index)
             found = bounds(index, self._extents)
         if found.inside(size):
             return Inside(index)

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from roller_svc.errors import InvariantError
 from roller_svc.fusion.space import nest_space
-from roller_svc.fusion.split.reduction import Halves
+from roller_svc.fusion.split.reduction import SplitGroups
 from roller_svc.ir.expr import AxisRef, Const, Expr, Load, Op, OpKind
 from roller_svc.ir.group import GroupKind, KernelGroup
 from roller_svc.ir.program import Axis, AxisKind, Combine, StatementKind, TensorExpr, TensorType
@@ -19,10 +19,10 @@ from roller_svc.ir.rprogram import RProgram
 Workspaces = tuple[tuple[str, TensorType], ...]
 
 
-def split_attention(group: KernelGroup, program: RProgram, workspaces: Workspaces) -> Halves:
+def split_attention(group: KernelGroup, program: RProgram, workspaces: Workspaces) -> SplitGroups:
     """`workspaces`: [piece, ...] results, maxima and sums of exponentials."""
     partial = replace(group, name=f"{group.name}_partial", stored=workspaces)
-    statements = _joined(group, workspaces)
+    statements = _combine_statements(group, workspaces)
     types = {**dict(workspaces), **dict(group.inputs), **dict(group.stored)}
     written = {s.output for s in statements}
     read = {t for s in statements for t in s.reads_tensors} - written
@@ -33,10 +33,10 @@ def split_attention(group: KernelGroup, program: RProgram, workspaces: Workspace
     combining = KernelGroup(
         f"{group.name}_combine", GroupKind.NEST, statements, outer, locals_, group.stored, inputs, space
     )
-    return Halves(partial, program, combining, workspaces)
+    return SplitGroups(partial, program, combining, workspaces)
 
 
-def _joined(group: KernelGroup, workspaces: Workspaces) -> tuple[TensorExpr, ...]:
+def _combine_statements(group: KernelGroup, workspaces: Workspaces) -> tuple[TensorExpr, ...]:
     """Maximum, sum and result of a row from those of its pieces, then what the group does with results."""
     if group.attention is None:
         raise InvariantError(f"{group.name} is no attention")
@@ -45,7 +45,7 @@ def _joined(group: KernelGroup, workspaces: Workspaces) -> tuple[TensorExpr, ...
     piece = Axis("piece_", type_.shape[0], AxisKind.REDUCE)
     rows = before.index
 
-    def part(tensor: str, index: tuple[Expr, ...]) -> Load:
+    def partial(tensor: str, index: tuple[Expr, ...]) -> Load:
         return Load(tensor, (AxisRef(piece.name), *index), type_.dtype, (False,) * (len(index) + 1))
 
     def reduction(name: str, body: Expr, combine: Combine) -> TensorExpr:
@@ -56,16 +56,16 @@ def _joined(group: KernelGroup, workspaces: Workspaces) -> tuple[TensorExpr, ...
     def value(statement: TensorExpr) -> Load:
         return Load(statement.output, mixed.index, type_.dtype, (False,) * len(mixed.index))
 
-    high = reduction(f"{attention.row_sum.output}.high", part(maxima, rows), Combine.MAX)
-    below = Op(OpKind.SUB, (part(maxima, rows), value(high)), type_.dtype)
+    row_max = reduction(f"{attention.row_sum.output}.high", partial(maxima, rows), Combine.MAX)
+    below = Op(OpKind.SUB, (partial(maxima, rows), value(row_max)), type_.dtype)
     scale = Const(attention.scale, type_.dtype)
     weight = Op(OpKind.EXP, (Op(OpKind.MUL, (below, scale), type_.dtype),), type_.dtype)
 
-    def weighed(tensor: str, index: tuple[Expr, ...]) -> Expr:
-        return Op(OpKind.MUL, (part(tensor, index), weight), type_.dtype)
+    def weighted(tensor: str, index: tuple[Expr, ...]) -> Expr:
+        return Op(OpKind.MUL, (partial(tensor, index), weight), type_.dtype)
 
-    total = reduction(attention.row_sum.output, weighed(totals, rows), Combine.SUM)
-    result = reduction(f"{mixed.output}.joined", weighed(results, mixed.index), Combine.SUM)
+    total = reduction(attention.row_sum.output, weighted(totals, rows), Combine.SUM)
+    result = reduction(f"{mixed.output}.joined", weighted(results, mixed.index), Combine.SUM)
     quotient = Op(OpKind.DIV, (value(result), value(total)), type_.dtype)
     mapped = replace(mixed, kind=StatementKind.MAP, combine=None, axes=mixed.spatial, body=quotient)
-    return (high, total, result, mapped, *maps)
+    return (row_max, total, result, mapped, *maps)

@@ -9,18 +9,18 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from roller_svc.analysis.online_reduction import Joint, JointKind, joints
+from roller_svc.analysis.online_reduction import OnlineReduction, OnlineReductionKind, online_reductions
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import AxisRef, Const, Expr, Load, Op, OpKind, Select, rewrite, substitute
 from roller_svc.ir.group import KernelGroup
 from roller_svc.ir.index import given
 from roller_svc.ir.program import Axis, AxisKind, StatementKind, TensorExpr, TensorType
 
-EVEN_PIECES = 32  # a row that can be cut into so many equal pieces keeps a device busy
-RUN = 4  # points of the least piece: neighbours that move together
+MAX_EQUAL_SPLITS = 32  # a row that can be cut into so many equal pieces keeps a device busy
+MIN_SPLIT_POINTS = 4  # points of the least piece: neighbours that move together
 
 
-def joint_of(group: KernelGroup) -> Joint | None:
+def online_reduction_of(group: KernelGroup) -> OnlineReduction | None:
     """The pair of reductions that a group is about, where all else are maps of their rows' values."""
     outer = {a.name for a in group.outer}
     reductions = [s for s in group.statements if s.kind is StatementKind.REDUCE]
@@ -28,53 +28,55 @@ def joint_of(group: KernelGroup) -> Joint | None:
     rows = all(s.kind is StatementKind.MAP and {a.name for a in s.axes} == outer for s in others)
     if len(reductions) != 2 or not rows:
         return None
-    return next(iter(joints(group.statements)), None)
+    return next(iter(online_reductions(group.statements)), None)
 
 
-def cuts_evenly(statement: TensorExpr) -> bool:
+def splits_evenly(statement: TensorExpr) -> bool:
     """Whether its row can be cut into as many equal pieces as a device may want."""
-    return math.prod(a.extent for a in statement.reduced) % (EVEN_PIECES * RUN) == 0
+    return math.prod(a.extent for a in statement.reduced) % (MAX_EQUAL_SPLITS * MIN_SPLIT_POINTS) == 0
 
 
-def even_pieces(extent: int, wanted: int) -> int:
+def equal_splits(extent: int, max_splits: int) -> int:
     """The most equal pieces, no more than wanted, a power of two, that an axis is cut into."""
-    return math.gcd(extent // RUN, wanted) if extent % RUN == 0 else 1
+    return math.gcd(extent // MIN_SPLIT_POINTS, max_splits) if extent % MIN_SPLIT_POINTS == 0 else 1
 
 
-def partial_pair(joint: Joint, names: tuple[str, str], cut: Axis, place: Expr, piece: Axis) -> tuple[TensorExpr, ...]:
+def partial_reductions(
+    pair: OnlineReduction, names: tuple[str, str], cut: Axis, position: Expr, piece: Axis
+) -> tuple[TensorExpr, ...]:
     """Both reductions over one piece. `cut`: the axis within a piece, `place`: where it stands in the row."""
-    whole = {cut.name: place}
-    first = _of_piece(joint.first, names[0], cut, piece, substitute(joint.first.body, whole))
-    mine = Load(names[0], first.index, first.type.dtype, (False,) * len(first.index))
-    if joint.kind is JointKind.SQUARES:
+    whole = {cut.name: position}
+    first = _over_split(pair.first, names[0], cut, piece, substitute(pair.first.body, whole))
+    first_load = Load(names[0], first.index, first.type.dtype, (False,) * len(first.index))
+    if pair.kind is OnlineReductionKind.VARIANCE:
         points = math.prod(a.extent for a in first.reduced)
-        mean = Op(OpKind.DIV, (mine, Const(float(points), mine.dtype)), mine.dtype)
-        away = Op(OpKind.SUB, (substitute(joint.value, whole), mean), mine.dtype)
-        body: Expr = Op(OpKind.MUL, (away, away), mine.dtype)
+        mean = Op(OpKind.DIV, (first_load, Const(float(points), first_load.dtype)), first_load.dtype)
+        distance = Op(OpKind.SUB, (substitute(pair.value, whole), mean), first_load.dtype)
+        body: Expr = Op(OpKind.MUL, (distance, distance), first_load.dtype)
     else:
         body = rewrite(
-            substitute(joint.second.body, whole),
-            lambda node: mine if isinstance(node, Load) and node.tensor == joint.first.output else node,
+            substitute(pair.second.body, whole),
+            lambda node: first_load if isinstance(node, Load) and node.tensor == pair.first.output else node,
         )
-    return first, _of_piece(joint.second, names[1], cut, piece, body)
+    return first, _over_split(pair.second, names[1], cut, piece, body)
 
 
-def joined_pair(
-    joint: Joint, names: tuple[str, str], piece: Axis, points: int, statements: tuple[TensorExpr, ...]
+def combine_partials(
+    pair: OnlineReduction, names: tuple[str, str], piece: Axis, points: int, statements: tuple[TensorExpr, ...]
 ) -> tuple[TensorExpr, ...]:
     """The group's statements, the two reductions over pieces of `points` points each."""
     axis = replace(piece, kind=AxisKind.REDUCE)
     loads = [
         Load(name, (AxisRef(piece.name), *s.index), s.accumulator, (False,) * (len(s.index) + 1))
-        for name, s in zip(names, (joint.first, joint.second), strict=True)
+        for name, s in zip(names, (pair.first, pair.second), strict=True)
     ]
-    bodies = {joint.first.output: loads[0], joint.second.output: _corrected(joint, loads[0], loads[1], points)}
+    bodies = {pair.first.output: loads[0], pair.second.output: _correct(pair, loads[0], loads[1], points)}
     return tuple(
         replace(s, axes=(*s.spatial, axis), body=bodies[s.output]) if s.output in bodies else s for s in statements
     )
 
 
-def _of_piece(statement: TensorExpr, name: str, cut: Axis, piece: Axis, body: Expr) -> TensorExpr:
+def _over_split(statement: TensorExpr, name: str, cut: Axis, piece: Axis, body: Expr) -> TensorExpr:
     axes = (piece, *(cut if a.name == cut.name else a for a in statement.axes))
     type_ = TensorType(statement.accumulator, (piece.extent, *statement.type.shape))
     return replace(
@@ -83,22 +85,22 @@ def _of_piece(statement: TensorExpr, name: str, cut: Axis, piece: Axis, body: Ex
     )  # fmt: skip
 
 
-def _corrected(joint: Joint, first: Load, second: Load, points: int) -> Expr:
+def _correct(pair: OnlineReduction, first: Load, second: Load, points: int) -> Expr:
     """A piece's second value as it is of the whole row."""
-    whole = Load(joint.first.output, joint.first.index, joint.first.type.dtype, (False,) * len(joint.first.index))
+    whole = Load(pair.first.output, pair.first.index, pair.first.type.dtype, (False,) * len(pair.first.index))
     same = Op(OpKind.EQ, (first, whole), DType.INT8)
     dtype = second.dtype
-    match joint.kind:
-        case JointKind.PLACE:
-            return Select(same, second, given(joint.idle, "idle of the joint"), dtype)
-        case JointKind.EXPONENTIALS:
+    match pair.kind:
+        case OnlineReductionKind.ARG:
+            return Select(same, second, given(pair.neutral_index, "idle of the joint"), dtype)
+        case OnlineReductionKind.SOFTMAX:
             empty = Op(OpKind.EQ, (first, Const(-math.inf, first.dtype)), DType.INT8)
             shrunk = Op(OpKind.EXP, (Op(OpKind.SUB, (first, whole), dtype),), dtype)
             rest = Select(empty, Const(0.0, dtype), Op(OpKind.MUL, (second, shrunk), dtype), dtype)
             return Select(same, second, rest, dtype)
-        case JointKind.SQUARES:
+        case OnlineReductionKind.VARIANCE:
             count = Const(float(points), dtype)
             mean = Op(OpKind.DIV, (first, count), dtype)
-            away = Op(OpKind.SUB, (mean, given(joint.centre, "centre of the joint")), dtype)
-            extra = Op(OpKind.MUL, (count, Op(OpKind.MUL, (away, away), dtype)), dtype)
+            distance = Op(OpKind.SUB, (mean, given(pair.mean, "centre of the joint")), dtype)
+            extra = Op(OpKind.MUL, (count, Op(OpKind.MUL, (distance, distance), dtype)), dtype)
             return Op(OpKind.ADD, (second, extra), dtype)

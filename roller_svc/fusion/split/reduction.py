@@ -10,11 +10,16 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from roller_svc.analysis.online_reduction import Joint
-from roller_svc.analysis.operand import LONGEST_RUN
+from roller_svc.analysis.online_reduction import OnlineReduction
+from roller_svc.analysis.operand import MAX_VECTOR_WIDTH
 from roller_svc.fusion.contraction import as_contraction
 from roller_svc.fusion.space import contraction_space, nest_space
-from roller_svc.fusion.split.online_reduction import even_pieces, joined_pair, joint_of, partial_pair
+from roller_svc.fusion.split.online_reduction import (
+    combine_partials,
+    equal_splits,
+    online_reduction_of,
+    partial_reductions,
+)
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import AxisRef, Cast, Expr, Load, Op, OpKind, Select, substitute
 from roller_svc.ir.group import AxisRole, ContractionOperands, GroupKind, KernelGroup, TileSpace
@@ -25,7 +30,7 @@ from roller_svc.ir.rprogram import RProgram, RTile
 
 
 @dataclass(frozen=True, slots=True)
-class Halves:
+class SplitGroups:
     partial: KernelGroup
     partial_program: RProgram
     combining: KernelGroup
@@ -39,7 +44,7 @@ def may_split(group: KernelGroup) -> bool:
     """
     if group.is_dual_gemm:
         return False
-    return not group.space.role(AxisRole.PIXEL) and (_is_single(group) or joint_of(group) is not None)
+    return not group.space.role(AxisRole.PIXEL) and (_is_single(group) or online_reduction_of(group) is not None)
 
 
 def _is_single(group: KernelGroup) -> bool:
@@ -50,7 +55,7 @@ def _is_single(group: KernelGroup) -> bool:
     )
 
 
-def piece_length(space: TileSpace, unit: ComputeUnit, block: Mapping[str, int], split_k: int) -> int:
+def split_length(space: TileSpace, unit: ComputeUnit, block: Mapping[str, int], split_k: int) -> int:
     """Points of the longest reduced axis in one piece.
 
     Where that axis is the innermost one, in whole steps of a matrix unit (where it is one of several, in whole runs),
@@ -62,22 +67,22 @@ def piece_length(space: TileSpace, unit: ComputeUnit, block: Mapping[str, int], 
     inner = reduced[-1]
     if inner.members[-1] != longest:
         return length
-    alone = all(m.extent == 1 for m in inner.members[:-1])
+    is_only_axis = all(m.extent == 1 for m in inner.members[:-1])
     if unit.is_matrix:
-        step = block[inner.name] if alone else LONGEST_RUN
+        step = block[inner.name] if is_only_axis else MAX_VECTOR_WIDTH
     else:
-        step = LONGEST_RUN if inner.role is AxisRole.INNER else 1
+        step = MAX_VECTOR_WIDTH if inner.role is AxisRole.INNER else 1
     return ceil_div(length, step) * step
 
 
-def split_group(group: KernelGroup, program: RProgram) -> Halves:
+def split_group(group: KernelGroup, program: RProgram) -> SplitGroups:
     """The two groups; `program.split_k` pieces. The second's rProgram is constructed like any other's."""
-    if (joint := None if _is_single(group) else joint_of(group)) is not None:
-        return _split_pair(group, program, joint)
+    if (pair := None if _is_single(group) else online_reduction_of(group)) is not None:
+        return _split_pair(group, program, pair)
     first = group.statements[0]
     tensor = f"{first.output}.partial"
     longest = max(first.reduced, key=lambda a: a.extent)
-    length = piece_length(group.space, program.unit, program.block.as_dict(), program.split_k)
+    length = split_length(group.space, program.unit, program.block.as_dict(), program.split_k)
     pieces = ceil_div(longest.extent, length)
     piece = Axis(f"{longest.name}_piece_", pieces, AxisKind.SPATIAL)
     type_ = TensorType(first.accumulator, (pieces, *first.type.shape))
@@ -90,37 +95,37 @@ def split_group(group: KernelGroup, program: RProgram) -> Halves:
     body = Load(tensor, (AxisRef(piece.name), *first.index), type_.dtype, (False,) * len(type_.shape))
     combined = replace(first, axes=(*first.spatial, replace(piece, kind=AxisKind.REDUCE)), body=body)
     combining = _combining_group(group, (combined, *group.statements[1:]), workspaces)
-    return Halves(partial_group, _moved(program, partial_group.space), combining, workspaces)
+    return SplitGroups(partial_group, _with_space(program, partial_group.space), combining, workspaces)
 
 
-def _split_pair(group: KernelGroup, program: RProgram, joint: Joint) -> Halves:
-    longest = max(joint.first.reduced, key=lambda a: a.extent)
-    pieces = even_pieces(longest.extent, program.split_k)
+def _split_pair(group: KernelGroup, program: RProgram, pair: OnlineReduction) -> SplitGroups:
+    longest = max(pair.first.reduced, key=lambda a: a.extent)
+    pieces = equal_splits(longest.extent, program.split_k)
     cut = replace(longest, extent=longest.extent // pieces)
     piece = Axis(f"{longest.name}_piece_", pieces, AxisKind.SPATIAL)
-    names = (f"{joint.first.output}.partial", f"{joint.second.output}.partial")
-    place = add(mul(ref(piece.name), num(cut.extent)), ref(cut.name))
-    partials = partial_pair(joint, names, cut, place, piece)
+    names = (f"{pair.first.output}.partial", f"{pair.second.output}.partial")
+    position = add(mul(ref(piece.name), num(cut.extent)), ref(cut.name))
+    partials = partial_reductions(pair, names, cut, position, piece)
     workspaces = tuple((s.output, s.type) for s in partials)
     types = {**dict(group.inputs), **dict(workspaces)}
     partial_group = _regrouped(group, f"{group.name}_partial", partials, types, workspaces)
     points = math.prod(a.extent for a in partials[0].reduced)
-    combining = _combining_group(group, joined_pair(joint, names, piece, points, group.statements), workspaces)
-    return Halves(partial_group, _moved(program, partial_group.space), combining, workspaces)
+    combining = _combining_group(group, combine_partials(pair, names, piece, points, group.statements), workspaces)
+    return SplitGroups(partial_group, _with_space(program, partial_group.space), combining, workspaces)
 
 
 def _partial(
     first: TensorExpr, tensor: str, longest: Axis, length: int, piece: Axis, type_: TensorType
 ) -> TensorExpr:  # fmt: skip
-    place = add(mul(ref(piece.name), num(length)), ref(longest.name))
+    position = add(mul(ref(piece.name), num(length)), ref(longest.name))
     combine = first.combine or Combine.SUM
-    guard = lt(place, num(longest.extent)) if longest.extent % length else None
-    body = substitute(first.body, {longest.name: place})
+    guard = lt(position, num(longest.extent)) if longest.extent % length else None
+    body = substitute(first.body, {longest.name: position})
     if as_contraction(first):
-        body = _widened(body, first.accumulator)
-        body = body if guard is None else _guarded(body, guard, combine)
+        body = _widen_product(body, first.accumulator)
+        body = body if guard is None else _guard_product(body, guard, combine)
     elif guard is not None:
-        body = _kept(body, guard, combine)
+        body = _select_identity(body, guard, combine)
     axes = [piece, *(replace(a, extent=length) if a == longest else a for a in first.axes)]
     return replace(
         first, output=tensor, name=tensor, type=type_, axes=tuple(axes), index=(AxisRef(piece.name), *first.index),
@@ -128,28 +133,28 @@ def _partial(
     )  # fmt: skip
 
 
-def _widened(body: Expr, accumulator: DType) -> Expr:
+def _widen_product(body: Expr, accumulator: DType) -> Expr:
     """An integer product in the sums' type: what it has more than in its own is cut off with the complete sum."""
     if isinstance(body, Op) and body.kind is OpKind.MUL and not body.dtype.is_float and body.dtype is not accumulator:
-        wide = (_widened(arg, accumulator) for arg in body.args)
+        wide = (_widen_product(arg, accumulator) for arg in body.args)
         args = tuple(a if a.dtype is accumulator else Cast(a, accumulator, implicit=True) for a in wide)
         return Op(OpKind.MUL, args, accumulator)
     return body
 
 
-def _kept(body: Expr, guard: Expr, combine: Combine) -> Expr:
+def _select_identity(body: Expr, guard: Expr, combine: Combine) -> Expr:
     """The body where the guard holds; elsewhere it reads nothing and adds nothing."""
     return Select(guard, body, identity(combine, body.dtype), body.dtype)
 
 
-def _guarded(body: Expr, guard: Expr, combine: Combine) -> Expr:
+def _guard_product(body: Expr, guard: Expr, combine: Combine) -> Expr:
     """The same of a product, which stays one, to be read as a contraction."""
     if combine is Combine.SUM and isinstance(body, Op) and body.kind is OpKind.MUL:
-        args = tuple(_guarded(a, guard, Combine.SUM) for a in body.args)
+        args = tuple(_guard_product(a, guard, Combine.SUM) for a in body.args)
         return Op(OpKind.MUL, args, body.dtype)
     if isinstance(body, Cast) and body.implicit and combine is Combine.SUM:
-        return Cast(_guarded(body.arg, guard, combine), body.dtype, implicit=True)
-    return _kept(body, guard, combine)
+        return Cast(_guard_product(body.arg, guard, combine), body.dtype, implicit=True)
+    return _select_identity(body, guard, combine)
 
 
 def _regrouped(
@@ -189,7 +194,7 @@ def _combining_group(
     )
 
 
-def _moved(program: RProgram, space: TileSpace) -> RProgram:
+def _with_space(program: RProgram, space: TileSpace) -> RProgram:
     """The same tiles in the space of the first half: one piece at a time, its inner axes whole or stepped as before."""
 
     def tile(old: RTile) -> RTile:

@@ -21,13 +21,13 @@ Workspace = tuple[tuple[str, TensorType], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Launches:
+class RowReductionLaunches:
     """The contraction, with its rProgram, and what is left for a nest; `workspace` of the program's own tensors is
     known elsewhere."""
 
     contraction: KernelGroup
     program: RProgram
-    rest: KernelGroup
+    reduction: KernelGroup
     workspace: Workspace = ()
 
 
@@ -37,36 +37,45 @@ def column_tiles(program: RProgram) -> int:
     return -(-n.extent // program.block[n.name])
 
 
-def stored_first(group: KernelGroup, program: RProgram) -> Launches:
+def store_then_reduce_groups(group: KernelGroup, program: RProgram) -> RowReductionLaunches:
     """The contraction stores what the reduction reads."""
     reduction = _reduction(group)
     statements = tuple(s for s in group.statements if s is not reduction)
     written = {s.output: s for s in statements}
-    known = dict(group.stored)
-    types = {name: known.get(name, TensorType(s.type.dtype.compute, s.type.shape)) for name, s in written.items()}
+    stored_types = dict(group.stored)
+    types = {
+        name: stored_types.get(name, TensorType(s.type.dtype.compute, s.type.shape)) for name, s in written.items()
+    }
     read = {t for t in reduction.reads_tensors if t in written}
-    stored = tuple((t, ty) for t, ty in types.items() if t in known or t in read)
+    stored = tuple((t, ty) for t, ty in types.items() if t in stored_types or t in read)
     contraction = _contraction(group, statements, stored)
     inputs = tuple((t, ty) for t, ty in (*group.inputs, *types.items()) if t in reduction.reads_tensors)
-    result = (reduction.output, known[reduction.output])
-    return Launches(contraction, replace(program, space=contraction.space), _nest(group, reduction, inputs, result))
+    result = (reduction.output, stored_types[reduction.output])
+    return RowReductionLaunches(
+        contraction, replace(program, space=contraction.space), _nest(group, reduction, inputs, result)
+    )
 
 
-def joined_after(group: KernelGroup, program: RProgram, parts: int) -> Launches:
+def reduce_then_combine_groups(group: KernelGroup, program: RProgram, parts: int) -> RowReductionLaunches:
     """Blocks leave one part a row and tile along n; the rest joins them."""
     reduction = _reduction(group)
     partial = (f"{reduction.output}.parts", TensorType(reduction.accumulator, (parts, *reduction.type.shape)))
-    left = replace(
+    partial_reduction = replace(
         reduction, output=partial[0], name=partial[0], type=partial[1], index=(AxisRef(COLUMN_TILE), *reduction.index)
     )
-    statements = tuple(left if s is reduction else s for s in group.statements)
+    statements = tuple(partial_reduction if s is reduction else s for s in group.statements)
     stored = tuple(partial if t == reduction.output else (t, ty) for t, ty in group.stored)
     contraction = replace(group, statements=statements, stored=stored)
     part = Axis("part_", parts, AxisKind.REDUCE)
-    body = Load(partial[0], (AxisRef(part.name), *reduction.index), reduction.accumulator, (False,) * len(left.index))
-    join = replace(reduction, axes=(*reduction.spatial, part), body=body)
+    body = Load(
+        partial[0],
+        (AxisRef(part.name), *reduction.index),
+        reduction.accumulator,
+        (False,) * len(partial_reduction.index),
+    )
+    combination = replace(reduction, axes=(*reduction.spatial, part), body=body)
     result = (reduction.output, dict(group.stored)[reduction.output])
-    return Launches(contraction, program, _nest(group, join, (partial,), result), (partial,))
+    return RowReductionLaunches(contraction, program, _nest(group, combination, (partial,), result), (partial,))
 
 
 def _reduction(group: KernelGroup) -> TensorExpr:
@@ -81,9 +90,10 @@ def _contraction(group: KernelGroup, statements: tuple[TensorExpr, ...], stored:
         raise InvariantError(f"{group.name} is no contraction")
     space = contraction_space(statements, contraction, {**dict(group.inputs), **dict(stored)})
     read = {t for s in statements for t in s.reads_tensors}
-    kept = {t for t, _ in stored}
+    stored_names = {t for t, _ in stored}
     return replace(
-        group, statements=statements, stored=stored, space=space, register_tensors=frozenset(group.register_tensors - kept),
+        group, statements=statements, stored=stored, space=space,
+        register_tensors=frozenset(group.register_tensors - stored_names),
         inputs=tuple((t, ty) for t, ty in group.inputs if t in read),
     )  # fmt: skip
 

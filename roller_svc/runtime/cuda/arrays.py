@@ -41,8 +41,8 @@ class DeviceArray:
 
     def span(self, item_bytes: int) -> tuple[int, int]:
         """The first byte's address and the one after the last's."""
-        reach = [(extent - 1) * stride for extent, stride in zip(self.shape, self.strides, strict=True)]
-        return self.address + sum(r for r in reach if r < 0), self.address + sum(r for r in reach if r > 0) + item_bytes
+        offsets = [(extent - 1) * stride for extent, stride in zip(self.shape, self.strides, strict=True)]
+        return self.address + sum(r for r in offsets if r < 0), self.address + sum(r for r in offsets if r > 0) + item_bytes
 
 
 class ArrayLibrary(Protocol):
@@ -94,9 +94,9 @@ class CupyArrays:
         )
 
     def empty(self, shape: tuple[int, ...], dtype: DType, device: int) -> DeviceArray:
-        return _must(self.view(self._made(shape, dtype, device)))
+        return _require_view(self.view(self._allocate(shape, dtype, device)))
 
-    def _made(self, shape: tuple[int, ...], dtype: DType, device: int) -> Any:
+    def _allocate(self, shape: tuple[int, ...], dtype: DType, device: int) -> Any:
         with self._cupy.cuda.Device(device):
             try:
                 return self._cupy.empty(shape, numpy_dtype(dtype))
@@ -147,7 +147,7 @@ class TorchArrays:
         kind = getattr(self._torch, dtype.value, None)
         if kind is None:
             raise ArgumentError(f"this PyTorch has no tensors of {dtype.value}", code="dtype-mismatch")
-        return _must(self.view(self._torch.empty(shape, dtype=kind, device=f"cuda:{device}")))
+        return _require_view(self.view(self._torch.empty(shape, dtype=kind, device=f"cuda:{device}")))
 
     def copy_of(self, array: DeviceArray, dtype: DType) -> DeviceArray:
         copy = self.empty(array.shape, dtype, array.device)
@@ -205,7 +205,7 @@ class ByteArrays(CupyArrays):
         )  # fmt: skip
 
     def empty(self, shape: tuple[int, ...], dtype: DType, device: int) -> DeviceArray:
-        raw = self._made((math.prod(shape) * dtype.bytes,), DType.UINT8, device)
+        raw = self._allocate((math.prod(shape) * dtype.bytes,), DType.UINT8, device)
         return self.view(DeviceBytes(raw, dtype, shape))
 
     def copy_into(self, target: DeviceArray, source: DeviceArray) -> None:
@@ -213,7 +213,7 @@ class ByteArrays(CupyArrays):
             target.array.raw[...] = source.array.raw
 
 
-def placed(arrays: Mapping[str, Array]) -> dict[str, DeviceBytes]:
+def copy_to_device(arrays: Mapping[str, Array]) -> dict[str, DeviceBytes]:
     """Arrays of the host's memory, copied to the current device; LaunchError where they do not fit."""
     cupy = import_cupy()
     try:
@@ -267,7 +267,7 @@ def library_of(name: str, array: Any) -> ArrayLibrary:
     )
 
 
-def _must(view: DeviceArray | None) -> DeviceArray:
+def _require_view(view: DeviceArray | None) -> DeviceArray:
     if view is None:
         raise LaunchError("an array just made on a GPU is not there")
     return view

@@ -22,7 +22,7 @@ from roller_svc.runtime.cuda.driver import Parameters, driver
 # Events tell times to about half a microsecond (CUDA runtime API, cudaEventElapsedTime): 0.5 % of a sample.
 _MIN_SAMPLE_S = 100e-6
 # More shared memory than this, static and dynamic together, a kernel must ask for (CUDA C++ guide, Shared Memory).
-_SHARED_BYTES_WITHOUT_ASKING = 48 * 1024
+_MAX_DEFAULT_SHARED_BYTES = 48 * 1024
 
 
 @cache
@@ -125,8 +125,8 @@ class DeviceBinding:
     library: ArrayLibrary
     device: int
     memory: dict[str, DeviceArray]
-    fresh: dict[str, DeviceArray]  # results made for this call, by output name
-    given: dict[str, Any]  # the caller's own arrays that are results
+    allocated: dict[str, DeviceArray]  # results made for this call, by output name
+    user_arrays: dict[str, Any]  # the caller's own arrays that are results
     copies: tuple[tuple[DeviceArray, DeviceArray], ...]  # (to, from)
 
 
@@ -207,7 +207,7 @@ class CudaCall:
             for target, copied in binding.copies:
                 binding.library.copy_into(target, copied)
         # Only now: a library that takes an array over also takes over what to wait for.
-        return binding.given | {name: binding.library.result(array) for name, array in binding.fresh.items()}
+        return binding.user_arrays | {name: binding.library.result(array) for name, array in binding.allocated.items()}
 
 
 def bind_on_device(
@@ -225,29 +225,29 @@ def bind_on_device(
     outputs = [b for b in buffers if b.role is Role.OUTPUT]
     check_names("argument", [b.name for b in inputs], arrays, complete=True)
     check_names("output", [b.name for b in outputs], out, complete=False)
-    everything = [("argument", b, arrays[b.name]) for b in inputs]
-    everything += [("output", b, out[b.name]) for b in outputs if b.name in out]
-    library = _one_library(everything) or default_library()
-    views = [_checked(library, what, buffer, array) for what, buffer, array in everything]
-    device = _one_device(everything, views)
+    arguments = [("argument", b, arrays[b.name]) for b in inputs]
+    arguments += [("output", b, out[b.name]) for b in outputs if b.name in out]
+    library = _common_library(arguments) or default_library()
+    views = [_check_array(library, what, buffer, array) for what, buffer, array in arguments]
+    device = _common_device(arguments, views)
     memory: dict[str, DeviceArray] = {}
     for buffer, view in zip(inputs, views, strict=False):
         memory[buffer.symbol] = view if view.is_dense(buffer.dtype.bytes) else library.copy_of(view, buffer.dtype)
-    targets = {b.name: v for (what, b, _), v in zip(everything, views, strict=True) if what == "output"}
-    fresh: dict[str, DeviceArray] = {}
+    targets = {b.name: v for (what, b, _), v in zip(arguments, views, strict=True) if what == "output"}
+    allocated: dict[str, DeviceArray] = {}
     copies: list[tuple[DeviceArray, DeviceArray]] = []
     for buffer in outputs:
         target = targets.get(buffer.name)
-        others = [(v, b.dtype.bytes) for (_, b, _), v in zip(everything, views, strict=True) if v is not target]
-        if target is not None and _usable_in_place(target, buffer, others):
+        other_arrays = [(v, b.dtype.bytes) for (_, b, _), v in zip(arguments, views, strict=True) if v is not target]
+        if target is not None and _can_write_in_place(target, buffer, other_arrays):
             memory[buffer.symbol] = target
         else:
-            memory[buffer.symbol] = made = library.empty(buffer.shape, buffer.dtype, device)
+            memory[buffer.symbol] = result = library.empty(buffer.shape, buffer.dtype, device)
             if target is None:
-                fresh[buffer.name] = made
+                allocated[buffer.name] = result
             else:
-                copies.append((target, made))
-    return DeviceBinding(library, device, memory, fresh, {name: out[name] for name in targets}, tuple(copies))
+                copies.append((target, result))
+    return DeviceBinding(library, device, memory, allocated, {name: out[name] for name in targets}, tuple(copies))
 
 
 def runs_on(arch: Arch, capability: tuple[int, int]) -> bool:
@@ -271,13 +271,13 @@ def _load(compiled: CompiledKernel, cupy: Any, device: int) -> tuple[Any, ...]:
         functions = []
         for launch, used in zip(source.launches, compiled.resources, strict=True):
             function = module.get_function(launch.name)
-            if launch.shared_bytes and used.shared_bytes > _SHARED_BYTES_WITHOUT_ASKING:
-                _ask_for_shared_memory(cupy, function, launch)
+            if launch.shared_bytes and used.shared_bytes > _MAX_DEFAULT_SHARED_BYTES:
+                _allow_shared_memory(cupy, function, launch)
             functions.append(function)
         return tuple(functions)
 
 
-def _ask_for_shared_memory(cupy: Any, function: Any, launch: LaunchSpec) -> None:
+def _allow_shared_memory(cupy: Any, function: Any, launch: LaunchSpec) -> None:
     driver = cupy.cuda.driver
     driver.funcSetAttribute(function.ptr, driver.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, launch.shared_bytes)
 
@@ -290,23 +290,23 @@ def _launch_errors(cupy: Any) -> Iterator[None]:
         raise LaunchError(f"the device refused the kernel: {error}") from error
 
 
-def _one_library(everything: list[tuple[str, Buffer, object]]) -> ArrayLibrary | None:
-    libraries = {buffer.name: library_of(buffer.name, array) for _, buffer, array in everything}
+def _common_library(arguments: list[tuple[str, Buffer, object]]) -> ArrayLibrary | None:
+    libraries = {buffer.name: library_of(buffer.name, array) for _, buffer, array in arguments}
     names = sorted({library.name for library in libraries.values()})
     if len(names) > 1:
         raise ArgumentError(f"the arrays of one call are of several libraries: {', '.join(names)}", code="mixed-arrays")
     return next(iter(libraries.values()), None)
 
 
-def _one_device(everything: list[tuple[str, Buffer, object]], views: list[DeviceArray]) -> int:
+def _common_device(arguments: list[tuple[str, Buffer, object]], views: list[DeviceArray]) -> int:
     devices = {view.device for view in views}
     if len(devices) > 1:
-        where = ", ".join(f"{b.name} on {v.device}" for (_, b, _), v in zip(everything, views, strict=True))
-        raise ArgumentError(f"the arrays of one call are on several devices: {where}", code="mixed-arrays")
+        devices_by_array = ", ".join(f"{b.name} on {v.device}" for (_, b, _), v in zip(arguments, views, strict=True))
+        raise ArgumentError(f"the arrays of one call are on several devices: {devices_by_array}", code="mixed-arrays")
     return next(iter(devices), 0)
 
 
-def _checked(library: ArrayLibrary, what: str, buffer: Buffer, array: object) -> DeviceArray:
+def _check_array(library: ArrayLibrary, what: str, buffer: Buffer, array: object) -> DeviceArray:
     view = library.view(array)
     if view is None:
         raise ArgumentError(f"{what} {buffer.name!r} is not on a GPU; move it there first", code="not-an-array")
@@ -321,10 +321,10 @@ def _checked(library: ArrayLibrary, what: str, buffer: Buffer, array: object) ->
     return view
 
 
-def _usable_in_place(target: DeviceArray, buffer: Buffer, others: list[tuple[DeviceArray, int]]) -> bool:
+def _can_write_in_place(target: DeviceArray, buffer: Buffer, other_arrays: list[tuple[DeviceArray, int]]) -> bool:
     item_bytes = buffer.dtype.bytes
     if not target.is_dense(item_bytes):
         return False
     first, end = target.span(item_bytes)
-    spans = [other.span(other_bytes) for other, other_bytes in others]
+    spans = [other.span(other_bytes) for other, other_bytes in other_arrays]
     return all(end <= other_first or other_end <= first for other_first, other_end in spans)

@@ -22,7 +22,7 @@ import numpy as np
 from roller_svc.errors import InvariantError, KernelTimeoutError, LaunchError, WrongAnswerError
 from roller_svc.ir.kernel import CompiledKernel, KernelSource, Language, Role
 from roller_svc.runtime.binding import Array, Binding, bind, range_error
-from roller_svc.runtime.emulator.text import program_text
+from roller_svc.runtime.emulator.text import program_source
 
 __all__ = ["EmulatorLimits", "EmulatorModule"]
 
@@ -42,8 +42,8 @@ _CHECKS = (
     "-fno-sanitize-recover=all", "-ftrivial-auto-var-init=pattern",
 )  # fmt: skip
 # Every access that other threads might see becomes a call, which races.h judges; lines for the addresses it reports.
-_WATCHED = ("-fsanitize=thread", "--param=tsan-distinguish-volatile=1", "-g1")
-_WATCHED_BYTES_PER_BYTE = 40  # races.h: what it remembers of a byte
+_RACE_DETECTION = ("-fsanitize=thread", "--param=tsan-distinguish-volatile=1", "-g1")
+_SHADOW_BYTES_PER_BYTE = 40  # races.h: what it remembers of a byte
 _ARENA_ALIGNMENT_BYTES = 64
 _WARP = {Language.CUDA: 32, Language.HIP: 64}  # threads of a warp; AMD's waves of 64
 _FAULT, _OUT_OF_RANGE = 3, 5
@@ -80,7 +80,7 @@ class EmulatorModule:
         self.seed = seed
         self.limits = limits or EmulatorLimits()
         self.races = races
-        self.program = _built(compiled.source, compile_cxx, _WATCHED if races else ())
+        self.program = _build(compiled.source, compile_cxx, _RACE_DETECTION if races else ())
         self._calls = itertools.count()
 
     def seed_of(self, binding: Binding) -> int:
@@ -135,7 +135,7 @@ class EmulatorCall:
 
     def finish(self) -> dict[str, Array]:
         """The results, by output name."""
-        return self._binding.finish()
+        return self._binding.copy_back()
 
     def _copy(self, arena: mmap.mmap, offsets: Mapping[str, int], role: Role) -> None:
         """Inputs into the arena, outputs out of it."""
@@ -152,14 +152,14 @@ class EmulatorCall:
 
 
 @functools.lru_cache(maxsize=64)
-def _built(source: KernelSource, compile_cxx: CxxCompiler, more_flags: tuple[str, ...]) -> bytes:
+def _build(source: KernelSource, compile_cxx: CxxCompiler, more_flags: tuple[str, ...]) -> bytes:
     """An executable. It serves all seeds, and is kept for the next module of the same kernel."""
     warp = f"-DEMULATOR_WARP={_WARP[source.language]}"
     flags = (*_FLAGS, *_CHECKS, *more_flags, warp)
     headers = _files("emulator.h", "tensor_map.h", "vectors.h", "hopper.h", "instructions.h")
-    files = {**headers, "program.cpp": program_text(source).encode()}
-    built = compile_cxx(source.name, files, (*flags, "-c", "program.cpp", "-o", "output"))
-    objects = {"program.o": built, "runtime.o": _runtime_object(compile_cxx, warp)}
+    files = {**headers, "program.cpp": program_source(source).encode()}
+    program_object = compile_cxx(source.name, files, (*flags, "-c", "program.cpp", "-o", "output"))
+    objects = {"program.o": program_object, "runtime.o": _runtime_object(compile_cxx, warp)}
     return compile_cxx(source.name, objects, ("-no-pie", "program.o", "runtime.o", "-lm", "-o", "output"))
 
 
@@ -178,10 +178,10 @@ def _runtime_object(compile_cxx: CxxCompiler, warp: str) -> bytes:
 
 def _execute(module: EmulatorModule, arena: int, seed: int) -> None:
     source, limits = module.source, module.limits
-    copies = 2 + (_WATCHED_BYTES_PER_BYTE if module.races else 0)
+    copies = 2 + (_SHADOW_BYTES_PER_BYTE if module.races else 0)
     memory = limits.memory_bytes + copies * sum(b.bytes for b in source.buffers)
-    words = [str(seed), str(arena), str(memory), str(round(limits.timeout_s) + 5)]
-    process = _started(module.program, words, arena)
+    arguments = [str(seed), str(arena), str(memory), str(round(limits.timeout_s) + 5)]
+    process = _start(module.program, arguments, arena)
     try:
         _, text = process.communicate(timeout=limits.timeout_s)
     except subprocess.TimeoutExpired:
@@ -192,7 +192,7 @@ def _execute(module: EmulatorModule, arena: int, seed: int) -> None:
             process.communicate()
     if process.returncode == 0:
         return
-    message = _with_lines(text.strip(), module.program)
+    message = _resolve_addresses(text.strip(), module.program)
     if process.returncode == _OUT_OF_RANGE:
         check, value = (int(word) for word in message.split())
         raise range_error(source, check, value)
@@ -201,7 +201,7 @@ def _execute(module: EmulatorModule, arena: int, seed: int) -> None:
     raise LaunchError(f"{source.name} in the emulator: exit {process.returncode}: {message}")
 
 
-def _with_lines(message: str, program: bytes) -> str:
+def _resolve_addresses(message: str, program: bytes) -> str:
     """The message, `@address@` in it being the line of the kernel's text that the code there comes from."""
     addresses = re.findall(r"@([0-9a-f]+)@", message)
     tool = shutil.which("addr2line")
@@ -215,22 +215,22 @@ def _line_of(addr2line: str, program: bytes, address: int) -> str | None:
     """Of a call that returns to `address`. Behind code that was inlined the outermost line of the kernel counts."""
     with _executable(program) as file:
         command = [addr2line, "-i", "-e", f"/proc/self/fd/{file}", hex(address - 1)]
-        found = subprocess.run(
+        result = subprocess.run(
             command, pass_fds=(file,), capture_output=True, text=True, errors="replace", check=False, timeout=60
         )
     # the compiler calls the text now by the name of its #line, now by that of the file it is in
-    lines = re.findall(r"(?:kernel\.cu|program\.cpp):(\d+)", found.stdout)
+    lines = re.findall(r"(?:kernel\.cu|program\.cpp):(\d+)", result.stdout)
     return lines[-1] if lines else None
 
 
-def _started(program: bytes, words: list[str], arena: int) -> subprocess.Popen[str]:
+def _start(program: bytes, arguments: list[str], arena: int) -> subprocess.Popen[str]:
     """The program started, from a file that is only in memory."""
     with _executable(program) as file:
         path = f"/proc/self/fd/{file}"
         for _ in range(_BUSY_TRIES):
             try:
                 return subprocess.Popen(
-                    [path, *words], cwd="/", env={"LC_ALL": "C"}, pass_fds=(arena, file), start_new_session=True,
+                    [path, *arguments], cwd="/", env={"LC_ALL": "C"}, pass_fds=(arena, file), start_new_session=True,
                     text=True, errors="replace", stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
                     stderr=subprocess.PIPE,
                 )  # fmt: skip

@@ -20,7 +20,7 @@ _INT8 = ("s8s8", "s8u8", "u8s8", "u8u8")
 _FLOAT8 = ("e4m3e4m3", "e4m3e5m2", "e5m2e4m3", "e5m2e5m2")
 # What emulator.h defines in place of the text's own: wrappers of instructions, and of what only the emulator watches.
 # `shared_address` is of use to wrappers only.
-TWINS = frozenset({
+HOST_INTRINSICS = frozenset({
     "f16_to_f32", "f32_to_f16", "f32_to_bf16", "f32_to_e4m3", "f32_to_e5m2", "in_range", "round_tf32",
     "exp2_approx", "pack_f16", "pack_bf16",
     "mul_rn_f32", "mul_rn_f64",
@@ -50,27 +50,27 @@ _DEVICE_FUNCTION = re.compile(
     rf"^(?:template\s*<[^<>;{{}}()]*>\s*)?__device__[^;{{}}()]*?\b({_WORD})\s*\([^{{}};]*\)\s*(?={{)", re.MULTILINE
 )
 _ASM = re.compile(r"\b(?:asm|__asm__|__asm)\b")
-_OWN_SHARED = re.compile(rf"^( *)__shared__ ([^;=\[\]]*?)\b({_WORD})((?:\[[^\[\]]*\])*);(?=$)", re.MULTILINE)
+_STATIC_SHARED = re.compile(rf"^( *)__shared__ ([^;=\[\]]*?)\b({_WORD})((?:\[[^\[\]]*\])*);(?=$)", re.MULTILINE)
 _DYNAMIC_SHARED = re.compile(rf"\bextern\s+__shared__\s[^;=]*?\b({_WORD})\s*\[\s*\]\s*;")
 _NOT_CODE = re.compile(r"/\*.*?\*/|//[^\n]*|\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])*'", re.DOTALL)
 # A local variable without a value. The compiler's own pattern for such is a large negative number: no maximum shows it.
-_UNSET = re.compile(rf"^ +(?:__align__\(\d+\) )?(?:float|double) ({_WORD})(?:\[\d+\])*;(?=$)", re.MULTILINE)
+_UNINITIALISED = re.compile(rf"^ +(?:__align__\(\d+\) )?(?:float|double) ({_WORD})(?:\[\d+\])*;(?=$)", re.MULTILINE)
 # The parameter as hardware has it; the emulator has fields of its own (tensor_map.h).
 _OPAQUE_MAP = re.compile(r"^struct __align__\(128\) TensorMap \{[^{}]*\};", re.MULTILINE)
 _BOUNDS = re.compile(rf"__launch_bounds__\(\s*(\d+)[^()]*\)\s*({_WORD})\s*\(")
-_LEAST_ALIGNMENT, _SWIZZLE_ALIGNMENT = 16, 1024  # bytes
+_MIN_ALIGNMENT, _SWIZZLE_ALIGNMENT = 16, 1024  # bytes
 _ROLES = {Role.INPUT: "INPUT", Role.OUTPUT: "OUTPUT", Role.WORKSPACE: "WORKSPACE"}
 
 
-def program_text(source: KernelSource) -> str:
+def program_source(source: KernelSource) -> str:
     """program.cpp: what runtime.cpp runs. Raises LaunchError for a launch that a device would refuse."""
     _check_bounds(source)
     _check_clusters(source)
-    text = _UNSET.sub(r"\g<0> emulator::forget(\1);", without_wrappers(source.text))
-    if _is_bulk(source):
-        text = _DYNAMIC_SHARED.sub(_own_dynamic, text)
+    text = _UNINITIALISED.sub(r"\g<0> emulator::forget(\1);", comment_out_wrappers(source.text))
+    if _uses_tma_or_clusters(source):
+        text = _DYNAMIC_SHARED.sub(_block_dynamic, text)
     if any(launch.cluster > 1 for launch in source.launches):
-        text = _OWN_SHARED.sub(r"\1__shared__ \2\3_of_first\4; auto &\3 = emulator::own(\3_of_first);", text)
+        text = _STATIC_SHARED.sub(r"\1__shared__ \2\3_of_first\4; auto &\3 = emulator::own(\3_of_first);", text)
     return f'#include "emulator.h"\n#line 1 "kernel.cu"\n{text}\n{_tables(source)}'
 
 
@@ -78,35 +78,35 @@ def _check_clusters(source: KernelSource) -> None:
     """A launch has the clusters that its kernel's text says."""
     for launch in source.launches:
         declared = re.search(rf"__global__([^;{{}}]*?)\b{launch.name}\s*\(", source.text)
-        found = re.search(r"__cluster_dims__\(\s*(\d+)", declared[1]) if declared else None
-        blocks = int(found[1]) if found else 1
+        attribute = re.search(r"__cluster_dims__\(\s*(\d+)", declared[1]) if declared else None
+        blocks = int(attribute[1]) if attribute else 1
         if blocks != launch.cluster:
             raise LaunchError(f"{launch.name} is for clusters of {blocks} blocks and launched with {launch.cluster}")
 
 
 def _check_bounds(source: KernelSource) -> None:
     """No block has more threads than its kernel allows (CUDA programming guide, "Launch Bounds")."""
-    most = {name: int(threads) for threads, name in _BOUNDS.findall(source.text)}
+    max_threads = {name: int(threads) for threads, name in _BOUNDS.findall(source.text)}
     for launch in source.launches:
         threads = math.prod(launch.block)
-        if threads > most.get(launch.name, threads):
-            raise LaunchError(f"{launch.name} is for blocks of {most[launch.name]} threads and launched with {threads}")
+        if threads > max_threads.get(launch.name, threads):
+            raise LaunchError(f"{launch.name} is for blocks of {max_threads[launch.name]} threads and launched with {threads}")
 
 
-def without_wrappers(text: str) -> str:
+def comment_out_wrappers(text: str) -> str:
     """The text, line for line, its wrappers out of the compiler's sight; raises LaunchError for an `asm` elsewhere."""
     code = _NOT_CODE.sub(_blank, text)
     lines = text.split("\n")
-    kept = code
+    visible = code
     opaque = [("TensorMap", found.start(), found.end()) for found in _OPAQUE_MAP.finditer(code)]
     for name, start, end in (*_device_functions(code), *opaque):
-        twin = "" if name in TWINS or name == "TensorMap" else _twin(name)
-        if twin is None:
+        definition = "" if name in HOST_INTRINSICS or name == "TensorMap" else _host_intrinsic(name)
+        if definition is None:
             continue
-        kept = kept[:start] + _blank_text(kept[start:end]) + kept[end:]
+        visible = visible[:start] + _blank_text(visible[start:end]) + visible[end:]
         _comment_out(lines, text, start, end)
-        lines[text.count("\n", 0, start)] = twin + lines[text.count("\n", 0, start)]
-    if stray := _ASM.search(kept):
+        lines[text.count("\n", 0, start)] = definition + lines[text.count("\n", 0, start)]
+    if stray := _ASM.search(visible):
         line = text.count("\n", 0, stray.start()) + 1
         raise LaunchError(
             f"line {line} of the kernel has an asm that the emulator knows no twin of", code="emulator-no-twin"
@@ -119,52 +119,52 @@ def _comment_out(lines: list[str], text: str, start: int, end: int) -> None:
         lines[number] = f"// {lines[number]}"
 
 
-def _twin(name: str) -> str | None:
+def _host_intrinsic(name: str) -> str | None:
     """What defines the twin of one wrapper of many; None for a function that is none."""
-    if found := _WGMMA.fullmatch(name):
-        n, types, a, b = found.groups()
+    if match := _WGMMA.fullmatch(name):
+        n, types, a, b = match.groups()
         operands = (types if types[0] in "sue" else types * 2).upper()
         result = "int" if types[0] in "su" else "float"
         define = "EMULATOR_WGMMA_REGISTERS" if a == "r" else "EMULATOR_WGMMA"
-        turned = ", ".join("true" if place == "m" else "false" for place in (a, b))
-        return f"{define}({name}, {result}, {operands}, {n}, {turned}) "
-    if found := _HOLD.fullmatch(name):
-        return f"EMULATOR_HOLD({name}, {'int' if found[2] else 'float'}, {found[1]}) "
+        transposed = ", ".join("true" if place == "m" else "false" for place in (a, b))
+        return f"{define}({name}, {result}, {operands}, {n}, {transposed}) "
+    if match := _HOLD.fullmatch(name):
+        return f"EMULATOR_HOLD({name}, {'int' if match[2] else 'float'}, {match[1]}) "
     return None
 
 
-def _is_bulk(source: KernelSource) -> bool:
+def _uses_tma_or_clusters(source: KernelSource) -> bool:
     """Whether the alignment of dynamic shared memory counts, or whose it is."""
     return any(launch.tensor_maps or launch.cluster > 1 for launch in source.launches)
 
 
-def _own_dynamic(found: re.Match[str]) -> str:
+def _block_dynamic(declaration: re.Match[str]) -> str:
     """A pointer in place of the array: into the own block's memory, and no better aligned than declared."""
-    text, name, start = found[0], found[1], found.start(1) - found.start()
+    text, name, start = declaration[0], declaration[1], declaration.start(1) - declaration.start()
     first = f"{text[:start]}{name}_of_first{text[start + len(name) :]}"
-    return f"{first} auto *const {name} = &emulator::own({name}_of_first[{_shift(text)} / sizeof {name}_of_first[0]]);"
+    return f"{first} auto *const {name} = &emulator::own({name}_of_first[{_dynamic_shift(text)} / sizeof {name}_of_first[0]]);"
 
 
-def _shift(declaration: str) -> int:
+def _dynamic_shift(declaration: str) -> int:
     """Bytes that dynamic memory begins behind a multiple of what the largest swizzle needs."""
-    found = re.search(r"__align__\((\d+)\)", declaration)
-    alignment = int(found[1]) if found else _LEAST_ALIGNMENT
+    attribute = re.search(r"__align__\((\d+)\)", declaration)
+    alignment = int(attribute[1]) if attribute else _MIN_ALIGNMENT
     return alignment % _SWIZZLE_ALIGNMENT
 
 
 def _device_functions(code: str) -> Iterator[tuple[str, int, int]]:
     """(name, start, end) of each device function that is defined."""
-    for found in _DEVICE_FUNCTION.finditer(code):
+    for match in _DEVICE_FUNCTION.finditer(code):
         depth = 0
-        for position in range(found.end(), len(code)):
+        for position in range(match.end(), len(code)):
             depth += (code[position] == "{") - (code[position] == "}")
             if depth == 0:
-                yield found[1], found.start(), position + 1
+                yield match[1], match.start(), position + 1
                 break
 
 
-def _blank(found: re.Match[str]) -> str:
-    return _blank_text(found[0])
+def _blank(match: re.Match[str]) -> str:
+    return _blank_text(match[0])
 
 
 def _blank_text(text: str) -> str:
@@ -174,12 +174,12 @@ def _blank_text(text: str) -> str:
 def _tables(source: KernelSource) -> str:
     """C++ that says what the buffers and launches are."""
     numbers = {b.symbol: i for i, b in enumerate(source.buffers)}
-    bulk = _is_bulk(source)
-    dynamic = {f[1] + "_of_first" * bulk: _shift(f[0]) * bulk for f in _DYNAMIC_SHARED.finditer(source.text)}
-    most = max((launch.shared_bytes for launch in source.launches), default=0)
+    bulk = _uses_tma_or_clusters(source)
+    dynamic = {f[1] + "_of_first" * bulk: _dynamic_shift(f[0]) * bulk for f in _DYNAMIC_SHARED.finditer(source.text)}
+    max_shared_bytes = max((launch.shared_bytes for launch in source.launches), default=0)
     lines = ['#line 1 "launches.cpp"']
     lines += [
-        f"alignas(1024) thread_local unsigned char {name}[{most + shift} + emulator::DYNAMIC_SLACK_BYTES];"
+        f"alignas(1024) thread_local unsigned char {name}[{max_shared_bytes + shift} + emulator::DYNAMIC_SLACK_BYTES];"
         for name, shift in sorted(dynamic.items())
     ]
     lines.append("namespace {")
@@ -200,7 +200,7 @@ def _tables(source: KernelSource) -> str:
         f"const emulator::Launch emulator_launches[] = {{{launches}}};",
         "}",
         f"extern const emulator::Program emulator_program = {{emulator_buffers, {len(source.buffers)}, "
-        f"emulator_launches, {len(source.launches)}, {most}ul}};",
+        f"emulator_launches, {len(source.launches)}, {max_shared_bytes}ul}};",
     ]
     return "\n".join(lines) + "\n"
 

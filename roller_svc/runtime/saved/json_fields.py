@@ -12,64 +12,64 @@ _MAX_TEXT = 1 << 16
 _MAX_ITEMS = 4096  # launches, buffers, parameters of one launch
 
 
-class Damaged(Exception):
+class CorruptKernelError(Exception):
     """What is read is not what save() wrote."""
 
 
 def items(document: dict[str, Any], key: str) -> list[Any]:
     value = document[key]
     if not isinstance(value, list) or len(value) > _MAX_ITEMS:
-        raise Damaged(f"{key} is no list, or too long")
+        raise CorruptKernelError(f"{key} is no list, or too long")
     return value
 
 
 def triple(value: Any, limits: tuple[int, int, int]) -> tuple[int, int, int]:
     if not isinstance(value, list) or len(value) != 3:
-        raise Damaged(f"{value!r} is no triple")
+        raise CorruptKernelError(f"{value!r} is no triple")
     x, y, z = (count(v, 1, limit) for v, limit in zip(value, limits, strict=True))
     return x, y, z
 
 
-def count(value: Any, least: int, greatest: int) -> int:
-    if type(value) is not int or not least <= value <= greatest:  # a bool is no count
-        raise Damaged(f"{value!r} is no whole number from {least} to {greatest}")
+def count(value: Any, minimum: int, maximum: int) -> int:
+    if type(value) is not int or not minimum <= value <= maximum:  # a bool is no count
+        raise CorruptKernelError(f"{value!r} is no whole number from {minimum} to {maximum}")
     return value
 
 
 def flag(value: Any) -> bool:
     if not isinstance(value, bool):
-        raise Damaged(f"{value!r} is neither true nor false")
+        raise CorruptKernelError(f"{value!r} is neither true nor false")
     return value
 
 
 def printable(document: dict[str, Any], key: str) -> str:
     value = document[key]
     if not isinstance(value, str) or not 0 < len(value) <= _MAX_NAME or not value.isprintable():
-        raise Damaged(f"{key} is no name")
+        raise CorruptKernelError(f"{key} is no name")
     return value
 
 
-def string(value: Any, most: int = _MAX_TEXT) -> str:
-    if not isinstance(value, str) or len(value) > most:
-        raise Damaged("a text is too long or none")
+def string(value: Any, max_length: int = _MAX_TEXT) -> str:
+    if not isinstance(value, str) or len(value) > max_length:
+        raise CorruptKernelError("a text is too long or none")
     return value
 
 
 def mapping(document: dict[str, Any], key: str) -> dict[str, Any]:
     value = document[key]
     if not isinstance(value, dict):
-        raise Damaged(f"{key} is no mapping")
+        raise CorruptKernelError(f"{key} is no mapping")
     return value
 
 
 def option(value: Any) -> str:
     """A flag of a compiler as the generators write it: none names a file or a program."""
     if not isinstance(value, str) or not _OPTION.fullmatch(value):
-        raise Damaged(f"{value!r} is no option that a kernel is compiled with")
+        raise CorruptKernelError(f"{value!r} is no option that a kernel is compiled with")
     return value
 
 
 def identifier(value: Any) -> str:
     if not isinstance(value, str) or not _IDENTIFIER.fullmatch(value):
-        raise Damaged(f"{value!r} is no C identifier")
+        raise CorruptKernelError(f"{value!r} is no C identifier")
     return value

@@ -24,7 +24,7 @@ from roller_svc.ir.kernel import (
 )
 from roller_svc.ir.tensor_map import MAX_EXTENT, MAX_RANK, MAX_STRIDE_BYTES, MapMode, Swizzle, TensorMap
 from roller_svc.runtime.saved.json_fields import (
-    Damaged,
+    CorruptKernelError,
     count,
     flag,
     identifier,
@@ -39,7 +39,7 @@ KIND = "tensor_map"
 MAP_BYTES = 128  # of CUtensorMap (CUDA driver API), which CUDA 13 aligns to 128
 MAP_ALIGNMENT_BYTES = 128
 L2_PROMOTION_BYTES = 256  # what the last cache fetches at once: rows of boxes lie side by side
-_LARGEST_NUMBER = 1 << 16  # boxes, steps and corners are smaller
+_MAX_NUMBER = 1 << 16  # boxes, steps and corners are smaller
 
 # Elements are moved as unsigned integers, so that none is taken for a number (a NaN keeps its bits).
 _DATA_TYPES = {1: "UINT8", 2: "UINT16", 4: "UINT32", 8: "UINT64"}
@@ -82,24 +82,24 @@ def read_map(item: dict[str, Any]) -> TensorMap:
         view = TensorMap(
             identifier(item["symbol"]), identifier(item["buffer"]), dtype, MapMode(item["mode"]),
             _numbers(item, "extents", 1, MAX_EXTENT), _numbers(item, "strides_bytes", 1, MAX_STRIDE_BYTES),
-            _numbers(item, "box", 1, _LARGEST_NUMBER), _numbers(item, "element_strides", 1, _LARGEST_NUMBER),
-            _numbers(item, "lower_corner", -_LARGEST_NUMBER, _LARGEST_NUMBER),
-            _numbers(item, "upper_corner", -_LARGEST_NUMBER, _LARGEST_NUMBER),
-            Swizzle(count(item["swizzle_bytes"], 0, _LARGEST_NUMBER)),
+            _numbers(item, "box", 1, _MAX_NUMBER), _numbers(item, "element_strides", 1, _MAX_NUMBER),
+            _numbers(item, "lower_corner", -_MAX_NUMBER, _MAX_NUMBER),
+            _numbers(item, "upper_corner", -_MAX_NUMBER, _MAX_NUMBER),
+            Swizzle(count(item["swizzle_bytes"], 0, _MAX_NUMBER)),
             count(item["offset_bytes"], 0, MAX_STRIDE_BYTES), tf32=item["data_type"] == _TF32,
         )  # fmt: skip
     except InvariantError as error:
-        raise Damaged(str(error)) from error
+        raise CorruptKernelError(str(error)) from error
     if item["data_type"] != data_type(view):
-        raise Damaged(f"{view.symbol}: {dtype.value} elements are not moved as {item['data_type']}")
+        raise CorruptKernelError(f"{view.symbol}: {dtype.value} elements are not moved as {item['data_type']}")
     return view
 
 
-def _numbers(item: dict[str, Any], key: str, least: int, greatest: int) -> tuple[int, ...]:
+def _numbers(item: dict[str, Any], key: str, minimum: int, maximum: int) -> tuple[int, ...]:
     values = items(item, key)
     if len(values) > MAX_RANK:
-        raise Damaged(f"{key} has {len(values)} numbers")
-    return tuple(count(value, least, greatest) for value in values)
+        raise CorruptKernelError(f"{key} has {len(values)} numbers")
+    return tuple(count(value, minimum, maximum) for value in values)
 
 
 FORMAT = "roller-kernel/3"
@@ -119,7 +119,7 @@ def read_compiled(document: dict[str, Any], text: str, binary: bytes) -> Compile
     """The kernel that `document` describes, every field checked, its source's key too."""
     arch = arch_named(printable(document, "arch"))
     if arch is None:
-        raise Damaged(f"arch {document['arch']!r} is no architecture")
+        raise CorruptKernelError(f"arch {document['arch']!r} is no architecture")
     launches = items(document, "launches")
     source = KernelSource(
         name=printable(document, "name"),
@@ -134,25 +134,25 @@ def read_compiled(document: dict[str, Any], text: str, binary: bytes) -> Compile
     )
     _check_references(source)
     if source.key != document["source_key"]:
-        raise Damaged("source_key does not fit the rest of the metadata")
+        raise CorruptKernelError("source_key does not fit the rest of the metadata")
     seconds = document["compile_seconds"]
     if not isinstance(seconds, int | float) or not 0 <= seconds <= sys.float_info.max:
-        raise Damaged("compile_seconds is no time")
+        raise CorruptKernelError("compile_seconds is no time")
     log = document["log"]
     if not isinstance(log, str):
-        raise Damaged("log is no text")
+        raise CorruptKernelError("log is no text")
     return CompiledKernel(source, binary, log, tuple(_resources(item["resources"]) for item in launches), seconds)
 
 
 def _buffer(item: dict[str, Any]) -> Buffer:
     shape = tuple(count(extent, 1, _MAX_ELEMENTS) for extent in items(item, "shape"))
     if len(shape) > _MAX_RANK or math.prod(shape) > _MAX_ELEMENTS:
-        raise Damaged(f"shape {shape} is too large")
+        raise CorruptKernelError(f"shape {shape} is too large")
     buffer = Buffer(
         printable(item, "name"), identifier(item["symbol"]), Role(item["role"]), DType(item["dtype"]), shape
     )
     if buffer.role is Role.STATUS and (buffer.dtype is not DType.INT64 or buffer.shape != _STATUS_SHAPE):
-        raise Damaged(f"{buffer.symbol} is no status record")
+        raise CorruptKernelError(f"{buffer.symbol} is no status record")
     return buffer
 
 
@@ -160,11 +160,11 @@ def _launch(item: dict[str, Any]) -> LaunchSpec:
     parameters = items(item, "parameters")
     maps = [parameter["kind"] == KIND for parameter in parameters]
     if sorted(maps) != maps:
-        raise Damaged("a buffer comes behind a tensor map")
+        raise CorruptKernelError("a buffer comes behind a tensor map")
     grid = triple(item["grid"], _MAX_GRID)
     cluster = triple(item["cluster"], (_MAX_CLUSTER, 1, 1))[0]
     if grid[0] % cluster:
-        raise Damaged(f"{grid[0]} blocks do not make clusters of {cluster}")
+        raise CorruptKernelError(f"{grid[0]} blocks do not make clusters of {cluster}")
     return LaunchSpec(
         name=identifier(item["entry"]),
         args=tuple(identifier(p["symbol"]) for p, is_map in zip(parameters, maps, strict=True) if not is_map),
@@ -196,26 +196,26 @@ def _resources(item: dict[str, Any]) -> Resources:
 def _check_references(source: KernelSource) -> None:
     symbols = [b.symbol for b in source.buffers]
     if len(set(symbols)) != len(symbols):
-        raise Damaged("two buffers have one symbol")
+        raise CorruptKernelError("two buffers have one symbol")
     if not source.launches:
-        raise Damaged("there is no launch")
+        raise CorruptKernelError("there is no launch")
     if source.workspace_bytes > _MAX_WORKSPACE_BYTES:
-        raise Damaged(f"{source.workspace_bytes} bytes of workspace are more than {_MAX_WORKSPACE_BYTES}")
+        raise CorruptKernelError(f"{source.workspace_bytes} bytes of workspace are more than {_MAX_WORKSPACE_BYTES}")
     if unknown := set(source.constants).difference(b.name for b in source.buffers_of(Role.INPUT)):
-        raise Damaged(f"constants that are no inputs: {sorted(unknown)}")
+        raise CorruptKernelError(f"constants that are no inputs: {sorted(unknown)}")
     for launch in source.launches:
         if unknown := {*launch.args, *launch.zeroed}.difference(symbols):
-            raise Damaged(f"{launch.name} uses buffers that are not there: {sorted(unknown)}")
+            raise CorruptKernelError(f"{launch.name} uses buffers that are not there: {sorted(unknown)}")
         _check_maps(source, launch)
         if math.prod(launch.block) > _MAX_BLOCK[0]:
-            raise Damaged(f"{launch.name} has blocks of {math.prod(launch.block)} threads")
+            raise CorruptKernelError(f"{launch.name} has blocks of {math.prod(launch.block)} threads")
 
 
 def _check_maps(source: KernelSource, launch: LaunchSpec) -> None:
     """None reaches beyond its buffer: what is copied through it is not looked at again."""
     if source.language is not Language.CUDA and (launch.tensor_maps or launch.cluster > 1):
-        raise Damaged(f"{launch.name} has tensor maps or clusters, which only CUDA has")
+        raise CorruptKernelError(f"{launch.name} has tensor maps or clusters, which only CUDA has")
     sizes = {b.symbol: b.bytes for b in source.buffers}
     for view in launch.tensor_maps:
         if view.end_bytes > sizes.get(view.buffer, 0):
-            raise Damaged(f"{view.symbol} of {launch.name} reaches beyond {view.buffer}")
+            raise CorruptKernelError(f"{view.symbol} of {launch.name} reaches beyond {view.buffer}")

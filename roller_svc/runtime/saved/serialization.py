@@ -18,7 +18,7 @@ from roller_svc.ir.dtype import DType
 from roller_svc.ir.kernel import Buffer, CompiledKernel, Language
 from roller_svc.ir.quoting import quote_comment, require_identifier
 from roller_svc.runtime.binding import ALIGNMENT_BYTES
-from roller_svc.runtime.saved.json_fields import Damaged, mapping, printable, string
+from roller_svc.runtime.saved.json_fields import CorruptKernelError, mapping, printable, string
 from roller_svc.runtime.saved.metadata import FORMAT, MAX_METADATA_BYTES, map_json, read_compiled
 
 METADATA = "metadata.json"
@@ -32,7 +32,7 @@ _C_TYPES = {
 
 
 @dataclass(frozen=True, slots=True)
-class SavedKernel:
+class KernelBundle:
     """What a folder holds. `estimate` and `extra` are JSON-able and stored as they are."""
 
     compiled: CompiledKernel
@@ -43,12 +43,12 @@ class SavedKernel:
     extra: Mapping[str, Any] = field(default_factory=dict)
 
 
-def save(kernel: SavedKernel, folder: str | os.PathLike[str]) -> Path:
+def save(kernel: KernelBundle, directory: str | os.PathLike[str]) -> Path:
     """Write the kernel into `folder`, which need not exist. Readers see the whole kernel or none; the folder's path.
 
     In a folder that is there, files of other names stay as they are.
     """
-    target = _folder(folder)
+    target = _directory_path(directory)
     if target.exists() and not target.is_dir():
         raise ArgumentError(f"{target} is not a folder", code="not-a-folder")
     try:
@@ -58,26 +58,26 @@ def save(kernel: SavedKernel, folder: str | os.PathLike[str]) -> Path:
     return target
 
 
-def load(folder: str | os.PathLike[str]) -> SavedKernel:
+def load(directory: str | os.PathLike[str]) -> KernelBundle:
     """The kernel in `folder`, its files checked against their digests, which are of this folder's own making.
 
     Reads three files of it, follows no link among them and runs nothing. Running the kernel runs its binary's machine
     code as this process: run only what comes from somebody you would take a program from.
     Raises UnknownKernelError where there is none and ArgumentError (damaged-kernel) for one that is not as saved.
     """
-    source_folder = _folder(folder)
-    if not (source_folder / METADATA).is_file():
-        raise UnknownKernelError(f"{source_folder} holds no saved kernel ({METADATA} is missing)")
+    path = _directory_path(directory)
+    if not (path / METADATA).is_file():
+        raise UnknownKernelError(f"{path} holds no saved kernel ({METADATA} is missing)")
     try:
-        document = _parsed(_read(source_folder, METADATA, MAX_METADATA_BYTES))
+        document = _parse(_read(path, METADATA, MAX_METADATA_BYTES))
         files = {}
         for name in _file_names(document):
-            files[name] = _read(source_folder, name, _MAX_FILE_BYTES)
+            files[name] = _read(path, name, _MAX_FILE_BYTES)
             if document["files"][name]["sha256"] != hashlib.sha256(files[name]).hexdigest():
-                raise Damaged(f"{name} is not the file that was saved (its sha256 differs)")
+                raise CorruptKernelError(f"{name} is not the file that was saved (its sha256 differs)")
         text, binary = (files[name] for name in _file_names(document))
         compiled = read_compiled(document, text.decode(), binary)
-        return SavedKernel(
+        return KernelBundle(
             compiled,
             expression=string(document["expression"], MAX_METADATA_BYTES),
             target=printable(document, "target"),
@@ -85,8 +85,8 @@ def load(folder: str | os.PathLike[str]) -> SavedKernel:
             estimate=None if document["estimate"] is None else mapping(document, "estimate"),
             extra=mapping(document, "extra"),
         )
-    except (Damaged, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ArgumentError(f"{source_folder} is not a kernel as saved: {error!r}", code="damaged-kernel") from error
+    except (CorruptKernelError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ArgumentError(f"{path} is not a kernel as saved: {error!r}", code="damaged-kernel") from error
 
 
 def c_header(compiled: CompiledKernel) -> str:
@@ -113,10 +113,10 @@ def c_header(compiled: CompiledKernel) -> str:
     return "\n".join(lines)
 
 
-def _folder(given: str | os.PathLike[str]) -> Path:
-    if not isinstance(given, str | os.PathLike):
-        raise ArgumentError(f"a folder's path was expected, not {type(given).__qualname__}", code="invalid-argument")
-    return Path(given)
+def _directory_path(directory: str | os.PathLike[str]) -> Path:
+    if not isinstance(directory, str | os.PathLike):
+        raise ArgumentError(f"a folder's path was expected, not {type(directory).__qualname__}", code="invalid-argument")
+    return Path(directory)
 
 
 def _write(files: Mapping[str, bytes], target: Path) -> None:
@@ -140,7 +140,7 @@ def _parameter(buffer: Buffer) -> str:
     return f"{type_} *{require_identifier(buffer.symbol)}"
 
 
-def _files(kernel: SavedKernel) -> dict[str, bytes]:
+def _files(kernel: KernelBundle) -> dict[str, bytes]:
     """Every file by name, metadata last."""
     source = kernel.compiled.source
     files = {
@@ -157,7 +157,7 @@ def _files(kernel: SavedKernel) -> dict[str, bytes]:
     return files | {METADATA: metadata}
 
 
-def _metadata(kernel: SavedKernel) -> dict[str, Any]:
+def _metadata(kernel: KernelBundle) -> dict[str, Any]:
     compiled = kernel.compiled
     source = compiled.source
     buffers = {b.symbol: b for b in source.buffers}
@@ -225,7 +225,7 @@ def _buffer(buffer: Buffer) -> dict[str, Any]:
     }
 
 
-def _parsed(metadata: bytes) -> Any:
+def _parse(metadata: bytes) -> Any:
     """The JSON document; ValueError for what is none, and for numbers that JSON has no text for."""
     return json.loads(metadata, parse_float=_finite, parse_constant=_finite)
 
@@ -233,30 +233,30 @@ def _parsed(metadata: bytes) -> Any:
 def _finite(text: str) -> float:
     value = float(text)
     if not math.isfinite(value):
-        raise Damaged(f"{METADATA} has the number {text[:40]}")
+        raise CorruptKernelError(f"{METADATA} has the number {text[:40]}")
     return value
 
 
 def _file_names(document: Any) -> tuple[str, str]:
     """Text and binary: by the language alone, never a name that the metadata gives."""
     if not isinstance(document, dict) or document.get("format") != FORMAT:
-        raise Damaged(f"{METADATA} is not in the format {FORMAT}")
+        raise CorruptKernelError(f"{METADATA} is not in the format {FORMAT}")
     language = Language(document["language"])
     return f"kernel{language.suffix}", _BINARY_NAMES[language]
 
 
-def _read(folder: Path, name: str, limit_bytes: int) -> bytes:
+def _read(directory: Path, name: str, limit_bytes: int) -> bytes:
     """The file, unless it is a link, no plain file or too large."""
     try:
-        descriptor = os.open(folder / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        descriptor = os.open(directory / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
-        raise Damaged(f"{name} cannot be read: {error.strerror}") from error
-    found = os.fstat(descriptor)
-    if not stat.S_ISREG(found.st_mode):
+        raise CorruptKernelError(f"{name} cannot be read: {error.strerror}") from error
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode):
         os.close(descriptor)
-        raise Damaged(f"{name} is no plain file")
+        raise CorruptKernelError(f"{name} is no plain file")
     with os.fdopen(descriptor, "rb") as file:
-        data = file.read(limit_bytes + 1) if found.st_size <= limit_bytes else b""
-    if max(found.st_size, len(data)) > limit_bytes:
-        raise Damaged(f"{name} is larger than {limit_bytes} bytes")
+        data = file.read(limit_bytes + 1) if status.st_size <= limit_bytes else b""
+    if max(status.st_size, len(data)) > limit_bytes:
+        raise CorruptKernelError(f"{name} is larger than {limit_bytes} bytes")
     return data

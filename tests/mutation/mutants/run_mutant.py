@@ -98,7 +98,7 @@ def _reference(case: Case, seed: int) -> tuple[Mapping[str, Array], Mapping[str,
     program = planned.program
     hints = {name: {"range": (least, limit)} for name, least, limit in case.ranges}
     arrays = random_inputs(program, seed, hints)
-    return arrays, evaluate(program, arrays, allow_tf32=case.allow_tf32, sums=planned.sums)
+    return arrays, evaluate(program, arrays, allow_tf32=case.allow_tf32, accumulation=planned.sums)
 
 
 def findings(case: Case, source: KernelSource) -> tuple[Finding, ...]:

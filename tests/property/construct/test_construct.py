@@ -21,7 +21,7 @@ from roller_svc.families.common.gpu.elementwise_space import is_map, map_space
 from roller_svc.families.cpu.contraction.workload import rows_per_block
 from roller_svc.families.cpu.window.cost import staged_bytes
 from roller_svc.families.cpu.window.workload import PlaneSpace, plane_space
-from roller_svc.families.gpu.simt_contraction.rules import SimtContraction
+from roller_svc.families.gpu.simt_contraction.rules import SimtContractionRules
 from roller_svc.families.gpu.window.workload import is_windowed, window_space
 from roller_svc.ir.affine import Dim
 from roller_svc.ir.dtype import DType
@@ -288,7 +288,7 @@ def test_trace_is_data_and_the_same_every_time(group: KernelGroup) -> None:
 def test_scale_up_grows_one_axis_at_a_time_until_capacity(m: int, n: int, k: int, epsilon: float) -> None:
     hw = hardware.load("nvidia-v100-sxm2")
     group = matmul(m, n, k)
-    rules = SimtContraction(prepare(group, hw, hw.unit_for(DType.FLOAT32))[1])
+    rules = SimtContractionRules(prepare(group, hw, hw.unit_for(DType.FLOAT32))[1])
     stage = rules.block_level(ThreadTile((1, 4, 4, 1)), epsilon)
     log = SearchTrace(budget=10_000)
     grown = scale_up(stage, log, 10_000)

@@ -41,13 +41,13 @@ def test_tiles_keep_the_limits_and_estimates_follow_the_device(target: str, m: i
     quick = replace(hw, levels=tuple(replace(x, bandwidth_bytes_per_s=2 * x.bandwidth_bytes_per_s) for x in hw.levels))
     now, then = prepare_model(group, hw, on), prepare_model(group, quick, on)
     for found in construct(group, hw, on).programs:
-        tile, needs = mma_tile(found, *factors), now.needs(found)
+        tile, needs = mma_tile(found, *factors), now.resources(found)
         assert needs is not None
         assert needs.shared_bytes == tile.shared_bytes <= hw.limits.shared_bytes_per_block
         assert needs.registers_per_thread * needs.threads <= hw.limits.registers_per_core
         assert tile.n == 2 * found.block["f"]
         assert (found.split_k, found.stream_k_blocks) == (1, 0)
         seconds = now.estimate(found).seconds
-        assert seconds >= now.workload.floor_s
+        assert seconds >= now.workload.lower_bound_s
         assert then.estimate(found).seconds <= seconds * (1 + 1e-9)
         assert now.workload.operations == 4 * m * f * k

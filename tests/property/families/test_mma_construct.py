@@ -14,12 +14,12 @@ from roller_svc import hardware
 from roller_svc.analysis.operand import operands, staged_dtype
 from roller_svc.compiler.rank import construct
 from roller_svc.construct.align import EPSILONS
-from roller_svc.construct.rules import Base
-from roller_svc.construct.scale_up import Log, scale_up
+from roller_svc.construct.rules import ThreadTile
+from roller_svc.construct.scale_up import SearchTrace, scale_up
 from roller_svc.families import model_of, prepare
-from roller_svc.families.common.gpu.matrix.stream_k import stream
-from roller_svc.families.common.gpu.matrix.tile import LoadKind, feeds, mma_tile, thread_registers
-from roller_svc.families.gpu.mma_contraction.rules import SPILL_SLACK, MmaContraction
+from roller_svc.families.common.gpu.matrix.stream_k import stream_k_partition
+from roller_svc.families.common.gpu.matrix.tile import LoadKind, mma_tile, plan_operand_loads, thread_registers
+from roller_svc.families.gpu.mma_contraction.rules import SPILL_SLACK, MmaContractionRules
 from roller_svc.fusion.split.reduction import may_split, split_group
 from roller_svc.ir.group import AxisRole, KernelGroup
 from roller_svc.ir.hardware import Arch, ComputeUnit, HardwareSpec
@@ -109,7 +109,7 @@ def check_capacity(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> N
     limits = hw.limits
     a, b = operands(group)
     tile = mma_tile(program, a, b)
-    fed = feeds(program.unit, (a, b), hw.arch)
+    fed = plan_operand_loads(program.unit, (a, b), hw.arch)
     registers = thread_registers(tile, *fed)
     assert registers <= limits.max_registers_per_thread - SPILL_SLACK
     assert program.threads <= 256
@@ -120,7 +120,7 @@ def check_capacity(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> N
         assert program.stages == 2
     if hw.arch < Arch("sm_", 80):
         assert program.stages == 2
-    needs = model_of(group, program, hw).needs(program)
+    needs = model_of(group, program, hw).resources(program)
     assert needs is not None
     assert (needs.registers_per_thread, needs.shared_bytes) == (registers, tile.shared_bytes)
 
@@ -133,10 +133,10 @@ def check_reduction(group: KernelGroup, program: RProgram) -> None:
         assert halves.workspaces[0][1].shape[0] == program.split_k
         whole, piece = operands(group), operands(halves.partial)
         for before, after in zip(whole, piece, strict=True):
-            assert after.along_k == before.along_k
-            assert after.run == before.run
+            assert after.k_major == before.k_major
+            assert after.vector_width == before.vector_width
     if program.stream_k_blocks:
-        work = stream(program)
+        work = stream_k_partition(program)
         assert program.split_k == 1
         assert (work.blocks - 1) * work.share < work.tiles * work.steps
         assert work.visits <= work.tiles
@@ -148,19 +148,19 @@ def test_scale_up_finds_what_brute_force_finds(m: int, n: int, k: int, warp: tup
     hw = hardware.load("nvidia-a100-sxm-80gb")
     group = matmul(m, n, k)
     rules = rules_of(group, hw, unit(hw, "mma_f16"))
-    stage = rules.block_stage(Base((*warp, 1), 32), EPSILONS[-1])
-    grown = scale_up(stage, Log(budget=10_000), 10_000)
-    every = [tile for tile in itertools.product(*stage.steps) if not any(stage.look(tile)[2:])]
+    stage = rules.block_level(ThreadTile((*warp, 1), 32), EPSILONS[-1])
+    grown = scale_up(stage, SearchTrace(budget=10_000), 10_000)
+    every = [tile for tile in itertools.product(*stage.steps) if not any(stage.evaluate(tile)[2:])]
     # growth stops at what is too large; alignments that growth mends do not stop it
-    reached = {tile for tile in every if any(step == tile for step in (*grown.large, *grown.border))}
-    assert set(grown.large) | set(grown.border) == reached
-    assert {tile for tile in every if stage.saturates(tile)} >= set(grown.large)
-    if not any(stage.look(tile).too_large for tile in itertools.product(*stage.steps)):
+    reached = {tile for tile in every if any(step == tile for step in (*grown.saturated, *grown.border))}
+    assert set(grown.saturated) | set(grown.border) == reached
+    assert {tile for tile in every if stage.is_saturated(tile)} >= set(grown.saturated)
+    if not any(stage.evaluate(tile).too_large for tile in itertools.product(*stage.steps)):
         assert reached == set(every)
 
 
-def rules_of(group: KernelGroup, hw: HardwareSpec, one: ComputeUnit) -> MmaContraction:
-    return MmaContraction(prepare(group, hw, one)[1])
+def rules_of(group: KernelGroup, hw: HardwareSpec, one: ComputeUnit) -> MmaContractionRules:
+    return MmaContractionRules(prepare(group, hw, one)[1])
 
 
 @QUIET
@@ -169,12 +169,12 @@ def test_warp_tiles_are_the_best_of_their_size(m: int, n: int) -> None:
     """Of all tiles of as many instructions none reads fewer fragments for a multiply-add."""
     hw = hardware.load("nvidia-a100-sxm-80gb")
     rules = rules_of(matmul(m, n, 512), hw, unit(hw, "mma_f16"))
-    stage = rules.thread_stage(32)
-    chosen = rules.preferred(scale_up(stage, Log(budget=10_000), 10_000), 32)
-    fitting = [tile for tile in itertools.product(*stage.steps) if not stage.look(tile).too_large]
+    stage = rules.thread_level(32)
+    chosen = rules.rank_thread_tiles(scale_up(stage, SearchTrace(budget=10_000), 10_000), 32)
+    fitting = [tile for tile in itertools.product(*stage.steps) if not stage.evaluate(tile).too_large]
     for tile in chosen:
         alike = [t for t in fitting if (t[0] * t[1]).bit_length() == (tile[0] * tile[1]).bit_length()]
-        assert stage.look(tile).traffic == min(stage.look(t).traffic for t in alike)
+        assert stage.evaluate(tile).traffic == min(stage.evaluate(t).traffic for t in alike)
 
 
 @pytest.mark.parametrize(("m", "n"), [(8, 8), (9, 4096), (4096, 8), (16, 8)])

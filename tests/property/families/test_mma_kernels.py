@@ -220,7 +220,7 @@ def cases(draw: st.DrawFn) -> Case:
     for group in groups:
         if group.kind is GroupKind.CONTRACTION:
             try:
-                units = units_for(group, hw, ScheduleConstraints(allow_tf32, OpClass.MMA)).taken
+                units = units_for(group, hw, ScheduleConstraints(allow_tf32, OpClass.MMA)).units
             except NoCandidateError:
                 assume(False)
             tiling = draw(tilings(group, draw(st.sampled_from(units)), hw))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import roller_svc
 from roller_svc import hardware
 from roller_svc.api import load_runner
-from roller_svc.codegen.kernel import Part, emit, tensors_in_memory, with_program_indices
+from roller_svc.codegen.kernel import GroupLaunches, emit, tensors_in_memory, with_program_indices
 from roller_svc.compiler.lower_and_emit import lower
 from roller_svc.compiler.partition_cache import partition
 from roller_svc.frontend.lang import parse
@@ -97,7 +97,7 @@ def source_of(program: TensorProgram, group: KernelGroup, tile: RProgram) -> Ker
     types = stored_types(program)
     views = (*group.inputs, *group.stored)
     stored = [(name, types[name]) for name, _ in group.stored]
-    part = Part(lower(replace(group, space=tile.space), tile, HW), views)
+    part = GroupLaunches(lower(replace(group, space=tile.space), tile, HW), views)
     return with_program_indices(emit("kernel", (part,), tensors_in_memory(program, types, stored), HW, ""), program)
 
 

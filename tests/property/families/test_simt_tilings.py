@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from roller_svc import hardware
-from roller_svc.codegen.kernel import Part, emit, tensors_in_memory
+from roller_svc.codegen.kernel import GroupLaunches, emit, tensors_in_memory
 from roller_svc.compiler.backends import load_emulated
 from roller_svc.compiler.lower_and_emit import lower
 from roller_svc.compiler.partition_cache import partition
@@ -117,7 +117,7 @@ def generated(program: TensorProgram, hw: HardwareSpec, tiling: Tiling) -> Kerne
     types = stored_types(program)
     views = (*group.inputs, *group.stored)
     buffers = tensors_in_memory(program, types, [(t, types[t]) for t, _ in views if t in types])
-    return emit("kernel", (Part(trees, views),), buffers, hw, "")
+    return emit("kernel", (GroupLaunches(trees, views),), buffers, hw, "")
 
 
 def check(case: tuple[str, Signature], tiling: Tiling, target: str) -> None:

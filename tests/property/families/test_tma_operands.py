@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from tma_copies import arrived, value
 
 from roller_svc.analysis.operand import Operand
-from roller_svc.families.common.gpu.warpgroups.k_iteration import Walk
-from roller_svc.families.common.gpu.warpgroups.tma_load import TmaTile, tma_feed
+from roller_svc.families.common.gpu.warpgroups.k_iteration import KTileOrder
+from roller_svc.families.common.gpu.warpgroups.tma_load import TmaTile, plan_tma_load
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Expr, Load
 from roller_svc.ir.group import AxisRole, TileAxis
@@ -116,13 +116,13 @@ def _matches(access: Access, tile: TmaTile, number: int, step: int, batch: dict[
 @settings(max_examples=250, deadline=None, derandomize=True)
 def test_what_arrives_is_the_operand(access: Access, data: st.DataObject) -> None:
     types = {"A": TensorType(DType.FLOAT16, access.shape)}
-    feed = tma_feed(access.operand, DType.FLOAT16, (access.axis, access.k), access.batch, types)
+    feed = plan_tma_load(access.operand, DType.FLOAT16, (access.axis, access.k), access.batch, types)
     if isinstance(feed, str):  # a guard that never holds
         assert "guard" in feed
         return
     depth = data.draw(st.sampled_from([8, 16, 32]))
     for outer in range(len(access.k.members)):
-        walk = Walk.within(access.k, outer, depth)
+        walk = KTileOrder.within(access.k, outer, depth)
         for extent in (8, 16, 64):
             tile = feed.tile(extent, walk, 8 if extent == 8 else min(depth, 16) if feed.along_k else 16)
             if isinstance(tile, str):

@@ -21,7 +21,7 @@ from roller_svc.compiler.rank import construct, rank_units
 from roller_svc.construct.align import EPSILONS
 from roller_svc.errors import NoCandidateError
 from roller_svc.families import prepare, prepare_model
-from roller_svc.families.common.gpu.matrix.stream_k import stream
+from roller_svc.families.common.gpu.matrix.stream_k import stream_k_partition
 from roller_svc.families.common.gpu.warpgroups.tile import wgmma_tile
 from roller_svc.frontend.parse import parse
 from roller_svc.fusion.split.reduction import may_split, split_group
@@ -137,7 +137,7 @@ def check_blocks(group: KernelGroup, program: RProgram, axes: tuple[str, str]) -
         assert split_group(group, program).workspaces[0][1].shape[0] == program.split_k
     if program.stream_k_blocks:
         assert program.steps == tile.walk.steps
-        work = stream(program)
+        work = stream_k_partition(program)
         assert (work.blocks - 1) * work.share < work.tiles * work.steps
 
 
@@ -174,7 +174,7 @@ def check_estimate(group: KernelGroup, hw: HardwareSpec, *, allow_tf32: bool) ->
         estimate, program = candidate.estimate, candidate.program
         assert math.isfinite(estimate.seconds)
         assert all(math.isfinite(stage.seconds) and stage.seconds >= 0 for stage in estimate.stages)
-        assert estimate.seconds >= prepare(group, hw, program.unit)[1].floor_s
+        assert estimate.seconds >= prepare(group, hw, program.unit)[1].lower_bound_s
         for quick in faster(hw):
             twin = unit(quick, program.unit.name)
             again = prepare_model(group, quick, twin).estimate(replace(program, unit=twin))

@@ -31,7 +31,7 @@ from roller_svc.ir.hardware import HardwareSpec, TargetKind, arch_named
 from roller_svc.ir.kernel import KernelSource, Language
 from roller_svc.ir.program import TensorProgram, TensorType
 from roller_svc.ir.quoting import quote_comment, quote_string, require_identifier
-from roller_svc.runtime.emulator.text import TWINS, program_text
+from roller_svc.runtime.emulator.text import HOST_INTRINSICS, program_source
 from roller_svc.runtime.saved.serialization import c_header
 from roller_svc.toolchain import availability
 from roller_svc.toolchain.gcc import compile_c
@@ -269,10 +269,10 @@ def test_the_audits_constructor_is_not_compiled(tmp_path: Path) -> None:
 def test_hostile_names_of_a_saved_kernel_do_not_leave_their_literals() -> None:
     """The emulator's program and the C header, of a kernel whose metadata came from somebody else."""
     source = source_of(program_of(MATMUL, HARMLESS), hardware.load("nvidia-t4"))
-    expected = len(code_of(program_text(source)))
+    expected = len(code_of(program_source(source)))
     for text in (*PAYLOADS, '"; zzmark; "', '??/" zzmark', "\\", "??/"):
         buffers = tuple(dataclasses.replace(b, name=text) for b in source.buffers)
-        found = code_of(program_text(dataclasses.replace(source, buffers=buffers)))
+        found = code_of(program_source(dataclasses.replace(source, buffers=buffers)))
         assert len(found) == expected
         assert not any("zzmark" in token for token in found if not token.startswith('"'))
 
@@ -425,7 +425,7 @@ def test_no_tensor_has_the_name_of_a_function(target: str) -> None:
         program = parse(expression, {name: TensorType(DType(d), shape) for name, (d, shape) in types.items()})
         found |= functions_of(source_of(program, hw).text)
     assert len(found) > 20
-    assert {name for name in TWINS if Names().of(name) == name} == set()
+    assert {name for name in HOST_INTRINSICS if Names().of(name) == name} == set()
     assert {name for name in found - NOT_LOOKED_UP if Names().of(name) == name} == set()
 
 

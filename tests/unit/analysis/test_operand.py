@@ -12,7 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from run_tree import TreeRun
 
-from roller_svc.analysis.operand import LONGEST_RUN, Operand, contiguous_run, operands, refusal, staged_dtype
+from roller_svc.analysis.operand import (
+    MAX_VECTOR_WIDTH,
+    Operand,
+    aligned_vector_width,
+    contraction_unsupported_reason,
+    operands,
+    staged_dtype,
+)
 from roller_svc.fusion.split.reduction import split_group
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Expr, Load, axes_of
@@ -60,7 +67,7 @@ def moves_as_one(
 def longest_run(
     load: Load, guard: Expr | None, lead: TileAxis, others: tuple[Axis, ...], shape: tuple[int, ...]
 ) -> int:
-    runs = (1 << e for e in range(LONGEST_RUN.bit_length() - 1, -1, -1))
+    runs = (1 << e for e in range(MAX_VECTOR_WIDTH.bit_length() - 1, -1, -1))
     return next(r for r in runs if moves_as_one(load, guard, lead, others, shape, r))
 
 
@@ -121,12 +128,12 @@ def test_a_run_is_side_by_side_aligned_and_under_one_guard(
     access: tuple[Load, Expr | None, TileAxis, tuple[Axis, ...], TensorType],
 ) -> None:
     load, guard, lead, others, type_ = access
-    run = contiguous_run(load, guard, lead, type_)
+    run = aligned_vector_width(load, guard, lead, type_)
     assert moves_as_one(load, guard, lead, others, type_.shape, run)
 
 
 def role_axis(group: KernelGroup, operand: Operand, along: AxisRole) -> TileAxis:
-    (axis,) = group.space.role(AxisRole.K if operand.along_k else along)
+    (axis,) = group.space.role(AxisRole.K if operand.k_major else along)
     return axis
 
 
@@ -140,8 +147,8 @@ def check_operands(group: KernelGroup) -> tuple[int, int]:
         every = (m for axis in group.space.axes if axis is not lead for m in axis.members)
         others = tuple(m for m in every if m.name in used)
         shape = dict(group.inputs)[operand.source.tensor].shape
-        assert operand.run == longest_run(operand.source, operand.guard, lead, others, shape)
-        found.append(operand.run)
+        assert operand.vector_width == longest_run(operand.source, operand.guard, lead, others, shape)
+        found.append(operand.vector_width)
     return found[0], found[1]
 
 
@@ -209,7 +216,7 @@ def test_pieces_of_a_split_reduction_move_as_the_whole_does(
 )
 def test_a_float_factor_has_the_narrowest_type_of_its_values(factor: str, stored: str, expected: DType) -> None:
     a, b = operands_of(f"C[m, n] +=! {factor} * B[k, n].cast(`float32`)", A=f"{stored} 32 16", B="float16 16 32")
-    assert (a.dtype, a.stored if a.source else expected) == (expected, DType(stored) if a.source else expected)
+    assert (a.dtype, a.memory_dtype if a.source else expected) == (expected, DType(stored) if a.source else expected)
     assert b.dtype is DType.FLOAT16
 
 
@@ -247,7 +254,7 @@ def test_a_factor_is_a_load_only_where_it_is_that_or_zero(factor: str, has_sourc
     more = {"ids": "int32 16"} if "ids" in factor else {}
     a, _ = operands_of(f"C[m, n] +=! {factor} * B[k, n]", A="float16 32 16", B="float16 16 32", **more)
     assert (a.source is not None, a.guard is not None) == (has_source, has_guard)
-    assert has_source or a.run == 1
+    assert has_source or a.vector_width == 1
 
 
 # units ---------------------------------------------------------------------------------------------------------------
@@ -255,7 +262,7 @@ def reason(hw: HardwareSpec, name: str, a: str, b: str, cast: str = "float32", *
     """Why that unit does not take a matmul of those types, summed in `cast`."""
     text = f"C[m, n] +=! A[m, k].cast(`{cast}`) * B[k, n].cast(`{cast}`)"
     group = contraction(text, A=f"{a} 32 32", B=f"{b} 32 32")
-    return refusal(unit(hw, name), group, allow_tf32=allow_tf32)
+    return contraction_unsupported_reason(unit(hw, name), group, allow_tf32=allow_tf32)
 
 
 @pytest.mark.parametrize(
@@ -297,7 +304,7 @@ def test_tf32_is_taken_where_it_is_allowed() -> None:
 def test_what_is_no_contraction_is_for_no_matrix_unit() -> None:
     group = contraction("C[m, n] +=! A[m, k] * B[k, n]", A="float16 32 32", B="float16 32 32")
     nest = replace(group, kind=GroupKind.NEST)
-    assert refusal(unit(AMPERE, "mma_f16"), nest, allow_tf32=True) == "no contraction"
+    assert contraction_unsupported_reason(unit(AMPERE, "mma_f16"), nest, allow_tf32=True) == "no contraction"
     with pytest.raises(ValueError, match="is no contraction"):
         operands(nest)
 

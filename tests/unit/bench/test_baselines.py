@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from roller_svc.bench.baselines import Peer, calls_of, inference, peer_of, ways
+from roller_svc.bench.baselines import Peer, baseline_of, calls_of, inference, ways
 from roller_svc.bench.baselines.calls import Calls
 from roller_svc.bench.baselines.translate.nest import nest_of
 from roller_svc.errors import ArgumentError, BuildError
@@ -185,7 +185,7 @@ def test_the_peer_is_one_of_the_ways() -> None:
     arrays = random_inputs(program, 0)
     calls = calls_of("numpy", 1)
     want = evaluate(program, arrays)
-    peer: Peer = peer_of(program, arrays, calls, want)
+    peer: Peer = baseline_of(program, arrays, calls, want)
     assert peer.calls in [tuple(way.trace.names) for way in ways(program, arrays, calls, want)]
 
 
@@ -193,7 +193,7 @@ def test_no_peer_says_why() -> None:
     program = parse("Y[i] = X[i].call(`erf`)", {"X": TensorType(DType.FLOAT32, (4,))}, None)
     arrays = random_inputs(program, 0)
     with pytest.raises(BuildError, match="numpy has no erf") as failure:
-        peer_of(program, arrays, calls_of("numpy", 1), evaluate(program, arrays))
+        baseline_of(program, arrays, calls_of("numpy", 1), evaluate(program, arrays))
     assert failure.value.code == "no-peer"
 
 
@@ -203,7 +203,7 @@ def test_a_wrong_peer_is_not_taken() -> None:
     arrays = random_inputs(program, 0)
     other = evaluate(program, random_inputs(program, 1))
     with pytest.raises(BuildError, match="WrongAnswerError: mm: C"):
-        peer_of(program, arrays, calls_of("numpy", 1), other)
+        baseline_of(program, arrays, calls_of("numpy", 1), other)
 
 
 def test_a_peer_that_is_not_installed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

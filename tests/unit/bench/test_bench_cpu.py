@@ -14,15 +14,15 @@ from roller_svc import hardware
 from roller_svc.bench.cases import BenchCase
 from roller_svc.bench.cpu import run as cpu
 from roller_svc.bench.cpu import worker as cpu_worker
-from roller_svc.bench.cpu.report import Taken, bound_of, case_row, failed_row, figures, p95, summary
-from roller_svc.bench.cpu.worker import OURS, BuildOurs, Built, Start, TakeSample
+from roller_svc.bench.cpu.report import Taken, case_row, failed_row, figures, p95, roofline_bound, summary
+from roller_svc.bench.cpu.worker import ROLLER, BuildRoller, Built, Start, TakeSample
 from roller_svc.bench.timing_worker import Sample, sampled
 from roller_svc.calibration.cpu.limits import Bandwidth, LimitProbes, Limits, Stream
 from roller_svc.calibration.cpu.probes import working_sets
 from roller_svc.cli import main
 from roller_svc.errors import ArgumentError, BuildError, InvariantError
 from roller_svc.reference.interpreter import evaluate
-from roller_svc.runtime.interference import stolen_s, waiting_s
+from roller_svc.runtime.interference import steal_s, runqueue_wait_s
 
 LIMITS = Limits(
     100e9,
@@ -37,8 +37,8 @@ PRODUCT = BenchCase("product", "gemm", "C[m, n] +=! A[m, k] * B[k, n]", MATRICES
 
 
 def test_a_row_compares_with_the_fastest_peer() -> None:
-    taken = Taken({OURS: [2e-3, 1e-3, 3e-3], "numpy": [4e-3, 5e-3, 6e-3], "torch": [3e-3, 8e-3, 9e-3]}, 4)
-    row = case_row(PRODUCT, taken, bound_of(PRODUCT.program(), LIMITS))
+    taken = Taken({ROLLER: [2e-3, 1e-3, 3e-3], "numpy": [4e-3, 5e-3, 6e-3], "torch": [3e-3, 8e-3, 9e-3]}, 4)
+    row = case_row(PRODUCT, taken, roofline_bound(PRODUCT.program(), LIMITS))
     assert (row["id"], row["cls"], row["error"]) == ("product", "gemm", None)
     assert (row["ours_s"], row["ours_median_s"]) == (1e-3, 2e-3)
     assert row["peers"] == {"numpy": 4e-3, "torch": 3e-3}
@@ -53,32 +53,34 @@ def test_a_row_compares_with_the_fastest_peer() -> None:
 
 def test_the_share_of_the_fma_peak_is_that_of_the_peak_beside_each_sample() -> None:
     flops = 2 * 64 * 32 * 16
-    bound = bound_of(PRODUCT.program(), LIMITS)
+    bound = roofline_bound(PRODUCT.program(), LIMITS)
     peaks = (flops / 1e-3, 4 * flops / 1e-3, 2 * flops / 1e-3)
-    row = case_row(PRODUCT, Taken({OURS: [2e-3, 1e-3, 1e-3]}, 0, peaks), bound)
+    row = case_row(PRODUCT, Taken({ROLLER: [2e-3, 1e-3, 1e-3]}, 0, peaks), bound)
     assert row["share_of_peak"] == pytest.approx(0.5)
-    assert case_row(PRODUCT, Taken({OURS: [2e-3]}, 0), bound)["share_of_peak"] == pytest.approx(flops / 2e-3 / 100e9)
+    assert case_row(PRODUCT, Taken({ROLLER: [2e-3]}, 0), bound)["share_of_peak"] == pytest.approx(flops / 2e-3 / 100e9)
 
 
 def test_a_row_without_peers_has_no_ratio() -> None:
-    row = case_row(PRODUCT, Taken({OURS: [1e-3]}, 0), bound_of(PRODUCT.program(), LIMITS))
+    row = case_row(PRODUCT, Taken({ROLLER: [1e-3]}, 0), roofline_bound(PRODUCT.program(), LIMITS))
     assert row["peers"] == {}
     assert row["ratio"] is None
 
 
 def test_the_bound_is_what_takes_longer() -> None:
-    product = bound_of(PRODUCT.program(), LIMITS)
+    product = roofline_bound(PRODUCT.program(), LIMITS)
     assert product.name == "fma"
     assert product.seconds == pytest.approx(2 * 64 * 32 * 16 / 100e9)
     shape = {"dtype": "float32", "shape": [1 << 20]}
-    copy = bound_of(BenchCase("copy", "relu", "Y[i] = X[i].call(`max`, [0.0])", {"X": shape}, None).program(), LIMITS)
+    copy = roofline_bound(
+        BenchCase("copy", "relu", "Y[i] = X[i].call(`max`, [0.0])", {"X": shape}, None).program(), LIMITS
+    )
     assert copy.name == "copy bandwidth"
     assert copy.seconds == pytest.approx(8 * (1 << 20) / 10e9)
 
 
 def test_a_gather_reads_no_more_than_it_takes() -> None:
     inputs = {"X": {"dtype": "float32", "shape": [1000, 8]}, "i": {"dtype": "int32", "shape": [10]}}
-    found = bound_of(BenchCase("g", "gather", "Y[a, c] = X[i[a], c]", inputs, None).program(), LIMITS)
+    found = roofline_bound(BenchCase("g", "gather", "Y[a, c] = X[i[a], c]", inputs, None).program(), LIMITS)
     assert found.bytes == 4 * (10 * 8 + 10 + 10 * 8)
 
 
@@ -136,17 +138,17 @@ class Script:
 
 def test_disturbed_samples_are_taken_again_but_not_for_ever() -> None:
     good, bad = Sample(1e-3, 20, 0.0, 0.0), Sample(9e-3, 20, 1.0, 0.0)
-    taken = cpu.in_turns((OURS,), Script([bad, bad, good]).ask)
-    assert taken.seconds == {OURS: [1e-3] * cpu.ROUNDS}
+    taken = cpu.in_turns((ROLLER,), Script([bad, bad, good]).ask)
+    assert taken.seconds == {ROLLER: [1e-3] * cpu.ROUNDS}
     assert taken.peaks == ()
     assert taken.repeated == 2
-    taken = cpu.in_turns((OURS,), Script([bad]).ask)
-    assert taken.repeated == cpu.MOST_REPEATED
-    assert len(taken.seconds[OURS]) == cpu.ROUNDS
+    taken = cpu.in_turns((ROLLER,), Script([bad]).ask)
+    assert taken.repeated == cpu.MAX_REPEATED
+    assert len(taken.seconds[ROLLER]) == cpu.ROUNDS
 
 
 def test_a_sample_of_ours_keeps_the_peak_beside_it() -> None:
-    taken = cpu.in_turns((OURS,), Script([Sample(1e-3, 20, 0.0, 0.0, peak_flops_per_s=1e11)]).ask)
+    taken = cpu.in_turns((ROLLER,), Script([Sample(1e-3, 20, 0.0, 0.0, peak_flops_per_s=1e11)]).ask)
     assert taken.peaks == (1e11,) * cpu.ROUNDS
 
 
@@ -172,15 +174,15 @@ def test_waiting_and_stolen_time_are_read(tmp_path: Path) -> None:
     for task, text in (("1", "5 2000000000 7"), ("2", "5 500000000 7")):
         (tmp_path / task).mkdir()
         (tmp_path / task / "schedstat").write_text(text, encoding="ascii")
-    assert waiting_s(tmp_path) == 2.5
-    assert waiting_s(tmp_path / "nowhere") == 0
+    assert runqueue_wait_s(tmp_path) == 2.5
+    assert runqueue_wait_s(tmp_path / "nowhere") == 0
     stat = tmp_path / "stat"
     core = min(os.sched_getaffinity(0))
     stat.write_text(
         f"cpu 1 1 1 1 1 1 1 900\ncpu{core} 1 1 1 1 1 1 1 50 0\ncpu999999 1 1 1 1 1 1 1 70\n", encoding="ascii"
     )
-    assert stolen_s(stat) == pytest.approx(50 / os.sysconf("SC_CLK_TCK"))
-    assert stolen_s(tmp_path / "nothing") == 0
+    assert steal_s(stat) == pytest.approx(50 / os.sysconf("SC_CLK_TCK"))
+    assert steal_s(tmp_path / "nothing") == 0
 
 
 def test_workers_start_on_their_cores_only() -> None:
@@ -256,25 +258,25 @@ def test_a_worker_that_died_starts_again_on_its_cores() -> None:
     workers.start()
     try:
         with pytest.raises(InvariantError, match="nothing to sample"):
-            workers.ask(OURS, TakeSample())
-        workers.lanes[OURS].close(kill=True)
-        assert workers.ask(OURS, Start(OURS, 1)) == {"cores": "1"}
+            workers.ask(ROLLER, TakeSample())
+        workers.lanes[ROLLER].close(kill=True)
+        assert workers.ask(ROLLER, Start(ROLLER, 1)) == {"cores": "1"}
     finally:
         workers.close()
 
 
 def test_a_program_too_large_for_the_interpreter_is_judged_by_its_peers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu_worker, "_CHECKED_POINTS", 1)
-    task = BuildOurs(PRODUCT, "local", "model", 1)
+    task = BuildRoller(PRODUCT, "local", "model", 1)
     built = cpu_worker.work(task)
     assert isinstance(built, Built)
     assert not built.proven
     program = PRODUCT.program()
-    want = evaluate(program, cpu_worker.inputs_of(program, PRODUCT))["C"].wide.reshape(-1)
+    want = evaluate(program, cpu_worker.make_inputs(program, PRODUCT))["C"].wide.reshape(-1)
     about = built.want["C"]
-    assert about.at is not None
+    assert about.indices is not None
     assert about.error is not None
-    assert (np.abs(about.wide - want[about.at]) <= about.error).all()
+    assert (np.abs(about.wide - want[about.indices]) <= about.error).all()
 
 
 def test_only_chosen_cases_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

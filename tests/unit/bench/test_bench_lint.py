@@ -11,7 +11,7 @@ import pytest
 
 from roller_svc import hardware, settings
 from roller_svc.bench.cases import BenchCase
-from roller_svc.bench.lint import LintTask, half_contractions, lint_cases, summary, tasks_of
+from roller_svc.bench.lint import LintTask, batch_tasks, half_contractions, lint_cases, summary
 from roller_svc.cli import main
 from roller_svc.compiler.partition_cache import partition
 from roller_svc.errors import BuildServiceError
@@ -79,7 +79,7 @@ def test_a_row_says_what_was_compiled() -> None:
 
 def test_tasks_have_all_cases_in_order() -> None:
     cases = [matmul(str(i), "float32", 8, 8, 8) for i in range(7)]
-    tasks = tasks_of(cases, TARGET, 3)
+    tasks = batch_tasks(cases, TARGET, 3)
     assert [len(task.cases) for task in tasks] == [3, 3, 1]
     assert [case for task in tasks for case in task.cases] == cases
 

@@ -28,9 +28,7 @@ CASES = {
 }  # fmt: skip
 
 
-def test_cases_are_taken_until_all_has_occurred_often_enough(
-    monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cases_are_taken_until_all_has_occurred_often_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(coverage, "NEEDED", frozenset({"epilogue none", "epilogue bias", "operand bfloat16"}))
     tasks = coverage.chosen(corpus.parse_cases(CASES, small=True), 2)
     assert [task.cases[0].id for task in tasks].count("plain") == 2

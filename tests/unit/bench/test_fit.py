@@ -12,7 +12,7 @@ from tile_spaces import matmul, relu, row_sum
 
 from roller_svc import hardware
 from roller_svc.bench.model import fit_costs
-from roller_svc.bench.model.fit import WITHIN, all_estimated, fitted, fitted_together
+from roller_svc.bench.model.fit import MAX_FACTOR, estimate_plans, fit_machines, fitted
 from roller_svc.bench.model.measured_plans import FitCase, MeasuredPlan
 from roller_svc.compiler.rank import rank
 from roller_svc.families import prepare_model
@@ -38,7 +38,7 @@ def case(group: KernelGroup, costs: CpuCosts, slower: float = 1.0) -> FitCase:
     candidates, _ = rank(group, HW, HW.unit_for(group.space.compute_dtype), 8)
     plans = [MeasuredPlan(Plan((candidate,)), (group,), 1.0) for candidate in candidates]
     made = FitCase(group.name, "made up", tuple(plans))
-    (seconds,) = all_estimated((made,), HW, costs)
+    (seconds,) = estimate_plans((made,), HW, costs)
     timed = tuple(replace(plan, seconds=slower * s) for plan, s in zip(plans, seconds, strict=True))
     return replace(made, plans=timed)
 
@@ -51,7 +51,7 @@ def cases() -> tuple[FitCase, ...]:
 def worst(costs: CpuCosts, of: tuple[FitCase, ...] | None = None, hw: HardwareSpec = HW) -> float:
     """The largest |ln(predicted / measured)|."""
     of = of or cases()
-    pairs = zip(all_estimated(of, hw, costs), of, strict=True)
+    pairs = zip(estimate_plans(of, hw, costs), of, strict=True)
     return max(
         abs(math.log(found / plan.seconds))
         for estimates, one in pairs
@@ -80,7 +80,7 @@ def test_constants_stay_within_their_bounds_and_those_that_nothing_rests_on_stay
         started = START.contraction if part is found.contraction else START.loops
         for constant in fields(part):
             ratio = getattr(part, constant.name) / getattr(started, constant.name)
-            assert 1 / WITHIN - 1e-9 <= ratio <= WITHIN + 1e-9
+            assert 1 / MAX_FACTOR - 1e-9 <= ratio <= MAX_FACTOR + 1e-9
     assert found.contraction.copy_cycles > START.contraction.copy_cycles
 
 
@@ -92,10 +92,10 @@ def test_measurements_on_two_machines_are_fitted_together() -> None:
     """One case on a machine whose clock is half as fast: with the same constants it takes another time there."""
     slow = replace(HW, clock_hz=HW.clock_hz / 2)
     first, *others = cases()
-    (seconds,) = all_estimated((first,), slow, TRUE)
+    (seconds,) = estimate_plans((first,), slow, TRUE)
     plans = tuple(replace(plan, seconds=s) for plan, s in zip(first.plans, seconds, strict=True))
     there = (replace(first, plans=plans),)
-    together = fitted_together(((there, slow), (others, HW)), START)
+    together = fit_machines(((there, slow), (others, HW)), START)
     assert worst(together, there, slow) < 0.5 * worst(START, there, slow)
     assert worst(together, there, slow) < worst(fitted(others, HW, START), there, slow)
 
@@ -108,7 +108,7 @@ def test_estimates_of_all_plans_are_those_of_each(number: int) -> None:
         for plan in one.plans
         for choice in plan.plan.choices
     )
-    assert all_estimated((one,), HW, TRUE) == (tuple(alone),)
+    assert estimate_plans((one,), HW, TRUE) == (tuple(alone),)
 
 
 @pytest.mark.parametrize("writes", [True, False])
@@ -150,4 +150,4 @@ def test_no_cost_is_fitted_far_from_where_it_was_written_down() -> None:
         else:
             pairs = list(zip(*(one.values() for one in before_and_after), strict=True))
         assert pairs
-        assert all(1 / WITHIN * 0.95 <= after / before <= WITHIN * 1.05 for before, after in pairs), family
+        assert all(1 / MAX_FACTOR * 0.95 <= after / before <= MAX_FACTOR * 1.05 for before, after in pairs), family

@@ -9,14 +9,14 @@ import pytest
 
 from roller_svc.bench.interleaved_timing import (
     AGREE,
-    LEAST_ROUNDS,
-    MOST_REPEATED,
-    MOST_ROUNDS,
+    MAX_REPEATED,
+    MAX_ROUNDS,
+    MIN_ROUNDS,
     SLOW,
     SLOW_ROUNDS,
     half_s,
     in_turns,
-    quiet_s,
+    low_noise_s,
 )
 from roller_svc.bench.timing_worker import Sample, timed
 
@@ -41,15 +41,15 @@ def test_candidates_take_turns_and_slow_ones_leave() -> None:
     script = Script([1.0], [SLOW * 1.1], [SLOW * 0.9])
     turns = in_turns(3, script.take)
     assert script.asked[: 3 * SLOW_ROUNDS] == [0, 1, 2] * SLOW_ROUNDS
-    assert [len(rounds) for rounds in turns.taken] == [LEAST_ROUNDS, SLOW_ROUNDS, LEAST_ROUNDS]
+    assert [len(rounds) for rounds in turns.taken] == [MIN_ROUNDS, SLOW_ROUNDS, MIN_ROUNDS]
 
 
 def test_who_met_neighbours_in_every_round_so_far_is_not_taken_to_be_slow() -> None:
     """Memory is busy, but for one call of the best."""
     best, other = [1.5, 0.5, *[1.5] * 20], [SLOW * 0.5 * 1.1]
     turns = in_turns(2, Script(best, other).take)
-    assert len(turns.taken[1]) == len(turns.taken[0]) >= LEAST_ROUNDS
-    assert [len(rounds) for rounds in in_turns(2, Script([0.5], other).take).taken] == [LEAST_ROUNDS, SLOW_ROUNDS]
+    assert len(turns.taken[1]) == len(turns.taken[0]) >= MIN_ROUNDS
+    assert [len(rounds) for rounds in in_turns(2, Script([0.5], other).take).taken] == [MIN_ROUNDS, SLOW_ROUNDS]
 
 
 def test_all_that_are_near_the_best_are_timed_until_their_halves_agree() -> None:
@@ -57,8 +57,8 @@ def test_all_that_are_near_the_best_are_timed_until_their_halves_agree() -> None
     turns = in_turns(2, Script([1.0], falling).take)
     assert [len(rounds) for rounds in turns.taken] == [len(falling)] * 2
     assert turns.taken[1] == tuple((seconds,) for seconds in falling)
-    never = [2.0 * 0.9**n for n in range(2 * MOST_ROUNDS)]
-    assert len(in_turns(1, Script(never).take).taken[0]) == MOST_ROUNDS
+    never = [2.0 * 0.9**n for n in range(2 * MAX_ROUNDS)]
+    assert len(in_turns(1, Script(never).take).taken[0]) == MAX_ROUNDS
 
 
 def test_candidates_that_take_almost_the_same_are_timed_until_their_order_is_clear() -> None:
@@ -69,12 +69,12 @@ def test_candidates_that_take_almost_the_same_are_timed_until_their_order_is_cle
 
 
 def test_disturbed_samples_are_taken_again_but_not_for_ever() -> None:
-    answers = [DISTURBED] * (MOST_REPEATED + 1) + [QUIET] * LEAST_ROUNDS
+    answers = [DISTURBED] * (MAX_REPEATED + 1) + [QUIET] * MIN_ROUNDS
     pauses: list[float] = []
     turns = in_turns(1, lambda _: answers.pop(0), pauses.append)
-    assert turns.repeated == len(pauses) == MOST_REPEATED
+    assert turns.repeated == len(pauses) == MAX_REPEATED
     assert turns.is_disturbed
-    assert (len(turns.taken[0]), len(answers)) == (LEAST_ROUNDS, 1)
+    assert (len(turns.taken[0]), len(answers)) == (MIN_ROUNDS, 1)
 
 
 def test_plans_are_told_apart_on_a_machine_whose_memory_is_busy_at_times() -> None:
@@ -83,7 +83,7 @@ def test_plans_are_told_apart_on_a_machine_whose_memory_is_busy_at_times() -> No
     truth = 1e-3 * 1.05 ** np.arange(5)
     busy = np.where(rng.random((5, 20, 1)) < 0.6, 1.5, 1.0)
     taken = truth[:, None, None] * busy * rng.uniform(1.0, 1.02, (5, 20, 10))
-    assert [quiet_s(rounds.tolist()) for rounds in taken] == pytest.approx(truth.tolist(), rel=0.01)
+    assert [low_noise_s(rounds.tolist()) for rounds in taken] == pytest.approx(truth.tolist(), rel=0.01)
     assert min(sample.mean() for sample in taken[4]) < max(sample.mean() for sample in taken[0])
     for rounds in taken:
         first, second = half_s(rounds.tolist()) or (0.0, 1.0)
@@ -91,8 +91,8 @@ def test_plans_are_told_apart_on_a_machine_whose_memory_is_busy_at_times() -> No
 
 
 def test_without_samples_nothing_is_said() -> None:
-    assert (quiet_s([]), half_s([]), half_s([(1.0,)])) == (None, None, None)
-    assert quiet_s([(3.0,)]) == 3.0
+    assert (low_noise_s([]), half_s([]), half_s([(1.0,)])) == (None, None, None)
+    assert low_noise_s([(3.0,)]) == 3.0
 
 
 @pytest.mark.parametrize(("calls", "together", "looks"), [(6, 1, 6), (6, 4, 2), (1, 5, 1), (6, None, 1)])

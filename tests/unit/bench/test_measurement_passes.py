@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from roller_svc.bench.cases import BenchCase
-from roller_svc.bench.interleaved_timing import PARTS, quietest_s
-from roller_svc.bench.model.measurement_passes import MOST_VISITS, VISITS, joined, until_quiet, visits_of
+from roller_svc.bench.interleaved_timing import PARTS, fast_quantiles_s
+from roller_svc.bench.model.measurement_passes import MAX_PASSES, PASSES, joined, passes_of, pending_passes
 
 CASES = [BenchCase(name, "gemm", "C[m] = A[m]", {}, None) for name in ("first", "second", "third")]
 
@@ -26,10 +26,10 @@ def row(seconds: list[float], **changes: Any) -> dict[str, Any]:
 def test_all_cases_come_before_one_comes_again_and_disturbed_visits_at_the_end() -> None:
     done: dict[tuple[str, int], Any] = {("second", 0): row([1.0])}
     order = []
-    for visit, number, case in until_quiet(CASES, done):
+    for visit, number, case in pending_passes(CASES, done):
         order.append((visit, number))
         done[case.id, visit] = row([1.0], disturbed=number == 3 and visit == 1)
-    later = [(visit, number) for visit in range(1, VISITS) for number in (1, 2, 3)]
+    later = [(visit, number) for visit in range(1, PASSES) for number in (1, 2, 3)]
     assert order == [(0, 1), (0, 3), *later, (1, 3)]
 
 
@@ -39,19 +39,19 @@ def test_all_cases_come_before_one_comes_again_and_disturbed_visits_at_the_end()
         ((), []),
         ((0, 1), []),  # either half has met a quiet minute
         ((1, 3), [4, 5, 6, 7]),  # until the quietest fifth of all calls in the second half are quiet ones
-        (range(1, MOST_VISITS, 2), list(range(VISITS, MOST_VISITS))),
+        (range(1, MAX_PASSES, 2), list(range(PASSES, MAX_PASSES))),
     ],
 )
 def test_a_case_comes_again_while_halves_of_its_visits_are_apart(slow: Collection[int], more: list[int]) -> None:
     done: dict[tuple[str, int], Any] = {}
     order = []
-    for visit, number, case in until_quiet(CASES, done):
+    for visit, number, case in pending_passes(CASES, done):
         order.append((visit, number))
         level = 1.1 if number == 2 and visit in slow else 1.0
         done[case.id, visit] = row([level, 3 * level, 1.0])
-    assert order[: VISITS * 3] == [(visit, number) for visit in range(VISITS) for number in (1, 2, 3)]
-    assert order[VISITS * 3 :] == [(visit, 2) for visit in more]
-    assert len(visits_of(CASES[1], done)) == VISITS + len(more)
+    assert order[: PASSES * 3] == [(visit, number) for visit in range(PASSES) for number in (1, 2, 3)]
+    assert order[PASSES * 3 :] == [(visit, 2) for visit in more]
+    assert len(passes_of(CASES[1], done)) == PASSES + len(more)
 
 
 def test_the_quietest_calls_of_each_candidate_count_and_what_either_half_of_its_visits_says_is_kept() -> None:
@@ -69,7 +69,7 @@ def test_visits_that_are_as_quiet_as_each_other_both_count() -> None:
     early, late = [float(n) for n in range(0, 200, 2)], [float(n) for n in range(1, 200, 2)]
     visits = [row([1.0]), row([1.0])]
     for visit, calls in zip(visits, (early, late), strict=True):
-        visit["candidates"][0]["quietest_s"] = quietest_s([calls])
+        visit["candidates"][0]["quietest_s"] = fast_quantiles_s([calls])
     (candidate,) = joined(visits)["candidates"]
     assert candidate["quiet_s"] == pytest.approx(sum(range(40)) / 40, rel=0.05)
 
@@ -83,7 +83,7 @@ def test_every_other_visit_is_one_measurement_and_those_between_another() -> Non
 
 def test_a_case_is_disturbed_where_all_its_visits_were() -> None:
     assert not joined([row([1.0], disturbed=True), row([1.0])])["disturbed"]
-    assert joined([row([1.0], disturbed=True)] * VISITS)["disturbed"]
+    assert joined([row([1.0], disturbed=True)] * PASSES)["disturbed"]
 
 
 def test_visits_that_failed_do_not_count_unless_all_did() -> None:

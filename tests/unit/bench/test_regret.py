@@ -8,10 +8,10 @@ import pytest
 
 from roller_svc.bench.model.cross_validation import halves
 from roller_svc.bench.model.measured_plans import FitCase
-from roller_svc.bench.model.regret import FIGURES, JudgedCase, case_json, figures, judgement, percentile, spearman
+from roller_svc.bench.model.regret import FIGURES, EvaluatedCase, case_json, evaluation, figures, percentile, spearman
 
-RIGHT = JudgedCase("right", "gemm", ((1.0, 1.0), (2.0, 2.0), (4.0, 3.0)))
-WRONG = JudgedCase("wrong", "conv", ((3.0, 1.0), (2.0, 1.5), (1.0, 2.0)))
+RIGHT = EvaluatedCase("right", "gemm", ((1.0, 1.0), (2.0, 2.0), (4.0, 3.0)))
+WRONG = EvaluatedCase("wrong", "conv", ((3.0, 1.0), (2.0, 1.5), (1.0, 2.0)))
 
 
 def test_regret_is_measured_from_the_best_of_all() -> None:
@@ -20,7 +20,7 @@ def test_regret_is_measured_from_the_best_of_all() -> None:
 
 
 def test_of_plans_predicted_alike_the_first_counts() -> None:
-    assert JudgedCase("tie", "gemm", ((1.0, 3.0), (1.0, 2.0))).regret(1) == pytest.approx(0.5)
+    assert EvaluatedCase("tie", "gemm", ((1.0, 3.0), (1.0, 2.0))).regret(1) == pytest.approx(0.5)
 
 
 def test_a_case_says_what_was_chosen_and_what_was_best() -> None:
@@ -41,7 +41,7 @@ def test_figures_pool_plans_and_average_cases() -> None:
 
 
 def test_classes_are_judged_by_themselves() -> None:
-    found = judgement([RIGHT, WRONG])
+    found = evaluation([RIGHT, WRONG])
     assert {cls: one["top1_regret_mean"] for cls, one in found["classes"].items()} == {"conv": 1.0, "gemm": 0.0}
     curve = found["overall"]["regret_curve"]
     assert [point["first"] for point in curve] == list(range(1, 21))
@@ -49,7 +49,7 @@ def test_classes_are_judged_by_themselves() -> None:
 
 
 def test_nothing_to_judge_has_no_figures() -> None:
-    overall = judgement([])["overall"]
+    overall = evaluation([])["overall"]
     assert overall == {"cases": 0, "plans": 0, "regret_curve": []} | dict.fromkeys(FIGURES)
 
 

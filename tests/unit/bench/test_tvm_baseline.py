@@ -9,7 +9,7 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 
-from roller_svc.bench.baselines import PeerLibrary, library_of
+from roller_svc.bench.baselines import BaselineLibrary, library_of
 from roller_svc.errors import ArgumentError, BuildError
 from roller_svc.frontend.parse import parse
 from roller_svc.ir.dtype import DType
@@ -27,7 +27,7 @@ def _floats(**shapes: tuple[int, ...]) -> Types:
     return {name: TensorType(DType.FLOAT32, shape) for name, shape in shapes.items()}
 
 
-def _tvm() -> PeerLibrary:
+def _tvm() -> BaselineLibrary:
     return library_of("tvm", 1)
 
 

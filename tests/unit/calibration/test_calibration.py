@@ -23,7 +23,7 @@ from roller_svc.hardware import catalog
 from roller_svc.ir import canonical
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.hardware import HardwareSpec, Measured
-from roller_svc.perf.machine import machine
+from roller_svc.perf.machine import prepare_machine
 from roller_svc.settings import Settings
 
 LOCAL = hardware.detect_local()
@@ -121,7 +121,7 @@ def test_stores_through_the_caches_are_those_of_kernels() -> None:
 
 
 def test_what_was_measured_is_no_longer_assumed() -> None:
-    before, after = (machine(spec, spec.units[0]).assumed for spec in (LOCAL, calibrated_as(every_figure())))
+    before, after = (prepare_machine(spec, spec.units[0]).assumed_stages for spec in (LOCAL, calibrated_as(every_figure())))
     assert before.arithmetic
     assert before.launch
     assert (after.arithmetic, after.launch, after.latency) == (False, False, False)

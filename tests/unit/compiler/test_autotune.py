@@ -102,7 +102,7 @@ def test_what_is_far_off_is_called_once() -> None:
 
 
 @pytest.mark.parametrize(("one_text", "calls"), [(True, 1), (False, 2)])
-def test_of_long_calls_only_the_first_of_a_text_is_forgiven_that_its_memory_comes(one_text: bool, calls: int) -> None:
+def test_first_long_call_ignores_page_fault_time(one_text: bool, calls: int) -> None:
     number, backend = chosen((0.09, 0.040), (0.06, 0.059), one_text=one_text)
     assert number == 0
     assert backend.loaded[1].calls == calls

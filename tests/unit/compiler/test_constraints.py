@@ -11,7 +11,7 @@ from roller_svc.analysis.operand import operands
 from roller_svc.compiler.rank import rank_units
 from roller_svc.errors import NoCandidateError
 from roller_svc.families.common.gpu.matrix.tile import mma_tile
-from roller_svc.fusion.split.reduction import piece_length
+from roller_svc.fusion.split.reduction import split_length
 from roller_svc.ir.constraints import OpClass, ScheduleConstraints, tile_value
 from roller_svc.ir.group import KernelGroup
 from roller_svc.ir.hardware import HardwareSpec
@@ -65,7 +65,7 @@ def test_no_part_of_a_demanded_split_is_without_work() -> None:
     for parts in (2, 3, 4, 8):
         program = best(SMALL, split_k=parts)
         assert program.split_k == parts
-        length = piece_length(SMALL.space, program.unit, program.block.as_dict(), parts)
+        length = split_length(SMALL.space, program.unit, program.block.as_dict(), parts)
         assert (parts - 1) * length < 256
 
 
@@ -108,7 +108,7 @@ def test_a_demand_that_cannot_be_met_says_why(tiles: dict[str, int], reason: str
     assert failure.code == "no-candidate"
 
 
-def test_rows_that_are_reduced_in_the_epilogue_are_neither_split_nor_streamed() -> None:
+def test_epilogue_row_reduction_rejects_split_k_and_stream_k() -> None:
     group = contraction("C[m, n] +=! A[m, k] * B[k, n]; Y[m] >=! C[m, n]", A="float16 64 256", B="float16 256 96")
     assert "cannot be split" in refused(group, split_k=2).message
     assert "cannot reduce their rows" in refused(group, stream_k=2).message

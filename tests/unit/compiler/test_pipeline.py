@@ -48,7 +48,7 @@ def test_plans_are_the_least_sums_over_groups() -> None:
     assert len(best_plans(ranked, 100)) == 6
 
 
-def test_measured_candidates_are_best_first_and_the_report_tells_the_stages() -> None:
+def test_measured_candidates_are_best_first_and_stages_are_reported() -> None:
     report = build_kernel(MATMUL)
     times = [a.measurement.min_s for a in report.results if a.measurement]
     assert len(times) == 3

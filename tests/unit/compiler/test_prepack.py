@@ -20,7 +20,7 @@ from roller_svc.ir.program import Combine
 from roller_svc.ir.schedule import Compute, Loop, LoopKind, Node, ScheduleTree, Scope, Storage
 from roller_svc.reference.inputs import random_inputs
 from roller_svc.schedule.legality import check
-from roller_svc.schedule.prepack import prepared
+from roller_svc.schedule.prepack import prepack
 
 Inputs = dict[str, tuple[str, tuple[int, ...]]]
 
@@ -152,7 +152,7 @@ def _load(tensor: str, *index: Any) -> Load:
 
 
 def test_only_loops_that_the_contents_depend_on_are_repeated() -> None:
-    found = prepared(_tree(), frozenset({"W"}))
+    found = prepack(_tree(), frozenset({"W"}))
     ((room, type_),) = found.workspaces
     assert type_.shape == (3, 4)
     (launch,) = found.launches
@@ -178,7 +178,7 @@ def _twice() -> ScheduleTree:
 
 @pytest.mark.parametrize("tree", [_tree(late_read=True), _tree(filled_from="A"), _growing(), _twice()])
 def test_what_is_read_elsewhere_or_filled_from_something_else_stays(tree: ScheduleTree) -> None:
-    found = prepared(tree, frozenset({"W"}))
+    found = prepack(tree, frozenset({"W"}))
     assert found.tree == tree
     assert not found.launches
 

@@ -101,7 +101,7 @@ def test_the_first_source_of_a_figure_says_whether_it_is_assumed() -> None:
         (("units",), 1.3),  # far from the longest
     ],
 )
-def test_uncertainty_grows_with_the_share_of_the_time_behind_assumed_figures(
+def test_uncertainty_grows_with_time_that_depends_on_assumed_fields(
     assumed: tuple[str, ...], factor: float
 ) -> None:
     known = Source(("levels", "units", "limits"), "measured")

@@ -49,7 +49,7 @@ def test_units_that_are_tried(target: str, dtype: str, tf32: bool, units: list[s
     hw = hardware.load(target)
     found = units_for(matmul(256, 256, 256, dtype, hw=hw), hw, ScheduleConstraints(allow_tf32=tf32))
     plain = hw.unit_for(DType(dtype)).name
-    assert [u.name for u in found.taken] == [plain if name.startswith("avx") else name for name in units]
+    assert [u.name for u in found.units] == [plain if name.startswith("avx") else name for name in units]
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_units_that_are_tried(target: str, dtype: str, tf32: bool, units: list[s
 )
 def test_refusals_give_their_reason(target: str, dtype: str, reason: str) -> None:
     hw = hardware.load(target)
-    refusals = units_for(matmul(256, 256, 256, dtype, hw=hw), hw, NO_CONSTRAINTS).refusals
+    refusals = units_for(matmul(256, 256, 256, dtype, hw=hw), hw, NO_CONSTRAINTS).unsupported_units
     assert any(refusal.startswith(reason) for refusal in refusals)
 
 

@@ -412,7 +412,7 @@ def test_what_was_interrupted_is_resumed_last(store: Store, builder: Builder) ->
     assert [text[0] for text in builder.built] == ["b", "c", "a"]
 
 
-def test_an_attempt_is_on_disk_before_it_begins_and_counts_unless_the_service_ended_it(store: Store) -> None:
+def test_attempt_is_recorded_before_it_starts_unless_shutdown_ends_it(store: Store) -> None:
     seen: list[object] = []
     started, stopped = threading.Event(), threading.Event()
 

@@ -93,7 +93,7 @@ def test_errors_of_ours_come_back_whole(lane: WorkerProcess[str, str]) -> None:
     assert failed.value.log == "the log"
 
 
-def test_a_bug_is_told_with_its_place_and_the_next_task_gets_a_fresh_worker(lane: WorkerProcess[str, str]) -> None:
+def test_bug_is_reported_with_its_place_and_replaces_the_worker(lane: WorkerProcess[str, str]) -> None:
     before = lane.call("pid")
     with pytest.raises(InvariantError, match=r"ZeroDivisionError: a bug \(test_workers.py:\d+\)"):
         lane.call("bug")

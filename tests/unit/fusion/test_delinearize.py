@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from roller_svc.frontend.parse import parse
-from roller_svc.fusion.delinearize import split_reduced
+from roller_svc.fusion.delinearize import delinearize_reduced_axes
 from roller_svc.ir.affine import affine
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.program import TensorExpr, TensorType
@@ -26,7 +26,7 @@ def _statement(text: str, columns: int) -> TensorExpr:
     ],
 )
 def test_quotients_and_remainders_become_axes(index: str, extents: tuple[int, ...]) -> None:
-    found = split_reduced(_statement(f"y[f, o] +=! x[{index}] * w[f, k] where o in 20", 36))
+    found = delinearize_reduced_axes(_statement(f"y[f, o] +=! x[{index}] * w[f, k] where o in 20", 36))
     assert tuple(a.extent for a in found.reduced) == extents
     assert all(affine(i) is not None for load in found.reads for i in load.index)
 
@@ -38,4 +38,4 @@ def test_quotients_and_remainders_become_axes(index: str, extents: tuple[int, ..
 )
 def test_other_axes_stay(index: str, columns: int) -> None:
     statement = _statement(f"y[f, o] +=! x[{index}] * w[f, k] where o in 20", columns)
-    assert split_reduced(statement) is statement
+    assert delinearize_reduced_axes(statement) is statement

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from roller_svc import hardware
-from roller_svc.analysis.online_reduction import joints
+from roller_svc.analysis.online_reduction import online_reductions
 from roller_svc.compiler.lower_and_emit import generate
 from roller_svc.compiler.partition_cache import partition
 from roller_svc.compiler.plans import rank_best_partition
@@ -92,7 +92,7 @@ def test_two_reductions_that_share_a_pass_are_split_together(text: str) -> None:
     assert found.program.split_k > 1
     halves = split_group(group, found.program)
     assert [s.kind for s in halves.partial.statements] == [StatementKind.REDUCE] * 2
-    assert len(joints(halves.partial.statements)) == 1
+    assert len(online_reductions(halves.partial.statements)) == 1
     assert len(halves.workspaces) == 2
 
 

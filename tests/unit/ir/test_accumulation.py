@@ -19,7 +19,7 @@ from roller_svc import hardware
 from roller_svc.analysis.operand import operands
 from roller_svc.codegen.cuda.hopper_instructions import wgmma_shape
 from roller_svc.errors import InvariantError
-from roller_svc.families.common.gpu.warpgroups.tile import wgmma_feeds
+from roller_svc.families.common.gpu.warpgroups.tile import plan_wgmma_loads
 from roller_svc.families.matching import units_for
 from roller_svc.ir.accumulation import AccumulatorPrecision, accumulator_precision, least_precise
 from roller_svc.ir.constraints import ScheduleConstraints
@@ -89,7 +89,7 @@ def test_float8_runs_where_its_sums_are_long_enough(
 def test_short_sums_of_a_step_are_added_up_and_steps_no_longer_than_they_may_be(name: str) -> None:
     on = unit(H200, name)
     group = matmul(256, 256, 512, on.in_dtype.value, layout="nt", hw=H200)
-    feeds = wgmma_feeds(group.space, on, operands(group), H200.arch)
+    feeds = plan_wgmma_loads(group.space, on, operands(group), H200.arch)
     tile = feeds.tile((64, 64, 128), (64, 64), 2)
     added = accumulator_precision(on, H200.arch)
     assert added is not None

@@ -11,8 +11,8 @@ from roller_svc import hardware
 from roller_svc.compiler.partition_cache import partition
 from roller_svc.compiler.rank import construct
 from roller_svc.families import prepare, prepare_model
-from roller_svc.families.common.cpu.memory import memory_share
-from roller_svc.families.matching import views
+from roller_svc.families.common.cpu.memory import dram_fraction
+from roller_svc.families.matching import group_views
 from roller_svc.frontend.lang import parse
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.group import KernelGroup
@@ -61,7 +61,7 @@ def group_of(family: str) -> KernelGroup:
     types = {name: TensorType(DType.FLOAT32, shape) for name, shape in shapes.items()}
     (group,) = partition(parse(text, types), AVX512)
     unit = AVX512.unit_for(DType.FLOAT32)
-    return next(v for v in views(group, AVX512) if prepare(v, AVX512, unit)[0].name == f"cpu/{family}")
+    return next(v for v in group_views(group, AVX512) if prepare(v, AVX512, unit)[0].name == f"cpu/{family}")
 
 
 def map_of(walked_bytes: float) -> KernelGroup:
@@ -89,10 +89,10 @@ def test_the_floor_counts_on_a_cache_only_where_it_keeps_something() -> None:
     kept = FITTED.memory.lost_last * last  # nothing of more
     for walked, level in ((0.99 * kept, "l3"), (1.01 * kept, "dram")):
         problem = model_of(map_of(walked), AVX512).workload
-        share = memory_share(problem.machine, problem.compulsory_bytes)
+        share = dram_fraction(problem.machine, problem.compulsory_bytes)
         assert (share < 1) == (level == "l3")
-        assert problem.found_in == level
-        assert problem.floor_s == problem.compulsory_bytes / AVX512.level(level).bandwidth_bytes_per_s
+        assert problem.data_level == level
+        assert problem.lower_bound_s == problem.compulsory_bytes / AVX512.level(level).bandwidth_bytes_per_s
         moved = {roof.level: roof.amount for roof in roofline(problem)}
         assert moved["dram"] == (problem.compulsory_bytes if level == "dram" else 0)
 
@@ -101,8 +101,8 @@ def test_the_floor_follows_the_costs() -> None:
     walked = 1.1 * FITTED.memory.lost_last * AVX512.level("l3").capacity_bytes
     keeps_more = replace(FITTED, memory=replace(FITTED.memory, lost_last=1.2 * FITTED.memory.lost_last))
     model = model_of(map_of(walked), AVX512)
-    assert model.workload.found_in == "dram"
-    assert model.with_costs(keeps_more).workload.found_in == "l3"
+    assert model.workload.data_level == "dram"
+    assert model.with_costs(keeps_more).workload.data_level == "l3"
 
 
 def product_of(m: int, n: int, k: int) -> KernelGroup:

@@ -19,9 +19,9 @@ from roller_svc.ir.group import AxisRole, KernelGroup
 from roller_svc.ir.hardware import ComputeUnit, HardwareSpec, MemoryLevel, Source, TargetKind
 from roller_svc.ir.rprogram import RProgram
 from roller_svc.perf.banks import bank_padding
-from roller_svc.perf.common import resident_bytes, simt_waves, streaming_bandwidth, wave_rectangle
-from roller_svc.perf.machine import machine
-from roller_svc.perf.occupancy import BlockNeeds, blocks_per_core
+from roller_svc.perf.common import dram_bytes_with_reuse, simt_waves, streaming_bandwidth, wave_rectangle
+from roller_svc.perf.machine import prepare_machine
+from roller_svc.perf.occupancy import BlockResources, blocks_per_core
 
 V100 = hardware.load("nvidia-v100-sxm2")
 AVX512 = hardware.load("cpu-x86-avx512")
@@ -161,15 +161,15 @@ def test_bank_padding(row: int, thread: int, elem_bytes: int, pad: int) -> None:
 @pytest.mark.parametrize(
     ("needs", "blocks"),
     [
-        (BlockNeeds(256, 32, 0), 8),  # 2048 threads
-        (BlockNeeds(256, 128, 0), 2),  # 65536 registers
-        (BlockNeeds(128, 255, 0), 2),
-        (BlockNeeds(64, 32, 48 * 1024), 2),  # 96 KiB of shared memory
-        (BlockNeeds(32, 16, 0), 32),  # blocks
-        (BlockNeeds(1024, 255, 0), 1),  # at least one
+        (BlockResources(256, 32, 0), 8),  # 2048 threads
+        (BlockResources(256, 128, 0), 2),  # 65536 registers
+        (BlockResources(128, 255, 0), 2),
+        (BlockResources(64, 32, 48 * 1024), 2),  # 96 KiB of shared memory
+        (BlockResources(32, 16, 0), 32),  # blocks
+        (BlockResources(1024, 255, 0), 1),  # at least one
     ],
 )
-def test_blocks_per_core_of_a_v100(needs: BlockNeeds, blocks: int) -> None:
+def test_blocks_per_core_of_a_v100(needs: BlockResources, blocks: int) -> None:
     assert blocks_per_core(needs, V100) == blocks
 
 
@@ -211,15 +211,15 @@ def test_wave_rectangle(grid: tuple[int, int], at_once: int, raster: int, rectan
 
 
 def test_last_cache_saves_what_it_can_hold() -> None:
-    mach = machine(V100, unit_of(V100, GROUPS["square"]))
+    mach = prepare_machine(V100, unit_of(V100, GROUPS["square"]))
     small, large = 1 << 20, 1 << 30
-    assert resident_bytes(mach, small, 10.0) == small
-    assert 9 * large < resident_bytes(mach, large, 10.0) <= 10 * large
-    assert resident_bytes(mach, large, 1.0) == large
+    assert dram_bytes_with_reuse(mach, small, 10.0) == small
+    assert 9 * large < dram_bytes_with_reuse(mach, large, 10.0) <= 10 * large
+    assert dram_bytes_with_reuse(mach, large, 1.0) == large
 
 
 def test_few_bytes_in_flight_do_not_fill_the_memory() -> None:
-    mach = machine(V100, unit_of(V100, GROUPS["relu"]))
+    mach = prepare_machine(V100, unit_of(V100, GROUPS["relu"]))
     assert streaming_bandwidth(mach, 1e9) == V100.dram.bandwidth_bytes_per_s
     assert streaming_bandwidth(mach, 1024) == pytest.approx(1024 / V100.dram.latency_s)
 

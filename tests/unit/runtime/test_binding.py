@@ -101,7 +101,7 @@ def test_an_aligned_dense_output_is_written_in_place() -> None:
     binding = bind(SIGNATURE, arrays(), {"C": target})
     assert address(binding.memory["c"]) == address(target)
     assert binding.copies == ()
-    assert binding.finish()["C"] is target
+    assert binding.copy_back()["C"] is target
 
 
 @pytest.mark.parametrize("kind", ["strided", "overlaps an input", "is an input"])
@@ -116,7 +116,7 @@ def test_other_outputs_are_copied_to_at_the_end(kind: str) -> None:
     assert not np.may_share_memory(binding.memory["c"], target)
     binding.memory["c"][...] = 7
     assert not (given["A"] == 7).any()
-    assert binding.finish()["C"] is target
+    assert binding.copy_back()["C"] is target
     assert (target == 7).all()
 
 

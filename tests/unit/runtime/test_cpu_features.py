@@ -34,7 +34,7 @@ def haswell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("haswell")
 @pytest.mark.parametrize(("level", "lacking"), [(1, ()), (2, ()), (3, ()), (4, tuple(AVX512.split()))])
 def test_each_level_needs_what_those_before_do(level: int, lacking: tuple[str, ...]) -> None:
-    assert cpu_instructions.lacking_instructions(Arch("x86-64-v", level)) == lacking
+    assert cpu_instructions.missing_features(Arch("x86-64-v", level)) == lacking
 
 
 @pytest.mark.usefixtures("haswell")
@@ -74,5 +74,5 @@ def test_the_spec_of_this_machine_is_present_when_it_comes_back() -> None:
 
 def test_a_system_that_lists_nothing_refuses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu_instructions, "CPUINFO", tmp_path / "none")
-    assert cpu_instructions.lacking_instructions(Arch("x86-64-v", 4)) == ()
-    assert cpu_instructions.lacking_instructions(Arch("armv", 8)) == ()
+    assert cpu_instructions.missing_features(Arch("x86-64-v", 4)) == ()
+    assert cpu_instructions.missing_features(Arch("armv", 8)) == ()

@@ -72,7 +72,7 @@ LAUNCH = LaunchSpec("k", ("a", "x"), (4, 2, 1), (384, 1, 1), 200_000, tensor_map
 
 def test_maps_are_encoded_as_they_are_described() -> None:
     library = Library()
-    Driver(library, mend_small_maps=False).parameters(LAUNCH, MEMORY)
+    Driver(library, fix_small_maps=False).parameters(LAUNCH, MEMORY)
     tiled, pixels, row = library.encoded
     # data type (UINT16), rank, address, extents, strides, box, steps; no interleave, 128 B swizzle, 256 B of L2, zeros
     assert tiled == (
@@ -88,7 +88,7 @@ def test_maps_are_encoded_as_they_are_described() -> None:
 
 def test_parameters_are_addresses_and_then_maps_by_value() -> None:
     library = Library()
-    driver = Driver(library, mend_small_maps=False)
+    driver = Driver(library, fix_small_maps=False)
     driver.launch(0x5000, LAUNCH, driver.parameters(LAUNCH, MEMORY), 77)
     assert library.launched == [(0x5000, (4, 2, 1, 384, 1, 1, 200_000), 77)]
     first, second, *maps = library.values
@@ -99,7 +99,7 @@ def test_parameters_are_addresses_and_then_maps_by_value() -> None:
 def test_bit_85_is_cleared_in_maps_that_span_less_than_128_kib_and_nothing_else_is() -> None:
     """As CUTLASS does for drivers up to CUDA 13.1: bit 21 of the second word. Of LAUNCH's maps the last is small."""
     library = FullLibrary()
-    driver = Driver(library, mend_small_maps=True)
+    driver = Driver(library, fix_small_maps=True)
     driver.launch(1, LAUNCH, driver.parameters(LAUNCH, MEMORY), 0)
     *_, tiled, pixels, row = library.values
     assert tiled == pixels == b"\xff" * 128
@@ -113,7 +113,7 @@ def test_what_a_map_spans_decides_not_where_it_begins(rows: int, cleared: bool) 
     view = TensorMap("m", "a", DType.FLOAT16, MapMode.TILED, (64, rows), (128,), (64, 8), (1, 1), offset_bytes=1 << 20)
     launch = LaunchSpec("k", ("a", "x"), tensor_maps=(view,))
     library = FullLibrary()
-    driver = Driver(library, mend_small_maps=True)
+    driver = Driver(library, fix_small_maps=True)
     driver.launch(1, launch, driver.parameters(launch, MEMORY), 0)
     assert (library.values[-1] != b"\xff" * 128) == cleared
 
@@ -138,10 +138,10 @@ def test_the_drivers_version_decides(monkeypatch: pytest.MonkeyPatch, version: i
 @pytest.mark.parametrize(("status", "name"), [(1, "CUDA_ERROR_INVALID_VALUE"), (4711, "error 4711")])
 def test_what_the_driver_refuses_is_a_launch_error(status: int, name: str) -> None:
     with pytest.raises(LaunchError, match=f"map_a: {name}"):
-        Driver(Library(status), mend_small_maps=True).parameters(LAUNCH, MEMORY)
-    parameters = Driver(Library(), mend_small_maps=True).parameters(LAUNCH, MEMORY)
+        Driver(Library(status), fix_small_maps=True).parameters(LAUNCH, MEMORY)
+    parameters = Driver(Library(), fix_small_maps=True).parameters(LAUNCH, MEMORY)
     with pytest.raises(LaunchError, match=f"refused k: {name}"):
-        Driver(Library(status), mend_small_maps=True).launch(1, LAUNCH, parameters, 0)
+        Driver(Library(status), fix_small_maps=True).launch(1, LAUNCH, parameters, 0)
 
 
 def test_without_a_driver_the_error_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

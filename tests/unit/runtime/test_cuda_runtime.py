@@ -19,7 +19,7 @@ from roller_svc.ir.tensor_map import MapMode, TensorMap
 from roller_svc.runtime.binding import aligned_empty, numpy_dtype
 from roller_svc.runtime.cuda import arrays as cuda_arrays
 from roller_svc.runtime.cuda import module as cuda
-from roller_svc.runtime.cuda.arrays import ByteArrays, DeviceArray, DeviceBytes, placed
+from roller_svc.runtime.cuda.arrays import ByteArrays, DeviceArray, DeviceBytes, copy_to_device
 from roller_svc.runtime.cuda.module import CudaModule, Replay, runs_on
 from roller_svc.runtime.measure import measure
 
@@ -160,17 +160,17 @@ def test_arrays_that_do_not_fit_into_memory_are_a_launch_error(cupy: FakeCupy) -
         CudaModule(COMPILED).run({"A": FakeArray(floats())})
     assert raised.value.code == "out-of-memory"
     with pytest.raises(LaunchError) as raised:
-        placed({"A": floats()})
+        copy_to_device({"A": floats()})
     assert raised.value.code == "out-of-memory"
 
 
 def test_placed_arrays_have_every_type_and_come_back(cupy: FakeCupy) -> None:
-    result = CudaModule(COMPILED).run(placed({"A": floats()}))["C"]
+    result = CudaModule(COMPILED).run(copy_to_device({"A": floats()}))["C"]
     assert isinstance(result, DeviceBytes)
     assert np.array_equal(result.numpy(), 2 * floats())
     for dtype in DType:
         values = np.arange(6).reshape(3, 2).astype(numpy_dtype(dtype))
-        one = placed({"x": values, "y": values.T})["y"]
+        one = copy_to_device({"x": values, "y": values.T})["y"]
         back = one.numpy()
         assert back.dtype == values.dtype
         assert np.array_equal(back, values.T)
@@ -181,7 +181,7 @@ def test_placed_arrays_have_every_type_and_come_back(cupy: FakeCupy) -> None:
 
 
 def test_placed_outputs_that_overlap_an_input_are_written_afterwards(cupy: FakeCupy) -> None:
-    a = placed({"A": floats()})["A"]
+    a = copy_to_device({"A": floats()})["A"]
     result = CudaModule(COMPILED).run({"A": a}, {"C": a})["C"]
     assert result is a
     assert np.array_equal(a.numpy(), 2 * floats())

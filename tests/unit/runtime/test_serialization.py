@@ -22,7 +22,7 @@ from roller_svc.ir.dtype import DType
 from roller_svc.ir.kernel import CompiledKernel, KernelSource, Language, Resources
 from roller_svc.ir.tensor_map import MapMode, Swizzle, TensorMap
 from roller_svc.runtime.cpu import CpuModule
-from roller_svc.runtime.saved.serialization import SavedKernel, c_header, load, save
+from roller_svc.runtime.saved.serialization import KernelBundle, c_header, load, save
 from roller_svc.toolchain.gcc import compile_c
 
 # Everything it knows comes from metadata.json. It is run with `python -I`, outside this project.
@@ -56,8 +56,8 @@ assert "roller_svc" not in sys.modules
 """
 
 
-def saved_kernel(source: KernelSource) -> SavedKernel:
-    return SavedKernel(compile_c(source), "C[m] +=! A[m, k]", "local", "sha256:12", {"seconds": 1e-6}, {"report": [1]})
+def saved_kernel(source: KernelSource) -> KernelBundle:
+    return KernelBundle(compile_c(source), "C[m] +=! A[m, k]", "local", "sha256:12", {"seconds": 1e-6}, {"report": [1]})
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def test_a_cuda_kernel_too(tmp_path: Path) -> None:
     compiled = CompiledKernel(
         cuda_scale(shared_bytes=64), b"cubin", "log", (Resources(12, 2112, 0), Resources(8, 0, 4))
     )
-    kernel = SavedKernel(compiled, "C[i] = A[i]", "nvidia-a100-sxm-80gb", "sha256:ab")
+    kernel = KernelBundle(compiled, "C[i] = A[i]", "nvidia-a100-sxm-80gb", "sha256:ab")
     path = save(kernel, tmp_path / "kernel")
     assert sorted(p.name for p in path.iterdir()) == ["kernel.cu", "kernel.cubin", "metadata.json"]
     assert load(path) == kernel
@@ -95,12 +95,12 @@ VIEW = TensorMap("a_map", "a", DType.FLOAT32, MapMode.TILED, (16, 12), (64,), (8
 PIXELS = TensorMap("c_map", "c", DType.FLOAT32, MapMode.IM2COL, (4, 8, 8), (16, 128), (4, 32), (1, 2, 1), (-1,), (-2,))
 
 
-def with_maps() -> SavedKernel:
+def with_maps() -> KernelBundle:
     source = cuda_scale(shared_bytes=64)
     first = dataclasses.replace(source.launches[0], tensor_maps=(VIEW, PIXELS), grid=(4, 1, 1), cluster=2)
     source = dataclasses.replace(source, launches=(first, *source.launches[1:]))
     compiled = CompiledKernel(source, b"cubin", "log", (Resources(12, 2112, 0), Resources(8, 0, 4)))
-    return SavedKernel(compiled, "C[i] = A[i]", "nvidia-h100-sxm", "sha256:ab")
+    return KernelBundle(compiled, "C[i] = A[i]", "nvidia-h100-sxm", "sha256:ab")
 
 
 def test_tensor_maps_and_clusters_come_back(tmp_path: Path) -> None:
@@ -188,7 +188,7 @@ def test_saving_over_a_kernel_replaces_it_and_leaves_other_files(folder: Path) -
 
 
 def test_a_save_that_fails_leaves_nothing(tmp_path: Path) -> None:
-    kernel = SavedKernel(compile_c(add()), "", "local", "", {"seconds": float("nan")})
+    kernel = KernelBundle(compile_c(add()), "", "local", "", {"seconds": float("nan")})
     with pytest.raises(ValueError, match="JSON"):
         save(kernel, tmp_path / "kernel")
     assert list(tmp_path.iterdir()) == []

@@ -31,7 +31,7 @@ from roller_svc.ir.schedule import (
     Storage,
 )
 from roller_svc.schedule import transforms as t
-from roller_svc.schedule.build_tree import tree
+from roller_svc.schedule.build_tree import build_tree
 from roller_svc.schedule.default import default_schedule
 from roller_svc.schedule.legality import check
 
@@ -139,7 +139,7 @@ def test_buffers_are_known_by_name() -> None:
 
 
 def test_swapped_producers_of_a_schedule_are_refused() -> None:
-    (storage,) = tree(t.compute_root(default_schedule(BLUR), "bx"))
+    (storage,) = build_tree(t.compute_root(default_schedule(BLUR), "bx"))
     assert isinstance(storage, Storage)
     check((storage,))
     with pytest.raises(ScheduleError) as refused:

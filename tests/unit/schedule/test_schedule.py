@@ -12,12 +12,12 @@ from run_tree import TreeRun, alloc_bytes, run_tree
 from schedule_support import BLUR, MATMUL, NARROW, PROGRAMS, compiled, inputs_of, interpreted, judged, program
 
 from roller_svc import hardware
-from roller_svc.codegen.kernel import Part, emit, tensors_in_memory
+from roller_svc.codegen.kernel import GroupLaunches, emit, tensors_in_memory
 from roller_svc.errors import ScheduleError
 from roller_svc.ir.schedule import Loop, Storage, iter_nodes
 from roller_svc.ir.schedule_text import render
 from roller_svc.schedule import transforms as t
-from roller_svc.schedule.build_tree import schedule_tree, tree
+from roller_svc.schedule.build_tree import build_schedule_tree, build_tree
 from roller_svc.schedule.default import default_schedule
 from roller_svc.schedule.schedule import Fixed, Schedule
 
@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 def run(schedule: Schedule) -> TreeRun:
     outputs = {o.tensor: schedule.program.types[o.tensor].shape for o in schedule.program.outputs}
-    return run_tree(tree(schedule), inputs_of(schedule.program), outputs)[1]
+    return run_tree(build_tree(schedule), inputs_of(schedule.program), outputs)[1]
 
 
 def visited(schedule: Schedule, tensor: str) -> list[tuple[int, ...]]:
@@ -36,7 +36,7 @@ def visited(schedule: Schedule, tensor: str) -> list[tuple[int, ...]]:
 def text(schedule: Schedule, target: str = "cpu-x86-avx2") -> str:
     p = schedule.program
     views = (*p.inputs, *((o.tensor, p.types[o.tensor]) for o in p.outputs))
-    part = Part((schedule_tree(schedule, "kernel"),), views)
+    part = GroupLaunches((build_schedule_tree(schedule, "kernel"),), views)
     return emit("kernel", (part,), tensors_in_memory(p, p.types, ()), hardware.load(target), "").text
 
 
@@ -44,11 +44,11 @@ class TestDefault:
     def test_maps_are_inlined_and_nothing_is_stored(self) -> None:
         blur = default_schedule(BLUR)
         assert blur.function("bx").computed is Fixed.INLINE
-        assert render(tree(blur)) == "serial y in 8\n  serial x in 8\n    B[...] ="
-        assert not any(isinstance(n, Storage) for n in iter_nodes(tree(blur)))
+        assert render(build_tree(blur)) == "serial y in 8\n  serial x in 8\n    B[...] ="
+        assert not any(isinstance(n, Storage) for n in iter_nodes(build_tree(blur)))
 
     def test_a_reduction_starts_and_joins(self) -> None:
-        assert render(tree(default_schedule(MATMUL))).splitlines() == [
+        assert render(build_tree(default_schedule(MATMUL))).splitlines() == [
             "serial m in 5", "  serial n in 7", "    C[...] =",
             "serial m in 5", "  serial n in 7", "    serial k in 6", "      C[...] +=",
         ]  # fmt: skip
@@ -82,7 +82,7 @@ class TestTransforms:
         p = program("b[i] = a[i] * 2.0", a="float32 10")
         parts = t.split(default_schedule(p), "b", "i", 4)
         assert visited(parts, "b") == [(i,) for i in range(10)]
-        assert [x.extent for x in iter_nodes(tree(parts)) if isinstance(x, Loop)] == [3, 4]
+        assert [x.extent for x in iter_nodes(build_tree(parts)) if isinstance(x, Loop)] == [3, 4]
 
     def test_fuse_visits_what_division_and_remainder_say(self) -> None:
         p = program("b[y, x] = a[y, x] + 1.0", a="float32 4 4")
@@ -149,13 +149,13 @@ class TestTransforms:
         elif site:
             blur = t.compute_at(blur, "bx", "B", site)
         assert run(blur).operations == operations
-        assert alloc_bytes(tree(blur)) == room
+        assert alloc_bytes(build_tree(blur)) == room
 
     def test_a_room_may_stand_outside_of_where_it_is_filled(self) -> None:
         blur = t.store_root(t.compute_at(default_schedule(BLUR), "bx", "B", "x"), "bx")
-        assert alloc_bytes(tree(blur)) == 10 * 8 * 4
+        assert alloc_bytes(build_tree(blur)) == 10 * 8 * 4
         blur = t.store_at(blur, "bx", "B", "y")
-        assert alloc_bytes(tree(blur)) == 3 * 8 * 4
+        assert alloc_bytes(build_tree(blur)) == 3 * 8 * 4
         assert judged(BLUR, inputs_of(BLUR), interpreted(blur, inputs_of(BLUR))).ok
 
     def test_a_site_moves_with_the_loop_that_is_split_or_fused(self) -> None:
@@ -168,7 +168,7 @@ class TestTransforms:
         blur = t.tile(default_schedule(BLUR), "B", ("y", 4), ("x", 4))
         blur = t.compute_at(blur, "bx", "B", "x.outer")
         blur = t.parallel(t.vectorise(t.unroll(blur, "bx", "y"), "B", "x.inner"), "B", "y.outer")
-        assert render(tree(blur)) == "\n".join([
+        assert render(build_tree(blur)) == "\n".join([
             "parallel y.outer in 2",
             "  serial x.outer in 2",
             "    stack bx.tile: float32[6, 4]",

@@ -70,7 +70,7 @@ def test_a_thread_has_no_more_room_than_the_program_needs(
 ) -> None:
     """Panels of the plan with the largest would else be cleared in every thread, whichever plan was chosen."""
     whole, sources = together
-    lost = dataclasses.replace(sources[0], scratch_buffers="_Thread_local char private_rooms[64];")
+    lost = dataclasses.replace(sources[0], scratch_definition="_Thread_local char private_rooms[64];")
     linked = link_alone(dataclasses.replace(whole, source=sources[0]), lost)
     assert linked is not None
     assert thread_bytes(linked) == 64

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from roller_svc.bench.baselines.library import Library, Slot, Trace, no_peer
+from roller_svc.bench.baselines.library import Library, Slot, Trace, no_baseline
 from roller_svc.bench.baselines.translate.nest import Nest, affine_index, bare, bare_axes, reach
 from roller_svc.ir.affine import Affine
 from roller_svc.ir.dtype import DType
@@ -28,7 +28,7 @@ from roller_svc.ir.expr import (
 from roller_svc.runtime.binding import aligned_empty, numpy_dtype
 
 _LOGIC = COMPARISONS | {OpKind.LAND, OpKind.LOR, OpKind.LNOT, OpKind.ISNAN, OpKind.ISINF}
-_MOST_ELEMENTS = 1 << 28  # of a temporary: a program that needs more is not worth translating
+_MAX_TEMPORARY_ELEMENTS = 1 << 28  # of a temporary: a program that needs more is not worth translating
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +42,8 @@ class Context:
 
     def empty(self, shape: tuple[int, ...], dtype: DType) -> Slot:
         """Memory that is touched already."""
-        if int(np.prod(shape, dtype=np.int64)) > _MOST_ELEMENTS:
-            raise no_peer(f"an intermediate array of shape {list(shape)} is too large")
+        if int(np.prod(shape, dtype=np.int64)) > _MAX_TEMPORARY_ELEMENTS:
+            raise no_baseline(f"an intermediate array of shape {list(shape)} is too large")
         array = aligned_empty(shape, numpy_dtype(dtype))
         array.fill(0)
         return Slot(self.library.place(array), fixed=True)
@@ -119,7 +119,7 @@ class Pointwise:
         reaches = [reach(one, self.nest.extents) for one in index]
         if any(low < 0 or high >= size for (low, high), size in zip(reaches, shape, strict=True)):
             if fill is None:
-                raise no_peer(f"{load.tensor} is read outside")
+                raise no_baseline(f"{load.tensor} is read outside")
             value, index = self._padded(load, value, index, fill)
         return self._walked(value, index)
 
@@ -165,7 +165,7 @@ class Pointwise:
                 return out
             case Select():
                 return self._selected(expr, into)
-        raise no_peer(f"no call for {type(expr).__name__}")
+        raise no_baseline(f"no call for {type(expr).__name__}")
 
     def _arguments(self, args: tuple[Expr, ...], into: Slot | None) -> list[Slot]:
         """The first that is computed may use `into`, as its reader writes there anyway."""

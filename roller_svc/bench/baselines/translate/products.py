@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from roller_svc.bench.baselines.library import Slot, no_peer
+from roller_svc.bench.baselines.library import Slot, no_baseline
 from roller_svc.bench.baselines.translate.nest import Nest, affine_index, bare
 from roller_svc.bench.baselines.translate.pointwise import Context, Pointwise
 from roller_svc.ir.dtype import DType
@@ -96,7 +96,7 @@ def multiply(context: Context, nest: Nest, product: Product, out: Slot, *, vecto
     if any(s not in left | right for s in spatial) or any(
         x.name not in left & right for x in nest.axes if x.kind is AxisKind.REDUCE
     ):
-        raise no_peer("an axis of the product is in one factor only")
+        raise no_baseline("an axis of the product is in one factor only")
     target = context.strided(out, _full(nest), _full_strides(context, nest, out))
     groups = _groups(nest, left, right, target, context)
     if _order(nest, target, context, groups) == "columns first":
@@ -206,7 +206,7 @@ def _matrix(
         strides = tuple(0 if m[0] < size else m[1] for m, size in zip(found, shape, strict=True))
         return context.strided(value, shape, strides)
     if result:
-        raise no_peer("the result's axes do not form a matrix")
+        raise no_baseline("the result's axes do not form a matrix")
     names = [a.name for a in nest.axes]
     order = [names.index(n) for g in groups for n in g]
     rest = [d for d in range(len(names)) if d not in order]

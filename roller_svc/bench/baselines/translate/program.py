@@ -10,7 +10,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from roller_svc.bench.baselines.calls import Calls
-from roller_svc.bench.baselines.library import Slot, Trace, no_peer
+from roller_svc.bench.baselines.library import Slot, Trace, no_baseline
 from roller_svc.bench.baselines.translate.nest import Nest, nest_of
 from roller_svc.bench.baselines.translate.pointwise import Context, Pointwise
 from roller_svc.bench.baselines.translate.products import contract, multiply, product_of, scaled, several_of
@@ -20,8 +20,8 @@ from roller_svc.errors import BuildError
 from roller_svc.ir.expr import Expr, Load, Op, OpKind, rewrite
 from roller_svc.ir.program import StatementKind, TensorExpr, TensorProgram
 
-_LONGEST_PATTERN = 7  # statements: attention with its scores scaled
-_MOST_POINTS = 1 << 26  # of a reduction that is written out point by point
+_MAX_PATTERN_STATEMENTS = 7  # statements: attention with its scores scaled
+_MAX_UNROLLED_POINTS = 1 << 26  # of a reduction that is written out point by point
 _SMALL = 4  # times the largest tensor of the statement: what a temporary array may take at first
 
 
@@ -77,7 +77,7 @@ class _Translator:
         """How many statements from `at` became one call."""
         if not self.style.patterns:
             return 0
-        for count in range(min(_LONGEST_PATTERN, len(self.statements) - at), 0, -1):
+        for count in range(min(_MAX_PATTERN_STATEMENTS, len(self.statements) - at), 0, -1):
             segment = self.statements[at : at + count]
             if not all(self._is_private(s.output, at, at + count) for s in segment[:-1]):
                 continue
@@ -154,8 +154,8 @@ class _Translator:
         tensors = self.context.tensors
         known = [statement.type.elements, *(math.prod(tensors[n].value.shape) for n in statement.reads_tensors)]
         small = points <= _SMALL * max(known) or isinstance(nest.body, Load)
-        if nest.combine is None or points > _MOST_POINTS or not (small or self.style.written_out):
-            raise no_peer("the reduction is too large to be written out")
+        if nest.combine is None or points > _MAX_UNROLLED_POINTS or not (small or self.style.written_out):
+            raise no_baseline("the reduction is too large to be written out")
         loops = Pointwise(self.context, nest)
         body = nest.body
         full = tuple(a.extent for a in nest.axes)
@@ -177,7 +177,7 @@ class _Translator:
     def _scatter(self, statement: TensorExpr) -> None:
         """A copy of the target, written by indices."""
         if statement.target is None or statement.combine is not None or statement.predicate is not None:
-            raise no_peer("only plain scatters are translated")
+            raise no_baseline("only plain scatters are translated")
         context, library = self.context, self.calls.library
         out = context.copied(context.tensors[statement.target], statement.type.shape, statement.type.dtype)
         loops = Pointwise(context, Nest(statement.output, statement.type.dtype, statement.axes, statement.body, None))

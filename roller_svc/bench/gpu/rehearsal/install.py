@@ -41,7 +41,7 @@ def install_device(plan: Plan) -> Device:
         (clocks, "nvml_library", NvmlLibrary), (samples, "waiting_s", lambda: 0.0),
         (probing, "SECONDS", _SECONDS), (probing, "sizes_of", lambda hw: replace(_SIZES, cores=hw.num_cores)),
     ]  # fmt: skip
-    driver = cuda_driver.Driver(DriverLibrary(device.functions), mend_small_maps=True)
+    driver = cuda_driver.Driver(DriverLibrary(device.functions), fix_small_maps=True)
     replaced += [(module, "driver", lambda: driver) for module in (cuda, cuda_driver)]
     for module, name, value in replaced:
         setattr(module, name, value)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from roller_svc.analysis.index_ranges import fold, range_of
-from roller_svc.codegen.buffer_ref import Place
+from roller_svc.codegen.buffer_ref import BufferRef
 from roller_svc.codegen.c.vector.types import register_name, vector_type
 from roller_svc.codegen.scalar import Scalar
 from roller_svc.ir.affine import affine
@@ -16,21 +16,21 @@ from roller_svc.ir.index import num
 Guard = tuple[tuple[Expr, bool], ...]
 
 
-class NotVectorError(Exception):
+class NotVectorizableError(Exception):
     """This statement has no vector form here: the loop is printed as a loop."""
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class VectorValue:
     """Text of a value of that type; `wide`: a vector, else one value for all lanes."""
 
     text: str
     dtype: DType
-    wide: bool
+    is_vector: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class VectorAccess:
     """`lanes` neighbouring iterations of the loop over `var`, from `first` on.
 
     `guard`: conditions, each with the outcome, under which the expression at hand is wanted. What is read where they
@@ -48,45 +48,45 @@ class Places:
     def type_of(self, dtype: DType) -> str:
         return vector_type(dtype, self.lanes)
 
-    def splat(self, piece: Piece) -> str:
-        if piece.wide:
-            return piece.text
-        type_, element = self.type_of(piece.dtype), self.scalar.dialect.storage_type(piece.dtype)
-        if piece.dtype is DType.FLOAT16:  # arithmetic of single halves is that of floats
-            return f"({{ const {element} e_f32 = {piece.text}; ({type_}){{{', '.join(['e_f32'] * self.lanes)}}}; }})"
-        is_value = piece.dtype.is_float and not piece.dtype.is_narrow_float
-        text = piece.text if is_value else f"({element})({piece.text})"
+    def splat(self, value: VectorValue) -> str:
+        if value.is_vector:
+            return value.text
+        type_, element = self.type_of(value.dtype), self.scalar.dialect.storage_type(value.dtype)
+        if value.dtype is DType.FLOAT16:  # arithmetic of single halves is that of floats
+            return f"({{ const {element} e_f32 = {value.text}; ({type_}){{{', '.join(['e_f32'] * self.lanes)}}}; }})"
+        is_value = value.dtype.is_float and not value.dtype.is_narrow_float
+        text = value.text if is_value else f"({element})({value.text})"
         return f"({text} - ({type_}){{0}})"  # x - 0 keeps the sign of a zero, x + 0 does not
 
-    def moves(self, expr: Expr) -> bool:
+    def varies(self, expr: Expr) -> bool:
         return self.var in axes_of(expr)
 
     def element(self, tensor: str, index: tuple[Expr, ...]) -> str:
         """The vector in memory, or the vector variable, that these neighbours are."""
         if not index or self.stride(tensor, index) != 1:
-            raise NotVectorError
-        place, here = self.scalar.places[tensor], self.at(index, 0)
+            raise NotVectorizableError
+        buffer, here = self.scalar.buffers[tensor], self.index_at(index, 0)
         if tensor in self.registers:
             return self._register(tensor, here)
-        return f"*({self.type_of(place.dtype)} *)({place.identifier} + {self.scalar.address(place, here)})"
+        return f"*({self.type_of(buffer.dtype)} *)({buffer.identifier} + {self.scalar.address(buffer, here)})"
 
     def offset(self, load: Load, index: tuple[Expr, ...]) -> str:
-        place = self.scalar.places[load.tensor]
+        buffer = self.scalar.buffers[load.tensor]
         if not any(load.bounds_checked):
-            return self.scalar.address(place, index)
-        return self.scalar.recorded_address(replace(load, index=index), place)
+            return self.scalar.address(buffer, index)
+        return self.scalar.checked_address(replace(load, index=index), buffer)
 
-    def at_lane(self, place: Place, index: tuple[Expr, ...], lane: int) -> str:
-        return f"{place.identifier}[{self.scalar.address(place, self.at(index, lane))}]"
+    def element_at_lane(self, buffer: BufferRef, index: tuple[Expr, ...], lane: int) -> str:
+        return f"{buffer.identifier}[{self.scalar.address(buffer, self.index_at(index, lane))}]"
 
-    def at(self, index: tuple[Expr, ...], lane: int) -> tuple[Expr, ...]:
+    def index_at(self, index: tuple[Expr, ...], lane: int) -> tuple[Expr, ...]:
         values = {self.var: num(self.first + lane)}
         return tuple(fold(substitute(i, values), self.scalar.values) for i in index)
 
     def stride(self, tensor: str, index: tuple[Expr, ...]) -> int | None:
         """Elements from each lane's place to the next lane's; None where that is no constant."""
         total = 0
-        for i, stride in zip(index, self.scalar.places[tensor].strides, strict=True):
+        for i, stride in zip(index, self.scalar.buffers[tensor].strides, strict=True):
             step = self._step(i)
             if step is None:
                 return None
@@ -96,7 +96,7 @@ class Places:
     def _step(self, index: Expr) -> int | None:
         """How much an index grows from each lane to the next; what does not move may be any sum of remainders."""
         known = affine(index)
-        if known is None and not self.moves(index):
+        if known is None and not self.varies(index):
             return 0
         known = known or affine(fold(index, self.scalar.values))  # what is unrolled is a number by now
         if known is not None:
@@ -106,11 +106,11 @@ class Places:
             return None if None in steps else sum(step for step in steps if step is not None)
         return None
 
-    def is_safe(self, load: Load) -> bool:
+    def is_in_bounds(self, load: Load) -> bool:
         """Whether every lane's element exists, wanted or not."""
         return not any(load.bounds_checked) and all(
             self._is_inside(index, size)
-            for index, size in zip(load.index, self.scalar.places[load.tensor].shape, strict=True)
+            for index, size in zip(load.index, self.scalar.buffers[load.tensor].shape, strict=True)
         )
 
     def _is_inside(self, index: Expr, size: int) -> bool:
@@ -122,8 +122,8 @@ class Places:
     def _register(self, tensor: str, index: tuple[Expr, ...]) -> str:
         known = [int(i.value) for i in index if isinstance(i, Const)]
         if len(known) != len(index) or known[-1] % self.lanes or self.registers[tensor] != self.lanes:
-            raise NotVectorError
-        return register_name(self.scalar.places[tensor].identifier, known, self.lanes)
+            raise NotVectorizableError
+        return register_name(self.scalar.buffers[tensor].identifier, known, self.lanes)
 
     def call(self, name: str, *args: str) -> str:
         self.scalar.helper(name)

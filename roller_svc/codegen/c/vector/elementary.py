@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from string import Template
 
-from roller_svc.codegen.c.vector.types import instruction, where_available
+from roller_svc.codegen.c.vector.types import instruction, with_fallback
 from roller_svc.codegen.dialect import SHORT
 from roller_svc.ir.dtype import DType
 
@@ -236,7 +236,7 @@ def function_text(name: str, dtype: DType, lanes: int) -> str:
         "V": f"v{short}x{lanes}", "I": f"vi{wide}x{lanes}", "U": f"vu{wide}x{lanes}", "N": str(lanes), "which": name,
         "sin": _polynomial(_SIN_F32, "s", "f"), "cos": _polynomial(_COS_F32, "s", "f"),
     }  # fmt: skip
-    scaled = where_available(instruction("scaled", dtype, lanes), _SCALED)
+    scaled = with_fallback(instruction("scaled", dtype, lanes), _SCALED)
     words["scaled"] = Template(scaled).substitute(words)
     words["core"] = Template(_LOG_CORE[dtype]).substitute(words)
     body = Template(_TABLES[dtype][name][0]).substitute(words)

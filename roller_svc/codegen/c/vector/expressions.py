@@ -8,13 +8,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from roller_svc.analysis.index_ranges import fold
-from roller_svc.analysis.lookup_tables import FewBits, Tables, is_product
-from roller_svc.codegen.buffer_ref import Place
-from roller_svc.codegen.c.vector.access import NotVectorError, Piece, Places
+from roller_svc.analysis.lookup_tables import LookupTables, TableIndex, is_float_product
+from roller_svc.codegen.buffer_ref import BufferRef
+from roller_svc.codegen.c.vector.access import NotVectorizableError, VectorAccess, VectorValue
 from roller_svc.codegen.c.vector.elementary import has_function
-from roller_svc.codegen.c.vector.helpers import BUILTIN, INTEGERS, LIBRARY_ARITY, UNSIGNED, is_streamable
-from roller_svc.codegen.c.vector.loops import unconditional
-from roller_svc.codegen.dialect import LIBRARY, OURS, SHORT, is_beyond
+from roller_svc.codegen.c.vector.helpers import BUILTIN, INTEGERS, LIBRARY_ARITY, UNSIGNED, has_nontemporal_store
+from roller_svc.codegen.c.vector.loops import unconditional_loads
+from roller_svc.codegen.dialect import HELPER_FUNCTIONS, LIBRARY, SHORT, exceeds_type
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import (
     COMPARISONS,
@@ -37,48 +37,48 @@ from roller_svc.ir.schedule import Compute
 # A load that is only sometimes wanted repeats the conditions; below more of them the text would grow too fast.
 MAX_GUARDS = 4
 # Elements that are fetched or put one by one are written out; more of them make a loop.
-MAX_WRITTEN_OUT = 16
+MAX_UNROLLED_LANES = 16
 _SIGNS = {
     OpKind.ADD: "+", OpKind.SUB: "-", OpKind.MUL: "*", OpKind.DIV: "/", OpKind.BITAND: "&", OpKind.BITOR: "|",
     OpKind.BITXOR: "^",
 }  # fmt: skip
 _TRUTHS = COMPARISONS | {OpKind.LAND, OpKind.LOR, OpKind.LNOT, OpKind.ISNAN, OpKind.ISINF}
-_OURS_OF_INTEGERS = frozenset({OpKind.MAX, OpKind.MIN, OpKind.RELU, OpKind.SQUARE, OpKind.ABS, OpKind.SIGN})
+_INTEGER_HELPERS = frozenset({OpKind.MAX, OpKind.MIN, OpKind.RELU, OpKind.SQUARE, OpKind.ABS, OpKind.SIGN})
 _SAME_OR_HELPER = {OpKind.ABS: "abs", OpKind.FMAX: "fmax", OpKind.FMIN: "fmin"}
 
 
 @dataclass(frozen=True, slots=True)
-class Vector(Places):
+class Vector(VectorAccess):
     """Prints `lanes` neighbouring iterations of the loop over `var`, from `first` on; or, of what is a function of few
     bits, a table of it, an entry a lane."""
 
-    table: FewBits | None = None
+    table: TableIndex | None = None
 
-    def stored(self, value: Expr, dtype: DType) -> str:
+    def to_elements(self, value: Expr, dtype: DType) -> str:
         """An expression as elements of a tensor of that type."""
-        if not self.moves(value):
-            return self.splat(Piece(self.scalar.stored(value, dtype), dtype, wide=False))
+        if not self.varies(value):
+            return self.splat(VectorValue(self.scalar.to_element(value, dtype), dtype, is_vector=False))
         if dtype.is_narrow_float:
-            if (copied := self._copied(value, dtype)) is not None:
+            if (copied := self._copied_bits(value, dtype)) is not None:
                 return f"({self.type_of(dtype)}){copied}"
-            wide = self.converted(self.piece(value), DType.FLOAT32)
+            wide = self.convert(self.value(value), DType.FLOAT32)
             return self.call(f"from_f32_{self.type_of(dtype)}", self.splat(wide))
-        piece = self.piece(value)
+        piece = self.value(value)
         if value.dtype.compute is not dtype.compute:
-            piece = self.converted(piece, dtype)
+            piece = self.convert(piece, dtype)
         return self.splat(piece)
 
-    def _copied(self, value: Expr, dtype: DType) -> str | None:
+    def _copied_bits(self, value: Expr, dtype: DType) -> str | None:
         """The elements' bits as they lie in memory, where values of that type were only loaded or chosen."""
         bits = UNSIGNED[dtype.bits]
         match value:
-            case Load(tensor=tensor) if self.scalar.places[tensor].dtype is dtype and self.moves(value):
+            case Load(tensor=tensor) if self.scalar.buffers[tensor].dtype is dtype and self.varies(value):
                 return f"({self.type_of(bits)}){self._elements(value)}"
             case Const(value=0.0) if str(value.value) == "0.0":
                 return f"({self.type_of(bits)}){{0}}"
-            case Select(cond=cond, then=then, otherwise=otherwise) if self.moves(cond):
-                a = self._when(cond, holds=True)._copied(then, dtype)
-                b = self._when(cond, holds=False)._copied(otherwise, dtype)
+            case Select(cond=cond, then=then, otherwise=otherwise) if self.varies(cond):
+                a = self._under_condition(cond, holds=True)._copied_bits(then, dtype)
+                b = self._under_condition(cond, holds=False)._copied_bits(otherwise, dtype)
                 if a is None or b is None:
                     return None
                 return self.call(f"select_{self.type_of(bits)}", self.mask(cond, dtype.bits), a, b)
@@ -86,27 +86,27 @@ class Vector(Places):
                 return None
 
     # values -----------------------------------------------------------------------------------------------------------
-    def piece(self, expr: Expr) -> Piece:
+    def value(self, expr: Expr) -> VectorValue:
         """An expression in the value type of its dtype."""
         dtype = expr.dtype.compute
-        if not self.moves(expr):
-            if self.guard and not all(self.is_safe(load) for load in loads_of(expr)):
-                raise NotVectorError
-            return Piece(self.scalar.value(expr), dtype, wide=False)
+        if not self.varies(expr):
+            if self.guard and not all(self.is_in_bounds(load) for load in loads_of(expr)):
+                raise NotVectorizableError
+            return VectorValue(self.scalar.value(expr), dtype, is_vector=False)
         if self.table is not None and expr == self.table.value:
             numbers = ", ".join(str(i & self.table.mask) for i in range(self.lanes))
-            return Piece(f"({self.type_of(dtype)}){{{numbers}}}", dtype, wide=True)
-        if (looked_up := self._looked_up(expr)) is not None:
+            return VectorValue(f"({self.type_of(dtype)}){{{numbers}}}", dtype, is_vector=True)
+        if (looked_up := self._lookup(expr)) is not None:
             return looked_up
         match expr:
             case Load():
-                place = self.scalar.places[expr.tensor]
-                return self.converted(Piece(self._elements(expr), place.dtype, wide=True), dtype)
+                buffer = self.scalar.buffers[expr.tensor]
+                return self.convert(VectorValue(self._elements(expr), buffer.dtype, is_vector=True), dtype)
             case AxisRef():
-                if self.scalar.outgrows_int(expr):
-                    raise NotVectorError
+                if self.scalar.exceeds_int32(expr):
+                    raise NotVectorizableError
                 numbers = ", ".join(str(self.first + i) for i in range(self.lanes))
-                return Piece(f"({self.type_of(dtype)}){{{numbers}}}", dtype, wide=True)
+                return VectorValue(f"({self.type_of(dtype)}){{{numbers}}}", dtype, is_vector=True)
             case Cast(arg=arg):
                 return self._cast(expr, arg)
             case Select():
@@ -116,9 +116,9 @@ class Vector(Places):
             case Op():
                 return self._op(expr)
             case _:
-                raise NotVectorError
+                raise NotVectorizableError
 
-    def converted(self, piece: Piece, dtype: DType) -> Piece:
+    def convert(self, piece: VectorValue, dtype: DType) -> VectorValue:
         """The value as one of another value type, or an element of memory as a value."""
         if piece.dtype is dtype:
             return piece
@@ -129,239 +129,257 @@ class Vector(Places):
         text = self.splat(piece)
         if piece.dtype is DType.BOOL:
             text = f"({self.type_of(DType.UINT8)}){text}"
-        return Piece(self.call(name, text), dtype, wide=True)
+        return VectorValue(self.call(name, text), dtype, is_vector=True)
 
-    def _cast(self, cast: Cast, arg: Expr) -> Piece:
-        piece, dtype = self.piece(arg), cast.dtype
+    def _cast(self, cast: Cast, arg: Expr) -> VectorValue:
+        piece, dtype = self.value(arg), cast.dtype
         if dtype is DType.BOOL:
-            return piece if arg.dtype is DType.BOOL else self.converted(piece, DType.BOOL)
-        wide = self.converted(piece, dtype.compute)
+            return piece if arg.dtype is DType.BOOL else self.convert(piece, DType.BOOL)
+        wide = self.convert(piece, dtype.compute)
         if not dtype.is_narrow_float or cast.implicit or arg.dtype is dtype or self.scalar.is_exact(arg, dtype):
             return wide
         narrow = self.call(f"from_f32_{self.type_of(dtype)}", wide.text)
-        return Piece(self.call(f"from_{SHORT[dtype]}_{self.type_of(DType.FLOAT32)}", narrow), DType.FLOAT32, wide=True)
+        return VectorValue(
+            self.call(f"from_{SHORT[dtype]}_{self.type_of(DType.FLOAT32)}", narrow), DType.FLOAT32, is_vector=True
+        )
 
-    def _select(self, select: Select) -> Piece:
+    def _select(self, select: Select) -> VectorValue:
         dtype = select.dtype.compute
-        if not self.moves(select.cond):
-            a, b = self.splat(self.piece(select.then)), self.splat(self.piece(select.otherwise))
+        if not self.varies(select.cond):
+            a, b = self.splat(self.value(select.then)), self.splat(self.value(select.otherwise))
             type_ = self.type_of(dtype)  # the result of arithmetic has a type of its own, without our alignment
-            return Piece(f"({self.scalar.value(select.cond)} ? ({type_}){a} : ({type_}){b})", dtype, wide=True)
-        a = self.splat(self._when(select.cond, holds=True).piece(select.then))
-        b = self.splat(self._when(select.cond, holds=False).piece(select.otherwise))
+            return VectorValue(
+                f"({self.scalar.value(select.cond)} ? ({type_}){a} : ({type_}){b})", dtype, is_vector=True
+            )
+        a = self.splat(self._under_condition(select.cond, holds=True).value(select.then))
+        b = self.splat(self._under_condition(select.cond, holds=False).value(select.otherwise))
         mask = self.mask(select.cond, dtype.bits)
-        return Piece(self.call(f"select_{self.type_of(dtype)}", mask, a, b), dtype, wide=True)
+        return VectorValue(self.call(f"select_{self.type_of(dtype)}", mask, a, b), dtype, is_vector=True)
 
     # conditions -------------------------------------------------------------------------------------------------------
     def mask(self, expr: Expr, bits: int) -> str:
         """A condition as integers of that many bits: all ones where it holds, else 0."""
         target = INTEGERS[bits]
-        if not self.moves(expr):
-            return self.splat(Piece(f"-(({self.scalar.value(expr)}) != 0)", target, wide=False))
+        if not self.varies(expr):
+            return self.splat(VectorValue(f"-(({self.scalar.value(expr)}) != 0)", target, is_vector=False))
         match expr:
             case Op(kind=OpKind.LAND | OpKind.LOR as kind, args=(x, y)):
-                right = self._when(x, holds=kind is OpKind.LAND)
+                right = self._under_condition(x, holds=kind is OpKind.LAND)
                 return f"({self.mask(x, bits)} {'&' if kind is OpKind.LAND else '|'} {right.mask(y, bits)})"
             case Op(kind=OpKind.LNOT, args=(x,)):
                 return f"~{self.mask(x, bits)}"
             case Op(kind=OpKind.ISNAN | OpKind.ISINF as kind, args=(x,)):
-                piece = self.piece(x)
+                piece = self.value(x)
                 if not piece.dtype.is_float:
                     return f"({self.type_of(target)}){{0}}"
                 text = self.call(f"{kind.value}_{self.type_of(piece.dtype)}", piece.text)
             case Op(kind=kind, args=(x, y)) if kind in COMPARISONS:
-                if any(is_beyond(arg) or self.scalar.leaves_int32(arg) for arg in expr.args):
-                    raise NotVectorError
-                a, piece = self.piece(x), self.piece(y)
+                if any(exceeds_type(arg) or self.scalar.may_exceed_int32(arg) for arg in expr.args):
+                    raise NotVectorizableError
+                a, piece = self.value(x), self.value(y)
                 text = f"({self.splat(a)} {kind.value} {self.splat(piece)})"
             case _:
-                piece = self.piece(expr)
+                piece = self.value(expr)
                 text = f"({piece.text} != 0)"
         natural = INTEGERS[piece.dtype.bits]
         if natural is target:
             return text
         return self.call(f"from_{SHORT[natural]}_{self.type_of(target)}", f"({self.type_of(natural)}){text}")
 
-    def _truth(self, op: Op) -> Piece:
+    def _truth(self, op: Op) -> VectorValue:
         bits = _natural_bits(op)
         return self._truth_of(self.mask(op, bits), bits, op.dtype)
 
-    def _truth_of(self, mask: str, bits: int, dtype: DType) -> Piece:
+    def _truth_of(self, mask: str, bits: int, dtype: DType) -> VectorValue:
         """A mask as 0 and 1."""
         natural, target = INTEGERS[bits], INTEGERS[dtype.bits]
         if natural is not target:
             mask = self.call(f"from_{SHORT[natural]}_{self.type_of(target)}", f"({self.type_of(natural)}){mask}")
-        return Piece(f"(({self.type_of(dtype)}){mask} & 1)", dtype, wide=True)
+        return VectorValue(f"(({self.type_of(dtype)}){mask} & 1)", dtype, is_vector=True)
 
-    def _when(self, cond: Expr, *, holds: bool) -> Vector:
-        return replace(self, guard=(*self.guard, (cond, holds))) if self.moves(cond) else self
+    def _under_condition(self, cond: Expr, *, holds: bool) -> Vector:
+        return replace(self, guard=(*self.guard, (cond, holds))) if self.varies(cond) else self
 
     # operators --------------------------------------------------------------------------------------------------------
-    def _op(self, op: Op) -> Piece:
+    def _op(self, op: Op) -> VectorValue:
         if op.kind is OpKind.WORD:
             return self._word(op)
         if op.kind is OpKind.DOT:
-            return self._named("dot", op.dtype, op.args)
+            return self._helper_call("dot", op.dtype, op.args)
         operand = op.args[0].dtype.compute
         if op.kind in (OpKind.FLOOR, OpKind.CEIL):
-            whole = self._named("floor" if op.kind is OpKind.FLOOR else "ceil", operand, op.args)
-            return self.converted(whole, DType.INT32)
+            whole = self._helper_call("floor" if op.kind is OpKind.FLOOR else "ceil", operand, op.args)
+            return self.convert(whole, DType.INT32)
         if operand.is_float and op.dtype.is_float:
             return self._float_op(op, operand)
         if operand.is_float:
-            return self._each(op)
+            return self._per_lane(op)
         piece = self._integer_op(op, op.dtype)
-        return self.converted(replace(piece, dtype=DType.UINT8), DType.BOOL) if op.dtype is DType.BOOL else piece
+        return self.convert(replace(piece, dtype=DType.UINT8), DType.BOOL) if op.dtype is DType.BOOL else piece
 
-    def _float_op(self, op: Op, operand: DType) -> Piece:
+    def _float_op(self, op: Op, operand: DType) -> VectorValue:
         match op.kind:
             case OpKind.MUL if not loads_of(op):  # rounded by itself: see codegen/scalar.py
-                return self._each(op)
+                return self._per_lane(op)
             case kind if kind in _SIGNS:
-                return self._joined(op)
+                return self._binary(op)
             case OpKind.NEG:
-                return Piece(f"(-{self.piece(op.args[0]).text})", operand, wide=True)
+                return VectorValue(f"(-{self.value(op.args[0]).text})", operand, is_vector=True)
             case OpKind.RSQRT:
-                return Piece(f"(1 / {self._named('sqrt', operand, op.args).text})", operand, wide=True)
+                return VectorValue(f"(1 / {self._helper_call('sqrt', operand, op.args).text})", operand, is_vector=True)
             case OpKind.RECIPROCAL:
-                return Piece(f"(1 / {self.piece(op.args[0]).text})", operand, wide=True)
+                return VectorValue(f"(1 / {self.value(op.args[0]).text})", operand, is_vector=True)
             case OpKind.CLIP:
                 return self._clip(op)
             case OpKind.MAX | OpKind.MIN:
-                return self._extreme(op)
+                return self._min_max(op)
             case kind if kind in _SAME_OR_HELPER:
-                return self._named(_SAME_OR_HELPER[kind], operand, op.args)
-            case kind if kind in OURS:
-                ours = OURS[kind]
+                return self._helper_call(_SAME_OR_HELPER[kind], operand, op.args)
+            case kind if kind in HELPER_FUNCTIONS:
+                base = HELPER_FUNCTIONS[kind]
                 plain = kind in (OpKind.SQUARE, OpKind.SIGN, OpKind.RELU)
-                return self._named(ours, operand, op.args) if plain or has_function(ours, operand) else self._each(op)
+                return (
+                    self._helper_call(base, operand, op.args)
+                    if plain or has_function(base, operand)
+                    else self._per_lane(op)
+                )
             case kind if kind in LIBRARY:
                 return self._library(op, LIBRARY[kind], operand)
             case _:
-                return self._each(op)
+                return self._per_lane(op)
 
-    def _library(self, op: Op, name: str, operand: DType) -> Piece:
+    def _library(self, op: Op, name: str, operand: DType) -> VectorValue:
         if has_function(name, operand) or name in BUILTIN:
-            return self._named(name, operand, op.args)
+            return self._helper_call(name, operand, op.args)
         if LIBRARY_ARITY.get(name, 1) != len(op.args):
-            return self._each(op)
+            return self._per_lane(op)
         self.scalar.library[name if operand is DType.FLOAT64 else f"{name}f"] = None
-        return self._named(name, operand, op.args)
+        return self._helper_call(name, operand, op.args)
 
-    def _integer_op(self, op: Op, dtype: DType) -> Piece:
+    def _integer_op(self, op: Op, dtype: DType) -> VectorValue:
         match op.kind:
             case kind if kind in _SIGNS:
-                return self._joined(op)
+                return self._binary(op)
             case OpKind.NEG | OpKind.BITNOT as kind:
-                return Piece(f"({'-' if kind is OpKind.NEG else '~'}{self.piece(op.args[0]).text})", dtype, wide=True)
+                return VectorValue(
+                    f"({'-' if kind is OpKind.NEG else '~'}{self.value(op.args[0]).text})", dtype, is_vector=True
+                )
             case OpKind.FMA:
                 product = Op(OpKind.MUL, op.args[:2], op.dtype)
-                return self._joined(Op(OpKind.ADD, (product, op.args[2]), op.dtype))
+                return self._binary(Op(OpKind.ADD, (product, op.args[2]), op.dtype))
             case OpKind.SHL | OpKind.SHR as kind if _is_within(self._folded(op.args[1]), 0, dtype.bits - 1):
                 sign, by = kind.value, int(_number(self._folded(op.args[1])))
-                return Piece(f"({self.piece(op.args[0]).text} {sign} {by})", dtype, wide=True)
+                return VectorValue(f"({self.value(op.args[0]).text} {sign} {by})", dtype, is_vector=True)
             case OpKind.FLOORDIV | OpKind.MOD as kind if _is_power_of_two(op.args[1]):
                 by = int(_number(op.args[1]))
                 shift = f">> {by.bit_length() - 1}" if kind is OpKind.FLOORDIV else f"& {by - 1}"
-                return Piece(f"({self.splat(self.piece(op.args[0]))} {shift})", dtype, wide=True)
+                return VectorValue(f"({self.splat(self.value(op.args[0]))} {shift})", dtype, is_vector=True)
             case OpKind.CLIP:
                 return self._clip(op)
-            case kind if kind in _OURS_OF_INTEGERS and dtype is not DType.BOOL:
-                return self._named(kind.value, dtype, op.args)
+            case kind if kind in _INTEGER_HELPERS and dtype is not DType.BOOL:
+                return self._helper_call(kind.value, dtype, op.args)
             case _:
-                return self._each(op)
+                return self._per_lane(op)
 
-    def _word(self, op: Op) -> Piece:
+    def _word(self, op: Op) -> VectorValue:
         """Elements that a word does not have are zeros."""
         bits = UNSIGNED[op.args[0].dtype.bits]
-        parts = [f"({self.type_of(bits)}){self.stored(arg, arg.dtype)}" for arg in op.args]
-        parts += [f"({self.type_of(bits)}){{0}}"] * (op.dtype.bits // bits.bits - len(parts))
-        return Piece(self.call(f"word{len(parts)}_{self.type_of(op.dtype)}", *parts), op.dtype, wide=True)
+        elements = [f"({self.type_of(bits)}){self.to_elements(arg, arg.dtype)}" for arg in op.args]
+        elements += [f"({self.type_of(bits)}){{0}}"] * (op.dtype.bits // bits.bits - len(elements))
+        return VectorValue(
+            self.call(f"word{len(elements)}_{self.type_of(op.dtype)}", *elements), op.dtype, is_vector=True
+        )
 
     def _folded(self, expr: Expr) -> Expr:
         """What is unrolled is a number by now."""
         return fold(expr, self.scalar.values)
 
-    def _looked_up(self, expr: Expr, *, is_factor: bool = False) -> Piece | None:
+    def _lookup(self, expr: Expr, *, is_factor: bool = False) -> VectorValue | None:
         """Each lane's entry of a table of the expression, where it is a function that one has."""
-        few = Tables(self.lanes, {self.var}).of(expr, is_factor=is_factor) if self.table is None else None
-        if few is None:
+        index = (
+            LookupTables(self.lanes, {self.var}).find_index(expr, is_factor=is_factor) if self.table is None else None
+        )
+        if index is None:
             return None
         dtype = expr.dtype.compute
-        entries, chosen = replace(self, table=few).piece(expr), self.converted(self.piece(few.source), DType.INT32)
-        return Piece(self.call(f"looked_up_{self.type_of(dtype)}", entries.text, chosen.text), dtype, wide=True)
+        entries, chosen = replace(self, table=index).value(expr), self.convert(self.value(index.source), DType.INT32)
+        return VectorValue(
+            self.call(f"looked_up_{self.type_of(dtype)}", entries.text, chosen.text), dtype, is_vector=True
+        )
 
-    def _joined(self, op: Op) -> Piece:
-        a, b = ((is_product(op) and self._looked_up(arg, is_factor=True)) or self.piece(arg) for arg in op.args)
-        if not (a.wide or b.wide):
-            raise NotVectorError
-        return Piece(f"({self.operand(a)} {_SIGNS[op.kind]} {self.operand(b)})", op.dtype.compute, wide=True)
+    def _binary(self, op: Op) -> VectorValue:
+        a, b = ((is_float_product(op) and self._lookup(arg, is_factor=True)) or self.value(arg) for arg in op.args)
+        if not (a.is_vector or b.is_vector):
+            raise NotVectorizableError
+        return VectorValue(f"({self.operand(a)} {_SIGNS[op.kind]} {self.operand(b)})", op.dtype.compute, is_vector=True)
 
-    def operand(self, piece: Piece) -> str:
+    def operand(self, piece: VectorValue) -> str:
         """Floats mix with vectors as they are; of integers C widens the narrow ones first."""
-        return piece.text if piece.wide or piece.dtype.is_float else self.splat(piece)
+        return piece.text if piece.is_vector or piece.dtype.is_float else self.splat(piece)
 
-    def _extreme(self, op: Op) -> Piece:
+    def _min_max(self, op: Op) -> VectorValue:
         """A number first: that it is no NaN is known, and the other side's NaN stays by itself."""
         x, y = op.args
-        return self._named(op.kind.value, op.dtype.compute, (y, x) if isinstance(y, Const) else (x, y))
+        return self._helper_call(op.kind.value, op.dtype.compute, (y, x) if isinstance(y, Const) else (x, y))
 
-    def _clip(self, op: Op) -> Piece:
+    def _clip(self, op: Op) -> VectorValue:
         value, low, high = op.args
-        return self.piece(Op(OpKind.MIN, (Op(OpKind.MAX, (value, low), op.dtype), high), op.dtype))
+        return self.value(Op(OpKind.MIN, (Op(OpKind.MAX, (value, low), op.dtype), high), op.dtype))
 
-    def _named(self, name: str, dtype: DType, args: tuple[Expr, ...]) -> Piece:
+    def _helper_call(self, name: str, dtype: DType, args: tuple[Expr, ...]) -> VectorValue:
         """A helper of that name and type, of vectors."""
-        pieces = [self.splat(self.piece(arg)) for arg in args]
-        return Piece(self.call(f"{name}_{self.type_of(dtype)}", *pieces), dtype, wide=True)
+        pieces = [self.splat(self.value(arg)) for arg in args]
+        return VectorValue(self.call(f"{name}_{self.type_of(dtype)}", *pieces), dtype, is_vector=True)
 
-    def _each(self, op: Op) -> Piece:
+    def _per_lane(self, op: Op) -> VectorValue:
         """The operator lane by lane: what has no vector form."""
         dtype, names, lines = op.dtype.compute, [], []
         stand_ins: list[Expr] = []
         for i, arg in enumerate(op.args):
-            piece, name = self.piece(arg), f"a{i}_f32"
+            piece, name = self.value(arg), f"a{i}_f32"
             lines.append(f"const {self.type_of(piece.dtype)} {name} = {self.splat(piece)};")
             tensor = f".{name}"
-            self.scalar.places[tensor] = Place(f"{name}[i_i32]", piece.dtype, ())
+            self.scalar.buffers[tensor] = BufferRef(f"{name}[i_i32]", piece.dtype, ())
             stand_ins.append(Load(tensor, (), piece.dtype))
             names.append(tensor)
         text = self.scalar.value(Op(op.kind, tuple(stand_ins), op.dtype))
         for tensor in names:
-            del self.scalar.places[tensor]
+            del self.scalar.buffers[tensor]
         loop = f"for (int i_i32 = 0; i_i32 < {self.lanes}; i_i32++) r_f32[i_i32] = {text};"
-        return Piece(f"({{ {' '.join(lines)} {self.type_of(dtype)} r_f32; {loop} r_f32; }})", dtype, wide=True)
+        return VectorValue(
+            f"({{ {' '.join(lines)} {self.type_of(dtype)} r_f32; {loop} r_f32; }})", dtype, is_vector=True
+        )
 
     # memory -----------------------------------------------------------------------------------------------------------
     def _elements(self, load: Load) -> str:
         """What a load reads, in the type of memory."""
-        place = self.scalar.places[load.tensor]
-        if any(c and self.moves(i) for c, i in zip(load.bounds_checked, load.index, strict=False)):
-            raise NotVectorError
-        guarded = bool(self.guard) and load.tensor not in self.registers and not self.is_safe(load)
+        buffer = self.scalar.buffers[load.tensor]
+        if any(c and self.varies(i) for c, i in zip(load.bounds_checked, load.index, strict=False)):
+            raise NotVectorizableError
+        guarded = bool(self.guard) and load.tensor not in self.registers and not self.is_in_bounds(load)
         if self.stride(load.tensor, load.index) == 1 and not guarded and not any(load.bounds_checked):
             return self.element(load.tensor, load.index)
         if load.tensor in self.registers:
-            raise NotVectorError
-        address = self.offset(load, self.at(load.index, 0))
-        type_ = self.type_of(place.dtype)
+            raise NotVectorizableError
+        address = self.offset(load, self.index_at(load.index, 0))
+        type_ = self.type_of(buffer.dtype)
         if self.stride(load.tensor, load.index) == 1:
             if not guarded:
-                return f"*({type_} *)({place.identifier} + {address})"
-            bits = UNSIGNED[place.dtype.bits] if place.dtype.is_narrow_float else place.dtype
-            pointer = f"(const {self.scalar.dialect.storage_type(bits)} *){place.identifier} + {address}"
+                return f"*({type_} *)({buffer.identifier} + {address})"
+            bits = UNSIGNED[buffer.dtype.bits] if buffer.dtype.is_narrow_float else buffer.dtype
+            pointer = f"(const {self.scalar.dialect.storage_type(bits)} *){buffer.identifier} + {address}"
             masked = self.call(f"masked_{self.type_of(bits)}", self._guard_mask(bits.bits), pointer)
-            return masked if bits is place.dtype else f"({type_}){masked}"
+            return masked if bits is buffer.dtype else f"({type_}){masked}"
         if not guarded and not any(load.bounds_checked) and self.stride(load.tensor, load.index) == 2:
-            return self.call(f"even_{type_}", f"{place.identifier} + {address}")
-        if self.lanes > MAX_WRITTEN_OUT:
-            raise NotVectorError
-        lanes = [self._lane(load, place, i, guarded=guarded) for i in range(self.lanes)]
+            return self.call(f"even_{type_}", f"{buffer.identifier} + {address}")
+        if self.lanes > MAX_UNROLLED_LANES:
+            raise NotVectorizableError
+        lanes = [self._lane(load, buffer, i, guarded=guarded) for i in range(self.lanes)]
         return f"({type_}){{{', '.join(lanes)}}}"
 
     def _guard_mask(self, bits: int) -> str:
         if len(self.guard) > MAX_GUARDS:
-            raise NotVectorError
+            raise NotVectorizableError
         plain = replace(self, guard=())
         parts = []
         for i, (cond, holds) in enumerate(self.guard):
@@ -369,9 +387,9 @@ class Vector(Places):
             parts.append(mask if holds else f"~{mask}")
         return " & ".join(parts)
 
-    def _lane(self, load: Load, place: Place, lane: int, *, guarded: bool) -> str:
-        index = self.at(load.index, lane)
-        text = f"{place.identifier}[{self.offset(load, index)}]"
+    def _lane(self, load: Load, buffer: BufferRef, lane: int, *, guarded: bool) -> str:
+        index = self.index_at(load.index, lane)
+        text = f"{buffer.identifier}[{self.offset(load, index)}]"
         if not guarded:
             return text
         conds = []
@@ -396,8 +414,8 @@ def _number(expr: Expr) -> float:
     return expr.value if isinstance(expr, Const) else -1
 
 
-def _is_within(expr: Expr, least: int, greatest: int) -> bool:
-    return isinstance(expr, Const) and least <= expr.value <= greatest
+def _is_within(expr: Expr, low: int, high: int) -> bool:
+    return isinstance(expr, Const) and low <= expr.value <= high
 
 
 def _is_power_of_two(expr: Expr) -> bool:
@@ -407,51 +425,51 @@ def _is_power_of_two(expr: Expr) -> bool:
 
 def statement(vector: Vector, node: Compute) -> str:
     """One assignment or join, of all lanes; raises NotVectorError where it has no vector form."""
-    if not any(vector.moves(i) for i in node.index):
-        raise NotVectorError
+    if not any(vector.varies(i) for i in node.index):
+        raise NotVectorizableError
     return _text(replace(vector, sizes=_sizes(vector, node)), node)
 
 
 def _sizes(vector: Vector, node: Compute) -> tuple[tuple[Expr, int], ...]:
     """Index expressions of what the statement touches under no condition."""
-    touched = [(node.tensor, node.index)]
-    touched += [(load.tensor, load.index) for load in unconditional(node.value) if not any(load.bounds_checked)]
-    places = vector.scalar.places
-    return tuple(pair for name, index in touched for pair in zip(index, places[name].shape, strict=True))
+    accesses = [(node.tensor, node.index)]
+    accesses += [(load.tensor, load.index) for load in unconditional_loads(node.value) if not any(load.bounds_checked)]
+    places = vector.scalar.buffers
+    return tuple(pair for name, index in accesses for pair in zip(index, places[name].shape, strict=True))
 
 
 def _text(vector: Vector, node: Compute) -> str:
-    place = vector.scalar.places[node.tensor]
+    buffer = vector.scalar.buffers[node.tensor]
     if node.combine is None:
-        return _assigned(vector, node, vector.stored(node.value, place.dtype))
+        return _assigned(vector, node, vector.to_elements(node.value, buffer.dtype))
     target = vector.element(node.tensor, node.index)
     kind = COMBINE_OPS[node.combine]
     value: Expr = node.value
-    if value.dtype.compute is not place.dtype.compute:
-        value = Cast(value, place.dtype, implicit=True)
-    if kind in (OpKind.ADD, OpKind.MUL) and place.dtype.compute is place.dtype is not DType.BOOL:
-        return f"{target} {kind.value}= {vector.operand(vector.piece(value))};"
-    old = Load(node.tensor, node.index, place.dtype)
-    return f"{target} = {vector.stored(Op(kind, (old, value), place.dtype), place.dtype)};"
+    if value.dtype.compute is not buffer.dtype.compute:
+        value = Cast(value, buffer.dtype, implicit=True)
+    if kind in (OpKind.ADD, OpKind.MUL) and buffer.dtype.compute is buffer.dtype is not DType.BOOL:
+        return f"{target} {kind.value}= {vector.operand(vector.value(value))};"
+    old = Load(node.tensor, node.index, buffer.dtype)
+    return f"{target} = {vector.to_elements(Op(kind, (old, value), buffer.dtype), buffer.dtype)};"
 
 
 def _assigned(vector: Vector, node: Compute, value: str) -> str:
-    place = vector.scalar.places[node.tensor]
+    buffer = vector.scalar.buffers[node.tensor]
     if vector.stride(node.tensor, node.index) == 1:
         target = vector.element(node.tensor, node.index)
-        if node.nontemporal and is_streamable(place.dtype, vector.lanes):
-            return f"{vector.call(f'stream_{vector.type_of(place.dtype)}', f'&{target}', value)};"
+        if node.nontemporal and has_nontemporal_store(buffer.dtype, vector.lanes):
+            return f"{vector.call(f'stream_{vector.type_of(buffer.dtype)}', f'&{target}', value)};"
         return f"{target} = {value};"
-    if node.tensor in vector.registers or vector.lanes > MAX_WRITTEN_OUT or any(node.bounds_checked):
-        raise NotVectorError
-    if _is_dealt(vector, node):
-        raise NotVectorError
+    if node.tensor in vector.registers or vector.lanes > MAX_UNROLLED_LANES or any(node.bounds_checked):
+        raise NotVectorizableError
+    if _is_scattered_copy(vector, node):
+        raise NotVectorizableError
     name = "r_f32"  # no name of a program ends like this
-    puts = " ".join(f"{vector.at_lane(place, node.index, i)} = {name}[{i}];" for i in range(vector.lanes))
-    return f"{{ const {vector.type_of(place.dtype)} {name} = {value}; {puts} }}"
+    puts = " ".join(f"{vector.element_at_lane(buffer, node.index, i)} = {name}[{i}];" for i in range(vector.lanes))
+    return f"{{ const {vector.type_of(buffer.dtype)} {name} = {value}; {puts} }}"
 
 
-def _is_dealt(vector: Vector, node: Compute) -> bool:
+def _is_scattered_copy(vector: Vector, node: Compute) -> bool:
     """Whether elements of memory are only copied to places that a table knows: a loop of single ones is as fast, and
     written out for each lane it took half of the time in which a strided convolution compiled."""
     value = node.value.arg if isinstance(node.value, Cast) and node.value.implicit else node.value

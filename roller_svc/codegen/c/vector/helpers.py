@@ -19,7 +19,7 @@ from roller_svc.codegen.c.vector.types import (
     instruction,
     vector_header,
     vector_type,
-    where_available,
+    with_fallback,
     zero_extension,
 )
 from roller_svc.codegen.dialect import SHORT, C, Dialect
@@ -69,19 +69,19 @@ _STORES = {
     32: ("__AVX__", "__builtin_ia32_movntps256"),
     16: ("__SSE__", "__builtin_ia32_movntps"),
 }
-STORES_DONE = """static inline void stores_done(void) {
+STORE_FENCE = """static inline void stores_done(void) {
 #if defined(__SSE__)
   __builtin_ia32_sfence();
 #endif
 }"""
 
 
-def is_streamable(dtype: DType, lanes: int) -> bool:
+def has_nontemporal_store(dtype: DType, lanes: int) -> bool:
     """Whether there is such a store of a vector."""
     return dtype.bytes * lanes in _STORES
 
 
-def stream_helper(dtype: DType, lanes: int) -> Helper:
+def nontemporal_helper(dtype: DType, lanes: int) -> Helper:
     """A vector past the caches where it is aligned, else stored like any other."""
     vector, size = vector_type(dtype, lanes), dtype.bytes * lanes
     feature, store = _STORES[size]
@@ -146,7 +146,7 @@ def c_helper(name: str) -> Helper:
     if match := _VECTOR_NAME.fullmatch(name):
         return _vector_helper(match[1], _BY_SHORT[match[2]], int(match[3]))
     if (match := _SCALAR_NAME.fullmatch(name)) and has_function(match[1], _BY_SHORT[match[2]]):
-        return _of_one(match[1], _BY_SHORT[match[2]])
+        return _scalar_from_vector(match[1], _BY_SHORT[match[2]])
     return _WORD_AT if name == "word_at" else helper(name, C)
 
 
@@ -164,7 +164,7 @@ def vector_typedefs(text: str) -> str:
     return "\n".join(vector_header(dtype, lanes, C.storage_type(dtype)) for dtype, lanes in ordered)
 
 
-def _of_one(base: str, dtype: DType) -> Helper:
+def _scalar_from_vector(base: str, dtype: DType) -> Helper:
     """A function of one value: lane 0 of that of vectors, so that a lane and a single value give the same bits."""
     type_, vector = C.value_type(dtype), vector_type(dtype, SCALAR_BYTES // dtype.bytes)
     text = f"static inline {type_} {base}_{SHORT[dtype]}({type_} a) {{ return {base}_{vector}(({vector}){{a}})[0]; }}"
@@ -180,15 +180,15 @@ def _vector_helper(base: str, dtype: DType, lanes: int) -> Helper:
     if base in BUILTIN:
         return _builtin(base, dtype, lanes)
     if base == "stream":
-        return stream_helper(dtype, lanes)
+        return nontemporal_helper(dtype, lanes)
     if base == "dot":
         return Helper(dot_text(dtype, lanes))
     if base in ("word2", "word4"):
         return _word(base, dtype, lanes)
     if base == "even":
-        return _every_second(dtype, lanes)
+        return _even_elements(dtype, lanes)
     if base == "looked_up":
-        return _looked_up(dtype, lanes)
+        return _lookup(dtype, lanes)
     table = _BODIES | (_FLOAT_BODIES if dtype.is_float else _INTEGER_BODIES)
     if base not in table:
         return _library_loop(base, dtype, lanes)
@@ -199,7 +199,7 @@ def _vector_helper(base: str, dtype: DType, lanes: int) -> Helper:
         "inf": C.inf_f64 if dtype is DType.FLOAT64 else C.inf_f32,
     }  # fmt: skip
     result = words["I"] if base in ("isnan", "isinf") else vector
-    body = where_available(instruction(base, dtype, lanes), body.format(**words).removesuffix("\n"))
+    body = with_fallback(instruction(base, dtype, lanes), body.format(**words).removesuffix("\n"))
     text = f"static inline {result} {base}_{vector}{parameters.format(**words)} {{\n{body}}}"
     return Helper(text, (f"select_{vector}",) if "select_" in body else ())
 
@@ -216,11 +216,11 @@ def _word(base: str, dtype: DType, lanes: int) -> Helper:
         return f"({vector})({' | '.join(shifted)})"
 
     convert = f"from_{SHORT[source]}_{wide}"
-    body = where_available(zero_extension(source, lanes, joined), f"  return {joined(f'{convert}({{x}})')};")
+    body = with_fallback(zero_extension(source, lanes, joined), f"  return {joined(f'{convert}({{x}})')};")
     return Helper(f"static inline {vector} {base}_{vector}({parameters}) {{\n{body}}}", (convert,))
 
 
-def _every_second(dtype: DType, lanes: int) -> Helper:
+def _even_elements(dtype: DType, lanes: int) -> Helper:
     """Elements 0, 2, 4, ... at a place. The second vector begins so that it ends with the last of them."""
     vector, mask = vector_type(dtype, lanes), vector_type(INTEGERS[dtype.bits], lanes)
     order = ", ".join(str(2 * i if 2 * i < lanes else 2 * i + 1) for i in range(lanes))
@@ -234,12 +234,12 @@ def _every_second(dtype: DType, lanes: int) -> Helper:
     return Helper(text)
 
 
-def _looked_up(dtype: DType, lanes: int) -> Helper:
+def _lookup(dtype: DType, lanes: int) -> Helper:
     """The entries of a table that the lowest bits of each lane's number choose."""
     vector, numbers = vector_type(dtype, lanes), vector_type(DType.INT32, lanes)
     macro = "__AVX512F__" if lanes * dtype.bytes == 64 else "__AVX2__"
     plain = f"  {vector} r;\n  for (int i = 0; i < {lanes}; i++) r[i] = table[at[i] & {lanes - 1}];\n  return r;"
-    body = where_available((macro, "__builtin_shuffle(table, at)"), plain)
+    body = with_fallback((macro, "__builtin_shuffle(table, at)"), plain)
     return Helper(f"static inline {vector} looked_up_{vector}({vector} table, {numbers} at) {{\n{body}}}")
 
 
@@ -335,7 +335,7 @@ def _widened(source: DType, lanes: int, head: str) -> Helper:
             8: ("__F16C__", "__builtin_ia32_vcvtph2ps256((vi16x8)a)"),
         }.get(lanes)
         plain = f"  return __builtin_convertvector(a, {f32});"
-        return Helper(f"{head} {{\n{where_available(call, plain)}}}")
+        return Helper(f"{head} {{\n{with_fallback(call, plain)}}}")
     name = f"{SHORT[source]}_to_f32"
     return Helper(f"{head} {{\n{_each_lane(f32, lanes, name)}}}", (name,))
 
@@ -356,7 +356,7 @@ def _narrowed(target: DType, lanes: int, head: str) -> Helper:
             16: ("__AVX512F__", "(vf16x16)__builtin_ia32_vcvtps2ph512_mask(a, 4, (vi16x16){0}, -1)"),
             8: ("__F16C__", "(vf16x8)__builtin_ia32_vcvtps2ph256(a, 4)"),
         }.get(lanes)
-        return Helper(f"{head} {{\n{where_available(call, f'  return __builtin_convertvector(a, {t});')}}}")
+        return Helper(f"{head} {{\n{with_fallback(call, f'  return __builtin_convertvector(a, {t});')}}}")
     name = f"f32_to_{SHORT[target]}"
     return Helper(f"{head} {{\n{_each_lane(t, lanes, name)}}}", (name,))
 

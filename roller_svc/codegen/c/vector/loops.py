@@ -10,11 +10,11 @@ from roller_svc.ir.index import add, mul, num, ref
 from roller_svc.ir.schedule import Compute, Loop, LoopKind, Node, Scope, Storage, iter_nodes
 
 # A row of more vectors than this is a loop: statements for each of them cost the compiler more than they save.
-MOST_VECTORS = 32
-VECTORS_A_TURN = 4
+MAX_UNROLLED_VECTORS = 32
+VECTORS_PER_ITERATION = 4
 
 
-def with_lanes(loop: Loop) -> Storage | None:
+def expand_scalar(loop: Loop) -> Storage | None:
     """A loop around a value of its own for each iteration → the loop inside a row of such values; None for others."""
     if len(loop.body) != 1 or not isinstance(storage := loop.body[0], Storage) or storage.shape or loop.stop:
         return None
@@ -42,30 +42,30 @@ def with_lanes(loop: Loop) -> Storage | None:
     return replace(storage, shape=(loop.extent,), scope=Scope.REGISTER, body=(replace(loop, body=body),))
 
 
-def in_turns(loop: Loop, lanes: int) -> tuple[Loop, ...]:
+def strip_mine(loop: Loop, lanes: int) -> tuple[Loop, ...]:
     """A vector loop → a plain loop over several whole vectors a turn, and the rest of the row, which begins early
     enough for its last vector to reach back."""
-    step = VECTORS_A_TURN * lanes
-    turns = loop.extent // step - (loop.extent % step != 0)
-    turn = f"{loop.var}.turn"
+    step = VECTORS_PER_ITERATION * lanes
+    iterations = loop.extent // step - (loop.extent % step != 0)
+    var = f"{loop.var}.turn"
 
     def part(first: Expr, extent: int) -> Loop:
-        place = {loop.var: add(first, ref(loop.var))}
+        values = {loop.var: add(first, ref(loop.var))}
 
         def moved(node: Node) -> Node:
             if not isinstance(node, Compute):
                 return node
-            index = tuple(substitute(i, place) for i in node.index)
-            return replace(node, index=index, value=substitute(node.value, place))
+            index = tuple(substitute(i, values) for i in node.index)
+            return replace(node, index=index, value=substitute(node.value, values))
 
         return replace(loop, extent=extent, body=tuple(moved(node) for node in loop.body))
 
-    whole = Loop(turn, turns, LoopKind.SERIAL, (part(mul(ref(turn), num(step)), step),))
-    rest = loop.extent - turns * step
-    return (whole, part(num(turns * step), rest)) if rest else (whole,)
+    main = Loop(var, iterations, LoopKind.SERIAL, (part(mul(ref(var), num(step)), step),))
+    remainder = loop.extent - iterations * step
+    return (main, part(num(iterations * step), remainder)) if remainder else (main,)
 
 
-def unconditional(expr: Expr) -> list[Load]:
+def unconditional_loads(expr: Expr) -> list[Load]:
     """The loads that an expression reads whatever its conditions say."""
     found, stack = list[Load](), [expr]
     while stack:
@@ -96,23 +96,23 @@ def widest_bytes(node: Compute, var: str, dtype: DType) -> int:
     return widest
 
 
-def pieces(extent: int, lanes: int, least: int, *, overlapping: bool) -> tuple[tuple[int, int], ...]:
+def vector_cover(extent: int, lanes: int, min_lanes: int, *, overlapping: bool) -> tuple[tuple[int, int], ...]:
     """(first, lanes) of the vectors that cover a loop, of `least` to `lanes` lanes; iterations left over have one each.
 
     `overlapping`: an iteration may run twice, so that the last vector reaches back.
     """
-    found, first = [], 0
+    cover, first = [], 0
     while first < extent:
-        rest = extent - first
-        size = min(lanes, 1 << (rest.bit_length() - 1))
-        while overlapping and size < lanes and (size < rest or size < least) and 2 * size <= extent:
+        remaining = extent - first
+        size = min(lanes, 1 << (remaining.bit_length() - 1))
+        while overlapping and size < lanes and (size < remaining or size < min_lanes) and 2 * size <= extent:
             size *= 2
-        if size < least:
+        if size < min_lanes:
             size = 1
         first = min(first, extent - size)
-        found.append((first, size))
+        cover.append((first, size))
         first += size
-    return tuple(found)
+    return tuple(cover)
 
 
 def vector_loops(storage: Storage) -> list[Loop]:
@@ -120,21 +120,21 @@ def vector_loops(storage: Storage) -> list[Loop]:
     return [
         n for n in iter_nodes(storage.body)
         if isinstance(n, Loop) and n.kind is LoopKind.VECTOR
-        and any(storage.tensor in (x.tensor, *tensors_read(x)) for x in n.body if isinstance(x, Compute))
+        and any(storage.tensor in (x.tensor, *read_tensors(x)) for x in n.body if isinstance(x, Compute))
     ]  # fmt: skip
 
 
-def stored_below(loop: Loop) -> set[str]:
+def written_tensors(loop: Loop) -> set[str]:
     """Tensors that the loop writes."""
     return {n.tensor for n in iter_nodes(loop.body) if isinstance(n, Compute)}
 
 
-def tensors_of(node: Node) -> set[str]:
+def accessed_tensors(node: Node) -> set[str]:
     """Tensors that a statement writes or reads; none of other nodes."""
-    return {node.tensor, *tensors_read(node)} if isinstance(node, Compute) else set()
+    return {node.tensor, *read_tensors(node)} if isinstance(node, Compute) else set()
 
 
-def tensors_read(node: Node) -> set[str]:
+def read_tensors(node: Node) -> set[str]:
     """Tensors that a statement reads; none of other nodes."""
     if not isinstance(node, Compute):
         return set()

@@ -35,7 +35,7 @@ _ORDERED = 7  # the predicate of a comparison that holds where neither operand i
 _ALL_LANES = "-1, 4"  # and the rounding that is set
 
 
-def where_available(call: tuple[str, str] | None, plain: str) -> str:
+def with_fallback(call: tuple[str, str] | None, plain: str) -> str:
     """Statements of a helper: the call where the macro before it is defined, else the plain text."""
     if call is None:
         return f"{plain}\n"
@@ -48,8 +48,8 @@ def instruction(base: str, dtype: DType, lanes: int) -> tuple[str, str] | None:
         return None
     match lanes * dtype.bytes, base:
         case 64, "max" | "min":
-            kept = f"__builtin_ia32_cmp{_SUFFIX[dtype]}512_mask(a, a, {_ORDERED}, {_ALL_LANES})"
-            return "__AVX512F__", f"__builtin_ia32_{base}{_SUFFIX[dtype]}512_mask(a, b, a, {kept}, 4)"
+            ordered = f"__builtin_ia32_cmp{_SUFFIX[dtype]}512_mask(a, a, {_ORDERED}, {_ALL_LANES})"
+            return "__AVX512F__", f"__builtin_ia32_{base}{_SUFFIX[dtype]}512_mask(a, b, a, {ordered}, 4)"
         case 32, "max" | "min":
             name = f"__builtin_ia32_{base}{_SUFFIX[dtype]}256"
             return "__AVX__", f"select_{vector_type(dtype, lanes)}(a != a, a, {name}(a, b))"
@@ -71,14 +71,14 @@ def _masked(name: str, dtype: DType, a: str, b: str) -> str:
     return f"__builtin_ia32_{name}{_SUFFIX[dtype]}512_mask({a}, {b}, {zeros}, {_ALL_LANES})"
 
 
-def zero_extension(source: DType, lanes: int, used: Callable[[str], str]) -> tuple[str, str] | None:
+def zero_extension(source: DType, lanes: int, use: Callable[[str], str]) -> tuple[str, str] | None:
     """What is `used` on {x}, elements made words of 32 bits, the rest zeros: GCC 12 takes two steps and puts halves
     together in between."""
     if lanes != 16:
         return None
     letter, element = ("b", "char") if source is DType.UINT8 else ("w", "short")  # char: none of our vectors' types
     operand = f"({element} __attribute__((vector_size({source.bytes * lanes})))){{x}}"
-    return "__AVX512F__", used(f"(vu32x16)__builtin_ia32_pmovzx{letter}d512_mask({operand}, (vi32x16){{{{0}}}}, -1)")
+    return "__AVX512F__", use(f"(vu32x16)__builtin_ia32_pmovzx{letter}d512_mask({operand}, (vi32x16){{{{0}}}}, -1)")
 
 
 def dot_text(dtype: DType, lanes: int) -> str:

@@ -25,10 +25,10 @@ def _load_cycles(mach: Machine, mr: int, vectors: int) -> float:
 
 def source_bandwidth(mach: Machine, total_bytes: int) -> float:
     """Bandwidth of the smallest cache that holds that much; DRAM's where none does."""
-    cache = source(mach, total_bytes)
+    cache = smallest_cache(mach, total_bytes)
     return mach.dram.bandwidth_bytes_per_s if cache is None else cache.bytes_per_s
 
 
-def source(mach: Machine, total_bytes: int) -> Cache | None:
+def smallest_cache(mach: Machine, total_bytes: int) -> Cache | None:
     """The smallest cache that holds that much; None is DRAM."""
     return next((cache for cache in reversed(mach.caches) if total_bytes <= cache.total_bytes // 2), None)

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Set
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from roller_svc.analysis.lookup_tables import Tables, is_product
-from roller_svc.analysis.online_reduction import JointKind, joints
+from roller_svc.analysis.lookup_tables import LookupTables, is_float_product
+from roller_svc.analysis.online_reduction import OnlineReductionKind, online_reductions
 from roller_svc.families.common.cpu.column_reduction import (
-    lanes_along,
-    walks_columns,
+    is_column_reduction,
+    vector_members,
 )
 from roller_svc.ir.expr import Cast, Const, Expr, Load, Op, OpKind, Select, axes_of, children, loads_of
 from roller_svc.ir.group import KernelGroup
@@ -22,10 +22,10 @@ from roller_svc.perf.workload import Workload
 
 F = TypeVar("F")
 _FREE = frozenset({OpKind.LNOT, OpKind.NEG, OpKind.ABS})  # part of another operation, or its operand's sign bit
-_EXTREME_OPS = frozenset({OpKind.MAX, OpKind.MIN, OpKind.RELU})  # that propagate NaN: a comparison and a selection
-_QUOTIENTS = frozenset({OpKind.DIV, OpKind.SQRT, OpKind.RSQRT, OpKind.RECIPROCAL})  # units that take no new one a cycle
+_MINMAX_OPS = frozenset({OpKind.MAX, OpKind.MIN, OpKind.RELU})  # that propagate NaN: a comparison and a selection
+_DIVISIONS = frozenset({OpKind.DIV, OpKind.SQRT, OpKind.RSQRT, OpKind.RECIPROCAL})  # units that take no new one a cycle
 _EXPONENTIALS = frozenset({OpKind.EXP, OpKind.EXP2, OpKind.SIGMOID, OpKind.SILU, OpKind.TANH, OpKind.EXPM1})
-_SIMPLE = frozenset({
+_ALU_OPS = frozenset({
     OpKind.ADD, OpKind.SUB, OpKind.MUL, OpKind.SQUARE, OpKind.FMA, OpKind.FMAX, OpKind.FMIN, OpKind.CLIP, OpKind.SHL,
     OpKind.SHR, OpKind.LT, OpKind.LE, OpKind.GT, OpKind.GE, OpKind.EQ, OpKind.NE, OpKind.LAND, OpKind.LOR,
     OpKind.BITAND, OpKind.BITOR, OpKind.BITXOR, OpKind.BITNOT, OpKind.FLOOR, OpKind.CEIL, OpKind.RFLOOR, OpKind.RCEIL,
@@ -34,144 +34,144 @@ _SIMPLE = frozenset({
 
 
 @dataclass(frozen=True, slots=True)
-class Counts:
+class OpCounts:
     """Operations at one point, on values that change from one point of a vector, or step of its loop, to the next."""
 
-    simple: int = 0
-    lookups: int = 0  # of functions of few bits, in a vector
-    extremes: int = 0
-    quotients: int = 0  # divisions and roots
-    exponentials: int = 0
+    alu: int = 0
+    lut: int = 0  # of functions of few bits, in a vector
+    minmax: int = 0
+    div: int = 0  # divisions and roots
+    exp: int = 0
     functions: int = 0  # the other ones that are polynomials, and integer divisions
 
     @property
-    def is_dear(self) -> bool:
+    def is_expensive(self) -> bool:
         """Whether a value is better kept than computed again."""
-        return bool(self.quotients or self.exponentials or self.functions)
+        return bool(self.div or self.exp or self.functions)
 
-    def __add__(self, other: Counts) -> Counts:
-        return Counts(
-            self.simple + other.simple, self.lookups + other.lookups, self.extremes + other.extremes,
-            self.quotients + other.quotients, self.exponentials + other.exponentials,
+    def __add__(self, other: OpCounts) -> OpCounts:
+        return OpCounts(
+            self.alu + other.alu, self.lut + other.lut, self.minmax + other.minmax,
+            self.div + other.div, self.exp + other.exp,
             self.functions + other.functions,
         )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
-class Pass:
+class StatementWork:
     """One statement, walked over all its points. `joins`: how a reduction joins values, each after the one before it.
     `tensors`: what it reads, and what it writes."""
 
     points: int
-    counts: Counts
-    joins: Combine | None
+    counts: OpCounts
+    combine: Combine | None
     tensors: frozenset[str]
 
 
-def passes(group: KernelGroup, lanes: int) -> tuple[Pass, ...]:
+def count_statement_work(group: KernelGroup, lanes: int) -> tuple[StatementWork, ...]:
     """Of a nest's statements; the second of a pair that finds an extreme and its place takes part in the first's.
     `lanes`: elements of 32 bits that a vector has."""
-    along = lanes_along(group.space)
+    along = vector_members(group.space)
     outer = {a.name for a in group.outer}
     tables = _tables(group, lanes)
-    with_first = {j.second.output for j in joints(group.statements) if j.kind is JointKind.PLACE}
+    with_first = {j.second.output for j in online_reductions(group.statements) if j.kind is OnlineReductionKind.ARG}
     known: set[Expr] = set()
     found = []
     for statement in group.statements:
         if statement.output in with_first:
             continue
         inner = {a.name for a in statement.axes if a.name not in outer and a.extent > 1}
-        work = _changing(tables.product(statement.body), along | inner, known, tables)
-        counts = sum((Counts(lookups=1) if is_known else _cost(e, along, inner) for e, is_known in work), Counts())
+        work = _varying_ops(tables.group_invariant_factors(statement.body), along | inner, known, tables)
+        counts = sum((OpCounts(lut=1) if is_known else _count_op(e, along, inner) for e, is_known in work), OpCounts())
         joins = statement.combine if statement.kind is StatementKind.REDUCE else None
         tensors = frozenset((statement.output, *statement.reads_tensors))
-        found.append(Pass(statement.points, counts, joins, tensors))
+        found.append(StatementWork(statement.points, counts, joins, tensors))
     return tuple(found)
 
 
-def spared(group: KernelGroup, lanes: int) -> int:
+def folded_flops(group: KernelGroup, lanes: int) -> int:
     """Operations, as `TensorExpr.flops` counts them, that are none where functions are looked up in vectors."""
     tables = _tables(group, lanes)
-    return sum(s.points * _spared(tables.product(s.body), tables) for s in group.statements)
+    return sum(s.points * _folded_ops(tables.group_invariant_factors(s.body), tables) for s in group.statements)
 
 
-def without_folded(group: KernelGroup, p: Workload[F]) -> Workload[F]:
+def subtract_folded_flops(group: KernelGroup, p: Workload[F]) -> Workload[F]:
     """Return the workload without the operations that lookup tables replace."""
-    return replace(p, operations=p.operations - spared(group, p.machine.unit.shape[-1]))
+    return replace(p, operations=p.operations - folded_flops(group, p.machine.unit.shape[-1]))
 
 
-def _tables(group: KernelGroup, lanes: int) -> Tables:
+def _tables(group: KernelGroup, lanes: int) -> LookupTables:
     """With what is the same for all columns where these are walked row by row: made once for a row of them."""
-    return Tables(lanes, lanes_along(group.space) if walks_columns(group.space) else frozenset())
+    return LookupTables(lanes, vector_members(group.space) if is_column_reduction(group.space) else frozenset())
 
 
-def _spared(expr: Expr, tables: Tables, *, is_factor: bool = False) -> int:
-    if (few := tables.of(expr, is_factor=is_factor)) is not None:
+def _folded_ops(expr: Expr, tables: LookupTables, *, is_factor: bool = False) -> int:
+    if (few := tables.find_index(expr, is_factor=is_factor)) is not None:
         return operators(expr) - operators(few.source) - 1
     parts = () if isinstance(expr, Load) else children(expr)
-    return sum(_spared(part, tables, is_factor=is_product(expr)) for part in parts)
+    return sum(_folded_ops(part, tables, is_factor=is_float_product(expr)) for part in parts)
 
 
-def work_of(expr: Expr, moving: set[str]) -> Counts:
+def count_ops(expr: Expr, moving: set[str]) -> OpCounts:
     """Operations of a value at one point of those that follow each other along `moving` axes."""
-    return sum((_cost(e, moving, moving) for e, _ in _changing(expr, moving, set(), Tables(0))), Counts())
+    return sum((_count_op(e, moving, moving) for e, _ in _varying_ops(expr, moving, set(), LookupTables(0))), OpCounts())
 
 
-def _changing(
-    expr: Expr, moving: Set[str], known: set[Expr], tables: Tables, *, is_factor: bool = False
+def _varying_ops(
+    expr: Expr, moving: Set[str], known: set[Expr], tables: LookupTables, *, is_factor: bool = False
 ) -> Iterator[tuple[Expr, bool]]:
     """Operations of which an operand changes along `moving` axes, those inside indices left out; what is dear is
     computed once and kept. `known` grows. Functions that are looked up in `tables` are one, and said to be."""
-    if isinstance(expr, Load) or not _reads(expr) or moving.isdisjoint(axes_of(expr)) or expr in known:
+    if isinstance(expr, Load) or not _has_loads(expr) or moving.isdisjoint(axes_of(expr)) or expr in known:
         return
     if isinstance(expr, Op) and expr.kind in _EXPONENTIALS:
         known.add(expr)
-    few = tables.of(expr, is_factor=is_factor)
+    few = tables.find_index(expr, is_factor=is_factor)
     yield expr, few is not None
     for child in (few.source,) if few is not None else children(expr):
-        yield from _changing(child, moving, known, tables, is_factor=is_product(expr))
+        yield from _varying_ops(child, moving, known, tables, is_factor=is_float_product(expr))
 
 
-def _reads(expr: Expr) -> bool:
-    return isinstance(expr, Load) or any(_reads(child) for child in children(expr))
+def _has_loads(expr: Expr) -> bool:
+    return isinstance(expr, Load) or any(_has_loads(child) for child in children(expr))
 
 
-def _cost(expr: Expr, along: Set[str], inner: Set[str]) -> Counts:
+def _count_op(expr: Expr, along: Set[str], inner: Set[str]) -> OpCounts:
     match expr:
         case Op(kind=kind) if kind in _FREE:
-            return Counts()
+            return OpCounts()
         case Op(kind=OpKind.DIV, args=(_, Const(value=value))) if math.frexp(value)[0] == 0.5:
-            return Counts(simple=1)  # compilers multiply by the reciprocal where that has a float of its own
+            return OpCounts(alu=1)  # compilers multiply by the reciprocal where that has a float of its own
         case Op(kind=OpKind.DIV, args=(what, Const())) if inner and along.isdisjoint(axes_of(what)):
-            return Counts(simple=1)  # one for all lanes
+            return OpCounts(alu=1)  # one for all lanes
         case Op(kind=OpKind.DIV, args=(_, by)) if inner and inner.isdisjoint(axes_of(by)) and loads_of(by):
-            return Counts(simple=1)  # the divisor is the row's: a product with its reciprocal
-        case Op(kind=kind) if kind in _QUOTIENTS:
-            return Counts(quotients=2 if kind is OpKind.RSQRT else 1)
-        case Op(kind=kind) if kind in _EXTREME_OPS:
-            return Counts(extremes=1)
+            return OpCounts(alu=1)  # the divisor is the row's: a product with its reciprocal
+        case Op(kind=kind) if kind in _DIVISIONS:
+            return OpCounts(div=2 if kind is OpKind.RSQRT else 1)
+        case Op(kind=kind) if kind in _MINMAX_OPS:
+            return OpCounts(minmax=1)
         case Op(kind=kind) if kind in _EXPONENTIALS:
-            return Counts(exponentials=1)
+            return OpCounts(exp=1)
         case Op(kind=kind):
-            return Counts(simple=1) if kind in _SIMPLE else Counts(functions=1)
+            return OpCounts(alu=1) if kind in _ALU_OPS else OpCounts(functions=1)
         case Select() | Cast(implicit=False):
-            return Counts(simple=1)
+            return OpCounts(alu=1)
         case Cast(arg=arg):
-            return Counts(simple=int(arg.dtype.compute is not expr.dtype.compute))
+            return OpCounts(alu=int(arg.dtype.compute is not expr.dtype.compute))
         case _:
-            return Counts()
+            return OpCounts()
 
 
-def work_cycles(mach: Machine, counts: Counts) -> float:
+def work_cycles(mach: Machine, counts: OpCounts) -> float:
     """Operations on one vector: the divider works beside all other units."""
-    return max(alu_cycles(mach.costs.loops, counts), mach.quotient_cycles * counts.quotients)
+    return max(alu_cycles(mach.costs.loops, counts), mach.division_cycles * counts.div)
 
 
-def alu_cycles(costs: LoopCosts, counts: Counts) -> float:
+def alu_cycles(costs: LoopCosts, counts: OpCounts) -> float:
     return (
-        costs.operation_cycles * counts.simple
-        + costs.lookup_cycles * counts.lookups
-        + costs.extreme_cycles * counts.extremes
-        + costs.exponential_cycles * counts.exponentials
+        costs.operation_cycles * counts.alu
+        + costs.lookup_cycles * counts.lut
+        + costs.extreme_cycles * counts.minmax
+        + costs.exponential_cycles * counts.exp
         + costs.function_cycles * counts.functions
     )

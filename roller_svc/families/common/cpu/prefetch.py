@@ -1,9 +1,8 @@
-"""Statement → the tensors it walks through once, in the order of memory, and prefetches that run ahead of it.
+"""Software prefetch of the tensors that a statement streams through in memory order.
 
-A core's own prefetchers follow a walk that reads only within a page, and hardly one that writes. On Skylake-SP hints
-two KiB ahead bring a map from 8.9 to 12.4 GB/s out of DRAM, a fill from 6.5 to 10.5, and a sum out of L3 from 13 to 20.
-On Zen 4 they are in the way: rows of 128 are summed out of DRAM at 22 GB/s with them and at 29 without, a softmax of
-such rows takes 1.7 times as long with them; but for maps with stores past the caches, a tenth faster with hints.
+Hardware prefetchers follow reads within a page and hardly follow writes. Software prefetch therefore speeds up
+streaming from memory on Skylake-SP and slows down rows on Zen 4; calibration decides by the ratio `prefetch_speedup` of
+each level.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from roller_svc.families.common.cpu.memory import HINTED_RUN_BYTES
+from roller_svc.families.common.cpu.memory import MIN_PREFETCH_SEGMENT_BYTES
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import AxisRef, Const, Expr, substitute
 from roller_svc.ir.group import KernelGroup
@@ -22,63 +21,72 @@ from roller_svc.ir.program import Axis, TensorExpr, TensorType
 from roller_svc.ir.rprogram import RProgram
 from roller_svc.ir.schedule import Node, Prefetch
 
-AHEAD_BYTES = 2048  # 32 lines: what is under way in a core and its L2 at once, and then some
+PREFETCH_DISTANCE_BYTES = 2048  # 32 lines: more than a core and its L2 have in flight
 
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """A tensor that a statement walks from end to end, its first index the row's."""
+    """A tensor that a statement streams through from end to end; its first index is the row."""
 
     tensor: str
     index: tuple[Expr, ...]
     dtype: DType
     for_write: bool
 
-    def ahead(self, lane: str, lanes: int, line_bytes: int, at: Mapping[str, Expr]) -> tuple[Node, ...]:
-        """Hints for as many lines as `lanes` neighbours fill, `at` saying where they are."""
+    def prefetches(self, lane: str, lanes: int, line_bytes: int, at: Mapping[str, Expr]) -> tuple[Node, ...]:
+        """Return prefetches for the lines that `lanes` contiguous elements fill; `at` gives their position."""
         step = line_bytes // self.dtype.bytes
-        hints = []
+        prefetches = []
         for first in range(0, lanes, step):
-            here = {name: substitute(place, {lane: num(first)}) for name, place in at.items()}
-            index = tuple(substitute(i, here) for i in self.index)
-            hints.append(Prefetch(self.tensor, index, AHEAD_BYTES // self.dtype.bytes, self.for_write))
-        return tuple(hints)
+            current = {name: substitute(place, {lane: num(first)}) for name, place in at.items()}
+            index = tuple(substitute(i, current) for i in self.index)
+            prefetches.append(Prefetch(self.tensor, index, PREFETCH_DISTANCE_BYTES // self.dtype.bytes, self.for_write))
+        return tuple(prefetches)
 
 
-def hints_pay(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> bool:
-    """Whether hints run ahead of the group's streams: beside stores past the caches they do in a map, in rows only
-    where plain reading is faster with them (on Zen 4 rows of 4 KiB take a third longer with hints)."""
+def prefetch_is_profitable(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> bool:
+    """Return whether to prefetch the group's streams.
+
+    Maps with non-temporal stores always gain. Others gain where calibration measured a prefetch speed-up for the level
+    that holds the data.
+    """
     shared = [level for level in reversed(hw.levels) if level.scope is Scope.DEVICE]
-    held = next((level for level in shared if level.capacity_bytes >= group.space.compulsory_bytes), hw.dram)
-    return (program.nontemporal and program.reduce_threads == 1) or held.hinted_gain >= 1.0
+    source = next((level for level in shared if level.capacity_bytes >= group.space.compulsory_bytes), hw.dram)
+    return (program.nontemporal and program.reduce_threads == 1) or source.hinted_gain >= 1.0
 
 
-def streams(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> dict[str, tuple[Stream, ...]]:
-    """For each statement, by its output, the streams that it is the first to walk: none where a core's own cache holds
-    all that the group touches; of results, none whose lines ahead are mostly another task's."""
+def find_streams(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> dict[str, tuple[Stream, ...]]:
+    """Return the tensors that each statement, by its output, is the first to stream through.
+
+    Groups that fit a private cache have none. An output whose tasks write short contiguous runs is left out, since most
+    prefetched lines would belong to another task.
+    """
     types = {**dict(group.inputs), **dict(group.stored)}
-    known: set[str] = set()
-    found: dict[str, tuple[Stream, ...]] = {}
+    streamed: set[str] = set()
+    streams: dict[str, tuple[Stream, ...]] = {}
     for statement in group.statements:
-        mine = []
+        own = []
         for tensor, index, for_write in _accesses(statement):
             if (
-                tensor in known
+                tensor in streamed
                 or tensor not in types
                 or not hw.exceeds_caches(types[tensor].bytes, group.space.compulsory_bytes)
             ):
                 continue
-            if for_write and _run(statement, program) * types[tensor].dtype.bytes < HINTED_RUN_BYTES:
+            if (
+                for_write
+                and _contiguous_results(statement, program) * types[tensor].dtype.bytes < MIN_PREFETCH_SEGMENT_BYTES
+            ):
                 continue
-            if _is_walk(statement.spatial if for_write else statement.axes, types[tensor], index):
-                known.add(tensor)
-                mine.append(Stream(tensor, index, types[tensor].dtype, for_write))
-        found[statement.output] = tuple(mine)
-    return found
+            if _is_sequential(statement.spatial if for_write else statement.axes, types[tensor], index):
+                streamed.add(tensor)
+                own.append(Stream(tensor, index, types[tensor].dtype, for_write))
+        streams[statement.output] = tuple(own)
+    return streams
 
 
-def _run(statement: TensorExpr, program: RProgram) -> int:
-    """Neighbouring results that one task computes."""
+def _contiguous_results(statement: TensorExpr, program: RProgram) -> int:
+    """Return the number of contiguous results that one task computes."""
     run, blocks = 1, program.block.as_dict()
     for axis in reversed(statement.spatial):
         tile = min(blocks.get(axis.name, axis.extent), axis.extent)
@@ -93,9 +101,9 @@ def _accesses(statement: TensorExpr) -> list[tuple[str, tuple[Expr, ...], bool]]
     return [*reads, (statement.output, statement.index, True)]
 
 
-def _is_walk(axes: tuple[Axis, ...], type_: TensorType, index: tuple[Expr, ...]) -> bool:
-    """Whether loops over the axes, in their order, touch the tensor's elements in the order of memory, each once."""
+def _is_sequential(axes: tuple[Axis, ...], type_: TensorType, index: tuple[Expr, ...]) -> bool:
+    """Return whether loops over the axes access each element of the tensor once, in memory order."""
     order = [a.name for a in axes if a.extent > 1]
-    walked = [i.name for i in index if isinstance(i, AxisRef) and i.name in order]
+    indexed = [i.name for i in index if isinstance(i, AxisRef) and i.name in order]
     plain = all(isinstance(i, AxisRef | Const) for i in index)
-    return plain and walked == order and math.prod(type_.shape) == math.prod(a.extent for a in axes)
+    return plain and indexed == order and math.prod(type_.shape) == math.prod(a.extent for a in axes)

@@ -14,7 +14,7 @@ from roller_svc.perf.banks import conflict_cycles
 
 Tile = tuple[int, ...]
 
-WIDEST_BYTES = 16  # of one access of a thread (LD.128)
+MAX_ACCESS_BYTES = 16  # of one access of a thread (LD.128)
 SECTOR_BYTES = 32
 REQUEST_THREADS = 32  # of one request to memory; a wave of 64 makes two, which `request_cycles` counts
 LANES_ALONG = 8  # lanes of a warp that share a line of 128 bytes with 16-byte accesses; the others take other lines
@@ -84,11 +84,11 @@ class MapSpace:
         own = {a.run for a in self.staged(block)}
         return tuple(sorted(range(len(self.extents)), key=lambda i: (i == self.row, i in own)))
 
-    def room(self, staged: MapAccess, block: Tile, thread: Tile) -> Room:
+    def room(self, staged: MapAccess, block: Tile, thread: Tile) -> PaddedLayout:
         """How a staged tile lies in shared memory."""
         axis, row = staged.tile_axes(self.row)[-1], self.row
         lanes = (block[row] // thread[row], self.vector(thread), block[axis] // thread[axis])
-        return padded_room(block[axis], math.gcd(staged.width, block[axis]), staged.bytes, lanes)
+        return choose_padding(block[axis], math.gcd(staged.width, block[axis]), staged.bytes, lanes)
 
 
 def map_space(space: TileSpace) -> MapSpace:
@@ -109,7 +109,7 @@ def _access(access: TileAccess, place: dict[str, int], extents: Tile) -> MapAcce
     wide = [d for d, dim in enumerate(access.dims) if dim.size > 1]
     run: int | None = None
     width = 1
-    if wide and not access.dims[wide[-1]].opaque:
+    if wide and access.dims[wide[-1]].is_affine:
         last = access.dims[wide[-1]]
         name = next((name for name, c in last.coeffs if c == 1 and name in place), None)
         if name is not None:
@@ -117,7 +117,7 @@ def _access(access: TileAccess, place: dict[str, int], extents: Tile) -> MapAcce
             between = [c for other, c in last.coeffs if other != name]
             if any(dim.coeffs for dim in access.dims[: wide[-1]]):
                 between.append(last.size)
-            width = math.gcd(max(1, WIDEST_BYTES // access.dtype.bytes), *between)
+            width = math.gcd(max(1, MAX_ACCESS_BYTES // access.dtype.bytes), *between)
     steps = [0] * len(extents)
     stride = 1
     for dim in reversed(access.dims):
@@ -125,7 +125,7 @@ def _access(access: TileAccess, place: dict[str, int], extents: Tile) -> MapAcce
             if name in place:
                 steps[place[name]] += abs(c) * stride
         stride *= dim.size
-    is_opaque = any(dim.opaque for dim in access.dims)
+    is_opaque = any(not dim.is_affine for dim in access.dims)
     return MapAccess(access, run, width, _index(access, place, extents), tuple(steps), is_opaque)
 
 
@@ -134,7 +134,7 @@ def _index(access: TileAccess, place: dict[str, int], extents: Tile) -> Tile | N
     for dim in access.dims:
         if dim.size == 1:
             continue
-        if dim.opaque or len(dim.coeffs) != 1:
+        if not dim.is_affine or len(dim.coeffs) != 1:
             return None
         name, c = dim.coeffs[0]
         if c != 1 or name not in place or extents[place[name]] != dim.size or place[name] in axes:
@@ -144,7 +144,7 @@ def _index(access: TileAccess, place: dict[str, int], extents: Tile) -> Tile | N
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class PaddedLayout:
     """A staged tile's rows in shared memory. `pad`: elements added to each; `write_cycles`: of a warp's requests that
     store one loaded vector a lane; `read_cycles`: of one that loads an element a lane."""
 
@@ -154,18 +154,18 @@ class Room:
 
 
 @lru_cache(maxsize=4096)
-def padded_room(row: int, width: int, element_bytes: int, lanes: tuple[int, int, int]) -> Room:
+def choose_padding(row: int, width: int, element_bytes: int, lanes: tuple[int, int, int]) -> PaddedLayout:
     """The padding of rows of `row` elements that keeps banks apart, both ways.
 
     Written along a row, `width` neighbours a lane, LANES_ALONG lanes along it. Read down its columns: `lanes` are the
     threads along the result's axis, the neighbours that each of them takes, and the threads along the row.
     """
-    pads = [0, *(1 << i for i in range((WIDEST_BYTES // element_bytes).bit_length()))]
+    pads = [0, *(1 << i for i in range((MAX_ACCESS_BYTES // element_bytes).bit_length()))]
     found = [_padded(row, pad, (width, element_bytes), lanes) for pad in pads]
     return min(found, key=lambda r: (r.write_cycles + width * r.read_cycles, r.pad))
 
 
-def _padded(row: int, pad: int, written: tuple[int, int], lanes: tuple[int, int, int]) -> Room:
+def _padded(row: int, pad: int, written: tuple[int, int], lanes: tuple[int, int, int]) -> PaddedLayout:
     width, size = written
     down, neighbours, across = lanes
     step = row + pad
@@ -174,4 +174,4 @@ def _padded(row: int, pad: int, written: tuple[int, int], lanes: tuple[int, int,
     writes = [(lane // along * step + lane % along * width) * size for lane in range(REQUEST_THREADS)]
     reads = [(lane % down * neighbours * step + lane // down % across) * size for lane in range(REQUEST_THREADS)]
     requests = width // together
-    return Room(pad, requests * conflict_cycles(writes, together * size), conflict_cycles(reads, size))
+    return PaddedLayout(pad, requests * conflict_cycles(writes, together * size), conflict_cycles(reads, size))

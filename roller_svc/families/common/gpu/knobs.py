@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from roller_svc.construct.rules import MIN_MATRIX_STAGES
-from roller_svc.families.common.gpu.matrix.stream_k import stream
+from roller_svc.families.common.gpu.matrix.stream_k import stream_k_partition
 from roller_svc.families.family import Knob, Nearest
 from roller_svc.ir.group import AxisRole, KernelGroup
 from roller_svc.ir.rprogram import RProgram
@@ -31,7 +31,7 @@ def nearest_stages(group: KernelGroup, model: Model[Any], program: RProgram, wan
 
 
 def _exceeded(model: Model[Any], program: RProgram) -> tuple[str, ...]:
-    needs = model.needs(program)
+    needs = model.resources(program)
     return exceeded_limits(needs, model.workload.machine.hw) if needs is not None else ()
 
 
@@ -49,7 +49,7 @@ def nearest_raster(group: KernelGroup, model: Model[Any], program: RProgram, wan
     return Nearest(near, f"blocks of {program.tile_text} make {rows} rows, {together} of them in a cluster")
 
 
-def nearest_stream(group: KernelGroup, model: Model[Any], program: RProgram, wanted: int) -> Nearest:
+def nearest_stream_k(group: KernelGroup, model: Model[Any], program: RProgram, wanted: int) -> Nearest:
     if wanted == 0:
         return Nearest(0)
     if program.split_k > 1:
@@ -58,7 +58,7 @@ def nearest_stream(group: KernelGroup, model: Model[Any], program: RProgram, wan
         return Nearest(0, "two sums of a point are not streamed")
     if group.row_reduction is not None:
         return Nearest(0, "a block that has part of the sums cannot reduce their rows")
-    work = stream(replace(program, stream_k_blocks=1))
+    work = stream_k_partition(replace(program, stream_k_blocks=1))
     steps = work.tiles * work.steps
     if wanted <= steps:
         return Nearest(wanted)
@@ -66,4 +66,4 @@ def nearest_stream(group: KernelGroup, model: Model[Any], program: RProgram, wan
 
 
 SIMT_KNOBS: Mapping[str, Knob[Any]] = {"stages": nearest_stages, "raster": nearest_raster}
-MATRIX_KNOBS: Mapping[str, Knob[Any]] = {**SIMT_KNOBS, "stream_k": nearest_stream}
+MATRIX_KNOBS: Mapping[str, Knob[Any]] = {**SIMT_KNOBS, "stream_k": nearest_stream_k}

@@ -8,58 +8,58 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from roller_svc.construct.rules import PLAIN, Base, Pipeline, axis_names
-from roller_svc.construct.scale_up import Look, Stage
+from roller_svc.construct.rules import DEFAULT_PIPELINE, PipelineOptions, ThreadTile, axis_names
+from roller_svc.construct.scale_up import ScaleUpLevel, TileMetrics
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.workload import Workload
 
 
 @dataclass(frozen=True, slots=True)
-class NestRules(ABC):
+class LoopRules(ABC):
     """Stages whose steps are found axis by axis. Every thread tile is large enough; a block is with ENOUGH_THREADS."""
 
     workload: Workload[Any]
 
     ENOUGH_THREADS: ClassVar[int] = 64  # of a block: fewer leave most of a core's threads unused
 
-    def lane_choices(self) -> tuple[int, ...]:
+    def reduce_thread_choices(self) -> tuple[int, ...]:
         return (1,)
 
-    def thread_stage(self, lanes: int) -> Stage:
-        return Stage(
+    def thread_level(self, lanes: int) -> ScaleUpLevel:
+        return ScaleUpLevel(
             level=self.workload.machine.hw.thread_level.name,
             names=axis_names(self.workload),
             steps=tuple([self._thread_steps(i) for i in range(len(self.workload.extents))]),
-            rank=self._rank(),
-            look=lambda tile: self._thread_look(tile, lanes),
-            saturates=lambda _tile: True,
+            axis_rank=self._rank(),
+            evaluate=lambda tile: self._evaluate_thread(tile, lanes),
+            is_saturated=lambda _tile: True,
         )
 
-    def block_stage(self, base: Base, epsilon: float) -> Stage:
-        return Stage(
+    def block_level(self, base: ThreadTile, epsilon: float) -> ScaleUpLevel:
+        return ScaleUpLevel(
             level=self.workload.machine.hw.block_level.name,
             names=axis_names(self.workload),
             steps=tuple([self._block_steps(i, base, epsilon) for i in range(len(self.workload.extents))]),
-            rank=self._rank(),
-            look=lambda tile: self.look(tile, base),
-            saturates=lambda tile: self._threads(tile, base) >= self.ENOUGH_THREADS,
+            axis_rank=self._rank(),
+            evaluate=lambda tile: self.evaluate(tile, base),
+            is_saturated=lambda tile: self._threads(tile, base) >= self.ENOUGH_THREADS,
         )
 
-    def pipelines(self, block: Tile, base: Base, split_k: int) -> Sequence[Pipeline]:
-        return (PLAIN,)
+    def pipeline_choices(self, block: Tile, base: ThreadTile, split_k: int) -> Sequence[PipelineOptions]:
+        return (DEFAULT_PIPELINE,)
 
     @abstractmethod
-    def look(self, block: Tile, base: Base) -> Look: ...
+    def evaluate(self, block: Tile, base: ThreadTile) -> TileMetrics: ...
 
     @abstractmethod
-    def _thread_look(self, thread: Tile, lanes: int) -> Look: ...
+    def _evaluate_thread(self, thread: Tile, lanes: int) -> TileMetrics: ...
 
     @abstractmethod
     def _thread_steps(self, axis: int) -> Tile:
         """Extents of a thread's tile along an axis, ascending."""
 
     @abstractmethod
-    def _block_steps(self, axis: int, base: Base, epsilon: float) -> Tile:
+    def _block_steps(self, axis: int, base: ThreadTile, epsilon: float) -> Tile:
         """Extents of a block's tile along an axis, ascending."""
 
     @property
@@ -71,5 +71,5 @@ class NestRules(ABC):
         count, first = len(self.workload.extents), self._first
         return tuple([first.index(i) - len(first) if i in first else count - i for i in range(count)])
 
-    def _threads(self, block: Tile, base: Base) -> int:
-        return base.lanes * math.prod([block[i] // base.thread[i] for i in self.workload.spatial])
+    def _threads(self, block: Tile, base: ThreadTile) -> int:
+        return base.reduce_threads * math.prod([block[i] // base.tile[i] for i in self.workload.spatial])

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from roller_svc.families.common.gpu.row_space import LaneWalk, RowAccess, RowSpace
+from roller_svc.families.common.gpu.row_space import RowAccess, RowIteration, RowSpace
 from roller_svc.perf.common import Costs, Launch, simt_waves, streaming_bandwidth
 from roller_svc.perf.footprint import Tile
-from roller_svc.perf.occupancy import BlockNeeds, blocks_per_core
+from roller_svc.perf.occupancy import BlockResources, blocks_per_core
 from roller_svc.perf.workload import Workload, address_ops
 
 SECTOR_BYTES = 32
@@ -16,17 +16,17 @@ BLOCK_CYCLES = 50.0  # a core starts one block after another
 SHUFFLE_CYCLES = 30.0  # a shuffle and the operation that waits for it
 BARRIER_CYCLES = 60.0  # words into shared memory, a barrier, words out of it
 LOOP_OPS = 4.0  # a chunk's counter, address and bound
-OPS_A_FLOP = 1.5  # what a flop of a row needs beside itself: comparisons, moves, parts of functions
-CACHE_SHARE = 0.6  # of the last cache that rows under way may take and still be there for the next pass
+OPS_PER_FLOP = 1.5  # what a flop of a row needs beside itself: comparisons, moves, parts of functions
+LLC_REUSE_FRACTION = 0.6  # of the last cache that rows under way may take and still be there for the next pass
 
 
-def simt_reduction(p: Workload[Any], rows: RowSpace, launch: Launch) -> Costs:
+def row_reduction_cost(p: Workload[Any], rows: RowSpace, launch: Launch) -> Costs:
     """Warps issue, caches and DRAM serve; the longest of them bounds, or the chain of a block's loads and joins."""
     mach, hw = p.machine, p.machine.hw
-    walk = rows.walk(launch.block, launch.thread, launch.lanes, launch.split_k)
+    walk = rows.walk(launch.block, launch.thread, launch.reduce_threads, launch.split_k)
     warp = hw.limits.warp_size
     registers = rows.registers(launch.thread, walk, hw.limits)
-    needs = BlockNeeds(launch.threads, registers, rows.shared_bytes(walk, launch.lanes, launch.threads, warp))
+    needs = BlockResources(launch.threads, registers, rows.shared_bytes(walk, launch.reduce_threads, launch.threads, warp))
     resident = blocks_per_core(launch.compiled or needs, hw)
     warps = -(-launch.threads // warp)
     instructions = _thread_instructions(p, rows, launch, walk)
@@ -35,7 +35,7 @@ def simt_reduction(p: Workload[Any], rows: RowSpace, launch: Launch) -> Costs:
 
     def block_cycles(blocks: float) -> float:
         issue = blocks * (warps * instructions / mach.issue_per_cycle + BLOCK_CYCLES)
-        lsu = blocks * warps * sectors * SECTOR_BYTES / mach.first_cache_bytes_per_cycle
+        lsu = blocks * warps * sectors * SECTOR_BYTES / mach.l1_bytes_per_cycle
         return max(issue, lsu, chain) + 0.1 * min(issue, chain)
 
     waves, core_cycles = simt_waves(launch.grid, resident, mach.cores, block_cycles)
@@ -43,35 +43,35 @@ def simt_reduction(p: Workload[Any], rows: RowSpace, launch: Launch) -> Costs:
     dram, cache = _moved_bytes(p, rows, launch, walk, busy)
     asked = busy * launch.threads * walk.together * sum([a.elements(launch.thread) * a.bytes for a in rows.read])
     in_flight = max(1.0, asked * min(1.0, dram / max(1.0, cache)))
-    last = mach.last_cache
+    last = mach.llc
     return Costs(
         core_s=mach.seconds(core_cycles),
         core_stage="latency" if chain * waves > 0.7 * core_cycles else "compute",
-        parts=(
+        stage_seconds=(
             ("fma", p.space.flops / mach.unit.flops_per_s),
             (last.name if last else "cache", cache / (last.bytes_per_s if last else math.inf)),
             ("dram", dram / streaming_bandwidth(mach, in_flight)),
         ),
         occupancy=min(1.0, resident * launch.threads / hw.limits.max_threads_per_core),
         waves=waves,
-        needs=needs,
+        resources=needs,
     )
 
 
-def _passes(access: RowAccess, walk: LaneWalk) -> int:
+def _passes(access: RowAccess, walk: RowIteration) -> int:
     return 1 if walk.whole or not access.walks else access.passes
 
 
-def _thread_instructions(p: Workload[Any], rows: RowSpace, launch: Launch, walk: LaneWalk) -> float:
+def _thread_instructions(p: Workload[Any], rows: RowSpace, launch: Launch, walk: RowIteration) -> float:
     flops = p.space.flops / (p.outer_points * p.inner_points)
-    repeated = LOOP_OPS + walk.run * walk.points * flops * OPS_A_FLOP
+    repeated = LOOP_OPS + walk.run * walk.points * flops * OPS_PER_FLOP
     for access in rows.accesses:
         if access.walks:
             count = access.elements(launch.thread)
             loads = -(-count // _width(p, access, count, launch.thread))
             narrow = count if access.bytes < 4 else 0  # each is converted
             repeated += _passes(access, walk) * (loads * (1.0 + address_ops(access.touched) / 4) + narrow)
-    join = walk.run + 2 * math.log2(launch.lanes) if rows.along else 2.0 * launch.lanes
+    join = walk.run + 2 * math.log2(launch.reduce_threads) if rows.along else 2.0 * launch.reduce_threads
     return walk.rounds * repeated + rows.joins * walk.points * join + 40.0
 
 
@@ -82,44 +82,44 @@ def _width(p: Workload[Any], access: RowAccess, count: int, thread: Tile) -> int
     return max(1, min(count, thread[access.fast], p.machine.hw.vector_bytes // access.bytes))
 
 
-def _warp_sectors(rows: RowSpace, access: RowAccess, launch: Launch, walk: LaneWalk, warp: int) -> float:
+def _warp_sectors(rows: RowSpace, access: RowAccess, launch: Launch, walk: RowIteration, warp: int) -> float:
     """Sectors that a warp asks the cache for: neighbouring threads stand along the fast axis, then in other rows."""
     count = access.elements(launch.thread)
     times = walk.rounds * _passes(access, walk) if access.walks else 1
     if access.fast is None:  # all neighbours read the same
         return float(count * times)
     own = min(count, launch.thread[access.fast])
-    neighbours = min(warp, launch.lanes if rows.along else launch.block[access.fast] // launch.thread[access.fast])
-    if rows.along and launch.lanes * walk.run >= rows.points:
+    neighbours = min(warp, launch.reduce_threads if rows.along else launch.block[access.fast] // launch.thread[access.fast])
+    if rows.along and launch.reduce_threads * walk.run >= rows.points:
         neighbours = warp  # rows follow one another
     reach = neighbours * own * access.bytes * (access.stride or warp)
     groups = warp / neighbours * count / own
     return times * min(float(warp * count), groups * max(1.0, reach / SECTOR_BYTES))
 
 
-def _chain_cycles(p: Workload[Any], rows: RowSpace, launch: Launch, walk: LaneWalk) -> float:
+def _chain_cycles(p: Workload[Any], rows: RowSpace, launch: Launch, walk: RowIteration) -> float:
     """What one block needs however empty its core is: loads step by step, later passes from the cache, joins."""
     mach = p.machine
     first = mach.dram_latency_cycles
-    later = mach.last_cache.latency_cycles if mach.last_cache is not None else first
+    later = mach.llc.latency_cycles if mach.llc is not None else first
     passes = max([_passes(a, walk) for a in rows.read], default=1)
     loads = walk.steps * (first + (passes - 1) * later)
     if rows.along:
-        far = BARRIER_CYCLES if launch.lanes > mach.hw.limits.warp_size else 0.0
-        join = math.log2(launch.lanes) * SHUFFLE_CYCLES + far
+        far = BARRIER_CYCLES if launch.reduce_threads > mach.hw.limits.warp_size else 0.0
+        join = math.log2(launch.reduce_threads) * SHUFFLE_CYCLES + far
     else:
-        join = 2 * BARRIER_CYCLES + launch.lanes * SHUFFLE_CYCLES / 8 if launch.lanes > 1 else 0.0
+        join = 2 * BARRIER_CYCLES + launch.reduce_threads * SHUFFLE_CYCLES / 8 if launch.reduce_threads > 1 else 0.0
     return loads + rows.joins * (join + walk.run * 4.0) + 0.4 * first
 
 
-def _moved_bytes(p: Workload[Any], rows: RowSpace, launch: Launch, walk: LaneWalk, busy: int) -> tuple[float, float]:
+def _moved_bytes(p: Workload[Any], rows: RowSpace, launch: Launch, walk: RowIteration, busy: int) -> tuple[float, float]:
     """(bytes of DRAM, bytes of the last cache): a pass that finds rows gone reads them from DRAM once more."""
     tile = tuple([
         max(1, -(-e // launch.split_k)) if i == rows.inner else min(b, e)
         for i, (b, e) in enumerate(zip(launch.block, p.extents, strict=True))
     ])  # fmt: skip
-    last = p.machine.last_cache
-    room = CACHE_SHARE * last.total_bytes if last is not None else 0.0
+    last = p.machine.llc
+    room = LLC_REUSE_FRACTION * last.total_bytes if last is not None else 0.0
     dram = cache = 0.0
     for access in rows.accesses:
         whole, block = access.moved_bytes(p.extents), access.moved_bytes(tile)

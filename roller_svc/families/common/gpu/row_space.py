@@ -41,14 +41,14 @@ class RowAccess:
         return max(1, min(count, math.ceil(points * self.density)))
 
     def moved_bytes(self, tile: Tile) -> float:
-        return self.touched.moved_bytes(tile) if self.density == 1.0 else float(self.elements(tile) * self.bytes)
+        return self.touched.transferred_bytes(tile) if self.density == 1.0 else float(self.elements(tile) * self.bytes)
 
     def asked_bytes(self, tile: Tile) -> float:
-        return self.touched.asked_bytes(tile) if self.density == 1.0 else float(self.elements(tile) * self.bytes)
+        return self.touched.requested_bytes(tile) if self.density == 1.0 else float(self.elements(tile) * self.bytes)
 
 
 @dataclass(frozen=True, slots=True)
-class LaneWalk:
+class RowIteration:
     """`run` neighbours make a chunk, `together` chunks of a lane are in flight at once, `rounds` are all of a lane's.
     `points`: outer points of a thread."""
 
@@ -86,16 +86,16 @@ class RowSpace:
     sharing: Tile
     words: int  # registers of an accumulator
 
-    def walk(self, block: Tile, thread: Tile, lanes: int, split_k: int = 1) -> LaneWalk:
+    def walk(self, block: Tile, thread: Tile, lanes: int, split_k: int = 1) -> RowIteration:
         """How the lanes of that tile walk a row of which each rTask has its share."""
         run = thread[self.inner]
         rounds = max(1, -(-self.points // (run * lanes * split_k)))
         points = 1
         for i in self.spatial:
             points *= thread[i]
-        return LaneWalk(run, min(rounds, max(1, -(-block[self.inner] // (lanes * run)))), rounds, points)
+        return RowIteration(run, min(rounds, max(1, -(-block[self.inner] // (lanes * run)))), rounds, points)
 
-    def registers(self, thread: Tile, walk: LaneWalk, limits: Limits) -> int:
+    def registers(self, thread: Tile, walk: RowIteration, limits: Limits) -> int:
         """Registers of a thread: chunks in flight as they lie in memory, rows that stay, accumulators."""
         flight = held = 0
         whole = walk.whole
@@ -108,7 +108,7 @@ class RowSpace:
         sums = walk.points * (walk.run if self.along else 1) * self.words
         return overhead_registers(limits) + flight + held + sums
 
-    def shared_bytes(self, walk: LaneWalk, lanes: int, threads: int, warp: int) -> int:
+    def shared_bytes(self, walk: RowIteration, lanes: int, threads: int, warp: int) -> int:
         """Shared memory in which lanes join: a word a warp and row, or, where they stand apart, all that they have."""
         if lanes == 1 or (self.along and lanes <= warp):
             return 0
@@ -129,7 +129,7 @@ def row_space(space: TileSpace, touched: SpaceFootprint, hw: HardwareSpec) -> Ro
     neighbours = [a for a in accesses if a.stride == 1] or list(accesses)
     dominant = max(neighbours, key=lambda a: a.elements(touched.extents) * a.bytes, default=None)
     widest = hw.vector_bytes // dominant.bytes if dominant is not None else 1
-    packed = max((_points_an_element(a, touched.extents, inner) for a in read), default=1)
+    packed = max((_points_per_element(a, touched.extents, inner) for a in read), default=1)
     last = space.axes[inner].members[-1].extent
     return RowSpace(
         accesses=accesses,
@@ -140,9 +140,9 @@ def row_space(space: TileSpace, touched: SpaceFootprint, hw: HardwareSpec) -> Ro
         along=along,
         fast=vector,
         joins=max(1, most - 1) if writes_rows else most,
-        run=_dividing(last, max(widest, packed) if along else packed),
+        run=_largest_dividing_power(last, max(widest, packed) if along else packed),
         # threads that take neighbours of windows would read what is apart: they stand side by side instead
-        width=_dividing(touched.extents[vector], widest) if not along and space.reduces_rows else 1,
+        width=_largest_dividing_power(touched.extents[vector], widest) if not along and space.reduces_rows else 1,
         sharing=tuple(i for i in spatial if any(i not in a.touched.axes for a in read)),
         words=register_words(space.compute_dtype),
     )
@@ -150,23 +150,23 @@ def row_space(space: TileSpace, touched: SpaceFootprint, hw: HardwareSpec) -> Ro
 
 def _access(touched: AccessFootprint, extents: Tile, fast: int) -> RowAccess:
     density = 1.0
-    if any(dim.opaque for dim in touched.access.dims):
+    if any(not dim.is_affine for dim in touched.access.dims):
         density = min(1.0, touched.elements(extents) / math.prod([extents[i] for i in touched.axes]))
     return RowAccess(
-        touched, touched.walks_reduced, touched.access.num_uses, touched.elem_bytes, density,
+        touched, touched.varies_with_reduction, touched.access.num_uses, touched.elem_bytes, density,
         fast if fast in touched.axes else None, touched.strides.get(fast),
     )  # fmt: skip
 
 
-def _points_an_element(access: RowAccess, extents: Tile, inner: int) -> int:
+def _points_per_element(access: RowAccess, extents: Tile, inner: int) -> int:
     """Neighbouring inner points that share an element, as 4-bit values do a word; 1 where none do."""
-    divided = [dim for dim in access.touched.access.dims if dim.opaque and dim.size > 1]
+    divided = [dim for dim in access.touched.access.dims if not dim.is_affine and dim.size > 1]
     if len(divided) != 1 or inner not in access.touched.axes or extents[inner] % divided[0].size:
         return 1
     points = extents[inner] // divided[0].size
     return points if points <= WORD_BYTES * 2 else 1
 
 
-def _dividing(extent: int, width: int) -> int:
+def _largest_dividing_power(extent: int, width: int) -> int:
     """The largest power of two up to the width that divides the extent."""
     return math.gcd(extent, 1 << (width.bit_length() - 1))

@@ -6,10 +6,10 @@ import math
 from typing import Any
 
 from roller_svc.ir.hardware import Limits
-from roller_svc.perf.common import Costs, Launch, resident_bytes, simt_waves, streaming_bandwidth
+from roller_svc.perf.common import Costs, Launch, dram_bytes_with_reuse, simt_waves, streaming_bandwidth
 from roller_svc.perf.footprint import AccessFootprint, Tile
 from roller_svc.perf.machine import register_words
-from roller_svc.perf.occupancy import BlockNeeds, blocks_per_core, overhead_registers
+from roller_svc.perf.occupancy import BlockResources, blocks_per_core, overhead_registers
 from roller_svc.perf.workload import Workload, address_ops
 
 LOOP_OPS = 1.0
@@ -25,16 +25,16 @@ def nest_registers(points: int, words: int, limits: Limits) -> int:
     return overhead_registers(limits) + 3 * points * words
 
 
-def simt_nest(p: Workload[Any], launch: Launch) -> Costs:
+def serial_cost(p: Workload[Any], launch: Launch) -> Costs:
     """Warps issue, caches and DRAM serve; the longest of them bounds, plus what a block's own chain cannot hide."""
     mach, hw = p.machine, p.machine.hw
     per_thread = math.prod(launch.thread)
     words = register_words(p.space.compute_dtype)
-    shared = launch.threads * p.elem_bytes if launch.lanes > 1 else 0
-    needs = BlockNeeds(launch.threads, nest_registers(per_thread, words, hw.limits), shared)
+    shared = launch.threads * p.elem_bytes if launch.reduce_threads > 1 else 0
+    needs = BlockResources(launch.threads, nest_registers(per_thread, words, hw.limits), shared)
     resident = blocks_per_core(launch.compiled or needs, hw)
     warps = -(-launch.threads // hw.limits.warp_size)
-    iterations = max(1, -(-p.inner_points // (launch.lanes * launch.split_k)))
+    iterations = max(1, -(-p.inner_points // (launch.reduce_threads * launch.split_k)))
     instructions, loads = _thread_instructions(p, launch, per_thread)
     chain = _chain_cycles(p, launch, iterations)
     requests = _cache_requests(p, launch)
@@ -45,42 +45,42 @@ def simt_nest(p: Workload[Any], launch: Launch) -> Costs:
         return max(issue, lsu, chain) + 0.1 * min(issue, chain)
 
     waves, core_cycles = simt_waves(launch.grid, resident, mach.cores, block_cycles)
-    block_bytes = p.touched.moved_bytes(_clipped(p, launch))
-    asked = launch.grid * p.touched.asked_bytes(_clipped(p, launch))
-    last = mach.last_cache
+    block_bytes = p.footprint.transferred_bytes(_clipped(p, launch))
+    asked = launch.grid * p.footprint.requested_bytes(_clipped(p, launch))
+    last = mach.llc
     busy = min(launch.grid, resident * mach.cores)
-    sectors = block_bytes / max(1, p.touched.bytes(_clipped(p, launch)))  # memory moves more than what is asked for
+    sectors = block_bytes / max(1, p.footprint.bytes(_clipped(p, launch)))  # memory moves more than what is asked for
     in_flight = busy * launch.threads * per_thread * p.elem_bytes * sectors * max(1.0, loads) * min(iterations, UNROLL)
     dram_bytes = _dram_bytes(p, launch, block_bytes)
     compute_s = p.space.flops * _padding_factor(p, launch) / mach.unit.flops_per_s
     return Costs(
         core_s=mach.seconds(core_cycles),
         core_stage="latency" if chain * waves > 0.7 * core_cycles else "compute",
-        parts=(
+        stage_seconds=(
             ("fma", compute_s),
             (last.name if last else "cache", asked / (last.bytes_per_s if last else math.inf)),
             ("dram", dram_bytes / streaming_bandwidth(mach, in_flight)),
         ),
         occupancy=min(1.0, resident * launch.threads / hw.limits.max_threads_per_core),
         waves=waves,
-        needs=needs,
+        resources=needs,
     )
 
 
 def _thread_instructions(p: Workload[Any], launch: Launch, per_thread: int) -> tuple[float, float]:
     """Instructions of one thread, and loads of one of its points in one iteration."""
-    iterations = max(1, -(-p.inner_points // (launch.lanes * launch.split_k)))
+    iterations = max(1, -(-p.inner_points // (launch.reduce_threads * launch.split_k)))
     flops = p.space.flops / (p.outer_points * p.inner_points)
     once, repeated, loads = 0.0, (LOOP_OPS if p.inner_points == 1 else LOOP_OPS * per_thread) + flops * per_thread, 0.0
-    for tensor in p.touched.reads:
+    for tensor in p.footprint.reads:
         walks = _thread_elements(p, tensor, launch.thread)
-        if tensor.walks_reduced:
+        if tensor.varies_with_reduction:
             # loops over inner axes are unrolled and step their addresses; lanes must take their index apart
-            repeated += walks * (1.5 if launch.lanes == 1 else 1.0 + address_ops(tensor) / 2)
+            repeated += walks * (1.5 if launch.reduce_threads == 1 else 1.0 + address_ops(tensor) / 2)
             loads += 1.0
         else:
             once += walks * (1.0 + address_ops(tensor) / 2)
-    stores = sum(per_thread * (1.0 + address_ops(t) / 2) for t in p.touched.writes) / launch.lanes
+    stores = sum(per_thread * (1.0 + address_ops(t) / 2) for t in p.footprint.writes) / launch.reduce_threads
     return iterations * repeated + once + stores + 20.0, max(loads, 1.0)
 
 
@@ -94,20 +94,20 @@ def _cache_requests(p: Workload[Any], launch: Launch) -> float:
     """Cycles that a warp's loads and stores hold the core's cache: a request serves 4 sectors a cycle."""
     warp = p.machine.hw.limits.warp_size
     total = 0.0
-    for tensor in p.touched.accesses:
+    for tensor in p.footprint.accesses:
         walks = _thread_elements(p, tensor, launch.thread)
-        if tensor.walks_reduced:
-            walks *= max(1, -(-p.inner_points // (launch.lanes * launch.split_k)))
+        if tensor.varies_with_reduction:
+            walks *= max(1, -(-p.inner_points // (launch.reduce_threads * launch.split_k)))
         total += walks * _warp_sectors(p, tensor, launch, warp) / 4
     return total
 
 
 def _warp_sectors(p: Workload[Any], tensor: AccessFootprint, launch: Launch, warp: int) -> float:
     """Sectors that one warp-wide access touches: lanes are neighbours, then points of the vector axis or the last."""
-    if launch.lanes > 1 and p.reduced:
-        axis, along = p.reduced[-1], min(launch.lanes, warp)
-    elif (p.vector is not None and p.vector in p.spatial) or p.spatial:
-        axis = p.vector if p.vector is not None and p.vector in p.spatial else p.spatial[-1]
+    if launch.reduce_threads > 1 and p.reduced:
+        axis, along = p.reduced[-1], min(launch.reduce_threads, warp)
+    elif (p.vector_axis is not None and p.vector_axis in p.spatial) or p.spatial:
+        axis = p.vector_axis if p.vector_axis is not None and p.vector_axis in p.spatial else p.spatial[-1]
         along = min(launch.block[axis] // launch.thread[axis], warp)
     else:
         return 1.0
@@ -121,35 +121,35 @@ def _warp_sectors(p: Workload[Any], tensor: AccessFootprint, launch: Launch, war
 def _chain_cycles(p: Workload[Any], launch: Launch, iterations: int) -> float:
     """What one block needs however empty its core is: loads one after another, then the tree over its lanes."""
     latency = p.machine.dram_latency_cycles
-    if (last := p.machine.last_cache) is not None and p.inner_points > 1:
+    if (last := p.machine.llc) is not None and p.inner_points > 1:
         latency = (latency + last.latency_cycles) / 2
     iterations *= math.prod(launch.thread) if p.inner_points > 1 else 1  # one point's reduction after another
     batches = -(-iterations // UNROLL)
     cycles = latency + batches * (latency if p.inner_points > 1 else 0.0) / 2 + iterations * DEPENDENT_CYCLES
-    if launch.lanes > 1:
-        cycles += (math.log2(launch.lanes) + 2) * TREE_STEP_CYCLES
-    return cycles + 2 * DEPENDENT_CYCLES * len(p.touched.accesses)
+    if launch.reduce_threads > 1:
+        cycles += (math.log2(launch.reduce_threads) + 2) * TREE_STEP_CYCLES
+    return cycles + 2 * DEPENDENT_CYCLES * len(p.footprint.accesses)
 
 
 def _clipped(p: Workload[Any], launch: Launch) -> Tile:
     """The block's tile inside the tensor, its share of the reduction when that is split."""
     return tuple([
         max(1, min(b, e if a.kind.value == "spatial" else -(-e // launch.split_k)))
-        for b, e, a in zip(launch.block, p.touched.extents, p.space.axes, strict=True)
+        for b, e, a in zip(launch.block, p.footprint.extents, p.space.axes, strict=True)
     ])  # fmt: skip
 
 
 def _dram_bytes(p: Workload[Any], launch: Launch, block_bytes: float) -> float:
     """Whole transactions of what is touched, and what blocks read again after the last cache dropped it."""
-    whole = p.touched.moved_bytes(p.touched.extents)
+    whole = p.footprint.transferred_bytes(p.footprint.extents)
     again = max(0.0, launch.grid * block_bytes - whole)
-    resident = resident_bytes(p.machine, int(whole), 1.0 + min(again / whole, 4.0) * 0.25)
+    resident = dram_bytes_with_reuse(p.machine, int(whole), 1.0 + min(again / whole, 4.0) * 0.25)
     return resident + launch.workspace_bytes
 
 
 def _padding_factor(p: Workload[Any], launch: Launch) -> float:
     factor = 1.0
-    for b, e, a in zip(launch.block, p.touched.extents, p.space.axes, strict=True):
+    for b, e, a in zip(launch.block, p.footprint.extents, p.space.axes, strict=True):
         if a.kind.value == "spatial":
             factor *= -(-e // b) * b / e
     return factor

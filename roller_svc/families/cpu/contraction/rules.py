@@ -7,145 +7,145 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from roller_svc.construct.align import padded
+from roller_svc.construct.align import round_up
 from roller_svc.construct.rules import (
-    PLAIN,
-    Base,
-    Pipeline,
-    at,
+    DEFAULT_PIPELINE,
+    PipelineOptions,
+    ThreadTile,
     axis_names,
+    axis_steps,
+    extent_on,
     fills_waves,
     replaced,
     spatial_grid,
-    steps_along,
 )
-from roller_svc.construct.scale_up import Grown, Look, Stage
+from roller_svc.construct.scale_up import ScaleUpLevel, ScaleUpResult, TileMetrics
 from roller_svc.families.common.cpu.micro_kernel_cost import kernel_cycles
-from roller_svc.families.common.cpu.tasks import TASK_SECONDS
-from roller_svc.families.cpu.contraction.cost import rows_collide, straight, tiles_cycles
-from roller_svc.families.cpu.contraction.workload import COLUMNS_OF_L2
+from roller_svc.families.common.cpu.tasks import MIN_TASK_S
+from roller_svc.families.cpu.contraction.cost import has_set_conflicts, skips_packing, tiles_cycles
+from roller_svc.families.cpu.contraction.workload import L2_COLUMNS_FRACTION
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.workload import Workload
 
 M_STEPS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14)  # 9 x 48 fills 31 of 32 registers
 VECTOR_STEPS = (1, 2, 3, 4, 6)
 K_STEPS = (256, 512)  # a step shorter than these moves C too often, a longer one moves B's panels out of L2
-LONGEST_K = 1024  # a whole reduction up to here may be one step: C is never read back
+MAX_K_STEP = 1024  # a whole reduction up to here may be one step: C is never read back
 MAX_BASES = 3
 # Shares of a cache that one packed block may fill; the rest is for the other operand, C and the system. A panel of B
 # that is near, in L2, feeds the micro-kernel as fast as one in L1 would: 48 columns of 512 are 96 KiB.
-PANEL_OF_L2, BLOCK_OF_L3 = 0.2, 0.5
+L2_PANEL_FRACTION, LLC_BLOCK_FRACTION = 0.2, 0.5
 # The same of a block that is sure to be found again: the last cache belongs to others too. Of 33 MB on a shared server
 # a core read 4 MB at 25 GB/s, 16 at 14 and 24 as fast as memory.
-NEAR_OF_L3 = 0.1
+LLC_RETAINED_FRACTION = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class CpuContraction:
+class CpuContractionRules:
     workload: Workload[Any]
 
-    def lane_choices(self) -> tuple[int, ...]:
+    def reduce_thread_choices(self) -> tuple[int, ...]:
         return (1,)
 
-    def thread_stage(self, lanes: int) -> Stage:
+    def thread_level(self, lanes: int) -> ScaleUpLevel:
         p = self.workload
         width = p.machine.unit.shape[-1]
         rows = tuple([r for r in M_STEPS if r <= p.extent(p.m)])
         wide = tuple([width * v for v in VECTOR_STEPS if width * (v - 1) < p.extent(p.n)])
         steps = {axis: s for axis, s in ((p.m, rows), (p.n, wide)) if axis is not None}
-        return Stage(
+        return ScaleUpLevel(
             level=p.machine.hw.thread_level.name,
             names=axis_names(self.workload),
-            steps=steps_along(self.workload, steps),
-            rank=tuple(range(len(p.extents))),
-            look=lambda t: Look(
+            steps=axis_steps(self.workload, steps),
+            axis_rank=tuple(range(len(p.extents))),
+            evaluate=lambda t: TileMetrics(
                 self._registers(t) * width * p.elem_bytes,
-                p.elem_bytes / at(t, p.m) + p.elem_bytes / at(t, p.n),
+                p.elem_bytes / extent_on(t, p.m) + p.elem_bytes / extent_on(t, p.n),
                 self._register_rule(t),
             ),
-            saturates=self._feeds_the_unit,
+            is_saturated=self._feeds_the_unit,
         )
 
-    def preferred(self, grown: Grown, lanes: int) -> Sequence[Tile]:
+    def rank_thread_tiles(self, grown: ScaleUpResult, lanes: int) -> Sequence[Tile]:
         """Least cycles for the whole problem. Tiles at its edges have as many rows and vectors as there are."""
-        return sorted(grown.large or grown.border, key=self._kernel_time)[:MAX_BASES]
+        return sorted(grown.saturated or grown.border, key=self._kernel_time)[:MAX_BASES]
 
-    def block_stage(self, base: Base, epsilon: float) -> Stage:
+    def block_level(self, base: ThreadTile, epsilon: float) -> ScaleUpLevel:
         p = self.workload
         axes = {} if p.k is None else {p.k: self._k_steps(base)}
         depth = min(axes[p.k]) if p.k is not None else 1
         if p.m is not None:
             axes[p.m] = self._blocks(p.m, base, self._cuts())
         if p.n is not None:
-            room = int(self._block_of_b_bytes() / (p.words(depth) * p.elem_bytes))
-            fewest = -(-p.extent(p.n) // max(base.thread[p.n], room))
+            room = int(self._block_of_b_bytes() / (p.packed_words(depth) * p.elem_bytes))
+            fewest = -(-p.extent(p.n) // max(base.tile[p.n], room))
             depths = axes[p.k] if p.k is not None else (1,)
             near = [self._cuts_to_fit(room, deep, base) for deep in depths for room in self._near_rooms()]
             axes[p.n] = self._blocks(p.n, base, [*(fewest * cut for cut in self._cuts()), *near])
-        return Stage(
+        return ScaleUpLevel(
             level=p.machine.hw.block_level.name,
             names=axis_names(self.workload),
-            steps=steps_along(self.workload, axes),
-            rank=tuple(range(len(p.extents))),
-            look=lambda t: self.look(t, base),
-            saturates=lambda t: self._packing_share(t) <= 0.25 and self._shares_evenly(t),
+            steps=axis_steps(self.workload, axes),
+            axis_rank=tuple(range(len(p.extents))),
+            evaluate=lambda t: self.evaluate(t, base),
+            is_saturated=lambda t: self._packing_share(t) <= 0.25 and self._shares_evenly(t),
         )
 
-    def look(self, block: Tile, base: Base) -> Look:
+    def evaluate(self, block: Tile, base: ThreadTile) -> TileMetrics:
         p = self.workload
         too_large = self._capacity_rule(block, base)
-        moved = p.a.moved_bytes(block) + p.b.moved_bytes(block)
-        return Look(
+        moved = p.a.requested_bytes(block) + p.b.requested_bytes(block)
+        return TileMetrics(
             self._block_bytes(block, p.m) + self._block_bytes(block, p.n),
-            moved / (at(block, p.m) * at(block, p.n) * at(block, p.k)),
+            moved / (extent_on(block, p.m) * extent_on(block, p.n) * extent_on(block, p.k)),
             too_large,
             "" if too_large else self._balance_rule(block),
         )
 
-    def _capacity_rule(self, block: Tile, base: Base) -> str:
+    def _capacity_rule(self, block: Tile, base: ThreadTile) -> str:
         p, mach = self.workload, self.workload.machine
         last = mach.caches[0]
-        if at(base.thread, p.n) * p.words(at(block, p.k)) * p.elem_bytes > self._panel_bytes():
+        if extent_on(base.tile, p.n) * p.packed_words(extent_on(block, p.k)) * p.elem_bytes > self._panel_bytes():
             return f"{mach.hw.block_level.name} panel"
         if self._block_bytes(block, p.n) > self._block_of_b_bytes():
             return f"{last.name} block"
-        if at(block, p.k) < p.extent(p.k) and self._tile_bytes(block) > BLOCK_OF_L3 * last.total_bytes / mach.cores:
+        if extent_on(block, p.k) < p.extent(p.k) and self._tile_bytes(block) > LLC_BLOCK_FRACTION * last.total_bytes / mach.cores:
             return f"{last.name} tile of C"
         return ""
 
-    def _streams_a(self, block: Tile, base: Base) -> bool:
+    def _streams_a(self, block: Tile, base: ThreadTile) -> bool:
         """Whether A is read where it lies."""
         p = self.workload
-        return straight(p, at(block, p.n), (at(base.thread, p.m), at(base.thread, p.n), at(block, p.k)))
+        return skips_packing(p, extent_on(block, p.n), (extent_on(base.tile, p.m), extent_on(base.tile, p.n), extent_on(block, p.k)))
 
     def _panel_bytes(self) -> float:
-        return PANEL_OF_L2 * self.workload.machine.hw.block_level.capacity_bytes
+        return L2_PANEL_FRACTION * self.workload.machine.hw.block_level.capacity_bytes
 
     def _block_of_b_bytes(self) -> float:
         mach = self.workload.machine
-        return BLOCK_OF_L3 * max(mach.caches[0].bytes_per_core, mach.hw.block_level.capacity_bytes)
+        return LLC_BLOCK_FRACTION * max(mach.caches[0].bytes_per_core, mach.hw.block_level.capacity_bytes)
 
     def _balance_rule(self, block: Tile) -> str:
         """Whole waves of tasks: otherwise cores wait for the last one. Little work is one task's."""
         cores = self.workload.machine.cores
         tasks = spatial_grid(self.workload, block)
-        small = self.workload.floor_s * cores < TASK_SECONDS
+        small = self.workload.lower_bound_s * cores < MIN_TASK_S
         return "" if small or fills_waves(tasks, cores) else "execution unit"
 
     def _shares_evenly(self, block: Tile) -> bool:
         cores, tasks = self.workload.machine.cores, spatial_grid(self.workload, block)
         return tasks % cores == 0 or tasks >= 4 * cores
 
-    def pipelines(self, block: Tile, base: Base, split_k: int) -> Sequence[Pipeline]:
-        return (PLAIN,)
+    def pipeline_choices(self, block: Tile, base: ThreadTile, split_k: int) -> Sequence[PipelineOptions]:
+        return (DEFAULT_PIPELINE,)
 
-    def fallback(self) -> Sequence[tuple[Tile, Base]]:
+    def fallback_tiles(self) -> Sequence[tuple[Tile, ThreadTile]]:
         """One row, one vector, the shortest step along k."""
         p = self.workload
         one = tuple([1] * len(p.extents))
         thread, group = replaced(one, p.n, p.machine.unit.shape[-1]), p.machine.unit.k_group
         depths = [min(p.extent(p.k), depth * group) for depth in (K_STEPS[0], 8, 1)]
-        return [(replaced(thread, p.k, depth), Base(thread)) for depth in depths]
+        return [(replaced(thread, p.k, depth), ThreadTile(thread)) for depth in depths]
 
     def _register_rule(self, thread: Tile) -> str:
         fits = self._registers(thread) <= self.workload.machine.hw.limits.max_registers_per_thread
@@ -153,20 +153,20 @@ class CpuContraction:
 
     def _registers(self, thread: Tile) -> int:
         """Accumulators, one row of B, one broadcast of A."""
-        vectors = -(-at(thread, self.workload.n) // self.workload.machine.unit.shape[-1])
-        return at(thread, self.workload.m) * vectors + vectors + 1
+        vectors = -(-extent_on(thread, self.workload.n) // self.workload.machine.unit.shape[-1])
+        return extent_on(thread, self.workload.m) * vectors + vectors + 1
 
     def _feeds_the_unit(self, thread: Tile) -> bool:
         """Neither loads nor the latency of a multiply-add hold the unit up."""
         mach = self.workload.machine
-        m, vectors = at(thread, self.workload.m), at(thread, self.workload.n) // mach.unit.shape[-1]
+        m, vectors = extent_on(thread, self.workload.m), extent_on(thread, self.workload.n) // mach.unit.shape[-1]
         return kernel_cycles(mach, m, vectors) <= m * vectors / (mach.fma_per_cycle / mach.unit.shape[-1]) * 1.01
 
     def _kernel_time(self, thread: Tile) -> tuple[float, float]:
         p = self.workload
-        m, n = at(thread, p.m), at(thread, p.n)
-        cycles = tiles_cycles(p, (p.extent(p.m), p.extent(p.n)), (m, n), p.words(p.extent(p.k)))
-        collides = self._streams_a(p.extents, Base(thread)) and rows_collide(p, m)
+        m, n = extent_on(thread, p.m), extent_on(thread, p.n)
+        cycles = tiles_cycles(p, (p.extent(p.m), p.extent(p.n)), (m, n), p.packed_words(p.extent(p.k)))
+        collides = self._streams_a(p.extents, ThreadTile(thread)) and has_set_conflicts(p, m)
         return cycles * (p.machine.costs.contraction.conflict if collides else 1.0), 1 / m + 1 / n
 
     def _cuts(self) -> set[int]:
@@ -177,45 +177,45 @@ class CpuContraction:
     def _near_rooms(self) -> tuple[float, float]:
         """Bytes of a block of B that L2 keeps while rows of A go by, and of one that the last cache keeps."""
         mach = self.workload.machine
-        return COLUMNS_OF_L2 * mach.hw.block_level.capacity_bytes, NEAR_OF_L3 * mach.caches[0].bytes_per_core
+        return L2_COLUMNS_FRACTION * mach.hw.block_level.capacity_bytes, LLC_RETAINED_FRACTION * mach.caches[0].bytes_per_core
 
-    def _cuts_to_fit(self, room_bytes: float, depth: int, base: Base) -> int:
+    def _cuts_to_fit(self, room_bytes: float, depth: int, base: ThreadTile) -> int:
         """The fewest blocks of columns such that there is room for one."""
         p = self.workload
-        columns, unit = int(room_bytes / (p.words(depth) * p.elem_bytes)), at(base.thread, p.n)
+        columns, unit = int(room_bytes / (p.packed_words(depth) * p.elem_bytes)), extent_on(base.tile, p.n)
         return -(-p.extent(p.n) // max(unit, columns // unit * unit))
 
-    def _blocks(self, axis: int, base: Base, cuts: Iterable[int]) -> Tile:
+    def _blocks(self, axis: int, base: ThreadTile, cuts: Iterable[int]) -> Tile:
         """The axis in that many about equal blocks of whole register tiles."""
-        extent, unit = self.workload.extents[axis], base.thread[axis]
-        return tuple(sorted({padded(-(-extent // cut), unit) for cut in cuts if extent >= cut * unit // 2} or {unit}))
+        extent, unit = self.workload.extents[axis], base.tile[axis]
+        return tuple(sorted({round_up(-(-extent // cut), unit) for cut in cuts if extent >= cut * unit // 2} or {unit}))
 
-    def _k_steps(self, base: Base) -> Tile:
+    def _k_steps(self, base: ThreadTile) -> Tile:
         """Whole words but for the last of all."""
         extent, group = self.workload.extent(self.workload.k), self.workload.machine.unit.k_group
         return tuple(min(extent, words * group) for words in self._word_steps(base))
 
-    def _word_steps(self, base: Base) -> Tile:
+    def _word_steps(self, base: ThreadTile) -> Tile:
         p = self.workload
-        depth = p.words(p.extent(p.k))
-        room = int(self._panel_bytes() / (at(base.thread, p.n) * p.elem_bytes))
+        depth = p.packed_words(p.extent(p.k))
+        room = int(self._panel_bytes() / (extent_on(base.tile, p.n) * p.elem_bytes))
         even = {-(-depth // -(-depth // k)) for k in K_STEPS if k < depth}  # steps of about equal length
-        if depth <= LONGEST_K:
+        if depth <= MAX_K_STEP:
             even.add(depth)
-        longest = -(-depth // -(-depth // LONGEST_K))
+        longest = -(-depth // -(-depth // MAX_K_STEP))
         if self._streams_a(p.extents, base) and longest <= room:
             return (longest,)  # rows of A that are read where they lie are begun anew for each step
         fitting = sorted(k for k in even if k <= room)
         return tuple(fitting[-2:] or [max(1, min(depth, room, K_STEPS[0]))])
 
     def _block_bytes(self, block: Tile, axis: int | None) -> int:
-        return at(block, axis) * self.workload.words(at(block, self.workload.k)) * self.workload.elem_bytes
+        return extent_on(block, axis) * self.workload.packed_words(extent_on(block, self.workload.k)) * self.workload.elem_bytes
 
     def _tile_bytes(self, block: Tile) -> int:
-        return at(block, self.workload.m) * at(block, self.workload.n) * self.workload.elem_bytes
+        return extent_on(block, self.workload.m) * extent_on(block, self.workload.n) * self.workload.elem_bytes
 
     def _packing_share(self, block: Tile) -> float:
         """Elements packed for each multiply-add, in units of what the core does in that time."""
         p, mach = self.workload, self.workload.machine
-        m, n = at(block, p.m), at(block, p.n)
+        m, n = extent_on(block, p.m), extent_on(block, p.n)
         return (1 / m + 1 / n) * mach.fma_per_cycle

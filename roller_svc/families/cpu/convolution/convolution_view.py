@@ -35,12 +35,12 @@ def convolution_spaces(group: KernelGroup) -> tuple[TileSpace, ...]:
     for factor, pixels, filters in ((group.operands.b, n, m), (group.operands.a, m, n)):
         image = _image(factor, pixels, filters, k)
         if image is not None:
-            found = tuple(_space(space, image, k, along_filters=way) for way in _ways(group, image))
-            return (*found, *_products(space, image, k))
+            found = tuple(_space(space, image, k, along_filters=way) for way in _vector_choices(group, image))
+            return (*found, *_image_contractions(space, image, k))
     return ()
 
 
-def _ways(group: KernelGroup, image: _Image) -> tuple[bool, ...]:
+def _vector_choices(group: KernelGroup, image: _Image) -> tuple[bool, ...]:
     """Vectors along filters always; along pixels where results of neighbouring pixels lie side by side."""
     return (True,) if image.filters.role is AxisRole.N else (True, False)
 
@@ -49,7 +49,7 @@ def _image(factor: Expr, pixels: TileAxis, filters: TileAxis, k: TileAxis) -> _I
     reduced = {a.name for a in k.members}
     tap_of: dict[str, str | None] = {a.name: None for a in pixels.members}
     steps: dict[str, tuple[int, int]] = {}
-    for sum_ in _sums(factor):
+    for sum_ in _index_sums(factor):
         for name in tap_of:
             tap = _tap(sum_, name, set(tap_of), reduced)
             if tap is not None and tap_of[name] not in (None, tap):
@@ -58,10 +58,10 @@ def _image(factor: Expr, pixels: TileAxis, filters: TileAxis, k: TileAxis) -> _I
     taps = [t for t in tap_of.values() if t is not None]
     if len(set(taps)) < len(taps):
         return None
-    for sum_ in _sums(factor):
+    for sum_ in _index_sums(factor):
         for name, tap in tap_of.items():
             pace = sum_.coeff(name), 0 if tap is None else sum_.coeff(tap)
-            if pace != (0, 0) and not _same_pace(steps.setdefault(name, pace), pace, has_tap=tap is not None):
+            if pace != (0, 0) and not _same_stride_ratio(steps.setdefault(name, pace), pace, has_tap=tap is not None):
                 return None
     strided = any(pace[0] != 1 for pace in steps.values())
     return _Image(pixels, filters, tap_of, strided) if taps or len(pixels.members) > 1 else None
@@ -73,7 +73,7 @@ def _tap(sum_: Affine, pixel: str, pixels: set[str], reduced: set[str]) -> str |
     return next(iter(sorted(names & reduced)), None) if pixel in names and len(names & pixels) == 1 else None
 
 
-def _same_pace(known: tuple[int, int], pace: tuple[int, int], *, has_tap: bool) -> bool:
+def _same_stride_ratio(known: tuple[int, int], pace: tuple[int, int], *, has_tap: bool) -> bool:
     """Whether a pixel and its tap stand in one proportion wherever they are added, and one that has a unit: after its
     common factor is taken out, the coordinate grows by one with the pixel or with the tap."""
     if pace[0] <= 0 or known[0] <= 0 or (has_tap and min(pace[1], known[1]) <= 0):
@@ -83,14 +83,14 @@ def _same_pace(known: tuple[int, int], pace: tuple[int, int], *, has_tap: bool) 
     return not has_tap or pace[0] % pace[1] == 0 or pace[1] % pace[0] == 0
 
 
-def _sums(expr: Expr) -> Iterator[Affine]:
+def _index_sums(expr: Expr) -> Iterator[Affine]:
     """The largest index expressions in it that are sums of axes."""
     known = None if expr.dtype.is_float else affine(expr)
     if known is not None:
         yield known
         return
     for child in children(expr):
-        yield from _sums(child)
+        yield from _index_sums(child)
 
 
 def _space(space: TileSpace, image: _Image, k: TileAxis, *, along_filters: bool) -> TileSpace:
@@ -106,7 +106,7 @@ def _space(space: TileSpace, image: _Image, k: TileAxis, *, along_filters: bool)
     )  # fmt: skip
 
 
-def _products(space: TileSpace, image: _Image, k: TileAxis) -> tuple[TileSpace, ...]:
+def _image_contractions(space: TileSpace, image: _Image, k: TileAxis) -> tuple[TileSpace, ...]:
     """A product of matrices for each image, its columns the neighbouring pixels: rows of the image are panels as they
     lie, which they are not across images."""
     *images, last = image.pixels.members

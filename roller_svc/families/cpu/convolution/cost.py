@@ -6,7 +6,13 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from roller_svc.families.common.cpu.memory import PANEL_OF_L1, bandwidth_held_at, byte_seconds, moved_from, moving_s
+from roller_svc.families.common.cpu.memory import (
+    L1_PANEL_FRACTION,
+    dominant_level,
+    private_bandwidth,
+    seconds_per_byte,
+    transfer_s,
+)
 from roller_svc.families.common.cpu.micro_kernel_cost import kernel_cycles, source_bandwidth
 from roller_svc.families.cpu.convolution.workload import ImageSpace
 from roller_svc.ir.group import AxisRole
@@ -14,7 +20,7 @@ from roller_svc.perf.common import Costs, Launch
 from roller_svc.perf.machine import LOAD_PORTS
 from roller_svc.perf.workload import Workload
 
-PANELS_OF_L2 = 0.6  # what all panels may fill to be found there again
+L2_PANELS_FRACTION = 0.6  # what all panels may fill to be found there again
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,16 +51,16 @@ def cpu_convolution(p: Workload[ImageSpace], launch: Launch) -> Costs:
     waves = -(-launch.grid // mach.cores)
     busy = launch.grid / mach.cores if launch.grid >= 4 * mach.cores else waves
     parts = (kernel, update, staging + packing, results + costs.task_cycles)
-    moved = sum(t.moved_bytes(p.extents) for t in p.touched.reads)
-    memory = moved * byte_seconds(mach, p.compulsory_bytes, launch.grid)
-    memory += sum(moving_s(p, t, launch.block, launch.grid) for t in p.touched.writes)
+    moved = sum(t.transferred_bytes(p.extents) for t in p.footprint.reads)
+    memory = moved * seconds_per_byte(mach, p.compulsory_bytes, launch.grid)
+    memory += sum(transfer_s(p, t, launch.block, launch.grid) for t in p.footprint.writes)
     names = ("compute", "update", "packing", "task")
     return Costs(
         core_s=mach.seconds(sum(parts) * busy) + costs.memory_exposed * memory,
         core_stage=None,
-        parts=(
+        stage_seconds=(
             *((n, mach.seconds(c * busy)) for n, c in zip(names, parts, strict=True)),
-            (moved_from(p, launch), memory),
+            (dominant_level(p, launch), memory),
         ),
         occupancy=min(1.0, launch.grid / (waves * mach.cores)),
         waves=waves,
@@ -109,9 +115,9 @@ def _streamed_bytes(p: Workload[Any], image: ImageSpace, s: _Sizes) -> tuple[int
     filters, pixels = (s.vectors * lanes, s.rows) if image.along_filters else (s.rows, s.vectors * lanes)
     row, tile = filters * p.elem_bytes, pixels * p.elem_bytes if image.tiles_apart else 0
     panel = s.channels * image.taps * row
-    if panel <= PANEL_OF_L1 * caches[-1].bytes_per_core:
+    if panel <= L1_PANEL_FRACTION * caches[-1].bytes_per_core:
         return tile, 0
-    return (tile + row, 0) if panel * s.panels <= PANELS_OF_L2 * caches[-2].bytes_per_core else (tile, row)
+    return (tile + row, 0) if panel * s.panels <= L2_PANELS_FRACTION * caches[-2].bytes_per_core else (tile, row)
 
 
 def _update(p: Workload[Any], image: ImageSpace, s: _Sizes) -> float:
@@ -122,7 +128,7 @@ def _update(p: Workload[Any], image: ImageSpace, s: _Sizes) -> float:
     if s.steps == 1:
         return moving
     held = vectors * lanes * p.elem_bytes
-    return s.steps * (2.0 * moving + 2 * held / (bandwidth_held_at(mach, held) / mach.clock_hz))
+    return s.steps * (2.0 * moving + 2 * held / (private_bandwidth(mach, held) / mach.clock_hz))
 
 
 def _staging(p: Workload[Any], image: ImageSpace, s: _Sizes) -> float:
@@ -144,7 +150,7 @@ def _row_cycles(p: Workload[Any], image: ImageSpace, s: _Sizes, length: int) -> 
     costs = p.machine.costs.convolution
     apart = image.step * image.phases(image.slides[-1])
     if apart not in (1, 2):
-        return (costs.gather_cycles + costs.quotient_cycles * _quotients(p, image)) * length
+        return (costs.gather_cycles + costs.quotient_cycles * _divided_dims(p, image)) * length
     each = costs.copy_cycles if apart == 1 else costs.deal_cycles
     if not image.tiles_apart:
         return _run_cycles(p, length, each)
@@ -152,12 +158,12 @@ def _row_cycles(p: Workload[Any], image: ImageSpace, s: _Sizes, length: int) -> 
     return length / s.tile * (costs.tile_cycles + each * (vectors + 2 * (rest > 0)))
 
 
-def _quotients(p: Workload[Any], image: ImageSpace) -> int:
+def _divided_dims(p: Workload[Any], image: ImageSpace) -> int:
     """Dimensions of the image in whose place a quotient of the pixel stands. Rows are staged channel by channel, each
     element's being found anew; a contraction packs all k of a panel with those found once."""
     pixel = image.slides[-1].pixel.name
     dims = [dim.dim for operand in (p.a, p.b) for tensor in operand.tensors for dim in tensor.dims]
-    return sum(dim.opaque and pixel in dict(dim.coeffs) for dim in dims)
+    return sum(not dim.is_affine and pixel in dict(dim.coeffs) for dim in dims)
 
 
 def _run_cycles(p: Workload[Any], length: int, each: float) -> float:
@@ -179,7 +185,7 @@ def _packing(p: Workload[Any], image: ImageSpace, s: _Sizes) -> float:
         each = costs.turn_cycles / lanes
     count = s.panels * filters * s.channels * image.taps
     source = source_bandwidth(p.machine, p.compulsory_bytes) / p.machine.cores / p.machine.clock_hz
-    if any(operand.constant and p.space.axes.index(image.filters) in operand.axes for operand in (p.a, p.b)):
+    if any(operand.is_constant and p.space.axes.index(image.filters) in operand.axes for operand in (p.a, p.b)):
         return count * costs.weights_exposed * p.elem_bytes / source
     return count * (each + p.elem_bytes / source)
 
@@ -187,7 +193,7 @@ def _packing(p: Workload[Any], image: ImageSpace, s: _Sizes) -> float:
 def _results(p: Workload[Any], image: ImageSpace, s: _Sizes) -> float:
     """One window and panel: rows of neighbouring results, turned where vectors are of filters and results are not."""
     lanes, costs = p.machine.unit.shape[-1], p.machine.costs.convolution
-    statements = max(1, len(p.rest.tensors))
+    statements = max(1, len(p.epilogue.tensors))
     filters = min(s.vectors * lanes if image.along_filters else s.rows, image.filters.extent)
     pixels = math.prod(s.window)
     if image.filters_last:

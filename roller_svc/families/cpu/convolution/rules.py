@@ -8,9 +8,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from roller_svc.construct.align import padded
-from roller_svc.construct.rules import PLAIN, Base, Pipeline, at, axis_names, fills_waves, replaced, spatial_grid
-from roller_svc.construct.scale_up import Grown, Look, Stage
+from roller_svc.construct.align import round_up
+from roller_svc.construct.rules import (
+    DEFAULT_PIPELINE,
+    PipelineOptions,
+    ThreadTile,
+    axis_names,
+    extent_on,
+    fills_waves,
+    replaced,
+    spatial_grid,
+)
+from roller_svc.construct.scale_up import ScaleUpLevel, ScaleUpResult, TileMetrics
 from roller_svc.families.common.cpu.micro_kernel_cost import kernel_cycles
 from roller_svc.families.cpu.convolution.workload import ImageSpace
 from roller_svc.ir.group import AxisRole
@@ -18,37 +27,37 @@ from roller_svc.perf.footprint import Tile
 from roller_svc.perf.workload import Workload
 
 VECTORS = (1, 2, 3, 4)
-MOST_ROWS = 28
+MAX_ROWS = 28
 MAX_BASES = 3
 # A patch of a register tile: pixels along the last axis and along the one before it.
 ALONG, ACROSS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 13, 14, 15, 16, 20, 24, 28), (1, 2, 3, 4, 7)
 # Shares of caches: packed weights of a step, a panel of them, and sums that wait for the next step.
-WEIGHTS_OF_L2, PANEL_OF_L1, SUMS_OF_L3 = 0.5, 0.7, 0.4
+L2_WEIGHTS_FRACTION, L1_PANEL_FRACTION, LLC_ACCUMULATOR_FRACTION = 0.5, 0.7, 0.4
 TASKS_PER_CORE = (1, 2, 4, 8, 16)
 
 
 @dataclass(frozen=True, slots=True)
-class CpuConvolution:
+class CpuConvolutionRules:
     workload: Workload[Any]
     image: ImageSpace
 
-    def lane_choices(self) -> tuple[int, ...]:
+    def reduce_thread_choices(self) -> tuple[int, ...]:
         return (1,)
 
     # register tiles -------------------------------------------------------------------------------------------------
-    def thread_stage(self, lanes: int) -> Stage:
-        """One vector and one row: what tiles there are is a short list, which `preferred` ranks."""
+    def thread_level(self, lanes: int) -> ScaleUpLevel:
+        """One vector and one row: what tiles there are is a short list, which `rank_thread_tiles` ranks."""
         one = self._smallest
-        return Stage(
+        return ScaleUpLevel(
             level=self.workload.machine.hw.thread_level.name,
             names=axis_names(self.workload),
             steps=tuple((extent,) for extent in one),
-            rank=tuple(range(len(one))),
-            look=lambda t: Look(self._registers(t), 1.0, self._register_rule(t)),
-            saturates=lambda t: False,
+            axis_rank=tuple(range(len(one))),
+            evaluate=lambda t: TileMetrics(self._registers(t), 1.0, self._register_rule(t)),
+            is_saturated=lambda t: False,
         )
 
-    def preferred(self, grown: Grown, lanes: int) -> Sequence[Tile]:
+    def rank_thread_tiles(self, grown: ScaleUpResult, lanes: int) -> Sequence[Tile]:
         """Least cycles for the whole problem, edges included, of all that registers hold."""
         return sorted(self.register_tiles(), key=self._kernel_time)[:MAX_BASES] or list(grown.border)
 
@@ -85,7 +94,7 @@ class CpuConvolution:
     def _shape(self, thread: Tile) -> tuple[int, int]:
         """(rows, vectors) of a register tile."""
         p = self.workload
-        pixels, filters = math.prod(thread[i] for i in self._pixels), at(thread, p.n)
+        pixels, filters = math.prod(thread[i] for i in self._pixels), extent_on(thread, p.n)
         rows, columns = (pixels, filters) if self.image.along_filters else (filters, pixels)
         return rows, -(-columns // p.machine.unit.shape[-1])
 
@@ -96,7 +105,7 @@ class CpuConvolution:
 
     def _register_rule(self, thread: Tile) -> str:
         fits = self._registers(thread) <= self.workload.machine.hw.limits.max_registers_per_thread
-        return "" if fits and self._shape(thread)[0] <= MOST_ROWS else "vector registers"
+        return "" if fits and self._shape(thread)[0] <= MAX_ROWS else "vector registers"
 
     def _kernel_time(self, thread: Tile) -> tuple[float, int]:
         p = self.workload
@@ -107,7 +116,7 @@ class CpuConvolution:
         return cycles, -rows * vectors
 
     # tasks ----------------------------------------------------------------------------------------------------------
-    def block_stage(self, base: Base, epsilon: float) -> Stage:
+    def block_level(self, base: ThreadTile, epsilon: float) -> ScaleUpLevel:
         p = self.workload
         steps: list[Tile] = [(extent,) if i in p.reduced else (1,) for i, extent in enumerate(p.extents)]
         if p.k is not None:
@@ -118,33 +127,33 @@ class CpuConvolution:
             steps[i] = self._cuts(i, base, 3)
         last = self._pixels[-1]
         if self.image.slides[-1].tap is not None:  # a row is staged whole
-            steps[last] = (padded(p.extents[last], base.thread[last]),)
-        return Stage(
+            steps[last] = (round_up(p.extents[last], base.tile[last]),)
+        return ScaleUpLevel(
             level=p.machine.hw.block_level.name,
             names=axis_names(self.workload),
             steps=tuple(steps),
-            rank=tuple(range(len(p.extents))),
-            look=lambda t: self.look(t, base),
-            saturates=lambda t: True,
+            axis_rank=tuple(range(len(p.extents))),
+            evaluate=lambda t: self.evaluate(t, base),
+            is_saturated=lambda t: True,
         )
 
-    def look(self, block: Tile, base: Base) -> Look:
+    def evaluate(self, block: Tile, base: ThreadTile) -> TileMetrics:
         p = self.workload
         too_large = self._capacity_rule(block, base)
-        moved = p.a.moved_bytes(block) + p.b.moved_bytes(block)
+        moved = p.a.requested_bytes(block) + p.b.requested_bytes(block)
         points = math.prod(min(b, e) for b, e in zip(block, p.extents, strict=True))
-        return Look(p.touched.bytes(block), moved / points, too_large, "" if too_large else self._balance_rule(block))
+        return TileMetrics(p.footprint.bytes(block), moved / points, too_large, "" if too_large else self._balance_rule(block))
 
-    def _capacity_rule(self, block: Tile, base: Base) -> str:
+    def _capacity_rule(self, block: Tile, base: ThreadTile) -> str:
         p, mach = self.workload, self.workload.machine
-        depth = at(block, p.k) * self.image.taps
-        panels = at(block, p.n) > at(base.thread, p.n)
-        if panels and at(block, p.n) * depth * p.elem_bytes > WEIGHTS_OF_L2 * mach.hw.block_level.capacity_bytes:
+        depth = extent_on(block, p.k) * self.image.taps
+        panels = extent_on(block, p.n) > extent_on(base.tile, p.n)
+        if panels and extent_on(block, p.n) * depth * p.elem_bytes > L2_WEIGHTS_FRACTION * mach.hw.block_level.capacity_bytes:
             return f"{mach.hw.block_level.name} weights"
         pixels = math.prod(block[i] for i in self._pixels)
-        if at(block, p.k) < p.extent(p.k):
-            sums = pixels * at(block, p.n) * p.elem_bytes
-            if sums > SUMS_OF_L3 * mach.caches[0].total_bytes / mach.cores:
+        if extent_on(block, p.k) < p.extent(p.k):
+            sums = pixels * extent_on(block, p.n) * p.elem_bytes
+            if sums > LLC_ACCUMULATOR_FRACTION * mach.caches[0].total_bytes / mach.cores:
                 return f"{mach.caches[0].name} sums"
         return ""
 
@@ -154,35 +163,35 @@ class CpuConvolution:
         tasks = spatial_grid(self.workload, block)
         return "" if fills_waves(tasks, cores) else "execution unit"
 
-    def _channel_steps(self, base: Base) -> Tile:
+    def _channel_steps(self, base: ThreadTile) -> Tile:
         """All channels, and as many as keep a panel in the first cache, or all panels in the second."""
         p, mach = self.workload, self.workload.machine
         depth, row = p.extent(p.k), self.image.taps * p.elem_bytes
-        panel = PANEL_OF_L1 * mach.caches[-1].bytes_per_core / (row * at(base.thread, p.n))
-        filters = padded(p.extent(p.n), at(base.thread, p.n))
-        weights = WEIGHTS_OF_L2 * mach.hw.block_level.capacity_bytes / (row * filters)
-        return tuple(sorted({depth} | {_even(depth, int(room)) for room in (panel, weights) if 1 <= room < depth}))
+        panel = L1_PANEL_FRACTION * mach.caches[-1].bytes_per_core / (row * extent_on(base.tile, p.n))
+        filters = round_up(p.extent(p.n), extent_on(base.tile, p.n))
+        weights = L2_WEIGHTS_FRACTION * mach.hw.block_level.capacity_bytes / (row * filters)
+        return tuple(sorted({depth} | {_equal_steps(depth, int(room)) for room in (panel, weights) if 1 <= room < depth}))
 
-    def _cuts(self, axis: int, base: Base, most: int) -> Tile:
+    def _cuts(self, axis: int, base: ThreadTile, most: int) -> Tile:
         """The axis whole, or in a few equal parts for the cores."""
         p = self.workload
-        extent, unit = p.extents[axis], base.thread[axis]
+        extent, unit = p.extents[axis], base.tile[axis]
         parts = {1} if p.machine.cores == 1 else set()
         parts |= {n * p.machine.cores for n in TASKS_PER_CORE} | {1, 2, 4}
-        sizes = {padded(-(-extent // n), unit) for n in parts if n == 1 or extent >= n * unit}
+        sizes = {round_up(-(-extent // n), unit) for n in parts if n == 1 or extent >= n * unit}
         return tuple(sorted(sizes)[-most:])
 
-    def pipelines(self, block: Tile, base: Base, split_k: int) -> Sequence[Pipeline]:
-        return (PLAIN,)
+    def pipeline_choices(self, block: Tile, base: ThreadTile, split_k: int) -> Sequence[PipelineOptions]:
+        return (DEFAULT_PIPELINE,)
 
-    def fallback(self) -> Sequence[tuple[Tile, Base]]:
+    def fallback_tiles(self) -> Sequence[tuple[Tile, ThreadTile]]:
         """One row, one vector, one filter panel, one pixel, a channel at a time."""
         p = self.workload
         thread = self._smallest
         block = tuple(p.extents[i] if i in p.reduced and i != p.k else extent for i, extent in enumerate(thread))
-        return [(block, Base(thread))]
+        return [(block, ThreadTile(thread))]
 
 
-def _even(depth: int, room: int) -> int:
+def _equal_steps(depth: int, room: int) -> int:
     """Steps of about equal length, none longer than the room."""
     return -(-depth // -(-depth // room))

@@ -14,17 +14,23 @@ from dataclasses import dataclass, replace
 
 from roller_svc.errors import InvariantError
 from roller_svc.families.common.cpu.memory import LINE_BYTES
-from roller_svc.families.common.cpu.micro_kernel import LANE, ROW, VECTOR, MicroKernel, Steps, Tile
-from roller_svc.families.common.view import View, decoded, member_values
-from roller_svc.families.cpu.convolution.input_patch import WINDOW, ImageWindow, by_length, pixel_at, pixels_left
-from roller_svc.families.cpu.convolution.workload import ImageSpace, Slide, image_space
+from roller_svc.families.common.cpu.micro_kernel import LANE, ROW, VECTOR, CTile, KLoop, MicroKernel
+from roller_svc.families.common.view import GemmView, bind_members, member_values
+from roller_svc.families.cpu.convolution.input_patch import (
+    WINDOW,
+    InputPatch,
+    dispatch_length,
+    pixel_at,
+    remaining_pixels,
+)
+from roller_svc.families.cpu.convolution.workload import ImageSpace, ImageWindowDim, image_space
 from roller_svc.ir.affine import affine
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.expr import Cast, Const, Expr, Load, substitute
+from roller_svc.ir.expr import Cast, Expr, Load, substitute
 from roller_svc.ir.group import AxisRole, KernelGroup
 from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.index import add, ceil_div, div, eq, le, min_, mod, mul, num, ref, sub
-from roller_svc.ir.program import Axis, TensorType
+from roller_svc.ir.program import Axis, Combine, TensorType, identity
 from roller_svc.ir.rprogram import RProgram
 from roller_svc.ir.schedule import (
     Branch,
@@ -49,7 +55,7 @@ class PackedWeights:
     """`panels` of `wide` filters, `channels` of them a step. Rows are in the order of the micro-kernel's loops."""
 
     image: ImageSpace
-    factor: Expr
+    source: Expr
     type: TensorType | None  # of the factor in memory, where it is one load
     dtype: DType
     panels: int
@@ -75,22 +81,22 @@ class PackedWeights:
     def pack(self) -> tuple[Node, ...]:
         """packed[panel][row][filter] = weight there; beyond the last filter 0, which adds nothing."""
         filters, wide = self.image.filters, self.wide
-        place = add(ref(".filters.first"), mul(ref(".filters.panel"), num(wide)))
-        rest = filters.extent % wide
-        nodes = self._rows(place, rest or wide)
-        if rest and filters.extent > wide:
-            inside = le(add(place, num(wide)), num(filters.extent))
-            nodes = (Branch(inside, self._whole(place), nodes),)
-        elif not rest:
-            nodes = self._whole(place)
+        position = add(ref(".filters.first"), mul(ref(".filters.panel"), num(wide)))
+        tail = filters.extent % wide
+        nodes = self._pack_rows(position, tail or wide)
+        if tail and filters.extent > wide:
+            inside = le(add(position, num(wide)), num(filters.extent))
+            nodes = (Branch(inside, self._pack_panel(position), nodes),)
+        elif not tail:
+            nodes = self._pack_panel(position)
         return (Loop(".filters.panel", self.panels, LoopKind.SERIAL, nodes, ref(".filters.panels")),)
 
-    def _whole(self, place: Expr) -> tuple[Node, ...]:
+    def _pack_panel(self, position: Expr) -> tuple[Node, ...]:
         """A panel without edge: turned block by block where rows follow each other in memory, filter by filter."""
-        load = self._rows_in_memory()
-        return self._rows(place, self.wide) if load is None else self._turned(load, place)
+        load = self._contiguous_source()
+        return self._pack_rows(position, self.wide) if load is None else self._pack_transposed(load, position)
 
-    def _turned(self, load: Load, place: Expr) -> tuple[Node, ...]:
+    def _pack_transposed(self, load: Load, position: Expr) -> tuple[Node, ...]:
         """Blocks of rows; the last one may overlap the one before it. All of a vector's filters before the next one's:
         32 filters side by side, whose rows are often a multiple of 1 KiB apart, push from L1 the lines that two blocks
         share, and packing 9 MB took 0.8 ms in place of 0.45 on Zen 4."""
@@ -99,11 +105,11 @@ class PackedWeights:
         rows: Expr = num(self.channels * taps)
         limit: Expr | None = None
         if channels is not None and channels.extent % self.channels:
-            rows_left = mul(ref(".channels"), num(taps))
-            rows, limit = rows_left, div(add(rows_left, num(lanes - 1)), lanes)
+            remaining = mul(ref(".channels"), num(taps))
+            rows, limit = remaining, div(add(remaining, num(lanes - 1)), lanes)
         first = min_(mul(ref(".block"), num(lanes)), sub(rows, num(lanes)))
         at: dict[str, Expr] = {axis.name: num(0) for axis in self._taps}
-        at[filters.members[0].name] = add(place, mul(ref(".vector"), num(lanes)))
+        at[filters.members[0].name] = add(position, mul(ref(".vector"), num(lanes)))
         if self._taps:
             at[self._taps[-1].name] = ref(".row")
         if channels is not None:
@@ -116,9 +122,9 @@ class PackedWeights:
         nodes = (Loop(".block", blocks, LoopKind.SERIAL, (Let(".row", first, nodes),), limit),)
         return (Loop(".vector", self.wide // lanes, LoopKind.SERIAL, nodes),)
 
-    def _rows_in_memory(self) -> Load | None:
+    def _contiguous_source(self) -> Load | None:
         """The weights, where a panel's rows are neighbours in memory for each filter, and fill at least a block."""
-        image, load = self.image, self.factor
+        image, load = self.image, self.source
         channels = image.channels
         if (
             not image.along_filters
@@ -151,218 +157,214 @@ class PackedWeights:
         """Elements between neighbours along each axis; None where some index is no sum of axes."""
         if self.type is None:
             return None
-        found: dict[str, int] = {}
+        strides: dict[str, int] = {}
         for d, index in enumerate(load.index):
-            known = affine(index)
-            if known is None:
+            form = affine(index)
+            if form is None:
                 return None
-            for name, c in known.coeffs:
-                found[name] = found.get(name, 0) + c * math.prod(self.type.shape[d + 1 :])
-        return found
+            for name, c in form.coeffs:
+                strides[name] = strides.get(name, 0) + c * math.prod(self.type.shape[d + 1 :])
+        return strides
 
-    def _rows(self, place: Expr, count: int) -> tuple[Node, ...]:
-        at = member_values(self.image.filters, add(place, ref(LANE)))
-        value = substitute(Cast(self.factor, self.dtype, implicit=True), at)
+    def _pack_rows(self, position: Expr, count: int) -> tuple[Node, ...]:
+        at = member_values(self.image.filters, add(position, ref(LANE)))
+        value = substitute(Cast(self.source, self.dtype, implicit=True), at)
         target = (ref(".filters.panel"), self.row)
         nodes: tuple[Node, ...] = (Loop(LANE, count, LoopKind.VECTOR, (Compute(PACKED, (*target, ref(LANE)), value),)),)
         if count < self.wide:
-            beyond = Compute(PACKED, (*target, add(num(count), ref(LANE))), _zero(self.dtype))
+            beyond = Compute(PACKED, (*target, add(num(count), ref(LANE))), identity(Combine.SUM, self.dtype))
             nodes += (Loop(LANE, self.wide - count, LoopKind.VECTOR, (beyond,)),)
         for tap in reversed(self._taps):
             nodes = (Loop(tap.name, tap.extent, LoopKind.SERIAL, nodes),)
         channels = self.image.channels
         if channels is None:
             return nodes
-        position = add(mul(ref(".step"), num(self.channels)), ref(".channel"))
+        channel = add(mul(ref(".step"), num(self.channels)), ref(".channel"))
         limit = ref(".channels") if channels.extent % self.channels else None
-        return (Loop(".channel", self.channels, LoopKind.SERIAL, decoded(channels, position, nodes), limit),)
+        return (Loop(".channel", self.channels, LoopKind.SERIAL, bind_members(channels, channel, nodes), limit),)
 
     @property
     def _taps(self) -> tuple[Axis, ...]:
         return tuple(s.tap for s in self.image.slides if s.tap is not None)
 
 
-def _zero(dtype: DType) -> Const:
-    return Const(0.0 if dtype.is_float else 0, dtype)
-
-
-SUMS, TURNED = ".sums", ".turned"
+ACC, TRANSPOSED = ".sums", ".turned"
 
 
 def lower(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[ScheduleTree, ...]:
     """One tree: parallel tasks over groups, pixels and filters."""
     image = image_space(program.space)
-    factors = group.operands
-    if image is None or factors is None:
+    operands = group.operands
+    if image is None or operands is None:
         raise InvariantError(f"{group.name} is no convolution")
     space = group.space
     (m,), (n,), (k,) = (space.role(role) for role in (AxisRole.M, AxisRole.N, AxisRole.K))
-    view = View(group, space.role(AxisRole.BATCH), m, n, k, factors, space.compute_dtype)
+    view = GemmView(group, space.role(AxisRole.BATCH), m, n, k, operands, space.compute_dtype)
     pixels_are_m = image.slides[0].pixel in m.members
-    factor, weights = (factors.a, factors.b) if pixels_are_m else (factors.b, factors.a)
+    image_operand, weights = (operands.a, operands.b) if pixels_are_m else (operands.b, operands.a)
     block, thread = program.block.as_dict(), program.thread.as_dict()
     depth = min(image.depth, block[image.channels.name]) if image.channels is not None else 1
     lanes = program.unit.shape[-1]
     pixels = image.window(block, thread, depth, hw.block_level.capacity_bytes)
     tile = tuple(thread[slide.pixel.name] for slide in image.slides)
-    staged = ImageWindow(image, factor, view.dtype, pixels, tile, depth, lanes)
+    patch = InputPatch(image, image_operand, view.dtype, pixels, tile, depth, lanes)
     wide = thread[image.filters.name]
     type_ = dict(group.inputs).get(weights.tensor) if isinstance(weights, Load) else None
     packed = PackedWeights(image, weights, type_, view.dtype, block[image.filters.name] // wide, wide, depth, lanes)
-    tasks = _Tasks(view, program, image, staged, packed, filters_last=pixels_are_m, hw=hw)
+    tasks = _Tasks(view, program, image, patch, packed, filters_last=pixels_are_m, hw=hw)
     return (ScheduleTree(group.name, tasks.nodes()),)
 
 
 @dataclass(frozen=True, slots=True)
 class _Tasks:
-    view: View
+    view: GemmView
     program: RProgram
     image: ImageSpace
-    window: ImageWindow
+    patch: InputPatch
     weights: PackedWeights
     filters_last: bool  # whether results of neighbouring filters lie side by side
     hw: HardwareSpec
 
     # sizes ----------------------------------------------------------------------------------------------------------
     @property
-    def slides(self) -> tuple[tuple[Slide, int], ...]:
+    def window_dims(self) -> tuple[tuple[ImageWindowDim, int], ...]:
         """Each with the pixels of a window along it."""
-        return tuple(zip(self.image.slides, self.window.pixels, strict=True))
+        return tuple(zip(self.image.slides, self.patch.pixels, strict=True))
 
     @property
     def steps(self) -> int:
-        return ceil_div(self.image.depth, self.window.channels)
+        return ceil_div(self.image.depth, self.patch.channels)
 
     @property
     def lanes(self) -> int:
-        return self.window.lanes
+        return self.patch.lanes
 
     @property
     def is_large(self) -> bool:
         """Whether a core's own cache does not hold all that the group touches."""
         return self.view.group.space.compulsory_bytes > self.hw.block_level.capacity_bytes
 
-    def _task(self, slide: Slide) -> int:
+    def _task(self, slide: ImageWindowDim) -> int:
         return self.program.block[slide.pixel.name]
 
-    def _tile(self, slide: Slide) -> int:
+    def _tile(self, slide: ImageWindowDim) -> int:
         return self.program.thread[slide.pixel.name]
 
     @property
-    def _window_pixels(self) -> int:
-        return math.prod(self.window.pixels)
+    def _patch_pixels(self) -> int:
+        return math.prod(self.patch.pixels)
 
     # the tree, from the outside in ----------------------------------------------------------------------------------
     def nodes(self) -> tuple[Node, ...]:
-        depth, kc = self.image.depth, self.window.channels
+        depth, kc = self.image.depth, self.patch.channels
         left = sub(num(depth), mul(ref(".step"), num(kc)))
-        nodes: tuple[Node, ...] = (*self.weights.pack(), *self._windows())
+        nodes: tuple[Node, ...] = (*self.weights.pack(), *self._over_patches())
         nodes = (Let(".channels", min_(num(kc), left) if depth % kc else num(kc), nodes),)
         nodes = (Loop(".step", self.steps, LoopKind.SERIAL, nodes),)
-        for storage in self._storages():
+        for storage in self._allocate():
             nodes = (Storage(storage.tensor, storage.dtype, storage.shape, storage.scope, nodes),)
         filters, panels = self.image.filters, self.weights.panels
         block = panels * self.weights.wide
         left = sub(num(ceil_div(filters.extent, self.weights.wide)), mul(ref(".filters.task"), num(panels)))
         nodes = (Let(".filters.panels", min_(num(panels), left), nodes),)
         nodes = (Let(".filters.first", mul(ref(".filters.task"), num(block)), nodes),)
-        for slide, _ in reversed(self.slides):
+        for slide, _ in reversed(self.window_dims):
             name = slide.pixel.name
             nodes = (Let(f"{name}.first", mul(ref(f"{name}.task"), num(self._task(slide))), nodes),)
         nodes = (Loop(".filters.task", ceil_div(filters.extent, block), LoopKind.PARALLEL, nodes),)
-        for slide, _ in reversed(self.slides):
+        for slide, _ in reversed(self.window_dims):
             tasks = ceil_div(slide.pixel.extent, self._task(slide))
             nodes = (Loop(f"{slide.pixel.name}.task", tasks, LoopKind.PARALLEL, nodes),)
         for batch in reversed(self.view.batch):
             nodes = (Loop(batch.name, batch.extent, LoopKind.PARALLEL, nodes),)
         return nodes
 
-    def _storages(self) -> tuple[Storage, ...]:
+    def _allocate(self) -> tuple[Storage, ...]:
         dtype, wide = self.view.dtype, self.weights.wide
-        held = (math.prod(self._parts), self.weights.panels) if self.steps > 1 else (1, 1)
+        accumulators = (math.prod(self._patches_per_task), self.weights.panels) if self.steps > 1 else (1, 1)
         if self.image.along_filters:  # blocks that are turned may reach beyond the last pixel
-            sums: tuple[int, ...] = (*held, self._window_pixels + self.lanes - 1, wide)
+            acc_shape: tuple[int, ...] = (*accumulators, self._patch_pixels + self.lanes - 1, wide)
         else:
-            sums = (*held, wide, self._window_pixels)
-        rooms = [(SUMS, sums), (WINDOW, (self.window.elements,)), (PACKED, self.weights.shape)]
-        if self._turns:
-            rooms.append((TURNED, (self.lanes, self.lanes)))
-        return tuple(Storage(name, dtype, shape, Scope.STACK, ()) for name, shape in rooms)
+            acc_shape = (*accumulators, wide, self._patch_pixels)
+        buffers = [(ACC, acc_shape), (WINDOW, (self.patch.elements,)), (PACKED, self.weights.shape)]
+        if self._transposes_results:
+            buffers.append((TRANSPOSED, (self.lanes, self.lanes)))
+        return tuple(Storage(name, dtype, shape, Scope.STACK, ()) for name, shape in buffers)
 
     @property
-    def _turns(self) -> bool:
+    def _transposes_results(self) -> bool:
         return self.image.along_filters and not self.filters_last
 
     @property
-    def _parts(self) -> tuple[int, ...]:
+    def _patches_per_task(self) -> tuple[int, ...]:
         """Windows of a task along each slide."""
-        return tuple(self._task(slide) // pixels for slide, pixels in self.slides)
+        return tuple(self._task(slide) // pixels for slide, pixels in self.window_dims)
 
-    def _windows(self) -> tuple[Node, ...]:
-        nodes: tuple[Node, ...] = (Routine("stage", self.window.stage()), self._panels())
-        for (slide, pixels), parts in reversed([*zip(self.slides, self._parts, strict=True)]):
+    def _over_patches(self) -> tuple[Node, ...]:
+        nodes: tuple[Node, ...] = (Routine("stage", self.patch.stage()), self._over_panels())
+        for (slide, pixels), patches in reversed([*zip(self.window_dims, self._patches_per_task, strict=True)]):
             name, first = slide.pixel.name, ref(f"{slide.pixel.name}.first")
             at = add(first, mul(ref(f"{name}.window"), num(pixels)))
             left = min_(num(pixels), sub(num(slide.pixel.extent), at))
-            count = num(min(pixels, slide.pixel.extent)) if _whole(slide, pixels) else left
+            count = num(min(pixels, slide.pixel.extent)) if _has_equal_patches(slide, pixels) else left
             limit: Expr | None = None
-            if parts > 1 and slide.pixel.extent % self._task(slide):
+            if patches > 1 and slide.pixel.extent % self._task(slide):
                 limit = div(add(sub(num(slide.pixel.extent), first), num(pixels - 1)), pixels)
             nodes = (Let(f"{name}.at", at, (Let(f"{name}.count", count, nodes),)),)
-            nodes = (Loop(f"{name}.window", parts, LoopKind.SERIAL, nodes, limit),)
+            nodes = (Loop(f"{name}.window", patches, LoopKind.SERIAL, nodes, limit),)
         return nodes
 
-    def _panels(self) -> Node:
+    def _over_panels(self) -> Node:
         """All panels of filters over one window, each finished after its last step."""
-        nodes: tuple[Node, ...] = (*self._ahead(), *self._micro_kernel())
-        for slide, pixels in reversed(self.slides):
+        nodes: tuple[Node, ...] = (*self._prefetch_results(), *self._micro_kernel())
+        for slide, pixels in reversed(self.window_dims):
             name, tile = slide.pixel.name, self._tile(slide)
             limit: Expr | None = None
-            if not _whole(slide, pixels):
-                limit = div(add(pixels_left(slide), num(tile - 1)), tile)
+            if not _has_equal_patches(slide, pixels):
+                limit = div(add(remaining_pixels(slide), num(tile - 1)), tile)
             nodes = (Let(f"{name}.place", mul(ref(f"{name}.tile"), num(tile)), nodes),)
             nodes = (Loop(f"{name}.tile", self._tiles(slide, pixels), LoopKind.SERIAL, nodes, limit),)
-        finish: tuple[Node, ...] = (Routine("store", self._finish()),)
+        finish: tuple[Node, ...] = (Routine("store", self._run_epilogue()),)
         nodes += (Branch(eq(ref(".step"), num(self.steps - 1)), finish),) if self.steps > 1 else finish
         place = add(ref(".filters.first"), mul(ref(".filters.panel"), num(self.weights.wide)))
         nodes = (Let(".filters.place", place, nodes),)
         return Loop(".filters.panel", self.weights.panels, LoopKind.SERIAL, nodes, ref(".filters.panels"))
 
-    def _tiles(self, slide: Slide, pixels: int) -> int:
+    def _tiles(self, slide: ImageWindowDim, pixels: int) -> int:
         return ceil_div(min(pixels, slide.pixel.extent), self._tile(slide))
 
-    def _ahead(self) -> tuple[Node, ...]:
+    def _prefetch_results(self) -> tuple[Node, ...]:
         """Hints for the lines that a tile's results will fill, so that they are there when the panel is finished."""
         if not self.is_large or self.steps > 1 or self.filters_last:
             return ()
-        last, size = self.slides[-1][0].pixel, self._tile(self.slides[-1][0])
+        last, size = self.window_dims[-1][0].pixel, self._tile(self.window_dims[-1][0])
         nodes: list[Node] = []
         for statement in self.view.group.statements:
             if statement.output in self.view.group.register_tensors:
                 continue
             for first in range(0, size, LINE_BYTES // statement.type.dtype.bytes):
                 at: dict[str, Expr] = {}
-                for slide, pixels in self.slides:
+                for slide, pixels in self.window_dims:
                     name = slide.pixel.name
                     inside = num(first) if slide.pixel is last else ref(f"{name}.row")
                     at[name] = add(pixel_at(slide, pixels), add(ref(f"{name}.place"), inside))
                 index = tuple(substitute(i, at) for i in statement.index)
                 nodes.append(Prefetch(statement.output, index, 0, for_write=True))
-        found = decoded(self.image.filters, add(ref(".filters.place"), ref(".filter")), tuple(nodes))
-        found = (Loop(".filter", self.weights.wide, LoopKind.SERIAL, found),)
-        for slide, _ in reversed(self.slides[:-1]):
-            found = (Loop(f"{slide.pixel.name}.row", self._tile(slide), LoopKind.SERIAL, found),)
-        return found
+        prefetches = bind_members(self.image.filters, add(ref(".filters.place"), ref(".filter")), tuple(nodes))
+        prefetches = (Loop(".filter", self.weights.wide, LoopKind.SERIAL, prefetches),)
+        for slide, _ in reversed(self.window_dims[:-1]):
+            prefetches = (Loop(f"{slide.pixel.name}.row", self._tile(slide), LoopKind.SERIAL, prefetches),)
+        return prefetches
 
     # the micro-kernel -----------------------------------------------------------------------------------------------
     def _micro_kernel(self) -> tuple[Node, ...]:
-        thread = [self._tile(slide) for slide, _ in self.slides]
-        wide, taps = self.weights.wide, [s.tap for s, _ in self.slides if s.tap is not None]
-        channels: tuple[Steps, ...] = ()
+        thread = [self._tile(slide) for slide, _ in self.window_dims]
+        wide, taps = self.weights.wide, [s.tap for s, _ in self.window_dims if s.tap is not None]
+        channels: tuple[KLoop, ...] = ()
         if self.image.channels is not None:
-            limit = ref(".channels") if self.image.depth % self.window.channels else None
-            channels = (Steps(".channel", self.window.channels, limit),)
-        over_taps = tuple(Steps(tap.name, tap.extent) for tap in taps)
+            limit = ref(".channels") if self.image.depth % self.patch.channels else None
+            channels = (KLoop(".channel", self.patch.channels, limit),)
+        over_taps = tuple(KLoop(tap.name, tap.extent) for tap in taps)
         pixels = math.prod(thread)
         along = self.image.along_filters
         kernel = MicroKernel(
@@ -370,12 +372,12 @@ class _Tasks:
             columns=wide if along else pixels,
             lanes=self.lanes,
             dtype=self.view.dtype,
-            steps=(*over_taps, *channels) if self.image.channels_last else (*channels, *over_taps),
+            k_loops=(*over_taps, *channels) if self.image.channels_last else (*channels, *over_taps),
             a=self._pixel if along else self._weight,
             b=self._weight if along else self._pixel,
             registers=self.hw.limits.max_registers_per_thread,
         )
-        tile = Tile(SUMS, self._sum_at)
+        tile = CTile(ACC, self._accumulator_index)
         return kernel.nodes(tile, eq(ref(".step"), num(0)) if self.steps > 1 else None)
 
     def _weight(self, filter_: Expr) -> Expr:
@@ -384,142 +386,144 @@ class _Tasks:
     def _pixel(self, _: Expr) -> Expr:
         """The element of the window that a pixel of the register tile meets under the tap."""
         if self.image.tiles_apart:
-            tiles = tuple(ref(f"{slide.pixel.name}.tile") for slide, _ in self.slides)
+            tiles = tuple(ref(f"{slide.pixel.name}.tile") for slide, _ in self.window_dims)
             inside = ref(ROW) if self.image.along_filters else add(mul(ref(VECTOR), num(self.lanes)), ref(LANE))
-            return Load(WINDOW, (self.window.place_in_tile(ref(".channel"), tiles, inside),), self.view.dtype)
+            return Load(WINDOW, (self.patch.offset_in_tile(ref(".channel"), tiles, inside),), self.view.dtype)
         coordinates = []
-        for slide, pixel in zip(self.image.slides, self._in_window(), strict=True):
+        for slide, pixel in zip(self.image.slides, self._pixel_in_patch(), strict=True):
             if slide is self.image.slides[-1]:
-                coordinates.append(self.window.sorted_place(pixel))
+                coordinates.append(self.patch.phase_offset(pixel))
             else:
-                coordinates.append(self.window.coordinate(slide, pixel))
+                coordinates.append(self.patch.coordinate(slide, pixel))
         channel = num(0) if self.image.channels is None else ref(".channel")
-        return Load(WINDOW, (self.window.place(channel, tuple(coordinates)),), self.view.dtype)
+        return Load(WINDOW, (self.patch.offset(channel, tuple(coordinates)),), self.view.dtype)
 
-    def _in_window(self) -> tuple[Expr, ...]:
+    def _pixel_in_patch(self) -> tuple[Expr, ...]:
         """Where in the window a pixel of the register tile stands: row `ROW`, or lane of vector `VECTOR`."""
         number: Expr = ref(ROW)
-        found: list[Expr] = []
-        for slide, _ in reversed(self.slides):
+        coordinates: list[Expr] = []
+        for slide, _ in reversed(self.window_dims):
             tile: int = self._tile(slide)
             place = ref(f"{slide.pixel.name}.place")
             inside: Expr = mod(number, tile)
             if not self.image.along_filters and slide is self.image.slides[-1]:
                 number, tile = ref(VECTOR), tile // self.lanes
                 inside = add(mul(mod(number, tile), num(self.lanes)), ref(LANE))
-            found.append(add(place, inside))
+            coordinates.append(add(place, inside))
             number = div(number, tile)
-        return tuple(reversed(found))
+        return tuple(reversed(coordinates))
 
     # sums -----------------------------------------------------------------------------------------------------------
-    def _sum_at(self, row: Expr, column: Expr) -> tuple[Expr, ...]:
-        number = self._pixel_number(self._in_window())
-        return (*self._held(), number, column) if self.image.along_filters else (*self._held(), row, number)
+    def _accumulator_index(self, row: Expr, column: Expr) -> tuple[Expr, ...]:
+        number = self._pixel_number(self._pixel_in_patch())
+        return (*self._panel_index(), number, column) if self.image.along_filters else (*self._panel_index(), row, number)
 
-    def _held(self) -> tuple[Expr, Expr]:
+    def _panel_index(self) -> tuple[Expr, Expr]:
         if self.steps == 1:
             return num(0), num(0)
-        window: Expr = num(0)
-        for (slide, _), parts in zip(self.slides, self._parts, strict=True):
-            window = add(mul(window, num(parts)), ref(f"{slide.pixel.name}.window"))
-        return window, ref(".filters.panel")
+        patch: Expr = num(0)
+        for (slide, _), patches in zip(self.window_dims, self._patches_per_task, strict=True):
+            patch = add(mul(patch, num(patches)), ref(f"{slide.pixel.name}.window"))
+        return patch, ref(".filters.panel")
 
     def _pixel_number(self, at: tuple[Expr, ...]) -> Expr:
         number: Expr = num(0)
-        for (_, pixels), pixel in zip(self.slides, at, strict=True):
+        for (_, pixels), pixel in zip(self.window_dims, at, strict=True):
             number = add(mul(number, num(pixels)), pixel)
         return number
 
     # results --------------------------------------------------------------------------------------------------------
-    def _finish(self) -> tuple[Node, ...]:
+    def _run_epilogue(self) -> tuple[Node, ...]:
         """The finished sums of a panel through the epilogue to memory."""
         if self.filters_last:
-            return self._over_pixels(self._filter_runs(), self.slides)
+            return self._over_pixels(self._store_filters(), self.window_dims)
         if not self.image.along_filters:
-            nodes = self._over_pixels(self._pixel_runs(), self.slides[:-1])
+            nodes = self._over_pixels(self._store_pixels(), self.window_dims[:-1])
             row = ref(".filter")
-            nodes = decoded(self.image.filters, add(ref(".filters.place"), row), nodes)
-            return (Loop(".filter", self.weights.wide, LoopKind.SERIAL, nodes, self._filters_left(num(0))),)
-        slide, pixels = self.slides[-1]
-        return self._over_pixels(by_length(slide, pixels, self._turned_run), self.slides[:-1])
+            nodes = bind_members(self.image.filters, add(ref(".filters.place"), row), nodes)
+            return (Loop(".filter", self.weights.wide, LoopKind.SERIAL, nodes, self._remaining_filters(num(0))),)
+        slide, pixels = self.window_dims[-1]
+        return self._over_pixels(dispatch_length(slide, pixels, self._store_transposed), self.window_dims[:-1])
 
-    def _filters_left(self, beyond: Expr) -> Expr | None:
+    def _remaining_filters(self, beyond: Expr) -> Expr | None:
         extent = self.image.filters.extent
         if extent % self.weights.wide == 0:
             return None
         return sub(num(extent), add(ref(".filters.place"), beyond))
 
-    def _over_pixels(self, nodes: tuple[Node, ...], slides: tuple[tuple[Slide, int], ...]) -> tuple[Node, ...]:
-        for slide, pixels in reversed(slides):
+    def _over_pixels(self, nodes: tuple[Node, ...], window_dims: tuple[tuple[ImageWindowDim, int], ...]) -> tuple[Node, ...]:
+        for slide, pixels in reversed(window_dims):
             name = slide.pixel.name
-            limit = None if _whole(slide, pixels) else pixels_left(slide)
+            limit = None if _has_equal_patches(slide, pixels) else remaining_pixels(slide)
             nodes = (Let(name, add(pixel_at(slide, pixels), ref(f"{name}.done")), nodes),)
             nodes = (Loop(f"{name}.done", min(pixels, slide.pixel.extent), LoopKind.SERIAL, nodes, limit),)
         return nodes
 
-    def _done(self, last: Expr) -> Expr:
+    def _stored_pixel(self, last: Expr) -> Expr:
         """Number of the pixel that is being stored."""
-        names = [f"{slide.pixel.name}.done" for slide, _ in self.slides[:-1]]
+        names = [f"{slide.pixel.name}.done" for slide, _ in self.window_dims[:-1]]
         return self._pixel_number((*(ref(n) for n in names), last))
 
     def _store(self, tensor: str, index: tuple[Expr, ...], lanes: int, at: dict[str, Expr]) -> tuple[Node, ...]:
-        return self.view.epilogue_over(Load(tensor, index, self.view.dtype), Loop(LANE, lanes, LoopKind.VECTOR, ()), at)
+        return self.view.vector_epilogue(
+            Load(tensor, index, self.view.dtype), Loop(LANE, lanes, LoopKind.VECTOR, ()), at
+        )
 
-    def _filter_runs(self) -> tuple[Node, ...]:
+    def _store_filters(self) -> tuple[Node, ...]:
         """Neighbouring filters of one pixel."""
         filters, wide = self.image.filters, self.weights.wide
-        number = self._done(ref(f"{self.image.slides[-1].pixel.name}.done"))
+        number = self._stored_pixel(ref(f"{self.image.slides[-1].pixel.name}.done"))
 
         def stores(count: int) -> tuple[Node, ...]:
             at = member_values(filters, add(ref(".filters.place"), ref(LANE)))
-            return self._store(SUMS, (*self._held(), number, ref(LANE)), count, at)
+            return self._store(ACC, (*self._panel_index(), number, ref(LANE)), count, at)
 
-        rest = filters.extent % wide
-        if not rest:
+        tail = filters.extent % wide
+        if not tail:
             return stores(wide)
         if filters.extent < wide:
-            return stores(rest)
+            return stores(tail)
         inside = le(add(ref(".filters.place"), num(wide)), num(filters.extent))
-        return (Branch(inside, stores(wide), stores(rest)),)
+        return (Branch(inside, stores(wide), stores(tail)),)
 
-    def _pixel_runs(self) -> tuple[Node, ...]:
+    def _store_pixels(self) -> tuple[Node, ...]:
         """A row of neighbouring pixels of one filter."""
-        slide, pixels = self.slides[-1]
+        slide, pixels = self.window_dims[-1]
 
         def stores(count: int) -> tuple[Node, ...]:
-            def part(first: int, lanes: int) -> tuple[Node, ...]:
+            def vector(first: int, lanes: int) -> tuple[Node, ...]:
                 position = add(num(first), ref(LANE))
                 at = {slide.pixel.name: add(pixel_at(slide, pixels), position)}
-                return self._store(SUMS, (*self._held(), ref(".filter"), self._done(position)), lanes, at)
+                return self._store(ACC, (*self._panel_index(), ref(".filter"), self._stored_pixel(position)), lanes, at)
 
-            whole = count - count % self.lanes
-            return (*(part(0, whole) if whole else ()), *(part(whole, count - whole) if count > whole else ()))
+            vectorised = count - count % self.lanes
+            return (*(vector(0, vectorised) if vectorised else ()), *(vector(vectorised, count - vectorised) if count > vectorised else ()))
 
-        return by_length(slide, pixels, stores)
+        return dispatch_length(slide, pixels, stores)
 
-    def _turned_run(self, count: int) -> tuple[Node, ...]:
+    def _store_transposed(self, count: int) -> tuple[Node, ...]:
         """A row of neighbouring pixels, the tile of sums turned block by block so that they are neighbours there."""
-        slide, pixels = self.slides[-1]
+        slide, pixels = self.window_dims[-1]
         lanes, wide = self.lanes, self.weights.wide
 
-        def block(first: Expr, most: int) -> tuple[Node, ...]:
+        def block(first: Expr, max_pixels: int) -> tuple[Node, ...]:
             beyond = mul(ref(".vector"), num(lanes))
-            source = Load(SUMS, (*self._held(), self._done(first), beyond), self.view.dtype)
+            source = Load(ACC, (*self._panel_index(), self._stored_pixel(first), beyond), self.view.dtype)
             at: dict[str, Expr] = {slide.pixel.name: add(add(pixel_at(slide, pixels), first), ref(LANE))}
-            stores = self._store(TURNED, (ref(".filter"), ref(LANE)), most, at)
+            stores = self._store(TRANSPOSED, (ref(".filter"), ref(LANE)), max_pixels, at)
             position = add(add(ref(".filters.place"), beyond), ref(".filter"))
-            stores = decoded(self.image.filters, position, stores)
-            turned = Transpose(TURNED, (num(0), num(0)), lanes, source, wide)
-            each = Loop(".filter", lanes, LoopKind.SERIAL, stores, self._filters_left(beyond))
-            return (Loop(".vector", wide // lanes, LoopKind.SERIAL, (turned, each)),)
+            stores = bind_members(self.image.filters, position, stores)
+            transpose = Transpose(TRANSPOSED, (num(0), num(0)), lanes, source, wide)
+            filters_loop = Loop(".filter", lanes, LoopKind.SERIAL, stores, self._remaining_filters(beyond))
+            return (Loop(".vector", wide // lanes, LoopKind.SERIAL, (transpose, filters_loop)),)
 
-        whole, rest = divmod(count, lanes)
+        full, tail = divmod(count, lanes)
         nodes: tuple[Node, ...] = ()
-        if whole:
-            nodes = (Loop(".part", whole, LoopKind.SERIAL, block(mul(ref(".part"), num(lanes)), lanes)),)
-        return (*nodes, *block(num(whole * lanes), rest)) if rest else nodes
+        if full:
+            nodes = (Loop(".part", full, LoopKind.SERIAL, block(mul(ref(".part"), num(lanes)), lanes)),)
+        return (*nodes, *block(num(full * lanes), tail)) if tail else nodes
 
 
-def _whole(slide: Slide, pixels: int) -> bool:
+def _has_equal_patches(dim: ImageWindowDim, pixels: int) -> bool:
     """Whether all windows along the slide have so many pixels, or all that there are."""
-    return pixels >= slide.pixel.extent or slide.pixel.extent % pixels == 0
+    return pixels >= dim.pixel.extent or dim.pixel.extent % pixels == 0

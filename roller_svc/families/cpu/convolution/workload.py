@@ -15,11 +15,11 @@ from roller_svc.perf.workload import Workload
 
 # Of a core's second cache: a window of the image, and the sums of a panel over it, beside which their results are to
 # find room. Sums of 1.7, 0.4 and 0.2 MiB: 68, 63 and 54 ms for 32 filters of 5 x 20 on 32 images (Skylake-SP, 1 MiB).
-WINDOW_OF_L2, SUMS_OF_L2 = 0.3, 0.25
+L2_PATCH_FRACTION, L2_ACCUMULATOR_FRACTION = 0.3, 0.25
 
 
 @dataclass(frozen=True, slots=True)
-class Slide:
+class ImageWindowDim:
     """One coordinate of the image: stride * pixel + dilation * tap, their common factor taken out."""
 
     pixel: Axis
@@ -49,7 +49,7 @@ class ImageSpace:
     """
 
     space: TileSpace
-    slides: tuple[Slide, ...]
+    slides: tuple[ImageWindowDim, ...]
     filters: TileAxis
     channels: TileAxis | None
     along_filters: bool
@@ -75,11 +75,11 @@ class ImageSpace:
         channel, and the micro-kernel walks straight through it."""
         return self.taps == 1 and self.channels is not None and not self.channels_last
 
-    def phases(self, slide: Slide) -> int:
+    def phases(self, slide: ImageWindowDim) -> int:
         """Vectors of pixels want neighbours side by side: coordinates of the last slide are sorted by remainder."""
         return 1 if self.along_filters or slide is not self.slides[-1] else slide.stride
 
-    def held(self, slide: Slide, pixels: int) -> int:
+    def held(self, slide: ImageWindowDim, pixels: int) -> int:
         """Elements that the window has room for along a slide."""
         phases = self.phases(slide)
         return phases * -(-slide.reach(pixels) // phases)
@@ -97,11 +97,11 @@ class ImageSpace:
             slide = self.slides[i]
             whole, unit = block[slide.pixel.name], pixels[i]
             keep = i == len(pixels) - 1 and slide.tap is not None
-            sizes = [whole] if keep else _parts(whole, unit)
+            sizes = [whole] if keep else _dividing_multiples(whole, unit)
             for size in sizes:
                 tried = (*pixels[:i], size, *pixels[i + 1 :])
                 staged, sums = self.window_elements(tried, depth), math.prod(tried) * thread[self.filters.name]
-                shares = staged / WINDOW_OF_L2, sums / SUMS_OF_L2
+                shares = staged / L2_PATCH_FRACTION, sums / L2_ACCUMULATOR_FRACTION
                 if keep or max(shares) * self.element_bytes <= l2_bytes:
                     pixels[i] = size
                     break
@@ -110,7 +110,7 @@ class ImageSpace:
         return tuple(pixels)
 
 
-def _parts(whole: int, unit: int) -> list[int]:
+def _dividing_multiples(whole: int, unit: int) -> list[int]:
     """Multiples of the unit that divide the whole, the largest first."""
     count = whole // unit
     return [whole // parts for parts in range(1, count + 1) if count % parts == 0]
@@ -127,52 +127,52 @@ def image_space(space: TileSpace) -> ImageSpace | None:
     images = [a for a in space.accesses if a.operand and any(n in names for d in a.dims for n, _ in d.coeffs)]
     weights = [a for a in space.accesses if a.operand and a not in images]
     taps = [m for axis in space.role(AxisRole.TAP) for m in axis.members]
-    slides = tuple(_slide(pixel, taps, images) for pixel in pixels)
+    slides = tuple(_window_dim(pixel, taps, images) for pixel in pixels)
     return ImageSpace(
         space=space,
         slides=slides,
         filters=filters,
         channels=channels,
         along_filters=space.vector_axis == filters.name,
-        channels_last=_runs_along(images, () if channels is None else channels.members),
+        channels_last=_is_contiguous_along(images, () if channels is None else channels.members),
         step=_step_along(images, slides[-1]),
-        weights_contiguous=_runs_along(weights, filters.members),
-        weights_along_k=_runs_along(weights, tuple(taps) or (() if channels is None else channels.members)),
-        filters_last=_runs_along([a for a in space.accesses if a.is_output], filters.members),
+        weights_contiguous=_is_contiguous_along(weights, filters.members),
+        weights_along_k=_is_contiguous_along(weights, tuple(taps) or (() if channels is None else channels.members)),
+        filters_last=_is_contiguous_along([a for a in space.accesses if a.is_output], filters.members),
         element_bytes=space.compute_dtype.bytes,
     )
 
 
-def _slide(pixel: Axis, taps: list[Axis], images: list[TileAccess]) -> Slide:
+def _window_dim(pixel: Axis, taps: list[Axis], images: list[TileAccess]) -> ImageWindowDim:
     for image in images:
         for dim in image.dims:
             steps = {name: abs(c) for name, c in dim.coeffs}
             tap = next((t for t in taps if t.name in steps), None)
             if pixel.name in steps and tap is not None:
                 common = math.gcd(steps[pixel.name], steps[tap.name])
-                return Slide(pixel, tap, steps[pixel.name] // common, steps[tap.name] // common)
-    return Slide(pixel, None, 1, 1)
+                return ImageWindowDim(pixel, tap, steps[pixel.name] // common, steps[tap.name] // common)
+    return ImageWindowDim(pixel, None, 1, 1)
 
 
-def _step_along(images: list[TileAccess], slide: Slide) -> int:
+def _step_along(images: list[TileAccess], slide: ImageWindowDim) -> int:
     last = [image.dims[-1] for image in images]
-    steps = {0 if dim.opaque else abs(dict(dim.coeffs).get(slide.pixel.name, 0)) // slide.stride for dim in last}
+    steps = {0 if not dim.is_affine else abs(dict(dim.coeffs).get(slide.pixel.name, 0)) // slide.stride for dim in last}
     return steps.pop() if len(steps) == 1 else 0
 
 
-def _runs_along(tensors: list[TileAccess], axes: tuple[Axis, ...]) -> bool:
+def _is_contiguous_along(tensors: list[TileAccess], axes: tuple[Axis, ...]) -> bool:
     """Whether neighbours along the axes are neighbours in memory, in each of the tensors."""
     wide = [[d for d in tensor.dims if d.size > 1] for tensor in tensors]
     if not axes or not wide or not all(wide):
         return False
     last = [dict(dims[-1].coeffs) for dims in wide]
-    return all(abs(coeffs.get(axes[-1].name, 0)) == 1 and not dims[-1].opaque
+    return all(abs(coeffs.get(axes[-1].name, 0)) == 1 and dims[-1].is_affine
                for coeffs, dims in zip(last, wide, strict=True))  # fmt: skip
 
 
 def prepare(group: KernelGroup, base: Workload[None]) -> Workload[ImageSpace] | None:
     """Prepare a contraction whose space is that of a convolution on a CPU; None for any other group or device."""
-    if base.machine.simt or not base.is_contraction:
+    if base.machine.is_gpu or not base.is_contraction:
         return None
     image = image_space(base.space)
     return None if image is None else base.with_facts(image)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from roller_svc.families.cpu.loops.cost import cpu_nest
-from roller_svc.families.cpu.loops.rules import cpu_nest as loop_rules
+from roller_svc.families.cpu.loops.cost import cpu_loop_cost
+from roller_svc.families.cpu.loops.rules import loop_rules
 from roller_svc.families.cpu.loops.workload import prepare
 from roller_svc.families.family import Family
 
@@ -11,5 +11,5 @@ CPU_LOOPS = Family(
     name="cpu/loops",
     prepare=prepare,
     rules=lambda workload: loop_rules(workload, serial=workload.facts.serial),
-    cost=cpu_nest,
+    cost=cpu_loop_cost,
 )

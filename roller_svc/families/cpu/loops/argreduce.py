@@ -1,15 +1,15 @@
-"""An extreme and where it is, in one pass over a row: what lanes keep, and how they are put together."""
+"""Arg-reduction (argmax, argmin) fused with its max or min in one pass over a row."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from roller_svc.analysis.online_reduction import Joint, JointKind, joints
+from roller_svc.analysis.online_reduction import OnlineReduction, OnlineReductionKind, online_reductions
 from roller_svc.ir.affine import affine
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import AxisRef, Cast, Expr, Load, Op, OpKind, Select
 from roller_svc.ir.group import KernelGroup
-from roller_svc.ir.index import add, given, num
+from roller_svc.ir.index import add, eq, given, num
 from roller_svc.ir.program import COMBINE_OPS, Axis, Combine, identity
 from roller_svc.ir.schedule import Compute, HorizontalReduce, Loop, LoopKind, Node
 from roller_svc.schedule.nest_statements import acc_name
@@ -17,102 +17,109 @@ from roller_svc.schedule.nest_statements import acc_name
 Index = tuple[Expr, ...]
 
 
-def placed_joints(group: KernelGroup) -> dict[str, Joint]:
-    """Pairs of an extreme and its place, by the outputs of both."""
-    found = [j for j in joints(group.statements) if j.kind is JointKind.PLACE]
-    return {s.output: j for j in found for s in (j.first, j.second)}
+def arg_reductions(group: KernelGroup) -> dict[str, OnlineReduction]:
+    """Return pairs of an extremum and its index, by the outputs of both."""
+    pairs = [j for j in online_reductions(group.statements) if j.kind is OnlineReductionKind.ARG]
+    return {s.output: j for j in pairs for s in (j.first, j.second)}
 
 
 @dataclass(frozen=True, slots=True)
-class Placing:
-    """The pass of one joint. Lanes keep the extreme in the accumulator of the first reduction and its place in that of
-    the second, as an int32: what a narrow place is converted to does not change which one is best."""
+class ArgReduce:
+    """The pass of one arg-reduction.
 
-    joint: Joint
+    Lanes hold the extremum in the accumulator of the first reduction and its index in that of the second. The index is
+    an int32; a later conversion to a narrower type does not change which one is best.
+    """
+
+    reduction: OnlineReduction
 
     @property
     def dtype(self) -> DType:
-        """Of the place while it is looked for."""
-        return self.place.dtype
+        """Return the type of the index during the search."""
+        return self.index.dtype
 
     @property
-    def place(self) -> Expr:
-        return _narrow(given(self.joint.place, "place of the joint"))
+    def index(self) -> Expr:
+        return _narrow(given(self.reduction.index, "index of the reduction"))
 
     @property
-    def idle(self) -> Expr:
-        idle = _narrow(given(self.joint.idle, "idle of the joint"))
-        return idle if idle.dtype is self.dtype else Cast(idle, self.dtype, implicit=True)
+    def neutral_index(self) -> Expr:
+        neutral = _narrow(given(self.reduction.neutral_index, "neutral index of the reduction"))
+        return neutral if neutral.dtype is self.dtype else Cast(neutral, self.dtype, implicit=True)
 
     @property
-    def _extreme(self) -> tuple[str, DType, Combine]:
-        first = self.joint.first
+    def _extremum(self) -> tuple[str, DType, Combine]:
+        first = self.reduction.first
         return acc_name(first.output), first.accumulator, first.combine or Combine.MAX
 
     @property
-    def _found(self) -> tuple[str, Combine]:
-        return acc_name(self.joint.second.output), self.joint.second.combine or Combine.MIN
+    def _best_index(self) -> tuple[str, Combine]:
+        return acc_name(self.reduction.second.output), self.reduction.second.combine or Combine.MIN
 
     def start(self, index: Index) -> tuple[Node, ...]:
-        extreme, dtype, combine = self._extreme
-        found, _ = self._found
-        return (Compute(extreme, index, identity(combine, dtype)), Compute(found, index, self.idle))
+        extremum, dtype, combine = self._extremum
+        best, _ = self._best_index
+        return (Compute(extremum, index, identity(combine, dtype)), Compute(best, index, self.neutral_index))
 
     def update(
-        self, index: Index, value: Expr, place: Expr, part: str = "", *, in_order: bool = False
+        self, index: Index, value: Expr, position: Expr, suffix: str = "", *, in_order: bool = False
     ) -> tuple[Node, ...]:
-        """One more value: its place is better than an earlier one's where the value is, or is the same and the later
-        place is wanted. `part`: of the accumulators' names, where the pair of the whole row is meant."""
-        name, dtype, combine = self._extreme
-        found, join = self._found
-        old = Load(name + part, index, dtype)
-        kept: Expr = Load(found + part, index, self.dtype)
+        """Accumulate one value and its position.
+
+        The position replaces an earlier one if the value is better, or equal where the tie-break prefers the later
+        position. `suffix` selects the accumulators of the whole row.
+        """
+        name, dtype, combine = self._extremum
+        best, tie_break = self._best_index
+        old_value = Load(name + suffix, index, dtype)
+        old_index: Expr = Load(best + suffix, index, self.dtype)
         if value.dtype is not dtype:
             value = Cast(value, dtype, implicit=True)
-        better = Op(OpKind.GT if combine is Combine.MAX else OpKind.LT, (value, old), DType.INT8)
-        if not (in_order and join is Combine.MIN):
-            kept = Select(_equal(value, old), Op(COMBINE_OPS[join], (kept, place), self.dtype), kept, self.dtype)
-        chosen = Select(better, place, kept, self.dtype)
-        return (Compute(found + part, index, chosen), Compute(name + part, index, value, combine))
+        better = Op(OpKind.GT if combine is Combine.MAX else OpKind.LT, (value, old_value), DType.INT8)
+        if not (in_order and tie_break is Combine.MIN):
+            old_index = Select(
+                eq(value, old_value),
+                Op(COMBINE_OPS[tie_break], (old_index, position), self.dtype),
+                old_index,
+                self.dtype,
+            )
+        chosen = Select(better, position, old_index, self.dtype)
+        return (Compute(best + suffix, index, chosen), Compute(name + suffix, index, value, combine))
 
-    def fold(self, row: Index, lane: AxisRef, lanes: int, native: int) -> list[Node]:
-        """Vectors onto each other until one is left, then its lanes: the place is one of those with the extreme."""
-        name, dtype, combine = self._extreme
-        found, join = self._found
+    def reduce_lanes(self, row: Index, lane: AxisRef, lanes: int, native: int) -> list[Node]:
+        """Reduce the lanes: halve down to one vector, then reduce it; the index belongs to a lane with the extremum."""
+        name, dtype, combine = self._extremum
+        best, tie_break = self._best_index
         nodes: list[Node] = []
         while lanes > native:
             lanes //= 2
             there = (*row, add(lane, num(lanes)))
-            body = self.update((*row, lane), Load(name, there, dtype), Load(found, there, self.dtype))
+            body = self.update((*row, lane), Load(name, there, dtype), Load(best, there, self.dtype))
             nodes.append(Loop(lane.name, lanes, LoopKind.VECTOR, body))
         nodes.append(HorizontalReduce(f"{name}.total", row, Load(name, (*row, num(0)), dtype), lanes, combine))
-        is_it = _equal(Load(name, (*row, lane), dtype), Load(f"{name}.total", row, dtype))
-        here = Select(is_it, Load(found, (*row, lane), self.dtype), self.idle, self.dtype)
-        nodes.append(Loop(lane.name, lanes, LoopKind.VECTOR, (Compute(found, (*row, lane), here),)))
-        nodes.append(HorizontalReduce(f"{found}.total", row, Load(found, (*row, num(0)), self.dtype), lanes, join))
+        is_best = eq(Load(name, (*row, lane), dtype), Load(f"{name}.total", row, dtype))
+        here = Select(is_best, Load(best, (*row, lane), self.dtype), self.neutral_index, self.dtype)
+        nodes.append(Loop(lane.name, lanes, LoopKind.VECTOR, (Compute(best, (*row, lane), here),)))
+        nodes.append(HorizontalReduce(f"{best}.total", row, Load(best, (*row, num(0)), self.dtype), lanes, tie_break))
         return nodes
 
-    def end(self, index: Index) -> tuple[Node, ...]:
-        """NaN, once it has come, is the extreme, and equal to nothing: it has no place."""
-        name, dtype, _ = self._extreme
-        found = f"{self._found[0]}.total"
-        whole = Load(f"{name}.total", index, dtype)
-        here = Select(_equal(whole, whole), Load(found, index, self.dtype), self.idle, self.dtype)
-        return (Compute(found, index, here),) if dtype.is_float else ()
+    def finish(self, index: Index) -> tuple[Node, ...]:
+        """Reset the index of a NaN extremum, which equals no element."""
+        name, dtype, _ = self._extremum
+        best = f"{self._best_index[0]}.total"
+        total = Load(f"{name}.total", index, dtype)
+        here = Select(eq(total, total), Load(best, index, self.dtype), self.neutral_index, self.dtype)
+        return (Compute(best, index, here),) if dtype.is_float else ()
 
     def is_in_order(self, inner: tuple[Axis, ...]) -> bool:
-        """Whether places grow on the way through a row."""
-        walk = affine(self.place)
+        """Return whether the index grows along the row."""
+        form = affine(self.index)
         wide = [a.name for a in inner if a.extent > 1]
-        return walk is not None and len(wide) == 1 and dict(walk.coeffs).get(wide[0], 0) > 0
-
-
-def _equal(a: Expr, b: Expr) -> Expr:
-    return Op(OpKind.EQ, (a, b), DType.INT8)
+        return form is not None and len(wide) == 1 and dict(form.coeffs).get(wide[0], 0) > 0
 
 
 def _narrow(expr: Expr) -> Expr:
-    """Without conversions to wider integers."""
+    """Strip conversions to wider integers."""
     while isinstance(expr, Cast) and not expr.dtype.is_float and expr.arg.dtype is not DType.BOOL:
         if expr.arg.dtype.is_float or expr.arg.dtype.bits > expr.dtype.bits:
             break

@@ -1,7 +1,6 @@
-"""A row's statements → the values of its points that a reduction computes and a later map wants again: they wait where
-the map will write.
+"""Cache intermediates that a row reduction computes and a later map needs again in the map's output buffer.
 
-In softmax these are the exponentials: computed once, they are stored on the way to their sum and scaled in place.
+In softmax these are the exponentials: computed once, stored while they are summed, and scaled in place.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from roller_svc.ir.index import ref
 from roller_svc.ir.program import StatementKind, TensorExpr
 from roller_svc.schedule.nest_statements import inner_axes, is_reduction
 
-# At most a few vector instructions: to compute such a value again costs no more than to store and load it.
+# A few vector instructions at most: recomputing the value costs no more than a store and a load.
 _CHEAP = frozenset({
     OpKind.ADD, OpKind.SUB, OpKind.MUL, OpKind.NEG, OpKind.ABS, OpKind.SQUARE, OpKind.RELU, OpKind.MAX, OpKind.MIN,
     OpKind.FMAX, OpKind.FMIN, OpKind.FMA, OpKind.CLIP,
@@ -36,42 +35,43 @@ _CHEAP = frozenset({
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
-    """`value`, a part of the reduction's body, waits at `index` of the tensor that `map_` writes: both over the axes of
-    the reduction. `body`: the map's, with what waits in its place."""
+class CachedIntermediate:
+    """A cached part of a reduction's body, over the axes of the reduction."""
 
-    map_: TensorExpr
+    map_: TensorExpr  # writes the buffer that caches the value
     value: Expr
-    index: tuple[Expr, ...]
-    body: Expr
+    index: tuple[Expr, ...]  # of the cached value in the output of `map_`
+    body: Expr  # of the map, with a load of the cached value
 
     @property
-    def waiting(self) -> Load:
+    def cached_load(self) -> Load:
         return Load(self.map_.output, self.index, self.map_.type.dtype)
 
 
-def kept_values(group: KernelGroup) -> dict[str, Kept]:
-    """What waits of each reduction, by its output. A map has room for one."""
-    found: dict[str, Kept] = {}
-    for at, map_ in enumerate(group.statements):
-        if not _has_room(map_, group):
+def find_cached_intermediates(group: KernelGroup) -> dict[str, CachedIntermediate]:
+    """Return the cached intermediate of each reduction, by its output; a map's buffer caches one."""
+    by_reduction: dict[str, CachedIntermediate] = {}
+    for position, map_ in enumerate(group.statements):
+        if not _can_cache(map_, group):
             continue
-        for reduction in group.statements[:at]:
-            kept = _kept(reduction, map_, group) if is_reduction(reduction) and reduction.output not in found else None
-            if kept is not None:
-                found[reduction.output] = kept
+        for reduction in group.statements[:position]:
+            if not is_reduction(reduction) or reduction.output in by_reduction:
+                continue
+            cached = _cached_intermediate(reduction, map_, group)
+            if cached is not None:
+                by_reduction[reduction.output] = cached
                 break
-    return found
+    return by_reduction
 
 
-def _has_room(map_: TensorExpr, group: KernelGroup) -> bool:
-    """Whether it writes an element of its own, in the type of its values, for each inner point of a row."""
+def _can_cache(map_: TensorExpr, group: KernelGroup) -> bool:
+    """Return whether the map writes one element of its values' type for each inner point of a row."""
     plain = map_.kind is StatementKind.MAP and map_.output not in group.register_tensors
     narrow = map_.type.dtype.is_narrow_float or not map_.type.dtype.is_float
     return plain and not narrow and bool(inner_axes(map_, group.outer))
 
 
-def _kept(reduction: TensorExpr, map_: TensorExpr, group: KernelGroup) -> Kept | None:
+def _cached_intermediate(reduction: TensorExpr, map_: TensorExpr, group: KernelGroup) -> CachedIntermediate | None:
     mine, theirs = inner_axes(reduction, group.outer), inner_axes(map_, group.outer)
     if [a.extent for a in mine] != [a.extent for a in theirs]:
         return None
@@ -83,7 +83,7 @@ def _kept(reduction: TensorExpr, map_: TensorExpr, group: KernelGroup) -> Kept |
         there = substitute(value, names)
         if value.dtype is map_.type.dtype and inner <= axes_of(value) and there in parts and _is_costly(value):
             body = _replaced(map_.body, there, Load(map_.output, map_.index, map_.type.dtype))
-            return Kept(map_, value, tuple(substitute(i, back) for i in map_.index), body)
+            return CachedIntermediate(map_, value, tuple(substitute(i, back) for i in map_.index), body)
     return None
 
 
@@ -92,7 +92,7 @@ def _replaced(expr: Expr, part: Expr, by: Expr) -> Expr:
 
 
 def _outermost(expr: Expr) -> Iterator[Expr]:
-    """Parts of an expression that are computed whatever happens, the largest first."""
+    """Yield the parts of an expression that are always evaluated, the largest first."""
     stack = [expr]
     while stack:
         node = stack.pop(0)

@@ -1,9 +1,6 @@
-"""Schedule tree of a nest on a CPU → the same where each index from data is checked once, as soon as it is known, and
-hints ask for the rows that later ones name.
+"""Indirect reads of a CPU loop nest: check each index from data once, where it is known, and prefetch later rows.
 
-No prefetcher foresees where a gathered row lies, but the tensor of indices says it. On Zen 4 3072 rows of 4 KiB so take
-0.97 of the time out of an L3 that others leave alone, half of it (0.69 in place of 1.32 ms) where they do not, and 1.07
-in place of 1.31 ms out of memory; in pieces of a kilobyte 0.97 there in place of 1.25.
+Hardware prefetchers cannot predict gathered rows, but the index tensor names them (LLVM-style indirect prefetch).
 """
 
 from __future__ import annotations
@@ -13,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import count
 
-from roller_svc.families.common.cpu.prefetch import AHEAD_BYTES
+from roller_svc.families.common.cpu.prefetch import PREFETCH_DISTANCE_BYTES
 from roller_svc.ir.affine import affine
 from roller_svc.ir.expr import Expr, Load, Op, OpKind, Select, axes_of, children, loads_of, rewrite, substitute
 from roller_svc.ir.group import KernelGroup
@@ -22,36 +19,36 @@ from roller_svc.ir.index import add, ceil_div, min_, num, ref
 from roller_svc.ir.rprogram import RProgram
 from roller_svc.ir.schedule import Branch, Compute, Let, Loop, LoopKind, Node, Prefetch, ScheduleTree, Storage
 
-_LEAST_ROWS_AHEAD = 2  # one alone comes too late: of rows of 4 KiB those two ahead take 2 to 5 % less than the next
-_MAYBE = frozenset({OpKind.LAND, OpKind.LOR})  # whose second operand may not be wanted
+_MIN_PREFETCH_ROWS = 2  # a prefetch of the next row alone is late
+_SHORT_CIRCUIT = frozenset({OpKind.LAND, OpKind.LOR})  # the second operand may not be evaluated
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
-    """Dimension `d` of a tensor, and the index from data that says where."""
+class _IndirectIndex:
+    """Dimension `d` of a tensor and its index read from data."""
 
     tensor: str
     d: int
     index: Expr
 
-    def is_of(self, load: Load) -> bool:
+    def is_used_by(self, load: Load) -> bool:
         is_checked = any(load.bounds_checked) and load.bounds_checked[self.d]
         return is_checked and load.tensor == self.tensor and load.index[self.d] == self.index
 
-    def known_as(self, name: str, load: Load) -> Load:
-        """The load where that index is known by a name."""
+    def bound_to(self, name: str, load: Load) -> Load:
+        """Return the load with this index replaced by the variable `name` and unchecked."""
         index = (*load.index[: self.d], ref(name), *load.index[self.d + 1 :])
         checked = (*load.bounds_checked[: self.d], False, *load.bounds_checked[self.d + 1 :])
         return replace(load, index=index, bounds_checked=checked)
 
 
-def gathered_rows(tree: ScheduleTree, group: KernelGroup, program: RProgram, hw: HardwareSpec) -> ScheduleTree:
-    """Of indices that the group reads, and does not compute."""
-    return replace(tree, body=_Gathers(group, program, hw).nodes(tree.body, frozenset()))
+def prefetch_gathers(tree: ScheduleTree, group: KernelGroup, program: RProgram, hw: HardwareSpec) -> ScheduleTree:
+    """Hoist the checks of indices that are inputs of the group, and prefetch the rows that they select."""
+    return replace(tree, body=_GatherRewriter(group, program, hw).nodes(tree.body, frozenset()))
 
 
 @dataclass(frozen=True, slots=True)
-class _Gathers:
+class _GatherRewriter:
     group: KernelGroup
     program: RProgram
     hw: HardwareSpec
@@ -66,7 +63,7 @@ class _Gathers:
             case Loop(var=var, body=body) if any(isinstance(n, Loop) and n.kind is LoopKind.PARALLEL for n in body):
                 return replace(node, body=self.nodes(body, bound | {var}))
             case Loop(var=var, body=body) | Let(var=var, body=body):
-                return replace(node, body=self._below(body, bound | {var}))
+                return replace(node, body=self._hoist_checks(body, bound | {var}))
             case Storage(body=body):
                 return replace(node, body=self.nodes(body, bound))
             case Branch(then=then, otherwise=otherwise):
@@ -74,127 +71,144 @@ class _Gathers:
             case _:
                 return node
 
-    def _below(self, body: tuple[Node, ...], bound: frozenset[str]) -> tuple[Node, ...]:
-        """Nodes in the scope of those variables: what is gathered by them is found before all that is done there."""
-        place = next((p for p in _wanted(body) if axes_of(p.index) <= bound and self._is_given(p)), None)
-        if place is None:
+    def _hoist_checks(self, body: tuple[Node, ...], bound: frozenset[str]) -> tuple[Node, ...]:
+        """Bind and check indirect indices as soon as their variables are bound, above all nodes that use them."""
+        indirect = next(
+            (p for p in _unconditional_indices(body) if axes_of(p.index) <= bound and self._is_input(p)), None
+        )
+        if indirect is None:
             return self.nodes(body, bound)
-        name = next(n for i in count() if (n := f"{place.tensor}.place{i}") not in bound)
-        later = self._later(place)
-        if later is None:
-            body = _placed(body, place, name)
+        name = next(n for i in count() if (n := f"{indirect.tensor}.place{i}") not in bound)
+        prefetched = self._prefetched_index(indirect)
+        if prefetched is None:
+            body = _bind_index(body, indirect, name)
         else:
-            ahead = _Ahead(f"{name}.later", self.hw.dram.transaction_bytes)
-            body = (Let(ahead.name, later, _placed(body, place, name, ahead)),)
-        return (Let(name, place.index, self._below(body, bound | {name}), bounds_check=(place.tensor, place.d)),)
+            prefetch = _RowPrefetch(f"{name}.later", self.hw.dram.transaction_bytes)
+            body = (Let(prefetch.name, prefetched, _bind_index(body, indirect, name, prefetch)),)
+        return (
+            Let(
+                name,
+                indirect.index,
+                self._hoist_checks(body, bound | {name}),
+                bounds_check=(indirect.tensor, indirect.d),
+            ),
+        )
 
-    def _is_given(self, place: _Place) -> bool:
+    def _is_input(self, indirect: _IndirectIndex) -> bool:
         inputs = dict(self.group.inputs)
-        return place.tensor in inputs and all(load.tensor in inputs for load in loads_of(place.index))
+        return indirect.tensor in inputs and all(load.tensor in inputs for load in loads_of(indirect.index))
 
-    def _later(self, place: _Place) -> Expr | None:
-        """The index of the row that hints ask for while a map gathers this one; None where they come from a core's
-        own caches, or are no rows."""
-        axis = next((a for a in reversed(self.group.outer) if a.name in axes_of(place.index)), None)
-        table_bytes = dict(self.group.inputs)[place.tensor].bytes
+    def _prefetched_index(self, indirect: _IndirectIndex) -> Expr | None:
+        """Return the index of the row to prefetch while a map gathers the current one.
+
+        None if the table fits a private cache or the group is no plain map.
+        """
+        axis = next((a for a in reversed(self.group.outer) if a.name in axes_of(indirect.index)), None)
+        table_bytes = dict(self.group.inputs)[indirect.tensor].bytes
         is_far = self.hw.exceeds_caches(table_bytes, self.group.space.compulsory_bytes)
         if axis is None or not is_far or self.group.space.reduced:
             return None
-        rows = max(_LEAST_ROWS_AHEAD, ceil_div(AHEAD_BYTES, self._piece_bytes(place)))
+        rows = max(_MIN_PREFETCH_ROWS, ceil_div(PREFETCH_DISTANCE_BYTES, self._chunk_bytes(indirect)))
         if rows >= axis.extent:
             return None
-        return substitute(place.index, {axis.name: min_(add(ref(axis.name), num(rows)), num(axis.extent - 1))})
+        return substitute(indirect.index, {axis.name: min_(add(ref(axis.name), num(rows)), num(axis.extent - 1))})
 
-    def _piece_bytes(self, place: _Place) -> int:
-        """What one task reads of a row before the next one."""
+    def _chunk_bytes(self, indirect: _IndirectIndex) -> int:
+        """Return the bytes of a row that one task reads before the next row."""
         types, blocks = dict(self.group.inputs), self.program.block.as_dict()
-        along = [a for a in self.group.outer if a.name not in axes_of(place.index)]
-        return types[place.tensor].dtype.bytes * math.prod(min(blocks.get(a.name, a.extent), a.extent) for a in along)
+        along = [a for a in self.group.outer if a.name not in axes_of(indirect.index)]
+        return types[indirect.tensor].dtype.bytes * math.prod(
+            min(blocks.get(a.name, a.extent), a.extent) for a in along
+        )
 
 
 @dataclass(frozen=True, slots=True)
-class _Ahead:
-    """Hints for the row whose index has that name, each for so many bytes."""
+class _RowPrefetch:
+    """Prefetches of the row whose index is bound to `name`, one for each line of `line_bytes`."""
 
     name: str
-    hint_bytes: int
+    line_bytes: int
 
-    def hints(self, loop: Loop, place: _Place) -> tuple[Node, ...]:
-        """For as much of the row as a vector loop reads of the one at hand."""
-        read = next((x for x in _reads(loop.body) if place.is_of(x) and _runs_along(x, loop.var)), None)
+    def prefetches(self, loop: Loop, indirect: _IndirectIndex) -> tuple[Node, ...]:
+        """Prefetch as much of the row as a vector loop reads of the current one."""
+        read = next((x for x in _reads(loop.body) if indirect.is_used_by(x) and _is_contiguous_in(x, loop.var)), None)
         if read is None:
             return ()
-        step = max(1, self.hint_bytes // read.dtype.bytes)
-        later = place.known_as(self.name, read)
+        step = max(1, self.line_bytes // read.dtype.bytes)
+        prefetched = indirect.bound_to(self.name, read)
         lanes = [{loop.var: num(first)} for first in range(0, loop.extent, step)]
-        return tuple(Prefetch(read.tensor, tuple(substitute(i, at) for i in later.index), 0) for at in lanes)
+        return tuple(Prefetch(read.tensor, tuple(substitute(i, at) for i in prefetched.index), 0) for at in lanes)
 
 
-def _runs_along(load: Load, var: str) -> bool:
-    """Whether a loop's iterations read neighbours, which no index from data tells apart."""
+def _is_contiguous_in(load: Load, var: str) -> bool:
+    """Return whether iterations of the loop read contiguous elements of one row."""
     last = affine(load.index[-1])
     return last is not None and last.coeff(var) == 1 and all(var not in axes_of(i) for i in load.index[:-1])
 
 
-def _placed(nodes: tuple[Node, ...], place: _Place, name: str, ahead: _Ahead | None = None) -> tuple[Node, ...]:
-    """The nodes where the index is known by a name."""
-    found: list[Node] = []
+def _bind_index(
+    nodes: tuple[Node, ...], indirect: _IndirectIndex, name: str, prefetch: _RowPrefetch | None = None
+) -> tuple[Node, ...]:
+    """Return the nodes with the index replaced by the variable `name`."""
+    bound_nodes: list[Node] = []
     for node in nodes:
         match node:
             case Compute(value=value):
-                found.append(replace(node, value=_known(value, place, name)))
+                bound_nodes.append(replace(node, value=_bind_in_value(value, indirect, name)))
             case Loop(body=body):
-                found.append(replace(node, body=_placed(body, place, name, ahead)))
-                if ahead is not None and node.kind is LoopKind.VECTOR:
-                    found += ahead.hints(node, place)
+                bound_nodes.append(replace(node, body=_bind_index(body, indirect, name, prefetch)))
+                if prefetch is not None and node.kind is LoopKind.VECTOR:
+                    bound_nodes += prefetch.prefetches(node, indirect)
             case Let(body=body) | Storage(body=body):
-                found.append(replace(node, body=_placed(body, place, name, ahead)))
+                bound_nodes.append(replace(node, body=_bind_index(body, indirect, name, prefetch)))
             case Branch(then=then, otherwise=otherwise):
-                parts = (_placed(part, place, name, ahead) for part in (then, otherwise))
-                found.append(Branch(node.cond, *parts))
+                branches = (_bind_index(branch, indirect, name, prefetch) for branch in (then, otherwise))
+                bound_nodes.append(Branch(node.cond, *branches))
             case _:
-                found.append(node)
-    return tuple(found)
+                bound_nodes.append(node)
+    return tuple(bound_nodes)
 
 
-def _known(value: Expr, place: _Place, name: str) -> Expr:
-    def known(expr: Expr) -> Expr:
-        return place.known_as(name, expr) if isinstance(expr, Load) and place.is_of(expr) else expr
+def _bind_in_value(value: Expr, indirect: _IndirectIndex, name: str) -> Expr:
+    def bind(expr: Expr) -> Expr:
+        return indirect.bound_to(name, expr) if isinstance(expr, Load) and indirect.is_used_by(expr) else expr
 
-    return rewrite(value, known)
+    return rewrite(value, bind)
 
 
-def _wanted(nodes: tuple[Node, ...]) -> dict[_Place, None]:
-    """Places from data that are read whatever else the nodes find, in order."""
-    found: dict[_Place, None] = {}
+def _unconditional_indices(nodes: tuple[Node, ...]) -> dict[_IndirectIndex, None]:
+    """Return the indirect indices that the nodes read whatever their conditions are, in order."""
+    indices: dict[_IndirectIndex, None] = {}
     for node in nodes:
         match node:
             case Compute(value=value):
-                for load in _surely_read(value):
-                    places = [_Place(load.tensor, d, load.index[d]) for d, c in enumerate(load.bounds_checked) if c]
-                    found |= dict.fromkeys(places)
+                for load in _unconditional_loads(value):
+                    indirect_indices = [
+                        _IndirectIndex(load.tensor, d, load.index[d]) for d, c in enumerate(load.bounds_checked) if c
+                    ]
+                    indices |= dict.fromkeys(indirect_indices)
             case Loop(body=body) | Let(body=body) | Storage(body=body):
-                found |= _wanted(body)
+                indices |= _unconditional_indices(body)
             case Branch(then=then, otherwise=otherwise):
-                others = _wanted(otherwise)
-                found |= {place: None for place in _wanted(then) if place in others}
+                others = _unconditional_indices(otherwise)
+                indices |= {indirect: None for indirect in _unconditional_indices(then) if indirect in others}
             case _:
                 pass
-    return found
+    return indices
 
 
-def _surely_read(value: Expr) -> Iterator[Load]:
-    """Loads that a value has whatever its conditions find."""
+def _unconditional_loads(value: Expr) -> Iterator[Load]:
+    """Yield the loads that a value evaluates whatever its conditions are."""
     match value:
         case Select(cond=cond):
-            yield from _surely_read(cond)
-        case Op(kind=kind, args=(first, *_)) if kind in _MAYBE:
-            yield from _surely_read(first)
+            yield from _unconditional_loads(cond)
+        case Op(kind=kind, args=(first, *_)) if kind in _SHORT_CIRCUIT:
+            yield from _unconditional_loads(first)
         case _:
             if isinstance(value, Load):
                 yield value
             for child in children(value):
-                yield from _surely_read(child)
+                yield from _unconditional_loads(child)
 
 
 def _reads(nodes: tuple[Node, ...]) -> Iterator[Load]:

@@ -6,106 +6,106 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from roller_svc.construct.align import padded
-from roller_svc.construct.rules import PLAIN, Base, Pipeline, axis_names
-from roller_svc.construct.scale_up import Grown, Stage
-from roller_svc.families.common.cpu.tasks import TaskRules, task_counts
+from roller_svc.construct.align import round_up
+from roller_svc.construct.rules import DEFAULT_PIPELINE, PipelineOptions, ThreadTile, axis_names
+from roller_svc.construct.scale_up import ScaleUpLevel, ScaleUpResult
+from roller_svc.families.common.cpu.tasks import TaskRules, task_range
 from roller_svc.ir.program import AxisKind
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.workload import Workload
 
 VECTOR_STEPS = (1, 2, 4)
 # rows whose reductions go side by side: as many streams from memory, and one load of what they share
-ROWS_AT_ONCE = 4
+ROWS_PER_ITERATION = 4
 MAX_STEPS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class CpuNest(TaskRules):
+class CpuLoopRules(TaskRules):
     serial: bool  # a scatter: its writes may meet, so one task does them in order
 
-    def lane_choices(self) -> tuple[int, ...]:
+    def reduce_thread_choices(self) -> tuple[int, ...]:
         """Lanes share the reduction where memory runs along it, or no outer axis is long enough for a vector."""
         p = self.workload
         width = p.machine.unit.shape[-1]
         if self.serial or p.inner_points < 2:
             return (1,)
-        along = p.vector is not None and p.space.axes[p.vector].kind is AxisKind.REDUCE
-        short = p.vector is None or p.extents[p.vector] < width // 2
+        along = p.vector_axis is not None and p.space.axes[p.vector_axis].kind is AxisKind.REDUCE
+        short = p.vector_axis is None or p.extents[p.vector_axis] < width // 2
         if not (along or short):
             return (1,)
         innermost = p.space.axes[p.reduced[-1]].members[-1].extent  # lanes are neighbours on this one
         return tuple([width * v for v in VECTOR_STEPS if width * v <= innermost]) or (1,)
 
-    def thread_stage(self, lanes: int) -> Stage:
+    def thread_level(self, lanes: int) -> ScaleUpLevel:
         p = self.workload
         width = p.machine.unit.shape[-1]
         steps: list[Tile] = [(1,)] * len(p.extents)
-        if lanes == 1 and not self.serial and p.vector is not None and p.vector in p.spatial:
-            whole = padded(p.extents[p.vector], width)
-            steps[p.vector] = tuple([width * v for v in VECTOR_STEPS if width * v <= whole])
-        rows = next((i for i in reversed(p.spatial) if p.extents[i] >= ROWS_AT_ONCE), None)
+        if lanes == 1 and not self.serial and p.vector_axis is not None and p.vector_axis in p.spatial:
+            whole = round_up(p.extents[p.vector_axis], width)
+            steps[p.vector_axis] = tuple([width * v for v in VECTOR_STEPS if width * v <= whole])
+        rows = next((i for i in reversed(p.spatial) if p.extents[i] >= ROWS_PER_ITERATION), None)
         if lanes > 1 and rows is not None and p.space.reduces_rows:
-            steps[rows] = (1, ROWS_AT_ONCE)
-        return Stage(
+            steps[rows] = (1, ROWS_PER_ITERATION)
+        return ScaleUpLevel(
             level=p.machine.hw.thread_level.name,
             names=axis_names(self.workload),
             steps=tuple(steps),
-            rank=tuple(range(len(p.extents))),
-            look=self._measured,
-            saturates=lambda _tile: True,
+            axis_rank=tuple(range(len(p.extents))),
+            evaluate=self._measured,
+            is_saturated=lambda _tile: True,
         )
 
-    def preferred(self, grown: Grown, lanes: int) -> Sequence[Tile]:
-        return grown.large
+    def rank_thread_tiles(self, grown: ScaleUpResult, lanes: int) -> Sequence[Tile]:
+        return grown.saturated
 
-    def pipelines(self, block: Tile, base: Base, split_k: int) -> Sequence[Pipeline]:
+    def pipeline_choices(self, block: Tile, base: ThreadTile, split_k: int) -> Sequence[PipelineOptions]:
         """Past the caches too, where the results of a map, or of rows, are more than the last one holds."""
         p = self.workload
-        last = p.machine.last_cache
+        last = p.machine.llc
         large = last is None or p.compulsory_bytes > last.total_bytes // 2
-        is_map = not p.reduced and p.vector in p.spatial
+        is_map = not p.reduced and p.vector_axis in p.spatial
         if self.serial or not large or not (is_map or self._writes_rows(base)):
-            return (PLAIN,)
-        return (PLAIN, Pipeline(streamed=True))
+            return (DEFAULT_PIPELINE,)
+        return (DEFAULT_PIPELINE, PipelineOptions(nontemporal=True))
 
-    def _writes_rows(self, base: Base) -> bool:
+    def _writes_rows(self, base: ThreadTile) -> bool:
         """Whether lanes write along rows what nobody reads again: of a sum of what is dear the parts wait there."""
         p = self.workload
         dear = any(one.joins and one.counts.is_dear for one in p.facts.passes)
-        if base.lanes == 1 or dear or p.vector is None or p.vector not in p.reduced:
+        if base.reduce_threads == 1 or dear or p.vector_axis is None or p.vector_axis not in p.reduced:
             return False
-        return any(t.walks_reduced and t.strides.get(p.vector) == 1 for t in p.touched.writes)
+        return any(t.varies_with_reduction and t.strides.get(p.vector_axis) == 1 for t in p.footprint.writes)
 
-    def fallback(self) -> Sequence[tuple[Tile, Base]]:
+    def fallback_tiles(self) -> Sequence[tuple[Tile, ThreadTile]]:
         """Everything in one task, one point at a time."""
         p = self.workload
-        return [(p.extents, Base(tuple([1] * len(p.extents))))]
+        return [(p.extents, ThreadTile(tuple([1] * len(p.extents))))]
 
-    def _block_steps(self, axis: int, base: Base) -> Tile:
+    def _block_steps(self, axis: int, base: ThreadTile) -> Tile:
         """Whole threads: powers of two, about equal cuts for the cores, and the whole axis."""
         p = self.workload
-        extent, unit = p.extents[axis], base.thread[axis]
+        extent, unit = p.extents[axis], base.tile[axis]
         if axis not in p.spatial:
             return (extent,)
-        whole = padded(extent, unit)
-        if self.most_tasks == 1:
+        whole = round_up(extent, unit)
+        if self.max_tasks == 1:
             return (whole,)
-        sizes = {whole} | {padded(-(-extent // cut), unit) for cut in self._cuts() if extent >= cut * unit}
+        sizes = {whole} | {round_up(-(-extent // cut), unit) for cut in self._cuts() if extent >= cut * unit}
         sizes |= {unit << i for i in (0, 2, 3, 4) if unit << i < whole}
-        return tuple(sorted(sizes))[-MAX_STEPS:] if axis == p.vector else tuple(sorted(sizes))
+        return tuple(sorted(sizes))[-MAX_STEPS:] if axis == p.vector_axis else tuple(sorted(sizes))
 
     def _block_rank(self) -> Tile:
         """Vectors first."""
         count = len(self.workload.extents)
-        return tuple([-1 if i == self.workload.vector else count - i for i in range(count)])
+        return tuple([-1 if i == self.workload.vector_axis else count - i for i in range(count)])
 
     def _cuts(self) -> tuple[int, ...]:
         cores = self.workload.machine.cores
         return (2, cores, 2 * cores, 4 * cores, 8 * cores, 16 * cores)
 
 
-def cpu_nest(p: Workload[Any], *, serial: bool) -> CpuNest:
+def loop_rules(p: Workload[Any], *, serial: bool) -> CpuLoopRules:
     """The rules of one nest."""
-    fewest, most = (1, 1) if serial else task_counts(p)
-    return CpuNest(p, fewest, most, serial)
+    fewest, most = (1, 1) if serial else task_range(p)
+    return CpuLoopRules(p, fewest, most, serial)

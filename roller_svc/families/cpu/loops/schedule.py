@@ -1,6 +1,6 @@
-"""Nest group and its rProgram → schedule tree for a CPU: tasks, rows, vector lanes.
+"""Loop nest group and its rProgram → schedule tree for a CPU: parallel tasks, rows, vector lanes.
 
-Schedule tree of a nest on a CPU → the same with results stored past the caches, and no prefetches of their lines.
+Stores of outputs that no node reads may become non-temporal.
 """
 
 from __future__ import annotations
@@ -8,16 +8,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
-from roller_svc.analysis.online_reduction import Joint
-from roller_svc.families.common.cpu.column_reduction import walks_columns
-from roller_svc.families.common.cpu.parallel_loops import Together, outer_loops
-from roller_svc.families.common.cpu.prefetch import Stream, hints_pay, streams
+from roller_svc.analysis.online_reduction import OnlineReduction
+from roller_svc.families.common.cpu.column_reduction import is_column_reduction
+from roller_svc.families.common.cpu.parallel_loops import SimdRows, outer_loops, serial_loops
+from roller_svc.families.common.cpu.prefetch import Stream, find_streams, prefetch_is_profitable
 from roller_svc.families.common.scatter import lower_scatter
-from roller_svc.families.cpu.loops.argreduce import Placing, placed_joints
-from roller_svc.families.cpu.loops.cached_intermediates import Kept, kept_values
-from roller_svc.families.cpu.loops.column_reduction import column_walk
-from roller_svc.families.cpu.loops.gather_prefetch import gathered_rows
-from roller_svc.families.cpu.loops.reciprocal_division import row_quotient
+from roller_svc.families.cpu.loops.argreduce import ArgReduce, arg_reductions
+from roller_svc.families.cpu.loops.cached_intermediates import CachedIntermediate, find_cached_intermediates
+from roller_svc.families.cpu.loops.column_reduction import column_loops
+from roller_svc.families.cpu.loops.gather_prefetch import prefetch_gathers
+from roller_svc.families.cpu.loops.reciprocal_division import find_row_division
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Expr, Load, loads_of, rewrite, substitute
 from roller_svc.ir.group import GroupKind, KernelGroup
@@ -38,89 +38,93 @@ from roller_svc.ir.schedule import (
     Storage,
     iter_nodes,
 )
-from roller_svc.schedule.guards import without_guards_inside
+from roller_svc.schedule.guards import unswitch_guards
 from roller_svc.schedule.nest_statements import (
     RowReads,
     acc_name,
-    converted,
+    convert_to_type,
     inner_axes,
     is_reduction,
     local_name,
     register,
     row_dtype,
     row_tensors,
-    wrapped,
+    wrap_in_storages,
 )
 
-Visit = Callable[[dict[str, Expr]], tuple[Node, ...]]
+PointNodes = Callable[[dict[str, Expr]], tuple[Node, ...]]
 
 LANE = ".lane"
 ROW = ".row"
 
 
 def lower(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[ScheduleTree, ...]:
-    """A scatter is lowered in order; stores of other loop nests may be non-temporal."""
+    """Lower a scatter in order and other loop nests with vectors; their stores may be non-temporal."""
     if group.kind is GroupKind.SCATTER:
         return lower_scatter(group, hw.family)
     trees = lower_nest(group, program, hw)
-    return tuple(past_caches(tree, group) for tree in trees) if program.nontemporal else trees
+    return tuple(use_nontemporal_stores(tree, group) for tree in trees) if program.nontemporal else trees
 
 
 def lower_nest(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[ScheduleTree, ...]:
-    """One tree: parallel tasks over block tiles of the outer axes, rows inside, lanes innermost."""
-    side_by_side = _side_by_side(group, program)
-    is_vector = side_by_side is not None and program.reduce_threads == 1
-    if is_vector and side_by_side is not None and walks_columns(group.space):
-        return (ScheduleTree(group.name, column_walk(group, program, side_by_side)),)
+    """Return one tree: parallel tasks over block tiles of the outer axes, rows inside, lanes innermost."""
+    simd_axis = _simd_axis(group, program)
+    is_vector = simd_axis is not None and program.reduce_threads == 1
+    if is_vector and simd_axis is not None and is_column_reduction(group.space):
+        return (ScheduleTree(group.name, column_loops(group, program, simd_axis)),)
     native = min(program.reduce_threads, program.unit.shape[-1])
-    along_memory = not is_vector or side_by_side == _last_wide(group)
-    walked = streams(group, program, hw) if along_memory else {}
-    kept = kept_values(group) if along_memory else {}
-    placed = placed_joints(group)
+    along_memory = not is_vector or simd_axis == _last_nontrivial_axis(group)
+    streams = find_streams(group, program, hw) if along_memory else {}
+    cached = find_cached_intermediates(group) if along_memory else {}
+    reductions = arg_reductions(group)
 
     def rows(at: dict[str, Expr], width: int) -> tuple[Node, ...]:
-        if not is_vector and width == 1:  # one row alone, in no loop over rows
+        if not is_vector and width == 1:  # a single row has no loop over rows
             at = {name: substitute(place, {ROW: num(0)}) for name, place in at.items()}
-        hint_bytes = hw.dram.transaction_bytes if hints_pay(group, program, hw) else None
+        prefetch_bytes = hw.dram.transaction_bytes if prefetch_is_profitable(group, program, hw) else None
         return _Rows(
-            group, at, is_vector, width, program.reduce_threads, native, walked, kept, placed, hint_bytes
+            group, at, is_vector, width, program.reduce_threads, native, streams, cached, reductions, prefetch_bytes
         ).nodes()
 
-    together = None
-    if side_by_side is not None:
-        together = Together(side_by_side, program.thread[side_by_side.name], ref(LANE if is_vector else ROW))
-    tree = ScheduleTree(group.name, outer_loops(group, program, together, rows))
-    return (gathered_rows(tree, group, program, hw),)
+    simd_rows = None
+    if simd_axis is not None:
+        simd_rows = SimdRows(simd_axis, program.thread[simd_axis.name], ref(LANE if is_vector else ROW))
+    tree = ScheduleTree(group.name, outer_loops(group, program, simd_rows, rows))
+    return (prefetch_gathers(tree, group, program, hw),)
 
 
-def _side_by_side(group: KernelGroup, program: RProgram) -> Axis | None:
-    """The outer axis several points of which are computed at once, if one is: as the lanes of a vector or, where lanes
-    share a reduction, as rows that are walked together."""
+def _simd_axis(group: KernelGroup, program: RProgram) -> Axis | None:
+    """Return the outer axis with several points computed together, if there is one.
+
+    These points are the lanes of a vector, or rows in flight if lanes share a reduction.
+    """
     for axis in group.outer:
         if program.thread[axis.name] > 1:
             return axis
     return None
 
 
-def _last_wide(group: KernelGroup) -> Axis | None:
+def _last_nontrivial_axis(group: KernelGroup) -> Axis | None:
     return next((a for a in reversed(group.outer) if a.extent > 1), None)
 
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """The statements of a group at `width` neighbouring outer points: lanes of a vector (`is_vector`), or rows whose
-    inner axes are cut into `lanes`."""
+    """The statements of a group at `width` adjacent outer points.
+
+    The points are the lanes of a vector (`is_vector`), or rows whose inner axes are vectorised by `lanes`.
+    """
 
     group: KernelGroup
     at: dict[str, Expr]
     is_vector: bool
     width: int
     lanes: int
-    native: int  # lanes of one vector register
-    walked: dict[str, tuple[Stream, ...]]  # what each statement streams through, by its output
-    kept: dict[str, Kept]  # what waits of each reduction, by its output
-    placed: dict[str, Joint]  # pairs of an extreme and its place, by the outputs of both
-    hint_bytes: int | None  # what one hint asks for; None: hints do not pay
+    native: int  # vector width of the CPU
+    streams: dict[str, tuple[Stream, ...]]  # tensors that each statement streams through, by its output
+    cached: dict[str, CachedIntermediate]  # cached intermediate of each reduction, by its output
+    arg_reductions: dict[str, OnlineReduction]  # arg-reductions, by the outputs of both reductions
+    prefetch_bytes: int | None  # bytes of one prefetched line; None: no prefetches
 
     def nodes(self) -> tuple[Node, ...]:
         rows = row_tensors(self.group)
@@ -130,11 +134,11 @@ class _Rows:
         for statement in self.group.statements:
             storages += self._storages(statement, in_row=statement.output in rows)
             nodes += self._statement(statement, reads, in_row=statement.output in rows)
-        return wrapped(storages, tuple(nodes))
+        return wrap_in_storages(storages, tuple(nodes))
 
     @property
     def _row_index(self) -> tuple[Expr, ...]:
-        """Where a row tensor's value of one outer point lies."""
+        """Return the index of one outer point in a row tensor."""
         if self.is_vector:
             return (ref(LANE),)
         return (ref(ROW),) if self.width > 1 else ()
@@ -144,100 +148,104 @@ class _Rows:
         return (self.width,) if self._row_index else ()
 
     def _storages(self, statement: TensorExpr, *, in_row: bool) -> list[Storage]:
-        found = []
+        storages = []
         if is_reduction(statement):
             lanes = self._lanes_of(statement)
             shape = self._shape if lanes == 1 else (*self._shape, lanes)
             dtype = self._accumulator(statement)
             acc = register(acc_name(statement.output), dtype, *shape)
-            found.append(replace(acc, ordered=self.width > 1 and self._in_turn(statement)))
+            storages.append(replace(acc, ordered=self.width > 1 and self._reads_rows_in_order(statement)))
             if lanes > 1:
-                found.append(register(f"{acc_name(statement.output)}.total", dtype, *self._shape))
+                storages.append(register(f"{acc_name(statement.output)}.total", dtype, *self._shape))
         if in_row:
-            found.append(register(local_name(statement.output), row_dtype(statement), *self._shape))
-        return found
+            storages.append(register(local_name(statement.output), row_dtype(statement), *self._shape))
+        return storages
 
-    def _placing(self, statement: TensorExpr) -> Placing | None:
-        """The pass in which lanes find an extreme and its place, where the statement asks for one of them."""
-        joint = self.placed.get(statement.output)
-        return Placing(joint) if joint is not None and self._lanes_of(statement) > 1 else None
+    def _arg_reduction(self, statement: TensorExpr) -> ArgReduce | None:
+        """Return the arg-reduction that computes the statement, if lanes share it."""
+        reduction = self.arg_reductions.get(statement.output)
+        return ArgReduce(reduction) if reduction is not None and self._lanes_of(statement) > 1 else None
 
     def _accumulator(self, statement: TensorExpr) -> DType:
-        placing = self._placing(statement)
-        return placing.dtype if placing is not None and statement is placing.joint.second else statement.accumulator
+        arg_reduction = self._arg_reduction(statement)
+        return (
+            arg_reduction.dtype
+            if arg_reduction is not None and statement is arg_reduction.reduction.second
+            else statement.accumulator
+        )
 
     def _lanes_of(self, statement: TensorExpr) -> int:
-        """Lanes that share this statement's inner axis: none where it is shorter than they are."""
+        """Return the lanes that share this statement's inner axis: one if the axis is shorter."""
         inner = inner_axes(statement, self.group.outer)
         if self.is_vector or not inner or inner[-1].extent < self.lanes:
             return 1
         return self.lanes
 
-    def _across(self, *nodes: Node) -> tuple[Node, ...]:
-        """The nodes for every outer point at hand."""
+    def _for_rows(self, *nodes: Node) -> tuple[Node, ...]:
+        """Execute the nodes for every outer point in flight."""
         if self.is_vector:
-            return (without_guards_inside(Loop(LANE, self.width, LoopKind.VECTOR, nodes)),)
+            return (unswitch_guards(Loop(LANE, self.width, LoopKind.VECTOR, nodes)),)
         return (Loop(ROW, self.width, LoopKind.UNROLL, nodes),) if self.width > 1 else nodes
 
     def _statement(self, statement: TensorExpr, reads: RowReads, *, in_row: bool) -> list[Node]:
         nodes: list[Node] = []
         inner = inner_axes(statement, self.group.outer)
         if is_reduction(statement):
-            placing = self._placing(statement)
-            if placing is None:
+            arg_reduction = self._arg_reduction(statement)
+            if arg_reduction is None:
                 nodes += self._reduction(statement, inner, reads)
-            elif statement is placing.joint.first:
-                nodes += self._search(placing, inner, reads)
+            elif statement is arg_reduction.reduction.first:
+                nodes += self._arg_reduce(arg_reduction, inner, reads)
             name = acc_name(statement.output) + (".total" if self._lanes_of(statement) > 1 else "")
             value: Expr = Load(name, self._row_index, self._accumulator(statement))
         elif inner:
             return self._map(statement, inner, reads)
         else:
             value = reads.apply(statement.body)
-        value = converted(value, statement)
+        value = convert_to_type(value, statement)
         if in_row:
-            nodes += self._across(Compute(local_name(statement.output), self._row_index, value))
+            nodes += self._for_rows(Compute(local_name(statement.output), self._row_index, value))
             value = Load(local_name(statement.output), self._row_index, statement.type.dtype)
         if statement.output not in self.group.register_tensors:
             index = tuple(reads.apply(i) for i in statement.index)
-            nodes += self._across(Compute(statement.output, index, value))
+            nodes += self._for_rows(Compute(statement.output, index, value))
             if self.is_vector:
-                mine = self.walked.get(statement.output, ())
+                mine = self.streams.get(statement.output, ())
                 here = [s for s in mine if s.for_write or not is_reduction(statement)]
-                nodes += self._ahead(here, self.width, self.at)
+                nodes += self._prefetch(here, self.width, self.at)
         return nodes
 
     def _map(self, statement: TensorExpr, inner: tuple[Axis, ...], reads: RowReads) -> list[Node]:
-        """A map over inner axes: of rows, one after the other."""
-        kept = next((k for k in self.kept.values() if k.map_ is statement), None)
-        body = statement.body if kept is None else kept.body
+        """Lower a map over inner axes, one row after the other."""
+        cached = next((k for k in self.cached.values() if k.map_ is statement), None)
+        body = statement.body if cached is None else cached.body
         if self.is_vector:
             return self._stores(statement, body, reads)
         reciprocal = f"{statement.output}.reciprocal"
-        quotient = row_quotient(body, frozenset(a.name for a in inner), reciprocal)
-        if quotient is None:
-            return list(self._across(*self._stores(statement, body, reads)))
+        division = find_row_division(body, frozenset(a.name for a in inner), reciprocal)
+        if division is None:
+            return list(self._for_rows(*self._stores(statement, body, reads)))
         products = (
-            Compute(reciprocal, (), reads.apply(quotient.inverse)),
-            *self._stores(statement, quotient.body, reads),
+            Compute(reciprocal, (), reads.apply(division.inverse)),
+            *self._stores(statement, division.body, reads),
         )
-        inverted = replace(register(reciprocal, quotient.dtype), body=products)
-        quotients = tuple(self._stores(statement, body, reads))
-        return list(self._across(Branch(reads.apply(quotient.is_safe), (inverted,), quotients)))
+        inverted = replace(register(reciprocal, division.dtype), body=products)
+        divisions = tuple(self._stores(statement, body, reads))
+        return list(self._for_rows(Branch(reads.apply(division.is_safe), (inverted,), divisions)))
 
     def _stores(self, statement: TensorExpr, body: Expr, reads: RowReads) -> list[Node]:
-        """Loops over the inner axes that put what `body` says in place."""
+        """Loop over the inner axes and store the value of `body`."""
         inner = inner_axes(statement, self.group.outer)
 
         def store(at: dict[str, Expr]) -> tuple[Node, ...]:
             place = reads.with_axes(at)
             index = tuple(place.apply(i) for i in statement.index)
-            return (Compute(statement.output, index, converted(place.apply(body), statement)),)
+            return (Compute(statement.output, index, convert_to_type(place.apply(body), statement)),)
 
         if self._lanes_of(statement) == 1:
             here = store({a.name: ref(a.name) for a in inner})
-            return self._around(inner, list(self._across(*here) if self.is_vector else here))
-        return [*self._pieces(statement, inner, store), *self._remainder(statement, inner, store)]
+            return list(serial_loops(inner, self._for_rows(*here) if self.is_vector else here))
+        return [*self._vector_loops(statement, inner, store), *self._remainder(statement, inner, store)]
 
     def _reduction(self, statement: TensorExpr, inner: tuple[Axis, ...], reads: RowReads) -> list[Node]:
         combine = statement.combine or Combine.SUM
@@ -245,160 +253,165 @@ class _Rows:
         start = identity(combine, statement.accumulator)
         if lanes == 1:
             here = reads.with_axes({a.name: ref(a.name) for a in inner})
-            join = self._join(statement, here, acc, self._row_index)
+            join = self._accumulate(statement, here, acc, self._row_index)
             first = Compute(acc, self._row_index, start)
-            return [*self._across(first), *self._around(inner, list(self._across(*join)))]
+            return [*self._for_rows(first), *serial_loops(inner, self._for_rows(*join))]
         place = (*self._row_index, ref(LANE))
 
         def join_lane(at: dict[str, Expr]) -> tuple[Node, ...]:
-            return self._join(statement, reads.with_axes(at), acc, place)
+            return self._accumulate(statement, reads.with_axes(at), acc, place)
 
         def join_total(at: dict[str, Expr]) -> tuple[Node, ...]:
-            return self._join(statement, reads.with_axes(at), f"{acc}.total", self._row_index)
+            return self._accumulate(statement, reads.with_axes(at), f"{acc}.total", self._row_index)
 
         return [
-            *self._across(Loop(LANE, lanes, LoopKind.VECTOR, (Compute(acc, place, start),))),
-            *self._pieces(statement, inner, join_lane),
-            *self._across(*self._fold_lanes(acc, lanes, combine, statement.accumulator)),
+            *self._for_rows(Loop(LANE, lanes, LoopKind.VECTOR, (Compute(acc, place, start),))),
+            *self._vector_loops(statement, inner, join_lane),
+            *self._for_rows(*self._reduce_lanes(acc, lanes, combine, statement.accumulator)),
             *self._remainder(statement, inner, join_total),
         ]
 
-    def _join(self, statement: TensorExpr, here: RowReads, to: str, index: tuple[Expr, ...]) -> tuple[Node, ...]:
-        """A point's value joined to an accumulator, and the part of it that waits put where it does."""
+    def _accumulate(self, statement: TensorExpr, here: RowReads, to: str, index: tuple[Expr, ...]) -> tuple[Node, ...]:
+        """Accumulate a point's value and store its cached intermediate, if there is one."""
         combine = statement.combine or Combine.SUM
-        kept = self.kept.get(statement.output)
-        if kept is None:
+        cached = self.cached.get(statement.output)
+        if cached is None:
             return (Compute(to, index, here.apply(statement.body), combine),)
-        body = rewrite(statement.body, lambda node: kept.waiting if node == kept.value else node)
-        waiting = tuple(here.apply(i) for i in kept.index)
+        body = rewrite(statement.body, lambda node: cached.cached_load if node == cached.value else node)
+        cached_load = tuple(here.apply(i) for i in cached.index)
         return (
-            Compute(kept.map_.output, waiting, here.apply(kept.value)),
+            Compute(cached.map_.output, cached_load, here.apply(cached.value)),
             Compute(to, index, here.apply(body), combine),
         )
 
-    def _search(self, placing: Placing, inner: tuple[Axis, ...], reads: RowReads) -> list[Node]:
-        """Both reductions of a joint, in one pass."""
-        first, row = placing.joint.first, self._row_index
+    def _arg_reduce(self, arg_reduction: ArgReduce, inner: tuple[Axis, ...], reads: RowReads) -> list[Node]:
+        """Lower both reductions of an arg-reduction in one pass."""
+        first, row = arg_reduction.reduction.first, self._row_index
         lane = (*row, ref(LANE))
 
         def update(index: tuple[Expr, ...], at: dict[str, Expr], part: str) -> tuple[Node, ...]:
             here = reads.with_axes(at)
-            value, place = here.apply(placing.joint.value), here.apply(placing.place)
-            return placing.update(index, value, place, part, in_order=placing.is_in_order(inner))
+            value, place = here.apply(arg_reduction.reduction.value), here.apply(arg_reduction.index)
+            return arg_reduction.update(index, value, place, part, in_order=arg_reduction.is_in_order(inner))
 
         return [
-            *self._across(Loop(LANE, self.lanes, LoopKind.VECTOR, placing.start(lane))),
-            *self._pieces(first, inner, lambda at: update(lane, at, "")),
-            *self._across(*placing.fold(row, ref(LANE), self.lanes, self.native)),
+            *self._for_rows(Loop(LANE, self.lanes, LoopKind.VECTOR, arg_reduction.start(lane))),
+            *self._vector_loops(first, inner, lambda at: update(lane, at, "")),
+            *self._for_rows(*arg_reduction.reduce_lanes(row, ref(LANE), self.lanes, self.native)),
             *self._remainder(first, inner, lambda at: update(row, at, ".total")),
-            *self._across(*placing.end(row)),
+            *self._for_rows(*arg_reduction.finish(row)),
         ]
 
-    def _fold_lanes(self, acc: str, lanes: int, combine: Combine, dtype: DType) -> list[Node]:
-        """Vectors onto each other until one is left, then its lanes."""
+    def _reduce_lanes(self, acc: str, lanes: int, combine: Combine, dtype: DType) -> list[Node]:
+        """Halve the accumulator down to one vector, then reduce its lanes."""
         nodes: list[Node] = []
         row = self._row_index
         while lanes > self.native:
             lanes //= 2
-            other = Load(acc, (*row, add(ref(LANE), num(lanes))), dtype)
-            nodes.append(Loop(LANE, lanes, LoopKind.VECTOR, (Compute(acc, (*row, ref(LANE)), other, combine),)))
+            upper_half = Load(acc, (*row, add(ref(LANE), num(lanes))), dtype)
+            nodes.append(Loop(LANE, lanes, LoopKind.VECTOR, (Compute(acc, (*row, ref(LANE)), upper_half, combine),)))
         first = Load(acc, (*row, num(0)), dtype)
         return [*nodes, HorizontalReduce(f"{acc}.total", row, first, lanes, combine)]
 
-    def _pieces(self, statement: TensorExpr, inner: tuple[Axis, ...], visit: Visit) -> list[Node]:
-        """Loops over the inner axes, the innermost in pieces of `lanes`, then whole vectors of what is left: of a
-        reduction for all rows at hand, each with its own accumulators. Rows that come from beyond a core's own caches
-        are read one after the other: a walk in the order of memory is what prefetchers follow best, and a row's sums
-        do not wait for those of the row before."""
+    def _vector_loops(self, statement: TensorExpr, inner: tuple[Axis, ...], visit: PointNodes) -> list[Node]:
+        """Loop over the inner axes, the innermost in chunks of `lanes`, then by whole vectors.
+
+        A reduction updates the accumulators of all rows in flight in each chunk. Rows that stream from beyond the
+        private caches are read one after the other instead, which suits hardware prefetchers; their accumulators are
+        independent.
+        """
         lanes, last, rest = self._lanes_of(statement), inner[-1], inner[:-1]
         at: dict[str, Expr] = {a.name: ref(a.name) for a in rest}
-        walked = self._in_pieces(statement)
-        in_turn = self._in_turn(statement)
-        across = self._across if is_reduction(statement) and not in_turn else _alone
+        streams = self._streams_of(statement)
+        rows_in_order = self._reads_rows_in_order(statement)
+        for_rows = self._for_rows if is_reduction(statement) and not rows_in_order else _once
         nodes: list[Node] = []
         if full := last.extent // lanes:
-            piece = ref(f"{last.name}.piece")
-            here = {**at, last.name: add(mul(piece, num(lanes)), ref(LANE))}
-            vector = without_guards_inside(Loop(LANE, lanes, LoopKind.VECTOR, visit(here)))
-            hints = self._ahead(walked, lanes, {**self.at, **here})
-            nodes.append(Loop(piece.name, full, LoopKind.SERIAL, across(vector, *hints)))
+            chunk = ref(f"{last.name}.piece")
+            here = {**at, last.name: add(mul(chunk, num(lanes)), ref(LANE))}
+            vector = unswitch_guards(Loop(LANE, lanes, LoopKind.VECTOR, visit(here)))
+            prefetches = self._prefetch(streams, lanes, {**self.at, **here})
+            nodes.append(Loop(chunk.name, full, LoopKind.SERIAL, for_rows(vector, *prefetches)))
         done = full * lanes
         if vectors := (last.extent - done) // self.native * self.native:
             here = {**at, last.name: add(num(done), ref(LANE))}
-            hints = self._ahead(walked, vectors, {**self.at, **here})
-            nodes += across(Loop(LANE, vectors, LoopKind.VECTOR, visit(here)), *hints)
-        around = self._around(rest, nodes)
-        return list(self._across(*around)) if in_turn and around else around
+            prefetches = self._prefetch(streams, vectors, {**self.at, **here})
+            nodes += for_rows(Loop(LANE, vectors, LoopKind.VECTOR, visit(here)), *prefetches)
+        loops = serial_loops(rest, nodes)
+        return list(self._for_rows(*loops)) if rows_in_order and loops else list(loops)
 
-    def _in_turn(self, statement: TensorExpr) -> bool:
-        """Whether rows at hand are read one after the other."""
-        return is_reduction(statement) and bool(self._in_pieces(statement))
+    def _reads_rows_in_order(self, statement: TensorExpr) -> bool:
+        """Return whether rows in flight are read one after the other."""
+        return is_reduction(statement) and bool(self._streams_of(statement))
 
-    def _ahead(self, walked: Iterable[Stream], lanes: int, at: dict[str, Expr]) -> list[Node]:
-        """Hints for what is streamed through, as much of it as `lanes` neighbours take."""
-        if self.hint_bytes is None:
+    def _prefetch(self, streams: Iterable[Stream], lanes: int, at: dict[str, Expr]) -> list[Node]:
+        """Prefetch as much of the streams as `lanes` contiguous elements take."""
+        if self.prefetch_bytes is None:
             return []
-        return [hint for stream in walked for hint in stream.ahead(LANE, lanes, self.hint_bytes, at)]
+        return [prefetch for stream in streams for prefetch in stream.prefetches(LANE, lanes, self.prefetch_bytes, at)]
 
-    def _in_pieces(self, statement: TensorExpr) -> list[Stream]:
-        """What the pieces of a statement are the first to touch: of a reduction what it reads, and what waits."""
-        mine = self.walked.get(statement.output, ())
+    def _streams_of(self, statement: TensorExpr) -> list[Stream]:
+        """Return the streams that a statement's vector loops access first.
+
+        A reduction's are its reads and its cached intermediate.
+        """
+        own = self.streams.get(statement.output, ())
         if not is_reduction(statement):
-            waits = any(kept.map_ is statement for kept in self.kept.values())
-            return [s for s in mine if not (s.for_write and waits)]
-        found = [s for s in mine if not s.for_write]
-        if (kept := self.kept.get(statement.output)) is not None:
-            places = self.walked.get(kept.map_.output, ())
-            found += [replace(s, index=kept.index) for s in places if s.for_write]
-        return found
+            waits = any(cached.map_ is statement for cached in self.cached.values())
+            return [s for s in own if not (s.for_write and waits)]
+        own_reads = [s for s in own if not s.for_write]
+        if (cached := self.cached.get(statement.output)) is not None:
+            outputs = self.streams.get(cached.map_.output, ())
+            own_reads += [replace(s, index=cached.index) for s in outputs if s.for_write]
+        return own_reads
 
-    def _remainder(self, statement: TensorExpr, inner: tuple[Axis, ...], visit: Visit) -> list[Node]:
-        """Loops over what is less than a vector at the end of the innermost axis."""
+    def _remainder(self, statement: TensorExpr, inner: tuple[Axis, ...], visit: PointNodes) -> list[Node]:
+        """Loop over the tail of the innermost axis, less than a vector."""
         last, rest = inner[-1], inner[:-1]
         count = last.extent % self.native
         if not count:
             return []
         at: dict[str, Expr] = {a.name: ref(a.name) for a in rest}
-        rest_of_row = visit({**at, last.name: add(num(last.extent - count), ref(LANE))})
-        across = self._across if is_reduction(statement) else _alone
-        return self._around(rest, [Loop(LANE, count, LoopKind.SERIAL, across(*rest_of_row))])
-
-    @staticmethod
-    def _around(axes: tuple[Axis, ...], nodes: list[Node]) -> list[Node]:
-        for axis in reversed(axes):
-            nodes = [Loop(axis.name, axis.extent, LoopKind.SERIAL, tuple(nodes))]
-        return nodes
+        tail_nodes = visit({**at, last.name: add(num(last.extent - count), ref(LANE))})
+        for_rows = self._for_rows if is_reduction(statement) else _once
+        return list(serial_loops(rest, (Loop(LANE, count, LoopKind.SERIAL, for_rows(*tail_nodes)),)))
 
 
-def _alone(*nodes: Node) -> tuple[Node, ...]:
+def _once(*nodes: Node) -> tuple[Node, ...]:
     return nodes
 
 
-def past_caches(tree: ScheduleTree, group: KernelGroup) -> ScheduleTree:
-    """For results that nobody reads soon: those of the group that no node reads, be it what waits there of a row."""
+def use_nontemporal_stores(tree: ScheduleTree, group: KernelGroup) -> ScheduleTree:
+    """Make stores of outputs non-temporal unless a node of the tree reads them back, and drop their prefetches."""
     read = {t for s in group.statements for t in s.reads_tensors}
     read |= {x.tensor for n in iter_nodes(tree.body) if isinstance(n, Compute) for x in loads_of(n.value)}
     results = frozenset(name for name, _ in group.stored) - read
-    return replace(tree, body=_streamed(tree.body, results))
+    return replace(tree, body=_with_nontemporal_stores(tree.body, results))
 
 
-def _streamed(nodes: tuple[Node, ...], results: frozenset[str]) -> tuple[Node, ...]:
-    found: list[Node] = []
+def _with_nontemporal_stores(nodes: tuple[Node, ...], results: frozenset[str]) -> tuple[Node, ...]:
+    rewritten: list[Node] = []
     for node in nodes:
         match node:
             case Loop(kind=LoopKind.VECTOR, body=body):
-                found.append(replace(node, body=tuple(_stored(n, results) for n in body)))
+                rewritten.append(replace(node, body=tuple(_nontemporal_store(n, results) for n in body)))
             case Loop(body=body) | Let(body=body) | Storage(body=body):
-                found.append(replace(node, body=_streamed(body, results)))
+                rewritten.append(replace(node, body=_with_nontemporal_stores(body, results)))
             case Branch(then=then, otherwise=otherwise):
-                found.append(replace(node, then=_streamed(then, results), otherwise=_streamed(otherwise, results)))
+                rewritten.append(
+                    replace(
+                        node,
+                        then=_with_nontemporal_stores(then, results),
+                        otherwise=_with_nontemporal_stores(otherwise, results),
+                    )
+                )
             case Prefetch(tensor=tensor, for_write=True) if tensor in results:
                 pass
             case _:
-                found.append(node)
-    return tuple(found)
+                rewritten.append(node)
+    return tuple(rewritten)
 
 
-def _stored(node: Node, results: frozenset[str]) -> Node:
+def _nontemporal_store(node: Node, results: frozenset[str]) -> Node:
     is_result = isinstance(node, Compute) and node.tensor in results and node.combine is None
     return replace(node, nontemporal=True) if is_result and isinstance(node, Compute) else node

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from roller_svc.families.cpu.transpose.cost import cpu_layout
-from roller_svc.families.cpu.transpose.rules import cpu_layout as layout_rules
+from roller_svc.families.cpu.transpose.cost import transpose_cost
+from roller_svc.families.cpu.transpose.rules import transpose_rules
 from roller_svc.families.cpu.transpose.workload import prepare
 from roller_svc.families.family import Family
 
 CPU_TRANSPOSE = Family(
     name="cpu/transpose",
     prepare=prepare,
-    rules=lambda workload: layout_rules(workload, workload.facts),
-    cost=cpu_layout,
+    rules=lambda workload: transpose_rules(workload, workload.facts),
+    cost=transpose_cost,
 )

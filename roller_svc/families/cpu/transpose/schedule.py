@@ -1,7 +1,7 @@
-"""Maps whose results lie along another axis than what they read → schedule tree for a CPU: tiles turned in registers.
+"""Layout changes → schedule tree for a CPU: maps that read along another axis than they write, transposed in registers.
 
-A tile is read in blocks of whole vectors, turned into a room in L1, and mapped from there in rows; short rows are dealt
-to vectors, or woven of them.
+A tile is read in blocks of whole vectors, transposed into an L1 buffer, and mapped from there by rows. Short rows are
+deinterleaved into vectors, or interleaved from them.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from roller_svc.errors import InvariantError
-from roller_svc.families.common.cpu.parallel_loops import Together, steps
-from roller_svc.families.common.cpu.prefetch import AHEAD_BYTES
-from roller_svc.families.cpu.transpose.workload import LayoutSpace, Turn, layout_space
+from roller_svc.families.common.cpu.parallel_loops import SimdRows, loop_over_points
+from roller_svc.families.common.cpu.prefetch import PREFETCH_DISTANCE_BYTES
+from roller_svc.families.cpu.transpose.workload import TransposeKind, TransposeSpace, transpose_space
 from roller_svc.ir.expr import Expr, Load, rewrite, substitute
 from roller_svc.ir.group import KernelGroup
 from roller_svc.ir.hardware import HardwareSpec
@@ -35,32 +35,33 @@ from roller_svc.ir.schedule import (
 )
 from roller_svc.schedule.nest_statements import (
     RowReads,
-    converted,
+    convert_to_type,
     local_name,
     register,
     row_dtype,
     row_tensors,
-    wrapped,
+    wrap_in_storages,
 )
 
 LANE = ".lane"
 BLOCK_ROW, BLOCK_COLUMN = ".block.row", ".block.column"
-WOVEN = ".woven"
-# Times the second cache: hints for results cost an eighth where all was 2.5 times as large, gave nothing at 8 times,
-# and gained an eighth to a quarter from 12 times on (Skylake-SP).
-HINTED = 4
-# Pieces of rows that are asked for ahead, and those beyond all caches: hints took off a tenth of the time of pieces of
-# 64 and 128 bytes there, a twelfth of 256; where the last cache holds all, those of 256 cost a tenth (Skylake-SP).
-SHORT_PIECE_BYTES, SHORT_IN_MEMORY_BYTES = 128, 256
+INTERLEAVED = ".woven"
+# Multiple of the L2 size above which results are prefetched (measured on Skylake-SP: slower at 2.5 times,
+# equal at 8 times, faster from 12 times on).
+PREFETCH_L2_RATIO = 4
+# Row segments of at most this many bytes are prefetched: from the LLC, and from DRAM.
+MAX_PREFETCHED_ROW_BYTES, MAX_PREFETCHED_ROW_BYTES_DRAM = 128, 256
 
 Point = dict[str, Expr]
 
 
 def lower(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[ScheduleTree, ...]:
-    """One tree: parallel tasks, the tiles of each. Those that share lines of the results follow each other, where much
-    lies beyond a core's cache those that share lines of what is read: 331 x 331 x 3 reversed takes 7 % less time the
-    first way, 4096 x 4096 a third less the second (Skylake-SP)."""
-    layout = layout_space(group, hw)
+    """Return one tree: parallel tasks, then the tiles of each.
+
+    Tiles that share lines of the results are adjacent in time. For groups much larger than L2, tiles that share lines
+    of the operand are.
+    """
+    layout = transpose_space(group, hw)
     if layout is None:
         raise InvariantError(f"{group.name} is not a layout change")
     return (ScheduleTree(group.name, _Layout(group, program, layout, hw).tasks()),)
@@ -70,7 +71,7 @@ def lower(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[Sche
 class _Layout:
     group: KernelGroup
     program: RProgram
-    layout: LayoutSpace
+    layout: TransposeSpace
     hw: HardwareSpec
 
     @cached_property
@@ -88,8 +89,10 @@ class _Layout:
     # loops ----------------------------------------------------------------------------------------------------------
     def tasks(self) -> tuple[Node, ...]:
         column = self.columns[0]
-        nodes = self._cut(self.row, lambda width: self._cut(column, lambda count: self._tile(width, count)))
-        nodes = wrapped(self._rooms(), nodes)
+        nodes = self._dispatch_edge(
+            self.row, lambda width: self._dispatch_edge(column, lambda count: self._tile(width, count))
+        )
+        nodes = wrap_in_storages(self._buffers(), nodes)
         first, then = (self.row, column) if self._is_large else (column, self.row)
         nodes = self._steps(first, self._steps(then, nodes))
         for axis in reversed(self.group.outer):
@@ -102,34 +105,39 @@ class _Layout:
 
     def _steps(self, axis: Axis, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
         tile = self.program.thread[axis.name]
-        together = Together(axis, tile, num(0)) if axis in (self.row, *self.columns) else None
-        return steps(axis, self.program.block[axis.name], together, nodes)
+        simd_rows = SimdRows(axis, tile, num(0)) if axis in (self.row, *self.columns) else None
+        return loop_over_points(axis, self.program.block[axis.name], simd_rows, nodes)
 
-    def _cut(self, axis: Axis, nodes_at: Callable[[int], tuple[Node, ...]]) -> tuple[Node, ...]:
-        """Nodes for whole tiles along an axis, and for what is left at its end."""
+    def _dispatch_edge(self, axis: Axis, nodes_at: Callable[[int], tuple[Node, ...]]) -> tuple[Node, ...]:
+        """Return nodes for full tiles along an axis and for the tail at its end."""
         tile = self.program.thread[axis.name]
-        whole, rest = nodes_at(self._whole(axis)), axis.extent % tile
-        if not rest or axis.extent < tile:
+        whole, tail = nodes_at(self._whole(axis)), axis.extent % tile
+        if not tail or axis.extent < tile:
             return whole
         inside = le(add(ref(f"{axis.name}.first"), num(tile)), num(axis.extent))
-        return (Branch(inside, whole, nodes_at(rest)),)
+        return (Branch(inside, whole, nodes_at(tail)),)
 
     # tiles ----------------------------------------------------------------------------------------------------------
     def _tile(self, width: int, count: int) -> tuple[Node, ...]:
-        if self.layout.turn is Turn.WOVEN:
-            return self._woven(count)
-        staging = [node for i in range(len(self.layout.turned)) for node in self._stage(i, width, self._fused(count))]
-        hints = (*self._read_next(width, self._fused(count)), *self._over_columns(count, self._ahead(width)))
-        return (*hints, *staging, *self._rows(width, count))
+        if self.layout.kind is TransposeKind.INTERLEAVE:
+            return self._interleave(count)
+        staging = [
+            node for i in range(len(self.layout.transposed)) for node in self._stage_tile(i, width, self._fused(count))
+        ]
+        prefetches = (
+            *self._prefetch_next_tile(width, self._fused(count)),
+            *self._over_columns(count, self._prefetch_results(width)),
+        )
+        return (*prefetches, *staging, *self._rows(width, count))
 
-    def _rooms(self) -> list[Storage]:
-        """Room for a whole tile, row by row of the result, or column by column of short rows."""
+    def _buffers(self) -> list[Storage]:
+        """Return buffers for a whole tile: rows of the result, or columns of short rows."""
         width, count = self._whole(self.row), self._whole(self.columns[0])
-        if self.layout.turn is Turn.WOVEN:
+        if self.layout.kind is TransposeKind.INTERLEAVE:
             (statement,) = [s for s in self.group.statements if s.output not in self.group.register_tensors]
-            return [Storage(WOVEN, statement.type.dtype, (self.layout.short, count), Scope.STACK, ())]
+            return [Storage(INTERLEAVED, statement.type.dtype, (self.layout.short, count), Scope.STACK, ())]
         shape = (self._fused(count), width)
-        return [Storage(self._room(load), load.dtype, shape, Scope.STACK, ()) for load in self.layout.turned]
+        return [Storage(self._buffer_name(load), load.dtype, shape, Scope.STACK, ()) for load in self.layout.transposed]
 
     def _whole(self, axis: Axis) -> int:
         return min(self.program.thread[axis.name], axis.extent)
@@ -137,100 +145,102 @@ class _Layout:
     def _fused(self, count: int) -> int:
         return count * math.prod(a.extent for a in self.columns[1:])
 
-    def _stage(self, which: int, width: int, count: int) -> tuple[Node, ...]:
-        """A tile into its room, turned block by block: the last block may overlap the one before it."""
-        load, stride, lanes = self.layout.turned[which], self.layout.stride[which], self.layout.lanes
-        dealt = self.layout.turn is Turn.DEALT
+    def _stage_tile(self, which: int, width: int, count: int) -> tuple[Node, ...]:
+        """Transpose a tile into its buffer block by block; the last block may overlap the one before."""
+        load, stride, lanes = self.layout.transposed[which], self.layout.stride[which], self.layout.lanes
+        deinterleaves = self.layout.kind is TransposeKind.DEINTERLEAVE
         row = _block(ref(BLOCK_ROW), lanes, width)
-        column = num(0) if dealt else _block(ref(BLOCK_COLUMN), lanes, count)
+        column = num(0) if deinterleaves else _block(ref(BLOCK_COLUMN), lanes, count)
         at = {self.row.name: add(ref(f"{self.row.name}.first"), row)}
         at |= {a.name: num(0) for a in self.columns[1:]} | {self.columns[0].name: ref(f"{self.columns[0].name}.first")}
         at[self.columns[-1].name] = add(at[self.columns[-1].name], column)
         source = replace(load, index=tuple(substitute(i, at) for i in load.index))
-        short = self.layout.short if dealt else None
+        short = self.layout.short if deinterleaves else None
         pitch = self._whole(self.row)
-        block = Transpose(self._room(load), (column, row), pitch, source, stride, columns=short, lanes=lanes)
+        block = Transpose(self._buffer_name(load), (column, row), pitch, source, stride, columns=short, lanes=lanes)
         nodes: tuple[Node, ...] = (block,)
-        if not dealt:
+        if not deinterleaves:
             nodes = (Loop(BLOCK_COLUMN, ceil_div(count, lanes), LoopKind.SERIAL, nodes),)
         return (Loop(BLOCK_ROW, ceil_div(width, lanes), LoopKind.SERIAL, nodes),)
 
     def _rows(self, width: int, count: int) -> tuple[Node, ...]:
-        """The map, from the rooms, row by row of the result."""
+        """Map from the buffers, row by row of the result."""
         at = self._at(ref(LANE))
         column: Expr = num(0)
         for axis in self.columns:
             column = add(mul(column, num(axis.extent)), ref(f"{axis.name}.column"))
 
-        def from_room(node: Expr) -> Expr:
-            if isinstance(node, Load) and node in self.layout.turned:
-                return Load(self._room(node), (column, ref(LANE)), node.dtype)
+        def from_buffer(node: Expr) -> Expr:
+            if isinstance(node, Load) and node in self.layout.transposed:
+                return Load(self._buffer_name(node), (column, ref(LANE)), node.dtype)
             return node
 
-        bodies = {s.output: rewrite(s.body, from_room) for s in self.group.statements}
+        bodies = {s.output: rewrite(s.body, from_buffer) for s in self.group.statements}
         return self._over_columns(count, self._map(at, width, bodies))
 
     def _map(self, at: Point, width: int, bodies: dict[str, Expr]) -> tuple[Node, ...]:
-        """All statements at `width` neighbours, lanes of vectors."""
+        """Execute all statements at `width` adjacent points as vectors."""
         locals_ = row_tensors(self.group)
         reads = RowReads(locals_, (ref(LANE),), at)
         nodes: list[Node] = []
         for s in self.group.statements:
-            value = converted(reads.apply(bodies[s.output]), s)
+            value = convert_to_type(reads.apply(bodies[s.output]), s)
             if s.output in locals_:
                 nodes.append(_lanes(width, Compute(local_name(s.output), (ref(LANE),), value)))
                 value = Load(local_name(s.output), (ref(LANE),), row_dtype(s))
             if s.output not in self.group.register_tensors:
                 nodes.append(_lanes(width, self._store(s, tuple(reads.apply(i) for i in s.index), value)))
-        rooms = [
+        buffers = [
             register(local_name(s.output), row_dtype(s), width) for s in self.group.statements if s.output in locals_
         ]
-        return wrapped(rooms, tuple(nodes))
+        return wrap_in_storages(buffers, tuple(nodes))
 
     def _store(self, statement: TensorExpr, index: tuple[Expr, ...], value: Expr) -> Compute:
-        if self.layout.turn is Turn.WOVEN:
-            return Compute(WOVEN, (ref(f"{self.row.name}.short"), ref(LANE)), value)
-        return Compute(statement.output, index, converted(value, statement), nontemporal=self.program.nontemporal)
+        if self.layout.kind is TransposeKind.INTERLEAVE:
+            return Compute(INTERLEAVED, (ref(f"{self.row.name}.short"), ref(LANE)), value)
+        return Compute(statement.output, index, convert_to_type(value, statement), nontemporal=self.program.nontemporal)
 
-    def _read_next(self, width: int, count: int) -> tuple[Node, ...]:
-        """Hints for the lines of the next tile along the columns, where a tile reads short pieces of many rows: too few
-        lines of each follow each other for the core to see that they do."""
-        size = self.layout.turned[0].dtype.bytes
+    def _prefetch_next_tile(self, width: int, count: int) -> tuple[Node, ...]:
+        """Prefetch the next tile along the columns if a tile reads short segments of many rows.
+
+        Hardware prefetchers see too few consecutive lines of each row.
+        """
+        size = self.layout.transposed[0].dtype.bytes
         in_memory = self.group.space.compulsory_bytes > self.hw.levels[1].capacity_bytes
-        short = SHORT_IN_MEMORY_BYTES if in_memory else SHORT_PIECE_BYTES
-        if not self._is_large or count * size > short or self.layout.turn is not Turn.SQUARE:
+        short = MAX_PREFETCHED_ROW_BYTES_DRAM if in_memory else MAX_PREFETCHED_ROW_BYTES
+        if not self._is_large or count * size > short or self.layout.kind is not TransposeKind.BLOCK:
             return ()
         line = self.hw.dram.transaction_bytes // size
         at: Point = {a.name: num(0) for a in self.columns[1:]}
         at[self.columns[0].name] = ref(f"{self.columns[0].name}.first")
         at[self.row.name] = add(ref(f"{self.row.name}.first"), ref(BLOCK_ROW))
-        hints = tuple(
+        prefetches = tuple(
             Prefetch(load.tensor, tuple(substitute(i, at) for i in load.index), count + first)
-            for load in self.layout.turned
+            for load in self.layout.transposed
             for first in range(0, count, line)
         )
-        return (Loop(BLOCK_ROW, width, LoopKind.SERIAL, hints),)
+        return (Loop(BLOCK_ROW, width, LoopKind.SERIAL, prefetches),)
 
-    def _ahead(self, width: int) -> tuple[Node, ...]:
-        """Hints for the lines that the tile's results fill, while it is staged: few of those follow each other."""
+    def _prefetch_results(self, width: int) -> tuple[Node, ...]:
+        """Prefetch the lines that the tile's results fill while it is staged; few of them are adjacent."""
         if self.program.nontemporal or not self._is_large:
             return ()
-        hints: list[Node] = []
+        prefetches: list[Node] = []
         for s in self.group.statements:
             if s.output not in self.group.register_tensors:
                 step = self.hw.dram.transaction_bytes // s.type.dtype.bytes
                 for first in range(0, width, step):
                     at = self._at(num(first))
-                    hints.append(Prefetch(s.output, tuple(substitute(i, at) for i in s.index), 0, for_write=True))
-        return tuple(hints)
+                    prefetches.append(Prefetch(s.output, tuple(substitute(i, at) for i in s.index), 0, for_write=True))
+        return tuple(prefetches)
 
     @property
     def _is_large(self) -> bool:
-        """Whether a core's own cache holds but little of what the group touches."""
-        return self.group.space.compulsory_bytes > HINTED * self.hw.block_level.capacity_bytes
+        """Return whether the group accesses much more than L2 holds."""
+        return self.group.space.compulsory_bytes > PREFETCH_L2_RATIO * self.hw.block_level.capacity_bytes
 
     def _at(self, lane: Expr) -> Point:
-        """Where a neighbour along the row stands, in loops over the columns."""
+        """Return the position of an element along the row, in loops over the columns."""
         at: Point = {a.name: ref(f"{a.name}.column") for a in self.columns[1:]}
         first = self.columns[0].name
         at[first] = add(ref(f"{first}.first"), ref(f"{first}.column"))
@@ -245,8 +255,8 @@ class _Layout:
             nodes = (Loop(f"{axis.name}.column", extent, LoopKind.SERIAL, nodes),)
         return nodes
 
-    def _woven(self, count: int) -> tuple[Node, ...]:
-        """The map first, along the columns, one short row's element after the other; then all woven together."""
+    def _interleave(self, count: int) -> tuple[Node, ...]:
+        """Map along the columns, one element of the short rows at a time, then interleave all."""
         short, lanes, (column,) = self.layout.short, self.layout.lanes, self.columns
         (statement,) = [s for s in self.group.statements if s.output not in self.group.register_tensors]
         at: Point = {self.row.name: ref(f"{self.row.name}.short")}
@@ -256,28 +266,28 @@ class _Layout:
         block = _block(ref(BLOCK_COLUMN), lanes, count)
         here = {self.row.name: num(0), column.name: add(ref(f"{column.name}.first"), block)}
         index = tuple(substitute(i, here) for i in statement.index)
-        source = Load(WOVEN, (num(0), block), statement.type.dtype)
+        source = Load(INTERLEAVED, (num(0), block), statement.type.dtype)
         pitch = self._whole(column)
-        woven = Transpose(
+        interleave = Transpose(
             statement.output, index, short, source, pitch, rows=short, lanes=lanes, column_dim=len(index) - 2
         )
-        hints = self._ahead_of(statement, index) if self._is_large else ()
-        blocks = Loop(BLOCK_COLUMN, ceil_div(count, lanes), LoopKind.SERIAL, (woven, *hints))
+        prefetches = self._prefetch_interleaved(statement, index) if self._is_large else ()
+        blocks = Loop(BLOCK_COLUMN, ceil_div(count, lanes), LoopKind.SERIAL, (interleave, *prefetches))
         return (mapped, blocks)
 
-    def _ahead_of(self, statement: TensorExpr, index: tuple[Expr, ...]) -> tuple[Node, ...]:
-        """Hints for as many lines as a block of short rows fills, further on in memory."""
+    def _prefetch_interleaved(self, statement: TensorExpr, index: tuple[Expr, ...]) -> tuple[Node, ...]:
+        """Prefetch as many lines as a block of short rows fills, further on in memory."""
         size = statement.type.dtype.bytes
-        step, ahead = self.hw.dram.transaction_bytes // size, AHEAD_BYTES // size
+        step, distance = self.hw.dram.transaction_bytes // size, PREFETCH_DISTANCE_BYTES // size
         lines = range(0, self.layout.short * self.layout.lanes, step)
-        return tuple(Prefetch(statement.output, index, ahead + first, for_write=True) for first in lines)
+        return tuple(Prefetch(statement.output, index, distance + first, for_write=True) for first in lines)
 
-    def _room(self, load: Load) -> str:
-        return f"{load.tensor}.turned{self.layout.turned.index(load)}"
+    def _buffer_name(self, load: Load) -> str:
+        return f"{load.tensor}.turned{self.layout.transposed.index(load)}"
 
 
 def _block(number: Expr, lanes: int, extent: int) -> Expr:
-    """Where a block starts, the last one so that it ends with the tile."""
+    """Return the start of a block; the last one ends with the tile."""
     start = mul(number, num(lanes))
     return start if extent % lanes == 0 else min_(start, num(extent - lanes))
 

@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 from enum import Enum
 
-from roller_svc.families.common.cpu.op_counts import without_folded
+from roller_svc.families.common.cpu.op_counts import subtract_folded_flops
 from roller_svc.ir.affine import Affine, affine
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import AxisRef, Expr, Load
@@ -18,30 +18,30 @@ from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.program import StatementKind, TensorExpr, TensorType
 from roller_svc.perf.workload import Workload
 
-FEWEST_LANES = 4
-LONGEST_SHORT = 4  # elements of a row that vectors are dealt from, or woven into: n (n - 1) shuffles for n vectors
+MIN_LANES = 4
+MAX_SHORT_ROW = 4  # elements of a row that vectors are dealt from, or woven into: n (n - 1) shuffles for n vectors
 NARROW_BYTES = 16  # vectors of bytes and halves that are turned: wider ones have no instructions that interleave them
 
 
-class Turn(Enum):
+class TransposeKind(Enum):
     """SQUARE: blocks of as many rows as vectors have lanes. DEALT: what is read lies in short rows, x[i, 0:3], which
     whole vectors of them hold without a gap. WOVEN: so does what is written."""
 
-    SQUARE = "square"
-    DEALT = "dealt"
-    WOVEN = "woven"
+    BLOCK = "square"
+    DEINTERLEAVE = "dealt"
+    INTERLEAVE = "woven"
 
 
 @dataclass(frozen=True, slots=True)
-class LayoutSpace:
+class TransposeSpace:
     """`row`: the axis along which the results lie. `columns`: the axes along which the `turned` loads lie, outermost
     first; a tile has all of those but the first. `stride`: elements of memory between neighbours along the row, of each
     turned load. `lanes`: of the vectors in which blocks are turned."""
 
-    turn: Turn
+    kind: TransposeKind
     row: int
     columns: tuple[int, ...]
-    turned: tuple[Load, ...]
+    transposed: tuple[Load, ...]
     stride: tuple[int, ...]
     lanes: int
     short: int = 1  # elements of a short row
@@ -51,7 +51,7 @@ class LayoutSpace:
         return self.columns[0]
 
 
-def layout_space(group: KernelGroup, hw: HardwareSpec) -> LayoutSpace | None:
+def transpose_space(group: KernelGroup, hw: HardwareSpec) -> TransposeSpace | None:
     """The reading of a group whose results lie along another axis than something that they are computed from; None
     where there is no such thing, or where it cannot be turned in vectors."""
     names = [a.name for a in group.outer]
@@ -67,7 +67,7 @@ def layout_space(group: KernelGroup, hw: HardwareSpec) -> LayoutSpace | None:
     return _Reading(group, hw, row).space(stored)
 
 
-def turned_lanes(dtype: DType, vector_bytes: int) -> int:
+def transpose_lanes(dtype: DType, vector_bytes: int) -> int:
     """Lanes of the widest vectors in which elements are turned."""
     return (vector_bytes if dtype.bytes >= 4 else NARROW_BYTES) // dtype.bytes
 
@@ -78,33 +78,33 @@ class _Reading:
     hw: HardwareSpec
     row: str
 
-    def space(self, stored: list[TensorExpr]) -> LayoutSpace | None:
+    def space(self, stored: list[TensorExpr]) -> TransposeSpace | None:
         loads = [load for s in self.group.statements for load in s.reads]
         found = [(load, strides) for load in dict.fromkeys(loads) if (strides := self._crossing(load)) is not None]
         if not found:
             return None
         first, strides = found[0]
-        most = turned_lanes(first.dtype, self.hw.vector_bytes)
+        most = transpose_lanes(first.dtype, self.hw.vector_bytes)
         columns = self._columns(strides, most)
-        turned = tuple(
+        transposed = tuple(
             (load, s[self.row])
             for load, s in found
             if load.dtype.bits == first.dtype.bits and self._columns(s, most) == columns
         )
         height, short = self._extent(self.row), math.prod(self._extent(c) for c in columns)
         lanes = _lanes(most, min(height, short))
-        if short <= LONGEST_SHORT and height >= most and all(stride == short for _, stride in turned):
-            turn, lanes = Turn.DEALT, most
-        elif height <= LONGEST_SHORT and self._extent(columns[-1]) >= most and self._is_woven(stored, columns[-1]):
-            turn, lanes, short, columns = Turn.WOVEN, most, height, columns[-1:]
-        elif lanes >= FEWEST_LANES:
-            turn = Turn.SQUARE
+        if short <= MAX_SHORT_ROW and height >= most and all(stride == short for _, stride in transposed):
+            kind, lanes = TransposeKind.DEINTERLEAVE, most
+        elif height <= MAX_SHORT_ROW and self._extent(columns[-1]) >= most and self._is_woven(stored, columns[-1]):
+            kind, lanes, short, columns = TransposeKind.INTERLEAVE, most, height, columns[-1:]
+        elif lanes >= MIN_LANES:
+            kind = TransposeKind.BLOCK
         else:
             return None
         place = {a.name: i for i, a in enumerate(self.group.space.axes)}
-        return LayoutSpace(
-            turn, place[self.row], tuple(place[c] for c in columns), tuple(load for load, _ in turned),
-            tuple(stride for _, stride in turned), lanes, short,
+        return TransposeSpace(
+            kind, place[self.row], tuple(place[c] for c in columns), tuple(load for load, _ in transposed),
+            tuple(stride for _, stride in transposed), lanes, short,
         )  # fmt: skip
 
     def _crossing(self, load: Load) -> dict[str, int] | None:
@@ -180,9 +180,9 @@ def _run(strides: dict[str, int] | None, group: KernelGroup) -> str | None:
     return next((name for name, c in (strides or {}).items() if c == 1 and name in wide), None)
 
 
-def prepare(group: KernelGroup, base: Workload[None]) -> Workload[LayoutSpace] | None:
+def prepare(group: KernelGroup, base: Workload[None]) -> Workload[TransposeSpace] | None:
     """Prepare a layout change on a CPU; None for any other group or device."""
-    if base.machine.simt or base.is_contraction:
+    if base.machine.is_gpu or base.is_contraction:
         return None
-    layout = layout_space(group, base.machine.hw)
-    return None if layout is None else without_folded(group, base.with_facts(layout))
+    layout = transpose_space(group, base.machine.hw)
+    return None if layout is None else subtract_folded_flops(group, base.with_facts(layout))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from roller_svc.families.cpu.window.cost import cpu_window
-from roller_svc.families.cpu.window.rules import cpu_window as window_rules
+from roller_svc.families.cpu.window.cost import window_cost
+from roller_svc.families.cpu.window.rules import window_rules
 from roller_svc.families.cpu.window.workload import prepare
 from roller_svc.families.family import Family
 
@@ -11,6 +11,6 @@ CPU_WINDOW = Family(
     name="cpu/window",
     prepare=prepare,
     rules=lambda workload: window_rules(workload, workload.facts),
-    cost=cpu_window,
+    cost=window_cost,
     can_split=False,
 )

@@ -5,16 +5,22 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from roller_svc.families.common.cpu.memory import LINE_BYTES, moved_from, moving_s, own_byte_seconds, repeated
+from roller_svc.families.common.cpu.memory import (
+    LINE_BYTES,
+    dominant_level,
+    private_seconds_per_byte,
+    reread_ratio,
+    transfer_s,
+)
 from roller_svc.families.common.cpu.op_counts import work_cycles
-from roller_svc.families.cpu.window.workload import Dimension, Layout, PlaneSpace, Tile, WindowedSum, layout
+from roller_svc.families.cpu.window.workload import Dimension, PlaneLayout, PlaneSpace, Tile, WindowedSum, layout
 from roller_svc.ir.program import Combine
 from roller_svc.perf.common import Costs, Launch
 from roller_svc.perf.machine import LOAD_PORTS, Machine
 from roller_svc.perf.workload import Workload
 
 
-def cpu_window(p: Workload[PlaneSpace], launch: Launch) -> Costs:
+def window_cost(p: Workload[PlaneSpace], launch: Launch) -> Costs:
     """Cycles of the core with the most tasks, overlapped in part with what memory moves."""
     mach, space = p.machine, p.facts
     costs = mach.costs.window
@@ -32,16 +38,16 @@ def cpu_window(p: Workload[PlaneSpace], launch: Launch) -> Costs:
     seconds = [mach.seconds(c * waves) for c in cycles]
     staged = staged_bytes(space, launch.block, launch.thread)
     # what is staged and what it is staged from take room side by side
-    memory = _memory_s(p, launch) + again * waves * own_byte_seconds(mach, 2 * staged)
+    memory = _memory_s(p, launch) + again * waves * private_seconds_per_byte(mach, 2 * staged)
     # while a band is computed, memory moves only what was asked for of the next one when the last line was staged
     exposed = max(0.0, sum(seconds[1:]) - min(1.0, costs.ahead_bytes / staged) * memory)
     beside = sum(seconds) - exposed
     return Costs(
         core_s=max(beside, memory) + costs.memory_leak * min(beside, memory) + exposed,
         core_stage=None,
-        parts=(
+        stage_seconds=(
             ("staging", seconds[0]), ("compute", seconds[1]), ("results", seconds[2]), ("task", seconds[3]),
-            (moved_from(p, launch), memory),
+            (dominant_level(p, launch), memory),
         ),
         occupancy=min(1.0, launch.grid / (waves * mach.cores)),
         waves=waves,
@@ -50,25 +56,25 @@ def cpu_window(p: Workload[PlaneSpace], launch: Launch) -> Costs:
 
 def _memory_s(p: Workload[Any], launch: Launch) -> float:
     """Everything once; and, from the cache that held the task before, lines that neighbouring tasks share."""
-    mach, reads = p.machine, p.touched.reads
+    mach, reads = p.machine, p.footprint.reads
     clipped = tuple([min(b, e) for b, e in zip(launch.block, p.extents, strict=True)])
-    once = sum(moving_s(p, t, clipped, launch.grid) for t in p.touched.accesses)
-    shared = repeated(reads, launch.grid, clipped, p.extents) - 1
-    shared *= sum(t.moved_bytes(p.extents) for t in reads) / min(launch.grid, mach.cores)
-    return once + shared * own_byte_seconds(mach, p.touched.bytes(clipped))
+    once = sum(transfer_s(p, t, clipped, launch.grid) for t in p.footprint.accesses)
+    shared = reread_ratio(reads, launch.grid, clipped, p.extents) - 1
+    shared *= sum(t.transferred_bytes(p.extents) for t in reads) / min(launch.grid, mach.cores)
+    return once + shared * private_seconds_per_byte(mach, p.footprint.bytes(clipped))
 
 
-def staging_cycles(mach: Machine, one: WindowedSum, found: Layout) -> float:
+def staging_cycles(mach: Machine, one: WindowedSum, found: PlaneLayout) -> float:
     """Copying one plane: what is inside, line by line, in as many parts as the last dimension has phases. What is
     computed on the way, quotients above all, has units of its own, which work beside loads, shuffles and stores."""
     lanes, last, costs = mach.unit.shape[-1], found.dims[-1], mach.costs.window
     cycles = 0.0
     for plane in one.planes:
-        lines = math.prod(map(inside_of_band, found.dims[:-1], plane.inside[:-1]))
+        lines = math.prod(map(staged_positions, found.dims[:-1], plane.inside[:-1]))
         low, high = plane.inside[-1]
-        pieces = pieces_of_line(-(-min(last.places, high - low) // last.phases), lanes) * last.phases
+        pieces = line_vectors(-(-min(last.places, high - low) // last.phases), lanes) * last.phases
         each = costs.staged_cycles if last.phases == 1 else costs.shuffled_cycles * min(last.phases, lanes)
-        moved, work = _moving(mach, pieces) * each, sum(pieces) * work_cycles(mach, plane.work)
+        moved, work = _vector_equivalents(mach, pieces) * each, sum(pieces) * work_cycles(mach, plane.work)
         cycles += lines * (costs.line_cycles + max(moved, work) + costs.overlap_leak * min(moved, work))
     return cycles
 
@@ -78,21 +84,21 @@ def _mean(extent: int, block: int) -> float:
     return extent / -(-extent // block)
 
 
-def inside_of_band(dim: Dimension, inside: tuple[int, int]) -> float:
+def staged_positions(dim: Dimension, inside: tuple[int, int]) -> float:
     """Places of a band that are staged, on average: the first bands and the last ones reach beyond what is inside."""
     low, high = inside
     bands, step = -(-dim.slide.extent // dim.block), dim.block * dim.slide.stride
-    beyond = _falling(low, step) + _falling((bands - 1) * step + dim.places - high, step)
+    beyond = _falling_sum(low, step) + _falling_sum((bands - 1) * step + dim.places - high, step)
     return max(0.0, dim.places - beyond / bands)
 
 
-def _falling(first: int, step: int) -> int:
+def _falling_sum(first: int, step: int) -> int:
     """first + (first - step) + (first - 2 step) + ..., as far as that is positive."""
     terms = max(0, -(-first // step))
     return terms * first - step * terms * (terms - 1) // 2
 
 
-def pieces_of_line(elements: int, lanes: int) -> tuple[float, ...]:
+def line_vectors(elements: int, lanes: int) -> tuple[float, ...]:
     """A line's vectors, in parts of whole ones: after these, or the longest power of two where there is none, one as
     short a power of two as covers what is left."""
     longest = min(lanes, 1 << max(0, elements.bit_length() - 1))
@@ -100,14 +106,14 @@ def pieces_of_line(elements: int, lanes: int) -> tuple[float, ...]:
     return (longest / lanes,) * whole + (((1 << (left - 1).bit_length()) / lanes,) if left else ())
 
 
-def _moving(mach: Machine, pieces: tuple[float, ...]) -> float:
+def _vector_equivalents(mach: Machine, pieces: tuple[float, ...]) -> float:
     """Whole vectors that take as long: half of one moves half as much and lies across two lines of the cache half as
     often, where one of 64 bytes nearly always does (half of that takes a third of its time on Zen 4)."""
     across = mach.hw.vector_bytes / LINE_BYTES
     return sum([piece * (1 + across * piece) / (1 + across) for piece in pieces])
 
 
-def tap_cycles(mach: Machine, one: WindowedSum, found: Layout) -> float:
+def tap_cycles(mach: Machine, one: WindowedSum, found: PlaneLayout) -> float:
     """The run over one plane: operations against loads, those of unaligned vectors counted by lines of memory; a port
     loads a weight a cycle, however much of a vector it loads."""
     lanes, rows, costs = mach.unit.shape[-1], found.rows, mach.costs.window
@@ -134,11 +140,11 @@ def _accesses(vector_bytes: int, ports: float) -> float:
     return 1.0 + vector_bytes * min(1.0, ports / LOAD_PORTS) / LINE_BYTES
 
 
-def line_cycles(mach: Machine, found: Layout) -> float:
+def line_cycles(mach: Machine, found: PlaneLayout) -> float:
     """Results from the run to where they belong."""
     width, costs = found.dims[-1].block, mach.costs.window
     lines = math.prod(_mean(d.slide.extent, d.block) for d in found.dims[:-1])
-    return lines * (costs.line_cycles + costs.staged_cycles * _moving(mach, pieces_of_line(width, mach.unit.shape[-1])))
+    return lines * (costs.line_cycles + costs.staged_cycles * _vector_equivalents(mach, line_vectors(width, mach.unit.shape[-1])))
 
 
 def staged_bytes(space: PlaneSpace, block: Tile, thread: Tile) -> int:

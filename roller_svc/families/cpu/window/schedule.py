@@ -16,8 +16,8 @@ from roller_svc.families.common.cpu.micro_kernel import SCARCE_REGISTERS
 from roller_svc.families.cpu.window.workload import (
     LINE,
     Dimension,
-    Layout,
     Plane,
+    PlaneLayout,
     PlaneSpace,
     WindowedSum,
     layout,
@@ -46,111 +46,111 @@ from roller_svc.ir.schedule import (
 from roller_svc.schedule.nest_statements import (
     RowReads,
     acc_name,
-    converted,
+    convert_to_type,
     is_reduction,
     local_name,
     row_dtype,
     row_tensors,
-    wrapped,
+    wrap_in_storages,
 )
 
 LANE, STEP = ".lane", ".step"
-UNROLLED = 200  # vector operations written out: more compile slowly and run no faster
-MAX_HINTS = 16  # of a line of a plane; longer ones are what the core's own prefetchers are good at
-UNROLLED_COPY = 256  # elements copied by statements written out
+MAX_UNROLLED_OPERATIONS = 200  # vector operations written out: more compile slowly and run no faster
+MAX_PREFETCHES = 16  # of a line of a plane; longer ones are what the core's own prefetchers are good at
+MAX_UNROLLED_ELEMENTS = 256  # elements copied by statements written out
 
 
 @dataclass(frozen=True, slots=True)
-class Ahead:
+class PlanePrefetch:
     """What is read, and how many elements on the next plane has the same place."""
 
     source: Load
     elements: int
 
 
-def ahead_of(source: Load, type_: TensorType, axis: str) -> Ahead | None:
+def plane_prefetch(source: Load, type_: TensorType, axis: str) -> PlanePrefetch | None:
     elements = 0
     for d, index in enumerate(source.index):
-        known = affine(index)
-        if known is None:
+        form = affine(index)
+        if form is None:
             return None
-        elements += known.coeff(axis) * math.prod(type_.shape[d + 1 :])
-    return Ahead(source, elements) if elements > 0 else None
+        elements += form.coeff(axis) * math.prod(type_.shape[d + 1 :])
+    return PlanePrefetch(source, elements) if elements > 0 else None
 
 
 @dataclass(frozen=True, slots=True)
-class StagedSum:
+class StagedReduction:
     """One reduction of a task."""
 
-    sum: WindowedSum
-    layout: Layout
+    window: WindowedSum
+    layout: PlaneLayout
     lanes: int
     registers: int  # vectors that a core has names for
 
     @property
-    def _totals(self) -> str:
-        return f"{self.sum.statement.output}.totals"
+    def _results(self) -> str:
+        return f"{self.window.statement.output}.totals"
 
-    def rooms(self) -> list[Storage]:
-        run = self.layout.rows * self.layout.run_steps * self.layout.width
-        found = [Storage(self._totals, self.sum.statement.accumulator, (run,), Scope.STACK, ())]
-        for plane in self.sum.planes:
-            found.append(Storage(plane.name, plane.dtype, (self.layout.elements,), Scope.STACK, ()))
-        return found
+    def buffers(self) -> list[Storage]:
+        reduce = self.layout.rows * self.layout.run_steps * self.layout.width
+        buffers_ = [Storage(self._results, self.window.statement.accumulator, (reduce,), Scope.STACK, ())]
+        for plane in self.window.planes:
+            buffers_.append(Storage(plane.name, plane.dtype, (self.layout.elements,), Scope.STACK, ()))
+        return buffers_
 
-    def at_line(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+    def bind_line(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
         """The nodes, with the place of the first total of the line at hand known to them."""
-        place: Expr = num(0)
+        offset: Expr = num(0)
         if len(self.layout.dims) > 1:
             line, rows = ref(f"{self.layout.dims[-2].slide.axis}.line"), self.layout.rows
-            run = self.layout.run_steps * self.layout.width
-            place = add(mul(mod(line, rows), num(run)), mul(div(line, rows), num(self.layout.pitch)))
-        return (Let(f"{self._totals}.first", place, nodes),)
+            reduce = self.layout.run_steps * self.layout.width
+            offset = add(mul(mod(line, rows), num(reduce)), mul(div(line, rows), num(self.layout.pitch)))
+        return (Let(f"{self._results}.first", offset, nodes),)
 
     def result(self, lane: Expr) -> Load:
         """The total of an output of the line at hand."""
-        return Load(self._totals, (add(ref(f"{self._totals}.first"), lane),), self.sum.statement.accumulator)
+        return Load(self._results, (add(ref(f"{self._results}.first"), lane),), self.window.statement.accumulator)
 
     # staging --------------------------------------------------------------------------------------------------------
-    def filled(self) -> Iterator[Node]:
+    def fill_margins(self) -> Iterator[Node]:
         """Every plane's room with its margin: staging leaves that alone."""
-        for plane in self.sum.planes:
+        for plane in self.window.planes:
             at = add(mul(ref(".line"), num(LINE)), ref(LANE))
             vectors = Loop(LANE, LINE, LoopKind.VECTOR, (Compute(plane.name, (at,), plane.margin),))
             yield Loop(".line", self.layout.elements // LINE, LoopKind.SERIAL, (vectors,))
 
-    def staged(self, following: tuple[Ahead | None, ...]) -> Iterator[Node]:
+    def stage(self, following: tuple[PlanePrefetch | None, ...]) -> Iterator[Node]:
         """All planes, with hints of where the next ones lie."""
-        for plane, ahead in zip(self.sum.planes, following, strict=True):
-            yield from self._staged(plane, ahead)
+        for plane, prefetch in zip(self.window.planes, following, strict=True):
+            yield from self._stage_plane(plane, prefetch)
 
-    def _staged(self, plane: Plane, ahead: Ahead | None) -> tuple[Node, ...]:
+    def _stage_plane(self, plane: Plane, prefetch: PlanePrefetch | None) -> tuple[Node, ...]:
         if any(low == high for low, high in plane.inside):
             return ()
-        nodes = self._staged_line(plane) if ahead is None else (*self._hints(plane, ahead), *self._staged_line(plane))
+        nodes = self._stage_line(plane) if prefetch is None else (*self._prefetch_line(plane, prefetch), *self._stage_line(plane))
         for dim, inside in list(zip(self.layout.dims, plane.inside, strict=True))[-2::-1]:
-            low, count, limit = _range(dim, inside)
+            low, count, limit = _staged_range(dim, inside)
             here = f"{dim.slide.axis}.here"
             nodes = (Let(here, add(low, ref(f"{here}.count")), nodes),)
             nodes = (Loop(f"{here}.count", count, LoopKind.SERIAL, nodes, limit),)
         return nodes
 
-    def _staged_line(self, plane: Plane) -> tuple[Node, ...]:
+    def _stage_line(self, plane: Plane) -> tuple[Node, ...]:
         """One line of places, phase by phase."""
         dim, inside = self.layout.dims[-1], plane.inside[-1]
-        low, count, limit = _range(dim, inside)
+        low, count, limit = _staged_range(dim, inside)
         here = f"{dim.slide.axis}.here"
-        each = Let(here, add(low, ref(f"{here}.count")), (self._store(plane, ref(here)),))
-        one_by_one = (Loop(f"{here}.count", count, LoopKind.SERIAL, (each,), limit),)
+        element = Let(here, add(low, ref(f"{here}.count")), (self._store(plane, ref(here)),))
+        element_loop = (Loop(f"{here}.count", count, LoopKind.SERIAL, (element,), limit),)
         if limit is None:
-            return tuple(self._phases(plane, low, count))
+            return tuple(self._stage_phases(plane, low, count))
         start = mul(ref(f"{dim.slide.axis}.first"), num(dim.slide.stride))
-        whole = logical_and(le(num(inside[0]), start), le(add(start, num(dim.places)), num(inside[1])))
-        if whole is None or inside[1] - inside[0] < dim.places:
-            return one_by_one
-        return (Branch(whole, tuple(self._phases(plane, num(0), dim.places)), one_by_one),)
+        is_inside = logical_and(le(num(inside[0]), start), le(add(start, num(dim.places)), num(inside[1])))
+        if is_inside is None or inside[1] - inside[0] < dim.places:
+            return element_loop
+        return (Branch(is_inside, tuple(self._stage_phases(plane, num(0), dim.places)), element_loop),)
 
-    def _phases(self, plane: Plane, low: Expr, count: int) -> Iterator[Node]:
+    def _stage_phases(self, plane: Plane, low: Expr, count: int) -> Iterator[Node]:
         """Places from `low`, a constant, on, in vectors."""
         dim = self.layout.dims[-1]
         first = int(low.value) if isinstance(low, Const) else 0
@@ -158,62 +158,62 @@ class StagedSum:
             start = first + (phase - first) % dim.phases
             if (elements := ceil_div(first + count - start, dim.phases)) > 0:
                 place = add(mul(ref(LANE), num(dim.phases)), num(start))
-                element = add(self.layout.element((*self._heres(), num(phase))), num(start // dim.phases))
+                element = add(self.layout.element((*self._outer_coordinates(), num(phase))), num(start // dim.phases))
                 store = Compute(plane.name, (add(ref(".element"), ref(LANE)),), self._value(plane, place))
-                yield Let(".element", element, tuple(along(elements, store)))
+                yield Let(".element", element, tuple(for_lanes(elements, store)))
 
-    def _hints(self, plane: Plane, ahead: Ahead) -> Iterator[Node]:
+    def _prefetch_line(self, plane: Plane, prefetch: PlanePrefetch) -> Iterator[Node]:
         """The same line of the next plane will be read."""
-        low, count, _ = _range(self.layout.dims[-1], plane.inside[-1])
-        step = LINE_BYTES // ahead.source.dtype.bytes
-        index = tuple(substitute(i, self._places(low)) for i in ahead.source.index)
-        for first in range(0, min(count, MAX_HINTS * step), step):
-            yield Prefetch(ahead.source.tensor, index, ahead.elements + first)
+        low, count, _ = _staged_range(self.layout.dims[-1], plane.inside[-1])
+        step = LINE_BYTES // prefetch.source.dtype.bytes
+        index = tuple(substitute(i, self._input_coordinates(low)) for i in prefetch.source.index)
+        for first in range(0, min(count, MAX_PREFETCHES * step), step):
+            yield Prefetch(prefetch.source.tensor, index, prefetch.elements + first)
 
     def _store(self, plane: Plane, place: Expr) -> Compute:
-        return Compute(plane.name, (self.layout.element((*self._heres(), place)),), self._value(plane, place))
+        return Compute(plane.name, (self.layout.element((*self._outer_coordinates(), place)),), self._value(plane, place))
 
-    def _heres(self) -> tuple[Expr, ...]:
+    def _outer_coordinates(self) -> tuple[Expr, ...]:
         return tuple(ref(f"{d.slide.axis}.here") for d in self.layout.dims[:-1])
 
     def _value(self, plane: Plane, place: Expr) -> Expr:
         """What lies at a place of the band at hand."""
-        return substitute(plane.value, self._places(place))
+        return substitute(plane.value, self._input_coordinates(place))
 
-    def _places(self, place: Expr) -> dict[str, Expr]:
-        places = {}
-        for dim, here in zip(self.layout.dims, (*self._heres(), place), strict=True):
+    def _input_coordinates(self, place: Expr) -> dict[str, Expr]:
+        coordinates = {}
+        for dim, here in zip(self.layout.dims, (*self._outer_coordinates(), place), strict=True):
             start = mul(ref(f"{dim.slide.axis}.first"), num(dim.slide.stride))
-            places[dim.slide.place] = add(start, here)
-        return places
+            coordinates[dim.slide.place] = add(start, here)
+        return coordinates
 
     # sums -----------------------------------------------------------------------------------------------------------
-    def run(self) -> tuple[Node, ...]:
+    def reduce(self) -> tuple[Node, ...]:
         """All totals of a run, some vectors of each of some lines at once."""
-        statement, width, rows = self.sum.statement, self.layout.width, self.layout.rows
+        statement, width, rows = self.window.statement, self.layout.width, self.layout.rows
         acc, combine = acc_name(statement.output), statement.combine or Combine.SUM
         start = Compute(acc, (ref(".row"), ref(LANE)), identity(combine, statement.accumulator))
         done = Load(acc, (ref(".row"), ref(LANE)), statement.accumulator)
         row = mul(ref(".row"), num(self.layout.run_steps * width))
         at = add(add(row, mul(ref(STEP), num(width))), ref(LANE))
-        nodes = (self._each_row(start), *self._taps(), self._each_row(Compute(self._totals, (at,), done)))
-        rooms = [Storage(acc, statement.accumulator, (rows, width), Scope.REGISTER, ())]
-        for plane in self.sum.planes:
-            rooms.append(
+        nodes = (self._for_rows(start), *self._taps(), self._for_rows(Compute(self._results, (at,), done)))
+        buffers = [Storage(acc, statement.accumulator, (rows, width), Scope.REGISTER, ())]
+        for plane in self.window.planes:
+            buffers.append(
                 Storage(
-                    f"{plane.name}.vectors", plane.dtype, (width,), Scope.REGISTER, (), no_rematerialize=self._pins()
+                    f"{plane.name}.vectors", plane.dtype, (width,), Scope.REGISTER, (), no_rematerialize=self._pins_loads()
                 )
             )
-        return (Loop(STEP, self.layout.run_steps, LoopKind.SERIAL, wrapped(rooms, nodes)),)
+        return (Loop(STEP, self.layout.run_steps, LoopKind.SERIAL, wrap_in_storages(buffers, nodes)),)
 
-    def _pins(self) -> bool:
+    def _pins_loads(self) -> bool:
         """gcc folds loads of staged vectors back into operations, once for each row that they are joined to, most of
         them across two lines of the cache: 5 x 5 taps of three rows take 0.72 of the time without (Zen 4)."""
         vectors = ceil_div(self.layout.width, self.lanes)
-        held = (self.layout.rows + len(self.sum.planes)) * vectors + 1
-        return self.layout.rows > 1 and held <= self.registers
+        live = (self.layout.rows + len(self.window.planes)) * vectors + 1
+        return self.layout.rows > 1 and live <= self.registers
 
-    def _each_row(self, node: Node) -> Node:
+    def _for_rows(self, node: Node) -> Node:
         vectors = Loop(LANE, self.layout.width, LoopKind.VECTOR, (node,))
         return Loop(".row", self.layout.rows, LoopKind.UNROLL, (vectors,))
 
@@ -222,15 +222,15 @@ class StagedSum:
 
         Too much to write out stays a loop, from the outside in.
         """
-        slides = self.sum.slides
+        slides = self.window.slides
         vectors = ceil_div(self.layout.width, self.lanes)
         inside = vectors * (self.layout.rows * slides[-2].taps if len(slides) > 1 else 1)
-        nodes = self._line_taps() if inside <= UNROLLED else self._looped_line_taps()
-        unrolled = inside if inside <= UNROLLED else vectors * self.layout.rows
+        nodes = self._line_taps() if inside <= MAX_UNROLLED_OPERATIONS else self._looped_line_taps()
+        unrolled = inside if inside <= MAX_UNROLLED_OPERATIONS else vectors * self.layout.rows
         for slide in (slides[-1], *reversed(slides[:-2])):
             if slide.inner is not None:
                 unrolled *= slide.taps
-                kind = LoopKind.UNROLL if unrolled <= UNROLLED else LoopKind.SERIAL
+                kind = LoopKind.UNROLL if unrolled <= MAX_UNROLLED_OPERATIONS else LoopKind.SERIAL
                 nodes = (Loop(slide.inner, slide.taps, kind, nodes),)
         return nodes
 
@@ -238,7 +238,7 @@ class StagedSum:
         """Staged lines one after the other, each joined to the outputs under whose taps it lies."""
         dims = self.layout.dims
         if len(dims) == 1:
-            return (*self._loads(()), self._join(num(0)))
+            return (*self._loads(()), self._accumulate(num(0)))
         dim, slide = dims[-2], dims[-2].slide
         taps = [(r, i) for r in range(dim.rows) for i in range(slide.taps)]
 
@@ -249,8 +249,8 @@ class StagedSum:
         for at, users in itertools.groupby(sorted(taps, key=place), key=place):
             nodes += self._loads((num(at),))
             for row, tap in users:
-                join: Node = self._join(num(row))
-                nodes.append(join if slide.inner is None else Let(slide.inner, num(tap), (join,)))
+                accumulate: Node = self._accumulate(num(row))
+                nodes.append(accumulate if slide.inner is None else Let(slide.inner, num(tap), (accumulate,)))
         return tuple(nodes)
 
     def _looped_line_taps(self) -> tuple[Node, ...]:
@@ -259,64 +259,64 @@ class StagedSum:
         nodes: list[Node] = []
         for row in range(dim.rows):
             tap = ref(dim.slide.inner) if dim.slide.inner is not None else num(0)
-            nodes += [*self._loads((add(dim.slide.tap(tap), num(row * dim.slide.stride)),)), self._join(num(row))]
+            nodes += [*self._loads((add(dim.slide.tap(tap), num(row * dim.slide.stride)),)), self._accumulate(num(row))]
         return (Loop(dim.slide.inner or ".line", dim.slide.taps, LoopKind.SERIAL, tuple(nodes)),)
 
     def _loads(self, line: tuple[Expr, ...]) -> Iterator[Node]:
         """The vectors of every plane under a tap: `line` is the place along the last dimension but one."""
-        places: list[Expr] = []
+        coordinates: list[Expr] = []
         for dim in self.layout.dims[:-2]:
             tap = ref(dim.slide.inner) if dim.slide.inner is not None else num(0)
             start = mul(ref(f"{dim.slide.axis}.line"), num(dim.slide.stride))
-            places.append(add(start, dim.slide.tap(tap)))
+            coordinates.append(add(start, dim.slide.tap(tap)))
         last = self.layout.dims[-1].slide
-        places += [*line, last.tap(ref(last.inner) if last.inner is not None else num(0))]
+        coordinates += [*line, last.tap(ref(last.inner) if last.inner is not None else num(0))]
         at = add(add(ref(".tap"), mul(ref(STEP), num(self.layout.width))), ref(LANE))
-        for plane in self.sum.planes:
+        for plane in self.window.planes:
             load = Compute(f"{plane.name}.vectors", (ref(LANE),), Load(plane.name, (at,), plane.dtype))
             vectors = Loop(LANE, self.layout.width, LoopKind.VECTOR, (load,))
-            yield Let(".tap", self.layout.element(tuple(places)), (vectors,))
+            yield Let(".tap", self.layout.element(tuple(coordinates)), (vectors,))
 
-    def _join(self, row: Expr) -> Node:
-        names = {p.name for p in self.sum.planes}
+    def _accumulate(self, row: Expr) -> Node:
+        names = {p.name for p in self.window.planes}
 
-        def change(node: Expr) -> Expr:
+        def from_vectors(node: Expr) -> Expr:
             if isinstance(node, Load) and node.tensor in names:
                 return Load(f"{node.tensor}.vectors", (ref(LANE),), node.dtype)
             return node
 
-        statement = self.sum.statement
-        value = rewrite(self.sum.body, change)
-        join = Compute(acc_name(statement.output), (row, ref(LANE)), value, statement.combine or Combine.SUM)
-        return Loop(LANE, self.layout.width, LoopKind.VECTOR, (join,))
+        statement = self.window.statement
+        value = rewrite(self.window.body, from_vectors)
+        accumulate = Compute(acc_name(statement.output), (row, ref(LANE)), value, statement.combine or Combine.SUM)
+        return Loop(LANE, self.layout.width, LoopKind.VECTOR, (accumulate,))
 
 
-def _range(dim: Dimension, inside: tuple[int, int]) -> tuple[Expr, int, Expr | None]:
+def _staged_range(dim: Dimension, inside: tuple[int, int]) -> tuple[Expr, int, Expr | None]:
     """(first place of a band that is inside, most places there are, how many where that differs by band)."""
-    slide, whole = dim.slide, dim.places
+    slide, places = dim.slide, dim.places
     if dim.block >= slide.extent:
         return num(inside[0]), inside[1] - inside[0], None
     start = mul(ref(f"{slide.axis}.first"), num(slide.stride))
     low = max_(num(0), sub(num(inside[0]), start)) if inside[0] > 0 else num(0)
-    high = min_(num(whole), sub(num(inside[1]), start))
-    return low, whole, sub(high, low)
+    high = min_(num(places), sub(num(inside[1]), start))
+    return low, places, sub(high, low)
 
 
-def over(dim: Dimension, var: str, nodes: tuple[Node, ...]) -> Node:
+def loop_over_outputs(dim: Dimension, var: str, nodes: tuple[Node, ...]) -> Node:
     """A loop over the outputs of a band."""
-    extent, ragged = dim.slide.extent, dim.slide.extent % dim.block
-    limit = sub(num(extent), ref(f"{dim.slide.axis}.first")) if ragged else None
+    extent, has_tail = dim.slide.extent, dim.slide.extent % dim.block
+    limit = sub(num(extent), ref(f"{dim.slide.axis}.first")) if has_tail else None
     return Loop(var, min(dim.block, extent), LoopKind.SERIAL, nodes, limit)
 
 
-def along(count: int, node: Compute) -> Iterator[Node]:
+def for_lanes(count: int, node: Compute) -> Iterator[Node]:
     """The node for `count` lanes: a loop over pieces, and what is left."""
-    pieces = count // UNROLLED_COPY if count > UNROLLED_COPY else 0
-    if pieces:
-        lane = {LANE: add(mul(ref(".piece"), num(UNROLLED_COPY)), ref(LANE))}
-        yield Loop(".piece", pieces, LoopKind.SERIAL, (Loop(LANE, UNROLLED_COPY, LoopKind.VECTOR, (_at(node, lane),)),))
-    if rest := count - pieces * UNROLLED_COPY:
-        yield Loop(LANE, rest, LoopKind.VECTOR, (_at(node, {LANE: add(num(pieces * UNROLLED_COPY), ref(LANE))}),))
+    chunks = count // MAX_UNROLLED_ELEMENTS if count > MAX_UNROLLED_ELEMENTS else 0
+    if chunks:
+        lane = {LANE: add(mul(ref(".piece"), num(MAX_UNROLLED_ELEMENTS)), ref(LANE))}
+        yield Loop(".piece", chunks, LoopKind.SERIAL, (Loop(LANE, MAX_UNROLLED_ELEMENTS, LoopKind.VECTOR, (_at(node, lane),)),))
+    if tail := count - chunks * MAX_UNROLLED_ELEMENTS:
+        yield Loop(LANE, tail, LoopKind.VECTOR, (_at(node, {LANE: add(num(chunks * MAX_UNROLLED_ELEMENTS), ref(LANE))}),))
 
 
 def _at(node: Compute, values: dict[str, Expr]) -> Compute:
@@ -326,7 +326,7 @@ def _at(node: Compute, values: dict[str, Expr]) -> Compute:
 # Elements of a line of results below which it is walked one by one. Longer ones are vectors, though one that lies
 # across two that were stored a moment ago waits for both to reach the cache: others go on meanwhile. A loop of few
 # rounds takes more instructions, and more or less time by where its code lies (Zen 4: lines of 11).
-SHORTEST_VECTOR = 4
+MIN_VECTOR_OUTPUTS = 4
 
 
 def lower(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[ScheduleTree, ...]:
@@ -346,10 +346,10 @@ class _Windows:
 
     def tasks(self) -> tuple[Node, ...]:
         lanes, registers = self.program.unit.shape[-1], self.hw.limits.max_registers_per_thread
-        sums = [StagedSum(s, self._layout(s), lanes, registers) for s in self.space.sums]
-        nodes = tuple(node for s in sums for node in s.filled())
+        sums = [StagedReduction(s, self._layout(s), lanes, registers) for s in self.space.sums]
+        nodes = tuple(node for s in sums for node in s.fill_margins())
         nodes += self._each_plane(sums)
-        nodes = wrapped([room for s in sums for room in s.rooms()] + self._line_rooms(), nodes)
+        nodes = wrap_in_storages([buffer for s in sums for buffer in s.buffers()] + self._row_buffers(), nodes)
         for axis in self.space.axes:
             first = mul(ref(f"{axis.name}.task"), num(self.program.block[axis.name]))
             nodes = (Let(f"{axis.name}.first", first, nodes),)
@@ -358,13 +358,13 @@ class _Windows:
             nodes = (Loop(f"{axis.name}.task", count, LoopKind.PARALLEL, nodes),)
         return nodes
 
-    def _layout(self, of: WindowedSum) -> Layout:
+    def _layout(self, of: WindowedSum) -> PlaneLayout:
         axes = self.group.outer
         block, thread = (tuple(t[a.name] for a in axes) for t in (self.program.block, self.program.thread))
         return layout(self.space, of, block, thread)
 
-    def _each_plane(self, sums: list[StagedSum]) -> tuple[Node, ...]:
-        nodes = tuple(node for s in sums for node in s.staged(self._next_planes(s)))
+    def _each_plane(self, sums: list[StagedReduction]) -> tuple[Node, ...]:
+        nodes = tuple(node for s in sums for node in s.stage(self._plane_prefetches(s)))
         nodes += self._each_run(sums)
         # 16 registers: as a function of its own 5 x 5 taps ran a tenth slower (Skylake-SP, AVX2; on AVX-512 the same)
         if self.hw.limits.max_registers_per_thread > SCARCE_REGISTERS:
@@ -377,95 +377,95 @@ class _Windows:
             nodes = (Loop(f"{axis.name}.step", tile, LoopKind.SERIAL, nodes, limit),)
         return nodes
 
-    def _each_run(self, sums: list[StagedSum]) -> tuple[Node, ...]:
-        nodes = (*self._prefetched_results(sums), *(node for s in sums for node in s.run()), *self._lines(sums))
+    def _each_run(self, sums: list[StagedReduction]) -> tuple[Node, ...]:
+        nodes = (*self._prefetch_results(sums), *(node for s in sums for node in s.reduce()), *self._store_lines(sums))
         for dim in reversed(sums[0].layout.dims[:-2]):
-            nodes = (over(dim, f"{dim.slide.axis}.line", nodes),)
+            nodes = (loop_over_outputs(dim, f"{dim.slide.axis}.line", nodes),)
         return nodes
 
     # memory ---------------------------------------------------------------------------------------------------------
-    def _is_far(self, type_: TensorType) -> bool:
+    def _exceeds_private_caches(self, type_: TensorType) -> bool:
         """Whether a tensor comes from beyond the core's own caches."""
         return type_.bytes > self.hw.block_level.capacity_bytes
 
-    def _next_planes(self, one: StagedSum) -> tuple[Ahead | None, ...]:
+    def _plane_prefetches(self, reduction: StagedReduction) -> tuple[PlanePrefetch | None, ...]:
         """For each plane of a sum how what it is staged from moves on to the task's next plane."""
-        types, moving = dict(self.group.inputs), [a for a in self.space.leading if self.program.block[a.name] > 1]
-        found: list[Ahead | None] = []
-        for plane in one.sum.planes:
-            loads = [x for x in loads_of(plane.value) if x.tensor in types and self._is_far(types[x.tensor])]
-            found.append(ahead_of(loads[0], types[loads[0].tensor], moving[-1].name) if loads and moving else None)
-        return tuple(found)
+        types, varying = dict(self.group.inputs), [a for a in self.space.leading if self.program.block[a.name] > 1]
+        plane_prefetches: list[PlanePrefetch | None] = []
+        for plane in reduction.window.planes:
+            loads = [x for x in loads_of(plane.value) if x.tensor in types and self._exceeds_private_caches(types[x.tensor])]
+            plane_prefetches.append(plane_prefetch(loads[0], types[loads[0].tensor], varying[-1].name) if loads and varying else None)
+        return tuple(plane_prefetches)
 
-    def _prefetched_results(self, sums: list[StagedSum]) -> Iterator[Node]:
+    def _prefetch_results(self, sums: list[StagedReduction]) -> Iterator[Node]:
         """Hints that the lines of results of a run will be written, while it is computed."""
         dims, stored = sums[0].layout.dims, dict(self.group.stored)
         at: dict[str, Expr] = {a.name: ref(f"{a.name}.first") for a in self.space.axes}
         for dim in dims[:-1]:
             at[dim.slide.axis] = add(at[dim.slide.axis], ref(f"{dim.slide.axis}.line"))
         for statement in self.group.statements:
-            if statement.output not in stored or not self._is_far(stored[statement.output]):
+            if statement.output not in stored or not self._exceeds_private_caches(stored[statement.output]):
                 continue
             step = LINE_BYTES // statement.type.dtype.bytes
             index = tuple(substitute(i, at) for i in statement.index)
-            hints = tuple(
-                Prefetch(statement.output, index, ahead, for_write=True)
-                for ahead in range(0, min(dims[-1].block, MAX_HINTS * step), step)
+            prefetches = tuple(
+                Prefetch(statement.output, index, distance, for_write=True)
+                for distance in range(0, min(dims[-1].block, MAX_PREFETCHES * step), step)
             )
-            yield from (over(dims[-2], f"{dims[-2].slide.axis}.line", hints),) if len(dims) > 1 else hints
+            yield from (loop_over_outputs(dims[-2], f"{dims[-2].slide.axis}.line", prefetches),) if len(dims) > 1 else prefetches
 
     # results --------------------------------------------------------------------------------------------------------
-    def _lines(self, sums: list[StagedSum]) -> tuple[Node, ...]:
+    def _store_lines(self, sums: list[StagedReduction]) -> tuple[Node, ...]:
         """The statements at every output of the run, line by line."""
         width = sums[0].layout.dims[-1]
         tail = width.slide.extent % width.block
-        nodes = self._line(sums, width.block)
+        nodes = self._store_line(sums, width.block)
         if tail:
             start = ref(f"{width.slide.axis}.first")
-            whole = le(add(start, num(width.block)), num(width.slide.extent))
-            nodes = (Branch(whole, nodes, self._line(sums, tail)),)
-        for one in sums:
-            nodes = one.at_line(nodes)
+            is_full = le(add(start, num(width.block)), num(width.slide.extent))
+            nodes = (Branch(is_full, nodes, self._store_line(sums, tail)),)
+        for reduction in sums:
+            nodes = reduction.bind_line(nodes)
         if len(sums[0].layout.dims) > 1:
             rows = sums[0].layout.dims[-2]
-            nodes = (over(rows, f"{rows.slide.axis}.line", nodes),)
+            nodes = (loop_over_outputs(rows, f"{rows.slide.axis}.line", nodes),)
         return nodes
 
-    def _line(self, sums: list[StagedSum], width: int) -> tuple[Node, ...]:
+    def _store_line(self, sums: list[StagedReduction], width: int) -> tuple[Node, ...]:
         nodes: list[Node] = []
         for node in self._statements(sums):
-            if width < SHORTEST_VECTOR:
+            if width < MIN_VECTOR_OUTPUTS:
                 nodes.append(Loop(LANE, width, LoopKind.SERIAL, (node,)))
             else:
-                nodes += along(width, node)
+                nodes += for_lanes(width, node)
         return tuple(nodes)
 
-    def _statements(self, sums: list[StagedSum]) -> Iterator[Compute]:
-        results = {s.sum.statement.output: s.result(ref(LANE)) for s in sums}
-        rows = self._rows()
-        unkept = {name: total for name, total in results.items() if name not in rows}
+    def _statements(self, sums: list[StagedReduction]) -> Iterator[Compute]:
+        results = {s.window.statement.output: s.result(ref(LANE)) for s in sums}
+        row_tensors_ = self._row_tensors()
+        unbuffered = {name: total for name, total in results.items() if name not in row_tensors_}
         at: dict[str, Expr] = {}
         for axis in self.space.axes:
             inside = ref(LANE) if axis is self.space.axes[-1] else ref(f"{axis.name}.line")
             at[axis.name] = add(ref(f"{axis.name}.first"), inside)
-        reads = RowReads(rows, (ref(LANE),), at)
+        reads = RowReads(row_tensors_, (ref(LANE),), at)
         for statement in self.group.statements:
-            value = results[statement.output] if is_reduction(statement) else reads.apply(_put(statement.body, unkept))
-            value = converted(value, statement)
-            if statement.output in rows:
+            value = results[statement.output] if is_reduction(statement) else reads.apply(_replace_loads(statement.body, unbuffered))
+            value = convert_to_type(value, statement)
+            if statement.output in row_tensors_:
                 yield Compute(local_name(statement.output), (ref(LANE),), value)
                 value = Load(local_name(statement.output), (ref(LANE),), statement.type.dtype)
             if statement.output not in self.group.register_tensors:
                 yield Compute(statement.output, tuple(reads.apply(i) for i in statement.index), value)
 
-    def _rows(self) -> frozenset[str]:
+    def _row_tensors(self) -> frozenset[str]:
         """What later statements read from a room of its own. Totals that are results as they stand have one already: a
         vector across two that were stored a moment ago waits, 20 cycles a line of 11 on Zen 4."""
-        statements = (one.statement for one in self.space.sums)
+        statements = (window.statement for window in self.space.sums)
         return row_tensors(self.group) - {s.output for s in statements if s.accumulator is s.type.dtype}
 
-    def _line_rooms(self) -> list[Storage]:
-        rows, width = self._rows(), self.space.axes[-1]
+    def _row_buffers(self) -> list[Storage]:
+        rows, width = self._row_tensors(), self.space.axes[-1]
         count = min(width.extent, self.program.block[width.name])
         return [
             Storage(local_name(s.output), row_dtype(s), (count,), Scope.STACK, ())
@@ -473,6 +473,6 @@ class _Windows:
         ]  # fmt: skip
 
 
-def _put(expr: Expr, values: Mapping[str, Expr]) -> Expr:
+def _replace_loads(expr: Expr, values: Mapping[str, Expr]) -> Expr:
     """The expression with values in place of what it reads of those tensors."""
     return rewrite(expr, lambda node: values.get(node.tensor, node) if isinstance(node, Load) else node)

@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from roller_svc.families.common.cpu.op_counts import Counts, without_folded, work_of
+from roller_svc.families.common.cpu.op_counts import OpCounts, count_ops, subtract_folded_flops
 from roller_svc.ir.affine import Affine, affine
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import (
@@ -36,14 +36,14 @@ from roller_svc.ir.index import add, div, mod, mul, num, ref
 from roller_svc.ir.program import Axis, StatementKind, TensorExpr
 from roller_svc.perf.workload import Workload
 
-PLACE = ".place"  # what names of variables that are places end in
+POSITION_SUFFIX = ".place"  # what names of variables that are places end in
 
 
 MAX_STRIDE = 64  # a staged plane has one run of text for each phase of its stride
 
 
 @dataclass(frozen=True, slots=True)
-class Slide:
+class PlaneWindowDim:
     """One dimension of a plane: the element under tap `i` of output `o` is stride * o + dilation * i.
 
     Places count from the first element under any tap. `inner` is None where no window slides: one tap.
@@ -69,7 +69,7 @@ class Slide:
     @property
     def place(self) -> str:
         """Name of a variable that is a place."""
-        return self.axis + PLACE
+        return self.axis + POSITION_SUFFIX
 
     def reach(self, outputs: int) -> int:
         """Places under the windows of so many neighbouring outputs."""
@@ -94,9 +94,9 @@ class Plane:
     inside: tuple[tuple[int, int], ...]
 
     @property
-    def work(self) -> Counts:
+    def work(self) -> OpCounts:
         """Operations on one element that is staged."""
-        return work_of(self.value, {name for name in axes_of(self.value) if name.endswith(PLACE)})
+        return count_ops(self.value, {name for name in axes_of(self.value) if name.endswith(POSITION_SUFFIX)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ class WindowedSum:
     """A reduction: `body` loads planes by name, without indices."""
 
     statement: TensorExpr
-    slides: tuple[Slide, ...]
+    slides: tuple[PlaneWindowDim, ...]
     planes: tuple[Plane, ...]
     body: Expr
 
@@ -135,7 +135,7 @@ def plane_space(group: KernelGroup) -> PlaneSpace | None:
     outer = {a.name: a.extent for a in group.outer}
     written = {s.output for s in group.statements}
     last = AxisRef(group.outer[-1].name)
-    pairs: list[tuple[TensorExpr, dict[str, Slide]]] = []
+    pairs: list[tuple[TensorExpr, dict[str, PlaneWindowDim]]] = []
     for statement in group.statements:
         is_sum = statement.kind is StatementKind.REDUCE
         inner = {a.name: a.extent for a in statement.axes if a.name not in outer}
@@ -153,15 +153,15 @@ def plane_space(group: KernelGroup) -> PlaneSpace | None:
     if first is None:
         return None
     axes = group.outer[first:]
-    sums = [_windowed_sum(n, s, tuple(f.get(a.name, Slide(a.name, a.extent)) for a in axes))
+    sums = [_windowed_sum(n, s, tuple(f.get(a.name, PlaneWindowDim(a.name, a.extent)) for a in axes))
             for n, (s, f) in enumerate(pairs)]  # fmt: skip
     read = tuple(s for s in sums if s is not None)
     return PlaneSpace(group.outer[:first], axes, read) if len(read) == len(sums) else None
 
 
-def _slides(statement: TensorExpr, outer: Mapping[str, int], inner: Mapping[str, int]) -> dict[str, Slide] | None:
+def _slides(statement: TensorExpr, outer: Mapping[str, int], inner: Mapping[str, int]) -> dict[str, PlaneWindowDim] | None:
     """Outer axis → the window that slides along it, all inner axes taken; None where they slide otherwise."""
-    found: dict[str, Slide] = {}
+    found: dict[str, PlaneWindowDim] = {}
     for known in _sums_of_axes(statement.body):
         along = [(name, c) for name, c in known.coeffs if name in outer]
         under = [(name, c) for name, c in known.coeffs if name in inner]
@@ -171,7 +171,7 @@ def _slides(statement: TensorExpr, outer: Mapping[str, int], inner: Mapping[str,
             return None
         (axis, step), (tap, spacing) = along[0], under[0]
         unit = math.gcd(step, spacing) * (1 if step > 0 else -1)
-        slide = Slide(axis, outer[axis], tap, inner[tap], step // unit, spacing // unit)
+        slide = PlaneWindowDim(axis, outer[axis], tap, inner[tap], step // unit, spacing // unit)
         if slide.stride > MAX_STRIDE:
             return None
         if found.setdefault(axis, slide) != slide:
@@ -189,7 +189,7 @@ def _sums_of_axes(expr: Expr) -> Iterator[Affine]:
         yield from _sums_of_axes(child)
 
 
-def _windowed_sum(number: int, statement: TensorExpr, slides: tuple[Slide, ...]) -> WindowedSum | None:
+def _windowed_sum(number: int, statement: TensorExpr, slides: tuple[PlaneWindowDim, ...]) -> WindowedSum | None:
     planes: dict[Expr, Plane] = {}
     moving = {s.axis for s in slides} | {s.inner for s in slides if s.inner is not None}
 
@@ -212,7 +212,7 @@ def _windowed_sum(number: int, statement: TensorExpr, slides: tuple[Slide, ...])
     return WindowedSum(statement, slides, tuple(planes.values()), body)
 
 
-def _placed(expr: Expr, slides: tuple[Slide, ...]) -> Expr | None:
+def _placed(expr: Expr, slides: tuple[PlaneWindowDim, ...]) -> Expr | None:
     """The expression over places; None where it depends on outputs or taps otherwise."""
     known = None if isinstance(expr, Load) else affine(expr)
     if known is not None:
@@ -224,7 +224,7 @@ def _placed(expr: Expr, slides: tuple[Slide, ...]) -> Expr | None:
     return with_children(expr, whole) if whole else expr
 
 
-def _placed_sum(expr: Expr, known: Affine, slides: tuple[Slide, ...]) -> Expr | None:
+def _placed_sum(expr: Expr, known: Affine, slides: tuple[PlaneWindowDim, ...]) -> Expr | None:
     rest = dict(known.coeffs)
     moved: Expr = num(0)
     offset = known.offset
@@ -244,7 +244,7 @@ def _placed_sum(expr: Expr, known: Affine, slides: tuple[Slide, ...]) -> Expr | 
     return moved if expr.dtype is DType.INT32 else Cast(moved, expr.dtype)
 
 
-def _plane(name: str, value: Expr, slides: tuple[Slide, ...]) -> Plane:
+def _plane(name: str, value: Expr, slides: tuple[PlaneWindowDim, ...]) -> Plane:
     """A plane whose guard, if it has one that is a box, becomes what is inside."""
     dtype = value.dtype.compute
     whole = tuple((0, s.reach(s.extent)) for s in slides)
@@ -338,7 +338,7 @@ class Dimension:
     what several of the `rows` outputs read is one element.
     """
 
-    slide: Slide
+    slide: PlaneWindowDim
     block: int
     rows: int
 
@@ -361,7 +361,7 @@ class Dimension:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class PlaneLayout:
     """Where the places of one sum's planes lie, and the run of outputs over its last two dimensions.
 
     Outputs of `rows` neighbouring lines are computed together at each point of the run; points between the last output
@@ -412,7 +412,7 @@ class Layout:
         return add(mul(number, num(self.phase_elements)), total)
 
 
-def layout(space: PlaneSpace, of: WindowedSum, block: Tile, thread: Tile) -> Layout:
+def layout(space: PlaneSpace, of: WindowedSum, block: Tile, thread: Tile) -> PlaneLayout:
     """The layout of one sum's planes under an rProgram's tiles, in the order of the space's axes."""
     first, last = space.first, len(space.axes) - 1
     dims = []
@@ -420,12 +420,12 @@ def layout(space: PlaneSpace, of: WindowedSum, block: Tile, thread: Tile) -> Lay
         rows = thread[first + i] if i == last - 1 else 1
         wanted = min(block[first + i], slide.extent)
         dims.append(Dimension(slide, -(-wanted // rows) * rows if i == last - 1 else wanted, rows))
-    return Layout(tuple(dims), thread[first + last])
+    return PlaneLayout(tuple(dims), thread[first + last])
 
 
 def prepare(group: KernelGroup, base: Workload[None]) -> Workload[PlaneSpace] | None:
     """Prepare a windowed reduction over planes on a CPU; None for any other group or device."""
-    if base.machine.simt or base.is_contraction:
+    if base.machine.is_gpu or base.is_contraction:
         return None
     planes = plane_space(group)
-    return None if planes is None else without_folded(group, base.with_facts(planes))
+    return None if planes is None else subtract_folded_flops(group, base.with_facts(planes))

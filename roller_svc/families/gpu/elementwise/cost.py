@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from roller_svc.families.common.gpu.elementwise_space import REQUEST_THREADS, SECTOR_BYTES, MapAccess, MapSpace, Tile
 from roller_svc.ir.hardware import Limits
-from roller_svc.perf.common import Costs, Launch, resident_bytes, simt_waves, streaming_bandwidth
+from roller_svc.perf.common import Costs, Launch, dram_bytes_with_reuse, simt_waves, streaming_bandwidth
 from roller_svc.perf.machine import SCHEDULERS, register_words
-from roller_svc.perf.occupancy import BlockNeeds, blocks_per_core, overhead_registers
+from roller_svc.perf.occupancy import BlockResources, blocks_per_core, overhead_registers
 from roller_svc.perf.workload import ADDRESS_OPS, DIVISION_OPS, Workload
 
 BLOCK_CYCLES = 50.0  # a core starts one block after another
@@ -70,11 +70,11 @@ def map_registers(p: Workload[MapSpace], tile: MapTile, limits: Limits) -> int:
     return overhead_registers(limits) + -(-loaded // REGISTER_BYTES) + values
 
 
-def simt_map(p: Workload[MapSpace], launch: Launch) -> Costs:
+def elementwise_cost(p: Workload[MapSpace], launch: Launch) -> Costs:
     """Warps issue, caches and DRAM serve; the longest of them bounds."""
     mach, hw = p.machine, p.machine.hw
     tile = MapTile.of(p, launch.block, launch.thread)
-    needs = BlockNeeds(launch.threads, map_registers(p, tile, hw.limits), tile.shared_bytes)
+    needs = BlockResources(launch.threads, map_registers(p, tile, hw.limits), tile.shared_bytes)
     resident = blocks_per_core(launch.compiled or needs, hw)
     warps = -(-launch.threads // hw.limits.warp_size)
     instructions, requests = _thread_work(p, tile, launch.threads)
@@ -88,21 +88,21 @@ def simt_map(p: Workload[MapSpace], launch: Launch) -> Costs:
 
     waves, core_cycles = simt_waves(launch.grid, resident, mach.cores, block_cycles)
     clipped = tuple([min(b, e) for b, e in zip(launch.block, p.extents, strict=True)])
-    moved = launch.grid * p.touched.moved_bytes(clipped)
-    asked = launch.grid * p.touched.asked_bytes(clipped)
-    last = mach.last_cache
+    moved = launch.grid * p.footprint.transferred_bytes(clipped)
+    asked = launch.grid * p.footprint.requested_bytes(clipped)
+    last = mach.llc
     in_flight = _loaded_bytes(tile, launch.threads) * min(launch.grid, resident * mach.cores)
     return Costs(
         core_s=mach.seconds(core_cycles),
         core_stage="latency" if chain * waves > 0.7 * core_cycles else "compute",
-        parts=(
+        stage_seconds=(
             ("fma", p.space.flops * launch.grid * math.prod(launch.block) / p.outer_points / mach.unit.flops_per_s),
             (last.name if last else "cache", asked / (last.bytes_per_s if last else math.inf)),
             ("dram", _dram_bytes(p, moved) / streaming_bandwidth(mach, in_flight)),
         ),
         occupancy=min(1.0, resident * launch.threads / hw.limits.max_threads_per_core),
         waves=waves,
-        needs=needs,
+        resources=needs,
     )
 
 
@@ -114,9 +114,9 @@ def _loaded_bytes(tile: MapTile, threads: int) -> int:
 
 def _dram_bytes(p: Workload[MapSpace], moved: float) -> float:
     """Blocks that run one after another find some of what they share, or of what their edges cut, in the last cache."""
-    whole = p.touched.moved_bytes(p.extents)
+    whole = p.footprint.transferred_bytes(p.extents)
     again = max(0.0, moved - whole)
-    return resident_bytes(p.machine, int(whole), 1.0 + min(again / whole, 4.0) * 0.25)
+    return dram_bytes_with_reuse(p.machine, int(whole), 1.0 + min(again / whole, 4.0) * 0.25)
 
 
 def _thread_work(p: Workload[MapSpace], tile: MapTile, threads: int) -> tuple[float, float]:

@@ -6,11 +6,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from roller_svc.construct.align import counts, powers
-from roller_svc.construct.rules import Base, exceeds_grid, replaced
-from roller_svc.construct.scale_up import Grown, Look
+from roller_svc.construct.align import powers_of_two, tile_multiples
+from roller_svc.construct.rules import ThreadTile, exceeds_grid, replaced
+from roller_svc.construct.scale_up import ScaleUpResult, TileMetrics
 from roller_svc.families.common.gpu.elementwise_space import MapSpace
-from roller_svc.families.common.gpu.loop_rules import NestRules
+from roller_svc.families.common.gpu.loop_rules import LoopRules
 from roller_svc.families.gpu.elementwise.cost import MapTile, map_registers
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.machine import SCHEDULERS
@@ -26,19 +26,19 @@ FREE_PADDING = 1 / 16  # edges cost memory-bound threads less than narrow tiles 
 
 
 @dataclass(frozen=True, slots=True)
-class SimtMap(NestRules):
+class ElementwiseRules(LoopRules):
     map: MapSpace
 
-    def preferred(self, grown: Grown, lanes: int) -> Sequence[Tile]:
+    def rank_thread_tiles(self, grown: ScaleUpResult, lanes: int) -> Sequence[Tile]:
         """From one vector to several."""
-        return sorted(grown.large, key=math.prod)[:MAX_BASES]
+        return sorted(grown.saturated, key=math.prod)[:MAX_BASES]
 
-    def look(self, block: Tile, base: Base) -> Look:
+    def evaluate(self, block: Tile, base: ThreadTile) -> TileMetrics:
         p, limits = self.workload, self.workload.machine.hw.limits
         threads = self._threads(block, base)
         if threads > min(MAX_THREADS, limits.max_threads_per_block):
             return self._measured(block, "threads per block")
-        tile = MapTile.of(p, block, base.thread)
+        tile = MapTile.of(p, block, base.tile)
         if tile.shared_bytes > limits.shared_bytes_per_block:
             return self._measured(block, "shared memory")
         if block_registers(threads, map_registers(p, tile, limits), limits) > limits.registers_per_core:
@@ -49,10 +49,10 @@ class SimtMap(NestRules):
         huge = exceeds_grid(p, block)
         return self._measured(block, "", "grid size" if huge else "")
 
-    def fallback(self) -> Sequence[tuple[Tile, Base]]:
+    def fallback_tiles(self) -> Sequence[tuple[Tile, ThreadTile]]:
         """One point a thread, a warp along the row."""
         one = tuple([1] * len(self.workload.extents))
-        return [(replaced(one, self.map.row, self.workload.machine.hw.limits.warp_size), Base(one)), (one, Base(one))]
+        return [(replaced(one, self.map.row, self.workload.machine.hw.limits.warp_size), ThreadTile(one)), (one, ThreadTile(one))]
 
     def _thread_steps(self, axis: int) -> Tile:
         """Whole vectors along the row, where there are enough points for all cores; a few rows of a tile to turn."""
@@ -62,10 +62,10 @@ class SimtMap(NestRules):
             narrowest = min([a.bytes for a in m.accesses])
             most = max(1, BYTES_IN_FLIGHT // narrowest)
             extent = p.extents[axis]
-            even = [s for s in powers(min(most, extent)) if extent % s == 0 or s * MAX_WASTE_OF <= extent]
+            even = [s for s in powers_of_two(min(most, extent)) if extent % s == 0 or s * MAX_WASTE_OF <= extent]
             return tuple([s for s in even if s >= least]) or (even[-1],)
         turned = any(a.run == axis for a in m.crossing)
-        return powers(min(4, p.extents[axis])) if turned else (1,)
+        return powers_of_two(min(4, p.extents[axis])) if turned else (1,)
 
     @property
     def _fair(self) -> int:
@@ -73,19 +73,19 @@ class SimtMap(NestRules):
         machine = self.workload.machine
         return max(1, self.workload.outer_points // (machine.cores * machine.hw.limits.warp_size * SCHEDULERS))
 
-    def _block_steps(self, axis: int, base: Base, epsilon: float) -> Tile:
+    def _block_steps(self, axis: int, base: ThreadTile, epsilon: float) -> Tile:
         row, epsilon = self.map.row, max(epsilon, FREE_PADDING)
-        along = self._line_steps(row, base.thread[row], epsilon)
+        along = self._line_steps(row, base.tile[row], epsilon)
         if axis == row:
             return along
-        most = max(1, MAX_THREADS * base.thread[row] // along[0])
-        steps = self._line_steps(axis, base.thread[axis], epsilon)
-        return tuple([s for s in steps if s <= most * base.thread[axis]]) or steps[:1]
+        most = max(1, MAX_THREADS * base.tile[row] // along[0])
+        steps = self._line_steps(axis, base.tile[axis], epsilon)
+        return tuple([s for s in steps if s <= most * base.tile[axis]]) or steps[:1]
 
     def _line_steps(self, axis: int, unit: int, epsilon: float) -> Tile:
         """Second alignment: lines of memory, whole or as much of them as there is, where tensors lie along the axis."""
         extent = self.workload.extents[axis]
-        fitting = tuple([unit * c for c in counts(extent, unit, epsilon, MAX_THREADS)]) or (unit,)
+        fitting = tuple([unit * c for c in tile_multiples(extent, unit, epsilon, MAX_THREADS)]) or (unit,)
         lying = self.map.accesses if axis == self.map.row else self.map.crossing
         along = [a.bytes for a in lying if a.run == axis]
         if not along:
@@ -104,11 +104,11 @@ class SimtMap(NestRules):
         fits = map_registers(p, MapTile.of(p, thread, thread), limits) <= limits.max_registers_per_thread
         return "" if fits or points == 1 else "registers per thread"
 
-    def _measured(self, tile: Tile, too_large: str, misaligned: str = "") -> Look:
-        footprint_bytes, moved = self.workload.touched.measure(tile)
-        return Look(footprint_bytes, moved / math.prod(tile), too_large, misaligned)
+    def _measured(self, tile: Tile, too_large: str, misaligned: str = "") -> TileMetrics:
+        footprint_bytes, moved = self.workload.footprint.measure(tile)
+        return TileMetrics(footprint_bytes, moved / math.prod(tile), too_large, misaligned)
 
-    def _thread_look(self, thread: Tile, lanes: int) -> Look:
+    def _evaluate_thread(self, thread: Tile, lanes: int) -> TileMetrics:
         return self._measured(thread, self._thread_rule(thread))
 
     @property

@@ -21,12 +21,12 @@ from roller_svc.ir.rprogram import RProgram, RTile
 from roller_svc.ir.schedule import Barrier, Branch, Compute, Let, Loop, LoopKind, Node, ScheduleTree, Scope, Storage
 from roller_svc.schedule.nest_statements import (
     RowReads,
-    converted,
+    convert_to_type,
     local_name,
     register,
     row_dtype,
     row_tensors,
-    wrapped,
+    wrap_in_storages,
 )
 
 THREAD, ITEM = ".thread", ".item"
@@ -86,7 +86,7 @@ class _Map:
         nodes = self._points()
         if self.staged:
             staging = [node for access in self.staged for node in self._stage(access)]
-            nodes = wrapped([self._room(a) for a in self.staged], (*staging, Barrier(), *nodes))
+            nodes = wrap_in_storages([self._room(a) for a in self.staged], (*staging, Barrier(), *nodes))
         order = [self.names[i] for i in self.map.thread_order(self._tile(self.program.block))]
         thread: Expr = num(0)
         for axis in order:
@@ -117,7 +117,7 @@ class _Map:
             register(local_name(s.output), row_dtype(s), *((width,) if width > 1 else ()))
             for s in self.group.statements if s.output in row_tensors(self.group)
         ]  # fmt: skip
-        nodes = wrapped(rooms, nodes)
+        nodes = wrap_in_storages(rooms, nodes)
         for axis in reversed(self.group.outer):
             if axis.name != row and axis.extent % self.block[axis.name]:
                 nodes = (Branch(lt(ref(f"{axis.name}.at"), num(axis.extent)), nodes),)
@@ -166,7 +166,7 @@ class _Map:
         reads = RowReads(rows, () if lane is None else (lane,), at)
         nodes: list[Node] = []
         for statement in self.group.statements:
-            value = converted(reads.apply(self._from_rooms(statement.body, here)), statement)
+            value = convert_to_type(reads.apply(self._from_rooms(statement.body, here)), statement)
             if statement.output in rows:
                 nodes.append(Compute(local_name(statement.output), reads.index, value))
                 value = Load(local_name(statement.output), reads.index, row_dtype(statement))

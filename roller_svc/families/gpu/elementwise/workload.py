@@ -9,6 +9,6 @@ from roller_svc.perf.workload import Workload
 
 def prepare(group: KernelGroup, base: Workload[None]) -> Workload[MapSpace] | None:
     """Prepare an elementwise program on a GPU; None for any other group or device."""
-    if not base.machine.simt or base.is_contraction or not is_map(base.space):
+    if not base.machine.is_gpu or base.is_contraction or not is_map(base.space):
         return None
     return base.with_facts(map_space(base.space))

@@ -9,30 +9,30 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from roller_svc.construct.rules import at
+from roller_svc.construct.rules import extent_on
 from roller_svc.families.common.gpu.attention.terms import (
     EXPONENTIALS_PER_CYCLE,
-    attended_bytes,
-    share_seen,
-    weighing_slots,
+    operand_dram_bytes,
+    softmax_slots,
+    visible_fraction,
 )
 from roller_svc.families.common.gpu.attention.tile import (
-    Attended,
-    AttentionTile,
+    AttentionOperands,
+    MmaAttentionTile,
+    make_mma_attention_tile,
     thread_registers,
-    tile_of,
 )
 from roller_svc.families.common.gpu.matrix.terms import (
     BARRIER_CYCLES,
     CORE_L2_BYTES_PER_CYCLE,
     MMA_LATENCY_CYCLES,
     STEP_OPS,
-    Step,
-    core_share,
+    MatrixStep,
+    bytes_per_core_cycle,
+    copy_cost,
     epilogue_memory_cycles,
     epilogue_slots,
-    fill,
-    last_cache_share,
+    llc_bytes_per_core_cycle,
     shared_latency_cycles,
 )
 from roller_svc.families.common.gpu.matrix.tile import COLUMNS, ROWS, STEP_BYTES, WORD_BYTES
@@ -40,7 +40,7 @@ from roller_svc.ir.group import AxisRole
 from roller_svc.perf.common import Costs, Launch, load_latency_cycles, simt_waves
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.machine import SCHEDULERS, Machine
-from roller_svc.perf.occupancy import BlockNeeds, blocks_per_core
+from roller_svc.perf.occupancy import BlockResources, blocks_per_core
 from roller_svc.perf.uncertainty import EXPOSED
 from roller_svc.perf.workload import Workload
 
@@ -49,15 +49,15 @@ from roller_svc.perf.workload import Workload
 FRAGMENT_CYCLES = 8.0
 
 
-def mma_attention(p: Workload[Attended], launch: Launch) -> Costs:
+def mma_attention(p: Workload[AttentionOperands], launch: Launch) -> Costs:
     """Waves of blocks, each a chain of steps over the keys that its rows see."""
     mach, hw, found = p.machine, p.machine.hw, p.facts
     tile = attention_block(p, found, launch.block, launch.thread, (launch.stages, launch.split_k))
-    needs = BlockNeeds(tile.threads, thread_registers(tile, found), tile.shared_bytes)
+    needs = BlockResources(tile.threads, thread_registers(tile, found), tile.shared_bytes)
     resident = blocks_per_core(launch.compiled or needs, hw)
-    steps = max(1.0, share_seen(p, found, tile.m) * -(-p.extent(p.k) // tile.keys) / tile.parts)
-    dram_bytes = attended_bytes(p, launch, resident * mach.cores)
-    dram = dram_bytes / (launch.grid * steps) / core_share(mach.dram.bandwidth_bytes_per_s, mach)
+    steps = max(1.0, visible_fraction(p, found, tile.m) * -(-p.extent(p.k) // tile.keys) / tile.parts)
+    dram_bytes = operand_dram_bytes(p, launch, resident * mach.cores)
+    dram = dram_bytes / (launch.grid * steps) / bytes_per_core_cycle(mach.dram.bandwidth_bytes_per_s, mach)
     cost = _step(p, found, tile, launch.block)
     step = cost.step._replace(dram=dram)
     ahead = launch.stages - 1 if found.k.is_async and found.v.is_async else 1
@@ -78,8 +78,8 @@ def mma_attention(p: Workload[Attended], launch: Launch) -> Costs:
         ("exponentials", mach.seconds(each * cost.exponentials)),
         ("shared", mach.seconds(each * step.shared)),
         ("issue", mach.seconds(each * cost.issue)),
-        (mach.last_cache.name if mach.last_cache else "cache", mach.seconds(each * step.last_cache)),
-        ("dram", (dram_bytes + p.rest.total_bytes) / mach.dram.bandwidth_bytes_per_s),
+        (mach.llc.name if mach.llc else "cache", mach.seconds(each * step.last_cache)),
+        ("dram", (dram_bytes + p.epilogue.total_bytes) / mach.dram.bandwidth_bytes_per_s),
     ]
     seconds = max(mach.seconds(cycles), *(s for _, s in parts))
     parts.append((EXPOSED, seconds - max(s for _, s in parts)))
@@ -88,48 +88,48 @@ def mma_attention(p: Workload[Attended], launch: Launch) -> Costs:
 
 
 def attention_block(
-    p: Workload[Any], found: Attended, block: Tile, warp: Tile, pipeline: tuple[int, int]
-) -> AttentionTile:
+    p: Workload[Any], found: AttentionOperands, block: Tile, warp: Tile, pipeline: tuple[int, int]
+) -> MmaAttentionTile:
     """The tile of those extents; `pipeline`: stages, and blocks that share the keys."""
     features = next(i for i, axis in enumerate(p.space.axes) if axis.role is AxisRole.INNER)
-    extents = (at(block, p.m), at(block, p.n), at(block, p.k), block[features])
-    return tile_of(extents, (at(warp, p.m), at(warp, p.k)), *pipeline, found)
+    extents = (extent_on(block, p.m), extent_on(block, p.n), extent_on(block, p.k), block[features])
+    return make_mma_attention_tile(extents, (extent_on(warp, p.m), extent_on(warp, p.k)), *pipeline, found)
 
 
 @dataclass(frozen=True, slots=True)
 class _Cost:
     """`issue` and `exponentials` are of one step, in cycles; the slower of them is the `step`'s."""
 
-    step: Step
+    step: MatrixStep
     issue: float
     exponentials: float
 
 
-def _step(p: Workload[Any], found: Attended, tile: AttentionTile, block: Tile) -> _Cost:
+def _step(p: Workload[Any], found: AttentionOperands, tile: MmaAttentionTile, block: Tile) -> _Cost:
     mach = p.machine
-    k = fill(found.k, tile.keys * tile.features, p.b, mach)
-    v = fill(found.v, tile.keys * tile.n, p.b, mach)
+    k = copy_cost(found.k, tile.keys * tile.features, p.b, mach)
+    v = copy_cost(found.v, tile.keys * tile.n, p.b, mach)
     warps = tile.row_warps * tile.key_warps
     size = tile.q.dtype.bytes
     read = warps * tile.warp_keys * (tile.features + tile.n) * size
     read += 0 if tile.holds_queries else warps * tile.warp_m * tile.features * size
     products = tile.row_fragments * (tile.key_fragments * tile.feature_steps + tile.fragments * tile.key_steps)
     instruction = ROWS * COLUMNS * (STEP_BYTES // size) * SCHEDULERS / mach.fma_per_cycle
-    weighing = weighing_slots(tile, found)
+    weighing = softmax_slots(tile, found)
     loads = (tile.key_fragments * tile.feature_steps + tile.fragments * tile.key_steps) / 2
     loads += 0 if tile.holds_queries else tile.row_fragments * tile.feature_steps
     issue = (warps * (products + weighing + loads + STEP_OPS) + k.slots + v.slots) / SCHEDULERS
     exponentials = tile.m * tile.keys / EXPONENTIALS_PER_CYCLE
-    moved = p.b.moved_bytes(block)
+    moved = p.b.requested_bytes(block)
     chain = max(products * instruction, (tile.feature_steps + tile.key_steps) * MMA_LATENCY_CYCLES) + weighing
     chain += loads * FRAGMENT_CYCLES + (k.slots + v.slots) / warps
-    step = Step(
+    step = MatrixStep(
         warps=warps,
         mma=tile.m * tile.keys * (tile.features + tile.n) / mach.fma_per_cycle,
         shared=read / mach.staged_bytes_per_cycle + k.pipe + v.pipe,
         issue=max(issue, exponentials),
         port=moved / CORE_L2_BYTES_PER_CYCLE,
-        last_cache=moved / last_cache_share(mach),
+        last_cache=moved / llc_bytes_per_core_cycle(mach),
         dram=0.0,
         chain=chain + shared_latency_cycles(mach) + BARRIER_CYCLES,
         latency=load_latency_cycles(mach, p.a.total_bytes + p.b.total_bytes),
@@ -137,7 +137,7 @@ def _step(p: Workload[Any], found: Attended, tile: AttentionTile, block: Tile) -
     return _Cost(step, issue, exponentials)
 
 
-def _epilogue_cycles(p: Workload[Any], launch: Launch, tile: AttentionTile) -> float:
+def _epilogue_cycles(p: Workload[Any], launch: Launch, tile: MmaAttentionTile) -> float:
     mach: Machine = p.machine
     points = tile.m * tile.n
     through = 0.0 if tile.pieces > 1 else 2 * points * WORD_BYTES / mach.staged_bytes_per_cycle + 2 * BARRIER_CYCLES

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from roller_svc.construct.rules import at
-from roller_svc.families.common.gpu.attention.tile import Attended, attended, attention_tile, partial_results
+from roller_svc.construct.rules import extent_on
+from roller_svc.families.common.gpu.attention.tile import (
+    AttentionOperands,
+    mma_attention_tile,
+    partial_results,
+    prepare_attention_operands,
+)
 from roller_svc.families.family import GroupLaunch
 from roller_svc.fusion.split.attention import split_attention
 from roller_svc.ir.group import KernelGroup
@@ -18,16 +23,16 @@ from roller_svc.perf.workload import Workload
 
 def split_kv_launches(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> Iterable[GroupLaunch]:
     """Return one launch, or two where the keys are split: partial results, and their combination."""
-    tile = attention_tile(program, attended(group, program.unit, hw.arch))
+    tile = mma_attention_tile(program, prepare_attention_operands(group, program.unit, hw.arch))
     if tile.pieces == 1:
         return (GroupLaunch(group, program),)
     halves = split_attention(group, program, partial_results(group, tile))
     return (GroupLaunch(halves.partial, halves.partial_program, halves.workspaces), GroupLaunch(halves.combining, None))
 
 
-def split_kv_launch(p: Workload[Attended], program: RProgram) -> Launch:
+def split_kv_launch(p: Workload[AttentionOperands], program: RProgram) -> Launch:
     """Read a launch with a workspace for the partial results of each split."""
     launch = read_launch(p, program)
-    splits = program.split_k * (at(launch.block, p.k) // at(launch.thread, p.k))
+    splits = program.split_k * (extent_on(launch.block, p.k) // extent_on(launch.thread, p.k))
     points = splits * p.outer_points if splits > 1 else 0
     return launch._replace(workspace_bytes=points * p.elem_bytes)

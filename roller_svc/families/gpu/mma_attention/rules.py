@@ -10,21 +10,26 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from roller_svc.construct.align import powers
+from roller_svc.construct.align import powers_of_two
 from roller_svc.construct.rules import (
     MIN_MATRIX_STAGES,
-    Base,
     Enumerated,
-    Pipeline,
+    PipelineOptions,
     Shape,
-    at,
+    ThreadTile,
     axis_names,
+    extent_on,
     replaced,
     spatial_grid,
 )
-from roller_svc.construct.scale_up import Log, Look, Stage, scale_up
-from roller_svc.families.common.gpu.attention.shapes import MOST_COLUMNS, MOST_STAGES, fitting, whole
-from roller_svc.families.common.gpu.attention.tile import Attended, AttentionTile, thread_registers
+from roller_svc.construct.scale_up import ScaleUpLevel, SearchTrace, TileMetrics, scale_up
+from roller_svc.families.common.gpu.attention.shapes import (
+    MAX_COLUMNS,
+    MAX_STAGES,
+    round_up_to_instruction,
+    sizes_up_to,
+)
+from roller_svc.families.common.gpu.attention.tile import AttentionOperands, MmaAttentionTile, thread_registers
 from roller_svc.families.common.gpu.matrix.tile import ROWS, WORD_BYTES
 from roller_svc.families.gpu.mma_attention.cost import attention_block
 from roller_svc.ir.group import AxisRole
@@ -35,67 +40,67 @@ from roller_svc.perf.workload import Workload
 WARP_ROWS = (ROWS, 2 * ROWS)
 WARP_KEYS = (16, 32, 64, 128)
 MAX_WARPS = 8
-MOST_PARTS = 64  # blocks that share the keys
-MIN_STEPS = 2  # that each of them keeps
+MAX_SPLITS = 64  # blocks that share the keys
+MIN_KV_TILES = 2  # that each of them keeps
 SPILL_SLACK = 3  # registers short of the limit, by the model of them, up to which no kernel spilled
 
 
 @dataclass(frozen=True, slots=True)
-class MmaAttention(Enumerated):
-    workload: Workload[Attended]
+class MmaAttentionRules(Enumerated):
+    workload: Workload[AttentionOperands]
 
-    def shapes(self, log: Log, budget: int, limit: int) -> tuple[Shape, ...]:
+    def shapes(self, log: SearchTrace, budget: int, limit: int) -> tuple[Shape, ...]:
         """Scale-up of warps, of blocks, then scale-out along the keys; at most `limit`, those with most reuse first."""
         found: dict[Shape, None] = {}
         grown = scale_up(self._warp_stage(), log, budget)
-        for warp in (*grown.large, *grown.border):
+        for warp in (*grown.saturated, *grown.border):
             for lanes in (1, 2, 4):
-                base = Base(warp, lanes * self.workload.machine.hw.limits.warp_size)
+                base = ThreadTile(warp, lanes * self.workload.machine.hw.limits.warp_size)
                 blocks = scale_up(self._block_stage(base, lanes), log, budget)
-                for block in (*blocks.large, *blocks.border):
+                for block in (*blocks.saturated, *blocks.border):
                     found |= dict.fromkeys(self._pipelines(block, base))
-        order = sorted(found, key=lambda s: self.look(s.block, s.base).traffic)
+        order = sorted(found, key=lambda s: self.evaluate(s.block, s.base).traffic)
         return tuple(order[:limit])
 
     # register level -------------------------------------------------------------------------------------------------
-    def _warp_stage(self) -> Stage:
+    def _warp_stage(self) -> ScaleUpLevel:
         p = self.workload
-        steps = self._steps({p.m: fitting(WARP_ROWS, p.extent(p.m)), p.k: fitting(WARP_KEYS, p.extent(p.k))})
-        return Stage(
-            level=p.machine.hw.thread_level.name, names=axis_names(p), steps=steps, rank=tuple(range(len(steps))),
-            look=self._warp_look, saturates=lambda _: True,
+        steps = self._steps({p.m: sizes_up_to(WARP_ROWS, p.extent(p.m)), p.k: sizes_up_to(WARP_KEYS, p.extent(p.k))})
+        return ScaleUpLevel(
+            level=p.machine.hw.thread_level.name, names=axis_names(p), steps=steps, axis_rank=tuple(range(len(steps))),
+            evaluate=self._evaluate_warp, is_saturated=lambda _: True,
         )  # fmt: skip
 
-    def _warp_look(self, warp: Tile) -> Look:
+    def _evaluate_warp(self, warp: Tile) -> TileMetrics:
         """Bytes in registers where the most warps share what they bring, bytes of fragments for one multiply-add."""
         p, limits = self.workload, self.workload.machine.hw.limits
-        block = replaced(warp, p.m, at(warp, p.m) * MAX_WARPS)
+        block = replaced(warp, p.m, extent_on(warp, p.m) * MAX_WARPS)
         tile = attention_block(p, p.facts, block, warp, (MIN_MATRIX_STAGES, 1))
         registers = thread_registers(tile, p.facts)
         rule = "registers per thread" if registers > limits.max_registers_per_thread - SPILL_SLACK else ""
-        return Look(registers * WORD_BYTES * limits.warp_size, 1 / at(warp, p.m) + 1 / at(warp, p.k), rule)
+        return TileMetrics(registers * WORD_BYTES * limits.warp_size, 1 / extent_on(warp, p.m) + 1 / extent_on(warp, p.k), rule)
 
     # block level ----------------------------------------------------------------------------------------------------
-    def _block_stage(self, base: Base, key_warps: int) -> Stage:
+    def _block_stage(self, base: ThreadTile, key_warps: int) -> ScaleUpLevel:
         """Warps share keys only where one of them has all rows."""
         p = self.workload
-        rows, keys = at(base.thread, p.m), at(base.thread, p.k)
+        rows, keys = extent_on(base.tile, p.m), extent_on(base.tile, p.k)
         most = 1 if key_warps > 1 else min(MAX_WARPS, -(-p.extent(p.m) // rows))
-        steps = self._steps({p.m: tuple(rows * c for c in powers(most)), p.k: (keys * key_warps,)})
-        steps = tuple(extents if axis in (p.m, p.k) else (base.thread[axis],) for axis, extents in enumerate(steps))
-        return Stage(
-            level=p.machine.hw.block_level.name, names=axis_names(p), steps=steps, rank=tuple(range(len(steps))),
-            look=lambda block: self.look(block, base), saturates=lambda _: True,
+        steps = self._steps({p.m: tuple(rows * c for c in powers_of_two(most)), p.k: (keys * key_warps,)})
+        steps = tuple(extents if axis in (p.m, p.k) else (base.tile[axis],) for axis, extents in enumerate(steps))
+        return ScaleUpLevel(
+            level=p.machine.hw.block_level.name, names=axis_names(p), steps=steps, axis_rank=tuple(range(len(steps))),
+            evaluate=lambda block: self.evaluate(block, base), is_saturated=lambda _: True,
         )  # fmt: skip
 
-    def look(self, block: Tile, base: Base) -> Look:
+    def evaluate(self, block: Tile, base: ThreadTile) -> TileMetrics:
         """Bytes of the fewest stages, bytes loaded from outside for one multiply-add, broken rules."""
         p = self.workload
-        tile = attention_block(p, self.workload.facts, block, base.thread, (MIN_MATRIX_STAGES, 1))
-        traffic = (p.a.moved_bytes(block) / max(1, p.extent(p.k)) + p.b.moved_bytes(block) / tile.keys) / tile.m
-        return Look(tile.shared_bytes, traffic, self._too_large(tile), self._misaligned(tile))
+        tile = attention_block(p, self.workload.facts, block, base.tile, (MIN_MATRIX_STAGES, 1))
+        traffic = (p.a.requested_bytes(block) / max(1, p.extent(p.k)) + p.b.requested_bytes(block) / tile.keys) / tile.m
+        return TileMetrics(tile.shared_bytes, traffic, self._too_large(tile), self._misaligned(tile))
 
-    def _too_large(self, tile: AttentionTile) -> str:
+    def _too_large(self, tile: MmaAttentionTile) -> str:
         p, limits = self.workload, self.workload.machine.hw.limits
         if tile.threads > min(MAX_WARPS * limits.warp_size, limits.max_threads_per_block):
             return "threads per block"
@@ -104,7 +109,7 @@ class MmaAttention(Enumerated):
         idle = (tile.key_warps - 1) * tile.warp_keys >= p.extent(p.k)
         return "keys per warp" if tile.key_warps > 1 and (p.extent(p.m) > tile.m or idle) else ""
 
-    def _misaligned(self, tile: AttentionTile) -> str:
+    def _misaligned(self, tile: MmaAttentionTile) -> str:
         """A thread brings less where more rows, and so more warps, share a step's keys."""
         limits, registers = self.workload.machine.hw.limits, thread_registers(tile, self.workload.facts)
         if registers > limits.max_registers_per_thread - SPILL_SLACK:
@@ -113,16 +118,16 @@ class MmaAttention(Enumerated):
         return "registers per core" if over else ""
 
     # device level ---------------------------------------------------------------------------------------------------
-    def _pipelines(self, block: Tile, base: Base) -> Iterator[Shape]:
+    def _pipelines(self, block: Tile, base: ThreadTile) -> Iterator[Shape]:
         """Stages that fit, and shares of the keys until every core has work."""
         p, limits = self.workload, self.workload.machine.hw.limits
-        steps = -(-p.extent(p.k) // at(block, p.k))
+        steps = -(-p.extent(p.k) // extent_on(block, p.k))
         for parts in self._parts(block, steps):
-            most = max(MIN_MATRIX_STAGES, min(MOST_STAGES, steps // parts))
+            most = max(MIN_MATRIX_STAGES, min(MAX_STAGES, steps // parts))
             for stages in range(MIN_MATRIX_STAGES, most + 1):
-                tile = attention_block(p, self.workload.facts, block, base.thread, (stages, parts))
+                tile = attention_block(p, self.workload.facts, block, base.tile, (stages, parts))
                 if tile.shared_bytes <= limits.shared_bytes_per_block:
-                    yield Shape(block, base, parts, Pipeline(stages))
+                    yield Shape(block, base, parts, PipelineOptions(stages))
 
     def _parts(self, block: Tile, steps: int) -> tuple[int, ...]:
         """Powers of two and whole waves, without empty parts."""
@@ -130,19 +135,19 @@ class MmaAttention(Enumerated):
         if grid >= cores:
             return (1,)
         waves = {cores * n // grid for n in (1, 2, 4)}
-        tried = sorted({1} | {n for n in (*powers(MOST_PARTS), *waves) if n * grid <= 4 * cores and n <= MOST_PARTS})
-        fitting = [n for n in tried if n == 1 or ((n - 1) * math.ceil(steps / n) < steps and steps >= MIN_STEPS * n)]
-        return (fitting[0], *(n for n in fitting[1:] if 2 * n * grid > cores or n == fitting[-1]))
+        tried = sorted({1} | {n for n in (*powers_of_two(MAX_SPLITS), *waves) if n * grid <= 4 * cores and n <= MAX_SPLITS})
+        sizes_up_to = [n for n in tried if n == 1 or ((n - 1) * math.ceil(steps / n) < steps and steps >= MIN_KV_TILES * n)]
+        return (sizes_up_to[0], *(n for n in sizes_up_to[1:] if 2 * n * grid > cores or n == sizes_up_to[-1]))
 
     # parts ----------------------------------------------------------------------------------------------------------
     def _steps(self, chosen: dict[int | None, Tile]) -> tuple[Tile, ...]:
-        rest = {self.workload.n: self._columns(), self._features: (whole(self._extent(self._features)),)}
+        rest = {self.workload.n: self._columns(), self._features: (round_up_to_instruction(self._extent(self._features)),)}
         return tuple([(chosen | rest).get(i, (1,)) for i in range(len(self.workload.extents))])
 
     def _columns(self) -> Tile:
         """All of a row's results, or as even parts of them as registers have room for."""
         extent = self.workload.extent(self.workload.n)
-        return (whole(-(-extent // -(-extent // MOST_COLUMNS))),)
+        return (round_up_to_instruction(-(-extent // -(-extent // MAX_COLUMNS))),)
 
     @property
     def _features(self) -> int:

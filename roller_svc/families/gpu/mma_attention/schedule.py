@@ -27,7 +27,12 @@ from roller_svc.families.common.gpu.attention.softmax import (
     Softmax,
     cleared,
 )
-from roller_svc.families.common.gpu.attention.tile import AttentionTile, attended, attention_tile, partial_results
+from roller_svc.families.common.gpu.attention.tile import (
+    MmaAttentionTile,
+    mma_attention_tile,
+    partial_results,
+    prepare_attention_operands,
+)
 from roller_svc.families.common.gpu.matrix.epilogue import Epilogue, column_of_word, word
 from roller_svc.families.common.gpu.matrix.multistage_pipeline import (
     ACC,
@@ -45,7 +50,7 @@ from roller_svc.families.common.gpu.matrix.multistage_pipeline import (
 )
 from roller_svc.families.common.gpu.matrix.staging import THREAD, Staging
 from roller_svc.families.common.gpu.matrix.tile import COLUMNS, ROWS
-from roller_svc.families.common.view import View, decoded
+from roller_svc.families.common.view import GemmView, bind_members
 from roller_svc.ir.attention import Attention
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Const, Expr, Load, substitute
@@ -70,7 +75,7 @@ from roller_svc.ir.schedule import (
     Scope,
     Storage,
 )
-from roller_svc.schedule.nest_statements import register, wrapped
+from roller_svc.schedule.nest_statements import register, wrap_in_storages
 
 VALUES = ".v_shared"
 WEIGHTS = ".weights"  # a fragment
@@ -93,7 +98,7 @@ class _RowStaging(Staging):
 
     def _place(self) -> tuple[Expr, Expr]:
         per_row = self.staged.row // self._together
-        if self.staged.along_k != self.operand.along_k or self.threads % per_row:
+        if self.staged.along_k != self.operand.k_major or self.threads % per_row:
             return Staging._place(self)
         row = add(mul(ref(".round"), num(self.threads // per_row)), div(ref(THREAD), per_row))
         return row, mod(ref(THREAD), per_row)
@@ -109,9 +114,9 @@ class _KeyStaging(_RowStaging):
 
 @dataclass(frozen=True, slots=True)
 class _Kernel:
-    view: View
+    view: GemmView
     attention: Attention
-    tile: AttentionTile
+    tile: MmaAttentionTile
     steps: KeySteps
     softmax: Softmax
     q: Staging
@@ -123,13 +128,13 @@ class _Kernel:
         (m,), (n,), (keys,), (features,) = (
             space.role(role) for role in (AxisRole.M, AxisRole.N, AxisRole.K, AxisRole.INNER)
         )
-        found = attended(group, program.unit, arch)
-        tile = attention_tile(program, found)
+        found = prepare_attention_operands(group, program.unit, arch)
+        tile = mma_attention_tile(program, found)
         of_q, of_k, of_v = (tile.m, tile.features), (tile.keys, tile.features), (tile.n, tile.keys)
         q = _RowStaging(SHARED_A, found.q.operand, tile.q, found.q.load, m, features, of_q, tile.threads)
         k = _KeyStaging(SHARED_B, found.k.operand, tile.k, found.k.load, keys, features, of_k, tile.threads)
         v = _RowStaging(VALUES, found.v.operand, tile.v, found.v.load, n, keys, of_v, tile.threads)
-        view = View(
+        view = GemmView(
             group,
             space.role(AxisRole.BATCH),
             m,
@@ -151,7 +156,7 @@ class _Kernel:
             register(ACC, _F32, rows, tile.fragments, 4), register(MAXIMUM, _F32, rows, 2),
             register(TOTAL, _F32, rows, 2),
         ]  # fmt: skip
-        nodes = wrapped(storages, (*cleared(self.softmax), *self._weighed_sums(), *self._left()))
+        nodes = wrap_in_storages(storages, (*cleared(self.softmax), *self._weighed_sums(), *self._left()))
         return self.steps.blocks(self.view, self.steps.around(self._threads(nodes)))
 
     def _threads(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
@@ -203,7 +208,7 @@ class _Kernel:
             *(register(name, _F32, rows, 2) for name in (PEAK, SHIFT, RESCALE)),
             register(B, DType.UINT32, 2, 2), register(WEIGHTS, DType.UINT32, rows, 4),
         ]  # fmt: skip
-        return wrapped(storages, (*self._products(), *self.softmax.weights(), self.softmax.rescaled(), *self._mixed()))
+        return wrap_in_storages(storages, (*self._products(), *self.softmax.weights(), self.softmax.rescaled(), *self._mixed()))
 
     def _products(self) -> tuple[Node, ...]:
         """Queries times keys, features step by step."""
@@ -290,7 +295,7 @@ class _Kernel:
         column = add(mul(ref("n.block"), num(tile.n)), add(mul(ref("n.fragment"), num(COLUMNS)), column))
         if together:
             nodes = (Loop(".pair", 2, LoopKind.VECTOR, nodes),)
-        nodes = decoded(n, ref("n.place"), nodes)
+        nodes = bind_members(n, ref("n.place"), nodes)
         if n.extent % tile.n:
             nodes = (Branch(lt(ref("n.place"), num(n.extent)), nodes),)
         nodes = (Let("n.place", column, nodes),)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from roller_svc.families.common.gpu.attention.tile import attended
+from roller_svc.families.common.gpu.attention.tile import prepare_attention_operands
 from roller_svc.families.common.gpu.matrix.staged_operands import describe_load
 from roller_svc.families.family import StagedOperand
 from roller_svc.ir.group import KernelGroup
@@ -14,7 +14,7 @@ from roller_svc.ir.rprogram import RProgram
 
 def attention_operands(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> Sequence[StagedOperand]:
     """Return Q, K and V."""
-    found = attended(group, program.unit, hw.arch)
+    found = prepare_attention_operands(group, program.unit, hw.arch)
     return tuple(
-        StagedOperand(f.dtype, f.operand.stored, describe_load(f.load, f.dtype)) for f in (found.q, found.k, found.v)
+        StagedOperand(f.dtype, f.operand.memory_dtype, describe_load(f.load, f.dtype)) for f in (found.q, found.k, found.v)
     )

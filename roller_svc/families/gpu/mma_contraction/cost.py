@@ -9,23 +9,23 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from roller_svc.construct.rules import MIN_MATRIX_STAGES, at
+from roller_svc.construct.rules import MIN_MATRIX_STAGES, extent_on
 from roller_svc.families.common.gpu.matrix.terms import (
     BARRIER_CYCLES,
     CORE_L2_BYTES_PER_CYCLE,
     MMA_LATENCY_CYCLES,
     STEP_OPS,
+    MatrixStep,
     MmaBlock,
-    Step,
-    alone,
-    columns,
-    core_share,
+    accumulator_columns,
+    bytes_per_core_cycle,
+    copy_cost,
     epilogue_memory_cycles,
     epilogue_slots,
-    fill,
-    last_cache_share,
-    latency_cycles,
-    operand_bytes,
+    k_tile_latency_cycles,
+    llc_bytes_per_core_cycle,
+    operand_dram_bytes,
+    resource_seconds,
     shared_latency_cycles,
     tile_count,
 )
@@ -36,7 +36,7 @@ from roller_svc.ir.hardware import UnitKind
 from roller_svc.perf.common import Costs, Launch, load_latency_cycles, simt_waves
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.machine import SCHEDULERS
-from roller_svc.perf.occupancy import BlockNeeds, blocks_per_core
+from roller_svc.perf.occupancy import BlockResources, blocks_per_core
 from roller_svc.perf.uncertainty import EXPOSED
 from roller_svc.perf.workload import Workload
 
@@ -48,13 +48,13 @@ def mma_contraction(p: Workload[MmaFacts], launch: Launch) -> Costs:
     mach, hw = p.machine, p.machine.hw
     block = mma_block(p, launch.block, launch.thread)
     tile = replace(block.tile, stages=launch.stages)
-    needs = BlockNeeds(tile.threads, block.registers, tile.shared_bytes)
+    needs = BlockResources(tile.threads, block.registers, tile.shared_bytes)
     resident = blocks_per_core(launch.compiled or needs, hw)
     steps = block_steps(p, launch)
-    dram_bytes = operand_bytes(p, launch, resident * mach.cores)
-    dram = dram_bytes / (launch.grid * steps) / core_share(mach.dram.bandwidth_bytes_per_s, mach)
+    dram_bytes = operand_dram_bytes(p, launch, resident * mach.cores)
+    dram = dram_bytes / (launch.grid * steps) / bytes_per_core_cycle(mach.dram.bandwidth_bytes_per_s, mach)
     step = block_step(p, launch.block, launch.thread)
-    step = step._replace(dram=dram, latency=latency_cycles(p, launch, dram_bytes, steps))
+    step = step._replace(dram=dram, latency=k_tile_latency_cycles(p, launch, dram_bytes, steps))
     ahead = steps_ahead(p, launch.stages)
     at_once = resident * mach.cores
 
@@ -67,9 +67,9 @@ def mma_contraction(p: Workload[MmaFacts], launch: Launch) -> Costs:
     together = min(resident, -(-launch.grid // mach.cores))
     edges = step.latency + step.last_cache + together * _epilogue_cycles(p, launch, tile)
     # blocks that share a core drift apart: but for the first fill and the last epilogue, one's edges hide behind others
-    runs = tile_count(p, launch.block) / launch.grid if launch.stream_k else float(waves - 1)
+    runs = tile_count(p, launch.block) / launch.grid if launch.stream_k_blocks else float(waves - 1)
     cycles += edges * (1 + runs / resident)
-    parts = alone(p, step, launch.grid * steps, dram_bytes)
+    parts = resource_seconds(p, step, launch.grid * steps, dram_bytes)
     seconds = max(mach.seconds(cycles), *(s for _, s in parts))
     parts.append((EXPOSED, seconds - max(s for _, s in parts)))
     occupancy = min(1.0, resident * tile.threads / hw.limits.max_threads_per_core)
@@ -81,9 +81,9 @@ def mma_block(p: Workload[MmaFacts], block: Tile, warp: Tile) -> MmaBlock:
     known = p.facts.blocks.get((block, warp))
     if known is None:
         (a, b), fragment = p.facts.feeds, fragment_of(p.machine.unit)
-        m, n, k = at(block, p.m), columns(p, block), at(block, p.k)
+        m, n, k = extent_on(block, p.m), accumulator_columns(p, block), extent_on(block, p.k)
         tile = MmaTile(
-            m, n, k, at(warp, p.m), columns(p, warp), MIN_MATRIX_STAGES,
+            m, n, k, extent_on(warp, p.m), accumulator_columns(p, warp), MIN_MATRIX_STAGES,
             staged(a.operand, a.dtype, m, k, fragment), staged(b.operand, b.dtype, n, k, fragment), fragment,
         )  # fmt: skip
         known = p.facts.blocks[block, warp] = MmaBlock(tile, thread_registers(tile, a, b))
@@ -97,13 +97,13 @@ def steps_ahead(p: Workload[MmaFacts], stages: int) -> int:
 
 def block_steps(p: Workload[MmaFacts], launch: Launch) -> int:
     """Staged steps of one block."""
-    k = at(launch.block, p.k)
-    if launch.stream_k:
-        return -(-tile_count(p, launch.block) * -(-p.extent(p.k) // k) // launch.stream_k)
+    k = extent_on(launch.block, p.k)
+    if launch.stream_k_blocks:
+        return -(-tile_count(p, launch.block) * -(-p.extent(p.k) // k) // launch.stream_k_blocks)
     return -(-p.extent(p.k) // (launch.split_k * k))
 
 
-def block_step(p: Workload[MmaFacts], block: Tile, warp: Tile) -> Step:
+def block_step(p: Workload[MmaFacts], block: Tile, warp: Tile) -> MatrixStep:
     """t_mma, t_smem, t_issue and t_l2 of one block, remembered; DRAM, which depends on how blocks follow each other,
     left out."""
     known = p.facts.steps.get((block, warp))
@@ -112,25 +112,25 @@ def block_step(p: Workload[MmaFacts], block: Tile, warp: Tile) -> Step:
     return known
 
 
-def _block_step(p: Workload[MmaFacts], block: Tile, tile: MmaTile) -> Step:
+def _block_step(p: Workload[MmaFacts], block: Tile, tile: MmaTile) -> MatrixStep:
     mach = p.machine
     a, b = p.facts.feeds
-    fill_a = fill(a, tile.m * tile.k, p.a, mach)
-    fill_b = fill(b, tile.n * tile.k, p.b, mach)
+    fill_a = copy_cost(a, tile.m * tile.k, p.a, mach)
+    fill_b = copy_cost(b, tile.n * tile.k, p.b, mach)
     fragments = math.prod(tile.fragments)
     fragment, size = tile.fragment, a.dtype.bytes
     # §5, t_smem: fragments are read once for each warp that shares them
     reads = tile.m * tile.n * tile.k * size * (1 / tile.warp_m + 1 / tile.warp_n)
     instruction = fragment.rows * fragment.columns * (fragment.step_bytes // size) * SCHEDULERS / mach.fma_per_cycle
-    moved = p.a.moved_bytes(block) + p.b.moved_bytes(block)
+    moved = p.a.requested_bytes(block) + p.b.requested_bytes(block)
     chain = tile.k_steps * max(fragments * instruction, MMA_LATENCY_CYCLES)
-    return Step(
+    return MatrixStep(
         warps=math.prod(tile.warps),
         mma=tile.m * tile.n * tile.k / mach.fma_per_cycle,
         shared=reads / mach.staged_bytes_per_cycle + fill_a.pipe + fill_b.pipe,
         issue=(_fragment_slots(p, tile) + fill_a.slots + fill_b.slots) / mach.issue_per_cycle,
         port=moved / CORE_L2_BYTES_PER_CYCLE,
-        last_cache=moved / last_cache_share(mach),
+        last_cache=moved / llc_bytes_per_core_cycle(mach),
         dram=0.0,
         chain=chain + shared_latency_cycles(mach) + BARRIER_CYCLES,
         latency=load_latency_cycles(mach, p.a.total_bytes + p.b.total_bytes),

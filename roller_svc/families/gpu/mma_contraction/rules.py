@@ -14,25 +14,25 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from roller_svc.construct.align import powers
+from roller_svc.construct.align import powers_of_two
 from roller_svc.construct.rules import (
     MIN_MATRIX_STAGES,
-    Base,
-    Pipeline,
-    at,
+    PipelineOptions,
+    ThreadTile,
     axis_names,
+    axis_steps,
     exceeds_grid,
+    extent_on,
     replaced,
     spatial_grid,
-    steps_along,
 )
-from roller_svc.construct.scale_up import Grown, Look, Stage
+from roller_svc.construct.scale_up import ScaleUpLevel, ScaleUpResult, TileMetrics
 from roller_svc.families.common.gpu.matrix.prefilter import TilePrefilter
 from roller_svc.families.common.gpu.matrix.terms import (
     CORE_L2_BYTES_PER_CYCLE,
     MMA_LATENCY_CYCLES,
-    columns,
-    joining_cycles,
+    accumulator_columns,
+    split_k_reduction_cycles,
 )
 from roller_svc.families.common.gpu.matrix.tile import (
     CHUNK_BYTES,
@@ -44,52 +44,52 @@ from roller_svc.families.common.gpu.matrix.tile import (
     warp_registers,
 )
 from roller_svc.families.common.gpu.matrix.wave_quantization import (
-    FEW_WAVES,
-    fills_few_waves,
-    multiples,
-    raster,
-    sides,
-    streams,
+    MIN_WAVES,
+    block_extents,
+    choose_raster,
+    has_wave_quantization,
+    instruction_multiples,
+    stream_k_choices,
 )
 from roller_svc.families.gpu.mma_contraction.cost import block_step, mma_block, steps_ahead
 from roller_svc.families.gpu.mma_contraction.workload import MmaFacts
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.machine import SCHEDULERS
-from roller_svc.perf.occupancy import BlockNeeds, block_registers, blocks_per_core
+from roller_svc.perf.occupancy import BlockResources, block_registers, blocks_per_core
 from roller_svc.perf.workload import Workload
 
 WARPS_AT_WORK = 16  # of a core: their sums and fragments take half of its registers and more
 
 
-def approx_cycles(p: Workload[MmaFacts], block: Tile, base: Base, split_k: int, traffic: float) -> float:
+def approx_cycles(p: Workload[MmaFacts], block: Tile, base: ThreadTile, split_k: int, traffic: float) -> float:
     """Of the core that has the most blocks; `traffic`: bytes loaded for a multiply-add."""
     mach = p.machine
-    m, n, k = at(block, p.m), columns(p, block), at(block, p.k)
+    m, n, k = extent_on(block, p.m), accumulator_columns(p, block), extent_on(block, p.k)
     tasks = spatial_grid(p, block) * split_k
     rounds = -(-tasks // mach.cores)
-    warps = (m // at(base.thread, p.m)) * (n // columns(p, base.thread))
+    warps = (m // extent_on(base.tile, p.m)) * (n // accumulator_columns(p, base.tile))
     together = min(rounds, max(1, WARPS_AT_WORK // warps))
     steps = -(-p.extent(p.k) // (k * split_k))
     step = _step_cycles(p, block, base, traffic, min(tasks, mach.cores), together)
-    latency = mach.last_cache.latency_cycles if mach.last_cache else mach.dram_latency_cycles
+    latency = mach.llc.latency_cycles if mach.llc else mach.dram_latency_cycles
     edges = latency / together + 2 * m * n * WORD_BYTES / mach.staged_bytes_per_cycle
     if split_k > 1:
-        return rounds * (steps * step + edges) + joining_cycles(p, split_k * p.outer_points)
+        return rounds * (steps * step + edges) + split_k_reduction_cycles(p, split_k * p.outer_points)
     whole = rounds * (steps * step + edges)
-    if p.space.num_accumulators > 1 or not streams(tasks, steps, mach.cores):
+    if p.space.num_accumulators > 1 or not stream_k_choices(tasks, steps, mach.cores):
         return whole
-    return min(whole, tasks * steps / mach.cores * step + edges + joining_cycles(p, 2 * mach.cores * m * n))
+    return min(whole, tasks * steps / mach.cores * step + edges + split_k_reduction_cycles(p, 2 * mach.cores * m * n))
 
 
-def _step_cycles(p: Workload[MmaFacts], block: Tile, base: Base, traffic: float, working: int, together: int) -> float:
+def _step_cycles(p: Workload[MmaFacts], block: Tile, base: ThreadTile, traffic: float, working: int, together: int) -> float:
     """Of a staged step while so many cores are at work, each on so many blocks: its slowest pipe, or the chain of
     instructions that each warp has."""
     mach = p.machine
-    m, n, k = at(block, p.m), columns(p, block), at(block, p.k)
-    warp_m, warp_n = at(base.thread, p.m), columns(p, base.thread)
+    m, n, k = extent_on(block, p.m), accumulator_columns(p, block), extent_on(block, p.k)
+    warp_m, warp_n = extent_on(base.tile, p.m), accumulator_columns(p, base.tile)
     size = p.facts.feeds[0].dtype.bytes
     warps = (m // warp_m) * (n // warp_n) * together
-    bandwidth = mach.last_cache.bytes_per_s if mach.last_cache else mach.dram.bandwidth_bytes_per_s
+    bandwidth = mach.llc.bytes_per_s if mach.llc else mach.dram.bandwidth_bytes_per_s
     pipes = (
         max(1.0, SCHEDULERS / warps) / mach.fma_per_cycle,
         traffic / min(bandwidth / (working * mach.clock_hz), CORE_L2_BYTES_PER_CYCLE),
@@ -106,144 +106,144 @@ MAX_WARPS = 8  # of a block: with more, fewer registers are left to a thread tha
 MAX_FRAGMENTS_M, MAX_FRAGMENTS_N = 8, 32
 K_STEP_BYTES = (32, 64, 128)  # one instruction; a sector more; a row of shared memory's banks
 MAX_BASES = 5
-LEAST_INSTRUCTIONS = 32  # of a warp's unit in one step: at about 9 cycles each, five times what a barrier costs
+MIN_INSTRUCTIONS = 32  # of a warp's unit in one step: at about 9 cycles each, five times what a barrier costs
 MAX_ASPECT = 4  # of a tile's sides: a longer one loads a quarter more than a square
 PAIR = 16  # columns that one load of fragments brings
 # Registers short of the limit, by the model of them, from which on kernels spilled: of those that it was fitted to none
 # that this lets pass did, eight warps of 64 x 64 with 128 bytes along k among them.
 SPILL_SLACK = 13
-WAYS = 2  # pipelines of one tile that are worth an estimate
+MAX_PIPELINES = 2  # pipelines of one tile that are worth an estimate
 UNLIMITED = 1 << 30  # stages, for the time of a step that no load holds up
 
 
 @dataclass(frozen=True, slots=True)
-class MmaContraction(TilePrefilter):
+class MmaContractionRules(TilePrefilter):
     """`varied`: steps along k of every length, for what a caller demands and nobody would choose."""
 
     workload: Workload[MmaFacts]
     varied: bool = False
 
-    def lane_choices(self) -> tuple[int, ...]:
+    def reduce_thread_choices(self) -> tuple[int, ...]:
         return (self.workload.machine.hw.limits.warp_size,)
 
-    def thread_stage(self, lanes: int) -> Stage:
+    def thread_level(self, lanes: int) -> ScaleUpLevel:
         """A warp's tile, in whole instructions."""
         p = self.workload
-        steps = steps_along(p, {
-            p.m: multiples(p.extent(p.m), self._fragment.rows, MAX_FRAGMENTS_M),
-            p.n: multiples(p.extent(p.n), self._fragment.columns, MAX_FRAGMENTS_N),
+        steps = axis_steps(p, {
+            p.m: instruction_multiples(p.extent(p.m), self._fragment.rows, MAX_FRAGMENTS_M),
+            p.n: instruction_multiples(p.extent(p.n), self._fragment.columns, MAX_FRAGMENTS_N),
         })  # fmt: skip
-        return Stage(
-            level=p.machine.hw.thread_level.name, names=axis_names(p), steps=steps, rank=tuple(range(len(steps))),
-            look=self._warp_look, saturates=self._feeds_the_unit,
+        return ScaleUpLevel(
+            level=p.machine.hw.thread_level.name, names=axis_names(p), steps=steps, axis_rank=tuple(range(len(steps))),
+            evaluate=self._evaluate_warp, is_saturated=self._feeds_the_unit,
         )  # fmt: skip
 
-    def preferred(self, grown: Grown, lanes: int) -> Sequence[Tile]:
+    def rank_thread_tiles(self, grown: ScaleUpResult, lanes: int) -> Sequence[Tile]:
         """Of each size the tile that reads least; from the largest down to one size below what fills the device."""
         p = self.workload
         best: dict[int, Tile] = {}
-        for tile in [*grown.large, *grown.border]:  # from the least traffic up
-            best.setdefault((at(tile, p.m) * at(tile, p.n)).bit_length(), tile)
+        for tile in [*grown.saturated, *grown.border]:  # from the least traffic up
+            best.setdefault((extent_on(tile, p.m) * extent_on(tile, p.n)).bit_length(), tile)
         chosen: list[Tile] = []
         filled = False
         for size in sorted(best, reverse=True):
             chosen.append(best[size])
             if filled:
                 break
-            points = at(best[size], p.m) * at(best[size], p.n) * SCHEDULERS
-            filled = p.outer_points >= FEW_WAVES * p.machine.cores * points
+            points = extent_on(best[size], p.m) * extent_on(best[size], p.n) * SCHEDULERS
+            filled = p.outer_points >= MIN_WAVES * p.machine.cores * points
         # the largest is kept whatever fills the device: a long reduction may be split instead
         return [*chosen[:1], *chosen[1:][1 - MAX_BASES :]]
 
-    def block_stage(self, base: Base, epsilon: float) -> Stage:
+    def block_level(self, base: ThreadTile, epsilon: float) -> ScaleUpLevel:
         p = self.workload
-        axes = sides(p, base, epsilon, MAX_WARPS) | {p.k: self._k_steps(base)}
-        return Stage(
-            level=p.machine.hw.block_level.name, names=axis_names(p), steps=steps_along(p, axes),
-            rank=tuple(range(len(p.extents))), look=lambda block: self.look(block, base),
-            saturates=lambda block: self._covers_its_loads(block, base),
+        axes = block_extents(p, base, epsilon, MAX_WARPS) | {p.k: self._k_steps(base)}
+        return ScaleUpLevel(
+            level=p.machine.hw.block_level.name, names=axis_names(p), steps=axis_steps(p, axes),
+            axis_rank=tuple(range(len(p.extents))), evaluate=lambda block: self.evaluate(block, base),
+            is_saturated=lambda block: self._covers_its_loads(block, base),
         )  # fmt: skip
 
-    def look(self, block: Tile, base: Base) -> Look:
+    def evaluate(self, block: Tile, base: ThreadTile) -> TileMetrics:
         """Bytes of the fewest stages, bytes loaded from outside for one multiply-add, broken rules."""
         p = self.workload
-        warp_m, warp_n = at(base.thread, p.m), at(base.thread, p.n)
+        warp_m, warp_n = extent_on(base.tile, p.m), extent_on(base.tile, p.n)
         if warp_m % self._fragment.rows or warp_n % self._fragment.columns:
-            return Look(0, 0.0, "execution unit")
-        m, n, k = at(block, p.m), columns(p, block), at(block, p.k)
-        staged = mma_block(p, block, base.thread)
+            return TileMetrics(0, 0.0, "execution unit")
+        m, n, k = extent_on(block, p.m), accumulator_columns(p, block), extent_on(block, p.k)
+        staged = mma_block(p, block, base.tile)
         shared_bytes, threads = staged.tile.shared_bytes, staged.tile.threads
-        traffic = (p.a.moved_bytes(block) + p.b.moved_bytes(block)) / (m * n * k)
+        traffic = (p.a.requested_bytes(block) + p.b.requested_bytes(block)) / (m * n * k)
         too_large = self._capacity_rule(threads, shared_bytes, staged.tile.fragments)
         misaligned = "" if too_large else self._alignment_rule(block, threads, staged.registers)
-        return Look(shared_bytes, traffic, too_large, misaligned)
+        return TileMetrics(shared_bytes, traffic, too_large, misaligned)
 
-    def pipelines(self, block: Tile, base: Base, split_k: int) -> Sequence[Pipeline]:
+    def pipeline_choices(self, block: Tile, base: ThreadTile, split_k: int) -> Sequence[PipelineOptions]:
         """The fewest stages that cover the latency of loads, with as many blocks a core as that leaves room for."""
         p, mach = self.workload, self.workload.machine
         tasks = spatial_grid(p, block) * split_k
-        steps = -(-p.extent(p.k) // (at(block, p.k) * split_k))
+        steps = -(-p.extent(p.k) // (extent_on(block, p.k) * split_k))
         each = -(-tasks // mach.cores)
-        ways = list(itertools.islice(self._stages(block, base, each, steps), WAYS))
-        found = [Pipeline(stages, raster(p, block, resident * mach.cores)) for resident, stages in ways]
+        ways = list(itertools.islice(self._stages(block, base, each, steps), MAX_PIPELINES))
+        found = [PipelineOptions(stages, choose_raster(p, block, resident * mach.cores)) for resident, stages in ways]
         if split_k == 1 and p.space.num_accumulators == 1:
             resident, stages = ways[0]
-            found += [Pipeline(stages, 1, blocks) for blocks in streams(tasks, steps, resident * mach.cores)]
+            found += [PipelineOptions(stages, 1, blocks) for blocks in stream_k_choices(tasks, steps, resident * mach.cores)]
         return found
 
-    def fallback(self) -> Sequence[tuple[Tile, Base]]:
+    def fallback_tiles(self) -> Sequence[tuple[Tile, ThreadTile]]:
         """One warp with one pair of instructions."""
         p = self.workload
         one = tuple([1] * len(p.extents))
-        rows, columns = self._fragment.rows, self._fragment.columns
-        warp = replaced(replaced(one, p.m, rows), p.n, columns)
-        base = Base(warp, *self.lane_choices())
-        block = replaced(replaced(warp, p.n, PAIR if p.extent(p.n) > columns else columns), p.k, self._k_steps(base)[0])
+        rows, accumulator_columns = self._fragment.rows, self._fragment.columns
+        warp = replaced(replaced(one, p.m, rows), p.n, accumulator_columns)
+        base = ThreadTile(warp, *self.reduce_thread_choices())
+        block = replaced(replaced(warp, p.n, PAIR if p.extent(p.n) > accumulator_columns else accumulator_columns), p.k, self._k_steps(base)[0])
         return [(block, base)]
 
-    def approx_cycles(self, block: Tile, base: Base, split_k: int) -> float:
-        return approx_cycles(self.workload, block, base, split_k, self.look(block, base).traffic)
+    def approx_cycles(self, block: Tile, base: ThreadTile, split_k: int) -> float:
+        return approx_cycles(self.workload, block, base, split_k, self.evaluate(block, base).traffic)
 
     def granules(self) -> tuple[int, int]:
         """Of a warp's tile along m and n."""
         return self._fragment.rows, self._fragment.columns
 
     # register level ---------------------------------------------------------------------------------------------
-    def _warp_look(self, warp: Tile) -> Look:
+    def _evaluate_warp(self, warp: Tile) -> TileMetrics:
         """Bytes in registers, with what its lanes bring at the least; bytes of fragments read for one multiply-add."""
         p = self.workload
-        m, n = at(warp, p.m), columns(p, warp)
-        k_bytes = self._k_steps(Base(warp))[0] * self._operand_bytes()
+        m, n = extent_on(warp, p.m), accumulator_columns(p, warp)
+        k_bytes = self._k_steps(ThreadTile(warp))[0] * self._operand_bytes()
         fragment = self._fragment
         held = (m // fragment.rows, n // fragment.columns, k_bytes // fragment.step_bytes)
         registers = math.ceil(warp_registers(fragment, *held))
         registers += math.floor(self._least_brought(m, n) * k_bytes)
         rule = "registers per thread" if registers > self._most_registers() else ""
         size = self._operand_bytes()
-        return Look(registers * WORD_BYTES * p.machine.hw.limits.warp_size, size / m + size / n, rule)
+        return TileMetrics(registers * WORD_BYTES * p.machine.hw.limits.warp_size, size / m + size / n, rule)
 
     def _least_brought(self, m: int, n: int) -> float:
         """Registers of a lane for a byte along k, where the most warps share what they read as evenly as they can."""
         p = self.workload
         a, b = (chunk_registers(feed) / (CHUNK_BYTES * p.machine.hw.limits.warp_size) for feed in p.facts.feeds)
-        return min(m * a / (MAX_WARPS // along_m) + n * b / along_m for along_m in powers(MAX_WARPS))
+        return min(m * a / (MAX_WARPS // along_m) + n * b / along_m for along_m in powers_of_two(MAX_WARPS))
 
     def _feeds_the_unit(self, warp: Tile) -> bool:
         """Multiply-adds take as long as reading their fragments."""
         p, mach = self.workload, self.workload.machine
-        m, n = at(warp, p.m), columns(p, warp)
+        m, n = extent_on(warp, p.m), accumulator_columns(p, warp)
         fragments = (m + n) * self._operand_bytes()
         return m * n / mach.fma_per_cycle >= fragments / mach.staged_bytes_per_cycle
 
     # block level ------------------------------------------------------------------------------------------------
-    def _k_steps(self, base: Base) -> Tile:
+    def _k_steps(self, base: ThreadTile) -> Tile:
         """Of 32, 64 and 128 bytes the shortest in which a warp has enough to do between two barriers; shorter ones too
         where loads are many or go through registers, of which they take fewer."""
         p, size = self.workload, self._operand_bytes()
         depth = p.extent(p.k) * size
         fitting = [b for b in K_STEP_BYTES if b < 2 * depth] or list(K_STEP_BYTES[:1])
-        fragments = (at(base.thread, p.m) // self._fragment.rows) * (columns(p, base.thread) // self._fragment.columns)
-        long_enough = (b for b in fitting[1:] if b // self._fragment.step_bytes * fragments >= LEAST_INSTRUCTIONS)
+        fragments = (extent_on(base.tile, p.m) // self._fragment.rows) * (accumulator_columns(p, base.tile) // self._fragment.columns)
+        long_enough = (b for b in fitting[1:] if b // self._fragment.step_bytes * fragments >= MIN_INSTRUCTIONS)
         longest = next(long_enough, fitting[-1])
         shorter = self.varied or not self._whole_chunks
         return tuple([b // size for b in fitting if (b < longest and shorter) or b == longest])
@@ -260,7 +260,7 @@ class MmaContraction(TilePrefilter):
     def _alignment_rule(self, block: Tile, threads: int, registers: int) -> str:
         """What a thread prefetches shrinks as blocks grow along m and n, and grows with the step along k."""
         p, limits = self.workload, self.workload.machine.hw.limits
-        if columns(p, block) % PAIR and p.extent(p.n) > self._fragment.columns:
+        if accumulator_columns(p, block) % PAIR and p.extent(p.n) > self._fragment.columns:
             return "fragment pairs"
         if registers > self._most_registers():
             return "registers per thread"
@@ -268,30 +268,30 @@ class MmaContraction(TilePrefilter):
             return "registers per core"
         return "grid size" if exceeds_grid(p, block) else ""
 
-    def _covers_its_loads(self, block: Tile, base: Base) -> bool:
+    def _covers_its_loads(self, block: Tile, base: ThreadTile) -> bool:
         """A warp for each partition of a core, and multiply-adds that take as long as the loads from the last cache;
         or so few blocks that the estimate must say which tile fills the device best."""
         p, mach = self.workload, self.workload.machine
-        m, n, k = at(block, p.m), at(block, p.n), at(block, p.k)
-        if fills_few_waves(p, block):
+        m, n, k = extent_on(block, p.m), extent_on(block, p.n), extent_on(block, p.k)
+        if has_wave_quantization(p, block):
             shorter = p.m if m < n else p.n
-            return max(m, n) <= MAX_ASPECT * min(m, n) or at(block, shorter) >= p.extent(shorter)
-        if (m // at(base.thread, p.m)) * (n // at(base.thread, p.n)) < SCHEDULERS:
+            return max(m, n) <= MAX_ASPECT * min(m, n) or extent_on(block, shorter) >= p.extent(shorter)
+        if (m // extent_on(base.tile, p.m)) * (n // extent_on(base.tile, p.n)) < SCHEDULERS:
             return False
-        bandwidth = mach.last_cache.bytes_per_s if mach.last_cache else mach.dram.bandwidth_bytes_per_s
-        moved = p.a.moved_bytes(block) + p.b.moved_bytes(block)
+        bandwidth = mach.llc.bytes_per_s if mach.llc else mach.dram.bandwidth_bytes_per_s
+        moved = p.a.requested_bytes(block) + p.b.requested_bytes(block)
         return 2.0 * m * n * k * p.space.num_accumulators / mach.unit.flops_per_s >= moved / bandwidth
 
     # stages and order -------------------------------------------------------------------------------------------
-    def _stages(self, block: Tile, base: Base, most_blocks: int, steps: int) -> Iterator[tuple[int, int]]:
+    def _stages(self, block: Tile, base: ThreadTile, most_blocks: int, steps: int) -> Iterator[tuple[int, int]]:
         """(blocks of a core, stages), from the most blocks down to as many as leave room for enough stages, and for one
         more: latencies vary."""
         hw = self.workload.machine.hw
         limits = hw.limits
-        staged = mma_block(self.workload, block, base.thread)
-        step = block_step(self.workload, block, base.thread)
+        staged = mma_block(self.workload, block, base.tile)
+        step = block_step(self.workload, block, base.tile)
         each = staged.tile.pipeline_bytes // MIN_MATRIX_STAGES
-        needs = BlockNeeds(staged.tile.threads, staged.registers, staged.tile.shared_bytes)
+        needs = BlockResources(staged.tile.threads, staged.registers, staged.tile.shared_bytes)
         for resident in range(min(most_blocks, blocks_per_core(needs, hw)), 0, -1):
             room = limits.shared_bytes_per_core // resident - limits.shared_bytes_reserved_per_block
             fitting = min(room, limits.shared_bytes_per_block) // each

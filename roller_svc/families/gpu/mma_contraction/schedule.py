@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from roller_svc.analysis.operand import Operand, operands, second_operand
+from roller_svc.analysis.operand import Operand, operand_b2, operands
 from roller_svc.families.common.gpu.matrix.epilogue import Epilogue
 from roller_svc.families.common.gpu.matrix.multistage_pipeline import SHARED_A, SHARED_B, Pipeline, Steps
 from roller_svc.families.common.gpu.matrix.staging import Staging
 from roller_svc.families.common.gpu.matrix.stream_k_fixup import streamed
-from roller_svc.families.common.gpu.matrix.tile import MmaTile, StagedOperand, load_class, mma_tile, staged
-from roller_svc.families.common.view import View
+from roller_svc.families.common.gpu.matrix.tile import MmaTile, StagedTile, load_class, mma_tile, staged
+from roller_svc.families.common.view import GemmView
 from roller_svc.families.gpu.mma_contraction import MMA_CONTRACTION
 from roller_svc.ir.expr import Expr
 from roller_svc.ir.group import KernelGroup
@@ -33,7 +33,7 @@ class PairedStaging(Staging):
     `tile`: of one of them; `half`: how it lies."""
 
     second: Operand
-    half: StagedOperand
+    half: StagedTile
 
     def registers(self, body: tuple[Node, ...]) -> tuple[Node, ...]:
         """Room for what is held in registers, around the nodes that fetch and store it."""
@@ -89,7 +89,7 @@ class _Half(Staging):
 def lower(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[ScheduleTree, ...]:
     """A block computes block.m x block.n of the output, a warp thread.m x thread.n of that. One tree, or two where
     the steps of all tiles are streamed."""
-    view, arch = View.of(group, program), hw.arch
+    view, arch = GemmView.of(group, program), hw.arch
     a, b = operands(group)
     tile = mma_tile(program, a, b)
     pipeline = Pipeline(
@@ -109,7 +109,7 @@ def lower(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[Sche
 
 def _right_staging(group: KernelGroup, program: RProgram, tile: MmaTile, hw: HardwareSpec) -> Staging:
     """Of b, or of what stands for it in both sums of a pair."""
-    view, (_, b), second = View.of(group, program), operands(group), second_operand(group)
+    view, (_, b), second = GemmView.of(group, program), operands(group), operand_b2(group)
     load, dtype = load_class(b, tile.b.dtype, hw.arch), tile.b.dtype
     if second is None:
         return Staging(SHARED_B, b, tile.b, load, view.n, view.k, (tile.n, tile.k), tile.threads)
@@ -121,11 +121,11 @@ def _right_staging(group: KernelGroup, program: RProgram, tile: MmaTile, hw: Har
 def _resident(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> int:
     """Blocks that a core shall hold. NVRTC takes as few registers as it can; LLVM, where nobody asks for more than one
     wave of a SIMD, all 512 of it: there as many as the model counts on."""
-    needs = MMA_CONTRACTION.planned_needs(group, program, hw) if program.unit.kind is UnitKind.MFMA else None
+    needs = MMA_CONTRACTION.predict_resources(group, program, hw) if program.unit.kind is UnitKind.MFMA else None
     return 1 if needs is None else blocks_per_core(needs, hw)
 
 
-def tile_blocks(view: View, tile: tuple[int, int], nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+def tile_blocks(view: GemmView, tile: tuple[int, int], nodes: tuple[Node, ...]) -> tuple[Node, ...]:
     """A block for each tile of each batch."""
     for axis, extent in ((view.n, tile[1]), (view.m, tile[0])):
         nodes = (Loop(f"{axis.role.value}.block", ceil_div(axis.extent, extent), LoopKind.BLOCK, nodes),)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from roller_svc.analysis.operand import operands
-from roller_svc.families.common.gpu.matrix.terms import MmaBlock, Step
-from roller_svc.families.common.gpu.matrix.tile import Feed, feeds
+from roller_svc.families.common.gpu.matrix.terms import MatrixStep, MmaBlock
+from roller_svc.families.common.gpu.matrix.tile import OperandLoad, plan_operand_loads
 from roller_svc.ir.group import KernelGroup
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.workload import Workload
@@ -16,9 +16,9 @@ from roller_svc.perf.workload import Workload
 class MmaFacts:
     """How operands A and B are staged. `blocks`, `steps` cache what (block's tile, warp's tile) have."""
 
-    feeds: tuple[Feed, Feed]
+    feeds: tuple[OperandLoad, OperandLoad]
     blocks: dict[tuple[Tile, Tile], MmaBlock] = field(default_factory=dict, compare=False)
-    steps: dict[tuple[Tile, Tile], Step] = field(default_factory=dict, compare=False)
+    steps: dict[tuple[Tile, Tile], MatrixStep] = field(default_factory=dict, compare=False)
 
 
 def prepare(group: KernelGroup, base: Workload[None]) -> Workload[MmaFacts] | None:
@@ -26,4 +26,4 @@ def prepare(group: KernelGroup, base: Workload[None]) -> Workload[MmaFacts] | No
     unit, hw = base.machine.unit, base.machine.hw
     if not unit.takes_fragments or group.attention is not None or not base.is_contraction:
         return None
-    return base.with_facts(MmaFacts(feeds(unit, operands(group), hw.arch)))
+    return base.with_facts(MmaFacts(plan_operand_loads(unit, operands(group), hw.arch)))

@@ -13,7 +13,7 @@ from roller_svc.ir.expr import Expr, Load
 from roller_svc.ir.index import add, ceil_div, div, eq, lt, mod, mul, num, ref
 from roller_svc.ir.program import Combine, TensorExpr
 from roller_svc.ir.schedule import Barrier, Branch, Compute, Let, Loop, LoopKind, Node, Scope, Storage, WarpReduce
-from roller_svc.schedule.nest_statements import acc_name, register, wrapped
+from roller_svc.schedule.nest_statements import acc_name, register, wrap_in_storages
 
 FIRST, SLOT, TOTAL = ".in_warp", ".slot", ".total"
 
@@ -74,7 +74,7 @@ def _apart(rows: ThreadRows, statement: TensorExpr) -> tuple[Node, ...]:
         ),
         Compute(room, (num(0), here, point), Load(TOTAL, (), dtype)),
     )  # fmt: skip
-    nodes = wrapped((register(TOTAL, dtype),), nodes)
+    nodes = wrap_in_storages((register(TOTAL, dtype),), nodes)
     if rows.count % rows.lanes:
         nodes = (Branch(lt(here, num(rows.count)), nodes),)
     nodes = (Let(SLOT, add(mul(ref(".share"), num(rows.lanes)), ref(LANE)), nodes),)

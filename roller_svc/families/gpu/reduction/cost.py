@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from roller_svc.families.common.gpu.row_cost import simt_reduction
+from roller_svc.families.common.gpu.row_cost import row_reduction_cost
 from roller_svc.families.common.gpu.row_space import RowSpace
-from roller_svc.families.common.gpu.serial_cost import simt_nest
+from roller_svc.families.common.gpu.serial_cost import serial_cost
 from roller_svc.perf.common import Costs, Launch
 from roller_svc.perf.workload import Workload
 
 
 def reduction_cost(p: Workload[RowSpace | None], launch: Launch) -> Costs:
-    return simt_nest(p, launch) if p.facts is None else simt_reduction(p, p.facts, launch)
+    return serial_cost(p, launch) if p.facts is None else row_reduction_cost(p, p.facts, launch)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from roller_svc.analysis.online_reduction import Joint, JointKind
+from roller_svc.analysis.online_reduction import OnlineReduction, OnlineReductionKind
 from roller_svc.families.gpu.reduction.thread_mapping import LANE, PLACE, ROUND, RowWalk, ThreadRows
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Cast, Const, Expr, Load, Op, OpKind, Select
@@ -25,7 +25,7 @@ class JointPass:
     """`value`, `centre`, `place`, `idle` as in the joint, over loop variables and registers. `places`: of a run that
     have pairs of their own."""
 
-    joint: Joint
+    joint: OnlineReduction
     rows: ThreadRows
     walk: RowWalk
     places: int
@@ -62,16 +62,16 @@ class JointPass:
             register(self._name("first"), self._dtype, *shape),
             register(self._name("second"), self.joint.second.accumulator, *shape),
         ]
-        if self.joint.kind is not JointKind.PLACE:
+        if self.joint.kind is not OnlineReductionKind.ARG:
             found.append(register(self._name("next"), self._dtype, *shape))
-        if self.joint.kind is JointKind.SQUARES:
+        if self.joint.kind is OnlineReductionKind.VARIANCE:
             found += [register(INVERSE, self._dtype), register(WEIGHT, self._dtype)]
         return found
 
     # on the way -----------------------------------------------------------------------------------------------------
     def start(self) -> tuple[Node, ...]:
         empty: Expr = identity(Combine.SUM, self.joint.second.accumulator)
-        if self.joint.kind is JointKind.PLACE:
+        if self.joint.kind is OnlineReductionKind.ARG:
             empty = given(self.idle, "idle of the joint")
         nodes: tuple[Node, ...] = (
             Compute(self._name("first"), self._index, identity(self._combine, self._dtype)),
@@ -81,7 +81,7 @@ class JointPass:
 
     def before_chunk(self) -> tuple[Node, ...]:
         """What is the same for all places of a chunk: of squares, weights by how many values there were before."""
-        if self.joint.kind is not JointKind.SQUARES:
+        if self.joint.kind is not OnlineReductionKind.VARIANCE:
             return ()
         count = Cast(ref(ROUND), self._dtype)
         one = self._number(1.0)
@@ -94,11 +94,11 @@ class JointPass:
         """One more value of each place."""
         value = Cast(self.value, self._dtype, implicit=True)
         match self.joint.kind:
-            case JointKind.EXPONENTIALS:
+            case OnlineReductionKind.SOFTMAX:
                 return self._exponentials(value)
-            case JointKind.SQUARES:
+            case OnlineReductionKind.VARIANCE:
                 return self._squares(value)
-            case JointKind.PLACE:
+            case OnlineReductionKind.ARG:
                 return self._placed(value)
 
     def _exponentials(self, value: Expr) -> tuple[Node, ...]:
@@ -157,11 +157,11 @@ class JointPass:
         combine = second.combine or Combine.SUM
         whole = Load(acc_name(self.joint.first.output), self.rows.elements, self._dtype)
         match self.joint.kind:
-            case JointKind.EXPONENTIALS:
+            case OnlineReductionKind.SOFTMAX:
                 part = self._op(OpKind.MUL, self._second(), self._shrunk(self._first(), whole))
-            case JointKind.SQUARES:
+            case OnlineReductionKind.VARIANCE:
                 part = self._op(OpKind.ADD, self._second(), self._between(whole))
-            case JointKind.PLACE:
+            case OnlineReductionKind.ARG:
                 idle = Cast(given(self.idle, "idle of the joint"), second.accumulator, implicit=True)
                 part = Select(self._equal(self._first(), whole), self._second(), idle, second.accumulator)
         return self._joined(acc_name(second.output), part, identity(combine, second.accumulator), combine)
@@ -170,14 +170,14 @@ class JointPass:
         """What all lanes add to the joined second value."""
         whole = Load(acc_name(self.joint.first.output), self.rows.elements, self._dtype)
         match self.joint.kind:
-            case JointKind.EXPONENTIALS:  # infinite maxima: their distance from themselves is no number
+            case OnlineReductionKind.SOFTMAX:  # infinite maxima: their distance from themselves is no number
                 extra = self._op(OpKind.SUB, whole, whole)
-            case JointKind.SQUARES:
+            case OnlineReductionKind.VARIANCE:
                 points = self._number(float(self.walk.chunks * self.walk.run))
                 centre = given(self.centre, "centre of the joint")
                 away = self._op(OpKind.SUB, self._op(OpKind.DIV, whole, points), centre)
                 extra = self._op(OpKind.MUL, points, self._op(OpKind.MUL, away, away))
-            case JointKind.PLACE:
+            case OnlineReductionKind.ARG:
                 return ()
         node = Compute(acc_name(self.joint.second.output), self.rows.elements, extra, Combine.SUM)
         return self.rows.each((node,), vector=False)

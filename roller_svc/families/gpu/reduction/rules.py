@@ -7,59 +7,59 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from roller_svc.construct.align import counts, powers
-from roller_svc.construct.rules import Base, exceeds_grid, replaced
-from roller_svc.construct.scale_up import Grown, Look
-from roller_svc.families.common.gpu.loop_rules import NestRules
-from roller_svc.families.common.gpu.row_space import LaneWalk, RowSpace
-from roller_svc.families.common.gpu.serial_rules import SimtNest
+from roller_svc.construct.align import powers_of_two, tile_multiples
+from roller_svc.construct.rules import ThreadTile, exceeds_grid, replaced
+from roller_svc.construct.scale_up import ScaleUpResult, TileMetrics
+from roller_svc.families.common.gpu.loop_rules import LoopRules
+from roller_svc.families.common.gpu.row_space import RowIteration, RowSpace
+from roller_svc.families.common.gpu.serial_rules import SerialRules
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.occupancy import block_registers
 from roller_svc.perf.workload import Workload
 
 MAX_SHARED_POINTS = 8  # outer points of a thread along an axis that some operand lacks
-MAX_SUMS = 48  # accumulators of a thread, of 4 bytes
+MAX_ACCUMULATORS = 48  # accumulators of a thread, of 4 bytes
 MAX_REGISTERS = 128  # of a thread with more than a chunk in flight: 512 threads a core hide what is left of latency
 MAX_THREADS = 256  # of a block whose rows need no more
-APART_LANES = (32, 8, 1)  # of rows that are neighbours in memory
-CHUNKS_A_LANE = (1, 4, 16)  # a row that is short enough is dealt out in so few
-FLIGHTS = (1, 2, 4)  # chunks of a lane in flight
+COLUMN_REDUCE_THREADS = (32, 8, 1)  # of rows that are neighbours in memory
+CHUNKS_PER_THREAD = (1, 4, 16)  # a row that is short enough is dealt out in so few
+CHUNKS_IN_FLIGHT = (1, 2, 4)  # chunks of a lane in flight
 
 
 @dataclass(frozen=True, slots=True)
-class SimtReduction(NestRules):
+class ReductionRules(LoopRules):
     rows: RowSpace
 
     ENOUGH_THREADS: ClassVar[int] = 128
 
-    def lane_choices(self) -> tuple[int, ...]:
+    def reduce_thread_choices(self) -> tuple[int, ...]:
         """From a chunk for each lane to a few, and a warp; of rows side by side some warps' worth."""
         limits = self.workload.machine.hw.limits
         chunks = -(-self.rows.points // self.rows.run)
         if not self.rows.along:
-            return tuple([n for n in APART_LANES if n <= chunks])
-        all_of_it = powers(chunks)[-1]
+            return tuple([n for n in COLUMN_REDUCE_THREADS if n <= chunks])
+        all_of_it = powers_of_two(chunks)[-1]
         most = 1 << (limits.max_threads_per_block.bit_length() - 1)
-        choices = {max(1, min(most, all_of_it // n)) for n in CHUNKS_A_LANE}
+        choices = {max(1, min(most, all_of_it // n)) for n in CHUNKS_PER_THREAD}
         return tuple(sorted(choices | {min(all_of_it, limits.warp_size, most)}, reverse=True))
 
-    def preferred(self, grown: Grown, lanes: int) -> Sequence[Tile]:
+    def rank_thread_tiles(self, grown: ScaleUpResult, lanes: int) -> Sequence[Tile]:
         """The tile of least traffic, and the smallest."""
-        return list(dict.fromkeys([*grown.large[:1], *sorted(grown.large, key=math.prod)[:1]]))
+        return list(dict.fromkeys([*grown.saturated[:1], *sorted(grown.saturated, key=math.prod)[:1]]))
 
-    def look(self, block: Tile, base: Base) -> Look:
+    def evaluate(self, block: Tile, base: ThreadTile) -> TileMetrics:
         threads = self._threads(block, base)
-        walk = self.rows.walk(block, base.thread, base.lanes)
+        walk = self.rows.walk(block, base.tile, base.reduce_threads)
         too_large = self._capacity_rule(walk, base, threads)
         return self._measured(block, walk, too_large, "" if too_large else self._alignment_rule(block, threads))
 
-    def fallback(self) -> Sequence[tuple[Tile, Base]]:
+    def fallback_tiles(self) -> Sequence[tuple[Tile, ThreadTile]]:
         """A warp a row, or a thread a row, a chunk at a time."""
         p, rows = self.workload, self.rows
         thread = tuple([rows.run if i == rows.inner else 1 for i in range(len(p.extents))])
         warp = p.machine.hw.limits.warp_size
-        found = [(replaced(thread, rows.inner, rows.run * warp), Base(thread, warp))] if rows.along else []
-        return [*found, (replaced(thread, p.fast, warp), Base(thread)), (thread, Base(thread))]
+        found = [(replaced(thread, rows.inner, rows.run * warp), ThreadTile(thread, warp))] if rows.along else []
+        return [*found, (replaced(thread, p.contiguous_axis, warp), ThreadTile(thread)), (thread, ThreadTile(thread))]
 
     # steps ----------------------------------------------------------------------------------------------------------
     def _thread_steps(self, axis: int) -> Tile:
@@ -72,18 +72,18 @@ class SimtReduction(NestRules):
             return (1,)
         extent = self.workload.extents[axis]
         whole = (extent,) if extent <= MAX_SHARED_POINTS else ()
-        return (*[n for n in powers(MAX_SHARED_POINTS) if n < extent], *whole)
+        return (*[n for n in powers_of_two(MAX_SHARED_POINTS) if n < extent], *whole)
 
-    def _block_steps(self, axis: int, base: Base, epsilon: float) -> Tile:
-        p, unit = self.workload, base.thread[axis]
+    def _block_steps(self, axis: int, base: ThreadTile, epsilon: float) -> Tile:
+        p, unit = self.workload, base.tile[axis]
         if axis == self.rows.inner:
-            chunk = unit * base.lanes
+            chunk = unit * base.reduce_threads
             rounds = -(-self.rows.points // chunk)
-            flights = {min(n, rounds) for n in FLIGHTS}
+            flights = {min(n, rounds) for n in CHUNKS_IN_FLIGHT}
             if any(a.passes > 1 for a in self.rows.read):
                 flights.add(rounds)
             return tuple([chunk * n for n in sorted(flights)])
-        fitting = tuple([unit * c for c in counts(p.extents[axis], unit, epsilon, MAX_THREADS)]) or (unit,)
+        fitting = tuple([unit * c for c in tile_multiples(p.extents[axis], unit, epsilon, MAX_THREADS)]) or (unit,)
         if axis == self.rows.fast:
             # second alignment: neighbours that fill a transaction, or the whole axis
             need = p.machine.dram.transaction_bytes // max(a.bytes for a in self.rows.accesses)
@@ -94,21 +94,21 @@ class SimtReduction(NestRules):
     def _thread_rule(self, thread: Tile) -> str:
         points = math.prod([thread[i] for i in self.rows.spatial])
         sums = points * (thread[self.rows.inner] if self.rows.along else 1) * self.rows.words
-        return "registers per thread" if sums > MAX_SUMS and points > 1 else ""
+        return "registers per thread" if sums > MAX_ACCUMULATORS and points > 1 else ""
 
-    def _capacity_rule(self, walk: LaneWalk, base: Base, threads: int) -> str:
+    def _capacity_rule(self, walk: RowIteration, base: ThreadTile, threads: int) -> str:
         limits = self.workload.machine.hw.limits
         if threads > min(limits.max_threads_per_block, limits.max_threads_per_core):
             return "threads per block"
-        if threads > max(MAX_THREADS, base.lanes):
+        if threads > max(MAX_THREADS, base.reduce_threads):
             return "occupancy"
-        registers = self.rows.registers(base.thread, walk, limits)
+        registers = self.rows.registers(base.tile, walk, limits)
         if registers > MAX_REGISTERS and walk.together > 1:
             return "registers per thread"
         granted = min(registers, limits.max_registers_per_thread)
         if block_registers(threads, granted, limits) > limits.registers_per_core:
             return "registers per core"
-        if self.rows.shared_bytes(walk, base.lanes, threads, limits.warp_size) > limits.shared_bytes_per_block:
+        if self.rows.shared_bytes(walk, base.reduce_threads, threads, limits.warp_size) > limits.shared_bytes_per_block:
             return "shared memory"
         return ""
 
@@ -119,7 +119,7 @@ class SimtReduction(NestRules):
         return "grid size" if huge else ""
 
     # measures -------------------------------------------------------------------------------------------------------
-    def _measured(self, tile: Tile, walk: LaneWalk, too_large: str, misaligned: str = "") -> Look:
+    def _measured(self, tile: Tile, walk: RowIteration, too_large: str, misaligned: str = "") -> TileMetrics:
         """Traffic of the tile's rows from end to end: once where they stay, else once a pass."""
         end_to_end = replaced(tile, self.rows.inner, self.rows.points)
         whole = walk.whole
@@ -129,17 +129,17 @@ class SimtReduction(NestRules):
         points = 1
         for i in self.rows.spatial:
             points *= tile[i]
-        return Look(self.workload.touched.bytes(tile), moved / points, too_large, misaligned)
+        return TileMetrics(self.workload.footprint.bytes(tile), moved / points, too_large, misaligned)
 
-    def _thread_look(self, thread: Tile, lanes: int) -> Look:
+    def _evaluate_thread(self, thread: Tile, lanes: int) -> TileMetrics:
         return self._measured(thread, self.rows.walk(thread, thread, lanes), self._thread_rule(thread))
 
     @property
     def _first(self) -> tuple[int | None, ...]:
         """Rows in flight before rows side by side, of these the vector axis."""
-        return (self.rows.inner, self.workload.fast)
+        return (self.rows.inner, self.workload.contiguous_axis)
 
 
-def reduction_rules(workload: Workload[RowSpace | None]) -> SimtReduction | SimtNest:
+def reduction_rules(workload: Workload[RowSpace | None]) -> ReductionRules | SerialRules:
     """Rules for rows that threads share; for a single point, one thread a point."""
-    return SimtNest(workload) if workload.facts is None else SimtReduction(workload, workload.facts)
+    return SerialRules(workload) if workload.facts is None else ReductionRules(workload, workload.facts)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from roller_svc.analysis.online_reduction import JointKind, joints
+from roller_svc.analysis.online_reduction import OnlineReductionKind, online_reductions
 from roller_svc.families.gpu.reduction import REDUCTION
 from roller_svc.families.gpu.reduction.block_reduce import joined_lanes, lane_rooms
 from roller_svc.families.gpu.reduction.online_reduction import JointPass
@@ -33,13 +33,13 @@ from roller_svc.ir.schedule import Branch, Compute, Loop, LoopKind, Node, Schedu
 from roller_svc.perf.occupancy import blocks_per_core
 from roller_svc.schedule.nest_statements import (
     acc_name,
-    converted,
+    convert_to_type,
     is_reduction,
     local_name,
     register,
     row_dtype,
     row_tensors,
-    wrapped,
+    wrap_in_storages,
 )
 
 # A compiler takes more registers than what lives through a loop: addresses, what it computes ahead of its use.
@@ -56,7 +56,7 @@ def lower(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[Sche
 
 def _resident(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> int:
     """Blocks that a core shall hold: as many as the model counts on, where there are so many."""
-    needs = REDUCTION.planned_needs(group, program, hw)
+    needs = REDUCTION.predict_resources(group, program, hw)
     if needs is None:
         return 1
     needs = replace(needs, registers_per_thread=round(needs.registers_per_thread * REGISTERS_SPARE))
@@ -134,7 +134,7 @@ class _Reduction:
             if statement.output in self.kept:
                 storages.append(register(local_name(statement.output), row_dtype(statement), *self.rows.shape))
             nodes += self._statement(statement, self.walks[statement.output])
-        return wrapped(storages, tuple(nodes))
+        return wrap_in_storages(storages, tuple(nodes))
 
     def _statement(self, statement: TensorExpr, walk: RowWalk | None) -> list[Node]:
         if walk is not None and not is_reduction(statement):
@@ -145,7 +145,7 @@ class _Reduction:
             value: Expr = Load(acc_name(statement.output), self.rows.elements, statement.accumulator)
         else:
             value = self._placed(statement, None)
-        value = converted(value, statement)
+        value = convert_to_type(value, statement)
         if statement.output in self.kept:
             row = Compute(local_name(statement.output), self.rows.elements, value)
             nodes += self.rows.each((row,), vector=False)
@@ -190,20 +190,20 @@ class _Reduction:
     def with_pairs(self) -> _Reduction:
         """The same, rows that do not fit read once for two reductions where one pass can do both."""
         pairs: list[JointPass] = []
-        for joint in joints(self.group.statements):
+        for joint in online_reductions(self.group.statements):
             walk, other = self.walks[joint.first.output], self.walks[joint.second.output]
             if walk is None or other is None or walk.is_whole or walk.steps_like != other.steps_like:
                 continue
             places = walk.run if self._is_parted(walk) else 1
-            if joint.kind is JointKind.SQUARES and places != walk.run:
+            if joint.kind is OnlineReductionKind.VARIANCE and places != walk.run:
                 continue  # how many values a pair has seen is counted in rounds
             value, place = (
                 None if expr is None else self._expression(joint.first, expr, walk)
-                for expr in (joint.value, joint.place)
+                for expr in (joint.value, joint.index)
             )
             centre, idle = (
                 None if expr is None else self._expression(joint.second, expr, None)
-                for expr in (joint.centre, joint.idle)
+                for expr in (joint.mean, joint.neutral_index)
             )
             pairs.append(JointPass(joint, self.rows, walk, places, value or joint.value, centre, place, idle))
         return replace(self, pairs=tuple(pairs))
@@ -234,7 +234,7 @@ class _Reduction:
         return [register(_part_name(statement), statement.accumulator, *self.rows.shape, walk.run)]
 
     def _mapped(self, statement: TensorExpr, walk: RowWalk) -> list[Node]:
-        value = converted(self._placed(statement, walk), statement)
+        value = convert_to_type(self._placed(statement, walk), statement)
         store = Compute(statement.output, self._index(statement, walk), value)
         return list(walk.visited(lambda: self._over_run(walk, store, guarded=True)))
 

@@ -7,4 +7,4 @@ from roller_svc.perf.workload import Workload
 
 
 def prepare(group: KernelGroup, base: Workload[None]) -> Workload[None] | None:
-    return base if base.machine.simt and group.kind is GroupKind.SCATTER else None
+    return base if base.machine.is_gpu and group.kind is GroupKind.SCATTER else None

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import math
 
-from roller_svc.construct.rules import at
+from roller_svc.construct.rules import extent_on
 from roller_svc.families.gpu.simt_contraction.workload import (
     BARRIER_CYCLES,
     SimtFacts,
-    SimtFeed,
-    Staged,
-    Step,
+    SimtOperandLoad,
+    SimtStep,
+    StagingRegisters,
     ThreadRegisters,
-    neighbours,
     staged_row,
+    vector_elements,
 )
 from roller_svc.ir.program import Axis
-from roller_svc.perf.common import Costs, Launch, load_latency_cycles, resident_bytes, simt_waves, wave_rectangle
+from roller_svc.perf.common import Costs, Launch, dram_bytes_with_reuse, load_latency_cycles, simt_waves, wave_rectangle
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.machine import register_words
-from roller_svc.perf.occupancy import BlockNeeds, blocks_per_core, overhead_registers
-from roller_svc.perf.workload import DIVISION_OPS, Operand, Workload
+from roller_svc.perf.occupancy import BlockResources, blocks_per_core, overhead_registers
+from roller_svc.perf.workload import DIVISION_OPS, OperandFootprint, Workload
 
 STORE_CYCLES = 4.0  # of a warp for what each of its threads puts into shared memory, one after the other
 # Instructions of a thread for one move, the least that there can be: of a copy its address and itself; through
@@ -32,7 +32,7 @@ MULTIPLIED = 0.25  # of those instructions: integer multiply-adds, for which cor
 # Registers of a thread beside its tile: the least (loop counters, where its columns are), for each factor that is
 # copied or held, for each copy that it begins in one step, for each element that it holds (twice that, where places
 # are found by divisions).
-LEAST_OVERHEAD, COPYING, HOLDING, EACH_COPY, EACH_HELD = 14.0, 6.0, 2.0, 1.0, 1.3
+MIN_OVERHEAD, COPYING, HOLDING, EACH_COPY, EACH_HELD = 14.0, 6.0, 2.0, 1.0, 1.3
 DIVIDING = 10.0  # where rows of a factor are found by divisions
 REQUESTS = 1.0, 0.5  # of shared memory's bandwidth: reads of one element; of groups, which pairs of lanes share
 
@@ -40,7 +40,7 @@ REQUESTS = 1.0, 0.5  # of shared memory's bandwidth: reads of one element; of gr
 def simt_contraction(p: Workload[SimtFacts], launch: Launch) -> Costs:
     """ROLLER §5 of the design notes: waves of blocks, each a chain of staged steps."""
     mach, hw = p.machine, p.machine.hw
-    needs = block_needs(p, launch)
+    needs = block_resources(p, launch)
     resident = blocks_per_core(launch.compiled or needs, hw)
     step = block_step(p, launch.block, launch.thread, launch.threads)
     steps = block_steps(p, launch)
@@ -53,46 +53,46 @@ def simt_contraction(p: Workload[SimtFacts], launch: Launch) -> Costs:
     edges = step.latency + min(resident, -(-launch.grid // mach.cores)) * _epilogue_cycles(p, launch)
     # blocks that share a core drift apart: but for one wave's, first loads and results hide behind the other blocks
     core_cycles += edges * (1 + (waves - 1) / resident)
-    l2_bytes = launch.grid * steps * _step_bytes(p, launch) + p.rest.total_bytes
+    l2_bytes = launch.grid * steps * _step_bytes(p, launch) + p.epilogue.total_bytes
     dram_bytes = _dram_bytes(p, launch, resident)
-    last = mach.last_cache
+    last = mach.llc
     is_busy = resident * step.busy >= step.cycles(resident, warps, ahead)
     return Costs(
         core_s=mach.seconds(core_cycles),
         core_stage="compute" if is_busy else "latency",
-        parts=(
+        stage_seconds=(
             ("shared", mach.seconds(launch.grid * steps * step.shared / mach.cores)),
             (last.name if last else "cache", l2_bytes / (last.bytes_per_s if last else math.inf)),
             ("dram", dram_bytes / mach.dram.bandwidth_bytes_per_s),
         ),
         occupancy=min(1.0, resident * launch.threads / hw.limits.max_threads_per_core),
         waves=waves,
-        needs=needs,
-        loads=steps,
+        resources=needs,
+        loads_per_block=steps,
     )
 
 
 def block_steps(p: Workload[SimtFacts], launch: Launch) -> int:
     """Staged steps of one block."""
     depth = -(-p.extent(p.k) // launch.split_k)
-    return -(-depth // at(launch.block, p.k))
+    return -(-depth // extent_on(launch.block, p.k))
 
 
 def steps_ahead(p: Workload[SimtFacts], block: Tile, stages: int) -> int:
     """How many steps before its use a tile is asked for: what goes through registers, one at most."""
     if p.facts.feeds is None:
         return min(stages - 1, 1)
-    copied = p.facts.feeds.a.is_async(at(block, p.m)) and p.facts.feeds.b.is_async(at(block, p.n))
+    copied = p.facts.feeds.a.is_async(extent_on(block, p.m)) and p.facts.feeds.b.is_async(extent_on(block, p.n))
     return stages - 1 if copied else min(stages - 1, 1)
 
 
 # what a block takes ------------------------------------------------------------------------------------------------
-def block_needs(p: Workload[SimtFacts], launch: Launch) -> BlockNeeds:
-    bm, bn, bk = (at(launch.block, axis) for axis in (p.m, p.n, p.k))
-    registers = thread_registers(p, at(launch.thread, p.m), at(launch.thread, p.n))
+def block_resources(p: Workload[SimtFacts], launch: Launch) -> BlockResources:
+    bm, bn, bk = (extent_on(launch.block, axis) for axis in (p.m, p.n, p.k))
+    registers = thread_registers(p, extent_on(launch.thread, p.m), extent_on(launch.thread, p.n))
     stages = min(launch.stages, block_steps(p, launch))
     needed = registers.of(bm * bk / launch.threads, bn * bk / launch.threads)
-    return BlockNeeds(launch.threads, needed, stages * stage_bytes(p, launch.block))
+    return BlockResources(launch.threads, needed, stages * stage_bytes(p, launch.block))
 
 
 def thread_registers(p: Workload[SimtFacts], thread_m: int, thread_n: int) -> ThreadRegisters:
@@ -113,29 +113,29 @@ def _thread_registers(p: Workload[SimtFacts], thread_m: int, thread_n: int) -> T
     words, limits = register_words(p.space.compute_dtype), p.machine.hw.limits
     operands = thread_m + thread_n
     if limits.warp_size == 1:
-        nothing = Staged(0.0, 0.0, 1)
+        nothing = StagingRegisters(0.0, 0.0, 1)
         return ThreadRegisters(
             (thread_m * thread_n + operands) * words + overhead_registers(limits), nothing, nothing
         )  # fmt: skip
     a, b = (_staged(feed, words) for feed in ((p.facts.feeds.a, p.facts.feeds.b) if p.facts.feeds else (None, None)))
-    overhead = min(float(overhead_registers(limits)), LEAST_OVERHEAD + a.fixed + b.fixed)
+    overhead = min(float(overhead_registers(limits)), MIN_OVERHEAD + a.fixed + b.fixed)
     divided = sum(DIVIDING for feed in ((p.facts.feeds.a, p.facts.feeds.b) if p.facts.feeds else ()) if feed.divided)
     return ThreadRegisters((thread_m * thread_n + 2 * operands) * words + overhead + divided, a, b)
 
 
-def _staged(feed: SimtFeed | None, words: int) -> Staged:
+def _staged(feed: SimtOperandLoad | None, words: int) -> StagingRegisters:
     if feed is None:
-        return Staged(HOLDING, EACH_HELD * words, 1)
-    at_once = feed.width(feed.operand.run, feed.operand.run, None)
-    if feed.is_async(feed.operand.run):
-        return Staged(COPYING, EACH_COPY / at_once, at_once)
-    return Staged(HOLDING, EACH_HELD * words * (1 + feed.divided), at_once)
+        return StagingRegisters(HOLDING, EACH_HELD * words, 1)
+    at_once = feed.width(feed.operand.vector_width, feed.operand.vector_width, None)
+    if feed.is_async(feed.operand.vector_width):
+        return StagingRegisters(COPYING, EACH_COPY / at_once, at_once)
+    return StagingRegisters(HOLDING, EACH_HELD * words * (1 + feed.divided), at_once)
 
 
 def stage_bytes(p: Workload[SimtFacts], block: Tile) -> int:
     """Shared memory of one stage: As[bk][bm + padding] and Bs[bk][bn + padding] in the compute type."""
-    rows = staged_row_bytes(at(block, p.m), p) + staged_row_bytes(at(block, p.n), p)
-    return at(block, p.k) * rows
+    rows = staged_row_bytes(extent_on(block, p.m), p) + staged_row_bytes(extent_on(block, p.n), p)
+    return extent_on(block, p.k) * rows
 
 
 def staged_row_bytes(elements: int, p: Workload[SimtFacts]) -> int:
@@ -145,7 +145,7 @@ def staged_row_bytes(elements: int, p: Workload[SimtFacts]) -> int:
 
 
 # time -------------------------------------------------------------------------------------------------------------
-def block_step(p: Workload[SimtFacts], block: Tile, thread: Tile, threads: int) -> Step:
+def block_step(p: Workload[SimtFacts], block: Tile, thread: Tile, threads: int) -> SimtStep:
     """Of a block with that tile of so many threads with theirs; remembered."""
     known = p.facts.steps.get((block, thread, threads))
     if known is None:
@@ -153,13 +153,13 @@ def block_step(p: Workload[SimtFacts], block: Tile, thread: Tile, threads: int) 
     return known
 
 
-def _block_step(p: Workload[SimtFacts], block: Tile, thread: Tile, threads: int) -> Step:
+def _block_step(p: Workload[SimtFacts], block: Tile, thread: Tile, threads: int) -> SimtStep:
     mach = p.machine
-    bm, bn, bk = (at(block, axis) for axis in (p.m, p.n, p.k))
-    tm, tn = at(thread, p.m), at(thread, p.n)
+    bm, bn, bk = (extent_on(block, axis) for axis in (p.m, p.n, p.k))
+    tm, tn = extent_on(thread, p.m), extent_on(thread, p.n)
     warp = mach.hw.limits.warp_size
     warps = -(-threads // warp)
-    groups = [neighbours(t, p.elem_bytes) for t in (tm, tn)] if warp > 1 else [1, 1]
+    groups = [vector_elements(t, p.elem_bytes) for t in (tm, tn)] if warp > 1 else [1, 1]
     read = sum(t * REQUESTS[g > 1] for t, g in zip((tm, tn), groups, strict=True))
     inner = p.facts.feeds.inner_member(bk) if p.facts.feeds else None
     staging = _staging_ops(p, p.facts.feeds.a if p.facts.feeds else None, p.a, (bm, bk, threads), inner)
@@ -167,7 +167,7 @@ def _block_step(p: Workload[SimtFacts], block: Tile, thread: Tile, threads: int)
     issue = (warps * bk * (tm * tn + tm / groups[0] + tn / groups[1]) + staging / warp) / mach.issue_per_cycle
     in_flight = -(-(bm + bn) * bk // threads)
     multiplied = MULTIPLIED * staging if warp > 1 else 0.0
-    return Step(
+    return SimtStep(
         fma=(bm * bn * bk + multiplied) / mach.fma_per_cycle,
         shared=(warps * bk * read * warp + (bm + bn) * bk) * p.elem_bytes / mach.staged_bytes_per_cycle,
         issue=issue if warp > 1 else 0.0,
@@ -177,7 +177,7 @@ def _block_step(p: Workload[SimtFacts], block: Tile, thread: Tile, threads: int)
 
 
 def _staging_ops(
-    p: Workload[SimtFacts], feed: SimtFeed | None, operand: Operand, tile: tuple[int, int, int], inner: Axis | None
+    p: Workload[SimtFacts], feed: SimtOperandLoad | None, operand: OperandFootprint, tile: tuple[int, int, int], inner: Axis | None
 ) -> float:
     """Instructions of all threads for one factor in one step; `tile`: its columns and rows, the block's threads."""
     columns, rows, threads = tile
@@ -188,7 +188,7 @@ def _staging_ops(
     if feed.is_async(columns):
         each = COPY_OPS
     else:
-        each = LOAD_OPS + STORE_OPS * (width if feed.operand.along_k else 1)
+        each = LOAD_OPS + STORE_OPS * (width if feed.operand.k_major else 1)
     if feed.operand.guard is not None:
         each += GUARD_OPS
     if inner is not None or not feed.divided:
@@ -201,7 +201,7 @@ def _staging_ops(
 
 def _step_bytes(p: Workload[SimtFacts], launch: Launch) -> float:
     """Bytes that one step of a block asks of the last cache, in whole transactions."""
-    return p.a.moved_bytes(launch.block) + p.b.moved_bytes(launch.block)
+    return p.a.requested_bytes(launch.block) + p.b.requested_bytes(launch.block)
 
 
 def _epilogue_cycles(p: Workload[SimtFacts], launch: Launch) -> float:
@@ -210,16 +210,16 @@ def _epilogue_cycles(p: Workload[SimtFacts], launch: Launch) -> float:
     wide = 1
     if p.n is not None and p.machine.hw.limits.warp_size > 1:
         lead = p.space.axes[p.n].members[-1].extent
-        wide = math.gcd(lead, neighbours(at(launch.thread, p.n), p.elem_bytes))
-    per_point = len(p.rest.tensors) * (2.0 / wide + words) + p.rest.address_ops / wide
-    points = at(launch.block, p.m) * at(launch.block, p.n)
+        wide = math.gcd(lead, vector_elements(extent_on(launch.thread, p.n), p.elem_bytes))
+    per_point = len(p.epilogue.tensors) * (2.0 / wide + words) + p.epilogue.address_ops / wide
+    points = extent_on(launch.block, p.m) * extent_on(launch.block, p.n)
     return points * per_point / (p.machine.hw.limits.warp_size * p.machine.issue_per_cycle)
 
 
 def _dram_bytes(p: Workload[SimtFacts], launch: Launch, resident: int) -> float:
     """Compulsory traffic, and what concurrent blocks do not share through the last cache (§5, t_dram)."""
-    grid_m, grid_n = (-(-p.extent(axis) // at(launch.block, axis)) for axis in (p.m, p.n))
+    grid_m, grid_n = (-(-p.extent(axis) // extent_on(launch.block, axis)) for axis in (p.m, p.n))
     tall, wide = wave_rectangle(grid_m, grid_n, max(1, p.machine.cores * resident // launch.split_k), launch.raster)
-    a = resident_bytes(p.machine, p.a.total_bytes, grid_n / wide)
-    b = resident_bytes(p.machine, p.b.total_bytes, grid_m / tall)
-    return p.rest.total_bytes + a + b
+    a = dram_bytes_with_reuse(p.machine, p.a.total_bytes, grid_n / wide)
+    b = dram_bytes_with_reuse(p.machine, p.b.total_bytes, grid_m / tall)
+    return p.epilogue.total_bytes + a + b

@@ -6,9 +6,18 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from roller_svc.construct.align import counts, powers
-from roller_svc.construct.rules import PLAIN, Base, Pipeline, at, axis_names, exceeds_grid, replaced, steps_along
-from roller_svc.construct.scale_up import Grown, Look, Stage
+from roller_svc.construct.align import powers_of_two, tile_multiples
+from roller_svc.construct.rules import (
+    DEFAULT_PIPELINE,
+    PipelineOptions,
+    ThreadTile,
+    axis_names,
+    axis_steps,
+    exceeds_grid,
+    extent_on,
+    replaced,
+)
+from roller_svc.construct.scale_up import ScaleUpLevel, ScaleUpResult, TileMetrics
 from roller_svc.families.gpu.simt_contraction.cost import (
     block_step,
     stage_bytes,
@@ -19,147 +28,147 @@ from roller_svc.families.gpu.simt_contraction.cost import (
 from roller_svc.families.gpu.simt_contraction.workload import SimtFacts, ThreadRegisters
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.machine import SCHEDULERS
-from roller_svc.perf.occupancy import BlockNeeds, block_registers, blocks_per_core
+from roller_svc.perf.occupancy import BlockResources, block_registers, blocks_per_core
 from roller_svc.perf.workload import Workload
 
 MAX_THREAD_TILE = 16
 MAX_THREADS = 512  # beyond that a block's barriers cost more than its reuse saves
 K_STEPS = (8, 16, 32)
-SMALL_BLOCK = 64  # side of a block below which the device is not filled, or an axis not covered
+MIN_BLOCK_EXTENT = 64  # side of a block below which the device is not filled, or an axis not covered
 MAX_BASES = 3
 # Of warps of 64: four of them in a block leave the largest thread tiles no block that fits a narrow axis.
 WIDE_WARP, WIDE_BASES = 64, 6
-TIGHT = 1.08  # compilers spill a little before the limit that a large block sets them
+REGISTER_MARGIN = 1.08  # compilers spill a little before the limit that a large block sets them
 MAX_EPILOGUE = 512  # operations of the epilogue that a thread's unrolled points may hold: compilers choke on more
-LEAST_STAGED = 4  # elements of each factor in a step that one thread stages, as a rule at least
+MIN_STAGED_ELEMENTS = 4  # elements of each factor in a step that one thread stages, as a rule at least
 MAX_STAGES = 4
 LOADED_LATENCY = 2.0  # a memory that is kept busy answers later than an idle one, about twice
 
 
 @dataclass(frozen=True, slots=True)
-class SimtContraction:
+class SimtContractionRules:
     workload: Workload[SimtFacts]
 
-    def lane_choices(self) -> tuple[int, ...]:
+    def reduce_thread_choices(self) -> tuple[int, ...]:
         return (1,)
 
-    def thread_stage(self, lanes: int) -> Stage:
+    def thread_level(self, lanes: int) -> ScaleUpLevel:
         p = self.workload
-        steps = steps_along(self.workload, {
-            axis: powers(min(MAX_THREAD_TILE, p.extent(axis))) for axis in (p.m, p.n) if axis is not None
+        steps = axis_steps(self.workload, {
+            axis: powers_of_two(min(MAX_THREAD_TILE, p.extent(axis))) for axis in (p.m, p.n) if axis is not None
         })  # fmt: skip
-        return Stage(
+        return ScaleUpLevel(
             level=p.machine.hw.thread_level.name,
             names=axis_names(self.workload),
             steps=steps,
-            rank=tuple(range(len(steps))),
-            look=self._thread_look,
-            saturates=self._feeds_the_unit,
+            axis_rank=tuple(range(len(steps))),
+            evaluate=self._evaluate_thread,
+            is_saturated=self._feeds_the_unit,
         )
 
-    def preferred(self, grown: Grown, lanes: int) -> Sequence[Tile]:
+    def rank_thread_tiles(self, grown: ScaleUpResult, lanes: int) -> Sequence[Tile]:
         """Highest reuse first; one of 16 points and one of 4 for problems that are too small for those."""
         p = self.workload
         most = WIDE_BASES if p.machine.hw.limits.warp_size >= WIDE_WARP else MAX_BASES
-        tiles = [*grown.large, *grown.border][:most]
+        tiles = [*grown.saturated, *grown.border][:most]
         rows, columns = p.extent(p.m), p.extent(p.n)
-        if rows * columns < p.machine.cores * SMALL_BLOCK**2 or min(rows, columns) < SMALL_BLOCK:
+        if rows * columns < p.machine.cores * MIN_BLOCK_EXTENT**2 or min(rows, columns) < MIN_BLOCK_EXTENT:
             one = tuple([1] * len(p.extents))
             for side in (4, 2):
-                m, n = min(side, powers(rows)[-1]), min(side, powers(columns)[-1])
+                m, n = min(side, powers_of_two(rows)[-1]), min(side, powers_of_two(columns)[-1])
                 tiles.append(replaced(replaced(one, p.m, m), p.n, n))
             tiles = tiles[:2] + tiles[-2:]
         return [t for t in dict.fromkeys(tiles) if not self._register_rule(t)]
 
-    def block_stage(self, base: Base, epsilon: float) -> Stage:
+    def block_level(self, base: ThreadTile, epsilon: float) -> ScaleUpLevel:
         p = self.workload
         axes = {p.k: self._k_steps()} if p.k is not None else {}
         for axis in (p.m, p.n):
             if axis is not None:
-                unit = base.thread[axis]
-                fitting = [unit * c for c in counts(p.extents[axis], unit, epsilon, MAX_THREADS // 4)]
+                unit = base.tile[axis]
+                fitting = [unit * c for c in tile_multiples(p.extents[axis], unit, epsilon, MAX_THREADS // 4)]
                 enough = [s for s in fitting if s >= self._least_count() * unit]
                 axes[axis] = tuple(enough or fitting[-1:] or [unit])
         block = self._block(base)
-        return Stage(
+        return ScaleUpLevel(
             level=p.machine.hw.block_level.name,
             names=axis_names(self.workload),
-            steps=steps_along(self.workload, axes),
-            rank=tuple(range(len(p.extents))),
-            look=block.look,
-            saturates=block.saturates,
+            steps=axis_steps(self.workload, axes),
+            axis_rank=tuple(range(len(p.extents))),
+            evaluate=block.evaluate,
+            is_saturated=block.is_saturated,
         )
 
-    def look(self, block: Tile, base: Base) -> Look:
-        return self._block(base).look(block)
+    def evaluate(self, block: Tile, base: ThreadTile) -> TileMetrics:
+        return self._block(base).evaluate(block)
 
-    def pipelines(self, block: Tile, base: Base, split_k: int) -> Sequence[Pipeline]:
+    def pipeline_choices(self, block: Tile, base: ThreadTile, split_k: int) -> Sequence[PipelineOptions]:
         """Buffers that keep memory ahead of the multiplications, as far as they cost no resident block."""
         p, limits = self.workload, self.workload.machine.hw.limits
         if limits.warp_size == 1:
-            return (PLAIN,)
-        threads = math.prod(block[i] // base.thread[i] for i in p.spatial)
-        step = block_step(p, block, base.thread, threads)
+            return (DEFAULT_PIPELINE,)
+        threads = math.prod(block[i] // base.tile[i] for i in p.spatial)
+        step = block_step(p, block, base.tile, threads)
         depth = -(-p.extent(p.k) // split_k)
-        steps = -(-depth // at(block, p.k))
+        steps = -(-depth // extent_on(block, p.k))
         staged = stage_bytes(p, block)
-        registers = thread_registers(p, at(base.thread, p.m), at(base.thread, p.n))
-        needed = registers.of(*(at(block, side) * at(block, p.k) / threads for side in (p.m, p.n)))
-        resident = blocks_per_core(BlockNeeds(threads, needed, min(2, steps) * staged), p.machine.hw)
+        registers = thread_registers(p, extent_on(base.tile, p.m), extent_on(base.tile, p.n))
+        needed = registers.of(*(extent_on(block, side) * extent_on(block, p.k) / threads for side in (p.m, p.n)))
+        resident = blocks_per_core(BlockResources(threads, needed, min(2, steps) * staged), p.machine.hw)
         room = limits.shared_bytes_per_core // resident - limits.shared_bytes_reserved_per_block
         fitting = min(room, limits.shared_bytes_per_block) // staged
         wanted = 1 + math.ceil(LOADED_LATENCY * step.latency / step.busy)
         most = 1 + steps_ahead(p, block, MAX_STAGES)
         stages = max(1, min(max(2, wanted), most, fitting, steps))
-        return (Pipeline(stages, self._raster(block, resident)),)
+        return (PipelineOptions(stages, self._raster(block, resident)),)
 
     def _raster(self, block: Tile, resident: int) -> int:
         """Rows of blocks that make those at work at once about square in what they read (§5, t_dram), where all that
         they would read otherwise does not stay in the last cache."""
-        p, cache = self.workload, self.workload.machine.last_cache
-        rows, columns = (-(-p.extent(i) // at(block, i)) for i in (p.m, p.n))
+        p, cache = self.workload, self.workload.machine.llc
+        rows, columns = (-(-p.extent(i) // extent_on(block, i)) for i in (p.m, p.n))
         at_once = p.machine.cores * resident
         if cache is None or rows == 1 or at_once >= rows * columns or p.b.total_bytes <= cache.total_bytes // 2:
             return 1
-        tall = math.isqrt(max(1, at_once * at(block, p.n) // at(block, p.m)))
+        tall = math.isqrt(max(1, at_once * extent_on(block, p.n) // extent_on(block, p.m)))
         return min(rows, 1 << (tall.bit_length() - 1))
 
-    def fallback(self) -> Sequence[tuple[Tile, Base]]:
+    def fallback_tiles(self) -> Sequence[tuple[Tile, ThreadTile]]:
         """One point a thread, a warp of threads along n, then along m."""
         p = self.workload
         one = tuple([1] * len(p.extents))
         warp = p.machine.hw.limits.warp_size
         k = K_STEPS[0] if p.k is not None else 1
         small = replaced(one, p.k, k)
-        return [(replaced(small, axis, warp), Base(one)) for axis in (p.n, p.m) if axis is not None]
+        return [(replaced(small, axis, warp), ThreadTile(one)) for axis in (p.n, p.m) if axis is not None]
 
-    def _thread_look(self, thread: Tile) -> Look:
+    def _evaluate_thread(self, thread: Tile) -> TileMetrics:
         """Bytes in registers; bytes read from the staged tile for one multiply-add."""
-        m, n, size = at(thread, self.workload.m), at(thread, self.workload.n), self.workload.elem_bytes
-        return Look((m * n + m + n) * size, size / m + size / n, self._register_rule(thread))
+        m, n, size = extent_on(thread, self.workload.m), extent_on(thread, self.workload.n), self.workload.elem_bytes
+        return TileMetrics((m * n + m + n) * size, size / m + size / n, self._register_rule(thread))
 
     def _register_rule(self, thread: Tile) -> str:
         p = self.workload
-        registers = thread_registers(p, at(thread, p.m), at(thread, p.n)).of(LEAST_STAGED, LEAST_STAGED)
+        registers = thread_registers(p, extent_on(thread, p.m), extent_on(thread, p.n)).of(MIN_STAGED_ELEMENTS, MIN_STAGED_ELEMENTS)
         if registers > p.machine.hw.limits.max_registers_per_thread:
             return "registers per thread"
         epilogue = p.space.flops / p.outer_points - 2 * p.inner_points
-        return "epilogue" if at(thread, p.m) * at(thread, p.n) * epilogue > MAX_EPILOGUE else ""
+        return "epilogue" if extent_on(thread, p.m) * extent_on(thread, p.n) * epilogue > MAX_EPILOGUE else ""
 
     def _feeds_the_unit(self, thread: Tile) -> bool:
         """Multiply-adds take as long as reading their operands from the staged tile."""
         mach = self.workload.machine
-        m, n = at(thread, self.workload.m), at(thread, self.workload.n)
+        m, n = extent_on(thread, self.workload.m), extent_on(thread, self.workload.n)
         operands = (m + n) * self.workload.elem_bytes / mach.staged_bytes_per_cycle
         return m * n / mach.fma_per_cycle >= 0.95 * operands
 
-    def _block(self, base: Base) -> _Block:
+    def _block(self, base: ThreadTile) -> _Block:
         limits = self.workload.machine.hw.limits
         most, rule = min(
             (min(limits.max_threads_per_block, limits.max_threads_per_core), "threads per block"),
             (MAX_THREADS, "barrier cost"),
         )
-        m, n = at(base.thread, self.workload.m), at(base.thread, self.workload.n)
+        m, n = extent_on(base.tile, self.workload.m), extent_on(base.tile, self.workload.n)
         return _Block(self.workload, m, n, most, rule, thread_registers(self.workload, m, n))
 
     def _least_count(self) -> int:
@@ -188,16 +197,16 @@ class _Block:
     registers: ThreadRegisters
     _rows: dict[int, int] = field(default_factory=dict, compare=False)
 
-    def look(self, block: Tile) -> Look:
+    def evaluate(self, block: Tile) -> TileMetrics:
         """Staged bytes with bank padding, bytes loaded from outside for one multiply-add, broken rules."""
         p = self.workload
-        m, n, k = at(block, p.m), at(block, p.n), at(block, p.k)
+        m, n, k = extent_on(block, p.m), extent_on(block, p.n), extent_on(block, p.k)
         staged = k * (self._row(m) + self._row(n))
         threads = (m // self.thread_m) * (n // self.thread_n)
         too_large = self._capacity_rule(threads, staged)
         misaligned = "" if too_large else self._alignment_rule(block, threads, k / threads)
-        traffic = (p.a.moved_bytes(block) + p.b.moved_bytes(block)) / (m * n * k)
-        return Look(staged, traffic, too_large, misaligned)
+        traffic = (p.a.requested_bytes(block) + p.b.requested_bytes(block)) / (m * n * k)
+        return TileMetrics(staged, traffic, too_large, misaligned)
 
     def _capacity_rule(self, threads: int, staged_bytes: int) -> str:
         if threads > self.most_threads:
@@ -211,10 +220,10 @@ class _Block:
         limits = self.workload.machine.hw.limits
         if threads % limits.warp_size:
             return "execution unit"
-        registers = self.registers.of(at(block, self.workload.m) * each, at(block, self.workload.n) * each)
+        registers = self.registers.of(extent_on(block, self.workload.m) * each, extent_on(block, self.workload.n) * each)
         if registers > limits.max_registers_per_thread and self.thread_m * self.thread_n > 1:
             return "registers per thread"
-        if block_registers(threads, math.ceil(registers * TIGHT), limits) > limits.registers_per_core:
+        if block_registers(threads, math.ceil(registers * REGISTER_MARGIN), limits) > limits.registers_per_core:
             return "registers per core"
         if exceeds_grid(self.workload, block):
             return "grid size"
@@ -226,12 +235,12 @@ class _Block:
             known = self._rows[elements] = staged_row_bytes(elements, self.workload)
         return known
 
-    def saturates(self, block: Tile) -> bool:
+    def is_saturated(self, block: Tile) -> bool:
         """A warp for each partition of a core, and multiply-adds that take as long as the loads from outside."""
         p, mach = self.workload, self.workload.machine
-        m, n, k = at(block, p.m), at(block, p.n), at(block, p.k)
+        m, n, k = extent_on(block, p.m), extent_on(block, p.n), extent_on(block, p.k)
         if (m // self.thread_m) * (n // self.thread_n) < SCHEDULERS * mach.hw.limits.warp_size:
             return False
-        bandwidth = mach.last_cache.bytes_per_s if mach.last_cache else mach.dram.bandwidth_bytes_per_s
-        moved = p.a.moved_bytes(block) + p.b.moved_bytes(block)
+        bandwidth = mach.llc.bytes_per_s if mach.llc else mach.dram.bandwidth_bytes_per_s
+        moved = p.a.requested_bytes(block) + p.b.requested_bytes(block)
         return 2.0 * m * n * k / mach.unit.flops_per_s >= moved / bandwidth

@@ -11,10 +11,10 @@ import math
 from dataclasses import dataclass
 
 from roller_svc.analysis.operand import operands
-from roller_svc.families.common.view import View, decoded
+from roller_svc.families.common.view import GemmView, bind_members
 from roller_svc.families.gpu.simt_contraction import SIMT_CONTRACTION
 from roller_svc.families.gpu.simt_contraction.staging import THREAD, ReductionSteps, Staging
-from roller_svc.families.gpu.simt_contraction.workload import neighbours, simt_feeds
+from roller_svc.families.gpu.simt_contraction.workload import prepare_operand_loads, vector_elements
 from roller_svc.ir.expr import Const, Expr, Load, Op, OpKind
 from roller_svc.ir.group import KernelGroup, TileAxis
 from roller_svc.ir.hardware import HardwareSpec, TargetKind
@@ -47,8 +47,8 @@ PASSES = {TargetKind.AMD: 2}
 
 def lower(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[ScheduleTree, ...]:
     """One tree: a block computes block.m x block.n of C in steps of block.k, a thread thread.m x thread.n of that."""
-    view = View.of(group, program)
-    feeds = simt_feeds(program.space, operands(group), hw.arch)
+    view = GemmView.of(group, program)
+    feeds = prepare_operand_loads(program.space, operands(group), hw.arch)
     rows, types, warp = program.block[view.k.name], dict(group.inputs), hw.limits.warp_size
     steps = ReductionSteps(view.k, rows, feeds.inner_member(rows))
     stagings = tuple(
@@ -56,14 +56,14 @@ def lower(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[Sche
         for room, feed, axis in ((SHARED_A, feeds.a, view.m), (SHARED_B, feeds.b, view.n))
     )
     kernel = _Kernel(view, program, steps, stagings, warp, PASSES.get(hw.family, 1))
-    needs = SIMT_CONTRACTION.planned_needs(group, program, hw)
+    needs = SIMT_CONTRACTION.predict_resources(group, program, hw)
     resident = 1 if needs is None else blocks_per_core(needs, hw)
     return (ScheduleTree(group.name, kernel.blocks(), raster=program.raster, resident=resident),)
 
 
 @dataclass(frozen=True, slots=True)
 class _Kernel:
-    view: View
+    view: GemmView
     program: RProgram
     steps: ReductionSteps
     stagings: tuple[Staging, ...]
@@ -81,7 +81,7 @@ class _Kernel:
 
     def _group(self, axis: TileAxis) -> int:
         """Neighbours in a thread's tile: as many as one access moves."""
-        return neighbours(self._thread(axis), self.view.dtype.bytes)
+        return vector_elements(self._thread(axis), self.view.dtype.bytes)
 
     @property
     def _buffers(self) -> int:
@@ -222,7 +222,7 @@ class _Kernel:
         element = add(mul(ref("n.piece"), num(width)), ref("n.lane"))
         total = Load(ACC, (ref("m.element"), element), view.dtype)
         lanes = Loop("n.lane", width, LoopKind.VECTOR, ())
-        nodes = view.epilogue_over(total, lanes, {lead: add(ref(lead), ref("n.lane"))})
+        nodes = view.vector_epilogue(total, lanes, {lead: add(ref(lead), ref("n.lane"))})
         if inside := logical_and(self._inside(view.m), self._inside(view.n)):
             nodes = (Branch(inside, nodes),)
         return self._each_row((self._each_piece(width, nodes),))
@@ -230,13 +230,13 @@ class _Kernel:
     def _each_row(self, nodes: tuple[Node, ...]) -> Node:
         m, group = self.view.m, self._group(self.view.m)
         row = add(self._column(m, div(ref("m.element"), group)), mod(ref("m.element"), group))
-        nodes = (self._placed(m, row, decoded(m, ref("m.place"), nodes)),)
+        nodes = (self._placed(m, row, bind_members(m, ref("m.place"), nodes)),)
         return Loop("m.element", self._thread(m), LoopKind.UNROLL, nodes)
 
     def _each_piece(self, width: int, nodes: tuple[Node, ...]) -> Node:
         n, pieces = self.view.n, self._group(self.view.n) // width
         column = add(self._column(n, div(ref("n.piece"), pieces)), mul(mod(ref("n.piece"), pieces), num(width)))
-        nodes = (self._placed(n, column, decoded(n, ref("n.place"), nodes)),)
+        nodes = (self._placed(n, column, bind_members(n, ref("n.place"), nodes)),)
         return Loop("n.piece", self._thread(n) // width, LoopKind.UNROLL, nodes)
 
     def _placed(self, axis: TileAxis, in_tile: Expr, nodes: tuple[Node, ...]) -> Node:

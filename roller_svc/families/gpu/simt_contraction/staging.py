@@ -15,7 +15,12 @@ from dataclasses import dataclass, replace
 from roller_svc.analysis.operand import Operand
 from roller_svc.errors import require
 from roller_svc.families.common.view import member_values
-from roller_svc.families.gpu.simt_contraction.workload import K_NEIGHBOURS, SimtFeed, fused_stride, staged_row
+from roller_svc.families.gpu.simt_contraction.workload import (
+    K_ELEMENTS_PER_TRANSACTION,
+    SimtOperandLoad,
+    fused_stride,
+    staged_row,
+)
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Cast, Const, Expr, Load, Select, axes_of, substitute
 from roller_svc.ir.group import TileAxis
@@ -73,7 +78,7 @@ class Staging:
     """How one factor comes into `room`. `columns`: of the block's tile along `axis`, which is m or n."""
 
     room: str
-    feed: SimtFeed
+    feed: SimtOperandLoad
     axis: TileAxis
     columns: int
     steps: ReductionSteps
@@ -117,7 +122,7 @@ class Staging:
     @property
     def _held(self) -> DType:
         """Converted only when stored, so that loads stay under way meanwhile; single narrow floats at once."""
-        return self.operand.stored if self.width > 1 else self.dtype
+        return self.operand.memory_dtype if self.width > 1 else self.dtype
 
     # nodes -----------------------------------------------------------------------------------------------------------
     def copies(self, step: Expr, buffer: Expr) -> tuple[Node, ...]:
@@ -132,7 +137,7 @@ class Staging:
         """Loads into registers, 0 beyond the edges."""
         lane: Expr = ref(".lane") if self.width > 1 else num(0)
         source = self._source(step, lane)
-        value: Expr = source or self.operand.factor
+        value: Expr = source or self.operand.expr
         guard = logical_and(self._inside(step), self.operand.guard if source else None)
         used = (value, guard)
         if value.dtype is not self._held:
@@ -150,7 +155,7 @@ class Staging:
         if self._held is not self.dtype:
             value = Cast(value, self.dtype, implicit=True)
         row, column = ref(".row"), ref(".column")
-        if self.operand.along_k:
+        if self.operand.k_major:
             node = Compute(self.room, (buffer, add(row, ref(".lane")), column), value)
             return self._each((Loop(".lane", self.width, LoopKind.UNROLL, (node,)),), self._rounds)
         node = Compute(self.room, (buffer, row, add(column, ref(".lane"))), value)
@@ -168,7 +173,7 @@ class Staging:
     @property
     def _lead(self) -> str:
         """The axis whose neighbours lie side by side in memory."""
-        return (self.steps.axis if self.operand.along_k else self.axis).members[-1].name
+        return (self.steps.axis if self.operand.k_major else self.axis).members[-1].name
 
     def _each(self, nodes: tuple[Node, ...], together: int) -> tuple[Node, ...]:
         """The nodes for each item of a thread, `.row` and `.column` being where it begins in the tile."""
@@ -185,8 +190,8 @@ class Staging:
 
     def _place(self) -> tuple[Expr, Expr]:
         """Neighbouring threads take neighbours in memory, and store them to different banks (`staged_row`)."""
-        if self.operand.along_k:
-            group = math.gcd(K_NEIGHBOURS, self.steps.rows)
+        if self.operand.k_major:
+            group = math.gcd(K_ELEMENTS_PER_TRANSACTION, self.steps.rows)
             low, column, high = self._digits(group // self.width, self.columns)
             return add(mul(high, num(group)), mul(low, num(self.width))), column
         across = self.columns // self.width

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from roller_svc.analysis.operand import Operand, operands
-from roller_svc.families.common.gpu.matrix.tile import FIRST_ASYNC
+from roller_svc.families.common.gpu.matrix.tile import MIN_ASYNC_ARCH
 from roller_svc.ir.affine import affine
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Load, axes_of
@@ -26,11 +26,11 @@ from roller_svc.perf.workload import Workload
 
 # Compiled kernels stay below the rate of the tightest pipe: of the others this share shows through. An assumption; with
 # it cuBLAS's SGEMM of 1024 to 4096 on a V100 (the sources of its spec) comes out 4 to 9 % slow (docs/model.md).
-LEAK = 0.08
+IMPERFECT_OVERLAP = 0.08
 BARRIER_CYCLES = 30.0
 
 
-class Step(NamedTuple):
+class SimtStep(NamedTuple):
     """One staged step of one block, in cycles of a core that runs nothing else.
 
     `latency`: from asking for a step's tiles to having them. `turn`: what passes between the last product of a step and
@@ -46,7 +46,7 @@ class Step(NamedTuple):
     @property
     def busy(self) -> float:
         worst = max(self.fma, self.shared, self.issue)
-        return worst + LEAK * (self.fma + self.shared + self.issue - worst)
+        return worst + IMPERFECT_OVERLAP * (self.fma + self.shared + self.issue - worst)
 
     def cycles(self, blocks: float, warps: int, ahead: int) -> float:
         """t_k (§5 of the design notes): of so many blocks of a core, each loading `ahead` steps before their use."""
@@ -60,7 +60,7 @@ class Step(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Staged:
+class StagingRegisters:
     """Registers that staging one factor takes of a thread, `each` for an element; `width` elements move at once."""
 
     fixed: float
@@ -76,20 +76,20 @@ class ThreadRegisters:
     """Registers of a thread as a function of how many elements of either factor it stages in one step."""
 
     fixed: float
-    a: Staged
-    b: Staged
+    a: StagingRegisters
+    b: StagingRegisters
 
     def of(self, staged_a: float, staged_b: float) -> int:
         return math.ceil(self.fixed + self.a.of(staged_a) + self.b.of(staged_b))
 
 
 CHUNK_BYTES = 16  # the widest access of a thread
-LEAST_COPY_BYTES = 4  # of cp.async (PTX ISA)
-K_NEIGHBOURS = 8  # neighbours along k that neighbouring threads take: a transaction of 32 bytes, of 4-byte elements
+MIN_COPY_BYTES = 4  # of cp.async (PTX ISA)
+K_ELEMENTS_PER_TRANSACTION = 8  # neighbours along k that neighbouring threads take: a transaction of 32 bytes, of 4-byte elements
 
 
 @dataclass(frozen=True, slots=True)
-class SimtFeed:
+class SimtOperandLoad:
     """One factor. `dtype` is that of the staged tile; `may_copy`: the device copies asynchronously.
 
     `divided`: whether finding a row of the fused reduced axis takes divisions, its members being no one run in memory.
@@ -107,7 +107,7 @@ class SimtFeed:
         return self.operand.source is not None and self.operand.memory_dtype is self.dtype
 
     def is_async(self, columns: int) -> bool:
-        return self.may_copy and self.is_direct and self._copied(columns) * self.dtype.bytes >= LEAST_COPY_BYTES
+        return self.may_copy and self.is_direct and self._copied(columns) * self.dtype.bytes >= MIN_COPY_BYTES
 
     def width(self, columns: int, rows: int, inner: Axis | None) -> int:
         """Elements that a thread moves at once; `inner` as `inner_member` has it."""
@@ -118,7 +118,7 @@ class SimtFeed:
         if not self.operand.k_major:
             return self._neighbours(max(self.operand.memory_dtype.bytes, self.dtype.bytes), columns)
         lies_along = inner is None or inner == self.reduced.members[-1]
-        return self._neighbours(self.operand.memory_dtype.bytes, math.gcd(K_NEIGHBOURS, rows)) if lies_along else 1
+        return self._neighbours(self.operand.memory_dtype.bytes, math.gcd(K_ELEMENTS_PER_TRANSACTION, rows)) if lies_along else 1
 
     def _copied(self, columns: int) -> int:
         """By one copy: columns that are neighbours in memory, but one row only, for a copy cannot transpose."""
@@ -129,11 +129,11 @@ class SimtFeed:
 
 
 @dataclass(frozen=True, slots=True)
-class SimtFeeds:
+class SimtOperandLoads:
     """Both factors."""
 
-    a: SimtFeed
-    b: SimtFeed
+    a: SimtOperandLoad
+    b: SimtOperandLoad
 
     def inner_member(self, rows: int) -> Axis | None:
         """The reduced axis along which the rows of a step lie, all others standing still; None: rows are consecutive
@@ -144,16 +144,16 @@ class SimtFeeds:
         return next((axis for axis in tried if axis.extent % rows == 0), None)
 
 
-def simt_feeds(space: TileSpace, factors: tuple[Operand, Operand], arch: Arch) -> SimtFeeds:
+def prepare_operand_loads(space: TileSpace, factors: tuple[Operand, Operand], arch: Arch) -> SimtOperandLoads:
     """How the factors of a contraction come to scalar lanes of that architecture."""
-    may_copy = arch.prefix == FIRST_ASYNC.prefix and arch >= FIRST_ASYNC
+    may_copy = arch.prefix == MIN_ASYNC_ARCH.prefix and arch >= MIN_ASYNC_ARCH
     (reduced,) = space.role(AxisRole.K)
     shapes = {access.tensor: tuple(dim.size for dim in access.dims) for access in space.accesses}
     a, b = (
-        SimtFeed(factor, space.compute_dtype, may_copy, reduced, _is_divided(factor, reduced, shapes))
+        SimtOperandLoad(factor, space.compute_dtype, may_copy, reduced, _is_divided(factor, reduced, shapes))
         for factor in factors
     )
-    return SimtFeeds(a, b)
+    return SimtOperandLoads(a, b)
 
 
 def _is_divided(factor: Operand, reduced: TileAxis, shapes: Mapping[str, tuple[int, ...]]) -> bool:
@@ -180,7 +180,7 @@ def staged_row(columns: int, element_bytes: int) -> int:
     return (-(-columns // chunk(element_bytes)) | 1) * chunk(element_bytes)
 
 
-def neighbours(thread_extent: int, element_bytes: int) -> int:
+def vector_elements(thread_extent: int, element_bytes: int) -> int:
     """Points of a thread's tile that lie side by side, read from shared memory at once."""
     return math.gcd(thread_extent, chunk(element_bytes))
 
@@ -212,9 +212,9 @@ class SimtFacts:
     `registers` caches what threads of (rows, columns) hold; `steps` what (block's tile, thread's tile, threads) take.
     """
 
-    feeds: SimtFeeds | None
+    feeds: SimtOperandLoads | None
     registers: dict[tuple[int, int], ThreadRegisters] = field(default_factory=dict, compare=False)
-    steps: dict[tuple[Tile, Tile, int], Step] = field(default_factory=dict, compare=False)
+    steps: dict[tuple[Tile, Tile, int], SimtStep] = field(default_factory=dict, compare=False)
 
 
 def prepare(group: KernelGroup, base: Workload[None]) -> Workload[SimtFacts] | None:
@@ -223,5 +223,5 @@ def prepare(group: KernelGroup, base: Workload[None]) -> Workload[SimtFacts] | N
     if not base.machine.is_gpu or unit.is_matrix or group.attention is not None or not base.is_contraction:
         return None
     staged = unit.kind is UnitKind.FMA and group.operands is not None
-    feeds = simt_feeds(base.space, operands(group), hw.arch) if staged else None
+    feeds = prepare_operand_loads(base.space, operands(group), hw.arch) if staged else None
     return base.with_facts(SimtFacts(feeds))

@@ -9,24 +9,24 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from roller_svc.construct.rules import at
+from roller_svc.construct.rules import extent_on
 from roller_svc.families.common.gpu.attention.terms import (
     EXPONENTIALS_PER_CYCLE,
-    attended_bytes,
-    share_seen,
-    weighing_slots,
+    operand_dram_bytes,
+    softmax_slots,
+    visible_fraction,
 )
-from roller_svc.families.common.gpu.attention.tile import USUAL_OPERATIONS
+from roller_svc.families.common.gpu.attention.tile import FREE_SCORE_OPERATIONS
 from roller_svc.families.common.gpu.matrix.terms import (
     BARRIER_CYCLES,
     CORE_L2_BYTES_PER_CYCLE,
     STEP_OPS,
-    Step,
-    alone,
-    core_share,
+    MatrixStep,
+    bytes_per_core_cycle,
+    copy_cost,
     epilogue_memory_cycles,
-    fill,
-    last_cache_share,
+    llc_bytes_per_core_cycle,
+    resource_seconds,
     shared_latency_cycles,
 )
 from roller_svc.families.common.gpu.warpgroups.terms import (
@@ -34,15 +34,15 @@ from roller_svc.families.common.gpu.warpgroups.terms import (
     BOX_LATENCY_CYCLES,
     PRODUCER_SLOT_CYCLES,
     STEP_CYCLES,
-    handing_cycles,
+    epilogue_handoff_cycles,
 )
-from roller_svc.families.common.gpu.warpgroups.tile import ROWS, WARPS, launched_registers
-from roller_svc.families.gpu.wgmma_attention.workload import AttentionGroupTile, GroupedAttention
+from roller_svc.families.common.gpu.warpgroups.tile import ROWS, WARPS, launch_registers
+from roller_svc.families.gpu.wgmma_attention.workload import WgmmaAttentionFacts, WgmmaAttentionTile
 from roller_svc.ir.group import AxisRole
 from roller_svc.perf.common import Costs, Launch, load_latency_cycles, simt_waves
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.machine import SCHEDULERS, Machine
-from roller_svc.perf.occupancy import BlockNeeds, blocks_per_core
+from roller_svc.perf.occupancy import BlockResources, blocks_per_core
 from roller_svc.perf.uncertainty import EXPOSED
 from roller_svc.perf.workload import Workload
 
@@ -50,27 +50,27 @@ from roller_svc.perf.workload import Workload
 # 128 features at 605 TFLOP/s of an H100, between what FlashAttention-3 reaches where only warpgroups or only the steps
 # of each overlap (582 and 570) and where both are told to (661; arXiv:2407.08608, table 2): here warpgroups take turns
 # as it comes.
-EXPOSED_WEIGHING = 0.4
+EXPOSED_SOFTMAX_FRACTION = 0.4
 # Registers beside results, products and weights: maxima and sums of rows, places, what a mask compares; and those of
 # each instruction along the features beyond 128. Fitted to 60 kernels that NVRTC 13 compiled with 64 to 256 features
 # and one to three consumers: with 32 some spilled, with 36 none. `roller_svc/bench/attention_registers.py` compiles
 # others near the limit: 12 of its 50 spill, all of which are refused, as they would be with 29.
-BESIDE_REGISTERS = 36
-MANY_FEATURE_STEPS, FEATURE_STEP_REGISTERS = 8, 1.5
+OVERHEAD_REGISTERS = 36
+FREE_HEAD_DIM_STEPS, HEAD_DIM_STEP_REGISTERS = 8, 1.5
 
 
-def wgmma_attention(p: Workload[GroupedAttention], launch: Launch) -> Costs:
+def wgmma_attention(p: Workload[WgmmaAttentionFacts], launch: Launch) -> Costs:
     """Waves of blocks, each a chain of steps over the keys that its rows see."""
     mach, hw, known = p.machine, p.machine.hw, p.facts
-    tile = group_block(p, launch.block, launch.stages)
-    needs = block_needs(tile, known)
+    tile = attention_block(p, launch.block, launch.stages)
+    needs = block_resources(tile, known)
     resident = blocks_per_core(launch.compiled or needs, hw)
-    if launch.blocks:
-        resident = min(resident, -(-launch.blocks // mach.cores))
-    steps = max(1.0, share_seen(p, known.found, tile.m) * -(-p.extent(p.k) // tile.keys))
+    if launch.persistent_blocks:
+        resident = min(resident, -(-launch.persistent_blocks // mach.cores))
+    steps = max(1.0, visible_fraction(p, known.found, tile.m) * -(-p.extent(p.k) // tile.keys))
     at_once = resident * mach.cores
-    dram_bytes = attended_bytes(p, launch, at_once)
-    dram = dram_bytes / (launch.grid * steps) / core_share(mach.dram.bandwidth_bytes_per_s, mach)
+    dram_bytes = operand_dram_bytes(p, launch, at_once)
+    dram = dram_bytes / (launch.grid * steps) / bytes_per_core_cycle(mach.dram.bandwidth_bytes_per_s, mach)
     step = _step(p, known, tile, launch.block)._replace(dram=dram)
 
     def block_cycles(blocks: float) -> float:
@@ -80,14 +80,14 @@ def wgmma_attention(p: Workload[GroupedAttention], launch: Launch) -> Costs:
 
     waves, cycles = simt_waves(launch.grid, resident, mach.cores, block_cycles)
     together = min(resident, -(-launch.grid // mach.cores))
-    results = handing_cycles(p, tile.result) + epilogue_memory_cycles(p, launch)
+    results = epilogue_handoff_cycles(p, tile.result) + epilogue_memory_cycles(p, launch)
     # queries and the first keys come before anything is multiplied, in blocks that stay only once
     arriving = step.latency + step.last_cache
     # the first weights and the last values wait alone, but for those of other warpgroups
     edges = step.chain / tile.consumers + together * results
-    cycles += arriving + edges + (edges + arriving * (not launch.blocks)) * (waves - 1) / resident
+    cycles += arriving + edges + (edges + arriving * (not launch.persistent_blocks)) * (waves - 1) / resident
     each = launch.grid * steps
-    parts = alone(p, step._replace(mma=_product_cycles(p, tile)), round(each), dram_bytes)
+    parts = resource_seconds(p, step._replace(mma=_product_cycles(p, tile)), round(each), dram_bytes)
     parts.insert(1, ("exponentials", mach.seconds(each / mach.cores * _exponential_cycles(tile))))
     seconds = max(mach.seconds(cycles), *(s for _, s in parts))
     parts.append((EXPOSED, seconds - max(s for _, s in parts)))
@@ -95,56 +95,56 @@ def wgmma_attention(p: Workload[GroupedAttention], launch: Launch) -> Costs:
     return Costs(seconds, None, tuple(parts), occupancy, waves, needs)
 
 
-def group_block(p: Workload[GroupedAttention], block: Tile, stages: int) -> AttentionGroupTile:
+def attention_block(p: Workload[WgmmaAttentionFacts], block: Tile, stages: int) -> WgmmaAttentionTile:
     """The tile of a block of those extents."""
     features = next(i for i, axis in enumerate(p.space.axes) if axis.role is AxisRole.INNER)
-    return p.facts.tile((at(block, p.m), at(block, p.n), at(block, p.k), block[features]), stages)
+    return p.facts.tile((extent_on(block, p.m), extent_on(block, p.n), extent_on(block, p.k), block[features]), stages)
 
 
-def consumer_registers(tile: AttentionGroupTile, known: GroupedAttention) -> int:
+def consumer_registers(tile: WgmmaAttentionTile, known: WgmmaAttentionFacts) -> int:
     """What a consumer's thread holds."""
-    features = FEATURE_STEP_REGISTERS * max(0, tile.feature_steps - MANY_FEATURE_STEPS)
-    scores = max(0, known.found.score_operations - USUAL_OPERATIONS)
-    return tile.held_registers + BESIDE_REGISTERS + math.ceil(features) + scores
+    features = HEAD_DIM_STEP_REGISTERS * max(0, tile.feature_steps - FREE_HEAD_DIM_STEPS)
+    scores = max(0, known.found.score_operations - FREE_SCORE_OPERATIONS)
+    return tile.held_registers + OVERHEAD_REGISTERS + math.ceil(features) + scores
 
 
-def block_needs(tile: AttentionGroupTile, known: GroupedAttention) -> BlockNeeds:
+def block_resources(tile: WgmmaAttentionTile, known: WgmmaAttentionFacts) -> BlockResources:
     """Registers are those that a block is launched with."""
     if tile.consumers > 1:
-        return BlockNeeds(tile.threads, launched_registers(tile.threads), tile.shared_bytes)
+        return BlockResources(tile.threads, launch_registers(tile.threads), tile.shared_bytes)
     registers = max(consumer_registers(tile, known), tile.producer_registers)
-    return BlockNeeds(tile.threads, registers, tile.shared_bytes)
+    return BlockResources(tile.threads, registers, tile.shared_bytes)
 
 
-def _product_cycles(p: Workload[Any], tile: AttentionGroupTile) -> float:
+def _product_cycles(p: Workload[Any], tile: WgmmaAttentionTile) -> float:
     return tile.m * tile.keys * (tile.features + tile.n) / p.machine.fma_per_cycle
 
 
-def _exponential_cycles(tile: AttentionGroupTile) -> float:
+def _exponential_cycles(tile: WgmmaAttentionTile) -> float:
     return tile.m * tile.keys / EXPONENTIALS_PER_CYCLE
 
 
-def _step(p: Workload[Any], known: GroupedAttention, tile: AttentionGroupTile, block: Tile) -> Step:
+def _step(p: Workload[Any], known: WgmmaAttentionFacts, tile: WgmmaAttentionTile, block: Tile) -> MatrixStep:
     mach, found = p.machine, known.found
     producer, pipe = _producer(p, known, tile)
     size = tile.q.dtype.bytes
     # an instruction reads its columns of B and, of the first product, 64 rows of queries
     read = tile.consumers * (ROWS * tile.features + tile.keys * (tile.features + tile.n)) * size
-    weighing = weighing_slots(tile, found)
+    weighing = softmax_slots(tile, found)
     warps = WARPS * tile.consumers
     slots = warps * (weighing + STEP_OPS + 2 * (tile.feature_steps + tile.key_steps)) / SCHEDULERS
     weighed = max(slots, _exponential_cycles(tile))
     # of one warpgroup, a warp of which each scheduler has
     rows = ROWS * tile.keys / mach.fma_per_cycle
     by_itself = max(weighing, ROWS * tile.keys / EXPONENTIALS_PER_CYCLE)
-    moved = p.b.moved_bytes(block)
-    return Step(
+    moved = p.b.requested_bytes(block)
+    return MatrixStep(
         warps=warps,
-        mma=_product_cycles(p, tile) + EXPOSED_WEIGHING * weighed,
+        mma=_product_cycles(p, tile) + EXPOSED_SOFTMAX_FRACTION * weighed,
         shared=read / mach.staged_bytes_per_cycle + pipe,
         issue=max(weighed, producer),
         port=moved / CORE_L2_BYTES_PER_CYCLE,
-        last_cache=moved / last_cache_share(mach),
+        last_cache=moved / llc_bytes_per_core_cycle(mach),
         dram=0.0,
         chain=rows * tile.features + max(rows * tile.n, by_itself) + _waits(mach),
         latency=load_latency_cycles(mach, p.a.total_bytes + p.b.total_bytes) + BOX_LATENCY_CYCLES,
@@ -156,7 +156,7 @@ def _waits(mach: Machine) -> float:
     return STEP_CYCLES + 2 * BARRIER_CYCLES + shared_latency_cycles(mach)
 
 
-def _producer(p: Workload[Any], known: GroupedAttention, tile: AttentionGroupTile) -> tuple[float, float]:
+def _producer(p: Workload[Any], known: WgmmaAttentionFacts, tile: WgmmaAttentionTile) -> tuple[float, float]:
     """Cycles of the producer's warps in one step, and of the core's memory pipe."""
     cycles = pipe = 0.0
     for room, feed in ((tile.k, known.found.k), (tile.v, known.found.v)):
@@ -164,7 +164,7 @@ def _producer(p: Workload[Any], known: GroupedAttention, tile: AttentionGroupTil
             cycles += room.copies * BOX_CYCLES
             pipe += room.bytes / p.machine.staged_bytes_per_cycle
         else:
-            brought = fill(feed, room.bytes // room.dtype.bytes, p.b, p.machine)
+            brought = copy_cost(feed, room.bytes // room.dtype.bytes, p.b, p.machine)
             cycles += brought.slots / SCHEDULERS * PRODUCER_SLOT_CYCLES
             pipe += brought.pipe
     return cycles, pipe

@@ -15,14 +15,14 @@ from roller_svc.errors import InvariantError, require
 from roller_svc.families.common.gpu.attention.softmax import KEY_STEP
 from roller_svc.families.common.gpu.matrix.multistage_pipeline import LANE, Steps
 from roller_svc.families.common.gpu.matrix.staging import THREAD
-from roller_svc.families.common.gpu.matrix.tile import Feed
-from roller_svc.families.common.gpu.warpgroups.k_iteration import Walk
+from roller_svc.families.common.gpu.matrix.tile import OperandLoad
+from roller_svc.families.common.gpu.warpgroups.k_iteration import KTileOrder
 from roller_svc.families.common.gpu.warpgroups.mainloop import GROUP, TURN
 from roller_svc.families.common.gpu.warpgroups.producer import SLOT, BulkFeed, RingStaging, room, staged
 from roller_svc.families.common.gpu.warpgroups.tile import WARPS, WgmmaOperand
 from roller_svc.families.common.gpu.warpgroups.tile_scheduler import VISIT, over_steps
 from roller_svc.families.common.gpu.warpgroups.tma_load import TmaTile
-from roller_svc.families.gpu.wgmma_attention.workload import AttentionGroupTile, GroupedAttention
+from roller_svc.families.gpu.wgmma_attention.workload import WgmmaAttentionFacts, WgmmaAttentionTile
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Expr, Op, OpKind
 from roller_svc.ir.group import TileAxis
@@ -99,7 +99,7 @@ class Supply:
 
 @dataclass(frozen=True, slots=True)
 class AttentionRing:
-    tile: AttentionGroupTile
+    tile: WgmmaAttentionTile
     q: Supply
     k: Supply
     v: Supply
@@ -188,18 +188,18 @@ class AttentionRing:
         return Branch(eq(ref(LANE), num(0)), (MbarrierArrive(supply.empty, (ref(SLOT),)),))
 
 
-def turned(tile: AttentionGroupTile, turn: Expr, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+def turned(tile: WgmmaAttentionTile, turn: Expr, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
     """The nodes with the number of a step among all of the block's, and its slot."""
     return (Let(TURN, turn, (Let(SLOT, mod(ref(TURN), tile.stages), nodes),)),)
 
 
-def parity(tile: AttentionGroupTile) -> Expr:
+def parity(tile: WgmmaAttentionTile) -> Expr:
     """Of the phases of the turn."""
     return mod(div(ref(TURN), tile.stages), 2)
 
 
 def attention_ring(
-    tile: AttentionGroupTile, known: GroupedAttention, axes: tuple[TileAxis, TileAxis], *, is_persistent: bool
+    tile: WgmmaAttentionTile, known: WgmmaAttentionFacts, axes: tuple[TileAxis, TileAxis], *, is_persistent: bool
 ) -> AttentionRing:
     """`axes`: rows and columns of the results; a block that `is_persistent` computes several tiles.
 
@@ -209,8 +209,8 @@ def attention_ring(
     if tile.stages < MIN_MATRIX_STAGES:
         raise InvariantError(f"rings of keys and values have {MIN_MATRIX_STAGES} stages or more, not {tile.stages}")
     m, n = axes
-    along = Walk.linear(known.features.extent, tile.features)
-    over_keys = Walk.linear(known.keys.extent, tile.keys)
+    along = KTileOrder.linear(known.features.extent, tile.features)
+    over_keys = KTileOrder.linear(known.keys.extent, tile.keys)
     supplies: list[Supply] = []
     maps: list[TensorMap] = []
     for side in (
@@ -231,10 +231,10 @@ class _Side:
     """What is known of a factor: `axes` of its tiles, `first`: where one begins on the first of them."""
 
     room: str
-    factor: Feed
+    factor: OperandLoad
     operand: WgmmaOperand
     axes: tuple[TileAxis, TileAxis]
-    walk: Walk
+    walk: KTileOrder
     first: Expr
     step: Expr
 

@@ -31,9 +31,13 @@ from roller_svc.families.common.gpu.warpgroups.mainloop import GROUP, WARP, thre
 from roller_svc.families.common.gpu.warpgroups.producer import matrix
 from roller_svc.families.common.gpu.warpgroups.tile import ROWS, WARPS
 from roller_svc.families.common.gpu.warpgroups.tile_scheduler import BLOCK, VISIT
-from roller_svc.families.common.view import View
+from roller_svc.families.common.view import GemmView
 from roller_svc.families.gpu.wgmma_attention.producer import AttentionRing, attention_ring, turned
-from roller_svc.families.gpu.wgmma_attention.workload import AttentionGroupTile, attention_group_tile, grouped_attention
+from roller_svc.families.gpu.wgmma_attention.workload import (
+    WgmmaAttentionTile,
+    wgmma_attention_facts,
+    wgmma_attention_tile,
+)
 from roller_svc.ir.attention import Attention
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Const, Expr, Load
@@ -50,7 +54,7 @@ from roller_svc.ir.schedule_hopper import (
     WgmmaFence,
     WgmmaWaitGroup,
 )
-from roller_svc.schedule.nest_statements import register, wrapped
+from roller_svc.schedule.nest_statements import register, wrap_in_storages
 
 WEIGHTS = ".weights"  # of a step's keys, as the left factor of its values
 WORDS = 4  # of a thread's left factor in one instruction
@@ -70,8 +74,8 @@ def lower(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[Sche
 
 @dataclass(frozen=True, slots=True)
 class _Kernel:
-    view: View
-    tile: AttentionGroupTile
+    view: GemmView
+    tile: WgmmaAttentionTile
     steps: KeySteps
     softmax: Softmax
     ring: AttentionRing
@@ -83,10 +87,10 @@ class _Kernel:
     def of(cls, group: KernelGroup, attention: Attention, program: RProgram, arch: Arch) -> _Kernel:
         space = program.space
         (m,), (n,), (keys,) = (space.role(role) for role in (AxisRole.M, AxisRole.N, AxisRole.K))
-        known = grouped_attention(group, program.unit, arch)
-        tile = attention_group_tile(program, known)
+        known = wgmma_attention_facts(group, program.unit, arch)
+        tile = wgmma_attention_tile(program, known)
         batch, factors = space.role(AxisRole.BATCH), ContractionOperands(attention.q, attention.v)
-        view = View(group, batch, m, n, keys, factors, space.compute_dtype)
+        view = GemmView(group, batch, m, n, keys, factors, space.compute_dtype)
         outputs = Outputs(view, tile.m, tile.n)
         stored = BulkResults.of(tile.result, outputs)
         ring = attention_ring(tile, known, (m, n), is_persistent=program.persistent_blocks > 0)
@@ -138,7 +142,7 @@ class _Kernel:
         )  # fmt: skip
         nodes = (Let("m.warp", add(mul(ref(GROUP), num(WARPS)), ref(WARP)), (Let("k.warp", num(0), nodes),)),)
         registers = self._registers(tile.consumer_registers, increase=True)
-        return (*registers, *self._visited(wrapped(storages, nodes)), *self.results.last)
+        return (*registers, *self._visited(wrap_in_storages(storages, nodes)), *self.results.last)
 
     def _settled(self) -> tuple[Node, ...]:
         """Queries that met no key are there before their room goes."""
@@ -198,7 +202,7 @@ class _Kernel:
         """The nodes with a step's own registers."""
         storages = [register(SCORES, _F32, 1, self.tile.key_fragments, FRAGMENT_WORDS)]
         storages += [register(name, _F32, 1, 2) for name in (PEAK, SHIFT, RESCALE)]
-        return wrapped(storages, nodes)
+        return wrap_in_storages(storages, nodes)
 
     # products -------------------------------------------------------------------------------------------------------
     def _scored(self) -> tuple[Node, ...]:

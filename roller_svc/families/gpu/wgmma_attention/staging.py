@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from roller_svc.families.common.gpu.warpgroups.staged_operands import describe_wgmma_load
 from roller_svc.families.family import StagedOperand
-from roller_svc.families.gpu.wgmma_attention.workload import attention_group_tile, grouped_attention
+from roller_svc.families.gpu.wgmma_attention.workload import wgmma_attention_facts, wgmma_attention_tile
 from roller_svc.ir.group import KernelGroup
 from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.rprogram import RProgram
@@ -14,10 +14,10 @@ from roller_svc.ir.rprogram import RProgram
 
 def attention_operands(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> Sequence[StagedOperand]:
     """Return Q, K and V."""
-    facts = grouped_attention(group, program.unit, hw.arch)
-    tile = attention_group_tile(program, facts)
+    facts = wgmma_attention_facts(group, program.unit, hw.arch)
+    tile = wgmma_attention_tile(program, facts)
     feeds = (facts.found.q, facts.found.k, facts.found.v)
     return tuple(
-        StagedOperand(f.dtype, f.operand.stored, describe_wgmma_load(o))
+        StagedOperand(f.dtype, f.operand.memory_dtype, describe_wgmma_load(o))
         for f, o in zip(feeds, (tile.q, tile.k, tile.v), strict=True)
     )

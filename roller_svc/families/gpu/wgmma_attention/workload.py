@@ -11,22 +11,22 @@ from dataclasses import dataclass, field, replace
 
 from roller_svc.errors import InvariantError
 from roller_svc.families.common.gpu.attention.terms import attention_operations
-from roller_svc.families.common.gpu.attention.tile import Attended, TiledAttention, attended
-from roller_svc.families.common.gpu.matrix.tile import Feed
-from roller_svc.families.common.gpu.warpgroups.k_iteration import Walk
+from roller_svc.families.common.gpu.attention.tile import AttentionOperands, TiledAttention, prepare_attention_operands
+from roller_svc.families.common.gpu.matrix.tile import OperandLoad
+from roller_svc.families.common.gpu.warpgroups.k_iteration import KTileOrder
 from roller_svc.families.common.gpu.warpgroups.tile import (
-    ATOMS,
-    MOST_REGISTERS,
+    MAX_REGISTERS,
     ROWS,
+    SWIZZLE_ATOMS,
     THREAD_REGISTERS,
     WARPS,
     WgmmaOperand,
     WgmmaTile,
+    aligned_buffer_bytes,
     barrier_bytes,
-    launched_registers,
-    room_bytes,
+    launch_registers,
 )
-from roller_svc.families.common.gpu.warpgroups.tma_load import TmaFeed, tma_feed
+from roller_svc.families.common.gpu.warpgroups.tma_load import TmaLoadPlan, plan_tma_load
 from roller_svc.ir.group import AxisRole, KernelGroup, TileAxis
 from roller_svc.ir.hardware import Arch, ComputeUnit, UnitKind
 from roller_svc.ir.rprogram import WARPGROUP_THREADS, RProgram
@@ -36,38 +36,38 @@ WARP_ROWS = ROWS // WARPS  # whose products a warp holds: as much as an instruct
 
 
 @dataclass(frozen=True, slots=True)
-class GroupedAttention:
+class WgmmaAttentionFacts:
     """What a unit of warpgroups must know of a group: beside what any unit must, how TMA brings each factor, or why it
     does not; keys and features as they are walked."""
 
-    found: Attended
-    q: TmaFeed | str
-    k: TmaFeed | str
-    v: TmaFeed | str
+    found: AttentionOperands
+    q: TmaLoadPlan | str
+    k: TmaLoadPlan | str
+    v: TmaLoadPlan | str
     keys: TileAxis
     features: TileAxis
-    _tiles: dict[tuple[int, int, int, int, int], AttentionGroupTile] = field(default_factory=dict, compare=False)
+    _tiles: dict[tuple[int, int, int, int, int], WgmmaAttentionTile] = field(default_factory=dict, compare=False)
 
-    def tile(self, block: tuple[int, int, int, int], stages: int) -> AttentionGroupTile:
+    def tile(self, block: tuple[int, int, int, int], stages: int) -> WgmmaAttentionTile:
         """`block`: rows, columns, keys, features; remembered."""
         known = self._tiles.get((*block, stages))
         if known is None:
             known = self._tiles[*block, stages] = self._tile(block, stages)
         return known
 
-    def _tile(self, block: tuple[int, int, int, int], stages: int) -> AttentionGroupTile:
+    def _tile(self, block: tuple[int, int, int, int], stages: int) -> WgmmaAttentionTile:
         m, n, keys, features = block
-        along = Walk.linear(self.features.extent, features)
+        along = KTileOrder.linear(self.features.extent, features)
         # keys are not shared out to blocks: what has few rows is no work for 64 rows of a unit
-        return AttentionGroupTile(
+        return WgmmaAttentionTile(
             m, n, keys, features, WARP_ROWS, keys, stages, 1, _staged(self.found.q, self.q, m, along),
             _staged(self.found.k, self.k, keys, along),
-            _staged(self.found.v, self.v, n, Walk.linear(self.keys.extent, keys)),
+            _staged(self.found.v, self.v, n, KTileOrder.linear(self.keys.extent, keys)),
         )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
-class AttentionGroupTile(TiledAttention[WgmmaOperand]):
+class WgmmaAttentionTile(TiledAttention[WgmmaOperand]):
     """A block has 64 rows of each consumer. `stages`: of keys and of values."""
 
     @property
@@ -82,7 +82,7 @@ class AttentionGroupTile(TiledAttention[WgmmaOperand]):
     def result(self) -> WgmmaTile:
         """The results as a contraction has them: how they get to memory."""
         return WgmmaTile(self.m, self.n, self.keys, ROWS, self.n, self.stages, (1, 1), self.q, self.v,
-                         Walk.linear(self.keys, self.keys))  # fmt: skip
+                         KTileOrder.linear(self.keys, self.keys))  # fmt: skip
 
     @property
     def producer_registers(self) -> int:
@@ -93,8 +93,8 @@ class AttentionGroupTile(TiledAttention[WgmmaOperand]):
         """As `WgmmaTile.consumer_registers`."""
         if self.consumers == 1:
             return THREAD_REGISTERS
-        left = launched_registers(self.threads) * self.threads - WARPGROUP_THREADS * self.producer_registers
-        return min(MOST_REGISTERS, left // (WARPGROUP_THREADS * self.consumers) // 8 * 8)
+        left = launch_registers(self.threads) * self.threads - WARPGROUP_THREADS * self.producer_registers
+        return min(MAX_REGISTERS, left // (WARPGROUP_THREADS * self.consumers) // 8 * 8)
 
     @property
     def held_registers(self) -> int:
@@ -106,28 +106,28 @@ class AttentionGroupTile(TiledAttention[WgmmaOperand]):
     def shared_bytes(self) -> int:
         """Rooms of queries, keys and values, of results, then all barriers."""
         slots = ((1, self.q), (self.stages, self.k), (self.stages, self.v))
-        rooms = sum(room_bytes(count * room.bytes) for count, room in slots)
+        rooms = sum(aligned_buffer_bytes(count * room.bytes) for count, room in slots)
         return rooms + self.result.epilogue_bytes + sum(barrier_bytes(count) for count, _ in slots)
 
 
-def grouped_attention(group: KernelGroup, unit: ComputeUnit, arch: Arch) -> GroupedAttention:
+def wgmma_attention_facts(group: KernelGroup, unit: ComputeUnit, arch: Arch) -> WgmmaAttentionFacts:
     """Of a group of kind ATTENTION."""
     if group.attention is None:
         raise InvariantError(f"{group.name} is no attention")
-    found, types, batch = attended(group, unit, arch), dict(group.inputs), group.space.role(AxisRole.BATCH)
+    found, types, batch = prepare_attention_operands(group, unit, arch), dict(group.inputs), group.space.role(AxisRole.BATCH)
     (m,), (n,), (keys,), (features,) = (
         group.space.role(role) for role in (AxisRole.M, AxisRole.N, AxisRole.K, AxisRole.INNER)
     )
 
-    def feed(of: Feed, axis: TileAxis, along: TileAxis) -> TmaFeed | str:
-        return tma_feed(of.operand, of.dtype, (axis, along), batch, types)
+    def feed(of: OperandLoad, axis: TileAxis, along: TileAxis) -> TmaLoadPlan | str:
+        return plan_tma_load(of.operand, of.dtype, (axis, along), batch, types)
 
-    return GroupedAttention(
+    return WgmmaAttentionFacts(
         found, feed(found.q, m, features), feed(found.k, keys, features), feed(found.v, n, keys), keys, features
     )
 
 
-def attention_group_tile(program: RProgram, known: GroupedAttention) -> AttentionGroupTile:
+def wgmma_attention_tile(program: RProgram, known: WgmmaAttentionFacts) -> WgmmaAttentionTile:
     """Of an rProgram on a unit of kind WGMMA."""
     block = program.block
     names = (program.space.role(role)[0].name for role in (AxisRole.M, AxisRole.N, AxisRole.K, AxisRole.INNER))
@@ -135,26 +135,26 @@ def attention_group_tile(program: RProgram, known: GroupedAttention) -> Attentio
     return known.tile((m, n, keys, features), program.stages)
 
 
-def through_registers(tile: AttentionGroupTile) -> Iterator[str]:
+def operands_through_registers(tile: WgmmaAttentionTile) -> Iterator[str]:
     """The factors that neither TMA nor cp.async brings."""
     for name, room in (("queries", tile.q), ("keys", tile.k), ("values", tile.v)):
         if room.load.through_registers:
             yield name
 
 
-def _staged(threads: Feed, tma: TmaFeed | str, extent: int, walk: Walk) -> WgmmaOperand:
-    along_k, size = threads.operand.along_k, threads.dtype.bytes
+def _staged(threads: OperandLoad, tma: TmaLoadPlan | str, extent: int, walk: KTileOrder) -> WgmmaOperand:
+    along_k, size = threads.operand.k_major, threads.dtype.bytes
     row = walk.depth if along_k else extent
-    atom = next(atom for atom in ATOMS if row * size % atom == 0)
+    atom = next(atom for atom in SWIZZLE_ATOMS if row * size % atom == 0)
     boxes = tma if isinstance(tma, str) else tma.tile(extent, walk, atom // size)
     load = threads.load if isinstance(boxes, str) else boxes
     return WgmmaOperand(threads.dtype, along_k, extent, walk.depth, atom, load)
 
 
-def prepare(group: KernelGroup, base: Workload[None]) -> Workload[GroupedAttention] | None:
+def prepare(group: KernelGroup, base: Workload[None]) -> Workload[WgmmaAttentionFacts] | None:
     """Prepare attention on a unit that warpgroups drive; None for any other group or unit."""
     unit, hw = base.machine.unit, base.machine.hw
     if group.attention is None or unit.kind is not UnitKind.WGMMA:
         return None
-    facts = grouped_attention(group, unit, hw.arch)
+    facts = wgmma_attention_facts(group, unit, hw.arch)
     return replace(base.with_facts(facts), operations=attention_operations(base, facts.found))

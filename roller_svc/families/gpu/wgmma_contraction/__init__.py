@@ -8,14 +8,14 @@ from roller_svc.families.common.gpu.warpgroups.staged_operands import wgmma_oper
 from roller_svc.families.family import Family
 from roller_svc.families.gpu.wgmma_contraction.cost import wgmma_contraction
 from roller_svc.families.gpu.wgmma_contraction.knobs import KNOBS
-from roller_svc.families.gpu.wgmma_contraction.rules import WgmmaContraction
+from roller_svc.families.gpu.wgmma_contraction.rules import WgmmaContractionRules
 from roller_svc.families.gpu.wgmma_contraction.workload import prepare
 
 WGMMA_CONTRACTION = Family(
     name="gpu/wgmma_contraction",
     prepare=prepare,
-    rules=WgmmaContraction,
-    varied_rules=lambda workload: WgmmaContraction(workload, varied=True),
+    rules=WgmmaContractionRules,
+    varied_rules=lambda workload: WgmmaContractionRules(workload, varied=True),
     cost=wgmma_contraction,
     launch=warpgroup_launch,
     launches=matrix_launches,

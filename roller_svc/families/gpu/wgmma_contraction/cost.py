@@ -9,18 +9,18 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from roller_svc.construct.rules import MIN_MATRIX_STAGES, at
+from roller_svc.construct.rules import MIN_MATRIX_STAGES, extent_on
 from roller_svc.families.common.gpu.matrix.terms import (
     CORE_L2_BYTES_PER_CYCLE,
     STEP_OPS,
-    Step,
-    alone,
-    core_share,
+    MatrixStep,
+    bytes_per_core_cycle,
+    copy_cost,
     epilogue_memory_cycles,
-    fill,
-    last_cache_share,
-    latency_cycles,
-    operand_bytes,
+    k_tile_latency_cycles,
+    llc_bytes_per_core_cycle,
+    operand_dram_bytes,
+    resource_seconds,
     tile_count,
 )
 from roller_svc.families.common.gpu.matrix.tile import WORD_BYTES
@@ -29,7 +29,7 @@ from roller_svc.families.common.gpu.warpgroups.terms import (
     BOX_LATENCY_CYCLES,
     PRODUCER_SLOT_CYCLES,
     STEP_CYCLES,
-    handing_cycles,
+    epilogue_handoff_cycles,
 )
 from roller_svc.families.common.gpu.warpgroups.tile import (
     ADDRESS_REGISTERS,
@@ -38,23 +38,23 @@ from roller_svc.families.common.gpu.warpgroups.tile import (
     STEP_BYTES,
     WARPS,
     WgmmaBlock,
-    WgmmaFeed,
     WgmmaOperand,
+    WgmmaOperandLoad,
     WgmmaTile,
-    launched_registers,
+    launch_registers,
 )
 from roller_svc.families.gpu.wgmma_contraction.workload import WgmmaFacts
 from roller_svc.perf.common import Costs, Launch, load_latency_cycles, simt_waves
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.machine import SCHEDULERS
-from roller_svc.perf.occupancy import BlockNeeds, blocks_per_core
+from roller_svc.perf.occupancy import BlockResources, blocks_per_core
 from roller_svc.perf.uncertainty import EXPOSED
 from roller_svc.perf.workload import Workload
 
 CLUSTER_LATENCY_CYCLES = 180.0  # Luo et al., arXiv:2402.13499: of the network between cores
 # Of what runs beside the longest pipe, the share that adds to it: less than on warps, which issue all of it themselves.
 # The units' rates are those of whole kernels of a library, which have the most of it in them.
-WGMMA_LEAK = 0.02
+WGMMA_IMPERFECT_OVERLAP = 0.02
 UNLIMITED = 1 << 30  # stages, for the time of a step that no load holds up
 
 
@@ -65,16 +65,16 @@ def wgmma_contraction(p: Workload[WgmmaFacts], launch: Launch) -> Costs:
     tile = replace(known.tile, stages=launch.stages, cluster=launch.cluster)
     needs = replace(known.needs, shared_bytes=tile.shared_bytes)
     resident = blocks_per_core(launch.compiled or needs, hw)
-    if launch.blocks:
-        resident = min(resident, -(-launch.blocks // mach.cores))
+    if launch.persistent_blocks:
+        resident = min(resident, -(-launch.persistent_blocks // mach.cores))
     steps = block_steps(p, launch)
     at_once = resident * mach.cores
-    dram_bytes = operand_bytes(p, launch, at_once)
-    dram = dram_bytes / (launch.grid * steps) / core_share(mach.dram.bandwidth_bytes_per_s, mach)
-    waiting = _waiting(known, latency_cycles(p, launch, dram_bytes, steps), launch.cluster)
+    dram_bytes = operand_dram_bytes(p, launch, at_once)
+    dram = dram_bytes / (launch.grid * steps) / bytes_per_core_cycle(mach.dram.bandwidth_bytes_per_s, mach)
+    waiting = _refill_latency_cycles(known, k_tile_latency_cycles(p, launch, dram_bytes, steps), launch.cluster)
     step = shared_step(p, known, launch.cluster)._replace(dram=dram, latency=waiting)
     waves = -(-launch.grid // at_once)
-    at_start = _requested_at_start(known, launch, steps) / (waves if launch.blocks else 1)
+    at_start = _requested_at_start(known, launch, steps) / (waves if launch.persistent_blocks else 1)
 
     def block_cycles(blocks: float) -> float:
         full = blocks == resident and launch.grid >= at_once
@@ -83,9 +83,9 @@ def wgmma_contraction(p: Workload[WgmmaFacts], launch: Launch) -> Costs:
         return at_start * step.cycles(blocks, UNLIMITED, working) + late
 
     waves, cycles = simt_waves(launch.grid, resident, mach.cores, block_cycles)
-    again = tile_count(p, launch.block) / launch.grid if launch.stream_k else (waves - 1) / resident
-    cycles += _edges(p, launch, tile, step, _Turns(again, min(resident, -(-launch.grid // mach.cores))))
-    parts = alone(p, step, launch.grid * steps, dram_bytes)
+    again = tile_count(p, launch.block) / launch.grid if launch.stream_k_blocks else (waves - 1) / resident
+    cycles += _prologue_epilogue_cycles(p, launch, tile, step, _TilesPerCore(again, min(resident, -(-launch.grid // mach.cores))))
+    parts = resource_seconds(p, step, launch.grid * steps, dram_bytes)
     seconds = max(mach.seconds(cycles), *(s for _, s in parts))
     parts.append((EXPOSED, seconds - max(s for _, s in parts)))
     occupancy = min(1.0, resident * tile.threads / hw.limits.max_threads_per_core)
@@ -100,13 +100,13 @@ def wgmma_block(p: Workload[WgmmaFacts], block: Tile, group: Tile) -> WgmmaBlock
     return known
 
 
-def _block_needs(tile: WgmmaTile) -> BlockNeeds:
+def _block_resources(tile: WgmmaTile) -> BlockResources:
     """Registers are those that a block is launched with: all that its threads share where roles hand them over, else
     what the role that takes the most has."""
     if tile.consumers > 1:
-        return BlockNeeds(tile.threads, launched_registers(tile.threads), tile.shared_bytes)
+        return BlockResources(tile.threads, launch_registers(tile.threads), tile.shared_bytes)
     registers = max(tile.accumulators + CONSUMER_REGISTERS, tile.producer_registers)
-    return BlockNeeds(tile.threads, registers, tile.shared_bytes)
+    return BlockResources(tile.threads, registers, tile.shared_bytes)
 
 
 def steps_ahead(block: WgmmaBlock, stages: int) -> int:
@@ -122,32 +122,32 @@ def _requested_at_start(block: WgmmaBlock, launch: Launch, steps: int) -> float:
 def block_steps(p: Workload[WgmmaFacts], launch: Launch) -> int:
     """Staged steps of one tile, or of one block that streams them."""
     steps = wgmma_block(p, launch.block, launch.thread).tile.walk.steps
-    if launch.stream_k:
-        return -(-tile_count(p, launch.block) * steps // launch.stream_k)
+    if launch.stream_k_blocks:
+        return -(-tile_count(p, launch.block) * steps // launch.stream_k_blocks)
     return -(-steps // launch.split_k)
 
 
-def shared_step(p: Workload[WgmmaFacts], block: WgmmaBlock, cluster: tuple[int, int]) -> Step:
+def shared_step(p: Workload[WgmmaFacts], block: WgmmaBlock, cluster: tuple[int, int]) -> MatrixStep:
     """The step where blocks of a cluster load parts of what they share: the last cache is asked once for all."""
     along_m, along_n = cluster
     if along_m == along_n == 1:
         return block.step
     a, b = block.moved
-    return block.step._replace(last_cache=(a / along_n + b / along_m) / last_cache_share(p.machine))
+    return block.step._replace(last_cache=(a / along_n + b / along_m) / llc_bytes_per_core_cycle(p.machine))
 
 
 def _block(p: Workload[WgmmaFacts], block: Tile, group: Tile) -> WgmmaBlock:
     mach, feeds = p.machine, p.facts.feeds
-    m, n, k = at(block, p.m), at(block, p.n), at(block, p.k)
-    tile = feeds.tile((m, n, k), (at(group, p.m), at(group, p.n)), MIN_MATRIX_STAGES)
-    moved = (p.a.moved_bytes(block), p.b.moved_bytes(block))
+    m, n, k = extent_on(block, p.m), extent_on(block, p.n), extent_on(block, p.k)
+    tile = feeds.tile((m, n, k), (extent_on(group, p.m), extent_on(group, p.n)), MIN_MATRIX_STAGES)
+    moved = (p.a.requested_bytes(block), p.b.requested_bytes(block))
     pipe = (tile.a.bytes * tile.a.load.is_tma + tile.b.bytes * tile.b.load.is_tma) / mach.staged_bytes_per_cycle
     slots, boxes = 0.0, 0
     for feed, staged, operand in ((feeds.a, tile.a, p.a), (feeds.b, tile.b, p.b)):
         if staged.load.is_tma:
             boxes += staged.copies
         else:
-            brought = fill(feed.threads, staged.extent * staged.k, operand, mach)
+            brought = copy_cost(feed.threads, staged.extent * staged.k, operand, mach)
             pipe, slots = pipe + brought.pipe, slots + brought.slots
     # §5, t_smem: an instruction reads 64 rows of A and all of its columns of B
     instructions = tile.consumers * tile.fragments * tile.k_steps
@@ -156,28 +156,28 @@ def _block(p: Workload[WgmmaFacts], block: Tile, group: Tile) -> WgmmaBlock:
     producer = slots / SCHEDULERS * PRODUCER_SLOT_CYCLES + boxes * BOX_CYCLES
     added = tile.results if tile.adds_up else 0  # by each thread, an addition a cycle, when its products are done
     consumers = tile.consumers * (STEP_OPS + 4 * tile.fragments * tile.k_steps + added)
-    step = Step(
+    step = MatrixStep(
         warps=WARPS * tile.consumers, mma=mma, shared=reads + pipe, issue=max(producer, consumers),
-        port=sum(moved) / CORE_L2_BYTES_PER_CYCLE, last_cache=sum(moved) / last_cache_share(mach), dram=0.0,
+        port=sum(moved) / CORE_L2_BYTES_PER_CYCLE, last_cache=sum(moved) / llc_bytes_per_core_cycle(mach), dram=0.0,
         chain=mma / tile.consumers + added + STEP_CYCLES if tile.adds_up else max(STEP_CYCLES, mma / tile.consumers),
-        latency=load_latency_cycles(mach, p.a.total_bytes + p.b.total_bytes), leak=WGMMA_LEAK,
+        latency=load_latency_cycles(mach, p.a.total_bytes + p.b.total_bytes), leak=WGMMA_IMPERFECT_OVERLAP,
     )  # fmt: skip
     latencies = _latencies(feeds.a, tile.a) + _latencies(feeds.b, tile.b)
-    return WgmmaBlock(tile, step, moved, latencies, _block_needs(tile))
+    return WgmmaBlock(tile, step, moved, latencies, _block_resources(tile))
 
 
-def _latencies(feed: WgmmaFeed, staged: WgmmaOperand) -> int:
+def _latencies(feed: WgmmaOperandLoad, staged: WgmmaOperand) -> int:
     """Times that a producer's thread fills the registers that it has left with loads, and waits for them."""
     if not staged.load.through_registers:
         return 0
     load = feed.threads.load
     loads = -(-staged.extent * staged.k // (load.elements * WARPS * 32))
-    words = max(1, load.elements * feed.threads.operand.stored.bytes // WORD_BYTES)
+    words = max(1, load.elements * feed.threads.operand.memory_dtype.bytes // WORD_BYTES)
     room = max(1, staged.producer_registers - ADDRESS_REGISTERS)
     return -(-loads * words // room)
 
 
-def _waiting(block: WgmmaBlock, latency: float, cluster: tuple[int, int]) -> float:
+def _refill_latency_cycles(block: WgmmaBlock, latency: float, cluster: tuple[int, int]) -> float:
     """From when a slot is free to when it is full."""
     if block.latencies:
         return latency * block.latencies + block.step.issue
@@ -186,7 +186,7 @@ def _waiting(block: WgmmaBlock, latency: float, cluster: tuple[int, int]) -> flo
 
 
 @dataclass(frozen=True, slots=True)
-class _Turns:
+class _TilesPerCore:
     """`again`: tiles of a core after its first, as far as what is between them hides behind no other block; `together`:
     blocks that it works on at once."""
 
@@ -194,18 +194,18 @@ class _Turns:
     together: int
 
 
-def _edges(p: Workload[WgmmaFacts], launch: Launch, tile: WgmmaTile, step: Step, turns: _Turns) -> float:
+def _prologue_epilogue_cycles(p: Workload[WgmmaFacts], launch: Launch, tile: WgmmaTile, step: MatrixStep, turns: _TilesPerCore) -> float:
     """Cycles of a core for what is before, between and after the steps of its tiles.
 
     One block a tile: each begins anew. Blocks that walk tiles begin once; while they hand on sums the ring fills, so
     that of a loop that waits for memory part of that time is won back.
     """
     working = min(1.0, launch.grid / p.machine.cores)
-    alone, loads = max(step.mma, step.shared, step.issue, step.chain), max(step.port, step.last_cache * working)
-    begin = step.latency + min(alone, loads)  # of all steps the longer of both is counted
+    resource_seconds, loads = max(step.mma, step.shared, step.issue, step.chain), max(step.port, step.last_cache * working)
+    begin = step.latency + min(resource_seconds, loads)  # of all steps the longer of both is counted
     results = turns.together * epilogue_memory_cycles(p, launch)
-    handing = turns.together * handing_cycles(p, tile)
-    if not (launch.blocks or launch.stream_k):
+    handing = turns.together * epilogue_handoff_cycles(p, tile)
+    if not (launch.persistent_blocks or launch.stream_k_blocks):
         return (begin + handing + results) * (1 + turns.again)
-    won = min(tile.stages, block_steps(p, launch)) * max(0.0, max(loads, step.dram) - alone)
+    won = min(tile.stages, block_steps(p, launch)) * max(0.0, max(loads, step.dram) - resource_seconds)
     return begin + handing + results + turns.again * max(0.0, handing - won)

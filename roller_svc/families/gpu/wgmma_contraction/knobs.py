@@ -44,7 +44,7 @@ def _unsupported_cluster(model: Model[WgmmaFacts], program: RProgram, side: int,
     if tiles % wanted:
         return f"{tiles} tiles of {program.tile_text} along {axis.name} are no whole clusters of {wanted}"
     p = model.workload
-    known = wgmma_block(p, p.touched.tile(program.block), p.touched.tile(program.thread))
+    known = wgmma_block(p, p.footprint.tile(program.block), p.footprint.tile(program.thread))
     shared = (known.tile.b, known.tile.a)[side]
     if not p.facts.feeds.shares(1 - side, shared, wanted):
         return f"tiles of {'ba'[side]} of {program.tile_text} do not come in {wanted} parts by TMA"

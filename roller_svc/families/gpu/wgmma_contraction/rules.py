@@ -14,39 +14,43 @@ from dataclasses import dataclass
 
 from roller_svc.construct.rules import (
     MIN_MATRIX_STAGES,
-    Base,
-    Pipeline,
-    at,
+    PipelineOptions,
+    ThreadTile,
     axis_names,
+    axis_steps,
     exceeds_grid,
+    extent_on,
     replaced,
     spatial_grid,
-    spread,
-    steps_along,
+    subsample,
 )
-from roller_svc.construct.scale_up import Grown, Look, Stage
+from roller_svc.construct.scale_up import ScaleUpLevel, ScaleUpResult, TileMetrics
 from roller_svc.families.common.gpu.matrix.prefilter import TilePrefilter
-from roller_svc.families.common.gpu.matrix.terms import columns, joining_cycles, last_cache_share
+from roller_svc.families.common.gpu.matrix.terms import (
+    accumulator_columns,
+    llc_bytes_per_core_cycle,
+    split_k_reduction_cycles,
+)
 from roller_svc.families.common.gpu.matrix.tile import WORD_BYTES
 from roller_svc.families.common.gpu.matrix.wave_quantization import (
-    FEW_WAVES,
-    fills_few_waves,
-    multiples,
-    raster,
-    sides,
-    streams,
+    MIN_WAVES,
+    block_extents,
+    choose_raster,
+    has_wave_quantization,
+    instruction_multiples,
+    stream_k_choices,
 )
 from roller_svc.families.common.gpu.warpgroups.terms import BOX_LATENCY_CYCLES
 from roller_svc.families.common.gpu.warpgroups.tile import (
-    ATOMS,
     CONSUMER_REGISTERS,
-    MOST_COLUMNS,
-    MOST_CONSUMERS,
+    MAX_COLUMNS,
+    MAX_CONSUMERS,
     ROWS,
+    SWIZZLE_ATOMS,
     THREAD_REGISTERS,
     TRANSPOSABLE_BYTES,
     WgmmaBlock,
-    held_sums,
+    accumulator_sets,
 )
 from roller_svc.families.gpu.wgmma_contraction.cost import (
     UNLIMITED,
@@ -61,28 +65,28 @@ from roller_svc.perf.occupancy import blocks_per_core
 from roller_svc.perf.workload import Workload
 
 
-def approx_cycles(p: Workload[WgmmaFacts], block: Tile, base: Base, split_k: int) -> float:
+def approx_cycles(p: Workload[WgmmaFacts], block: Tile, base: ThreadTile, split_k: int) -> float:
     """Of the core that has the most blocks."""
     mach = p.machine
-    known = wgmma_block(p, block, base.thread)
+    known = wgmma_block(p, block, base.tile)
     tile, step = known.tile, known.step
     tasks = spatial_grid(p, block) * split_k
     rounds = -(-tasks // mach.cores)
     together = min(rounds, blocks_per_core(known.needs, mach.hw))
     # of pairs of blocks each loads the half of what they share, the larger operand if that can be
     asked = sum(known.moved) - max(known.moved) / 2
-    loads = max(step.port, asked / last_cache_share(mach) * min(1.0, tasks / mach.cores))
+    loads = max(step.port, asked / llc_bytes_per_core_cycle(mach) * min(1.0, tasks / mach.cores))
     each = max(step.mma, step.shared, step.issue, loads, step.chain / together)
     steps = -(-tile.walk.steps // split_k)
     edges = (step.latency + BOX_LATENCY_CYCLES) / rounds
     edges += 2 * tile.m * tile.n * WORD_BYTES / mach.staged_bytes_per_cycle
-    floor = p.floor_s * mach.clock_hz  # tiles that memory holds up are told apart by their edges and joins
+    floor = p.lower_bound_s * mach.clock_hz  # tiles that memory holds up are told apart by their edges and joins
     whole = max(floor, rounds * steps * each) + rounds * edges
     if split_k > 1:
-        return whole + joining_cycles(p, split_k * p.outer_points)
-    if p.space.num_accumulators > 1 or not streams(tasks, steps, mach.cores):
+        return whole + split_k_reduction_cycles(p, split_k * p.outer_points)
+    if p.space.num_accumulators > 1 or not stream_k_choices(tasks, steps, mach.cores):
         return whole
-    joins = joining_cycles(p, 2 * mach.cores * tile.m * tile.n)
+    joins = split_k_reduction_cycles(p, 2 * mach.cores * tile.m * tile.n)
     return min(whole, max(floor, tasks * steps / mach.cores * each) + edges + joins)
 
 
@@ -91,75 +95,75 @@ MAX_BASES = 12
 PAIRS = ((2, 1), (1, 2))  # clusters: larger ones do not fill all cores of a GPC, and share little more
 # Of a tile's own time: from what the last cache takes of it on, sharing loads is worth an estimate. Assumed: below it
 # the last cache holds nothing up even if it takes 1.4 times what the model says, and blocks of a pair await each other.
-SHARING_FROM = 0.7
-MOST_STAGES = 8  # deeper rings hold more than a round trip of memory brings
+MIN_SHARED_LOAD_FRACTION = 0.7
+MAX_STAGES = 8  # deeper rings hold more than a round trip of memory brings
 
 
 @dataclass(frozen=True, slots=True)
-class WgmmaContraction(TilePrefilter):
+class WgmmaContractionRules(TilePrefilter):
     """`varied`: steps along k of every length, for what a caller demands and nobody would choose."""
 
     workload: Workload[WgmmaFacts]
     varied: bool = False
 
-    def lane_choices(self) -> tuple[int, ...]:
+    def reduce_thread_choices(self) -> tuple[int, ...]:
         return (WARPGROUP_THREADS,)
 
-    def thread_stage(self, lanes: int) -> Stage:
+    def thread_level(self, lanes: int) -> ScaleUpLevel:
         """A warpgroup's tile: one instruction's columns, one or two of its rows."""
         p = self.workload
         granule = self._column_granule()
-        steps = steps_along(p, {
-            p.m: multiples(p.extent(p.m), ROWS, MAX_FRAGMENTS),
-            p.n: multiples(p.extent(p.n), granule, MOST_COLUMNS // (granule * p.space.num_accumulators)),
+        steps = axis_steps(p, {
+            p.m: instruction_multiples(p.extent(p.m), ROWS, MAX_FRAGMENTS),
+            p.n: instruction_multiples(p.extent(p.n), granule, MAX_COLUMNS // (granule * p.space.num_accumulators)),
         })  # fmt: skip
-        return Stage(
-            level=p.machine.hw.thread_level.name, names=axis_names(p), steps=steps, rank=tuple(range(len(steps))),
-            look=self._group_look, saturates=self._feeds_the_unit,
+        return ScaleUpLevel(
+            level=p.machine.hw.thread_level.name, names=axis_names(p), steps=steps, axis_rank=tuple(range(len(steps))),
+            evaluate=self._evaluate_warpgroup, is_saturated=self._feeds_the_unit,
         )  # fmt: skip
 
-    def preferred(self, grown: Grown, lanes: int) -> Sequence[Tile]:
+    def rank_thread_tiles(self, grown: ScaleUpResult, lanes: int) -> Sequence[Tile]:
         """From the largest down to one size below what fills the device several times."""
         p = self.workload
         by_size: dict[int, list[Tile]] = {}
-        for tile in [*grown.large, *grown.border]:  # from the least traffic up
-            by_size.setdefault((at(tile, p.m) * at(tile, p.n)).bit_length(), []).append(tile)
+        for tile in [*grown.saturated, *grown.border]:  # from the least traffic up
+            by_size.setdefault((extent_on(tile, p.m) * extent_on(tile, p.n)).bit_length(), []).append(tile)
         chosen: list[Tile] = []
         filled = 0
         for size in sorted(by_size, reverse=True):
             chosen += by_size[size]
-            filled += p.outer_points >= FEW_WAVES * p.machine.cores << size
+            filled += p.outer_points >= MIN_WAVES * p.machine.cores << size
             if filled > 1:
                 break
-        return spread(chosen, MAX_BASES)
+        return subsample(chosen, MAX_BASES)
 
-    def block_stage(self, base: Base, epsilon: float) -> Stage:
+    def block_level(self, base: ThreadTile, epsilon: float) -> ScaleUpLevel:
         p = self.workload
-        axes = sides(p, base, epsilon, MOST_CONSUMERS) | {p.k: self._k_steps()}
-        return Stage(
-            level=p.machine.hw.block_level.name, names=axis_names(p), steps=steps_along(p, axes),
-            rank=tuple(range(len(p.extents))), look=lambda block: self.look(block, base),
-            saturates=lambda block: self._covers_its_loads(block, base),
+        axes = block_extents(p, base, epsilon, MAX_CONSUMERS) | {p.k: self._k_steps()}
+        return ScaleUpLevel(
+            level=p.machine.hw.block_level.name, names=axis_names(p), steps=axis_steps(p, axes),
+            axis_rank=tuple(range(len(p.extents))), evaluate=lambda block: self.evaluate(block, base),
+            is_saturated=lambda block: self._covers_its_loads(block, base),
         )  # fmt: skip
 
-    def look(self, block: Tile, base: Base) -> Look:
+    def evaluate(self, block: Tile, base: ThreadTile) -> TileMetrics:
         """Bytes of the fewest stages, bytes loaded from outside for one multiply-add, broken rules."""
         p = self.workload
-        group_m, group_n = at(base.thread, p.m), at(base.thread, p.n)
+        group_m, group_n = extent_on(base.tile, p.m), extent_on(base.tile, p.n)
         whole = group_m % ROWS == group_n % self._column_granule() == 0
-        if not whole or group_m > MAX_FRAGMENTS * ROWS or group_n * p.space.num_accumulators > MOST_COLUMNS:
-            return Look(0, 0.0, "execution unit")
-        if at(block, p.m) // group_m * (at(block, p.n) // group_n) > MOST_CONSUMERS:
-            return Look(0, 0.0, "warpgroups per block")
-        known = wgmma_block(p, block, base.thread)
+        if not whole or group_m > MAX_FRAGMENTS * ROWS or group_n * p.space.num_accumulators > MAX_COLUMNS:
+            return TileMetrics(0, 0.0, "execution unit")
+        if extent_on(block, p.m) // group_m * (extent_on(block, p.n) // group_n) > MAX_CONSUMERS:
+            return TileMetrics(0, 0.0, "warpgroups per block")
+        known = wgmma_block(p, block, base.tile)
         traffic = sum(known.moved) / (known.tile.m * known.tile.n * known.tile.k)
-        return Look(known.needs.shared_bytes, traffic, self._capacity_rule(block, known))
+        return TileMetrics(known.needs.shared_bytes, traffic, self._capacity_rule(block, known))
 
-    def pipelines(self, block: Tile, base: Base, split_k: int) -> Sequence[Pipeline]:
+    def pipeline_choices(self, block: Tile, base: ThreadTile, split_k: int) -> Sequence[PipelineOptions]:
         """As many stages as loads need to be on time, with as many blocks a core as leave room for them; blocks that
         stay where there are more tiles than cores, and pairs of them that share what they load where that pays."""
         p, cores = self.workload, self.workload.machine.cores
-        known = wgmma_block(p, block, base.thread)
+        known = wgmma_block(p, block, base.tile)
         tasks = spatial_grid(p, block) * split_k
         steps = -(-known.tile.walk.steps // split_k)
         resident, stages = self._ring(known, -(-tasks // cores), steps)
@@ -169,20 +173,20 @@ class WgmmaContraction(TilePrefilter):
             size = math.prod(cluster)
             # blocks that stay: each core's first loads and last results then stand alone, and rings fill in between
             blocks = at_once // size * size if tasks > at_once else 0
-            found.append(Pipeline(stages, self._raster(block, at_once, cluster), blocks=blocks, cluster=cluster))
-        if split_k == p.space.num_accumulators == 1 and known.tile.walk.steps == -(-p.extent(p.k) // at(block, p.k)):
-            found += [Pipeline(stages, 1, blocks) for blocks in streams(tasks, steps, at_once)]
+            found.append(PipelineOptions(stages, self._raster(block, at_once, cluster), persistent_blocks=blocks, cluster=cluster))
+        if split_k == p.space.num_accumulators == 1 and known.tile.walk.steps == -(-p.extent(p.k) // extent_on(block, p.k)):
+            found += [PipelineOptions(stages, 1, blocks) for blocks in stream_k_choices(tasks, steps, at_once)]
         return found
 
-    def fallback(self) -> Sequence[tuple[Tile, Base]]:
+    def fallback_tiles(self) -> Sequence[tuple[Tile, ThreadTile]]:
         """One warpgroup with the narrowest instruction, in the shortest steps."""
         p = self.workload
         one = tuple([1] * len(p.extents))
         group = replaced(replaced(one, p.m, ROWS), p.n, self._column_granule())
-        base = Base(group, *self.lane_choices())
+        base = ThreadTile(group, *self.reduce_thread_choices())
         return [(replaced(group, p.k, self._k_steps()[0]), base)]
 
-    def approx_cycles(self, block: Tile, base: Base, split_k: int) -> float:
+    def approx_cycles(self, block: Tile, base: ThreadTile, split_k: int) -> float:
         return approx_cycles(self.workload, block, base, split_k)
 
     def granules(self) -> tuple[int, int]:
@@ -190,19 +194,19 @@ class WgmmaContraction(TilePrefilter):
         return ROWS, self._column_granule()
 
     # register level ---------------------------------------------------------------------------------------------
-    def _group_look(self, group: Tile) -> Look:
+    def _evaluate_warpgroup(self, group: Tile) -> TileMetrics:
         """Bytes of sums; bytes read from shared memory for one multiply-add: an instruction reads 64 rows of A."""
         p = self.workload
-        m, n = at(group, p.m), columns(p, group)
-        sums = m * n // WARPGROUP_THREADS * held_sums(p.facts.feeds.chain)
+        m, n = extent_on(group, p.m), accumulator_columns(p, group)
+        sums = m * n // WARPGROUP_THREADS * accumulator_sets(p.facts.feeds.chain)
         rule = "registers per thread" if sums + CONSUMER_REGISTERS > THREAD_REGISTERS else ""
         size = self._operand_bytes()
-        return Look(m * n * WORD_BYTES, size / ROWS + size / n, rule)
+        return TileMetrics(m * n * WORD_BYTES, size / ROWS + size / n, rule)
 
     def _feeds_the_unit(self, group: Tile) -> bool:
         """Multiply-adds take as long as reading their operands."""
         p, mach = self.workload, self.workload.machine
-        n = columns(p, group)
+        n = accumulator_columns(p, group)
         return ROWS * n / mach.fma_per_cycle >= (ROWS + n) * self._operand_bytes() / mach.staged_bytes_per_cycle
 
     # block level ------------------------------------------------------------------------------------------------
@@ -210,7 +214,7 @@ class WgmmaContraction(TilePrefilter):
         """Rows of 128 bytes, which the widest swizzle permutes, or of the shortest that holds all of k; shorter ones
         where they leave less of k to padding (whole rows of channels), or for variety."""
         p, size = self.workload, self._operand_bytes()
-        lengths = [atom // size for atom in reversed(ATOMS)]
+        lengths = [atom // size for atom in reversed(SWIZZLE_ATOMS)]
         feeds = p.facts.feeds
         padded = {depth: feeds.walk(depth).steps * depth for depth in lengths}
         longest = next((depth for depth in lengths if depth >= p.extent(p.k)), lengths[-1])
@@ -225,12 +229,12 @@ class WgmmaContraction(TilePrefilter):
             return "shared memory"
         return "grid size" if exceeds_grid(p, block) else ""
 
-    def _covers_its_loads(self, block: Tile, base: Base) -> bool:
+    def _covers_its_loads(self, block: Tile, base: ThreadTile) -> bool:
         """Multiply-adds that take as long as the loads from the last cache, if need be by blocks that share them; or so
         few blocks that the estimate must say which tile fills the device best."""
-        if fills_few_waves(self.workload, block):
+        if has_wave_quantization(self.workload, block):
             return True
-        known = wgmma_block(self.workload, block, base.thread)
+        known = wgmma_block(self.workload, block, base.tile)
         loads = min(shared_step(self.workload, known, pair).last_cache for pair in PAIRS)
         return known.step.mma >= loads
 
@@ -242,7 +246,7 @@ class WgmmaContraction(TilePrefilter):
         tile, step = known.tile, known.step
         fixed = tile.epilogue_bytes
         each = tile.a.bytes + tile.b.bytes + tile.barrier_bytes // MIN_MATRIX_STAGES
-        rooms = 2 * ATOMS[0] * 8  # what each operand's ring is rounded up by
+        rooms = 2 * SWIZZLE_ATOMS[0] * 8  # what each operand's ring is rounded up by
         for resident in range(min(most_blocks, blocks_per_core(known.needs, hw)), 0, -1):
             room = hw.limits.shared_bytes_per_core // resident - hw.limits.shared_bytes_reserved_per_block
             fitting = (min(room, hw.limits.shared_bytes_per_block) - fixed - rooms) // each
@@ -250,35 +254,35 @@ class WgmmaContraction(TilePrefilter):
             latency = step.latency + BOX_LATENCY_CYCLES + resident * step.last_cache
             needed = 1 + math.ceil(latency / busy) if steps_ahead(known, UNLIMITED) > 1 else MIN_MATRIX_STAGES
             if needed <= fitting or resident == 1:
-                wanted = needed if resident > 1 else max(needed + 1, MOST_STAGES // 2)
-                if steps <= MOST_STAGES:  # all of k at once
+                wanted = needed if resident > 1 else max(needed + 1, MAX_STAGES // 2)
+                if steps <= MAX_STAGES:  # all of k at once
                     wanted = max(wanted, steps)
-                return resident, max(MIN_MATRIX_STAGES, min(fitting, wanted, steps, MOST_STAGES))
+                return resident, max(MIN_MATRIX_STAGES, min(fitting, wanted, steps, MAX_STAGES))
         return 1, MIN_MATRIX_STAGES
 
     def _clusters(self, block: Tile, known: WgmmaBlock) -> Iterator[tuple[int, int]]:
         """Pairs of blocks that share loads, where the last cache is what holds a tile up and both have one of their
         own."""
         p, tile, step = self.workload, known.tile, known.step
-        if step.last_cache < SHARING_FROM * max(step.mma, step.shared, step.chain):
+        if step.last_cache < MIN_SHARED_LOAD_FRACTION * max(step.mma, step.shared, step.chain):
             return
         feeds = p.facts.feeds
         for along_m, along_n in PAIRS:
             side, shared, axis = (1, tile.b, p.m) if along_m > 1 else (0, tile.a, p.n)
-            tiles = -(-p.extent(axis) // at(block, axis))
+            tiles = -(-p.extent(axis) // extent_on(block, axis))
             if tiles % (along_m * along_n) == 0 and feeds.shares(side, shared, along_m * along_n):
                 yield along_m, along_n
 
     def _raster(self, block: Tile, at_once: int, cluster: tuple[int, int]) -> int:
         """Rows of tiles that are walked together, in whole clusters."""
-        rows, together = raster(self.workload, block, at_once), cluster[0]
+        rows, together = choose_raster(self.workload, block, at_once), cluster[0]
         return rows if rows == 1 else -(-rows // together) * together
 
     # parts ------------------------------------------------------------------------------------------------------
     def _column_granule(self) -> int:
         """Columns of the narrowest instruction; where B lies along n, of the narrowest swizzled row."""
         b, narrowest = self.workload.facts.feeds.b, self.workload.machine.unit.shape[1]
-        return narrowest if b.along_k else max(narrowest, ATOMS[-1] // TRANSPOSABLE_BYTES)
+        return narrowest if b.along_k else max(narrowest, SWIZZLE_ATOMS[-1] // TRANSPOSABLE_BYTES)
 
     def _operand_bytes(self) -> int:
         return self.workload.facts.feeds.a.dtype.bytes

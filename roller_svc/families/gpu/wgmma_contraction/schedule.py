@@ -14,7 +14,7 @@ from roller_svc.analysis.operand import Operand, all_operands
 from roller_svc.errors import InvariantError, require
 from roller_svc.families.common.gpu.matrix.epilogue import Outputs, column_of_word, over_words, row_of_word, word
 from roller_svc.families.common.gpu.matrix.multistage_pipeline import ACC, SHARED_A, SHARED_B
-from roller_svc.families.common.gpu.matrix.stream_k import Stream, partial_tiles, stream
+from roller_svc.families.common.gpu.matrix.stream_k import StreamKPartition, partial_tiles, stream_k_partition
 from roller_svc.families.common.gpu.matrix.stream_k_fixup import joined
 from roller_svc.families.common.gpu.matrix.tile import COLUMNS, LoadClass
 from roller_svc.families.common.gpu.warpgroups.epilogue import FRAGMENT_WORDS, BulkResults, WarpgroupEpilogue
@@ -23,14 +23,14 @@ from roller_svc.families.common.gpu.warpgroups.producer import BulkFeed, HalfSta
 from roller_svc.families.common.gpu.warpgroups.tile import (
     EPILOGUE_ROWS,
     ROWS,
-    WgmmaFeeds,
     WgmmaOperand,
+    WgmmaOperandLoads,
     WgmmaTile,
-    wgmma_feeds,
+    plan_wgmma_loads,
 )
 from roller_svc.families.common.gpu.warpgroups.tile_scheduler import BLOCK, RANK, StreamedSteps, Visits, WholeTiles
 from roller_svc.families.common.gpu.warpgroups.tma_load import TmaTile
-from roller_svc.families.common.view import View
+from roller_svc.families.common.view import GemmView
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Const, Expr, Load, Op, OpKind
 from roller_svc.ir.group import KernelGroup
@@ -50,7 +50,7 @@ def lower(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[Sche
     the steps of all tiles are streamed."""
     found = _Contraction.of(group, program, hw.arch)
     if program.stream_k_blocks:
-        work = replace(stream(program), steps=found.tile.walk.steps)  # some of which may be padded
+        work = replace(stream_k_partition(program), steps=found.tile.walk.steps)  # some of which may be padded
         partial, _ = partial_tiles(group.name, program)
         visits: Visits = StreamedSteps(found.view, work)
         join = joined(partial, work, found.results.outputs)
@@ -65,7 +65,7 @@ def lower(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[Sche
 @dataclass(frozen=True, slots=True)
 class _Contraction:
     name: str
-    view: View
+    view: GemmView
     tile: WgmmaTile
     feeds: Feeds
     maps: tuple[TensorMap, ...]
@@ -73,8 +73,8 @@ class _Contraction:
 
     @classmethod
     def of(cls, group: KernelGroup, program: RProgram, arch: Arch) -> _Contraction:
-        view, factors = View.of(group, program), all_operands(group)
-        found = wgmma_feeds(program.space, program.unit, factors, arch)
+        view, factors = GemmView.of(group, program), all_operands(group)
+        found = plan_wgmma_loads(program.space, program.unit, factors, arch)
         (m, n, k), block, part = (a.name for a in (view.m, view.n, view.k)), program.block, program.thread
         tile = found.tile((block[m], block[n], block[k]), (part[m], part[n]), program.stages, program.cluster)
         sides = _Sides(view, tile, factors, found)
@@ -101,7 +101,7 @@ class _Contraction:
         nodes = (Loop(BLOCK, visits.blocks, LoopKind.BLOCK, threads(tile.consumers, nodes)),)
         return ScheduleTree(self.name, nodes, tensor_maps=self.maps, cluster=math.prod(tile.cluster))
 
-    def whole_or_left(self, partial: str, work: Stream) -> tuple[Node, ...]:
+    def whole_or_left(self, partial: str, work: StreamKPartition) -> tuple[Node, ...]:
         """Results of a tile of which the block has all steps; else its sums into memory: the tile that the block began
         with is its first, any other its last."""
         whole = Op(
@@ -126,10 +126,10 @@ class _Contraction:
 class _Sides:
     """What is known of the operands of a (side 0) and of b (1), one for each sum."""
 
-    view: View
+    view: GemmView
     tile: WgmmaTile
     factors: tuple[Operand, ...]
-    found: WgmmaFeeds
+    found: WgmmaOperandLoads
 
     def feeds(self, side: int) -> Feeds:
         """How the producer fills the room of a side."""

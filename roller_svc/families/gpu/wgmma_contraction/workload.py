@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from roller_svc.analysis.operand import all_operands
-from roller_svc.families.common.gpu.warpgroups.tile import WgmmaBlock, WgmmaFeeds, wgmma_feeds
+from roller_svc.families.common.gpu.warpgroups.tile import WgmmaBlock, WgmmaOperandLoads, plan_wgmma_loads
 from roller_svc.ir.group import KernelGroup
 from roller_svc.ir.hardware import UnitKind
 from roller_svc.perf.footprint import Tile
@@ -16,7 +16,7 @@ from roller_svc.perf.workload import Workload
 class WgmmaFacts:
     """How the operands' tiles are filled. `blocks` caches the blocks of (block's tile, warpgroup's tile)."""
 
-    feeds: WgmmaFeeds
+    feeds: WgmmaOperandLoads
     blocks: dict[tuple[Tile, Tile], WgmmaBlock] = field(default_factory=dict, compare=False)
 
 
@@ -25,4 +25,4 @@ def prepare(group: KernelGroup, base: Workload[None]) -> Workload[WgmmaFacts] | 
     unit, hw = base.machine.unit, base.machine.hw
     if unit.kind is not UnitKind.WGMMA or group.attention is not None or not base.is_contraction:
         return None
-    return base.with_facts(WgmmaFacts(wgmma_feeds(base.space, unit, all_operands(group), hw.arch)))
+    return base.with_facts(WgmmaFacts(plan_wgmma_loads(base.space, unit, all_operands(group), hw.arch)))

@@ -6,12 +6,12 @@ import math
 from typing import Any
 
 from roller_svc.families.common.gpu.elementwise_space import REQUEST_THREADS, SECTOR_BYTES, MapAccess, Tile
-from roller_svc.families.common.gpu.row_cost import simt_reduction
+from roller_svc.families.common.gpu.row_cost import row_reduction_cost
 from roller_svc.families.gpu.window.workload import UNROLLED_STATEMENTS, WindowFacts, WindowSpace
 from roller_svc.ir.hardware import Limits
-from roller_svc.perf.common import Costs, Launch, resident_bytes, simt_waves, streaming_bandwidth
+from roller_svc.perf.common import Costs, Launch, dram_bytes_with_reuse, simt_waves, streaming_bandwidth
 from roller_svc.perf.machine import SCHEDULERS, register_words
-from roller_svc.perf.occupancy import BlockNeeds, blocks_per_core, overhead_registers
+from roller_svc.perf.occupancy import BlockResources, blocks_per_core, overhead_registers
 from roller_svc.perf.workload import Workload
 
 BLOCK_CYCLES = 50.0  # a core starts one block after another
@@ -33,13 +33,13 @@ def window_registers(windows: WindowSpace, thread: Tile, limits: Limits) -> int:
 
 def windowed_cost(p: Workload[WindowFacts], launch: Launch) -> Costs:
     """Price a window; one whose reduction is split is lowered as rows, and is priced as these."""
-    return simt_window(p, launch) if launch.split_k == 1 else simt_reduction(p, p.facts.rows, launch)
+    return simt_window(p, launch) if launch.split_k == 1 else row_reduction_cost(p, p.facts.rows, launch)
 
 
 def simt_window(p: Workload[WindowFacts], launch: Launch) -> Costs:
     """Warps issue, caches and DRAM serve; the longest of them bounds, but for what a thread's own chain takes."""
     mach, hw, windows = p.machine, p.machine.hw, p.facts.windows
-    needs = BlockNeeds(launch.threads, window_registers(windows, launch.thread, hw.limits), 0)
+    needs = BlockResources(launch.threads, window_registers(windows, launch.thread, hw.limits), 0)
     resident = blocks_per_core(launch.compiled or needs, hw)
     warps = -(-launch.threads // hw.limits.warp_size)
     instructions, requests = _thread_work(p, windows, launch)
@@ -52,27 +52,27 @@ def simt_window(p: Workload[WindowFacts], launch: Launch) -> Costs:
 
     waves, core_cycles = simt_waves(launch.grid, resident, mach.cores, block_cycles)
     clipped = tuple([min(b, e) for b, e in zip(launch.block, p.extents, strict=True)])
-    moved = launch.grid * p.touched.moved_bytes(clipped)
-    asked = launch.grid * p.touched.asked_bytes(clipped)
-    whole = p.touched.moved_bytes(p.extents)
+    moved = launch.grid * p.footprint.transferred_bytes(clipped)
+    asked = launch.grid * p.footprint.requested_bytes(clipped)
+    whole = p.footprint.transferred_bytes(p.extents)
     again = max(0.0, moved - whole)
-    last = mach.last_cache
+    last = mach.llc
     busy = min(launch.grid, resident * mach.cores) * launch.threads
     together = min(windows.inputs(launch.thread), max(windows.held(launch.thread), LOADS_IN_FLIGHT))
     in_flight = busy * together * max(a.bytes for a in windows.map.accesses if _is_under(windows, a))
-    dram_bytes = resident_bytes(mach, int(whole), 1.0 + min(again / whole, 4.0) * 0.25)
+    dram_bytes = dram_bytes_with_reuse(mach, int(whole), 1.0 + min(again / whole, 4.0) * 0.25)
     padded = launch.grid * math.prod(launch.block[i] for i in p.spatial) / p.outer_points
     return Costs(
         core_s=mach.seconds(core_cycles),
         core_stage="latency" if chain * waves > 0.7 * core_cycles else "compute",
-        parts=(
+        stage_seconds=(
             ("fma", p.space.flops * padded / mach.unit.flops_per_s),
             (last.name if last else "cache", asked / (last.bytes_per_s if last else math.inf)),
             ("dram", dram_bytes / streaming_bandwidth(mach, in_flight)),
         ),
         occupancy=min(1.0, resident * launch.threads / hw.limits.max_threads_per_core),
         waves=waves,
-        needs=needs,
+        resources=needs,
     )
 
 
@@ -88,14 +88,14 @@ def _thread_work(p: Workload[Any], windows: WindowSpace, launch: Launch) -> tupl
     cycles = 0.0
     for access in windows.map.accesses:
         count = _elements(windows, access, launch)
-        accesses = count * _share(windows, access, thread)
+        accesses = count * _accesses_per_element(windows, access, thread)
         instructions += accesses * (1.0 + (INPUT_INSTRUCTIONS if _is_under(windows, access) else 0.0))
         each = max(1, round(count / accesses))
         cycles += accesses * max(1.0, _sectors(windows, access, launch, each) / SECTORS_PER_CYCLE)
     return instructions, cycles
 
 
-def _share(windows: WindowSpace, access: MapAccess, thread: Tile) -> float:
+def _accesses_per_element(windows: WindowSpace, access: MapAccess, thread: Tile) -> float:
     """Accesses for each element that a thread reads or writes."""
     if access.run != windows.row:
         return 1.0

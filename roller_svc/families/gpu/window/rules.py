@@ -6,10 +6,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from roller_svc.construct.align import counts, powers
-from roller_svc.construct.rules import Base, exceeds_grid, replaced
-from roller_svc.construct.scale_up import Grown, Look
-from roller_svc.families.common.gpu.loop_rules import NestRules
+from roller_svc.construct.align import powers_of_two, tile_multiples
+from roller_svc.construct.rules import ThreadTile, exceeds_grid, replaced
+from roller_svc.construct.scale_up import ScaleUpResult, TileMetrics
+from roller_svc.families.common.gpu.loop_rules import LoopRules
 from roller_svc.families.gpu.window.cost import window_registers
 from roller_svc.families.gpu.window.workload import UNROLLED_STATEMENTS, WindowSpace
 from roller_svc.perf.footprint import Tile
@@ -24,25 +24,25 @@ FREE_PADDING = 1 / 16  # edges cost memory-bound threads less than narrow tiles 
 
 
 @dataclass(frozen=True, slots=True)
-class SimtWindow(NestRules):
+class WindowRules(LoopRules):
     windows: WindowSpace
 
-    def preferred(self, grown: Grown, lanes: int) -> Sequence[Tile]:
+    def rank_thread_tiles(self, grown: ScaleUpResult, lanes: int) -> Sequence[Tile]:
         """Those that read least for each output, rows of outputs before columns; and the smallest, for few outputs."""
         spatial, windows = self.workload.spatial, self.windows
 
         def reads(thread: Tile) -> tuple[float, int]:
             return windows.inputs(thread) / math.prod([thread[i] for i in spatial]), -thread[windows.row]
 
-        large = sorted(grown.large, key=reads)
+        large = sorted(grown.saturated, key=reads)
         return list(dict.fromkeys([*large[: MAX_BASES - 1], min(large, key=math.prod)]))
 
-    def look(self, block: Tile, base: Base) -> Look:
+    def evaluate(self, block: Tile, base: ThreadTile) -> TileMetrics:
         p, limits = self.workload, self.workload.machine.hw.limits
         threads = self._threads(block, base)
         if threads > min(MAX_THREADS, limits.max_threads_per_block):
             return self._measured(block, "threads per block")
-        registers = window_registers(self.windows, base.thread, limits)
+        registers = window_registers(self.windows, base.tile, limits)
         if block_registers(threads, registers, limits) > limits.registers_per_core:
             return self._measured(block, "registers per core")
         if -threads % limits.warp_size * MAX_WASTE_OF > threads:
@@ -50,40 +50,40 @@ class SimtWindow(NestRules):
         huge = exceeds_grid(p, block)
         return self._measured(block, "", "grid size" if huge else "")
 
-    def fallback(self) -> Sequence[tuple[Tile, Base]]:
+    def fallback_tiles(self) -> Sequence[tuple[Tile, ThreadTile]]:
         """One output a thread, a warp along the row."""
         p = self.workload
         one = tuple([p.extents[i] if i in p.reduced else 1 for i in range(len(p.extents))])
         thread = tuple([1] * len(p.extents))
         return [
-            (replaced(one, self.windows.row, p.machine.hw.limits.warp_size), Base(thread)), (one, Base(thread))
+            (replaced(one, self.windows.row, p.machine.hw.limits.warp_size), ThreadTile(thread)), (one, ThreadTile(thread))
         ]  # fmt: skip
 
     def _thread_steps(self, axis: int) -> Tile:
         p, windows = self.workload, self.windows
         if any(w.axis == axis for w in windows.windows):
-            return powers(min(MAX_ALONG, p.extents[axis]))
+            return powers_of_two(min(MAX_ALONG, p.extents[axis]))
         if axis == windows.row:
-            return powers(math.gcd(windows.map.width, p.extents[axis]))
+            return powers_of_two(math.gcd(windows.map.width, p.extents[axis]))
         return (1,)
 
-    def _block_steps(self, axis: int, base: Base, epsilon: float) -> Tile:
+    def _block_steps(self, axis: int, base: ThreadTile, epsilon: float) -> Tile:
         p, row = self.workload, self.windows.row
         if axis not in p.spatial:
             return (p.extents[axis],)
         along = self._row_steps(base, epsilon)
         if axis == row:
             return along
-        most = max(1, MAX_THREADS * base.thread[row] // along[0])
-        unit = base.thread[axis]
+        most = max(1, MAX_THREADS * base.tile[row] // along[0])
+        unit = base.tile[axis]
         if all(w.axis != axis for w in self.windows.windows):
-            return powers(min(most, p.extents[axis]))  # nothing is reused along it: it only fills blocks
-        return tuple([unit * c for c in counts(p.extents[axis], unit, max(epsilon, FREE_PADDING), most)]) or (unit,)
+            return powers_of_two(min(most, p.extents[axis]))  # nothing is reused along it: it only fills blocks
+        return tuple([unit * c for c in tile_multiples(p.extents[axis], unit, max(epsilon, FREE_PADDING), most)]) or (unit,)
 
-    def _row_steps(self, base: Base, epsilon: float) -> Tile:
+    def _row_steps(self, base: ThreadTile, epsilon: float) -> Tile:
         """Second alignment: half a warp's worth of neighbours, or the whole axis."""
-        p, unit = self.workload, base.thread[self.windows.row]
-        allowed = counts(p.extents[self.windows.row], unit, max(epsilon, FREE_PADDING), MAX_THREADS)
+        p, unit = self.workload, base.tile[self.windows.row]
+        allowed = tile_multiples(p.extents[self.windows.row], unit, max(epsilon, FREE_PADDING), MAX_THREADS)
         fitting = tuple([unit * c for c in allowed]) or (unit,)
         warp = p.machine.hw.limits.warp_size
         return tuple([s for s in fitting if s >= warp * unit // 2]) or fitting[-1:]
@@ -101,12 +101,12 @@ class SimtWindow(NestRules):
         fits = window_registers(windows, thread, limits) <= limits.max_registers_per_thread
         return "" if fits or outputs == 1 else "registers per thread"
 
-    def _measured(self, tile: Tile, too_large: str, misaligned: str = "") -> Look:
-        footprint_bytes, moved = self.workload.touched.measure(tile)
+    def _measured(self, tile: Tile, too_large: str, misaligned: str = "") -> TileMetrics:
+        footprint_bytes, moved = self.workload.footprint.measure(tile)
         points = math.prod([tile[i] for i in self.workload.spatial])
-        return Look(footprint_bytes, moved / points, too_large, misaligned)
+        return TileMetrics(footprint_bytes, moved / points, too_large, misaligned)
 
-    def _thread_look(self, thread: Tile, lanes: int) -> Look:
+    def _evaluate_thread(self, thread: Tile, lanes: int) -> TileMetrics:
         return self._measured(thread, self._thread_rule(thread))
 
     @property

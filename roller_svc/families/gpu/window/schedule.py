@@ -23,18 +23,18 @@ from roller_svc.ir.index import add, ceil_div, le, logical_and, lt, mul, num, re
 from roller_svc.ir.program import Combine, TensorExpr, identity
 from roller_svc.ir.rprogram import RProgram
 from roller_svc.ir.schedule import Branch, Compute, Let, Loop, LoopKind, Node, ScheduleTree, Storage
-from roller_svc.perf.occupancy import BlockNeeds, blocks_per_core
+from roller_svc.perf.occupancy import BlockResources, blocks_per_core
 from roller_svc.schedule.nest_statements import (
     RowReads,
     acc_name,
-    converted,
+    convert_to_type,
     inner_axes,
     is_reduction,
     local_name,
     register,
     row_dtype,
     row_tensors,
-    wrapped,
+    wrap_in_storages,
 )
 
 WIDEST_BYTES = 16  # of one access of a thread (LD.128)
@@ -46,7 +46,7 @@ def lower(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[Sche
     if space is None:
         raise InvariantError(f"{group.name} has no windows for threads to slide")
     lowered = _Windows(group, program, space)
-    needs = BlockNeeds(program.threads, window_registers(space, lowered.thread, hw.limits), 0)
+    needs = BlockResources(program.threads, window_registers(space, lowered.thread, hw.limits), 0)
     # as many blocks as the model counts on: left alone, the compiler reads all lines ahead and leaves room for few
     resident = min(blocks_per_core(needs, hw), ceil_div(program.grid, hw.num_cores))
     return (ScheduleTree(group.name, lowered.blocks(), resident=resident),)
@@ -142,7 +142,7 @@ class _Windows:
                 nodes += (*self._each_output((start,)), *self._reduced(statement, combine))
             if statement.output in row_tensors(self.group):
                 rooms.append(register(local_name(statement.output), row_dtype(statement), *shape))
-        return wrapped(rooms, (*self._only_inside(tuple(nodes)), *self._stored()))
+        return wrap_in_storages(rooms, (*self._only_inside(tuple(nodes)), *self._stored()))
 
     def _only_inside(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
         """Under the condition that the thread's first output is one."""
@@ -193,7 +193,7 @@ class _Windows:
                 value: Expr = Load(acc_name(statement.output), index, statement.accumulator)
             else:
                 value = reads.apply(statement.body)
-            value = converted(value, statement)
+            value = convert_to_type(value, statement)
             if statement.output in rows:
                 nodes.append(Compute(local_name(statement.output), index, value))
                 value = Load(local_name(statement.output), index, statement.type.dtype)
@@ -215,7 +215,7 @@ class _Windows:
         nodes: tuple[Node, ...] = ()
         for line in itertools.product(*(range(w.reach(self.thread[w.axis])) for w in slid[:-1])):
             joins = self._joined(acc, slid, line)
-            here = wrapped([room for room, _ in fills], (*(node for _, fill in fills for node in fill), *joins))
+            here = wrap_in_storages([room for room, _ in fills], (*(node for _, fill in fills for node in fill), *joins))
             for window, place in zip(slid, line, strict=False):
                 here = (Let(f"{window.inner}.line", num(place), here),)
             nodes += here

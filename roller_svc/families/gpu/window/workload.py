@@ -103,7 +103,7 @@ def window_space(space: TileSpace) -> WindowSpace | None:
         for dim in access.dims:
             outer = [(name, c) for name, c in dim.coeffs if name in place]
             taps = [(name, c) for name, c in dim.coeffs if name in inner]
-            if dim.opaque or len(outer) != 1 or len(taps) != 1 or outer[0][1] % taps[0][1]:
+            if not dim.is_affine or len(outer) != 1 or len(taps) != 1 or outer[0][1] % taps[0][1]:
                 continue
             (axis, step), (name, spacing) = outer[0], taps[0]
             window = Window(place[axis], name, inner[name], step // spacing)
@@ -125,12 +125,12 @@ class WindowFacts:
 
 def prepare(group: KernelGroup, base: Workload[None]) -> Workload[WindowFacts] | None:
     """Prepare a windowed reduction on a GPU; None for any other group or device."""
-    if not base.machine.simt or base.is_contraction or not is_windowed(group):
+    if not base.machine.is_gpu or base.is_contraction or not is_windowed(group):
         return None
     windows = window_space(base.space)
     if windows is None:
         return None
-    return base.with_facts(WindowFacts(windows, row_space(base.space, base.touched, base.machine.hw)))
+    return base.with_facts(WindowFacts(windows, row_space(base.space, base.footprint, base.machine.hw)))
 
 
 def accepts(workload: Workload[WindowFacts], program: RProgram) -> bool:

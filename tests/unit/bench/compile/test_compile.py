@@ -43,7 +43,7 @@ def test_compilers_take_turns_and_medians_are_compared() -> None:
         return {"error": "no"}
 
     mine, slow = compiler("roller", 1.0, 9.0, 2.0), compiler("slow", 5.0, 6.0, 7.0)
-    row = bench.compared(bench.CASES[0], {"roller": mine, "slow": slow, "broken": broken}, 3)
+    row = bench.compare(bench.CASES[0], {"roller": mine, "slow": slow, "broken": broken}, 3)
     assert order == ["roller", "slow", "broken", "slow", "broken", "roller", "broken", "roller", "slow"]
     assert row["seconds"] == {"roller": 2.0, "slow": 6.0}
     assert row["ratios"] == {"slow": 3.0}
@@ -61,12 +61,12 @@ def test_the_summary_counts_what_was_compared() -> None:
 def test_a_peer_that_is_missing_is_named_with_what_to_install(tmp_path: Path) -> None:
     (tmp_path / "python").write_text(f'#!/bin/sh\nexec "{sys.executable}" -S "$@"\n')  # -S: no site-packages
     (tmp_path / "python").chmod(0o755)
-    with pytest.raises(SystemExit, match=r"triton is not there .*roller-svc\[peers\]"):
-        bench.Peer("triton", str(tmp_path / "python"), 80)
+    with pytest.raises(SystemExit, match=r"triton is not installed .*roller-svc\[baselines\]"):
+        bench.BaselineCompiler("triton", str(tmp_path / "python"), 80)
 
 
 def test_ours_goes_from_the_expression_to_a_cubin() -> None:
     add = next(case for case in bench.CASES if case.id.startswith("add_"))
-    answer = bench.ours("nvidia-a100-sxm-80gb")(add)
+    answer = bench.roller_compiler("nvidia-a100-sxm-80gb")(add)
     assert answer["bytes"] > 1000
     assert answer["seconds"] > 0

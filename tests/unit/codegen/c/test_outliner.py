@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from cases_cpu import AVX2
 
-from roller_svc.codegen.kernel import Part, emit, tensors_in_memory
+from roller_svc.codegen.kernel import GroupLaunches, emit, tensors_in_memory
 from roller_svc.compiler.autotune import batch_plans
 from roller_svc.compiler.lower_and_emit import generate_together
 from roller_svc.compiler.partition_cache import partition
@@ -52,7 +52,7 @@ def functions(source: KernelSource, name: str = "multiply") -> int:
 def printed(*nodes: Node) -> KernelSource:
     """A tree over a and b as C."""
     buffers = tensors_in_memory(COPY, COPY.types, ())
-    part = Part((ScheduleTree("copy", nodes),), (*COPY.inputs, ("b", COPY.types["b"])))
+    part = GroupLaunches((ScheduleTree("copy", nodes),), (*COPY.inputs, ("b", COPY.types["b"])))
     return emit("copy", (part,), buffers, AVX2, "")
 
 
@@ -112,7 +112,7 @@ def test_a_row_of_many_vectors_is_a_loop_with_the_same_values(extent: int) -> No
     value = Op(OpKind.ADD, (twice, Cast(ref("i"), F32)), F32)
     row = Loop("i", extent, LoopKind.VECTOR, (Compute("b", (ref("i"),), value),))
     buffers = tensors_in_memory(program, program.types, ())
-    part = Part((ScheduleTree("row", (row,)),), (*program.inputs, ("b", program.types["b"])))
+    part = GroupLaunches((ScheduleTree("row", (row,)),), (*program.inputs, ("b", program.types["b"])))
     source = emit("row", (part,), buffers, AVX2, "")
     assert source.text.count("i_turn++") == 1
     assert source.text.count("*(vf32x8 *)(b") <= 4 + 5

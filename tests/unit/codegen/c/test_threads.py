@@ -11,14 +11,14 @@ from schedule_support import BLUR, compiled, inputs_of, judged, program
 
 from roller_svc import hardware
 from roller_svc.bench.model.candidate_plans import trial_plans
-from roller_svc.codegen.c.threads import begun_by_one
-from roller_svc.codegen.kernel import Part, Program, emit, emit_together, tensors_in_memory
+from roller_svc.codegen.c.threads import is_single_threaded
+from roller_svc.codegen.kernel import GroupLaunches, Program, emit, emit_together, tensors_in_memory
 from roller_svc.compiler.lower_and_emit import generate
 from roller_svc.ir.kernel import KernelSource
 from roller_svc.ir.schedule import Loop, LoopKind, Node, ScheduleTree
 from roller_svc.runtime.cpu import CpuModule
 from roller_svc.schedule import transforms as t
-from roller_svc.schedule.build_tree import schedule_tree
+from roller_svc.schedule.build_tree import build_schedule_tree
 from roller_svc.schedule.default import default_schedule
 from roller_svc.schedule.schedule import Schedule
 from roller_svc.toolchain import compile_source
@@ -41,8 +41,8 @@ def functions(source: KernelSource) -> dict[str, tuple[str, str]]:
 def emitted(*schedules: Schedule) -> KernelSource:
     p = schedules[0].program
     views = (*p.inputs, *((o.tensor, p.types[o.tensor]) for o in p.outputs))
-    trees = tuple(schedule_tree(s, f"kernel{i}") for i, s in enumerate(schedules))
-    return emit("kernel", (Part(trees, views),), tensors_in_memory(p, p.types, ()), TWO_CORES, "")
+    trees = tuple(build_schedule_tree(s, f"kernel{i}") for i, s in enumerate(schedules))
+    return emit("kernel", (GroupLaunches(trees, views),), tensors_in_memory(p, p.types, ()), TWO_CORES, "")
 
 
 def test_a_loop_over_tasks_stands_in_a_function_whose_pointers_are_restrict() -> None:
@@ -76,7 +76,7 @@ def test_a_region_has_no_more_threads_than_tasks() -> None:
     p = program("y[i, j] = x[i, j] * 2.0", x="float32 3 40")
     parallel = t.parallel(default_schedule(p), "y", "i")
     views = (*p.inputs, ("y", p.types["y"]))
-    parts = (Part((schedule_tree(parallel, "kernel0"),), views),)
+    parts = (GroupLaunches((build_schedule_tree(parallel, "kernel0"),), views),)
     many = replace(TWO_CORES, num_cores=8)
     assert "num_threads(threads_i32(3))" in emit("kernel", parts, tensors_in_memory(p, p.types, ()), many, "").text
 
@@ -111,8 +111,8 @@ def test_programs_of_one_text_share_a_region_or_not_each_for_itself() -> None:
     views = (*TWICE.inputs, *((o.tensor, TWICE.types[o.tensor]) for o in TWICE.outputs))
     partly = t.parallel(default_schedule(TWICE), "Q", "i")
     whole = t.parallel(partly, "P", "i")
-    first, second, mixed = (schedule_tree(s, name) for s, name in ((whole, "a0"), (whole, "a1"), (partly, "a2")))
-    firsts, seconds = (Part(trees, views) for trees in ((first, second), (first, mixed)))
+    first, second, mixed = (build_schedule_tree(s, name) for s, name in ((whole, "a0"), (whole, "a1"), (partly, "a2")))
+    firsts, seconds = (GroupLaunches(trees, views) for trees in ((first, second), (first, mixed)))
     programs = (Program("plan0_kernel", (firsts,)), Program("plan1_kernel", (seconds,)))
     source = emit_together(programs, tensors_in_memory(TWICE, TWICE.types, ()), hardware.load("local"), "")
     assert [launch.name for launch in source.launches] == ["plan0_kernel", "a0", "a2"]
@@ -135,15 +135,15 @@ def test_a_parallel_loop_among_a_task_s_work_begins_a_region_of_its_own() -> Non
     """Threads that share out one loop cannot share out another inside of it."""
     inside = t.compute_at(default_schedule(BLUR), "bx", "B", "y")
     inside = t.parallel(t.parallel(inside, "B", "y"), "B", "x")
-    assert begun_by_one(schedule_tree(inside, "kernel0")) is None
+    assert is_single_threaded(build_schedule_tree(inside, "kernel0")) is None
     assert emitted(inside).text.count("#pragma omp parallel for") == 2
 
 
 def test_loops_that_run_once_are_no_parallel_loops() -> None:
     def begun(*nodes: Node) -> bool | None:
-        return begun_by_one(ScheduleTree("kernel0", nodes))
+        return is_single_threaded(ScheduleTree("kernel0", nodes))
 
-    tree = schedule_tree(t.parallel(default_schedule(BLUR), "B", "y"), "kernel0")
+    tree = build_schedule_tree(t.parallel(default_schedule(BLUR), "B", "y"), "kernel0")
     (loop,) = tree.body
     assert isinstance(loop, Loop)
     (task,) = loop.body

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import roller_svc
-from roller_svc.codegen.c.vector.loops import pieces
+from roller_svc.codegen.c.vector.loops import vector_cover
 from roller_svc.frontend.lang import parse
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.program import TensorType
@@ -70,12 +70,12 @@ def check(bodies: Sequence[str], arrays: Arrays, target: str, *, is_vector: bool
 
 
 def test_a_loop_is_covered_once_or_by_a_vector_that_reaches_back() -> None:
-    assert pieces(37, 16, 4, overlapping=False) == ((0, 16), (16, 16), (32, 4), (36, 1))
-    assert pieces(37, 16, 4, overlapping=True) == ((0, 16), (16, 16), (29, 8))
-    assert pieces(3, 16, 4, overlapping=True) == ((0, 1), (1, 1), (2, 1))
+    assert vector_cover(37, 16, 4, overlapping=False) == ((0, 16), (16, 16), (32, 4), (36, 1))
+    assert vector_cover(37, 16, 4, overlapping=True) == ((0, 16), (16, 16), (29, 8))
+    assert vector_cover(3, 16, 4, overlapping=True) == ((0, 1), (1, 1), (2, 1))
     for extent in range(1, 70):
         for overlapping in (False, True):
-            cover = pieces(extent, 16, 4, overlapping=overlapping)
+            cover = vector_cover(extent, 16, 4, overlapping=overlapping)
             points = [first + i for first, lanes in cover for i in range(lanes)]
             assert set(points) == set(range(extent))
             assert overlapping or len(points) == extent

@@ -11,8 +11,8 @@ import pytest
 from reference_kernels import tensor
 
 from roller_svc import hardware
-from roller_svc.analysis.congruences import Congruence, Lanes, congruence
-from roller_svc.codegen.kernel import Part, emit
+from roller_svc.analysis.congruences import Congruence, LaneStrideAnalysis, congruence
+from roller_svc.codegen.kernel import GroupLaunches, emit
 from roller_svc.compiler.backends import load_emulated
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import AxisRef, Const, Expr, Load, Op, OpKind, Select
@@ -36,7 +36,7 @@ def source(nodes: tuple[Node, ...], inputs: dict[str, TensorType], outputs: dict
     buffers: dict[str, Buffer] = {}
     for role, types in ((Role.INPUT, inputs), (Role.OUTPUT, outputs)):
         buffers |= {n: tensor(n, n.lower(), role, type_.dtype, type_.shape) for n, type_ in types.items()}
-    return emit("kernel", (Part((tree,), (*inputs.items(), *outputs.items())),), buffers, A100, "")
+    return emit("kernel", (GroupLaunches((tree,), (*inputs.items(), *outputs.items())),), buffers, A100, "")
 
 
 def result(kernel: KernelSource, **arrays: np.ndarray) -> np.ndarray:
@@ -314,11 +314,11 @@ def test_congruences_and_steps_hold_for_random_expressions(seed: int) -> None:
                 Op(OpKind.MIN, (x, expression(depth - 1)), DType.INT32)][kind - 2]  # fmt: skip
 
     known = {"u": Congruence(4, 2)}
-    lanes = Lanes("v", 4, known, frozenset())
+    lanes = LaneStrideAnalysis("v", 4, known, frozenset())
     steps = 0
     for _ in range(300):
         expr = expression(4)
-        found, step = congruence(expr, known), lanes.step(expr)
+        found, step = congruence(expr, known), lanes.stride(expr)
         steps += step is not None
         for t in range(5):
             for u in (2, 6, 10):

@@ -9,7 +9,7 @@ from emulator_support import wrappers
 from reference_kernels import tensor
 
 from roller_svc import toolchain
-from roller_svc.codegen.cuda.hopper_instructions import hopper_instruction, warpgroup_product, wgmma_wrapper
+from roller_svc.codegen.cuda.hopper_instructions import hopper_instruction, wgmma_shape, wgmma_wrapper
 from roller_svc.codegen.cuda.instructions import instruction
 from roller_svc.errors import InvariantError
 from roller_svc.ir.dtype import DType
@@ -151,12 +151,12 @@ OPCODES = {"f16": "HGMMA", "bf16": "HGMMA", "tf32": "HGMMA", "e4m3": "QGMMA", "e
     "name", [pytest.param(name, marks=pytest.mark.slow) if i % 4 else name for i, name in enumerate(WGMMA)]
 )
 def test_products_of_warpgroups(name: str) -> None:
-    product = warpgroup_product(name)
+    product = wgmma_shape(name)
     assert product is not None
     kind, suffix = ("float", "") if product.is_float else ("int", "_s32")
     hold = f"hold_results_{product.registers}{suffix}"
     names = (name, "wgmma_fence", "wgmma_commit", "wgmma_wait", "fence_async", hold, "matrix_descriptor_128")
-    a = "words" if product.a_place == "r" else "matrix_descriptor_128(s, 16, 1024)"
+    a = "words" if product.a_layout == "r" else "matrix_descriptor_128(s, 16, 1024)"
     body = f"""  {kind} d[{product.registers}];
   unsigned int words[4] = {{1u + i, 2, 3, 4}};
   s[i] = (unsigned char)i;
@@ -177,7 +177,7 @@ def test_products_of_warpgroups(name: str) -> None:
     operands = re.search(rf"{re.escape(found)} (.*?);", code)
     assert operands is not None
     turned = operands[1].count(".tnspA"), operands[1].count(".tnspB")
-    assert turned == (product.a_place == "m", product.b_place == "m")
+    assert turned == (product.a_layout == "m", product.b_layout == "m")
     if not (product.is_float or product.k == 16):
         assert f".{product.a.upper()}.{product.b.upper()}" in found
 

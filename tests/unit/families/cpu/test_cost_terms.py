@@ -9,10 +9,10 @@ import pytest
 from roller_svc import hardware
 from roller_svc.compiler.partition_cache import partition
 from roller_svc.families import prepare, prepare_model
-from roller_svc.families.common.cpu.column_reduction import STEPS_AT_ONCE
-from roller_svc.families.cpu.window.cost import inside_of_band, pieces_of_line
-from roller_svc.families.cpu.window.workload import Dimension, Slide
-from roller_svc.families.matching import views
+from roller_svc.families.common.cpu.column_reduction import MAX_ROWS_PER_ITERATION
+from roller_svc.families.cpu.window.cost import line_vectors, staged_positions
+from roller_svc.families.cpu.window.workload import Dimension, PlaneWindowDim
+from roller_svc.families.matching import group_views
 from roller_svc.frontend.lang import parse
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.estimate import Estimate
@@ -22,7 +22,7 @@ from roller_svc.ir.rprogram import RProgram, RTile
 from roller_svc.perf.cpu_costs_fitted import FITTED
 from roller_svc.perf.model import Model
 from roller_svc.perf.roofline import roofline
-from roller_svc.perf.uncertainty import Assumed
+from roller_svc.perf.uncertainty import AssumedStages
 
 F32, I32 = DType.FLOAT32, DType.INT32
 L3_BYTES = 32 << 20
@@ -128,7 +128,7 @@ def test_statements_over_columns_wait_for_each_other() -> None:
 def test_short_rows_of_columns_cost_what_each_begins_with() -> None:
     model = model_of("y[j] +=! x[k, j]", {"x": (F32, (4096, 12288))})
     wide, narrow = (stage(estimated(model, {"j": columns}, {"j": 64}), "compute") for columns in (4096, 512))
-    begun = FITTED.loops.begun_cycles * 4096 / STEPS_AT_ONCE * 12288 * (1 / 512 - 1 / 4096)
+    begun = FITTED.loops.begun_cycles * 4096 / MAX_ROWS_PER_ITERATION * 12288 * (1 / 512 - 1 / 4096)
     assert narrow - wide > 0.99 * begun / model.workload.machine.clock_hz
 
 
@@ -138,7 +138,7 @@ def test_rows_of_columns_from_memory_are_waited_for_where_each_piece_begins(rows
     model = model_of("y[j] +=! x[k] * q[k // 8, j]", {"x": (F32, (8 * rows,)), "q": (F32, (rows, 12288))})
     wide, narrow = (stage(estimated(model, {"j": columns}, {"j": 64}), "compute") for columns in (4096, 1024))
     pieces = 12288 * (1 / 1024 - 1 / 4096) / model.workload.machine.clock_hz
-    turns = max(1, rows // STEPS_AT_ONCE)
+    turns = max(1, rows // MAX_ROWS_PER_ITERATION)
     begun = FITTED.loops.begun_cycles * turns * pieces
     wait = FITTED.memory.elsewhere * model.workload.machine.dram_latency_cycles * turns * pieces
     assert narrow - wide == pytest.approx(begun + wait * waits, rel=0.01)
@@ -184,12 +184,12 @@ def test_a_factor_that_columns_share_is_free_where_another_one_is_left() -> None
 @pytest.mark.parametrize("stride", [1, 2])
 def test_bands_stage_what_is_inside_of_their_planes(size: int, block: int, stride: int) -> None:
     pad, taps = 3, 7
-    slide = Slide("h", (size + 2 * pad - taps) // stride + 1, "u", taps, stride, 1)
+    slide = PlaneWindowDim("h", (size + 2 * pad - taps) // stride + 1, "u", taps, stride, 1)
     band = Dimension(slide, block, 1)
     bands = -(-slide.extent // block)
     firsts = range(0, bands * block * stride, block * stride)
     staged = [max(0, min(pad + size, first + band.places) - max(pad, first)) for first in firsts]
-    assert inside_of_band(band, (pad, pad + size)) == pytest.approx(sum(staged) / bands)
+    assert staged_positions(band, (pad, pad + size)) == pytest.approx(sum(staged) / bands)
 
 
 def test_work_on_what_windows_stage_is_counted() -> None:
@@ -229,7 +229,7 @@ def test_short_vectors_are_staged_faster_than_whole_ones() -> None:
 
 @pytest.mark.parametrize(("elements", "sixteenths"), [(0, []), (1, [1]), (11, [8, 4]), (16, [16]), (42, [16] * 3)])
 def test_pieces_of_a_line(elements: int, sixteenths: list[int]) -> None:
-    assert [16 * piece for piece in pieces_of_line(elements, 16)] == sixteenths
+    assert [16 * piece for piece in line_vectors(elements, 16)] == sixteenths
 
 
 def summed(row: int, joins: str = "+") -> Model:
@@ -391,9 +391,9 @@ def test_a_peak_that_was_measured_is_the_floor_and_the_roof() -> None:
     peak = 1.5 * hw.dram.bandwidth_bytes_per_s
     peaked = replace(hw, levels=(replace(hw.dram, peak_bandwidth_bytes_per_s=peak), *hw.levels[1:]))
     plain, faster = (model_of(text, shapes, hw=one).workload for one in (hw, peaked))
-    assert plain.floor_s == pytest.approx(1.5 * faster.floor_s)
+    assert plain.lower_bound_s == pytest.approx(1.5 * faster.lower_bound_s)
     for p in (plain, faster):
-        assert p.floor_s == next(roof.seconds for roof in roofline(p) if roof.level == "dram")
+        assert p.lower_bound_s == next(roof.seconds for roof in roofline(p) if roof.level == "dram")
 
 
 def test_a_floor_that_decides_is_a_stage_and_what_an_estimate_rests_on() -> None:
@@ -403,8 +403,8 @@ def test_a_floor_that_decides_is_a_stage_and_what_an_estimate_rests_on() -> None
     model = model_of("y[i] = x[i] * 2.0", {"x": (F32, (1 << 26,))}, hw=replace(hw, levels=(dram, *hw.levels[1:])))
     found = estimated(model, {}, {"i": 64}, streamed=True)
     assert found.bound == "dram floor"
-    assert stage(found, "dram floor") == model.workload.floor_s > moving(found)
-    assumed = Assumed(levels=(("dram", True),), arithmetic=False, latency=False, launch=False)
+    assert stage(found, "dram floor") == model.workload.lower_bound_s > moving(found)
+    assumed = AssumedStages(levels=(("dram", True),), arithmetic=False, latency=False, launch=False)
     assert "dram floor" in assumed
     assert "exposed" not in assumed
     assert "exposed" in replace(assumed, latency=True)
@@ -451,7 +451,7 @@ def test_quotients_in_places_are_found_for_each_element_that_is_staged() -> None
     shapes = {"x": (F32, (8, 32, 30)), "w": (F32, (2, 2, 64))}
     hw = one_core()
     (group,) = partition(parse(text, {name: TensorType(*of) for name, of in shapes.items()}, None), hw)
-    prepared = [prepare(view, hw, hw.unit_for(F32)) for view in views(group, hw)]
+    prepared = [prepare(view, hw, hw.unit_for(F32)) for view in group_views(group, hw)]
     costs = replace(FITTED, convolution=replace(FITTED.convolution, quotient_cycles=0.0))
     found = {}
     for family, workload in prepared:

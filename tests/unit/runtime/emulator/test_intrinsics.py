@@ -18,7 +18,7 @@ from roller_svc.errors import LaunchError
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.kernel import LaunchSpec, Role
 from roller_svc.runtime import emulator
-from roller_svc.runtime.emulator.text import TWINS, without_wrappers
+from roller_svc.runtime.emulator.text import HOST_INTRINSICS, comment_out_wrappers
 
 pytestmark = pytest.mark.emulator
 
@@ -89,20 +89,20 @@ extern "C" __global__ void narrow(const float *f, unsigned short *n) {{
         np.testing.assert_array_equal(found["N"], floats.astype(np.float16))
 
 
-@pytest.mark.parametrize("name", sorted(TWINS - {"shared_address"}))
+@pytest.mark.parametrize("name", sorted(HOST_INTRINSICS - {"shared_address"}))
 def test_every_wrapper_that_goes_has_a_twin(name: str) -> None:
     headers = "".join(path.read_text() for path in Path(emulator.__file__).parent.glob("*.h"))
     one = name.removesuffix("_multicast")
     assert re.search(rf"\b{one}\b", headers)
     found = instruction(name) or helper(name, CUDA)
-    assert name not in without_wrappers(found.text).partition("//")[0]
+    assert name not in comment_out_wrappers(found.text).partition("//")[0]
 
 
 def test_an_asm_without_a_twin_is_refused() -> None:
     stray = 'extern "C" __global__ void one(const float *a, float *c) {\n  asm volatile("membar.gl;");\n}\n'
     with pytest.raises(LaunchError, match="line 2") as raised:
-        without_wrappers(stray)
+        comment_out_wrappers(stray)
     assert raised.value.code == "emulator-no-twin"
     with pytest.raises(LaunchError, match="line 3"):
-        without_wrappers(TO.replace("f16_to_f32", "f16_to_f33"))
-    assert without_wrappers(f"{TO}// asm in a comment\n").count("\n") == TO.count("\n") + 1
+        comment_out_wrappers(TO.replace("f16_to_f32", "f16_to_f33"))
+    assert comment_out_wrappers(f"{TO}// asm in a comment\n").count("\n") == TO.count("\n") + 1

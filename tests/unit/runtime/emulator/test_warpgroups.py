@@ -11,7 +11,7 @@ from emulator_support import INPUT, module, one_block, words, wrappers
 from hopper import TOP, hopper
 from reference_kernels import tensor
 
-from roller_svc.codegen.cuda.hopper_instructions import WarpgroupProduct, warpgroup_product
+from roller_svc.codegen.cuda.hopper_instructions import WgmmaShape, wgmma_shape
 from roller_svc.errors import WrongAnswerError
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.kernel import LaunchSpec, Role
@@ -118,7 +118,7 @@ CASES = [
 ]  # fmt: skip
 
 
-def text_of(name: str, product: WarpgroupProduct, span: int, first_byte: int) -> str:
+def text_of(name: str, product: WgmmaShape, span: int, first_byte: int) -> str:
     kind, hold = ("float", "") if product.is_float else ("int", "_s32")
     swizzle = {16: "& 0x3fffffffffffffffull"}.get(span, "")
     describe = f"matrix_descriptor_{span if span > 16 else 128}"
@@ -128,7 +128,7 @@ def text_of(name: str, product: WarpgroupProduct, span: int, first_byte: int) ->
         begin = first_byte if place == "k" else 0
         return f"{describe}(s + {room} + {begin}, {leading}, {stride}) {swizzle}"
 
-    a = "a_words" if product.a_place == "r" else operand("0", product.a_place, 64)
+    a = "a_words" if product.a_layout == "r" else operand("0", product.a_layout, 64)
     return f"""
 extern "C" __global__ void __launch_bounds__(128, 1)
 one(const unsigned int *rooms, const unsigned int *held, {kind} *d) {{
@@ -142,7 +142,7 @@ one(const unsigned int *rooms, const unsigned int *held, {kind} *d) {{
   fence_async();
   __syncthreads();
   wgmma_fence();
-  {name}(sums, {a}, {operand(str(ROOM), product.b_place, product.n)}, (int)held[512]);
+  {name}(sums, {a}, {operand(str(ROOM), product.b_layout, product.n)}, (int)held[512]);
   wgmma_commit();
   wgmma_wait<0>();
   hold_results_{product.registers}{hold}(sums);
@@ -156,14 +156,14 @@ one(const unsigned int *rooms, const unsigned int *held, {kind} *d) {{
     [pytest.param(*case, marks=pytest.mark.slow) if i % 4 else case for i, case in enumerate(CASES)],
 )
 def test_products_read_and_write_what_the_manual_says(name: str, span: int) -> None:
-    product = warpgroup_product(name)
+    product = wgmma_shape(name)
     assert product is not None
     a, b = numbers(TYPES[product.a], (64, product.k)), numbers(TYPES[product.b], (product.n, product.k))
-    first_byte = 32 if span >= 64 and "m" not in product.a_place + product.b_place else 0
+    first_byte = 32 if span >= 64 and "m" not in product.a_layout + product.b_layout else 0
     rooms = np.concatenate([
-        np.zeros(ROOM, np.uint8) if product.a_place == "r"
-        else laid_out(a, product.a_place, span, *strides(64, product.a_place, span), first_byte),
-        laid_out(b, product.b_place, span, *strides(product.n, product.b_place, span), first_byte),
+        np.zeros(ROOM, np.uint8) if product.a_layout == "r"
+        else laid_out(a, product.a_layout, span, *strides(64, product.a_layout, span), first_byte),
+        laid_out(b, product.b_layout, span, *strides(product.n, product.b_layout, span), first_byte),
     ])  # fmt: skip
     held = np.append(in_registers(a).reshape(-1), np.uint32(0)).astype(np.uint32)
     sum_type = DType.FLOAT32 if product.is_float else DType.INT32

@@ -6,11 +6,11 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from roller_svc.families.common.gpu.attention.mask import KeyBounds, negative
-from roller_svc.families.common.gpu.attention.tile import Room, TiledAttention
+from roller_svc.families.common.gpu.attention.mask import KeyBounds, negate
+from roller_svc.families.common.gpu.attention.tile import StagedBuffer, TiledAttention
 from roller_svc.families.common.gpu.matrix.multistage_pipeline import Steps
 from roller_svc.families.common.gpu.warpgroups.tile_scheduler import BLOCK, TILE, VISIT
-from roller_svc.families.common.view import View
+from roller_svc.families.common.view import GemmView
 from roller_svc.ir.affine import Affine
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Expr, Select
@@ -42,7 +42,7 @@ FIRST, SEEN, LAST = ".first_step", ".seen_steps", ".last_step"
 class KeySteps:
     """A block's steps: those with keys that its rows see, and those beyond, of which maxima may say that they count."""
 
-    tile: TiledAttention[Room]
+    tile: TiledAttention[StagedBuffer]
     rows: TileAxis
     keys: TileAxis
     bounds: KeyBounds
@@ -114,7 +114,7 @@ class KeySteps:
         nodes = (AnyThread(AGAIN, counts_beyond, nodes, threads),)
         return (Loop(PASS, 2, LoopKind.SERIAL, nodes),)
 
-    def blocks(self, view: View, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+    def blocks(self, view: GemmView, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
         """Blocks that share keys and values follow each other; of those under a mask, the ones with most keys first."""
         tile = self.tile
         count = ceil_div(view.m.extent, tile.m)
@@ -130,7 +130,7 @@ class KeySteps:
             nodes = (Loop(batch.name, batch.extent, LoopKind.BLOCK, nodes),)
         return nodes
 
-    def visits(self, view: View, blocks: int, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+    def visits(self, view: GemmView, blocks: int, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
         """The nodes for each tile of a block that computes several one after the other: tiles in the order of `blocks`,
         block i those numbered i, i + blocks, ..."""
         rows, columns = ceil_div(view.m.extent, self.tile.m), ceil_div(view.n.extent, self.tile.n)
@@ -150,7 +150,7 @@ class KeySteps:
         return Steps(first, sub(last, first), self.share)
 
     def _least(self, bound: Affine) -> Expr:
-        return sub(num(0), self._greatest(negative(bound)))
+        return sub(num(0), self._greatest(negate(bound)))
 
     def _greatest(self, bound: Affine) -> Expr:
         """Of the bound, over the block's rows (`attention_mask.greatest`)."""

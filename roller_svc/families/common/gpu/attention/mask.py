@@ -34,7 +34,7 @@ def key_bounds(group: KernelGroup) -> KeyBounds:
     if attention is None or found is None or found.fill_value == math.inf or math.isnan(found.fill_value):
         return KeyBounds()
     ((key,),) = (axis.members for axis in group.space.role(AxisRole.K))
-    uppers, lowers, _ = _sides(found.cond, key.name)
+    uppers, lowers, _ = _key_limits(found.cond, key.name)
     if found.fill_value == -math.inf:
         return KeyBounds(uppers, lowers)
     return KeyBounds(uppers, (), found.fill_value)  # keys that may come back are the last ones
@@ -46,11 +46,11 @@ def exact_bounds(group: KernelGroup) -> KeyBounds | None:
     if found is None:
         return KeyBounds()
     ((key,),) = (axis.members for axis in group.space.role(AxisRole.K))
-    uppers, lowers, exact = _sides(found.cond, key.name)
+    uppers, lowers, exact = _key_limits(found.cond, key.name)
     return KeyBounds(uppers, lowers) if exact else None
 
 
-def _sides(cond: Expr, key: str) -> tuple[tuple[Affine, ...], tuple[Affine, ...], bool]:
+def _key_limits(cond: Expr, key: str) -> tuple[tuple[Affine, ...], tuple[Affine, ...], bool]:
     """The greatest and the least keys that hold, and whether these are all that hold."""
     uppers: list[Affine] = []
     lowers: list[Affine] = []
@@ -65,11 +65,11 @@ def _sides(cond: Expr, key: str) -> tuple[tuple[Affine, ...], tuple[Affine, ...]
         if pace == -1:
             uppers.append(rest)
         else:
-            lowers.append(negative(rest))
+            lowers.append(negate(rest))
     return tuple(uppers), tuple(lowers), exact
 
 
-def greatest(bound: Affine, rows: TileAxis, first: int, last: int) -> int:
+def max_bound(bound: Affine, rows: TileAxis, first: int, last: int) -> int:
     """Of a sum over axes, the greatest value for rows from `first` to `last`; other axes stand at 0."""
     total = bound.offset
     outermost, stride = rows.members[0], rows.extent // rows.members[0].extent
@@ -82,12 +82,12 @@ def greatest(bound: Affine, rows: TileAxis, first: int, last: int) -> int:
     return total
 
 
-def seen_keys(bounds: KeyBounds, rows: TileAxis, keys: int, first: int, last: int) -> tuple[int, int]:
+def visible_keys(bounds: KeyBounds, rows: TileAxis, keys: int, first: int, last: int) -> tuple[int, int]:
     """Keys from the one to before the other that rows from `first` to `last` look at where all batch axes are 0."""
-    begin = max([0, *(-greatest(negative(b), rows, first, last) for b in bounds.lowers)])
-    end = min([keys, *(greatest(b, rows, first, last) + 1 for b in bounds.uppers)])
+    begin = max([0, *(-max_bound(negate(b), rows, first, last) for b in bounds.lowers)])
+    end = min([keys, *(max_bound(b, rows, first, last) + 1 for b in bounds.uppers)])
     return min(begin, keys), max(end, min(begin, keys))
 
 
-def negative(bound: Affine) -> Affine:
+def negate(bound: Affine) -> Affine:
     return Affine(tuple((name, -c) for name, c in bound.coeffs), -bound.offset)

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from functools import reduce
 
 from roller_svc.families.common.gpu.attention.mask import VANISHING
-from roller_svc.families.common.gpu.attention.tile import Room, TiledAttention
+from roller_svc.families.common.gpu.attention.tile import StagedBuffer, TiledAttention
 from roller_svc.families.common.gpu.matrix.epilogue import column_of_word, row_of_word, word
 from roller_svc.families.common.gpu.matrix.multistage_pipeline import ACC
 from roller_svc.families.common.gpu.matrix.tile import COLUMNS, ROWS
-from roller_svc.families.common.view import decoded
+from roller_svc.families.common.view import bind_members
 from roller_svc.ir.attention import Attention, unmasked
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import AxisRef, Const, Expr, Load, Op, OpKind, Select, loads_of, rewrite
@@ -38,7 +38,7 @@ class Softmax:
     """`result`: where among the registers of results the word of a fragment is."""
 
     attention: Attention
-    tile: TiledAttention[Room]
+    tile: TiledAttention[StagedBuffer]
     rows: TileAxis
     keys: TileAxis
     result: tuple[Expr, ...]
@@ -83,7 +83,7 @@ class Softmax:
         """The nodes with the axes of the row as they are there."""
         row = add(mul(ref("m.warp"), num(self.tile.warp_m)), add(mul(ref("m.fragment"), num(ROWS)), row_of_word()))
         place = add(mul(ref("m.block"), num(self.tile.m)), row)
-        return (Let("m.place", place, decoded(self.rows, ref("m.place"), nodes)),)
+        return (Let("m.place", place, bind_members(self.rows, ref("m.place"), nodes)),)
 
     def _each_key(self, nodes: tuple[Node, ...]) -> Node:
         pairs = Loop(".pair", 2, LoopKind.UNROLL, nodes)

@@ -15,9 +15,9 @@ from roller_svc.families.common.gpu.matrix.tile import (
     COLUMNS,
     ROWS,
     STEP_BYTES,
-    Feed,
     MmaTile,
-    StagedOperand,
+    OperandLoad,
+    StagedTile,
     chunk_copies,
     chunk_registers,
     load_class,
@@ -31,21 +31,21 @@ from roller_svc.ir.program import TensorType
 from roller_svc.ir.rprogram import RProgram
 from roller_svc.ir.schedule_hopper import WARP_THREADS
 
-HELD_WORDS = 32  # of a lane, of queries that it keeps in registers from step to step: 16 rows of 128 features
+MAX_Q_REGISTERS = 32  # of a lane, of queries that it keeps in registers from step to step: 16 rows of 128 features
 
 
 @dataclass(frozen=True, slots=True)
-class Attended:
+class AttentionOperands:
     """What a matrix unit's kernel must know of a group: how its factors come, which keys count, what a score costs."""
 
-    q: Feed
-    k: Feed
-    v: Feed
+    q: OperandLoad
+    k: OperandLoad
+    v: OperandLoad
     bounds: KeyBounds
     score_operations: int
 
 
-def attended(group: KernelGroup, unit: ComputeUnit, arch: Arch) -> Attended:
+def prepare_attention_operands(group: KernelGroup, unit: ComputeUnit, arch: Arch) -> AttentionOperands:
     """Of a group of kind ATTENTION."""
     if group.attention is None:
         raise InvariantError(f"{group.name} is no attention")
@@ -55,19 +55,19 @@ def attended(group: KernelGroup, unit: ComputeUnit, arch: Arch) -> Attended:
     )
     sides = ((attention.q, m, features), (attention.k, keys, features), (attention.v, n, keys))
     found = [operand_along(factor, axis, along, types) for factor, axis, along in sides]
-    q, k, v = (Feed(operand, dtype, load_class(operand, dtype, arch)) for operand in found)
+    q, k, v = (OperandLoad(operand, dtype, load_class(operand, dtype, arch)) for operand in found)
     operations = sum(isinstance(node, Op) for node in iter_subexpressions(attention.score))
-    return Attended(q, k, v, key_bounds(group), operations)
+    return AttentionOperands(q, k, v, key_bounds(group), operations)
 
 
-class Room(Protocol):
+class StagedBuffer(Protocol):
     """A factor's tile of one stage, in the way in which a unit has it staged."""
 
     @property
     def dtype(self) -> DType: ...
 
 
-Staged = TypeVar("Staged", bound=Room, covariant=True)
+Staged = TypeVar("Staged", bound=StagedBuffer, covariant=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ class TiledAttention(Generic[Staged]):
 
 
 @dataclass(frozen=True, slots=True)
-class AttentionTile(TiledAttention[StagedOperand]):
+class MmaAttentionTile(TiledAttention[StagedTile]):
     """Rows are shared out to warps, and keys where a block's rows are all in one warp: each then has maxima and sums of
     its own."""
 
@@ -139,7 +139,7 @@ class AttentionTile(TiledAttention[StagedOperand]):
     @property
     def holds_queries(self) -> bool:
         """Whether a warp keeps its queries in registers; else it loads them again for every step."""
-        return ACCUMULATORS * self.row_fragments * self.feature_steps <= HELD_WORDS
+        return ACCUMULATORS * self.row_fragments * self.feature_steps <= MAX_Q_REGISTERS
 
     @property
     def result(self) -> MmaTile:
@@ -152,22 +152,22 @@ class AttentionTile(TiledAttention[StagedOperand]):
         return pipeline if self.pieces > 1 else max(pipeline, self.result.shared_bytes)
 
 
-def attention_tile(program: RProgram, found: Attended) -> AttentionTile:
+def mma_attention_tile(program: RProgram, found: AttentionOperands) -> MmaAttentionTile:
     """Of an rProgram on a unit of kind MMA."""
     block, warp = program.block, program.thread
     (m,), (n,), (keys,), (features,) = (
         program.space.role(role) for role in (AxisRole.M, AxisRole.N, AxisRole.K, AxisRole.INNER)
     )
     extents = (block[m.name], block[n.name], block[keys.name], block[features.name])
-    return tile_of(extents, (warp[m.name], warp[keys.name]), program.stages, program.split_k, found)
+    return make_mma_attention_tile(extents, (warp[m.name], warp[keys.name]), program.stages, program.split_k, found)
 
 
-def tile_of(
-    block: tuple[int, int, int, int], warp: tuple[int, int], stages: int, parts: int, found: Attended
-) -> AttentionTile:
+def make_mma_attention_tile(
+    block: tuple[int, int, int, int], warp: tuple[int, int], stages: int, parts: int, found: AttentionOperands
+) -> MmaAttentionTile:
     """`block`: rows, columns, keys, features; `warp`: rows, keys."""
     m, n, keys, features = block
-    return AttentionTile(
+    return MmaAttentionTile(
         m, n, keys, features, *warp, stages, parts, staged(found.q.operand, found.q.dtype, m, features),
         staged(found.k.operand, found.k.dtype, keys, features), staged(found.v.operand, found.v.dtype, n, keys),
     )  # fmt: skip
@@ -180,25 +180,25 @@ def tile_of(
 # limit. `roller_svc/bench/attention_registers.py` compiles others near it: 5 of its 26 spill, one of which is taken,
 # with a count that is 4 short: 32 rows by 64 keys of a causal mask and 64 features, eight warps.
 BASE_REGISTERS = 64
-MANY_KEYS, KEY_REGISTERS = 8, 5
+MAX_FREE_KV_FRAGMENTS, KV_REGISTERS = 8, 5
 ROW_REGISTERS = 10
-FEATURE_STEP_REGISTERS = 0.8
+HEAD_DIM_STEP_REGISTERS = 0.8
 CHUNK_COPY_REGISTERS = 0.9
-USUAL_OPERATIONS = 3  # of a score: a factor, a comparison with an axis
+FREE_SCORE_OPERATIONS = 3  # of a score: a factor, a comparison with an axis
 
 
-def thread_registers(tile: AttentionTile, found: Attended) -> int:
+def thread_registers(tile: MmaAttentionTile, found: AttentionOperands) -> int:
     """What a thread holds."""
     rows = tile.row_fragments
     words = tile.fragments + tile.key_fragments + 1 + (tile.feature_steps if tile.holds_queries else 1)
-    brought = sum(_brought(feed, room.bytes, tile.threads) for feed, room in ((found.k, tile.k), (found.v, tile.v)))
-    beside = BASE_REGISTERS + ROW_REGISTERS * (rows - 1) + FEATURE_STEP_REGISTERS * tile.feature_steps
-    beside += KEY_REGISTERS * max(0, tile.key_fragments - MANY_KEYS)
-    scores = max(0, found.score_operations - USUAL_OPERATIONS)
+    brought = sum(_copy_registers(feed, room.bytes, tile.threads) for feed, room in ((found.k, tile.k), (found.v, tile.v)))
+    beside = BASE_REGISTERS + ROW_REGISTERS * (rows - 1) + HEAD_DIM_STEP_REGISTERS * tile.feature_steps
+    beside += KV_REGISTERS * max(0, tile.key_fragments - MAX_FREE_KV_FRAGMENTS)
+    scores = max(0, found.score_operations - FREE_SCORE_OPERATIONS)
     return math.ceil(ACCUMULATORS * rows * words + beside + scores + brought)
 
 
-def _brought(feed: Feed, room_bytes: int, threads: int) -> float:
+def _copy_registers(feed: OperandLoad, room_bytes: int, threads: int) -> float:
     """Of what a thread brings of a room in one step."""
     chunks = -(-room_bytes // (CHUNK_BYTES * threads))
     if feed.is_async and chunk_copies(feed) == 1:
@@ -206,7 +206,7 @@ def _brought(feed: Feed, room_bytes: int, threads: int) -> float:
     return chunks * chunk_registers(feed)
 
 
-def partial_results(group: KernelGroup, tile: AttentionTile) -> tuple[tuple[str, TensorType], ...]:
+def partial_results(group: KernelGroup, tile: MmaAttentionTile) -> tuple[tuple[str, TensorType], ...]:
     """Workspaces for what pieces of the keys leave to be joined: [piece, ...] as the results, the maxima and the sums
     of exponentials."""
     if group.attention is None:

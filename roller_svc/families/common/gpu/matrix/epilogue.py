@@ -8,18 +8,18 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from roller_svc.analysis.operand import contiguous_run
+from roller_svc.analysis.operand import aligned_vector_width
 from roller_svc.families.common.gpu.matrix.multistage_pipeline import ACC, LANE, SHARED_A, SHARED_B
 from roller_svc.families.common.gpu.matrix.staging import THREAD
 from roller_svc.families.common.gpu.matrix.tile import CHUNK_BYTES, LANE_SUMS, MMA_SYNC, Fragment, MmaTile
-from roller_svc.families.common.view import View, decoded
+from roller_svc.families.common.view import GemmView, bind_members
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import COMPARISONS, Cast, Expr, Load, Op, OpKind, axes_of, iter_subexpressions
 from roller_svc.ir.group import TileAxis
 from roller_svc.ir.index import add, ceil_div, div, eq, logical_and, lt, mod, mul, num, ref
 from roller_svc.ir.program import Combine, TensorExpr, identity
 from roller_svc.ir.schedule import Barrier, Branch, Compute, Let, Loop, LoopKind, Node, Scope, Storage, WarpReduce
-from roller_svc.schedule.nest_statements import RowReads, converted, row_tensors, wrapped
+from roller_svc.schedule.nest_statements import RowReads, convert_to_type, row_tensors, wrap_in_storages
 
 # Operations that unrolled rounds may come to: their loads are under way together, but compilers take time over them.
 UNROLLED_OPERATIONS = 256
@@ -31,7 +31,7 @@ _PLAIN = frozenset({OpKind.ADD, OpKind.SUB, OpKind.MUL, OpKind.NEG, OpKind.MAX, 
 class Outputs:
     """`m` and `n`: places come in whole multiples of these along both axes, beyond the end too."""
 
-    view: View
+    view: GemmView
     m: int
     n: int
 
@@ -43,8 +43,8 @@ class Outputs:
         view = self.view
         lead = view.n.members[-1].name
         lanes = Loop(".lane", width, LoopKind.VECTOR, ())
-        nodes = view.epilogue_over(total, lanes, {lead: add(ref(lead), ref(".lane"))})
-        nodes = decoded(view.m, ref("m.place"), decoded(view.n, ref("n.place"), nodes))
+        nodes = view.vector_epilogue(total, lanes, {lead: add(ref(lead), ref(".lane"))})
+        nodes = bind_members(view.m, ref("m.place"), bind_members(view.n, ref("n.place"), nodes))
         inside = logical_and(inside_axis(view.m, self.m, "m.place"), inside_axis(view.n, self.n, "n.place"))
         return (Branch(inside, nodes),) if inside is not None else nodes
 
@@ -61,7 +61,7 @@ class Outputs:
             if statement.output in types and statement is not group.row_reduction:
                 type_ = types[statement.output]
                 store = Load(statement.output, statement.index, type_.dtype)
-                width = min(width, contiguous_run(store, None, self.view.n, type_), CHUNK_BYTES // type_.dtype.bytes)
+                width = min(width, aligned_vector_width(store, None, self.view.n, type_), CHUNK_BYTES // type_.dtype.bytes)
         reads = RowReads(row_tensors(group), (), {})
         moves = any(lead.name in axes_of(reads.apply(statement.body)) for statement in group.statements[1:])
         while columns % width or (moves and lead.extent % width):
@@ -85,7 +85,7 @@ SUMS, PART = ".sums", ".part"
 
 @dataclass(frozen=True, slots=True)
 class Epilogue:
-    view: View
+    view: GemmView
     tile: MmaTile
 
     def nodes(self) -> tuple[Node, ...]:
@@ -154,16 +154,16 @@ class Epilogue:
         own = add(mul(ref(".column"), num(lanes)), ref(LANE))
         inside = logical_and(lt(ref(".element"), num(tile.n)) if tile.n % lanes else None,
                       logical_and(inside_row, inside_axis(view.n, tile.n, "n.place")))  # fmt: skip
-        storages, nodes = view.results(Load(SUMS, (ref(".row"), ref(".element")), view.dtype))
+        storages, nodes = view.epilogue_values(Load(SUMS, (ref(".row"), ref(".element")), view.dtype))
         value = RowReads(row_tensors(view.group), (), {}).apply(reduction.body)
         nodes += (Compute(PART, (), Cast(value, reduction.accumulator, implicit=True), combine),)
-        nodes = decoded(view.m, ref("m.place"), decoded(view.n, ref("n.place"), wrapped(storages, nodes)))
+        nodes = bind_members(view.m, ref("m.place"), bind_members(view.n, ref("n.place"), wrap_in_storages(storages, nodes)))
         nodes = (Branch(inside, nodes),) if inside is not None else nodes
         nodes = (Let("n.place", add(mul(ref("n.block"), num(tile.n)), ref(".element")), nodes),)
         nodes = (Let(".element", own, nodes),)
         result = Load(PART, (), reduction.accumulator)
-        store: tuple[Node, ...] = (Compute(reduction.output, reduction.index, converted(result, reduction)),)
-        store = decoded(view.m, ref("m.place"), store)
+        store: tuple[Node, ...] = (Compute(reduction.output, reduction.index, convert_to_type(result, reduction)),)
+        store = bind_members(view.m, ref("m.place"), store)
         first: Expr = eq(ref(LANE), num(0))
         first = first if inside_row is None else Op(OpKind.LAND, (first, inside_row), DType.INT8)
         nodes = (
@@ -186,7 +186,7 @@ class Epilogue:
     def outputs(self) -> Outputs:
         """What becomes of sums. A second one at a point is a map to it: what stands half a row further on."""
         place = add(add(ref(".element"), num(self.columns)), ref(".lane"))
-        view = self.view.with_second(Load(SUMS, (ref(".row"), place), self.view.dtype))
+        view = self.view.with_second_result(Load(SUMS, (ref(".row"), place), self.view.dtype))
         return Outputs(view, self.tile.m, self.columns)
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from roller_svc.families.common.gpu.matrix.stream_k import partial_tiles
 from roller_svc.families.family import GroupLaunch, launch_or_split
-from roller_svc.fusion.split.row_reduction import column_tiles, joined_after
+from roller_svc.fusion.split.row_reduction import column_tiles, reduce_then_combine_groups
 from roller_svc.ir.group import KernelGroup
 from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.rprogram import RProgram
@@ -19,8 +19,8 @@ def matrix_launches(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> 
         tiles = column_tiles(program)
         if tiles == 1:
             return (GroupLaunch(group, program),)
-        parts = joined_after(group, program, tiles)
-        return (GroupLaunch(parts.contraction, parts.program, parts.workspace), GroupLaunch(parts.rest, None))
+        parts = reduce_then_combine_groups(group, program, tiles)
+        return (GroupLaunch(parts.contraction, parts.program, parts.workspace), GroupLaunch(parts.reduction, None))
     if program.stream_k_blocks:
         workspace = partial_tiles(group.name, program)
         return (GroupLaunch(replace(group, stored=(*group.stored, workspace)), program, (workspace,)),)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from roller_svc.families.common.gpu.matrix.staging import THREAD, Staging
-from roller_svc.families.common.gpu.matrix.tile import MMA_SYNC, Fragment, MmaTile, StagedOperand
+from roller_svc.families.common.gpu.matrix.tile import MMA_SYNC, Fragment, MmaTile, StagedTile
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import AxisRef, Const, Expr, Load
 from roller_svc.ir.index import add, div, lt, mod, mul, num, ref
@@ -39,7 +39,7 @@ LANE, LANES = ".lane_id", MMA_SYNC.lanes
 SLOT = ".slot"  # of the step that is multiplied
 
 
-def a_fragment(room: StagedOperand, row: Expr, k_step: Expr, index: tuple[Expr, ...]) -> tuple[Node, ...]:
+def a_fragment(room: StagedTile, row: Expr, k_step: Expr, index: tuple[Expr, ...]) -> tuple[Node, ...]:
     """Four matrices: rows 0 to 7 and 8 to 15 of the first 16 bytes of k, then of the second."""
     lane, chunk = ref(LANE), room.chunk
     k = mul(k_step, num(2 * chunk))
@@ -59,7 +59,7 @@ def a_fragment(room: StagedOperand, row: Expr, k_step: Expr, index: tuple[Expr, 
 
 
 def b_fragments(
-    room: StagedOperand, column: Expr, k_step: Expr, index: tuple[Expr, ...], count: int
+    room: StagedTile, column: Expr, k_step: Expr, index: tuple[Expr, ...], count: int
 ) -> tuple[Node, ...]:
     """One or two fragments of 8 columns: the first 16 bytes of k, then the second, of one and then of the other."""
     lane, chunk = ref(LANE), room.chunk
@@ -80,7 +80,7 @@ def b_fragments(
 
 
 def lane_elements(
-    room: StagedOperand, fragment: Fragment, source: tuple[str, Expr, Expr], to: tuple[str, tuple[Expr, ...]]
+    room: StagedTile, fragment: Fragment, source: tuple[str, Expr, Expr], to: tuple[str, tuple[Expr, ...]]
 ) -> Node:
     """A lane's elements of MFMA's fragment at a staged row and step along k (`source`): one quarter of its row."""
     shared, row, k_step = source
@@ -98,7 +98,7 @@ def _pair_row(lane: Expr, count: int) -> Expr:
     return add(mod(lane, 8), mul(div(lane, 16), num(8))) if count == 2 else mod(lane, 8)
 
 
-def _rounded(room: StagedOperand, index: tuple[Expr, ...], count: int, loads: tuple[Node, ...]) -> tuple[Node, ...]:
+def _rounded(room: StagedTile, index: tuple[Expr, ...], count: int, loads: tuple[Node, ...]) -> tuple[Node, ...]:
     if room.dtype is not DType.FLOAT32:
         return loads
     tensor = loads[0].tensor if isinstance(loads[0], LoadMatrix) else A

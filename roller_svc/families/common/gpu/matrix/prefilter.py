@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from heapq import nsmallest
 from typing import Any
 
-from roller_svc.construct.rules import Base, Prefiltered, Shape, spread
-from roller_svc.construct.scale_up import Look
-from roller_svc.families.common.gpu.matrix.wave_quantization import evened, fills_few_waves
+from roller_svc.construct.rules import Prefiltered, Shape, ThreadTile, subsample
+from roller_svc.construct.scale_up import TileMetrics
+from roller_svc.families.common.gpu.matrix.wave_quantization import has_wave_quantization, wave_balanced_tiles
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.workload import Workload
 
@@ -28,7 +28,7 @@ class TilePrefilter(Prefiltered):
     workload: Workload[Any]
 
     @abstractmethod
-    def approx_cycles(self, block: Tile, base: Base, split_k: int) -> float:
+    def approx_cycles(self, block: Tile, base: ThreadTile, split_k: int) -> float:
         """Estimate roughly the cycles of the core with the most blocks."""
 
     @abstractmethod
@@ -36,7 +36,7 @@ class TilePrefilter(Prefiltered):
         """Return the steps of a warp's or warpgroup's tile along m and n."""
 
     @abstractmethod
-    def look(self, block: Tile, base: Base) -> Look: ...
+    def evaluate(self, block: Tile, base: ThreadTile) -> TileMetrics: ...
 
     def prefilter(self, shapes: Sequence[Shape], count: int) -> list[Shape]:
         p, granules = self.workload, self.granules()
@@ -44,10 +44,10 @@ class TilePrefilter(Prefiltered):
         def cycles(shape: Shape) -> float:
             return self.approx_cycles(shape.block, shape.base, shape.split_k)
 
-        few = [s for s in shapes if s.split_k == 1 and fills_few_waves(p, s.block)]
-        balanced = [t for s in nsmallest(WAVE_BALANCED, few, key=cycles) for t in evened(p, s.block, s.base, granules)]
-        looks = [(Shape(block, base), self.look(block, base)) for block, base in balanced]
+        few = [s for s in shapes if s.split_k == 1 and has_wave_quantization(p, s.block)]
+        balanced = [t for s in nsmallest(WAVE_BALANCED, few, key=cycles) for t in wave_balanced_tiles(p, s.block, s.base, granules)]
+        looks = [(Shape(block, base), self.evaluate(block, base)) for block, base in balanced]
         legal = [shape for shape, look in looks if not look.too_large and not look.misaligned]
         order = sorted(dict.fromkeys([*shapes, *legal]), key=cycles)
         first = round(FASTEST_FRACTION * count)
-        return [*order[:first], *spread(order[first:], count - first)]
+        return [*order[:first], *subsample(order[first:], count - first)]

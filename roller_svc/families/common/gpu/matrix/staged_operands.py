@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from roller_svc.analysis.operand import operands
-from roller_svc.families.common.gpu.matrix.tile import LoadClass, LoadKind, feeds
+from roller_svc.families.common.gpu.matrix.tile import LoadClass, LoadKind, plan_operand_loads
 from roller_svc.families.family import StagedOperand
 from roller_svc.fusion.split.reduction import split_group
 from roller_svc.ir.dtype import DType
@@ -34,7 +34,7 @@ def mma_operands(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> Seq
     part, _ = split_part(group, program)
     factors = operands(part)
     staged = tuple(
-        StagedOperand(feed.dtype, factor.stored, describe_load(feed.load, feed.dtype))
-        for factor, feed in zip(factors, feeds(program.unit, factors, hw.arch), strict=True)
+        StagedOperand(feed.dtype, factor.memory_dtype, describe_load(feed.load, feed.dtype))
+        for factor, feed in zip(factors, plan_operand_loads(program.unit, factors, hw.arch), strict=True)
     )
     return (*staged, *staged[1:]) if group.is_dual_gemm else staged

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from roller_svc.analysis.operand import Operand
 from roller_svc.errors import require
-from roller_svc.families.common.gpu.matrix.tile import LoadClass, LoadKind, StagedOperand
-from roller_svc.families.common.view import decoded
+from roller_svc.families.common.gpu.matrix.tile import LoadClass, LoadKind, StagedTile
+from roller_svc.families.common.view import bind_members
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Load, Op, OpKind, Select, rewrite, substitute
 from roller_svc.ir.group import TileAxis
@@ -28,7 +28,7 @@ class Staging:
 
     room: str
     operand: Operand
-    staged: StagedOperand
+    staged: StagedTile
     load: LoadClass
     axis: TileAxis
     k: TileAxis
@@ -122,7 +122,7 @@ class Staging:
     def _place(self) -> tuple[Expr, Expr]:
         """Row of an item, and its number in the row."""
         per_row = self.staged.row // self._together
-        if self.staged.along_k == self.operand.along_k:
+        if self.staged.along_k == self.operand.k_major:
             return div(ref(".item"), per_row), mod(ref(".item"), per_row)
         return mod(ref(".item"), self.staged.rows), div(ref(".item"), self.staged.rows)
 
@@ -130,7 +130,7 @@ class Staging:
         """The nodes with the axes of the operand as they are at this item, `offset` elements on in its row."""
         element = ref(".element") if offset is None else add(ref(".element"), offset)
         along_k, along = (element, ref(".row")) if self.staged.along_k else (ref(".row"), element)
-        nodes = decoded(self.k, ref(".k_place"), decoded(self.axis, ref(".place"), nodes))
+        nodes = bind_members(self.k, ref(".k_place"), bind_members(self.axis, ref(".place"), nodes))
         block = ref(f"{self.axis.role.value}.block")
         nodes = (Let(".place", add(mul(block, num(self.tile[0])), along), nodes),)
         return self._along_k(step, along_k, nodes)
@@ -161,7 +161,7 @@ class Staging:
     def _vectors(self, step: Expr, held: Expr) -> tuple[Node, ...]:
         """Wide loads: within one the innermost axis just counts on, and no guard changes."""
         width = self.load.elements
-        lead = (self.k if self.operand.along_k else self.axis).members[-1].name
+        lead = (self.k if self.operand.k_major else self.axis).members[-1].name
         value = substitute(self._value(), {lead: add(ref(lead), ref(".lane"))})
         index = (held, add(mul(ref(".vector"), num(width)), ref(".lane")))
         nodes: tuple[Node, ...] = (Loop(".lane", width, LoopKind.VECTOR, (Compute(self.fetched, index, value),)),)
@@ -171,14 +171,14 @@ class Staging:
     @property
     def _held(self) -> DType:
         """What registers hold: elements as they are in memory, where they are not wider there than when staged."""
-        stored, staged = self.operand.stored, self.staged.dtype
+        stored, staged = self.operand.memory_dtype, self.staged.dtype
         return stored if self.operand.source is not None and stored.bytes <= staged.bytes else staged
 
     def _value(self) -> Expr:
         """The factor inside of the tensor, 0 outside, as registers hold it."""
         inside, source = self._inside(), self.operand.source
-        value = _as(self.operand.factor, self._held)
-        if source is not None and self._held is self.operand.stored:
+        value = _as(self.operand.expr, self._held)
+        if source is not None and self._held is self.operand.memory_dtype:
             inside, value = logical_and(inside, self.operand.guard), source
         return value if inside is None else Select(inside, value, _zero(self._held), self._held)
 

@@ -14,11 +14,11 @@ from roller_svc.perf.model import read_launch
 from roller_svc.perf.workload import Workload
 
 # A block's run of steps begins in one tile and ends in another: of all others it has the whole.
-PARTS_OF_BLOCK = 2
+PARTIAL_TILES_PER_BLOCK = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Stream:
+class StreamKPartition:
     """Block i has the steps from i * share on; step s belongs to tile s / steps. `grid`: tiles along batch, m, n."""
 
     blocks: int
@@ -45,11 +45,11 @@ class Stream:
         return min(self.blocks, (self.steps + 2 * self.share - 2) // self.share)
 
 
-def stream(program: RProgram) -> Stream:
+def stream_k_partition(program: RProgram) -> StreamKPartition:
     """Of an rProgram with `stream_k` blocks."""
     space, block = program.space, program.block
     grid = tuple(-(-axis.extent // block[axis.name]) for axis in space.spatial)
-    return Stream(program.stream_k_blocks, grid, program.steps)
+    return StreamKPartition(program.stream_k_blocks, grid, program.steps)
 
 
 def partial_tiles(group: str, program: RProgram) -> tuple[str, TensorType]:
@@ -57,10 +57,10 @@ def partial_tiles(group: str, program: RProgram) -> tuple[str, TensorType]:
     the one that it ends with, row, column]."""
     (m,), (n,) = (program.space.role(role) for role in (AxisRole.M, AxisRole.N))
     tile = (program.block[m.name], program.block[n.name])
-    return f"{group}.partial", TensorType(program.space.compute_dtype, (program.stream_k_blocks, PARTS_OF_BLOCK, *tile))
+    return f"{group}.partial", TensorType(program.space.compute_dtype, (program.stream_k_blocks, PARTIAL_TILES_PER_BLOCK, *tile))
 
 
-def stream_launch(p: Workload[Any], program: RProgram) -> Launch:
+def stream_k_launch(p: Workload[Any], program: RProgram) -> Launch:
     """Read a launch whose blocks may stream k-tiles: at most the first and last tile of a block are shared."""
     launch = read_launch(p, program)
     if not program.stream_k_blocks:

@@ -17,8 +17,8 @@ from roller_svc.families.common.gpu.matrix.epilogue import (
 )
 from roller_svc.families.common.gpu.matrix.multistage_pipeline import ACC, FRAGMENT, Pipeline, Steps
 from roller_svc.families.common.gpu.matrix.staging import THREAD
-from roller_svc.families.common.gpu.matrix.stream_k import Stream, partial_tiles, stream
-from roller_svc.families.common.view import View
+from roller_svc.families.common.gpu.matrix.stream_k import StreamKPartition, partial_tiles, stream_k_partition
+from roller_svc.families.common.view import GemmView
 from roller_svc.ir.expr import Expr, Load
 from roller_svc.ir.index import add, ceil_div, div, eq, logical_and, lt, max_, min_, mod, mul, num, ref, sub
 from roller_svc.ir.program import Combine
@@ -33,14 +33,14 @@ TOTAL = ".total"
 
 def streamed(name: str, program: RProgram, pipeline: Pipeline, epilogue: Epilogue) -> tuple[ScheduleTree, ScheduleTree]:
     """The launch that multiplies and the one that joins."""
-    work = stream(program)
+    work = stream_k_partition(program)
     partial, _ = partial_tiles(name, program)
     multiply = _multiply(partial, work, pipeline, epilogue)
     join = joined(partial, work, epilogue.outputs)
     return ScheduleTree(name, multiply), ScheduleTree(f"{name}_join", join)
 
 
-def _multiply(partial: str, work: Stream, pipeline: Pipeline, epilogue: Epilogue) -> tuple[Node, ...]:
+def _multiply(partial: str, work: StreamKPartition, pipeline: Pipeline, epilogue: Epilogue) -> tuple[Node, ...]:
     """A block's share, tile by tile."""
     begin = mul(ref(BLOCK), num(work.share))
     end = min_(add(begin, num(work.share)), num(work.tiles * work.steps))
@@ -64,7 +64,7 @@ def _multiply(partial: str, work: Stream, pipeline: Pipeline, epilogue: Epilogue
     return (Loop(BLOCK, work.blocks, LoopKind.BLOCK, pipeline.threads(nodes)),)
 
 
-def tile_axes(view: View, work: Stream, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+def tile_axes(view: GemmView, work: StreamKPartition, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
     """The nodes, with batch axes and tile numbers along m and n as they are at the tile."""
     names = (*(axis.name for axis in view.batch), "m.block", "n.block")
     stride = 1
@@ -86,7 +86,7 @@ def _leave(partial: str, pipeline: Pipeline) -> Node:
     return pipeline.over_fragments(over_words((Compute(partial, (ref(BLOCK), part, row, column), value),)))
 
 
-def joined(partial: str, work: Stream, outputs: Outputs) -> tuple[Node, ...]:
+def joined(partial: str, work: StreamKPartition, outputs: Outputs) -> tuple[Node, ...]:
     """Every tile that several blocks worked on: their sums added in the order of the blocks, then the epilogue.
 
     The first of them ended with the tile, the others began with it.

@@ -12,24 +12,24 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from roller_svc.construct.rules import (
-    at,
+    extent_on,
 )
 from roller_svc.families.common.gpu.matrix.tile import (
     CHUNK_BYTES,
-    Feed,
     LoadKind,
     MmaTile,
+    OperandLoad,
 )
 from roller_svc.ir.dtype import DType
 from roller_svc.perf.common import Launch, load_latency_cycles, second_launch_s, wave_rectangle
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.machine import SCHEDULERS, Machine
-from roller_svc.perf.workload import ADDRESS_OPS, Operand, Workload, address_ops
+from roller_svc.perf.workload import ADDRESS_OPS, OperandFootprint, Workload, address_ops
 
 # A dependent mma.sync follows after about that many cycles, of any type (Sun et al., "Dissecting Tensor Cores via
 # Microbenchmarks", arXiv:2206.02874). So does an MFMA of 16 x 16: eight passes of four cycles (AMD Instinct MI200 ISA).
 MMA_LATENCY_CYCLES = 33.0
-LEAK = 0.05  # pipes overlap, but not perfectly: this share of the others adds to the longest
+IMPERFECT_OVERLAP = 0.05  # pipes overlap, but not perfectly: this share of the others adds to the longest
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class MmaBlock:
     registers: int
 
 
-class Step(NamedTuple):
+class MatrixStep(NamedTuple):
     """One staged step of one block, in cycles of a core.
 
     `port`: of the core's way to the last cache. `last_cache`, `dram`: of an even share of their bandwidth while every
@@ -58,7 +58,7 @@ class Step(NamedTuple):
     dram: float
     chain: float
     latency: float
-    leak: float = LEAK
+    leak: float = IMPERFECT_OVERLAP
 
     def cycles(self, blocks: float, ahead: int, working: float = 1.0) -> float:
         """t_k of so many blocks of a core, each with `ahead` steps requested before their use; `working`: blocks of
@@ -80,15 +80,15 @@ STEP_OPS = 12.0  # of a warp for one step of k: slots of the ring, waits, branch
 LOAD_OPS = {LoadKind.ASYNC: 3.0, LoadKind.VECTOR: 4.0, LoadKind.ELEMENT: 3.0}  # address, predicate, load, pack
 FLOAT8_SLOTS = 8.0  # one float8 to float16 by integer operations, as the generated helpers do it
 STORE_OPS = 2.0  # of a chunk that went through registers
-CACHE_SHARE = 0.6  # of the last cache, for what is to be read again; the rest passes through
+LLC_REUSE_FRACTION = 0.6  # of the last cache, for what is to be read again; the rest passes through
 
 
-def columns(p: Workload[Any], tile: Tile) -> int:
+def accumulator_columns(p: Workload[Any], tile: Tile) -> int:
     """Columns of sums in the tile: those of two sums at a point lie side by side."""
-    return at(tile, p.n) * p.space.num_accumulators
+    return extent_on(tile, p.n) * p.space.num_accumulators
 
 
-def alone(p: Workload[Any], step: Step, steps: int, dram_bytes: float) -> list[tuple[str, float]]:
+def resource_seconds(p: Workload[Any], step: MatrixStep, steps: int, dram_bytes: float) -> list[tuple[str, float]]:
     """Seconds that each resource would take for so many steps of the whole device if it worked alone."""
     mach = p.machine
     each = steps / mach.cores
@@ -96,8 +96,8 @@ def alone(p: Workload[Any], step: Step, steps: int, dram_bytes: float) -> list[t
         ("mma", mach.seconds(each * step.mma)),
         ("shared", mach.seconds(each * step.shared)),
         ("issue", mach.seconds(each * step.issue)),
-        (mach.last_cache.name if mach.last_cache else "cache", mach.seconds(each * step.last_cache)),
-        ("dram", (dram_bytes + p.rest.total_bytes) / mach.dram.bandwidth_bytes_per_s),
+        (mach.llc.name if mach.llc else "cache", mach.seconds(each * step.last_cache)),
+        ("dram", (dram_bytes + p.epilogue.total_bytes) / mach.dram.bandwidth_bytes_per_s),
     ]
 
 
@@ -106,39 +106,39 @@ def tile_count(p: Workload[Any], block: Tile) -> int:
     return math.prod([-(-p.extents[i] // block[i]) for i in p.spatial])
 
 
-def operand_bytes(p: Workload[Any], launch: Launch, at_once: int) -> float:
+def operand_dram_bytes(p: Workload[Any], launch: Launch, at_once: int) -> float:
     """§5, t_dram: each wave reads its rectangle's rows of A and columns of B, less what the last cache still holds."""
-    grid_m, grid_n = (-(-p.extent(axis) // at(launch.block, axis)) for axis in (p.m, p.n))
+    grid_m, grid_n = (-(-p.extent(axis) // extent_on(launch.block, axis)) for axis in (p.m, p.n))
     batches = tile_count(p, launch.block) // (grid_m * grid_n)
     a, b = p.a.total_bytes / batches, p.b.total_bytes / batches
     tall, wide = wave_rectangle(grid_m, grid_n, max(1, at_once // launch.split_k), launch.raster)
     panel = a * tall / grid_m
-    a_bytes = _read_again(p.machine, a, grid_n / wide, panel + b * wide / grid_n)
-    b_bytes = _read_again(p.machine, b, grid_m / tall, panel + b)
+    a_bytes = _reread_dram_bytes(p.machine, a, grid_n / wide, panel + b * wide / grid_n)
+    b_bytes = _reread_dram_bytes(p.machine, b, grid_m / tall, panel + b)
     return batches * (a_bytes + b_bytes)
 
 
-def latency_cycles(p: Workload[Any], launch: Launch, dram_bytes: float, steps: int) -> float:
+def k_tile_latency_cycles(p: Workload[Any], launch: Launch, dram_bytes: float, steps: int) -> float:
     """Of one step's loads: the more of them no neighbour has asked for before, the nearer to that of DRAM."""
     mach = p.machine
     usual = load_latency_cycles(mach, p.a.total_bytes + p.b.total_bytes)
-    last = mach.last_cache
+    last = mach.llc
     if last is None or usual <= last.latency_cycles:
         return usual
-    asked = launch.grid * steps * (p.a.moved_bytes(launch.block) + p.b.moved_bytes(launch.block))
+    asked = launch.grid * steps * (p.a.requested_bytes(launch.block) + p.b.requested_bytes(launch.block))
     first = min(1.0, dram_bytes / asked)
     return max(usual, last.latency_cycles + first * (mach.dram_latency_cycles - last.latency_cycles))
 
 
-def core_share(bytes_per_s: float, mach: Machine) -> float:
+def bytes_per_core_cycle(bytes_per_s: float, mach: Machine) -> float:
     """Bytes a cycle that each core gets of a bandwidth that all of them share."""
     return bytes_per_s / (mach.cores * mach.clock_hz)
 
 
-def last_cache_share(mach: Machine) -> float:
+def llc_bytes_per_core_cycle(mach: Machine) -> float:
     """The same of the last cache's, of DRAM's where there is none."""
-    last = mach.last_cache
-    return core_share(last.bytes_per_s if last else mach.dram.bandwidth_bytes_per_s, mach)
+    last = mach.llc
+    return bytes_per_core_cycle(last.bytes_per_s if last else mach.dram.bandwidth_bytes_per_s, mach)
 
 
 def shared_latency_cycles(mach: Machine) -> float:
@@ -146,14 +146,14 @@ def shared_latency_cycles(mach: Machine) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Fill:
+class CopyCost:
     """What bringing one operand's tile of a step costs: cycles of the core's memory pipe, issue slots of all warps."""
 
     pipe: float
     slots: float
 
 
-def fill(feed: Feed, elements: int, operand: Operand, mach: Machine) -> Fill:
+def copy_cost(feed: OperandLoad, elements: int, operand: OperandFootprint, mach: Machine) -> CopyCost:
     """One request moves `load.elements` a lane; what is not copied past the registers is stored once more."""
     warp = mach.hw.limits.warp_size
     loads = elements / (feed.load.elements * warp)
@@ -168,7 +168,7 @@ def fill(feed: Feed, elements: int, operand: Operand, mach: Machine) -> Fill:
         packed = elements / warp if feed.load.kind is LoadKind.ELEMENT else 0.0
         slots += converted + packed + STORE_OPS * staged_bytes / (CHUNK_BYTES * warp)
         pipe += staged_bytes / mach.staged_bytes_per_cycle
-    return Fill(pipe, slots)
+    return CopyCost(pipe, slots)
 
 
 def epilogue_slots(p: Workload[Any], points: int) -> float:
@@ -176,7 +176,7 @@ def epilogue_slots(p: Workload[Any], points: int) -> float:
     vectors where n is contiguous there."""
     flops = max(0.0, p.space.flops / p.outer_points - 2 * p.inner_points * p.space.num_accumulators)
     slots = points * flops
-    for tensor in p.rest.tensors:
+    for tensor in p.epilogue.tensors:
         together = p.machine.hw.vector_bytes / tensor.elem_bytes if tensor.strides.get(p.n or 0) == 1 else 1.0
         slots += points * (LOAD_OPS[LoadKind.VECTOR] + address_ops(tensor)) / together
     return slots
@@ -185,26 +185,26 @@ def epilogue_slots(p: Workload[Any], points: int) -> float:
 def epilogue_memory_cycles(p: Workload[Any], launch: Launch) -> float:
     """Of what one tile's results move of memory; a second launch has it where there is one."""
     mach = p.machine
-    written = 0.0 if launch.workspace_bytes else p.rest.total_bytes / launch.grid
+    written = 0.0 if launch.workspace_bytes else p.epilogue.total_bytes / launch.grid
     share = mach.dram.bandwidth_bytes_per_s / (min(mach.cores, launch.grid) * mach.clock_hz)
     return written / min(CORE_L2_BYTES_PER_CYCLE, share)
 
 
-def _read_again(mach: Machine, tensor_bytes: float, times: float, between_bytes: float) -> float:
+def _reread_dram_bytes(mach: Machine, tensor_bytes: float, times: float, between_bytes: float) -> float:
     """Bytes that DRAM delivers of a tensor read so many times, `between_bytes` having passed before each repetition."""
-    held = CACHE_SHARE * mach.last_cache.total_bytes / max(1.0, between_bytes) if mach.last_cache else 0.0
+    held = LLC_REUSE_FRACTION * mach.llc.total_bytes / max(1.0, between_bytes) if mach.llc else 0.0
     return tensor_bytes * (1.0 + max(0.0, times - 1.0) * (1.0 - min(1.0, held)))
 
 
-def _convert_slots(feed: Feed) -> float:
+def _convert_slots(feed: OperandLoad) -> float:
     """Of one element on its way through registers."""
-    source = feed.operand.stored
+    source = feed.operand.memory_dtype
     if source is feed.dtype or feed.operand.source is None:
         return 0.0  # as it is, or computed: the factor's own operations
     return FLOAT8_SLOTS if source in (DType.FLOAT8_E4M3FN, DType.FLOAT8_E5M2) else 0.5
 
 
-def joining_cycles(p: Workload[Any], sums: int) -> float:
+def split_k_reduction_cycles(p: Workload[Any], sums: int) -> float:
     """Of the launch that joins so many partial sums."""
     mach = p.machine
     return mach.clock_hz * second_launch_s(mach, sums * p.elem_bytes)

@@ -69,7 +69,7 @@ def fragment_of(unit: ComputeUnit) -> Fragment:
     return Fragment(rows, columns, step_bytes, WAVE, words, words, transposes=False, b_loads=1.0, row_skew_words=4)
 
 
-def mfma_refusal(unit: ComputeUnit) -> str:
+def mfma_unsupported_reason(unit: ComputeUnit) -> str:
     """Why MFMA instructions of that shape are not used; '' where they are."""
     rows, columns, k = unit.shape
     if (rows, columns) != (16, 16):
@@ -80,17 +80,17 @@ def mfma_refusal(unit: ComputeUnit) -> str:
 
 CHUNK_BYTES = 16  # one row of a matrix of ldmatrix, and the widest copy
 WORD_BYTES = 4  # of an accumulator, and the narrowest asynchronous copy
-FIRST_ASYNC = Arch("sm_", 80)  # cp.async (PTX ISA, "cp.async": target ISA notes)
+MIN_ASYNC_ARCH = Arch("sm_", 80)  # cp.async (PTX ISA, "cp.async": target ISA notes)
 BANK_WORDS = 32
 ACCUMULATORS = LANE_SUMS
 ROWS, COLUMNS, STEP_BYTES = MMA_SYNC.rows, MMA_SYNC.columns, MMA_SYNC.step_bytes  # where only NVIDIA's units are meant
 # Words between rows of a 4-byte operand along m or n, modulo the banks: four rows of eight lanes then read words in
 # different banks.
-ROW_SKEW_WORDS = 8
+ROW_PADDING_WORDS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class StagedOperand:
+class StagedTile:
     """One operand's tile of one stage: `rows` x `row` elements of `dtype`, `pad` elements behind each row.
 
     `along_k`: a row lies along k, else along m or n. `swizzled`: the 16-byte chunks of rows are permuted.
@@ -124,8 +124,8 @@ class MmaTile:
     warp_m: int
     warp_n: int
     stages: int
-    a: StagedOperand
-    b: StagedOperand
+    a: StagedTile
+    b: StagedTile
     fragment: Fragment = MMA_SYNC
 
     @property
@@ -183,13 +183,13 @@ def mma_tile(program: RProgram, a: Operand, b: Operand) -> MmaTile:
     )  # fmt: skip
 
 
-def staged(operand: Operand, dtype: DType, extent: int, k: int, fragment: Fragment = MMA_SYNC) -> StagedOperand:
+def staged(operand: Operand, dtype: DType, extent: int, k: int, fragment: Fragment = MMA_SYNC) -> StagedTile:
     """How the tile `extent` x `k` lies: as in memory, but for what no instruction transposes: bytes on NVIDIA's
     devices, anything on AMD's."""
-    along_k = operand.along_k or dtype.bytes == 1 or not fragment.transposes
+    along_k = operand.k_major or dtype.bytes == 1 or not fragment.transposes
     rows, row = (extent, k) if along_k else (k, extent)
     plain_words = not along_k and dtype.bytes == WORD_BYTES
-    return StagedOperand(dtype, along_k, rows, row, (ROW_SKEW_WORDS - row) % BANK_WORDS if plain_words else 0,
+    return StagedTile(dtype, along_k, rows, row, (ROW_PADDING_WORDS - row) % BANK_WORDS if plain_words else 0,
                          swizzled=not plain_words)  # fmt: skip
 
 
@@ -211,20 +211,20 @@ class LoadClass:
 
 def load_class(operand: Operand, dtype: DType, arch: Arch) -> LoadClass:
     """How a tile of the operand is staged as `dtype` on that architecture."""
-    source, size = operand.stored, dtype.bytes
-    is_nvidia = arch.prefix == FIRST_ASYNC.prefix
-    lies_alike = operand.along_k or (size > 1 and is_nvidia)  # as `staged` lays it
+    source, size = operand.memory_dtype, dtype.bytes
+    is_nvidia = arch.prefix == MIN_ASYNC_ARCH.prefix
+    lies_alike = operand.k_major or (size > 1 and is_nvidia)  # as `staged` lays it
     if operand.source is None or not lies_alike:
         return LoadClass(LoadKind.ELEMENT, 1)
     same = source is dtype or (source is DType.BOOL and dtype is DType.UINT8)
-    if same and is_nvidia and arch >= FIRST_ASYNC and operand.run * size >= WORD_BYTES:
-        return LoadClass(LoadKind.ASYNC, min(operand.run, CHUNK_BYTES // size))
-    together = min(operand.run, CHUNK_BYTES // max(size, source.bytes))
+    if same and is_nvidia and arch >= MIN_ASYNC_ARCH and operand.vector_width * size >= WORD_BYTES:
+        return LoadClass(LoadKind.ASYNC, min(operand.vector_width, CHUNK_BYTES // size))
+    together = min(operand.vector_width, CHUNK_BYTES // max(size, source.bytes))
     return LoadClass(LoadKind.VECTOR if together > 1 else LoadKind.ELEMENT, together)
 
 
 @dataclass(frozen=True, slots=True)
-class Feed:
+class OperandLoad:
     """How a unit's tiles of one operand are filled: from what, as which type, by which loads."""
 
     operand: Operand
@@ -236,10 +236,10 @@ class Feed:
         return self.load.kind is LoadKind.ASYNC
 
 
-def feeds(unit: ComputeUnit, operands: tuple[Operand, Operand], arch: Arch) -> tuple[Feed, Feed]:
+def plan_operand_loads(unit: ComputeUnit, operands: tuple[Operand, Operand], arch: Arch) -> tuple[OperandLoad, OperandLoad]:
     """Those of a contraction's operands."""
     types = [staged_dtype(unit, operand) for operand in operands]
-    a, b = (Feed(o, t, load_class(o, t, arch)) for o, t in zip(operands, types, strict=True))
+    a, b = (OperandLoad(o, t, load_class(o, t, arch)) for o, t in zip(operands, types, strict=True))
     return a, b
 
 
@@ -251,13 +251,13 @@ def feeds(unit: ComputeUnit, operands: tuple[Operand, Operand], arch: Arch) -> t
 # so high that kernels of corpora that spilled on sm_75 and 80 are refused.
 BASE_REGISTERS = 20
 K_STEP_REGISTERS = 2
-FRAGMENT_SHARE = 1.3
+FRAGMENT_FACTOR = 1.3
 CHUNK_REGISTERS = {LoadKind.ASYNC: 3.6, LoadKind.VECTOR: 7.0, LoadKind.ELEMENT: 8.0}
 COPY_REGISTERS = 1.25
-WALKED_COPY_REGISTERS = 14.0  # where indices of several axes make the address
+FUSED_COPY_REGISTERS = 14.0  # where indices of several axes make the address
 
 
-def thread_registers(tile: MmaTile, a: Feed, b: Feed) -> int:
+def thread_registers(tile: MmaTile, a: OperandLoad, b: OperandLoad) -> int:
     """What a thread holds: its share of the warp's tile, and what it brings."""
     brought = sum([
         -(-staged.bytes // (CHUNK_BYTES * tile.threads)) * chunk_registers(feed)
@@ -266,23 +266,23 @@ def thread_registers(tile: MmaTile, a: Feed, b: Feed) -> int:
     return math.ceil(warp_registers(tile.fragment, *tile.fragments, tile.k_steps) + brought)
 
 
-def chunk_registers(feed: Feed) -> float:
+def chunk_registers(feed: OperandLoad) -> float:
     """Of one chunk of 16 bytes that a thread brings."""
     more = chunk_copies(feed) - 1
-    each = WALKED_COPY_REGISTERS if is_walked(feed) else COPY_REGISTERS
+    each = FUSED_COPY_REGISTERS if is_fused(feed) else COPY_REGISTERS
     return CHUNK_REGISTERS[feed.load.kind] + each * more
 
 
 MATRIX_AXES = 3  # of a batch of matrices
 
 
-def is_walked(feed: Feed) -> bool:
+def is_fused(feed: OperandLoad) -> bool:
     """Whether more axes move the operand than those of a batch of matrices: then a tile's axis is several of them."""
     source = feed.operand.source
     return source is not None and len({name for i in source.index for name in axes_of(i)}) > MATRIX_AXES
 
 
-def chunk_copies(feed: Feed) -> int:
+def chunk_copies(feed: OperandLoad) -> int:
     """Asynchronous copies that bring it; what goes through registers is stored whole."""
     return CHUNK_BYTES // (feed.load.elements * feed.dtype.bytes) if feed.is_async else 1
 
@@ -291,4 +291,4 @@ def warp_registers(fragment: Fragment, fragments_m: int, fragments_n: int, k_ste
     """Of one thread, but for what it brings."""
     sums = LANE_SUMS * fragments_m * fragments_n
     words = fragment.a_words * fragments_m + fragment.b_words * fragments_n
-    return sums + FRAGMENT_SHARE * words + K_STEP_REGISTERS * k_steps + BASE_REGISTERS
+    return sums + FRAGMENT_FACTOR * words + K_STEP_REGISTERS * k_steps + BASE_REGISTERS

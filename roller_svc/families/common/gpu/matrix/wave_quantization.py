@@ -9,60 +9,60 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from roller_svc.construct.align import EPSILONS, counts
-from roller_svc.construct.rules import Base, at, replaced, spatial_grid
-from roller_svc.families.common.gpu.matrix.terms import columns
+from roller_svc.construct.align import EPSILONS, tile_multiples
+from roller_svc.construct.rules import ThreadTile, extent_on, replaced, spatial_grid
+from roller_svc.families.common.gpu.matrix.terms import accumulator_columns
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.workload import Workload
 
 # Bound on padding to begin with: tiles that a shape is no multiple of are padded with zeros, which the estimate counts,
 # and lose less by that than by being small.
-FIRST_EPSILON = EPSILONS[1]
+MIN_EPSILON = EPSILONS[1]
 
 
-def multiples(extent: int, granule: int, most: int) -> Tile:
+def instruction_multiples(extent: int, granule: int, most: int) -> Tile:
     """Whole instructions along one axis of a warp's or a warpgroup's tile, none of which is all padding."""
-    return tuple([granule * c for c in counts(extent, granule, EPSILONS[-1], min(most, -(-extent // granule)))])
+    return tuple([granule * c for c in tile_multiples(extent, granule, EPSILONS[-1], min(most, -(-extent // granule)))])
 
 
-def sides(p: Workload[Any], base: Base, epsilon: float, most: int) -> dict[int | None, Tile]:
+def block_extents(p: Workload[Any], base: ThreadTile, epsilon: float, most: int) -> dict[int | None, Tile]:
     """A block's extents along m and n: up to `most` of the base's."""
     found: dict[int | None, Tile] = {}
     for axis in (p.m, p.n):
         if axis is not None:
-            unit = base.thread[axis]
-            fitting = counts(p.extents[axis], unit, max(epsilon, FIRST_EPSILON), min(most, -(-p.extents[axis] // unit)))
+            unit = base.tile[axis]
+            fitting = tile_multiples(p.extents[axis], unit, max(epsilon, MIN_EPSILON), min(most, -(-p.extents[axis] // unit)))
             found[axis] = tuple([unit * c for c in fitting or (1,)])
     return found
 
 
-FEW_WAVES = 4  # below so many, how evenly tiles fill the device matters as much as what each of them shares
-STREAM_BELOW = 0.9  # of a device's waves filled: above it there is too little to win
-LEAST_SHARE = 4  # staged steps of a block
-MOST_SHARERS = 4  # blocks that work on one tile, as a rule: one block joins all of them
+MIN_WAVES = 4  # below so many, how evenly tiles fill the device matters as much as what each of them shares
+MAX_STREAM_K_FILL = 0.9  # of a device's waves filled: above it there is too little to win
+MIN_K_TILES_PER_BLOCK = 4  # staged steps of a block
+MAX_BLOCKS_PER_TILE = 4  # blocks that work on one tile, as a rule: one block joins all of them
 
 
-def streams(tiles: int, steps: int, at_once: int) -> Tile:
+def stream_k_choices(tiles: int, steps: int, at_once: int) -> Tile:
     """Blocks for stream-K, as many as the device holds, where whole tiles would leave the last wave much emptier."""
     waves = -(-tiles // at_once)
-    if tiles >= STREAM_BELOW * waves * at_once or at_once > MOST_SHARERS * tiles:
+    if tiles >= MAX_STREAM_K_FILL * waves * at_once or at_once > MAX_BLOCKS_PER_TILE * tiles:
         return ()
-    if tiles * steps < LEAST_SHARE * at_once:
+    if tiles * steps < MIN_K_TILES_PER_BLOCK * at_once:
         return ()
     share = -(-tiles * steps // at_once)
     return (-(-tiles * steps // share),)
 
 
-def fills_few_waves(p: Workload[Any], block: Tile) -> bool:
-    return spatial_grid(p, block) < FEW_WAVES * p.machine.cores
+def has_wave_quantization(p: Workload[Any], block: Tile) -> bool:
+    return spatial_grid(p, block) < MIN_WAVES * p.machine.cores
 
 
-def raster(p: Workload[Any], block: Tile, at_once: int) -> int:
+def choose_raster(p: Workload[Any], block: Tile, at_once: int) -> int:
     """Rows of tiles that make the blocks at work a rectangle of least edge, g_m = sqrt(S * BN / BM) (§5 of the design
     notes on ROLLER), the rows cut evenly; in plain order where nothing is read twice from DRAM anyway."""
-    m, n = at(block, p.m), columns(p, block)
-    grid_m, grid_n = -(-p.extent(p.m) // m), -(-p.extent(p.n) // at(block, p.n))
-    last = p.machine.last_cache
+    m, n = extent_on(block, p.m), accumulator_columns(p, block)
+    grid_m, grid_n = -(-p.extent(p.m) // m), -(-p.extent(p.n) // extent_on(block, p.n))
+    last = p.machine.llc
     held = last is not None and p.a.total_bytes + p.b.total_bytes <= last.total_bytes // 2
     if held or grid_m * grid_n <= at_once:
         return 1
@@ -70,7 +70,7 @@ def raster(p: Workload[Any], block: Tile, at_once: int) -> int:
     return -(-grid_m // -(-grid_m // tall))
 
 
-def evened(p: Workload[Any], block: Tile, base: Base, granules: tuple[int, int]) -> Iterator[tuple[Tile, Base]]:
+def wave_balanced_tiles(p: Workload[Any], block: Tile, base: ThreadTile, granules: tuple[int, int]) -> Iterator[tuple[Tile, ThreadTile]]:
     """The tile with the warps' extents along one side changed, in `granules`, so that the tiles come to just below
     whole waves.
 
@@ -82,11 +82,11 @@ def evened(p: Workload[Any], block: Tile, base: Base, granules: tuple[int, int])
         if axis is None:
             continue
         along = -(-p.extents[axis] // block[axis])
-        warps = block[axis] // base.thread[axis]
+        warps = block[axis] // base.tile[axis]
         for waves in sorted({grid // cores, -(-grid // cores)}):
             tiles = waves * cores // (grid // along)
             if tiles == 0:
                 continue
             warp = -(-p.extents[axis] // (tiles * granule * warps)) * granule
-            if warp != base.thread[axis]:
-                yield replaced(block, axis, warp * warps), Base(replaced(base.thread, axis, warp), base.lanes)
+            if warp != base.tile[axis]:
+                yield replaced(block, axis, warp * warps), ThreadTile(replaced(base.tile, axis, warp), base.reduce_threads)

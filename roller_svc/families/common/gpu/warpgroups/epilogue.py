@@ -23,11 +23,11 @@ from roller_svc.families.common.gpu.matrix.epilogue import (
 )
 from roller_svc.families.common.gpu.matrix.multistage_pipeline import ACC, LANE
 from roller_svc.families.common.gpu.matrix.tile import COLUMNS
-from roller_svc.families.common.gpu.warpgroups.k_iteration import Walk
+from roller_svc.families.common.gpu.warpgroups.k_iteration import KTileOrder
 from roller_svc.families.common.gpu.warpgroups.mainloop import GROUP, WARP
-from roller_svc.families.common.gpu.warpgroups.tile import EPILOGUE_ROWS, ROOM_BYTES, ROWS, WARPS, WgmmaTile
-from roller_svc.families.common.gpu.warpgroups.tma_load import TmaTile, tma_results
-from roller_svc.families.common.view import View, decoded
+from roller_svc.families.common.gpu.warpgroups.tile import BUFFER_ALIGNMENT_BYTES, EPILOGUE_ROWS, ROWS, WARPS, WgmmaTile
+from roller_svc.families.common.gpu.warpgroups.tma_load import TmaTile, plan_tma_store
+from roller_svc.families.common.view import GemmView, bind_members
 from roller_svc.ir.expr import Expr, Load, axes_of
 from roller_svc.ir.group import KernelGroup
 from roller_svc.ir.index import add, ceil_div, div, eq, lt, mod, mul, num, ref
@@ -112,7 +112,7 @@ class WarpgroupEpilogue:
     def _to_memory(self) -> tuple[Node, ...]:
         """Every lane takes `width` neighbours of a row, lanes along the row."""
         tile, columns = self.tile, self._columns
-        outputs = replace(self.outputs, view=self.outputs.view.with_second(self._sum(columns)))
+        outputs = replace(self.outputs, view=self.outputs.view.with_second_result(self._sum(columns)))
         width = outputs.width(columns)
         nodes = outputs.nodes(self._sum(0), width)
         nodes = (Let("m.place", self._row_place(), nodes),)
@@ -173,7 +173,7 @@ class BulkResults:
         """None where results are not of 16 bits, more than one tensor's, no boxes, or come of what has to be read
         in rows."""
         # what stands for a second sum is in a register, whose number each piece says anew
-        view = outputs.view.with_second(Load(ACC, (), outputs.view.dtype))
+        view = outputs.view.with_second_result(Load(ACC, (), outputs.view.dtype))
         group, outputs = view.group, replace(outputs, view=view)
         if len(group.stored) != 1 or not _is_simple(group, view):
             return None
@@ -184,9 +184,9 @@ class BulkResults:
         if type_.dtype.bytes != RESULT_BYTES or not type_.dtype.is_float or columns is None or large:
             return None
         target = Load(tensor, statement.index, type_.dtype)
-        found = tma_results(target, type_.dtype, (view.m, view.n), view.batch, dict(group.stored))
+        found = plan_tma_store(target, type_.dtype, (view.m, view.n), view.batch, dict(group.stored))
         boxes = found if isinstance(found, str) else (
-            found.tile(EPILOGUE_ROWS, Walk.linear(view.n.extent, columns), columns)
+            found.tile(EPILOGUE_ROWS, KTileOrder.linear(view.n.extent, columns), columns)
         )  # fmt: skip
         if isinstance(boxes, str) or boxes.copies != 1:
             return None
@@ -200,7 +200,7 @@ class BulkResults:
         """Two rooms for each warp around the nodes that use them."""
         shape = (self.tile.consumers * WARPS, SLOTS, EPILOGUE_ROWS, self.columns)
         return (Storage(RESULTS, self.type_.dtype, shape, Scope.SHARED, body, swizzled=True,
-                        alignment_bytes=ROOM_BYTES),)  # fmt: skip
+                        alignment_bytes=BUFFER_ALIGNMENT_BYTES),)  # fmt: skip
 
     def nodes(self) -> tuple[Node, ...]:
         """All pieces of a warp."""
@@ -239,14 +239,14 @@ class BulkResults:
             Load(ACC, (num(fragment), add(num(column // COLUMNS * (WORDS // 2)), place)), self.outputs.view.dtype)
             for column in (first, first + self.tile.group_columns)
         )
-        view = self.outputs.view.with_second(second)
+        view = self.outputs.view.with_second_result(second)
         lead = view.n.members[-1].name
         pair = Loop(".pair", 2, LoopKind.VECTOR, ())
-        found = view.epilogue_over(total, pair, {lead: add(ref(lead), ref(".pair"))})
+        found = view.vector_epilogue(total, pair, {lead: add(ref(lead), ref(".pair"))})
         nodes = tuple(_redirected(node, self.tensor, place) for node in found)
         if _reads_places(self.outputs.view):
             column = add(mul(ref(".i"), num(COLUMNS)), mul(mod(ref(LANE), 4), num(2)))
-            nodes = decoded(view.m, ref("m.place"), decoded(view.n, ref("n.place"), nodes))
+            nodes = bind_members(view.m, ref("m.place"), bind_members(view.n, ref("n.place"), nodes))
             for axis, size in ((view.m, self.outputs.m), (view.n, self.outputs.n)):
                 inside = inside_axis(axis, size, f"{axis.role.value}.place")
                 nodes = (Branch(inside, nodes),) if inside is not None else nodes
@@ -276,7 +276,7 @@ class BulkResults:
         return Branch(eq(ref(LANE), num(0)), nodes)
 
 
-def _is_simple(group: KernelGroup, view: View) -> bool:
+def _is_simple(group: KernelGroup, view: GemmView) -> bool:
     """Whether nothing is read that a lane's few neighbours along n would not be read well at: tensors along one side
     of the results only, and pairs of neighbours that never lie apart."""
     rows = {m.name for m in view.m.members if m.extent > 1}
@@ -290,7 +290,7 @@ def _is_simple(group: KernelGroup, view: View) -> bool:
     return not (_reads_places(view) and view.n.members[-1].extent % 2)
 
 
-def _reads_places(view: View) -> bool:
+def _reads_places(view: GemmView) -> bool:
     """Whether results depend on where they are."""
     reads = RowReads(row_tensors(view.group), (), {})
     return any(axes_of(reads.apply(s.body)) for s in view.group.statements[1:])

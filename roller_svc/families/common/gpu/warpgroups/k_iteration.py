@@ -12,7 +12,7 @@ from roller_svc.ir.index import add, ceil_div, div, lt, mod, mul, num
 
 
 @dataclass(frozen=True, slots=True)
-class Walk:
+class KTileOrder:
     """k in steps of `depth` elements: the `outer` members, (name, extent) each, one value at a time, and within each
     the `inner` elements of the remaining, inner members, of whose last step what is beyond them counts as zeros."""
 
@@ -25,12 +25,12 @@ class Walk:
             raise InvariantError(f"a walk of {self.inner} elements in steps of {self.depth}")
 
     @classmethod
-    def linear(cls, extent: int, depth: int) -> Walk:
+    def linear(cls, extent: int, depth: int) -> KTileOrder:
         """All of k as one row."""
         return cls((), extent, depth)
 
     @classmethod
-    def within(cls, k: TileAxis, outer: int, depth: int) -> Walk:
+    def within(cls, k: TileAxis, outer: int, depth: int) -> KTileOrder:
         """So many of k's members one value at a time."""
         members = tuple((m.name, m.extent) for m in k.members)
         return cls(members[:outer], math.prod(extent for _, extent in members[outer:]), depth)

@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from roller_svc.families.common.gpu.matrix.staging import Staging
-from roller_svc.families.common.gpu.matrix.tile import LoadKind, StagedOperand
-from roller_svc.families.common.gpu.warpgroups.k_iteration import Walk
-from roller_svc.families.common.gpu.warpgroups.tile import ROOM_BYTES, STEP_BYTES, WgmmaOperand
+from roller_svc.families.common.gpu.matrix.tile import LoadKind, StagedTile
+from roller_svc.families.common.gpu.warpgroups.k_iteration import KTileOrder
+from roller_svc.families.common.gpu.warpgroups.tile import BUFFER_ALIGNMENT_BYTES, STEP_BYTES, WgmmaOperand
 from roller_svc.families.common.gpu.warpgroups.tma_load import PATTERN_ROWS, TmaTile
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Expr
@@ -32,7 +32,7 @@ BATCH = {LoadKind.ASYNC: 8, LoadKind.VECTOR: 8, LoadKind.ELEMENT: 2}
 class RingStaging(Staging):
     """An operand that the producer's threads bring. `atom`: elements of a row of a panel."""
 
-    walk: Walk
+    walk: KTileOrder
     atom: int
 
     @property
@@ -154,13 +154,13 @@ def room(name: str, operand: WgmmaOperand, stages: int, body: tuple[Node, ...]) 
     """The operand's slots."""
     atom = operand.atom_bytes // operand.dtype.bytes
     shape = (stages, operand.panels, operand.rows, atom)
-    return Storage(name, operand.dtype, shape, Scope.SHARED, body, swizzled=True, alignment_bytes=ROOM_BYTES)
+    return Storage(name, operand.dtype, shape, Scope.SHARED, body, swizzled=True, alignment_bytes=BUFFER_ALIGNMENT_BYTES)
 
 
-def staged(operand: WgmmaOperand) -> StagedOperand:
+def staged(operand: WgmmaOperand) -> StagedTile:
     """A slot as threads see it: rows across all panels."""
     row = operand.k if operand.along_k else operand.extent
-    return StagedOperand(operand.dtype, operand.along_k, operand.rows, row, pad=0, swizzled=True)
+    return StagedTile(operand.dtype, operand.along_k, operand.rows, row, pad=0, swizzled=True)
 
 
 def matrix(

@@ -25,7 +25,7 @@ def wgmma_operands(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> S
     part, tiles = split_part(group, program)
     tile = wgmma_tile(tiles, all_operands(part), hw.arch)
     staged = tuple(
-        StagedOperand(operand.dtype, factor.stored, describe_wgmma_load(operand))
+        StagedOperand(operand.dtype, factor.memory_dtype, describe_wgmma_load(operand))
         for factor, operand in zip(operands(part), (tile.a, tile.b), strict=True)
     )
     return (*staged, *staged[1:]) if group.is_dual_gemm else staged

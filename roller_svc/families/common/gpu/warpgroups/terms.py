@@ -27,7 +27,7 @@ BOX_LATENCY_CYCLES = 100.0
 PRODUCER_SLOT_CYCLES = 1.5
 
 
-def handing_cycles(p: Workload[Any], tile: WgmmaTile) -> float:
+def epilogue_handoff_cycles(p: Workload[Any], tile: WgmmaTile) -> float:
     """Sums through each warp's room, then the epilogue's instructions."""
     mach = p.machine
     points = tile.m * tile.n

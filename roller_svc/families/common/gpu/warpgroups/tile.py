@@ -13,18 +13,18 @@ from enum import Enum
 
 from roller_svc.analysis.operand import Operand, staged_dtype
 from roller_svc.errors import InvariantError
-from roller_svc.families.common.gpu.matrix.terms import Step
+from roller_svc.families.common.gpu.matrix.terms import MatrixStep
 from roller_svc.families.common.gpu.matrix.tile import (
     BANK_WORDS,
-    ROW_SKEW_WORDS,
+    ROW_PADDING_WORDS,
     WORD_BYTES,
-    Feed,
     LoadClass,
     LoadKind,
+    OperandLoad,
     load_class,
 )
-from roller_svc.families.common.gpu.warpgroups.k_iteration import Walk
-from roller_svc.families.common.gpu.warpgroups.tma_load import PATTERN_ROWS, TmaFeed, TmaTile, tma_feed
+from roller_svc.families.common.gpu.warpgroups.k_iteration import KTileOrder
+from roller_svc.families.common.gpu.warpgroups.tma_load import PATTERN_ROWS, TmaLoadPlan, TmaTile, plan_tma_load
 from roller_svc.ir.accumulation import accumulator_precision
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.group import AxisRole, TileAxis, TileSpace
@@ -33,25 +33,25 @@ from roller_svc.ir.program import TensorType
 from roller_svc.ir.rprogram import WARPGROUP_THREADS, RProgram
 from roller_svc.ir.schedule import SHARED_ALIGNMENT_BYTES
 from roller_svc.ir.tensor_map import MapMode
-from roller_svc.perf.occupancy import BlockNeeds
+from roller_svc.perf.occupancy import BlockResources
 
 # wgmma of every operand type multiplies 64 rows by N columns over 32 bytes of k (PTX ISA, "Asynchronous Warpgroup Level
 # Matrix Multiply-Accumulate Operation").
 ROWS, STEP_BYTES = 64, 32
-MOST_COLUMNS = 256
-MOST_CONSUMERS = 3  # with more, sums of 64 x 256 leave no registers
-ATOMS = (128, 64, 32)  # bytes of a row that a swizzle mode permutes (PTX ISA, "Shared Memory Matrix Layout")
-ROOM_BYTES = ATOMS[0] * PATTERN_ROWS  # what a room of the ring begins at a multiple of
+MAX_COLUMNS = 256
+MAX_CONSUMERS = 3  # with more, sums of 64 x 256 leave no registers
+SWIZZLE_ATOMS = (128, 64, 32)  # bytes of a row that a swizzle mode permutes (PTX ISA, "Shared Memory Matrix Layout")
+BUFFER_ALIGNMENT_BYTES = SWIZZLE_ATOMS[0] * PATTERN_ROWS  # what a room of the ring begins at a multiple of
 TRANSPOSABLE_BYTES = 2  # of elements that the instruction reads along m or n; of all others only along k
 BARRIER_BYTES = 8
 WARPS = WARPGROUP_THREADS // 32
 EPILOGUE_ROWS, EPILOGUE_COLUMNS = 16, 32  # of the sums that a warp hands on at once
 CORE_REGISTERS = 65536  # (CUDA Programming Guide, compute capability 9.0)
-MOST_REGISTERS = 240  # of a thread that setmaxnreg leaves room for beside a producer's
+MAX_REGISTERS = 240  # of a thread that setmaxnreg leaves room for beside a producer's
 THREAD_REGISTERS = 255  # where it is not used
 CONSUMER_REGISTERS = 56  # beside the sums: descriptors, places, what the epilogue reads and computes
 ADDRESS_REGISTERS = 56  # of a producer's thread that loads into registers, beside what is on its way
-MOST_PADDING = 1.5  # of k, for boxes in place of copies by threads
+MAX_PADDING = 1.5  # of k, for boxes in place of copies by threads
 
 
 class WgmmaLoad(Enum):
@@ -144,7 +144,7 @@ class WgmmaTile:
     cluster: tuple[int, int]
     a: WgmmaOperand
     b: WgmmaOperand
-    walk: Walk
+    walk: KTileOrder
     sums: int = 1
     chain: int | None = None
 
@@ -194,7 +194,7 @@ class WgmmaTile:
     @property
     def accumulators(self) -> int:
         """Registers of a consumer's thread that hold sums."""
-        return self.results * held_sums(self.chain)
+        return self.results * accumulator_sets(self.chain)
 
     @property
     def producer_registers(self) -> int:
@@ -207,12 +207,12 @@ class WgmmaTile:
         nothing is handed over, and each thread has as many as it takes."""
         if self.consumers == 1:
             return THREAD_REGISTERS
-        left = launched_registers(self.threads) * self.threads - WARPGROUP_THREADS * self.producer_registers
-        return min(MOST_REGISTERS, left // (WARPGROUP_THREADS * self.consumers) // 8 * 8)
+        left = launch_registers(self.threads) * self.threads - WARPGROUP_THREADS * self.producer_registers
+        return min(MAX_REGISTERS, left // (WARPGROUP_THREADS * self.consumers) // 8 * 8)
 
     @property
     def ring_bytes(self) -> int:
-        return room_bytes(self.stages * self.a.bytes) + room_bytes(self.stages * self.b.bytes)
+        return aligned_buffer_bytes(self.stages * self.a.bytes) + aligned_buffer_bytes(self.stages * self.b.bytes)
 
     @property
     def epilogue_columns(self) -> int:
@@ -222,7 +222,7 @@ class WgmmaTile:
     @property
     def epilogue_row_words(self) -> int:
         """From one row of a warp's room to the next: pairs of sums of four rows then lie in different banks."""
-        return self.epilogue_columns + (ROW_SKEW_WORDS - self.epilogue_columns) % BANK_WORDS
+        return self.epilogue_columns + (ROW_PADDING_WORDS - self.epilogue_columns) % BANK_WORDS
 
     @property
     def epilogue_bytes(self) -> int:
@@ -239,11 +239,11 @@ class WgmmaTile:
 
 
 @dataclass(frozen=True, slots=True)
-class WgmmaFeed:
+class WgmmaOperandLoad:
     """How tiles of one operand can be filled: by threads, and by TMA or why not."""
 
-    threads: Feed
-    tma: TmaFeed | None
+    threads: OperandLoad
+    tma: TmaLoadPlan | None
     refusal: str
 
     @property
@@ -253,20 +253,20 @@ class WgmmaFeed:
     @property
     def along_k(self) -> bool:
         """Whether rows of the ring lie along k: as in memory where the instruction reads both."""
-        return self.threads.operand.along_k or self.dtype.bytes != TRANSPOSABLE_BYTES
+        return self.threads.operand.k_major or self.dtype.bytes != TRANSPOSABLE_BYTES
 
 
 @dataclass(frozen=True, slots=True)
-class WgmmaFeeds:
+class WgmmaOperandLoads:
     """Those of both operands, which agree on the walk of `k`; what they found is remembered. `second`: of what stands
     for b in a second sum. `chain`: as `WgmmaTile` has it."""
 
-    a: WgmmaFeed
-    b: WgmmaFeed
+    a: WgmmaOperandLoad
+    b: WgmmaOperandLoad
     k: TileAxis
-    second: WgmmaFeed | None = None
+    second: WgmmaOperandLoad | None = None
     chain: int | None = None
-    _walks: dict[int, Walk] = field(default_factory=dict, compare=False)
+    _walks: dict[int, KTileOrder] = field(default_factory=dict, compare=False)
     _staged: dict[tuple[int, int, int, int], WgmmaOperand] = field(default_factory=dict, compare=False)
 
     @property
@@ -275,20 +275,20 @@ class WgmmaFeeds:
         return 1 if self.second is None else 2
 
     @property
-    def sides(self) -> tuple[tuple[WgmmaFeed, ...], tuple[WgmmaFeed, ...]]:
+    def sides(self) -> tuple[tuple[WgmmaOperandLoad, ...], tuple[WgmmaOperandLoad, ...]]:
         """What is staged for a (side 0), and for b (1), one for each sum."""
         return (self.a,), (self.b,) if self.second is None else (self.b, self.second)
 
-    def walk(self, depth: int) -> Walk:
+    def walk(self, depth: int) -> KTileOrder:
         """In steps of that many elements: with as many operands brought by TMA as may be, as few members of k as may
         be one value at a time. What threads can copy without waiting is not padded much for that."""
         known = self._walks.get(depth)
         if known is None:
-            walks = [Walk.within(self.k, outer, depth) for outer in range(len(self.k.members))]
+            walks = [KTileOrder.within(self.k, outer, depth) for outer in range(len(self.k.members))]
             known_feeds = [feed for side in self.sides for feed in side]
             feeds = [feed.tma for feed in known_feeds if feed.tma is not None]
             if all(feed.threads.is_async or feed.tma is None for feed in known_feeds):
-                walks = [walk for walk in walks if walk.steps <= MOST_PADDING * walks[0].steps]
+                walks = [walk for walk in walks if walk.steps <= MAX_PADDING * walks[0].steps]
             known = self._walks[depth] = max(walks, key=lambda walk: sum(feed.admits(walk) for feed in feeds))
         return known
 
@@ -325,7 +325,7 @@ class WgmmaFeeds:
         feeds = self.sides[side]
         feed, sums = feeds[0], len(feeds)
         row, size = depth if feed.along_k else group, feed.dtype.bytes
-        atom = next(atom for atom in ATOMS if row * size % atom == 0)
+        atom = next(atom for atom in SWIZZLE_ATOMS if row * size % atom == 0)
         each = extent if sums == 1 else group  # the columns of a warpgroup's sums take turns
         found = self.boxes(side, each, depth, atom // size)
         staged = (feed.dtype, feed.along_k, sums * extent, depth, atom)
@@ -346,51 +346,51 @@ def wgmma_tile(program: RProgram, factors: tuple[Operand, ...], arch: Arch) -> W
     """Of an rProgram on a unit of kind WGMMA whose `thread` tile is a warpgroup's."""
     m, n, k = (program.space.role(role)[0].name for role in (AxisRole.M, AxisRole.N, AxisRole.K))
     block, group = program.block, program.thread
-    feeds = wgmma_feeds(program.space, program.unit, factors, arch)
+    feeds = plan_wgmma_loads(program.space, program.unit, factors, arch)
     return feeds.tile((block[m], block[n], block[k]), (group[m], group[n]), program.stages, program.cluster)
 
 
-def wgmma_feeds(space: TileSpace, unit: ComputeUnit, factors: tuple[Operand, ...], arch: Arch) -> WgmmaFeeds:
+def plan_wgmma_loads(space: TileSpace, unit: ComputeUnit, factors: tuple[Operand, ...], arch: Arch) -> WgmmaOperandLoads:
     """Those of a contraction's operands: a, b, and what stands for b in a second sum."""
     (m,), (n,), (k,) = (space.role(role) for role in (AxisRole.M, AxisRole.N, AxisRole.K))
     types = {access.tensor: TensorType(access.dtype, tuple(d.size for d in access.dims)) for access in space.accesses}
     batch = space.role(AxisRole.BATCH)
 
-    def feed(operand: Operand, axis: TileAxis) -> WgmmaFeed:
+    def feed(operand: Operand, axis: TileAxis) -> WgmmaOperandLoad:
         dtype = staged_dtype(unit, operand)
-        return _feed(operand, dtype, arch, tma_feed(operand, dtype, (axis, k), batch, types))
+        return _plan_wgmma_load(operand, dtype, arch, plan_tma_load(operand, dtype, (axis, k), batch, types))
 
     a, b, *second = factors
     added = accumulator_precision(unit, arch)
     chain = None if added is None else added.promotion_interval
-    return WgmmaFeeds(feed(a, m), feed(b, n), k, feed(second[0], n) if second else None, chain)
+    return WgmmaOperandLoads(feed(a, m), feed(b, n), k, feed(second[0], n) if second else None, chain)
 
 
-def _feed(operand: Operand, dtype: DType, arch: Arch, by_tma: TmaFeed | str) -> WgmmaFeed:
-    turned = not operand.along_k and dtype.bytes != TRANSPOSABLE_BYTES
+def _plan_wgmma_load(operand: Operand, dtype: DType, arch: Arch, by_tma: TmaLoadPlan | str) -> WgmmaOperandLoad:
+    turned = not operand.k_major and dtype.bytes != TRANSPOSABLE_BYTES
     if turned:
         by_tma = f"{dtype.value} along m or n must be turned"
     load = LoadClass(LoadKind.ELEMENT, 1) if turned else load_class(operand, dtype, arch)
     if load.kind is LoadKind.ASYNC and dtype is DType.FLOAT32:
         # on its way to tf32 it must be rounded, which no copy by threads does
         load = LoadClass(LoadKind.VECTOR if load.elements > 1 else LoadKind.ELEMENT, load.elements)
-    threads = Feed(operand, dtype, load)
-    return WgmmaFeed(threads, None, by_tma) if isinstance(by_tma, str) else WgmmaFeed(threads, by_tma, "")
+    threads = OperandLoad(operand, dtype, load)
+    return WgmmaOperandLoad(threads, None, by_tma) if isinstance(by_tma, str) else WgmmaOperandLoad(threads, by_tma, "")
 
 
-def held_sums(chain: int | None) -> int:
+def accumulator_sets(chain: int | None) -> int:
     """How many a consumer holds of each of its results: where a step's are added up, those of all steps too."""
     return 1 if chain is None else 2
 
 
-def launched_registers(threads: int) -> int:
+def launch_registers(threads: int) -> int:
     """Of each thread of a block that has a core for itself, in eights."""
     return min(THREAD_REGISTERS, CORE_REGISTERS // threads) // 8 * 8
 
 
-def room_bytes(size: int) -> int:
+def aligned_buffer_bytes(size: int) -> int:
     """What rooms of the ring take, each beginning as it must."""
-    return -(-size // ROOM_BYTES) * ROOM_BYTES
+    return -(-size // BUFFER_ALIGNMENT_BYTES) * BUFFER_ALIGNMENT_BYTES
 
 
 def barrier_bytes(slots: int) -> int:
@@ -408,7 +408,7 @@ class WgmmaBlock:
     """
 
     tile: WgmmaTile
-    step: Step
+    step: MatrixStep
     moved: tuple[float, float]
     latencies: int
-    needs: BlockNeeds
+    needs: BlockResources

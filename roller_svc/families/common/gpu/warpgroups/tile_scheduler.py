@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from roller_svc.families.common.gpu.matrix.multistage_pipeline import Steps
-from roller_svc.families.common.gpu.matrix.stream_k import Stream
+from roller_svc.families.common.gpu.matrix.stream_k import StreamKPartition
 from roller_svc.families.common.gpu.matrix.stream_k_fixup import tile_axes
-from roller_svc.families.common.view import View
+from roller_svc.families.common.view import GemmView
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Const, Expr, Op, OpKind
 from roller_svc.ir.index import add, ceil_div, div, max_, min_, mod, mul, num, ref, sub
@@ -52,7 +52,7 @@ class WholeTiles:
     `grid`: tiles along m and n. `clusters`: of them in the launch, 0 for as many as there are tiles for.
     """
 
-    view: View
+    view: GemmView
     grid: tuple[int, int]
     k_steps: int
     clusters: int
@@ -142,8 +142,8 @@ class WholeTiles:
 class StreamedSteps:
     """A block's even share of all tiles' steps (stream-K)."""
 
-    view: View
-    work: Stream
+    view: GemmView
+    work: StreamKPartition
 
     @property
     def blocks(self) -> int:

@@ -17,7 +17,7 @@ from roller_svc.ir.program import Axis
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class BoundedDim:
     """A dimension, `stride` elements from one value to the next: values from `low` to `high` - 1 exist."""
 
     index: Affine
@@ -28,7 +28,7 @@ class Window:
 
 
 @dataclass(frozen=True, slots=True)
-class Unit:
+class AxisGroup:
     """Axes that move as one: `extent` values, `stride` elements apart in the address, or an axis of a window."""
 
     name: str
@@ -37,46 +37,46 @@ class Unit:
     in_window: bool
 
 
-def windows_of(
+def bounded_dims(
     source: Load, guard: Expr | None, shape: tuple[int, ...], extents: Mapping[str, int]
-) -> tuple[Window, ...] | str:
+) -> tuple[BoundedDim, ...] | str:
     """All dimensions of the load, those marked that the guard bounds; or why the guard is no such bounds."""
     windows = []
     for d, index in enumerate(source.index):
         known = affine(index)
         if known is None:
             return f"dimension {d} is walked by no sum of axes"
-        windows.append(Window(_of_moving(known, extents), math.prod(shape[d + 1 :]), 0, shape[d], guarded=False))
+        windows.append(BoundedDim(_without_unit_axes(known, extents), math.prod(shape[d + 1 :]), 0, shape[d], guarded=False))
     for condition in conjuncts(guard):
         room = slack(condition)
         if room is None:
             return "its guard is no bound of a sum"
-        room = _of_moving(room, extents)
-        if _least(room, extents) >= 0:
+        room = _without_unit_axes(room, extents)
+        if _min_value(room, extents) >= 0:
             continue
-        bounded = [d for d, w in enumerate(windows) if _bounds(room, w.index) is not None]
+        bounded = [d for d, w in enumerate(windows) if _bound_side(room, w.index) is not None]
         if not bounded:
             return "its guard is not that of a dimension's ends"
-        windows[bounded[0]] = _bounded(windows[bounded[0]], room)
-    if any(_greatest(w.index, extents) < w.low or _least(w.index, extents) >= w.high for w in windows):
+        windows[bounded[0]] = _with_bound(windows[bounded[0]], room)
+    if any(_max_value(w.index, extents) < w.low or _min_value(w.index, extents) >= w.high for w in windows):
         return "its guard never holds"
     return tuple(windows)
 
 
-def _of_moving(known: Affine, extents: Mapping[str, int]) -> Affine:
+def _without_unit_axes(known: Affine, extents: Mapping[str, int]) -> Affine:
     """Without the axes that stand at 0."""
     return replace(known, coeffs=tuple((name, c) for name, c in known.coeffs if extents[name] > 1))
 
 
-def _least(known: Affine, extents: Mapping[str, int]) -> int:
+def _min_value(known: Affine, extents: Mapping[str, int]) -> int:
     return known.offset + sum(min(0, c * (extents[name] - 1)) for name, c in known.coeffs)
 
 
-def _greatest(known: Affine, extents: Mapping[str, int]) -> int:
+def _max_value(known: Affine, extents: Mapping[str, int]) -> int:
     return known.offset + sum(max(0, c * (extents[name] - 1)) for name, c in known.coeffs)
 
 
-def _bounds(room: Affine, index: Affine) -> int | None:
+def _bound_side(room: Affine, index: Affine) -> int | None:
     """1 where it says that the index is large enough, -1: small enough, None: neither."""
     if not index.coeffs:
         return None
@@ -85,8 +85,8 @@ def _bounds(room: Affine, index: Affine) -> int | None:
     return -1 if room.coeffs == tuple((name, -c) for name, c in index.coeffs) else None
 
 
-def _bounded(window: Window, room: Affine) -> Window:
-    if _bounds(room, window.index) == 1:  # index - low >= 0
+def _with_bound(window: BoundedDim, room: Affine) -> BoundedDim:
+    if _bound_side(room, window.index) == 1:  # index - low >= 0
         return replace(window, low=max(window.low, window.index.offset - room.offset), guarded=True)
     return replace(window, high=min(window.high, window.index.offset + room.offset + 1), guarded=True)
 
@@ -96,17 +96,17 @@ class Address:
     """The windows, and the elements by which each axis moves the rest, from `offset` on. `moved`: the windows that an
     axis moves."""
 
-    windows: tuple[Window, ...]
+    windows: tuple[BoundedDim, ...]
     strides: Mapping[str, int]
     offset: int
     extents: Mapping[str, int]
-    moved: Mapping[str, tuple[Window, ...]]
+    moved: Mapping[str, tuple[BoundedDim, ...]]
 
     @classmethod
-    def of(cls, dimensions: tuple[Window, ...], kept: Collection[int], extents: Mapping[str, int]) -> Address:
+    def of(cls, dimensions: tuple[BoundedDim, ...], kept: Collection[int], extents: Mapping[str, int]) -> Address:
         """`kept`: which dimensions are windows, as far as an axis moves them."""
         windows, strides, offset = [], dict.fromkeys(extents, 0), 0
-        moved: dict[str, tuple[Window, ...]] = dict.fromkeys(extents, ())
+        moved: dict[str, tuple[BoundedDim, ...]] = dict.fromkeys(extents, ())
         for d, dimension in enumerate(dimensions):
             if d in kept:
                 windows.append(dimension)
@@ -118,23 +118,23 @@ class Address:
                 strides[name] += c * dimension.stride
         return cls(tuple(windows), strides, offset, extents, moved)
 
-    def window_of(self, unit: Unit) -> Window | None:
+    def window_of(self, unit: AxisGroup) -> BoundedDim | None:
         return self.moved[unit.name][0] if unit.in_window else None
 
-    def is_plain(self, unit: Unit) -> bool:
+    def is_plain(self, unit: AxisGroup) -> bool:
         """Whether the unit moves the address or one window and nothing else."""
         return not unit.in_window or (len(self.moved[unit.name]) == 1 and unit.stride == 0)
 
-    def units(self, axes: tuple[Axis, ...]) -> tuple[Unit, ...]:
+    def units(self, axes: tuple[Axis, ...]) -> tuple[AxisGroup, ...]:
         """Outermost first."""
-        units: list[Unit] = []
+        units: list[AxisGroup] = []
         for axis in axes:
             if axis.extent == 1:
                 continue
-            made = Unit(axis.name, axis.extent, self.strides[axis.name], in_window=bool(self.moved[axis.name]))
+            made = AxisGroup(axis.name, axis.extent, self.strides[axis.name], in_window=bool(self.moved[axis.name]))
             last = units[-1] if units else None
             if last and not (last.in_window or made.in_window) and last.stride == made.stride * made.extent:
-                units[-1] = Unit(f"{last.name} {made.name}", last.extent * made.extent, made.stride, in_window=False)
+                units[-1] = AxisGroup(f"{last.name} {made.name}", last.extent * made.extent, made.stride, in_window=False)
             else:
                 units.append(made)
         return tuple(units)
@@ -142,10 +142,10 @@ class Address:
     def span(self, index: Affine, without: str = "") -> tuple[int, int]:
         """Least and greatest value of the index, its offset included, one axis left out."""
         rest = Affine(tuple((n, c) for n, c in index.coeffs if n != without), index.offset)
-        return _least(rest, self.extents), _greatest(rest, self.extents)
+        return _min_value(rest, self.extents), _max_value(rest, self.extents)
 
 
-def decoded(units: tuple[Unit, ...], position: Expr, *, wraps: bool = False) -> dict[str, Expr]:
+def axis_group_values(units: tuple[AxisGroup, ...], position: Expr, *, wraps: bool = False) -> dict[str, Expr]:
     """Values of the units at a position on the axis that they make up; beyond its end the outermost goes on counting,
     unless it `wraps`."""
     values: dict[str, Expr] = {}

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from roller_svc.families.common.gpu.warpgroups.tma_axis_groups import Address, Unit, Window
+from roller_svc.families.common.gpu.warpgroups.tma_axis_groups import Address, AxisGroup, BoundedDim
 from roller_svc.ir.expr import Expr
 from roller_svc.ir.index import add, div, mul, num
 from roller_svc.ir.tensor_map import (
@@ -56,7 +56,7 @@ class MapDim:
 
 
 @dataclass(frozen=True, slots=True)
-class Boxed:
+class BoxedView:
     """The view begins `offset` elements into the tensor. `wraps`: no unit of the rows counts on beyond its extent."""
 
     mode: MapMode
@@ -66,14 +66,14 @@ class Boxed:
 
 
 @dataclass(frozen=True, slots=True)
-class Sides:
+class CopyShape:
     """What a tile's copy moves: `count` positions of `rows`, of each `panel` neighbours along `inner`, at one place of
     `still`. Units are listed outermost first. `exact_inner`, `exact_rows`: zeros must arrive for what is beyond the end
     of that side, not only for what is beyond the tensor's."""
 
-    inner: tuple[Unit, ...]
-    rows: tuple[Unit, ...]
-    still: tuple[Unit, ...]
+    inner: tuple[AxisGroup, ...]
+    rows: tuple[AxisGroup, ...]
+    still: tuple[AxisGroup, ...]
     panel: int
     count: int
     element_bytes: int
@@ -93,27 +93,27 @@ def _sum(terms: Terms, offset: int, at: Mapping[str, Expr]) -> Expr:
     return add(total, num(offset))
 
 
-def tiled(address: Address, sides: Sides) -> Boxed | str:
+def tiled_view(address: Address, sides: CopyShape) -> BoxedView | str:
     """Rows as a box: each unit whole but for the outermost that is in it."""
-    first = _innermost(address, sides)
+    first = _innermost_dim(address, sides)
     if isinstance(first, str):
         return first
-    cut = _cut(sides)
+    cut = _box_extents(sides)
     if isinstance(cut, str):
         return cut
-    draft = _Draft(address, sides, first)
+    draft = _ViewBuilder(address, sides, first)
     for unit, box in cut:
         reason = draft.add_row(unit, box)
         if reason:
             return reason
     for window in draft.windows:
-        draft.dims.append(_bounded(address, window, "", sides))
+        draft.dims.append(_box_dim(address, window, "", sides))
     return draft.finished(MapMode.TILED)
 
 
-def _cut(sides: Sides) -> list[tuple[Unit, int]] | str:
+def _box_extents(sides: CopyShape) -> list[tuple[AxisGroup, int]] | str:
     """Units in a box of rows with how many of their values, innermost first."""
-    boxed: list[tuple[Unit, int]] = []
+    boxed: list[tuple[AxisGroup, int]] = []
     rest = sides.count
     for unit in reversed(sides.rows):
         if rest == 1:
@@ -129,13 +129,13 @@ def _cut(sides: Sides) -> list[tuple[Unit, int]] | str:
     if sides.exact_rows and sides.rows and (not boxed or boxed[-1][0] is not sides.rows[0]):
         return "nothing bounds the last step's rows"
     if not sides.rows:
-        boxed.append((Unit("", 1, sides.aligned, in_window=False), rest))
+        boxed.append((AxisGroup("", 1, sides.aligned, in_window=False), rest))
     return boxed
 
 
-def im2col(address: Address, sides: Sides) -> Boxed | str:
+def im2col_view(address: Address, sides: CopyShape) -> BoxedView | str:
     """Rows as pixels, which go on from the end of one axis to the next value of the axis around it."""
-    first = _innermost(address, sides)
+    first = _innermost_dim(address, sides)
     if isinstance(first, str):
         return first
     if len(sides.rows) < 2:
@@ -144,13 +144,13 @@ def im2col(address: Address, sides: Sides) -> Boxed | str:
         return f"{sides.count} rows are more than {MAX_PIXELS} pixels"
     images = sides.rows[0]
     alone = not images.in_window and images.stride > 0 and images.stride % sides.aligned == 0
-    draft = _Draft(address, sides, first)
+    draft = _ViewBuilder(address, sides, first)
     for unit in reversed(sides.rows[1:] if alone else sides.rows):
         reason = draft.add_pixels(unit)
         if reason:
             return reason
     for window in draft.windows:
-        draft.dims.append(_pixels(address, window, "", 1, 1))
+        draft.dims.append(_pixel_dim(address, window, "", 1, 1))
     draft.placed.add(images.name)
     draft.add_still()
     total = math.prod(u.extent for u in sides.rows)
@@ -162,7 +162,7 @@ def im2col(address: Address, sides: Sides) -> Boxed | str:
     return made if isinstance(made, str) else replace(made, wraps=not alone)
 
 
-def _innermost(address: Address, sides: Sides) -> MapDim | str:
+def _innermost_dim(address: Address, sides: CopyShape) -> MapDim | str:
     """The dimension of neighbours in memory."""
     if not sides.inner:
         return "rows have one element"
@@ -176,10 +176,10 @@ def _innermost(address: Address, sides: Sides) -> MapDim | str:
         return "its rows have gaps"
     if sides.exact_inner and len(window.index.coeffs) > 1:
         return "nothing bounds the last step's row"
-    return _bounded(address, window, unit.name, sides)
+    return _box_dim(address, window, unit.name, sides)
 
 
-def _bounded(address: Address, window: Window, unit: str, sides: Sides, box: int = 1) -> MapDim:
+def _box_dim(address: Address, window: BoundedDim, unit: str, sides: CopyShape, box: int = 1) -> MapDim:
     """A window as a dimension of a box, `unit` being its axis in the box."""
     _, greatest = address.span(window.index)
     high = min(window.high, greatest + 1)
@@ -188,7 +188,7 @@ def _bounded(address: Address, window: Window, unit: str, sides: Sides, box: int
                   step)  # fmt: skip
 
 
-def _pixels(address: Address, window: Window, unit: str, extent: int, step: int) -> MapDim:
+def _pixel_dim(address: Address, window: BoundedDim, unit: str, extent: int, step: int) -> MapDim:
     """A window as a dimension of pixels: `extent` of them, `step` apart; all else that moves it is the offset."""
     least, greatest = address.span(window.index, unit)
     lower, size = least - window.low, window.high - window.low
@@ -201,15 +201,15 @@ def _pixels(address: Address, window: Window, unit: str, extent: int, step: int)
 
 
 @dataclass(slots=True)
-class _Draft:
+class _ViewBuilder:
     """Dimensions found so far; `placed`: units that need no dimension any more."""
 
     address: Address
-    sides: Sides
+    sides: CopyShape
     first: MapDim
     dims: list[MapDim] = field(default_factory=list)
     placed: set[str] = field(default_factory=set)
-    used: list[Window] = field(default_factory=list)
+    used: list[BoundedDim] = field(default_factory=list)
     back: int = 0  # elements that negative strides reach before the address's offset
 
     def __post_init__(self) -> None:
@@ -219,11 +219,11 @@ class _Draft:
             self.used.append(window)
 
     @property
-    def windows(self) -> list[Window]:
+    def windows(self) -> list[BoundedDim]:
         """Those that have no dimension yet."""
         return [w for w in self.address.windows if w not in self.used]
 
-    def add_row(self, unit: Unit, box: int) -> str:
+    def add_row(self, unit: AxisGroup, box: int) -> str:
         """A unit that is in the box; why it cannot be."""
         self.placed.add(unit.name)
         if not unit.in_window:
@@ -234,11 +234,11 @@ class _Draft:
             return window
         if self.sides.exact_rows and unit is self.sides.rows[0] and len(window.index.coeffs) > 1:
             return "nothing bounds the last step's rows"
-        made = _bounded(self.address, window, unit.name, self.sides, box)
+        made = _box_dim(self.address, window, unit.name, self.sides, box)
         self.dims.append(made)
         return "" if made.box * made.step <= MAX_BOX else f"a box of {made.box * made.step} rows is too large"
 
-    def add_pixels(self, unit: Unit) -> str:
+    def add_pixels(self, unit: AxisGroup) -> str:
         """A unit that pixels walk; why they cannot."""
         self.placed.add(unit.name)
         if not unit.in_window:
@@ -247,10 +247,10 @@ class _Draft:
         window = self._window(unit)
         if isinstance(window, str):
             return window
-        self.dims.append(_pixels(self.address, window, unit.name, unit.extent, window.index.coeff(unit.name)))
+        self.dims.append(_pixel_dim(self.address, window, unit.name, unit.extent, window.index.coeff(unit.name)))
         return ""
 
-    def _window(self, unit: Unit) -> Window | str:
+    def _window(self, unit: AxisGroup) -> BoundedDim | str:
         window = self.address.window_of(unit)
         if window is None or window in self.used or not self.address.is_plain(unit):
             return "two axes of its rows move one dimension"
@@ -274,7 +274,7 @@ class _Draft:
         self.dims.append(MapDim(found.extent, found.stride, upper=1 - found.extent, shift_terms=found.terms,
                                 shift_offset=found.offset, shift_most=found.extent - 1))  # fmt: skip
 
-    def _still_units(self) -> list[Unit]:
+    def _still_units(self) -> list[AxisGroup]:
         units = (*self.sides.inner, *self.sides.rows, *self.sides.still)
         return [u for u in units if u.name not in self.placed and u.stride]
 
@@ -292,7 +292,7 @@ class _Draft:
         self.placed |= {name for name, _ in still.terms}
         self.back += still.offset * still.stride
 
-    def finished(self, mode: MapMode) -> Boxed | str:
+    def finished(self, mode: MapMode) -> BoxedView | str:
         if mode is MapMode.TILED and (still := self._still_dim()) is not None:
             self.dims.append(still)
             self._place(still)
@@ -305,7 +305,7 @@ class _Draft:
             return f"it begins at no multiple of {STRIDE_BYTES} bytes"
         first = replace(first, extent=first.extent + rest, offset=first.offset + rest, box=self.sides.panel)
         dims = (first, *self.dims)
-        return _unfit(dims, mode, self.sides) or Boxed(mode, dims, offset - rest)
+        return _unsupported_reason(dims, mode, self.sides) or BoxedView(mode, dims, offset - rest)
 
     def _first(self) -> MapDim | str:
         """The innermost dimension, moved by what else has no dimension of its own."""
@@ -320,7 +320,7 @@ class _Draft:
         return replace(self.first, extent=self.first.extent + more, terms=terms)
 
 
-def _unfit(dims: tuple[MapDim, ...], mode: MapMode, sides: Sides) -> str:
+def _unsupported_reason(dims: tuple[MapDim, ...], mode: MapMode, sides: CopyShape) -> str:
     """What the driver would refuse beyond what is seen before (ir/tensor_map.py has its rules)."""
     rank = len(dims)
     if rank > MAX_RANK:

@@ -7,9 +7,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from roller_svc.analysis.operand import Operand
-from roller_svc.families.common.gpu.warpgroups.k_iteration import Walk
-from roller_svc.families.common.gpu.warpgroups.tma_axis_groups import Address, Unit, Window, decoded, windows_of
-from roller_svc.families.common.gpu.warpgroups.tma_boxes import Boxed, Sides, im2col, tiled
+from roller_svc.families.common.gpu.warpgroups.k_iteration import KTileOrder
+from roller_svc.families.common.gpu.warpgroups.tma_axis_groups import (
+    Address,
+    AxisGroup,
+    BoundedDim,
+    axis_group_values,
+    bounded_dims,
+)
+from roller_svc.families.common.gpu.warpgroups.tma_boxes import BoxedView, CopyShape, im2col_view, tiled_view
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Expr, Load
 from roller_svc.ir.group import TileAxis
@@ -18,7 +24,7 @@ from roller_svc.ir.program import Axis, TensorType
 from roller_svc.ir.tensor_map import STRIDE_BYTES, MapMode, Swizzle, TensorMap
 
 PATTERN_ROWS = 8  # of a swizzled room: boxes, tiles and parts of them begin with such a group
-MOST_BOXES = 8  # of a panel: more copies than that take one thread longer than the data takes to come
+MAX_BOXES = 8  # of a panel: more copies than that take one thread longer than the data takes to come
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +43,13 @@ class TmaTile:
     tf32: bool
     along_k: bool
     extent: int
-    walk: Walk
+    walk: KTileOrder
     panel: int
     rows: int
-    boxed: Boxed
-    axis_units: tuple[Unit, ...]
-    outer_units: tuple[Unit, ...]  # of k: one value at a time
-    k_units: tuple[Unit, ...]
+    boxed: BoxedView
+    axis_units: tuple[AxisGroup, ...]
+    outer_units: tuple[AxisGroup, ...]  # of k: one value at a time
+    k_units: tuple[AxisGroup, ...]
     batch: tuple[str, ...]
 
     @property
@@ -81,9 +87,9 @@ class TmaTile:
         along, across = (num(box.row), column) if self.along_k else (column, num(box.row))
         rows, inner = add(place, along), self.walk.place_in_row(step, across)
         at: dict[str, Expr] = {name: ref(name) for name in self.batch}
-        at |= decoded(self.outer_units, self.walk.row(step))
-        at |= decoded(self.axis_units, rows, wraps=self.boxed.wraps and self.along_k)
-        at |= decoded(self.k_units, inner, wraps=self.boxed.wraps and not self.along_k)
+        at |= axis_group_values(self.outer_units, self.walk.row(step))
+        at |= axis_group_values(self.axis_units, rows, wraps=self.boxed.wraps and self.along_k)
+        at |= axis_group_values(self.k_units, inner, wraps=self.boxed.wraps and not self.along_k)
         coordinates = tuple(d.coordinate(at, rows if self.along_k else inner) for d in self.boxed.dims)
         if self.mode is MapMode.TILED:
             return coordinates, ()
@@ -91,18 +97,18 @@ class TmaTile:
 
 
 @dataclass(frozen=True, slots=True)
-class _View:
+class _AddressView:
     """The tensor with some of its dimensions as windows, and the units of m or n, of k's members, and of batches."""
 
     address: Address
-    axis: tuple[Unit, ...]
-    outer: tuple[Unit, ...]
-    k: tuple[Unit, ...]
-    batch: tuple[Unit, ...]
+    axis: tuple[AxisGroup, ...]
+    outer: tuple[AxisGroup, ...]
+    k: tuple[AxisGroup, ...]
+    batch: tuple[AxisGroup, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class TmaFeed:
+class TmaLoadPlan:
     """An operand that TMA can bring. `dimensions` are those of its tensor, `extents` those of the axes that walk it;
     `along_k`: rows of a tile lie along k, as in memory. `exact`: nothing beyond the axes' ends is touched; else rows of
     m or n beyond them may come from anywhere in the tensor."""
@@ -113,19 +119,19 @@ class TmaFeed:
     axis: TileAxis
     k: TileAxis
     batch: tuple[Axis, ...]
-    dimensions: tuple[Window, ...]
+    dimensions: tuple[BoundedDim, ...]
     extents: Mapping[str, int] = field(compare=False)
     exact: bool = False
-    _tiles: dict[tuple[int, Walk, int], TmaTile | str] = field(default_factory=dict, compare=False, repr=False)
-    _views: dict[tuple[bool, int], _View] = field(default_factory=dict, compare=False, repr=False)
+    _tiles: dict[tuple[int, KTileOrder, int], TmaTile | str] = field(default_factory=dict, compare=False, repr=False)
+    _views: dict[tuple[bool, int], _AddressView] = field(default_factory=dict, compare=False, repr=False)
 
-    def admits(self, walk: Walk) -> bool:
+    def admits(self, walk: KTileOrder) -> bool:
         """Whether some tile can be brought so, rows along k being as long as a swizzle allows."""
         row_bytes = walk.depth * self.dtype.bytes if self.along_k else STRIDE_BYTES
         panel = math.gcd(row_bytes, Swizzle.B128.value) // self.dtype.bytes
         return panel > 0 and not isinstance(self.tile(max(PATTERN_ROWS, panel), walk, panel), str)
 
-    def tile(self, extent: int, walk: Walk, panel: int) -> TmaTile | str:
+    def tile(self, extent: int, walk: KTileOrder, panel: int) -> TmaTile | str:
         """Tiles of `extent` elements along m or n (from multiples of it on) and of the walk's steps, in rows of `panel`
         elements of the room; or why they cannot be brought so."""
         known = self._tiles.get((extent, walk, panel))
@@ -133,7 +139,7 @@ class TmaFeed:
             known = self._tiles[extent, walk, panel] = self._tile(extent, walk, panel)
         return known
 
-    def _tile(self, extent: int, walk: Walk, panel: int) -> TmaTile | str:
+    def _tile(self, extent: int, walk: KTileOrder, panel: int) -> TmaTile | str:
         rows, row = (extent, walk.depth) if self.along_k else (walk.depth, extent)
         if row % panel:
             return f"{row} elements are no whole rows of {panel}"
@@ -145,71 +151,71 @@ class TmaFeed:
         pixels = found if self.exact else self._made((extent, walk, panel), rows, pixels=True)
         if not isinstance(pixels, str):
             return pixels
-        for parts in range(2, MOST_BOXES + 1):
+        for parts in range(2, MAX_BOXES + 1):
             if rows % (parts * PATTERN_ROWS) == 0:
                 smaller = self._made((extent, walk, panel), rows // parts, pixels=False)
                 if not isinstance(smaller, str):
                     return smaller
         return found
 
-    def _made(self, tile: tuple[int, Walk, int], rows: int, *, pixels: bool) -> TmaTile | str:
+    def _made(self, tile: tuple[int, KTileOrder, int], rows: int, *, pixels: bool) -> TmaTile | str:
         extent, walk, panel = tile
         view = self._view(len(walk.outer), pixels=pixels)
         inner, across = (view.k, view.axis) if self.along_k else (view.axis, view.k)
         ragged = self.exact and self.axis.extent % extent != 0
         ends = (walk.is_ragged, ragged) if self.along_k else (ragged, walk.is_ragged)
-        sides = Sides(inner, across, (*view.outer, *view.batch), panel, rows, self.dtype.bytes, *ends)
-        boxed = im2col(view.address, sides) if pixels else tiled(view.address, sides)
+        sides = CopyShape(inner, across, (*view.outer, *view.batch), panel, rows, self.dtype.bytes, *ends)
+        boxed = im2col_view(view.address, sides) if pixels else tiled_view(view.address, sides)
         if isinstance(boxed, str):
             return boxed
         return TmaTile(self.dtype, self.tf32, self.along_k, extent, walk, panel, rows, boxed, view.axis, view.outer,
                        view.k, tuple(unit.name for unit in view.batch))  # fmt: skip
 
-    def _view(self, outer: int, *, pixels: bool) -> _View:
+    def _view(self, outer: int, *, pixels: bool) -> _AddressView:
         """`outer`: how many of k's members are walked one value at a time."""
         known = self._views.get((pixels, outer))
         if known is None:
             kept = [d for d, w in enumerate(self.dimensions) if w.guarded or (pixels and self._slides(w))]
             address = Address.of(self.dimensions, kept, self.extents)
-            known = self._views[pixels, outer] = _View(
+            known = self._views[pixels, outer] = _AddressView(
                 address, address.units(self.axis.members), address.units(self.k.members[:outer]),
                 address.units(self.k.members[outer:]),
                 tuple(unit for member in self.batch for unit in address.units((member,))),
             )  # fmt: skip
         return known
 
-    def _slides(self, dimension: Window) -> bool:
+    def _slides(self, dimension: BoundedDim) -> bool:
         """Whether rows move along the dimension and something else does too."""
         members = self.axis.members if self.along_k else self.k.members
         names = {name for name, _ in dimension.index.coeffs}
         return not names.isdisjoint(m.name for m in members) and len(names) > 1
 
 
-def tma_feed(
+def plan_tma_load(
     operand: Operand, dtype: DType, axes: tuple[TileAxis, TileAxis], batch: tuple[TileAxis, ...],
     types: Mapping[str, TensorType],
-) -> TmaFeed | str:  # fmt: skip
+) -> TmaLoadPlan | str:  # fmt: skip
     """How TMA brings the operand, staged as `dtype`, or why it cannot. `axes`: its own one, m or n, and k."""
     source, (axis, k) = operand.source, axes
     if source is None:
         return "it is computed"
-    if operand.stored is not dtype and (operand.stored, dtype) != (DType.BOOL, DType.UINT8):
-        return f"it is {operand.stored.value} in memory and {dtype.value} when multiplied"
+    if operand.memory_dtype is not dtype and (operand.memory_dtype, dtype) != (DType.BOOL, DType.UINT8):
+        return f"it is {operand.memory_dtype.value} in memory and {dtype.value} when multiplied"
     members = tuple(m for b in batch for m in b.members)
     extents = {m.name: m.extent for m in (*members, *axis.members, *k.members)}
-    dimensions = windows_of(source, operand.guard, types[source.tensor].shape, extents)
+    dimensions = bounded_dims(source, operand.guard, types[source.tensor].shape, extents)
     if isinstance(dimensions, str):
         return dimensions
-    return TmaFeed(dtype, dtype is DType.FLOAT32, operand.along_k, axis, k, members, dimensions, extents)
+    return TmaLoadPlan(dtype, dtype is DType.FLOAT32, operand.k_major, axis, k, members, dimensions, extents)
 
 
-def tma_results(
+def plan_tma_store(
     target: Load, dtype: DType, axes: tuple[TileAxis, TileAxis], batch: tuple[TileAxis, ...],
     types: Mapping[str, TensorType],
-) -> TmaFeed | str:  # fmt: skip
+) -> TmaLoadPlan | str:  # fmt: skip
     """How TMA stores a contraction's results, neighbours along n, where `target` is a result's place; or why it cannot.
     `axes`: m and n. Its tiles are of m's extent and of a walk of n."""
     (m, n) = axes
-    operand = Operand(target, dtype, target, None, types[target.tensor].dtype, along_k=True, run=1)
-    found = tma_feed(operand, dtype, (m, n), batch, types)
+    operand = Operand(target, dtype, target, None, types[target.tensor].dtype, k_major=True, vector_width=1)
+    found = plan_tma_load(operand, dtype, (m, n), batch, types)
     return found if isinstance(found, str) else replace(found, exact=True, tf32=False)

@@ -14,8 +14,8 @@ from tma_copies import arrived, value
 
 from roller_svc import hardware
 from roller_svc.analysis.operand import Operand, operands
-from roller_svc.families.common.gpu.warpgroups.k_iteration import Walk
-from roller_svc.families.common.gpu.warpgroups.tma_load import TmaFeed, TmaTile, tma_feed
+from roller_svc.families.common.gpu.warpgroups.k_iteration import KTileOrder
+from roller_svc.families.common.gpu.warpgroups.tma_load import TmaLoadPlan, TmaTile, plan_tma_load
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.group import AxisRole, KernelGroup, TileAxis
 from roller_svc.ir.index import mul, num, ref
@@ -24,19 +24,19 @@ from roller_svc.ir.tensor_map import MapMode, Swizzle
 HOPPER = hardware.load("nvidia-h200-sxm")
 
 
-def feeds(group: KernelGroup) -> tuple[TmaFeed | str, TmaFeed | str]:
+def feeds(group: KernelGroup) -> tuple[TmaLoadPlan | str, TmaLoadPlan | str]:
     (m,), (n,), (k,) = (group.space.role(role) for role in (AxisRole.M, AxisRole.N, AxisRole.K))
     batch = group.space.role(AxisRole.BATCH)
     a, b = operands(group)
     types = dict(group.inputs)
-    return tma_feed(a, a.stored, (m, k), batch, types), tma_feed(b, b.stored, (n, k), batch, types)
+    return plan_tma_load(a, a.memory_dtype, (m, k), batch, types), plan_tma_load(b, b.memory_dtype, (n, k), batch, types)
 
 
-def joint_walk(group: KernelGroup, depth: int) -> Walk:
+def joint_walk(group: KernelGroup, depth: int) -> KTileOrder:
     """The walk of k that boxes of both operands admit, with as few members as may be one value at a time."""
     (k,), found = group.space.role(AxisRole.K), feeds(group)
-    walks = (Walk.within(k, outer, depth) for outer in range(len(k.members)))
-    return next(w for w in walks if all(isinstance(feed, TmaFeed) and feed.admits(w) for feed in found))
+    walks = (KTileOrder.within(k, outer, depth) for outer in range(len(k.members)))
+    return next(w for w in walks if all(isinstance(feed, TmaLoadPlan) and feed.admits(w) for feed in found))
 
 
 def member_values(axis: TileAxis, place: np.ndarray) -> dict[str, np.ndarray]:
@@ -53,7 +53,7 @@ class Case:
     def __init__(self, group: KernelGroup, which: int) -> None:
         self.operand: Operand = operands(group)[which]
         feed = feeds(group)[which]
-        assert isinstance(feed, TmaFeed), feed
+        assert isinstance(feed, TmaLoadPlan), feed
         self.feed = feed
         self.batch = group.space.role(AxisRole.BATCH)
         assert self.operand.source is not None
@@ -113,7 +113,7 @@ class Case:
             assert np.array_equal(room[checked], np.broadcast_to(wanted, room.shape)[checked]), (number, step, batch)
 
 
-def made(case: Case, extent: int, walk: Walk, panel: int) -> TmaTile:
+def made(case: Case, extent: int, walk: KTileOrder, panel: int) -> TmaTile:
     tile = case.feed.tile(extent, walk, panel)
     assert isinstance(tile, TmaTile), tile
     return tile
@@ -148,7 +148,7 @@ def product(name: str) -> KernelGroup:
 def test_products(name: str, which: int) -> None:
     group = product(name)
     case = Case(group, which)
-    assert isinstance(feeds(group)[1 - which], TmaFeed)
+    assert isinstance(feeds(group)[1 - which], TmaLoadPlan)
     for depth in (16, 64):
         walk = joint_walk(group, depth)
         for extent in (64, 128, 192):
@@ -236,10 +236,10 @@ def test_what_cannot_be_brought(name: str) -> None:
     text, a, reason = REFUSED[name]
     group = contraction(text, HOPPER, A=a, B="float16 64 64")
     (m,), (k,) = (group.space.role(role) for role in (AxisRole.M, AxisRole.K))
-    found = tma_feed(operands(group)[0], DType.FLOAT16, (m, k), group.space.role(AxisRole.BATCH), dict(group.inputs))
-    if isinstance(found, TmaFeed):
-        assert not found.admits(Walk.linear(64, 64))
-        tile = found.tile(64, Walk.linear(64, 64), 64)
+    found = plan_tma_load(operands(group)[0], DType.FLOAT16, (m, k), group.space.role(AxisRole.BATCH), dict(group.inputs))
+    if isinstance(found, TmaLoadPlan):
+        assert not found.admits(KTileOrder.linear(64, 64))
+        tile = found.tile(64, KTileOrder.linear(64, 64), 64)
         assert isinstance(tile, str)
         found = tile
     assert reason in found
@@ -251,10 +251,10 @@ def test_other_types(dtype: str, panel: int) -> None:
         "C[m, n] +=! A[m, k].cast(`float32`) * B[n, k].cast(`float32`)")  # fmt: skip
     group = contraction(text, HOPPER, A=f"{dtype} 72 208", B=f"{dtype} 40 208")
     (m,), (k,) = (group.space.role(role) for role in (AxisRole.M, AxisRole.K))
-    staged = DType.UINT8 if dtype == "bool" else operands(group)[0].stored
-    feed = tma_feed(operands(group)[0], staged, (m, k), (), dict(group.inputs))
-    assert isinstance(feed, TmaFeed)
-    tile = feed.tile(64, Walk.linear(208, 128), panel)
+    staged = DType.UINT8 if dtype == "bool" else operands(group)[0].memory_dtype
+    feed = plan_tma_load(operands(group)[0], staged, (m, k), (), dict(group.inputs))
+    assert isinstance(feed, TmaLoadPlan)
+    tile = feed.tile(64, KTileOrder.linear(208, 128), panel)
     assert isinstance(tile, TmaTile)
     view = tile.tensor_map("map", "a", Swizzle.NONE)
     assert (view.dtype, view.tf32, view.extents) == (staged, dtype == "float32", (208, 72))
@@ -265,7 +265,7 @@ def test_other_types(dtype: str, panel: int) -> None:
 def test_a_share_of_a_tile_begins_where_it_is_told_to() -> None:
     group = product("nt")
     case = Case(group, 0)
-    tile = made(case, 64, Walk.linear(136, 64), 64)
+    tile = made(case, 64, KTileOrder.linear(136, 64), 64)
     coordinates, offsets = tile.coordinates(num(128 + 64), num(1), tile.boxes[0])
     assert [value(c, {}) for c in coordinates] == [64, 192]
     assert offsets == ()
@@ -276,10 +276,10 @@ def test_walks() -> None:
         "C[m, n] +=! A[m, i, j, k] * B[i, n, j, k]", HOPPER, A="float16 64 2 3 40", B="float16 2 64 3 40"
     )
     walk = joint_walk(group, 64)
-    assert walk == Walk((("i", 2),), 120, 64)
+    assert walk == KTileOrder((("i", 2),), 120, 64)
     assert (walk.rows, walk.row_steps, walk.steps, walk.is_ragged) == (2, 2, 4, True)
     assert [int(value(walk.place(num(s), num(3)), {})) for s in range(4)] == [3, 67, 123, 187]
     inside = walk.inside(num(3), num(56))
     assert inside is not None
     assert not value(inside, {})
-    assert Walk.linear(128, 64).inside(num(1), num(63)) is None
+    assert KTileOrder.linear(128, 64).inside(num(1), num(63)) is None

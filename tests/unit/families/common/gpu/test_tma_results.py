@@ -11,8 +11,8 @@ from cases_matrix import contraction
 from tma_copies import reached, value
 
 from roller_svc import hardware
-from roller_svc.families.common.gpu.warpgroups.k_iteration import Walk
-from roller_svc.families.common.gpu.warpgroups.tma_load import TmaFeed, TmaTile, tma_results
+from roller_svc.families.common.gpu.warpgroups.k_iteration import KTileOrder
+from roller_svc.families.common.gpu.warpgroups.tma_load import TmaLoadPlan, TmaTile, plan_tma_store
 from roller_svc.ir.expr import Load
 from roller_svc.ir.group import AxisRole
 from roller_svc.ir.index import mul, num, ref
@@ -35,7 +35,7 @@ SHAPES = {
 }
 
 
-def results(name: str) -> tuple[TmaFeed | str, tuple[int, ...], tuple[int, int, dict[str, int]]]:
+def results(name: str) -> tuple[TmaLoadPlan | str, tuple[int, ...], tuple[int, int, dict[str, int]]]:
     """The feed, the shape stored to, and extents of m, n and batches."""
     a, b = (f"float16 {' '.join(map(str, shape))}" for shape in SHAPES[name])
     group = contraction(STORED[name], HOPPER, A=a, B=b)
@@ -43,16 +43,16 @@ def results(name: str) -> tuple[TmaFeed | str, tuple[int, ...], tuple[int, int, 
     type_ = types[last.output]
     (m,), (n,) = (group.space.role(role) for role in (AxisRole.M, AxisRole.N))
     batch = group.space.role(AxisRole.BATCH)
-    found = tma_results(Load(last.output, last.index, type_.dtype), type_.dtype, (m, n), batch, types)
+    found = plan_tma_store(Load(last.output, last.index, type_.dtype), type_.dtype, (m, n), batch, types)
     return found, type_.shape, (m.extent, n.extent, {x.name: x.extent for axis in batch for x in axis.members})
 
 
 @pytest.mark.parametrize("name", STORED)
 def test_every_element_is_stored_once(name: str) -> None:
     feed, shape, (m, n, batch) = results(name)
-    assert isinstance(feed, TmaFeed), feed
+    assert isinstance(feed, TmaLoadPlan), feed
     for extent, columns in ((8, 8), (16, 32), (16, 64)):
-        walk = Walk.linear(n, columns)
+        walk = KTileOrder.linear(n, columns)
         tile = feed.tile(extent, walk, columns)
         assert isinstance(tile, TmaTile), tile
         assert tile.mode is MapMode.TILED

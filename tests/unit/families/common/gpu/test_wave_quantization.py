@@ -7,10 +7,15 @@ import math
 import pytest
 from contractions import A100, matmul, unit
 
-from roller_svc.construct.rules import Base, spatial_grid
+from roller_svc.construct.rules import ThreadTile, spatial_grid
 from roller_svc.families import prepare
 from roller_svc.families.common.gpu.matrix.tile import MMA_SYNC
-from roller_svc.families.common.gpu.matrix.wave_quantization import FEW_WAVES, evened, fills_few_waves, streams
+from roller_svc.families.common.gpu.matrix.wave_quantization import (
+    MIN_WAVES,
+    has_wave_quantization,
+    stream_k_choices,
+    wave_balanced_tiles,
+)
 from roller_svc.families.gpu.mma_contraction.rules import approx_cycles
 from roller_svc.ir.group import KernelGroup
 from roller_svc.perf.workload import Workload
@@ -33,14 +38,14 @@ def problem_of(group: KernelGroup) -> Workload:
     ],
 )
 def test_steps_are_streamed_where_the_last_wave_would_be_empty(tiles: int, steps: int, blocks: int | None) -> None:
-    found = streams(tiles, steps, CORES)
+    found = stream_k_choices(tiles, steps, CORES)
     assert found == (() if blocks is None else (blocks,))
 
 
 @pytest.mark.parametrize("tiles", [37, 64, 90, 130, 150])
 @pytest.mark.parametrize("steps", [16, 33, 250])
 def test_streamed_steps_are_shared_evenly(tiles: int, steps: int) -> None:
-    found = streams(tiles, steps, CORES)
+    found = stream_k_choices(tiles, steps, CORES)
     assert len(found) == 1
     for blocks in found:
         share = math.ceil(tiles * steps / blocks)
@@ -50,27 +55,27 @@ def test_streamed_steps_are_shared_evenly(tiles: int, steps: int) -> None:
 
 def test_sides_change_so_that_the_grid_comes_to_whole_waves() -> None:
     p = problem_of(matmul(1024, 1024, 1024))
-    block, base = (128, 128, 64), Base((64, 64, 16))
+    block, base = (128, 128, 64), ThreadTile((64, 64, 16))
     assert spatial_grid(p, block) == 64
-    found = dict(evened(p, block, base, (MMA_SYNC.rows, MMA_SYNC.columns)))
+    found = dict(wave_balanced_tiles(p, block, base, (MMA_SYNC.rows, MMA_SYNC.columns)))
     assert (128, 80, 64) in found  # 8 x 13 = 104 tiles for 108 cores
     for tile, of in found.items():
         assert spatial_grid(p, tile) % CORES == 0 or spatial_grid(p, tile) % CORES > 0.75 * CORES
-        assert (of.thread[0] % MMA_SYNC.rows, of.thread[1] % MMA_SYNC.columns) == (0, 0)
-        assert all(b % t == 0 for b, t in zip(tile, of.thread, strict=True))
+        assert (of.tile[0] % MMA_SYNC.rows, of.tile[1] % MMA_SYNC.columns) == (0, 0)
+        assert all(b % t == 0 for b, t in zip(tile, of.tile, strict=True))
 
 
 def test_few_waves_are_those_below_the_limit() -> None:
     p = problem_of(matmul(4096, 4096, 64))
     small, large = (64, 64, 64), (256, 256, 64)
-    assert spatial_grid(p, small) >= FEW_WAVES * CORES
-    assert not fills_few_waves(p, small)
-    assert fills_few_waves(p, large)
+    assert spatial_grid(p, small) >= MIN_WAVES * CORES
+    assert not has_wave_quantization(p, small)
+    assert has_wave_quantization(p, large)
 
 
 def test_a_tile_that_loads_less_and_fills_the_device_promises_more() -> None:
     p = problem_of(matmul(4096, 4096, 4096))
-    base = Base((64, 64, 16))
+    base = ThreadTile((64, 64, 16))
 
     def cycles(m: int, n: int, traffic: float) -> float:
         return approx_cycles(p, (m, n, 32), base, 1, traffic)

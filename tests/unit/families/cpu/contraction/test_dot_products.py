@@ -16,7 +16,7 @@ from roller_svc.compiler.lower_and_emit import generate, lower
 from roller_svc.compiler.partition_cache import partition
 from roller_svc.compiler.rank import rank
 from roller_svc.families import model_of
-from roller_svc.families.common.cpu.dot import DotOperands, dot_operands, element
+from roller_svc.families.common.cpu.dot import DotOperands, cast_element, dot_operands
 from roller_svc.families.matching import units_for
 from roller_svc.frontend.lang import parse
 from roller_svc.hardware.detect import Machine, localised, probe
@@ -163,7 +163,7 @@ def test_plain_vectors_are_no_dot_products() -> None:
 def test_one_side_is_made_unsigned_and_one_signed(types: tuple[str, str], flips_a: bool, a_is_first: bool) -> None:
     found = dot_of(product_of((8, 16, 8), types))
     assert found is not None
-    assert (found.flips_a, found.a_is_first) == (flips_a, a_is_first)
+    assert (found.flips_sign_of_a, found.a_is_first) == (flips_a, a_is_first)
 
 
 def test_what_dot_products_do_not_take() -> None:
@@ -193,18 +193,18 @@ def test_bytes_are_halves_too_where_sums_are_floats() -> None:
 
 
 def test_plain_vectors_stay_a_choice() -> None:
-    taken = units_for(group_of(product_of((64, 64, 64), ("int8", "int8"))), SPEC, NO_CONSTRAINTS).taken
+    taken = units_for(group_of(product_of((64, 64, 64), ("int8", "int8"))), SPEC, NO_CONSTRAINTS).units
     assert [unit.name for unit in taken] == ["dot_i8", "vector_i32"]
     floats = units_for(group_of(program_of("C[m, n] +=! A[m, k] * B[k, n]", A=("float32", (8, 8)),
-                                           B=("float32", (8, 8)))), SPEC, NO_CONSTRAINTS).taken  # fmt: skip
+                                           B=("float32", (8, 8)))), SPEC, NO_CONSTRAINTS).units  # fmt: skip
     assert [unit.name for unit in floats] == ["vector_f32"]
 
 
 def test_elements_take_no_detours() -> None:
     byte = Load("x", (), DType.INT8)
-    assert element(Cast(byte, DType.INT32), DType.INT8) == byte
+    assert cast_element(Cast(byte, DType.INT32), DType.INT8) == byte
     wrapped = Cast(byte, DType.UINT8)  # -1 becomes 255
-    assert element(Cast(wrapped, DType.FLOAT32), DType.BFLOAT16) == Cast(wrapped, DType.BFLOAT16, implicit=True)
+    assert cast_element(Cast(wrapped, DType.FLOAT32), DType.BFLOAT16) == Cast(wrapped, DType.BFLOAT16, implicit=True)
 
 
 # how they are packed --------------------------------------------------------------------------------------------------

@@ -13,15 +13,15 @@ from cases_cpu import AVX2, cpu_case
 
 import roller_svc
 from roller_svc import hardware
-from roller_svc.codegen.kernel import Part, emit, tensors_in_memory
+from roller_svc.codegen.kernel import GroupLaunches, emit, tensors_in_memory
 from roller_svc.compiler.lower_and_emit import generate, lower
 from roller_svc.compiler.partition_cache import partition
 from roller_svc.compiler.rank import rank
 from roller_svc.families import model_of
-from roller_svc.families.common.view import View
+from roller_svc.families.common.view import GemmView
 from roller_svc.families.cpu.contraction.packing import K_ROW
-from roller_svc.families.cpu.contraction.schedule import OperandAhead, ResultsAhead
-from roller_svc.families.cpu.contraction.workload import Lie, cpu_operands
+from roller_svc.families.cpu.contraction.schedule import OperandPrefetch, OutputPrefetch
+from roller_svc.families.cpu.contraction.workload import OperandLayout, cpu_operands
 from roller_svc.frontend.lang import parse
 from roller_svc.fusion.partition import stored_types
 from roller_svc.ir.dtype import DType
@@ -203,7 +203,7 @@ def test_many_lines_of_results_are_asked_for_while_a_tile_is_summed(height: int,
 @pytest.mark.parametrize(("height", "steps"), [(14, 64), (9, 256), (14, 14), (14, 5), (30, 7)])
 def test_every_row_of_a_tile_is_asked_for(height: int, steps: int) -> None:
     (group,) = partition(program_of((height, 16, steps), then=RELU), AVX2)
-    beside = ResultsAhead(View.of(group, tiled(group, (height, 16, height, 16, steps))), height, 16).beside(steps)
+    beside = OutputPrefetch(GemmView.of(group, tiled(group, (height, 16, height, 16, steps))), height, 16).in_step(steps)
     asked: set[int] = set()
     for k in range(steps):
         nodes = beside
@@ -218,8 +218,8 @@ def test_rows_of_a_that_come_from_memory_are_asked_for_a_tile_ahead(rows: int, h
     """Each line of each row once, and none of rows that are near anyway."""
     (group,) = partition(program_of((rows, 16, 48)), AVX2)
     lies = cpu_operands(group)[0]
-    view = View.of(group, tiled(group, (height, 16, -(-rows // height) * height, 16, 48)))
-    beside = OperandAhead(view, lies, height, AVX2).beside()
+    view = GemmView.of(group, tiled(group, (height, 16, -(-rows // height) * height, 16, 48)))
+    beside = OperandPrefetch(view, lies, height, AVX2).nodes()
     asked: Counter[tuple[int, int]] = Counter()
     for k in range(48) if beside else ():
         nodes = beside
@@ -280,11 +280,11 @@ def test_integers_are_packed_too() -> None:
 
 def test_what_is_turned_and_what_is_copied() -> None:
     (group,) = partition(program_of((64, 64, 1024), "[m, k]", "[n, k]"), AVX2)
-    assert [operand.lie for operand in cpu_operands(group)] == [Lie.ALONG_K, Lie.ALONG_K]
+    assert [operand.layout for operand in cpu_operands(group)] == [OperandLayout.K_MAJOR, OperandLayout.K_MAJOR]
     nodes = [*iter_nodes(lower(group, tiled(group, (6, 16, 48, 64, 32)), AVX2)[0].body)]
     assert {node.rows for node in nodes if isinstance(node, Transpose)} == {6, 8, 4}
     (group,) = partition(program_of((64, 64, 64), "[k, m]", "[k, n]"), AVX2)
-    assert [operand.lie for operand in cpu_operands(group)] == [Lie.ALONG_PANEL, Lie.ALONG_PANEL]
+    assert [operand.layout for operand in cpu_operands(group)] == [OperandLayout.PANEL_MAJOR, OperandLayout.PANEL_MAJOR]
     nodes = [*iter_nodes(lower(group, tiled(group, (6, 16, 48, 64, 32)), AVX2)[0].body)]
     assert not any(isinstance(node, Transpose) for node in nodes)
 
@@ -347,7 +347,7 @@ def test_blocks_are_turned_in_registers(dtype: str, lanes: int, rows: int, width
     tree = ScheduleTree("turn", (Storage(room, kind, shape, Scope.STACK, body),))
     views = (("x", TensorType(kind, (rows, 21))), ("y", TensorType(kind, shape)))
     buffers = tensors_in_memory(program, stored_types(program), [])
-    source = emit("kernel", (Part((tree,), views),), buffers, AVX2, "")
+    source = emit("kernel", (GroupLaunches((tree,), views),), buffers, AVX2, "")
     x = np.arange(rows * 21, dtype=dtype).reshape(rows, 21)
     expected = np.full(shape, 7, dtype)
     expected[1:-1, :rows] = x[:, 3 : 3 + lanes].T

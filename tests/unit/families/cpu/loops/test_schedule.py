@@ -10,12 +10,12 @@ import pytest
 from cases_cpu import hinting
 
 import roller_svc
-from roller_svc.analysis.linear import simplified
+from roller_svc.analysis.linear import simplify_divisions
 from roller_svc.compiler.backends import backend_for
 from roller_svc.compiler.lower_and_emit import generate, lower
 from roller_svc.compiler.partition_cache import partition
 from roller_svc.compiler.rank import rank
-from roller_svc.families.common.cpu.column_reduction import HELD_BYTES, HELD_FOR_MANY
+from roller_svc.families.common.cpu.column_reduction import ACCUMULATOR_BYTES, MANY_TERMS_ACCUMULATOR_BYTES
 from roller_svc.frontend.lang.parser import parse
 from roller_svc.hardware import detect_local, load
 from roller_svc.ir.dtype import DType
@@ -53,8 +53,8 @@ def test_few_steps_stay_in_registers() -> None:
 @pytest.mark.parametrize(("elements", "prefetched"), [(1 << 12, set()), (1 << 22, {"x", "y"})])
 def test_only_what_no_cache_of_a_core_holds_is_prefetched(elements: int, prefetched: set[str]) -> None:
     found = nodes("y[i] = x[i] * 2.0", x=(elements,))
-    past_caches = {n.tensor for n in found if isinstance(n, Compute) and n.nontemporal}  # needs no line to be there
-    assert {n.tensor for n in found if isinstance(n, Prefetch)} == prefetched - past_caches
+    use_nontemporal_stores = {n.tensor for n in found if isinstance(n, Compute) and n.nontemporal}  # needs no line to be there
+    assert {n.tensor for n in found if isinstance(n, Prefetch)} == prefetched - use_nontemporal_stores
     assert all(n.for_write == (n.tensor == "y") for n in found if isinstance(n, Prefetch))
 
 
@@ -85,10 +85,10 @@ def test_lanes_of_a_sum_are_joined_at_once() -> None:
 
 def test_quotients_that_the_operand_shows() -> None:
     x = add(mul(ref("o"), num(8)), num(3))
-    assert simplified(div(x, 8)) == ref("o")
-    assert simplified(mod(x, 8)) == num(3)
-    assert simplified(div(x, 16)) == div(ref("o"), 2)
-    assert simplified(div(add(ref("o"), num(3)), 8)) == div(add(ref("o"), num(3)), 8)
+    assert simplify_divisions(div(x, 8)) == ref("o")
+    assert simplify_divisions(mod(x, 8)) == num(3)
+    assert simplify_divisions(div(x, 16)) == div(ref("o"), 2)
+    assert simplify_divisions(div(add(ref("o"), num(3)), 8)) == div(add(ref("o"), num(3)), 8)
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -197,7 +197,7 @@ def test_what_columns_share_goes_into_the_table_where_a_product_is_left(scale: s
     np.testing.assert_allclose(kernel(**arrays)["y"], want, rtol=1e-4, atol=1e-3)
 
 
-@pytest.mark.parametrize(("text", "room"), [("q[i // 8, j]", HELD_FOR_MANY), ("q[i, j]", HELD_BYTES)])
+@pytest.mark.parametrize(("text", "room"), [("q[i // 8, j]", MANY_TERMS_ACCUMULATOR_BYTES), ("q[i, j]", ACCUMULATOR_BYTES)])
 def test_values_wait_in_the_second_cache_where_many_terms_join_them(text: str, room: int) -> None:
     program = parse(f"y[j] +=! x[i] * {text} where i in 512", {
         "x": TensorType(DType.FLOAT32, (512,)), "q": TensorType(DType.FLOAT32, (512, 12288)),

@@ -10,7 +10,7 @@ import pytest
 from cases_cpu import cpu_case, hinting
 
 from roller_svc.compiler.lower_and_emit import lower
-from roller_svc.families.cpu.transpose.workload import Turn, layout_space
+from roller_svc.families.cpu.transpose.workload import TransposeKind, transpose_space
 from roller_svc.hardware import load
 from roller_svc.ir.group import KernelGroup
 from roller_svc.ir.hardware import HardwareSpec
@@ -24,8 +24,8 @@ def permutation(shape: tuple[int, ...], order: tuple[int, ...]) -> str:
     return f"y[{', '.join(AXES[i] for i in order)}] = x[{', '.join(AXES[: len(shape)])}]"
 
 
-def turn_of(group: KernelGroup) -> Turn | None:
-    layout = layout_space(group, AVX2)
+def turn_of(group: KernelGroup) -> TransposeKind | None:
+    layout = transpose_space(group, AVX2)
     return None if layout is None else layout.turn
 
 
@@ -49,24 +49,24 @@ def test_permutations_of_four_axes(order: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("shape", [(67, 45), (90, 3), (3, 90)], ids=str)
 def test_elements_of_every_size(dtype: str, shape: tuple[int, int]) -> None:
     case = cpu_case("y[j, i] = x[i, j]", {"x": (dtype, shape)}, AVX512)
-    assert layout_space(case.group, AVX512) is not None
+    assert transpose_space(case.group, AVX512) is not None
     case.check_some(2)
 
 
 @pytest.mark.parametrize(
     ("text", "shape", "turn"),
     [
-        ("y[c, i] = x[i, c]", (500, 3), Turn.DEALT),
-        ("y[i, c] = x[c, i]", (3, 500), Turn.WOVEN),
-        ("y[c, w, h] = x[h, w, c]", (40, 30, 3), Turn.SQUARE),
-        ("y[i, c] = x[c, i]", (6, 500), Turn.SQUARE),
+        ("y[c, i] = x[i, c]", (500, 3), TransposeKind.DEALT),
+        ("y[i, c] = x[c, i]", (3, 500), TransposeKind.WOVEN),
+        ("y[c, w, h] = x[h, w, c]", (40, 30, 3), TransposeKind.SQUARE),
+        ("y[i, c] = x[c, i]", (6, 500), TransposeKind.SQUARE),
         ("y[j, i] = x[i, j]", (3, 2), None),
         ("y[i, j] = x[i, j]", (64, 64), None),
         ("y[j, i] = x[i, j // 2] where j in 64", (64, 32), None),
         ("y[j, i] = x[i - 1, j].when([i >= 1], 0.0) where i in 65", (64, 64), None),
     ],
 )
-def test_what_is_turned_and_how(text: str, shape: tuple[int, ...], turn: Turn | None) -> None:
+def test_what_is_turned_and_how(text: str, shape: tuple[int, ...], turn: TransposeKind | None) -> None:
     case = cpu_case(text, {"x": ("float32", shape)})
     assert turn_of(case.group) is turn
     case.check_some(3)

@@ -12,7 +12,14 @@ from roller_svc import hardware
 from roller_svc.compiler.lower_and_emit import lower
 from roller_svc.compiler.pipeline import build_kernel
 from roller_svc.compiler.request import build_request
-from roller_svc.families.cpu.window.workload import CROWDED, MAX_STRIDE, Dimension, Layout, Slide, plane_space
+from roller_svc.families.cpu.window.workload import (
+    CROWDED,
+    MAX_STRIDE,
+    Dimension,
+    PlaneLayout,
+    PlaneWindowDim,
+    plane_space,
+)
 from roller_svc.ir.rprogram import RTile
 from roller_svc.ir.schedule import Compute, Loop, LoopKind, Storage, iter_nodes
 from roller_svc.reference.interpreter import evaluate
@@ -194,7 +201,7 @@ def test_lines_of_results_shorter_than_a_vector_are_parts_of_one(columns: int, k
 @pytest.mark.parametrize("rows", [42, 44, 48])
 def test_phases_do_not_crowd_the_sets_of_a_cache(rows: int) -> None:
     """44 rows in four phases, 83 columns, 5 x 5 taps: phases of 12 x 85 elements would have rooms of 4 KiB."""
-    down, along = Slide("h", 83, "u", 5, 2, 1), Slide("w", 83, "v", 5, 2, 1)
-    found = Layout((Dimension(down, rows, 4), Dimension(along, 83, 1)), 64)
+    down, along = PlaneWindowDim("h", 83, "u", 5, 2, 1), PlaneWindowDim("w", 83, "v", 5, 2, 1)
+    found = PlaneLayout((Dimension(down, rows, 4), Dimension(along, 83, 1)), 64)
     assert found.phase_elements >= found.dims[0].size * found.dims[1].size
     assert found.phase_elements % CROWDED

@@ -7,7 +7,7 @@ import re
 import pytest
 from cases_gpu import Types, case
 
-from roller_svc.families.common.gpu.elementwise_space import padded_room
+from roller_svc.families.common.gpu.elementwise_space import choose_padding
 from roller_svc.perf.banks import conflict_cycles
 
 CASES: dict[str, tuple[str, Types]] = {
@@ -98,5 +98,5 @@ def test_bank_conflicts(places: list[int], size: int, cycles: int) -> None:
 
 def test_a_padded_tile_of_floats_has_no_conflicts() -> None:
     """32 x 32 floats, eight lanes of four along each line: one more element a row keeps all lanes apart."""
-    room = padded_room(32, 4, 4, (8, 4, 32))
+    room = choose_padding(32, 4, 4, (8, 4, 32))
     assert (room.pad, room.write_cycles, room.read_cycles) == (1, 4, 1)

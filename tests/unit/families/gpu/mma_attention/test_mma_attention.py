@@ -18,7 +18,7 @@ from roller_svc.compiler.partition_cache import PartitionCache, partition
 from roller_svc.compiler.plans import best_plans, estimate_program, rank_best_partition
 from roller_svc.errors import NoCandidateError
 from roller_svc.families import prepare
-from roller_svc.families.common.gpu.attention.mask import key_bounds, seen_keys
+from roller_svc.families.common.gpu.attention.mask import key_bounds, visible_keys
 from roller_svc.frontend.parse import parse
 from roller_svc.ir.constraints import OpClass, ScheduleConstraints
 from roller_svc.ir.dtype import DType
@@ -169,7 +169,7 @@ def test_seen_keys_hold_all_that_the_mask_keeps(cond: str) -> None:
     bounds, (rows,) = key_bounds(group), group.space.role(AxisRole.M)
     for first in range(0, rows.extent, 16):
         last = min(rows.extent, first + 16) - 1
-        begin, end = seen_keys(bounds, rows, 50, first, last)
+        begin, end = visible_keys(bounds, rows, 50, first, last)
         kept = [j for j in range(50) for row in range(first, last + 1) if MASKS[cond](row // 3, j)]
         assert all(begin <= j < end for j in kept)
         assert begin == 0

@@ -15,12 +15,18 @@ from reference_kernels import tensor
 from schedule_support import program
 
 from roller_svc import toolchain
-from roller_svc.analysis.operand import unfit
+from roller_svc.analysis.operand import operands_unsupported_reason
 from roller_svc.codegen.cuda.instructions import mfma, mfma_wrapper
 from roller_svc.compiler.backends import load_emulated
 from roller_svc.compiler.lower_and_emit import generate
 from roller_svc.compiler.partition_cache import partition
-from roller_svc.families.common.gpu.matrix.tile import LoadKind, feeds, fragment_of, mfma_refusal, mma_tile
+from roller_svc.families.common.gpu.matrix.tile import (
+    LoadKind,
+    fragment_of,
+    mfma_unsupported_reason,
+    mma_tile,
+    plan_operand_loads,
+)
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.hardware import Arch
 from roller_svc.ir.kernel import CompiledKernel, KernelSource, Language, LaunchSpec, Role
@@ -94,8 +100,8 @@ def test_a_lane_has_whole_words() -> None:
         "mfma_f16": (32, 2), "mfma_bf16": (32, 2), "mfma_f32": (16, 1), "mfma_s8": (16, 1), "mfma_f64": (),
     }  # fmt: skip
     half = unit(MI250X, "mfma_f16")
-    assert mfma_refusal(dataclasses.replace(half, shape=(32, 32, 8))).startswith("instructions of 32 x 32")
-    assert mfma_refusal(dataclasses.replace(half, shape=(16, 16, 4))).startswith("lanes do not hold whole words")
+    assert mfma_unsupported_reason(dataclasses.replace(half, shape=(32, 32, 8))).startswith("instructions of 32 x 32")
+    assert mfma_unsupported_reason(dataclasses.replace(half, shape=(16, 16, 4))).startswith("lanes do not hold whole words")
 
 
 # operands ---------------------------------------------------------------------------------------------------------
@@ -117,13 +123,13 @@ def test_what_a_unit_takes(name: str, dtype: str, reason: str) -> None:
     of = unit(MI250X, name)
     text = BYTES if of.acc_dtype is DType.INT32 else MATMUL
     factors = operands_of(text, A=f"{dtype} 64 64", B=f"{dtype} 64 64")
-    assert unfit(of, of.acc_dtype, factors, allow_tf32=False).startswith(reason)
-    assert bool(reason) is bool(unfit(of, of.acc_dtype, factors, allow_tf32=False))
+    assert operands_unsupported_reason(of, of.acc_dtype, factors, allow_tf32=False).startswith(reason)
+    assert bool(reason) is bool(operands_unsupported_reason(of, of.acc_dtype, factors, allow_tf32=False))
 
 
 def test_operands_are_staged_along_k_and_go_through_registers() -> None:
     factors = operands_of(MATMUL, A="float16 64 64", B="float16 64 64")
-    a, b = feeds(unit(MI250X, "mfma_f16"), factors, MI250X.arch)
+    a, b = plan_operand_loads(unit(MI250X, "mfma_f16"), factors, MI250X.arch)
     assert (a.load.kind, b.load.kind) == (LoadKind.VECTOR, LoadKind.ELEMENT)
     group = contraction(MATMUL, MI250X, A="float16 64 64", B="float16 64 64")
     tile = mma_tile(tiles(group, unit(MI250X, "mfma_f16"), (32, 32, 32), (16, 16), reduce_threads=64), *factors)

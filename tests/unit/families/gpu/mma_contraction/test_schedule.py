@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from schedule_support import program
 
 from roller_svc.codegen import dialect
-from roller_svc.codegen.buffer_ref import Place
+from roller_svc.codegen.buffer_ref import BufferRef
 from roller_svc.codegen.cuda.function import emit_function
 from roller_svc.codegen.names import Names
 from roller_svc.codegen.scalar import Scalar
@@ -183,7 +183,7 @@ def test_memory_is_not_taken_from_a_room_in_use(kind: str) -> None:
 def test_eight_rows_have_a_chunk_in_eight_groups_of_banks(dtype: DType, chunks: int) -> None:
     """Rows of every whole number of 16-byte chunks: what one matrix of ldmatrix reads comes in one cycle."""
     chunk = 16 // dtype.bytes
-    room = Place("room", dtype, (2, 16, chunks * chunk), swizzled=True)
+    room = BufferRef("room", dtype, (2, 16, chunks * chunk), swizzled=True)
     scalar = Scalar(dialect.CUDA, Names(), "int", guard_reads=True, ranges={"r": (0, 15)})
     text = scalar.address(room, (ref("s"), ref("r"), ref("c")))
     address = eval(f"lambda s, r, c: {text.replace('/', '//')}")
@@ -216,7 +216,7 @@ def rastered(batches: int, rows: int, columns: int, raster: int) -> list[tuple[i
     for var, extent in (("n.block", columns), ("m.block", rows), ("batch", batches)):
         nodes = (Loop(var, extent, LoopKind.BLOCK, nodes),)
     shape = (batches, rows, columns)
-    places = {"C": Place("C", DType.INT32, shape)}
+    places = {"C": BufferRef("C", DType.INT32, shape)}
     buffers = (Buffer("C", "C", Role.OUTPUT, DType.INT32, shape),)
     function = emit_function(ScheduleTree("kernel", nodes, raster=raster), places, buffers, AMPERE.arch)
     assert function.grid == batches * rows * columns

@@ -7,9 +7,9 @@ import pytest
 from numpy.typing import NDArray
 
 from roller_svc import hardware
-from roller_svc.analysis.online_reduction import JointKind, joints
+from roller_svc.analysis.online_reduction import OnlineReductionKind, online_reductions
 from roller_svc.api import load_runner
-from roller_svc.codegen.kernel import Part, emit, tensors_in_memory
+from roller_svc.codegen.kernel import GroupLaunches, emit, tensors_in_memory
 from roller_svc.compiler.lower_and_emit import lower
 from roller_svc.compiler.partition_cache import partition
 from roller_svc.frontend.lang import parse
@@ -41,7 +41,7 @@ def source_of(program: TensorProgram, flight: int, lanes: int = 32, run: int = 4
     tiles = RProgram(group.space, HW.unit_for(DType.FLOAT32), block, RTile((("r", 1), ("c", run))), lanes)
     types = stored_types(program)
     stored = [(name, types[name]) for name, _ in group.stored]
-    part = Part(lower(group, tiles, HW), (*group.inputs, *group.stored))
+    part = GroupLaunches(lower(group, tiles, HW), (*group.inputs, *group.stored))
     return emit("kernel", (part,), tensors_in_memory(program, types, stored), HW, "")
 
 
@@ -64,10 +64,10 @@ def special_rows() -> NDArray[np.float32]:
 
 @pytest.mark.parametrize(
     ("expression", "kind"),
-    [(SOFTMAX, JointKind.EXPONENTIALS), (SQUARES, JointKind.SQUARES), (PLACES, JointKind.PLACE)],
+    [(SOFTMAX, OnlineReductionKind.SOFTMAX), (SQUARES, OnlineReductionKind.VARIANCE), (PLACES, OnlineReductionKind.ARG)],
 )
-def test_pairs_of_reductions_are_found(expression: str, kind: JointKind) -> None:
-    (joint,) = joints(program_of(expression).statements)
+def test_pairs_of_reductions_are_found(expression: str, kind: OnlineReductionKind) -> None:
+    (joint,) = online_reductions(program_of(expression).statements)
     assert joint.kind is kind
 
 
@@ -81,7 +81,7 @@ def test_pairs_of_reductions_are_found(expression: str, kind: JointKind) -> None
     ],
 )
 def test_other_pairs_are_none(expression: str) -> None:
-    assert joints(program_of(expression).statements) == ()
+    assert online_reductions(program_of(expression).statements) == ()
 
 
 @pytest.mark.emulator

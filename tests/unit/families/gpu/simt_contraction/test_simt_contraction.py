@@ -14,11 +14,17 @@ from roller_svc.analysis.operand import operands
 from roller_svc.compiler.backends import load_emulated
 from roller_svc.compiler.lower_and_emit import generate, lower
 from roller_svc.compiler.partition_cache import partition
-from roller_svc.compiler.post_compile import planned_needs
+from roller_svc.compiler.post_compile import predict_resources
 from roller_svc.compiler.rank import rank
 from roller_svc.errors import WrongAnswerError
 from roller_svc.families import prepare_model
-from roller_svc.families.gpu.simt_contraction.workload import SimtFeeds, chunk, fused_stride, simt_feeds, staged_row
+from roller_svc.families.gpu.simt_contraction.workload import (
+    SimtOperandLoads,
+    chunk,
+    fused_stride,
+    prepare_operand_loads,
+    staged_row,
+)
 from roller_svc.frontend.lang import parse
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.estimate import Candidate
@@ -50,8 +56,8 @@ class Contraction:
         return only
 
     @property
-    def feeds(self) -> SimtFeeds:
-        return simt_feeds(self.group.space, operands(self.group), self.hw.arch)
+    def feeds(self) -> SimtOperandLoads:
+        return prepare_operand_loads(self.group.space, operands(self.group), self.hw.arch)
 
     def best(self) -> Candidate:
         return rank(self.group, self.hw, self.hw.unit_for(self.group.space.compute_dtype), 1)[0][0]
@@ -140,8 +146,8 @@ def test_copies_are_as_wide_as_neighbours_along_the_columns_allow() -> None:
 
 def test_dimensions_of_one_element_do_not_hide_the_direction() -> None:
     found = contraction("Y[n,f,p] +=! X[n,c,p] * W[f,c,0,0]", A100, X=(2, 32, 49), W=(16, 32, 1, 1))
-    assert found.feeds.a.operand.along_k
-    assert found.feeds.a.operand.run == 16
+    assert found.feeds.a.operand.k_major
+    assert found.feeds.a.operand.vector_width == 16
 
 
 def test_without_copies_both_directions_are_loaded_wide() -> None:
@@ -192,7 +198,7 @@ def test_one_barrier_a_step() -> None:
 def test_the_compiler_is_told_how_many_blocks_a_core_shall_hold() -> None:
     found = matmul()
     tiles = found.tiled()
-    needs = planned_needs(found.group, tiles, A100)
+    needs = predict_resources(found.group, tiles, A100)
     assert needs is not None
     assert blocks_per_core(needs, A100) == 2
     assert "__launch_bounds__(256, 2)" in found.source(tiles).text
@@ -250,7 +256,7 @@ def test_compiled_kernels_keep_to_the_plan(hw: HardwareSpec, found: Callable[[Ha
     source = case.source(tiles)
     compiled = compile_source(source)
     resources = compiled.resources[0]
-    needs = planned_needs(case.group, tiles, hw)
+    needs = predict_resources(case.group, tiles, hw)
     assert needs is not None
     assert resources.spill_bytes == 0
     assert resources.shared_bytes == pytest.approx(needs.shared_bytes, abs=128)

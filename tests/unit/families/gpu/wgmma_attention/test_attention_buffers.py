@@ -9,7 +9,7 @@ from roller_svc.compiler.lower_and_emit import generate
 from roller_svc.compiler.partition_cache import partition
 from roller_svc.compiler.rank import construct
 from roller_svc.errors import InvariantError
-from roller_svc.families.gpu.wgmma_attention.workload import attention_group_tile, grouped_attention
+from roller_svc.families.gpu.wgmma_attention.workload import wgmma_attention_facts, wgmma_attention_tile
 from roller_svc.ir.report import Plan
 from tests.unit.families.gpu.mma_attention.test_mma_attention import SCALED_BELOW, Inputs, operator, program
 from tests.unit.families.gpu.wgmma_attention.test_wgmma_attention import HOPPER, Tiles, tree
@@ -30,13 +30,13 @@ def test_launches_take_no_more_than_is_counted(features: int, columns: int, *, i
     compute = program(*case)
     (group,) = partition(compute, HOPPER)
     on = unit(HOPPER, "wgmma_f16")
-    known = grouped_attention(group, on, HOPPER.arch)
+    known = wgmma_attention_facts(group, on, HOPPER.arch)
     programs = construct(group, HOPPER, on).programs
     assert programs
     exact = 0
     for found in programs:
         (launch,) = generate(Plan((chosen(found),)), compute, (group,), HOPPER).launches
-        counted = attention_group_tile(found, known).shared_bytes
+        counted = wgmma_attention_tile(found, known).shared_bytes
         assert launch.shared_bytes <= counted <= HOPPER.limits.shared_bytes_per_block
         exact += launch.shared_bytes == counted
     assert is_bulk or exact  # bulk stores take less than the room that is counted for them

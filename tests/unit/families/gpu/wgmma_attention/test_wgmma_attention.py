@@ -20,7 +20,7 @@ from roller_svc.families import prepare
 from roller_svc.families.common.gpu.attention.kv_loop import KeySteps
 from roller_svc.families.common.gpu.attention.mask import exact_bounds, key_bounds
 from roller_svc.families.common.gpu.matrix.multistage_pipeline import ACC
-from roller_svc.families.gpu.wgmma_attention.workload import attention_group_tile, grouped_attention
+from roller_svc.families.gpu.wgmma_attention.workload import wgmma_attention_facts, wgmma_attention_tile
 from roller_svc.ir.constraints import OpClass, ScheduleConstraints
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Const, Expr, Op, OpKind, substitute
@@ -267,7 +267,7 @@ def test_steps_that_need_no_mask_are_those_whose_keys_all_rows_keep(cond: str) -
     text, inputs = written(f"s[b, h, i, j].when([{cond}], -60000.0)", 3, 6, 40, 50)
     (group,) = partition(program(text, inputs), HOPPER)
     found = tiled(group, Tiles(consumers=1, keys=16))
-    tile = attention_group_tile(found, grouped_attention(group, found.unit, HOPPER.arch))
+    tile = wgmma_attention_tile(found, wgmma_attention_facts(group, found.unit, HOPPER.arch))
     (rows,), (keys,) = group.space.role(AxisRole.M), group.space.role(AxisRole.K)
     exact = exact_bounds(group)
     assert (exact is None) == ("2 *" in cond)

@@ -9,12 +9,12 @@ from contractions import conv, group, matmul
 
 from roller_svc import hardware
 from roller_svc.analysis.operand import operands
-from roller_svc.compiler.post_compile import planned_needs
+from roller_svc.compiler.post_compile import predict_resources
 from roller_svc.compiler.rank import construct, rank_units
-from roller_svc.construct.construct import RANKED_MATRIX
+from roller_svc.construct.construct import MAX_RANKED_MATRIX
 from roller_svc.errors import InvariantError, NoCandidateError
 from roller_svc.families import prepare_model
-from roller_svc.families.common.gpu.warpgroups.tile import MOST_COLUMNS, WgmmaLoad, wgmma_tile
+from roller_svc.families.common.gpu.warpgroups.tile import MAX_COLUMNS, WgmmaLoad, wgmma_tile
 from roller_svc.families.matching import units_for
 from roller_svc.ir.constraints import OpClass, ScheduleConstraints, tile_value
 from roller_svc.ir.dtype import DType
@@ -66,11 +66,11 @@ def test_a_large_product_runs_as_libraries_run_it(layout: str) -> None:
 def test_of_all_tiles_the_fastest_are_priced(m: int, n: int, k: int) -> None:
     """What tiles promise is enough to tell which of them to price: none that is left out is faster by 1 %."""
     found = matmul(m, n, k, "float16", layout="nt", hw=H200)
-    unit = next(unit for unit in units_for(found, H200, ScheduleConstraints(op_class=WGMMA)).taken)
+    unit = next(unit for unit in units_for(found, H200, ScheduleConstraints(op_class=WGMMA)).units)
     model = prepare_model(found, H200, unit)
     some, everything = (
         min(model.timed(program).seconds for program in construct(found, H200, unit, limit).programs)
-        for limit in (RANKED_MATRIX, 2000)
+        for limit in (MAX_RANKED_MATRIX, 2000)
     )
     assert some <= 1.01 * everything
 
@@ -87,7 +87,7 @@ def test_tiles_of_evened_sides_are_instructions_that_exist(rows: int, depth: int
     """36,864 columns over 132 cores are even in tiles of 280, which no instruction has."""
     found = matmul(rows, 36864, depth, layout="nt", hw=H200)
     (n,) = found.space.role(AxisRole.N)
-    assert max(c.program.thread[n.name] for c in best(found, 40)) <= MOST_COLUMNS
+    assert max(c.program.thread[n.name] for c in best(found, 40)) <= MAX_COLUMNS
 
 
 def test_deep_reductions_are_split() -> None:
@@ -160,12 +160,12 @@ def test_unaligned_rows_are_copied_by_threads_and_cost_more() -> None:
 def test_roles_hand_their_registers_over_and_one_consumer_keeps_its_own() -> None:
     found = square(8192)
     (first,) = best(found)
-    needs = planned_needs(found, first.program, H200)
+    needs = predict_resources(found, first.program, H200)
     assert needs is not None
     assert (needs.threads, needs.registers_per_thread) == (384, 168)
     small = square(512)
     (one,) = best(small)
-    needs = planned_needs(small, one.program, H200)
+    needs = predict_resources(small, one.program, H200)
     assert needs is not None
     assert needs.threads == 256
     assert needs.registers_per_thread < 168
@@ -220,4 +220,4 @@ def test_blocks_and_clusters_fit_together() -> None:
 def test_a_b200_keeps_to_warps() -> None:
     hw: HardwareSpec = B200
     found = matmul(256, 256, 256, hw=hw)
-    assert [u.name for u in units_for(found, hw, ScheduleConstraints()).taken] == ["mma_f16", "fma_f32"]
+    assert [u.name for u in units_for(found, hw, ScheduleConstraints()).units] == ["mma_f16", "fma_f32"]
