@@ -19,11 +19,20 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY)
 	$(BIN)/python -m roller_svc.cli.demo
 
-test: $(READY)
-	$(BIN)/python -m pytest
+# WORKERS=0 runs the tests in one process
+WORKERS ?= auto
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8 --dist worksteal
 
+# tests start processes: without bytecode on disk each would compile the package again
+test test-all fuzz: export PYTHONDONTWRITEBYTECODE =
+
+test: $(READY)
+	$(PYTEST)
+
+# lint, quick and slow tests; those of a GPU in one process, and skipped without one
 test-all: $(READY) lint
-	$(BIN)/python -m pytest -m ''
+	$(PYTEST) -m 'not gpu'
+	$(BIN)/python -m pytest -m gpu tests/gpu
 
 # a minute of a hostile client; tests/fuzz/load.py fuzz runs longer, and with other seeds
 fuzz: $(READY)
