@@ -90,7 +90,7 @@ def test_measuring_times_what_is_left_to_do() -> None:
     arrays["B"][...] = 0  # too late for what has been packed
     call()
     want = _arrays(expression, inputs, 1)
-    np.testing.assert_allclose(call.finish()["C"], want["A"] @ want["B"], rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(call.results()["C"], want["A"] @ want["B"], rtol=1e-4, atol=1e-4)
 
 
 def test_results_may_go_where_a_constant_lies() -> None:

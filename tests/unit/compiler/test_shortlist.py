@@ -180,7 +180,7 @@ class MadeUpCall:
     def device_name(self) -> str:
         return "made up"
 
-    def finish(self) -> dict[str, object]:
+    def results(self) -> dict[str, object]:
         return {}
 
 
