@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -41,9 +42,10 @@ def constants(node: ast.expr) -> Iterator[str]:
         yield from (code for value in node.values for code in constants(value))
 
 
-def in_source() -> set[str]:
+@functools.cache
+def in_source() -> frozenset[str]:
     files = (ROOT / "roller_svc").rglob("*.py")
-    return {code for path in files for code in codes_of(ast.parse(path.read_text(encoding="utf-8")))}
+    return frozenset(code for path in files for code in codes_of(ast.parse(path.read_text(encoding="utf-8"))))
 
 
 def documented() -> list[str]:
