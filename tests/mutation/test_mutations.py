@@ -14,8 +14,8 @@ LEAST_SHARE = 0.95
 
 
 def _sampled(mutation: Any) -> Any:
-    """Return a test parameter, marked slow outside a fixed tenth."""
-    marks = () if suite.in_sample(mutation) else (pytest.mark.slow,)
+    """Return a test parameter, marked slow outside the sample."""
+    marks = () if mutation.id in suite.SAMPLE else (pytest.mark.slow,)
     return pytest.param(mutation, id=mutation.id, marks=marks)
 
 
