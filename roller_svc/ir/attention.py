@@ -1,4 +1,4 @@
-"""Attention: what surrounds the online softmax of a kernel group of that kind."""
+"""Attention: the operands, scores and mask of a kernel group of that kind."""
 
 from __future__ import annotations
 
@@ -11,34 +11,26 @@ from roller_svc.ir.program import TensorExpr
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """out[b, m, n] = sum of p v / sum of p over all keys, p = exp(scale (score - max of score)).
+    """out[b, m, n] = sum of p v / sum of p over all keys, p = exp(scale (score - max of score))."""
 
-    `q`: factor over batch, m and features; `k` over batch, keys and features; `v` over batch, keys and n. `product`:
-    the load by which the score reads their first contraction, the sum of q k over features. `dtype`: in which a matrix
-    unit gets the factors, exponentials among them.
-
-    `before`: the statements of the product, the maximum and the sum of exponentials, for each row. `unsplit`: that
-    sum's and the group's own over the axes of the program, none of which stands for heads in two parts.
-    """
-
-    q: Expr
-    k: Expr
-    v: Expr
-    scores_load: Load
+    q: Expr  # over batch, m, head dimension
+    k: Expr  # over batch, keys, head dimension
+    v: Expr  # over batch, keys, n
+    scores_load: Load  # the load of QK^T in `score`
     score: Expr
     scale: float
-    dtype: DType
-    softmax_statements: tuple[TensorExpr, TensorExpr, TensorExpr]
-    unsplit: tuple[TensorExpr, ...] = ()
+    dtype: DType  # in which a matrix unit gets q, k, p and v
+    softmax_statements: tuple[TensorExpr, TensorExpr, TensorExpr]  # QK^T, row maximum, row sum of exponentials
+    unsplit: tuple[TensorExpr, ...] = ()  # row sum and the group's statements before heads are split into two axes
 
     @property
     def row_sum(self) -> TensorExpr:
-        """The sum of exponentials."""
+        """Return the statement of the sum of exponentials."""
         return self.softmax_statements[2]
 
     @property
     def reads(self) -> frozenset[str]:
-        """Tensors from which all of it follows."""
+        """Return the tensors that attention reads."""
         parts = (self.q, self.k, self.v, self.score)
         return frozenset(load.tensor for part in parts for load in loads_of(part)) - {self.scores_load.tensor}
 
@@ -49,31 +41,31 @@ class Attention:
 
 @dataclass(frozen=True, slots=True)
 class Mask:
-    """Scores are `filled` wherever the condition fails."""
+    """Scores are `fill_value` where the condition fails."""
 
     cond: Expr
     fill_value: float
 
 
 def mask(attention: Attention) -> Mask | None:
-    """That of the scores; None where they have none, or are no constant under it."""
+    """Return the mask of the scores, or None without one or if masked scores are not a constant."""
     match _strip_casts(attention.score):
         case Select(cond=cond, otherwise=otherwise):
-            filled = _strip_casts(otherwise)
-            return Mask(cond, float(filled.value)) if isinstance(filled, Const) else None
+            fill_value = _strip_casts(otherwise)
+            return Mask(cond, float(fill_value.value)) if isinstance(fill_value, Const) else None
         case _:
             return None
 
 
 def unmasked(attention: Attention) -> Expr:
-    """The score where the condition of its mask holds."""
+    """Return the score where the condition of its mask holds."""
 
     def visit(expr: Expr) -> Expr:
         match expr:
             case Cast(arg=arg):
                 return replace(expr, arg=visit(arg))
-            case Select(then=kept):
-                return kept
+            case Select(then=then):
+                return then
             case _:
                 return expr
 

@@ -1,8 +1,8 @@
-"""Nouns ↔ plain JSON data: one strict codec for every frozen dataclass, and the digest that names a noun.
+"""Frozen dataclasses ↔ JSON: one strict codec, and the digest of a value.
 
-A dataclass is an object with exactly the fields that it is compared by, plus "node" with the class's name where the
-field may hold several classes. Enums are their values, tuples arrays, frozensets sorted arrays, bytes base64 text;
-infinities and NaN are the strings "inf", "-inf", "nan". Decoding accepts what encoding gives and nothing else.
+A dataclass is an object with exactly its compared fields, plus "node" with the class's name where the field may have
+several classes. Enums are their values, tuples arrays, frozensets sorted arrays, bytes base64 text. Infinities and NaN
+are the strings "inf", "-inf", "nan". Decoding accepts only what encoding returns.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ _NOT_FINITE = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
 
 
 def to_json(value: object) -> Any:
-    """Plain data: dicts, lists, strings, numbers, booleans, None."""
+    """Encode a value as dicts, lists, strings, numbers, booleans and None."""
     return _encode(value, type(value))
 
 
 def from_json(cls: type[T], data: object) -> T:
-    """The noun again; ArgumentError naming the place where the data is not one."""
+    """Decode a value. Raises ArgumentError with the path of malformed data."""
     result: T = _decode(data, cls, cls.__name__)
     return result
 
 
 def canonical_text(value: object) -> str:
-    """One line of JSON, the same for equal nouns: keys sorted, no white space."""
+    """Return one line of JSON, the same for equal values: keys sorted, no white space."""
     return json.dumps(to_json(value), sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
 def digest(value: object) -> str:
-    """sha256 of the class's name and the canonical JSON, as hex."""
+    """Return the sha256 of the class's name and the canonical JSON, as hex."""
     return hashlib.sha256(f"{type(value).__name__}:{canonical_text(value)}".encode()).hexdigest()
 
 
@@ -57,7 +57,7 @@ def _field_types(cls: type) -> Mapping[str, Any]:
 
 @cache
 def _members(declared: Any) -> tuple[Any, ...] | None:
-    """The alternatives of a union; None where the type is not one."""
+    """Return the alternatives of a union, or None for other types."""
     if typing.get_origin(declared) in (typing.Union, types.UnionType):
         return typing.get_args(declared)
     return None
@@ -70,7 +70,7 @@ def _is_dataclass(declared: Any) -> bool:
 
 @cache
 def _generic(declared: Any) -> tuple[Any, tuple[Any, ...]]:
-    """The type that is parametrised, None where it is not, and its parameters."""
+    """Return the origin of a generic type, None for other types, and its parameters."""
     return typing.get_origin(declared), typing.get_args(declared)
 
 
@@ -109,7 +109,7 @@ def _encode_leaf(value: Any, declared: Any) -> Any:
 
 
 def _member_of(value: object, members: tuple[Any, ...]) -> Any:
-    """Which alternative of a union a value is."""
+    """Return the alternative of a union that a value belongs to."""
     for member in members:
         kind = _generic(member)[0] or member
         if isinstance(kind, type) and type(value) is kind:
@@ -158,11 +158,11 @@ def _decode_tuple(data: Any, args: tuple[Any, ...], path: str) -> tuple[Any, ...
 def _decode_union(data: Any, members: tuple[Any, ...], path: str) -> Any:
     if data is None and types.NoneType in members:
         return None
-    nouns = {member.__name__: member for member in members if _is_dataclass(member)}
-    if isinstance(data, dict) and len(nouns) > 1:
-        if data.get("node") not in nouns:
-            raise _wrong(f"{path}.node", f"one of {', '.join(sorted(nouns))}", data.get("node"))
-        return _decode_dataclass({k: v for k, v in data.items() if k != "node"}, nouns[data["node"]], path)
+    classes = {member.__name__: member for member in members if _is_dataclass(member)}
+    if isinstance(data, dict) and len(classes) > 1:
+        if data.get("node") not in classes:
+            raise _wrong(f"{path}.node", f"one of {', '.join(sorted(classes))}", data.get("node"))
+        return _decode_dataclass({k: v for k, v in data.items() if k != "node"}, classes[data["node"]], path)
     rest = [member for member in members if member is not types.NoneType]
     if set(rest) == {int, float}:
         return _decode(data, int if type(data) is int else float, path)
@@ -185,8 +185,8 @@ def _decode_dataclass(data: Any, cls: Callable[..., Any], path: str) -> Any:
     values = {name: _decode(data[name], kind, f"{path}.{name}") for name, kind in kinds.items()}
     try:
         return cls(**values)
-    except InvariantError as refused:
-        raise ArgumentError(f"{path}: {refused}", code="invalid-json") from refused
+    except InvariantError as error:
+        raise ArgumentError(f"{path}: {error}", code="invalid-json") from error
 
 
 def _decode_leaf(data: Any, declared: Any, path: str) -> Any:

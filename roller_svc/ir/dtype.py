@@ -1,4 +1,4 @@
-"""Element types: names, sizes, order of promotion."""
+"""Element types: names, sizes, promotion."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import Enum
 
 
 class DType(Enum):
-    """The language's element types, in promotion order: of two, the earlier wins."""
+    """Element types in promotion order: the earlier of two wins."""
 
     FLOAT64 = "float64"
     FLOAT32 = "float32"
@@ -24,7 +24,7 @@ class DType(Enum):
     UINT8 = "uint8"
     BOOL = "bool"
 
-    # Enum's own hash goes through the member's name; identity is enough and these sit in hot keys.
+    # Faster than Enum's hash of the member's name: types are parts of many keys.
     __hash__ = object.__hash__
 
     @property
@@ -45,17 +45,17 @@ class DType(Enum):
 
     @property
     def is_narrow_float(self) -> bool:
-        """float16, bfloat16, float8: arithmetic on them happens in float32."""
+        """Return whether it is float16, bfloat16 or float8: arithmetic on these is done in float32."""
         return _RANK[DType.FLOAT32] < _RANK[self] < _RANK[DType.INT64]
 
     @property
     def compute(self) -> DType:
-        """The type in which arithmetic on this one happens: float32 for the narrow floats."""
+        """Return the type of arithmetic on this type: float32 for narrow floats."""
         return DType.FLOAT32 if self.is_narrow_float else self
 
     @property
     def integer_range(self) -> tuple[int, int]:
-        """Least and greatest value of an integer type, inclusive."""
+        """Return the lowest and the highest value of an integer type."""
         return _INTEGER_RANGE[self]
 
 
@@ -84,10 +84,10 @@ _BY_NAME = {dtype.value: dtype for dtype in DType} | ALIASES
 
 
 def dtype_named(name: str) -> DType | None:
-    """The type of that name or alias; None where there is none."""
+    """Return the type with that name or alias, or None."""
     return _BY_NAME.get(name)
 
 
 def promote(a: DType, b: DType) -> DType:
-    """The type of an operation on the two (language page, Types)."""
+    """Return the type of an operation on the two (docs/language.md, Types)."""
     return a if _RANK[a] <= _RANK[b] else b

@@ -1,4 +1,4 @@
-"""What the micro performance model says of an rProgram."""
+"""Results of the performance model and of construction."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from roller_svc.ir.rprogram import RProgram
 
 @dataclass(frozen=True, slots=True)
 class StageCost:
-    """Seconds that one stage would take alone: compute, a memory level by its name, launch, ..."""
+    """Seconds of one stage by itself: compute, a memory level by its name, launch, ..."""
 
     name: str
     seconds: float
@@ -18,81 +18,73 @@ class StageCost:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """`seconds` for the whole kernel. `stages` explain it; `occupancy` is active warps over what a core can hold
-    (CPU: share of the threads that have work); `waves` how often the device is filled; `uncertainty` the factor within
-    which the truth is expected."""
+    """The estimated time of a kernel."""
 
     seconds: float
     stages: tuple[StageCost, ...]
-    occupancy: float
-    waves: int
-    uncertainty: float
+    occupancy: float  # active warps over the most a core can hold; CPU: fraction of the threads that have work
+    waves: int  # times that the grid fills the device
+    uncertainty: float  # factor within which the measured time is expected
 
     @property
     def bound(self) -> str:
-        """The stage that takes longest."""
+        """Return the name of the longest stage."""
         return max(self.stages, key=lambda s: s.seconds).name
 
 
 @dataclass(frozen=True, slots=True)
 class Sensitivity:
-    """`saved`: share of an estimate's seconds that a tenth more of the resource saves; of a latency, a tenth less."""
+    """The sensitivity of an estimate to one resource."""
 
     resource: str
-    time_saved_fraction: float
+    time_saved_fraction: float  # of the seconds, with 10 % more of the resource; of a latency, 10 % less
 
 
-COMPUTE = "compute"  # the roof that is no memory level
-FLOOR = " floor"  # behind the name of a roof that no tile goes below: a stage of an estimate that it decides
+COMPUTE = "compute"  # level of the bound that is not a memory level
+FLOOR = " floor"  # suffix of a level's name: stage of an estimate at that level's roofline bound
 
 
 @dataclass(frozen=True, slots=True)
 class RooflineBound:
-    """The least time that a program leaves to one level of a device, whatever its tiles: `amount` at full rate.
-
-    `amount` is bytes, each tensor once, of a memory level; operations of `COMPUTE`.
-    """
+    """The lower bound of a program's time at one level of a device: `amount` at the full rate, for any tiles."""
 
     level: str
-    amount: int
+    amount: int  # bytes, each tensor once; operations of `COMPUTE`
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """An rProgram with its estimate. `handicap`: by what factor it has to be the fastest to come first."""
+    """An rProgram with its estimate."""
 
     program: RProgram
     estimate: Estimate
-    tie_break_factor: float = 1.0
+    tie_break_factor: float = 1.0  # multiplies the seconds in rankings
 
     @property
     def ranking_seconds(self) -> float:
-        """The seconds by which it stands among others."""
+        """Return the seconds by which candidates are ranked."""
         return self.estimate.seconds * self.tie_break_factor
 
 
 class TraceStep(NamedTuple):
-    """One step of construction: the tile looked at, at which level, its footprint and data-reuse score, and what
-    became of it ('grown m', 'accepted', or the rule that rejected it). `extents` are those of the axes `names`."""
+    """One step of construction: a tile and the decision about it."""
 
     level: str
-    names: tuple[str, ...]
-    extents: tuple[int, ...]
+    names: tuple[str, ...]  # axes of the tile
+    extents: tuple[int, ...]  # of those axes
     footprint_bytes: int
-    reuse_score: float
-    decision: str
+    reuse_score: float  # ROLLER's data-reuse score
+    decision: str  # "grown m", "accepted", or the rule that rejected the tile
 
 
 @dataclass(frozen=True, slots=True)
 class Construction:
-    """All that construction found for one group on one device, unranked, and how it got there. `refusals` say which
-    matrix units cannot compute the group and why: 'unit: reason'. `roofline`: arithmetic first, then the memory levels,
-    the outermost first."""
+    """The result of construction for one group on one device."""
 
-    programs: tuple[RProgram, ...]
+    programs: tuple[RProgram, ...]  # unranked
     trace: tuple[TraceStep, ...]
     tiles_visited: int
     rejections: tuple[tuple[str, int], ...] = ()
-    unsupported_units: tuple[str, ...] = ()
-    roofline: tuple[RooflineBound, ...] = ()
+    unsupported_units: tuple[str, ...] = ()  # "unit: reason" of matrix units that cannot compute the group
+    roofline: tuple[RooflineBound, ...] = ()  # arithmetic, then memory levels from the outermost

@@ -1,8 +1,8 @@
 """Typed scalar expressions: the right-hand sides, guards and indices of statements.
 
-Every node knows its dtype. The checker has made every conversion explicit: the arguments of an `Op` already have one
-common operand type. Arithmetic on float16, bfloat16 and float8 happens in float32 and only a `Cast` written by the
-caller, or a store, rounds; an `implicit` Cast converts the value and need not round.
+Every node has a dtype. The checker makes every conversion explicit: the arguments of an `Op` have one common operand
+type. Arithmetic on float16, bfloat16 and float8 is done in float32. Only a `Cast` written by the caller, or a store,
+rounds; an `implicit` Cast converts the value and need not round.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from roller_svc.ir.dtype import DType
 
 
 class OpKind(Enum):
-    """Operators and functions. The value is the name a program would use."""
+    """Operators and functions. The value is their name in the language."""
 
     # arithmetic: integers wrap
     ADD = "+"
@@ -29,7 +29,7 @@ class OpKind(Enum):
     NEG = "neg"
     SHL = "<<"
     SHR = ">>"
-    # comparisons and logic: int8 0 or 1. LAND and LOR evaluate the right only when the left does not decide.
+    # comparisons and logic: int8 0 or 1. LAND and LOR evaluate the right side only if the left one does not decide.
     LT = "<"
     LE = "<="
     GT = ">"
@@ -98,10 +98,10 @@ class OpKind(Enum):
     FMA = "fma"
     CLIP = "clip"  # min(max(x, lo), hi)
     TRUNC_DIV = "trunc_div"  # integers: truncates, by zero gives 0
-    # what lowering for CPUs makes of neighbours along k; no program has these
-    WORD = "word"  # elements of 8 or 16 bits side by side, the first in the lowest bits -> int32
-    # sum + the products of two words' elements: bytes, the first word's unsigned, the second's signed, for int32 sums,
-    # which wrap; bfloat16 for float32
+    # made by schedules for CPUs from consecutive elements along k; programs do not have these
+    WORD = "word"  # adjacent elements of 8 or 16 bits, the first in the lowest bits -> int32
+    # accumulator + the products of two words' elements. int32 (wraps): unsigned bytes of the first word, signed bytes
+    # of the second. float32: bfloat16.
     DOT = "dot"
 
     __hash__ = object.__hash__
@@ -112,7 +112,7 @@ COMPARISONS = frozenset({OpKind.LT, OpKind.LE, OpKind.GT, OpKind.GE, OpKind.EQ, 
 
 @dataclass(frozen=True, slots=True)
 class Const:
-    """A number in the type its context gave it. `value` is a float exactly when `dtype` is one."""
+    """A number. `value` is a float exactly if `dtype` is a float type."""
 
     value: int | float
     dtype: DType
@@ -120,7 +120,7 @@ class Const:
 
 @dataclass(frozen=True, slots=True)
 class AxisRef:
-    """The current value of an axis (in a schedule tree: of a loop). int32."""
+    """The value of an axis, in a schedule tree of a loop. int32."""
 
     name: str
 
@@ -131,12 +131,12 @@ class AxisRef:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """tensor[index]. `checked[d]` is True where dimension d could not be proven inside and is checked at run time."""
+    """tensor[index]."""
 
     tensor: str
     index: tuple[Expr, ...]
     dtype: DType
-    bounds_checked: tuple[bool, ...] = ()
+    bounds_checked: tuple[bool, ...] = ()  # dimensions that are checked at run time: not proven in bounds
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,9 +148,9 @@ class Op:
 
 @dataclass(frozen=True, slots=True)
 class Cast:
-    """Conversion to `dtype`. float -> integer truncates and saturates, NaN gives 0; to float8 saturates.
+    """Conversion to `dtype`. Float to integer truncates and saturates, and NaN gives 0. To float8 saturates.
 
-    An explicit one of integers to their own type is a cut: arithmetic below it may wrap (frontend/lang/cuts.py).
+    An explicit cast of an integer to its own type is a cut: arithmetic below it may wrap (frontend/lang/cuts.py).
     """
 
     arg: Expr
@@ -159,7 +159,7 @@ class Cast:
 
     @property
     def is_exact(self) -> bool:
-        """Whether arithmetic of integers goes on through it, as if it were not there."""
+        """Return whether integer arithmetic may ignore the cast."""
         source, target = self.arg.dtype, self.dtype
         if source.is_float or target.is_float or target.bits < DType.INT32.bits:
             return False
@@ -171,7 +171,7 @@ class Cast:
 
 @dataclass(frozen=True, slots=True)
 class Select:
-    """`then` where `cond` is not 0, else `otherwise`; the branch not taken is never read. Both have `dtype`."""
+    """`then` where `cond` is not 0, else `otherwise`. The other branch is not read. Both have `dtype`."""
 
     cond: Expr
     then: Expr
@@ -182,7 +182,7 @@ class Select:
 Expr = Const | AxisRef | Load | Op | Cast | Select
 
 
-# A look into a table: printers ask this a hundred thousand times for a text, and matching takes twice as long.
+# A table, because code generators call `children` often and matching takes twice as long.
 _CHILDREN: Mapping[type, Callable[[Any], tuple[Expr, ...]]] = {
     Op: attrgetter("args"),
     Load: attrgetter("index"),
@@ -194,12 +194,12 @@ _CHILDREN: Mapping[type, Callable[[Any], tuple[Expr, ...]]] = {
 
 
 def children(expr: Expr) -> tuple[Expr, ...]:
-    """The operands of a node, left to right; a Load's are its indices."""
+    """Return the operands of a node, left to right; of a Load its indices."""
     return _CHILDREN[type(expr)](expr)
 
 
 def iter_subexpressions(expr: Expr) -> Iterator[Expr]:
-    """Every node below and including `expr`, parents first."""
+    """Yield every node of `expr`, parents first."""
     stack = [expr]
     while stack:
         node = stack.pop()
@@ -209,7 +209,7 @@ def iter_subexpressions(expr: Expr) -> Iterator[Expr]:
 
 
 def with_children(expr: Expr, new: tuple[Expr, ...]) -> Expr:
-    """The same node over other operands (as many as `children` gives)."""
+    """Return the node with other operands (as many as `children` returns)."""
     match expr:
         case Op():
             return Op(expr.kind, new, expr.dtype)
@@ -224,7 +224,7 @@ def with_children(expr: Expr, new: tuple[Expr, ...]) -> Expr:
 
 
 def rewrite(expr: Expr, change: Callable[[Expr], Expr]) -> Expr:
-    """Bottom-up: each node, its operands already rewritten, is replaced by change(node)."""
+    """Replace each node by change(node), bottom-up: its operands are rewritten already."""
     operands = children(expr)
     if operands:
         new = tuple([rewrite(child, change) for child in operands])
@@ -234,7 +234,7 @@ def rewrite(expr: Expr, change: Callable[[Expr], Expr]) -> Expr:
 
 
 def substitute(expr: Expr, values: Mapping[str, Expr]) -> Expr:
-    """Every AxisRef whose name is in `values`, replaced."""
+    """Replace every AxisRef whose name is in `values`."""
     if isinstance(expr, AxisRef):
         return values.get(expr.name, expr)
     operands = children(expr)
@@ -243,9 +243,9 @@ def substitute(expr: Expr, values: Mapping[str, Expr]) -> Expr:
 
 
 def axes_of(expr: Expr) -> frozenset[str]:
-    """Names of the axes that occur in the expression."""
+    """Return the names of the axes in the expression."""
     names, stack = set[str](), [expr]
-    while stack:  # without walk's generator: printers ask this of every index, again and again
+    while stack:  # no generator: code generators call this for every index
         node = stack.pop()
         if isinstance(node, AxisRef):
             names.add(node.name)
@@ -255,5 +255,5 @@ def axes_of(expr: Expr) -> frozenset[str]:
 
 
 def loads_of(expr: Expr) -> tuple[Load, ...]:
-    """The loads in the expression, those inside indices too, in order of occurrence."""
+    """Return the loads in the expression, in indices too, in order of occurrence."""
     return tuple(node for node in iter_subexpressions(expr) if isinstance(node, Load))

@@ -1,4 +1,4 @@
-"""Builders of integer index expressions; constants fold on the way."""
+"""Builders of integer index expressions that fold constants."""
 
 from __future__ import annotations
 
@@ -52,20 +52,20 @@ def mul(a: Expr, b: Expr) -> Expr:
     return Op(OpKind.MUL, (a, b), DType.INT32)
 
 
-def div(a: Expr, by: int) -> Expr:
-    """Floor division by a positive constant."""
+def div(a: Expr, divisor: int) -> Expr:
+    """Return the floor division by a positive constant."""
     x = _value(a)
     if x is not None:
-        return num(x // by)
-    return a if by == 1 else Op(OpKind.FLOORDIV, (a, num(by)), DType.INT32)
+        return num(x // divisor)
+    return a if divisor == 1 else Op(OpKind.FLOORDIV, (a, num(divisor)), DType.INT32)
 
 
-def mod(a: Expr, by: int) -> Expr:
-    """Floor modulo by a positive constant."""
+def mod(a: Expr, divisor: int) -> Expr:
+    """Return the floor modulo by a positive constant."""
     x = _value(a)
     if x is not None:
-        return num(x % by)
-    return num(0) if by == 1 else Op(OpKind.MOD, (a, num(by)), DType.INT32)
+        return num(x % divisor)
+    return num(0) if divisor == 1 else Op(OpKind.MOD, (a, num(divisor)), DType.INT32)
 
 
 def lt(a: Expr, b: Expr) -> Expr:
@@ -95,7 +95,7 @@ def logical_and(a: Expr | None, b: Expr) -> Expr: ...
 @overload
 def logical_and(a: Expr | None, b: Expr | None) -> Expr | None: ...
 def logical_and(a: Expr | None, b: Expr | None) -> Expr | None:
-    """Both hold; None holds always."""
+    """Return the conjunction; None stands for true."""
     if a is None or b is None:
         return b if a is None else a
     return Op(OpKind.LAND, (a, b), DType.INT8)
@@ -109,12 +109,12 @@ def given(expr: Expr | None, what: str) -> Expr:
 
 
 def conjuncts(cond: Expr | None) -> tuple[Expr, ...]:
-    """Conditions that hold together exactly where it holds; None holds always."""
+    """Return the conditions whose conjunction it is; None stands for true."""
     match cond:
         case None:
             return ()
         case Op(kind=OpKind.LAND, args=args):
-            return tuple(each for arg in args for each in conjuncts(arg))
+            return tuple(part for arg in args for part in conjuncts(arg))
         case _:
             return (cond,)
 

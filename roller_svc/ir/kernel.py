@@ -1,4 +1,4 @@
-"""Kernels as text and as binaries: what the code generators give to the toolchains and these to the runtimes."""
+"""Kernels as source and as binaries: code generator → toolchain → runtime."""
 
 from __future__ import annotations
 
@@ -32,16 +32,14 @@ class Role(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """A tensor in memory, dense and row-major, aligned as its elements are (a GPU's: as its allocator aligns).
+    """A tensor in memory, dense and row-major. CPU: element alignment; GPU: alignment of the allocator.
 
-    `name` is the caller's name for an input or an output (an output may share an input's name: a scatter);
-    `symbol` is its name in the kernel text, a C identifier, unique in the source.
-    A STATUS buffer is int64[4], zero before the call; a kernel that meets an index out of range stores
-    [1, check, value, 0] there, `check` an index into KernelSource.checks, and reads nothing outside.
+    A STATUS buffer is int64[4], zero before the call. A kernel that meets an index out of range stores
+    [1, check, value, 0] there and reads nothing outside; `check` is an index into KernelSource.checks.
     """
 
-    name: str
-    symbol: str
+    name: str  # the caller's; an output of a scatter may share an input's name
+    symbol: str  # C identifier, unique in the source
     role: Role
     dtype: DType
     shape: tuple[int, ...]
@@ -56,48 +54,44 @@ class Buffer:
 
 @dataclass(frozen=True, slots=True)
 class RuntimeCheck:
-    """What a STATUS record refers to: dimension `dimension` (of extent `size`) of `tensor`, indexed by `index`."""
+    """The run-time check of an index that a STATUS record refers to."""
 
     tensor: str
     dimension: int
-    size: int
-    index: str
+    size: int  # of the dimension
+    index: str  # as text
     axis: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchSpec:
-    """One kernel launch; launches run in order. `args` are Buffer symbols, in the order of the parameters.
+    """One kernel launch; launches run in order.
 
-    In C it is `void name(T0 *arg0, T1 *arg1, ...)`, called once, and grid and block are (1, 1, 1): it runs its own
-    threads. In CUDA it is an extern "C" __global__ function. `shared_bytes` is dynamic shared memory.
-    `zeroed` are symbols of args that the runtime fills with zero bytes just before this launch. `prepares`: it reads
-    constants alone and fills workspace that later launches only read; such launches come first, and as long as that
-    workspace is kept they need to run but once.
-    `maps` are parameters of 128 bytes each behind `args`, made of their buffers' addresses (`const __grid_constant__`).
-    `cluster`: neighbouring blocks that run together on one GPC, as the text says too; the grid's x is a multiple.
+    In C it is `void name(T0 *arg0, T1 *arg1, ...)`, called once; it starts its own threads, and grid and block are
+    (1, 1, 1). In CUDA it is an extern "C" __global__ function. A prepacking launch reads constants alone and fills
+    workspace that later launches only read. Such launches come first, and run once while the workspace is kept.
     """
 
     name: str
-    args: tuple[str, ...]
+    args: tuple[str, ...]  # symbols of buffers, in the order of the parameters
     grid: tuple[int, int, int] = (1, 1, 1)
     block: tuple[int, int, int] = (1, 1, 1)
-    shared_bytes: int = 0
-    zeroed: tuple[str, ...] = ()
+    shared_bytes: int = 0  # dynamic shared memory
+    zeroed: tuple[str, ...] = ()  # args that the runtime fills with zero bytes before the launch
     is_prepack: bool = False
-    tensor_maps: tuple[TensorMap, ...] = ()
-    cluster: int = 1
+    tensor_maps: tuple[TensorMap, ...] = ()  # parameters of 128 bytes after `args` (`const __grid_constant__`)
+    cluster: int = 1  # consecutive blocks of a cluster; it divides the grid's x
 
     def __post_init__(self) -> None:
         if self.cluster < 1 or self.grid[0] % self.cluster:
-            raise InvariantError(f"{self.name}: {self.grid[0]} blocks do not make clusters of {self.cluster}")
+            raise InvariantError(
+                f"{self.name}: the grid must be a multiple of the cluster, {self.cluster} blocks, got {self.grid[0]}"
+            )
 
 
 @dataclass(frozen=True, slots=True)
 class KernelSource:
-    """Kernel text and all that decides its binary. `options` are flags for the compiler beyond the toolchain's own.
-    `constants` are names of inputs that stay the same from call to call. `rooms`: of C text, the definition in it of
-    what each thread has for itself, without its linkage."""
+    """Kernel source and everything that determines its binary."""
 
     name: str
     language: Language
@@ -106,13 +100,13 @@ class KernelSource:
     buffers: tuple[Buffer, ...]
     launches: tuple[LaunchSpec, ...]
     checks: tuple[RuntimeCheck, ...] = ()
-    options: tuple[str, ...] = ()
-    constants: tuple[str, ...] = ()
-    scratch_definition: str = ""
+    options: tuple[str, ...] = ()  # compiler flags beyond the toolchain's own
+    constants: tuple[str, ...] = ()  # names of inputs that are the same in every call
+    scratch_definition: str = ""  # C: the definition of thread-local scratch in the text, without its linkage
 
     @property
     def key(self) -> str:
-        """sha256 of everything that decides the binary, as hex."""
+        """Return the sha256 of everything that determines the binary, as hex."""
         parts = {
             "language": self.language.value,
             "arch": str(self.arch),
@@ -127,8 +121,11 @@ class KernelSource:
         return tuple(b for b in self.buffers if b.role is role)
 
     def main_launch(self, group: str) -> int:
-        """Position of the launch that does a kernel group's work. A group's launches bear its name; where there are
-        several, those that prepare or join have a suffix, and of a split reduction the partial one works."""
+        """Return the index of a kernel group's main launch.
+
+        It has the group's name. Launches that prepack or combine have a suffix; of a split reduction the partial launch
+        is the main one.
+        """
         names = [launch.name for launch in self.launches]
         for name in (group, f"{group}_partial"):
             if name in names:
@@ -137,9 +134,9 @@ class KernelSource:
 
     @property
     def prepacked_buffers(self) -> tuple[Buffer, ...]:
-        """Workspace that launches which prepare fill, and that is to be kept between calls."""
-        touched = {symbol for launch in self.launches if launch.is_prepack for symbol in launch.args}
-        return tuple(b for b in self.buffers_of(Role.WORKSPACE) if b.symbol in touched)
+        """Return the workspaces that prepacking launches fill. They are kept between calls."""
+        symbols = {symbol for launch in self.launches if launch.is_prepack for symbol in launch.args}
+        return tuple(b for b in self.buffers_of(Role.WORKSPACE) if b.symbol in symbols)
 
     @property
     def workspace_bytes(self) -> int:
@@ -162,29 +159,28 @@ def _map_key(view: TensorMap) -> tuple[object, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What one launch takes, as the compiler reports it. `shared_bytes` is static plus dynamic. A CPU's are 0."""
+    """Resources of one launch, as the compiler reports them. All are 0 on a CPU."""
 
     registers_per_thread: int = 0
-    shared_bytes: int = 0
+    shared_bytes: int = 0  # static and dynamic
     spill_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class CompiledKernel:
-    """A binary for the device: a shared object for a CPU, one cubin with all launches for CUDA. `unlinked`: of a C text
-    with several programs the object that the shared object of one of them can be linked from."""
+    """A binary: a shared object for a CPU, one cubin with all launches for CUDA."""
 
     source: KernelSource
     binary: bytes
     log: str
-    resources: tuple[Resources, ...]  # one a launch
+    resources: tuple[Resources, ...]  # one for each launch
     compile_seconds: float = 0.0
-    unlinked: bytes = b""
+    unlinked: bytes = b""  # C source with several programs: the object that one program can be linked from
 
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """Times of one call of the whole kernel, all launches."""
+    """Times of one call with all launches."""
 
     median_s: float
     min_s: float

@@ -1,7 +1,7 @@
-"""TensorProgram → its canonical expression: text that parses to the same program.
+"""TensorProgram → canonical expression: text that parses to the same program.
 
-Every statement states the extent of all its axes; implicit conversions do not show; parentheses stand only where the
-precedence of operators needs them; everything that is no operator is written as a call.
+Every statement states the extents of all its axes. Implicit conversions are not printed. Parentheses are printed only
+where operator precedence needs them. Everything but operators is printed as a call.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ _SIGNS = {OpKind.NEG: "-", OpKind.LNOT: "~"}
 
 
 def text(program: TensorProgram) -> str:
-    """All statements, in order, on one line."""
+    """Return all statements, in order, on one line."""
     names = {statement.output: statement.name for statement in program.statements}
     return "; ".join(statement_text(statement, names) for statement in program.statements)
 
 
 def expression_text(expr: Expr, names: Mapping[str, str]) -> str:
-    """An expression on its own; `names` gives the source name of a tensor id."""
+    """Return the text of an expression. `names` maps tensor ids to their names in the source."""
     return _Printer(names).show(expr)
 
 
 def statement_text(statement: TensorExpr, names: Mapping[str, str]) -> str:
-    """One statement. `names` maps tensor ids to the text's names where they differ."""
+    """Return the text of a statement. `names` maps tensor ids to their names in the source where these differ."""
     printer = _Printer(names)
     index = ", ".join(printer.show(i) for i in statement.index)
     sign = "" if statement.combine is None else statement.combine.value
@@ -56,14 +56,14 @@ def statement_text(statement: TensorExpr, names: Mapping[str, str]) -> str:
 
 
 def _needs_type(statement: TensorExpr) -> bool:
-    """Whether the tensor's type is another than the one its body gives."""
+    """Return whether the tensor's type differs from that of its body."""
     if statement.kind is StatementKind.SCATTER:
         return False
     return statement.type.dtype is not _own_dtype(statement.body)
 
 
 def _own_dtype(expr: Expr) -> DType:
-    """The type an expression has by itself, without what its place in a statement made of it."""
+    """Return the type of an expression by itself, without implicit conversions."""
     while isinstance(expr, Cast) and expr.implicit:
         expr = expr.arg
     if isinstance(expr, Const):
@@ -78,18 +78,18 @@ class _Printer:
         self.names = names
 
     def show(self, expr: Expr, min_precedence: int = _COMPARISON) -> str:
-        """The expression, in parentheses where it binds looser than `least`."""
-        shown, binds = self._shown(expr)
-        return shown if binds >= min_precedence else f"({shown})"
+        """Return the expression, in parentheses if its precedence is below `min_precedence`."""
+        printed, precedence = self._print(expr)
+        return printed if precedence >= min_precedence else f"({printed})"
 
     def receiver(self, expr: Expr) -> str:
-        """The expression in front of a method's dot. A number needs parentheses, lest the dot be its own."""
+        """Return the expression before the dot of a method. A number needs parentheses there."""
         while isinstance(expr, Cast) and expr.implicit:
             expr = expr.arg
         return f"({self.show(expr)})" if isinstance(expr, Const) else self.show(expr, _ATOM)
 
     def conditions(self, condition: Expr) -> str:
-        """What stands in `when(...)`: a list where the condition is a chain of conjunctions."""
+        """Return the argument of `when(...)`: a list of the conjuncts of the condition."""
         chain: list[Expr] = []
         while isinstance(condition, Op) and condition.kind is OpKind.LAND:
             chain.append(condition.args[1])
@@ -97,7 +97,7 @@ class _Printer:
         chain.append(condition)
         return "[" + ", ".join(self.show(c) for c in reversed(chain)) + "]"
 
-    def _shown(self, expr: Expr) -> tuple[str, int]:
+    def _print(self, expr: Expr) -> tuple[str, int]:
         match expr:
             case Const(value=value):
                 return repr(value), _UNARY if value < 0 else _ATOM
@@ -106,7 +106,7 @@ class _Printer:
             case Load(tensor=tensor, index=index):
                 return f"{self.names.get(tensor, tensor)}[{', '.join(self.show(i) for i in index)}]", _ATOM
             case Cast(arg=arg, implicit=True):
-                return self._shown(arg)
+                return self._print(arg)
             case Cast(arg=Const(value=value), dtype=dtype):
                 return f"const({value!r}, `{dtype.value}`)", _ATOM
             case Cast(arg=arg, dtype=dtype):
@@ -119,10 +119,10 @@ class _Printer:
     def _operation(self, op: Op) -> tuple[str, int]:
         args = op.args
         if op.kind in _BINARY and len(args) == 2:
-            binds = _BINARY[op.kind]
+            precedence = _BINARY[op.kind]
             # Operators associate to the left, and a comparison does not chain at all.
-            left = self.show(args[0], binds + 1 if binds == _COMPARISON else binds)
-            return f"{left} {op.kind.value} {self.show(args[1], binds + 1)}", binds
+            left = self.show(args[0], precedence + 1 if precedence == _COMPARISON else precedence)
+            return f"{left} {op.kind.value} {self.show(args[1], precedence + 1)}", precedence
         if op.kind in _SIGNS and not isinstance(args[0], Const):
             return f"{_SIGNS[op.kind]}{self.show(args[0], _UNARY)}", _UNARY
         return f"{op.kind.value}({', '.join(self.show(a) for a in args)})", _ATOM

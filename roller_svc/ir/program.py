@@ -1,4 +1,4 @@
-"""What is computed: tensors, statements, programs."""
+"""Tensor programs: tensors, statements, programs."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class StatementKind(Enum):
 
 
 class Combine(Enum):
-    """How a reduction, or a reducing scatter, joins two values. The value is the language's sign."""
+    """The operator of a reduction or a reducing scatter. The value is the language's sign."""
 
     SUM = "+"
     PROD = "*"
@@ -59,45 +59,37 @@ class Combine(Enum):
     ANY = "|"
 
 
-# The operator that joins two values; any and all are max and min of truth values by the time there is a tree.
+# Operators in schedule trees, where any and all have become max and min of truth values.
 COMBINE_OPS = {Combine.SUM: OpKind.ADD, Combine.PROD: OpKind.MUL, Combine.MAX: OpKind.MAX, Combine.MIN: OpKind.MIN}
 
 
 def identity(combine: Combine, dtype: DType) -> Const:
-    """What a reduction starts from: it joins with any value of the type to that value."""
+    """Return the identity element of a reduction in that type."""
     if combine in (Combine.SUM, Combine.ANY):
         return Const(0.0 if dtype.is_float else 0, dtype)
     if combine in (Combine.PROD, Combine.ALL):
         return Const(1.0 if dtype.is_float else 1, dtype)
     if dtype.is_float:
         return Const(-math.inf if combine is Combine.MAX else math.inf, dtype)
-    least, greatest = dtype.integer_range
-    return Const(least if combine is Combine.MAX else greatest, dtype)
+    lowest, highest = dtype.integer_range
+    return Const(lowest if combine is Combine.MAX else highest, dtype)
 
 
 @dataclass(frozen=True, slots=True)
 class TensorExpr:
-    """One statement.
+    """One statement. The body's value is converted to `type.dtype` when stored."""
 
-    `output` is the id of the tensor it makes, unique in the program; `name` is what the text calls it (they differ
-    only where a scatter makes a new version of its `target`). `axes` are the spatial ones in the order of the left
-    side, then the reduced ones; a scatter's are all spatial. `index` is the left side: bare axes or the constant 0
-    for a map or a reduction, anything for a scatter. The body's value is converted to `type.dtype` when stored.
-    `predicate` (scatter only): nothing is written where it is 0, and the index is not evaluated there.
-    `checked[d]` (scatter only): dimension d of the left index is checked at run time.
-    """
-
-    output: str
-    name: str
+    output: str  # id of the written tensor, unique in the program
+    name: str  # its name in the source; another one than `output` where a scatter makes a new version of its `target`
     kind: StatementKind
     type: TensorType
-    axes: tuple[Axis, ...]
-    index: tuple[Expr, ...]
+    axes: tuple[Axis, ...]  # spatial ones in the order of the left side, then reduced ones; a scatter's are all spatial
+    index: tuple[Expr, ...]  # left side: axes or the constant 0; in a scatter any expressions
     body: Expr
     combine: Combine | None = None
-    target: str | None = None
-    predicate: Expr | None = None
-    bounds_checked: tuple[bool, ...] = ()
+    target: str | None = None  # of a scatter
+    predicate: Expr | None = None  # of a scatter: where it is 0, nothing is written and the index is not evaluated
+    bounds_checked: tuple[bool, ...] = ()  # of a scatter: dimensions of `index` that are checked at run time
 
     @property
     def spatial(self) -> tuple[Axis, ...]:
@@ -109,7 +101,7 @@ class TensorExpr:
 
     @property
     def points(self) -> int:
-        """Size of the iteration domain."""
+        """Return the size of the iteration domain."""
         return math.prod(a.extent for a in self.axes)
 
     @property
@@ -118,13 +110,13 @@ class TensorExpr:
 
     @property
     def reads(self) -> tuple[Load, ...]:
-        """Every load of the statement: body, left index, predicate."""
+        """Return every load of the statement: body, left index, predicate."""
         parts = (self.body, *self.index, *(() if self.predicate is None else (self.predicate,)))
         return tuple(load for part in parts for load in loads_of(part))
 
     @property
     def reads_tensors(self) -> tuple[str, ...]:
-        """Names of the tensors it depends on, each once, a scatter's target too."""
+        """Return the names of the tensors it reads, each once, with a scatter's target."""
         names = dict.fromkeys(load.tensor for load in self.reads)
         if self.target is not None:
             names[self.target] = None
@@ -132,8 +124,10 @@ class TensorExpr:
 
     @property
     def accumulator(self) -> DType:
-        """The type in which its value is formed: a narrow float's is float32; a reduction's is at least 32 bits wide,
-        and as wide as the type it is stated to have."""
+        """Return the type in which the value is computed.
+
+        It is float32 for narrow floats. A reduction's has at least 32 bits, and at least those of the stated type.
+        """
         body, stated = self.body.dtype.compute, self.type.dtype.compute
         if self.kind is not StatementKind.REDUCE:
             return body
@@ -145,20 +139,20 @@ class TensorExpr:
 
     @property
     def flops(self) -> int:
-        """Operations: one for each operator of the body at each point, and one for combining.
+        """Return the operations: one for each operator of the body at each point, and one for the reduction.
 
-        Arithmetic on axes alone (indices, the sides of a guard) and comparisons are not counted.
+        Comparisons and arithmetic on axes alone (indices, guards) do not count.
         """
         return self.points * (operators(self.body) + (1 if self.combine else 0))
 
 
 def operators(expr: Expr) -> int:
-    """Operators on values that come from tensors; comparisons are none."""
+    """Count the operators on values from tensors, without comparisons."""
     return _operators(expr)[0]
 
 
 def _operators(expr: Expr) -> tuple[int, bool]:
-    """Operators on values that come from tensors, and whether this expression is such a value."""
+    """Return the operators on values from tensors, and whether the expression is a value from tensors."""
     if isinstance(expr, Load):
         return 0, True
     count, of_tensors = 0, False
@@ -171,27 +165,24 @@ def _operators(expr: Expr) -> tuple[int, bool]:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """What the caller gets: `name` in the result, `tensor` the id that holds it."""
+    """A result of the program."""
 
-    name: str
-    tensor: str
+    name: str  # in the caller's result
+    tensor: str  # id of the tensor
 
 
 @dataclass(frozen=True, slots=True)
 class TensorProgram:
-    """What a client posts, checked. Statements are in order: each reads only inputs and earlier ones.
-
-    `constants`: inputs that stay the same from call to call, weights for instance.
-    """
+    """A checked program. Each statement reads only inputs and the results of earlier statements."""
 
     inputs: tuple[tuple[str, TensorType], ...]
     statements: tuple[TensorExpr, ...]
     outputs: tuple[Output, ...]
-    constants: tuple[str, ...] = ()
+    constants: tuple[str, ...] = ()  # inputs that are the same in every call, such as weights
 
     @property
     def types(self) -> Mapping[str, TensorType]:
-        """Type of every tensor, inputs and written ones."""
+        """Return the type of every tensor."""
         return dict(self.inputs) | {s.output: s.type for s in self.statements}
 
     @property
@@ -200,14 +191,14 @@ class TensorProgram:
 
     @property
     def has_runtime_checks(self) -> bool:
-        """Whether any index comes from data, so that a call may raise IndexRangeError."""
+        """Return whether an index comes from data, so that a call may raise IndexRangeError."""
         return any(any(load.bounds_checked) for s in self.statements for load in s.reads) or any(
             any(s.bounds_checked) for s in self.statements
         )
 
 
 def live_statements(program: TensorProgram, tensors: Collection[str]) -> tuple[TensorExpr, ...]:
-    """The statements that `wanted` tensors depend on, in their order."""
+    """Return the statements that `tensors` depend on, in program order."""
     needed = set(tensors)
     live: list[TensorExpr] = []
     for statement in reversed(program.statements):

@@ -1,4 +1,4 @@
-"""What a build was asked for, what it tried, and what came of it."""
+"""A build: the request, the plans, the results."""
 
 from __future__ import annotations
 
@@ -27,8 +27,7 @@ class RuntimeChoice(Enum):
 
 @dataclass(frozen=True, slots=True)
 class BuildRequest:
-    """`hardware` stands in place of the spec named `target` where it is given; `family` and `tiles`: see Demands;
-    `constants`: inputs that stay the same from call to call."""
+    """A request to build a kernel. `op_class` and `tiles` are those of ScheduleConstraints."""
 
     expression: str
     inputs: tuple[tuple[str, TensorType], ...]
@@ -38,10 +37,10 @@ class BuildRequest:
     select: SelectionMode = SelectionMode.MEASURE
     runtime: RuntimeChoice = RuntimeChoice.AUTO
     allow_tf32: bool = False
-    hardware: HardwareSpec | None = None
+    hardware: HardwareSpec | None = None  # instead of the spec named `target`
     op_class: OpClass | None = None
     tiles: tuple[tuple[str, int], ...] = ()
-    constants: tuple[str, ...] = ()
+    constants: tuple[str, ...] = ()  # inputs that are the same in every call
 
     @property
     def constraints(self) -> ScheduleConstraints:
@@ -50,13 +49,13 @@ class BuildRequest:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One choice of rProgram for every kernel group of a program: what becomes one artifact."""
+    """One rProgram for every kernel group of a program. It becomes one artifact."""
 
     choices: tuple[Candidate, ...]
 
     @property
     def estimate(self) -> Estimate:
-        """The groups run one after the other: seconds add up, stage by stage."""
+        """Return the sum of the estimates, stage by stage: the groups run one after the other."""
         parts = [c.estimate for c in self.choices]
         seconds = sum(p.seconds for p in parts)
         stages: dict[str, float] = {}
@@ -74,19 +73,18 @@ class Plan:
 
     @property
     def ranking_seconds(self) -> float:
-        """The seconds by which it stands among others."""
+        """Return the seconds by which plans are ranked."""
         return sum(c.ranking_seconds for c in self.choices)
 
     @property
     def dominant_choice(self) -> Candidate:
-        """The choice that takes longest."""
+        """Return the choice that takes longest."""
         return max(self.choices, key=lambda c: c.estimate.seconds)
 
 
 @dataclass(frozen=True, slots=True)
 class GroupedPlan:
-    """A plan and the kernel groups that its choices are for: attention may be one kernel or several, two sums over one
-    factor one or two."""
+    """A plan with the partition that its choices are for."""
 
     plan: Plan
     groups: tuple[KernelGroup, ...]
@@ -94,7 +92,7 @@ class GroupedPlan:
 
 @dataclass(frozen=True, slots=True)
 class CandidateResult:
-    """What became of one plan for `groups`: compiled (and measured), or the error that stopped it."""
+    """The result of one plan: a compiled kernel, perhaps measured, or the error."""
 
     plan: Plan
     groups: tuple[KernelGroup, ...]
@@ -106,19 +104,15 @@ class CandidateResult:
 
 @dataclass(frozen=True, slots=True)
 class BuildReport:
-    """`attempts` are best first: by measured time where measured, else by estimate; attempts[0] is the winner.
-
-    `groups` and `constructions` are the winner's. `notes` say what the caller should know: that nothing was measured
-    and why, that a group fell to another family.
-    """
+    """The result of a build."""
 
     request: BuildRequest
     program: TensorProgram
     hardware: HardwareSpec
-    groups: tuple[KernelGroup, ...]
-    constructions: tuple[Construction, ...]
-    results: tuple[CandidateResult, ...]
-    notes: tuple[str, ...] = ()
+    groups: tuple[KernelGroup, ...]  # of the winner
+    constructions: tuple[Construction, ...]  # of the winner
+    results: tuple[CandidateResult, ...]  # best first, by measured time if measured, else by estimate
+    notes: tuple[str, ...] = ()  # for the caller: why nothing was measured, that a group runs on another unit
     stage_seconds: tuple[tuple[str, float], ...] = ()
 
     @property

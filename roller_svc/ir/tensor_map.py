@@ -1,4 +1,4 @@
-"""Tensor maps: what the tensor memory accelerator (TMA) is told of a tensor in memory and of the boxes it moves."""
+"""Tensor maps: descriptors of a tensor in memory and of the boxes that the tensor memory accelerator (TMA) copies."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from roller_svc.ir.dtype import DType
 MAX_RANK = 5
 MIN_IM2COL_RANK = 3
 MAX_EXTENT = 1 << 32
-# Coordinates are of 32 bits, with a sign (PTX ISA, "cp.async.bulk.tensor"); the last tile reaches beyond the tensor.
+# Coordinates are signed 32-bit integers (PTX ISA, "cp.async.bulk.tensor"); the last tile may exceed the tensor.
 MAX_COORDINATE = (1 << 31) - (1 << 16)
 STRIDE_BYTES = 16  # strides, the tensor's address and a box's rows are multiples of it
 MAX_STRIDE_BYTES = 1 << 40
@@ -31,7 +31,7 @@ class MapMode(Enum):
 
 
 class Swizzle(Enum):
-    """Bytes of a row of shared memory within which the 16-byte chunks are permuted."""
+    """Bytes of a row of shared memory within which 16-byte chunks are permuted."""
 
     NONE = 0
     B32 = 32
@@ -41,30 +41,26 @@ class Swizzle(Enum):
 
 @dataclass(frozen=True, slots=True)
 class TensorMap:
-    """A view of a tensor for TMA copies; elements outside of it arrive as zeros and are not stored.
+    """A view of a tensor for TMA copies. Elements outside of it are loaded as zeros and are not stored.
 
-    `symbol` is the kernel's parameter, `buffer` the tensor's Buffer symbol, `offset_bytes` where in it the view begins.
-    Dimensions are listed innermost first: `extents` in elements, `strides_bytes` of all but the innermost, whose
-    elements are neighbours. `element_strides` are the steps of a copy along each dimension.
-    TILED: a copy moves `box`, in elements of the tensor along each dimension: box / element_strides elements of it,
-    rounded up. IM2COL: dimensions are c, w[, h[, d]], n; `box` is (channels, pixels), and a copy moves that many pixels
-    one after another along w, h, d, n, each in steps, from the corner `lower` to before extent + `upper`.
-    `tf32`: float32 elements are rounded to tf32 on their way to shared memory.
+    Dimensions are listed innermost first. TILED: a copy moves `box` elements of the tensor along each dimension, in
+    steps of `element_strides`, rounded up. IM2COL: dimensions are c, w[, h[, d]], n, and `box` is (channels, pixels). A
+    copy moves consecutive pixels along w, h, d, n, in steps, from the corner `lower` to before extent + `upper`.
     """
 
-    symbol: str
-    buffer: str
+    symbol: str  # the kernel's parameter
+    buffer: str  # Buffer symbol of the tensor
     dtype: DType
     mode: MapMode
-    extents: tuple[int, ...]
-    strides_bytes: tuple[int, ...]
+    extents: tuple[int, ...]  # elements
+    strides_bytes: tuple[int, ...]  # of all dimensions but the innermost, which is contiguous
     box: tuple[int, ...]
     element_strides: tuple[int, ...]
     lower: tuple[int, ...] = ()
     upper: tuple[int, ...] = ()
     swizzle: Swizzle = Swizzle.NONE
-    offset_bytes: int = 0
-    tf32: bool = False
+    offset_bytes: int = 0  # of the view in the buffer
+    tf32: bool = False  # round float32 elements to tf32 on loads
 
     def __post_init__(self) -> None:
         reason = invalid_map_reason(self)
@@ -77,25 +73,25 @@ class TensorMap:
 
     @property
     def box_elements(self) -> tuple[int, ...]:
-        """Elements that one copy moves, innermost first: along each dimension, or (channels, pixels)."""
+        """Return the elements that one copy moves along each dimension, innermost first, or (channels, pixels)."""
         if self.mode is MapMode.IM2COL:
             return self.box
         return tuple(-(-size // step) for size, step in zip(self.box, self.element_strides, strict=True))
 
     @property
     def bytes(self) -> int:
-        """Of a whole box in shared memory: what a copy's barrier counts, also where parts lie outside the tensor."""
+        """Return the bytes of a whole box in shared memory: an mbarrier counts them even outside of the tensor."""
         return math.prod(self.box_elements) * self.dtype.bytes
 
     @property
     def end_bytes(self) -> int:
-        """Bytes from the buffer's start to the end of the view's last element."""
+        """Return the bytes from the buffer's start to the end of the view's last element."""
         last = sum((e - 1) * s for e, s in zip(self.extents[1:], self.strides_bytes, strict=True))
         return self.offset_bytes + last + self.extents[0] * self.dtype.bytes
 
 
 def invalid_map_reason(view: TensorMap) -> str:
-    """Why the driver would refuse the map; '' where it would not."""
+    """Return why the driver would reject the map, or "" if it would not."""
     return _invalid_tensor_reason(view) or (
         _invalid_im2col_reason(view) if view.mode is MapMode.IM2COL else _invalid_box_reason(view)
     )
