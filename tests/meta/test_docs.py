@@ -17,6 +17,7 @@ from roller_svc.settings import Settings
 from roller_svc.verify.lint import FindingKind
 
 ROOT = Path(__file__).resolve().parents[2]
+SECTIONS = ["Status", "Context", "Decision", "Consequences"]
 DOCS = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / "docs").glob("*.md")}
 
 
@@ -86,6 +87,25 @@ def test_links_between_pages() -> None:
 def test_decisions_are_numbered_without_gaps() -> None:
     numbers = sorted(int(path.name[:4]) for path in (ROOT / "docs" / "adr").glob("[0-9]*.md"))
     assert numbers == list(range(1, len(numbers) + 1))
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "docs" / "adr").glob("[0-9]*.md")), ids=lambda path: path.name[:4])
+def test_decisions_have_the_sections_of_the_template(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert re.match(rf"# {path.name[:4]}\. [A-Z]", text)
+    sections = re.findall(r"^## (.*)$", text, re.MULTILINE)
+    assert sections in (SECTIONS, [*SECTIONS, "Alternatives considered"])
+    links = [link for link in re.findall(r"\]\(([^)#]+)", text) if not link.startswith("http")]
+    assert [link for link in links if not (path.parent / link).exists()] == []
+
+
+def test_paths_in_pages_exist() -> None:
+    """Paths in backquotes are below the root, the package or docs/."""
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    for page in pages:
+        paths = re.findall(r"`((?:[a-z_0-9]+/)+[a-z_0-9]+\.(?:py|h|cpp|json|md))`", page.read_text(encoding="utf-8"))
+        roots = (ROOT, ROOT / "roller_svc", ROOT / "docs")
+        assert [path for path in paths if not any((root / path).exists() for root in roots)] == [], page.name
 
 
 def test_every_finding_of_lint_is_described() -> None:
