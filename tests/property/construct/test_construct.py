@@ -161,15 +161,15 @@ def check_simt_outputs(group: KernelGroup, program: RProgram, hw: HardwareSpec) 
             assert program.thread[axis.name] == 1
     windows = window_space(space)
     if windows is not None:
-        assert windows.takes(thread)
-        assert not windows.slid(thread) or windows.unrolled(thread) <= 1024
+        assert windows.supports(thread)
+        assert not windows.register_windows(thread) or windows.unrolled_statements(thread) <= 1024
         return
     prepared = map_space(space)
     assert math.prod(thread) * min(a.bytes for a in prepared.accesses) <= 16 * 64
     shared = 0
-    for staged in prepared.staged(block):
+    for staged in prepared.staged_accesses(block):
         row = block[staged.tile_axes(prepared.row)[-1]]
-        pad = prepared.room(staged, block, thread).pad
+        pad = prepared.padded_layout(staged, block, thread).pad
         shared += math.prod(block[i] for i in staged.index or ()) // row * (row + pad) * staged.bytes
     assert shared <= limits.shared_bytes_per_block
 

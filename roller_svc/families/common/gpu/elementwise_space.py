@@ -35,8 +35,8 @@ class MapAccess:
     """
 
     access: TileAccess
-    run: int | None
-    width: int
+    contiguous_axis: int | None
+    vector_width: int
     index: Tile | None
     steps: Tile
     is_opaque: bool
@@ -47,8 +47,8 @@ class MapAccess:
 
     def tile_axes(self, row: int) -> Tile:
         """The axes of its tile in shared memory: the result's last but one, its own last."""
-        others = tuple(i for i in self.index or () if i not in (row, self.run))
-        return (*others, row, *(() if self.run is None else (self.run,)))
+        others = tuple(i for i in self.index or () if i not in (row, self.contiguous_axis))
+        return (*others, row, *(() if self.contiguous_axis is None else (self.contiguous_axis,)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,35 +60,35 @@ class MapSpace:
     extents: Tile
     row: int
     accesses: tuple[MapAccess, ...]
-    crossing: tuple[MapAccess, ...]
+    transposed: tuple[MapAccess, ...]
 
     @property
-    def width(self) -> int:
-        return max((a.width for a in self.accesses if a.run == self.row), default=1)
+    def vector_width(self) -> int:
+        return max((a.vector_width for a in self.accesses if a.contiguous_axis == self.row), default=1)
 
-    def vector(self, thread: Tile) -> int:
+    def thread_vector_width(self, thread: Tile) -> int:
         """Neighbours along the row that a thread takes together."""
-        return math.gcd(thread[self.row], self.width)
+        return math.gcd(thread[self.row], self.vector_width)
 
-    def staged(self, block: Tile) -> tuple[MapAccess, ...]:
+    def staged_accesses(self, block: Tile) -> tuple[MapAccess, ...]:
         """The tensors that a block stages, so that memory is read along one axis and written along the other.
 
         A tile of less than a sector along a tensor's own axis is read as it is.
         """
         if block[self.row] == 1:
             return ()
-        return tuple([a for a in self.crossing if a.run is not None and block[a.run] * a.bytes >= SECTOR_BYTES])
+        return tuple([a for a in self.transposed if a.contiguous_axis is not None and block[a.contiguous_axis] * a.bytes >= SECTOR_BYTES])
 
     def thread_order(self, block: Tile) -> Tile:
         """The axes as threads stand along them, the fastest last: the row, before it that of what crosses it."""
-        own = {a.run for a in self.staged(block)}
+        own = {a.contiguous_axis for a in self.staged_accesses(block)}
         return tuple(sorted(range(len(self.extents)), key=lambda i: (i == self.row, i in own)))
 
-    def room(self, staged: MapAccess, block: Tile, thread: Tile) -> PaddedLayout:
+    def padded_layout(self, staged: MapAccess, block: Tile, thread: Tile) -> PaddedLayout:
         """How a staged tile lies in shared memory."""
         axis, row = staged.tile_axes(self.row)[-1], self.row
-        lanes = (block[row] // thread[row], self.vector(thread), block[axis] // thread[axis])
-        return choose_padding(block[axis], math.gcd(staged.width, block[axis]), staged.bytes, lanes)
+        lanes = (block[row] // thread[row], self.thread_vector_width(thread), block[axis] // thread[axis])
+        return choose_padding(block[axis], math.gcd(staged.vector_width, block[axis]), staged.bytes, lanes)
 
 
 def map_space(space: TileSpace) -> MapSpace:
@@ -96,11 +96,11 @@ def map_space(space: TileSpace) -> MapSpace:
     place = {a.name: i for i, a in enumerate(space.axes)}
     extents = tuple(a.extent for a in space.axes)
     accesses = tuple(_access(access, place, extents) for access in space.accesses)
-    written = next((a.run for a in accesses if a.access.is_output and a.run is not None), None)
+    written = next((a.contiguous_axis for a in accesses if a.access.is_output and a.contiguous_axis is not None), None)
     row = place[space.vector_axis] if written is None else written
     crossing = tuple(
         a for a in accesses
-        if not a.access.is_output and a.run not in (None, row) and a.index is not None and row in a.index
+        if not a.access.is_output and a.contiguous_axis not in (None, row) and a.index is not None and row in a.index
     )  # fmt: skip
     return MapSpace(space, extents, row, accesses, crossing)
 

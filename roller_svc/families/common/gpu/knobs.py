@@ -59,7 +59,7 @@ def nearest_stream_k(group: KernelGroup, model: Model[Any], program: RProgram, w
     if group.row_reduction is not None:
         return Nearest(0, "a block that has part of the sums cannot reduce their rows")
     work = stream_k_partition(replace(program, stream_k_blocks=1))
-    steps = work.tiles * work.steps
+    steps = work.tiles * work.k_tiles
     if wanted <= steps:
         return Nearest(wanted)
     return Nearest(steps, f"tiles of {program.tile_text} make {steps} steps, one for each of as many blocks")

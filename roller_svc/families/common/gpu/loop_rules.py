@@ -20,7 +20,7 @@ class LoopRules(ABC):
 
     workload: Workload[Any]
 
-    ENOUGH_THREADS: ClassVar[int] = 64  # of a block: fewer leave most of a core's threads unused
+    MIN_THREADS: ClassVar[int] = 64  # of a block: fewer leave most of a core's threads unused
 
     def reduce_thread_choices(self) -> tuple[int, ...]:
         return (1,)
@@ -30,7 +30,7 @@ class LoopRules(ABC):
             level=self.workload.machine.hw.thread_level.name,
             names=axis_names(self.workload),
             steps=tuple([self._thread_steps(i) for i in range(len(self.workload.extents))]),
-            axis_rank=self._rank(),
+            axis_rank=self._axis_rank(),
             evaluate=lambda tile: self._evaluate_thread(tile, lanes),
             is_saturated=lambda _tile: True,
         )
@@ -40,9 +40,9 @@ class LoopRules(ABC):
             level=self.workload.machine.hw.block_level.name,
             names=axis_names(self.workload),
             steps=tuple([self._block_steps(i, base, epsilon) for i in range(len(self.workload.extents))]),
-            axis_rank=self._rank(),
+            axis_rank=self._axis_rank(),
             evaluate=lambda tile: self.evaluate(tile, base),
-            is_saturated=lambda tile: self._threads(tile, base) >= self.ENOUGH_THREADS,
+            is_saturated=lambda tile: self._threads(tile, base) >= self.MIN_THREADS,
         )
 
     def pipeline_choices(self, block: Tile, base: ThreadTile, split_k: int) -> Sequence[PipelineOptions]:
@@ -64,11 +64,11 @@ class LoopRules(ABC):
 
     @property
     @abstractmethod
-    def _first(self) -> tuple[int | None, ...]:
+    def _first_axes(self) -> tuple[int | None, ...]:
         """The axes that grow first, in that order; the others follow from the inside out."""
 
-    def _rank(self) -> Tile:
-        count, first = len(self.workload.extents), self._first
+    def _axis_rank(self) -> Tile:
+        count, first = len(self.workload.extents), self._first_axes
         return tuple([first.index(i) - len(first) if i in first else count - i for i in range(count)])
 
     def _threads(self, block: Tile, base: ThreadTile) -> int:

@@ -23,7 +23,7 @@ LLC_REUSE_FRACTION = 0.6  # of the last cache that rows under way may take and s
 def row_reduction_cost(p: Workload[Any], rows: RowSpace, launch: Launch) -> Costs:
     """Warps issue, caches and DRAM serve; the longest of them bounds, or the chain of a block's loads and joins."""
     mach, hw = p.machine, p.machine.hw
-    walk = rows.walk(launch.block, launch.thread, launch.reduce_threads, launch.split_k)
+    walk = rows.row_iteration(launch.block, launch.thread, launch.reduce_threads, launch.split_k)
     warp = hw.limits.warp_size
     registers = rows.registers(launch.thread, walk, hw.limits)
     needs = BlockResources(launch.threads, registers, rows.shared_bytes(walk, launch.reduce_threads, launch.threads, warp))
@@ -41,7 +41,7 @@ def row_reduction_cost(p: Workload[Any], rows: RowSpace, launch: Launch) -> Cost
     waves, core_cycles = simt_waves(launch.grid, resident, mach.cores, block_cycles)
     busy = min(launch.grid, resident * mach.cores)
     dram, cache = _moved_bytes(p, rows, launch, walk, busy)
-    asked = busy * launch.threads * walk.together * sum([a.elements(launch.thread) * a.bytes for a in rows.read])
+    asked = busy * launch.threads * walk.chunks_in_flight * sum([a.elements(launch.thread) * a.bytes for a in rows.read])
     in_flight = max(1.0, asked * min(1.0, dram / max(1.0, cache)))
     last = mach.llc
     return Costs(
@@ -59,38 +59,38 @@ def row_reduction_cost(p: Workload[Any], rows: RowSpace, launch: Launch) -> Cost
 
 
 def _passes(access: RowAccess, walk: RowIteration) -> int:
-    return 1 if walk.whole or not access.walks else access.passes
+    return 1 if walk.is_single_pass or not access.varies_along_row else access.num_passes
 
 
 def _thread_instructions(p: Workload[Any], rows: RowSpace, launch: Launch, walk: RowIteration) -> float:
     flops = p.space.flops / (p.outer_points * p.inner_points)
-    repeated = LOOP_OPS + walk.run * walk.points * flops * OPS_PER_FLOP
+    repeated = LOOP_OPS + walk.vector_elems * walk.points * flops * OPS_PER_FLOP
     for access in rows.accesses:
-        if access.walks:
+        if access.varies_along_row:
             count = access.elements(launch.thread)
             loads = -(-count // _width(p, access, count, launch.thread))
             narrow = count if access.bytes < 4 else 0  # each is converted
-            repeated += _passes(access, walk) * (loads * (1.0 + address_ops(access.touched) / 4) + narrow)
-    join = walk.run + 2 * math.log2(launch.reduce_threads) if rows.along else 2.0 * launch.reduce_threads
-    return walk.rounds * repeated + rows.joins * walk.points * join + 40.0
+            repeated += _passes(access, walk) * (loads * (1.0 + address_ops(access.footprint) / 4) + narrow)
+    join = walk.vector_elems + 2 * math.log2(launch.reduce_threads) if rows.contiguous_along_reduction else 2.0 * launch.reduce_threads
+    return walk.iterations * repeated + rows.num_reductions * walk.points * join + 40.0
 
 
 def _width(p: Workload[Any], access: RowAccess, count: int, thread: Tile) -> int:
     """Elements that one access of a thread moves."""
-    if access.fast is None or access.stride != 1:
+    if access.contiguous_axis is None or access.stride != 1:
         return 1
-    return max(1, min(count, thread[access.fast], p.machine.hw.vector_bytes // access.bytes))
+    return max(1, min(count, thread[access.contiguous_axis], p.machine.hw.vector_bytes // access.bytes))
 
 
 def _warp_sectors(rows: RowSpace, access: RowAccess, launch: Launch, walk: RowIteration, warp: int) -> float:
     """Sectors that a warp asks the cache for: neighbouring threads stand along the fast axis, then in other rows."""
     count = access.elements(launch.thread)
-    times = walk.rounds * _passes(access, walk) if access.walks else 1
-    if access.fast is None:  # all neighbours read the same
+    times = walk.iterations * _passes(access, walk) if access.varies_along_row else 1
+    if access.contiguous_axis is None:  # all neighbours read the same
         return float(count * times)
-    own = min(count, launch.thread[access.fast])
-    neighbours = min(warp, launch.reduce_threads if rows.along else launch.block[access.fast] // launch.thread[access.fast])
-    if rows.along and launch.reduce_threads * walk.run >= rows.points:
+    own = min(count, launch.thread[access.contiguous_axis])
+    neighbours = min(warp, launch.reduce_threads if rows.contiguous_along_reduction else launch.block[access.contiguous_axis] // launch.thread[access.contiguous_axis])
+    if rows.contiguous_along_reduction and launch.reduce_threads * walk.vector_elems >= rows.points:
         neighbours = warp  # rows follow one another
     reach = neighbours * own * access.bytes * (access.stride or warp)
     groups = warp / neighbours * count / own
@@ -104,12 +104,12 @@ def _chain_cycles(p: Workload[Any], rows: RowSpace, launch: Launch, walk: RowIte
     later = mach.llc.latency_cycles if mach.llc is not None else first
     passes = max([_passes(a, walk) for a in rows.read], default=1)
     loads = walk.steps * (first + (passes - 1) * later)
-    if rows.along:
+    if rows.contiguous_along_reduction:
         far = BARRIER_CYCLES if launch.reduce_threads > mach.hw.limits.warp_size else 0.0
         join = math.log2(launch.reduce_threads) * SHUFFLE_CYCLES + far
     else:
         join = 2 * BARRIER_CYCLES + launch.reduce_threads * SHUFFLE_CYCLES / 8 if launch.reduce_threads > 1 else 0.0
-    return loads + rows.joins * (join + walk.run * 4.0) + 0.4 * first
+    return loads + rows.num_reductions * (join + walk.vector_elems * 4.0) + 0.4 * first
 
 
 def _moved_bytes(p: Workload[Any], rows: RowSpace, launch: Launch, walk: RowIteration, busy: int) -> tuple[float, float]:
@@ -122,9 +122,9 @@ def _moved_bytes(p: Workload[Any], rows: RowSpace, launch: Launch, walk: RowIter
     room = LLC_REUSE_FRACTION * last.total_bytes if last is not None else 0.0
     dram = cache = 0.0
     for access in rows.accesses:
-        whole, block = access.moved_bytes(p.extents), access.moved_bytes(tile)
+        whole, block = access.transferred_bytes(p.extents), access.transferred_bytes(tile)
         passes = _passes(access, walk)
-        cache += launch.grid * access.asked_bytes(tile) * passes
+        cache += launch.grid * access.requested_bytes(tile) * passes
         gone = 1.0 - min(1.0, room / max(1.0, busy * block))
         evicted = max(0.0, 1.0 - room / max(1.0, whole))
         again = max(0.0, min(1.0, launch.grid * block / max(1.0, whole) - 1.0)) * evicted

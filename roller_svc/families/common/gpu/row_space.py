@@ -23,28 +23,28 @@ class RowAccess:
     """One tensor. `density`: elements for each of its points, below 1 where an index is divided or gathered.
     `stride`: elements between neighbours along the axis that neighbouring threads walk; None where it varies."""
 
-    touched: AccessFootprint
-    walks: bool  # along the row
-    passes: int
+    footprint: AccessFootprint
+    varies_along_row: bool  # along the row
+    num_passes: int
     bytes: int  # of an element
     density: float
-    fast: int | None  # the axis that neighbouring threads walk, None where it does not move the tensor
+    contiguous_axis: int | None  # the axis that neighbouring threads walk, None where it does not move the tensor
     stride: int | None
 
     def elements(self, tile: Tile) -> int:
         """Elements that a tile touches. What is behind a division or a gather is as dense there as it is in all."""
-        count = self.touched.elements(tile)
+        count = self.footprint.elements(tile)
         if self.density == 1.0:
             return count
-        extents = [t.extent for t in self.touched.tables]
-        points = math.prod([min(tile[i], n) for i, n in zip(self.touched.axes, extents, strict=True)])
+        extents = [t.extent for t in self.footprint.tables]
+        points = math.prod([min(tile[i], n) for i, n in zip(self.footprint.axes, extents, strict=True)])
         return max(1, min(count, math.ceil(points * self.density)))
 
-    def moved_bytes(self, tile: Tile) -> float:
-        return self.touched.transferred_bytes(tile) if self.density == 1.0 else float(self.elements(tile) * self.bytes)
+    def transferred_bytes(self, tile: Tile) -> float:
+        return self.footprint.transferred_bytes(tile) if self.density == 1.0 else float(self.elements(tile) * self.bytes)
 
-    def asked_bytes(self, tile: Tile) -> float:
-        return self.touched.requested_bytes(tile) if self.density == 1.0 else float(self.elements(tile) * self.bytes)
+    def requested_bytes(self, tile: Tile) -> float:
+        return self.footprint.requested_bytes(tile) if self.density == 1.0 else float(self.elements(tile) * self.bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,19 +52,19 @@ class RowIteration:
     """`run` neighbours make a chunk, `together` chunks of a lane are in flight at once, `rounds` are all of a lane's.
     `points`: outer points of a thread."""
 
-    run: int
-    together: int
-    rounds: int
+    vector_elems: int
+    chunks_in_flight: int
+    iterations: int
     points: int
 
     @property
-    def whole(self) -> bool:
+    def is_single_pass(self) -> bool:
         """Whether a row is in flight as a whole, so that one pass reads it for all statements."""
-        return self.together >= self.rounds
+        return self.chunks_in_flight >= self.iterations
 
     @property
     def steps(self) -> int:
-        return -(-self.rounds // self.together)
+        return -(-self.iterations // self.chunks_in_flight)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,15 +78,15 @@ class RowSpace:
     inner: int
     points: int  # of a row
     spatial: Tile
-    along: bool
-    fast: int
-    joins: int
-    run: int
-    width: int
-    sharing: Tile
+    contiguous_along_reduction: bool
+    contiguous_axis: int
+    num_reductions: int
+    vector_elems: int
+    vector_rows: int
+    reuse_axes: Tile
     words: int  # registers of an accumulator
 
-    def walk(self, block: Tile, thread: Tile, lanes: int, split_k: int = 1) -> RowIteration:
+    def row_iteration(self, block: Tile, thread: Tile, lanes: int, split_k: int = 1) -> RowIteration:
         """How the lanes of that tile walk a row of which each rTask has its share."""
         run = thread[self.inner]
         rounds = max(1, -(-self.points // (run * lanes * split_k)))
@@ -98,22 +98,22 @@ class RowSpace:
     def registers(self, thread: Tile, walk: RowIteration, limits: Limits) -> int:
         """Registers of a thread: chunks in flight as they lie in memory, rows that stay, accumulators."""
         flight = held = 0
-        whole = walk.whole
+        whole = walk.is_single_pass
         for access in self.read:
             count = access.elements(thread)
-            if whole and access.passes > 1:
-                held += walk.rounds * count * register_words(access.touched.access.dtype)
+            if whole and access.num_passes > 1:
+                held += walk.iterations * count * register_words(access.footprint.access.dtype)
             else:
-                flight += min(walk.together, STAGED_CHUNKS) * -(-count * access.bytes // WORD_BYTES)
-        sums = walk.points * (walk.run if self.along else 1) * self.words
+                flight += min(walk.chunks_in_flight, STAGED_CHUNKS) * -(-count * access.bytes // WORD_BYTES)
+        sums = walk.points * (walk.vector_elems if self.contiguous_along_reduction else 1) * self.words
         return overhead_registers(limits) + flight + held + sums
 
     def shared_bytes(self, walk: RowIteration, lanes: int, threads: int, warp: int) -> int:
         """Shared memory in which lanes join: a word a warp and row, or, where they stand apart, all that they have."""
-        if lanes == 1 or (self.along and lanes <= warp):
+        if lanes == 1 or (self.contiguous_along_reduction and lanes <= warp):
             return 0
-        words = walk.points * (threads // warp if self.along else threads)
-        return self.joins * words * WORD_BYTES * self.words
+        words = walk.points * (threads // warp if self.contiguous_along_reduction else threads)
+        return self.num_reductions * words * WORD_BYTES * self.words
 
 
 def row_space(space: TileSpace, touched: SpaceFootprint, hw: HardwareSpec) -> RowSpace:
@@ -123,9 +123,9 @@ def row_space(space: TileSpace, touched: SpaceFootprint, hw: HardwareSpec) -> Ro
     vector = next((i for i, a in enumerate(space.axes) if a.name == space.vector_axis), inner)
     along = vector == inner
     accesses = tuple(_access(t, touched.extents, vector) for t in touched.accesses)
-    read = tuple(a for a in accesses if a.walks and not a.touched.access.is_output)
-    most = max((a.passes for a in read), default=1)
-    writes_rows = any(a.walks and a.touched.access.is_output for a in accesses)
+    read = tuple(a for a in accesses if a.varies_along_row and not a.footprint.access.is_output)
+    most = max((a.num_passes for a in read), default=1)
+    writes_rows = any(a.varies_along_row and a.footprint.access.is_output for a in accesses)
     neighbours = [a for a in accesses if a.stride == 1] or list(accesses)
     dominant = max(neighbours, key=lambda a: a.elements(touched.extents) * a.bytes, default=None)
     widest = hw.vector_bytes // dominant.bytes if dominant is not None else 1
@@ -137,13 +137,13 @@ def row_space(space: TileSpace, touched: SpaceFootprint, hw: HardwareSpec) -> Ro
         inner=inner,
         points=touched.extents[inner],
         spatial=spatial,
-        along=along,
-        fast=vector,
-        joins=max(1, most - 1) if writes_rows else most,
-        run=_largest_dividing_power(last, max(widest, packed) if along else packed),
+        contiguous_along_reduction=along,
+        contiguous_axis=vector,
+        num_reductions=max(1, most - 1) if writes_rows else most,
+        vector_elems=_largest_dividing_power(last, max(widest, packed) if along else packed),
         # threads that take neighbours of windows would read what is apart: they stand side by side instead
-        width=_largest_dividing_power(touched.extents[vector], widest) if not along and space.reduces_rows else 1,
-        sharing=tuple(i for i in spatial if any(i not in a.touched.axes for a in read)),
+        vector_rows=_largest_dividing_power(touched.extents[vector], widest) if not along and space.reduces_rows else 1,
+        reuse_axes=tuple(i for i in spatial if any(i not in a.footprint.axes for a in read)),
         words=register_words(space.compute_dtype),
     )
 
@@ -160,8 +160,8 @@ def _access(touched: AccessFootprint, extents: Tile, fast: int) -> RowAccess:
 
 def _points_per_element(access: RowAccess, extents: Tile, inner: int) -> int:
     """Neighbouring inner points that share an element, as 4-bit values do a word; 1 where none do."""
-    divided = [dim for dim in access.touched.access.dims if not dim.is_affine and dim.size > 1]
-    if len(divided) != 1 or inner not in access.touched.axes or extents[inner] % divided[0].size:
+    divided = [dim for dim in access.footprint.access.dims if not dim.is_affine and dim.size > 1]
+    if len(divided) != 1 or inner not in access.footprint.axes or extents[inner] % divided[0].size:
         return 1
     points = extents[inner] // divided[0].size
     return points if points <= WORD_BYTES * 2 else 1

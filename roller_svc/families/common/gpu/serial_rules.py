@@ -98,6 +98,6 @@ class SerialRules(LoopRules):
         return self._measured(thread, self._thread_rule(thread))
 
     @property
-    def _first(self) -> tuple[int | None, ...]:
+    def _first_axes(self) -> tuple[int | None, ...]:
         """Without reuse, the vector axis."""
         return (self.workload.contiguous_axis,)

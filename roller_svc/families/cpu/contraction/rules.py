@@ -80,7 +80,7 @@ class CpuContractionRules:
             room = int(self._block_of_b_bytes() / (p.packed_words(depth) * p.elem_bytes))
             fewest = -(-p.extent(p.n) // max(base.tile[p.n], room))
             depths = axes[p.k] if p.k is not None else (1,)
-            near = [self._cuts_to_fit(room, deep, base) for deep in depths for room in self._near_rooms()]
+            near = [self._cuts_to_fit(room, deep, base) for deep in depths for room in self._retained_block_bytes()]
             axes[p.n] = self._blocks(p.n, base, [*(fewest * cut for cut in self._cuts()), *near])
         return ScaleUpLevel(
             level=p.machine.hw.block_level.name,
@@ -113,7 +113,7 @@ class CpuContractionRules:
             return f"{last.name} tile of C"
         return ""
 
-    def _streams_a(self, block: Tile, base: ThreadTile) -> bool:
+    def _skips_packing_of_a(self, block: Tile, base: ThreadTile) -> bool:
         """Whether A is read where it lies."""
         p = self.workload
         return skips_packing(p, extent_on(block, p.n), (extent_on(base.tile, p.m), extent_on(base.tile, p.n), extent_on(block, p.k)))
@@ -166,7 +166,7 @@ class CpuContractionRules:
         p = self.workload
         m, n = extent_on(thread, p.m), extent_on(thread, p.n)
         cycles = tiles_cycles(p, (p.extent(p.m), p.extent(p.n)), (m, n), p.packed_words(p.extent(p.k)))
-        collides = self._streams_a(p.extents, ThreadTile(thread)) and has_set_conflicts(p, m)
+        collides = self._skips_packing_of_a(p.extents, ThreadTile(thread)) and has_set_conflicts(p, m)
         return cycles * (p.machine.costs.contraction.conflict if collides else 1.0), 1 / m + 1 / n
 
     def _cuts(self) -> set[int]:
@@ -174,7 +174,7 @@ class CpuContractionRules:
         cores = self.workload.machine.cores
         return {1, math.isqrt(cores), cores, 2 * cores} if cores > 1 else {1}
 
-    def _near_rooms(self) -> tuple[float, float]:
+    def _retained_block_bytes(self) -> tuple[float, float]:
         """Bytes of a block of B that L2 keeps while rows of A go by, and of one that the last cache keeps."""
         mach = self.workload.machine
         return L2_COLUMNS_FRACTION * mach.hw.block_level.capacity_bytes, LLC_RETAINED_FRACTION * mach.caches[0].bytes_per_core
@@ -203,7 +203,7 @@ class CpuContractionRules:
         if depth <= MAX_K_STEP:
             even.add(depth)
         longest = -(-depth // -(-depth // MAX_K_STEP))
-        if self._streams_a(p.extents, base) and longest <= room:
+        if self._skips_packing_of_a(p.extents, base) and longest <= room:
             return (longest,)  # rows of A that are read where they lie are begun anew for each step
         fitting = sorted(k for k in even if k <= room)
         return tuple(fitting[-2:] or [max(1, min(depth, room, K_STEPS[0]))])

@@ -73,7 +73,7 @@ def _sizes(p: Workload[Any], image: ImageSpace, launch: Launch) -> _Sizes:
     names = [axis.name for axis in p.space.role(AxisRole.PIXEL)]
     block, thread = (dict(zip(places, tile, strict=True)) for tile in (launch.block, launch.thread))
     depth = image.depth if image.channels is None else min(image.depth, block[image.channels.name])
-    window = image.window(block, thread, depth, p.machine.hw.block_level.capacity_bytes)
+    window = image.patch_shape(block, thread, depth, p.machine.hw.block_level.capacity_bytes)
     pixels = math.prod(thread[name] for name in names)
     filters = thread[image.filters.name]
     extents = [min(w, p.extents[places[name]]) for name, w in zip(names, window, strict=True)]
@@ -100,9 +100,9 @@ def _kernel(p: Workload[Any], image: ImageSpace, s: _Sizes) -> float:
     arriving = near / l2 + far / l3
     # lines that arrive take their turns at the load ports
     row = max(kernel_cycles(mach, s.rows, s.vectors), (s.rows + s.vectors) / LOAD_PORTS + costs.crowded * arriving)
-    if not image.along_filters and image.slides[-1].taps > 1:
+    if not image.along_filters and image.window_dims[-1].taps > 1:
         row += costs.across_lines_cycles * s.vectors
-    inner = image.slides[-1].taps
+    inner = image.window_dims[-1].taps
     row += costs.tap_loop_cycles / inner if inner > 1 else 0.0
     row = max(row + costs.l2_exposed * arriving, near / (costs.l2_beside * l2) + far / l3)
     return s.windows * s.panels * s.calls * (s.steps * costs.call_cycles + depth * row)
@@ -113,7 +113,7 @@ def _streamed_bytes(p: Workload[Any], image: ImageSpace, s: _Sizes) -> tuple[int
     hold, and tiles that lie apart, which come by once for each panel."""
     caches, lanes = p.machine.caches, p.machine.unit.shape[-1]
     filters, pixels = (s.vectors * lanes, s.rows) if image.along_filters else (s.rows, s.vectors * lanes)
-    row, tile = filters * p.elem_bytes, pixels * p.elem_bytes if image.tiles_apart else 0
+    row, tile = filters * p.elem_bytes, pixels * p.elem_bytes if image.tiles_are_disjoint else 0
     panel = s.channels * image.taps * row
     if panel <= L1_PANEL_FRACTION * caches[-1].bytes_per_core:
         return tile, 0
@@ -133,14 +133,14 @@ def _update(p: Workload[Any], image: ImageSpace, s: _Sizes) -> float:
 
 def _staging(p: Workload[Any], image: ImageSpace, s: _Sizes) -> float:
     costs = p.machine.costs.convolution
-    last, pixels = image.slides[-1], s.window[-1]
-    rows = math.prod(slide.reach(n) for slide, n in zip(image.slides[:-1], s.window[:-1], strict=True))
+    last, pixels = image.window_dims[-1], s.window[-1]
+    rows = math.prod(slide.input_extent(n) for slide, n in zip(image.window_dims[:-1], s.window[:-1], strict=True))
     if image.channels_last:
-        rows *= last.reach(pixels)
+        rows *= last.input_extent(pixels)
         return rows * (costs.row_cycles + _run_cycles(p, s.channels, costs.copy_cycles))
-    length = last.reach(pixels)
+    length = last.input_extent(pixels)
     source = source_bandwidth(p.machine, _image_bytes(p)) / p.machine.cores / p.machine.clock_hz
-    moved = length * max(1, image.step) * p.elem_bytes / source
+    moved = length * max(1, image.pixel_stride) * p.elem_bytes / source
     return rows * s.channels * (costs.row_cycles + _row_cycles(p, image, s, length) + moved)
 
 
@@ -148,11 +148,11 @@ def _row_cycles(p: Workload[Any], image: ImageSpace, s: _Sizes, length: int) -> 
     """One row of the image into the window; where tiles lie apart, in pieces of a tile, whose rest is a vector that
     overlaps the one before it."""
     costs = p.machine.costs.convolution
-    apart = image.step * image.phases(image.slides[-1])
+    apart = image.pixel_stride * image.phases(image.window_dims[-1])
     if apart not in (1, 2):
         return (costs.gather_cycles + costs.quotient_cycles * _divided_dims(p, image)) * length
     each = costs.copy_cycles if apart == 1 else costs.deal_cycles
-    if not image.tiles_apart:
+    if not image.tiles_are_disjoint:
         return _run_cycles(p, length, each)
     vectors, rest = divmod(s.tile, p.machine.unit.shape[-1])
     return length / s.tile * (costs.tile_cycles + each * (vectors + 2 * (rest > 0)))
@@ -161,7 +161,7 @@ def _row_cycles(p: Workload[Any], image: ImageSpace, s: _Sizes, length: int) -> 
 def _divided_dims(p: Workload[Any], image: ImageSpace) -> int:
     """Dimensions of the image in whose place a quotient of the pixel stands. Rows are staged channel by channel, each
     element's being found anew; a contraction packs all k of a panel with those found once."""
-    pixel = image.slides[-1].pixel.name
+    pixel = image.window_dims[-1].pixel.name
     dims = [dim.dim for operand in (p.a, p.b) for tensor in operand.tensors for dim in tensor.dims]
     return sum(not dim.is_affine and pixel in dict(dim.coeffs) for dim in dims)
 

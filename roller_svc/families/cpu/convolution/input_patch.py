@@ -1,4 +1,4 @@
-"""Image of a convolution → its window in a task's private room: every element once, guards decided, zeros in place."""
+"""Input patch of a convolution: each input element staged once to a per-thread buffer, with zeros for padding."""
 
 from __future__ import annotations
 
@@ -17,14 +17,17 @@ from roller_svc.ir.schedule import Branch, Compute, Let, Loop, LoopKind, Node
 from roller_svc.schedule.guards import unswitch_guards
 
 WINDOW, ROW_OF_TILES = ".window", ".window.row"
-UNROLLED_VECTORS = 8  # of one run; longer ones are loops over vectors
+UNROLLED_VECTORS = 8  # of one contiguous segment; longer segments are loops over vectors
 
 
 @dataclass(frozen=True, slots=True)
 class InputPatch:
-    """Layout of the staged window: `pixels` of each slide, `channels` of them; channels innermost where they are so
-    in memory, else coordinates of the last slide, those of one remainder of its stride together. Where tiles lie apart,
-    those of `tile` pixels follow each other, in each the channels, and of each channel the pixels."""
+    """Layout of the staged patch: `pixels` output positions of each window dimension and `channels` input channels.
+
+    Channels are innermost if they are contiguous in memory. Otherwise coordinates of the last dimension are innermost,
+    grouped by remainder (phase) of its stride. For non-overlapping tiles, the patch holds `tile` output positions after
+    each other; within a tile channels are outermost.
+    """
 
     image: ImageSpace
     source: Expr
@@ -37,34 +40,36 @@ class InputPatch:
     # layout ---------------------------------------------------------------------------------------------------------
     @property
     def elements(self) -> int:
-        return self.image.window_elements(self.pixels, self.channels) + self.lanes
+        return self.image.patch_elements(self.pixels, self.channels) + self.lanes
 
     @property
     def pitches(self) -> tuple[int, ...]:
-        """Elements between neighbouring coordinates of each slide."""
+        """Return the distance in elements between adjacent coordinates of each dimension."""
         step = self.channels if self.image.channels_last else 1
         pitches = []
-        for slide, pixels in zip(reversed(self.image.slides), reversed(self.pixels), strict=True):
+        for slide, pixels in zip(reversed(self.image.window_dims), reversed(self.pixels), strict=True):
             pitches.append(step)
-            step *= self.image.held(slide, pixels)
+            step *= self.image.staged_extent(slide, pixels)
         return tuple(reversed(pitches))
 
     @property
     def channel_pitch(self) -> int:
         if self.image.channels_last:
             return 1
-        return math.prod(self.image.held(s, n) for s, n in zip(self.image.slides, self.pixels, strict=True))
+        return math.prod(self.image.staged_extent(s, n) for s, n in zip(self.image.window_dims, self.pixels, strict=True))
 
     def offset(self, channel: Expr, coordinates: tuple[Expr, ...]) -> Expr:
-        """Of an element: `coordinates` count from the window's first, but for the last slide's, which comes as
-        `sorted_place` makes it where its coordinates are sorted."""
+        """Return the offset of an element; `coordinates` count from the patch's first element.
+
+        The last coordinate is a phase offset if coordinates are grouped by phase.
+        """
         offset = mul(channel, num(self.channel_pitch))
         for coordinate, pitch in zip(coordinates, self.pitches, strict=True):
             offset = add(offset, mul(coordinate, num(pitch)))
         return offset
 
     def offset_in_tile(self, channel: Expr, tiles: tuple[Expr, ...], inside: Expr) -> Expr:
-        """Of an element where tiles lie apart: `tiles` count along each slide."""
+        """Return the offset of an element for non-overlapping tiles; `tiles` are tile numbers of each dimension."""
         number: Expr = num(0)
         for tile, whole, size in zip(tiles, self.pixels, self.tile, strict=True):
             number = add(mul(number, num(whole // size)), tile)
@@ -72,29 +77,29 @@ class InputPatch:
         return add(mul(row, num(math.prod(self.tile))), inside)
 
     def phase_offset(self, pixel: Expr) -> Expr:
-        """Place along the last slide of what a pixel meets under the tap, coordinates sorted by remainder."""
-        slide, phases = self.image.slides[-1], self._phases
+        """Return the offset along the last dimension of what an output position reads under the tap."""
+        slide, phases = self.image.window_dims[-1], self._phases
         if phases == 1:
             return add(mul(pixel, num(slide.stride)), tap_shift(slide))
         shift = tap_shift(slide)
         return add(add(mul(mod(shift, phases), num(self._phase_length)), div(shift, phases)), pixel)
 
     def coordinate(self, slide: ImageWindowDim, pixel: Expr) -> Expr:
-        """Of what a pixel meets under the tap, along any other slide."""
+        """Return the coordinate along any other dimension of what an output position reads under the tap."""
         return add(mul(pixel, num(slide.stride)), tap_shift(slide))
 
     @property
     def _phases(self) -> int:
-        return self.image.phases(self.image.slides[-1])
+        return self.image.phases(self.image.window_dims[-1])
 
     @property
     def _phase_length(self) -> int:
-        return self.image.held(self.image.slides[-1], self.pixels[-1]) // self._phases
+        return self.image.staged_extent(self.image.window_dims[-1], self.pixels[-1]) // self._phases
 
     # filling --------------------------------------------------------------------------------------------------------
     def stage(self) -> tuple[Node, ...]:
-        """Fill it for the channels of step `.step` and the pixels from each slide's `at` on."""
-        slides = self.image.slides
+        """Stage the patch for the channels of step `.step` and the output positions from each dimension's `at`."""
+        slides = self.image.window_dims
         value = substitute(Cast(self.source, self.dtype, implicit=True), self._coordinates())
         guarded = _guarded(value)
         nodes = self._store_channels(guarded) if self.image.channels_last else self._store_rows(guarded)
@@ -105,12 +110,12 @@ class InputPatch:
         return self._channel_loop(nodes)
 
     def _coordinate_loop(self, slide: ImageWindowDim, pixels: int, nodes: tuple[Node, ...]) -> Node:
-        """Over the coordinates that the pixels left in the image need."""
+        """Loop over the coordinates that the remaining output positions need."""
         limit: Expr | None = None
         if slide.pixel.extent % pixels:
             min_extent = num((slide.taps - 1) * slide.dilation + 1)
             limit = add(mul(sub(remaining_pixels(slide), num(1)), num(slide.stride)), min_extent)
-        return Loop(coordinate_name(slide), slide.reach(pixels), LoopKind.SERIAL, nodes, limit)
+        return Loop(coordinate_name(slide), slide.input_extent(pixels), LoopKind.SERIAL, nodes, limit)
 
     def _channel_loop(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
         axis = self.image.channels
@@ -121,9 +126,9 @@ class InputPatch:
         return (Loop(".channel", self.channels, LoopKind.SERIAL, bind_members(axis, position, nodes), limit),)
 
     def _coordinates(self) -> dict[str, Expr]:
-        """Axes of the factor → such that it is the element at the coordinate variables' place."""
+        """Return values of the source's axes that select the element at the coordinate variables."""
         values: dict[str, Expr] = {}
-        for slide, pixels in zip(self.image.slides, self.pixels, strict=True):
+        for slide, pixels in zip(self.image.window_dims, self.pixels, strict=True):
             at = add(mul(pixel_at(slide, pixels), num(slide.stride)), ref(coordinate_name(slide)))
             if slide.tap is None:
                 values[slide.pixel.name] = at
@@ -134,13 +139,13 @@ class InputPatch:
         return values
 
     def _store_rows(self, guarded: GuardedValue) -> tuple[Node, ...]:
-        """One row of the last slide: its length is known, at most two cases."""
-        slide = self.image.slides[-1]
-        nodes = dispatch_length(slide, self.pixels[-1], lambda pixels: self._store_row(guarded, slide.reach(pixels)))
-        return self._bind_tile_row(nodes) if self.image.tiles_apart else nodes
+        """Stage one row of the last dimension; its length has at most two values."""
+        slide = self.image.window_dims[-1]
+        nodes = dispatch_length(slide, self.pixels[-1], lambda pixels: self._store_row(guarded, slide.input_extent(pixels)))
+        return self._bind_tile_row(nodes) if self.image.tiles_are_disjoint else nodes
 
     def _store_row(self, guarded: GuardedValue, length: int) -> tuple[Node, ...]:
-        x = coordinate_name(self.image.slides[-1])
+        x = coordinate_name(self.image.window_dims[-1])
         across = [term for term in guarded.terms if x not in axes_of(term)]
         along = [term for term in guarded.terms if x in axes_of(term)]
         nodes: tuple[Node, ...] = ()
@@ -155,8 +160,8 @@ class InputPatch:
         return (Branch(_conjunction(across), nodes, outside),)
 
     def _store_phase(self, guarded: GuardedValue, along: list[Expr], phase: int, count: int) -> tuple[Node, ...]:
-        """The coordinates of one remainder: outside, inside, outside, where that is known; else decided on the spot."""
-        x = coordinate_name(self.image.slides[-1])
+        """Stage the coordinates of one phase: padding, input, padding if the bounds are constant, else by a test."""
+        x = coordinate_name(self.image.window_dims[-1])
         bounds = _bounds(along, x, phase, self._phases, count)
         if bounds is None:
             condition = _conjunction(along)
@@ -170,20 +175,20 @@ class InputPatch:
         )
 
     def _store_segment(self, phase: int, first: int, last: int, value: Expr) -> tuple[Node, ...]:
-        x = coordinate_name(self.image.slides[-1])
-        if self.image.tiles_apart:
+        x = coordinate_name(self.image.window_dims[-1])
+        if self.image.tiles_are_disjoint:
             return self._store_tiles(first, last, value)
 
         def filled(position: Expr) -> Compute:
             coordinate = add(mul(position, num(self._phases)), num(phase))
-            others = tuple(ref(coordinate_name(s)) for s in self.image.slides[:-1])
+            others = tuple(ref(coordinate_name(s)) for s in self.image.window_dims[:-1])
             offset = self.offset(self._channel, (*others, add(num(phase * self._phase_length), position)))
             return Compute(WINDOW, (offset,), substitute(value, {x: coordinate}))
 
         return store_contiguous(first, last, self.lanes, filled)
 
     def _store_tiles(self, first: int, last: int, value: Expr) -> tuple[Node, ...]:
-        """The same tile by tile: a part of one, whole ones, a part of one."""
+        """Stage a segment tile by tile: a partial tile, full tiles, a partial tile."""
         size = self.tile[-1]
         if first >= last:
             return ()
@@ -199,22 +204,22 @@ class InputPatch:
         return (*nodes, *self._store_in_tile(num(last_tile), 0, last % size, value))
 
     def _store_in_tile(self, tile: Expr, first: int, last: int, value: Expr) -> tuple[Node, ...]:
-        """Neighbours of the last slide in one tile."""
+        """Stage adjacent elements of the last dimension in one tile."""
         size = self.tile[-1]
 
         def filled(position: Expr) -> Compute:
             first_row = self.offset_in_tile(self._channel, (*[num(0)] * (len(self.tile) - 1), tile), position)
             coordinate = add(mul(tile, num(size)), position)
-            x = coordinate_name(self.image.slides[-1])
+            x = coordinate_name(self.image.window_dims[-1])
             return Compute(WINDOW, (add(ref(ROW_OF_TILES), first_row),), substitute(value, {x: coordinate}))
 
         return store_contiguous(first, last, self.lanes, filled)
 
     def _bind_tile_row(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
-        """The nodes for one row of the last slide, with the place of its first element."""
+        """Bind the offset of the first element of a row of the last dimension around the nodes."""
         tiles: list[Expr] = []
         row: Expr = num(0)
-        for slide, size in zip(self.image.slides[:-1], self.tile[:-1], strict=True):
+        for slide, size in zip(self.image.window_dims[:-1], self.tile[:-1], strict=True):
             coordinate = ref(coordinate_name(slide))
             tiles.append(div(coordinate, size))
             row = add(mul(row, num(size)), mod(coordinate, size))
@@ -226,11 +231,11 @@ class InputPatch:
         return num(0) if self.image.channels is None else ref(".channel")
 
     def _store_channels(self, guarded: GuardedValue) -> tuple[Node, ...]:
-        """Channels of one coordinate of the last slide, neighbours in memory."""
-        slide, axis = self.image.slides[-1], self.image.channels
+        """Stage the channels, contiguous in memory, of each coordinate of the last dimension."""
+        slide, axis = self.image.window_dims[-1], self.image.channels
         if axis is None:
             return ()
-        coordinates = tuple(ref(coordinate_name(s)) for s in self.image.slides)
+        coordinates = tuple(ref(coordinate_name(s)) for s in self.image.window_dims)
 
         def channels(count: int) -> tuple[Node, ...]:
             def filled(value: Expr) -> Callable[[Expr], Compute]:
@@ -244,7 +249,13 @@ class InputPatch:
             inside = store_contiguous(0, count, self.lanes, filled(guarded.inside))
             if not guarded.terms:
                 return inside
-            return (Branch(_conjunction(list(guarded.terms)), inside, store_contiguous(0, count, self.lanes, filled(guarded.outside))),)
+            return (
+                Branch(
+                    _conjunction(list(guarded.terms)),
+                    inside,
+                    store_contiguous(0, count, self.lanes, filled(guarded.outside)),
+                ),
+            )
 
         tail = axis.extent % self.channels
         nodes = channels(self.channels)
@@ -253,18 +264,18 @@ class InputPatch:
         return (self._coordinate_loop(slide, self.pixels[-1], nodes),)
 
 
-# names that the window shares with the loops around it --------------------------------------------------------------
+# names shared with the loops around the patch --------------------------------------------------------------
 def coordinate_name(slide: ImageWindowDim) -> str:
     return f"{slide.pixel.name}.coordinate"
 
 
 def pixel_at(slide: ImageWindowDim, pixels: int) -> Expr:
-    """First pixel of a window of so many."""
+    """Return the first output position of a patch of `pixels`."""
     return num(0) if pixels >= slide.pixel.extent else ref(f"{slide.pixel.name}.at")
 
 
 def remaining_pixels(slide: ImageWindowDim) -> Expr:
-    """Pixels of the window that the image has."""
+    """Return the number of output positions of the patch that exist."""
     return ref(f"{slide.pixel.name}.count")
 
 
@@ -273,7 +284,7 @@ def tap_shift(slide: ImageWindowDim) -> Expr:
 
 
 def dispatch_length(slide: ImageWindowDim, pixels: int, nodes: Callable[[int], tuple[Node, ...]]) -> tuple[Node, ...]:
-    """What `nodes` makes of a window's pixels along the slide: all of them, or those left at the end of the axis."""
+    """Return `nodes` of a full patch, or of the tail at the end of the axis, by a test if both occur."""
     tail = slide.pixel.extent % pixels
     if slide.pixel.extent < pixels or not tail:
         return nodes(tail or pixels)
@@ -281,7 +292,7 @@ def dispatch_length(slide: ImageWindowDim, pixels: int, nodes: Callable[[int], t
 
 
 def store_contiguous(first: int, last: int, lanes: int, node: Callable[[Expr], Node]) -> tuple[Node, ...]:
-    """node(position) for neighbouring positions: whole vectors, then the rest."""
+    """Return node(position) for adjacent positions: full vectors, then the tail."""
     vectors, tail_lanes = divmod(max(0, last - first), lanes)
     nodes: list[Node] = []
     if vectors > UNROLLED_VECTORS:
@@ -299,7 +310,7 @@ def store_contiguous(first: int, last: int, lanes: int, node: Callable[[Expr], N
 
 @dataclass(frozen=True, slots=True)
 class GuardedValue:
-    """`inside` where all terms hold, else `outside`."""
+    """A value that is `inside` where all terms hold, else `outside`."""
 
     terms: tuple[Expr, ...]
     inside: Expr
@@ -329,8 +340,10 @@ def _conjunction(terms: list[Expr]) -> Expr:
 
 
 def _bounds(along: list[Expr], x: str, phase: int, phases: int, count: int) -> tuple[int, int] | None:
-    """First and last place of a row's phase at which all terms hold, found by trying; None where more than the place
-    decides."""
+    """Return the range of positions of a phase where all terms hold, found by enumeration.
+
+    None if a term depends on more than the position, or if the range is not contiguous.
+    """
     differences = [_difference(term) for term in along]
     holds = []
     for position in range(count):
@@ -351,7 +364,7 @@ _ORDER: dict[OpKind, Callable[[int], bool]] = {
 
 
 def _difference(term: Expr) -> tuple[OpKind, Linear] | None:
-    """A comparison as one of a sum with 0; None for anything else."""
+    """Rewrite an integer comparison as a comparison of a linear form with 0, or return None."""
     match term:
         case Op(kind=kind, args=(a, b)) if kind in _ORDER and not a.dtype.is_float:
             return kind, linear(sub(a, b))
@@ -359,7 +372,7 @@ def _difference(term: Expr) -> tuple[OpKind, Linear] | None:
 
 
 def _decided(term: tuple[OpKind, Linear] | None, x: str, position: int) -> bool | None:
-    """Whether the comparison holds where the axis is `at`; None where more than that decides it."""
+    """Return whether the comparison holds at `position` of the axis, or None if it depends on more."""
     if term is None or term[1].keys() - {None, ref(x)}:
         return None
     kind, terms = term

@@ -126,7 +126,7 @@ class CpuConvolutionRules:
         for i in self._pixels:
             steps[i] = self._cuts(i, base, 3)
         last = self._pixels[-1]
-        if self.image.slides[-1].tap is not None:  # a row is staged whole
+        if self.image.window_dims[-1].tap is not None:  # a row is staged whole
             steps[last] = (round_up(p.extents[last], base.tile[last]),)
         return ScaleUpLevel(
             level=p.machine.hw.block_level.name,

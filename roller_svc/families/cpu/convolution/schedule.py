@@ -1,10 +1,9 @@
-"""Convolution and its rProgram → schedule tree for a CPU: windows of the image staged once, not once for each tap.
+"""Direct convolution and its rProgram → schedule tree for a CPU: staged input patches and packed weights.
 
-A task owns some pixels and filters. For every step of channels it packs their weights, then, window by window of its
-pixels, stages the image, zeros around it in place, and runs the micro-kernel straight over the window: an element of it
-serves all taps and filters that need it. Vectors are of filters (a tile's pixels are broadcast) or of pixels.
-
-Weights of a convolution → panels of a task's filters, one row of them for each channel and tap.
+A task owns output positions and output channels (filters). For each step of input channels it packs their weights. Then
+it stages the input patch of a block of output positions, with zero padding, and runs the micro-kernel over the patch.
+Each staged element serves all taps and filters that use it. Vectors hold filters (output positions are broadcast) or
+output positions.
 """
 
 from __future__ import annotations
@@ -52,11 +51,14 @@ PACKED = ".weights"
 
 @dataclass(frozen=True, slots=True)
 class PackedWeights:
-    """`panels` of `wide` filters, `channels` of them a step. Rows are in the order of the micro-kernel's loops."""
+    """Weights packed to `panels` of `wide` filters, for `channels` input channels a step.
+
+    Rows are in the order of the micro-kernel's loops.
+    """
 
     image: ImageSpace
     source: Expr
-    type: TensorType | None  # of the factor in memory, where it is one load
+    type: TensorType | None  # of the source in memory, if it is one load
     dtype: DType
     panels: int
     wide: int
@@ -69,7 +71,7 @@ class PackedWeights:
 
     @property
     def row(self) -> Expr:
-        """The row of channel `.channel` under the taps."""
+        """Return the row of channel `.channel` under the taps."""
         channel: Expr = num(0) if self.image.channels is None else ref(".channel")
         tap: Expr = num(0)
         for axis in self._taps:
@@ -79,7 +81,7 @@ class PackedWeights:
         return add(mul(channel, num(self.image.taps)), tap)
 
     def pack(self) -> tuple[Node, ...]:
-        """packed[panel][row][filter] = weight there; beyond the last filter 0, which adds nothing."""
+        """Pack packed[panel][row][filter] = weight, and 0 beyond the last filter."""
         filters, wide = self.image.filters, self.wide
         position = add(ref(".filters.first"), mul(ref(".filters.panel"), num(wide)))
         tail = filters.extent % wide
@@ -92,14 +94,16 @@ class PackedWeights:
         return (Loop(".filters.panel", self.panels, LoopKind.SERIAL, nodes, ref(".filters.panels")),)
 
     def _pack_panel(self, position: Expr) -> tuple[Node, ...]:
-        """A panel without edge: turned block by block where rows follow each other in memory, filter by filter."""
+        """Pack a full panel; rows that are contiguous for each filter are transposed in blocks."""
         load = self._contiguous_source()
         return self._pack_rows(position, self.wide) if load is None else self._pack_transposed(load, position)
 
     def _pack_transposed(self, load: Load, position: Expr) -> tuple[Node, ...]:
-        """Blocks of rows; the last one may overlap the one before it. All of a vector's filters before the next one's:
-        32 filters side by side, whose rows are often a multiple of 1 KiB apart, push from L1 the lines that two blocks
-        share, and packing 9 MB took 0.8 ms in place of 0.45 on Zen 4."""
+        """Transpose blocks of rows; the last one may overlap the one before.
+
+        All blocks of a vector's filters come before the next filters. Otherwise filters a multiple of 1 KiB apart would
+        evict lines shared by two blocks from L1.
+        """
         lanes, taps = self.lanes, self.image.taps
         filters, channels = self.image.filters, self.image.channels
         rows: Expr = num(self.channels * taps)
@@ -123,7 +127,7 @@ class PackedWeights:
         return (Loop(".vector", self.wide // lanes, LoopKind.SERIAL, nodes),)
 
     def _contiguous_source(self) -> Load | None:
-        """The weights, where a panel's rows are neighbours in memory for each filter, and fill at least a block."""
+        """Return the weights if a panel's rows are contiguous for each filter and fill at least one block."""
         image, load = self.image, self.source
         channels = image.channels
         if (
@@ -154,7 +158,7 @@ class PackedWeights:
         return (self._strides(load) or {}).get(self.image.filters.members[0].name, 0)
 
     def _strides(self, load: Load) -> dict[str, int] | None:
-        """Elements between neighbours along each axis; None where some index is no sum of axes."""
+        """Return the memory stride of each axis in elements, or None if an index is not affine."""
         if self.type is None:
             return None
         strides: dict[str, int] = {}
@@ -185,28 +189,28 @@ class PackedWeights:
 
     @property
     def _taps(self) -> tuple[Axis, ...]:
-        return tuple(s.tap for s in self.image.slides if s.tap is not None)
+        return tuple(s.tap for s in self.image.window_dims if s.tap is not None)
 
 
 ACC, TRANSPOSED = ".sums", ".turned"
 
 
 def lower(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[ScheduleTree, ...]:
-    """One tree: parallel tasks over groups, pixels and filters."""
+    """Return one tree: parallel tasks over groups, output positions and filters."""
     image = image_space(program.space)
     operands = group.operands
     if image is None or operands is None:
-        raise InvariantError(f"{group.name} is no convolution")
+        raise InvariantError(f"expected a convolution, got {group.name}")
     space = group.space
     (m,), (n,), (k,) = (space.role(role) for role in (AxisRole.M, AxisRole.N, AxisRole.K))
     view = GemmView(group, space.role(AxisRole.BATCH), m, n, k, operands, space.compute_dtype)
-    pixels_are_m = image.slides[0].pixel in m.members
+    pixels_are_m = image.window_dims[0].pixel in m.members
     image_operand, weights = (operands.a, operands.b) if pixels_are_m else (operands.b, operands.a)
     block, thread = program.block.as_dict(), program.thread.as_dict()
     depth = min(image.depth, block[image.channels.name]) if image.channels is not None else 1
     lanes = program.unit.shape[-1]
-    pixels = image.window(block, thread, depth, hw.block_level.capacity_bytes)
-    tile = tuple(thread[slide.pixel.name] for slide in image.slides)
+    pixels = image.patch_shape(block, thread, depth, hw.block_level.capacity_bytes)
+    tile = tuple(thread[slide.pixel.name] for slide in image.window_dims)
     patch = InputPatch(image, image_operand, view.dtype, pixels, tile, depth, lanes)
     wide = thread[image.filters.name]
     type_ = dict(group.inputs).get(weights.tensor) if isinstance(weights, Load) else None
@@ -222,14 +226,14 @@ class _Tasks:
     image: ImageSpace
     patch: InputPatch
     weights: PackedWeights
-    filters_last: bool  # whether results of neighbouring filters lie side by side
+    filters_last: bool  # whether filters are contiguous in the output
     hw: HardwareSpec
 
     # sizes ----------------------------------------------------------------------------------------------------------
     @property
     def window_dims(self) -> tuple[tuple[ImageWindowDim, int], ...]:
-        """Each with the pixels of a window along it."""
-        return tuple(zip(self.image.slides, self.patch.pixels, strict=True))
+        """Return each window dimension with the output positions of a patch along it."""
+        return tuple(zip(self.image.window_dims, self.patch.pixels, strict=True))
 
     @property
     def steps(self) -> int:
@@ -241,7 +245,7 @@ class _Tasks:
 
     @property
     def is_large(self) -> bool:
-        """Whether a core's own cache does not hold all that the group touches."""
+        """Return whether the group accesses more than L2 holds."""
         return self.view.group.space.compulsory_bytes > self.hw.block_level.capacity_bytes
 
     def _task(self, slide: ImageWindowDim) -> int:
@@ -282,7 +286,7 @@ class _Tasks:
     def _allocate(self) -> tuple[Storage, ...]:
         dtype, wide = self.view.dtype, self.weights.wide
         accumulators = (math.prod(self._patches_per_task), self.weights.panels) if self.steps > 1 else (1, 1)
-        if self.image.along_filters:  # blocks that are turned may reach beyond the last pixel
+        if self.image.along_filters:  # transposed blocks may extend beyond the last output position
             acc_shape: tuple[int, ...] = (*accumulators, self._patch_pixels + self.lanes - 1, wide)
         else:
             acc_shape = (*accumulators, wide, self._patch_pixels)
@@ -297,7 +301,7 @@ class _Tasks:
 
     @property
     def _patches_per_task(self) -> tuple[int, ...]:
-        """Windows of a task along each slide."""
+        """Return the number of patches of a task along each window dimension."""
         return tuple(self._task(slide) // pixels for slide, pixels in self.window_dims)
 
     def _over_patches(self) -> tuple[Node, ...]:
@@ -315,7 +319,7 @@ class _Tasks:
         return nodes
 
     def _over_panels(self) -> Node:
-        """All panels of filters over one window, each finished after its last step."""
+        """Multiply one patch by all panels of filters and run the epilogue of each after its last step."""
         nodes: tuple[Node, ...] = (*self._prefetch_results(), *self._micro_kernel())
         for slide, pixels in reversed(self.window_dims):
             name, tile = slide.pixel.name, self._tile(slide)
@@ -334,7 +338,7 @@ class _Tasks:
         return ceil_div(min(pixels, slide.pixel.extent), self._tile(slide))
 
     def _prefetch_results(self) -> tuple[Node, ...]:
-        """Hints for the lines that a tile's results will fill, so that they are there when the panel is finished."""
+        """Prefetch for write the lines that a tile's results fill."""
         if not self.is_large or self.steps > 1 or self.filters_last:
             return ()
         last, size = self.window_dims[-1][0].pixel, self._tile(self.window_dims[-1][0])
@@ -384,14 +388,14 @@ class _Tasks:
         return Load(PACKED, (ref(".filters.panel"), self.weights.row, filter_), self.view.dtype)
 
     def _pixel(self, _: Expr) -> Expr:
-        """The element of the window that a pixel of the register tile meets under the tap."""
-        if self.image.tiles_apart:
+        """Return the patch element that an output position of the register tile reads under the tap."""
+        if self.image.tiles_are_disjoint:
             tiles = tuple(ref(f"{slide.pixel.name}.tile") for slide, _ in self.window_dims)
             inside = ref(ROW) if self.image.along_filters else add(mul(ref(VECTOR), num(self.lanes)), ref(LANE))
             return Load(WINDOW, (self.patch.offset_in_tile(ref(".channel"), tiles, inside),), self.view.dtype)
         coordinates = []
-        for slide, pixel in zip(self.image.slides, self._pixel_in_patch(), strict=True):
-            if slide is self.image.slides[-1]:
+        for slide, pixel in zip(self.image.window_dims, self._pixel_in_patch(), strict=True):
+            if slide is self.image.window_dims[-1]:
                 coordinates.append(self.patch.phase_offset(pixel))
             else:
                 coordinates.append(self.patch.coordinate(slide, pixel))
@@ -399,14 +403,14 @@ class _Tasks:
         return Load(WINDOW, (self.patch.offset(channel, tuple(coordinates)),), self.view.dtype)
 
     def _pixel_in_patch(self) -> tuple[Expr, ...]:
-        """Where in the window a pixel of the register tile stands: row `ROW`, or lane of vector `VECTOR`."""
+        """Return the position within the patch of row `ROW`, or of a lane of vector `VECTOR`."""
         number: Expr = ref(ROW)
         coordinates: list[Expr] = []
         for slide, _ in reversed(self.window_dims):
             tile: int = self._tile(slide)
             place = ref(f"{slide.pixel.name}.place")
             inside: Expr = mod(number, tile)
-            if not self.image.along_filters and slide is self.image.slides[-1]:
+            if not self.image.along_filters and slide is self.image.window_dims[-1]:
                 number, tile = ref(VECTOR), tile // self.lanes
                 inside = add(mul(mod(number, tile), num(self.lanes)), ref(LANE))
             coordinates.append(add(place, inside))
@@ -416,7 +420,9 @@ class _Tasks:
     # sums -----------------------------------------------------------------------------------------------------------
     def _accumulator_index(self, row: Expr, column: Expr) -> tuple[Expr, ...]:
         number = self._pixel_number(self._pixel_in_patch())
-        return (*self._panel_index(), number, column) if self.image.along_filters else (*self._panel_index(), row, number)
+        return (
+            (*self._panel_index(), number, column) if self.image.along_filters else (*self._panel_index(), row, number)
+        )
 
     def _panel_index(self) -> tuple[Expr, Expr]:
         if self.steps == 1:
@@ -434,7 +440,7 @@ class _Tasks:
 
     # results --------------------------------------------------------------------------------------------------------
     def _run_epilogue(self) -> tuple[Node, ...]:
-        """The finished sums of a panel through the epilogue to memory."""
+        """Store the accumulators of a panel through the epilogue."""
         if self.filters_last:
             return self._over_pixels(self._store_filters(), self.window_dims)
         if not self.image.along_filters:
@@ -451,7 +457,9 @@ class _Tasks:
             return None
         return sub(num(extent), add(ref(".filters.place"), beyond))
 
-    def _over_pixels(self, nodes: tuple[Node, ...], window_dims: tuple[tuple[ImageWindowDim, int], ...]) -> tuple[Node, ...]:
+    def _over_pixels(
+        self, nodes: tuple[Node, ...], window_dims: tuple[tuple[ImageWindowDim, int], ...]
+    ) -> tuple[Node, ...]:
         for slide, pixels in reversed(window_dims):
             name = slide.pixel.name
             limit = None if _has_equal_patches(slide, pixels) else remaining_pixels(slide)
@@ -460,7 +468,7 @@ class _Tasks:
         return nodes
 
     def _stored_pixel(self, last: Expr) -> Expr:
-        """Number of the pixel that is being stored."""
+        """Return the number of the output position that is stored."""
         names = [f"{slide.pixel.name}.done" for slide, _ in self.window_dims[:-1]]
         return self._pixel_number((*(ref(n) for n in names), last))
 
@@ -470,9 +478,9 @@ class _Tasks:
         )
 
     def _store_filters(self) -> tuple[Node, ...]:
-        """Neighbouring filters of one pixel."""
+        """Store adjacent filters of one output position."""
         filters, wide = self.image.filters, self.weights.wide
-        number = self._stored_pixel(ref(f"{self.image.slides[-1].pixel.name}.done"))
+        number = self._stored_pixel(ref(f"{self.image.window_dims[-1].pixel.name}.done"))
 
         def stores(count: int) -> tuple[Node, ...]:
             at = member_values(filters, add(ref(".filters.place"), ref(LANE)))
@@ -487,7 +495,7 @@ class _Tasks:
         return (Branch(inside, stores(wide), stores(tail)),)
 
     def _store_pixels(self) -> tuple[Node, ...]:
-        """A row of neighbouring pixels of one filter."""
+        """Store a row of adjacent output positions of one filter."""
         slide, pixels = self.window_dims[-1]
 
         def stores(count: int) -> tuple[Node, ...]:
@@ -497,12 +505,15 @@ class _Tasks:
                 return self._store(ACC, (*self._panel_index(), ref(".filter"), self._stored_pixel(position)), lanes, at)
 
             vectorised = count - count % self.lanes
-            return (*(vector(0, vectorised) if vectorised else ()), *(vector(vectorised, count - vectorised) if count > vectorised else ()))
+            return (
+                *(vector(0, vectorised) if vectorised else ()),
+                *(vector(vectorised, count - vectorised) if count > vectorised else ()),
+            )
 
         return dispatch_length(slide, pixels, stores)
 
     def _store_transposed(self, count: int) -> tuple[Node, ...]:
-        """A row of neighbouring pixels, the tile of sums turned block by block so that they are neighbours there."""
+        """Store a row of adjacent output positions from accumulators transposed in blocks."""
         slide, pixels = self.window_dims[-1]
         lanes, wide = self.lanes, self.weights.wide
 
@@ -525,5 +536,5 @@ class _Tasks:
 
 
 def _has_equal_patches(dim: ImageWindowDim, pixels: int) -> bool:
-    """Whether all windows along the slide have so many pixels, or all that there are."""
+    """Return whether all patches along the dimension have equal sizes."""
     return pixels >= dim.pixel.extent or dim.pixel.extent % pixels == 0

@@ -31,7 +31,7 @@ class ImageWindowDim:
     def taps(self) -> int:
         return 1 if self.tap is None else self.tap.extent
 
-    def reach(self, pixels: int) -> int:
+    def input_extent(self, pixels: int) -> int:
         """Coordinates from the first to the last that so many neighbouring pixels need."""
         return (pixels - 1) * self.stride + (self.taps - 1) * self.dilation + 1
 
@@ -49,12 +49,12 @@ class ImageSpace:
     """
 
     space: TileSpace
-    slides: tuple[ImageWindowDim, ...]
+    window_dims: tuple[ImageWindowDim, ...]
     filters: TileAxis
     channels: TileAxis | None
     along_filters: bool
     channels_last: bool
-    step: int
+    pixel_stride: int
     weights_contiguous: bool
     weights_along_k: bool
     filters_last: bool
@@ -62,7 +62,7 @@ class ImageSpace:
 
     @property
     def taps(self) -> int:
-        return math.prod(s.taps for s in self.slides)
+        return math.prod(s.taps for s in self.window_dims)
 
     @property
     def depth(self) -> int:
@@ -70,37 +70,37 @@ class ImageSpace:
         return 1 if self.channels is None else self.channels.extent
 
     @property
-    def tiles_apart(self) -> bool:
+    def tiles_are_disjoint(self) -> bool:
         """Nothing slides, so that tiles share no element of the image: each lies by itself in the window, channel after
         channel, and the micro-kernel walks straight through it."""
         return self.taps == 1 and self.channels is not None and not self.channels_last
 
     def phases(self, slide: ImageWindowDim) -> int:
         """Vectors of pixels want neighbours side by side: coordinates of the last slide are sorted by remainder."""
-        return 1 if self.along_filters or slide is not self.slides[-1] else slide.stride
+        return 1 if self.along_filters or slide is not self.window_dims[-1] else slide.stride
 
-    def held(self, slide: ImageWindowDim, pixels: int) -> int:
+    def staged_extent(self, slide: ImageWindowDim, pixels: int) -> int:
         """Elements that the window has room for along a slide."""
         phases = self.phases(slide)
-        return phases * -(-slide.reach(pixels) // phases)
+        return phases * -(-slide.input_extent(pixels) // phases)
 
-    def window_elements(self, pixels: tuple[int, ...], channels: int) -> int:
-        return channels * math.prod(self.held(s, n) for s, n in zip(self.slides, pixels, strict=True))
+    def patch_elements(self, pixels: tuple[int, ...], channels: int) -> int:
+        return channels * math.prod(self.staged_extent(s, n) for s, n in zip(self.window_dims, pixels, strict=True))
 
-    def window(self, block: Mapping[str, int], thread: Mapping[str, int], depth: int, l2_bytes: int
+    def patch_shape(self, block: Mapping[str, int], thread: Mapping[str, int], depth: int, l2_bytes: int
                ) -> tuple[int, ...]:  # fmt: skip
         """Pixels along each slide that are staged at once: register tiles, grown from the innermost axis outwards to
         equal parts of the block while the second cache has room for `depth` channels of them, and for a panel's sums.
         Rows that a guard may cut stay whole."""
-        pixels = [thread[s.pixel.name] for s in self.slides]
+        pixels = [thread[s.pixel.name] for s in self.window_dims]
         for i in range(len(pixels) - 1, -1, -1):
-            slide = self.slides[i]
+            slide = self.window_dims[i]
             whole, unit = block[slide.pixel.name], pixels[i]
             keep = i == len(pixels) - 1 and slide.tap is not None
             sizes = [whole] if keep else _dividing_multiples(whole, unit)
             for size in sizes:
                 tried = (*pixels[:i], size, *pixels[i + 1 :])
-                staged, sums = self.window_elements(tried, depth), math.prod(tried) * thread[self.filters.name]
+                staged, sums = self.patch_elements(tried, depth), math.prod(tried) * thread[self.filters.name]
                 shares = staged / L2_PATCH_FRACTION, sums / L2_ACCUMULATOR_FRACTION
                 if keep or max(shares) * self.element_bytes <= l2_bytes:
                     pixels[i] = size
@@ -130,12 +130,12 @@ def image_space(space: TileSpace) -> ImageSpace | None:
     slides = tuple(_window_dim(pixel, taps, images) for pixel in pixels)
     return ImageSpace(
         space=space,
-        slides=slides,
+        window_dims=slides,
         filters=filters,
         channels=channels,
         along_filters=space.vector_axis == filters.name,
         channels_last=_is_contiguous_along(images, () if channels is None else channels.members),
-        step=_step_along(images, slides[-1]),
+        pixel_stride=_step_along(images, slides[-1]),
         weights_contiguous=_is_contiguous_along(weights, filters.members),
         weights_along_k=_is_contiguous_along(weights, tuple(taps) or (() if channels is None else channels.members)),
         filters_last=_is_contiguous_along([a for a in space.accesses if a.is_output], filters.members),

@@ -72,7 +72,7 @@ class CpuLoopRules(TaskRules):
     def _writes_rows(self, base: ThreadTile) -> bool:
         """Whether lanes write along rows what nobody reads again: of a sum of what is dear the parts wait there."""
         p = self.workload
-        dear = any(one.joins and one.counts.is_dear for one in p.facts.passes)
+        dear = any(one.combine and one.counts.is_expensive for one in p.facts.statements)
         if base.reduce_threads == 1 or dear or p.vector_axis is None or p.vector_axis not in p.reduced:
             return False
         return any(t.varies_with_reduction and t.strides.get(p.vector_axis) == 1 for t in p.footprint.writes)

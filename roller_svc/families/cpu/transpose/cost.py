@@ -32,7 +32,7 @@ def transpose_cost(p: Workload[TransposeSpace], launch: Launch) -> Costs:
     mach, costs, layout = p.machine, p.machine.costs.transpose, p.facts
     vectors = p.outer_points / layout.lanes
     blocks = vectors * _overlap(p, layout, launch)
-    shuffles = math.log2(layout.lanes) if layout.kind is TransposeKind.BLOCK else layout.short - 1.0
+    shuffles = math.log2(layout.lanes) if layout.kind is TransposeKind.BLOCK else layout.short_row - 1.0
     transposed = blocks * (shuffles + costs.room_cycles) * len(layout.transposed)
     each_tile = costs.tile_cycles
     if layout.kind is not TransposeKind.BLOCK:

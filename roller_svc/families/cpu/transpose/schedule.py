@@ -135,7 +135,7 @@ class _Layout:
         width, count = self._whole(self.row), self._whole(self.columns[0])
         if self.layout.kind is TransposeKind.INTERLEAVE:
             (statement,) = [s for s in self.group.statements if s.output not in self.group.register_tensors]
-            return [Storage(INTERLEAVED, statement.type.dtype, (self.layout.short, count), Scope.STACK, ())]
+            return [Storage(INTERLEAVED, statement.type.dtype, (self.layout.short_row, count), Scope.STACK, ())]
         shape = (self._fused(count), width)
         return [Storage(self._buffer_name(load), load.dtype, shape, Scope.STACK, ()) for load in self.layout.transposed]
 
@@ -155,7 +155,7 @@ class _Layout:
         at |= {a.name: num(0) for a in self.columns[1:]} | {self.columns[0].name: ref(f"{self.columns[0].name}.first")}
         at[self.columns[-1].name] = add(at[self.columns[-1].name], column)
         source = replace(load, index=tuple(substitute(i, at) for i in load.index))
-        short = self.layout.short if deinterleaves else None
+        short = self.layout.short_row if deinterleaves else None
         pitch = self._whole(self.row)
         block = Transpose(self._buffer_name(load), (column, row), pitch, source, stride, columns=short, lanes=lanes)
         nodes: tuple[Node, ...] = (block,)
@@ -257,7 +257,7 @@ class _Layout:
 
     def _interleave(self, count: int) -> tuple[Node, ...]:
         """Map along the columns, one element of the short rows at a time, then interleave all."""
-        short, lanes, (column,) = self.layout.short, self.layout.lanes, self.columns
+        short, lanes, (column,) = self.layout.short_row, self.layout.lanes, self.columns
         (statement,) = [s for s in self.group.statements if s.output not in self.group.register_tensors]
         at: Point = {self.row.name: ref(f"{self.row.name}.short")}
         at[column.name] = add(ref(f"{column.name}.first"), ref(LANE))
@@ -279,7 +279,7 @@ class _Layout:
         """Prefetch as many lines as a block of short rows fills, further on in memory."""
         size = statement.type.dtype.bytes
         step, distance = self.hw.dram.transaction_bytes // size, PREFETCH_DISTANCE_BYTES // size
-        lines = range(0, self.layout.short * self.layout.lanes, step)
+        lines = range(0, self.layout.short_row * self.layout.lanes, step)
         return tuple(Prefetch(statement.output, index, distance + first, for_write=True) for first in lines)
 
     def _buffer_name(self, load: Load) -> str:

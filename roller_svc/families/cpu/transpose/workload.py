@@ -44,7 +44,7 @@ class TransposeSpace:
     transposed: tuple[Load, ...]
     stride: tuple[int, ...]
     lanes: int
-    short: int = 1  # elements of a short row
+    short_row: int = 1  # elements of a short row
 
     @property
     def column(self) -> int:

@@ -27,7 +27,7 @@ def window_cost(p: Workload[PlaneSpace], launch: Launch) -> Costs:
     planes = math.prod(_mean(a.extent, b) for a, b in zip(space.leading, launch.block, strict=False))
     cycles = [0.0, 0.0, 0.0, 0.0]
     again = 0.0
-    for one in space.sums:
+    for one in space.reductions:
         found = layout(space, one, launch.block, launch.thread)
         fill = found.elements / mach.unit.shape[-1] * len(one.planes)
         again += 2 * planes * sum(found.elements * plane.dtype.bytes for plane in one.planes)  # there and back
@@ -87,7 +87,7 @@ def _mean(extent: int, block: int) -> float:
 def staged_positions(dim: Dimension, inside: tuple[int, int]) -> float:
     """Places of a band that are staged, on average: the first bands and the last ones reach beyond what is inside."""
     low, high = inside
-    bands, step = -(-dim.slide.extent // dim.block), dim.block * dim.slide.stride
+    bands, step = -(-dim.window_dim.extent // dim.block), dim.block * dim.window_dim.stride
     beyond = _falling_sum(low, step) + _falling_sum((bands - 1) * step + dim.places - high, step)
     return max(0.0, dim.places - beyond / bands)
 
@@ -118,7 +118,7 @@ def tap_cycles(mach: Machine, one: WindowedSum, found: PlaneLayout) -> float:
     loads a weight a cycle, however much of a vector it loads."""
     lanes, rows, costs = mach.unit.shape[-1], found.rows, mach.costs.window
     vectors = found.width // lanes
-    below = found.dims[-2].slide if len(found.dims) > 1 else None
+    below = found.dims[-2].window_dim if len(found.dims) > 1 else None
     lines = 1
     if below is not None:
         lines = len({below.stride * r + below.dilation * i for r in range(rows) for i in range(below.taps)})
@@ -143,14 +143,14 @@ def _accesses(vector_bytes: int, ports: float) -> float:
 def line_cycles(mach: Machine, found: PlaneLayout) -> float:
     """Results from the run to where they belong."""
     width, costs = found.dims[-1].block, mach.costs.window
-    lines = math.prod(_mean(d.slide.extent, d.block) for d in found.dims[:-1])
+    lines = math.prod(_mean(d.window_dim.extent, d.block) for d in found.dims[:-1])
     return lines * (costs.line_cycles + costs.staged_cycles * _vector_equivalents(mach, line_vectors(width, mach.unit.shape[-1])))
 
 
 def staged_bytes(space: PlaneSpace, block: Tile, thread: Tile) -> int:
     """Private memory of a task: staged planes and totals."""
     total = 0
-    for one in space.sums:
+    for one in space.reductions:
         found = layout(space, one, block, thread)
         run = found.rows * found.run_steps * found.width
         total += run * one.statement.accumulator.bytes
@@ -163,4 +163,4 @@ def vector_registers(p: Workload[Any], space: PlaneSpace, thread: Tile) -> int:
     last = space.first + len(space.axes) - 1
     rows = thread[last - 1] if len(space.axes) > 1 else 1
     vectors = thread[last] // p.machine.unit.shape[-1]
-    return rows * vectors + max(len(s.planes) for s in space.sums) * vectors + 2
+    return rows * vectors + max(len(s.planes) for s in space.reductions) * vectors + 2

@@ -54,7 +54,7 @@ class CpuWindowRules(TaskRules):
         mach, extents = self.workload.machine, self.workload.extents
 
         def cycles(thread: Tile) -> float:
-            return sum(tap_cycles(mach, s, layout(self.planes, s, extents, thread)) for s in self.planes.sums)
+            return sum(tap_cycles(mach, s, layout(self.planes, s, extents, thread)) for s in self.planes.reductions)
 
         return sorted(grown.saturated, key=cycles)[:MAX_BASES]
 

@@ -1,6 +1,7 @@
-"""One windowed reduction of a CPU's task: its planes staged, and the run of vectors over them.
+"""Windowed reductions over planes → schedule tree for a CPU: staged planes and vectors along their lines.
 
-Reductions over windows and their rProgram → schedule tree for a CPU: staged planes, long runs of vectors.
+A task owns a block of planes and a row block of each. It stages the input plane with its padding, reduces the window
+for segments of outputs in registers, and computes the results plane by plane.
 """
 
 from __future__ import annotations
@@ -55,14 +56,14 @@ from roller_svc.schedule.nest_statements import (
 )
 
 LANE, STEP = ".lane", ".step"
-MAX_UNROLLED_OPERATIONS = 200  # vector operations written out: more compile slowly and run no faster
-MAX_PREFETCHES = 16  # of a line of a plane; longer ones are what the core's own prefetchers are good at
-MAX_UNROLLED_ELEMENTS = 256  # elements copied by statements written out
+MAX_UNROLLED_OPERATIONS = 200  # vector operations; more compile slowly and run no faster
+MAX_PREFETCHES = 16  # lines of a row of a plane; hardware prefetchers follow longer rows
+MAX_UNROLLED_ELEMENTS = 256  # elements copied by unrolled statements
 
 
 @dataclass(frozen=True, slots=True)
 class PlanePrefetch:
-    """What is read, and how many elements on the next plane has the same place."""
+    """A load and the distance in elements to the same position of the next plane."""
 
     source: Load
     elements: int
@@ -80,12 +81,12 @@ def plane_prefetch(source: Load, type_: TensorType, axis: str) -> PlanePrefetch 
 
 @dataclass(frozen=True, slots=True)
 class StagedReduction:
-    """One reduction of a task."""
+    """One windowed reduction of a task."""
 
     window: WindowedSum
     layout: PlaneLayout
     lanes: int
-    registers: int  # vectors that a core has names for
+    registers: int  # vector registers of the CPU
 
     @property
     def _results(self) -> str:
@@ -99,59 +100,63 @@ class StagedReduction:
         return buffers_
 
     def bind_line(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
-        """The nodes, with the place of the first total of the line at hand known to them."""
+        """Bind the offset of the current line's first result around the nodes."""
         offset: Expr = num(0)
         if len(self.layout.dims) > 1:
-            line, rows = ref(f"{self.layout.dims[-2].slide.axis}.line"), self.layout.rows
+            line, rows = ref(f"{self.layout.dims[-2].window_dim.axis}.line"), self.layout.rows
             reduce = self.layout.run_steps * self.layout.width
             offset = add(mul(mod(line, rows), num(reduce)), mul(div(line, rows), num(self.layout.pitch)))
         return (Let(f"{self._results}.first", offset, nodes),)
 
     def result(self, lane: Expr) -> Load:
-        """The total of an output of the line at hand."""
+        """Return the result of an output of the current line."""
         return Load(self._results, (add(ref(f"{self._results}.first"), lane),), self.window.statement.accumulator)
 
     # staging --------------------------------------------------------------------------------------------------------
     def fill_margins(self) -> Iterator[Node]:
-        """Every plane's room with its margin: staging leaves that alone."""
+        """Fill the buffer of every plane with its margin value; staging leaves the margin unchanged."""
         for plane in self.window.planes:
             at = add(mul(ref(".line"), num(LINE)), ref(LANE))
             vectors = Loop(LANE, LINE, LoopKind.VECTOR, (Compute(plane.name, (at,), plane.margin),))
             yield Loop(".line", self.layout.elements // LINE, LoopKind.SERIAL, (vectors,))
 
     def stage(self, following: tuple[PlanePrefetch | None, ...]) -> Iterator[Node]:
-        """All planes, with hints of where the next ones lie."""
+        """Stage all planes and prefetch the next ones."""
         for plane, prefetch in zip(self.window.planes, following, strict=True):
             yield from self._stage_plane(plane, prefetch)
 
     def _stage_plane(self, plane: Plane, prefetch: PlanePrefetch | None) -> tuple[Node, ...]:
         if any(low == high for low, high in plane.inside):
             return ()
-        nodes = self._stage_line(plane) if prefetch is None else (*self._prefetch_line(plane, prefetch), *self._stage_line(plane))
+        nodes = (
+            self._stage_line(plane)
+            if prefetch is None
+            else (*self._prefetch_line(plane, prefetch), *self._stage_line(plane))
+        )
         for dim, inside in list(zip(self.layout.dims, plane.inside, strict=True))[-2::-1]:
             low, count, limit = _staged_range(dim, inside)
-            here = f"{dim.slide.axis}.here"
+            here = f"{dim.window_dim.axis}.here"
             nodes = (Let(here, add(low, ref(f"{here}.count")), nodes),)
             nodes = (Loop(f"{here}.count", count, LoopKind.SERIAL, nodes, limit),)
         return nodes
 
     def _stage_line(self, plane: Plane) -> tuple[Node, ...]:
-        """One line of places, phase by phase."""
+        """Stage one line, phase by phase."""
         dim, inside = self.layout.dims[-1], plane.inside[-1]
         low, count, limit = _staged_range(dim, inside)
-        here = f"{dim.slide.axis}.here"
+        here = f"{dim.window_dim.axis}.here"
         element = Let(here, add(low, ref(f"{here}.count")), (self._store(plane, ref(here)),))
         element_loop = (Loop(f"{here}.count", count, LoopKind.SERIAL, (element,), limit),)
         if limit is None:
             return tuple(self._stage_phases(plane, low, count))
-        start = mul(ref(f"{dim.slide.axis}.first"), num(dim.slide.stride))
+        start = mul(ref(f"{dim.window_dim.axis}.first"), num(dim.window_dim.stride))
         is_inside = logical_and(le(num(inside[0]), start), le(add(start, num(dim.places)), num(inside[1])))
         if is_inside is None or inside[1] - inside[0] < dim.places:
             return element_loop
         return (Branch(is_inside, tuple(self._stage_phases(plane, num(0), dim.places)), element_loop),)
 
     def _stage_phases(self, plane: Plane, low: Expr, count: int) -> Iterator[Node]:
-        """Places from `low`, a constant, on, in vectors."""
+        """Stage `count` positions from the constant `low` on, in vectors."""
         dim = self.layout.dims[-1]
         first = int(low.value) if isinstance(low, Const) else 0
         for phase in range(dim.phases):
@@ -163,7 +168,7 @@ class StagedReduction:
                 yield Let(".element", element, tuple(for_lanes(elements, store)))
 
     def _prefetch_line(self, plane: Plane, prefetch: PlanePrefetch) -> Iterator[Node]:
-        """The same line of the next plane will be read."""
+        """Prefetch the same line of the next plane."""
         low, count, _ = _staged_range(self.layout.dims[-1], plane.inside[-1])
         step = LINE_BYTES // prefetch.source.dtype.bytes
         index = tuple(substitute(i, self._input_coordinates(low)) for i in prefetch.source.index)
@@ -171,25 +176,27 @@ class StagedReduction:
             yield Prefetch(prefetch.source.tensor, index, prefetch.elements + first)
 
     def _store(self, plane: Plane, place: Expr) -> Compute:
-        return Compute(plane.name, (self.layout.element((*self._outer_coordinates(), place)),), self._value(plane, place))
+        return Compute(
+            plane.name, (self.layout.element((*self._outer_coordinates(), place)),), self._value(plane, place)
+        )
 
     def _outer_coordinates(self) -> tuple[Expr, ...]:
-        return tuple(ref(f"{d.slide.axis}.here") for d in self.layout.dims[:-1])
+        return tuple(ref(f"{d.window_dim.axis}.here") for d in self.layout.dims[:-1])
 
     def _value(self, plane: Plane, place: Expr) -> Expr:
-        """What lies at a place of the band at hand."""
+        """Return the input value position_nameposition of the current row block."""
         return substitute(plane.value, self._input_coordinates(place))
 
     def _input_coordinates(self, place: Expr) -> dict[str, Expr]:
         coordinates = {}
         for dim, here in zip(self.layout.dims, (*self._outer_coordinates(), place), strict=True):
-            start = mul(ref(f"{dim.slide.axis}.first"), num(dim.slide.stride))
-            coordinates[dim.slide.place] = add(start, here)
+            start = mul(ref(f"{dim.window_dim.axis}.first"), num(dim.window_dim.stride))
+            coordinates[dim.window_dim.position_name] = add(start, here)
         return coordinates
 
     # sums -----------------------------------------------------------------------------------------------------------
     def reduce(self) -> tuple[Node, ...]:
-        """All totals of a run, some vectors of each of some lines at once."""
+        """Reduce the windows of a segment of outputs, several vectors of several lines at a time."""
         statement, width, rows = self.window.statement, self.layout.width, self.layout.rows
         acc, combine = acc_name(statement.output), statement.combine or Combine.SUM
         start = Compute(acc, (ref(".row"), ref(LANE)), identity(combine, statement.accumulator))
@@ -201,14 +208,21 @@ class StagedReduction:
         for plane in self.window.planes:
             buffers.append(
                 Storage(
-                    f"{plane.name}.vectors", plane.dtype, (width,), Scope.REGISTER, (), no_rematerialize=self._pins_loads()
+                    f"{plane.name}.vectors",
+                    plane.dtype,
+                    (width,),
+                    Scope.REGISTER,
+                    (),
+                    no_rematerialize=self._pins_loads(),
                 )
             )
         return (Loop(STEP, self.layout.run_steps, LoopKind.SERIAL, wrap_in_storages(buffers, nodes)),)
 
     def _pins_loads(self) -> bool:
-        """gcc folds loads of staged vectors back into operations, once for each row that they are joined to, most of
-        them across two lines of the cache: 5 x 5 taps of three rows take 0.72 of the time without (Zen 4)."""
+        """Return whether to pin the loads of staged vectors in registers.
+
+        gcc otherwise folds them into each use, and most of these loads cross a cache line.
+        """
         vectors = ceil_div(self.layout.width, self.lanes)
         live = (self.layout.rows + len(self.window.planes)) * vectors + 1
         return self.layout.rows > 1 and live <= self.registers
@@ -218,11 +232,11 @@ class StagedReduction:
         return Loop(".row", self.layout.rows, LoopKind.UNROLL, (vectors,))
 
     def _taps(self) -> tuple[Node, ...]:
-        """Loops over the taps, the ones along lines of staged elements inside: they share what is read.
+        """Loop over the taps; taps along lines of staged elements are innermost and share loads.
 
-        Too much to write out stays a loop, from the outside in.
+        Loops beyond the unroll limit stay loops, from the outside in.
         """
-        slides = self.window.slides
+        slides = self.window.window_dims
         vectors = ceil_div(self.layout.width, self.lanes)
         inside = vectors * (self.layout.rows * slides[-2].taps if len(slides) > 1 else 1)
         nodes = self._line_taps() if inside <= MAX_UNROLLED_OPERATIONS else self._looped_line_taps()
@@ -235,11 +249,11 @@ class StagedReduction:
         return nodes
 
     def _line_taps(self) -> tuple[Node, ...]:
-        """Staged lines one after the other, each joined to the outputs under whose taps it lies."""
+        """Load each staged line once and accumulate it into the outputs whose taps cover it."""
         dims = self.layout.dims
         if len(dims) == 1:
             return (*self._loads(()), self._accumulate(num(0)))
-        dim, slide = dims[-2], dims[-2].slide
+        dim, slide = dims[-2], dims[-2].window_dim
         taps = [(r, i) for r in range(dim.rows) for i in range(slide.taps)]
 
         def place(row_tap: tuple[int, int]) -> int:
@@ -254,23 +268,23 @@ class StagedReduction:
         return tuple(nodes)
 
     def _looped_line_taps(self) -> tuple[Node, ...]:
-        """One tap after the other in a loop."""
+        """Loop over the taps of a line one after the other."""
         dim = self.layout.dims[-2]
         nodes: list[Node] = []
         for row in range(dim.rows):
-            tap = ref(dim.slide.inner) if dim.slide.inner is not None else num(0)
-            nodes += [*self._loads((add(dim.slide.tap(tap), num(row * dim.slide.stride)),)), self._accumulate(num(row))]
-        return (Loop(dim.slide.inner or ".line", dim.slide.taps, LoopKind.SERIAL, tuple(nodes)),)
+            tap = ref(dim.window_dim.inner) if dim.window_dim.inner is not None else num(0)
+            nodes += [*self._loads((add(dim.window_dim.tap_position(tap), num(row * dim.window_dim.stride)),)), self._accumulate(num(row))]
+        return (Loop(dim.window_dim.inner or ".line", dim.window_dim.taps, LoopKind.SERIAL, tuple(nodes)),)
 
     def _loads(self, line: tuple[Expr, ...]) -> Iterator[Node]:
-        """The vectors of every plane under a tap: `line` is the place along the last dimension but one."""
+        """Load the vectors of every plane under a tap; `line` is the position along the last dimension but one."""
         coordinates: list[Expr] = []
         for dim in self.layout.dims[:-2]:
-            tap = ref(dim.slide.inner) if dim.slide.inner is not None else num(0)
-            start = mul(ref(f"{dim.slide.axis}.line"), num(dim.slide.stride))
-            coordinates.append(add(start, dim.slide.tap(tap)))
-        last = self.layout.dims[-1].slide
-        coordinates += [*line, last.tap(ref(last.inner) if last.inner is not None else num(0))]
+            tap = ref(dim.window_dim.inner) if dim.window_dim.inner is not None else num(0)
+            start = mul(ref(f"{dim.window_dim.axis}.line"), num(dim.window_dim.stride))
+            coordinates.append(add(start, dim.window_dim.tap_position(tap)))
+        last = self.layout.dims[-1].window_dim
+        coordinates += [*line, last.tap_position(ref(last.inner) if last.inner is not None else num(0))]
         at = add(add(ref(".tap"), mul(ref(STEP), num(self.layout.width))), ref(LANE))
         for plane in self.window.planes:
             load = Compute(f"{plane.name}.vectors", (ref(LANE),), Load(plane.name, (at,), plane.dtype))
@@ -292,8 +306,8 @@ class StagedReduction:
 
 
 def _staged_range(dim: Dimension, inside: tuple[int, int]) -> tuple[Expr, int, Expr | None]:
-    """(first place of a band that is inside, most places there are, how many where that differs by band)."""
-    slide, places = dim.slide, dim.places
+    """Return (first position inside the plane, maximal count, exact count if it differs by row block)."""
+    slide, places = dim.window_dim, dim.places
     if dim.block >= slide.extent:
         return num(inside[0]), inside[1] - inside[0], None
     start = mul(ref(f"{slide.axis}.first"), num(slide.stride))
@@ -303,37 +317,40 @@ def _staged_range(dim: Dimension, inside: tuple[int, int]) -> tuple[Expr, int, E
 
 
 def loop_over_outputs(dim: Dimension, var: str, nodes: tuple[Node, ...]) -> Node:
-    """A loop over the outputs of a band."""
-    extent, has_tail = dim.slide.extent, dim.slide.extent % dim.block
-    limit = sub(num(extent), ref(f"{dim.slide.axis}.first")) if has_tail else None
+    """Loop over the outputs of a row block."""
+    extent, has_tail = dim.window_dim.extent, dim.window_dim.extent % dim.block
+    limit = sub(num(extent), ref(f"{dim.window_dim.axis}.first")) if has_tail else None
     return Loop(var, min(dim.block, extent), LoopKind.SERIAL, nodes, limit)
 
 
 def for_lanes(count: int, node: Compute) -> Iterator[Node]:
-    """The node for `count` lanes: a loop over pieces, and what is left."""
+    """Yield the node for `count` lanes: a loop over chunks, then the tail."""
     chunks = count // MAX_UNROLLED_ELEMENTS if count > MAX_UNROLLED_ELEMENTS else 0
     if chunks:
         lane = {LANE: add(mul(ref(".piece"), num(MAX_UNROLLED_ELEMENTS)), ref(LANE))}
-        yield Loop(".piece", chunks, LoopKind.SERIAL, (Loop(LANE, MAX_UNROLLED_ELEMENTS, LoopKind.VECTOR, (_at(node, lane),)),))
+        yield Loop(
+            ".piece", chunks, LoopKind.SERIAL, (Loop(LANE, MAX_UNROLLED_ELEMENTS, LoopKind.VECTOR, (_at(node, lane),)),)
+        )
     if tail := count - chunks * MAX_UNROLLED_ELEMENTS:
-        yield Loop(LANE, tail, LoopKind.VECTOR, (_at(node, {LANE: add(num(chunks * MAX_UNROLLED_ELEMENTS), ref(LANE))}),))
+        yield Loop(
+            LANE, tail, LoopKind.VECTOR, (_at(node, {LANE: add(num(chunks * MAX_UNROLLED_ELEMENTS), ref(LANE))}),)
+        )
 
 
 def _at(node: Compute, values: dict[str, Expr]) -> Compute:
     return Compute(node.tensor, tuple(substitute(i, values) for i in node.index), substitute(node.value, values))
 
 
-# Elements of a line of results below which it is walked one by one. Longer ones are vectors, though one that lies
-# across two that were stored a moment ago waits for both to reach the cache: others go on meanwhile. A loop of few
-# rounds takes more instructions, and more or less time by where its code lies (Zen 4: lines of 11).
+# Outputs of a line below which it is a scalar loop. Longer lines use vectors, although a vector load across two
+# recent vector stores waits until both are in L1 (failed store forwarding); other work overlaps.
 MIN_VECTOR_OUTPUTS = 4
 
 
 def lower(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[ScheduleTree, ...]:
-    """One tree: parallel tasks over blocks of planes and bands of them; staging, sums, results plane by plane."""
+    """Return one tree: parallel tasks over blocks of planes and row blocks of each."""
     space = plane_space(group)
     if space is None:
-        raise InvariantError(f"{group.name} has no windows over planes")
+        raise InvariantError(f"expected windows over planes, got {group.name}")
     return (ScheduleTree(group.name, _Windows(group, program, space, hw).tasks()),)
 
 
@@ -346,7 +363,7 @@ class _Windows:
 
     def tasks(self) -> tuple[Node, ...]:
         lanes, registers = self.program.unit.shape[-1], self.hw.limits.max_registers_per_thread
-        sums = [StagedReduction(s, self._layout(s), lanes, registers) for s in self.space.sums]
+        sums = [StagedReduction(s, self._layout(s), lanes, registers) for s in self.space.reductions]
         nodes = tuple(node for s in sums for node in s.fill_margins())
         nodes += self._each_plane(sums)
         nodes = wrap_in_storages([buffer for s in sums for buffer in s.buffers()] + self._row_buffers(), nodes)
@@ -366,7 +383,7 @@ class _Windows:
     def _each_plane(self, sums: list[StagedReduction]) -> tuple[Node, ...]:
         nodes = tuple(node for s in sums for node in s.stage(self._plane_prefetches(s)))
         nodes += self._each_run(sums)
-        # 16 registers: as a function of its own 5 x 5 taps ran a tenth slower (Skylake-SP, AVX2; on AVX-512 the same)
+        # with 16 registers an outlined function is slower
         if self.hw.limits.max_registers_per_thread > SCARCE_REGISTERS:
             nodes = (Routine("plane", nodes),)
         for axis in reversed(self.space.leading):
@@ -380,29 +397,33 @@ class _Windows:
     def _each_run(self, sums: list[StagedReduction]) -> tuple[Node, ...]:
         nodes = (*self._prefetch_results(sums), *(node for s in sums for node in s.reduce()), *self._store_lines(sums))
         for dim in reversed(sums[0].layout.dims[:-2]):
-            nodes = (loop_over_outputs(dim, f"{dim.slide.axis}.line", nodes),)
+            nodes = (loop_over_outputs(dim, f"{dim.window_dim.axis}.line", nodes),)
         return nodes
 
     # memory ---------------------------------------------------------------------------------------------------------
     def _exceeds_private_caches(self, type_: TensorType) -> bool:
-        """Whether a tensor comes from beyond the core's own caches."""
+        """Return whether a tensor exceeds the private caches."""
         return type_.bytes > self.hw.block_level.capacity_bytes
 
     def _plane_prefetches(self, reduction: StagedReduction) -> tuple[PlanePrefetch | None, ...]:
-        """For each plane of a sum how what it is staged from moves on to the task's next plane."""
+        """Return for each plane of a reduction the prefetch of the task's next plane, if it gains."""
         types, varying = dict(self.group.inputs), [a for a in self.space.leading if self.program.block[a.name] > 1]
         plane_prefetches: list[PlanePrefetch | None] = []
         for plane in reduction.window.planes:
-            loads = [x for x in loads_of(plane.value) if x.tensor in types and self._exceeds_private_caches(types[x.tensor])]
-            plane_prefetches.append(plane_prefetch(loads[0], types[loads[0].tensor], varying[-1].name) if loads and varying else None)
+            loads = [
+                x for x in loads_of(plane.value) if x.tensor in types and self._exceeds_private_caches(types[x.tensor])
+            ]
+            plane_prefetches.append(
+                plane_prefetch(loads[0], types[loads[0].tensor], varying[-1].name) if loads and varying else None
+            )
         return tuple(plane_prefetches)
 
     def _prefetch_results(self, sums: list[StagedReduction]) -> Iterator[Node]:
-        """Hints that the lines of results of a run will be written, while it is computed."""
+        """Prefetch for write the lines of a segment's results."""
         dims, stored = sums[0].layout.dims, dict(self.group.stored)
         at: dict[str, Expr] = {a.name: ref(f"{a.name}.first") for a in self.space.axes}
         for dim in dims[:-1]:
-            at[dim.slide.axis] = add(at[dim.slide.axis], ref(f"{dim.slide.axis}.line"))
+            at[dim.window_dim.axis] = add(at[dim.window_dim.axis], ref(f"{dim.window_dim.axis}.line"))
         for statement in self.group.statements:
             if statement.output not in stored or not self._exceeds_private_caches(stored[statement.output]):
                 continue
@@ -412,23 +433,27 @@ class _Windows:
                 Prefetch(statement.output, index, distance, for_write=True)
                 for distance in range(0, min(dims[-1].block, MAX_PREFETCHES * step), step)
             )
-            yield from (loop_over_outputs(dims[-2], f"{dims[-2].slide.axis}.line", prefetches),) if len(dims) > 1 else prefetches
+            yield from (
+                (loop_over_outputs(dims[-2], f"{dims[-2].window_dim.axis}.line", prefetches),)
+                if len(dims) > 1
+                else prefetches
+            )
 
     # results --------------------------------------------------------------------------------------------------------
     def _store_lines(self, sums: list[StagedReduction]) -> tuple[Node, ...]:
-        """The statements at every output of the run, line by line."""
+        """Execute the statements for every output of the segment, line by line."""
         width = sums[0].layout.dims[-1]
-        tail = width.slide.extent % width.block
+        tail = width.window_dim.extent % width.block
         nodes = self._store_line(sums, width.block)
         if tail:
-            start = ref(f"{width.slide.axis}.first")
-            is_full = le(add(start, num(width.block)), num(width.slide.extent))
+            start = ref(f"{width.window_dim.axis}.first")
+            is_full = le(add(start, num(width.block)), num(width.window_dim.extent))
             nodes = (Branch(is_full, nodes, self._store_line(sums, tail)),)
         for reduction in sums:
             nodes = reduction.bind_line(nodes)
         if len(sums[0].layout.dims) > 1:
             rows = sums[0].layout.dims[-2]
-            nodes = (loop_over_outputs(rows, f"{rows.slide.axis}.line", nodes),)
+            nodes = (loop_over_outputs(rows, f"{rows.window_dim.axis}.line", nodes),)
         return nodes
 
     def _store_line(self, sums: list[StagedReduction], width: int) -> tuple[Node, ...]:
@@ -450,7 +475,11 @@ class _Windows:
             at[axis.name] = add(ref(f"{axis.name}.first"), inside)
         reads = RowReads(row_tensors_, (ref(LANE),), at)
         for statement in self.group.statements:
-            value = results[statement.output] if is_reduction(statement) else reads.apply(_replace_loads(statement.body, unbuffered))
+            value = (
+                results[statement.output]
+                if is_reduction(statement)
+                else reads.apply(_replace_loads(statement.body, unbuffered))
+            )
             value = convert_to_type(value, statement)
             if statement.output in row_tensors_:
                 yield Compute(local_name(statement.output), (ref(LANE),), value)
@@ -459,9 +488,12 @@ class _Windows:
                 yield Compute(statement.output, tuple(reads.apply(i) for i in statement.index), value)
 
     def _row_tensors(self) -> frozenset[str]:
-        """What later statements read from a room of its own. Totals that are results as they stand have one already: a
-        vector across two that were stored a moment ago waits, 20 cycles a line of 11 on Zen 4."""
-        statements = (window.statement for window in self.space.sums)
+        """Return the tensors that later statements read from a buffer.
+
+        Reduction results that need no conversion are read from the reduction's own buffer. A load across two recent
+        vector stores would stall (failed store forwarding).
+        """
+        statements = (window.statement for window in self.space.reductions)
         return row_tensors(self.group) - {s.output for s in statements if s.accumulator is s.type.dtype}
 
     def _row_buffers(self) -> list[Storage]:
@@ -474,5 +506,5 @@ class _Windows:
 
 
 def _replace_loads(expr: Expr, values: Mapping[str, Expr]) -> Expr:
-    """The expression with values in place of what it reads of those tensors."""
+    """Replace loads of the tensors in `values` by their values."""
     return rewrite(expr, lambda node: values.get(node.tensor, node) if isinstance(node, Load) else node)

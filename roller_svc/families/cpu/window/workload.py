@@ -67,15 +67,15 @@ class PlaneWindowDim:
         return max(0, -self.dilation * (self.taps - 1))
 
     @property
-    def place(self) -> str:
+    def position_name(self) -> str:
         """Name of a variable that is a place."""
         return self.axis + POSITION_SUFFIX
 
-    def reach(self, outputs: int) -> int:
+    def input_extent(self, outputs: int) -> int:
         """Places under the windows of so many neighbouring outputs."""
         return self.stride * (outputs - 1) + self.span + 1
 
-    def tap(self, tap: Expr) -> Expr:
+    def tap_position(self, tap: Expr) -> Expr:
         """The place under a tap of output 0."""
         return add(mul(tap, num(self.dilation)), num(self.offset))
 
@@ -104,13 +104,13 @@ class WindowedSum:
     """A reduction: `body` loads planes by name, without indices."""
 
     statement: TensorExpr
-    slides: tuple[PlaneWindowDim, ...]
+    window_dims: tuple[PlaneWindowDim, ...]
     planes: tuple[Plane, ...]
     body: Expr
 
     @property
     def taps(self) -> int:
-        return math.prod(s.taps for s in self.slides)
+        return math.prod(s.taps for s in self.window_dims)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,7 @@ class PlaneSpace:
 
     leading: tuple[Axis, ...]
     axes: tuple[Axis, ...]
-    sums: tuple[WindowedSum, ...]
+    reductions: tuple[WindowedSum, ...]
 
     @property
     def first(self) -> int:
@@ -234,7 +234,7 @@ def _placed_sum(expr: Expr, known: Affine, slides: tuple[PlaneWindowDim, ...]) -
         times, left = divmod(step, slide.stride)
         if left or spacing != times * slide.dilation:
             return None
-        moved = add(moved, mul(ref(slide.place), num(times)))
+        moved = add(moved, mul(ref(slide.position_name), num(times)))
         offset -= times * slide.offset
     if moved == num(0):
         return expr
@@ -247,11 +247,11 @@ def _placed_sum(expr: Expr, known: Affine, slides: tuple[PlaneWindowDim, ...]) -
 def _plane(name: str, value: Expr, slides: tuple[PlaneWindowDim, ...]) -> Plane:
     """A plane whose guard, if it has one that is a box, becomes what is inside."""
     dtype = value.dtype.compute
-    whole = tuple((0, s.reach(s.extent)) for s in slides)
+    whole = tuple((0, s.input_extent(s.extent)) for s in slides)
     zero = Const(0.0 if dtype.is_float else 0, dtype)
     conds = {node.cond for node in iter_subexpressions(value) if isinstance(node, Select)}
     if len(conds) == 1:
-        box = _box(conds.pop(), {s.place: i for i, s in enumerate(slides)}, whole)
+        box = _box(conds.pop(), {s.position_name: i for i, s in enumerate(slides)}, whole)
         margin = _constant(rewrite(value, lambda e: e.otherwise if isinstance(e, Select) else e), dtype)
         if box is not None and margin is not None:
             inside = rewrite(value, lambda e: e.then if isinstance(e, Select) else e)
@@ -338,13 +338,13 @@ class Dimension:
     what several of the `rows` outputs read is one element.
     """
 
-    slide: PlaneWindowDim
+    window_dim: PlaneWindowDim
     block: int
     rows: int
 
     @property
     def phases(self) -> int:
-        return self.slide.stride * self.rows
+        return self.window_dim.stride * self.rows
 
     @property
     def steps(self) -> int:
@@ -353,11 +353,11 @@ class Dimension:
     @property
     def size(self) -> int:
         """Elements of one phase."""
-        return self.steps + (self.slide.stride * (self.rows - 1) + self.slide.span) // self.phases
+        return self.steps + (self.window_dim.stride * (self.rows - 1) + self.window_dim.span) // self.phases
 
     @property
     def places(self) -> int:
-        return self.slide.reach(self.block)
+        return self.window_dim.input_extent(self.block)
 
 
 @dataclass(frozen=True, slots=True)
@@ -416,7 +416,7 @@ def layout(space: PlaneSpace, of: WindowedSum, block: Tile, thread: Tile) -> Pla
     """The layout of one sum's planes under an rProgram's tiles, in the order of the space's axes."""
     first, last = space.first, len(space.axes) - 1
     dims = []
-    for i, slide in enumerate(of.slides):
+    for i, slide in enumerate(of.window_dims):
         rows = thread[first + i] if i == last - 1 else 1
         wanted = min(block[first + i], slide.extent)
         dims.append(Dimension(slide, -(-wanted // rows) * rows if i == last - 1 else wanted, rows))

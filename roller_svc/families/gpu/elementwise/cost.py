@@ -32,7 +32,7 @@ class MapTile:
 
     @classmethod
     def of(cls, p: Workload[MapSpace], block: Tile, thread: Tile) -> MapTile:
-        return cls(p.facts, block, thread, p.facts.vector(thread), p.facts.staged(block))
+        return cls(p.facts, block, thread, p.facts.thread_vector_width(thread), p.facts.staged_accesses(block))
 
     @property
     def direct(self) -> tuple[MapAccess, ...]:
@@ -55,7 +55,7 @@ class MapTile:
         total = 0
         for access in self.staged:
             row = self.block[access.tile_axes(self.map.row)[-1]]
-            pad = self.map.room(access, self.block, self.thread).pad
+            pad = self.map.padded_layout(access, self.block, self.thread).pad
             total += self.staged_bytes(access) // row * (row + pad)
         return total
 
@@ -124,16 +124,16 @@ def _thread_work(p: Workload[MapSpace], tile: MapTile, threads: int) -> tuple[fl
     points = math.prod(tile.thread)
     instructions, cycles = THREAD_INSTRUCTIONS + p.space.flops / p.outer_points * points, 0.0
     for access in tile.direct:
-        each = math.gcd(access.width, tile.width) if access.run == tile.map.row else 1
+        each = math.gcd(access.vector_width, tile.width) if access.contiguous_axis == tile.map.row else 1
         accesses = tile.elements(access) / each
         # neighbours and elements of unrolled loops lie at constant distances where the index is a sum
         address = DIVISION_OPS * len(access.access.dims) if access.is_opaque else ADDRESS_OPS / 2
         instructions += accesses * (1.0 + address)
         cycles += accesses * max(1.0, _sectors(tile, access, each) / SECTORS_PER_CYCLE)
     for access in tile.staged:
-        width = math.gcd(access.width, tile.block[access.tile_axes(tile.map.row)[-1]])
+        width = math.gcd(access.vector_width, tile.block[access.tile_axes(tile.map.row)[-1]])
         loads = tile.staged_bytes(access) / (access.bytes * width * threads)
-        room = tile.map.room(access, tile.block, tile.thread)
+        room = tile.map.padded_layout(access, tile.block, tile.thread)
         line = REQUEST_THREADS * width * access.bytes / SECTOR_BYTES
         instructions += loads * (STAGED_INSTRUCTIONS + 2.0 * width) + points
         cycles += loads * (max(1.0, line / SECTORS_PER_CYCLE) + room.write_cycles) + points * room.read_cycles
@@ -142,7 +142,7 @@ def _thread_work(p: Workload[MapSpace], tile: MapTile, threads: int) -> tuple[fl
 
 def _sectors(tile: MapTile, access: MapAccess, each: int) -> float:
     """Sectors that one access of a warp touches: lanes stand along the row, then along the next axes out."""
-    if access.is_opaque and access.run != tile.map.row:
+    if access.is_opaque and access.contiguous_axis != tile.map.row:
         return float(min(REQUEST_THREADS, -(-access.access.tensor_bytes // SECTOR_BYTES)))
     lanes, count, run = REQUEST_THREADS, 1, each * access.bytes
     for i in reversed(tile.map.thread_order(tile.block)):

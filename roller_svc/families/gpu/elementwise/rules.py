@@ -58,13 +58,13 @@ class ElementwiseRules(LoopRules):
         """Whole vectors along the row, where there are enough points for all cores; a few rows of a tile to turn."""
         p, m = self.workload, self.map
         if axis == m.row:
-            least = math.gcd(m.width, 1 << (self._fair.bit_length() - 1))
+            least = math.gcd(m.vector_width, 1 << (self._fair.bit_length() - 1))
             narrowest = min([a.bytes for a in m.accesses])
             most = max(1, BYTES_IN_FLIGHT // narrowest)
             extent = p.extents[axis]
             even = [s for s in powers_of_two(min(most, extent)) if extent % s == 0 or s * MAX_WASTE_OF <= extent]
             return tuple([s for s in even if s >= least]) or (even[-1],)
-        turned = any(a.run == axis for a in m.crossing)
+        turned = any(a.contiguous_axis == axis for a in m.transposed)
         return powers_of_two(min(4, p.extents[axis])) if turned else (1,)
 
     @property
@@ -86,20 +86,20 @@ class ElementwiseRules(LoopRules):
         """Second alignment: lines of memory, whole or as much of them as there is, where tensors lie along the axis."""
         extent = self.workload.extents[axis]
         fitting = tuple([unit * c for c in tile_multiples(extent, unit, epsilon, MAX_THREADS)]) or (unit,)
-        lying = self.map.accesses if axis == self.map.row else self.map.crossing
-        along = [a.bytes for a in lying if a.run == axis]
+        lying = self.map.accesses if axis == self.map.row else self.map.transposed
+        along = [a.bytes for a in lying if a.contiguous_axis == axis]
         if not along:
             return fitting
         warp = self.workload.machine.hw.limits.warp_size
-        line = LINE_BYTES // min(along) if self.map.crossing else warp * unit
+        line = LINE_BYTES // min(along) if self.map.transposed else warp * unit
         return tuple([s for s in fitting if s >= min(line, extent)]) or fitting[-1:]
 
     def _thread_rule(self, thread: Tile) -> str:
         p, limits = self.workload, self.workload.machine.hw.limits
         points = math.prod(thread)
-        if points > max(self._fair, math.gcd(thread[self.map.row], self.map.width)):
+        if points > max(self._fair, math.gcd(thread[self.map.row], self.map.vector_width)):
             return "parallelism"
-        if points // self.map.vector(thread) > MAX_VECTORS:
+        if points // self.map.thread_vector_width(thread) > MAX_VECTORS:
             return "vectors per thread"
         fits = map_registers(p, MapTile.of(p, thread, thread), limits) <= limits.max_registers_per_thread
         return "" if fits or points == 1 else "registers per thread"
@@ -112,6 +112,6 @@ class ElementwiseRules(LoopRules):
         return self._measured(thread, self._thread_rule(thread))
 
     @property
-    def _first(self) -> tuple[int | None, ...]:
+    def _first_axes(self) -> tuple[int | None, ...]:
         """Without reuse, the row."""
         return (self.map.row,)

@@ -65,7 +65,7 @@ class _Map:
     @cached_property
     def staged(self) -> tuple[MapAccess, ...]:
         loads = [load for s in self.group.statements for load in s.reads]
-        staged = self.map.staged(self._tile(self.program.block))
+        staged = self.map.staged_accesses(self._tile(self.program.block))
         return tuple(a for a in staged if any(self._is_of(load, a) for load in loads))
 
     def _tile(self, tile: RTile) -> tuple[int, ...]:
@@ -77,7 +77,7 @@ class _Map:
 
     @cached_property
     def width(self) -> int:
-        return self.map.vector(self._tile(self.program.thread))
+        return self.map.thread_vector_width(self._tile(self.program.thread))
 
     def threads(self, axis: str) -> int:
         return self.block[axis] // self.program.thread[axis]
@@ -188,13 +188,13 @@ class _Map:
     # staging --------------------------------------------------------------------------------------------------------
     def _room(self, staged: MapAccess) -> Storage:
         shape = tuple(self.block[axis] for axis in self._axes(staged))
-        pad = self.map.room(staged, self._tile(self.program.block), self._tile(self.program.thread)).pad
+        pad = self.map.padded_layout(staged, self._tile(self.program.block), self._tile(self.program.thread)).pad
         return Storage(self._name(staged), staged.access.dtype, shape, Scope.SHARED, (), pad)
 
     def _stage(self, staged: MapAccess) -> tuple[Node, ...]:
         """All threads load the tile, vectors along its own axis, a few lanes along each line."""
         *others, axis = self._axes(staged)
-        width = math.gcd(staged.width, self.block[axis])
+        width = math.gcd(staged.vector_width, self.block[axis])
         vectors = self.block[axis] // width
         along = math.gcd(vectors, LANES_ALONG)
         here: dict[str, Expr] = {name: ref(f"{name}.staged") for name in (*others, axis)}

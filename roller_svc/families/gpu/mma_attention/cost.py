@@ -55,7 +55,7 @@ def mma_attention(p: Workload[AttentionOperands], launch: Launch) -> Costs:
     tile = attention_block(p, found, launch.block, launch.thread, (launch.stages, launch.split_k))
     needs = BlockResources(tile.threads, thread_registers(tile, found), tile.shared_bytes)
     resident = blocks_per_core(launch.compiled or needs, hw)
-    steps = max(1.0, visible_fraction(p, found, tile.m) * -(-p.extent(p.k) // tile.keys) / tile.parts)
+    steps = max(1.0, visible_fraction(p, found, tile.m) * -(-p.extent(p.k) // tile.kv) / tile.kv_splits)
     dram_bytes = operand_dram_bytes(p, launch, resident * mach.cores)
     dram = dram_bytes / (launch.grid * steps) / bytes_per_core_cycle(mach.dram.bandwidth_bytes_per_s, mach)
     cost = _step(p, found, tile, launch.block)
@@ -70,7 +70,7 @@ def mma_attention(p: Workload[AttentionOperands], launch: Launch) -> Costs:
 
     waves, cycles = simt_waves(launch.grid, resident, mach.cores, block_cycles)
     together = min(resident, -(-launch.grid // mach.cores))
-    edges = 2 * step.latency + step.last_cache + together * _epilogue_cycles(p, launch, tile)
+    edges = 2 * step.latency + step.llc + together * _epilogue_cycles(p, launch, tile)
     cycles += edges * (1 + (waves - 1) / resident)
     each = launch.grid * steps / mach.cores
     parts = [
@@ -78,7 +78,7 @@ def mma_attention(p: Workload[AttentionOperands], launch: Launch) -> Costs:
         ("exponentials", mach.seconds(each * cost.exponentials)),
         ("shared", mach.seconds(each * step.shared)),
         ("issue", mach.seconds(each * cost.issue)),
-        (mach.llc.name if mach.llc else "cache", mach.seconds(each * step.last_cache)),
+        (mach.llc.name if mach.llc else "cache", mach.seconds(each * step.llc)),
         ("dram", (dram_bytes + p.epilogue.total_bytes) / mach.dram.bandwidth_bytes_per_s),
     ]
     seconds = max(mach.seconds(cycles), *(s for _, s in parts))
@@ -107,29 +107,29 @@ class _Cost:
 
 def _step(p: Workload[Any], found: AttentionOperands, tile: MmaAttentionTile, block: Tile) -> _Cost:
     mach = p.machine
-    k = copy_cost(found.k, tile.keys * tile.features, p.b, mach)
-    v = copy_cost(found.v, tile.keys * tile.n, p.b, mach)
-    warps = tile.row_warps * tile.key_warps
+    k = copy_cost(found.k, tile.kv * tile.head_dim, p.b, mach)
+    v = copy_cost(found.v, tile.kv * tile.n, p.b, mach)
+    warps = tile.row_warps * tile.kv_warps
     size = tile.q.dtype.bytes
-    read = warps * tile.warp_keys * (tile.features + tile.n) * size
-    read += 0 if tile.holds_queries else warps * tile.warp_m * tile.features * size
-    products = tile.row_fragments * (tile.key_fragments * tile.feature_steps + tile.fragments * tile.key_steps)
+    read = warps * tile.warp_kv * (tile.head_dim + tile.n) * size
+    read += 0 if tile.has_q_in_registers else warps * tile.warp_m * tile.head_dim * size
+    products = tile.row_fragments * (tile.kv_fragments * tile.head_dim_steps + tile.fragments * tile.kv_steps)
     instruction = ROWS * COLUMNS * (STEP_BYTES // size) * SCHEDULERS / mach.fma_per_cycle
     weighing = softmax_slots(tile, found)
-    loads = (tile.key_fragments * tile.feature_steps + tile.fragments * tile.key_steps) / 2
-    loads += 0 if tile.holds_queries else tile.row_fragments * tile.feature_steps
+    loads = (tile.kv_fragments * tile.head_dim_steps + tile.fragments * tile.kv_steps) / 2
+    loads += 0 if tile.has_q_in_registers else tile.row_fragments * tile.head_dim_steps
     issue = (warps * (products + weighing + loads + STEP_OPS) + k.slots + v.slots) / SCHEDULERS
-    exponentials = tile.m * tile.keys / EXPONENTIALS_PER_CYCLE
+    exponentials = tile.m * tile.kv / EXPONENTIALS_PER_CYCLE
     moved = p.b.requested_bytes(block)
-    chain = max(products * instruction, (tile.feature_steps + tile.key_steps) * MMA_LATENCY_CYCLES) + weighing
+    chain = max(products * instruction, (tile.head_dim_steps + tile.kv_steps) * MMA_LATENCY_CYCLES) + weighing
     chain += loads * FRAGMENT_CYCLES + (k.slots + v.slots) / warps
     step = MatrixStep(
         warps=warps,
-        mma=tile.m * tile.keys * (tile.features + tile.n) / mach.fma_per_cycle,
+        mma=tile.m * tile.kv * (tile.head_dim + tile.n) / mach.fma_per_cycle,
         shared=read / mach.staged_bytes_per_cycle + k.pipe + v.pipe,
         issue=max(issue, exponentials),
         port=moved / CORE_L2_BYTES_PER_CYCLE,
-        last_cache=moved / llc_bytes_per_core_cycle(mach),
+        llc=moved / llc_bytes_per_core_cycle(mach),
         dram=0.0,
         chain=chain + shared_latency_cycles(mach) + BARRIER_CYCLES,
         latency=load_latency_cycles(mach, p.a.total_bytes + p.b.total_bytes),
@@ -140,6 +140,6 @@ def _step(p: Workload[Any], found: AttentionOperands, tile: MmaAttentionTile, bl
 def _epilogue_cycles(p: Workload[Any], launch: Launch, tile: MmaAttentionTile) -> float:
     mach: Machine = p.machine
     points = tile.m * tile.n
-    through = 0.0 if tile.pieces > 1 else 2 * points * WORD_BYTES / mach.staged_bytes_per_cycle + 2 * BARRIER_CYCLES
+    through = 0.0 if tile.num_splits > 1 else 2 * points * WORD_BYTES / mach.staged_bytes_per_cycle + 2 * BARRIER_CYCLES
     slots = epilogue_slots(p, points)
     return through + slots / (mach.hw.limits.warp_size * SCHEDULERS) + epilogue_memory_cycles(p, launch)

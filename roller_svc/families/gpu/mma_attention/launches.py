@@ -24,7 +24,7 @@ from roller_svc.perf.workload import Workload
 def split_kv_launches(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> Iterable[GroupLaunch]:
     """Return one launch, or two where the keys are split: partial results, and their combination."""
     tile = mma_attention_tile(program, prepare_attention_operands(group, program.unit, hw.arch))
-    if tile.pieces == 1:
+    if tile.num_splits == 1:
         return (GroupLaunch(group, program),)
     halves = split_attention(group, program, partial_results(group, tile))
     return (GroupLaunch(halves.partial, halves.partial_program, halves.workspaces), GroupLaunch(halves.combining, None))

@@ -97,7 +97,7 @@ class MmaAttentionRules(Enumerated):
         """Bytes of the fewest stages, bytes loaded from outside for one multiply-add, broken rules."""
         p = self.workload
         tile = attention_block(p, self.workload.facts, block, base.tile, (MIN_MATRIX_STAGES, 1))
-        traffic = (p.a.requested_bytes(block) / max(1, p.extent(p.k)) + p.b.requested_bytes(block) / tile.keys) / tile.m
+        traffic = (p.a.requested_bytes(block) / max(1, p.extent(p.k)) + p.b.requested_bytes(block) / tile.kv) / tile.m
         return TileMetrics(tile.shared_bytes, traffic, self._too_large(tile), self._misaligned(tile))
 
     def _too_large(self, tile: MmaAttentionTile) -> str:
@@ -106,8 +106,8 @@ class MmaAttentionRules(Enumerated):
             return "threads per block"
         if tile.shared_bytes > limits.shared_bytes_per_block:
             return "shared memory"
-        idle = (tile.key_warps - 1) * tile.warp_keys >= p.extent(p.k)
-        return "keys per warp" if tile.key_warps > 1 and (p.extent(p.m) > tile.m or idle) else ""
+        idle = (tile.kv_warps - 1) * tile.warp_kv >= p.extent(p.k)
+        return "keys per warp" if tile.kv_warps > 1 and (p.extent(p.m) > tile.m or idle) else ""
 
     def _misaligned(self, tile: MmaAttentionTile) -> str:
         """A thread brings less where more rows, and so more warps, share a step's keys."""

@@ -98,7 +98,7 @@ class _RowStaging(Staging):
 
     def _place(self) -> tuple[Expr, Expr]:
         per_row = self.staged.row // self._together
-        if self.staged.along_k != self.operand.k_major or self.threads % per_row:
+        if self.staged.k_major != self.operand.k_major or self.threads % per_row:
             return Staging._place(self)
         row = add(mul(ref(".round"), num(self.threads // per_row)), div(ref(THREAD), per_row))
         return row, mod(ref(THREAD), per_row)
@@ -130,7 +130,7 @@ class _Kernel:
         )
         found = prepare_attention_operands(group, program.unit, arch)
         tile = mma_attention_tile(program, found)
-        of_q, of_k, of_v = (tile.m, tile.features), (tile.keys, tile.features), (tile.n, tile.keys)
+        of_q, of_k, of_v = (tile.m, tile.head_dim), (tile.kv, tile.head_dim), (tile.n, tile.kv)
         q = _RowStaging(SHARED_A, found.q.operand, tile.q, found.q.load, m, features, of_q, tile.threads)
         k = _KeyStaging(SHARED_B, found.k.operand, tile.k, found.k.load, keys, features, of_k, tile.threads)
         v = _RowStaging(VALUES, found.v.operand, tile.v, found.v.load, n, keys, of_v, tile.threads)
@@ -160,10 +160,10 @@ class _Kernel:
         return self.steps.blocks(self.view, self.steps.around(self._threads(nodes)))
 
     def _threads(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
-        warp = add(mul(ref("m.warp"), num(self.tile.key_warps)), ref("k.warp"))
+        warp = add(mul(ref("m.warp"), num(self.tile.kv_warps)), ref("k.warp"))
         nodes = (Let("n.warp", num(0), nodes),)
         nodes = (Let(THREAD, add(mul(warp, num(LANES)), ref(LANE)), nodes),)
-        for var, extent in ((LANE, LANES), ("k.warp", self.tile.key_warps), ("m.warp", self.tile.row_warps)):
+        for var, extent in ((LANE, LANES), ("k.warp", self.tile.kv_warps), ("m.warp", self.tile.row_warps)):
             nodes = (Loop(var, extent, LoopKind.THREAD, nodes),)
         return nodes
 
@@ -173,10 +173,10 @@ class _Kernel:
         tile, steps = self.tile, self.steps
         load = self.q.copies(num(0), num(0)) if self.q.is_async else self.q.moves(num(0), num(0))
         nodes: tuple[Node, ...] = (*load, CpAsyncCommitGroup())
-        counts = self.softmax.counts_beyond(steps.bounds.beyond or 0.0)
+        counts = self.softmax.counts_beyond(steps.bounds.finite_fill or 0.0)
         nodes += steps.passes(counts, lambda seen, _: self._pass(seen))
         nodes += (CpAsyncWaitGroup(0),)  # of queries, where there was no key to be multiplied with
-        kept = tile.feature_steps if tile.holds_queries else 1
+        kept = tile.head_dim_steps if tile.has_q_in_registers else 1
         nodes = (Storage(A, DType.UINT32, (kept, tile.row_fragments, 4), Scope.REGISTER, nodes),)
         nodes = self.ring.rooms(nodes)
         return Ring(1, (self.q,)).rooms(nodes)
@@ -187,10 +187,10 @@ class _Kernel:
 
     def _held(self) -> tuple[Node, ...]:
         """Queries into registers, once all of the block's are there."""
-        if not self.tile.holds_queries:
+        if not self.tile.has_q_in_registers:
             return ()
         nodes: tuple[Node, ...] = (CpAsyncWaitGroup(self.ring.ahead if self.ring.is_async else 0), Barrier())
-        for step in range(self.tile.feature_steps):
+        for step in range(self.tile.head_dim_steps):
             nodes += self._queries(num(step), num(step))
         return nodes
 
@@ -204,7 +204,7 @@ class _Kernel:
         """Of a warp, for its keys."""
         tile, rows = self.tile, self.tile.row_fragments
         storages = [
-            register(SCORES, _F32, rows, tile.key_fragments, 4),
+            register(SCORES, _F32, rows, tile.kv_fragments, 4),
             *(register(name, _F32, rows, 2) for name in (PEAK, SHIFT, RESCALE)),
             register(B, DType.UINT32, 2, 2), register(WEIGHTS, DType.UINT32, rows, 4),
         ]  # fmt: skip
@@ -215,18 +215,18 @@ class _Kernel:
         tile = self.tile
         zero = Compute(SCORES, (ref("m.fragment"), ref("key.fragment"), ref(".word")), Const(0.0, _F32))
         clear = Loop(".word", 4, LoopKind.UNROLL, (zero,))
-        clear = Loop("key.fragment", tile.key_fragments, LoopKind.UNROLL, (clear,))
+        clear = Loop("key.fragment", tile.kv_fragments, LoopKind.UNROLL, (clear,))
         nodes: tuple[Node, ...] = (self._over_rows((clear,)),)
         pair = mul(ref(".pair"), num(2))
-        column = add(mul(ref("k.warp"), num(tile.warp_keys)), mul(ref(".pair"), num(PAIR)))
-        for step in range(tile.feature_steps):
-            kept = num(step if tile.holds_queries else 0)
-            if not tile.holds_queries:
+        column = add(mul(ref("k.warp"), num(tile.warp_kv)), mul(ref(".pair"), num(PAIR)))
+        for step in range(tile.head_dim_steps):
+            kept = num(step if tile.has_q_in_registers else 0)
+            if not tile.has_q_in_registers:
                 nodes += self._queries(num(step), kept)
             keys = b_fragments(tile.k, column, num(step), (num(0),), 2)
             a = (A, (kept, ref("m.fragment")), tile.q.dtype)
             two = tuple(self._product((SCORES, add(pair, num(i))), a, num(i)) for i in range(2))
-            nodes += (Loop(".pair", tile.key_fragments // 2, LoopKind.UNROLL, (*keys, self._over_rows(two))),)
+            nodes += (Loop(".pair", tile.kv_fragments // 2, LoopKind.UNROLL, (*keys, self._over_rows(two))),)
         return nodes
 
     def _mixed(self) -> tuple[Node, ...]:
@@ -234,14 +234,14 @@ class _Kernel:
         tile = self.tile
         nodes: tuple[Node, ...] = ()
         pair = mul(ref(".pair"), num(2))
-        for step in range(tile.key_steps):
+        for step in range(tile.kv_steps):
             index = (ref("m.fragment"),)
             packed = tuple(
                 PackFragment(WEIGHTS, (*index, num(w)), self._weight(2 * step + w // 2, w % 2), tile.q.dtype)
                 for w in range(4)
             )
             nodes += (self._over_rows(packed),)
-            along = add(mul(ref("k.warp"), num(tile.key_steps)), num(step))
+            along = add(mul(ref("k.warp"), num(tile.kv_steps)), num(step))
             values = _from(VALUES, b_fragments(tile.v, mul(ref(".pair"), num(PAIR)), along, (num(0),), 2))
             a = (WEIGHTS, index, tile.q.dtype)
             two = tuple(self._product((ACC, add(pair, num(i))), a, num(i)) for i in range(2))
@@ -260,7 +260,7 @@ class _Kernel:
     # results --------------------------------------------------------------------------------------------------------
     def _left(self) -> tuple[Node, ...]:
         """Sums of rows, and what becomes of them."""
-        if self.tile.pieces > 1:
+        if self.tile.num_splits > 1:
             return (self.softmax.joined(), *self._pieces())
         divided = (self.softmax.joined(), *self.softmax.divided())
         return (*divided, Barrier(), *Epilogue(self.view, self.tile.result).nodes())
@@ -269,8 +269,8 @@ class _Kernel:
         """A warp's part of the sums over keys, into memory."""
         (results, _), (maxima, _), (totals, _) = partial_results(self.view.group, self.tile)
         part: Expr = ref("k.warp")
-        if self.tile.parts > 1:
-            part = add(mul(ref(PART), num(self.tile.key_warps)), part)
+        if self.tile.kv_splits > 1:
+            part = add(mul(ref(PART), num(self.tile.kv_warps)), part)
         total, rows = self.attention.row_sum, self.view.m
         ends = tuple(
             Compute(name, (part, *total.index), Load(room, ROW, _F32))

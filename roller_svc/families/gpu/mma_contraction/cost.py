@@ -55,7 +55,7 @@ def mma_contraction(p: Workload[MmaFacts], launch: Launch) -> Costs:
     dram = dram_bytes / (launch.grid * steps) / bytes_per_core_cycle(mach.dram.bandwidth_bytes_per_s, mach)
     step = block_step(p, launch.block, launch.thread)
     step = step._replace(dram=dram, latency=k_tile_latency_cycles(p, launch, dram_bytes, steps))
-    ahead = steps_ahead(p, launch.stages)
+    ahead = prefetch_stages(p, launch.stages)
     at_once = resident * mach.cores
 
     def block_cycles(blocks: float) -> float:
@@ -65,7 +65,7 @@ def mma_contraction(p: Workload[MmaFacts], launch: Launch) -> Costs:
 
     waves, cycles = simt_waves(launch.grid, resident, mach.cores, block_cycles)
     together = min(resident, -(-launch.grid // mach.cores))
-    edges = step.latency + step.last_cache + together * _epilogue_cycles(p, launch, tile)
+    edges = step.latency + step.llc + together * _epilogue_cycles(p, launch, tile)
     # blocks that share a core drift apart: but for the first fill and the last epilogue, one's edges hide behind others
     runs = tile_count(p, launch.block) / launch.grid if launch.stream_k_blocks else float(waves - 1)
     cycles += edges * (1 + runs / resident)
@@ -80,7 +80,7 @@ def mma_block(p: Workload[MmaFacts], block: Tile, warp: Tile) -> MmaBlock:
     """What a block stages and its warps hold; remembered."""
     known = p.facts.blocks.get((block, warp))
     if known is None:
-        (a, b), fragment = p.facts.feeds, fragment_of(p.machine.unit)
+        (a, b), fragment = p.facts.loads, fragment_of(p.machine.unit)
         m, n, k = extent_on(block, p.m), accumulator_columns(p, block), extent_on(block, p.k)
         tile = MmaTile(
             m, n, k, extent_on(warp, p.m), accumulator_columns(p, warp), MIN_MATRIX_STAGES,
@@ -90,9 +90,9 @@ def mma_block(p: Workload[MmaFacts], block: Tile, warp: Tile) -> MmaBlock:
     return known
 
 
-def steps_ahead(p: Workload[MmaFacts], stages: int) -> int:
+def prefetch_stages(p: Workload[MmaFacts], stages: int) -> int:
     """Steps that are requested before they are used: what goes through registers is one ahead, whatever the stages."""
-    return stages - 1 if all(feed.is_async for feed in p.facts.feeds) else 1
+    return stages - 1 if all(feed.is_async for feed in p.facts.loads) else 1
 
 
 def block_steps(p: Workload[MmaFacts], launch: Launch) -> int:
@@ -114,7 +114,7 @@ def block_step(p: Workload[MmaFacts], block: Tile, warp: Tile) -> MatrixStep:
 
 def _block_step(p: Workload[MmaFacts], block: Tile, tile: MmaTile) -> MatrixStep:
     mach = p.machine
-    a, b = p.facts.feeds
+    a, b = p.facts.loads
     fill_a = copy_cost(a, tile.m * tile.k, p.a, mach)
     fill_b = copy_cost(b, tile.n * tile.k, p.b, mach)
     fragments = math.prod(tile.fragments)
@@ -130,7 +130,7 @@ def _block_step(p: Workload[MmaFacts], block: Tile, tile: MmaTile) -> MatrixStep
         shared=reads / mach.staged_bytes_per_cycle + fill_a.pipe + fill_b.pipe,
         issue=(_fragment_slots(p, tile) + fill_a.slots + fill_b.slots) / mach.issue_per_cycle,
         port=moved / CORE_L2_BYTES_PER_CYCLE,
-        last_cache=moved / llc_bytes_per_core_cycle(mach),
+        llc=moved / llc_bytes_per_core_cycle(mach),
         dram=0.0,
         chain=chain + shared_latency_cycles(mach) + BARRIER_CYCLES,
         latency=load_latency_cycles(mach, p.a.total_bytes + p.b.total_bytes),
@@ -145,7 +145,7 @@ def _fragment_slots(p: Workload[MmaFacts], tile: MmaTile) -> float:
     slots = m * n * max(1.0, pieces) + STEP_OPS
     # ldmatrix brings four matrices; 4-byte elements that lie along m or n come word by word
     slots += m * (1 if tile.a.swizzled else 4) + n * (fragment.b_loads if tile.b.swizzled else 2)
-    a, b = p.facts.feeds
+    a, b = p.facts.loads
     if unit.kind is UnitKind.MFMA:  # takes float32 as it is
         return math.prod(tile.warps) * tile.k_steps * slots
     slots += CONVERT_SLOTS * (4 * m * (a.operand.dtype is DType.FLOAT32) + 2 * n * (b.operand.dtype is DType.FLOAT32))

@@ -51,7 +51,7 @@ from roller_svc.families.common.gpu.matrix.wave_quantization import (
     instruction_multiples,
     stream_k_choices,
 )
-from roller_svc.families.gpu.mma_contraction.cost import block_step, mma_block, steps_ahead
+from roller_svc.families.gpu.mma_contraction.cost import block_step, mma_block, prefetch_stages
 from roller_svc.families.gpu.mma_contraction.workload import MmaFacts
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.machine import SCHEDULERS
@@ -87,7 +87,7 @@ def _step_cycles(p: Workload[MmaFacts], block: Tile, base: ThreadTile, traffic: 
     mach = p.machine
     m, n, k = extent_on(block, p.m), accumulator_columns(p, block), extent_on(block, p.k)
     warp_m, warp_n = extent_on(base.tile, p.m), accumulator_columns(p, base.tile)
-    size = p.facts.feeds[0].dtype.bytes
+    size = p.facts.loads[0].dtype.bytes
     warps = (m // warp_m) * (n // warp_n) * together
     bandwidth = mach.llc.bytes_per_s if mach.llc else mach.dram.bandwidth_bytes_per_s
     pipes = (
@@ -225,7 +225,7 @@ class MmaContractionRules(TilePrefilter):
     def _least_brought(self, m: int, n: int) -> float:
         """Registers of a lane for a byte along k, where the most warps share what they read as evenly as they can."""
         p = self.workload
-        a, b = (chunk_registers(feed) / (CHUNK_BYTES * p.machine.hw.limits.warp_size) for feed in p.facts.feeds)
+        a, b = (chunk_registers(feed) / (CHUNK_BYTES * p.machine.hw.limits.warp_size) for feed in p.facts.loads)
         return min(m * a / (MAX_WARPS // along_m) + n * b / along_m for along_m in powers_of_two(MAX_WARPS))
 
     def _feeds_the_unit(self, warp: Tile) -> bool:
@@ -296,7 +296,7 @@ class MmaContractionRules(TilePrefilter):
             room = limits.shared_bytes_per_core // resident - limits.shared_bytes_reserved_per_block
             fitting = min(room, limits.shared_bytes_per_block) // each
             busy = step.cycles(resident, UNLIMITED)
-            needed = 1 + math.ceil((step.latency + resident * step.last_cache) / busy)
+            needed = 1 + math.ceil((step.latency + resident * step.llc) / busy)
             if not self._asynchronous:
                 needed = MIN_MATRIX_STAGES
             yield resident, max(MIN_MATRIX_STAGES, min(fitting, needed, steps))
@@ -312,15 +312,15 @@ class MmaContractionRules(TilePrefilter):
 
     @property
     def _asynchronous(self) -> bool:
-        return steps_ahead(self.workload, MIN_MATRIX_STAGES + 1) > 1
+        return prefetch_stages(self.workload, MIN_MATRIX_STAGES + 1) > 1
 
     @property
     def _whole_chunks(self) -> bool:
         """Whether each chunk of both operands comes in one asynchronous copy."""
-        return all(feed.is_async and chunk_copies(feed) == 1 for feed in self.workload.facts.feeds)
+        return all(feed.is_async and chunk_copies(feed) == 1 for feed in self.workload.facts.loads)
 
     def _most_registers(self) -> int:
         return self.workload.machine.hw.limits.max_registers_per_thread - SPILL_SLACK
 
     def _operand_bytes(self) -> int:
-        return self.workload.facts.feeds[0].dtype.bytes
+        return self.workload.facts.loads[0].dtype.bytes

@@ -81,7 +81,7 @@ class _Half(Staging):
 
     def _at(self, slot: Expr, lane: Expr) -> tuple[Expr, ...]:
         slot, row, element = Staging._at(self, slot, lane)
-        if self.staged.along_k:
+        if self.staged.k_major:
             return slot, add(row, num(self.begins)), element
         return slot, row, add(element, num(self.begins))
 

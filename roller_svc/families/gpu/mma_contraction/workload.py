@@ -16,7 +16,7 @@ from roller_svc.perf.workload import Workload
 class MmaFacts:
     """How operands A and B are staged. `blocks`, `steps` cache what (block's tile, warp's tile) have."""
 
-    feeds: tuple[OperandLoad, OperandLoad]
+    loads: tuple[OperandLoad, OperandLoad]
     blocks: dict[tuple[Tile, Tile], MmaBlock] = field(default_factory=dict, compare=False)
     steps: dict[tuple[Tile, Tile], MatrixStep] = field(default_factory=dict, compare=False)
 

@@ -35,8 +35,8 @@ class ReductionRules(LoopRules):
     def reduce_thread_choices(self) -> tuple[int, ...]:
         """From a chunk for each lane to a few, and a warp; of rows side by side some warps' worth."""
         limits = self.workload.machine.hw.limits
-        chunks = -(-self.rows.points // self.rows.run)
-        if not self.rows.along:
+        chunks = -(-self.rows.points // self.rows.vector_elems)
+        if not self.rows.contiguous_along_reduction:
             return tuple([n for n in COLUMN_REDUCE_THREADS if n <= chunks])
         all_of_it = powers_of_two(chunks)[-1]
         most = 1 << (limits.max_threads_per_block.bit_length() - 1)
@@ -49,26 +49,26 @@ class ReductionRules(LoopRules):
 
     def evaluate(self, block: Tile, base: ThreadTile) -> TileMetrics:
         threads = self._threads(block, base)
-        walk = self.rows.walk(block, base.tile, base.reduce_threads)
+        walk = self.rows.row_iteration(block, base.tile, base.reduce_threads)
         too_large = self._capacity_rule(walk, base, threads)
         return self._measured(block, walk, too_large, "" if too_large else self._alignment_rule(block, threads))
 
     def fallback_tiles(self) -> Sequence[tuple[Tile, ThreadTile]]:
         """A warp a row, or a thread a row, a chunk at a time."""
         p, rows = self.workload, self.rows
-        thread = tuple([rows.run if i == rows.inner else 1 for i in range(len(p.extents))])
+        thread = tuple([rows.vector_elems if i == rows.inner else 1 for i in range(len(p.extents))])
         warp = p.machine.hw.limits.warp_size
-        found = [(replaced(thread, rows.inner, rows.run * warp), ThreadTile(thread, warp))] if rows.along else []
+        found = [(replaced(thread, rows.inner, rows.vector_elems * warp), ThreadTile(thread, warp))] if rows.contiguous_along_reduction else []
         return [*found, (replaced(thread, p.contiguous_axis, warp), ThreadTile(thread)), (thread, ThreadTile(thread))]
 
     # steps ----------------------------------------------------------------------------------------------------------
     def _thread_steps(self, axis: int) -> Tile:
         """Several points a thread only where they are neighbours in memory, or have an operand in common."""
         if axis == self.rows.inner:
-            return (self.rows.run,)
-        if axis == self.rows.fast:
-            return (self.rows.width,)
-        if axis not in self.rows.sharing:
+            return (self.rows.vector_elems,)
+        if axis == self.rows.contiguous_axis:
+            return (self.rows.vector_rows,)
+        if axis not in self.rows.reuse_axes:
             return (1,)
         extent = self.workload.extents[axis]
         whole = (extent,) if extent <= MAX_SHARED_POINTS else ()
@@ -80,11 +80,11 @@ class ReductionRules(LoopRules):
             chunk = unit * base.reduce_threads
             rounds = -(-self.rows.points // chunk)
             flights = {min(n, rounds) for n in CHUNKS_IN_FLIGHT}
-            if any(a.passes > 1 for a in self.rows.read):
+            if any(a.num_passes > 1 for a in self.rows.read):
                 flights.add(rounds)
             return tuple([chunk * n for n in sorted(flights)])
         fitting = tuple([unit * c for c in tile_multiples(p.extents[axis], unit, epsilon, MAX_THREADS)]) or (unit,)
-        if axis == self.rows.fast:
+        if axis == self.rows.contiguous_axis:
             # second alignment: neighbours that fill a transaction, or the whole axis
             need = p.machine.dram.transaction_bytes // max(a.bytes for a in self.rows.accesses)
             fitting = tuple([s for s in fitting if s >= need]) or fitting[-1:]
@@ -93,7 +93,7 @@ class ReductionRules(LoopRules):
     # rules ----------------------------------------------------------------------------------------------------------
     def _thread_rule(self, thread: Tile) -> str:
         points = math.prod([thread[i] for i in self.rows.spatial])
-        sums = points * (thread[self.rows.inner] if self.rows.along else 1) * self.rows.words
+        sums = points * (thread[self.rows.inner] if self.rows.contiguous_along_reduction else 1) * self.rows.words
         return "registers per thread" if sums > MAX_ACCUMULATORS and points > 1 else ""
 
     def _capacity_rule(self, walk: RowIteration, base: ThreadTile, threads: int) -> str:
@@ -103,7 +103,7 @@ class ReductionRules(LoopRules):
         if threads > max(MAX_THREADS, base.reduce_threads):
             return "occupancy"
         registers = self.rows.registers(base.tile, walk, limits)
-        if registers > MAX_REGISTERS and walk.together > 1:
+        if registers > MAX_REGISTERS and walk.chunks_in_flight > 1:
             return "registers per thread"
         granted = min(registers, limits.max_registers_per_thread)
         if block_registers(threads, granted, limits) > limits.registers_per_core:
@@ -122,20 +122,20 @@ class ReductionRules(LoopRules):
     def _measured(self, tile: Tile, walk: RowIteration, too_large: str, misaligned: str = "") -> TileMetrics:
         """Traffic of the tile's rows from end to end: once where they stay, else once a pass."""
         end_to_end = replaced(tile, self.rows.inner, self.rows.points)
-        whole = walk.whole
+        whole = walk.is_single_pass
         moved = 0.0
         for access in self.rows.accesses:
-            moved += access.moved_bytes(end_to_end) * (1 if whole else access.passes)
+            moved += access.transferred_bytes(end_to_end) * (1 if whole else access.num_passes)
         points = 1
         for i in self.rows.spatial:
             points *= tile[i]
         return TileMetrics(self.workload.footprint.bytes(tile), moved / points, too_large, misaligned)
 
     def _evaluate_thread(self, thread: Tile, lanes: int) -> TileMetrics:
-        return self._measured(thread, self.rows.walk(thread, thread, lanes), self._thread_rule(thread))
+        return self._measured(thread, self.rows.row_iteration(thread, thread, lanes), self._thread_rule(thread))
 
     @property
-    def _first(self) -> tuple[int | None, ...]:
+    def _first_axes(self) -> tuple[int | None, ...]:
         """Rows in flight before rows side by side, of these the vector axis."""
         return (self.rows.inner, self.workload.contiguous_axis)
 

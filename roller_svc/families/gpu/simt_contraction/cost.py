@@ -44,7 +44,7 @@ def simt_contraction(p: Workload[SimtFacts], launch: Launch) -> Costs:
     resident = blocks_per_core(launch.compiled or needs, hw)
     step = block_step(p, launch.block, launch.thread, launch.threads)
     steps = block_steps(p, launch)
-    warps, ahead = -(-launch.threads // hw.limits.warp_size), steps_ahead(p, launch.block, launch.stages)
+    warps, ahead = -(-launch.threads // hw.limits.warp_size), prefetch_stages(p, launch.block, launch.stages)
 
     def block_cycles(blocks: float) -> float:
         return steps * step.cycles(blocks, warps, ahead)
@@ -78,11 +78,11 @@ def block_steps(p: Workload[SimtFacts], launch: Launch) -> int:
     return -(-depth // extent_on(launch.block, p.k))
 
 
-def steps_ahead(p: Workload[SimtFacts], block: Tile, stages: int) -> int:
+def prefetch_stages(p: Workload[SimtFacts], block: Tile, stages: int) -> int:
     """How many steps before its use a tile is asked for: what goes through registers, one at most."""
-    if p.facts.feeds is None:
+    if p.facts.loads is None:
         return min(stages - 1, 1)
-    copied = p.facts.feeds.a.is_async(extent_on(block, p.m)) and p.facts.feeds.b.is_async(extent_on(block, p.n))
+    copied = p.facts.loads.a.is_async(extent_on(block, p.m)) and p.facts.loads.b.is_async(extent_on(block, p.n))
     return stages - 1 if copied else min(stages - 1, 1)
 
 
@@ -117,9 +117,9 @@ def _thread_registers(p: Workload[SimtFacts], thread_m: int, thread_n: int) -> T
         return ThreadRegisters(
             (thread_m * thread_n + operands) * words + overhead_registers(limits), nothing, nothing
         )  # fmt: skip
-    a, b = (_staged(feed, words) for feed in ((p.facts.feeds.a, p.facts.feeds.b) if p.facts.feeds else (None, None)))
+    a, b = (_staged(feed, words) for feed in ((p.facts.loads.a, p.facts.loads.b) if p.facts.loads else (None, None)))
     overhead = min(float(overhead_registers(limits)), MIN_OVERHEAD + a.fixed + b.fixed)
-    divided = sum(DIVIDING for feed in ((p.facts.feeds.a, p.facts.feeds.b) if p.facts.feeds else ()) if feed.divided)
+    divided = sum(DIVIDING for feed in ((p.facts.loads.a, p.facts.loads.b) if p.facts.loads else ()) if feed.needs_division)
     return ThreadRegisters((thread_m * thread_n + 2 * operands) * words + overhead + divided, a, b)
 
 
@@ -129,7 +129,7 @@ def _staged(feed: SimtOperandLoad | None, words: int) -> StagingRegisters:
     at_once = feed.width(feed.operand.vector_width, feed.operand.vector_width, None)
     if feed.is_async(feed.operand.vector_width):
         return StagingRegisters(COPYING, EACH_COPY / at_once, at_once)
-    return StagingRegisters(HOLDING, EACH_HELD * words * (1 + feed.divided), at_once)
+    return StagingRegisters(HOLDING, EACH_HELD * words * (1 + feed.needs_division), at_once)
 
 
 def stage_bytes(p: Workload[SimtFacts], block: Tile) -> int:
@@ -161,9 +161,9 @@ def _block_step(p: Workload[SimtFacts], block: Tile, thread: Tile, threads: int)
     warps = -(-threads // warp)
     groups = [vector_elements(t, p.elem_bytes) for t in (tm, tn)] if warp > 1 else [1, 1]
     read = sum(t * REQUESTS[g > 1] for t, g in zip((tm, tn), groups, strict=True))
-    inner = p.facts.feeds.inner_member(bk) if p.facts.feeds else None
-    staging = _staging_ops(p, p.facts.feeds.a if p.facts.feeds else None, p.a, (bm, bk, threads), inner)
-    staging += _staging_ops(p, p.facts.feeds.b if p.facts.feeds else None, p.b, (bn, bk, threads), inner)
+    inner = p.facts.loads.inner_member(bk) if p.facts.loads else None
+    staging = _staging_ops(p, p.facts.loads.a if p.facts.loads else None, p.a, (bm, bk, threads), inner)
+    staging += _staging_ops(p, p.facts.loads.b if p.facts.loads else None, p.b, (bn, bk, threads), inner)
     issue = (warps * bk * (tm * tn + tm / groups[0] + tn / groups[1]) + staging / warp) / mach.issue_per_cycle
     in_flight = -(-(bm + bn) * bk // threads)
     multiplied = MULTIPLIED * staging if warp > 1 else 0.0
@@ -172,7 +172,7 @@ def _block_step(p: Workload[SimtFacts], block: Tile, thread: Tile, threads: int)
         shared=(warps * bk * read * warp + (bm + bn) * bk) * p.elem_bytes / mach.staged_bytes_per_cycle,
         issue=issue if warp > 1 else 0.0,
         latency=load_latency_cycles(mach, p.a.total_bytes + p.b.total_bytes) + 4.0 * in_flight,
-        turn=BARRIER_CYCLES + mach.hw.block_level.latency_s * mach.clock_hz + STORE_CYCLES * in_flight,
+        handoff=BARRIER_CYCLES + mach.hw.block_level.latency_s * mach.clock_hz + STORE_CYCLES * in_flight,
     )
 
 
@@ -191,11 +191,11 @@ def _staging_ops(
         each = LOAD_OPS + STORE_OPS * (width if feed.operand.k_major else 1)
     if feed.operand.guard is not None:
         each += GUARD_OPS
-    if inner is not None or not feed.divided:
+    if inner is not None or not feed.needs_division:
         return elements / width * each
     # a thread takes many columns of few rows, and takes apart each row that it meets
     met = max(1.0, min(rows * p.machine.hw.limits.warp_size, elements) / threads)
-    divisions = threads * met * DIVISION_OPS * (len(feed.reduced.members) - 1)
+    divisions = threads * met * DIVISION_OPS * (len(feed.reduced_axis.members) - 1)
     return elements / width * (each + PLACE_OPS) + divisions
 
 

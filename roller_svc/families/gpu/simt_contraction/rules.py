@@ -20,9 +20,9 @@ from roller_svc.construct.rules import (
 from roller_svc.construct.scale_up import ScaleUpLevel, ScaleUpResult, TileMetrics
 from roller_svc.families.gpu.simt_contraction.cost import (
     block_step,
+    prefetch_stages,
     stage_bytes,
     staged_row_bytes,
-    steps_ahead,
     thread_registers,
 )
 from roller_svc.families.gpu.simt_contraction.workload import SimtFacts, ThreadRegisters
@@ -118,7 +118,7 @@ class SimtContractionRules:
         room = limits.shared_bytes_per_core // resident - limits.shared_bytes_reserved_per_block
         fitting = min(room, limits.shared_bytes_per_block) // staged
         wanted = 1 + math.ceil(LOADED_LATENCY * step.latency / step.busy)
-        most = 1 + steps_ahead(p, block, MAX_STAGES)
+        most = 1 + prefetch_stages(p, block, MAX_STAGES)
         stages = max(1, min(max(2, wanted), most, fitting, steps))
         return (PipelineOptions(stages, self._raster(block, resident)),)
 

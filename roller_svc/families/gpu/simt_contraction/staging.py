@@ -196,7 +196,7 @@ class Staging:
             return add(mul(high, num(group)), mul(low, num(self.width))), column
         across = self.columns // self.width
         # where rows take divisions to find, a thread has many columns of few rows, else many rows of one column
-        near = math.gcd(across, self.warp) if self.steps.inner is None and self.feed.divided else across
+        near = math.gcd(across, self.warp) if self.steps.inner is None and self.feed.needs_division else across
         low, row, high = self._digits(near, self.steps.rows)
         return row, mul(add(mul(high, num(near)), low), num(self.width))
 

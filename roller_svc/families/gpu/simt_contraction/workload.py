@@ -41,22 +41,22 @@ class SimtStep(NamedTuple):
     shared: float
     issue: float
     latency: float
-    turn: float
+    handoff: float
 
     @property
     def busy(self) -> float:
         worst = max(self.fma, self.shared, self.issue)
         return worst + IMPERFECT_OVERLAP * (self.fma + self.shared + self.issue - worst)
 
-    def cycles(self, blocks: float, warps: int, ahead: int) -> float:
+    def cycles(self, blocks: float, warps: int, prefetch_stages: int) -> float:
         """t_k (§5 of the design notes): of so many blocks of a core, each loading `ahead` steps before their use."""
         # a warp stays on one scheduler: a block of fewer warps than those keeps only its share of the lanes busy
         busy = self.busy
         alone = SCHEDULERS / min(SCHEDULERS, warps) * busy
-        if ahead == 0:
+        if prefetch_stages == 0:
             # a single buffer: a block's own load and compute do not overlap, other blocks' do
-            return max(blocks * busy, alone + self.latency + self.turn + BARRIER_CYCLES)
-        return max(blocks * busy, alone + self.turn, (self.latency + self.turn) / ahead)
+            return max(blocks * busy, alone + self.latency + self.handoff + BARRIER_CYCLES)
+        return max(blocks * busy, alone + self.handoff, (self.latency + self.handoff) / prefetch_stages)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +64,11 @@ class StagingRegisters:
     """Registers that staging one factor takes of a thread, `each` for an element; `width` elements move at once."""
 
     fixed: float
-    each: float
+    per_element: float
     width: int
 
     def of(self, elements: float) -> float:
-        return self.each * self.width * math.ceil(elements / self.width)
+        return self.per_element * self.width * math.ceil(elements / self.width)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,9 +97,9 @@ class SimtOperandLoad:
 
     operand: Operand
     dtype: DType
-    may_copy: bool
-    reduced: TileAxis
-    divided: bool
+    has_cp_async: bool
+    reduced_axis: TileAxis
+    needs_division: bool
 
     @property
     def is_direct(self) -> bool:
@@ -107,7 +107,7 @@ class SimtOperandLoad:
         return self.operand.source is not None and self.operand.memory_dtype is self.dtype
 
     def is_async(self, columns: int) -> bool:
-        return self.may_copy and self.is_direct and self._copied(columns) * self.dtype.bytes >= MIN_COPY_BYTES
+        return self.has_cp_async and self.is_direct and self._copied(columns) * self.dtype.bytes >= MIN_COPY_BYTES
 
     def width(self, columns: int, rows: int, inner: Axis | None) -> int:
         """Elements that a thread moves at once; `inner` as `inner_member` has it."""
@@ -117,7 +117,7 @@ class SimtOperandLoad:
             return 1
         if not self.operand.k_major:
             return self._neighbours(max(self.operand.memory_dtype.bytes, self.dtype.bytes), columns)
-        lies_along = inner is None or inner == self.reduced.members[-1]
+        lies_along = inner is None or inner == self.reduced_axis.members[-1]
         return self._neighbours(self.operand.memory_dtype.bytes, math.gcd(K_ELEMENTS_PER_TRANSACTION, rows)) if lies_along else 1
 
     def _copied(self, columns: int) -> int:
@@ -139,7 +139,7 @@ class SimtOperandLoads:
         """The reduced axis along which the rows of a step lie, all others standing still; None: rows are consecutive
         points of the fused axis. The innermost where its extent allows; another one only where no factor is contiguous
         along the fused axis, for that order would be lost."""
-        members = self.a.reduced.members
+        members = self.a.reduced_axis.members
         tried = members[-1:] if self.a.operand.k_major or self.b.operand.k_major else members[::-1]
         return next((axis for axis in tried if axis.extent % rows == 0), None)
 
@@ -212,7 +212,7 @@ class SimtFacts:
     `registers` caches what threads of (rows, columns) hold; `steps` what (block's tile, thread's tile, threads) take.
     """
 
-    feeds: SimtOperandLoads | None
+    loads: SimtOperandLoads | None
     registers: dict[tuple[int, int], ThreadRegisters] = field(default_factory=dict, compare=False)
     steps: dict[tuple[Tile, Tile, int], SimtStep] = field(default_factory=dict, compare=False)
 

@@ -67,7 +67,7 @@ def wgmma_attention(p: Workload[WgmmaAttentionFacts], launch: Launch) -> Costs:
     resident = blocks_per_core(launch.compiled or needs, hw)
     if launch.persistent_blocks:
         resident = min(resident, -(-launch.persistent_blocks // mach.cores))
-    steps = max(1.0, visible_fraction(p, known.found, tile.m) * -(-p.extent(p.k) // tile.keys))
+    steps = max(1.0, visible_fraction(p, known.operands, tile.m) * -(-p.extent(p.k) // tile.kv))
     at_once = resident * mach.cores
     dram_bytes = operand_dram_bytes(p, launch, at_once)
     dram = dram_bytes / (launch.grid * steps) / bytes_per_core_cycle(mach.dram.bandwidth_bytes_per_s, mach)
@@ -82,7 +82,7 @@ def wgmma_attention(p: Workload[WgmmaAttentionFacts], launch: Launch) -> Costs:
     together = min(resident, -(-launch.grid // mach.cores))
     results = epilogue_handoff_cycles(p, tile.result) + epilogue_memory_cycles(p, launch)
     # queries and the first keys come before anything is multiplied, in blocks that stay only once
-    arriving = step.latency + step.last_cache
+    arriving = step.latency + step.llc
     # the first weights and the last values wait alone, but for those of other warpgroups
     edges = step.chain / tile.consumers + together * results
     cycles += arriving + edges + (edges + arriving * (not launch.persistent_blocks)) * (waves - 1) / resident
@@ -103,9 +103,9 @@ def attention_block(p: Workload[WgmmaAttentionFacts], block: Tile, stages: int) 
 
 def consumer_registers(tile: WgmmaAttentionTile, known: WgmmaAttentionFacts) -> int:
     """What a consumer's thread holds."""
-    features = HEAD_DIM_STEP_REGISTERS * max(0, tile.feature_steps - FREE_HEAD_DIM_STEPS)
-    scores = max(0, known.found.score_operations - FREE_SCORE_OPERATIONS)
-    return tile.held_registers + OVERHEAD_REGISTERS + math.ceil(features) + scores
+    features = HEAD_DIM_STEP_REGISTERS * max(0, tile.head_dim_steps - FREE_HEAD_DIM_STEPS)
+    scores = max(0, known.operands.score_operations - FREE_SCORE_OPERATIONS)
+    return tile.live_registers + OVERHEAD_REGISTERS + math.ceil(features) + scores
 
 
 def block_resources(tile: WgmmaAttentionTile, known: WgmmaAttentionFacts) -> BlockResources:
@@ -117,26 +117,26 @@ def block_resources(tile: WgmmaAttentionTile, known: WgmmaAttentionFacts) -> Blo
 
 
 def _product_cycles(p: Workload[Any], tile: WgmmaAttentionTile) -> float:
-    return tile.m * tile.keys * (tile.features + tile.n) / p.machine.fma_per_cycle
+    return tile.m * tile.kv * (tile.head_dim + tile.n) / p.machine.fma_per_cycle
 
 
 def _exponential_cycles(tile: WgmmaAttentionTile) -> float:
-    return tile.m * tile.keys / EXPONENTIALS_PER_CYCLE
+    return tile.m * tile.kv / EXPONENTIALS_PER_CYCLE
 
 
 def _step(p: Workload[Any], known: WgmmaAttentionFacts, tile: WgmmaAttentionTile, block: Tile) -> MatrixStep:
-    mach, found = p.machine, known.found
+    mach, found = p.machine, known.operands
     producer, pipe = _producer(p, known, tile)
     size = tile.q.dtype.bytes
     # an instruction reads its columns of B and, of the first product, 64 rows of queries
-    read = tile.consumers * (ROWS * tile.features + tile.keys * (tile.features + tile.n)) * size
+    read = tile.consumers * (ROWS * tile.head_dim + tile.kv * (tile.head_dim + tile.n)) * size
     weighing = softmax_slots(tile, found)
     warps = WARPS * tile.consumers
-    slots = warps * (weighing + STEP_OPS + 2 * (tile.feature_steps + tile.key_steps)) / SCHEDULERS
+    slots = warps * (weighing + STEP_OPS + 2 * (tile.head_dim_steps + tile.kv_steps)) / SCHEDULERS
     weighed = max(slots, _exponential_cycles(tile))
     # of one warpgroup, a warp of which each scheduler has
-    rows = ROWS * tile.keys / mach.fma_per_cycle
-    by_itself = max(weighing, ROWS * tile.keys / EXPONENTIALS_PER_CYCLE)
+    rows = ROWS * tile.kv / mach.fma_per_cycle
+    by_itself = max(weighing, ROWS * tile.kv / EXPONENTIALS_PER_CYCLE)
     moved = p.b.requested_bytes(block)
     return MatrixStep(
         warps=warps,
@@ -144,9 +144,9 @@ def _step(p: Workload[Any], known: WgmmaAttentionFacts, tile: WgmmaAttentionTile
         shared=read / mach.staged_bytes_per_cycle + pipe,
         issue=max(weighed, producer),
         port=moved / CORE_L2_BYTES_PER_CYCLE,
-        last_cache=moved / llc_bytes_per_core_cycle(mach),
+        llc=moved / llc_bytes_per_core_cycle(mach),
         dram=0.0,
-        chain=rows * tile.features + max(rows * tile.n, by_itself) + _waits(mach),
+        chain=rows * tile.head_dim + max(rows * tile.n, by_itself) + _waits(mach),
         latency=load_latency_cycles(mach, p.a.total_bytes + p.b.total_bytes) + BOX_LATENCY_CYCLES,
     )
 
@@ -159,7 +159,7 @@ def _waits(mach: Machine) -> float:
 def _producer(p: Workload[Any], known: WgmmaAttentionFacts, tile: WgmmaAttentionTile) -> tuple[float, float]:
     """Cycles of the producer's warps in one step, and of the core's memory pipe."""
     cycles = pipe = 0.0
-    for room, feed in ((tile.k, known.found.k), (tile.v, known.found.v)):
+    for room, feed in ((tile.k, known.operands.k), (tile.v, known.operands.v)):
         if room.load.is_tma:
             cycles += room.copies * BOX_CYCLES
             pipe += room.bytes / p.machine.staged_bytes_per_cycle

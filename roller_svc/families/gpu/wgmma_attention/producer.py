@@ -209,15 +209,15 @@ def attention_ring(
     if tile.stages < MIN_MATRIX_STAGES:
         raise InvariantError(f"rings of keys and values have {MIN_MATRIX_STAGES} stages or more, not {tile.stages}")
     m, n = axes
-    along = KTileOrder.linear(known.features.extent, tile.features)
-    over_keys = KTileOrder.linear(known.keys.extent, tile.keys)
+    along = KTileOrder.linear(known.head_dim.extent, tile.head_dim)
+    over_keys = KTileOrder.linear(known.kv.extent, tile.kv)
     supplies: list[Supply] = []
     maps: list[TensorMap] = []
     for side in (
-        _Side(QUERIES, known.found.q, tile.q, (m, known.features), along, mul(ref("m.block"), num(tile.m)), num(0)),
-        _Side(KEYS, known.found.k, tile.k, (known.keys, known.features), along, mul(ref(KEY_STEP), num(tile.keys)),
+        _Side(QUERIES, known.operands.q, tile.q, (m, known.head_dim), along, mul(ref("m.block"), num(tile.m)), num(0)),
+        _Side(KEYS, known.operands.k, tile.k, (known.kv, known.head_dim), along, mul(ref(KEY_STEP), num(tile.kv)),
               num(0)),
-        _Side(VALUES, known.found.v, tile.v, (n, known.keys), over_keys, mul(ref("n.block"), num(tile.n)),
+        _Side(VALUES, known.operands.v, tile.v, (n, known.kv), over_keys, mul(ref("n.block"), num(tile.n)),
               ref(KEY_STEP)),
     ):  # fmt: skip
         supplies.append(side.supply(1 if side.room == QUERIES else tile.stages))
@@ -240,7 +240,7 @@ class _Side:
 
     def supply(self, slots: int) -> Supply:
         operand, (axis, along) = self.operand, self.axes
-        boxes = operand.feed
+        boxes = operand.copy_plan
         if isinstance(boxes, TmaTile):
             bulk = BulkFeed(self.room, self._map, boxes, self.first, num(0), full=f"{self.room}.full")
             return Supply(self.room, operand, slots, bulk, self.step)
@@ -252,7 +252,7 @@ class _Side:
 
     def maps(self) -> Iterator[TensorMap]:
         """The tensor map of its bulk copies."""
-        boxes, source = self.operand.feed, self.factor.operand.source
+        boxes, source = self.operand.copy_plan, self.factor.operand.source
         if isinstance(boxes, TmaTile):
             tensor = require(source, "source of what bulk copies bring").tensor
             yield boxes.tensor_map(self._map, tensor, Swizzle(self.operand.atom_bytes))

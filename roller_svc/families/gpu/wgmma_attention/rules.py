@@ -74,7 +74,7 @@ class WgmmaAttentionRules(Enumerated):
         """Bytes of registers; bytes read from shared memory for one multiply-add."""
         tile = attention_block(self.workload, group, MIN_MATRIX_STAGES)
         rule = "registers per thread" if consumer_registers(tile, self.workload.facts) > THREAD_REGISTERS else ""
-        return TileMetrics(tile.held_registers * WARPGROUP_THREADS * WORD_BYTES, 1 / ROWS + 1 / tile.keys, rule)
+        return TileMetrics(tile.live_registers * WARPGROUP_THREADS * WORD_BYTES, 1 / ROWS + 1 / tile.kv, rule)
 
     # block level ----------------------------------------------------------------------------------------------------
     def _block_stage(self, base: ThreadTile) -> ScaleUpLevel:
@@ -93,7 +93,7 @@ class WgmmaAttentionRules(Enumerated):
         """Bytes of the fewest stages, bytes loaded from outside for one multiply-add, broken rules."""
         p = self.workload
         tile = attention_block(p, block, MIN_MATRIX_STAGES)
-        traffic = (p.a.requested_bytes(block) / max(1, p.extent(p.k)) + p.b.requested_bytes(block) / tile.keys) / tile.m
+        traffic = (p.a.requested_bytes(block) / max(1, p.extent(p.k)) + p.b.requested_bytes(block) / tile.kv) / tile.m
         return TileMetrics(tile.shared_bytes, traffic, self._too_large(tile))
 
     def _too_large(self, tile: WgmmaAttentionTile) -> str:
@@ -113,7 +113,7 @@ class WgmmaAttentionRules(Enumerated):
         most = max(MIN_MATRIX_STAGES, min(MAX_STAGES, steps))
         deep = [s for s in range(MIN_MATRIX_STAGES, most + 1) if self._resident(block, s) == resident]
         at_once = resident * p.machine.cores
-        stays = spatial_grid(p, block) > at_once and self.workload.facts.found.bounds == KeyBounds()
+        stays = spatial_grid(p, block) > at_once and self.workload.facts.operands.bounds == KeyBounds()
         return Shape(block, base, 1, PipelineOptions(deep[-1], persistent_blocks=at_once if stays else 0))
 
     def _resident(self, block: Tile, stages: int) -> int:

@@ -95,7 +95,7 @@ class _Kernel:
         stored = BulkResults.of(tile.result, outputs)
         ring = attention_ring(tile, known, (m, n), is_persistent=program.persistent_blocks > 0)
         return cls(
-            view, tile, KeySteps(tile, m, keys, known.found.bounds), Softmax(attention, tile, m, keys, RESULT), ring,
+            view, tile, KeySteps(tile, m, keys, known.operands.bounds), Softmax(attention, tile, m, keys, RESULT), ring,
             stored or WarpgroupEpilogue(tile.result, outputs), exact_bounds(group), program.persistent_blocks,
         )  # fmt: skip
 
@@ -131,9 +131,9 @@ class _Kernel:
         tile = self.tile
         storages = [
             register(ACC, _F32, 1, tile.n // 2), register(MAXIMUM, _F32, 1, 2), register(TOTAL, _F32, 1, 2),
-            register(WEIGHTS, DType.UINT32, tile.key_steps, WORDS),
+            register(WEIGHTS, DType.UINT32, tile.kv_steps, WORDS),
         ]  # fmt: skip
-        counts = self.softmax.counts_beyond(self.steps.bounds.beyond or 0.0)
+        counts = self.softmax.counts_beyond(self.steps.bounds.finite_fill or 0.0)
         nodes = (
             *cleared(self.softmax),
             *self.steps.passes(counts, self._pass, tile.threads),
@@ -200,7 +200,7 @@ class _Kernel:
 
     def _in_registers(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
         """The nodes with a step's own registers."""
-        storages = [register(SCORES, _F32, 1, self.tile.key_fragments, FRAGMENT_WORDS)]
+        storages = [register(SCORES, _F32, 1, self.tile.kv_fragments, FRAGMENT_WORDS)]
         storages += [register(name, _F32, 1, 2) for name in (PEAK, SHIFT, RESCALE)]
         return wrap_in_storages(storages, nodes)
 
@@ -210,17 +210,17 @@ class _Kernel:
         tile, (q, k) = self.tile, (self.ring.q, self.ring.k)
         row = mul(ref(GROUP), num(ROWS))
         nodes: tuple[Node, ...] = ()
-        for step in range(tile.feature_steps):
+        for step in range(tile.head_dim_steps):
             a = matrix(q.room, q.operand, row, 0, step, num(0))
             b = matrix(k.room, k.operand, num(0), 0, step)
-            nodes += (WarpgroupMma(SCORES, (num(0), num(0), num(0)), tile.keys, a, b, num(int(step > 0))),)
+            nodes += (WarpgroupMma(SCORES, (num(0), num(0), num(0)), tile.kv, a, b, num(int(step > 0))),)
         return (self.ring.awaited(k), WgmmaFence(), *nodes, WgmmaCommitGroup())
 
     def _mixed(self) -> tuple[Node, ...]:
         """Weights times the turn's values begin."""
         tile, v = self.tile, self.ring.v
         nodes: tuple[Node, ...] = ()
-        for step in range(tile.key_steps):
+        for step in range(tile.kv_steps):
             weights = RegisterMatrix(WEIGHTS, (num(step), num(0)), v.operand.dtype)
             values = matrix(v.room, v.operand, num(0), 0, step)
             nodes += (WarpgroupMma(ACC, (num(0), num(0)), tile.n, weights, values, num(1)),)
@@ -236,7 +236,7 @@ class _Kernel:
         dtype = self.ring.v.operand.dtype
         return tuple(
             PackFragment(WEIGHTS, (num(step), num(w)), _weight(2 * step + w // 2, w % 2), dtype)
-            for step in range(self.tile.key_steps) for w in range(WORDS)
+            for step in range(self.tile.kv_steps) for w in range(WORDS)
         )  # fmt: skip
 
 

@@ -16,7 +16,7 @@ def attention_operands(group: KernelGroup, program: RProgram, hw: HardwareSpec) 
     """Return Q, K and V."""
     facts = wgmma_attention_facts(group, program.unit, hw.arch)
     tile = wgmma_attention_tile(program, facts)
-    feeds = (facts.found.q, facts.found.k, facts.found.v)
+    feeds = (facts.operands.q, facts.operands.k, facts.operands.v)
     return tuple(
         StagedOperand(f.dtype, f.operand.memory_dtype, describe_wgmma_load(o))
         for f, o in zip(feeds, (tile.q, tile.k, tile.v), strict=True)

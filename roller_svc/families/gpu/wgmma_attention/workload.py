@@ -40,12 +40,12 @@ class WgmmaAttentionFacts:
     """What a unit of warpgroups must know of a group: beside what any unit must, how TMA brings each factor, or why it
     does not; keys and features as they are walked."""
 
-    found: AttentionOperands
+    operands: AttentionOperands
     q: TmaLoadPlan | str
     k: TmaLoadPlan | str
     v: TmaLoadPlan | str
-    keys: TileAxis
-    features: TileAxis
+    kv: TileAxis
+    head_dim: TileAxis
     _tiles: dict[tuple[int, int, int, int, int], WgmmaAttentionTile] = field(default_factory=dict, compare=False)
 
     def tile(self, block: tuple[int, int, int, int], stages: int) -> WgmmaAttentionTile:
@@ -57,12 +57,12 @@ class WgmmaAttentionFacts:
 
     def _tile(self, block: tuple[int, int, int, int], stages: int) -> WgmmaAttentionTile:
         m, n, keys, features = block
-        along = KTileOrder.linear(self.features.extent, features)
+        along = KTileOrder.linear(self.head_dim.extent, features)
         # keys are not shared out to blocks: what has few rows is no work for 64 rows of a unit
         return WgmmaAttentionTile(
-            m, n, keys, features, WARP_ROWS, keys, stages, 1, _staged(self.found.q, self.q, m, along),
-            _staged(self.found.k, self.k, keys, along),
-            _staged(self.found.v, self.v, n, KTileOrder.linear(self.keys.extent, keys)),
+            m, n, keys, features, WARP_ROWS, keys, stages, 1, _staged(self.operands.q, self.q, m, along),
+            _staged(self.operands.k, self.k, keys, along),
+            _staged(self.operands.v, self.v, n, KTileOrder.linear(self.kv.extent, keys)),
         )  # fmt: skip
 
 
@@ -81,8 +81,8 @@ class WgmmaAttentionTile(TiledAttention[WgmmaOperand]):
     @property
     def result(self) -> WgmmaTile:
         """The results as a contraction has them: how they get to memory."""
-        return WgmmaTile(self.m, self.n, self.keys, ROWS, self.n, self.stages, (1, 1), self.q, self.v,
-                         KTileOrder.linear(self.keys, self.keys))  # fmt: skip
+        return WgmmaTile(self.m, self.n, self.kv, ROWS, self.n, self.stages, (1, 1), self.q, self.v,
+                         KTileOrder.linear(self.kv, self.kv))  # fmt: skip
 
     @property
     def producer_registers(self) -> int:
@@ -97,10 +97,10 @@ class WgmmaAttentionTile(TiledAttention[WgmmaOperand]):
         return min(MAX_REGISTERS, left // (WARPGROUP_THREADS * self.consumers) // 8 * 8)
 
     @property
-    def held_registers(self) -> int:
+    def live_registers(self) -> int:
         """Of a consumer's thread: results, the products of a step, and the weights of the step before."""
-        weights = self.keys * self.v.dtype.bytes // 4
-        return ROWS * (self.n + self.keys + weights) // WARPGROUP_THREADS
+        weights = self.kv * self.v.dtype.bytes // 4
+        return ROWS * (self.n + self.kv + weights) // WARPGROUP_THREADS
 
     @property
     def shared_bytes(self) -> int:
@@ -157,4 +157,4 @@ def prepare(group: KernelGroup, base: Workload[None]) -> Workload[WgmmaAttention
     if group.attention is None or unit.kind is not UnitKind.WGMMA:
         return None
     facts = wgmma_attention_facts(group, unit, hw.arch)
-    return replace(base.with_facts(facts), operations=attention_operations(base, facts.found))
+    return replace(base.with_facts(facts), operations=attention_operations(base, facts.operands))

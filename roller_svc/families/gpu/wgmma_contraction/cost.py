@@ -63,7 +63,7 @@ def wgmma_contraction(p: Workload[WgmmaFacts], launch: Launch) -> Costs:
     mach, hw = p.machine, p.machine.hw
     known = wgmma_block(p, launch.block, launch.thread)
     tile = replace(known.tile, stages=launch.stages, cluster=launch.cluster)
-    needs = replace(known.needs, shared_bytes=tile.shared_bytes)
+    needs = replace(known.resources, shared_bytes=tile.shared_bytes)
     resident = blocks_per_core(launch.compiled or needs, hw)
     if launch.persistent_blocks:
         resident = min(resident, -(-launch.persistent_blocks // mach.cores))
@@ -79,7 +79,7 @@ def wgmma_contraction(p: Workload[WgmmaFacts], launch: Launch) -> Costs:
     def block_cycles(blocks: float) -> float:
         full = blocks == resident and launch.grid >= at_once
         working = 1.0 if full else launch.grid % at_once / (blocks * mach.cores)
-        late = (steps - at_start) * step.cycles(blocks, steps_ahead(known, launch.stages), working)
+        late = (steps - at_start) * step.cycles(blocks, prefetch_stages(known, launch.stages), working)
         return at_start * step.cycles(blocks, UNLIMITED, working) + late
 
     waves, cycles = simt_waves(launch.grid, resident, mach.cores, block_cycles)
@@ -105,11 +105,11 @@ def _block_resources(tile: WgmmaTile) -> BlockResources:
     what the role that takes the most has."""
     if tile.consumers > 1:
         return BlockResources(tile.threads, launch_registers(tile.threads), tile.shared_bytes)
-    registers = max(tile.accumulators + CONSUMER_REGISTERS, tile.producer_registers)
+    registers = max(tile.accumulator_registers + CONSUMER_REGISTERS, tile.producer_registers)
     return BlockResources(tile.threads, registers, tile.shared_bytes)
 
 
-def steps_ahead(block: WgmmaBlock, stages: int) -> int:
+def prefetch_stages(block: WgmmaBlock, stages: int) -> int:
     """Steps that are requested before they are used: what goes through registers is one ahead, whatever the stages."""
     return 1 if block.latencies else stages - 1
 
@@ -121,7 +121,7 @@ def _requested_at_start(block: WgmmaBlock, launch: Launch, steps: int) -> float:
 
 def block_steps(p: Workload[WgmmaFacts], launch: Launch) -> int:
     """Staged steps of one tile, or of one block that streams them."""
-    steps = wgmma_block(p, launch.block, launch.thread).tile.walk.steps
+    steps = wgmma_block(p, launch.block, launch.thread).tile.k_order.steps
     if launch.stream_k_blocks:
         return -(-tile_count(p, launch.block) * steps // launch.stream_k_blocks)
     return -(-steps // launch.split_k)
@@ -132,12 +132,12 @@ def shared_step(p: Workload[WgmmaFacts], block: WgmmaBlock, cluster: tuple[int, 
     along_m, along_n = cluster
     if along_m == along_n == 1:
         return block.step
-    a, b = block.moved
-    return block.step._replace(last_cache=(a / along_n + b / along_m) / llc_bytes_per_core_cycle(p.machine))
+    a, b = block.requested_bytes
+    return block.step._replace(llc=(a / along_n + b / along_m) / llc_bytes_per_core_cycle(p.machine))
 
 
 def _block(p: Workload[WgmmaFacts], block: Tile, group: Tile) -> WgmmaBlock:
-    mach, feeds = p.machine, p.facts.feeds
+    mach, feeds = p.machine, p.facts.loads
     m, n, k = extent_on(block, p.m), extent_on(block, p.n), extent_on(block, p.k)
     tile = feeds.tile((m, n, k), (extent_on(group, p.m), extent_on(group, p.n)), MIN_MATRIX_STAGES)
     moved = (p.a.requested_bytes(block), p.b.requested_bytes(block))
@@ -147,20 +147,20 @@ def _block(p: Workload[WgmmaFacts], block: Tile, group: Tile) -> WgmmaBlock:
         if staged.load.is_tma:
             boxes += staged.copies
         else:
-            brought = copy_cost(feed.threads, staged.extent * staged.k, operand, mach)
+            brought = copy_cost(feed.by_threads, staged.extent * staged.k, operand, mach)
             pipe, slots = pipe + brought.pipe, slots + brought.slots
     # §5, t_smem: an instruction reads 64 rows of A and all of its columns of B
     instructions = tile.consumers * tile.fragments * tile.k_steps
     reads = instructions * (ROWS + tile.group_n) * STEP_BYTES / mach.staged_bytes_per_cycle
     mma = tile.m * tile.n * tile.k / mach.fma_per_cycle
     producer = slots / SCHEDULERS * PRODUCER_SLOT_CYCLES + boxes * BOX_CYCLES
-    added = tile.results if tile.adds_up else 0  # by each thread, an addition a cycle, when its products are done
+    added = tile.accumulator_set_registers if tile.promotes_accumulators else 0  # by each thread, an addition a cycle, when its products are done
     consumers = tile.consumers * (STEP_OPS + 4 * tile.fragments * tile.k_steps + added)
     step = MatrixStep(
         warps=WARPS * tile.consumers, mma=mma, shared=reads + pipe, issue=max(producer, consumers),
-        port=sum(moved) / CORE_L2_BYTES_PER_CYCLE, last_cache=sum(moved) / llc_bytes_per_core_cycle(mach), dram=0.0,
-        chain=mma / tile.consumers + added + STEP_CYCLES if tile.adds_up else max(STEP_CYCLES, mma / tile.consumers),
-        latency=load_latency_cycles(mach, p.a.total_bytes + p.b.total_bytes), leak=WGMMA_IMPERFECT_OVERLAP,
+        port=sum(moved) / CORE_L2_BYTES_PER_CYCLE, llc=sum(moved) / llc_bytes_per_core_cycle(mach), dram=0.0,
+        chain=mma / tile.consumers + added + STEP_CYCLES if tile.promotes_accumulators else max(STEP_CYCLES, mma / tile.consumers),
+        latency=load_latency_cycles(mach, p.a.total_bytes + p.b.total_bytes), imperfect_overlap=WGMMA_IMPERFECT_OVERLAP,
     )  # fmt: skip
     latencies = _latencies(feeds.a, tile.a) + _latencies(feeds.b, tile.b)
     return WgmmaBlock(tile, step, moved, latencies, _block_resources(tile))
@@ -170,9 +170,9 @@ def _latencies(feed: WgmmaOperandLoad, staged: WgmmaOperand) -> int:
     """Times that a producer's thread fills the registers that it has left with loads, and waits for them."""
     if not staged.load.through_registers:
         return 0
-    load = feed.threads.load
+    load = feed.by_threads.load
     loads = -(-staged.extent * staged.k // (load.elements * WARPS * 32))
-    words = max(1, load.elements * feed.threads.operand.memory_dtype.bytes // WORD_BYTES)
+    words = max(1, load.elements * feed.by_threads.operand.memory_dtype.bytes // WORD_BYTES)
     room = max(1, staged.producer_registers - ADDRESS_REGISTERS)
     return -(-loads * words // room)
 
@@ -201,7 +201,7 @@ def _prologue_epilogue_cycles(p: Workload[WgmmaFacts], launch: Launch, tile: Wgm
     that of a loop that waits for memory part of that time is won back.
     """
     working = min(1.0, launch.grid / p.machine.cores)
-    resource_seconds, loads = max(step.mma, step.shared, step.issue, step.chain), max(step.port, step.last_cache * working)
+    resource_seconds, loads = max(step.mma, step.shared, step.issue, step.chain), max(step.port, step.llc * working)
     begin = step.latency + min(resource_seconds, loads)  # of all steps the longer of both is counted
     results = turns.together * epilogue_memory_cycles(p, launch)
     handing = turns.together * epilogue_handoff_cycles(p, tile)

@@ -46,7 +46,7 @@ def _unsupported_cluster(model: Model[WgmmaFacts], program: RProgram, side: int,
     p = model.workload
     known = wgmma_block(p, p.footprint.tile(program.block), p.footprint.tile(program.thread))
     shared = (known.tile.b, known.tile.a)[side]
-    if not p.facts.feeds.shares(1 - side, shared, wanted):
+    if not p.facts.loads.can_multicast(1 - side, shared, wanted):
         return f"tiles of {'ba'[side]} of {program.tile_text} do not come in {wanted} parts by TMA"
     return ""
 

@@ -54,8 +54,8 @@ from roller_svc.families.common.gpu.warpgroups.tile import (
 )
 from roller_svc.families.gpu.wgmma_contraction.cost import (
     UNLIMITED,
+    prefetch_stages,
     shared_step,
-    steps_ahead,
     wgmma_block,
 )
 from roller_svc.families.gpu.wgmma_contraction.workload import WgmmaFacts
@@ -72,12 +72,12 @@ def approx_cycles(p: Workload[WgmmaFacts], block: Tile, base: ThreadTile, split_
     tile, step = known.tile, known.step
     tasks = spatial_grid(p, block) * split_k
     rounds = -(-tasks // mach.cores)
-    together = min(rounds, blocks_per_core(known.needs, mach.hw))
+    together = min(rounds, blocks_per_core(known.resources, mach.hw))
     # of pairs of blocks each loads the half of what they share, the larger operand if that can be
-    asked = sum(known.moved) - max(known.moved) / 2
+    asked = sum(known.requested_bytes) - max(known.requested_bytes) / 2
     loads = max(step.port, asked / llc_bytes_per_core_cycle(mach) * min(1.0, tasks / mach.cores))
     each = max(step.mma, step.shared, step.issue, loads, step.chain / together)
-    steps = -(-tile.walk.steps // split_k)
+    steps = -(-tile.k_order.steps // split_k)
     edges = (step.latency + BOX_LATENCY_CYCLES) / rounds
     edges += 2 * tile.m * tile.n * WORD_BYTES / mach.staged_bytes_per_cycle
     floor = p.lower_bound_s * mach.clock_hz  # tiles that memory holds up are told apart by their edges and joins
@@ -156,8 +156,8 @@ class WgmmaContractionRules(TilePrefilter):
         if extent_on(block, p.m) // group_m * (extent_on(block, p.n) // group_n) > MAX_CONSUMERS:
             return TileMetrics(0, 0.0, "warpgroups per block")
         known = wgmma_block(p, block, base.tile)
-        traffic = sum(known.moved) / (known.tile.m * known.tile.n * known.tile.k)
-        return TileMetrics(known.needs.shared_bytes, traffic, self._capacity_rule(block, known))
+        traffic = sum(known.requested_bytes) / (known.tile.m * known.tile.n * known.tile.k)
+        return TileMetrics(known.resources.shared_bytes, traffic, self._capacity_rule(block, known))
 
     def pipeline_choices(self, block: Tile, base: ThreadTile, split_k: int) -> Sequence[PipelineOptions]:
         """As many stages as loads need to be on time, with as many blocks a core as leave room for them; blocks that
@@ -165,7 +165,7 @@ class WgmmaContractionRules(TilePrefilter):
         p, cores = self.workload, self.workload.machine.cores
         known = wgmma_block(p, block, base.tile)
         tasks = spatial_grid(p, block) * split_k
-        steps = -(-known.tile.walk.steps // split_k)
+        steps = -(-known.tile.k_order.steps // split_k)
         resident, stages = self._ring(known, -(-tasks // cores), steps)
         at_once = resident * cores
         found = []
@@ -174,7 +174,7 @@ class WgmmaContractionRules(TilePrefilter):
             # blocks that stay: each core's first loads and last results then stand alone, and rings fill in between
             blocks = at_once // size * size if tasks > at_once else 0
             found.append(PipelineOptions(stages, self._raster(block, at_once, cluster), persistent_blocks=blocks, cluster=cluster))
-        if split_k == p.space.num_accumulators == 1 and known.tile.walk.steps == -(-p.extent(p.k) // extent_on(block, p.k)):
+        if split_k == p.space.num_accumulators == 1 and known.tile.k_order.steps == -(-p.extent(p.k) // extent_on(block, p.k)):
             found += [PipelineOptions(stages, 1, blocks) for blocks in stream_k_choices(tasks, steps, at_once)]
         return found
 
@@ -198,7 +198,7 @@ class WgmmaContractionRules(TilePrefilter):
         """Bytes of sums; bytes read from shared memory for one multiply-add: an instruction reads 64 rows of A."""
         p = self.workload
         m, n = extent_on(group, p.m), accumulator_columns(p, group)
-        sums = m * n // WARPGROUP_THREADS * accumulator_sets(p.facts.feeds.chain)
+        sums = m * n // WARPGROUP_THREADS * accumulator_sets(p.facts.loads.promotion_interval)
         rule = "registers per thread" if sums + CONSUMER_REGISTERS > THREAD_REGISTERS else ""
         size = self._operand_bytes()
         return TileMetrics(m * n * WORD_BYTES, size / ROWS + size / n, rule)
@@ -215,17 +215,17 @@ class WgmmaContractionRules(TilePrefilter):
         where they leave less of k to padding (whole rows of channels), or for variety."""
         p, size = self.workload, self._operand_bytes()
         lengths = [atom // size for atom in reversed(SWIZZLE_ATOMS)]
-        feeds = p.facts.feeds
-        padded = {depth: feeds.walk(depth).steps * depth for depth in lengths}
+        feeds = p.facts.loads
+        padded = {depth: feeds.k_order(depth).steps * depth for depth in lengths}
         longest = next((depth for depth in lengths if depth >= p.extent(p.k)), lengths[-1])
         shorter = [d for d in lengths if d < longest and (self.varied or padded[d] < padded[longest])]
         return (*shorter, longest)
 
     def _capacity_rule(self, block: Tile, known: WgmmaBlock) -> str:
         p, tile, limits = self.workload, known.tile, self.workload.machine.hw.limits
-        if tile.accumulators + CONSUMER_REGISTERS > tile.consumer_registers:
+        if tile.accumulator_registers + CONSUMER_REGISTERS > tile.consumer_registers:
             return "registers per thread"
-        if known.needs.shared_bytes > limits.shared_bytes_per_block:
+        if known.resources.shared_bytes > limits.shared_bytes_per_block:
             return "shared memory"
         return "grid size" if exceeds_grid(p, block) else ""
 
@@ -235,7 +235,7 @@ class WgmmaContractionRules(TilePrefilter):
         if has_wave_quantization(self.workload, block):
             return True
         known = wgmma_block(self.workload, block, base.tile)
-        loads = min(shared_step(self.workload, known, pair).last_cache for pair in PAIRS)
+        loads = min(shared_step(self.workload, known, pair).llc for pair in PAIRS)
         return known.step.mma >= loads
 
     # how blocks run ---------------------------------------------------------------------------------------------
@@ -247,12 +247,12 @@ class WgmmaContractionRules(TilePrefilter):
         fixed = tile.epilogue_bytes
         each = tile.a.bytes + tile.b.bytes + tile.barrier_bytes // MIN_MATRIX_STAGES
         rooms = 2 * SWIZZLE_ATOMS[0] * 8  # what each operand's ring is rounded up by
-        for resident in range(min(most_blocks, blocks_per_core(known.needs, hw)), 0, -1):
+        for resident in range(min(most_blocks, blocks_per_core(known.resources, hw)), 0, -1):
             room = hw.limits.shared_bytes_per_core // resident - hw.limits.shared_bytes_reserved_per_block
             fitting = (min(room, hw.limits.shared_bytes_per_block) - fixed - rooms) // each
             busy = step.cycles(resident, UNLIMITED)
-            latency = step.latency + BOX_LATENCY_CYCLES + resident * step.last_cache
-            needed = 1 + math.ceil(latency / busy) if steps_ahead(known, UNLIMITED) > 1 else MIN_MATRIX_STAGES
+            latency = step.latency + BOX_LATENCY_CYCLES + resident * step.llc
+            needed = 1 + math.ceil(latency / busy) if prefetch_stages(known, UNLIMITED) > 1 else MIN_MATRIX_STAGES
             if needed <= fitting or resident == 1:
                 wanted = needed if resident > 1 else max(needed + 1, MAX_STAGES // 2)
                 if steps <= MAX_STAGES:  # all of k at once
@@ -264,13 +264,13 @@ class WgmmaContractionRules(TilePrefilter):
         """Pairs of blocks that share loads, where the last cache is what holds a tile up and both have one of their
         own."""
         p, tile, step = self.workload, known.tile, known.step
-        if step.last_cache < MIN_SHARED_LOAD_FRACTION * max(step.mma, step.shared, step.chain):
+        if step.llc < MIN_SHARED_LOAD_FRACTION * max(step.mma, step.shared, step.chain):
             return
-        feeds = p.facts.feeds
+        feeds = p.facts.loads
         for along_m, along_n in PAIRS:
             side, shared, axis = (1, tile.b, p.m) if along_m > 1 else (0, tile.a, p.n)
             tiles = -(-p.extent(axis) // extent_on(block, axis))
-            if tiles % (along_m * along_n) == 0 and feeds.shares(side, shared, along_m * along_n):
+            if tiles % (along_m * along_n) == 0 and feeds.can_multicast(side, shared, along_m * along_n):
                 yield along_m, along_n
 
     def _raster(self, block: Tile, at_once: int, cluster: tuple[int, int]) -> int:
@@ -281,8 +281,8 @@ class WgmmaContractionRules(TilePrefilter):
     # parts ------------------------------------------------------------------------------------------------------
     def _column_granule(self) -> int:
         """Columns of the narrowest instruction; where B lies along n, of the narrowest swizzled row."""
-        b, narrowest = self.workload.facts.feeds.b, self.workload.machine.unit.shape[1]
-        return narrowest if b.along_k else max(narrowest, SWIZZLE_ATOMS[-1] // TRANSPOSABLE_BYTES)
+        b, narrowest = self.workload.facts.loads.b, self.workload.machine.unit.shape[1]
+        return narrowest if b.k_major else max(narrowest, SWIZZLE_ATOMS[-1] // TRANSPOSABLE_BYTES)
 
     def _operand_bytes(self) -> int:
-        return self.workload.facts.feeds.a.dtype.bytes
+        return self.workload.facts.loads.a.dtype.bytes

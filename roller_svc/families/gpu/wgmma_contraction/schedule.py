@@ -50,7 +50,7 @@ def lower(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[Sche
     the steps of all tiles are streamed."""
     found = _Contraction.of(group, program, hw.arch)
     if program.stream_k_blocks:
-        work = replace(stream_k_partition(program), steps=found.tile.walk.steps)  # some of which may be padded
+        work = replace(stream_k_partition(program), k_tiles=found.tile.k_order.steps)  # some of which may be padded
         partial, _ = partial_tiles(group.name, program)
         visits: Visits = StreamedSteps(found.view, work)
         join = joined(partial, work, found.results.outputs)
@@ -58,7 +58,7 @@ def lower(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[Sche
     tile, view = found.tile, found.view
     grid = (-(-view.m.extent // tile.m), -(-view.n.extent // tile.columns))
     clusters = program.persistent_blocks // program.cluster_size
-    visits = WholeTiles(view, grid, tile.walk.steps, clusters, program.cluster, program.raster)
+    visits = WholeTiles(view, grid, tile.k_order.steps, clusters, program.cluster, program.raster)
     return (found.tree(visits, found.results.nodes()),)
 
 
@@ -105,7 +105,7 @@ class _Contraction:
         """Results of a tile of which the block has all steps; else its sums into memory: the tile that the block began
         with is its first, any other its last."""
         whole = Op(
-            OpKind.LAND, (eq(ref(".first"), num(0)), eq(ref(".last"), num(work.steps))), DType.INT8
+            OpKind.LAND, (eq(ref(".first"), num(0)), eq(ref(".last"), num(work.k_tiles))), DType.INT8
         )  # fmt: skip
         return (Branch(whole, self.results.nodes(), (self._leave(partial),)),)
 
@@ -135,12 +135,12 @@ class _Sides:
         """How the producer fills the room of a side."""
         operand, axis = (self.tile.a, self.tile.b)[side], (self.view.m, self.view.n)[side]
         extent = (self.tile.m, self.tile.columns)[side]
-        if isinstance(operand.feed, LoadClass):
-            return self._staged(side, operand, operand.feed, extent)
-        boxes, number, mask = self._boxes(side, operand, operand.extent // operand.parts)
-        each, sums = operand.extent // operand.parts, len(boxes)
+        if isinstance(operand.copy_plan, LoadClass):
+            return self._staged(side, operand, operand.copy_plan, extent)
+        boxes, number, mask = self._boxes(side, operand, operand.extent // operand.num_parts)
+        each, sums = operand.extent // operand.num_parts, len(boxes)
         feeds: Feeds = ()
-        for part in range(operand.parts):
+        for part in range(operand.num_parts):
             turn, sum_ = divmod(part, sums)
             first = add(mul(ref(f"{axis.role.value}.block"), num(extent)), num(turn * each))
             own = mul(number, num(boxes[sum_].extent))
@@ -150,9 +150,9 @@ class _Sides:
     def maps(self, side: int) -> tuple[TensorMap, ...]:
         """The tensor maps of its bulk copies."""
         operand = (self.tile.a, self.tile.b)[side]
-        if isinstance(operand.feed, LoadClass):
+        if isinstance(operand.copy_plan, LoadClass):
             return ()
-        boxes, _, _ = self._boxes(side, operand, operand.extent // operand.parts)
+        boxes, _, _ = self._boxes(side, operand, operand.extent // operand.num_parts)
         maps: tuple[TensorMap, ...] = ()
         for name, tile, factor in zip(MAPS[side], boxes, self._factors(side), strict=False):
             tensor = require(factor.source, "source of what bulk copies bring").tensor
@@ -166,7 +166,7 @@ class _Sides:
         tile, axis = self.tile, (self.view.m, self.view.n)[side]
         atom, factors = operand.atom_bytes // operand.dtype.bytes, self._factors(side)
         each = staged(replace(operand, extent=extent))
-        rest = (load, axis, self.view.k, (extent, tile.k), WARPGROUP_THREADS, tile.walk, atom)
+        rest = (load, axis, self.view.k, (extent, tile.k), WARPGROUP_THREADS, tile.k_order, atom)
         if len(factors) == 1:
             return (RingStaging(_ROOMS[side], factors[0], each, *rest),)
         together = tile.group_columns
@@ -182,7 +182,7 @@ class _Sides:
         blocks = (columns, rows)[side]
         number: Expr = num(0)
         mask: Expr | None = None
-        if blocks > 1 and self.found.shares(side, operand, blocks):
+        if blocks > 1 and self.found.can_multicast(side, operand, blocks):
             row, column = div(ref(RANK), columns), mod(ref(RANK), columns)
             extent //= blocks
             if side == 0:

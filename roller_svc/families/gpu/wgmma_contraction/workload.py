@@ -16,7 +16,7 @@ from roller_svc.perf.workload import Workload
 class WgmmaFacts:
     """How the operands' tiles are filled. `blocks` caches the blocks of (block's tile, warpgroup's tile)."""
 
-    feeds: WgmmaOperandLoads
+    loads: WgmmaOperandLoads
     blocks: dict[tuple[Tile, Tile], WgmmaBlock] = field(default_factory=dict, compare=False)
 
 

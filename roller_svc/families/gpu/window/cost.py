@@ -26,24 +26,24 @@ DEPENDENT_CYCLES = 6.0  # an operation that waits for the one before it
 def window_registers(windows: WindowSpace, thread: Tile, limits: Limits) -> int:
     """Registers of a thread: a sum for each output, one line of inputs, the weights under it, addresses."""
     words = register_words(windows.map.space.compute_dtype)
-    slid = windows.slid(thread)
+    slid = windows.register_windows(thread)
     taps = math.prod([w.taps for w in slid]) * windows.lanes(thread)
-    return overhead_registers(limits) + words * (math.prod(thread) + windows.held(thread) + min(taps, 32))
+    return overhead_registers(limits) + words * (math.prod(thread) + windows.live_inputs(thread) + min(taps, 32))
 
 
 def windowed_cost(p: Workload[WindowFacts], launch: Launch) -> Costs:
     """Price a window; one whose reduction is split is lowered as rows, and is priced as these."""
-    return simt_window(p, launch) if launch.split_k == 1 else row_reduction_cost(p, p.facts.rows, launch)
+    return window_cost(p, launch) if launch.split_k == 1 else row_reduction_cost(p, p.facts.rows, launch)
 
 
-def simt_window(p: Workload[WindowFacts], launch: Launch) -> Costs:
+def window_cost(p: Workload[WindowFacts], launch: Launch) -> Costs:
     """Warps issue, caches and DRAM serve; the longest of them bounds, but for what a thread's own chain takes."""
     mach, hw, windows = p.machine, p.machine.hw, p.facts.windows
     needs = BlockResources(launch.threads, window_registers(windows, launch.thread, hw.limits), 0)
     resident = blocks_per_core(launch.compiled or needs, hw)
     warps = -(-launch.threads // hw.limits.warp_size)
     instructions, requests = _thread_work(p, windows, launch)
-    lines = max(1, windows.inputs(launch.thread) // windows.held(launch.thread))
+    lines = max(1, windows.inputs(launch.thread) // windows.live_inputs(launch.thread))
     chain = mach.dram_latency_cycles + lines * DEPENDENT_CYCLES * SCHEDULERS
 
     def block_cycles(blocks: float) -> float:
@@ -58,7 +58,7 @@ def simt_window(p: Workload[WindowFacts], launch: Launch) -> Costs:
     again = max(0.0, moved - whole)
     last = mach.llc
     busy = min(launch.grid, resident * mach.cores) * launch.threads
-    together = min(windows.inputs(launch.thread), max(windows.held(launch.thread), LOADS_IN_FLIGHT))
+    together = min(windows.inputs(launch.thread), max(windows.live_inputs(launch.thread), LOADS_IN_FLIGHT))
     in_flight = busy * together * max(a.bytes for a in windows.map.accesses if _is_under(windows, a))
     dram_bytes = dram_bytes_with_reuse(mach, int(whole), 1.0 + min(again / whole, 4.0) * 0.25)
     padded = launch.grid * math.prod(launch.block[i] for i in p.spatial) / p.outer_points
@@ -83,7 +83,7 @@ def _thread_work(p: Workload[Any], windows: WindowSpace, launch: Launch) -> tupl
     # joining is the other half of a multiply-add
     each_tap = max(1.0, p.space.flops / (p.outer_points * taps) - 1.0)
     instructions = THREAD_INSTRUCTIONS + each_tap * taps * outputs
-    if windows.unrolled(thread) > UNROLLED_STATEMENTS or not windows.slid(thread):
+    if windows.unrolled_statements(thread) > UNROLLED_STATEMENTS or not windows.register_windows(thread):
         instructions += TAP_INSTRUCTIONS * taps
     cycles = 0.0
     for access in windows.map.accesses:
@@ -97,17 +97,17 @@ def _thread_work(p: Workload[Any], windows: WindowSpace, launch: Launch) -> tupl
 
 def _accesses_per_element(windows: WindowSpace, access: MapAccess, thread: Tile) -> float:
     """Accesses for each element that a thread reads or writes."""
-    if access.run != windows.row:
+    if access.contiguous_axis != windows.row:
         return 1.0
     along = [w for w in windows.windows if w.axis == windows.row]
     if not along:
-        return 1.0 / math.gcd(access.width, windows.lanes(thread))
+        return 1.0 / math.gcd(access.vector_width, windows.lanes(thread))
     if not _is_under(windows, access):
-        return 1.0 / math.gcd(access.width, thread[windows.row])
+        return 1.0 / math.gcd(access.vector_width, thread[windows.row])
     # a line begins and ends with elements that share no aligned vector
     inner = along[0].stride * thread[windows.row]
-    width = math.gcd(access.width, inner)
-    reach = along[0].reach(thread[windows.row])
+    width = math.gcd(access.vector_width, inner)
+    reach = along[0].input_extent(thread[windows.row])
     whole = min(inner, reach) // width * width
     return (reach - whole + whole / width) / reach
 
@@ -123,7 +123,7 @@ def _elements(windows: WindowSpace, access: MapAccess, launch: Launch) -> float:
     if _is_under(windows, access):
         return windows.inputs(thread)
     names = {name for dim in access.access.dims for name, _ in dim.coeffs}
-    taps = [w.taps for w in windows.windows if w.inner in names] + [n for name, n in windows.walked if name in names]
+    taps = [w.taps for w in windows.windows if w.inner in names] + [n for name, n in windows.other_inner if name in names]
     outputs = [thread[i] for i, step in enumerate(access.steps) if step and i < len(thread)]
     return math.prod(taps) * math.prod(outputs)
 

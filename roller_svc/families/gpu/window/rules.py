@@ -64,7 +64,7 @@ class WindowRules(LoopRules):
         if any(w.axis == axis for w in windows.windows):
             return powers_of_two(min(MAX_ALONG, p.extents[axis]))
         if axis == windows.row:
-            return powers_of_two(math.gcd(windows.map.width, p.extents[axis]))
+            return powers_of_two(math.gcd(windows.map.vector_width, p.extents[axis]))
         return (1,)
 
     def _block_steps(self, axis: int, base: ThreadTile, epsilon: float) -> Tile:
@@ -94,7 +94,7 @@ class WindowRules(LoopRules):
         least = p.machine.cores * limits.warp_size * SCHEDULERS
         if outputs > 1 and p.outer_points < outputs * least:
             return "parallelism"
-        if windows.slid(thread) and windows.unrolled(thread) > UNROLLED_STATEMENTS:
+        if windows.register_windows(thread) and windows.unrolled_statements(thread) > UNROLLED_STATEMENTS:
             return "statements per thread"
         if outputs > MAX_OUTPUTS * windows.lanes(thread):
             return "outputs per thread"
@@ -110,6 +110,6 @@ class WindowRules(LoopRules):
         return self._measured(thread, self._thread_rule(thread))
 
     @property
-    def _first(self) -> tuple[int | None, ...]:
+    def _first_axes(self) -> tuple[int | None, ...]:
         """The row."""
         return (self.windows.row,)

@@ -68,7 +68,7 @@ class _Windows:
 
     @cached_property
     def slid(self) -> tuple[Window, ...]:
-        return self.space.slid(self.thread)
+        return self.space.register_windows(self.thread)
 
     @cached_property
     def row(self) -> str:
@@ -213,13 +213,13 @@ class _Windows:
         acc = Compute(acc_name(statement.output), tuple(ref(var) for var, _ in self.elements), value, combine)
         fills = [self._line(f".line{i}", expr, slid) for i, expr in enumerate(held)]
         nodes: tuple[Node, ...] = ()
-        for line in itertools.product(*(range(w.reach(self.thread[w.axis])) for w in slid[:-1])):
+        for line in itertools.product(*(range(w.input_extent(self.thread[w.axis])) for w in slid[:-1])):
             joins = self._joined(acc, slid, line)
             here = wrap_in_storages([room for room, _ in fills], (*(node for _, fill in fills for node in fill), *joins))
             for window, place in zip(slid, line, strict=False):
                 here = (Let(f"{window.inner}.line", num(place), here),)
             nodes += here
-        unrolled = self.space.unrolled(self.thread)
+        unrolled = self.space.unrolled_statements(self.thread)
         for axis in reversed([a for a in inner if all(a.name != w.inner for w in slid)]):
             unrolled *= axis.extent
             kind = LoopKind.UNROLL if unrolled <= UNROLLED_STATEMENTS else LoopKind.SERIAL
@@ -267,7 +267,7 @@ class _Windows:
     def _line(self, name: str, expr: Expr, slid: tuple[Window, ...]) -> tuple[Storage, tuple[Node, ...]]:
         """Registers for what lies under one line of all windows, and the loop that fills them."""
         along, first = slid[-1], self._first()
-        reach = along.reach(self.thread[along.axis])
+        reach = along.input_extent(self.thread[along.axis])
         place: dict[str, Expr] = {**first, along.inner: ref(".place")}
         for window in slid[:-1]:
             place[window.inner] = ref(f"{window.inner}.line")
@@ -304,7 +304,7 @@ class _Windows:
             return None
         extent = next(a.extent for a in self.group.outer if a.name == axis)
         at = add(mul(ref(f"{axis}.first"), num(window.stride)), place)
-        return lt(at, num(window.reach(extent)))
+        return lt(at, num(window.input_extent(extent)))
 
 
 def _vectors(var: str, count: int, node: Compute, aligned: tuple[int, int]) -> Iterator[Node]:

@@ -28,7 +28,7 @@ class Window:
     taps: int
     stride: int
 
-    def reach(self, outputs: int) -> int:
+    def input_extent(self, outputs: int) -> int:
         """Inputs under the windows of so many neighbouring outputs."""
         return (outputs - 1) * self.stride + self.taps
 
@@ -39,20 +39,20 @@ class WindowSpace:
 
     map: MapSpace
     windows: tuple[Window, ...]
-    walked: tuple[tuple[str, int], ...]
+    other_inner: tuple[tuple[str, int], ...]
 
     @property
     def row(self) -> int:
         return self.map.row
 
-    def takes(self, thread: Tile) -> bool:
+    def supports(self, thread: Tile) -> bool:
         """Whether a thread's outputs are neighbours along windows and one vector along a row."""
         under = {w.axis for w in self.windows}
         several = [i for i in range(len(self.map.extents)) if thread[i] > 1 and i not in under]
         spatial = [i for i in several if self.map.space.axes[i].role is AxisRole.OUTER]
         return spatial in ([], [self.row]) and (self.row in under or thread[self.row] == self.lanes(thread))
 
-    def slid(self, thread: Tile) -> tuple[Window, ...]:
+    def register_windows(self, thread: Tile) -> tuple[Window, ...]:
         """The windows under which a thread has several outputs."""
         return tuple([w for w in self.windows if thread[w.axis] > 1])
 
@@ -60,25 +60,25 @@ class WindowSpace:
         """Neighbours along a row without a window that a thread takes together; 1 where a window slides along it."""
         if any(w.axis == self.row for w in self.windows):
             return 1
-        return math.gcd(self.map.vector(thread), self.map.extents[self.row])
+        return math.gcd(self.map.thread_vector_width(thread), self.map.extents[self.row])
 
-    def held(self, thread: Tile) -> int:
+    def live_inputs(self, thread: Tile) -> int:
         """Inputs that a thread holds at once: under one line of its innermost sliding window."""
-        slid = self.slid(thread)
-        return self.lanes(thread) * (slid[-1].reach(thread[slid[-1].axis]) if slid else 1)
+        slid = self.register_windows(thread)
+        return self.lanes(thread) * (slid[-1].input_extent(thread[slid[-1].axis]) if slid else 1)
 
     def inputs(self, thread: Tile) -> int:
         """Inputs that a thread reads of each tensor under windows."""
-        count = self.lanes(thread) * math.prod(n for _, n in self.walked)
-        return count * math.prod([w.reach(thread[w.axis]) for w in self.windows])
+        count = self.lanes(thread) * math.prod(n for _, n in self.other_inner)
+        return count * math.prod([w.input_extent(thread[w.axis]) for w in self.windows])
 
-    def unrolled(self, thread: Tile) -> int:
+    def unrolled_statements(self, thread: Tile) -> int:
         """Statements of the sliding windows, written out."""
-        slid = self.slid(thread)
+        slid = self.register_windows(thread)
         if not slid:
             return self.lanes(thread)
-        lines = math.prod([w.reach(thread[w.axis]) for w in slid[:-1]])
-        return lines * self.held(thread) + self.lanes(thread) * math.prod([thread[w.axis] * w.taps for w in slid])
+        lines = math.prod([w.input_extent(thread[w.axis]) for w in slid[:-1]])
+        return lines * self.live_inputs(thread) + self.lanes(thread) * math.prod([thread[w.axis] * w.taps for w in slid])
 
 
 def is_windowed(group: KernelGroup) -> bool:
@@ -136,4 +136,4 @@ def prepare(group: KernelGroup, base: Workload[None]) -> Workload[WindowFacts] |
 def accepts(workload: Workload[WindowFacts], program: RProgram) -> bool:
     """Whether a thread's outputs are neighbours along windows: what the schedule can build."""
     thread = tuple(program.thread[a.name] for a in program.space.axes)
-    return program.reduce_threads == 1 and workload.facts.windows.takes(thread)
+    return program.reduce_threads == 1 and workload.facts.windows.supports(thread)

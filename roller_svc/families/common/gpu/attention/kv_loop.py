@@ -49,29 +49,29 @@ class KeySteps:
 
     @property
     def steps(self) -> int:
-        return ceil_div(self.keys.extent, self.tile.keys)
+        return ceil_div(self.keys.extent, self.tile.kv)
 
     @property
     def share(self) -> int:
         """Of a block, where several share the keys."""
-        return ceil_div(self.steps, self.tile.parts)
+        return ceil_div(self.steps, self.tile.kv_splits)
 
     @property
     def comes_back(self) -> bool:
         """Whether steps that the mask leaves out may have to be made after all."""
-        return bool(self.bounds.uppers) and self.bounds.beyond is not None
+        return bool(self.bounds.uppers) and self.bounds.finite_fill is not None
 
     def around(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
         """The nodes, with the numbers of the first step, of the first that the mask leaves out, of the first that is
         not the block's."""
-        begin: Expr = mul(ref(PART), num(self.share)) if self.tile.parts > 1 else num(0)
-        end: Expr = min_(add(begin, num(self.share)), num(self.steps)) if self.tile.parts > 1 else num(self.steps)
+        begin: Expr = mul(ref(PART), num(self.share)) if self.tile.kv_splits > 1 else num(0)
+        end: Expr = min_(add(begin, num(self.share)), num(self.steps)) if self.tile.kv_splits > 1 else num(self.steps)
         first = begin
         for lower in self.bounds.lowers:
-            first = max_(first, div(max_(self._least(lower), num(0)), self.tile.keys))
+            first = max_(first, div(max_(self._least(lower), num(0)), self.tile.kv))
         seen: Expr = ref(LAST)
         for upper in self.bounds.uppers:
-            count = div(add(self._greatest(upper), num(self.tile.keys)), self.tile.keys)
+            count = div(add(self._greatest(upper), num(self.tile.kv)), self.tile.kv)
             seen = min_(seen, max_(count, ref(FIRST)))
         return (Let(LAST, end, (Let(FIRST, first, (Let(SEEN, seen, nodes),)),)),)
 
@@ -86,7 +86,7 @@ class KeySteps:
     def whole(self, step: Expr, exact: KeyBounds) -> Expr | None:
         """Whether each of the block's rows keeps all keys of the step; None: all steps are so. `exact`: what keys the
         mask keeps."""
-        keys = self.tile.keys
+        keys = self.tile.kv
         end = mul(add(step, num(1)), num(keys))
         found: Expr | None = None
         if self.keys.extent % keys:
@@ -124,8 +124,8 @@ class KeySteps:
         else:
             nodes = (Loop("m.block", count, LoopKind.BLOCK, nodes),)
         nodes = (Loop("n.block", ceil_div(view.n.extent, tile.n), LoopKind.BLOCK, nodes),)
-        if tile.parts > 1:
-            nodes = (Loop(PART, tile.parts, LoopKind.BLOCK, nodes),)
+        if tile.kv_splits > 1:
+            nodes = (Loop(PART, tile.kv_splits, LoopKind.BLOCK, nodes),)
         for batch in reversed(view.batch):
             nodes = (Loop(batch.name, batch.extent, LoopKind.BLOCK, nodes),)
         return nodes
@@ -145,7 +145,7 @@ class KeySteps:
         return (Loop(VISIT, ceil_div(tiles, blocks), LoopKind.SERIAL, nodes, stop=limit),)
 
     def _steps(self, first: Expr, last: Expr) -> Steps:
-        if self.tile.parts == 1 and not self.bounds.uppers and not self.bounds.lowers:
+        if self.tile.kv_splits == 1 and not self.bounds.uppers and not self.bounds.lowers:
             return Steps(num(0), num(self.steps), self.steps)
         return Steps(first, sub(last, first), self.share)
 

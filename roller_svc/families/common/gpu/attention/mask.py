@@ -24,7 +24,7 @@ class KeyBounds:
 
     uppers: tuple[Affine, ...] = ()
     lowers: tuple[Affine, ...] = ()
-    beyond: float | None = None
+    finite_fill: float | None = None
 
 
 def key_bounds(group: KernelGroup) -> KeyBounds:

@@ -87,7 +87,7 @@ class Softmax:
 
     def _each_key(self, nodes: tuple[Node, ...]) -> Node:
         pairs = Loop(".pair", 2, LoopKind.UNROLL, nodes)
-        return Loop("key.fragment", self.tile.key_fragments, LoopKind.UNROLL, (pairs,))
+        return Loop("key.fragment", self.tile.kv_fragments, LoopKind.UNROLL, (pairs,))
 
     @property
     def _score(self) -> tuple[Expr, ...]:
@@ -109,7 +109,7 @@ class Softmax:
         score = Compute(SCORES, self._score, value)
         here = Load(SCORES, self._score, _F32)
         noted = Compute(PEAK, ROW, Op(OpKind.FMAX, (Load(PEAK, ROW, _F32), here), _F32))
-        first = add(mul(ref(KEY_STEP), num(self.tile.keys)), mul(ref("k.warp"), num(self.tile.warp_keys)))
+        first = add(mul(ref(KEY_STEP), num(self.tile.kv)), mul(ref("k.warp"), num(self.tile.warp_kv)))
         place = add(first, add(mul(ref("key.fragment"), num(COLUMNS)), column_of_word()))
         return self._each_key((Let("key.place", place, (Let(key.name, ref("key.place"), (score, noted)),)),))
 
@@ -126,7 +126,7 @@ class Softmax:
     def _value(self, score: Expr) -> Expr:
         """The score, minus infinity beyond the last key. Rows past the last one read nothing."""
         value = self._placed_product(score)
-        inside = lt(ref("key.place"), num(self.keys.extent)) if self.keys.extent % self.tile.keys else None
+        inside = lt(ref("key.place"), num(self.keys.extent)) if self.keys.extent % self.tile.kv else None
         return self._of_rows(value, inside)
 
     def _of_rows(self, value: Expr, inside: Expr | None) -> Expr:

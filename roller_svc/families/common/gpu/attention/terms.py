@@ -39,7 +39,7 @@ def visible_fraction(p: Workload[Any], found: AttentionOperands, rows: int) -> f
 
 def softmax_slots(tile: TiledAttention[StagedBuffer], found: AttentionOperands) -> float:
     """Of a warp, from products to weights, and for the results so far."""
-    scores = tile.row_fragments * tile.key_fragments * 4
+    scores = tile.row_fragments * tile.kv_fragments * 4
     results = tile.row_fragments * tile.fragments * 4
     return scores * (PROBABILITY_OPS + found.score_operations) + results + 2 * tile.row_fragments * ROW_OPS
 

@@ -80,12 +80,12 @@ class TiledAttention(Generic[Staged]):
 
     m: int
     n: int
-    keys: int
-    features: int
+    kv: int
+    head_dim: int
     warp_m: int
-    warp_keys: int
+    warp_kv: int
     stages: int
-    parts: int  # blocks that share the keys
+    kv_splits: int  # blocks that share the keys
     q: Staged
     k: Staged
     v: Staged
@@ -95,8 +95,8 @@ class TiledAttention(Generic[Staged]):
         return self.warp_m // ROWS
 
     @property
-    def key_fragments(self) -> int:
-        return self.warp_keys // COLUMNS
+    def kv_fragments(self) -> int:
+        return self.warp_kv // COLUMNS
 
     @property
     def fragments(self) -> int:
@@ -104,14 +104,14 @@ class TiledAttention(Generic[Staged]):
         return self.n // COLUMNS
 
     @property
-    def feature_steps(self) -> int:
+    def head_dim_steps(self) -> int:
         """Instructions of the first contraction along the features."""
-        return self.features * self.q.dtype.bytes // STEP_BYTES
+        return self.head_dim * self.q.dtype.bytes // STEP_BYTES
 
     @property
-    def key_steps(self) -> int:
+    def kv_steps(self) -> int:
         """Instructions of the second contraction along a warp's keys of one step."""
-        return self.warp_keys * self.v.dtype.bytes // STEP_BYTES
+        return self.warp_kv * self.v.dtype.bytes // STEP_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,32 +124,32 @@ class MmaAttentionTile(TiledAttention[StagedTile]):
         return self.m // self.warp_m
 
     @property
-    def key_warps(self) -> int:
-        return self.keys // self.warp_keys
+    def kv_warps(self) -> int:
+        return self.kv // self.warp_kv
 
     @property
     def threads(self) -> int:
-        return self.row_warps * self.key_warps * WARP_THREADS
+        return self.row_warps * self.kv_warps * WARP_THREADS
 
     @property
-    def pieces(self) -> int:
+    def num_splits(self) -> int:
         """Into how many sums the keys of a row are cut, each by a warp of its own; 1: none is left to be joined."""
-        return self.parts * self.key_warps
+        return self.kv_splits * self.kv_warps
 
     @property
-    def holds_queries(self) -> bool:
+    def has_q_in_registers(self) -> bool:
         """Whether a warp keeps its queries in registers; else it loads them again for every step."""
-        return ACCUMULATORS * self.row_fragments * self.feature_steps <= MAX_Q_REGISTERS
+        return ACCUMULATORS * self.row_fragments * self.head_dim_steps <= MAX_Q_REGISTERS
 
     @property
     def result(self) -> MmaTile:
         """The results as a contraction has them: how they get to memory."""
-        return MmaTile(self.m, self.n, self.keys, self.warp_m, self.n, 1, self.q, self.k)
+        return MmaTile(self.m, self.n, self.kv, self.warp_m, self.n, 1, self.q, self.k)
 
     @property
     def shared_bytes(self) -> int:
         pipeline = self.q.bytes + self.stages * (self.k.bytes + self.v.bytes)
-        return pipeline if self.pieces > 1 else max(pipeline, self.result.shared_bytes)
+        return pipeline if self.num_splits > 1 else max(pipeline, self.result.shared_bytes)
 
 
 def mma_attention_tile(program: RProgram, found: AttentionOperands) -> MmaAttentionTile:
@@ -190,10 +190,10 @@ FREE_SCORE_OPERATIONS = 3  # of a score: a factor, a comparison with an axis
 def thread_registers(tile: MmaAttentionTile, found: AttentionOperands) -> int:
     """What a thread holds."""
     rows = tile.row_fragments
-    words = tile.fragments + tile.key_fragments + 1 + (tile.feature_steps if tile.holds_queries else 1)
+    words = tile.fragments + tile.kv_fragments + 1 + (tile.head_dim_steps if tile.has_q_in_registers else 1)
     brought = sum(_copy_registers(feed, room.bytes, tile.threads) for feed, room in ((found.k, tile.k), (found.v, tile.v)))
-    beside = BASE_REGISTERS + ROW_REGISTERS * (rows - 1) + HEAD_DIM_STEP_REGISTERS * tile.feature_steps
-    beside += KV_REGISTERS * max(0, tile.key_fragments - MAX_FREE_KV_FRAGMENTS)
+    beside = BASE_REGISTERS + ROW_REGISTERS * (rows - 1) + HEAD_DIM_STEP_REGISTERS * tile.head_dim_steps
+    beside += KV_REGISTERS * max(0, tile.kv_fragments - MAX_FREE_KV_FRAGMENTS)
     scores = max(0, found.score_operations - FREE_SCORE_OPERATIONS)
     return math.ceil(ACCUMULATORS * rows * words + beside + scores + brought)
 
@@ -215,4 +215,4 @@ def partial_results(group: KernelGroup, tile: MmaAttentionTile) -> tuple[tuple[s
     mixed, total = group.statements[0], group.attention.row_sum
     shapes = ((mixed.output, mixed.type.shape), (f"{total.output}.high", total.type.shape),
               (total.output, total.type.shape))  # fmt: skip
-    return tuple((f"{name}.partial", TensorType(dtype, (tile.pieces, *shape))) for name, shape in shapes)
+    return tuple((f"{name}.partial", TensorType(dtype, (tile.num_splits, *shape))) for name, shape in shapes)

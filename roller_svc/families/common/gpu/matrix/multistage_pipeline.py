@@ -43,7 +43,7 @@ def a_fragment(room: StagedTile, row: Expr, k_step: Expr, index: tuple[Expr, ...
     """Four matrices: rows 0 to 7 and 8 to 15 of the first 16 bytes of k, then of the second."""
     lane, chunk = ref(LANE), room.chunk
     k = mul(k_step, num(2 * chunk))
-    if room.along_k:
+    if room.k_major:
         at = (ref(SLOT), add(row, mod(lane, 16)), add(k, mul(div(lane, 16), num(chunk))))
         return _rounded(room, index, 4, (LoadMatrix(A, index, 4, SHARED_A, at),))
     if room.dtype.bytes == 2:
@@ -64,7 +64,7 @@ def b_fragments(
     """One or two fragments of 8 columns: the first 16 bytes of k, then the second, of one and then of the other."""
     lane, chunk = ref(LANE), room.chunk
     k = mul(k_step, num(2 * chunk))
-    if room.along_k:
+    if room.k_major:
         at = (ref(SLOT), add(column, _pair_row(lane, count)), add(k, mul(mod(div(lane, 8), 2), num(chunk))))
         return _rounded(room, index, 2 * count, (LoadMatrix(B, index, 2 * count, SHARED_B, at),))
     if room.dtype.bytes == 2:

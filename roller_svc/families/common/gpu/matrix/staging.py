@@ -122,14 +122,14 @@ class Staging:
     def _place(self) -> tuple[Expr, Expr]:
         """Row of an item, and its number in the row."""
         per_row = self.staged.row // self._together
-        if self.staged.along_k == self.operand.k_major:
+        if self.staged.k_major == self.operand.k_major:
             return div(ref(".item"), per_row), mod(ref(".item"), per_row)
         return mod(ref(".item"), self.staged.rows), div(ref(".item"), self.staged.rows)
 
     def _placed(self, step: Expr, nodes: tuple[Node, ...], offset: Expr | None = None) -> tuple[Node, ...]:
         """The nodes with the axes of the operand as they are at this item, `offset` elements on in its row."""
         element = ref(".element") if offset is None else add(ref(".element"), offset)
-        along_k, along = (element, ref(".row")) if self.staged.along_k else (ref(".row"), element)
+        along_k, along = (element, ref(".row")) if self.staged.k_major else (ref(".row"), element)
         nodes = bind_members(self.k, ref(".k_place"), bind_members(self.axis, ref(".place"), nodes))
         block = ref(f"{self.axis.role.value}.block")
         nodes = (Let(".place", add(mul(block, num(self.tile[0])), along), nodes),)
@@ -148,7 +148,7 @@ class Staging:
 
     def _elements(self, step: Expr, held: Expr) -> tuple[Node, ...]:
         """One load an element. Where no row of the innermost axis ends within an item, its axes are found once."""
-        lead = (self.k if self.staged.along_k else self.axis).members[-1]
+        lead = (self.k if self.staged.k_major else self.axis).members[-1]
         value = self._value()
         alike = lead.extent % self._together == 0
         if alike:

@@ -23,26 +23,26 @@ class StreamKPartition:
 
     blocks: int
     grid: tuple[int, ...]
-    steps: int
+    k_tiles: int
 
     @property
     def tiles(self) -> int:
         return math.prod(self.grid)
 
     @property
-    def share(self) -> int:
+    def k_tiles_per_block(self) -> int:
         """Steps of a block; the last one may have fewer."""
-        return -(-self.tiles * self.steps // self.blocks)
+        return -(-self.tiles * self.k_tiles // self.blocks)
 
     @property
-    def visits(self) -> int:
+    def max_tiles_per_block(self) -> int:
         """Most tiles that one block works on."""
-        return min(self.tiles, (self.share + 2 * self.steps - 2) // self.steps)
+        return min(self.tiles, (self.k_tiles_per_block + 2 * self.k_tiles - 2) // self.k_tiles)
 
     @property
-    def parts(self) -> int:
+    def max_blocks_per_tile(self) -> int:
         """Most blocks that work on one tile."""
-        return min(self.blocks, (self.steps + 2 * self.share - 2) // self.share)
+        return min(self.blocks, (self.k_tiles + 2 * self.k_tiles_per_block - 2) // self.k_tiles_per_block)
 
 
 def stream_k_partition(program: RProgram) -> StreamKPartition:

@@ -42,24 +42,24 @@ def streamed(name: str, program: RProgram, pipeline: Pipeline, epilogue: Epilogu
 
 def _multiply(partial: str, work: StreamKPartition, pipeline: Pipeline, epilogue: Epilogue) -> tuple[Node, ...]:
     """A block's share, tile by tile."""
-    begin = mul(ref(BLOCK), num(work.share))
-    end = min_(add(begin, num(work.share)), num(work.tiles * work.steps))
-    start = mul(ref(TILE), num(work.steps))
+    begin = mul(ref(BLOCK), num(work.k_tiles_per_block))
+    end = min_(add(begin, num(work.k_tiles_per_block)), num(work.tiles * work.k_tiles))
+    start = mul(ref(TILE), num(work.k_tiles))
     first = max_(sub(ref(".begin"), start), num(0))
-    last = min_(sub(ref(".end"), start), num(work.steps))
-    whole = logical_and(eq(ref(".first"), num(0)), eq(ref(".last"), num(work.steps)))
+    last = min_(sub(ref(".end"), start), num(work.k_tiles))
+    whole = logical_and(eq(ref(".first"), num(0)), eq(ref(".last"), num(work.k_tiles)))
     nodes: tuple[Node, ...] = (
         Barrier(),  # the tile before may still be read
-        *pipeline.run(Steps(ref(".first"), sub(ref(".last"), ref(".first")), work.steps)),
+        *pipeline.run(Steps(ref(".first"), sub(ref(".last"), ref(".first")), work.k_tiles)),
         Barrier(),
         Branch(whole, epilogue.nodes(), (_leave(partial, pipeline),)),
     )
     nodes = pipeline.accumulators(nodes)
     nodes = (Let(".first", first, (Let(".last", last, nodes),)),)
     nodes = tile_axes(epilogue.view, work, nodes)
-    nodes = (Let(TILE, add(div(ref(".begin"), work.steps), ref(VISIT)), nodes),)
-    tiles = sub(add(div(sub(ref(".end"), num(1)), work.steps), num(1)), div(ref(".begin"), work.steps))
-    nodes = (Loop(VISIT, work.visits, LoopKind.SERIAL, nodes, stop=tiles),)
+    nodes = (Let(TILE, add(div(ref(".begin"), work.k_tiles), ref(VISIT)), nodes),)
+    tiles = sub(add(div(sub(ref(".end"), num(1)), work.k_tiles), num(1)), div(ref(".begin"), work.k_tiles))
+    nodes = (Loop(VISIT, work.max_tiles_per_block, LoopKind.SERIAL, nodes, stop=tiles),)
     nodes = (Let(".begin", begin, (Let(".end", end, nodes),)),)
     return (Loop(BLOCK, work.blocks, LoopKind.BLOCK, pipeline.threads(nodes)),)
 
@@ -103,7 +103,7 @@ def joined(partial: str, work: StreamKPartition, outputs: Outputs) -> tuple[Node
     add_up = Loop(".lane", width, LoopKind.VECTOR, (Compute(TOTAL, lane, part(rest, FIRST), Combine.SUM),))
     nodes: tuple[Node, ...] = (
         Loop(".lane", width, LoopKind.VECTOR, (Compute(TOTAL, lane, part(ref(".first_block"), LAST)),)),
-        Loop(".part", work.parts - 1, LoopKind.SERIAL, (add_up,), stop=sub(ref(".last_block"), ref(".first_block"))),
+        Loop(".part", work.max_blocks_per_tile - 1, LoopKind.SERIAL, (add_up,), stop=sub(ref(".last_block"), ref(".first_block"))),
         *outputs.nodes(Load(TOTAL, lane, dtype), width),
     )
     nodes = (Storage(TOTAL, dtype, (width,), Scope.REGISTER, nodes),)
@@ -118,9 +118,9 @@ def joined(partial: str, work: StreamKPartition, outputs: Outputs) -> tuple[Node
     nodes = (Let(".item", add(mul(ref(".round"), num(JOINING_THREADS)), ref(THREAD)), nodes),)
     nodes = (Loop(".round", ceil_div(items, JOINING_THREADS), LoopKind.SERIAL, nodes),)
     nodes = (Branch(lt(ref(".first_block"), ref(".last_block")), nodes),)
-    start = mul(ref(TILE), num(work.steps))
-    nodes = (Let(".last_block", div(add(start, num(work.steps - 1)), work.share), nodes),)
-    nodes = (Let(".first_block", div(start, work.share), nodes),)
+    start = mul(ref(TILE), num(work.k_tiles))
+    nodes = (Let(".last_block", div(add(start, num(work.k_tiles - 1)), work.k_tiles_per_block), nodes),)
+    nodes = (Let(".first_block", div(start, work.k_tiles_per_block), nodes),)
     nodes = tile_axes(view, work, nodes)
     nodes = (Loop(THREAD, JOINING_THREADS, LoopKind.THREAD, nodes),)
     return (Loop(TILE, work.tiles, LoopKind.BLOCK, nodes),)

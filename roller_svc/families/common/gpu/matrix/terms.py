@@ -54,23 +54,23 @@ class MatrixStep(NamedTuple):
     shared: float
     issue: float
     port: float
-    last_cache: float
+    llc: float
     dram: float
     chain: float
     latency: float
-    leak: float = IMPERFECT_OVERLAP
+    imperfect_overlap: float = IMPERFECT_OVERLAP
 
-    def cycles(self, blocks: float, ahead: int, working: float = 1.0) -> float:
+    def cycles(self, blocks: float, prefetch_stages: int, device_fill: float = 1.0) -> float:
         """t_k of so many blocks of a core, each with `ahead` steps requested before their use; `working`: blocks of
         the whole device over those that it had if all its cores held that many."""
         total = blocks * self.warps
         uneven = SCHEDULERS * math.ceil(total / SCHEDULERS) / total  # a warp stays on one scheduler
-        memory = max(self.port, self.last_cache * working)
-        pipes = (self.mma * uneven, self.issue * uneven, self.shared, memory, self.dram * working)
+        memory = max(self.port, self.llc * device_fill)
+        pipes = (self.mma * uneven, self.issue * uneven, self.shared, memory, self.dram * device_fill)
         longest = max(pipes)
-        busy = blocks * (longest + self.leak * (sum(pipes) - longest))
+        busy = blocks * (longest + self.imperfect_overlap * (sum(pipes) - longest))
         # Little's law: `ahead` steps are on their way for each block
-        arriving = (self.latency + blocks * max(pipes[3:])) / ahead
+        arriving = (self.latency + blocks * max(pipes[3:])) / prefetch_stages
         return max(busy, self.chain, arriving)
 
 
@@ -96,7 +96,7 @@ def resource_seconds(p: Workload[Any], step: MatrixStep, steps: int, dram_bytes:
         ("mma", mach.seconds(each * step.mma)),
         ("shared", mach.seconds(each * step.shared)),
         ("issue", mach.seconds(each * step.issue)),
-        (mach.llc.name if mach.llc else "cache", mach.seconds(each * step.last_cache)),
+        (mach.llc.name if mach.llc else "cache", mach.seconds(each * step.llc)),
         ("dram", (dram_bytes + p.epilogue.total_bytes) / mach.dram.bandwidth_bytes_per_s),
     ]
 
@@ -106,12 +106,12 @@ def tile_count(p: Workload[Any], block: Tile) -> int:
     return math.prod([-(-p.extents[i] // block[i]) for i in p.spatial])
 
 
-def operand_dram_bytes(p: Workload[Any], launch: Launch, at_once: int) -> float:
+def operand_dram_bytes(p: Workload[Any], launch: Launch, concurrent_blocks: int) -> float:
     """§5, t_dram: each wave reads its rectangle's rows of A and columns of B, less what the last cache still holds."""
     grid_m, grid_n = (-(-p.extent(axis) // extent_on(launch.block, axis)) for axis in (p.m, p.n))
     batches = tile_count(p, launch.block) // (grid_m * grid_n)
     a, b = p.a.total_bytes / batches, p.b.total_bytes / batches
-    tall, wide = wave_rectangle(grid_m, grid_n, max(1, at_once // launch.split_k), launch.raster)
+    tall, wide = wave_rectangle(grid_m, grid_n, max(1, concurrent_blocks // launch.split_k), launch.raster)
     panel = a * tall / grid_m
     a_bytes = _reread_dram_bytes(p.machine, a, grid_n / wide, panel + b * wide / grid_n)
     b_bytes = _reread_dram_bytes(p.machine, b, grid_m / tall, panel + b)

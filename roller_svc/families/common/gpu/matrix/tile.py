@@ -40,7 +40,7 @@ class Fragment:
     b_words: int
     transposes: bool
     b_loads: float
-    row_skew_words: int
+    row_padding_words: int
 
     @property
     def is_square(self) -> bool:
@@ -51,7 +51,7 @@ class Fragment:
 # Of every operand type (PTX ISA, "Matrix Fragments for mma.m16n8k16"). ldmatrix brings two fragments of B. The eight
 # lanes of a quarter warp store pairs.
 MMA_SYNC = Fragment(
-    rows=16, columns=8, step_bytes=32, lanes=32, a_words=4, b_words=2, transposes=True, b_loads=0.5, row_skew_words=8
+    rows=16, columns=8, step_bytes=32, lanes=32, a_words=4, b_words=2, transposes=True, b_loads=0.5, row_padding_words=8
 )
 
 
@@ -66,7 +66,7 @@ def fragment_of(unit: ComputeUnit) -> Fragment:
     rows, columns, k = unit.shape
     step_bytes = k * unit.in_dtype.bytes
     words = rows * step_bytes // (REGISTER_BYTES * WAVE)
-    return Fragment(rows, columns, step_bytes, WAVE, words, words, transposes=False, b_loads=1.0, row_skew_words=4)
+    return Fragment(rows, columns, step_bytes, WAVE, words, words, transposes=False, b_loads=1.0, row_padding_words=4)
 
 
 def mfma_unsupported_reason(unit: ComputeUnit) -> str:
@@ -97,7 +97,7 @@ class StagedTile:
     """
 
     dtype: DType
-    along_k: bool
+    k_major: bool
     rows: int
     row: int
     pad: int
@@ -152,7 +152,7 @@ class MmaTile:
 
     @property
     def epilogue_row_words(self) -> int:
-        return self.n + (self.fragment.row_skew_words - self.n) % BANK_WORDS
+        return self.n + (self.fragment.row_padding_words - self.n) % BANK_WORDS
 
     @property
     def epilogue_fragments(self) -> int:

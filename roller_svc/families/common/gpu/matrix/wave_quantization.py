@@ -20,18 +20,18 @@ from roller_svc.perf.workload import Workload
 MIN_EPSILON = EPSILONS[1]
 
 
-def instruction_multiples(extent: int, granule: int, most: int) -> Tile:
+def instruction_multiples(extent: int, granule: int, max_instructions: int) -> Tile:
     """Whole instructions along one axis of a warp's or a warpgroup's tile, none of which is all padding."""
-    return tuple([granule * c for c in tile_multiples(extent, granule, EPSILONS[-1], min(most, -(-extent // granule)))])
+    return tuple([granule * c for c in tile_multiples(extent, granule, EPSILONS[-1], min(max_instructions, -(-extent // granule)))])
 
 
-def block_extents(p: Workload[Any], base: ThreadTile, epsilon: float, most: int) -> dict[int | None, Tile]:
+def block_extents(p: Workload[Any], base: ThreadTile, epsilon: float, max_tiles: int) -> dict[int | None, Tile]:
     """A block's extents along m and n: up to `most` of the base's."""
     found: dict[int | None, Tile] = {}
     for axis in (p.m, p.n):
         if axis is not None:
             unit = base.tile[axis]
-            fitting = tile_multiples(p.extents[axis], unit, max(epsilon, MIN_EPSILON), min(most, -(-p.extents[axis] // unit)))
+            fitting = tile_multiples(p.extents[axis], unit, max(epsilon, MIN_EPSILON), min(max_tiles, -(-p.extents[axis] // unit)))
             found[axis] = tuple([unit * c for c in fitting or (1,)])
     return found
 
@@ -42,14 +42,14 @@ MIN_K_TILES_PER_BLOCK = 4  # staged steps of a block
 MAX_BLOCKS_PER_TILE = 4  # blocks that work on one tile, as a rule: one block joins all of them
 
 
-def stream_k_choices(tiles: int, steps: int, at_once: int) -> Tile:
+def stream_k_choices(tiles: int, steps: int, concurrent_blocks: int) -> Tile:
     """Blocks for stream-K, as many as the device holds, where whole tiles would leave the last wave much emptier."""
-    waves = -(-tiles // at_once)
-    if tiles >= MAX_STREAM_K_FILL * waves * at_once or at_once > MAX_BLOCKS_PER_TILE * tiles:
+    waves = -(-tiles // concurrent_blocks)
+    if tiles >= MAX_STREAM_K_FILL * waves * concurrent_blocks or concurrent_blocks > MAX_BLOCKS_PER_TILE * tiles:
         return ()
-    if tiles * steps < MIN_K_TILES_PER_BLOCK * at_once:
+    if tiles * steps < MIN_K_TILES_PER_BLOCK * concurrent_blocks:
         return ()
-    share = -(-tiles * steps // at_once)
+    share = -(-tiles * steps // concurrent_blocks)
     return (-(-tiles * steps // share),)
 
 
@@ -57,16 +57,16 @@ def has_wave_quantization(p: Workload[Any], block: Tile) -> bool:
     return spatial_grid(p, block) < MIN_WAVES * p.machine.cores
 
 
-def choose_raster(p: Workload[Any], block: Tile, at_once: int) -> int:
+def choose_raster(p: Workload[Any], block: Tile, concurrent_blocks: int) -> int:
     """Rows of tiles that make the blocks at work a rectangle of least edge, g_m = sqrt(S * BN / BM) (§5 of the design
     notes on ROLLER), the rows cut evenly; in plain order where nothing is read twice from DRAM anyway."""
     m, n = extent_on(block, p.m), accumulator_columns(p, block)
     grid_m, grid_n = -(-p.extent(p.m) // m), -(-p.extent(p.n) // extent_on(block, p.n))
     last = p.machine.llc
     held = last is not None and p.a.total_bytes + p.b.total_bytes <= last.total_bytes // 2
-    if held or grid_m * grid_n <= at_once:
+    if held or grid_m * grid_n <= concurrent_blocks:
         return 1
-    tall = min(grid_m, max(1, round(math.sqrt(at_once * n / m))))
+    tall = min(grid_m, max(1, round(math.sqrt(concurrent_blocks * n / m))))
     return -(-grid_m // -(-grid_m // tall))
 
 

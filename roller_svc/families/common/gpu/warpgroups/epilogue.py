@@ -84,7 +84,7 @@ class WarpgroupEpilogue:
     @property
     def _columns(self) -> int:
         """Points of a row of a piece."""
-        return self.tile.epilogue_columns // self.tile.sums
+        return self.tile.epilogue_columns // self.tile.num_accumulators
 
     @property
     def _warp(self) -> Expr:
@@ -95,7 +95,7 @@ class WarpgroupEpilogue:
         first = chunk * self._columns
         count = min(self._columns, self.tile.group_columns - first) // COLUMNS
         nodes: tuple[Node, ...] = ()
-        for sum_ in range(self.tile.sums):
+        for sum_ in range(self.tile.num_accumulators):
             column = add(num(sum_ * self._columns), add(mul(ref(".i"), num(COLUMNS)), column_of_word()))
             of_sum = (first + sum_ * self.tile.group_columns) // COLUMNS
             register = add(mul(add(num(of_sum), ref(".i")), num(FRAGMENT_WORDS)), word())
@@ -180,7 +180,7 @@ class BulkResults:
         ((tensor, type_),) = group.stored
         statement = next(s for s in group.statements if s.output == tensor)
         columns = next((c for c in PIECES if tile.group_columns % c == 0), None)
-        large = outputs.operations * (tile.results // tile.sums) > MOST_OPERATIONS
+        large = outputs.operations * (tile.accumulator_set_registers // tile.num_accumulators) > MOST_OPERATIONS
         if type_.dtype.bytes != RESULT_BYTES or not type_.dtype.is_float or columns is None or large:
             return None
         target = Load(tensor, statement.index, type_.dtype)

@@ -36,7 +36,7 @@ class KTileOrder:
         return cls(members[:outer], math.prod(extent for _, extent in members[outer:]), depth)
 
     @property
-    def rows(self) -> int:
+    def num_rows(self) -> int:
         """How often the inner members are walked."""
         return math.prod(extent for _, extent in self.outer)
 
@@ -47,26 +47,26 @@ class KTileOrder:
 
     @property
     def steps(self) -> int:
-        return self.rows * self.row_steps
+        return self.num_rows * self.row_steps
 
     @property
-    def is_ragged(self) -> bool:
+    def has_tail(self) -> bool:
         """Whether last steps are padded."""
         return self.inner % self.depth != 0
 
-    def row(self, step: Expr) -> Expr:
+    def outer_index(self, step: Expr) -> Expr:
         """Which value of the outer members, fused, the step has."""
         return div(step, self.row_steps) if self.outer else num(0)
 
-    def place_in_row(self, step: Expr, element: Expr) -> Expr:
+    def inner_position(self, step: Expr, element: Expr) -> Expr:
         """Where among the inner members, fused, an element of the step lies."""
         chunk = mod(step, self.row_steps) if self.outer else step
         return add(mul(chunk, num(self.depth)), element)
 
-    def place(self, step: Expr, element: Expr) -> Expr:
+    def k_position(self, step: Expr, element: Expr) -> Expr:
         """Where on k an element of the step lies, if it is `inside`."""
-        return add(mul(self.row(step), num(self.inner)), self.place_in_row(step, element))
+        return add(mul(self.outer_index(step), num(self.inner)), self.inner_position(step, element))
 
-    def inside(self, step: Expr, element: Expr) -> Expr | None:
+    def in_bounds(self, step: Expr, element: Expr) -> Expr | None:
         """Whether an element of the step is one of k's and no padding; None: it always is."""
-        return lt(self.place_in_row(step, element), num(self.inner)) if self.is_ragged else None
+        return lt(self.inner_position(step, element), num(self.inner)) if self.has_tail else None

@@ -157,7 +157,7 @@ class Ring:
     # consumers ------------------------------------------------------------------------------------------------------
     def multiplied(self, visits: Visits, epilogue: tuple[Node, ...], last: tuple[Node, ...]) -> tuple[Node, ...]:
         """The consumers' role: the epilogue with the sums of each visit, and what comes after the last."""
-        sums = self._added_up(visits) if self.tile.adds_up else self._sums(visits)
+        sums = self._added_up(visits) if self.tile.promotes_accumulators else self._sums(visits)
         nodes = (*sums, *epilogue)
         nodes = (Storage(ACC, self.dtype, self._sums_shape, Scope.REGISTER, nodes),)
         return (*self._registers(self.tile.consumer_registers, increase=True), *visits.around(nodes), *last)

@@ -72,12 +72,12 @@ class RingStaging(Staging):
         return (slot, div(element, self.atom), ref(".row"), add(mod(element, self.atom), lane))
 
     def _along_k(self, step: Expr, element: Expr, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
-        place = add(mul(self.walk.row(step), num(self.walk.inner)), ref(_IN_ROW))
-        return (Let(_IN_ROW, self.walk.place_in_row(step, element), (Let(".k_place", place, nodes),)),)
+        place = add(mul(self.walk.outer_index(step), num(self.walk.inner)), ref(_IN_ROW))
+        return (Let(_IN_ROW, self.walk.inner_position(step, element), (Let(".k_place", place, nodes),)),)
 
     def _inside(self) -> Expr | None:
         return logical_and(
-            lt(ref(_IN_ROW), num(self.walk.inner)) if self.walk.is_ragged else None,
+            lt(ref(_IN_ROW), num(self.walk.inner)) if self.walk.has_tail else None,
             lt(ref(".place"), num(self.axis.extent)) if self.axis.extent % self.tile[0] else None,
         )
 
@@ -108,7 +108,7 @@ class HalfStaging(RingStaging):
         return False
 
     def _at(self, slot: Expr, lane: Expr) -> tuple[Expr, ...]:
-        if self.staged.along_k:
+        if self.staged.k_major:
             slot, panel, row, element = RingStaging._at(self, slot, lane)
             return slot, panel, self._in_turns(row), element
         element = self._in_turns(ref(".element"))
@@ -144,7 +144,7 @@ class BulkFeed:
         for box in self.tile.boxes:
             coordinates, offsets = self.tile.coordinates(place, step, box)
             index = (slot, num(box.panel), add(own, num(box.row)), num(0))
-            if not self.tile.along_k:
+            if not self.tile.k_major:
                 index = (slot, add(div(own, self.tile.panel), num(box.panel)), num(box.row), num(0))
             nodes += (TmaLoad(self.room, index, self.map, coordinates, offsets, self.full, (slot,), self.mask),)
         return nodes
@@ -159,8 +159,8 @@ def room(name: str, operand: WgmmaOperand, stages: int, body: tuple[Node, ...]) 
 
 def staged(operand: WgmmaOperand) -> StagedTile:
     """A slot as threads see it: rows across all panels."""
-    row = operand.k if operand.along_k else operand.extent
-    return StagedTile(operand.dtype, operand.along_k, operand.rows, row, pad=0, swizzled=True)
+    row = operand.k if operand.k_major else operand.extent
+    return StagedTile(operand.dtype, operand.k_major, operand.rows, row, pad=0, swizzled=True)
 
 
 def matrix(
@@ -170,7 +170,7 @@ def matrix(
     atom, rows, size = operand.atom_bytes, operand.rows, operand.dtype.bytes
     panel_bytes = rows * atom
     place: tuple[Expr, Expr]
-    if operand.along_k:
+    if operand.k_major:
         panel, within = divmod(k_step * STEP_BYTES, atom)
         place = (num(0), first)
         advance = panel * panel_bytes + ahead * atom + within
@@ -179,4 +179,4 @@ def matrix(
         place = (div(first, elements), num(0))
         advance = ahead // elements * panel_bytes + k_step * STEP_BYTES // size * atom
     index = (slot, *place, num(0))
-    return SharedMatrix(name, index, operand.dtype, operand.along_k, atom, panel_bytes, PATTERN_ROWS * atom, advance)
+    return SharedMatrix(name, index, operand.dtype, operand.k_major, atom, panel_bytes, PATTERN_ROWS * atom, advance)

@@ -16,7 +16,7 @@ from roller_svc.ir.rprogram import RProgram
 
 def describe_wgmma_load(operand: WgmmaOperand) -> str:
     """Return tma or im2col (TMA copies), or what `describe_load` says of copies by threads."""
-    feed = operand.feed
+    feed = operand.copy_plan
     return describe_load(feed, operand.dtype) if isinstance(feed, LoadClass) else str(operand.load.value)
 
 

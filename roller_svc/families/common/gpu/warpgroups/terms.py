@@ -33,5 +33,5 @@ def epilogue_handoff_cycles(p: Workload[Any], tile: WgmmaTile) -> float:
     points = tile.m * tile.n
     through = 2 * points * WORD_BYTES / mach.staged_bytes_per_cycle
     turns = tile.fragments * -(-tile.group_n // tile.epilogue_columns)
-    issued = epilogue_slots(p, points // tile.sums) / (mach.hw.limits.warp_size * SCHEDULERS)
+    issued = epilogue_slots(p, points // tile.num_accumulators) / (mach.hw.limits.warp_size * SCHEDULERS)
     return max(through + issued, turns * 2 * BARRIER_CYCLES)

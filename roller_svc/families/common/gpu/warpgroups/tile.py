@@ -89,26 +89,26 @@ class WgmmaOperand:
     """
 
     dtype: DType
-    along_k: bool
+    k_major: bool
     extent: int
     k: int
     atom_bytes: int
-    feed: TmaTile | LoadClass
-    parts: int = 1
+    copy_plan: TmaTile | LoadClass
+    num_parts: int = 1
 
     @property
     def load(self) -> WgmmaLoad:
-        if isinstance(self.feed, LoadClass):
-            return _BY_THREADS[self.feed.kind]
-        return WgmmaLoad.IM2COL if self.feed.mode is MapMode.IM2COL else WgmmaLoad.TMA
+        if isinstance(self.copy_plan, LoadClass):
+            return _BY_THREADS[self.copy_plan.kind]
+        return WgmmaLoad.IM2COL if self.copy_plan.mode is MapMode.IM2COL else WgmmaLoad.TMA
 
     @property
     def rows(self) -> int:
-        return self.extent if self.along_k else self.k
+        return self.extent if self.k_major else self.k
 
     @property
     def panels(self) -> int:
-        row = self.k if self.along_k else self.extent
+        row = self.k if self.k_major else self.extent
         return row * self.dtype.bytes // self.atom_bytes
 
     @property
@@ -118,7 +118,7 @@ class WgmmaOperand:
     @property
     def copies(self) -> int:
         """Of TMA, for the tile."""
-        return 0 if isinstance(self.feed, LoadClass) else self.parts * self.feed.copies
+        return 0 if isinstance(self.copy_plan, LoadClass) else self.num_parts * self.copy_plan.copies
 
     @property
     def producer_registers(self) -> int:
@@ -144,19 +144,19 @@ class WgmmaTile:
     cluster: tuple[int, int]
     a: WgmmaOperand
     b: WgmmaOperand
-    walk: KTileOrder
-    sums: int = 1
-    chain: int | None = None
+    k_order: KTileOrder
+    num_accumulators: int = 1
+    promotion_interval: int | None = None
 
     @property
     def columns(self) -> int:
         """Points of a row of the block's tile."""
-        return self.n // self.sums
+        return self.n // self.num_accumulators
 
     @property
     def group_columns(self) -> int:
         """Points of a row of a warpgroup's tile."""
-        return self.group_n // self.sums
+        return self.group_n // self.num_accumulators
 
     @property
     def groups(self) -> tuple[int, int]:
@@ -182,19 +182,19 @@ class WgmmaTile:
         return self.k * self.a.dtype.bytes // STEP_BYTES
 
     @property
-    def adds_up(self) -> bool:
+    def promotes_accumulators(self) -> bool:
         """Whether the sums of a step's products are added up in registers of their own."""
-        return self.chain is not None
+        return self.promotion_interval is not None
 
     @property
-    def results(self) -> int:
+    def accumulator_set_registers(self) -> int:
         """Of a consumer's thread: registers of one set of sums."""
         return self.group_m * self.group_n // WARPGROUP_THREADS
 
     @property
-    def accumulators(self) -> int:
+    def accumulator_registers(self) -> int:
         """Registers of a consumer's thread that hold sums."""
-        return self.results * accumulator_sets(self.chain)
+        return self.accumulator_set_registers * accumulator_sets(self.promotion_interval)
 
     @property
     def producer_registers(self) -> int:
@@ -211,7 +211,7 @@ class WgmmaTile:
         return min(MAX_REGISTERS, left // (WARPGROUP_THREADS * self.consumers) // 8 * 8)
 
     @property
-    def ring_bytes(self) -> int:
+    def pipeline_bytes(self) -> int:
         return aligned_buffer_bytes(self.stages * self.a.bytes) + aligned_buffer_bytes(self.stages * self.b.bytes)
 
     @property
@@ -235,25 +235,25 @@ class WgmmaTile:
 
     @property
     def shared_bytes(self) -> int:
-        return self.ring_bytes + self.epilogue_bytes + self.barrier_bytes
+        return self.pipeline_bytes + self.epilogue_bytes + self.barrier_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class WgmmaOperandLoad:
     """How tiles of one operand can be filled: by threads, and by TMA or why not."""
 
-    threads: OperandLoad
+    by_threads: OperandLoad
     tma: TmaLoadPlan | None
-    refusal: str
+    tma_unsupported_reason: str
 
     @property
     def dtype(self) -> DType:
-        return self.threads.dtype
+        return self.by_threads.dtype
 
     @property
-    def along_k(self) -> bool:
+    def k_major(self) -> bool:
         """Whether rows of the ring lie along k: as in memory where the instruction reads both."""
-        return self.threads.operand.k_major or self.dtype.bytes != TRANSPOSABLE_BYTES
+        return self.by_threads.operand.k_major or self.dtype.bytes != TRANSPOSABLE_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,80 +264,80 @@ class WgmmaOperandLoads:
     a: WgmmaOperandLoad
     b: WgmmaOperandLoad
     k: TileAxis
-    second: WgmmaOperandLoad | None = None
-    chain: int | None = None
-    _walks: dict[int, KTileOrder] = field(default_factory=dict, compare=False)
+    b2: WgmmaOperandLoad | None = None
+    promotion_interval: int | None = None
+    _k_orders: dict[int, KTileOrder] = field(default_factory=dict, compare=False)
     _staged: dict[tuple[int, int, int, int], WgmmaOperand] = field(default_factory=dict, compare=False)
 
     @property
-    def sums(self) -> int:
+    def num_accumulators(self) -> int:
         """At a point."""
-        return 1 if self.second is None else 2
+        return 1 if self.b2 is None else 2
 
     @property
-    def sides(self) -> tuple[tuple[WgmmaOperandLoad, ...], tuple[WgmmaOperandLoad, ...]]:
+    def by_operand(self) -> tuple[tuple[WgmmaOperandLoad, ...], tuple[WgmmaOperandLoad, ...]]:
         """What is staged for a (side 0), and for b (1), one for each sum."""
-        return (self.a,), (self.b,) if self.second is None else (self.b, self.second)
+        return (self.a,), (self.b,) if self.b2 is None else (self.b, self.b2)
 
-    def walk(self, depth: int) -> KTileOrder:
+    def k_order(self, depth: int) -> KTileOrder:
         """In steps of that many elements: with as many operands brought by TMA as may be, as few members of k as may
         be one value at a time. What threads can copy without waiting is not padded much for that."""
-        known = self._walks.get(depth)
+        known = self._k_orders.get(depth)
         if known is None:
             walks = [KTileOrder.within(self.k, outer, depth) for outer in range(len(self.k.members))]
-            known_feeds = [feed for side in self.sides for feed in side]
+            known_feeds = [feed for side in self.by_operand for feed in side]
             feeds = [feed.tma for feed in known_feeds if feed.tma is not None]
-            if all(feed.threads.is_async or feed.tma is None for feed in known_feeds):
+            if all(feed.by_threads.is_async or feed.tma is None for feed in known_feeds):
                 walks = [walk for walk in walks if walk.steps <= MAX_PADDING * walks[0].steps]
-            known = self._walks[depth] = max(walks, key=lambda walk: sum(feed.admits(walk) for feed in feeds))
+            known = self._k_orders[depth] = max(walks, key=lambda walk: sum(feed.supports(walk) for feed in feeds))
         return known
 
     def tile(self, block: tuple[int, int, int], group: tuple[int, int], stages: int,
              cluster: tuple[int, int] = (1, 1)) -> WgmmaTile:  # fmt: skip
         """Of a block of m x n points in steps of k, and a warpgroup's m x n; InvariantError for steps longer than sums
         may be."""
-        (m, n, k), (group_m, group_n), sums = block, group, self.sums
-        if self.chain is not None and k > self.chain:
-            raise InvariantError(f"sums of {self.a.dtype.value} take in {self.chain} products, not {k}")
+        (m, n, k), (group_m, group_n), sums = block, group, self.num_accumulators
+        if self.promotion_interval is not None and k > self.promotion_interval:
+            raise InvariantError(f"sums of {self.a.dtype.value} take in {self.promotion_interval} products, not {k}")
         a, b = self.staged(0, m, group_m, k), self.staged(1, n, group_n, k)
-        return WgmmaTile(m, sums * n, k, group_m, sums * group_n, stages, cluster, a, b, self.walk(k), sums,
-                         self.chain)  # fmt: skip
+        return WgmmaTile(m, sums * n, k, group_m, sums * group_n, stages, cluster, a, b, self.k_order(k), sums,
+                         self.promotion_interval)  # fmt: skip
 
     def staged(self, side: int, extent: int, group: int, depth: int) -> WgmmaOperand:
         """The tile of a (side 0) or b (1), `extent` points of m or n, by TMA where it comes in boxes."""
         key = (side, extent, group, depth)
         known = self._staged.get(key)
         if known is None:
-            known = self._staged[key] = self._staged_anew(side, extent, group, depth)
+            known = self._staged[key] = self._plan_staged(side, extent, group, depth)
         return known
 
     def boxes(self, side: int, extent: int, depth: int, panel: int) -> tuple[TmaTile, ...] | str:
         """Of so many points of m or n, for each sum; or why one of them does not come in boxes."""
         found: tuple[TmaTile, ...] = ()
-        for feed in self.sides[side]:
-            boxes = feed.refusal if feed.tma is None else feed.tma.tile(extent, self.walk(depth), panel)
+        for feed in self.by_operand[side]:
+            boxes = feed.tma_unsupported_reason if feed.tma is None else feed.tma.tile(extent, self.k_order(depth), panel)
             if isinstance(boxes, str):
                 return boxes
             found += (boxes,)
         return found
 
-    def _staged_anew(self, side: int, extent: int, group: int, depth: int) -> WgmmaOperand:
-        feeds = self.sides[side]
+    def _plan_staged(self, side: int, extent: int, group: int, depth: int) -> WgmmaOperand:
+        feeds = self.by_operand[side]
         feed, sums = feeds[0], len(feeds)
-        row, size = depth if feed.along_k else group, feed.dtype.bytes
+        row, size = depth if feed.k_major else group, feed.dtype.bytes
         atom = next(atom for atom in SWIZZLE_ATOMS if row * size % atom == 0)
         each = extent if sums == 1 else group  # the columns of a warpgroup's sums take turns
         found = self.boxes(side, each, depth, atom // size)
-        staged = (feed.dtype, feed.along_k, sums * extent, depth, atom)
+        staged = (feed.dtype, feed.k_major, sums * extent, depth, atom)
         if isinstance(found, str):
-            return WgmmaOperand(*staged, feed.threads.load)
+            return WgmmaOperand(*staged, feed.by_threads.load)
         return WgmmaOperand(*staged, max(found, key=lambda tile: tile.copies), sums * extent // each)
 
-    def shares(self, side: int, staged: WgmmaOperand, blocks: int) -> bool:
+    def can_multicast(self, side: int, staged: WgmmaOperand, blocks: int) -> bool:
         """Whether each of so many blocks can load its part of the tile for all of them."""
-        part, uneven = divmod(staged.extent // staged.parts, blocks)
+        part, uneven = divmod(staged.extent // staged.num_parts, blocks)
         atom = staged.atom_bytes // staged.dtype.bytes
-        if not staged.load.is_tma or uneven or part % (PATTERN_ROWS if staged.along_k else atom):
+        if not staged.load.is_tma or uneven or part % (PATTERN_ROWS if staged.k_major else atom):
             return False
         return not isinstance(self.boxes(side, part, staged.k, atom), str)
 
@@ -409,6 +409,6 @@ class WgmmaBlock:
 
     tile: WgmmaTile
     step: MatrixStep
-    moved: tuple[float, float]
+    requested_bytes: tuple[float, float]
     latencies: int
-    needs: BlockResources
+    resources: BlockResources

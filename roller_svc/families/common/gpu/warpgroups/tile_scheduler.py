@@ -151,11 +151,11 @@ class StreamedSteps:
 
     @property
     def steps(self) -> Steps:
-        return Steps(ref(".first"), sub(ref(".last"), ref(".first")), self.work.steps)
+        return Steps(ref(".first"), sub(ref(".last"), ref(".first")), self.work.k_tiles)
 
     @property
     def before(self) -> Expr:
-        return sub(add(mul(ref(TILE), num(self.work.steps)), ref(".first")), ref(".begin"))
+        return sub(add(mul(ref(TILE), num(self.work.k_tiles)), ref(".first")), ref(".begin"))
 
     @property
     def all_steps(self) -> Expr:
@@ -163,19 +163,19 @@ class StreamedSteps:
 
     def in_block(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
         work = self.work
-        end = min_(add(ref(".begin"), num(work.share)), num(work.tiles * work.steps))
-        return (Let(".begin", mul(ref(BLOCK), num(work.share)), (Let(".end", end, nodes),)),)
+        end = min_(add(ref(".begin"), num(work.k_tiles_per_block)), num(work.tiles * work.k_tiles))
+        return (Let(".begin", mul(ref(BLOCK), num(work.k_tiles_per_block)), (Let(".end", end, nodes),)),)
 
     def around(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
         work = self.work
-        start = mul(ref(TILE), num(work.steps))
-        nodes = (Let(".last", min_(sub(ref(".end"), start), num(work.steps)), nodes),)
+        start = mul(ref(TILE), num(work.k_tiles))
+        nodes = (Let(".last", min_(sub(ref(".end"), start), num(work.k_tiles)), nodes),)
         nodes = (Let(".first", max_(sub(ref(".begin"), start), num(0)), nodes),)
         nodes = tile_axes(self.view, work, nodes)
-        nodes = (Let(TILE, add(div(ref(".begin"), work.steps), ref(VISIT)), nodes),)
-        last = div(sub(ref(".end"), num(1)), work.steps)
-        tiles = sub(add(last, num(1)), div(ref(".begin"), work.steps))
-        return (Loop(VISIT, work.visits, LoopKind.SERIAL, nodes, stop=tiles),)
+        nodes = (Let(TILE, add(div(ref(".begin"), work.k_tiles), ref(VISIT)), nodes),)
+        last = div(sub(ref(".end"), num(1)), work.k_tiles)
+        tiles = sub(add(last, num(1)), div(ref(".begin"), work.k_tiles))
+        return (Loop(VISIT, work.max_tiles_per_block, LoopKind.SERIAL, nodes, stop=tiles),)
 
 
 def over_steps(steps: Steps, nodes: tuple[Node, ...]) -> Node:

@@ -34,7 +34,7 @@ class AxisGroup:
     name: str
     extent: int
     stride: int
-    in_window: bool
+    is_bounded: bool
 
 
 def bounded_dims(
@@ -96,19 +96,19 @@ class Address:
     """The windows, and the elements by which each axis moves the rest, from `offset` on. `moved`: the windows that an
     axis moves."""
 
-    windows: tuple[BoundedDim, ...]
+    bounded: tuple[BoundedDim, ...]
     strides: Mapping[str, int]
     offset: int
     extents: Mapping[str, int]
-    moved: Mapping[str, tuple[BoundedDim, ...]]
+    bounded_of_axis: Mapping[str, tuple[BoundedDim, ...]]
 
     @classmethod
-    def of(cls, dimensions: tuple[BoundedDim, ...], kept: Collection[int], extents: Mapping[str, int]) -> Address:
+    def of(cls, dimensions: tuple[BoundedDim, ...], bounded_indices: Collection[int], extents: Mapping[str, int]) -> Address:
         """`kept`: which dimensions are windows, as far as an axis moves them."""
         windows, strides, offset = [], dict.fromkeys(extents, 0), 0
         moved: dict[str, tuple[BoundedDim, ...]] = dict.fromkeys(extents, ())
         for d, dimension in enumerate(dimensions):
-            if d in kept:
+            if d in bounded_indices:
                 windows.append(dimension)
                 for name, _ in dimension.index.coeffs:
                     moved[name] = (*moved[name], dimension)
@@ -118,23 +118,23 @@ class Address:
                 strides[name] += c * dimension.stride
         return cls(tuple(windows), strides, offset, extents, moved)
 
-    def window_of(self, unit: AxisGroup) -> BoundedDim | None:
-        return self.moved[unit.name][0] if unit.in_window else None
+    def bounded_dim_of(self, unit: AxisGroup) -> BoundedDim | None:
+        return self.bounded_of_axis[unit.name][0] if unit.is_bounded else None
 
     def is_plain(self, unit: AxisGroup) -> bool:
         """Whether the unit moves the address or one window and nothing else."""
-        return not unit.in_window or (len(self.moved[unit.name]) == 1 and unit.stride == 0)
+        return not unit.is_bounded or (len(self.bounded_of_axis[unit.name]) == 1 and unit.stride == 0)
 
-    def units(self, axes: tuple[Axis, ...]) -> tuple[AxisGroup, ...]:
+    def axis_groups(self, axes: tuple[Axis, ...]) -> tuple[AxisGroup, ...]:
         """Outermost first."""
         units: list[AxisGroup] = []
         for axis in axes:
             if axis.extent == 1:
                 continue
-            made = AxisGroup(axis.name, axis.extent, self.strides[axis.name], in_window=bool(self.moved[axis.name]))
+            made = AxisGroup(axis.name, axis.extent, self.strides[axis.name], is_bounded=bool(self.bounded_of_axis[axis.name]))
             last = units[-1] if units else None
-            if last and not (last.in_window or made.in_window) and last.stride == made.stride * made.extent:
-                units[-1] = AxisGroup(f"{last.name} {made.name}", last.extent * made.extent, made.stride, in_window=False)
+            if last and not (last.is_bounded or made.is_bounded) and last.stride == made.stride * made.extent:
+                units[-1] = AxisGroup(f"{last.name} {made.name}", last.extent * made.extent, made.stride, is_bounded=False)
             else:
                 units.append(made)
         return tuple(units)

@@ -40,16 +40,16 @@ class MapDim:
     offset: int = 0
     box: int = 1
     step: int = 1
-    beyond: int = 0
+    rows_per_count: int = 0
     lower: int = 0
     upper: int = 0
     shift_terms: Terms = ()
     shift_offset: int = 0
-    shift_most: int = 0
+    max_shift: int = 0
 
     def coordinate(self, at: Mapping[str, Expr], position: Expr) -> Expr:
         """`at`: values of units; `position`: of the box's first row."""
-        return div(position, self.beyond) if self.beyond else _sum(self.terms, self.offset, at)
+        return div(position, self.rows_per_count) if self.rows_per_count else _sum(self.terms, self.offset, at)
 
     def shift(self, at: Mapping[str, Expr]) -> Expr:
         return _sum(self.shift_terms, self.shift_offset, at)
@@ -73,7 +73,7 @@ class CopyShape:
 
     inner: tuple[AxisGroup, ...]
     rows: tuple[AxisGroup, ...]
-    still: tuple[AxisGroup, ...]
+    invariant: tuple[AxisGroup, ...]
     panel: int
     count: int
     element_bytes: int
@@ -81,7 +81,7 @@ class CopyShape:
     exact_rows: bool
 
     @property
-    def aligned(self) -> int:
+    def stride_granule(self) -> int:
         """Elements that strides are multiples of."""
         return STRIDE_BYTES // self.element_bytes
 
@@ -106,9 +106,9 @@ def tiled_view(address: Address, sides: CopyShape) -> BoxedView | str:
         reason = draft.add_row(unit, box)
         if reason:
             return reason
-    for window in draft.windows:
+    for window in draft.unused_bounded:
         draft.dims.append(_box_dim(address, window, "", sides))
-    return draft.finished(MapMode.TILED)
+    return draft.finish(MapMode.TILED)
 
 
 def _box_extents(sides: CopyShape) -> list[tuple[AxisGroup, int]] | str:
@@ -129,7 +129,7 @@ def _box_extents(sides: CopyShape) -> list[tuple[AxisGroup, int]] | str:
     if sides.exact_rows and sides.rows and (not boxed or boxed[-1][0] is not sides.rows[0]):
         return "nothing bounds the last step's rows"
     if not sides.rows:
-        boxed.append((AxisGroup("", 1, sides.aligned, in_window=False), rest))
+        boxed.append((AxisGroup("", 1, sides.stride_granule, is_bounded=False), rest))
     return boxed
 
 
@@ -143,22 +143,22 @@ def im2col_view(address: Address, sides: CopyShape) -> BoxedView | str:
     if sides.count > MAX_PIXELS:
         return f"{sides.count} rows are more than {MAX_PIXELS} pixels"
     images = sides.rows[0]
-    alone = not images.in_window and images.stride > 0 and images.stride % sides.aligned == 0
+    alone = not images.is_bounded and images.stride > 0 and images.stride % sides.stride_granule == 0
     draft = _ViewBuilder(address, sides, first)
     for unit in reversed(sides.rows[1:] if alone else sides.rows):
         reason = draft.add_pixels(unit)
         if reason:
             return reason
-    for window in draft.windows:
+    for window in draft.unused_bounded:
         draft.dims.append(_pixel_dim(address, window, "", 1, 1))
     draft.placed.add(images.name)
-    draft.add_still()
+    draft.add_invariant_dim()
     total = math.prod(u.extent for u in sides.rows)
     last = (
-        MapDim(images.extent, images.stride, ((images.name, 1),)) if alone else MapDim(1, sides.aligned, beyond=total)
+        MapDim(images.extent, images.stride, ((images.name, 1),)) if alone else MapDim(1, sides.stride_granule, rows_per_count=total)
     )
     draft.dims.append(last)
-    made = draft.finished(MapMode.IM2COL)
+    made = draft.finish(MapMode.IM2COL)
     return made if isinstance(made, str) else replace(made, wraps=not alone)
 
 
@@ -169,7 +169,7 @@ def _innermost_dim(address: Address, sides: CopyShape) -> MapDim | str:
     unit = sides.inner[-1]
     if len(sides.inner) > 1 and (unit.extent % sides.panel or sides.exact_inner):
         return f"rows of {unit.extent} elements are not cut by {sides.panel}"
-    window = address.window_of(unit)
+    window = address.bounded_dim_of(unit)
     if window is None:
         return MapDim(unit.extent, 1, ((unit.name, 1),)) if unit.stride == 1 else "its rows have gaps"
     if window.stride != 1 or window.index.coeff(unit.name) != 1 or not address.is_plain(unit):
@@ -196,7 +196,7 @@ def _pixel_dim(address: Address, window: BoundedDim, unit: str, extent: int, ste
     own = ((unit, step),) if unit else ()
     return MapDim(
         size, window.stride, own, lower, step=step, lower=lower, upper=lower + (extent - 1) * step + 1 - size,
-        shift_terms=others, shift_offset=window.index.offset - least, shift_most=greatest - least,
+        shift_terms=others, shift_offset=window.index.offset - least, max_shift=greatest - least,
     )  # fmt: skip
 
 
@@ -205,7 +205,7 @@ class _ViewBuilder:
     """Dimensions found so far; `placed`: units that need no dimension any more."""
 
     address: Address
-    sides: CopyShape
+    shape: CopyShape
     first: MapDim
     dims: list[MapDim] = field(default_factory=list)
     placed: set[str] = field(default_factory=set)
@@ -213,45 +213,45 @@ class _ViewBuilder:
     back: int = 0  # elements that negative strides reach before the address's offset
 
     def __post_init__(self) -> None:
-        unit = self.sides.inner[-1]
+        unit = self.shape.inner[-1]
         self.placed.add(unit.name)
-        if (window := self.address.window_of(unit)) is not None:
+        if (window := self.address.bounded_dim_of(unit)) is not None:
             self.used.append(window)
 
     @property
-    def windows(self) -> list[BoundedDim]:
+    def unused_bounded(self) -> list[BoundedDim]:
         """Those that have no dimension yet."""
-        return [w for w in self.address.windows if w not in self.used]
+        return [w for w in self.address.bounded if w not in self.used]
 
     def add_row(self, unit: AxisGroup, box: int) -> str:
         """A unit that is in the box; why it cannot be."""
         self.placed.add(unit.name)
-        if not unit.in_window:
+        if not unit.is_bounded:
             self.dims.append(MapDim(unit.extent, unit.stride, ((unit.name, 1),) if unit.name else (), box=box))
             return self._misaligned(unit.stride) or ("" if box <= MAX_BOX else f"a box of {box} rows is too large")
-        window = self._window(unit)
+        window = self._take_bounded(unit)
         if isinstance(window, str):
             return window
-        if self.sides.exact_rows and unit is self.sides.rows[0] and len(window.index.coeffs) > 1:
+        if self.shape.exact_rows and unit is self.shape.rows[0] and len(window.index.coeffs) > 1:
             return "nothing bounds the last step's rows"
-        made = _box_dim(self.address, window, unit.name, self.sides, box)
+        made = _box_dim(self.address, window, unit.name, self.shape, box)
         self.dims.append(made)
         return "" if made.box * made.step <= MAX_BOX else f"a box of {made.box * made.step} rows is too large"
 
     def add_pixels(self, unit: AxisGroup) -> str:
         """A unit that pixels walk; why they cannot."""
         self.placed.add(unit.name)
-        if not unit.in_window:
+        if not unit.is_bounded:
             self.dims.append(MapDim(unit.extent, unit.stride, ((unit.name, 1),)))
             return self._misaligned(unit.stride)
-        window = self._window(unit)
+        window = self._take_bounded(unit)
         if isinstance(window, str):
             return window
         self.dims.append(_pixel_dim(self.address, window, unit.name, unit.extent, window.index.coeff(unit.name)))
         return ""
 
-    def _window(self, unit: AxisGroup) -> BoundedDim | str:
-        window = self.address.window_of(unit)
+    def _take_bounded(self, unit: AxisGroup) -> BoundedDim | str:
+        window = self.address.bounded_dim_of(unit)
         if window is None or window in self.used or not self.address.is_plain(unit):
             return "two axes of its rows move one dimension"
         self.used.append(window)
@@ -262,25 +262,25 @@ class _ViewBuilder:
     def _misaligned(self, stride: int) -> str:
         if stride <= 0:
             return "its rows repeat or run backwards"
-        return "" if stride % self.sides.aligned == 0 else f"strides are no multiples of {STRIDE_BYTES} bytes"
+        return "" if stride % self.shape.stride_granule == 0 else f"strides are no multiples of {STRIDE_BYTES} bytes"
 
-    def add_still(self) -> None:
+    def add_invariant_dim(self) -> None:
         """Of pixels, one more dimension, of which they walk one place: what moves the address and not them."""
         rank = len(self.dims) + 3
-        found = self._still_dim()
+        found = self._invariant_dim()
         if found is None or rank > MAX_RANK or found.extent > 1 << (CORNER_BITS[rank] - 1):
             return
         self._place(found)
         self.dims.append(MapDim(found.extent, found.stride, upper=1 - found.extent, shift_terms=found.terms,
-                                shift_offset=found.offset, shift_most=found.extent - 1))  # fmt: skip
+                                shift_offset=found.offset, max_shift=found.extent - 1))  # fmt: skip
 
-    def _still_units(self) -> list[AxisGroup]:
-        units = (*self.sides.inner, *self.sides.rows, *self.sides.still)
+    def _invariant_groups(self) -> list[AxisGroup]:
+        units = (*self.shape.inner, *self.shape.rows, *self.shape.invariant)
         return [u for u in units if u.name not in self.placed and u.stride]
 
-    def _still_dim(self) -> MapDim | None:
+    def _invariant_dim(self) -> MapDim | None:
         """One dimension for all that moves the address and is not in the box, where strides allow it."""
-        units = [u for u in self._still_units() if u.stride % self.sides.aligned == 0]
+        units = [u for u in self._invariant_groups() if u.stride % self.shape.stride_granule == 0]
         if not units:
             return None
         stride = math.gcd(*(u.stride for u in units))
@@ -292,28 +292,28 @@ class _ViewBuilder:
         self.placed |= {name for name, _ in still.terms}
         self.back += still.offset * still.stride
 
-    def finished(self, mode: MapMode) -> BoxedView | str:
-        if mode is MapMode.TILED and (still := self._still_dim()) is not None:
+    def finish(self, mode: MapMode) -> BoxedView | str:
+        if mode is MapMode.TILED and (still := self._invariant_dim()) is not None:
             self.dims.append(still)
             self._place(still)
         first = self._first()
         if isinstance(first, str):
             return first
-        offset = self.address.offset + sum(w.low * w.stride for w in self.address.windows) - self.back
-        rest = offset % self.sides.aligned
-        if rest and self.sides.inner[-1].in_window:
+        offset = self.address.offset + sum(w.low * w.stride for w in self.address.bounded) - self.back
+        rest = offset % self.shape.stride_granule
+        if rest and self.shape.inner[-1].is_bounded:
             return f"it begins at no multiple of {STRIDE_BYTES} bytes"
-        first = replace(first, extent=first.extent + rest, offset=first.offset + rest, box=self.sides.panel)
+        first = replace(first, extent=first.extent + rest, offset=first.offset + rest, box=self.shape.panel)
         dims = (first, *self.dims)
-        return _unsupported_reason(dims, mode, self.sides) or BoxedView(mode, dims, offset - rest)
+        return _unsupported_reason(dims, mode, self.shape) or BoxedView(mode, dims, offset - rest)
 
     def _first(self) -> MapDim | str:
         """The innermost dimension, moved by what else has no dimension of its own."""
-        rest = self._still_units()
+        rest = self._invariant_groups()
         if not rest:
             return self.first
-        closed = self.sides.inner[-1].extent % self.sides.panel == 0 and not self.sides.exact_inner
-        if not closed or self.sides.inner[-1].in_window or any(u.stride < 0 for u in rest):
+        closed = self.shape.inner[-1].extent % self.shape.panel == 0 and not self.shape.exact_inner
+        if not closed or self.shape.inner[-1].is_bounded or any(u.stride < 0 for u in rest):
             return f"strides are no multiples of {STRIDE_BYTES} bytes, or there are more than {MAX_RANK} dimensions"
         more = sum(u.stride * (u.extent - 1) for u in rest)
         terms = (*self.first.terms, *((u.name, u.stride) for u in rest))
@@ -327,13 +327,13 @@ def _unsupported_reason(dims: tuple[MapDim, ...], mode: MapMode, sides: CopyShap
         return f"it has more than {MAX_RANK} dimensions"
     if any(d.extent > MAX_COORDINATE or d.stride * sides.element_bytes >= MAX_STRIDE_BYTES for d in dims):
         return "it is too large"
-    if any(d.stride % sides.aligned for d in dims[1:]):
+    if any(d.stride % sides.stride_granule for d in dims[1:]):
         return f"strides are no multiples of {STRIDE_BYTES} bytes"
     if mode is MapMode.TILED:
         return ""
     limit = 1 << (CORNER_BITS[rank] - 1)
     if not all(-limit <= c < limit for d in dims[1:-1] for c in (d.lower, d.upper)):
         return f"corners of pixels are not from {-limit} to {limit - 1}"
-    if any(d.shift_most >= 1 << OFFSET_BITS[rank] for d in dims[1:-1]):
+    if any(d.max_shift >= 1 << OFFSET_BITS[rank] for d in dims[1:-1]):
         return f"offsets of pixels are not below {1 << OFFSET_BITS[rank]}"
     return ""

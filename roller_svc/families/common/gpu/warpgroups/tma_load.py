@@ -41,24 +41,24 @@ class TmaTile:
 
     dtype: DType
     tf32: bool
-    along_k: bool
+    k_major: bool
     extent: int
-    walk: KTileOrder
+    k_order: KTileOrder
     panel: int
     rows: int
-    boxed: BoxedView
-    axis_units: tuple[AxisGroup, ...]
-    outer_units: tuple[AxisGroup, ...]  # of k: one value at a time
-    k_units: tuple[AxisGroup, ...]
+    view: BoxedView
+    axis_groups: tuple[AxisGroup, ...]
+    outer_k_groups: tuple[AxisGroup, ...]  # of k: one value at a time
+    inner_k_groups: tuple[AxisGroup, ...]
     batch: tuple[str, ...]
 
     @property
     def mode(self) -> MapMode:
-        return self.boxed.mode
+        return self.view.mode
 
     @property
     def boxes(self) -> tuple[Box, ...]:
-        rows, row = (self.extent, self.walk.depth) if self.along_k else (self.walk.depth, self.extent)
+        rows, row = (self.extent, self.k_order.depth) if self.k_major else (self.k_order.depth, self.extent)
         return tuple(Box(p, r) for p in range(row // self.panel) for r in range(0, rows, self.rows))
 
     @property
@@ -67,7 +67,7 @@ class TmaTile:
 
     def tensor_map(self, symbol: str, buffer: str, swizzle: Swizzle) -> TensorMap:
         """The parameter `symbol`, over the tensor `buffer`."""
-        dims, size = self.boxed.dims, self.dtype.bytes
+        dims, size = self.view.dims, self.dtype.bytes
         box: tuple[int, ...] = tuple(d.box * d.step for d in dims)
         lower: tuple[int, ...] = ()
         upper: tuple[int, ...] = ()
@@ -77,23 +77,23 @@ class TmaTile:
         return TensorMap(
             symbol, buffer, self.dtype, self.mode, tuple(d.extent for d in dims),
             tuple(d.stride * size for d in dims[1:]), box, tuple(d.step for d in dims), lower, upper, swizzle,
-            self.boxed.offset * size, self.tf32,
+            self.view.offset * size, self.tf32,
         )  # fmt: skip
 
     def coordinates(self, place: Expr, step: Expr, box: Box) -> tuple[tuple[Expr, ...], tuple[Expr, ...]]:
         """Where a box begins, and an im2col map's offsets; the innermost dimension first. `place`: the tile's first
         position along m or n; batch axes are AxisRefs."""
         column = num(box.panel * self.panel)
-        along, across = (num(box.row), column) if self.along_k else (column, num(box.row))
-        rows, inner = add(place, along), self.walk.place_in_row(step, across)
+        along, across = (num(box.row), column) if self.k_major else (column, num(box.row))
+        rows, inner = add(place, along), self.k_order.inner_position(step, across)
         at: dict[str, Expr] = {name: ref(name) for name in self.batch}
-        at |= axis_group_values(self.outer_units, self.walk.row(step))
-        at |= axis_group_values(self.axis_units, rows, wraps=self.boxed.wraps and self.along_k)
-        at |= axis_group_values(self.k_units, inner, wraps=self.boxed.wraps and not self.along_k)
-        coordinates = tuple(d.coordinate(at, rows if self.along_k else inner) for d in self.boxed.dims)
+        at |= axis_group_values(self.outer_k_groups, self.k_order.outer_index(step))
+        at |= axis_group_values(self.axis_groups, rows, wraps=self.view.wraps and self.k_major)
+        at |= axis_group_values(self.inner_k_groups, inner, wraps=self.view.wraps and not self.k_major)
+        coordinates = tuple(d.coordinate(at, rows if self.k_major else inner) for d in self.view.dims)
         if self.mode is MapMode.TILED:
             return coordinates, ()
-        return coordinates, tuple(d.shift(at) for d in self.boxed.dims[1:-1])
+        return coordinates, tuple(d.shift(at) for d in self.view.dims[1:-1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ class TmaLoadPlan:
 
     dtype: DType
     tf32: bool
-    along_k: bool
+    k_major: bool
     axis: TileAxis
     k: TileAxis
     batch: tuple[Axis, ...]
@@ -125,9 +125,9 @@ class TmaLoadPlan:
     _tiles: dict[tuple[int, KTileOrder, int], TmaTile | str] = field(default_factory=dict, compare=False, repr=False)
     _views: dict[tuple[bool, int], _AddressView] = field(default_factory=dict, compare=False, repr=False)
 
-    def admits(self, walk: KTileOrder) -> bool:
+    def supports(self, walk: KTileOrder) -> bool:
         """Whether some tile can be brought so, rows along k being as long as a swizzle allows."""
-        row_bytes = walk.depth * self.dtype.bytes if self.along_k else STRIDE_BYTES
+        row_bytes = walk.depth * self.dtype.bytes if self.k_major else STRIDE_BYTES
         panel = math.gcd(row_bytes, Swizzle.B128.value) // self.dtype.bytes
         return panel > 0 and not isinstance(self.tile(max(PATTERN_ROWS, panel), walk, panel), str)
 
@@ -140,53 +140,53 @@ class TmaLoadPlan:
         return known
 
     def _tile(self, extent: int, walk: KTileOrder, panel: int) -> TmaTile | str:
-        rows, row = (extent, walk.depth) if self.along_k else (walk.depth, extent)
+        rows, row = (extent, walk.depth) if self.k_major else (walk.depth, extent)
         if row % panel:
             return f"{row} elements are no whole rows of {panel}"
         if panel * self.dtype.bytes % STRIDE_BYTES:
             return f"rows of {panel * self.dtype.bytes} bytes are no multiples of {STRIDE_BYTES}"
-        found = self._made((extent, walk, panel), rows, pixels=False)
+        found = self._plan((extent, walk, panel), rows, pixels=False)
         if not isinstance(found, str):
             return found
-        pixels = found if self.exact else self._made((extent, walk, panel), rows, pixels=True)
+        pixels = found if self.exact else self._plan((extent, walk, panel), rows, pixels=True)
         if not isinstance(pixels, str):
             return pixels
         for parts in range(2, MAX_BOXES + 1):
             if rows % (parts * PATTERN_ROWS) == 0:
-                smaller = self._made((extent, walk, panel), rows // parts, pixels=False)
+                smaller = self._plan((extent, walk, panel), rows // parts, pixels=False)
                 if not isinstance(smaller, str):
                     return smaller
         return found
 
-    def _made(self, tile: tuple[int, KTileOrder, int], rows: int, *, pixels: bool) -> TmaTile | str:
+    def _plan(self, tile: tuple[int, KTileOrder, int], rows: int, *, pixels: bool) -> TmaTile | str:
         extent, walk, panel = tile
         view = self._view(len(walk.outer), pixels=pixels)
-        inner, across = (view.k, view.axis) if self.along_k else (view.axis, view.k)
+        inner, across = (view.k, view.axis) if self.k_major else (view.axis, view.k)
         ragged = self.exact and self.axis.extent % extent != 0
-        ends = (walk.is_ragged, ragged) if self.along_k else (ragged, walk.is_ragged)
+        ends = (walk.has_tail, ragged) if self.k_major else (ragged, walk.has_tail)
         sides = CopyShape(inner, across, (*view.outer, *view.batch), panel, rows, self.dtype.bytes, *ends)
         boxed = im2col_view(view.address, sides) if pixels else tiled_view(view.address, sides)
         if isinstance(boxed, str):
             return boxed
-        return TmaTile(self.dtype, self.tf32, self.along_k, extent, walk, panel, rows, boxed, view.axis, view.outer,
+        return TmaTile(self.dtype, self.tf32, self.k_major, extent, walk, panel, rows, boxed, view.axis, view.outer,
                        view.k, tuple(unit.name for unit in view.batch))  # fmt: skip
 
     def _view(self, outer: int, *, pixels: bool) -> _AddressView:
         """`outer`: how many of k's members are walked one value at a time."""
         known = self._views.get((pixels, outer))
         if known is None:
-            kept = [d for d, w in enumerate(self.dimensions) if w.guarded or (pixels and self._slides(w))]
+            kept = [d for d, w in enumerate(self.dimensions) if w.guarded or (pixels and self._is_sliding(w))]
             address = Address.of(self.dimensions, kept, self.extents)
             known = self._views[pixels, outer] = _AddressView(
-                address, address.units(self.axis.members), address.units(self.k.members[:outer]),
-                address.units(self.k.members[outer:]),
-                tuple(unit for member in self.batch for unit in address.units((member,))),
+                address, address.axis_groups(self.axis.members), address.axis_groups(self.k.members[:outer]),
+                address.axis_groups(self.k.members[outer:]),
+                tuple(unit for member in self.batch for unit in address.axis_groups((member,))),
             )  # fmt: skip
         return known
 
-    def _slides(self, dimension: BoundedDim) -> bool:
+    def _is_sliding(self, dimension: BoundedDim) -> bool:
         """Whether rows move along the dimension and something else does too."""
-        members = self.axis.members if self.along_k else self.k.members
+        members = self.axis.members if self.k_major else self.k.members
         names = {name for name, _ in dimension.index.coeffs}
         return not names.isdisjoint(m.name for m in members) and len(names) > 1
 

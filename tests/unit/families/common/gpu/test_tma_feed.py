@@ -36,7 +36,7 @@ def joint_walk(group: KernelGroup, depth: int) -> KTileOrder:
     """The walk of k that boxes of both operands admit, with as few members as may be one value at a time."""
     (k,), found = group.space.role(AxisRole.K), feeds(group)
     walks = (KTileOrder.within(k, outer, depth) for outer in range(len(k.members)))
-    return next(w for w in walks if all(isinstance(feed, TmaLoadPlan) and feed.admits(w) for feed in found))
+    return next(w for w in walks if all(isinstance(feed, TmaLoadPlan) and feed.supports(w) for feed in found))
 
 
 def member_values(axis: TileAxis, place: np.ndarray) -> dict[str, np.ndarray]:
@@ -85,7 +85,7 @@ class Case:
         place_, step_ = mul(ref("tile"), num(tile.extent)), ref("step")
         starts = [(box, tile.coordinates(place_, step_, box)) for box in tile.boxes]
         assert view.end_bytes <= self.memory.size * view.dtype.bytes
-        walk, axis, k = tile.walk, self.feed.axis.extent, self.feed.k.extent
+        walk, axis, k = tile.k_order, self.feed.axis.extent, self.feed.k.extent
         for number, step, batch in self.points(tile.extent, walk.steps, most):
             first = number * tile.extent
             room = np.full((tile.extent, walk.depth), -1)
@@ -98,14 +98,14 @@ class Case:
                     slice(box.row, box.row + tile.rows),
                     slice(box.panel * tile.panel, (box.panel + 1) * tile.panel),
                 )
-                target = room if tile.along_k else room.T
+                target = room if tile.k_major else room.T
                 assert (target[rows, row] == -1).all()
                 target[rows, row] = brought
             assert (room >= 0).all()
             place = (first + np.arange(tile.extent))[:, None]
             element = np.arange(walk.depth)[None, :]
-            in_row = int(value(walk.place_in_row(num(step), num(0)), {})) + element
-            here = int(value(walk.place(num(step), num(0)), {})) + element
+            in_row = int(value(walk.inner_position(num(step), num(0)), {})) + element
+            here = int(value(walk.k_position(num(step), num(0)), {})) + element
             exists = (in_row < walk.inner) & (place < axis)
             wanted = np.where(in_row < walk.inner, self.wanted(place % axis, here % k, batch), 0)
             checked = np.broadcast_to(place < axis, room.shape)  # rows beyond the end are never stored
@@ -212,10 +212,10 @@ def test_convolutions(name: str) -> None:
     for which, depth, extent in itertools.product((0, 1), (16, 32, 64), (64, 128)):
         case = Case(group, which)
         walk = joint_walk(group, depth)
-        tile = made(case, extent, walk, depth if case.feed.along_k else 32)
+        tile = made(case, extent, walk, depth if case.feed.k_major else 32)
         uneven = which == pixels and "even" not in name
         assert tile.mode is (MapMode.IM2COL if uneven else MapMode.TILED)
-        assert tile.copies == (1 if case.feed.along_k else extent // 32)
+        assert tile.copies == (1 if case.feed.k_major else extent // 32)
         case.check(tile)
 
 
@@ -238,7 +238,7 @@ def test_what_cannot_be_brought(name: str) -> None:
     (m,), (k,) = (group.space.role(role) for role in (AxisRole.M, AxisRole.K))
     found = plan_tma_load(operands(group)[0], DType.FLOAT16, (m, k), group.space.role(AxisRole.BATCH), dict(group.inputs))
     if isinstance(found, TmaLoadPlan):
-        assert not found.admits(KTileOrder.linear(64, 64))
+        assert not found.supports(KTileOrder.linear(64, 64))
         tile = found.tile(64, KTileOrder.linear(64, 64), 64)
         assert isinstance(tile, str)
         found = tile
@@ -277,9 +277,9 @@ def test_walks() -> None:
     )
     walk = joint_walk(group, 64)
     assert walk == KTileOrder((("i", 2),), 120, 64)
-    assert (walk.rows, walk.row_steps, walk.steps, walk.is_ragged) == (2, 2, 4, True)
-    assert [int(value(walk.place(num(s), num(3)), {})) for s in range(4)] == [3, 67, 123, 187]
-    inside = walk.inside(num(3), num(56))
+    assert (walk.num_rows, walk.row_steps, walk.steps, walk.has_tail) == (2, 2, 4, True)
+    assert [int(value(walk.k_position(num(s), num(3)), {})) for s in range(4)] == [3, 67, 123, 187]
+    inside = walk.in_bounds(num(3), num(56))
     assert inside is not None
     assert not value(inside, {})
-    assert KTileOrder.linear(128, 64).inside(num(1), num(63)) is None
+    assert KTileOrder.linear(128, 64).in_bounds(num(1), num(63)) is None

@@ -24,9 +24,9 @@ def permutation(shape: tuple[int, ...], order: tuple[int, ...]) -> str:
     return f"y[{', '.join(AXES[i] for i in order)}] = x[{', '.join(AXES[: len(shape)])}]"
 
 
-def turn_of(group: KernelGroup) -> TransposeKind | None:
+def transpose_kind(group: KernelGroup) -> TransposeKind | None:
     layout = transpose_space(group, AVX2)
-    return None if layout is None else layout.turn
+    return None if layout is None else layout.kind
 
 
 @pytest.mark.parametrize(
@@ -56,10 +56,10 @@ def test_elements_of_every_size(dtype: str, shape: tuple[int, int]) -> None:
 @pytest.mark.parametrize(
     ("text", "shape", "turn"),
     [
-        ("y[c, i] = x[i, c]", (500, 3), TransposeKind.DEALT),
-        ("y[i, c] = x[c, i]", (3, 500), TransposeKind.WOVEN),
-        ("y[c, w, h] = x[h, w, c]", (40, 30, 3), TransposeKind.SQUARE),
-        ("y[i, c] = x[c, i]", (6, 500), TransposeKind.SQUARE),
+        ("y[c, i] = x[i, c]", (500, 3), TransposeKind.DEINTERLEAVE),
+        ("y[i, c] = x[c, i]", (3, 500), TransposeKind.INTERLEAVE),
+        ("y[c, w, h] = x[h, w, c]", (40, 30, 3), TransposeKind.BLOCK),
+        ("y[i, c] = x[c, i]", (6, 500), TransposeKind.BLOCK),
         ("y[j, i] = x[i, j]", (3, 2), None),
         ("y[i, j] = x[i, j]", (64, 64), None),
         ("y[j, i] = x[i, j // 2] where j in 64", (64, 32), None),
@@ -68,7 +68,7 @@ def test_elements_of_every_size(dtype: str, shape: tuple[int, int]) -> None:
 )
 def test_what_is_turned_and_how(text: str, shape: tuple[int, ...], turn: TransposeKind | None) -> None:
     case = cpu_case(text, {"x": ("float32", shape)})
-    assert turn_of(case.group) is turn
+    assert transpose_kind(case.group) is turn
     case.check_some(3)
 
 
@@ -86,7 +86,7 @@ def test_what_is_turned_and_how(text: str, shape: tuple[int, ...], turn: Transpo
 @pytest.mark.parametrize("hw", [AVX2, AVX512], ids=lambda hw: hw.id)
 def test_arithmetic_around_what_is_turned(text: str, types: dict[str, tuple[int, ...]], hw: HardwareSpec) -> None:
     case = cpu_case(text, {name: ("float32", shape) for name, shape in types.items()}, hw)
-    assert turn_of(case.group) is not None
+    assert transpose_kind(case.group) is not None
     case.check_some(2)
 
 

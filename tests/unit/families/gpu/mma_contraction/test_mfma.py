@@ -133,8 +133,8 @@ def test_operands_are_staged_along_k_and_go_through_registers() -> None:
     assert (a.load.kind, b.load.kind) == (LoadKind.VECTOR, LoadKind.ELEMENT)
     group = contraction(MATMUL, MI250X, A="float16 64 64", B="float16 64 64")
     tile = mma_tile(tiles(group, unit(MI250X, "mfma_f16"), (32, 32, 32), (16, 16), reduce_threads=64), *factors)
-    assert tile.a.along_k
-    assert tile.b.along_k
+    assert tile.a.k_major
+    assert tile.b.k_major
     assert (tile.threads, tile.fragments, tile.k_steps) == (256, (1, 1), 2)
 
 

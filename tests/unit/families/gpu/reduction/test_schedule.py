@@ -49,7 +49,7 @@ def run_on(program: TensorProgram, source: KernelSource, x: NDArray[np.float32])
     compiled = CompiledKernel(source, b"", "", tuple(Resources() for _ in source.launches))
     call = load_runner(compiled, RuntimeChoice.EMULATOR).bind({"x": x})
     call()
-    return call.finish()
+    return call.results()
 
 
 def special_rows() -> NDArray[np.float32]:

@@ -77,14 +77,14 @@ def test_thin_products_are_streamed_on_gpus(m: int, kind: GroupKind) -> None:
 
 
 def test_runs_are_sixteen_bytes_or_a_packed_word() -> None:
-    assert rows_of("y[r] +=! x[r, c]", {"x": (DType.FLOAT16, (64, 4096))}).run == 8
-    assert rows_of("y[r] +=! x[r, c]", {"x": (DType.FLOAT32, (64, 4098))}).run == 2
+    assert rows_of("y[r] +=! x[r, c]", {"x": (DType.FLOAT16, (64, 4096))}).vector_elems == 8
+    assert rows_of("y[r] +=! x[r, c]", {"x": (DType.FLOAT32, (64, 4098))}).vector_elems == 2
     packed = "y[n] +=! x[k] * (q[n, k / 8] >> (k % 8 * 4)).call(`bitwise_and`, [15]) where k in 4096"
     shapes: Shapes = {"x": (DType.FLOAT32, (4096,)), "q": (DType.INT32, (64, 512))}
-    assert rows_of(packed, shapes).run == 8
+    assert rows_of(packed, shapes).vector_elems == 8
 
 
 def test_passes_count_what_one_pass_cannot_do() -> None:
     streamed = rows_of(SOFTMAX, {"x": (DType.FLOAT32, (4096, 1 << 18))})
-    assert [access.passes for access in streamed.read] == [2]  # maximum with sum, then quotients
-    assert streamed.joins == 1
+    assert [access.num_passes for access in streamed.read] == [2]  # maximum with sum, then quotients
+    assert streamed.num_reductions == 1

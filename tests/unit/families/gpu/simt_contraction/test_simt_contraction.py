@@ -165,7 +165,7 @@ def test_a_computed_factor_goes_through_registers() -> None:
 
 def test_steps_lie_on_one_reduced_axis_where_the_order_in_memory_allows() -> None:
     last, first = conv(last=True), conv()
-    (c,) = (a for a in last.feeds.a.reduced.members if a.name == "c")
+    (c,) = (a for a in last.feeds.a.reduced_axis.members if a.name == "c")
     assert last.feeds.inner_member(8) == c
     assert last.feeds.inner_member(32) is None
     assert first.feeds.inner_member(8) is None  # weights are contiguous along all of (c, r, s)
@@ -174,11 +174,11 @@ def test_steps_lie_on_one_reduced_axis_where_the_order_in_memory_allows() -> Non
 def test_a_run_over_fused_axes_is_known_as_one() -> None:
     feeds = conv().feeds
     weights, pixels = feeds.a, feeds.b
-    assert (weights.divided, pixels.divided) == (False, True)
+    assert (weights.needs_division, pixels.needs_division) == (False, True)
     assert weights.operand.source is not None
     assert pixels.operand.source is not None
-    assert fused_stride(weights.operand.source, weights.reduced, (32, 16, 3, 3)) == 1
-    assert fused_stride(pixels.operand.source, pixels.reduced, (2, 16, 14, 14)) is None
+    assert fused_stride(weights.operand.source, weights.reduced_axis, (32, 16, 3, 3)) == 1
+    assert fused_stride(pixels.operand.source, pixels.reduced_axis, (2, 16, 14, 14)) is None
 
 
 # text -----------------------------------------------------------------------------------------------------------------
