@@ -133,9 +133,9 @@ def read_settings(**overrides: object) -> Settings:
 _current: list[Settings] = []
 
 
-def use(chosen: Settings) -> None:
+def use(current: Settings) -> None:
     """Set the settings of this process."""
-    _current[:] = [chosen]
+    _current[:] = [current]
 
 
 def settings() -> Settings:
@@ -175,11 +175,11 @@ def _cgroup_limits() -> Iterator[int]:
                     yield int((folder / name).read_text(encoding="ascii"))
 
 
-def check_address(chosen: Settings) -> None:
+def check_address(current: Settings) -> None:
     """Raise ArgumentError if the service would listen beyond loopback without an API key."""
-    if not chosen.accepted_keys and not _is_loopback(chosen.host):
+    if not current.accepted_keys and not _is_loopback(current.host):
         raise ArgumentError(
-            f"refusing to listen on {chosen.host} without an API key",
+            f"refusing to listen on {current.host} without an API key",
             code="no-api-key",
             hint="set ROLLER_API_KEYS, or listen on 127.0.0.1",
         )

@@ -122,7 +122,7 @@ def _construction(construction: Mapping[str, Any], steps: int) -> list[str]:
         lines.append(
             "  rejected: " + ", ".join(f"{rule} {count}×" for rule, count in construction["rejections"].items())
         )
-    lines += [f"  refused: {reason}" for reason in construction["refusals"]]
+    lines += [f"  unsupported unit: {reason}" for reason in construction["refusals"]]
     return lines
 
 

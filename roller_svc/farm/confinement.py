@@ -10,7 +10,7 @@ from pathlib import Path
 import roller_svc
 from roller_svc.toolchain import gcc, hip, nvrtc
 from roller_svc.toolchain import gcc as cxx
-from roller_svc.toolchain.confined import SYSTEM_FOLDERS, readable_for
+from roller_svc.toolchain.confined import SYSTEM_PATHS, readable_paths
 
 _PROGRAMS = (*gcc.PROGRAMS, *cxx.PROGRAMS, hip.COMMAND)
 # Descriptions of the machine. Of the processes in /proc a worker sees only itself.
@@ -29,8 +29,8 @@ def readable_by_builds(*more: Path) -> tuple[str, ...]:
     python = (sys.prefix, sys.base_prefix, *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")))
     compilers = (path for name in _PROGRAMS if (path := shutil.which(name)))
     paths = {
-        *SYSTEM_FOLDERS, *_MACHINE, *_DRIVERS, *python, str(package), str(package.parent / "hwspecs"),
-        *(folder for path in compilers for folder in readable_for(path)),
+        *SYSTEM_PATHS, *_MACHINE, *_DRIVERS, *python, str(package), str(package.parent / "hwspecs"),
+        *(folder for path in compilers for folder in readable_paths(path)),
         *(str(library.path.resolve().parent) for library in nvrtc.find_libraries()),
         *map(str, more),
     }  # fmt: skip

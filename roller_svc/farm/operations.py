@@ -308,10 +308,10 @@ class JobQueue:
                     self.store.publish(job.action, artifact)
                     facts = artifact.facts
                 return facts, BuildServiceError("none")
-            except BuildServiceError as fault:  # transient
-                log.warning("attempt %d of %s failed: %s", job.attempts, job.action, fault.message)
+            except BuildServiceError as error:  # transient
+                log.warning("attempt %d of %s failed: %s", job.attempts, job.action, error.message)
                 if delay_s is None or self._closing.wait(delay_s):
-                    return None, _with_attempts(job.attempts, fault)
+                    return None, _with_attempts(job.attempts, error)
             except RollerError as error:
                 return None, error
         raise AssertionError  # the last iteration returns
@@ -343,8 +343,8 @@ class JobQueue:
         try:
             self.store.write_record(done.id, _to_record(done))
             recorded = True
-        except StoreError as fault:
-            log.warning("operation %s ended and cannot be recorded: %s", done.id, fault.message)
+        except StoreError as store_error:
+            log.warning("operation %s ended and cannot be recorded: %s", done.id, store_error.message)
             recorded = False
         with self._lock:
             self._done_futures.pop(done.id, None)

@@ -266,9 +266,9 @@ class WorkerPool(Generic[T, R]):
         self._lock = threading.Lock()
 
     def call(self, task: T) -> R:
-        worker: WorkerProcess[T, R] | None = getattr(self._local, "lane", None)
+        worker: WorkerProcess[T, R] | None = getattr(self._local, "worker", None)
         if worker is None:
-            worker = self._local.lane = self._new_worker()
+            worker = self._local.worker = self._new_worker()
             with self._lock:
                 self._workers.append(worker)
         return worker.call(task)

@@ -186,7 +186,7 @@ class _Run:
     def _calibrate(self, before: int) -> None:
         """Once before each round of visits, and after all."""
         if self.chosen.calibrate and len(self.specs) <= before:
-            self._keep(self.worker.calibrated(self.specs[-1]))
+            self._keep(self.worker.recalibrate(self.specs[-1]))
 
     def _keep(self, spec: HardwareSpec) -> None:
         self.specs.append(spec)

@@ -65,7 +65,7 @@ class EstimateResult:
 
 
 class Deadline:
-    """A point in time after which nobody waits for the results; thread-safe."""
+    """A point in time after which results are not needed; thread-safe."""
 
     def __init__(self, limit_s: float = math.inf) -> None:
         self._deadline_s = time.monotonic() + limit_s
