@@ -198,7 +198,7 @@ class RollerModel:
     def seconds(self, choice: Choice) -> float | None:
         """Return the predicted seconds of our kernel with a suggested tile and split, on warps or warpgroups.
 
-        If its warp tile and k-tile exceed our registers, the best others are used. Returns None if no kernel of ours can
+        If its warp tile and k-tile exceed our registers, the best others are used. Returns None if our kernels cannot
         have the block tile.
         """
         found = [self.own_seconds(choice), *self._on_warpgroups(choice)]
@@ -376,7 +376,7 @@ def main() -> None:
     try:
         found = version(WHEEL)
     except PackageNotFoundError:
-        raise SystemExit(f"{WHEEL} is not there: pip install 'roller-svc[bench]'") from None
+        raise SystemExit(f"{WHEEL} is not installed: pip install 'roller-svc[bench]'") from None
     todo = products(options.cases)
     devices = {}
     for target in options.target or GPUS:

@@ -1,4 +1,4 @@
-"""BuildReport → SavedKernel: the winner's binary with its expression, target, digest, plan and report."""
+"""BuildReport → KernelBundle: the winner's binary with its expression, target, digest, plan and report."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from roller_svc.ir.report import CandidateResult, GroupedPlan, Plan
 from roller_svc.ir.rprogram import RTile
 from roller_svc.reference.inputs import random_inputs
 from roller_svc.runtime.measure import measure
-from roller_svc.toolchain import availability, compile_source, compile_together, link_alone
+from roller_svc.toolchain import availability, compile_source, compile_combined, link_single
 
 SCREENING_S = 0.03  # for each candidate
 # A candidate whose first, cold call takes this multiple of the best time is not sampled further. Calls longer than
@@ -121,7 +121,7 @@ def _build_batch(plans: tuple[GroupedPlan, ...], sources: tuple[KernelSource, ..
     if len(plans) == 1:
         return (_compiled(plans[0], sources[0]),)
     try:
-        compiled = compile_together(sources[0])
+        compiled = compile_combined(sources[0])
     except BuildError:
         return ()
     return tuple(
@@ -163,7 +163,7 @@ def measure_candidates(
         try:
             call = backend.load(result.compiled).bind(arrays, outputs)
             times[i] = _screen(call, best_s, 0.0 if result.compiled.binary in seen_binaries else PAGE_FAULT_S)
-            outputs = call.finish() if outputs is None else outputs
+            outputs = call.results() if outputs is None else outputs
         except BuildError as failure:
             failures[i] = failure
             times.pop(i, None)  # if the call was timed and fetching its outputs failed
@@ -231,7 +231,7 @@ def _link_alone(result: CandidateResult, source: KernelSource) -> CandidateResul
     if result.compiled is None or source == result.source:
         return result
     try:
-        linked = link_alone(result.compiled, source)
+        linked = link_single(result.compiled, source)
     except BuildError as failure:
         return replace(result, source=source, compiled=None, error=failure)
     if linked is not None:

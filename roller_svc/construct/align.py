@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from roller_svc.perf.banks import bank_padding
-
 EPSILONS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)  # bounds on padding, tried in turn (ROLLER §3.1: from 0, grown when needed)
 
 
@@ -32,4 +30,3 @@ def tile_multiples(extent: int, unit: int, epsilon: float, limit: int) -> tuple[
 def powers_of_two(limit: int) -> tuple[int, ...]:
     """1, 2, 4, ... up to the first that reaches `most`."""
     return tuple(1 << i for i in range(max(0, limit - 1).bit_length() + 1))
-

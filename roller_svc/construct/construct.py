@@ -66,7 +66,9 @@ def construct_rprograms(
     elif split:
         shapes = [*subsample(shapes, limit - limit // 2), *subsample(split, limit // 2)]
     shapes = [
-        Shape(s.block, s.base, s.split_k, way) for s in shapes for way in rules.pipeline_choices(s.block, s.base, s.split_k)
+        Shape(s.block, s.base, s.split_k, way)
+        for s in shapes
+        for way in rules.pipeline_choices(s.block, s.base, s.split_k)
     ]
     if group.forbids_split_k:
         shapes = [s for s in shapes if not s.pipeline.stream_k_blocks]
@@ -149,7 +151,9 @@ def _fallback(rules: Rules, log: SearchTrace) -> list[Shape]:
     return shapes
 
 
-def _no_tile_error(group: KernelGroup, rules: Rules, needs: PredictResources, log: SearchTrace, family: str) -> NoCandidateError:
+def _no_tile_error(
+    group: KernelGroup, rules: Rules, needs: PredictResources, log: SearchTrace, family: str
+) -> NoCandidateError:
     """By how much the smallest tile is over which limits."""
     p = rules.workload
     said = ", ".join(sorted(log.rejections))

@@ -67,7 +67,9 @@ def reuse_score(tile: TileMetrics, larger: TileMetrics) -> float:
     return saved / spent if spent > 0 else math.inf
 
 
-def scale_up(level: ScaleUpLevel, trace: SearchTrace, max_visits: int, cache: dict[Tile, TileMetrics] | None = None) -> ScaleUpResult:
+def scale_up(
+    level: ScaleUpLevel, trace: SearchTrace, max_visits: int, cache: dict[Tile, TileMetrics] | None = None
+) -> ScaleUpResult:
     """Depth first from the base, the axis of best data reuse first, until capacity stops every axis.
 
     `looks`: what is known of tiles from stages with the same `evaluate`; grows.
@@ -94,7 +96,9 @@ class _Search:
         self.visited: set[Tile] = set()
         self.accepted: list[Tile] = []
         self.following = [
-            (axis, dict(pairwise(steps)), stage.axis_rank[axis]) for axis, steps in enumerate(stage.steps) if len(steps) > 1
+            (axis, dict(pairwise(steps)), stage.axis_rank[axis])
+            for axis, steps in enumerate(stage.steps)
+            if len(steps) > 1
         ]
 
     def visit(self, tile: Tile, look: TileMetrics) -> None:

@@ -92,7 +92,9 @@ def supports_attention(unit: ComputeUnit, hw: HardwareSpec) -> bool:
 
 def _attention_units(group: KernelGroup, dtype: DType, hw: HardwareSpec, demands: ScheduleConstraints) -> Units:
     kinds = () if demands.op_class is OpClass.SIMT else _KINDS[demands.op_class]
-    found = [unit for unit in hw.units if unit.in_dtype is dtype and unit.kind in kinds and supports_attention(unit, hw)]
+    found = [
+        unit for unit in hw.units if unit.in_dtype is dtype and unit.kind in kinds and supports_attention(unit, hw)
+    ]
     if not found:
         wanted = demands.op_class if demands.op_class is OpClass.WGMMA else OpClass.MMA
         raise NoCandidateError(
@@ -122,7 +124,9 @@ def _matrix_units(
         ):
             continue
         reason = _unsupported_kind(unit, wanted) or _unsupported_group(unit, group) or _unsupported_shape(unit)
-        reason = reason or operands_unsupported_reason(unit, group.space.compute_dtype, factors, allow_tf32=demands.allow_tf32)
+        reason = reason or operands_unsupported_reason(
+            unit, group.space.compute_dtype, factors, allow_tf32=demands.allow_tf32
+        )
         reason = reason or _unsupported_precision(unit, hw, demands)
         if reason:
             refusals.append(f"{unit.name}: {reason}")

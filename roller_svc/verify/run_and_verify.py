@@ -43,7 +43,7 @@ class LoadedKernel:
     def results(self) -> dict[str, NDArray[Any]]:
         """Run the kernel once and return the outputs in host memory."""
         self.call()
-        outputs = self.call.finish()
+        outputs = self.call.results()
         if self.on_gpu:
             return {name: array.numpy() for name, array in outputs.items()}
         return outputs

@@ -1,8 +1,8 @@
-"""Windowed, strided and reducing rPrograms as ROLLER's artifact generates them → their estimate.
+"""Estimate windowed, strided and reducing rPrograms as ROLLER's artifact generates them.
 
-Our kernels of those families read memory where it lies; the artifact's stage the box around every input that a block
-touches in shared memory, element by element, in one buffer, and read it from there for each tap (its codegenR.py).
-The terms are those of `roller_svc.perf`, and how many of a thread's loads the compiler leaves under way.
+Our kernels of these families read global memory directly. The artifact's kernels stage the bounding box of each input
+in one shared-memory buffer, element by element, and read it from there for each tap (its codegenR.py). The terms are
+those of `roller_svc.perf`, and the number of loads that the compiler keeps in flight per thread.
 """
 
 from __future__ import annotations
@@ -25,19 +25,16 @@ from roller_svc.perf.machine import Machine
 from roller_svc.perf.occupancy import BlockResources, blocks_per_core, overhead_registers
 from roller_svc.perf.workload import DIVISION_OPS, Workload
 
-ISSUE_LEAK = 0.1  # of the shorter of a core's two bounds, as for our own kernels of these families
-# What LLVM 14 makes of the staging of 128 rows for gfx906 at -O2. Whole rows, which one step stages, follow one another
-# in memory, and offsets in the instructions reach them: eight loads are under way, 98 take 11.7 latencies (with the 64
-# registers that HIP's default of 1024 threads a block leaves; with 256, 7.7). In a loop over steps it waits for two
-# loads, stores them with one ds_write2 and begins the next two: 128 take 66 to 68, whatever the pitch of the rows (128
-# to 4032 elements) and the registers allowed.
+ISSUE_LEAK = 0.1  # unhidden fraction of the shorter of a core's two bounds, as for our kernels of these families
+# Loads that LLVM 14 keeps in flight for gfx906 at -O2 when it stages in a loop over k-tiles: it waits for two loads,
+# stores them with one ds_write2 and issues the next two. Whole rows, staged in one step, keep eight in flight.
 PAIRED_LOADS = 2
 Point = Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """The box around what a block touches of one input: `shape`, outermost dimension first, and the tensor."""
+    """The bounding box of a block's accesses to one input; `shape` has the outermost dimension first."""
 
     access: TileAccess
     shape: tuple[int, ...]
@@ -51,22 +48,24 @@ class Box:
         return self.elements * self.access.dtype.bytes
 
     def moved_bytes(self, line: int) -> float:
-        """Bytes of whole lines, for each row that is a run in memory."""
+        """Return the bytes of whole cache lines, row by row."""
         shape = [min(extent, dim.size) for extent, dim in zip(self.shape, self.access.dims, strict=True)]
         rows, each = math.prod(shape[:-1]), self.access.dtype.bytes
         spill = 0 if shape[-1] == self.access.dims[-1].size else line - each
         return min(float(self.access.tensor_bytes), rows * (shape[-1] * each + spill))
 
-    def place(self, point: Point) -> int:
-        """Byte in the box of the element that one point reads first."""
-        place = 0
+    def byte_offset(self, point: Point) -> int:
+        """Return the byte offset in the box of the first element that a point reads."""
+        byte_offset = 0
         for dim, extent in zip(self.access.dims, self.shape, strict=True):
-            place = place * extent + min(extent - 1, sum(abs(c) * point.get(name, 0) for name, c in dim.coeffs))
-        return place * self.access.dtype.bytes
+            byte_offset = byte_offset * extent + min(
+                extent - 1, sum(abs(c) * point.get(name, 0) for name, c in dim.coeffs)
+            )
+        return byte_offset * self.access.dtype.bytes
 
 
 def artifact_seconds(p: Workload[Any], program: RProgram) -> tuple[float, tuple[StageCost, ...]]:
-    """Seconds of the kernel, and what they go to."""
+    """Return the seconds of the kernel and its stages."""
     mach, hw = p.machine, p.machine.hw
     boxes = _boxes(program)
     shared = sum(box.bytes for box in boxes)
@@ -75,11 +74,11 @@ def artifact_seconds(p: Workload[Any], program: RProgram) -> tuple[float, tuple[
     resident = blocks_per_core(BlockResources(program.threads, registers, shared), hw)
     step = _step(p, program, boxes)
     waits = program.steps * _serial_waits(p, program, boxes)
-    latency = 0.0 if waits else load_latency_cycles(mach, p.compulsory_bytes)  # of loads that are asked for together
+    latency = 0.0 if waits else load_latency_cycles(mach, p.compulsory_bytes)  # of concurrent loads
     turn = 2 * BARRIER_CYCLES + hw.block_level.latency_s * mach.clock_hz
 
     def block_cycles(blocks: float) -> float:
-        # one buffer: a block's own loads and products do not overlap, those of other blocks do
+        # single buffer: loads and compute of one block do not overlap, those of different blocks do
         return BLOCK_CYCLES * blocks + program.steps * max(blocks * step, latency + turn + step)
 
     _, cycles = simt_waves(program.grid, resident, mach.cores, block_cycles)
@@ -98,7 +97,7 @@ def artifact_seconds(p: Workload[Any], program: RProgram) -> tuple[float, tuple[
         StageCost("dram", dram_bytes / streaming_bandwidth(mach, in_flight)),
         StageCost("latency", mach.seconds(waited)),
     )
-    # blocks of a wave begin together and stay in step: with one buffer memory and cores take turns
+    # blocks of a wave run in lockstep: with a single buffer, memory and compute alternate
     body = stages[0].seconds + max(stage.seconds for stage in stages[1:])
     launch = hw.limits.launch_overhead_s
     return max(p.lower_bound_s, body) + launch, (*stages, StageCost("launch", launch))
@@ -129,7 +128,7 @@ def _serial_waits(p: Workload[Any], program: RProgram, boxes: tuple[Box, ...]) -
 
 
 def _step(p: Workload[Any], program: RProgram, boxes: tuple[Box, ...]) -> float:
-    """Cycles of a core for one staged step of one block that is alone on it."""
+    """Return the cycles of one k-tile for a block that runs alone on a core."""
     mach, warp = p.machine, p.machine.hw.limits.warp_size
     warps = -(-program.threads // warp)
     taps = math.prod(program.block[a.name] for a in program.space.reduced)
@@ -149,14 +148,14 @@ def _step(p: Workload[Any], program: RProgram, boxes: tuple[Box, ...]) -> float:
 
 
 def _distinct(program: RProgram, box: Box) -> int:
-    """Elements that a thread reads of the box at one tap."""
+    """Return the elements of the box that a thread reads for one tap."""
     names = {name for dim in box.access.dims for name, _ in dim.coeffs}
     axes = [a for a in program.space.spatial if any(m.name in names for m in a.members)]
     return math.prod(program.thread[a.name] for a in axes)
 
 
 def _conflicts(program: RProgram, box: Box, mach: Machine) -> float:
-    """Cycles of one request of a warp: neighbouring threads take neighbouring outputs (virtual threads)."""
+    """Return the cycles of one warp request; adjacent threads compute adjacent outputs (virtual threads)."""
     axes = program.space.spatial
     counts = [program.block[a.name] // program.thread[a.name] for a in axes]
     places = []
@@ -164,6 +163,6 @@ def _conflicts(program: RProgram, box: Box, mach: Machine) -> float:
         point, rest = {}, lane
         for axis, count in zip(reversed(axes), reversed(counts), strict=True):
             point[axis.members[-1].name], rest = rest % count, rest // count
-        places.append(box.place(point))
-    wide = mach.hw.block_level.bank_bytes // 4  # banks of 8 bytes serve two neighbouring words at once
-    return float(conflict_cycles([place // wide for place in places], 4))
+        places.append(box.byte_offset(point))
+    wide = mach.hw.block_level.bank_bytes // 4  # banks of 8 bytes serve two adjacent words
+    return float(conflict_cycles([byte_offset // wide for byte_offset in places], 4))

@@ -1,4 +1,4 @@
-"""A program → plans to measure: the ones that the model puts first, and random ones beyond them."""
+"""Choose the plans to measure: the model's first ones and random others."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from roller_svc.ir.program import TensorProgram
 from roller_svc.ir.report import GroupedPlan, Plan
 from roller_svc.ir.rprogram import RProgram
 
-TRIES = 10  # draws for each plan wanted: some come twice, some are among the model's first
+TRIES = 10  # draws for each wanted plan: some are duplicates, some are among the model's first
 
 
 @dataclass(frozen=True, slots=True)
 class TrialPlans:
-    """`ranked` are the model's first, in its order; `drawn` are others, each kernel's tiles drawn by themselves."""
+    """The plans of a program to measure."""
 
     groups: Groups
-    ranked: tuple[Plan, ...]
-    drawn: tuple[Plan, ...]
+    ranked: tuple[Plan, ...]  # the model's first, in its order
+    drawn: tuple[Plan, ...]  # random others; tiles of each kernel are drawn independently
 
     @property
     def plans(self) -> tuple[Plan, ...]:
@@ -40,13 +40,13 @@ class TrialPlans:
 
 
 def sample_sizes(cases: Collection[BenchCase], of_case: int, of_class: int) -> dict[str, int]:
-    """Class → how many plans to draw of each of its cases, `of_case` at least: as many as make `of_class` of all."""
+    """Return {class: random plans per case}: at least `of_case`, and `of_class` over all cases of the class."""
     counts = Counter(case.cls for case in cases)
     return {cls: max(of_case, math.ceil(of_class / count)) for cls, count in counts.items()}
 
 
 def trial_plans(program: TensorProgram, hw: HardwareSpec, top: int, sample: int, seed: str) -> TrialPlans:
-    """The model's `top` plans and `sample` others, or all where there are fewer, the same for the same seed."""
+    """Return the model's `top` plans and up to `sample` random others, deterministically by seed."""
     groups, ranked, _ = rank_best_partition(program, hw, top)
     first = best_plans(ranked, top)
     rng = random.Random(seed)
@@ -64,6 +64,6 @@ def trial_plans(program: TensorProgram, hw: HardwareSpec, top: int, sample: int,
 
 
 def _cycle(pool: Sequence[RProgram], rng: random.Random) -> Iterator[RProgram]:
-    """All of them again and again, each time in another order."""
+    """Yield all programs repeatedly, each time in another random order."""
     while True:
         yield from rng.sample(pool, len(pool))

@@ -1,4 +1,4 @@
-"""Measured cases → the model judged on each half with constants fitted to the other half."""
+"""Two-fold cross-validation: evaluate the model on each half of the cases with constants fitted to the other."""
 
 from __future__ import annotations
 
@@ -15,21 +15,19 @@ from roller_svc.perf.cpu_costs_fitted import FITTED
 
 @dataclass(frozen=True, slots=True)
 class CrossValidation:
-    """Every case, judged with constants that it had no part in; and the constants, fitted to the first half and to the
-    second."""
+    """The result of a cross-validation."""
 
     cases: tuple[EvaluatedCase, ...]
-    constants: tuple[CpuCosts, CpuCosts]
+    constants: tuple[CpuCosts, CpuCosts]  # fitted to the first and to the second half
 
 
 def with_shipped_constants(cases: Sequence[FitCase], hw: HardwareSpec) -> tuple[EvaluatedCase, ...]:
-    """Every case, judged with the constants that the project ships."""
+    """Evaluate all cases with the shipped constants."""
     return evaluate(cases, hw, FITTED)
 
 
 def cross_validate(cases: Sequence[FitCase], hw: HardwareSpec) -> CrossValidation:
-    """Each half judged with constants fitted to the other, in the order of the cases. Fits start from the table
-    that none has touched."""
+    """Evaluate each half with constants fitted to the other; fits start from `cpu_costs.py`."""
     first, second = split_halves(cases)
     of_first, of_second = (fit_constants(half, hw, CpuCosts()) if half else CpuCosts() for half in (first, second))
     evaluated = {case.id: case for case in (*evaluate(first, hw, of_second), *evaluate(second, hw, of_first))}
@@ -37,13 +35,13 @@ def cross_validate(cases: Sequence[FitCase], hw: HardwareSpec) -> CrossValidatio
 
 
 def split_halves(cases: Sequence[FitCase]) -> tuple[tuple[FitCase, ...], tuple[FitCase, ...]]:
-    """By class and id, one here and one there, so that each class is in both."""
+    """Split the cases alternately by class and id, so that each class is in both halves."""
     ordered = sorted(cases, key=lambda case: (case.cls, case.id))
     return tuple(ordered[::2]), tuple(ordered[1::2])
 
 
 def evaluate(cases: Sequence[FitCase], hw: HardwareSpec, costs: CpuCosts) -> tuple[EvaluatedCase, ...]:
-    """The cases with what the model says of their plans with these constants."""
+    """Evaluate cases with these constants."""
     return tuple(
         EvaluatedCase(
             case.id,

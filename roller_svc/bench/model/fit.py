@@ -1,9 +1,8 @@
-"""Measured plans → the constants of the CPU model that explain them best.
+"""Fit the constants of the CPU model to measured plans.
 
-Least squares of ln(predicted / measured) over the logarithms of the constants (Levenberg and Marquardt), with Huber's
-weights against outliers. Each case counts the same. What a ranking errs by counts beside: how far plans that are near
-the best of their case are predicted from each other, other than they were measured. Constants that the measurements say
-little about stay where they were.
+Levenberg-Marquardt least squares of ln(predicted / measured) over the logarithms of the constants, with Huber weights
+against outliers. Each case has the same weight. A second term penalises wrong relative times of plans near the best of
+their case. A regularisation term keeps constants that the measurements do not determine at their start.
 """
 
 from __future__ import annotations
@@ -23,25 +22,25 @@ from roller_svc.ir.rprogram import RProgram
 from roller_svc.perf.cpu_costs import CpuCosts
 from roller_svc.perf.model import Model
 
-MAX_FACTOR = 4.0  # a constant stays within this factor of where it started: what it stands for does not vary more
-HUBER = 0.3  # log ratio from which an error counts by its size and not by its square
-RANKING_SCALE = 0.15  # plans so much slower than the best, in parts of it, count 1/e as much for the ranking
-RANKING_WEIGHT = 2.0  # weight of errors of the ranking beside those of the times
-PULL = 0.003  # of a constant's log ratio to its start, against the mean error of a case
-STEP = 0.02  # of a constant's logarithm, for a derivative
-ROUNDS, MIN_GAIN = 8, 2e-3  # rounds at most, and the share of the loss that a round must gain for another one
-DAMPING = (0.0, 0.01, 0.1, 1.0, 10.0)  # tried in turn, until the loss falls
+MAX_FACTOR = 4.0  # bound of a constant relative to its start
+HUBER = 0.3  # log ratio above which the loss is linear
+RANKING_SCALE = 0.15  # a plan this fraction slower than the best has weight 1/e in the ranking term
+RANKING_WEIGHT = 2.0  # of the ranking term relative to the time term
+PULL = 0.003  # regularisation: weight of a constant's squared log ratio to its start
+STEP = 0.02  # finite difference of a constant's logarithm
+ROUNDS, MIN_GAIN = 8, 2e-3  # maximum number of rounds; relative gain that ends the fit
+DAMPING = (0.0, 0.01, 0.1, 1.0, 10.0)  # tried in this order until the loss decreases
 
-SHARED = "memory"  # the family of constants that all others rest on too
+SHARED = "memory"  # constants on which the kernels of all families depend
 
 Vector = NDArray[np.float64]
 Constant = tuple[str, str]  # a family of kernels and one of its constants
-MachineCases = tuple[Sequence[FitCase], HardwareSpec]  # cases that were measured there
+MachineCases = tuple[Sequence[FitCase], HardwareSpec]  # cases measured on one machine
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One group's rProgram with its model, and the family of constants that it rests on."""
+    """One group's rProgram, its model, and the family of constants on which it depends."""
 
     model: Model[Any]
     program: RProgram
@@ -53,25 +52,25 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Measurements:
-    """All plans of all cases in a row. `parts`: which choices a plan consists of; `cases`: its case, as a number."""
+    """All plans of all cases."""
 
     choices: tuple[Choice, ...]
-    parts: tuple[tuple[int, ...], ...]
-    cases: NDArray[np.int64]
+    parts: tuple[tuple[int, ...], ...]  # of each plan: the indices of its choices
+    cases: NDArray[np.int64]  # of each plan: the number of its case
     log_seconds: Vector
 
     def log_ratios(self, choice_seconds: Vector) -> Vector:
-        """ln(predicted / measured) of each plan."""
+        """Return ln(predicted / measured) of each plan."""
         return np.log([choice_seconds[list(part)].sum() for part in self.parts]) - self.log_seconds
 
 
 def fit_constants(cases: Sequence[FitCase], hw: HardwareSpec, start: CpuCosts) -> CpuCosts:
-    """The constants that explain the measurements best, none further from `start` than a factor of WITHIN."""
+    """Fit the constants to measurements of one machine, each within MAX_FACTOR of `start`."""
     return fit_machines(((cases, hw),), start)
 
 
 def fit_machines(machines: Sequence[MachineCases], start: CpuCosts) -> CpuCosts:
-    """The same of measurements on several machines, each with its spec; every case of each counts the same."""
+    """Fit the constants to measurements of several machines; every case has the same weight."""
     if not any(cases for cases, _ in machines):
         return start
     measured = _measured(machines)
@@ -92,8 +91,7 @@ def fit_machines(machines: Sequence[MachineCases], start: CpuCosts) -> CpuCosts:
 
 
 def estimate_plans(cases: Sequence[FitCase], hw: HardwareSpec, costs: CpuCosts) -> tuple[tuple[float, ...], ...]:
-    """Seconds that the model with these constants predicts for every plan of every case; plans of a case share what is
-    prepared."""
+    """Return the predicted seconds of every plan of every case. Plans of a case share prepared models."""
     measured = _measured(((cases, hw),))
     seconds = np.array([choice.seconds(costs) for choice in measured.choices])
     plans = iter(float(seconds[list(part)].sum()) for part in measured.parts)
@@ -102,7 +100,7 @@ def estimate_plans(cases: Sequence[FitCase], hw: HardwareSpec, costs: CpuCosts) 
 
 @dataclass(frozen=True, slots=True)
 class _Fit:
-    """`theta`: logarithms of the constants over their values in `start`."""
+    """A fit. `theta` are the logarithms of the constants relative to `start`."""
 
     measured: Measurements
     constants: tuple[Constant, ...]
@@ -116,7 +114,7 @@ class _Fit:
         return costs
 
     def seconds(self, theta: Vector, family: str = "", known: Vector | None = None) -> Vector:
-        """Of each choice; where some are known, only of those that rest on a family's constants."""
+        """Return the seconds of each choice; given `known`, recompute only those that depend on `family`."""
         costs = self.costs(theta)
         found = np.empty(len(self.measured.choices)) if known is None else known.copy()
         for i, choice in enumerate(self.measured.choices):
@@ -131,7 +129,7 @@ class _Fit:
         return float((weights * huber).sum() + 0.5 * PULL * (theta**2).sum())
 
     def improve(self, theta: Vector, seconds: Vector, loss: float) -> tuple[Vector, Vector, float] | None:
-        """One step to a smaller loss: constants, choices' seconds, loss. None where no damping finds one."""
+        """Take one step to a smaller loss; return (theta, seconds, loss), or None if no damping finds one."""
         errors, weights = self._errors(seconds)
         slopes = np.stack([self._slope(theta, seconds, errors, i) for i in range(len(theta))], axis=1)
         weights = weights * np.minimum(1.0, HUBER / np.maximum(np.abs(errors), 1e-12))
@@ -147,7 +145,7 @@ class _Fit:
         return None
 
     def _slope(self, theta: Vector, seconds: Vector, errors: Vector, i: int) -> Vector:
-        """How the errors change with one constant."""
+        """Return the derivatives of the errors by one constant."""
         moved = theta.copy()
         step = STEP if theta[i] < 0 else -STEP
         moved[i] += step
@@ -155,7 +153,7 @@ class _Fit:
         return (its_errors - errors) / step
 
     def _errors(self, seconds: Vector) -> tuple[Vector, Vector]:
-        """Errors of all times, then those of all rankings, and what each counts."""
+        """Return the errors of the time term, then of the ranking term, and their weights."""
         ratios, cases, measured = self.measured.log_ratios(seconds), self.measured.cases, self.measured.log_seconds
         count = np.bincount(cases)
         best = np.full(len(count), np.inf)
@@ -168,7 +166,7 @@ class _Fit:
 
 
 def _bounded_step(system: NDArray[np.float64], downhill: Vector, theta: Vector) -> Vector:
-    """The step that solves the system, but for constants that it would take out of their bounds: those stop there."""
+    """Solve for the step, with constants clipped to their bounds (active set)."""
     low, high = -np.log(MAX_FACTOR) - theta, np.log(MAX_FACTOR) - theta
     step = np.zeros_like(theta)
     free = np.ones(len(theta), dtype=bool)
@@ -184,12 +182,12 @@ def _bounded_step(system: NDArray[np.float64], downhill: Vector, theta: Vector) 
 
 
 def _constants(measured: Measurements, start: CpuCosts) -> tuple[Constant, ...]:
-    """Of the families that were measured, in the order of the table."""
+    """Return the constants of the measured families, in the order of the table."""
     families = {SHARED} | {choice.family for choice in measured.choices}
     return tuple(
         (family.name, constant.name)
         for family in fields(start)
-        if family.name in families  # `single_task` is none
+        if family.name in families  # `single_task` is not a family
         for constant in fields(getattr(start, family.name))
     )
 
@@ -219,7 +217,7 @@ def _choice(
     hw: HardwareSpec,
     models: dict[tuple[str, TileSpace, ComputeUnit], Model[Any]],
 ) -> Choice:
-    """`models` are those of the same program; grow."""
+    """Return the choice of a group; `models` caches prepared models of the program."""
     unit = next(u for u in hw.units if u.name == program.unit.name)
     key = (group.name, program.space, unit)
     model = models.get(key)

@@ -1,11 +1,10 @@
-"""Measurements of `roller bench model --json` → the module of costs that the model ships, fitted to all of them.
+"""Fit the shipped constants of the CPU model to documents of `roller bench model --json`.
 
     python -m roller_svc.bench.model.fit_costs bench/results/model/MACHINE/RESULT.json [MORE.json ...] \
         --output roller_svc/perf/cpu_costs_fitted.py
 
-A document's classes whose kernels have changed since are left out: `RESULT.json:-avgpool,maxpool` is all but these. The
-fit starts from the costs that `roller_svc/perf/cpu_costs.py` writes down. The module is replaced at the end, whole:
-a shell's `>` would empty it before this script, which imports it, has begun.
+`RESULT.json:-avgpool,maxpool` leaves out classes, for example those whose kernels have changed since. The fit starts
+from the costs in `roller_svc/perf/cpu_costs.py`. The module is replaced atomically, for this script imports it.
 """
 
 from __future__ import annotations
@@ -24,41 +23,43 @@ from roller_svc.perf.cpu_costs import CpuCosts
 
 Json = dict[str, Any]
 CASES = Path(__file__).resolve().parents[3] / "bench" / "data" / "cpu_bench.json"
-DIGITS = 2  # significant ones: what measuring tells
+DIGITS = 2  # significant digits
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("results", nargs="+", metavar="RESULT[:-CLASS,...]", help="documents of one machine or several")
-    parser.add_argument("--cases", type=Path, default=CASES, help="the cases that it measured")
-    parser.add_argument("--output", type=Path, required=True, metavar="FILE", help="the module")
+    parser.add_argument(
+        "results", nargs="+", metavar="RESULT[:-CLASS,...]", help="documents of one or several machines"
+    )
+    parser.add_argument("--cases", type=Path, default=CASES, help="the measured cases")
+    parser.add_argument("--output", type=Path, required=True, metavar="FILE", help="the module to write")
     options = parser.parse_args()
     by_id = {case.id: case for case in performance_cases(options.cases)}
-    documents = [measured(result) for result in options.results]
+    documents = [read_document(result) for result in options.results]
     machines = [(fit_cases(document, by_id), spec_of(document)) for document in documents]
     costs = fit_machines(machines, CpuCosts())
-    sources = [source(document, cases) for document, (cases, _) in zip(documents, machines, strict=True)]
-    replace_file(options.output, module(costs, "\n".join(sources)))
+    sources = [source_line(document, cases) for document, (cases, _) in zip(documents, machines, strict=True)]
+    replace_file(options.output, module_source(costs, "\n".join(sources)))
 
 
-def measured(result: str) -> Json:
-    """The document, without the classes that are named behind it."""
-    path, _, without = result.partition(":-")
+def read_document(result: str) -> Json:
+    """Read a document without the classes that follow its name."""
+    path, _, excluded = result.partition(":-")
     document = read_measurements(Path(path))
-    left_out = set(filter(None, without.split(",")))
-    if unknown := left_out - {case["cls"] for case in document["cases"]}:
+    excluded_classes = set(filter(None, excluded.split(",")))
+    if unknown := excluded_classes - {case["cls"] for case in document["cases"]}:
         raise SystemExit(f"{path} has no class {', '.join(sorted(unknown))}")
-    return {**document, "cases": [case for case in document["cases"] if case["cls"] not in left_out]}
+    return {**document, "cases": [case for case in document["cases"] if case["cls"] not in excluded_classes]}
 
 
-def source(document: Json, cases: Sequence[FitCase]) -> str:
-    """What was measured, where and when."""
+def source_line(document: Json, cases: Sequence[FitCase]) -> str:
+    """Return a line with number of plans, machine and date."""
     machine, plans = document["machine"], sum(len(case.plans) for case in cases)
     return f"{plans} plans of {len(cases)} programs, {machine['cpu']}, {machine['date'][:10]}."
 
 
 def replace_file(path: Path, text: str) -> None:
-    """The file has its old text or the new one, never a part."""
+    """Replace a file atomically."""
     part = path.with_name(f"{path.name}.part")
     try:
         part.write_text(text, encoding="utf-8")
@@ -67,8 +68,8 @@ def replace_file(path: Path, text: str) -> None:
         part.unlink(missing_ok=True)
 
 
-def module(costs: CpuCosts, sources: str) -> str:
-    """The text of a module whose FITTED are these costs."""
+def module_source(costs: CpuCosts, sources: str) -> str:
+    """Return the source of a module with the costs as FITTED."""
     parts = {part.name: getattr(costs, part.name) for part in fields(costs)}
     families = sorted(type(part).__name__ for part in parts.values() if not isinstance(part, float))
     lines = [

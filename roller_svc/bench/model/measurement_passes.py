@@ -1,7 +1,7 @@
-"""Several visits to each case, far apart → one row a case.
+"""Measure each case in several passes, far apart, and merge them into one row per case.
 
-Another tenant may read memory for minutes, and all that is measured meanwhile is slow: cases are visited one after the
-other, and then all of them again, so often that each is likely to meet a quiet minute.
+A noisy neighbour may use memory bandwidth for minutes and slow down everything measured meanwhile. A pass measures all
+cases once. With several passes each case is likely to have an undisturbed one.
 """
 
 from __future__ import annotations
@@ -15,16 +15,17 @@ from roller_svc.bench.cases import BenchCase
 from roller_svc.bench.interleaved_timing import low_noise_mean_s
 
 PASSES, MAX_PASSES = 4, 8
-# A case is visited further while the halves of its visits are so far apart: a neighbour reads for half a minute, all
-# plans of a visit take 4 % longer then, and two names of one program were 1.4 % apart after four visits.
+# A case gets further passes while its even and odd passes differ by more than this ratio.
 MAX_HALF_RATIO = 1.01
 Json = dict[str, Any]
-PassKey = tuple[str, int]  # a case's id, and which of its visits
+PassKey = tuple[str, int]  # case id, number of the pass
 
 
 def pending_passes(cases: Collection[BenchCase], done: Mapping[PassKey, Json]) -> Iterator[tuple[int, int, BenchCase]]:
-    """The visits that are not done, with their number and that of the case; then, once more, those that others
-    disturbed, and more of the cases that took another time in every other visit than in those between."""
+    """Yield pending passes as (pass, case number, case).
+
+    Then repeat disturbed passes, then add passes for cases whose even and odd passes disagree.
+    """
     for repeat_disturbed in (False, True):
         for pass_ in range(PASSES):
             for number, case in enumerate(cases, 1):
@@ -38,18 +39,18 @@ def pending_passes(cases: Collection[BenchCase], done: Mapping[PassKey, Json]) -
 
 
 def passes_of(case: BenchCase, done: Mapping[PassKey, Json]) -> list[Json]:
-    """All of the case so far, in their order."""
+    """Return the finished passes of a case in order."""
     return [done[case.id, pass_] for pass_ in range(MAX_PASSES) if (case.id, pass_) in done]
 
 
 def _halves_disagree(passes: Sequence[Json]) -> bool:
-    """Whether candidates take longer by one half of the visits than by the other, as a rule."""
+    """Return whether the candidates' times differ between even and odd passes, in the median."""
     halves = [candidate["half_s"] for candidate in merge_passes(passes)["candidates"] if candidate["half_s"]]
     return bool(halves) and abs(statistics.median(math.log(a / b) for a, b in halves)) > math.log(MAX_HALF_RATIO)
 
 
 def merge_passes(passes: Sequence[Json]) -> Json:
-    """One row of a case's visits; those that failed do not count, unless all did."""
+    """Merge the passes of a case into one row; failed passes count only if all failed."""
     timed = [row for row in passes if not row["error"]]
     if not timed:
         return passes[0]
@@ -62,8 +63,11 @@ def merge_passes(passes: Sequence[Json]) -> Json:
 
 
 def _merge_candidates(passes: Sequence[Json]) -> Json:
-    """A candidate takes what its quietest calls of all visits took. `half_s`: the same of every other visit and of
-    those between, two measurements: how far they agree no model can do better."""
+    """Merge the passes of a candidate.
+
+    `quiet_s` is the low-noise mean over all passes. `half_s` has those of the even and the odd passes; their agreement
+    bounds how well a model can do.
+    """
     quantiles = [candidate["quietest_s"] for candidate in passes]
     first = {name: value for name, value in passes[0].items() if name != "quietest_s"}
     failed = next((candidate for candidate in passes if candidate["error"]), None)

@@ -1,4 +1,4 @@
-"""A document of `roller bench model --json` → two plots: predicted beside measured seconds, and curves of regret.
+"""Plot a document of `roller bench model --json`: predicted against measured times, and regret curves.
 
     python -m roller_svc.bench.model.plot RESULT.json OUT_PREFIX
 
@@ -26,11 +26,11 @@ from roller_svc.bench.model.run import measured_s
 
 Json = dict[str, Any]
 
-COLUMNS = 6  # of small plots
+COLUMNS = 6  # of the grid of plots
 NEAR = 0.15  # the goal of |ln(predicted / measured)|, drawn as a band
-MIN_SPAN = 100  # of an axis: two powers of ten, so that one at least has its tick
+MIN_SPAN = 100  # ratio of an axis's bounds: two decades, so that it has a tick
 INK, MUTED, GRID = "#222222", "#6b6b6b", "#dddddd"
-RANKED, DRAWN = "#1f5fa8", "#d9822b"  # told apart in grey and by the colour-blind, too
+RANKED, DRAWN = "#1f5fa8", "#d9822b"  # distinguishable in greyscale and with colour blindness
 CURVES = (("as_shipped", "constants as shipped", "--"), ("fitted", "fitted to the other half", "-"))
 GOALS = ((1, 0.05, "mean 5 %"), (1, 0.12, "p90 12 %"), (10, 0.01, "mean 1 %"))
 
@@ -47,7 +47,7 @@ def main() -> None:
 
 
 def times(document: Json) -> Figure:
-    """Measured seconds to the right, predicted ones upwards, a small plot for each class."""
+    """Plot predicted over measured seconds, one small plot per class."""
     classes = sorted(document["classes"])
     rows = math.ceil(len(classes) / COLUMNS)
     figure, grid = plt.subplots(rows, COLUMNS, figsize=(2.3 * COLUMNS, 2.7 * rows), squeeze=False, layout="constrained")
@@ -72,7 +72,7 @@ def times(document: Json) -> Figure:
 
 
 def points(document: Json, cls: str) -> list[tuple[float, float, bool]]:
-    """(measured, predicted, whether the plan was drawn at random) of all timed plans of a class."""
+    """Return (measured, predicted, whether drawn at random) of all timed plans of a class."""
     return [
         (measured_s(plan), plan["fitted_s"], plan["drawn"])
         for row in document["cases"]
@@ -102,7 +102,7 @@ def _scatter(axes: Axes, found: list[tuple[float, float, bool]]) -> None:
 
 
 def regrets(document: Json) -> Figure:
-    """Regret of the best of the model's first k plans, its mean and its ninetieth percentile over the cases."""
+    """Plot mean and 90th percentile of the regret of the best of the model's first k plans."""
     figure, axes = plt.subplots(figsize=(7.5, 4.5), layout="constrained")
     for key, label, dashes in CURVES:
         curve = (document if key == "fitted" else document[key])["overall"]["regret_curve"]

@@ -1,11 +1,8 @@
-"""Operators with published times → the model's prediction beside them, and our seconds beside the artifact's.
+"""Compare predictions with the times that the ROLLER artifact publishes.
 
-Our seconds go from expression to kernel text, the artifact's to built kernels.
-
-Published tiles of ROLLER's artifact → the model's estimate of those very tiles beside their published times.
-
-The artifact names the best of its ten tiles for each operator on K80 and MI50. A tile becomes an rProgram of our
-families; where theirs are other kernels, `artifact_kernel` prices what they generate.
+On V100 the model's first plan is compared with the best published time, and our construction time with the artifact's
+(ours ends at the kernel source, theirs at the built kernel). On K80 and MI50 the artifact names its best tile for each
+operator: it becomes an rProgram of our families, or of `artifact_kernel` where the artifact generates other kernels.
 """
 
 from __future__ import annotations
@@ -35,9 +32,9 @@ from roller_svc.ir.program import TensorProgram
 from roller_svc.ir.rprogram import RProgram, RTile
 
 TARGET = "nvidia-v100-sxm2"
-# ROLLER's own means from expression to its first kernel and to all ten, figure 11 of the artifact
+# ROLLER's mean seconds from expression to its first kernel and to all ten (figure 11 of the artifact)
 ARTIFACT_TOP1_MEAN_S, ARTIFACT_TOP10_MEAN_S = 0.413, 13.35
-# ROLLER's own constants of a V100 (the artifact's arch/V100.py): FLOP/s, and bytes/s of memory
+# ROLLER's constants of a V100 (the artifact's arch/V100.py): FLOP/s, and bytes/s of memory
 ARTIFACT_ROOF = (12.48e12, 750e9)
 TOP_K = 10
 PUBLISHED = Kind("not a file of published times")
@@ -45,11 +42,11 @@ Json = dict[str, Any]
 
 
 def bench_published(path: Path) -> Json:
-    """The median of |ln(predicted / best published)|, overall and a class; `best` is the fastest system's time.
+    """Return the median of |ln(predicted / best published)|, overall and by class.
 
-    `rooflines` has the same of two rooflines, max of operations / rate and of least bytes / bandwidth: with ROLLER's
-    constants and with the vendor's peaks. Operators whose best time is below what the direct algorithm's operations
-    take at the peak (`below_direct_floor`) are among the cases and in no median, and so are those with an `error`.
+    The best published time is that of the fastest system. `rooflines` has the same for two rooflines, with ROLLER's
+    constants and with the vendor's peaks. Medians exclude cases with an `error`, and those whose best time is below the
+    compute bound of the direct algorithm (`below_direct_floor`).
     """
     hw = hardware.load(TARGET)
     rows = [operator_row(op, hw, _row) for op in operators(path)]
@@ -69,12 +66,12 @@ def bench_published(path: Path) -> Json:
 
 
 def operators(path: Path) -> tuple[OperatorModel, ...]:
-    """The operators of a file of published times; ArgumentError where it is none."""
+    """Read the operators of a file of published times. Raises ArgumentError for an invalid file."""
     return tuple(checked(path, PUBLISHED, PublishedModel, read_json(path, PUBLISHED)).ops)
 
 
 def operator_row(op: OperatorModel, hw: HardwareSpec, row: Callable[[OperatorModel, HardwareSpec], Json]) -> Json:
-    """The operator's row; `error`: why it has no figures."""
+    """Return the row of an operator; `error` if it has no results."""
     try:
         return {"id": op.id, "cls": op.kind, "error": None} | row(op, hw)
     except InvariantError:
@@ -126,7 +123,7 @@ def _roofline_s(op: OperatorModel, flops_per_s: float, bytes_per_s: float) -> fl
 
 
 def _peaks(hw: HardwareSpec) -> tuple[float, float]:
-    """The vendor's figures, of float32; the achievable ones where none are stated."""
+    """Return the vendor's float32 peaks, or the achievable rates if none are stated."""
     unit = hw.unit_for(DType.FLOAT32)
     return (
         unit.peak_flops_per_s or unit.flops_per_s,
@@ -151,18 +148,21 @@ def _summary(rows: Sequence[Json]) -> Json:
     }
 
 
-# A device's fields in the file of published times.
+# Device id: its field in the file of published times.
 COLUMNS = {"nvidia-k80": "k80", "amd-mi50": "mi50"}
-# Classes whose kernels the artifact stages in shared memory and we do not, and the families that are priced so:
-# reductions only where the compiled code is known (docs/model.md).
+# Classes whose kernels the artifact stages in shared memory and we do not, and the target kinds for which they are
+# estimated so: reductions only where the compiled code is known (docs/model.md).
 STAGED = {"depthwiseconv": tuple(TargetKind), "pooling": tuple(TargetKind), "reduce": (TargetKind.AMD,)}
 _LEVEL = re.compile(r"\[level (\d): \[tile: \[([\d, ]*)\]; step: \[([\d, ]*)\]\]\]")
 
 
 def bench_tiles(path: Path, target: str) -> Json:
-    """Spearman's correlation within each class and the median of |ln(estimate / published)| of the published tiles
-    (`tile_s` beside `roller_s`), and how often the best of our own ten (`predicted_s`) is estimated within the
-    published tile's estimate, and within the published time. Operators with an `error` are in no figure."""
+    """Compare estimates of the published tiles (`tile_s`) with their published times (`roller_s`).
+
+    Returns Spearman's correlation and the median of |ln(estimate / published)|, overall and by class. Also returns how
+    often the best of our ten candidates (`predicted_s`) is at most the tile's estimate, and at most the published time.
+    Operators with an `error` do not count.
+    """
     if target not in COLUMNS:
         raise ArgumentError(
             f"no tiles are published for {target}", code="invalid-option", hint=f"--target: {' or '.join(COLUMNS)}"
@@ -175,11 +175,15 @@ def bench_tiles(path: Path, target: str) -> Json:
 
 
 def published_program(text: str, space: TileSpace, unit: ComputeUnit) -> RProgram:
-    """`[level 0: [tile: [128, 128]; step: [32]]][level 1: ...]` → an rProgram: level 0 is a block's tile and what it
-    stages of the reduced axes at once, level 1 a thread's tile; spatial axes stand in the order of the space's."""
+    """Parse `[level 0: [tile: [128, 128]; step: [32]]][level 1: ...]` into an rProgram.
+
+    Level 0 is the block tile with its k-tile, level 1 the thread tile; spatial axes are in the order of the space.
+    """
     levels = {int(level): (_numbers(tile), _numbers(step)) for level, tile, step in _LEVEL.findall(text)}
     if not {0, 1} <= levels.keys() or any(len(levels[level][0]) != len(space.spatial) for level in (0, 1)):
-        raise ArgumentError(f"no tile of {[a.name for a in space.spatial]}: {text!r}", code="unreadable-file")
+        raise ArgumentError(
+            f"expected a tile of {[a.name for a in space.spatial]}, got {text!r}", code="unreadable-file"
+        )
     step = math.prod(levels[0][1])
     block = {a.name: n for a, n in zip(space.spatial, levels[0][0], strict=True)}
     thread = {a.name: n for a, n in zip(space.spatial, levels[1][0], strict=True)}

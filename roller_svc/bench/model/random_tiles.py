@@ -1,7 +1,7 @@
-"""KernelGroup, HardwareSpec → random rPrograms of all that the rules let through, good and bad.
+"""Draw random rPrograms that satisfy the rules, good and bad ones.
 
-Construction keeps the tiles that its rules of thumb and the model prefer. Whether the model tells good from bad shows
-only where both are measured.
+Construction keeps only tiles that its heuristics and the model prefer. Random tiles show whether the model tells good
+tiles from bad ones.
 """
 
 from __future__ import annotations
@@ -29,15 +29,14 @@ from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.rprogram import RProgram
 from roller_svc.perf.footprint import Tile
 
-TRIES = 10  # draws for each rProgram wanted: some come twice, some bases have no block
+TRIES = 10  # draws for each wanted rProgram: some are duplicates, some thread tiles have no block
 
 
 def random_rprograms(group: KernelGroup, hw: HardwareSpec, count: int, rng: random.Random) -> tuple[RProgram, ...]:
-    """At most `count` different rPrograms, fewer where there are not so many.
+    """Return at most `count` distinct rPrograms.
 
-    Drawn are a reading of the group, a thread's tile, a block's, and how blocks run, in this order: each thread's tile
-    is as likely as any other, however many blocks are built from it. A reading that no rules fit is left out; `rank`
-    says why.
+    A view of the group, a thread tile, a block tile and pipeline options are drawn in this order. Each thread tile is
+    equally likely, whatever the number of its block tiles. Views without rules are skipped.
     """
     views: list[_View] = []
     for unit, view in unit_views(group, hw, units_for(group, hw, NO_CONSTRAINTS)):
@@ -55,7 +54,7 @@ def random_rprograms(group: KernelGroup, hw: HardwareSpec, count: int, rng: rand
 
 @dataclass(slots=True)
 class _View:
-    """A group as one kind of it, and what is known of its tiles."""
+    """One view of a group, with caches of its tiles."""
 
     group: KernelGroup
     family: Family[Any]
@@ -64,7 +63,7 @@ class _View:
     _blocks: dict[ThreadTile, tuple[Tile, ...]] = field(default_factory=dict)
 
     def draw(self, rng: random.Random) -> tuple[RProgram, ...]:
-        """One rProgram; none where no block is built from the base that was drawn."""
+        """Draw one rProgram, or none if the drawn thread tile has no block tile."""
         self._bases = self._bases or _bases(self.rules)
         if not self._bases:
             return ()
@@ -89,7 +88,7 @@ class _View:
 
 
 def _bases(rules: Rules) -> tuple[ThreadTile, ...]:
-    """Every thread's tile that the registers hold; of some families the stage has only few of them."""
+    """Return all thread tiles that fit the registers; scale-up finds only few for some families."""
     if isinstance(rules, CpuConvolutionRules):
         return tuple(ThreadTile(tile) for tile in rules.register_tiles())
     if isinstance(rules, TransposeRules):

@@ -1,7 +1,4 @@
-"""Predicted and measured seconds of cases' plans → what the model's choice costs, and how well it ranks and tells.
-
-Predicted times and those that others took → how far apart they are, and whether they are in the same order.
-"""
+"""Metrics of predicted against measured times: regret of the model's choice, rank correlation, log ratio."""
 
 from __future__ import annotations
 
@@ -12,22 +9,22 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-MIN_RANKED = 3  # two values are always in order or in reverse
+MIN_RANKED = 3  # the rank correlation of two values is always 1 or -1
 
 
 def median_abs_log_ratio(pairs: Iterable[tuple[float, float]]) -> float | None:
-    """The median of |ln(predicted / taken)|: 0.1 is a tenth off; None of no pair."""
+    """Return the median of |ln(predicted / measured)|, or None without pairs."""
     logs = [abs(math.log(predicted / measured)) for predicted, measured in pairs]
     return statistics.median(logs) if logs else None
 
 
-def fraction(value: Sequence[bool]) -> float | None:
-    """How many of them hold; None of none."""
-    return sum(value) / len(value) if value else None
+def fraction(values: Sequence[bool]) -> float | None:
+    """Return the fraction of true values, or None without values."""
+    return sum(values) / len(values) if values else None
 
 
 def spearman(pairs: Sequence[tuple[float, float]]) -> float | None:
-    """Spearman's rank correlation, ties given their mean rank; None where there are too few, or all are equal."""
+    """Return Spearman's rank correlation, with mean ranks for ties; None for too few or equal values."""
     first, second = (_ranks([pair[side] for pair in pairs]) for side in (0, 1))
     if len(pairs) < MIN_RANKED or len(set(first)) == 1 or len(set(second)) == 1:
         return None
@@ -41,7 +38,7 @@ def _ranks(values: Sequence[float]) -> list[float]:
 
 Json = dict[str, Any]
 TOP_K = 10
-CURVE = 20  # the best of the model's first 1, 2, ... so many
+CURVE = 20  # length of the regret curve
 METRICS = (
     "spearman", "spearman_within", "spearman_halves", "top1_regret_mean", "top1_regret_p90", "top1_regret_max",
     "top10_regret_mean", "median_abs_log_ratio", "chosen_median_abs_log_ratio",
@@ -50,22 +47,21 @@ METRICS = (
 
 @dataclass(frozen=True, slots=True)
 class EvaluatedCase:
-    """`pairs`: predicted and measured seconds of each plan, one at least. Of plans predicted alike the first counts as
-    put first. `halves`: seconds by either half of a plan's samples, where they were kept."""
+    """The predicted and measured times of a case."""
 
     id: str
     cls: str
-    pairs: tuple[tuple[float, float], ...]
-    halves: tuple[tuple[float, float], ...] = ()
+    pairs: tuple[tuple[float, float], ...]  # (predicted, measured) seconds of each plan, at least one
+    halves: tuple[tuple[float, float], ...] = ()  # seconds by each half of a plan's samples, if known
 
     def regret(self, first: int) -> float:
-        """How much longer than the best of all takes the best of so many that the model puts first: 0.1 is a tenth."""
+        """Return the relative regret of the best of the model's first plans: 0.1 is 10 % slower than the best plan."""
         ranked = sorted(self.pairs, key=lambda pair: pair[0])
         return min(measured for _, measured in ranked[:first]) / min(measured for _, measured in self.pairs) - 1
 
     @property
     def top1(self) -> tuple[float, float]:
-        """Predicted and measured seconds of the plan that the model puts first."""
+        """Return predicted and measured seconds of the model's first plan."""
         return min(self.pairs, key=lambda pair: pair[0])
 
 
@@ -83,9 +79,12 @@ def case_json(case: EvaluatedCase) -> Json:
 
 
 def metrics(cases: Sequence[EvaluatedCase]) -> Json:
-    """The figures of a class: `spearman` and `median_abs_log_ratio` over the plans of all its cases together,
-    `spearman_within` the mean of the cases' own, `spearman_halves` of two halves of the samples in place of predicted
-    and measured, `chosen_median_abs_log_ratio` of the plans put first. All None where there are no cases."""
+    """Return the metrics of several cases; all None without cases.
+
+    `spearman` and `median_abs_log_ratio` are over the plans of all cases, `spearman_within` is the mean over the cases.
+    `spearman_halves` is the split-half correlation of the measurements. `chosen_median_abs_log_ratio` is over the
+    model's first plans.
+    """
     if not cases:
         return {"cases": 0, "plans": 0} | dict.fromkeys(METRICS)
     pairs = [pair for case in cases for pair in case.pairs]
@@ -107,7 +106,7 @@ def metrics(cases: Sequence[EvaluatedCase]) -> Json:
 
 
 def evaluation(cases: Sequence[EvaluatedCase]) -> Json:
-    """The figures of all cases and of each class, and the regret of the best of the model's first 1, 2, ..."""
+    """Return the metrics of all cases and of each class, and the regret curve."""
     classes = sorted({case.cls for case in cases})
     return {
         "overall": metrics(cases) | {"regret_curve": regret_curve(cases)},
@@ -116,7 +115,7 @@ def evaluation(cases: Sequence[EvaluatedCase]) -> Json:
 
 
 def regret_curve(cases: Sequence[EvaluatedCase]) -> list[Json]:
-    """Mean and ninetieth percentile of the cases' regrets, for each number of plans that are tried."""
+    """Return mean and 90th percentile of the regret for each number of tried plans."""
     curve = []
     for first in range(1, CURVE + 1) if cases else ():
         regrets = [case.regret(first) for case in cases]
@@ -125,5 +124,5 @@ def regret_curve(cases: Sequence[EvaluatedCase]) -> list[Json]:
 
 
 def percentile(values: Sequence[float], fraction: float) -> float:
-    """The least of the values that so large a share of them do not exceed."""
+    """Return the smallest value that at least this fraction of the values does not exceed."""
     return sorted(values)[math.ceil(fraction * len(values)) - 1]

@@ -1,7 +1,4 @@
-"""Measured candidates of cases → the model's figures, as it is shipped and as it is fitted, in one document.
-
-The shape of a document of measured candidates, as far as it is read again.
-"""
+"""Read documents of measured candidates and evaluate the model on them, with shipped and with fitted constants."""
 
 from __future__ import annotations
 
@@ -36,9 +33,9 @@ class SettingsModel(Read):
 
 
 class KernelModel(Read):
-    """`reading`: which of the group's views; whether the tiles fit them, today's generator says."""
+    """The tiles of a kernel; whether they fit the group is checked later."""
 
-    reading: Annotated[int, Field(ge=0)]
+    reading: Annotated[int, Field(ge=0)]  # index of the group's view: direct convolution or implicit GEMM
     unit: str
     block: dict[str, Count]
     thread: dict[str, Count]
@@ -47,29 +44,29 @@ class KernelModel(Read):
 class CandidateModel(Read):
     error: str | None
     min_s: Annotated[float, Field(gt=0)] | None
-    quiet_s: Annotated[float, Field(gt=0)] | None = None  # earlier documents have none
-    half_s: Annotated[list[float], Field(min_length=2, max_length=2)] | None = None  # nor these
+    quiet_s: Annotated[float, Field(gt=0)] | None = None  # missing in earlier documents
+    half_s: Annotated[list[float], Field(min_length=2, max_length=2)] | None = None  # missing in earlier documents
     kernels: list[KernelModel]
 
     @model_validator(mode="after")
     def _timed_or_wrong(self) -> CandidateModel:
         if self.error is None and self.min_s is None:
-            raise ValueError("neither a time nor an error")
+            raise ValueError("expected a time or an error")
         return self
 
 
 class RowModel(Read):
-    """`program`: the digest of its text and inputs."""
+    """The row of a case."""
 
     id: str
     cls: str
-    program: str | None = None  # earlier documents have none
+    program: str | None = None  # digest of expression and inputs; missing in earlier documents
     error: str | None
     candidates: list[CandidateModel]
 
 
 class MeasurementsModel(Read):
-    """`hardware` has checks of its own."""
+    """A document of measurements; `hardware` is validated separately."""
 
     machine: MachineModel
     settings: SettingsModel
@@ -79,7 +76,7 @@ class MeasurementsModel(Read):
     @model_validator(mode="after")
     def _each_case_once(self) -> MeasurementsModel:
         if len({row.id for row in self.cases}) < len(self.cases):
-            raise ValueError("a case is there twice")
+            raise ValueError("duplicate case id")
         return self
 
 
@@ -88,7 +85,7 @@ MEASUREMENTS = Kind("no measurements of candidates", "roller bench model --json 
 
 
 def read_measurements(path: Path) -> Json:
-    """The document of an earlier run; ArgumentError, with what is wrong and where, for any other file."""
+    """Read the document of an earlier run; raise ArgumentError for an invalid file."""
     document: Json = read_json(path, MEASUREMENTS)
     checked(path, MEASUREMENTS, MeasurementsModel, document)
     try:
@@ -99,18 +96,19 @@ def read_measurements(path: Path) -> Json:
 
 
 def report(document: Json, cases: Mapping[str, BenchCase]) -> Json:
-    """The document with its rows judged: `overall` and `classes` with constants fitted to the other half of the rows,
-    `as_shipped` the same with today's; each row gets both, each of its candidates `predicted_s` and `fitted_s`.
+    """Evaluate the rows of a document.
 
-    Raises ArgumentError where no row is of one of the cases.
+    `overall` and `classes` are with constants fitted to the other half of the rows, `as_shipped` with the shipped ones.
+    Each row gets both, and each of its candidates `predicted_s` (shipped) and `fitted_s`. Raises ArgumentError if no
+    row belongs to one of the cases.
     """
     hw = spec_of(document)
     rows = [row for row in document["cases"] if row["id"] in cases]
     if not rows:
-        raise ArgumentError("none of the measured programs is among the cases", code="stale-measurements",
-                            hint="--cases FILE: those that were measured")  # fmt: skip
-    fit_case_or_error = {row["id"]: _fit_case(row, cases[row["id"]], hw) for row in rows}
-    timed = [case for case in fit_case_or_error.values() if isinstance(case, FitCase) and case.plans]
+        raise ArgumentError("no measured program is among the cases", code="stale-measurements",
+                            hint="--cases FILE: the measured cases")  # fmt: skip
+    results = {row["id"]: _fit_case(row, cases[row["id"]], hw) for row in rows}
+    timed = [case for case in results.values() if isinstance(case, FitCase) and case.plans]
     shipped, halves = with_shipped_constants(timed, hw), cross_validate(timed, hw)
     by_id = {one.id: (one, other) for one, other in zip(shipped, halves.cases, strict=True)}
     return {
@@ -119,39 +117,37 @@ def report(document: Json, cases: Mapping[str, BenchCase]) -> Json:
         "as_shipped": evaluation(shipped),
         "constants": [asdict(costs) for costs in halves.constants],
         "hardware": to_mapping(hw),
-        "cases": [_row(row, fit_case_or_error[row["id"]], by_id.get(row["id"])) for row in rows],
+        "cases": [_row(row, results[row["id"]], by_id.get(row["id"])) for row in rows],
     }
 
 
 def spec_of(document: Json) -> HardwareSpec:
-    """The machine that was measured, with the figures that calibration takes from its micro-benchmarks today."""
+    """Return the spec of the measured machine, with values re-derived from its micro-benchmarks."""
     return refigured(from_mapping(document["hardware"]))
 
 
 def fit_cases(document: Json, cases: Mapping[str, BenchCase]) -> tuple[FitCase, ...]:
-    """What was measured of these cases, as today's model sees it."""
+    """Return the measured cases with the estimates of today's model."""
     hw = spec_of(document)
-    fit_case_or_error = (_fit_case(row, cases[row["id"]], hw) for row in document["cases"] if row["id"] in cases)
-    return tuple(case for case in fit_case_or_error if isinstance(case, FitCase) and case.plans)
+    results = (_fit_case(row, cases[row["id"]], hw) for row in document["cases"] if row["id"] in cases)
+    return tuple(case for case in results if isinstance(case, FitCase) and case.plans)
 
 
 def _fit_case(row: Json, case: BenchCase, hw: HardwareSpec) -> FitCase | str:
-    """The row as today's model sees it, or why it does not count."""
+    """Return the row with the estimates of today's model, or why it does not count."""
     if row["error"]:
         return str(row["error"])
     if (row.get("program") or case.digest) != case.digest:
-        return "stale-measurements: the case has another text, or other inputs, now"
+        return "stale-measurements: expression or inputs of the case have changed"
     try:
         return fit_case(row, case, hw)
     except ArgumentError as stale:
         return f"{stale.code}: {stale.message}"
 
 
-def _row(row: Json, fit_case_or_error: FitCase | str, evaluated: tuple[EvaluatedCase, EvaluatedCase] | None) -> Json:
-    if isinstance(fit_case_or_error, str) or evaluated is None:
-        return row | {
-            "error": fit_case_or_error if isinstance(fit_case_or_error, str) else "no candidate could be timed"
-        }
+def _row(row: Json, result: FitCase | str, evaluated: tuple[EvaluatedCase, EvaluatedCase] | None) -> Json:
+    if isinstance(result, str) or evaluated is None:
+        return row | {"error": result if isinstance(result, str) else "no candidate could be timed"}
     shipped, fitted = evaluated
     timed = iter(zip(shipped.pairs, fitted.pairs, strict=True))
     candidates = []

@@ -1,4 +1,4 @@
-"""Cases on this CPU: the plans that the model puts first and random ones, built and timed in turns."""
+"""Measure cases on this CPU: build and time the model's first plans and random plans, interleaved."""
 
 from __future__ import annotations
 
@@ -42,40 +42,38 @@ _TIMEOUT_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """`top` plans that the model puts first and `sample` random ones of each case, `class_sample` of a class at least,
-    drawn with `seed`, for so many threads. `calibrate`: the model works with figures measured at the start, else with
-    the spec as it is shipped."""
+    """Settings of a run."""
 
     target: str = "local"
     threads: int = 1
-    top: int = 10
-    sample: int = 10
-    class_sample: int = 60
+    top: int = 10  # of the model's first plans, for each case
+    sample: int = 10  # random plans of each case, at least
+    class_sample: int = 60  # random plans of each class, at least
     seed: int = 0
-    calibrate: bool = True
+    calibrate: bool = True  # measure the spec at the start; else use the shipped spec
 
 
 @dataclass(slots=True)
 class Worker:
-    """The process that times, on cores of its own; one that died or was stopped is started again for its next task."""
+    """The timing process on its own cores; it is restarted after a crash or timeout."""
 
     target: str
     threads: int
     _process: WorkerProcess[Task, Answer] = field(default_factory=lambda: WorkerProcess(work, _TIMEOUT_S))
 
     def start(self, *, calibrate: bool) -> HardwareSpec:
-        """The spec of its cores; ArgumentError where there are too few."""
+        """Start the process; return the spec of its cores. Raises ArgumentError for too few cores."""
         cores = sorted(os.sched_getaffinity(0))[-self.threads :]
         if len(cores) < self.threads:
             raise ArgumentError(f"--threads {self.threads}: this process may use {len(cores)} cores")
         with pinned(cores):
             spec = self._process.call(Describe(self.target, calibrate))
         if not isinstance(spec, HardwareSpec):
-            raise InvariantError("the worker answered something else")
+            raise InvariantError("the worker returned a result of another type")
         return spec
 
-    def calibrated(self, before: HardwareSpec) -> HardwareSpec:
-        """Its spec measured once more; what was measured before, where others use the cores."""
+    def recalibrate(self, before: HardwareSpec) -> HardwareSpec:
+        """Calibrate again; return the spec from before if the machine is busy."""
         try:
             return self.start(calibrate=True)
         except LaunchError as failure:
@@ -88,7 +86,7 @@ class Worker:
             return self._process.call(task)
         except (BuildServiceError, KernelTimeoutError, InvariantError):
             self._process.close(kill=True)
-            self.start(calibrate=False)  # what it answers is not used: the spec stays what it was
+            self.start(calibrate=False)  # the spec from before stays in use
             raise
 
     def close(self) -> None:
@@ -97,19 +95,18 @@ class Worker:
 
 @dataclass(slots=True)
 class BuiltCase:
-    """A case's candidates, `sample` random ones among them, built once for all visits. `errors`: of each what was wrong
-    with it, if anything; of results only the first visit can tell (`is_known`)."""
+    """The candidates of a case, built once for all passes."""
 
     case: BenchCase
     trial: TrialPlans
     attempts: tuple[CandidateResult, ...]
     build_s: float
-    errors: list[RollerError | None]
-    is_known: bool = False
+    errors: list[RollerError | None]  # of each candidate
+    is_known: bool = False  # the results were checked in the first pass
 
 
 def build_case(case: BenchCase, settings: Settings, sample: int, hw: HardwareSpec) -> BuiltCase:
-    """Raises RollerError where the case has no candidates."""
+    """Build the candidates of a case, `sample` random ones among them. Raises RollerError if there are none."""
     program = case.program()
     trial = trial_plans(program, hw, settings.top, sample, f"{settings.seed} {case.id}")
     start = time.perf_counter()
@@ -118,8 +115,7 @@ def build_case(case: BenchCase, settings: Settings, sample: int, hw: HardwareSpe
 
 
 def measure_pass(built: BuiltCase, hw: HardwareSpec, worker: Worker) -> Json:
-    """One row: the case's candidates with what the model expects of them and what they took in this visit. Raises
-    RollerError where the worker is lost."""
+    """Time the candidates of a case in one pass; return its row. Raises RollerError if the worker is lost."""
     case, trial, samples = built.case, built.trial, _time_case(built, worker)
     rows = [
         _candidate(plan, error, rounds) | {"drawn": number >= len(trial.ranked)}
@@ -133,7 +129,7 @@ def measure_pass(built: BuiltCase, hw: HardwareSpec, worker: Worker) -> Json:
 
 
 def failed_case(case: BenchCase, failure: RollerError) -> Json:
-    """The row of a case that could not be built or timed."""
+    """Return the row of a case that could not be built or timed."""
     return _row_of(case) | {"error": f"{failure.code}: {failure.message}", "candidates": []}
 
 
@@ -142,9 +138,9 @@ def _row_of(case: BenchCase) -> Json:
 
 
 def fit_case(row: Json, case: BenchCase, hw: HardwareSpec) -> FitCase:
-    """The case with those of its candidates that were timed, in the order of the row, as today's model sees them.
+    """Return a case with its timed candidates, with the estimates of today's model.
 
-    Raises ArgumentError where the row's tiles are no tiles of the program any more.
+    Raises ArgumentError if the tiles of the row no longer fit the program.
     """
     groups = PartitionCache(case.program()).groups(hw)
     timed = [c for c in row["candidates"] if c["error"] is None]
@@ -153,7 +149,7 @@ def fit_case(row: Json, case: BenchCase, hw: HardwareSpec) -> FitCase:
 
 
 def measured_s(candidate: Json) -> float:
-    """What a candidate that was timed takes; in documents that have nothing else, its least sample."""
+    """Return the low-noise time of a candidate, or its minimum in documents that lack it."""
     seconds: float = candidate.get("quiet_s") or candidate["min_s"]
     return seconds
 
@@ -164,12 +160,12 @@ def _halves(candidate: Json) -> tuple[float, float] | None:
 
 
 def _time_case(built: BuiltCase, worker: Worker) -> InterleavedSamples:
-    """The samples of each attempt, none where something was wrong with it."""
+    """Take the samples of each candidate, none for candidates with an error."""
     pairs = enumerate(zip(built.attempts, built.errors, strict=True))
     kernels = [(i, a.compiled) for i, (a, error) in pairs if a.compiled is not None and error is None]
     answer = worker.call(LoadKernels(built.case, tuple(kernel for _, kernel in kernels), built.is_known))
     if not isinstance(answer, tuple):
-        raise InvariantError("the worker answered something else")
+        raise InvariantError("the worker returned a result of another type")
     for (i, _), error in zip(kernels, answer, strict=True):
         built.errors[i] = error
     built.is_known = True
@@ -178,7 +174,7 @@ def _time_case(built: BuiltCase, worker: Worker) -> InterleavedSamples:
     def take(position: int) -> Sample:
         sample = worker.call(TimeKernel(right[position][1]))
         if not isinstance(sample, Sample):
-            raise InvariantError("the worker answered something else")
+            raise InvariantError("the worker returned a result of another type")
         return sample
 
     samples = time_interleaved(len(right), take)

@@ -1,4 +1,4 @@
-"""The worker that times a case's candidates in turns. Its process starts on the cores that they are to have."""
+"""The worker process that times the candidates of a case, on the cores that they use."""
 
 from __future__ import annotations
 
@@ -22,13 +22,15 @@ from roller_svc.reference.compare import agrees
 from roller_svc.reference.interpreter import Value
 
 SAMPLE_S = 0.01
-CLOCK_S = 50e-6  # calls that take less are timed together: a look at the clock takes a tenth of a microsecond
+CLOCK_S = 50e-6  # shorter calls are timed in batches: reading the clock takes 0.1 us
 
 
 @dataclass(frozen=True, slots=True)
 class Describe:
-    """The spec of the cores that this process may use: `local`, or what a smaller target has of them. `measure`: with
-    figures measured here in place of shipped ones."""
+    """Return the spec of this process's cores: `local`, or a target with a subset of its ISA.
+
+    `measure`: calibrate it here.
+    """
 
     target: str
     measure: bool
@@ -36,8 +38,10 @@ class Describe:
 
 @dataclass(frozen=True, slots=True)
 class LoadKernels:
-    """Take these kernels of a case, and run each once. The answer says of each what was wrong with it, if anything;
-    results are compared unless they are `known` to be right."""
+    """Load the kernels of a case and run each once; respond with the error of each, or None.
+
+    Results are compared unless they are known to be right.
+    """
 
     case: BenchCase
     kernels: tuple[CompiledKernel, ...]
@@ -46,7 +50,7 @@ class LoadKernels:
 
 @dataclass(frozen=True, slots=True)
 class TimeKernel:
-    """One turn of one kernel."""
+    """Take one sample of one kernel."""
 
     number: int
 
@@ -57,19 +61,18 @@ Answer = HardwareSpec | tuple[RollerError | None, ...] | Sample
 
 @dataclass(slots=True)
 class _State:
-    """What this process holds between its tasks. `repeats`: how many calls a sample of each kernel has, and
-    how many of them are timed together."""
+    """The state of this process between tasks."""
 
     hardware: HardwareSpec | None = None
     calls: dict[int, Call] = field(default_factory=dict)
-    repeats: dict[int, tuple[int, int]] = field(default_factory=dict)
+    repeats: dict[int, tuple[int, int]] = field(default_factory=dict)  # per kernel: calls of a sample, of a batch
 
 
 _state = _State()
 
 
 def work(task: Task) -> Answer:
-    """One task's answer."""
+    """Run one task."""
     match task:
         case Describe(target=target, measure=measure):
             shipped = local_spec(target)
@@ -82,7 +85,7 @@ def work(task: Task) -> Answer:
 
 
 def local_spec(target: str) -> HardwareSpec:
-    """The target's spec, with this machine's caches, clock and the cores that this process may use."""
+    """Return the target's spec with this machine's caches and clock, and the cores of this process."""
     if target == hardware.LOCAL:
         return hardware.detect_local()
     return replace(localised(hardware.load(target), probe()), id=target)
@@ -90,7 +93,7 @@ def local_spec(target: str) -> HardwareSpec:
 
 def _load_kernels(task: LoadKernels) -> tuple[RollerError | None, ...]:
     if _state.hardware is None:
-        raise InvariantError("no spec was asked for")
+        raise InvariantError("expected the task Describe first")
     _state.calls, _state.repeats = {}, {}
     program, load = task.case.program(), backend_for(_state.hardware).load
     arrays = make_inputs(program, task.case)
@@ -101,9 +104,9 @@ def _load_kernels(task: LoadKernels) -> tuple[RollerError | None, ...]:
         try:
             call = load(kernel).bind(arrays, results)
             for array in (results or {}).values() if not task.results_known else ():
-                array.fill(0)  # what a kernel does not write shall not be an earlier one's
+                array.fill(0)  # so that elements that a kernel does not write are not an earlier kernel's
             call()
-            results = call.finish()
+            results = call.results()
             if not task.results_known:
                 expected = expected or _values(program, results)
                 _check(program, results, expected)
@@ -126,8 +129,10 @@ def _values(program: TensorProgram, results: dict[str, NDArray[Any]]) -> dict[st
 
 
 def _time_kernel(number: int) -> Sample:
-    """The first turn finds out how many calls fill a sample, and how many are timed together; a call that fills one by
-    itself needs no warming up."""
+    """Take a sample. The first one determines the calls of a sample and of a batch.
+
+    A call that fills a sample by itself needs no warm-up.
+    """
     call = _state.calls[number]
     if number not in _state.repeats:
         sample = take_sample(call, SAMPLE_S)

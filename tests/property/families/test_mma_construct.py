@@ -138,8 +138,8 @@ def check_reduction(group: KernelGroup, program: RProgram) -> None:
     if program.stream_k_blocks:
         work = stream_k_partition(program)
         assert program.split_k == 1
-        assert (work.blocks - 1) * work.share < work.tiles * work.steps
-        assert work.visits <= work.tiles
+        assert (work.blocks - 1) * work.k_tiles_per_block < work.tiles * work.k_tiles
+        assert work.max_tiles_per_block <= work.tiles
 
 
 @QUIET

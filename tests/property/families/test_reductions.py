@@ -107,7 +107,7 @@ def judge(program: TensorProgram, source: KernelSource) -> None:
         CompiledKernel(source, b"", "", tuple(Resources() for _ in source.launches)), RuntimeChoice.EMULATOR
     ).bind(arrays)
     call()
-    verdict = agrees(program, call.finish(), evaluate(program, arrays))
+    verdict = agrees(program, call.results(), evaluate(program, arrays))
     assert verdict.ok, f"{verdict}\n{source.text}"
 
 

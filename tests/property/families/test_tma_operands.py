@@ -92,16 +92,16 @@ def _matches(access: Access, tile: TmaTile, number: int, step: int, batch: dict[
     view = tile.tensor_map("view", "a", Swizzle.NONE)
     memory = np.arange(1, math.prod(access.shape) + 1)
     assert view.end_bytes <= memory.size * 2
-    walk, first = tile.walk, number * tile.extent
+    walk, first = tile.k_order, number * tile.extent
     room = np.full((tile.extent, walk.depth), -1)
-    target = room if tile.along_k else room.T
+    target = room if tile.k_major else room.T
     for box in tile.boxes:
         c, o = (tuple(int(value(e, batch)) for e in es) for es in tile.coordinates(num(first), num(step), box))
         columns = slice(box.panel * tile.panel, (box.panel + 1) * tile.panel)
         target[box.row : box.row + tile.rows, columns] = arrived(view, memory, c, o)
     place = (first + np.arange(tile.extent))[:, None]
-    element = int(value(walk.place_in_row(num(step), num(0)), {})) + np.arange(walk.depth)[None, :]
-    here = int(value(walk.place(num(step), num(0)), {})) + np.arange(walk.depth)[None, :]
+    element = int(value(walk.inner_position(num(step), num(0)), {})) + np.arange(walk.depth)[None, :]
+    here = int(value(walk.k_position(num(step), num(0)), {})) + np.arange(walk.depth)[None, :]
     at: dict[str, np.ndarray] = {name: np.asarray(b) for name, b in batch.items()}
     for axis, position in ((access.axis, place % access.axis.extent), (access.k, here % access.k.extent)):
         for member in reversed(axis.members):
@@ -124,7 +124,7 @@ def test_what_arrives_is_the_operand(access: Access, data: st.DataObject) -> Non
     for outer in range(len(access.k.members)):
         walk = KTileOrder.within(access.k, outer, depth)
         for extent in (8, 16, 64):
-            tile = feed.tile(extent, walk, 8 if extent == 8 else min(depth, 16) if feed.along_k else 16)
+            tile = feed.tile(extent, walk, 8 if extent == 8 else min(depth, 16) if feed.k_major else 16)
             if isinstance(tile, str):
                 continue
             last = -(-access.axis.extent // extent) - 1

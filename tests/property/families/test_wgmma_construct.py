@@ -92,7 +92,7 @@ def check_shape(group: KernelGroup, program: RProgram, axes: tuple[str, str, str
     assert warpgroup[m] in (64, 128)
     assert warpgroup[n] % program.unit.shape[1] == 0
     assert warpgroup[n] <= program.unit.max_shape[1]
-    assert tile.b.along_k or warpgroup[n] % 16 == 0
+    assert tile.b.k_major or warpgroup[n] % 16 == 0
     assert 1 <= tile.consumers <= 3
     assert program.reduce_threads == 128
     assert program.threads == tile.threads == 128 * (tile.consumers + 1)
@@ -111,7 +111,7 @@ def check_capacity(group: KernelGroup, program: RProgram) -> None:
     """Sums in a consumer's registers, roles in a core's, rings in its shared memory."""
     limits = HOPPER.limits
     tile = wgmma_tile(program, operands(group), HOPPER.arch)
-    assert tile.accumulators < tile.consumer_registers <= limits.max_registers_per_thread
+    assert tile.accumulator_registers < tile.consumer_registers <= limits.max_registers_per_thread
     assert tile.producer_registers % 8 == 0
     if tile.consumers > 1:
         handed = 128 * (tile.producer_registers + tile.consumers * tile.consumer_registers)
@@ -136,9 +136,9 @@ def check_blocks(group: KernelGroup, program: RProgram, axes: tuple[str, str]) -
         assert may_split(group)
         assert split_group(group, program).workspaces[0][1].shape[0] == program.split_k
     if program.stream_k_blocks:
-        assert program.steps == tile.walk.steps
+        assert program.steps == tile.k_order.steps
         work = stream_k_partition(program)
-        assert (work.blocks - 1) * work.share < work.tiles * work.steps
+        assert (work.blocks - 1) * work.k_tiles_per_block < work.tiles * work.k_tiles
 
 
 @lru_cache(maxsize=1)

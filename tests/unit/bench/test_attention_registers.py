@@ -1,4 +1,4 @@
-"""bench/attention_registers: its tiles are those of the model, and what is said of rows follows from them."""
+"""bench/attention_registers: the grid of tiles, rows and summaries."""
 
 from __future__ import annotations
 
@@ -6,13 +6,18 @@ from roller_svc.bench import attention_registers as registers
 from roller_svc.ir.hardware import UnitKind
 
 
+def test_the_constants_of_the_report_exist() -> None:
+    assert all(hasattr(registers.attention_tile, name) for name in registers.WARP_CONSTANTS)
+    assert all(hasattr(registers.wgmma_attention, name) for name in registers.WARPGROUP_CONSTANTS)
+
+
 def test_the_grid_reaches_the_limit_from_both_sides() -> None:
     found = list(registers.cases([128]))
     assert len({case.id for case in found}) == len(found)
     for kind in (UnitKind.MMA, UnitKind.WGMMA):
         off = [case.counted - case.limit for case in found if case.kind is kind]
-        assert min(off) < -registers.GRANULE
-        assert max(off) > registers.GRANULE
+        assert min(off) < -registers.INSTRUCTION_GRANULE
+        assert max(off) > registers.INSTRUCTION_GRANULE
 
 
 def test_a_small_tile_takes_fewer_registers_than_are_counted_and_spills_none() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from roller_svc.bench.baselines import Peer, baseline_of, calls_of, inference, ways
+from roller_svc.bench.baselines import Baseline, baseline_of, calls_of, inference, matching_translations
 from roller_svc.bench.baselines.calls import Calls
 from roller_svc.bench.baselines.translate.nest import nest_of
 from roller_svc.errors import ArgumentError, BuildError
@@ -168,7 +168,7 @@ def test_a_peer_is_right_on_every_call(name: str, library: str) -> None:
     program = _program(name)
     arrays = random_inputs(program, 0)
     with inference(library), np.errstate(all="ignore"):
-        found = ways(program, arrays, calls, evaluate(program, arrays))
+        found = matching_translations(program, arrays, calls, evaluate(program, arrays))
         for array_name, array in random_inputs(program, 1).items():  # the same memory, other values
             arrays[array_name][...] = array
         want = evaluate(program, arrays)
@@ -185,8 +185,8 @@ def test_the_peer_is_one_of_the_ways() -> None:
     arrays = random_inputs(program, 0)
     calls = calls_of("numpy", 1)
     want = evaluate(program, arrays)
-    peer: Peer = baseline_of(program, arrays, calls, want)
-    assert peer.calls in [tuple(way.trace.names) for way in ways(program, arrays, calls, want)]
+    baseline: Baseline = baseline_of(program, arrays, calls, want)
+    assert baseline.calls in [tuple(way.trace.names) for way in matching_translations(program, arrays, calls, want)]
 
 
 def test_no_peer_says_why() -> None:

@@ -14,15 +14,15 @@ from roller_svc import hardware
 from roller_svc.bench.cases import BenchCase
 from roller_svc.bench.cpu import run as cpu
 from roller_svc.bench.cpu import worker as cpu_worker
-from roller_svc.bench.cpu.report import Taken, case_row, failed_row, figures, p95, roofline_bound, summary
+from roller_svc.bench.cpu.report import Samples, case_row, failed_row, metrics, p95, roofline_bound, summary
 from roller_svc.bench.cpu.worker import ROLLER, BuildRoller, Built, Start, TakeSample
-from roller_svc.bench.timing_worker import Sample, sampled
+from roller_svc.bench.timing_worker import Sample, take_sample
 from roller_svc.calibration.cpu.limits import Bandwidth, LimitProbes, Limits, Stream
 from roller_svc.calibration.cpu.probes import working_sets
 from roller_svc.cli import main
 from roller_svc.errors import ArgumentError, BuildError, InvariantError
 from roller_svc.reference.interpreter import evaluate
-from roller_svc.runtime.interference import steal_s, runqueue_wait_s
+from roller_svc.runtime.interference import runqueue_wait_s, steal_s
 
 LIMITS = Limits(
     100e9,
@@ -37,7 +37,7 @@ PRODUCT = BenchCase("product", "gemm", "C[m, n] +=! A[m, k] * B[k, n]", MATRICES
 
 
 def test_a_row_compares_with_the_fastest_peer() -> None:
-    taken = Taken({ROLLER: [2e-3, 1e-3, 3e-3], "numpy": [4e-3, 5e-3, 6e-3], "torch": [3e-3, 8e-3, 9e-3]}, 4)
+    taken = Samples({ROLLER: [2e-3, 1e-3, 3e-3], "numpy": [4e-3, 5e-3, 6e-3], "torch": [3e-3, 8e-3, 9e-3]}, 4)
     row = case_row(PRODUCT, taken, roofline_bound(PRODUCT.program(), LIMITS))
     assert (row["id"], row["cls"], row["error"]) == ("product", "gemm", None)
     assert (row["ours_s"], row["ours_median_s"]) == (1e-3, 2e-3)
@@ -55,13 +55,15 @@ def test_the_share_of_the_fma_peak_is_that_of_the_peak_beside_each_sample() -> N
     flops = 2 * 64 * 32 * 16
     bound = roofline_bound(PRODUCT.program(), LIMITS)
     peaks = (flops / 1e-3, 4 * flops / 1e-3, 2 * flops / 1e-3)
-    row = case_row(PRODUCT, Taken({ROLLER: [2e-3, 1e-3, 1e-3]}, 0, peaks), bound)
+    row = case_row(PRODUCT, Samples({ROLLER: [2e-3, 1e-3, 1e-3]}, 0, peaks), bound)
     assert row["share_of_peak"] == pytest.approx(0.5)
-    assert case_row(PRODUCT, Taken({ROLLER: [2e-3]}, 0), bound)["share_of_peak"] == pytest.approx(flops / 2e-3 / 100e9)
+    assert case_row(PRODUCT, Samples({ROLLER: [2e-3]}, 0), bound)["share_of_peak"] == pytest.approx(
+        flops / 2e-3 / 100e9
+    )
 
 
 def test_a_row_without_peers_has_no_ratio() -> None:
-    row = case_row(PRODUCT, Taken({ROLLER: [1e-3]}, 0), roofline_bound(PRODUCT.program(), LIMITS))
+    row = case_row(PRODUCT, Samples({ROLLER: [1e-3]}, 0), roofline_bound(PRODUCT.program(), LIMITS))
     assert row["peers"] == {}
     assert row["ratio"] is None
 
@@ -105,7 +107,7 @@ def test_figures_of_classes() -> None:
     assert found["classes"]["a"]["geomean_ratio"] == pytest.approx(2.0)
     assert found["classes"]["gemm"]["geomean_ratio"] is None
     assert failed["error"] == "build-failed: no kernel"
-    assert figures([])["geomean_ratio"] is None
+    assert metrics([])["geomean_ratio"] is None
 
 
 def test_p95_is_an_element() -> None:
@@ -138,23 +140,23 @@ class Script:
 
 def test_disturbed_samples_are_taken_again_but_not_for_ever() -> None:
     good, bad = Sample(1e-3, 20, 0.0, 0.0), Sample(9e-3, 20, 1.0, 0.0)
-    taken = cpu.in_turns((ROLLER,), Script([bad, bad, good]).ask)
+    taken = cpu.sample_interleaved((ROLLER,), Script([bad, bad, good]).ask)
     assert taken.seconds == {ROLLER: [1e-3] * cpu.ROUNDS}
     assert taken.peaks == ()
     assert taken.repeated == 2
-    taken = cpu.in_turns((ROLLER,), Script([bad]).ask)
+    taken = cpu.sample_interleaved((ROLLER,), Script([bad]).ask)
     assert taken.repeated == cpu.MAX_REPEATED
     assert len(taken.seconds[ROLLER]) == cpu.ROUNDS
 
 
 def test_a_sample_of_ours_keeps_the_peak_beside_it() -> None:
-    taken = cpu.in_turns((ROLLER,), Script([Sample(1e-3, 20, 0.0, 0.0, peak_flops_per_s=1e11)]).ask)
+    taken = cpu.sample_interleaved((ROLLER,), Script([Sample(1e-3, 20, 0.0, 0.0, peak_flops_per_s=1e11)]).ask)
     assert taken.peaks == (1e11,) * cpu.ROUNDS
 
 
 def test_turns_alternate() -> None:
     script = Script([Sample(1e-3, 20, 0.0, 0.0)])
-    cpu.in_turns(("ours", "numpy", "torch"), script.ask)
+    cpu.sample_interleaved(("ours", "numpy", "torch"), script.ask)
     assert script.asked == ["ours", "numpy", "torch"] * cpu.ROUNDS
 
 
@@ -164,7 +166,7 @@ def test_a_sample_warms_up_and_repeats_what_is_short() -> None:
     def call() -> None:
         counts[0] += 1
 
-    found = sampled(call, sample_s=1e-4)
+    found = take_sample(call, sample_s=1e-4)
     assert found.calls > 1
     assert counts[0] == found.calls + 2
     assert found.seconds > 0
@@ -254,7 +256,7 @@ def test_the_document_has_what_the_interface_says(tmp_path: Path, capsys: pytest
 
 
 def test_a_worker_that_died_starts_again_on_its_cores() -> None:
-    workers = cpu.Workers(1, cpu.Settings(peers=()))
+    workers = cpu.Workers(1, cpu.Settings(baselines=()))
     workers.start()
     try:
         with pytest.raises(InvariantError, match="nothing to sample"):
@@ -270,13 +272,13 @@ def test_a_program_too_large_for_the_interpreter_is_judged_by_its_peers(monkeypa
     task = BuildRoller(PRODUCT, "local", "model", 1)
     built = cpu_worker.work(task)
     assert isinstance(built, Built)
-    assert not built.proven
+    assert not built.checked_by_reference
     program = PRODUCT.program()
-    want = evaluate(program, cpu_worker.make_inputs(program, PRODUCT))["C"].wide.reshape(-1)
-    about = built.want["C"]
-    assert about.indices is not None
-    assert about.error is not None
-    assert (np.abs(about.wide - want[about.indices]) <= about.error).all()
+    expected = evaluate(program, cpu_worker.make_inputs(program, PRODUCT))["C"].wide.reshape(-1)
+    approximate_values = built.expected["C"]
+    assert approximate_values.indices is not None
+    assert approximate_values.error is not None
+    assert (np.abs(approximate_values.wide - expected[approximate_values.indices]) <= approximate_values.error).all()
 
 
 def test_only_chosen_cases_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -30,12 +30,12 @@ CASES = {
 
 def test_cases_are_taken_until_all_has_occurred_often_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(coverage, "NEEDED", frozenset({"epilogue none", "epilogue bias", "operand bfloat16"}))
-    tasks = coverage.chosen(corpus.parse_cases(CASES, small=True), 2)
+    tasks = coverage.select_tasks(corpus.parse_cases(CASES, small=True), 2)
     assert [task.cases[0].id for task in tasks].count("plain") == 2
     assert [task.cases[0].id for task in tasks].count("biased") == 2
     assert len({(task.cases[0].id, task.run) for task in tasks}) == 4
     monkeypatch.setattr(coverage, "NEEDED", frozenset({"stream-K"}))
-    (streamed,) = coverage.chosen(corpus.parse_cases(CASES, small=True), 1)
+    (streamed,) = coverage.select_tasks(corpus.parse_cases(CASES, small=True), 1)
     assert dict(streamed.run.tiles)["stream_k"] > 0
 
 
@@ -48,7 +48,7 @@ def test_only_what_is_right_counts() -> None:
     run = Run("nvidia-a100-sxm-80gb", family=OpClass.MMA, tiles=(("split_k", 2),))
     task = Task(tuple(corpus.parse_cases(CASES, small=True)[:1]), run)
     rows = [(task, Row("right", "gemm", "ok", kernels=(kernel,))), (task, Row("off", "gemm", "wrong", "by 1"))]
-    found = coverage.table(rows, 1, 0.0)
+    found = coverage.summary(rows, 1, 0.0)
     assert found["occurrences"]["split reduction"] == 1
     assert found["occurrences"]["load vector"] == 1
     assert "epilogue residual" in found["short"]

@@ -12,7 +12,7 @@ from tile_spaces import matmul, relu, row_sum
 
 from roller_svc import hardware
 from roller_svc.bench.model import fit_costs
-from roller_svc.bench.model.fit import MAX_FACTOR, estimate_plans, fit_machines, fitted
+from roller_svc.bench.model.fit import MAX_FACTOR, estimate_plans, fit_constants, fit_machines
 from roller_svc.bench.model.measured_plans import FitCase, MeasuredPlan
 from roller_svc.compiler.rank import rank
 from roller_svc.families import prepare_model
@@ -61,20 +61,20 @@ def worst(costs: CpuCosts, of: tuple[FitCase, ...] | None = None, hw: HardwareSp
 
 def test_times_are_explained_where_constants_can_explain_them() -> None:
     assert worst(START) > 0.1
-    assert worst(fitted(cases(), HW, START)) < 0.5 * worst(START)
+    assert worst(fit_constants(cases(), HW, START)) < 0.5 * worst(START)
 
 
 def test_the_same_measurements_give_the_same_constants() -> None:
-    assert fitted(cases(), HW, START) == fitted(cases(), HW, START)
+    assert fit_constants(cases(), HW, START) == fit_constants(cases(), HW, START)
 
 
 def test_true_constants_stay() -> None:
-    assert fitted(cases(), HW, TRUE) == TRUE
+    assert fit_constants(cases(), HW, TRUE) == TRUE
 
 
 def test_constants_stay_within_their_bounds_and_those_that_nothing_rests_on_stay_put() -> None:
     slow = tuple(case(group, TRUE, slower=30.0) for group in GROUPS)
-    found = fitted(slow, HW, START)
+    found = fit_constants(slow, HW, START)
     assert found.convolution == START.convolution
     for part in (found.contraction, found.loops):
         started = START.contraction if part is found.contraction else START.loops
@@ -85,7 +85,7 @@ def test_constants_stay_within_their_bounds_and_those_that_nothing_rests_on_stay
 
 
 def test_without_measurements_nothing_changes() -> None:
-    assert fitted((), HW, START) == START
+    assert fit_constants((), HW, START) == START
 
 
 def test_measurements_on_two_machines_are_fitted_together() -> None:
@@ -97,7 +97,7 @@ def test_measurements_on_two_machines_are_fitted_together() -> None:
     there = (replace(first, plans=plans),)
     together = fit_machines(((there, slow), (others, HW)), START)
     assert worst(together, there, slow) < 0.5 * worst(START, there, slow)
-    assert worst(together, there, slow) < worst(fitted(others, HW, START), there, slow)
+    assert worst(together, there, slow) < worst(fit_constants(others, HW, START), there, slow)
 
 
 @pytest.mark.parametrize("number", range(len(GROUPS)))
@@ -127,16 +127,16 @@ def test_a_fitted_module_replaces_the_old_one_whole(tmp_path: Path, writes: bool
 def test_classes_whose_kernels_have_changed_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     document = {"cases": [{"id": "a", "cls": "gemm"}, {"id": "b", "cls": "maxpool"}, {"id": "c", "cls": "relu"}]}
     monkeypatch.setattr(fit_costs, "read_measurements", lambda _: document)
-    assert fit_costs.measured("old.json") == document
-    assert [case["id"] for case in fit_costs.measured("old.json:-maxpool,relu")["cases"]] == ["a"]
+    assert fit_costs.read_document("old.json") == document
+    assert [case["id"] for case in fit_costs.read_document("old.json:-maxpool,relu")["cases"]] == ["a"]
     with pytest.raises(SystemExit, match=r"old.json has no class gem"):
-        fit_costs.measured("old.json:-gem")
+        fit_costs.read_document("old.json:-gem")
 
 
 def test_fitted_costs_become_a_module() -> None:
     costs = replace(CpuCosts(), loops=replace(CpuCosts().loops, load_cycles=0.31415), single_task=0.2718)
     found: dict[str, CpuCosts] = {}
-    exec(fit_costs.module(costs, "two plans of one program"), found)
+    exec(fit_costs.module_source(costs, "two plans of one program"), found)
     assert found["FITTED"].contraction == costs.contraction
     assert (found["FITTED"].loops.load_cycles, found["FITTED"].single_task) == (0.31, 0.27)
 

@@ -18,7 +18,7 @@ from roller_svc.bench.model.measured_plans import plan_of, tiles_of
 from roller_svc.bench.model.random_tiles import random_rprograms
 from roller_svc.bench.model.report import read_measurements, report
 from roller_svc.bench.model.run import fit_case
-from roller_svc.bench.model.worker import Describe, Hold, TimeKernel, spec_here, work
+from roller_svc.bench.model.worker import Describe, LoadKernels, TimeKernel, local_spec, work
 from roller_svc.bench.timing_worker import Sample
 from roller_svc.cli import main
 from roller_svc.cli.bench.cpu import journal_of
@@ -133,7 +133,7 @@ def test_the_worker_times_right_kernels_and_names_wrong_ones(hw: Any) -> None:
     wrong_trial = trial_plans(other.program(), hw, 1, 0, "0")
     (wrong,) = build_candidates(wrong_trial.grouped, other.program(), hw)
     assert wrong.compiled is not None
-    errors = work(Hold(PRODUCT, (*kernels, wrong.compiled)))
+    errors = work(LoadKernels(PRODUCT, (*kernels, wrong.compiled)))
     assert isinstance(errors, tuple)
     assert errors[:-1] == (None,) * len(kernels)
     assert isinstance(errors[-1], WrongAnswerError)
@@ -143,7 +143,7 @@ def test_the_worker_times_right_kernels_and_names_wrong_ones(hw: Any) -> None:
 
 
 def test_a_smaller_target_gets_this_machines_cores() -> None:
-    spec, local = spec_here("cpu-x86-avx2"), hardware.detect_local()
+    spec, local = local_spec("cpu-x86-avx2"), hardware.detect_local()
     assert (spec.id, spec.vector_bytes) == ("cpu-x86-avx2", 32)
     assert (spec.num_cores, spec.clock_hz) == (local.num_cores, local.clock_hz)
 
@@ -172,11 +172,11 @@ def test_measured_plans_are_judged_and_judged_again(capsys: pytest.CaptureFixtur
     for name in ("spearman", "top1_regret_mean", "top1_regret_p90", "top10_regret_mean", "median_abs_log_ratio"):
         assert {name} <= document["overall"].keys() & document["classes"]["gemm"].keys()
     for row in (rows["product"], rows["softmax"]):
-        timed = [c for c in row["candidates"] if c["error"] is None]
-        assert row["best_s"] == min(c["quiet_s"] for c in timed)
-        shipped = min(timed, key=lambda c: c["predicted_s"])
+        time_calls = [c for c in row["candidates"] if c["error"] is None]
+        assert row["best_s"] == min(c["quiet_s"] for c in time_calls)
+        shipped = min(time_calls, key=lambda c: c["predicted_s"])
         assert row["as_shipped"]["top1_regret"] == pytest.approx(shipped["quiet_s"] / row["best_s"] - 1)
-        fitted = min(timed, key=lambda c: c["fitted_s"])
+        fitted = min(time_calls, key=lambda c: c["fitted_s"])
         assert row["top1_regret"] == pytest.approx(fitted["quiet_s"] / row["best_s"] - 1)
     kept = tmp_path / "measured.json"
     kept.write_text(text, encoding="utf-8")
@@ -229,7 +229,7 @@ ROW: dict[str, Any] = {"id": "product", "cls": "gemm", "error": None, "candidate
         ({}, None),
         ({"machine": {}}, "machine.cpu"),
         ({"cases": [{}]}, "cases.0.id"),
-        ({"cases": [ROW, ROW]}, "a case is there twice"),
+        ({"cases": [ROW, ROW]}, "duplicate case id"),
         ({"cases": [ROW | {"candidates": [CANDIDATE | {"min_s": None}]}]}, "cases.0.candidates.0"),
         ({"cases": [ROW | {"candidates": [CANDIDATE | {"min_s": 0.0}]}]}, "cases.0.candidates.0.min_s"),
         ({"cases": [ROW | {"candidates": [CANDIDATE | {"kernels": [KERNEL | {"reading": -1}]}]}]},
@@ -281,7 +281,7 @@ def test_what_was_measured_outlives_a_failure_to_report_it(
         raise ArgumentError("no report")
 
     never = pytest.MonkeyPatch()  # on a busy machine the case would come once more
-    never.setattr("roller_svc.bench.interleaved_timing.Turns.is_disturbed", False)
+    never.setattr("roller_svc.bench.interleaved_timing.InterleavedSamples.is_disturbed", False)
     monkeypatch.setattr("roller_svc.cli.bench.model.report", failing)
     command = ["bench", "model", "--cases", str(corpus(tmp_path)), "--only", "softmax", "--top", "1", "--sample", "0",
                "--class-sample", "0", "--uncalibrated"]  # fmt: skip
@@ -328,4 +328,4 @@ def test_stale_rows_are_said_and_not_counted(hw: Any) -> None:
 def test_kernels_are_held_only_for_a_known_spec(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("roller_svc.bench.model.worker._state.hardware", None)
     with pytest.raises(InvariantError, match="no spec"):
-        work(Hold(PRODUCT, ()))
+        work(LoadKernels(PRODUCT, ()))

@@ -6,9 +6,9 @@ import math
 
 import pytest
 
-from roller_svc.bench.model.cross_validation import halves
+from roller_svc.bench.model.cross_validation import split_halves
 from roller_svc.bench.model.measured_plans import FitCase
-from roller_svc.bench.model.regret import FIGURES, EvaluatedCase, case_json, evaluation, figures, percentile, spearman
+from roller_svc.bench.model.regret import METRICS, EvaluatedCase, case_json, evaluation, metrics, percentile, spearman
 
 RIGHT = EvaluatedCase("right", "gemm", ((1.0, 1.0), (2.0, 2.0), (4.0, 3.0)))
 WRONG = EvaluatedCase("wrong", "conv", ((3.0, 1.0), (2.0, 1.5), (1.0, 2.0)))
@@ -31,7 +31,7 @@ def test_a_case_says_what_was_chosen_and_what_was_best() -> None:
 
 
 def test_figures_pool_plans_and_average_cases() -> None:
-    found = figures([RIGHT, WRONG])
+    found = metrics([RIGHT, WRONG])
     assert (found["cases"], found["plans"]) == (2, 6)
     assert found["spearman"] == pytest.approx(spearman([*RIGHT.pairs, *WRONG.pairs]))
     assert found["spearman_within"] == pytest.approx(0.0)
@@ -50,7 +50,7 @@ def test_classes_are_judged_by_themselves() -> None:
 
 def test_nothing_to_judge_has_no_figures() -> None:
     overall = evaluation([])["overall"]
-    assert overall == {"cases": 0, "plans": 0, "regret_curve": []} | dict.fromkeys(FIGURES)
+    assert overall == {"cases": 0, "plans": 0, "regret_curve": []} | dict.fromkeys(METRICS)
 
 
 def test_a_percentile_is_an_element() -> None:
@@ -67,7 +67,7 @@ def test_ties_share_their_mean_rank() -> None:
 
 def test_halves_have_a_part_of_each_class_whatever_the_order() -> None:
     cases = [FitCase(f"{cls}{n}", cls, ()) for n in (3, 1, 2, 0) for cls in ("b", "a")]
-    first, second = halves(cases)
+    first, second = split_halves(cases)
     assert [case.id for case in first] == ["a0", "a2", "b0", "b2"]
     assert [case.id for case in second] == ["a1", "a3", "b1", "b3"]
-    assert halves(cases[::-1]) == (first, second)
+    assert split_halves(cases[::-1]) == (first, second)

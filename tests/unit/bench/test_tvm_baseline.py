@@ -35,9 +35,9 @@ def _results(text: str, types: Types) -> str:
     """What the peer calls; finding it checks its results against the reference."""
     program = parse(text, types, None)
     arrays = random_inputs(program, 0)
-    peer = _tvm().find(program, arrays, evaluate(program, arrays))
-    peer.run()
-    return ", ".join(peer.calls)
+    baseline = _tvm().find(program, arrays, evaluate(program, arrays))
+    baseline.run()
+    return ", ".join(baseline.calls)
 
 
 def _case(name: str) -> tuple[str, Types]:
@@ -136,11 +136,11 @@ def test_every_run_writes_the_peers_own_arrays() -> None:
     program = parse("Y[i] = X[i] * 2.0", _floats(X=(64,)), None)
     arrays = random_inputs(program, 0)
     kept = arrays["X"].copy()
-    peer = _tvm().find(program, arrays, evaluate(program, arrays))
+    baseline = _tvm().find(program, arrays, evaluate(program, arrays))
     arrays["X"][...] = 0
-    peer.run()
-    assert isinstance(peer.run, partial)
-    assert np.array_equal(peer.run.args[-1].numpy(), kept * 2)
+    baseline.run()
+    assert isinstance(baseline.run, partial)
+    assert np.array_equal(baseline.run.args[-1].numpy(), kept * 2)
 
 
 def test_tvm_that_is_not_installed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

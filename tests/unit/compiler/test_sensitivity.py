@@ -101,9 +101,7 @@ def test_the_first_source_of_a_figure_says_whether_it_is_assumed() -> None:
         (("units",), 1.3),  # far from the longest
     ],
 )
-def test_uncertainty_grows_with_time_that_depends_on_assumed_fields(
-    assumed: tuple[str, ...], factor: float
-) -> None:
+def test_uncertainty_grows_with_time_that_depends_on_assumed_fields(assumed: tuple[str, ...], factor: float) -> None:
     known = Source(("levels", "units", "limits"), "measured")
     hw = with_sources(Source(assumed, "a guess", assumed=True), known) if assumed else with_sources(known)
     stages = (StageCost("compute", 1.0), StageCost("l2", 7.0), StageCost("dram", 8.0), StageCost("launch", 2.0))

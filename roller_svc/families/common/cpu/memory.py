@@ -21,7 +21,9 @@ TEST_OPERATIONS = 3  # whether a vector that streams is aligned: its address mas
 PAGE_BYTES = 4096  # prefetchers do not cross it
 # How far ahead of a stretch prefetchers of the second cache run, up to 20 lines and no further than it is long by then
 # (Intel 64 and IA-32 Architectures Optimization Reference Manual, "Data Prefetching").
-HARDWARE_PREFETCH_BYTES = {"intel": 20 * 64}  # others bring no more than is read, as far as pieces were measured on Zen 4
+HARDWARE_PREFETCH_BYTES = {
+    "intel": 20 * 64
+}  # others bring no more than is read, as far as pieces were measured on Zen 4
 # What more a chase through memory takes are walks through tables of pages, in a virtual machine through two:
 # prefetchers that follow other stretches go on meanwhile.
 MAX_LATENCY_CYCLES = 350.0
@@ -30,7 +32,9 @@ MAX_REREADS = 4.0  # of one byte: neighbouring tasks find much of what they shar
 
 def seconds_per_byte(mach: Machine, total_bytes: float, cores: int) -> float:
     """Of one byte read on so many cores, which share what they all walk through from call to call."""
-    return sum(share * _level_seconds_per_byte(mach, cache, cores) for share, cache in _hit_fractions(mach, total_bytes))
+    return sum(
+        share * _level_seconds_per_byte(mach, cache, cores) for share, cache in _hit_fractions(mach, total_bytes)
+    )
 
 
 def transfer_s(p: Workload[Any], tensor: AccessFootprint, block: Tile, grid: int) -> float:
@@ -83,7 +87,9 @@ def _write_cost_ratio(p: Workload[Any]) -> float:
     """What a byte of results takes in memory through the caches, in what one that is read does: as in a fill, or, as
     far as as much is read beside it, as in a copy. Each line comes before it is written, and goes back later."""
     dram = p.machine.dram
-    read, written = (sum(t.transferred_bytes(p.extents) for t in some) for some in (p.footprint.reads, p.footprint.writes))
+    read, written = (
+        sum(t.transferred_bytes(p.extents) for t in some) for some in (p.footprint.reads, p.footprint.writes)
+    )
     beside = min(1.0, read / written)
     return (1 - beside) / dram.write_gain + beside * max(0.1, 2 / dram.copy_gain - 1)
 
@@ -149,7 +155,11 @@ def nontemporal_fraction(rows: int, row_bytes: int) -> float:
 
 def nontemporal_write_s(p: Workload[Any], tensor: AccessFootprint, grid: int) -> float:
     """The same of results that go past the caches: to memory, wherever the rest is found."""
-    return tensor.transferred_bytes(p.extents) * _level_seconds_per_byte(p.machine, None, grid) / p.machine.dram.streamed_write_gain
+    return (
+        tensor.transferred_bytes(p.extents)
+        * _level_seconds_per_byte(p.machine, None, grid)
+        / p.machine.dram.streamed_write_gain
+    )
 
 
 def count_4k_aliasing(p: Workload[Any], block: Tile) -> float:
@@ -173,7 +183,11 @@ def private_seconds_per_byte(mach: Machine, own_bytes: float) -> float:
     loads are counted by themselves."""
     found = _hit_fractions(mach, own_bytes, by_one=True)
     first = mach.caches[-1]
-    return sum(share * _level_seconds_per_byte(mach, cache, mach.cores) * mach.cores for share, cache in found if cache != first)
+    return sum(
+        share * _level_seconds_per_byte(mach, cache, mach.cores) * mach.cores
+        for share, cache in found
+        if cache != first
+    )
 
 
 def _hit_fractions(mach: Machine, walked_bytes: float, *, by_one: bool = False) -> Iterator[tuple[float, Cache | None]]:

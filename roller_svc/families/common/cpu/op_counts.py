@@ -114,7 +114,9 @@ def _folded_ops(expr: Expr, tables: LookupTables, *, is_factor: bool = False) ->
 
 def count_ops(expr: Expr, moving: set[str]) -> OpCounts:
     """Operations of a value at one point of those that follow each other along `moving` axes."""
-    return sum((_count_op(e, moving, moving) for e, _ in _varying_ops(expr, moving, set(), LookupTables(0))), OpCounts())
+    return sum(
+        (_count_op(e, moving, moving) for e, _ in _varying_ops(expr, moving, set(), LookupTables(0))), OpCounts()
+    )
 
 
 def _varying_ops(

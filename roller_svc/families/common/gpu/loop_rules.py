@@ -16,7 +16,7 @@ from roller_svc.perf.workload import Workload
 
 @dataclass(frozen=True, slots=True)
 class LoopRules(ABC):
-    """Stages whose steps are found axis by axis. Every thread tile is large enough; a block is with ENOUGH_THREADS."""
+    """Stages whose steps are found axis by axis. Every thread tile is large enough; a block is with MIN_THREADS."""
 
     workload: Workload[Any]
 

@@ -26,7 +26,9 @@ def row_reduction_cost(p: Workload[Any], rows: RowSpace, launch: Launch) -> Cost
     walk = rows.row_iteration(launch.block, launch.thread, launch.reduce_threads, launch.split_k)
     warp = hw.limits.warp_size
     registers = rows.registers(launch.thread, walk, hw.limits)
-    needs = BlockResources(launch.threads, registers, rows.shared_bytes(walk, launch.reduce_threads, launch.threads, warp))
+    needs = BlockResources(
+        launch.threads, registers, rows.shared_bytes(walk, launch.reduce_threads, launch.threads, warp)
+    )
     resident = blocks_per_core(launch.compiled or needs, hw)
     warps = -(-launch.threads // warp)
     instructions = _thread_instructions(p, rows, launch, walk)
@@ -41,7 +43,9 @@ def row_reduction_cost(p: Workload[Any], rows: RowSpace, launch: Launch) -> Cost
     waves, core_cycles = simt_waves(launch.grid, resident, mach.cores, block_cycles)
     busy = min(launch.grid, resident * mach.cores)
     dram, cache = _moved_bytes(p, rows, launch, walk, busy)
-    asked = busy * launch.threads * walk.chunks_in_flight * sum([a.elements(launch.thread) * a.bytes for a in rows.read])
+    asked = (
+        busy * launch.threads * walk.chunks_in_flight * sum([a.elements(launch.thread) * a.bytes for a in rows.read])
+    )
     in_flight = max(1.0, asked * min(1.0, dram / max(1.0, cache)))
     last = mach.llc
     return Costs(
@@ -71,7 +75,11 @@ def _thread_instructions(p: Workload[Any], rows: RowSpace, launch: Launch, walk:
             loads = -(-count // _width(p, access, count, launch.thread))
             narrow = count if access.bytes < 4 else 0  # each is converted
             repeated += _passes(access, walk) * (loads * (1.0 + address_ops(access.footprint) / 4) + narrow)
-    join = walk.vector_elems + 2 * math.log2(launch.reduce_threads) if rows.contiguous_along_reduction else 2.0 * launch.reduce_threads
+    join = (
+        walk.vector_elems + 2 * math.log2(launch.reduce_threads)
+        if rows.contiguous_along_reduction
+        else 2.0 * launch.reduce_threads
+    )
     return walk.iterations * repeated + rows.num_reductions * walk.points * join + 40.0
 
 
@@ -89,7 +97,12 @@ def _warp_sectors(rows: RowSpace, access: RowAccess, launch: Launch, walk: RowIt
     if access.contiguous_axis is None:  # all neighbours read the same
         return float(count * times)
     own = min(count, launch.thread[access.contiguous_axis])
-    neighbours = min(warp, launch.reduce_threads if rows.contiguous_along_reduction else launch.block[access.contiguous_axis] // launch.thread[access.contiguous_axis])
+    neighbours = min(
+        warp,
+        launch.reduce_threads
+        if rows.contiguous_along_reduction
+        else launch.block[access.contiguous_axis] // launch.thread[access.contiguous_axis],
+    )
     if rows.contiguous_along_reduction and launch.reduce_threads * walk.vector_elems >= rows.points:
         neighbours = warp  # rows follow one another
     reach = neighbours * own * access.bytes * (access.stride or warp)
@@ -112,7 +125,9 @@ def _chain_cycles(p: Workload[Any], rows: RowSpace, launch: Launch, walk: RowIte
     return loads + rows.num_reductions * (join + walk.vector_elems * 4.0) + 0.4 * first
 
 
-def _moved_bytes(p: Workload[Any], rows: RowSpace, launch: Launch, walk: RowIteration, busy: int) -> tuple[float, float]:
+def _moved_bytes(
+    p: Workload[Any], rows: RowSpace, launch: Launch, walk: RowIteration, busy: int
+) -> tuple[float, float]:
     """(bytes of DRAM, bytes of the last cache): a pass that finds rows gone reads them from DRAM once more."""
     tile = tuple([
         max(1, -(-e // launch.split_k)) if i == rows.inner else min(b, e)

@@ -41,7 +41,9 @@ class RowAccess:
         return max(1, min(count, math.ceil(points * self.density)))
 
     def transferred_bytes(self, tile: Tile) -> float:
-        return self.footprint.transferred_bytes(tile) if self.density == 1.0 else float(self.elements(tile) * self.bytes)
+        return (
+            self.footprint.transferred_bytes(tile) if self.density == 1.0 else float(self.elements(tile) * self.bytes)
+        )
 
     def requested_bytes(self, tile: Tile) -> float:
         return self.footprint.requested_bytes(tile) if self.density == 1.0 else float(self.elements(tile) * self.bytes)

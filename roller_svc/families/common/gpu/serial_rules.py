@@ -23,11 +23,13 @@ MAX_BASES = 3
 
 @dataclass(frozen=True, slots=True)
 class SerialRules(LoopRules):
-    ENOUGH_THREADS: ClassVar[int] = 128
+    MIN_THREADS: ClassVar[int] = 128
 
     def rank_thread_tiles(self, grown: ScaleUpResult, lanes: int) -> Sequence[Tile]:
         """From one point to many along the vector axis, then the tiles of least traffic."""
-        vector_only = [t for t in grown.saturated if all(x == 1 for i, x in enumerate(t) if i != self.workload.contiguous_axis)]
+        vector_only = [
+            t for t in grown.saturated if all(x == 1 for i, x in enumerate(t) if i != self.workload.contiguous_axis)
+        ]
         return list(dict.fromkeys([*subsample(vector_only, MAX_BASES - 1), *grown.saturated]))[:MAX_BASES]
 
     def evaluate(self, block: Tile, base: ThreadTile) -> TileMetrics:

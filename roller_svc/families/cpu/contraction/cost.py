@@ -183,7 +183,9 @@ def _call_cycles(mach: Machine, rate: float, last: float) -> float:
 def _port_contention(mach: Machine, height: int, vectors: int, each: float) -> float:
     """Loads of one k that find no free place among what a core issues: multiply-adds leave the more of them free the
     fewer it has ports for."""
-    return max(0.0, height * vectors + height + vectors - mach.issue_width_ratio * mach.costs.contraction.free_issues * each)
+    return max(
+        0.0, height * vectors + height + vectors - mach.issue_width_ratio * mach.costs.contraction.free_issues * each
+    )
 
 
 def _tile_overlap_cycles(mach: Machine, height: int, vectors: int, depth: int) -> float:
@@ -268,7 +270,9 @@ def _spill_cycles_per_byte(p: Workload[Any], s: _Sizes) -> tuple[float, float]:
 def skips_packing(p: Workload[Any], columns: int, tile: tuple[int, int, int]) -> bool:
     """Whether A is read where it lies, for a task of so many columns in tiles of (mr, nr, kc)."""
     along_k = operand_layout(p, p.a, p.m) is OperandLayout.K_MAJOR and p.machine.unit.k_group == 1
-    return along_k and not p.a.is_constant and skips_packing_of_a(columns, tile, _row_bytes(p), p.elem_bytes, _l2_bytes(p))
+    return (
+        along_k and not p.a.is_constant and skips_packing_of_a(columns, tile, _row_bytes(p), p.elem_bytes, _l2_bytes(p))
+    )
 
 
 def has_set_conflicts(p: Workload[Any], mr: int) -> bool:
@@ -293,7 +297,9 @@ def _store(p: Workload[Any], s: _Sizes) -> float:
     return s.steps * s.rows * costs.edge_cycles * -(-edge // lanes) if edge % lanes else 0.0
 
 
-def packing_cycles(p: Workload[Any], operand: OperandFootprint, block: Tile, panel_axis: int | None, size: int) -> float:
+def packing_cycles(
+    p: Workload[Any], operand: OperandFootprint, block: Tile, panel_axis: int | None, size: int
+) -> float:
     """Copying one block of an operand into panels of `size`: vectors along them, turned, or element by element. Panels
     of a constant are there, and only come from memory."""
     costs = p.machine.costs.contraction
@@ -359,7 +365,10 @@ def _segment_start_cycles(p: Workload[Any], operand: OperandFootprint, block: Ti
     """What runs wait more where they begin in memory, or in a far cache: a page and more as long as prefetchers need to
     follow them, short ones less, for others are under way beside them (64 rows of 6 KB in place of one of 800: a tenth
     longer on Zen 4)."""
-    runs = [(tensor.elements(block) / tensor.contiguous_elements(walked), tensor.contiguous_elements(walked)) for tensor in operand.tensors]
+    runs = [
+        (tensor.elements(block) / tensor.contiguous_elements(walked), tensor.contiguous_elements(walked))
+        for tensor in operand.tensors
+    ]
     alone = sum(count * min(1.0, run * operand.elem_bytes / PAGE_BYTES) for count, run in runs)
     return alone * prefetch_rampup_cycles(p.machine, smallest_cache(p.machine, operand.total_bytes))
 

@@ -109,14 +109,19 @@ class CpuContractionRules:
             return f"{mach.hw.block_level.name} panel"
         if self._block_bytes(block, p.n) > self._block_of_b_bytes():
             return f"{last.name} block"
-        if extent_on(block, p.k) < p.extent(p.k) and self._tile_bytes(block) > LLC_BLOCK_FRACTION * last.total_bytes / mach.cores:
+        if (
+            extent_on(block, p.k) < p.extent(p.k)
+            and self._tile_bytes(block) > LLC_BLOCK_FRACTION * last.total_bytes / mach.cores
+        ):
             return f"{last.name} tile of C"
         return ""
 
     def _skips_packing_of_a(self, block: Tile, base: ThreadTile) -> bool:
         """Whether A is read where it lies."""
         p = self.workload
-        return skips_packing(p, extent_on(block, p.n), (extent_on(base.tile, p.m), extent_on(base.tile, p.n), extent_on(block, p.k)))
+        return skips_packing(
+            p, extent_on(block, p.n), (extent_on(base.tile, p.m), extent_on(base.tile, p.n), extent_on(block, p.k))
+        )
 
     def _panel_bytes(self) -> float:
         return L2_PANEL_FRACTION * self.workload.machine.hw.block_level.capacity_bytes
@@ -177,7 +182,9 @@ class CpuContractionRules:
     def _retained_block_bytes(self) -> tuple[float, float]:
         """Bytes of a block of B that L2 keeps while rows of A go by, and of one that the last cache keeps."""
         mach = self.workload.machine
-        return L2_COLUMNS_FRACTION * mach.hw.block_level.capacity_bytes, LLC_RETAINED_FRACTION * mach.caches[0].bytes_per_core
+        return L2_COLUMNS_FRACTION * mach.hw.block_level.capacity_bytes, LLC_RETAINED_FRACTION * mach.caches[
+            0
+        ].bytes_per_core
 
     def _cuts_to_fit(self, room_bytes: float, depth: int, base: ThreadTile) -> int:
         """The fewest blocks of columns such that there is room for one."""
@@ -209,7 +216,11 @@ class CpuContractionRules:
         return tuple(fitting[-2:] or [max(1, min(depth, room, K_STEPS[0]))])
 
     def _block_bytes(self, block: Tile, axis: int | None) -> int:
-        return extent_on(block, axis) * self.workload.packed_words(extent_on(block, self.workload.k)) * self.workload.elem_bytes
+        return (
+            extent_on(block, axis)
+            * self.workload.packed_words(extent_on(block, self.workload.k))
+            * self.workload.elem_bytes
+        )
 
     def _tile_bytes(self, block: Tile) -> int:
         return extent_on(block, self.workload.m) * extent_on(block, self.workload.n) * self.workload.elem_bytes

@@ -84,8 +84,12 @@ def _cpu_operand(
     size = types[source.tensor].dtype.bytes * math.prod(types[source.tensor].shape) if plain else 0
     deeper = address.coeff(k.members[0].name) if plain and address is not None else 0
     if operand.k_major:
-        return CpuOperand(OperandLayout.K_MAJOR if deeper == 1 else OperandLayout.STRIDED, plain, moved, deeper, tensor_bytes=size)
-    return CpuOperand(OperandLayout.PANEL_MAJOR if moved == 1 else OperandLayout.STRIDED, plain, moved, deeper, tensor_bytes=size)
+        return CpuOperand(
+            OperandLayout.K_MAJOR if deeper == 1 else OperandLayout.STRIDED, plain, moved, deeper, tensor_bytes=size
+        )
+    return CpuOperand(
+        OperandLayout.PANEL_MAJOR if moved == 1 else OperandLayout.STRIDED, plain, moved, deeper, tensor_bytes=size
+    )
 
 
 def _address(index: tuple[Expr, ...], shape: tuple[int, ...]) -> Affine | None:
@@ -121,7 +125,10 @@ def packs_b_on_first_use(panels: int, panels_bytes: int, piece_bytes: int, b_byt
     Pieces come slower than whole rows, so that this gains where a sweep over a panel is short. Those of one line or
     less, two where rows begin anywhere, come too slowly: for 64 x 1500 x 512 a quarter was lost.
     """
-    if panels_bytes > L2_BLOCK_FRACTION * hw.block_level.capacity_bytes or piece_bytes <= hw.block_level.transaction_bytes:
+    if (
+        panels_bytes > L2_BLOCK_FRACTION * hw.block_level.capacity_bytes
+        or piece_bytes <= hw.block_level.transaction_bytes
+    ):
         return False
     return panels <= FIRST_USE_PANELS and b_bytes <= FIRST_USE_LLC_FRACTION * hw.levels[1].capacity_bytes
 

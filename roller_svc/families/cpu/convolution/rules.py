@@ -142,13 +142,18 @@ class CpuConvolutionRules:
         too_large = self._capacity_rule(block, base)
         moved = p.a.requested_bytes(block) + p.b.requested_bytes(block)
         points = math.prod(min(b, e) for b, e in zip(block, p.extents, strict=True))
-        return TileMetrics(p.footprint.bytes(block), moved / points, too_large, "" if too_large else self._balance_rule(block))
+        return TileMetrics(
+            p.footprint.bytes(block), moved / points, too_large, "" if too_large else self._balance_rule(block)
+        )
 
     def _capacity_rule(self, block: Tile, base: ThreadTile) -> str:
         p, mach = self.workload, self.workload.machine
         depth = extent_on(block, p.k) * self.image.taps
         panels = extent_on(block, p.n) > extent_on(base.tile, p.n)
-        if panels and extent_on(block, p.n) * depth * p.elem_bytes > L2_WEIGHTS_FRACTION * mach.hw.block_level.capacity_bytes:
+        if (
+            panels
+            and extent_on(block, p.n) * depth * p.elem_bytes > L2_WEIGHTS_FRACTION * mach.hw.block_level.capacity_bytes
+        ):
             return f"{mach.hw.block_level.name} weights"
         pixels = math.prod(block[i] for i in self._pixels)
         if extent_on(block, p.k) < p.extent(p.k):
@@ -170,7 +175,9 @@ class CpuConvolutionRules:
         panel = L1_PANEL_FRACTION * mach.caches[-1].bytes_per_core / (row * extent_on(base.tile, p.n))
         filters = round_up(p.extent(p.n), extent_on(base.tile, p.n))
         weights = L2_WEIGHTS_FRACTION * mach.hw.block_level.capacity_bytes / (row * filters)
-        return tuple(sorted({depth} | {_equal_steps(depth, int(room)) for room in (panel, weights) if 1 <= room < depth}))
+        return tuple(
+            sorted({depth} | {_equal_steps(depth, int(room)) for room in (panel, weights) if 1 <= room < depth})
+        )
 
     def _cuts(self, axis: int, base: ThreadTile, most: int) -> Tile:
         """The axis whole, or in a few equal parts for the cores."""

@@ -48,7 +48,9 @@ _MINMAX_COMBINES = frozenset({Combine.MAX, Combine.MIN})
 def cpu_loop_cost(p: Workload[LoopFacts], launch: Launch) -> Costs:
     """Operations, loads and tasks of the core with the most of them, overlapped with what memory moves."""
     mach, costs = p.machine, p.machine.costs.loops
-    walked = p.facts.statements or (StatementWork(p.outer_points * p.inner_points, _unknown_op_counts(p), None, frozenset()),)
+    walked = p.facts.statements or (
+        StatementWork(p.outer_points * p.inner_points, _unknown_op_counts(p), None, frozenset()),
+    )
     waves = -(-launch.grid // mach.cores)
     share = max(waves / launch.grid, 1 / mach.cores)  # of all tasks, those of the core with the most
     steps = _steps(p, launch, walked)
@@ -143,7 +145,9 @@ def _columns_per_block(p: Workload[LoopFacts], launch: Launch) -> int:
     reductions = sum(one.combine is not None for one in p.facts.statements)
     held = p.elem_bytes * max(1, reductions) * (2 if len(p.facts.statements) > 1 else 1)
     place = p.vector_axis or 0
-    return min(p.extents[place], columns_per_block(launch.block[place], launch.thread[place], held, accumulator_bytes(p.space)))
+    return min(
+        p.extents[place], columns_per_block(launch.block[place], launch.thread[place], held, accumulator_bytes(p.space))
+    )
 
 
 def _unknown_op_counts(p: Workload[LoopFacts]) -> OpCounts:
@@ -184,14 +188,18 @@ def _reduction_step(p: Workload[LoopFacts], each: StatementWork) -> ReductionSte
     return reduction_step(p.space) if is_reduction and is_column_reduction(p.space) else ReductionStep(1, 1)
 
 
-def _vector_cycles(p: Workload[LoopFacts], launch: Launch, each: StatementWork, *, in_turn: bool) -> tuple[float, float]:
+def _vector_cycles(
+    p: Workload[LoopFacts], launch: Launch, each: StatementWork, *, in_turn: bool
+) -> tuple[float, float]:
     """One statement on one vector: its operations and its loop, and, of joins, the latency of each after the one before
     it, beside which all that is done."""
     costs, counts = p.machine.costs.loops, each.counts
     width = _width(p, launch)
     rows_at_once = 1 if launch.reduce_threads > 1 and in_turn else math.prod(launch.thread)
     side_by_side = max(1, launch.reduce_threads * rows_at_once // width)
-    join = OpCounts(alu=each.combine is Combine.SUM or each.combine is Combine.PROD, minmax=each.combine in _MINMAX_COMBINES)
+    join = OpCounts(
+        alu=each.combine is Combine.SUM or each.combine is Combine.PROD, minmax=each.combine in _MINMAX_COMBINES
+    )
     busy = work_cycles(p.machine, counts + join)
     if launch.nontemporal and any(_nontemporal_fraction(p, t) < 1 for t in p.footprint.writes):
         busy += TEST_OPERATIONS * costs.operation_cycles
@@ -236,7 +244,9 @@ def _stall_cycles(p: Workload[LoopFacts], launch: Launch, each: StatementWork, *
 
 def _width(p: Workload[LoopFacts], launch: Launch) -> int:
     """Points of one vector, at most those of a register."""
-    return min(p.machine.unit.shape[-1], launch.reduce_threads if launch.reduce_threads > 1 else math.prod(launch.thread))
+    return min(
+        p.machine.unit.shape[-1], launch.reduce_threads if launch.reduce_threads > 1 else math.prod(launch.thread)
+    )
 
 
 def _overhang(p: Workload[LoopFacts], launch: Launch) -> float:
@@ -284,7 +294,12 @@ def _reread_cycles_per_byte(p: Workload[LoopFacts], launch: Launch) -> float:
 
 def _strided_miss_cycles(p: Workload[LoopFacts], tensor: AccessFootprint, launch: Launch) -> float:
     """A walk over an inner axis that jumps further than prefetchers follow waits for memory at every step."""
-    if not p.reduced or launch.reduce_threads > 1 or not tensor.varies_with_reduction or p.inner_points < MIN_STRIDED_STEPS:
+    if (
+        not p.reduced
+        or launch.reduce_threads > 1
+        or not tensor.varies_with_reduction
+        or p.inner_points < MIN_STRIDED_STEPS
+    ):
         return 0.0
     inner = p.reduced[-1]
     if inner not in tensor.axes or inner in tensor.strides or tensor.bytes(p.extents) // p.inner_points < PAGE_BYTES:
@@ -354,7 +369,9 @@ def _lines_in_flight(p: Workload[LoopFacts], launch: Launch, each: StatementWork
     work += FUNCTION_OPERATIONS * (counts.exp + counts.functions) + counts.div
     work += LOOP_OPERATIONS * width / launch.reduce_threads
     loop = LOOP_OPERATIONS / rows  # of rows at hand one for all: over rows, and over what fills no vector
-    end = loop + (1 + joins) * math.log2(width) + joins * launch.reduce_threads / width + points % width * (joins + loop)
+    end = (
+        loop + (1 + joins) * math.log2(width) + joins * launch.reduce_threads / width + points % width * (joins + loop)
+    )
     vectors = ROB_ENTRIES * p.machine.rob_ratio / (work + end * width / points)
     return vectors * width * p.elem_bytes / LINE_BYTES
 

@@ -37,7 +37,9 @@ def transpose_cost(p: Workload[TransposeSpace], launch: Launch) -> Costs:
     each_tile = costs.tile_cycles
     if layout.kind is not TransposeKind.BLOCK:
         each_tile = costs.short_cycles
-        transposed *= 1 + costs.room_more * math.log2(max(1.0, p.elem_bytes * math.prod(launch.thread) / STORE_FORWARD_BYTES))
+        transposed *= 1 + costs.room_more * math.log2(
+            max(1.0, p.elem_bytes * math.prod(launch.thread) / STORE_FORWARD_BYTES)
+        )
     others = [t for t in p.footprint.reads if layout.row in t.axes and t.strides.get(layout.row) != 1]
     gathered = max(0, len(others) - len(layout.transposed))
     compute = vectors * p.space.flops / p.outer_points * costs.operation_cycles
@@ -88,14 +90,22 @@ def _memory_s(p: Workload[Any], layout: TransposeSpace, launch: Launch) -> float
     is_shared = launch.block[row] < p.extents[row] and _row_bytes(p, layout) % LINE_BYTES > 0
     shared = costs.shared_lines_more if is_shared else 0.0
     written = min(launch.thread[row], p.extents[row]) * size
-    writes = each * (1 + _cached_write_penalty(p, layout, written) + shared) * _transferred_bytes(p.footprint.writes, p.extents)
+    writes = (
+        each
+        * (1 + _cached_write_penalty(p, layout, written) + shared)
+        * _transferred_bytes(p.footprint.writes, p.extents)
+    )
     writes += _shared_line_s(p, layout, launch)
     if not launch.nontemporal:
         return reads + writes
     streamed = sum(nontemporal_write_s(p, t, launch.grid) for t in p.footprint.writes)
     streamed *= 1 + _nontemporal_penalty(p, layout, written) + shared
     from_caches = reads * (1 - dram_fraction(mach, walked))
-    return reads + (1 - streams) * writes + streams * exposed_nontemporal_s(mach, streamed, from_caches, reads - from_caches)
+    return (
+        reads
+        + (1 - streams) * writes
+        + streams * exposed_nontemporal_s(mach, streamed, from_caches, reads - from_caches)
+    )
 
 
 def _cached_write_penalty(p: Workload[Any], layout: TransposeSpace, written: int) -> float:

@@ -144,7 +144,9 @@ def line_cycles(mach: Machine, found: PlaneLayout) -> float:
     """Results from the run to where they belong."""
     width, costs = found.dims[-1].block, mach.costs.window
     lines = math.prod(_mean(d.window_dim.extent, d.block) for d in found.dims[:-1])
-    return lines * (costs.line_cycles + costs.staged_cycles * _vector_equivalents(mach, line_vectors(width, mach.unit.shape[-1])))
+    return lines * (
+        costs.line_cycles + costs.staged_cycles * _vector_equivalents(mach, line_vectors(width, mach.unit.shape[-1]))
+    )
 
 
 def staged_bytes(space: PlaneSpace, block: Tile, thread: Tile) -> int:

@@ -159,7 +159,9 @@ def plane_space(group: KernelGroup) -> PlaneSpace | None:
     return PlaneSpace(group.outer[:first], axes, read) if len(read) == len(sums) else None
 
 
-def _slides(statement: TensorExpr, outer: Mapping[str, int], inner: Mapping[str, int]) -> dict[str, PlaneWindowDim] | None:
+def _slides(
+    statement: TensorExpr, outer: Mapping[str, int], inner: Mapping[str, int]
+) -> dict[str, PlaneWindowDim] | None:
     """Outer axis → the window that slides along it, all inner axes taken; None where they slide otherwise."""
     found: dict[str, PlaneWindowDim] = {}
     for known in _sums_of_axes(statement.body):

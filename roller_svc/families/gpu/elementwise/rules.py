@@ -52,7 +52,10 @@ class ElementwiseRules(LoopRules):
     def fallback_tiles(self) -> Sequence[tuple[Tile, ThreadTile]]:
         """One point a thread, a warp along the row."""
         one = tuple([1] * len(self.workload.extents))
-        return [(replaced(one, self.map.row, self.workload.machine.hw.limits.warp_size), ThreadTile(one)), (one, ThreadTile(one))]
+        return [
+            (replaced(one, self.map.row, self.workload.machine.hw.limits.warp_size), ThreadTile(one)),
+            (one, ThreadTile(one)),
+        ]
 
     def _thread_steps(self, axis: int) -> Tile:
         """Whole vectors along the row, where there are enough points for all cores; a few rows of a tile to turn."""

@@ -78,7 +78,9 @@ class MmaAttentionRules(Enumerated):
         tile = attention_block(p, p.facts, block, warp, (MIN_MATRIX_STAGES, 1))
         registers = thread_registers(tile, p.facts)
         rule = "registers per thread" if registers > limits.max_registers_per_thread - SPILL_SLACK else ""
-        return TileMetrics(registers * WORD_BYTES * limits.warp_size, 1 / extent_on(warp, p.m) + 1 / extent_on(warp, p.k), rule)
+        return TileMetrics(
+            registers * WORD_BYTES * limits.warp_size, 1 / extent_on(warp, p.m) + 1 / extent_on(warp, p.k), rule
+        )
 
     # block level ----------------------------------------------------------------------------------------------------
     def _block_stage(self, base: ThreadTile, key_warps: int) -> ScaleUpLevel:
@@ -135,13 +137,20 @@ class MmaAttentionRules(Enumerated):
         if grid >= cores:
             return (1,)
         waves = {cores * n // grid for n in (1, 2, 4)}
-        tried = sorted({1} | {n for n in (*powers_of_two(MAX_SPLITS), *waves) if n * grid <= 4 * cores and n <= MAX_SPLITS})
-        sizes_up_to = [n for n in tried if n == 1 or ((n - 1) * math.ceil(steps / n) < steps and steps >= MIN_KV_TILES * n)]
+        tried = sorted(
+            {1} | {n for n in (*powers_of_two(MAX_SPLITS), *waves) if n * grid <= 4 * cores and n <= MAX_SPLITS}
+        )
+        sizes_up_to = [
+            n for n in tried if n == 1 or ((n - 1) * math.ceil(steps / n) < steps and steps >= MIN_KV_TILES * n)
+        ]
         return (sizes_up_to[0], *(n for n in sizes_up_to[1:] if 2 * n * grid > cores or n == sizes_up_to[-1]))
 
     # parts ----------------------------------------------------------------------------------------------------------
     def _steps(self, chosen: dict[int | None, Tile]) -> tuple[Tile, ...]:
-        rest = {self.workload.n: self._columns(), self._features: (round_up_to_instruction(self._extent(self._features)),)}
+        rest = {
+            self.workload.n: self._columns(),
+            self._features: (round_up_to_instruction(self._extent(self._features)),),
+        }
         return tuple([(chosen | rest).get(i, (1,)) for i in range(len(self.workload.extents))])
 
     def _columns(self) -> Tile:

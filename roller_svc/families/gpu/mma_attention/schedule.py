@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from roller_svc.errors import InvariantError
-from roller_svc.families.common.gpu.attention.kv_loop import PART, KeySteps
+from roller_svc.families.common.gpu.attention.kv_loop import SPLIT, KvTileLoop
 from roller_svc.families.common.gpu.attention.softmax import (
     KEY_STEP,
     MAXIMUM,
@@ -25,7 +25,7 @@ from roller_svc.families.common.gpu.attention.softmax import (
     SHIFT,
     TOTAL,
     Softmax,
-    cleared,
+    init_softmax,
 )
 from roller_svc.families.common.gpu.attention.tile import (
     MmaAttentionTile,
@@ -33,22 +33,22 @@ from roller_svc.families.common.gpu.attention.tile import (
     partial_results,
     prepare_attention_operands,
 )
-from roller_svc.families.common.gpu.matrix.epilogue import Epilogue, column_of_word, word
+from roller_svc.families.common.gpu.matrix.epilogue import MmaEpilogue, column_of_word, word
 from roller_svc.families.common.gpu.matrix.multistage_pipeline import (
     ACC,
     LANE,
     LANES,
     SHARED_A,
     SHARED_B,
-    SLOT,
+    STAGE,
     A,
     B,
-    Ring,
-    Steps,
+    MultistagePipeline,
+    KTileRange,
     a_fragment,
     b_fragments,
 )
-from roller_svc.families.common.gpu.matrix.staging import THREAD, Staging
+from roller_svc.families.common.gpu.matrix.staging import THREAD, MmaOperandCopy
 from roller_svc.families.common.gpu.matrix.tile import COLUMNS, ROWS
 from roller_svc.families.common.view import GemmView, bind_members
 from roller_svc.ir.attention import Attention
@@ -78,7 +78,7 @@ from roller_svc.ir.schedule import (
 from roller_svc.schedule.nest_statements import register, wrap_in_storages
 
 VALUES = ".v_shared"
-WEIGHTS = ".weights"  # a fragment
+PROBABILITIES = ".weights"  # a fragment
 PAIR = 2 * COLUMNS  # columns that one load of fragments brings
 _F32 = DType.FLOAT32
 RESULT = (ref("m.fragment"), ref("n.fragment"), word())
@@ -93,23 +93,23 @@ def lower(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[Sche
 
 
 @dataclass(frozen=True, slots=True)
-class _RowStaging(Staging):
+class _RowCopy(MmaOperandCopy):
     """Where threads fill whole rows, a thread's items are a fixed number of rows apart: one address serves them all."""
 
-    def _place(self) -> tuple[Expr, Expr]:
-        per_row = self.staged.row // self._together
+    def _item_position(self) -> tuple[Expr, Expr]:
+        per_row = self.staged.row // self._item_elements
         if self.staged.k_major != self.operand.k_major or self.threads % per_row:
-            return Staging._place(self)
+            return MmaOperandCopy._item_position(self)
         row = add(mul(ref(".round"), num(self.threads // per_row)), div(ref(THREAD), per_row))
         return row, mod(ref(THREAD), per_row)
 
 
 @dataclass(frozen=True, slots=True)
-class _KeyStaging(_RowStaging):
+class _KeyCopy(_RowCopy):
     """Keys: steps go along their rows, not along what the product sums over."""
 
-    def _placed(self, step: Expr, nodes: tuple[Node, ...], offset: Expr | None = None) -> tuple[Node, ...]:
-        return (Let("k.block", step, Staging._placed(self, num(0), nodes, offset)),)
+    def _bind_axes(self, step: Expr, nodes: tuple[Node, ...], offset: Expr | None = None) -> tuple[Node, ...]:
+        return (Let("k.block", step, MmaOperandCopy._bind_axes(self, num(0), nodes, offset)),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,23 +117,23 @@ class _Kernel:
     view: GemmView
     attention: Attention
     tile: MmaAttentionTile
-    steps: KeySteps
+    kv_loop: KvTileLoop
     softmax: Softmax
-    q: Staging
-    ring: Ring
+    q: MmaOperandCopy
+    pipeline: MultistagePipeline
 
     @classmethod
     def of(cls, group: KernelGroup, attention: Attention, program: RProgram, arch: Arch) -> _Kernel:
         space = program.space
-        (m,), (n,), (keys,), (features,) = (
+        (m,), (n,), (keys,), (head_dim,) = (
             space.role(role) for role in (AxisRole.M, AxisRole.N, AxisRole.K, AxisRole.INNER)
         )
-        found = prepare_attention_operands(group, program.unit, arch)
-        tile = mma_attention_tile(program, found)
+        facts = prepare_attention_operands(group, program.unit, arch)
+        tile = mma_attention_tile(program, facts)
         of_q, of_k, of_v = (tile.m, tile.head_dim), (tile.kv, tile.head_dim), (tile.n, tile.kv)
-        q = _RowStaging(SHARED_A, found.q.operand, tile.q, found.q.load, m, features, of_q, tile.threads)
-        k = _KeyStaging(SHARED_B, found.k.operand, tile.k, found.k.load, keys, features, of_k, tile.threads)
-        v = _RowStaging(VALUES, found.v.operand, tile.v, found.v.load, n, keys, of_v, tile.threads)
+        q = _RowCopy(SHARED_A, facts.q.operand, tile.q, facts.q.load, m, head_dim, of_q, tile.threads)
+        k = _KeyCopy(SHARED_B, facts.k.operand, tile.k, facts.k.load, keys, head_dim, of_k, tile.threads)
+        v = _RowCopy(VALUES, facts.v.operand, tile.v, facts.v.load, n, keys, of_v, tile.threads)
         view = GemmView(
             group,
             space.role(AxisRole.BATCH),
@@ -143,9 +143,9 @@ class _Kernel:
             ContractionOperands(attention.q, attention.v),
             space.compute_dtype,
         )
-        steps = KeySteps(tile, m, keys, found.bounds)
+        kv_loop = KvTileLoop(tile, m, keys, facts.bounds)
         return cls(
-            view, attention, tile, steps, Softmax(attention, tile, m, keys, RESULT), q, Ring(tile.stages, (k, v))
+            view, attention, tile, kv_loop, Softmax(attention, tile, m, keys, RESULT), q, MultistagePipeline(tile.stages, (k, v))
         )
 
     # the launch -----------------------------------------------------------------------------------------------------
@@ -156,8 +156,8 @@ class _Kernel:
             register(ACC, _F32, rows, tile.fragments, 4), register(MAXIMUM, _F32, rows, 2),
             register(TOTAL, _F32, rows, 2),
         ]  # fmt: skip
-        nodes = wrap_in_storages(storages, (*cleared(self.softmax), *self._weighed_sums(), *self._left()))
-        return self.steps.blocks(self.view, self.steps.around(self._threads(nodes)))
+        nodes = wrap_in_storages(storages, (*init_softmax(self.softmax), *self._attend(), *self._store_results()))
+        return self.kv_loop.block_loops(self.view, self.kv_loop.bind_bounds(self._threads(nodes)))
 
     def _threads(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
         warp = add(mul(ref("m.warp"), num(self.tile.kv_warps)), ref("k.warp"))
@@ -168,37 +168,37 @@ class _Kernel:
         return nodes
 
     # keys and values ------------------------------------------------------------------------------------------------
-    def _weighed_sums(self) -> tuple[Node, ...]:
+    def _attend(self) -> tuple[Node, ...]:
         """Results, maxima and sums over all keys."""
-        tile, steps = self.tile, self.steps
-        load = self.q.copies(num(0), num(0)) if self.q.is_async else self.q.moves(num(0), num(0))
+        tile, kv_loop = self.tile, self.kv_loop
+        load = self.q.cp_async(num(0), num(0)) if self.q.is_async else self.q.copy_through_registers(num(0), num(0))
         nodes: tuple[Node, ...] = (*load, CpAsyncCommitGroup())
-        counts = self.softmax.counts_beyond(steps.bounds.finite_fill or 0.0)
-        nodes += steps.passes(counts, lambda seen, _: self._pass(seen))
+        counts = self.softmax.needs_fully_masked_pass(kv_loop.bounds.finite_fill or 0.0)
+        nodes += kv_loop.passes(counts, lambda seen, _: self._pass(seen))
         nodes += (CpAsyncWaitGroup(0),)  # of queries, where there was no key to be multiplied with
-        kept = tile.head_dim_steps if tile.has_q_in_registers else 1
-        nodes = (Storage(A, DType.UINT32, (kept, tile.row_fragments, 4), Scope.REGISTER, nodes),)
-        nodes = self.ring.rooms(nodes)
-        return Ring(1, (self.q,)).rooms(nodes)
+        buffer = tile.head_dim_steps if tile.has_q_in_registers else 1
+        nodes = (Storage(A, DType.UINT32, (buffer, tile.row_fragments, 4), Scope.REGISTER, nodes),)
+        nodes = self.pipeline.allocate(nodes)
+        return MultistagePipeline(1, (self.q,)).allocate(nodes)
 
-    def _pass(self, steps: Steps) -> tuple[Node, ...]:
-        work = (Let(KEY_STEP, steps.number, self._step()),)
-        return (*self.ring.begun(steps), *self._held(), self.ring.stepped(steps, work))
+    def _pass(self, kv_loop: KTileRange) -> tuple[Node, ...]:
+        work = (Let(KEY_STEP, kv_loop.number, self._step()),)
+        return (*self.pipeline.prologue(kv_loop), *self._load_q(), self.pipeline.mainloop(kv_loop, work))
 
-    def _held(self) -> tuple[Node, ...]:
+    def _load_q(self) -> tuple[Node, ...]:
         """Queries into registers, once all of the block's are there."""
         if not self.tile.has_q_in_registers:
             return ()
-        nodes: tuple[Node, ...] = (CpAsyncWaitGroup(self.ring.ahead if self.ring.is_async else 0), Barrier())
+        nodes: tuple[Node, ...] = (CpAsyncWaitGroup(self.pipeline.prefetch_stages if self.pipeline.is_async else 0), Barrier())
         for step in range(self.tile.head_dim_steps):
-            nodes += self._queries(num(step), num(step))
+            nodes += self._q_fragments(num(step), num(step))
         return nodes
 
-    def _queries(self, step: Expr, kept: Expr) -> tuple[Node, ...]:
+    def _q_fragments(self, step: Expr, buffer: Expr) -> tuple[Node, ...]:
         row = add(mul(ref("m.warp"), num(self.tile.warp_m)), mul(ref("m.fragment"), num(ROWS)))
-        fragments = a_fragment(self.tile.q, row, step, (kept, ref("m.fragment")))
+        fragments = a_fragment(self.tile.q, row, step, (buffer, ref("m.fragment")))
         load = Loop("m.fragment", self.tile.row_fragments, LoopKind.UNROLL, fragments)
-        return (Let(SLOT, num(0), (load,)),)
+        return (Let(STAGE, num(0), (load,)),)
 
     def _step(self) -> tuple[Node, ...]:
         """Of a warp, for its keys."""
@@ -206,30 +206,30 @@ class _Kernel:
         storages = [
             register(SCORES, _F32, rows, tile.kv_fragments, 4),
             *(register(name, _F32, rows, 2) for name in (PEAK, SHIFT, RESCALE)),
-            register(B, DType.UINT32, 2, 2), register(WEIGHTS, DType.UINT32, rows, 4),
+            register(B, DType.UINT32, 2, 2), register(PROBABILITIES, DType.UINT32, rows, 4),
         ]  # fmt: skip
-        return wrap_in_storages(storages, (*self._products(), *self.softmax.weights(), self.softmax.rescaled(), *self._mixed()))
+        return wrap_in_storages(storages, (*self._qk(), *self.softmax.update_probabilities(), self.softmax.rescale_o(), *self._pv()))
 
-    def _products(self) -> tuple[Node, ...]:
+    def _qk(self) -> tuple[Node, ...]:
         """Queries times keys, features step by step."""
         tile = self.tile
         zero = Compute(SCORES, (ref("m.fragment"), ref("key.fragment"), ref(".word")), Const(0.0, _F32))
         clear = Loop(".word", 4, LoopKind.UNROLL, (zero,))
         clear = Loop("key.fragment", tile.kv_fragments, LoopKind.UNROLL, (clear,))
-        nodes: tuple[Node, ...] = (self._over_rows((clear,)),)
+        nodes: tuple[Node, ...] = (self._for_row_fragments((clear,)),)
         pair = mul(ref(".pair"), num(2))
         column = add(mul(ref("k.warp"), num(tile.warp_kv)), mul(ref(".pair"), num(PAIR)))
         for step in range(tile.head_dim_steps):
-            kept = num(step if tile.has_q_in_registers else 0)
+            buffer = num(step if tile.has_q_in_registers else 0)
             if not tile.has_q_in_registers:
-                nodes += self._queries(num(step), kept)
+                nodes += self._q_fragments(num(step), buffer)
             keys = b_fragments(tile.k, column, num(step), (num(0),), 2)
-            a = (A, (kept, ref("m.fragment")), tile.q.dtype)
+            a = (A, (buffer, ref("m.fragment")), tile.q.dtype)
             two = tuple(self._product((SCORES, add(pair, num(i))), a, num(i)) for i in range(2))
-            nodes += (Loop(".pair", tile.kv_fragments // 2, LoopKind.UNROLL, (*keys, self._over_rows(two))),)
+            nodes += (Loop(".pair", tile.kv_fragments // 2, LoopKind.UNROLL, (*keys, self._for_row_fragments(two))),)
         return nodes
 
-    def _mixed(self) -> tuple[Node, ...]:
+    def _pv(self) -> tuple[Node, ...]:
         """Weights times values: a warp's scores of 16 keys lie as the first factor of a product does."""
         tile = self.tile
         nodes: tuple[Node, ...] = ()
@@ -237,69 +237,69 @@ class _Kernel:
         for step in range(tile.kv_steps):
             index = (ref("m.fragment"),)
             packed = tuple(
-                PackFragment(WEIGHTS, (*index, num(w)), self._weight(2 * step + w // 2, w % 2), tile.q.dtype)
+                PackFragment(PROBABILITIES, (*index, num(w)), self._p(2 * step + w // 2, w % 2), tile.q.dtype)
                 for w in range(4)
             )
-            nodes += (self._over_rows(packed),)
+            nodes += (self._for_row_fragments(packed),)
             along = add(mul(ref("k.warp"), num(tile.kv_steps)), num(step))
             values = _from(VALUES, b_fragments(tile.v, mul(ref(".pair"), num(PAIR)), along, (num(0),), 2))
-            a = (WEIGHTS, index, tile.q.dtype)
+            a = (PROBABILITIES, index, tile.q.dtype)
             two = tuple(self._product((ACC, add(pair, num(i))), a, num(i)) for i in range(2))
-            nodes += (Loop(".pair", tile.fragments // 2, LoopKind.UNROLL, (*values, self._over_rows(two))),)
+            nodes += (Loop(".pair", tile.fragments // 2, LoopKind.UNROLL, (*values, self._for_row_fragments(two))),)
         return nodes
 
-    def _weight(self, fragment: int, half: int) -> Load:
+    def _p(self, fragment: int, half: int) -> Load:
         return Load(SCORES, (ref("m.fragment"), num(fragment), num(2 * half)), _F32)
 
-    def _product(self, to: tuple[str, Expr], a: tuple[str, tuple[Expr, ...], DType], b: Expr) -> Mma:
-        return Mma(to[0], (ref("m.fragment"), to[1]), *a, B, (b,), self.tile.k.dtype)
+    def _product(self, accumulator: tuple[str, Expr], a: tuple[str, tuple[Expr, ...], DType], b: Expr) -> Mma:
+        return Mma(accumulator[0], (ref("m.fragment"), accumulator[1]), *a, B, (b,), self.tile.k.dtype)
 
-    def _over_rows(self, nodes: tuple[Node, ...]) -> Node:
+    def _for_row_fragments(self, nodes: tuple[Node, ...]) -> Node:
         return Loop("m.fragment", self.tile.row_fragments, LoopKind.UNROLL, nodes)
 
     # results --------------------------------------------------------------------------------------------------------
-    def _left(self) -> tuple[Node, ...]:
+    def _store_results(self) -> tuple[Node, ...]:
         """Sums of rows, and what becomes of them."""
         if self.tile.num_splits > 1:
-            return (self.softmax.joined(), *self._pieces())
-        divided = (self.softmax.joined(), *self.softmax.divided())
-        return (*divided, Barrier(), *Epilogue(self.view, self.tile.result).nodes())
+            return (self.softmax.fixup_tiles(), *self._store_partials())
+        normalize = (self.softmax.fixup_tiles(), *self.softmax.normalize())
+        return (*normalize, Barrier(), *MmaEpilogue(self.view, self.tile.result).nodes())
 
-    def _pieces(self) -> tuple[Node, ...]:
+    def _store_partials(self) -> tuple[Node, ...]:
         """A warp's part of the sums over keys, into memory."""
         (results, _), (maxima, _), (totals, _) = partial_results(self.view.group, self.tile)
-        part: Expr = ref("k.warp")
+        split: Expr = ref("k.warp")
         if self.tile.kv_splits > 1:
-            part = add(mul(ref(PART), num(self.tile.kv_warps)), part)
+            split = add(mul(ref(SPLIT), num(self.tile.kv_warps)), split)
         total, rows = self.attention.row_sum, self.view.m
         ends = tuple(
-            Compute(name, (part, *total.index), Load(room, ROW, _F32))
-            for name, room in ((maxima, MAXIMUM), (totals, TOTAL))
+            Compute(name, (split, *total.index), Load(register_, ROW, _F32))
+            for name, register_ in ((maxima, MAXIMUM), (totals, TOTAL))
         )
         columns = eq(ref("n.block"), num(0)) if self.view.n.extent > self.tile.n else None
         first = logical_and(eq(mod(ref(LANE), QUAD), num(0)), columns)
-        nodes: tuple[Node, ...] = (self._piece_of_row((results, part)), Branch(first, ends))
+        nodes: tuple[Node, ...] = (self._store_partial_row((results, split)), Branch(first, ends))
         if rows.extent % self.tile.m:
             nodes = (Branch(lt(ref("m.place"), num(rows.extent)), nodes),)
-        return (self.softmax.each_row(self.softmax.placed_row(nodes)),)
+        return (self.softmax.for_each_row(self.softmax.bind_row(nodes)),)
 
-    def _piece_of_row(self, to: tuple[str, Expr]) -> Node:
+    def _store_partial_row(self, partial: tuple[str, Expr]) -> Node:
         """Results of a row, two neighbours at once where they are neighbours in memory."""
         tile, n, mixed = self.tile, self.view.n, self.view.group.statements[0]
         lead = n.members[-1]
-        together = lead.extent % 2 == 0
+        is_vector = lead.extent % 2 == 0
         index = tuple(substitute(i, {lead.name: add(ref(lead.name), ref(".pair"))}) for i in mixed.index)
         value = Load(ACC, (ref("m.fragment"), ref("n.fragment"), word()), _F32)
-        nodes: tuple[Node, ...] = (Compute(to[0], (to[1], *(index if together else mixed.index)), value),)
-        column = mul(mod(ref(LANE), QUAD), num(2)) if together else column_of_word()
+        nodes: tuple[Node, ...] = (Compute(partial[0], (partial[1], *(index if is_vector else mixed.index)), value),)
+        column = mul(mod(ref(LANE), QUAD), num(2)) if is_vector else column_of_word()
         column = add(mul(ref("n.block"), num(tile.n)), add(mul(ref("n.fragment"), num(COLUMNS)), column))
-        if together:
+        if is_vector:
             nodes = (Loop(".pair", 2, LoopKind.VECTOR, nodes),)
         nodes = bind_members(n, ref("n.place"), nodes)
         if n.extent % tile.n:
             nodes = (Branch(lt(ref("n.place"), num(n.extent)), nodes),)
         nodes = (Let("n.place", column, nodes),)
-        if not together:
+        if not is_vector:
             nodes = (Loop(".pair", 2, LoopKind.UNROLL, nodes),)
         return Loop("n.fragment", tile.fragments, LoopKind.UNROLL, nodes)
 

@@ -81,7 +81,9 @@ def approx_cycles(p: Workload[MmaFacts], block: Tile, base: ThreadTile, split_k:
     return min(whole, tasks * steps / mach.cores * step + edges + split_k_reduction_cycles(p, 2 * mach.cores * m * n))
 
 
-def _step_cycles(p: Workload[MmaFacts], block: Tile, base: ThreadTile, traffic: float, working: int, together: int) -> float:
+def _step_cycles(
+    p: Workload[MmaFacts], block: Tile, base: ThreadTile, traffic: float, working: int, together: int
+) -> float:
     """Of a staged step while so many cores are at work, each on so many blocks: its slowest pipe, or the chain of
     instructions that each warp has."""
     mach = p.machine
@@ -188,7 +190,9 @@ class MmaContractionRules(TilePrefilter):
         found = [PipelineOptions(stages, choose_raster(p, block, resident * mach.cores)) for resident, stages in ways]
         if split_k == 1 and p.space.num_accumulators == 1:
             resident, stages = ways[0]
-            found += [PipelineOptions(stages, 1, blocks) for blocks in stream_k_choices(tasks, steps, resident * mach.cores)]
+            found += [
+                PipelineOptions(stages, 1, blocks) for blocks in stream_k_choices(tasks, steps, resident * mach.cores)
+            ]
         return found
 
     def fallback_tiles(self) -> Sequence[tuple[Tile, ThreadTile]]:
@@ -198,7 +202,11 @@ class MmaContractionRules(TilePrefilter):
         rows, accumulator_columns = self._fragment.rows, self._fragment.columns
         warp = replaced(replaced(one, p.m, rows), p.n, accumulator_columns)
         base = ThreadTile(warp, *self.reduce_thread_choices())
-        block = replaced(replaced(warp, p.n, PAIR if p.extent(p.n) > accumulator_columns else accumulator_columns), p.k, self._k_steps(base)[0])
+        block = replaced(
+            replaced(warp, p.n, PAIR if p.extent(p.n) > accumulator_columns else accumulator_columns),
+            p.k,
+            self._k_steps(base)[0],
+        )
         return [(block, base)]
 
     def approx_cycles(self, block: Tile, base: ThreadTile, split_k: int) -> float:
@@ -242,7 +250,9 @@ class MmaContractionRules(TilePrefilter):
         p, size = self.workload, self._operand_bytes()
         depth = p.extent(p.k) * size
         fitting = [b for b in K_STEP_BYTES if b < 2 * depth] or list(K_STEP_BYTES[:1])
-        fragments = (extent_on(base.tile, p.m) // self._fragment.rows) * (accumulator_columns(p, base.tile) // self._fragment.columns)
+        fragments = (extent_on(base.tile, p.m) // self._fragment.rows) * (
+            accumulator_columns(p, base.tile) // self._fragment.columns
+        )
         long_enough = (b for b in fitting[1:] if b // self._fragment.step_bytes * fragments >= MIN_INSTRUCTIONS)
         longest = next(long_enough, fitting[-1])
         shorter = self.varied or not self._whole_chunks

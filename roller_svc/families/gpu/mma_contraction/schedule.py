@@ -11,10 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from roller_svc.analysis.operand import Operand, operand_b2, operands
-from roller_svc.families.common.gpu.matrix.epilogue import Epilogue
-from roller_svc.families.common.gpu.matrix.multistage_pipeline import SHARED_A, SHARED_B, Pipeline, Steps
-from roller_svc.families.common.gpu.matrix.staging import Staging
-from roller_svc.families.common.gpu.matrix.stream_k_fixup import streamed
+from roller_svc.families.common.gpu.matrix.epilogue import MmaEpilogue
+from roller_svc.families.common.gpu.matrix.multistage_pipeline import SHARED_A, SHARED_B, MmaMainloop, KTileRange
+from roller_svc.families.common.gpu.matrix.staging import MmaOperandCopy
+from roller_svc.families.common.gpu.matrix.stream_k_fixup import stream_k_launches
 from roller_svc.families.common.gpu.matrix.tile import MmaTile, StagedTile, load_class, mma_tile, staged
 from roller_svc.families.common.view import GemmView
 from roller_svc.families.gpu.mma_contraction import MMA_CONTRACTION
@@ -28,62 +28,62 @@ from roller_svc.perf.occupancy import blocks_per_core
 
 
 @dataclass(frozen=True, slots=True)
-class PairedStaging(Staging):
+class DualGemmCopy(MmaOperandCopy):
     """`operand` fills the first half of the room's rows (of each row, where those lie along n), `second` the other.
     `tile`: of one of them; `half`: how it lies."""
 
     second: Operand
     half: StagedTile
 
-    def registers(self, body: tuple[Node, ...]) -> tuple[Node, ...]:
+    def allocate_registers(self, body: tuple[Node, ...]) -> tuple[Node, ...]:
         """Room for what is held in registers, around the nodes that fetch and store it."""
         if not self.is_prefetched:
             return body
-        for part in self._parts:
-            body = part.registers(body)
+        for half in self._halves:
+            body = half.allocate_registers(body)
         return body
 
-    def copies(self, step: Expr, slot: Expr) -> tuple[Node, ...]:
+    def cp_async(self, step: Expr, stage: Expr) -> tuple[Node, ...]:
         """Begins to fill the slot, asynchronously."""
-        return tuple(node for part in self._parts for node in part.copies(step, slot))
+        return tuple(node for half in self._halves for node in half.cp_async(step, stage))
 
-    def fetches(self, step: Expr) -> tuple[Node, ...]:
+    def load_to_registers(self, step: Expr) -> tuple[Node, ...]:
         """Loads into registers."""
-        return tuple(node for part in self._parts for node in part.fetches(step))
+        return tuple(node for half in self._halves for node in half.load_to_registers(step))
 
-    def stores(self, slot: Expr) -> tuple[Node, ...]:
+    def store_to_shared(self, stage: Expr) -> tuple[Node, ...]:
         """What was fetched, into the slot."""
-        return tuple(node for part in self._parts for node in part.stores(slot))
+        return tuple(node for half in self._halves for node in half.store_to_shared(stage))
 
-    def moves(self, step: Expr, slot: Expr) -> tuple[Node, ...]:
+    def copy_through_registers(self, step: Expr, stage: Expr) -> tuple[Node, ...]:
         """From memory into the slot, one item after the other."""
-        return tuple(node for part in self._parts for node in part.moves(step, slot))
+        return tuple(node for half in self._halves for node in half.copy_through_registers(step, stage))
 
     @property
-    def _parts(self) -> tuple[_Half, _Half]:
+    def _halves(self) -> tuple[_DualGemmHalf, _DualGemmHalf]:
         first, second = (
-            _Half(self.room, operand, self.half, self.load, self.axis, self.k, self.tile, self.threads, begins)
-            for operand, begins in ((self.operand, 0), (self.second, self.tile[0]))
+            _DualGemmHalf(self.buffer, operand, self.half, self.load, self.axis, self.k, self.tile, self.threads, offset)
+            for operand, offset in ((self.operand, 0), (self.second, self.tile[0]))
         )
         return first, second
 
 
 @dataclass(frozen=True, slots=True)
-class _Half(Staging):
+class _DualGemmHalf(MmaOperandCopy):
     """`begins`: where along m or n in the room its tile does."""
 
-    begins: int
+    offset: int
 
     @property
     def fetched(self) -> str:
         """Registers between memory and the room."""
-        return f"{self.room}.fetched.{self.begins}"
+        return f"{self.buffer}.fetched.{self.offset}"
 
-    def _at(self, slot: Expr, lane: Expr) -> tuple[Expr, ...]:
-        slot, row, element = Staging._at(self, slot, lane)
+    def _smem_index(self, stage: Expr, lane: Expr) -> tuple[Expr, ...]:
+        stage, row, element = MmaOperandCopy._smem_index(self, stage, lane)
         if self.staged.k_major:
-            return slot, add(row, num(self.begins)), element
-        return slot, row, add(element, num(self.begins))
+            return stage, add(row, num(self.offset)), element
+        return stage, row, add(element, num(self.offset))
 
 
 def lower(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[ScheduleTree, ...]:
@@ -92,33 +92,33 @@ def lower(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[Sche
     view, arch = GemmView.of(group, program), hw.arch
     a, b = operands(group)
     tile = mma_tile(program, a, b)
-    pipeline = Pipeline(
+    mainloop = MmaMainloop(
         view.dtype, tile,
-        Staging(SHARED_A, a, tile.a, load_class(a, tile.a.dtype, arch), view.m, view.k, (tile.m, tile.k), tile.threads),
-        _right_staging(group, program, tile, hw),
+        MmaOperandCopy(SHARED_A, a, tile.a, load_class(a, tile.a.dtype, arch), view.m, view.k, (tile.m, tile.k), tile.threads),
+        _copy_of_b(group, program, tile, hw),
     )  # fmt: skip
-    epilogue = Epilogue(view, tile)
+    epilogue = MmaEpilogue(view, tile)
     if program.stream_k_blocks:
-        multiplying, joining = streamed(group.name, program, pipeline, epilogue)
-        return replace(multiplying, resident=_resident(group, program, hw)), joining
+        mainloop_tree, fixup_tree = stream_k_launches(group.name, program, mainloop, epilogue)
+        return replace(mainloop_tree, resident=_min_resident_blocks(group, program, hw)), fixup_tree
     steps = ceil_div(view.k.extent, tile.k)
-    nodes = (*pipeline.run(Steps(num(0), num(steps), steps)), Barrier(), *epilogue.nodes())
-    nodes = tile_blocks(view, (tile.m, epilogue.columns), pipeline.threads(pipeline.accumulators(nodes)))
-    return (ScheduleTree(group.name, nodes, raster=program.raster, resident=_resident(group, program, hw)),)
+    nodes = (*mainloop.nodes(KTileRange(num(0), num(steps), steps)), Barrier(), *epilogue.nodes())
+    nodes = tile_blocks(view, (tile.m, epilogue.columns), mainloop.threads(mainloop.accumulators(nodes)))
+    return (ScheduleTree(group.name, nodes, raster=program.raster, resident=_min_resident_blocks(group, program, hw)),)
 
 
-def _right_staging(group: KernelGroup, program: RProgram, tile: MmaTile, hw: HardwareSpec) -> Staging:
+def _copy_of_b(group: KernelGroup, program: RProgram, tile: MmaTile, hw: HardwareSpec) -> MmaOperandCopy:
     """Of b, or of what stands for it in both sums of a pair."""
     view, (_, b), second = GemmView.of(group, program), operands(group), operand_b2(group)
     load, dtype = load_class(b, tile.b.dtype, hw.arch), tile.b.dtype
     if second is None:
-        return Staging(SHARED_B, b, tile.b, load, view.n, view.k, (tile.n, tile.k), tile.threads)
+        return MmaOperandCopy(SHARED_B, b, tile.b, load, view.n, view.k, (tile.n, tile.k), tile.threads)
     extents = (tile.n // program.space.num_accumulators, tile.k)
     half = staged(b, dtype, *extents, tile.fragment)
-    return PairedStaging(SHARED_B, b, tile.b, load, view.n, view.k, extents, tile.threads, second, half)
+    return DualGemmCopy(SHARED_B, b, tile.b, load, view.n, view.k, extents, tile.threads, second, half)
 
 
-def _resident(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> int:
+def _min_resident_blocks(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> int:
     """Blocks that a core shall hold. NVRTC takes as few registers as it can; LLVM, where nobody asks for more than one
     wave of a SIMD, all 512 of it: there as many as the model counts on."""
     needs = MMA_CONTRACTION.predict_resources(group, program, hw) if program.unit.kind is UnitKind.MFMA else None

@@ -30,7 +30,7 @@ CHUNKS_IN_FLIGHT = (1, 2, 4)  # chunks of a lane in flight
 class ReductionRules(LoopRules):
     rows: RowSpace
 
-    ENOUGH_THREADS: ClassVar[int] = 128
+    MIN_THREADS: ClassVar[int] = 128
 
     def reduce_thread_choices(self) -> tuple[int, ...]:
         """From a chunk for each lane to a few, and a warp; of rows side by side some warps' worth."""
@@ -58,7 +58,11 @@ class ReductionRules(LoopRules):
         p, rows = self.workload, self.rows
         thread = tuple([rows.vector_elems if i == rows.inner else 1 for i in range(len(p.extents))])
         warp = p.machine.hw.limits.warp_size
-        found = [(replaced(thread, rows.inner, rows.vector_elems * warp), ThreadTile(thread, warp))] if rows.contiguous_along_reduction else []
+        found = (
+            [(replaced(thread, rows.inner, rows.vector_elems * warp), ThreadTile(thread, warp))]
+            if rows.contiguous_along_reduction
+            else []
+        )
         return [*found, (replaced(thread, p.contiguous_axis, warp), ThreadTile(thread)), (thread, ThreadTile(thread))]
 
     # steps ----------------------------------------------------------------------------------------------------------

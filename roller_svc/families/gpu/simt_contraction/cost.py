@@ -119,7 +119,9 @@ def _thread_registers(p: Workload[SimtFacts], thread_m: int, thread_n: int) -> T
         )  # fmt: skip
     a, b = (_staged(feed, words) for feed in ((p.facts.loads.a, p.facts.loads.b) if p.facts.loads else (None, None)))
     overhead = min(float(overhead_registers(limits)), MIN_OVERHEAD + a.fixed + b.fixed)
-    divided = sum(DIVIDING for feed in ((p.facts.loads.a, p.facts.loads.b) if p.facts.loads else ()) if feed.needs_division)
+    divided = sum(
+        DIVIDING for feed in ((p.facts.loads.a, p.facts.loads.b) if p.facts.loads else ()) if feed.needs_division
+    )
     return ThreadRegisters((thread_m * thread_n + 2 * operands) * words + overhead + divided, a, b)
 
 
@@ -177,7 +179,11 @@ def _block_step(p: Workload[SimtFacts], block: Tile, thread: Tile, threads: int)
 
 
 def _staging_ops(
-    p: Workload[SimtFacts], feed: SimtOperandLoad | None, operand: OperandFootprint, tile: tuple[int, int, int], inner: Axis | None
+    p: Workload[SimtFacts],
+    feed: SimtOperandLoad | None,
+    operand: OperandFootprint,
+    tile: tuple[int, int, int],
+    inner: Axis | None,
 ) -> float:
     """Instructions of all threads for one factor in one step; `tile`: its columns and rows, the block's threads."""
     columns, rows, threads = tile

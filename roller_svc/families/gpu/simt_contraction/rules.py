@@ -149,7 +149,9 @@ class SimtContractionRules:
 
     def _register_rule(self, thread: Tile) -> str:
         p = self.workload
-        registers = thread_registers(p, extent_on(thread, p.m), extent_on(thread, p.n)).of(MIN_STAGED_ELEMENTS, MIN_STAGED_ELEMENTS)
+        registers = thread_registers(p, extent_on(thread, p.m), extent_on(thread, p.n)).of(
+            MIN_STAGED_ELEMENTS, MIN_STAGED_ELEMENTS
+        )
         if registers > p.machine.hw.limits.max_registers_per_thread:
             return "registers per thread"
         epilogue = p.space.flops / p.outer_points - 2 * p.inner_points
@@ -220,7 +222,9 @@ class _Block:
         limits = self.workload.machine.hw.limits
         if threads % limits.warp_size:
             return "execution unit"
-        registers = self.registers.of(extent_on(block, self.workload.m) * each, extent_on(block, self.workload.n) * each)
+        registers = self.registers.of(
+            extent_on(block, self.workload.m) * each, extent_on(block, self.workload.n) * each
+        )
         if registers > limits.max_registers_per_thread and self.thread_m * self.thread_n > 1:
             return "registers per thread"
         if block_registers(threads, math.ceil(registers * REGISTER_MARGIN), limits) > limits.registers_per_core:

@@ -85,7 +85,9 @@ class ThreadRegisters:
 
 CHUNK_BYTES = 16  # the widest access of a thread
 MIN_COPY_BYTES = 4  # of cp.async (PTX ISA)
-K_ELEMENTS_PER_TRANSACTION = 8  # neighbours along k that neighbouring threads take: a transaction of 32 bytes, of 4-byte elements
+K_ELEMENTS_PER_TRANSACTION = (
+    8  # neighbours along k that neighbouring threads take: a transaction of 32 bytes, of 4-byte elements
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +120,11 @@ class SimtOperandLoad:
         if not self.operand.k_major:
             return self._neighbours(max(self.operand.memory_dtype.bytes, self.dtype.bytes), columns)
         lies_along = inner is None or inner == self.reduced_axis.members[-1]
-        return self._neighbours(self.operand.memory_dtype.bytes, math.gcd(K_ELEMENTS_PER_TRANSACTION, rows)) if lies_along else 1
+        return (
+            self._neighbours(self.operand.memory_dtype.bytes, math.gcd(K_ELEMENTS_PER_TRANSACTION, rows))
+            if lies_along
+            else 1
+        )
 
     def _copied(self, columns: int) -> int:
         """By one copy: columns that are neighbours in memory, but one row only, for a copy cannot transpose."""

@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from roller_svc.construct.rules import MIN_MATRIX_STAGES
 from roller_svc.errors import InvariantError, require
 from roller_svc.families.common.gpu.attention.softmax import KEY_STEP
-from roller_svc.families.common.gpu.matrix.multistage_pipeline import LANE, Steps
+from roller_svc.families.common.gpu.matrix.multistage_pipeline import LANE, KTileRange
 from roller_svc.families.common.gpu.matrix.staging import THREAD
 from roller_svc.families.common.gpu.matrix.tile import OperandLoad
 from roller_svc.families.common.gpu.warpgroups.k_iteration import KTileOrder
-from roller_svc.families.common.gpu.warpgroups.mainloop import GROUP, TURN
-from roller_svc.families.common.gpu.warpgroups.producer import SLOT, BulkFeed, RingStaging, room, staged
+from roller_svc.families.common.gpu.warpgroups.mainloop import GROUP, ITERATION
+from roller_svc.families.common.gpu.warpgroups.producer import STAGE, TmaOperand, ProducerCopy, operand_storage, staged_tile
 from roller_svc.families.common.gpu.warpgroups.tile import WARPS, WgmmaOperand
-from roller_svc.families.common.gpu.warpgroups.tile_scheduler import VISIT, over_steps
+from roller_svc.families.common.gpu.warpgroups.tile_scheduler import VISIT, k_tile_loop
 from roller_svc.families.common.gpu.warpgroups.tma_load import TmaTile
 from roller_svc.families.gpu.wgmma_attention.workload import WgmmaAttentionFacts, WgmmaAttentionTile
 from roller_svc.ir.dtype import DType
@@ -46,161 +46,161 @@ QUERIES, KEYS, VALUES = ".q_shared", ".k_shared", ".v_shared"
 
 
 @dataclass(frozen=True, slots=True)
-class _KeyStaging(RingStaging):
+class _KeyCopy(ProducerCopy):
     """Keys: steps go along their rows, not along what the product sums over."""
 
-    def _placed(self, step: Expr, nodes: tuple[Node, ...], offset: Expr | None = None) -> tuple[Node, ...]:
-        return (Let("k.block", step, RingStaging._placed(self, num(0), nodes, offset)),)
+    def _bind_axes(self, step: Expr, nodes: tuple[Node, ...], offset: Expr | None = None) -> tuple[Node, ...]:
+        return (Let("k.block", step, ProducerCopy._bind_axes(self, num(0), nodes, offset)),)
 
 
 @dataclass(frozen=True, slots=True)
-class Supply:
+class OperandPipeline:
     """One factor's slots and how they are filled. `step`: what its feed is given, inside of a key step's number."""
 
-    room: str
+    buffer: str
     operand: WgmmaOperand
-    slots: int
-    feed: BulkFeed | RingStaging
+    stages: int
+    copy: TmaOperand | ProducerCopy
     step: Expr
 
     @property
     def full(self) -> str:
-        return f"{self.room}.full"
+        return f"{self.buffer}.full"
 
     @property
     def empty(self) -> str:
-        return f"{self.room}.empty"
+        return f"{self.buffer}.empty"
 
     @property
-    def is_bulk(self) -> bool:
-        return isinstance(self.feed, BulkFeed)
+    def uses_tma(self) -> bool:
+        return isinstance(self.copy, TmaOperand)
 
-    def with_slots(self, body: tuple[Node, ...]) -> tuple[Node, ...]:
+    def allocate(self, body: tuple[Node, ...]) -> tuple[Node, ...]:
         """Around the nodes that use them."""
-        return (room(self.room, self.operand, self.slots, body),)
+        return (operand_storage(self.buffer, self.operand, self.stages, body),)
 
     def with_barriers(self, body: tuple[Node, ...]) -> tuple[Node, ...]:
         """Around the nodes that use them."""
         for name in (self.empty, self.full):
-            body = (Storage(name, DType.UINT64, (self.slots,), Scope.SHARED, body),)
+            body = (Storage(name, DType.UINT64, (self.stages,), Scope.SHARED, body),)
         return body
 
-    def filled(self, slot: Expr) -> tuple[Node, ...]:
+    def issue(self, stage: Expr) -> tuple[Node, ...]:
         """Begins to fill the slot: one thread asks for boxes, or all threads copy."""
-        if isinstance(self.feed, RingStaging):
-            return (*self.feed.copies(self.step, slot), CpAsyncCommitGroup())
-        expect = MbarrierArrive(self.full, (slot,), expect_tx_bytes=self.operand.bytes)
-        return (expect, *self.feed.loads(self.step, slot))
+        if isinstance(self.copy, ProducerCopy):
+            return (*self.copy.cp_async(self.step, stage), CpAsyncCommitGroup())
+        expect = MbarrierArrive(self.full, (stage,), expect_tx_bytes=self.operand.bytes)
+        return (expect, *self.copy.loads(self.step, stage))
 
-    def arrived(self, slot: Expr, pending: int) -> tuple[Node, ...]:
+    def commit(self, stage: Expr, pending: int) -> tuple[Node, ...]:
         """What threads copied to the slot is there, `pending` groups of copies having begun since."""
-        return (CpAsyncWaitGroup(pending), FenceProxyAsync(), MbarrierArrive(self.full, (slot,)))
+        return (CpAsyncWaitGroup(pending), FenceProxyAsync(), MbarrierArrive(self.full, (stage,)))
 
 
 @dataclass(frozen=True, slots=True)
-class AttentionRing:
+class AttentionPipeline:
     tile: WgmmaAttentionTile
-    q: Supply
-    k: Supply
-    v: Supply
-    maps: tuple[TensorMap, ...]
+    q: OperandPipeline
+    k: OperandPipeline
+    v: OperandPipeline
+    tensor_maps: tuple[TensorMap, ...]
     is_persistent: bool
 
-    def with_slots(self, body: tuple[Node, ...]) -> tuple[Node, ...]:
+    def allocate(self, body: tuple[Node, ...]) -> tuple[Node, ...]:
         """All slots around the nodes that use them."""
-        for supply in (self.v, self.k, self.q):
-            body = supply.with_slots(body)
+        for operand in (self.v, self.k, self.q):
+            body = operand.allocate(body)
         return body
 
     def with_barriers(self, body: tuple[Node, ...]) -> tuple[Node, ...]:
         """All barriers around the nodes that use them: inside of all rooms, for these begin at larger multiples."""
-        for supply in (self.v, self.k, self.q):
-            body = supply.with_barriers(body)
+        for operand in (self.v, self.k, self.q):
+            body = operand.with_barriers(body)
         return body
 
-    def initialised(self) -> Node:
+    def init_barriers(self) -> Node:
         """One thread says how many arrivals barriers wait for."""
         nodes: tuple[Node, ...] = ()
-        for supply in (self.q, self.k, self.v):
+        for operand in (self.q, self.k, self.v):
             index = (ref(".stage"),)
-            filling = 1 if supply.is_bulk else WARPGROUP_THREADS
+            filling = 1 if operand.uses_tma else WARPGROUP_THREADS
             emptying = WARPS * self.tile.consumers
-            barriers = (MbarrierInit(supply.full, index, filling), MbarrierInit(supply.empty, index, emptying))
-            nodes += (Loop(".stage", supply.slots, LoopKind.UNROLL, barriers),)
+            barriers = (MbarrierInit(operand.full, index, filling), MbarrierInit(operand.empty, index, emptying))
+            nodes += (Loop(".stage", operand.stages, LoopKind.UNROLL, barriers),)
         first = Op(OpKind.LAND, (eq(ref(GROUP), num(0)), eq(ref(THREAD), num(0))), DType.INT8)
         return Branch(first, (*nodes, FenceMbarrierInit()))
 
     # producer -------------------------------------------------------------------------------------------------------
-    def begun(self) -> tuple[Node, ...]:
+    def load_q(self) -> tuple[Node, ...]:
         """Queries of a visit, once for all its steps."""
-        nodes = (MbarrierWait(self.q.empty, (num(0),), sub(num(1), self._visit_parity)), *self.q.filled(num(0)))
-        return self._by_one(nodes) if self.q.is_bulk else (*nodes, *self.q.arrived(num(0), 0))
+        nodes = (MbarrierWait(self.q.empty, (num(0),), sub(num(1), self._tile_parity)), *self.q.producer_loop(num(0)))
+        return self._on_one_thread(nodes) if self.q.uses_tma else (*nodes, *self.q.commit(num(0), 0))
 
-    def filled(self, steps: Steps, before: Expr) -> tuple[Node, ...]:
+    def producer_loop(self, steps: KTileRange, before: Expr) -> tuple[Node, ...]:
         """Keys and values of a pass; what threads copy arrives when they have begun the copies that follow."""
-        staged = [supply for supply in (self.k, self.v) if not supply.is_bulk]
+        staged_tile = [operand for operand in (self.k, self.v) if not operand.uses_tma]
         nodes: tuple[Node, ...] = ()
-        for supply in (self.k, self.v):
-            free = MbarrierWait(supply.empty, (ref(SLOT),), sub(num(1), parity(self.tile)))
-            fill = (free, *supply.filled(ref(SLOT)))
-            if not supply.is_bulk:
-                nodes += (*fill, *self._arrivals(staged, supply))
+        for operand in (self.k, self.v):
+            free = MbarrierWait(operand.empty, (ref(STAGE),), sub(num(1), parity(self.tile)))
+            fill = (free, *operand.producer_loop(ref(STAGE)))
+            if not operand.uses_tma:
+                nodes += (*fill, *self._producer_commit(staged_tile, operand))
             else:
-                nodes += self._by_one(fill) if staged else fill
-        work = turned(self.tile, add(before, ref("k.step")), (Let(KEY_STEP, steps.number, nodes),))
-        loop: tuple[Node, ...] = (over_steps(steps, work),)
-        if not staged:
-            return self._by_one(loop)
-        last = staged[-1].arrived(mod(sub(add(before, steps.count), num(1)), self.tile.stages), 0)
+                nodes += self._on_one_thread(fill) if staged_tile else fill
+        work = with_stage_index(self.tile, add(before, ref("k.step")), (Let(KEY_STEP, steps.number, nodes),))
+        loop: tuple[Node, ...] = (k_tile_loop(steps, work),)
+        if not staged_tile:
+            return self._on_one_thread(loop)
+        last = staged_tile[-1].commit(mod(sub(add(before, steps.count), num(1)), self.tile.stages), 0)
         return (*loop, Branch(lt(num(0), steps.count), last))
 
-    def _arrivals(self, staged: list[Supply], supply: Supply) -> tuple[Node, ...]:
+    def _producer_commit(self, staged_tile: list[OperandPipeline], operand: OperandPipeline) -> tuple[Node, ...]:
         """Behind copies of one of the factors that threads bring: those before it are awaited."""
-        if supply is not staged[0]:
-            return staged[0].arrived(ref(SLOT), 1)
-        before = mod(add(ref(TURN), num(self.tile.stages - 1)), self.tile.stages)
-        return (Branch(lt(num(0), ref("k.step")), staged[-1].arrived(before, 1)),)
+        if operand is not staged_tile[0]:
+            return staged_tile[0].commit(ref(STAGE), 1)
+        before = mod(add(ref(ITERATION), num(self.tile.stages - 1)), self.tile.stages)
+        return (Branch(lt(num(0), ref("k.step")), staged_tile[-1].commit(before, 1)),)
 
     @staticmethod
-    def _by_one(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+    def _on_one_thread(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
         return (Branch(eq(ref(THREAD), num(0)), nodes),)
 
     # consumers ------------------------------------------------------------------------------------------------------
     @property
-    def _visit_parity(self) -> Expr:
+    def _tile_parity(self) -> Expr:
         return mod(ref(VISIT), 2) if self.is_persistent else num(0)
 
-    def queried(self) -> Node:
+    def q_wait(self) -> Node:
         """The visit's queries are there."""
-        return MbarrierWait(self.q.full, (num(0),), self._visit_parity)
+        return MbarrierWait(self.q.full, (num(0),), self._tile_parity)
 
-    def answered(self) -> tuple[Node, ...]:
+    def q_release(self) -> tuple[Node, ...]:
         """A lane of each warp says that queries are not read any more: where others may follow."""
         arrival = MbarrierArrive(self.q.empty, (num(0),))
         return (Branch(eq(ref(LANE), num(0)), (arrival,)),) if self.is_persistent else ()
 
-    def awaited(self, supply: Supply) -> Node:
+    def consumer_wait(self, operand: OperandPipeline) -> Node:
         """The turn's slot has been filled."""
-        return MbarrierWait(supply.full, (ref(SLOT),), parity(self.tile))
+        return MbarrierWait(operand.full, (ref(STAGE),), parity(self.tile))
 
-    def left(self, supply: Supply) -> Node:
+    def consumer_release(self, operand: OperandPipeline) -> Node:
         """A lane of each warp says that the turn's slot may be filled again."""
-        return Branch(eq(ref(LANE), num(0)), (MbarrierArrive(supply.empty, (ref(SLOT),)),))
+        return Branch(eq(ref(LANE), num(0)), (MbarrierArrive(operand.empty, (ref(STAGE),)),))
 
 
-def turned(tile: WgmmaAttentionTile, turn: Expr, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+def with_stage_index(tile: WgmmaAttentionTile, iteration: Expr, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
     """The nodes with the number of a step among all of the block's, and its slot."""
-    return (Let(TURN, turn, (Let(SLOT, mod(ref(TURN), tile.stages), nodes),)),)
+    return (Let(ITERATION, iteration, (Let(STAGE, mod(ref(ITERATION), tile.stages), nodes),)),)
 
 
 def parity(tile: WgmmaAttentionTile) -> Expr:
     """Of the phases of the turn."""
-    return mod(div(ref(TURN), tile.stages), 2)
+    return mod(div(ref(ITERATION), tile.stages), 2)
 
 
-def attention_ring(
-    tile: WgmmaAttentionTile, known: WgmmaAttentionFacts, axes: tuple[TileAxis, TileAxis], *, is_persistent: bool
-) -> AttentionRing:
+def attention_pipeline(
+    tile: WgmmaAttentionTile, facts: WgmmaAttentionFacts, axes: tuple[TileAxis, TileAxis], *, is_persistent: bool
+) -> AttentionPipeline:
     """`axes`: rows and columns of the results; a block that `is_persistent` computes several tiles.
 
     InvariantError for one stage: what threads copy to a slot arrives when copies to the next have begun, which wait for
@@ -209,54 +209,54 @@ def attention_ring(
     if tile.stages < MIN_MATRIX_STAGES:
         raise InvariantError(f"rings of keys and values have {MIN_MATRIX_STAGES} stages or more, not {tile.stages}")
     m, n = axes
-    along = KTileOrder.linear(known.head_dim.extent, tile.head_dim)
-    over_keys = KTileOrder.linear(known.kv.extent, tile.kv)
-    supplies: list[Supply] = []
+    head_dim_order = KTileOrder.linear(facts.head_dim.extent, tile.head_dim)
+    kv_order = KTileOrder.linear(facts.kv.extent, tile.kv)
+    pipelines: list[OperandPipeline] = []
     maps: list[TensorMap] = []
-    for side in (
-        _Side(QUERIES, known.operands.q, tile.q, (m, known.head_dim), along, mul(ref("m.block"), num(tile.m)), num(0)),
-        _Side(KEYS, known.operands.k, tile.k, (known.kv, known.head_dim), along, mul(ref(KEY_STEP), num(tile.kv)),
+    for operand_ in (
+        _OperandSetup(QUERIES, facts.operands.q, tile.q, (m, facts.head_dim), head_dim_order, mul(ref("m.block"), num(tile.m)), num(0)),
+        _OperandSetup(KEYS, facts.operands.k, tile.k, (facts.kv, facts.head_dim), head_dim_order, mul(ref(KEY_STEP), num(tile.kv)),
               num(0)),
-        _Side(VALUES, known.operands.v, tile.v, (n, known.kv), over_keys, mul(ref("n.block"), num(tile.n)),
+        _OperandSetup(VALUES, facts.operands.v, tile.v, (n, facts.kv), kv_order, mul(ref("n.block"), num(tile.n)),
               ref(KEY_STEP)),
     ):  # fmt: skip
-        supplies.append(side.supply(1 if side.room == QUERIES else tile.stages))
-        maps += side.maps()
-    q, k, v = supplies
-    return AttentionRing(tile, q, k, v, tuple(maps), is_persistent)
+        pipelines.append(operand_.pipeline(1 if operand_.buffer == QUERIES else tile.stages))
+        maps += operand_.maps()
+    q, k, v = pipelines
+    return AttentionPipeline(tile, q, k, v, tuple(maps), is_persistent)
 
 
 @dataclass(frozen=True, slots=True)
-class _Side:
+class _OperandSetup:
     """What is known of a factor: `axes` of its tiles, `first`: where one begins on the first of them."""
 
-    room: str
-    factor: OperandLoad
+    buffer: str
+    load: OperandLoad
     operand: WgmmaOperand
     axes: tuple[TileAxis, TileAxis]
-    walk: KTileOrder
-    first: Expr
+    k_order: KTileOrder
+    origin: Expr
     step: Expr
 
-    def supply(self, slots: int) -> Supply:
+    def pipeline(self, stages: int) -> OperandPipeline:
         operand, (axis, along) = self.operand, self.axes
         boxes = operand.copy_plan
         if isinstance(boxes, TmaTile):
-            bulk = BulkFeed(self.room, self._map, boxes, self.first, num(0), full=f"{self.room}.full")
-            return Supply(self.room, operand, slots, bulk, self.step)
-        kind, step = (_KeyStaging, ref(KEY_STEP)) if self.room == KEYS else (RingStaging, self.step)
+            tma = TmaOperand(self.buffer, self._map, boxes, self.origin, num(0), full_barrier=f"{self.buffer}.full")
+            return OperandPipeline(self.buffer, operand, stages, tma, self.step)
+        kind, step = (_KeyCopy, ref(KEY_STEP)) if self.buffer == KEYS else (ProducerCopy, self.step)
         atom = operand.atom_bytes // operand.dtype.bytes
-        copies = kind(self.room, self.factor.operand, staged(operand), boxes, axis, along, (operand.extent, operand.k),
-                      WARPGROUP_THREADS, self.walk, atom)  # fmt: skip
-        return Supply(self.room, operand, slots, copies, step)
+        cp_async = kind(self.buffer, self.load.operand, staged_tile(operand), boxes, axis, along, (operand.extent, operand.k),
+                      WARPGROUP_THREADS, self.k_order, atom)  # fmt: skip
+        return OperandPipeline(self.buffer, operand, stages, cp_async, step)
 
     def maps(self) -> Iterator[TensorMap]:
         """The tensor map of its bulk copies."""
-        boxes, source = self.operand.copy_plan, self.factor.operand.source
+        boxes, source = self.operand.copy_plan, self.load.operand.source
         if isinstance(boxes, TmaTile):
             tensor = require(source, "source of what bulk copies bring").tensor
             yield boxes.tensor_map(self._map, tensor, Swizzle(self.operand.atom_bytes))
 
     @property
     def _map(self) -> str:
-        return f"{self.room}.map"
+        return f"{self.buffer}.map"

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from roller_svc.errors import InvariantError
-from roller_svc.families.common.gpu.attention.kv_loop import KeySteps
+from roller_svc.families.common.gpu.attention.kv_loop import KvTileLoop
 from roller_svc.families.common.gpu.attention.mask import KeyBounds, exact_bounds, key_bounds
 from roller_svc.families.common.gpu.attention.softmax import (
     KEY_STEP,
@@ -22,17 +22,17 @@ from roller_svc.families.common.gpu.attention.softmax import (
     SHIFT,
     TOTAL,
     Softmax,
-    cleared,
+    init_softmax,
 )
-from roller_svc.families.common.gpu.matrix.epilogue import Outputs, word
-from roller_svc.families.common.gpu.matrix.multistage_pipeline import ACC, Steps
-from roller_svc.families.common.gpu.warpgroups.epilogue import FRAGMENT_WORDS, BulkResults, WarpgroupEpilogue
-from roller_svc.families.common.gpu.warpgroups.mainloop import GROUP, WARP, threads
-from roller_svc.families.common.gpu.warpgroups.producer import matrix
+from roller_svc.families.common.gpu.matrix.epilogue import EpilogueStore, word
+from roller_svc.families.common.gpu.matrix.multistage_pipeline import ACC, KTileRange
+from roller_svc.families.common.gpu.warpgroups.epilogue import FRAGMENT_WORDS, TmaStoreEpilogue, WarpgroupEpilogue
+from roller_svc.families.common.gpu.warpgroups.mainloop import GROUP, WARP, warpgroup_threads
+from roller_svc.families.common.gpu.warpgroups.producer import smem_matrix
 from roller_svc.families.common.gpu.warpgroups.tile import ROWS, WARPS
 from roller_svc.families.common.gpu.warpgroups.tile_scheduler import BLOCK, VISIT
 from roller_svc.families.common.view import GemmView
-from roller_svc.families.gpu.wgmma_attention.producer import AttentionRing, attention_ring, turned
+from roller_svc.families.gpu.wgmma_attention.producer import AttentionPipeline, attention_pipeline, with_stage_index
 from roller_svc.families.gpu.wgmma_attention.workload import (
     WgmmaAttentionTile,
     wgmma_attention_facts,
@@ -56,7 +56,7 @@ from roller_svc.ir.schedule_hopper import (
 )
 from roller_svc.schedule.nest_statements import register, wrap_in_storages
 
-WEIGHTS = ".weights"  # of a step's keys, as the left factor of its values
+PROBABILITIES = ".weights"  # of a step's keys, as the left factor of its values
 WORDS = 4  # of a thread's left factor in one instruction
 _F32 = DType.FLOAT32
 RESULT = (ref("m.fragment"), add(mul(ref("n.fragment"), num(FRAGMENT_WORDS)), word()))
@@ -76,10 +76,10 @@ def lower(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[Sche
 class _Kernel:
     view: GemmView
     tile: WgmmaAttentionTile
-    steps: KeySteps
+    kv_loop: KvTileLoop
     softmax: Softmax
-    ring: AttentionRing
-    results: BulkResults | WarpgroupEpilogue
+    pipeline: AttentionPipeline
+    results: TmaStoreEpilogue | WarpgroupEpilogue
     exact: KeyBounds | None
     blocks: int  # persistent; 0: one for each tile
 
@@ -87,16 +87,16 @@ class _Kernel:
     def of(cls, group: KernelGroup, attention: Attention, program: RProgram, arch: Arch) -> _Kernel:
         space = program.space
         (m,), (n,), (keys,) = (space.role(role) for role in (AxisRole.M, AxisRole.N, AxisRole.K))
-        known = wgmma_attention_facts(group, program.unit, arch)
-        tile = wgmma_attention_tile(program, known)
-        batch, factors = space.role(AxisRole.BATCH), ContractionOperands(attention.q, attention.v)
-        view = GemmView(group, batch, m, n, keys, factors, space.compute_dtype)
-        outputs = Outputs(view, tile.m, tile.n)
-        stored = BulkResults.of(tile.result, outputs)
-        ring = attention_ring(tile, known, (m, n), is_persistent=program.persistent_blocks > 0)
+        facts = wgmma_attention_facts(group, program.unit, arch)
+        tile = wgmma_attention_tile(program, facts)
+        batch, operands = space.role(AxisRole.BATCH), ContractionOperands(attention.q, attention.v)
+        view = GemmView(group, batch, m, n, keys, operands, space.compute_dtype)
+        outputs = EpilogueStore(view, tile.m, tile.n)
+        tma_store = TmaStoreEpilogue.of(tile.result, outputs)
+        pipeline = attention_pipeline(tile, facts, (m, n), is_persistent=program.persistent_blocks > 0)
         return cls(
-            view, tile, KeySteps(tile, m, keys, known.operands.bounds), Softmax(attention, tile, m, keys, RESULT), ring,
-            stored or WarpgroupEpilogue(tile.result, outputs), exact_bounds(group), program.persistent_blocks,
+            view, tile, KvTileLoop(tile, m, keys, facts.operands.bounds), Softmax(attention, tile, m, keys, RESULT), pipeline,
+            tma_store or WarpgroupEpilogue(tile.result, outputs), exact_bounds(group), program.persistent_blocks,
         )  # fmt: skip
 
     def tree(self) -> ScheduleTree:
@@ -104,141 +104,141 @@ class _Kernel:
         tile, results = self.tile, self.results
         is_producer = eq(ref(GROUP), num(tile.consumers))
         nodes: tuple[Node, ...] = (
-            self.ring.initialised(), Barrier(), Branch(is_producer, self._filled(), self._attended()),
+            self.pipeline.init_barriers(), Barrier(), Branch(is_producer, self._producer(), self._consumer()),
         )  # fmt: skip
-        nodes = self.ring.with_slots(results.rooms(self.ring.with_barriers(nodes)))
-        nodes = threads(tile.consumers, nodes)
-        if self.blocks:
-            nodes = (Loop(BLOCK, self.blocks, LoopKind.BLOCK, nodes),)
+        nodes = self.pipeline.allocate(results.allocate(self.pipeline.with_barriers(nodes)))
+        nodes = warpgroup_threads(tile.consumers, nodes)
+        if self.block_loops:
+            nodes = (Loop(BLOCK, self.block_loops, LoopKind.BLOCK, nodes),)
         else:
-            nodes = self.steps.blocks(self.view, self.steps.around(nodes))
-        maps = (*self.ring.maps, results.map) if isinstance(results, BulkResults) else self.ring.maps
+            nodes = self.kv_loop.block_loops(self.view, self.kv_loop.bind_bounds(nodes))
+        maps = (*self.pipeline.tensor_maps, results.tensor_map) if isinstance(results, TmaStoreEpilogue) else self.pipeline.tensor_maps
         return ScheduleTree(self.view.group.name, nodes, tensor_maps=maps)
 
     # roles ----------------------------------------------------------------------------------------------------------
-    def _filled(self) -> tuple[Node, ...]:
+    def _producer(self) -> tuple[Node, ...]:
         """The producer's."""
         none = Const(0, DType.INT8)  # of its threads has rows
-        passes = self.steps.passes(none, self._fill, self.tile.threads)
+        passes = self.kv_loop.passes(none, self._fill, self.tile.threads)
         registers = self._registers(self.tile.producer_registers, increase=False)
-        return (*registers, *self._visited((*self.ring.begun(), *passes)))
+        return (*registers, *self._for_each_tile((*self.pipeline.load_q(), *passes)))
 
-    def _fill(self, steps: Steps, before: Expr) -> tuple[Node, ...]:
-        return self.ring.filled(steps, self._turns(before))
+    def _fill(self, kv_loop: KTileRange, before: Expr) -> tuple[Node, ...]:
+        return self.pipeline.producer_loop(kv_loop, self._iteration(before))
 
-    def _attended(self) -> tuple[Node, ...]:
+    def _consumer(self) -> tuple[Node, ...]:
         """The consumers'."""
         tile = self.tile
         storages = [
             register(ACC, _F32, 1, tile.n // 2), register(MAXIMUM, _F32, 1, 2), register(TOTAL, _F32, 1, 2),
-            register(WEIGHTS, DType.UINT32, tile.kv_steps, WORDS),
+            register(PROBABILITIES, DType.UINT32, tile.kv_steps, WORDS),
         ]  # fmt: skip
-        counts = self.softmax.counts_beyond(self.steps.bounds.finite_fill or 0.0)
+        counts = self.softmax.needs_fully_masked_pass(self.kv_loop.bounds.finite_fill or 0.0)
         nodes = (
-            *cleared(self.softmax),
-            *self.steps.passes(counts, self._pass, tile.threads),
-            *self._settled(),
-            self.softmax.joined(), *self.softmax.divided(), *self.results.nodes(),
+            *init_softmax(self.softmax),
+            *self.kv_loop.passes(counts, self._kv_pass, tile.threads),
+            *self._wait_for_unread_q(),
+            self.softmax.fixup_tiles(), *self.softmax.normalize(), *self.results.nodes(),
         )  # fmt: skip
         nodes = (Let("m.warp", add(mul(ref(GROUP), num(WARPS)), ref(WARP)), (Let("k.warp", num(0), nodes),)),)
         registers = self._registers(tile.consumer_registers, increase=True)
-        return (*registers, *self._visited(wrap_in_storages(storages, nodes)), *self.results.last)
+        return (*registers, *self._for_each_tile(wrap_in_storages(storages, nodes)), *self.results.finish)
 
-    def _settled(self) -> tuple[Node, ...]:
+    def _wait_for_unread_q(self) -> tuple[Node, ...]:
         """Queries that met no key are there before their room goes."""
-        return () if isinstance(self.steps.seen.count, Const) else (self.ring.queried(),)
+        return () if isinstance(self.kv_loop.visible.count, Const) else (self.pipeline.q_wait(),)
 
-    def _visited(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+    def _for_each_tile(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
         """The nodes for each tile of the block."""
-        return self.steps.visits(self.view, self.blocks, nodes) if self.blocks else nodes
+        return self.kv_loop.for_each_tile(self.view, self.block_loops, nodes) if self.block_loops else nodes
 
-    def _turns(self, before: Expr) -> Expr:
+    def _iteration(self, before: Expr) -> Expr:
         """Steps that the block has taken, `before` of them in this visit: all visits have as many."""
-        return add(mul(ref(VISIT), num(self.steps.steps)), before) if self.blocks else before
+        return add(mul(ref(VISIT), num(self.kv_loop.kv_loop)), before) if self.block_loops else before
 
     def _registers(self, count: int, *, increase: bool) -> tuple[Node, ...]:
         """One consumer has what it needs from the start."""
         return (SetMaxNReg(count, increase),) if self.tile.consumers > 1 else ()
 
     # steps ----------------------------------------------------------------------------------------------------------
-    def _pass(self, steps: Steps, before: Expr) -> tuple[Node, ...]:
+    def _kv_pass(self, kv_loop: KTileRange, before: Expr) -> tuple[Node, ...]:
         """All steps of a pass, each one's values a step behind its keys."""
-        before = self._turns(before)
-        last = add(before, sub(steps.count, num(1)))
-        nodes = (*self._first(steps, before), *self._later(steps, before), *self.ring.answered(),
-                 *self._at(last, (*self._mixed(), WgmmaWaitGroup(0, ACC), self.ring.left(self.ring.v))))  # fmt: skip
-        return nodes if isinstance(steps.count, Const) else (Branch(lt(num(0), steps.count), nodes),)
+        before = self._iteration(before)
+        last = add(before, sub(kv_loop.count, num(1)))
+        nodes = (*self._first_kv_tile(kv_loop, before), *self._later_kv_tiles(kv_loop, before), *self.pipeline.q_release(),
+                 *self._smem_index(last, (*self._pv(), WgmmaWaitGroup(0, ACC), self.pipeline.consumer_release(self.pipeline.v))))  # fmt: skip
+        return nodes if isinstance(kv_loop.count, Const) else (Branch(lt(num(0), kv_loop.count), nodes),)
 
-    def _first(self, steps: Steps, before: Expr) -> tuple[Node, ...]:
+    def _first_kv_tile(self, kv_loop: KTileRange, before: Expr) -> tuple[Node, ...]:
         """Weights of the first step."""
-        products = (*self._scored(), WgmmaWaitGroup(0, SCORES), self.ring.left(self.ring.k))
-        weighed = (self._weighed(steps.first), self.softmax.rescaled(), *self._packed())
-        return self._in_registers((self.ring.queried(), *self._at(before, products), *weighed))
+        products = (*self._qk(), WgmmaWaitGroup(0, SCORES), self.pipeline.consumer_release(self.pipeline.k))
+        weighed = (self._exp(kv_loop.first), self.softmax.rescale_o(), *self._pack_p())
+        return self._with_registers((self.pipeline.q_wait(), *self._smem_index(before, products), *weighed))
 
-    def _later(self, steps: Steps, before: Expr) -> tuple[Node, ...]:
+    def _later_kv_tiles(self, kv_loop: KTileRange, before: Expr) -> tuple[Node, ...]:
         """Each step but the first: its keys, values of the step before, its weights."""
-        if steps.most == 1:
+        if kv_loop.most == 1:
             return ()
-        turn = add(before, ref("k.step"))
-        number = add(steps.first, add(ref("k.step"), num(1)))
-        nodes = self._in_registers((
-            *self._at(add(turn, num(1)), self._scored()),
-            *self._at(turn, self._mixed()),
+        iteration = add(before, ref("k.step"))
+        number = add(kv_loop.first, add(ref("k.step"), num(1)))
+        nodes = self._with_registers((
+            *self._smem_index(add(iteration, num(1)), self._qk()),
+            *self._smem_index(iteration, self._pv()),
             WgmmaWaitGroup(1, SCORES),
-            *self._at(add(turn, num(1)), (self.ring.left(self.ring.k),)),
-            self._weighed(number),
+            *self._smem_index(add(iteration, num(1)), (self.pipeline.consumer_release(self.pipeline.k),)),
+            self._exp(number),
             WgmmaWaitGroup(0, ACC),
-            *self._at(turn, (self.ring.left(self.ring.v),)),
-            self.softmax.rescaled(),
-            *self._packed(),
+            *self._smem_index(iteration, (self.pipeline.consumer_release(self.pipeline.v),)),
+            self.softmax.rescale_o(),
+            *self._pack_p(),
         ))  # fmt: skip
-        limit = None if isinstance(steps.count, Const) else sub(steps.count, num(1))
-        return (Loop("k.step", steps.most - 1, LoopKind.SERIAL, nodes, limit),)
+        limit = None if isinstance(kv_loop.count, Const) else sub(kv_loop.count, num(1))
+        return (Loop("k.step", kv_loop.most - 1, LoopKind.SERIAL, nodes, limit),)
 
-    def _at(self, turn: Expr, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
-        return turned(self.tile, turn, nodes)
+    def _smem_index(self, iteration: Expr, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+        return with_stage_index(self.tile, iteration, nodes)
 
-    def _in_registers(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+    def _with_registers(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
         """The nodes with a step's own registers."""
         storages = [register(SCORES, _F32, 1, self.tile.kv_fragments, FRAGMENT_WORDS)]
         storages += [register(name, _F32, 1, 2) for name in (PEAK, SHIFT, RESCALE)]
         return wrap_in_storages(storages, nodes)
 
     # products -------------------------------------------------------------------------------------------------------
-    def _scored(self) -> tuple[Node, ...]:
+    def _qk(self) -> tuple[Node, ...]:
         """Queries times the turn's keys begin."""
-        tile, (q, k) = self.tile, (self.ring.q, self.ring.k)
+        tile, (q, k) = self.tile, (self.pipeline.q, self.pipeline.k)
         row = mul(ref(GROUP), num(ROWS))
         nodes: tuple[Node, ...] = ()
         for step in range(tile.head_dim_steps):
-            a = matrix(q.room, q.operand, row, 0, step, num(0))
-            b = matrix(k.room, k.operand, num(0), 0, step)
+            a = smem_matrix(q.buffer, q.operand, row, 0, step, num(0))
+            b = smem_matrix(k.buffer, k.operand, num(0), 0, step)
             nodes += (WarpgroupMma(SCORES, (num(0), num(0), num(0)), tile.kv, a, b, num(int(step > 0))),)
-        return (self.ring.awaited(k), WgmmaFence(), *nodes, WgmmaCommitGroup())
+        return (self.pipeline.consumer_wait(k), WgmmaFence(), *nodes, WgmmaCommitGroup())
 
-    def _mixed(self) -> tuple[Node, ...]:
+    def _pv(self) -> tuple[Node, ...]:
         """Weights times the turn's values begin."""
-        tile, v = self.tile, self.ring.v
+        tile, v = self.tile, self.pipeline.v
         nodes: tuple[Node, ...] = ()
         for step in range(tile.kv_steps):
-            weights = RegisterMatrix(WEIGHTS, (num(step), num(0)), v.operand.dtype)
-            values = matrix(v.room, v.operand, num(0), 0, step)
+            weights = RegisterMatrix(PROBABILITIES, (num(step), num(0)), v.operand.dtype)
+            values = smem_matrix(v.buffer, v.operand, num(0), 0, step)
             nodes += (WarpgroupMma(ACC, (num(0), num(0)), tile.n, weights, values, num(1)),)
-        return (self.ring.awaited(v), WgmmaFence(), *nodes, WgmmaCommitGroup())
+        return (self.pipeline.consumer_wait(v), WgmmaFence(), *nodes, WgmmaCommitGroup())
 
-    def _weighed(self, step: Expr) -> Node:
+    def _exp(self, step: Expr) -> Node:
         """Products with the keys of that step become weights: where all of them are kept, without asking for each."""
-        whole = None if self.exact is None else self.steps.whole(ref(KEY_STEP), self.exact)
-        return Let(KEY_STEP, step, self.softmax.weights(whole))
+        whole = None if self.exact is None else self.kv_loop.is_unmasked(ref(KEY_STEP), self.exact)
+        return Let(KEY_STEP, step, self.softmax.update_probabilities(whole))
 
-    def _packed(self) -> tuple[Node, ...]:
+    def _pack_p(self) -> tuple[Node, ...]:
         """A warp's weights of 16 keys lie as a left factor does (PTX ISA, "Register Fragments for wgmma.mma_async")."""
-        dtype = self.ring.v.operand.dtype
+        dtype = self.pipeline.v.operand.dtype
         return tuple(
-            PackFragment(WEIGHTS, (num(step), num(w)), _weight(2 * step + w // 2, w % 2), dtype)
+            PackFragment(PROBABILITIES, (num(step), num(w)), _p(2 * step + w // 2, w % 2), dtype)
             for step in range(self.tile.kv_steps) for w in range(WORDS)
         )  # fmt: skip
 
 
-def _weight(fragment: int, half: int) -> Load:
+def _p(fragment: int, half: int) -> Load:
     return Load(SCORES, (num(0), num(fragment), num(2 * half)), _F32)

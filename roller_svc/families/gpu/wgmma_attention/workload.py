@@ -114,7 +114,11 @@ def wgmma_attention_facts(group: KernelGroup, unit: ComputeUnit, arch: Arch) -> 
     """Of a group of kind ATTENTION."""
     if group.attention is None:
         raise InvariantError(f"{group.name} is no attention")
-    found, types, batch = prepare_attention_operands(group, unit, arch), dict(group.inputs), group.space.role(AxisRole.BATCH)
+    found, types, batch = (
+        prepare_attention_operands(group, unit, arch),
+        dict(group.inputs),
+        group.space.role(AxisRole.BATCH),
+    )
     (m,), (n,), (keys,), (features,) = (
         group.space.role(role) for role in (AxisRole.M, AxisRole.N, AxisRole.K, AxisRole.INNER)
     )

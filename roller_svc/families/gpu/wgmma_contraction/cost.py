@@ -84,7 +84,9 @@ def wgmma_contraction(p: Workload[WgmmaFacts], launch: Launch) -> Costs:
 
     waves, cycles = simt_waves(launch.grid, resident, mach.cores, block_cycles)
     again = tile_count(p, launch.block) / launch.grid if launch.stream_k_blocks else (waves - 1) / resident
-    cycles += _prologue_epilogue_cycles(p, launch, tile, step, _TilesPerCore(again, min(resident, -(-launch.grid // mach.cores))))
+    cycles += _prologue_epilogue_cycles(
+        p, launch, tile, step, _TilesPerCore(again, min(resident, -(-launch.grid // mach.cores)))
+    )
     parts = resource_seconds(p, step, launch.grid * steps, dram_bytes)
     seconds = max(mach.seconds(cycles), *(s for _, s in parts))
     parts.append((EXPOSED, seconds - max(s for _, s in parts)))
@@ -154,7 +156,9 @@ def _block(p: Workload[WgmmaFacts], block: Tile, group: Tile) -> WgmmaBlock:
     reads = instructions * (ROWS + tile.group_n) * STEP_BYTES / mach.staged_bytes_per_cycle
     mma = tile.m * tile.n * tile.k / mach.fma_per_cycle
     producer = slots / SCHEDULERS * PRODUCER_SLOT_CYCLES + boxes * BOX_CYCLES
-    added = tile.accumulator_set_registers if tile.promotes_accumulators else 0  # by each thread, an addition a cycle, when its products are done
+    added = (
+        tile.accumulator_set_registers if tile.promotes_accumulators else 0
+    )  # by each thread, an addition a cycle, when its products are done
     consumers = tile.consumers * (STEP_OPS + 4 * tile.fragments * tile.k_steps + added)
     step = MatrixStep(
         warps=WARPS * tile.consumers, mma=mma, shared=reads + pipe, issue=max(producer, consumers),
@@ -194,7 +198,9 @@ class _TilesPerCore:
     together: int
 
 
-def _prologue_epilogue_cycles(p: Workload[WgmmaFacts], launch: Launch, tile: WgmmaTile, step: MatrixStep, turns: _TilesPerCore) -> float:
+def _prologue_epilogue_cycles(
+    p: Workload[WgmmaFacts], launch: Launch, tile: WgmmaTile, step: MatrixStep, turns: _TilesPerCore
+) -> float:
     """Cycles of a core for what is before, between and after the steps of its tiles.
 
     One block a tile: each begins anew. Blocks that walk tiles begin once; while they hand on sums the ring fills, so

@@ -173,8 +173,14 @@ class WgmmaContractionRules(TilePrefilter):
             size = math.prod(cluster)
             # blocks that stay: each core's first loads and last results then stand alone, and rings fill in between
             blocks = at_once // size * size if tasks > at_once else 0
-            found.append(PipelineOptions(stages, self._raster(block, at_once, cluster), persistent_blocks=blocks, cluster=cluster))
-        if split_k == p.space.num_accumulators == 1 and known.tile.k_order.steps == -(-p.extent(p.k) // extent_on(block, p.k)):
+            found.append(
+                PipelineOptions(
+                    stages, self._raster(block, at_once, cluster), persistent_blocks=blocks, cluster=cluster
+                )
+            )
+        if split_k == p.space.num_accumulators == 1 and known.tile.k_order.steps == -(
+            -p.extent(p.k) // extent_on(block, p.k)
+        ):
             found += [PipelineOptions(stages, 1, blocks) for blocks in stream_k_choices(tasks, steps, at_once)]
         return found
 

@@ -12,14 +12,14 @@ from dataclasses import dataclass, replace
 
 from roller_svc.analysis.operand import Operand, all_operands
 from roller_svc.errors import InvariantError, require
-from roller_svc.families.common.gpu.matrix.epilogue import Outputs, column_of_word, over_words, row_of_word, word
+from roller_svc.families.common.gpu.matrix.epilogue import EpilogueStore, column_of_word, for_each_word, row_of_word, word
 from roller_svc.families.common.gpu.matrix.multistage_pipeline import ACC, SHARED_A, SHARED_B
 from roller_svc.families.common.gpu.matrix.stream_k import StreamKPartition, partial_tiles, stream_k_partition
-from roller_svc.families.common.gpu.matrix.stream_k_fixup import joined
+from roller_svc.families.common.gpu.matrix.stream_k_fixup import fixup_tiles
 from roller_svc.families.common.gpu.matrix.tile import COLUMNS, LoadClass
-from roller_svc.families.common.gpu.warpgroups.epilogue import FRAGMENT_WORDS, BulkResults, WarpgroupEpilogue
-from roller_svc.families.common.gpu.warpgroups.mainloop import GROUP, WARP, Feeds, Ring, peers, threads
-from roller_svc.families.common.gpu.warpgroups.producer import BulkFeed, HalfStaging, RingStaging, staged
+from roller_svc.families.common.gpu.warpgroups.epilogue import FRAGMENT_WORDS, TmaStoreEpilogue, WarpgroupEpilogue
+from roller_svc.families.common.gpu.warpgroups.mainloop import GROUP, WARP, OperandCopies, WgmmaMainloop, multicast_consumers, warpgroup_threads
+from roller_svc.families.common.gpu.warpgroups.producer import TmaOperand, DualGemmProducerCopy, ProducerCopy, staged_tile
 from roller_svc.families.common.gpu.warpgroups.tile import (
     EPILOGUE_ROWS,
     ROWS,
@@ -28,7 +28,7 @@ from roller_svc.families.common.gpu.warpgroups.tile import (
     WgmmaTile,
     plan_wgmma_loads,
 )
-from roller_svc.families.common.gpu.warpgroups.tile_scheduler import BLOCK, RANK, StreamedSteps, Visits, WholeTiles
+from roller_svc.families.common.gpu.warpgroups.tile_scheduler import BLOCK, RANK, StreamKTiles, TileScheduler, PersistentTiles
 from roller_svc.families.common.gpu.warpgroups.tma_load import TmaTile
 from roller_svc.families.common.view import GemmView
 from roller_svc.ir.dtype import DType
@@ -41,25 +41,25 @@ from roller_svc.ir.schedule import Barrier, Branch, Compute, Loop, LoopKind, Nod
 from roller_svc.ir.schedule_hopper import ClusterBarrier
 from roller_svc.ir.tensor_map import Swizzle, TensorMap
 
-_ROOMS = (SHARED_A, SHARED_B)
+_BUFFERS = (SHARED_A, SHARED_B)
 MAPS = ((".a_map",), (".b_map", ".b_map_2"))  # of what is staged for a, and for b of each sum
 
 
 def lower(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[ScheduleTree, ...]:
     """A block computes block.m x block.n of the output, a warpgroup thread.m x thread.n of that. One tree, or two where
     the steps of all tiles are streamed."""
-    found = _Contraction.of(group, program, hw.arch)
+    contraction = _Contraction.of(group, program, hw.arch)
     if program.stream_k_blocks:
-        work = replace(stream_k_partition(program), k_tiles=found.tile.k_order.steps)  # some of which may be padded
+        work = replace(stream_k_partition(program), k_tiles=contraction.tile.k_order.steps)  # some of which may be padded
         partial, _ = partial_tiles(group.name, program)
-        visits: Visits = StreamedSteps(found.view, work)
-        join = joined(partial, work, found.results.outputs)
-        return found.tree(visits, found.whole_or_left(partial, work)), ScheduleTree(f"{group.name}_join", join)
-    tile, view = found.tile, found.view
+        scheduler: TileScheduler = StreamKTiles(contraction.view, work)
+        fixup = fixup_tiles(partial, work, contraction.results.outputs)
+        return contraction.tree(scheduler, contraction.store_or_leave_partial(partial, work)), ScheduleTree(f"{group.name}_join", fixup)
+    tile, view = contraction.tile, contraction.view
     grid = (-(-view.m.extent // tile.m), -(-view.n.extent // tile.columns))
     clusters = program.persistent_blocks // program.cluster_size
-    visits = WholeTiles(view, grid, tile.k_order.steps, clusters, program.cluster, program.raster)
-    return (found.tree(visits, found.results.nodes()),)
+    scheduler = PersistentTiles(view, grid, tile.k_order.steps, clusters, program.cluster, program.raster)
+    return (contraction.tree(scheduler, contraction.results.nodes()),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,49 +67,49 @@ class _Contraction:
     name: str
     view: GemmView
     tile: WgmmaTile
-    feeds: Feeds
+    copies: OperandCopies
     maps: tuple[TensorMap, ...]
-    results: BulkResults | WarpgroupEpilogue
+    results: TmaStoreEpilogue | WarpgroupEpilogue
 
     @classmethod
     def of(cls, group: KernelGroup, program: RProgram, arch: Arch) -> _Contraction:
-        view, factors = GemmView.of(group, program), all_operands(group)
-        found = plan_wgmma_loads(program.space, program.unit, factors, arch)
-        (m, n, k), block, part = (a.name for a in (view.m, view.n, view.k)), program.block, program.thread
-        tile = found.tile((block[m], block[n], block[k]), (part[m], part[n]), program.stages, program.cluster)
-        sides = _Sides(view, tile, factors, found)
-        feeds = (*sides.feeds(0), *sides.feeds(1))
-        maps = (*sides.maps(0), *sides.maps(1))
-        outputs = Outputs(view, tile.m * tile.cluster[0], tile.columns * tile.cluster[1])
-        stored = BulkResults.of(tile, outputs)
-        maps = maps if stored is None else (*maps, stored.map)
-        return cls(group.name, view, tile, feeds, maps, stored or WarpgroupEpilogue(tile, outputs))
+        view, operands = GemmView.of(group, program), all_operands(group)
+        loads = plan_wgmma_loads(program.space, program.unit, operands, arch)
+        (m, n, k), block, thread = (a.name for a in (view.m, view.n, view.k)), program.block, program.thread
+        tile = loads.tile((block[m], block[n], block[k]), (thread[m], thread[n]), program.stages, program.cluster)
+        operands_ = _Operands(view, tile, operands, loads)
+        copies = (*operands_.copies(0), *operands_.copies(1))
+        maps = (*operands_.maps(0), *operands_.maps(1))
+        outputs = EpilogueStore(view, tile.m * tile.cluster[0], tile.columns * tile.cluster[1])
+        tma_store = TmaStoreEpilogue.of(tile, outputs)
+        maps = maps if tma_store is None else (*maps, tma_store.tensor_map)
+        return cls(group.name, view, tile, copies, maps, tma_store or WarpgroupEpilogue(tile, outputs))
 
-    def tree(self, visits: Visits, epilogue: tuple[Node, ...]) -> ScheduleTree:
+    def tree(self, scheduler: TileScheduler, epilogue: tuple[Node, ...]) -> ScheduleTree:
         """One launch; `epilogue`: what consumers do with the sums of a visit."""
         tile = self.tile
-        ring = Ring(self.view.dtype, tile, self.feeds, peers(tile.cluster, self.feeds))
-        meet: Node = ClusterBarrier() if ring.readers else Barrier()
+        mainloop = WgmmaMainloop(self.view.dtype, tile, self.copies, multicast_consumers(tile.cluster, self.copies))
+        synchronise: Node = ClusterBarrier() if mainloop.consumers_of_multicast else Barrier()
         is_producer = eq(ref(GROUP), num(tile.consumers))
         nodes: tuple[Node, ...] = (
-            ring.initialised(), meet,
-            Branch(is_producer, ring.filled(visits), ring.multiplied(visits, epilogue, self.results.last)),
+            mainloop.init_barriers(), synchronise,
+            Branch(is_producer, mainloop.producer_loop(scheduler), mainloop.consumer_loop(scheduler, epilogue, self.results.finish)),
         )  # fmt: skip
-        if ring.readers:
-            nodes += (meet,)  # no block ends while others still arrive at its barriers
-        nodes = visits.in_block(ring.rooms(self.results.rooms(nodes)))
-        nodes = (Loop(BLOCK, visits.blocks, LoopKind.BLOCK, threads(tile.consumers, nodes)),)
+        if mainloop.consumers_of_multicast:
+            nodes += (synchronise,)  # no block ends while others still arrive at its barriers
+        nodes = scheduler.bind_block(mainloop.allocate(self.results.allocate(nodes)))
+        nodes = (Loop(BLOCK, scheduler.blocks, LoopKind.BLOCK, warpgroup_threads(tile.consumers, nodes)),)
         return ScheduleTree(self.name, nodes, tensor_maps=self.maps, cluster=math.prod(tile.cluster))
 
-    def whole_or_left(self, partial: str, work: StreamKPartition) -> tuple[Node, ...]:
+    def store_or_leave_partial(self, partial: str, work: StreamKPartition) -> tuple[Node, ...]:
         """Results of a tile of which the block has all steps; else its sums into memory: the tile that the block began
         with is its first, any other its last."""
         whole = Op(
             OpKind.LAND, (eq(ref(".first"), num(0)), eq(ref(".last"), num(work.k_tiles))), DType.INT8
         )  # fmt: skip
-        return (Branch(whole, self.results.nodes(), (self._leave(partial),)),)
+        return (Branch(whole, self.results.nodes(), (self._store_partial(partial),)),)
 
-    def _leave(self, partial: str) -> Node:
+    def _store_partial(self, partial: str) -> Node:
         tile = self.tile
         row = add(mul(div(ref(GROUP), tile.groups[1]), num(tile.group_m)), mul(ref("m.fragment"), num(ROWS)))
         row = add(add(row, mul(ref(WARP), num(EPILOGUE_ROWS))), row_of_word())
@@ -117,35 +117,35 @@ class _Contraction:
         register = add(mul(ref("n.fragment"), num(FRAGMENT_WORDS)), word())
         value = Load(ACC, (ref("m.fragment"), register), self.view.dtype)
         part = eq(ref(".first"), num(0))
-        nodes = over_words((Compute(partial, (ref(BLOCK), part, row, add(column, column_of_word())), value),))
+        nodes = for_each_word((Compute(partial, (ref(BLOCK), part, row, add(column, column_of_word())), value),))
         columns = Loop("n.fragment", tile.group_n // COLUMNS, LoopKind.UNROLL, nodes)
         return Loop("m.fragment", tile.fragments, LoopKind.UNROLL, (columns,))
 
 
 @dataclass(frozen=True, slots=True)
-class _Sides:
+class _Operands:
     """What is known of the operands of a (side 0) and of b (1), one for each sum."""
 
     view: GemmView
     tile: WgmmaTile
-    factors: tuple[Operand, ...]
-    found: WgmmaOperandLoads
+    operands: tuple[Operand, ...]
+    loads: WgmmaOperandLoads
 
-    def feeds(self, side: int) -> Feeds:
+    def copies(self, side: int) -> OperandCopies:
         """How the producer fills the room of a side."""
         operand, axis = (self.tile.a, self.tile.b)[side], (self.view.m, self.view.n)[side]
         extent = (self.tile.m, self.tile.columns)[side]
         if isinstance(operand.copy_plan, LoadClass):
-            return self._staged(side, operand, operand.copy_plan, extent)
+            return self._producer_copies(side, operand, operand.copy_plan, extent)
         boxes, number, mask = self._boxes(side, operand, operand.extent // operand.num_parts)
-        each, sums = operand.extent // operand.num_parts, len(boxes)
-        feeds: Feeds = ()
+        part_extent, sums = operand.extent // operand.num_parts, len(boxes)
+        copies: OperandCopies = ()
         for part in range(operand.num_parts):
-            turn, sum_ = divmod(part, sums)
-            first = add(mul(ref(f"{axis.role.value}.block"), num(extent)), num(turn * each))
-            own = mul(number, num(boxes[sum_].extent))
-            feeds += (BulkFeed(_ROOMS[side], MAPS[side][sum_], boxes[sum_], first, own, mask, part * each),)
-        return feeds
+            group, accumulator = divmod(part, sums)
+            first = add(mul(ref(f"{axis.role.value}.block"), num(extent)), num(group * part_extent))
+            own = mul(number, num(boxes[accumulator].extent))
+            copies += (TmaOperand(_BUFFERS[side], MAPS[side][accumulator], boxes[accumulator], first, own, mask, part * part_extent),)
+        return copies
 
     def maps(self, side: int) -> tuple[TensorMap, ...]:
         """The tensor maps of its bulk copies."""
@@ -154,25 +154,25 @@ class _Sides:
             return ()
         boxes, _, _ = self._boxes(side, operand, operand.extent // operand.num_parts)
         maps: tuple[TensorMap, ...] = ()
-        for name, tile, factor in zip(MAPS[side], boxes, self._factors(side), strict=False):
-            tensor = require(factor.source, "source of what bulk copies bring").tensor
+        for name, tile, operand_ in zip(MAPS[side], boxes, self._operands_of(side), strict=False):
+            tensor = require(operand_.source, "source of what bulk copies bring").tensor
             maps += (tile.tensor_map(name, tensor, Swizzle(operand.atom_bytes)),)
         return maps
 
-    def _factors(self, side: int) -> tuple[Operand, ...]:
-        return self.factors[1:] if side else self.factors[:1]
+    def _operands_of(self, side: int) -> tuple[Operand, ...]:
+        return self.operands[1:] if side else self.operands[:1]
 
-    def _staged(self, side: int, operand: WgmmaOperand, load: LoadClass, extent: int) -> Feeds:
+    def _producer_copies(self, side: int, operand: WgmmaOperand, load: LoadClass, extent: int) -> OperandCopies:
         tile, axis = self.tile, (self.view.m, self.view.n)[side]
-        atom, factors = operand.atom_bytes // operand.dtype.bytes, self._factors(side)
-        each = staged(replace(operand, extent=extent))
-        rest = (load, axis, self.view.k, (extent, tile.k), WARPGROUP_THREADS, tile.k_order, atom)
-        if len(factors) == 1:
-            return (RingStaging(_ROOMS[side], factors[0], each, *rest),)
-        together = tile.group_columns
+        atom, operands = operand.atom_bytes // operand.dtype.bytes, self._operands_of(side)
+        part_extent = staged_tile(replace(operand, extent=extent))
+        copy_args = (load, axis, self.view.k, (extent, tile.k), WARPGROUP_THREADS, tile.k_order, atom)
+        if len(operands) == 1:
+            return (ProducerCopy(_BUFFERS[side], operands[0], part_extent, *copy_args),)
+        columns = tile.group_columns
         return tuple(
-            HalfStaging(_ROOMS[side], factor, each, *rest, number * together, together)
-            for number, factor in enumerate(factors)
+            DualGemmProducerCopy(_BUFFERS[side], operand_, part_extent, *copy_args, number * columns, columns)
+            for number, operand_ in enumerate(operands)
         )
 
     def _boxes(self, side: int, operand: WgmmaOperand, extent: int) -> tuple[tuple[TmaTile, ...], Expr, Expr | None]:
@@ -182,17 +182,17 @@ class _Sides:
         blocks = (columns, rows)[side]
         number: Expr = num(0)
         mask: Expr | None = None
-        if blocks > 1 and self.found.can_multicast(side, operand, blocks):
+        if blocks > 1 and self.loads.can_multicast(side, operand, blocks):
             row, column = div(ref(RANK), columns), mod(ref(RANK), columns)
             extent //= blocks
             if side == 0:
                 number, mask = column, _shifted((1 << columns) - 1, mul(row, num(columns)))
             else:
                 number, mask = row, _shifted(sum(1 << (i * columns) for i in range(rows)), column)
-        found = self.found.boxes(side, extent, self.tile.k, operand.atom_bytes // operand.dtype.bytes)
-        if isinstance(found, str):
-            raise InvariantError(f"{extent} of a tile that comes by TMA are no box: {found}")
-        return found, number, mask
+        loads = self.loads.boxes(side, extent, self.tile.k, operand.atom_bytes // operand.dtype.bytes)
+        if isinstance(loads, str):
+            raise InvariantError(f"{extent} of a tile that comes by TMA are no box: {loads}")
+        return loads, number, mask
 
 
 def _shifted(bits: int, by: Expr) -> Expr:

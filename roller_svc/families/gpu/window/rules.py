@@ -78,7 +78,9 @@ class WindowRules(LoopRules):
         unit = base.tile[axis]
         if all(w.axis != axis for w in self.windows.windows):
             return powers_of_two(min(most, p.extents[axis]))  # nothing is reused along it: it only fills blocks
-        return tuple([unit * c for c in tile_multiples(p.extents[axis], unit, max(epsilon, FREE_PADDING), most)]) or (unit,)
+        return tuple([unit * c for c in tile_multiples(p.extents[axis], unit, max(epsilon, FREE_PADDING), most)]) or (
+            unit,
+        )
 
     def _row_steps(self, base: ThreadTile, epsilon: float) -> Tile:
         """Second alignment: half a warp's worth of neighbours, or the whole axis."""

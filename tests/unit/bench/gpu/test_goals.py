@@ -178,7 +178,7 @@ def test_long_works_get_fewer_samples_all_alike(bench: Any) -> None:
 def test_without_nvml_there_are_no_clocks(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench.clocks, "LIBRARY", "libnvidia-ml-that-is-not-there.so")
     assert bench.clocks.open_nvml("0000:01:00.0") is None
-    with pytest.raises(OSError, match="answers 6"):
+    with pytest.raises(OSError, match="expected 0, got 6"):
         bench.clocks.Nvml(FakeNvmlLibrary(), "another")
 
 
@@ -411,7 +411,7 @@ def test_a_library_that_breaks_the_process_leaves_our_times(
         return failing(task) if task.baselines else (timed(task)[0] | {"peers": {}}, None)
 
     out, cases = tmp_path / "gpu.jsonl", bench.samples.references()[:1]
-    session = session_of(bench, monkeypatch, out, cases, "measure", timed=broken)
+    session = session_of(bench, monkeypatch, out, cases, "measure", time_case=broken)
     monkeypatch.setattr(bench.session.Session, "_check_device", lambda _: None)
     session.run()
     session.record.finish()
@@ -435,7 +435,7 @@ def test_when_the_device_is_gone_the_rest_is_skipped(
     bench: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     out, cases = tmp_path / "gpu.jsonl", bench.samples.references()
-    session = session_of(bench, monkeypatch, out, cases, "measure", "compare", timed=failing)
+    session = session_of(bench, monkeypatch, out, cases, "measure", "compare", time_case=failing)
     monkeypatch.setattr(bench.session.machine, "device", failing)
     session.run()
     session.record.finish()
@@ -449,7 +449,7 @@ def test_what_was_under_way_when_the_time_was_up_is_no_error(
     bench: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     out, cases = tmp_path / "gpu.jsonl", bench.samples.references()
-    session = session_of(bench, monkeypatch, out, cases, "measure", timed=failing)
+    session = session_of(bench, monkeypatch, out, cases, "measure", time_case=failing)
     over = iter([False, True])
     monkeypatch.setattr(session, "_is_over", lambda: next(over, True))
     monkeypatch.setattr(session, "_measure_copy", lambda: session._is_over())

@@ -131,7 +131,7 @@ def test_how_a_device_rounds_is_told_apart(bench: Any, how: str) -> None:
 def test_a_box_beyond_a_small_tensor_is_filled_with_zeros(bench: Any) -> None:
     for rows in bench.probing.SMALL_ROWS:
         view = bench.kernels.small_box(rows)
-        assert view.reach_bytes < 128 << 10
+        assert view.end_bytes < 128 << 10
         given = np.arange(1, rows * 32 + 1, dtype=np.uint32)
         found = emulated(bench.kernels.box_copy(H200, view, given.size), X=given)["Y"]
         assert np.array_equal(found, bench.probing.expected_small_box(given, rows))

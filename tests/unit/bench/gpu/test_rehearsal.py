@@ -35,7 +35,7 @@ def bench() -> Any:
     )  # fmt: skip
 
 
-# lanes ---------------------------------------------------------------------------------------------------------------
+# workers ------------------------------------------------------------------------------------------------------------
 def test_every_task_comes_back_with_its_result(bench: Any) -> None:
     found = dict(bench.workers.map_unordered(operator.neg, range(6), 2, 60.0, time.monotonic() + 600))
     assert found == {n: -n for n in range(6)}
@@ -79,10 +79,10 @@ def test_a_lane_that_neither_answers_nor_ends_is_abandoned(bench: Any, monkeypat
             pass
 
     monkeypatch.setattr(bench.workers, "WorkerProcess", Stuck)
-    lane = bench.workers.BoundedWorker(operator.neg, 3600.0)
+    worker = bench.workers.BoundedWorker(operator.neg, 3600.0)
     with pytest.raises(KernelTimeoutError, match="abandoned"):
-        lane.call(7, until=time.monotonic())
-    assert lane.call(7) == 7
+        worker.call(7, until=time.monotonic())
+    assert worker.call(7) == 7
     assert len(made) == 2
     stuck.set()
 
@@ -124,11 +124,11 @@ def test_a_device_gives_memory_back_and_runs_out_of_it(bench: Any, tmp_path: Pat
 
 def test_a_fault_stays_until_the_process_ends(bench: Any, tmp_path: Path) -> None:
     device = bench.driver.Device(plan(bench, tmp_path, "fault"))
-    for _ in range(bench.driver.EVERY):
+    for _ in range(bench.driver.FAULT_INTERVAL):
         device.begin(None)
-    device.launched()
-    device.launched()
-    for use in (device.launched, device.wait, lambda: device.allocated(1)):
+    device.count_launch()
+    device.count_launch()
+    for use in (device.count_launch, device.wait, lambda: device.allocate(1)):
         with pytest.raises(bench.driver.DriverError, match="illegal memory access"):
             use()
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from roller_svc.families.common.gpu.attention.mask import KeyBounds, negate
 from roller_svc.families.common.gpu.attention.tile import StagedBuffer, TiledAttention
-from roller_svc.families.common.gpu.matrix.multistage_pipeline import Steps
+from roller_svc.families.common.gpu.matrix.multistage_pipeline import KTileRange
 from roller_svc.families.common.gpu.warpgroups.tile_scheduler import BLOCK, TILE, VISIT
 from roller_svc.families.common.view import GemmView
 from roller_svc.ir.affine import Affine
@@ -33,13 +33,13 @@ from roller_svc.ir.index import (
 )
 from roller_svc.ir.schedule import AnyThread, Let, Loop, LoopKind, Node
 
-PART = "k.part"
-PASS, AGAIN = ".pass", ".again"
-FIRST, SEEN, LAST = ".first_step", ".seen_steps", ".last_step"
+SPLIT = "k.part"
+PASS, NEEDS_MASKED = ".pass", ".again"
+FIRST, VISIBLE, LAST = ".first_step", ".seen_steps", ".last_step"
 
 
 @dataclass(frozen=True, slots=True)
-class KeySteps:
+class KvTileLoop:
     """A block's steps: those with keys that its rows see, and those beyond, of which maxima may say that they count."""
 
     tile: TiledAttention[StagedBuffer]
@@ -48,73 +48,73 @@ class KeySteps:
     bounds: KeyBounds
 
     @property
-    def steps(self) -> int:
+    def kv_tiles(self) -> int:
         return ceil_div(self.keys.extent, self.tile.kv)
 
     @property
-    def share(self) -> int:
+    def tiles_per_split(self) -> int:
         """Of a block, where several share the keys."""
-        return ceil_div(self.steps, self.tile.kv_splits)
+        return ceil_div(self.kv_tiles, self.tile.kv_splits)
 
     @property
-    def comes_back(self) -> bool:
+    def may_need_masked_tiles(self) -> bool:
         """Whether steps that the mask leaves out may have to be made after all."""
         return bool(self.bounds.uppers) and self.bounds.finite_fill is not None
 
-    def around(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+    def bind_bounds(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
         """The nodes, with the numbers of the first step, of the first that the mask leaves out, of the first that is
         not the block's."""
-        begin: Expr = mul(ref(PART), num(self.share)) if self.tile.kv_splits > 1 else num(0)
-        end: Expr = min_(add(begin, num(self.share)), num(self.steps)) if self.tile.kv_splits > 1 else num(self.steps)
+        begin: Expr = mul(ref(SPLIT), num(self.tiles_per_split)) if self.tile.kv_splits > 1 else num(0)
+        end: Expr = min_(add(begin, num(self.tiles_per_split)), num(self.kv_tiles)) if self.tile.kv_splits > 1 else num(self.kv_tiles)
         first = begin
         for lower in self.bounds.lowers:
-            first = max_(first, div(max_(self._least(lower), num(0)), self.tile.kv))
-        seen: Expr = ref(LAST)
+            first = max_(first, div(max_(self._min_bound(lower), num(0)), self.tile.kv))
+        visible: Expr = ref(LAST)
         for upper in self.bounds.uppers:
-            count = div(add(self._greatest(upper), num(self.tile.kv)), self.tile.kv)
-            seen = min_(seen, max_(count, ref(FIRST)))
-        return (Let(LAST, end, (Let(FIRST, first, (Let(SEEN, seen, nodes),)),)),)
+            count = div(add(self._max_bound(upper), num(self.tile.kv)), self.tile.kv)
+            visible = min_(visible, max_(count, ref(FIRST)))
+        return (Let(LAST, end, (Let(FIRST, first, (Let(VISIBLE, visible, nodes),)),)),)
 
     @property
-    def seen(self) -> Steps:
-        return self._steps(ref(FIRST), ref(SEEN))
+    def visible(self) -> KTileRange:
+        return self._range(ref(FIRST), ref(VISIBLE))
 
     @property
-    def beyond(self) -> Steps:
-        return self._steps(ref(SEEN), ref(LAST))
+    def masked(self) -> KTileRange:
+        return self._range(ref(VISIBLE), ref(LAST))
 
-    def whole(self, step: Expr, exact: KeyBounds) -> Expr | None:
+    def is_unmasked(self, step: Expr, exact: KeyBounds) -> Expr | None:
         """Whether each of the block's rows keeps all keys of the step; None: all steps are so. `exact`: what keys the
         mask keeps."""
         keys = self.tile.kv
         end = mul(add(step, num(1)), num(keys))
-        found: Expr | None = None
+        condition: Expr | None = None
         if self.keys.extent % keys:
-            found = le(end, num(self.keys.extent))
+            condition = le(end, num(self.keys.extent))
         for upper in exact.uppers:
-            found = logical_and(lt(sub(end, num(1)), add(self._least(upper), num(1))), found)
+            condition = logical_and(lt(sub(end, num(1)), add(self._min_bound(upper), num(1))), condition)
         for lower in exact.lowers:
-            found = logical_and(le(self._greatest(lower), mul(step, num(keys))), found)
-        return found
+            condition = logical_and(le(self._max_bound(lower), mul(step, num(keys))), condition)
+        return condition
 
-    def passes(self, counts_beyond: Expr, work: Callable[[Steps, Expr], tuple[Node, ...]],
+    def passes(self, needs_masked_tiles: Expr, work: Callable[[KTileRange, Expr], tuple[Node, ...]],
                threads: int | None = None) -> tuple[Node, ...]:  # fmt: skip
         """The work on the steps that rows see; a second time on those that the mask leaves out, if some row has no
         score that makes theirs vanish, which threads say by `counts_beyond`. Work is given the steps of a pass and how
         many there were in passes before; `threads`: as `AnyThread` has them."""
-        seen, beyond = self.seen, self.beyond
-        if not self.comes_back:
-            return work(seen, num(0))
+        visible, masked = self.visible, self.masked
+        if not self.may_need_masked_tiles:
+            return work(visible, num(0))
         first = eq(ref(PASS), num(0))
-        begin = Select(first, seen.first, beyond.first, DType.INT32)
-        count = Select(first, seen.count, mul(ref(AGAIN), beyond.count), DType.INT32)
-        before = Select(first, num(0), seen.count, DType.INT32)
-        nodes = work(Steps(ref(".begin"), ref(".count"), self.share), ref(".before"))
+        begin = Select(first, visible.first, masked.first, DType.INT32)
+        count = Select(first, visible.count, mul(ref(NEEDS_MASKED), masked.count), DType.INT32)
+        before = Select(first, num(0), visible.count, DType.INT32)
+        nodes = work(KTileRange(ref(".begin"), ref(".count"), self.tiles_per_split), ref(".before"))
         nodes = (Let(".begin", begin, (Let(".count", count, (Let(".before", before, nodes),)),)),)
-        nodes = (AnyThread(AGAIN, counts_beyond, nodes, threads),)
+        nodes = (AnyThread(NEEDS_MASKED, needs_masked_tiles, nodes, threads),)
         return (Loop(PASS, 2, LoopKind.SERIAL, nodes),)
 
-    def blocks(self, view: GemmView, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+    def block_loops(self, view: GemmView, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
         """Blocks that share keys and values follow each other; of those under a mask, the ones with most keys first."""
         tile = self.tile
         count = ceil_div(view.m.extent, tile.m)
@@ -125,12 +125,12 @@ class KeySteps:
             nodes = (Loop("m.block", count, LoopKind.BLOCK, nodes),)
         nodes = (Loop("n.block", ceil_div(view.n.extent, tile.n), LoopKind.BLOCK, nodes),)
         if tile.kv_splits > 1:
-            nodes = (Loop(PART, tile.kv_splits, LoopKind.BLOCK, nodes),)
+            nodes = (Loop(SPLIT, tile.kv_splits, LoopKind.BLOCK, nodes),)
         for batch in reversed(view.batch):
             nodes = (Loop(batch.name, batch.extent, LoopKind.BLOCK, nodes),)
         return nodes
 
-    def visits(self, view: GemmView, blocks: int, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+    def for_each_tile(self, view: GemmView, block_loops: int, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
         """The nodes for each tile of a block that computes several one after the other: tiles in the order of `blocks`,
         block i those numbered i, i + blocks, ..."""
         rows, columns = ceil_div(view.m.extent, self.tile.m), ceil_div(view.n.extent, self.tile.n)
@@ -138,21 +138,21 @@ class KeySteps:
         tiles = stride = math.prod(extent for _, extent in loops)
         for name, extent in loops:
             stride //= extent
-            place = div(ref(TILE), stride)
-            nodes = (Let(name, place if stride * extent == tiles else mod(place, extent), nodes),)
-        nodes = (Let(TILE, add(mul(ref(VISIT), num(blocks)), ref(BLOCK)), nodes),)
-        limit = div(sub(num(tiles - 1 + blocks), ref(BLOCK)), blocks)
-        return (Loop(VISIT, ceil_div(tiles, blocks), LoopKind.SERIAL, nodes, stop=limit),)
+            index = div(ref(TILE), stride)
+            nodes = (Let(name, index if stride * extent == tiles else mod(index, extent), nodes),)
+        nodes = (Let(TILE, add(mul(ref(VISIT), num(block_loops)), ref(BLOCK)), nodes),)
+        limit = div(sub(num(tiles - 1 + block_loops), ref(BLOCK)), block_loops)
+        return (Loop(VISIT, ceil_div(tiles, block_loops), LoopKind.SERIAL, nodes, stop=limit),)
 
-    def _steps(self, first: Expr, last: Expr) -> Steps:
+    def _range(self, first: Expr, last: Expr) -> KTileRange:
         if self.tile.kv_splits == 1 and not self.bounds.uppers and not self.bounds.lowers:
-            return Steps(num(0), num(self.steps), self.steps)
-        return Steps(first, sub(last, first), self.share)
+            return KTileRange(num(0), num(self.kv_tiles), self.kv_tiles)
+        return KTileRange(first, sub(last, first), self.tiles_per_split)
 
-    def _least(self, bound: Affine) -> Expr:
-        return sub(num(0), self._greatest(negate(bound)))
+    def _min_bound(self, bound: Affine) -> Expr:
+        return sub(num(0), self._max_bound(negate(bound)))
 
-    def _greatest(self, bound: Affine) -> Expr:
+    def _max_bound(self, bound: Affine) -> Expr:
         """Of the bound, over the block's rows (`attention_mask.greatest`)."""
         outermost = self.rows.members[0]
         stride = self.rows.extent // outermost.extent

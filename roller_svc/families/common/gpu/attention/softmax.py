@@ -43,47 +43,47 @@ class Softmax:
     keys: TileAxis
     result: tuple[Expr, ...]
 
-    def weights(self, whole: Expr | None = None) -> tuple[Node, ...]:
+    def update_probabilities(self, is_unmasked: Expr | None = None) -> tuple[Node, ...]:
         """Scores become weights; maxima and sums follow. `whole`: whether no row leaves out any key of the step."""
-        return (*self._scored(whole), *self._raised(), *self._weighed())
+        return (*self._mask_scores(is_unmasked), *self._reduce_row_max(), *self._exp())
 
-    def rescaled(self) -> Node:
+    def rescale_o(self) -> Node:
         """Results so far, below the new maxima."""
-        return self.over_results(lambda result: _times(result, Load(RESCALE, ROW, _F32)))
+        return self.for_each_output(lambda result: _times(result, Load(RESCALE, ROW, _F32)))
 
-    def divided(self) -> tuple[Node, ...]:
+    def normalize(self) -> tuple[Node, ...]:
         """Results over the sums of exponentials, once lanes have joined these."""
-        share = Op(OpKind.DIV, (Const(1.0, _F32), Load(TOTAL, ROW, _F32)), _F32)
-        inverse = self.each_row((Compute(TOTAL, ROW, share),))
-        return (inverse, self.over_results(lambda result: _times(result, Load(TOTAL, ROW, _F32))))
+        reciprocal = Op(OpKind.DIV, (Const(1.0, _F32), Load(TOTAL, ROW, _F32)), _F32)
+        inverse = self.for_each_row((Compute(TOTAL, ROW, reciprocal),))
+        return (inverse, self.for_each_output(lambda result: _times(result, Load(TOTAL, ROW, _F32))))
 
-    def joined(self) -> Node:
+    def fixup_tiles(self) -> Node:
         """Sums of exponentials of whole rows, in each of their lanes."""
-        return self.each_row((WarpReduce(TOTAL, ROW, Combine.SUM, QUAD),))
+        return self.for_each_row((WarpReduce(TOTAL, ROW, Combine.SUM, QUAD),))
 
-    def counts_beyond(self, filled: float) -> Expr:
+    def needs_fully_masked_pass(self, fill: float) -> Expr:
         """Whether scores of that value are not so far below the maximum of a row of this thread that they vanish."""
 
         def of_row(row: int) -> Op:
             maximum = Load(MAXIMUM, (num(row // 2), num(row % 2)), _F32)
-            above = Op(OpKind.SUB, (maximum, Const(filled, _F32)), _F32)
+            above = Op(OpKind.SUB, (maximum, Const(fill, _F32)), _F32)
             vanish = Op(OpKind.GT, (above, Const(VANISHING / self.attention.scale, _F32)), DType.INT8)
             return Op(OpKind.LNOT, (vanish,), DType.INT8)
 
         rows = map(of_row, range(2 * self.tile.row_fragments))
-        return reduce(lambda one, other: Op(OpKind.LOR, (one, other), DType.INT8), rows)
+        return reduce(lambda lhs, rhs: Op(OpKind.LOR, (lhs, rhs), DType.INT8), rows)
 
     # each row of a lane ---------------------------------------------------------------------------------------------
-    def each_row(self, nodes: tuple[Node, ...]) -> Node:
+    def for_each_row(self, nodes: tuple[Node, ...]) -> Node:
         """For both rows that a lane has of each fragment."""
         halves = Loop(".half", 2, LoopKind.UNROLL, nodes)
         return Loop("m.fragment", self.tile.row_fragments, LoopKind.UNROLL, (halves,))
 
-    def placed_row(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+    def bind_row(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
         """The nodes with the axes of the row as they are there."""
         row = add(mul(ref("m.warp"), num(self.tile.warp_m)), add(mul(ref("m.fragment"), num(ROWS)), row_of_word()))
-        place = add(mul(ref("m.block"), num(self.tile.m)), row)
-        return (Let("m.place", place, bind_members(self.rows, ref("m.place"), nodes)),)
+        position = add(mul(ref("m.block"), num(self.tile.m)), row)
+        return (Let("m.place", position, bind_members(self.rows, ref("m.place"), nodes)),)
 
     def _each_key(self, nodes: tuple[Node, ...]) -> Node:
         pairs = Loop(".pair", 2, LoopKind.UNROLL, nodes)
@@ -94,26 +94,26 @@ class Softmax:
         return (ref("m.fragment"), ref("key.fragment"), word())
 
     # steps ----------------------------------------------------------------------------------------------------------
-    def _scored(self, whole: Expr | None) -> tuple[Node, ...]:
+    def _mask_scores(self, is_unmasked: Expr | None) -> tuple[Node, ...]:
         """Products become scores, of which the greatest is noted."""
         start = Compute(PEAK, ROW, Load(MAXIMUM, ROW, _F32))
-        scored = self.each_row(self.placed_row((start, self._noted(self._value(self.attention.score)))))
-        if whole is None:
-            return (scored,)
-        plain = self._of_rows(self._placed_product(unmasked(self.attention)), None)
-        return (Branch(whole, (self.each_row(self.placed_row((start, self._noted(plain)))),), (scored,)),)
+        masked = self.for_each_row(self.bind_row((start, self._update_row_max(self._value(self.attention.score)))))
+        if is_unmasked is None:
+            return (masked,)
+        unmasked_scores = self._of_rows(self._score_in_registers(unmasked(self.attention)), None)
+        return (Branch(is_unmasked, (self.for_each_row(self.bind_row((start, self._update_row_max(unmasked_scores)))),), (masked,)),)
 
-    def _noted(self, value: Expr) -> Node:
+    def _update_row_max(self, value: Expr) -> Node:
         """Scores of a row that are that value."""
         (key,) = self.keys.members
         score = Compute(SCORES, self._score, value)
-        here = Load(SCORES, self._score, _F32)
-        noted = Compute(PEAK, ROW, Op(OpKind.FMAX, (Load(PEAK, ROW, _F32), here), _F32))
+        score_ = Load(SCORES, self._score, _F32)
+        noted = Compute(PEAK, ROW, Op(OpKind.FMAX, (Load(PEAK, ROW, _F32), score_), _F32))
         first = add(mul(ref(KEY_STEP), num(self.tile.kv)), mul(ref("k.warp"), num(self.tile.warp_kv)))
         place = add(first, add(mul(ref("key.fragment"), num(COLUMNS)), column_of_word()))
         return self._each_key((Let("key.place", place, (Let(key.name, ref("key.place"), (score, noted)),)),))
 
-    def _placed_product(self, score: Expr) -> Expr:
+    def _score_in_registers(self, score: Expr) -> Expr:
         """The score of what is in registers."""
         product = self.attention.scores_load.tensor
 
@@ -125,7 +125,7 @@ class Softmax:
 
     def _value(self, score: Expr) -> Expr:
         """The score, minus infinity beyond the last key. Rows past the last one read nothing."""
-        value = self._placed_product(score)
+        value = self._score_in_registers(score)
         inside = lt(ref("key.place"), num(self.keys.extent)) if self.keys.extent % self.tile.kv else None
         return self._of_rows(value, inside)
 
@@ -135,7 +135,7 @@ class Softmax:
             inside = logical_and(lt(ref("m.place"), num(self.rows.extent)), inside)
         return value if inside is None else Select(inside, value, identity(Combine.MAX, value.dtype), value.dtype)
 
-    def _raised(self) -> tuple[Node, ...]:
+    def _reduce_row_max(self) -> tuple[Node, ...]:
         """Maxima of rows, joined; what is subtracted from exponents, in powers of two; what sums so far shrink by.
 
         While a row has no score but minus infinity nothing is subtracted: its weights are 0, not NaN.
@@ -146,7 +146,7 @@ class Softmax:
         shift = Select(empty, Const(0.0, _F32), _times(peak, unit), _F32)
         total = Load(TOTAL, ROW, _F32)
         return (
-            self.each_row((
+            self.for_each_row((
                 WarpReduce(PEAK, ROW, Combine.MAX, QUAD),
                 Compute(SHIFT, ROW, shift),
                 Compute(RESCALE, ROW, Op(OpKind.SUB, (_times(old, unit), Load(SHIFT, ROW, _F32)), _F32)),
@@ -156,7 +156,7 @@ class Softmax:
             )),
         )  # fmt: skip
 
-    def _weighed(self) -> tuple[Node, ...]:
+    def _exp(self) -> tuple[Node, ...]:
         """Scores become weights, which are added up lane by lane."""
         unit = Const(self.attention.scale / math.log(2.0), _F32)
         here = Load(SCORES, self._score, _F32)
@@ -166,21 +166,21 @@ class Softmax:
             Exp2(SCORES, self._score),
             Compute(TOTAL, ROW, here, Combine.SUM),
         ))  # fmt: skip
-        return (self.each_row((each,)),)
+        return (self.for_each_row((each,)),)
 
-    def over_results(self, changed: Callable[[Load], Expr]) -> Node:
+    def for_each_output(self, update: Callable[[Load], Expr]) -> Node:
         """All results of a lane, changed."""
-        change = Compute(ACC, self.result, changed(Load(ACC, self.result, _F32)))
+        change = Compute(ACC, self.result, update(Load(ACC, self.result, _F32)))
         pairs = Loop(".pair", 2, LoopKind.UNROLL, (change,))
-        return self.each_row((Loop("n.fragment", self.tile.fragments, LoopKind.UNROLL, (pairs,)),))
+        return self.for_each_row((Loop("n.fragment", self.tile.fragments, LoopKind.UNROLL, (pairs,)),))
 
 
 def _times(a: Expr, b: Expr) -> Expr:
     return Op(OpKind.MUL, (a, b), _F32)
 
 
-def cleared(softmax: Softmax) -> tuple[Node, ...]:
+def init_softmax(softmax: Softmax) -> tuple[Node, ...]:
     """Before the first key: results and sums 0, maxima minus infinity."""
     zero = Const(0.0, _F32)
-    rows = softmax.each_row((Compute(MAXIMUM, ROW, _MINUS_INFINITY), Compute(TOTAL, ROW, zero)))
-    return (softmax.over_results(lambda _: zero), rows)
+    rows = softmax.for_each_row((Compute(MAXIMUM, ROW, _MINUS_INFINITY), Compute(TOTAL, ROW, zero)))
+    return (softmax.for_each_output(lambda _: zero), rows)

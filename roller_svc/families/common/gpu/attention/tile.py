@@ -191,7 +191,9 @@ def thread_registers(tile: MmaAttentionTile, found: AttentionOperands) -> int:
     """What a thread holds."""
     rows = tile.row_fragments
     words = tile.fragments + tile.kv_fragments + 1 + (tile.head_dim_steps if tile.has_q_in_registers else 1)
-    brought = sum(_copy_registers(feed, room.bytes, tile.threads) for feed, room in ((found.k, tile.k), (found.v, tile.v)))
+    brought = sum(
+        _copy_registers(feed, room.bytes, tile.threads) for feed, room in ((found.k, tile.k), (found.v, tile.v))
+    )
     beside = BASE_REGISTERS + ROW_REGISTERS * (rows - 1) + HEAD_DIM_STEP_REGISTERS * tile.head_dim_steps
     beside += KV_REGISTERS * max(0, tile.kv_fragments - MAX_FREE_KV_FRAGMENTS)
     scores = max(0, found.score_operations - FREE_SCORE_OPERATIONS)

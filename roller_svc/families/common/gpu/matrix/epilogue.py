@@ -28,14 +28,14 @@ _PLAIN = frozenset({OpKind.ADD, OpKind.SUB, OpKind.MUL, OpKind.NEG, OpKind.MAX, 
 
 
 @dataclass(frozen=True, slots=True)
-class Outputs:
+class EpilogueStore:
     """`m` and `n`: places come in whole multiples of these along both axes, beyond the end too."""
 
     view: GemmView
     m: int
     n: int
 
-    def nodes(self, total: Load, width: int) -> tuple[Node, ...]:
+    def nodes(self, accumulator: Load, width: int) -> tuple[Node, ...]:
         """The epilogue's statements at m.place and `width` places from n.place on, where they are inside.
 
         `total` is the sum at the one that `.lane` counts.
@@ -43,12 +43,12 @@ class Outputs:
         view = self.view
         lead = view.n.members[-1].name
         lanes = Loop(".lane", width, LoopKind.VECTOR, ())
-        nodes = view.vector_epilogue(total, lanes, {lead: add(ref(lead), ref(".lane"))})
+        nodes = view.vector_epilogue(accumulator, lanes, {lead: add(ref(lead), ref(".lane"))})
         nodes = bind_members(view.m, ref("m.place"), bind_members(view.n, ref("n.place"), nodes))
-        inside = logical_and(inside_axis(view.m, self.m, "m.place"), inside_axis(view.n, self.n, "n.place"))
+        inside = logical_and(is_inside_axis(view.m, self.m, "m.place"), is_inside_axis(view.n, self.n, "n.place"))
         return (Branch(inside, nodes),) if inside is not None else nodes
 
-    def width(self, columns: int) -> int:
+    def vector_width(self, columns: int) -> int:
         """Neighbours along n, a divisor of `columns`, that every store of the epilogue can take at once, up to 16 bytes
         of the widest.
 
@@ -56,56 +56,56 @@ class Outputs:
         """
         group, lead = self.view.group, self.view.n.members[-1]
         types = dict(group.stored)
-        width = CHUNK_BYTES
+        vector_width = CHUNK_BYTES
         for statement in group.statements:
             if statement.output in types and statement is not group.row_reduction:
                 type_ = types[statement.output]
                 store = Load(statement.output, statement.index, type_.dtype)
-                width = min(width, aligned_vector_width(store, None, self.view.n, type_), CHUNK_BYTES // type_.dtype.bytes)
+                vector_width = min(vector_width, aligned_vector_width(store, None, self.view.n, type_), CHUNK_BYTES // type_.dtype.bytes)
         reads = RowReads(row_tensors(group), (), {})
-        moves = any(lead.name in axes_of(reads.apply(statement.body)) for statement in group.statements[1:])
-        while columns % width or (moves and lead.extent % width):
-            width //= 2
-        return width
+        varies = any(lead.name in axes_of(reads.apply(statement.body)) for statement in group.statements[1:])
+        while columns % vector_width or (varies and lead.extent % vector_width):
+            vector_width //= 2
+        return vector_width
 
     @property
     def operations(self) -> int:
         """Of one output point, its store counted as one."""
-        parts = (part for s in self.view.group.statements[1:] for part in iter_subexpressions(s.body))
-        return 1 + sum(1 if p.kind in _PLAIN else FUNCTION_OPERATIONS for p in parts if isinstance(p, Op))
+        expressions = (expression for s in self.view.group.statements[1:] for expression in iter_subexpressions(s.body))
+        return 1 + sum(1 if p.kind in _PLAIN else FUNCTION_OPERATIONS for p in expressions if isinstance(p, Op))
 
 
-def inside_axis(axis: TileAxis, tile: int, place: str) -> Expr | None:
+def is_inside_axis(axis: TileAxis, tile: int, place: str) -> Expr | None:
     """Whether the place is on the axis; None where tiles end with it."""
     return lt(ref(place), num(axis.extent)) if axis.extent % tile else None
 
 
-SUMS, PART = ".sums", ".part"
+ACC_TILE, PARTIAL = ".sums", ".part"
 
 
 @dataclass(frozen=True, slots=True)
-class Epilogue:
+class MmaEpilogue:
     view: GemmView
     tile: MmaTile
 
     def nodes(self) -> tuple[Node, ...]:
         """Some rows of every warp at a time: sums to shared memory, then outputs in rows of it."""
         tile, dtype = self.tile, self.view.dtype
-        together = tile.epilogue_fragments
-        rounds = tile.fragments[0] // together
+        fragments = tile.epilogue_fragments
+        rounds = tile.fragments[0] // fragments
         stored = dict(self.view.group.stored)
         reduction = self.view.group.row_reduction
         nodes: tuple[Node, ...] = ()
         for number in range(rounds):
             nodes += (Barrier(),) if number else ()
-            nodes += (self._to_shared(number * together, together), Barrier())
+            nodes += (self._to_shared(number * fragments, fragments), Barrier())
             if any(s.output in stored for s in self.view.group.statements if s is not reduction):
-                nodes += self._to_memory(number, together)
+                nodes += self._to_memory(number, fragments)
             if reduction is not None:
-                nodes += self._reduced(reduction, number, together)
-        shape = (tile.warps[0] * together * tile.fragment.rows, tile.n)
+                nodes += self._row_reduction(reduction, number, fragments)
+        shape = (tile.warps[0] * fragments * tile.fragment.rows, tile.n)
         pad = tile.epilogue_row_words - tile.n
-        return (Storage(SUMS, dtype, shape, Scope.SHARED, nodes, pad, aliases=(SHARED_A, SHARED_B)),)
+        return (Storage(ACC_TILE, dtype, shape, Scope.SHARED, nodes, pad, aliases=(SHARED_A, SHARED_B)),)
 
     def _to_shared(self, first: int, count: int) -> Node:
         """Some of the warp's rows into the shared tile."""
@@ -114,18 +114,18 @@ class Epilogue:
         column = add(mul(ref("n.warp"), num(self.tile.warp_n)), mul(ref("n.fragment"), num(fragment.columns)))
         column = add(column, column_of_word(fragment))
         value = Load(ACC, (add(num(first), ref(".i")), ref("n.fragment"), word()), self.view.dtype)
-        inner = over_words((Compute(SUMS, (row, column), value),))
+        inner = for_each_word((Compute(ACC_TILE, (row, column), value),))
         columns = Loop("n.fragment", self.tile.fragments[1], LoopKind.UNROLL, inner)
         return Loop(".i", count, LoopKind.UNROLL, (columns,))
 
     def _to_memory(self, number: int, count: int) -> tuple[Node, ...]:
         """Every thread takes `width` neighbours of a row, threads along the row."""
         tile = self.tile
-        width = self.outputs.width(self.columns)
+        width = self.outputs.vector_width(self.columns)
         rows, per_row = tile.warps[0] * count * tile.fragment.rows, self.columns // width
-        total = Load(SUMS, (ref(".row"), add(ref(".element"), ref(".lane"))), self.view.dtype)
+        total = Load(ACC_TILE, (ref(".row"), add(ref(".element"), ref(".lane"))), self.view.dtype)
         nodes = self.outputs.nodes(total, width)
-        nodes = (Let("m.place", self._row_place(number, count), nodes),)
+        nodes = (Let("m.place", self._row_index(number, count), nodes),)
         nodes = (Let("n.place", add(mul(ref("n.block"), num(self.columns)), ref(".element")), nodes),)
         nodes = (Let(".element", mul(mod(ref(".item"), per_row), num(width)), nodes),)
         nodes = (Let(".row", div(ref(".item"), per_row), nodes),)
@@ -138,42 +138,42 @@ class Epilogue:
         kind = LoopKind.UNROLL if unrolled else LoopKind.SERIAL
         return (Loop(".round", rounds, kind, nodes),)
 
-    def _row_place(self, number: int, count: int) -> Expr:
+    def _row_index(self, number: int, count: int) -> Expr:
         """Where along m row `.row` of the shared tile is, in that round: the rows of each warp follow each other."""
-        of_warp = count * self.tile.fragment.rows
-        place = add(mul(ref("m.block"), num(self.tile.m)), mul(div(ref(".row"), of_warp), num(self.tile.warp_m)))
-        return add(add(place, num(number * of_warp)), mod(ref(".row"), of_warp))
+        rows_of_warp = count * self.tile.fragment.rows
+        row = add(mul(ref("m.block"), num(self.tile.m)), mul(div(ref(".row"), rows_of_warp), num(self.tile.warp_m)))
+        return add(add(row, num(number * rows_of_warp)), mod(ref(".row"), rows_of_warp))
 
-    def _reduced(self, reduction: TensorExpr, number: int, count: int) -> tuple[Node, ...]:
+    def _row_reduction(self, reduction: TensorExpr, number: int, count: int) -> tuple[Node, ...]:
         """A warp takes a row: each lane the columns that are its own, then the lanes join."""
         tile, view = self.tile, self.view
         rows, lanes, warps = tile.warps[0] * count * tile.fragment.rows, tile.fragment.lanes, math.prod(tile.warps)
         combine = reduction.combine or Combine.SUM
-        some = lt(ref(".row"), num(rows)) if rows % warps else None
-        inside_row = logical_and(some, inside_axis(view.m, tile.m, "m.place"))
-        own = add(mul(ref(".column"), num(lanes)), ref(LANE))
+        row_exists = lt(ref(".row"), num(rows)) if rows % warps else None
+        inside_row = logical_and(row_exists, is_inside_axis(view.m, tile.m, "m.place"))
+        column = add(mul(ref(".column"), num(lanes)), ref(LANE))
         inside = logical_and(lt(ref(".element"), num(tile.n)) if tile.n % lanes else None,
-                      logical_and(inside_row, inside_axis(view.n, tile.n, "n.place")))  # fmt: skip
-        storages, nodes = view.epilogue_values(Load(SUMS, (ref(".row"), ref(".element")), view.dtype))
+                      logical_and(inside_row, is_inside_axis(view.n, tile.n, "n.place")))  # fmt: skip
+        storages, nodes = view.epilogue_values(Load(ACC_TILE, (ref(".row"), ref(".element")), view.dtype))
         value = RowReads(row_tensors(view.group), (), {}).apply(reduction.body)
-        nodes += (Compute(PART, (), Cast(value, reduction.accumulator, implicit=True), combine),)
+        nodes += (Compute(PARTIAL, (), Cast(value, reduction.accumulator, implicit=True), combine),)
         nodes = bind_members(view.m, ref("m.place"), bind_members(view.n, ref("n.place"), wrap_in_storages(storages, nodes)))
         nodes = (Branch(inside, nodes),) if inside is not None else nodes
         nodes = (Let("n.place", add(mul(ref("n.block"), num(tile.n)), ref(".element")), nodes),)
-        nodes = (Let(".element", own, nodes),)
-        result = Load(PART, (), reduction.accumulator)
+        nodes = (Let(".element", column, nodes),)
+        result = Load(PARTIAL, (), reduction.accumulator)
         store: tuple[Node, ...] = (Compute(reduction.output, reduction.index, convert_to_type(result, reduction)),)
         store = bind_members(view.m, ref("m.place"), store)
         first: Expr = eq(ref(LANE), num(0))
         first = first if inside_row is None else Op(OpKind.LAND, (first, inside_row), DType.INT8)
         nodes = (
-            Compute(PART, (), identity(combine, reduction.accumulator)),
+            Compute(PARTIAL, (), identity(combine, reduction.accumulator)),
             Loop(".column", ceil_div(tile.n, lanes), LoopKind.SERIAL, nodes),
-            WarpReduce(PART, (), combine, lanes),
+            WarpReduce(PARTIAL, (), combine, lanes),
             Branch(first, store),
         )
-        nodes = (Storage(PART, reduction.accumulator, (), Scope.REGISTER, nodes),)
-        nodes = (Let("m.place", self._row_place(number, count), nodes),)
+        nodes = (Storage(PARTIAL, reduction.accumulator, (), Scope.REGISTER, nodes),)
+        nodes = (Let("m.place", self._row_index(number, count), nodes),)
         row = add(mul(ref(".round"), num(warps)), div(ref(THREAD), lanes))
         return (Loop(".round", ceil_div(rows, warps), LoopKind.SERIAL, (Let(".row", row, nodes),)),)
 
@@ -183,16 +183,16 @@ class Epilogue:
         return self.tile.n // self.view.group.space.num_accumulators
 
     @property
-    def outputs(self) -> Outputs:
+    def outputs(self) -> EpilogueStore:
         """What becomes of sums. A second one at a point is a map to it: what stands half a row further on."""
-        place = add(add(ref(".element"), num(self.columns)), ref(".lane"))
-        view = self.view.with_second_result(Load(SUMS, (ref(".row"), place), self.view.dtype))
-        return Outputs(view, self.tile.m, self.columns)
+        second = add(add(ref(".element"), num(self.columns)), ref(".lane"))
+        view = self.view.with_second_result(Load(ACC_TILE, (ref(".row"), second), self.view.dtype))
+        return EpilogueStore(view, self.tile.m, self.columns)
 
 
 # Lane l of mma.sync has the elements 2 (l % 4) and the next of row l / 4, then those of the row 8 below (PTX ISA,
 # fragment of D); of MFMA four rows from 4 (l / 16) on in column l % 16 (AMD Instinct MI200 ISA).
-def over_words(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+def for_each_word(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
     """For each of the four words that a lane has of an instruction's results."""
     return (Loop(".half", 2, LoopKind.UNROLL, (Loop(".pair", 2, LoopKind.VECTOR, nodes),)),)
 

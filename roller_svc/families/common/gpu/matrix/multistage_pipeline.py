@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from roller_svc.families.common.gpu.matrix.staging import THREAD, Staging
+from roller_svc.families.common.gpu.matrix.staging import THREAD, MmaOperandCopy
 from roller_svc.families.common.gpu.matrix.tile import MMA_SYNC, Fragment, MmaTile, StagedTile
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import AxisRef, Const, Expr, Load
@@ -36,70 +36,70 @@ from roller_svc.ir.schedule import (
 SHARED_A, SHARED_B = ".a_shared", ".b_shared"  # staged tiles
 A, B = ".a", ".b"  # fragments, in registers
 LANE, LANES = ".lane_id", MMA_SYNC.lanes
-SLOT = ".slot"  # of the step that is multiplied
+STAGE = ".slot"  # of the step that is multiplied
 
 
-def a_fragment(room: StagedTile, row: Expr, k_step: Expr, index: tuple[Expr, ...]) -> tuple[Node, ...]:
+def a_fragment(staged: StagedTile, row: Expr, k_step: Expr, index: tuple[Expr, ...]) -> tuple[Node, ...]:
     """Four matrices: rows 0 to 7 and 8 to 15 of the first 16 bytes of k, then of the second."""
-    lane, chunk = ref(LANE), room.chunk
+    lane, chunk = ref(LANE), staged.chunk
     k = mul(k_step, num(2 * chunk))
-    if room.k_major:
-        at = (ref(SLOT), add(row, mod(lane, 16)), add(k, mul(div(lane, 16), num(chunk))))
-        return _rounded(room, index, 4, (LoadMatrix(A, index, 4, SHARED_A, at),))
-    if room.dtype.bytes == 2:
+    if staged.k_major:
+        at = (ref(STAGE), add(row, mod(lane, 16)), add(k, mul(div(lane, 16), num(chunk))))
+        return _round_to_tf32(staged, index, 4, (LoadMatrix(A, index, 4, SHARED_A, at),))
+    if staged.dtype.bytes == 2:
         k_row = add(k, add(mod(lane, 8), mul(div(lane, 16), num(8))))
-        at = (ref(SLOT), k_row, add(row, mul(mod(div(lane, 8), 2), num(8))))
+        at = (ref(STAGE), k_row, add(row, mul(mod(div(lane, 8), 2), num(8))))
         return (LoadMatrix(A, index, 4, SHARED_A, at, transposed=True),)
     words: tuple[Node, ...] = ()
     for word in range(4):
         k_row, along = add(mod(lane, 4), num(word // 2 * 4)), add(div(lane, 4), num(word % 2 * 8))
-        at = (ref(SLOT), add(k, k_row), add(row, along))
+        at = (ref(STAGE), add(k, k_row), add(row, along))
         words += (LoadMatrix(A, (*index, num(word)), 1, SHARED_A, at, transposed=True),)
-    return _rounded(room, index, 4, words)
+    return _round_to_tf32(staged, index, 4, words)
 
 
 def b_fragments(
-    room: StagedTile, column: Expr, k_step: Expr, index: tuple[Expr, ...], count: int
+    staged: StagedTile, column: Expr, k_step: Expr, index: tuple[Expr, ...], count: int
 ) -> tuple[Node, ...]:
     """One or two fragments of 8 columns: the first 16 bytes of k, then the second, of one and then of the other."""
-    lane, chunk = ref(LANE), room.chunk
+    lane, chunk = ref(LANE), staged.chunk
     k = mul(k_step, num(2 * chunk))
-    if room.k_major:
-        at = (ref(SLOT), add(column, _pair_row(lane, count)), add(k, mul(mod(div(lane, 8), 2), num(chunk))))
-        return _rounded(room, index, 2 * count, (LoadMatrix(B, index, 2 * count, SHARED_B, at),))
-    if room.dtype.bytes == 2:
+    if staged.k_major:
+        at = (ref(STAGE), add(column, _ldmatrix_row(lane, count)), add(k, mul(mod(div(lane, 8), 2), num(chunk))))
+        return _round_to_tf32(staged, index, 2 * count, (LoadMatrix(B, index, 2 * count, SHARED_B, at),))
+    if staged.dtype.bytes == 2:
         k_row = add(k, add(mod(lane, 8), mul(mod(div(lane, 8), 2), num(8))))
-        at = (ref(SLOT), k_row, add(column, mul(div(lane, 16), num(8))) if count == 2 else column)
+        at = (ref(STAGE), k_row, add(column, mul(div(lane, 16), num(8))) if count == 2 else column)
         return (LoadMatrix(B, index, 2 * count, SHARED_B, at, transposed=True),)
     words: tuple[Node, ...] = ()
     for word in range(2 * count):
         k_row, along = add(mod(lane, 4), num(word % 2 * 4)), add(div(lane, 4), num(word // 2 * 8))
-        at = (ref(SLOT), add(k, k_row), add(column, along))
+        at = (ref(STAGE), add(k, k_row), add(column, along))
         words += (LoadMatrix(B, (*index, num(word)), 1, SHARED_B, at, transposed=True),)
-    return _rounded(room, index, 2 * count, words)
+    return _round_to_tf32(staged, index, 2 * count, words)
 
 
 def lane_elements(
-    room: StagedTile, fragment: Fragment, source: tuple[str, Expr, Expr], to: tuple[str, tuple[Expr, ...]]
+    staged: StagedTile, fragment: Fragment, source: tuple[str, Expr, Expr], target: tuple[str, tuple[Expr, ...]]
 ) -> Node:
     """A lane's elements of MFMA's fragment at a staged row and step along k (`source`): one quarter of its row."""
     shared, row, k_step = source
-    tensor, index = to
-    along_k = fragment.step_bytes // room.dtype.bytes
+    tensor, index = target
+    along_k = fragment.step_bytes // staged.dtype.bytes
     quarter = along_k * fragment.rows // fragment.lanes
     lane, element = ref(LANE), ref(".k_element")
     k = add(mul(k_step, num(along_k)), mul(div(lane, fragment.rows), num(quarter)))
-    at = (ref(SLOT), add(row, mod(lane, fragment.rows)), add(k, element))
-    load = Compute(tensor, (*index, element), Load(shared, at, room.dtype))
+    at = (ref(STAGE), add(row, mod(lane, fragment.rows)), add(k, element))
+    load = Compute(tensor, (*index, element), Load(shared, at, staged.dtype))
     return Loop(".k_element", quarter, LoopKind.VECTOR, (load,))
 
 
-def _pair_row(lane: Expr, count: int) -> Expr:
+def _ldmatrix_row(lane: Expr, count: int) -> Expr:
     return add(mod(lane, 8), mul(div(lane, 16), num(8))) if count == 2 else mod(lane, 8)
 
 
-def _rounded(room: StagedTile, index: tuple[Expr, ...], count: int, loads: tuple[Node, ...]) -> tuple[Node, ...]:
-    if room.dtype is not DType.FLOAT32:
+def _round_to_tf32(staged: StagedTile, index: tuple[Expr, ...], count: int, loads: tuple[Node, ...]) -> tuple[Node, ...]:
+    if staged.dtype is not DType.FLOAT32:
         return loads
     tensor = loads[0].tensor if isinstance(loads[0], LoadMatrix) else A
     return (*loads, RoundFragment(tensor, index, count))
@@ -109,7 +109,7 @@ STEP = AxisRef("k.step")
 
 
 @dataclass(frozen=True, slots=True)
-class Steps:
+class KTileRange:
     """The steps that one pass takes: `count` of them from `first` on, never more than `most`."""
 
     first: Expr
@@ -123,73 +123,73 @@ class Steps:
 
 
 @dataclass(frozen=True, slots=True)
-class Ring:
+class MultistagePipeline:
     """Each slot has a step's tile of every staging."""
 
     stages: int
-    stagings: tuple[Staging, ...]
+    copies: tuple[MmaOperandCopy, ...]
 
-    def rooms(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+    def allocate(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
         """Shared memory around the nodes."""
-        for staging in reversed(self.stagings):
-            room = staging.staged
-            shape = (self.stages, room.rows, room.row)
-            nodes = (Storage(staging.room, room.dtype, shape, Scope.SHARED, nodes, room.pad, room.swizzled),)
+        for copy in reversed(self.copies):
+            staged_tile = copy.staged
+            shape = (self.stages, staged_tile.rows, staged_tile.row)
+            nodes = (Storage(copy.staged, staged_tile.dtype, shape, Scope.SHARED, nodes, staged_tile.pad, staged_tile.swizzled),)
         return nodes
 
     @property
-    def ahead(self) -> int:
+    def prefetch_stages(self) -> int:
         """Steps that are requested before they are used."""
         return self.stages - 1
 
-    def begun(self, steps: Steps) -> tuple[Node, ...]:
+    def prologue(self, steps: KTileRange) -> tuple[Node, ...]:
         """The first slots, before the steps begin."""
         nodes: tuple[Node, ...] = ()
-        for step in range(self.ahead):
+        for step in range(self.prefetch_stages):
             fill: tuple[Node, ...] = ()
-            for staging in self.stagings:
-                source, slot = add(steps.first, num(step)), num(step)
-                fill += staging.copies(source, slot) if staging.is_async else staging.moves(source, slot)
-            nodes += (*_if_any(num(step), steps, fill), *self._committed)
+            for copy in self.copies:
+                source, stage = add(steps.first, num(step)), num(step)
+                fill += copy.cp_async(source, stage) if copy.is_async else copy.copy_through_registers(source, stage)
+            nodes += (*_if_valid_step(num(step), steps, fill), *self._committed)
         return nodes
 
-    def stepped(self, steps: Steps, work: tuple[Node, ...]) -> Node:
+    def mainloop(self, steps: KTileRange, work: tuple[Node, ...]) -> Node:
         """The work on every step: waits for its own tiles, begins those of a later step in the slot that the step
         before has left, works.
 
         What goes through registers is loaded before the work, if there is room for it, and stored behind.
         """
-        later = add(STEP, num(self.ahead))
-        source, slot = add(steps.first, later), mod(later, self.stages)
+        later = add(STEP, num(self.prefetch_stages))
+        source, stage = add(steps.first, later), mod(later, self.stages)
         begin: tuple[Node, ...] = ()
         end: tuple[Node, ...] = ()
-        for staging in self.stagings:
-            if staging.is_async:
-                begin += staging.copies(source, slot)
-            elif staging.is_prefetched:
-                begin += staging.fetches(source)
-                end += staging.stores(slot)
+        for copy in self.copies:
+            if copy.is_async:
+                begin += copy.cp_async(source, stage)
+            elif copy.is_prefetched:
+                begin += copy.load_to_registers(source)
+                end += copy.store_to_shared(stage)
             else:
-                end += staging.moves(source, slot)
-        wait = (CpAsyncWaitGroup(self.ahead - 1),) if self._committed else ()
-        nodes: tuple[Node, ...] = (*wait, Barrier(), *_if_any(later, steps, begin), *self._committed,
-                                   Let(SLOT, mod(STEP, self.stages), work), *_if_any(later, steps, end))  # fmt: skip
-        for staging in reversed(self.stagings):
-            nodes = staging.registers(nodes)
+                end += copy.copy_through_registers(source, stage)
+        wait = (CpAsyncWaitGroup(self.prefetch_stages - 1),) if self._committed else ()
+        nodes: tuple[Node, ...] = (*wait, Barrier(), *_if_valid_step(later, steps, begin), *self._committed,
+                                   Let(STAGE, mod(STEP, self.stages), work), *_if_valid_step(later, steps, end))  # fmt: skip
+        for copy in reversed(self.copies):
+            nodes = copy.allocate_registers(nodes)
         limit = None if isinstance(steps.count, Const) else steps.count
         return Loop(STEP.name, steps.most, LoopKind.SERIAL, nodes, limit)
 
     @property
     def is_async(self) -> bool:
         """Whether each step has a group of copies, perhaps an empty one."""
-        return any(staging.is_async for staging in self.stagings)
+        return any(copy.is_async for copy in self.copies)
 
     @property
     def _committed(self) -> tuple[Node, ...]:
         return (CpAsyncCommitGroup(),) if self.is_async else ()
 
 
-def _if_any(step: Expr, steps: Steps, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+def _if_valid_step(step: Expr, steps: KTileRange, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
     """The nodes where there is such a step, counted from the first."""
     return (Branch(lt(step, steps.count), nodes),) if nodes else ()
 
@@ -199,13 +199,13 @@ FRAGMENT: tuple[AxisRef, AxisRef] = (AxisRef("m.fragment"), AxisRef("n.fragment"
 
 
 @dataclass(frozen=True, slots=True)
-class Pipeline:
+class MmaMainloop:
     """`dtype`: of the sums. Copies of both operands stay `tile.stages - 1` steps ahead of the multiplications."""
 
     dtype: DType
     tile: MmaTile
-    a: Staging
-    b: Staging
+    a: MmaOperandCopy
+    b: MmaOperandCopy
 
     def accumulators(self, body: tuple[Node, ...]) -> tuple[Node, ...]:
         """Room for a warp's sums around the nodes that use them."""
@@ -220,16 +220,16 @@ class Pipeline:
             body = (Loop(var, extent, LoopKind.THREAD, body),)
         return body
 
-    def over_fragments(self, nodes: tuple[Node, ...]) -> Node:
+    def for_each_fragment(self, nodes: tuple[Node, ...]) -> Node:
         columns = Loop(FRAGMENT[1].name, self.tile.fragments[1], LoopKind.UNROLL, nodes)
         return Loop(FRAGMENT[0].name, self.tile.fragments[0], LoopKind.UNROLL, (columns,))
 
-    def run(self, steps: Steps) -> tuple[Node, ...]:
+    def nodes(self, steps: KTileRange) -> tuple[Node, ...]:
         """The sums over those steps, from zero. No copy is under way when it ends, but shared memory is still read."""
         zero = Const(0.0 if self.dtype.is_float else 0, self.dtype)
         clear = Loop(".word", 4, LoopKind.UNROLL, (Compute(ACC, (*FRAGMENT, ref(".word")), zero),))
-        ring = Ring(self.tile.stages, (self.a, self.b))
-        return ring.rooms((self.over_fragments((clear,)), *ring.begun(steps), ring.stepped(steps, self._multiply())))
+        pipeline = MultistagePipeline(self.tile.stages, (self.a, self.b))
+        return pipeline.allocate((self.for_each_fragment((clear,)), *pipeline.prologue(steps), pipeline.mainloop(steps, self._multiply())))
 
     def _multiply(self) -> tuple[Node, ...]:
         """Fragments of a step along k are loaded while those of the one before are multiplied."""
@@ -240,16 +240,16 @@ class Pipeline:
                 nodes += self._fragments(num(step + 1), num((step + 1) % 2))
             half = num(step % 2)
             product = Mma(ACC, FRAGMENT, A, (half, FRAGMENT[0]), tile.a.dtype, B, (half, FRAGMENT[1]), tile.b.dtype)
-            nodes += (self.over_fragments((product,)),)
+            nodes += (self.for_each_fragment((product,)),)
         buffers = min(2, tile.k_steps)
         for name, count, staged, words in (
             (B, tile.fragments[1], tile.b, tile.fragment.b_words), (A, tile.fragments[0], tile.a, tile.fragment.a_words)
         ):  # fmt: skip
             if tile.fragment.is_square:
-                dtype, held = staged.dtype, words * DType.UINT32.bytes // staged.dtype.bytes
+                dtype, elements = staged.dtype, words * DType.UINT32.bytes // staged.dtype.bytes
             else:
-                dtype, held = DType.UINT32, words
-            nodes = (Storage(name, dtype, (buffers, count, held), Scope.REGISTER, nodes),)
+                dtype, elements = DType.UINT32, words
+            nodes = (Storage(name, dtype, (buffers, count, elements), Scope.REGISTER, nodes),)
         return nodes
 
     def _fragments(self, k_step: Expr, half: Expr) -> tuple[Node, ...]:
@@ -257,22 +257,22 @@ class Pipeline:
         rows = add(mul(ref("m.warp"), num(tile.warp_m)), mul(FRAGMENT[0], num(tile.fragment.rows)))
         if tile.fragment.is_square:
             columns = add(mul(ref("n.warp"), num(tile.warp_n)), mul(FRAGMENT[1], granule))
-            sides = ((FRAGMENT[0], A, SHARED_A, tile.a, rows), (FRAGMENT[1], B, SHARED_B, tile.b, columns))
+            operands = ((FRAGMENT[0], A, SHARED_A, tile.a, rows), (FRAGMENT[1], B, SHARED_B, tile.b, columns))
             return tuple(
                 Loop(which.name, count, LoopKind.UNROLL,
-                     (lane_elements(room, tile.fragment, (shared, row, k_step), (tensor, (half, which))),))
-                for (which, tensor, shared, room, row), count in zip(sides, tile.fragments, strict=True)
+                     (lane_elements(staged, tile.fragment, (shared, row, k_step), (tensor, (half, which))),))
+                for (which, tensor, shared, staged, row), count in zip(operands, tile.fragments, strict=True)
             )  # fmt: skip
         a = a_fragment(tile.a, rows, k_step, (half, FRAGMENT[0]))
         nodes: tuple[Node, ...] = (Loop("m.fragment", tile.fragments[0], LoopKind.UNROLL, a),)
         first = mul(ref("n.warp"), num(tile.warp_n))
-        pairs, rest = divmod(tile.fragments[1], 2)
+        pairs, tail = divmod(tile.fragments[1], 2)
         pair = mul(ref(".pair"), num(2))
         columns = add(first, mul(pair, granule))
         if pairs:
             two = b_fragments(tile.b, columns, k_step, (half, pair), 2)
             nodes += (Loop(".pair", pairs, LoopKind.UNROLL, two),)
-        if rest:
+        if tail:
             last = num(tile.fragments[1] - 1)
             nodes += b_fragments(tile.b, add(first, mul(last, granule)), k_step, (half, last), 1)
         return nodes

@@ -45,7 +45,11 @@ class TilePrefilter(Prefiltered):
             return self.approx_cycles(shape.block, shape.base, shape.split_k)
 
         few = [s for s in shapes if s.split_k == 1 and has_wave_quantization(p, s.block)]
-        balanced = [t for s in nsmallest(WAVE_BALANCED, few, key=cycles) for t in wave_balanced_tiles(p, s.block, s.base, granules)]
+        balanced = [
+            t
+            for s in nsmallest(WAVE_BALANCED, few, key=cycles)
+            for t in wave_balanced_tiles(p, s.block, s.base, granules)
+        ]
         looks = [(Shape(block, base), self.evaluate(block, base)) for block, base in balanced]
         legal = [shape for shape, look in looks if not look.too_large and not look.misaligned]
         order = sorted(dict.fromkeys([*shapes, *legal]), key=cycles)

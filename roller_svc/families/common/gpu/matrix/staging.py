@@ -20,13 +20,13 @@ MAX_PREFETCHED = {LoadKind.ASYNC: 0, LoadKind.VECTOR: 128, LoadKind.ELEMENT: 16}
 
 
 @dataclass(frozen=True, slots=True)
-class Staging:
+class MmaOperandCopy:
     """How one operand comes into `room`, a shared tensor [stage, row, element of the row].
 
     `axis` is m or n; its tile is number `{role}.block`. `tile`: extents of a block's tile along it and along k.
     """
 
-    room: str
+    buffer: str
     operand: Operand
     staged: StagedTile
     load: LoadClass
@@ -42,91 +42,91 @@ class Staging:
     @property
     def is_prefetched(self) -> bool:
         """Held in registers while the step before is multiplied: what is gathered bit by bit takes too many."""
-        return not self.is_async and self._rounds * self._together <= MAX_PREFETCHED[self.load.kind]
+        return not self.is_async and self._rounds * self._item_elements <= MAX_PREFETCHED[self.load.kind]
 
     @property
     def fetched(self) -> str:
         """Registers between memory and the room."""
-        return f"{self.room}.fetched"
+        return f"{self.buffer}.fetched"
 
     @property
-    def _together(self) -> int:
+    def _item_elements(self) -> int:
         """Elements that a thread handles at once: one copy, or one 16-byte store into the room."""
         return self.load.elements if self.is_async else min(self.staged.chunk, self.staged.row)
 
     @property
     def _items(self) -> int:
-        return self.staged.rows * self.staged.row // self._together
+        return self.staged.rows * self.staged.row // self._item_elements
 
     @property
     def _rounds(self) -> int:
         return ceil_div(self._items, self.threads)
 
-    def registers(self, body: tuple[Node, ...]) -> tuple[Node, ...]:
+    def allocate_registers(self, body: tuple[Node, ...]) -> tuple[Node, ...]:
         """Room for what is held in registers, around the nodes that fetch and store it."""
         if not self.is_prefetched:
             return body
-        return (Storage(self.fetched, self._held, (self._rounds, self._together), Scope.REGISTER, body),)
+        return (Storage(self.fetched, self._register_dtype, (self._rounds, self._item_elements), Scope.REGISTER, body),)
 
-    def copies(self, step: Expr, slot: Expr) -> tuple[Node, ...]:
+    def cp_async(self, step: Expr, stage: Expr) -> tuple[Node, ...]:
         """Begins to fill the slot, asynchronously."""
-        return self._each_item(self._copy(step, slot))
+        return self._for_each_item(self._copy(step, stage))
 
-    def fetches(self, step: Expr) -> tuple[Node, ...]:
+    def load_to_registers(self, step: Expr) -> tuple[Node, ...]:
         """Loads into registers."""
-        return self._each_item(self._loads(step, ref(".round")))
+        return self._for_each_item(self._loads(step, ref(".round")))
 
-    def stores(self, slot: Expr) -> tuple[Node, ...]:
+    def store_to_shared(self, stage: Expr) -> tuple[Node, ...]:
         """What was fetched, into the slot."""
-        return self._each_item(self._into(slot, ref(".round")))
+        return self._for_each_item(self._into(stage, ref(".round")))
 
-    def moves(self, step: Expr, slot: Expr) -> tuple[Node, ...]:
+    def copy_through_registers(self, step: Expr, stage: Expr) -> tuple[Node, ...]:
         """From memory into the slot, one item after the other."""
-        body = Storage(self.fetched, self._held, (1, self._together), Scope.REGISTER,
-                       (*self._loads(step, num(0)), *self._into(slot, num(0))))  # fmt: skip
-        return self._each_item((body,), LoopKind.SERIAL)
+        body = Storage(self.fetched, self._register_dtype, (1, self._item_elements), Scope.REGISTER,
+                       (*self._loads(step, num(0)), *self._into(stage, num(0))))  # fmt: skip
+        return self._for_each_item((body,), LoopKind.SERIAL)
 
     # parts ----------------------------------------------------------------------------------------------------------
-    def _loads(self, step: Expr, held: Expr) -> tuple[Node, ...]:
+    def _loads(self, step: Expr, item: Expr) -> tuple[Node, ...]:
         """Memory to registers; `held`: number of the item among those that there is room for."""
-        return self._vectors(step, held) if self.load.kind is LoadKind.VECTOR else self._elements(step, held)
+        return self._vectors(step, item) if self.load.kind is LoadKind.VECTOR else self._elements(step, item)
 
-    def _copy(self, step: Expr, slot: Expr) -> tuple[Node, ...]:
+    def _copy(self, step: Expr, stage: Expr) -> tuple[Node, ...]:
         source = require(self.operand.source, "source of what is copied")
         guard = logical_and(self._inside(), self.operand.guard)
-        copy = CpAsync(self.room, self._at(slot, num(0)), source, self.load.elements, guard)
-        return self._placed(step, (copy,))
+        copy = CpAsync(self.buffer, self._smem_index(stage, num(0)), source, self.load.elements, guard)
+        return self._bind_axes(step, (copy,))
 
-    def _into(self, slot: Expr, held: Expr) -> tuple[Node, ...]:
-        value = _as(Load(self.fetched, (held, ref(".lane")), self._held), self.staged.dtype)
-        store = Compute(self.room, self._at(slot, ref(".lane")), value)
-        return (Loop(".lane", self._together, LoopKind.VECTOR, (store,)),)
+    def _into(self, stage: Expr, item: Expr) -> tuple[Node, ...]:
+        value = _implicit_cast(Load(self.fetched, (item, ref(".lane")), self._register_dtype), self.staged.dtype)
+        store = Compute(self.buffer, self._smem_index(stage, ref(".lane")), value)
+        return (Loop(".lane", self._item_elements, LoopKind.VECTOR, (store,)),)
 
-    def _at(self, slot: Expr, lane: Expr) -> tuple[Expr, ...]:
+    def _smem_index(self, stage: Expr, lane: Expr) -> tuple[Expr, ...]:
         """Where in the room element `lane` of an item goes."""
-        return (slot, ref(".row"), add(ref(".element"), lane))
+        return (stage, ref(".row"), add(ref(".element"), lane))
 
-    def _each_item(self, nodes: tuple[Node, ...], kind: LoopKind = LoopKind.UNROLL) -> tuple[Node, ...]:
+    def _for_each_item(self, nodes: tuple[Node, ...], kind: LoopKind = LoopKind.UNROLL) -> tuple[Node, ...]:
         """All items of this thread, one a round."""
         return (Loop(".round", self._rounds, kind, self._item(nodes)),)
 
     def _item(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
         """Neighbouring threads take neighbours in memory: chunks of one row, or rows where a row goes across it."""
-        row, chunk = self._place()
-        nodes = (Let(".element", mul(chunk, num(self._together)), nodes),)
+        row, chunk = self._item_position()
+        nodes = (Let(".element", mul(chunk, num(self._item_elements)), nodes),)
         nodes = (Let(".row", row, nodes),)
         if self._items % self.threads:
             nodes = (Branch(lt(ref(".item"), num(self._items)), nodes),)
         return (Let(".item", add(mul(ref(".round"), num(self.threads)), ref(THREAD)), nodes),)
 
-    def _place(self) -> tuple[Expr, Expr]:
+    def _item_position(self) -> tuple[Expr, Expr]:
         """Row of an item, and its number in the row."""
-        per_row = self.staged.row // self._together
+        per_row = self.staged.row // self._item_elements
         if self.staged.k_major == self.operand.k_major:
             return div(ref(".item"), per_row), mod(ref(".item"), per_row)
         return mod(ref(".item"), self.staged.rows), div(ref(".item"), self.staged.rows)
 
-    def _placed(self, step: Expr, nodes: tuple[Node, ...], offset: Expr | None = None) -> tuple[Node, ...]:
+    def _bind_axes(self, step: Expr, nodes: tuple[Node, ...], offset: Expr | None = None) -> tuple[Node, ...]:
         """The nodes with the axes of the operand as they are at this item, `offset` elements on in its row."""
         element = ref(".element") if offset is None else add(ref(".element"), offset)
         along_k, along = (element, ref(".row")) if self.staged.k_major else (ref(".row"), element)
@@ -146,30 +146,30 @@ class Staging:
             lt(ref(".place"), num(self.axis.extent)) if self.axis.extent % extent else None,
         )
 
-    def _elements(self, step: Expr, held: Expr) -> tuple[Node, ...]:
+    def _elements(self, step: Expr, item: Expr) -> tuple[Node, ...]:
         """One load an element. Where no row of the innermost axis ends within an item, its axes are found once."""
         lead = (self.k if self.staged.k_major else self.axis).members[-1]
         value = self._value()
-        alike = lead.extent % self._together == 0
-        if alike:
-            value = _in_whole_words(substitute(value, {lead.name: add(ref(lead.name), ref(".lane"))}), self._together)
-        nodes: tuple[Node, ...] = (Compute(self.fetched, (held, ref(".lane")), value),)
-        if alike:
-            return self._placed(step, (Loop(".lane", self._together, LoopKind.UNROLL, nodes),))
-        return (Loop(".lane", self._together, LoopKind.UNROLL, self._placed(step, nodes, ref(".lane"))),)
+        is_uniform = lead.extent % self._item_elements == 0
+        if is_uniform:
+            value = _share_word_loads(substitute(value, {lead.name: add(ref(lead.name), ref(".lane"))}), self._item_elements)
+        nodes: tuple[Node, ...] = (Compute(self.fetched, (item, ref(".lane")), value),)
+        if is_uniform:
+            return self._bind_axes(step, (Loop(".lane", self._item_elements, LoopKind.UNROLL, nodes),))
+        return (Loop(".lane", self._item_elements, LoopKind.UNROLL, self._bind_axes(step, nodes, ref(".lane"))),)
 
-    def _vectors(self, step: Expr, held: Expr) -> tuple[Node, ...]:
+    def _vectors(self, step: Expr, item: Expr) -> tuple[Node, ...]:
         """Wide loads: within one the innermost axis just counts on, and no guard changes."""
         width = self.load.elements
         lead = (self.k if self.operand.k_major else self.axis).members[-1].name
         value = substitute(self._value(), {lead: add(ref(lead), ref(".lane"))})
-        index = (held, add(mul(ref(".vector"), num(width)), ref(".lane")))
+        index = (item, add(mul(ref(".vector"), num(width)), ref(".lane")))
         nodes: tuple[Node, ...] = (Loop(".lane", width, LoopKind.VECTOR, (Compute(self.fetched, index, value),)),)
-        nodes = self._placed(step, nodes, mul(ref(".vector"), num(width)))
-        return (Loop(".vector", self._together // width, LoopKind.UNROLL, nodes),)
+        nodes = self._bind_axes(step, nodes, mul(ref(".vector"), num(width)))
+        return (Loop(".vector", self._item_elements // width, LoopKind.UNROLL, nodes),)
 
     @property
-    def _held(self) -> DType:
+    def _register_dtype(self) -> DType:
         """What registers hold: elements as they are in memory, where they are not wider there than when staged."""
         stored, staged = self.operand.memory_dtype, self.staged.dtype
         return stored if self.operand.source is not None and stored.bytes <= staged.bytes else staged
@@ -177,17 +177,17 @@ class Staging:
     def _value(self) -> Expr:
         """The factor inside of the tensor, 0 outside, as registers hold it."""
         inside, source = self._inside(), self.operand.source
-        value = _as(self.operand.expr, self._held)
-        if source is not None and self._held is self.operand.memory_dtype:
+        value = _implicit_cast(self.operand.expr, self._register_dtype)
+        if source is not None and self._register_dtype is self.operand.memory_dtype:
             inside, value = logical_and(inside, self.operand.guard), source
-        return value if inside is None else Select(inside, value, _zero(self._held), self._held)
+        return value if inside is None else Select(inside, value, _zero(self._register_dtype), self._register_dtype)
 
 
-def _as(value: Expr, dtype: DType) -> Expr:
+def _implicit_cast(value: Expr, dtype: DType) -> Expr:
     return value if value.dtype is dtype else Cast(value, dtype, implicit=True)
 
 
-def _in_whole_words(value: Expr, together: int) -> Expr:
+def _share_word_loads(value: Expr, width: int) -> Expr:
     """Divisions of `axis + .lane`, the axis a multiple of `together`, by another multiple: packed words and groups.
 
     Written so that all lanes are seen to share the quotient: a word is loaded once.
@@ -196,11 +196,11 @@ def _in_whole_words(value: Expr, together: int) -> Expr:
     def change(node: Expr) -> Expr:
         match node:
             case Op(kind=OpKind.FLOORDIV, args=(Op(kind=OpKind.ADD, args=(axis, AxisRef(".lane"))), Const(int(by)))):
-                return div(axis, by) if by > 0 and by % together == 0 else node
+                return div(axis, by) if by > 0 and by % width == 0 else node
             case Op(kind=OpKind.MOD, args=(Op(kind=OpKind.ADD, args=(axis, AxisRef(".lane"))), Const(int(by)))):
-                if by == together:
+                if by == width:
                     return ref(".lane")
-                return add(mod(axis, by), ref(".lane")) if by > 0 and by % together == 0 else node
+                return add(mod(axis, by), ref(".lane")) if by > 0 and by % width == 0 else node
             case _:
                 return node
 

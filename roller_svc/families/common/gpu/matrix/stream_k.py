@@ -57,7 +57,9 @@ def partial_tiles(group: str, program: RProgram) -> tuple[str, TensorType]:
     the one that it ends with, row, column]."""
     (m,), (n,) = (program.space.role(role) for role in (AxisRole.M, AxisRole.N))
     tile = (program.block[m.name], program.block[n.name])
-    return f"{group}.partial", TensorType(program.space.compute_dtype, (program.stream_k_blocks, PARTIAL_TILES_PER_BLOCK, *tile))
+    return f"{group}.partial", TensorType(
+        program.space.compute_dtype, (program.stream_k_blocks, PARTIAL_TILES_PER_BLOCK, *tile)
+    )
 
 
 def stream_k_launch(p: Workload[Any], program: RProgram) -> Launch:

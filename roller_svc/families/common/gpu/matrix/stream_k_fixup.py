@@ -8,14 +8,14 @@ adds them up, always in the same order: nothing spins, and results do not depend
 from __future__ import annotations
 
 from roller_svc.families.common.gpu.matrix.epilogue import (
-    Epilogue,
-    Outputs,
+    MmaEpilogue,
+    EpilogueStore,
     column_of_word,
-    over_words,
+    for_each_word,
     row_of_word,
     word,
 )
-from roller_svc.families.common.gpu.matrix.multistage_pipeline import ACC, FRAGMENT, Pipeline, Steps
+from roller_svc.families.common.gpu.matrix.multistage_pipeline import ACC, FRAGMENT, MmaMainloop, KTileRange
 from roller_svc.families.common.gpu.matrix.staging import THREAD
 from roller_svc.families.common.gpu.matrix.stream_k import StreamKPartition, partial_tiles, stream_k_partition
 from roller_svc.families.common.view import GemmView
@@ -27,44 +27,44 @@ from roller_svc.ir.schedule import Barrier, Branch, Compute, Let, Loop, LoopKind
 
 BLOCK, VISIT, TILE = ".stream", ".visit", ".tile"
 FIRST, LAST = num(0), num(1)  # which of a block's partial tiles
-JOINING_THREADS = 256
+FIXUP_THREADS = 256
 TOTAL = ".total"
 
 
-def streamed(name: str, program: RProgram, pipeline: Pipeline, epilogue: Epilogue) -> tuple[ScheduleTree, ScheduleTree]:
+def stream_k_launches(name: str, program: RProgram, mainloop: MmaMainloop, epilogue: MmaEpilogue) -> tuple[ScheduleTree, ScheduleTree]:
     """The launch that multiplies and the one that joins."""
     work = stream_k_partition(program)
     partial, _ = partial_tiles(name, program)
-    multiply = _multiply(partial, work, pipeline, epilogue)
-    join = joined(partial, work, epilogue.outputs)
-    return ScheduleTree(name, multiply), ScheduleTree(f"{name}_join", join)
+    multiply = _multiply(partial, work, mainloop, epilogue)
+    fixup = fixup_tiles(partial, work, epilogue.outputs)
+    return ScheduleTree(name, multiply), ScheduleTree(f"{name}_join", fixup)
 
 
-def _multiply(partial: str, work: StreamKPartition, pipeline: Pipeline, epilogue: Epilogue) -> tuple[Node, ...]:
+def _multiply(partial: str, work: StreamKPartition, mainloop: MmaMainloop, epilogue: MmaEpilogue) -> tuple[Node, ...]:
     """A block's share, tile by tile."""
     begin = mul(ref(BLOCK), num(work.k_tiles_per_block))
     end = min_(add(begin, num(work.k_tiles_per_block)), num(work.tiles * work.k_tiles))
     start = mul(ref(TILE), num(work.k_tiles))
     first = max_(sub(ref(".begin"), start), num(0))
     last = min_(sub(ref(".end"), start), num(work.k_tiles))
-    whole = logical_and(eq(ref(".first"), num(0)), eq(ref(".last"), num(work.k_tiles)))
+    is_complete = logical_and(eq(ref(".first"), num(0)), eq(ref(".last"), num(work.k_tiles)))
     nodes: tuple[Node, ...] = (
         Barrier(),  # the tile before may still be read
-        *pipeline.run(Steps(ref(".first"), sub(ref(".last"), ref(".first")), work.k_tiles)),
+        *mainloop.nodes(KTileRange(ref(".first"), sub(ref(".last"), ref(".first")), work.k_tiles)),
         Barrier(),
-        Branch(whole, epilogue.nodes(), (_leave(partial, pipeline),)),
+        Branch(is_complete, epilogue.nodes(), (_store_partial(partial, mainloop),)),
     )
-    nodes = pipeline.accumulators(nodes)
+    nodes = mainloop.accumulators(nodes)
     nodes = (Let(".first", first, (Let(".last", last, nodes),)),)
-    nodes = tile_axes(epilogue.view, work, nodes)
+    nodes = bind_tile(epilogue.view, work, nodes)
     nodes = (Let(TILE, add(div(ref(".begin"), work.k_tiles), ref(VISIT)), nodes),)
     tiles = sub(add(div(sub(ref(".end"), num(1)), work.k_tiles), num(1)), div(ref(".begin"), work.k_tiles))
     nodes = (Loop(VISIT, work.max_tiles_per_block, LoopKind.SERIAL, nodes, stop=tiles),)
     nodes = (Let(".begin", begin, (Let(".end", end, nodes),)),)
-    return (Loop(BLOCK, work.blocks, LoopKind.BLOCK, pipeline.threads(nodes)),)
+    return (Loop(BLOCK, work.blocks, LoopKind.BLOCK, mainloop.threads(nodes)),)
 
 
-def tile_axes(view: GemmView, work: StreamKPartition, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+def bind_tile(view: GemmView, work: StreamKPartition, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
     """The nodes, with batch axes and tile numbers along m and n as they are at the tile."""
     names = (*(axis.name for axis in view.batch), "m.block", "n.block")
     stride = 1
@@ -75,35 +75,35 @@ def tile_axes(view: GemmView, work: StreamKPartition, nodes: tuple[Node, ...]) -
     return nodes
 
 
-def _leave(partial: str, pipeline: Pipeline) -> Node:
+def _store_partial(partial: str, mainloop: MmaMainloop) -> Node:
     """A warp's sums into memory: the tile that the block began with is its first, any other its last."""
-    tile, fragment = pipeline.tile, pipeline.tile.fragment
+    tile, fragment = mainloop.tile, mainloop.tile.fragment
     row = add(add(mul(ref("m.warp"), num(tile.warp_m)), mul(FRAGMENT[0], num(fragment.rows))), row_of_word(fragment))
     column = add(mul(ref("n.warp"), num(tile.warp_n)), mul(FRAGMENT[1], num(fragment.columns)))
     column = add(column, column_of_word(fragment))
-    part = eq(ref(".first"), num(0))
-    value = Load(ACC, (*FRAGMENT, word()), pipeline.dtype)
-    return pipeline.over_fragments(over_words((Compute(partial, (ref(BLOCK), part, row, column), value),)))
+    slot = eq(ref(".first"), num(0))
+    value = Load(ACC, (*FRAGMENT, word()), mainloop.dtype)
+    return mainloop.for_each_fragment(for_each_word((Compute(partial, (ref(BLOCK), slot, row, column), value),)))
 
 
-def joined(partial: str, work: StreamKPartition, outputs: Outputs) -> tuple[Node, ...]:
+def fixup_tiles(partial: str, work: StreamKPartition, outputs: EpilogueStore) -> tuple[Node, ...]:
     """Every tile that several blocks worked on: their sums added in the order of the blocks, then the epilogue.
 
     The first of them ended with the tile, the others began with it.
     """
-    view, width = outputs.view, outputs.width(outputs.n)
+    view, width = outputs.view, outputs.vector_width(outputs.n)
     dtype = view.dtype
     element = add(ref(".element"), ref(".lane"))
     lane = (ref(".lane"),)
 
-    def part(block: Expr, which: Expr) -> Load:
+    def partial_load(block: Expr, which: Expr) -> Load:
         return Load(partial, (block, which, ref(".row"), element), dtype)
 
-    rest = add(ref(".first_block"), add(ref(".part"), num(1)))
-    add_up = Loop(".lane", width, LoopKind.VECTOR, (Compute(TOTAL, lane, part(rest, FIRST), Combine.SUM),))
+    block = add(ref(".first_block"), add(ref(".part"), num(1)))
+    accumulate = Loop(".lane", width, LoopKind.VECTOR, (Compute(TOTAL, lane, partial_load(block, FIRST), Combine.SUM),))
     nodes: tuple[Node, ...] = (
-        Loop(".lane", width, LoopKind.VECTOR, (Compute(TOTAL, lane, part(ref(".first_block"), LAST)),)),
-        Loop(".part", work.max_blocks_per_tile - 1, LoopKind.SERIAL, (add_up,), stop=sub(ref(".last_block"), ref(".first_block"))),
+        Loop(".lane", width, LoopKind.VECTOR, (Compute(TOTAL, lane, partial_load(ref(".first_block"), LAST)),)),
+        Loop(".part", work.max_blocks_per_tile - 1, LoopKind.SERIAL, (accumulate,), stop=sub(ref(".last_block"), ref(".first_block"))),
         *outputs.nodes(Load(TOTAL, lane, dtype), width),
     )
     nodes = (Storage(TOTAL, dtype, (width,), Scope.REGISTER, nodes),)
@@ -113,14 +113,14 @@ def joined(partial: str, work: StreamKPartition, outputs: Outputs) -> tuple[Node
     nodes = (Let(".element", mul(mod(ref(".item"), per_row), num(width)), nodes),)
     nodes = (Let(".row", div(ref(".item"), per_row), nodes),)
     items = outputs.m * per_row
-    if items % JOINING_THREADS:
+    if items % FIXUP_THREADS:
         nodes = (Branch(lt(ref(".item"), num(items)), nodes),)
-    nodes = (Let(".item", add(mul(ref(".round"), num(JOINING_THREADS)), ref(THREAD)), nodes),)
-    nodes = (Loop(".round", ceil_div(items, JOINING_THREADS), LoopKind.SERIAL, nodes),)
+    nodes = (Let(".item", add(mul(ref(".round"), num(FIXUP_THREADS)), ref(THREAD)), nodes),)
+    nodes = (Loop(".round", ceil_div(items, FIXUP_THREADS), LoopKind.SERIAL, nodes),)
     nodes = (Branch(lt(ref(".first_block"), ref(".last_block")), nodes),)
     start = mul(ref(TILE), num(work.k_tiles))
     nodes = (Let(".last_block", div(add(start, num(work.k_tiles - 1)), work.k_tiles_per_block), nodes),)
     nodes = (Let(".first_block", div(start, work.k_tiles_per_block), nodes),)
-    nodes = tile_axes(view, work, nodes)
-    nodes = (Loop(THREAD, JOINING_THREADS, LoopKind.THREAD, nodes),)
+    nodes = bind_tile(view, work, nodes)
+    nodes = (Loop(THREAD, FIXUP_THREADS, LoopKind.THREAD, nodes),)
     return (Loop(TILE, work.tiles, LoopKind.BLOCK, nodes),)

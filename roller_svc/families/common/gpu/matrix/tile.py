@@ -236,7 +236,9 @@ class OperandLoad:
         return self.load.kind is LoadKind.ASYNC
 
 
-def plan_operand_loads(unit: ComputeUnit, operands: tuple[Operand, Operand], arch: Arch) -> tuple[OperandLoad, OperandLoad]:
+def plan_operand_loads(
+    unit: ComputeUnit, operands: tuple[Operand, Operand], arch: Arch
+) -> tuple[OperandLoad, OperandLoad]:
     """Those of a contraction's operands."""
     types = [staged_dtype(unit, operand) for operand in operands]
     a, b = (OperandLoad(o, t, load_class(o, t, arch)) for o, t in zip(operands, types, strict=True))

@@ -22,7 +22,12 @@ MIN_EPSILON = EPSILONS[1]
 
 def instruction_multiples(extent: int, granule: int, max_instructions: int) -> Tile:
     """Whole instructions along one axis of a warp's or a warpgroup's tile, none of which is all padding."""
-    return tuple([granule * c for c in tile_multiples(extent, granule, EPSILONS[-1], min(max_instructions, -(-extent // granule)))])
+    return tuple(
+        [
+            granule * c
+            for c in tile_multiples(extent, granule, EPSILONS[-1], min(max_instructions, -(-extent // granule)))
+        ]
+    )
 
 
 def block_extents(p: Workload[Any], base: ThreadTile, epsilon: float, max_tiles: int) -> dict[int | None, Tile]:
@@ -31,7 +36,9 @@ def block_extents(p: Workload[Any], base: ThreadTile, epsilon: float, max_tiles:
     for axis in (p.m, p.n):
         if axis is not None:
             unit = base.tile[axis]
-            fitting = tile_multiples(p.extents[axis], unit, max(epsilon, MIN_EPSILON), min(max_tiles, -(-p.extents[axis] // unit)))
+            fitting = tile_multiples(
+                p.extents[axis], unit, max(epsilon, MIN_EPSILON), min(max_tiles, -(-p.extents[axis] // unit))
+            )
             found[axis] = tuple([unit * c for c in fitting or (1,)])
     return found
 
@@ -70,7 +77,9 @@ def choose_raster(p: Workload[Any], block: Tile, concurrent_blocks: int) -> int:
     return -(-grid_m // -(-grid_m // tall))
 
 
-def wave_balanced_tiles(p: Workload[Any], block: Tile, base: ThreadTile, granules: tuple[int, int]) -> Iterator[tuple[Tile, ThreadTile]]:
+def wave_balanced_tiles(
+    p: Workload[Any], block: Tile, base: ThreadTile, granules: tuple[int, int]
+) -> Iterator[tuple[Tile, ThreadTile]]:
     """The tile with the warps' extents along one side changed, in `granules`, so that the tiles come to just below
     whole waves.
 
@@ -89,4 +98,7 @@ def wave_balanced_tiles(p: Workload[Any], block: Tile, base: ThreadTile, granule
                 continue
             warp = -(-p.extents[axis] // (tiles * granule * warps)) * granule
             if warp != base.tile[axis]:
-                yield replaced(block, axis, warp * warps), ThreadTile(replaced(base.tile, axis, warp), base.reduce_threads)
+                yield (
+                    replaced(block, axis, warp * warps),
+                    ThreadTile(replaced(base.tile, axis, warp), base.reduce_threads),
+                )

@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 
 from roller_svc.families.common.gpu.matrix.epilogue import (
     UNROLLED_OPERATIONS,
-    Outputs,
+    EpilogueStore,
     column_of_word,
-    inside_axis,
-    over_words,
+    is_inside_axis,
+    for_each_word,
     row_of_word,
     word,
 )
@@ -45,37 +45,37 @@ from roller_svc.ir.schedule_hopper import (
 from roller_svc.ir.tensor_map import Swizzle, TensorMap
 from roller_svc.schedule.nest_statements import RowReads, row_tensors
 
-SUMS = ".sums"
+ACC_TILE = ".sums"
 FRAGMENT_WORDS = 4  # of a lane in 16 x 8 results (PTX ISA, "Register Fragments and Shared Memory Matrix Layouts")
-_PIECE = ".piece"
+CHUNK = ".piece"
 
 
 @dataclass(frozen=True, slots=True)
 class WarpgroupEpilogue:
     tile: WgmmaTile
-    outputs: Outputs
+    outputs: EpilogueStore
 
     @property
-    def last(self) -> tuple[Node, ...]:
+    def finish(self) -> tuple[Node, ...]:
         """Behind all tiles nothing is left to do."""
         return ()
 
-    def rooms(self, body: tuple[Node, ...]) -> tuple[Node, ...]:
+    def allocate(self, body: tuple[Node, ...]) -> tuple[Node, ...]:
         """A room for each warp around the nodes that use it."""
         tile = self.tile
         shape = (tile.consumers * WARPS, EPILOGUE_ROWS, tile.epilogue_columns)
         pad = tile.epilogue_row_words - tile.epilogue_columns
-        return (Storage(SUMS, self.outputs.view.dtype, shape, Scope.SHARED, body, pad),)
+        return (Storage(ACC_TILE, self.outputs.view.dtype, shape, Scope.SHARED, body, pad),)
 
     def nodes(self) -> tuple[Node, ...]:
         """Pieces of 16 rows and some columns: registers have numbers, so that each piece writes them by itself."""
-        pieces = [(f, c) for f in range(self.tile.fragments) for c in range(self._chunks)]
+        chunks = [(f, c) for f in range(self.tile.fragments) for c in range(self._chunks)]
         written = tuple(
-            Branch(eq(ref(_PIECE), num(number)), self._to_shared(fragment, chunk))
-            for number, (fragment, chunk) in enumerate(pieces)
+            Branch(eq(ref(CHUNK), num(number)), self._to_shared(fragment, chunk))
+            for number, (fragment, chunk) in enumerate(chunks)
         )
         body = (*written, WarpBarrier(), *self._to_memory(), WarpBarrier())
-        return (Loop(_PIECE, len(pieces), LoopKind.SERIAL, body),)
+        return (Loop(CHUNK, len(chunks), LoopKind.SERIAL, body),)
 
     @property
     def _chunks(self) -> int:
@@ -95,31 +95,31 @@ class WarpgroupEpilogue:
         first = chunk * self._columns
         count = min(self._columns, self.tile.group_columns - first) // COLUMNS
         nodes: tuple[Node, ...] = ()
-        for sum_ in range(self.tile.num_accumulators):
-            column = add(num(sum_ * self._columns), add(mul(ref(".i"), num(COLUMNS)), column_of_word()))
-            of_sum = (first + sum_ * self.tile.group_columns) // COLUMNS
+        for accumulator in range(self.tile.num_accumulators):
+            column = add(num(accumulator * self._columns), add(mul(ref(".i"), num(COLUMNS)), column_of_word()))
+            of_sum = (first + accumulator * self.tile.group_columns) // COLUMNS
             register = add(mul(add(num(of_sum), ref(".i")), num(FRAGMENT_WORDS)), word())
             value = Load(ACC, (num(fragment), register), self.outputs.view.dtype)
-            inner = over_words((Compute(SUMS, (self._warp, row_of_word(), column), value),))
+            inner = for_each_word((Compute(ACC_TILE, (self._warp, row_of_word(), column), value),))
             nodes += (Loop(".i", count, LoopKind.UNROLL, inner),)
         return nodes
 
-    def _sum(self, ahead: int) -> Load:
+    def _accumulator(self, offset: int) -> Load:
         """The one that `.lane` counts, so many columns on."""
-        place = add(add(ref(".element"), num(ahead)), ref(".lane"))
-        return Load(SUMS, (self._warp, ref(".row"), place), self.outputs.view.dtype)
+        place = add(add(ref(".element"), num(offset)), ref(".lane"))
+        return Load(ACC_TILE, (self._warp, ref(".row"), place), self.outputs.view.dtype)
 
     def _to_memory(self) -> tuple[Node, ...]:
         """Every lane takes `width` neighbours of a row, lanes along the row."""
         tile, columns = self.tile, self._columns
-        outputs = replace(self.outputs, view=self.outputs.view.with_second_result(self._sum(columns)))
-        width = outputs.width(columns)
-        nodes = outputs.nodes(self._sum(0), width)
-        nodes = (Let("m.place", self._row_place(), nodes),)
+        outputs = replace(self.outputs, view=self.outputs.view.with_second_result(self._accumulator(columns)))
+        width = outputs.vector_width(columns)
+        nodes = outputs.nodes(self._accumulator(0), width)
+        nodes = (Let("m.place", self._row_index(), nodes),)
         nodes = (Let("n.place", add(self._first_column(), ref(".in_group")), nodes),)
         if tile.group_columns % columns:
             nodes = (Branch(lt(ref(".in_group"), num(tile.group_columns)), nodes),)
-        chunk = mod(ref(_PIECE), self._chunks)
+        chunk = mod(ref(CHUNK), self._chunks)
         nodes = (Let(".in_group", add(mul(chunk, num(columns)), ref(".element")), nodes),)
         per_row = columns // width
         nodes = (Let(".element", mul(mod(ref(".item"), per_row), num(width)), nodes),)
@@ -132,12 +132,12 @@ class WarpgroupEpilogue:
         unrolled = rounds * width * outputs.operations <= UNROLLED_OPERATIONS
         return (Loop(".round", rounds, LoopKind.UNROLL if unrolled else LoopKind.SERIAL, nodes),)
 
-    def _row_place(self) -> Expr:
+    def _row_index(self) -> Expr:
         """Where along m row `.row` of the warp's piece is."""
         tile = self.tile
-        place = add(mul(ref("m.block"), num(tile.m)), mul(div(ref(GROUP), tile.groups[1]), num(tile.group_m)))
-        place = add(place, mul(div(ref(_PIECE), self._chunks), num(ROWS)))
-        return add(add(place, mul(ref(WARP), num(EPILOGUE_ROWS))), ref(".row"))
+        row = add(mul(ref("m.block"), num(tile.m)), mul(div(ref(GROUP), tile.groups[1]), num(tile.group_m)))
+        row = add(row, mul(div(ref(CHUNK), self._chunks), num(ROWS)))
+        return add(add(row, mul(ref(WARP), num(EPILOGUE_ROWS))), ref(".row"))
 
     def _first_column(self) -> Expr:
         """Where along n the warpgroup's columns begin."""
@@ -148,118 +148,118 @@ class WarpgroupEpilogue:
 
 RESULTS, PACKED = ".results", ".packed"
 MAP = ".results_map"
-SLOTS = 2
+BUFFERS = 2
 RESULT_BYTES = 2  # of an element: stmatrix moves pairs of them
-PIECES = (32, 16)  # columns: two rooms of 16 rows of 64 bytes are what a warp's room for 32 columns of sums would take
+CHUNK_COLUMNS = (32, 16)  # columns: two rooms of 16 rows of 64 bytes are what a warp's room for 32 columns of sums would take
 BLOCK_COLUMNS = 16  # of one stmatrix of four matrices, 16 rows high
 WORDS = 8  # of a lane in such a block
 # Operations on all of a thread's results that are written out one after the other: compilers take time over them.
-MOST_OPERATIONS = 1024
+MAX_OPERATIONS = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class BulkResults:
+class TmaStoreEpilogue:
     """The one tensor that is stored, in boxes of 16 rows of `columns`."""
 
     tile: WgmmaTile
-    outputs: Outputs
+    outputs: EpilogueStore
     tensor: str
     type_: TensorType
     columns: int
     boxes: TmaTile
 
     @classmethod
-    def of(cls, tile: WgmmaTile, outputs: Outputs) -> BulkResults | None:
+    def of(cls, tile: WgmmaTile, outputs: EpilogueStore) -> TmaStoreEpilogue | None:
         """None where results are not of 16 bits, more than one tensor's, no boxes, or come of what has to be read
         in rows."""
         # what stands for a second sum is in a register, whose number each piece says anew
         view = outputs.view.with_second_result(Load(ACC, (), outputs.view.dtype))
         group, outputs = view.group, replace(outputs, view=view)
-        if len(group.stored) != 1 or not _is_simple(group, view):
+        if len(group.stored) != 1 or not _needs_no_rows(group, view):
             return None
         ((tensor, type_),) = group.stored
         statement = next(s for s in group.statements if s.output == tensor)
-        columns = next((c for c in PIECES if tile.group_columns % c == 0), None)
-        large = outputs.operations * (tile.accumulator_set_registers // tile.num_accumulators) > MOST_OPERATIONS
+        columns = next((c for c in CHUNK_COLUMNS if tile.group_columns % c == 0), None)
+        large = outputs.operations * (tile.accumulator_set_registers // tile.num_accumulators) > MAX_OPERATIONS
         if type_.dtype.bytes != RESULT_BYTES or not type_.dtype.is_float or columns is None or large:
             return None
         target = Load(tensor, statement.index, type_.dtype)
-        found = plan_tma_store(target, type_.dtype, (view.m, view.n), view.batch, dict(group.stored))
-        boxes = found if isinstance(found, str) else (
-            found.tile(EPILOGUE_ROWS, KTileOrder.linear(view.n.extent, columns), columns)
+        plan = plan_tma_store(target, type_.dtype, (view.m, view.n), view.batch, dict(group.stored))
+        boxes = plan if isinstance(plan, str) else (
+            plan.tile(EPILOGUE_ROWS, KTileOrder.linear(view.n.extent, columns), columns)
         )  # fmt: skip
         if isinstance(boxes, str) or boxes.copies != 1:
             return None
         return cls(tile, outputs, tensor, type_, columns, boxes)
 
     @property
-    def map(self) -> TensorMap:
+    def tensor_map(self) -> TensorMap:
         return self.boxes.tensor_map(MAP, self.tensor, Swizzle(self.columns * RESULT_BYTES))
 
-    def rooms(self, body: tuple[Node, ...]) -> tuple[Node, ...]:
+    def allocate(self, body: tuple[Node, ...]) -> tuple[Node, ...]:
         """Two rooms for each warp around the nodes that use them."""
-        shape = (self.tile.consumers * WARPS, SLOTS, EPILOGUE_ROWS, self.columns)
+        shape = (self.tile.consumers * WARPS, BUFFERS, EPILOGUE_ROWS, self.columns)
         return (Storage(RESULTS, self.type_.dtype, shape, Scope.SHARED, body, swizzled=True,
                         alignment_bytes=BUFFER_ALIGNMENT_BYTES),)  # fmt: skip
 
     def nodes(self) -> tuple[Node, ...]:
         """All pieces of a warp."""
-        pieces = [(f, c) for f in range(self.tile.fragments) for c in range(self.tile.group_columns // self.columns)]
+        chunks = [(f, c) for f in range(self.tile.fragments) for c in range(self.tile.group_columns // self.columns)]
         nodes: tuple[Node, ...] = ()
-        for number, (fragment, chunk) in enumerate(pieces):
-            again = number == 0 and len(pieces) % SLOTS  # the tile before may have ended in the same room
-            free = TmaStoreWaitGroup(0 if again else SLOTS - 1, read=True)
-            nodes += (self._by_one((free,)), WarpBarrier(), *self._piece(num(number % SLOTS), fragment, chunk))
+        for number, (fragment, chunk) in enumerate(chunks):
+            reuses_buffer = number == 0 and len(chunks) % BUFFERS  # the tile before may have ended in the same room
+            wait = TmaStoreWaitGroup(0 if reuses_buffer else BUFFERS - 1, read=True)
+            nodes += (self._on_one_lane((wait,)), WarpBarrier(), *self._store_chunk(num(number % BUFFERS), fragment, chunk))
         return nodes
 
     @property
-    def last(self) -> tuple[Node, ...]:
+    def finish(self) -> tuple[Node, ...]:
         """Behind all tiles: shared memory stays until it has been read."""
-        return (self._by_one((TmaStoreWaitGroup(0, read=True),)),)
+        return (self._on_one_lane((TmaStoreWaitGroup(0, read=True),)),)
 
-    def _piece(self, slot: Expr, fragment: int, chunk: int) -> tuple[Node, ...]:
+    def _store_chunk(self, stage: Expr, fragment: int, chunk: int) -> tuple[Node, ...]:
         first = chunk * self.columns
         nodes: tuple[Node, ...] = ()
         for block in range(self.columns // BLOCK_COLUMNS):
             column = block * BLOCK_COLUMNS
             matrix, row = div(ref(LANE), COLUMNS), mod(ref(LANE), COLUMNS)
-            at = (self._warp, slot, add(row, mul(mod(matrix, 2), num(COLUMNS))),
+            at = (self._warp, stage, add(row, mul(mod(matrix, 2), num(COLUMNS))),
                   add(num(column), mul(div(matrix, 2), num(COLUMNS))))  # fmt: skip
-            packed = (*self._packed(fragment, first + column), StoreMatrix(RESULTS, at, 4, PACKED, (num(0),)))
+            packed = (*self._pack_registers(fragment, first + column), StoreMatrix(RESULTS, at, 4, PACKED, (num(0),)))
             nodes += (Storage(PACKED, self.type_.dtype, (WORDS,), Scope.REGISTER, packed),)
         step = add(self._first_column(self.columns), num(chunk))
         coordinates, _ = self.boxes.coordinates(self._first_row(fragment), step, self.boxes.boxes[0])
-        store = TmaStore(MAP, coordinates, RESULTS, (self._warp, slot, num(0), num(0)))
-        return (*nodes, FenceProxyAsync(), WarpBarrier(), self._by_one((store, TmaStoreCommitGroup())))
+        store = TmaStore(MAP, coordinates, RESULTS, (self._warp, stage, num(0), num(0)))
+        return (*nodes, FenceProxyAsync(), WarpBarrier(), self._on_one_lane((store, TmaStoreCommitGroup())))
 
-    def _packed(self, fragment: int, first: int) -> tuple[Node, ...]:
+    def _pack_registers(self, fragment: int, first: int) -> tuple[Node, ...]:
         """A lane's results of 16 columns from `first` on, in the order of its registers."""
-        place = add(mul(ref(".i"), num(WORDS // 2)), word())
+        register = add(mul(ref(".i"), num(WORDS // 2)), word())
         total, second = (
-            Load(ACC, (num(fragment), add(num(column // COLUMNS * (WORDS // 2)), place)), self.outputs.view.dtype)
+            Load(ACC, (num(fragment), add(num(column // COLUMNS * (WORDS // 2)), register)), self.outputs.view.dtype)
             for column in (first, first + self.tile.group_columns)
         )
         view = self.outputs.view.with_second_result(second)
         lead = view.n.members[-1].name
         pair = Loop(".pair", 2, LoopKind.VECTOR, ())
-        found = view.vector_epilogue(total, pair, {lead: add(ref(lead), ref(".pair"))})
-        nodes = tuple(_redirected(node, self.tensor, place) for node in found)
-        if _reads_places(self.outputs.view):
+        stores = view.vector_epilogue(total, pair, {lead: add(ref(lead), ref(".pair"))})
+        nodes = tuple(_redirect_stores(node, self.tensor, register) for node in stores)
+        if _depends_on_position(self.outputs.view):
             column = add(mul(ref(".i"), num(COLUMNS)), mul(mod(ref(LANE), 4), num(2)))
             nodes = bind_members(view.m, ref("m.place"), bind_members(view.n, ref("n.place"), nodes))
             for axis, size in ((view.m, self.outputs.m), (view.n, self.outputs.n)):
-                inside = inside_axis(axis, size, f"{axis.role.value}.place")
+                inside = is_inside_axis(axis, size, f"{axis.role.value}.place")
                 nodes = (Branch(inside, nodes),) if inside is not None else nodes
             nodes = (Let("m.place", add(self._first_row(fragment), row_of_word()), nodes),)
             nodes = (Let("n.place", add(add(self._first_column(1), num(first)), column), nodes),)
         nodes = (Loop(".half", 2, LoopKind.UNROLL, nodes),)
         return (Loop(".i", BLOCK_COLUMNS // COLUMNS, LoopKind.UNROLL, nodes),)
 
-    def _first_column(self, each: int) -> Expr:
+    def _first_column(self, unit: int) -> Expr:
         """Where along n the warpgroup's columns begin, counted in so many of them."""
         tile = self.tile
-        own = mul(mod(ref(GROUP), tile.groups[1]), num(tile.group_columns // each))
-        return add(mul(ref("n.block"), num(tile.columns // each)), own)
+        own = mul(mod(ref(GROUP), tile.groups[1]), num(tile.group_columns // unit))
+        return add(mul(ref("n.block"), num(tile.columns // unit)), own)
 
     def _first_row(self, fragment: int) -> Expr:
         """Where along m the warp's rows begin."""
@@ -272,11 +272,11 @@ class BulkResults:
         return add(mul(ref(GROUP), num(WARPS)), ref(WARP))
 
     @staticmethod
-    def _by_one(nodes: tuple[Node, ...]) -> Node:
+    def _on_one_lane(nodes: tuple[Node, ...]) -> Node:
         return Branch(eq(ref(LANE), num(0)), nodes)
 
 
-def _is_simple(group: KernelGroup, view: GemmView) -> bool:
+def _needs_no_rows(group: KernelGroup, view: GemmView) -> bool:
     """Whether nothing is read that a lane's few neighbours along n would not be read well at: tensors along one side
     of the results only, and pairs of neighbours that never lie apart."""
     rows = {m.name for m in view.m.members if m.extent > 1}
@@ -287,21 +287,21 @@ def _is_simple(group: KernelGroup, view: GemmView) -> bool:
             axes = {name for i in load.index for name in axes_of(i)}
             if load.tensor not in own and ((axes & rows and axes & columns) or any(load.bounds_checked)):
                 return False
-    return not (_reads_places(view) and view.n.members[-1].extent % 2)
+    return not (_depends_on_position(view) and view.n.members[-1].extent % 2)
 
 
-def _reads_places(view: GemmView) -> bool:
+def _depends_on_position(view: GemmView) -> bool:
     """Whether results depend on where they are."""
     reads = RowReads(row_tensors(view.group), (), {})
     return any(axes_of(reads.apply(s.body)) for s in view.group.statements[1:])
 
 
-def _redirected(node: Node, tensor: str, place: Expr) -> Node:
+def _redirect_stores(node: Node, tensor: str, place: Expr) -> Node:
     """What is stored to the tensor goes to packed registers instead."""
     match node:
         case Compute() if node.tensor == tensor:
             return replace(node, tensor=PACKED, index=(place,))
         case Loop() | Storage():
-            return replace(node, body=tuple(_redirected(n, tensor, place) for n in node.body))
+            return replace(node, body=tuple(_redirect_stores(n, tensor, place) for n in node.body))
         case _:
             return node

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 from roller_svc.families.common.gpu.matrix.multistage_pipeline import ACC, LANE, SHARED_A, SHARED_B
 from roller_svc.families.common.gpu.matrix.staging import THREAD
-from roller_svc.families.common.gpu.warpgroups.producer import EMPTY, FULL, SLOT, BulkFeed, RingStaging, matrix, room
+from roller_svc.families.common.gpu.warpgroups.producer import EMPTY, FULL, STAGE, TmaOperand, ProducerCopy, smem_matrix, operand_storage
 from roller_svc.families.common.gpu.warpgroups.tile import ROWS, WARPS, WgmmaTile
-from roller_svc.families.common.gpu.warpgroups.tile_scheduler import RANK, Visits, over_steps
+from roller_svc.families.common.gpu.warpgroups.tile_scheduler import RANK, TileScheduler, k_tile_loop
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Const, Expr, Load, Op, OpKind
 from roller_svc.ir.index import add, div, eq, le, lt, mod, mul, num, ref, sub
@@ -45,42 +45,42 @@ from roller_svc.ir.schedule_hopper import (
 )
 
 GROUP, WARP = ".group", ".warp"  # of the block; of the group
-STEP, TURN = "k.step", ".turn"  # of k in a visit; of the block in all
-STEP_SUMS = ".step_sums"  # of a step's products, where these are added up apart
+STEP, ITERATION = "k.step", ".turn"  # of k in a visit; of the block in all
+STEP_ACC = ".step_sums"  # of a step's products, where these are added up apart
 
-Feeds = tuple[RingStaging | BulkFeed, ...]  # in the order in which they are asked for; some share a room
+OperandCopies = tuple[ProducerCopy | TmaOperand, ...]  # in the order in which they are asked for; some share a room
 
 
 @dataclass(frozen=True, slots=True)
-class Ring:
+class WgmmaMainloop:
     """`readers`: what the cluster's blocks are whose slots this block's bulk copies fill, itself one of them; none
     where it only fills its own."""
 
     dtype: DType
     tile: WgmmaTile
-    feeds: Feeds
-    readers: tuple[Expr, ...] = ()
+    copies: OperandCopies
+    consumers_of_multicast: tuple[Expr, ...] = ()
 
     @property
-    def bulk(self) -> tuple[BulkFeed, ...]:
-        return tuple(feed for feed in self.feeds if isinstance(feed, BulkFeed))
+    def tma_operands(self) -> tuple[TmaOperand, ...]:
+        return tuple(copy for copy in self.copies if isinstance(copy, TmaOperand))
 
     @property
-    def staged(self) -> tuple[RingStaging, ...]:
-        return tuple(feed for feed in self.feeds if isinstance(feed, RingStaging))
+    def producer_copies(self) -> tuple[ProducerCopy, ...]:
+        return tuple(copy for copy in self.copies if isinstance(copy, ProducerCopy))
 
-    def rooms(self, body: tuple[Node, ...]) -> tuple[Node, ...]:
+    def allocate(self, body: tuple[Node, ...]) -> tuple[Node, ...]:
         """The slots and their barriers around the nodes that use them."""
         tile = self.tile
         for name in (EMPTY, FULL):
             body = (Storage(name, DType.UINT64, (tile.stages,), Scope.SHARED, body),)
-        body = (room(SHARED_B, tile.b, tile.stages, body),)
-        return (room(SHARED_A, tile.a, tile.stages, body),)
+        body = (operand_storage(SHARED_B, tile.b, tile.stages, body),)
+        return (operand_storage(SHARED_A, tile.a, tile.stages, body),)
 
-    def initialised(self) -> Node:
+    def init_barriers(self) -> Node:
         """One thread says how many arrivals barriers wait for."""
-        filling = (1 if self.bulk else 0) + (WARPGROUP_THREADS if self.staged else 0)
-        emptying = WARPS * self.tile.consumers * max(1, len(self.readers))
+        filling = (1 if self.tma_operands else 0) + (WARPGROUP_THREADS if self.producer_copies else 0)
+        emptying = WARPS * self.tile.consumers * max(1, len(self.consumers_of_multicast))
         index = (ref(".stage"),)
         barriers = (MbarrierInit(FULL, index, filling), MbarrierInit(EMPTY, index, emptying))
         loop = Loop(".stage", self.tile.stages, LoopKind.UNROLL, barriers)
@@ -88,126 +88,126 @@ class Ring:
         return Branch(first, (loop, FenceMbarrierInit()))
 
     # producer -------------------------------------------------------------------------------------------------------
-    def filled(self, visits: Visits) -> tuple[Node, ...]:
+    def producer_loop(self, scheduler: TileScheduler) -> tuple[Node, ...]:
         """The producer's role."""
-        nodes = visits.around((over_steps(visits.steps, self._turned(visits, self._fill(visits))),))
-        nodes += self._last_arrivals(visits.all_steps)
-        if not self.staged:
+        nodes = scheduler.for_each_tile((k_tile_loop(scheduler.k_tiles, self._with_stage_index(scheduler, self._fill_stage(scheduler))),))
+        nodes += self._producer_tail(scheduler.total_k_tiles)
+        if not self.producer_copies:
             nodes = (Branch(eq(ref(THREAD), num(0)), nodes),)
-        return (*self._registers(self.tile.producer_registers, increase=False), *nodes)
+        return (*self._set_max_registers(self.tile.producer_registers, increase=False), *nodes)
 
     @property
-    def _ahead(self) -> int:
+    def _stages_in_flight(self) -> int:
         """Steps whose copies threads have begun when they await those of one: the slot that is next was left when the
         step behind the oldest of these began."""
-        return max(0, self.tile.stages - 2) if any(feed.is_async for feed in self.staged) else 0
+        return max(0, self.tile.stages - 2) if any(copy.is_async for copy in self.producer_copies) else 0
 
-    def _fill(self, visits: Visits) -> tuple[Node, ...]:
+    def _fill_stage(self, scheduler: TileScheduler) -> tuple[Node, ...]:
         """One step: what goes through registers is loaded before the slot is free."""
-        step, slot = add(visits.steps.first, ref(STEP)), ref(SLOT)
+        step, stage = add(scheduler.k_tiles.first, ref(STEP)), ref(STAGE)
         nodes: tuple[Node, ...] = ()
-        for feed in self.staged:
-            nodes += feed.fetches(step) if feed.is_prefetched else ()
-        nodes += (MbarrierWait(EMPTY, (slot,), sub(num(1), self._parity)),)
-        nodes += self._bulk_loads(step)
-        for feed in self.staged:
-            if feed.is_async:
-                nodes += feed.copies(step, slot)
+        for copy in self.producer_copies:
+            nodes += copy.load_to_registers(step) if copy.is_prefetched else ()
+        nodes += (MbarrierWait(EMPTY, (stage,), sub(num(1), self._parity)),)
+        nodes += self._tma_loads(step)
+        for copy in self.producer_copies:
+            if copy.is_async:
+                nodes += copy.cp_async(step, stage)
             else:
-                nodes += feed.stores(slot) if feed.is_prefetched else feed.moves(step, slot)
-        for feed in self.staged:
-            nodes = feed.registers(nodes)
-        return (*nodes, *self._arrivals())
+                nodes += copy.store_to_shared(stage) if copy.is_prefetched else copy.copy_through_registers(step, stage)
+        for copy in self.producer_copies:
+            nodes = copy.allocate_registers(nodes)
+        return (*nodes, *self._producer_commit())
 
-    def _bulk_loads(self, step: Expr) -> tuple[Node, ...]:
+    def _tma_loads(self, step: Expr) -> tuple[Node, ...]:
         """One thread's: the bytes of all copies that fill the slot, and its own copies."""
-        if not self.bulk:
+        if not self.tma_operands:
             return ()
         operands = {SHARED_A: self.tile.a, SHARED_B: self.tile.b}
-        size = sum(operands[room].bytes for room in {feed.room for feed in self.bulk})
-        nodes: tuple[Node, ...] = (MbarrierArrive(FULL, (ref(SLOT),), expect_tx_bytes=size),)
-        for feed in self.bulk:
-            nodes += feed.loads(step, ref(SLOT))
-        return (Branch(eq(ref(THREAD), num(0)), nodes),) if self.staged else nodes
+        size = sum(operands[buffer].bytes for buffer in {copy.buffer for copy in self.tma_operands})
+        nodes: tuple[Node, ...] = (MbarrierArrive(FULL, (ref(STAGE),), expect_tx_bytes=size),)
+        for copy in self.tma_operands:
+            nodes += copy.loads(step, ref(STAGE))
+        return (Branch(eq(ref(THREAD), num(0)), nodes),) if self.producer_copies else nodes
 
-    def _arrivals(self) -> tuple[Node, ...]:
+    def _producer_commit(self) -> tuple[Node, ...]:
         """Every thread says that its part of a slot is there: of this step, or of an earlier one."""
-        if not self.staged:
+        if not self.producer_copies:
             return ()
-        ahead = self._ahead
+        in_flight = self._stages_in_flight
         commit: tuple[Node, ...] = ()
-        if any(feed.is_async for feed in self.staged):
+        if any(copy.is_async for copy in self.producer_copies):
             commit = (CpAsyncCommitGroup(),)
-        arrival = self._arrival(ref(TURN), ahead, ahead)
-        return (*commit, Branch(le(num(ahead), ref(TURN)), arrival)) if ahead else (*commit, *arrival)
+        arrival = self._commit_stage(ref(ITERATION), in_flight, in_flight)
+        return (*commit, Branch(le(num(in_flight), ref(ITERATION)), arrival)) if in_flight else (*commit, *arrival)
 
-    def _last_arrivals(self, steps: Expr) -> tuple[Node, ...]:
+    def _producer_tail(self, steps: Expr) -> tuple[Node, ...]:
         """Of the steps that were begun and not awaited when there are no more."""
         nodes: tuple[Node, ...] = ()
-        for pending in reversed(range(self._ahead)):
-            nodes += (Branch(lt(num(pending), steps), self._arrival(steps, pending + 1, pending)),)
+        for pending in reversed(range(self._stages_in_flight)):
+            nodes += (Branch(lt(num(pending), steps), self._commit_stage(steps, pending + 1, pending)),)
         return nodes
 
-    def _arrival(self, turn: Expr, before: int, pending: int) -> tuple[Node, ...]:
+    def _commit_stage(self, iteration: Expr, before: int, pending: int) -> tuple[Node, ...]:
         """At the step that many `before` the turn."""
-        wait: tuple[Node, ...] = (CpAsyncWaitGroup(pending),) if any(feed.is_async for feed in self.staged) else ()
-        slot = mod(add(turn, num(-before % self.tile.stages)), self.tile.stages)
-        return (*wait, FenceProxyAsync(), MbarrierArrive(FULL, (slot,)))
+        wait: tuple[Node, ...] = (CpAsyncWaitGroup(pending),) if any(copy.is_async for copy in self.producer_copies) else ()
+        stage = mod(add(iteration, num(-before % self.tile.stages)), self.tile.stages)
+        return (*wait, FenceProxyAsync(), MbarrierArrive(FULL, (stage,)))
 
     # consumers ------------------------------------------------------------------------------------------------------
-    def multiplied(self, visits: Visits, epilogue: tuple[Node, ...], last: tuple[Node, ...]) -> tuple[Node, ...]:
+    def consumer_loop(self, scheduler: TileScheduler, epilogue: tuple[Node, ...], last: tuple[Node, ...]) -> tuple[Node, ...]:
         """The consumers' role: the epilogue with the sums of each visit, and what comes after the last."""
-        sums = self._added_up(visits) if self.tile.promotes_accumulators else self._sums(visits)
-        nodes = (*sums, *epilogue)
-        nodes = (Storage(ACC, self.dtype, self._sums_shape, Scope.REGISTER, nodes),)
-        return (*self._registers(self.tile.consumer_registers, increase=True), *visits.around(nodes), *last)
+        mainloop = self._accumulate_promoted(scheduler) if self.tile.promotes_accumulators else self._accumulate(scheduler)
+        nodes = (*mainloop, *epilogue)
+        nodes = (Storage(ACC, self.dtype, self._accumulator_shape, Scope.REGISTER, nodes),)
+        return (*self._set_max_registers(self.tile.consumer_registers, increase=True), *scheduler.for_each_tile(nodes), *last)
 
-    def _sums(self, visits: Visits) -> tuple[Node, ...]:
+    def _accumulate(self, scheduler: TileScheduler) -> tuple[Node, ...]:
         """Products of one step are under way while the next is awaited; a slot is left when the step behind began."""
         behind = 1 if self.tile.stages > 1 else 0
         step: tuple[Node, ...] = (
-            MbarrierWait(FULL, (ref(SLOT),), self._parity),
+            MbarrierWait(FULL, (ref(STAGE),), self._parity),
             WgmmaFence(),
-            *self._products(ACC, lt(num(0), ref(STEP))),
+            *self._wgmma(ACC, lt(num(0), ref(STEP))),
             WgmmaCommitGroup(),
             WgmmaWaitGroup(behind, None if behind else ACC),
         )
         if not behind:
-            return (over_steps(visits.steps, (*self._turned(visits, (*step, *self._left(ref(TURN)))),)),)
-        before = add(ref(TURN), num(self.tile.stages - 1))  # its slot is that of the step before
-        left = Branch(lt(num(0), ref(STEP)), self._left(before))
-        last = sub(add(visits.before, visits.steps.count), num(1))
-        steps = over_steps(visits.steps, self._turned(visits, (*step, left)))
-        return (steps, WgmmaWaitGroup(0, ACC), *self._left(last))
+            return (k_tile_loop(scheduler.k_tiles, (*self._with_stage_index(scheduler, (*step, *self._consumer_release(ref(ITERATION)))),)),)
+        before = add(ref(ITERATION), num(self.tile.stages - 1))  # its slot is that of the step before
+        release = Branch(lt(num(0), ref(STEP)), self._consumer_release(before))
+        last = sub(add(scheduler.k_tiles_before, scheduler.k_tiles.count), num(1))
+        steps = k_tile_loop(scheduler.k_tiles, self._with_stage_index(scheduler, (*step, release)))
+        return (steps, WgmmaWaitGroup(0, ACC), *self._consumer_release(last))
 
-    def _added_up(self, visits: Visits) -> tuple[Node, ...]:
+    def _accumulate_promoted(self, scheduler: TileScheduler) -> tuple[Node, ...]:
         """Every step's sums start from nothing and are added up in float32, as CUTLASS does it (GmmaFP8Accumulation):
         other consumers' products run meanwhile."""
         index = (ref("m.fragment"), ref(".word"))
         zero = Compute(ACC, index, Const(0.0, self.dtype))
-        total = Compute(ACC, index, Load(STEP_SUMS, index, self.dtype), Combine.SUM)
+        total = Compute(ACC, index, Load(STEP_ACC, index, self.dtype), Combine.SUM)
         step: tuple[Node, ...] = (
-            MbarrierWait(FULL, (ref(SLOT),), self._parity),
+            MbarrierWait(FULL, (ref(STAGE),), self._parity),
             WgmmaFence(),
-            *self._products(STEP_SUMS, num(0)),
+            *self._wgmma(STEP_ACC, num(0)),
             WgmmaCommitGroup(),
-            WgmmaWaitGroup(0, STEP_SUMS),
-            *self._left(ref(TURN)),
-            self._over_sums(total),
+            WgmmaWaitGroup(0, STEP_ACC),
+            *self._consumer_release(ref(ITERATION)),
+            self._for_each_accumulator(total),
         )
-        step = (Storage(STEP_SUMS, self.dtype, self._sums_shape, Scope.REGISTER, step),)
-        return (self._over_sums(zero), over_steps(visits.steps, self._turned(visits, step)))
+        step = (Storage(STEP_ACC, self.dtype, self._accumulator_shape, Scope.REGISTER, step),)
+        return (self._for_each_accumulator(zero), k_tile_loop(scheduler.k_tiles, self._with_stage_index(scheduler, step)))
 
     @property
-    def _sums_shape(self) -> tuple[int, int]:
+    def _accumulator_shape(self) -> tuple[int, int]:
         """Of a thread."""
         return self.tile.fragments, self.tile.group_n // 2
 
-    def _over_sums(self, node: Node) -> Node:
-        fragments, words = self._sums_shape
+    def _for_each_accumulator(self, node: Node) -> Node:
+        fragments, words = self._accumulator_shape
         return Loop("m.fragment", fragments, LoopKind.UNROLL, (Loop(".word", words, LoopKind.UNROLL, (node,)),))
 
-    def _products(self, sums: str, begun: Expr) -> tuple[Node, ...]:
+    def _wgmma(self, accumulators: str, begun: Expr) -> tuple[Node, ...]:
         """Instructions of one step; the first along k adds to what is there where something has `begun`."""
         tile = self.tile
         columns = tile.groups[1]
@@ -217,36 +217,36 @@ class Ring:
         for k_step in range(tile.k_steps):
             accumulate = num(1) if k_step else begun
             for fragment in range(tile.fragments):
-                a = matrix(SHARED_A, tile.a, row, fragment * ROWS, k_step)
-                b = matrix(SHARED_B, tile.b, column, 0, k_step)
-                nodes += (WarpgroupMma(sums, (num(fragment), num(0)), tile.group_n, a, b, accumulate),)
+                a = smem_matrix(SHARED_A, tile.a, row, fragment * ROWS, k_step)
+                b = smem_matrix(SHARED_B, tile.b, column, 0, k_step)
+                nodes += (WarpgroupMma(accumulators, (num(fragment), num(0)), tile.group_n, a, b, accumulate),)
         return nodes
 
-    def _left(self, turn: Expr) -> tuple[Node, ...]:
+    def _consumer_release(self, iteration: Expr) -> tuple[Node, ...]:
         """A lane of each warp says that the slot of that step may be filled again, to all blocks that fill it."""
-        index = (mod(turn, self.tile.stages),)
-        if len(self.readers) < 2:
+        index = (mod(iteration, self.tile.stages),)
+        if len(self.consumers_of_multicast) < 2:
             return (Branch(eq(ref(LANE), num(0)), (MbarrierArrive(EMPTY, index),)),)
         return tuple(
             Branch(eq(ref(LANE), num(lane)), (MbarrierArrive(EMPTY, index, rank=rank),))
-            for lane, rank in enumerate(self.readers)
+            for lane, rank in enumerate(self.consumers_of_multicast)
         )
 
     # both -----------------------------------------------------------------------------------------------------------
-    def _turned(self, visits: Visits, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
-        nodes = (Let(SLOT, mod(ref(TURN), self.tile.stages), nodes),)
-        return (Let(TURN, add(visits.before, ref(STEP)), nodes),)
+    def _with_stage_index(self, scheduler: TileScheduler, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+        nodes = (Let(STAGE, mod(ref(ITERATION), self.tile.stages), nodes),)
+        return (Let(ITERATION, add(scheduler.k_tiles_before, ref(STEP)), nodes),)
 
     @property
     def _parity(self) -> Expr:
-        return mod(div(ref(TURN), self.tile.stages), 2)
+        return mod(div(ref(ITERATION), self.tile.stages), 2)
 
-    def _registers(self, count: int, *, increase: bool) -> tuple[Node, ...]:
+    def _set_max_registers(self, count: int, *, increase: bool) -> tuple[Node, ...]:
         """One consumer has what it needs from the start."""
         return (SetMaxNReg(count, increase),) if self.tile.consumers > 1 else ()
 
 
-def threads(consumers: int, body: tuple[Node, ...]) -> tuple[Node, ...]:
+def warpgroup_threads(consumers: int, body: tuple[Node, ...]) -> tuple[Node, ...]:
     """The warpgroups, warps and lanes of a block: so many consumers and the producer."""
     body = (Let(THREAD, add(mul(ref(WARP), num(WARP_THREADS)), ref(LANE)), body),)
     for var, extent in ((LANE, WARP_THREADS), (WARP, WARPS), (GROUP, consumers + 1)):
@@ -254,14 +254,14 @@ def threads(consumers: int, body: tuple[Node, ...]) -> tuple[Node, ...]:
     return body
 
 
-def peers(cluster: tuple[int, int], feeds: Feeds) -> tuple[Expr, ...]:
+def multicast_consumers(cluster: tuple[int, int], copies: OperandCopies) -> tuple[Expr, ...]:
     """Numbers of the cluster's blocks that fill each other's slots with this one, itself among them."""
     rows, columns = cluster
-    shared = {feed.room for feed in feeds if isinstance(feed, BulkFeed) and feed.mask is not None}
+    shared = {copy.buffer for copy in copies if isinstance(copy, TmaOperand) and copy.multicast_mask is not None}
     row, column = div(ref(RANK), columns), mod(ref(RANK), columns)
-    found: list[Expr] = [ref(RANK)]
+    blocks: list[Expr] = [ref(RANK)]
     if SHARED_A in shared:
-        found += [add(mul(row, num(columns)), mod(add(column, num(i)), columns)) for i in range(1, columns)]
+        blocks += [add(mul(row, num(columns)), mod(add(column, num(i)), columns)) for i in range(1, columns)]
     if SHARED_B in shared:
-        found += [add(mul(mod(add(row, num(i)), rows), num(columns)), column) for i in range(1, rows)]
-    return tuple(found) if len(found) > 1 else ()
+        blocks += [add(mul(mod(add(row, num(i)), rows), num(columns)), column) for i in range(1, rows)]
+    return tuple(blocks) if len(blocks) > 1 else ()

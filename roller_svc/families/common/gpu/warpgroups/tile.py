@@ -315,7 +315,9 @@ class WgmmaOperandLoads:
         """Of so many points of m or n, for each sum; or why one of them does not come in boxes."""
         found: tuple[TmaTile, ...] = ()
         for feed in self.by_operand[side]:
-            boxes = feed.tma_unsupported_reason if feed.tma is None else feed.tma.tile(extent, self.k_order(depth), panel)
+            boxes = (
+                feed.tma_unsupported_reason if feed.tma is None else feed.tma.tile(extent, self.k_order(depth), panel)
+            )
             if isinstance(boxes, str):
                 return boxes
             found += (boxes,)
@@ -350,7 +352,9 @@ def wgmma_tile(program: RProgram, factors: tuple[Operand, ...], arch: Arch) -> W
     return feeds.tile((block[m], block[n], block[k]), (group[m], group[n]), program.stages, program.cluster)
 
 
-def plan_wgmma_loads(space: TileSpace, unit: ComputeUnit, factors: tuple[Operand, ...], arch: Arch) -> WgmmaOperandLoads:
+def plan_wgmma_loads(
+    space: TileSpace, unit: ComputeUnit, factors: tuple[Operand, ...], arch: Arch
+) -> WgmmaOperandLoads:
     """Those of a contraction's operands: a, b, and what stands for b in a second sum."""
     (m,), (n,), (k,) = (space.role(role) for role in (AxisRole.M, AxisRole.N, AxisRole.K))
     types = {access.tensor: TensorType(access.dtype, tuple(d.size for d in access.dims)) for access in space.accesses}

@@ -6,9 +6,9 @@ import math
 from dataclasses import dataclass
 from typing import Protocol
 
-from roller_svc.families.common.gpu.matrix.multistage_pipeline import Steps
+from roller_svc.families.common.gpu.matrix.multistage_pipeline import KTileRange
 from roller_svc.families.common.gpu.matrix.stream_k import StreamKPartition
-from roller_svc.families.common.gpu.matrix.stream_k_fixup import tile_axes
+from roller_svc.families.common.gpu.matrix.stream_k_fixup import bind_tile
 from roller_svc.families.common.view import GemmView
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Const, Expr, Op, OpKind
@@ -19,7 +19,7 @@ BLOCK, RANK, VISIT, TILE = ".block", ".rank", ".visit", ".tile"
 M_TILE, N_TILE = "m.block", "n.block"
 
 
-class Visits(Protocol):
+class TileScheduler(Protocol):
     """What one block does. `steps` and `before` hold inside of `around`."""
 
     @property
@@ -27,26 +27,26 @@ class Visits(Protocol):
         """How many there are."""
 
     @property
-    def steps(self) -> Steps:
+    def k_tiles(self) -> KTileRange:
         """Of k, of a visit."""
 
     @property
-    def before(self) -> Expr:
+    def k_tiles_before(self) -> Expr:
         """Steps that the block has taken in earlier visits."""
 
     @property
-    def all_steps(self) -> Expr:
+    def total_k_tiles(self) -> Expr:
         """Steps that it takes in all visits."""
 
-    def in_block(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+    def bind_block(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
         """The nodes with what is the same in all visits."""
 
-    def around(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+    def for_each_tile(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
         """The nodes for each visit, with batch axes and tile numbers along m and n."""
 
 
 @dataclass(frozen=True, slots=True)
-class WholeTiles:
+class PersistentTiles:
     """A cluster computes one tile for each of its blocks, or several one after the other: it is persistent.
 
     `grid`: tiles along m and n. `clusters`: of them in the launch, 0 for as many as there are tiles for.
@@ -65,29 +65,29 @@ class WholeTiles:
         return launched * math.prod(self.cluster)
 
     @property
-    def steps(self) -> Steps:
-        return Steps(num(0), num(self.k_steps), self.k_steps)
+    def k_tiles(self) -> KTileRange:
+        return KTileRange(num(0), num(self.k_steps), self.k_steps)
 
     @property
-    def before(self) -> Expr:
+    def k_tiles_before(self) -> Expr:
         return mul(ref(VISIT), num(self.k_steps)) if self._is_persistent else num(0)
 
     @property
-    def all_steps(self) -> Expr:
-        return mul(self._visits, num(self.k_steps)) if self._is_persistent else num(self.k_steps)
+    def total_k_tiles(self) -> Expr:
+        return mul(self._tiles_of_block, num(self.k_steps)) if self._is_persistent else num(self.k_steps)
 
-    def in_block(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+    def bind_block(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
         size = math.prod(self.cluster)
         return (Let(RANK, mod(ref(BLOCK), size), nodes),) if size > 1 else nodes
 
-    def around(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+    def for_each_tile(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
         (rows, columns), size = self._cluster_grid, math.prod(self.cluster)
         across = self.cluster[1]
         if size > 1:
             nodes = (Let(N_TILE, add(mul(ref(".n_cluster"), num(across)), mod(ref(RANK), across)), nodes),)
             nodes = (Let(M_TILE, add(mul(ref(".m_cluster"), num(self.cluster[0])), div(ref(RANK), across)), nodes),)
         names = (".m_cluster", ".n_cluster") if size > 1 else (M_TILE, N_TILE)
-        nodes = self._rastered(names, nodes)
+        nodes = self._bind_raster(names, nodes)
         stride = rows * columns
         nodes = (Let(".place_in_batch", mod(ref(TILE), stride) if self.view.batch else ref(TILE), nodes),)
         for axis in reversed(self.view.batch):
@@ -98,7 +98,7 @@ class WholeTiles:
         if not self._is_persistent:
             return (Let(TILE, own, nodes),)
         nodes = (Let(TILE, add(mul(ref(VISIT), num(self.clusters)), own), nodes),)
-        return (Loop(VISIT, ceil_div(self._tiles, self.clusters), LoopKind.SERIAL, nodes, stop=self._visits),)
+        return (Loop(VISIT, ceil_div(self._tiles, self.clusters), LoopKind.SERIAL, nodes, stop=self._tiles_of_block),)
 
     @property
     def _cluster_grid(self) -> tuple[int, int]:
@@ -114,32 +114,32 @@ class WholeTiles:
         return 0 < self.clusters < self._tiles
 
     @property
-    def _visits(self) -> Expr:
+    def _tiles_of_block(self) -> Expr:
         """Of this block's cluster."""
         own = div(ref(BLOCK), math.prod(self.cluster))
         return div(sub(num(self._tiles - 1 + self.clusters), own), self.clusters)
 
-    def _rastered(self, names: tuple[str, str], nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+    def _bind_raster(self, names: tuple[str, str], nodes: tuple[Node, ...]) -> tuple[Node, ...]:
         """Tile numbers along m and n: `raster` rows of tiles at a time, down each column first."""
         row, column = names
         rows, columns = self._cluster_grid
-        together = min(rows, ceil_div(self.raster, self.cluster[0]))
-        place = ref(".place_in_batch")
-        if together == 1:
-            return (Let(row, div(place, columns), (Let(column, mod(place, columns), nodes),)),)
-        band = mod(place, together * columns)
-        first = mul(div(place, together * columns), num(together))
-        if rows % together == 0:
-            return (Let(row, add(first, mod(band, together)), (Let(column, div(band, together), nodes),)),)
-        high = ref(".band_rows")
-        nodes = (Let(column, Op(OpKind.FLOORDIV, (ref(".in_band"), high), DType.INT32), nodes),)
-        nodes = (Let(row, add(ref(".band"), Op(OpKind.MOD, (ref(".in_band"), high), DType.INT32)), nodes),)
-        nodes = (Let(".band_rows", min_(sub(num(rows), ref(".band")), num(together)), nodes),)
-        return (Let(".band", first, (Let(".in_band", band, nodes),)),)
+        group_rows = min(rows, ceil_div(self.raster, self.cluster[0]))
+        position = ref(".place_in_batch")
+        if group_rows == 1:
+            return (Let(row, div(position, columns), (Let(column, mod(position, columns), nodes),)),)
+        in_group = mod(position, group_rows * columns)
+        first = mul(div(position, group_rows * columns), num(group_rows))
+        if rows % group_rows == 0:
+            return (Let(row, add(first, mod(in_group, group_rows)), (Let(column, div(in_group, group_rows), nodes),)),)
+        rows_of_group = ref(".band_rows")
+        nodes = (Let(column, Op(OpKind.FLOORDIV, (ref(".in_band"), rows_of_group), DType.INT32), nodes),)
+        nodes = (Let(row, add(ref(".band"), Op(OpKind.MOD, (ref(".in_band"), rows_of_group), DType.INT32)), nodes),)
+        nodes = (Let(".band_rows", min_(sub(num(rows), ref(".band")), num(group_rows)), nodes),)
+        return (Let(".band", first, (Let(".in_band", in_group, nodes),)),)
 
 
 @dataclass(frozen=True, slots=True)
-class StreamedSteps:
+class StreamKTiles:
     """A block's even share of all tiles' steps (stream-K)."""
 
     view: GemmView
@@ -150,35 +150,35 @@ class StreamedSteps:
         return self.work.blocks
 
     @property
-    def steps(self) -> Steps:
-        return Steps(ref(".first"), sub(ref(".last"), ref(".first")), self.work.k_tiles)
+    def k_tiles(self) -> KTileRange:
+        return KTileRange(ref(".first"), sub(ref(".last"), ref(".first")), self.work.k_tiles)
 
     @property
-    def before(self) -> Expr:
+    def k_tiles_before(self) -> Expr:
         return sub(add(mul(ref(TILE), num(self.work.k_tiles)), ref(".first")), ref(".begin"))
 
     @property
-    def all_steps(self) -> Expr:
+    def total_k_tiles(self) -> Expr:
         return sub(ref(".end"), ref(".begin"))
 
-    def in_block(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+    def bind_block(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
         work = self.work
         end = min_(add(ref(".begin"), num(work.k_tiles_per_block)), num(work.tiles * work.k_tiles))
         return (Let(".begin", mul(ref(BLOCK), num(work.k_tiles_per_block)), (Let(".end", end, nodes),)),)
 
-    def around(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+    def for_each_tile(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
         work = self.work
         start = mul(ref(TILE), num(work.k_tiles))
         nodes = (Let(".last", min_(sub(ref(".end"), start), num(work.k_tiles)), nodes),)
         nodes = (Let(".first", max_(sub(ref(".begin"), start), num(0)), nodes),)
-        nodes = tile_axes(self.view, work, nodes)
+        nodes = bind_tile(self.view, work, nodes)
         nodes = (Let(TILE, add(div(ref(".begin"), work.k_tiles), ref(VISIT)), nodes),)
         last = div(sub(ref(".end"), num(1)), work.k_tiles)
         tiles = sub(add(last, num(1)), div(ref(".begin"), work.k_tiles))
         return (Loop(VISIT, work.max_tiles_per_block, LoopKind.SERIAL, nodes, stop=tiles),)
 
 
-def over_steps(steps: Steps, nodes: tuple[Node, ...]) -> Node:
+def k_tile_loop(steps: KTileRange, nodes: tuple[Node, ...]) -> Node:
     """The nodes for each of them, `k.step` counted from the first."""
     limit = None if isinstance(steps.count, Const) else steps.count
     return Loop("k.step", steps.most, LoopKind.SERIAL, nodes, limit)

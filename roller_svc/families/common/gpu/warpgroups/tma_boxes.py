@@ -155,7 +155,9 @@ def im2col_view(address: Address, sides: CopyShape) -> BoxedView | str:
     draft.add_invariant_dim()
     total = math.prod(u.extent for u in sides.rows)
     last = (
-        MapDim(images.extent, images.stride, ((images.name, 1),)) if alone else MapDim(1, sides.stride_granule, rows_per_count=total)
+        MapDim(images.extent, images.stride, ((images.name, 1),))
+        if alone
+        else MapDim(1, sides.stride_granule, rows_per_count=total)
     )
     draft.dims.append(last)
     made = draft.finish(MapMode.IM2COL)
