@@ -147,7 +147,8 @@ def _lint_rows(results: dict[str, Any]) -> list[tuple[object, ...]]:
     return [
         (
             target, one["kernels"], show.percent(one["zero_spill_share"]), one["c75xx"],
-            f"{show.percent(one['tensor_core_share'])} of {one['half_contractions']}", show.percent(one["warpgroup_share"]),
+            f"{show.percent(one['tensor_core_share'])} of {one['half_contractions']}",
+            show.percent(one["warpgroup_share"]),
             show.format_seconds(one["compile_median_s"]), show.format_seconds(one["compile_p95_s"]),
             ", ".join(f"{kind} {count}" for kind, count in one["findings"].items()) or "none", one["errors"],
         )

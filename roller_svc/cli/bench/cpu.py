@@ -200,7 +200,8 @@ def _cells(row: Mapping[str, Any], peers: Sequence[str]) -> tuple[object, ...]:
     if row["error"]:
         return (row["id"], row["cls"], row["error"], *[""] * (len(peers) + len(COLUMNS)))
     return (
-        row["id"], row["cls"], show.format_seconds(row["ours_s"]), *(show.format_seconds(row["peers"].get(p)) for p in peers),
+        row["id"], row["cls"], show.format_seconds(row["ours_s"]),
+        *(show.format_seconds(row["peers"].get(p)) for p in peers),
         _ratio(row["ratio"]), _ratio(row["median_ratio"]),
         f"{row['gflops']:.4g}", f"{row['gb_per_s']:.4g}", f"{show.percent(row['share_of_peak'])} of {row['bound']}",
         show.format_seconds(row["build_s"]),
