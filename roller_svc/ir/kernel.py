@@ -175,7 +175,7 @@ class CompiledKernel:
     log: str
     resources: tuple[Resources, ...]  # one for each launch
     compile_seconds: float = 0.0
-    unlinked: bytes = b""  # C source with several programs: the object that one program can be linked from
+    object_code: bytes = b""  # C source with several programs: the object that one program can be linked from
 
 
 @dataclass(frozen=True, slots=True)

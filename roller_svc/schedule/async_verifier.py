@@ -1,6 +1,6 @@
-"""What goes on beside a thread → whether it has ended by then: copies awaited, barriers, fences, products.
+"""Verifier of asynchronous operations: copies, mbarriers, proxy fences, wgmma.
 
-Order is that of the text: what a role of warps awaits stands below what another does before it arrives.
+It follows the order of the tree: a role of warps waits below the operations that another role does before it arrives.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from roller_svc.ir.schedule_hopper import (
     WgmmaWaitGroup,
 )
 
-# What all threads of these must do together, or none of them.
+# Collective nodes and the threads that must all execute them.
 _COLLECTIVES = {
     WarpgroupMma: "warpgroup", WgmmaFence: "warpgroup", WgmmaCommitGroup: "warpgroup", WgmmaWaitGroup: "warpgroup",
     SetMaxNReg: "warpgroup", WarpBarrier: "warp", StoreMatrix: "warp", ClusterBarrier: "block",
@@ -40,42 +40,42 @@ _COLLECTIVES = {
 
 
 class _BarrierState(IntEnum):
-    """How far a room of barriers is."""
+    """State of a buffer of mbarriers."""
 
     UNKNOWN = 0
     INITIALISED = 1
     FENCED = 2
-    READY = 3  # all threads have met since
+    READY = 3  # the block has synchronized since
 
 
 class _CopyState(Enum):
-    """How far the first copies to a room are: slots that are filled again later are the schedule's own affair."""
+    """State of the first copies to a buffer. Refills of pipeline stages are not tracked."""
 
     ISSUED = "begun"
-    WAITED = "awaited"  # by the thread that began them; bulk copies: by a barrier, whoever waits there
+    WAITED = "awaited"  # for, by the issuing thread; TMA copies: by an mbarrier, for any thread
     VISIBLE = "visible"  # to all threads of the block
 
 
 @dataclass(slots=True)
 class AsyncVerifier:
-    """What the nodes so far have begun and not awaited."""
+    """Follows the nodes of a tree and the asynchronous operations in flight. Its checks raise ScheduleError."""
 
-    copies: dict[str, _CopyState] = field(default_factory=dict)  # of what is copied asynchronously
+    copies: dict[str, _CopyState] = field(default_factory=dict)  # by destination
     barriers: dict[str, _BarrierState] = field(default_factory=dict)
-    unfenced: set[str] = field(default_factory=set)  # shared rooms that threads wrote, unseen by the async proxy
-    uncommitted: set[str] = field(default_factory=set)  # registers of products that no group has yet
-    committed: list[frozenset[str]] = field(default_factory=list)  # and those of groups that are not awaited
-    uncommitted_stores: set[str] = field(default_factory=set)  # rooms of bulk stores that no group has yet
+    unfenced: set[str] = field(default_factory=set)  # shared buffers that threads wrote without a proxy fence since
+    uncommitted: set[str] = field(default_factory=set)  # registers of wgmma that are not in a group yet
+    committed: list[frozenset[str]] = field(default_factory=list)  # registers of wgmma groups not waited for
+    uncommitted_stores: set[str] = field(default_factory=set)  # sources of TMA stores that are not in a group yet
     pending_stores: set[str] = field(default_factory=set)
     registers_fenced: bool = False
 
     @property
     def in_flight(self) -> set[str]:
-        """Registers that products may still write, or read."""
+        """Return the registers that wgmma may still read or write."""
         return self.uncommitted.union(*self.committed)
 
     def visit(self, node: HopperNode) -> None:
-        """Raises ScheduleError where it comes too early."""
+        """Check a node and record what it starts."""
         match node:
             case MbarrierInit(barrier=barrier):
                 self.barriers[barrier] = _BarrierState.INITIALISED
@@ -112,48 +112,48 @@ class AsyncVerifier:
                 pass
 
     def block_barrier(self) -> None:
-        """All threads have met."""
+        """Record a synchronization of the block."""
         self._advance_barriers(_BarrierState.FENCED)
         self._advance_copies(_CopyState.WAITED, _CopyState.VISIBLE)
 
     def cp_async_issued(self, buffer: str) -> None:
-        """A thread has begun copies to a shared room (cp.async)."""
+        """Record a cp.async to a shared buffer."""
         self.note_shared_write(buffer)
         self.copies.setdefault(buffer, _CopyState.ISSUED)
 
     def cp_async_waited(self) -> None:
-        """And has awaited them."""
+        """Record a wait for cp.async."""
         self._advance_copies(_CopyState.ISSUED, _CopyState.WAITED)
 
     def check_read(self, tensor: str) -> None:
-        """Raises ScheduleError where it is not there yet."""
+        """Check that a tensor's data is complete and visible."""
         if tensor in self.in_flight:
-            raise ScheduleError(f"{tensor} is read while products on it are under way", code="schedule-order")
+            raise ScheduleError(f"{tensor} is read before wgmma.wait_group", code="schedule-order")
         if self.copies.get(tensor, _CopyState.VISIBLE) is not _CopyState.VISIBLE:
             raise ScheduleError(
-                f"{tensor} is read while copies to it are under way", code="schedule-order",
-                hint="await the copies, then let all threads of the block meet",
+                f"{tensor} is read while asynchronous copies to it are in flight", code="schedule-order",
+                hint="wait for the copies, then synchronize the block",
             )  # fmt: skip
 
     def check_register_write(self, registers: str) -> None:
-        """Raises ScheduleError where a product may still write or read them."""
+        """Check that no wgmma may still read or write the registers."""
         if registers in self.in_flight:
-            raise ScheduleError(f"{registers} is written while products on it are under way", code="schedule-order")
+            raise ScheduleError(f"{registers} is written before wgmma.wait_group", code="schedule-order")
 
     def note_shared_write(self, buffer: str) -> None:
-        """A thread has written to a shared room."""
+        """Record a thread's write to a shared buffer."""
         self.unfenced.add(buffer)
 
     def check_all_waited(self) -> None:
-        """Raises ScheduleError where something is never awaited."""
+        """Check that all asynchronous operations have been waited for."""
         for tensor in sorted(self.in_flight | self.uncommitted_stores | self.pending_stores):
-            raise ScheduleError(f"what was begun on {tensor} is never awaited", code="schedule-order")
+            raise ScheduleError(f"asynchronous operation on {tensor} is never waited for", code="schedule-order")
 
     def _barrier(self, node: HopperNode, barrier: str) -> None:
         if self.barriers.get(barrier, _BarrierState.UNKNOWN) is not _BarrierState.READY:
             raise ScheduleError(
-                f"{barrier} is used before all threads know that it is initialised", code="schedule-order",
-                hint="initialise it, fence it, then let all threads meet",
+                f"mbarrier {barrier} is used before fence.mbarrier_init and a block barrier", code="schedule-order",
+                hint="initialise it, fence it, then synchronize the block",
             )  # fmt: skip
         if isinstance(node, TmaLoad):
             self.copies.setdefault(node.tensor, _CopyState.WAITED)
@@ -174,16 +174,17 @@ class AsyncVerifier:
         for buffer in buffers:
             self._check_fenced(buffer)
         if not self.registers_fenced:
-            raise ScheduleError(f"a product uses {tensor} without a fence of registers", code="schedule-order")
+            raise ScheduleError(f"wgmma uses {tensor} without wgmma.fence", code="schedule-order")
         self.uncommitted.add(tensor)
 
     def _check_fenced(self, buffer: str) -> None:
         if buffer in self.unfenced:
             raise ScheduleError(
-                f"{buffer} is used asynchronously, but what threads wrote there is not fenced", code="schedule-order"
+                f"{buffer} is read by the async proxy without fence.proxy.async after writes of threads",
+                code="schedule-order",
             )
 
 
 def convergence_of(node: HopperNode) -> str | None:
-    """All threads of what must get to a node: a warp, a warpgroup, a block; None: any of them alone."""
+    """Return the threads that must all execute a node: warp, warpgroup, block; None: a single thread may."""
     return _COLLECTIVES.get(type(node))

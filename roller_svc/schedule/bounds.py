@@ -1,6 +1,6 @@
-"""Schedule → the loop nest of every stage: extents, the axes' values, guards, and the region of each function.
+"""Bounds inference: schedule → loop nest of every stage, with extents, axis values, guards and regions of functions.
 
-Functions are taken last to first: what a producer must compute follows from the loops of its consumers.
+Functions are processed from the last to the first: the region of a producer follows from the loops of its consumers.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from roller_svc.ir.program import Axis, StatementKind, TensorExpr
 from roller_svc.ir.schedule import LoopKind
 from roller_svc.schedule.schedule import At, Fixed, Function, Fuse, Schedule, Site, Split, Stage, StagePart
 
-# Copies of a statement that unrolled and vector loops may make of it: compilers take seconds over some hundreds.
+# Copies of a statement by unrolled and vector loops: compilers take seconds for some hundreds.
 MAX_COPIES = 512
 MAX_LANES = 1024
 LANES_PER_COPY = 8
@@ -27,28 +27,28 @@ MAX_EXTENT = (1 << 31) - 1  # loop variables are 32 bits wide in expressions
 
 @dataclass(frozen=True, slots=True)
 class NestLoop:
-    """`name` in its stage, `var` in the tree."""
+    """A loop of a stage."""
 
     stage: str
-    name: str
-    var: str
+    name: str  # in its stage
+    var: str  # in the tree
     extent: int
     kind: LoopKind
 
 
 @dataclass(frozen=True, slots=True)
 class Guard:
-    """0 <= value < size must hold; a side that always holds is not asked for."""
+    """0 <= value < size must hold; a side that always holds is not tested."""
 
     value: Expr
     size: int
-    below: bool  # whether value may be less than 0
-    above: bool  # whether it may reach size
+    below: bool  # value may be less than 0
+    above: bool  # value may be `size` or more
 
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Indices of one dimension: `extent` of them from `first` on."""
+    """`extent` indices of one dimension from `first` on."""
 
     first: Expr
     extent: int
@@ -56,13 +56,13 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class Nest:
-    """One stage's loops. `values`: what its axes are, over the variables of `outer` and `loops`."""
+    """The loops of one stage."""
 
     stage: Stage
     prefix: str
     outer: tuple[NestLoop, ...]
     loops: tuple[NestLoop, ...]
-    values: Mapping[str, Expr]
+    values: Mapping[str, Expr]  # axis → value over the variables of `outer` and `loops`
     guards: tuple[Guard, ...]
 
     @property
@@ -72,17 +72,20 @@ class Nest:
 
 @dataclass(frozen=True, slots=True)
 class Nests:
-    """All that follows from a schedule. Only functions that have loops are in it, in the schedule's order."""
+    """The result of bounds inference, of functions that have loops, in the schedule's order."""
 
     schedule: Schedule
     functions: tuple[Function, ...]
-    bodies: Mapping[str, TensorExpr]  # statements with their inlined producers in them
+    bodies: Mapping[str, TensorExpr]  # statements with producers inlined
     nests: Mapping[str, Nest]
-    buffers: Mapping[str, tuple[Range, ...]]  # what each stored function's room holds
+    buffers: Mapping[str, tuple[Range, ...]]  # region that is stored of each function
 
 
 def infer_bounds(schedule: Schedule) -> Nests:
-    """Raises ScheduleError where a function is not computed around all that read it, or loops cannot be as marked."""
+    """Infer the loop nests of a schedule.
+
+    Raises ScheduleError if a function is not computed around all its readers, or if a loop cannot have its kind.
+    """
     bodies, functions = _expanded(schedule)
     found = Nests(schedule, functions, bodies, nests := {}, buffers := {})
     for function in reversed(functions):
@@ -94,10 +97,10 @@ def infer_bounds(schedule: Schedule) -> Nests:
         stored_region = _region(found, function, stored_path)
         region = _region(found, function, path)
         sizes = function.statement.type.shape
-        # what is computed as a whole needs room as a whole, even if its readers only want a part
+        # a function computed whole is stored whole, even if its readers need a part
         buffers[function.name] = tuple(
-            Range(num(0), size) if part.extent == size else kept
-            for kept, part, size in zip(stored_region, region, sizes, strict=True)
+            Range(num(0), size) if part.extent == size else stored
+            for stored, part, size in zip(stored_region, region, sizes, strict=True)
         )
         for stage in function.stages:
             nests[stage.name] = _nest(function, stage, region, path)
@@ -106,7 +109,7 @@ def infer_bounds(schedule: Schedule) -> Nests:
 
 
 def stage_reads(stage: Stage, body: TensorExpr) -> tuple[Load, ...]:
-    """The loads of a stage, in its own axes."""
+    """Return the loads of a stage, over its own axes."""
     match stage.part:
         case StagePart.INIT if body.kind is StatementKind.SCATTER:
             return (Load(body.target or "", tuple(ref(a.name) for a in stage.axes), body.type.dtype),)
@@ -130,7 +133,7 @@ def _expanded(schedule: Schedule) -> tuple[dict[str, TensorExpr], tuple[Function
 
 
 def _path(nests: Nests, site: Site, name: str) -> tuple[NestLoop, ...]:
-    """The loops around a site, from the outside in."""
+    """Return the loops around a site, outermost first."""
     if not isinstance(site, At):
         return ()
     nest = nests.nests.get(site.stage)
@@ -148,21 +151,23 @@ def _check_site(
 ) -> None:
     name = function.name
     if path and name in nests.schedule.outputs:
-        raise ScheduleError(f"{name} is an output: it is computed at root, whole", code="schedule-scope")
+        raise ScheduleError(f"output {name} must be computed at root", code="schedule-scope")
     if path and function.statement.kind is StatementKind.SCATTER:
-        raise ScheduleError(f"{name} is a scatter: any part of it may need all of it", code="schedule-scope")
+        raise ScheduleError(
+            f"scatter {name} must be computed at root: any part of it may need all of it", code="schedule-scope"
+        )
     for nest in nests.nests.values():
         reads = any(load.tensor == name for load in stage_reads(nest.stage, nests.bodies[_owner(nests, nest)]))
         if reads and nest.scope[: len(path)] != path:
             loop = path[-1]
             raise ScheduleError(
-                f"{name} is computed in loop {loop.name} of {loop.stage}; {nest.stage.name} reads it outside of that",
+                f"{nest.stage.name} reads {name} outside of loop {loop.name} of {loop.stage}, where it is computed",
                 code="schedule-scope",
             )
     for loop in path[len(stored_path) :]:
         if loop.kind in (LoopKind.PARALLEL, LoopKind.VECTOR):
             raise ScheduleError(
-                f"iterations of {loop.name}, which is {loop.kind.value}, would share the room of {name}",
+                f"iterations of {loop.name}, which is {loop.kind.value}, would share the storage of {name}",
                 code="schedule-dependence", hint=f"store {name} inside of {loop.name}",
             )  # fmt: skip
 
@@ -173,7 +178,7 @@ def _owner(nests: Nests, nest: Nest) -> str:
 
 # regions ------------------------------------------------------------------------------------------------------------
 def _region(nests: Nests, function: Function, path: tuple[NestLoop, ...]) -> tuple[Range, ...]:
-    """What all readers want while the loops of the path stand still."""
+    """Return the region that all readers need in one iteration of the path's loops."""
     sizes = function.statement.type.shape
     if not path:
         return tuple(Range(num(0), size) for size in sizes)
@@ -196,7 +201,7 @@ def _region(nests: Nests, function: Function, path: tuple[NestLoop, ...]) -> tup
 
 
 def _part(index: Expr, fixed: set[str], extents: Mapping[str, int]) -> tuple[Linear, int, int] | None:
-    """(what stands still, least and greatest of the rest); None where the index comes from data."""
+    """Return (invariant terms, lowest and highest value of the others), or None if the index comes from data."""
     if any(isinstance(node, Load) for node in iter_subexpressions(index)):
         return None
     invariant: Linear = {}
@@ -235,7 +240,7 @@ def _nest(function: Function, stage: Stage, region: tuple[Range, ...], path: tup
 
 
 def extents_of(stage: Stage, axes: Mapping[str, int]) -> dict[str, int]:
-    """Iterations of every loop that a stage has or had, for these extents of its axes."""
+    """Return the extents of every loop that a stage has or had, for these extents of its axes."""
     whole = dict(axes)
     for cut in stage.cuts:
         match cut:
@@ -245,12 +250,15 @@ def extents_of(stage: Stage, axes: Mapping[str, int]) -> dict[str, int]:
             case Fuse(fused=fused):
                 whole[fused] = whole[cut.outer] * whole[cut.inner]
                 if whole[fused] > MAX_EXTENT:
-                    raise ScheduleError(f"{fused} would have {whole[fused]} iterations", code="schedule-extent")
+                    raise ScheduleError(
+                        f"fused loop {fused} is too long: expected at most {MAX_EXTENT} iterations, got {whole[fused]}",
+                        code="schedule-extent",
+                    )
     return whole
 
 
 def _axis_ranges(statement: TensorExpr, stage: Stage, region: tuple[Range, ...]) -> dict[str, Range]:
-    """The part of each spatial axis that is computed."""
+    """Return the computed range of each spatial axis."""
     if statement.kind is StatementKind.SCATTER:
         return {}
     return {index.name: part for index, part in zip(statement.index, region, strict=True) if isinstance(index, AxisRef)}
@@ -259,7 +267,7 @@ def _axis_ranges(statement: TensorExpr, stage: Stage, region: tuple[Range, ...])
 def _values(
     stage: Stage, whole: Mapping[str, int], loops: Mapping[str, Expr]
 ) -> tuple[dict[str, Expr], list[tuple[Expr, int]]]:
-    """Every axis over the loop variables, and what may go beyond its extent: the last round of a ragged split."""
+    """Return every axis over the loop variables, and the values that the last round of a ragged split may exceed."""
     values = dict(loops)
     ragged: list[tuple[Expr, int]] = []
     for cut in reversed(stage.cuts):
@@ -275,7 +283,7 @@ def _values(
 
 
 def _domain(axis: Axis, value: Expr, first: Expr, extent: int, extents: Mapping[str, int]) -> list[Guard]:
-    """A region may reach beyond the tensor where its readers do not: in a guarded read, or a ragged last round."""
+    """Return a guard if the region may exceed the tensor: in a guarded read, or in a ragged last round."""
     if first == num(0):
         return []
     low, high = span(linear(first), extents)
@@ -284,21 +292,25 @@ def _domain(axis: Axis, value: Expr, first: Expr, extent: int, extents: Mapping[
 
 
 def _check_loops(nest: Nest, function: Function) -> None:
-    """What the kinds of loops ask for."""
+    """Check the kinds of loops."""
     reduced = {a.name for a in function.statement.reduced}
     copies = math.prod(x.extent for x in nest.scope if x.kind is LoopKind.UNROLL)
     copies *= math.prod(ceil_div(x.extent, LANES_PER_COPY) for x in nest.loops if x.kind is LoopKind.VECTOR)
     if copies > MAX_COPIES:
         raise ScheduleError(
-            f"{nest.stage.name} would be written out {copies} times, more than {MAX_COPIES}", code="schedule-extent"
+            f"{nest.stage.name} is unrolled too often: expected at most {MAX_COPIES} copies, got {copies}",
+            code="schedule-extent",
         )
     for loop in nest.loops:
         if loop.kind is LoopKind.VECTOR and loop.extent > MAX_LANES:
-            raise ScheduleError(f"{loop.name} of {loop.extent} lanes is too wide: {MAX_LANES}", code="schedule-extent")
+            raise ScheduleError(
+                f"vector loop {loop.name} is too long: expected at most {MAX_LANES} lanes, got {loop.extent}",
+                code="schedule-extent",
+            )
         carries = nest.stage.axes_of(loop.name) & reduced
         scattered = function.statement.kind is StatementKind.SCATTER and nest.stage.part is StagePart.UPDATE
         if loop.kind in (LoopKind.PARALLEL, LoopKind.VECTOR) and (carries or scattered):
             raise ScheduleError(
                 f"iterations of {loop.name} all write the same elements of {function.name}", code="schedule-dependence",
-                hint="a reduction's loops stay serial unless each has an accumulator of its own",
+                hint="loops of a reduction must be serial unless each iteration has an accumulator of its own",
             )  # fmt: skip

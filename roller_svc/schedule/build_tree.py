@@ -1,4 +1,4 @@
-"""Schedule → schedule tree: loops from the outside in, rooms around their users, producers where they are computed."""
+"""Schedule → schedule tree: loops, storage around its users, producers at their sites."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from roller_svc.schedule.schedule import At, Fixed, Function, Schedule, Site, St
 
 
 def build_tree(schedule: Schedule) -> tuple[Node, ...]:
-    """The nodes of the whole schedule. Every tensor that is no output lies in a storage node, `T.tile`."""
+    """Return the nodes of the schedule. Every tensor but the outputs is in a storage node `T.tile`."""
     return _TreeBuilder(infer_bounds(schedule), storage_types(schedule)).at_site(Fixed.ROOT, ())
 
 
 def build_schedule_tree(schedule: Schedule, name: str) -> ScheduleTree:
-    """The same as one launch."""
+    """Return the schedule tree of one launch."""
     return ScheduleTree(name, build_tree(schedule))
 
 
 def tile_name(tensor: str) -> str:
-    """Storage node that holds what is kept of a tensor. No program's name has a dot in it."""
+    """Return the name of a tensor's storage node. Names of programs have no dots."""
     return f"{tensor}.tile"
 
 
@@ -41,7 +41,7 @@ class _TreeBuilder:
         return self.nests.schedule.outputs
 
     def at_site(self, site: Site, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
-        """The nodes of a site, after the functions computed there and inside of the rooms stored there."""
+        """Return the nodes of a site, after the functions computed there and inside the storage nodes of the site."""
         for function in reversed(self.nests.functions):
             if function.computed == site:
                 nodes = (*self._stages(function), *nodes)
@@ -79,7 +79,7 @@ class _TreeBuilder:
         return write
 
     def _substitute(self, expr: Expr, nest: Nest, names: Mapping[str, Expr]) -> Expr:
-        """The expression with axes replaced by `names`, and loads of stored functions by loads of their rooms."""
+        """Replace axes by `names`, and loads of stored functions by loads of their storage nodes."""
         if isinstance(expr, AxisRef):
             return names.get(expr.name, expr)
         if isinstance(expr, Load):
@@ -92,20 +92,20 @@ class _TreeBuilder:
     def _element(
         self, tensor: str, index: tuple[Expr, ...], nest: Nest, names: Mapping[str, Expr]
     ) -> tuple[str, tuple[Expr, ...]]:
-        """Where an element of a tensor lies: in a buffer, or in the room of its function."""
+        """Return the buffer or storage node of a tensor, and the index of an element in it."""
         if tensor not in self.nests.buffers or tensor in self.outputs:
             return tensor, tuple(self._substitute(i, nest, names) for i in index)
         offsets: list[Expr] = []
         for i, part in zip(index, self.nests.buffers[tensor], strict=True):
             if part.first == num(0):
                 offsets.append(self._substitute(i, nest, names))
-            else:  # over loop variables throughout, so that what both sides share falls away
+            else:  # over loop variables, so that common terms cancel
                 offsets.append(expression(linear(sub(self._substitute(i, nest, nest.values), part.first))))
         return tile_name(tensor), tuple(offsets)
 
 
 def _point(nest: Nest, body: TensorExpr) -> tuple[tuple[Expr, ...], Expr, Combine | None]:
-    """(where, what, joined how) a stage writes."""
+    """Return (index, value, reduction operator) that a stage writes."""
     match nest.stage.part:
         case StagePart.VALUE:
             return body.index, convert_to_type(body.body, body), None
@@ -121,13 +121,13 @@ def _point(nest: Nest, body: TensorExpr) -> tuple[tuple[Expr, ...], Expr, Combin
 
 # loops --------------------------------------------------------------------------------------------------------------
 def _depth(nest: Nest, value: Expr) -> int:
-    """How many of the nest's own loops are needed to know the value."""
+    """Return how many of the nest's own loops determine the value."""
     used = axes_of(value)
     return max((d for d, loop in enumerate(nest.loops, 1) if loop.var in used), default=0)
 
 
 def _wants_let(nest: Nest, axis: str) -> bool:
-    """Whether an axis gets a variable: not a loop's own, nor the lane of a vector, whose place must show."""
+    """Return whether an axis gets a variable: it is neither a loop variable nor varies with a vector lane."""
     value = nest.values[axis]
     if not children(value):
         return False
@@ -136,7 +136,7 @@ def _wants_let(nest: Nest, axis: str) -> bool:
 
 
 def _let_name(nest: Nest, axis: str) -> str:
-    """The axis' own name, unless it is a loop's that walks from 0 what the axis walks from elsewhere."""
+    """Return the axis's own name, unless a loop has it that starts at 0 where the axis starts elsewhere."""
     name = nest.prefix + axis
     return f"{name}.at" if any(loop.var == name for loop in nest.loops) else name
 
@@ -144,7 +144,7 @@ def _let_name(nest: Nest, axis: str) -> str:
 def _looped(
     loop: NestLoop | None, guards: Sequence[Guard], lets: Sequence[tuple[str, Expr]], nodes: tuple[Node, ...]
 ) -> tuple[Node, ...]:
-    """The nodes in the loop (or before all loops, where there is none), where the guards hold, below the lets."""
+    """Return the nodes in the loop (None: before all loops), below the lets, where the guards hold."""
 
     def inside(conditions: Expr | None, below: tuple[Node, ...]) -> tuple[Node, ...]:
         if conditions is not None:
@@ -168,17 +168,17 @@ def _looped(
 
 
 def _conditions(guards: Sequence[Guard]) -> Expr | None:
-    found: Expr | None = None
+    cond: Expr | None = None
     for guard in guards:
         if guard.below:
-            found = logical_and(found, le(num(0), guard.value))
+            cond = logical_and(cond, le(num(0), guard.value))
         if guard.above:
-            found = logical_and(found, lt(guard.value, num(guard.size)))
-    return found
+            cond = logical_and(cond, lt(guard.value, num(guard.size)))
+    return cond
 
 
 def _limit(loop: NestLoop, guard: Guard) -> Expr | None:
-    """What the loop variable must stay below; None where the guard does not say so."""
+    """Return the upper bound of the loop variable that follows from the guard, or None."""
     terms = linear(guard.value)
     step = terms.pop(ref(loop.var), 0)
     if not guard.above or step < 1 or any(loop.var in axes_of(t) for t in terms if t is not None):
@@ -195,7 +195,7 @@ def _minimum(limits: Sequence[Expr]) -> Expr | None:
 
 
 def _holds_in_every_lane(loop: NestLoop, guards: Sequence[Guard]) -> Expr | None:
-    """When no lane of a vector loop is guarded away: the first and the last say it for those between."""
+    """Return when the guards hold in every lane of a vector loop: where they hold in the first and the last."""
     found: Expr | None = None
     for guard in guards:
         terms = linear(guard.value)

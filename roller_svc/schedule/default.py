@@ -1,4 +1,4 @@
-"""TensorProgram → its default schedule (Halide's): row-major serial loops, maps inlined, the rest at root."""
+"""TensorProgram → default schedule (Halide's): row-major serial loops, maps inlined, everything else at root."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from roller_svc.ir.program import Axis, AxisKind, StatementKind, TensorExpr, Ten
 from roller_svc.schedule.nest_statements import acc_name
 from roller_svc.schedule.schedule import UPDATE, Fixed, Function, Schedule, Stage, StageLoop, StagePart
 
-# Beyond this many nodes in a body the default schedule stores a map: chains must not double for ever.
+# The default schedule stores a map with more nodes: chains must not double for ever.
 MAX_DEFAULT_NODES = 400
 
 
 def default_schedule(program: TensorProgram) -> Schedule:
-    """Statements that no output needs are left out.
+    """Return the default schedule, without statements that no output needs.
 
-    A reduction formed in another type than its tensor's becomes two functions: `C.acc`, which reduces, and the map C.
+    A reduction whose accumulator has another type than its tensor becomes two functions: `C.acc` and the map C.
     """
     outputs = frozenset(o.tensor for o in program.outputs)
     statements: list[TensorExpr] = []
@@ -32,7 +32,7 @@ def default_schedule(program: TensorProgram) -> Schedule:
         producers = {f.name: bodies[f.name] for f in functions[:i] if f.computed is Fixed.INLINE}
         try:
             bodies[function.name] = inline_producers(function.statement, producers)
-        except ScheduleError:  # too much at once: what it reads is stored
+        except ScheduleError:  # too large: store the functions that it reads
             read = set(function.statement.reads_tensors)
             functions[:i] = [Function(f.statement, f.stages) if f.name in read else f for f in functions[:i]]
             bodies[function.name] = function.statement
@@ -48,7 +48,7 @@ def _loads(tensor: str, readers: tuple[TensorExpr, ...]) -> int:
 
 
 def _with_accumulator(statement: TensorExpr, *, is_output: bool) -> tuple[TensorExpr, ...]:
-    """The statement, taken apart where its sum cannot be formed in the tensor itself."""
+    """Return the statement, split in two where the tensor cannot be the accumulator."""
     stored = stored_dtype(statement.type.dtype, is_output=is_output)
     wraps = not stored.is_float and statement.body.dtype is not statement.type.dtype
     if statement.kind is not StatementKind.REDUCE or (statement.accumulator is stored and not wraps):
@@ -62,12 +62,12 @@ def _with_accumulator(statement: TensorExpr, *, is_output: bool) -> tuple[Tensor
 
 
 def stored_dtype(dtype: DType, *, is_output: bool) -> DType:
-    """The type in which a tensor lies in memory: an intermediate of a narrow float keeps its digits."""
+    """Return the type of a tensor in memory: an intermediate of a narrow float is not rounded."""
     return dtype if is_output else dtype.compute
 
 
 def storage_types(schedule: Schedule) -> Mapping[str, TensorType]:
-    """How every function's tensor lies in memory where it is stored whole."""
+    """Return the type in memory of every function that is stored whole."""
     outputs = schedule.outputs
     return {
         f.name: TensorType(stored_dtype(f.statement.type.dtype, is_output=f.name in outputs), f.statement.type.shape)

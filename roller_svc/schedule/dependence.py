@@ -1,6 +1,6 @@
-"""Parallel loops → whether their iterations stay out of each other's way: each writes elements of its own.
+"""Dependence test of parallel loops: each iteration must write elements of its own, and read no other iteration's.
 
-Where iterations of a loop write: index values over loop variables, and whether two iterations can meet.
+Indices are linear forms over loop variables; whether two iterations may access the same element follows from those.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from roller_svc.ir.schedule import Loop, LoopKind, Scope
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """An index as loops make it. `terms`: loop variable → coefficient, '' → constant; None where it is no such sum."""
+    """The value of an index over loop variables."""
 
-    terms: tuple[tuple[str, int], ...] | None
-    loops: frozenset[str]
+    terms: tuple[tuple[str, int], ...] | None  # (loop variable, coefficient), ("", constant); None: not linear
+    loops: frozenset[str]  # that it depends on
     from_data: bool
-    expr: Expr | None  # tells values without terms from each other
+    expr: Expr | None  # identifies values without terms
 
     @classmethod
     def of_loop(cls, var: str) -> Value:
@@ -34,13 +34,13 @@ Position = tuple[Value, ...]
 
 @dataclass(slots=True)
 class Variables:
-    """What is in scope: loop variables and Lets by name, and which loops the contents of storage nodes follow."""
+    """Values in scope."""
 
-    values: dict[str, Value] = field(default_factory=dict)
-    contents: dict[str, frozenset[str]] = field(default_factory=dict)
+    values: dict[str, Value] = field(default_factory=dict)  # of loop variables and Lets
+    contents: dict[str, frozenset[str]] = field(default_factory=dict)  # storage node → loops its contents depend on
 
     def value(self, expr: Expr) -> Value:
-        """The value of an expression."""
+        """Return the value of an expression."""
         if isinstance(expr, AxisRef):
             return self.values[expr.name]
         total: dict[str, int] = {}
@@ -61,7 +61,7 @@ class Variables:
         return Value(None, loops, from_data, expr)
 
     def dependencies(self, expr: Expr) -> tuple[frozenset[str], bool]:
-        """The loops that an expression follows, and whether it reads anything."""
+        """Return the loops that an expression depends on, and whether it reads a tensor."""
         loops: set[str] = set()
         from_data = False
         for node in iter_subexpressions(expr):
@@ -76,10 +76,10 @@ class Variables:
 
 
 def are_disjoint(position: Position, var: str, extent: int, inner: Mapping[str, int]) -> bool:
-    """Whether two iterations of the loop over `var` never write one element, whatever the loops inside of it do.
+    """Return whether different iterations of the loop over `var` write different elements, for all inner iterations.
 
-    A dimension decides it where its terms are digits of a number: each coefficient exceeds what the smaller ones
-    reach together. One that is no sum of loop variables (a decoded fused axis) is taken at its word.
+    One dimension is enough if its terms are digits of a number: each coefficient exceeds the span of the smaller ones.
+    A dimension that is not linear (a decoded fused axis) is assumed to differ.
     """
     varying = {name: n for name, n in {**inner, var: extent}.items() if n > 1}
     for value in position:
@@ -100,7 +100,7 @@ def are_disjoint(position: Position, var: str, extent: int, inner: Mapping[str, 
 
 
 def never_alias(write: Position, read: Position, varying: Mapping[str, int]) -> bool:
-    """Whether what is read lies beyond all that is written while the loops in `moving` run."""
+    """Return whether the read accesses no element that is written while the loops in `varying` run."""
     for a, b in zip(write, read, strict=True):
         if a.terms is None or b.terms is None:
             continue
@@ -111,7 +111,7 @@ def never_alias(write: Position, read: Position, varying: Mapping[str, int]) -> 
 
 
 def _bounds(terms: tuple[tuple[str, int], ...], varying: Mapping[str, int]) -> tuple[list[tuple[str, int]], int, int]:
-    """(what stands still, least and greatest of the rest)."""
+    """Return (invariant terms, lowest and highest value of the others)."""
     invariant, low, high = [], 0, 0
     for name, c in terms:
         if not name:
@@ -124,7 +124,7 @@ def _bounds(terms: tuple[tuple[str, int], ...], varying: Mapping[str, int]) -> t
     return invariant, low, high
 
 
-# How many loops stand around a tensor's storage node, and its scope; (0, None) of a tensor in memory.
+# (Loops around a tensor's storage node, its scope); (0, None) of a tensor in memory.
 StorageSite = tuple[int, Scope | None]
 
 _PARALLEL = (LoopKind.PARALLEL, LoopKind.VECTOR, LoopKind.BLOCK, LoopKind.THREAD)
@@ -132,25 +132,25 @@ _PARALLEL = (LoopKind.PARALLEL, LoopKind.VECTOR, LoopKind.BLOCK, LoopKind.THREAD
 
 @dataclass(slots=True)
 class _Accesses:
-    """What the iterations of one parallel loop write and read of tensors that live outside of it."""
+    """Accesses in one parallel loop to tensors that are allocated outside of it."""
 
     writes: dict[str, list[Position]] = field(default_factory=dict)
     reads: dict[str, list[Position]] = field(default_factory=dict)
-    inner: dict[str, int] = field(default_factory=dict)  # loops inside of it and their extents
+    inner: dict[str, int] = field(default_factory=dict)  # extents of its inner loops
 
 
 @dataclass(slots=True)
 class Dependence:
-    """The loops and branches around a node, and what each loop's iterations write and read."""
+    """The loops and branches around a node, and the accesses of each loop."""
 
     variables: Variables = field(default_factory=Variables)
     loops: list[Loop] = field(default_factory=list)
-    branches: list[tuple[int, Expr]] = field(default_factory=list)  # (loops around it, condition)
+    branches: list[tuple[int, Expr]] = field(default_factory=list)  # (enclosing loops, condition)
     accesses: list[_Accesses] = field(default_factory=list)  # of each of the loops
 
     @contextmanager
     def inside(self, loop: Loop) -> Iterator[None]:
-        """The loop's body; raises ScheduleError (schedule-dependence) where iterations meet in what it does."""
+        """Enter the loop's body. On exit raises ScheduleError (schedule-dependence) if iterations conflict."""
         for accesses in self.accesses:
             accesses.inner[loop.var] = loop.extent
         self.loops.append(loop)
@@ -160,7 +160,7 @@ class Dependence:
         self._check_reads(loop, self.accesses.pop())
 
     def record_access(self, tensor: str, index: tuple[Expr, ...], site: StorageSite, *, is_write: bool) -> None:
-        """Note an access for every parallel loop around it whose iterations share the tensor."""
+        """Record an access for every enclosing parallel loop whose iterations share the tensor."""
         depth, scope = site
         position: Position | None = None
         for level, loop in enumerate(self.loops):
@@ -178,7 +178,7 @@ class Dependence:
         loop = self.loops[level]
         inner = {x.var: x.extent for x in self.loops[level + 1 :]}
         if any(loop.var in value.loops for value in position):
-            # threads of a block share work in ways that need barriers, not arithmetic, to be right
+            # threads of a block may share elements: barriers order them
             if loop.kind is LoopKind.THREAD or are_disjoint(position, loop.var, loop.extent, inner):
                 return
         elif any(
@@ -191,7 +191,7 @@ class Dependence:
         )
 
     def _check_reads(self, loop: Loop, accesses: _Accesses) -> None:
-        """An iteration may read of what the loop writes only its own elements."""
+        """Check that an iteration reads only its own elements of tensors that the loop writes."""
         if loop.kind is LoopKind.THREAD:
             return
         moving = {loop.var: loop.extent, **accesses.inner}
@@ -212,7 +212,7 @@ def _same_slice(write: Position, read: Position, var: str) -> bool:
 
 
 def _selects_one_iteration(cond: Expr, var: str, variables: Variables) -> bool:
-    """Whether the condition lets one iteration through: an equality with the variable somewhere in an `and`."""
+    """Return whether the condition holds in one iteration: a conjunct is an equality with the variable."""
     match cond:
         case Op(kind=OpKind.LAND, args=args):
             return any(_selects_one_iteration(arg, var, variables) for arg in args)

@@ -1,7 +1,7 @@
-"""Guards of vector loops → one test for all lanes, and a loop without guards where it holds.
+"""Loop unswitching: one test for all lanes of a vector loop, and a copy of the loop without guards where it holds.
 
-A conjunction of comparisons of affine index expressions holds on a convex set: where the first and the last lane are
-inside, all are. Padding is rare next to the interior, and loads under a guard keep a loop from being vectors.
+A conjunction of comparisons of affine index expressions holds on a convex set: if the first and the last lane are
+inside, all are. Guarded loads prevent vectorization, and padding is rare compared with the interior.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _ORDER = frozenset({OpKind.LT, OpKind.LE, OpKind.GT, OpKind.GE})
 
 
 def unswitch_guards(loop: Loop) -> Node:
-    """The loop, or a branch to a copy of it without those of its guards that a test beforehand decides."""
+    """Return the loop, or a branch to a copy without the guards that a test before the loop decides."""
     guards: dict[Expr, None] = {}
     for node in loop.body:
         if isinstance(node, Compute):

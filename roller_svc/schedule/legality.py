@@ -1,10 +1,8 @@
-"""Schedule trees → whether they may be generated: the rules every tree obeys, whoever made it.
+"""Verifier of schedule trees. Every tree must pass it before code is generated.
 
-Order: what is read has been computed. Scope: a room stands around all that uses it. Vectors: only innermost loops.
-Extents: only serial loops end early. Dependence: parallel iterations write elements of their own. Barriers: all
-threads of a block meet them.
-
-What of a schedule tree is there to be read where: the rules of scope and order.
+Order: a tensor is computed before it is read. Scope: a storage node encloses all uses. Vectors: only innermost loops.
+Extents: only serial loops end early. Dependence: parallel iterations write elements of their own. Barriers: collective
+nodes are not in divergent control flow.
 """
 
 from __future__ import annotations
@@ -59,17 +57,16 @@ from roller_svc.schedule.dependence import Dependence, Value, Variables
 
 @dataclass(slots=True)
 class ScopeTracker:
-    """Follows the walk over a tree: storage nodes around, and what has been written so far."""
+    """Tracks the enclosing storage nodes and the tensors written so far. Its checks raise ScheduleError."""
 
     storages: frozenset[str]  # all of the tree
     computed: frozenset[str]
     buffers: Collection[str] | None
-    storages_in_scope: dict[str, tuple[int, Scope]] = field(
-        default_factory=dict
-    )  # tensor → loops around its storage node
+    # tensor → (loops around its storage node, scope)
+    storages_in_scope: dict[str, tuple[int, Scope]] = field(default_factory=dict)
     dependence: Dependence = field(default_factory=Dependence)
     written: set[str] = field(default_factory=set)
-    pending: set[str] = field(default_factory=set)  # read in a branch before they are written, perhaps a round ago
+    pending: set[str] = field(default_factory=set)  # read in a branch, perhaps written by an earlier iteration
     async_verifier: AsyncVerifier = field(default_factory=AsyncVerifier)
 
     @property
@@ -82,7 +79,7 @@ class ScopeTracker:
 
     @contextmanager
     def bind(self, name: str, value: Value) -> Iterator[None]:
-        """Within a loop over that variable, or a binding of it."""
+        """Enter a loop over the variable, or a binding of it."""
         values = self.variables.values
         saved = values.get(name)
         values[name] = value
@@ -94,11 +91,11 @@ class ScopeTracker:
 
     @contextmanager
     def enter_storage(self, storage: Storage) -> Iterator[None]:
-        """Within a storage node: its room has no contents at first, and all that was read of it has been written."""
+        """Enter a storage node, without contents at first. On exit all reads of it must have been written."""
         name = storage.tensor
         saved = self.storages_in_scope.get(name)
         if alive := [t for t in storage.aliases if t in self.storages_in_scope]:
-            raise ScheduleError(f"{name} takes the memory of {', '.join(alive)}, still in use", code="schedule-scope")
+            raise ScheduleError(f"{name} aliases {', '.join(alive)}, which is still in scope", code="schedule-scope")
         self.storages_in_scope[name] = (len(self.loops), storage.scope)
         self.written.discard(name)
         self.variables.contents.pop(name, None)
@@ -137,7 +134,7 @@ class ScopeTracker:
         self.record_access(tensor, load.index, is_write=False)
 
     def _read_early(self, tensor: str) -> None:
-        """In a branch, within a serial loop, an earlier round may have written it: known when the loop ends."""
+        """Postpone the check of a read in a branch: an earlier iteration of a serial loop may have written it."""
         depth_of_storage = self.storage_site(tensor)[0]
         in_branch = any(depth > depth_of_storage for depth, _ in self.dependence.branches)
         if not in_branch or all(loop.kind is not LoopKind.SERIAL for loop in self.loops[depth_of_storage:]):
@@ -145,7 +142,7 @@ class ScopeTracker:
         self.pending.add(tensor)
 
     def end_iteration(self) -> None:
-        """Of a serial loop: what it has written the next round may read."""
+        """End the body of a serial loop: its next iteration may read the tensors that it wrote."""
         self.pending -= {t for t in self.pending if t in self.written and self.storage_site(t)[0] <= len(self.loops)}
 
     def check_written(self, pending: Collection[str]) -> None:
@@ -156,13 +153,18 @@ class ScopeTracker:
         self.dependence.record_access(tensor, index, self.storage_site(tensor), is_write=is_write)
 
 
-MAX_VECTOR_LANES = 64  # of the widest vector, of bytes
+MAX_VECTOR_LANES = 64  # bytes in the widest vector
 _SHARED_LOOPS = (LoopKind.PARALLEL, LoopKind.BLOCK, LoopKind.THREAD)
 
 
 def check(nodes: tuple[Node, ...], buffers: Collection[str] | None = None, warp: int = WARP_THREADS) -> None:
-    """Raises ScheduleError with the rule's code. `buffers`: tensors in memory; None: all that no storage node holds.
-    `warp`: the device's, in threads."""
+    """Check all rules. Raises ScheduleError with the rule's code.
+
+    Args:
+        nodes: the tree.
+        buffers: tensors in memory; None: all without a storage node.
+        warp: threads of a warp of the device.
+    """
     storages: set[str] = set()
     computed: set[str] = set()
     for node in iter_nodes(nodes):
@@ -177,7 +179,7 @@ def check(nodes: tuple[Node, ...], buffers: Collection[str] | None = None, warp:
 
 
 def _strides(nodes: tuple[Node, ...]) -> dict[str, int]:
-    """How many threads with neighbouring numbers have the same value of each thread loop."""
+    """Return how many consecutive threads have the same value of each thread loop."""
     strides: dict[str, int] = {}
     stride = 1
     for loop in reversed([n for n in iter_nodes(nodes) if isinstance(n, Loop) and n.kind is LoopKind.THREAD]):
@@ -189,9 +191,9 @@ def _strides(nodes: tuple[Node, ...]) -> dict[str, int]:
 @dataclass(slots=True)
 class _Verifier:
     scopes: ScopeTracker
-    strides: dict[str, int]  # thread loop → neighbouring threads that share its value
+    strides: dict[str, int]  # thread loop → consecutive threads with the same value
     warp: int  # threads
-    widths: list[int] = field(default_factory=list)  # of branches and loops around: how many neighbours take them alike
+    widths: list[int] = field(default_factory=list)  # of enclosing branches and loops: consecutive threads that agree
 
     def nodes(self, nodes: tuple[Node, ...]) -> None:
         for node in nodes:
@@ -237,14 +239,14 @@ class _Verifier:
     def _loop(self, loop: Loop) -> None:
         if any(outer.kind is LoopKind.VECTOR for outer in self.scopes.loops):
             raise ScheduleError(
-                f"loop {loop.var} is inside of a vector loop: only innermost loops are vectors",
+                f"loop {loop.var} is inside of a vector loop: only innermost loops can be vectorized",
                 code="schedule-vector-inner",
             )
         alike: tuple[int, ...] = ()
         if loop.stop is not None:
             if loop.kind is not LoopKind.SERIAL:
                 raise ScheduleError(
-                    f"{loop.kind.value} loop {loop.var} ends early: its number of iterations must be a constant",
+                    f"{loop.kind.value} loop {loop.var} ends early: only serial loops may",
                     code="schedule-extent",
                 )
             self.scopes.check_expr(loop.stop)
@@ -263,9 +265,9 @@ class _Verifier:
             self.nodes(storage.body)
 
     def _subview(self, storage: Storage, window: Load) -> None:
-        """A private room that lies in memory: what is there may be read; written, it must be each iteration's own."""
+        """Check a private buffer in memory: it may be read; if written, each iteration must have its own."""
         if storage.scope is not Scope.STACK:
-            raise ScheduleError(f"{storage.tensor} lies in memory, but is no private room", code="schedule-scope")
+            raise ScheduleError(f"{storage.tensor} is a subview, but not thread-private", code="schedule-scope")
         self.scopes.check_in_scope(window.tensor)
         for expr in window.index:
             self.scopes.check_expr(expr)
@@ -294,11 +296,11 @@ class _Verifier:
         del self.widths[len(self.widths) - len(alike) :]
 
     def _routine(self, routine: Routine) -> None:
-        """One thread's own work: a function that is called, not a piece of the loops around it."""
+        """Check that a routine is the work of one thread."""
         for node in iter_nodes(routine.body):
             if isinstance(node, Routine) or (isinstance(node, Loop) and node.kind in _SHARED_LOOPS):
                 raise ScheduleError(
-                    f"routine {routine.name} holds a loop for several threads, or another routine",
+                    f"routine {routine.name} contains a loop over threads or another routine",
                     code="schedule-routine",
                 )  # fmt: skip
         self.nodes(routine.body)
@@ -311,46 +313,46 @@ class _Verifier:
         known = {"warp": self.warp, "warpgroup": WARPGROUP_THREADS}
         uneven = any(threads not in known or alike % known[threads] for alike in self.widths)
         if uneven or any(loop.kind in (LoopKind.VECTOR, LoopKind.PARALLEL) for loop in self.scopes.loops):
-            raise ScheduleError(f"not all threads of a {threads} get here, where all must", code="schedule-barrier")
+            raise ScheduleError(f"{threads}-collective node in divergent control flow", code="schedule-barrier")
 
     def _lanes(self, node: HorizontalReduce | WarpReduce) -> None:
-        """Lanes of a vector; of threads: what each has must be its own, and all must come to see what it becomes."""
+        """Check a reduction over lanes of a vector, or over threads: their values must be in registers."""
         if isinstance(node, HorizontalReduce):
             self._compute(Compute(node.tensor, node.index, node.first))
             return
         self._check_convergent("warp")
         self.scopes.check_in_scope(node.tensor)
         if self.scopes.storage_site(node.tensor)[1] is not Scope.REGISTER:
-            raise ScheduleError(f"lanes join {node.tensor}, which is not in registers", code="schedule-scope")
+            raise ScheduleError(f"{node.tensor} is reduced over threads, but not in registers", code="schedule-scope")
         for expr in node.index:
             self.scopes.check_expr(expr)
         if node.tensor not in self.scopes.written:
-            raise ScheduleError(f"{node.tensor} is joined to before it has a value", code="schedule-order")
+            raise ScheduleError(f"{node.tensor} is accumulated before it has a value", code="schedule-order")
 
     def _transpose(self, node: Transpose) -> None:
-        """Into a room of its thread's own, where its elements' places need no comparison; or as two loops over them."""
+        """Check a transpose into a thread-private buffer; into memory, as two loops over its elements."""
         if node.column_dim is not None:
             self._transpose_to_memory(node, node.column_dim)
             return
         self.scopes.check_in_scope(node.tensor)
         if self.scopes.storage_site(node.tensor)[1] is not Scope.STACK:
-            raise ScheduleError(f"{node.tensor} takes a turned block, but is no private room", code="schedule-scope")
+            raise ScheduleError(f"{node.tensor}: a transpose must write a thread-private buffer", code="schedule-scope")
         for expr in node.index:
             self.scopes.check_expr(expr)
         self.scopes.check_expr(node.source)
         self.scopes.written.add(node.tensor)
         self.scopes.record_access(node.tensor, node.index, is_write=True)
 
-    def _transpose_to_memory(self, node: Transpose, along: int) -> None:
-        moved = {along: ref(".turned.column"), len(node.index) - 1: ref(".turned.row")}
-        index = tuple(add(i, moved[d]) if d in moved else i for d, i in enumerate(node.index))
+    def _transpose_to_memory(self, node: Transpose, column_dim: int) -> None:
+        offsets = {column_dim: ref(".transpose.column"), len(node.index) - 1: ref(".transpose.row")}
+        index = tuple(add(i, offsets[d]) if d in offsets else i for d, i in enumerate(node.index))
         nodes: tuple[Node, ...] = (Compute(node.tensor, index, node.source),)
-        for place, extent in ((".turned.row", node.rows), (".turned.column", node.columns)):
-            nodes = (Loop(place, extent or node.lanes or MAX_VECTOR_LANES, LoopKind.SERIAL, nodes),)
+        for var, extent in ((".transpose.row", node.rows), (".transpose.column", node.columns)):
+            nodes = (Loop(var, extent or node.lanes or MAX_VECTOR_LANES, LoopKind.SERIAL, nodes),)
         self.nodes(nodes)
 
     def _any_thread(self, node: AnyThread) -> None:
-        """All threads of the block come to see the same value; roles meet warp by warp."""
+        """Check a vote of the block; roles of warps take part warp by warp."""
         self.scopes.check_expr(node.cond)
         if node.threads is None:
             self._barrier()
@@ -361,13 +363,13 @@ class _Verifier:
 
     # tensor cores ---------------------------------------------------------------------------------------------------
     def _copy(self, node: CpAsync) -> None:
-        """From memory to a shared room, where it may be read once every thread has awaited its own and met the rest."""
+        """Check a cp.async from memory to shared memory and record it as in flight."""
         self.scopes.check_in_scope(node.tensor)
         if (
             self.scopes.storage_site(node.tensor)[1] is not Scope.SHARED
             or node.source.tensor in self.scopes.storages_in_scope
         ):
-            raise ScheduleError(f"{node.tensor} is copied to, but not from memory to a shared room",
+            raise ScheduleError(f"cp.async to {node.tensor} must copy from memory to shared memory",
                                 code="schedule-scope")  # fmt: skip
         for expr in (*node.index, *node.source.index, *((node.guard,) if node.guard is not None else ())):
             self.scopes.check_expr(expr)
@@ -377,7 +379,7 @@ class _Verifier:
         self.scopes.record_access(node.tensor, node.index, is_write=True)
 
     def _fragment(self, node: LoadMatrix | RoundFragment | Mma) -> None:
-        """With fragments in registers; but for rounding a warp does it together: all of its threads must get there."""
+        """Check that fragments are in registers and that the node is warp-collective, except for rounding."""
         if not isinstance(node, RoundFragment):
             self._check_convergent("warp")
         read: list[tuple[str, tuple[Expr, ...]]] = [(node.tensor, node.index)]
@@ -401,7 +403,7 @@ class _Verifier:
         self.scopes.written.add(node.tensor)
 
     def _hopper(self, node: HopperNode) -> None:
-        """Those who must do it together do; what it reads is there; what it begins is noted."""
+        """Check an sm_90 node: collectives are convergent and operands are ready. Record the work that it starts."""
         if (threads := convergence_of(node)) is not None:
             self._check_convergent(threads)
         for expr in hopper_expressions(node):
@@ -419,19 +421,18 @@ class _Verifier:
                 self.scopes.check_load(Load(tensor, index, DType.UINT32))
             case WarpgroupMma(tensor=tensor, a=a, b=b):
                 for side in (a, b):
-                    if (
-                        side.tensor not in self.scopes.async_verifier.in_flight
-                    ):  # several products may read the same registers
+                    # several wgmma may read the same registers
+                    if side.tensor not in self.scopes.async_verifier.in_flight:
                         self.scopes.check_load(Load(side.tensor, side.index, side.dtype))
                 self.scopes.check_in_scope(tensor)
                 if self.scopes.storage_site(tensor)[1] is not Scope.REGISTER:
-                    raise ScheduleError(f"{tensor} takes a product, but is not in registers", code="schedule-scope")
+                    raise ScheduleError(f"{tensor} is a wgmma accumulator, but not in registers", code="schedule-scope")
                 self.scopes.written.add(tensor)
             case _:
                 pass
 
     def _convergence_widths(self, expr: Expr) -> tuple[int, ...]:
-        """Where threads of one block may see different values of it: how many neighbours see the same."""
+        """Return how many consecutive threads agree on a value, where threads of a block may differ."""
         value = self.scopes.variables.value(expr)
         threads = {loop.var for loop in self.scopes.loops if loop.kind is LoopKind.THREAD}
         if threads and value.from_data:
@@ -448,7 +449,7 @@ class _Verifier:
             and node.tensor in self.scopes.storages_in_scope
             and node.tensor not in self.scopes.written
         ):
-            raise ScheduleError(f"{node.tensor} is joined to before it has a value", code="schedule-order")
+            raise ScheduleError(f"{node.tensor} is accumulated before it has a value", code="schedule-order")
         self.scopes.written.add(node.tensor)
         if self.scopes.storage_site(node.tensor)[1] is Scope.SHARED:
             self.scopes.async_verifier.note_shared_write(node.tensor)
@@ -461,7 +462,7 @@ class _Verifier:
 
 
 def _computed(node: PackFragment | Exp2) -> Compute:
-    """What it does to a thread's own registers."""
+    """Return the node as a write of a thread's own registers."""
     if isinstance(node, PackFragment):
         return Compute(node.tensor, node.index, node.first)
     return Compute(node.tensor, node.index, Load(node.tensor, node.index, DType.FLOAT32))

@@ -1,6 +1,6 @@
-"""Statements at one outer point: what a nest computes there, for any way of walking the inner axes.
+"""Statements of a nest at one outer point, for any loops over the inner axes.
 
-A group's local tensors are values of the outer point ("rows"): storage nodes that later statements read.
+Register tensors of a group are values of the outer point ("rows"): storage nodes that later statements read.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from roller_svc.ir.schedule import Node, Scope, Storage
 
 
 def local_name(tensor: str) -> str:
-    """Storage node that holds a tensor's value at the outer point. No program's name has a dot in it."""
+    """Return the name of the storage node of a tensor's value at the outer point. Names of programs have no dots."""
     return f"{tensor}.row"
 
 
@@ -30,7 +30,7 @@ def inner_axes(statement: TensorExpr, outer: Iterable[Axis]) -> tuple[Axis, ...]
 
 
 def row_tensors(group: KernelGroup) -> frozenset[str]:
-    """Tensors written by the group that later statements of it read: one value for each outer point."""
+    """Return the tensors that the group writes and later reads: one value for each outer point."""
     read = {t for s in group.statements for t in s.reads_tensors}
     return frozenset(s.output for s in group.statements if s.output in read)
 
@@ -40,7 +40,7 @@ def row_dtype(statement: TensorExpr) -> DType:
 
 
 def convert_to_type(value: Expr, statement: TensorExpr) -> Expr:
-    """A statement's value in its tensor's type: integers wrap at once, floats keep their digits until stored."""
+    """Convert a value to the statement's type: integers wrap, floats are not rounded until they are stored."""
     dtype = statement.type.dtype
     if value.dtype is dtype:
         return value
@@ -49,7 +49,7 @@ def convert_to_type(value: Expr, statement: TensorExpr) -> Expr:
 
 @dataclass(frozen=True, slots=True)
 class RowReads:
-    """Replaces what a statement reads: loads of row tensors by their storage at `index`, axes by `at`."""
+    """Replaces loads of row tensors by their storage at `index`, and axes by the values in `axes`."""
 
     rows: frozenset[str]
     index: tuple[Expr, ...]
@@ -68,7 +68,7 @@ class RowReads:
 
 
 def wrap_in_storages(storages: Iterable[Storage], nodes: tuple[Node, ...]) -> tuple[Node, ...]:
-    """The nodes inside all of the storages."""
+    """Return the nodes inside all of the storages."""
     for storage in reversed(list(storages)):
         nodes = (replace(storage, body=nodes),)
     return nodes

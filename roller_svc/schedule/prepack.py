@@ -1,7 +1,7 @@
-"""Schedule tree → what it makes of constants, in launches that need to run but once, and the rest.
+"""Prepacking: computations on constants move to launches that run once.
 
-A private room that is filled from constants alone, packed weights for instance, moves to memory: a launch of its own
-fills one part of a workspace for every value of the loops that the contents depend on, and the tree reads it there.
+A private buffer that is filled from constants alone, such as packed weights, moves to memory. A separate launch fills
+one part of a workspace for every iteration of the loops that the contents depend on, and the tree reads the workspace.
 """
 
 from __future__ import annotations
@@ -34,16 +34,18 @@ Wrapper = Loop | Let | Storage
 
 @dataclass(frozen=True, slots=True)
 class Prepacked:
-    """`launches` fill `workspaces` from constants; `tree` is what is left to do in every call."""
+    """A tree with its prepacking launches."""
 
-    tree: ScheduleTree
-    launches: tuple[ScheduleTree, ...] = ()
+    tree: ScheduleTree  # runs in every call
+    launches: tuple[ScheduleTree, ...] = ()  # fill `workspaces` from constants
     workspaces: tuple[tuple[str, TensorType], ...] = ()
 
 
 def prepack(tree: ScheduleTree, constants: frozenset[str]) -> Prepacked:
-    """The tree without what depends on the tensors `constants` alone; as it is where nothing does. A room inside of
-    one that is prepared may be filled from that."""
+    """Move every buffer that depends on `constants` alone to a prepacking launch.
+
+    A buffer that is prepacked counts as a constant for the buffers inside it.
+    """
     prepacked = Prepacked(tree)
     for node in iter_nodes(tree.body):
         if isinstance(node, Storage) and node.scope is Scope.STACK and node.shape:
@@ -54,7 +56,7 @@ def prepack(tree: ScheduleTree, constants: frozenset[str]) -> Prepacked:
 
 
 def _hoist_buffer(prepacked: Prepacked, storage: Storage, constants: frozenset[str]) -> Prepacked:
-    """With the contents of one more room prepared, if it can be."""
+    """Prepack one more buffer, if possible."""
     site = _site(prepacked.tree.body, storage.tensor, constants)
     if site is None:
         return prepacked
@@ -83,16 +85,15 @@ def _hoist_buffer(prepacked: Prepacked, storage: Storage, constants: frozenset[s
 
 @dataclass(frozen=True, slots=True)
 class _Site:
-    """Where a room is filled: `path`, from the outside in, of nodes among their siblings; below it one list of nodes,
-    of which `filling` put something there, and `rest` do not."""
+    """The list of nodes that fills a buffer."""
 
-    path: tuple[tuple[Nodes, Wrapper], ...]
-    filling: Nodes
-    rest: Nodes
+    path: tuple[tuple[Nodes, Wrapper], ...]  # enclosing nodes, outermost first, each with its siblings
+    filling: Nodes  # nodes of the list that write the buffer
+    rest: Nodes  # the other nodes of the list
 
 
 def _site(nodes: Nodes, buffer: str, constants: frozenset[str]) -> _Site | None:
-    """None unless one place fills the room, from constants alone, and nobody reads it before or outside of that."""
+    """Return the site that fills the buffer from constants alone, or None if it is read before or outside of it."""
     writers = tuple(node for node in nodes if buffer in _written((node,)))
     if all(_is_filled_from(constants, node, buffer) for node in writers) and _read(writers) & constants:
         last = max(i for i, node in enumerate(nodes) if node in writers)
@@ -111,13 +112,13 @@ def _site(nodes: Nodes, buffer: str, constants: frozenset[str]) -> _Site | None:
 
 
 def _is_filled_from(constants: frozenset[str], node: Node, buffer: str) -> bool:
-    """A sum that grows in the room is none: what it was before may be another iteration's."""
+    """Return whether the node writes only the buffer and reads only constants. An accumulation reads the buffer."""
     inside = _storages((node,))
     return _written((node,)) <= inside | {buffer} and _read((node,)) <= inside | constants
 
 
 def _needed_wrappers(site: _Site) -> tuple[Wrapper, ...]:
-    """Loops and lets of the path on which the filling depends, and rooms prepared before that it reads."""
+    """Return the loops and lets of the path that the filling depends on, and the prepacked buffers that it reads."""
     needed = _names(site.filling) | _read(site.filling)
     wrappers: list[Wrapper] = []
     for _, wrapper in reversed(site.path):
@@ -129,7 +130,7 @@ def _needed_wrappers(site: _Site) -> tuple[Wrapper, ...]:
 
 
 def _parallelize(nodes: Nodes) -> Nodes:
-    """With the outermost loop parallel: each of its iterations fills a part of its own."""
+    """Make the outermost loop parallel: each iteration fills a part of its own."""
     (node,) = nodes
     match node:
         case Let(body=body):
@@ -140,7 +141,7 @@ def _parallelize(nodes: Nodes) -> Nodes:
             return nodes
 
 
-# what nodes touch -----------------------------------------------------------------------------------------------------
+# accesses of nodes ----------------------------------------------------------------------------------------------------
 def _storages(nodes: Nodes) -> set[str]:
     return {node.tensor for node in iter_nodes(nodes) if isinstance(node, Storage)}
 

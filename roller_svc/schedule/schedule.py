@@ -1,8 +1,8 @@
-"""Schedule: in which loops each statement of a program is computed, and where; what it computes stays as it is.
+"""Schedule: the loops of each statement of a program, and the site where it is computed (Halide).
 
-A statement is a function of one or two stages: a map has one, a reduction a first that fills in the identity and an
-`.update` that joins, a scatter a first that copies its target and an `.update` that writes. The value of a schedule
-says only what was decided; extents, regions and guards follow from it (schedule/bounds.py).
+A statement is a function of one or two stages. A map has one. A reduction has a pure stage, which writes the identity,
+and an `.update` that accumulates. A scatter has a pure stage, which copies its target, and an `.update` that writes. A
+schedule holds decisions only; extents, regions and guards follow from it (schedule/bounds.py).
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ UPDATE = ".update"
 
 
 class StagePart(Enum):
-    """What a stage does at a point."""
+    """What a stage computes at a point."""
 
     VALUE = "value"  # a map's value
     INIT = "start"  # a reduction's identity, a scatter's copy of its target
-    UPDATE = "update"  # what joins, or is scattered
+    UPDATE = "update"  # the reduction, or the scatter
 
 
 class Fixed(Enum):
     ROOT = "root"  # before all loops, the whole tensor
-    INLINE = "inline"  # in place of every load of it: no loops and no room of its own
+    INLINE = "inline"  # in place of every load of it: no loops, no storage
 
 
 @dataclass(frozen=True, slots=True)
 class At:
-    """Inside a stage's loop, for as much as one iteration of it needs."""
+    """Inside a stage's loop, for the region that one iteration needs."""
 
     stage: str
     loop: str
@@ -71,7 +71,7 @@ class StageLoop:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """`loops` from the outside in. They came from `axes` by `cuts`, in order."""
+    """A stage. Its `loops`, outermost first, come from `axes` by `cuts`, in order."""
 
     name: str
     part: StagePart
@@ -80,14 +80,14 @@ class Stage:
     cuts: tuple[Cut, ...] = ()
 
     def position(self, loop: str) -> int:
-        for i, found in enumerate(self.loops):
-            if found.name == loop:
+        for i, stage_loop in enumerate(self.loops):
+            if stage_loop.name == loop:
                 return i
         loops = ", ".join(x.name for x in self.loops) or "none"
         raise ScheduleError(f"{self.name} has no loop {loop}", code="schedule-name", hint=f"its loops: {loops}")
 
     def axes_of(self, loop: str) -> frozenset[str]:
-        """The axes that a loop came from."""
+        """Return the axes that a loop came from."""
         origin = {a.name: frozenset({a.name}) for a in self.axes}
         for cut in self.cuts:
             match cut:
@@ -100,7 +100,7 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """One statement. `stored` lies outside of `computed` or is the same; an inlined function has neither."""
+    """One statement. `stored` is outside of `computed` or the same; an inlined function has neither."""
 
     statement: TensorExpr
     stages: tuple[Stage, ...]
@@ -114,7 +114,7 @@ class Function:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """`functions` in an order in which each reads only inputs and earlier ones."""
+    """A schedule. Each function reads only inputs and earlier functions."""
 
     program: TensorProgram
     functions: tuple[Function, ...]
@@ -131,7 +131,7 @@ class Schedule:
         raise ScheduleError(f"there is no function {name}", code="schedule-name", hint=f"functions: {names}")
 
     def owner(self, stage: str) -> Function:
-        """The function that a stage is of."""
+        """Return the function of a stage."""
         for function in self.functions:
             if any(s.name == stage for s in function.stages):
                 return function

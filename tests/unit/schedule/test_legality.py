@@ -158,7 +158,7 @@ def test_half_a_wave_is_a_warp_of_other_devices() -> None:
     lanes = loop("lane", 32, Branch(lt(ref("half"), num(1)), (load,)), kind=LoopKind.THREAD)
     tree = loop("half", 2, Storage("f", DType.UINT32, (1,), Scope.REGISTER, (lanes,)), kind=LoopKind.THREAD)
     check((tree,), {"X"}, 32)
-    with pytest.raises(ScheduleError, match="not all threads of a warp") as refused:
+    with pytest.raises(ScheduleError, match="warp-collective node in divergent control flow") as refused:
         check((tree,), {"X"}, 64)
     assert refused.value.code == "schedule-barrier"
 
