@@ -1,7 +1,7 @@
-"""Contractions of rows that begin anywhere in memory → copies with rows of whole 16 bytes, and contractions of those.
+"""Contractions of misaligned inputs → copies with rows of whole 16 bytes, and contractions of the copies.
 
-Bulk copies (TMA) take tensors whose strides are multiples of 16 bytes. What has others is moved by threads, element by
-element where a row has an odd number of 16 bits, for every block that reads it; a copy is moved so once.
+TMA needs strides that are multiples of 16 bytes. Other tensors are copied by threads in every block that reads them,
+element by element if a row has an odd number of 16-bit elements. An aligned copy pays that cost once.
 """
 
 from __future__ import annotations
@@ -17,28 +17,30 @@ from roller_svc.ir.program import Axis, AxisKind, StatementKind, TensorExpr, Ten
 from roller_svc.ir.tensor_map import STRIDE_BYTES
 
 ContractionOf = Callable[[TensorExpr], Contraction | None]
-NARROW_BITS = 16  # bits: what matrix units of warpgroups take as it is
-MIN_ROW_BYTES = 32  # of a row of a box, the shortest that is swizzled (PTX ISA, "Shared Memory Matrix Layout")
+NARROW_BITS = 16  # widest type that wgmma takes without conversion
+MIN_ROW_BYTES = 32  # of a swizzled row of a box (PTX ISA, "Shared Memory Matrix Layout")
 
 
 @dataclass(frozen=True, slots=True)
 class AlignedStatements:
-    """`copies`: the type of each tensor that is made."""
+    """Statements with aligned copies."""
 
     statements: tuple[TensorExpr, ...]
-    copies: Mapping[str, TensorType]
+    copies: Mapping[str, TensorType]  # types of the copies
 
 
 def may_align(program: TensorProgram) -> bool:
-    """Whether an input has rows that no bulk copy takes."""
+    """Return whether an input has rows that TMA cannot copy."""
     return any(_is_unaligned(type_) for _, type_ in program.inputs)
 
 
 def insert_aligned_copies(
     statements: Sequence[TensorExpr], inputs: Mapping[str, TensorType], contraction_of: ContractionOf
 ) -> AlignedStatements:
-    """The statements, contractions among them reading copies of `inputs` whose rows no bulk copy takes. `reading`: how
-    a statement that gets tiles of its own is a contraction."""
+    """Insert aligned copies of `inputs` whose rows TMA cannot copy, and let contractions read these.
+
+    `contraction_of` returns the contraction of a statement that gets tiles of its own.
+    """
     copies: dict[str, TensorExpr] = {}
     result: list[TensorExpr] = []
     for statement in statements:
@@ -59,13 +61,13 @@ def _is_unaligned(type_: TensorType | None) -> bool:
 
 
 def _memory_value(factor: Expr) -> Expr:
-    """The factor as it is in memory, before it is converted to a type that has all of its values."""
+    """Return the operand as it is in memory, without lossless conversions."""
     is_lossless = isinstance(factor, Cast) and value_dtype(factor) is value_dtype(factor.arg)
     return _memory_value(factor.arg) if isinstance(factor, Cast) and is_lossless else factor
 
 
 def _copy(tensor: str, type_: TensorType) -> TensorExpr:
-    """Its rows with zeros behind them."""
+    """Return a map that pads the rows with zeros."""
     *outer, row = type_.shape
     row_granule = STRIDE_BYTES // type_.dtype.bytes
     shape = (*outer, -(-row // row_granule) * row_granule)

@@ -1,10 +1,8 @@
-"""Statements → attention among them: two contractions around a softmax, found by what they compute.
+"""Attention in programs: two contractions around a softmax, matched by their algebra.
 
-A contraction over q and k, the scores made of it, their maximum along the keys, the sum of their exponentials below
-that, and the contraction of these with v, divided by that sum before or after it. One kernel then keeps a running
-maximum and sum and never stores a score (FlashAttention-2: Dao, arXiv:2307.08691).
-
-What a softmax is made of, as expressions: exponentials below a row's maximum, and quotients by their sum.
+The pattern is QK^T, scores, their maximum over the keys, the sum of exp(score - maximum), and the contraction of these
+exponentials with V, divided by the sum before or after it. One kernel then keeps a running maximum and sum and stores
+no scores (FlashAttention-2: Dao, arXiv:2307.08691).
 """
 
 from __future__ import annotations
@@ -35,45 +33,45 @@ from roller_svc.ir.expr import (
 from roller_svc.ir.index import given
 from roller_svc.ir.program import Axis, AxisKind, Combine, StatementKind, TensorExpr, identity
 
-_NATURAL = {OpKind.EXP: 1.0, OpKind.EXP2: math.log(2.0)}  # of a function's base, the logarithm
+_LOG_OF_BASE = {OpKind.EXP: 1.0, OpKind.EXP2: math.log(2.0)}
 
 
 @dataclass(frozen=True, slots=True)
 class Exponential:
-    """exp(scale (score - its row's maximum))."""
+    """exp(scale (score - the row's maximum))."""
 
     score: Expr
     scale: float
 
 
 def exponential(expr: Expr, high: TensorExpr) -> Exponential | None:
-    """The expression as an exponential below the maximum that the statement `high` makes; None where it is none.
+    """Match exp(scale (score - maximum)) with the maximum that the statement `high` computes.
 
-    One that a condition sets to 0 is that of a score of minus infinity: the maximum, which only keeps exponentials in
-    range, is then that of the others.
+    An exponential that a condition sets to 0 counts as that of a score of minus infinity. The maximum, which only
+    avoids overflow, may then be that of the other scores.
     """
     match _strip_float_casts(expr):
         case Select(cond=cond, then=then, otherwise=otherwise) if value_dtype(otherwise) is None:
             inner = exponential(then, high)
             return None if inner is None else replace(inner, score=_masked(cond, inner.score))
-        case Op(kind=kind, args=(exponent,)) if kind in _NATURAL:
+        case Op(kind=kind, args=(exponent,)) if kind in _LOG_OF_BASE:
             below, factor = _scaled(_strip_float_casts(exponent))
             if factor > 0 and _is_below(below, high):
-                return Exponential(high.body, factor * _NATURAL[kind])
+                return Exponential(high.body, factor * _LOG_OF_BASE[kind])
             return None
         case _:
             return None
 
 
 def _strip_float_casts(expr: Expr) -> Expr:
-    """Without casts between floats: what they round away, the operands of a matrix unit do not have either."""
+    """Strip casts between floats: operands of a matrix unit are rounded anyway."""
     while isinstance(expr, Cast) and expr.dtype.is_float and expr.arg.dtype.is_float:
         expr = expr.arg
     return expr
 
 
 def _masked(cond: Expr, score: Expr) -> Expr:
-    """The score where the condition holds, else minus infinity."""
+    """Return the score where the condition holds, else minus infinity."""
     match _strip_float_casts(score):
         case Select(cond=same, then=then) if same == cond:
             score = then
@@ -81,7 +79,7 @@ def _masked(cond: Expr, score: Expr) -> Expr:
 
 
 def _scaled(expr: Expr) -> tuple[Expr, float]:
-    """(x, c) of a product c x, or of a quotient."""
+    """Return (x, c) of a product c x, or of a division by a constant."""
     match expr:
         case Op(kind=OpKind.MUL, args=(x, Const(value=c))) | Op(kind=OpKind.MUL, args=(Const(value=c), x)):
             return _strip_float_casts(x), float(c)
@@ -92,7 +90,7 @@ def _scaled(expr: Expr) -> tuple[Expr, float]:
 
 
 def _is_below(expr: Expr, high: TensorExpr) -> bool:
-    """Whether it is a value that the maximum is of, less that maximum."""
+    """Return whether it is the reduced value minus the maximum of its row."""
     match expr:
         case Op(kind=OpKind.SUB, args=(value, row)):
             return _is_row_value(row, high) and _strip_float_casts(value) == _strip_float_casts(high.body)
@@ -106,7 +104,7 @@ def _is_row_value(expr: Expr, statement: TensorExpr) -> bool:
 
 
 def dividend(expr: Expr, total: TensorExpr) -> Expr | None:
-    """What is divided by the sum of its row; None where the expression is no such quotient."""
+    """Return the dividend of a division by the sum of the row, or None."""
     match _strip_float_casts(expr):
         case Op(kind=OpKind.DIV, args=(value, row)) if _is_row_value(row, total):
             return value
@@ -115,8 +113,7 @@ def dividend(expr: Expr, total: TensorExpr) -> Expr | None:
 
 
 def replace_quotients(statement: TensorExpr, mixed: TensorExpr, total: TensorExpr) -> TensorExpr | None:
-    """The statement with loads of `mixed` in place of their quotients by the sum of their row; None where it reads
-    either otherwise."""
+    """Replace divisions of `mixed` by its row sum by loads of `mixed`. None if the statement reads either otherwise."""
     divided = f"{mixed.output}.divided"
 
     def change(node: Expr) -> Expr:
@@ -144,26 +141,27 @@ def replace_quotients(statement: TensorExpr, mixed: TensorExpr, total: TensorExp
 HALF_DTYPES = (
     DType.FLOAT16,
     DType.BFLOAT16,
-)  # what factors may be rounded to: those of tf32 lie otherwise than sums do
-MAX_HEAD_DIM = 256  # of q and k: a warp goes over all of them for every score
+)  # operand types: fragments of tf32 have another layout than accumulators
+MAX_HEAD_DIM = 256  # a warp iterates over all of it for every score
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionMatch:
-    """`mixed`: the second contraction as a statement, divided by the sum of exponentials. `taken`: tensors of the
-    statements that attention takes the place of."""
+    """A match of attention."""
 
-    pv: TensorExpr
+    pv: TensorExpr  # the second contraction, divided by the sum of exponentials
     contraction: Contraction
     attention: Attention
-    replaced: frozenset[str]
+    replaced: frozenset[str]  # tensors of the statements that attention replaces
 
 
 def match_attentions(
     statements: tuple[TensorExpr, ...], outputs: Collection[str], dtypes: Collection[DType]
 ) -> tuple[tuple[TensorExpr, ...], Mapping[str, AttentionMatch]]:
-    """The statements with those that make up attention taken out, but for one of them, by whose tensor it is known.
-    `dtypes`: what its factors may be given to a matrix unit as."""
+    """Match attention. Returns the statements with one for each match, and the matches by its tensor.
+
+    `dtypes` are the allowed operand types of the matrix unit.
+    """
     matches: dict[str, AttentionMatch] = {}
     for qk in statements:
         if len(qk.reduced) == 0 or qk.combine is not Combine.SUM or qk.output not in _output_names(statements):
@@ -184,7 +182,7 @@ def _output_names(statements: Sequence[TensorExpr]) -> set[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Chain:
-    """All that reads the products, maps in place of their loads and axes called as the products' are."""
+    """All reductions that read QK^T, with maps inlined and axes named as those of QK^T."""
 
     qk: TensorExpr
     row_max: TensorExpr
@@ -227,8 +225,7 @@ def _inlined(statement: TensorExpr, maps: Mapping[str, TensorExpr]) -> TensorExp
 
 
 def _aligned(statement: TensorExpr, dots: TensorExpr) -> TensorExpr | None:
-    """The statement with axes called as those of the products that it reads; None where it reads several at a point,
-    or others than those of its own place."""
+    """Rename the axes of a reader of QK^T to those of QK^T. None if it reads several elements at a point."""
     names: dict[str, str] | None = None
     for load in loads_of(statement.body):
         if load.tensor == dots.output:
@@ -257,7 +254,7 @@ def _unused_name(name: str, used: Collection[str]) -> str:
 
 
 def _renaming(dots: TensorExpr, load: Load, reader: TensorExpr) -> dict[str, str] | None:
-    """Reader's axis → that of the products, one for each of theirs."""
+    """Return {reader's axis: axis of QK^T}, or None if they do not correspond one to one."""
     extents = reader.extents
     names: dict[str, str] = {}
     for written, read in zip(dots.index, load.index, strict=True):
@@ -272,7 +269,7 @@ def _renaming(dots: TensorExpr, load: Load, reader: TensorExpr) -> dict[str, str
 
 
 def _shares_rows(chain: _Chain) -> bool:
-    """Whether all three reduce the same one axis and keep the others; only the last has axes of its own."""
+    """Return whether all three reduce the same axis and keep the others; only the last has axes of its own."""
     if any(len(s.reduced) != 1 or s.reduced[0].name != chain.row_max.reduced[0].name
            for s in (chain.row_max, chain.row_sum, chain.pv)):  # fmt: skip
         return False
@@ -309,14 +306,14 @@ def _rows(chain: _Chain) -> set[str]:
 
 
 def _weights(chain: _Chain) -> tuple[Expr | None, list[Expr]]:
-    """Of the second contraction's factors the one made of scores, and the others."""
+    """Return the operand of the second contraction that is made of scores, and the other factors."""
     factors = factors_of(chain.pv.body, chain.pv.type.dtype)
     made = [f for f in factors if any(load.tensor == chain.qk.output for load in loads_of(f))]
     return (made[0], [f for f in factors if f is not made[0]]) if len(made) == 1 else (None, [])
 
 
 def _query_and_key(chain: _Chain) -> tuple[Expr, Expr] | None:
-    """The first contraction's factors: what moves with the keys, and what does not."""
+    """Return (q, k) of the first contraction: k varies with the keys."""
     factors = factors_of(chain.qk.body, chain.qk.type.dtype)
     keys = [f for f in factors if chain.key.name in axes_of(f)]
     queries = [f for f in factors if f not in keys]
@@ -329,7 +326,7 @@ def _query_and_key(chain: _Chain) -> tuple[Expr, Expr] | None:
 
 
 def _common_dtype(operands: Sequence[Expr]) -> DType | None:
-    """The narrow float that has all values of all factors."""
+    """Return the narrow float that can represent all operands."""
     types = [t for f in operands if (t := value_dtype(f)) is not None]
     return next((half for half in HALF_DTYPES if all(can_represent_all(half, t) for t in types)), None)
 
@@ -349,7 +346,7 @@ def _make_match(
     attention = Attention(q, k, v, product, exponent.score, exponent.scale, dtype, before)
     weights, _ = _weights(chain)
     contraction = Contraction(batch, queries, values, (key,), given(weights, "weight, which was found before"), v)
-    # sums that the statement leaves to be divided later are divided at once: whoever reads them is told so
+    # a contraction that is divided later is divided at once, and its readers are rewritten
     taken = frozenset(_output_names((chain.qk, chain.row_max, chain.row_sum)) | chain.maps)
     return AttentionMatch(chain.pv, contraction, attention, taken if divided else taken | {chain.pv.output})
 
@@ -357,8 +354,10 @@ def _make_match(
 def _replace_statements(
     statements: Sequence[TensorExpr], candidate: AttentionMatch, wanted: Collection[str]
 ) -> tuple[TensorExpr, ...] | None:
-    """The statements that are left, the second contraction for all of attention; what divides its sums by those of the
-    exponentials reads quotients instead. None where something else is done with either."""
+    """Replace attention by its second contraction. Readers that divide by the row sum read the quotient instead.
+
+    None if the row sum or the undivided result has another reader.
+    """
     mixed, total = candidate.pv, candidate.attention.row_sum
     later_divided = mixed.output in candidate.replaced
     if later_divided and mixed.output in wanted:

@@ -1,4 +1,4 @@
-"""Attention among statements → its kernel group: heads that share keys become rows of one tile."""
+"""Attention match → kernel group: heads that share keys become rows of one tile."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def attention_group(
     name: str, statements: tuple[TensorExpr, ...], parts: AttentionParts, types: Mapping[str, TensorType],
     locals_: frozenset[str],
 ) -> KernelGroup:  # fmt: skip
-    """`statements`: the second contraction and maps of its points; `types`: how tensors lie in memory."""
+    """Return the kernel group of the second contraction and maps of its points. `types` are those in memory."""
     parts = (parts[0], replace(parts[1], unsplit=(parts[1].row_sum, *statements)))
     for axis in parts[0].batch:
         statements, parts = _split_heads(statements, parts, axis)
@@ -39,7 +39,7 @@ def attention_group(
 def _split_heads(
     statements: tuple[TensorExpr, ...], parts: AttentionParts, axis: Axis
 ) -> tuple[tuple[TensorExpr, ...], AttentionParts]:
-    """The axis as two where keys and values only know its quotient: the other part tells rows apart (grouped heads)."""
+    """Split the axis in two where k and v are indexed by its quotient (grouped heads): the inner part becomes rows."""
     contraction, attention = parts
     size = _common_divisor(attention, axis)
     if size is None or size == 1 or axis.extent % size:
@@ -69,7 +69,7 @@ def _split_heads(
 
 
 def _common_divisor(attention: Attention, axis: Axis) -> int | None:
-    """By what the axis is divided wherever keys and values are found by it; None where they are found by it itself."""
+    """Return the divisor of the axis in all indices of k and v, or None without a single one."""
     divisors: set[int] = set()
     for load in loads_of(attention.k) + loads_of(attention.v):
         for index in load.index:
@@ -94,7 +94,7 @@ def _rewrite_load(load: Load, change: Callable[[Expr], Expr]) -> Load:
 
 
 def _masked_rows_first(contraction: Contraction, attention: Attention) -> AttentionParts:
-    """Rows that a mask tells apart go outermost: those of a tile then have about the same keys."""
+    """Move axes that the mask depends on outermost, so that rows of a tile attend to nearly the same keys."""
     found = mask(attention)
     masked = frozenset[str]() if found is None else axes_of(found.cond)
     rows = sorted(contraction.m, key=lambda a: a.name not in masked)

@@ -1,12 +1,10 @@
-"""Statements → the same with neighbouring axes fused (ROLLER, axis fusion).
+"""Axis fusion (ROLLER), and flattening of maps over ragged rows.
 
-Two axes that stand next to each other in every tensor that has them, or are absent from it, act as one. Tensors are
-dense, so that fusing two of their dimensions is only another view of the same memory.
+Two axes act as one if they are adjacent in every tensor that has them. Tensors are dense, so fusing two dimensions is
+another view of the same memory.
 
-Maps over ragged rows → the same over one flat axis, so that threads take whole vectors.
-
-A row whose length is no multiple of the widest access starts at no aligned place. Where the tensors that matter have
-the row and the axis before it side by side, the two become one; what has only one of them finds it by division.
+Rows whose length is not a multiple of the widest access are misaligned. If most bytes are in tensors that have the row
+and the axis before it, the two become one flat axis; tensors with only one of them are indexed by division.
 """
 
 from __future__ import annotations
@@ -36,11 +34,11 @@ from roller_svc.ir.program import Axis, StatementKind, TensorExpr, TensorType
 @dataclass(frozen=True, slots=True)
 class FusedAxes:
     statements: tuple[TensorExpr, ...]
-    types: dict[str, TensorType]  # the views, of every tensor that the statements touch
+    types: dict[str, TensorType]  # views of all accessed tensors
 
 
 def fuse_axes(statements: tuple[TensorExpr, ...], types: dict[str, TensorType]) -> FusedAxes:
-    """Fuse until no pair is left. All statements share axis names; axes are fused in all of them or in none."""
+    """Fuse axes until no pair is left. Statements share axis names; a pair is fused in all of them or in none."""
     state = FusedAxes(statements, dict(types))
     merged = True
     while merged:
@@ -54,7 +52,7 @@ def fuse_axes(statements: tuple[TensorExpr, ...], types: dict[str, TensorType]) 
 
 
 def _neighbours(statements: tuple[TensorExpr, ...]) -> list[tuple[Axis, Axis]]:
-    """Pairs of axes that some tensor holds side by side as bare indices."""
+    """Return the pairs of axes that are adjacent plain indices of some tensor."""
     pairs: dict[tuple[str, str], tuple[Axis, Axis]] = {}
     for statement in statements:
         axes = {a.name: a for a in statement.axes}
@@ -94,7 +92,7 @@ def _fuse_pair(state: FusedAxes, outer: Axis, inner: Axis) -> FusedAxes | None:
 def _agrees(
     statement: TensorExpr, types: dict[str, TensorType], outer: Axis, inner: Axis, dims: dict[str, int]
 ) -> bool:
-    """Whether both axes occur only as neighbouring bare indices, and in each tensor at one place (noted in places)."""
+    """Return whether both axes occur only as adjacent plain indices, at one dimension of each tensor (kept in dims)."""
     kinds = {a.name: a.kind for a in statement.axes}
     if kinds[outer.name] is not kinds[inner.name]:
         return False
@@ -121,7 +119,7 @@ def _agrees(
 
 
 def _checks_merged_dims(load: Load, dims: dict[str, int]) -> bool:
-    """A run-time check is of one dimension: merged with another it could not tell which was left."""
+    """Return whether a merged dimension has a run-time check, which is of one dimension only."""
     d = dims.get(load.tensor)
     return d is not None and any(load.bounds_checked[d : d + 2])
 
@@ -170,19 +168,19 @@ def _flat(first: Expr, second: Expr, outer: Axis, inner: Axis, axis: Axis) -> Ex
 
 
 WIDEST_BYTES = 16  # of one access of a thread (LD.128)
-MIN_FLAT_FRACTION = 0.75  # of the bytes lie in tensors that the flat axis walks from end to end
-MAX_POINTS = 2**31 - 1  # a flat place is computed in 32 bits
+MIN_FLAT_FRACTION = 0.75  # of the bytes that are in tensors contiguous along the flat axis
+MAX_POINTS = 2**31 - 1  # flat indices are computed in 32 bits
 
 
 def flatten_rows(fused: FusedAxes) -> FusedAxes:
-    """Rows joined with the axis before them until they are whole vectors, or nothing more can be joined."""
+    """Fuse rows with the axis before them until they are whole vectors or nothing more can be fused."""
     while (pair := _ragged_pair(fused)) is not None and (flat := _flatten_pair(fused, *pair)) is not None:
         fused = flat
     return fused
 
 
 def _ragged_pair(fused: FusedAxes) -> tuple[Axis, Axis] | None:
-    """The last two axes of the results, where the last is no multiple of a vector."""
+    """Return the last two axes of the results if the last is not a multiple of a vector."""
     first = fused.statements[0]
     axes = {a.name: a for a in first.axes}
     if any(s.kind is not StatementKind.MAP or {a.name for a in s.axes} != set(axes) for s in fused.statements):
@@ -231,7 +229,7 @@ def _uses(statement: TensorExpr) -> list[tuple[str, tuple[Expr, ...], tuple[bool
 def _pair_dimension(
     index: tuple[Expr, ...], checked: tuple[bool, ...], type_: TensorType, pair: tuple[Axis, Axis]
 ) -> int | None:
-    """The dimension that the outer axis of the pair indexes, the row the next; None where they do not."""
+    """Return the dimension indexed by the outer axis if the row indexes the next one, else None."""
     outer, row = pair
     for d in range(len(index) - 1):
         if index[d] == AxisRef(outer.name) and index[d + 1] == AxisRef(row.name):

@@ -1,4 +1,4 @@
-"""Statement → its reading as a contraction, C[b, m, n] += A[b, m, k] * B[b, k, n], where it is one."""
+"""Statement → contraction C[b, m, n] += A[b, m, k] * B[b, k, n], if it is one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from roller_svc.ir.expr import AxisRef, Cast, Expr, Op, OpKind, axes_of
 from roller_svc.ir.group import AxisRole
 from roller_svc.ir.program import Axis, Combine, StatementKind, TensorExpr
 
-# Below these a contraction has no tile worth staging: it is a memory-bound nest (GEMV, outer product, dot product).
+# Below these extents a contraction is a memory-bound nest (GEMV, outer product, dot product).
 MIN_M = 4
 MIN_N = 4
 MIN_K = 4
@@ -20,7 +20,7 @@ MAX_FACTORS = 4
 
 @dataclass(frozen=True, slots=True)
 class Contraction:
-    """Axes by role, each in the statement's order, and the two factors: `a` walks batch, m, k; `b` batch, k, n."""
+    """Axes by role, each in the statement's order, and the operands: `a` over batch, m, k; `b` over batch, k, n."""
 
     batch: tuple[Axis, ...]
     m: tuple[Axis, ...]
@@ -35,7 +35,7 @@ class Contraction:
 
 
 def as_contraction(statement: TensorExpr) -> Contraction | None:
-    """The reading that shares most work, or None. n holds the output's innermost axis: stores are contiguous."""
+    """Return the contraction with the most operand reuse, or None. n has the output's innermost axis."""
     if statement.kind is not StatementKind.REDUCE or statement.combine is not Combine.SUM:
         return None
     factors = factors_of(statement.body, statement.type.dtype)
@@ -53,21 +53,21 @@ def as_contraction(statement: TensorExpr) -> Contraction | None:
 
 
 def factors_of(body: Expr, dtype: DType) -> list[Expr]:
-    """The operands of the product that the body is, casts between floats of it being of no consequence."""
+    """Return the factors of the product, without implicit casts between floats."""
     while isinstance(body, Cast) and body.dtype.compute is body.arg.dtype.compute and body.implicit:
         body = body.arg
     if isinstance(body, Op) and body.kind is OpKind.DIV:
         return _divide_factor(factors_of(body.args[0], dtype), body.args[1])
     if not (isinstance(body, Op) and body.kind is OpKind.MUL):
         return [body]
-    # an integer product that is narrower than its sum wraps on its own and is no multiply-add of the sum's type
+    # an integer product narrower than its accumulator wraps: it is not a multiply-add of the accumulator's type
     if not body.dtype.is_float and body.dtype is not dtype:
         return [body]
     return [f for arg in body.args for f in factors_of(arg, dtype)]
 
 
 def _divide_factor(factors: list[Expr], divisor: Expr) -> list[Expr]:
-    """A quotient of a product: one factor is divided, one that has all of the divisor's axes where there is one."""
+    """Divide one factor of a product: one with all axes of the divisor, if possible."""
     axes = axes_of(divisor)
     at = next((i for i, f in enumerate(factors) if axes <= axes_of(f)), 0)
     quotient = Op(OpKind.DIV, (factors[at], divisor), factors[at].dtype)
@@ -112,6 +112,6 @@ def _size(axes: list[Axis]) -> int:
 
 
 def _reuse(c: Contraction) -> float:
-    """Points over operand elements: how often each element is used."""
+    """Return points over operand elements: how often each element is used."""
     b, m, n, k = (math.prod(a.extent for a in axes) for axes in (c.batch, c.m, c.n, c.k))
     return b * m * n * k / (b * m * k + b * n * k)

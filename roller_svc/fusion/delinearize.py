@@ -1,7 +1,7 @@
-"""Reduced axes whose quotients and remainders are indices → the axes that they were fused from, one for each of those.
+"""Delinearization: reduced axes that are indexed by quotients and remainders → the axes they were fused from.
 
-An axis k read as k // 9, k % 9 // 3 and k % 3 (a convolution written as a product of matrices) is three axes: every
-index is then a sum, and the convolution is seen as one.
+An axis k that is read as k // 9, k % 9 // 3 and k % 3 (a convolution written as a GEMM) becomes three axes. Every index
+is linear then, and the convolution is recognized.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from roller_svc.ir.program import Axis, StatementKind, TensorExpr
 
 
 def delinearize_reduced_axes(statement: TensorExpr) -> TensorExpr:
-    """The same sums over more axes; the statement itself where that leaves a quotient or a remainder."""
+    """Return the reduction over more axes, or the statement if a quotient or a remainder would remain."""
     if statement.kind is not StatementKind.REDUCE:
         return statement
     result = statement
@@ -40,7 +40,7 @@ def _delinearize_axis(statement: TensorExpr, axis: Axis) -> TensorExpr:
 
 
 def _parts(statement: TensorExpr, axis: Axis) -> tuple[Axis, ...]:
-    """Outermost first; none where the places at which it is divided do not divide each other."""
+    """Return the parts of an axis, outermost first; () if its divisors do not divide each other."""
     scales = {scale for node in iter_subexpressions(statement.body) if (scale := _scale(node, axis.name)) is not None}
     parts: list[Axis] = []
     inner = 1
@@ -54,7 +54,7 @@ def _parts(statement: TensorExpr, axis: Axis) -> tuple[Axis, ...]:
 
 
 def _scale(expr: Expr, axis: str) -> int | None:
-    """Neighbouring values of the axis that a quotient or a remainder takes together, or begins anew after."""
+    """Return the period of a quotient or a remainder along the axis, or None."""
     match expr:
         case Op(kind=OpKind.FLOORDIV | OpKind.MOD, args=(x, Const(value=int(by)))) if by > 0:
             scale = _unit(x, axis)
@@ -64,7 +64,7 @@ def _scale(expr: Expr, axis: str) -> int | None:
 
 
 def _unit(expr: Expr, axis: str) -> int | None:
-    """Neighbouring values of the axis at which the expression is one value."""
+    """Return the number of consecutive values of the axis with one value of the expression, or None."""
     match expr:
         case AxisRef(name=name) if name == axis:
             return 1
@@ -83,7 +83,7 @@ def _is_division(expr: Expr) -> bool:
 
 
 def simplify_division(node: Expr, extents: dict[str, int]) -> Expr:
-    """(9 c + 3 h + w) // 9 is c, its remainder 3 h + w, where what is left of 9 c is less than 9."""
+    """Simplify (9 c + 3 h + w) // 9 to c and its remainder to 3 h + w, if 3 h + w < 9."""
     match node:
         case Op(kind=OpKind.FLOORDIV | OpKind.MOD as kind, args=(x, Const(value=int(by)))) if by > 0:
             form = affine(x)

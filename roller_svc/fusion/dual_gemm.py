@@ -1,7 +1,7 @@
-"""Statements → pairs of contractions over one left factor: C[b, m, n] += A B and D[b, m, n] += A B', joined by a map.
+"""Dual GEMM: two contractions over one A, C[b, m, n] += A B and D[b, m, n] += A B', combined by a map.
 
-A gated MLP is one, act(x W) * (x W'). One kernel then reads A once and stores neither sum (Shazeer, "GLU Variants
-Improve Transformer", arXiv:2002.05202, has the variants).
+A gated MLP, act(x W) * (x W'), is one (Shazeer, "GLU Variants Improve Transformer", arXiv:2002.05202). One kernel reads
+A once and stores neither accumulator (CUTLASS example 45, dual_gemm).
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ ContractionOf = Callable[[TensorExpr], Contraction | None]
 
 
 def match_dual_gemms(statements: Sequence[TensorExpr], contraction_of: ContractionOf) -> Mapping[str, TensorExpr]:
-    """First sum's tensor → the statement of the second, its axes called as the first's. `reading`: how a statement that
-    gets tiles of its own is a contraction."""
+    """Return {first contraction's tensor: second contraction}, with the axes of the first.
+
+    `contraction_of` returns the contraction of a statement that gets tiles of its own.
+    """
     matches: dict[str, TensorExpr] = {}
     used: set[str] = set()
     for position, first in enumerate(statements):
@@ -37,7 +39,7 @@ def match_dual_gemms(statements: Sequence[TensorExpr], contraction_of: Contracti
 
 
 def _are_combined_by_map(first: Collection[str], second: Collection[str], statements: Sequence[TensorExpr]) -> bool:
-    """Whether a map reads what maps have made of both."""
+    """Return whether a map combines values that maps make of both."""
     made = (set(first), set(second))
     for statement in statements:
         if statement.kind is StatementKind.MAP:
@@ -50,7 +52,7 @@ def _are_combined_by_map(first: Collection[str], second: Collection[str], statem
 
 
 def _align_axes(first: TensorExpr, contraction: Contraction, other: TensorExpr) -> TensorExpr | None:
-    """The other with the first's axes, where the two differ in the right factor only."""
+    """Return the other contraction with the first's axes if the two differ in B only, else None."""
     theirs = as_contraction(other)
     if theirs is None or other.accumulator is not first.accumulator:
         return None

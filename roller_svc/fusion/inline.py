@@ -1,4 +1,4 @@
-"""TensorProgram → statements with cheap element-wise producers inlined (Halide's default schedule)."""
+"""TensorProgram → statements with cheap elementwise producers inlined (Halide's default schedule)."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Cast, Const, Expr, Load, Op, OpKind, children, iter_subexpressions, rewrite, substitute
 from roller_svc.ir.program import StatementKind, TensorExpr, TensorProgram, live_statements
 
-# A body of more nodes than this is not worth repeating in every consumer, and chains must not double for ever.
+# Larger bodies are not repeated in every consumer: chains must not double for ever.
 MAX_BODY_NODES = 400
 MAX_INLINED_NODES = 120
-# An expensive producer is stored once each of its values would be computed more often than this.
+# An expensive producer is stored if each of its values would be computed more often.
 MAX_RECOMPUTES = 4
 
 _CHEAP = frozenset({
@@ -24,7 +24,7 @@ _CHEAP = frozenset({
 
 
 def inline_elementwise(program: TensorProgram) -> tuple[TensorExpr, ...]:
-    """The statements that must be computed as such, in order; every other one has become part of its readers."""
+    """Return the statements that are not inlined, in order, with the others inlined into their readers."""
     outputs = {output.tensor for output in program.outputs}
     readers = _readers(program)
     inlinable: dict[str, TensorExpr] = {}
@@ -39,8 +39,7 @@ def inline_elementwise(program: TensorProgram) -> tuple[TensorExpr, ...]:
 
 
 def drop_unit_axes(statement: TensorExpr) -> TensorExpr:
-    """The statement without its axes of one point, but for its last reduced one: keepdims makes them, and rows that
-    differ in nothing else share a loop nest."""
+    """Drop axes of extent 1, made by keepdims, except for the last reduced one. More rows can then share a nest."""
     if statement.kind is StatementKind.SCATTER:
         return statement
     unit = {a.name for a in statement.spatial if a.extent == 1}
@@ -56,7 +55,7 @@ def drop_unit_axes(statement: TensorExpr) -> TensorExpr:
 
 
 def _readers(program: TensorProgram) -> dict[str, tuple[tuple[TensorExpr, Load | None], ...]]:
-    """Who reads a tensor, with each of its loads; a scatter reads its target as a whole (None)."""
+    """Return the readers of each tensor, one for each load; a scatter reads its target whole (None)."""
     readers: dict[str, list[tuple[TensorExpr, Load | None]]] = {}
     for statement in program.statements:
         for load in statement.reads:
@@ -83,7 +82,7 @@ def _may_inline(statement: TensorExpr, readers: tuple[tuple[TensorExpr, Load | N
 
 
 def _uses_per_element(reader: TensorExpr, producer: TensorExpr) -> float:
-    """How often a reader needs each value. A sum of products stages its operands, so there it counts as once."""
+    """Return how often a reader needs each value. A contraction stages its operands, and counts as once."""
     if reader.kind is StatementKind.REDUCE and _is_product(reader.body):
         return 1.0
     return reader.points / max(1, producer.points)
@@ -100,7 +99,7 @@ def _is_expensive(body: Expr) -> bool:
 
 
 def _value_nodes(expr: Expr) -> list[Expr]:
-    """The nodes that compute the value, without those inside indices."""
+    """Return the nodes of the value, without those in indices."""
     found: list[Expr] = []
     stack = [expr]
     while stack:

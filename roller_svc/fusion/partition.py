@@ -1,4 +1,4 @@
-"""TensorProgram → kernel groups: what is fused into one kernel, and which kernel comes after which."""
+"""Partition: TensorProgram → kernel groups, in order."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from roller_svc.ir.expr import AxisRef, Const, Expr, Load, axes_of, substitute
 from roller_svc.ir.group import ContractionOperands, GroupKind, KernelGroup
 from roller_svc.ir.program import Axis, AxisKind, StatementKind, TensorExpr, TensorProgram, TensorType
 
-# A contraction with fewer rows, or columns, than this is bound by memory: a matrix unit would idle, and so would tiles.
+# A contraction with fewer rows or columns is memory-bound: tiles do not pay.
 MIN_TILED_ROWS = 8
-# Rows below this many times the cores, with long rows, are better split over the device one statement at a time.
+# Fewer long rows than this times the cores are split over the device, one statement at a time.
 ROWS_PER_CORE = 1
 LONG_ROW = 1 << 16
-NARROW_BITS = 16  # bits of the operands that every matrix unit is for
+NARROW_BITS = 16  # operand types that every matrix unit supports
 
 
 @dataclass(frozen=True, slots=True)
 class _FusionGroup:
-    """A group while it grows: statements whose shared axes already have the first statement's names."""
+    """A group in progress. Shared axes have the first statement's names."""
 
     statements: tuple[TensorExpr, ...]
     contraction: Contraction | None
@@ -57,40 +57,39 @@ class _FusionGroup:
 
 @dataclass(frozen=True, slots=True)
 class FusionOptions:
-    """All that partitioning asks of a device."""
+    """Properties of a device, and choices, that partitioning depends on."""
 
     is_cpu: bool
     has_matrix_unit: bool
     num_cores: int
-    attention_dtypes: frozenset[DType] = frozenset()  # types of factors with which attention becomes one kernel
-    fuse_dual_gemm: bool = False  # whether two contractions over one left factor become one kernel
-    has_tma: bool = False  # whether it has bulk copies, which take aligned rows only
-    copy_misaligned: bool = False  # whether contractions read copies that have such rows
+    attention_dtypes: frozenset[DType] = frozenset()  # operand types of fused attention
+    fuse_dual_gemm: bool = False  # two contractions over one A become one kernel
+    has_tma: bool = False  # TMA needs aligned rows
+    copy_misaligned: bool = False  # contractions read aligned copies of misaligned inputs
 
     @property
     def without_fusion(self) -> FusionOptions:
-        """What it asks where there is one statement: nothing may join it."""
+        """Return the options of a single statement, which nothing is fused with."""
         return FusionOptions(self.is_cpu, has_matrix_unit=False, num_cores=1, copy_misaligned=self.copy_misaligned)
 
     @property
     def without_attention(self) -> FusionOptions:
-        """The same device, attention being several kernels."""
+        """Return the options without fused attention."""
         return replace(self, attention_dtypes=frozenset())
 
     @property
     def with_dual_gemm(self) -> FusionOptions:
-        """The same device, two contractions over one left factor being one kernel."""
+        """Return the options with dual GEMM."""
         return replace(self, fuse_dual_gemm=self.has_matrix_unit)
 
     @property
     def with_aligned_copies(self) -> FusionOptions:
-        """The same device, contractions of rows that begin anywhere reading aligned copies of them, none of which is
-        attention."""
+        """Return the options with aligned copies, without fused attention."""
         return replace(self, attention_dtypes=frozenset(), copy_misaligned=self.has_tma)
 
 
 def normalize_statements(program: TensorProgram, hw: FusionOptions) -> tuple[TensorExpr, ...]:
-    """The statements that are computed as such, in the form that kernels of the family have them in."""
+    """Return the statements after inlining, in the form that kernels of the target need."""
     statements = tuple(drop_unit_axes(s) for s in inline_elementwise(program))
     if not hw.is_cpu:
         return statements
@@ -102,7 +101,7 @@ def normalize_statements(program: TensorProgram, hw: FusionOptions) -> tuple[Ten
 def partition_statements(
     program: TensorProgram, statements: tuple[TensorExpr, ...], hw: FusionOptions
 ) -> tuple[KernelGroup, ...]:
-    """`partition` of a program that is `computed`."""
+    """Partition normalized statements into kernel groups."""
     outputs = {o.tensor for o in program.outputs}
     types = stored_types(program)
     if hw.copy_misaligned:
@@ -120,7 +119,7 @@ def partition_statements(
 
 
 def _with_constants(groups: Iterable[KernelGroup], program: TensorProgram) -> Iterator[KernelGroup]:
-    """Each group told which of its inputs stay the same: the program's constants and what is made of them alone."""
+    """Mark the inputs of each group that are constant: the program's constants and what depends on them alone."""
     constants = set(program.constants)
     for group in groups:
         constant_inputs = frozenset(name for name, _ in group.inputs if name in constants)
@@ -132,7 +131,7 @@ def _with_constants(groups: Iterable[KernelGroup], program: TensorProgram) -> It
 
 
 def stored_types(program: TensorProgram) -> dict[str, TensorType]:
-    """How each tensor lies in memory. An intermediate of a narrow float keeps its digits: it is stored as float32."""
+    """Return the type of each tensor in memory. Intermediates of narrow floats are float32."""
     exact = {name for name, _ in program.inputs} | {o.tensor for o in program.outputs}
     return {
         name: type_ if name in exact else TensorType(type_.dtype.compute, type_.shape)
@@ -148,7 +147,7 @@ def _fuse(
 ) -> list[_FusionGroup]:
     drafts: list[_FusionGroup] = []
     pending = [(statement, _reads(statement, attention.get(statement.output))) for statement in statements]
-    done: set[str] = set()  # written by groups before the one that grows
+    done: set[str] = set()  # written by earlier groups
     written = {s.output for s in statements}
     while pending:
         first, _ = pending[0]
@@ -178,14 +177,14 @@ def _fuse(
 
 
 def _with_second_gemm(draft: _FusionGroup, second: TensorExpr | None, not_yet_written: Set[str]) -> _FusionGroup:
-    """The draft of a sum with a second one in it, where that reads nothing that is still to come."""
+    """Add the second contraction of a dual GEMM if it reads no tensor that is written later."""
     if second is None or not not_yet_written.isdisjoint(second.reads_tensors):
         return draft
     return replace(draft, statements=(*draft.statements, second), num_accumulators=2)
 
 
 def _reads(statement: TensorExpr, found: AttentionMatch | None) -> frozenset[str]:
-    """Tensors that must be there before the statement, or all of attention, is computed."""
+    """Return the tensors that the statement, or all of attention, reads."""
     return frozenset(statement.reads_tensors) if found is None else _attention_reads(found.attention)
 
 
@@ -194,8 +193,10 @@ def _attention_reads(attention: Attention | None) -> frozenset[str]:
 
 
 def _contraction(statement: TensorExpr, hw: FusionOptions) -> Contraction | None:
-    """The reading of a statement that gets tiles of its own: on a GPU a thin product is rows to be streamed, unless its
-    rows are windows."""
+    """Return the contraction of a statement that gets tiles of its own.
+
+    On a GPU a skinny GEMM is a row reduction, unless its rows are windows.
+    """
     contraction = as_contraction(statement)
     if contraction is None or hw.is_cpu:
         return contraction
@@ -208,15 +209,17 @@ def _contraction(statement: TensorExpr, hw: FusionOptions) -> Contraction | None
 
 
 def _readers(drafts: list[_FusionGroup]) -> list[set[str]]:
-    """For each draft, which of its tensors other drafts read."""
+    """Return for each group the tensors that other groups read."""
     return [{t for other in drafts if other is not draft for t in other.reads} & draft.written for draft in drafts]
 
 
 def _try_fuse(
     draft: _FusionGroup, statement: TensorExpr, hw: FusionOptions, read_later: set[str]
 ) -> _FusionGroup | None:
-    """The draft with the statement in it, where they can share one loop nest and it pays. `others`: what is read by
-    statements still to come."""
+    """Return the group with the statement, or None if they cannot share a loop nest or it does not pay.
+
+    `read_later` are tensors that later statements read.
+    """
     if statement.kind is StatementKind.SCATTER or draft.statements[0].kind is StatementKind.SCATTER:
         return None
     if draft.contraction is not None and statement.kind is StatementKind.REDUCE:
@@ -229,7 +232,7 @@ def _try_fuse(
     if draft.contraction is not None and (inner or statement.kind is not StatementKind.MAP):
         return None
     if statement.kind is StatementKind.REDUCE and any(a.kind is AxisKind.SPATIAL for a in inner):
-        return None  # a row of results for each point, not one: it wants a nest of its own
+        return None  # a row of results for each point: it needs a nest of its own
     if draft.contraction is None and _contraction(statement, hw) is not None:
         return None
     rows = math.prod(a.extent for a in draft.outer)
@@ -241,7 +244,7 @@ def _try_fuse(
 
 
 def _shares_pass(draft: _FusionGroup, hw: FusionOptions) -> bool:
-    """Whether its last statement needs no pass of its own over a row, which can be split as a pair."""
+    """Return whether the last statement shares its pass over a row (online reduction), and both can be split."""
     last = draft.statements[-1]
     return splits_evenly(last) and any(
         joint.second is last and (not hw.is_cpu or joint.kind is OnlineReductionKind.ARG)
@@ -252,9 +255,9 @@ def _shares_pass(draft: _FusionGroup, hw: FusionOptions) -> bool:
 def _with_row_reduction(
     draft: _FusionGroup, contraction: Contraction, statement: TensorExpr, hw: FusionOptions
 ) -> _FusionGroup | None:
-    """A contraction's draft with a reduction over all of n: the epilogue of matrix units does it.
+    """Fuse a reduction over all of n into a contraction, whose epilogue on matrix units computes it.
 
-    Where something else reads the results too, they are stored anyway, and a nest that reads them once does it all.
+    If something else reads the results they are stored anyway, and one nest that reads them once is as good.
     """
     types = (value_dtype(contraction.a), value_dtype(contraction.b))
     on_matrix_unit = hw.has_matrix_unit and all(t is None or t.bits <= NARROW_BITS for t in types)
@@ -279,7 +282,7 @@ def _with_row_reduction(
 
 
 def _renaming(written_at: tuple[Expr, ...], read_at: tuple[Expr, ...]) -> dict[str, str] | None:
-    """Reader's axis → writer's, where both indices are bare axes."""
+    """Return {reader's axis: writer's axis}, or None if an index is not a plain axis."""
     names: dict[str, str] = {}
     for written, read in zip(written_at, read_at, strict=True):
         if not isinstance(written, AxisRef) or not isinstance(read, AxisRef) or read.name in names:
@@ -289,9 +292,9 @@ def _renaming(written_at: tuple[Expr, ...], read_at: tuple[Expr, ...]) -> dict[s
 
 
 def _shared_axes(draft: _FusionGroup, statement: TensorExpr) -> dict[str, str] | None:
-    """Statement's axis → draft's outer axis, covering all of the outer axes; None where they do not line up.
+    """Return {statement's axis: group's outer axis} for all outer axes, or None if they do not correspond.
 
-    What the draft wrote may only be read at the very outer point that wrote it.
+    A tensor that the group writes may only be read at the outer point that writes it.
     """
     writers = {s.output: s for s in draft.statements}
     names: dict[str, str] | None = None
@@ -307,7 +310,7 @@ def _shared_axes(draft: _FusionGroup, statement: TensorExpr) -> dict[str, str] |
 
 
 def _same_point_axes(writer: TensorExpr, load: Load, reader: TensorExpr, draft: _FusionGroup) -> dict[str, str] | None:
-    """How the reader's axes stand for the outer ones if it reads exactly what its own outer point wrote."""
+    """Return {reader's axis: outer axis} if it reads only values of its own outer point, else None."""
     if len(writer.spatial) != len(draft.outer):
         return None  # the writer maps over inner axes: it is a tensor in memory, not a value of the row
     spatial = {a.name: a.extent for a in reader.spatial}
@@ -323,14 +326,14 @@ def _same_point_axes(writer: TensorExpr, load: Load, reader: TensorExpr, draft: 
             case Const(), AxisRef(name=mine) if spatial.get(mine) == 1:
                 continue
             case AxisRef(name=outer), Const(value=0) if writer.extents[outer] == 1:
-                return None  # an axis of one point that the reader lacks: rare, and a kernel of its own is right
+                return None  # the reader lacks an axis of extent 1: rare, and separate kernels are right
             case _:
                 return None
     return names if len(names) == len(draft.outer) else None
 
 
 def _same_pass_axes(draft: _FusionGroup, statement: TensorExpr) -> dict[str, str] | None:
-    """A second reduction over the same rows of the same tensor: nothing is passed on, but one pass reads for both."""
+    """Return the axes of a second reduction over the same rows of the same tensor, so that one pass serves both."""
     first = draft.statements[0]
     if draft.contraction is not None or statement.kind is not StatementKind.REDUCE or not first.reduced:
         return None
@@ -345,7 +348,7 @@ def _same_pass_axes(draft: _FusionGroup, statement: TensorExpr) -> dict[str, str
 
 
 def _renamed(statement: TensorExpr, names: Mapping[str, str], draft: _FusionGroup) -> TensorExpr:
-    """The statement with outer axes called as the draft calls them and no inner axis called like another axis."""
+    """Rename outer axes to those of the group, and inner axes so that equal names have equal extents."""
     used = {a.name: a.extent for s in draft.statements for a in s.axes}
     outer = {a.name for a in draft.outer}
     new_names = dict(names)

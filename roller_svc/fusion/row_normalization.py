@@ -1,8 +1,8 @@
-"""A contraction of rows that are divided by a value of theirs → the quotients as a map, and a contraction of those.
+"""Contractions of rows divided by a value of the row → a map that divides, and a contraction of its result (CPU).
 
-Attention sums e * v / z over rows of exponentials e, z being a row's sum of them. With e divided where it is made, its
-maximum, sum and quotients are one walk over each row, and the contraction reads plain memory. On a GPU the factor is
-divided as it is staged, which costs nothing there.
+Attention accumulates e * v / z over rows of exponentials e with row sum z. If e is divided by its producer, maximum,
+sum and division are one pass over each row, and the contraction reads plain memory. On a GPU the operand is divided
+while it is staged, at no cost.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Statements = tuple[TensorExpr, ...]
 
 @dataclass(frozen=True, slots=True)
 class _Division:
-    """`contraction` multiplies `rows`[..., k] / `divisor` with `other`; `made` is the map that writes the rows."""
+    """`contraction` multiplies `rows`[..., k] / `divisor` by `other`; `producer` is the map that writes the rows."""
 
     contraction: TensorExpr
     rows: Load
@@ -30,7 +30,7 @@ class _Division:
 
     @property
     def division_map(self) -> TensorExpr:
-        """The rows, already divided: nobody else sees them."""
+        """Return the producer with the division. It has no other readers."""
         axes = {there.name: here for there, here in zip(_names(self.rows), self.producer.index, strict=True)}
         divisor = substitute(self.divisor, axes)
         return replace(self.producer, body=Op(OpKind.DIV, (self.producer.body, divisor), self.producer.body.dtype))
@@ -42,7 +42,7 @@ class _Division:
 
 
 def hoist_row_divisions(statements: Statements, outputs: Collection[str]) -> Statements:
-    """The statements with such quotients computed where the rows are. `wanted` tensors stay what they are."""
+    """Move divisions of rows from contractions to the producers of the rows. `outputs` are not changed."""
     for statement in statements:
         division = _match_division(statement, statements, outputs)
         if division is not None:
@@ -51,7 +51,7 @@ def hoist_row_divisions(statements: Statements, outputs: Collection[str]) -> Sta
 
 
 def _rearrange(division: _Division, statements: Statements) -> Statements:
-    """What else read the rows computes them for itself."""
+    """Replace the producer by the division, and inline it into its other readers."""
     producer = division.producer
 
     def inline_producer(node: Expr) -> Expr:
@@ -82,14 +82,14 @@ def _match_division(statement: TensorExpr, statements: Statements, outputs: Coll
 
 
 def _is_of_row(rows: Load, divisor: Load, producer: TensorExpr) -> bool:
-    """Whether the rows are read as a map writes them, each point of a row with the same divisor."""
+    """Return whether a map writes the rows, and all points of a row have the same divisor."""
     is_map = producer.kind is StatementKind.MAP and all(isinstance(i, AxisRef) for i in (*producer.index, *rows.index))
     checked = any((*rows.bounds_checked, *divisor.bounds_checked))
     return is_map and not checked and producer.body.dtype is rows.dtype and axes_of(divisor) < axes_of(rows)
 
 
 def _only_reduced(producer: TensorExpr, divisor: str, contraction: TensorExpr, statements: Statements) -> bool:
-    """Whether nothing but the contraction and the reduction that gives the divisor reads the rows, each once."""
+    """Return whether only the contraction and the reduction of the divisor read the rows, each once."""
     readers = [s for s in statements for load in s.reads if load.tensor == producer.output]
     if len(readers) != 2 or contraction not in readers:
         return False

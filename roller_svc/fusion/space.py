@@ -1,4 +1,4 @@
-"""Statements of a kernel group → the tile space that construction and the model work in."""
+"""Statements of a kernel group → tile space of construction and the model."""
 
 from __future__ import annotations
 
@@ -14,15 +14,17 @@ from roller_svc.ir.expr import Expr, loads_of
 from roller_svc.ir.group import AxisRole, TileAccess, TileAxis, TileSpace
 from roller_svc.ir.program import Axis, AxisKind, TensorExpr, TensorType
 
-SHORT_ROW = 32  # a reduced axis below this length (a window) is a poor place for lanes
+SHORT_ROW = 32  # shorter reduced axes (windows) are poor vector axes
 
 
 def contraction_space(
     statements: tuple[TensorExpr, ...], c: Contraction, types: Mapping[str, TensorType],
     second: Contraction | None = None,
 ) -> TileSpace:  # fmt: skip
-    """Axes batch (one each), m, n, k (fused each); `types` are those of the tensors in memory. `second`: statements[1]
-    where that is another sum."""
+    """Return the tile space of a contraction: batch axes one by one; m, n and k each fused.
+
+    `types` are those in memory. `second` is the second contraction of a dual GEMM.
+    """
     axes = [TileAxis(a.name, AxisRole.BATCH, (a,)) for a in c.batch]
     for role, members in c.roles:
         if role is not AxisRole.BATCH:
@@ -42,7 +44,7 @@ def contraction_space(
 def attention_space(
     statements: tuple[TensorExpr, ...], c: Contraction, attention: Attention, types: Mapping[str, TensorType]
 ) -> TileSpace:
-    """Axes batch (one each), m, n, keys and features (fused each). A row that no axis tells from others is one of m."""
+    """Return the tile space of attention: batch axes one by one; m, n, keys and head dimension each fused."""
     dots = attention.softmax_statements[0]
     m = c.m or (Axis(f"{dots.output}.row", 1, AxisKind.SPATIAL),)
     axes = [TileAxis(a.name, AxisRole.BATCH, (a,)) for a in c.batch]
@@ -62,7 +64,7 @@ def attention_space(
 def nest_space(
     statements: tuple[TensorExpr, ...], outer: tuple[Axis, ...], types: Mapping[str, TensorType]
 ) -> TileSpace:
-    """Axes outer (one each) and, fused into one, the inner axes of the statement with the most points."""
+    """Return the tile space of a nest: outer axes one by one; inner axes of the largest statement fused."""
     names = {a.name for a in outer}
     anchor = max(statements, key=lambda s: s.points)
     axes = [TileAxis(a.name, AxisRole.OUTER, (a,)) for a in outer]
@@ -108,7 +110,7 @@ def _distinct(accesses: list[TileAccess]) -> tuple[TileAccess, ...]:
 
 
 def _vector_axis(axes: list[TileAxis], accesses: tuple[TileAccess, ...]) -> str:
-    """The tile axis along which most bytes lie next to each other; ties go to outer axes, then to the innermost."""
+    """Return the tile axis that is contiguous for most bytes; ties go to outer axes, then to the innermost."""
     wide = [a for a in axes if a.extent > 1] or axes
     if not wide:
         return ""
@@ -124,7 +126,7 @@ def _vector_axis(axes: list[TileAxis], accesses: tuple[TileAccess, ...]) -> str:
 
 
 def _contiguity(access: TileAccess, axis: Axis) -> float:
-    """1: neighbours along the axis are neighbours in memory; 0: the axis does not move it; -1: they are apart."""
+    """Return 1 if the access is contiguous along the axis, 0 if it does not vary with it, -1 if it is strided."""
     used = [(d, c) for d, dim in enumerate(access.dims) for name, c in dim.coeffs if name == axis.name]
     if not used:
         return 0.0
@@ -134,6 +136,6 @@ def _contiguity(access: TileAccess, axis: Axis) -> float:
     if len(used) == 1 and (not last or d >= last[-1]):
         if dim.is_affine:
             return 1.0 if abs(coeff) == 1 else 0.25
-        if len(dim.coeffs) == 1 and axis.extent % dim.size == 0:  # an element for some neighbours: packed values
+        if len(dim.coeffs) == 1 and axis.extent % dim.size == 0:  # packed values: one element for several points
             return 1.0
     return -1.0

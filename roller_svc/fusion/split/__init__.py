@@ -1,1 +1,1 @@
-"""Kernel groups → groups of several launches: split reductions and split keys."""
+"""Splitting of reductions: kernel group → groups of several launches (split-K, split-KV)."""

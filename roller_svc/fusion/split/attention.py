@@ -1,7 +1,7 @@
-"""Attention whose keys are shared out → two groups: pieces with maxima of their own, then their join.
+"""Split-KV attention (FlashDecoding: Dao, Haziza, Massa and Sizov, 2023): partial attention, then a combination.
 
-The exponentials of a piece are below its own maximum: joined, they all are below the greatest (flash-decoding: Dao,
-Haziza, Massa and Sizov 2023). The join is written as ordinary statements.
+Each split of the keys has its own row maximum; the combination rescales the splits to the largest one. It consists of
+ordinary statements.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Workspaces = tuple[tuple[str, TensorType], ...]
 
 
 def split_attention(group: KernelGroup, program: RProgram, workspaces: Workspaces) -> SplitGroups:
-    """`workspaces`: [piece, ...] results, maxima and sums of exponentials."""
+    """Split attention. `workspaces`: results, row maxima and row sums of all splits, [split, ...]."""
     partial = replace(group, name=f"{group.name}_partial", stored=workspaces)
     statements = _combine_statements(group, workspaces)
     types = {**dict(workspaces), **dict(group.inputs), **dict(group.stored)}
@@ -37,9 +37,9 @@ def split_attention(group: KernelGroup, program: RProgram, workspaces: Workspace
 
 
 def _combine_statements(group: KernelGroup, workspaces: Workspaces) -> tuple[TensorExpr, ...]:
-    """Maximum, sum and result of a row from those of its pieces, then what the group does with results."""
+    """Return the statements that combine the splits of a row, and the group's maps."""
     if group.attention is None:
-        raise InvariantError(f"{group.name} is no attention")
+        raise InvariantError(f"{group.name} is not attention")
     attention, (before, mixed, *maps) = group.attention, group.attention.unsplit
     (results, type_), (maxima, _), (totals, _) = workspaces
     piece = Axis("piece_", type_.shape[0], AxisKind.REDUCE)

@@ -1,7 +1,7 @@
-"""Two reductions of a row that share a pass → the same of pieces of the row, and the pieces' pairs joined.
+"""Split online reductions: two reductions that share a pass are split, and their partial pairs are combined.
 
-Each piece has its own first value and a second value that goes by it; joining corrects the second values for what the
-first is of the whole row (analysis/online_reduction.py). All pieces have the same length, so that none is guarded.
+Each split has its own first value, and a second value relative to it. The combination corrects the second values for
+the first value of the whole row (analysis/online_reduction.py). Splits have equal lengths and need no guards.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from roller_svc.ir.group import KernelGroup
 from roller_svc.ir.index import given
 from roller_svc.ir.program import Axis, AxisKind, StatementKind, TensorExpr, TensorType
 
-MAX_EQUAL_SPLITS = 32  # a row that can be cut into so many equal pieces keeps a device busy
-MIN_SPLIT_POINTS = 4  # points of the least piece: neighbours that move together
+MAX_EQUAL_SPLITS = 32  # equal splits of a row that keep a device busy
+MIN_SPLIT_POINTS = 4  # points of a split: one vector access
 
 
 def online_reduction_of(group: KernelGroup) -> OnlineReduction | None:
-    """The pair of reductions that a group is about, where all else are maps of their rows' values."""
+    """Return the online reduction of a group whose other statements are maps over its rows, or None."""
     outer = {a.name for a in group.outer}
     reductions = [s for s in group.statements if s.kind is StatementKind.REDUCE]
     others = [s for s in group.statements if s.kind is not StatementKind.REDUCE]
@@ -32,19 +32,19 @@ def online_reduction_of(group: KernelGroup) -> OnlineReduction | None:
 
 
 def splits_evenly(statement: TensorExpr) -> bool:
-    """Whether its row can be cut into as many equal pieces as a device may want."""
+    """Return whether the row can be split into MAX_EQUAL_SPLITS equal parts."""
     return math.prod(a.extent for a in statement.reduced) % (MAX_EQUAL_SPLITS * MIN_SPLIT_POINTS) == 0
 
 
 def equal_splits(extent: int, max_splits: int) -> int:
-    """The most equal pieces, no more than wanted, a power of two, that an axis is cut into."""
+    """Return the largest number of equal splits of an axis that divides `max_splits`, a power of two."""
     return math.gcd(extent // MIN_SPLIT_POINTS, max_splits) if extent % MIN_SPLIT_POINTS == 0 else 1
 
 
 def partial_reductions(
     pair: OnlineReduction, names: tuple[str, str], cut: Axis, position: Expr, piece: Axis
 ) -> tuple[TensorExpr, ...]:
-    """Both reductions over one piece. `cut`: the axis within a piece, `place`: where it stands in the row."""
+    """Return both reductions over one split. `cut` is the axis within it, `position` its index in the row."""
     whole = {cut.name: position}
     first = _over_split(pair.first, names[0], cut, piece, substitute(pair.first.body, whole))
     first_load = Load(names[0], first.index, first.type.dtype, (False,) * len(first.index))
@@ -64,7 +64,7 @@ def partial_reductions(
 def combine_partials(
     pair: OnlineReduction, names: tuple[str, str], piece: Axis, points: int, statements: tuple[TensorExpr, ...]
 ) -> tuple[TensorExpr, ...]:
-    """The group's statements, the two reductions over pieces of `points` points each."""
+    """Return the group's statements, with the two reductions over splits of `points` points each."""
     axis = replace(piece, kind=AxisKind.REDUCE)
     loads = [
         Load(name, (AxisRef(piece.name), *s.index), s.accumulator, (False,) * (len(s.index) + 1))
@@ -86,13 +86,13 @@ def _over_split(statement: TensorExpr, name: str, cut: Axis, piece: Axis, body: 
 
 
 def _correct(pair: OnlineReduction, first: Load, second: Load, points: int) -> Expr:
-    """A piece's second value as it is of the whole row."""
+    """Return a split's second value relative to the first value of the whole row."""
     whole = Load(pair.first.output, pair.first.index, pair.first.type.dtype, (False,) * len(pair.first.index))
     same = Op(OpKind.EQ, (first, whole), DType.INT8)
     dtype = second.dtype
     match pair.kind:
         case OnlineReductionKind.ARG:
-            return Select(same, second, given(pair.neutral_index, "idle of the joint"), dtype)
+            return Select(same, second, given(pair.neutral_index, "neutral index of the online reduction"), dtype)
         case OnlineReductionKind.SOFTMAX:
             empty = Op(OpKind.EQ, (first, Const(-math.inf, first.dtype)), DType.INT8)
             shrunk = Op(OpKind.EXP, (Op(OpKind.SUB, (first, whole), dtype),), dtype)
@@ -101,6 +101,6 @@ def _correct(pair: OnlineReduction, first: Load, second: Load, points: int) -> E
         case OnlineReductionKind.VARIANCE:
             count = Const(float(points), dtype)
             mean = Op(OpKind.DIV, (first, count), dtype)
-            distance = Op(OpKind.SUB, (mean, given(pair.mean, "centre of the joint")), dtype)
+            distance = Op(OpKind.SUB, (mean, given(pair.mean, "mean of the online reduction")), dtype)
             extra = Op(OpKind.MUL, (count, Op(OpKind.MUL, (distance, distance), dtype)), dtype)
             return Op(OpKind.ADD, (second, extra), dtype)

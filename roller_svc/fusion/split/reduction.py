@@ -1,7 +1,7 @@
-"""Kernel group with a split reduction → two groups: partial results, then their combination.
+"""Split-K: kernel group with a split reduction → group of partial results, group that combines them.
 
-The reduction over k becomes C'[s, ...] over k's of piece s, and C[...] over s (Halide's rfactor). Both are ordinary
-statements, so that nothing below construction knows of splitting.
+The reduction over k becomes C'[s, ...] over the k of split s, and C[...] over s (Halide's rfactor). Both are ordinary
+statements, so schedules and code generators do not know of splitting.
 """
 
 from __future__ import annotations
@@ -38,9 +38,10 @@ class SplitGroups:
 
 
 def may_split(group: KernelGroup) -> bool:
-    """One reduction comes first, or two that share a pass, and the rest are maps of its own points.
+    """Return whether a group's reduction can be split.
 
-    Not as a convolution: the same group as a contraction is there to be split. Nor where there are two sums.
+    It has one reduction, or two that share a pass, and maps of its points. A convolution is split as a contraction
+    instead. A dual GEMM is not split.
     """
     if group.is_dual_gemm:
         return False
@@ -56,10 +57,10 @@ def _is_single(group: KernelGroup) -> bool:
 
 
 def split_length(space: TileSpace, unit: ComputeUnit, block: Mapping[str, int], split_k: int) -> int:
-    """Points of the longest reduced axis in one piece.
+    """Return the points of the longest reduced axis in one split.
 
-    Where that axis is the innermost one, in whole steps of a matrix unit (where it is one of several, in whole runs),
-    or whole runs of a nest: then neighbours lie in each piece as they do in the whole, and move together as before.
+    If that axis is the innermost one, the length is a multiple of a matrix unit's step (with several axes, of a vector)
+    or of a nest's vector, so that vector accesses stay aligned.
     """
     reduced = space.reduced
     longest = max([m for axis in reduced for m in axis.members], key=lambda m: m.extent)
@@ -76,7 +77,7 @@ def split_length(space: TileSpace, unit: ComputeUnit, block: Mapping[str, int], 
 
 
 def split_group(group: KernelGroup, program: RProgram) -> SplitGroups:
-    """The two groups; `program.split_k` pieces. The second's rProgram is constructed like any other's."""
+    """Split a group into `program.split_k` parts. The rProgram of the combination is constructed like any other."""
     if (pair := None if _is_single(group) else online_reduction_of(group)) is not None:
         return _split_pair(group, program, pair)
     first = group.statements[0]
@@ -91,7 +92,7 @@ def split_group(group: KernelGroup, program: RProgram) -> SplitGroups:
     types = {**inputs, tensor: type_}
     workspaces = ((tensor, type_),)
     partial_group = _regrouped(group, f"{group.name}_partial", (partial,), types, workspaces)
-    # partial results keep the accumulator's type: only the complete one is of the tensor's
+    # partial results have the accumulator's type
     body = Load(tensor, (AxisRef(piece.name), *first.index), type_.dtype, (False,) * len(type_.shape))
     combined = replace(first, axes=(*first.spatial, replace(piece, kind=AxisKind.REDUCE)), body=body)
     combining = _combining_group(group, (combined, *group.statements[1:]), workspaces)
@@ -134,7 +135,7 @@ def _partial(
 
 
 def _widen_product(body: Expr, accumulator: DType) -> Expr:
-    """An integer product in the sums' type: what it has more than in its own is cut off with the complete sum."""
+    """Widen an integer product to the accumulator's type; the complete result is truncated."""
     if isinstance(body, Op) and body.kind is OpKind.MUL and not body.dtype.is_float and body.dtype is not accumulator:
         wide = (_widen_product(arg, accumulator) for arg in body.args)
         args = tuple(a if a.dtype is accumulator else Cast(a, accumulator, implicit=True) for a in wide)
@@ -143,12 +144,12 @@ def _widen_product(body: Expr, accumulator: DType) -> Expr:
 
 
 def _select_identity(body: Expr, guard: Expr, combine: Combine) -> Expr:
-    """The body where the guard holds; elsewhere it reads nothing and adds nothing."""
+    """Return the body where the guard holds, else the identity."""
     return Select(guard, body, identity(combine, body.dtype), body.dtype)
 
 
 def _guard_product(body: Expr, guard: Expr, combine: Combine) -> Expr:
-    """The same of a product, which stays one, to be read as a contraction."""
+    """Guard the factors of a product, so that it is still recognized as a contraction."""
     if combine is Combine.SUM and isinstance(body, Op) and body.kind is OpKind.MUL:
         args = tuple(_guard_product(a, guard, Combine.SUM) for a in body.args)
         return Op(OpKind.MUL, args, body.dtype)
@@ -195,7 +196,7 @@ def _combining_group(
 
 
 def _with_space(program: RProgram, space: TileSpace) -> RProgram:
-    """The same tiles in the space of the first half: one piece at a time, its inner axes whole or stepped as before."""
+    """Return the rProgram with the tiles in the space of the partial group, one split at a time."""
 
     def tile(old: RTile) -> RTile:
         known = old.as_dict()

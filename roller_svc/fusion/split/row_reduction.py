@@ -1,8 +1,7 @@
-"""Contraction whose rows of results are reduced at once → the launches that compute it.
+"""Launches of a contraction followed by a row reduction: `C[m, n] +=! A[m, k] * B[k, n]`, `Y[m] +=! f(C[m, n])`.
 
-`Y[m] +=! f(C[m, n])` after `C[m, n] +=! A[m, k] * B[k, n]`: a block of a matrix unit reduces the columns of its own
-tile, and where there are several tiles along n a second launch joins their parts. Other units store C and reduce it
-after.
+A block on a matrix unit reduces the columns of its own tile; with several tiles along n a second launch combines the
+partial results. Other units store C and reduce it in a second launch.
 """
 
 from __future__ import annotations
@@ -22,23 +21,22 @@ Workspace = tuple[tuple[str, TensorType], ...]
 
 @dataclass(frozen=True, slots=True)
 class RowReductionLaunches:
-    """The contraction, with its rProgram, and what is left for a nest; `workspace` of the program's own tensors is
-    known elsewhere."""
+    """The launches of a contraction with a row reduction."""
 
     contraction: KernelGroup
-    program: RProgram
-    reduction: KernelGroup
-    workspace: Workspace = ()
+    program: RProgram  # of the contraction
+    reduction: KernelGroup  # the second launch, a nest
+    workspace: Workspace = ()  # partial results
 
 
 def column_tiles(program: RProgram) -> int:
-    """Tiles along n."""
+    """Return the number of tiles along n."""
     (n,) = program.space.role(AxisRole.N)
     return -(-n.extent // program.block[n.name])
 
 
 def store_then_reduce_groups(group: KernelGroup, program: RProgram) -> RowReductionLaunches:
-    """The contraction stores what the reduction reads."""
+    """Return launches in which the contraction stores its results and the reduction reads them."""
     reduction = _reduction(group)
     statements = tuple(s for s in group.statements if s is not reduction)
     written = {s.output: s for s in statements}
@@ -57,7 +55,7 @@ def store_then_reduce_groups(group: KernelGroup, program: RProgram) -> RowReduct
 
 
 def reduce_then_combine_groups(group: KernelGroup, program: RProgram, parts: int) -> RowReductionLaunches:
-    """Blocks leave one part a row and tile along n; the rest joins them."""
+    """Return launches in which blocks reduce their tiles along n and the second launch combines them."""
     reduction = _reduction(group)
     partial = (f"{reduction.output}.parts", TensorType(reduction.accumulator, (parts, *reduction.type.shape)))
     partial_reduction = replace(
@@ -80,14 +78,14 @@ def reduce_then_combine_groups(group: KernelGroup, program: RProgram, parts: int
 
 def _reduction(group: KernelGroup) -> TensorExpr:
     if group.row_reduction is None:
-        raise InvariantError(f"{group.name} reduces no rows")
+        raise InvariantError(f"{group.name} has no row reduction")
     return group.row_reduction
 
 
 def _contraction(group: KernelGroup, statements: tuple[TensorExpr, ...], stored: Workspace) -> KernelGroup:
     contraction = as_contraction(statements[0])
     if contraction is None:
-        raise InvariantError(f"{group.name} is no contraction")
+        raise InvariantError(f"{group.name} is not a contraction")
     space = contraction_space(statements, contraction, {**dict(group.inputs), **dict(stored)})
     read = {t for s in statements for t in s.reads_tensors}
     stored_names = {t for t, _ in stored}
