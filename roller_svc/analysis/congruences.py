@@ -1,4 +1,4 @@
-"""Index expressions → the remainders they are known to leave, and how they move along a loop (Granger, 1989)."""
+"""Congruence analysis of index expressions (Granger, 1989), and their strides along a loop."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from roller_svc.ir.index import num, sub
 
 @dataclass(frozen=True, slots=True)
 class Congruence:
-    """A value is `remainder` plus some multiple of `modulus`; of modulus 0: it is `remainder`."""
+    """A value is `remainder` plus a multiple of `modulus`; with modulus 0 it is `remainder`."""
 
     modulus: int
     remainder: int
 
     @property
     def divisor(self) -> int:
-        """What the value is known to be a multiple of; 0: of everything."""
+        """Return the largest known divisor of the value; 0 if the value is 0."""
         return math.gcd(self.modulus, self.remainder)
 
 
@@ -30,7 +30,7 @@ Known = Mapping[str, Congruence]
 
 
 def congruence(expr: Expr, known: Known) -> Congruence:
-    """What is known of an integer expression, given what is known of the variables in it."""
+    """Return the congruence of an integer expression, given those of its variables."""
     match expr:
         case Const(value=int(value)):
             return Congruence(0, value)
@@ -40,13 +40,13 @@ def congruence(expr: Expr, known: Known) -> Congruence:
             return ANY if loads_of(arg) else congruence(arg, known)
         case Select(then=then, otherwise=otherwise):
             return _join(congruence(then, known), congruence(otherwise, known))
-        case Op(args=(x, y)) if not expr.dtype.is_float and not loads_of(expr):  # what comes from data may wrap
-            return _joined(expr.kind, congruence(x, known), congruence(y, known))
+        case Op(args=(x, y)) if not expr.dtype.is_float and not loads_of(expr):  # values from data may wrap
+            return _operation(expr.kind, congruence(x, known), congruence(y, known))
         case _:
             return ANY
 
 
-def _joined(kind: OpKind, a: Congruence, b: Congruence) -> Congruence:
+def _operation(kind: OpKind, a: Congruence, b: Congruence) -> Congruence:
     match kind:
         case OpKind.ADD | OpKind.SUB:
             sign = 1 if kind is OpKind.ADD else -1
@@ -76,22 +76,22 @@ def _normalize(modulus: int, remainder: int) -> Congruence:
 
 @dataclass(frozen=True, slots=True)
 class LaneStrideAnalysis:
-    """A loop over `var` from 0 to count - 1. `written`: tensors whose contents change while it runs."""
+    """Strides of expressions along a loop over `var` from 0 to count - 1."""
 
     var: str
     count: int
     known: Known
-    written: frozenset[str]
+    written: frozenset[str]  # tensors that the loop writes
 
     def first_value(self, expr: Expr) -> Expr:
         return fold(substitute(expr, {self.var: num(0)}), {})
 
     def is_uniform(self, expr: Expr) -> bool:
-        """Whether every iteration has the same value of it."""
+        """Return whether the value is the same in every iteration."""
         return self.stride(expr) == 0
 
     def stride(self, expr: Expr) -> int | None:
-        """By how much the value moves from each iteration to the next; None where that is no constant."""
+        """Return the difference of the value between consecutive iterations, or None if it is not constant."""
         match expr:
             case AxisRef(name=name):
                 return int(name == self.var)
@@ -133,7 +133,7 @@ class LaneStrideAnalysis:
                 return None
 
     def _keeps_sign(self, x: Expr) -> bool:
-        """Whether x is below 0 in all iterations or in none: it does not reach the next multiple of its modulus."""
+        """Return whether x < 0 holds in all iterations or in none."""
         step = self.stride(x)
         if not step:
             return step == 0
@@ -144,7 +144,7 @@ class LaneStrideAnalysis:
         return 0 <= end < start.modulus
 
     def _stride_within_multiple(self, x: Expr, step: int, divisor: int, result: int) -> int | None:
-        """`within`, where x stays between two neighbouring multiples of `by` through all iterations."""
+        """Return `result` if x stays between the same multiples of `divisor` in all iterations, else None."""
         start = congruence(self.first_value(x), self.known)
         period = math.gcd(start.modulus, divisor)
         end = start.remainder % period + step * (self.count - 1)

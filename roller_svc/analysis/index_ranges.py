@@ -1,4 +1,9 @@
-"""Interval arithmetic and folding of index expressions: which divisions are plain, which guards are idle."""
+"""Interval arithmetic and constant folding of index expressions in schedule trees.
+
+Code generators use it to choose plain divisions and to drop guards. Unlike `analysis/intervals.py`, whose bounds hold
+for any program and widen to the whole type where arithmetic may wrap, `range_of` returns None for an unknown or
+wrapping value, and treats arithmetic of axes in int32 as exact: the frontend has proven that indices do not wrap.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +15,13 @@ from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Op, OpKind, Select, i
 from roller_svc.ir.index import add, num
 
 Range = tuple[int, int]
-# Types of the steps that must fit, where places are compared and in indices, which may be in int64.
+# Types of the intermediate values that must fit in 32 bits: of compared indices, and of indices, which may be int64.
 COMPARED = frozenset({DType.INT32})
 INDEXED = frozenset({DType.INT32, DType.INT64})
 
 
 def range_of(expr: Expr, ranges: Mapping[str, Range]) -> Range | None:
-    """Least and greatest value of an integer expression, inclusive; None where it is not known."""
+    """Return the lowest and the highest value of an integer expression, or None if unknown."""
     match expr:
         case Const(value=int(value)):
             return value, value
@@ -24,11 +29,11 @@ def range_of(expr: Expr, ranges: Mapping[str, Range]) -> Range | None:
             return ranges.get(name)
         case Cast(arg=arg, dtype=dtype, implicit=implicit) if not dtype.is_float and not arg.dtype.is_float:
             inside = range_of(arg, ranges)
-            # below a cast that the program asks for arithmetic wraps, elsewhere that of indices is exact
+            # arithmetic below an explicit cast wraps; other index arithmetic is exact
             exact = implicit or all(_fits(part, ranges) for part in iter_subexpressions(arg) if isinstance(part, Op))
             return inside if inside and exact and _fits_dtype(dtype, inside) else None
         case Op(kind=OpKind.BITAND, args=(x, y)) if not expr.dtype.is_float:
-            # a mask that is no less than 0 bounds what is left of the other side, whatever that is
+            # a mask >= 0 bounds the result, whatever the other side is
             masks = [known for side in (x, y) if (known := range_of(side, ranges)) and known[0] >= 0]
             return (0, min(high for _, high in masks)) if masks else None
         case Op(kind=kind, args=(x, y)):
@@ -42,7 +47,7 @@ def range_of(expr: Expr, ranges: Mapping[str, Range]) -> Range | None:
 
 
 def _unless_wrapped(op: Op, interval: Range | None) -> Range | None:
-    """The range of exact arithmetic; None where what an operation gives wraps: only places are never cut."""
+    """Return the interval, or None if the operation may wrap. Arithmetic of axes in int32 is exact."""
     if interval is None or _fits_dtype(op.dtype, interval) or (op.dtype is DType.INT32 and not loads_of(op)):
         return interval
     return None
@@ -81,9 +86,9 @@ def _binary(kind: OpKind, a: Range, b: Range) -> Range | None:
 
 
 def may_exceed_int32(index: Expr, ranges: Mapping[str, Range], dtypes: frozenset[DType]) -> bool:
-    """Whether some step on the way to a place, of one of those types, may not fit 32 bits.
+    """Return whether an intermediate value of an index, of one of `dtypes`, may not fit in 32 bits.
 
-    What was read is a value of its own type, and so is what stands below a cast that is not exact.
+    Loaded values, and values below a cast that is not exact, have their own types and do not count.
     """
     stack = [index]
     while stack:
@@ -104,10 +109,7 @@ def may_exceed_int32(index: Expr, ranges: Mapping[str, Range], dtypes: frozenset
 
 
 def fold(expr: Expr, values: Mapping[str, int]) -> Expr:
-    """The expression with known loop variables put in and integer constants folded.
-
-    Only arithmetic of axes is folded: it is exact, and the axes' values make it small.
-    """
+    """Substitute known loop variables and fold integer constants. Only arithmetic of axes is folded: it is exact."""
     if isinstance(expr, AxisRef):
         known = values.get(expr.name)
         return expr if known is None else Const(known, expr.dtype)
@@ -147,7 +149,7 @@ def _value(kind: OpKind, a: int, b: int) -> int | None:
 
 
 def _identity(kind: OpKind, a: Expr, b: Expr) -> Expr | None:
-    """x + 0, x * 1 and the like."""
+    """Simplify x + 0, x * 1 and the like; None if nothing applies."""
     if isinstance(b, Const):
         if b.value == 0 and kind in (OpKind.ADD, OpKind.SUB) and a.dtype is b.dtype:
             return a
@@ -162,7 +164,7 @@ def _identity(kind: OpKind, a: Expr, b: Expr) -> Expr | None:
 
 
 def split_sum(expr: Expr, unit: int) -> tuple[Expr | None, Expr]:
-    """The sum of the terms that are multiples of `unit`, None where there are none, and that of the others."""
+    """Return the sum of the terms that are multiples of `unit` (None without any), and the sum of the others."""
     coarse: Expr | None = None
     fine: Expr = num(0)
     for term in _terms(expr):

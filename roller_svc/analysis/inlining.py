@@ -1,7 +1,4 @@
-"""Maps in place of the loads of them, as a schedule asks for it.
-
-Statements as loops can run them, and a map's value in place of a load of it.
-"""
+"""Inlining of maps into their readers, and canonical reductions."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ from roller_svc.ir.program import Combine, StatementKind, TensorExpr
 
 
 def canonicalize(statement: TensorExpr) -> TensorExpr:
-    """all and any as min and max of truth values; a reduction over no axis as the map that it is."""
+    """Rewrite all and any to min and max of truth values, and a reduction over no axis to a map."""
     if statement.kind is not StatementKind.REDUCE:
         return statement
     if statement.combine in (Combine.ALL, Combine.ANY):
@@ -30,21 +27,21 @@ def canonicalize(statement: TensorExpr) -> TensorExpr:
 
 
 def value_of(producer: TensorExpr, index: tuple[Expr, ...]) -> Expr:
-    """A map's value at an index: its body with the axes replaced, in the type it would have been stored in."""
+    """Return a map's value at an index: its body with the axes replaced, in the type of its tensor."""
     at = {axis.name: i for axis, i in zip(producer.index, index, strict=True) if isinstance(axis, AxisRef)}
     value = substitute(producer.body, at)
     if value.dtype is producer.type.dtype:
         return value
-    # Only casts and outputs round: a float that was only passing through keeps its digits.
+    # Only explicit casts and outputs round: intermediate floats are not rounded.
     return Cast(value, producer.type.dtype, implicit=producer.type.dtype.is_float)
 
 
-# A statement grows to no more nodes than this: text of this size still compiles in seconds.
+# A statement of this size still compiles in seconds.
 MAX_NODES = 4000
 
 
 def is_inlinable(statement: TensorExpr, readers: Iterable[TensorExpr]) -> bool:
-    """Maps are, unless some reader needs the tensor itself: to scatter into, to check an index from data against."""
+    """Return whether it is a map, and no reader needs the tensor itself: as a scatter's target, or for a check."""
     if statement.kind is not StatementKind.MAP:
         return False
     return not any(
@@ -55,16 +52,23 @@ def is_inlinable(statement: TensorExpr, readers: Iterable[TensorExpr]) -> bool:
 
 
 def inline_producers(statement: TensorExpr, producers: Mapping[str, TensorExpr]) -> TensorExpr:
-    """The statement with its loads of `producers` (whose own loads are replaced already) become their values."""
+    """Replace loads of `producers`, which are inlined already, by their values. Raises ScheduleError if too large."""
     if not any(name in producers for name in statement.reads_tensors):
         return statement
     sizes = {name: _nodes(p.body) for name, p in producers.items()}
     total_nodes = sum(sizes[x.tensor] * max([1, *map(_nodes, x.index)]) for x in statement.reads if x.tensor in sizes)
     if total_nodes > MAX_NODES:
         raise ScheduleError(
-            f"{statement.output} would grow to more than {MAX_NODES} operations", code="schedule-inline",
+            f"inlining {statement.output} would exceed {MAX_NODES} operations", code="schedule-inline",
             hint="compute one of the functions it reads at root",
         )  # fmt: skip
+    return inline_loads(statement, producers)
+
+
+def inline_loads(statement: TensorExpr, producers: Mapping[str, TensorExpr]) -> TensorExpr:
+    """Replace loads of `producers`, which are inlined already, by their values."""
+    if not any(name in producers for name in statement.reads_tensors):
+        return statement
 
     def inline_load(node: Expr) -> Expr:
         if isinstance(node, Load) and node.tensor in producers:

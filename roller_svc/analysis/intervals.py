@@ -1,4 +1,8 @@
-"""Integer expression over a box of axes → bounds of its value, and whether it may wrap."""
+"""Interval arithmetic of integer expressions over a box of axes, and whether they may wrap.
+
+Bounds are never too narrow, for any program: where an operation may leave its type, they widen to the whole type and
+`wraps` is set. `analysis/index_ranges.py` assumes instead that arithmetic of axes is exact, and knows fewer operators.
+"""
 
 from __future__ import annotations
 
@@ -11,18 +15,18 @@ from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Op, OpKind, Select
 
 
 class Bounds(NamedTuple):
-    """Never too narrow. `wraps`: some operation may leave its type, so that arithmetic is not that of integers."""
+    """Inclusive bounds, never too narrow."""
 
     low: int
     high: int
-    wraps: bool = False
+    wraps: bool = False  # an operation may leave its type
 
     def inside(self, size: int) -> bool:
         return self.low >= 0 and self.high < size
 
 
 def bounds(expr: Expr, extents: Mapping[str, int]) -> Bounds:
-    """Least and greatest value that an integer expression may have, wrapping included."""
+    """Return the bounds of an integer expression, wrapping included."""
     match expr:
         case Const(value=int(value)):
             return Bounds(value, value)
@@ -67,7 +71,7 @@ def _range(dtype: DType) -> tuple[int, int]:
 
 
 def _clamp_to_type(interval: Bounds, dtype: DType) -> Bounds:
-    """The bounds where the type holds them, else all of the type: the value may have wrapped."""
+    """Return the bounds if the type can represent them, else those of the whole type: the value may wrap."""
     low, high = dtype.integer_range
     if low <= interval.low and interval.high <= high:
         return interval
@@ -112,7 +116,7 @@ _TRUTHS = frozenset({
 
 
 def _division(expr: Op, dividend: Bounds) -> tuple[int, int]:
-    """// and % by a positive constant; by anything else all of the type."""
+    """Return the bounds of // and % by a positive constant; of other divisions the whole type."""
     divisor = constant_int(expr.args[1])
     if divisor is None or divisor < 1:
         return expr.dtype.integer_range
@@ -124,7 +128,7 @@ def _division(expr: Op, dividend: Bounds) -> tuple[int, int]:
 
 
 def widen_to_int64(expr: Expr) -> Expr:
-    """The same integer arithmetic over axes in int64: an index is never cut to 32 bits on its way."""
+    """Widen int32 arithmetic over axes to int64, so that no intermediate value of an index wraps."""
     if expr.dtype is not DType.INT32:
         return expr
     match expr:

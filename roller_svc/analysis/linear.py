@@ -1,4 +1,4 @@
-"""Index expressions as sums of terms, also where some terms are not affine: what is fixed at a loop and what moves."""
+"""Linear forms of index expressions, whose terms need not be affine."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from roller_svc.analysis.intervals import bounds
 from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Op, OpKind, rewrite
 from roller_svc.ir.index import add, div, mod, mul, num
 
-# term → coefficient; None → the constant. A term is a loop variable or an expression that is no sum.
+# term → coefficient; None → the constant. A term is a loop variable or any expression but a sum.
 Linear = dict[Expr | None, int]
 
 
 def linear(expr: Expr) -> Linear:
-    """The expression as a sum. Index arithmetic does not wrap: the checker has seen to that."""
+    """Return the linear form of an expression. Index arithmetic does not wrap: the checker proves it."""
     terms: Linear = {}
     _collect(expr, 1, terms)
     return {term: c for term, c in terms.items() if c}
@@ -51,7 +51,7 @@ def _is_index(op: Op) -> bool:
 
 
 def expression(terms: Linear) -> Expr:
-    """The sum as an expression."""
+    """Return the expression of a linear form."""
     result: Expr = num(0)
     for term, c in terms.items():
         if term is not None:
@@ -60,7 +60,7 @@ def expression(terms: Linear) -> Expr:
 
 
 def span(terms: Linear, extents: Mapping[str, int]) -> tuple[int, int]:
-    """Least and greatest value, loop variables going from 0 to their extents."""
+    """Return the lowest and the highest value, for loop variables from 0 to their extents."""
     low = high = terms.get(None, 0)
     for term, c in terms.items():
         if term is not None:
@@ -71,7 +71,7 @@ def span(terms: Linear, extents: Mapping[str, int]) -> tuple[int, int]:
 
 
 def simplify_divisions(expr: Expr) -> Expr:
-    """The same with quotients and remainders taken where their operand shows them: (8 x + 3) // 4 is 2 x, % 8 is 3."""
+    """Simplify divisions by constants: (8 x + 3) // 4 is 2 x, and (8 x + 3) % 8 is 3."""
 
     def change(node: Expr) -> Expr:
         match node:
@@ -84,7 +84,7 @@ def simplify_divisions(expr: Expr) -> Expr:
 
 
 def _simplify_division(kind: OpKind, terms: Linear, divisor: int) -> Expr | None:
-    """(g X + r) // (g n) is X // n, and its remainder g (X % n) + r, for 0 <= r < g."""
+    """Simplify (g X + r) // (g n) to X // n, and the remainder to g (X % n) + r, for 0 <= r < g."""
     common = math.gcd(divisor, *(c for term, c in terms.items() if term is not None))
     if common == 1:
         return None

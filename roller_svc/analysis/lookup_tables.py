@@ -1,6 +1,7 @@
-"""Functions of a few bits of an integer, as of a weight's four: all their values fit a vector of a table.
+"""In-register lookup tables: functions of a few bits, such as 4-bit weights (T-MAC: Wei et al., arXiv:2407.00088).
 
-What multiplies such a function, and is the same for all lanes, may multiply the table: made anew when it changes.
+All values of the function fit in one vector register, which a shuffle indexes. A factor that is the same in all lanes
+can multiply the table instead of its entries; the table is then recomputed when the factor changes.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ from functools import reduce
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import COMPARISONS, Cast, Const, Expr, Op, OpKind, Select, axes_of, children, loads_of
 
-ENTRY_BITS = 32  # of a table's entry, and of what chooses one
-TABLE_BYTES = (32, 64)  # vectors of which any lane may become any other in one instruction
-# what compilers compute of constants
+ENTRY_BITS = 32  # of an entry and of an index
+TABLE_BYTES = (32, 64)  # vectors with a full-permute instruction
+# operators that compilers fold for constants
 _FOLDED = COMPARISONS | {
     OpKind.ADD, OpKind.SUB, OpKind.MUL, OpKind.DIV, OpKind.NEG, OpKind.SHL, OpKind.SHR, OpKind.LAND, OpKind.LOR,
     OpKind.LNOT, OpKind.BITAND, OpKind.BITOR, OpKind.BITXOR, OpKind.BITNOT, OpKind.MAX, OpKind.MIN, OpKind.ABS,
@@ -24,7 +25,7 @@ _FOLDED = COMPARISONS | {
 
 @dataclass(frozen=True, slots=True)
 class TableIndex:
-    """`value` is what `mask` leaves of the lowest bits of `source`."""
+    """The index of a table: `value` is `source` & `mask`, its lowest bits."""
 
     value: Expr
     source: Expr
@@ -33,15 +34,17 @@ class TableIndex:
 
 @dataclass(frozen=True, slots=True)
 class LookupTables:
-    """Vectors of so many `entries`, in which lanes look up that go `along` these axes."""
+    """Lookup tables of one vector."""
 
     entries: int
-    varying_axes: Set[str] = frozenset()
+    varying_axes: Set[str] = frozenset()  # axes that vary over the lanes
 
     def find_index(self, expr: Expr, *, is_factor: bool = False) -> TableIndex | None:
-        """The value of few bits, read from memory, of which alone an expression is a function that a table has; None
-        where it is none, or no more than that value itself. `is_factor`: of a product, whose table may have in it what
-        is the same for all lanes."""
+        """Return the index of a table that has all values of the expression, or None.
+
+        The index comes from memory, and the expression is more than the index itself. With `is_factor` the expression
+        is a factor of a product, and its table may contain values that are the same in all lanes.
+        """
         fits = ENTRY_BITS * self.entries // 8 in TABLE_BYTES and expr.dtype.compute.bits == ENTRY_BITS
         if not fits or _is_trivial(expr, self.entries):
             return None
@@ -62,9 +65,11 @@ class LookupTables:
         return result if result is not None and loads_of(result.value) else None
 
     def group_invariant_factors(self, expr: Expr) -> Expr:
-        """A product of floats with the factors that are the same for all lanes next to one that a table has, so that
-        they go into the table: x * (s * f) as s * (x * f). Others as they are: x * f joined to a sum is one
-        multiply-add, and would be an addition beside x's table."""
+        """Group the factors of a float product that are the same in all lanes with one that a table has.
+
+        They become part of the table: s * (x * f) as x * (s * f). A product without another factor is not changed: it
+        is part of a multiply-add, and would become an addition.
+        """
         factors = _factors(expr)
         looked_up = next((f for f in factors if self.find_index(f) is not None), None)
         invariant = [f for f in factors if self._is_invariant(f)]
@@ -78,12 +83,12 @@ class LookupTables:
 
 
 def is_float_product(expr: Expr) -> bool:
-    """Whether it is one of floats, whose factors may have tables with fixed values in them."""
+    """Return whether it is a product of floats."""
     return isinstance(expr, Op) and expr.kind is OpKind.MUL and expr.dtype.is_float
 
 
 def _factors(expr: Expr) -> list[Expr]:
-    """Of a product of floats of one type."""
+    """Return the factors of a product of floats of one type."""
     if not is_float_product(expr):
         return [expr]
     return [f for arg in children(expr) for f in (_factors(arg) if arg.dtype is expr.dtype else [arg])]
@@ -94,7 +99,7 @@ def _times(a: Expr, b: Expr) -> Expr:
 
 
 def _is_trivial(expr: Expr, entries: int) -> bool:
-    """Whether nothing is computed of the bits, or nothing yet."""
+    """Return whether the expression is only the index, or a conversion that does nothing."""
     unchanged = isinstance(expr, Cast) and expr.implicit and expr.dtype.compute is expr.arg.dtype.compute
     return unchanged or _table_index(expr, entries) is not None
 

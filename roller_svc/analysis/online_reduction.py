@@ -1,8 +1,8 @@
-"""Two reductions of a row, the second over what the first gave → how one pass can do both.
+"""Online reductions: pairs of reductions over a row, the second dependent on the first, that share one pass.
 
-A maximum and the sum of exponentials below it (online softmax: Milakov and Gimelshein, arXiv:1805.02867); a sum and the
-sum of squared distances from a centre (Welford 1962, joined by Chan, Golub and LeVeque 1979); an extreme and where it
-is. Each keeps a running pair, and corrects the second value when the first has changed.
+Three kinds: maximum and sum of exp(x - maximum) (online softmax: Milakov and Gimelshein, arXiv:1805.02867); sum and sum
+of squared distances from the mean (Welford, 1962; combined after Chan, Golub and LeVeque, 1979); maximum or minimum and
+its index. Each keeps a running pair and corrects the second value when the first changes.
 """
 
 from __future__ import annotations
@@ -25,20 +25,19 @@ class OnlineReductionKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class OnlineReduction:
-    """`value`: what the first reduction joins. `centre` (SQUARES): what the squared distances are from, the same for
-    all of the row. `place`, `idle` (PLACE): what the second joins where the value is the extreme, and elsewhere."""
+    """A pair of reductions that share a pass."""
 
     kind: OnlineReductionKind
     first: TensorExpr
     second: TensorExpr
-    value: Expr
-    mean: Expr | None = None
-    index: Expr | None = None
-    neutral_index: Expr | None = None
+    value: Expr  # reduced by the first
+    mean: Expr | None = None  # VARIANCE: subtracted before squaring, the same for the whole row
+    index: Expr | None = None  # ARG: reduced by the second where the value is the maximum or minimum
+    neutral_index: Expr | None = None  # ARG: reduced by the second elsewhere
 
 
 def online_reductions(statements: Iterable[TensorExpr]) -> tuple[OnlineReduction, ...]:
-    """The pairs among them, no statement in two."""
+    """Return the online reductions among the statements. No statement is in two of them."""
     results: list[OnlineReduction] = []
     paired: set[str] = set()
     earlier: list[TensorExpr] = []
@@ -63,14 +62,14 @@ def _match(first: TensorExpr, second: TensorExpr) -> OnlineReduction | None:
 
 
 def strip_casts(expr: Expr) -> Expr:
-    """Without the casts that only pass a value on."""
+    """Strip implicit casts and casts to the same type."""
     while isinstance(expr, Cast) and (expr.implicit or expr.arg.dtype is expr.dtype):
         expr = expr.arg
     return expr
 
 
 def _is_row(expr: Expr, statement: TensorExpr) -> bool:
-    """Whether the expression is the value that the statement gave this very row."""
+    """Return whether the expression is the statement's value of the same row."""
     expr = strip_casts(expr)
     return isinstance(expr, Load) and expr.tensor == statement.output and expr.index == statement.index
 
@@ -112,7 +111,7 @@ def _match_variance(first: TensorExpr, second: TensorExpr) -> OnlineReduction | 
 
 
 def _match_arg(first: TensorExpr, second: TensorExpr) -> OnlineReduction | None:
-    """`idle` must be no better than any place, so that it may be joined to them without being asked for."""
+    """Match max or min and its index. The neutral index must not win against any index of the row."""
     if {first.combine, second.combine} - {Combine.MAX, Combine.MIN}:
         return None
     casts: list[Cast] = []
@@ -144,7 +143,7 @@ def _constant(expr: Expr) -> int | None:
 
 
 def _exceeds_all_indices(limit: int, index: Expr, second: TensorExpr) -> bool:
-    """Whether no place is past the limit: places are sums of axes, perhaps converted."""
+    """Return whether no index is past the limit. Indices are affine, perhaps converted."""
     while isinstance(index, Cast):
         index = index.arg
     index_form = affine(index)

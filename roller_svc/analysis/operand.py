@@ -1,4 +1,4 @@
-"""Factor of a contraction → how a matrix unit's tiles of it can be filled: type, direction, what moves as one."""
+"""Operands of a contraction as matrix units stage them: type, major axis, vector width."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from roller_svc.ir.hardware import ComputeUnit, UnitKind
 from roller_svc.ir.program import TensorType
 
 STAGED_KINDS = (UnitKind.MMA, UnitKind.MFMA, UnitKind.WGMMA)  # matrix units that are fed from shared memory
-MAX_VECTOR_WIDTH = 16  # elements: 16 bytes of the narrowest type, the widest copy there is
+MAX_VECTOR_WIDTH = 16  # elements: 16 bytes, the widest copy, of the narrowest type
 
 _FLOAT8 = frozenset({DType.FLOAT8_E4M3FN, DType.FLOAT8_E5M2})
 _BYTES = frozenset({DType.INT8, DType.UINT8, DType.BOOL})
 _SHORT = frozenset({DType.INT16, DType.UINT16})
-# type → the other types all of whose values it has (both float8 have fewer digits and exponents than float16)
+# type → other types that it can represent exactly (float16 has more digits and exponents than both float8)
 _REPRESENTABLE: Mapping[DType, frozenset[DType]] = {
     DType.FLOAT64: frozenset(DType) - {DType.INT64, DType.UINT64},
     DType.FLOAT32: _FLOAT8 | _BYTES | _SHORT | {DType.FLOAT16, DType.BFLOAT16},
@@ -36,35 +36,33 @@ _REPRESENTABLE: Mapping[DType, frozenset[DType]] = {
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """`dtype`: the narrowest type that has every value of the factor; results of arithmetic that the program gives
-    type float16 or bfloat16 count as rounded to it, as casts and outputs are.
+    """An operand of a contraction.
 
-    `source`: where `guard` holds (None: always) the factor is this load, elsewhere 0; None: it must be computed.
-    `stored`: the source's type in memory. `along_k`: neighbours in memory are neighbours along k, not along m or n.
-    `run`: that many neighbours, from a multiple of it on, always lie side by side in memory, their first aligned to
-    their size, under one guard: they can move as one. A power of two; 1 where nothing is known.
+    `dtype` is the narrowest type that can represent every value. Results of arithmetic of type float16 or bfloat16
+    count as rounded to it, as casts and outputs are. `vector_width` elements, from a multiple of it on, are contiguous,
+    aligned and under one guard, so that one access moves them. It is a power of two; 1 if nothing is known.
     """
 
     expr: Expr
     dtype: DType
-    source: Load | None
-    guard: Expr | None
-    memory_dtype: DType
-    k_major: bool
+    source: Load | None  # the operand where `guard` holds, elsewhere it is 0; None: the operand is computed
+    guard: Expr | None  # None: always
+    memory_dtype: DType  # of the source
+    k_major: bool  # contiguous along k, else along m or n
     vector_width: int
 
 
 def operands(group: KernelGroup) -> tuple[Operand, Operand]:
-    """Those of a contraction, a and b."""
+    """Return operands A and B of a contraction."""
     if group.kind is not GroupKind.CONTRACTION or group.operands is None:
-        raise ValueError(f"{group.name} is no contraction")
+        raise ValueError(f"{group.name} is not a contraction")
     (m,), (n,), (k,) = (group.space.role(role) for role in (AxisRole.M, AxisRole.N, AxisRole.K))
     types = dict(group.inputs)
     return operand_along(group.operands.a, m, k, types), operand_along(group.operands.b, n, k, types)
 
 
 def operand_b2(group: KernelGroup) -> Operand | None:
-    """What stands for b in a contraction's second sum; None where it has one."""
+    """Return B of the second contraction of a dual GEMM, or None."""
     if group.operands is None or group.operands.b2 is None:
         return None
     (n,), (k,) = (group.space.role(role) for role in (AxisRole.N, AxisRole.K))
@@ -72,13 +70,13 @@ def operand_b2(group: KernelGroup) -> Operand | None:
 
 
 def all_operands(group: KernelGroup) -> tuple[Operand, ...]:
-    """Those of a contraction, a and b, and what stands for b in its second sum where there are two."""
+    """Return operands A and B of a contraction, and the second B of a dual GEMM."""
     b2 = operand_b2(group)
     return operands(group) if b2 is None else (*operands(group), b2)
 
 
 def have_same_layout(one: Operand, other: Operand) -> bool:
-    """Whether tiles of both are filled in the same way."""
+    """Return whether tiles of both are staged in the same way."""
 
     def layout(operand: Operand) -> tuple[object, ...]:
         computed = operand.source is None
@@ -88,24 +86,23 @@ def have_same_layout(one: Operand, other: Operand) -> bool:
 
 
 def staged_dtype(unit: ComputeUnit, operand: Operand) -> DType:
-    """The type in which the unit is given the operand: bytes keep theirs, for NVIDIA's instructions take any two of a
-    kind."""
+    """Return the type in which the unit gets the operand. 8-bit types are kept: NVIDIA's instructions take any two."""
     if unit.in_dtype.bits == 8 and unit.kind is not UnitKind.MFMA:
         return DType.UINT8 if operand.dtype is DType.BOOL else operand.dtype
     return unit.in_dtype
 
 
 def contraction_unsupported_reason(unit: ComputeUnit, group: KernelGroup, *, allow_tf32: bool) -> str:
-    """Why the matrix unit cannot compute the contraction; '' where it can."""
+    """Return why the matrix unit cannot compute the contraction, or "" if it can."""
     if group.kind is not GroupKind.CONTRACTION:
-        return "no contraction"
+        return "not a contraction"
     return operands_unsupported_reason(unit, group.space.compute_dtype, operands(group), allow_tf32=allow_tf32)
 
 
 def operands_unsupported_reason(
     unit: ComputeUnit, accumulator: DType, factors: tuple[Operand, Operand], *, allow_tf32: bool
 ) -> str:
-    """The same for a contraction of those factors whose sums are of that type."""
+    """Return why the unit cannot compute a contraction of these operands with this accumulator, or ""."""
     if unit.kind not in STAGED_KINDS:
         return f"no rules for units of kind {unit.kind.value}"
     if accumulator is not unit.acc_dtype:
@@ -119,12 +116,12 @@ def operands_unsupported_reason(
 
 
 def can_represent_all(dtype: DType, other: DType) -> bool:
-    """Whether a type has every value of the other."""
+    """Return whether a type can represent every value of the other."""
     return other is dtype or other in _REPRESENTABLE.get(dtype, frozenset())
 
 
 def _supports(unit: ComputeUnit, operand: DType) -> bool:
-    """Bytes are signed for MFMA; a truth value, 0 or 1, is either."""
+    """Return whether the unit takes operands of a type. MFMA takes signed bytes; truth values fit any byte."""
     supported = unit.in_dtype
     if supported in (DType.INT8, DType.UINT8):
         return operand in (_BYTES - {DType.UINT8} if unit.kind is UnitKind.MFMA else _BYTES)
@@ -145,7 +142,7 @@ def operand_along(factor: Expr, axis: TileAxis, k: TileAxis, types: Mapping[str,
 
 
 def value_dtype(expr: Expr) -> DType | None:
-    """Narrowest type with all of the expression's values; None for 0, which every type has."""
+    """Return the narrowest type that can represent the expression; None for 0, which every type can."""
     match expr:
         case Const(value=0):
             return None
@@ -158,13 +155,13 @@ def value_dtype(expr: Expr) -> DType | None:
             inner = value_dtype(arg)
             return inner if inner is None or inner is dtype or inner in _REPRESENTABLE.get(dtype, ()) else dtype
         case Op(dtype=dtype):
-            return dtype.compute if dtype in _FLOAT8 else dtype  # rounding a result to float8 would lose too much
+            return dtype.compute if dtype in _FLOAT8 else dtype  # rounding results to float8 would lose too much
         case _:
             return expr.dtype
 
 
 def _guarded_load(expr: Expr) -> tuple[Load | None, Expr | None]:
-    """(load, guard) where the expression is that load wherever the guard holds, and 0 elsewhere."""
+    """Return (load, guard) if the expression is the load where the guard holds and 0 elsewhere."""
     match expr:
         case Load():
             return expr, None
@@ -182,7 +179,7 @@ def _guarded_load(expr: Expr) -> tuple[Load | None, Expr | None]:
 
 
 def _is_k_major(factor: Expr, axis: TileAxis, k: TileAxis) -> bool:
-    """Whether memory is contiguous along k rather than along the other axis."""
+    """Return whether memory is contiguous along k rather than along the other axis."""
     k_member, member = k.members[-1].name, axis.members[-1].name
     for load in loads_of(factor):
         for index in reversed(load.index):  # dimensions of one element have no axis
@@ -193,13 +190,13 @@ def _is_k_major(factor: Expr, axis: TileAxis, k: TileAxis) -> bool:
 
 
 def _index_stride(index: Expr, member: str) -> int:
-    """How fast an index moves with an axis; 1 where it is no sum (packed words: `k // 8`), 0 where it does not."""
+    """Return the stride of an index along an axis; 1 if it is not affine (packed words: `k // 8`)."""
     form = affine(index)
     return abs(form.coeff(member)) if form is not None else int(member in axes_of(index))
 
 
 def aligned_vector_width(load: Load, guard: Expr | None, lead: TileAxis, type_: TensorType) -> int:
-    """How many neighbours along the axis lie side by side under one guard, from an aligned one on; a power of two."""
+    """Return the contiguous, aligned elements along the axis under one guard, a power of two."""
     address = _address(load.index, type_.shape)
     if address is None:
         return 1
@@ -215,8 +212,10 @@ def aligned_vector_width(load: Load, guard: Expr | None, lead: TileAxis, type_: 
 
 
 def _address(index: tuple[Expr, ...], shape: tuple[int, ...]) -> Affine | None:
-    """Offset in elements; an index that is no sum stands for each of its axes as something apart. None where such an
-    axis also is an ordinary one."""
+    """Return the offset in elements. A non-affine index counts as a separate term for each of its axes.
+
+    None if such an axis also has an affine term.
+    """
     coeffs: dict[str, int] = {}
     offset = 0
     for d, place in enumerate(index):
@@ -233,7 +232,7 @@ def _address(index: tuple[Expr, ...], shape: tuple[int, ...]) -> Affine | None:
 
 
 def _contiguous_members(address: Affine, guard: Expr | None, lead: TileAxis) -> tuple[int, frozenset[str]]:
-    """The innermost members that walk memory as one axis: (its extent, their names)."""
+    """Return (extent, names) of the innermost members that are contiguous as one axis."""
     extent, merged = 1, frozenset[str]()
     for member in reversed(lead.members):
         if address.coeff(member.name) != extent or (merged and guard is not None and member.name in axes_of(guard)):
@@ -245,7 +244,7 @@ def _contiguous_members(address: Affine, guard: Expr | None, lead: TileAxis) -> 
 
 
 def _is_uniform(cond: Expr, varying: str, width: int) -> bool:
-    """Whether the condition is the same for `run` values of `moving` from a multiple of `run` on."""
+    """Return whether the condition is the same for `width` values of `varying` from a multiple of `width` on."""
     if varying not in axes_of(cond):
         return True
     match cond:
@@ -260,8 +259,10 @@ def _is_uniform(cond: Expr, varying: str, width: int) -> bool:
 
 
 def _is_multiple(a: Expr, b: Expr, offset: int, varying: str, width: int) -> bool:
-    """Whether a - b + offset grows by one with `moving` and is a multiple of `run` wherever `moving` is: then its sign
-    changes at such a place only."""
+    """Return whether a - b + offset has stride 1 along `varying` and is a multiple of `width` wherever `varying` is.
+
+    Its sign then changes only at multiples of `width`.
+    """
     left, right = affine(a), affine(b)
     if left is None or right is None:
         return False

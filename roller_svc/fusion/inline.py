@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from roller_svc.analysis.inlining import canonicalize, value_of
+from roller_svc.analysis.inlining import canonicalize, inline_loads
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.expr import Cast, Const, Expr, Load, Op, OpKind, children, iter_subexpressions, rewrite, substitute
+from roller_svc.ir.expr import Cast, Const, Expr, Load, Op, OpKind, children, iter_subexpressions, substitute
 from roller_svc.ir.program import StatementKind, TensorExpr, TensorProgram, live_statements
 
 # Larger bodies are not repeated in every consumer: chains must not double for ever.
@@ -30,7 +30,7 @@ def inline_elementwise(program: TensorProgram) -> tuple[TensorExpr, ...]:
     inlinable: dict[str, TensorExpr] = {}
     statements: list[TensorExpr] = []
     for statement in live_statements(program, outputs):
-        new = canonicalize(_with_producers(statement, inlinable))
+        new = canonicalize(inline_loads(statement, inlinable))
         if new.output not in outputs and _may_inline(new, readers.get(new.output, ())):
             inlinable[new.output] = new
         else:
@@ -108,18 +108,3 @@ def _value_nodes(expr: Expr) -> list[Expr]:
         if not isinstance(node, Load):
             stack.extend(children(node))
     return found
-
-
-def _with_producers(statement: TensorExpr, inlinable: dict[str, TensorExpr]) -> TensorExpr:
-    if not any(name in inlinable for name in statement.reads_tensors):
-        return statement
-
-    def change(node: Expr) -> Expr:
-        if isinstance(node, Load) and node.tensor in inlinable:
-            return value_of(inlinable[node.tensor], node.index)
-        return node
-
-    return replace(
-        statement, index=tuple(rewrite(i, change) for i in statement.index), body=rewrite(statement.body, change),
-        predicate=None if statement.predicate is None else rewrite(statement.predicate, change),
-    )  # fmt: skip

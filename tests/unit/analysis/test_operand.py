@@ -304,8 +304,8 @@ def test_tf32_is_taken_where_it_is_allowed() -> None:
 def test_what_is_no_contraction_is_for_no_matrix_unit() -> None:
     group = contraction("C[m, n] +=! A[m, k] * B[k, n]", A="float16 32 32", B="float16 32 32")
     nest = replace(group, kind=GroupKind.NEST)
-    assert contraction_unsupported_reason(unit(AMPERE, "mma_f16"), nest, allow_tf32=True) == "no contraction"
-    with pytest.raises(ValueError, match="is no contraction"):
+    assert contraction_unsupported_reason(unit(AMPERE, "mma_f16"), nest, allow_tf32=True) == "not a contraction"
+    with pytest.raises(ValueError, match="is not a contraction"):
         operands(nest)
 
 
