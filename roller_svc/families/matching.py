@@ -1,4 +1,4 @@
-"""Kernel group, device → the units that may compute it, the most promising first, and why matrix units may not."""
+"""Kernel group, device → the units that may compute it, best first, and why matrix units may not."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from roller_svc.ir.dtype import DType
 from roller_svc.ir.group import GroupKind, KernelGroup
 from roller_svc.ir.hardware import ComputeUnit, HardwareSpec, TargetKind, UnitKind
 
-# What each family computes with; where none is demanded, what the model may choose from.
+# Units of each class of operations; None: those that the model may choose from.
 _KINDS = {
     None: (UnitKind.WGMMA, UnitKind.MMA, UnitKind.MFMA),
     OpClass.MMA: (UnitKind.MMA, UnitKind.MFMA),
@@ -41,10 +41,10 @@ _UNITS = {OpClass.MMA: "matrix units", OpClass.WGMMA: "matrix units of warpgroup
 
 @dataclass(frozen=True, slots=True)
 class Units:
-    """`refusals`: 'unit: reason' of each matrix unit that cannot compute the group; none where it is no contraction."""
+    """The units that may compute a group."""
 
     units: tuple[ComputeUnit, ...]
-    unsupported_units: tuple[str, ...] = ()
+    unsupported_units: tuple[str, ...] = ()  # 'unit: reason' of each matrix unit that cannot compute the contraction
 
 
 def op_class_of(unit: ComputeUnit) -> OpClass:
@@ -54,7 +54,11 @@ def op_class_of(unit: ComputeUnit) -> OpClass:
 
 
 def units_for(group: KernelGroup, hw: HardwareSpec, constraints: ScheduleConstraints) -> Units:
-    """Raises NoCandidateError where no unit of the family that is demanded can compute the group."""
+    """Return the units that may compute a group.
+
+    Raises:
+        NoCandidateError: No unit of the requested class can compute the group.
+    """
     plain = hw.unit_for(group.space.compute_dtype)
     if group.attention is not None:
         return _attention_units(group, group.attention.dtype, hw, constraints)
@@ -83,8 +87,11 @@ def _fma_unit(group: KernelGroup, plain: ComputeUnit) -> Units:
 
 
 def supports_attention(unit: ComputeUnit, hw: HardwareSpec) -> bool:
-    """Whether attention on the unit is one kernel: its results lie as the next product's operands do, which holds for
-    16 bits (PTX ISA, "Matrix Fragments for mma.m16n8k16"), and keys are copied past the registers."""
+    """Return whether attention on the unit is one kernel.
+
+    The accumulator of QK^T must have the layout of the next product's operand, which holds for 16 bits (PTX ISA,
+    "Matrix Fragments for mma.m16n8k16"), and keys must be copied asynchronously.
+    """
     halves = unit.kind in (UnitKind.MMA, UnitKind.WGMMA) and unit.in_dtype in (DType.FLOAT16, DType.BFLOAT16)
     nvidia = hw.family is TargetKind.CUDA and hw.arch >= MIN_ASYNC_ARCH
     return halves and nvidia and unit.acc_dtype is DType.FLOAT32 and not _unsupported_shape(unit)
@@ -112,8 +119,7 @@ def _no_family(group: KernelGroup, hw: HardwareSpec) -> str:
 def _matrix_units(
     group: KernelGroup, hw: HardwareSpec, demands: ScheduleConstraints
 ) -> tuple[tuple[ComputeUnit, ...], tuple[str, ...]]:
-    """Of each kind that is allowed the fastest unit that takes the group, and, if that must be fed element by element,
-    the next that need not."""
+    """Return the fastest unit of each allowed kind, and the next one that needs fewer element-wise loads."""
     wanted = _KINDS[demands.op_class]
     fitting: dict[UnitKind, list[ComputeUnit]] = {}
     refusals = []
@@ -155,7 +161,7 @@ def _unsupported_group(unit: ComputeUnit, group: KernelGroup) -> str:
 
 
 def _unsupported_shape(unit: ComputeUnit) -> str:
-    """Why fragments of 16 x 8 results over 32 bytes of k are not made of whole instructions of the unit."""
+    """Return why instructions of the unit do not make up fragments of 16 x 8 over 32 bytes of k; '' if they do."""
     if unit.kind is UnitKind.WGMMA:  # one instruction is a whole fragment
         return ""
     if unit.acc_dtype.bytes != WORD_BYTES:
@@ -170,7 +176,7 @@ def _unsupported_shape(unit: ComputeUnit) -> str:
 
 
 def _unsupported_precision(unit: ComputeUnit, hw: HardwareSpec, demands: ScheduleConstraints) -> str:
-    """Why the unit's sums are none of float32, which those of float8 are to be (`docs/adr/0023`)."""
+    """Return why the unit's accumulators are not float32, as those of float8 must be (docs/adr/0023)."""
     sums = accumulator_precision(unit, hw.arch)
     if sums is None or not sums.is_reduced_precision:
         return ""
@@ -180,19 +186,19 @@ def _unsupported_precision(unit: ComputeUnit, hw: HardwareSpec, demands: Schedul
 
 
 def _element_loads(unit: ComputeUnit, factors: tuple[Operand, Operand], hw: HardwareSpec) -> int:
-    """Operands that the unit must be fed element by element."""
+    """Return how many operands must be loaded element by element."""
     return sum(feed.load.kind is LoadKind.ELEMENT for feed in plan_operand_loads(unit, factors, hw.arch))
 
 
 def unit_views(group: KernelGroup, hw: HardwareSpec, units: Units) -> Iterator[tuple[ComputeUnit, KernelGroup]]:
-    """Each unit with the views that it computes: dot products are packed contractions'."""
+    """Yield each unit with the views that it computes: dot products are packed contractions only."""
     for unit in units.units:
         for view in (group,) if unit.kind is UnitKind.DOT else group_views(group, hw):
             yield unit, view
 
 
 def group_views(group: KernelGroup, hw: HardwareSpec) -> tuple[KernelGroup, ...]:
-    """The group, and on a CPU its readings as a convolution."""
+    """Return the group, and on a CPU its views as a convolution."""
     if hw.family is not TargetKind.CPU:
         return (group,)
     return (group, *(replace(group, space=space) for space in convolution_spaces(group)))

@@ -58,10 +58,10 @@ def transfer_by_level_s(
     to_memory = 1.0  # a cache takes a line as fast as it gives one
     if tensor.access.is_output:
         hinted = tensor.contiguous_elements(block) * tensor.elem_bytes >= MIN_PREFETCH_SEGMENT_BYTES
-        moved *= 1.0 if hinted else costs.unasked
-        to_memory = costs.written * _write_cost_ratio(p)
+        moved *= 1.0 if hinted else costs.unprefetched_write_penalty
+        to_memory = costs.write_cost_factor * _write_cost_ratio(p)
     # of no use where L2 has lost it before the walk comes there
-    lost = 1.0 - costs.held_share(mach.caches[-2].bytes_per_core, p.footprint.bytes(block))
+    lost = 1.0 - costs.hit_rate(mach.caches[-2].bytes_per_core, p.footprint.bytes(block))
     beyond = lost * _prefetch_overshoot_bytes(p, tensor, block)
     together = lost * sum([_prefetch_overshoot_bytes(p, t, block) for t in p.footprint.accesses]) if lost else 0.0
     caches_s = memory_s = 0.0
@@ -98,7 +98,7 @@ def prefetch_rampup_cycles(mach: Machine, cache: Cache | None) -> float:
     """What a stretch of neighbours waits where it begins in a cache, or in DRAM, until prefetchers follow it."""
     costs = mach.costs.memory
     latency = mach.dram_latency_cycles if cache is None else cache.latency_cycles
-    return costs.restart * max(0.0, min(latency, MAX_LATENCY_CYCLES) - costs.hidden_cycles)
+    return costs.prefetch_restart_fraction * max(0.0, min(latency, MAX_LATENCY_CYCLES) - costs.hidden_cycles)
 
 
 def _stream_start_cycles(p: Workload[Any], tensor: AccessFootprint, stretch: int, cache: Cache | None) -> float:
@@ -107,9 +107,9 @@ def _stream_start_cycles(p: Workload[Any], tensor: AccessFootprint, stretch: int
     mach, costs = p.machine, p.machine.costs.memory
     latency = mach.dram_latency_cycles
     if cache is None and tensor.varies_with_reduction and not tensor.access.is_output and is_column_reduction(p.space):
-        return costs.restart * max(0.0, latency - costs.hidden_cycles) / MAX_ROWS_PER_ITERATION
+        return costs.prefetch_restart_fraction * max(0.0, latency - costs.hidden_cycles) / MAX_ROWS_PER_ITERATION
     if cache is None and stretch >= PAGE_BYTES:
-        return costs.elsewhere * latency
+        return costs.tlb_miss_latency_factor * latency
     return prefetch_rampup_cycles(mach, cache)
 
 
@@ -118,7 +118,7 @@ def _prefetch_overshoot_bytes(p: Workload[Any], tensor: AccessFootprint, block: 
     stretch = tensor.stream_bytes(block)
     to_page_end = -stretch % PAGE_BYTES / PAGE_BYTES  # share of the ends that have so much of a page after them
     ahead = min(stretch, HARDWARE_PREFETCH_BYTES.get(p.machine.hw.vendor, 0))
-    each = p.machine.costs.memory.overrun * ahead * to_page_end
+    each = p.machine.costs.memory.prefetch_overshoot * ahead * to_page_end
     return each * tensor.transferred_bytes(p.extents) / stretch
 
 
@@ -195,7 +195,7 @@ def _hit_fractions(mach: Machine, walked_bytes: float, *, by_one: bool = False) 
     known = 0.0
     for cache in reversed(mach.caches):
         capacity = cache.bytes_per_core if by_one else cache.total_bytes
-        share = mach.costs.memory.held_share(capacity, walked_bytes, is_last=cache is mach.llc)
+        share = mach.costs.memory.hit_rate(capacity, walked_bytes, is_last=cache is mach.llc)
         if share > known:
             yield share - known, cache
             known = share
@@ -216,4 +216,4 @@ def _level_seconds_per_byte(mach: Machine, cache: Cache | None, cores: int) -> f
     at_work = min(1.0, cores / mach.cores)
     if cache is not None:
         return 1 / (cache.bytes_per_s * at_work)
-    return 1 / (mach.dram.bandwidth_bytes_per_s * min(1.0, at_work / mach.costs.memory.alone))
+    return 1 / (mach.dram.bandwidth_bytes_per_s * min(1.0, at_work / mach.costs.memory.single_core_bandwidth_fraction))

@@ -173,7 +173,7 @@ def alu_cycles(costs: LoopCosts, counts: OpCounts) -> float:
     return (
         costs.operation_cycles * counts.alu
         + costs.lookup_cycles * counts.lut
-        + costs.extreme_cycles * counts.minmax
+        + costs.minmax_cycles * counts.minmax
         + costs.exponential_cycles * counts.exp
         + costs.function_cycles * counts.functions
     )

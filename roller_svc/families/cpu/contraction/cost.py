@@ -72,7 +72,7 @@ def cpu_contraction(p: Workload[Any], launch: Launch) -> Costs:
     memory = p.compulsory_bytes / source_bandwidth(mach, p.compulsory_bytes)
     found, names = smallest_cache(mach, p.compulsory_bytes), ("compute", "update", "packing", "task")
     return Costs(
-        core_s=mach.seconds(sum(parts) * busy) + costs.memory_exposed * memory,
+        core_s=mach.seconds(sum(parts) * busy) + costs.memory_exposed_fraction * memory,
         core_stage=None,
         stage_seconds=(
             *((n, mach.seconds(c * busy)) for n, c in zip(names, parts, strict=True)),
@@ -116,8 +116,8 @@ def _kernel(p: Workload[Any], s: _Sizes) -> float:
     if hinted and streamed > _l2_bytes(p) // 2:
         arrival = s.steps * sweeps * streamed * sum(_spill_cycles_per_byte(p, s))
     if hinted:  # a piece of the next panel with every step: 512 x 1500 x 2560 takes 7 % longer without
-        arrival *= min(1.0, arrival / (costs.hinted * cycles))
-    return cycles + costs.exposed * arrival
+        arrival *= min(1.0, arrival / (costs.prefetch_hidden_fraction * cycles))
+    return cycles + costs.llc_exposed_fraction * arrival
 
 
 def _reload_cycles(p: Workload[Any], s: _Sizes, at_once: int) -> float:
@@ -127,7 +127,7 @@ def _reload_cycles(p: Workload[Any], s: _Sizes, at_once: int) -> float:
         return 0.0
     mach, row = p.machine, s.kc * p.elem_bytes
     walked = s.columns * row + 2 * at_once * row + at_once * s.columns * p.elem_bytes
-    lost = 1.0 - mach.costs.memory.held_share(_l2_bytes(p), walked)
+    lost = 1.0 - mach.costs.memory.hit_rate(_l2_bytes(p), walked)
     return lost * s.columns * row / (mach.caches[0].bytes_per_s / mach.cores / mach.clock_hz)
 
 
@@ -162,10 +162,10 @@ def tiles_cycles(
             each -= _tile_overlap_cycles(p.machine, height, vectors, step) / step
             each += costs.load_cycles * _port_contention(p.machine, height, vectors, each)
             from_l2 = _l2_bytes_per_k(p, extents, (height, width), step) / p.machine.l2_bytes_per_cycle
-            exposed = 0.0 if p.machine.hw.vendor in L1_PREFETCH_VENDORS else costs.l2_exposed
-            each = max(each + exposed * from_l2, from_l2 / costs.l2_beside)
+            exposed = 0.0 if p.machine.hw.vendor in L1_PREFETCH_VENDORS else costs.l2_exposed_fraction
+            each = max(each + exposed * from_l2, from_l2 / costs.l2_bandwidth_under_compute)
             call = _call_cycles(p.machine, (height * vectors + height + vectors) / each, step * each)
-            call += max(0.0, p.machine.store_cycles * height * vectors - costs.stores_hidden)
+            call += max(0.0, p.machine.store_cycles * height * vectors - costs.hidden_store_cycles)
             cycles += down * across * (steps * call + depth * each)
     return cycles
 
@@ -175,8 +175,8 @@ def _call_cycles(mach: Machine, rate: float, last: float) -> float:
     one, which took `last` cycles: at a `rate` of few in a cycle they last long, and leave many places. On Zen 4 that is
     all of it: tiles of 4 x 16, 64 deep, multiply as fast as those of 14 x 32."""
     costs = mach.costs.contraction
-    beside = min(last, mach.rob_ratio * costs.in_flight / rate)
-    hidden = max(0.0, 1.0 - rate / (mach.issue_width_ratio * costs.free_issues)) * beside
+    beside = min(last, mach.rob_ratio * costs.rob_entries / rate)
+    hidden = max(0.0, 1.0 - rate / (mach.issue_width_ratio * costs.spare_issue_slots)) * beside
     return costs.call_cycles / (1.0 + (hidden / costs.call_cycles) ** 2)
 
 
@@ -184,7 +184,8 @@ def _port_contention(mach: Machine, height: int, vectors: int, each: float) -> f
     """Loads of one k that find no free place among what a core issues: multiply-adds leave the more of them free the
     fewer it has ports for."""
     return max(
-        0.0, height * vectors + height + vectors - mach.issue_width_ratio * mach.costs.contraction.free_issues * each
+        0.0,
+        height * vectors + height + vectors - mach.issue_width_ratio * mach.costs.contraction.spare_issue_slots * each,
     )
 
 
@@ -193,7 +194,7 @@ def _tile_overlap_cycles(mach: Machine, height: int, vectors: int, depth: int) -
     while few sums wait for each other at each k, a core works on the operations that it holds of later k, and those
     are of the next tile towards the end. No more than the multiply-adds' ports have free then."""
     busy = height * vectors / _fma_ports(mach)
-    ahead = mach.rob_ratio * mach.costs.contraction.in_flight / (height * vectors + vectors + LOOP_OPERATIONS)
+    ahead = mach.rob_ratio * mach.costs.contraction.rob_entries / (height * vectors + vectors + LOOP_OPERATIONS)
     latency = kernel_cycles(mach, height, vectors)
     free = min(1.0, latency / max(busy, _load_cycles(mach, height, vectors)) - 1.0)
     return latency * min(ahead, depth / 2) * free
@@ -227,9 +228,11 @@ def _update(p: Workload[Any], s: _Sizes) -> float:
     tile_bytes = s.rows * s.columns * p.elem_bytes
     if s.steps == 1:
         all_of_it = source_bandwidth(mach, p.outer_points * p.elem_bytes) / mach.cores / mach.clock_hz
-        return costs.results_exposed * 2 * tile_bytes / all_of_it
+        return costs.output_exposed_fraction * 2 * tile_bytes / all_of_it
     between = tile_bytes + (s.rows + s.columns) * s.kc * p.elem_bytes  # what a step walks through until the next one
-    return s.steps * (vectors + costs.exposed * 2 * tile_bytes / (private_bandwidth(mach, between) / mach.clock_hz))
+    return s.steps * (
+        vectors + costs.llc_exposed_fraction * 2 * tile_bytes / (private_bandwidth(mach, between) / mach.clock_hz)
+    )
 
 
 def _packing(p: Workload[Any], launch: Launch, s: _Sizes) -> float:
@@ -238,11 +241,13 @@ def _packing(p: Workload[Any], launch: Launch, s: _Sizes) -> float:
     costs = p.machine.costs.contraction
     b = packing_cycles(p, p.b, launch.block, p.n, s.nr) + _panel_spill_cycles(p, s)
     if _packs_on_first_use(p, s):
-        b = max(b - tiles_cycles(p, (min(s.mr, s.rows), s.columns), (s.mr, s.nr), s.kc), costs.packing_left * b)
+        b = max(
+            b - tiles_cycles(p, (min(s.mr, s.rows), s.columns), (s.mr, s.nr), s.kc), costs.exposed_packing_fraction * b
+        )
     if skips_packing(p, extent_on(launch.block, p.n), (s.mr, s.nr, s.kc)):
-        slower = costs.conflict if has_set_conflicts(p, s.mr) else 1.0
+        slower = costs.set_conflict_factor if has_set_conflicts(p, s.mr) else 1.0
         begun = _segment_start_cycles(p, p.a, launch.block, launch.block) / s.mr  # side by side
-        return b + costs.exposed * _arrival_cycles(p, p.a, launch.block, launch.block) * slower + begun
+        return b + costs.llc_exposed_fraction * _arrival_cycles(p, p.a, launch.block, launch.block) * slower + begun
     return b + packing_cycles(p, p.a, launch.block, p.m, s.mr)
 
 
@@ -252,9 +257,9 @@ def _panel_spill_cycles(p: Workload[Any], s: _Sizes) -> float:
     if p.b.is_constant or _packs_on_first_use(p, s):
         return 0.0
     mach, block = p.machine, s.columns * s.kc * p.elem_bytes
-    lost = block * (1.0 - mach.costs.memory.held_share(_l2_bytes(p), 2 * block))
+    lost = block * (1.0 - mach.costs.memory.hit_rate(_l2_bytes(p), 2 * block))
     to_cache, to_memory = _spill_cycles_per_byte(p, s)
-    kept = mach.costs.contraction.exposed * (2.0 if _loops_over_rows(p, s) else 1.0) * to_cache
+    kept = mach.costs.contraction.llc_exposed_fraction * (2.0 if _loops_over_rows(p, s) else 1.0) * to_cache
     return lost * (kept + 2 * to_memory)  # a line of memory comes before it is written
 
 
@@ -263,7 +268,7 @@ def _spill_cycles_per_byte(p: Workload[Any], s: _Sizes) -> tuple[float, float]:
     from and what the task writes, and the rest in memory."""
     mach, walked = p.machine, (2 * s.kc + s.rows) * s.columns * p.elem_bytes
     last, cycles = mach.caches[0], mach.cores * mach.clock_hz
-    kept = mach.costs.memory.held_share(last.bytes_per_core, walked, is_last=True)
+    kept = mach.costs.memory.hit_rate(last.bytes_per_core, walked, is_last=True)
     return kept / last.bytes_per_s * cycles, (1 - kept) / mach.dram.bandwidth_bytes_per_s * cycles
 
 
@@ -304,7 +309,7 @@ def packing_cycles(
     of a constant are there, and only come from memory."""
     costs = p.machine.costs.contraction
     if operand.is_constant:
-        return costs.exposed * operand.requested_bytes(block) / _source_bandwidth_of(p, operand)
+        return costs.llc_exposed_fraction * operand.requested_bytes(block) / _source_bandwidth_of(p, operand)
     lanes = p.machine.unit.shape[-1]
     along, deep = extent_on(block, panel_axis), extent_on(block, p.k)
     panels = -(-along // size)
@@ -315,7 +320,7 @@ def packing_cycles(
                 cycles += costs.copy_cycles * panels * _vectors(size, lanes) * deep
             case OperandLayout.K_MAJOR:
                 turned = sum(-(-min(lanes, size - first) // 4) * 4 + lanes for first in range(0, size, lanes))
-                cycles += costs.turn_cycles / 2 * panels * turned * -(-p.packed_words(deep) // lanes)
+                cycles += costs.transpose_cycles / 2 * panels * turned * -(-p.packed_words(deep) // lanes)
             case OperandLayout.STRIDED if _members(p, panel_axis) > 1:
                 windows = sum(len(dim.dim.coeffs) > 1 for dim in tensor.dims)
                 across = _row_crossing_fraction(p, panel_axis, size)
@@ -358,7 +363,7 @@ def _arrival_cycles(p: Workload[Any], operand: OperandFootprint, block: Tile, wa
     moved = sum(tensor.transferred_bytes(block) for tensor in operand.tensors)
     runs = sum(tensor.elements(block) / tensor.contiguous_elements(walked) for tensor in operand.tensors)
     runs = min(runs, moved / MIN_SEGMENT_BYTES)
-    return moved / _source_bandwidth_of(p, operand) + p.machine.costs.contraction.start_cycles * runs
+    return moved / _source_bandwidth_of(p, operand) + p.machine.costs.contraction.segment_start_cycles * runs
 
 
 def _segment_start_cycles(p: Workload[Any], operand: OperandFootprint, block: Tile, walked: Tile) -> float:

@@ -172,7 +172,7 @@ class CpuContractionRules:
         m, n = extent_on(thread, p.m), extent_on(thread, p.n)
         cycles = tiles_cycles(p, (p.extent(p.m), p.extent(p.n)), (m, n), p.packed_words(p.extent(p.k)))
         collides = self._skips_packing_of_a(p.extents, ThreadTile(thread)) and has_set_conflicts(p, m)
-        return cycles * (p.machine.costs.contraction.conflict if collides else 1.0), 1 / m + 1 / n
+        return cycles * (p.machine.costs.contraction.set_conflict_factor if collides else 1.0), 1 / m + 1 / n
 
     def _cuts(self) -> set[int]:
         """In how many blocks an axis is cut: for all cores, or for some of them, the others along another axis."""

@@ -56,7 +56,7 @@ def cpu_convolution(p: Workload[ImageSpace], launch: Launch) -> Costs:
     memory += sum(transfer_s(p, t, launch.block, launch.grid) for t in p.footprint.writes)
     names = ("compute", "update", "packing", "task")
     return Costs(
-        core_s=mach.seconds(sum(parts) * busy) + costs.memory_exposed * memory,
+        core_s=mach.seconds(sum(parts) * busy) + costs.memory_exposed_fraction * memory,
         core_stage=None,
         stage_seconds=(
             *((n, mach.seconds(c * busy)) for n, c in zip(names, parts, strict=True)),
@@ -99,12 +99,14 @@ def _kernel(p: Workload[Any], image: ImageSpace, s: _Sizes) -> float:
     l2, l3 = (cache.bytes_per_s / mach.cores / mach.clock_hz for cache in (mach.caches[-2], mach.caches[0]))
     arriving = near / l2 + far / l3
     # lines that arrive take their turns at the load ports
-    row = max(kernel_cycles(mach, s.rows, s.vectors), (s.rows + s.vectors) / LOAD_PORTS + costs.crowded * arriving)
+    row = max(
+        kernel_cycles(mach, s.rows, s.vectors), (s.rows + s.vectors) / LOAD_PORTS + costs.port_contention * arriving
+    )
     if not image.along_filters and image.window_dims[-1].taps > 1:
-        row += costs.across_lines_cycles * s.vectors
+        row += costs.split_load_cycles * s.vectors
     inner = image.window_dims[-1].taps
     row += costs.tap_loop_cycles / inner if inner > 1 else 0.0
-    row = max(row + costs.l2_exposed * arriving, near / (costs.l2_beside * l2) + far / l3)
+    row = max(row + costs.l2_exposed_fraction * arriving, near / (costs.l2_bandwidth_under_compute * l2) + far / l3)
     return s.windows * s.panels * s.calls * (s.steps * costs.call_cycles + depth * row)
 
 
@@ -124,7 +126,7 @@ def _update(p: Workload[Any], image: ImageSpace, s: _Sizes) -> float:
     """Sums to and from their room, once a step."""
     mach, lanes = p.machine, p.machine.unit.shape[-1]
     vectors = s.windows * s.panels * s.calls * s.rows * s.vectors
-    moving = mach.costs.convolution.sum_cycles * vectors
+    moving = mach.costs.convolution.accumulator_cycles * vectors
     if s.steps == 1:
         return moving
     held = vectors * lanes * p.elem_bytes
@@ -150,8 +152,8 @@ def _row_cycles(p: Workload[Any], image: ImageSpace, s: _Sizes, length: int) -> 
     costs = p.machine.costs.convolution
     apart = image.pixel_stride * image.phases(image.window_dims[-1])
     if apart not in (1, 2):
-        return (costs.gather_cycles + costs.quotient_cycles * _divided_dims(p, image)) * length
-    each = costs.copy_cycles if apart == 1 else costs.deal_cycles
+        return (costs.gather_cycles + costs.division_cycles * _divided_dims(p, image)) * length
+    each = costs.copy_cycles if apart == 1 else costs.deinterleave_cycles
     if not image.tiles_are_disjoint:
         return _run_cycles(p, length, each)
     vectors, rest = divmod(s.tile, p.machine.unit.shape[-1])
@@ -182,11 +184,11 @@ def _packing(p: Workload[Any], image: ImageSpace, s: _Sizes) -> float:
     if image.weights_contiguous:
         each = 2.0 / lanes
     elif image.weights_along_k and image.along_filters and not image.channels_last:
-        each = costs.turn_cycles / lanes
+        each = costs.transpose_cycles / lanes
     count = s.panels * filters * s.channels * image.taps
     source = source_bandwidth(p.machine, p.compulsory_bytes) / p.machine.cores / p.machine.clock_hz
     if any(operand.is_constant and p.space.axes.index(image.filters) in operand.axes for operand in (p.a, p.b)):
-        return count * costs.weights_exposed * p.elem_bytes / source
+        return count * costs.weights_exposed_fraction * p.elem_bytes / source
     return count * (each + p.elem_bytes / source)
 
 
@@ -203,4 +205,4 @@ def _results(p: Workload[Any], image: ImageSpace, s: _Sizes) -> float:
     if not image.along_filters:
         return cycles + rows * costs.row_cycles
     blocks = pixels // s.window[-1] * -(-s.window[-1] // lanes) * s.vectors
-    return cycles + blocks * lanes * costs.turn_cycles + rows * 2.0
+    return cycles + blocks * lanes * costs.transpose_cycles + rows * 2.0

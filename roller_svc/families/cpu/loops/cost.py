@@ -57,7 +57,7 @@ def cpu_loop_cost(p: Workload[LoopFacts], launch: Launch) -> Costs:
     compute, loads, again = (mach.seconds(share * sum(part)) for part in zip(*(s.cycles for s in steps), strict=True))
     jumps = mach.seconds(share * sum(_strided_miss_cycles(p, t, launch) for t in p.footprint.reads))
     if launch.nontemporal:
-        jumps += mach.seconds(share * costs.met_store_cycles * count_4k_aliasing(p, launch.block))
+        jumps += mach.seconds(share * costs.alias_4k_cycles * count_4k_aliasing(p, launch.block))
     task = mach.seconds(share * launch.grid * costs.task_cycles)
     memory = sum(s.memory_s for s in steps)
     joint = _overlap(costs, compute + loads + again + jumps, memory)
@@ -107,7 +107,7 @@ def _steps(p: Workload[LoopFacts], launch: Launch, walked: tuple[StatementWork, 
 
 def _overlap(costs: LoopCosts, core_s: float, memory_s: float) -> float:
     """A core's work and what memory moves for it meanwhile."""
-    return max(core_s, memory_s) + costs.overlap_leak * min(core_s, memory_s)
+    return max(core_s, memory_s) + costs.imperfect_overlap * min(core_s, memory_s)
 
 
 def _prefetched_fraction(p: Workload[LoopFacts], launch: Launch) -> float:
@@ -118,7 +118,7 @@ def _prefetched_fraction(p: Workload[LoopFacts], launch: Launch) -> float:
     if _num_row_statements(p) < 2 or not p.space.reduces_rows:
         return 1.0
     costs = p.machine.costs.loops
-    return min(1.0, costs.ahead_most, costs.ahead_bytes / max(1, _row_bytes(p, launch)))
+    return min(1.0, costs.max_prefetched_fraction, costs.prefetch_distance_bytes / max(1, _row_bytes(p, launch)))
 
 
 def _num_row_statements(p: Workload[LoopFacts]) -> int:
@@ -164,7 +164,7 @@ def _statement_cycles(p: Workload[LoopFacts], launch: Launch, each: StatementWor
     is_row = each.points > rows
     cycles = each.points * _overhang(p, launch) / width * max(busy, waiting)
     if is_column_reduction(p.space):
-        cycles += costs.begun_cycles * each.points / _reduction_step(p, each).terms / _columns_per_block(p, launch)
+        cycles += costs.startup_cycles * each.points / _reduction_step(p, each).terms / _columns_per_block(p, launch)
     if launch.reduce_threads > 1 and is_row:
         cycles += rows * costs.tail_cycles * (each.points // rows % width)
         if each.combine is not None:
@@ -178,7 +178,7 @@ def _horizontal_cycles(p: Workload[LoopFacts], launch: Launch, each: StatementWo
     costs, halvings = p.machine.costs.loops, math.log2(launch.reduce_threads)
     if _num_row_statements(p) > 1:
         return costs.horizontal_cycles * halvings / math.prod(launch.thread)
-    reduction_step = costs.extreme_cycles if each.combine in _MINMAX_COMBINES else costs.operation_cycles
+    reduction_step = costs.minmax_cycles if each.combine in _MINMAX_COMBINES else costs.operation_cycles
     return (costs.operation_cycles + reduction_step) * halvings  # a shuffle, and what joins
 
 
@@ -207,9 +207,9 @@ def _vector_cycles(
         busy += costs.loop_cycles / side_by_side
     if each.combine is None or each.points <= p.outer_points or is_column_reduction(p.space):
         return busy, 0.0
-    latency = costs.extreme_latency_cycles if each.combine in _MINMAX_COMBINES else costs.join_latency_cycles
+    latency = costs.minmax_latency_cycles if each.combine in _MINMAX_COMBINES else costs.accumulate_latency_cycles
     # rows that are short are under way together: theirs is not the latency of a chain
-    alone = min(1.0, each.points / (p.outer_points * width * p.machine.rob_ratio * costs.steps_in_flight))
+    alone = min(1.0, each.points / (p.outer_points * width * p.machine.rob_ratio * costs.rob_iterations))
     return busy, alone * latency / side_by_side
 
 
@@ -223,7 +223,9 @@ def _first_lines_cycles(p: Workload[LoopFacts], launch: Launch, each: StatementW
     in_memory = dram_fraction(p.machine, p.compulsory_bytes)
     new_page = min(1.0, columns * p.elem_bytes / PAGE_BYTES)
     waits = new_page * (1 - (1 - in_memory) ** at_once.rows)
-    return each.points / (columns * at_once.terms) * waits * costs.elsewhere * p.machine.dram_latency_cycles
+    return (
+        each.points / (columns * at_once.terms) * waits * costs.tlb_miss_latency_factor * p.machine.dram_latency_cycles
+    )
 
 
 def _reads_rows_sequentially(p: Workload[LoopFacts], each: StatementWork, first: frozenset[str]) -> bool:
@@ -281,8 +283,8 @@ def _access_cycles(p: Workload[LoopFacts], tensor: AccessFootprint, launch: Laun
         return vectors * costs.load_cycles
     # a quotient is in the place where there is no stride: of a whole axis a compiler knows them all
     if stride == 2 or (stride is None and launch.block[p.vector_axis] >= p.extents[p.vector_axis]):
-        return vectors * costs.permuted_cycles
-    return vectors * width * (costs.place_cycles if stride is None else costs.gather_cycles)
+        return vectors * costs.permute_cycles
+    return vectors * width * (costs.index_cycles if stride is None else costs.gather_cycles)
 
 
 def _reread_cycles_per_byte(p: Workload[LoopFacts], launch: Launch) -> float:
@@ -311,7 +313,7 @@ def _strided_miss_cycles(p: Workload[LoopFacts], tensor: AccessFootprint, launch
         if tensor.bytes(p.extents) <= cache.total_bytes // 2:
             latency = cache.latency_cycles
     vectors = p.outer_points * p.inner_points / _width(p, launch)
-    return vectors * latency / p.machine.costs.loops.jumps_in_flight
+    return vectors * latency / p.machine.costs.loops.outstanding_misses
 
 
 def _transfer_s(p: Workload[LoopFacts], launch: Launch, *, beside: bool) -> list[tuple[str, float]]:
@@ -341,7 +343,7 @@ def _row_restart_penalty(p: Workload[LoopFacts], launch: Launch) -> float:
     statements walk again each of those side by side begins anew, for reading pauses there. Where nothing comes between
     they are read in the order of memory, however many are at hand."""
     again = _num_row_statements(p) > 1
-    return again * p.machine.costs.loops.rows_more * math.log2(math.prod(launch.thread))
+    return again * p.machine.costs.loops.multi_stream_penalty * math.log2(math.prod(launch.thread))
 
 
 def _out_of_order_miss_penalty(p: Workload[LoopFacts], launch: Launch) -> float:
@@ -356,7 +358,7 @@ def _out_of_order_miss_penalty(p: Workload[LoopFacts], launch: Launch) -> float:
         return 0.0
     lines = max(MAX_PREFETCHED_LINES, _lines_in_flight(p, launch, joining[0]))
     in_memory = dram_fraction(p.machine, p.compulsory_bytes)
-    return in_memory * p.machine.costs.loops.run_ahead_more * math.log2(lines / COPY_LINES_IN_FLIGHT)
+    return in_memory * p.machine.costs.loops.ooo_miss_penalty * math.log2(lines / COPY_LINES_IN_FLIGHT)
 
 
 def _lines_in_flight(p: Workload[LoopFacts], launch: Launch, each: StatementWork) -> float:
@@ -381,8 +383,8 @@ def _bus_turnaround_penalty(p: Workload[LoopFacts], launch: Launch) -> float:
     while the first statement walks, and is written while the last one does, and turns from one to the other the less
     fully the longer each takes, but for as much as is in flight at once."""
     costs = p.machine.costs.loops
-    at_once = _row_bytes(p, launch) / costs.ahead_bytes
-    return costs.rows_written_more * math.log2(max(1.0, at_once)) if _num_row_statements(p) > 1 else 0.0
+    at_once = _row_bytes(p, launch) / costs.prefetch_distance_bytes
+    return costs.bus_turnaround_penalty * math.log2(max(1.0, at_once)) if _num_row_statements(p) > 1 else 0.0
 
 
 def _nontemporal_s(

@@ -33,11 +33,11 @@ def transpose_cost(p: Workload[TransposeSpace], launch: Launch) -> Costs:
     vectors = p.outer_points / layout.lanes
     blocks = vectors * _overlap(p, layout, launch)
     shuffles = math.log2(layout.lanes) if layout.kind is TransposeKind.BLOCK else layout.short_row - 1.0
-    transposed = blocks * (shuffles + costs.room_cycles) * len(layout.transposed)
+    transposed = blocks * (shuffles + costs.buffer_cycles) * len(layout.transposed)
     each_tile = costs.tile_cycles
     if layout.kind is not TransposeKind.BLOCK:
-        each_tile = costs.short_cycles
-        transposed *= 1 + costs.room_more * math.log2(
+        each_tile = costs.short_tile_cycles
+        transposed *= 1 + costs.buffer_size_penalty * math.log2(
             max(1.0, p.elem_bytes * math.prod(launch.thread) / STORE_FORWARD_BYTES)
         )
     others = [t for t in p.footprint.reads if layout.row in t.axes and t.strides.get(layout.row) != 1]
@@ -53,7 +53,7 @@ def transpose_cost(p: Workload[TransposeSpace], launch: Launch) -> Costs:
     seconds = [mach.seconds(c * share) for c in cycles]
     memory = _memory_s(p, layout, launch) * share * min(launch.grid, mach.cores)  # of cores at work that with the most
     core = sum(seconds)
-    leak = costs.square_leak if layout.kind is TransposeKind.BLOCK else costs.dealt_leak
+    leak = costs.block_imperfect_overlap if layout.kind is TransposeKind.BLOCK else costs.interleave_imperfect_overlap
     return Costs(
         core_s=max(core, memory) + leak * min(core, memory),
         core_stage=None,
@@ -85,10 +85,10 @@ def _memory_s(p: Workload[Any], layout: TransposeSpace, launch: Launch) -> float
     size = layout.transposed[0].dtype.bytes
     run = size * math.prod(min(launch.thread[c], p.extents[c]) for c in layout.columns)
     whole = all(launch.thread[i] >= p.extents[i] for i in layout.columns) and layout.kind is not TransposeKind.BLOCK
-    read_more = 0.0 if whole else costs.read_more * math.log2(max(1.0, run / LINE_BYTES))
+    read_more = 0.0 if whole else costs.read_run_penalty * math.log2(max(1.0, run / LINE_BYTES))
     reads = each * (1 + read_more) * _transferred_bytes(p.footprint.reads, p.extents)
     is_shared = launch.block[row] < p.extents[row] and _row_bytes(p, layout) % LINE_BYTES > 0
-    shared = costs.shared_lines_more if is_shared else 0.0
+    shared = costs.shared_line_penalty if is_shared else 0.0
     written = min(launch.thread[row], p.extents[row]) * size
     writes = (
         each
@@ -112,8 +112,8 @@ def _cached_write_penalty(p: Workload[Any], layout: TransposeSpace, written: int
     """What rows of results that go through the caches, `written` bytes of each at once, take more than their bytes."""
     costs, more = p.machine.costs.transpose, 0.0
     if layout.kind is TransposeKind.BLOCK:  # results of others are dealt, or woven, in order of memory
-        more = costs.plain_more + costs.written_more * abs(math.log2(written / BEST_WRITE_BYTES))
-    return more + costs.written_back_more * dram_fraction(p.machine, p.compulsory_bytes)
+        more = costs.unprefetched_write_penalty + costs.write_run_penalty * abs(math.log2(written / BEST_WRITE_BYTES))
+    return more + costs.read_for_ownership_penalty * dram_fraction(p.machine, p.compulsory_bytes)
 
 
 def _shared_line_s(p: Workload[Any], layout: TransposeSpace, launch: Launch) -> float:
@@ -123,16 +123,16 @@ def _shared_line_s(p: Workload[Any], layout: TransposeSpace, launch: Launch) -> 
     if layout.kind is not TransposeKind.BLOCK:  # tiles that follow each other in memory
         return 0.0
     cuts = (p.outer_points // row) * (-(-row // launch.thread[layout.row]) - 1)
-    cycles = mach.costs.transpose.met_again * mach.caches[-2].latency_cycles * cuts
+    cycles = mach.costs.transpose.shared_line_latency_fraction * mach.caches[-2].latency_cycles * cuts
     return mach.seconds(cycles * (1 - _nontemporal_fraction(p, layout))) / min(launch.grid, mach.cores)
 
 
 def _nontemporal_penalty(p: Workload[Any], layout: TransposeSpace, written: int) -> float:
     """The same of rows that stream: lines that are written in parts go to memory in parts."""
     costs, row_bytes = p.machine.costs.transpose, _row_bytes(p, layout)
-    more = costs.streamed_long_more * math.log2(max(1.0, written / STREAMED_BYTES))
+    more = costs.nontemporal_run_penalty * math.log2(max(1.0, written / STREAMED_BYTES))
     if row_bytes % LINE_BYTES:
-        more += costs.streamed_cut_more * min(1.0, 2 * LINE_BYTES / row_bytes)
+        more += costs.partial_line_penalty * min(1.0, 2 * LINE_BYTES / row_bytes)
     return more
 
 

@@ -40,10 +40,10 @@ def window_cost(p: Workload[PlaneSpace], launch: Launch) -> Costs:
     # what is staged and what it is staged from take room side by side
     memory = _memory_s(p, launch) + again * waves * private_seconds_per_byte(mach, 2 * staged)
     # while a band is computed, memory moves only what was asked for of the next one when the last line was staged
-    exposed = max(0.0, sum(seconds[1:]) - min(1.0, costs.ahead_bytes / staged) * memory)
+    exposed = max(0.0, sum(seconds[1:]) - min(1.0, costs.prefetch_distance_bytes / staged) * memory)
     beside = sum(seconds) - exposed
     return Costs(
-        core_s=max(beside, memory) + costs.memory_leak * min(beside, memory) + exposed,
+        core_s=max(beside, memory) + costs.imperfect_memory_overlap * min(beside, memory) + exposed,
         core_stage=None,
         stage_seconds=(
             ("staging", seconds[0]), ("compute", seconds[1]), ("results", seconds[2]), ("task", seconds[3]),
@@ -73,9 +73,9 @@ def staging_cycles(mach: Machine, one: WindowedSum, found: PlaneLayout) -> float
         lines = math.prod(map(staged_positions, found.dims[:-1], plane.inside[:-1]))
         low, high = plane.inside[-1]
         pieces = line_vectors(-(-min(last.places, high - low) // last.phases), lanes) * last.phases
-        each = costs.staged_cycles if last.phases == 1 else costs.shuffled_cycles * min(last.phases, lanes)
+        each = costs.staging_cycles if last.phases == 1 else costs.shuffle_cycles * min(last.phases, lanes)
         moved, work = _vector_equivalents(mach, pieces) * each, sum(pieces) * work_cycles(mach, plane.work)
-        cycles += lines * (costs.line_cycles + max(moved, work) + costs.overlap_leak * min(moved, work))
+        cycles += lines * (costs.line_cycles + max(moved, work) + costs.imperfect_overlap * min(moved, work))
     return cycles
 
 
@@ -127,9 +127,9 @@ def tap_cycles(mach: Machine, one: WindowedSum, found: PlaneLayout) -> float:
     loads = columns * lines * vectors * _accesses(lanes * one.statement.accumulator.bytes, ports) * len(one.planes)
     scalars = one.taps if one.body.dtype and len(one.statement.reads_tensors) > len(one.planes) else 0
     extreme = one.statement.combine in (Combine.MAX, Combine.MIN)
-    joined = costs.extreme_cycles if extreme else costs.sums * lanes / mach.fma_per_cycle
+    joined = costs.minmax_cycles if extreme else costs.accumulate_fma_ratio * lanes / mach.fma_per_cycle
     work = one.taps * rows * vectors * joined
-    each = max(work, loads / ports + scalars / LOAD_PORTS) + costs.overlap_leak * min(work, loads / ports)
+    each = max(work, loads / ports + scalars / LOAD_PORTS) + costs.imperfect_overlap * min(work, loads / ports)
     runs = math.prod(d.block for d in found.dims[:-2])
     return runs * found.run_steps * (each + rows * vectors + costs.step_cycles)
 
@@ -145,7 +145,7 @@ def line_cycles(mach: Machine, found: PlaneLayout) -> float:
     width, costs = found.dims[-1].block, mach.costs.window
     lines = math.prod(_mean(d.window_dim.extent, d.block) for d in found.dims[:-1])
     return lines * (
-        costs.line_cycles + costs.staged_cycles * _vector_equivalents(mach, line_vectors(width, mach.unit.shape[-1]))
+        costs.line_cycles + costs.staging_cycles * _vector_equivalents(mach, line_vectors(width, mach.unit.shape[-1]))
     )
 
 

@@ -273,7 +273,10 @@ class StagedReduction:
         nodes: list[Node] = []
         for row in range(dim.rows):
             tap = ref(dim.window_dim.inner) if dim.window_dim.inner is not None else num(0)
-            nodes += [*self._loads((add(dim.window_dim.tap_position(tap), num(row * dim.window_dim.stride)),)), self._accumulate(num(row))]
+            nodes += [
+                *self._loads((add(dim.window_dim.tap_position(tap), num(row * dim.window_dim.stride)),)),
+                self._accumulate(num(row)),
+            ]
         return (Loop(dim.window_dim.inner or ".line", dim.window_dim.taps, LoopKind.SERIAL, tuple(nodes)),)
 
     def _loads(self, line: tuple[Expr, ...]) -> Iterator[Node]:

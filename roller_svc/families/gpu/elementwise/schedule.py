@@ -66,7 +66,7 @@ class _Map:
     def staged(self) -> tuple[MapAccess, ...]:
         loads = [load for s in self.group.statements for load in s.reads]
         staged = self.map.staged_accesses(self._tile(self.program.block))
-        return tuple(a for a in staged if any(self._is_of(load, a) for load in loads))
+        return tuple(a for a in staged if any(self._is_access(load, a) for load in loads))
 
     def _tile(self, tile: RTile) -> tuple[int, ...]:
         return tuple(tile[name] for name in self.names)
@@ -86,7 +86,7 @@ class _Map:
         nodes = self._points()
         if self.staged:
             staging = [node for access in self.staged for node in self._stage(access)]
-            nodes = wrap_in_storages([self._room(a) for a in self.staged], (*staging, Barrier(), *nodes))
+            nodes = wrap_in_storages([self._buffer(a) for a in self.staged], (*staging, Barrier(), *nodes))
         order = [self.names[i] for i in self.map.thread_order(self._tile(self.program.block))]
         thread: Expr = num(0)
         for axis in order:
@@ -105,19 +105,19 @@ class _Map:
         row, width = self.row, self.width
         first = ref(f"{row}.first")
         at = {a.name: ref(f"{a.name}.at") for a in self.group.outer}
-        here = {a.name: ref(f"{a.name}.here") for a in self.group.outer}
+        in_tile = {a.name: ref(f"{a.name}.here") for a in self.group.outer}
 
         def point(lane: Expr | None) -> tuple[Node, ...]:
-            place = first if lane is None else add(first, lane)
+            position = first if lane is None else add(first, lane)
             local = ref(f"{row}.here") if lane is None else add(ref(f"{row}.here"), lane)
-            return self._statements({**at, row: place}, {**here, row: local}, lane)
+            return self._statements({**at, row: position}, {**in_tile, row: local}, lane)
 
-        nodes = self._neighbours(row, first, width, point)
-        rooms = [
+        nodes = self._adjacent(row, first, width, point)
+        buffers = [
             register(local_name(s.output), row_dtype(s), *((width,) if width > 1 else ()))
             for s in self.group.statements if s.output in row_tensors(self.group)
         ]  # fmt: skip
-        nodes = wrap_in_storages(rooms, nodes)
+        nodes = wrap_in_storages(buffers, nodes)
         for axis in reversed(self.group.outer):
             if axis.name != row and axis.extent % self.block[axis.name]:
                 nodes = (Branch(lt(ref(f"{axis.name}.at"), num(axis.extent)), nodes),)
@@ -140,7 +140,7 @@ class _Map:
             nodes = (Let(f"{axis}.{name}", add(block, here), nodes),)
         return (Loop(f"{axis}.element", count, LoopKind.UNROLL, nodes),) if count > 1 else nodes
 
-    def _neighbours(
+    def _adjacent(
         self, axis: str, first: Expr, width: int, body: Callable[[Expr | None], tuple[Node, ...]]
     ) -> tuple[Node, ...]:
         """`width` neighbours from `first` on, without those beyond the axis."""
@@ -149,14 +149,14 @@ class _Map:
             nodes = body(None)
             return nodes if extent % self.block[axis] == 0 else (Branch(lt(first, num(extent)), nodes),)
         lane = ref(f"{axis}.lane")
-        whole = (Loop(lane.name, width, LoopKind.VECTOR, body(lane)),)
+        full = (Loop(lane.name, width, LoopKind.VECTOR, body(lane)),)
         if extent % self.block[axis] == 0:
-            return whole
+            return full
         if extent % width == 0:
-            return (Branch(lt(first, num(extent)), whole),)
-        each = (Branch(lt(add(first, lane), num(extent)), body(lane)),)
-        rest = (Loop(lane.name, width, LoopKind.UNROLL, each),)
-        return (Branch(le(add(first, num(width)), num(extent)), whole, rest),)
+            return (Branch(lt(first, num(extent)), full),)
+        guarded = (Branch(lt(add(first, lane), num(extent)), body(lane)),)
+        tail = (Loop(lane.name, width, LoopKind.UNROLL, guarded),)
+        return (Branch(le(add(first, num(width)), num(extent)), full, tail),)
 
     def _extent(self, axis: str) -> int:
         return next(a.extent for a in self.group.outer if a.name == axis)
@@ -166,7 +166,7 @@ class _Map:
         reads = RowReads(rows, () if lane is None else (lane,), at)
         nodes: list[Node] = []
         for statement in self.group.statements:
-            value = convert_to_type(reads.apply(self._from_rooms(statement.body, here)), statement)
+            value = convert_to_type(reads.apply(self._load_from_buffers(statement.body, here)), statement)
             if statement.output in rows:
                 nodes.append(Compute(local_name(statement.output), reads.index, value))
                 value = Load(local_name(statement.output), reads.index, row_dtype(statement))
@@ -174,22 +174,24 @@ class _Map:
                 nodes.append(Compute(statement.output, tuple(reads.apply(i) for i in statement.index), value))
         return tuple(nodes)
 
-    def _from_rooms(self, body: Expr, here: dict[str, Expr]) -> Expr:
+    def _load_from_buffers(self, body: Expr, here: dict[str, Expr]) -> Expr:
         """Loads of staged tensors, from their tiles."""
 
         def change(node: Expr) -> Expr:
             if not isinstance(node, Load):
                 return node
-            staged = next((a for a in self.staged if self._is_of(node, a)), None)
-            return node if staged is None else Load(self._name(staged), self._place(staged, here), node.dtype)
+            staged = next((a for a in self.staged if self._is_access(node, a)), None)
+            return (
+                node if staged is None else Load(self._buffer_name(staged), self._tile_index(staged, here), node.dtype)
+            )
 
         return rewrite(body, change)
 
     # staging --------------------------------------------------------------------------------------------------------
-    def _room(self, staged: MapAccess) -> Storage:
+    def _buffer(self, staged: MapAccess) -> Storage:
         shape = tuple(self.block[axis] for axis in self._axes(staged))
         pad = self.map.padded_layout(staged, self._tile(self.program.block), self._tile(self.program.thread)).pad
-        return Storage(self._name(staged), staged.access.dtype, shape, Scope.SHARED, (), pad)
+        return Storage(self._buffer_name(staged), staged.access.dtype, shape, Scope.SHARED, (), pad)
 
     def _stage(self, staged: MapAccess) -> tuple[Node, ...]:
         """All threads load the tile, vectors along its own axis, a few lanes along each line."""
@@ -198,26 +200,30 @@ class _Map:
         vectors = self.block[axis] // width
         along = math.gcd(vectors, LANES_ALONG)
         here: dict[str, Expr] = {name: ref(f"{name}.staged") for name in (*others, axis)}
-        at = {name: add(mul(ref(f"{name}.block"), num(self.block[name])), place) for name, place in here.items()}
+        at = {name: add(mul(ref(f"{name}.block"), num(self.block[name])), position) for name, position in here.items()}
 
         def element(lane: Expr | None) -> tuple[Node, ...]:
             step = num(0) if lane is None else lane
             load = self._load(staged, {**at, axis: add(at[axis], step)})
-            return (Compute(self._name(staged), self._place(staged, {**here, axis: add(here[axis], step)}), load),)
+            return (
+                Compute(
+                    self._buffer_name(staged), self._tile_index(staged, {**here, axis: add(here[axis], step)}), load
+                ),
+            )
 
-        nodes = self._neighbours(axis, at[axis], width, element)
+        nodes = self._adjacent(axis, at[axis], width, element)
         for name in others:
             if self._extent(name) % self.block[name]:
                 nodes = (Branch(lt(at[name], num(self._extent(name))), nodes),)
-        rest = div(ref(ITEM), along)
+        line = div(ref(ITEM), along)
         for name in reversed(others):
-            nodes = (Let(f"{name}.staged", mod(rest, self.block[name]), nodes),)
-            rest = div(rest, self.block[name])
-        vector = add(mul(rest, num(along)), mod(ref(ITEM), along))
+            nodes = (Let(f"{name}.staged", mod(line, self.block[name]), nodes),)
+            line = div(line, self.block[name])
+        vector = add(mul(line, num(along)), mod(ref(ITEM), along))
         nodes = (Let(f"{axis}.staged", mul(vector, num(width)), nodes),)
-        return self._dealt(math.prod(self.block[name] for name in others) * vectors, nodes)
+        return self._split_over_threads(math.prod(self.block[name] for name in others) * vectors, nodes)
 
-    def _dealt(self, items: int, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+    def _split_over_threads(self, items: int, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
         """The items, one after the other to each thread."""
         threads = self.program.threads
         if items % threads:
@@ -229,16 +235,16 @@ class _Map:
         """The axes of a staged tile, the tensor's own last."""
         return tuple(self.names[i] for i in staged.tile_axes(self.map.row))
 
-    def _place(self, staged: MapAccess, here: dict[str, Expr]) -> tuple[Expr, ...]:
+    def _tile_index(self, staged: MapAccess, here: dict[str, Expr]) -> tuple[Expr, ...]:
         """Where a staged element lies, its axes at those places of the block's tile."""
         return tuple(here[axis] for axis in self._axes(staged))
 
     def _load(self, staged: MapAccess, at: dict[str, Expr]) -> Load:
         """The element in memory, its axes at those places."""
-        load = next(x for s in self.group.statements for x in s.reads if self._is_of(x, staged))
+        load = next(x for s in self.group.statements for x in s.reads if self._is_access(x, staged))
         return replace(load, index=tuple(substitute(i, at) for i in load.index))
 
-    def _is_of(self, load: Load, staged: MapAccess) -> bool:
+    def _is_access(self, load: Load, staged: MapAccess) -> bool:
         """Whether this is the way in which the tensor is staged."""
         if load.tensor != staged.access.tensor or any(load.bounds_checked):
             return False
@@ -247,6 +253,6 @@ class _Map:
         names = [i.name for i in load.index if isinstance(i, AxisRef) and self._extent(i.name) > 1]
         return names == [self.names[i] for i in staged.index or ()]
 
-    def _name(self, staged: MapAccess) -> str:
+    def _buffer_name(self, staged: MapAccess) -> str:
         """The room of the tile of one way to read a tensor."""
         return ".".join((staged.access.tensor, "shared", *(self.names[i] for i in staged.index or ())))

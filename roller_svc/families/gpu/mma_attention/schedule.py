@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from roller_svc.errors import InvariantError
-from roller_svc.families.common.gpu.attention.kv_loop import SPLIT, KvTileLoop
+from roller_svc.families.common.gpu.attention.kv_loop import SPLIT, KvTileCopy, KvTileLoop
 from roller_svc.families.common.gpu.attention.softmax import (
     KEY_STEP,
     MAXIMUM,
@@ -43,8 +43,8 @@ from roller_svc.families.common.gpu.matrix.multistage_pipeline import (
     STAGE,
     A,
     B,
-    MultistagePipeline,
     KTileRange,
+    MultistagePipeline,
     a_fragment,
     b_fragments,
 )
@@ -105,11 +105,8 @@ class _RowCopy(MmaOperandCopy):
 
 
 @dataclass(frozen=True, slots=True)
-class _KeyCopy(_RowCopy):
-    """Keys: steps go along their rows, not along what the product sums over."""
-
-    def _bind_axes(self, step: Expr, nodes: tuple[Node, ...], offset: Expr | None = None) -> tuple[Node, ...]:
-        return (Let("k.block", step, MmaOperandCopy._bind_axes(self, num(0), nodes, offset)),)
+class _KvCopy(KvTileCopy, _RowCopy):
+    """Copy of K by rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +129,7 @@ class _Kernel:
         tile = mma_attention_tile(program, facts)
         of_q, of_k, of_v = (tile.m, tile.head_dim), (tile.kv, tile.head_dim), (tile.n, tile.kv)
         q = _RowCopy(SHARED_A, facts.q.operand, tile.q, facts.q.load, m, head_dim, of_q, tile.threads)
-        k = _KeyCopy(SHARED_B, facts.k.operand, tile.k, facts.k.load, keys, head_dim, of_k, tile.threads)
+        k = _KvCopy(SHARED_B, facts.k.operand, tile.k, facts.k.load, keys, head_dim, of_k, tile.threads)
         v = _RowCopy(VALUES, facts.v.operand, tile.v, facts.v.load, n, keys, of_v, tile.threads)
         view = GemmView(
             group,
@@ -145,7 +142,13 @@ class _Kernel:
         )
         kv_loop = KvTileLoop(tile, m, keys, facts.bounds)
         return cls(
-            view, attention, tile, kv_loop, Softmax(attention, tile, m, keys, RESULT), q, MultistagePipeline(tile.stages, (k, v))
+            view,
+            attention,
+            tile,
+            kv_loop,
+            Softmax(attention, tile, m, keys, RESULT),
+            q,
+            MultistagePipeline(tile.stages, (k, v)),
         )
 
     # the launch -----------------------------------------------------------------------------------------------------
@@ -181,15 +184,18 @@ class _Kernel:
         nodes = self.pipeline.allocate(nodes)
         return MultistagePipeline(1, (self.q,)).allocate(nodes)
 
-    def _pass(self, kv_loop: KTileRange) -> tuple[Node, ...]:
-        work = (Let(KEY_STEP, kv_loop.number, self._step()),)
-        return (*self.pipeline.prologue(kv_loop), *self._load_q(), self.pipeline.mainloop(kv_loop, work))
+    def _pass(self, k_tiles: KTileRange) -> tuple[Node, ...]:
+        work = (Let(KEY_STEP, k_tiles.number, self._step()),)
+        return (*self.pipeline.prologue(k_tiles), *self._load_q(), self.pipeline.mainloop(k_tiles, work))
 
     def _load_q(self) -> tuple[Node, ...]:
         """Queries into registers, once all of the block's are there."""
         if not self.tile.has_q_in_registers:
             return ()
-        nodes: tuple[Node, ...] = (CpAsyncWaitGroup(self.pipeline.prefetch_stages if self.pipeline.is_async else 0), Barrier())
+        nodes: tuple[Node, ...] = (
+            CpAsyncWaitGroup(self.pipeline.prefetch_stages if self.pipeline.is_async else 0),
+            Barrier(),
+        )
         for step in range(self.tile.head_dim_steps):
             nodes += self._q_fragments(num(step), num(step))
         return nodes
@@ -208,7 +214,9 @@ class _Kernel:
             *(register(name, _F32, rows, 2) for name in (PEAK, SHIFT, RESCALE)),
             register(B, DType.UINT32, 2, 2), register(PROBABILITIES, DType.UINT32, rows, 4),
         ]  # fmt: skip
-        return wrap_in_storages(storages, (*self._qk(), *self.softmax.update_probabilities(), self.softmax.rescale_o(), *self._pv()))
+        return wrap_in_storages(
+            storages, (*self._qk(), *self.softmax.update_probabilities(), self.softmax.rescale_o(), *self._pv())
+        )
 
     def _qk(self) -> tuple[Node, ...]:
         """Queries times keys, features step by step."""
@@ -261,8 +269,8 @@ class _Kernel:
     def _store_results(self) -> tuple[Node, ...]:
         """Sums of rows, and what becomes of them."""
         if self.tile.num_splits > 1:
-            return (self.softmax.fixup_tiles(), *self._store_partials())
-        normalize = (self.softmax.fixup_tiles(), *self.softmax.normalize())
+            return (self.softmax.reduce_row_sum(), *self._store_partials())
+        normalize = (self.softmax.reduce_row_sum(), *self.softmax.normalize())
         return (*normalize, Barrier(), *MmaEpilogue(self.view, self.tile.result).nodes())
 
     def _store_partials(self) -> tuple[Node, ...]:

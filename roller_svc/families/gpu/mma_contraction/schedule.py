@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from roller_svc.analysis.operand import Operand, operand_b2, operands
 from roller_svc.families.common.gpu.matrix.epilogue import MmaEpilogue
-from roller_svc.families.common.gpu.matrix.multistage_pipeline import SHARED_A, SHARED_B, MmaMainloop, KTileRange
+from roller_svc.families.common.gpu.matrix.multistage_pipeline import SHARED_A, SHARED_B, KTileRange, MmaMainloop
 from roller_svc.families.common.gpu.matrix.staging import MmaOperandCopy
 from roller_svc.families.common.gpu.matrix.stream_k_fixup import stream_k_launches
 from roller_svc.families.common.gpu.matrix.tile import MmaTile, StagedTile, load_class, mma_tile, staged
@@ -62,7 +62,9 @@ class DualGemmCopy(MmaOperandCopy):
     @property
     def _halves(self) -> tuple[_DualGemmHalf, _DualGemmHalf]:
         first, second = (
-            _DualGemmHalf(self.buffer, operand, self.half, self.load, self.axis, self.k, self.tile, self.threads, offset)
+            _DualGemmHalf(
+                self.buffer, operand, self.half, self.load, self.axis, self.k, self.tile, self.threads, offset
+            )
             for operand, offset in ((self.operand, 0), (self.second, self.tile[0]))
         )
         return first, second
@@ -92,11 +94,9 @@ def lower(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[Sche
     view, arch = GemmView.of(group, program), hw.arch
     a, b = operands(group)
     tile = mma_tile(program, a, b)
-    mainloop = MmaMainloop(
-        view.dtype, tile,
-        MmaOperandCopy(SHARED_A, a, tile.a, load_class(a, tile.a.dtype, arch), view.m, view.k, (tile.m, tile.k), tile.threads),
-        _copy_of_b(group, program, tile, hw),
-    )  # fmt: skip
+    load = load_class(a, tile.a.dtype, arch)
+    copy_of_a = MmaOperandCopy(SHARED_A, a, tile.a, load, view.m, view.k, (tile.m, tile.k), tile.threads)
+    mainloop = MmaMainloop(view.dtype, tile, copy_of_a, _copy_of_b(group, program, tile, hw))
     epilogue = MmaEpilogue(view, tile)
     if program.stream_k_blocks:
         mainloop_tree, fixup_tree = stream_k_launches(group.name, program, mainloop, epilogue)

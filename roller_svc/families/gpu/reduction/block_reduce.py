@@ -18,66 +18,72 @@ from roller_svc.schedule.nest_statements import acc_name, register, wrap_in_stor
 FIRST, SLOT, TOTAL = ".in_warp", ".slot", ".total"
 
 
-def lane_rooms(rows: ThreadRows, statement: TensorExpr) -> tuple[Storage, ...]:
+def reduction_buffers(rows: ThreadRows, statement: TensorExpr) -> tuple[Storage, ...]:
     """Shared memory that joining takes. Every reduction has its own: one barrier less between two of them."""
-    if rows.lanes == 1 or (rows.along and rows.lanes <= rows.warp):
+    if rows.lanes == 1 or (rows.lanes_are_adjacent and rows.lanes <= rows.warp):
         return ()
-    shape = (rows.count, rows.points, rows.lanes // rows.warp) if rows.along else (rows.lanes, rows.count, rows.points)
-    return (Storage(_room(statement), statement.accumulator, shape, Scope.SHARED, ()),)
+    shape = (
+        (rows.count, rows.points, rows.lanes // rows.warp)
+        if rows.lanes_are_adjacent
+        else (rows.lanes, rows.count, rows.points)
+    )
+    return (Storage(_buffer_name(statement), statement.accumulator, shape, Scope.SHARED, ()),)
 
 
-def joined_lanes(rows: ThreadRows, statement: TensorExpr) -> tuple[Node, ...]:
+def reduce_lanes(rows: ThreadRows, statement: TensorExpr) -> tuple[Node, ...]:
     """What makes the accumulators of all lanes the whole reduction."""
     if rows.lanes == 1:
         return ()
-    return (_neighbours if rows.along else _apart)(rows, statement)
+    return (_reduce_adjacent if rows.lanes_are_adjacent else _reduce_strided)(rows, statement)
 
 
-def _room(statement: TensorExpr) -> str:
+def _buffer_name(statement: TensorExpr) -> str:
     return f"{statement.output}.lanes"
 
 
-def _join(statement: TensorExpr) -> tuple[str, Combine, DType]:
+def _accumulator(statement: TensorExpr) -> tuple[str, Combine, DType]:
     return acc_name(statement.output), statement.combine or Combine.SUM, statement.accumulator
 
 
-def _neighbours(rows: ThreadRows, statement: TensorExpr) -> tuple[Node, ...]:
-    acc, combine, dtype = _join(statement)
-    near = WarpReduce(acc, rows.elements, combine, min(rows.lanes, rows.warp))
-    nodes = rows.each((near,), vector=False)
+def _reduce_adjacent(rows: ThreadRows, statement: TensorExpr) -> tuple[Node, ...]:
+    acc, combine, dtype = _accumulator(statement)
+    warp_reduce = WarpReduce(acc, rows.elements, combine, min(rows.lanes, rows.warp))
+    nodes = rows.for_each_row((warp_reduce,), vector=False)
     if rows.lanes <= rows.warp:
         return nodes
     warps = rows.lanes // rows.warp
     point, slot = ref(POINT), rows.flat_element
-    room = _room(statement)
-    mine = (slot, point, div(ref(LANE), rows.warp))
-    put = rows.each((Compute(room, mine, Load(acc, rows.elements, dtype)),), vector=False)
-    take = (
-        Compute(acc, rows.elements, Load(room, (slot, point, mod(ref(LANE), warps)), dtype)),
+    buffer = _buffer_name(statement)
+    index = (slot, point, div(ref(LANE), rows.warp))
+    store = rows.for_each_row((Compute(buffer, index, Load(acc, rows.elements, dtype)),), vector=False)
+    load = (
+        Compute(acc, rows.elements, Load(buffer, (slot, point, mod(ref(LANE), warps)), dtype)),
         WarpReduce(acc, rows.elements, combine, warps),
     )
-    put = (Let(FIRST, mod(ref(LANE), rows.warp), (Branch(eq(ref(FIRST), num(0)), put),)),)
-    return (*nodes, *put, Barrier(), *rows.each(take, vector=False))
+    store = (Let(FIRST, mod(ref(LANE), rows.warp), (Branch(eq(ref(FIRST), num(0)), store),)),)
+    return (*nodes, *store, Barrier(), *rows.for_each_row(load, vector=False))
 
 
-def _apart(rows: ThreadRows, statement: TensorExpr) -> tuple[Node, ...]:
+def _reduce_strided(rows: ThreadRows, statement: TensorExpr) -> tuple[Node, ...]:
     """Lane l joins element l, l + lanes, ... of its rows, and all lanes fetch the results."""
-    acc, combine, dtype = _join(statement)
-    room, point, slot = _room(statement), ref(POINT), rows.flat_element
-    put = rows.each((Compute(room, (ref(LANE), slot, point), Load(acc, rows.elements, dtype)),), vector=False)
-    here: Expr = ref(SLOT)
+    acc, combine, dtype = _accumulator(statement)
+    buffer, point, slot = _buffer_name(statement), ref(POINT), rows.flat_element
+    store = rows.for_each_row(
+        (Compute(buffer, (ref(LANE), slot, point), Load(acc, rows.elements, dtype)),), vector=False
+    )
+    row: Expr = ref(SLOT)
     nodes: tuple[Node, ...] = (
-        Compute(TOTAL, (), Load(room, (num(0), here, point), dtype)),
+        Compute(TOTAL, (), Load(buffer, (num(0), row, point), dtype)),
         Loop(
             ".other", rows.lanes - 1, LoopKind.UNROLL,
-            (Compute(TOTAL, (), Load(room, (add(ref(".other"), num(1)), here, point), dtype), combine),),
+            (Compute(TOTAL, (), Load(buffer, (add(ref(".other"), num(1)), row, point), dtype), combine),),
         ),
-        Compute(room, (num(0), here, point), Load(TOTAL, (), dtype)),
+        Compute(buffer, (num(0), row, point), Load(TOTAL, (), dtype)),
     )  # fmt: skip
     nodes = wrap_in_storages((register(TOTAL, dtype),), nodes)
     if rows.count % rows.lanes:
-        nodes = (Branch(lt(here, num(rows.count)), nodes),)
+        nodes = (Branch(lt(row, num(rows.count)), nodes),)
     nodes = (Let(SLOT, add(mul(ref(".share"), num(rows.lanes)), ref(LANE)), nodes),)
-    shares = Loop(".share", ceil_div(rows.count, rows.lanes), LoopKind.UNROLL, nodes)
-    fetch = rows.each((Compute(acc, rows.elements, Load(room, (num(0), slot, point), dtype)),), vector=False)
-    return (*put, Barrier(), shares, Barrier(), *fetch)
+    rows_of_lane = Loop(".share", ceil_div(rows.count, rows.lanes), LoopKind.UNROLL, nodes)
+    fetch = rows.for_each_row((Compute(acc, rows.elements, Load(buffer, (num(0), slot, point), dtype)),), vector=False)
+    return (*store, Barrier(), rows_of_lane, Barrier(), *fetch)

@@ -11,17 +11,17 @@ from dataclasses import dataclass, replace
 
 from roller_svc.analysis.online_reduction import OnlineReductionKind, online_reductions
 from roller_svc.families.gpu.reduction import REDUCTION
-from roller_svc.families.gpu.reduction.block_reduce import joined_lanes, lane_rooms
-from roller_svc.families.gpu.reduction.online_reduction import JointPass
+from roller_svc.families.gpu.reduction.block_reduce import reduce_lanes, reduction_buffers
+from roller_svc.families.gpu.reduction.online_reduction import OnlinePass
 from roller_svc.families.gpu.reduction.thread_mapping import (
     LANE,
-    PLACE,
     ROUND,
-    RowWalk,
+    VECTOR_ELEMENT,
+    IndexMap,
+    RowTiling,
     ThreadRows,
-    Walked,
-    alike,
-    row_walk,
+    is_uniform,
+    row_tiling,
 )
 from roller_svc.ir.expr import Const, Expr, Load, Op, OpKind, Select, axes_of, children, loads_of, rewrite, substitute
 from roller_svc.ir.group import KernelGroup
@@ -43,50 +43,56 @@ from roller_svc.schedule.nest_statements import (
 )
 
 # A compiler takes more registers than what lives through a loop: addresses, what it computes ahead of its use.
-REGISTERS_SPARE = 1.25
+REGISTER_MARGIN = 1.25
 
 
 def lower(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[ScheduleTree, ...]:
     """One tree: every lane reduces its part of a row, the lanes join theirs, statement by statement."""
     rows = ThreadRows(group, program, hw.limits.warp_size)
-    walks = {s.output: row_walk(s, group.outer, program) for s in group.statements}
-    reduction = _Reduction(group, rows, walks, row_tensors(group), _held(group, rows, walks)).with_pairs()
-    return (ScheduleTree(group.name, rows.around(reduction.nodes()), resident=_resident(group, program, hw)),)
+    tilings = {s.output: row_tiling(s, group.outer, program) for s in group.statements}
+    reduction = _Reduction(
+        group, rows, tilings, row_tensors(group), _cached_loads(group, rows, tilings)
+    ).with_online_passes()
+    return (
+        ScheduleTree(
+            group.name, rows.thread_loops(reduction.nodes()), resident=_min_resident_blocks(group, program, hw)
+        ),
+    )
 
 
-def _resident(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> int:
+def _min_resident_blocks(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> int:
     """Blocks that a core shall hold: as many as the model counts on, where there are so many."""
     needs = REDUCTION.predict_resources(group, program, hw)
     if needs is None:
         return 1
-    needs = replace(needs, registers_per_thread=round(needs.registers_per_thread * REGISTERS_SPARE))
+    needs = replace(needs, registers_per_thread=round(needs.registers_per_thread * REGISTER_MARGIN))
     return min(blocks_per_core(needs, hw), ceil_div(program.grid, hw.num_cores))
 
 
-def _walked(statement: TensorExpr, rows: ThreadRows, walk: RowWalk | None, outer: dict[str, Expr]) -> Walked:
+def _index_map(statement: TensorExpr, rows: ThreadRows, tiling: RowTiling | None, outer: dict[str, Expr]) -> IndexMap:
     """Where the statement's axes stand, its outer ones as given."""
-    if walk is None:
-        return Walked(statement.extents, outer, rows.places)
-    return Walked(statement.extents, outer | walk.at, rows.places | {PLACE: walk.run})
+    if tiling is None:
+        return IndexMap(statement.extents, outer, rows.element_ranges)
+    return IndexMap(statement.extents, outer | tiling.at, rows.element_ranges | {VECTOR_ELEMENT: tiling.vector_elems})
 
 
-def _held(group: KernelGroup, rows: ThreadRows, walks: dict[str, RowWalk | None]) -> dict[Load, str]:
+def _cached_loads(group: KernelGroup, rows: ThreadRows, tilings: dict[str, RowTiling | None]) -> dict[Load, str]:
     """Loads, over loop variables, that several statements make of whole rows in flight → where they are kept."""
-    walking = [(s, walk) for s in group.statements if (walk := walks[s.output]) is not None]
-    if not all(walk.is_whole and walk.steps_like == walking[0][1].steps_like for _, walk in walking):
+    tiled = [(s, tiling) for s in group.statements if (tiling := tilings[s.output]) is not None]
+    if not all(tiling.holds_row and tiling.tile_shape == tiled[0][1].tile_shape for _, tiling in tiled):
         return {}
-    kept = row_tensors(group)
+    row_values = row_tensors(group)
     elements = {element.name for element in rows.elements}
-    seen: dict[Load, int] = {}
-    for statement, walk in walking:
-        body = _walked(statement, rows, walk, rows.read_at).apply(statement.body)
+    counts: dict[Load, int] = {}
+    for statement, tiling in tiled:
+        body = _index_map(statement, rows, tiling, rows.read_at).apply(statement.body)
         for load in dict.fromkeys(_unconditional(body)):
             used = axes_of(load)
             moves = any(name.startswith(".k") for name in used) and elements <= used
-            if moves and not any(inner.tensor in kept for inner in loads_of(load)):
-                seen[load] = seen.get(load, 0) + 1
-    often = [load for load, count in seen.items() if count > 1]
-    return {load: f"{load.tensor}.held{i}" for i, load in enumerate(often)}
+            if moves and not any(inner.tensor in row_values for inner in loads_of(load)):
+                counts[load] = counts.get(load, 0) + 1
+    repeated = [load for load, count in counts.items() if count > 1]
+    return {load: f"{load.tensor}.held{i}" for i, load in enumerate(repeated)}
 
 
 def _unconditional(expr: Expr) -> Iterator[Load]:
@@ -110,158 +116,186 @@ def _unconditional(expr: Expr) -> Iterator[Load]:
 class _Reduction:
     group: KernelGroup
     rows: ThreadRows
-    walks: dict[str, RowWalk | None]
-    kept: frozenset[str]  # tensors of one value a row that later statements read
-    held: dict[Load, str]
-    pairs: tuple[JointPass, ...] = ()
+    tilings: dict[str, RowTiling | None]
+    row_values: frozenset[str]  # tensors of one value a row that later statements read
+    cached: dict[Load, str]
+    online_passes: tuple[OnlinePass, ...] = ()
 
     def nodes(self) -> tuple[Node, ...]:
         """All statements, one after the other, in the storages that pass values between them."""
         storages: list[Storage] = []
         nodes: list[Node] = []
-        if self.held:
-            walk = next(walk for walk in self.walks.values() if walk is not None)
-            shape = (*self.rows.shape, walk.rounds, walk.run)
-            storages += [register(name, load.dtype.compute, *shape) for load, name in self.held.items()]
-            fill = [Compute(name, self._held_index(walk), load) for load, name in self.held.items()]
-            nodes += walk.visited(lambda: tuple(node for one in fill for node in self._over_run(walk, one)))
+        if self.cached:
+            tiling = next(tiling for tiling in self.tilings.values() if tiling is not None)
+            shape = (*self.rows.shape, tiling.iterations, tiling.vector_elems)
+            storages += [register(name, load.dtype.compute, *shape) for load, name in self.cached.items()]
+            fill = [Compute(name, self._cache_index(tiling), load) for load, name in self.cached.items()]
+            nodes += tiling.for_each_chunk(
+                lambda: tuple(node for compute in fill for node in self._over_vector(tiling, compute))
+            )
         for statement in self.group.statements:
             if is_reduction(statement):
                 storages.append(register(acc_name(statement.output), statement.accumulator, *self.rows.shape))
-                storages += self._part_rooms(statement)
-                storages += [s for pair in self.pairs if pair.joint.first is statement for s in pair.storages()]
-                storages += lane_rooms(self.rows, statement)
-            if statement.output in self.kept:
+                storages += self._vector_accumulators(statement)
+                storages += [
+                    s
+                    for online_pass in self.online_passes
+                    if online_pass.reduction.first is statement
+                    for s in online_pass.storages()
+                ]
+                storages += reduction_buffers(self.rows, statement)
+            if statement.output in self.row_values:
                 storages.append(register(local_name(statement.output), row_dtype(statement), *self.rows.shape))
-            nodes += self._statement(statement, self.walks[statement.output])
+            nodes += self._statement(statement, self.tilings[statement.output])
         return wrap_in_storages(storages, tuple(nodes))
 
-    def _statement(self, statement: TensorExpr, walk: RowWalk | None) -> list[Node]:
-        if walk is not None and not is_reduction(statement):
-            return self._mapped(statement, walk)
+    def _statement(self, statement: TensorExpr, tiling: RowTiling | None) -> list[Node]:
+        if tiling is not None and not is_reduction(statement):
+            return self._map(statement, tiling)
         nodes: list[Node] = []
-        if walk is not None:
-            nodes += self._reduced(statement, walk)
+        if tiling is not None:
+            nodes += self._reduce(statement, tiling)
             value: Expr = Load(acc_name(statement.output), self.rows.elements, statement.accumulator)
         else:
-            value = self._placed(statement, None)
+            value = self._value(statement, None)
         value = convert_to_type(value, statement)
-        if statement.output in self.kept:
+        if statement.output in self.row_values:
             row = Compute(local_name(statement.output), self.rows.elements, value)
-            nodes += self.rows.each((row,), vector=False)
+            nodes += self.rows.for_each_row((row,), vector=False)
             value = Load(local_name(statement.output), self.rows.elements, statement.type.dtype)
         if statement.output not in self.group.register_tensors:
-            stored = self.rows.each((Compute(statement.output, self._index(statement, None), value),), guarded=True)
+            stored = self.rows.for_each_row(
+                (Compute(statement.output, self._index(statement, None), value),), guarded=True
+            )
             nodes += [Branch(eq(ref(LANE), num(0)), stored)] if self.rows.lanes > 1 else stored
         return nodes
 
-    def _reduced(self, statement: TensorExpr, walk: RowWalk) -> list[Node]:
+    def _reduce(self, statement: TensorExpr, tiling: RowTiling) -> list[Node]:
         """Places of a run are summed up apart from each other: lanes of a vector do not wait for one another."""
-        for pair in self.pairs:
-            if pair.joint.first is statement:
-                return [*self._pass_of_both(pair, walk), *pair.first_of_lane(), *joined_lanes(self.rows, statement)]
-            if pair.joint.second is statement:
-                return [*pair.second_of_lane(), *joined_lanes(self.rows, statement), *pair.correction()]
+        for online_pass in self.online_passes:
+            if online_pass.reduction.first is statement:
+                return [
+                    *self._online_pass(online_pass, tiling),
+                    *online_pass.lane_primary(),
+                    *reduce_lanes(self.rows, statement),
+                ]
+            if online_pass.reduction.second is statement:
+                return [
+                    *online_pass.lane_secondary(),
+                    *reduce_lanes(self.rows, statement),
+                    *online_pass.merge_correction(),
+                ]
         combine, acc = statement.combine or Combine.SUM, acc_name(statement.output)
-        rows, parted = self.rows, self._is_parted(walk)
-        target = _part_name(statement) if parted else acc
-        index = (*rows.elements, ref(PLACE)) if parted else rows.elements
+        rows, is_vector = self.rows, self._has_vector_accumulators(tiling)
+        target = _vector_accumulator_name(statement) if is_vector else acc
+        index = (*rows.elements, ref(VECTOR_ELEMENT)) if is_vector else rows.elements
         start: tuple[Node, ...] = (Compute(target, index, identity(combine, statement.accumulator)),)
-        guard, body = self._lifted(statement, self._placed(statement, walk), walk)
-        join = Compute(target, index, body, combine)
-        parts: tuple[Node, ...] = ()
-        if parted:
-            start = (Loop(PLACE, walk.run, LoopKind.UNROLL, start),)
+        guard, body = self._hoist_guard(statement, self._value(statement, tiling), tiling)
+        accumulate = Compute(target, index, body, combine)
+        combine_vector: tuple[Node, ...] = ()
+        if is_vector:
+            start = (Loop(VECTOR_ELEMENT, tiling.vector_elems, LoopKind.UNROLL, start),)
             first = Compute(acc, rows.elements, Load(target, (*rows.elements, num(0)), statement.accumulator))
-            after = Load(target, (*rows.elements, add(ref(PLACE), num(1))), statement.accumulator)
-            others = Loop(PLACE, walk.run - 1, LoopKind.UNROLL, (Compute(acc, rows.elements, after, combine),))
-            parts = rows.each((first, others), vector=False)
+            after = Load(target, (*rows.elements, add(ref(VECTOR_ELEMENT), num(1))), statement.accumulator)
+            remaining = Loop(
+                VECTOR_ELEMENT, tiling.vector_elems - 1, LoopKind.UNROLL, (Compute(acc, rows.elements, after, combine),)
+            )
+            combine_vector = rows.for_each_row((first, remaining), vector=False)
         return [
-            *rows.each(start, vector=False),
-            *walk.visited(lambda: self._over_run(walk, join, cond=guard)),
-            *parts,
-            *joined_lanes(rows, statement),
+            *rows.for_each_row(start, vector=False),
+            *tiling.for_each_chunk(lambda: self._over_vector(tiling, accumulate, cond=guard)),
+            *combine_vector,
+            *reduce_lanes(rows, statement),
         ]
 
-    def _pass_of_both(self, pair: JointPass, walk: RowWalk) -> tuple[Node, ...]:
-        visited = walk.visited(lambda: (*pair.before_chunk(), *self._over_run(walk, *pair.update())))
-        return (*pair.start(), *visited)
+    def _online_pass(self, online_pass: OnlinePass, tiling: RowTiling) -> tuple[Node, ...]:
+        chunks = tiling.for_each_chunk(
+            lambda: (*online_pass.begin_chunk(), *self._over_vector(tiling, *online_pass.update()))
+        )
+        return (*online_pass.start(), *chunks)
 
-    def with_pairs(self) -> _Reduction:
+    def with_online_passes(self) -> _Reduction:
         """The same, rows that do not fit read once for two reductions where one pass can do both."""
-        pairs: list[JointPass] = []
-        for joint in online_reductions(self.group.statements):
-            walk, other = self.walks[joint.first.output], self.walks[joint.second.output]
-            if walk is None or other is None or walk.is_whole or walk.steps_like != other.steps_like:
+        online_passes: list[OnlinePass] = []
+        for reduction in online_reductions(self.group.statements):
+            tiling, second = self.tilings[reduction.first.output], self.tilings[reduction.second.output]
+            if tiling is None or second is None or tiling.holds_row or tiling.tile_shape != second.tile_shape:
                 continue
-            places = walk.run if self._is_parted(walk) else 1
-            if joint.kind is OnlineReductionKind.VARIANCE and places != walk.run:
+            accumulators = tiling.vector_elems if self._has_vector_accumulators(tiling) else 1
+            if reduction.kind is OnlineReductionKind.VARIANCE and accumulators != tiling.vector_elems:
                 continue  # how many values a pair has seen is counted in rounds
-            value, place = (
-                None if expr is None else self._expression(joint.first, expr, walk)
-                for expr in (joint.value, joint.index)
+            value, index = (
+                None if expr is None else self._expression(reduction.first, expr, tiling)
+                for expr in (reduction.value, reduction.index)
             )
-            centre, idle = (
-                None if expr is None else self._expression(joint.second, expr, None)
-                for expr in (joint.mean, joint.neutral_index)
+            mean, neutral = (
+                None if expr is None else self._expression(reduction.second, expr, None)
+                for expr in (reduction.mean, reduction.neutral_index)
             )
-            pairs.append(JointPass(joint, self.rows, walk, places, value or joint.value, centre, place, idle))
-        return replace(self, pairs=tuple(pairs))
+            online_passes.append(
+                OnlinePass(reduction, self.rows, tiling, accumulators, value or reduction.value, mean, index, neutral)
+            )
+        return replace(self, online_passes=tuple(online_passes))
 
-    def _lifted(self, statement: TensorExpr, body: Expr, walk: RowWalk) -> tuple[Expr | None, Expr]:
+    def _hoist_guard(self, statement: TensorExpr, body: Expr, tiling: RowTiling) -> tuple[Expr | None, Expr]:
         """(condition under which a chunk is reduced, what is), where all that neighbours have is behind one guard."""
         match body:
             case Select(cond=cond, then=then, otherwise=Const() as otherwise):
-                idle = otherwise == identity(statement.combine or Combine.SUM, otherwise.dtype)
+                is_neutral = otherwise == identity(statement.combine or Combine.SUM, otherwise.dtype)
                 same = not {e.name for e in self.rows.elements} & axes_of(cond) and not loads_of(cond)
-                if idle and same and alike(cond, PLACE, walk.run):
-                    return cond if self.rows.vector else substitute(cond, {PLACE: num(0)}), then
+                if is_neutral and same and is_uniform(cond, VECTOR_ELEMENT, tiling.vector_elems):
+                    return cond if self.rows.vector else substitute(cond, {VECTOR_ELEMENT: num(0)}), then
             case _:
                 pass
         return None, body
 
-    def _is_parted(self, walk: RowWalk | None) -> bool:
-        return walk is not None and walk.run > 1 and self.rows.vector is None
+    def _has_vector_accumulators(self, tiling: RowTiling | None) -> bool:
+        return tiling is not None and tiling.vector_elems > 1 and self.rows.vector is None
 
-    def _part_rooms(self, statement: TensorExpr) -> list[Storage]:
-        walk = self.walks[statement.output]
+    def _vector_accumulators(self, statement: TensorExpr) -> list[Storage]:
+        tiling = self.tilings[statement.output]
         if (
-            walk is None
-            or not self._is_parted(walk)
-            or any(statement in (pair.joint.first, pair.joint.second) for pair in self.pairs)
+            tiling is None
+            or not self._has_vector_accumulators(tiling)
+            or any(
+                statement in (online_pass.reduction.first, online_pass.reduction.second)
+                for online_pass in self.online_passes
+            )
         ):
             return []
-        return [register(_part_name(statement), statement.accumulator, *self.rows.shape, walk.run)]
+        return [
+            register(_vector_accumulator_name(statement), statement.accumulator, *self.rows.shape, tiling.vector_elems)
+        ]
 
-    def _mapped(self, statement: TensorExpr, walk: RowWalk) -> list[Node]:
-        value = convert_to_type(self._placed(statement, walk), statement)
-        store = Compute(statement.output, self._index(statement, walk), value)
-        return list(walk.visited(lambda: self._over_run(walk, store, guarded=True)))
+    def _map(self, statement: TensorExpr, tiling: RowTiling) -> list[Node]:
+        value = convert_to_type(self._value(statement, tiling), statement)
+        store = Compute(statement.output, self._index(statement, tiling), value)
+        return list(tiling.for_each_chunk(lambda: self._over_vector(tiling, store, guarded=True)))
 
-    def _placed(self, statement: TensorExpr, walk: RowWalk | None) -> Expr:
-        return self._expression(statement, statement.body, walk)
+    def _value(self, statement: TensorExpr, tiling: RowTiling | None) -> Expr:
+        return self._expression(statement, statement.body, tiling)
 
-    def _expression(self, statement: TensorExpr, expr: Expr, walk: RowWalk | None) -> Expr:
+    def _expression(self, statement: TensorExpr, expr: Expr, tiling: RowTiling | None) -> Expr:
         """Over loop variables; rows of tensors, and of inputs that are held, in registers."""
 
         def change(node: Expr) -> Expr:
-            if isinstance(node, Load) and node.tensor in self.kept:
+            if isinstance(node, Load) and node.tensor in self.row_values:
                 return Load(local_name(node.tensor), self.rows.elements, node.dtype)
-            if isinstance(node, Load) and node in self.held and walk is not None:
-                return Load(self.held[node], self._held_index(walk), node.dtype)
+            if isinstance(node, Load) and node in self.cached and tiling is not None:
+                return Load(self.cached[node], self._cache_index(tiling), node.dtype)
             return node
 
-        return rewrite(_walked(statement, self.rows, walk, self.rows.read_at).apply(expr), change)
+        return rewrite(_index_map(statement, self.rows, tiling, self.rows.read_at).apply(expr), change)
 
-    def _index(self, statement: TensorExpr, walk: RowWalk | None) -> tuple[Expr, ...]:
-        walked = _walked(statement, self.rows, walk, self.rows.write_at)
-        return tuple(walked.apply(i) for i in statement.index)
+    def _index(self, statement: TensorExpr, tiling: RowTiling | None) -> tuple[Expr, ...]:
+        index_map = _index_map(statement, self.rows, tiling, self.rows.write_at)
+        return tuple(index_map.apply(i) for i in statement.index)
 
-    def _held_index(self, walk: RowWalk) -> tuple[Expr, ...]:
-        return (*self.rows.elements, ref(ROUND), ref(PLACE) if walk.run > 1 else num(0))
+    def _cache_index(self, tiling: RowTiling) -> tuple[Expr, ...]:
+        return (*self.rows.elements, ref(ROUND), ref(VECTOR_ELEMENT) if tiling.vector_elems > 1 else num(0))
 
-    def _over_run(
-        self, walk: RowWalk, *nodes: Node, guarded: bool = False, cond: Expr | None = None
+    def _over_vector(
+        self, tiling: RowTiling, *nodes: Node, guarded: bool = False, cond: Expr | None = None
     ) -> tuple[Node, ...]:
         """A chunk's points for each of the thread's rows, what memory has as neighbours innermost. `guarded`: only of
         rows that exist; `cond`: only where it holds."""
@@ -269,13 +303,24 @@ class _Reduction:
         def where(inside: tuple[Node, ...]) -> tuple[Node, ...]:
             return inside if cond is None else (Branch(cond, inside),)
 
-        if walk.run == 1:
-            return where(self.rows.each(nodes, guarded=guarded))
+        if tiling.vector_elems == 1:
+            return where(self.rows.for_each_row(nodes, guarded=guarded))
         if self.rows.vector is None:
-            return where(self.rows.each((Loop(PLACE, walk.run, LoopKind.VECTOR, nodes),), guarded=guarded))
-        return (Loop(PLACE, walk.run, LoopKind.UNROLL, where(self.rows.each(nodes, guarded=guarded))),)
+            return where(
+                self.rows.for_each_row(
+                    (Loop(VECTOR_ELEMENT, tiling.vector_elems, LoopKind.VECTOR, nodes),), guarded=guarded
+                )
+            )
+        return (
+            Loop(
+                VECTOR_ELEMENT,
+                tiling.vector_elems,
+                LoopKind.UNROLL,
+                where(self.rows.for_each_row(nodes, guarded=guarded)),
+            ),
+        )
 
 
-def _part_name(statement: TensorExpr) -> str:
+def _vector_accumulator_name(statement: TensorExpr) -> str:
     """Registers that hold what the places of runs add up to."""
     return f"{statement.output}.parts"

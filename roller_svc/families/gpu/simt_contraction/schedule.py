@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from roller_svc.analysis.operand import operands
 from roller_svc.families.common.view import GemmView, bind_members
 from roller_svc.families.gpu.simt_contraction import SIMT_CONTRACTION
-from roller_svc.families.gpu.simt_contraction.staging import THREAD, ReductionSteps, Staging
+from roller_svc.families.gpu.simt_contraction.staging import THREAD, ReductionSteps, SimtOperandCopy
 from roller_svc.families.gpu.simt_contraction.workload import prepare_operand_loads, vector_elements
-from roller_svc.ir.expr import Const, Expr, Load, Op, OpKind
+from roller_svc.ir.expr import Expr, Load, Op, OpKind
 from roller_svc.ir.group import KernelGroup, TileAxis
 from roller_svc.ir.hardware import HardwareSpec, TargetKind
 from roller_svc.ir.index import add, ceil_div, div, logical_and, lt, mod, mul, num, ref
-from roller_svc.ir.program import Combine
+from roller_svc.ir.program import Combine, identity
 from roller_svc.ir.rprogram import RProgram
 from roller_svc.ir.schedule import (
     Barrier,
@@ -48,14 +48,14 @@ PASSES = {TargetKind.AMD: 2}
 def lower(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[ScheduleTree, ...]:
     """One tree: a block computes block.m x block.n of C in steps of block.k, a thread thread.m x thread.n of that."""
     view = GemmView.of(group, program)
-    feeds = prepare_operand_loads(program.space, operands(group), hw.arch)
+    loads = prepare_operand_loads(program.space, operands(group), hw.arch)
     rows, types, warp = program.block[view.k.name], dict(group.inputs), hw.limits.warp_size
-    steps = ReductionSteps(view.k, rows, feeds.inner_member(rows))
-    stagings = tuple(
-        Staging(room, feed, axis, program.block[axis.name], steps, program.threads, warp, types)
-        for room, feed, axis in ((SHARED_A, feeds.a, view.m), (SHARED_B, feeds.b, view.n))
+    steps = ReductionSteps(view.k, rows, loads.inner_member(rows))
+    copies = tuple(
+        SimtOperandCopy(buffer, load, axis, program.block[axis.name], steps, program.threads, warp, types)
+        for buffer, load, axis in ((SHARED_A, loads.a, view.m), (SHARED_B, loads.b, view.n))
     )
-    kernel = _Kernel(view, program, steps, stagings, warp, PASSES.get(hw.family, 1))
+    kernel = _Kernel(view, program, steps, copies, warp, PASSES.get(hw.family, 1))
     needs = SIMT_CONTRACTION.predict_resources(group, program, hw)
     resident = 1 if needs is None else blocks_per_core(needs, hw)
     return (ScheduleTree(group.name, kernel.blocks(), raster=program.raster, resident=resident),)
@@ -66,7 +66,7 @@ class _Kernel:
     view: GemmView
     program: RProgram
     steps: ReductionSteps
-    stagings: tuple[Staging, ...]
+    copies: tuple[SimtOperandCopy, ...]
     warp: int  # threads
     passes: int
 
@@ -89,13 +89,13 @@ class _Kernel:
 
     def blocks(self) -> tuple[Node, ...]:
         view = self.view
-        zero = Const(0.0 if view.dtype.is_float else 0, view.dtype)
+        zero = identity(Combine.SUM, view.dtype)
         nodes: tuple[Node, ...] = (self._over_tile((Compute(ACC, (ref("m.element"), ref("n.element")), zero),)),)
-        nodes += (*self._pipelined(), self._store())
+        nodes += (*self._mainloop(), self._store())
         nodes = (Storage(ACC, view.dtype, (self._thread(view.m), self._thread(view.n)), Scope.REGISTER, nodes),)
-        for staging in reversed(self.stagings):
-            nodes = staging.storage(self._buffers, nodes)
-        row, column = self._arranged()
+        for copy in reversed(self.copies):
+            nodes = copy.allocate(self._buffers, nodes)
+        row, column = self._thread_position()
         nodes = (Let("m.thread", row, (Let("n.thread", column, nodes),)),)
         nodes = (Loop(THREAD, self.program.threads, LoopKind.THREAD, nodes),)
         for axis in (view.n, view.m):
@@ -105,12 +105,12 @@ class _Kernel:
             nodes = (Loop(batch.name, batch.extent, LoopKind.BLOCK, nodes),)
         return nodes
 
-    def _arranged(self) -> tuple[Expr, Expr]:
+    def _thread_position(self) -> tuple[Expr, Expr]:
         """Where a thread stands among the rows and columns of threads, a warp's threads being a rectangle of them."""
         thread, rows, columns = ref(THREAD), self._threads(self.view.m), self._threads(self.view.n)
         for height, width in _warp_shapes(self.warp):
             if rows % height == 0 and columns % width == 0:
-                warp, (down, across) = div(thread, self.warp), _interleaved(mod(thread, self.warp), height, width)
+                warp, (down, across) = div(thread, self.warp), _interleave_lanes(mod(thread, self.warp), height, width)
                 row = add(mul(div(warp, columns // width), num(height)), down)
                 return row, add(mul(mod(warp, columns // width), num(width)), across)
         return div(thread, columns), mod(thread, columns)
@@ -120,58 +120,58 @@ class _Kernel:
         return Loop("m.element", self._thread(self.view.m), LoopKind.UNROLL, (columns,))
 
     # main loop -------------------------------------------------------------------------------------------------------
-    def _pipelined(self) -> tuple[Node, ...]:
+    def _mainloop(self) -> tuple[Node, ...]:
         """All steps, with as many buffers as there are stages."""
         if self._buffers == 1:
-            return self._in_turn()
-        ahead = self._buffers - 1
+            return self._unpipelined_loop()
+        prefetch_stages = self._buffers - 1
         nodes: tuple[Node, ...] = ()
-        for step in range(ahead):
-            for staging in self.stagings:
-                if staging.is_async:
-                    nodes += staging.copies(num(step), num(step))
+        for step in range(prefetch_stages):
+            for copy in self.copies:
+                if copy.is_async:
+                    nodes += copy.cp_async(num(step), num(step))
                 elif step == 0:
-                    nodes += staging.registers((*staging.fetches(num(0)), *staging.stores(num(0))))
-            nodes += self._committed()
-        return (*nodes, Loop("k.step", self.steps.count, LoopKind.SERIAL, self._overlapped(ahead)))
+                    nodes += copy.allocate_registers((*copy.load_to_registers(num(0)), *copy.store_to_shared(num(0))))
+            nodes += self._commit()
+        return (*nodes, Loop("k.step", self.steps.count, LoopKind.SERIAL, self._pipelined_step(prefetch_stages)))
 
-    def _overlapped(self, ahead: int) -> tuple[Node, ...]:
+    def _pipelined_step(self, prefetch_stages: int) -> tuple[Node, ...]:
         """One step: once its tiles are there and those of the step before are done with, later ones are begun in the
         buffer that those leave, then it multiplies. Registers hold one step at most, stored behind the products."""
-        following, last = add(ref("k.step"), num(1)), add(ref("k.step"), num(ahead))
+        following, last = add(ref("k.step"), num(1)), add(ref("k.step"), num(prefetch_stages))
         begin: tuple[Node, ...] = ()
         end: tuple[Node, ...] = ()
-        for staging in self.stagings:
-            if staging.is_async:
-                begin += self._if_any(last, staging.copies(last, mod(last, self._buffers)))
+        for copy in self.copies:
+            if copy.is_async:
+                begin += self._if_valid_step(last, copy.cp_async(last, mod(last, self._buffers)))
             else:
-                begin += self._if_any(following, staging.fetches(following))
-                end += self._if_any(following, staging.stores(mod(following, self._buffers)))
-        wait = (CpAsyncWaitGroup(ahead - 1),) if self._committed() else ()
-        nodes: tuple[Node, ...] = (*wait, Barrier(), *begin, *self._committed(), self._multiply(), *end)
-        for staging in reversed(self.stagings):
-            nodes = staging.registers(nodes)
+                begin += self._if_valid_step(following, copy.load_to_registers(following))
+                end += self._if_valid_step(following, copy.store_to_shared(mod(following, self._buffers)))
+        wait = (CpAsyncWaitGroup(prefetch_stages - 1),) if self._commit() else ()
+        nodes: tuple[Node, ...] = (*wait, Barrier(), *begin, *self._commit(), self._multiply(), *end)
+        for copy in reversed(self.copies):
+            nodes = copy.allocate_registers(nodes)
         return nodes
 
-    def _in_turn(self) -> tuple[Node, ...]:
+    def _unpipelined_loop(self) -> tuple[Node, ...]:
         """Every step staged and multiplied before the next one is begun."""
         step = ref("k.step")
         nodes: tuple[Node, ...] = ()
-        for staging in self.stagings:
-            if staging.is_async:
-                nodes += staging.copies(step, num(0))
+        for copy in self.copies:
+            if copy.is_async:
+                nodes += copy.cp_async(step, num(0))
             else:
-                nodes += staging.registers((*staging.fetches(step), *staging.stores(num(0))))
-        wait = (CpAsyncWaitGroup(0),) if self._committed() else ()
-        nodes = (*nodes, *self._committed(), *wait, Barrier(), self._multiply())
+                nodes += copy.allocate_registers((*copy.load_to_registers(step), *copy.store_to_shared(num(0))))
+        wait = (CpAsyncWaitGroup(0),) if self._commit() else ()
+        nodes = (*nodes, *self._commit(), *wait, Barrier(), self._multiply())
         if self.steps.count > 1:
             nodes = (*nodes, Barrier())
         return (Loop("k.step", self.steps.count, LoopKind.SERIAL, nodes),)
 
-    def _committed(self) -> tuple[Node, ...]:
-        return (CpAsyncCommitGroup(),) if any(staging.is_async for staging in self.stagings) else ()
+    def _commit(self) -> tuple[Node, ...]:
+        return (CpAsyncCommitGroup(),) if any(copy.is_async for copy in self.copies) else ()
 
-    def _if_any(self, step: Expr, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+    def _if_valid_step(self, step: Expr, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
         return (Branch(lt(step, num(self.steps.count)), nodes),)
 
     # compute ---------------------------------------------------------------------------------------------------------
@@ -184,9 +184,9 @@ class _Kernel:
     def _multiply(self) -> Node:
         view, dtype = self.view, self.view.dtype
         product = Op(OpKind.MUL, (Load(A, (ref("m.element"),), dtype), Load(B, (ref("n.element"),), dtype)), dtype)
-        join = Compute(ACC, (ref("m.element"), ref("n.element")), product, Combine.SUM)
-        nodes: tuple[Node, ...] = (self._fetch(A, SHARED_A, view.m), self._fetch(B, SHARED_B, view.n))
-        nodes += (self._over_tile((join,)),)
+        multiply_add = Compute(ACC, (ref("m.element"), ref("n.element")), product, Combine.SUM)
+        nodes: tuple[Node, ...] = (self._load_fragment(A, SHARED_A, view.m), self._load_fragment(B, SHARED_B, view.n))
+        nodes += (self._over_tile((multiply_add,)),)
         nodes = (Storage(B, dtype, (self._thread(view.n),), Scope.REGISTER, nodes),)
         nodes = (Storage(A, dtype, (self._thread(view.m),), Scope.REGISTER, nodes),)
         return Let("k.buffer", mod(ref("k.step"), self._buffers), self._over_rows(nodes))
@@ -195,8 +195,8 @@ class _Kernel:
         """The nodes for every row of a step, those of as many rows in a line as the instruction cache likes."""
         rows, m, n = self.steps.rows, self._thread(self.view.m), self._thread(self.view.n)
         each = m * n + m + n
-        most = max(1, rows // self.passes)
-        in_line = max(u for u in range(1, most + 1) if rows % u == 0 and (u == 1 or u * each <= MAX_IN_LINE))
+        max_rows = max(1, rows // self.passes)
+        in_line = max(u for u in range(1, max_rows + 1) if rows % u == 0 and (u == 1 or u * each <= MAX_IN_LINE))
         unrolled = max(u for u in range(1, in_line + 1) if in_line % u == 0 and (u == 1 or u * each <= MAX_UNROLLED))
         first = mul(ref("k.rows"), num(in_line))
         line = tuple(
@@ -205,7 +205,7 @@ class _Kernel:
         )
         return (Loop("k.rows", rows // in_line, LoopKind.SERIAL, line),)
 
-    def _fetch(self, register: str, shared: str, axis: TileAxis) -> Node:
+    def _load_fragment(self, register: str, shared: str, axis: TileAxis) -> Node:
         """A thread's elements of one row, a group at a time."""
         width = self._group(axis)
         at = add(self._column(axis, ref(".group")), ref(".lane"))
@@ -225,27 +225,27 @@ class _Kernel:
         nodes = view.vector_epilogue(total, lanes, {lead: add(ref(lead), ref("n.lane"))})
         if inside := logical_and(self._inside(view.m), self._inside(view.n)):
             nodes = (Branch(inside, nodes),)
-        return self._each_row((self._each_piece(width, nodes),))
+        return self._for_each_row((self._for_each_vector(width, nodes),))
 
-    def _each_row(self, nodes: tuple[Node, ...]) -> Node:
+    def _for_each_row(self, nodes: tuple[Node, ...]) -> Node:
         m, group = self.view.m, self._group(self.view.m)
         row = add(self._column(m, div(ref("m.element"), group)), mod(ref("m.element"), group))
-        nodes = (self._placed(m, row, bind_members(m, ref("m.place"), nodes)),)
+        nodes = (self._bind_position(m, row, bind_members(m, ref("m.place"), nodes)),)
         return Loop("m.element", self._thread(m), LoopKind.UNROLL, nodes)
 
-    def _each_piece(self, width: int, nodes: tuple[Node, ...]) -> Node:
-        n, pieces = self.view.n, self._group(self.view.n) // width
-        column = add(self._column(n, div(ref("n.piece"), pieces)), mul(mod(ref("n.piece"), pieces), num(width)))
-        nodes = (self._placed(n, column, bind_members(n, ref("n.place"), nodes)),)
+    def _for_each_vector(self, width: int, nodes: tuple[Node, ...]) -> Node:
+        n, vectors = self.view.n, self._group(self.view.n) // width
+        column = add(self._column(n, div(ref("n.piece"), vectors)), mul(mod(ref("n.piece"), vectors), num(width)))
+        nodes = (self._bind_position(n, column, bind_members(n, ref("n.place"), nodes)),)
         return Loop("n.piece", self._thread(n) // width, LoopKind.UNROLL, nodes)
 
-    def _placed(self, axis: TileAxis, in_tile: Expr, nodes: tuple[Node, ...]) -> Node:
+    def _bind_position(self, axis: TileAxis, in_tile: Expr, nodes: tuple[Node, ...]) -> Node:
         role = axis.role.value
         return Let(f"{role}.place", add(mul(ref(f"{role}.block"), num(self._block(axis))), in_tile), nodes)
 
     def _inside(self, axis: TileAxis) -> Expr | None:
-        ragged = axis.extent % self._block(axis)
-        return lt(ref(f"{axis.role.value}.place"), num(axis.extent)) if ragged else None
+        has_tail = axis.extent % self._block(axis)
+        return lt(ref(f"{axis.role.value}.place"), num(axis.extent)) if has_tail else None
 
 
 def _warp_shapes(warp: int) -> list[tuple[int, int]]:
@@ -255,7 +255,7 @@ def _warp_shapes(warp: int) -> list[tuple[int, int]]:
     return sorted(shapes, key=lambda shape: (max(shape), shape))
 
 
-def _interleaved(lane: Expr, height: int, width: int) -> tuple[Expr, Expr]:
+def _interleave_lanes(lane: Expr, height: int, width: int) -> tuple[Expr, Expr]:
     """Row and column of a lane in its warp: bit 0 moves along the columns, bit 1 along the rows.
 
     Then lanes n and n ^ 1, or n and n ^ 2, read the same 16 bytes, whichever factor they read, and shared memory takes

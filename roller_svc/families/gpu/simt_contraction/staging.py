@@ -22,10 +22,10 @@ from roller_svc.families.gpu.simt_contraction.workload import (
     staged_row,
 )
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.expr import Cast, Const, Expr, Load, Select, axes_of, substitute
+from roller_svc.ir.expr import Cast, Expr, Load, Select, axes_of, substitute
 from roller_svc.ir.group import TileAxis
 from roller_svc.ir.index import add, ceil_div, div, logical_and, lt, mod, mul, num, ref
-from roller_svc.ir.program import Axis, TensorType
+from roller_svc.ir.program import Axis, Combine, TensorType, identity
 from roller_svc.ir.schedule import Branch, Compute, CpAsync, Let, Loop, LoopKind, Node, Scope, Storage
 
 
@@ -47,7 +47,7 @@ class ReductionSteps:
         return ceil_div(self.axis.extent, self.rows)
 
     @property
-    def is_ragged(self) -> bool:
+    def has_tail(self) -> bool:
         return self.axis.extent % self.rows > 0
 
     @property
@@ -64,21 +64,21 @@ class ReductionSteps:
         if self.inner is None:
             return member_values(self.axis, self.position(step, row))
         others = TileAxis(self.axis.name, self.axis.role, tuple(a for a in self.axis.members if a is not self.inner))
-        standing = math.prod(a.extent for a in others.members)
-        values = member_values(others, mod(step, standing))
-        return values | {self.inner.name: add(mul(div(step, standing), num(self.rows)), row)}
+        num_positions = math.prod(a.extent for a in others.members)
+        values = member_values(others, mod(step, num_positions))
+        return values | {self.inner.name: add(mul(div(step, num_positions), num(self.rows)), row)}
 
 
 THREAD = ".thread"
-ROUNDS_TOGETHER = 8  # copies of one thread in a row: more only make the code longer
+MAX_UNROLLED_COPIES = 8  # copies of one thread in a row: more only make the code longer
 
 
 @dataclass(frozen=True, slots=True)
-class Staging:
+class SimtOperandCopy:
     """How one factor comes into `room`. `columns`: of the block's tile along `axis`, which is m or n."""
 
-    room: str
-    feed: SimtOperandLoad
+    buffer: str
+    load: SimtOperandLoad
     axis: TileAxis
     columns: int
     steps: ReductionSteps
@@ -88,78 +88,80 @@ class Staging:
 
     @property
     def is_async(self) -> bool:
-        return self.feed.is_async(self.columns)
+        return self.load.is_async(self.columns)
 
     @property
     def width(self) -> int:
         """Elements that a thread moves at once."""
-        return self.feed.width(self.columns, self.steps.rows, self.steps.inner)
+        return self.load.width(self.columns, self.steps.rows, self.steps.inner)
 
     @property
     def operand(self) -> Operand:
-        return self.feed.operand
+        return self.load.operand
 
     @property
     def dtype(self) -> DType:
-        return self.feed.dtype
+        return self.load.dtype
 
     # shared memory ---------------------------------------------------------------------------------------------------
-    def storage(self, buffers: int, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+    def allocate(self, buffers: int, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
         """The room around the nodes."""
         pad = staged_row(self.columns, self.dtype.bytes) - self.columns
-        return (Storage(self.room, self.dtype, (buffers, self.steps.rows, self.columns), Scope.SHARED, nodes, pad),)
+        return (Storage(self.buffer, self.dtype, (buffers, self.steps.rows, self.columns), Scope.SHARED, nodes, pad),)
 
-    def registers(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+    def allocate_registers(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
         """Room for what a thread has on its way, around the nodes that fetch and store it; copies need none."""
         if self.is_async:
             return nodes
-        return (Storage(self._fetched, self._held, (self._rounds * self.width,), Scope.REGISTER, nodes),)
+        return (Storage(self._fetched, self._register_dtype, (self._rounds * self.width,), Scope.REGISTER, nodes),)
 
     @property
     def _fetched(self) -> str:
-        return f"{self.room}.fetched"
+        return f"{self.buffer}.fetched"
 
     @property
-    def _held(self) -> DType:
+    def _register_dtype(self) -> DType:
         """Converted only when stored, so that loads stay under way meanwhile; single narrow floats at once."""
         return self.operand.memory_dtype if self.width > 1 else self.dtype
 
     # nodes -----------------------------------------------------------------------------------------------------------
-    def copies(self, step: Expr, buffer: Expr) -> tuple[Node, ...]:
+    def cp_async(self, step: Expr, buffer: Expr) -> tuple[Node, ...]:
         """Begins to fill a buffer, asynchronously."""
         source = require(self._source(step, num(0)), "source of what is copied")
         guard = logical_and(self._inside(step), self.operand.guard)
-        node = CpAsync(self.room, (buffer, ref(".row"), ref(".column")), source, self.width, guard)
-        together = max(n for n in range(1, ROUNDS_TOGETHER + 1) if self._rounds % n == 0)
-        return self._each(self._placed(step, (source, guard), node), together)
+        node = CpAsync(self.buffer, (buffer, ref(".row"), ref(".column")), source, self.width, guard)
+        unroll = max(n for n in range(1, MAX_UNROLLED_COPIES + 1) if self._rounds % n == 0)
+        return self._for_each_item(self._bind_axes(step, (source, guard), node), unroll)
 
-    def fetches(self, step: Expr) -> tuple[Node, ...]:
+    def load_to_registers(self, step: Expr) -> tuple[Node, ...]:
         """Loads into registers, 0 beyond the edges."""
         lane: Expr = ref(".lane") if self.width > 1 else num(0)
         source = self._source(step, lane)
         value: Expr = source or self.operand.expr
         guard = logical_and(self._inside(step), self.operand.guard if source else None)
         used = (value, guard)
-        if value.dtype is not self._held:
-            value = Cast(value, self._held, implicit=True)
+        if value.dtype is not self._register_dtype:
+            value = Cast(value, self._register_dtype, implicit=True)
         if guard is not None:
-            value = Select(guard, value, Const(0.0 if self._held.is_float else 0, self._held), self._held)
+            value = Select(guard, value, identity(Combine.SUM, self._register_dtype), self._register_dtype)
         node: Node = Compute(self._fetched, (add(mul(ref(".round"), num(self.width)), lane),), value)
         if self.width > 1:
             node = Loop(".lane", self.width, LoopKind.VECTOR, (node,))
-        return self._each(self._placed(step, used, node), self._rounds)
+        return self._for_each_item(self._bind_axes(step, used, node), self._rounds)
 
-    def stores(self, buffer: Expr) -> tuple[Node, ...]:
+    def store_to_shared(self, buffer: Expr) -> tuple[Node, ...]:
         """What was fetched, into a buffer."""
-        value: Expr = Load(self._fetched, (add(mul(ref(".round"), num(self.width)), ref(".lane")),), self._held)
-        if self._held is not self.dtype:
+        value: Expr = Load(
+            self._fetched, (add(mul(ref(".round"), num(self.width)), ref(".lane")),), self._register_dtype
+        )
+        if self._register_dtype is not self.dtype:
             value = Cast(value, self.dtype, implicit=True)
         row, column = ref(".row"), ref(".column")
         if self.operand.k_major:
-            node = Compute(self.room, (buffer, add(row, ref(".lane")), column), value)
-            return self._each((Loop(".lane", self.width, LoopKind.UNROLL, (node,)),), self._rounds)
-        node = Compute(self.room, (buffer, row, add(column, ref(".lane"))), value)
-        return self._each((Loop(".lane", self.width, LoopKind.VECTOR, (node,)),), self._rounds)
+            node = Compute(self.buffer, (buffer, add(row, ref(".lane")), column), value)
+            return self._for_each_item((Loop(".lane", self.width, LoopKind.UNROLL, (node,)),), self._rounds)
+        node = Compute(self.buffer, (buffer, row, add(column, ref(".lane"))), value)
+        return self._for_each_item((Loop(".lane", self.width, LoopKind.VECTOR, (node,)),), self._rounds)
 
     # where -----------------------------------------------------------------------------------------------------------
     @property
@@ -175,53 +177,55 @@ class Staging:
         """The axis whose neighbours lie side by side in memory."""
         return (self.steps.axis if self.operand.k_major else self.axis).members[-1].name
 
-    def _each(self, nodes: tuple[Node, ...], together: int) -> tuple[Node, ...]:
+    def _for_each_item(self, nodes: tuple[Node, ...], unroll: int) -> tuple[Node, ...]:
         """The nodes for each item of a thread, `.row` and `.column` being where it begins in the tile."""
-        row, column = self._place()
+        row, column = self._item_position()
         nodes = (Let(".row", row, (Let(".column", column, nodes),)),)
         if self._items % self.threads:
             item = add(mul(ref(".round"), num(self.threads)), ref(THREAD))
             nodes = (Branch(lt(item, num(self._items)), nodes),)
-        if together == self._rounds:
-            return (Loop(".round", together, LoopKind.UNROLL, nodes),)
-        nodes = (Let(".round", add(mul(ref(".rounds"), num(together)), ref(".load")), nodes),)
-        nodes = (Loop(".load", together, LoopKind.UNROLL, nodes),)
-        return (Loop(".rounds", self._rounds // together, LoopKind.SERIAL, nodes),)
+        if unroll == self._rounds:
+            return (Loop(".round", unroll, LoopKind.UNROLL, nodes),)
+        nodes = (Let(".round", add(mul(ref(".rounds"), num(unroll)), ref(".load")), nodes),)
+        nodes = (Loop(".load", unroll, LoopKind.UNROLL, nodes),)
+        return (Loop(".rounds", self._rounds // unroll, LoopKind.SERIAL, nodes),)
 
-    def _place(self) -> tuple[Expr, Expr]:
+    def _item_position(self) -> tuple[Expr, Expr]:
         """Neighbouring threads take neighbours in memory, and store them to different banks (`staged_row`)."""
         if self.operand.k_major:
             group = math.gcd(K_ELEMENTS_PER_TRANSACTION, self.steps.rows)
             low, column, high = self._digits(group // self.width, self.columns)
             return add(mul(high, num(group)), mul(low, num(self.width))), column
-        across = self.columns // self.width
+        columns = self.columns // self.width
         # where rows take divisions to find, a thread has many columns of few rows, else many rows of one column
-        near = math.gcd(across, self.warp) if self.steps.inner is None and self.feed.needs_division else across
-        low, row, high = self._digits(near, self.steps.rows)
-        return row, mul(add(mul(high, num(near)), low), num(self.width))
+        group_columns = (
+            math.gcd(columns, self.warp) if self.steps.inner is None and self.load.needs_division else columns
+        )
+        low, row, high = self._digits(group_columns, self.steps.rows)
+        return row, mul(add(mul(high, num(group_columns)), low), num(self.width))
 
     def _digits(self, *radices: int) -> tuple[Expr, ...]:
         """The number of a thread's item in mixed radix, least digit first: threads * round + thread. As far as the
         radices allow, a digit mentions either the thread, which is the same in every round, or the round, which is a
         constant once the loop is unrolled."""
-        found: list[Expr] = []
-        rest: Expr = ref(THREAD)
+        digits: list[Expr] = []
+        remaining: Expr = ref(THREAD)
         stride = self.threads  # by how much a round moves the rest, which is less than that; 0: the rest knows rounds
         for radix in radices:
             if stride and stride % radix == 0:
-                whole = stride == radix
-                found.append(rest if whole else mod(rest, radix))
-                rest, stride = num(0) if whole else div(rest, radix), stride // radix
+                is_single = stride == radix
+                digits.append(remaining if is_single else mod(remaining, radix))
+                remaining, stride = num(0) if is_single else div(remaining, radix), stride // radix
             elif stride and radix % stride == 0:
-                found.append(add(mul(mod(ref(".round"), radix // stride), num(stride)), rest))
-                rest, stride = div(ref(".round"), radix // stride), 0
+                digits.append(add(mul(mod(ref(".round"), radix // stride), num(stride)), remaining))
+                remaining, stride = div(ref(".round"), radix // stride), 0
             else:
-                rest, stride = add(mul(ref(".round"), num(stride)), rest), 0
-                found.append(mod(rest, radix))
-                rest = div(rest, radix)
-        return (*found, add(mul(ref(".round"), num(stride)), rest))
+                remaining, stride = add(mul(ref(".round"), num(stride)), remaining), 0
+                digits.append(mod(remaining, radix))
+                remaining = div(remaining, radix)
+        return (*digits, add(mul(ref(".round"), num(stride)), remaining))
 
-    def _placed(self, step: Expr, used: tuple[Expr | None, ...], node: Node) -> tuple[Node, ...]:
+    def _bind_axes(self, step: Expr, used: tuple[Expr | None, ...], node: Node) -> tuple[Node, ...]:
         """The node, the axes that it uses named as they stand at the item."""
         at = member_values(self.axis, ref(".place")) | self.steps.values(step, ref(".row"))
         names = frozenset[str]().union(*(axes_of(e) for e in used if e is not None))
@@ -234,7 +238,7 @@ class Staging:
 
     def _inside(self, step: Expr) -> Expr | None:
         return logical_and(
-            lt(self.steps.position(step, ref(".row")), num(self.steps.axis.extent)) if self.steps.is_ragged else None,
+            lt(self.steps.position(step, ref(".row")), num(self.steps.axis.extent)) if self.steps.has_tail else None,
             lt(ref(".place"), num(self.axis.extent)) if self.axis.extent % self.columns else None,
         )
 
@@ -242,15 +246,15 @@ class Staging:
         """The load, `lane` neighbours on; a fused axis that is one run in memory is taken as one."""
         if self.operand.source is None:
             return None
-        source = _moved(self.operand.source, {self._lead: add(ref(self._lead), lane)})
+        source = _shift_axes(self.operand.source, {self._lead: add(ref(self._lead), lane)})
         shape = self.types[source.tensor].shape
-        source = _collapsed(source, self.axis, ref(".place"), shape)
+        source = _collapse_axis(source, self.axis, ref(".place"), shape)
         if self.steps.is_fused:
-            source = _collapsed(source, self.steps.axis, self.steps.position(step, ref(".row")), shape)
+            source = _collapse_axis(source, self.steps.axis, self.steps.position(step, ref(".row")), shape)
         return source
 
 
-def _collapsed(load: Load, axis: TileAxis, position: Expr, shape: tuple[int, ...]) -> Load:
+def _collapse_axis(load: Load, axis: TileAxis, position: Expr, shape: tuple[int, ...]) -> Load:
     """The load at a position of the fused axis; as it is, where its address is not linear in that.
 
     Only the address counts: the last index takes all of the movement and may exceed its dimension.
@@ -258,9 +262,9 @@ def _collapsed(load: Load, axis: TileAxis, position: Expr, shape: tuple[int, ...
     step = fused_stride(load, axis, shape) if len(axis.members) > 1 else None
     if not step:
         return load
-    still = _moved(load, {a.name: num(0) for a in axis.members})
-    return replace(still, index=(*still.index[:-1], add(still.index[-1], mul(position, num(step)))))
+    invariant = _shift_axes(load, {a.name: num(0) for a in axis.members})
+    return replace(invariant, index=(*invariant.index[:-1], add(invariant.index[-1], mul(position, num(step)))))
 
 
-def _moved(load: Load, at: Mapping[str, Expr]) -> Load:
+def _shift_axes(load: Load, at: Mapping[str, Expr]) -> Load:
     return replace(load, index=tuple(substitute(place, at) for place in load.index))

@@ -12,13 +12,20 @@ from dataclasses import dataclass
 
 from roller_svc.construct.rules import MIN_MATRIX_STAGES
 from roller_svc.errors import InvariantError, require
+from roller_svc.families.common.gpu.attention.kv_loop import KvTileCopy
 from roller_svc.families.common.gpu.attention.softmax import KEY_STEP
 from roller_svc.families.common.gpu.matrix.multistage_pipeline import LANE, KTileRange
 from roller_svc.families.common.gpu.matrix.staging import THREAD
 from roller_svc.families.common.gpu.matrix.tile import OperandLoad
 from roller_svc.families.common.gpu.warpgroups.k_iteration import KTileOrder
 from roller_svc.families.common.gpu.warpgroups.mainloop import GROUP, ITERATION
-from roller_svc.families.common.gpu.warpgroups.producer import STAGE, TmaOperand, ProducerCopy, operand_storage, staged_tile
+from roller_svc.families.common.gpu.warpgroups.producer import (
+    STAGE,
+    ProducerCopy,
+    TmaOperand,
+    operand_storage,
+    staged_tile,
+)
 from roller_svc.families.common.gpu.warpgroups.tile import WARPS, WgmmaOperand
 from roller_svc.families.common.gpu.warpgroups.tile_scheduler import VISIT, k_tile_loop
 from roller_svc.families.common.gpu.warpgroups.tma_load import TmaTile
@@ -46,11 +53,8 @@ QUERIES, KEYS, VALUES = ".q_shared", ".k_shared", ".v_shared"
 
 
 @dataclass(frozen=True, slots=True)
-class _KeyCopy(ProducerCopy):
-    """Keys: steps go along their rows, not along what the product sums over."""
-
-    def _bind_axes(self, step: Expr, nodes: tuple[Node, ...], offset: Expr | None = None) -> tuple[Node, ...]:
-        return (Let("k.block", step, ProducerCopy._bind_axes(self, num(0), nodes, offset)),)
+class _KvCopy(KvTileCopy, ProducerCopy):
+    """Copy of K by the producer's threads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,33 +137,33 @@ class AttentionPipeline:
     # producer -------------------------------------------------------------------------------------------------------
     def load_q(self) -> tuple[Node, ...]:
         """Queries of a visit, once for all its steps."""
-        nodes = (MbarrierWait(self.q.empty, (num(0),), sub(num(1), self._tile_parity)), *self.q.producer_loop(num(0)))
+        nodes = (MbarrierWait(self.q.empty, (num(0),), sub(num(1), self._tile_parity)), *self.q.issue(num(0)))
         return self._on_one_thread(nodes) if self.q.uses_tma else (*nodes, *self.q.commit(num(0), 0))
 
-    def producer_loop(self, steps: KTileRange, before: Expr) -> tuple[Node, ...]:
+    def producer_loop(self, k_tiles: KTileRange, before: Expr) -> tuple[Node, ...]:
         """Keys and values of a pass; what threads copy arrives when they have begun the copies that follow."""
-        staged_tile = [operand for operand in (self.k, self.v) if not operand.uses_tma]
+        copied = [operand for operand in (self.k, self.v) if not operand.uses_tma]
         nodes: tuple[Node, ...] = ()
         for operand in (self.k, self.v):
             free = MbarrierWait(operand.empty, (ref(STAGE),), sub(num(1), parity(self.tile)))
-            fill = (free, *operand.producer_loop(ref(STAGE)))
+            fill = (free, *operand.issue(ref(STAGE)))
             if not operand.uses_tma:
-                nodes += (*fill, *self._producer_commit(staged_tile, operand))
+                nodes += (*fill, *self._producer_commit(copied, operand))
             else:
-                nodes += self._on_one_thread(fill) if staged_tile else fill
-        work = with_stage_index(self.tile, add(before, ref("k.step")), (Let(KEY_STEP, steps.number, nodes),))
-        loop: tuple[Node, ...] = (k_tile_loop(steps, work),)
-        if not staged_tile:
+                nodes += self._on_one_thread(fill) if copied else fill
+        work = with_stage_index(self.tile, add(before, ref("k.step")), (Let(KEY_STEP, k_tiles.number, nodes),))
+        loop: tuple[Node, ...] = (k_tile_loop(k_tiles, work),)
+        if not copied:
             return self._on_one_thread(loop)
-        last = staged_tile[-1].commit(mod(sub(add(before, steps.count), num(1)), self.tile.stages), 0)
-        return (*loop, Branch(lt(num(0), steps.count), last))
+        last = copied[-1].commit(mod(sub(add(before, k_tiles.count), num(1)), self.tile.stages), 0)
+        return (*loop, Branch(lt(num(0), k_tiles.count), last))
 
-    def _producer_commit(self, staged_tile: list[OperandPipeline], operand: OperandPipeline) -> tuple[Node, ...]:
+    def _producer_commit(self, copied: list[OperandPipeline], operand: OperandPipeline) -> tuple[Node, ...]:
         """Behind copies of one of the factors that threads bring: those before it are awaited."""
-        if operand is not staged_tile[0]:
-            return staged_tile[0].commit(ref(STAGE), 1)
+        if operand is not copied[0]:
+            return copied[0].commit(ref(STAGE), 1)
         before = mod(add(ref(ITERATION), num(self.tile.stages - 1)), self.tile.stages)
-        return (Branch(lt(num(0), ref("k.step")), staged_tile[-1].commit(before, 1)),)
+        return (Branch(lt(num(0), ref("k.step")), copied[-1].commit(before, 1)),)
 
     @staticmethod
     def _on_one_thread(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
@@ -213,15 +217,15 @@ def attention_pipeline(
     kv_order = KTileOrder.linear(facts.kv.extent, tile.kv)
     pipelines: list[OperandPipeline] = []
     maps: list[TensorMap] = []
-    for operand_ in (
-        _OperandSetup(QUERIES, facts.operands.q, tile.q, (m, facts.head_dim), head_dim_order, mul(ref("m.block"), num(tile.m)), num(0)),
-        _OperandSetup(KEYS, facts.operands.k, tile.k, (facts.kv, facts.head_dim), head_dim_order, mul(ref(KEY_STEP), num(tile.kv)),
-              num(0)),
-        _OperandSetup(VALUES, facts.operands.v, tile.v, (n, facts.kv), kv_order, mul(ref("n.block"), num(tile.n)),
-              ref(KEY_STEP)),
-    ):  # fmt: skip
-        pipelines.append(operand_.pipeline(1 if operand_.buffer == QUERIES else tile.stages))
-        maps += operand_.maps()
+    row, column = mul(ref("m.block"), num(tile.m)), mul(ref("n.block"), num(tile.n))
+    key = mul(ref(KEY_STEP), num(tile.kv))
+    for setup in (
+        _OperandSetup(QUERIES, facts.operands.q, tile.q, (m, facts.head_dim), head_dim_order, row, num(0)),
+        _OperandSetup(KEYS, facts.operands.k, tile.k, (facts.kv, facts.head_dim), head_dim_order, key, num(0)),
+        _OperandSetup(VALUES, facts.operands.v, tile.v, (n, facts.kv), kv_order, column, ref(KEY_STEP)),
+    ):
+        pipelines.append(setup.pipeline(1 if setup.buffer == QUERIES else tile.stages))
+        maps += setup.maps()
     q, k, v = pipelines
     return AttentionPipeline(tile, q, k, v, tuple(maps), is_persistent)
 
@@ -244,11 +248,13 @@ class _OperandSetup:
         if isinstance(boxes, TmaTile):
             tma = TmaOperand(self.buffer, self._map, boxes, self.origin, num(0), full_barrier=f"{self.buffer}.full")
             return OperandPipeline(self.buffer, operand, stages, tma, self.step)
-        kind, step = (_KeyCopy, ref(KEY_STEP)) if self.buffer == KEYS else (ProducerCopy, self.step)
+        kind, step = (_KvCopy, ref(KEY_STEP)) if self.buffer == KEYS else (ProducerCopy, self.step)
         atom = operand.atom_bytes // operand.dtype.bytes
-        cp_async = kind(self.buffer, self.load.operand, staged_tile(operand), boxes, axis, along, (operand.extent, operand.k),
-                      WARPGROUP_THREADS, self.k_order, atom)  # fmt: skip
-        return OperandPipeline(self.buffer, operand, stages, cp_async, step)
+        copy = kind(
+            self.buffer, self.load.operand, staged_tile(operand), boxes, axis, along,
+            (operand.extent, operand.k), WARPGROUP_THREADS, self.k_order, atom,
+        )  # fmt: skip
+        return OperandPipeline(self.buffer, operand, stages, copy, step)
 
     def maps(self) -> Iterator[TensorMap]:
         """The tensor map of its bulk copies."""

@@ -27,7 +27,7 @@ from roller_svc.families.common.gpu.attention.softmax import (
 from roller_svc.families.common.gpu.matrix.epilogue import EpilogueStore, word
 from roller_svc.families.common.gpu.matrix.multistage_pipeline import ACC, KTileRange
 from roller_svc.families.common.gpu.warpgroups.epilogue import FRAGMENT_WORDS, TmaStoreEpilogue, WarpgroupEpilogue
-from roller_svc.families.common.gpu.warpgroups.mainloop import GROUP, WARP, warpgroup_threads
+from roller_svc.families.common.gpu.warpgroups.mainloop import GROUP, WARP, set_max_registers, warpgroup_threads
 from roller_svc.families.common.gpu.warpgroups.producer import smem_matrix
 from roller_svc.families.common.gpu.warpgroups.tile import ROWS, WARPS
 from roller_svc.families.common.gpu.warpgroups.tile_scheduler import BLOCK, VISIT
@@ -48,7 +48,6 @@ from roller_svc.ir.rprogram import RProgram
 from roller_svc.ir.schedule import Barrier, Branch, Let, Loop, LoopKind, Node, PackFragment, ScheduleTree
 from roller_svc.ir.schedule_hopper import (
     RegisterMatrix,
-    SetMaxNReg,
     WarpgroupMma,
     WgmmaCommitGroup,
     WgmmaFence,
@@ -94,8 +93,9 @@ class _Kernel:
         outputs = EpilogueStore(view, tile.m, tile.n)
         tma_store = TmaStoreEpilogue.of(tile.result, outputs)
         pipeline = attention_pipeline(tile, facts, (m, n), is_persistent=program.persistent_blocks > 0)
+        kv_loop = KvTileLoop(tile, m, keys, facts.operands.bounds)
         return cls(
-            view, tile, KvTileLoop(tile, m, keys, facts.operands.bounds), Softmax(attention, tile, m, keys, RESULT), pipeline,
+            view, tile, kv_loop, Softmax(attention, tile, m, keys, RESULT), pipeline,
             tma_store or WarpgroupEpilogue(tile.result, outputs), exact_bounds(group), program.persistent_blocks,
         )  # fmt: skip
 
@@ -108,11 +108,15 @@ class _Kernel:
         )  # fmt: skip
         nodes = self.pipeline.allocate(results.allocate(self.pipeline.with_barriers(nodes)))
         nodes = warpgroup_threads(tile.consumers, nodes)
-        if self.block_loops:
-            nodes = (Loop(BLOCK, self.block_loops, LoopKind.BLOCK, nodes),)
+        if self.blocks:
+            nodes = (Loop(BLOCK, self.blocks, LoopKind.BLOCK, nodes),)
         else:
             nodes = self.kv_loop.block_loops(self.view, self.kv_loop.bind_bounds(nodes))
-        maps = (*self.pipeline.tensor_maps, results.tensor_map) if isinstance(results, TmaStoreEpilogue) else self.pipeline.tensor_maps
+        maps = (
+            (*self.pipeline.tensor_maps, results.tensor_map)
+            if isinstance(results, TmaStoreEpilogue)
+            else self.pipeline.tensor_maps
+        )
         return ScheduleTree(self.view.group.name, nodes, tensor_maps=maps)
 
     # roles ----------------------------------------------------------------------------------------------------------
@@ -120,11 +124,11 @@ class _Kernel:
         """The producer's."""
         none = Const(0, DType.INT8)  # of its threads has rows
         passes = self.kv_loop.passes(none, self._fill, self.tile.threads)
-        registers = self._registers(self.tile.producer_registers, increase=False)
+        registers = set_max_registers(self.tile.consumers, self.tile.producer_registers, increase=False)
         return (*registers, *self._for_each_tile((*self.pipeline.load_q(), *passes)))
 
-    def _fill(self, kv_loop: KTileRange, before: Expr) -> tuple[Node, ...]:
-        return self.pipeline.producer_loop(kv_loop, self._iteration(before))
+    def _fill(self, k_tiles: KTileRange, before: Expr) -> tuple[Node, ...]:
+        return self.pipeline.producer_loop(k_tiles, self._iteration(before))
 
     def _consumer(self) -> tuple[Node, ...]:
         """The consumers'."""
@@ -138,10 +142,10 @@ class _Kernel:
             *init_softmax(self.softmax),
             *self.kv_loop.passes(counts, self._kv_pass, tile.threads),
             *self._wait_for_unread_q(),
-            self.softmax.fixup_tiles(), *self.softmax.normalize(), *self.results.nodes(),
+            self.softmax.reduce_row_sum(), *self.softmax.normalize(), *self.results.nodes(),
         )  # fmt: skip
         nodes = (Let("m.warp", add(mul(ref(GROUP), num(WARPS)), ref(WARP)), (Let("k.warp", num(0), nodes),)),)
-        registers = self._registers(tile.consumer_registers, increase=True)
+        registers = set_max_registers(self.tile.consumers, tile.consumer_registers, increase=True)
         return (*registers, *self._for_each_tile(wrap_in_storages(storages, nodes)), *self.results.finish)
 
     def _wait_for_unread_q(self) -> tuple[Node, ...]:
@@ -150,52 +154,51 @@ class _Kernel:
 
     def _for_each_tile(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
         """The nodes for each tile of the block."""
-        return self.kv_loop.for_each_tile(self.view, self.block_loops, nodes) if self.block_loops else nodes
+        return self.kv_loop.for_each_tile(self.view, self.blocks, nodes) if self.blocks else nodes
 
     def _iteration(self, before: Expr) -> Expr:
         """Steps that the block has taken, `before` of them in this visit: all visits have as many."""
-        return add(mul(ref(VISIT), num(self.kv_loop.kv_loop)), before) if self.block_loops else before
-
-    def _registers(self, count: int, *, increase: bool) -> tuple[Node, ...]:
-        """One consumer has what it needs from the start."""
-        return (SetMaxNReg(count, increase),) if self.tile.consumers > 1 else ()
+        return add(mul(ref(VISIT), num(self.kv_loop.kv_tiles)), before) if self.blocks else before
 
     # steps ----------------------------------------------------------------------------------------------------------
-    def _kv_pass(self, kv_loop: KTileRange, before: Expr) -> tuple[Node, ...]:
+    def _kv_pass(self, k_tiles: KTileRange, before: Expr) -> tuple[Node, ...]:
         """All steps of a pass, each one's values a step behind its keys."""
         before = self._iteration(before)
-        last = add(before, sub(kv_loop.count, num(1)))
-        nodes = (*self._first_kv_tile(kv_loop, before), *self._later_kv_tiles(kv_loop, before), *self.pipeline.q_release(),
-                 *self._smem_index(last, (*self._pv(), WgmmaWaitGroup(0, ACC), self.pipeline.consumer_release(self.pipeline.v))))  # fmt: skip
-        return nodes if isinstance(kv_loop.count, Const) else (Branch(lt(num(0), kv_loop.count), nodes),)
+        last = add(before, sub(k_tiles.count, num(1)))
+        last_pv = (*self._pv(), WgmmaWaitGroup(0, ACC), self.pipeline.consumer_release(self.pipeline.v))
+        nodes = (
+            *self._first_kv_tile(k_tiles, before), *self._later_kv_tiles(k_tiles, before),
+            *self.pipeline.q_release(), *self._at_iteration(last, last_pv),
+        )  # fmt: skip
+        return nodes if isinstance(k_tiles.count, Const) else (Branch(lt(num(0), k_tiles.count), nodes),)
 
-    def _first_kv_tile(self, kv_loop: KTileRange, before: Expr) -> tuple[Node, ...]:
+    def _first_kv_tile(self, k_tiles: KTileRange, before: Expr) -> tuple[Node, ...]:
         """Weights of the first step."""
         products = (*self._qk(), WgmmaWaitGroup(0, SCORES), self.pipeline.consumer_release(self.pipeline.k))
-        weighed = (self._exp(kv_loop.first), self.softmax.rescale_o(), *self._pack_p())
-        return self._with_registers((self.pipeline.q_wait(), *self._smem_index(before, products), *weighed))
+        weighed = (self._exp(k_tiles.first), self.softmax.rescale_o(), *self._pack_p())
+        return self._with_registers((self.pipeline.q_wait(), *self._at_iteration(before, products), *weighed))
 
-    def _later_kv_tiles(self, kv_loop: KTileRange, before: Expr) -> tuple[Node, ...]:
+    def _later_kv_tiles(self, k_tiles: KTileRange, before: Expr) -> tuple[Node, ...]:
         """Each step but the first: its keys, values of the step before, its weights."""
-        if kv_loop.most == 1:
+        if k_tiles.most == 1:
             return ()
         iteration = add(before, ref("k.step"))
-        number = add(kv_loop.first, add(ref("k.step"), num(1)))
+        number = add(k_tiles.first, add(ref("k.step"), num(1)))
         nodes = self._with_registers((
-            *self._smem_index(add(iteration, num(1)), self._qk()),
-            *self._smem_index(iteration, self._pv()),
+            *self._at_iteration(add(iteration, num(1)), self._qk()),
+            *self._at_iteration(iteration, self._pv()),
             WgmmaWaitGroup(1, SCORES),
-            *self._smem_index(add(iteration, num(1)), (self.pipeline.consumer_release(self.pipeline.k),)),
+            *self._at_iteration(add(iteration, num(1)), (self.pipeline.consumer_release(self.pipeline.k),)),
             self._exp(number),
             WgmmaWaitGroup(0, ACC),
-            *self._smem_index(iteration, (self.pipeline.consumer_release(self.pipeline.v),)),
+            *self._at_iteration(iteration, (self.pipeline.consumer_release(self.pipeline.v),)),
             self.softmax.rescale_o(),
             *self._pack_p(),
         ))  # fmt: skip
-        limit = None if isinstance(kv_loop.count, Const) else sub(kv_loop.count, num(1))
-        return (Loop("k.step", kv_loop.most - 1, LoopKind.SERIAL, nodes, limit),)
+        limit = None if isinstance(k_tiles.count, Const) else sub(k_tiles.count, num(1))
+        return (Loop("k.step", k_tiles.most - 1, LoopKind.SERIAL, nodes, limit),)
 
-    def _smem_index(self, iteration: Expr, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+    def _at_iteration(self, iteration: Expr, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
         return with_stage_index(self.tile, iteration, nodes)
 
     def _with_registers(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:

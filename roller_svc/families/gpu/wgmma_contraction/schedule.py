@@ -12,14 +12,32 @@ from dataclasses import dataclass, replace
 
 from roller_svc.analysis.operand import Operand, all_operands
 from roller_svc.errors import InvariantError, require
-from roller_svc.families.common.gpu.matrix.epilogue import EpilogueStore, column_of_word, for_each_word, row_of_word, word
+from roller_svc.families.common.gpu.matrix.epilogue import (
+    EpilogueStore,
+    column_of_word,
+    for_each_word,
+    row_of_word,
+    word,
+)
 from roller_svc.families.common.gpu.matrix.multistage_pipeline import ACC, SHARED_A, SHARED_B
 from roller_svc.families.common.gpu.matrix.stream_k import StreamKPartition, partial_tiles, stream_k_partition
 from roller_svc.families.common.gpu.matrix.stream_k_fixup import fixup_tiles
 from roller_svc.families.common.gpu.matrix.tile import COLUMNS, LoadClass
 from roller_svc.families.common.gpu.warpgroups.epilogue import FRAGMENT_WORDS, TmaStoreEpilogue, WarpgroupEpilogue
-from roller_svc.families.common.gpu.warpgroups.mainloop import GROUP, WARP, OperandCopies, WgmmaMainloop, multicast_consumers, warpgroup_threads
-from roller_svc.families.common.gpu.warpgroups.producer import TmaOperand, DualGemmProducerCopy, ProducerCopy, staged_tile
+from roller_svc.families.common.gpu.warpgroups.mainloop import (
+    GROUP,
+    WARP,
+    OperandCopies,
+    WgmmaMainloop,
+    multicast_consumers,
+    warpgroup_threads,
+)
+from roller_svc.families.common.gpu.warpgroups.producer import (
+    DualGemmProducerCopy,
+    ProducerCopy,
+    TmaOperand,
+    staged_tile,
+)
 from roller_svc.families.common.gpu.warpgroups.tile import (
     EPILOGUE_ROWS,
     ROWS,
@@ -28,7 +46,13 @@ from roller_svc.families.common.gpu.warpgroups.tile import (
     WgmmaTile,
     plan_wgmma_loads,
 )
-from roller_svc.families.common.gpu.warpgroups.tile_scheduler import BLOCK, RANK, StreamKTiles, TileScheduler, PersistentTiles
+from roller_svc.families.common.gpu.warpgroups.tile_scheduler import (
+    BLOCK,
+    RANK,
+    PersistentTiles,
+    StreamKTiles,
+    TileScheduler,
+)
 from roller_svc.families.common.gpu.warpgroups.tma_load import TmaTile
 from roller_svc.families.common.view import GemmView
 from roller_svc.ir.dtype import DType
@@ -50,11 +74,15 @@ def lower(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[Sche
     the steps of all tiles are streamed."""
     contraction = _Contraction.of(group, program, hw.arch)
     if program.stream_k_blocks:
-        work = replace(stream_k_partition(program), k_tiles=contraction.tile.k_order.steps)  # some of which may be padded
+        work = replace(
+            stream_k_partition(program), k_tiles=contraction.tile.k_order.steps
+        )  # some of which may be padded
         partial, _ = partial_tiles(group.name, program)
         scheduler: TileScheduler = StreamKTiles(contraction.view, work)
         fixup = fixup_tiles(partial, work, contraction.results.outputs)
-        return contraction.tree(scheduler, contraction.store_or_leave_partial(partial, work)), ScheduleTree(f"{group.name}_join", fixup)
+        return contraction.tree(scheduler, contraction.store_or_leave_partial(partial, work)), ScheduleTree(
+            f"{group.name}_join", fixup
+        )
     tile, view = contraction.tile, contraction.view
     grid = (-(-view.m.extent // tile.m), -(-view.n.extent // tile.columns))
     clusters = program.persistent_blocks // program.cluster_size
@@ -91,9 +119,10 @@ class _Contraction:
         mainloop = WgmmaMainloop(self.view.dtype, tile, self.copies, multicast_consumers(tile.cluster, self.copies))
         synchronise: Node = ClusterBarrier() if mainloop.consumers_of_multicast else Barrier()
         is_producer = eq(ref(GROUP), num(tile.consumers))
+        consumer = mainloop.consumer_loop(scheduler, epilogue, self.results.finish)
         nodes: tuple[Node, ...] = (
             mainloop.init_barriers(), synchronise,
-            Branch(is_producer, mainloop.producer_loop(scheduler), mainloop.consumer_loop(scheduler, epilogue, self.results.finish)),
+            Branch(is_producer, mainloop.producer_loop(scheduler), consumer),
         )  # fmt: skip
         if mainloop.consumers_of_multicast:
             nodes += (synchronise,)  # no block ends while others still arrive at its barriers
@@ -144,7 +173,11 @@ class _Operands:
             group, accumulator = divmod(part, sums)
             first = add(mul(ref(f"{axis.role.value}.block"), num(extent)), num(group * part_extent))
             own = mul(number, num(boxes[accumulator].extent))
-            copies += (TmaOperand(_BUFFERS[side], MAPS[side][accumulator], boxes[accumulator], first, own, mask, part * part_extent),)
+            copies += (
+                TmaOperand(
+                    _BUFFERS[side], MAPS[side][accumulator], boxes[accumulator], first, own, mask, part * part_extent
+                ),
+            )
         return copies
 
     def maps(self, side: int) -> tuple[TensorMap, ...]:

@@ -16,7 +16,7 @@ from roller_svc.errors import InvariantError
 from roller_svc.families.gpu.window.cost import window_registers
 from roller_svc.families.gpu.window.workload import UNROLLED_STATEMENTS, Window, WindowSpace, window_space
 from roller_svc.ir.affine import affine
-from roller_svc.ir.expr import Const, Expr, Load, Op, OpKind, Select, axes_of, children, loads_of, with_children
+from roller_svc.ir.expr import Expr, Load, Op, OpKind, Select, axes_of, children, loads_of, with_children
 from roller_svc.ir.group import KernelGroup
 from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.index import add, ceil_div, le, logical_and, lt, mul, num, ref
@@ -67,7 +67,7 @@ class _Windows:
         return tuple(self.program.thread[name] for name in self.names)
 
     @cached_property
-    def slid(self) -> tuple[Window, ...]:
+    def register_windows(self) -> tuple[Window, ...]:
         return self.space.register_windows(self.thread)
 
     @cached_property
@@ -81,10 +81,10 @@ class _Windows:
     @cached_property
     def elements(self) -> tuple[tuple[str, int], ...]:
         """Variable and count of each axis along which a thread has several outputs, that along the row last."""
-        found = [(f"{self.names[w.axis]}.element", self.thread[w.axis]) for w in self.slid]
+        elements = [(f"{self.names[w.axis]}.element", self.thread[w.axis]) for w in self.register_windows]
         if self.lanes > 1:
-            found.append((f"{self.row}.element", self.lanes))
-        return tuple(sorted(found, key=lambda e: e[0] == f"{self.row}.element"))
+            elements.append((f"{self.row}.element", self.lanes))
+        return tuple(sorted(elements, key=lambda e: e[0] == f"{self.row}.element"))
 
     # places ---------------------------------------------------------------------------------------------------------
     def blocks(self) -> tuple[Node, ...]:
@@ -102,26 +102,26 @@ class _Windows:
             nodes = (Loop(f"{axis.name}.block", count, LoopKind.BLOCK, nodes),)
         return nodes
 
-    def _first(self) -> dict[str, Expr]:
+    def _first_outputs(self) -> dict[str, Expr]:
         return {a.name: ref(f"{a.name}.first") for a in self.group.outer}
 
     def _at(self) -> dict[str, Expr]:
         """The place of one of the thread's outputs, its element variables bound."""
-        moving = {var for var, _ in self.elements}
+        varying = {var for var, _ in self.elements}
         return {
-            name: add(first, ref(f"{name}.element")) if f"{name}.element" in moving else first
-            for name, first in self._first().items()
+            name: add(first, ref(f"{name}.element")) if f"{name}.element" in varying else first
+            for name, first in self._first_outputs().items()
         }
 
-    def _overhangs(self, axis: str) -> bool:
+    def _has_tail(self, axis: str) -> bool:
         extent = next(a.extent for a in self.group.outer if a.name == axis)
         return extent % self.program.block[axis] != 0
 
-    def _inside(self, place: Expr, axis: str) -> Expr | None:
+    def _inside(self, position: Expr, axis: str) -> Expr | None:
         extent = next(a.extent for a in self.group.outer if a.name == axis)
-        return lt(place, num(extent)) if self._overhangs(axis) else None
+        return lt(position, num(extent)) if self._has_tail(axis) else None
 
-    def _each_output(self, body: tuple[Node, ...]) -> tuple[Node, ...]:
+    def _for_each_output(self, body: tuple[Node, ...]) -> tuple[Node, ...]:
         """The body for each of the thread's outputs; neighbours along the row are lanes of a vector."""
         for var, count in reversed(self.elements):
             kind = LoopKind.VECTOR if var == f"{self.row}.element" else LoopKind.UNROLL
@@ -130,34 +130,34 @@ class _Windows:
 
     # statements -----------------------------------------------------------------------------------------------------
     def _statements(self) -> tuple[Node, ...]:
-        rooms: list[Storage] = []
+        storages: list[Storage] = []
         nodes: list[Node] = []
         index = tuple(ref(var) for var, _ in self.elements)
         shape = tuple(count for _, count in self.elements)
         for statement in self.group.statements:
             if is_reduction(statement):
                 combine = statement.combine or Combine.SUM
-                rooms.append(register(acc_name(statement.output), statement.accumulator, *shape))
+                storages.append(register(acc_name(statement.output), statement.accumulator, *shape))
                 start = Compute(acc_name(statement.output), index, identity(combine, statement.accumulator))
-                nodes += (*self._each_output((start,)), *self._reduced(statement, combine))
+                nodes += (*self._for_each_output((start,)), *self._reduce_windows(statement, combine))
             if statement.output in row_tensors(self.group):
-                rooms.append(register(local_name(statement.output), row_dtype(statement), *shape))
-        return wrap_in_storages(rooms, (*self._only_inside(tuple(nodes)), *self._stored()))
+                storages.append(register(local_name(statement.output), row_dtype(statement), *shape))
+        return wrap_in_storages(storages, (*self._guard_first_output(tuple(nodes)), *self._store_outputs()))
 
-    def _only_inside(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+    def _guard_first_output(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
         """Under the condition that the thread's first output is one."""
         inside: Expr | None = None
         for axis in self.group.outer:
             inside = logical_and(inside, self._inside(ref(f"{axis.name}.first"), axis.name))
         return nodes if inside is None else (Branch(inside, nodes),)
 
-    def _stored(self) -> tuple[Node, ...]:
+    def _store_outputs(self) -> tuple[Node, ...]:
         """The statements at each output, once all are reduced: vectors along the row where all of them are outputs."""
         nodes = self._epilogue()
         done = ""
         if self.elements:
             done = self.elements[-1][0].removesuffix(".element")
-            nodes = self._row_stored(self.elements[-1], nodes)
+            nodes = self._store_row(self.elements[-1], nodes)
         at = self._at()
         for axis in self.group.outer:
             if axis.name != done and (inside := self._inside(at[axis.name], axis.name)) is not None:
@@ -166,22 +166,22 @@ class _Windows:
             nodes = (Loop(var, count, LoopKind.UNROLL, nodes),)
         return nodes
 
-    def _row_stored(self, last: tuple[str, int], nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+    def _store_row(self, last: tuple[str, int], nodes: tuple[Node, ...]) -> tuple[Node, ...]:
         var, count = last
         axis = var.removesuffix(".element")
         kind = LoopKind.VECTOR if axis == self.row else LoopKind.UNROLL
-        whole = (Loop(var, count, kind, nodes),)
-        if not self._overhangs(axis):
-            return whole
+        full = (Loop(var, count, kind, nodes),)
+        if not self._has_tail(axis):
+            return full
         extent = next(a.extent for a in self.group.outer if a.name == axis)
         first = ref(f"{axis}.first")
-        each = (Branch(lt(add(first, ref(var)), num(extent)), nodes),)
-        rest = (Loop(var, count, LoopKind.UNROLL, each),)
+        guarded = (Branch(lt(add(first, ref(var)), num(extent)), nodes),)
+        tail = (Loop(var, count, LoopKind.UNROLL, guarded),)
         if kind is LoopKind.UNROLL:
-            return rest
+            return tail
         if extent % count == 0:
-            return (Branch(lt(first, num(extent)), whole),)
-        return (Branch(le(add(first, num(count)), num(extent)), whole, rest),)
+            return (Branch(lt(first, num(extent)), full),)
+        return (Branch(le(add(first, num(count)), num(extent)), full, tail),)
 
     def _epilogue(self) -> tuple[Node, ...]:
         rows = row_tensors(self.group)
@@ -202,53 +202,59 @@ class _Windows:
         return tuple(nodes)
 
     # windows --------------------------------------------------------------------------------------------------------
-    def _reduced(self, statement: TensorExpr, combine: Combine) -> tuple[Node, ...]:
+    def _reduce_windows(self, statement: TensorExpr, combine: Combine) -> tuple[Node, ...]:
         """All outputs' windows: lines of inputs one after the other, each held while the windows slide along it."""
         inner = inner_axes(statement, self.group.outer)
-        slid = tuple(w for w in self.slid if any(a.name == w.inner for a in inner))
-        held = tuple(dict.fromkeys(_under_windows(statement.body, self._pairs(slid)))) if slid else ()
+        windows = tuple(w for w in self.register_windows if any(a.name == w.inner for a in inner))
+        line_inputs = tuple(dict.fromkeys(_window_inputs(statement.body, self._strides(windows)))) if windows else ()
         reads = RowReads(row_tensors(self.group), (), self._at())
-        places = {expr: Load(f".line{i}", self._line_index(slid), expr.dtype) for i, expr in enumerate(held)}
-        value = reads.apply(_replaced(statement.body, places))
+        in_registers = {
+            expr: Load(f".line{i}", self._line_index(windows), expr.dtype) for i, expr in enumerate(line_inputs)
+        }
+        value = reads.apply(_replace_subexpressions(statement.body, in_registers))
         acc = Compute(acc_name(statement.output), tuple(ref(var) for var, _ in self.elements), value, combine)
-        fills = [self._line(f".line{i}", expr, slid) for i, expr in enumerate(held)]
+        fills = [self._line(f".line{i}", expr, windows) for i, expr in enumerate(line_inputs)]
         nodes: tuple[Node, ...] = ()
-        for line in itertools.product(*(range(w.input_extent(self.thread[w.axis])) for w in slid[:-1])):
-            joins = self._joined(acc, slid, line)
-            here = wrap_in_storages([room for room, _ in fills], (*(node for _, fill in fills for node in fill), *joins))
-            for window, place in zip(slid, line, strict=False):
-                here = (Let(f"{window.inner}.line", num(place), here),)
-            nodes += here
+        for line in itertools.product(*(range(w.input_extent(self.thread[w.axis])) for w in windows[:-1])):
+            updates = self._accumulate_line(acc, windows, line)
+            body = wrap_in_storages(
+                [registers for registers, _ in fills], (*(node for _, fill in fills for node in fill), *updates)
+            )
+            for window, position in zip(windows, line, strict=False):
+                body = (Let(f"{window.inner}.line", num(position), body),)
+            nodes += body
         unrolled = self.space.unrolled_statements(self.thread)
-        for axis in reversed([a for a in inner if all(a.name != w.inner for w in slid)]):
+        for axis in reversed([a for a in inner if all(a.name != w.inner for w in windows)]):
             unrolled *= axis.extent
             kind = LoopKind.UNROLL if unrolled <= UNROLLED_STATEMENTS else LoopKind.SERIAL
             nodes = (Loop(axis.name, axis.extent, kind, nodes),)
         return nodes
 
-    def _pairs(self, slid: tuple[Window, ...]) -> dict[str, tuple[str, int]]:
+    def _strides(self, windows: tuple[Window, ...]) -> dict[str, tuple[str, int]]:
         """Inner axis → outer axis, stride."""
-        return {w.inner: (self.names[w.axis], w.stride) for w in slid}
+        return {w.inner: (self.names[w.axis], w.stride) for w in windows}
 
-    def _joined(self, acc: Compute, slid: tuple[Window, ...], line: tuple[int, ...]) -> tuple[Node, ...]:
+    def _accumulate_line(self, acc: Compute, windows: tuple[Window, ...], line: tuple[int, ...]) -> tuple[Node, ...]:
         """The part that a line of inputs has in each output that it lies under: `line` is its place along each window
         but the last."""
         nodes: tuple[Node, ...] = (acc,)
         if self.elements and self.elements[-1][0] == f"{self.row}.element":
             var, count = self.elements[-1]
             nodes = (Loop(var, count, LoopKind.VECTOR, nodes),)
-        if slid:
-            nodes = (Loop(slid[-1].inner, slid[-1].taps, LoopKind.UNROLL, self._element_loop(slid[-1], nodes)),)
-        for window, place in zip(slid, line, strict=False):
-            over: tuple[Node, ...] = ()
+        if windows:
+            nodes = (
+                Loop(windows[-1].inner, windows[-1].taps, LoopKind.UNROLL, self._element_loop(windows[-1], nodes)),
+            )
+        for window, input_position in zip(windows, line, strict=False):
+            outputs: tuple[Node, ...] = ()
             for element in range(self.thread[window.axis]):
-                tap = place - element * window.stride
+                tap = input_position - element * window.stride
                 if 0 <= tap < window.taps:
-                    under = (Let(window.inner, num(tap), nodes),)
-                    over += (Let(f"{self.names[window.axis]}.element", num(element), under),)
-            nodes = over
-        for window in self.slid:
-            if window not in slid:
+                    body = (Let(window.inner, num(tap), nodes),)
+                    outputs += (Let(f"{self.names[window.axis]}.element", num(element), body),)
+            nodes = outputs
+        for window in self.register_windows:
+            if window not in windows:
                 nodes = self._element_loop(window, nodes)
         return nodes
 
@@ -258,76 +264,80 @@ class _Windows:
             return nodes  # it is the vector loop
         return (Loop(f"{name}.element", self.thread[window.axis], LoopKind.UNROLL, nodes),)
 
-    def _line_index(self, slid: tuple[Window, ...]) -> tuple[Expr, ...]:
+    def _line_index(self, windows: tuple[Window, ...]) -> tuple[Expr, ...]:
         """Where an output's input lies in the line: under tap `inner` of the window of its element."""
-        along = slid[-1]
-        place = add(mul(ref(f"{self.names[along.axis]}.element"), num(along.stride)), ref(along.inner))
-        return (place, *((ref(f"{self.row}.element"),) if self.lanes > 1 else ()))
+        last = windows[-1]
+        position = add(mul(ref(f"{self.names[last.axis]}.element"), num(last.stride)), ref(last.inner))
+        return (position, *((ref(f"{self.row}.element"),) if self.lanes > 1 else ()))
 
-    def _line(self, name: str, expr: Expr, slid: tuple[Window, ...]) -> tuple[Storage, tuple[Node, ...]]:
+    def _line(self, name: str, expr: Expr, windows: tuple[Window, ...]) -> tuple[Storage, tuple[Node, ...]]:
         """Registers for what lies under one line of all windows, and the loop that fills them."""
-        along, first = slid[-1], self._first()
-        reach = along.input_extent(self.thread[along.axis])
-        place: dict[str, Expr] = {**first, along.inner: ref(".place")}
-        for window in slid[:-1]:
-            place[window.inner] = ref(f"{window.inner}.line")
+        last, first = windows[-1], self._first_outputs()
+        extent = last.input_extent(self.thread[last.axis])
+        positions: dict[str, Expr] = {**first, last.inner: ref(".place")}
+        for window in windows[:-1]:
+            positions[window.inner] = ref(f"{window.inner}.line")
         lane = ref(f"{self.row}.element")
         if self.lanes > 1:
-            place[self.row] = add(first[self.row], lane)
-        value = RowReads(row_tensors(self.group), (), place).apply(expr)
+            positions[self.row] = add(first[self.row], lane)
+        value = RowReads(row_tensors(self.group), (), positions).apply(expr)
         inside: Expr | None = None
-        for window in slid:
-            inside = logical_and(inside, self._reached(window, place[window.inner]))
+        for window in windows:
+            inside = logical_and(inside, self._is_under_window(window, positions[window.inner]))
         if inside is not None:
-            value = Select(inside, value, Const(0.0 if expr.dtype.is_float else 0, expr.dtype), expr.dtype)
+            value = Select(inside, value, identity(Combine.SUM, expr.dtype), expr.dtype)
         index = (ref(".place"), *((lane,) if self.lanes > 1 else ()))
         node = Compute(name, index, value)
-        room = register(name, expr.dtype.compute, reach, *((self.lanes,) if self.lanes > 1 else ()))
+        registers = register(name, expr.dtype.compute, extent, *((self.lanes,) if self.lanes > 1 else ()))
         if self.lanes > 1:
             vector = Loop(lane.name, self.lanes, LoopKind.VECTOR, (node,))
-            return room, (Loop(".place", reach, LoopKind.UNROLL, (vector,)),)
-        return room, tuple(_vectors(".place", reach, node, self._aligned(expr, along)))
+            return registers, (Loop(".place", extent, LoopKind.UNROLL, (vector,)),)
+        return registers, tuple(_aligned_loops(".place", extent, node, self._aligned(expr, last)))
 
-    def _aligned(self, expr: Expr, along: Window) -> tuple[int, int]:
+    def _aligned(self, expr: Expr, window: Window) -> tuple[int, int]:
         """(first place of a line that lies at an aligned address, neighbours that are then loaded together)."""
         load = loads_of(expr)[0]
         place = affine(load.index[-1]) if load.index else None
-        width = math.gcd(WIDEST_BYTES // load.dtype.bytes, along.stride * self.thread[along.axis])
-        if place is None or place.coeff(along.inner) != 1 or width == 1:
+        width = math.gcd(WIDEST_BYTES // load.dtype.bytes, window.stride * self.thread[window.axis])
+        if place is None or place.coeff(window.inner) != 1 or width == 1:
             return 0, 1
         return -place.offset % width, width
 
-    def _reached(self, window: Window, place: Expr) -> Expr | None:
+    def _is_under_window(self, window: Window, position: Expr) -> Expr | None:
         """Whether some output has the place under its window: those beyond the edge have none."""
         axis = self.names[window.axis]
-        if not self._overhangs(axis):
+        if not self._has_tail(axis):
             return None
         extent = next(a.extent for a in self.group.outer if a.name == axis)
-        at = add(mul(ref(f"{axis}.first"), num(window.stride)), place)
+        at = add(mul(ref(f"{axis}.first"), num(window.stride)), position)
         return lt(at, num(window.input_extent(extent)))
 
 
-def _vectors(var: str, count: int, node: Compute, aligned: tuple[int, int]) -> Iterator[Node]:
+def _aligned_loops(var: str, count: int, node: Compute, aligned: tuple[int, int]) -> Iterator[Node]:
     """A loop in parts: what lies before an aligned place, whole vectors, and the rest."""
     first, width = aligned
     first = min(first, count)
-    whole = (count - first) // width * width if width > 1 else 0
-    rest = count - first - whole
-    parts = ((0, first, LoopKind.UNROLL), (first, whole, LoopKind.VECTOR), (first + whole, rest, LoopKind.UNROLL))
-    for start, extent, kind in parts:
+    vectors = (count - first) // width * width if width > 1 else 0
+    tail = count - first - vectors
+    segments = (
+        (0, first, LoopKind.UNROLL),
+        (first, vectors, LoopKind.VECTOR),
+        (first + vectors, tail, LoopKind.UNROLL),
+    )
+    for start, extent, kind in segments:
         if extent:
             yield Loop(f"{var}.part", extent, kind, (Let(var, add(ref(f"{var}.part"), num(start)), (node,)),))
 
 
 # expressions ----------------------------------------------------------------------------------------------------------
-def _under_windows(expr: Expr, pairs: dict[str, tuple[str, int]]) -> Iterator[Expr]:
+def _window_inputs(expr: Expr, strides: dict[str, tuple[str, int]]) -> Iterator[Expr]:
     """The largest parts of a body that read memory and depend on windows' axes only as stride * outer + inner.
 
     Not those in a branch of a Select that is itself no such part: it may guard them.
     """
     loads = loads_of(expr)
-    if loads and _slides(expr, pairs) and not any(any(x.bounds_checked) for x in loads):
-        if axes_of(expr) & pairs.keys():
+    if loads and _moves_with_windows(expr, strides) and not any(any(x.bounds_checked) for x in loads):
+        if axes_of(expr) & strides.keys():
             yield expr
         return
     match expr:
@@ -335,21 +345,21 @@ def _under_windows(expr: Expr, pairs: dict[str, tuple[str, int]]) -> Iterator[Ex
             return
         case _:
             for child in children(expr):
-                yield from _under_windows(child, pairs)
+                yield from _window_inputs(child, strides)
 
 
-def _slides(expr: Expr, pairs: dict[str, tuple[str, int]]) -> bool:
-    moving = pairs.keys() | {outer for outer, _ in pairs.values()}
-    if not axes_of(expr) & moving:
+def _moves_with_windows(expr: Expr, strides: dict[str, tuple[str, int]]) -> bool:
+    varying = strides.keys() | {outer for outer, _ in strides.values()}
+    if not axes_of(expr) & varying:
         return True
-    if not isinstance(expr, Load) and (found := affine(expr)) is not None:
-        return all(found.coeff(outer) == stride * found.coeff(inner) for inner, (outer, stride) in pairs.items())
-    return all(_slides(child, pairs) for child in children(expr))
+    if not isinstance(expr, Load) and (form := affine(expr)) is not None:
+        return all(form.coeff(outer) == stride * form.coeff(inner) for inner, (outer, stride) in strides.items())
+    return all(_moves_with_windows(child, strides) for child in children(expr))
 
 
-def _replaced(expr: Expr, places: dict[Expr, Load]) -> Expr:
+def _replace_subexpressions(expr: Expr, loads: dict[Expr, Load]) -> Expr:
     """The expression with those parts of it replaced."""
-    if expr in places:
-        return places[expr]
-    parts = children(expr)
-    return with_children(expr, tuple(_replaced(part, places) for part in parts)) if parts else expr
+    if expr in loads:
+        return loads[expr]
+    operands = children(expr)
+    return with_children(expr, tuple(_replace_subexpressions(part, loads) for part in operands)) if operands else expr

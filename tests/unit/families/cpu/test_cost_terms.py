@@ -128,7 +128,7 @@ def test_statements_over_columns_wait_for_each_other() -> None:
 def test_short_rows_of_columns_cost_what_each_begins_with() -> None:
     model = model_of("y[j] +=! x[k, j]", {"x": (F32, (4096, 12288))})
     wide, narrow = (stage(estimated(model, {"j": columns}, {"j": 64}), "compute") for columns in (4096, 512))
-    begun = FITTED.loops.begun_cycles * 4096 / MAX_ROWS_PER_ITERATION * 12288 * (1 / 512 - 1 / 4096)
+    begun = FITTED.loops.startup_cycles * 4096 / MAX_ROWS_PER_ITERATION * 12288 * (1 / 512 - 1 / 4096)
     assert narrow - wide > 0.99 * begun / model.workload.machine.clock_hz
 
 
@@ -139,8 +139,8 @@ def test_rows_of_columns_from_memory_are_waited_for_where_each_piece_begins(rows
     wide, narrow = (stage(estimated(model, {"j": columns}, {"j": 64}), "compute") for columns in (4096, 1024))
     pieces = 12288 * (1 / 1024 - 1 / 4096) / model.workload.machine.clock_hz
     turns = max(1, rows // MAX_ROWS_PER_ITERATION)
-    begun = FITTED.loops.begun_cycles * turns * pieces
-    wait = FITTED.memory.elsewhere * model.workload.machine.dram_latency_cycles * turns * pieces
+    begun = FITTED.loops.startup_cycles * turns * pieces
+    wait = FITTED.memory.tlb_miss_latency_factor * model.workload.machine.dram_latency_cycles * turns * pieces
     assert narrow - wide == pytest.approx(begun + wait * waits, rel=0.01)
 
 
@@ -209,7 +209,7 @@ def test_what_is_divided_by_a_constant_is_a_quotient_unless_its_reciprocal_is_ex
         for value in ("x[c, i + p, j + q] / 8.0", "x[c, i + p, j + q] / 9.0", "x[c, i + p, j + q]")
     )
     staging = [stage(estimated(m, {}, {"j": 64}), "staging") for m in (none, exact, rounded)]
-    quotients = 64 * 65 * 65 / 16 * FITTED.loops.quotient_cycles / exact.workload.machine.clock_hz
+    quotients = 64 * 65 * 65 / 16 * FITTED.loops.division_cycles / exact.workload.machine.clock_hz
     assert staging[0] <= staging[1] < staging[2]
     assert staging[2] > quotients
 
@@ -460,7 +460,7 @@ def test_quotients_in_places_are_found_for_each_element_that_is_staged() -> None
         both = (model, model.with_costs(costs))
         found[family.name] = [stage(estimated(m, {}, {"f": 4, inner: 16}), "packing") for m in both]
     elements, quotients = 8 * 240 * 4, 2
-    each = FITTED.convolution.quotient_cycles * quotients / hw.clock_hz
+    each = FITTED.convolution.division_cycles * quotients / hw.clock_hz
     assert found["cpu/convolution"][0] - found["cpu/convolution"][1] >= elements * each * (1 - 1e-9)
     assert found["cpu/contraction"][0] == found["cpu/contraction"][1]
 

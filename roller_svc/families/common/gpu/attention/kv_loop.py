@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from roller_svc.families.common.gpu.attention.mask import KeyBounds, negate
 from roller_svc.families.common.gpu.attention.tile import StagedBuffer, TiledAttention
 from roller_svc.families.common.gpu.matrix.multistage_pipeline import KTileRange
+from roller_svc.families.common.gpu.matrix.staging import MmaOperandCopy
 from roller_svc.families.common.gpu.warpgroups.tile_scheduler import BLOCK, TILE, VISIT
 from roller_svc.families.common.view import GemmView
 from roller_svc.ir.affine import Affine
@@ -38,6 +39,15 @@ PASS, NEEDS_MASKED = ".pass", ".again"
 FIRST, VISIBLE, LAST = ".first_step", ".seen_steps", ".last_step"
 
 
+class KvTileCopy(MmaOperandCopy):
+    """Mixin for copies of K: tiles follow each other along the keys, not along the contracted axis."""
+
+    __slots__ = ()
+
+    def _bind_axes(self, step: Expr, nodes: tuple[Node, ...], offset: Expr | None = None) -> tuple[Node, ...]:
+        return (Let("k.block", step, super()._bind_axes(num(0), nodes, offset)),)
+
+
 @dataclass(frozen=True, slots=True)
 class KvTileLoop:
     """A block's steps: those with keys that its rows see, and those beyond, of which maxima may say that they count."""
@@ -65,7 +75,11 @@ class KvTileLoop:
         """The nodes, with the numbers of the first step, of the first that the mask leaves out, of the first that is
         not the block's."""
         begin: Expr = mul(ref(SPLIT), num(self.tiles_per_split)) if self.tile.kv_splits > 1 else num(0)
-        end: Expr = min_(add(begin, num(self.tiles_per_split)), num(self.kv_tiles)) if self.tile.kv_splits > 1 else num(self.kv_tiles)
+        end: Expr = (
+            min_(add(begin, num(self.tiles_per_split)), num(self.kv_tiles))
+            if self.tile.kv_splits > 1
+            else num(self.kv_tiles)
+        )
         first = begin
         for lower in self.bounds.lowers:
             first = max_(first, div(max_(self._min_bound(lower), num(0)), self.tile.kv))

@@ -57,7 +57,7 @@ class Softmax:
         inverse = self.for_each_row((Compute(TOTAL, ROW, reciprocal),))
         return (inverse, self.for_each_output(lambda result: _times(result, Load(TOTAL, ROW, _F32))))
 
-    def fixup_tiles(self) -> Node:
+    def reduce_row_sum(self) -> Node:
         """Sums of exponentials of whole rows, in each of their lanes."""
         return self.for_each_row((WarpReduce(TOTAL, ROW, Combine.SUM, QUAD),))
 
@@ -101,7 +101,13 @@ class Softmax:
         if is_unmasked is None:
             return (masked,)
         unmasked_scores = self._of_rows(self._score_in_registers(unmasked(self.attention)), None)
-        return (Branch(is_unmasked, (self.for_each_row(self.bind_row((start, self._update_row_max(unmasked_scores)))),), (masked,)),)
+        return (
+            Branch(
+                is_unmasked,
+                (self.for_each_row(self.bind_row((start, self._update_row_max(unmasked_scores)))),),
+                (masked,),
+            ),
+        )
 
     def _update_row_max(self, value: Expr) -> Node:
         """Scores of a row that are that value."""

@@ -61,7 +61,11 @@ class EpilogueStore:
             if statement.output in types and statement is not group.row_reduction:
                 type_ = types[statement.output]
                 store = Load(statement.output, statement.index, type_.dtype)
-                vector_width = min(vector_width, aligned_vector_width(store, None, self.view.n, type_), CHUNK_BYTES // type_.dtype.bytes)
+                vector_width = min(
+                    vector_width,
+                    aligned_vector_width(store, None, self.view.n, type_),
+                    CHUNK_BYTES // type_.dtype.bytes,
+                )
         reads = RowReads(row_tensors(group), (), {})
         varies = any(lead.name in axes_of(reads.apply(statement.body)) for statement in group.statements[1:])
         while columns % vector_width or (varies and lead.extent % vector_width):
@@ -157,7 +161,9 @@ class MmaEpilogue:
         storages, nodes = view.epilogue_values(Load(ACC_TILE, (ref(".row"), ref(".element")), view.dtype))
         value = RowReads(row_tensors(view.group), (), {}).apply(reduction.body)
         nodes += (Compute(PARTIAL, (), Cast(value, reduction.accumulator, implicit=True), combine),)
-        nodes = bind_members(view.m, ref("m.place"), bind_members(view.n, ref("n.place"), wrap_in_storages(storages, nodes)))
+        nodes = bind_members(
+            view.m, ref("m.place"), bind_members(view.n, ref("n.place"), wrap_in_storages(storages, nodes))
+        )
         nodes = (Branch(inside, nodes),) if inside is not None else nodes
         nodes = (Let("n.place", add(mul(ref("n.block"), num(tile.n)), ref(".element")), nodes),)
         nodes = (Let(".element", column, nodes),)

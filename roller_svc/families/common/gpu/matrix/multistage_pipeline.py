@@ -16,6 +16,7 @@ from roller_svc.families.common.gpu.matrix.tile import MMA_SYNC, Fragment, MmaTi
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import AxisRef, Const, Expr, Load
 from roller_svc.ir.index import add, div, lt, mod, mul, num, ref
+from roller_svc.ir.program import Combine, identity
 from roller_svc.ir.schedule import (
     Barrier,
     Branch,
@@ -98,7 +99,9 @@ def _ldmatrix_row(lane: Expr, count: int) -> Expr:
     return add(mod(lane, 8), mul(div(lane, 16), num(8))) if count == 2 else mod(lane, 8)
 
 
-def _round_to_tf32(staged: StagedTile, index: tuple[Expr, ...], count: int, loads: tuple[Node, ...]) -> tuple[Node, ...]:
+def _round_to_tf32(
+    staged: StagedTile, index: tuple[Expr, ...], count: int, loads: tuple[Node, ...]
+) -> tuple[Node, ...]:
     if staged.dtype is not DType.FLOAT32:
         return loads
     tensor = loads[0].tensor if isinstance(loads[0], LoadMatrix) else A
@@ -134,7 +137,11 @@ class MultistagePipeline:
         for copy in reversed(self.copies):
             staged_tile = copy.staged
             shape = (self.stages, staged_tile.rows, staged_tile.row)
-            nodes = (Storage(copy.staged, staged_tile.dtype, shape, Scope.SHARED, nodes, staged_tile.pad, staged_tile.swizzled),)
+            nodes = (
+                Storage(
+                    copy.buffer, staged_tile.dtype, shape, Scope.SHARED, nodes, staged_tile.pad, staged_tile.swizzled
+                ),
+            )
         return nodes
 
     @property
@@ -172,8 +179,9 @@ class MultistagePipeline:
             else:
                 end += copy.copy_through_registers(source, stage)
         wait = (CpAsyncWaitGroup(self.prefetch_stages - 1),) if self._committed else ()
-        nodes: tuple[Node, ...] = (*wait, Barrier(), *_if_valid_step(later, steps, begin), *self._committed,
-                                   Let(STAGE, mod(STEP, self.stages), work), *_if_valid_step(later, steps, end))  # fmt: skip
+        begin = (*_if_valid_step(later, steps, begin), *self._committed)
+        work = (Let(STAGE, mod(STEP, self.stages), work),)
+        nodes: tuple[Node, ...] = (*wait, Barrier(), *begin, *work, *_if_valid_step(later, steps, end))
         for copy in reversed(self.copies):
             nodes = copy.allocate_registers(nodes)
         limit = None if isinstance(steps.count, Const) else steps.count
@@ -226,10 +234,12 @@ class MmaMainloop:
 
     def nodes(self, steps: KTileRange) -> tuple[Node, ...]:
         """The sums over those steps, from zero. No copy is under way when it ends, but shared memory is still read."""
-        zero = Const(0.0 if self.dtype.is_float else 0, self.dtype)
+        zero = identity(Combine.SUM, self.dtype)
         clear = Loop(".word", 4, LoopKind.UNROLL, (Compute(ACC, (*FRAGMENT, ref(".word")), zero),))
         pipeline = MultistagePipeline(self.tile.stages, (self.a, self.b))
-        return pipeline.allocate((self.for_each_fragment((clear,)), *pipeline.prologue(steps), pipeline.mainloop(steps, self._multiply())))
+        return pipeline.allocate(
+            (self.for_each_fragment((clear,)), *pipeline.prologue(steps), pipeline.mainloop(steps, self._multiply()))
+        )
 
     def _multiply(self) -> tuple[Node, ...]:
         """Fragments of a step along k are loaded while those of the one before are multiplied."""

@@ -12,6 +12,7 @@ from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Load, Op, OpKind, Select, rewrite, substitute
 from roller_svc.ir.group import TileAxis
 from roller_svc.ir.index import add, ceil_div, div, logical_and, lt, mod, mul, num, ref
+from roller_svc.ir.program import Combine, identity
 from roller_svc.ir.schedule import Branch, Compute, CpAsync, Let, Loop, LoopKind, Node, Scope, Storage
 
 THREAD = ".thread"
@@ -152,7 +153,9 @@ class MmaOperandCopy:
         value = self._value()
         is_uniform = lead.extent % self._item_elements == 0
         if is_uniform:
-            value = _share_word_loads(substitute(value, {lead.name: add(ref(lead.name), ref(".lane"))}), self._item_elements)
+            value = _share_word_loads(
+                substitute(value, {lead.name: add(ref(lead.name), ref(".lane"))}), self._item_elements
+            )
         nodes: tuple[Node, ...] = (Compute(self.fetched, (item, ref(".lane")), value),)
         if is_uniform:
             return self._bind_axes(step, (Loop(".lane", self._item_elements, LoopKind.UNROLL, nodes),))
@@ -180,7 +183,11 @@ class MmaOperandCopy:
         value = _implicit_cast(self.operand.expr, self._register_dtype)
         if source is not None and self._register_dtype is self.operand.memory_dtype:
             inside, value = logical_and(inside, self.operand.guard), source
-        return value if inside is None else Select(inside, value, _zero(self._register_dtype), self._register_dtype)
+        return (
+            value
+            if inside is None
+            else Select(inside, value, identity(Combine.SUM, self._register_dtype), self._register_dtype)
+        )
 
 
 def _implicit_cast(value: Expr, dtype: DType) -> Expr:
@@ -205,7 +212,3 @@ def _share_word_loads(value: Expr, width: int) -> Expr:
                 return node
 
     return rewrite(value, change)
-
-
-def _zero(dtype: DType) -> Const:
-    return Const(0.0 if dtype.is_float else 0, dtype)

@@ -8,14 +8,14 @@ adds them up, always in the same order: nothing spins, and results do not depend
 from __future__ import annotations
 
 from roller_svc.families.common.gpu.matrix.epilogue import (
-    MmaEpilogue,
     EpilogueStore,
+    MmaEpilogue,
     column_of_word,
     for_each_word,
     row_of_word,
     word,
 )
-from roller_svc.families.common.gpu.matrix.multistage_pipeline import ACC, FRAGMENT, MmaMainloop, KTileRange
+from roller_svc.families.common.gpu.matrix.multistage_pipeline import ACC, FRAGMENT, KTileRange, MmaMainloop
 from roller_svc.families.common.gpu.matrix.staging import THREAD
 from roller_svc.families.common.gpu.matrix.stream_k import StreamKPartition, partial_tiles, stream_k_partition
 from roller_svc.families.common.view import GemmView
@@ -31,7 +31,9 @@ FIXUP_THREADS = 256
 TOTAL = ".total"
 
 
-def stream_k_launches(name: str, program: RProgram, mainloop: MmaMainloop, epilogue: MmaEpilogue) -> tuple[ScheduleTree, ScheduleTree]:
+def stream_k_launches(
+    name: str, program: RProgram, mainloop: MmaMainloop, epilogue: MmaEpilogue
+) -> tuple[ScheduleTree, ScheduleTree]:
     """The launch that multiplies and the one that joins."""
     work = stream_k_partition(program)
     partial, _ = partial_tiles(name, program)
@@ -103,7 +105,13 @@ def fixup_tiles(partial: str, work: StreamKPartition, outputs: EpilogueStore) ->
     accumulate = Loop(".lane", width, LoopKind.VECTOR, (Compute(TOTAL, lane, partial_load(block, FIRST), Combine.SUM),))
     nodes: tuple[Node, ...] = (
         Loop(".lane", width, LoopKind.VECTOR, (Compute(TOTAL, lane, partial_load(ref(".first_block"), LAST)),)),
-        Loop(".part", work.max_blocks_per_tile - 1, LoopKind.SERIAL, (accumulate,), stop=sub(ref(".last_block"), ref(".first_block"))),
+        Loop(
+            ".part",
+            work.max_blocks_per_tile - 1,
+            LoopKind.SERIAL,
+            (accumulate,),
+            stop=sub(ref(".last_block"), ref(".first_block")),
+        ),
         *outputs.nodes(Load(TOTAL, lane, dtype), width),
     )
     nodes = (Storage(TOTAL, dtype, (width,), Scope.REGISTER, nodes),)

@@ -16,8 +16,8 @@ from roller_svc.families.common.gpu.matrix.epilogue import (
     UNROLLED_OPERATIONS,
     EpilogueStore,
     column_of_word,
-    is_inside_axis,
     for_each_word,
+    is_inside_axis,
     row_of_word,
     word,
 )
@@ -86,10 +86,6 @@ class WarpgroupEpilogue:
         """Points of a row of a piece."""
         return self.tile.epilogue_columns // self.tile.num_accumulators
 
-    @property
-    def _warp(self) -> Expr:
-        return add(mul(ref(GROUP), num(WARPS)), ref(WARP))
-
     def _to_shared(self, fragment: int, chunk: int) -> tuple[Node, ...]:
         """A piece of the warp's registers into its room: of each sum the same points, side by side."""
         first = chunk * self._columns
@@ -100,14 +96,14 @@ class WarpgroupEpilogue:
             of_sum = (first + accumulator * self.tile.group_columns) // COLUMNS
             register = add(mul(add(num(of_sum), ref(".i")), num(FRAGMENT_WORDS)), word())
             value = Load(ACC, (num(fragment), register), self.outputs.view.dtype)
-            inner = for_each_word((Compute(ACC_TILE, (self._warp, row_of_word(), column), value),))
+            inner = for_each_word((Compute(ACC_TILE, (_warp_in_consumers(), row_of_word(), column), value),))
             nodes += (Loop(".i", count, LoopKind.UNROLL, inner),)
         return nodes
 
     def _accumulator(self, offset: int) -> Load:
         """The one that `.lane` counts, so many columns on."""
         place = add(add(ref(".element"), num(offset)), ref(".lane"))
-        return Load(ACC_TILE, (self._warp, ref(".row"), place), self.outputs.view.dtype)
+        return Load(ACC_TILE, (_warp_in_consumers(), ref(".row"), place), self.outputs.view.dtype)
 
     def _to_memory(self) -> tuple[Node, ...]:
         """Every lane takes `width` neighbours of a row, lanes along the row."""
@@ -150,7 +146,10 @@ RESULTS, PACKED = ".results", ".packed"
 MAP = ".results_map"
 BUFFERS = 2
 RESULT_BYTES = 2  # of an element: stmatrix moves pairs of them
-CHUNK_COLUMNS = (32, 16)  # columns: two rooms of 16 rows of 64 bytes are what a warp's room for 32 columns of sums would take
+CHUNK_COLUMNS = (
+    32,
+    16,
+)  # columns: two rooms of 16 rows of 64 bytes are what a warp's room for 32 columns of sums would take
 BLOCK_COLUMNS = 16  # of one stmatrix of four matrices, 16 rows high
 WORDS = 8  # of a lane in such a block
 # Operations on all of a thread's results that are written out one after the other: compilers take time over them.
@@ -209,7 +208,11 @@ class TmaStoreEpilogue:
         for number, (fragment, chunk) in enumerate(chunks):
             reuses_buffer = number == 0 and len(chunks) % BUFFERS  # the tile before may have ended in the same room
             wait = TmaStoreWaitGroup(0 if reuses_buffer else BUFFERS - 1, read=True)
-            nodes += (self._on_one_lane((wait,)), WarpBarrier(), *self._store_chunk(num(number % BUFFERS), fragment, chunk))
+            nodes += (
+                self._on_one_lane((wait,)),
+                WarpBarrier(),
+                *self._store_chunk(num(number % BUFFERS), fragment, chunk),
+            )
         return nodes
 
     @property
@@ -223,13 +226,13 @@ class TmaStoreEpilogue:
         for block in range(self.columns // BLOCK_COLUMNS):
             column = block * BLOCK_COLUMNS
             matrix, row = div(ref(LANE), COLUMNS), mod(ref(LANE), COLUMNS)
-            at = (self._warp, stage, add(row, mul(mod(matrix, 2), num(COLUMNS))),
+            at = (_warp_in_consumers(), stage, add(row, mul(mod(matrix, 2), num(COLUMNS))),
                   add(num(column), mul(div(matrix, 2), num(COLUMNS))))  # fmt: skip
             packed = (*self._pack_registers(fragment, first + column), StoreMatrix(RESULTS, at, 4, PACKED, (num(0),)))
             nodes += (Storage(PACKED, self.type_.dtype, (WORDS,), Scope.REGISTER, packed),)
         step = add(self._first_column(self.columns), num(chunk))
         coordinates, _ = self.boxes.coordinates(self._first_row(fragment), step, self.boxes.boxes[0])
-        store = TmaStore(MAP, coordinates, RESULTS, (self._warp, stage, num(0), num(0)))
+        store = TmaStore(MAP, coordinates, RESULTS, (_warp_in_consumers(), stage, num(0), num(0)))
         return (*nodes, FenceProxyAsync(), WarpBarrier(), self._on_one_lane((store, TmaStoreCommitGroup())))
 
     def _pack_registers(self, fragment: int, first: int) -> tuple[Node, ...]:
@@ -267,13 +270,14 @@ class TmaStoreEpilogue:
         place = add(mul(ref("m.block"), num(tile.m)), mul(div(ref(GROUP), tile.groups[1]), num(tile.group_m)))
         return add(add(place, num(fragment * ROWS)), mul(ref(WARP), num(EPILOGUE_ROWS)))
 
-    @property
-    def _warp(self) -> Expr:
-        return add(mul(ref(GROUP), num(WARPS)), ref(WARP))
-
     @staticmethod
     def _on_one_lane(nodes: tuple[Node, ...]) -> Node:
         return Branch(eq(ref(LANE), num(0)), nodes)
+
+
+def _warp_in_consumers() -> Expr:
+    """Return the number of a warp among those of all consumers."""
+    return add(mul(ref(GROUP), num(WARPS)), ref(WARP))
 
 
 def _needs_no_rows(group: KernelGroup, view: GemmView) -> bool:

@@ -10,7 +10,15 @@ from dataclasses import dataclass
 
 from roller_svc.families.common.gpu.matrix.multistage_pipeline import ACC, LANE, SHARED_A, SHARED_B
 from roller_svc.families.common.gpu.matrix.staging import THREAD
-from roller_svc.families.common.gpu.warpgroups.producer import EMPTY, FULL, STAGE, TmaOperand, ProducerCopy, smem_matrix, operand_storage
+from roller_svc.families.common.gpu.warpgroups.producer import (
+    EMPTY,
+    FULL,
+    STAGE,
+    ProducerCopy,
+    TmaOperand,
+    operand_storage,
+    smem_matrix,
+)
 from roller_svc.families.common.gpu.warpgroups.tile import ROWS, WARPS, WgmmaTile
 from roller_svc.families.common.gpu.warpgroups.tile_scheduler import RANK, TileScheduler, k_tile_loop
 from roller_svc.ir.dtype import DType
@@ -90,11 +98,13 @@ class WgmmaMainloop:
     # producer -------------------------------------------------------------------------------------------------------
     def producer_loop(self, scheduler: TileScheduler) -> tuple[Node, ...]:
         """The producer's role."""
-        nodes = scheduler.for_each_tile((k_tile_loop(scheduler.k_tiles, self._with_stage_index(scheduler, self._fill_stage(scheduler))),))
+        nodes = scheduler.for_each_tile(
+            (k_tile_loop(scheduler.k_tiles, self._with_stage_index(scheduler, self._fill_stage(scheduler))),)
+        )
         nodes += self._producer_tail(scheduler.total_k_tiles)
         if not self.producer_copies:
             nodes = (Branch(eq(ref(THREAD), num(0)), nodes),)
-        return (*self._set_max_registers(self.tile.producer_registers, increase=False), *nodes)
+        return (*set_max_registers(self.tile.consumers, self.tile.producer_registers, increase=False), *nodes)
 
     @property
     def _stages_in_flight(self) -> int:
@@ -150,17 +160,27 @@ class WgmmaMainloop:
 
     def _commit_stage(self, iteration: Expr, before: int, pending: int) -> tuple[Node, ...]:
         """At the step that many `before` the turn."""
-        wait: tuple[Node, ...] = (CpAsyncWaitGroup(pending),) if any(copy.is_async for copy in self.producer_copies) else ()
+        wait: tuple[Node, ...] = (
+            (CpAsyncWaitGroup(pending),) if any(copy.is_async for copy in self.producer_copies) else ()
+        )
         stage = mod(add(iteration, num(-before % self.tile.stages)), self.tile.stages)
         return (*wait, FenceProxyAsync(), MbarrierArrive(FULL, (stage,)))
 
     # consumers ------------------------------------------------------------------------------------------------------
-    def consumer_loop(self, scheduler: TileScheduler, epilogue: tuple[Node, ...], last: tuple[Node, ...]) -> tuple[Node, ...]:
+    def consumer_loop(
+        self, scheduler: TileScheduler, epilogue: tuple[Node, ...], last: tuple[Node, ...]
+    ) -> tuple[Node, ...]:
         """The consumers' role: the epilogue with the sums of each visit, and what comes after the last."""
-        mainloop = self._accumulate_promoted(scheduler) if self.tile.promotes_accumulators else self._accumulate(scheduler)
+        mainloop = (
+            self._accumulate_promoted(scheduler) if self.tile.promotes_accumulators else self._accumulate(scheduler)
+        )
         nodes = (*mainloop, *epilogue)
         nodes = (Storage(ACC, self.dtype, self._accumulator_shape, Scope.REGISTER, nodes),)
-        return (*self._set_max_registers(self.tile.consumer_registers, increase=True), *scheduler.for_each_tile(nodes), *last)
+        return (
+            *set_max_registers(self.tile.consumers, self.tile.consumer_registers, increase=True),
+            *scheduler.for_each_tile(nodes),
+            *last,
+        )
 
     def _accumulate(self, scheduler: TileScheduler) -> tuple[Node, ...]:
         """Products of one step are under way while the next is awaited; a slot is left when the step behind began."""
@@ -173,7 +193,12 @@ class WgmmaMainloop:
             WgmmaWaitGroup(behind, None if behind else ACC),
         )
         if not behind:
-            return (k_tile_loop(scheduler.k_tiles, (*self._with_stage_index(scheduler, (*step, *self._consumer_release(ref(ITERATION)))),)),)
+            return (
+                k_tile_loop(
+                    scheduler.k_tiles,
+                    (*self._with_stage_index(scheduler, (*step, *self._consumer_release(ref(ITERATION)))),),
+                ),
+            )
         before = add(ref(ITERATION), num(self.tile.stages - 1))  # its slot is that of the step before
         release = Branch(lt(num(0), ref(STEP)), self._consumer_release(before))
         last = sub(add(scheduler.k_tiles_before, scheduler.k_tiles.count), num(1))
@@ -196,7 +221,10 @@ class WgmmaMainloop:
             self._for_each_accumulator(total),
         )
         step = (Storage(STEP_ACC, self.dtype, self._accumulator_shape, Scope.REGISTER, step),)
-        return (self._for_each_accumulator(zero), k_tile_loop(scheduler.k_tiles, self._with_stage_index(scheduler, step)))
+        return (
+            self._for_each_accumulator(zero),
+            k_tile_loop(scheduler.k_tiles, self._with_stage_index(scheduler, step)),
+        )
 
     @property
     def _accumulator_shape(self) -> tuple[int, int]:
@@ -241,9 +269,10 @@ class WgmmaMainloop:
     def _parity(self) -> Expr:
         return mod(div(ref(ITERATION), self.tile.stages), 2)
 
-    def _set_max_registers(self, count: int, *, increase: bool) -> tuple[Node, ...]:
-        """One consumer has what it needs from the start."""
-        return (SetMaxNReg(count, increase),) if self.tile.consumers > 1 else ()
+
+def set_max_registers(consumers: int, count: int, *, increase: bool) -> tuple[Node, ...]:
+    """Set the registers of a warpgroup's threads (`setmaxnreg`); with one consumer the initial number suffices."""
+    return (SetMaxNReg(count, increase),) if consumers > 1 else ()
 
 
 def warpgroup_threads(consumers: int, body: tuple[Node, ...]) -> tuple[Node, ...]:

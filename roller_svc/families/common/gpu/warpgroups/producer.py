@@ -146,7 +146,18 @@ class TmaOperand:
             index = (stage, num(box.panel), add(smem_row, num(box.row)), num(0))
             if not self.tile.k_major:
                 index = (stage, add(div(smem_row, self.tile.panel), num(box.panel)), num(box.row), num(0))
-            nodes += (TmaLoad(self.buffer, index, self.tensor_map, coordinates, offsets, self.full_barrier, (stage,), self.multicast_mask),)
+            nodes += (
+                TmaLoad(
+                    self.buffer,
+                    index,
+                    self.tensor_map,
+                    coordinates,
+                    offsets,
+                    self.full_barrier,
+                    (stage,),
+                    self.multicast_mask,
+                ),
+            )
         return nodes
 
 
@@ -154,7 +165,9 @@ def operand_storage(name: str, operand: WgmmaOperand, stages: int, body: tuple[N
     """The operand's slots."""
     atom = operand.atom_bytes // operand.dtype.bytes
     shape = (stages, operand.panels, operand.rows, atom)
-    return Storage(name, operand.dtype, shape, Scope.SHARED, body, swizzled=True, alignment_bytes=BUFFER_ALIGNMENT_BYTES)
+    return Storage(
+        name, operand.dtype, shape, Scope.SHARED, body, swizzled=True, alignment_bytes=BUFFER_ALIGNMENT_BYTES
+    )
 
 
 def staged_tile(operand: WgmmaOperand) -> StagedTile:

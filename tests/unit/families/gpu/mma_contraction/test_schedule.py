@@ -11,6 +11,7 @@ import pytest
 from cases_matrix import ADA, AMPERE, TURING, chosen, contraction, tiles, unit
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sampling import every
 from schedule_support import program
 
 from roller_svc.codegen import dialect
@@ -253,15 +254,14 @@ def emulated_result(text: str, hw: HardwareSpec, rprogram: dict[str, int], **inp
 
 @pytest.mark.emulator
 @pytest.mark.parametrize(
-    ("a", "b", "bias", "sums", "out", "axes"),
-    [
+    ("more", "a", "b", "bias", "sums", "out", "axes"),
+    every(3, [(m, *names) for m in ({"stages": 3, "raster": 2}, {"stages": 2, "stream_k_blocks": 3}) for names in (
         ("acc", "thread", "raster", "sums", "item", ("lane_id", "row", "element")),
         ("a", "b", "copy_async_16", "part", "mma_m16n8k16_f16", ("stream", "tile", "visit")),
         ("shared_memory", "a_shared", "total", "partial", "first", ("slot", "n_block", "place")),
         ("commit_copies", "load_matrix_4", "b_shared", "fetched", "shared_address", ("raster_row", "m_warp", "pair")),
-    ],
-)
-@pytest.mark.parametrize("more", [{"stages": 3, "raster": 2}, {"stages": 2, "stream_k_blocks": 3}])
+    )]),
+)  # fmt: skip
 def test_names_of_a_program_do_not_meet_the_kernels_own(
     a: str, b: str, bias: str, sums: str, out: str, axes: tuple[str, str, str], more: dict[str, int]
 ) -> None:

@@ -11,6 +11,7 @@ import pytest
 from cases_matrix import chosen, contraction, tiles, unit
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sampling import every
 from schedule_support import program
 
 from roller_svc import hardware
@@ -22,7 +23,7 @@ from roller_svc.errors import ScheduleError
 from roller_svc.families.common.gpu.matrix.multistage_pipeline import LANE
 from roller_svc.families.common.gpu.matrix.stream_k import partial_tiles
 from roller_svc.families.common.gpu.warpgroups.mainloop import WARP
-from roller_svc.families.common.gpu.warpgroups.tile_scheduler import BLOCK, WholeTiles
+from roller_svc.families.common.gpu.warpgroups.tile_scheduler import BLOCK, PersistentTiles
 from roller_svc.families.common.view import GemmView
 from roller_svc.ir.accumulation import accumulator_precision
 from roller_svc.ir.expr import Const, Expr, substitute
@@ -237,8 +238,8 @@ def value(expr: Expr, known: dict[str, int]) -> int:
     return int(found.value)
 
 
-def visited(visits: WholeTiles, block: int) -> list[tuple[int, int, int, int, int]]:
-    """(batch, tile along m, along n, steps before, steps) of each of a block's visits, by running its loops."""
+def tiles_of_block(scheduler: PersistentTiles, block: int) -> list[tuple[int, int, int, int, int]]:
+    """(batch, tile along m, along n, steps before, steps) of each tile of a block, found by running its loops."""
     found: list[tuple[int, int, int, int, int]] = []
 
     def run(nodes: Nodes, known: dict[str, int]) -> None:
@@ -250,10 +251,10 @@ def visited(visits: WholeTiles, block: int) -> list[tuple[int, int, int, int, in
                     for i in range(extent if limit is None else min(extent, value(limit, known))):
                         run(body, known | {var: i})
                 case _:
-                    steps = (value(visits.before, known), value(visits.steps.count, known))
+                    steps = (value(scheduler.k_tiles_before, known), value(scheduler.k_tiles.count, known))
                     found.append((known["b"], known["m.block"], known["n.block"], *steps))
 
-    run(visits.in_block(visits.around((Barrier(),))), {BLOCK: block})
+    run(scheduler.bind_block(scheduler.for_each_tile((Barrier(),))), {BLOCK: block})
     return found
 
 
@@ -265,23 +266,23 @@ def visited(visits: WholeTiles, block: int) -> list[tuple[int, int, int, int, in
 def test_every_tile_has_one_block(
     batches: int, rows: int, columns: int, clusters: int, raster: int, cluster: tuple[int, int]
 ) -> None:
-    """However many blocks there are, in whatever order; a cluster's blocks are neighbours and make the same visits."""
+    """However many blocks there are, in whatever order; a cluster's blocks are neighbours and compute the same tiles."""
     shape = f"float16 {batches} 64 64"
     group = contraction("C[b, m, n] +=! A[b, m, k] * B[b, k, n]", HOPPER, A=shape, B=shape)
     view = GemmView.of(group, tiles(group, unit(HOPPER, "wgmma_f16"), (64, 64, 64), (64, 64), reduce_threads=128))
-    visits = WholeTiles(view, (rows, columns), 5, clusters, cluster, raster)
+    scheduler = PersistentTiles(view, (rows, columns), 5, clusters, cluster, raster)
     size = cluster[0] * cluster[1]
-    assert visits.blocks % size == 0
-    by_block = [visited(visits, block) for block in range(visits.blocks)]
+    assert scheduler.blocks % size == 0
+    by_block = [tiles_of_block(scheduler, block) for block in range(scheduler.blocks)]
     for block, each in enumerate(by_block):
-        assert value(visits.all_steps, {BLOCK: block}) == 5 * len(each)
+        assert value(scheduler.total_k_tiles, {BLOCK: block}) == 5 * len(each)
     tiles_found = [tile[:3] for each in by_block for tile in each]
     assert len(set(tiles_found)) == len(tiles_found)
     inside = {tile for tile in tiles_found if tile[1] < rows and tile[2] < columns}
     assert inside == set(itertools.product(range(batches), range(rows), range(columns)))
     for each in by_block:
         assert [tile[3:] for tile in each] == [(5 * i, 5) for i in range(len(each))]
-    for first in range(0, visits.blocks, size):
+    for first in range(0, scheduler.blocks, size):
         for rank in range(size):
             row, column = divmod(rank, cluster[1])
             corner = by_block[first]
@@ -300,7 +301,7 @@ RACED = ("bulk copies", "copied by threads", "persistent", "streamed, copied by 
 
 
 @pytest.mark.emulator
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", every(2, KINDS))
 def test_emulated(kind: str) -> None:
     found, text = source(kind)
     for seed in range(2):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from cases_gpu import ONE_CORE, Types, case
+from sampling import slow
 
 from roller_svc.families import model_of
 
@@ -53,9 +54,10 @@ CASES: dict[str, tuple[str, Types]] = {
 
 
 @pytest.mark.emulator
+@pytest.mark.parametrize("count", [1, slow(4)])
 @pytest.mark.parametrize("name", CASES)
-def test_every_tile_gives_the_interpreters_numbers(name: str) -> None:
-    case(*CASES[name]).check_some(4)
+def test_tiles_give_the_interpreters_numbers(name: str, count: int) -> None:
+    case(*CASES[name]).check_some(count)
 
 
 @pytest.mark.parametrize("name", ["depthwise", "channels last", "stride 2", "max", "overlapping max"])
