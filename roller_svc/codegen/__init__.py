@@ -1,1 +1,1 @@
-"""Schedule trees → kernel text."""
+"""Code generation: schedule trees → kernel source."""

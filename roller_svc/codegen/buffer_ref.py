@@ -1,4 +1,4 @@
-"""Where a tensor lies: what a generator must know to print the address of an element."""
+"""References to tensors in generated code, from which element addresses are printed."""
 
 from __future__ import annotations
 
@@ -6,22 +6,19 @@ from dataclasses import dataclass
 
 from roller_svc.ir.dtype import DType
 
-# Shared memory answers a quarter warp of 16-byte accesses at once: eight groups of four banks.
+# Shared memory serves a quarter warp of 16-byte accesses at once: eight groups of four banks.
 CHUNK_BYTES, BANK_GROUPS = 16, 8
 
 
 @dataclass(frozen=True, slots=True)
 class BufferRef:
-    """Where a tensor lies: identifier, element type in memory, shape, and elements between rows of the last but one.
-
-    `swizzled`: element c of row r of the last dimension lies where element c xor mask(r) would.
-    """
+    """A tensor in generated code."""
 
     identifier: str
-    dtype: DType
+    dtype: DType  # of an element in memory
     shape: tuple[int, ...]
-    pad: int = 0
-    swizzled: bool = False
+    pad: int = 0  # elements added to each row
+    swizzled: bool = False  # element c of row r is at column c xor mask(r)
 
     @property
     def strides(self) -> tuple[int, ...]:
@@ -33,10 +30,10 @@ class BufferRef:
 
     @property
     def swizzle(self) -> tuple[int, int, int]:
-        """(rows that share a mask, masks, elements of a 16-byte chunk): mask(r) = r / rows % masks * chunk.
+        """Return (rows with one mask, masks, elements of a 16-byte chunk): mask(r) = r / rows % masks * chunk.
 
-        Eight consecutive rows then have their chunk c in eight different groups of four banks, whatever the row's
-        length: the masks permute the largest power of two of chunks, up to eight, that a row is made of.
+        Chunk c of eight consecutive rows is then in eight different groups of four banks. The masks permute the largest
+        power of two of chunks, up to eight, that divides a row.
         """
         chunk = CHUNK_BYTES // self.dtype.bytes
         chunks = self.shape[-1] // chunk

@@ -1,9 +1,4 @@
-"""C-like dialects as data: types, qualifiers, functions that differ by a word.
-
-Names of functions in C-like languages, by operator.
-
-Numbers → text in a C-like dialect.
-"""
+"""C-like dialects as data: types, qualifiers, function names by operator, literals."""
 
 from __future__ import annotations
 
@@ -34,17 +29,17 @@ class Dialect:
     language: Language
     function: str  # how a helper function is declared
     index: str  # type of indices
-    wide_index: str  # the same where a tensor has more than 2^31 elements
+    wide_index: str  # type of indices if a tensor has more than 2^31 elements
     inf_f32: str
     inf_f64: str
-    half: str  # type that a float16 is stored as
+    half: str  # type of a float16 in memory
     wraps: bool  # signed integer arithmetic wraps (a compiler flag says so)
-    static_shared_bytes: int = 0  # a GPU's; more shared memory is dynamic, which a launch must ask for
-    shuffle_xor: str = ""  # what the lane across has of {a}, {across} being where the lanes' numbers differ
-    bounded_simds: int = 0  # HIP: SIMDs of a core, each of which holds the waves that launch bounds count; 0: blocks
+    static_shared_bytes: int = 0  # GPU: limit of static shared memory; more must be dynamic
+    shuffle_xor: str = ""  # value of {a} in the lane whose number differs in the bits {across}
+    bounded_simds: int = 0  # HIP: SIMDs of a core; launch bounds count waves per SIMD. 0: they count blocks
 
     def storage_type(self, dtype: DType) -> str:
-        """The type of an element in memory."""
+        """Return the type of an element in memory."""
         if dtype is DType.FLOAT16:
             return self.half
         if dtype is DType.BFLOAT16:
@@ -55,7 +50,7 @@ class Dialect:
 
     @staticmethod
     def value_type(dtype: DType) -> str:
-        """The type in which its values are computed."""
+        """Return the type of a value."""
         if dtype is DType.FLOAT64:
             return "double"
         return "float" if dtype.is_float else _INTEGERS[dtype]
@@ -71,14 +66,14 @@ CUDA = Dialect(
     half="unsigned short", wraps=False, static_shared_bytes=48 << 10,  # CUDA programming guide
     shuffle_xor="__shfl_xor_sync(0xffffffffu, {a}, {across})",
 )  # fmt: skip
-# Lanes of a wave are in step and need no mask. All of a core's 64 KiB can be static (AMD ISA documents, "LDS"); the
-# second figure of __launch_bounds__ is waves of a SIMD, of which a core has four (HIP programming guide).
+# Lanes of a wave run in lockstep and need no mask. All of a core's 64 KiB can be static (AMD ISA documents, "LDS"). The
+# second argument of __launch_bounds__ is waves per SIMD, of which a core has four (HIP programming guide).
 HIP = replace(
     CUDA, language=Language.HIP, static_shared_bytes=64 << 10, shuffle_xor="__shfl_xor({a}, {across})", bounded_simds=4
 )
 
 
-# functions that both C's math library and CUDA have under one name, with f for float
+# functions with one name in C's math library and in CUDA, with the suffix f for float
 LIBRARY = {
     OpKind.EXP: "exp", OpKind.EXP2: "exp2", OpKind.EXPM1: "expm1", OpKind.LOG: "log", OpKind.LOG2: "log2",
     OpKind.LOG10: "log10", OpKind.LOG1P: "log1p", OpKind.SQRT: "sqrt", OpKind.SIN: "sin", OpKind.COS: "cos",
@@ -88,7 +83,7 @@ LIBRARY = {
     OpKind.FMAX: "fmax", OpKind.FMIN: "fmin", OpKind.POW: "pow", OpKind.FMOD: "fmod", OpKind.REMAINDER: "remainder",
     OpKind.ATAN2: "atan2", OpKind.HYPOT: "hypot", OpKind.FMA: "fma", OpKind.ABS: "fabs", OpKind.MOD: "fmod",
 }  # fmt: skip
-# helpers of ours, both for floats and integers
+# emitted helper functions of floats and integers
 HELPER_FUNCTIONS = {
     OpKind.MAX: "max", OpKind.MIN: "min", OpKind.SQUARE: "square", OpKind.SIGN: "sign", OpKind.RELU: "relu",
     OpKind.SIGMOID: "sigmoid", OpKind.SILU: "silu", OpKind.GELU: "gelu", OpKind.NORMCDF: "normcdf",
@@ -98,19 +93,19 @@ INTEGER_HELPER_FUNCTIONS = {
     OpKind.FLOORDIV: "floordiv", OpKind.MOD: "mod", OpKind.SHL: "shl", OpKind.SHR: "shr", OpKind.ABS: "abs",
     OpKind.TRUNC_DIV: "truncdiv", OpKind.FMOD: "truncmod", OpKind.POW: "pow", OpKind.FMAX: "max", OpKind.FMIN: "min",
 }  # fmt: skip
-# what helpers of ours call
+# library functions that emitted helpers call
 NEEDS_LIBRARY = {
     "sigmoid": ("exp",), "silu": ("exp",), "gelu": ("erf",), "normcdf": ("erf",), "softplus": ("log1p", "exp", "fabs"),
     "isinf": ("fabs",),
 }  # fmt: skip
 
 
-# Integers up to here have no gaps between them: two to the number of significant bits.
+# All integers up to here are exact: two to the number of significant bits.
 EXACT_INTEGERS = {DType.FLOAT16: 2048, DType.BFLOAT16: 256, DType.FLOAT8_E4M3FN: 16, DType.FLOAT8_E5M2: 8}
 
 
 def literal(value: float, dtype: DType, dialect: Dialect) -> str:
-    """A number in the value type of its dtype."""
+    """Return a number in the value type of its dtype."""
     if not dtype.is_float:
         return _integer(int(value), dtype)
     double = dtype is DType.FLOAT64
@@ -127,11 +122,11 @@ def literal(value: float, dtype: DType, dialect: Dialect) -> str:
 
 
 def exceeds_type(expr: Expr) -> bool:
-    """Whether it is a number that its own integer type cannot hold."""
+    """Return whether it is a constant that its own integer type cannot represent."""
     if not isinstance(expr, Const) or expr.dtype.is_float:
         return False
-    least, greatest = expr.dtype.integer_range
-    return not least <= expr.value <= greatest
+    low, high = expr.dtype.integer_range
+    return not low <= expr.value <= high
 
 
 def _integer(value: int, dtype: DType) -> str:

@@ -1,7 +1,7 @@
-"""Helper functions of kernel text: the language's value rules where C has none or others.
+"""Emitted helper functions that implement the language's semantics where those of C differ.
 
-`helper(name, dialect)` gives the text of one and what it needs. Names end in the type: max_f32, floordiv_i64. Only
-those that a kernel uses are printed.
+`helper(name, dialect)` returns the source of a helper and the helpers it needs. Names end in the type: max_f32,
+floordiv_i64. Only the helpers that a kernel uses are emitted.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Helper:
     needs: tuple[str, ...] = ()
 
 
-# {T}: the type, {t}: its short name, {s}: suffix of math functions, {U}: unsigned twin, {w}: width in bits
+# {T}: the type, {t}: its short name, {s}: suffix of math functions, {U}: unsigned type, {w}: width in bits
 _FLOAT = {
     "max": "{F} {T} max_{t}({T} a, {T} b) {{ return a > b || a != a ? a : b; }}  // a NaN on either side stays",
     "min": "{F} {T} min_{t}({T} a, {T} b) {{ return a < b || a != a ? a : b; }}",
@@ -120,7 +120,7 @@ _FLOAT8_CUDA_FROM = """__device__ __forceinline__ unsigned char f32_to_{t}(float
 {body}
 #endif
 }}"""
-# a number of KernelSource.checks goes with every index that comes from data, for whoever wants to report it
+# every index from data has a number in KernelSource.checks, so that it can be reported
 _IN_RANGE_CUDA = """__device__ __forceinline__ int in_range(long long at, unsigned long long size, int check) {
   return (unsigned long long)at < size;
 }"""
@@ -169,18 +169,18 @@ _CONVERSIONS = {
 }  # fmt: skip
 
 
-# A product that is rounded before it is added to: where floating arithmetic of axes decides an index, the compiler
-# must not fuse the two, or the index leaves the range that it was proven to have.
+# A product that is rounded before an addition. Where float arithmetic of axes determines an index, the compiler must
+# not contract the two, or the index may leave its proven range.
 _ROUNDED_PRODUCT = {
     Language.C: "{F} {T} mul_rn_{t}({T} a, {T} b) {{\n  volatile {T} product = a * b;\n  return product;\n}}",
     Language.CUDA: "{F} {T} mul_rn_{t}({T} a, {T} b) {{ return __{r}mul_rn(a, b); }}",
-    # HIP's own __fmul_rn is a plain product, which the compiler does fuse
+    # HIP's __fmul_rn is a plain product, which the compiler contracts
     Language.HIP: ("{F} {T} mul_rn_{t}({T} a, {T} b) {{\n  #pragma clang fp contract(off)\n  return a * b;\n}}"),
 }
 
 
 def helper(name: str, dialect: Dialect) -> Helper:
-    """The helper of that name: 'max_f32', 'to_i8', 'bf16_to_f32', 'pow_i32', 'f32_bits', ..."""
+    """Return the helper with a name: 'max_f32', 'to_i8', 'bf16_to_f32', 'pow_i32', 'f32_bits', ..."""
     if name == "f32_bits":
         return Helper(_BITS_C if dialect.language is Language.C else _BITS_CUDA)
     if name == "in_range":
@@ -231,7 +231,7 @@ def _words(dtype: DType, dialect: Dialect) -> dict[str, str]:
 
 
 def _gather(dims: int, dtype: DType, dialect: Dialect) -> Helper:
-    """An element behind `dims` indices from data, each with its size, stride and number of check; 0 out of range."""
+    """Return the helper that loads an element at `dims` indices from data, or 0 if one is out of range."""
     type_ = dialect.storage_type(dtype)
     parameters = "".join(f", long long i{d}, long long n{d}, long long s{d}, int c{d}" for d in range(dims))
     inside = " && ".join(f"in_range(i{d}, n{d}, c{d})" for d in range(dims))
@@ -244,7 +244,7 @@ def _gather(dims: int, dtype: DType, dialect: Dialect) -> Helper:
 
 
 def _warp_reduce(which: str, dtype: DType, dialect: Dialect) -> Helper:
-    """What neighbouring lanes have, joined: in each step a lane takes over that of the lane across."""
+    """Return the helper that reduces over consecutive lanes by butterfly shuffles."""
     words = _words(dtype, dialect)
     needs: tuple[str, ...] = ()
     if which in ("max", "min"):
@@ -276,7 +276,7 @@ def _half(name: str, dialect: Dialect) -> Helper:
 
 
 def _saturating(dtype: DType, dialect: Dialect) -> Helper:
-    """Float to integer: truncates and saturates, NaN gives 0. A float32 is exact as double."""
+    """Return the conversion of float to integer: it truncates and saturates, and NaN gives 0."""
     least, greatest = dtype.integer_range
     type_ = dialect.value_type(dtype)
     low = f"({type_})({least + 1} - 1)" if least else "0"
@@ -294,7 +294,7 @@ def _saturating(dtype: DType, dialect: Dialect) -> Helper:
 
 
 def _integer_pow(dtype: DType, dialect: Dialect) -> Helper:
-    """The real result truncated; 0 where that is infinite."""
+    """Return the integer power: the real result truncated, 0 if infinite."""
     type_ = dialect.value_type(dtype)
     text = (
         f"{dialect.function} {type_} pow_{SHORT[dtype]}({type_} a, {type_} b) {{\n"

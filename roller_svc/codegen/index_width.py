@@ -1,4 +1,4 @@
-"""Schedule tree → whether 32 bits hold every place that it names: indices, limits, what conditions compare."""
+"""Index width: whether all indices, loop bounds and compared values of a schedule tree fit in 32 bits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 def needs_wide_index(nodes: tuple[Node, ...], shapes: Shapes, ranges: Mapping[str, Range] | None = None) -> bool:
-    """Whether some place may not fit. `shapes`: of the tensors in memory. `ranges`: of the variables in scope."""
+    """Return whether a value may not fit. `shapes`: of the tensors in memory. `ranges`: of the variables in scope."""
     known = ranges or {}
     for node in nodes:
         if isinstance(node, Loop) and node.extent > MAX_INT32:
@@ -31,7 +31,7 @@ def needs_wide_index(nodes: tuple[Node, ...], shapes: Shapes, ranges: Mapping[st
 
 
 def _ranges_inside(node: Node, shapes: Shapes, ranges: Mapping[str, Range]) -> Mapping[str, Range]:
-    """Ranges of the variables in the node's bodies."""
+    """Return the ranges of the variables in the node's bodies."""
     match node:
         case Loop(var=var, extent=extent):
             return {**ranges, var: (0, extent - 1)}
@@ -48,7 +48,7 @@ def _ranges_inside(node: Node, shapes: Shapes, ranges: Mapping[str, Range]) -> M
 
 
 def _exact_indices(node: Node) -> Iterator[Expr]:
-    """Arithmetic that must be exact all the way: indices, and what a node says where or how often."""
+    """Yield the expressions whose intermediate values must be exact: indices and loop bounds."""
     match node:
         case Compute(index=index, value=value):
             yield from index
@@ -67,7 +67,7 @@ def _exact_indices(node: Node) -> Iterator[Expr]:
 
 
 def _compared(node: Node) -> Iterator[Expr]:
-    """Both sides of every comparison in the node's own expressions."""
+    """Yield both sides of every comparison in the node's own expressions."""
     for expr in expressions(node):
         for part in iter_subexpressions(expr):
             if isinstance(part, Op) and part.kind in COMPARISONS:

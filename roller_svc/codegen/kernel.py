@@ -1,4 +1,4 @@
-"""Schedule trees of a program's groups → one KernelSource with all launches."""
+"""Schedule trees of a program's groups → KernelSource with all launches."""
 
 from __future__ import annotations
 
@@ -29,17 +29,16 @@ STATUS = Buffer("status", "status", Role.STATUS, DType.INT64, (4,))
 
 @dataclass(frozen=True, slots=True)
 class GroupLaunches:
-    """One group's launches and the shapes in which it sees its tensors in memory. `prepares`: those that are about
-    constants alone and come first."""
+    """The launches of one group."""
 
     trees: tuple[ScheduleTree, ...]
-    views: tuple[tuple[str, TensorType], ...]
-    prepack_trees: tuple[ScheduleTree, ...] = ()
+    views: tuple[tuple[str, TensorType], ...]  # types in which the group accesses tensors in memory
+    prepack_trees: tuple[ScheduleTree, ...] = ()  # launches on constants alone, which come first
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What one call of a kernel does: the launches of its groups, in order."""
+    """One call of a kernel: the launches of its groups, in order."""
 
     name: str
     groups: tuple[GroupLaunches, ...]
@@ -56,9 +55,9 @@ class Program:
 def tensors_in_memory(
     program: TensorProgram, types: Mapping[str, TensorType], workspace: Iterable[tuple[str, TensorType]]
 ) -> dict[str, Buffer]:
-    """Tensor id → its buffer: the program's inputs and outputs in order, then the workspaces of its groups.
+    """Return {tensor id: buffer}: the program's inputs and outputs in order, then the workspaces of its groups.
 
-    Plans of one text may each have a workspace of that name: it takes the largest.
+    Plans in one translation unit share workspaces by name; the largest size is taken.
     """
     names = Names()
     buffers: dict[str, Buffer] = {}
@@ -76,7 +75,7 @@ def tensors_in_memory(
 
 
 def with_program_indices(source: KernelSource, program: TensorProgram) -> KernelSource:
-    """The source with its run-time checks told in the program's words rather than the kernel's."""
+    """Return the source with run-time checks that name indices as in the program, not as in the kernel."""
     names = {s.output: s.name for s in program.statements}
     indices_by_dimension: dict[tuple[str, int], list[Expr]] = {}
     for statement in program.statements:
@@ -99,14 +98,14 @@ def with_program_indices(source: KernelSource, program: TensorProgram) -> Kernel
 def emit(
     name: str, parts: tuple[GroupLaunches, ...], buffers: dict[str, Buffer], hw: HardwareSpec, comment: str
 ) -> KernelSource:
-    """Kernel text for the device's language."""
+    """Emit the source of one program in the device's language."""
     return emit_together((Program(name, parts),), buffers, hw, comment)
 
 
 def emit_together(
     programs: tuple[Program, ...], buffers: dict[str, Buffer], hw: HardwareSpec, comment: str
 ) -> KernelSource:
-    """Kernel text of several programs over the same buffers, the launches of each one after the other."""
+    """Emit one translation unit of several programs over the same buffers."""
     parts = tuple(part for program in programs for part in program.groups)
     for tree in (tree for program in programs for tree in (*program.prepack_trees, *program.trees)):
         require_identifier(tree.name)
@@ -149,14 +148,16 @@ def _emit_c(programs: tuple[Program, ...], buffers: dict[str, Buffer], hw: Hardw
 
 
 def _optimisation(programs: tuple[Program, ...]) -> tuple[str, ...]:
-    """Options of the compiler. Trees around a micro-kernel are vectors already: -O3 takes twice the time to unroll
-    loops around it, and is hardly faster (0 to 2.5 % over eight programs; a tenth on one of three channels)."""
+    """Return the optimisation options.
+
+    Trees with a micro-kernel are vectorized already: -O3 doubles the compile time and makes them hardly faster.
+    """
     trees = (tree for program in programs for tree in program.trees)
     return MICRO_KERNEL_OPTIONS if all(_has_registers(tree) for tree in trees) else ("-O3",)
 
 
 def _features(functions: Iterable[Function]) -> tuple[str, ...]:
-    """Options that name the instructions beyond the architecture's that a text has: who loads it must have them."""
+    """Return the options of instruction sets beyond the architecture's that the functions use."""
     used = {name for f in functions for name in f.helpers}
     vector = {"-mavx512vnni": "dot_vi32", "-mavx512bf16": "dot_vf32"}
     return tuple(option for option, helper in vector.items() if any(name.startswith(helper) for name in used))
@@ -170,8 +171,11 @@ def _c_functions(
     trees: Mapping[str, tuple[ScheduleTree, GroupLaunches]], buffers: dict[str, Buffer], context: FunctionContext,
     before: Iterable[Function] = (),
 ) -> tuple[list[Function], dict[str, threads.Call]]:  # fmt: skip
-    """A function for each tree, and by the tree's name how it is called: in a region, where the setting has one and
-    all that the tree does is in parallel loops. `before`: what stands above them already."""
+    """Emit a function for each tree, and return the calls by the tree's name.
+
+    Functions are called in a parallel region if the context has one and all work of the tree is in parallel loops.
+    `before`: functions that are emitted already.
+    """
     functions: list[Function] = []
     calls: dict[str, threads.Call] = {}
     for name, (tree, part) in trees.items():
@@ -192,7 +196,7 @@ def _c_functions(
 def _emit_launches(
     programs: tuple[Program, ...], calls: Mapping[str, threads.Call], buffers: dict[str, Buffer], cores: int
 ) -> tuple[list[str], list[LaunchSpec]]:
-    """Functions that begin the threads of a region, and the launches of all programs."""
+    """Return the functions with parallel regions, and the launches of all programs."""
     regions: list[str] = []
     launches: dict[str, LaunchSpec] = {}
     for name, trees in dict(chain.from_iterable(_launch_together(p) for p in programs)).items():
@@ -207,8 +211,7 @@ def _emit_launches(
 
 
 def _launch_together(program: Program) -> list[tuple[str, tuple[ScheduleTree, ...]]]:
-    """The trees of each launch, by its name: all of them where each is for one thread of a parallel region or for all
-    of them together; else every tree by itself."""
+    """Return (launch name, trees): one launch if all trees fit in one parallel region, else one for each tree."""
     single_threaded = [threads.is_single_threaded(tree) for tree in program.trees]
     if len(single_threaded) > 1 and None not in single_threaded and False in single_threaded:
         return [(program.name, program.trees)]
@@ -225,7 +228,7 @@ def _emitted_so_far(functions: tuple[Function, ...]) -> c.EmittedSoFar:
 
 
 def _union(launches: tuple[LaunchSpec, ...], buffers: dict[str, Buffer]) -> tuple[Buffer, ...]:
-    """What some of the launches take."""
+    """Return the buffers of all the launches."""
     symbols = {symbol for launch in launches for symbol in launch.args}
     return tuple(b for b in (*buffers.values(), STATUS) if b.symbol in symbols)
 
@@ -255,7 +258,7 @@ def _emit_gpu(
 
 
 def _with_caller_names(checks: list[RuntimeCheck], buffers: dict[str, Buffer]) -> tuple[RuntimeCheck, ...]:
-    """Checks with the caller's names of the tensors."""
+    """Return the checks with the caller's names of the tensors."""
     names = {tensor: b.name for tensor, b in buffers.items()} | {b.symbol: b.name for b in buffers.values()}
     return tuple(replace(k, tensor=names.get(k.tensor, k.tensor)) for k in checks)
 
@@ -268,7 +271,7 @@ def _views(part: GroupLaunches, buffers: dict[str, Buffer]) -> dict[str, BufferR
 
 
 def _args(tree: ScheduleTree, buffers: dict[str, Buffer]) -> tuple[Buffer, ...]:
-    """The buffers a launch touches, in the order of `buffers`."""
+    """Return the buffers that a launch accesses, in the order of `buffers`."""
     accessed: set[str] = set()
     for node in iter_nodes(tree.body):
         if isinstance(node, Compute | Transpose):
@@ -291,6 +294,6 @@ def _has_checks(nodes: tuple[Node, ...]) -> bool:
 
 
 def _used_buffers(buffers: dict[str, Buffer], launches: list[LaunchSpec]) -> tuple[Buffer, ...]:
-    """Every input and output, read or not, and the workspaces that some launch touches."""
+    """Return every input and output, and the workspaces that a launch accesses."""
     symbols = {symbol for launch in launches for symbol in (*launch.args, *(m.buffer for m in launch.tensor_maps))}
     return tuple(b for b in buffers.values() if b.role is not Role.WORKSPACE or b.symbol in symbols)

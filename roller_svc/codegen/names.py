@@ -1,4 +1,4 @@
-"""Names of programs and trees → C identifiers, unique in a kernel."""
+"""Names of programs and trees → unique C identifiers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _KEYWORDS = frozenset({
     "min", "y0", "y1", "yn", "j0", "j1", "jn", "gamma", "signgam", "index", "unix", "linux", "i8", "u8", "i16", "u16",
     "i32", "u32", "i64", "u64", "f16", "bf16", "f32", "f64", "idx", "div", "private_rooms",
 })  # fmt: skip
-# math.h's functions with their f and l variants, and what C implementations reserve for themselves
+# functions of math.h with their f and l variants, and names reserved by C implementations
 _LIBRARY = re.compile(
     r"(a?(sin|cos|tan)h?|atan2|exp2?|expm1|log(2|10|1p|b)?|ilogb|pow|sqrt|cbrt|hypot|erfc?|[lt]gamma|ceil|floor|trunc"
     r"|l?l?r(int|ound)|nearbyint|fmod|remainder|remquo|copysign|nan|nextafter|nexttoward|fdim|fmax|fmin|fma|fabs|frexp"
@@ -33,14 +33,17 @@ _LIBRARY = re.compile(
     r"|matrix_descriptor_\w+|store_matrix_\w+|hold_results_\w+|TensorMap|prefetch_map|named_barrier|map_shared_rank"
     r"|(hip|HIP_|HW_ID|TEXTURE_|DECLOP_)\w*|launch_bounds_impl\d|select_impl_"  # of HIP's headers
 )
-# Headers name their macros so: NULL, INFINITY, MASK1. One letter (A, W2) is a tensor's name and never a macro's.
+# Names of macros in headers: NULL, INFINITY, MASK1. Names with one capital (A, W2) are never macros.
 _MACRO = re.compile(r"(?=[^A-Z]*[A-Z][^A-Z]*[A-Z])[A-Z0-9_]+")
 _NOT_IDENTIFIER = re.compile(r"[^A-Za-z0-9_]")
 
 
 class Names:
-    """Gives each name one identifier. Identifiers of this project's own helpers end in a type (max_f32): a name that
-    looks like one, or like a macro, gets a trailing underscore, as keywords do."""
+    """Maps each name to one identifier.
+
+    Emitted helper functions end in a type (max_f32). A name of that form, of a macro or of a keyword gets a trailing
+    underscore.
+    """
 
     def __init__(self) -> None:
         self._identifiers: dict[str, str] = {}
@@ -52,7 +55,7 @@ class Names:
         return self._identifiers[name]
 
     def reserve(self, *identifiers: str) -> None:
-        """Identifiers that are in use: buffers of the kernel."""
+        """Reserve identifiers that are in use: buffers of the kernel."""
         self._used.update(identifiers)
 
     def _fresh(self, name: str) -> str:

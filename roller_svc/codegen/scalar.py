@@ -1,4 +1,4 @@
-"""Expressions → text in a C-like dialect."""
+"""Expressions → source in a C-like dialect."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ from roller_svc.ir.kernel import RuntimeCheck
 
 @dataclass(slots=True)
 class Scalar:
-    """Prints expressions. Grows as the walk goes: variables in scope, helpers and library functions used, checks."""
+    """Prints expressions. Collects variables in scope, used helpers and library functions, and checks."""
 
     dialect: Dialect
     names: Names
     index_type: str
     guard_reads: bool  # out of range: True reads 0 (GPU), False records it in the status and raises (CPU)
     buffers: dict[str, BufferRef] = field(default_factory=dict)
-    values: dict[str, int] = field(default_factory=dict)  # loop variables that are constants just now
+    values: dict[str, int] = field(default_factory=dict)  # loop variables with a known value
     ranges: dict[str, Range] = field(default_factory=dict)
     helpers: dict[str, None] = field(default_factory=dict)
     library: dict[str, None] = field(default_factory=dict)
@@ -57,7 +57,7 @@ class Scalar:
 
     # indices --------------------------------------------------------------------------------------------------------
     def index(self, expr: Expr) -> str:
-        """An index: arithmetic of axes is exact, in the index type; what comes from data wraps as its type does."""
+        """Print an index. Arithmetic of axes is exact, in the index type; values from data wrap as their type does."""
         expr = fold(expr, self.values)
         match expr:
             case Const(value=value):
@@ -83,11 +83,11 @@ class Scalar:
 
     @staticmethod
     def _comes_from_data(expr: Expr) -> bool:
-        """Whether it reads a tensor; the tables that lowering makes (`n.of`) are none."""
+        """Return whether it reads a tensor. Tables made by schedules (`n.of`) do not count."""
         return not all(load.tensor.endswith(".of") for load in loads_of(expr))
 
     def _is_lossless(self, cast: Cast) -> bool:
-        """Whether the cast's operand, taken exactly, is the cast's value."""
+        """Return whether the cast does not change the exact value of its operand."""
         source, target = cast.arg.dtype, cast.dtype
         if source.is_float or target is DType.BOOL:
             return False
@@ -105,7 +105,7 @@ class Scalar:
         return self.helper(f"{names[kind]}_{'i32' if self.index_type == 'int' else 'i64'}")
 
     def address(self, buffer: BufferRef, index: tuple[Expr, ...]) -> str:
-        """Offset in elements."""
+        """Print the offset of an element, in elements."""
         if buffer.swizzled and (near := self._swizzle_base(buffer, index)) is not None:
             return near
         terms = []
@@ -118,8 +118,10 @@ class Scalar:
         return " + ".join(terms) or "0"
 
     def _swizzle_base(self, buffer: BufferRef, index: tuple[Expr, ...]) -> str | None:
-        """The offset in a row longer than the swizzle reaches, by way of one that several columns share: whole pairs of
-        chunks are added to it, bits or words, so that unrolled copies need one register between them."""
+        """Print the offset in a row longer than the swizzle period from a base that several columns share, or None.
+
+        Whole pairs of chunks are added to the base, so that unrolled copies share one register.
+        """
         _, masks, chunk = buffer.swizzle
         period = masks * chunk
         coarse, fine = split_sum(fold(index[-1], self.values), 2 * chunk)
@@ -142,7 +144,7 @@ class Scalar:
 
     # values ---------------------------------------------------------------------------------------------------------
     def value(self, expr: Expr) -> str:
-        """An expression in the value type of its dtype."""
+        """Print an expression in the value type of its dtype."""
         match expr:
             case Const(value=value, dtype=dtype):
                 return literal(value, dtype, self.dialect)
@@ -165,10 +167,10 @@ class Scalar:
         return known is not None and known[1] > DType.INT32.integer_range[1]
 
     def may_exceed_int32(self, side: Expr) -> bool:
-        """Whether what is compared is a place that 32 bits may not hold: it is exact then, as indices are."""
+        """Return whether a compared index may exceed 32 bits: it is computed exactly then."""
         leaves = side.dtype is DType.INT32 and may_exceed_int32(side, self.ranges, COMPARED)
         if leaves and self.index_type == "int":
-            raise InvariantError("a place that is compared leaves 32 bits, and indices have no more")
+            raise InvariantError("a compared index exceeds 32 bits, but the index type has 32 bits")
         return leaves
 
     def load(self, load: Load) -> str:
@@ -189,7 +191,7 @@ class Scalar:
         return f"({' && '.join(guards)} ? {read} : {literal(0, load.dtype, self.dialect)})"
 
     def checked_address(self, load: Load, buffer: BufferRef) -> str:
-        """Offset in elements of a place inside; that an index is out of range is recorded."""
+        """Print the offset of an element with checked indices; an index out of range is recorded."""
         terms = []
         for d, (i, stride) in enumerate(zip(load.index, buffer.strides, strict=True)):
             text = self.checked_index(load.tensor, d, i) if load.bounds_checked[d] else self.index(i)
@@ -197,7 +199,7 @@ class Scalar:
         return " + ".join(terms)
 
     def _gather(self, load: Load, buffer: BufferRef, checked: list[int]) -> str:
-        """The element, its indices printed once: chains of gathers must not double at every link."""
+        """Print a gather with each index printed once, so that chains of gathers do not double."""
         unchecked = tuple(Const(0, DType.INT32) if d in checked else i for d, i in enumerate(load.index))
         args = [f"{buffer.identifier} + {self.address(buffer, unchecked)}"]
         for d in checked:
@@ -207,21 +209,21 @@ class Scalar:
         return f"{self.helper(f'gather{len(checked)}_{SHORT[buffer.dtype]}')}({', '.join(args)})"
 
     def checked_index(self, tensor: str, d: int, index: Expr) -> str:
-        """An index that is inside; that it was out of range is recorded."""
+        """Print an index in range; an index out of range is recorded and replaced by 0."""
         text, size = self.index(index), self.buffers[tensor].shape[d]
         return f"checked({text}, {size}, {self.add_check(tensor, d, size, text)}, status)"
 
     def _is_scalar(self, tensor: str) -> bool:
-        """A storage node without dimensions is a plain variable; a buffer is a pointer."""
+        """Return whether it is a storage node. Without dimensions that is a variable; a buffer is a pointer."""
         return "." in tensor
 
     def in_range(self, tensor: str, d: int, size: int, index: Expr) -> str:
-        """Whether an index from data lies in its dimension; told in 64 bits, where it is exact."""
+        """Print the test that an index from data is in range, in 64 bits, where it is exact."""
         text = self._wide(index)
         return f"{self.helper('in_range')}({text}, {size}, {self.add_check(tensor, d, size, text)})"
 
     def add_index_check(self, tensor: str, d: int, size: int, index: Expr) -> int:
-        """Number of the run-time check of that index."""
+        """Add the run-time check of an index and return its number."""
         return self.add_check(tensor, d, size, self.index(index))
 
     def _wide(self, index: Expr) -> str:
@@ -232,7 +234,7 @@ class Scalar:
         return len(self.checks) - 1
 
     def to_value(self, text: str, buffer: BufferRef) -> str:
-        """A memory element as a value."""
+        """Convert an element in memory to a value."""
         match buffer.dtype:
             case DType.FLOAT16 if self.dialect.half == "_Float16":
                 return f"(float){text}"
@@ -242,7 +244,7 @@ class Scalar:
                 return text
 
     def to_element(self, value: Expr, dtype: DType) -> str:
-        """An expression as an element of a tensor of that type."""
+        """Print an expression as an element in memory of a type."""
         if dtype.is_narrow_float:
             if (copied := self._copied_bits(value, dtype)) is not None:
                 return copied
@@ -255,7 +257,7 @@ class Scalar:
         return self._cast(value, dtype, implicit=True)
 
     def _copied_bits(self, value: Expr, dtype: DType) -> str | None:
-        """The element as it lies in memory, where a value of that type was only loaded."""
+        """Print the element's bits in memory if the value is only loaded and has that type, else return None."""
         match value:
             case Load(tensor=tensor, index=index, bounds_checked=checked) if not any(checked):
                 buffer = self.buffers[tensor]
@@ -291,11 +293,11 @@ class Scalar:
         return text if source is dtype and not self._is_wide(arg) else f"({type_})({text})"
 
     def _is_wide(self, expr: Expr) -> bool:
-        """Whether a place beyond 2^31 is in it: a 64-bit variable, and so is what is computed from it."""
+        """Return whether the expression has an index variable of 64 bits."""
         return any(isinstance(part, AxisRef) and self.exceeds_int32(part) for part in iter_subexpressions(expr))
 
     def is_exact(self, arg: Expr, dtype: DType) -> bool:
-        """Whether the type has every integer that the operand may be, so that nothing is rounded."""
+        """Return whether the type can represent every integer that the operand may be."""
         known = None if arg.dtype.is_float else range_of(arg, self.ranges)
         return known is not None and max(-known[0], known[1]) <= EXACT_INTEGERS[dtype]
 
@@ -405,7 +407,7 @@ class Scalar:
         return name
 
     def helper(self, name: str) -> str:
-        """The name of a helper, which is printed above the kernel from now on, and before it what it needs."""
+        """Return the name of a helper, and emit it with the helpers it needs."""
         for needed in self.find_helper(name).needs:
             self.helper(needed)
         self.helpers[name] = None

@@ -1,4 +1,4 @@
-"""The depth-first walk over a schedule tree that all C-like generators share."""
+"""Visitor of schedule trees that all C-like code generators share."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from roller_svc.ir.schedule import (
 
 @dataclass(slots=True)
 class CodeGenVisitor:
-    """Prints nodes as lines. A generator overrides what its language does differently: loops, storage."""
+    """Prints nodes as lines, depth first. Generators override what differs in their language: loops, storage."""
 
     dialect: Dialect
     names: Names
@@ -58,7 +58,7 @@ class CodeGenVisitor:
 
     @contextmanager
     def declaring(self, identifier: str) -> Iterator[None]:
-        """Room for a declaration: a block of its own where this one has that identifier already."""
+        """Enter the scope of a declaration: a new block if this one has the identifier already."""
         if identifier in self.declared[-1]:
             with self.block(""):
                 self.declared[-1].add(identifier)
@@ -98,7 +98,7 @@ class CodeGenVisitor:
                 self.visit_transpose(node)
 
     def visit_loop(self, loop: Loop) -> None:
-        """A plain loop; one that runs once is no loop at all."""
+        """Print a plain loop; a loop of one iteration is only its body."""
         with self.bind_loop(loop):
             if loop.extent == 1 and loop.stop is None:
                 self.visit_all(loop.body)
@@ -108,7 +108,7 @@ class CodeGenVisitor:
 
     @contextmanager
     def bind_loop(self, loop: Loop) -> Iterator[None]:
-        """The loop's variable in scope: a constant where it takes one value, else a range."""
+        """Bind the loop's variable to a constant if it has one value, else to a range."""
         scalar, name = self.scalar, loop.var
         saved = scalar.values.copy(), scalar.ranges.copy()
         if loop.extent == 1 and loop.stop is None:
@@ -168,20 +168,20 @@ class CodeGenVisitor:
             self.scalar.buffers[storage.tensor] = saved
 
     def declare(self, storage: Storage) -> None:
-        raise InvariantError("a generator says where its storage lies")
+        raise InvariantError("the generator does not declare storage")
 
     def visit_routine(self, node: Routine) -> None:
-        """In place, where the language has nothing better."""
+        """Print the body in place."""
         self.visit_all(node.body)
 
     def visit_barrier(self) -> None:
-        raise InvariantError("no barriers in this language")
+        raise InvariantError("this language has no barriers")
 
     def visit_prefetch(self, node: Prefetch) -> None:
-        """A hint only: languages without it lose nothing but time."""
+        """Print nothing: prefetches are optional."""
 
     def visit_horizontal_reduce(self, node: HorizontalReduce) -> None:
-        """Neighbours in pairs."""
+        """Reduce adjacent elements in pairs."""
         *row, start = node.first.index
         values: list[Expr] = [replace(node.first, index=(*row, add(start, num(i)))) for i in range(node.lanes)]
         while len(values) > 1:
@@ -190,10 +190,10 @@ class CodeGenVisitor:
         self.visit_compute(Compute(node.tensor, node.index, values[0]))
 
     def visit_warp_reduce(self, node: WarpReduce) -> None:
-        raise InvariantError("no lanes in this language")
+        raise InvariantError("this language has no warps")
 
     def visit_transpose(self, node: Transpose) -> None:
-        raise InvariantError("no blocks are turned in this language")
+        raise InvariantError("this language has no vector transposes")
 
     def visit_branch(self, branch: Branch) -> None:
         cond = fold(branch.cond, self.scalar.values)
@@ -208,7 +208,7 @@ class CodeGenVisitor:
                 self.visit_all(branch.otherwise)
 
     def _decided(self, cond: Expr) -> bool | None:
-        """Whether ranges decide a comparison."""
+        """Return the value of a comparison that ranges decide, else None."""
         if isinstance(cond, Op) and len(cond.args) == 2:
             a, b = (range_of(x, self.scalar.ranges) for x in cond.args)
             if a and b:
@@ -267,7 +267,7 @@ class CodeGenVisitor:
 
 
 def _strip_parentheses(text: str) -> str:
-    """Without the outermost parentheses, where they match each other."""
+    """Strip the outermost parentheses if they match each other."""
     if not (text.startswith("(") and text.endswith(")")):
         return text
     depth = 0

@@ -1,1 +1,1 @@
-"""Schedule trees → C source."""
+"""Code generator for CPUs: schedule trees → C source."""

@@ -1,8 +1,8 @@
-"""Bodies of routines → the same bodies over parameters: the same text wherever the same is done.
+"""Outliner: bodies of routines → the same bodies over parameters, so that equal work has equal source.
 
-What a body has from outside becomes a parameter: of a tensor the place that it counts from, which is the part of its
-indices that nothing inside of the body moves, and numbers. Sizes of blocks around the body then show in the
-arguments of a call, not in the body. Parameters are named in the order in which the body meets them.
+Values from outside of a body become parameters: numbers, and for each tensor a pointer at the part of its indices that
+is invariant in the body. Sizes of enclosing blocks are then in the arguments of a call, not in the body. Parameters are
+named in the order of their first use.
 """
 
 from __future__ import annotations
@@ -41,34 +41,35 @@ from roller_svc.ir.schedule import (
     iter_nodes,
 )
 
-# What stands for an outer part of an index: its terms, each with its factor. None: the constant.
+# Terms of the invariant part of an index, each with its factor. None: the constant.
 Terms = dict[Expr | None, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Pointer:
-    """A parameter: an element of `tensor`, so many elements from its beginning. `alone`: no other parameter is used to
-    reach what the body writes through this one, or to write what it reads."""
+    """A parameter: the address of an element of `tensor`."""
 
     name: str
     tensor: str
-    offset: Expr
+    offset: Expr  # elements
     written: bool
-    is_unaliased: bool
+    is_unaliased: (
+        bool  # `restrict`: no other parameter accesses what is written through this one, or writes what it reads
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """A parameter: an integer from around the body, and the values it may have."""
+    """A parameter: an integer from outside of the body."""
 
     name: str
     value: Expr
-    known: Range | None
+    known: Range | None  # of its values
 
 
 @dataclass(frozen=True, slots=True)
 class Outline:
-    """A body over parameters. Its tensors from outside are the pointers, of one dimension."""
+    """A body over parameters. Tensors from outside are pointers, of one dimension."""
 
     body: tuple[Node, ...]
     pointers: tuple[Pointer, ...]
@@ -76,22 +77,22 @@ class Outline:
 
     @property
     def without_arguments(self) -> Outline:
-        """Without what a call puts in: the same wherever the same is done."""
+        """Return the outline without the arguments of a call: equal for equal work."""
         pointers = tuple(replace(p, tensor="", offset=num(0)) for p in self.pointers)
         return Outline(self.body, pointers, tuple(replace(n, value=num(0)) for n in self.numbers))
 
     @property
     def zeros(self) -> tuple[str, ...]:
-        """The zeros in it, in order, with their signs, which == does not see."""
+        """Return the zeros in the body, in order, with their signs, which == ignores."""
         found = (x for node in iter_nodes(self.body) for expr in expressions(node) for x in iter_subexpressions(expr))
         return tuple(str(x.value) for x in found if isinstance(x, Const) and x.value == 0)
 
 
 def outline(body: tuple[Node, ...], scalar: Scalar, registers: Collection[str]) -> Outline | None:
-    """The body over parameters, seen from where `scalar` stands; None where a function could not do the same.
+    """Return the body over parameters, in the scope of `scalar`, or None if it cannot be outlined.
 
-    That is where nothing outside is written, indices from data are checked, a condition decides whether an element
-    exists, or tensors in registers, tables or single values come from outside.
+    It cannot if it writes nothing outside, checks indices from data, guards loads by a condition, or accesses
+    registers, tables or scalars from outside.
     """
     outliner = _Outliner(scalar, registers)
     try:
@@ -104,22 +105,22 @@ def outline(body: tuple[Node, ...], scalar: Scalar, registers: Collection[str]) 
 
 
 class _NotOutlinableError(Exception):
-    """The body does something that a function could not do."""
+    """The body cannot be outlined."""
 
 
 @dataclass(slots=True)
 class _Outliner:
     scalar: Scalar
     registers: Collection[str]
-    inner: set[str] = field(default_factory=set)  # variables of the body's own
-    storages: set[str] = field(default_factory=set)  # and tensors
+    inner: set[str] = field(default_factory=set)  # variables bound in the body
+    storages: set[str] = field(default_factory=set)  # tensors allocated in the body
     origins: dict[tuple[object, ...], tuple[str, int]] = field(default_factory=dict)  # → name, constant part
     pointers: dict[str, tuple[str, Expr]] = field(default_factory=dict)
     written: set[str] = field(default_factory=set)
     numbers: dict[Expr, Number] = field(default_factory=dict)
 
     def collect_pointers(self) -> tuple[Pointer, ...]:
-        """The pointers; hints reach for memory, but neither read nor write."""
+        """Return the pointer parameters. Prefetches neither read nor write."""
         hints = {name for key, (name, _) in self.origins.items() if key[0] == "hint"}
         users = Counter(tensor for name, (tensor, _) in self.pointers.items() if name not in hints)
         written_tensors = {self.pointers[name][0] for name in self.written}
@@ -158,7 +159,7 @@ class _Outliner:
                 raise _NotOutlinableError
 
     def _visit_below(self, names: set[str], name: str, body: tuple[Node, ...]) -> tuple[Node, ...]:
-        """What stands below the node that brings the variable or the tensor."""
+        """Visit the nodes below the binding of a variable or a tensor."""
         known = name in names
         names.add(name)
         nodes = self.nodes(body)
@@ -189,7 +190,7 @@ class _Outliner:
 
     # expressions ----------------------------------------------------------------------------------------------------
     def _is_inner(self, expr: Expr) -> bool:
-        """Whether its value changes inside of the body."""
+        """Return whether the value changes in the body."""
         return any(
             x.name in self.inner if isinstance(x, AxisRef) else isinstance(x, Load) and x.tensor in self.storages
             for x in iter_subexpressions(expr)
@@ -222,7 +223,7 @@ class _Outliner:
         return ref(self.numbers[value].name)
 
     def _element(self, tensor: str, index: tuple[Expr, ...], *, is_hint: bool = False) -> tuple[str, tuple[Expr, ...]]:
-        """A tensor of the body's own as it is; of another the parameter, and where its element lies from there."""
+        """Return (tensor, index) in the body, with a parameter for a tensor from outside."""
         if tensor in self.storages:
             return tensor, tuple(self._expr(fold(i, self.scalar.values)) for i in index)
         place = self.scalar.buffers[tensor]
@@ -247,7 +248,7 @@ class _Outliner:
         return name, (add(offset, num(constant - start)),)
 
     def _split_invariant(self, index: Expr) -> tuple[Terms, Expr]:
-        """An index as what is known outside of the body, and the rest."""
+        """Split an index into its invariant terms and the rest."""
         if not self._is_inner(index):
             return _terms(index), num(0)
         match index:
@@ -269,13 +270,13 @@ class _Outliner:
 
 
 def _never_reads(value: Expr | None) -> None:
-    """What is computed ahead of the body must not read what the body might have left alone."""
+    """Check that an argument, which is computed before the call, does not load."""
     if value is not None and any(isinstance(x, Load) for x in iter_subexpressions(value)):
         raise _NotOutlinableError
 
 
 def _terms(index: Expr) -> Terms:
-    """A sum as its terms; what is no sum is one."""
+    """Return the terms of a sum."""
     match index:
         case Const(value=int(value)):
             return {None: value}

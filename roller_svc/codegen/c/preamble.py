@@ -1,4 +1,4 @@
-"""C functions → what stands above them: prototypes, vector types, helpers, private storage."""
+"""Preamble of C functions: prototypes, vector types, helpers, thread-local scratch."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ CHECKED = """static long checked(long i, long size, long check, long long *statu
 }"""
 
 
-# A function for every candidate that calls it: compiled once, as it is, so that what is measured is what is delivered.
+# Never inlined or cloned: candidates share the function, and the measured code is the delivered code.
 ROUTINE = "static __attribute__((noinline, noclone)) void"
 
 SCRATCH = "private_rooms"
-# A text with several programs is linked once for all, and once more for one of them, whose rooms then take precedence.
+# A translation unit of several programs is linked once for all, and again for one, whose scratch then takes precedence.
 SHARED_SCRATCH_LINKAGE = '__attribute__((weak, visibility("hidden")))'
 
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """Text of one launch and what it needs above it."""
+    """Source of one launch, and the parts of the preamble that it needs."""
 
     text: str
     helpers: tuple[str, ...]
     library: tuple[str, ...]
-    scratch_buffers: tuple[str, ...]  # declarations of what each thread has for itself
-    tasks: int  # of its largest parallel loop, 0 where it has none
+    scratch_buffers: tuple[str, ...]  # declarations of thread-local buffers
+    tasks: int  # of its largest parallel loop; 0 without one
     checks: tuple[RuntimeCheck, ...]
-    routines: tuple[tuple[str, str], ...] = ()  # name, parameters and body, of those that no function above has
+    routines: tuple[tuple[str, str], ...] = ()  # (name, parameters and body) of routines that no earlier function has
 
 
 def preamble(functions: tuple[Function, ...], scratch: str) -> str:
-    """Prototypes, vector types, helpers, private storage (a definition) and routines that the functions use."""
+    """Return prototypes, vector types, helpers, the scratch definition and routines of the functions."""
     parts: list[str] = []
     library = sorted({name for f in functions for name in f.library})
     parts += _prototypes(library)
@@ -66,10 +66,10 @@ def preamble(functions: tuple[Function, ...], scratch: str) -> str:
 
 
 def scratch_definition(functions: Iterable[Function]) -> str:
-    """The rooms of all functions in one place, a definition without its linkage; empty where none has any.
+    """Return the definition, without linkage, of the scratch of all functions, or "" without any.
 
-    A thread is in one function at a time, and finds nothing there that another one left. Candidates in one text would
-    else cost the pages of all of them, cleared as the first one runs.
+    It is a union: a thread runs one function at a time, and none reads what another one left. Otherwise candidates in
+    one translation unit would take, and clear, the pages of all of them.
     """
     members = [f"  struct {{ {' '.join(f.scratch_buffers)} }};" for f in functions if f.scratch_buffers]
     return "\n".join(("_Thread_local union {", *members, f"}} {SCRATCH};")) if members else ""
@@ -90,7 +90,7 @@ def _helper_text(name: str) -> str:
 _ARITY = {"pow": 2, "fmod": 2, "remainder": 2, "atan2": 2, "hypot": 2, "fmax": 2, "fmin": 2, "fma": 3}
 
 
-# Functions that glibc 2.35 and later have for vectors too (libmvec, at most 4 ulp); vector loops call those.
+# Functions with vector variants in glibc 2.35 and later (libmvec, at most 4 ulp), which vector loops call.
 _VECTOR_FUNCTIONS = frozenset({
     "acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "cos", "cosh", "erf", "exp", "exp2", "expm1", "hypot",
     "log", "log10", "log1p", "log2", "pow", "sin", "sinh", "tan", "tanh",
@@ -113,5 +113,5 @@ def _prototypes(library: list[str]) -> list[str]:
 
 
 def base_name(name: str) -> str:
-    """expf → exp; erf is no float function of er."""
+    """Return the name without the suffix of float: expf → exp, but erf → erf."""
     return name[:-1] if name.endswith("f") and name != "erf" else name

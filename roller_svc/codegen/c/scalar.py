@@ -1,4 +1,4 @@
-"""Expressions → C text, where some tensors are variables and functions are those that vectors have."""
+"""Expressions → C, with tensors in vector variables and the elementary functions of vectors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from roller_svc.ir.kernel import RuntimeCheck
 
 
 class NotPromotableError(Exception):
-    """A storage node that was to be variables is indexed by something that is not known: it must be an array."""
+    """A storage node cannot be promoted to vector variables: an index is not constant."""
 
     def __init__(self, tensor: str) -> None:
         super().__init__(tensor)
@@ -28,7 +28,7 @@ class NotPromotableError(Exception):
 
 @dataclass(slots=True)
 class CScalar(Scalar):
-    """Reads single lanes of vector variables: acc_0[3]. Functions that vectors have are ours for single values too."""
+    """Prints lanes of vector variables (acc_0[3]), and scalar calls of the vector functions."""
 
     registers: dict[str, int] = field(default_factory=dict)
 
@@ -60,16 +60,17 @@ class CScalar(Scalar):
         return f"(int)({' | '.join(f'{part} << {i * bits}' if i else part for i, part in enumerate(parts))})"
 
     def _are_contiguous(self, elements: tuple[Expr, ...]) -> bool:
-        """Whether they lie in memory one after the other."""
+        """Return whether the elements are contiguous in memory."""
         offsets = [self._element_offset(x) for x in elements]
         first = offsets[0]
         return first is not None and all(
-            at is not None and (at[0], at[1].coeffs, at[1].offset) == (first[0], first[1].coeffs, first[1].offset + i)
-            for i, at in enumerate(offsets)
+            other is not None
+            and (other[0], other[1].coeffs, other[1].offset) == (first[0], first[1].coeffs, first[1].offset + i)
+            for i, other in enumerate(offsets)
         )
 
     def _element_offset(self, expr: Expr) -> tuple[str, Affine] | None:
-        """The tensor and the offset in it of an element that is as it lies there; None for others."""
+        """Return (tensor, offset) of an element that is loaded without conversion, else None."""
         if not isinstance(expr, Load) or any(expr.bounds_checked) or expr.tensor in self.registers:
             return None
         buffer = self.buffers[expr.tensor]
@@ -80,7 +81,7 @@ class CScalar(Scalar):
         return (expr.tensor, at) if at is not None and buffer.dtype is expr.dtype else None
 
     def add_check(self, tensor: str, d: int, size: int, text: str) -> int:
-        """Vectors that follow each other check the same index again."""
+        """Add a check once: consecutive vectors check the same index."""
         check = RuntimeCheck(tensor, d, size, text)
         return self.checks.index(check) if check in self.checks else Scalar.add_check(self, tensor, d, size, text)
 

@@ -1,4 +1,4 @@
-"""Launches of a C kernel → one parallel region; how many threads it may have."""
+"""Parallel regions of C kernels, and their number of threads."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from roller_svc.codegen import dialect as dialects
 from roller_svc.ir.kernel import Buffer, LaunchSpec, Role
 from roller_svc.ir.schedule import Let, Loop, LoopKind, Node, ScheduleTree, iter_nodes
 
-# What a parallel region may use: no more than the text was made for, the caller's OpenMP setting and affinity allow.
+# The threads of a parallel region: limited by the kernel, the caller's OpenMP setting and its affinity.
 THREADS = """#if defined(_OPENMP)
 int omp_get_max_threads(void);
 #if defined(__linux__)
@@ -28,8 +28,7 @@ static int threads_i32(int most) {
 
 
 def is_single_threaded(tree: ScheduleTree) -> bool | None:
-    """How the threads of a region run it: one of them alone, as nothing in it is parallel (True), or together, as all
-    it does is in parallel loops (False). None: neither."""
+    """Return True if the tree has no parallel loop, False if all its work is in parallel loops, else None."""
     nodes, parallel = list(tree.body), False
     while nodes:
         match nodes.pop():
@@ -47,7 +46,7 @@ def is_single_threaded(tree: ScheduleTree) -> bool | None:
 
 
 def parallel_nest(loop: Loop) -> list[Loop]:
-    """A parallel loop and those that are perfectly nested in it."""
+    """Return a parallel loop and the parallel loops perfectly nested in it."""
     loops = [loop]
     while len(body := loops[-1].body) == 1 and isinstance(body[0], Loop) and body[0].kind is LoopKind.PARALLEL:
         loops.append(body[0])
@@ -59,7 +58,7 @@ def _has_parallel(nodes: tuple[Node, ...]) -> bool:
 
 
 def has_one_loop(tree: ScheduleTree) -> bool:
-    """Whether parallel loops are but one nest, of a tree that is nothing but parallel loops."""
+    """Return whether a tree whose work is all in parallel loops has only one nest of them."""
     nodes, loops = list(tree.body), 0
     while nodes:
         node = nodes.pop()
@@ -71,21 +70,20 @@ def has_one_loop(tree: ScheduleTree) -> bool:
 
 
 def region_function(name: str) -> str:
-    """The function that does a tree's work with the threads of a region. No tensor of a program has such a name."""
+    """Return the name of a tree's function that is called in a region. No tensor of a program has such a name."""
     return f"tasks_{name}"
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """Of a function in a region. `tasks`: of its largest parallel loop; 0 where one thread alone calls it. `by_task`: a
-    call does one of them."""
+    """A call of a function in a region."""
 
     launch: LaunchSpec
-    tasks: int
-    per_task: bool
+    tasks: int  # of its largest parallel loop; 0: a single thread calls it
+    per_task: bool  # a call computes one task
 
     def lines(self, pragma: str) -> list[str]:
-        """The call, in a loop with that pragma where it does one task."""
+        """Print the call; if it computes one task, in a loop with the pragma."""
         if not self.per_task:
             return [f"{self.launch.name}({', '.join(self.launch.args)});"]
         head = f"for (long task = 0; task < {self.tasks}; task++)"
@@ -93,16 +91,17 @@ class Call:
 
 
 def region(name: str, calls: tuple[Call, ...], args: tuple[Buffer, ...], cores: int) -> str:
-    """A function that makes the calls one after the other in one parallel region: threads begin once, and meet after
-    each call. What threads do stands in functions of its own, as a body that gcc takes out of a region knows nothing of
-    `restrict`: it would load anew, and compute anew, after every store. Nor are they inlined there: gcc runs out of
-    registers for addresses then (two launches of 47 us together gained 8 %)."""
+    """Emit a function that makes the calls in one parallel region, with a barrier after each call.
+
+    The work is in separate functions: in a body that gcc outlines from a region `restrict` is lost, and values are
+    reloaded after every store. They are not inlined either, because gcc then runs out of registers for addresses.
+    """
     sizes = {a.symbol: a.bytes for a in args}
     max_threads = min(cores, max(call.tasks for call in calls))
     threads = f"num_threads(threads_i32({max_threads}))"
     head = f"void {name}({', '.join(parameter(a) for a in args)}) {{\n"
     if len(calls) == 1 and calls[0].per_task and not calls[0].launch.zeroed:
-        # a loop that begins its threads gives out its tasks sooner than one that threads come to (0.06 to 0.7 us)
+        # a combined `parallel for` starts its tasks sooner than a loop in a region
         lines = calls[0].lines(f"#pragma omp parallel for schedule(dynamic, 1) {threads}")
         return head + "".join(f"  {line}\n" for line in lines) + "}\n"
     lines = [f"  #pragma omp parallel {threads}", "  {"]

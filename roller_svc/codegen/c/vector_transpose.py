@@ -1,7 +1,7 @@
-"""Blocks of elements that are turned → C functions: squares, a few rows, short rows dealt to vectors or woven of them.
+"""C functions that transpose blocks in vector registers: squares, a few rows, and (de)interleaving of short rows.
 
-Rows are interleaved inside 128 bits, then whole 128 bits change places (after the 8 x 8 transpose by unpacks in Intel's
-Optimization Reference Manual, chapter on AVX): instructions that take no vector of indices.
+Rows are interleaved within 128-bit chunks, then chunks are permuted (after the 8 x 8 transpose by unpacks in Intel's
+Optimization Reference Manual, chapter on AVX). These instructions need no index vectors.
 """
 
 from __future__ import annotations
@@ -21,17 +21,20 @@ SHUFFLE = """#ifdef __clang__
 #endif"""
 _BITS = {8: DType.INT8, 16: DType.INT16, 32: DType.INT32, 64: DType.INT64}
 _KINDS = ("turn", "deal", "weave")
-_CHUNK_BYTES = 16  # unpacks interleave inside of these
+_CHUNK_BYTES = 16  # within which unpack instructions interleave
 
 
 def as_bits(dtype: DType) -> DType:
-    """A type of vectors that moves elements of another one: floats that vectors compute in, else integers as wide."""
+    """Return the element type of vectors that move elements of a type: float32, float64, or an integer as wide."""
     return dtype if dtype in (DType.FLOAT32, DType.FLOAT64) else _BITS[dtype.bits]
 
 
 def transpose_name(node: Transpose, dtype: DType, lanes: int) -> str:
-    """deal3: short rows of three behind each other → three rows of `lanes`; weave3: the way back; turn6: six rows of
-    `lanes` → columns; turn: a square."""
+    """Return the name of the helper.
+
+    deal3 deinterleaves rows of three into three rows of `lanes`; weave3 is its inverse. turn6 transposes six rows of
+    `lanes`; turn transposes a square.
+    """
     vector = vector_type(dtype, lanes)
     if node.columns is not None:
         return f"deal{node.columns}_{vector}"
@@ -41,12 +44,12 @@ def transpose_name(node: Transpose, dtype: DType, lanes: int) -> str:
 
 
 def is_transpose_helper(name: str) -> bool:
-    """Whether a helper is one of these."""
+    """Return whether a helper transposes."""
     return _kind(name.partition("_v")[0]) in _KINDS
 
 
 def transpose_helper(base: str, dtype: DType, lanes: int) -> str:
-    """The C function `base`_`vector`."""
+    """Return the source of the C function `base`_`vector`."""
     kind = _kind(base)
     count = int(base.removeprefix(kind) or lanes)
     if kind == "deal":
@@ -59,7 +62,7 @@ def _kind(base: str) -> str:
 
 
 def _deinterleave(short: int, dtype: DType, lanes: int) -> str:
-    """to[j * stride + l] = from[l * short + j]."""
+    """Emit to[j * stride + l] = from[l * short + j]."""
     vector, element = vector_type(dtype, lanes), C.storage_type(dtype)
     lines = [f"  const {vector} a{m} = *(const {vector} *)(from + {m * lanes});" for m in range(short)]
     for j in range(short):
@@ -71,7 +74,7 @@ def _deinterleave(short: int, dtype: DType, lanes: int) -> str:
 
 
 def _interleave(short: int, dtype: DType, lanes: int) -> str:
-    """to[l * short + j] = from[j * stride + l]."""
+    """Emit to[l * short + j] = from[j * stride + l]."""
     vector, element = vector_type(dtype, lanes), C.storage_type(dtype)
     lines = [f"  const {vector} a{j} = *(const {vector} *)(from + {j} * stride);" for j in range(short)]
     for m in range(short):
@@ -83,7 +86,7 @@ def _interleave(short: int, dtype: DType, lanes: int) -> str:
 
 
 def _select_lanes(name: str, count: int, type_: tuple[DType, int], picks: Sequence[tuple[int, ...]]) -> list[str]:
-    """A vector each lane of which is (vector, lane) of the a: of two of them, then one more at a time."""
+    """Emit a vector with lanes picked as (vector, lane) from a0, a1, ...: two vectors, then one more each time."""
     dtype, lanes = type_
     vector, mask = vector_type(dtype, lanes), vector_type(_BITS[dtype.bits], lanes)
     first = ", ".join(str(m * lanes + at if m < 2 else 0) for m, at in picks)
@@ -95,10 +98,10 @@ def _select_lanes(name: str, count: int, type_: tuple[DType, int], picks: Sequen
 
 
 def _transpose(base: str, rows: int, dtype: DType, lanes: int) -> str:
-    """to[j * to_stride + i] = from[i * from_stride + j] for i in `rows`, j in `lanes`. 2 <= rows <= lanes.
+    """Emit to[j * to_stride + i] = from[i * from_stride + j] for i in `rows`, j in `lanes`. 2 <= rows <= lanes.
 
-    Columns are stored in pieces of a power of two. Where columns follow each other without a gap, whole pieces are
-    stored, each over what the one before it wrote beyond its column; the last columns are stored as they are long.
+    Columns are stored in segments of a power of two. If columns are contiguous, whole segments are stored, each over
+    the excess of the previous one; the last columns are stored with their exact length.
     """
     network = _ShuffleNetwork(dtype, lanes)
     vector, element = vector_type(dtype, lanes), C.storage_type(dtype)
@@ -122,7 +125,7 @@ def _transpose(base: str, rows: int, dtype: DType, lanes: int) -> str:
 
 
 def _store_bytes(address: str, source: tuple[str, int], size: int) -> str:
-    """`size` bytes of a vector from a byte on, in powers of two: what instructions store out of registers."""
+    """Emit stores of `size` bytes of a vector from a byte on, in powers of two."""
     name, first = source
     statements: list[str] = []
     done = 0
@@ -137,7 +140,7 @@ def _store_bytes(address: str, source: tuple[str, int], size: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _ShuffleNetwork:
-    """Shuffles of vectors, a line of C each. A chunk is 128 bits of a vector."""
+    """A network of vector shuffles, one line of C each. A chunk is 128 bits of a vector."""
 
     dtype: DType
     lanes: int
@@ -145,16 +148,16 @@ class _ShuffleNetwork:
 
     @property
     def chunk(self) -> int:
-        """Elements of a chunk."""
+        """Return the elements of a chunk."""
         return _CHUNK_BYTES // self.dtype.bytes
 
     def columns(self, count: int) -> tuple[int, list[tuple[str, int]]]:
-        """Of vectors r0, r1, ...: elements of a piece of a column, and where each column is: vector, first lane."""
+        """Transpose vectors r0, r1, ...: return (elements of a segment, (vector, first lane) of each column)."""
         chunk, chunks = self.chunk, self.lanes // self.chunk
         groups = [[f"r{min(i, count - 1)}" for i in range(g, g + chunk)] for g in range(0, count, chunk)]
         parts = [self._transpose_chunks(rows) for rows in groups]
         chunks_per_column = 1 << (len(parts) - 1).bit_length()  # chunks of a column, one of each group
-        parts += [parts[-1]] * (chunks_per_column - len(parts))  # what becomes of these is not stored
+        parts += [parts[-1]] * (chunks_per_column - len(parts))  # padding, not stored
         positions = [("", 0)] * self.lanes
         for c in range(chunk):
             for v, name in enumerate(self._concatenate_chunks([part[c] for part in parts])):
@@ -164,15 +167,14 @@ class _ShuffleNetwork:
         return chunks_per_column * chunk, positions
 
     def _transpose_chunks(self, rows: list[str]) -> list[str]:
-        """A chunk's rows → vectors c that hold, chunk by chunk, column c: low and high halves of rows i and
-        i + half become rows 2 i and 2 i + 1, until each has been everywhere."""
+        """Transpose within chunks: repeatedly, halves of rows i and i + half become rows 2 i and 2 i + 1."""
         half = self.chunk // 2
         for _ in range(half.bit_length()):
             rows = [self._unpack(rows[i], rows[i + half], end) for i in range(half) for end in (0, half)]
         return rows
 
     def _unpack(self, a: str, b: str, end: int) -> str:
-        """Elements from a and b in turn, out of the low or high half of each chunk."""
+        """Interleave the low or high halves of each chunk of a and b."""
         picks = [
             x for start in range(end, self.lanes, self.chunk) for i in range(start, start + self.chunk // 2)
             for x in (i, self.lanes + i)
@@ -180,7 +182,7 @@ class _ShuffleNetwork:
         return self._shuffle(a, b, picks)
 
     def _concatenate_chunks(self, parts: list[str]) -> list[str]:
-        """Vectors of one column of each group → vectors of that column of all groups, chunk by chunk."""
+        """Concatenate the chunks of one column over all groups."""
         chunks = self.lanes // self.chunk
         if len(parts) == 1:
             return parts
@@ -194,7 +196,7 @@ class _ShuffleNetwork:
         return [self._select_chunks((low[odd], high[odd]), range(late, 8, 2)) for late in (0, 1) for odd in (0, 1)]
 
     def _select_chunks(self, pair: tuple[str, str], order: Iterable[int]) -> str:
-        """Those chunks of two vectors, numbered through."""
+        """Select chunks of two vectors, numbered consecutively."""
         return self._shuffle(*pair, [x for k in order for x in range(k * self.chunk, (k + 1) * self.chunk)])
 
     def _shuffle(self, a: str, b: str, picks: list[int]) -> str:

@@ -1,7 +1,4 @@
-"""The walk over a schedule tree that prints C with vector extensions and OpenMP.
-
-Schedule trees → C text with vector extensions and OpenMP, for CPUs.
-"""
+"""Schedule trees → C with vector extensions and OpenMP, for CPUs."""
 
 from __future__ import annotations
 
@@ -52,29 +49,28 @@ from roller_svc.ir.schedule import (
     iter_nodes,
 )
 
-# Larger private tensors than this do not go on a thread's stack, which may be small.
+# Larger private tensors are not on a thread's stack, which may be small.
 STACK_BYTES = 16 << 10
 INDEX = "long"
-# Of the last routines that were printed: a few programs' with their candidates.
+# Recently emitted routines: those of a few programs with their candidates.
 MAX_CACHED_ROUTINES = 256
 
 
 @dataclass(frozen=True, slots=True)
 class FunctionContext:
-    """Where a function stands. `in_region`: called by all threads of a parallel region, who share its loops and meet
-    after the call; else these begin regions. `by_task`, of the former: it does one task of its caller's loop."""
+    """The context of a function."""
 
     vector_bytes: int
     cores: int
-    in_parallel_region: bool
-    per_task: bool = False
+    in_parallel_region: bool  # all threads of a region call it and share its loops; else its loops start regions
+    per_task: bool = False  # in a region: it computes one task of its caller's loop
 
 
 @dataclass(frozen=True, slots=True)
 class EmittedRoutine:
-    """A routine's parameters and body, and the helpers and library functions that they call."""
+    """Source of a routine, and the helpers and library functions that it calls."""
 
-    text: str
+    text: str  # parameters and body
     helpers: tuple[str, ...]
     library: tuple[str, ...]
 
@@ -82,16 +78,14 @@ class EmittedRoutine:
 @dataclass(slots=True)
 class CodeGenC(CodeGenVisitor):
     context: FunctionContext = FunctionContext(16, 1, in_parallel_region=False)
-    tasks: int = 0  # of the largest loop whose iterations go to threads
+    tasks: int = 0  # of the largest parallel loop
     arrays: frozenset[str] = frozenset()  # storage nodes that must be arrays
     scratch_buffers: list[str] = field(default_factory=list)
-    registers: dict[str, int] = field(default_factory=dict)  # storage nodes held in vector variables → lanes
-    opaque_registers: set[str] = field(
-        default_factory=set
-    )  # those of them that the compiler must not replace by memory
-    ordered_registers: set[str] = field(default_factory=set)  # and those that values are joined to in the text's order
+    registers: dict[str, int] = field(default_factory=dict)  # storage nodes in vector variables → lanes
+    opaque_registers: set[str] = field(default_factory=set)  # storage nodes that the compiler must not rematerialize
+    ordered_registers: set[str] = field(default_factory=set)  # storage nodes whose reductions stay in program order
     prefix: str = ""
-    routines: dict[str, str] = field(default_factory=dict)  # what stands behind the name → name
+    routines: dict[str, str] = field(default_factory=dict)  # parameters and body → name
 
     def lanes(self, dtype: DType) -> int:
         return self.context.vector_bytes // dtype.bytes
@@ -149,7 +143,7 @@ class CodeGenC(CodeGenVisitor):
         self.scalar.values, self.scalar.ranges = saved
 
     def _visit_task(self, nodes: tuple[Node, ...]) -> None:
-        """Before a thread meets the others, its stores past the caches are done."""
+        """Print the nodes of a task, and a store fence after non-temporal stores."""
         self.visit_all(nodes)
         if any(isinstance(node, Compute) and node.nontemporal for node in iter_nodes(nodes)):
             self.scalar.helpers["stores_done"] = None
@@ -183,7 +177,7 @@ class CodeGenC(CodeGenVisitor):
                 self.visit_all(loop.body)
 
     def _strip_mine(self, loop: Loop) -> tuple[Loop, ...] | None:
-        """A row of many vectors as a loop over some of them at a time; None for others, and for what is no vectors."""
+        """Strip-mine a long vector loop; None for short loops and for loops that cannot be vectorized."""
         if loop.extent <= MAX_UNROLLED_VECTORS or any(
             accessed_tensors(node) & self.registers.keys() for node in loop.body
         ):
@@ -197,7 +191,7 @@ class CodeGenC(CodeGenVisitor):
             return loops if isinstance(inner, Loop) and self._vectorize(inner) is not None else None
 
     def _vectorize(self, loop: Loop) -> list[str] | None:
-        """The loop as vector statements; None where some part has no vector form."""
+        """Return the loop as vector statements, or None if a part of it cannot be vectorized."""
         if loop.stop is not None or not all(isinstance(n, Compute) and not any(n.bounds_checked) for n in loop.body):
             return None
         computes = [n for n in loop.body if isinstance(n, Compute)]
@@ -214,7 +208,7 @@ class CodeGenC(CodeGenVisitor):
                 for first, count in cover:
                     vector = Vector(scalar, loop.var, count, first, self.registers)
                     for n in computes:
-                        if count < lanes:  # a part of a line that goes to memory by itself takes as long as all of it
+                        if count < lanes:  # a partial-line non-temporal store costs as much as a full line
                             n = replace(n, nontemporal=False)
                         lines.append(statement(vector, n) if count > 1 else self._iteration(n, loop.var, first))
                         if n.tensor in (self.ordered_registers if n.combine else self.opaque_registers):
@@ -226,13 +220,15 @@ class CodeGenC(CodeGenVisitor):
         return lines
 
     def _opaque_asm(self, register: str, *, volatile: bool) -> str:
-        """The compiler knows nothing of what is in the register from here on, so that it cannot read it anew; volatile
-        pins stay in the order of the text, and so does what leads to them."""
-        kind = "v" if self.context.vector_bytes == 64 else "x"  # of any of 32 registers, of any of 16
+        """Return an empty `asm` that makes the register opaque, so that GCC cannot rematerialize the load.
+
+        A volatile one also keeps program order.
+        """
+        kind = "v" if self.context.vector_bytes == 64 else "x"  # any of 32 registers, any of 16
         return f'__asm__{" volatile" if volatile else ""}("" : "+{kind}"({register}));'
 
     def _vector_lanes(self, loop: Loop) -> tuple[int, int]:
-        """Bytes of the widest element that a vector loop computes with, and how many such one vector has."""
+        """Return (bytes of the widest element of a vector loop, lanes of its vectors)."""
         widest, lanes = 1, self.context.vector_bytes
         for node in loop.body:
             if isinstance(node, Compute):
@@ -242,7 +238,7 @@ class CodeGenC(CodeGenVisitor):
         return widest, min(lanes, self.context.vector_bytes // widest)
 
     def _is_idempotent(self, computes: list[Compute]) -> bool:
-        """Whether an iteration may run twice: it writes memory that none of them reads, and through the caches."""
+        """Return whether an iteration may run twice: no iteration reads what it writes, and its stores are cached."""
         written = {n.tensor for n in computes}
         unread = written.isdisjoint({tensor for n in computes for tensor in read_tensors(n)} | set(self.registers))
         return unread and not any(n.combine or n.nontemporal for n in computes)
@@ -255,7 +251,7 @@ class CodeGenC(CodeGenVisitor):
         return text
 
     def visit_horizontal_reduce(self, node: HorizontalReduce) -> None:
-        """In shuffles where one vector variable holds the lanes."""
+        """Print shuffles if one vector variable has all lanes."""
         first, dtype = node.first, node.first.dtype
         lanes = self.registers.get(first.tensor)
         index = [fold(i, self.scalar.values) for i in first.index]
@@ -296,13 +292,13 @@ class CodeGenC(CodeGenVisitor):
 
     # routines -------------------------------------------------------------------------------------------------------
     def visit_routine(self, node: Routine) -> None:
-        """A call of a function that the text has once, or the body in place where no function could do it."""
+        """Print a call of an outlined function, or the body in place if it cannot be outlined."""
         outlined = outline(node.body, self.scalar, self.registers)
         printed = None if outlined is None else self._emit_outlined(outlined)
         if outlined is None or printed is None:
             self.visit_all(node.body)
             return
-        # like the other helpers' names it ends in a type, so that no tensor of a program has it
+        # ends in a type, like the names of helpers, so that no tensor of a program has the name
         result = next(self.scalar.buffers[p.tensor].dtype for p in outlined.pointers if p.written)
         name = self.routines.setdefault(printed.text, f"{node.name}{len(self.routines)}_{dialects.SHORT[result]}")
         places = [
@@ -311,7 +307,7 @@ class CodeGenC(CodeGenVisitor):
         self.emit_line(f"{name}({', '.join([*places, *(self.scalar.index(n.value) for n in outlined.numbers)])});")
 
     def _emit_outlined(self, outlined: Outline) -> EmittedRoutine | None:
-        """Text of the function; None where it would need memory that outlives its call."""
+        """Emit the outlined function, or return None if it needs scratch memory."""
         dtypes = tuple(self.scalar.buffers[p.tensor].dtype for p in outlined.pointers)
         printed = _emit_routine(outlined.without_arguments, outlined.zeros, dtypes, self.context, self.arrays)
         if printed is not None:
@@ -348,23 +344,23 @@ class CodeGenC(CodeGenVisitor):
         elif count * storage.dtype.bytes <= STACK_BYTES:
             self.emit_line(f"{type_} {identifier}[{count}] __attribute__((aligned(64)));")
         else:
-            # A thread keeps its room from task to task and call to call: fresh pages each time cost more than the work.
+            # A thread reuses its scratch across tasks and calls: fresh pages each time cost more than the work.
             member = f"{self.prefix}_{identifier}"
             declaration = f"{type_} {member}[{count}] __attribute__((aligned(64)));"
-            if declaration not in self.scratch_buffers:  # an unrolled loop declares it once for each of its rounds
+            if declaration not in self.scratch_buffers:  # an unrolled loop declares it in each copy
                 self.scratch_buffers.append(declaration)
-            # its address kept from gcc, which would ask for it again, by a call, where registers run out
+            # an opaque address: gcc would recompute it by a call when registers run out
             self.emit_line(f"{type_} *restrict {identifier} = {SCRATCH}.{member};")
             self.emit_line(f'__asm__("" : "+r"({identifier}));')
 
     def _as_registers(self, storage: Storage) -> bool:
-        """Whether vector variables can hold it: a value type, rows of whole vectors, walked by vector loops."""
+        """Return whether it fits vector variables: a value type, rows of whole vectors, accessed by vector loops."""
         if storage.dtype.is_narrow_float or not vector_loops(storage):
             return False
         return storage.shape[-1] % self._register_lanes(storage) == 0
 
     def _register_lanes(self, storage: Storage) -> int:
-        """Lanes of the vectors in which its loops compute."""
+        """Return the lanes of the vectors of its loops."""
         lanes = self.lanes(storage.dtype)
         saved = dict(self.scalar.buffers)
         for node in iter_nodes(storage.body):
@@ -396,8 +392,11 @@ def _emit_routine(
     context: FunctionContext,
     arrays: frozenset[str],
 ) -> EmittedRoutine | None:
-    """Text of a function over parameters of those types. `zeros`: the outline's, which compare equal whatever their
-    sign. Candidates and edges share most routines: half of the time of printing is saved."""
+    """Emit an outlined function with parameters of these types, or return None if it needs scratch memory.
+
+    `zeros` are those of the outline, part of the cache key because 0.0 == -0.0. Candidates and edge tiles share most
+    routines: the cache halves the time of code generation.
+    """
     names, places, parameters = Names(), dict[str, BufferRef](), list[str]()
     for p, dtype in zip(outlined.pointers, dtypes, strict=True):
         places[p.name] = BufferRef(names.of(p.name), dtype, (0,))
@@ -417,23 +416,23 @@ def _emit_routine(
 
 @dataclass(frozen=True, slots=True)
 class EmittedSoFar:
-    """What stands in a text above a function: run-time checks, and routines, text → name."""
+    """Parts of a translation unit before a function."""
 
-    checks: int
-    routines: dict[str, str]
+    checks: int  # run-time checks
+    routines: dict[str, str]  # parameters and body → name
 
 
 def emit_function(
     tree: ScheduleTree, views: dict[str, BufferRef], args: tuple[Buffer, ...], context: FunctionContext,
     emitted: EmittedSoFar,
 ) -> Function:  # fmt: skip
-    """One launch as a C function over its buffers, in the order of `args`."""
+    """Emit one launch as a C function over its buffers, in the order of `args`."""
     arrays: frozenset[str] = frozenset()
     while True:
         try:
             return _emit(tree, views, args, context, emitted, arrays)
-        except NotPromotableError as stays:
-            arrays |= {stays.tensor}
+        except NotPromotableError as error:
+            arrays |= {error.tensor}
 
 
 def _emit(

@@ -1,4 +1,4 @@
-"""Schedule trees → CUDA C++ text for NVRTC, or HIP: no headers, no inline assembly outside named wrappers."""
+"""Schedule trees → CUDA C++ for NVRTC, or HIP, without headers, and without inline assembly outside of wrappers."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ from roller_svc.ir.schedule import (
 from roller_svc.ir.schedule_hopper import HopperNode, MbarrierWait, WarpBarrier
 from roller_svc.ir.tensor_map import TensorMap
 
-# Straight-line statements that full unrolling may make of one loop nest.
+# Statements of one loop nest after full unrolling.
 UNROLLED_STATEMENTS = 512
-_NOT_UNROLLED_AROUND = (Barrier, MbarrierWait, WarpBarrier, CpAsync)  # of what a serial loop is not unrolled around
+_NOT_UNROLLED_AROUND = (Barrier, MbarrierWait, WarpBarrier, CpAsync)  # serial loops around these stay rolled
 REGISTER_BYTES = 4
 WAVE = 64
-ROLES_BARRIER = 1  # number of the one that roles meet in; 0 is that of __syncthreads (PTX ISA, "bar")
+ROLES_BARRIER = 1  # named barrier of all roles; 0 is that of __syncthreads (PTX ISA, "bar")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,19 +59,19 @@ class Function:
     block: int
     shared_bytes: int  # dynamic
     checks: tuple[RuntimeCheck, ...] = ()
-    tensor_maps: tuple[TensorMap, ...] = ()  # as parameters behind the buffers
+    tensor_maps: tuple[TensorMap, ...] = ()  # parameters after the buffers
 
 
 @dataclass(frozen=True, slots=True)
 class SharedBuffer:
-    """Shared memory of one tensor, from `offset` on where rooms lie in one array."""
+    """Shared memory of one tensor."""
 
     type_: str
     identifier: str
     elements: int
     bytes: int
-    offset: int
-    reuses_memory: bool  # it takes the memory of others
+    offset: int  # in the array of all shared buffers, if there is one
+    reuses_memory: bool  # of other buffers
     alignment: int
 
     @property
@@ -84,7 +84,7 @@ class CodeGenCuda(CodeGenVisitor):
     arch: Arch = AMPERE
     shared_buffers: dict[str, SharedBuffer] = field(default_factory=dict)  # shared, by tensor
     atomics: dict[str, None] = field(default_factory=dict)
-    register_buffers: set[str] = field(default_factory=set)  # rooms that are a thread's registers
+    register_buffers: set[str] = field(default_factory=set)  # storage nodes in registers
     congruences: dict[str, Congruence] = field(default_factory=dict)  # of Lets in scope
 
     def visit(self, node: Node) -> None:
@@ -121,8 +121,10 @@ class CodeGenCuda(CodeGenVisitor):
                 CodeGenVisitor.visit_loop(self, loop)
 
     def _must_stay_rolled(self, loop: Loop) -> bool:
-        """Whether copies of it only cost registers and instruction cache: a staged step; in HIP a loop around unrolled
-        ones, for LLVM unrolls even what nobody told it to."""
+        """Return whether unrolling only costs registers and instruction cache.
+
+        True for staged steps, and in HIP for loops around unrolled ones, because LLVM unrolls without being told to.
+        """
         if loop.extent == 1 and loop.stop is None:
             return False
         if any(isinstance(node, _NOT_UNROLLED_AROUND) for node in iter_nodes(loop.body)):
@@ -170,7 +172,7 @@ class CodeGenCuda(CodeGenVisitor):
             count = math.prod(storage.shape[:-1]) * (storage.shape[-1] + storage.pad)
             start = min((self.shared_buffers[t].offset for t in storage.aliases), default=None)
             if start is None:
-                end = max((room.end for room in self.shared_buffers.values()), default=0)
+                end = max((buffer.end for buffer in self.shared_buffers.values()), default=0)
                 start = ceil_div(end, storage.alignment_bytes) * storage.alignment_bytes
             self.shared_buffers[storage.tensor] = SharedBuffer(
                 type_, identifier, count, count * storage.dtype.bytes, start, bool(storage.aliases),
@@ -179,7 +181,7 @@ class CodeGenCuda(CodeGenVisitor):
             return
         self.register_buffers.add(storage.tensor)
         if storage.shape:
-            # several elements a register: whole registers are moved to and fro
+            # several elements share a register: accesses are whole registers
             aligned = f"__align__({WIDEST_BYTES}) " if storage.dtype.bytes < REGISTER_BYTES else ""
             self.emit_line(f"{aligned}{type_} {identifier}[{math.prod(storage.shape)}];")
         else:
@@ -195,7 +197,7 @@ class CodeGenCuda(CodeGenVisitor):
 
 
 def _statements(loop: Loop) -> int:
-    """Statements after full unrolling of this loop and of the unrolled ones in it."""
+    """Return the statements after full unrolling of the loop and of the unrolled loops in it."""
 
     def count(nodes: tuple[Node, ...]) -> int:
         total = 0
@@ -211,7 +213,7 @@ def _statements(loop: Loop) -> int:
 def emit_function(
     tree: ScheduleTree, views: dict[str, BufferRef], args: tuple[Buffer, ...], arch: Arch, first_check: int = 0
 ) -> Function:
-    """One launch as an extern "C" __global__ function over its buffers, in the order of `args`, then its maps."""
+    """Emit one launch as an extern "C" __global__ function over its buffers, as in `args`, and its tensor maps."""
     shapes = {tensor: buffer.shape for tensor, buffer in views.items()}
     wide = any(math.prod(b.shape) > MAX_INT32 for b in args) or needs_wide_index(tree.body, shapes)
     dialect = dialect_of(arch)
@@ -241,19 +243,19 @@ def emit_function(
 
 
 def dialect_of(arch: Arch) -> dialects.Dialect:
-    """What text for a GPU of that architecture is written in."""
+    """Return the dialect of an architecture."""
     return dialects.HIP if arch.prefix == HIP_PREFIX else dialects.CUDA
 
 
 def _min_resident(blocks: int, threads: int, dialect: dialects.Dialect) -> int:
-    """What a core shall hold, as launch bounds count it: blocks, or waves of each SIMD."""
+    """Return the minimum residency for launch bounds: blocks, or waves per SIMD."""
     if not dialect.bounded_simds:
         return blocks
     return ceil_div(blocks * ceil_div(threads, WAVE), dialect.bounded_simds)
 
 
 def _declare_ids(visitor: CodeGenCuda, tree: ScheduleTree) -> None:
-    """Block and thread loops as names: the innermost of each varies fastest, but for blocks that a raster groups."""
+    """Declare the variables of block and thread loops: the innermost varies fastest, except for rastered blocks."""
     for kind, source in ((LoopKind.BLOCK, "blockIdx.x"), (LoopKind.THREAD, "threadIdx.x")):
         loops = [n for n in iter_nodes(tree.body) if isinstance(n, Loop) and n.kind is kind]
         number = f"(int){source}"
@@ -273,8 +275,10 @@ def _declare_ids(visitor: CodeGenCuda, tree: ScheduleTree) -> None:
 
 
 def _declare_rastered_ids(visitor: CodeGenCuda, tiles: tuple[Loop, Loop], raster: int) -> str:
-    """The two innermost block loops as names, `raster` rows of tiles at a time, down each column first; gives what is
-    left of the block's number."""
+    """Declare the variables of the two innermost block loops, and return the rest of the block's number.
+
+    Blocks take `raster` rows of tiles at a time, down each column first.
+    """
     row, column = tiles
     index = visitor.scalar.index_type
     tile, first, rows, position = (visitor.names.of(f".raster{part}") for part in ("", "_row", "_rows", "_at"))
@@ -289,19 +293,20 @@ def _declare_rastered_ids(visitor: CodeGenCuda, tiles: tuple[Loop, Loop], raster
 
 
 def _shared_declarations(buffers: list[SharedBuffer], static_bytes: int) -> tuple[list[str], int]:
-    """Declarations, and the dynamic bytes that they need: none while everything fits the static limit."""
-    total = max((room.end for room in buffers), default=0)
-    if total <= static_bytes and not any(room.reuses_memory for room in buffers):
+    """Return (declarations, dynamic bytes); dynamic bytes are 0 if everything fits the static limit."""
+    total = max((buffer.end for buffer in buffers), default=0)
+    if total <= static_bytes and not any(buffer.reuses_memory for buffer in buffers):
         return [
-            f"__shared__ __align__({room.alignment}) {room.type_} {room.identifier}[{room.elements}];"
-            for room in buffers
+            f"__shared__ __align__({buffer.alignment}) {buffer.type_} {buffer.identifier}[{buffer.elements}];"
+            for buffer in buffers
         ], 0
     static = total <= static_bytes
     size = str(total) if static else ""
-    alignment = max(room.alignment for room in buffers)
+    alignment = max(buffer.alignment for buffer in buffers)
     lines = [f"{'' if static else 'extern '}__shared__ __align__({alignment}) unsigned char shared_memory[{size}];"]
     lines += [
-        f"{room.type_} *const {room.identifier} = ({room.type_} *)(shared_memory + {room.offset});" for room in buffers
+        f"{buffer.type_} *const {buffer.identifier} = ({buffer.type_} *)(shared_memory + {buffer.offset});"
+        for buffer in buffers
     ]
     return lines, 0 if static else total
 
@@ -312,7 +317,7 @@ def _parameter(buffer: Buffer, dialect: dialects.Dialect) -> str:
 
 
 def preamble(functions: tuple[Function, ...], dialect: dialects.Dialect) -> str:
-    """Helpers and wrappers that the functions use."""
+    """Return the helpers and wrappers of the functions."""
     names = list(dict.fromkeys(name for f in functions for name in f.helpers))
     plain = [(instruction(n) or helper(n, dialect)).text for n in names if not n.startswith("atomic_")]
     for name in names:
@@ -325,7 +330,7 @@ def preamble(functions: tuple[Function, ...], dialect: dialects.Dialect) -> str:
 
 
 def _atomic(name: str, dialect: dialects.Dialect) -> tuple[tuple[str, ...], str]:
-    """Joins a value to memory by compare-and-swap on the word around it, for any type and any reduction."""
+    """Return (needed helpers, source) of an atomic reduction by compare-and-swap, for any type and operator."""
     _, which, short = name.split("_", 2)
     dtype = next(d for d in DType if dialects.SHORT[d] == short)
     stored, value = dialect.storage_type(dtype), dialect.value_type(dtype)
@@ -346,7 +351,7 @@ def _atomic(name: str, dialect: dialects.Dialect) -> tuple[tuple[str, ...], str]
         join = f"({value})({old} {sign} {operand})"
     word = {64: "unsigned long long", 16: "unsigned short"}.get(dtype.bits, "unsigned int")
     whole = f"*({word} *)&stored"
-    if dtype.bits == 8:  # there is no swap of bytes: that of the word around them, which may reach past the array
+    if dtype.bits == 8:  # no CAS of bytes: swap the enclosing word, which may exceed the array
         whole = "(seen & ~mask) | ((unsigned int)*(unsigned char *)&stored << shift & mask)"
     if dtype.bits > 8:
         locate = f"  {word} *at = ({word} *)place;\n"

@@ -1,8 +1,8 @@
-"""Named wrappers of the instructions that sm_90a adds: barriers with phases, bulk tensor copies, warpgroup products.
+"""Wrappers of the instructions that sm_90a adds: mbarriers, TMA copies, wgmma.
 
-Syntax and operands are PTX ISA's: "mbarrier", "cp.async.bulk.tensor", "wgmma", "Asynchronous Warpgroup Level Matrix
-Shared Memory Layout", "setmaxnreg", "stmatrix", "barrier.cluster", "mapa". A `map` is a parameter of the kernel,
-`const __grid_constant__ TensorMap`; pointers to shared memory are generic ones. docs/emulator.md says what each does.
+Syntax and operands are those of the PTX ISA: "mbarrier", "cp.async.bulk.tensor", "wgmma", "Asynchronous Warpgroup Level
+Matrix Shared Memory Layout", "setmaxnreg", "stmatrix", "barrier.cluster", "mapa". A `map` is a parameter of the kernel,
+`const __grid_constant__ TensorMap`. Pointers to shared memory are generic. docs/emulator.md describes each wrapper.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ _WGMMA = re.compile(r"wgmma_m64n(\d+)k(\d+)_(f16|bf16|tf32|(?:s8|u8){2}|(?:e4m3|
 
 @dataclass(frozen=True, slots=True)
 class WgmmaShape:
-    """A name of a wgmma wrapper taken apart: d[64, n] (+)= a[64, k] b[k, n], of operand types as PTX calls them."""
+    """The shape of a wgmma wrapper: d[64, n] (+)= a[64, k] b[k, n], with PTX names of types."""
 
     n: int
     k: int
@@ -118,22 +118,22 @@ class WgmmaShape:
 
     @property
     def registers(self) -> int:
-        """Of d, in one thread."""
+        """Return the registers of d in one thread."""
         return self.n // 2
 
 
 def wgmma_wrapper(n: int, a: DType, b: DType, a_layout: str = "k", b_layout: str = "k") -> str:
-    """Name of the function that multiplies 64 x 32 bytes by 32 bytes x n; float32 operands are tf32."""
+    """Return the name of the wrapper that multiplies 64 x 32 bytes by 32 bytes x n; float32 operands are tf32."""
     a_name, b_name = (_NAMES.get(SHORT[d], SHORT[d]).replace("f32", "tf32") for d in (a, b))
     types = a_name if a_name in ("f16", "bf16", "tf32") and a_name == b_name else a_name + b_name
     name = f"wgmma_m64n{n}k{_K[a_name]}_{types}_{a_layout}{b_layout}"
     if wgmma_shape(name) is None:
-        raise InvariantError(f"there is no {name}")
+        raise InvariantError(f"wgmma does not support {name}")
     return name
 
 
 def wgmma_shape(name: str) -> WgmmaShape | None:
-    """What a wrapper of wgmma multiplies; None for a name that is none's."""
+    """Parse the name of a wgmma wrapper; None for other names."""
     if not (found := _WGMMA.fullmatch(name)):
         return None
     n, k, types = int(found[1]), int(found[2]), found[3]
@@ -147,7 +147,7 @@ def wgmma_shape(name: str) -> WgmmaShape | None:
 
 
 def hopper_instruction(name: str) -> Helper | None:
-    """The text of a wrapper; None for a name that is no wrapper's."""
+    """Return the source of a wrapper, or None if the name is not one of a wrapper."""
     if name == "TensorMap":
         return Helper(_TENSOR_MAP)
     if text := _PLAIN.get(name):
@@ -217,7 +217,7 @@ def _store(name: str, rank: int) -> str:
 
 
 def _descriptor(name: str, mode: int) -> str:
-    """Addresses and distances in units of 16 bytes."""
+    """Return the helper that builds a matrix descriptor. Addresses and strides are in units of 16 bytes."""
     return (
         f"{_F} {_U64} {name}(const void *shared, unsigned int leading_bytes, unsigned int stride_bytes) {{\n"
         f"  return ({_U64})((shared_address(shared) & 0x3ffff) >> 4) | ({_U64})(leading_bytes >> 4) << 16\n"
@@ -241,7 +241,7 @@ def _results(count: int, *, is_float: bool) -> str:
 
 
 def _hold(name: str, count: int, *, is_float: bool) -> str:
-    """No instruction: whatever uses the registers of d stays on its side of this."""
+    """Return an empty `asm` on the registers of d, which the compiler must not move their uses across."""
     kind = "float" if is_float else "int"
     return f'{_F} void {name}({kind} *d) {{\n  asm volatile("" : {_results(count, is_float=is_float)} :: "memory");\n}}'
 

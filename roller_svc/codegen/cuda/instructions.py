@@ -1,10 +1,8 @@
-"""Named wrappers of instructions that CUDA C++ has no word for: here and in hopper_instructions.py alone is an `asm`.
+"""Wrappers of instructions without CUDA C++ functions, and of AMD's matrix instructions.
 
-The emulator has a twin of every one. Shapes, fragments and sizes are PTX ISA's: "cp.async", "ldmatrix", "mma".
-
-Named wrappers of AMD's matrix instructions, around the compiler's builtins. The emulator has a twin of every one.
-
-Builtins are those of clang for amdgcn (LLVM, "BuiltinsAMDGPU.def"); the last three operands, which broadcast blocks, 0.
+Inline assembly is only here and in hopper_instructions.py. The emulator implements every wrapper on the host. Shapes,
+fragments and sizes are those of the PTX ISA: "cp.async", "ldmatrix", "mma". AMD's wrappers call builtins of clang for
+amdgcn (LLVM, "BuiltinsAMDGPU.def"), whose last three operands, which broadcast blocks, are 0.
 """
 
 from __future__ import annotations
@@ -21,17 +19,17 @@ from roller_svc.ir.dtype import DType
 from roller_svc.ir.hardware import Arch
 
 HIP_PREFIX = "gfx"
-WIDER_BYTES = Arch(HIP_PREFIX, 0x940)  # from here on an instruction multiplies 32 bytes along k, not 16
+WIDER_BYTES = Arch(HIP_PREFIX, 0x940)  # first with 32 bytes along k in an instruction, not 16
 
 
 @dataclass(frozen=True, slots=True)
 class _Mfma:
-    """`held`: type of an element in memory; `operand`: the builtin's, of which a lane has `count`; `sums`: of a sum."""
+    """A builtin of AMD's matrix instructions."""
 
     builtin: str
-    element_type: str
-    operand_type: str
-    count: int
+    element_type: str  # in memory
+    operand_type: str  # of the builtin
+    count: int  # operands of a lane
     accumulator_type: str
 
 
@@ -47,7 +45,7 @@ _MFMA_SHAPES = {DType.FLOAT16: "16_f16", DType.BFLOAT16: "16_bf16", DType.FLOAT3
 
 
 def mfma_wrapper(dtype: DType, arch: Arch) -> str:
-    """Name of the function that multiplies fragments of 16 rows and 16 columns."""
+    """Return the name of the wrapper that multiplies fragments of 16 rows and 16 columns."""
     if dtype is DType.INT8 and arch >= WIDER_BYTES:
         return "mfma_16x16x32_s8"
     if dtype not in _MFMA_SHAPES:
@@ -56,7 +54,7 @@ def mfma_wrapper(dtype: DType, arch: Arch) -> str:
 
 
 def mfma(name: str) -> Helper | None:
-    """The text of a wrapper; None for a name that is no wrapper's."""
+    """Return the source of a wrapper, or None if the name is not one of a wrapper."""
     one = _MFMA.get(name)
     if one is None:
         return None
@@ -103,7 +101,7 @@ _NAMES = {"i8": "s8"}  # PTX's own names for types
 
 
 def mma_wrapper(a: DType, b: DType, arch: Arch) -> str:
-    """Name of the function that multiplies fragments of 16 x 32 and 32 x 8 bytes."""
+    """Return the name of the wrapper that multiplies fragments of 16 x 32 and 32 x 8 bytes."""
     if arch.prefix == HIP_PREFIX:
         return mfma_wrapper(a, arch)
     one, other = (_NAMES.get(SHORT[d], SHORT[d]) for d in (a, b))
@@ -117,7 +115,7 @@ def mma_wrapper(a: DType, b: DType, arch: Arch) -> str:
 
 
 def instruction(name: str) -> Helper | None:
-    """The text of a wrapper; None for a name that is no wrapper's."""
+    """Return the source of a wrapper, or None if the name is not one of a wrapper."""
     if wrapper := mfma(name):
         return wrapper
     if text := _PLAIN.get(name):
@@ -195,7 +193,7 @@ def _mma(name: str, shape: str, types: str) -> str:
 
 
 def _operand_types(types: str) -> tuple[str, str]:
-    """'s8u8' → ('s8', 'u8'); a single name stands for both."""
+    """Split 's8u8' into ('s8', 'u8'); a single name is the type of both."""
     found = re.fullmatch(r"(s8|u8|e4m3|e5m2)(s8|u8|e4m3|e5m2)", types)
     if found:
         return found[1], found[2]

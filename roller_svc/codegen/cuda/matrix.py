@@ -1,7 +1,4 @@
-"""Nodes that sm_90 adds → lines of CUDA C++: barriers, bulk copies and warpgroup products are calls of wrappers.
-
-Nodes of tensor cores → lines of CUDA C++: copies, fragments and multiplications are calls of named wrappers.
-"""
+"""Nodes of tensor cores and of sm_90 → statements of CUDA C++, which call wrappers of instructions."""
 
 from __future__ import annotations
 
@@ -52,7 +49,7 @@ MatrixNode = CpAsync | CpAsyncCommitGroup | CpAsyncWaitGroup | LoadMatrix | Roun
 
 
 def matrix_lines(node: MatrixNode, scalar: Scalar, arch: Arch) -> list[str]:
-    """What a node prints; the wrappers it calls are noted in `scalar.helpers`."""
+    """Return the statements of a node, and add the wrappers they call to `scalar.helpers`."""
     match node:
         case CpAsync():
             return [_copy(node, scalar, arch)]
@@ -80,7 +77,7 @@ def matrix_lines(node: MatrixNode, scalar: Scalar, arch: Arch) -> list[str]:
             value = _element(scalar, node.tensor, node.index)
             return [f"{value} = {call_wrapper('exp2_approx', scalar)}({value});"]
         case _:
-            raise InvariantError(f"{type(node).__name__} is no node of tensor cores")
+            raise InvariantError(f"{type(node).__name__} is not a node of tensor cores")
 
 
 def _copy(node: CpAsync, scalar: Scalar, arch: Arch) -> str:
@@ -91,7 +88,7 @@ def _copy(node: CpAsync, scalar: Scalar, arch: Arch) -> str:
     target = pointer(scalar, node.tensor, node.index)
     if node.guard is None:
         return f"{name}({target}, {pointer(scalar, node.source.tensor, node.source.index)}, true);"
-    # beyond the edge the address may lie outside: the first element's stands in for one that is not read
+    # the address may be out of bounds where the guard fails: use that of the first element, which is not read
     guard = scalar.value(node.guard)
     address = scalar.address(source, node.source.index)
     return f"{name}({target}, {source.identifier} + ({guard} ? {address} : 0), {guard});"
@@ -107,7 +104,7 @@ def _load_matrix(node: LoadMatrix, scalar: Scalar) -> str:
 
 
 def _word(scalar: Scalar, tensor: str, index: tuple[Expr, ...]) -> str:
-    """Pointer to the first word of a fragment, whose last dimension the index leaves out."""
+    """Return a pointer to the first word of a fragment; the index omits the last dimension."""
     buffer = scalar.buffers[tensor]
     terms = zip(index, buffer.strides, strict=False)
     offset = " + ".join(f"{scalar.index(i)} * {stride}" for i, stride in terms)
@@ -120,17 +117,17 @@ def _element(scalar: Scalar, tensor: str, index: tuple[Expr, ...]) -> str:
 
 
 def pointer(scalar: Scalar, tensor: str, index: tuple[Expr, ...]) -> str:
-    """The address of an element, in parentheses."""
+    """Return the address of an element, in parentheses."""
     buffer = scalar.buffers[tensor]
     return f"({buffer.identifier} + {scalar.address(buffer, index)})"
 
 
 def call_wrapper(name: str, scalar: Scalar) -> str:
-    """The name of a wrapper, which is printed above the kernel from now on, and before it what it needs."""
-    found = instruction(name)
-    if found is None:
-        raise InvariantError(f"no instruction {name}")
-    for needed in found.needs:
+    """Return the name of a wrapper, and emit it with the wrappers it needs."""
+    wrapper = instruction(name)
+    if wrapper is None:
+        raise InvariantError(f"unknown instruction {name}")
+    for needed in wrapper.needs:
         call_wrapper(needed, scalar)
     scalar.helpers[name] = None
     return name
@@ -145,7 +142,7 @@ _PLAIN = {
 
 
 def hopper_statement(node: HopperNode, scalar: Scalar) -> str:
-    """The statement that a node is; the wrapper it calls is noted in `scalar.helpers`."""
+    """Return the statement of a node, and add the wrapper it calls to `scalar.helpers`."""
     if (name := _PLAIN.get(type(node))) is not None:
         return f"{call_wrapper(name, scalar)}();"
     match node:
@@ -223,7 +220,7 @@ def _wgmma(node: WarpgroupMma, scalar: Scalar) -> str:
 
 
 def _operand(side: SharedMatrix | RegisterMatrix, scalar: Scalar) -> str:
-    """The words of what is in registers, a descriptor of what is in shared memory."""
+    """Return the words of an operand in registers, or the descriptor of one in shared memory."""
     if isinstance(side, RegisterMatrix):
         return pointer(scalar, side.tensor, side.index)
     name = call_wrapper(f"matrix_descriptor_{side.swizzle_bytes}", scalar)
@@ -233,7 +230,7 @@ def _operand(side: SharedMatrix | RegisterMatrix, scalar: Scalar) -> str:
 
 
 def _plain_pointer(scalar: Scalar, tensor: str, index: tuple[Expr, ...]) -> str:
-    """Where an element would lie if no chunks were permuted: bulk copies and products permute by themselves."""
+    """Return the address of an element without swizzle: TMA and wgmma apply it themselves."""
     buffer = scalar.buffers[tensor]
     terms = [
         text if stride == 1 else f"{text} * {stride}"

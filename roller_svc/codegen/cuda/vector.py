@@ -1,4 +1,4 @@
-"""Bodies of vector loops → wide accesses: one instruction moves what neighbouring iterations load or store."""
+"""Vectorized accesses of GPU vector loops: one instruction loads or stores the elements of consecutive iterations."""
 
 from __future__ import annotations
 
@@ -28,28 +28,34 @@ from roller_svc.ir.index import num, ref
 from roller_svc.ir.kernel import Language
 from roller_svc.ir.schedule import Compute, Let, Loop, Node
 
-# What moves that many bytes in one instruction; 16 is the widest, and what shared rooms are aligned to.
+# Types that move a number of bytes in one instruction. 16 is the widest, and the alignment of shared buffers.
 _WORDS = {2: "unsigned short", 4: "unsigned int", 8: "uint2", 16: "uint4"}
 WIDEST_BYTES = max(_WORDS)
 
 Lets = tuple[tuple[str, Expr], ...]
-Guard = tuple[Expr, ...]  # conditions, the same in all lanes, under which something is read
+Guard = tuple[Expr, ...]  # uniform conditions under which a load is executed
 
 
 @dataclass(frozen=True, slots=True)
 class _Statement:
-    """A write under the Lets around it. `whole`: Let → its value over what is outside of the loop."""
+    """A write with its enclosing Lets."""
 
     lets: Lets
     node: Compute
-    whole: dict[str, Expr]
+    whole: dict[str, Expr]  # Let → its value over variables outside of the loop
 
 
 def emit_wide_loop(visitor: CodeGenVisitor, loop: Loop, congruences: Known, register_buffers: Collection[str]) -> bool:
-    """Print a vector loop, its accesses wide where they are neighbours at an aligned place; False, with nothing
-    printed, where its body is no straight line. `private`: rooms that are a thread's registers.
+    """Print a vector loop, with wide accesses where elements are contiguous and aligned.
 
-    No iteration reads what another writes, so that each statement may run for all of them before the next does.
+    Returns False, and prints nothing, if the body is not straight-line code. No iteration reads what another one
+    writes, so each statement may run for all iterations before the next one.
+
+    Args:
+        visitor: prints the lines.
+        loop: the vector loop.
+        congruences: those of Lets in scope.
+        register_buffers: storage nodes in registers.
     """
     statements = _straight(loop.body, (), {})
     if loop.stop is not None or statements is None:
@@ -81,10 +87,10 @@ def _straight(nodes: tuple[Node, ...], lets: Lets, whole: dict[str, Expr]) -> li
 
 @dataclass(frozen=True, slots=True)
 class _Chunks:
-    """Neighbours in memory that are moved by accesses of `bytes` each. `index`: of an iteration's element."""
+    """Contiguous elements that are moved by accesses of `bytes` each."""
 
     place: BufferRef
-    index: tuple[Expr, ...]
+    index: tuple[Expr, ...]  # of an iteration's element
     bytes: int
 
 
@@ -94,11 +100,11 @@ class _WideLoop:
     loop: Loop
     lanes: LaneStrideAnalysis
     register_buffers: frozenset[str]
-    read: dict[tuple[Load, Guard], str] = field(default_factory=dict)  # what is in a local array already
+    read: dict[tuple[Load, Guard], str] = field(default_factory=dict)  # loads that are in a local array already
 
     # statements -----------------------------------------------------------------------------------------------------
     def statement(self, statement: _Statement) -> None:
-        """All lanes of one write: its wide loads, a loop over the lanes, its wide stores."""
+        """Print all lanes of one write: wide loads, a loop over the lanes, wide stores."""
         node, buffer = statement.node, self.visitor.scalar.buffers[statement.node.tensor]
         value = self._read(node.value, (), statement.whole)
         chunks = None
@@ -118,7 +124,7 @@ class _WideLoop:
         self.read = {key: local for key, local in self.read.items() if key[0].tensor not in self.lanes.written}
 
     def _each_lane(self, lets: Lets, node: Compute) -> None:
-        """The write for one lane after the other, unrolled, inside those of the Lets that it uses."""
+        """Print the write for each lane, unrolled, inside the Lets that it uses."""
         nodes: tuple[Node, ...] = (node,)
         used = frozenset[str]().union(*(axes_of(e) for e in (*node.index, node.value)))
         for var, value in reversed(lets):
@@ -130,7 +136,7 @@ class _WideLoop:
             self.visitor.visit_all(nodes)
 
     def _copied_array(self, value: Expr, buffer: BufferRef) -> str | None:
-        """The local array that already is what a statement stores."""
+        """Return the local array that already has the stored values, or None."""
         if not isinstance(value, Load) or value.tensor not in self.read.values():
             return None
         source = self.visitor.scalar.buffers[value.tensor]
@@ -138,8 +144,10 @@ class _WideLoop:
 
     # loads ----------------------------------------------------------------------------------------------------------
     def _read(self, expr: Expr, guard: Guard | None, whole: dict[str, Expr]) -> Expr:
-        """The expression, its loads replaced by what was loaded before the lanes. `guard` None: the lanes differ in
-        whether they read at all, so that each looks for itself."""
+        """Replace loads by local arrays that are loaded before the loop over lanes.
+
+        `guard` None: lanes differ in whether they load, so each lane loads for itself.
+        """
         match expr:
             case Load(tensor=tensor, index=places, dtype=dtype, bounds_checked=checked):
                 load = Load(tensor, tuple(substitute(i, whole) for i in places), dtype, checked)
@@ -165,13 +173,13 @@ class _WideLoop:
         return with_children(expr, tuple(self._read(part, guard, whole) for part in parts)) if parts else expr
 
     def _is_zero_unless(self, guard: Guard, value: Expr) -> bool:
-        """Whether it is a local array that was filled under just that guard, zeros elsewhere."""
+        """Return whether it is a local array that was loaded under exactly this guard, with zeros elsewhere."""
         return isinstance(value, Load) and any(
             local == value.tensor and key[1] == guard for key, local in self.read.items()
         )
 
     def _load_wide(self, load: Load, guard: Guard) -> str | None:
-        """A local array with what all lanes load, or a variable with what they have in common; None for neither."""
+        """Load the elements of all lanes into a local array, or a uniform element into a variable; None for neither."""
         buffer = self.visitor.scalar.buffers[load.tensor]
         if load.tensor in self.register_buffers and not self._is_packed(buffer):
             return None
@@ -200,7 +208,7 @@ class _WideLoop:
 
     def _load_uniform(self, load: Load, buffer: BufferRef) -> str | None:
         if not load.index and "." in load.tensor:
-            return None  # it is a variable already
+            return None  # already a variable
         name = self._name(load.tensor, "once")
         identifier = self.visitor.names.of(name)
         element = self.visitor.element(load.tensor, buffer, tuple(self.lanes.first_value(i) for i in load.index))
@@ -213,7 +221,7 @@ class _WideLoop:
         return tuple(self.visitor.scalar.value(cond) for cond in guard)
 
     def _checks(self, load: Load, buffer: BufferRef) -> tuple[str, ...]:
-        """Tests of the indices that come from data."""
+        """Return the range tests of indices from data."""
         return tuple(
             self.visitor.scalar.in_range(load.tensor, d, buffer.shape[d], self.lanes.first_value(load.index[d]))
             for d, is_checked in enumerate(load.bounds_checked) if is_checked
@@ -221,9 +229,9 @@ class _WideLoop:
 
     # memory ---------------------------------------------------------------------------------------------------------
     def _chunks(self, buffer: BufferRef, index: tuple[Expr, ...]) -> _Chunks | None:
-        """How the elements of all lanes are moved at once; None where they are no neighbours, or at no aligned place.
+        """Return the wide accesses of the elements of all lanes, or None if these are not contiguous and aligned.
 
-        Buffers and rooms start at an aligned address, so that an element's offset tells how its address is aligned.
+        Buffers start at an aligned address, so the offset of an element determines the alignment of its address.
         """
         size, step, divisor = buffer.dtype.bytes, 0, 0
         for i, stride in zip(index, buffer.strides, strict=True):
@@ -236,7 +244,7 @@ class _WideLoop:
         return _Chunks(buffer, index, width) if step == 1 and width > size else None
 
     def _move(self, chunks: _Chunks, local: str, *, store: bool, tests: tuple[str, ...] = ()) -> None:
-        """Between memory and the local array."""
+        """Print the copy between memory and the local array."""
         if tests:
             with self.visitor.block(f"if ({' && '.join(tests)})"):
                 self._move(chunks, local, store=store)
@@ -253,15 +261,17 @@ class _WideLoop:
                 self.visitor.emit_line(f"*({word} *){near} = *(const {word} *){far};")
 
     def _word(self, chunks: _Chunks) -> str:
-        """The type of what moves at once. HIP: of elements, or LLVM would keep an array whose elements are written one
-        by one, and read in words, in memory."""
+        """Return the type of a wide access.
+
+        HIP: a vector of elements. Otherwise LLVM keeps an array in memory that is written by elements, read by words.
+        """
         if self.visitor.dialect.language is not Language.HIP:
             return _WORDS[chunks.bytes]
         dtype = chunks.place.dtype
         return self.visitor.scalar.helper(f"run{chunks.bytes // dtype.bytes}_{SHORT[dtype]}")
 
     def _local(self, tensor: str, buffer: BufferRef, initial: str) -> str:
-        """A local array of one element a lane; such arrays become registers."""
+        """Declare a local array of one element a lane, which becomes registers."""
         name = self._name(tensor, "wide")
         identifier = self.visitor.names.of(name)
         type_ = self.visitor.dialect.storage_type(buffer.dtype)
@@ -277,7 +287,7 @@ class _WideLoop:
 
     @staticmethod
     def _is_packed(buffer: BufferRef) -> bool:
-        """Whether several elements share a register."""
+        """Return whether several elements share a register."""
         return buffer.dtype.bytes < 4 and bool(buffer.shape)
 
 

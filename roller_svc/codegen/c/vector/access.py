@@ -1,4 +1,4 @@
-"""Where neighbouring iterations of a loop read and write: vectors in memory, vector variables, single elements."""
+"""Accesses of consecutive iterations of a vector loop: vectors in memory, vector variables, single elements."""
 
 from __future__ import annotations
 
@@ -17,33 +17,29 @@ Guard = tuple[tuple[Expr, bool], ...]
 
 
 class NotVectorizableError(Exception):
-    """This statement has no vector form here: the loop is printed as a loop."""
+    """The statement cannot be vectorized: the loop stays a scalar loop."""
 
 
 @dataclass(frozen=True, slots=True)
 class VectorValue:
-    """Text of a value of that type; `wide`: a vector, else one value for all lanes."""
+    """A printed value."""
 
     text: str
     dtype: DType
-    is_vector: bool
+    is_vector: bool  # else one value for all lanes
 
 
 @dataclass(frozen=True, slots=True)
 class VectorAccess:
-    """`lanes` neighbouring iterations of the loop over `var`, from `first` on.
-
-    `guard`: conditions, each with the outcome, under which the expression at hand is wanted. What is read where they
-    fail need not exist. `sizes`: index expressions that are inside dimensions of these sizes in any case.
-    """
+    """`lanes` consecutive iterations of the loop over `var`, from `first` on."""
 
     scalar: Scalar
     var: str
     lanes: int
     first: int
     registers: dict[str, int]  # storage nodes that are vector variables → lanes of each
-    guard: Guard = ()
-    sizes: tuple[tuple[Expr, int], ...] = ()
+    guard: Guard = ()  # (condition, outcome) under which the expression is needed; else loads may be out of bounds
+    sizes: tuple[tuple[Expr, int], ...] = ()  # index expressions known to be inside dimensions of these sizes
 
     def type_of(self, dtype: DType) -> str:
         return vector_type(dtype, self.lanes)
@@ -52,7 +48,7 @@ class VectorAccess:
         if value.is_vector:
             return value.text
         type_, element = self.type_of(value.dtype), self.scalar.dialect.storage_type(value.dtype)
-        if value.dtype is DType.FLOAT16:  # arithmetic of single halves is that of floats
+        if value.dtype is DType.FLOAT16:  # scalar arithmetic of halves is that of floats
             return f"({{ const {element} e_f32 = {value.text}; ({type_}){{{', '.join(['e_f32'] * self.lanes)}}}; }})"
         is_value = value.dtype.is_float and not value.dtype.is_narrow_float
         text = value.text if is_value else f"({element})({value.text})"
@@ -62,7 +58,7 @@ class VectorAccess:
         return self.var in axes_of(expr)
 
     def element(self, tensor: str, index: tuple[Expr, ...]) -> str:
-        """The vector in memory, or the vector variable, that these neighbours are."""
+        """Return the vector in memory, or the vector variable, of the iterations."""
         if not index or self.stride(tensor, index) != 1:
             raise NotVectorizableError
         buffer, here = self.scalar.buffers[tensor], self.index_at(index, 0)
@@ -84,7 +80,7 @@ class VectorAccess:
         return tuple(fold(substitute(i, values), self.scalar.values) for i in index)
 
     def stride(self, tensor: str, index: tuple[Expr, ...]) -> int | None:
-        """Elements from each lane's place to the next lane's; None where that is no constant."""
+        """Return the stride in elements between consecutive lanes, or None if it is not constant."""
         total = 0
         for i, stride in zip(index, self.scalar.buffers[tensor].strides, strict=True):
             step = self._step(i)
@@ -94,11 +90,11 @@ class VectorAccess:
         return total
 
     def _step(self, index: Expr) -> int | None:
-        """How much an index grows from each lane to the next; what does not move may be any sum of remainders."""
+        """Return the stride of an index between consecutive lanes, or None. Invariant terms need not be affine."""
         known = affine(index)
         if known is None and not self.varies(index):
             return 0
-        known = known or affine(fold(index, self.scalar.values))  # what is unrolled is a number by now
+        known = known or affine(fold(index, self.scalar.values))  # unrolled variables are constants
         if known is not None:
             return known.coeff(self.var)
         if isinstance(index, Op) and index.kind is OpKind.ADD:
@@ -107,7 +103,7 @@ class VectorAccess:
         return None
 
     def is_in_bounds(self, load: Load) -> bool:
-        """Whether every lane's element exists, wanted or not."""
+        """Return whether the elements of all lanes exist, whatever the guard."""
         return not any(load.bounds_checked) and all(
             self._is_inside(index, size)
             for index, size in zip(load.index, self.scalar.buffers[load.tensor].shape, strict=True)

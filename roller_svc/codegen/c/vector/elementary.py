@@ -1,7 +1,7 @@
-"""Elementary functions of vectors, as C text generic in the number of lanes.
+"""Elementary functions of vectors, as C source generic in the number of lanes.
 
-Branch-free, so that all lanes go the same way, and right everywhere: NaN, infinities, both zeros, subnormal arguments
-and results. No flag of the process is touched. `docs/cpu.md` gives the bounds and how they were measured.
+They are branch-free and correct everywhere: NaN, infinities, both zeros, subnormal arguments and results. They change
+no flag of the process. `docs/cpu.md` states their error bounds and how these were measured.
 
 Methods: reduction by ln 2 in two parts after Cody and Waite (Software Manual for the Elementary Functions, 1980);
 rounding to an integer by adding 1.5 * 2^(digits - 1), whose low bits then hold it; log(1 + f) from s = f / (2 + f) for
@@ -49,14 +49,14 @@ _LOG_F64 = (
 
 
 def _polynomial(coefficients: Sequence[float], of: str, suffix: str) -> str:
-    """Horner's rule: products and sums that a compiler contracts to fused ones."""
+    """Print Horner's rule, which compilers contract to fused multiply-adds."""
     text = f"{coefficients[-1]!r}{suffix}"
     for c in reversed(coefficients[:-1]):
         text = f"({text} * {of} {'-' if c < 0 else '+'} {abs(c)!r}{suffix})"
     return text
 
 
-# what differs by the type: words of the templates below
+# substitutions in the templates below, by type
 _WORDS = {
     DType.FLOAT32: {
         "f": "f", "magic": "12582912.0f", "magic_bits": "0x4b400000", "log2e": "1.44269504f", "digits": "23",
@@ -82,7 +82,7 @@ _REDUCE = """  $V t = a * $log2e + $magic, k = t - $magic;
   $I n = ($I)t - $magic_bits;
   $V y = $exp * (r * r) + r;  // e^r - 1
 """
-# the exponent halved: the result may be subnormal, or its power of two beyond the greatest
+# the exponent is split in two: the result may be subnormal, or its power of two may overflow
 _SCALED = """  $I h = ($I)(($U)(n + 4096) >> 1) - 2048;
   return ((y + 1) * ($V)((h + $bias) << $digits)) * ($V)((n - h + $bias) << $digits);"""
 _LOG_REDUCE = """  $I i = ($I)a - $root;
@@ -214,23 +214,23 @@ _F32_ONLY = {
     ),
 }  # fmt: skip
 
-# functions of C's library that one of ours calls for arguments it leaves alone
+# library functions that a vector function calls for arguments outside of its range
 LIBRARY_OF = {"sin": "sinf", "cos": "cosf"}
 _TABLES = {DType.FLOAT32: _BOTH | _F32_ONLY, DType.FLOAT64: {k: v for k, v in _BOTH.items() if "erf" not in v[1]}}
 
 
 def has_function(name: str, dtype: DType) -> bool:
-    """Whether there is text of ours for that function of that type."""
+    """Return whether there is a vector version of a function for a type."""
     return name in _TABLES.get(dtype, {})
 
 
 def calls(name: str, dtype: DType) -> tuple[str, ...]:
-    """Other vector helpers that the text needs, by base name."""
+    """Return the base names of the vector helpers that the function needs."""
     return _TABLES[dtype][name][1]
 
 
 def function_text(name: str, dtype: DType, lanes: int) -> str:
-    """The function of vectors of `lanes` elements."""
+    """Return the source of the function of vectors of `lanes` elements."""
     short, wide = SHORT[dtype], 8 * dtype.bytes
     words = _WORDS[dtype] | {
         "V": f"v{short}x{lanes}", "I": f"vi{wide}x{lanes}", "U": f"vu{wide}x{lanes}", "N": str(lanes), "which": name,

@@ -34,9 +34,9 @@ from roller_svc.ir.index import num
 from roller_svc.ir.program import COMBINE_OPS
 from roller_svc.ir.schedule import Compute
 
-# A load that is only sometimes wanted repeats the conditions; below more of them the text would grow too fast.
+# A conditional load repeats its conditions; with more of them the source would grow too fast.
 MAX_GUARDS = 4
-# Elements that are fetched or put one by one are written out; more of them make a loop.
+# Lanes that are loaded or stored one by one are unrolled; with more of them they stay a loop.
 MAX_UNROLLED_LANES = 16
 _SIGNS = {
     OpKind.ADD: "+", OpKind.SUB: "-", OpKind.MUL: "*", OpKind.DIV: "/", OpKind.BITAND: "&", OpKind.BITOR: "|",
@@ -49,13 +49,12 @@ _SAME_OR_HELPER = {OpKind.ABS: "abs", OpKind.FMAX: "fmax", OpKind.FMIN: "fmin"}
 
 @dataclass(frozen=True, slots=True)
 class Vector(VectorAccess):
-    """Prints `lanes` neighbouring iterations of the loop over `var`, from `first` on; or, of what is a function of few
-    bits, a table of it, an entry a lane."""
+    """Prints `lanes` consecutive iterations of the loop over `var`, from `first` on, as vectors."""
 
-    table: TableIndex | None = None
+    table: TableIndex | None = None  # prints a lookup table over this index instead, one entry a lane
 
     def to_elements(self, value: Expr, dtype: DType) -> str:
-        """An expression as elements of a tensor of that type."""
+        """Print an expression as elements in memory of a type."""
         if not self.varies(value):
             return self.splat(VectorValue(self.scalar.to_element(value, dtype), dtype, is_vector=False))
         if dtype.is_narrow_float:
@@ -69,7 +68,7 @@ class Vector(VectorAccess):
         return self.splat(piece)
 
     def _copied_bits(self, value: Expr, dtype: DType) -> str | None:
-        """The elements' bits as they lie in memory, where values of that type were only loaded or chosen."""
+        """Print the elements' bits in memory if values of that type are only loaded or selected, else return None."""
         bits = UNSIGNED[dtype.bits]
         match value:
             case Load(tensor=tensor) if self.scalar.buffers[tensor].dtype is dtype and self.varies(value):
@@ -87,7 +86,7 @@ class Vector(VectorAccess):
 
     # values -----------------------------------------------------------------------------------------------------------
     def value(self, expr: Expr) -> VectorValue:
-        """An expression in the value type of its dtype."""
+        """Print an expression in the value type of its dtype."""
         dtype = expr.dtype.compute
         if not self.varies(expr):
             if self.guard and not all(self.is_in_bounds(load) for load in loads_of(expr)):
@@ -119,7 +118,7 @@ class Vector(VectorAccess):
                 raise NotVectorizableError
 
     def convert(self, piece: VectorValue, dtype: DType) -> VectorValue:
-        """The value as one of another value type, or an element of memory as a value."""
+        """Convert a value to another value type, or an element in memory to a value."""
         if piece.dtype is dtype:
             return piece
         if dtype is DType.BOOL:
@@ -147,7 +146,7 @@ class Vector(VectorAccess):
         dtype = select.dtype.compute
         if not self.varies(select.cond):
             a, b = self.splat(self.value(select.then)), self.splat(self.value(select.otherwise))
-            type_ = self.type_of(dtype)  # the result of arithmetic has a type of its own, without our alignment
+            type_ = self.type_of(dtype)  # the type of an arithmetic result lacks the typedef's alignment
             return VectorValue(
                 f"({self.scalar.value(select.cond)} ? ({type_}){a} : ({type_}){b})", dtype, is_vector=True
             )
@@ -158,7 +157,7 @@ class Vector(VectorAccess):
 
     # conditions -------------------------------------------------------------------------------------------------------
     def mask(self, expr: Expr, bits: int) -> str:
-        """A condition as integers of that many bits: all ones where it holds, else 0."""
+        """Print a condition as a mask of integers of `bits` bits: all ones where it holds, else 0."""
         target = INTEGERS[bits]
         if not self.varies(expr):
             return self.splat(VectorValue(f"-(({self.scalar.value(expr)}) != 0)", target, is_vector=False))
@@ -191,7 +190,7 @@ class Vector(VectorAccess):
         return self._truth_of(self.mask(op, bits), bits, op.dtype)
 
     def _truth_of(self, mask: str, bits: int, dtype: DType) -> VectorValue:
-        """A mask as 0 and 1."""
+        """Convert a mask to 0 and 1."""
         natural, target = INTEGERS[bits], INTEGERS[dtype.bits]
         if natural is not target:
             mask = self.call(f"from_{SHORT[natural]}_{self.type_of(target)}", f"({self.type_of(natural)}){mask}")
@@ -219,7 +218,7 @@ class Vector(VectorAccess):
 
     def _float_op(self, op: Op, operand: DType) -> VectorValue:
         match op.kind:
-            case OpKind.MUL if not loads_of(op):  # rounded by itself: see codegen/scalar.py
+            case OpKind.MUL if not loads_of(op):  # rounded separately: see codegen/helpers.py
                 return self._per_lane(op)
             case kind if kind in _SIGNS:
                 return self._binary(op)
@@ -282,7 +281,7 @@ class Vector(VectorAccess):
                 return self._per_lane(op)
 
     def _word(self, op: Op) -> VectorValue:
-        """Elements that a word does not have are zeros."""
+        """Print a word; missing elements are zeros."""
         bits = UNSIGNED[op.args[0].dtype.bits]
         elements = [f"({self.type_of(bits)}){self.to_elements(arg, arg.dtype)}" for arg in op.args]
         elements += [f"({self.type_of(bits)}){{0}}"] * (op.dtype.bits // bits.bits - len(elements))
@@ -291,11 +290,11 @@ class Vector(VectorAccess):
         )
 
     def _folded(self, expr: Expr) -> Expr:
-        """What is unrolled is a number by now."""
+        """Fold an expression: unrolled variables are constants."""
         return fold(expr, self.scalar.values)
 
     def _lookup(self, expr: Expr, *, is_factor: bool = False) -> VectorValue | None:
-        """Each lane's entry of a table of the expression, where it is a function that one has."""
+        """Print a table lookup if the expression is a function that a table has, else return None."""
         index = (
             LookupTables(self.lanes, {self.var}).find_index(expr, is_factor=is_factor) if self.table is None else None
         )
@@ -314,11 +313,11 @@ class Vector(VectorAccess):
         return VectorValue(f"({self.operand(a)} {_SIGNS[op.kind]} {self.operand(b)})", op.dtype.compute, is_vector=True)
 
     def operand(self, piece: VectorValue) -> str:
-        """Floats mix with vectors as they are; of integers C widens the narrow ones first."""
+        """Print an operand. Scalar floats mix with vectors; scalar integers are splat, because C widens narrow ones."""
         return piece.text if piece.is_vector or piece.dtype.is_float else self.splat(piece)
 
     def _min_max(self, op: Op) -> VectorValue:
-        """A number first: that it is no NaN is known, and the other side's NaN stays by itself."""
+        """Print max or min with a constant first: it is not a NaN, and a NaN of the other side propagates."""
         x, y = op.args
         return self._helper_call(op.kind.value, op.dtype.compute, (y, x) if isinstance(y, Const) else (x, y))
 
@@ -327,12 +326,12 @@ class Vector(VectorAccess):
         return self.value(Op(OpKind.MIN, (Op(OpKind.MAX, (value, low), op.dtype), high), op.dtype))
 
     def _helper_call(self, name: str, dtype: DType, args: tuple[Expr, ...]) -> VectorValue:
-        """A helper of that name and type, of vectors."""
+        """Print a call of a vector helper."""
         pieces = [self.splat(self.value(arg)) for arg in args]
         return VectorValue(self.call(f"{name}_{self.type_of(dtype)}", *pieces), dtype, is_vector=True)
 
     def _per_lane(self, op: Op) -> VectorValue:
-        """The operator lane by lane: what has no vector form."""
+        """Print an operator without a vector form lane by lane."""
         dtype, names, lines = op.dtype.compute, [], []
         stand_ins: list[Expr] = []
         for i, arg in enumerate(op.args):
@@ -352,7 +351,7 @@ class Vector(VectorAccess):
 
     # memory -----------------------------------------------------------------------------------------------------------
     def _elements(self, load: Load) -> str:
-        """What a load reads, in the type of memory."""
+        """Print the elements of a load, in their type in memory."""
         buffer = self.scalar.buffers[load.tensor]
         if any(c and self.varies(i) for c, i in zip(load.bounds_checked, load.index, strict=False)):
             raise NotVectorizableError
@@ -400,7 +399,7 @@ class Vector(VectorAccess):
 
 
 def _natural_bits(cond: Expr) -> int:
-    """Width of what a condition compares."""
+    """Return the bits of the operands of a condition."""
     match cond:
         case Op(kind=OpKind.LAND | OpKind.LOR | OpKind.LNOT, args=args):
             return max(_natural_bits(arg) for arg in args)
@@ -424,14 +423,14 @@ def _is_power_of_two(expr: Expr) -> bool:
 
 
 def statement(vector: Vector, node: Compute) -> str:
-    """One assignment or join, of all lanes; raises NotVectorError where it has no vector form."""
+    """Print one assignment or reduction of all lanes. Raises NotVectorizableError if it has no vector form."""
     if not any(vector.varies(i) for i in node.index):
         raise NotVectorizableError
     return _text(replace(vector, sizes=_sizes(vector, node)), node)
 
 
 def _sizes(vector: Vector, node: Compute) -> tuple[tuple[Expr, int], ...]:
-    """Index expressions of what the statement touches under no condition."""
+    """Return (index, dimension size) of the statement's unconditional accesses."""
     accesses = [(node.tensor, node.index)]
     accesses += [(load.tensor, load.index) for load in unconditional_loads(node.value) if not any(load.bounds_checked)]
     places = vector.scalar.buffers
@@ -464,14 +463,16 @@ def _assigned(vector: Vector, node: Compute, value: str) -> str:
         raise NotVectorizableError
     if _is_scattered_copy(vector, node):
         raise NotVectorizableError
-    name = "r_f32"  # no name of a program ends like this
+    name = "r_f32"  # no name of a program ends in a type
     puts = " ".join(f"{vector.element_at_lane(buffer, node.index, i)} = {name}[{i}];" for i in range(vector.lanes))
     return f"{{ const {vector.type_of(buffer.dtype)} {name} = {value}; {puts} }}"
 
 
 def _is_scattered_copy(vector: Vector, node: Compute) -> bool:
-    """Whether elements of memory are only copied to places that a table knows: a loop of single ones is as fast, and
-    written out for each lane it took half of the time in which a strided convolution compiled."""
+    """Return whether elements are only copied to indices from a table.
+
+    A scalar loop is as fast, and unrolling the lanes took half of the compile time of a strided convolution.
+    """
     value = node.value.arg if isinstance(node.value, Cast) and node.value.implicit else node.value
     if not isinstance(value, Load) or value.tensor in vector.registers:
         return False

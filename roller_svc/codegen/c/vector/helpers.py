@@ -1,11 +1,8 @@
-"""Helper functions of C kernels on vectors, and the scalar ones that share their text.
+"""Emitted helper functions of C kernels on vectors, and the scalar ones that share their source.
 
-Names end in the vector type: max_vf32x16, from_u8_vf32x16. A loop over the lanes of vectors is one instruction where
-the machine has it (the compiler unrolls it and finds the lanes side by side again), and calls one by one elsewhere.
-
-The lanes of one vector → their sum, product, maximum or minimum: halves onto each other, in shuffles.
-
-Stores that go past the caches (non-temporal ones): C functions of vectors, and the fence behind the last of them.
+Names end in the vector type: max_vf32x16, from_u8_vf32x16. A loop over lanes is vectorized by the compiler where the
+machine has the instruction. There are also horizontal reductions by shuffles of halves, and non-temporal stores with
+their fence.
 """
 
 from __future__ import annotations
@@ -37,17 +34,17 @@ SHUFFLED = """#if defined(__clang__)
 
 
 def horizontal_name(combine: Combine, dtype: DType, lanes: int) -> str:
-    """join_max_vf32x16."""
+    """Return the name of a horizontal reduction, such as join_max_vf32x16."""
     return f"join_{combine.name.lower()}_{vector_type(dtype, lanes)}"
 
 
 def horizontal_needs(combine: Combine, dtype: DType, lanes: int) -> tuple[str, ...]:
-    """The helper that joins two vectors, where that is no operator."""
+    """Return the helper that combines two vectors, if that is not an operator."""
     return () if combine in _INFIX else (f"{combine.name.lower()}_{vector_type(dtype, lanes)}",)
 
 
 def horizontal_text(name: str, dialect: Dialect) -> str:
-    """The function of one vector that the name says."""
+    """Return the source of a horizontal reduction: halves are combined by shuffles."""
     _, which, type_ = name.split("_")
     combine, (short, count) = Combine[which.upper()], type_[1:].split("x")
     dtype, lanes = next(d for d, s in SHORT.items() if s == short), int(count)
@@ -63,7 +60,7 @@ def horizontal_text(name: str, dialect: Dialect) -> str:
     return "\n".join([*lines, "  return a[0];", "}"])
 
 
-# Intel SDM, MOVNTPS: the address is aligned to the vector; the store is ordered behind others by SFENCE only.
+# Intel SDM, MOVNTPS: the address must be aligned to the vector; only SFENCE orders the store.
 _STORES = {
     64: ("__AVX512F__", "__builtin_ia32_movntps512"),
     32: ("__AVX__", "__builtin_ia32_movntps256"),
@@ -77,12 +74,12 @@ STORE_FENCE = """static inline void stores_done(void) {
 
 
 def has_nontemporal_store(dtype: DType, lanes: int) -> bool:
-    """Whether there is such a store of a vector."""
+    """Return whether there is a non-temporal store of a vector."""
     return dtype.bytes * lanes in _STORES
 
 
 def nontemporal_helper(dtype: DType, lanes: int) -> Helper:
-    """A vector past the caches where it is aligned, else stored like any other."""
+    """Return the helper that stores a vector non-temporally if it is aligned, else normally."""
     vector, size = vector_type(dtype, lanes), dtype.bytes * lanes
     feature, store = _STORES[size]
     text = (
@@ -102,11 +99,11 @@ _SCALAR_NAME = re.compile(r"([a-z0-9]+)_(f32|f64)")
 _TYPE = re.compile(r"\bv(f64|f32|f16|bf16|e4m3|e5m2|[iu](?:8|16|32|64)|bool)x(\d+)\b")
 INTEGERS = {8: DType.INT8, 16: DType.INT16, 32: DType.INT32, 64: DType.INT64}
 UNSIGNED = {8: DType.UINT8, 16: DType.UINT16, 32: DType.UINT32, 64: DType.UINT64}
-# functions that compilers have under a builtin name, mostly one instruction: number of arguments
+# functions with a compiler builtin, mostly one instruction → number of arguments
 BUILTIN = {"sqrt": 1, "floor": 1, "ceil": 1, "rint": 1, "trunc": 1, "fma": 3}
-# neighbours in memory as a word, wherever they begin and whatever their type
+# adjacent elements in memory as a word, of any alignment and type
 _WORD_AT = Helper("static inline int word_at(const void *p) { int w; __builtin_memcpy(&w, p, sizeof w); return w; }")
-SCALAR_BYTES = 16  # a single value goes through the narrowest vector that every machine has
+SCALAR_BYTES = 16  # scalars use the narrowest vector that every machine has
 
 # {V}: the vector type, {E}: its element's, {N}: lanes, {I}: signed integers as wide, {s}: suffix of math functions
 _BODIES = {
@@ -142,7 +139,7 @@ _INTEGER_BODIES = {
 
 @cache
 def c_helper(name: str) -> Helper:
-    """The C helper of that name, of vectors or not."""
+    """Return the C helper with a name, of vectors or scalars."""
     if match := _VECTOR_NAME.fullmatch(name):
         return _vector_helper(match[1], _BY_SHORT[match[2]], int(match[3]))
     if (match := _SCALAR_NAME.fullmatch(name)) and has_function(match[1], _BY_SHORT[match[2]]):
@@ -151,21 +148,21 @@ def c_helper(name: str) -> Helper:
 
 
 def library_of(name: str) -> str | None:
-    """The function of C's library that the helper falls back to."""
+    """Return the library function that the helper falls back to, or None."""
     if (match := _VECTOR_NAME.fullmatch(name)) and match[2] == "f32":
         return LIBRARY_OF.get(match[1])
     return None
 
 
 def vector_typedefs(text: str) -> str:
-    """Definitions of the vector types that occur in a text."""
+    """Return the definitions of the vector types in a source."""
     used = {(_BY_SHORT[short], int(lanes)) for short, lanes in _TYPE.findall(text)}
     ordered = sorted(used, key=lambda v: (v[0].value, v[1]))
     return "\n".join(vector_header(dtype, lanes, C.storage_type(dtype)) for dtype, lanes in ordered)
 
 
 def _scalar_from_vector(base: str, dtype: DType) -> Helper:
-    """A function of one value: lane 0 of that of vectors, so that a lane and a single value give the same bits."""
+    """Return a scalar function: lane 0 of the vector function, so that scalars and lanes have the same bits."""
     type_, vector = C.value_type(dtype), vector_type(dtype, SCALAR_BYTES // dtype.bytes)
     text = f"static inline {type_} {base}_{SHORT[dtype]}({type_} a) {{ return {base}_{vector}(({vector}){{a}})[0]; }}"
     return Helper(text, (f"{base}_{vector}",))
@@ -205,7 +202,7 @@ def _vector_helper(base: str, dtype: DType, lanes: int) -> Helper:
 
 
 def _word(base: str, dtype: DType, lanes: int) -> Helper:
-    """So many neighbours in each lane, the first in its lowest bits."""
+    """Return the helper that packs consecutive elements into words, the first in the lowest bits."""
     count = int(base.removeprefix("word"))
     source = UNSIGNED[dtype.bits // count]
     vector, part, wide = (vector_type(t, lanes) for t in (dtype, source, DType.UINT32))
@@ -221,7 +218,7 @@ def _word(base: str, dtype: DType, lanes: int) -> Helper:
 
 
 def _even_elements(dtype: DType, lanes: int) -> Helper:
-    """Elements 0, 2, 4, ... at a place. The second vector begins so that it ends with the last of them."""
+    """Return the helper that loads elements 0, 2, 4, ...; its second vector ends with the last of them."""
     vector, mask = vector_type(dtype, lanes), vector_type(INTEGERS[dtype.bits], lanes)
     order = ", ".join(str(2 * i if 2 * i < lanes else 2 * i + 1) for i in range(lanes))
     text = (
@@ -235,7 +232,7 @@ def _even_elements(dtype: DType, lanes: int) -> Helper:
 
 
 def _lookup(dtype: DType, lanes: int) -> Helper:
-    """The entries of a table that the lowest bits of each lane's number choose."""
+    """Return the helper that looks up table entries by the lowest bits of each lane."""
     vector, numbers = vector_type(dtype, lanes), vector_type(DType.INT32, lanes)
     macro = "__AVX512F__" if lanes * dtype.bytes == 64 else "__AVX2__"
     plain = f"  {vector} r;\n  for (int i = 0; i < {lanes}; i++) r[i] = table[at[i] & {lanes - 1}];\n  return r;"
@@ -255,7 +252,7 @@ def _builtin(base: str, dtype: DType, lanes: int) -> Helper:
 
 
 def _library_loop(base: str, dtype: DType, lanes: int) -> Helper:
-    """A function of C's library for every lane: through memory, where the compiler can call a vector twin of it."""
+    """Return a loop over lanes that calls a library function, which the compiler may vectorize."""
     vector, element, suffix = vector_type(dtype, lanes), C.value_type(dtype), "" if dtype is DType.FLOAT64 else "f"
     letters = "ab"[: LIBRARY_ARITY.get(base, 1)]
     arrays = "".join(f"  {element} {x}s[{lanes}];\n  *({vector} *){x}s = {x};\n" for x in letters)
@@ -274,7 +271,7 @@ LIBRARY_ARITY = {"pow": 2, "fmod": 2, "remainder": 2, "atan2": 2, "hypot": 2}
 
 
 def _conversion(source: DType, target: DType, lanes: int) -> Helper:
-    """`target` values of `source` elements in memory or in a register, or the other way round."""
+    """Return the conversion of a vector from `source` to `target`."""
     v, t = vector_type(source, lanes), vector_type(target, lanes)
     head = f"static inline {t} from_{SHORT[source]}_{t}({v} a)"
     if source.is_narrow_float:
@@ -293,7 +290,7 @@ def _conversion(source: DType, target: DType, lanes: int) -> Helper:
 
 
 def _resized(text: str, source: DType, target: DType, lanes: int) -> str:
-    """Integers to integers: by halves and doubles, for which there are instructions everywhere."""
+    """Print an integer conversion in steps of factor 2, for which every machine has instructions."""
     table = INTEGERS if source.is_signed else UNSIGNED
     bits = source.bits
     while bits != target.bits:
@@ -303,7 +300,7 @@ def _resized(text: str, source: DType, target: DType, lanes: int) -> str:
 
 
 def _truncated(source: DType, target: DType, lanes: int, head: str) -> Helper:
-    """Float to integer: what is inside is converted, what is outside becomes the nearest end, a NaN 0."""
+    """Return the saturating conversion of float to integer; NaN gives 0."""
     v, between = vector_type(source, lanes), target if target.bits >= 32 else DType.INT32
     t, mask = vector_type(between, lanes), INTEGERS[source.bits]
     least, greatest = target.integer_range

@@ -1,4 +1,4 @@
-"""Vector loops: how wide their vectors are, which cover their iterations, and what they read in any case."""
+"""Vector loops: widths and covers of their vectors, strip mining, unconditional loads."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from roller_svc.ir.expr import AxisRef, Expr, Load, Op, OpKind, Select, axes_of,
 from roller_svc.ir.index import add, mul, num, ref
 from roller_svc.ir.schedule import Compute, Loop, LoopKind, Node, Scope, Storage, iter_nodes
 
-# A row of more vectors than this is a loop: statements for each of them cost the compiler more than they save.
+# A row of more vectors is strip-mined: a statement for each of them costs the compiler more than it saves.
 MAX_UNROLLED_VECTORS = 32
 VECTORS_PER_ITERATION = 4
 
 
 def expand_scalar(loop: Loop) -> Storage | None:
-    """A loop around a value of its own for each iteration → the loop inside a row of such values; None for others."""
+    """Expand a scalar that is allocated in each iteration to a row outside of the loop; None for other loops."""
     if len(loop.body) != 1 or not isinstance(storage := loop.body[0], Storage) or storage.shape or loop.stop:
         return None
     lane = AxisRef(loop.var)
@@ -43,8 +43,10 @@ def expand_scalar(loop: Loop) -> Storage | None:
 
 
 def strip_mine(loop: Loop, lanes: int) -> tuple[Loop, ...]:
-    """A vector loop → a plain loop over several whole vectors a turn, and the rest of the row, which begins early
-    enough for its last vector to reach back."""
+    """Strip-mine a vector loop into a serial loop over several whole vectors and a remainder.
+
+    The remainder starts early enough for its last vector to overlap the one before.
+    """
     step = VECTORS_PER_ITERATION * lanes
     iterations = loop.extent // step - (loop.extent % step != 0)
     var = f"{loop.var}.turn"
@@ -66,7 +68,7 @@ def strip_mine(loop: Loop, lanes: int) -> tuple[Loop, ...]:
 
 
 def unconditional_loads(expr: Expr) -> list[Load]:
-    """The loads that an expression reads whatever its conditions say."""
+    """Return the loads that an expression reads whatever its conditions are."""
     found, stack = list[Load](), [expr]
     while stack:
         match stack.pop():
@@ -83,7 +85,7 @@ def unconditional_loads(expr: Expr) -> list[Load]:
 
 
 def widest_bytes(node: Compute, var: str, dtype: DType) -> int:
-    """Bytes of the widest element among the vectors that a statement computes with; `dtype`: that of its tensor."""
+    """Return the bytes of the widest element of a statement's vectors; `dtype` is that of its tensor."""
     plain_copy = isinstance(node.value, Load) and node.value.dtype is dtype
     widest = dtype.bytes
     stack: list[Expr] = [] if plain_copy else [node.value]
@@ -97,9 +99,9 @@ def widest_bytes(node: Compute, var: str, dtype: DType) -> int:
 
 
 def vector_cover(extent: int, lanes: int, min_lanes: int, *, overlapping: bool) -> tuple[tuple[int, int], ...]:
-    """(first, lanes) of the vectors that cover a loop, of `least` to `lanes` lanes; iterations left over have one each.
+    """Return (first, lanes) of vectors that cover a loop, with `min_lanes` to `lanes` lanes, or one in the remainder.
 
-    `overlapping`: an iteration may run twice, so that the last vector reaches back.
+    `overlapping`: iterations may run twice, so the last vector may overlap the previous one.
     """
     cover, first = [], 0
     while first < extent:
@@ -116,7 +118,7 @@ def vector_cover(extent: int, lanes: int, min_lanes: int, *, overlapping: bool) 
 
 
 def vector_loops(storage: Storage) -> list[Loop]:
-    """The vector loops that read or write it."""
+    """Return the vector loops that access the storage."""
     return [
         n for n in iter_nodes(storage.body)
         if isinstance(n, Loop) and n.kind is LoopKind.VECTOR
@@ -125,21 +127,21 @@ def vector_loops(storage: Storage) -> list[Loop]:
 
 
 def written_tensors(loop: Loop) -> set[str]:
-    """Tensors that the loop writes."""
+    """Return the tensors that the loop writes."""
     return {n.tensor for n in iter_nodes(loop.body) if isinstance(n, Compute)}
 
 
 def accessed_tensors(node: Node) -> set[str]:
-    """Tensors that a statement writes or reads; none of other nodes."""
+    """Return the tensors that a statement accesses; none for other nodes."""
     return {node.tensor, *read_tensors(node)} if isinstance(node, Compute) else set()
 
 
 def read_tensors(node: Node) -> set[str]:
-    """Tensors that a statement reads; none of other nodes."""
+    """Return the tensors that a statement reads; none for other nodes."""
     if not isinstance(node, Compute):
         return set()
     names, stack = set[str](), [node.value, *node.index]
-    while stack:  # without walk's generator: printers ask this of every statement, again and again
+    while stack:  # no generator: code generators call this for every statement
         expr = stack.pop()
         if isinstance(expr, Load):
             names.add(expr.tensor)

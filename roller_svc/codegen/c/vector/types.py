@@ -1,9 +1,7 @@
-"""Helper functions of vectors → the x86 instruction that does the same, by the builtin that GCC has for it.
+"""Vector types of C kernels, variables of these types, and x86 builtins for helper functions.
 
-GCC 12 finds none of these in plain text. `maxps` and `minps` give their second operand where either is a NaN or both
-are zeros, `vscalefps` multiplies by a power of two and rounds once (Intel SDM, volume 2).
-
-Vector types of C kernels, and the variables of such types.
+GCC 12 does not select these instructions from plain C. `maxps` and `minps` return their second operand if either is a
+NaN or both are zeros. `vscalefps` multiplies by a power of two and rounds once (Intel SDM, volume 2).
 """
 
 from __future__ import annotations
@@ -15,7 +13,7 @@ from roller_svc.ir.dtype import DType
 
 
 def register_name(identifier: str, index: list[int], lanes: int) -> str:
-    """acc, (2, 32), 16 → acc_2_2: the variable that holds elements 32 to 47 of row 2."""
+    """Return the variable of a vector: acc, (2, 32), 16 → acc_2_2, with elements 32 to 47 of row 2."""
     return "_".join([identifier, *(str(i) for i in index[:-1]), str(index[-1] // lanes)])
 
 
@@ -24,26 +22,26 @@ def vector_type(dtype: DType, lanes: int) -> str:
 
 
 def vector_header(dtype: DType, lanes: int, c_type: str) -> str:
-    """Unaligned vector type: dense tensors give no more than element alignment."""
+    """Return the definition of a vector type with element alignment, as dense tensors have."""
     name = vector_type(dtype, lanes)
     attributes = f"vector_size({dtype.bytes * lanes}), aligned({dtype.bytes}), may_alias"
     return f"typedef {c_type} {name} __attribute__(({attributes}));"
 
 
 _SUFFIX = {DType.FLOAT32: "ps", DType.FLOAT64: "pd"}
-_ORDERED = 7  # the predicate of a comparison that holds where neither operand is a NaN
-_ALL_LANES = "-1, 4"  # and the rounding that is set
+_ORDERED = 7  # comparison predicate: neither operand is a NaN
+_ALL_LANES = "-1, 4"  # mask, and the current rounding mode
 
 
 def with_fallback(call: tuple[str, str] | None, plain: str) -> str:
-    """Statements of a helper: the call where the macro before it is defined, else the plain text."""
+    """Return the body of a helper: the builtin if its macro is defined, else plain C."""
     if call is None:
         return f"{plain}\n"
     return f"#if defined({call[0]}) && !defined(__clang__)\n  return {call[1]};\n#else\n{plain}\n#endif\n"
 
 
 def instruction(base: str, dtype: DType, lanes: int) -> tuple[str, str] | None:
-    """(macro of the instruction set, the value) of that helper, in the names of its parameters."""
+    """Return (macro of the instruction set, expression over the helper's parameters), or None."""
     if dtype not in _SUFFIX:
         return None
     match lanes * dtype.bytes, base:
@@ -72,18 +70,21 @@ def _masked(name: str, dtype: DType, a: str, b: str) -> str:
 
 
 def zero_extension(source: DType, lanes: int, use: Callable[[str], str]) -> tuple[str, str] | None:
-    """What is `used` on {x}, elements made words of 32 bits, the rest zeros: GCC 12 takes two steps and puts halves
-    together in between."""
+    """Return `use` applied to {x} zero-extended to 32 bits, which GCC 12 would do in two steps with a merge."""
     if lanes != 16:
         return None
-    letter, element = ("b", "char") if source is DType.UINT8 else ("w", "short")  # char: none of our vectors' types
+    letter, element = (
+        ("b", "char") if source is DType.UINT8 else ("w", "short")
+    )  # char: not an element type of these vectors
     operand = f"({element} __attribute__((vector_size({source.bytes * lanes})))){{x}}"
     return "__AVX512F__", use(f"(vu32x16)__builtin_ia32_pmovzx{letter}d512_mask({operand}, (vi32x16){{{{0}}}}, -1)")
 
 
 def dot_text(dtype: DType, lanes: int) -> str:
-    """sum + the products of a's and b's elements: four bytes a lane, a's unsigned, or two of bfloat16. As text for the
-    assembler, which compilers agree on: of the builtins' operands they think differently."""
+    """Return the helper sum + dot(a, b): four bytes a lane, a's unsigned, or two bfloat16.
+
+    It uses inline assembly, because the operand types of the builtins differ between compilers.
+    """
     name = "vdpbf16ps" if dtype.is_float else "vpdpbusd"  # not vpdpbusds, which saturates
     vector, words = vector_type(dtype, lanes), vector_type(DType.INT32, lanes)
     return (
