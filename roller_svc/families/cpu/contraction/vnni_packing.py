@@ -77,7 +77,7 @@ class VnniPacking(Packing):
         elements_there = tuple(cast_element(substitute(self.source, {**at, **k}), self.element) for k in positions)
         return self._xor_sign_bits(Op(OpKind.WORD, elements_there, self.dtype))
 
-    # neighbours along k -----------------------------------------------------------------------------------------------
+    # contiguous along k -----------------------------------------------------------------------------------------------
     def _pack_transposed(self, panels: Panels, count: int) -> tuple[Node, ...]:
         """Transpose blocks of `lanes` words by `lanes` rows if whole words can be loaded; pack the remaining words one
         by one.

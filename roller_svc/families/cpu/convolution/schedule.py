@@ -417,7 +417,7 @@ class _Tasks:
             number = div(number, tile)
         return tuple(reversed(coordinates))
 
-    # sums -----------------------------------------------------------------------------------------------------------
+    # accumulators ---------------------------------------------------------------------------------------------------
     def _accumulator_index(self, row: Expr, column: Expr) -> tuple[Expr, ...]:
         number = self._pixel_number(self._pixel_in_patch())
         return (

@@ -194,7 +194,7 @@ class StagedReduction:
             coordinates[dim.window_dim.position_name] = add(start, here)
         return coordinates
 
-    # sums -----------------------------------------------------------------------------------------------------------
+    # reduction ------------------------------------------------------------------------------------------------------
     def reduce(self) -> tuple[Node, ...]:
         """Reduce the windows of a segment of outputs, several vectors of several lines at a time."""
         statement, width, rows = self.window.statement, self.layout.width, self.layout.rows

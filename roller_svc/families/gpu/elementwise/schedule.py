@@ -1,7 +1,6 @@
-"""Group of maps and its rProgram → schedule tree for a GPU: wide accesses, several in flight, tiles turned on the way.
+"""Map group and its rProgram → schedule tree for a GPU: vector accesses in flight, transposed tiles in shared memory.
 
-What lies along another axis than the result goes through shared memory: read along its own axis, used along the
-result's.
+A tensor along another axis than the result is read along its own axis to shared memory and used along the result's.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ THREAD, ITEM = ".thread", ".item"
 
 
 def is_map_group(group: KernelGroup) -> bool:
-    """Whether all statements are maps over the outer axes."""
+    """Return whether all statements are maps over the outer axes."""
     names = {a.name for a in group.outer}
     return bool(names) and all(
         s.kind is StatementKind.MAP and names == {a.name for a in s.axes} for s in group.statements
@@ -41,7 +40,7 @@ def is_map_group(group: KernelGroup) -> bool:
 
 
 def lower(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[ScheduleTree, ...]:
-    """One tree. A thread takes vectors of neighbours along the row; its next vector lies one round of threads on."""
+    """Return one tree: a thread processes vectors along the row, each one round of threads further."""
     return (ScheduleTree(group.name, _Map(group, program).blocks()),)
 
 
@@ -101,7 +100,7 @@ class _Map:
 
     # points ---------------------------------------------------------------------------------------------------------
     def _points(self) -> tuple[Node, ...]:
-        """All points of a thread: vectors along the row, and elements of the other axes."""
+        """Return all points of a thread: vectors along the row, and elements of the other axes."""
         row, width = self.row, self.width
         first = ref(f"{row}.first")
         at = {a.name: ref(f"{a.name}.at") for a in self.group.outer}
@@ -127,7 +126,7 @@ class _Map:
         return nodes
 
     def _elements(self, axis: str, step: int, name: str, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
-        """Loop over a thread's elements of an axis, `step` neighbours at a time, each a round of threads on."""
+        """Loop over a thread's elements of an axis, `step` at a time, each one round of threads further."""
         threads, count = self.threads(axis), self.program.thread[axis] // step
         here = mul(ref(f"{axis}.thread"), num(step))
         if count > 1:
@@ -143,7 +142,7 @@ class _Map:
     def _adjacent(
         self, axis: str, first: Expr, width: int, body: Callable[[Expr | None], tuple[Node, ...]]
     ) -> tuple[Node, ...]:
-        """`width` neighbours from `first` on, without those beyond the axis."""
+        """Execute the body for `width` adjacent elements from `first`, without those beyond the axis."""
         extent = self._extent(axis)
         if width == 1:
             nodes = body(None)
@@ -175,7 +174,7 @@ class _Map:
         return tuple(nodes)
 
     def _load_from_buffers(self, body: Expr, here: dict[str, Expr]) -> Expr:
-        """Loads of staged tensors, from their tiles."""
+        """Replace loads of staged tensors by loads of their tiles."""
 
         def change(node: Expr) -> Expr:
             if not isinstance(node, Load):
@@ -194,7 +193,7 @@ class _Map:
         return Storage(self._buffer_name(staged), staged.access.dtype, shape, Scope.SHARED, (), pad)
 
     def _stage(self, staged: MapAccess) -> tuple[Node, ...]:
-        """All threads load the tile, vectors along its own axis, a few lanes along each line."""
+        """Load the tile by all threads, in vectors along its own axis, some lanes along each line."""
         *others, axis = self._axes(staged)
         width = math.gcd(staged.vector_width, self.block[axis])
         vectors = self.block[axis] // width
@@ -224,7 +223,7 @@ class _Map:
         return self._split_over_threads(math.prod(self.block[name] for name in others) * vectors, nodes)
 
     def _split_over_threads(self, items: int, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
-        """The items, one after the other to each thread."""
+        """Split the items cyclically over the threads."""
         threads = self.program.threads
         if items % threads:
             nodes = (Branch(lt(ref(ITEM), num(items)), nodes),)
@@ -232,20 +231,20 @@ class _Map:
         return (Loop(".round", ceil_div(items, threads), LoopKind.UNROLL, nodes),)
 
     def _axes(self, staged: MapAccess) -> tuple[str, ...]:
-        """The axes of a staged tile, the tensor's own last."""
+        """Return the axes of a staged tile, the tensor's own last."""
         return tuple(self.names[i] for i in staged.tile_axes(self.map.row))
 
     def _tile_index(self, staged: MapAccess, here: dict[str, Expr]) -> tuple[Expr, ...]:
-        """Where a staged element lies, its axes at those places of the block's tile."""
+        """Return the index in the tile at these positions of its axes."""
         return tuple(here[axis] for axis in self._axes(staged))
 
     def _load(self, staged: MapAccess, at: dict[str, Expr]) -> Load:
-        """The element in memory, its axes at those places."""
+        """Return the element in memory at these positions of its axes."""
         load = next(x for s in self.group.statements for x in s.reads if self._is_access(x, staged))
         return replace(load, index=tuple(substitute(i, at) for i in load.index))
 
     def _is_access(self, load: Load, staged: MapAccess) -> bool:
-        """Whether this is the way in which the tensor is staged."""
+        """Return whether the load is the staged access."""
         if load.tensor != staged.access.tensor or any(load.bounds_checked):
             return False
         if not all(isinstance(i, AxisRef | Const) for i in load.index):
@@ -254,5 +253,5 @@ class _Map:
         return names == [self.names[i] for i in staged.index or ()]
 
     def _buffer_name(self, staged: MapAccess) -> str:
-        """The room of the tile of one way to read a tensor."""
+        """Return the name of the shared tile of one access pattern of a tensor."""
         return ".".join((staged.access.tensor, "shared", *(self.names[i] for i in staged.index or ())))

@@ -1,11 +1,10 @@
-"""Attention and its rProgram → schedule tree for matrix units that a warp drives (`mma.sync`).
+"""Attention and its rProgram → schedule tree for tensor cores driven by a warp (`mma.sync`).
 
-FlashAttention-2 (Dao, arXiv:2307.08691): a block has rows of queries and goes over the keys step by step. A warp
-multiplies its queries by a step's keys; the products stay in registers, become weights there, and are the first factor
-of the second product, with the step's values. Keys and values are staged in shared memory some steps ahead.
+FlashAttention-2 (Dao, arXiv:2307.08691): a block has rows of Q and loops over KV tiles. A warp computes S = QK^T of its
+rows in registers, turns it into P there, and multiplies P by V. K and V are staged in shared memory some tiles ahead.
 
-Where blocks, or warps, share the keys of a row (flash-decoding: Dao, Haziza, Massa and Sizov 2023), each leaves its
-results, maxima and sums in memory for a second launch to join.
+If blocks, or warps, split the keys of a row (flash-decoding: Dao, Haziza, Massa and Sizov 2023), each stores its
+partial O, row_max and row_sum for a second launch to combine.
 """
 
 from __future__ import annotations
@@ -78,23 +77,23 @@ from roller_svc.ir.schedule import (
 from roller_svc.schedule.nest_statements import register, wrap_in_storages
 
 VALUES = ".v_shared"
-PROBABILITIES = ".weights"  # a fragment
-PAIR = 2 * COLUMNS  # columns that one load of fragments brings
+PROBABILITIES = ".weights"  # a fragment of P
+PAIR = 2 * COLUMNS  # columns of one load of fragments
 _F32 = DType.FLOAT32
 RESULT = (ref("m.fragment"), ref("n.fragment"), word())
 
 
 def lower(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[ScheduleTree, ...]:
-    """A block computes block.m rows and block.n columns of the result, a warp thread.m of the rows."""
+    """Return one tree: a block computes block.m rows and block.n columns of O, a warp thread.m of the rows."""
     if group.attention is None:
-        raise InvariantError(f"{group.name} is no attention")
+        raise InvariantError(f"expected attention, got {group.name}")
     kernel = _Kernel.of(group, group.attention, program, hw.arch)
     return (ScheduleTree(group.name, kernel.nodes()),)
 
 
 @dataclass(frozen=True, slots=True)
 class _RowCopy(MmaOperandCopy):
-    """Where threads fill whole rows, a thread's items are a fixed number of rows apart: one address serves them all."""
+    """Copy by whole rows: a thread's items are a fixed number of rows apart and share one address."""
 
     def _item_position(self) -> tuple[Expr, Expr]:
         per_row = self.staged.row // self._item_elements
@@ -153,7 +152,7 @@ class _Kernel:
 
     # the launch -----------------------------------------------------------------------------------------------------
     def nodes(self) -> tuple[Node, ...]:
-        """All blocks."""
+        """Return the loops over all blocks."""
         tile, rows = self.tile, self.tile.row_fragments
         storages = [
             register(ACC, _F32, rows, tile.fragments, 4), register(MAXIMUM, _F32, rows, 2),
@@ -172,13 +171,13 @@ class _Kernel:
 
     # keys and values ------------------------------------------------------------------------------------------------
     def _attend(self) -> tuple[Node, ...]:
-        """Results, maxima and sums over all keys."""
+        """Compute O, row_max and row_sum over all keys."""
         tile, kv_loop = self.tile, self.kv_loop
         load = self.q.cp_async(num(0), num(0)) if self.q.is_async else self.q.copy_through_registers(num(0), num(0))
         nodes: tuple[Node, ...] = (*load, CpAsyncCommitGroup())
         counts = self.softmax.needs_fully_masked_pass(kv_loop.bounds.finite_fill or 0.0)
         nodes += kv_loop.passes(counts, lambda seen, _: self._pass(seen))
-        nodes += (CpAsyncWaitGroup(0),)  # of queries, where there was no key to be multiplied with
+        nodes += (CpAsyncWaitGroup(0),)  # Q, if no KV tile was visible
         buffer = tile.head_dim_steps if tile.has_q_in_registers else 1
         nodes = (Storage(A, DType.UINT32, (buffer, tile.row_fragments, 4), Scope.REGISTER, nodes),)
         nodes = self.pipeline.allocate(nodes)
@@ -189,7 +188,7 @@ class _Kernel:
         return (*self.pipeline.prologue(k_tiles), *self._load_q(), self.pipeline.mainloop(k_tiles, work))
 
     def _load_q(self) -> tuple[Node, ...]:
-        """Queries into registers, once all of the block's are there."""
+        """Load Q fragments to registers once the block's Q has arrived."""
         if not self.tile.has_q_in_registers:
             return ()
         nodes: tuple[Node, ...] = (
@@ -207,7 +206,7 @@ class _Kernel:
         return (Let(STAGE, num(0), (load,)),)
 
     def _step(self) -> tuple[Node, ...]:
-        """Of a warp, for its keys."""
+        """Process a warp's keys of one KV tile."""
         tile, rows = self.tile, self.tile.row_fragments
         storages = [
             register(SCORES, _F32, rows, tile.kv_fragments, 4),
@@ -219,7 +218,7 @@ class _Kernel:
         )
 
     def _qk(self) -> tuple[Node, ...]:
-        """Queries times keys, features step by step."""
+        """Compute S = QK^T, one k-step of the head dimension after the other."""
         tile = self.tile
         zero = Compute(SCORES, (ref("m.fragment"), ref("key.fragment"), ref(".word")), Const(0.0, _F32))
         clear = Loop(".word", 4, LoopKind.UNROLL, (zero,))
@@ -238,7 +237,7 @@ class _Kernel:
         return nodes
 
     def _pv(self) -> tuple[Node, ...]:
-        """Weights times values: a warp's scores of 16 keys lie as the first factor of a product does."""
+        """Accumulate O += PV; S of 16 keys has the layout of an A fragment."""
         tile = self.tile
         nodes: tuple[Node, ...] = ()
         pair = mul(ref(".pair"), num(2))
@@ -267,14 +266,14 @@ class _Kernel:
 
     # results --------------------------------------------------------------------------------------------------------
     def _store_results(self) -> tuple[Node, ...]:
-        """Sums of rows, and what becomes of them."""
+        """Reduce row_sum and store O through the epilogue, or store partials under split KV."""
         if self.tile.num_splits > 1:
             return (self.softmax.reduce_row_sum(), *self._store_partials())
         normalize = (self.softmax.reduce_row_sum(), *self.softmax.normalize())
         return (*normalize, Barrier(), *MmaEpilogue(self.view, self.tile.result).nodes())
 
     def _store_partials(self) -> tuple[Node, ...]:
-        """A warp's part of the sums over keys, into memory."""
+        """Store a warp's partial O, row_max and row_sum."""
         (results, _), (maxima, _), (totals, _) = partial_results(self.view.group, self.tile)
         split: Expr = ref("k.warp")
         if self.tile.kv_splits > 1:
@@ -292,7 +291,7 @@ class _Kernel:
         return (self.softmax.for_each_row(self.softmax.bind_row(nodes)),)
 
     def _store_partial_row(self, partial: tuple[str, Expr]) -> Node:
-        """Results of a row, two neighbours at once where they are neighbours in memory."""
+        """Store O of a row, in pairs if these are contiguous."""
         tile, n, mixed = self.tile, self.view.n, self.view.group.statements[0]
         lead = n.members[-1]
         is_vector = lead.extent % 2 == 0
@@ -313,5 +312,5 @@ class _Kernel:
 
 
 def _from(room: str, loads: tuple[Node, ...]) -> tuple[Node, ...]:
-    """Fragments of the values' room."""
+    """Redirect the fragment loads to V's buffer."""
     return tuple(replace(node, source=room) if isinstance(node, LoadMatrix) else node for node in loads)

@@ -1,9 +1,7 @@
-"""Contraction group and its rProgram → schedule trees for matrix units that a warp drives (`mma.sync`, MFMA).
+"""Contraction group and its rProgram → schedule trees for tensor cores driven by a warp (`mma.sync`, MFMA).
 
-A block stages tiles of both operands in shared memory, several steps ahead; its warps load fragments from there and
-multiply; the sums go through shared memory once more so that the epilogue reads and writes memory in wide rows.
-
-Two operands that are staged alike → nodes that bring a tile of each into one room, side by side.
+A block stages k-tiles of both operands in shared memory, several stages ahead (CUTLASS multistage). Its warps load
+fragments and multiply. Accumulators go through shared memory again, so the epilogue accesses memory in wide rows.
 """
 
 from __future__ import annotations
@@ -29,14 +27,17 @@ from roller_svc.perf.occupancy import blocks_per_core
 
 @dataclass(frozen=True, slots=True)
 class DualGemmCopy(MmaOperandCopy):
-    """`operand` fills the first half of the room's rows (of each row, where those lie along n), `second` the other.
-    `tile`: of one of them; `half`: how it lies."""
+    """Copy of both B operands of a dual GEMM into one buffer.
+
+    `operand` fills the first half of the rows (of each row, if rows follow n), `second` the other half. `tile` is that
+    of one operand, and `half` its layout.
+    """
 
     second: Operand
     half: StagedTile
 
     def allocate_registers(self, body: tuple[Node, ...]) -> tuple[Node, ...]:
-        """Room for what is held in registers, around the nodes that fetch and store it."""
+        """Allocate the registers of prefetched elements around the nodes that load and store them."""
         if not self.is_prefetched:
             return body
         for half in self._halves:
@@ -44,19 +45,19 @@ class DualGemmCopy(MmaOperandCopy):
         return body
 
     def cp_async(self, step: Expr, stage: Expr) -> tuple[Node, ...]:
-        """Begins to fill the slot, asynchronously."""
+        """Start asynchronous copies of a k-tile to a stage."""
         return tuple(node for half in self._halves for node in half.cp_async(step, stage))
 
     def load_to_registers(self, step: Expr) -> tuple[Node, ...]:
-        """Loads into registers."""
+        """Load a k-tile to registers."""
         return tuple(node for half in self._halves for node in half.load_to_registers(step))
 
     def store_to_shared(self, stage: Expr) -> tuple[Node, ...]:
-        """What was fetched, into the slot."""
+        """Store the loaded elements to a stage."""
         return tuple(node for half in self._halves for node in half.store_to_shared(stage))
 
     def copy_through_registers(self, step: Expr, stage: Expr) -> tuple[Node, ...]:
-        """From memory into the slot, one item after the other."""
+        """Copy a k-tile to a stage, one item after the other."""
         return tuple(node for half in self._halves for node in half.copy_through_registers(step, stage))
 
     @property
@@ -72,13 +73,13 @@ class DualGemmCopy(MmaOperandCopy):
 
 @dataclass(frozen=True, slots=True)
 class _DualGemmHalf(MmaOperandCopy):
-    """`begins`: where along m or n in the room its tile does."""
+    """Copy of one operand, at `offset` along m or n in the buffer."""
 
     offset: int
 
     @property
     def fetched(self) -> str:
-        """Registers between memory and the room."""
+        """Return the name of the registers between global and shared memory."""
         return f"{self.buffer}.fetched.{self.offset}"
 
     def _smem_index(self, stage: Expr, lane: Expr) -> tuple[Expr, ...]:
@@ -89,8 +90,10 @@ class _DualGemmHalf(MmaOperandCopy):
 
 
 def lower(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[ScheduleTree, ...]:
-    """A block computes block.m x block.n of the output, a warp thread.m x thread.n of that. One tree, or two where
-    the steps of all tiles are streamed."""
+    """Return one tree, or two under stream-K.
+
+    A block computes block.m x block.n of the output, a warp thread.m x thread.n of that.
+    """
     view, arch = GemmView.of(group, program), hw.arch
     a, b = operands(group)
     tile = mma_tile(program, a, b)
@@ -108,7 +111,7 @@ def lower(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[Sche
 
 
 def _copy_of_b(group: KernelGroup, program: RProgram, tile: MmaTile, hw: HardwareSpec) -> MmaOperandCopy:
-    """Of b, or of what stands for it in both sums of a pair."""
+    """Return the copy of B, or of both B operands of a dual GEMM."""
     view, (_, b), second = GemmView.of(group, program), operands(group), operand_b2(group)
     load, dtype = load_class(b, tile.b.dtype, hw.arch), tile.b.dtype
     if second is None:
@@ -119,14 +122,17 @@ def _copy_of_b(group: KernelGroup, program: RProgram, tile: MmaTile, hw: Hardwar
 
 
 def _min_resident_blocks(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> int:
-    """Blocks that a core shall hold. NVRTC takes as few registers as it can; LLVM, where nobody asks for more than one
-    wave of a SIMD, all 512 of it: there as many as the model counts on."""
+    """Return the blocks for the launch bounds.
+
+    NVRTC minimises registers. LLVM uses all 512 of a SIMD unless more than one wave is requested, so MFMA kernels
+    request the predicted number of blocks.
+    """
     needs = MMA_CONTRACTION.predict_resources(group, program, hw) if program.unit.kind is UnitKind.MFMA else None
     return 1 if needs is None else blocks_per_core(needs, hw)
 
 
 def tile_blocks(view: GemmView, tile: tuple[int, int], nodes: tuple[Node, ...]) -> tuple[Node, ...]:
-    """A block for each tile of each batch."""
+    """Loop over blocks: one for each tile of each batch."""
     for axis, extent in ((view.n, tile[1]), (view.m, tile[0])):
         nodes = (Loop(f"{axis.role.value}.block", ceil_div(axis.extent, extent), LoopKind.BLOCK, nodes),)
     for batch in reversed(view.batch):

@@ -1,8 +1,7 @@
-"""What the lanes of a row have reduced, each its part → the whole, for all of them to see.
+"""Reduction over the lanes that share a row: warp shuffles and shared memory (CUB WarpReduce and BlockReduce).
 
-Lanes that are neighbours join by shuffles, and warps of them through a few words of shared memory: a row of more lanes
-than a warp has is made of whole warps. Lanes that stand apart, each in a row of threads, put what they have into shared
-memory and share out the joining.
+Adjacent lanes reduce by shuffles, and their warps through some words of shared memory; rows with more lanes than a warp
+consist of whole warps. Strided lanes store their values to shared memory and split the reduction.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ FIRST, SLOT, TOTAL = ".in_warp", ".slot", ".total"
 
 
 def reduction_buffers(rows: ThreadRows, statement: TensorExpr) -> tuple[Storage, ...]:
-    """Shared memory that joining takes. Every reduction has its own: one barrier less between two of them."""
+    """Return the shared memory of a reduction. Each reduction has its own, which saves a barrier between two."""
     if rows.lanes == 1 or (rows.lanes_are_adjacent and rows.lanes <= rows.warp):
         return ()
     shape = (
@@ -31,7 +30,7 @@ def reduction_buffers(rows: ThreadRows, statement: TensorExpr) -> tuple[Storage,
 
 
 def reduce_lanes(rows: ThreadRows, statement: TensorExpr) -> tuple[Node, ...]:
-    """What makes the accumulators of all lanes the whole reduction."""
+    """Reduce the accumulators over the lanes of each row; every lane gets the result."""
     if rows.lanes == 1:
         return ()
     return (_reduce_adjacent if rows.lanes_are_adjacent else _reduce_strided)(rows, statement)
@@ -65,7 +64,7 @@ def _reduce_adjacent(rows: ThreadRows, statement: TensorExpr) -> tuple[Node, ...
 
 
 def _reduce_strided(rows: ThreadRows, statement: TensorExpr) -> tuple[Node, ...]:
-    """Lane l joins element l, l + lanes, ... of its rows, and all lanes fetch the results."""
+    """Reduce rows l, l + lanes, ... on lane l; all lanes then load the results."""
     acc, combine, dtype = _accumulator(statement)
     buffer, point, slot = _buffer_name(statement), ref(POINT), rows.flat_element
     store = rows.for_each_row(

@@ -1,6 +1,7 @@
-"""Two reductions of a row in one pass: what a lane keeps as it goes, and how the lanes' pairs are put together.
+"""Online reductions of a row in one pass: online softmax (Milakov & Gimelshein, 2018), variance (Welford), argmax.
 
-Every place of a run has a pair of its own, `T.first` and `T.second`, T the tensor of the first reduction.
+Every element of a vector accumulates a pair of its own, `T.first` and `T.second`, where T is the tensor of the first
+reduction. The pairs of a lane, then those of all lanes, are merged.
 """
 
 from __future__ import annotations
@@ -22,8 +23,11 @@ INVERSE, WEIGHT = ".inverse", ".weight"
 
 @dataclass(frozen=True, slots=True)
 class OnlinePass:
-    """`value`, `centre`, `place`, `idle` as in the joint, over loop variables and registers. `places`: of a run that
-    have pairs of their own."""
+    """The pass of one online reduction.
+
+    `value`, `mean`, `index` and `neutral` are those of the reduction over loop variables and registers. `accumulators`
+    is the number of pairs of a lane.
+    """
 
     reduction: OnlineReduction
     rows: ThreadRows
@@ -80,7 +84,7 @@ class OnlinePass:
         return self.rows.for_each_row(self._for_each_accumulator(nodes), vector=False)
 
     def begin_chunk(self) -> tuple[Node, ...]:
-        """What is the same for all places of a chunk: of squares, weights by how many values there were before."""
+        """Compute what all elements of a chunk share: for variance, weights by the number of earlier values."""
         if self.reduction.kind is not OnlineReductionKind.VARIANCE:
             return ()
         count = Cast(ref(ROUND), self._dtype)
@@ -91,7 +95,7 @@ class OnlinePass:
         )
 
     def update(self) -> tuple[Node, ...]:
-        """One more value of each place."""
+        """Accumulate one value of each accumulator."""
         value = Cast(self.value, self._dtype, implicit=True)
         match self.reduction.kind:
             case OnlineReductionKind.SOFTMAX:
@@ -102,7 +106,7 @@ class OnlinePass:
                 return self._update_arg(value)
 
     def _update_softmax(self, value: Expr) -> tuple[Node, ...]:
-        """Where nothing but -inf has come so far, exponentials are of -inf, as they will turn out to be."""
+        """Accumulate an exponential; the maximum may still be -inf, which needs base 0."""
         next_ = Load(self._name("next"), self._index, self._dtype)
         base = Select(eq(next_, self._number(-math.inf)), self._number(0.0), next_, self._dtype)
         term = self._op(OpKind.EXP, self._op(OpKind.SUB, value, base))
@@ -129,7 +133,7 @@ class OnlinePass:
         )
 
     def _update_arg(self, value: Expr) -> tuple[Node, ...]:
-        """NaN, once it has come, is the extreme, and equal to nothing."""
+        """Accumulate a value and its index; a NaN stays the extremum and equals nothing."""
         second, dtype = self.reduction.second, self.reduction.second.accumulator
         index = Cast(given(self.index, "place of the joint"), dtype, implicit=True)
         tie_break = COMBINE_OPS[second.combine or Combine.MIN]
@@ -149,12 +153,12 @@ class OnlinePass:
 
     # afterwards -----------------------------------------------------------------------------------------------------
     def lane_primary(self) -> tuple[Node, ...]:
-        """The lane's part of the first reduction."""
+        """Reduce the lane's accumulators of the first reduction."""
         acc = acc_name(self.reduction.first.output)
         return self._combine_accumulators(acc, self._first(), identity(self._combine, self._dtype), self._combine)
 
     def lane_secondary(self) -> tuple[Node, ...]:
-        """The lane's part of the second, now that the first is known for the whole row."""
+        """Reduce the lane's accumulators of the second reduction, once the row's first result is known."""
         second = self.reduction.second
         combine = second.combine or Combine.SUM
         total = Load(acc_name(self.reduction.first.output), self.rows.elements, self._dtype)
@@ -171,10 +175,10 @@ class OnlinePass:
         )
 
     def merge_correction(self) -> tuple[Node, ...]:
-        """What all lanes add to the joined second value."""
+        """Add to the merged second result what all lanes share."""
         total = Load(acc_name(self.reduction.first.output), self.rows.elements, self._dtype)
         match self.reduction.kind:
-            case OnlineReductionKind.SOFTMAX:  # infinite maxima: their distance from themselves is no number
+            case OnlineReductionKind.SOFTMAX:  # makes the result NaN for infinite maxima
                 extra = self._op(OpKind.SUB, total, total)
             case OnlineReductionKind.VARIANCE:
                 points = self._number(float(self.tiling.chunks * self.tiling.vector_elems))
@@ -187,7 +191,7 @@ class OnlinePass:
         return self.rows.for_each_row((node,), vector=False)
 
     def _mean_shift(self, total: Expr) -> Expr:
-        """Squared distance of a place's own mean from that of the row, for each of its values."""
+        """Return the squared distance of an accumulator's mean from the row's, times its count (Chan's merge)."""
         rounds, tail = divmod(self.tiling.chunks, self.tiling.lanes)
         values: Expr = num(rounds)
         if tail:

@@ -1,7 +1,7 @@
-"""Reducing group and its rProgram → schedule tree for a GPU: rows shared by lanes, read once where they fit.
+"""Reduction group and its rProgram → schedule tree for a GPU: lanes share rows, rows are read once if they fit.
 
-The rProgram's tiles on the inner axis: a thread's is a run of neighbours that it takes at once, the block's is what all
-lanes have in flight together. Where that is the whole row, what several statements read of it stays in registers.
+On the inner axis, a thread's tile is one vector access, and the block's tile is what all lanes have in flight. If that
+is the whole row, values that several statements read stay in registers.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ from roller_svc.schedule.nest_statements import (
     wrap_in_storages,
 )
 
-# A compiler takes more registers than what lives through a loop: addresses, what it computes ahead of its use.
+# Registers of addresses and hoisted values, relative to those live through a loop.
 REGISTER_MARGIN = 1.25
 
 
 def lower(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[ScheduleTree, ...]:
-    """One tree: every lane reduces its part of a row, the lanes join theirs, statement by statement."""
+    """Return one tree: for each statement, lanes reduce their parts of a row and combine them."""
     rows = ThreadRows(group, program, hw.limits.warp_size)
     tilings = {s.output: row_tiling(s, group.outer, program) for s in group.statements}
     reduction = _Reduction(
@@ -61,7 +61,7 @@ def lower(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[Sche
 
 
 def _min_resident_blocks(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> int:
-    """Blocks that a core shall hold: as many as the model counts on, where there are so many."""
+    """Return the blocks for the launch bounds, as the model predicts them, if the grid has that many."""
     needs = REDUCTION.predict_resources(group, program, hw)
     if needs is None:
         return 1
@@ -70,14 +70,14 @@ def _min_resident_blocks(group: KernelGroup, program: RProgram, hw: HardwareSpec
 
 
 def _index_map(statement: TensorExpr, rows: ThreadRows, tiling: RowTiling | None, outer: dict[str, Expr]) -> IndexMap:
-    """Where the statement's axes stand, its outer ones as given."""
+    """Return the values of the statement's axes, with the given outer ones."""
     if tiling is None:
         return IndexMap(statement.extents, outer, rows.element_ranges)
     return IndexMap(statement.extents, outer | tiling.at, rows.element_ranges | {VECTOR_ELEMENT: tiling.vector_elems})
 
 
 def _cached_loads(group: KernelGroup, rows: ThreadRows, tilings: dict[str, RowTiling | None]) -> dict[Load, str]:
-    """Loads, over loop variables, that several statements make of whole rows in flight → where they are kept."""
+    """Return registers for loads that several statements make of a whole row in flight."""
     tiled = [(s, tiling) for s in group.statements if (tiling := tilings[s.output]) is not None]
     if not all(tiling.holds_row and tiling.tile_shape == tiled[0][1].tile_shape for _, tiling in tiled):
         return {}
@@ -96,7 +96,7 @@ def _cached_loads(group: KernelGroup, rows: ThreadRows, tilings: dict[str, RowTi
 
 
 def _unconditional(expr: Expr) -> Iterator[Load]:
-    """Loads that are made whatever the values are."""
+    """Yield the loads that an expression evaluates whatever its conditions are."""
     match expr:
         case Load():
             yield expr
@@ -117,12 +117,12 @@ class _Reduction:
     group: KernelGroup
     rows: ThreadRows
     tilings: dict[str, RowTiling | None]
-    row_values: frozenset[str]  # tensors of one value a row that later statements read
+    row_values: frozenset[str]  # tensors with one value for each row that later statements read
     cached: dict[Load, str]
     online_passes: tuple[OnlinePass, ...] = ()
 
     def nodes(self) -> tuple[Node, ...]:
-        """All statements, one after the other, in the storages that pass values between them."""
+        """Return all statements in order, within the storages that pass values between them."""
         storages: list[Storage] = []
         nodes: list[Node] = []
         if self.cached:
@@ -171,7 +171,7 @@ class _Reduction:
         return nodes
 
     def _reduce(self, statement: TensorExpr, tiling: RowTiling) -> list[Node]:
-        """Places of a run are summed up apart from each other: lanes of a vector do not wait for one another."""
+        """Reduce a statement; each element of a vector has an accumulator, so that its elements are independent."""
         for online_pass in self.online_passes:
             if online_pass.reduction.first is statement:
                 return [
@@ -215,7 +215,7 @@ class _Reduction:
         return (*online_pass.start(), *chunks)
 
     def with_online_passes(self) -> _Reduction:
-        """The same, rows that do not fit read once for two reductions where one pass can do both."""
+        """Return the reduction with online passes for pairs of reductions over rows that do not fit in registers."""
         online_passes: list[OnlinePass] = []
         for reduction in online_reductions(self.group.statements):
             tiling, second = self.tilings[reduction.first.output], self.tilings[reduction.second.output]
@@ -223,7 +223,7 @@ class _Reduction:
                 continue
             accumulators = tiling.vector_elems if self._has_vector_accumulators(tiling) else 1
             if reduction.kind is OnlineReductionKind.VARIANCE and accumulators != tiling.vector_elems:
-                continue  # how many values a pair has seen is counted in rounds
+                continue  # the count of an accumulator's values is its number of rounds
             value, index = (
                 None if expr is None else self._expression(reduction.first, expr, tiling)
                 for expr in (reduction.value, reduction.index)
@@ -238,7 +238,7 @@ class _Reduction:
         return replace(self, online_passes=tuple(online_passes))
 
     def _hoist_guard(self, statement: TensorExpr, body: Expr, tiling: RowTiling) -> tuple[Expr | None, Expr]:
-        """(condition under which a chunk is reduced, what is), where all that neighbours have is behind one guard."""
+        """Return (guard of a chunk, unguarded value) if one guard is uniform over the chunk, else (None, value)."""
         match body:
             case Select(cond=cond, then=then, otherwise=Const() as otherwise):
                 is_neutral = otherwise == identity(statement.combine or Combine.SUM, otherwise.dtype)
@@ -276,7 +276,7 @@ class _Reduction:
         return self._expression(statement, statement.body, tiling)
 
     def _expression(self, statement: TensorExpr, expr: Expr, tiling: RowTiling | None) -> Expr:
-        """Over loop variables; rows of tensors, and of inputs that are held, in registers."""
+        """Rewrite an expression over loop variables, with row values and cached loads in registers."""
 
         def change(node: Expr) -> Expr:
             if isinstance(node, Load) and node.tensor in self.row_values:
@@ -297,8 +297,10 @@ class _Reduction:
     def _over_vector(
         self, tiling: RowTiling, *nodes: Node, guarded: bool = False, cond: Expr | None = None
     ) -> tuple[Node, ...]:
-        """A chunk's points for each of the thread's rows, what memory has as neighbours innermost. `guarded`: only of
-        rows that exist; `cond`: only where it holds."""
+        """Execute the nodes for a chunk's elements of each row, the contiguous dimension innermost.
+
+        `guarded` limits them to existing rows, `cond` to where it holds.
+        """
 
         def where(inside: tuple[Node, ...]) -> tuple[Node, ...]:
             return inside if cond is None else (Branch(cond, inside),)
@@ -322,5 +324,5 @@ class _Reduction:
 
 
 def _vector_accumulator_name(statement: TensorExpr) -> str:
-    """Registers that hold what the places of runs add up to."""
+    """Return the name of the registers that accumulate by vector elements."""
     return f"{statement.output}.parts"

@@ -1,13 +1,12 @@
-"""Reducing group and its rProgram → which rows a thread works on, and which part of each.
+"""Thread mapping of row reductions on a GPU: which rows a thread processes, and which part of each.
 
-A row is one outer point with all inner points behind it. `lanes` threads share a row. Where memory runs along the row
-they are neighbours; where it runs along an outer axis the neighbours are rows, and lanes stand a row of threads apart.
+A row is one outer point with all inner points. `lanes` threads share a row. If memory is contiguous along the row,
+these are adjacent threads. If it is contiguous along an outer axis, adjacent threads have adjacent rows, and the lanes
+of a row are strided.
 
-Index expressions over axes → over loop variables, divisions of what is walked in runs taken apart.
-
-An axis walked as run * chunk + place has the same axis / 8 at eight places: taken apart, the load behind it is one.
-
-How lanes walk a row: `run` neighbours of the last axis make up a chunk, chunks are dealt to the lanes in turn.
+`RowTiling` splits a row into chunks of `vector_elems` contiguous elements that are distributed cyclically over the
+lanes. `IndexMap` rewrites indices to loop variables and simplifies divisions: an axis vector_elems * chunk + element
+has one quotient by 8 for all elements of a vector, so that one load suffices.
 """
 
 from __future__ import annotations
@@ -29,14 +28,14 @@ from roller_svc.schedule.nest_statements import inner_axes
 
 @dataclass(frozen=True, slots=True)
 class IndexMap:
-    """Where axes stand: `at` over loop variables, of which those in `places` go from 0 to their extents."""
+    """Values of axes over loop variables, whose ranges `ranges` gives."""
 
-    extents: Mapping[str, int]  # of the axes
+    extents: Mapping[str, int]  # extents of the axes
     at: Mapping[str, Expr]
     ranges: Mapping[str, int]
 
     def apply(self, expr: Expr) -> Expr:
-        """The expression with every axis replaced."""
+        """Replace every axis of the expression."""
         match expr:
             case AxisRef(name=name):
                 return self.at.get(name, expr)
@@ -49,14 +48,14 @@ class IndexMap:
         return with_children(expr, tuple(self.apply(x) for x in operands)) if operands else expr
 
     def _is_exact(self, expr: Expr) -> bool:
-        """Whether it is arithmetic of axes alone that stays within its type."""
+        """Return whether the expression is arithmetic of axes that stays within its type."""
         if expr.dtype.is_float or not expr.dtype.is_signed or expr.dtype.bits < 32 or loads_of(expr):
             return False
         return not bounds(expr, self.extents).wraps
 
 
 def is_uniform(cond: Expr, position: str, vector_elems: int) -> bool:
-    """Whether a condition holds in all places of a run or in none, `place` going from 0 to `run` - 1."""
+    """Return whether a condition is equal for all `vector_elems` values of `position`."""
     if position not in axes_of(cond):
         return True
     if not (isinstance(cond, Op) and cond.kind is OpKind.LT and isinstance(cond.args[1], Const)):
@@ -75,7 +74,7 @@ def _cast_like(value: Expr, like: Expr) -> Expr:
 
 
 def _divide(kind: OpKind, terms: Linear, by: int, ranges: Mapping[str, int]) -> Expr:
-    """floor(x / by) or x mod by: multiples of `by` leave the division, and so does what is too small to matter."""
+    """Return floor(x / by) or x mod by, with multiples of `by` and negligible low terms taken out of the division."""
     quotient: Linear = {t: c // by for t, c in terms.items() if c // by * by == c or t is None}
     remainder: Linear = {t: c % by if t is None else c for t, c in terms.items() if c % by}
     low: Linear = {t: c for t, c in remainder.items() if t is None or (isinstance(t, AxisRef) and t.name in ranges)}
@@ -100,7 +99,7 @@ LANE, POINT = ".lane", ".point"
 
 @dataclass(frozen=True, slots=True)
 class ThreadRows:
-    """`along`: whether lanes of a row are neighbouring threads. `warp`: threads that shuffles reach."""
+    """Mapping of a group's rows to threads; `warp` is the number of threads of a warp."""
 
     group: KernelGroup
     program: RProgram
@@ -112,16 +111,17 @@ class ThreadRows:
 
     @property
     def points(self) -> int:
-        """Threads of a block that work on the same part of different rows."""
+        """Return the number of threads of a block that have the same lane in different rows."""
         return self.program.threads // self.lanes
 
     @property
     def lanes_are_adjacent(self) -> bool:
+        """Return whether the lanes of a row are adjacent threads."""
         return self.program.space.vector_axis not in {a.name for a in self.group.outer}
 
     @property
     def vector(self) -> str | None:
-        """The outer axis of which a thread has neighbouring points."""
+        """Return the outer axis along which a thread has adjacent points, if there is one."""
         for axis in self.group.outer:
             width = self.program.thread[axis.name]
             if axis.name == self.program.space.vector_axis and width > 1 and axis.extent % width == 0:
@@ -130,13 +130,13 @@ class ThreadRows:
 
     @property
     def multi_point_axes(self) -> tuple[Axis, ...]:
-        """Outer axes of which a thread has several points, the one of neighbours last."""
+        """Return outer axes with several points for each thread, the vector axis last."""
         wide = [a for a in self.group.outer if self.program.thread[a.name] > 1]
         return tuple(sorted(wide, key=lambda a: a.name == self.vector))
 
     @property
     def elements(self) -> tuple[AxisRef, ...]:
-        """Which of the thread's rows this one is."""
+        """Return the variables of the current row among the thread's rows."""
         return tuple(ref(_element(a)) for a in self.multi_point_axes)
 
     @property
@@ -156,7 +156,7 @@ class ThreadRows:
 
     # loops ----------------------------------------------------------------------------------------------------------
     def thread_loops(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
-        """The nodes of one thread in the loops over blocks and threads, below the Lets that say where it stands."""
+        """Loop over blocks and threads and bind a thread's position around the nodes."""
         for axis in reversed(self.group.outer):
             nodes = (Let(_first(axis), self._first_of(axis), nodes),)
         threads = [(_thread(a), self._threads(a)) for a in self._by_adjacency()]
@@ -173,8 +173,10 @@ class ThreadRows:
         return nodes
 
     def for_each_row(self, nodes: tuple[Node, ...], *, guarded: bool = False, vector: bool = True) -> tuple[Node, ...]:
-        """The nodes for each of the thread's rows; `guarded`: only for those that exist. `vector`: neighbouring rows
-        are lanes of a vector loop, for which the nodes are a straight line."""
+        """Loop over the thread's rows, only the existing ones if `guarded`.
+
+        With `vector`, adjacent rows are lanes of a vector loop, for which the nodes must be straight-line code.
+        """
         for axis in reversed(self.multi_point_axes):
             kind = LoopKind.VECTOR if vector and axis.name == self.vector else LoopKind.UNROLL
             if guarded and axis.name != self.vector:
@@ -192,7 +194,7 @@ class ThreadRows:
     # places ---------------------------------------------------------------------------------------------------------
     @property
     def read_at(self) -> dict[str, Expr]:
-        """Where the outer axes stand. Beyond the edge the last row is read again: lanes must meet."""
+        """Return the outer axes for reads: beyond the edge the last row, since all lanes must arrive at barriers."""
         return {a.name: self._at(a, clamped=self._has_tail(a)) for a in self.group.outer}
 
     @property
@@ -201,7 +203,7 @@ class ThreadRows:
 
     @property
     def element_ranges(self) -> dict[str, int]:
-        """Variables of loops over a thread's rows."""
+        """Return the extents of the variables of loops over a thread's rows."""
         return {_element(a): self.program.thread[a.name] for a in self.multi_point_axes}
 
     def _at(self, axis: Axis, *, clamped: bool) -> Expr:
@@ -222,7 +224,7 @@ class ThreadRows:
         return lt(self._at(axis, clamped=False), num(axis.extent))
 
     def _first_of(self, axis: Axis) -> Expr:
-        """The thread's first place; of neighbours: the number of its run."""
+        """Return the thread's first position, in units of its vector."""
         block = self.program.block[axis.name] // self._unit(axis)
         return add(mul(ref(f"{axis.name}.block"), num(block)), ref(_thread(axis)))
 
@@ -236,7 +238,7 @@ class ThreadRows:
         return self.program.block[axis.name] // self.program.thread[axis.name]
 
     def _by_adjacency(self) -> list[Axis]:
-        """Outer axes, the one that neighbouring threads walk last."""
+        """Return outer axes, the one along which threads are adjacent last."""
         return sorted(self.group.outer, key=lambda a: a.name == self.program.space.vector_axis)
 
 
@@ -256,14 +258,14 @@ def _thread(axis: Axis) -> str:
     return f"{axis.name}.thread"
 
 
-# Rounds that stand in a line: no row of more is held, for there are no registers for it.
+# Unrolled chunks of a lane; registers hold no longer rows.
 MAX_CHUNKS_IN_FLIGHT = 128
 CHUNK, VECTOR_ELEMENT, ROUND, STEP, IN_FLIGHT = ".chunk", ".place", ".round", ".step", ".turn"
 
 
 @dataclass(frozen=True, slots=True)
 class RowTiling:
-    """`together`: rounds, one chunk a lane each, that are in flight at once."""
+    """Chunks of a row; `chunks_in_flight` chunks of a lane are in flight together."""
 
     axes: tuple[Axis, ...]
     vector_elems: int
@@ -280,18 +282,20 @@ class RowTiling:
 
     @property
     def holds_row(self) -> bool:
-        """Whether all of the row is in flight at once."""
+        """Return whether the whole row is in flight."""
         return self.chunks_in_flight >= self.iterations
 
     @property
     def tile_shape(self) -> tuple[int, ...]:
-        """Equal for walks that visit the same places of a row."""
+        """Return a key that is equal for tilings with equal positions in a row."""
         return (self.vector_elems, *(a.extent for a in self.axes))
 
     @property
     def at(self) -> dict[str, Expr]:
-        """Where the axes stand in a chunk. The variables are named after positions: what one statement calls k another
-        may call j, and both read the same row."""
+        """Return the values of the axes in a chunk.
+
+        Variables are named by position, since statements may name the axes of one row differently.
+        """
         positions: dict[str, Expr] = {a.name: ref(_position(i)) for i, a in enumerate(self.axes)}
         if self.vector_elems > 1:
             last = self.axes[-1].name
@@ -299,7 +303,7 @@ class RowTiling:
         return positions
 
     def for_each_chunk(self, body: Callable[[], tuple[Node, ...]]) -> tuple[Node, ...]:
-        """All of a lane's chunks: steps of several rounds, then those left, the last of them perhaps not for all."""
+        """Loop over a lane's chunks: unrolled groups, the remaining full iterations, then the guarded tail."""
         full = self.chunks // self.lanes
         steps = full // self.chunks_in_flight if full > self.chunks_in_flight else 0
         nodes: list[Node] = []
@@ -333,12 +337,12 @@ class RowTiling:
 
 
 def row_tiling(statement: TensorExpr, outer: tuple[Axis, ...], program: RProgram) -> RowTiling | None:
-    """The walk of a statement's inner axes; None where it has none."""
+    """Return the tiling of a statement's inner axes, or None if it has none."""
     axes = inner_axes(statement, outer)
     if not axes:
         return None
     (inner,) = program.space.role(AxisRole.INNER)
-    # the axis whose neighbours are neighbours in memory goes last
+    # the contiguous axis goes last
     axes = tuple(sorted(axes, key=lambda a: a.name == inner.members[-1].name))
     vector_elems = program.thread[inner.name]
     vector_elems = vector_elems if axes[-1].extent % vector_elems == 0 else 1

@@ -1,4 +1,4 @@
-"""Scatter on a GPU → schedule trees: atomics where a combination is asked for, else plain writes in order."""
+"""Scatter on a GPU → schedule trees: atomics for combining writes, plain writes in order otherwise."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Contraction group and its rProgram → schedule tree for a GPU's scalar lanes: shared and register tiles (`simt`).
+"""Contraction group and its rProgram → schedule tree for a GPU's FMA units (SIMT GEMM): shared and register tiles.
 
-A block stages tiles of both factors in shared memory, some steps ahead of the one that its threads multiply, with one
-barrier a step. A thread's tile is made of groups of neighbours, as many as 16 bytes hold, so that it reads, and where
-the output allows writes, each group at once.
+A block stages k-tiles of both operands in shared memory, some stages ahead, with one barrier for each k-tile. A
+thread's tile consists of groups of adjacent elements, 16 bytes each, so that it reads, and if possible writes, whole
+groups.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ from roller_svc.ir.schedule import (
 from roller_svc.perf.occupancy import blocks_per_core
 
 SHARED_A, SHARED_B, ACC, A, B = ".a_shared", ".b_shared", ".acc", ".a", ".b"
-# Statements that a compiler is asked to unroll at once, and that then stand in a line: 16 KiB of instructions.
+# Maximal statements of one unrolled loop, and of consecutive unrolled loops: 16 KiB of instructions.
 MAX_UNROLLED, MAX_IN_LINE = 512, 1024
-# Passes over the rows of a step that stay a loop. LLVM moves products of a straight line behind the branch that follows
-# it, where they are used next, but not what they read from shared memory, all of which then waits in registers.
+# Loop iterations over the rows of a k-tile. LLVM sinks the products of straight-line code behind the next branch, but
+# not their shared loads, which then all stay live in registers.
 PASSES = {TargetKind.AMD: 2}
 
 
 def lower(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[ScheduleTree, ...]:
-    """One tree: a block computes block.m x block.n of C in steps of block.k, a thread thread.m x thread.n of that."""
+    """Return one tree: a block computes block.m x block.n of C by k-tiles of block.k, a thread thread.m x thread.n."""
     view = GemmView.of(group, program)
     loads = prepare_operand_loads(program.space, operands(group), hw.arch)
     rows, types, warp = program.block[view.k.name], dict(group.inputs), hw.limits.warp_size
@@ -67,7 +67,7 @@ class _Kernel:
     program: RProgram
     steps: ReductionSteps
     copies: tuple[SimtOperandCopy, ...]
-    warp: int  # threads
+    warp: int  # threads of a warp
     passes: int
 
     def _block(self, axis: TileAxis) -> int:
@@ -80,7 +80,7 @@ class _Kernel:
         return self._block(axis) // self._thread(axis)
 
     def _group(self, axis: TileAxis) -> int:
-        """Neighbours in a thread's tile: as many as one access moves."""
+        """Return the adjacent elements of a thread's tile that one access moves."""
         return vector_elements(self._thread(axis), self.view.dtype.bytes)
 
     @property
@@ -106,7 +106,7 @@ class _Kernel:
         return nodes
 
     def _thread_position(self) -> tuple[Expr, Expr]:
-        """Where a thread stands among the rows and columns of threads, a warp's threads being a rectangle of them."""
+        """Return a thread's position among the rows and columns of threads; a warp is a rectangle of them."""
         thread, rows, columns = ref(THREAD), self._threads(self.view.m), self._threads(self.view.n)
         for height, width in _warp_shapes(self.warp):
             if rows % height == 0 and columns % width == 0:
@@ -121,7 +121,7 @@ class _Kernel:
 
     # main loop -------------------------------------------------------------------------------------------------------
     def _mainloop(self) -> tuple[Node, ...]:
-        """All steps, with as many buffers as there are stages."""
+        """Return the loop over all k-tiles, with one buffer for each stage."""
         if self._buffers == 1:
             return self._unpipelined_loop()
         prefetch_stages = self._buffers - 1
@@ -136,8 +136,10 @@ class _Kernel:
         return (*nodes, Loop("k.step", self.steps.count, LoopKind.SERIAL, self._pipelined_step(prefetch_stages)))
 
     def _pipelined_step(self, prefetch_stages: int) -> tuple[Node, ...]:
-        """One step: once its tiles are there and those of the step before are done with, later ones are begun in the
-        buffer that those leave, then it multiplies. Registers hold one step at most, stored behind the products."""
+        """Return one k-tile: wait for it, start later ones in the buffer released by the previous one, multiply.
+
+        Registers hold one k-tile at most, which is stored after the products.
+        """
         following, last = add(ref("k.step"), num(1)), add(ref("k.step"), num(prefetch_stages))
         begin: tuple[Node, ...] = ()
         end: tuple[Node, ...] = ()
@@ -154,7 +156,7 @@ class _Kernel:
         return nodes
 
     def _unpipelined_loop(self) -> tuple[Node, ...]:
-        """Every step staged and multiplied before the next one is begun."""
+        """Stage and multiply each k-tile before the next one starts."""
         step = ref("k.step")
         nodes: tuple[Node, ...] = ()
         for copy in self.copies:
@@ -176,7 +178,7 @@ class _Kernel:
 
     # compute ---------------------------------------------------------------------------------------------------------
     def _column(self, axis: TileAxis, group: Expr) -> Expr:
-        """First column of the tile in a group of a thread: a row of threads has its groups side by side."""
+        """Return the first column of a thread's group in the tile; the groups of a row of threads are adjacent."""
         role, width = axis.role.value, self._group(axis)
         across = mul(group, num(self._threads(axis) * width))
         return add(across, mul(ref(f"{role}.thread"), num(width)))
@@ -192,7 +194,7 @@ class _Kernel:
         return Let("k.buffer", mod(ref("k.step"), self._buffers), self._over_rows(nodes))
 
     def _over_rows(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
-        """The nodes for every row of a step, those of as many rows in a line as the instruction cache likes."""
+        """Loop over the rows of a k-tile, unrolled as far as the instruction cache allows."""
         rows, m, n = self.steps.rows, self._thread(self.view.m), self._thread(self.view.n)
         each = m * n + m + n
         max_rows = max(1, rows // self.passes)
@@ -206,7 +208,7 @@ class _Kernel:
         return (Loop("k.rows", rows // in_line, LoopKind.SERIAL, line),)
 
     def _load_fragment(self, register: str, shared: str, axis: TileAxis) -> Node:
-        """A thread's elements of one row, a group at a time."""
+        """Load a thread's elements of one row, one group at a time."""
         width = self._group(axis)
         at = add(self._column(axis, ref(".group")), ref(".lane"))
         value = Load(shared, (ref("k.buffer"), ref("k.row"), at), self.view.dtype)
@@ -216,7 +218,7 @@ class _Kernel:
 
     # epilogue --------------------------------------------------------------------------------------------------------
     def _store(self) -> Node:
-        """A thread's tile, in pieces of rows that the output has side by side as well."""
+        """Store a thread's tile by vectors that are contiguous in the output."""
         view, width = self.view, math.gcd(self._group(self.view.n), self.view.n.members[-1].extent)
         lead = view.n.members[-1].name
         element = add(mul(ref("n.piece"), num(width)), ref("n.lane"))
@@ -249,17 +251,19 @@ class _Kernel:
 
 
 def _warp_shapes(warp: int) -> list[tuple[int, int]]:
-    """Rows and columns of threads that make up a warp, best first: the squarer, the fewer elements a warp reads for a
-    row of k, and 8 columns of 16 bytes are all banks once."""
+    """Return the shapes of a warp as rows and columns of threads, best first.
+
+    Squarer warps read fewer elements for a row of k, and 8 columns of 16 bytes cover all banks once.
+    """
     shapes = [(height, warp // height) for height in range(1, warp + 1) if warp % height == 0]
     return sorted(shapes, key=lambda shape: (max(shape), shape))
 
 
 def _interleave_lanes(lane: Expr, height: int, width: int) -> tuple[Expr, Expr]:
-    """Row and column of a lane in its warp: bit 0 moves along the columns, bit 1 along the rows.
+    """Return row and column of a lane in its warp: bit 0 varies the column, bit 1 the row.
 
-    Then lanes n and n ^ 1, or n and n ^ 2, read the same 16 bytes, whichever factor they read, and shared memory takes
-    two turns for a warp instead of four (NVIDIA's developer forum, "Unexpected shared memory bank conflict").
+    Lanes n and n ^ 1, or n and n ^ 2, then read the same 16 bytes of either operand, so a warp's shared load takes two
+    wavefronts instead of four (NVIDIA's developer forum, "Unexpected shared memory bank conflict").
     """
     if min(height, width) == 1:
         return div(lane, width), mod(lane, width)

@@ -1,9 +1,7 @@
-"""Factor of a contraction → nodes that bring its tile of a step into shared memory, [buffer, row along k, column].
+"""Copy of a SIMT contraction's operand to shared memory, [buffer, row along k, column], one k-tile at a time.
 
-Columns of m or n are neighbours there, whatever the order in memory: threads then read several at once. A factor that
-is contiguous along k is transposed on its way.
-
-A contraction's reduced axis → the steps in which it is staged, and where the reduced axes stand in each.
+Columns of m or n are contiguous there, so that threads read vectors. Operands contiguous along k are transposed on the
+way.
 """
 
 from __future__ import annotations
@@ -31,11 +29,11 @@ from roller_svc.ir.schedule import Branch, Compute, CpAsync, Let, Loop, LoopKind
 
 @dataclass(frozen=True, slots=True)
 class ReductionSteps:
-    """`rows` points a step. `inner`: the member of the axis along which they lie, all others standing still; None:
-    consecutive points of the fused axis.
+    """k-tiles of the reduced axis, `rows` points each.
 
-    A sum may be walked in any order. With `inner`, the others move fastest from step to step: a window's steps read the
-    same elements again, out of a near cache.
+    With `inner`, the rows of a k-tile vary this member of the axis and all others are fixed; these others then vary
+    fastest from k-tile to k-tile, so the k-tiles of a window read the same elements from L1 or L2. Without it (None),
+    rows are consecutive points of the fused axis.
     """
 
     axis: TileAxis
@@ -52,15 +50,15 @@ class ReductionSteps:
 
     @property
     def is_fused(self) -> bool:
-        """Whether a row is a place on several axes."""
+        """Return whether a row is a position on several axes."""
         return self.inner is None and len(self.axis.members) > 1
 
     def position(self, step: Expr, row: Expr) -> Expr:
-        """Of a row on the fused axis, where steps follow it."""
+        """Return the position of a row on the fused axis; valid without `inner`."""
         return add(mul(step, num(self.rows)), row)
 
     def values(self, step: Expr, row: Expr) -> dict[str, Expr]:
-        """Reduced axis → where it stands at a row of a step."""
+        """Return the value of each reduced axis at a row of a k-tile."""
         if self.inner is None:
             return member_values(self.axis, self.position(step, row))
         others = TileAxis(self.axis.name, self.axis.role, tuple(a for a in self.axis.members if a is not self.inner))
@@ -70,12 +68,12 @@ class ReductionSteps:
 
 
 THREAD = ".thread"
-MAX_UNROLLED_COPIES = 8  # copies of one thread in a row: more only make the code longer
+MAX_UNROLLED_COPIES = 8  # more copies of one thread only lengthen the code
 
 
 @dataclass(frozen=True, slots=True)
 class SimtOperandCopy:
-    """How one factor comes into `room`. `columns`: of the block's tile along `axis`, which is m or n."""
+    """Copy of one operand into `buffer`; `columns` is the block's tile along `axis`, which is m or n."""
 
     buffer: str
     load: SimtOperandLoad
@@ -92,7 +90,7 @@ class SimtOperandCopy:
 
     @property
     def width(self) -> int:
-        """Elements that a thread moves at once."""
+        """Return the elements of one copy of a thread."""
         return self.load.width(self.columns, self.steps.rows, self.steps.inner)
 
     @property
@@ -105,12 +103,12 @@ class SimtOperandCopy:
 
     # shared memory ---------------------------------------------------------------------------------------------------
     def allocate(self, buffers: int, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
-        """The room around the nodes."""
+        """Allocate the shared buffers around the nodes."""
         pad = staged_row(self.columns, self.dtype.bytes) - self.columns
         return (Storage(self.buffer, self.dtype, (buffers, self.steps.rows, self.columns), Scope.SHARED, nodes, pad),)
 
     def allocate_registers(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
-        """Room for what a thread has on its way, around the nodes that fetch and store it; copies need none."""
+        """Allocate a thread's elements in flight around the nodes; `cp.async` needs none."""
         if self.is_async:
             return nodes
         return (Storage(self._fetched, self._register_dtype, (self._rounds * self.width,), Scope.REGISTER, nodes),)
@@ -121,12 +119,15 @@ class SimtOperandCopy:
 
     @property
     def _register_dtype(self) -> DType:
-        """Converted only when stored, so that loads stay under way meanwhile; single narrow floats at once."""
+        """Return the type in registers.
+
+        Vectors are converted when stored, so loads stay in flight. Single narrow floats are converted at once.
+        """
         return self.operand.memory_dtype if self.width > 1 else self.dtype
 
     # nodes -----------------------------------------------------------------------------------------------------------
     def cp_async(self, step: Expr, buffer: Expr) -> tuple[Node, ...]:
-        """Begins to fill a buffer, asynchronously."""
+        """Start asynchronous copies of a k-tile to a buffer."""
         source = require(self._source(step, num(0)), "source of what is copied")
         guard = logical_and(self._inside(step), self.operand.guard)
         node = CpAsync(self.buffer, (buffer, ref(".row"), ref(".column")), source, self.width, guard)
@@ -134,7 +135,7 @@ class SimtOperandCopy:
         return self._for_each_item(self._bind_axes(step, (source, guard), node), unroll)
 
     def load_to_registers(self, step: Expr) -> tuple[Node, ...]:
-        """Loads into registers, 0 beyond the edges."""
+        """Load a k-tile to registers, 0 beyond the edges."""
         lane: Expr = ref(".lane") if self.width > 1 else num(0)
         source = self._source(step, lane)
         value: Expr = source or self.operand.expr
@@ -150,7 +151,7 @@ class SimtOperandCopy:
         return self._for_each_item(self._bind_axes(step, used, node), self._rounds)
 
     def store_to_shared(self, buffer: Expr) -> tuple[Node, ...]:
-        """What was fetched, into a buffer."""
+        """Store the loaded elements to a buffer."""
         value: Expr = Load(
             self._fetched, (add(mul(ref(".round"), num(self.width)), ref(".lane")),), self._register_dtype
         )
@@ -174,11 +175,11 @@ class SimtOperandCopy:
 
     @property
     def _lead(self) -> str:
-        """The axis whose neighbours lie side by side in memory."""
+        """Return the axis along which elements are contiguous in memory."""
         return (self.steps.axis if self.operand.k_major else self.axis).members[-1].name
 
     def _for_each_item(self, nodes: tuple[Node, ...], unroll: int) -> tuple[Node, ...]:
-        """The nodes for each item of a thread, `.row` and `.column` being where it begins in the tile."""
+        """Loop over a thread's items; bind `.row` and `.column` to the first element of each."""
         row, column = self._item_position()
         nodes = (Let(".row", row, (Let(".column", column, nodes),)),)
         if self._items % self.threads:
@@ -191,13 +192,15 @@ class SimtOperandCopy:
         return (Loop(".rounds", self._rounds // unroll, LoopKind.SERIAL, nodes),)
 
     def _item_position(self) -> tuple[Expr, Expr]:
-        """Neighbouring threads take neighbours in memory, and store them to different banks (`staged_row`)."""
+        """Return row and column of an item: adjacent threads read adjacent memory and store to different banks
+        (`staged_row`).
+        """
         if self.operand.k_major:
             group = math.gcd(K_ELEMENTS_PER_TRANSACTION, self.steps.rows)
             low, column, high = self._digits(group // self.width, self.columns)
             return add(mul(high, num(group)), mul(low, num(self.width))), column
         columns = self.columns // self.width
-        # where rows take divisions to find, a thread has many columns of few rows, else many rows of one column
+        # if rows need divisions, a thread has many columns of few rows, else many rows of one column
         group_columns = (
             math.gcd(columns, self.warp) if self.steps.inner is None and self.load.needs_division else columns
         )
@@ -205,12 +208,14 @@ class SimtOperandCopy:
         return row, mul(add(mul(high, num(group_columns)), low), num(self.width))
 
     def _digits(self, *radices: int) -> tuple[Expr, ...]:
-        """The number of a thread's item in mixed radix, least digit first: threads * round + thread. As far as the
-        radices allow, a digit mentions either the thread, which is the same in every round, or the round, which is a
-        constant once the loop is unrolled."""
+        """Return the number of a thread's item, threads * round + thread, in mixed radix with the least digit first.
+
+        As far as the radices allow, a digit depends on the thread only, or on the round only, which is constant once
+        unrolled.
+        """
         digits: list[Expr] = []
         remaining: Expr = ref(THREAD)
-        stride = self.threads  # by how much a round moves the rest, which is less than that; 0: the rest knows rounds
+        stride = self.threads  # step of a round in `remaining`, which is smaller; 0: `remaining` contains the round
         for radix in radices:
             if stride and stride % radix == 0:
                 is_single = stride == radix
@@ -226,7 +231,7 @@ class SimtOperandCopy:
         return (*digits, add(mul(ref(".round"), num(stride)), remaining))
 
     def _bind_axes(self, step: Expr, used: tuple[Expr | None, ...], node: Node) -> tuple[Node, ...]:
-        """The node, the axes that it uses named as they stand at the item."""
+        """Bind the axes that the node uses to their values at the item."""
         at = member_values(self.axis, ref(".place")) | self.steps.values(step, ref(".row"))
         names = frozenset[str]().union(*(axes_of(e) for e in used if e is not None))
         nodes: tuple[Node, ...] = (node,)
@@ -243,7 +248,7 @@ class SimtOperandCopy:
         )
 
     def _source(self, step: Expr, lane: Expr) -> Load | None:
-        """The load, `lane` neighbours on; a fused axis that is one run in memory is taken as one."""
+        """Return the load `lane` elements further; a fused axis that is contiguous counts as one axis."""
         if self.operand.source is None:
             return None
         source = _shift_axes(self.operand.source, {self._lead: add(ref(self._lead), lane)})
@@ -255,9 +260,9 @@ class SimtOperandCopy:
 
 
 def _collapse_axis(load: Load, axis: TileAxis, position: Expr, shape: tuple[int, ...]) -> Load:
-    """The load at a position of the fused axis; as it is, where its address is not linear in that.
+    """Return the load at a position of the fused axis, or the load itself if its address is not linear in that.
 
-    Only the address counts: the last index takes all of the movement and may exceed its dimension.
+    Only the address counts: the last index takes the whole offset and may exceed its dimension.
     """
     step = fused_stride(load, axis, shape) if len(axis.members) > 1 else None
     if not step:

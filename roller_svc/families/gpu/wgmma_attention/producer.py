@@ -1,8 +1,8 @@
-"""Queries, keys and values of a block on warpgroups → their rooms and barriers, and the role that fills these.
+"""Pipelines of Q, K and V of a wgmma attention block: stages, mbarriers and the producer's role.
 
-Keys and values have a ring each: the k-th step that a block takes has slot k % stages of both. `full` of a slot ends a
-phase when all of its data is there, `empty` when all consumers have read it; both phases of a step have number
-k / stages.
+K and V have a pipeline each. Counting over all tiles of a block, KV tile i uses stage i % stages of both. Barrier
+`full` of a stage completes a phase when all data has arrived, `empty` when all consumers have read it. Both phases of
+KV tile i have number i / stages.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class _KvCopy(KvTileCopy, ProducerCopy):
 
 @dataclass(frozen=True, slots=True)
 class OperandPipeline:
-    """One factor's slots and how they are filled. `step`: what its feed is given, inside of a key step's number."""
+    """The stages of one operand and how they are filled; `step` is the k-tile that its copy gets within a KV tile."""
 
     buffer: str
     operand: WgmmaOperand
@@ -80,29 +80,31 @@ class OperandPipeline:
         return isinstance(self.copy, TmaOperand)
 
     def allocate(self, body: tuple[Node, ...]) -> tuple[Node, ...]:
-        """Around the nodes that use them."""
+        """Allocate the stages around the nodes."""
         return (operand_storage(self.buffer, self.operand, self.stages, body),)
 
     def with_barriers(self, body: tuple[Node, ...]) -> tuple[Node, ...]:
-        """Around the nodes that use them."""
+        """Allocate the mbarriers around the nodes."""
         for name in (self.empty, self.full):
             body = (Storage(name, DType.UINT64, (self.stages,), Scope.SHARED, body),)
         return body
 
     def issue(self, stage: Expr) -> tuple[Node, ...]:
-        """Begins to fill the slot: one thread asks for boxes, or all threads copy."""
+        """Start to fill the stage: one thread issues TMA loads, or all threads copy."""
         if isinstance(self.copy, ProducerCopy):
             return (*self.copy.cp_async(self.step, stage), CpAsyncCommitGroup())
         expect = MbarrierArrive(self.full, (stage,), expect_tx_bytes=self.operand.bytes)
         return (expect, *self.copy.loads(self.step, stage))
 
     def commit(self, stage: Expr, pending: int) -> tuple[Node, ...]:
-        """What threads copied to the slot is there, `pending` groups of copies having begun since."""
+        """Signal that the threads' copies to the stage have arrived, with `pending` later groups in flight."""
         return (CpAsyncWaitGroup(pending), FenceProxyAsync(), MbarrierArrive(self.full, (stage,)))
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionPipeline:
+    """The pipelines of Q, K and V."""
+
     tile: WgmmaAttentionTile
     q: OperandPipeline
     k: OperandPipeline
@@ -111,19 +113,19 @@ class AttentionPipeline:
     is_persistent: bool
 
     def allocate(self, body: tuple[Node, ...]) -> tuple[Node, ...]:
-        """All slots around the nodes that use them."""
+        """Allocate all stages around the nodes."""
         for operand in (self.v, self.k, self.q):
             body = operand.allocate(body)
         return body
 
     def with_barriers(self, body: tuple[Node, ...]) -> tuple[Node, ...]:
-        """All barriers around the nodes that use them: inside of all rooms, for these begin at larger multiples."""
+        """Allocate all mbarriers around the nodes, inside all buffers, which need larger alignment."""
         for operand in (self.v, self.k, self.q):
             body = operand.with_barriers(body)
         return body
 
     def init_barriers(self) -> Node:
-        """One thread says how many arrivals barriers wait for."""
+        """Initialise the mbarriers with their arrival counts on one thread."""
         nodes: tuple[Node, ...] = ()
         for operand in (self.q, self.k, self.v):
             index = (ref(".stage"),)
@@ -136,12 +138,12 @@ class AttentionPipeline:
 
     # producer -------------------------------------------------------------------------------------------------------
     def load_q(self) -> tuple[Node, ...]:
-        """Queries of a visit, once for all its steps."""
+        """Load Q of a tile, once for all KV tiles."""
         nodes = (MbarrierWait(self.q.empty, (num(0),), sub(num(1), self._tile_parity)), *self.q.issue(num(0)))
         return self._on_one_thread(nodes) if self.q.uses_tma else (*nodes, *self.q.commit(num(0), 0))
 
     def producer_loop(self, k_tiles: KTileRange, before: Expr) -> tuple[Node, ...]:
-        """Keys and values of a pass; what threads copy arrives when they have begun the copies that follow."""
+        """Load K and V of a pass; copies by threads are committed after the copies that follow have started."""
         copied = [operand for operand in (self.k, self.v) if not operand.uses_tma]
         nodes: tuple[Node, ...] = ()
         for operand in (self.k, self.v):
@@ -159,7 +161,7 @@ class AttentionPipeline:
         return (*loop, Branch(lt(num(0), k_tiles.count), last))
 
     def _producer_commit(self, copied: list[OperandPipeline], operand: OperandPipeline) -> tuple[Node, ...]:
-        """Behind copies of one of the factors that threads bring: those before it are awaited."""
+        """Commit the previous copies by threads after those of one operand have started."""
         if operand is not copied[0]:
             return copied[0].commit(ref(STAGE), 1)
         before = mod(add(ref(ITERATION), num(self.tile.stages - 1)), self.tile.stages)
@@ -175,40 +177,40 @@ class AttentionPipeline:
         return mod(ref(VISIT), 2) if self.is_persistent else num(0)
 
     def q_wait(self) -> Node:
-        """The visit's queries are there."""
+        """Wait for Q of the tile."""
         return MbarrierWait(self.q.full, (num(0),), self._tile_parity)
 
     def q_release(self) -> tuple[Node, ...]:
-        """A lane of each warp says that queries are not read any more: where others may follow."""
+        """Release Q in persistent kernels, by one lane of each warp."""
         arrival = MbarrierArrive(self.q.empty, (num(0),))
         return (Branch(eq(ref(LANE), num(0)), (arrival,)),) if self.is_persistent else ()
 
     def consumer_wait(self, operand: OperandPipeline) -> Node:
-        """The turn's slot has been filled."""
+        """Wait for the iteration's stage."""
         return MbarrierWait(operand.full, (ref(STAGE),), parity(self.tile))
 
     def consumer_release(self, operand: OperandPipeline) -> Node:
-        """A lane of each warp says that the turn's slot may be filled again."""
+        """Release the iteration's stage, by one lane of each warp."""
         return Branch(eq(ref(LANE), num(0)), (MbarrierArrive(operand.empty, (ref(STAGE),)),))
 
 
 def with_stage_index(tile: WgmmaAttentionTile, iteration: Expr, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
-    """The nodes with the number of a step among all of the block's, and its slot."""
+    """Bind the block's iteration and its stage around the nodes."""
     return (Let(ITERATION, iteration, (Let(STAGE, mod(ref(ITERATION), tile.stages), nodes),)),)
 
 
 def parity(tile: WgmmaAttentionTile) -> Expr:
-    """Of the phases of the turn."""
+    """Return the phase parity of the iteration."""
     return mod(div(ref(ITERATION), tile.stages), 2)
 
 
 def attention_pipeline(
     tile: WgmmaAttentionTile, facts: WgmmaAttentionFacts, axes: tuple[TileAxis, TileAxis], *, is_persistent: bool
 ) -> AttentionPipeline:
-    """`axes`: rows and columns of the results; a block that `is_persistent` computes several tiles.
+    """Return the pipelines; `axes` are rows and columns of O.
 
-    InvariantError for one stage: what threads copy to a slot arrives when copies to the next have begun, which wait for
-    that slot to be left.
+    One stage raises InvariantError: copies to a stage are committed when copies to the next have started, which wait
+    for that stage to be released.
     """
     if tile.stages < MIN_MATRIX_STAGES:
         raise InvariantError(f"rings of keys and values have {MIN_MATRIX_STAGES} stages or more, not {tile.stages}")
@@ -232,7 +234,7 @@ def attention_pipeline(
 
 @dataclass(frozen=True, slots=True)
 class _OperandSetup:
-    """What is known of a factor: `axes` of its tiles, `first`: where one begins on the first of them."""
+    """Arguments of one operand's pipeline: `axes` of its tiles, `origin` of a tile on the first axis."""
 
     buffer: str
     load: OperandLoad
@@ -257,7 +259,7 @@ class _OperandSetup:
         return OperandPipeline(self.buffer, operand, stages, copy, step)
 
     def maps(self) -> Iterator[TensorMap]:
-        """The tensor map of its bulk copies."""
+        """Yield the tensor map of the TMA loads."""
         boxes, source = self.operand.copy_plan, self.load.operand.source
         if isinstance(boxes, TmaTile):
             tensor = require(source, "source of what bulk copies bring").tensor

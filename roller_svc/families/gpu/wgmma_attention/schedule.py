@@ -1,9 +1,8 @@
-"""Attention and its rProgram → schedule tree for matrix units that a warpgroup drives (`wgmma`).
+"""Attention and its rProgram → schedule tree for tensor cores driven by a warpgroup (`wgmma`).
 
-FlashAttention-3 (Shah et al., arXiv:2407.08608, algorithm 2): a block's last warpgroup fills rings of keys and values,
-each of the others has 64 rows of queries. Of two steps the products with the later's keys begin before those of the
-earlier's weights and values, and exponentials are taken while the unit works on these. Weights stay in registers,
-where they lie as a left factor does.
+FlashAttention-3 (Shah et al., arXiv:2407.08608, algorithm 2): a block's last warpgroup fills stages of K and V; each
+other warpgroup has 64 rows of Q. QK^T of the next KV tile is issued before PV of the current one, and softmax overlaps
+with PV. P stays in registers, where it has the layout of an A operand.
 """
 
 from __future__ import annotations
@@ -55,19 +54,21 @@ from roller_svc.ir.schedule_hopper import (
 )
 from roller_svc.schedule.nest_statements import register, wrap_in_storages
 
-PROBABILITIES = ".weights"  # of a step's keys, as the left factor of its values
-WORDS = 4  # of a thread's left factor in one instruction
+PROBABILITIES = ".weights"  # P of a KV tile, as operand A of PV
+WORDS = 4  # registers of a thread's operand A in one instruction
 _F32 = DType.FLOAT32
 RESULT = (ref("m.fragment"), add(mul(ref("n.fragment"), num(FRAGMENT_WORDS)), word()))
 
 
 def lower(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[ScheduleTree, ...]:
-    """A block computes block.m rows and block.n columns of the result, a warpgroup 64 of the rows; or several such
-    tiles one after the other, where no mask makes their steps differ."""
+    """Return one tree: a block computes block.m rows and block.n columns of O, a warpgroup 64 of the rows.
+
+    Persistent blocks compute several tiles, which needs equal KV loops, so they exclude masks.
+    """
     if group.attention is None:
-        raise InvariantError(f"{group.name} is no attention")
+        raise InvariantError(f"expected attention, got {group.name}")
     if program.persistent_blocks and key_bounds(group) != KeyBounds():
-        raise InvariantError(f"{group.name} has a mask: its blocks compute one tile each")
+        raise InvariantError(f"persistent blocks do not support masks, got {group.name}")
     return (_Kernel.of(group, group.attention, program, hw.arch).tree(),)
 
 
@@ -80,7 +81,7 @@ class _Kernel:
     pipeline: AttentionPipeline
     results: TmaStoreEpilogue | WarpgroupEpilogue
     exact: KeyBounds | None
-    blocks: int  # persistent; 0: one for each tile
+    blocks: int  # persistent blocks; 0: one block for each tile
 
     @classmethod
     def of(cls, group: KernelGroup, attention: Attention, program: RProgram, arch: Arch) -> _Kernel:
@@ -100,7 +101,7 @@ class _Kernel:
         )  # fmt: skip
 
     def tree(self) -> ScheduleTree:
-        """The launch."""
+        """Return the launch."""
         tile, results = self.tile, self.results
         is_producer = eq(ref(GROUP), num(tile.consumers))
         nodes: tuple[Node, ...] = (
@@ -121,8 +122,8 @@ class _Kernel:
 
     # roles ----------------------------------------------------------------------------------------------------------
     def _producer(self) -> tuple[Node, ...]:
-        """The producer's."""
-        none = Const(0, DType.INT8)  # of its threads has rows
+        """Return the producer's role."""
+        none = Const(0, DType.INT8)  # the producer's threads have no rows
         passes = self.kv_loop.passes(none, self._fill, self.tile.threads)
         registers = set_max_registers(self.tile.consumers, self.tile.producer_registers, increase=False)
         return (*registers, *self._for_each_tile((*self.pipeline.load_q(), *passes)))
@@ -131,7 +132,7 @@ class _Kernel:
         return self.pipeline.producer_loop(k_tiles, self._iteration(before))
 
     def _consumer(self) -> tuple[Node, ...]:
-        """The consumers'."""
+        """Return the consumers' role."""
         tile = self.tile
         storages = [
             register(ACC, _F32, 1, tile.n // 2), register(MAXIMUM, _F32, 1, 2), register(TOTAL, _F32, 1, 2),
@@ -149,20 +150,20 @@ class _Kernel:
         return (*registers, *self._for_each_tile(wrap_in_storages(storages, nodes)), *self.results.finish)
 
     def _wait_for_unread_q(self) -> tuple[Node, ...]:
-        """Queries that met no key are there before their room goes."""
+        """Wait for Q if no KV tile was visible, before its buffer is released."""
         return () if isinstance(self.kv_loop.visible.count, Const) else (self.pipeline.q_wait(),)
 
     def _for_each_tile(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
-        """The nodes for each tile of the block."""
+        """Loop over the tiles of a persistent block."""
         return self.kv_loop.for_each_tile(self.view, self.blocks, nodes) if self.blocks else nodes
 
     def _iteration(self, before: Expr) -> Expr:
-        """Steps that the block has taken, `before` of them in this visit: all visits have as many."""
+        """Return the KV tiles of the block so far, `before` of them in this tile; all tiles have equally many."""
         return add(mul(ref(VISIT), num(self.kv_loop.kv_tiles)), before) if self.blocks else before
 
     # steps ----------------------------------------------------------------------------------------------------------
     def _kv_pass(self, k_tiles: KTileRange, before: Expr) -> tuple[Node, ...]:
-        """All steps of a pass, each one's values a step behind its keys."""
+        """Process the KV tiles of a pass; PV is one tile behind QK^T."""
         before = self._iteration(before)
         last = add(before, sub(k_tiles.count, num(1)))
         last_pv = (*self._pv(), WgmmaWaitGroup(0, ACC), self.pipeline.consumer_release(self.pipeline.v))
@@ -173,13 +174,13 @@ class _Kernel:
         return nodes if isinstance(k_tiles.count, Const) else (Branch(lt(num(0), k_tiles.count), nodes),)
 
     def _first_kv_tile(self, k_tiles: KTileRange, before: Expr) -> tuple[Node, ...]:
-        """Weights of the first step."""
+        """Compute P of the first KV tile."""
         products = (*self._qk(), WgmmaWaitGroup(0, SCORES), self.pipeline.consumer_release(self.pipeline.k))
         weighed = (self._exp(k_tiles.first), self.softmax.rescale_o(), *self._pack_p())
         return self._with_registers((self.pipeline.q_wait(), *self._at_iteration(before, products), *weighed))
 
     def _later_kv_tiles(self, k_tiles: KTileRange, before: Expr) -> tuple[Node, ...]:
-        """Each step but the first: its keys, values of the step before, its weights."""
+        """Loop over the other KV tiles: QK^T of each, PV of the one before, then softmax."""
         if k_tiles.most == 1:
             return ()
         iteration = add(before, ref("k.step"))
@@ -202,14 +203,14 @@ class _Kernel:
         return with_stage_index(self.tile, iteration, nodes)
 
     def _with_registers(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
-        """The nodes with a step's own registers."""
+        """Allocate the registers of one KV tile around the nodes."""
         storages = [register(SCORES, _F32, 1, self.tile.kv_fragments, FRAGMENT_WORDS)]
         storages += [register(name, _F32, 1, 2) for name in (PEAK, SHIFT, RESCALE)]
         return wrap_in_storages(storages, nodes)
 
     # products -------------------------------------------------------------------------------------------------------
     def _qk(self) -> tuple[Node, ...]:
-        """Queries times the turn's keys begin."""
+        """Issue QK^T of the iteration's stage."""
         tile, (q, k) = self.tile, (self.pipeline.q, self.pipeline.k)
         row = mul(ref(GROUP), num(ROWS))
         nodes: tuple[Node, ...] = ()
@@ -220,7 +221,7 @@ class _Kernel:
         return (self.pipeline.consumer_wait(k), WgmmaFence(), *nodes, WgmmaCommitGroup())
 
     def _pv(self) -> tuple[Node, ...]:
-        """Weights times the turn's values begin."""
+        """Issue PV of the iteration's stage."""
         tile, v = self.tile, self.pipeline.v
         nodes: tuple[Node, ...] = ()
         for step in range(tile.kv_steps):
@@ -230,12 +231,12 @@ class _Kernel:
         return (self.pipeline.consumer_wait(v), WgmmaFence(), *nodes, WgmmaCommitGroup())
 
     def _exp(self, step: Expr) -> Node:
-        """Products with the keys of that step become weights: where all of them are kept, without asking for each."""
+        """Turn S of a KV tile into P; fully visible tiles skip the mask."""
         whole = None if self.exact is None else self.kv_loop.is_unmasked(ref(KEY_STEP), self.exact)
         return Let(KEY_STEP, step, self.softmax.update_probabilities(whole))
 
     def _pack_p(self) -> tuple[Node, ...]:
-        """A warp's weights of 16 keys lie as a left factor does (PTX ISA, "Register Fragments for wgmma.mma_async")."""
+        """Pack P of 16 keys as operand A (PTX ISA, "Register Fragments for wgmma.mma_async")."""
         dtype = self.pipeline.v.operand.dtype
         return tuple(
             PackFragment(PROBABILITIES, (num(step), num(w)), _p(2 * step + w // 2, w % 2), dtype)

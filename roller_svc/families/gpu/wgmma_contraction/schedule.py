@@ -1,8 +1,8 @@
-"""Contraction group and its rProgram → schedule trees for matrix units that a warpgroup drives (`wgmma`).
+"""Contraction group and its rProgram → schedule trees for tensor cores driven by a warpgroup (`wgmma`).
 
-A block's last warpgroup, the producer, keeps a ring of staged tiles full: by bulk copies (TMA) that one thread asks
-for, or by all of its threads. The others multiply from shared memory, asynchronously, and write their own results.
-CUTLASS calls this warp-specialised; its persistent form has the next tile loaded while results are written.
+The kernel is warp-specialised (CUTLASS). A block's last warpgroup, the producer, fills pipeline stages by TMA loads
+that one thread issues, or by copies of all its threads. The consumer warpgroups multiply asynchronously from shared
+memory and store their own outputs. Persistent kernels load the next tile during the epilogue.
 """
 
 from __future__ import annotations
@@ -66,12 +66,14 @@ from roller_svc.ir.schedule_hopper import ClusterBarrier
 from roller_svc.ir.tensor_map import Swizzle, TensorMap
 
 _BUFFERS = (SHARED_A, SHARED_B)
-MAPS = ((".a_map",), (".b_map", ".b_map_2"))  # of what is staged for a, and for b of each sum
+MAPS = ((".a_map",), (".b_map", ".b_map_2"))  # tensor maps of A, and of B for each accumulator
 
 
 def lower(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[ScheduleTree, ...]:
-    """A block computes block.m x block.n of the output, a warpgroup thread.m x thread.n of that. One tree, or two where
-    the steps of all tiles are streamed."""
+    """Return one tree, or two under stream-K.
+
+    A block computes block.m x block.n of the output, a warpgroup thread.m x thread.n of that.
+    """
     contraction = _Contraction.of(group, program, hw.arch)
     if program.stream_k_blocks:
         work = replace(
@@ -114,7 +116,7 @@ class _Contraction:
         return cls(group.name, view, tile, copies, maps, tma_store or WarpgroupEpilogue(tile, outputs))
 
     def tree(self, scheduler: TileScheduler, epilogue: tuple[Node, ...]) -> ScheduleTree:
-        """One launch; `epilogue`: what consumers do with the sums of a visit."""
+        """Return one launch; `epilogue` is what consumers do with the accumulators of a tile."""
         tile = self.tile
         mainloop = WgmmaMainloop(self.view.dtype, tile, self.copies, multicast_consumers(tile.cluster, self.copies))
         synchronise: Node = ClusterBarrier() if mainloop.consumers_of_multicast else Barrier()
@@ -125,14 +127,16 @@ class _Contraction:
             Branch(is_producer, mainloop.producer_loop(scheduler), consumer),
         )  # fmt: skip
         if mainloop.consumers_of_multicast:
-            nodes += (synchronise,)  # no block ends while others still arrive at its barriers
+            nodes += (synchronise,)  # no block may exit while others arrive at its barriers
         nodes = scheduler.bind_block(mainloop.allocate(self.results.allocate(nodes)))
         nodes = (Loop(BLOCK, scheduler.blocks, LoopKind.BLOCK, warpgroup_threads(tile.consumers, nodes)),)
         return ScheduleTree(self.name, nodes, tensor_maps=self.maps, cluster=math.prod(tile.cluster))
 
     def store_or_leave_partial(self, partial: str, work: StreamKPartition) -> tuple[Node, ...]:
-        """Results of a tile of which the block has all steps; else its sums into memory: the tile that the block began
-        with is its first, any other its last."""
+        """Run the epilogue of a tile if the block has all its k-tiles, else store a partial tile.
+
+        The block's first tile is in slot 0, any later one in slot 1.
+        """
         whole = Op(
             OpKind.LAND, (eq(ref(".first"), num(0)), eq(ref(".last"), num(work.k_tiles))), DType.INT8
         )  # fmt: skip
@@ -153,7 +157,7 @@ class _Contraction:
 
 @dataclass(frozen=True, slots=True)
 class _Operands:
-    """What is known of the operands of a (side 0) and of b (1), one for each sum."""
+    """How A (side 0) and B (side 1, one operand for each accumulator) are copied."""
 
     view: GemmView
     tile: WgmmaTile
@@ -161,7 +165,7 @@ class _Operands:
     loads: WgmmaOperandLoads
 
     def copies(self, side: int) -> OperandCopies:
-        """How the producer fills the room of a side."""
+        """Return how the producer fills the buffer of a side."""
         operand, axis = (self.tile.a, self.tile.b)[side], (self.view.m, self.view.n)[side]
         extent = (self.tile.m, self.tile.columns)[side]
         if isinstance(operand.copy_plan, LoadClass):
@@ -181,7 +185,7 @@ class _Operands:
         return copies
 
     def maps(self, side: int) -> tuple[TensorMap, ...]:
-        """The tensor maps of its bulk copies."""
+        """Return the tensor maps of a side's TMA loads."""
         operand = (self.tile.a, self.tile.b)[side]
         if isinstance(operand.copy_plan, LoadClass):
             return ()
@@ -209,8 +213,10 @@ class _Operands:
         )
 
     def _boxes(self, side: int, operand: WgmmaOperand, extent: int) -> tuple[tuple[TmaTile, ...], Expr, Expr | None]:
-        """Of `extent` points for each sum, or of the part of them that is this block's to bring to all that share the
-        tile: its number, and those blocks."""
+        """Return TMA tiles of `extent` points for each accumulator, or this block's multicast slice of them.
+
+        The second value is the slice's number, the third the mask of the blocks that share the tile.
+        """
         rows, columns = self.tile.cluster
         blocks = (columns, rows)[side]
         number: Expr = num(0)

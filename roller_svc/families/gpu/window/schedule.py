@@ -1,7 +1,7 @@
-"""Windowed group and its rProgram → schedule tree for a GPU: a thread's neighbouring outputs share their inputs.
+"""Windowed reduction and its rProgram → schedule tree for a GPU: adjacent outputs of a thread share their inputs.
 
-A thread computes a few outputs along each window's axis, and vectors along a row without a window. It holds the inputs
-under one line of its windows in registers and reads each once.
+A thread computes some outputs along each window's axis, and vectors along a row without a window. It loads the inputs
+under one line of its windows to registers once.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ from roller_svc.schedule.nest_statements import (
     wrap_in_storages,
 )
 
-WIDEST_BYTES = 16  # of one access of a thread (LD.128)
+WIDEST_BYTES = 16  # one access of a thread (LD.128)
 
 
 def lower(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[ScheduleTree, ...]:
-    """One tree. The outputs of a thread are neighbours along every axis."""
+    """Return one tree; the outputs of a thread are adjacent along every axis."""
     space = window_space(program.space)
     if space is None:
         raise InvariantError(f"{group.name} has no windows for threads to slide")
     lowered = _Windows(group, program, space)
     needs = BlockResources(program.threads, window_registers(space, lowered.thread, hw.limits), 0)
-    # as many blocks as the model counts on: left alone, the compiler reads all lines ahead and leaves room for few
+    # launch bounds: without them the compiler hoists all line loads, and registers allow few blocks
     resident = min(blocks_per_core(needs, hw), ceil_div(program.grid, hw.num_cores))
     return (ScheduleTree(group.name, lowered.blocks(), resident=resident),)
 
@@ -80,7 +80,7 @@ class _Windows:
 
     @cached_property
     def elements(self) -> tuple[tuple[str, int], ...]:
-        """Variable and count of each axis along which a thread has several outputs, that along the row last."""
+        """Return variable and count of each axis along which a thread has several outputs, the row's last."""
         elements = [(f"{self.names[w.axis]}.element", self.thread[w.axis]) for w in self.register_windows]
         if self.lanes > 1:
             elements.append((f"{self.row}.element", self.lanes))
@@ -106,7 +106,7 @@ class _Windows:
         return {a.name: ref(f"{a.name}.first") for a in self.group.outer}
 
     def _at(self) -> dict[str, Expr]:
-        """The place of one of the thread's outputs, its element variables bound."""
+        """Return the position of one of the thread's outputs; its element variables are bound."""
         varying = {var for var, _ in self.elements}
         return {
             name: add(first, ref(f"{name}.element")) if f"{name}.element" in varying else first
@@ -122,7 +122,7 @@ class _Windows:
         return lt(position, num(extent)) if self._has_tail(axis) else None
 
     def _for_each_output(self, body: tuple[Node, ...]) -> tuple[Node, ...]:
-        """The body for each of the thread's outputs; neighbours along the row are lanes of a vector."""
+        """Loop over the thread's outputs; adjacent ones along the row are lanes of a vector."""
         for var, count in reversed(self.elements):
             kind = LoopKind.VECTOR if var == f"{self.row}.element" else LoopKind.UNROLL
             body = (Loop(var, count, kind, body),)
@@ -145,14 +145,14 @@ class _Windows:
         return wrap_in_storages(storages, (*self._guard_first_output(tuple(nodes)), *self._store_outputs()))
 
     def _guard_first_output(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
-        """Under the condition that the thread's first output is one."""
+        """Guard the nodes by the condition that the thread's first output exists."""
         inside: Expr | None = None
         for axis in self.group.outer:
             inside = logical_and(inside, self._inside(ref(f"{axis.name}.first"), axis.name))
         return nodes if inside is None else (Branch(inside, nodes),)
 
     def _store_outputs(self) -> tuple[Node, ...]:
-        """The statements at each output, once all are reduced: vectors along the row where all of them are outputs."""
+        """Execute the statements at each output after all reductions, by full vectors along the row if possible."""
         nodes = self._epilogue()
         done = ""
         if self.elements:
@@ -203,7 +203,7 @@ class _Windows:
 
     # windows --------------------------------------------------------------------------------------------------------
     def _reduce_windows(self, statement: TensorExpr, combine: Combine) -> tuple[Node, ...]:
-        """All outputs' windows: lines of inputs one after the other, each held while the windows slide along it."""
+        """Reduce the windows of all outputs, one line of inputs in registers after the other."""
         inner = inner_axes(statement, self.group.outer)
         windows = tuple(w for w in self.register_windows if any(a.name == w.inner for a in inner))
         line_inputs = tuple(dict.fromkeys(_window_inputs(statement.body, self._strides(windows)))) if windows else ()
@@ -231,12 +231,14 @@ class _Windows:
         return nodes
 
     def _strides(self, windows: tuple[Window, ...]) -> dict[str, tuple[str, int]]:
-        """Inner axis → outer axis, stride."""
+        """Return outer axis and stride of each inner axis."""
         return {w.inner: (self.names[w.axis], w.stride) for w in windows}
 
     def _accumulate_line(self, acc: Compute, windows: tuple[Window, ...], line: tuple[int, ...]) -> tuple[Node, ...]:
-        """The part that a line of inputs has in each output that it lies under: `line` is its place along each window
-        but the last."""
+        """Accumulate a line of inputs into each output whose window covers it.
+
+        `line` is its position along each window but the last.
+        """
         nodes: tuple[Node, ...] = (acc,)
         if self.elements and self.elements[-1][0] == f"{self.row}.element":
             var, count = self.elements[-1]
@@ -261,17 +263,17 @@ class _Windows:
     def _element_loop(self, window: Window, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
         name = self.names[window.axis]
         if name == self.row:
-            return nodes  # it is the vector loop
+            return nodes  # this axis is the vector loop
         return (Loop(f"{name}.element", self.thread[window.axis], LoopKind.UNROLL, nodes),)
 
     def _line_index(self, windows: tuple[Window, ...]) -> tuple[Expr, ...]:
-        """Where an output's input lies in the line: under tap `inner` of the window of its element."""
+        """Return the index of an output's input in the line, under tap `inner` of its window."""
         last = windows[-1]
         position = add(mul(ref(f"{self.names[last.axis]}.element"), num(last.stride)), ref(last.inner))
         return (position, *((ref(f"{self.row}.element"),) if self.lanes > 1 else ()))
 
     def _line(self, name: str, expr: Expr, windows: tuple[Window, ...]) -> tuple[Storage, tuple[Node, ...]]:
-        """Registers for what lies under one line of all windows, and the loop that fills them."""
+        """Return the registers of the inputs under one line of all windows, and the loop that loads them."""
         last, first = windows[-1], self._first_outputs()
         extent = last.input_extent(self.thread[last.axis])
         positions: dict[str, Expr] = {**first, last.inner: ref(".place")}
@@ -295,7 +297,7 @@ class _Windows:
         return registers, tuple(_aligned_loops(".place", extent, node, self._aligned(expr, last)))
 
     def _aligned(self, expr: Expr, window: Window) -> tuple[int, int]:
-        """(first place of a line that lies at an aligned address, neighbours that are then loaded together)."""
+        """Return (first aligned position of a line, elements of one aligned load)."""
         load = loads_of(expr)[0]
         place = affine(load.index[-1]) if load.index else None
         width = math.gcd(WIDEST_BYTES // load.dtype.bytes, window.stride * self.thread[window.axis])
@@ -304,7 +306,7 @@ class _Windows:
         return -place.offset % width, width
 
     def _is_under_window(self, window: Window, position: Expr) -> Expr | None:
-        """Whether some output has the place under its window: those beyond the edge have none."""
+        """Return the condition that some output's window covers the position; those beyond the edge have none."""
         axis = self.names[window.axis]
         if not self._has_tail(axis):
             return None
@@ -314,7 +316,7 @@ class _Windows:
 
 
 def _aligned_loops(var: str, count: int, node: Compute, aligned: tuple[int, int]) -> Iterator[Node]:
-    """A loop in parts: what lies before an aligned place, whole vectors, and the rest."""
+    """Yield loops up to the first aligned position, over full vectors, and over the tail."""
     first, width = aligned
     first = min(first, count)
     vectors = (count - first) // width * width if width > 1 else 0
@@ -331,9 +333,9 @@ def _aligned_loops(var: str, count: int, node: Compute, aligned: tuple[int, int]
 
 # expressions ----------------------------------------------------------------------------------------------------------
 def _window_inputs(expr: Expr, strides: dict[str, tuple[str, int]]) -> Iterator[Expr]:
-    """The largest parts of a body that read memory and depend on windows' axes only as stride * outer + inner.
+    """Yield the largest parts of a body that load memory and use window axes only as stride * outer + inner.
 
-    Not those in a branch of a Select that is itself no such part: it may guard them.
+    Parts within a branch of another Select are left out, since the Select may guard them.
     """
     loads = loads_of(expr)
     if loads and _moves_with_windows(expr, strides) and not any(any(x.bounds_checked) for x in loads):
@@ -358,7 +360,7 @@ def _moves_with_windows(expr: Expr, strides: dict[str, tuple[str, int]]) -> bool
 
 
 def _replace_subexpressions(expr: Expr, loads: dict[Expr, Load]) -> Expr:
-    """The expression with those parts of it replaced."""
+    """Replace these parts of the expression by their loads."""
     if expr in loads:
         return loads[expr]
     operands = children(expr)

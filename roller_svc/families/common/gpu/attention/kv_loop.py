@@ -1,4 +1,4 @@
-"""Mask, split keys → the steps over keys that a block makes, as expressions of where it stands."""
+"""Loop over the KV tiles of an attention block under a mask and split KV, as index expressions."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class KvTileCopy(MmaOperandCopy):
 
 @dataclass(frozen=True, slots=True)
 class KvTileLoop:
-    """A block's steps: those with keys that its rows see, and those beyond, of which maxima may say that they count."""
+    """A block's KV tiles: those visible to its rows, and masked ones, which count if a row's maximum is low enough."""
 
     tile: TiledAttention[StagedBuffer]
     rows: TileAxis
@@ -63,17 +63,16 @@ class KvTileLoop:
 
     @property
     def tiles_per_split(self) -> int:
-        """Of a block, where several share the keys."""
+        """Return the number of KV tiles of a block under split KV."""
         return ceil_div(self.kv_tiles, self.tile.kv_splits)
 
     @property
     def may_need_masked_tiles(self) -> bool:
-        """Whether steps that the mask leaves out may have to be made after all."""
+        """Return whether masked tiles may have to be processed after all."""
         return bool(self.bounds.uppers) and self.bounds.finite_fill is not None
 
     def bind_bounds(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
-        """The nodes, with the numbers of the first step, of the first that the mask leaves out, of the first that is
-        not the block's."""
+        """Bind the first tile, the first masked tile after the visible ones, and the end of the block's tiles."""
         begin: Expr = mul(ref(SPLIT), num(self.tiles_per_split)) if self.tile.kv_splits > 1 else num(0)
         end: Expr = (
             min_(add(begin, num(self.tiles_per_split)), num(self.kv_tiles))
@@ -98,8 +97,10 @@ class KvTileLoop:
         return self._range(ref(VISIBLE), ref(LAST))
 
     def is_unmasked(self, step: Expr, exact: KeyBounds) -> Expr | None:
-        """Whether each of the block's rows keeps all keys of the step; None: all steps are so. `exact`: what keys the
-        mask keeps."""
+        """Return the condition that every row of the block sees all keys of the tile, or None if all tiles are so.
+
+        `exact` holds the bounds of the visible keys.
+        """
         keys = self.tile.kv
         end = mul(add(step, num(1)), num(keys))
         condition: Expr | None = None
@@ -113,9 +114,11 @@ class KvTileLoop:
 
     def passes(self, needs_masked_tiles: Expr, work: Callable[[KTileRange, Expr], tuple[Node, ...]],
                threads: int | None = None) -> tuple[Node, ...]:  # fmt: skip
-        """The work on the steps that rows see; a second time on those that the mask leaves out, if some row has no
-        score that makes theirs vanish, which threads say by `counts_beyond`. Work is given the steps of a pass and how
-        many there were in passes before; `threads`: as `AnyThread` has them."""
+        """Process the visible tiles, then the masked ones if any thread reports `needs_masked_tiles`.
+
+        Masked tiles count if some row has no score large enough to make theirs vanish. `work` gets the tiles of a pass
+        and the number of tiles in passes before. `threads` is that of `AnyThread`.
+        """
         visible, masked = self.visible, self.masked
         if not self.may_need_masked_tiles:
             return work(visible, num(0))
@@ -129,7 +132,7 @@ class KvTileLoop:
         return (Loop(PASS, 2, LoopKind.SERIAL, nodes),)
 
     def block_loops(self, view: GemmView, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
-        """Blocks that share keys and values follow each other; of those under a mask, the ones with most keys first."""
+        """Loop over blocks: those that share K and V are adjacent, and under a mask those with most keys come first."""
         tile = self.tile
         count = ceil_div(view.m.extent, tile.m)
         if self.bounds.uppers:
@@ -145,8 +148,9 @@ class KvTileLoop:
         return nodes
 
     def for_each_tile(self, view: GemmView, block_loops: int, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
-        """The nodes for each tile of a block that computes several one after the other: tiles in the order of `blocks`,
-        block i those numbered i, i + blocks, ..."""
+        """Loop over the tiles of a persistent block: in the order of `block_loops`, tiles i, i + blocks, ... for block
+        i.
+        """
         rows, columns = ceil_div(view.m.extent, self.tile.m), ceil_div(view.n.extent, self.tile.n)
         loops = [(axis.name, axis.extent) for axis in view.batch] + [("n.block", columns), ("m.block", rows)]
         tiles = stride = math.prod(extent for _, extent in loops)
@@ -167,7 +171,7 @@ class KvTileLoop:
         return sub(num(0), self._max_bound(negate(bound)))
 
     def _max_bound(self, bound: Affine) -> Expr:
-        """Of the bound, over the block's rows (`attention_mask.greatest`)."""
+        """Return the maximum of the bound over the block's rows (see `mask.greatest`)."""
         outermost = self.rows.members[0]
         stride = self.rows.extent // outermost.extent
         inner = {a.name: a.extent for a in self.rows.members[1:]}

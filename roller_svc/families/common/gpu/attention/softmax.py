@@ -1,7 +1,7 @@
-"""A warp's products of a step → weights of the values and what they change: the online softmax, in registers.
+"""Online softmax of a warp's scores in registers (Milakov & Gimelshein, 2018).
 
-Every lane has pieces of two rows of each fragment: lanes of a quad share rows and join their maxima (FlashAttention-2:
-Dao, arXiv:2307.08691, algorithm 1).
+Every lane holds elements of two rows of each fragment. Lanes of a quad share rows and reduce their maxima
+(FlashAttention-2: Dao, arXiv:2307.08691, algorithm 1).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from roller_svc.ir.index import add, logical_and, lt, mul, num, ref
 from roller_svc.ir.program import Combine, identity
 from roller_svc.ir.schedule import Branch, Compute, Exp2, Let, Loop, LoopKind, Node, WarpReduce
 
-KEY_STEP = ".key_step"  # number of the step along all keys
+KEY_STEP = ".key_step"  # number of the KV tile
 SCORES, PEAK, MAXIMUM, TOTAL, SHIFT, RESCALE = ".scores", ".peak", ".maximum", ".total", ".shift", ".rescale"
 QUAD = 4  # lanes that share the rows of a fragment
 ROW = (AxisRef("m.fragment"), AxisRef(".half"))
@@ -35,7 +35,7 @@ _MINUS_INFINITY = identity(Combine.MAX, _F32)
 
 @dataclass(frozen=True, slots=True)
 class Softmax:
-    """`result`: where among the registers of results the word of a fragment is."""
+    """Online softmax of one attention kernel; `result` is the register index of a fragment's word in O."""
 
     attention: Attention
     tile: TiledAttention[StagedBuffer]
@@ -44,25 +44,28 @@ class Softmax:
     result: tuple[Expr, ...]
 
     def update_probabilities(self, is_unmasked: Expr | None = None) -> tuple[Node, ...]:
-        """Scores become weights; maxima and sums follow. `whole`: whether no row leaves out any key of the step."""
+        """Turn scores into probabilities and update row_max and row_sum.
+
+        `is_unmasked` is the condition that no row masks a key of the tile.
+        """
         return (*self._mask_scores(is_unmasked), *self._reduce_row_max(), *self._exp())
 
     def rescale_o(self) -> Node:
-        """Results so far, below the new maxima."""
+        """Rescale O to the new row_max."""
         return self.for_each_output(lambda result: _times(result, Load(RESCALE, ROW, _F32)))
 
     def normalize(self) -> tuple[Node, ...]:
-        """Results over the sums of exponentials, once lanes have joined these."""
+        """Divide O by row_sum, which must have been reduced over the lanes."""
         reciprocal = Op(OpKind.DIV, (Const(1.0, _F32), Load(TOTAL, ROW, _F32)), _F32)
         inverse = self.for_each_row((Compute(TOTAL, ROW, reciprocal),))
         return (inverse, self.for_each_output(lambda result: _times(result, Load(TOTAL, ROW, _F32))))
 
     def reduce_row_sum(self) -> Node:
-        """Sums of exponentials of whole rows, in each of their lanes."""
+        """Reduce row_sum over the lanes that share a row."""
         return self.for_each_row((WarpReduce(TOTAL, ROW, Combine.SUM, QUAD),))
 
     def needs_fully_masked_pass(self, fill: float) -> Expr:
-        """Whether scores of that value are not so far below the maximum of a row of this thread that they vanish."""
+        """Return whether scores of value `fill` do not vanish below the row_max of some row of this thread."""
 
         def of_row(row: int) -> Op:
             maximum = Load(MAXIMUM, (num(row // 2), num(row % 2)), _F32)
@@ -75,12 +78,12 @@ class Softmax:
 
     # each row of a lane ---------------------------------------------------------------------------------------------
     def for_each_row(self, nodes: tuple[Node, ...]) -> Node:
-        """For both rows that a lane has of each fragment."""
+        """Loop over both rows that a lane has of each fragment."""
         halves = Loop(".half", 2, LoopKind.UNROLL, nodes)
         return Loop("m.fragment", self.tile.row_fragments, LoopKind.UNROLL, (halves,))
 
     def bind_row(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
-        """The nodes with the axes of the row as they are there."""
+        """Bind the axes of the row."""
         row = add(mul(ref("m.warp"), num(self.tile.warp_m)), add(mul(ref("m.fragment"), num(ROWS)), row_of_word()))
         position = add(mul(ref("m.block"), num(self.tile.m)), row)
         return (Let("m.place", position, bind_members(self.rows, ref("m.place"), nodes)),)
@@ -95,7 +98,7 @@ class Softmax:
 
     # steps ----------------------------------------------------------------------------------------------------------
     def _mask_scores(self, is_unmasked: Expr | None) -> tuple[Node, ...]:
-        """Products become scores, of which the greatest is noted."""
+        """Turn products into scores and update row_max."""
         start = Compute(PEAK, ROW, Load(MAXIMUM, ROW, _F32))
         masked = self.for_each_row(self.bind_row((start, self._update_row_max(self._value(self.attention.score)))))
         if is_unmasked is None:
@@ -110,7 +113,7 @@ class Softmax:
         )
 
     def _update_row_max(self, value: Expr) -> Node:
-        """Scores of a row that are that value."""
+        """Store the scores `value` of a row and update its maximum."""
         (key,) = self.keys.members
         score = Compute(SCORES, self._score, value)
         score_ = Load(SCORES, self._score, _F32)
@@ -120,7 +123,7 @@ class Softmax:
         return self._each_key((Let("key.place", place, (Let(key.name, ref("key.place"), (score, noted)),)),))
 
     def _score_in_registers(self, score: Expr) -> Expr:
-        """The score of what is in registers."""
+        """Replace the product in the score by its register."""
         product = self.attention.scores_load.tensor
 
         def change(node: Expr) -> Expr:
@@ -130,7 +133,7 @@ class Softmax:
         return rewrite(score, change)
 
     def _value(self, score: Expr) -> Expr:
-        """The score, minus infinity beyond the last key. Rows past the last one read nothing."""
+        """Return the score, or minus infinity beyond the last key; rows beyond the end read nothing."""
         value = self._score_in_registers(score)
         inside = lt(ref("key.place"), num(self.keys.extent)) if self.keys.extent % self.tile.kv else None
         return self._of_rows(value, inside)
@@ -142,9 +145,9 @@ class Softmax:
         return value if inside is None else Select(inside, value, identity(Combine.MAX, value.dtype), value.dtype)
 
     def _reduce_row_max(self) -> tuple[Node, ...]:
-        """Maxima of rows, joined; what is subtracted from exponents, in powers of two; what sums so far shrink by.
+        """Reduce row_max over lanes and compute the exponents' shift and the rescaling of O, in powers of two.
 
-        While a row has no score but minus infinity nothing is subtracted: its weights are 0, not NaN.
+        The shift of a row with only minus infinity is 0, so that its probabilities are 0 and not NaN.
         """
         peak, old = Load(PEAK, ROW, _F32), Load(MAXIMUM, ROW, _F32)
         unit = Const(self.attention.scale / math.log(2.0), _F32)
@@ -163,7 +166,7 @@ class Softmax:
         )  # fmt: skip
 
     def _exp(self) -> tuple[Node, ...]:
-        """Scores become weights, which are added up lane by lane."""
+        """Turn scores into probabilities and add them to each lane's row_sum."""
         unit = Const(self.attention.scale / math.log(2.0), _F32)
         here = Load(SCORES, self._score, _F32)
         exponent = Op(OpKind.SUB, (_times(here, unit), Load(SHIFT, ROW, _F32)), _F32)
@@ -175,7 +178,7 @@ class Softmax:
         return (self.for_each_row((each,)),)
 
     def for_each_output(self, update: Callable[[Load], Expr]) -> Node:
-        """All results of a lane, changed."""
+        """Update every element of O in a lane."""
         change = Compute(ACC, self.result, update(Load(ACC, self.result, _F32)))
         pairs = Loop(".pair", 2, LoopKind.UNROLL, (change,))
         return self.for_each_row((Loop("n.fragment", self.tile.fragments, LoopKind.UNROLL, (pairs,)),))
@@ -186,7 +189,7 @@ def _times(a: Expr, b: Expr) -> Expr:
 
 
 def init_softmax(softmax: Softmax) -> tuple[Node, ...]:
-    """Before the first key: results and sums 0, maxima minus infinity."""
+    """Initialise O and row_sum with 0 and row_max with minus infinity."""
     zero = Const(0.0, _F32)
     rows = softmax.for_each_row((Compute(MAXIMUM, ROW, _MINUS_INFINITY), Compute(TOTAL, ROW, zero)))
     return (softmax.for_each_output(lambda _: zero), rows)

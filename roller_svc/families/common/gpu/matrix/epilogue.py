@@ -1,6 +1,6 @@
-"""Sums of a matrix contraction, in registers → outputs: through shared memory, so that memory is met in wide rows.
+"""Epilogue of matrix contractions: accumulators go through shared memory, so that global accesses are wide rows.
 
-Neighbouring sums of a matrix contraction → what its epilogue makes of them, stored in wide pieces.
+`EpilogueStore` computes and stores adjacent outputs; `MmaEpilogue` moves a block's accumulators to it.
 """
 
 from __future__ import annotations
@@ -21,24 +21,26 @@ from roller_svc.ir.program import Combine, TensorExpr, identity
 from roller_svc.ir.schedule import Barrier, Branch, Compute, Let, Loop, LoopKind, Node, Scope, Storage, WarpReduce
 from roller_svc.schedule.nest_statements import RowReads, convert_to_type, row_tensors, wrap_in_storages
 
-# Operations that unrolled rounds may come to: their loads are under way together, but compilers take time over them.
+# Maximal operations in unrolled rounds: unrolling overlaps their loads but costs compile time.
 UNROLLED_OPERATIONS = 256
-FUNCTION_OPERATIONS = 16  # of a function such as erf, once it is written out
+FUNCTION_OPERATIONS = 16  # operations of an inlined function such as erf
 _PLAIN = frozenset({OpKind.ADD, OpKind.SUB, OpKind.MUL, OpKind.NEG, OpKind.MAX, OpKind.MIN, OpKind.RELU}) | COMPARISONS
 
 
 @dataclass(frozen=True, slots=True)
 class EpilogueStore:
-    """`m` and `n`: places come in whole multiples of these along both axes, beyond the end too."""
+    """Epilogue and stores of adjacent outputs; positions cover whole multiples of `m` and `n`, beyond the axes' ends
+    too.
+    """
 
     view: GemmView
     m: int
     n: int
 
     def nodes(self, accumulator: Load, width: int) -> tuple[Node, ...]:
-        """The epilogue's statements at m.place and `width` places from n.place on, where they are inside.
+        """Execute the epilogue at m.place and `width` positions from n.place on, where these are inside.
 
-        `total` is the sum at the one that `.lane` counts.
+        `accumulator` is the one at `.lane`.
         """
         view = self.view
         lead = view.n.members[-1].name
@@ -49,10 +51,9 @@ class EpilogueStore:
         return (Branch(inside, nodes),) if inside is not None else nodes
 
     def vector_width(self, columns: int) -> int:
-        """Neighbours along n, a divisor of `columns`, that every store of the epilogue can take at once, up to 16 bytes
-        of the widest.
+        """Return the widest vector along n, a divisor of `columns` of at most 16 bytes, for all stores of the epilogue.
 
-        Beyond the innermost axis only the address of a store is sure to count on: what else is read at a place is not.
+        Stores are affine beyond the innermost axis; other values that depend on the position may not be.
         """
         group, lead = self.view.group, self.view.n.members[-1]
         types = dict(group.stored)
@@ -74,13 +75,13 @@ class EpilogueStore:
 
     @property
     def operations(self) -> int:
-        """Of one output point, its store counted as one."""
+        """Return the number of operations of one output point, with its store."""
         expressions = (expression for s in self.view.group.statements[1:] for expression in iter_subexpressions(s.body))
         return 1 + sum(1 if p.kind in _PLAIN else FUNCTION_OPERATIONS for p in expressions if isinstance(p, Op))
 
 
 def is_inside_axis(axis: TileAxis, tile: int, place: str) -> Expr | None:
-    """Whether the place is on the axis; None where tiles end with it."""
+    """Return the condition that a position is on the axis, or None if tiles divide it."""
     return lt(ref(place), num(axis.extent)) if axis.extent % tile else None
 
 
@@ -89,11 +90,13 @@ ACC_TILE, PARTIAL = ".sums", ".part"
 
 @dataclass(frozen=True, slots=True)
 class MmaEpilogue:
+    """Epilogue of a block's accumulators in MMA fragments."""
+
     view: GemmView
     tile: MmaTile
 
     def nodes(self) -> tuple[Node, ...]:
-        """Some rows of every warp at a time: sums to shared memory, then outputs in rows of it."""
+        """Store some rows of every warp at a time to shared memory, then process them by rows."""
         tile, dtype = self.tile, self.view.dtype
         fragments = tile.epilogue_fragments
         rounds = tile.fragments[0] // fragments
@@ -112,7 +115,7 @@ class MmaEpilogue:
         return (Storage(ACC_TILE, dtype, shape, Scope.SHARED, nodes, pad, aliases=(SHARED_A, SHARED_B)),)
 
     def _to_shared(self, first: int, count: int) -> Node:
-        """Some of the warp's rows into the shared tile."""
+        """Store some of the warp's rows to the shared tile."""
         fragment = self.tile.fragment
         row = add(mul(add(mul(ref("m.warp"), num(count)), ref(".i")), num(fragment.rows)), row_of_word(fragment))
         column = add(mul(ref("n.warp"), num(self.tile.warp_n)), mul(ref("n.fragment"), num(fragment.columns)))
@@ -123,7 +126,7 @@ class MmaEpilogue:
         return Loop(".i", count, LoopKind.UNROLL, (columns,))
 
     def _to_memory(self, number: int, count: int) -> tuple[Node, ...]:
-        """Every thread takes `width` neighbours of a row, threads along the row."""
+        """Process `width` adjacent outputs of a row by each thread; threads follow the row."""
         tile = self.tile
         width = self.outputs.vector_width(self.columns)
         rows, per_row = tile.warps[0] * count * tile.fragment.rows, self.columns // width
@@ -143,13 +146,13 @@ class MmaEpilogue:
         return (Loop(".round", rounds, kind, nodes),)
 
     def _row_index(self, number: int, count: int) -> Expr:
-        """Where along m row `.row` of the shared tile is, in that round: the rows of each warp follow each other."""
+        """Return the index along m of row `.row` of the shared tile in a round; a warp's rows are contiguous."""
         rows_of_warp = count * self.tile.fragment.rows
         row = add(mul(ref("m.block"), num(self.tile.m)), mul(div(ref(".row"), rows_of_warp), num(self.tile.warp_m)))
         return add(add(row, num(number * rows_of_warp)), mod(ref(".row"), rows_of_warp))
 
     def _row_reduction(self, reduction: TensorExpr, number: int, count: int) -> tuple[Node, ...]:
-        """A warp takes a row: each lane the columns that are its own, then the lanes join."""
+        """Reduce a row by each warp: lanes reduce their columns, then a warp reduction combines them."""
         tile, view = self.tile, self.view
         rows, lanes, warps = tile.warps[0] * count * tile.fragment.rows, tile.fragment.lanes, math.prod(tile.warps)
         combine = reduction.combine or Combine.SUM
@@ -185,21 +188,21 @@ class MmaEpilogue:
 
     @property
     def columns(self) -> int:
-        """Points of a row of the tile."""
+        """Return the output columns of the tile."""
         return self.tile.n // self.view.group.space.num_accumulators
 
     @property
     def outputs(self) -> EpilogueStore:
-        """What becomes of sums. A second one at a point is a map to it: what stands half a row further on."""
+        """Return the store of outputs; a dual GEMM's second accumulator is half a row further."""
         second = add(add(ref(".element"), num(self.columns)), ref(".lane"))
         view = self.view.with_second_result(Load(ACC_TILE, (ref(".row"), second), self.view.dtype))
         return EpilogueStore(view, self.tile.m, self.columns)
 
 
-# Lane l of mma.sync has the elements 2 (l % 4) and the next of row l / 4, then those of the row 8 below (PTX ISA,
-# fragment of D); of MFMA four rows from 4 (l / 16) on in column l % 16 (AMD Instinct MI200 ISA).
+# Lane l of mma.sync holds elements 2 (l % 4) and 2 (l % 4) + 1 of row l / 4, then those of the row 8 below (PTX ISA,
+# fragment of D). Lane l of MFMA holds four rows from 4 (l / 16) in column l % 16 (AMD Instinct MI200 ISA).
 def for_each_word(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
-    """For each of the four words that a lane has of an instruction's results."""
+    """Loop over the four words that a lane holds of an instruction's result."""
     return (Loop(".half", 2, LoopKind.UNROLL, (Loop(".pair", 2, LoopKind.VECTOR, nodes),)),)
 
 

@@ -1,10 +1,7 @@
-"""Staged tiles and fragments of a matrix contraction → its pipeline over the steps of k, sums left in registers.
+"""Multistage pipeline of a matrix contraction: staged k-tiles, fragments and MMAs with accumulators in registers.
 
-Where the lanes of a warp find their fragments in staged tiles: ldmatrix rows, plain words, or runs of elements.
-
-Layouts are those of PTX ISA, "Matrix Fragments for mma.m16n8k16" and "ldmatrix", and of MFMA (`tile.py`).
-
-Stagings of a block → slots that are filled in turns, some steps ahead of the work on them.
+Fragment layouts are those of PTX ISA, "Matrix Fragments for mma.m16n8k16" and "ldmatrix", and of MFMA (`tile.py`). The
+pipeline is CUTLASS's multistage mainloop: stages form a circular buffer that is filled some k-tiles ahead.
 """
 
 from __future__ import annotations
@@ -37,11 +34,11 @@ from roller_svc.ir.schedule import (
 SHARED_A, SHARED_B = ".a_shared", ".b_shared"  # staged tiles
 A, B = ".a", ".b"  # fragments, in registers
 LANE, LANES = ".lane_id", MMA_SYNC.lanes
-STAGE = ".slot"  # of the step that is multiplied
+STAGE = ".slot"  # of the k-tile that is multiplied
 
 
 def a_fragment(staged: StagedTile, row: Expr, k_step: Expr, index: tuple[Expr, ...]) -> tuple[Node, ...]:
-    """Four matrices: rows 0 to 7 and 8 to 15 of the first 16 bytes of k, then of the second."""
+    """Load a fragment of A: rows 0 to 7 and 8 to 15 of the first 16 bytes of k, then of the second."""
     lane, chunk = ref(LANE), staged.chunk
     k = mul(k_step, num(2 * chunk))
     if staged.k_major:
@@ -62,7 +59,7 @@ def a_fragment(staged: StagedTile, row: Expr, k_step: Expr, index: tuple[Expr, .
 def b_fragments(
     staged: StagedTile, column: Expr, k_step: Expr, index: tuple[Expr, ...], count: int
 ) -> tuple[Node, ...]:
-    """One or two fragments of 8 columns: the first 16 bytes of k, then the second, of one and then of the other."""
+    """Load one or two fragments of 8 columns: for each the first 16 bytes of k, then the second."""
     lane, chunk = ref(LANE), staged.chunk
     k = mul(k_step, num(2 * chunk))
     if staged.k_major:
@@ -83,7 +80,7 @@ def b_fragments(
 def lane_elements(
     staged: StagedTile, fragment: Fragment, source: tuple[str, Expr, Expr], target: tuple[str, tuple[Expr, ...]]
 ) -> Node:
-    """A lane's elements of MFMA's fragment at a staged row and step along k (`source`): one quarter of its row."""
+    """Load a lane's elements of an MFMA fragment, a quarter of its row, at the row and k of `source`."""
     shared, row, k_step = source
     tensor, index = target
     along_k = fragment.step_bytes // staged.dtype.bytes
@@ -113,7 +110,7 @@ STEP = AxisRef("k.step")
 
 @dataclass(frozen=True, slots=True)
 class KTileRange:
-    """The steps that one pass takes: `count` of them from `first` on, never more than `most`."""
+    """The k-tiles of one pass: `count` from `first` on, at most `max_count`."""
 
     first: Expr
     count: Expr
@@ -121,19 +118,19 @@ class KTileRange:
 
     @property
     def number(self) -> Expr:
-        """Of the step that is worked on."""
+        """Return the number of the current k-tile."""
         return add(self.first, STEP)
 
 
 @dataclass(frozen=True, slots=True)
 class MultistagePipeline:
-    """Each slot has a step's tile of every staging."""
+    """A circular buffer of stages; each holds a k-tile of every operand."""
 
     stages: int
     copies: tuple[MmaOperandCopy, ...]
 
     def allocate(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
-        """Shared memory around the nodes."""
+        """Allocate the shared memory around the nodes."""
         for copy in reversed(self.copies):
             staged_tile = copy.staged
             shape = (self.stages, staged_tile.rows, staged_tile.row)
@@ -146,11 +143,11 @@ class MultistagePipeline:
 
     @property
     def prefetch_stages(self) -> int:
-        """Steps that are requested before they are used."""
+        """Return the number of k-tiles in flight ahead of the current one."""
         return self.stages - 1
 
     def prologue(self, steps: KTileRange) -> tuple[Node, ...]:
-        """The first slots, before the steps begin."""
+        """Fill the first stages before the main loop."""
         nodes: tuple[Node, ...] = ()
         for step in range(self.prefetch_stages):
             fill: tuple[Node, ...] = ()
@@ -161,10 +158,9 @@ class MultistagePipeline:
         return nodes
 
     def mainloop(self, steps: KTileRange, work: tuple[Node, ...]) -> Node:
-        """The work on every step: waits for its own tiles, begins those of a later step in the slot that the step
-        before has left, works.
+        """Loop over the k-tiles: wait for the current one, start a later one in the free stage, then work.
 
-        What goes through registers is loaded before the work, if there is room for it, and stored behind.
+        Copies through registers load before the work, if registers suffice, and store after it.
         """
         later = add(STEP, num(self.prefetch_stages))
         source, stage = add(steps.first, later), mod(later, self.stages)
@@ -189,7 +185,7 @@ class MultistagePipeline:
 
     @property
     def is_async(self) -> bool:
-        """Whether each step has a group of copies, perhaps an empty one."""
+        """Return whether each k-tile has a group of asynchronous copies, possibly empty."""
         return any(copy.is_async for copy in self.copies)
 
     @property
@@ -198,7 +194,7 @@ class MultistagePipeline:
 
 
 def _if_valid_step(step: Expr, steps: KTileRange, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
-    """The nodes where there is such a step, counted from the first."""
+    """Execute the nodes if the pass has that k-tile, counted from its first."""
     return (Branch(lt(step, steps.count), nodes),) if nodes else ()
 
 
@@ -208,7 +204,7 @@ FRAGMENT: tuple[AxisRef, AxisRef] = (AxisRef("m.fragment"), AxisRef("n.fragment"
 
 @dataclass(frozen=True, slots=True)
 class MmaMainloop:
-    """`dtype`: of the sums. Copies of both operands stay `tile.stages - 1` steps ahead of the multiplications."""
+    """MMAs of a warp over the pipeline's k-tiles; `dtype` is the accumulators' type."""
 
     dtype: DType
     tile: MmaTile
@@ -216,11 +212,11 @@ class MmaMainloop:
     b: MmaOperandCopy
 
     def accumulators(self, body: tuple[Node, ...]) -> tuple[Node, ...]:
-        """Room for a warp's sums around the nodes that use them."""
+        """Allocate a warp's accumulators around the nodes that use them."""
         return (Storage(ACC, self.dtype, (*self.tile.fragments, 4), Scope.REGISTER, body),)
 
     def threads(self, body: tuple[Node, ...]) -> tuple[Node, ...]:
-        """The warps and lanes of a block."""
+        """Loop over the warps and lanes of a block."""
         rows, columns = self.tile.warps
         warp = add(mul(ref("m.warp"), num(columns)), ref("n.warp"))
         body = (Let(THREAD, add(mul(warp, num(self.tile.fragment.lanes)), ref(LANE)), body),)
@@ -233,7 +229,10 @@ class MmaMainloop:
         return Loop(FRAGMENT[0].name, self.tile.fragments[0], LoopKind.UNROLL, (columns,))
 
     def nodes(self, steps: KTileRange) -> tuple[Node, ...]:
-        """The sums over those steps, from zero. No copy is under way when it ends, but shared memory is still read."""
+        """Return the accumulation over the k-tiles, from zero.
+
+        No copy is in flight at its end, but warps may still read shared memory.
+        """
         zero = identity(Combine.SUM, self.dtype)
         clear = Loop(".word", 4, LoopKind.UNROLL, (Compute(ACC, (*FRAGMENT, ref(".word")), zero),))
         pipeline = MultistagePipeline(self.tile.stages, (self.a, self.b))
@@ -242,7 +241,7 @@ class MmaMainloop:
         )
 
     def _multiply(self) -> tuple[Node, ...]:
-        """Fragments of a step along k are loaded while those of the one before are multiplied."""
+        """Double-buffer fragments: load those of the next k-step during the MMAs of the current one."""
         tile = self.tile
         nodes = self._fragments(num(0), num(0))
         for step in range(tile.k_steps):

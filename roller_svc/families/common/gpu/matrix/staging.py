@@ -1,4 +1,4 @@
-"""An operand's tile of one step → nodes that bring it from memory into its shared room, by all threads of a block."""
+"""Copy of an MMA operand's tile from global to shared memory by all threads of a block, one k-tile at a time."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ from roller_svc.ir.program import Combine, identity
 from roller_svc.ir.schedule import Branch, Compute, CpAsync, Let, Loop, LoopKind, Node, Scope, Storage
 
 THREAD = ".thread"
-# Elements of a step that a thread holds in registers: wide loads leave them packed, single ones take an address each.
+# Elements of a k-tile prefetched to a thread's registers: wide loads stay packed, single ones need an address each.
 MAX_PREFETCHED = {LoadKind.ASYNC: 0, LoadKind.VECTOR: 128, LoadKind.ELEMENT: 16}
 
 
 @dataclass(frozen=True, slots=True)
 class MmaOperandCopy:
-    """How one operand comes into `room`, a shared tensor [stage, row, element of the row].
+    """Copy of one operand into `buffer`, a shared tensor [stage, row, element of the row].
 
-    `axis` is m or n; its tile is number `{role}.block`. `tile`: extents of a block's tile along it and along k.
+    `axis` is m or n; its tile is number `{role}.block`. `tile` holds the extents of a block's tile along it and along
+    k.
     """
 
     buffer: str
@@ -42,17 +43,20 @@ class MmaOperandCopy:
 
     @property
     def is_prefetched(self) -> bool:
-        """Held in registers while the step before is multiplied: what is gathered bit by bit takes too many."""
+        """Return whether registers hold the next k-tile during the current one's MMAs.
+
+        Operands gathered element by element would need too many registers.
+        """
         return not self.is_async and self._rounds * self._item_elements <= MAX_PREFETCHED[self.load.kind]
 
     @property
     def fetched(self) -> str:
-        """Registers between memory and the room."""
+        """Return the name of the registers between global and shared memory."""
         return f"{self.buffer}.fetched"
 
     @property
     def _item_elements(self) -> int:
-        """Elements that a thread handles at once: one copy, or one 16-byte store into the room."""
+        """Return the elements that a thread handles at a time: one `cp.async`, or one 16-byte shared store."""
         return self.load.elements if self.is_async else min(self.staged.chunk, self.staged.row)
 
     @property
@@ -64,32 +68,32 @@ class MmaOperandCopy:
         return ceil_div(self._items, self.threads)
 
     def allocate_registers(self, body: tuple[Node, ...]) -> tuple[Node, ...]:
-        """Room for what is held in registers, around the nodes that fetch and store it."""
+        """Allocate the registers of prefetched elements around the nodes that load and store them."""
         if not self.is_prefetched:
             return body
         return (Storage(self.fetched, self._register_dtype, (self._rounds, self._item_elements), Scope.REGISTER, body),)
 
     def cp_async(self, step: Expr, stage: Expr) -> tuple[Node, ...]:
-        """Begins to fill the slot, asynchronously."""
+        """Start asynchronous copies of a k-tile to a stage."""
         return self._for_each_item(self._copy(step, stage))
 
     def load_to_registers(self, step: Expr) -> tuple[Node, ...]:
-        """Loads into registers."""
+        """Load a k-tile to registers."""
         return self._for_each_item(self._loads(step, ref(".round")))
 
     def store_to_shared(self, stage: Expr) -> tuple[Node, ...]:
-        """What was fetched, into the slot."""
+        """Store the loaded elements to a stage."""
         return self._for_each_item(self._into(stage, ref(".round")))
 
     def copy_through_registers(self, step: Expr, stage: Expr) -> tuple[Node, ...]:
-        """From memory into the slot, one item after the other."""
+        """Copy a k-tile to a stage, one item after the other."""
         body = Storage(self.fetched, self._register_dtype, (1, self._item_elements), Scope.REGISTER,
                        (*self._loads(step, num(0)), *self._into(stage, num(0))))  # fmt: skip
         return self._for_each_item((body,), LoopKind.SERIAL)
 
     # parts ----------------------------------------------------------------------------------------------------------
     def _loads(self, step: Expr, item: Expr) -> tuple[Node, ...]:
-        """Memory to registers; `held`: number of the item among those that there is room for."""
+        """Load an item from global memory to registers; `item` is its index in the register buffer."""
         return self._vectors(step, item) if self.load.kind is LoadKind.VECTOR else self._elements(step, item)
 
     def _copy(self, step: Expr, stage: Expr) -> tuple[Node, ...]:
@@ -104,15 +108,15 @@ class MmaOperandCopy:
         return (Loop(".lane", self._item_elements, LoopKind.VECTOR, (store,)),)
 
     def _smem_index(self, stage: Expr, lane: Expr) -> tuple[Expr, ...]:
-        """Where in the room element `lane` of an item goes."""
+        """Return the shared-memory index of element `lane` of an item."""
         return (stage, ref(".row"), add(ref(".element"), lane))
 
     def _for_each_item(self, nodes: tuple[Node, ...], kind: LoopKind = LoopKind.UNROLL) -> tuple[Node, ...]:
-        """All items of this thread, one a round."""
+        """Loop over this thread's items, one for each round."""
         return (Loop(".round", self._rounds, kind, self._item(nodes)),)
 
     def _item(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
-        """Neighbouring threads take neighbours in memory: chunks of one row, or rows where a row goes across it."""
+        """Bind row and element of an item; adjacent threads read adjacent memory."""
         row, chunk = self._item_position()
         nodes = (Let(".element", mul(chunk, num(self._item_elements)), nodes),)
         nodes = (Let(".row", row, nodes),)
@@ -121,14 +125,14 @@ class MmaOperandCopy:
         return (Let(".item", add(mul(ref(".round"), num(self.threads)), ref(THREAD)), nodes),)
 
     def _item_position(self) -> tuple[Expr, Expr]:
-        """Row of an item, and its number in the row."""
+        """Return the row of an item and its number in the row."""
         per_row = self.staged.row // self._item_elements
         if self.staged.k_major == self.operand.k_major:
             return div(ref(".item"), per_row), mod(ref(".item"), per_row)
         return mod(ref(".item"), self.staged.rows), div(ref(".item"), self.staged.rows)
 
     def _bind_axes(self, step: Expr, nodes: tuple[Node, ...], offset: Expr | None = None) -> tuple[Node, ...]:
-        """The nodes with the axes of the operand as they are at this item, `offset` elements on in its row."""
+        """Bind the operand's axes to their values at this item, `offset` elements further in its row."""
         element = ref(".element") if offset is None else add(ref(".element"), offset)
         along_k, along = (element, ref(".row")) if self.staged.k_major else (ref(".row"), element)
         nodes = bind_members(self.k, ref(".k_place"), bind_members(self.axis, ref(".place"), nodes))
@@ -137,7 +141,7 @@ class MmaOperandCopy:
         return self._along_k(step, along_k, nodes)
 
     def _along_k(self, step: Expr, element: Expr, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
-        """The nodes at that element of the step."""
+        """Bind the position along k of an element of the k-tile."""
         return (Let(".k_place", add(mul(step, num(self.tile[1])), element), nodes),)
 
     def _inside(self) -> Expr | None:
@@ -148,7 +152,10 @@ class MmaOperandCopy:
         )
 
     def _elements(self, step: Expr, item: Expr) -> tuple[Node, ...]:
-        """One load an element. Where no row of the innermost axis ends within an item, its axes are found once."""
+        """Load an item element by element.
+
+        If no row of the innermost axis ends within an item, its axes are bound once.
+        """
         lead = (self.k if self.staged.k_major else self.axis).members[-1]
         value = self._value()
         is_uniform = lead.extent % self._item_elements == 0
@@ -162,7 +169,7 @@ class MmaOperandCopy:
         return (Loop(".lane", self._item_elements, LoopKind.UNROLL, self._bind_axes(step, nodes, ref(".lane"))),)
 
     def _vectors(self, step: Expr, item: Expr) -> tuple[Node, ...]:
-        """Wide loads: within one the innermost axis just counts on, and no guard changes."""
+        """Load an item by vectors; within one the innermost axis increases by one and guards are uniform."""
         width = self.load.elements
         lead = (self.k if self.operand.k_major else self.axis).members[-1].name
         value = substitute(self._value(), {lead: add(ref(lead), ref(".lane"))})
@@ -173,12 +180,12 @@ class MmaOperandCopy:
 
     @property
     def _register_dtype(self) -> DType:
-        """What registers hold: elements as they are in memory, where they are not wider there than when staged."""
+        """Return the type in registers: the memory type unless it is wider than the staged one."""
         stored, staged = self.operand.memory_dtype, self.staged.dtype
         return stored if self.operand.source is not None and stored.bytes <= staged.bytes else staged
 
     def _value(self) -> Expr:
-        """The factor inside of the tensor, 0 outside, as registers hold it."""
+        """Return the operand inside its tensor and 0 outside, in the register type."""
         inside, source = self._inside(), self.operand.source
         value = _implicit_cast(self.operand.expr, self._register_dtype)
         if source is not None and self._register_dtype is self.operand.memory_dtype:
@@ -195,9 +202,10 @@ def _implicit_cast(value: Expr, dtype: DType) -> Expr:
 
 
 def _share_word_loads(value: Expr, width: int) -> Expr:
-    """Divisions of `axis + .lane`, the axis a multiple of `together`, by another multiple: packed words and groups.
+    """Rewrite divisions and remainders of `axis + .lane` by multiples of `width`, for axes that are multiples of
+    `width`.
 
-    Written so that all lanes are seen to share the quotient: a word is loaded once.
+    All lanes then have one quotient, so that a packed word or a group's scale is loaded once.
     """
 
     def change(node: Expr) -> Expr:

@@ -1,8 +1,8 @@
-"""Stream-K: blocks with an even share of all tiles' steps, and the launch that joins what they did in part.
+"""Stream-K: an even split of all tiles' k-tiles over the blocks, and a fixup launch that reduces partial tiles.
 
 Osama et al., "Stream-K: Work-centric Parallel Decomposition for Dense Matrix-Matrix Multiplication on the GPU", PPoPP
-2023. There a block waits for the ones that share its tile; here they leave their sums in memory and a second launch
-adds them up, always in the same order: nothing spins, and results do not depend on timing.
+2023. There, a block waits for the blocks that share its tile. Here, blocks store partial tiles and a second launch adds
+them in a fixed order, so no block spins and results do not depend on timing.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from roller_svc.ir.rprogram import RProgram
 from roller_svc.ir.schedule import Barrier, Branch, Compute, Let, Loop, LoopKind, Node, ScheduleTree, Scope, Storage
 
 BLOCK, VISIT, TILE = ".stream", ".visit", ".tile"
-FIRST, LAST = num(0), num(1)  # which of a block's partial tiles
+FIRST, LAST = num(0), num(1)  # the two partial tiles of a block
 FIXUP_THREADS = 256
 TOTAL = ".total"
 
@@ -34,7 +34,7 @@ TOTAL = ".total"
 def stream_k_launches(
     name: str, program: RProgram, mainloop: MmaMainloop, epilogue: MmaEpilogue
 ) -> tuple[ScheduleTree, ScheduleTree]:
-    """The launch that multiplies and the one that joins."""
+    """Return the mainloop launch and the fixup launch."""
     work = stream_k_partition(program)
     partial, _ = partial_tiles(name, program)
     multiply = _multiply(partial, work, mainloop, epilogue)
@@ -43,7 +43,7 @@ def stream_k_launches(
 
 
 def _multiply(partial: str, work: StreamKPartition, mainloop: MmaMainloop, epilogue: MmaEpilogue) -> tuple[Node, ...]:
-    """A block's share, tile by tile."""
+    """Return the mainloop: a block computes its k-tiles tile by tile."""
     begin = mul(ref(BLOCK), num(work.k_tiles_per_block))
     end = min_(add(begin, num(work.k_tiles_per_block)), num(work.tiles * work.k_tiles))
     start = mul(ref(TILE), num(work.k_tiles))
@@ -51,7 +51,7 @@ def _multiply(partial: str, work: StreamKPartition, mainloop: MmaMainloop, epilo
     last = min_(sub(ref(".end"), start), num(work.k_tiles))
     is_complete = logical_and(eq(ref(".first"), num(0)), eq(ref(".last"), num(work.k_tiles)))
     nodes: tuple[Node, ...] = (
-        Barrier(),  # the tile before may still be read
+        Barrier(),  # other warps may still read the previous tile
         *mainloop.nodes(KTileRange(ref(".first"), sub(ref(".last"), ref(".first")), work.k_tiles)),
         Barrier(),
         Branch(is_complete, epilogue.nodes(), (_store_partial(partial, mainloop),)),
@@ -67,7 +67,7 @@ def _multiply(partial: str, work: StreamKPartition, mainloop: MmaMainloop, epilo
 
 
 def bind_tile(view: GemmView, work: StreamKPartition, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
-    """The nodes, with batch axes and tile numbers along m and n as they are at the tile."""
+    """Bind batch axes and tile numbers along m and n to their values at the tile."""
     names = (*(axis.name for axis in view.batch), "m.block", "n.block")
     stride = 1
     for name, extent in reversed(list(zip(names, work.grid, strict=True))):
@@ -78,7 +78,7 @@ def bind_tile(view: GemmView, work: StreamKPartition, nodes: tuple[Node, ...]) -
 
 
 def _store_partial(partial: str, mainloop: MmaMainloop) -> Node:
-    """A warp's sums into memory: the tile that the block began with is its first, any other its last."""
+    """Store a warp's accumulators: the block's first tile is in slot 0, any later one in slot 1."""
     tile, fragment = mainloop.tile, mainloop.tile.fragment
     row = add(add(mul(ref("m.warp"), num(tile.warp_m)), mul(FRAGMENT[0], num(fragment.rows))), row_of_word(fragment))
     column = add(mul(ref("n.warp"), num(tile.warp_n)), mul(FRAGMENT[1], num(fragment.columns)))
@@ -89,9 +89,9 @@ def _store_partial(partial: str, mainloop: MmaMainloop) -> Node:
 
 
 def fixup_tiles(partial: str, work: StreamKPartition, outputs: EpilogueStore) -> tuple[Node, ...]:
-    """Every tile that several blocks worked on: their sums added in the order of the blocks, then the epilogue.
+    """Add the partial tiles of every tile that several blocks share, in the order of blocks, then run the epilogue.
 
-    The first of them ended with the tile, the others began with it.
+    The first of these blocks ended with the tile, the others began with it.
     """
     view, width = outputs.view, outputs.vector_width(outputs.n)
     dtype = view.dtype

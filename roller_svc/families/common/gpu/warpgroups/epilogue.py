@@ -1,11 +1,9 @@
-"""Sums of warpgroups, in registers → outputs of 16 bits: rounded there, turned into rows by stmatrix, stored by TMA.
+"""Epilogues of wgmma kernels, without synchronisation between warps.
 
-A warp's pieces of 16 rows take turns in two rooms of its own: one is written while a bulk store reads the other. What
-lies outside of the tensor, the store leaves out.
-
-Sums of warpgroups, in registers → outputs: a warp's piece at a time through a room of its own, for wide rows.
-
-No warp waits for another: the producer fills slots for the next tile meanwhile.
+`WarpgroupEpilogue` moves a warp's accumulators chunk by chunk through a shared buffer of its own, for wide row
+accesses. `TmaStoreEpilogue` rounds 16-bit outputs in registers, writes them by stmatrix and stores them by TMA. Its
+chunks of 16 rows alternate between two buffers of the warp, one written while TMA reads the other. TMA leaves out what
+is outside the tensor. The producer loads the next tile meanwhile.
 """
 
 from __future__ import annotations
@@ -52,23 +50,28 @@ CHUNK = ".piece"
 
 @dataclass(frozen=True, slots=True)
 class WarpgroupEpilogue:
+    """Epilogue by rows through a shared buffer of each warp."""
+
     tile: WgmmaTile
     outputs: EpilogueStore
 
     @property
     def finish(self) -> tuple[Node, ...]:
-        """Behind all tiles nothing is left to do."""
+        """Return nothing: no work is left after the last tile."""
         return ()
 
     def allocate(self, body: tuple[Node, ...]) -> tuple[Node, ...]:
-        """A room for each warp around the nodes that use it."""
+        """Allocate a buffer for each warp around the nodes."""
         tile = self.tile
         shape = (tile.consumers * WARPS, EPILOGUE_ROWS, tile.epilogue_columns)
         pad = tile.epilogue_row_words - tile.epilogue_columns
         return (Storage(ACC_TILE, self.outputs.view.dtype, shape, Scope.SHARED, body, pad),)
 
     def nodes(self) -> tuple[Node, ...]:
-        """Pieces of 16 rows and some columns: registers have numbers, so that each piece writes them by itself."""
+        """Process chunks of 16 rows and some columns.
+
+        Registers are numbered, so each chunk has its own code to store them.
+        """
         chunks = [(f, c) for f in range(self.tile.fragments) for c in range(self._chunks)]
         written = tuple(
             Branch(eq(ref(CHUNK), num(number)), self._to_shared(fragment, chunk))
@@ -83,11 +86,11 @@ class WarpgroupEpilogue:
 
     @property
     def _columns(self) -> int:
-        """Points of a row of a piece."""
+        """Return the output columns of a chunk."""
         return self.tile.epilogue_columns // self.tile.num_accumulators
 
     def _to_shared(self, fragment: int, chunk: int) -> tuple[Node, ...]:
-        """A piece of the warp's registers into its room: of each sum the same points, side by side."""
+        """Store a chunk of the warp's registers to its buffer, with those of a dual GEMM in adjacent columns."""
         first = chunk * self._columns
         count = min(self._columns, self.tile.group_columns - first) // COLUMNS
         nodes: tuple[Node, ...] = ()
@@ -101,12 +104,12 @@ class WarpgroupEpilogue:
         return nodes
 
     def _accumulator(self, offset: int) -> Load:
-        """The one that `.lane` counts, so many columns on."""
+        """Return the accumulator `offset` columns from the one at `.lane`."""
         place = add(add(ref(".element"), num(offset)), ref(".lane"))
         return Load(ACC_TILE, (_warp_in_consumers(), ref(".row"), place), self.outputs.view.dtype)
 
     def _to_memory(self) -> tuple[Node, ...]:
-        """Every lane takes `width` neighbours of a row, lanes along the row."""
+        """Process `width` adjacent outputs of a row by each lane; lanes follow the row."""
         tile, columns = self.tile, self._columns
         outputs = replace(self.outputs, view=self.outputs.view.with_second_result(self._accumulator(columns)))
         width = outputs.vector_width(columns)
@@ -129,14 +132,14 @@ class WarpgroupEpilogue:
         return (Loop(".round", rounds, LoopKind.UNROLL if unrolled else LoopKind.SERIAL, nodes),)
 
     def _row_index(self) -> Expr:
-        """Where along m row `.row` of the warp's piece is."""
+        """Return the index along m of row `.row` of the warp's chunk."""
         tile = self.tile
         row = add(mul(ref("m.block"), num(tile.m)), mul(div(ref(GROUP), tile.groups[1]), num(tile.group_m)))
         row = add(row, mul(div(ref(CHUNK), self._chunks), num(ROWS)))
         return add(add(row, mul(ref(WARP), num(EPILOGUE_ROWS))), ref(".row"))
 
     def _first_column(self) -> Expr:
-        """Where along n the warpgroup's columns begin."""
+        """Return the first column of the warpgroup along n."""
         tile = self.tile
         own = mul(mod(ref(GROUP), tile.groups[1]), num(tile.group_columns))
         return add(mul(ref("n.block"), num(tile.columns)), own)
@@ -145,20 +148,20 @@ class WarpgroupEpilogue:
 RESULTS, PACKED = ".results", ".packed"
 MAP = ".results_map"
 BUFFERS = 2
-RESULT_BYTES = 2  # of an element: stmatrix moves pairs of them
+RESULT_BYTES = 2  # element size; stmatrix moves pairs
 CHUNK_COLUMNS = (
     32,
     16,
-)  # columns: two rooms of 16 rows of 64 bytes are what a warp's room for 32 columns of sums would take
-BLOCK_COLUMNS = 16  # of one stmatrix of four matrices, 16 rows high
-WORDS = 8  # of a lane in such a block
-# Operations on all of a thread's results that are written out one after the other: compilers take time over them.
+)  # two buffers of 16 rows of 64 bytes match the buffer of 32 columns of accumulators
+BLOCK_COLUMNS = 16  # columns of one stmatrix of four matrices, 16 rows high
+WORDS = 8  # elements of a lane in this block
+# Maximal unrolled operations on all of a thread's results; more cost compile time.
 MAX_OPERATIONS = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class TmaStoreEpilogue:
-    """The one tensor that is stored, in boxes of 16 rows of `columns`."""
+    """Epilogue that stores one tensor by TMA, in boxes of 16 rows by `columns`."""
 
     tile: WgmmaTile
     outputs: EpilogueStore
@@ -169,9 +172,8 @@ class TmaStoreEpilogue:
 
     @classmethod
     def of(cls, tile: WgmmaTile, outputs: EpilogueStore) -> TmaStoreEpilogue | None:
-        """None where results are not of 16 bits, more than one tensor's, no boxes, or come of what has to be read
-        in rows."""
-        # what stands for a second sum is in a register, whose number each piece says anew
+        """Return the epilogue, or None if outputs are not of one 16-bit tensor, need row access, or form no boxes."""
+        # a placeholder for the second accumulator, whose register differs by chunk
         view = outputs.view.with_second_result(Load(ACC, (), outputs.view.dtype))
         group, outputs = view.group, replace(outputs, view=view)
         if len(group.stored) != 1 or not _needs_no_rows(group, view):
@@ -196,17 +198,17 @@ class TmaStoreEpilogue:
         return self.boxes.tensor_map(MAP, self.tensor, Swizzle(self.columns * RESULT_BYTES))
 
     def allocate(self, body: tuple[Node, ...]) -> tuple[Node, ...]:
-        """Two rooms for each warp around the nodes that use them."""
+        """Allocate two buffers for each warp around the nodes."""
         shape = (self.tile.consumers * WARPS, BUFFERS, EPILOGUE_ROWS, self.columns)
         return (Storage(RESULTS, self.type_.dtype, shape, Scope.SHARED, body, swizzled=True,
                         alignment_bytes=BUFFER_ALIGNMENT_BYTES),)  # fmt: skip
 
     def nodes(self) -> tuple[Node, ...]:
-        """All pieces of a warp."""
+        """Store all chunks of a warp."""
         chunks = [(f, c) for f in range(self.tile.fragments) for c in range(self.tile.group_columns // self.columns)]
         nodes: tuple[Node, ...] = ()
         for number, (fragment, chunk) in enumerate(chunks):
-            reuses_buffer = number == 0 and len(chunks) % BUFFERS  # the tile before may have ended in the same room
+            reuses_buffer = number == 0 and len(chunks) % BUFFERS  # the previous tile may have ended in the same buffer
             wait = TmaStoreWaitGroup(0 if reuses_buffer else BUFFERS - 1, read=True)
             nodes += (
                 self._on_one_lane((wait,)),
@@ -217,7 +219,7 @@ class TmaStoreEpilogue:
 
     @property
     def finish(self) -> tuple[Node, ...]:
-        """Behind all tiles: shared memory stays until it has been read."""
+        """Wait after the last tile until TMA has read shared memory."""
         return (self._on_one_lane((TmaStoreWaitGroup(0, read=True),)),)
 
     def _store_chunk(self, stage: Expr, fragment: int, chunk: int) -> tuple[Node, ...]:
@@ -236,7 +238,7 @@ class TmaStoreEpilogue:
         return (*nodes, FenceProxyAsync(), WarpBarrier(), self._on_one_lane((store, TmaStoreCommitGroup())))
 
     def _pack_registers(self, fragment: int, first: int) -> tuple[Node, ...]:
-        """A lane's results of 16 columns from `first` on, in the order of its registers."""
+        """Compute a lane's outputs of 16 columns from `first` on, in register order."""
         register = add(mul(ref(".i"), num(WORDS // 2)), word())
         total, second = (
             Load(ACC, (num(fragment), add(num(column // COLUMNS * (WORDS // 2)), register)), self.outputs.view.dtype)
@@ -259,13 +261,13 @@ class TmaStoreEpilogue:
         return (Loop(".i", BLOCK_COLUMNS // COLUMNS, LoopKind.UNROLL, nodes),)
 
     def _first_column(self, unit: int) -> Expr:
-        """Where along n the warpgroup's columns begin, counted in so many of them."""
+        """Return the first column of the warpgroup along n, in units of `unit` columns."""
         tile = self.tile
         own = mul(mod(ref(GROUP), tile.groups[1]), num(tile.group_columns // unit))
         return add(mul(ref("n.block"), num(tile.columns // unit)), own)
 
     def _first_row(self, fragment: int) -> Expr:
-        """Where along m the warp's rows begin."""
+        """Return the first row of the warp along m."""
         tile = self.tile
         place = add(mul(ref("m.block"), num(tile.m)), mul(div(ref(GROUP), tile.groups[1]), num(tile.group_m)))
         return add(add(place, num(fragment * ROWS)), mul(ref(WARP), num(EPILOGUE_ROWS)))
@@ -281,8 +283,7 @@ def _warp_in_consumers() -> Expr:
 
 
 def _needs_no_rows(group: KernelGroup, view: GemmView) -> bool:
-    """Whether nothing is read that a lane's few neighbours along n would not be read well at: tensors along one side
-    of the results only, and pairs of neighbours that never lie apart."""
+    """Return whether outputs need no row access: other tensors vary along one side only, and pairs stay adjacent."""
     rows = {m.name for m in view.m.members if m.extent > 1}
     columns = {m.name for m in view.n.members if m.extent > 1}
     own = {s.output for s in group.statements}
@@ -295,13 +296,13 @@ def _needs_no_rows(group: KernelGroup, view: GemmView) -> bool:
 
 
 def _depends_on_position(view: GemmView) -> bool:
-    """Whether results depend on where they are."""
+    """Return whether outputs depend on their position."""
     reads = RowReads(row_tensors(view.group), (), {})
     return any(axes_of(reads.apply(s.body)) for s in view.group.statements[1:])
 
 
 def _redirect_stores(node: Node, tensor: str, place: Expr) -> Node:
-    """What is stored to the tensor goes to packed registers instead."""
+    """Redirect stores to the tensor to the packed registers."""
     match node:
         case Compute() if node.tensor == tensor:
             return replace(node, tensor=PACKED, index=(place,))

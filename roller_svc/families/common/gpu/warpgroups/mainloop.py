@@ -1,7 +1,8 @@
-"""Ring of staged tiles → its two roles: one warpgroup that fills slots, and those that multiply what is in them.
+"""Warp-specialised mainloop of wgmma kernels: a producer warpgroup fills stages, consumer warpgroups multiply.
 
-The k-th step that a block takes, over all its tiles, has slot k % stages. `full` of a slot ends a phase when all of its
-data is there, `empty` when all that multiply it have done so; both phases of a step have number k / stages.
+This is CUTLASS's PipelineTmaAsync. Counting over all tiles of a block, k-tile i uses stage i % stages. Barrier `full`
+of a stage completes a phase when all data has arrived, `empty` when all consumers have read it. Both phases of k-tile i
+have number i / stages.
 """
 
 from __future__ import annotations
@@ -52,17 +53,20 @@ from roller_svc.ir.schedule_hopper import (
     WgmmaWaitGroup,
 )
 
-GROUP, WARP = ".group", ".warp"  # of the block; of the group
-STEP, ITERATION = "k.step", ".turn"  # of k in a visit; of the block in all
-STEP_ACC = ".step_sums"  # of a step's products, where these are added up apart
+GROUP, WARP = ".group", ".warp"  # warpgroup of the block; warp of the warpgroup
+STEP, ITERATION = "k.step", ".turn"  # k-tile within the output tile; k-tile of the block over all its tiles
+STEP_ACC = ".step_sums"  # accumulators of one k-tile under promotion
 
 OperandCopies = tuple[ProducerCopy | TmaOperand, ...]  # in the order in which they are asked for; some share a room
 
 
 @dataclass(frozen=True, slots=True)
 class WgmmaMainloop:
-    """`readers`: what the cluster's blocks are whose slots this block's bulk copies fill, itself one of them; none
-    where it only fills its own."""
+    """Producer and consumer loops of one wgmma kernel.
+
+    `consumers_of_multicast` holds the ranks of the cluster's blocks whose stages this block's TMA loads fill, itself
+    among them. It is empty without multicast.
+    """
 
     dtype: DType
     tile: WgmmaTile
@@ -78,7 +82,7 @@ class WgmmaMainloop:
         return tuple(copy for copy in self.copies if isinstance(copy, ProducerCopy))
 
     def allocate(self, body: tuple[Node, ...]) -> tuple[Node, ...]:
-        """The slots and their barriers around the nodes that use them."""
+        """Allocate the stages and their barriers around the nodes."""
         tile = self.tile
         for name in (EMPTY, FULL):
             body = (Storage(name, DType.UINT64, (tile.stages,), Scope.SHARED, body),)
@@ -86,7 +90,7 @@ class WgmmaMainloop:
         return (operand_storage(SHARED_A, tile.a, tile.stages, body),)
 
     def init_barriers(self) -> Node:
-        """One thread says how many arrivals barriers wait for."""
+        """Initialise the mbarriers with their arrival counts on one thread."""
         filling = (1 if self.tma_operands else 0) + (WARPGROUP_THREADS if self.producer_copies else 0)
         emptying = WARPS * self.tile.consumers * max(1, len(self.consumers_of_multicast))
         index = (ref(".stage"),)
@@ -97,7 +101,7 @@ class WgmmaMainloop:
 
     # producer -------------------------------------------------------------------------------------------------------
     def producer_loop(self, scheduler: TileScheduler) -> tuple[Node, ...]:
-        """The producer's role."""
+        """Return the producer's role."""
         nodes = scheduler.for_each_tile(
             (k_tile_loop(scheduler.k_tiles, self._with_stage_index(scheduler, self._fill_stage(scheduler))),)
         )
@@ -108,12 +112,14 @@ class WgmmaMainloop:
 
     @property
     def _stages_in_flight(self) -> int:
-        """Steps whose copies threads have begun when they await those of one: the slot that is next was left when the
-        step behind the oldest of these began."""
+        """Return the k-tiles with copies in flight when threads wait for those of one.
+
+        The next stage was released when the k-tile after the oldest of these began.
+        """
         return max(0, self.tile.stages - 2) if any(copy.is_async for copy in self.producer_copies) else 0
 
     def _fill_stage(self, scheduler: TileScheduler) -> tuple[Node, ...]:
-        """One step: what goes through registers is loaded before the slot is free."""
+        """Fill one stage; copies through registers load before the stage is free."""
         step, stage = add(scheduler.k_tiles.first, ref(STEP)), ref(STAGE)
         nodes: tuple[Node, ...] = ()
         for copy in self.producer_copies:
@@ -130,7 +136,7 @@ class WgmmaMainloop:
         return (*nodes, *self._producer_commit())
 
     def _tma_loads(self, step: Expr) -> tuple[Node, ...]:
-        """One thread's: the bytes of all copies that fill the slot, and its own copies."""
+        """Expect the bytes of all TMA loads of the stage and issue this block's loads, on one thread."""
         if not self.tma_operands:
             return ()
         operands = {SHARED_A: self.tile.a, SHARED_B: self.tile.b}
@@ -141,7 +147,7 @@ class WgmmaMainloop:
         return (Branch(eq(ref(THREAD), num(0)), nodes),) if self.producer_copies else nodes
 
     def _producer_commit(self) -> tuple[Node, ...]:
-        """Every thread says that its part of a slot is there: of this step, or of an earlier one."""
+        """Signal that each thread's part of the stage has arrived, for this k-tile or an earlier one."""
         if not self.producer_copies:
             return ()
         in_flight = self._stages_in_flight
@@ -152,14 +158,14 @@ class WgmmaMainloop:
         return (*commit, Branch(le(num(in_flight), ref(ITERATION)), arrival)) if in_flight else (*commit, *arrival)
 
     def _producer_tail(self, steps: Expr) -> tuple[Node, ...]:
-        """Of the steps that were begun and not awaited when there are no more."""
+        """Commit the k-tiles still in flight after the last one."""
         nodes: tuple[Node, ...] = ()
         for pending in reversed(range(self._stages_in_flight)):
             nodes += (Branch(lt(num(pending), steps), self._commit_stage(steps, pending + 1, pending)),)
         return nodes
 
     def _commit_stage(self, iteration: Expr, before: int, pending: int) -> tuple[Node, ...]:
-        """At the step that many `before` the turn."""
+        """Wait for the copies and commit the k-tile `before` iterations earlier."""
         wait: tuple[Node, ...] = (
             (CpAsyncWaitGroup(pending),) if any(copy.is_async for copy in self.producer_copies) else ()
         )
@@ -170,7 +176,7 @@ class WgmmaMainloop:
     def consumer_loop(
         self, scheduler: TileScheduler, epilogue: tuple[Node, ...], last: tuple[Node, ...]
     ) -> tuple[Node, ...]:
-        """The consumers' role: the epilogue with the sums of each visit, and what comes after the last."""
+        """Return the consumers' role: accumulate and run the epilogue for each tile, then `last`."""
         mainloop = (
             self._accumulate_promoted(scheduler) if self.tile.promotes_accumulators else self._accumulate(scheduler)
         )
@@ -183,7 +189,10 @@ class WgmmaMainloop:
         )
 
     def _accumulate(self, scheduler: TileScheduler) -> tuple[Node, ...]:
-        """Products of one step are under way while the next is awaited; a slot is left when the step behind began."""
+        """Accumulate with the wgmma of one k-tile in flight during the wait for the next.
+
+        A stage is released when the wgmma after it has been issued.
+        """
         behind = 1 if self.tile.stages > 1 else 0
         step: tuple[Node, ...] = (
             MbarrierWait(FULL, (ref(STAGE),), self._parity),
@@ -199,15 +208,17 @@ class WgmmaMainloop:
                     (*self._with_stage_index(scheduler, (*step, *self._consumer_release(ref(ITERATION)))),),
                 ),
             )
-        before = add(ref(ITERATION), num(self.tile.stages - 1))  # its slot is that of the step before
+        before = add(ref(ITERATION), num(self.tile.stages - 1))  # has the stage of the previous k-tile
         release = Branch(lt(num(0), ref(STEP)), self._consumer_release(before))
         last = sub(add(scheduler.k_tiles_before, scheduler.k_tiles.count), num(1))
         steps = k_tile_loop(scheduler.k_tiles, self._with_stage_index(scheduler, (*step, release)))
         return (steps, WgmmaWaitGroup(0, ACC), *self._consumer_release(last))
 
     def _accumulate_promoted(self, scheduler: TileScheduler) -> tuple[Node, ...]:
-        """Every step's sums start from nothing and are added up in float32, as CUTLASS does it (GmmaFP8Accumulation):
-        other consumers' products run meanwhile."""
+        """Accumulate each k-tile from zero and promote it to float32 (CUTLASS GmmaFP8Accumulation).
+
+        Other consumers' wgmma overlap with the promotion.
+        """
         index = (ref("m.fragment"), ref(".word"))
         zero = Compute(ACC, index, Const(0.0, self.dtype))
         total = Compute(ACC, index, Load(STEP_ACC, index, self.dtype), Combine.SUM)
@@ -228,7 +239,7 @@ class WgmmaMainloop:
 
     @property
     def _accumulator_shape(self) -> tuple[int, int]:
-        """Of a thread."""
+        """Return the accumulator registers of a thread."""
         return self.tile.fragments, self.tile.group_n // 2
 
     def _for_each_accumulator(self, node: Node) -> Node:
@@ -236,7 +247,7 @@ class WgmmaMainloop:
         return Loop("m.fragment", fragments, LoopKind.UNROLL, (Loop(".word", words, LoopKind.UNROLL, (node,)),))
 
     def _wgmma(self, accumulators: str, begun: Expr) -> tuple[Node, ...]:
-        """Instructions of one step; the first along k adds to what is there where something has `begun`."""
+        """Return the wgmma of one k-tile; the first k-step accumulates if `accumulate_first` holds."""
         tile = self.tile
         columns = tile.groups[1]
         row = mul(div(ref(GROUP), columns), num(tile.group_m))
@@ -251,7 +262,7 @@ class WgmmaMainloop:
         return nodes
 
     def _consumer_release(self, iteration: Expr) -> tuple[Node, ...]:
-        """A lane of each warp says that the slot of that step may be filled again, to all blocks that fill it."""
+        """Release the stage of an iteration to all blocks that fill it, by one lane of each warp."""
         index = (mod(iteration, self.tile.stages),)
         if len(self.consumers_of_multicast) < 2:
             return (Branch(eq(ref(LANE), num(0)), (MbarrierArrive(EMPTY, index),)),)
@@ -276,7 +287,7 @@ def set_max_registers(consumers: int, count: int, *, increase: bool) -> tuple[No
 
 
 def warpgroup_threads(consumers: int, body: tuple[Node, ...]) -> tuple[Node, ...]:
-    """The warpgroups, warps and lanes of a block: so many consumers and the producer."""
+    """Loop over the warpgroups (`consumers` and the producer), warps and lanes of a block."""
     body = (Let(THREAD, add(mul(ref(WARP), num(WARP_THREADS)), ref(LANE)), body),)
     for var, extent in ((LANE, WARP_THREADS), (WARP, WARPS), (GROUP, consumers + 1)):
         body = (Loop(var, extent, LoopKind.THREAD, body),)
@@ -284,7 +295,7 @@ def warpgroup_threads(consumers: int, body: tuple[Node, ...]) -> tuple[Node, ...
 
 
 def multicast_consumers(cluster: tuple[int, int], copies: OperandCopies) -> tuple[Expr, ...]:
-    """Numbers of the cluster's blocks that fill each other's slots with this one, itself among them."""
+    """Return the ranks of the cluster's blocks that fill each other's stages with this one, itself among them."""
     rows, columns = cluster
     shared = {copy.buffer for copy in copies if isinstance(copy, TmaOperand) and copy.multicast_mask is not None}
     row, column = div(ref(RANK), columns), mod(ref(RANK), columns)

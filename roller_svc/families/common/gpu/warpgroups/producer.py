@@ -1,7 +1,7 @@
-"""Operands of a warpgroup contraction → nodes by which the producer fills a slot of the ring, and what products read.
+"""Operands of a wgmma kernel: how the producer fills a pipeline stage, and the descriptors that wgmma reads.
 
-A slot of an operand is [panel, row, atom]: rows of at most 128 bytes, their chunks permuted as bulk copies and products
-do it. Where rows lie along k, panels follow each other along k, else along m or n.
+A stage of an operand is [panel, row, atom]: rows of at most 128 bytes, swizzled as TMA and wgmma do it. Panels of a
+K-major operand follow each other along k, others along m or n.
 """
 
 from __future__ import annotations
@@ -21,43 +21,43 @@ from roller_svc.ir.schedule_hopper import SharedMatrix, TmaLoad
 
 STAGE = ".slot"
 SLOT_HERE = ref(STAGE)
-FULL, EMPTY = ".full", ".empty"  # barriers of each slot
+FULL, EMPTY = ".full", ".empty"  # mbarriers of each stage
 _IN_ROW, _IN_BATCH = ".k_in_row", ".in_batch"
-# Items of a thread whose loads are under way together: 32 registers of wide loads; of single ones, whose addresses take
-# more, 16 elements of 16 bits; of copies, whose data takes none, as many addresses as a producer's registers hold.
+# Items of a thread with loads in flight together: 32 registers of wide loads; 16 elements of 16 bits for single loads,
+# whose addresses need more registers; for cp.async as many addresses as a producer's registers hold.
 BATCH = {LoadKind.ASYNC: 8, LoadKind.VECTOR: 8, LoadKind.ELEMENT: 2}
 
 
 @dataclass(frozen=True, slots=True)
 class ProducerCopy(MmaOperandCopy):
-    """An operand that the producer's threads bring. `atom`: elements of a row of a panel."""
+    """Copy of an operand by the producer's threads; `atom` is the number of elements in a row of a panel."""
 
     k_order: KTileOrder
     atom: int
 
     @property
     def is_prefetched(self) -> bool:
-        """Held in registers while the slot is awaited: as many as an operand's share of the producer's are for."""
+        """Return whether registers hold the k-tile while the stage is in use."""
         return self.load.kind is LoadKind.VECTOR and self._rounds <= BATCH[LoadKind.VECTOR]
 
     def cp_async(self, step: Expr, stage: Expr) -> tuple[Node, ...]:
-        """Begins to fill the slot; addresses of some copies at a time."""
+        """Start asynchronous copies to the stage, some addresses at a time."""
         return self._for_batches(self._copy(step, stage))
 
     def copy_through_registers(self, step: Expr, stage: Expr) -> tuple[Node, ...]:
-        """From memory into the slot: the loads of some items are under way together."""
+        """Copy a k-tile to the stage; the loads of a batch of items are in flight together."""
         item_ = ref(_IN_BATCH)
         nodes = self._for_batches(self._loads(step, item_), self._into(stage, item_))
         return (Storage(self.fetched, self._register_dtype, (self._batch, self._item_elements), Scope.REGISTER, nodes),)
 
     @property
     def _batch(self) -> int:
-        """Items whose loads are begun together: a divisor of all of the thread's."""
+        """Return the number of items with loads in flight together, a divisor of the thread's items."""
         max_items = min(BATCH[self.load.kind], self._rounds)
         return next(count for count in range(max_items, 0, -1) if self._rounds % count == 0)
 
     def _for_batches(self, *passes: tuple[Node, ...]) -> tuple[Node, ...]:
-        """Each part for the items of a batch, batch after batch."""
+        """Execute each pass for the items of a batch, batch after batch."""
         batch = self._batch
         number = add(mul(ref(".batch"), num(batch)), ref(_IN_BATCH))
         loops = tuple(
@@ -82,7 +82,7 @@ class ProducerCopy(MmaOperandCopy):
         )
 
     def _into(self, stage: Expr, item_: Expr) -> tuple[Node, ...]:
-        """Products of float32 cut operands off to tf32: they are rounded before."""
+        """Store an item; float32 is rounded to TF32, since wgmma would truncate it."""
         store = MmaOperandCopy._into(self, stage, item_)
         if self.staged.dtype is not DType.FLOAT32:
             return store
@@ -91,20 +91,23 @@ class ProducerCopy(MmaOperandCopy):
 
 @dataclass(frozen=True, slots=True)
 class DualGemmProducerCopy(ProducerCopy):
-    """The same of one of two operands that share a room: its columns take turns with the other's, `together` of them
-    at a time, `begins` columns into each turn. `tile`: of it alone; `staged`: how that would lie."""
+    """Copy of one B operand of a dual GEMM into a buffer that both share.
+
+    Groups of `columns` columns of both operands alternate; `offset` is the operand's position in a group. `tile` and
+    `staged` describe this operand alone.
+    """
 
     offset: int
     columns: int
 
     @property
     def fetched(self) -> str:
-        """Registers between memory and the room."""
+        """Return the name of the registers between global and shared memory."""
         return f"{self.buffer}.fetched.{self.offset}"
 
     @property
     def is_prefetched(self) -> bool:
-        """Registers are one operand's share for both."""
+        """Return False: the producer's registers suffice for one operand only."""
         return False
 
     def _smem_index(self, stage: Expr, lane: Expr) -> tuple[Expr, ...]:
@@ -123,9 +126,7 @@ class DualGemmProducerCopy(ProducerCopy):
 
 @dataclass(frozen=True, slots=True)
 class TmaOperand:
-    """An operand that bulk copies bring: `tile` of each slot, or of the part of it that is this block's to bring for
-    all blocks of the cluster that share it. `first`: where its tile begins along m or n, and its part within that.
-    `begins`: where along m or n in the room the tile does. `full`: the barriers on which its bytes count."""
+    """An operand loaded by TMA: `tile` of each stage, or this block's slice of a tile that a cluster shares."""
 
     buffer: str
     tensor_map: str
@@ -137,7 +138,7 @@ class TmaOperand:
     full_barrier: str = FULL
 
     def loads(self, step: Expr, stage: Expr) -> tuple[Node, ...]:
-        """The copies of one slot."""
+        """Issue the TMA loads of one stage."""
         nodes: tuple[Node, ...] = ()
         position, smem_row = add(self.origin, self.multicast_slice), add(self.multicast_slice, num(self.row_offset))
         index: tuple[Expr, ...]
@@ -162,7 +163,7 @@ class TmaOperand:
 
 
 def operand_storage(name: str, operand: WgmmaOperand, stages: int, body: tuple[Node, ...]) -> Storage:
-    """The operand's slots."""
+    """Allocate an operand's stages around the nodes."""
     atom = operand.atom_bytes // operand.dtype.bytes
     shape = (stages, operand.panels, operand.rows, atom)
     return Storage(
@@ -171,7 +172,7 @@ def operand_storage(name: str, operand: WgmmaOperand, stages: int, body: tuple[N
 
 
 def staged_tile(operand: WgmmaOperand) -> StagedTile:
-    """A slot as threads see it: rows across all panels."""
+    """Return a stage as threads address it: rows across all panels."""
     row = operand.k if operand.k_major else operand.extent
     return StagedTile(operand.dtype, operand.k_major, operand.rows, row, pad=0, swizzled=True)
 
@@ -179,7 +180,7 @@ def staged_tile(operand: WgmmaOperand) -> StagedTile:
 def smem_matrix(
     name: str, operand: WgmmaOperand, first: Expr, advance_rows: int, k_step: int, stage: Expr = SLOT_HERE
 ) -> SharedMatrix:  # fmt: skip
-    """What one product reads: from `first` + `ahead` on along m or n, the 32 bytes of k with that number."""
+    """Return the descriptor of one wgmma operand: rows from `first` + `advance_rows`, 32 bytes of k at `k_step`."""
     atom, rows, size = operand.atom_bytes, operand.rows, operand.dtype.bytes
     panel_bytes = rows * atom
     start: tuple[Expr, Expr]

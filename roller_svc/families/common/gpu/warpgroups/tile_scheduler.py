@@ -1,4 +1,4 @@
-"""Blocks of a launch → the tiles that each of them computes, one after the other, and the steps of k that it takes."""
+"""Tile schedulers of wgmma kernels: the output tiles and k-tiles that each block computes."""
 
 from __future__ import annotations
 
@@ -20,42 +20,39 @@ M_TILE, N_TILE = "m.block", "n.block"
 
 
 class TileScheduler(Protocol):
-    """What one block does. `steps` and `before` hold inside of `around`."""
+    """Tiles of one block; `k_tiles` and `k_tiles_before` are valid inside `for_each_tile`."""
 
     @property
     def blocks(self) -> int:
-        """How many there are."""
+        """Return the number of blocks."""
 
     @property
     def k_tiles(self) -> KTileRange:
-        """Of k, of a visit."""
+        """Return the k-tiles of the current tile."""
 
     @property
     def k_tiles_before(self) -> Expr:
-        """Steps that the block has taken in earlier visits."""
+        """Return the k-tiles of the block's earlier tiles."""
 
     @property
     def total_k_tiles(self) -> Expr:
-        """Steps that it takes in all visits."""
+        """Return the k-tiles of all tiles of the block."""
 
     def bind_block(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
-        """The nodes with what is the same in all visits."""
+        """Bind what all tiles of a block share around the nodes."""
 
     def for_each_tile(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
-        """The nodes for each visit, with batch axes and tile numbers along m and n."""
+        """Loop over the block's tiles; bind batch axes and tile numbers along m and n."""
 
 
 @dataclass(frozen=True, slots=True)
 class PersistentTiles:
-    """A cluster computes one tile for each of its blocks, or several one after the other: it is persistent.
-
-    `grid`: tiles along m and n. `clusters`: of them in the launch, 0 for as many as there are tiles for.
-    """
+    """A cluster computes one tile for each of its blocks, or several sequentially (persistent kernel)."""
 
     view: GemmView
-    grid: tuple[int, int]
+    grid: tuple[int, int]  # tiles along m and n
     k_steps: int
-    clusters: int
+    clusters: int  # in the launch; 0: one for each cluster tile
     cluster: tuple[int, int]
     raster: int
 
@@ -106,7 +103,7 @@ class PersistentTiles:
 
     @property
     def _tiles(self) -> int:
-        """Of clusters."""
+        """Return the number of cluster tiles."""
         return math.prod(self._cluster_grid) * math.prod(axis.extent for axis in self.view.batch)
 
     @property
@@ -115,12 +112,12 @@ class PersistentTiles:
 
     @property
     def _tiles_of_block(self) -> Expr:
-        """Of this block's cluster."""
+        """Return the number of tiles of this block's cluster."""
         own = div(ref(BLOCK), math.prod(self.cluster))
         return div(sub(num(self._tiles - 1 + self.clusters), own), self.clusters)
 
     def _bind_raster(self, names: tuple[str, str], nodes: tuple[Node, ...]) -> tuple[Node, ...]:
-        """Tile numbers along m and n: `raster` rows of tiles at a time, down each column first."""
+        """Bind tile numbers along m and n: groups of `raster` tile rows, column by column."""
         row, column = names
         rows, columns = self._cluster_grid
         group_rows = min(rows, ceil_div(self.raster, self.cluster[0]))
@@ -140,7 +137,7 @@ class PersistentTiles:
 
 @dataclass(frozen=True, slots=True)
 class StreamKTiles:
-    """A block's even share of all tiles' steps (stream-K)."""
+    """A block's even share of the k-tiles of all tiles (stream-K)."""
 
     view: GemmView
     work: StreamKPartition
@@ -179,6 +176,6 @@ class StreamKTiles:
 
 
 def k_tile_loop(steps: KTileRange, nodes: tuple[Node, ...]) -> Node:
-    """The nodes for each of them, `k.step` counted from the first."""
+    """Loop over the k-tiles; `k.step` counts from the first."""
     limit = None if isinstance(steps.count, Const) else steps.count
     return Loop("k.step", steps.most, LoopKind.SERIAL, nodes, limit)

@@ -13,7 +13,7 @@ import pytest
 from sampling import every
 
 from roller_svc import hardware
-from roller_svc.compiler.lower_and_emit import generate, lower
+from roller_svc.compiler.lower_and_emit import emit_plan, lower
 from roller_svc.compiler.partition_cache import partition
 from roller_svc.compiler.rank import rank
 from roller_svc.families import model_of
@@ -110,7 +110,7 @@ def run(program: TensorProgram, unit: str, arrays: Arrays, tiles: Tiles | None =
     else:
         chosen = tiled(group, unit, tiles)
         candidate = Candidate(chosen, model_of(group, chosen, SPEC).estimate(chosen))
-    source = generate(Plan((candidate,)), program, (group,), SPEC)
+    source = emit_plan(Plan((candidate,)), program, (group,), SPEC)
     assert "vpdpbusd " in source.text or "vdpbf16ps " in source.text
     return CpuModule(compile_source(source)).run(arrays)
 
@@ -237,7 +237,7 @@ def test_words_that_lie_in_memory_are_turned_as_they_are(depth: int, turned: int
 def test_texts_name_no_instruction_that_saturates() -> None:
     program = product_of((64, 64, 64), ("int8", "int8"))
     plan = Plan((rank(group_of(program), SPEC, UNITS["dot_i8"], 1)[0][0],))
-    text = generate(plan, program, (group_of(program),), SPEC).text
+    text = emit_plan(plan, program, (group_of(program),), SPEC).text
     assert re.findall(r"vpdpbusds?", text) == ["vpdpbusd"]
 
 
@@ -246,7 +246,7 @@ def test_neighbours_are_one_load(depth: int, at_once: bool) -> None:
     """Also where they begin anywhere, but not where B's neighbours are those along n."""
     program = product_of((64, 64, depth), ("uint8", "int8"), "mk kn" if at_once else "km kn")
     plan = Plan((rank(group_of(program), SPEC, UNITS["dot_i8"], 1)[0][0],))
-    text = generate(plan, program, (group_of(program),), SPEC).text
+    text = emit_plan(plan, program, (group_of(program),), SPEC).text
     assert ("word_at(p1 + " in text) == at_once
 
 
@@ -327,7 +327,7 @@ def test_words_of_constants_and_their_sums_are_prepared(constants: str) -> None:
     program = replace(product_of((20, 50, 72), ("int8", "int8"), "mk nk"), constants=frozenset(constants))
     group = group_of(program)
     plan = Plan((rank(group, SPEC, UNITS["dot_i8"], 1)[0][0],))
-    source = generate(plan, program, (group,), SPEC)
+    source = emit_plan(plan, program, (group,), SPEC)
     assert sum(launch.is_prepack for launch in source.launches) == {"A": 1, "B": 2, "AB": 3}[constants]
     arrays = all_values(program)
     agreement = agrees(program, CpuModule(compile_source(source)).run(arrays), evaluate(program, arrays))

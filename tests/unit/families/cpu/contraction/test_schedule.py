@@ -14,7 +14,7 @@ from cases_cpu import AVX2, cpu_case
 import roller_svc
 from roller_svc import hardware
 from roller_svc.codegen.kernel import GroupLaunches, emit, tensors_in_memory
-from roller_svc.compiler.lower_and_emit import generate, lower
+from roller_svc.compiler.lower_and_emit import emit_plan, lower
 from roller_svc.compiler.partition_cache import partition
 from roller_svc.compiler.rank import rank
 from roller_svc.families import model_of
@@ -89,7 +89,7 @@ def check(program: TensorProgram, tiles: Tiles) -> None:
     chosen = tiled(group, tiles)
     plan = Plan((Candidate(chosen, model_of(group, chosen, AVX2).estimate(chosen)),))
     arrays = random_inputs(program, seed=1)
-    found = CpuModule(compile_source(generate(plan, program, (group,), AVX2))).run(arrays)
+    found = CpuModule(compile_source(emit_plan(plan, program, (group,), AVX2))).run(arrays)
     agreement = agrees(program, found, evaluate(program, arrays))
     assert agreement.ok, str(agreement)
 

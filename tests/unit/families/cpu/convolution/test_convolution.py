@@ -7,7 +7,7 @@ import re
 import pytest
 
 from roller_svc import hardware
-from roller_svc.compiler.lower_and_emit import generate
+from roller_svc.compiler.lower_and_emit import emit_plan
 from roller_svc.compiler.partition_cache import partition
 from roller_svc.compiler.rank import rank_units
 from roller_svc.families.cpu.convolution.convolution_view import convolution_spaces
@@ -90,7 +90,7 @@ def test_kernels_give_the_interpreters_numbers(name: str, target: str) -> None:
         assert tiles, f"no tiles with vectors along {space.vector_axis}"
         assert unit is tiles[0].program.unit
         for candidate in (tiles[0], tiles[-1]):
-            source = generate(Plan((candidate,)), program, groups, hw)
+            source = emit_plan(Plan((candidate,)), program, groups, hw)
             got = CpuModule(compile_source(source)).run(arrays)
             assert agrees(program, got, wanted).ok, candidate.program
 
@@ -109,7 +109,7 @@ def test_vectors_of_pixels_are_loaded_whole(taps: int, stride: int) -> None:
     ranked, _ = rank_units(groups[0], hw, 200)
     rows = [c for c in ranked if c.program.space.vector_axis == "wo" and c.program.thread["ho"] > 1]
     assert rows
-    text = generate(Plan((rows[0],)), program, groups, hw).text
+    text = emit_plan(Plan((rows[0],)), program, groups, hw).text
     kernel = text[text.index("acc_0_0") : text.index("= acc_0_0;")]
     assert not re.search(r"\)\{\w+\[", kernel)  # (vf32x8){p0[0], p0[1], ...}
 
@@ -125,7 +125,7 @@ def test_weights_are_turned_for_one_vector_of_filters_at_a_time() -> None:
     groups = partition(program, hw)
     ranked, _ = rank_units(groups[0], hw, 200)
     filters = [c for c in ranked if c.program.space.vector_axis == "f" and c.program.thread["f"] == 32]
-    text = generate(Plan((filters[0],)), program, groups, hw).text
+    text = emit_plan(Plan((filters[0],)), program, groups, hw).text
     turned = text[: text.index("(&weights[")].splitlines()[-4:]
     loops = re.findall(r"for \(long (\w+)", "".join(turned))
     assert loops[-2:] == ["vector", "block"]

@@ -12,7 +12,7 @@ from cases_cpu import hinting
 import roller_svc
 from roller_svc.analysis.linear import simplify_divisions
 from roller_svc.compiler.backends import backend_for
-from roller_svc.compiler.lower_and_emit import generate, lower
+from roller_svc.compiler.lower_and_emit import emit_plan, lower
 from roller_svc.compiler.partition_cache import partition
 from roller_svc.compiler.rank import rank
 from roller_svc.families.common.cpu.column_reduction import ACCUMULATOR_BYTES, MANY_TERMS_ACCUMULATOR_BYTES
@@ -73,7 +73,7 @@ def test_rows_from_memory_are_joined_in_the_order_of_memory(rows: int, in_order:
     (group,) = partition(program, HW)
     candidates, _ = rank(group, HW, HW.unit_for(DType.FLOAT32), 40)
     four = next(c for c in candidates if c.program.thread["i"] == 4 and c.program.reduce_threads == 64)
-    text = generate(Plan((four,)), program, (group,), HW).text
+    text = emit_plan(Plan((four,)), program, (group,), HW).text
     joins = re.findall(r"y_acc_(\d)_\d \+= \*\(vf32x16 \*\).*\n(?=(.*))", text)
     assert ["__asm__ volatile" in after for _, after in joins] == [in_order] * 4 * 7
     assert ([row for row, _ in joins] == sorted(row for row, _ in joins)) == in_order
@@ -142,7 +142,7 @@ def test_rows_past_the_caches_are_right() -> None:
     candidates, _ = rank(group, local, local.unit_for(DType.FLOAT32), 40)
     rows = next(c for c in candidates if c.program.reduce_threads > 1)
     plan = Plan((replace(rows, program=replace(rows.program, nontemporal=True)),))
-    compiled = compile_source(generate(plan, program, (group,), local))
+    compiled = compile_source(emit_plan(plan, program, (group,), local))
     assert "stream_" in compiled.source.text
     got = backend_for(local).load(compiled).run({"x": x})["y"]
     np.testing.assert_allclose(got, x - x.sum(1, keepdims=True), rtol=1e-4, atol=1e-4)
@@ -155,7 +155,7 @@ def test_copies_of_one_vector_a_step_are_no_string_instructions() -> None:
     ranked, _ = rank(group, hw, hw.unit_for(DType.FLOAT32), 1000)
     whole = [c for c in ranked if not c.program.nontemporal and c.program.block.as_dict()["k"] == 512]
     one = next(c for c in whole if c.program.thread.as_dict()["k"] == hw.unit_for(DType.FLOAT32).shape[-1])
-    kernel = compile_source(generate(Plan((one,)), program, (group,), hw))
+    kernel = compile_source(emit_plan(Plan((one,)), program, (group,), hw))
     assert b"\xf3\x48\xa5" not in kernel.binary  # rep movsq
 
 

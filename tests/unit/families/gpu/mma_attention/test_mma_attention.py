@@ -13,7 +13,7 @@ from cases_matrix import AMPERE, TURING, chosen, unit
 
 from roller_svc import hardware
 from roller_svc.compiler.backends import load_emulated
-from roller_svc.compiler.lower_and_emit import generate
+from roller_svc.compiler.lower_and_emit import emit_plan
 from roller_svc.compiler.partition_cache import PartitionCache, partition
 from roller_svc.compiler.plans import best_plans, estimate_program, rank_best_partition
 from roller_svc.errors import NoCandidateError
@@ -222,7 +222,7 @@ def kernel(case: tuple[str, Inputs], tiles: Tiles) -> tuple[TensorProgram, Kerne
     compute = program(*case)
     groups = partition(compute, AMPERE)
     (group,) = groups
-    return compute, generate(Plan((chosen(tiled(group, tiles)),)), compute, groups, AMPERE)
+    return compute, emit_plan(Plan((chosen(tiled(group, tiles)),)), compute, groups, AMPERE)
 
 
 def judge(case: tuple[str, Inputs], tiles: Tiles, change: Change = lambda _: None, *, races: bool = False) -> Arrays:

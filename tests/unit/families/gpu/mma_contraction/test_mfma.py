@@ -18,7 +18,7 @@ from roller_svc import toolchain
 from roller_svc.analysis.operand import operands_unsupported_reason
 from roller_svc.codegen.cuda.instructions import mfma, mfma_wrapper
 from roller_svc.compiler.backends import load_emulated
-from roller_svc.compiler.lower_and_emit import generate
+from roller_svc.compiler.lower_and_emit import emit_plan
 from roller_svc.compiler.partition_cache import partition
 from roller_svc.families.common.gpu.matrix.tile import (
     LoadKind,
@@ -167,7 +167,7 @@ def source_of(name: str, block: Extents, warp: tuple[int, int]) -> KernelSource:
     found = program_of(name)
     (group,) = partition(found, MI250X)
     by_hand = tiles(group, unit(MI250X, unit_name), block, warp, **{"reduce_threads": 64} | more)
-    return generate(Plan((chosen(by_hand),)), found, (group,), MI250X)
+    return emit_plan(Plan((chosen(by_hand),)), found, (group,), MI250X)
 
 
 @pytest.mark.emulator

@@ -20,7 +20,7 @@ from roller_svc.codegen.cuda.function import emit_function
 from roller_svc.codegen.names import Names
 from roller_svc.codegen.scalar import Scalar
 from roller_svc.compiler.backends import load_emulated
-from roller_svc.compiler.lower_and_emit import generate, lower
+from roller_svc.compiler.lower_and_emit import emit_plan, lower
 from roller_svc.compiler.partition_cache import partition
 from roller_svc.errors import ScheduleError
 from roller_svc.families.common.gpu.matrix.multistage_pipeline import ACC, LANE, SHARED_A, A, B
@@ -246,7 +246,7 @@ def emulated_result(text: str, hw: HardwareSpec, rprogram: dict[str, int], **inp
     found = program(text, **inputs)
     (group,) = partition(found, hw)
     by_hand = tiles(group, unit(hw, "mma_f16"), (16, 16, 16), (16, 8), **rprogram)
-    source = generate(Plan((chosen(by_hand),)), found, (group,), hw)
+    source = emit_plan(Plan((chosen(by_hand),)), found, (group,), hw)
     arrays = random_inputs(found, 1)
     verdict = agrees(found, load_emulated(CompiledKernel(source, b"", "", ()), 1).run(arrays), evaluate(found, arrays))
     assert verdict.ok, f"{verdict}\n{source.text}"

@@ -12,7 +12,7 @@ from roller_svc import hardware
 from roller_svc.analysis.index_ranges import fold
 from roller_svc.analysis.operand import operands
 from roller_svc.compiler.backends import load_emulated
-from roller_svc.compiler.lower_and_emit import generate, lower
+from roller_svc.compiler.lower_and_emit import emit_plan, lower
 from roller_svc.compiler.partition_cache import partition
 from roller_svc.compiler.post_compile import predict_resources
 from roller_svc.compiler.rank import rank
@@ -72,7 +72,7 @@ class Contraction:
 
     def source(self, tiles: RProgram) -> KernelSource:
         plan = Plan((Candidate(tiles, self.best().estimate),))
-        return generate(plan, self.program, (self.group,), self.hw)
+        return emit_plan(plan, self.program, (self.group,), self.hw)
 
 
 def contraction(expression: str, hw: HardwareSpec, **inputs: tuple[int, ...]) -> Contraction:

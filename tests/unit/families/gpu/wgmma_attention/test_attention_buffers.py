@@ -6,7 +6,7 @@ import pytest
 from cases_matrix import chosen, unit
 from sampling import every
 
-from roller_svc.compiler.lower_and_emit import generate
+from roller_svc.compiler.lower_and_emit import emit_plan
 from roller_svc.compiler.partition_cache import partition
 from roller_svc.compiler.rank import construct
 from roller_svc.errors import InvariantError
@@ -36,7 +36,7 @@ def test_launches_take_no_more_than_is_counted(features: int, columns: int, *, i
     assert programs
     exact = 0
     for found in programs:
-        (launch,) = generate(Plan((chosen(found),)), compute, (group,), HOPPER).launches
+        (launch,) = emit_plan(Plan((chosen(found),)), compute, (group,), HOPPER).launches
         counted = wgmma_attention_tile(found, known).shared_bytes
         assert launch.shared_bytes <= counted <= HOPPER.limits.shared_bytes_per_block
         exact += launch.shared_bytes == counted

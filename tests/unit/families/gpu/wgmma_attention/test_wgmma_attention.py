@@ -12,7 +12,7 @@ from sampling import every
 
 from roller_svc import hardware
 from roller_svc.analysis.index_ranges import fold
-from roller_svc.compiler.lower_and_emit import generate, lower
+from roller_svc.compiler.lower_and_emit import emit_plan, lower
 from roller_svc.compiler.partition_cache import PartitionCache, partition
 from roller_svc.compiler.plans import best_plans, estimate_program, rank_best_partition
 from roller_svc.compiler.rank import construct, rank_units
@@ -117,7 +117,7 @@ def planned(case: Case, tiles: Tiles) -> tuple[TensorProgram, KernelGroup, Plan]
 
 def kernel(case: Case, tiles: Tiles) -> tuple[TensorProgram, KernelSource]:
     compute, group, plan = planned(case, tiles)
-    return compute, generate(plan, compute, (group,), HOPPER)
+    return compute, emit_plan(plan, compute, (group,), HOPPER)
 
 
 def tree(case: Case, tiles: Tiles) -> ScheduleTree:
@@ -366,7 +366,7 @@ def test_blocks_stay_where_no_mask_makes_tiles_differ() -> None:
 )
 def test_nothing_spills_and_products_overlap(case: Case, tiles: Tiles) -> None:
     compute, group, plan = planned(case, tiles)
-    compiled = compile_source(generate(plan, compute, (group,), HOPPER))
+    compiled = compile_source(emit_plan(plan, compute, (group,), HOPPER))
     assert ptxas_warnings(compiled.log) == ()
     (report,) = lint([PlannedKernel(compiled, plan, (group,))], HOPPER)
     assert report.findings == ()

@@ -17,7 +17,7 @@ from schedule_support import program
 from roller_svc import hardware
 from roller_svc.analysis.index_ranges import fold
 from roller_svc.compiler.backends import load_emulated
-from roller_svc.compiler.lower_and_emit import generate, lower
+from roller_svc.compiler.lower_and_emit import emit_plan, lower
 from roller_svc.compiler.partition_cache import partition
 from roller_svc.errors import ScheduleError
 from roller_svc.families.common.gpu.matrix.multistage_pipeline import LANE
@@ -163,7 +163,7 @@ def source(kind: str) -> tuple[TensorProgram, KernelSource]:
     _, text, inputs, *_ = KINDS[kind]
     found = program(text, **inputs)
     groups = partition(found, HOPPER)
-    return found, generate(Plan((chosen(made(groups[0], kind)),)), found, groups, HOPPER)
+    return found, emit_plan(Plan((chosen(made(groups[0], kind)),)), found, groups, HOPPER)
 
 
 # rules ---------------------------------------------------------------------------------------------------------------
@@ -266,7 +266,7 @@ def tiles_of_block(scheduler: PersistentTiles, block: int) -> list[tuple[int, in
 def test_every_tile_has_one_block(
     batches: int, rows: int, columns: int, clusters: int, raster: int, cluster: tuple[int, int]
 ) -> None:
-    """However many blocks there are, in whatever order; a cluster's blocks are neighbours and compute the same tiles."""
+    """Any number of blocks in any order; the blocks of a cluster are adjacent and compute the same tiles."""
     shape = f"float16 {batches} 64 64"
     group = contraction("C[b, m, n] +=! A[b, m, k] * B[b, k, n]", HOPPER, A=shape, B=shape)
     view = GemmView.of(group, tiles(group, unit(HOPPER, "wgmma_f16"), (64, 64, 64), (64, 64), reduce_threads=128))
