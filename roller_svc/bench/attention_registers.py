@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from roller_svc import hardware
-from roller_svc.compiler.lower_and_emit import generate
+from roller_svc.compiler.lower_and_emit import emit_plan
 from roller_svc.compiler.partition_cache import partition
 from roller_svc.construct.rules import MIN_MATRIX_STAGES
 from roller_svc.families.common.gpu.attention import tile as attention_tile
@@ -50,10 +50,12 @@ LENGTH = 1024  # of queries and keys: a multiple of some tile extents and not of
 FEATURES = (64, 96, 128, 192, 256)
 MASKS = ("", ", causal=1")
 WARP_CONSTANTS = (
-    "BASE_REGISTERS", "MANY_KEYS", "KEY_REGISTERS", "ROW_REGISTERS", "FEATURE_STEP_REGISTERS", "CHUNK_COPY_REGISTERS",
-    "USUAL_OPERATIONS",
+    "BASE_REGISTERS", "MAX_FREE_KV_FRAGMENTS", "KV_REGISTERS", "ROW_REGISTERS", "HEAD_DIM_STEP_REGISTERS",
+    "CHUNK_COPY_REGISTERS", "FREE_SCORE_OPERATIONS",
 )  # fmt: skip
-WARPGROUP_CONSTANTS = ("BESIDE_REGISTERS", "MANY_FEATURE_STEPS", "FEATURE_STEP_REGISTERS", "USUAL_OPERATIONS")
+WARPGROUP_CONSTANTS = (
+    "OVERHEAD_REGISTERS", "FREE_HEAD_DIM_STEPS", "HEAD_DIM_STEP_REGISTERS", "FREE_SCORE_OPERATIONS",
+)  # fmt: skip
 UNKNOWN = Estimate(1.0, (StageCost("compute", 1.0),), 1.0, 1, 1.0)  # hand-chosen tiles have no estimate
 
 
@@ -126,7 +128,7 @@ def _tiled(
 
 def row(case: Case) -> Json:
     """Compile a case; return its row."""
-    source = generate(Plan((Candidate(case.tiles, UNKNOWN),)), case.program, (case.group,), HOPPER)
+    source = emit_plan(Plan((Candidate(case.tiles, UNKNOWN),)), case.program, (case.group,), HOPPER)
     (resources,) = compile_source(source).resources
     return {
         "id": case.id, "kind": case.kind.value, "counted": case.counted, "limit": case.limit,

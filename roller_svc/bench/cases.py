@@ -1,4 +1,4 @@
-"""Case files → checked programs with the fields that benchmarks need."""
+"""Read case files into checked programs with the fields that benchmarks need."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CASES = Kind("not a case file")
 
 @dataclass(frozen=True, slots=True)
 class BenchCase:
-    """One performance case, not parsed yet, so that a case that is refused can be reported by its id."""
+    """One performance case; not parsed yet, so that an invalid case can be reported by its id."""
 
     id: str
     cls: str
@@ -35,29 +35,29 @@ class BenchCase:
 
     @property
     def digest(self) -> str:
-        """Of the program's text, and of the inputs that it is run on."""
+        """Return the digest of the expression and its inputs."""
         parts = {name: value for name, value in asdict(self).items() if name not in ("id", "cls")}
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def performance_cases(path: Path) -> tuple[BenchCase, ...]:
-    """Cases whose `use` has performance, and those that do not say what they are for.
+    """Return the cases whose `use` has "performance", and those without `use`.
 
-    Raises ArgumentError where the file is none of cases, or two of them have one id.
+    Raises ArgumentError for another kind of file and for duplicate ids.
     """
     document = read_json(path, CASES)
     rows = document.get("cases") if isinstance(document, dict) else None
     if not isinstance(rows, list):
-        raise CASES.refusal(path, "it has no list `cases`")
+        raise CASES.refusal(path, "expected a list `cases`")
     numbered = [(number, row) for number, row in enumerate(rows) if _is_for_performance(row)]
     cases = tuple(_case(checked(path, CASES, CaseModel, row, f"cases.{number}")) for number, row in numbered)
-    if twice := [id_ for id_, count in Counter(case.id for case in cases).items() if count > 1]:
-        raise CASES.refusal(path, f"{twice[0]} is there twice")
+    if duplicates := [id_ for id_, count in Counter(case.id for case in cases).items() if count > 1]:
+        raise CASES.refusal(path, f"duplicate case id {duplicates[0]}")
     return cases
 
 
 def _is_for_performance(row: object) -> bool:
-    """Whether the row says so, or does not say, or is none."""
+    """Return whether a row is for performance or does not state a use."""
     uses = row.get("use") if isinstance(row, dict) else None
     return not isinstance(uses, list) or "performance" in uses
 
@@ -68,7 +68,7 @@ def _case(row: CaseModel) -> BenchCase:
 
 
 def typed(inputs: dict[str, InputModel]) -> Json:
-    """Inputs as a case has them."""
+    """Return the inputs in the form of a case."""
     return {name: value.model_dump() for name, value in inputs.items()}
 
 

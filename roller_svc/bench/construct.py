@@ -1,4 +1,4 @@
-"""Case file, targets → seconds from a program's kernel groups to their ranked candidates."""
+"""Time construction: from the kernel groups of a program to their ranked candidates."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Json = dict[str, Any]
 
 
 def bench_construct(cases: Path, targets: Sequence[str]) -> Json:
-    """`{"targets": {T: {"median_s", "p99_s", "max_s", "cases"}}}`; a refused case has `error` in place of figures."""
+    """Return `{"targets": {T: {"median_s", "p99_s", "max_s", "cases"}}}`; an invalid case has `error`."""
     programs = [(case, _program(case)) for case in performance_cases(cases)]
     return {"targets": {target: _target(hardware.load(target), programs) for target in targets}}
 
@@ -65,6 +65,6 @@ def _row(case: BenchCase, program: TensorProgram | RollerError, hw: HardwareSpec
 
 
 def _ranked(group: KernelGroup, hw: HardwareSpec) -> tuple[int, int]:
-    """Tiles visited and rPrograms built for one kernel group."""
+    """Return the number of visited tiles and of rPrograms for one kernel group."""
     _, construction = rank_units(group, hw, TOP_K)
     return construction.tiles_visited, len(construction.programs)

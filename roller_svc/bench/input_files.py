@@ -1,4 +1,4 @@
-"""JSON files that clients bring → checked: what is wrong in one, and where, or its content."""
+"""Read and validate JSON files; errors name the file and the field."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ Milliseconds = Annotated[float, Field(gt=0)]
 
 
 class Read(BaseModel):
-    """Fields that are read; others may be there and are not looked at. No coercion, no NaN."""
+    """Base of all schemas: extra fields are ignored; no coercion, no NaN."""
 
     model_config = ConfigDict(extra="ignore", strict=True, frozen=True, allow_inf_nan=False)
 
 
 class InputModel(Read):
-    """What it means the language says: whether the type is one, and the shape one of a tensor."""
+    """An input; whether dtype and shape are valid is checked by the language."""
 
     dtype: str
     shape: list[int]
@@ -40,7 +40,7 @@ class CaseModel(Read):
 
 
 class TimesModel(Read):
-    """Times on a device by system; `roller_top10_ms`: of the best of ROLLER's ten."""
+    """Times on a device by system; `roller_top10_ms` is the best of ROLLER's ten candidates."""
 
     library_ms: Annotated[Milliseconds | None, Field(validation_alias=AliasChoices("cudalib_tf_ms", "lib_tf_ms"))] = (
         None
@@ -60,13 +60,13 @@ class TimesModel(Read):
 
 
 class TileModel(TimesModel):
-    """`roller_best_config`: the tile of that best."""
+    """`roller_best_config` is the tile of the best candidate."""
 
     roller_best_config: str
 
 
 class OperatorModel(Read):
-    """`below_direct_floor`: the best time is below what the direct algorithm's operations take at the peak."""
+    """`below_direct_floor`: the best time is below the compute bound of the direct algorithm."""
 
     id: str
     kind: str
@@ -86,7 +86,7 @@ class PublishedModel(Read):
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What a file should be: what is said of one that `is_none`, and where such files come from."""
+    """A kind of file: the message for other files, and a hint where such files come from."""
 
     is_none: str
     hint: str | None = None
@@ -96,7 +96,7 @@ class Kind:
 
 
 def read_json(path: Path, kind: Kind) -> Any:
-    """A file's content, not looked at yet; ArgumentError where it cannot be read or is no JSON."""
+    """Parse a JSON file; raise ArgumentError if it cannot be read or is not JSON."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except OSError as failure:
@@ -106,7 +106,7 @@ def read_json(path: Path, kind: Kind) -> Any:
 
 
 def checked(path: Path, kind: Kind, schema: type[M], content: object, where: str = "") -> M:
-    """The content as the schema has it; ArgumentError with the place, `where` and below, of what is wrong first."""
+    """Validate content by a schema; raise ArgumentError with the path of the first error, below `where`."""
     try:
         return schema.model_validate(content)
     except ValidationError as invalid:

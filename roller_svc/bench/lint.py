@@ -1,4 +1,4 @@
-"""Case file, targets → what the compiled kernels of every case have and lack: spills, warnings, instructions, time."""
+"""Lint the compiled CUDA kernels of all cases: spills, compiler warnings, instructions, compile time."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ Json = dict[str, Any]
 
 TARGETS = ("nvidia-a100-sxm-80gb", "nvidia-l40s")  # sm_80 and sm_89
 HALVES = (DType.FLOAT16, DType.BFLOAT16)
-# A contraction of halves with at least these extents is expected on tensor cores.
+# A half-precision contraction with at least these extents should use tensor cores.
 MIN_M = MIN_N = 64
 MIN_K = 32
 TENSOR_CORE_FAMILIES = ("HMMA", "HGMMA")
-WARPGROUP_FAMILY = "HGMMA"  # what they are expected to contain where the device has it
-CASES_PER_TASK = 8  # cases of one task: then starting the disassembler is a small part of their time
+WARPGROUP_FAMILY = "HGMMA"  # expected where the device has it
+CASES_PER_TASK = 8  # amortises the start of the disassembler
 
 
 @dataclass(frozen=True, slots=True)
 class LintTask:
-    """Cases that are built one after the other and disassembled together, for one device."""
+    """Cases that are built one by one and disassembled together, for one device."""
 
     cases: tuple[BenchCase, ...]
     target: str
@@ -46,7 +46,7 @@ def batch_tasks(cases: Sequence[BenchCase], target: str, size: int = CASES_PER_T
 
 
 def lint_cases(task: LintTask) -> list[Json]:
-    """One row a case: its kernel, built as the model chooses it, as machine code; or its `error`."""
+    """Return one row per case: the lint of the kernel that the model ranks first, or its `error`."""
     reports: list[BuildReport | RollerError] = []
     for case in task.cases:
         try:
@@ -65,22 +65,22 @@ def lint_cases(task: LintTask) -> list[Json]:
 
 
 def failed_row(case: BenchCase, error: RollerError) -> Json:
-    """The row of a case that came to no kernel."""
+    """Return the row of a case without a kernel."""
     return {"id": case.id, "cls": case.cls, "error": f"{error.code}: {error.message}"}
 
 
 def lint_reports(reports: Sequence[BuildReport]) -> list[LintResult]:
-    """The lint of every build's winner, all for one device. Raises ArgumentError where that has no CUDA kernels."""
+    """Lint the winners of builds for one device. Raises ArgumentError if it is not a CUDA device."""
     if not reports:
         return []
     hw = reports[0].hardware
     check_target(hw)
-    kernels = [PlannedKernel(package_kernel(launch).compiled, launch.winner.plan, launch.groups) for launch in reports]
+    kernels = [PlannedKernel(package_kernel(report).compiled, report.winner.plan, report.groups) for report in reports]
     return lint(kernels, hw)
 
 
 def check_target(hw: HardwareSpec) -> None:
-    """Raises ArgumentError for devices whose kernels are not CUDA."""
+    """Raise ArgumentError if the device's kernels are not CUDA."""
     if hw.family is not TargetKind.CUDA:
         raise ArgumentError(
             f"lint reads the machine code of CUDA kernels; {hw.id} has none", code="invalid-option",
@@ -89,7 +89,7 @@ def check_target(hw: HardwareSpec) -> None:
 
 
 def lint_json(report: BuildReport, result: LintResult) -> Json:
-    """What was found in one program's kernels: all together, then launch by launch."""
+    """Return the results for one program, in total and by launch."""
     counts: Counter[str] = Counter()
     for launch in result.launches:
         counts.update(dict(launch.code.counts))
@@ -113,7 +113,7 @@ def lint_json(report: BuildReport, result: LintResult) -> Json:
 
 
 def half_contractions(groups: Sequence[KernelGroup]) -> tuple[KernelGroup, ...]:
-    """Contractions of float16 or bfloat16 factors that are large enough for tensor cores."""
+    """Return the contractions of float16 or bfloat16 operands that are large enough for tensor cores."""
     return tuple(
         group for group in groups
         if group.kind is GroupKind.CONTRACTION and group.operands is not None

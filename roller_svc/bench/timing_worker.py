@@ -1,4 +1,4 @@
-"""One turn of a worker: a warm-up, a sample of calls, and whether others disturbed it."""
+"""Take samples of a call and detect interference by other processes."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 
-from roller_svc.runtime.interference import CLOCK_TICK_S, steal_s, runqueue_wait_s
+from roller_svc.runtime.interference import CLOCK_TICK_S, runqueue_wait_s, steal_s
 
 SAMPLE_S = 0.02
-# Above these shares of the sample's wall time others ran where we wanted to.
+# A sample is disturbed if waiting or stolen time exceeds these fractions of its wall time.
 MAX_WAITED_FRACTION = 0.02
 MAX_STOLEN_FRACTION = 0.05
-# A pool whose threads used less in a pause has gone to sleep.
+# Idle threads of a pool are asleep if they use less CPU time than this fraction of a pause.
 _PAUSE_S = 0.002
 _ASLEEP_CPU_FRACTION = 0.1
 _MAX_SETTLE_S = 0.2
@@ -22,26 +22,26 @@ _MAX_SETTLE_S = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """`seconds` a call, over `calls` calls; `each`: those of each call, or of few, where they were timed apart.
-    `waited_s`: how long our threads were ready and did not run; `stolen_s`: what the hypervisor took from our cores;
-    `peak_flops_per_s`: the FMA peak just then, where it was asked for."""
+    """One sample of calls."""
 
-    seconds: float
+    seconds: float  # per call
     calls: int
-    waited_s: float
-    stolen_s: float
-    peak_flops_per_s: float | None = None
-    call_seconds: tuple[float, ...] = ()
+    waited_s: float  # runnable but not running
+    stolen_s: float  # taken by the hypervisor
+    peak_flops_per_s: float | None = None  # FMA peak at the time of the sample, if measured
+    call_seconds: tuple[float, ...] = ()  # of each call or batch of calls
 
     @property
     def is_disturbed(self) -> bool:
         wall_s = self.seconds * self.calls
-        ticks = max(wall_s * MAX_STOLEN_FRACTION, CLOCK_TICK_S)  # steal is counted in ticks: one says nothing
+        ticks = max(
+            wall_s * MAX_STOLEN_FRACTION, CLOCK_TICK_S
+        )  # steal is counted in ticks: a single tick is within its resolution
         return self.waited_s > MAX_WAITED_FRACTION * wall_s or self.stolen_s > ticks
 
 
 def take_sample(call: Callable[[], object], sample_s: float = SAMPLE_S) -> Sample:
-    """One call to warm up, then as many as take about `sample_s`, at least one."""
+    """Warm up with one call, then time as many calls as take about `sample_s`, at least one."""
     start = time.perf_counter()
     call()
     first_s = time.perf_counter() - start
@@ -54,7 +54,7 @@ def take_sample(call: Callable[[], object], sample_s: float = SAMPLE_S) -> Sampl
 
 
 def time_calls(call: Callable[[], object], calls: int, calls_per_reading: int | None = None) -> Sample:
-    """So many calls, so many `together` between two looks at the clock, all of them unless said otherwise."""
+    """Time `calls` calls, reading the clock after every `calls_per_reading` of them (default: after all)."""
     calls_per_reading = calls_per_reading or calls
     waited_before, stolen_before = runqueue_wait_s(), steal_s()
     timestamps = [time.perf_counter()]
@@ -75,7 +75,7 @@ def time_calls(call: Callable[[], object], calls: int, calls_per_reading: int | 
 
 
 def wait_until_idle() -> None:
-    """Wait until this process's idle threads, which spin for a while after a parallel call, are asleep."""
+    """Wait until the idle threads of this process, which spin after a parallel call, are asleep."""
     end = time.perf_counter() + _MAX_SETTLE_S
     while time.perf_counter() < end:
         used = time.process_time()

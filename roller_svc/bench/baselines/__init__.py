@@ -1,4 +1,4 @@
-"""What an expert would call in numpy or torch for a program, or have TVM compile, and the fastest of it."""
+"""Baselines for CPU kernels: the fastest expert translation of a program to numpy, torch or TVM."""
 
 from __future__ import annotations
 
@@ -26,17 +26,15 @@ Finder = Callable[[TensorProgram, Mapping[str, NDArray[Any]], Mapping[str, Value
 
 @dataclass(frozen=True, slots=True)
 class BaselineLibrary:
-    """What a worker needs of a library: `find` gives the peer of a program on its arrays that agrees with the
-    reference's values (BuildError no-peer, with the reasons, where there is none); `context` is what its calls are
-    made under."""
+    """A baseline library."""
 
     versions: Mapping[str, str]
-    find: Finder
-    context: Callable[[], AbstractContextManager[object]]
+    find: Finder  # the baseline of a program that agrees with the reference; raises BuildError (no-peer)
+    context: Callable[[], AbstractContextManager[object]]  # active during its calls
 
 
 def library_of(name: str, threads: int) -> BaselineLibrary:
-    """A peer by its name, set to that many threads. ArgumentError where it is not installed."""
+    """Load a library and set its threads. Raises ArgumentError if it is not installed."""
     if name == "tvm":
         try:
             module = import_module(f"{__name__}.tvm_library")
@@ -48,7 +46,7 @@ def library_of(name: str, threads: int) -> BaselineLibrary:
 
 
 def calls_of(name: str, threads: int) -> Calls:
-    """numpy or torch, set to that many threads. ArgumentError where it is not installed."""
+    """Load numpy or torch and set its threads. Raises ArgumentError if it is not installed."""
     if name == "numpy":
         module = import_module(f"{__name__}.numpy_library")
         return Calls(module.NumpyLibrary(), module.row_call)
@@ -64,7 +62,7 @@ def _not_installed(name: str, failure: ImportError) -> ArgumentError:
 
 
 def inference(name: str) -> AbstractContextManager[object]:
-    """What a peer's calls are made under: no gradients for torch."""
+    """Return the context of a library's calls: no gradients for torch."""
     if name != "torch":
         return nullcontext()
     mode: AbstractContextManager[object] = import_module("torch").inference_mode()
@@ -74,8 +72,10 @@ def inference(name: str) -> AbstractContextManager[object]:
 def baseline_of(
     program: TensorProgram, arrays: Mapping[str, NDArray[Any]], calls: Calls, expected: Mapping[str, Value]
 ) -> Baseline:
-    """The fastest of the ways to write the program that agree with the reference on `want`; BuildError no-peer, with
-    the reasons, where there is none."""
+    """Return the fastest translation of a program that agrees with `expected`.
+
+    Raises BuildError (no-peer) with the reasons if there is none.
+    """
     translations = matching_translations(program, arrays, calls, expected)
     return fastest([Baseline(way.trace.run, tuple(way.trace.names), way) for way in translations])
 
@@ -83,15 +83,17 @@ def baseline_of(
 def _find(
     calls: Calls, program: TensorProgram, arrays: Mapping[str, NDArray[Any]], expected: Mapping[str, Value]
 ) -> Baseline:
-    """A library's Finder."""
+    """Find the baseline of a program; the Finder of numpy and torch."""
     return baseline_of(program, arrays, calls, expected)
 
 
 def matching_translations(
     program: TensorProgram, arrays: Mapping[str, NDArray[Any]], calls: Calls, expected: Mapping[str, Value]
 ) -> list[Translation]:
-    """The ways to write the program that agree with the reference, of the first stage that has any; BuildError no-peer
-    with the reasons where none has."""
+    """Return the translations that agree with the reference, of the first stage that has any.
+
+    Raises BuildError (no-peer) with the reasons if no stage has one.
+    """
     reasons: dict[str, None] = {}
     for styles in _STAGES:
         translations: dict[tuple[str, ...], Translation] = {}
@@ -99,16 +101,16 @@ def matching_translations(
             try:
                 way = translate(program, arrays, calls, style)
                 check(way.trace.names, program, way.results(calls), expected)
-            except EXPECTED_ERRORS as refusal:
-                reasons[error_summary(refusal)] = None
+            except EXPECTED_ERRORS as error:
+                reasons[error_summary(error)] = None
             else:
                 translations.setdefault(tuple(way.trace.names), way)
         if translations:
             return list(translations.values())
-    raise no_baseline("; ".join(reasons) or "no way to write it")
+    raise no_baseline("; ".join(reasons) or "no translation")
 
 
-# The ways to write a program that are compared, and what is tried where none of them is right.
+# Styles of translation that are compared, and the fallbacks if none of them is right.
 _STAGES = (
     (
         Style(), Style(windows=False), Style(vectors=True), Style(windows=False, vectors=True), Style(swapped=True),

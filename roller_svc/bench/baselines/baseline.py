@@ -1,4 +1,4 @@
-"""A peer of a program, and the fastest of several."""
+"""A baseline of a program, and the choice of the fastest."""
 
 from __future__ import annotations
 
@@ -14,45 +14,45 @@ from roller_svc.ir.program import TensorProgram
 from roller_svc.reference.compare import agrees
 from roller_svc.reference.interpreter import Value
 
-# What no_peer makes, and what numpy, torch and TVM raise for what they do not take.
+# Raised by no_baseline, and by numpy, torch and TVM for unsupported arguments.
 EXPECTED_ERRORS = (BuildError, RuntimeError, ValueError, TypeError, IndexError)
 
 _TRIALS = 3
-_REASON = 200  # characters of a refusal that are worth keeping
-_TRIAL_S = 0.5  # a way so slow is tried once
+_REASON = 200  # characters of an error message
+_TRIAL_S = 0.5  # slower translations are timed once
 
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """A way that gives the reference's values. `calls` names what is called, `kept` is what the call needs to stay."""
+    """A translation that agrees with the reference."""
 
     run: Callable[[], object]
-    calls: tuple[str, ...]
+    calls: tuple[str, ...]  # names of the called functions
     state: object
 
 
 def check(
     calls: Sequence[str], program: TensorProgram, results: Mapping[str, NDArray[Any]], expected: Mapping[str, Value]
 ) -> None:
-    """WrongAnswerError where the results are not the reference's."""
+    """Raise WrongAnswerError if the results differ from the reference."""
     verdict = agrees(program, results, expected)
     if not verdict.ok:
         raise WrongAnswerError(f"{', '.join(calls)}: {verdict.detail}")
 
 
 def fastest(baselines: Sequence[Baseline]) -> Baseline:
-    """The one whose few calls took the least time."""
+    """Return the baseline with the smallest time over a few calls."""
     timed = [(_min_trial_s(baseline), number, baseline) for number, baseline in enumerate(baselines)]
     return min(timed)[2]
 
 
-def error_summary(refusal: Exception) -> str:
-    """The kind and the beginning of its message."""
-    return f"{type(refusal).__name__}: {refusal}".splitlines()[0][:_REASON]
+def error_summary(error: Exception) -> str:
+    """Return the type and the beginning of the message of an error."""
+    return f"{type(error).__name__}: {error}".splitlines()[0][:_REASON]
 
 
 def _min_trial_s(baseline: Baseline) -> float:
-    """The least time of a few calls."""
+    """Return the smallest time of a few calls."""
     min_s = float("inf")
     for _ in range(_TRIALS):
         start = time.perf_counter()

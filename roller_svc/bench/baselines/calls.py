@@ -1,4 +1,4 @@
-"""A library's arrays and the larger calls that it has, numpy's or torch's."""
+"""The calls of numpy or torch that translations use."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class RowCall(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Calls:
-    """None where the library has no such call."""
+    """A library and its larger calls; None where it has no such call."""
 
     library: Library
     rows: RowCall

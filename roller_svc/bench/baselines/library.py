@@ -1,4 +1,4 @@
-"""What the translation asks of numpy and of torch, and the calls it strings together."""
+"""The interface of numpy and torch for translations, and the recorded trace of calls."""
 
 from __future__ import annotations
 
@@ -18,33 +18,33 @@ Step = Callable[[], object]
 
 
 def no_baseline(reason: str) -> BuildError:
-    """The library has no sensible call for this."""
+    """Return the error for a program without an efficient call in the library."""
     return BuildError(reason, code="no-peer")
 
 
 class Library(Protocol):
-    """Arrays are numpy's or torch's; functions with `out` write there."""
+    """numpy or torch. Functions with `out` write there."""
 
     name: str
     versions: dict[str, str]
 
     def place(self, array: NDArray[Any]) -> Any:
-        """The array as the library's, over the same memory."""
+        """Return an array of the library that shares the memory."""
 
     def numpy(self, value: Any) -> NDArray[Any]: ...
 
     def constant(self, value: float, dtype: DType) -> Any: ...
 
     def strides(self, value: Any) -> tuple[int, ...]:
-        """In elements."""
+        """Return the strides in elements."""
 
     def strided(self, value: Any, shape: Sequence[int], strides: Sequence[int], offset: int) -> Any:
-        """A view; strides and offset in elements from the value's own start."""
+        """Return a view; strides and offset are in elements from the start of the value."""
 
     def permuted(self, value: Any, order: Sequence[int]) -> Any: ...
 
     def pointwise(self, kind: OpKind) -> Function:
-        """A function of the operator's arguments with `out`; comparisons give bools. Raises no_peer."""
+        """Return a function of the operator's arguments with `out`; comparisons return bools. Raises no_baseline."""
 
     def where(self, cond: Any, then: Any, otherwise: Any, out: Any) -> None: ...
 
@@ -52,30 +52,30 @@ class Library(Protocol):
         """Copy, broadcast and convert."""
 
     def reduce(self, combine: Combine) -> Function:
-        """A function (x, dims, *, out)."""
+        """Return a function (x, dims, *, out)."""
 
     def take(self, value: Any, index: tuple[Any, ...], out: Any) -> None:
-        """value[index], index by index, as numpy's integer indexing."""
+        """Write value[index] with numpy's integer indexing."""
 
     def take_along(self, value: Any, dim: int, index: Any, out: Any) -> None:
-        """Slices of one dimension by a one-dimensional index."""
+        """Write slices along one dimension by a one-dimensional index."""
 
     def put(self, target: Any, index: tuple[Any, ...], values: Any) -> None: ...
 
     def matmul(self) -> Function:
-        """(a, b, out) of matrices or of stacks of them."""
+        """Return a function (a, b, out) of matrices or stacks of matrices."""
 
     def matvec(self) -> Function: ...
 
     def einsum(self, equation: str) -> Function:
-        """A function of the equation's operands; the result is a new array."""
+        """Return a function of the operands that returns a new array."""
 
     def argmost(self, combine: Combine) -> Function:
-        """(x, dim, out): the first place of the greatest or least element."""
+        """Return argmax or argmin as a function (x, dim, out); ties give the first index."""
 
 
 class Slot:
-    """A value of one call. `fixed`: it lies in the same memory at every call; else a step sets it anew."""
+    """A value of a trace. `fixed`: it is in the same memory at every run; else a step replaces it."""
 
     __slots__ = ("fixed", "value")
 
@@ -85,21 +85,21 @@ class Slot:
 
 
 class Trace:
-    """Calls as they are made for the first time, kept to be made again."""
+    """A recorded sequence of calls that can be run again."""
 
     def __init__(self) -> None:
         self.steps: list[Step] = []
         self.names: list[str] = []
 
     def into(self, name: str, function: Function, *args: Slot, out: Slot, **more: Any) -> None:
-        """function(*args, out=out), at every call."""
+        """Record function(*args, out=out)."""
         if out.fixed and all(a.fixed for a in args):
             self._add(name, partial(function, *(a.value for a in args), out=out.value, **more))
         else:
             self._add(name, lambda: function(*(a.value for a in args), out=out.value, **more))
 
     def new(self, name: str, function: Function, *args: Slot, **more: Any) -> Slot:
-        """What function(*args) returns, an array of its own at every call."""
+        """Record function(*args), which returns a new array at every run."""
         result = Slot(None, fixed=False)
 
         def step() -> None:
@@ -109,7 +109,7 @@ class Trace:
         return result
 
     def view(self, function: Function, *args: Slot) -> Slot:
-        """What function(*args) returns: a view, made once where its array stays in its place."""
+        """Record function(*args), which returns a view; made once if its arrays are fixed."""
         if all(a.fixed for a in args):
             return Slot(function(*(a.value for a in args)), fixed=True)
         result = Slot(None, fixed=False)

@@ -1,7 +1,4 @@
-"""numpy as a peer.
-
-Softmax and places of greatest elements as numpy's calls.
-"""
+"""numpy as a baseline library."""
 
 from __future__ import annotations
 
@@ -35,7 +32,7 @@ UFUNCS: dict[OpKind, Function] = {
     _K.FMAX: np.fmax, _K.FMIN: np.fmin, _K.POW: np.power, _K.FMOD: np.fmod, _K.ATAN2: np.arctan2,
     _K.HYPOT: np.hypot,
 }  # fmt: skip
-_JOINS: dict[Combine, np.ufunc] = {
+_UFUNC_OF_COMBINE: dict[Combine, np.ufunc] = {
     Combine.SUM: np.add, Combine.PROD: np.multiply, Combine.MAX: np.maximum, Combine.MIN: np.minimum,
     Combine.ALL: np.minimum, Combine.ANY: np.maximum,
 }  # fmt: skip
@@ -67,7 +64,7 @@ _COMPOSED: dict[OpKind, Function] = {_K.RSQRT: _rsqrt, _K.RELU: _relu, _K.SIGMOI
 
 
 class NumpyLibrary:
-    """See Library."""
+    """Implements Library."""
 
     name = "numpy"
 
@@ -91,9 +88,9 @@ class NumpyLibrary:
         return tuple(s // value.itemsize for s in value.strides)
 
     def strided(self, value: Array, shape: Sequence[int], strides: Sequence[int], offset: int) -> Array:
-        walk = np.lib.stride_tricks.as_strided
-        start = walk(value, (offset + 1,), (value.itemsize,))[offset:]
-        return walk(start, shape, [s * value.itemsize for s in strides])
+        as_strided = np.lib.stride_tricks.as_strided
+        start = as_strided(value, (offset + 1,), (value.itemsize,))[offset:]
+        return as_strided(start, shape, [s * value.itemsize for s in strides])
 
     def permuted(self, value: Array, order: Sequence[int]) -> Array:
         return value.transpose(order)
@@ -112,10 +109,10 @@ class NumpyLibrary:
         np.copyto(out, value, casting="unsafe")
 
     def reduce(self, combine: Combine) -> Function:
-        join = _JOINS[combine]
+        ufunc = _UFUNC_OF_COMBINE[combine]
 
         def reduced(x: Array, dims: tuple[int, ...], out: Array) -> None:
-            join.reduce(x, axis=dims, out=out)
+            ufunc.reduce(x, axis=dims, out=out)
 
         return reduced
 
@@ -138,16 +135,16 @@ class NumpyLibrary:
         return partial(np.einsum, equation, optimize=True)
 
     def argmost(self, combine: Combine) -> Function:
-        found = np.argmax if combine is Combine.MAX else np.argmin
+        function = np.argmax if combine is Combine.MAX else np.argmin
 
         def argmost(x: Array, dim: int, out: Array) -> None:
-            found(x, axis=dim, out=out)
+            function(x, axis=dim, out=out)
 
         return argmost
 
 
 def row_call(context: Context, pattern: Pattern, out: Slot, *, swapped: bool) -> Slot:
-    """The pattern's result; numpy has no norms, so that nothing is ever `swapped`."""
+    """Compute a row pattern; numpy has no norms, so `swapped` never applies."""
     match pattern:
         case Softmax(data=data, dims=dims) if not swapped:
             context.into("softmax", partial(_softmax, dims=dims), context.tensors[data], out=out)
@@ -160,7 +157,7 @@ def row_call(context: Context, pattern: Pattern, out: Slot, *, swapped: bool) ->
 
 
 def _softmax(x: NDArray[Any], dims: tuple[int, ...], out: NDArray[Any]) -> None:
-    """Without a temporary of the size of x."""
+    """Compute softmax without a temporary of the size of x."""
     np.subtract(x, x.max(axis=dims, keepdims=True), out=out)
     np.exp(out, out=out)
     np.divide(out, out.sum(axis=dims, keepdims=True), out=out)

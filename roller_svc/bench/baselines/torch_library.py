@@ -59,7 +59,7 @@ def _relu(x: torch.Tensor, out: torch.Tensor) -> None:
 
 
 class TorchLibrary:
-    """See Library. For use under torch.inference_mode()."""
+    """Implements Library, for use under torch.inference_mode()."""
 
     name = "torch"
 
@@ -153,13 +153,13 @@ def _matmul(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
 
 
 def _versions() -> str:
-    """What torch says of the libraries it calls."""
+    """Return torch's description of the libraries that it calls."""
     lines = (line.strip(" -") for line in torch.__config__.show().splitlines())
     return "; ".join(line.split(" Product")[0] for line in lines if "oneAPI" in line or "MKL-DNN" in line)
 
 
 def row_call(context: Context, pattern: Pattern, out: Slot, *, swapped: bool) -> Slot:
-    """The pattern's result. `swapped`: of two vectors the first shifts and the second scales."""
+    """Compute a row pattern. `swapped`: the first of two vectors is the shift, the second the scale."""
     tensors, trace = context.tensors, context.trace
     match pattern:
         case Softmax(data=data, dims=dims):
@@ -194,7 +194,7 @@ def row_call(context: Context, pattern: Pattern, out: Slot, *, swapped: bool) ->
 
 
 def _norm(context: Context, pattern: Norm, *, swapped: bool) -> Slot:
-    """Over the last dimensions as a layer norm; over all but batch and channel as a group norm of each channel."""
+    """Compute a norm: over the last dimensions as layer norm, over all but batch and channel as group norm."""
     tensors, trace, eps = context.tensors, context.trace, pattern.eps
     data = tensors[pattern.data]
     shape = tuple(data.value.shape)
@@ -225,7 +225,7 @@ _CONVOLUTIONS: dict[int, Function] = {1: functional.conv1d, 2: functional.conv2d
 
 
 def convolve(context: Context, nest: Nest, found: Convolution, bias: Slot | None = None) -> Slot:
-    """The convolution's result in the nest's order, an array of its own at every call."""
+    """Compute a convolution in the nest's order of dimensions; a new array at every run."""
     trace = context.trace
     data = context.tensors[found.data.tensor]
     x = trace.view(lambda v: _batched(v.permute(found.order), len(found.batch)), data)
@@ -246,12 +246,12 @@ def convolve(context: Context, nest: Nest, found: Convolution, bias: Slot | None
 
 
 def _batched(value: torch.Tensor, batch: int) -> torch.Tensor:
-    """One batch dimension in front."""
+    """Return the data with one leading batch dimension."""
     return value.unsqueeze(0) if batch == 0 else value
 
 
 def _weight(context: Context, nest: Nest, found: Convolution) -> Slot:
-    """Filters of all groups, channels of one, taps."""
+    """Return the weight with dimensions (filters of all groups, channels of one group, taps)."""
     loops = Pointwise(context, nest)
     weight = loops.load(found.weight)
     names = [a.name for a in nest.axes]
@@ -271,7 +271,7 @@ def _weight(context: Context, nest: Nest, found: Convolution) -> Slot:
 def _padded(
     context: Context, x: Slot, windows: Sequence[Window], fill: float, most: Sequence[int] | None = None
 ) -> tuple[Slot, tuple[int, ...]]:
-    """The data, and the border that the call itself adds; where that cannot be, the data with its border."""
+    """Return the data and the padding for the call, or explicitly padded data if torch does not support the padding."""
     if all(w.is_symmetric for w in windows) and (most is None or all(
         w.pad <= m for w, m in zip(windows, most, strict=True)
     )):  # fmt: skip
@@ -292,7 +292,7 @@ def _narrowed(context: Context, x: Slot, dim: int, start: int, size: int) -> Slo
 
 
 def pool(context: Context, nest: Nest, found: Pooling, out: Slot) -> Slot:
-    """The pooled windows, in `out` where torch writes there."""
+    """Compute pooling, into `out` if torch can write there."""
     trace, windows = context.trace, found.windows
     flat = len(windows) == 1
     count = max(2, len(windows))
@@ -327,7 +327,7 @@ def pool(context: Context, nest: Nest, found: Pooling, out: Slot) -> Slot:
 
 
 def _ceils(w: Window) -> bool:
-    """Whether rounding up gives the outputs: a last window that is partly outside."""
+    """Return whether ceil_mode is needed: the last window is partly out of bounds."""
     span = w.size + 2 * w.pad - w.dilation * (w.taps - 1) - 1
     outs = -(-span // w.stride) + 1
     if (outs - 1) * w.stride >= w.size + w.pad:

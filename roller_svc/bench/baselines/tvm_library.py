@@ -24,7 +24,7 @@ from tvm.target.codegen import llvm_get_system_cpu, llvm_get_vector_width, llvm_
 
 from roller_svc.bench.baselines.baseline import EXPECTED_ERRORS, Baseline, check, error_summary, fastest
 from roller_svc.bench.baselines.library import no_baseline
-from roller_svc.bench.baselines.translate.nest import affine_index, reach
+from roller_svc.bench.baselines.translate.nest import affine_index, index_range
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import COMPARISONS, AxisRef, Cast, Const, Expr, Load, Op, OpKind, Select, loads_of
 from roller_svc.ir.program import Combine, StatementKind, TensorExpr, TensorProgram
@@ -107,7 +107,7 @@ class Point:
             index = affine_index(load)
             if index is None:
                 return False
-            ends = [reach(one, self.extents) for one in index]
+            ends = [index_range(one, self.extents) for one in index]
             shape = [int(size) for size in self.tensors[load.tensor].shape]
             if any(low < 0 or high >= size for (low, high), size in zip(ends, shape, strict=True)):
                 return False
@@ -359,8 +359,8 @@ class TvmFinder:
         for schedule in schedules(function, target):
             try:
                 found.append(built.peer(schedule, expected))
-            except EXPECTED_ERRORS as refusal:
-                reasons[error_summary(refusal)] = None
+            except EXPECTED_ERRORS as error:
+                reasons[error_summary(error)] = None
         if not found:
             raise no_baseline("; ".join(reasons))
         return fastest(found)

@@ -156,14 +156,14 @@ def main() -> None:
     parser.add_argument("--out", metavar="FILE", help="output file (default: stdout)")
     options = parser.parse_args()
     names = options.peer or list(BASELINES)
-    machine_at_start, rows = machine(), []
+    machine_info, rows = machine(), []
     with compilers(names, options.python, options.target) as (compilers_by_name, ready):
         for case in CASES:
             rows.append(compare(case, compilers_by_name, options.rounds))
             shown = "  ".join(f"{name} {seconds:.2f} s" for name, seconds in rows[-1]["seconds"].items())
             print(f"{case.id:32} {shown}", file=sys.stderr)
     document = {
-        "date": time.strftime("%Y-%m-%d"), "target": options.target, "machine": machine_at_start, "rounds": options.rounds,
+        "date": time.strftime("%Y-%m-%d"), "target": options.target, "machine": machine_info, "rounds": options.rounds,
         "ready_s": ready, "peers": summary(rows, names), "cases": rows,
     }  # fmt: skip
     text = json.dumps(document, indent=1) + "\n"

@@ -1,4 +1,4 @@
-"""A case → a cubin through TileLang and nvcc: kernels as its examples write them, one configuration each."""
+"""Compile cases to cubins with TileLang and nvcc: kernels as in its examples, one configuration each."""
 
 # No `from __future__ import annotations`: TileLang reads the types of a kernel's parameters when it traces it.
 

@@ -1,4 +1,4 @@
-"""Samples of the CPU benchmark → rows, figures of classes, and the machine they were taken on."""
+"""Rows, metrics by class and machine description of the CPU benchmark."""
 
 from __future__ import annotations
 
@@ -26,12 +26,11 @@ ROLLER = "ours"
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """Seconds a call of every accepted sample, in turns; how many were taken again; and the FMA peak beside each of
-    ours, where it was measured."""
+    """Interleaved samples of one case."""
 
-    seconds: dict[str, list[float]]
-    repeated: int
-    peaks: tuple[float, ...] = ()
+    seconds: dict[str, list[float]]  # per call, of roller ("ours") and of each baseline
+    repeated: int  # samples that were repeated because of interference
+    peaks: tuple[float, ...] = ()  # FMA peak at each of roller's samples, if measured
 
     def min_s(self, name: str) -> float:
         return min(self.seconds[name])
@@ -40,14 +39,14 @@ class Samples:
         return statistics.median(self.seconds[name])
 
     def fma_fraction(self, flops: int) -> float | None:
-        """The median of what each sample of ours reached of the peak beside it."""
+        """Return the median fraction of the FMA peak over roller's samples."""
         shares = [flops / s / peak for s, peak in zip(self.seconds[ROLLER], self.peaks, strict=False)]
         return statistics.median(shares) if shares else None
 
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """What a program must do, and the least time that the machine's measured limits allow for it."""
+    """The work of a program and its roofline bound by the machine's measured limits."""
 
     flops: int
     bytes: int
@@ -64,7 +63,7 @@ class Bound:
 
 
 def roofline_bound(program: TensorProgram, limits: Limits) -> Bound:
-    """Every input read once (or as much of it as the statements can read), every output written once."""
+    """Return the bound with every input read once (or its accessed part) and every output written once."""
     types = program.types
     reads: dict[str, int] = {}
     for statement in program.statements:
@@ -77,25 +76,25 @@ def roofline_bound(program: TensorProgram, limits: Limits) -> Bound:
 
 
 def case_row(case: BenchCase, samples: Samples, bound: Bound) -> Json:
-    """The figures of one case; `ratio` is the fastest peer's least time over ours."""
-    peers = [name for name in samples.seconds if name != ROLLER]
-    ours, median = samples.min_s(ROLLER), samples.median(ROLLER)
-    min_s = {name: samples.min_s(name) for name in peers}
-    medians = {name: samples.median(name) for name in peers}
+    """Return the row of a case; `ratio` is the fastest baseline's minimum time over ours."""
+    baselines = [name for name in samples.seconds if name != ROLLER]
+    roller_s, median = samples.min_s(ROLLER), samples.median(ROLLER)
+    min_s = {name: samples.min_s(name) for name in baselines}
+    medians = {name: samples.median(name) for name in baselines}
     share = samples.fma_fraction(bound.flops)
     return {
         "id": case.id,
         "cls": case.cls,
-        "ours_s": ours,
+        "ours_s": roller_s,
         "ours_median_s": median,
         "peers": min_s,
         "peers_median": medians,
         "best_peer": min(min_s, key=lambda name: min_s[name]) if min_s else None,
-        "ratio": min(min_s.values()) / ours if min_s else None,
+        "ratio": min(min_s.values()) / roller_s if min_s else None,
         "median_ratio": min(medians.values()) / median if medians else None,
-        "gflops": bound.flops / ours / 1e9,
-        "gb_per_s": bound.bytes / ours / 1e9,
-        "share_of_peak": share if bound.name == "fma" and share else bound.seconds / ours,
+        "gflops": bound.flops / roller_s / 1e9,
+        "gb_per_s": bound.bytes / roller_s / 1e9,
+        "share_of_peak": share if bound.name == "fma" and share else bound.seconds / roller_s,
         "bound": bound.name,
         "samples": min(len(s) for s in samples.seconds.values()),
         "repeated": samples.repeated,
@@ -104,13 +103,13 @@ def case_row(case: BenchCase, samples: Samples, bound: Bound) -> Json:
 
 
 def failed_row(case: BenchCase, failure: RollerError) -> Json:
-    """The row of a case that came to no right kernel."""
+    """Return the row of a case without a correct kernel."""
     return {"id": case.id, "cls": case.cls, "ours_s": None, "peers": {}, "ratio": None,
             "error": f"{failure.code}: {failure.message}"}  # fmt: skip
 
 
 def metrics(rows: Sequence[Json]) -> Json:
-    """Geometric mean, least and median of the ratios there are; seconds to a kernel."""
+    """Return geometric mean, minimum and median of the ratios, and build times."""
     ratios = [row["ratio"] for row in rows if row["ratio"]]
     medians = [row["median_ratio"] for row in rows if row.get("median_ratio")]
     builds = sorted(row["build_s"] for row in rows if "build_s" in row)
@@ -131,7 +130,7 @@ def metrics(rows: Sequence[Json]) -> Json:
 
 
 def summary(rows: Sequence[Json]) -> Json:
-    """The figures of all rows and of every class."""
+    """Return the metrics of all rows and of each class."""
     classes = dict.fromkeys(row["cls"] for row in rows)
     return metrics(rows) | {"classes": {cls: metrics([r for r in rows if r["cls"] == cls]) for cls in sorted(classes)}}
 
@@ -147,7 +146,7 @@ def limits_json(limits: Limits) -> Json:
 
 
 def machine(hw: HardwareSpec) -> Json:
-    """What was measured on, with what, when."""
+    """Describe the machine, the compiler, the commit and the date."""
     return {
         "cpu": host_name(), "target": hw.id, "arch": str(hw.arch), "isa": list(hw.isa),
         "vector_bytes": hw.vector_bytes, "cores": hw.num_cores, "roller": __version__, "commit": _commit(),
@@ -165,7 +164,7 @@ def _geomean(ratios: Sequence[float]) -> float | None:
 
 
 def _commit() -> str | None:
-    """The checkout's commit; None outside one."""
+    """Return the commit of the checkout, or None outside one."""
     folder = Path(__file__).resolve().parents[3]
     if not (folder / ".git").exists():
         return None

@@ -1,4 +1,4 @@
-"""Cases on this CPU: our kernels and what peers have for the same programs, timed in turns."""
+"""Run cases on this CPU: time our kernels interleaved with baselines."""
 
 from __future__ import annotations
 
@@ -43,16 +43,16 @@ Json = dict[str, Any]
 
 ROUNDS = 9
 MIN_ROUNDS = 3
-# A case's samples take no longer than this, but for LEAST_ROUNDS.
+# Time limit for the samples of a case, after MIN_ROUNDS.
 CASE_S = 4.0
-# Samples that others disturbed are taken again, so often for a whole case.
+# Disturbed samples are repeated, up to this often for a case.
 MAX_REPEATED = 20
-# How long the lock is held before others get it, but for the case under way, and how long they have to take it.
+# The lock is released after _LOCK_S, at the end of the current case, for _UNLOCKED_S.
 _LOCK_S = 40.0
 _UNLOCKED_S = 0.2
 _TIMEOUT_S = 120.0
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "TVM_NUM_THREADS")
-# Freed memory stays in the process and in large pages: a library that makes its results anew must not fault them in.
+# Freed memory stays in the process, in large pages: libraries that allocate results must not page-fault at each call.
 _MALLOC = "glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=17179869184:glibc.malloc.hugetlb=1"
 
 
@@ -66,7 +66,7 @@ class Settings:
 
 @dataclass(slots=True)
 class Workers:
-    """A process for ours and for every peer, on the same cores."""
+    """A worker process for roller and for each baseline, on the same cores."""
 
     threads: int
     settings: Settings
@@ -77,7 +77,7 @@ class Workers:
     lost: set[str] = field(default_factory=set)
 
     def start(self) -> None:
-        """Raises ArgumentError where there are too few cores; a peer that is not installed becomes a note."""
+        """Start the workers. Raises ArgumentError for too few cores; a missing baseline becomes a note."""
         for name in (ROLLER, *self.settings.baselines):
             self.processes[name] = WorkerProcess(work, _TIMEOUT_S)
             try:
@@ -93,7 +93,7 @@ class Workers:
         return [name for name in self.processes if name != ROLLER]
 
     def call(self, name: str, task: Task) -> Answer:
-        """One worker's answer; a worker that died or was stopped is started again for its next task."""
+        """Run a task in a worker; a worker that exited is restarted for its next task."""
         if name in self.lost:
             self._begin(name)
         try:
@@ -119,9 +119,9 @@ class Workers:
 
 @contextlib.contextmanager
 def pinned(cores: Sequence[int]) -> Iterator[None]:
-    """Processes started within run on these cores only, from their first instruction on."""
+    """Pin processes that are started in this context to these cores."""
     before = os.sched_getaffinity(0)
-    # TVM would bind its threads to the first cores of the machine, wherever it may run
+    # TVM would bind its threads to the first cores of the machine, whatever the affinity
     variables = dict.fromkeys(_THREAD_VARIABLES, str(len(cores))) | {"GLIBC_TUNABLES": _MALLOC, "TVM_BIND_THREADS": "0"}
     saved = {name: os.environ.get(name) for name in variables}
     os.sched_setaffinity(0, cores)
@@ -138,14 +138,14 @@ def pinned(cores: Sequence[int]) -> Iterator[None]:
 
 
 class MachineLock:
-    """A lock on a file that is let go now and then, for machines that several measure on; None: no lock."""
+    """A file lock that is released from time to time, for shared machines; None: no lock."""
 
     def __init__(self, path: Path | None) -> None:
         self._file = None if path is None else path.open("a")
         self._since: float | None = None
 
     def enter(self) -> None:
-        """Wait for the lock, unless it is held and has not been for long."""
+        """Take the lock; release and retake it if it has been taken for long."""
         if self._file is None:
             return
         if self._since is not None and time.monotonic() - self._since > _LOCK_S:
@@ -162,39 +162,39 @@ class MachineLock:
 
     def close(self) -> None:
         if self._file is not None:
-            self._file.close()  # which lets go
+            self._file.close()  # also unlocks
 
 
 def limits_of(workers: Workers) -> Limits:
     found = workers.call(ROLLER, MeasureLimits(workers.settings.target))
     if not isinstance(found, Limits):
-        raise InvariantError("the worker answered something else")
+        raise InvariantError("the worker returned a result of another type")
     return found
 
 
 def bench_case(case: BenchCase, workers: Workers, limits: Limits) -> Json:
-    """One row: the case built, checked and timed beside its peers, or its `error`."""
+    """Return one row: the case built, checked and timed with its baselines, or its `error`."""
     settings = workers.settings
     try:
         bound = roofline_bound(case.program(), limits)
         built = workers.call(ROLLER, BuildRoller(case, settings.target, settings.select, settings.top_k))
         if not isinstance(built, Built):
-            raise InvariantError("the worker answered something else")
+            raise InvariantError("the worker returned a result of another type")
         found, failures = _find_baselines(case, workers, built)
-        if not built.proven and failures and not found:
-            raise WrongAnswerError(f"no peer agrees with ours: {'; '.join(failures.values())}")
+        if not built.checked_by_reference and failures and not found:
+            raise WrongAnswerError(f"no baseline agrees with roller: {'; '.join(failures.values())}")
         samples = sample_interleaved((ROLLER, *found), workers.call)
     except RollerError as failure:
         return failed_row(case, failure)
     return case_row(case, samples, bound) | {
         "build_s": built.build_s, "model_build_s": built.model_build_s, "candidates": built.candidates,
-        "proven": built.proven, "peer_errors": failures,
+        "proven": built.checked_by_reference, "peer_errors": failures,
         "peer_calls": {name: list(baseline.calls) for name, baseline in found.items()},
     }  # fmt: skip
 
 
 def _find_baselines(case: BenchCase, workers: Workers, built: Built) -> tuple[dict[str, BaselineCalls], dict[str, str]]:
-    """What each peer calls, and of those that do not count, why."""
+    """Return the calls of each baseline, and the errors of those that do not count."""
     found: dict[str, BaselineCalls] = {}
     failures: dict[str, str] = {}
     for name in workers.baselines:
@@ -207,12 +207,12 @@ def _find_baselines(case: BenchCase, workers: Workers, built: Built) -> tuple[di
 
 def _expect_calls(answer: Answer) -> BaselineCalls:
     if not isinstance(answer, BaselineCalls):
-        raise InvariantError("the worker answered something else")
+        raise InvariantError("the worker returned a result of another type")
     return answer
 
 
 def sample_interleaved(names: Sequence[str], call: Callable[[str, Task], Answer]) -> Samples:
-    """Rounds of one sample each; a disturbed sample is taken again as long as there are repetitions left."""
+    """Take rounds of one sample each, repeating disturbed samples."""
     seconds: dict[str, list[float]] = {name: [] for name in names}
     peaks: list[float] = []
     repeated, start = 0, time.perf_counter()

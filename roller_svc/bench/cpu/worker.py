@@ -1,4 +1,4 @@
-"""One worker of the CPU benchmark: ours or a peer on given cores. Its process starts on these cores."""
+"""A worker process of the CPU benchmark: roller or one baseline library, on given cores."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from roller_svc.reference.interpreter import Value
 from roller_svc.runtime.binding import aligned_empty
 
 CHECKED_ELEMENTS = 1024
-# What the interpreter may evaluate for them: some seconds.
+# Limit for the interpreter: a few seconds.
 _CHECKED_POINTS = 50_000_000
-# Of a program that is too much for the interpreter: how far from ours a peer may be, of the value and of the greatest.
+# Tolerances between roller and a baseline for programs too large for the interpreter: of the value, of the maximum.
 _RELATIVE, _ABSOLUTE = 1e-3, 1e-5
 ROLLER = "ours"
 Arrays = dict[str, NDArray[Any]]
@@ -39,9 +39,9 @@ Arrays = dict[str, NDArray[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """What a worker is: `library` a peer's name or ours. Its answer is the versions of what it calls."""
+    """Start a worker; it responds with the versions of its library."""
 
-    library: str
+    library: str  # a baseline or "ours"
     threads: int
 
 
@@ -52,7 +52,7 @@ class MeasureLimits:
 
 @dataclass(frozen=True, slots=True)
 class BuildRoller:
-    """Build the case as it will be timed, and once more as the model alone chooses."""
+    """Build the kernel to time, and the kernel that the model alone chooses."""
 
     case: BenchCase
     target: str
@@ -62,17 +62,13 @@ class BuildRoller:
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """Seconds from the expression to the chosen kernel, and what peers must give.
+    """Build times and the expected results."""
 
-    `proven`: ours agrees with the interpreter. Where that would take too long, `want` is ours, about: then ours is
-    right where a peer is.
-    """
-
-    build_s: float
+    build_s: float  # from the expression to the chosen kernel
     model_build_s: float
     candidates: int
-    proven: bool
-    expected: Mapping[str, Value]
+    checked_by_reference: bool  # the results agree with the interpreter
+    expected: Mapping[str, Value]  # by the interpreter; if that takes too long, roller's results with a margin
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,14 +79,14 @@ class FindBaseline:
 
 @dataclass(frozen=True, slots=True)
 class BaselineCalls:
-    """What a peer calls."""
+    """The names of the calls of a baseline."""
 
     calls: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class TakeSample:
-    """One turn."""
+    """Take one sample."""
 
 
 Task = Start | MeasureLimits | BuildRoller | FindBaseline | TakeSample
@@ -99,7 +95,7 @@ Answer = dict[str, str] | Limits | Built | BaselineCalls | Sample
 
 @dataclass(slots=True)
 class _State:
-    """What this process holds between its tasks."""
+    """The state of this process between tasks."""
 
     threads: int = 1
     library: BaselineLibrary | None = None
@@ -112,7 +108,7 @@ _state = _State()
 
 
 def work(task: Task) -> Answer:
-    """One task's answer. BuildError: there is no kernel or no peer; WrongAnswerError: ours is wrong."""
+    """Run one task. Raises BuildError without a kernel or baseline, WrongAnswerError if roller's results are wrong."""
     match task:
         case Start(library=library, threads=threads):
             _state.threads = threads
@@ -129,7 +125,7 @@ def work(task: Task) -> Answer:
             return _find_baseline(task)
         case TakeSample():
             if _state.run is None:
-                raise InvariantError("nothing to sample")
+                raise InvariantError("expected a built kernel or a baseline before a sample")
             if _state.library is None:
                 return _sample_with_peak(_state.run, _state.probes)
             with _state.library.context(), np.errstate(all="ignore"):
@@ -137,7 +133,7 @@ def work(task: Task) -> Answer:
 
 
 def _sample_with_peak(run: Callable[[], object], probes: LimitProbes | None) -> Sample:
-    """A sample between two of the FMA peak, the greater of which counts; without probes the sample alone."""
+    """Take a sample and the larger FMA peak of before and after it; without probes only the sample."""
     if probes is None:
         return take_sample(run)
     before = probes.flops_per_s()
@@ -168,25 +164,25 @@ def _build(task: BuildRoller) -> Built:
     module = backend_for(spec).load(compiled)
     call: Any = module.bind(arrays)
     call()
-    results = call.finish()
+    results = call.results()
     try:
         expected = interpreter.evaluate_sample(program, arrays, CHECKED_ELEMENTS, limit_points=_CHECKED_POINTS)
     except ArgumentError:
         expected = {
             out.name: approximate_values(results[out.name], program.types[out.tensor].dtype) for out in program.outputs
         }
-        proven = False
+        checked_by_reference = False
     else:
-        proven = True
+        checked_by_reference = True
         if not (verdict := agrees(program, results, expected)).ok:
             raise WrongAnswerError(verdict.detail)
     _state.run = call
     wait_until_idle()
-    return Built(build_s, model_s, len(report.results), proven, expected)
+    return Built(build_s, model_s, len(report.results), checked_by_reference, expected)
 
 
 def approximate_values(array: NDArray[Any], dtype: DType) -> Value:
-    """Elements of a result, with a margin that rounding stays within."""
+    """Return elements of a result with a margin for rounding."""
     positions = np.unique(np.linspace(0, array.size - 1, CHECKED_ELEMENTS, dtype=np.int64))
     wide = array.reshape(-1)[positions].astype(np.float64)
     return Value(wide, dtype, _RELATIVE * np.abs(wide) + _ABSOLUTE * np.abs(wide).max(initial=0.0), positions)
@@ -195,7 +191,7 @@ def approximate_values(array: NDArray[Any], dtype: DType) -> Value:
 def _find_baseline(task: FindBaseline) -> BaselineCalls:
     _state.run = _state.baseline = None
     if _state.library is None:
-        raise InvariantError("this worker has no library")
+        raise InvariantError("this worker has no baseline library")
     program = task.case.program()
     with _state.library.context(), np.errstate(all="ignore"):
         baseline = _state.library.find(program, make_inputs(program, task.case), task.expected)
@@ -205,7 +201,7 @@ def _find_baseline(task: FindBaseline) -> BaselineCalls:
 
 
 def make_inputs(program: TensorProgram, case: BenchCase) -> Arrays:
-    """The same arrays in every worker, each on a cache line's start."""
+    """Return the same arrays in every worker, aligned to cache lines."""
     arrays: Arrays = {}
     for name, array in random_inputs(program, 0, case.hints).items():
         arrays[name] = aligned_empty(array.shape, array.dtype)

@@ -84,7 +84,7 @@ class GuardedCall:
             self._cupy.cuda.runtime.memset(raw.data.ptr, FILL, raw.nbytes)
         self._call()
         self._cupy.cuda.runtime.deviceSynchronize()
-        return {name: array.numpy() for name, array in self._call.finish().items()}
+        return {name: array.numpy() for name, array in self._call.results().items()}
 
     def guard_violations(self) -> list[str]:
         """Return the buffers whose guards were overwritten, and where."""

@@ -81,7 +81,7 @@ def clocks() -> Json:
 def target_of(found: Json) -> HardwareSpec | None:
     """Return the shipped spec of a device, by its name and compute capability."""
     major, minor = found["capability"]
-    return calibration.shipped_spec(found["name"], (major, minor))
+    return calibration.find_shipped_spec(found["name"], (major, minor))
 
 
 def _version(package: str) -> str | None:

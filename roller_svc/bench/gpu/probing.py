@@ -26,7 +26,7 @@ from roller_svc.bench.gpu.probe_kernels import (
 )
 from roller_svc.bench.gpu.verify import build_check
 from roller_svc.calibration.cuda.kernels import Kernel, kernels, sizes_of
-from roller_svc.calibration.cuda.spec import measured_kernels
+from roller_svc.calibration.cuda.spec import measure_kernels
 from roller_svc.errors import require
 from roller_svc.frontend.lang.input_types import tensor_types
 from roller_svc.frontend.parse import parse
@@ -108,7 +108,7 @@ def source_rows(sources: Iterable[KernelSource]) -> list[Json]:
 def _measure_kernels(kernels_to_run: tuple[Kernel, ...], device: ProbeDevice) -> list[Json]:
     if not device.run:
         return source_rows(kernel.source for kernel in kernels_to_run)
-    return [_measured_row(one, device.hw) for one in measured_kernels(kernels_to_run, device.hw.num_cores, 0, SECONDS)]
+    return [_measured_row(one, device.hw) for one in measure_kernels(kernels_to_run, device.hw.num_cores, 0, SECONDS)]
 
 
 def _measured_row(one: Measured, hw: HardwareSpec) -> Json:

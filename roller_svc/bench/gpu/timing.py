@@ -17,8 +17,8 @@ from roller_svc.bench.gpu.device_errors import fatal_device_errors
 from roller_svc.bench.gpu.device_inputs import allocate, on_device, read_elements
 from roller_svc.bench.gpu.interleaved import RollerWork, TimedWork, screening_median, time_interleaved
 from roller_svc.bench.gpu.samples import TimedCase, data_bytes, timing_inputs, timing_patterns
-from roller_svc.calibration import calibrated_cuda
-from roller_svc.compiler.lower_and_emit import generate
+from roller_svc.calibration import calibrate_cuda
+from roller_svc.compiler.lower_and_emit import emit_plan
 from roller_svc.compiler.partition_cache import PartitionCache
 from roller_svc.compiler.plans import merge_ranked_plans, rank_partitions, select_for_measurement
 from roller_svc.errors import BuildError, InvariantError
@@ -95,7 +95,7 @@ def build_candidates(task: BuildTask) -> tuple[BuiltCandidate, ...]:
     failures: list[BuildError] = []
     for rank, one in enumerate(plans):
         try:
-            compiled = compile_source(generate(one.plan, program, one.groups, hw))
+            compiled = compile_source(emit_plan(one.plan, program, one.groups, hw))
         except BuildError as failure:
             failures.append(failure)
             continue
@@ -205,7 +205,7 @@ def copy_bandwidth(_: object) -> Json:
 
 def calibrated_spec(seconds: float) -> Json:
     """Return the spec of the device with the values that `roller calibrate` measures."""
-    return hardware.to_mapping(calibrated_cuda(0, seconds))
+    return hardware.to_mapping(calibrate_cuda(0, seconds))
 
 
 def check_result(task: CheckTask) -> str:
@@ -240,7 +240,7 @@ def _check_task(
         return None
     call = CudaModule(best.compiled).bind(arrays)
     call()
-    results = call.finish()
+    results = call.results()
     values = {
         out.name: read_elements(
             cupy, results[out.name], sample_indices(program.types[out.tensor].shape, count, np.random.default_rng(0))

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from roller_svc.compiler.lower_and_emit import Groups
 from roller_svc.errors import ArgumentError, InvariantError
-from roller_svc.families import model_of
+from roller_svc.families import family_of, model_of
 from roller_svc.families.matching import group_views
 from roller_svc.ir.estimate import Candidate
 from roller_svc.ir.group import KernelGroup
@@ -71,6 +71,7 @@ def _program_json(program: RProgram, group: KernelGroup, hw: HardwareSpec) -> Js
     return {
         "reading": spaces.index(program.space),  # view of the group: as it is, or as a convolution
         "unit": program.unit.name,
+        "family": program.family,
         "block": program.block.as_dict(),
         "thread": program.thread.as_dict(),
         **{key: getattr(program, field) for key, field in _OPTION_FIELDS.items()},
@@ -81,4 +82,7 @@ def _program_of(kernel: Mapping[str, Any], group: KernelGroup, hw: HardwareSpec)
     space = group_views(group, hw)[kernel["reading"]].space
     unit = next(unit for unit in hw.units if unit.name == kernel["unit"])
     block, thread = (RTile(tuple((a.name, kernel[level][a.name]) for a in space.axes)) for level in ("block", "thread"))
-    return RProgram(space, unit, block, thread, **{field: kernel[key] for key, field in _OPTION_FIELDS.items()})
+    options = {field: kernel[key] for key, field in _OPTION_FIELDS.items()}
+    program = RProgram(space, unit, block, thread, family=kernel.get("family", ""), **options)
+    # earlier documents name no family: it is the first that can build the tiles
+    return program if program.family else replace(program, family=family_of(group, program, hw).name)

@@ -20,7 +20,7 @@ from roller_svc.bench.cases import BenchCase, typed
 from roller_svc.bench.input_files import Kind, OperatorModel, PublishedModel, TileModel, checked, read_json
 from roller_svc.bench.model.artifact_kernel import artifact_seconds
 from roller_svc.bench.model.regret import fraction, median_abs_log_ratio, spearman
-from roller_svc.compiler.lower_and_emit import generate
+from roller_svc.compiler.lower_and_emit import emit_plan
 from roller_svc.compiler.partition_cache import partition
 from roller_svc.compiler.plans import best_plans, rank_best_partition
 from roller_svc.errors import ArgumentError, InvariantError, RollerError
@@ -96,10 +96,10 @@ def _row(op: OperatorModel, hw: HardwareSpec) -> Json:
     groups, ranked, _ = rank_best_partition(program, hw, TOP_K)
     constructed = time.perf_counter()
     plans = best_plans(ranked, TOP_K)
-    generate(plans[0], program, groups, hw)
+    emit_plan(plans[0], program, groups, hw)
     first = time.perf_counter()
     for plan in plans[1:]:
-        generate(plan, program, groups, hw)
+        emit_plan(plan, program, groups, hw)
     last = time.perf_counter()
     return {
         "predicted_s": plans[0].estimate.seconds,

@@ -15,7 +15,7 @@ from roller_svc.bench.model.cross_validation import cross_validate, with_shipped
 from roller_svc.bench.model.measured_plans import FitCase
 from roller_svc.bench.model.regret import EvaluatedCase, case_json, evaluation
 from roller_svc.bench.model.run import fit_case
-from roller_svc.calibration import refigured
+from roller_svc.calibration import recompute_derived
 from roller_svc.errors import ArgumentError, SpecError
 from roller_svc.hardware import from_mapping, to_mapping
 from roller_svc.ir.hardware import HardwareSpec
@@ -123,7 +123,7 @@ def report(document: Json, cases: Mapping[str, BenchCase]) -> Json:
 
 def spec_of(document: Json) -> HardwareSpec:
     """Return the spec of the measured machine, with values re-derived from its micro-benchmarks."""
-    return refigured(from_mapping(document["hardware"]))
+    return recompute_derived(from_mapping(document["hardware"]))
 
 
 def fit_cases(document: Json, cases: Mapping[str, BenchCase]) -> tuple[FitCase, ...]:

@@ -11,10 +11,10 @@ from roller_svc import hardware
 from roller_svc.bench.cases import BenchCase
 from roller_svc.bench.cpu.worker import approximate_values, make_inputs
 from roller_svc.bench.timing_worker import Sample, take_sample, time_calls, wait_until_idle
-from roller_svc.calibration import calibrated
+from roller_svc.calibration import calibrate
 from roller_svc.compiler.backends import Call, backend_for
 from roller_svc.errors import BuildError, InvariantError, RollerError, WrongAnswerError
-from roller_svc.hardware.detect import localised, probe
+from roller_svc.hardware.detect import adapt_to_machine, probe
 from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.kernel import CompiledKernel
 from roller_svc.ir.program import TensorProgram
@@ -76,7 +76,7 @@ def work(task: Task) -> Answer:
     match task:
         case Describe(target=target, measure=measure):
             shipped = local_spec(target)
-            _state.hardware = calibrated(shipped) if measure else shipped
+            _state.hardware = calibrate(shipped) if measure else shipped
             return _state.hardware
         case LoadKernels():
             return _load_kernels(task)
@@ -88,7 +88,7 @@ def local_spec(target: str) -> HardwareSpec:
     """Return the target's spec with this machine's caches and clock, and the cores of this process."""
     if target == hardware.LOCAL:
         return hardware.detect_local()
-    return replace(localised(hardware.load(target), probe()), id=target)
+    return replace(adapt_to_machine(hardware.load(target), probe()), id=target)
 
 
 def _load_kernels(task: LoadKernels) -> tuple[RollerError | None, ...]:

@@ -18,7 +18,7 @@ from roller_svc.bench.model.measurement_passes import PassKey, merge_passes, pas
 from roller_svc.bench.model.published import COLUMNS, TARGET, bench_published, bench_tiles
 from roller_svc.bench.model.report import read_measurements, report
 from roller_svc.bench.model.run import BuiltCase, Settings, Worker, build_case, failed_case, measure_pass
-from roller_svc.calibration import quietest
+from roller_svc.calibration import merge_calibrations
 from roller_svc.cli import format as show
 from roller_svc.cli import options as common
 from roller_svc.cli.bench import cpu as cpu_bench
@@ -181,7 +181,7 @@ class _Run:
 
     def document_(self) -> Json:
         rows = [merge_passes(passes_of(case, self.done)) for case in self.cases]
-        return {"hardware": hardware.to_mapping(quietest(self.specs)), "cases": rows}
+        return {"hardware": hardware.to_mapping(merge_calibrations(self.specs)), "cases": rows}
 
     def _calibrate(self, before: int) -> None:
         """Once before each round of visits, and after all."""

@@ -28,7 +28,7 @@ START = CpuCosts()
 TRUE = replace(
     START,
     contraction=replace(START.contraction, copy_cycles=4.0, call_cycles=90.0),
-    loops=replace(START.loops, overlap_leak=3 * START.loops.overlap_leak),
+    loops=replace(START.loops, overlap_leak=3 * START.loops.imperfect_overlap),
     memory=replace(START.memory, written=1.6),
 )
 GROUPS = (matmul(64, 512, 512), matmul(512, 256, 64), matmul(300, 300, 300), relu(4096, 1024), row_sum(4096, 1024))
@@ -138,7 +138,7 @@ def test_fitted_costs_become_a_module() -> None:
     found: dict[str, CpuCosts] = {}
     exec(fit_costs.module_source(costs, "two plans of one program"), found)
     assert found["FITTED"].contraction == costs.contraction
-    assert (found["FITTED"].loops.load_cycles, found["FITTED"].single_task) == (0.31, 0.27)
+    assert (found["FITTED"].loops.load_cycles, found["FITTED"].single_task_launch_fraction) == (0.31, 0.27)
 
 
 def test_no_cost_is_fitted_far_from_where_it_was_written_down() -> None:

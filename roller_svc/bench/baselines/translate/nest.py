@@ -1,4 +1,4 @@
-"""A statement → its loops, split until indices with // and % are affine."""
+"""Statement → loop nest, with axes split until indices with // and % are affine."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _DIVISIONS = (OpKind.FLOORDIV, OpKind.MOD)
 
 @dataclass(frozen=True, slots=True)
 class Nest:
-    """The loops of a map or a reduction. The output is dense over the spatial axes, in their order."""
+    """The loop nest of a map or reduction. The output is dense over the spatial axes, in order."""
 
     output: str
     dtype: DType
@@ -53,58 +53,58 @@ class Nest:
 
 
 def nest_of(statement: TensorExpr) -> Nest:
-    """The statement's loops; an axis that occurs under // and % by divisors of its extent becomes two."""
+    """Return the loop nest; split an axis that occurs under // and % by divisors of its extent."""
     nest = Nest(statement.output, statement.type.dtype, statement.axes, statement.body, statement.combine)
-    while (found := _divided(nest)) is not None:
-        nest = _split(nest, *found)
+    while (split := _divided(nest)) is not None:
+        nest = _split(nest, *split)
     return nest
 
 
 def affine_index(load: Load) -> tuple[Affine, ...] | None:
-    """The load's index as affine functions of axes; None where a dimension's is none."""
+    """Return the index of a load as affine functions of axes, or None if one is not affine."""
     index = tuple(affine(expr) for expr in load.index)
     return None if any(one is None for one in index) else tuple(one for one in index if one is not None)
 
 
-def reach(index: Affine, extents: Mapping[str, int]) -> tuple[int, int]:
-    """Least and greatest value of an index over its axes."""
+def index_range(index: Affine, extents: Mapping[str, int]) -> tuple[int, int]:
+    """Return the smallest and the largest value of an index."""
     ends = [(c * (extents[name] - 1)) for name, c in index.coeffs]
     return index.offset + sum(min(0, e) for e in ends), index.offset + sum(max(0, e) for e in ends)
 
 
 def bare(expr: Expr) -> Expr:
-    """The expression below conversions that the language added."""
+    """Strip implicit conversions."""
     while isinstance(expr, Cast) and expr.implicit:
         expr = expr.arg
     return expr
 
 
 def bare_axes(load: Load) -> tuple[str, ...] | None:
-    """The axes of a load whose index is distinct axes and nothing else."""
+    """Return the axes of a load if its index consists of distinct axes, else None."""
     names = tuple(part.name for part in load.index if isinstance(part, AxisRef))
     return names if len(names) == len(load.index) == len(set(names)) else None
 
 
 def _divided(nest: Nest) -> tuple[str, int] | None:
-    """An axis that can be split, and the extent of its inner part."""
+    """Return an axis that can be split and the extent of its inner part, or None."""
     divisors: dict[str, set[int]] = {}
     for load in loads_of(nest.body):
         for node in (n for part in load.index for n in iter_subexpressions(part)):
             match node:
-                case Op(kind=kind, args=(AxisRef(name=name), by)) if kind in _DIVISIONS:
-                    divisors.setdefault(name, set()).add(_whole(by))
+                case Op(kind=kind, args=(AxisRef(name=name), divisor)) if kind in _DIVISIONS:
+                    divisors.setdefault(name, set()).add(_whole(divisor))
     extents = nest.extents
-    for name, found in divisors.items():
-        inner = min(found)
-        if 1 < inner < extents[name] and extents[name] % inner == 0 and all(by % inner == 0 for by in found):
+    for name, values in divisors.items():
+        inner = min(values)
+        if 1 < inner < extents[name] and extents[name] % inner == 0 and all(divisor % inner == 0 for divisor in values):
             return name, inner
     return None
 
 
 def _whole(expr: Expr) -> int:
-    """A constant's value; 0 for anything else."""
-    found = affine(expr)
-    return found.offset if found is not None and not found.coeffs else 0
+    """Return the value of a constant, 0 for other expressions."""
+    form = affine(expr)
+    return form.offset if form is not None and not form.coeffs else 0
 
 
 def _split(nest: Nest, name: str, inner: int) -> Nest:
@@ -112,10 +112,12 @@ def _split(nest: Nest, name: str, inner: int) -> Nest:
 
     def change(node: Expr) -> Expr:
         match node:
-            case Op(kind=OpKind.FLOORDIV, args=(AxisRef(name=n), by)) if n == name and _whole(by) % inner == 0:
-                return _over(AxisRef(high), OpKind.FLOORDIV, _whole(by) // inner)
-            case Op(kind=OpKind.MOD, args=(AxisRef(name=n), by)) if n == name and _whole(by) % inner == 0:
-                outer = _whole(by) // inner
+            case Op(kind=OpKind.FLOORDIV, args=(AxisRef(name=n), divisor)) if (
+                n == name and _whole(divisor) % inner == 0
+            ):
+                return _over(AxisRef(high), OpKind.FLOORDIV, _whole(divisor) // inner)
+            case Op(kind=OpKind.MOD, args=(AxisRef(name=n), divisor)) if n == name and _whole(divisor) % inner == 0:
+                outer = _whole(divisor) // inner
                 if outer == 1:
                     return AxisRef(low)
                 return _sum(_scaled(_over(AxisRef(high), OpKind.MOD, outer), inner), AxisRef(low))
@@ -132,12 +134,12 @@ def _split(nest: Nest, name: str, inner: int) -> Nest:
     return replace(nest, axes=tuple(axes), body=body)
 
 
-def _over(axis: Expr, kind: OpKind, by: int) -> Expr:
-    return axis if by == 1 else Op(kind, (axis, Const(by, DType.INT32)), DType.INT32)
+def _over(axis: Expr, kind: OpKind, divisor: int) -> Expr:
+    return axis if divisor == 1 else Op(kind, (axis, Const(divisor, DType.INT32)), DType.INT32)
 
 
-def _scaled(expr: Expr, by: int) -> Expr:
-    return Op(OpKind.MUL, (expr, Const(by, DType.INT32)), DType.INT32)
+def _scaled(expr: Expr, divisor: int) -> Expr:
+    return Op(OpKind.MUL, (expr, Const(divisor, DType.INT32)), DType.INT32)
 
 
 def _sum(a: Expr, b: Expr) -> Expr:

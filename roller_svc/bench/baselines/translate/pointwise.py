@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from roller_svc.bench.baselines.library import Library, Slot, Trace, no_baseline
-from roller_svc.bench.baselines.translate.nest import Nest, affine_index, bare, bare_axes, reach
+from roller_svc.bench.baselines.translate.nest import Nest, affine_index, bare, bare_axes, index_range
 from roller_svc.ir.affine import Affine
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import (
@@ -116,7 +116,7 @@ class Pointwise:
         if index is None or any(c < 0 for one in index for _, c in one.coeffs):
             return self._gathered(load, value, clamped=fill is not None)
         shape = tuple(value.value.shape)
-        reaches = [reach(one, self.nest.extents) for one in index]
+        reaches = [index_range(one, self.nest.extents) for one in index]
         if any(low < 0 or high >= size for (low, high), size in zip(reaches, shape, strict=True)):
             if fill is None:
                 raise no_baseline(f"{load.tensor} is read outside")
@@ -138,7 +138,7 @@ class Pointwise:
     ) -> tuple[Slot, tuple[Affine, ...]]:
         """The tensor with a border wide enough for the index, and the index into that."""
         shape = tuple(value.value.shape)
-        reaches = [reach(one, self.nest.extents) for one in index]
+        reaches = [index_range(one, self.nest.extents) for one in index]
         lows = [min(0, low) for low, _ in reaches]
         wide = tuple(max(size, high + 1) - low for size, low, (_, high) in zip(shape, lows, reaches, strict=True))
         border = self.context.empty(wide, load.dtype)
@@ -198,7 +198,7 @@ class Pointwise:
 
     def _leaves(self, load: Load, index: tuple[Affine, ...]) -> bool:
         shape = self.context.tensors[load.tensor].value.shape
-        reaches = [reach(one, self.nest.extents) for one in index]
+        reaches = [index_range(one, self.nest.extents) for one in index]
         return any(low < 0 or high >= size for (low, high), size in zip(reaches, shape, strict=True))
 
     def _gathered(self, load: Load, value: Slot, *, clamped: bool) -> Slot:

@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional
 
 from roller_svc.bench.baselines.torch_library import FUNCTIONS, torch_dtype
-from roller_svc.bench.baselines.translate.nest import Nest, affine_index, nest_of, reach
+from roller_svc.bench.baselines.translate.nest import Nest, affine_index, index_range, nest_of
 from roller_svc.bench.baselines.translate.products import parts
 from roller_svc.bench.baselines.translate.windows import Convolution, convolution_of
 from roller_svc.errors import BuildError
@@ -219,7 +219,7 @@ class _Body:
             return None
         order: list[str] = []
         for dim, one in reversed(list(enumerate(index))):
-            low, high = reach(one, self._nest.extents)
+            low, high = index_range(one, self._nest.extents)
             if low < 0 or high >= tensor.shape[dim] or len(one.coeffs) > 1:
                 return None
             if not one.coeffs:
@@ -244,6 +244,6 @@ class _Body:
         indices = []
         for index, size in zip(load.index, tensor.shape, strict=True):
             index_values, form = self.value(index).long(), affine(index)
-            low, high = (0, size) if form is None else reach(form, self._nest.extents)
+            low, high = (0, size) if form is None else index_range(form, self._nest.extents)
             indices.append(index_values if low >= 0 and high < size else index_values.clamp(0, size - 1))
         return tensor[tuple(indices)]

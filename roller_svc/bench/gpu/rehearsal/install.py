@@ -38,7 +38,7 @@ def install_device(plan: Plan) -> Device:
 
     replaced: list[tuple[Any, str, Any]] = [
         (cuda, "_load", load_emulated_module), (cuda, "device_present", lambda: True),
-        (clocks, "nvml_library", NvmlLibrary), (samples, "waiting_s", lambda: 0.0),
+        (clocks, "nvml_library", NvmlLibrary), (samples, "runqueue_wait_s", lambda: 0.0),
         (probing, "SECONDS", _SECONDS), (probing, "sizes_of", lambda hw: replace(_SIZES, cores=hw.num_cores)),
     ]  # fmt: skip
     driver = cuda_driver.Driver(DriverLibrary(device.functions), fix_small_maps=True)
