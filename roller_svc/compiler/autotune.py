@@ -11,7 +11,7 @@ from itertools import accumulate
 from threading import Lock
 
 from roller_svc.compiler.backends import Backend, Call
-from roller_svc.compiler.lower_and_emit import generate, generate_together
+from roller_svc.compiler.lower_and_emit import emit_plan, emit_plans
 from roller_svc.errors import BuildError
 from roller_svc.ir.hardware import HardwareSpec, TargetKind
 from roller_svc.ir.kernel import CompiledKernel, KernelSource, Measurement, Resources
@@ -20,7 +20,7 @@ from roller_svc.ir.report import CandidateResult, GroupedPlan, Plan
 from roller_svc.ir.rprogram import RTile
 from roller_svc.reference.inputs import random_inputs
 from roller_svc.runtime.measure import measure
-from roller_svc.toolchain import availability, compile_source, compile_combined, link_single
+from roller_svc.toolchain import availability, compile_combined, compile_source, link_single
 
 SCREENING_S = 0.03  # for each candidate
 # A candidate whose first, cold call takes this multiple of the best time is not sampled further. Calls longer than
@@ -42,7 +42,7 @@ PRINTING_FRACTION = 0.2  # of the compile time of a source: printing it, which i
 
 def build_alone(grouped: GroupedPlan, program: TensorProgram, hw: HardwareSpec) -> CandidateResult:
     """Build a single plan; only generate its source if no compiler for the device is installed."""
-    source = generate(grouped.plan, program, grouped.groups, hw)
+    source = emit_plan(grouped.plan, program, grouped.groups, hw)
     toolchain = availability(hw)
     if not toolchain.ok:
         unknown = tuple(Resources() for _ in source.launches)
@@ -76,7 +76,7 @@ def build_candidates(
 
     def build_batch(batch: tuple[GroupedPlan, ...]) -> tuple[CandidateResult, ...]:
         with printing:  # the GIL serialises this: let the first source reach its compiler before the last is printed
-            sources = generate_together(tuple(grouped.plan for grouped in batch), program, batch[0].groups, hw)
+            sources = emit_plans(tuple(grouped.plan for grouped in batch), program, batch[0].groups, hw)
         return _build_batch(batch, sources) or tuple(build_alone(grouped, program, hw) for grouped in batch)
 
     with ThreadPoolExecutor(max_workers=cores) as pool:
@@ -221,12 +221,12 @@ def select_best(
         best, *others = sort_best_first(results)
         if best.error is not None or best.source is None or id(best.plan) in linked:
             return (best, *others)
-        best = _link_alone(best, generate(best.plan, program, best.groups, hw))
+        best = _link_single(best, emit_plan(best.plan, program, best.groups, hw))
         linked.add(id(best.plan))
         results = (best, *others)
 
 
-def _link_alone(result: CandidateResult, source: KernelSource) -> CandidateResult:
+def _link_single(result: CandidateResult, source: KernelSource) -> CandidateResult:
     """Replace a batch's source and binary by the plan's own: link the measured functions if possible, else compile."""
     if result.compiled is None or source == result.source:
         return result

@@ -1,4 +1,4 @@
-"""Tiles that a caller demands → rPrograms that have them, or what stands in the way and the nearest that would fit."""
+"""Constraints of a caller on tiles → rPrograms that satisfy them, or the reasons why none does and the nearest one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Tiles = tuple[tuple[str, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class ConstrainedPrograms:
-    """rPrograms with all that is demanded; where there are none, the nearest to it and the reasons that it has."""
+    """rPrograms that satisfy all constraints; if there are none, the nearest one and the reasons."""
 
     programs: tuple[RProgram, ...]
     nearest: RProgram | None = None
@@ -33,13 +33,13 @@ def apply_constraints(
     family: Family[Any],
     model: Model[Any],
     programs: Sequence[RProgram],
-    demands: ScheduleConstraints,
+    constraints: ScheduleConstraints,
 ) -> ConstrainedPrograms:
-    """Those of the rPrograms that have the tiles; where none has, those that can be given them."""
-    tiles = demands.tiles
+    """Return the rPrograms that satisfy the constraints, else those that can be changed to do so."""
+    tiles = constraints.tiles
     if not tiles:
         return ConstrainedPrograms(tuple(programs))
-    found = tuple(program for program in programs if demands.is_satisfied_by(program))
+    found = tuple(program for program in programs if constraints.is_satisfied_by(program))
     if found or not programs:
         return ConstrainedPrograms(found)
     tried = [_force_constraints(group, family, model, program, dict(tiles)) for program in programs]
@@ -50,7 +50,7 @@ def apply_constraints(
 
 
 def unmet_constraints_error(group: KernelGroup, tiles: Tiles, found: Iterable[ConstrainedPrograms]) -> NoCandidateError:
-    """Of several units' nearest rPrograms the nearest."""
+    """Return the error that names the nearest rProgram of all units."""
     tried = [(d.nearest, d.reasons) for d in found if d.nearest is not None]
     nearest, reasons = min(tried, key=lambda t: _distance(t[0], tiles))
     wanted = ", ".join(f"{field} = {value}" for field, value in tiles)
@@ -63,19 +63,19 @@ def unmet_constraints_error(group: KernelGroup, tiles: Tiles, found: Iterable[Co
 
 
 def _distance(program: RProgram, tiles: Tiles) -> float:
-    """How far its fields are from what is wanted of them, each as a share of that."""
+    """Return the sum of relative differences between fields and constraints."""
     return math.fsum(abs(tile_value(program, field) - value) / max(1, value) for field, value in tiles)
 
 
 def _force_constraints(
     group: KernelGroup, family: Family[Any], model: Model[Any], program: RProgram, tiles: dict[str, int]
 ) -> tuple[RProgram, tuple[str, ...]]:
-    """The rProgram with each field as near to what is wanted as may be, and why one is not that."""
+    """Set each field to the nearest possible value, and return the reasons for those that differ."""
     reasons = [
         f"{field} is {tile_value(program, field)} here"
         for field, value in tiles.items() if field not in _SETTERS and tile_value(program, field) != value
     ]  # fmt: skip
-    # what excludes each other gives way where it is not wanted itself
+    # reset fields that exclude a constrained one
     if tiles.get("stream_k"):
         program = replace(program, split_k=1, raster=1, persistent_blocks=0, cluster=(1, 1))
     elif tiles.get("split_k", 1) > 1 or any(tiles.get(f, 0) > 1 for f in ("blocks", "cluster_m", "cluster_n")):
@@ -107,7 +107,7 @@ def _nearest_split(group: KernelGroup, model: Model[Any], program: RProgram, wan
 
 
 def _parts_have_work(program: RProgram, parts: int, longest: int) -> bool:
-    """Whether no part is empty, and the parts of a contraction are contractions."""
+    """Return whether no split is empty, and the splits of a contraction are contractions."""
     space = program.space
     length = split_length(space, program.unit, program.block.as_dict(), parts)
     if (parts - 1) * length >= longest:
@@ -127,7 +127,7 @@ def _clustered(program: RProgram, cluster: tuple[int, int]) -> RProgram:
     return replace(program, cluster=cluster, persistent_blocks=blocks, raster=rows)
 
 
-# Of a field that the family has no knob for.
+# For fields that the family has no knob for.
 _DEFAULT_KNOBS: dict[str, Knob[Any]] = {
     "split_k": _nearest_split,
     "stream_k": fixed_knob(0, "{unit} has no stream-K"),
@@ -137,7 +137,7 @@ _DEFAULT_KNOBS: dict[str, Knob[Any]] = {
     "blocks": fixed_knob(0, "{unit} has a block for each tile"),
     "raster": fixed_knob(1, "only tiles of a contraction on a GPU come in another order"),
 }
-# What may be set on an rProgram that construction did not give it, in the order in which one bounds the next.
+# Fields that can be set after construction; earlier ones bound later ones.
 _SETTERS: dict[str, Callable[[RProgram, int], RProgram]] = {
     "split_k": lambda program, value: replace(program, split_k=value),
     "stream_k": lambda program, value: replace(program, stream_k_blocks=value),

@@ -1,7 +1,4 @@
-"""A plan → kernel text: every group lowered, reductions that are split taken apart, one source for all launches.
-
-RProgram → schedule tree.
-"""
+"""Plan → kernel source: lower every group and emit one translation unit with all launches."""
 
 from __future__ import annotations
 
@@ -29,14 +26,14 @@ from roller_svc.schedule.prepack import prepack
 
 
 def lower(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[ScheduleTree, ...]:
-    """The launches of one group, in order. `program` has no split reduction left (construct.split took it apart)."""
+    """Lower one group to its launches, in order; the reduction of `program` is not split any more."""
     buffers = {name for name, _ in (*group.inputs, *group.stored)}
     trees = SCHEDULES[family_of(group, program, hw).name](group, program, hw)
-    return tuple(verified(tree, buffers, hw.limits.warp_size) for tree in trees)
+    return tuple(verify_tree(tree, buffers, hw.limits.warp_size) for tree in trees)
 
 
-def verified(tree: ScheduleTree, buffers: Collection[str], warp: int) -> ScheduleTree:
-    """The tree, once it has been found to obey the rules; a tree of our own making that does not is a bug."""
+def verify_tree(tree: ScheduleTree, buffers: Collection[str], warp: int) -> ScheduleTree:
+    """Return the tree if it is legal; an illegal tree from a family is a bug."""
     try:
         check(tree.body, buffers, warp)
     except ScheduleError as error:
@@ -47,37 +44,37 @@ def verified(tree: ScheduleTree, buffers: Collection[str], warp: int) -> Schedul
 Groups = tuple[KernelGroup, ...]
 
 
-def generate(plan: Plan, program: TensorProgram, groups: Groups, hw: HardwareSpec) -> KernelSource:
-    """Kernel text of a plan."""
-    (source,) = generate_together((plan,), program, groups, hw)
+def emit_plan(plan: Plan, program: TensorProgram, groups: Groups, hw: HardwareSpec) -> KernelSource:
+    """Return the kernel source of a plan."""
+    (source,) = emit_plans((plan,), program, groups, hw)
     return source
 
 
-def generate_together(
+def emit_plans(
     plans: tuple[Plan, ...], program: TensorProgram, groups: Groups, hw: HardwareSpec
 ) -> tuple[KernelSource, ...]:
-    """The plans in one text, for one run of the compiler: each source has the whole text and its own plan's launches.
+    """Emit several plans as one translation unit.
 
-    What plans have in common, the same tiles of a group among it, stands in the text once.
+    Each source has the whole text and the launches of its own plan. Kernels that plans share are emitted once.
     """
     types = stored_types(program)
     types |= {t: type_ for group in groups for t, type_ in group.stored if t not in types}  # aligned copies
-    # In the order of the groups, not of the plans that first choose a tile: so a function takes its arguments in the
-    # same order in every text.
+    # In the order of the groups, not of the plans: a function then takes its arguments in the same order in every
+    # translation unit.
     workspaces: dict[str, list[tuple[str, TensorType]]] = {group.name: [] for group in groups}
-    made: dict[tuple[str, RProgram], tuple[GroupLaunches, ...]] = {}
+    cached: dict[tuple[str, RProgram], tuple[GroupLaunches, ...]] = {}
 
     def parts(group: KernelGroup, tiles: RProgram) -> tuple[GroupLaunches, ...]:
-        if (group.name, tiles) not in made:
-            named = group if len(plans) == 1 else replace(group, name=f"choice{len(made)}_{group.name}")
-            found: list[GroupLaunches] = []
+        if (group.name, tiles) not in cached:
+            named = group if len(plans) == 1 else replace(group, name=f"choice{len(cached)}_{group.name}")
+            launches: list[GroupLaunches] = []
             for piece, its_tiles, extra in _launches(named, tiles, hw):
-                part, rooms = _part(_with_constants(piece, named, program), its_tiles, program, hw)
-                found.append(part)
+                part, buffers = _lower_with_prepacking(_with_constants(piece, named, program), its_tiles, program, hw)
+                launches.append(part)
                 seen = ((t, types[t]) for t, _ in part.views if t in types)
-                workspaces[group.name].extend((*seen, *extra, *rooms))
-            made[group.name, tiles] = tuple(found)
-        return made[group.name, tiles]
+                workspaces[group.name].extend((*seen, *extra, *buffers))
+            cached[group.name, tiles] = tuple(launches)
+        return cached[group.name, tiles]
 
     programs = tuple(
         Program(
@@ -90,39 +87,39 @@ def generate_together(
     comment = "\n\n".join(_header(plan, program, hw) for plan in plans)
     whole = with_program_indices(emit_together(programs, buffers, hw, comment), program)
     whole = replace(whole, constants=program.constants)
-    return tuple(_only(whole, each) for each in programs) if len(plans) > 1 else (whole,)
+    return tuple(_select_launches(whole, each) for each in programs) if len(plans) > 1 else (whole,)
 
 
 def _with_constants(piece: KernelGroup, whole: KernelGroup, program: TensorProgram) -> KernelGroup:
-    """A piece of a group told what stays the same: all that it reads, where the group as a whole does."""
+    """Mark the constants of a part of a group: all its inputs where the whole group is constant."""
     if whole.is_constant(program.outputs):
         return replace(piece, constants=frozenset(name for name, _ in piece.inputs))
     return replace(piece, constants=whole.constants & {name for name, _ in piece.inputs})
 
 
-def _part(
+def _lower_with_prepacking(
     group: KernelGroup, tiles: RProgram, program: TensorProgram, hw: HardwareSpec
 ) -> tuple[GroupLaunches, Workspaces]:
-    """A group's launches, what it makes of constants alone in launches of their own, and room for that."""
+    """Return a group's launches, prepacking in launches of its own, and the buffers of packed constants."""
     trees, views = lower(group, tiles, hw), (*group.inputs, *group.stored)
     if hw.family is not TargetKind.CPU or not group.constants:
         return GroupLaunches(trees, views), ()
     if group.is_constant(program.outputs):
         return GroupLaunches((), views, prepack_trees=trees), ()
-    found = [prepack(tree, group.constants) for tree in trees]
-    rooms = tuple(room for each in found for room in each.workspaces)
-    launches = tuple(launch for each in found for launch in each.launches)
-    return GroupLaunches(tuple(each.tree for each in found), (*views, *rooms), prepack_trees=launches), rooms
+    prepacked = [prepack(tree, group.constants) for tree in trees]
+    buffers = tuple(buffer for each in prepacked for buffer in each.workspaces)
+    launches = tuple(launch for each in prepacked for launch in each.launches)
+    return GroupLaunches(tuple(each.tree for each in prepacked), (*views, *buffers), prepack_trees=launches), buffers
 
 
-def _only(source: KernelSource, program: Program) -> KernelSource:
-    """The source with the launches of one program, in its order, and the workspace that they touch."""
+def _select_launches(source: KernelSource, program: Program) -> KernelSource:
+    """Return the source with the launches of one program, in order, and the workspaces that they access."""
     named = {launch.name: launch for launch in source.launches}
     names = (program.name,) if program.name in named else tuple(tree.name for tree in program.trees)
     launches = tuple(named[name] for name in (*(tree.name for tree in program.prepack_trees), *names))
-    touched = {symbol for launch in launches for symbol in (*launch.args, *(m.buffer for m in launch.tensor_maps))}
+    accessed = {symbol for launch in launches for symbol in (*launch.args, *(m.buffer for m in launch.tensor_maps))}
     private = (Role.WORKSPACE, Role.STATUS)
-    buffers = tuple(b for b in source.buffers if b.role not in private or b.symbol in touched)
+    buffers = tuple(b for b in source.buffers if b.role not in private or b.symbol in accessed)
     return replace(source, launches=launches, buffers=buffers)
 
 
@@ -140,7 +137,7 @@ def _best(group: KernelGroup, hw: HardwareSpec) -> RProgram:
 
 
 def _header(plan: Plan, program: TensorProgram, hw: HardwareSpec) -> str:
-    """What the kernel is, for whoever reads its text: nothing that a spec says in words of its own."""
+    """Return the comment at the top of the source; it repeats no field of the hardware spec."""
     estimate = plan.estimate
     lines = [printer.text(program), f"target: {hw.id} ({hw.arch})"]
     for i, choice in enumerate(plan.choices):

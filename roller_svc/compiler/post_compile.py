@@ -1,4 +1,4 @@
-"""A plan and what the compiler made of it → the plan's estimate with the registers and shared memory of the binary."""
+"""Re-estimate a plan with the registers and shared memory of its binary."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from roller_svc.perf.occupancy import BlockResources
 def reestimate_plan(
     plan: Plan, groups: Sequence[KernelGroup], compiled: CompiledKernel | None, hw: HardwareSpec
 ) -> Plan | None:
-    """The same choices, estimated again; None where no compiler has said what they take: no binary, or a CPU's."""
+    """Estimate the same choices with compiled resources; None without a binary, and on a CPU."""
     if compiled is None or not compiled.binary or hw.family is TargetKind.CPU:
         return None
     choices = []
@@ -29,5 +29,5 @@ def reestimate_plan(
 
 
 def predict_resources(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> BlockResources | None:
-    """What the model assumes that a block of the group's main launch takes; None where there are no blocks."""
+    """Return the resources that the model assumes for a block of the main launch; None without blocks."""
     return model_of(group, program, hw).resources(program)

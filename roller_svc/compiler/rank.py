@@ -21,8 +21,8 @@ from roller_svc.perf.footprint import Footprints
 from roller_svc.perf.model import Timed
 from roller_svc.perf.roofline import roofline
 
-# Units that are so near each other by the model are a tie, which the one of the higher rate wins: of small contractions
-# most of the time is launching and latency, and what is assumed of those moves estimates by more.
+# Units whose estimates differ by less are tied, and the one with the higher rate wins. Small contractions are mostly
+# launch overhead and latency, whose assumed values change estimates by more.
 TIE_FRACTION = 0.05
 MAX_PROGRAMS = 64
 
@@ -36,7 +36,7 @@ def construct(group: KernelGroup, hw: HardwareSpec, unit: ComputeUnit, limit: in
 def rank(
     group: KernelGroup, hw: HardwareSpec, unit: ComputeUnit, top_k: int
 ) -> tuple[tuple[Candidate, ...], Construction]:
-    """The `top_k` rPrograms that the performance model puts first, best first, and the construction they are from."""
+    """Return the `top_k` rPrograms that the model ranks first, best first, and their construction."""
     family, p = prepare(group, hw, unit)
     construction = family.construct(group, p, default_limit(p))
     model = family.model(p)
@@ -46,14 +46,19 @@ def rank(
 
 
 def rank_units(
-    group: KernelGroup, hw: HardwareSpec, top_k: int, demands: ScheduleConstraints = NO_CONSTRAINTS,
+    group: KernelGroup, hw: HardwareSpec, top_k: int, constraints: ScheduleConstraints = NO_CONSTRAINTS,
     footprints: Footprints | None = None,
 ) -> tuple[tuple[Candidate, ...], Construction]:  # fmt: skip
-    """`rank` over all units that may compute the group, their constructions put together. Where there are several
-    units, or readings of the group, more than `top_k` come: behind those the best of each that has none among them, as
-    far as it was constructed. `footprints`: what is known of the program's spaces from other devices; grows."""
+    """Rank the rPrograms of all units that may compute the group, and merge their constructions.
+
+    With several units or views, more than `top_k` candidates may be returned: the best of each unit that has none among
+    them follows.
+
+    Args:
+        footprints: Footprints of the same program's spaces, from other devices. Grows.
+    """
     footprints = {} if footprints is None else footprints
-    units = units_for(group, hw, demands)
+    units = units_for(group, hw, constraints)
     tie_breaks = _tie_breaks(units)
     best: list[Timed] = []
     heads: list[Timed] = []
@@ -72,20 +77,20 @@ def rank_units(
         if len(best) == top_k and tie_breaks.ranked_s(best[-1]) <= least_s * tie_breaks.of_unit[unit.name]:
             continue  # nothing that this unit computes can be among the best
         try:
-            construction = family.construct(view, p, default_limit(p), varied=bool(demands.tiles))
+            construction = family.construct(view, p, default_limit(p), varied=bool(constraints.tiles))
         except NoCandidateError as failure:
             failures.append(failure)
             continue
         found.append(construction)
         model = family.model(p)
-        wanted.append(apply_constraints(view, family, model, construction.programs, demands))
+        wanted.append(apply_constraints(view, family, model, construction.programs, constraints))
         timed = [model.timed(program) for program in wanted[-1].programs]
         heads += tie_breaks.fastest(1, timed)
         best = tie_breaks.fastest(top_k, [*best, *timed])
     if not found:
         raise _with_another_unit(failures[0], group, hw, units)
     if not best:
-        raise unmet_constraints_error(group, demands.tiles, wanted)
+        raise unmet_constraints_error(group, constraints.tiles, wanted)
     candidates = tie_breaks.candidates([*best, *_best_of_absent_units(heads, best, tie_breaks)])
     return candidates, _merge_constructions(found, units.unsupported_units, _fastest_roofline(roofs))
 
@@ -113,7 +118,7 @@ def _tie_breaks(units: Units) -> TieBreaks:
 
 
 def _best_of_absent_units(heads: list[Timed], best: list[Timed], tie_breaks: TieBreaks) -> list[Timed]:
-    """The heads that are not among the best, best first; none where no more than the one best was asked for."""
+    """Return the best of each unit that is not among the best; none where one candidate was requested."""
     known = {id(t) for t in best}
     return tie_breaks.fastest(len(heads), [t for t in heads if id(t) not in known]) if len(best) > 1 else []
 
@@ -121,7 +126,7 @@ def _best_of_absent_units(heads: list[Timed], best: list[Timed], tie_breaks: Tie
 def _with_another_unit(
     failure: NoCandidateError, group: KernelGroup, hw: HardwareSpec, units: Units
 ) -> NoCandidateError:
-    """The failure, with what the device's plain unit could do that was not asked for."""
+    """Return the failure with a hint: what the device's FMA or vector unit could compute."""
     plain = hw.unit_for(group.space.compute_dtype)
     if plain in units.units or group.attention is not None:
         return failure
@@ -134,7 +139,7 @@ def _with_another_unit(
 
 
 def _fastest_roofline(rooflines: list[tuple[RooflineBound, ...]]) -> tuple[RooflineBound, ...]:
-    """Of several units the arithmetic of the fastest; what memory moves is the same for all."""
+    """Return the roofline with the fastest arithmetic; memory bounds are the same for all units."""
     return min(rooflines, key=lambda roofs: roofs[0].seconds)
 
 

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from roller_svc import hardware
 from roller_svc.errors import ArgumentError
-from roller_svc.frontend.lang.input_types import kind_of, shown, tensor_types, whole_number
+from roller_svc.frontend.lang.input_types import kind_of, short_repr, tensor_types, whole_number
 from roller_svc.ir.constraints import TILE_FIELDS, OpClass
 from roller_svc.ir.hardware import HardwareSpec, TargetKind
 from roller_svc.ir.report import BuildRequest, RuntimeChoice, SelectionMode
@@ -94,14 +94,14 @@ def validate_top_k(value: object) -> int:
     number = whole_number(value)
     if number is None or not 1 <= number <= MAX_TOP_K:
         raise ArgumentError(
-            f"top_k must be a whole number from 1 to {MAX_TOP_K}, not {shown(value)}", code="invalid-option"
+            f"top_k must be a whole number from 1 to {MAX_TOP_K}, not {short_repr(value)}", code="invalid-option"
         )
     return number
 
 
 def validate_flag(name: str, value: object) -> bool:
     if not isinstance(value, bool):
-        raise ArgumentError(f"{name} must be true or false, not {shown(value)}", code="invalid-option")
+        raise ArgumentError(f"{name} must be true or false, not {short_repr(value)}", code="invalid-option")
     return value
 
 
@@ -110,12 +110,12 @@ def validate_constants(value: object, inputs: Iterable[tuple[str, object]]) -> t
     if value is None:
         return ()
     if isinstance(value, str) or not isinstance(value, Iterable):
-        raise ArgumentError(f"constants must be a list of inputs' names, not {shown(value)}", code="invalid-option")
+        raise ArgumentError(f"constants must be a list of inputs' names, not {short_repr(value)}", code="invalid-option")
     inputs_in_order, names = [name for name, _ in inputs], list(value)
     for name in names:
         if name not in inputs_in_order:
             raise ArgumentError(
-                f"constants: there is no input {shown(name)}; inputs are {', '.join(inputs_in_order) or 'none'}",
+                f"constants: there is no input {short_repr(name)}; inputs are {', '.join(inputs_in_order) or 'none'}",
                 code="invalid-option",
             )
     return tuple(name for name in inputs_in_order if name in names)
@@ -127,13 +127,13 @@ def validate_tiles(value: object) -> tuple[tuple[str, int], ...]:
         return ()
     if not isinstance(value, Mapping) or not all(field in TILE_FIELDS for field in value):
         raise ArgumentError(
-            f"tiles must give numbers for some of {', '.join(TILE_FIELDS)}, not {shown(value)}", code="invalid-option"
+            f"tiles must give numbers for some of {', '.join(TILE_FIELDS)}, not {short_repr(value)}", code="invalid-option"
         )
     numbers = {field: whole_number(number) for field, number in value.items()}
     for field, number in numbers.items():
         if number is None or number < 0:
             raise ArgumentError(
-                f"tiles: {field} must be a whole number, not {shown(value[field])}", code="invalid-option"
+                f"tiles: {field} must be a whole number, not {short_repr(value[field])}", code="invalid-option"
             )
     return tuple(sorted((field, number) for field, number in numbers.items() if number is not None))
 
@@ -142,7 +142,7 @@ def validate_outputs(value: object) -> tuple[str, ...] | None:
     if value is None:
         return None
     if isinstance(value, str) or not isinstance(value, Iterable):
-        raise ArgumentError(f"outputs must be a list of names, not {shown(value)}", code="invalid-option")
+        raise ArgumentError(f"outputs must be a list of names, not {short_repr(value)}", code="invalid-option")
     names = tuple(value)
     if not names or not all(isinstance(name, str) for name in names):
         raise ArgumentError("outputs must be one or more names", code="invalid-option")
@@ -169,7 +169,7 @@ def parse_enum(kind: type[E], name: str, value: object) -> E:
         if value is member or (isinstance(value, str) and value == member.value):
             return member
     choices = ", ".join(repr(member.value) for member in kind)
-    raise ArgumentError(f"{name} must be one of {choices}, not {shown(value)}", code="invalid-option")
+    raise ArgumentError(f"{name} must be one of {choices}, not {short_repr(value)}", code="invalid-option")
 
 
 def _check_emulable(spec: HardwareSpec) -> None:

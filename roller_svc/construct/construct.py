@@ -31,10 +31,10 @@ from roller_svc.perf.workload import Workload
 
 MAX_VISITS = 2000
 VISITS_PER_STAGE = 40
-MIN_TILES = 8  # tiles after which padding need not grow
+MIN_TILES = 8  # tiles from which padding need not grow
 MAX_SHRUNK_TILES = 3  # tiles that scale-out starts from
-MAX_RANKED = 36  # rPrograms that `rank` puts before the model
-MAX_RANKED_MATRIX = 40  # the same of a matrix unit, whose tiles differ in stages too
+MAX_RANKED = 36  # rPrograms that `rank` passes to the model
+MAX_RANKED_MATRIX = 40  # the same for a matrix unit, whose tiles also differ in stages
 
 PredictResources = Callable[[RProgram], BlockResources | None]
 
@@ -83,7 +83,7 @@ def enumerate_rprograms(rules: Enumerated, limit: int, *, family: str) -> Constr
     if not shapes:
         hw, rejections = rules.workload.machine.hw, dict(log.rejections)
         raise NoCandidateError(
-            f"no tile of attention fits {hw.id}: {', '.join(sorted(rejections))}", rejections=rejections
+            f"no attention tile fits {hw.id}: {', '.join(sorted(rejections))}", rejections=rejections
         )
     return _construction(rules.workload, shapes, log, family)
 
@@ -99,13 +99,13 @@ def _construction(p: Workload[Any], shapes: Sequence[Shape], log: SearchTrace, f
 
 
 def _scale_up_shapes(rules: Rules, limit: int, log: SearchTrace) -> list[Shape]:
-    """Scale-up, again with a looser bound on padding until there are enough tiles; then scale-out."""
+    """Scale up with growing bounds on padding until there are enough tiles; then scale out."""
     bases = _thread_tiles(rules, log)
-    # of a matrix unit's tiles all: which of them are priced is chosen later
+    # prefiltered rules keep all tiles: the prefilter chooses those that are estimated
     share = VISITS_PER_STAGE if isinstance(rules, Prefiltered) else max(4, limit * 3 // 4 // max(1, len(bases)))
     found: dict[ThreadTile, list[Tile]] = {}
     steps: dict[ThreadTile, tuple[Tile, ...]] = {}
-    looks: dict[ThreadTile, dict[Tile, TileMetrics]] = {base: {} for base in bases}  # they do not depend on the bound
+    looks: dict[ThreadTile, dict[Tile, TileMetrics]] = {base: {} for base in bases}  # independent of epsilon
     for epsilon in EPSILONS:
         for base in bases:
             stage = rules.block_level(base, epsilon)
@@ -120,14 +120,14 @@ def _scale_up_shapes(rules: Rules, limit: int, log: SearchTrace) -> list[Shape]:
 
 
 def _shrink_idle(rules: Rules, shapes: list[Shape], log: SearchTrace) -> list[Shape]:
-    """Scale-out of the tiles that leave cores without work. A CPU's steps are cuts of the axes and leave none."""
+    """Scale out the tiles that leave cores idle; a CPU's steps are cuts of the axes and leave none."""
     if not rules.workload.machine.is_gpu:
         return []
     cores = rules.workload.machine.cores
     idle = [s for s in shapes if spatial_grid(rules.workload, s.block) < cores]
     smaller = []
     for shape in subsample(idle, MAX_SHRUNK_TILES):
-        # the last that leaves cores idle, and the first that does not
+        # the last tile that leaves cores idle, and the first that does not
         smaller += [Shape(block, base) for block, base in [*shrink(rules, shape.block, shape.base, log)][-2:]]
     return smaller
 
@@ -154,7 +154,7 @@ def _fallback(rules: Rules, log: SearchTrace) -> list[Shape]:
 def _no_tile_error(
     group: KernelGroup, rules: Rules, needs: PredictResources, log: SearchTrace, family: str
 ) -> NoCandidateError:
-    """By how much the smallest tile is over which limits."""
+    """Return the error with the limits that the smallest tile exceeds, and by how much."""
     p = rules.workload
     said = ", ".join(sorted(log.rejections))
     least = MIN_MATRIX_STAGES if p.machine.unit.is_matrix else DEFAULT_PIPELINE.stages
@@ -165,16 +165,15 @@ def _no_tile_error(
             said = f"{smallest.tile_text} on {p.machine.unit.name} takes {' and '.join(over)}"
     return NoCandidateError(
         f"no tile of {group.name} fits {p.machine.hw.id}: {said}", rejections=dict(log.rejections),
-        hint="the device's limits leave no room for a single warp or vector of work",
+        hint="the device's limits are too small for one warp or vector of work",
     )  # fmt: skip
 
 
 def rprogram_of(p: Workload[Any], shape: Shape, family: str) -> RProgram:
     """Name the axes of a shape."""
-    touched = p.footprint
-    block, thread = touched.rtile(shape.block), touched.rtile(shape.base.tile)
+    block, thread = p.footprint.rtile(shape.block), p.footprint.rtile(shape.base.tile)
     way = shape.pipeline
     return RProgram(
-        p.space, p.machine.unit, block, thread, shape.base.reduce_threads, shape.split_k, way.stages, way.raster, way.stream_k_blocks,
-        way.nontemporal, way.persistent_blocks, way.cluster, family,
+        p.space, p.machine.unit, block, thread, shape.base.reduce_threads, shape.split_k, way.stages, way.raster,
+        way.stream_k_blocks, way.nontemporal, way.persistent_blocks, way.cluster, family,
     )  # fmt: skip

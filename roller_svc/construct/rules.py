@@ -1,4 +1,4 @@
-"""Rules: what differs between the kernel families that ROLLER's one algorithm constructs."""
+"""Alignment and capacity rules: what differs between the kernel families that ROLLER's one algorithm constructs."""
 
 from __future__ import annotations
 
@@ -12,20 +12,21 @@ from roller_svc.perf.workload import Workload
 
 T = TypeVar("T")
 
-MAX_GRID = 2**31 - 1  # blocks of one launch (CUDA programming guide, technical specifications: x-dimension of a grid)
-MIN_MATRIX_STAGES = 2  # of a pipeline on a matrix unit
-MIN_WAVE_FILL = 0.75  # of the cores' time that whole waves of tasks on a CPU must use
+# thread blocks of one launch (CUDA programming guide, technical specifications: x-dimension of a grid)
+MAX_GRID = 2**31 - 1
+MIN_MATRIX_STAGES = 2  # pipeline stages of a kernel on a matrix unit
+MIN_WAVE_FILL = 0.75  # fraction of the cores' time that whole waves of CPU tasks must use
 
 
 class ThreadTile(NamedTuple):
-    """A thread's tile, and how many lanes share its reduction: what a block is built from."""
+    """A thread's tile and the threads that share its reduction: the base that blocks are built from."""
 
     tile: Tile
     reduce_threads: int = 1
 
 
 class PipelineOptions(NamedTuple):
-    """How the blocks of one tile run: the fields of an RProgram of the same names."""
+    """How the blocks of one tile run: the fields of an RProgram with the same names."""
 
     stages: int = 1
     raster: int = 1
@@ -50,32 +51,32 @@ class Shape(NamedTuple):
 class Rules(Protocol):
     """The alignment and capacity rules of one kind of group on one kind of machine.
 
-    A rule is named by what it protects; '' means that the tile keeps it.
+    A rule is named by what it protects; '' means that the tile satisfies it.
     """
 
     @property
     def workload(self) -> Workload[Any]: ...
 
     def reduce_thread_choices(self) -> tuple[int, ...]:
-        """How many lanes may share a reduction, best first."""
+        """Return how many threads may share a reduction, best first."""
 
     def thread_level(self, lanes: int) -> ScaleUpLevel:
-        """Scale-up at the register level."""
+        """Return scale-up at the register level."""
 
     def rank_thread_tiles(self, grown: ScaleUpResult, lanes: int) -> Sequence[Tile]:
-        """The thread tiles worth building blocks from, best first."""
+        """Return the thread tiles that are worth building blocks from, best first."""
 
     def block_level(self, base: ThreadTile, epsilon: float) -> ScaleUpLevel:
-        """Scale-up at the block level, from one base."""
+        """Return scale-up at the block level, from one base."""
 
     def evaluate(self, block: Tile, base: ThreadTile) -> TileMetrics:
-        """A block tile built from that base: footprint, traffic, broken rules."""
+        """Return footprint, traffic and broken rules of a block tile on that base."""
 
     def pipeline_choices(self, block: Tile, base: ThreadTile, split_k: int) -> Sequence[PipelineOptions]:
-        """The ways to run blocks of that tile that are worth an estimate, best first."""
+        """Return the ways to run blocks of that tile that are worth an estimate, best first."""
 
     def fallback_tiles(self) -> Sequence[tuple[Tile, ThreadTile]]:
-        """Small tiles that fit nearly everywhere, for shapes that no regular tile suits."""
+        """Return small tiles that fit nearly everywhere, for shapes that no regular tile suits."""
 
 
 class Prefiltered(ABC):
@@ -97,7 +98,7 @@ class Enumerated(ABC):
 
 
 def spatial_grid(p: Workload[Any], block: Tile) -> int:
-    """rTasks of a block tile, the reduction not split."""
+    """Return the rTasks of a block tile whose reduction is not split."""
     grid = 1
     for i in p.spatial:
         grid *= -(-p.extents[i] // block[i])
@@ -105,7 +106,7 @@ def spatial_grid(p: Workload[Any], block: Tile) -> int:
 
 
 def exceeds_grid(p: Workload[Any], block: Tile) -> bool:
-    """Whether there are more rTasks than a GPU launches blocks."""
+    """Return whether there are more rTasks than a GPU launches blocks."""
     return p.outer_points > MAX_GRID and spatial_grid(p, block) > MAX_GRID
 
 
@@ -114,27 +115,27 @@ def axis_names(p: Workload[Any]) -> tuple[str, ...]:
 
 
 def axis_steps(p: Workload[Any], chosen: Mapping[int, Tile] | Mapping[int | None, Tile]) -> tuple[Tile, ...]:
-    """Extents to grow by on every axis; those not chosen stay 1."""
+    """Return the extents to grow by on every axis; axes that are not chosen stay 1."""
     return tuple([chosen.get(i, (1,)) for i in range(len(p.extents))])
 
 
 def fills_waves(tasks: int, cores: int) -> bool:
-    """Whether whole waves of tasks leave few cores idle while the last one runs."""
+    """Return whether whole waves of tasks leave few cores idle during the last one."""
     return tasks >= MIN_WAVE_FILL * -(-tasks // cores) * cores
 
 
 def subsample(tiles: Sequence[T], limit: int) -> list[T]:
-    """At most that many of them, from the first to the last, evenly."""
+    """Return at most `limit` of the tiles, evenly from the first to the last."""
     if len(tiles) <= limit:
         return list(tiles)
     return [tiles[i * (len(tiles) - 1) // max(1, limit - 1)] for i in range(limit)]
 
 
 def extent_on(tile: Tile, axis: int | None) -> int:
-    """The tile's extent on an axis that a space may lack."""
+    """Return the tile's extent on an axis that a space may lack."""
     return 1 if axis is None else tile[axis]
 
 
 def replaced(tile: Tile, axis: int | None, extent: int) -> Tile:
-    """The tile with one axis changed."""
+    """Return the tile with one axis changed."""
     return tile if axis is None else (*tile[:axis], extent, *tile[axis + 1 :])

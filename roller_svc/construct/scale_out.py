@@ -1,4 +1,4 @@
-"""A block tile → smaller blocks or split reductions, until every core has an rTask."""
+"""Scale-out (ROLLER §3.4): smaller blocks or split reductions, until every core has an rTask."""
 
 from __future__ import annotations
 
@@ -14,17 +14,16 @@ from roller_svc.perf.footprint import Tile
 from roller_svc.perf.workload import Workload
 
 MAX_SPLIT = 256
-MIN_K_TILES = 2  # staged steps that each part of a split contraction keeps
-MIN_REDUCED_POINTS = 256  # reduced points that each part of a split nest keeps
-# One CPU core's time below which cores do not share a reduction: they begin and meet twice. A sum of 64 x 1216 takes
-# one core 3.9 us and two cores, split, 8 us; ms where a core is taken away meanwhile.
+MIN_K_TILES = 2  # k-tiles of each split of a contraction
+MIN_REDUCED_POINTS = 256  # reduced points of each split of a loop nest
+# Time on one CPU core below which a reduction is not split: two parallel regions cost more than they save.
 MIN_SPLIT_S = 5e-6
 
 
 def shrink(rules: Rules, block: Tile, base: ThreadTile, log: SearchTrace) -> Iterator[tuple[Tile, ThreadTile]]:
-    """Halve the spatial axis whose loss of data reuse is least until the device is filled (ROLLER §3.4).
+    """Halve the spatial axis that loses least data reuse until the device is filled (ROLLER §3.4).
 
-    Every tile on the way keeps all alignments; where a thread's tile is all that is left of an axis, it is halved too.
+    Every tile on the way keeps all alignments. A thread's tile is halved too where it is all that is left of an axis.
     """
     p = rules.workload
     while spatial_grid(p, block) < p.machine.cores:
@@ -38,7 +37,7 @@ def shrink(rules: Rules, block: Tile, base: ThreadTile, log: SearchTrace) -> Ite
 
 
 def _halvings(rules: Rules, block: Tile, base: ThreadTile) -> Iterator[tuple[float, Tile, ThreadTile]]:
-    """(traffic for a point, block, base) of every legal tile with one axis halved, or two where one is not enough."""
+    """Yield (traffic, block, base) of every legal tile with one axis halved, or two where one is not enough."""
     p = rules.workload
     for axis in p.spatial:
         for tile, thinner in _halved(block, base, axis):
@@ -46,7 +45,7 @@ def _halvings(rules: Rules, block: Tile, base: ThreadTile) -> Iterator[tuple[flo
             if not look.too_large and not look.misaligned:
                 yield look.traffic, tile, thinner
             elif look.misaligned:
-                # fewer points for the same threads: a thread's tile on another axis gives way instead
+                # fewer points for the same threads: shrink the thread's tile on another axis instead
                 for other in p.spatial:
                     thinned = _thinned(thinner, other)
                     if thinned is not None and not any(rules.evaluate(tile, thinned)[2:]):
@@ -69,8 +68,10 @@ def _thinned(base: ThreadTile, axis: int) -> ThreadTile | None:
 
 
 def split_k_choices(p: Workload[Any], block: Tile) -> tuple[int, ...]:
-    """Cuts of the reduction that fill the device with rTasks, without empty parts: powers of two, and for a matrix
-    unit, whose tiles are few and large, those that fill whole waves."""
+    """Return the splits of the reduction that fill the device with rTasks, none of them empty.
+
+    Powers of two; on a matrix unit, whose tiles are few and large, also those that fill whole waves.
+    """
     grid = spatial_grid(p, block)
     if grid >= p.machine.cores or not p.reduced:
         return ()
@@ -93,7 +94,7 @@ def split_k_choices(p: Workload[Any], block: Tile) -> tuple[int, ...]:
 
 
 def _keeps_vectors(p: Workload[Any], block: Tile, split: int) -> bool:
-    """Whether neighbours that move together in the whole do so in each part."""
+    """Return whether each split keeps the contiguous segments of the whole reduction."""
     return _part_length(p, block, split) % MAX_VECTOR_WIDTH == 0
 
 
@@ -103,7 +104,7 @@ def _part_length(p: Workload[Any], block: Tile, split: int) -> int:
 
 
 def _parts_are_long(p: Workload[Any], block: Tile, split: int) -> bool:
-    """The longest reduced axis is the one that is cut: no part of it may be left without work."""
+    """Return whether no split of the longest reduced axis is empty or too short."""
     points, least = (p.inner_points, MIN_REDUCED_POINTS) if p.k is None else (p.extents[p.k], MIN_K_TILES * block[p.k])
     if points // split < least:
         return False

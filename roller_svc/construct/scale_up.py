@@ -1,4 +1,4 @@
-"""A base tile → the aligned tiles of one memory level, grown axis by axis in the order of their data reuse."""
+"""Scale-up (ROLLER §3.2): grow aligned tiles of one memory level from a base, by data reuse."""
 
 from __future__ import annotations
 
@@ -15,34 +15,29 @@ ACCEPTED = "accepted"
 
 
 class TileMetrics(NamedTuple):
-    """What one tile amounts to. `too_large` names the rule that it breaks and that growth cannot mend, `misaligned`
-    one that growth may mend; '' is none. `traffic` is the bytes moved for one point of the iteration space."""
+    """Footprint, traffic and broken rules of one tile."""
 
     footprint_bytes: int
-    traffic: float
-    too_large: str = ""
-    misaligned: str = ""
+    traffic: float  # bytes moved per point of the iteration space
+    too_large: str = ""  # the broken rule that growth cannot repair; '' if none
+    misaligned: str = ""  # the broken rule that growth may repair; '' if none
 
 
 @dataclass(frozen=True, slots=True)
 class ScaleUpLevel:
-    """One memory level of scale-up.
-
-    `steps[i]`: aligned extents of axis i, ascending; `rank[i]` breaks ties between axes (smaller first).
-    `is_saturated`: the tile's compute time covers its memory time, ROLLER's test for "large enough".
-    """
+    """One memory level of scale-up."""
 
     level: str
     names: tuple[str, ...]
-    steps: tuple[Tile, ...]
-    axis_rank: Tile
+    steps: tuple[Tile, ...]  # aligned extents of each axis, ascending
+    axis_rank: Tile  # breaks ties between axes, smaller first
     evaluate: Callable[[Tile], TileMetrics]
-    is_saturated: Callable[[Tile], bool]
+    is_saturated: Callable[[Tile], bool]  # compute time covers memory time: ROLLER's test for "large enough"
 
 
 @dataclass(slots=True)
 class SearchTrace:
-    """What construction has looked at so far; becomes the trace."""
+    """Tiles that construction visited and why it rejected some; becomes the trace of a report."""
 
     budget: int
     steps: list[TraceStep] = field(default_factory=list)
@@ -52,14 +47,14 @@ class SearchTrace:
 
 @dataclass(frozen=True, slots=True)
 class ScaleUpResult:
-    """Aligned tiles of one stage, each set from the least traffic up: `large` saturate their level, `border` do not."""
+    """Aligned tiles of one level by ascending traffic: those that saturate it, and the `border` ones."""
 
     saturated: tuple[Tile, ...]
     border: tuple[Tile, ...]
 
 
 def reuse_score(tile: TileMetrics, larger: TileMetrics) -> float:
-    """ROLLER §3.3: traffic saved for each byte of footprint spent, (Q(T) - Q(T')) / (F(T') - F(T))."""
+    """Return traffic saved per byte of footprint spent, (Q(T) - Q(T')) / (F(T') - F(T)) (ROLLER §3.3)."""
     saved = tile.traffic - larger.traffic
     if saved <= 0:
         return 0.0
@@ -70,9 +65,10 @@ def reuse_score(tile: TileMetrics, larger: TileMetrics) -> float:
 def scale_up(
     level: ScaleUpLevel, trace: SearchTrace, max_visits: int, cache: dict[Tile, TileMetrics] | None = None
 ) -> ScaleUpResult:
-    """Depth first from the base, the axis of best data reuse first, until capacity stops every axis.
+    """Grow tiles depth first, the axis of best data reuse first, until capacity stops every axis.
 
-    `looks`: what is known of tiles from stages with the same `evaluate`; grows.
+    Args:
+        cache: Metrics of tiles from levels with the same `evaluate`. Grows.
     """
     search = _Search(level, trace, min(trace.tiles_visited + max_visits, trace.budget), {} if cache is None else cache)
     base = tuple([steps[0] for steps in level.steps])
@@ -86,7 +82,7 @@ def scale_up(
 
 
 class _Search:
-    """State of one scale-up: what is known of each tile, which were visited, which are aligned and fit."""
+    """State of one scale-up: metrics of tiles, visited tiles, accepted tiles."""
 
     def __init__(self, stage: ScaleUpLevel, log: SearchTrace, last_visit: int, looks: dict[Tile, TileMetrics]) -> None:
         self.stage = stage
@@ -102,7 +98,7 @@ class _Search:
         ]
 
     def visit(self, tile: Tile, look: TileMetrics) -> None:
-        """Judge a tile by its look, then those one step larger."""
+        """Accept or reject a tile by its metrics, then visit those one step larger."""
         log = self.log
         self.visited.add(tile)
         log.tiles_visited += 1
@@ -126,7 +122,7 @@ class _Search:
                 self.visit(larger, self.looks[larger])
 
     def _growths(self, tile: Tile, look: TileMetrics) -> list[tuple[float, int, int, Tile]]:
-        """(-reuse score, rank of the axis, axis, tile) of every tile one step larger, best first."""
+        """Return (-reuse score, axis rank, axis, tile) of every tile one step larger, best first."""
         found, looks, look_at = [], self.looks, self.evaluate
         for axis, following, place in self.following:
             extent = following.get(tile[axis])
@@ -138,7 +134,7 @@ class _Search:
         return found
 
     def evaluate(self, tile: Tile) -> TileMetrics:
-        """What is known of the tile, remembered."""
+        """Return the metrics of a tile, cached."""
         known = self.looks.get(tile)
         if known is None:
             known = self.looks[tile] = self.stage.evaluate(tile)
@@ -147,6 +143,6 @@ class _Search:
     def _reject(self, rule: str) -> None:
         self.log.rejections[rule] = self.log.rejections.get(rule, 0) + 1
 
-    def _trace(self, tile: Tile, look: TileMetrics, reuse: float, outcome: str) -> None:
+    def _trace(self, tile: Tile, look: TileMetrics, reuse: float, decision: str) -> None:
         stage = self.stage
-        self.log.steps.append(TraceStep(stage.level, stage.names, tile, look.footprint_bytes, reuse, outcome))
+        self.log.steps.append(TraceStep(stage.level, stage.names, tile, look.footprint_bytes, reuse, decision))

@@ -68,21 +68,19 @@ def units_for(group: KernelGroup, hw: HardwareSpec, constraints: ScheduleConstra
         return Units((*(unit for unit in hw.units if dot_operands(unit, group) is not None), plain))
     if constraints.op_class is OpClass.SIMT:
         return _fma_unit(group, plain)
-    taken, refusals = _matrix_units(group, hw, constraints)
+    units, unsupported = _matrix_units(group, hw, constraints)
     if constraints.op_class is None and not group.is_dual_gemm:
-        return Units((*taken, plain), refusals)
-    if not taken:
+        return Units((*units, plain), unsupported)
+    if not units:
         wanted = constraints.op_class or OpClass.MMA
-        reasons = "; ".join(refusals) or f"{hw.id} has no {_UNITS[wanted]}"
+        reasons = "; ".join(unsupported) or f"{hw.id} has no {_UNITS[wanted]}"
         raise NoCandidateError(f"{group.name} cannot run on {_UNITS[wanted]}: {reasons}", rejections={wanted.value: 1})
-    return Units(taken, refusals)
+    return Units(units, unsupported)
 
 
 def _fma_unit(group: KernelGroup, plain: ComputeUnit) -> Units:
     if group.is_dual_gemm:
-        raise NoCandidateError(
-            f"{group.name}: two sums are one kernel on matrix units only", rejections={"unit kind": 1}
-        )
+        raise NoCandidateError(f"{group.name}: a dual GEMM requires matrix units", rejections={"unit kind": 1})
     return Units((plain,))
 
 
@@ -97,13 +95,13 @@ def supports_attention(unit: ComputeUnit, hw: HardwareSpec) -> bool:
     return halves and nvidia and unit.acc_dtype is DType.FLOAT32 and not _unsupported_shape(unit)
 
 
-def _attention_units(group: KernelGroup, dtype: DType, hw: HardwareSpec, demands: ScheduleConstraints) -> Units:
-    kinds = () if demands.op_class is OpClass.SIMT else _KINDS[demands.op_class]
+def _attention_units(group: KernelGroup, dtype: DType, hw: HardwareSpec, constraints: ScheduleConstraints) -> Units:
+    kinds = () if constraints.op_class is OpClass.SIMT else _KINDS[constraints.op_class]
     found = [
         unit for unit in hw.units if unit.in_dtype is dtype and unit.kind in kinds and supports_attention(unit, hw)
     ]
     if not found:
-        wanted = demands.op_class if demands.op_class is OpClass.WGMMA else OpClass.MMA
+        wanted = constraints.op_class if constraints.op_class is OpClass.WGMMA else OpClass.MMA
         raise NoCandidateError(
             f"{group.name}: attention is one kernel on {_UNITS[wanted]} only", rejections={"unit kind": 1}
         )
@@ -117,34 +115,34 @@ def _no_family(group: KernelGroup, hw: HardwareSpec) -> str:
 
 
 def _matrix_units(
-    group: KernelGroup, hw: HardwareSpec, demands: ScheduleConstraints
+    group: KernelGroup, hw: HardwareSpec, constraints: ScheduleConstraints
 ) -> tuple[tuple[ComputeUnit, ...], tuple[str, ...]]:
     """Return the fastest unit of each allowed kind, and the next one that needs fewer element-wise loads."""
-    wanted = _KINDS[demands.op_class]
+    wanted = _KINDS[constraints.op_class]
     fitting: dict[UnitKind, list[ComputeUnit]] = {}
-    refusals = []
+    unsupported = []
     factors = operands(group)
     for unit in hw.units:
         if not unit.is_matrix or (
-            demands.op_class is not None and unit.kind in STAGED_KINDS and unit.kind not in wanted
+            constraints.op_class is not None and unit.kind in STAGED_KINDS and unit.kind not in wanted
         ):
             continue
         reason = _unsupported_kind(unit, wanted) or _unsupported_group(unit, group) or _unsupported_shape(unit)
         reason = reason or operands_unsupported_reason(
-            unit, group.space.compute_dtype, factors, allow_tf32=demands.allow_tf32
+            unit, group.space.compute_dtype, factors, allow_tf32=constraints.allow_tf32
         )
-        reason = reason or _unsupported_precision(unit, hw, demands)
+        reason = reason or _unsupported_precision(unit, hw, constraints)
         if reason:
-            refusals.append(f"{unit.name}: {reason}")
+            unsupported.append(f"{unit.name}: {reason}")
         else:
             fitting.setdefault(unit.kind, []).append(unit)
-    taken: list[ComputeUnit] = []
+    chosen: list[ComputeUnit] = []
     for kind in wanted:
         units = sorted(fitting.get(kind, []), key=lambda u: -u.flops_per_s)
-        gathered = [_element_loads(unit, factors, hw) for unit in units]
-        easier = [unit for unit, count in zip(units, gathered, strict=True) if count < gathered[0]]
-        taken += [*units[:1], *easier[:1]]
-    return tuple(taken), tuple(refusals)
+        element_loads = [_element_loads(unit, factors, hw) for unit in units]
+        easier = [unit for unit, count in zip(units, element_loads, strict=True) if count < element_loads[0]]
+        chosen += [*units[:1], *easier[:1]]
+    return tuple(chosen), tuple(unsupported)
 
 
 def _unsupported_kind(unit: ComputeUnit, wanted: tuple[UnitKind, ...]) -> str:
@@ -153,10 +151,10 @@ def _unsupported_kind(unit: ComputeUnit, wanted: tuple[UnitKind, ...]) -> str:
 
 def _unsupported_group(unit: ComputeUnit, group: KernelGroup) -> str:
     if unit.kind is UnitKind.WGMMA and group.row_reduction is not None:
-        return "rows of its results are reduced, which warpgroups leave to warps"
+        return "row reductions are not supported on warpgroups"
     second = operand_b2(group)
     if second is not None and not have_same_layout(operands(group)[1], second):
-        return "the right factors of its two sums are not staged alike"
+        return "operands B of the dual GEMM have different layouts"
     return ""
 
 
@@ -175,14 +173,14 @@ def _unsupported_shape(unit: ComputeUnit) -> str:
     return ""
 
 
-def _unsupported_precision(unit: ComputeUnit, hw: HardwareSpec, demands: ScheduleConstraints) -> str:
+def _unsupported_precision(unit: ComputeUnit, hw: HardwareSpec, constraints: ScheduleConstraints) -> str:
     """Return why the unit's accumulators are not float32, as those of float8 must be (docs/adr/0023)."""
     sums = accumulator_precision(unit, hw.arch)
     if sums is None or not sums.is_reduced_precision:
         return ""
     if unit.kind is not UnitKind.WGMMA:
         return f"its sums keep {sums.result_bits} bits, and nobody adds them up in float32"
-    return "" if demands.allow_tf32 else f"its sums keep {sums.result_bits} bits, which takes allow_tf32"
+    return "" if constraints.allow_tf32 else f"its sums keep {sums.result_bits} bits, which takes allow_tf32"
 
 
 def _element_loads(unit: ComputeUnit, factors: tuple[Operand, Operand], hw: HardwareSpec) -> int:

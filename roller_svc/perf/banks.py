@@ -1,5 +1,4 @@
-"""Shared-memory rows → the padding that keeps their columns in different banks (ROLLER's third alignment), and what
-an access costs where it does not."""
+"""Padding of shared-memory rows against bank conflicts (ROLLER's third alignment), and the cost of conflicts."""
 
 from __future__ import annotations
 
@@ -9,11 +8,11 @@ from roller_svc.ir.hardware import MemoryLevel
 
 
 def bank_padding(row_elements: int, thread_elements: int, level: MemoryLevel, elem_bytes: int) -> int:
-    """Elements to add to a row of `row_elements` that is read by threads taking `thread_elements` each.
+    """Return the elements to add to a row of `row_elements` that threads read `thread_elements` at a time.
 
     ROLLER §3.1: pad = (B·L + L·ceil(n/L) - N mod B·L) mod B·L, with B banks of L elements. A padded row starts
-    ceil(n/L) banks after the one above it, so a walk down a column does not stay in one bank. Memory without banks
-    (a CPU's caches, an IPU's tile) needs none.
+    ceil(n/L) banks after the one above it, so that accesses down a column spread over the banks. Memory without banks
+    (CPU caches, an IPU tile) needs no padding.
     """
     if level.banks <= 1:
         return 0
@@ -27,17 +26,17 @@ BANKS, BANK_BYTES = 32, 4  # of every NVIDIA device since compute capability 5.0
 
 
 def conflict_cycles(addresses: Sequence[int], access_bytes: int) -> int:
-    """Cycles of one request of a warp whose lanes access `access_bytes` each at these byte addresses.
+    """Return cycles of one warp request whose lanes access `access_bytes` at these byte addresses.
 
-    Lanes are served together as far as their words fill the banks once: all of them for 4 bytes, a quarter for 16.
-    Each further word of a bank takes another cycle; a word that several lanes want is sent to all.
+    Lanes are served together while their words fill the banks once: all of them for 4 bytes, a quarter for 16. Each
+    further word of a bank takes another cycle; a word that several lanes read is broadcast.
     """
     lanes = len(addresses) * BANK_BYTES // max(BANK_BYTES, access_bytes)
     cycles = 0
     for first in range(0, len(addresses), lanes):
         words: set[int] = set()
-        for place in addresses[first : first + lanes]:
-            words.update(range(place // BANK_BYTES, (place + access_bytes - 1) // BANK_BYTES + 1))
+        for address in addresses[first : first + lanes]:
+            words.update(range(address // BANK_BYTES, (address + access_bytes - 1) // BANK_BYTES + 1))
         loads = [0] * BANKS
         for word in words:
             loads[word % BANKS] += 1

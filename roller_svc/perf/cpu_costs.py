@@ -1,178 +1,188 @@
-"""What the model of CPUs takes one step of a kernel to cost: every constant that measuring may change, in one table.
+"""Fitted constants of the CPU model, in one table.
 
-Cycles are a core's. Each default was written down from timing kernels that differ in little else on Skylake-SP, or from
-its source. `cpu_costs_fitted.py` has what the model computes with: these values fitted together to measured programs,
-none further than a factor of four from here (`roller_svc/bench/model/fit.py`). Facts of an instruction set and rules that
-lowering shares are no costs and stand where they are used.
+Cycles are those of one core. Each default comes from timing kernels that differ in one respect on Skylake-SP, or from
+the source named. The model computes with `cpu_costs_fitted.py`: these values fitted to measured programs, each within a
+factor of four of its default (`bench/model/fit.py`). Facts of an instruction set and rules that schedules share are
+defined where they are used.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-KEPT_WHOLE = 0.25  # of the last cache, what calibration takes a walk through to find there again
-TASK_CYCLES = 600.0  # taking a task and its addresses
+LLC_FULL_HIT_RATIO = 0.25  # working set over LLC size up to which a repeated sweep hits entirely
+TASK_CYCLES = 600.0  # starting a task and computing its addresses
 
 
 @dataclass(frozen=True, slots=True)
 class ContractionCosts:
-    """Of packed contractions (`cpu_contraction.py`)."""
+    """Costs of packed GEMM (`families/cpu/contraction`)."""
 
-    call_cycles: float = 40.0  # one micro-kernel call: loop, pointers, the pipeline filling up
+    call_cycles: float = 40.0  # micro-kernel call: loop, pointers, filling the pipeline
     task_cycles: float = TASK_CYCLES
-    gather_cycles: float = 3.0  # moving one element that its neighbours do not accompany
-    lookup_cycles: float = 4.0  # the same where its place is looked up in tables, for an axis of several fused ones
-    window_cycles: float = 2.0  # more for each dimension that a window slides over: a sum and a guard
+    gather_cycles: float = 3.0  # copying one element that is not contiguous with others
+    lookup_cycles: float = 4.0  # the same, with the position looked up in tables (several fused axes)
+    window_cycles: float = 2.0  # extra for each sliding-window dimension: an addition and a guard
     copy_cycles: float = 1.5  # one vector from memory to a panel
-    turn_cycles: float = 3.0  # one vector of a block that is transposed: its shuffles, its store
-    scatter_cycles: float = 1.5  # storing one element of C whose place is looked up
-    start_cycles: float = 70.0  # a run of neighbours in memory begins: a page, and nothing that has fetched it ahead
-    # Of a cycle for each load of a step beyond what multiply-adds leave of `free_issues` a cycle, and of the time that
-    # B's row takes from the second cache: 8 x 48 stands before 6 x 64 and 14 x 32, those before 12 x 32 and 8 x 32.
+    transpose_cycles: float = 3.0  # one vector of a transposed block: shuffles and store
+    scatter_cycles: float = 1.5  # storing one element of C whose position is looked up
+    segment_start_cycles: float = 70.0  # start of a contiguous segment: TLB entry, no prefetched line
+    # Cycles for each load beyond the issue slots that multiply-adds leave free, `spare_issue_slots` per cycle in total.
+    # It ranks tiles of 8 x 48 before 6 x 64 and 14 x 32, and those before 12 x 32 and 8 x 32.
     load_cycles: float = 0.2
-    free_issues: float = 2.8
-    in_flight: float = 160.0  # operations that a core holds while they wait, of 224 in its reorder buffer
-    stores_hidden: float = 8.0  # cycles of the stores that a call ends with: all of 4 vectors, a seventh of 28
-    l2_exposed: float = 0.1
-    l2_beside: float = 0.75  # of the second cache's bandwidth, what there is beside a micro-kernel
-    conflict: float = 1.6  # factor: 14 rows 16 KiB apart took so much longer than 8
-    edge_cycles: float = 2.0  # one vector of a tile that is cut at the edge, through a room of its own
-    packing_left: float = 0.3  # of packing, at least, where it is done beside a sweep of multiply-adds
-    exposed: float = 0.5  # of what streams from the last cache beside the micro-kernel: prefetchers hide about half
-    results_exposed: float = 0.1  # of the time that results take to memory and back, lines that hints ask for
-    hinted: float = 0.25  # of the micro-kernel's time: panels that hints ask for are hidden better up to there
-    memory_exposed: float = 0.1  # of the time that all operands take from memory
+    spare_issue_slots: float = 2.8
+    rob_entries: float = 160.0  # operations in flight, of 224 reorder-buffer entries
+    hidden_store_cycles: float = 8.0  # hidden cycles of a call's final stores: all of 4 vectors, a seventh of 28
+    l2_exposed_fraction: float = 0.1  # of the time that B's rows take from L2
+    l2_bandwidth_under_compute: float = 0.75  # L2 bandwidth left while a micro-kernel runs, as a fraction
+    set_conflict_factor: float = 1.6  # slowdown when rows of A share an L1 set: 14 rows 16 KiB apart against 8
+    edge_cycles: float = 2.0  # one vector of an edge tile, through a scratch buffer
+    exposed_packing_fraction: float = 0.3  # of packing on first use, at least
+    llc_exposed_fraction: float = 0.5  # of LLC streams under the micro-kernel: prefetchers hide about half
+    output_exposed_fraction: float = 0.1  # of reading and writing C with software prefetch
+    # of the micro-kernel's time, up to which prefetched panels are hidden better
+    prefetch_hidden_fraction: float = 0.25
+    memory_exposed_fraction: float = 0.1  # of the time that all operands take from memory
 
 
 @dataclass(frozen=True, slots=True)
 class ConvolutionCosts:
-    """Of convolutions by windows (`cpu_convolution.py`)."""
+    """Costs of direct convolution (`families/cpu/convolution`)."""
 
     call_cycles: float = 40.0
     task_cycles: float = TASK_CYCLES
-    copy_cycles: float = 1.0  # a vector from memory to the window
-    deal_cycles: float = 3.0  # the same of every other element
-    tile_cycles: float = 1.5  # a tile of a row: its loop, its addresses
-    gather_cycles: float = 2.5  # an element whose neighbours do not accompany it
-    quotient_cycles: float = 2.0  # more for each quotient in its place: a product of twice the width, its upper half
-    turn_cycles: float = 6.0  # a vector of sums turned, from room to room
-    sum_cycles: float = 1.0  # a vector of sums, between the micro-kernel and their room
-    store_cycles: float = 2.0  # a vector of results, through the epilogue
-    element_cycles: float = 1.0  # an element of a vector that is cut short
-    row_cycles: float = 6.0  # a row of the window or of results: its loop, its addresses
-    tap_loop_cycles: float = 3.0  # one pass of the innermost loop over taps: counters that are set again
-    across_lines_cycles: float = 0.4  # a vector of pixels that a tap has moved across two cache lines
-    l2_exposed: float = 0.25  # of the time that rows of a panel take from the second cache
-    crowded: float = 0.7  # of the time that these lines take from there, what their turns at the load ports do
-    l2_beside: float = 0.9  # of the second cache's bandwidth, what there is beside a micro-kernel
-    weights_exposed: float = 0.5  # of the time that weights which are packed already take from memory
-    memory_exposed: float = 0.3  # of the time that image, weights and results take from memory
+    copy_cycles: float = 1.0  # a vector from memory to the input patch
+    deinterleave_cycles: float = 3.0  # the same, of every second element
+    tile_cycles: float = 1.5  # a tile of a row: loop and addresses
+    gather_cycles: float = 2.5  # an element that is not contiguous with others
+    division_cycles: float = 2.0  # extra for each division in its index: a widening product, its upper half
+    transpose_cycles: float = 6.0  # a vector of accumulators, transposed between scratch buffers
+    accumulator_cycles: float = 1.0  # a vector of accumulators between the micro-kernel and its scratch buffer
+    store_cycles: float = 2.0  # a vector of outputs, through the epilogue
+    element_cycles: float = 1.0  # an element of a partial vector
+    row_cycles: float = 6.0  # a row of the patch or of outputs: loop and addresses
+    tap_loop_cycles: float = 3.0  # one pass of the innermost loop over taps: counters are reset
+    split_load_cycles: float = 0.4  # a vector of output positions that a tap shifts across two cache lines
+    l2_exposed_fraction: float = 0.25  # of the time that rows of a panel take from L2
+    port_contention: float = 0.7  # load-port time of lines that arrive from L2, as a fraction of their transfer
+    l2_bandwidth_under_compute: float = 0.9  # L2 bandwidth left while a micro-kernel runs, as a fraction
+    weights_exposed_fraction: float = 0.5  # of the time that prepacked weights take from memory
+    memory_exposed_fraction: float = 0.3  # of the time that input, weights and outputs take from memory
 
 
 @dataclass(frozen=True, slots=True)
 class WindowCosts:
-    """Of reductions over windows (`cpu_window.py`), their parts timed by themselves on Zen 4."""
+    """Costs of windowed reductions (`families/cpu/window`), each timed alone on Zen 4."""
 
     task_cycles: float = 120.0
-    line_cycles: float = 2.0  # a line staged or stored: its address, a loop's step, a branch that fails at the end
+    line_cycles: float = 2.0  # a staged or stored line: address, loop step, mispredicted branch at its end
     step_cycles: float = 4.0  # a step of the run
-    sums: float = 1.05  # a vector of the window joined to its sum, in the unit's multiply-adds
-    extreme_cycles: float = 1.0  # the same to a maximum: a comparison, for NaN, and a selection
-    staged_cycles: float = 2.0  # a vector staged, or stored
-    shuffled_cycles: float = 2.0  # a vector of elements that are apart: loads and permutations for each of the strides
-    overlap_leak: float = 0.1  # of the shorter of operations and loads
-    memory_leak: float = 0.15  # of the shorter of the core's work and what memory moves
-    ahead_bytes: float = 2500.0  # of the next band, what is asked for when one is staged: hints are 2 KiB ahead
+    accumulate_fma_ratio: float = 1.05  # accumulating a vector of the window, in multiply-adds of the unit
+    minmax_cycles: float = 1.0  # the same for min and max: a comparison that propagates NaN, and a select
+    staging_cycles: float = 2.0  # a vector staged or stored
+    shuffle_cycles: float = 2.0  # a vector of strided elements: loads and permutations for each stride
+    imperfect_overlap: float = 0.1  # exposed fraction of the shorter of operations and loads
+    imperfect_memory_overlap: float = 0.15  # exposed fraction of the shorter of core and memory time
+    prefetch_distance_bytes: float = 2500.0  # of the next row block, in flight when one is staged
 
 
 @dataclass(frozen=True, slots=True)
 class TransposeCosts:
-    """Of tiles that are turned (`cpu_layout.py`). `..._more`: seconds more, in parts of what the results, `read_more`
-    the reads, take from where they are."""
+    """Costs of blocked transposes (`families/cpu/transpose`).
+
+    `..._penalty`: extra seconds over those of the writes (`read_run_penalty`: of the reads).
+    """
 
     task_cycles: float = TASK_CYCLES
-    tile_cycles: float = 60.0  # loops over a tile begun and ended, addresses
-    short_cycles: float = 6.0  # the same of a tile of short rows
-    room_cycles: float = 3.0  # a vector into a room and out of it again
-    room_more: float = 0.12  # of that and the shuffles, each time that a room of short rows is twice as large as 1 KiB
+    tile_cycles: float = 60.0  # loops over a tile, addresses
+    short_tile_cycles: float = 6.0  # the same of a tile of short rows
+    buffer_cycles: float = 3.0  # a vector into a scratch buffer and out again
+    buffer_size_penalty: float = 0.12  # of buffer accesses and shuffles, for each doubling of the buffer beyond 1 KiB
     operation_cycles: float = 0.5  # one vector operation: two ports
-    gather_cycles: float = 1.2  # one element of a vector that is no run in memory
-    square_leak: float = 0.28  # of the shorter of work and what memory moves, of tiles that are turned in rooms
-    dealt_leak: float = 0.06  # the same where vectors are dealt or woven, in order of memory
-    plain_more: float = 0.4  # results that nothing asks for ahead: rows of tiles that do not go on in the next tile
-    written_more: float = 0.05  # each time that rows of a tile that are written are twice as long or short as the best
-    met_again: float = 0.7  # of the second cache's latency, a line of results that tiles of one row share
-    read_more: float = 0.1  # each time that rows that are read are twice as long as a line: L1 is crowded
-    streamed_long_more: float = 0.05  # each time that rows that stream are twice as long as two lines
-    written_back_more: float = 0.8  # beyond all caches a line that is written is read before
-    streamed_cut_more: float = 1.0  # a line within which a row of results that streams begins or ends
-    shared_lines_more: float = 1.0  # rows of results cut into tasks within a line: 331 x 331 x 3 reversed, two threads
+    gather_cycles: float = 1.2  # one element of a vector that is not contiguous in memory
+    block_imperfect_overlap: float = 0.28  # exposed fraction of the shorter of core and memory time, block transposes
+    interleave_imperfect_overlap: float = 0.06  # the same where vectors are deinterleaved or interleaved
+    unprefetched_write_penalty: float = 0.4  # output rows that end with the tile: no prefetch
+    write_run_penalty: float = 0.05  # for each factor of two between a tile's output rows and the best length
+    shared_line_latency_fraction: float = 0.7  # of L2 latency, for an output line that adjacent tiles share
+    read_run_penalty: float = 0.1  # for each doubling of the input rows beyond a line: L1 conflicts
+    nontemporal_run_penalty: float = 0.05  # for each doubling of non-temporal rows beyond two lines
+    read_for_ownership_penalty: float = 0.8  # a cached store to memory reads the line first
+    partial_line_penalty: float = 1.0  # a line in which a non-temporal row begins or ends
+    shared_line_penalty: float = 1.0  # output rows cut into tasks within a line
 
 
 @dataclass(frozen=True, slots=True)
 class LoopCosts:
-    """Of loop nests (`cpu_nest.py`), cycles of a whole vector register's worth."""
+    """Costs of loop nests (`families/cpu/loops`), in cycles of a full vector register."""
 
     task_cycles: float = TASK_CYCLES
     operation_cycles: float = 0.5  # one vector operation: two ports
     lookup_cycles: float = 1.0  # any lane to any other: one port (Agner Fog, Skylake-X), two of half the width on Zen 4
-    extreme_cycles: float = 1.5  # a maximum or minimum that a NaN wins
-    quotient_cycles: float = 10.0  # a division or a root; vdivps of 512 bits alone takes 10 (Agner Fog, Skylake-X)
+    minmax_cycles: float = 1.5  # max or min that propagates NaN
+    division_cycles: float = 10.0  # a division or a root; vdivps of 512 bits alone takes 10 (Agner Fog, Skylake-X)
     exponential_cycles: float = 9.0  # e^x: about 17 operations
     function_cycles: float = 20.0  # longer polynomials, integer divisions
-    join_latency_cycles: float = 4.0  # one value added to an accumulator, before the next can be (Agner Fog, Skylake-X)
-    extreme_latency_cycles: float = 8.0  # the same of an extreme that a NaN wins: a comparison, then a selection
-    steps_in_flight: float = 40.0  # of a row: what 224 entries of the reorder buffer hold
+    accumulate_latency_cycles: float = 4.0  # one addition to an accumulator before the next (Agner Fog, Skylake-X)
+    minmax_latency_cycles: float = 8.0  # the same for max and min that propagate NaN: a comparison, then a select
+    rob_iterations: float = 40.0  # iterations over a row that 224 reorder-buffer entries hold
     load_cycles: float = 0.5  # one vector load or store that hits L1
     gather_cycles: float = 1.2  # one element of a vector that is no run in memory
-    permuted_cycles: float = 2.0  # a vector of every other element, or of neighbours that repeat: two loads, a shuffle
-    tail_cycles: float = 2.5  # one element at the end of a row that fills no vector
-    horizontal_cycles: float = 3.0  # lanes joined, each time that half are left: a shuffle and what waits for it
-    loop_cycles: float = 2.0  # counter, branch, addresses of a loop's step
-    jumps_in_flight: float = 4.0  # steps of a walk that no prefetcher follows that wait for memory at once
-    rows_more: float = 0.03  # of what is read, each time that twice as many short rows are walked side by side
-    # Of what is read of rows, each time that a core holds twice as many lines in flight as prefetchers stay ahead of.
-    run_ahead_more: float = 0.04
-    rows_written_more: float = 0.3  # of what is written, each time that rows at hand are twice as long as what is ahead
-    begun_cycles: float = 40.0  # a row of columns begins: what all share, addresses, a branch that goes another way
-    place_cycles: float = 2.0  # an element whose place is known only at run time, with a quotient in it
-    # A load behind a store past the caches at the same place of another page: 3072 rows of 4 KiB in pieces of 256 bytes
-    # 1.0 ms, 0.57 where results lie half a page further on (Zen 4).
-    met_store_cycles: float = 55.0
-    overlap_leak: float = 0.06  # of the shorter of the core's work and what memory moves
-    ahead_most: float = 0.7  # of a row, at most what moves during the walks of the row before
-    ahead_bytes: float = 2048.0  # of the next row, what has been asked for when a row's first walk ends
+    permute_cycles: float = 2.0  # a vector of every second element, or of repeated ones: two loads, a shuffle
+    tail_cycles: float = 2.5  # one element of a row's tail
+    horizontal_cycles: float = 3.0  # one halving step of a horizontal reduction: a shuffle and its dependent operation
+    loop_cycles: float = 2.0  # counter, branch and addresses of an iteration
+    outstanding_misses: float = 4.0  # concurrent misses of a strided access without hardware prefetch
+    multi_stream_penalty: float = 0.03  # of reads, for each doubling of the short rows that are read in parallel
+    # Fraction of row reads, for each doubling of the lines in flight beyond those that prefetchers cover.
+    ooo_miss_penalty: float = 0.04
+    bus_turnaround_penalty: float = 0.3  # of writes, for each doubling of resident rows beyond the prefetch distance
+    startup_cycles: float = 40.0  # start of a row of columns: invariants, addresses, a mispredicted branch
+    index_cycles: float = 2.0  # an element whose index is computed at run time, with a division in it
+    # 4K aliasing: a load that waits for a non-temporal store with the same low 12 address bits.
+    alias_4k_cycles: float = 55.0
+    imperfect_overlap: float = 0.06  # exposed fraction of the shorter of core and memory time
+    max_prefetched_fraction: float = 0.7  # of a row, moved while later statements process the row before, at most
+    prefetch_distance_bytes: float = 2048.0  # of the next row, in flight when a row's first statement ends
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryCosts:
-    """Of what comes from beyond the first cache, whatever asks for it (`cpu_memory.py`)."""
+    """Costs of data from beyond L1, whichever kernel reads it (`families/common/cpu/memory.py`)."""
 
-    held: float = 0.75  # of a core's own cache, what it walked through and finds again
-    lost_last: float = 2.0  # of the last, the length of a walk that finds nothing there again
-    written: float = 1.0  # factor: a byte written to memory, against what calibration has for it
-    unasked: float = 1.8  # factor: written lines that nothing has asked for ahead: 6.8 GB/s in place of 12
-    overrun: float = 1.0  # of lines that prefetchers may bring beyond the end of a stretch, those that they do
-    restart: float = 0.42  # of a level's latency, what each stretch of neighbours waits until prefetchers follow it
-    # Of memory's latency, walks through tables of pages included, what a stretch of a page and more waits that begins
-    # elsewhere: 128 MB in pieces of 64 KB 5.4 ms, in order 4.6, on Zen 4.
-    elsewhere: float = 1.8
-    hidden_cycles: float = 50.0  # of that latency, what other work in flight covers: most of L3's
-    alone: float = 0.65  # of all cores' memory bandwidth that one reaches
+    private_hit_fraction: float = 0.75  # effective fraction of a private cache for a repeated sweep
+    llc_zero_hit_ratio: float = 2.0  # working set over LLC size from which a repeated sweep misses entirely
+    write_cost_factor: float = 1.0  # bytes written to memory, against the calibrated cost
+    unprefetched_write_penalty: float = 1.8  # factor on written lines without prefetch
+    prefetch_overshoot: float = 1.0  # fraction of the lines past the end of a stream that prefetchers do load
+    prefetch_restart_fraction: float = 0.42  # of a level's latency, exposed at each new stream
+    # Factor on memory latency, page-table walks included, at the start of a stream of a page or more.
+    tlb_miss_latency_factor: float = 1.8
+    hidden_cycles: float = 50.0  # of that latency, hidden by out-of-order execution: most of the LLC's
+    single_core_bandwidth_fraction: float = 0.65  # of the memory bandwidth of all cores, that one core achieves
 
-    def held_share(self, cache_bytes: float, walked_bytes: float, *, is_last: bool = False) -> float:
-        """Which share of what is walked through again and again a cache keeps. One that drops what was used longest ago
-        would have everything or nothing; real ones, with other data in them, have less and less from where that limit
-        is, and nothing of what is twice as much. A last cache does not drop what was used longest ago: from a quarter
-        of it on ever less is found again, of half of it 0.83 on Zen 4, of all of it 0.6, of one and a half 0.3."""
+    def hit_rate(self, cache_bytes: float, working_set_bytes: float, *, is_last: bool = False) -> float:
+        """Return the hit rate of a repeated sweep over `working_set_bytes`.
+
+        An LRU cache would hit entirely or not at all; real ones lose hits linearly around that limit and have none at
+        twice the effective capacity. The LLC is not LRU: its hit rate falls linearly from LLC_FULL_HIT_RATIO of its
+        size on.
+        """
         if is_last:
-            return min(1.0, max(0.0, (self.lost_last - walked_bytes / cache_bytes) / (self.lost_last - KEPT_WHOLE)))
-        return min(1.0, max(0.0, 2 * self.held * cache_bytes / max(1.0, walked_bytes) - 1))
+            return min(
+                1.0,
+                max(
+                    0.0,
+                    (self.llc_zero_hit_ratio - working_set_bytes / cache_bytes)
+                    / (self.llc_zero_hit_ratio - LLC_FULL_HIT_RATIO),
+                ),
+            )
+        return min(1.0, max(0.0, 2 * self.private_hit_fraction * cache_bytes / max(1.0, working_set_bytes) - 1))
 
 
 @dataclass(frozen=True, slots=True)
 class CpuCosts:
-    """All of them, by family of kernels. `single_task`: of a launch's overhead, what there is without threads."""
+    """All constants, by kernel family."""
 
     contraction: ContractionCosts = ContractionCosts()
     convolution: ConvolutionCosts = ConvolutionCosts()
@@ -180,4 +190,4 @@ class CpuCosts:
     transpose: TransposeCosts = TransposeCosts()
     loops: LoopCosts = LoopCosts()
     memory: MemoryCosts = MemoryCosts()
-    single_task: float = 0.2
+    single_task_launch_fraction: float = 0.2  # launch overhead without threads, over that with

@@ -1,7 +1,7 @@
-"""TileSpace → functions from a tile to the elements and runs each tensor contributes, fast enough to search with.
+"""TileSpace → functions from a tile to the bytes and contiguous segments of each tensor, fast enough to search with.
 
-A tile is a tuple of extents in the order of the space's axes. Results are remembered by the extents of those axes that
-the tensor walks, so growing one axis recomputes only the tensors that depend on it.
+A tile is a tuple of extents in the order of the space's axes. Results are cached by the extents of the axes that index
+the tensor, so that growing one axis recomputes only the tensors that depend on it.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from roller_svc.ir.program import AxisKind
 from roller_svc.ir.rprogram import RTile
 
 Tile = tuple[int, ...]
-Lines = tuple[int, int]  # bytes that memory moves at once, and that its cache is asked for at once
+Lines = tuple[int, int]  # transaction bytes of memory, and of its cache
 Measured = tuple[int, int, float, float, int]
-# Lines that prefetchers skip without losing their way: the pair that a line is fetched with, and the next (Intel 64 and
-# IA-32 Architectures Optimization Reference Manual, "Data Prefetching").
+# Lines that hardware prefetchers skip and still follow a stream: the pair that a line is fetched with, and the next
+# (Intel 64 and IA-32 Architectures Optimization Reference Manual, "Data Prefetching").
 SKIPPED_LINES = 2
 
 
 @dataclass(slots=True)
 class ExtentTable:
-    """How far a tile of one axis reaches along each of its members, remembered by the tile's extent."""
+    """Extents of a tile of one axis along each of its members, cached by the tile's extent."""
 
     axis: TileAxis
     extent: int
@@ -42,16 +42,16 @@ class ExtentTable:
 
 @dataclass(slots=True)
 class DimFootprint:
-    """One dimension of a tensor. `walks`: (which of the tensor's axes, which of its members) for each term; None
-    where a term is an axis that the space leaves out, an inner one of another statement, walked from end to end."""
+    """One dimension of a tensor."""
 
     dim: Dim
+    # (axis of the tensor, member of that axis) for each term; None where a term is an axis that the space leaves out
     terms: tuple[tuple[int, int], ...] | None
-    single_term: tuple[int, int] | None  # the only walk, of an index that is one axis with nothing but an offset
+    single_term: tuple[int, int] | None  # the only term, of an index that is one axis plus an offset
     _seen: dict[Tile, tuple[int, int, int]] = field(default_factory=dict)
 
     def measure(self, extents: list[tuple[int, ...]]) -> tuple[int, int, int]:
-        """Values that the index takes, how many of them follow each other without a gap, from first to last."""
+        """Return the index values, how many are contiguous, and the extent from first to last."""
         if self.single_term is not None:
             axis, member = self.single_term
             count = min(self.dim.size, extents[axis][member])
@@ -73,23 +73,26 @@ class DimFootprint:
 
 @dataclass(slots=True)
 class AccessFootprint:
-    """One tensor of the space. `axes` are the positions of the tile axes that it walks."""
+    """One tensor of the space."""
 
     access: TileAccess
     tables: tuple[ExtentTable, ...]
     dims: tuple[DimFootprint, ...]
-    axes: tuple[int, ...]
+    axes: tuple[int, ...]  # positions of the tile axes that index it
     elem_bytes: int
-    strides: dict[int, int]  # elements between neighbours along a tile axis, where they share the innermost dimension
-    has_all_axes: bool  # whether the space has every axis that it walks
-    varies_with_reduction: bool  # whether a reduced axis, or one the space leaves out, moves it
+    strides: dict[int, int]  # elements between neighbours along a tile axis, where they are in the innermost dimension
+    has_all_axes: bool  # whether the space has every axis of the index
+    varies_with_reduction: bool  # whether a reduced axis, or one that the space leaves out, indexes it
     lines: Lines
     select_axes: Callable[[Tile], Tile] = field(compare=False)  # a tile's extents on `axes`
     _seen: dict[Tile, Measured] = field(default_factory=dict)
 
     def measure(self, tile: Tile) -> Measured:
-        """Elements touched, length of the runs they form, bytes that memory moves and that its cache is asked for, and
-        bytes of the stretches that are walked with no long gap."""
+        """Return (elements, contiguous elements, transferred bytes, requested bytes, stream bytes) of a tile.
+
+        Transferred bytes are those of memory, requested bytes those of its cache, both in whole transactions. Stream
+        bytes are those from end to end of an access with no gap of more than SKIPPED_LINES.
+        """
         key = self.select_axes(tile)
         known = self._seen.get(key)
         if known is None:
@@ -101,7 +104,7 @@ class AccessFootprint:
         for extent, table in zip(key, self.tables, strict=True):
             points *= min(extent, table.extent)
             reaches.append(table[extent])
-        # row: elements up to the innermost dimension that is not touched whole; span: how far they reach
+        # row: elements up to the innermost dimension that is not accessed whole; span: their extent
         elements = run = row = span = 1
         size, inner = self.elem_bytes, self.elem_bytes
         stretch, near = size, True
@@ -117,7 +120,7 @@ class AccessFootprint:
             if unbroken:
                 row, span, run = run * values, run * reached, run * follow
                 unbroken = follow == dim.dim.size
-        # a box around an unaligned run of a fused axis holds more points than the run
+        # a box around an unaligned segment of a fused axis holds more points than the segment
         inside = min(points, elements) if self.has_all_axes else elements
         rows = inside / row
         line, cache_line = self.lines
@@ -127,15 +130,15 @@ class AccessFootprint:
         return inside, run, moved, asked, stretch
 
     def elements(self, tile: Tile) -> int:
-        """Distinct elements of this tensor that a tile touches."""
+        """Return the distinct elements of this tensor that a tile accesses."""
         return self.measure(tile)[0]
 
     def contiguous_elements(self, tile: Tile) -> int:
-        """Elements of the runs of neighbours that they form."""
+        """Return the length of the contiguous segments that they form."""
         return self.measure(tile)[1]
 
     def stream_bytes(self, tile: Tile) -> int:
-        """Bytes from end to end of what is walked with no gap of more than SKIPPED_LINES."""
+        """Return the bytes from end to end of an access with no gap of more than SKIPPED_LINES."""
         return self.measure(tile)[4]
 
     def bytes(self, tile: Tile) -> int:
@@ -143,15 +146,15 @@ class AccessFootprint:
 
     @property
     def row_bytes(self) -> int:
-        """Of the innermost dimension, all of it."""
+        """Bytes of the whole innermost dimension."""
         return self.dims[0].dim.size * self.elem_bytes if self.dims else self.elem_bytes
 
     def transferred_bytes(self, tile: Tile) -> float:
-        """Bytes that memory moves for the tile when it moves whole transactions (ROLLER's second alignment)."""
+        """Return the bytes that memory moves in whole transactions (ROLLER's second alignment)."""
         return self.measure(tile)[2]
 
     def requested_bytes(self, tile: Tile) -> float:
-        """Bytes that the tile asks of memory's cache, in the cache's transactions."""
+        """Return the bytes that the tile requests from memory's cache, in its transactions."""
         return self.measure(tile)[3]
 
 
@@ -167,7 +170,7 @@ class SpaceFootprint:
     writes: tuple[AccessFootprint, ...]
 
     def tile(self, rtile: RTile) -> Tile:
-        """An rTile as a tuple in the order of the space's axes."""
+        """Return an rTile as a tuple in the order of the space's axes."""
         if tuple([name for name, _ in rtile.extents]) == self.names:
             return tuple([extent for _, extent in rtile.extents])
         values = rtile.as_dict()
@@ -177,31 +180,31 @@ class SpaceFootprint:
         return RTile(tuple(zip(self.names, tile, strict=True)))
 
     def bytes(self, tile: Tile) -> int:
-        """ROLLER's footprint: bytes of all tensors that a tile touches."""
+        """Return ROLLER's footprint: bytes of all tensors that a tile accesses."""
         return self.measure(tile)[0]
 
     def transferred_bytes(self, tile: Tile) -> float:
         return self.measure(tile)[1]
 
     def requested_bytes(self, tile: Tile) -> float:
-        """Bytes that the tile asks of memory's cache, in the cache's transactions."""
+        """Return the bytes that the tile requests from memory's cache, in its transactions."""
         return sum([access.measure(tile)[3] for access in self.accesses])
 
     def measure(self, tile: Tile) -> tuple[int, float]:
-        """Bytes that a tile touches and bytes that memory moves for it."""
-        touched, moved = 0, 0.0
+        """Return the bytes that a tile accesses, and those that memory moves for it."""
+        accessed, moved = 0, 0.0
         for access in self.accesses:
             elements, _, transactions, _, _ = access.measure(tile)
-            touched += elements * access.elem_bytes
+            accessed += elements * access.elem_bytes
             moved += transactions
-        return touched, moved
+        return accessed, moved
 
 
-Footprints = dict[tuple[TileSpace, Lines], SpaceFootprint]  # known ones, with what they remember
+Footprints = dict[tuple[TileSpace, Lines], SpaceFootprint]  # cache of prepared spaces
 
 
 def footprint(space: TileSpace, lines: Lines) -> SpaceFootprint:
-    """Prepare a space for searching on a device whose memory, and its cache, move so many bytes at once."""
+    """Prepare a space for a device with these transaction sizes."""
     tables = tuple(ExtentTable(a, a.extent, tuple(m.name for m in a.members)) for a in space.axes)
     compiled = [_compile(access, tables, lines) for access in space.accesses]
     reads = tuple(c for c in compiled if not c.access.is_output)
@@ -212,23 +215,23 @@ def footprint(space: TileSpace, lines: Lines) -> SpaceFootprint:
 
 
 def extent_selector(axes: Tile) -> Callable[[Tile], Tile]:
-    """What picks a tile's extents on those axes."""
+    """Return a function that picks a tile's extents on those axes."""
     if len(axes) > 1:
         return itemgetter(*axes)
     return lambda tile: tuple([tile[i] for i in axes])
 
 
 def _compile(access: TileAccess, tables: tuple[ExtentTable, ...], lines: Lines) -> AccessFootprint:
-    walked = {name for dim in access.dims for name, _ in dim.coeffs}
-    axes = tuple(i for i, t in enumerate(tables) if not walked.isdisjoint(t.members))
+    names = {name for dim in access.dims for name, _ in dim.coeffs}
+    axes = tuple(i for i, t in enumerate(tables) if not names.isdisjoint(t.members))
     used = tuple(tables[i] for i in axes)
-    place = {name: (i, m) for i, t in enumerate(used) for m, name in enumerate(t.members)}
+    term_of = {name: (i, m) for i, t in enumerate(used) for m, name in enumerate(t.members)}
     return AccessFootprint(
         access=access,
         tables=used,
-        dims=tuple(_dim_footprint(dim, place) for dim in reversed(access.dims)),
-        has_all_axes=walked <= place.keys(),
-        varies_with_reduction=any(t.axis.kind is AxisKind.REDUCE for t in used) or not walked <= place.keys(),
+        dims=tuple(_dim_footprint(dim, term_of) for dim in reversed(access.dims)),
+        has_all_axes=names <= term_of.keys(),
+        varies_with_reduction=any(t.axis.kind is AxisKind.REDUCE for t in used) or not names <= term_of.keys(),
         axes=axes,
         elem_bytes=access.dtype.bytes,
         lines=lines,
@@ -237,12 +240,12 @@ def _compile(access: TileAccess, tables: tuple[ExtentTable, ...], lines: Lines) 
     )
 
 
-def _dim_footprint(dim: Dim, place: Mapping[str, tuple[int, int]]) -> DimFootprint:
-    if any(name not in place for name, _ in dim.coeffs):
+def _dim_footprint(dim: Dim, term_of: Mapping[str, tuple[int, int]]) -> DimFootprint:
+    if any(name not in term_of for name, _ in dim.coeffs):
         return DimFootprint(dim, None, None)
-    walks = tuple(place[name] for name, _ in dim.coeffs)
-    is_plain = len(walks) == 1 and abs(dim.coeffs[0][1]) == 1 and dim.is_affine
-    return DimFootprint(dim, walks, walks[0] if is_plain else None)
+    terms = tuple(term_of[name] for name, _ in dim.coeffs)
+    is_plain = len(terms) == 1 and abs(dim.coeffs[0][1]) == 1 and dim.is_affine
+    return DimFootprint(dim, terms, terms[0] if is_plain else None)
 
 
 def _strides(access: TileAccess, axes: Tile, tables: tuple[ExtentTable, ...]) -> dict[int, int]:

@@ -22,24 +22,20 @@ from roller_svc.perf.workload import Workload
 
 F = TypeVar("F")
 
-IMPERFECT_OVERLAP = 0.05  # stages of a SIMT kernel overlap, but not perfectly: this share of the others shows, at most
+IMPERFECT_OVERLAP = 0.05  # fraction of a SIMT kernel's shorter stages that stays exposed, at most
 
 
 class Timed(NamedTuple):
-    """What the model found for an rProgram: its seconds, and the costs from which the whole `estimate` follows.
-
-    `launch_overhead_s`: of starting it; `joining_s`: of the launch that joins a split reduction; `copying_s`: of the copy of
-    a scatter's target.
-    """
+    """Predicted seconds of an rProgram, and the costs from which its whole `estimate` follows."""
 
     program: RProgram
     seconds: float
     costs: Costs
-    launch_s: float
-    combine_s: float
-    copy_s: float
+    launch_s: float  # starting the kernel
+    combine_s: float  # the launch that combines a split reduction
+    copy_s: float  # copying a scatter's target
     machine: Machine
-    lower_bound: StageCost | None  # where it decides
+    lower_bound: StageCost | None  # roofline bound, where it decides
 
     def estimate(self) -> Estimate:
         costs, mach = self.costs, self.machine
@@ -102,28 +98,32 @@ class Model(Generic[F]):
         return Timed(program, seconds, costs, launching, joining, copying, mach, floor)
 
     def resources(self, program: RProgram) -> BlockResources | None:
-        """Return what the model assumes that a block of the main launch takes of a core; None without blocks."""
+        """Return the resources of a block of the main launch as the model assumes them; None without blocks."""
         return self.cost(self.workload, self.launch(self.workload, program)).resources
 
 
 def read_launch(p: Workload[F], program: RProgram) -> Launch:
     """Return an rProgram as cost functions read it: one thread block for each tile and part of the reduction."""
-    touched = p.footprint
-    block, thread = touched.tile(program.block), touched.tile(program.thread)
+    footprint = p.footprint
+    block, thread = footprint.tile(program.block), footprint.tile(program.thread)
     grid, threads = program.split_k, program.reduce_threads
     for i in p.spatial:
-        grid *= -(-touched.extents[i] // block[i])
+        grid *= -(-footprint.extents[i] // block[i])
         threads *= block[i] // thread[i]
     points = program.split_k * p.outer_points if program.split_k > 1 else 0
     return Launch(
         block, thread, program.reduce_threads, program.split_k, grid, threads, points * p.elem_bytes,
-        program.stages, program.raster, program.stream_k_blocks, program.nontemporal, program.persistent_blocks, program.cluster,
+        program.stages, program.raster, program.stream_k_blocks, program.nontemporal, program.persistent_blocks,
+        program.cluster,
     )  # fmt: skip
 
 
 def _overlap_stages(costs: Costs) -> float:
-    """Of a block that loads once the others leak whole: memory has nothing to do while its wave computes. Blocks of
-    many loads keep it evenly busy, and what is left is waiting in its queue, the more the busier it is."""
+    """Return the seconds of stages that overlap imperfectly.
+
+    A block that loads once exposes IMPERFECT_OVERLAP of the other stages: memory is idle while its wave computes. With
+    many loads a block keeps memory busy, and the exposed time is queueing, which grows with utilisation.
+    """
     times = [costs.core_s, *(s for _, s in costs.stage_seconds)]
     longest = max(times)
     shown = [s * (s / longest + (1.0 - s / longest) / costs.loads_per_block) for s in times]

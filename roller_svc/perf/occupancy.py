@@ -1,4 +1,4 @@
-"""What one block asks of a core → how many blocks a core holds at once."""
+"""Resources of a thread block → blocks that are resident on a core (CUDA occupancy)."""
 
 from __future__ import annotations
 
@@ -7,18 +7,20 @@ from dataclasses import dataclass
 from roller_svc.ir.hardware import HardwareSpec, Limits
 
 MAX_OVERHEAD_REGISTERS = 30  # addresses, loop counters, predicates of the simt kernel
-REGISTER_WARPS = 4  # one for each partition of a core
+REGISTER_WARPS = 4  # granularity of register allocation: one warp for each partition of a core
 
 
 @dataclass(frozen=True, slots=True)
 class BlockResources:
+    """Threads, registers and shared memory of a thread block."""
+
     threads: int
     registers_per_thread: int
     shared_bytes: int
 
 
 def blocks_per_core(needs: BlockResources, hw: HardwareSpec) -> int:
-    """Resident blocks of one core; at least 1 where the block is legal at all."""
+    """Return the resident blocks of one core; at least 1 for a legal block."""
     limits = hw.limits
     warps = limits.registers_per_core // (_allocated_registers(needs.registers_per_thread) * limits.warp_size)
     by_registers = warps // REGISTER_WARPS * REGISTER_WARPS // max(1, -(-needs.threads // limits.warp_size))
@@ -29,17 +31,20 @@ def blocks_per_core(needs: BlockResources, hw: HardwareSpec) -> int:
 
 
 def _allocated_registers(registers_per_thread: int) -> int:
-    """Registers are handed out in eights."""
+    """Round up to the allocation unit of eight registers."""
     return -(-registers_per_thread // 8) * 8
 
 
 def overhead_registers(limits: Limits) -> int:
-    """Registers a thread needs beside its tile; an eighth where a thread has few (an IPU keeps addresses elsewhere)."""
+    """Return the registers of a thread in addition to its tile.
+
+    An eighth of the limit where a thread has few (an IPU keeps addresses elsewhere).
+    """
     return min(MAX_OVERHEAD_REGISTERS, limits.max_registers_per_thread // 8)
 
 
 def block_registers(threads: int, registers_per_thread: int, limits: Limits) -> int:
-    """Registers that a block takes of its core: in eights for a thread, in groups of four warps for a block."""
+    """Return the registers that a block allocates: multiples of 8 per thread, of four warps per block."""
     group = REGISTER_WARPS * limits.warp_size
     return _allocated_registers(registers_per_thread) * -(-threads // group) * group
 

@@ -1,4 +1,4 @@
-"""Workload → the least time that each level of the device needs for it, before any tile is chosen."""
+"""Roofline bounds of a workload (Williams et al., 2009): arithmetic and every memory level, before tiling."""
 
 from __future__ import annotations
 
@@ -9,23 +9,25 @@ from roller_svc.perf.workload import Workload
 
 
 def roofline(p: Workload[Any]) -> tuple[RooflineBound, ...]:
-    """Arithmetic at the unit's rate, then every memory level outside the registers, the outermost first: each tensor
-    once at the most that the level reaches. Of a CPU's caches the innermost that keeps any of it from run to run counts
-    as if it kept all, and levels outside it move nothing: no tile is faster than that."""
+    """Return the arithmetic bound, then one bound for each memory level outside the registers, outermost first.
+
+    Each tensor is moved once at the level's peak. On a CPU, the innermost cache that retains data between runs counts
+    as if it retained all, and levels outside it move nothing.
+    """
     hw = p.machine.hw
     levels = [level for level in hw.levels if level.name != hw.tile_levels[1]]
     names = [level.name for level in levels]
     outermost = names.index(p.data_level)
-    roofs = [RooflineBound(COMPUTE, p.operations, p.operations / p.machine.unit.flops_per_s)]
-    for place, level in enumerate(levels):
-        moved = p.compulsory_bytes if place >= outermost else 0
-        roofs.append(RooflineBound(level.name, moved, moved / p.machine.max_bytes_per_s(level.name)))
-    return tuple(roofs)
+    bounds = [RooflineBound(COMPUTE, p.operations, p.operations / p.machine.unit.flops_per_s)]
+    for index, level in enumerate(levels):
+        moved = p.compulsory_bytes if index >= outermost else 0
+        bounds.append(RooflineBound(level.name, moved, moved / p.machine.max_bytes_per_s(level.name)))
+    return tuple(bounds)
 
 
 def add_rooflines(rooflines: tuple[tuple[RooflineBound, ...], ...]) -> tuple[RooflineBound, ...]:
-    """Of kernels that run one after another on one device."""
+    """Add the rooflines of kernels that run one after another on one device."""
     return tuple(
-        RooflineBound(roofs[0].level, sum(r.amount for r in roofs), sum(r.seconds for r in roofs))
-        for roofs in zip(*rooflines, strict=True)
+        RooflineBound(bounds[0].level, sum(r.amount for r in bounds), sum(r.seconds for r in bounds))
+        for bounds in zip(*rooflines, strict=True)
     )

@@ -1,4 +1,4 @@
-"""Stages of an estimate, a device's sources → the factor within which the truth is expected."""
+"""Stages of an estimate, sources of the device's fields → factor within which the true time is expected."""
 
 from __future__ import annotations
 
@@ -9,22 +9,25 @@ from dataclasses import dataclass
 from roller_svc.ir.estimate import FLOOR, StageCost
 from roller_svc.ir.hardware import ComputeUnit, HardwareSpec
 
-# Of an estimate all of whose figures are published or measured: nine in ten of ROLLER's operators on a V100 lie within
-# (docs/model.md). Of one that rests on assumed figures alone: they are taken from like devices, and 1.5 off at worst.
+# Published or measured fields: nine in ten of ROLLER's operators on a V100 are within this factor (docs/model.md).
+# Assumed fields: they are taken from similar devices, and are wrong by 1.5 at worst.
 MEASURED_UNCERTAINTY = 1.3
 ASSUMED_UNCERTAINTY = 2.0
-CO_BOUND_RATIO = 0.75  # a stage this near to the longest may well be the one that bounds
+CO_BOUND_RATIO = 0.75  # a stage with this fraction of the longest one may be the real bound
 LAUNCH_STAGES = ("launch", "combine", "copy")
 LATENCY = "latency"
-# Of a launch on a matrix unit, what is left beside its longest stage: pipelines that fill, epilogues, the tail of the
-# last wave, uneven warps, and what of the other stages does not hide.
+# Time of a matrix-unit launch in addition to its longest stage: prologue, epilogue, tail of the last wave, uneven
+# warps, and the parts of other stages that do not overlap.
 EXPOSED = "exposed"
 
 
 @dataclass(frozen=True, slots=True)
 class AssumedStages:
-    """Which kinds of stages rest on a figure that the spec assumes. What is exposed rests on latencies and on the
-    arithmetic rate, and any other stage that is no memory level, latency or launch on the latter: work of the cores."""
+    """Stages that rest on an assumed field of the spec.
+
+    `exposed` rests on latencies and on the arithmetic rate. Any other stage that names no memory level, latency or
+    launch rests on the arithmetic rate: work of the cores.
+    """
 
     levels: tuple[tuple[str, bool], ...]
     arithmetic: bool
@@ -42,6 +45,7 @@ class AssumedStages:
 
 
 def find_assumed_stages(hw: HardwareSpec, unit: ComputeUnit) -> AssumedStages:
+    """Find the stages whose fields the spec marks as assumed."""
     return AssumedStages(
         levels=tuple((lv.name, hw.is_assumed(f"levels.{lv.name}.bandwidth_bytes_per_s")) for lv in hw.levels),
         arithmetic=hw.is_assumed(f"units.{unit.name}.flops_per_s"),
@@ -51,9 +55,10 @@ def find_assumed_stages(hw: HardwareSpec, unit: ComputeUnit) -> AssumedStages:
 
 
 def uncertainty(stages: Sequence[StageCost], seconds: float, assumed: AssumedStages) -> float:
-    """1.3 where the time rests on published figures, 2.0 where on assumed ones, between them by the share of the time.
+    """Return 1.3 for published fields, 2.0 for assumed ones, interpolated by their share of the time.
 
-    Launches count with their own seconds; the rest of the time with the longest stage, or with an assumed one near it.
+    Launches count with their own seconds. The rest of the time counts with the longest stage, or with an assumed one
+    close to it.
     """
     launches = [s for s in stages if s.name in LAUNCH_STAGES]
     body = [s for s in stages if s.name not in LAUNCH_STAGES]

@@ -1,4 +1,4 @@
-"""What the model knows of a kernel group on a device before any tile is chosen."""
+"""The part of the performance model that depends on the kernel group and the device, not on the tile."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from roller_svc.perf.footprint import (
 from roller_svc.perf.machine import Machine, prepare_machine
 
 ADDRESS_OPS = 2  # one multiply-add and one pointer add for a load
-DIVISION_OPS = 8  # a division by a constant: multiply-high, shift, multiply-subtract, and what feeds them
+DIVISION_OPS = 8  # division by a constant: multiply-high, shift, multiply-subtract, and operand moves
 
 
 @dataclass(frozen=True, slots=True)
 class OperandFootprint:
-    """A factor of a contraction: its tensors, and what finding one element costs in integer operations."""
+    """An operand of a contraction: its tensors, and the integer operations to address one element."""
 
     tensors: tuple[AccessFootprint, ...]
-    axes: tuple[int, ...]  # positions of the tile axes that it walks
+    axes: tuple[int, ...]  # positions of the tile axes that index it
     address_ops: float
     elem_bytes: int  # widest of its tensors
     total_bytes: int
@@ -39,7 +39,7 @@ class OperandFootprint:
     _moved: dict[Tile, float] = field(default_factory=dict, compare=False)
 
     def requested_bytes(self, tile: Tile) -> float:
-        """Bytes that the tile asks of memory's cache, in whole transactions; remembered by the extents that matter."""
+        """Return the bytes that the tile requests from memory's cache, in whole transactions; cached."""
         key = self.select_axes(tile)
         known = self._moved.get(key)
         if known is None:
@@ -51,7 +51,7 @@ class OperandFootprint:
 
     @property
     def is_constant(self) -> bool:
-        """Whether all of it stays the same from call to call: then it is packed once."""
+        """Whether all of it stays the same between calls: then it is packed once."""
         return bool(self.tensors) and all(t.access.constant for t in self.tensors)
 
 
@@ -73,47 +73,48 @@ class Workload(Generic[F]):
     spatial: tuple[int, ...]  # positions of the spatial axes
     reduced: tuple[int, ...]
     vector_axis: int | None  # position of the vector axis
-    contiguous_axis: int | None  # position of the spatial axis along which neighbouring threads stand
+    contiguous_axis: int | None  # position of the spatial axis that adjacent threads follow
     m: int | None
     n: int | None
     k: int | None
     a: OperandFootprint
     b: OperandFootprint
-    epilogue: OperandFootprint  # epilogue reads and what is written; of a nest: everything
+    epilogue: OperandFootprint  # epilogue reads and outputs; of a loop nest: everything
     outer_points: int
     inner_points: int
     operations: int
     compulsory_bytes: int
     elem_bytes: int  # of a staged or computed value
-    facts: F  # what the kernel family knows beyond this
+    facts: F  # prepared by the kernel family
 
     def with_facts(self, facts: G) -> Workload[G]:
+        """Return the workload with the facts of a kernel family."""
         return cast("Workload[G]", replace(cast("Workload[object]", self), facts=facts))
 
     @property
     def extents(self) -> Tile:
         return self.footprint.extents
 
-    # These are not kept: a CPU's depend on costs, and `Model.with_costs` replaces those.
+    # Not cached: on a CPU they depend on costs, and `Model.with_costs` replaces those.
     @property
     def data_level(self) -> str:
-        """Name of the level where a repeated run finds what it touches."""
+        """Name of the level in which a repeated run finds its data."""
         return _find_data_level(self.machine, self.compulsory_bytes)
 
     @property
     def lower_bound_s(self) -> float:
-        """Seconds that no tile stays below: operations over the unit's rate, each byte once from where it is found."""
+        """Roofline bound in seconds: operations at the unit's rate, each byte once from `data_level`."""
         rate = self.machine.max_bytes_per_s(self.data_level)
         return max(self.operations / self.machine.unit.flops_per_s, self.compulsory_bytes / rate)
 
     @property
     def lower_bound(self) -> StageCost:
-        """The same, and what it is of."""
+        """Roofline bound with the name of what bounds it."""
         is_arithmetic = self.operations / self.machine.unit.flops_per_s == self.lower_bound_s
         return StageCost((COMPUTE if is_arithmetic else self.data_level) + FLOOR, self.lower_bound_s)
 
     def packed_words(self, depth: int) -> int:
-        """What so many of k are in an operand that is packed for the unit, each of `elem_bytes`."""
+        """Return the words that `depth` elements of k take in a packed operand."""
         return -(-depth // self.machine.unit.k_group)
 
     def extent(self, position: int | None) -> int:
@@ -129,23 +130,23 @@ def prepare_workload(
         footprints: Footprints of the same program's spaces, from other devices and units. Grows.
     """
     lines = _lines(hw)
-    touched = None if footprints is None else footprints.get((space, lines))
-    if touched is None:
-        touched = footprint(space, lines)
+    prepared = None if footprints is None else footprints.get((space, lines))
+    if prepared is None:
+        prepared = footprint(space, lines)
         if footprints is not None:
-            footprints[space, lines] = touched
+            footprints[space, lines] = prepared
     is_contraction = any(a.role in (AxisRole.M, AxisRole.N, AxisRole.K) for a in space.axes)
     position = {a.role: i for i, a in enumerate(space.axes)}
     outer = math.prod(a.extent for a in space.spatial)
     inner = math.prod(a.extent for a in space.reduced)
     flops = 2 * outer * inner * space.num_accumulators if is_contraction else space.flops
-    by_operand = {op: tuple(t for t in touched.accesses if t.access.operand == op) for op in ("a", "b", "")}
+    by_operand = {op: tuple(t for t in prepared.accesses if t.access.operand == op) for op in ("a", "b", "")}
     spatial = tuple(i for i, a in enumerate(space.axes) if a.kind is AxisKind.SPATIAL)
     vector = next((i for i, a in enumerate(space.axes) if a.name == space.vector_axis), None)
     return Workload(
         machine=prepare_machine(hw, unit),
         space=space,
-        footprint=touched,
+        footprint=prepared,
         is_contraction=is_contraction,
         spatial=spatial,
         reduced=tuple(i for i, a in enumerate(space.axes) if a.kind is AxisKind.REDUCE),
@@ -154,37 +155,39 @@ def prepare_workload(
         m=position.get(AxisRole.M),
         n=position.get(AxisRole.N),
         k=position.get(AxisRole.K),
-        a=_operand(by_operand["a"], touched),
-        b=_operand(by_operand["b"], touched, space.num_accumulators),
-        epilogue=_operand(by_operand[""], touched),
+        a=_operand(by_operand["a"], prepared),
+        b=_operand(by_operand["b"], prepared, space.num_accumulators),
+        epilogue=_operand(by_operand[""], prepared),
         outer_points=outer,
         inner_points=inner,
         operations=flops,
-        compulsory_bytes=touched.bytes(touched.extents),
+        compulsory_bytes=prepared.bytes(prepared.extents),
         elem_bytes=space.compute_dtype.bytes,
         facts=None,
     )
 
 
 def _lines(hw: HardwareSpec) -> Lines:
-    """A miss of V100's L2 fetches 64 bytes where a hit moves 32: memory and its cache count for themselves."""
+    """Return the transaction bytes of memory and of its cache, which may differ.
+
+    An L2 miss of a V100 fetches 64 bytes, a hit moves 32.
+    """
     cache = hw.dram if hw.levels[1].name in hw.tile_levels else hw.levels[1]
     return hw.dram.transaction_bytes, cache.transaction_bytes
 
 
 def _find_data_level(mach: Machine, compulsory_bytes: int) -> str:
-    """Name of the level a repeated run finds its data in: DRAM, or the innermost of a CPU's caches that keep any of
-    it."""
+    """Return DRAM, or the innermost CPU cache that retains any of the data between runs."""
     if not mach.is_gpu:
         for cache in reversed(mach.caches):
             is_last = cache is mach.llc
-            if mach.costs.memory.held_share(cache.total_bytes, compulsory_bytes, is_last=is_last) > 0:
+            if mach.costs.memory.hit_rate(cache.total_bytes, compulsory_bytes, is_last=is_last) > 0:
                 return cache.name
     return mach.dram.name
 
 
-def _operand(tensors: tuple[AccessFootprint, ...], touched: SpaceFootprint, factors: int = 1) -> OperandFootprint:
-    """`factors`: so many that are staged alike, the tensors being those of all."""
+def _operand(tensors: tuple[AccessFootprint, ...], prepared: SpaceFootprint, factors: int = 1) -> OperandFootprint:
+    """Prepare an operand; `factors` operands that are staged alike share the tensors."""
     axes = tuple(sorted({i for t in tensors for i in t.axes}))
     return OperandFootprint(
         tensors=tensors,
@@ -192,12 +195,12 @@ def _operand(tensors: tuple[AccessFootprint, ...], touched: SpaceFootprint, fact
         select_axes=extent_selector(axes),
         address_ops=sum(address_ops(t) for t in tensors) / factors,
         elem_bytes=max((t.elem_bytes for t in tensors), default=0),
-        total_bytes=sum(t.bytes(touched.extents) for t in tensors),
+        total_bytes=sum(t.bytes(prepared.extents) for t in tensors),
     )
 
 
 def address_ops(tensor: AccessFootprint) -> float:
-    """Integer operations to find one element: fused axes are taken apart by divisions with constants."""
+    """Return the integer operations to address one element: fused axes are split by constant divisions."""
     members = sum(len([m for m in table.axis.members if m.extent > 1]) for table in tensor.tables)
     splits = max(0, members - len(tensor.tables))
     return ADDRESS_OPS * max(1, len(tensor.access.dims)) + DIVISION_OPS * splits

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import json
+from itertools import product
 from pathlib import Path
 
 import pytest
+from sampling import every
 
 from roller_svc.verify.corpus import Case, Run, Task, parse_cases, verify_task
 
 DATA = Path(__file__).parents[2] / "bench" / "data"
 A100, T4, RTX4090 = "nvidia-a100-sxm-80gb", "nvidia-t4", "nvidia-rtx4090"
-EVERY, ELSEWHERE = 20, 150
+STEP, STEP_ELSEWHERE = 20, 150
 
 pytestmark = pytest.mark.emulator
 
 
-def part(every: int) -> list[Case]:
+def part(step: int) -> list[Case]:
     documents = (json.loads((DATA / f"{name}.json").read_text()) for name in ("public", "tensorcore"))
-    return [case for document in documents for case in parse_cases(document, small=True, every=every)]
+    return [case for document in documents for case in parse_cases(document, small=True, every=step)]
 
 
 def check(case: Case, target: str) -> None:
@@ -26,12 +28,14 @@ def check(case: Case, target: str) -> None:
     assert row.status == "ok", (row.id, row.status, row.detail)
 
 
-@pytest.mark.parametrize("case", part(EVERY), ids=lambda case: case.id)
+@pytest.mark.parametrize("case", every(2, part(STEP)), ids=lambda case: case.id)
 def test_a_twentieth_is_right_on_an_a100(case: Case) -> None:
     check(case, A100)
 
 
-@pytest.mark.parametrize("target", [T4, RTX4090])
-@pytest.mark.parametrize("case", part(ELSEWHERE), ids=lambda case: case.id)
+ELSEWHERE = list(product([T4, RTX4090], part(STEP_ELSEWHERE)))
+
+
+@pytest.mark.parametrize(("target", "case"), every(3, ELSEWHERE), ids=lambda value: getattr(value, "id", value))
 def test_a_few_are_right_on_others(case: Case, target: str) -> None:
     check(case, target)

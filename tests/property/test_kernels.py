@@ -91,7 +91,7 @@ programs = st.one_of(contractions(), convolutions(), rows(), moves())
 
 
 @given(programs)
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=20, deadline=None, derandomize=True)
 def test_cpu_kernels_agree_with_the_reference(case: Case) -> None:
     check(case, target="local")
 

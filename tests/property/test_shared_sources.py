@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from roller_svc import hardware
-from roller_svc.compiler.lower_and_emit import generate_together
+from roller_svc.compiler.lower_and_emit import emit_plans
 from roller_svc.compiler.partition_cache import partition
 from roller_svc.compiler.plans import best_plans, rank_best_partition
 from roller_svc.frontend.lang import parse
@@ -39,7 +39,7 @@ def test_candidates_of_one_text_agree(extents: tuple[int, int, int], layouts: tu
     program = parse(f"C[m, n] +=! A[{layouts[0]}] * B[{layouts[1]}]{then}", types)
     groups, ranked, _ = rank_best_partition(program, AVX2, 4)
     assert groups == partition(program, AVX2)
-    sources = generate_together(best_plans(ranked, 4), program, groups, AVX2)
+    sources = emit_plans(best_plans(ranked, 4), program, groups, AVX2)
     arrays = random_inputs(program, seed=1)
     compiled, want = compile_source(sources[0]), evaluate(program, arrays)
     for source in sources:

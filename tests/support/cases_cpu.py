@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from roller_svc import hardware
-from roller_svc.compiler.lower_and_emit import generate
+from roller_svc.compiler.lower_and_emit import emit_plan
 from roller_svc.compiler.partition_cache import partition
 from roller_svc.compiler.rank import rank
 from roller_svc.frontend.lang import parse
@@ -44,7 +44,7 @@ class CpuCase:
     ranked: tuple[Candidate, ...]
 
     def source(self, candidate: Candidate) -> KernelSource:
-        return generate(Plan((candidate,)), self.program, (self.group,), self.hw)
+        return emit_plan(Plan((candidate,)), self.program, (self.group,), self.hw)
 
     def results(self, candidate: Candidate, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         return CpuModule(compile_source(self.source(candidate))).run(arrays)

@@ -6,7 +6,7 @@ import dataclasses
 
 from roller_svc import hardware
 from roller_svc.compiler.backends import load_emulated
-from roller_svc.compiler.lower_and_emit import generate
+from roller_svc.compiler.lower_and_emit import emit_plan
 from roller_svc.compiler.partition_cache import partition
 from roller_svc.compiler.rank import construct
 from roller_svc.families import model_of
@@ -54,7 +54,7 @@ class Case:
 
     def _source(self, tiles: RProgram) -> KernelSource:
         plan = Plan((Candidate(tiles, model_of(self.group, tiles, ONE_CORE).estimate(tiles)),))
-        return generate(plan, self.program, (self.group,), ONE_CORE)
+        return emit_plan(plan, self.program, (self.group,), ONE_CORE)
 
 
 def case(expression: str, types: Types) -> Case:

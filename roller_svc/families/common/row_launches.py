@@ -1,4 +1,4 @@
-"""Launches of a contraction whose rows of results are reduced, on units that do not reduce them in registers."""
+"""Launches of a contraction with a row reduction, on units that do not reduce rows in registers."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ def _cpu_copy(statement: TensorExpr, axes: tuple[Axis, ...]) -> tuple[Node, ...]
         lanes = Loop(lane.name, count, LoopKind.VECTOR, (_copy(statement, (*at[:-1], add(first, lane))),))
         steps = range(0, count * element_bytes, LINE_BYTES) if statement.type.bytes > MIN_PARALLEL_BYTES else range(0)
         distances = (PREFETCH_DISTANCE_BYTES // element_bytes + step // element_bytes for step in steps)
-        return (lanes, *(Prefetch(statement.output, at, ahead, for_write=True) for ahead in distances))
+        return (lanes, *(Prefetch(statement.output, at, distance, for_write=True) for distance in distances))
 
     nodes: tuple[Node, ...] = ()
     if tail := row.extent % width:
@@ -82,8 +82,8 @@ def _gpu_copy(statement: TensorExpr, axes: tuple[Axis, ...]) -> tuple[Node, ...]
     width = math.gcd(row.extent, MAX_ACCESS_BYTES // statement.type.dtype.bytes)
     vectors = Axis(row.name, row.extent // width, row.kind)
     lane = ref(".lane")
-    place = (*(ref(a.name) for a in outer), add(mul(ref(row.name), num(width)), lane))
-    return _thread_loops((*outer, vectors), (Loop(lane.name, width, LoopKind.VECTOR, (_copy(statement, place),)),))
+    index = (*(ref(a.name) for a in outer), add(mul(ref(row.name), num(width)), lane))
+    return _thread_loops((*outer, vectors), (Loop(lane.name, width, LoopKind.VECTOR, (_copy(statement, index),)),))
 
 
 def _write(statement: TensorExpr, *, atomic: bool) -> tuple[Node, ...]:
@@ -101,8 +101,8 @@ def _thread_loops(axes: tuple[Axis, ...], nodes: tuple[Node, ...]) -> tuple[Node
         points *= axis.extent
     flat, stride = ref(".point"), 1
     for axis in reversed(axes):
-        place: Expr = div(flat, stride)
-        nodes = (Let(axis.name, place if stride * axis.extent >= points else mod(place, axis.extent), nodes),)
+        value: Expr = div(flat, stride)
+        nodes = (Let(axis.name, value if stride * axis.extent >= points else mod(value, axis.extent), nodes),)
         stride *= axis.extent
     threads = min(THREADS, points)
     if points % threads:

@@ -53,9 +53,9 @@ class GemmView:
         """
         if not self.group.is_dual_gemm:
             return self
-        sum_, second, *rest = self.group.statements
+        first, second, *rest = self.group.statements
         read = replace(second, kind=StatementKind.MAP, axes=second.spatial, body=result, combine=None)
-        return replace(self, group=replace(self.group, statements=(sum_, read, *rest)))
+        return replace(self, group=replace(self.group, statements=(first, read, *rest)))
 
     def epilogue(self, accumulator: Load, at: dict[str, Expr]) -> tuple[Node, ...]:
         """Return the stores of one output point: the accumulator, then the maps over it.

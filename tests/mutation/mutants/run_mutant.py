@@ -10,7 +10,7 @@ from enum import Enum
 
 from roller_svc import hardware
 from roller_svc.compiler.backends import load_emulated
-from roller_svc.compiler.lower_and_emit import generate
+from roller_svc.compiler.lower_and_emit import emit_plan
 from roller_svc.compiler.partition_cache import partition
 from roller_svc.compiler.rank import rank_units
 from roller_svc.errors import IndexRangeError, InvariantError, KernelTimeoutError, LaunchError, WrongAnswerError
@@ -79,7 +79,7 @@ def _planned(case: Case) -> _Planned:
     candidates, _ = rank_units(groups[0], hw, 1, ScheduleConstraints(case.allow_tf32, case.unit))
     # the estimate, of other tiles, is only told in the text's first lines
     plan = Plan((dataclasses.replace(candidates[0], program=_tiled(candidates[0].program, case)),))
-    return _Planned(program, generate(plan, program, groups, hw), accumulation_of(plan, hw))
+    return _Planned(program, emit_plan(plan, program, groups, hw), accumulation_of(plan, hw))
 
 
 def _tiled(program: RProgram, case: Case) -> RProgram:

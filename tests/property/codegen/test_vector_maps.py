@@ -66,7 +66,7 @@ def check(case: tuple[str, int], target: str) -> None:
 
 
 @given(maps(), st.sampled_from(["local", "cpu-x86-avx2"]))
-@settings(max_examples=30, deadline=None, derandomize=True)
+@settings(max_examples=15, deadline=None, derandomize=True)
 def test_random_maps_agree_with_the_reference(case: tuple[str, int], target: str) -> None:
     check(case, target)
 

@@ -16,7 +16,7 @@ from schedule_support import program
 from roller_svc import hardware
 from roller_svc.analysis.operand import operands, staged_dtype
 from roller_svc.compiler.backends import load_emulated
-from roller_svc.compiler.lower_and_emit import generate
+from roller_svc.compiler.lower_and_emit import emit_plan
 from roller_svc.compiler.partition_cache import partition
 from roller_svc.compiler.rank import rank
 from roller_svc.errors import NoCandidateError
@@ -200,7 +200,7 @@ class Case:
         return f"{text(self.program)}\n{types}\n{self.hw.id}, seed {self.seed}\n{kept} {TILE_FIELDS}"
 
     def check(self, *, races: bool = False) -> None:
-        source = generate(self.plan, self.program, self.groups, self.hw)
+        source = emit_plan(self.plan, self.program, self.groups, self.hw)
         assert "mma.sync" in source.text
         arrays = random_inputs(self.program, self.seed)
         found = load_emulated(CompiledKernel(source, b"", "", ()), self.seed, races=races).run(arrays)
@@ -233,7 +233,7 @@ def cases(draw: st.DrawFn) -> Case:
 
 @pytest.mark.emulator
 @given(cases())
-@settings(max_examples=20, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=10, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 def test_matrix_kernels_agree_with_the_reference(case: Case) -> None:
     case.check()
 

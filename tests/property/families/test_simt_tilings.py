@@ -133,13 +133,13 @@ def check(case: tuple[str, Signature], tiling: Tiling, target: str) -> None:
 
 
 @given(products(), tilings, st.sampled_from(TARGETS))
-@settings(max_examples=15, deadline=None, derandomize=True)
+@settings(max_examples=8, deadline=None, derandomize=True)
 def test_products(case: tuple[str, Signature], tiling: Tiling, target: str) -> None:
     check(case, tiling, target)
 
 
 @given(convolutions(), tilings, st.sampled_from(TARGETS))
-@settings(max_examples=15, deadline=None, derandomize=True)
+@settings(max_examples=8, deadline=None, derandomize=True)
 def test_convolutions(case: tuple[str, Signature], tiling: Tiling, target: str) -> None:
     check(case, tiling, target)
 

@@ -15,7 +15,7 @@ import roller_svc
 from roller_svc.errors import ArgumentError
 from roller_svc.ir.quoting import require_identifier
 
-EXAMPLES = settings(derandomize=True, deadline=None, max_examples=400)
+EXAMPLES = settings(derandomize=True, deadline=None, max_examples=150)
 MANY = settings(derandomize=True, deadline=None, max_examples=3_000)
 
 _LEAVES = st.one_of(

@@ -11,7 +11,7 @@ import pytest
 from roller_svc import hardware
 from roller_svc.compiler import autotune, pipeline
 from roller_svc.compiler.backends import BACKENDS
-from roller_svc.compiler.lower_and_emit import generate, generate_together
+from roller_svc.compiler.lower_and_emit import emit_plan, emit_plans
 from roller_svc.compiler.pipeline import build_kernel
 from roller_svc.compiler.plans import best_plans, rank_best_partition
 from roller_svc.errors import CompileError, ToolchainMissingError
@@ -65,7 +65,7 @@ def test_candidates_of_one_text_are_right_each_and_the_winner_stands_alone() -> 
         hw = hardware.load("local")
         groups, ranked, _ = rank_best_partition(program, hw, 6)
         plans = best_plans(ranked, 6)
-        sources = generate_together(plans, program, groups, hw)
+        sources = emit_plans(plans, program, groups, hw)
         assert len({source.text for source in sources}) == 1
         arrays = random_inputs(program, seed=3)
         want = evaluate(program, arrays)
@@ -74,7 +74,7 @@ def test_candidates_of_one_text_are_right_each_and_the_winner_stands_alone() -> 
             got = CpuModule(replace(compiled, source=source)).run(arrays)
             assert agrees(program, got, want).ok
         report = build_kernel(request)
-        assert report.winner.source == generate(report.winner.plan, report.program, report.groups, report.hardware)
+        assert report.winner.source == emit_plan(report.winner.plan, report.program, report.groups, report.hardware)
         assert report.winner.measurement is not None
 
 
@@ -85,7 +85,7 @@ def test_plans_share_what_they_have_in_common() -> None:
     hw = hardware.load("local")
     groups, ranked, _ = rank_best_partition(program, hw, 6)
     plans = best_plans(ranked, 6)
-    sources = generate_together(plans, program, groups, hw)
+    sources = emit_plans(plans, program, groups, hw)
     choices = {(g.name, c.program) for plan in plans for g, c in zip(groups, plan.choices, strict=True)}
     assert len(choices) < len(plans) * len(groups)
     assert len(set(re.findall(r"void (?:tasks_)?(choice\w+)\(", sources[0].text))) == len(choices)

@@ -86,7 +86,7 @@ def test_cores_without_a_task_cost_nothing(family: str) -> None:
 
 def test_the_floor_counts_on_a_cache_only_where_it_keeps_something() -> None:
     last = AVX512.level("l3").capacity_bytes
-    kept = FITTED.memory.lost_last * last  # nothing of more
+    kept = FITTED.memory.llc_zero_hit_ratio * last  # nothing of more
     for walked, level in ((0.99 * kept, "l3"), (1.01 * kept, "dram")):
         problem = model_of(map_of(walked), AVX512).workload
         share = dram_fraction(problem.machine, problem.compulsory_bytes)
@@ -98,8 +98,8 @@ def test_the_floor_counts_on_a_cache_only_where_it_keeps_something() -> None:
 
 
 def test_the_floor_follows_the_costs() -> None:
-    walked = 1.1 * FITTED.memory.lost_last * AVX512.level("l3").capacity_bytes
-    keeps_more = replace(FITTED, memory=replace(FITTED.memory, lost_last=1.2 * FITTED.memory.lost_last))
+    walked = 1.1 * FITTED.memory.llc_zero_hit_ratio * AVX512.level("l3").capacity_bytes
+    keeps_more = replace(FITTED, memory=replace(FITTED.memory, lost_last=1.2 * FITTED.memory.llc_zero_hit_ratio))
     model = model_of(map_of(walked), AVX512)
     assert model.workload.data_level == "dram"
     assert model.with_costs(keeps_more).workload.data_level == "l3"

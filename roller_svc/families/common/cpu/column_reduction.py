@@ -1,4 +1,4 @@
-"""Which nests are walked row by row of their columns: inner axes that jump through memory, an outer one that runs."""
+"""Column reductions on a CPU: reductions over strided inner axes, blocked over columns of a contiguous outer axis."""
 
 from __future__ import annotations
 
@@ -8,33 +8,32 @@ from functools import cache
 
 from roller_svc.ir.group import AxisRole, TileAccess, TileSpace
 
-# Steps over the inner axes from which columns wait in a cache for them; below, they wait in registers.
+# Inner iterations from which accumulators are kept in a cache; with fewer they are kept in registers.
 MIN_STEPS = 16
-ACCUMULATOR_BYTES = 16 << 10  # of all values that wait: half of the smallest L1 there is
-# The same where many terms are joined before a value is loaded and stored, which then may take as long as L2 does.
+ACCUMULATOR_BYTES = 16 << 10  # of all accumulators: half of the smallest L1
+# The same where many terms are combined per load and store of an accumulator, which may then come from L2.
 MANY_TERMS_ACCUMULATOR_BYTES, MIN_MANY_TERMS = 64 << 10, 32
-MAX_ROWS_PER_ITERATION = 8  # rows that are joined before an accumulator is loaded and stored, and streams from memory
-MAX_TERMS_PER_ITERATION = 64  # that rows joined may have, where several terms are made of each
+MAX_ROWS_PER_ITERATION = 8  # rows combined per load and store of an accumulator; as many streams from memory
+MAX_TERMS_PER_ITERATION = 64  # terms combined per iteration, where each row has several
 
 
 @cache
 def columns_per_block(tile: int, lanes: int, value_bytes: int, cache_bytes: int) -> int:
-    """Of a tile of columns so many whose values wait in a cache's `room`, `held_bytes` each: as many times `lanes` as
-    fit there and divide the tile."""
+    """Return the columns of a tile whose values fit in `cache_bytes`: a multiple of `lanes` that divides the tile."""
     most, vectors = cache_bytes // value_bytes, tile // lanes
     return lanes * max(n for n in range(1, vectors + 1) if n == 1 or (vectors % n == 0 and n * lanes <= most))
 
 
 @dataclass(frozen=True, slots=True)
 class ReductionStep:
-    """What a column's accumulator is loaded and stored for: so many `terms`, of so many `rows`."""
+    """Terms, and the rows they come from, that are combined per load and store of an accumulator."""
 
     terms: int
     rows: int
 
 
 def reduction_step(space: TileSpace) -> ReductionStep:
-    """At once, of all inner axes."""
+    """Return the step over all inner axes."""
     members = [m for a in space.axes if a.role is AxisRole.INNER for m in a.members]
     last = members[-1]
     terms = min(MAX_ROWS_PER_ITERATION, last.extent)
@@ -45,18 +44,17 @@ def reduction_step(space: TileSpace) -> ReductionStep:
 
 
 def vector_members(space: TileSpace) -> frozenset[str]:
-    """The axes that lanes go along, as columns do: members of the vector axis, where there is one."""
+    """Return the members of the vector axis, along which columns are contiguous."""
     return frozenset(m.name for a in space.axes if a.name == space.vector_axis for m in a.members)
 
 
 def accumulator_bytes(space: TileSpace) -> int:
-    """Bytes of a cache in which values of columns wait."""
+    """Return the bytes of a cache that accumulators may take."""
     return MANY_TERMS_ACCUMULATOR_BYTES if reduction_step(space).terms >= MIN_MANY_TERMS else ACCUMULATOR_BYTES
 
 
 def is_column_reduction(space: TileSpace) -> bool:
-    """Whether the vector axis is an outer one along which something is read that inner axes, many steps of them, walk
-    across."""
+    """Return whether the vector axis is an outer one, and many inner iterations cross rows of an input along it."""
     inner = {m.name for a in space.axes if a.role is AxisRole.INNER for m in a.members}
     steps = math.prod(a.extent for a in space.axes if a.role is AxisRole.INNER)
     vector = next((a for a in space.axes if a.name == space.vector_axis), None)
@@ -67,9 +65,11 @@ def is_column_reduction(space: TileSpace) -> bool:
 
 
 def rows_per_iteration(space: TileSpace, before: int, last: int, name: str) -> int:
-    """How many steps of the inner axis before the last are joined at once, of extents `before` and `last`, which is
-    called `name`: more than one where the last is short. Where it only takes other parts of the same rows, as of words
-    that have several weights each, it has no streams of its own."""
+    """Return the iterations of the inner axis before the last that are combined in one.
+
+    More than one where the last axis, `name`, is short. An axis that only selects parts of the same rows, such as the
+    weights in a word, adds no streams.
+    """
     if last > MAX_ROWS_PER_ITERATION:
         return 1
     streams = last if crosses_rows(space, name) else 1
@@ -77,7 +77,7 @@ def rows_per_iteration(space: TileSpace, before: int, last: int, name: str) -> i
 
 
 def crosses_rows(space: TileSpace, name: str) -> bool:
-    """Whether steps along that axis go to other rows of what is walked."""
+    """Return whether iterations along that axis access other rows of an input."""
     vector = next(a for a in space.axes if a.name == space.vector_axis)
     along = vector.members[-1].name
     return any(_access_crosses_rows(access, along, {name}) for access in space.accesses if not access.is_output)

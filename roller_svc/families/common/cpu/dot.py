@@ -57,7 +57,7 @@ def dot_operands(unit: ComputeUnit, group: KernelGroup) -> DotOperands | None:
     if group.space.compute_dtype is not unit.acc_dtype or group.is_dual_gemm:
         return None
     types = dict(group.inputs)
-    a, b = (_operand_dtype(unit, factor, types) for factor in (group.operands.a, group.operands.b))
+    a, b = (_operand_dtype(unit, operand, types) for operand in (group.operands.a, group.operands.b))
     return None if a is None or b is None else DotOperands(unit.k_group, a, b)
 
 

@@ -1,4 +1,4 @@
-"""Where a CPU finds data that it walks through again and again, and what a byte from there costs."""
+"""CPU memory model: which level serves repeated accesses, and seconds per byte from there."""
 
 from __future__ import annotations
 
@@ -12,55 +12,59 @@ from roller_svc.perf.footprint import AccessFootprint, Tile
 from roller_svc.perf.machine import Cache, Machine
 from roller_svc.perf.workload import Workload
 
-# What a task must write in one piece to ask for its lines ahead: cores take lines that both ask for from each other.
+# Contiguous bytes that a task must write for prefetching to pay: cores that prefetch the same line steal it.
 MIN_PREFETCH_SEGMENT_BYTES = 8192
-L1_PANEL_FRACTION = 0.7  # what panels may fill to be found there again, the rest being for results and what passes by
+L1_PANEL_FRACTION = 0.7  # of L1 that panels may fill to be retained; the rest is for outputs and streams
 LINE_BYTES = 64
-STORE_BUFFER_ENTRIES = 64  # by a core, until they are done: by Zen 4; by Skylake 56
-TEST_OPERATIONS = 3  # whether a vector that streams is aligned: its address masked, compared, a branch
-PAGE_BYTES = 4096  # prefetchers do not cross it
-# How far ahead of a stretch prefetchers of the second cache run, up to 20 lines and no further than it is long by then
-# (Intel 64 and IA-32 Architectures Optimization Reference Manual, "Data Prefetching").
-HARDWARE_PREFETCH_BYTES = {
+STORE_BUFFER_ENTRIES = 64  # of Zen 4; Skylake has 56
+TEST_OPERATIONS = 3  # alignment test of a non-temporal vector: mask, compare, branch
+PAGE_BYTES = 4096  # hardware prefetchers do not cross pages
+# Distance of the L2 stream prefetcher: up to 20 lines, and no more than the length of the stream so far (Intel 64 and
+# IA-32 Architectures Optimization Reference Manual, "Data Prefetching").
+HARDWARE_PREFETCH_BYTES = {  # others load no more than is read, as measured on Zen 4
     "intel": 20 * 64
 }  # others bring no more than is read, as far as pieces were measured on Zen 4
-# What more a chase through memory takes are walks through tables of pages, in a virtual machine through two:
-# prefetchers that follow other stretches go on meanwhile.
+# The rest of a measured pointer-chase latency is page-table walks, nested in a virtual machine; prefetchers of other
+# streams continue meanwhile.
 MAX_LATENCY_CYCLES = 350.0
-MAX_REREADS = 4.0  # of one byte: neighbouring tasks find much of what they share in a cache
+MAX_REREADS = 4.0  # reads of one byte: adjacent tasks find most shared data in a cache
 
 
 def seconds_per_byte(mach: Machine, total_bytes: float, cores: int) -> float:
-    """Of one byte read on so many cores, which share what they all walk through from call to call."""
+    """Return the seconds per byte read by that many cores, which share what they read between calls."""
     return sum(
         share * _level_seconds_per_byte(mach, cache, cores) for share, cache in _hit_fractions(mach, total_bytes)
     )
 
 
 def transfer_s(p: Workload[Any], tensor: AccessFootprint, block: Tile, grid: int) -> float:
-    """Seconds for all of a tensor, from caches and from memory."""
+    """Return the seconds to move all of a tensor, from caches and memory."""
     return sum(transfer_by_level_s(p, tensor, block, grid))
 
 
 def cacheable_bytes(p: Workload[Any], streaming: float) -> float:
-    """What a call walks through and the next one may find in a cache: not the share of results that go past them."""
+    """Return the bytes that the next call may find in a cache: all but non-temporal outputs."""
     return p.compulsory_bytes - streaming * sum(t.bytes(p.extents) for t in p.footprint.writes)
 
 
 def transfer_by_level_s(
     p: Workload[Any], tensor: AccessFootprint, block: Tile, grid: int, streaming: float = 0.0
 ) -> tuple[float, float]:
-    """Seconds for all of a tensor from caches, and from memory, once and in whole lines: where the stretches that a
-    task meets of it are short, each begins with a wait, and nothing asks ahead for lines that are written. `streaming`:
-    the share of results that go past the caches."""
+    """Return the seconds to move all of a tensor in whole lines, (from caches, from memory).
+
+    Short streams pay a start-up latency each; written lines are not prefetched unless segments are long.
+
+    Args:
+        streaming: Fraction of the outputs that is non-temporal.
+    """
     mach, costs = p.machine, p.machine.costs.memory
     moved, stretch = tensor.transferred_bytes(p.extents), tensor.stream_bytes(block)
-    to_memory = 1.0  # a cache takes a line as fast as it gives one
+    to_memory = 1.0  # a cache is written as fast as it is read
     if tensor.access.is_output:
-        hinted = tensor.contiguous_elements(block) * tensor.elem_bytes >= MIN_PREFETCH_SEGMENT_BYTES
-        moved *= 1.0 if hinted else costs.unprefetched_write_penalty
+        is_prefetched = tensor.contiguous_elements(block) * tensor.elem_bytes >= MIN_PREFETCH_SEGMENT_BYTES
+        moved *= 1.0 if is_prefetched else costs.unprefetched_write_penalty
         to_memory = costs.write_cost_factor * _write_cost_ratio(p)
-    # of no use where L2 has lost it before the walk comes there
+    # overshoot is useless where L2 evicts it before it is read
     lost = 1.0 - costs.hit_rate(mach.caches[-2].bytes_per_core, p.footprint.bytes(block))
     beyond = lost * _prefetch_overshoot_bytes(p, tensor, block)
     together = lost * sum([_prefetch_overshoot_bytes(p, t, block) for t in p.footprint.accesses]) if lost else 0.0
@@ -78,14 +82,16 @@ def transfer_by_level_s(
 
 
 def dominant_level(p: Workload[Any], launch: Launch) -> str:
-    """Name of the level that most of what a call moves comes from, or, past the caches, goes to: the stage it is."""
+    """Return the level that serves most of a call's traffic, or that non-temporal outputs go to."""
     _, cache = max(_hit_fractions(p.machine, p.compulsory_bytes), key=lambda found: found[0])
     return p.machine.dram.name if cache is None or launch.nontemporal else cache.name
 
 
 def _write_cost_ratio(p: Workload[Any]) -> float:
-    """What a byte of results takes in memory through the caches, in what one that is read does: as in a fill, or, as
-    far as as much is read beside it, as in a copy. Each line comes before it is written, and goes back later."""
+    """Return the cost of a byte written to memory through the caches, over that of a byte read.
+
+    As in a fill, or, to the extent that as much is read, as in a copy: each line is read before it is written back.
+    """
     dram = p.machine.dram
     read, written = (
         sum(t.transferred_bytes(p.extents) for t in some) for some in (p.footprint.reads, p.footprint.writes)
@@ -95,15 +101,18 @@ def _write_cost_ratio(p: Workload[Any]) -> float:
 
 
 def prefetch_rampup_cycles(mach: Machine, cache: Cache | None) -> float:
-    """What a stretch of neighbours waits where it begins in a cache, or in DRAM, until prefetchers follow it."""
+    """Return the exposed cycles at the start of a stream, until hardware prefetchers follow it."""
     costs = mach.costs.memory
     latency = mach.dram_latency_cycles if cache is None else cache.latency_cycles
     return costs.prefetch_restart_fraction * max(0.0, min(latency, MAX_LATENCY_CYCLES) - costs.hidden_cycles)
 
 
 def _stream_start_cycles(p: Workload[Any], tensor: AccessFootprint, stretch: int, cache: Cache | None) -> float:
-    """What each stretch of a tensor waits where it begins. Rows that columns are joined of side by side begin at once,
-    and wait for memory at once: for all of its latency, since no other stretch goes on meanwhile."""
+    """Return the exposed cycles at the start of each stream of a tensor.
+
+    Rows of a column reduction start together and expose the whole memory latency at once: no other stream continues
+    meanwhile.
+    """
     mach, costs = p.machine, p.machine.costs.memory
     latency = mach.dram_latency_cycles
     if cache is None and tensor.varies_with_reduction and not tensor.access.is_output and is_column_reduction(p.space):
@@ -114,7 +123,7 @@ def _stream_start_cycles(p: Workload[Any], tensor: AccessFootprint, stretch: int
 
 
 def _prefetch_overshoot_bytes(p: Workload[Any], tensor: AccessFootprint, block: Tile) -> float:
-    """What prefetchers bring beyond the ends of a tensor's stretches. It takes bandwidth and room in the caches."""
+    """Return the bytes that prefetchers load past the ends of a tensor's streams; they cost bandwidth and capacity."""
     stretch = tensor.stream_bytes(block)
     to_page_end = -stretch % PAGE_BYTES / PAGE_BYTES  # share of the ends that have so much of a page after them
     ahead = min(stretch, HARDWARE_PREFETCH_BYTES.get(p.machine.hw.vendor, 0))
@@ -123,12 +132,12 @@ def _prefetch_overshoot_bytes(p: Workload[Any], tensor: AccessFootprint, block: 
 
 
 def dram_fraction(mach: Machine, walked_bytes: float) -> float:
-    """How much of what a call walks through the next one finds in no cache."""
+    """Return the fraction of a repeated working set that no cache retains."""
     return sum(share for share, cache in _hit_fractions(mach, walked_bytes) if cache is None)
 
 
 def reread_ratio(tensors: Iterable[AccessFootprint], grid: int, block: Tile, extents: Tile) -> float:
-    """How often, on average, a byte of what is read is: what tasks have in common more than once."""
+    """Return how often a byte is read on average: data that tasks share counts more than once."""
     tensors = tuple(tensors)
     whole = sum(t.transferred_bytes(extents) for t in tensors)
     of_tasks = grid * sum(t.transferred_bytes(block) for t in tensors)
@@ -136,25 +145,29 @@ def reread_ratio(tensors: Iterable[AccessFootprint], grid: int, block: Tile, ext
 
 
 def exposed_nontemporal_s(mach: Machine, nontemporal_write_s: float, caches_s: float, reads_s: float) -> float:
-    """What results that go past the caches take beside what is read meanwhile: `caches_s` from caches, which deliver
-    while memory is written, and `reads_s` from memory. The ways to memory and from it are two, which hide a part of the
-    shorter time: as much of it as in a copy, whose rate a spec has."""
+    """Return the seconds of non-temporal writes that concurrent reads do not hide.
+
+    Caches deliver during writes to memory (`caches_s`). Reads and writes of memory overlap as much as in a copy, whose
+    rate the spec has (`reads_s`: reads from memory).
+    """
     nontemporal_write_s = max(0.0, nontemporal_write_s - caches_s)
     dram = mach.dram
-    read, written = 0.5, 0.5 / dram.streamed_write_gain  # of a copied byte, each in the time that a byte takes to read
+    read, written = 0.5, 0.5 / dram.streamed_write_gain  # of a copied byte, in the time to read a byte
     hidden = (read + written - 1 / dram.streamed_copy_gain) / min(read, written)
     return nontemporal_write_s - min(1.0, max(0.0, hidden)) * min(nontemporal_write_s, reads_s)
 
 
 def nontemporal_fraction(rows: int, row_bytes: int) -> float:
-    """Of the rows of results those that begin with a line: vectors that lie across two are stored like any others, for
-    no store past the caches takes them."""
+    """Return the fraction of output rows that begin with a line.
+
+    Vectors of other rows lie across two lines, and no non-temporal store takes them.
+    """
     period = LINE_BYTES // math.gcd(LINE_BYTES, row_bytes)
     return -(-rows // period) / rows
 
 
 def nontemporal_write_s(p: Workload[Any], tensor: AccessFootprint, grid: int) -> float:
-    """The same of results that go past the caches: to memory, wherever the rest is found."""
+    """Return the seconds to write all of a tensor with non-temporal stores."""
     return (
         tensor.transferred_bytes(p.extents)
         * _level_seconds_per_byte(p.machine, None, grid)
@@ -163,24 +176,30 @@ def nontemporal_write_s(p: Workload[Any], tensor: AccessFootprint, grid: int) ->
 
 
 def count_4k_aliasing(p: Workload[Any], block: Tile) -> float:
-    """How often a read waits for a result on its way past the caches: a core takes a load for one that needs a store
-    which it still holds where both lie at the same place of a page. Rows of whole pages, or of an even part of one,
-    meet so where tasks walk pieces of them, each of fewer lines than stores are held: with the row before."""
+    """Return how often a load aliases a pending non-temporal store (4K aliasing).
+
+    A load waits for a store whose low 12 address bits match. Rows of whole pages, or of an even fraction of one, alias
+    where tasks access segments of fewer lines than the store buffer holds.
+    """
     along = p.vector_axis
     if along is None or block[along] >= p.extents[along] or math.prod(block) == block[along]:
         return 0.0
     read, written = ([t for t in some if t.strides.get(along) == 1] for some in (p.footprint.reads, p.footprint.writes))
     if not read or not written:
         return 0.0
-    period = PAGE_BYTES // math.gcd(PAGE_BYTES, *(t.row_bytes for t in (*read, *written)))  # rows until one meets it
+    period = PAGE_BYTES // math.gcd(
+        PAGE_BYTES, *(t.row_bytes for t in (*read, *written))
+    )  # rows until addresses repeat
     lines = -(-block[along] * written[0].elem_bytes // LINE_BYTES)
     pieces = p.outer_points * p.inner_points / block[along]
     return pieces / period * max(0.0, 1 - lines * period / STORE_BUFFER_ENTRIES)
 
 
 def private_seconds_per_byte(mach: Machine, own_bytes: float) -> float:
-    """The same of one core that walks again through what it alone has walked through before; nothing in L1, from where
-    loads are counted by themselves."""
+    """Return the seconds per byte of a core's repeated private working set.
+
+    L1 counts as 0: loads from it are counted apart.
+    """
     found = _hit_fractions(mach, own_bytes, by_one=True)
     first = mach.caches[-1]
     return sum(
@@ -191,7 +210,7 @@ def private_seconds_per_byte(mach: Machine, own_bytes: float) -> float:
 
 
 def _hit_fractions(mach: Machine, walked_bytes: float, *, by_one: bool = False) -> Iterator[tuple[float, Cache | None]]:
-    """Which share of what all cores, or one alone, walk through is where, the innermost cache first; None is DRAM."""
+    """Yield (fraction, level) of a repeated working set, innermost cache first; None is DRAM."""
     known = 0.0
     for cache in reversed(mach.caches):
         capacity = cache.bytes_per_core if by_one else cache.total_bytes
@@ -204,7 +223,7 @@ def _hit_fractions(mach: Machine, walked_bytes: float, *, by_one: bool = False) 
 
 
 def private_bandwidth(mach: Machine, task_bytes: int) -> float:
-    """Bandwidth for one core of the smallest cache in which it can keep that much."""
+    """Return one core's bandwidth of the smallest cache that retains that much; DRAM's if none does."""
     for cache in reversed(mach.caches):
         if task_bytes <= cache.bytes_per_core // 2:
             return cache.bytes_per_s / mach.cores
@@ -212,7 +231,10 @@ def private_bandwidth(mach: Machine, task_bytes: int) -> float:
 
 
 def _level_seconds_per_byte(mach: Machine, cache: Cache | None, cores: int) -> float:
-    """Cores have equal parts of a cache's bandwidth; of memory's, few of them reach more than theirs."""
+    """Return seconds per byte of a level.
+
+    Cores share a cache's bandwidth evenly; a few cores achieve more than their share of the memory's.
+    """
     at_work = min(1.0, cores / mach.cores)
     if cache is not None:
         return 1 / (cache.bytes_per_s * at_work)

@@ -1,4 +1,4 @@
-"""Cost of the register-blocked micro-kernel, and where its operands come from."""
+"""Cost of the register-blocked micro-kernel (BLIS), and the bandwidth of its operands' source."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ FMA_LATENCY_CYCLES = 4.0
 
 
 def kernel_cycles(mach: Machine, mr: int, vectors: int) -> float:
-    """Cycles for one k, or word of it: max(MR·nv / FMA ports, loads / load ports, FMA latency); within 3 % for 11
-    kernels of single k."""
+    """Return cycles for one k, or word of it: max(MR·nv / FMA ports, loads / load ports, FMA latency)."""
     return max(mr * vectors / _fma_ports(mach), _load_cycles(mach, mr, vectors), FMA_LATENCY_CYCLES)
 
 
@@ -18,17 +17,16 @@ def _fma_ports(mach: Machine) -> float:
 
 
 def _load_cycles(mach: Machine, mr: int, vectors: int) -> float:
-    """Of the load ports for one k: rows of B are whole vectors, which some cores read one of a cycle; elements of A,
-    which all lanes share, are none."""
+    """Return load-port cycles for one k: whole vectors of B, broadcasts of A."""
     return mr / LOAD_PORTS + vectors / mach.load_ports
 
 
 def source_bandwidth(mach: Machine, total_bytes: int) -> float:
-    """Bandwidth of the smallest cache that holds that much; DRAM's where none does."""
+    """Return the bandwidth of the smallest cache that holds that much; DRAM's if none does."""
     cache = smallest_cache(mach, total_bytes)
     return mach.dram.bandwidth_bytes_per_s if cache is None else cache.bytes_per_s
 
 
 def smallest_cache(mach: Machine, total_bytes: int) -> Cache | None:
-    """The smallest cache that holds that much; None is DRAM."""
+    """Return the smallest cache that holds that much; None is DRAM."""
     return next((cache for cache in reversed(mach.caches) if total_bytes <= cache.total_bytes // 2), None)

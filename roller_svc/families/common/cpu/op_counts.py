@@ -1,4 +1,4 @@
-"""Statements of a nest → what each does at one of its points, counted by what a CPU's vector operations cost."""
+"""Operations of each statement of a loop nest at one point, counted by their vector cost on a CPU."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from roller_svc.perf.machine import Machine
 from roller_svc.perf.workload import Workload
 
 F = TypeVar("F")
-_FREE = frozenset({OpKind.LNOT, OpKind.NEG, OpKind.ABS})  # part of another operation, or its operand's sign bit
-_MINMAX_OPS = frozenset({OpKind.MAX, OpKind.MIN, OpKind.RELU})  # that propagate NaN: a comparison and a selection
-_DIVISIONS = frozenset({OpKind.DIV, OpKind.SQRT, OpKind.RSQRT, OpKind.RECIPROCAL})  # units that take no new one a cycle
+_FREE = frozenset({OpKind.LNOT, OpKind.NEG, OpKind.ABS})  # folded into another operation, or its operand's sign bit
+_MINMAX_OPS = frozenset({OpKind.MAX, OpKind.MIN, OpKind.RELU})  # propagate NaN: a comparison and a select
+_DIVISIONS = frozenset({OpKind.DIV, OpKind.SQRT, OpKind.RSQRT, OpKind.RECIPROCAL})  # units that are not fully pipelined
 _EXPONENTIALS = frozenset({OpKind.EXP, OpKind.EXP2, OpKind.SIGMOID, OpKind.SILU, OpKind.TANH, OpKind.EXPM1})
 _ALU_OPS = frozenset({
     OpKind.ADD, OpKind.SUB, OpKind.MUL, OpKind.SQUARE, OpKind.FMA, OpKind.FMAX, OpKind.FMIN, OpKind.CLIP, OpKind.SHL,
@@ -35,18 +35,18 @@ _ALU_OPS = frozenset({
 
 @dataclass(frozen=True, slots=True)
 class OpCounts:
-    """Operations at one point, on values that change from one point of a vector, or step of its loop, to the next."""
+    """Operations at one point, on values that vary within a vector or a loop's step."""
 
     alu: int = 0
-    lut: int = 0  # of functions of few bits, in a vector
+    lut: int = 0  # in-register lookup tables
     minmax: int = 0
     div: int = 0  # divisions and roots
     exp: int = 0
-    functions: int = 0  # the other ones that are polynomials, and integer divisions
+    functions: int = 0  # other polynomials, and integer divisions
 
     @property
     def is_expensive(self) -> bool:
-        """Whether a value is better kept than computed again."""
+        """Whether caching the value is cheaper than recomputing it."""
         return bool(self.div or self.exp or self.functions)
 
     def __add__(self, other: OpCounts) -> OpCounts:
@@ -59,18 +59,19 @@ class OpCounts:
 
 @dataclass(frozen=True, slots=True)
 class StatementWork:
-    """One statement, walked over all its points. `joins`: how a reduction joins values, each after the one before it.
-    `tensors`: what it reads, and what it writes."""
+    """Work of one statement over all its points."""
 
     points: int
     counts: OpCounts
-    combine: Combine | None
-    tensors: frozenset[str]
+    combine: Combine | None  # combiner of a reduction, each value after the one before it
+    tensors: frozenset[str]  # read and written
 
 
 def count_statement_work(group: KernelGroup, lanes: int) -> tuple[StatementWork, ...]:
-    """Of a nest's statements; the second of a pair that finds an extreme and its place takes part in the first's.
-    `lanes`: elements of 32 bits that a vector has."""
+    """Count the work of a nest's statements; the second of an arg reduction belongs to the first.
+
+    `lanes`: 32-bit elements of a vector.
+    """
     along = vector_members(group.space)
     outer = {a.name for a in group.outer}
     tables = _tables(group, lanes)
@@ -90,7 +91,7 @@ def count_statement_work(group: KernelGroup, lanes: int) -> tuple[StatementWork,
 
 
 def folded_flops(group: KernelGroup, lanes: int) -> int:
-    """Operations, as `TensorExpr.flops` counts them, that are none where functions are looked up in vectors."""
+    """Return the operations, as `TensorExpr.flops` counts them, that lookup tables replace."""
     tables = _tables(group, lanes)
     return sum(s.points * _folded_ops(tables.group_invariant_factors(s.body), tables) for s in group.statements)
 
@@ -101,7 +102,7 @@ def subtract_folded_flops(group: KernelGroup, p: Workload[F]) -> Workload[F]:
 
 
 def _tables(group: KernelGroup, lanes: int) -> LookupTables:
-    """With what is the same for all columns where these are walked row by row: made once for a row of them."""
+    """Prepare lookup tables; in column reductions, values that all columns share are computed once per row."""
     return LookupTables(lanes, vector_members(group.space) if is_column_reduction(group.space) else frozenset())
 
 
@@ -113,7 +114,7 @@ def _folded_ops(expr: Expr, tables: LookupTables, *, is_factor: bool = False) ->
 
 
 def count_ops(expr: Expr, moving: set[str]) -> OpCounts:
-    """Operations of a value at one point of those that follow each other along `moving` axes."""
+    """Count the operations of a value per point along the `moving` axes."""
     return sum(
         (_count_op(e, moving, moving) for e, _ in _varying_ops(expr, moving, set(), LookupTables(0))), OpCounts()
     )
@@ -122,8 +123,10 @@ def count_ops(expr: Expr, moving: set[str]) -> OpCounts:
 def _varying_ops(
     expr: Expr, moving: Set[str], known: set[Expr], tables: LookupTables, *, is_factor: bool = False
 ) -> Iterator[tuple[Expr, bool]]:
-    """Operations of which an operand changes along `moving` axes, those inside indices left out; what is dear is
-    computed once and kept. `known` grows. Functions that are looked up in `tables` are one, and said to be."""
+    """Yield the operations whose operands vary along `moving` axes, and whether a lookup table replaces them.
+
+    Index expressions are left out. Expensive values are computed once; `known` grows.
+    """
     if isinstance(expr, Load) or not _has_loads(expr) or moving.isdisjoint(axes_of(expr)) or expr in known:
         return
     if isinstance(expr, Op) and expr.kind in _EXPONENTIALS:
@@ -143,11 +146,11 @@ def _count_op(expr: Expr, along: Set[str], inner: Set[str]) -> OpCounts:
         case Op(kind=kind) if kind in _FREE:
             return OpCounts()
         case Op(kind=OpKind.DIV, args=(_, Const(value=value))) if math.frexp(value)[0] == 0.5:
-            return OpCounts(alu=1)  # compilers multiply by the reciprocal where that has a float of its own
+            return OpCounts(alu=1)  # compilers multiply by an exact reciprocal
         case Op(kind=OpKind.DIV, args=(what, Const())) if inner and along.isdisjoint(axes_of(what)):
             return OpCounts(alu=1)  # one for all lanes
         case Op(kind=OpKind.DIV, args=(_, by)) if inner and inner.isdisjoint(axes_of(by)) and loads_of(by):
-            return OpCounts(alu=1)  # the divisor is the row's: a product with its reciprocal
+            return OpCounts(alu=1)  # the divisor is per row: multiply by its reciprocal
         case Op(kind=kind) if kind in _DIVISIONS:
             return OpCounts(div=2 if kind is OpKind.RSQRT else 1)
         case Op(kind=kind) if kind in _MINMAX_OPS:
@@ -165,7 +168,7 @@ def _count_op(expr: Expr, along: Set[str], inner: Set[str]) -> OpCounts:
 
 
 def work_cycles(mach: Machine, counts: OpCounts) -> float:
-    """Operations on one vector: the divider works beside all other units."""
+    """Return cycles of one vector's operations; the divider overlaps with all other units."""
     return max(alu_cycles(mach.costs.loops, counts), mach.division_cycles * counts.div)
 
 

@@ -38,7 +38,7 @@ class Stream:
         step = line_bytes // self.dtype.bytes
         prefetches = []
         for first in range(0, lanes, step):
-            current = {name: substitute(place, {lane: num(first)}) for name, place in at.items()}
+            current = {name: substitute(value, {lane: num(first)}) for name, value in at.items()}
             index = tuple(substitute(i, current) for i in self.index)
             prefetches.append(Prefetch(self.tensor, index, PREFETCH_DISTANCE_BYTES // self.dtype.bytes, self.for_write))
         return tuple(prefetches)

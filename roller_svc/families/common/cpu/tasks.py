@@ -1,7 +1,4 @@
-"""What ROLLER's rules for CPU kernels of independent tasks have in common: tasks for every core, in whole waves.
-
-How many tasks a launch of a CPU kernel may have.
-"""
+"""Rules of CPU kernels with independent tasks: tasks for every core, in whole waves."""
 
 from __future__ import annotations
 
@@ -15,15 +12,15 @@ from roller_svc.construct.scale_up import ScaleUpLevel, TileMetrics
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.workload import Workload
 
-MIN_TASK_S = 10e-6  # of one core: work that is worth a task of its own
-MAX_TASKS_PER_CORE = 16  # tasks: what one of them takes longer than the others is then a sixteenth of a core's time
+MIN_TASK_S = 10e-6  # work of one core that is worth a task
+MAX_TASKS_PER_CORE = 16  # bounds the imbalance of the last task to a sixteenth of a core's time
 
 
 def task_range(p: Workload[Any]) -> tuple[int, int]:
-    """The fewest and the most: some for each core, none too small to be worth it.
+    """Return the minimum and maximum number of tasks: some for each core, none too small.
 
-    Work is the floor in one core's time, far below what it takes. Where it is less than two tasks' worth, but a
-    launch's overhead at least, anything from one task to one for each core is allowed, and the model decides.
+    Work is the roofline bound on one core, well below the real time. Between the launch overhead and two tasks' worth
+    of work, anything from one task to one per core is allowed, and the model decides.
     """
     cores, work_s = p.machine.cores, p.lower_bound_s * p.machine.cores
     worth = int(work_s / MIN_TASK_S)
@@ -35,7 +32,7 @@ def task_range(p: Workload[Any]) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class TaskRules(ABC):
-    """A block is a task; the steps of its extents are found axis by axis, and any tile is large enough."""
+    """A block is a task: its extents are found axis by axis, and any tile is large enough."""
 
     workload: Workload[Any]
     min_tasks: int
@@ -53,7 +50,7 @@ class TaskRules(ABC):
         )
 
     def evaluate(self, block: Tile, base: ThreadTile) -> TileMetrics:
-        """A task must leave work for the other cores, be worth handing out, and come in whole waves."""
+        """Return the metrics of a task: it must leave work for other cores, be large enough, and fill whole waves."""
         tasks, cores = spatial_grid(self.workload, block), self.workload.machine.cores
         if tasks < self.min_tasks:
             return self._measured(block, "parallelism")
@@ -64,19 +61,19 @@ class TaskRules(ABC):
 
     @abstractmethod
     def _block_steps(self, axis: int, base: ThreadTile) -> Tile:
-        """Extents of a task's tile along an axis, ascending."""
+        """Return the extents of a task's tile along an axis, ascending."""
 
     def _block_rank(self) -> Tile:
-        """The outermost axes grow last."""
+        """Return the order of growth: outermost axes last."""
         count = len(self.workload.extents)
         return tuple([count - i for i in range(count)])
 
     def _allows_small_tasks(self, block: Tile) -> bool:
-        """Whether tiles are cut for a cache's sake: more tasks than are worth handing out then may be what fits it."""
+        """Return whether tiles are cut to fit a cache, so that more tasks than usual are allowed."""
         return False
 
     def _measured(self, tile: Tile, too_large: str = "", misaligned: str = "") -> TileMetrics:
-        """Of a tile its footprint and what it moves for each point that it computes."""
+        """Return a tile's footprint, and the bytes that it moves per computed point."""
         footprint_bytes, moved = self.workload.footprint.measure(tile)
         points = math.prod([tile[i] for i in self.workload.spatial])
         return TileMetrics(footprint_bytes, moved / points, too_large, misaligned)

@@ -1,6 +1,6 @@
-"""Space of a map → how threads reach its tensors: wide, element by element, or through shared memory.
+"""Tile space of an elementwise kernel → how threads access its tensors: vectors, elements, or through shared memory.
 
-What the model prices and what lowering builds: both ask here. Axes are positions in the space.
+Both the model and the schedule read it. Axes are positions in the space.
 """
 
 from __future__ import annotations
@@ -14,31 +14,26 @@ from roller_svc.perf.banks import conflict_cycles
 
 Tile = tuple[int, ...]
 
-MAX_ACCESS_BYTES = 16  # of one access of a thread (LD.128)
+MAX_ACCESS_BYTES = 16  # of one thread's access (LD.128)
 SECTOR_BYTES = 32
-REQUEST_THREADS = 32  # of one request to memory; a wave of 64 makes two, which `request_cycles` counts
-LANES_ALONG = 8  # lanes of a warp that share a line of 128 bytes with 16-byte accesses; the others take other lines
+REQUEST_THREADS = 32  # of one memory request; a wave of 64 makes two, which `request_cycles` counts
+LANES_ALONG = 8  # lanes of a warp that share a 128-byte line with 16-byte accesses
 
 
 def is_map(space: TileSpace) -> bool:
-    """Whether every point is computed once, from what it reads. A scatter also copies its target."""
+    """Return whether every point is computed once, from its inputs. A scatter also copies its target."""
     return bool(space.axes) and not space.reduced and not space.copied_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class MapAccess:
-    """A tensor of a map. Offsets of indices are not known here: they are taken to be aligned.
-
-    `run`: the axis whose next point is the next element, None where there is none; `width`: neighbours along it, a
-    power of two, that one access moves. `index`: the axes that index it from end to end, one a dimension, dimensions
-    of one element left out; None where an index is anything else. `steps[i]`: elements between neighbours along axis i.
-    """
+    """A tensor of an elementwise kernel. Index offsets are unknown here and assumed to be aligned."""
 
     access: TileAccess
-    contiguous_axis: int | None
-    vector_width: int
-    index: Tile | None
-    steps: Tile
+    contiguous_axis: int | None  # the axis whose next point is the next element
+    vector_width: int  # elements along it, a power of two, that one access moves
+    index: Tile | None  # axes that index it whole, one per dimension larger than 1; None for any other index
+    steps: Tile  # elements between neighbours along each axis
     is_opaque: bool
 
     @property
@@ -46,34 +41,33 @@ class MapAccess:
         return self.access.dtype.bytes
 
     def tile_axes(self, row: int) -> Tile:
-        """The axes of its tile in shared memory: the result's last but one, its own last."""
+        """Return the axes of its tile in shared memory: the output's last but one, its own last."""
         others = tuple(i for i in self.index or () if i not in (row, self.contiguous_axis))
         return (*others, row, *(() if self.contiguous_axis is None else (self.contiguous_axis,)))
 
 
 @dataclass(frozen=True, slots=True)
 class MapSpace:
-    """`row`: the axis along which the result lies; lanes stand along it, and each takes `width` neighbours at most.
-    `crossing`: the tensors that lie along another one and can go through shared memory."""
+    """Tile space of an elementwise kernel."""
 
     space: TileSpace
     extents: Tile
-    row: int
+    row: int  # axis along which the output is contiguous; lanes follow it
     accesses: tuple[MapAccess, ...]
-    transposed: tuple[MapAccess, ...]
+    transposed: tuple[MapAccess, ...]  # inputs contiguous along another axis that can go through shared memory
 
     @property
     def vector_width(self) -> int:
         return max((a.vector_width for a in self.accesses if a.contiguous_axis == self.row), default=1)
 
     def thread_vector_width(self, thread: Tile) -> int:
-        """Neighbours along the row that a thread takes together."""
+        """Return the elements along the row that a thread accesses together."""
         return math.gcd(thread[self.row], self.vector_width)
 
     def staged_accesses(self, block: Tile) -> tuple[MapAccess, ...]:
-        """The tensors that a block stages, so that memory is read along one axis and written along the other.
+        """Return the inputs that a block stages to read along one axis and write along another.
 
-        A tile of less than a sector along a tensor's own axis is read as it is.
+        A tile of less than a sector along an input's own axis is read directly.
         """
         if block[self.row] == 1:
             return ()
@@ -86,12 +80,12 @@ class MapSpace:
         )
 
     def thread_order(self, block: Tile) -> Tile:
-        """The axes as threads stand along them, the fastest last: the row, before it that of what crosses it."""
+        """Return the axes in thread order, the fastest last: the row, preceded by axes of staged inputs."""
         own = {a.contiguous_axis for a in self.staged_accesses(block)}
         return tuple(sorted(range(len(self.extents)), key=lambda i: (i == self.row, i in own)))
 
     def padded_layout(self, staged: MapAccess, block: Tile, thread: Tile) -> PaddedLayout:
-        """How a staged tile lies in shared memory."""
+        """Return the layout of a staged tile in shared memory."""
         axis, row = staged.tile_axes(self.row)[-1], self.row
         lanes = (block[row] // thread[row], self.thread_vector_width(thread), block[axis] // thread[axis])
         return choose_padding(block[axis], math.gcd(staged.vector_width, block[axis]), staged.bytes, lanes)
@@ -151,20 +145,19 @@ def _index(access: TileAccess, place: dict[str, int], extents: Tile) -> Tile | N
 
 @dataclass(frozen=True, slots=True)
 class PaddedLayout:
-    """A staged tile's rows in shared memory. `pad`: elements added to each; `write_cycles`: of a warp's requests that
-    store one loaded vector a lane; `read_cycles`: of one that loads an element a lane."""
+    """Rows of a staged tile in shared memory."""
 
-    pad: int
-    write_cycles: int
-    read_cycles: int
+    pad: int  # elements added to each row
+    write_cycles: int  # of a warp's requests that store one loaded vector per lane
+    read_cycles: int  # of a warp's request that loads one element per lane
 
 
 @lru_cache(maxsize=4096)
 def choose_padding(row: int, width: int, element_bytes: int, lanes: tuple[int, int, int]) -> PaddedLayout:
-    """The padding of rows of `row` elements that keeps banks apart, both ways.
+    """Return the row padding that avoids bank conflicts of both writes and reads.
 
-    Written along a row, `width` neighbours a lane, LANES_ALONG lanes along it. Read down its columns: `lanes` are the
-    threads along the result's axis, the neighbours that each of them takes, and the threads along the row.
+    Rows of `row` elements are written `width` elements a lane, LANES_ALONG lanes along a row, and read down their
+    columns. `lanes`: threads along the output's axis, elements of each, and threads along the row.
     """
     pads = [0, *(1 << i for i in range((MAX_ACCESS_BYTES // element_bytes).bit_length()))]
     found = [_padded(row, pad, (width, element_bytes), lanes) for pad in pads]

@@ -1,4 +1,4 @@
-"""Fields of an rProgram that a caller may set on contractions of a GPU: the nearest value that fits, and why."""
+"""Fields of an rProgram that a caller may set on GPU contractions: the nearest valid value, and the reason."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def nearest_raster(group: KernelGroup, model: Model[Any], program: RProgram, wan
     if wanted == 1:
         return Nearest(1)
     if program.stream_k_blocks:
-        return Nearest(1, "streamed tiles come in their own order")
+        return Nearest(1, "stream-K tiles have a fixed order")
     (m,) = program.space.role(AxisRole.M)
     rows = -(-m.extent // program.block[m.name])
     together = program.cluster_m
@@ -53,11 +53,11 @@ def nearest_stream_k(group: KernelGroup, model: Model[Any], program: RProgram, w
     if wanted == 0:
         return Nearest(0)
     if program.split_k > 1:
-        return Nearest(0, "a reduction is split evenly or streamed, not both")
+        return Nearest(0, "split-K and stream-K are exclusive")
     if group.is_dual_gemm:
-        return Nearest(0, "two sums of a point are not streamed")
+        return Nearest(0, "a dual GEMM does not support stream-K")
     if group.row_reduction is not None:
-        return Nearest(0, "a block that has part of the sums cannot reduce their rows")
+        return Nearest(0, "stream-K does not support row reductions")
     work = stream_k_partition(replace(program, stream_k_blocks=1))
     steps = work.tiles * work.k_tiles
     if wanted <= steps:

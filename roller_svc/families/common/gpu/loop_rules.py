@@ -1,4 +1,4 @@
-"""What ROLLER's rules for the nests of a SIMT machine have in common: little reuse, and threads to keep busy."""
+"""Rules shared by loop nests on a GPU: little reuse, and enough threads."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from roller_svc.perf.workload import Workload
 
 @dataclass(frozen=True, slots=True)
 class LoopRules(ABC):
-    """Stages whose steps are found axis by axis. Every thread tile is large enough; a block is with MIN_THREADS."""
+    """Levels whose steps are found axis by axis. Every thread tile is large enough; blocks need MIN_THREADS."""
 
     workload: Workload[Any]
 
-    MIN_THREADS: ClassVar[int] = 64  # of a block: fewer leave most of a core's threads unused
+    MIN_THREADS: ClassVar[int] = 64  # per block; fewer leave most threads of a core unused
 
     def reduce_thread_choices(self) -> tuple[int, ...]:
         return (1,)
@@ -56,16 +56,16 @@ class LoopRules(ABC):
 
     @abstractmethod
     def _thread_steps(self, axis: int) -> Tile:
-        """Extents of a thread's tile along an axis, ascending."""
+        """Return the extents of a thread's tile along an axis, ascending."""
 
     @abstractmethod
     def _block_steps(self, axis: int, base: ThreadTile, epsilon: float) -> Tile:
-        """Extents of a block's tile along an axis, ascending."""
+        """Return the extents of a block's tile along an axis, ascending."""
 
     @property
     @abstractmethod
     def _first_axes(self) -> tuple[int | None, ...]:
-        """The axes that grow first, in that order; the others follow from the inside out."""
+        """Axes that grow first, in that order; the others follow from the inside out."""
 
     def _axis_rank(self) -> Tile:
         count, first = len(self.workload.extents), self._first_axes

@@ -1,4 +1,4 @@
-"""The cost of rows reduced by threads, warps or blocks of a SIMT machine: bytes in flight against rows."""
+"""Cost of rows reduced by threads, warps or blocks of a GPU: bytes in flight against rows."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from roller_svc.perf.workload import Workload, address_ops
 
 SECTOR_BYTES = 32
 BLOCK_CYCLES = 50.0  # a core starts one block after another
-SHUFFLE_CYCLES = 30.0  # a shuffle and the operation that waits for it
-BARRIER_CYCLES = 60.0  # words into shared memory, a barrier, words out of it
+SHUFFLE_CYCLES = 30.0  # a shuffle and its dependent operation
+BARRIER_CYCLES = 60.0  # a store to shared memory, a barrier, a load
 LOOP_OPS = 4.0  # a chunk's counter, address and bound
-OPS_PER_FLOP = 1.5  # what a flop of a row needs beside itself: comparisons, moves, parts of functions
-LLC_REUSE_FRACTION = 0.6  # of the last cache that rows under way may take and still be there for the next pass
+OPS_PER_FLOP = 1.5  # overhead of a row's flop: comparisons, moves, parts of functions
+LLC_REUSE_FRACTION = 0.6  # of the LLC that concurrent rows may take and be retained for the next pass
 
 
 def row_reduction_cost(p: Workload[Any], rows: RowSpace, launch: Launch) -> Costs:
-    """Warps issue, caches and DRAM serve; the longest of them bounds, or the chain of a block's loads and joins."""
+    """Return the longest of issue, cache and DRAM time, or of a block's chain of loads and reductions."""
     mach, hw = p.machine, p.machine.hw
     walk = rows.row_iteration(launch.block, launch.thread, launch.reduce_threads, launch.split_k)
     warp = hw.limits.warp_size
@@ -91,10 +91,10 @@ def _width(p: Workload[Any], access: RowAccess, count: int, thread: Tile) -> int
 
 
 def _warp_sectors(rows: RowSpace, access: RowAccess, launch: Launch, walk: RowIteration, warp: int) -> float:
-    """Sectors that a warp asks the cache for: neighbouring threads stand along the fast axis, then in other rows."""
+    """Return the sectors of a warp: adjacent threads follow the contiguous axis, then other rows."""
     count = access.elements(launch.thread)
     times = walk.iterations * _passes(access, walk) if access.varies_along_row else 1
-    if access.contiguous_axis is None:  # all neighbours read the same
+    if access.contiguous_axis is None:  # all lanes read the same element
         return float(count * times)
     own = min(count, launch.thread[access.contiguous_axis])
     neighbours = min(
@@ -111,7 +111,7 @@ def _warp_sectors(rows: RowSpace, access: RowAccess, launch: Launch, walk: RowIt
 
 
 def _chain_cycles(p: Workload[Any], rows: RowSpace, launch: Launch, walk: RowIteration) -> float:
-    """What one block needs however empty its core is: loads step by step, later passes from the cache, joins."""
+    """Return a block's latency on an empty core: loads in order, later passes from the cache, reductions."""
     mach = p.machine
     first = mach.dram_latency_cycles
     later = mach.llc.latency_cycles if mach.llc is not None else first
@@ -128,7 +128,7 @@ def _chain_cycles(p: Workload[Any], rows: RowSpace, launch: Launch, walk: RowIte
 def _moved_bytes(
     p: Workload[Any], rows: RowSpace, launch: Launch, walk: RowIteration, busy: int
 ) -> tuple[float, float]:
-    """(bytes of DRAM, bytes of the last cache): a pass that finds rows gone reads them from DRAM once more."""
+    """Return (DRAM bytes, LLC bytes); a pass that misses rows reads them from DRAM again."""
     tile = tuple([
         max(1, -(-e // launch.split_k)) if i == rows.inner else min(b, e)
         for i, (b, e) in enumerate(zip(launch.block, p.extents, strict=True))

@@ -1,6 +1,6 @@
-"""Space of a reducing nest → how lanes may walk its rows, and the registers that takes.
+"""Tile space of a reduction on a GPU → how threads iterate over its rows, and the registers that takes.
 
-What construction enlarges and what the model prices: both ask here. Axes are positions in the space.
+Both construction and the model read it. Axes are positions in the space.
 """
 
 from __future__ import annotations
@@ -15,24 +15,23 @@ from roller_svc.perf.machine import register_words
 from roller_svc.perf.occupancy import overhead_registers
 
 WORD_BYTES = 4
-STAGED_CHUNKS = 4  # of those in flight, as many as a compiler loads before it uses the first
+STAGED_CHUNKS = 4  # chunks in flight that a compiler loads before the first use
 
 
 @dataclass(frozen=True, slots=True)
 class RowAccess:
-    """One tensor. `density`: elements for each of its points, below 1 where an index is divided or gathered.
-    `stride`: elements between neighbours along the axis that neighbouring threads walk; None where it varies."""
+    """One tensor of the rows."""
 
     footprint: AccessFootprint
-    varies_along_row: bool  # along the row
+    varies_along_row: bool  # indexed by the reduced axis
     num_passes: int
     bytes: int  # of an element
-    density: float
-    contiguous_axis: int | None  # the axis that neighbouring threads walk, None where it does not move the tensor
-    stride: int | None
+    density: float  # elements per point, below 1 where an index is divided or gathered
+    contiguous_axis: int | None  # the axis that adjacent threads follow
+    stride: int | None  # elements between adjacent threads; None where it varies
 
     def elements(self, tile: Tile) -> int:
-        """Elements that a tile touches. What is behind a division or a gather is as dense there as it is in all."""
+        """Return the elements that a tile accesses; divided or gathered ones at their mean density."""
         count = self.footprint.elements(tile)
         if self.density == 1.0:
             return count
@@ -51,17 +50,16 @@ class RowAccess:
 
 @dataclass(frozen=True, slots=True)
 class RowIteration:
-    """`run` neighbours make a chunk, `together` chunks of a lane are in flight at once, `rounds` are all of a lane's.
-    `points`: outer points of a thread."""
+    """How a thread iterates over its part of a row, in chunks of `vector_elems`."""
 
-    vector_elems: int
+    vector_elems: int  # inner points of one vector access
     chunks_in_flight: int
     iterations: int
-    points: int
+    points: int  # outer points of a thread
 
     @property
     def is_single_pass(self) -> bool:
-        """Whether a row is in flight as a whole, so that one pass reads it for all statements."""
+        """Whether the whole row is in flight, so that one pass serves all statements."""
         return self.chunks_in_flight >= self.iterations
 
     @property
@@ -71,25 +69,23 @@ class RowIteration:
 
 @dataclass(frozen=True, slots=True)
 class RowSpace:
-    """`along`: whether memory runs along the rows, so that the lanes of one are neighbouring threads; `fast`: the axis
-    that neighbours walk. `joins`: reductions of the group. `run`, `width`: inner points, and points of the axis that
-    rows stand along, that a thread takes at once; `sharing`: outer axes whose points have an operand in common."""
+    """Rows of a reduction."""
 
     accesses: tuple[RowAccess, ...]
-    read: tuple[RowAccess, ...]  # on the way along a row
+    read: tuple[RowAccess, ...]  # inputs along a row
     inner: int
     points: int  # of a row
     spatial: Tile
-    contiguous_along_reduction: bool
+    contiguous_along_reduction: bool  # the threads of a row are adjacent
     contiguous_axis: int
-    num_reductions: int
+    num_reductions: int  # of the group
     vector_elems: int
-    vector_rows: int
-    reuse_axes: Tile
+    vector_rows: int  # adjacent rows that a thread takes together
+    reuse_axes: Tile  # outer axes whose points share an operand
     words: int  # registers of an accumulator
 
     def row_iteration(self, block: Tile, thread: Tile, lanes: int, split_k: int = 1) -> RowIteration:
-        """How the lanes of that tile walk a row of which each rTask has its share."""
+        """Return how threads iterate over a row of which each rTask has a split."""
         run = thread[self.inner]
         rounds = max(1, -(-self.points // (run * lanes * split_k)))
         points = 1
@@ -98,7 +94,7 @@ class RowSpace:
         return RowIteration(run, min(rounds, max(1, -(-block[self.inner] // (lanes * run)))), rounds, points)
 
     def registers(self, thread: Tile, walk: RowIteration, limits: Limits) -> int:
-        """Registers of a thread: chunks in flight as they lie in memory, rows that stay, accumulators."""
+        """Return a thread's registers: chunks in flight, cached rows, accumulators."""
         flight = held = 0
         whole = walk.is_single_pass
         for access in self.read:
@@ -111,7 +107,7 @@ class RowSpace:
         return overhead_registers(limits) + flight + held + sums
 
     def shared_bytes(self, walk: RowIteration, lanes: int, threads: int, warp: int) -> int:
-        """Shared memory in which lanes join: a word a warp and row, or, where they stand apart, all that they have."""
+        """Return the shared memory of the block reduction: a word per warp and row, or per thread for columns."""
         if lanes == 1 or (self.contiguous_along_reduction and lanes <= warp):
             return 0
         words = walk.points * (threads // warp if self.contiguous_along_reduction else threads)
@@ -119,7 +115,7 @@ class RowSpace:
 
 
 def row_space(space: TileSpace, touched: SpaceFootprint, hw: HardwareSpec) -> RowSpace:
-    """Prepare a space whose points have rows for many tiles."""
+    """Prepare a space with rows for many tiles."""
     (inner,) = (i for i, a in enumerate(space.axes) if a in space.reduced)
     spatial = tuple(i for i in range(len(space.axes)) if i != inner)
     vector = next((i for i, a in enumerate(space.axes) if a.name == space.vector_axis), inner)
@@ -143,7 +139,7 @@ def row_space(space: TileSpace, touched: SpaceFootprint, hw: HardwareSpec) -> Ro
         contiguous_axis=vector,
         num_reductions=max(1, most - 1) if writes_rows else most,
         vector_elems=_largest_dividing_power(last, max(widest, packed) if along else packed),
-        # threads that take neighbours of windows would read what is apart: they stand side by side instead
+        # with windows, vectors of rows would be strided: threads are adjacent instead
         vector_rows=_largest_dividing_power(touched.extents[vector], widest) if not along and space.reduces_rows else 1,
         reuse_axes=tuple(i for i in spatial if any(i not in a.footprint.axes for a in read)),
         words=register_words(space.compute_dtype),
@@ -161,7 +157,7 @@ def _access(touched: AccessFootprint, extents: Tile, fast: int) -> RowAccess:
 
 
 def _points_per_element(access: RowAccess, extents: Tile, inner: int) -> int:
-    """Neighbouring inner points that share an element, as 4-bit values do a word; 1 where none do."""
+    """Return the adjacent inner points that share an element (4-bit values in a word); 1 if none do."""
     divided = [dim for dim in access.footprint.access.dims if not dim.is_affine and dim.size > 1]
     if len(divided) != 1 or inner not in access.footprint.axes or extents[inner] % divided[0].size:
         return 1
@@ -170,5 +166,5 @@ def _points_per_element(access: RowAccess, extents: Tile, inner: int) -> int:
 
 
 def _largest_dividing_power(extent: int, width: int) -> int:
-    """The largest power of two up to the width that divides the extent."""
+    """Return the largest power of two up to the width that divides the extent."""
     return math.gcd(extent, 1 << (width.bit_length() - 1))

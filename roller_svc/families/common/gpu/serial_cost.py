@@ -1,4 +1,4 @@
-"""The cost of a loop nest on a SIMT machine: maps, layout changes, reductions, windows."""
+"""Cost of a loop nest on a GPU with one thread per point: scatters and single points."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from roller_svc.perf.workload import Workload, address_ops
 
 LOOP_OPS = 1.0
 UNROLL = 4  # iterations of an inner loop whose loads the compiler issues together
-TREE_STEP_CYCLES = 60.0  # one halving step of the lanes: shared memory there and back, and a barrier
+TREE_STEP_CYCLES = 60.0  # one halving step of a block reduction: shared memory and a barrier
 SECTOR_BYTES = 32
 BLOCK_CYCLES = 50.0  # a core starts one block after another
-DEPENDENT_CYCLES = 6.0  # an operation that waits for the one before it
+DEPENDENT_CYCLES = 6.0  # latency of a dependent operation
 
 
 def nest_registers(points: int, words: int, limits: Limits) -> int:
-    """Registers of a thread that works on `points` points at once."""
+    """Return a thread's registers for that many concurrent points."""
     return overhead_registers(limits) + 3 * points * words
 
 
 def serial_cost(p: Workload[Any], launch: Launch) -> Costs:
-    """Warps issue, caches and DRAM serve; the longest of them bounds, plus what a block's own chain cannot hide."""
+    """Return the longest of issue, cache and DRAM time, plus what a block's chain exposes."""
     mach, hw = p.machine, p.machine.hw
     per_thread = math.prod(launch.thread)
     words = register_words(p.space.compute_dtype)
@@ -68,7 +68,7 @@ def serial_cost(p: Workload[Any], launch: Launch) -> Costs:
 
 
 def _thread_instructions(p: Workload[Any], launch: Launch, per_thread: int) -> tuple[float, float]:
-    """Instructions of one thread, and loads of one of its points in one iteration."""
+    """Return one thread's instructions, and the loads of a point in one iteration."""
     iterations = max(1, -(-p.inner_points // (launch.reduce_threads * launch.split_k)))
     flops = p.space.flops / (p.outer_points * p.inner_points)
     once, repeated, loads = 0.0, (LOOP_OPS if p.inner_points == 1 else LOOP_OPS * per_thread) + flops * per_thread, 0.0
@@ -85,13 +85,13 @@ def _thread_instructions(p: Workload[Any], launch: Launch, per_thread: int) -> t
 
 
 def _thread_elements(p: Workload[Any], tensor: AccessFootprint, thread: Tile) -> int:
-    """Loads of a thread's points: those of a map share what they have in common, reductions follow one another."""
+    """Return the loads of a thread's points: elementwise points share loads, reductions follow one another."""
     axes = tensor.axes if p.inner_points == 1 else p.spatial
     return math.prod([min(thread[i], p.extents[i]) for i in axes])
 
 
 def _cache_requests(p: Workload[Any], launch: Launch) -> float:
-    """Cycles that a warp's loads and stores hold the core's cache: a request serves 4 sectors a cycle."""
+    """Return the L1 cycles of a warp's loads and stores: a request serves 4 sectors a cycle."""
     warp = p.machine.hw.limits.warp_size
     total = 0.0
     for tensor in p.footprint.accesses:
@@ -103,7 +103,7 @@ def _cache_requests(p: Workload[Any], launch: Launch) -> float:
 
 
 def _warp_sectors(p: Workload[Any], tensor: AccessFootprint, launch: Launch, warp: int) -> float:
-    """Sectors that one warp-wide access touches: lanes are neighbours, then points of the vector axis or the last."""
+    """Return the sectors of one warp access: lanes follow the reduction, the vector axis or the last axis."""
     if launch.reduce_threads > 1 and p.reduced:
         axis, along = p.reduced[-1], min(launch.reduce_threads, warp)
     elif (p.vector_axis is not None and p.vector_axis in p.spatial) or p.spatial:
@@ -119,7 +119,7 @@ def _warp_sectors(p: Workload[Any], tensor: AccessFootprint, launch: Launch, war
 
 
 def _chain_cycles(p: Workload[Any], launch: Launch, iterations: int) -> float:
-    """What one block needs however empty its core is: loads one after another, then the tree over its lanes."""
+    """Return a block's latency on an empty core: dependent loads, then the block reduction."""
     latency = p.machine.dram_latency_cycles
     if (last := p.machine.llc) is not None and p.inner_points > 1:
         latency = (latency + last.latency_cycles) / 2
@@ -132,7 +132,7 @@ def _chain_cycles(p: Workload[Any], launch: Launch, iterations: int) -> float:
 
 
 def _clipped(p: Workload[Any], launch: Launch) -> Tile:
-    """The block's tile inside the tensor, its share of the reduction when that is split."""
+    """Return the block's tile inside the tensor, or its part of a split reduction."""
     return tuple([
         max(1, min(b, e if a.kind.value == "spatial" else -(-e // launch.split_k)))
         for b, e, a in zip(launch.block, p.footprint.extents, p.space.axes, strict=True)
@@ -140,7 +140,7 @@ def _clipped(p: Workload[Any], launch: Launch) -> Tile:
 
 
 def _dram_bytes(p: Workload[Any], launch: Launch, block_bytes: float) -> float:
-    """Whole transactions of what is touched, and what blocks read again after the last cache dropped it."""
+    """Return whole transactions of accessed data, and what blocks reread after LLC evictions."""
     whole = p.footprint.transferred_bytes(p.footprint.extents)
     again = max(0.0, launch.grid * block_bytes - whole)
     resident = dram_bytes_with_reuse(p.machine, int(whole), 1.0 + min(again / whole, 4.0) * 0.25)

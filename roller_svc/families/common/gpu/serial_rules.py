@@ -1,4 +1,4 @@
-"""ROLLER's rules for scatters, and for a single point, on a SIMT machine: warps along the vector axis."""
+"""Rules for scatters and single points on a GPU: warps along the contiguous axis."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class SerialRules(LoopRules):
     MIN_THREADS: ClassVar[int] = 128
 
     def rank_thread_tiles(self, grown: ScaleUpResult, lanes: int) -> Sequence[Tile]:
-        """From one point to many along the vector axis, then the tiles of least traffic."""
+        """Return tiles from one point to many along the contiguous axis, then those of least traffic."""
         vector_only = [
             t for t in grown.saturated if all(x == 1 for i, x in enumerate(t) if i != self.workload.contiguous_axis)
         ]
@@ -55,7 +55,7 @@ class SerialRules(LoopRules):
         return "grid size" if huge else ""
 
     def fallback_tiles(self) -> Sequence[tuple[Tile, ThreadTile]]:
-        """One point a thread, a warp along the vector axis."""
+        """Return one point per thread, a warp along the contiguous axis."""
         p = self.workload
         warp = p.machine.hw.limits.warp_size
         one = tuple([1] * len(p.extents))
@@ -71,7 +71,7 @@ class SerialRules(LoopRules):
         unit = base.tile[axis]
         fitting = tuple([unit * c for c in tile_multiples(p.extents[axis], unit, epsilon, MAX_THREADS)]) or (unit,)
         if axis == p.contiguous_axis:
-            # second alignment: a warp's worth of neighbours, or the whole axis
+            # second alignment: contiguous elements for a whole warp, or the whole axis
             warp = p.machine.hw.limits.warp_size
             fitting = tuple([s for s in fitting if s >= warp * unit // 2]) or fitting[-1:]
         return fitting
@@ -101,5 +101,5 @@ class SerialRules(LoopRules):
 
     @property
     def _first_axes(self) -> tuple[int | None, ...]:
-        """Without reuse, the vector axis."""
+        """The contiguous axis: there is no reuse."""
         return (self.workload.contiguous_axis,)

@@ -169,8 +169,8 @@ class Packing:
         if count >= panels.fill:
             return ()
         zero = identity(Combine.SUM, self.dtype)
-        place = (panels.buffer_index, ref(K_ROW), add(num(count), ref(LANE)))
-        return (Loop(LANE, panels.fill - count, LoopKind.VECTOR, (Compute(self.packed, place, zero),)),)
+        index = (panels.buffer_index, ref(K_ROW), add(num(count), ref(LANE)))
+        return (Loop(LANE, panels.fill - count, LoopKind.VECTOR, (Compute(self.packed, index, zero),)),)
 
     def _pack_transposed(self, panels: Panels, count: int) -> tuple[Node, ...]:
         """Transpose blocks of `lanes` k by `lanes` rows, then copy the remaining k one by one.
@@ -212,7 +212,7 @@ class Packing:
         at = {panels.axis.members[0].name: add(panels.position, lane), self.k.members[0].name: add(ref(K_FIRST), row)}
         return Compute(self.packed, (panels.panel, row, lane), substitute(self.source, at))
 
-    # axes of several fused ones -------------------------------------------------------------------------------------
+    # fused axes -----------------------------------------------------------------------------------------------------
     def _pack_strided(self, panels: Panels) -> tuple[Node, ...]:
         def rows(at: dict[str, Expr], count: int) -> tuple[Node, ...]:
             return (self._loop_over_k(self._pack_row(panels, at, count)),)
@@ -234,10 +234,10 @@ class Packing:
         members = panels.axis.members
         *outer, last = (substitute(i, {member.name: num(0) for member in members}) for i in source.index)
         values = member_values(panels.axis, add(panels.position, ref(LANE)))
-        place: Expr = Const(0, DType.INT64)
+        index: Expr = Const(0, DType.INT64)
         for member, stride in zip(members, strides, strict=True):  # add and mul would compute in 32 bits
             offset = Op(OpKind.MUL, (Cast(values[member.name], DType.INT64), Const(stride, DType.INT64)), DType.INT64)
-            place = Op(OpKind.ADD, (place, offset), DType.INT64)
+            index = Op(OpKind.ADD, (index, offset), DType.INT64)
 
         def row(first: Expr, lanes: int) -> Node:
             lane = add(first, ref(LANE))
@@ -254,7 +254,7 @@ class Packing:
         if vectors:
             each = row(mul(ref(_VECTOR), num(self.lanes)), self.lanes)
             nodes = (Loop(_VECTOR, vectors, LoopKind.SERIAL, (each,)), *nodes)
-        fill = Loop(LANE, count, LoopKind.SERIAL, (Compute(_OFFSETS, (ref(LANE),), place),))
+        fill = Loop(LANE, count, LoopKind.SERIAL, (Compute(_OFFSETS, (ref(LANE),), index),))
         return (Storage(_OFFSETS, DType.INT64, (count,), Scope.STACK, (fill, self._loop_over_k(nodes))),)
 
 

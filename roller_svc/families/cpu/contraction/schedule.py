@@ -142,8 +142,8 @@ def _line_loop(view: GemmView, statement: TensorExpr, width: int) -> Loop | None
     if statement.output in view.group.register_tensors or statement.index[-1] != AxisRef(innermost) or not width:
         return None
     line_elems = LINE_BYTES // statement.type.dtype.bytes
-    place = {innermost: add(ref(innermost), mul(ref(LINE), num(line_elems)))}
-    index = tuple(substitute(i, place) for i in statement.index)
+    position = {innermost: add(ref(innermost), mul(ref(LINE), num(line_elems)))}
+    index = tuple(substitute(i, position) for i in statement.index)
     prefetch = Prefetch(statement.output, index, 0, for_write=True)
     return Loop(LINE, ceil_div(width, line_elems), LoopKind.UNROLL, (prefetch,))
 
@@ -268,15 +268,15 @@ class _Blocked:
     # the tree, from the outside in ----------------------------------------------------------------------------------
     def tasks(self) -> tuple[Node, ...]:
         view = self.view
-        k_left = min_(num(self.kc), sub(num(self.depth), ref(K_FIRST)))
+        k_remaining = min_(num(self.kc), sub(num(self.depth), ref(K_FIRST)))
         step: tuple[Node, ...] = (*self._pack_b(), *self._over_blocks())
-        step = (Let(K_COUNT, k_left if self.depth % self.kc else num(self.kc), step),)
+        step = (Let(K_COUNT, k_remaining if self.depth % self.kc else num(self.kc), step),)
         step = (Let(K_FIRST, mul(ref(STEP), num(self.kc)), step),)
         nodes: tuple[Node, ...] = (Loop(STEP, self.steps, LoopKind.SERIAL, step),)
         nodes = self._allocate(nodes)
         columns = self.columns
-        left = sub(num(ceil_div(columns.axis.extent, columns.size)), mul(ref("n.task"), num(columns.count)))
-        nodes = columns.bind_first(mul(ref("n.task"), num(columns.count)), left, nodes)
+        remaining = sub(num(ceil_div(columns.axis.extent, columns.size)), mul(ref("n.task"), num(columns.count)))
+        nodes = columns.bind_first(mul(ref("n.task"), num(columns.count)), remaining, nodes)
         for panels, blocks in ((columns, 1), (self.rows, self.blocks)):
             tasks = ceil_div(panels.axis.extent, blocks * panels.count * panels.size)
             nodes = (Loop(f"{panels.role}.task", tasks, LoopKind.PARALLEL, nodes),)
@@ -353,8 +353,8 @@ class _Blocked:
         nodes = rows.bind_first(add(task, block), sub(ref("m.all"), block), nodes)
         blocks = div(add(ref("m.all"), num(rows.count - 1)), rows.count)
         nodes = (Loop(BLOCK, self.blocks, LoopKind.SERIAL, nodes, None if self.blocks == 1 else blocks),)
-        left = sub(num(ceil_div(self.view.m.extent, rows.size)), task)
-        return (Let("m.all", min_(num(of_task), left), nodes),)
+        remaining = sub(num(ceil_div(self.view.m.extent, rows.size)), task)
+        return (Let("m.all", min_(num(of_task), remaining), nodes),)
 
     @property
     def _packing_of_a(self) -> Packing:

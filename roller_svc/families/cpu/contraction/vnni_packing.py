@@ -116,8 +116,8 @@ class VnniPacking(Packing):
     def _block(self, panels: Panels, first: int, count: int) -> Node:
         """Transpose one block of words, of `lanes` rows or fewer, in registers."""
         word = mul(ref(K_CHUNK), num(self.lanes))
-        place = mul(add(ref(K_FIRST), word), num(self.group))
-        at = {panels.axis.members[0].name: add(panels.position, num(first)), self.k.members[0].name: place}
+        position = mul(add(ref(K_FIRST), word), num(self.group))
+        at = {panels.axis.members[0].name: add(panels.position, num(first)), self.k.members[0].name: position}
         source = cast_element(substitute(self.source, at), self.element)
         if not isinstance(source, Load):
             raise InvariantError(f"operand transposed by words must be a plain load, got {source}")

@@ -98,7 +98,7 @@ class InputPatch:
     def _phase_length(self) -> int:
         return self.image.staged_extent(self.image.window_dims[-1], self.pixels[-1]) // self._phases
 
-    # filling --------------------------------------------------------------------------------------------------------
+    # staging --------------------------------------------------------------------------------------------------------
     def stage(self) -> tuple[Node, ...]:
         """Stage the patch for the channels of step `.step` and the output positions from each dimension's `at`."""
         slides = self.image.window_dims

@@ -261,16 +261,16 @@ class _Tasks:
     # the tree, from the outside in ----------------------------------------------------------------------------------
     def nodes(self) -> tuple[Node, ...]:
         depth, kc = self.image.depth, self.patch.channels
-        left = sub(num(depth), mul(ref(".step"), num(kc)))
+        remaining = sub(num(depth), mul(ref(".step"), num(kc)))
         nodes: tuple[Node, ...] = (*self.weights.pack(), *self._over_patches())
-        nodes = (Let(".channels", min_(num(kc), left) if depth % kc else num(kc), nodes),)
+        nodes = (Let(".channels", min_(num(kc), remaining) if depth % kc else num(kc), nodes),)
         nodes = (Loop(".step", self.steps, LoopKind.SERIAL, nodes),)
         for storage in self._allocate():
             nodes = (Storage(storage.tensor, storage.dtype, storage.shape, storage.scope, nodes),)
         filters, panels = self.image.filters, self.weights.panels
         block = panels * self.weights.wide
-        left = sub(num(ceil_div(filters.extent, self.weights.wide)), mul(ref(".filters.task"), num(panels)))
-        nodes = (Let(".filters.panels", min_(num(panels), left), nodes),)
+        remaining = sub(num(ceil_div(filters.extent, self.weights.wide)), mul(ref(".filters.task"), num(panels)))
+        nodes = (Let(".filters.panels", min_(num(panels), remaining), nodes),)
         nodes = (Let(".filters.first", mul(ref(".filters.task"), num(block)), nodes),)
         for slide, _ in reversed(self.window_dims):
             name = slide.pixel.name
@@ -309,8 +309,8 @@ class _Tasks:
         for (slide, pixels), patches in reversed([*zip(self.window_dims, self._patches_per_task, strict=True)]):
             name, first = slide.pixel.name, ref(f"{slide.pixel.name}.first")
             at = add(first, mul(ref(f"{name}.window"), num(pixels)))
-            left = min_(num(pixels), sub(num(slide.pixel.extent), at))
-            count = num(min(pixels, slide.pixel.extent)) if _has_equal_patches(slide, pixels) else left
+            remaining = min_(num(pixels), sub(num(slide.pixel.extent), at))
+            count = num(min(pixels, slide.pixel.extent)) if _has_equal_patches(slide, pixels) else remaining
             limit: Expr | None = None
             if patches > 1 and slide.pixel.extent % self._task(slide):
                 limit = div(add(sub(num(slide.pixel.extent), first), num(pixels - 1)), pixels)
@@ -330,8 +330,8 @@ class _Tasks:
             nodes = (Loop(f"{name}.tile", self._tiles(slide, pixels), LoopKind.SERIAL, nodes, limit),)
         finish: tuple[Node, ...] = (Routine("store", self._run_epilogue()),)
         nodes += (Branch(eq(ref(".step"), num(self.steps - 1)), finish),) if self.steps > 1 else finish
-        place = add(ref(".filters.first"), mul(ref(".filters.panel"), num(self.weights.wide)))
-        nodes = (Let(".filters.place", place, nodes),)
+        position = add(ref(".filters.first"), mul(ref(".filters.panel"), num(self.weights.wide)))
+        nodes = (Let(".filters.place", position, nodes),)
         return Loop(".filters.panel", self.weights.panels, LoopKind.SERIAL, nodes, ref(".filters.panels"))
 
     def _tiles(self, slide: ImageWindowDim, pixels: int) -> int:
@@ -408,12 +408,12 @@ class _Tasks:
         coordinates: list[Expr] = []
         for slide, _ in reversed(self.window_dims):
             tile: int = self._tile(slide)
-            place = ref(f"{slide.pixel.name}.place")
+            position = ref(f"{slide.pixel.name}.place")
             inside: Expr = mod(number, tile)
             if not self.image.along_filters and slide is self.image.window_dims[-1]:
                 number, tile = ref(VECTOR), tile // self.lanes
                 inside = add(mul(mod(number, tile), num(self.lanes)), ref(LANE))
-            coordinates.append(add(place, inside))
+            coordinates.append(add(position, inside))
             number = div(number, tile)
         return tuple(reversed(coordinates))
 

@@ -210,8 +210,8 @@ class _Rows:
             index = tuple(reads.apply(i) for i in statement.index)
             nodes += self._for_rows(Compute(statement.output, index, value))
             if self.is_vector:
-                mine = self.streams.get(statement.output, ())
-                here = [s for s in mine if s.for_write or not is_reduction(statement)]
+                own = self.streams.get(statement.output, ())
+                here = [s for s in own if s.for_write or not is_reduction(statement)]
                 nodes += self._prefetch(here, self.width, self.at)
         return nodes
 
@@ -238,9 +238,9 @@ class _Rows:
         inner = inner_axes(statement, self.group.outer)
 
         def store(at: dict[str, Expr]) -> tuple[Node, ...]:
-            place = reads.with_axes(at)
-            index = tuple(place.apply(i) for i in statement.index)
-            return (Compute(statement.output, index, convert_to_type(place.apply(body), statement)),)
+            position = reads.with_axes(at)
+            index = tuple(position.apply(i) for i in statement.index)
+            return (Compute(statement.output, index, convert_to_type(position.apply(body), statement)),)
 
         if self._lanes_of(statement) == 1:
             here = store({a.name: ref(a.name) for a in inner})
@@ -253,22 +253,22 @@ class _Rows:
         start = identity(combine, statement.accumulator)
         if lanes == 1:
             here = reads.with_axes({a.name: ref(a.name) for a in inner})
-            join = self._accumulate(statement, here, acc, self._row_index)
+            accumulate = self._accumulate(statement, here, acc, self._row_index)
             first = Compute(acc, self._row_index, start)
-            return [*self._for_rows(first), *serial_loops(inner, self._for_rows(*join))]
-        place = (*self._row_index, ref(LANE))
+            return [*self._for_rows(first), *serial_loops(inner, self._for_rows(*accumulate))]
+        position = (*self._row_index, ref(LANE))
 
-        def join_lane(at: dict[str, Expr]) -> tuple[Node, ...]:
-            return self._accumulate(statement, reads.with_axes(at), acc, place)
+        def accumulate_lane(at: dict[str, Expr]) -> tuple[Node, ...]:
+            return self._accumulate(statement, reads.with_axes(at), acc, position)
 
-        def join_total(at: dict[str, Expr]) -> tuple[Node, ...]:
+        def accumulate_total(at: dict[str, Expr]) -> tuple[Node, ...]:
             return self._accumulate(statement, reads.with_axes(at), f"{acc}.total", self._row_index)
 
         return [
-            *self._for_rows(Loop(LANE, lanes, LoopKind.VECTOR, (Compute(acc, place, start),))),
-            *self._vector_loops(statement, inner, join_lane),
+            *self._for_rows(Loop(LANE, lanes, LoopKind.VECTOR, (Compute(acc, position, start),))),
+            *self._vector_loops(statement, inner, accumulate_lane),
             *self._for_rows(*self._reduce_lanes(acc, lanes, combine, statement.accumulator)),
-            *self._remainder(statement, inner, join_total),
+            *self._remainder(statement, inner, accumulate_total),
         ]
 
     def _accumulate(self, statement: TensorExpr, here: RowReads, to: str, index: tuple[Expr, ...]) -> tuple[Node, ...]:
@@ -291,8 +291,8 @@ class _Rows:
 
         def update(index: tuple[Expr, ...], at: dict[str, Expr], part: str) -> tuple[Node, ...]:
             here = reads.with_axes(at)
-            value, place = here.apply(arg_reduction.reduction.value), here.apply(arg_reduction.index)
-            return arg_reduction.update(index, value, place, part, in_order=arg_reduction.is_in_order(inner))
+            value, position = here.apply(arg_reduction.reduction.value), here.apply(arg_reduction.index)
+            return arg_reduction.update(index, value, position, part, in_order=arg_reduction.is_in_order(inner))
 
         return [
             *self._for_rows(Loop(LANE, self.lanes, LoopKind.VECTOR, arg_reduction.start(lane))),

@@ -162,9 +162,9 @@ class StagedReduction:
         for phase in range(dim.phases):
             start = first + (phase - first) % dim.phases
             if (elements := ceil_div(first + count - start, dim.phases)) > 0:
-                place = add(mul(ref(LANE), num(dim.phases)), num(start))
+                position = add(mul(ref(LANE), num(dim.phases)), num(start))
                 element = add(self.layout.element((*self._outer_coordinates(), num(phase))), num(start // dim.phases))
-                store = Compute(plane.name, (add(ref(".element"), ref(LANE)),), self._value(plane, place))
+                store = Compute(plane.name, (add(ref(".element"), ref(LANE)),), self._value(plane, position))
                 yield Let(".element", element, tuple(for_lanes(elements, store)))
 
     def _prefetch_line(self, plane: Plane, prefetch: PlanePrefetch) -> Iterator[Node]:
@@ -175,21 +175,21 @@ class StagedReduction:
         for first in range(0, min(count, MAX_PREFETCHES * step), step):
             yield Prefetch(prefetch.source.tensor, index, prefetch.elements + first)
 
-    def _store(self, plane: Plane, place: Expr) -> Compute:
+    def _store(self, plane: Plane, position: Expr) -> Compute:
         return Compute(
-            plane.name, (self.layout.element((*self._outer_coordinates(), place)),), self._value(plane, place)
+            plane.name, (self.layout.element((*self._outer_coordinates(), position)),), self._value(plane, position)
         )
 
     def _outer_coordinates(self) -> tuple[Expr, ...]:
         return tuple(ref(f"{d.window_dim.axis}.here") for d in self.layout.dims[:-1])
 
-    def _value(self, plane: Plane, place: Expr) -> Expr:
+    def _value(self, plane: Plane, position: Expr) -> Expr:
         """Return the input value position_nameposition of the current row block."""
-        return substitute(plane.value, self._input_coordinates(place))
+        return substitute(plane.value, self._input_coordinates(position))
 
-    def _input_coordinates(self, place: Expr) -> dict[str, Expr]:
+    def _input_coordinates(self, position: Expr) -> dict[str, Expr]:
         coordinates = {}
-        for dim, here in zip(self.layout.dims, (*self._outer_coordinates(), place), strict=True):
+        for dim, here in zip(self.layout.dims, (*self._outer_coordinates(), position), strict=True):
             start = mul(ref(f"{dim.window_dim.axis}.first"), num(dim.window_dim.stride))
             coordinates[dim.window_dim.position_name] = add(start, here)
         return coordinates
@@ -256,11 +256,11 @@ class StagedReduction:
         dim, slide = dims[-2], dims[-2].window_dim
         taps = [(r, i) for r in range(dim.rows) for i in range(slide.taps)]
 
-        def place(row_tap: tuple[int, int]) -> int:
+        def position(row_tap: tuple[int, int]) -> int:
             return slide.stride * row_tap[0] + slide.dilation * row_tap[1] + slide.offset
 
         nodes: list[Node] = []
-        for at, users in itertools.groupby(sorted(taps, key=place), key=place):
+        for at, users in itertools.groupby(sorted(taps, key=position), key=position):
             nodes += self._loads((num(at),))
             for row, tap in users:
                 accumulate: Node = self._accumulate(num(row))

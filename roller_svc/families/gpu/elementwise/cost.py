@@ -1,4 +1,4 @@
-"""The cost of a map on a SIMT machine: element-wise programs, broadcasts, layout changes, gathers."""
+"""Cost of an elementwise kernel on a GPU: elementwise programs, broadcasts, layout changes, gathers."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from roller_svc.perf.workload import ADDRESS_OPS, DIVISION_OPS, Workload
 
 BLOCK_CYCLES = 50.0  # a core starts one block after another
 BARRIER_CYCLES = 30.0
-THREAD_INSTRUCTIONS = 20.0  # where a thread stands, the edges of its tile, the way out
-STAGED_INSTRUCTIONS = 4.0  # to find where a vector comes from and goes to
-SECTORS_PER_CYCLE = 4  # of a core's first cache
+THREAD_INSTRUCTIONS = 20.0  # index of the thread, bounds of its tile, exit
+STAGED_INSTRUCTIONS = 4.0  # addresses of a staged vector's source and target
+SECTORS_PER_CYCLE = 4  # of L1
 REGISTER_BYTES = 4
 
 
@@ -36,11 +36,11 @@ class MapTile:
 
     @property
     def direct(self) -> tuple[MapAccess, ...]:
-        """What threads read and write where it lies."""
+        """Tensors that threads access directly in memory."""
         return tuple([a for a in self.map.accesses if a not in self.staged]) if self.staged else self.map.accesses
 
     def elements(self, access: MapAccess) -> int:
-        """Elements that a thread touches."""
+        """Return the elements that a thread accesses."""
         points = 1
         for i, step in enumerate(access.steps):
             if step:
@@ -61,7 +61,7 @@ class MapTile:
 
 
 def map_registers(p: Workload[MapSpace], tile: MapTile, limits: Limits) -> int:
-    """Registers of a thread: addresses, everything that it loads before it uses any, one vector of values."""
+    """Return a thread's registers: addresses, all loads before their first use, one vector of values."""
     loaded = sum([tile.elements(a) * a.bytes for a in tile.direct if not a.access.is_output])
     if tile.staged:
         threads = math.prod([b // t for b, t in zip(tile.block, tile.thread, strict=True)])
@@ -71,7 +71,7 @@ def map_registers(p: Workload[MapSpace], tile: MapTile, limits: Limits) -> int:
 
 
 def elementwise_cost(p: Workload[MapSpace], launch: Launch) -> Costs:
-    """Warps issue, caches and DRAM serve; the longest of them bounds."""
+    """Return the longest of issue, cache and DRAM time."""
     mach, hw = p.machine, p.machine.hw
     tile = MapTile.of(p, launch.block, launch.thread)
     needs = BlockResources(launch.threads, map_registers(p, tile, hw.limits), tile.shared_bytes)
@@ -107,26 +107,26 @@ def elementwise_cost(p: Workload[MapSpace], launch: Launch) -> Costs:
 
 
 def _loaded_bytes(tile: MapTile, threads: int) -> int:
-    """Bytes that a block asks for before it waits for any; a map that reads nothing stores as much at once."""
+    """Return the bytes that a block requests before it waits; without inputs, as many are stored at once."""
     reads = [a for a in tile.map.accesses if not a.access.is_output] or tile.map.accesses
     return sum([tile.staged_bytes(a) if a in tile.staged else tile.elements(a) * a.bytes * threads for a in reads])
 
 
 def _dram_bytes(p: Workload[MapSpace], moved: float) -> float:
-    """Blocks that run one after another find some of what they share, or of what their edges cut, in the last cache."""
+    """Return DRAM bytes; successive blocks find part of shared data and cut lines in the LLC."""
     whole = p.footprint.transferred_bytes(p.extents)
     again = max(0.0, moved - whole)
     return dram_bytes_with_reuse(p.machine, int(whole), 1.0 + min(again / whole, 4.0) * 0.25)
 
 
 def _thread_work(p: Workload[MapSpace], tile: MapTile, threads: int) -> tuple[float, float]:
-    """Instructions of a thread, and cycles that a warp's accesses hold the core's cache and shared memory."""
+    """Return a thread's instructions, and a warp's cycles at L1 and shared memory."""
     points = math.prod(tile.thread)
     instructions, cycles = THREAD_INSTRUCTIONS + p.space.flops / p.outer_points * points, 0.0
     for access in tile.direct:
         each = math.gcd(access.vector_width, tile.width) if access.contiguous_axis == tile.map.row else 1
         accesses = tile.elements(access) / each
-        # neighbours and elements of unrolled loops lie at constant distances where the index is a sum
+        # elements of vectors and unrolled loops are at constant offsets where the index is affine
         address = DIVISION_OPS * len(access.access.dims) if access.is_opaque else ADDRESS_OPS / 2
         instructions += accesses * (1.0 + address)
         cycles += accesses * max(1.0, _sectors(tile, access, each) / SECTORS_PER_CYCLE)
@@ -141,7 +141,7 @@ def _thread_work(p: Workload[MapSpace], tile: MapTile, threads: int) -> tuple[fl
 
 
 def _sectors(tile: MapTile, access: MapAccess, each: int) -> float:
-    """Sectors that one access of a warp touches: lanes stand along the row, then along the next axes out."""
+    """Return the sectors of one warp access: lanes follow the row, then the next axes outwards."""
     if access.is_opaque and access.contiguous_axis != tile.map.row:
         return float(min(REQUEST_THREADS, -(-access.access.tensor_bytes // SECTOR_BYTES)))
     lanes, count, run = REQUEST_THREADS, 1, each * access.bytes

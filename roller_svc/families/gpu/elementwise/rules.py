@@ -1,4 +1,4 @@
-"""ROLLER's rules for a map on a SIMT machine: whole vectors a thread, warps along the row, tiles to turn on the way."""
+"""ROLLER's rules for elementwise kernels on a GPU: whole vectors per thread, warps along the row, staged transposes."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from roller_svc.perf.occupancy import block_registers
 
 BYTES_IN_FLIGHT = 64  # of one tensor and thread: four of the widest accesses
 MAX_VECTORS = 16
-MAX_WASTE_OF = 8  # of so many lanes, or so many vectors of a row, one may have nothing to do
-LINE_BYTES = 128  # what a warp's access is served in at once
+MAX_WASTE_OF = 8  # one of this many lanes, or vectors of a row, may be idle
+LINE_BYTES = 128  # granularity of a warp's access
 MAX_THREADS = 512
 MAX_BASES = 6
-FREE_PADDING = 1 / 16  # edges cost memory-bound threads less than narrow tiles would
+FREE_PADDING = 1 / 16  # padding that costs memory-bound threads less than narrow tiles would
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class ElementwiseRules(LoopRules):
     map: MapSpace
 
     def rank_thread_tiles(self, grown: ScaleUpResult, lanes: int) -> Sequence[Tile]:
-        """From one vector to several."""
+        """Return the tiles from one vector to several."""
         return sorted(grown.saturated, key=math.prod)[:MAX_BASES]
 
     def evaluate(self, block: Tile, base: ThreadTile) -> TileMetrics:
@@ -50,7 +50,7 @@ class ElementwiseRules(LoopRules):
         return self._measured(block, "", "grid size" if huge else "")
 
     def fallback_tiles(self) -> Sequence[tuple[Tile, ThreadTile]]:
-        """One point a thread, a warp along the row."""
+        """Return one point per thread, a warp along the row."""
         one = tuple([1] * len(self.workload.extents))
         return [
             (replaced(one, self.map.row, self.workload.machine.hw.limits.warp_size), ThreadTile(one)),
@@ -58,7 +58,7 @@ class ElementwiseRules(LoopRules):
         ]
 
     def _thread_steps(self, axis: int) -> Tile:
-        """Whole vectors along the row, where there are enough points for all cores; a few rows of a tile to turn."""
+        """Return whole vectors along the row if all cores have points; a few rows of a transposed tile."""
         p, m = self.workload, self.map
         if axis == m.row:
             least = math.gcd(m.vector_width, 1 << (self._fair.bit_length() - 1))
@@ -67,8 +67,8 @@ class ElementwiseRules(LoopRules):
             extent = p.extents[axis]
             even = [s for s in powers_of_two(min(most, extent)) if extent % s == 0 or s * MAX_WASTE_OF <= extent]
             return tuple([s for s in even if s >= least]) or (even[-1],)
-        turned = any(a.contiguous_axis == axis for a in m.transposed)
-        return powers_of_two(min(4, p.extents[axis])) if turned else (1,)
+        is_transposed = any(a.contiguous_axis == axis for a in m.transposed)
+        return powers_of_two(min(4, p.extents[axis])) if is_transposed else (1,)
 
     @property
     def _fair(self) -> int:
@@ -86,7 +86,7 @@ class ElementwiseRules(LoopRules):
         return tuple([s for s in steps if s <= most * base.tile[axis]]) or steps[:1]
 
     def _line_steps(self, axis: int, unit: int, epsilon: float) -> Tile:
-        """Second alignment: lines of memory, whole or as much of them as there is, where tensors lie along the axis."""
+        """Return extents of whole memory lines where tensors are contiguous along the axis (second alignment)."""
         extent = self.workload.extents[axis]
         fitting = tuple([unit * c for c in tile_multiples(extent, unit, epsilon, MAX_THREADS)]) or (unit,)
         lying = self.map.accesses if axis == self.map.row else self.map.transposed
@@ -116,5 +116,5 @@ class ElementwiseRules(LoopRules):
 
     @property
     def _first_axes(self) -> tuple[int | None, ...]:
-        """Without reuse, the row."""
+        """The row: there is no reuse."""
         return (self.map.row,)

@@ -311,6 +311,6 @@ class _Kernel:
         return Loop("n.fragment", tile.fragments, LoopKind.UNROLL, nodes)
 
 
-def _from(room: str, loads: tuple[Node, ...]) -> tuple[Node, ...]:
+def _from(buffer: str, loads: tuple[Node, ...]) -> tuple[Node, ...]:
     """Redirect the fragment loads to V's buffer."""
-    return tuple(replace(node, source=room) if isinstance(node, LoadMatrix) else node for node in loads)
+    return tuple(replace(node, source=buffer) if isinstance(node, LoadMatrix) else node for node in loads)

@@ -72,7 +72,7 @@ class OnlinePass:
             storages += [register(INVERSE, self._dtype), register(WEIGHT, self._dtype)]
         return storages
 
-    # on the way -----------------------------------------------------------------------------------------------------
+    # update ---------------------------------------------------------------------------------------------------------
     def start(self) -> tuple[Node, ...]:
         empty: Expr = identity(Combine.SUM, self.reduction.second.accumulator)
         if self.reduction.kind is OnlineReductionKind.ARG:
@@ -151,7 +151,7 @@ class OnlinePass:
             Compute(self._name("first"), self._index, value, self._combine),
         )
 
-    # afterwards -----------------------------------------------------------------------------------------------------
+    # merge ----------------------------------------------------------------------------------------------------------
     def lane_primary(self) -> tuple[Node, ...]:
         """Reduce the lane's accumulators of the first reduction."""
         acc = acc_name(self.reduction.first.output)

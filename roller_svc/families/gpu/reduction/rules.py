@@ -1,4 +1,4 @@
-"""ROLLER's rules for rows reduced on a SIMT machine: runs of 16 bytes, lanes that share a row, rows in registers."""
+"""ROLLER's rules for row reductions on a GPU: 16-byte vectors, threads that share a row, rows in registers."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from roller_svc.perf.occupancy import block_registers
 from roller_svc.perf.workload import Workload
 
 MAX_SHARED_POINTS = 8  # outer points of a thread along an axis that some operand lacks
-MAX_ACCUMULATORS = 48  # accumulators of a thread, of 4 bytes
-MAX_REGISTERS = 128  # of a thread with more than a chunk in flight: 512 threads a core hide what is left of latency
+MAX_ACCUMULATORS = 48  # of a thread, of 4 bytes
+MAX_REGISTERS = 128  # with more than a chunk in flight: 512 threads per SM hide the remaining latency
 MAX_THREADS = 256  # of a block whose rows need no more
-COLUMN_REDUCE_THREADS = (32, 8, 1)  # of rows that are neighbours in memory
-CHUNKS_PER_THREAD = (1, 4, 16)  # a row that is short enough is dealt out in so few
-CHUNKS_IN_FLIGHT = (1, 2, 4)  # chunks of a lane in flight
+COLUMN_REDUCE_THREADS = (32, 8, 1)  # of rows that are adjacent in memory (column reductions)
+CHUNKS_PER_THREAD = (1, 4, 16)  # chunks per thread of a row that is short enough
+CHUNKS_IN_FLIGHT = (1, 2, 4)  # of one thread
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class ReductionRules(LoopRules):
     MIN_THREADS: ClassVar[int] = 128
 
     def reduce_thread_choices(self) -> tuple[int, ...]:
-        """From a chunk for each lane to a few, and a warp; of rows side by side some warps' worth."""
+        """Return threads per row: from one chunk per thread to a few, and a warp; some warps for columns."""
         limits = self.workload.machine.hw.limits
         chunks = -(-self.rows.points // self.rows.vector_elems)
         if not self.rows.contiguous_along_reduction:
@@ -44,7 +44,7 @@ class ReductionRules(LoopRules):
         return tuple(sorted(choices | {min(all_of_it, limits.warp_size, most)}, reverse=True))
 
     def rank_thread_tiles(self, grown: ScaleUpResult, lanes: int) -> Sequence[Tile]:
-        """The tile of least traffic, and the smallest."""
+        """Return the tile of least traffic, and the smallest."""
         return list(dict.fromkeys([*grown.saturated[:1], *sorted(grown.saturated, key=math.prod)[:1]]))
 
     def evaluate(self, block: Tile, base: ThreadTile) -> TileMetrics:
@@ -54,7 +54,7 @@ class ReductionRules(LoopRules):
         return self._measured(block, walk, too_large, "" if too_large else self._alignment_rule(block, threads))
 
     def fallback_tiles(self) -> Sequence[tuple[Tile, ThreadTile]]:
-        """A warp a row, or a thread a row, a chunk at a time."""
+        """Return a warp per row, or a thread per row, a chunk at a time."""
         p, rows = self.workload, self.rows
         thread = tuple([rows.vector_elems if i == rows.inner else 1 for i in range(len(p.extents))])
         warp = p.machine.hw.limits.warp_size
@@ -67,7 +67,7 @@ class ReductionRules(LoopRules):
 
     # steps ----------------------------------------------------------------------------------------------------------
     def _thread_steps(self, axis: int) -> Tile:
-        """Several points a thread only where they are neighbours in memory, or have an operand in common."""
+        """Return several points only where they are contiguous, or share an operand."""
         if axis == self.rows.inner:
             return (self.rows.vector_elems,)
         if axis == self.rows.contiguous_axis:
@@ -89,7 +89,7 @@ class ReductionRules(LoopRules):
             return tuple([chunk * n for n in sorted(flights)])
         fitting = tuple([unit * c for c in tile_multiples(p.extents[axis], unit, epsilon, MAX_THREADS)]) or (unit,)
         if axis == self.rows.contiguous_axis:
-            # second alignment: neighbours that fill a transaction, or the whole axis
+            # second alignment: a whole transaction of contiguous elements, or the whole axis
             need = p.machine.dram.transaction_bytes // max(a.bytes for a in self.rows.accesses)
             fitting = tuple([s for s in fitting if s >= need]) or fitting[-1:]
         return fitting
@@ -124,7 +124,7 @@ class ReductionRules(LoopRules):
 
     # measures -------------------------------------------------------------------------------------------------------
     def _measured(self, tile: Tile, walk: RowIteration, too_large: str, misaligned: str = "") -> TileMetrics:
-        """Traffic of the tile's rows from end to end: once where they stay, else once a pass."""
+        """Return metrics with the traffic of whole rows: once if they stay in registers, else per pass."""
         end_to_end = replaced(tile, self.rows.inner, self.rows.points)
         whole = walk.is_single_pass
         moved = 0.0
@@ -140,10 +140,10 @@ class ReductionRules(LoopRules):
 
     @property
     def _first_axes(self) -> tuple[int | None, ...]:
-        """Rows in flight before rows side by side, of these the vector axis."""
+        """Chunks in flight before rows, of these the contiguous axis."""
         return (self.rows.inner, self.workload.contiguous_axis)
 
 
 def reduction_rules(workload: Workload[RowSpace | None]) -> ReductionRules | SerialRules:
-    """Rules for rows that threads share; for a single point, one thread a point."""
+    """Return rules for rows that threads share; for a single point, one thread per point."""
     return SerialRules(workload) if workload.facts is None else ReductionRules(workload, workload.facts)

@@ -191,7 +191,7 @@ class ThreadRows:
             nodes = _branch(inside, nodes)
         return nodes
 
-    # places ---------------------------------------------------------------------------------------------------------
+    # positions ------------------------------------------------------------------------------------------------------
     @property
     def read_at(self) -> dict[str, Expr]:
         """Return the outer axes for reads: beyond the edge the last row, since all lanes must arrive at barriers."""

@@ -164,7 +164,7 @@ class SimtOperandCopy:
         node = Compute(self.buffer, (buffer, row, add(column, ref(".lane"))), value)
         return self._for_each_item((Loop(".lane", self.width, LoopKind.VECTOR, (node,)),), self._rounds)
 
-    # where -----------------------------------------------------------------------------------------------------------
+    # positions -------------------------------------------------------------------------------------------------------
     @property
     def _items(self) -> int:
         return self.steps.rows * self.columns // self.width
@@ -272,4 +272,4 @@ def _collapse_axis(load: Load, axis: TileAxis, position: Expr, shape: tuple[int,
 
 
 def _shift_axes(load: Load, at: Mapping[str, Expr]) -> Load:
-    return replace(load, index=tuple(substitute(place, at) for place in load.index))
+    return replace(load, index=tuple(substitute(index, at) for index in load.index))

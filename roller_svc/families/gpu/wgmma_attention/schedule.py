@@ -181,7 +181,7 @@ class _Kernel:
 
     def _later_kv_tiles(self, k_tiles: KTileRange, before: Expr) -> tuple[Node, ...]:
         """Loop over the other KV tiles: QK^T of each, PV of the one before, then softmax."""
-        if k_tiles.most == 1:
+        if k_tiles.max_count == 1:
             return ()
         iteration = add(before, ref("k.step"))
         number = add(k_tiles.first, add(ref("k.step"), num(1)))
@@ -197,7 +197,7 @@ class _Kernel:
             *self._pack_p(),
         ))  # fmt: skip
         limit = None if isinstance(k_tiles.count, Const) else sub(k_tiles.count, num(1))
-        return (Loop("k.step", k_tiles.most - 1, LoopKind.SERIAL, nodes, limit),)
+        return (Loop("k.step", k_tiles.max_count - 1, LoopKind.SERIAL, nodes, limit),)
 
     def _at_iteration(self, iteration: Expr, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
         return with_stage_index(self.tile, iteration, nodes)

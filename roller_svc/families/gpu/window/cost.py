@@ -1,4 +1,4 @@
-"""The cost of a windowed reduction on a SIMT machine: depthwise convolution, pooling, stencils."""
+"""Cost of a windowed reduction on a GPU: depthwise convolution, pooling, stencils."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from roller_svc.perf.occupancy import BlockResources, blocks_per_core, overhead_
 from roller_svc.perf.workload import Workload
 
 BLOCK_CYCLES = 50.0  # a core starts one block after another
-THREAD_INSTRUCTIONS = 30.0  # where a thread stands, the edges of its tile, the way out
-INPUT_INSTRUCTIONS = 3.0  # whether the input exists: comparisons with both edges along a line, a choice
+THREAD_INSTRUCTIONS = 30.0  # index of the thread, bounds of its tile, exit
+INPUT_INSTRUCTIONS = 3.0  # bounds check of an input: two comparisons along a line, a select
 LOADS_IN_FLIGHT = 8  # of unrolled loops over a window
-TAP_INSTRUCTIONS = 2.0  # of a loop that is not unrolled: its counter, an address
-SECTORS_PER_CYCLE = 4  # of a core's first cache
-DEPENDENT_CYCLES = 6.0  # an operation that waits for the one before it
+TAP_INSTRUCTIONS = 2.0  # of a loop that is not unrolled: counter and address
+SECTORS_PER_CYCLE = 4  # of L1
+DEPENDENT_CYCLES = 6.0  # latency of a dependent operation
 
 
 def window_registers(windows: WindowSpace, thread: Tile, limits: Limits) -> int:
-    """Registers of a thread: a sum for each output, one line of inputs, the weights under it, addresses."""
+    """Return a thread's registers: an accumulator per output, one line of inputs, its weights, addresses."""
     words = register_words(windows.map.space.compute_dtype)
     slid = windows.register_windows(thread)
     taps = math.prod([w.taps for w in slid]) * windows.lanes(thread)
@@ -32,7 +32,7 @@ def window_registers(windows: WindowSpace, thread: Tile, limits: Limits) -> int:
 
 
 def windowed_cost(p: Workload[WindowFacts], launch: Launch) -> Costs:
-    """Price a window; one whose reduction is split is lowered as rows, and is priced as these."""
+    """Return the cost of a window; a split reduction is lowered as rows and priced as rows."""
     return window_cost(p, launch) if launch.split_k == 1 else row_reduction_cost(p, p.facts.rows, launch)
 
 

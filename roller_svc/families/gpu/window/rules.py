@@ -1,4 +1,4 @@
-"""ROLLER's rules for windowed reductions on a SIMT machine: neighbouring outputs a thread, warps along the row."""
+"""ROLLER's rules for windowed reductions on a GPU: adjacent outputs per thread, warps along the row."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from roller_svc.perf.footprint import Tile
 from roller_svc.perf.machine import SCHEDULERS
 from roller_svc.perf.occupancy import block_registers
 
-MAX_ALONG, MAX_OUTPUTS = 8, 32  # of a thread along one window and in all: more save few inputs, and take registers
+MAX_ALONG, MAX_OUTPUTS = 8, 32  # of a thread along one window, and in total: more save few inputs and take registers
 MAX_THREADS = 256
 MAX_BASES = 4
-MAX_WASTE_OF = 8  # of so many lanes one may have nothing to do
-FREE_PADDING = 1 / 16  # edges cost memory-bound threads less than narrow tiles would
+MAX_WASTE_OF = 8  # one of this many lanes may be idle
+FREE_PADDING = 1 / 16  # padding that costs memory-bound threads less than narrow tiles would
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class WindowRules(LoopRules):
     windows: WindowSpace
 
     def rank_thread_tiles(self, grown: ScaleUpResult, lanes: int) -> Sequence[Tile]:
-        """Those that read least for each output, rows of outputs before columns; and the smallest, for few outputs."""
+        """Return the tiles with the fewest reads per output, rows before columns; and the smallest."""
         spatial, windows = self.workload.spatial, self.windows
 
         def reads(thread: Tile) -> tuple[float, int]:
@@ -51,12 +51,13 @@ class WindowRules(LoopRules):
         return self._measured(block, "", "grid size" if huge else "")
 
     def fallback_tiles(self) -> Sequence[tuple[Tile, ThreadTile]]:
-        """One output a thread, a warp along the row."""
+        """Return one output per thread, a warp along the row."""
         p = self.workload
         one = tuple([p.extents[i] if i in p.reduced else 1 for i in range(len(p.extents))])
         thread = tuple([1] * len(p.extents))
         return [
-            (replaced(one, self.windows.row, p.machine.hw.limits.warp_size), ThreadTile(thread)), (one, ThreadTile(thread))
+            (replaced(one, self.windows.row, p.machine.hw.limits.warp_size), ThreadTile(thread)),
+            (one, ThreadTile(thread)),
         ]  # fmt: skip
 
     def _thread_steps(self, axis: int) -> Tile:
@@ -83,7 +84,7 @@ class WindowRules(LoopRules):
         )
 
     def _row_steps(self, base: ThreadTile, epsilon: float) -> Tile:
-        """Second alignment: half a warp's worth of neighbours, or the whole axis."""
+        """Return extents along the row: adjacent outputs for half a warp, or the whole axis (second alignment)."""
         p, unit = self.workload, base.tile[self.windows.row]
         allowed = tile_multiples(p.extents[self.windows.row], unit, max(epsilon, FREE_PADDING), MAX_THREADS)
         fitting = tuple([unit * c for c in allowed]) or (unit,)

@@ -86,7 +86,7 @@ class _Windows:
             elements.append((f"{self.row}.element", self.lanes))
         return tuple(sorted(elements, key=lambda e: e[0] == f"{self.row}.element"))
 
-    # places ---------------------------------------------------------------------------------------------------------
+    # positions ------------------------------------------------------------------------------------------------------
     def blocks(self) -> tuple[Node, ...]:
         nodes = self._statements()
         for axis in self.group.outer:
@@ -299,11 +299,11 @@ class _Windows:
     def _aligned(self, expr: Expr, window: Window) -> tuple[int, int]:
         """Return (first aligned position of a line, elements of one aligned load)."""
         load = loads_of(expr)[0]
-        place = affine(load.index[-1]) if load.index else None
+        form = affine(load.index[-1]) if load.index else None
         width = math.gcd(WIDEST_BYTES // load.dtype.bytes, window.stride * self.thread[window.axis])
-        if place is None or place.coeff(window.inner) != 1 or width == 1:
+        if form is None or form.coeff(window.inner) != 1 or width == 1:
             return 0, 1
-        return -place.offset % width, width
+        return -form.offset % width, width
 
     def _is_under_window(self, window: Window, position: Expr) -> Expr | None:
         """Return the condition that some output's window covers the position; those beyond the edge have none."""
@@ -364,4 +364,8 @@ def _replace_subexpressions(expr: Expr, loads: dict[Expr, Load]) -> Expr:
     if expr in loads:
         return loads[expr]
     operands = children(expr)
-    return with_children(expr, tuple(_replace_subexpressions(part, loads) for part in operands)) if operands else expr
+    return (
+        with_children(expr, tuple(_replace_subexpressions(operand, loads) for operand in operands))
+        if operands
+        else expr
+    )

@@ -1,7 +1,7 @@
-"""Space of a windowed reduction → which window slides along which axis, and what a thread holds of it in registers.
+"""Tile space of a windowed reduction: which window slides along which axis, and the live values of a thread.
 
-Depthwise convolutions, pooling, stencils: an index adds an inner axis to an outer one, h*2 + kh. Outputs that are
-neighbours share inputs: a thread that computes several of them reads each input once. Axes are positions in the space.
+Depthwise convolutions, pooling, stencils: an index adds an inner axis to an outer one, h*2 + kh. Adjacent outputs share
+inputs: a thread that computes several of them reads each input once. Axes are positions in the space.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from roller_svc.ir.program import StatementKind
 from roller_svc.ir.rprogram import RProgram
 from roller_svc.perf.workload import Workload
 
-UNROLLED_STATEMENTS = 1024  # written out for one thread: 16 KiB of instructions, an eighth of a core's cache of them
+UNROLLED_STATEMENTS = 1024  # of one thread: 16 KiB of instructions, an eighth of an SM's instruction cache
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Inputs under one window lie at stride * outer + inner, along the window at `taps` places."""
+    """A sliding-window dimension: inputs at stride * outer + inner, with `taps` values of the inner axis."""
 
     axis: int  # the outer axis, a position
     inner: str
@@ -29,51 +29,51 @@ class Window:
     stride: int
 
     def input_extent(self, outputs: int) -> int:
-        """Inputs under the windows of so many neighbouring outputs."""
+        """Return the inputs under the windows of adjacent outputs."""
         return (outputs - 1) * self.stride + self.taps
 
 
 @dataclass(frozen=True, slots=True)
 class WindowSpace:
-    """`windows`: the innermost last. `walked`: inner axes that no window has, and their extents."""
+    """Tile space of a windowed reduction."""
 
     map: MapSpace
-    windows: tuple[Window, ...]
-    other_inner: tuple[tuple[str, int], ...]
+    windows: tuple[Window, ...]  # innermost last
+    other_inner: tuple[tuple[str, int], ...]  # (name, extent) of inner axes that belong to no window
 
     @property
     def row(self) -> int:
         return self.map.row
 
     def supports(self, thread: Tile) -> bool:
-        """Whether a thread's outputs are neighbours along windows and one vector along a row."""
+        """Return whether a thread's outputs are adjacent along windows, and one vector along a row."""
         under = {w.axis for w in self.windows}
         several = [i for i in range(len(self.map.extents)) if thread[i] > 1 and i not in under]
         spatial = [i for i in several if self.map.space.axes[i].role is AxisRole.OUTER]
         return spatial in ([], [self.row]) and (self.row in under or thread[self.row] == self.lanes(thread))
 
     def register_windows(self, thread: Tile) -> tuple[Window, ...]:
-        """The windows under which a thread has several outputs."""
+        """Return the windows under which a thread has several outputs."""
         return tuple([w for w in self.windows if thread[w.axis] > 1])
 
     def lanes(self, thread: Tile) -> int:
-        """Neighbours along a row without a window that a thread takes together; 1 where a window slides along it."""
+        """Return the vector width along a row without a window; 1 where a window slides along it."""
         if any(w.axis == self.row for w in self.windows):
             return 1
         return math.gcd(self.map.thread_vector_width(thread), self.map.extents[self.row])
 
     def live_inputs(self, thread: Tile) -> int:
-        """Inputs that a thread holds at once: under one line of its innermost sliding window."""
+        """Return the inputs that a thread has in registers: one line of its innermost window."""
         slid = self.register_windows(thread)
         return self.lanes(thread) * (slid[-1].input_extent(thread[slid[-1].axis]) if slid else 1)
 
     def inputs(self, thread: Tile) -> int:
-        """Inputs that a thread reads of each tensor under windows."""
+        """Return the inputs that a thread reads of each tensor under windows."""
         count = self.lanes(thread) * math.prod(n for _, n in self.other_inner)
         return count * math.prod([w.input_extent(thread[w.axis]) for w in self.windows])
 
     def unrolled_statements(self, thread: Tile) -> int:
-        """Statements of the sliding windows, written out."""
+        """Return the unrolled statements of the register windows."""
         slid = self.register_windows(thread)
         if not slid:
             return self.lanes(thread)
@@ -84,7 +84,7 @@ class WindowSpace:
 
 
 def is_windowed(group: KernelGroup) -> bool:
-    """Whether it reduces windows of what lies in memory, and all else are maps of the results at the same point."""
+    """Return whether the group reduces windows of inputs, followed by elementwise statements only."""
     outer = {a.name for a in group.outer}
     written = {s.output for s in group.statements}
     for statement in group.statements:
@@ -119,7 +119,7 @@ def window_space(space: TileSpace) -> WindowSpace | None:
 
 @dataclass(frozen=True, slots=True)
 class WindowFacts:
-    """`rows`: the same group as rows, for when its reduction is split."""
+    """Windows of the group, and the same group as rows for when its reduction is split."""
 
     windows: WindowSpace
     rows: RowSpace

@@ -1,4 +1,4 @@
-"""Mask of attention's scores → the first and the last key that any row of a block has."""
+"""Attention mask → first and last visible key of the rows of a block."""
 
 from __future__ import annotations
 
@@ -11,24 +11,21 @@ from roller_svc.ir.expr import Expr
 from roller_svc.ir.group import AxisRole, KernelGroup, TileAxis
 from roller_svc.ir.index import conjuncts
 
-# An exponential that far below its row's maximum is 0 in float32: 2 ** -150 is half of the least number there is.
+# Scores this far below the row maximum have an exponential of 0 in float32: 2 ** -150 is half the smallest number.
 VANISHING = 150.0 * math.log(2.0)
 
 
 @dataclass(frozen=True, slots=True)
 class KeyBounds:
-    """Every row keeps no keys but those up to all of `uppers` and from all of `lowers` on, over rows' and batch axes.
-
-    `beyond`: what scores of other keys are, where that need not make them vanish: the rows' maxima must tell.
-    """
+    """Bounds of each row's visible keys: up to all of `uppers`, from all of `lowers` on, over row and batch axes."""
 
     uppers: tuple[Affine, ...] = ()
     lowers: tuple[Affine, ...] = ()
-    finite_fill: float | None = None
+    finite_fill: float | None = None  # score of masked keys where it does not make them vanish: the row maxima decide
 
 
 def key_bounds(group: KernelGroup) -> KeyBounds:
-    """Of a group of kind ATTENTION."""
+    """Return the bounds of visible keys of a group of kind ATTENTION."""
     attention = group.attention
     found = None if attention is None else mask(attention)
     if attention is None or found is None or found.fill_value == math.inf or math.isnan(found.fill_value):
@@ -37,11 +34,11 @@ def key_bounds(group: KernelGroup) -> KeyBounds:
     uppers, lowers, _ = _key_limits(found.cond, key.name)
     if found.fill_value == -math.inf:
         return KeyBounds(uppers, lowers)
-    return KeyBounds(uppers, (), found.fill_value)  # keys that may come back are the last ones
+    return KeyBounds(uppers, (), found.fill_value)  # masked keys that may count after all are the last ones
 
 
 def exact_bounds(group: KernelGroup) -> KeyBounds | None:
-    """All keys between these are kept, and no others; None where the mask says more than that."""
+    """Return the bounds if they describe the mask completely, else None."""
     found = None if group.attention is None else mask(group.attention)
     if found is None:
         return KeyBounds()
@@ -51,7 +48,7 @@ def exact_bounds(group: KernelGroup) -> KeyBounds | None:
 
 
 def _key_limits(cond: Expr, key: str) -> tuple[tuple[Affine, ...], tuple[Affine, ...], bool]:
-    """The greatest and the least keys that hold, and whether these are all that hold."""
+    """Return the upper and lower bounds on the key, and whether they are the whole condition."""
     uppers: list[Affine] = []
     lowers: list[Affine] = []
     exact = True
@@ -70,7 +67,7 @@ def _key_limits(cond: Expr, key: str) -> tuple[tuple[Affine, ...], tuple[Affine,
 
 
 def max_bound(bound: Affine, rows: TileAxis, first: int, last: int) -> int:
-    """Of a sum over axes, the greatest value for rows from `first` to `last`; other axes stand at 0."""
+    """Return the maximum of an affine bound for rows from `first` to `last`, other axes at 0."""
     total = bound.offset
     outermost, stride = rows.members[0], rows.extent // rows.members[0].extent
     inner = {a.name: a.extent for a in rows.members[1:]}
@@ -83,7 +80,7 @@ def max_bound(bound: Affine, rows: TileAxis, first: int, last: int) -> int:
 
 
 def visible_keys(bounds: KeyBounds, rows: TileAxis, keys: int, first: int, last: int) -> tuple[int, int]:
-    """Keys from the one to before the other that rows from `first` to `last` look at where all batch axes are 0."""
+    """Return the range of keys that rows from `first` to `last` see where all batch axes are 0."""
     begin = max([0, *(-max_bound(negate(b), rows, first, last) for b in bounds.lowers)])
     end = min([keys, *(max_bound(b, rows, first, last) + 1 for b in bounds.uppers)])
     return min(begin, keys), max(end, min(begin, keys))

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from roller_svc.perf.footprint import Tile
 
-INSTRUCTION_GRANULE = 16  # keys, features and columns of the result that whole instructions take
-MAX_COLUMNS = 256  # of the result that a warp has in registers: more are computed apart, with scores of their own
+INSTRUCTION_GRANULE = 16  # keys, head_dim and output columns come in whole instructions
+MAX_COLUMNS = 256  # output columns in a warp's registers; more are computed in separate passes
 MAX_STAGES = 3
 
 
 def round_up_to_instruction(extent: int) -> int:
-    """The extent in whole instructions."""
+    """Round the extent up to whole instructions."""
     return -(-extent // INSTRUCTION_GRANULE) * INSTRUCTION_GRANULE
 
 
 def sizes_up_to(sizes: Tile, extent: int) -> Tile:
-    """Those no larger than what the extent takes in whole instructions; the smallest in any case."""
+    """Return the sizes up to the extent in whole instructions; the smallest in any case."""
     return (sizes[0], *(size for size in sizes[1:] if size <= round_up_to_instruction(extent)))

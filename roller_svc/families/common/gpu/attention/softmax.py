@@ -76,7 +76,7 @@ class Softmax:
         rows = map(of_row, range(2 * self.tile.row_fragments))
         return reduce(lambda lhs, rhs: Op(OpKind.LOR, (lhs, rhs), DType.INT8), rows)
 
-    # each row of a lane ---------------------------------------------------------------------------------------------
+    # rows of a lane -------------------------------------------------------------------------------------------------
     def for_each_row(self, nodes: tuple[Node, ...]) -> Node:
         """Loop over both rows that a lane has of each fragment."""
         halves = Loop(".half", 2, LoopKind.UNROLL, nodes)
@@ -119,8 +119,8 @@ class Softmax:
         score_ = Load(SCORES, self._score, _F32)
         noted = Compute(PEAK, ROW, Op(OpKind.FMAX, (Load(PEAK, ROW, _F32), score_), _F32))
         first = add(mul(ref(KEY_STEP), num(self.tile.kv)), mul(ref("k.warp"), num(self.tile.warp_kv)))
-        place = add(first, add(mul(ref("key.fragment"), num(COLUMNS)), column_of_word()))
-        return self._each_key((Let("key.place", place, (Let(key.name, ref("key.place"), (score, noted)),)),))
+        position = add(first, add(mul(ref("key.fragment"), num(COLUMNS)), column_of_word()))
+        return self._each_key((Let("key.place", position, (Let(key.name, ref("key.place"), (score, noted)),)),))
 
     def _score_in_registers(self, score: Expr) -> Expr:
         """Replace the product in the score by its register."""

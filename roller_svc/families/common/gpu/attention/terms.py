@@ -17,14 +17,14 @@ from roller_svc.ir.group import AxisRole
 from roller_svc.perf.common import Launch, dram_bytes_with_reuse
 from roller_svc.perf.workload import Workload
 
-ROW_OPS = 24.0  # of a row in one step: shuffles, corrections, branches
-PROBABILITY_OPS = 5.0  # of one score: maximum, multiply-add, exponential, sum, half of a conversion
-EXPONENTIALS_PER_CYCLE = 16.0  # of a core (CUDA C++ Programming Guide, throughput table: 8.x and 9.0)
-SAMPLED_BLOCKS = 64  # of a mask's blocks of rows, evenly: how many keys they see
+ROW_OPS = 24.0  # per row and KV tile: shuffles, corrections, branches
+PROBABILITY_OPS = 5.0  # per score: maximum, multiply-add, exponential, sum, half a conversion
+EXPONENTIALS_PER_CYCLE = 16.0  # of an SM (CUDA C++ Programming Guide, throughput table: 8.x and 9.0)
+SAMPLED_BLOCKS = 64  # row blocks of a mask, evenly spread, whose visible keys are counted
 
 
 def visible_fraction(p: Workload[Any], found: AttentionOperands, rows: int) -> float:
-    """Of all steps over keys, those that blocks of so many rows make under the mask."""
+    """Return the fraction of KV tiles that blocks of that many rows visit under the mask."""
     if not found.bounds.uppers and not found.bounds.lowers:
         return 1.0
     keys, axis = p.extent(p.k), p.space.role(AxisRole.M)[0]
@@ -38,14 +38,14 @@ def visible_fraction(p: Workload[Any], found: AttentionOperands, rows: int) -> f
 
 
 def softmax_slots(tile: TiledAttention[StagedBuffer], found: AttentionOperands) -> float:
-    """Of a warp, from products to weights, and for the results so far."""
+    """Return a warp's issue slots from scores to probabilities, and to rescale O."""
     scores = tile.row_fragments * tile.kv_fragments * 4
     results = tile.row_fragments * tile.fragments * 4
     return scores * (PROBABILITY_OPS + found.score_operations) + results + 2 * tile.row_fragments * ROW_OPS
 
 
 def operand_dram_bytes(p: Workload[Any], launch: Launch, at_once: int) -> float:
-    """Keys and values once for every wave of blocks that share them, less what the last cache still holds."""
+    """Return the bytes of Q, K and V from DRAM: K and V once per wave of blocks, less LLC hits."""
     grid_m = -(-p.extent(p.m) // extent_on(launch.block, p.m))
     batches = max(1, tile_count(p, launch.block) // (grid_m * -(-p.extent(p.n) // extent_on(launch.block, p.n))))
     shared = p.b.total_bytes // batches
@@ -54,7 +54,7 @@ def operand_dram_bytes(p: Workload[Any], launch: Launch, at_once: int) -> float:
 
 
 def attention_operations(p: Workload[Any], found: AttentionOperands) -> int:
-    """Return the multiply-adds of both products, times two, of the keys that the mask lets through."""
+    """Return the multiply-adds of QK^T and PV, times two, for visible keys."""
     (features,) = p.space.role(AxisRole.INNER)
     rows = p.outer_points // p.extent(p.n)
     both = features.extent + p.extent(p.n)

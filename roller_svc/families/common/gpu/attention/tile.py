@@ -1,4 +1,4 @@
-"""Attention's rProgram → tiles of its warps and what its block stages: what model and lowering agree on."""
+"""Attention's rProgram → tiles of its warps and what its block stages; the model and the schedule agree on it."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from roller_svc.ir.program import TensorType
 from roller_svc.ir.rprogram import RProgram
 from roller_svc.ir.schedule_hopper import WARP_THREADS
 
-MAX_Q_REGISTERS = 32  # of a lane, of queries that it keeps in registers from step to step: 16 rows of 128 features
+MAX_Q_REGISTERS = 32  # per lane, for Q kept across KV tiles: 16 rows of head_dim 128
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionOperands:
-    """What a matrix unit's kernel must know of a group: how its factors come, which keys count, what a score costs."""
+    """How Q, K and V are loaded, which keys are visible, and the operations per score."""
 
     q: OperandLoad
     k: OperandLoad
@@ -46,9 +46,9 @@ class AttentionOperands:
 
 
 def prepare_attention_operands(group: KernelGroup, unit: ComputeUnit, arch: Arch) -> AttentionOperands:
-    """Of a group of kind ATTENTION."""
+    """Classify the loads of a group of kind ATTENTION."""
     if group.attention is None:
-        raise InvariantError(f"{group.name} is no attention")
+        raise InvariantError(f"{group.name} is not an attention group")
     attention, dtype, types = group.attention, unit.in_dtype, dict(group.inputs)
     (m,), (n,), (keys,), (features,) = (
         group.space.role(role) for role in (AxisRole.M, AxisRole.N, AxisRole.K, AxisRole.INNER)
@@ -61,7 +61,7 @@ def prepare_attention_operands(group: KernelGroup, unit: ComputeUnit, arch: Arch
 
 
 class StagedBuffer(Protocol):
-    """A factor's tile of one stage, in the way in which a unit has it staged."""
+    """An operand's tile of one stage, in the layout of a unit."""
 
     @property
     def dtype(self) -> DType: ...
@@ -72,10 +72,9 @@ Staged = TypeVar("Staged", bound=StagedBuffer, covariant=True)
 
 @dataclass(frozen=True, slots=True)
 class TiledAttention(Generic[Staged]):
-    """A block's rows `m`, columns `n` of the result, keys of a step, features; of these a warp's rows and keys.
+    """A block's rows `m`, output columns `n`, KV tile `kv` and `head_dim`, and the part of a warp.
 
-    A warp has all columns and features, and they are whole instructions. Its fragments are of 16 x 8, on every kind of
-    unit.
+    A warp has all columns and all of head_dim, in whole instructions. Its fragments are 16 x 8 on every kind of unit.
     """
 
     m: int
@@ -85,7 +84,7 @@ class TiledAttention(Generic[Staged]):
     warp_m: int
     warp_kv: int
     stages: int
-    kv_splits: int  # blocks that share the keys
+    kv_splits: int  # blocks that share the keys (split-KV)
     q: Staged
     k: Staged
     v: Staged
@@ -100,24 +99,23 @@ class TiledAttention(Generic[Staged]):
 
     @property
     def fragments(self) -> int:
-        """Of the result, along n."""
+        """Fragments of the output along n."""
         return self.n // COLUMNS
 
     @property
     def head_dim_steps(self) -> int:
-        """Instructions of the first contraction along the features."""
+        """Instructions of QK^T along head_dim."""
         return self.head_dim * self.q.dtype.bytes // STEP_BYTES
 
     @property
     def kv_steps(self) -> int:
-        """Instructions of the second contraction along a warp's keys of one step."""
+        """Instructions of PV along a warp's keys of one KV tile."""
         return self.warp_kv * self.v.dtype.bytes // STEP_BYTES
 
 
 @dataclass(frozen=True, slots=True)
 class MmaAttentionTile(TiledAttention[StagedTile]):
-    """Rows are shared out to warps, and keys where a block's rows are all in one warp: each then has maxima and sums of
-    its own."""
+    """Rows are split over warps, or keys where one warp has all rows: each then has its own maxima and sums."""
 
     @property
     def row_warps(self) -> int:
@@ -133,17 +131,17 @@ class MmaAttentionTile(TiledAttention[StagedTile]):
 
     @property
     def num_splits(self) -> int:
-        """Into how many sums the keys of a row are cut, each by a warp of its own; 1: none is left to be joined."""
+        """Partial results of a row's keys, each by its own warp; 1 needs no combination."""
         return self.kv_splits * self.kv_warps
 
     @property
     def has_q_in_registers(self) -> bool:
-        """Whether a warp keeps its queries in registers; else it loads them again for every step."""
+        """Whether a warp keeps Q in registers; else it reloads Q for every KV tile."""
         return ACCUMULATORS * self.row_fragments * self.head_dim_steps <= MAX_Q_REGISTERS
 
     @property
     def result(self) -> MmaTile:
-        """The results as a contraction has them: how they get to memory."""
+        """The output as a contraction's tile, for the epilogue."""
         return MmaTile(self.m, self.n, self.kv, self.warp_m, self.n, 1, self.q, self.k)
 
     @property
@@ -153,7 +151,7 @@ class MmaAttentionTile(TiledAttention[StagedTile]):
 
 
 def mma_attention_tile(program: RProgram, found: AttentionOperands) -> MmaAttentionTile:
-    """Of an rProgram on a unit of kind MMA."""
+    """Return the tile of an rProgram on a unit of kind MMA."""
     block, warp = program.block, program.thread
     (m,), (n,), (keys,), (features,) = (
         program.space.role(role) for role in (AxisRole.M, AxisRole.N, AxisRole.K, AxisRole.INNER)
@@ -165,7 +163,7 @@ def mma_attention_tile(program: RProgram, found: AttentionOperands) -> MmaAttent
 def make_mma_attention_tile(
     block: tuple[int, int, int, int], warp: tuple[int, int], stages: int, parts: int, found: AttentionOperands
 ) -> MmaAttentionTile:
-    """`block`: rows, columns, keys, features; `warp`: rows, keys."""
+    """Return a tile of `block` (rows, columns, keys, head_dim) and `warp` (rows, keys)."""
     m, n, keys, features = block
     return MmaAttentionTile(
         m, n, keys, features, *warp, stages, parts, staged(found.q.operand, found.q.dtype, m, features),
@@ -173,35 +171,33 @@ def make_mma_attention_tile(
     )  # fmt: skip
 
 
-# Registers beside results, scores, queries and weights, fitted to 100 kernels that NVRTC 13 compiled for sm_80 and 90,
-# with 16 to 256 features: what every kernel has, what each further fragment of rows has, each of keys beyond half of
-# the most, what each instruction along the features and each operation of a score takes, and each chunk that a thread
-# brings in one step: an address. Those that spilled are refused, and of those that did not the ones within ten of the
-# limit. `roller_svc/bench/attention_registers.py` compiles others near it: 5 of its 26 spill, one of which is taken,
-# with a count that is 4 short: 32 rows by 64 keys of a causal mask and 64 features, eight warps.
+# Registers in addition to O, S, Q and P, fitted to 100 kernels that NVRTC 13 compiled for sm_80 and sm_90 with head_dim
+# 16 to 256: a base, per further row fragment, per KV fragment beyond MAX_FREE_KV_FRAGMENTS, per instruction along
+# head_dim, per score operation, and an address per copied chunk. Kernels that spilled are rejected, and those within
+# ten registers of the limit. `roller_svc/bench/attention_registers.py` checks others near the limit.
 BASE_REGISTERS = 64
 MAX_FREE_KV_FRAGMENTS, KV_REGISTERS = 8, 5
 ROW_REGISTERS = 10
 HEAD_DIM_STEP_REGISTERS = 0.8
 CHUNK_COPY_REGISTERS = 0.9
-FREE_SCORE_OPERATIONS = 3  # of a score: a factor, a comparison with an axis
+FREE_SCORE_OPERATIONS = 3  # of a score: a scale, a comparison with an axis
 
 
 def thread_registers(tile: MmaAttentionTile, found: AttentionOperands) -> int:
-    """What a thread holds."""
+    """Return the registers of a thread."""
     rows = tile.row_fragments
     words = tile.fragments + tile.kv_fragments + 1 + (tile.head_dim_steps if tile.has_q_in_registers else 1)
     brought = sum(
         _copy_registers(feed, room.bytes, tile.threads) for feed, room in ((found.k, tile.k), (found.v, tile.v))
     )
-    beside = BASE_REGISTERS + ROW_REGISTERS * (rows - 1) + HEAD_DIM_STEP_REGISTERS * tile.head_dim_steps
-    beside += KV_REGISTERS * max(0, tile.kv_fragments - MAX_FREE_KV_FRAGMENTS)
+    overhead = BASE_REGISTERS + ROW_REGISTERS * (rows - 1) + HEAD_DIM_STEP_REGISTERS * tile.head_dim_steps
+    overhead += KV_REGISTERS * max(0, tile.kv_fragments - MAX_FREE_KV_FRAGMENTS)
     scores = max(0, found.score_operations - FREE_SCORE_OPERATIONS)
-    return math.ceil(ACCUMULATORS * rows * words + beside + scores + brought)
+    return math.ceil(ACCUMULATORS * rows * words + overhead + scores + brought)
 
 
 def _copy_registers(feed: OperandLoad, room_bytes: int, threads: int) -> float:
-    """Of what a thread brings of a room in one step."""
+    """Return the registers of the copies of one buffer and KV tile."""
     chunks = -(-room_bytes // (CHUNK_BYTES * threads))
     if feed.is_async and chunk_copies(feed) == 1:
         return chunks * CHUNK_COPY_REGISTERS
@@ -209,8 +205,7 @@ def _copy_registers(feed: OperandLoad, room_bytes: int, threads: int) -> float:
 
 
 def partial_results(group: KernelGroup, tile: MmaAttentionTile) -> tuple[tuple[str, TensorType], ...]:
-    """Workspaces for what pieces of the keys leave to be joined: [piece, ...] as the results, the maxima and the sums
-    of exponentials."""
+    """Return the workspaces of split keys: [split, ...] of outputs, row maxima and row sums."""
     if group.attention is None:
         raise InvariantError(f"{group.name} is no attention")
     dtype = group.space.compute_dtype

@@ -80,9 +80,9 @@ class EpilogueStore:
         return 1 + sum(1 if p.kind in _PLAIN else FUNCTION_OPERATIONS for p in expressions if isinstance(p, Op))
 
 
-def is_inside_axis(axis: TileAxis, tile: int, place: str) -> Expr | None:
+def is_inside_axis(axis: TileAxis, tile: int, position: str) -> Expr | None:
     """Return the condition that a position is on the axis, or None if tiles divide it."""
-    return lt(ref(place), num(axis.extent)) if axis.extent % tile else None
+    return lt(ref(position), num(axis.extent)) if axis.extent % tile else None
 
 
 ACC_TILE, PARTIAL = ".sums", ".part"

@@ -114,7 +114,7 @@ class KTileRange:
 
     first: Expr
     count: Expr
-    most: int
+    max_count: int
 
     @property
     def number(self) -> Expr:
@@ -181,7 +181,7 @@ class MultistagePipeline:
         for copy in reversed(self.copies):
             nodes = copy.allocate_registers(nodes)
         limit = None if isinstance(steps.count, Const) else steps.count
-        return Loop(STEP.name, steps.most, LoopKind.SERIAL, nodes, limit)
+        return Loop(STEP.name, steps.max_count, LoopKind.SERIAL, nodes, limit)
 
     @property
     def is_async(self) -> bool:

@@ -91,7 +91,7 @@ class MmaOperandCopy:
                        (*self._loads(step, num(0)), *self._into(stage, num(0))))  # fmt: skip
         return self._for_each_item((body,), LoopKind.SERIAL)
 
-    # parts ----------------------------------------------------------------------------------------------------------
+    # items ----------------------------------------------------------------------------------------------------------
     def _loads(self, step: Expr, item: Expr) -> tuple[Node, ...]:
         """Load an item from global memory to registers; `item` is its index in the register buffer."""
         return self._vectors(step, item) if self.load.kind is LoadKind.VECTOR else self._elements(step, item)

@@ -1,4 +1,4 @@
-"""Stream-K: all steps of all tiles, dealt out evenly to a fixed number of blocks (Osama et al., PPoPP 2023)."""
+"""Stream-K: the k-tiles of all output tiles, split evenly over a fixed number of blocks (Osama et al., PPoPP 2023)."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from roller_svc.perf.common import Launch
 from roller_svc.perf.model import read_launch
 from roller_svc.perf.workload import Workload
 
-# A block's run of steps begins in one tile and ends in another: of all others it has the whole.
+# A block's range of k-tiles may begin and end inside an output tile; it has all k-tiles of those between.
 PARTIAL_TILES_PER_BLOCK = 2
 
 
 @dataclass(frozen=True, slots=True)
 class StreamKPartition:
-    """Block i has the steps from i * share on; step s belongs to tile s / steps. `grid`: tiles along batch, m, n."""
+    """Block i computes k-tiles from i * k_tiles_per_block on; k-tile s belongs to output tile s / k_tiles."""
 
     blocks: int
-    grid: tuple[int, ...]
-    k_tiles: int
+    grid: tuple[int, ...]  # output tiles along batch, m, n
+    k_tiles: int  # of one output tile
 
     @property
     def tiles(self) -> int:
@@ -31,30 +31,29 @@ class StreamKPartition:
 
     @property
     def k_tiles_per_block(self) -> int:
-        """Steps of a block; the last one may have fewer."""
+        """K-tiles of a block; the last block may have fewer."""
         return -(-self.tiles * self.k_tiles // self.blocks)
 
     @property
     def max_tiles_per_block(self) -> int:
-        """Most tiles that one block works on."""
+        """Maximum output tiles that one block works on."""
         return min(self.tiles, (self.k_tiles_per_block + 2 * self.k_tiles - 2) // self.k_tiles)
 
     @property
     def max_blocks_per_tile(self) -> int:
-        """Most blocks that work on one tile."""
+        """Maximum blocks that work on one output tile."""
         return min(self.blocks, (self.k_tiles + 2 * self.k_tiles_per_block - 2) // self.k_tiles_per_block)
 
 
 def stream_k_partition(program: RProgram) -> StreamKPartition:
-    """Of an rProgram with `stream_k` blocks."""
+    """Return the partition of an rProgram with `stream_k_blocks`."""
     space, block = program.space, program.block
     grid = tuple(-(-axis.extent // block[axis.name]) for axis in space.spatial)
     return StreamKPartition(program.stream_k_blocks, grid, program.steps)
 
 
 def partial_tiles(group: str, program: RProgram) -> tuple[str, TensorType]:
-    """Workspace for sums of tiles that a block has only part of: [block, 0 for the tile that it begins with and 1 for
-    the one that it ends with, row, column]."""
+    """Return the workspace of partial tiles: [block, first or last tile of the block, row, column]."""
     (m,), (n,) = (program.space.role(role) for role in (AxisRole.M, AxisRole.N))
     tile = (program.block[m.name], program.block[n.name])
     return f"{group}.partial", TensorType(

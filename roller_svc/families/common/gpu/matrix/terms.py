@@ -1,8 +1,6 @@
-"""Terms that the families of matrix units share: how tiles walk through the last cache, what staging and results cost.
+"""Cost terms that matrix-unit families share: one k-tile on each pipe of a core, operand traffic, epilogue.
 
-Names follow §5 of the design notes on ROLLER, as those of `mma_contraction.py` do.
-
-One staged step of a block on a matrix unit: what it takes of each pipe of a core, and how long that makes it.
+Names follow §5 of the design notes on ROLLER, as those of `mma_contraction/cost.py` do.
 """
 
 from __future__ import annotations
@@ -26,70 +24,68 @@ from roller_svc.perf.footprint import Tile
 from roller_svc.perf.machine import SCHEDULERS, Machine
 from roller_svc.perf.workload import ADDRESS_OPS, OperandFootprint, Workload, address_ops
 
-# A dependent mma.sync follows after about that many cycles, of any type (Sun et al., "Dissecting Tensor Cores via
+# Latency of a dependent mma.sync, of any type (Sun et al., "Dissecting Tensor Cores via
 # Microbenchmarks", arXiv:2206.02874). So does an MFMA of 16 x 16: eight passes of four cycles (AMD Instinct MI200 ISA).
 MMA_LATENCY_CYCLES = 33.0
-IMPERFECT_OVERLAP = 0.05  # pipes overlap, but not perfectly: this share of the others adds to the longest
+IMPERFECT_OVERLAP = 0.05  # fraction of the other pipes' time that adds to the longest one
 
 
 @dataclass(frozen=True, slots=True)
 class MmaBlock:
-    """What does not depend on how many stages there are: a block's tile, `tile.stages` being the fewest, and the
-    registers of its threads."""
+    """A block's tile with the fewest stages, and the registers of its threads."""
 
     tile: MmaTile
     registers: int
 
 
 class MatrixStep(NamedTuple):
-    """One staged step of one block, in cycles of a core.
-
-    `port`: of the core's way to the last cache. `last_cache`, `dram`: of an even share of their bandwidth while every
-    core works. `chain`: what its warps need one after another, however empty the core is. `latency`: from the request
-    of a step's first byte to its arrival. `leak`: the share of the other pipes that adds to the longest.
-    """
+    """One k-tile of one block, in cycles of a core."""
 
     warps: int
     mma: float
     shared: float
     issue: float
-    port: float
-    llc: float
-    dram: float
-    chain: float
-    latency: float
-    imperfect_overlap: float = IMPERFECT_OVERLAP
+    port: float  # of the core's port to the LLC
+    llc: float  # at an even share of the LLC bandwidth, while every core works
+    dram: float  # the same of DRAM
+    chain: float  # latency of a warp's dependent instructions
+    latency: float  # from the request of a k-tile's first byte to its arrival
+    imperfect_overlap: float = IMPERFECT_OVERLAP  # fraction of the other pipes that adds to the longest
 
     def cycles(self, blocks: float, prefetch_stages: int, device_fill: float = 1.0) -> float:
-        """t_k of so many blocks of a core, each with `ahead` steps requested before their use; `working`: blocks of
-        the whole device over those that it had if all its cores held that many."""
+        """Return t_k of that many blocks of a core.
+
+        Args:
+            prefetch_stages: K-tiles requested before their use.
+            device_fill: Blocks of the device over those of a full one.
+        """
         total = blocks * self.warps
         uneven = SCHEDULERS * math.ceil(total / SCHEDULERS) / total  # a warp stays on one scheduler
         memory = max(self.port, self.llc * device_fill)
         pipes = (self.mma * uneven, self.issue * uneven, self.shared, memory, self.dram * device_fill)
         longest = max(pipes)
         busy = blocks * (longest + self.imperfect_overlap * (sum(pipes) - longest))
-        # Little's law: `ahead` steps are on their way for each block
+        # Little's law: each block has `prefetch_stages` k-tiles in flight
         arriving = (self.latency + blocks * max(pipes[3:])) / prefetch_stages
         return max(busy, self.chain, arriving)
 
 
-CORE_L2_BYTES_PER_CYCLE = 64.0  # one core's port to the last cache (A100 whitepaper: 5,120 bytes a clock, 80 ports)
+CORE_L2_BYTES_PER_CYCLE = 64.0  # one core's port to the LLC (A100 whitepaper: 5,120 bytes a clock, 80 ports)
 BARRIER_CYCLES = 30.0
-STEP_OPS = 12.0  # of a warp for one step of k: slots of the ring, waits, branches
+STEP_OPS = 12.0  # of a warp for one k-tile: stage indices, waits, branches
 LOAD_OPS = {LoadKind.ASYNC: 3.0, LoadKind.VECTOR: 4.0, LoadKind.ELEMENT: 3.0}  # address, predicate, load, pack
-FLOAT8_SLOTS = 8.0  # one float8 to float16 by integer operations, as the generated helpers do it
-STORE_OPS = 2.0  # of a chunk that went through registers
-LLC_REUSE_FRACTION = 0.6  # of the last cache, for what is to be read again; the rest passes through
+FLOAT8_SLOTS = 8.0  # one float8 to float16 conversion by integer operations, as the generated helpers do it
+STORE_OPS = 2.0  # of a chunk copied through registers
+LLC_REUSE_FRACTION = 0.6  # of the LLC, for data that is read again; the rest streams
 
 
 def accumulator_columns(p: Workload[Any], tile: Tile) -> int:
-    """Columns of sums in the tile: those of two sums at a point lie side by side."""
+    """Return the columns of accumulators in the tile; a dual GEMM has two adjacent halves."""
     return extent_on(tile, p.n) * p.space.num_accumulators
 
 
 def resource_seconds(p: Workload[Any], step: MatrixStep, steps: int, dram_bytes: float) -> list[tuple[str, float]]:
-    """Seconds that each resource would take for so many steps of the whole device if it worked alone."""
+    """Return the seconds of each resource on its own, for that many k-tiles of the whole device."""
     mach = p.machine
     each = steps / mach.cores
     return [
@@ -102,12 +98,12 @@ def resource_seconds(p: Workload[Any], step: MatrixStep, steps: int, dram_bytes:
 
 
 def tile_count(p: Workload[Any], block: Tile) -> int:
-    """Tiles of the output."""
+    """Return the number of output tiles."""
     return math.prod([-(-p.extents[i] // block[i]) for i in p.spatial])
 
 
 def operand_dram_bytes(p: Workload[Any], launch: Launch, concurrent_blocks: int) -> float:
-    """§5, t_dram: each wave reads its rectangle's rows of A and columns of B, less what the last cache still holds."""
+    """Return t_dram's bytes (§5): each wave reads rows of A and columns of B, less LLC hits."""
     grid_m, grid_n = (-(-p.extent(axis) // extent_on(launch.block, axis)) for axis in (p.m, p.n))
     batches = tile_count(p, launch.block) // (grid_m * grid_n)
     a, b = p.a.total_bytes / batches, p.b.total_bytes / batches
@@ -119,24 +115,24 @@ def operand_dram_bytes(p: Workload[Any], launch: Launch, concurrent_blocks: int)
 
 
 def k_tile_latency_cycles(p: Workload[Any], launch: Launch, dram_bytes: float, steps: int) -> float:
-    """Of one step's loads: the more of them no neighbour has asked for before, the nearer to that of DRAM."""
+    """Return the latency of a k-tile's loads, nearer to DRAM's the more of them miss the LLC."""
     mach = p.machine
     usual = load_latency_cycles(mach, p.a.total_bytes + p.b.total_bytes)
     last = mach.llc
     if last is None or usual <= last.latency_cycles:
         return usual
-    asked = launch.grid * steps * (p.a.requested_bytes(launch.block) + p.b.requested_bytes(launch.block))
-    first = min(1.0, dram_bytes / asked)
+    requested = launch.grid * steps * (p.a.requested_bytes(launch.block) + p.b.requested_bytes(launch.block))
+    first = min(1.0, dram_bytes / requested)
     return max(usual, last.latency_cycles + first * (mach.dram_latency_cycles - last.latency_cycles))
 
 
 def bytes_per_core_cycle(bytes_per_s: float, mach: Machine) -> float:
-    """Bytes a cycle that each core gets of a bandwidth that all of them share."""
+    """Return a core's share of a device bandwidth, in bytes per cycle."""
     return bytes_per_s / (mach.cores * mach.clock_hz)
 
 
 def llc_bytes_per_core_cycle(mach: Machine) -> float:
-    """The same of the last cache's, of DRAM's where there is none."""
+    """Return a core's share of the LLC bandwidth; DRAM's where there is no LLC."""
     last = mach.llc
     return bytes_per_core_cycle(last.bytes_per_s if last else mach.dram.bandwidth_bytes_per_s, mach)
 
@@ -147,19 +143,19 @@ def shared_latency_cycles(mach: Machine) -> float:
 
 @dataclass(frozen=True, slots=True)
 class CopyCost:
-    """What bringing one operand's tile of a step costs: cycles of the core's memory pipe, issue slots of all warps."""
+    """Cost of copying one operand's k-tile: cycles of the core's memory pipe, issue slots of all warps."""
 
     pipe: float
     slots: float
 
 
 def copy_cost(feed: OperandLoad, elements: int, operand: OperandFootprint, mach: Machine) -> CopyCost:
-    """One request moves `load.elements` a lane; what is not copied past the registers is stored once more."""
+    """Return the cost of a copy; elements that pass through registers are stored once more."""
     warp = mach.hw.limits.warp_size
     loads = elements / (feed.load.elements * warp)
     width = feed.load.elements * feed.dtype.bytes * warp
     plain = ADDRESS_OPS * max((len(t.access.dims) for t in operand.tensors), default=1)
-    decoding = max(0.0, operand.address_ops - plain)  # what is computed anew for each load of a fused axis
+    decoding = max(0.0, operand.address_ops - plain)  # recomputed for each load of a fused axis
     slots = loads * (LOAD_OPS[feed.load.kind] + decoding)
     pipe = loads * max(1.0, width / mach.staged_bytes_per_cycle)
     if not feed.is_async:
@@ -172,8 +168,7 @@ def copy_cost(feed: OperandLoad, elements: int, operand: OperandFootprint, mach:
 
 
 def epilogue_slots(p: Workload[Any], points: int) -> float:
-    """Issue slots of all lanes for so many results: the epilogue's operations, then reads and writes of memory, in
-    vectors where n is contiguous there."""
+    """Return the issue slots of all lanes for that many outputs: operations, then vector loads and stores."""
     flops = max(0.0, p.space.flops / p.outer_points - 2 * p.inner_points * p.space.num_accumulators)
     slots = points * flops
     for tensor in p.epilogue.tensors:
@@ -183,7 +178,7 @@ def epilogue_slots(p: Workload[Any], points: int) -> float:
 
 
 def epilogue_memory_cycles(p: Workload[Any], launch: Launch) -> float:
-    """Of what one tile's results move of memory; a second launch has it where there is one."""
+    """Return the memory cycles of one tile's outputs; 0 where a second launch writes them."""
     mach = p.machine
     written = 0.0 if launch.workspace_bytes else p.epilogue.total_bytes / launch.grid
     share = mach.dram.bandwidth_bytes_per_s / (min(mach.cores, launch.grid) * mach.clock_hz)
@@ -191,20 +186,20 @@ def epilogue_memory_cycles(p: Workload[Any], launch: Launch) -> float:
 
 
 def _reread_dram_bytes(mach: Machine, tensor_bytes: float, times: float, between_bytes: float) -> float:
-    """Bytes that DRAM delivers of a tensor read so many times, `between_bytes` having passed before each repetition."""
-    held = LLC_REUSE_FRACTION * mach.llc.total_bytes / max(1.0, between_bytes) if mach.llc else 0.0
-    return tensor_bytes * (1.0 + max(0.0, times - 1.0) * (1.0 - min(1.0, held)))
+    """Return DRAM bytes of a tensor read `times` times, with `between_bytes` between two reads."""
+    hit_rate = LLC_REUSE_FRACTION * mach.llc.total_bytes / max(1.0, between_bytes) if mach.llc else 0.0
+    return tensor_bytes * (1.0 + max(0.0, times - 1.0) * (1.0 - min(1.0, hit_rate)))
 
 
 def _convert_slots(feed: OperandLoad) -> float:
-    """Of one element on its way through registers."""
+    """Return the issue slots to convert one element in registers."""
     source = feed.operand.memory_dtype
     if source is feed.dtype or feed.operand.source is None:
-        return 0.0  # as it is, or computed: the factor's own operations
+        return 0.0  # no conversion, or part of a computed operand
     return FLOAT8_SLOTS if source in (DType.FLOAT8_E4M3FN, DType.FLOAT8_E5M2) else 0.5
 
 
 def split_k_reduction_cycles(p: Workload[Any], sums: int) -> float:
-    """Of the launch that joins so many partial sums."""
+    """Return cycles of the launch that reduces that many partial sums."""
     mach = p.machine
     return mach.clock_hz * second_launch_s(mach, sums * p.elem_bytes)

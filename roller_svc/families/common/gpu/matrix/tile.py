@@ -1,8 +1,6 @@
-"""RProgram of a matrix unit → the tiles of its warps and what its block stages: what model and lowering agree on.
+"""RProgram of a matrix unit → tiles of its warps and what its block stages; the model and the schedule agree on it.
 
-What a warp multiplies at once on a matrix unit, and how much of it each lane holds.
-
-Families of units differ in this alone: `mma.sync` of NVIDIA's devices and MFMA of AMD's are one family of kernels.
+`mma.sync` of NVIDIA and MFMA of AMD are one family: they differ only in the `Fragment` that a warp multiplies.
 """
 
 from __future__ import annotations
@@ -25,30 +23,25 @@ LANE_SUMS = 4
 
 @dataclass(frozen=True, slots=True)
 class Fragment:
-    """`rows` x `columns` sums, four a lane, of products over `step_bytes` along k. `a_words`, `b_words`: of a lane.
-
-    `transposes`: operands that lie along m or n in shared memory are turned on their way into registers; else all lie
-    along k. `b_loads`: instructions that load a fragment of B. `row_skew_words`: between rows of sums in shared memory,
-    modulo the banks, so that lanes which store at once meet different ones.
-    """
+    """`rows` x `columns` accumulators, four a lane, of products over `step_bytes` along k."""
 
     rows: int
     columns: int
     step_bytes: int
     lanes: int
-    a_words: int
-    b_words: int
-    transposes: bool
-    b_loads: float
-    row_padding_words: int
+    a_words: int  # 32-bit registers of a lane for A
+    b_words: int  # the same for B
+    transposes: bool  # MN-major operands are transposed on the way from shared memory; else all are K-major
+    b_loads: float  # instructions that load a fragment of B
+    row_padding_words: int  # between rows of accumulators in shared memory, modulo the banks: no bank conflicts
 
     @property
     def is_square(self) -> bool:
-        """Whether a lane's sums are one below the other, as those of 16 x 16 are, not in pairs side by side."""
+        """Whether a lane's accumulators are in one column, as in 16 x 16, not adjacent pairs."""
         return self.rows == self.columns
 
 
-# Of every operand type (PTX ISA, "Matrix Fragments for mma.m16n8k16"). ldmatrix brings two fragments of B. The eight
+# For every operand type (PTX ISA, "Matrix Fragments for mma.m16n8k16"). ldmatrix loads two fragments of B. The eight
 # lanes of a quarter warp store pairs.
 MMA_SYNC = Fragment(
     rows=16, columns=8, step_bytes=32, lanes=32, a_words=4, b_words=2, transposes=True, b_loads=0.5, row_padding_words=8
@@ -57,7 +50,7 @@ MMA_SYNC = Fragment(
 
 @lru_cache(maxsize=64)
 def fragment_of(unit: ComputeUnit) -> Fragment:
-    """The fragments that a unit whose instructions warps issue is given."""
+    """Return the fragments of a unit whose instructions are issued by warps."""
     if unit.kind is not UnitKind.MFMA:
         return MMA_SYNC
     # V_MFMA_*_16X16Xk: lane l has the l / 16-th quarter along k of row, or column, l % 16, and of the sums four rows of
@@ -70,38 +63,38 @@ def fragment_of(unit: ComputeUnit) -> Fragment:
 
 
 def mfma_unsupported_reason(unit: ComputeUnit) -> str:
-    """Why MFMA instructions of that shape are not used; '' where they are."""
+    """Return why MFMA instructions of that shape are not used; '' where they are."""
     rows, columns, k = unit.shape
     if (rows, columns) != (16, 16):
         return f"instructions of {rows} x {columns}, kernels are made of 16 x 16"
-    held = rows * k * unit.in_dtype.bytes
-    return "" if held % (REGISTER_BYTES * WAVE) == 0 else f"lanes do not hold whole words of {rows} x {k} elements"
+    operand_bytes = rows * k * unit.in_dtype.bytes
+    return (
+        ""
+        if operand_bytes % (REGISTER_BYTES * WAVE) == 0
+        else f"lanes do not hold whole words of {rows} x {k} elements"
+    )
 
 
-CHUNK_BYTES = 16  # one row of a matrix of ldmatrix, and the widest copy
+CHUNK_BYTES = 16  # a row of an ldmatrix matrix, and the widest copy
 WORD_BYTES = 4  # of an accumulator, and the narrowest asynchronous copy
 MIN_ASYNC_ARCH = Arch("sm_", 80)  # cp.async (PTX ISA, "cp.async": target ISA notes)
 BANK_WORDS = 32
 ACCUMULATORS = LANE_SUMS
-ROWS, COLUMNS, STEP_BYTES = MMA_SYNC.rows, MMA_SYNC.columns, MMA_SYNC.step_bytes  # where only NVIDIA's units are meant
-# Words between rows of a 4-byte operand along m or n, modulo the banks: four rows of eight lanes then read words in
-# different banks.
+ROWS, COLUMNS, STEP_BYTES = MMA_SYNC.rows, MMA_SYNC.columns, MMA_SYNC.step_bytes  # for NVIDIA's units only
+# Row padding of a 4-byte MN-major operand, modulo the banks: four rows of eight lanes read different banks.
 ROW_PADDING_WORDS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class StagedTile:
-    """One operand's tile of one stage: `rows` x `row` elements of `dtype`, `pad` elements behind each row.
-
-    `along_k`: a row lies along k, else along m or n. `swizzled`: the 16-byte chunks of rows are permuted.
-    """
+    """One operand's tile of one stage: `rows` x `row` elements of `dtype`."""
 
     dtype: DType
-    k_major: bool
+    k_major: bool  # a row is along k, else along m or n
     rows: int
     row: int
-    pad: int
-    swizzled: bool
+    pad: int  # elements after each row
+    swizzled: bool  # the 16-byte chunks of rows are permuted
 
     @property
     def bytes(self) -> int:
@@ -115,8 +108,11 @@ class StagedTile:
 
 @dataclass(frozen=True, slots=True)
 class MmaTile:
-    """Extents of a block's tile and of a warp's, and the staged operands. `n` and `warp_n` count columns of sums: where
-    there are two at a point, a tile's first half has the first of all its points, the other half the second."""
+    """Extents of a block's tile and of a warp's, and the staged operands.
+
+    `n` and `warp_n` count columns of accumulators: in a dual GEMM the first half of a tile belongs to the first
+    product, the other half to the second.
+    """
 
     m: int
     n: int
@@ -143,7 +139,7 @@ class MmaTile:
 
     @property
     def k_steps(self) -> int:
-        """Instructions along k in one staged step."""
+        """Instructions along k in one k-tile."""
         return self.k * self.a.dtype.bytes // self.fragment.step_bytes
 
     @property
@@ -156,14 +152,14 @@ class MmaTile:
 
     @property
     def epilogue_fragments(self) -> int:
-        """Rows of instructions that each warp hands to the epilogue at once: as many as the pipeline's memory holds."""
+        """Fragment rows that each warp passes to the epilogue at once: as many as fit in the pipeline's memory."""
         whole = self.fragments[0]
         fitting = (q for q in range(whole, 0, -1) if whole % q == 0 and self._epilogue_bytes(q) <= self.pipeline_bytes)
         return next(fitting, 1)
 
     @property
     def shared_bytes(self) -> int:
-        """The epilogue takes the pipeline's memory once that is done: more only where not one row of it fits."""
+        """The epilogue reuses the pipeline's memory; more only where one fragment row does not fit."""
         return max(self.pipeline_bytes, self._epilogue_bytes(1))
 
     def _epilogue_bytes(self, fragments: int) -> int:
@@ -171,7 +167,7 @@ class MmaTile:
 
 
 def mma_tile(program: RProgram, a: Operand, b: Operand) -> MmaTile:
-    """Of an rProgram on a unit that takes fragments, whose `thread` tile is a warp's."""
+    """Return the tile of an rProgram on a unit that takes fragments; its `thread` tile is a warp's."""
     fragment = fragment_of(program.unit)
     (m,), (n,), (k,) = (program.space.role(role) for role in (AxisRole.M, AxisRole.N, AxisRole.K))
     block, warp, sums = program.block, program.thread, program.space.num_accumulators
@@ -184,8 +180,10 @@ def mma_tile(program: RProgram, a: Operand, b: Operand) -> MmaTile:
 
 
 def staged(operand: Operand, dtype: DType, extent: int, k: int, fragment: Fragment = MMA_SYNC) -> StagedTile:
-    """How the tile `extent` x `k` lies: as in memory, but for what no instruction transposes: bytes on NVIDIA's
-    devices, anything on AMD's."""
+    """Return the layout of the tile `extent` x `k`: as in memory, unless no instruction can transpose it.
+
+    Bytes on NVIDIA's devices, anything on AMD's.
+    """
     along_k = operand.k_major or dtype.bytes == 1 or not fragment.transposes
     rows, row = (extent, k) if along_k else (k, extent)
     plain_words = not along_k and dtype.bytes == WORD_BYTES
@@ -194,27 +192,27 @@ def staged(operand: Operand, dtype: DType, extent: int, k: int, fragment: Fragme
 
 
 class LoadKind(Enum):
-    """How an operand's elements come from memory to the staged tile."""
+    """How an operand is copied from memory to the staged tile."""
 
-    ASYNC = "async"  # cp.async: past the registers, as many steps ahead as there are stages
-    VECTOR = "vector"  # wide loads into registers, converted there and stored a step later
-    ELEMENT = "element"  # the same one element at a time: gathered, computed, or turned on the way
+    ASYNC = "async"  # cp.async, as many k-tiles in flight as there are stages
+    VECTOR = "vector"  # wide loads into registers, converted there and stored a k-tile later
+    ELEMENT = "element"  # the same element by element: gathered, computed or transposed
 
 
 @dataclass(frozen=True, slots=True)
 class LoadClass:
-    """`elements`: neighbours that one load brings, side by side in memory and in the staged tile."""
+    """Kind of a copy, and the contiguous elements of one load."""
 
     kind: LoadKind
     elements: int
 
 
 def load_class(operand: Operand, dtype: DType, arch: Arch) -> LoadClass:
-    """How a tile of the operand is staged as `dtype` on that architecture."""
+    """Classify the load of an operand that is staged as `dtype` on that architecture."""
     source, size = operand.memory_dtype, dtype.bytes
     is_nvidia = arch.prefix == MIN_ASYNC_ARCH.prefix
-    lies_alike = operand.k_major or (size > 1 and is_nvidia)  # as `staged` lays it
-    if operand.source is None or not lies_alike:
+    has_staged_layout = operand.k_major or (size > 1 and is_nvidia)  # as in `staged`
+    if operand.source is None or not has_staged_layout:
         return LoadClass(LoadKind.ELEMENT, 1)
     same = source is dtype or (source is DType.BOOL and dtype is DType.UINT8)
     if same and is_nvidia and arch >= MIN_ASYNC_ARCH and operand.vector_width * size >= WORD_BYTES:
@@ -225,7 +223,7 @@ def load_class(operand: Operand, dtype: DType, arch: Arch) -> LoadClass:
 
 @dataclass(frozen=True, slots=True)
 class OperandLoad:
-    """How a unit's tiles of one operand are filled: from what, as which type, by which loads."""
+    """How tiles of one operand are loaded: source, staged type, and load class."""
 
     operand: Operand
     dtype: DType
@@ -239,18 +237,16 @@ class OperandLoad:
 def plan_operand_loads(
     unit: ComputeUnit, operands: tuple[Operand, Operand], arch: Arch
 ) -> tuple[OperandLoad, OperandLoad]:
-    """Those of a contraction's operands."""
+    """Return the loads of a contraction's operands."""
     types = [staged_dtype(unit, operand) for operand in operands]
     a, b = (OperandLoad(o, t, load_class(o, t, arch)) for o, t in zip(operands, types, strict=True))
     return a, b
 
 
-# Registers beside the sums, fitted to 227 kernels that NVRTC 13 compiled for sm_80 and 90, most of them near the limit
-# (root mean square of what is left where all loads are asynchronous: 17 registers): what every kernel has, for each
-# unrolled step of an instruction along k, for each word of fragments, of which some are loaded ahead, and for each
-# chunk of 16 bytes that a thread brings in one step, an address or what is on its way; a chunk that comes in several
-# copies takes more for each of them. What goes through registers, and copies with addresses of their own, are counted
-# so high that kernels of corpora that spilled on sm_75 and 80 are refused.
+# Registers in addition to accumulators, fitted to 227 kernels that NVRTC 13 compiled for sm_80 and sm_90, most of them
+# near the limit (RMS error 17 registers where all loads are asynchronous): a base, per unrolled instruction along k, per
+# fragment word, per 16-byte chunk that a thread copies (address or data in flight), and per further copy of a chunk.
+# Copies through registers, or with their own addresses, are overestimated so that kernels that spilled are rejected.
 BASE_REGISTERS = 20
 K_STEP_REGISTERS = 2
 FRAGMENT_FACTOR = 1.3
@@ -260,7 +256,7 @@ FUSED_COPY_REGISTERS = 14.0  # where indices of several axes make the address
 
 
 def thread_registers(tile: MmaTile, a: OperandLoad, b: OperandLoad) -> int:
-    """What a thread holds: its share of the warp's tile, and what it brings."""
+    """Return the registers of a thread: its part of the warp's tile, and its copies."""
     brought = sum([
         -(-staged.bytes // (CHUNK_BYTES * tile.threads)) * chunk_registers(feed)
         for feed, staged in ((a, tile.a), (b, tile.b))
@@ -269,7 +265,7 @@ def thread_registers(tile: MmaTile, a: OperandLoad, b: OperandLoad) -> int:
 
 
 def chunk_registers(feed: OperandLoad) -> float:
-    """Of one chunk of 16 bytes that a thread brings."""
+    """Return the registers of one 16-byte chunk that a thread copies."""
     more = chunk_copies(feed) - 1
     each = FUSED_COPY_REGISTERS if is_fused(feed) else COPY_REGISTERS
     return CHUNK_REGISTERS[feed.load.kind] + each * more
@@ -279,18 +275,18 @@ MATRIX_AXES = 3  # of a batch of matrices
 
 
 def is_fused(feed: OperandLoad) -> bool:
-    """Whether more axes move the operand than those of a batch of matrices: then a tile's axis is several of them."""
+    """Return whether more axes index the operand than those of a batch of matrices."""
     source = feed.operand.source
     return source is not None and len({name for i in source.index for name in axes_of(i)}) > MATRIX_AXES
 
 
 def chunk_copies(feed: OperandLoad) -> int:
-    """Asynchronous copies that bring it; what goes through registers is stored whole."""
+    """Return the asynchronous copies of a chunk; through registers it is stored whole."""
     return CHUNK_BYTES // (feed.load.elements * feed.dtype.bytes) if feed.is_async else 1
 
 
 def warp_registers(fragment: Fragment, fragments_m: int, fragments_n: int, k_steps: int = 1) -> float:
-    """Of one thread, but for what it brings."""
+    """Return the registers of one thread, without those of its copies."""
     sums = LANE_SUMS * fragments_m * fragments_n
     words = fragment.a_words * fragments_m + fragment.b_words * fragments_n
     return sums + FRAGMENT_FACTOR * words + K_STEP_REGISTERS * k_steps + BASE_REGISTERS

@@ -301,12 +301,12 @@ def _depends_on_position(view: GemmView) -> bool:
     return any(axes_of(reads.apply(s.body)) for s in view.group.statements[1:])
 
 
-def _redirect_stores(node: Node, tensor: str, place: Expr) -> Node:
+def _redirect_stores(node: Node, tensor: str, register: Expr) -> Node:
     """Redirect stores to the tensor to the packed registers."""
     match node:
         case Compute() if node.tensor == tensor:
-            return replace(node, tensor=PACKED, index=(place,))
+            return replace(node, tensor=PACKED, index=(register,))
         case Loop() | Storage():
-            return replace(node, body=tuple(_redirect_stores(n, tensor, place) for n in node.body))
+            return replace(node, body=tuple(_redirect_stores(n, tensor, register) for n in node.body))
         case _:
             return node

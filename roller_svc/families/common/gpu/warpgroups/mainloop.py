@@ -246,7 +246,7 @@ class WgmmaMainloop:
         fragments, words = self._accumulator_shape
         return Loop("m.fragment", fragments, LoopKind.UNROLL, (Loop(".word", words, LoopKind.UNROLL, (node,)),))
 
-    def _wgmma(self, accumulators: str, begun: Expr) -> tuple[Node, ...]:
+    def _wgmma(self, accumulators: str, accumulate_first: Expr) -> tuple[Node, ...]:
         """Return the wgmma of one k-tile; the first k-step accumulates if `accumulate_first` holds."""
         tile = self.tile
         columns = tile.groups[1]
@@ -254,7 +254,7 @@ class WgmmaMainloop:
         column = mul(mod(ref(GROUP), columns), num(tile.group_n))
         nodes: tuple[Node, ...] = ()
         for k_step in range(tile.k_steps):
-            accumulate = num(1) if k_step else begun
+            accumulate = num(1) if k_step else accumulate_first
             for fragment in range(tile.fragments):
                 a = smem_matrix(SHARED_A, tile.a, row, fragment * ROWS, k_step)
                 b = smem_matrix(SHARED_B, tile.b, column, 0, k_step)
@@ -271,7 +271,7 @@ class WgmmaMainloop:
             for lane, rank in enumerate(self.consumers_of_multicast)
         )
 
-    # both -----------------------------------------------------------------------------------------------------------
+    # stages ---------------------------------------------------------------------------------------------------------
     def _with_stage_index(self, scheduler: TileScheduler, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
         nodes = (Let(STAGE, mod(ref(ITERATION), self.tile.stages), nodes),)
         return (Let(ITERATION, add(scheduler.k_tiles_before, ref(STEP)), nodes),)

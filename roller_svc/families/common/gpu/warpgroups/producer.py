@@ -46,8 +46,8 @@ class ProducerCopy(MmaOperandCopy):
 
     def copy_through_registers(self, step: Expr, stage: Expr) -> tuple[Node, ...]:
         """Copy a k-tile to the stage; the loads of a batch of items are in flight together."""
-        item_ = ref(_IN_BATCH)
-        nodes = self._for_batches(self._loads(step, item_), self._into(stage, item_))
+        item = ref(_IN_BATCH)
+        nodes = self._for_batches(self._loads(step, item), self._into(stage, item))
         return (Storage(self.fetched, self._register_dtype, (self._batch, self._item_elements), Scope.REGISTER, nodes),)
 
     @property
@@ -81,12 +81,12 @@ class ProducerCopy(MmaOperandCopy):
             lt(ref(".place"), num(self.axis.extent)) if self.axis.extent % self.tile[0] else None,
         )
 
-    def _into(self, stage: Expr, item_: Expr) -> tuple[Node, ...]:
+    def _into(self, stage: Expr, item: Expr) -> tuple[Node, ...]:
         """Store an item; float32 is rounded to TF32, since wgmma would truncate it."""
-        store = MmaOperandCopy._into(self, stage, item_)
+        store = MmaOperandCopy._into(self, stage, item)
         if self.staged.dtype is not DType.FLOAT32:
             return store
-        return (RoundFragment(self.fetched, (item_,), self._item_elements), *store)
+        return (RoundFragment(self.fetched, (item,), self._item_elements), *store)
 
 
 @dataclass(frozen=True, slots=True)

@@ -178,4 +178,4 @@ class StreamKTiles:
 def k_tile_loop(steps: KTileRange, nodes: tuple[Node, ...]) -> Node:
     """Loop over the k-tiles; `k.step` counts from the first."""
     limit = None if isinstance(steps.count, Const) else steps.count
-    return Loop("k.step", steps.most, LoopKind.SERIAL, nodes, limit)
+    return Loop("k.step", steps.max_count, LoopKind.SERIAL, nodes, limit)

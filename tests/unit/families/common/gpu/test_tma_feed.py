@@ -232,7 +232,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_brought(name: str) -> None:
+def test_unsupported_tma_operands(name: str) -> None:
     text, a, reason = REFUSED[name]
     group = contraction(text, HOPPER, A=a, B="float16 64 64")
     (m,), (k,) = (group.space.role(role) for role in (AxisRole.M, AxisRole.K))
@@ -262,7 +262,7 @@ def test_other_types(dtype: str, panel: int) -> None:
     Case(group, 0).check(tile)
 
 
-def test_a_share_of_a_tile_begins_where_it_is_told_to() -> None:
+def test_multicast_slice_starts_at_its_origin() -> None:
     group = product("nt")
     case = Case(group, 0)
     tile = made(case, 64, KTileOrder.linear(136, 64), 64)
@@ -271,7 +271,7 @@ def test_a_share_of_a_tile_begins_where_it_is_told_to() -> None:
     assert offsets == ()
 
 
-def test_walks() -> None:
+def test_k_tile_orders() -> None:
     group = contraction(
         "C[m, n] +=! A[m, i, j, k] * B[i, n, j, k]", HOPPER, A="float16 64 2 3 40", B="float16 2 64 3 40"
     )

@@ -134,7 +134,7 @@ def test_units_follow_from_the_flags_of_the_cpu() -> None:
     assert [u.name for u in spec_with(frozenset({"avx512_vnni"})).units if u.kind is UnitKind.DOT] == ["dot_i8"]
 
 
-def test_vectors_of_32_bytes_have_none() -> None:
+def test_avx2_has_no_dot_product_unit() -> None:
     narrow = adapt_to_machine(hardware.load("cpu-x86-avx2"), machine(frozenset({"avx", "avx2", "fma", "avx_vnni"})))
     assert all(unit.kind is UnitKind.VECTOR for unit in narrow.units)
 
@@ -143,7 +143,7 @@ def test_a_spec_with_such_units_is_read_as_it_was_written() -> None:
     assert hardware.from_mapping(hardware.to_mapping(SPEC)) == SPEC
 
 
-def test_plain_vectors_are_no_dot_products() -> None:
+def test_vector_unit_has_no_dot_operands() -> None:
     assert SPEC.unit_for(DType.BFLOAT16).name == "vector_f32"
     assert SPEC.unit_for(DType.INT32).name == "vector_i32"
 
@@ -161,13 +161,13 @@ def test_plain_vectors_are_no_dot_products() -> None:
         (("bool", "int8"), False, True),
     ],
 )
-def test_one_side_is_made_unsigned_and_one_signed(types: tuple[str, str], flips_a: bool, a_is_first: bool) -> None:
+def test_one_operand_is_unsigned_and_one_signed(types: tuple[str, str], flips_a: bool, a_is_first: bool) -> None:
     found = dot_of(product_of((8, 16, 8), types))
     assert found is not None
     assert (found.flips_sign_of_a, found.a_is_first) == (flips_a, a_is_first)
 
 
-def test_what_dot_products_do_not_take() -> None:
+def test_unsupported_dot_product_operands() -> None:
     sixteen = product_of((8, 16, 8), ("int16", "int8"))
     offset = program_of(
         "C[m, n] +=! (A[m, k].cast(`int32`) - z[0].cast(`int32`)) * B[k, n].cast(`int32`)",
@@ -187,13 +187,13 @@ def test_what_dot_products_do_not_take() -> None:
     assert dot_of(halves, "dot_bf16") is not None
 
 
-def test_bytes_are_halves_too_where_sums_are_floats() -> None:
+def test_bytes_are_packed_as_bfloat16_for_float_accumulators() -> None:
     assert dot_of(product_of((8, 16, 8), ("bfloat16", "int8")), "dot_bf16") == DotOperands(
         2, DType.BFLOAT16, DType.BFLOAT16
     )
 
 
-def test_plain_vectors_stay_a_choice() -> None:
+def test_vector_unit_stays_a_candidate() -> None:
     taken = units_for(group_of(product_of((64, 64, 64), ("int8", "int8"))), SPEC, NO_CONSTRAINTS).units
     assert [unit.name for unit in taken] == ["dot_i8", "vector_i32"]
     floats = units_for(group_of(program_of("C[m, n] +=! A[m, k] * B[k, n]", A=("float32", (8, 8)),
@@ -201,7 +201,7 @@ def test_plain_vectors_stay_a_choice() -> None:
     assert [unit.name for unit in floats] == ["vector_f32"]
 
 
-def test_elements_take_no_detours() -> None:
+def test_cast_element_skips_wider_types() -> None:
     byte = Load("x", (), DType.INT8)
     assert cast_element(Cast(byte, DType.INT32), DType.INT8) == byte
     wrapped = Cast(byte, DType.UINT8)  # -1 becomes 255
@@ -225,7 +225,7 @@ def test_k_is_counted_in_words() -> None:
 
 
 @pytest.mark.parametrize(("depth", "turned"), [(128, 2), (126, 0)])
-def test_words_that_lie_in_memory_are_turned_as_they_are(depth: int, turned: int) -> None:
+def test_contiguous_words_are_transposed_directly(depth: int, turned: int) -> None:
     """Rows of 126 bytes do not begin at whole words."""
     group = group_of(product_of((12, 32, depth), ("uint8", "int8"), "mk nk"))
     nodes = lower(group, tiled(group, "dot_i8", (6, 16, 12, 32, depth)), SPEC)[0].body
@@ -234,7 +234,7 @@ def test_words_that_lie_in_memory_are_turned_as_they_are(depth: int, turned: int
     assert all(node.dtype is DType.INT32 for node in found)
 
 
-def test_texts_name_no_instruction_that_saturates() -> None:
+def test_sources_use_no_saturating_instruction() -> None:
     program = product_of((64, 64, 64), ("int8", "int8"))
     plan = Plan((rank(group_of(program), SPEC, UNITS["dot_i8"], 1)[0][0],))
     text = emit_plan(plan, program, (group_of(program),), SPEC).text
@@ -242,7 +242,7 @@ def test_texts_name_no_instruction_that_saturates() -> None:
 
 
 @pytest.mark.parametrize(("depth", "at_once"), [(126, True), (128, False)])
-def test_neighbours_are_one_load(depth: int, at_once: bool) -> None:
+def test_adjacent_elements_are_one_load(depth: int, at_once: bool) -> None:
     """Also where they begin anywhere, but not where B's neighbours are those along n."""
     program = product_of((64, 64, depth), ("uint8", "int8"), "mk kn" if at_once else "km kn")
     plan = Plan((rank(group_of(program), SPEC, UNITS["dot_i8"], 1)[0][0],))
@@ -257,7 +257,7 @@ BYTES = list(product(("int8", "uint8"), repeat=2))
 
 @runs
 @pytest.mark.parametrize(("types", "lies"), every(3, product(BYTES, ["mk kn", "mk nk", "km kn", "km nk"])))
-def test_bytes_are_exact_however_they_lie(types: tuple[str, str], lies: str) -> None:
+def test_bytes_are_exact_in_every_layout(types: tuple[str, str], lies: str) -> None:
     """Every edge is ragged: rows, columns, the last step and its last word."""
     check(product_of((37, 45, 139), types, lies), "dot_i8", tiles=(5, 32, 20, 64, 72))
     check(product_of((37, 45, 140), types, lies), "dot_i8", tiles=(9, 48, 18, 48, 140))
@@ -265,7 +265,7 @@ def test_bytes_are_exact_however_they_lie(types: tuple[str, str], lies: str) -> 
 
 @runs
 @pytest.mark.parametrize("lies", ["mk kn", "mk nk", "km kn", "km nk"])
-def test_halves_are_near_however_they_lie(lies: str) -> None:
+def test_bfloat16_is_within_bounds_in_every_layout(lies: str) -> None:
     types = ("bfloat16", "bfloat16")
     check(product_of((37, 45, 139), types, lies), "dot_bf16", tiles=(5, 32, 20, 64, 72))
     check(product_of((37, 45, 140), types, lies), "dot_bf16", tiles=(9, 48, 18, 48, 140))
@@ -323,7 +323,7 @@ def test_sums_behind_an_epilogue() -> None:
 
 @runs
 @pytest.mark.parametrize("constants", ["A", "B", "AB"])
-def test_words_of_constants_and_their_sums_are_prepared(constants: str) -> None:
+def test_constant_words_and_compensation_are_prepacked(constants: str) -> None:
     program = replace(product_of((20, 50, 72), ("int8", "int8"), "mk nk"), constants=frozenset(constants))
     group = group_of(program)
     plan = Plan((rank(group, SPEC, UNITS["dot_i8"], 1)[0][0],))

@@ -100,7 +100,7 @@ RELU = "; Y[m, n] = (C[m, n] + bias[n]).call(`max`, [0.0])"
 @pytest.mark.parametrize("b", ["[k, n]", "[n, k]"])
 @pytest.mark.parametrize("a", ["[m, k]", "[k, m]"])
 @pytest.mark.parametrize("then", ["", RELU])
-def test_operands_lie_along_panels_or_across_them(a: str, b: str, then: str) -> None:
+def test_operand_layouts_match_the_interpreter(a: str, b: str, then: str) -> None:
     """Every edge is ragged: the last rows, the last columns, the last step and its last vector."""
     check(program_of((37, 45, 67), a, b, then=then), (6, 16, 18, 48, 26))
 
@@ -146,7 +146,7 @@ def test_tasks_of_several_blocks_of_rows() -> None:
         (1024, 32, False),  # a copy would be used twice
     ],
 )
-def test_rows_of_a_that_are_read_where_they_lie(depth: int, columns: int, is_packed: bool) -> None:
+def test_unpacked_rows_of_a_match_the_interpreter(depth: int, columns: int, is_packed: bool) -> None:
     (group,) = partition(program_of((60, columns, depth)), AVX2)
     nodes = iter_nodes(lower(group, tiled(group, (6, 16, 60, columns, 208)), AVX2)[0].body)
     assert (".a_packed" in {node.tensor for node in nodes if isinstance(node, Storage)}) is is_packed
@@ -164,7 +164,7 @@ def test_rows_of_a_that_are_read_where_they_lie(depth: int, columns: int, is_pac
         ((48, 96, 1200), (4, 24, 48, 96, 1200), "[k, n]", False),  # L2 does not hold the rows of A
     ],
 )
-def test_the_first_panel_of_a_packs_a_b_that_is_near(
+def test_first_panel_of_a_packs_a_near_b(
     extents: tuple[int, int, int], tiles: Tiles, b: str, is_beside: bool
 ) -> None:
     """One panel then has room, and its rows are fetched ahead."""
@@ -176,11 +176,11 @@ def test_the_first_panel_of_a_packs_a_b_that_is_near(
     assert ({8 * extents[1]} <= ahead) is is_beside
 
 
-def test_a_packed_panel_stands_behind_an_epilogue_too() -> None:
+def test_packing_on_first_use_works_with_an_epilogue() -> None:
     check(program_of((37, 45, 67), then=RELU), (4, 24, 40, 48, 67))
 
 
-def test_short_rows_are_asked_for_ahead() -> None:
+def test_short_rows_are_prefetched() -> None:
     """Rows of A that are a task's 48 numbers long; rows of B fill a page and more."""
     (group,) = partition(program_of((96, 1040, 1024), "[k, m]", "[k, n]"), AVX2)
     nodes = [*iter_nodes(lower(group, tiled(group, (6, 16, 48, 1040, 512)), AVX2)[0].body)]
@@ -191,7 +191,7 @@ def test_short_rows_are_asked_for_ahead() -> None:
 
 
 @pytest.mark.parametrize(("height", "is_first"), [(4, True), (12, False)])
-def test_many_lines_of_results_are_asked_for_while_a_tile_is_summed(height: int, is_first: bool) -> None:
+def test_output_lines_are_prefetched_during_the_micro_kernel(height: int, is_first: bool) -> None:
     (group,) = partition(program_of((48, 64, 64), then=RELU), AVX2)
     nodes = [*iter_nodes(lower(group, tiled(group, (height, 16, 48, 64, 64)), AVX2)[0].body)]
     walks = [node for node in nodes if isinstance(node, Loop) and node.var == K_ROW]
@@ -201,7 +201,7 @@ def test_many_lines_of_results_are_asked_for_while_a_tile_is_summed(height: int,
 
 
 @pytest.mark.parametrize(("height", "steps"), [(14, 64), (9, 256), (14, 14), (14, 5), (30, 7)])
-def test_every_row_of_a_tile_is_asked_for(height: int, steps: int) -> None:
+def test_output_prefetch_covers_every_row(height: int, steps: int) -> None:
     (group,) = partition(program_of((height, 16, steps), then=RELU), AVX2)
     beside = OutputPrefetch(GemmView.of(group, tiled(group, (height, 16, height, 16, steps))), height, 16).in_step(steps)
     asked: set[int] = set()
@@ -214,7 +214,7 @@ def test_every_row_of_a_tile_is_asked_for(height: int, steps: int) -> None:
 
 
 @pytest.mark.parametrize(("rows", "height"), [(64, 9), (8192, 9), (8192, 4), (8192, 20)])
-def test_rows_of_a_that_come_from_memory_are_asked_for_a_tile_ahead(rows: int, height: int) -> None:
+def test_unpacked_rows_of_a_are_prefetched_one_tile_ahead(rows: int, height: int) -> None:
     """Each line of each row once, and none of rows that are near anyway."""
     (group,) = partition(program_of((rows, 16, 48)), AVX2)
     lies = cpu_operands(group)[0]
@@ -234,7 +234,7 @@ def test_rows_of_a_that_come_from_memory_are_asked_for_a_tile_ahead(rows: int, h
     assert set(asked) == (lines if rows * 48 * 4 > AVX2.block_level.capacity_bytes else set())
 
 
-def test_hints_into_the_second_cache_say_so() -> None:
+def test_prefetches_to_l2_use_their_instruction() -> None:
     (group,) = partition(program_of((8192, 16, 48)), AVX2)
     (tree,) = lower(group, tiled(group, (4, 16, 8192, 16, 48)), AVX2)
     assert "prefetch A to the second cache" in render(tree.body)
@@ -258,7 +258,7 @@ def value(expr: Expr, k: int) -> int:
     ("spec", "tile", "is_pinned"),
     [(AVX2, (6, 16), True), (AVX2, (4, 32), False), (AVX512, (3, 64), True), (AVX512, (8, 64), False)],
 )
-def test_rows_of_b_are_read_once_where_registers_hold_them(
+def test_rows_of_b_are_loaded_once_if_registers_suffice(
     spec: HardwareSpec, tile: tuple[int, int], is_pinned: bool
 ) -> None:
     (group,) = partition(program_of((48, 128, 64)), spec)
@@ -268,17 +268,17 @@ def test_rows_of_b_are_read_once_where_registers_hold_them(
     assert {node.no_rematerialize for node in whole if isinstance(node, Storage)} == {is_pinned}
 
 
-def test_batches_of_a_sum_that_is_scaled() -> None:
+def test_scaled_batched_contraction() -> None:
     types = {"q": TensorType(DType.FLOAT32, (3, 21, 19)), "k": TensorType(DType.FLOAT32, (3, 23, 19))}
     check(parse("s[h, i, j] +=! q[h, i, d] * k[h, j, d]; t[h, i, j] = s[h, i, j] * 0.125", types), (4, 16, 8, 32, 16))
 
 
-def test_integers_are_packed_too() -> None:
+def test_integers_are_packed() -> None:
     types = {"A": TensorType(DType.INT32, (19, 21)), "B": TensorType(DType.INT32, (21, 18))}
     check(parse("C[m, n] +=! A[m, k] * B[k, n]", types), (4, 16, 8, 32, 16))
 
 
-def test_what_is_turned_and_what_is_copied() -> None:
+def test_transposed_and_copied_operands() -> None:
     (group,) = partition(program_of((64, 64, 1024), "[m, k]", "[n, k]"), AVX2)
     assert [operand.layout for operand in cpu_operands(group)] == [OperandLayout.K_MAJOR, OperandLayout.K_MAJOR]
     nodes = [*iter_nodes(lower(group, tiled(group, (6, 16, 48, 64, 32)), AVX2)[0].body)]
@@ -289,7 +289,7 @@ def test_what_is_turned_and_what_is_copied() -> None:
     assert not any(isinstance(node, Transpose) for node in nodes)
 
 
-def test_rows_are_turned_one_block_of_them_after_the_other() -> None:
+def test_rows_are_transposed_block_by_block() -> None:
     """Many rows of 16 KiB side by side have no place in L1."""
     (group,) = partition(program_of((64, 64, 1024), "[m, k]", "[n, k]"), AVX2)
     loops = (
@@ -299,7 +299,7 @@ def test_rows_are_turned_one_block_of_them_after_the_other() -> None:
     assert max(turned) == 1
 
 
-def test_rooms_that_are_not_needed_are_not_there() -> None:
+def test_unused_buffers_are_not_allocated() -> None:
     """A thin product copies no A, a wide one does whose rows are a page apart; a sum that is the output has no tile of
     its own, one behind an epilogue has."""
 
@@ -314,7 +314,7 @@ def test_rooms_that_are_not_needed_are_not_there() -> None:
     assert rooms(program_of((48, 64, 1024), then=RELU), (6, 16, 48, 64, 32)) == {".a_packed", ".c_tile"}
 
 
-def test_the_rules_find_tiles_for_operands_that_are_read_where_they_lie() -> None:
+def test_rules_find_tiles_for_unpacked_operands() -> None:
     """A thin product streams a large A: no cache has room for the rows of its best task, none needs it."""
     (group,) = partition(program_of((8192, 16, 4096)), AVX2)
     (best, *_), _ = rank(group, AVX2, AVX2.unit_for(DType.FLOAT32), 1)
@@ -329,7 +329,7 @@ def test_the_rules_find_tiles_for_operands_that_are_read_where_they_lie() -> Non
         ("int32", 8, 7, 7), ("float64", 4, 3, 3), ("float64", 4, 2, 5), ("float64", 4, 4, 4),
     ],
 )  # fmt: skip
-def test_blocks_are_turned_in_registers(dtype: str, lanes: int, rows: int, width: int) -> None:
+def test_blocks_are_transposed_in_registers(dtype: str, lanes: int, rows: int, width: int) -> None:
     """Blocks of any number of rows, in panels as wide as they are and in wider ones; nothing beside them changes."""
     kind = DType(dtype)
     program = parse(f"y[i, j] = x[0, 0] where i in {lanes + 2}, j in {width}", {"x": TensorType(kind, (rows, 21))})
@@ -354,14 +354,14 @@ def test_blocks_are_turned_in_registers(dtype: str, lanes: int, rows: int, width
     np.testing.assert_array_equal(CpuModule(compile_source(source)).run({"x": x})["y"], expected)
 
 
-def test_the_candidates_of_a_thin_product_agree_with_the_interpreter() -> None:
+def test_skinny_gemm_candidates_match_the_interpreter() -> None:
     case = cpu_case("C[m, n] +=! A[m, k] * B[k, n]", {"A": ("float32", (70, 130)), "B": ("float32", (130, 17))})
     case.check_some(6)
 
 
 @pytest.mark.parametrize(("a", "b"), [("[k, m]", "[k, n]"), ("[m, k]", "[n, k]"), ("[m, k]", "[k, n]")])
 @pytest.mark.parametrize(("m", "n"), [(14, 16), (40, 33)])
-def test_long_sums_are_formed_of_short_ones(a: str, b: str, m: int, n: int) -> None:
+def test_long_sums_use_blocked_summation(a: str, b: str, m: int, n: int) -> None:
     """200,000 positive terms in one chain of float32 would err by 3e-5 of the result."""
     program = program_of((m, n, 200_000), a, b)
     arrays = {name: np.abs(value) for name, value in random_inputs(program, 0).items()}
@@ -372,7 +372,7 @@ def test_long_sums_are_formed_of_short_ones(a: str, b: str, m: int, n: int) -> N
     assert np.abs(kernel(**arrays)["C"] / (wide[0] @ wide[1]) - 1).max() < 4e-6
 
 
-def test_elements_that_lie_anywhere_are_gathered_by_one_table_of_places() -> None:
+def test_scattered_elements_are_gathered_by_one_offset_table() -> None:
     """A strided 1 x 1 convolution over several images: panels of pixels that are no neighbours."""
     text = "y[N, F, HO, WO] +=! x[N, C, HO * 2, WO * 2] * w[F, C] where HO in 7, WO in 7"
     case = cpu_case(text, {"x": ("float32", (3, 19, 14, 14)), "w": ("float32", (21, 19))}, AVX2)

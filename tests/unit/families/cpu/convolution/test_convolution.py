@@ -73,7 +73,7 @@ CASES: dict[str, tuple[str, dict[str, tuple[int, ...]], DType]] = {
 
 @pytest.mark.parametrize("target", ["local", "cpu-x86-avx2"])
 @pytest.mark.parametrize("name", CASES)
-def test_kernels_give_the_interpreters_numbers(name: str, target: str) -> None:
+def test_kernels_match_the_interpreter(name: str, target: str) -> None:
     text, shapes, dtype = CASES[name]
     program = parse(text, {n: TensorType(dtype, shape) for n, shape in shapes.items()}, ("y",))
     hw = hardware.load(target)
@@ -96,7 +96,7 @@ def test_kernels_give_the_interpreters_numbers(name: str, target: str) -> None:
 
 
 @pytest.mark.parametrize(("taps", "stride"), [(3, 1), (5, 2)])
-def test_vectors_of_pixels_are_loaded_whole(taps: int, stride: int) -> None:
+def test_pixel_vectors_are_single_loads(taps: int, stride: int) -> None:
     """A register tile of several rows of pixels: what is in the window side by side is no list of elements, and where
     pixels are two elements apart, not either in loops over taps that are not unrolled."""
     image = f"n, c, {stride} * ho + kh, {stride} * wo + kw"
@@ -114,7 +114,7 @@ def test_vectors_of_pixels_are_loaded_whole(taps: int, stride: int) -> None:
     assert not re.search(r"\)\{\w+\[", kernel)  # (vf32x8){p0[0], p0[1], ...}
 
 
-def test_weights_are_turned_for_one_vector_of_filters_at_a_time() -> None:
+def test_weights_are_transposed_one_filter_vector_at_a_time() -> None:
     """Rows of 32 filters side by side, 16 KiB apart, have no place in L1 until the next block of them reads on."""
     program = parse(
         "y[n, f, ho, wo] +=! x[n, c, ho + kh, wo + kw] * w[f, c, kh, kw] where ho in 7, wo in 7",

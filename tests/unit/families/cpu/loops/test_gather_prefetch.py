@@ -41,7 +41,7 @@ def checking(found: list[Node]) -> list[Let]:
     return [n for n in found if isinstance(n, Let) and n.bounds_check is not None]
 
 
-def test_an_index_is_checked_once_a_row() -> None:
+def test_index_is_checked_once_per_row() -> None:
     found = gather()
     (let,) = checking(found)
     assert let.bounds_check == ("t", 0)
@@ -50,7 +50,7 @@ def test_an_index_is_checked_once_a_row() -> None:
     assert any(isinstance(n, Let) and n.var == "c.first" for n in iter_nodes(let.body))
 
 
-def test_hints_ask_for_the_row_that_a_later_index_names() -> None:
+def test_prefetches_row_of_a_later_index() -> None:
     found = gather()
     hints = [n for n in found if isinstance(n, Prefetch)]
     (later,) = [n for n in found if isinstance(n, Let) and n.var.endswith(".later")]
@@ -67,17 +67,17 @@ def test_hints_ask_for_the_row_that_a_later_index_names() -> None:
     ("y[n,c] = t[i[n],c]", 16),  # a core's own cache has them
     ("y[c] +=! t[i[n],c]", ROWS),  # no map
 ])  # fmt: skip
-def test_no_hints_where_none_are_known_to_pay(text: str, rows: int) -> None:
+def test_no_prefetch_without_measured_gain(text: str, rows: int) -> None:
     assert not [n for n in gather(text, rows) if isinstance(n, Let) and n.var.endswith(".later")]
 
 
-def test_a_read_on_a_condition_is_checked_where_it_is_wanted() -> None:
+def test_conditional_read_is_checked_in_its_branch() -> None:
     found = gather("y[n,c] = t[i[n],c].when([i[n] > 0], 0.0)")
     assert not checking(found)
     assert checked_loads(found)
 
 
-def test_an_index_that_is_computed_is_checked_where_it_is_used() -> None:
+def test_computed_index_is_checked_at_its_use() -> None:
     inputs = {"t": ("float32", (5000, 64)), "x": ("float32", (300,)), "w": ("float32", (300, 64))}
     program = "p[n] = x[n].cast(`int32`); y[n,c] = t[p[n],c] + w[n,c]"
     x = np.arange(300, dtype=np.float32)[::-1].copy()
@@ -88,7 +88,7 @@ def test_an_index_that_is_computed_is_checked_where_it_is_used() -> None:
 
 @pytest.mark.parametrize("columns", [1, 5, 37, 64, 1000])
 @pytest.mark.parametrize("text", ["y[n,c] = t[i[n],c]", "y[n,c] = t[i[n],c] * t[j[n],c]", "y[n,c] = t[i[j[n]],c]"])
-def test_gathered_rows_are_right_and_bad_indices_told(text: str, columns: int) -> None:
+def test_gathers_match_numpy_and_report_bad_indices(text: str, columns: int) -> None:
     rng = np.random.default_rng(columns)
     t = rng.random((700, columns), np.float32)
     i, j = (rng.integers(0, 601, 601).astype(np.int32) for _ in range(2))
@@ -103,7 +103,7 @@ def test_gathered_rows_are_right_and_bad_indices_told(text: str, columns: int) -
         kernel(**arrays)
 
 
-def test_what_no_condition_wants_is_no_error() -> None:
+def test_unevaluated_bad_index_is_not_an_error() -> None:
     inputs = {"t": ("float32", (40, 64)), "i": ("int32", (9,))}
     kernel = roller_svc.compile("y[n,c] = t[i[n],c].when([i[n] >= 0], 0.0)", inputs, select="model", top_k=1)
     t, i = np.random.default_rng(2).random((40, 64), np.float32), np.arange(-4, 5, dtype=np.int32)

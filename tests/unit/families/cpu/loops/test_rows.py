@@ -46,7 +46,7 @@ def softmax(x: np.ndarray) -> np.ndarray:
     return np.asarray(e / e.sum(-1, keepdims=True), x.dtype)
 
 
-def test_exponentials_are_computed_once_and_wait_where_the_quotients_go() -> None:
+def test_exponentials_are_cached_in_the_output_buffer() -> None:
     found = nodes(SOFTMAX)
     assert operators(found, OpKind.EXP) == 1
     written = [n for n in found if isinstance(n, Prefetch) and n.for_write]
@@ -66,16 +66,16 @@ def test_exponentials_are_computed_once_and_wait_where_the_quotients_go() -> Non
         ("s[i] +=! exp(x[i, j]).when([j < 9], 0.0); y[i, k] = exp(x[i, k]) / s[i]", DType.FLOAT32),
     ],
 )
-def test_other_values_are_computed_again(text: str, dtype: DType) -> None:
+def test_other_values_are_recomputed(text: str, dtype: DType) -> None:
     assert operators(nodes(text, dtype), OpKind.EXP) > 1
 
 
-def test_values_that_cost_little_do_not_wait() -> None:
+def test_cheap_values_are_recomputed() -> None:
     found = nodes("s[i] +=! x[i, j] * x[i, j]; y[i, j] = x[i, j] * x[i, j] * s[i]")
     assert operators(found, OpKind.MUL) > 2
 
 
-def test_a_row_is_divided_once() -> None:
+def test_row_division_becomes_one_reciprocal() -> None:
     (safe,) = size_tests(nodes("s[i] +=! x[i, j]; y[i, j] = x[i, j] / s[i] * 0.5"))
     in_loops = [n for n in iter_nodes(safe.then) if isinstance(n, Loop) and n.kind is LoopKind.VECTOR]
     assert in_loops
@@ -87,7 +87,7 @@ def test_a_row_is_divided_once() -> None:
     "s[i] +=! x[i, j]; y[i, j] = x[i, j] / s[i] - 1.0",
     "s[i] +=! x[i, j]; y[i, j] = s[i] / x[i, j]",
 ])  # fmt: skip
-def test_quotients_that_must_be_exact_stay(text: str) -> None:
+def test_exact_divisions_stay(text: str) -> None:
     assert not size_tests(nodes(text))
 
 
@@ -150,7 +150,7 @@ def test_attention_on_a_cpu_is_two_contractions_around_a_softmax() -> None:
     (("Y",), ("z[i] +=! e[i, j]", "z[i] +=! s[i, j]")),
     (("Y",), ("/ z[i]", "/ z[i + 0 * d] * e[i, 0]")),
 ])  # fmt: skip
-def test_rows_that_others_see_stay_undivided(outputs: tuple[str, ...], change: tuple[str, str]) -> None:
+def test_rows_read_elsewhere_stay_undivided(outputs: tuple[str, ...], change: tuple[str, str]) -> None:
     assert ["m", "z", "e"] not in groups(ATTENTION.replace(*change), outputs)
 
 

@@ -20,12 +20,12 @@ AVX2 = load("cpu-x86-avx2")
         ("data[at[b], m] =. up[b, m]", (70000, 5), 5),
     ],
 )
-def test_targets_of_every_size(text: str, data: tuple[int, ...], rows: int) -> None:
+def test_scatter_copies_targets_of_every_size(text: str, data: tuple[int, ...], rows: int) -> None:
     cpu_case(text, {"data": ("float32", data), "at": ("int32", (4,)), "up": ("float32", (4, rows))}).check_some(1)
 
 
 @pytest.mark.parametrize(("rows", "shared"), [(16, False), (4096, True)])
-def test_threads_share_the_copy_of_a_large_target(rows: int, shared: bool) -> None:
+def test_large_target_copy_is_parallel(rows: int, shared: bool) -> None:
     types = {"data": ("float32", (rows, 256)), "at": ("int32", (2,)), "up": ("float32", (2, 256))}
     case = cpu_case("data[at[b], m] =. up[b, m]", types)
     copy, writes = lower(case.group, case.ranked[0].program, AVX2)

@@ -38,7 +38,7 @@ def nodes(text: str, **shapes: tuple[int, ...]) -> list[Node]:
     return list(iter_nodes(tree.body))
 
 
-def test_columns_wait_on_the_stack_while_rows_go_by() -> None:
+def test_column_accumulators_are_on_the_stack() -> None:
     found = nodes("y[j] +=! x[i, j]", x=(64, 4096))
     (held,) = [n for n in found if isinstance(n, Storage)]
     assert held.shape[0] > 64
@@ -46,19 +46,19 @@ def test_columns_wait_on_the_stack_while_rows_go_by() -> None:
     assert any(isinstance(n, Loop) and n.kind is LoopKind.VECTOR for n in iter_nodes(rows.body))
 
 
-def test_few_steps_stay_in_registers() -> None:
+def test_column_accumulators_of_few_steps_are_registers() -> None:
     assert not [n for n in nodes("y[j] +=! x[i, j]", x=(4, 4096)) if isinstance(n, Loop) and n.var == "i.piece"]
 
 
 @pytest.mark.parametrize(("elements", "prefetched"), [(1 << 12, set()), (1 << 22, {"x", "y"})])
-def test_only_what_no_cache_of_a_core_holds_is_prefetched(elements: int, prefetched: set[str]) -> None:
+def test_prefetches_only_data_beyond_private_caches(elements: int, prefetched: set[str]) -> None:
     found = nodes("y[i] = x[i] * 2.0", x=(elements,))
     use_nontemporal_stores = {n.tensor for n in found if isinstance(n, Compute) and n.nontemporal}  # needs no line to be there
     assert {n.tensor for n in found if isinstance(n, Prefetch)} == prefetched - use_nontemporal_stores
     assert all(n.for_write == (n.tensor == "y") for n in found if isinstance(n, Prefetch))
 
 
-def test_the_second_pass_over_a_row_finds_it_in_the_cache() -> None:
+def test_second_pass_over_a_row_is_not_prefetched() -> None:
     found = nodes("s[i] +=! x[i, j]; y[i, j] = x[i, j] / s[i]", x=(4096, 1024))
     reading = [n for n in found if isinstance(n, Prefetch) and n.tensor == "x"]
     pieces = [n for n in found if isinstance(n, Loop) and n.var.endswith(".piece")]
@@ -67,7 +67,7 @@ def test_the_second_pass_over_a_row_finds_it_in_the_cache() -> None:
 
 
 @pytest.mark.parametrize(("rows", "in_order"), [(64, False), (1 << 16, True)])
-def test_rows_from_memory_are_joined_in_the_order_of_memory(rows: int, in_order: bool) -> None:
+def test_rows_from_memory_are_reduced_in_memory_order(rows: int, in_order: bool) -> None:
     """Loads of several rows, all in one block of code, are moved among each other else."""
     program = parse("y[i] +=! x[i, j]", {"x": TensorType(DType.FLOAT32, (rows, 121))})
     (group,) = partition(program, HW)
@@ -79,11 +79,11 @@ def test_rows_from_memory_are_joined_in_the_order_of_memory(rows: int, in_order:
     assert ([row for row, _ in joins] == sorted(row for row, _ in joins)) == in_order
 
 
-def test_lanes_of_a_sum_are_joined_at_once() -> None:
+def test_lanes_of_a_sum_are_reduced_horizontally() -> None:
     assert any(isinstance(n, HorizontalReduce) for n in nodes("y[i] +=! x[i, j]", x=(64, 1024)))
 
 
-def test_quotients_that_the_operand_shows() -> None:
+def test_divisions_visible_in_the_operand() -> None:
     x = add(mul(ref("o"), num(8)), num(3))
     assert simplify_divisions(div(x, 8)) == ref("o")
     assert simplify_divisions(mod(x, 8)) == num(3)
@@ -93,7 +93,7 @@ def test_quotients_that_the_operand_shows() -> None:
 
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("shape", [(1, 5), (7, 16), (33, 121), (130, 67), (9, 1000)])
-def test_sums_and_extremes_of_rows_and_columns(target: str, shape: tuple[int, int]) -> None:
+def test_row_and_column_reductions_match_the_interpreter(target: str, shape: tuple[int, int]) -> None:
     x = np.random.default_rng(0).uniform(-1, 1, shape).astype(np.float32)
     x[0, -1] = np.nan
     text = "a[i] +=! x[i, j]; b[j] +=! x[i, j]; c[i] >=! x[i, j]; d[j] <=! x[i, j]"
@@ -105,7 +105,7 @@ def test_sums_and_extremes_of_rows_and_columns(target: str, shape: tuple[int, in
 
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("shape", [(1, 200_000), (3, 7), (5, 100), (64, 1000)])
-def test_the_first_place_of_a_maximum(target: str, shape: tuple[int, int]) -> None:
+def test_argmax_returns_the_first_index(target: str, shape: tuple[int, int]) -> None:
     x = np.floor(np.random.default_rng(1).uniform(0, 50, shape)).astype(np.float32)
     x[0, shape[1] // 2] = np.nan
     text = "m[i] >=! x[i, j]; y[i] <=! j.when([m[i] == x[i, j]], j.val())"
@@ -119,7 +119,7 @@ EXPONENTIALS = "s[i] +=! x[i, j].call(`exp`); y[i, j] = x[i, j].call(`exp`) / s[
 
 
 @pytest.mark.parametrize(("text", "rows", "past"), [(NORM, 4096, True), (NORM, 64, False), (EXPONENTIALS, 4096, False)])
-def test_rows_that_nobody_reads_again_may_go_past_the_caches(text: str, rows: int, past: bool) -> None:
+def test_nontemporal_stores_only_for_tensors_not_read_back(text: str, rows: int, past: bool) -> None:
     """Few rows stay in a cache; exponentials wait where the quotients will be."""
     shapes = {"x": (rows, 4096)} | ({"w": (4096,)} if "w[" in text else {})
     program = parse(text, {name: TensorType(DType.FLOAT32, shape) for name, shape in shapes.items()})
@@ -133,7 +133,7 @@ def test_rows_that_nobody_reads_again_may_go_past_the_caches(text: str, rows: in
         assert any(n.nontemporal for n in stored) == (text is NORM and way.reduce_threads > 1)
 
 
-def test_rows_past_the_caches_are_right() -> None:
+def test_nontemporal_rows_match_the_interpreter() -> None:
     """Vectors of rows that begin within a line are tested one by one, and rows have ends."""
     x = np.random.default_rng(0).uniform(-1, 1, (33, 1001)).astype(np.float32)
     program = parse("s[i] +=! x[i, j]; y[i, j] = x[i, j] - s[i]", {"x": TensorType(DType.FLOAT32, x.shape)})
@@ -148,7 +148,7 @@ def test_rows_past_the_caches_are_right() -> None:
     np.testing.assert_allclose(got, x - x.sum(1, keepdims=True), rtol=1e-4, atol=1e-4)
 
 
-def test_copies_of_one_vector_a_step_are_no_string_instructions() -> None:
+def test_vector_copies_do_not_become_string_instructions() -> None:
     hw = hinting(HW, 0.7)  # nothing but copies in their loops
     program = parse("y[i, j, k] = x[i, k] where j in 512", {"x": TensorType(DType.FLOAT32, (128, 512))})
     (group,) = partition(program, hw)
@@ -160,7 +160,7 @@ def test_copies_of_one_vector_a_step_are_no_string_instructions() -> None:
 
 
 @pytest.mark.parametrize(("words", "at_once"), [(32, 8), (18, 8), (2, 2)])
-def test_rows_of_words_are_joined_several_at_once(words: int, at_once: int) -> None:
+def test_packed_words_are_reduced_several_rows_at_a_time(words: int, at_once: int) -> None:
     """Steps that take other bits of the same row have no stream of their own."""
     text = "y[j] +=! x[i] * bitwise_and(q[i // 8, j] >> i % 8 * 4, 15).cast(`float32`)"
     rng = np.random.default_rng(words)
@@ -178,7 +178,7 @@ QUANTISED = "y[j] +=! x[i] * {}(bitwise_and(q[i // 8, j] >> i % 8 * 4, 15).cast(
 
 
 @pytest.mark.parametrize(("scale", "in_table"), [("", False), ("s[i // 32, j] * ", True)])
-def test_what_columns_share_goes_into_the_table_where_a_product_is_left(scale: str, in_table: bool) -> None:
+def test_lookup_table_absorbs_factors_shared_by_columns(scale: str, in_table: bool) -> None:
     rng = np.random.default_rng(3)
     arrays = {
         "x": rng.standard_normal(256).astype(np.float32),
@@ -198,7 +198,7 @@ def test_what_columns_share_goes_into_the_table_where_a_product_is_left(scale: s
 
 
 @pytest.mark.parametrize(("text", "room"), [("q[i // 8, j]", MANY_TERMS_ACCUMULATOR_BYTES), ("q[i, j]", ACCUMULATOR_BYTES)])
-def test_values_wait_in_the_second_cache_where_many_terms_join_them(text: str, room: int) -> None:
+def test_column_accumulators_use_l2_for_many_terms(text: str, room: int) -> None:
     program = parse(f"y[j] +=! x[i] * {text} where i in 512", {
         "x": TensorType(DType.FLOAT32, (512,)), "q": TensorType(DType.FLOAT32, (512, 12288)),
     })  # fmt: skip
@@ -210,7 +210,7 @@ def test_values_wait_in_the_second_cache_where_many_terms_join_them(text: str, r
     assert held.shape == (min(12288, room // DType.FLOAT32.bytes),)
 
 
-def test_rows_that_are_streams_are_no_more_at_once_than_before() -> None:
+def test_streamed_rows_keep_their_number_in_flight() -> None:
     found = nodes("y[j] +=! x[a, b, j] * w[b]", x=(64, 3, 4096), w=(3,))
     (joined,) = (n for n in found if isinstance(n, Compute) and n.combine is not None)
     assert sum(load.tensor == "x" for load in loads_of(joined.value)) == 6

@@ -66,7 +66,7 @@ def test_elements_of_every_size(dtype: str, shape: tuple[int, int]) -> None:
         ("y[j, i] = x[i - 1, j].when([i >= 1], 0.0) where i in 65", (64, 64), None),
     ],
 )
-def test_what_is_turned_and_how(text: str, shape: tuple[int, ...], turn: TransposeKind | None) -> None:
+def test_transpose_kind_of_layout_changes(text: str, shape: tuple[int, ...], turn: TransposeKind | None) -> None:
     case = cpu_case(text, {"x": ("float32", shape)})
     assert transpose_kind(case.group) is turn
     case.check_some(3)
@@ -84,13 +84,13 @@ def test_what_is_turned_and_how(text: str, shape: tuple[int, ...], turn: Transpo
     ],
 )
 @pytest.mark.parametrize("hw", [AVX2, AVX512], ids=lambda hw: hw.id)
-def test_arithmetic_around_what_is_turned(text: str, types: dict[str, tuple[int, ...]], hw: HardwareSpec) -> None:
+def test_arithmetic_around_a_transpose(text: str, types: dict[str, tuple[int, ...]], hw: HardwareSpec) -> None:
     case = cpu_case(text, {name: ("float32", shape) for name, shape in types.items()}, hw)
     assert transpose_kind(case.group) is not None
     case.check_some(2)
 
 
-def test_large_results_may_go_past_the_caches() -> None:
+def test_large_results_may_use_nontemporal_stores() -> None:
     case = cpu_case("y[j, i] = x[i, j]", {"x": ("float32", (2048, 1040))}, AVX512)
     assert {c.program.nontemporal for c in case.ranked} == {False, True}
     streamed = next(c for c in case.ranked if c.program.nontemporal)
@@ -103,26 +103,26 @@ def test_large_results_may_go_past_the_caches() -> None:
     assert text.index("stream_vf32x16(&") < text.rindex("stores_done()")
 
 
-def test_small_results_stay_in_the_caches() -> None:
+def test_small_results_use_cached_stores() -> None:
     case = cpu_case("y[j, i] = x[i, j]", {"x": ("float32", (128, 128))}, AVX512)
     assert not any(c.program.nontemporal for c in case.ranked)
 
 
 @pytest.mark.parametrize("hw", [AVX2, AVX512, NEON], ids=lambda hw: hw.id)
-def test_lanes_are_those_of_the_machine(hw: HardwareSpec) -> None:
+def test_transpose_uses_the_vector_width_of_the_cpu(hw: HardwareSpec) -> None:
     case = cpu_case("y[j, i] = x[i, j]", {"x": ("float32", (256, 256))}, hw)
     (tree,) = lower(case.group, case.ranked[0].program, hw)
     (turned,) = {n.lanes for n in iter_nodes(tree.body) if isinstance(n, Transpose)}
     assert turned == case.hw.vector_bytes // 4
 
 
-def test_tiles_that_are_cut_short_share_a_room() -> None:
+def test_tail_tiles_share_the_buffer() -> None:
     case = cpu_case("y[j, i] = x[i, j]", {"x": ("float32", (270, 290))}, AVX512)
     large = max(case.ranked, key=lambda c: c.program.thread["i"] * c.program.thread["j"])
     assert len(re.findall(r"float \w*x_turned0\[\d+\] __attribute__", case.source(large).text)) == 1
 
 
-def test_maps_beyond_the_last_cache_may_go_past_it() -> None:
+def test_maps_beyond_the_llc_may_use_nontemporal_stores() -> None:
     case = cpu_case("y[i] = x[i] + z[i]", {"x": ("float32", (1 << 24,)), "z": ("float32", (1 << 24,))}, AVX512)
     first = case.ranked[0].program
     assert first.nontemporal  # Zen's stores are faster so
@@ -132,7 +132,7 @@ def test_maps_beyond_the_last_cache_may_go_past_it() -> None:
 
 
 @pytest.mark.parametrize(("gain", "hinted"), [(0.8, False), (1.4, True)])
-def test_hints_run_ahead_where_the_machine_gains_by_them(gain: float, hinted: bool) -> None:
+def test_prefetches_only_with_a_measured_gain(gain: float, hinted: bool) -> None:
     hw = hinting(AVX512, gain)
     case = cpu_case("y[i] = x[i] * 2.0", {"x": ("float32", (1 << 24,))}, hw)
     for streamed in (False, True):  # past the caches they pay on every machine
@@ -141,7 +141,7 @@ def test_hints_run_ahead_where_the_machine_gains_by_them(gain: float, hinted: bo
         assert any(isinstance(n, Prefetch) for n in iter_nodes(tree.body)) == (streamed or hinted)
 
 
-def test_what_a_machine_loses_by_streaming_comes_second() -> None:
+def test_nontemporal_candidates_rank_second_where_slower() -> None:
     (dram, *levels) = AVX512.levels
     dram = dataclasses.replace(dram, streamed_write_gain=0.56, streamed_copy_gain=0.8)  # Skylake-SP
     slow = dataclasses.replace(AVX512, levels=(dram, *levels))
@@ -149,14 +149,14 @@ def test_what_a_machine_loses_by_streaming_comes_second() -> None:
     assert not case.ranked[0].program.nontemporal
 
 
-def test_streamed_maps_with_ragged_rows() -> None:
+def test_nontemporal_maps_with_tails() -> None:
     tiny = dataclasses.replace(AVX2, levels=tuple(dataclasses.replace(v, capacity_bytes=64) for v in AVX2.levels))
     case = cpu_case("y[i, j] = x[i, j] + b[j]", {"x": ("float32", (37, 43)), "b": ("float32", (43,))}, tiny)
     assert any(c.program.nontemporal for c in case.ranked)
     case.check_some(6)
 
 
-def test_only_whole_vectors_go_past_the_caches() -> None:
+def test_only_full_vectors_are_nontemporal() -> None:
     """Rows of 30: parts of lines, each going to memory by itself, made a map take twice as long."""
     tiny = dataclasses.replace(AVX512, levels=tuple(dataclasses.replace(v, capacity_bytes=64) for v in AVX512.levels))
     case = cpu_case("y[i, j] = x[i, j] * b[j]", {"x": ("float32", (64, 30)), "b": ("float32", (30,))}, tiny)

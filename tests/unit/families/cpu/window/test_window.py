@@ -113,21 +113,21 @@ CASES: dict[str, tuple[str, Types]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_kernels_give_the_interpreters_numbers(name: str) -> None:
+def test_kernels_match_the_interpreter(name: str) -> None:
     case = cpu_case(*CASES[name])
     assert plane_space(case.group) is not None
     case.check_some(2)
 
 
 @pytest.mark.parametrize("name", ["3x3", "stride 2", "max", "one dimension"])
-def test_vectors_of_sixteen_give_them_too(name: str) -> None:
+def test_vectors_of_sixteen_match_the_interpreter(name: str) -> None:
     hw = hardware.load("local")
     if "avx512f" in hw.isa:
         cpu_case(*CASES[name], hw=hw).check_some(2)
 
 
 @pytest.mark.parametrize("name", ["max", "min at one edge"])
-def test_not_a_number_and_infinities_go_where_numpy_has_them(name: str) -> None:
+def test_nan_and_infinities_match_numpy(name: str) -> None:
     case = cpu_case(*CASES[name])
     (shape,) = (type_.shape for _, type_ in case.program.inputs)
     values = np.random.default_rng(3).standard_normal(shape).astype(np.float32)
@@ -150,11 +150,11 @@ def test_not_a_number_and_infinities_go_where_numpy_has_them(name: str) -> None:
         (f"y[i] +=! x[{MAX_STRIDE + 1}*i + t] where i in 20, t in 80", {"x": ("float32", (2000,))}),
     ],
 )
-def test_what_is_no_window(expression: str, types: Types) -> None:
+def test_groups_that_are_not_windows(expression: str, types: Types) -> None:
     assert plane_space(cpu_case(expression, types).group) is None
 
 
-def test_a_large_sum_has_a_short_text() -> None:
+def test_large_windows_have_short_sources() -> None:
     """Split, its halves are windows half a tensor apart."""
     text = build_request("y[] +=! x[i]", {"x": ("int8", (3_000_000,))}, target="cpu-x86-avx512", select="model")
     source = build_kernel(text).winner.source
@@ -162,7 +162,7 @@ def test_a_large_sum_has_a_short_text() -> None:
     assert len(source.text) < 20_000
 
 
-def test_lines_share_what_they_read() -> None:
+def test_lines_share_loads() -> None:
     case = cpu_case(*depthwise(56, 5, planes=(4, 32)))
     best = case.ranked[0].program
     assert best.thread["h"] > 1
@@ -182,16 +182,16 @@ def rooms(name: str, tile: dict[str, int]) -> dict[str, Storage]:
 
 
 @pytest.mark.parametrize(("rows", "width", "is_pinned"), [(1, 16, False), (2, 16, True), (4, 24, True), (4, 32, False)])
-def test_staged_vectors_are_read_once_where_registers_hold_them(rows: int, width: int, *, is_pinned: bool) -> None:
+def test_staged_vectors_are_loaded_once_if_registers_suffice(rows: int, width: int, *, is_pinned: bool) -> None:
     assert rooms("3x3", {"h": rows, "w": width})[".plane0_0.vectors"].no_rematerialize is is_pinned
 
 
-def test_sums_that_a_function_reads_have_one_room() -> None:
+def test_reductions_read_by_a_map_share_one_buffer() -> None:
     assert {"s.totals", "s.row"} & rooms("functions of the sums", {}).keys() == {"s.totals"}
 
 
 @pytest.mark.parametrize(("columns", "kind"), [(11, LoopKind.VECTOR), (5, LoopKind.VECTOR), (3, LoopKind.SERIAL)])
-def test_lines_of_results_shorter_than_a_vector_are_parts_of_one(columns: int, kind: LoopKind) -> None:
+def test_short_output_lines_are_partial_vectors(columns: int, kind: LoopKind) -> None:
     case = cpu_case(*depthwise(columns, 3))
     tree = lower(case.group, case.ranked[0].program, AVX2)[0]
     loops = [node for node in iter_nodes(tree.body) if isinstance(node, Loop) and isinstance(node.body[0], Compute)]
@@ -199,7 +199,7 @@ def test_lines_of_results_shorter_than_a_vector_are_parts_of_one(columns: int, k
 
 
 @pytest.mark.parametrize("rows", [42, 44, 48])
-def test_phases_do_not_crowd_the_sets_of_a_cache(rows: int) -> None:
+def test_phases_avoid_cache_set_conflicts(rows: int) -> None:
     """44 rows in four phases, 83 columns, 5 x 5 taps: phases of 12 x 85 elements would have rooms of 4 KiB."""
     down, along = PlaneWindowDim("h", 83, "u", 5, 2, 1), PlaneWindowDim("w", 83, "v", 5, 2, 1)
     found = PlaneLayout((Dimension(down, rows, 4), Dimension(along, 83, 1)), 64)

@@ -49,7 +49,7 @@ CASES: dict[str, tuple[str, Types]] = {
 
 @pytest.mark.emulator
 @pytest.mark.parametrize("name", CASES)
-def test_every_tile_gives_the_interpreters_numbers(name: str) -> None:
+def test_every_tile_matches_the_interpreter(name: str) -> None:
     case(*CASES[name]).check_some()
 
 
@@ -67,13 +67,13 @@ def test_the_best_tiles_access_memory_as_wide_as_rows_allow(name: str, loads: st
 
 
 @pytest.mark.parametrize("name", ["transpose", "transpose of halves", "from channels last", "crossed twice"])
-def test_what_crosses_the_result_is_staged(name: str) -> None:
+def test_tensors_across_the_result_are_staged(name: str) -> None:
     found = case(*CASES[name])
     assert "__shared__" in found.text(found.ranked[0])
 
 
 @pytest.mark.parametrize("name", ["bias", "heads", "channels", "table"])
-def test_what_lies_along_the_result_is_not(name: str) -> None:
+def test_tensors_along_the_result_are_not_staged(name: str) -> None:
     found = case(*CASES[name])
     assert "__shared__" not in found.text(found.ranked[0])
 

@@ -132,7 +132,7 @@ def test_what_a_product_divides_by_the_sum_is_divided_at_once() -> None:
         ("z[b, h, i] +=! e[b, h, i, j]", "z[b, h, i] +=! exp(p[b, h, i, j] * 0.5 - high[b, h, i])", None),
     ],
 )
-def test_what_is_no_attention_is_several_kernels(old: str, new: str, outputs: tuple[str, ...] | None) -> None:
+def test_other_groups_stay_several_kernels(old: str, new: str, outputs: tuple[str, ...] | None) -> None:
     text = PLAIN[0].replace(old, new)
     assert old == "" or text != PLAIN[0]
     assert "attention" not in kinds(text, PLAIN[1], outputs)
@@ -143,7 +143,7 @@ def test_float32_and_devices_without_asynchronous_copies_keep_several_kernels() 
     assert all(g.attention is None for g in partition(program(*PLAIN), TURING))
 
 
-def test_heads_that_share_keys_are_rows_and_those_that_a_mask_tells_apart_stand_outermost() -> None:
+def test_gqa_heads_are_rows_and_masked_axes_are_outermost() -> None:
     (group,) = partition(program(*written("s[b, h, i, j].when([j <= i], -9.0)", 3, 6, 20, 20)), AMPERE)
     axes = {role: [(a.name, a.extent) for a in group.space.role(role)] for role in AxisRole}
     assert axes[AxisRole.BATCH] == [("h.0", 2)]
@@ -163,7 +163,7 @@ MASKS: dict[str, Callable[[int, int], bool]] = {
 
 
 @pytest.mark.parametrize("cond", MASKS)
-def test_seen_keys_hold_all_that_the_mask_keeps(cond: str) -> None:
+def test_visible_keys_cover_the_unmasked_ones(cond: str) -> None:
     text, inputs = written(f"s[b, h, i, j].when([{cond}], -60000.0)", 3, 6, 40, 50)
     (group,) = partition(program(text, inputs), AMPERE)
     bounds, (rows,) = key_bounds(group), group.space.role(AxisRole.M)
@@ -272,7 +272,7 @@ def test_kernel_agrees_with_the_interpreter(name: str) -> None:
 
 @pytest.mark.emulator
 @pytest.mark.parametrize("name", ["causal, more keys than queries", "rows that see no key", "keys shared by warps"])
-def test_nothing_races(name: str) -> None:
+def test_kernels_have_no_data_races(name: str) -> None:
     judge(*CASES[name], races=True)
 
 
@@ -310,12 +310,12 @@ def test_rows_without_a_finite_score_are_nan_and_late_ones_are_not(parts: int) -
 
 @pytest.mark.emulator
 @pytest.mark.parametrize("value", [math.inf, math.nan])
-def test_infinite_and_undefined_scores_spoil_their_row_alone(value: float) -> None:
+def test_nan_and_infinite_scores_affect_only_their_row(value: float) -> None:
     check_a_score_of(value, lambda change: judge(MASKED, Tiles(), change))
 
 
 @pytest.mark.emulator
-def test_values_of_keys_that_no_row_of_a_block_sees_are_not_read() -> None:
+def test_masked_values_are_not_read() -> None:
     """What the statements multiply by 0 is left out, NaN or not: blocks of keys beyond the diagonal."""
     compute, source = kernel(operator("1, 1", "64, 64", "32, 32", more=", causal=1"), Tiles())
     arrays = {name: np.array(array) for name, array in random_inputs(compute, seed=3).items()}
@@ -348,7 +348,7 @@ def test_scalar_lanes_compute_attention_in_several_kernels() -> None:
     assert all(group.attention is None for group in groups)
 
 
-def test_a_demanded_share_of_the_keys_is_given() -> None:
+def test_kv_split_constraint_is_met() -> None:
     groups, ranked, _ = rank_best_partition(
         program(LLAMA, LLAMA_INPUTS), AMPERE, 1, ScheduleConstraints(tiles=(("split_k", 2),))
     )

@@ -60,7 +60,7 @@ def laid_out(matrix: NDArray[np.generic]) -> NDArray[np.generic]:
 
 @pytest.mark.emulator
 @pytest.mark.parametrize("name", WRAPPERS)
-def test_lanes_hold_what_the_manual_says(name: str) -> None:
+def test_fragments_match_the_isa_manual(name: str) -> None:
     dtype, sums, k = WRAPPERS[name]
     values = np.random.default_rng(5)
     a, b = (values.integers(-4, 5, (16, k)).astype(NUMPY[dtype]) for _ in "ab")
@@ -94,7 +94,7 @@ def test_wrappers_are_of_the_instructions_that_devices_have() -> None:
             assert f"{one.shape[2]}_" in mfma_wrapper(one.in_dtype, hw.arch)
 
 
-def test_a_lane_has_whole_words() -> None:
+def test_lanes_hold_whole_words() -> None:
     held = {u.name: (fragment_of(u).step_bytes, fragment_of(u).a_words) for u in MI250X.units if u.takes_fragments}
     assert held | {"mfma_f64": ()} == {
         "mfma_f16": (32, 2), "mfma_bf16": (32, 2), "mfma_f32": (16, 1), "mfma_s8": (16, 1), "mfma_f64": (),
@@ -119,7 +119,7 @@ def test_a_lane_has_whole_words() -> None:
         ("mfma_s8", "uint8", "operand a is uint8, the unit takes int8"),
     ],
 )
-def test_what_a_unit_takes(name: str, dtype: str, reason: str) -> None:
+def test_supported_operand_types(name: str, dtype: str, reason: str) -> None:
     of = unit(MI250X, name)
     text = BYTES if of.acc_dtype is DType.INT32 else MATMUL
     factors = operands_of(text, A=f"{dtype} 64 64", B=f"{dtype} 64 64")
@@ -176,7 +176,7 @@ def source_of(name: str, block: Extents, warp: tuple[int, int]) -> KernelSource:
     ("block", "warp"),
     [((32, 32, 32), (16, 16)), pytest.param((64, 96, 64), (32, 48), marks=pytest.mark.slow)],
 )
-def test_kernels_are_right(name: str, block: Extents, warp: tuple[int, int]) -> None:
+def test_kernels_match_the_interpreter(name: str, block: Extents, warp: tuple[int, int]) -> None:
     if name == "rows reduced":
         block, warp = (16, 96, 32), (16, 48)  # all of a row in one tile
     source, found = source_of(name, block, warp), program_of(name)

@@ -165,14 +165,14 @@ def test_trees_are_legal(kind: str) -> None:
         ("copied", copies_within_shared_memory, "schedule-scope"),
     ],
 )
-def test_a_broken_tree_is_refused(kind: str, change: Callable[[Node], Nodes | None], code: str) -> None:
+def test_broken_tree_is_rejected(kind: str, change: Callable[[Node], Nodes | None], code: str) -> None:
     with pytest.raises(ScheduleError) as refused:
         check(changed(trees(kind)[0].body, change))
     assert refused.value.code == code
 
 
 @pytest.mark.parametrize("kind", ["copied", "through registers"])
-def test_memory_is_not_taken_from_a_room_in_use(kind: str) -> None:
+def test_aliased_buffer_in_use_is_rejected(kind: str) -> None:
     with pytest.raises(ScheduleError, match="takes the memory of") as refused:
         check(epilogue_inside_the_pipeline(trees(kind)[0].body))
     assert refused.value.code == "schedule-scope"
@@ -181,7 +181,7 @@ def test_memory_is_not_taken_from_a_room_in_use(kind: str) -> None:
 # layouts -------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("dtype", [DType.INT8, DType.FLOAT16, DType.FLOAT32])
 @pytest.mark.parametrize("chunks", range(1, 33))
-def test_eight_rows_have_a_chunk_in_eight_groups_of_banks(dtype: DType, chunks: int) -> None:
+def test_eight_rows_use_eight_bank_groups(dtype: DType, chunks: int) -> None:
     """Rows of every whole number of 16-byte chunks: what one matrix of ldmatrix reads comes in one cycle."""
     chunk = 16 // dtype.bytes
     room = BufferRef("room", dtype, (2, 16, chunks * chunk), swizzled=True)
@@ -262,7 +262,7 @@ def emulated_result(text: str, hw: HardwareSpec, rprogram: dict[str, int], **inp
         ("commit_copies", "load_matrix_4", "b_shared", "fetched", "shared_address", ("raster_row", "m_warp", "pair")),
     )]),
 )  # fmt: skip
-def test_names_of_a_program_do_not_meet_the_kernels_own(
+def test_program_names_do_not_clash_with_kernel_names(
     a: str, b: str, bias: str, sums: str, out: str, axes: tuple[str, str, str], more: dict[str, int]
 ) -> None:
     m, n, k = axes

@@ -66,7 +66,7 @@ def special_rows() -> NDArray[np.float32]:
     ("expression", "kind"),
     [(SOFTMAX, OnlineReductionKind.SOFTMAX), (SQUARES, OnlineReductionKind.VARIANCE), (PLACES, OnlineReductionKind.ARG)],
 )
-def test_pairs_of_reductions_are_found(expression: str, kind: OnlineReductionKind) -> None:
+def test_online_reductions_are_found(expression: str, kind: OnlineReductionKind) -> None:
     (joint,) = online_reductions(program_of(expression).statements)
     assert joint.kind is kind
 
@@ -80,14 +80,14 @@ def test_pairs_of_reductions_are_found(expression: str, kind: OnlineReductionKin
         "s[r] +=! x[r, c]; q[r] +=! (x[r, c] - s[r]) * x[r, c]",
     ],
 )
-def test_other_pairs_are_none(expression: str) -> None:
+def test_other_pairs_are_not_online_reductions(expression: str) -> None:
     assert online_reductions(program_of(expression).statements) == ()
 
 
 @pytest.mark.emulator
 @pytest.mark.parametrize("flight", [1, 2])
 @pytest.mark.parametrize("expression", [SOFTMAX, PLACES])
-def test_one_pass_has_the_values_of_two_where_some_are_no_numbers(expression: str, flight: int) -> None:
+def test_online_pass_matches_two_passes_with_nan(expression: str, flight: int) -> None:
     program, x = program_of(expression), special_rows()
     found = run_on(program, source_of(program, flight, lanes=16), x)
     for name, expected in evaluate(program, {"x": x}).items():
@@ -95,7 +95,7 @@ def test_one_pass_has_the_values_of_two_where_some_are_no_numbers(expression: st
 
 
 @pytest.mark.emulator
-def test_squares_keep_their_digits_far_from_zero() -> None:
+def test_variance_is_accurate_far_from_zero() -> None:
     program = program_of(SQUARES)
     x = (np.random.default_rng(5).standard_normal((ROWS, COLUMNS)) + 4096).astype(np.float32)
     found = run_on(program, source_of(program, flight=1, lanes=16), x)
@@ -103,19 +103,19 @@ def test_squares_keep_their_digits_far_from_zero() -> None:
 
 
 @pytest.mark.parametrize(("flight", "reads"), [(1, 2), (2, 1)])
-def test_a_row_that_fits_is_read_once_and_others_once_less_than_walked(flight: int, reads: int) -> None:
+def test_resident_rows_are_read_once(flight: int, reads: int) -> None:
     text = source_of(program_of(SOFTMAX), flight).text
     assert text.count("(const uint4 *)&x[") == reads
     assert text.count("*(uint4 *)&y[") == 1
 
 
-def test_lanes_of_a_warp_meet_without_shared_memory() -> None:
+def test_lanes_of_a_warp_reduce_without_shared_memory() -> None:
     text = source_of(program_of(SOFTMAX), 2).text
     assert "lane_max_f32(m_acc, 32)" in text
     assert "__syncthreads" not in text
     assert "__shared__" not in text
 
 
-def test_warps_of_a_row_meet_once_a_reduction() -> None:
+def test_warps_of_a_row_synchronise_once_per_reduction() -> None:
     text = source_of(program_of(SOFTMAX), 1, lanes=64).text
     assert text.count("__syncthreads") == 2

@@ -96,7 +96,7 @@ def conv(hw: HardwareSpec = A100, channels: int = 16, *, last: bool = False) -> 
 # shared memory --------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("columns", [16, 20, 48, 64, 96, 128, 256])
 @pytest.mark.parametrize("width", [1, 2, 4])
-def test_what_a_warp_transposes_meets_every_bank_once(columns: int, width: int) -> None:
+def test_transposing_stores_have_no_bank_conflicts(columns: int, width: int) -> None:
     """Lanes hold `width` neighbours along k of 8, and as many columns as are left; they store one k after another."""
     row, near = staged_row(columns, 4), 8 // width
     for k in range(width):
@@ -106,14 +106,14 @@ def test_what_a_warp_transposes_meets_every_bank_once(columns: int, width: int) 
 
 @pytest.mark.parametrize("size", [1, 2, 4, 8])
 @pytest.mark.parametrize("columns", [4, 8, 36, 128])
-def test_rows_hold_their_columns_and_begin_at_a_chunk(size: int, columns: int) -> None:
+def test_staged_rows_are_padded_to_chunks(size: int, columns: int) -> None:
     row = staged_row(columns, size)
     assert columns <= row <= columns + 2 * chunk(size)
     assert row * size % 16 == 0
 
 
 @pytest.mark.parametrize("block", [(128, 128, 8), (32, 64, 8), (8, 256, 8), (64, 16, 8)])
-def test_a_warp_is_a_rectangle_whose_lanes_share_what_they_read(block: tuple[int, int, int]) -> None:
+def test_warp_is_a_rectangle_of_threads_that_share_loads(block: tuple[int, int, int]) -> None:
     found = matmul()
     tiles = found.tiled(block, 4)
     (tree,) = lower(found.group, tiles, A100)
@@ -135,7 +135,7 @@ def test_a_warp_is_a_rectangle_whose_lanes_share_what_they_read(block: tuple[int
 
 
 # how factors move -----------------------------------------------------------------------------------------------------
-def test_copies_are_as_wide_as_neighbours_along_the_columns_allow() -> None:
+def test_copy_width_follows_contiguous_columns() -> None:
     a, b = matmul().feeds.a, matmul().feeds.b
     assert a.is_async(128)
     assert a.width(128, 8, None) == 1  # along k: each element goes to a row of its own
@@ -144,26 +144,26 @@ def test_copies_are_as_wide_as_neighbours_along_the_columns_allow() -> None:
     assert matmul(right="n,k").feeds.b.width(128, 8, None) == 1
 
 
-def test_dimensions_of_one_element_do_not_hide_the_direction() -> None:
+def test_unit_dimensions_do_not_hide_the_contiguous_axis() -> None:
     found = contraction("Y[n,f,p] +=! X[n,c,p] * W[f,c,0,0]", A100, X=(2, 32, 49), W=(16, 32, 1, 1))
     assert found.feeds.a.operand.k_major
     assert found.feeds.a.operand.vector_width == 16
 
 
-def test_without_copies_both_directions_are_loaded_wide() -> None:
+def test_vector_loads_in_both_directions_without_cp_async() -> None:
     feeds = matmul(T4).feeds
     assert not feeds.a.is_async(128)
     assert feeds.a.width(128, 8, None) == feeds.b.width(128, 8, None) == 4
     assert feeds.a.width(128, 2, None) == 2
 
 
-def test_a_computed_factor_goes_through_registers() -> None:
+def test_computed_operand_goes_through_registers() -> None:
     found = contraction("C[m,n] +=! exp(A[m,k]) * B[k,n]", A100, A=(64, 64), B=(64, 64))
     assert not found.feeds.a.is_async(64)
     assert found.feeds.b.is_async(64)
 
 
-def test_steps_lie_on_one_reduced_axis_where_the_order_in_memory_allows() -> None:
+def test_k_tiles_follow_the_contiguous_reduced_axis() -> None:
     last, first = conv(last=True), conv()
     (c,) = (a for a in last.feeds.a.reduced_axis.members if a.name == "c")
     assert last.feeds.inner_member(8) == c
@@ -171,7 +171,7 @@ def test_steps_lie_on_one_reduced_axis_where_the_order_in_memory_allows() -> Non
     assert first.feeds.inner_member(8) is None  # weights are contiguous along all of (c, r, s)
 
 
-def test_a_run_over_fused_axes_is_known_as_one() -> None:
+def test_contiguous_fused_axes_count_as_one() -> None:
     feeds = conv().feeds
     weights, pixels = feeds.a, feeds.b
     assert (weights.needs_division, pixels.needs_division) == (False, True)
@@ -189,13 +189,13 @@ def test_ampere_copies_and_turing_loads() -> None:
     assert "copy_async" not in turing
 
 
-def test_one_barrier_a_step() -> None:
+def test_one_barrier_per_k_tile() -> None:
     found = matmul()
     assert found.source(found.tiled(stages=3)).text.count("__syncthreads();") == 1
     assert found.source(found.tiled(stages=1)).text.count("__syncthreads();") == 2
 
 
-def test_the_compiler_is_told_how_many_blocks_a_core_shall_hold() -> None:
+def test_launch_bounds_name_the_resident_blocks() -> None:
     found = matmul()
     tiles = found.tiled()
     needs = predict_resources(found.group, tiles, A100)
@@ -207,7 +207,7 @@ def test_the_compiler_is_told_how_many_blocks_a_core_shall_hold() -> None:
 @pytest.mark.emulator
 @pytest.mark.parametrize("hw", [A100, T4], ids=lambda hw: hw.id)
 @pytest.mark.parametrize("stages", [1, 2, 3])
-def test_no_barrier_and_no_wait_is_idle(hw: HardwareSpec, stages: int) -> None:
+def test_every_barrier_and_wait_is_needed(hw: HardwareSpec, stages: int) -> None:
     """Without any one of them the kernel races, or reads what has not arrived."""
     found = matmul(hw, size=64)
     source = found.source(found.tiled((32, 64, 8), 4, stages))
@@ -242,7 +242,7 @@ def test_buffers_hide_latency(hw: HardwareSpec) -> None:
     assert double < 0.98 * single
 
 
-def test_rows_of_blocks_are_walked_together_where_the_cache_is_too_small() -> None:
+def test_blocks_are_rasterised_beyond_the_l2_capacity() -> None:
     assert matmul(size=512).best().program.raster == 1
     assert matmul(size=8192).best().program.raster > 1
 

@@ -26,7 +26,7 @@ def float32_results(features: int, columns: int, rows: int = 4096) -> tuple[str,
 
 @pytest.mark.parametrize(("features", "columns"), every(3, SHAPES))
 @pytest.mark.parametrize("is_bulk", [False, True])
-def test_launches_take_no_more_than_is_counted(features: int, columns: int, *, is_bulk: bool) -> None:
+def test_launches_use_the_predicted_shared_memory(features: int, columns: int, *, is_bulk: bool) -> None:
     case = operator("2, 1", "4096, 4096", f"{features}, {columns}") if is_bulk else float32_results(features, columns)
     compute = program(*case)
     (group,) = partition(compute, HOPPER)
@@ -44,7 +44,7 @@ def test_launches_take_no_more_than_is_counted(features: int, columns: int, *, i
 
 
 @pytest.mark.parametrize("features", ["32, 32", "36, 36", "32, 36", "36, 32"])
-def test_one_stage_is_refused(features: str) -> None:
+def test_one_stage_is_rejected(features: str) -> None:
     """What threads copy arrives when they have begun the next copies, which would wait for it to be read."""
     with pytest.raises(InvariantError, match="stages"):
         tree(operator("2, 1", "70, 150", features), Tiles(stages=1))

@@ -179,7 +179,7 @@ RACING = (
 
 @pytest.mark.emulator
 @pytest.mark.parametrize("name", every(2, RACING))
-def test_nothing_races(name: str) -> None:
+def test_kernels_have_no_data_races(name: str) -> None:
     judge(*CASES[name], races=True)
 
 
@@ -190,7 +190,7 @@ def test_rows_without_a_finite_score_are_nan_and_late_ones_are_not() -> None:
 
 @pytest.mark.emulator
 @pytest.mark.parametrize("value", [math.inf, math.nan])
-def test_infinite_and_undefined_scores_spoil_their_row_alone(value: float) -> None:
+def test_nan_and_infinite_scores_affect_only_their_row(value: float) -> None:
     check_a_score_of(value, lambda change: judge(MASKED, Tiles(), change))
 
 
@@ -221,18 +221,18 @@ def test_trees_are_legal(name: str) -> None:
         *[("copied by threads", kind) for kind in (CpAsyncWaitGroup, FenceProxyAsync)],
     ],
 )
-def test_a_broken_tree_is_refused(name: str, kind: type) -> None:
+def test_broken_tree_is_rejected(name: str, kind: type) -> None:
     with pytest.raises(ScheduleError) as refused:
         check(changed(tree(*CASES[name]).body, without(kind)))
     assert refused.value.code == "schedule-order"
 
 
-def test_products_own_the_weights_that_they_read() -> None:
+def test_wgmma_owns_the_probabilities_it_reads() -> None:
     with pytest.raises(ScheduleError, match="is written before wgmma.wait_group"):
         check(weights_packed_early(tree(*CASES["whole tiles"]).body))
 
 
-def test_products_with_keys_are_awaited_before_their_maxima_are_taken() -> None:
+def test_qk_is_awaited_before_row_max() -> None:
     late = changed(
         tree(*CASES["whole tiles"]).body,
         lambda node: (WgmmaWaitGroup(2),) if node == WgmmaWaitGroup(1, ".scores") else None,
@@ -241,7 +241,7 @@ def test_products_with_keys_are_awaited_before_their_maxima_are_taken() -> None:
         check(late)
 
 
-def test_blocks_under_a_mask_compute_one_tile() -> None:
+def test_persistent_blocks_reject_masks() -> None:
     with pytest.raises(InvariantError, match="has a mask"):
         tree(CASES["causal, more keys than queries"][0], Tiles(blocks=2))
 
@@ -264,7 +264,7 @@ def holds(cond: Expr | None, known: dict[str, int]) -> bool:
 
 
 @pytest.mark.parametrize("cond", MASKS)
-def test_steps_that_need_no_mask_are_those_whose_keys_all_rows_keep(cond: str) -> None:
+def test_unmasked_tiles_are_fully_visible(cond: str) -> None:
     text, inputs = written(f"s[b, h, i, j].when([{cond}], -60000.0)", 3, 6, 40, 50)
     (group,) = partition(program(text, inputs), HOPPER)
     found = tiled(group, Tiles(consumers=1, keys=16))
@@ -312,13 +312,13 @@ def test_one_row_stays_on_warps_whose_blocks_share_the_keys() -> None:
         ((("stages", 40),), "shared memory"),
     ],
 )
-def test_what_warpgroups_do_not_do_for_attention_is_refused(tiles: tuple[tuple[str, int], ...], reason: str) -> None:
+def test_unsupported_attention_is_rejected(tiles: tuple[tuple[str, int], ...], reason: str) -> None:
     (group,) = partition(program(LLAMA, LLAMA_INPUTS), HOPPER)
     with pytest.raises(NoCandidateError, match=reason):
         rank_units(group, HOPPER, 1, ScheduleConstraints(op_class=OpClass.WGMMA, tiles=tiles))
 
 
-def test_factors_that_come_through_registers_are_left_to_warps() -> None:
+def test_operands_through_registers_use_mma_attention() -> None:
     odd = program(*operator("1, 1", "200, 300", "9, 11"))
     (group,) = partition(odd, HOPPER)
     with pytest.raises(NoCandidateError, match="queries and keys and values through registers"):
@@ -347,7 +347,7 @@ def test_every_tile_fits_the_device_and_no_estimate_is_below_its_roofline() -> N
     assert best.plans[0].estimate.seconds >= max(roof.seconds for roof in best.roofline)
 
 
-def test_blocks_stay_where_no_mask_makes_tiles_differ() -> None:
+def test_unmasked_attention_is_persistent() -> None:
     on = unit(HOPPER, "wgmma_f16")
     for more, stays in ((", causal=0", True), (CAUSAL, False)):
         (group,) = partition(program(*operator("32, 8", "2048, 2048", "64, 64", more=more)), HOPPER)
@@ -364,7 +364,7 @@ def test_blocks_stay_where_no_mask_makes_tiles_differ() -> None:
         (operator("2, 1", "300, 500", "36, 36"), Tiles(2, 128)),
     ],
 )
-def test_nothing_spills_and_products_overlap(case: Case, tiles: Tiles) -> None:
+def test_kernels_do_not_spill_and_wgmma_overlaps(case: Case, tiles: Tiles) -> None:
     compute, group, plan = planned(case, tiles)
     compiled = compile_source(emit_plan(plan, compute, (group,), HOPPER))
     assert ptxas_warnings(compiled.log) == ()

@@ -218,13 +218,13 @@ def test_trees_are_legal(kind: str) -> None:
         ("shared along m", of_a_warp(ClusterBarrier), "schedule-barrier"),
     ],
 )
-def test_a_broken_tree_is_refused(kind: str, change: Callable[[Node], Nodes | None], code: str) -> None:
+def test_broken_tree_is_rejected(kind: str, change: Callable[[Node], Nodes | None], code: str) -> None:
     with pytest.raises(ScheduleError) as refused:
         check(changed(trees(kind)[0].body, change))
     assert refused.value.code == code
 
 
-def test_what_all_threads_of_a_warp_meet_may_stand_below_a_choice_of_warps() -> None:
+def test_warp_collectives_may_depend_on_the_warp() -> None:
     """And below a choice of lanes nothing may that needs all of them, while rounding to tf32 does not."""
     tree = trees("bulk copies")[0]
     check(changed(tree.body, of_a_warp(WarpBarrier)))
@@ -289,7 +289,7 @@ def test_every_tile_has_one_block(
             assert [(t[1] - row, t[2] - column) for t in by_block[first + rank]] == [(t[1], t[2]) for t in corner]
 
 
-def test_results_are_stored_in_boxes_where_they_are_rows_of_16_bits() -> None:
+def test_sixteen_bit_outputs_are_stored_by_tma() -> None:
     by_boxes = {kind for kind in KINDS if any(isinstance(node, TmaStore) for node in iter_nodes(trees(kind)[0].body))}
     assert {"bulk copies", "along m and n", "shared along both", "a bias of rows", "a window"} <= by_boxes
     others = {"through registers", "tf32", "bytes", "results of two tensors", "results turned", "copied by threads"}

@@ -56,7 +56,7 @@ CASES: dict[str, tuple[str, Types]] = {
 @pytest.mark.emulator
 @pytest.mark.parametrize("count", [1, slow(4)])
 @pytest.mark.parametrize("name", CASES)
-def test_tiles_give_the_interpreters_numbers(name: str, count: int) -> None:
+def test_tiles_match_the_interpreter(name: str, count: int) -> None:
     case(*CASES[name]).check_some(count)
 
 
