@@ -42,7 +42,7 @@ class GemmView:
     def of(cls, group: KernelGroup, program: RProgram) -> GemmView:
         space = program.space
         if group.operands is None:
-            raise InvariantError(f"{group.name} has no factors")
+            raise InvariantError(f"expected a contraction, got {group.name}")
         (m,), (n,), (k,) = (space.role(role) for role in (AxisRole.M, AxisRole.N, AxisRole.K))
         return cls(group, space.role(AxisRole.BATCH), m, n, k, group.operands, space.compute_dtype)
 

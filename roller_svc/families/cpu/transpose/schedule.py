@@ -63,7 +63,7 @@ def lower(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[Sche
     """
     layout = transpose_space(group, hw)
     if layout is None:
-        raise InvariantError(f"{group.name} is not a layout change")
+        raise InvariantError(f"expected a layout change, got {group.name}")
     return (ScheduleTree(group.name, _Layout(group, program, layout, hw).tasks()),)
 
 

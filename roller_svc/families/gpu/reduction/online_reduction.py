@@ -76,7 +76,7 @@ class OnlinePass:
     def start(self) -> tuple[Node, ...]:
         empty: Expr = identity(Combine.SUM, self.reduction.second.accumulator)
         if self.reduction.kind is OnlineReductionKind.ARG:
-            empty = given(self.neutral, "idle of the joint")
+            empty = given(self.neutral, "neutral index of the online reduction")
         nodes: tuple[Node, ...] = (
             Compute(self._name("first"), self._index, identity(self._combine, self._dtype)),
             Compute(self._name("second"), self._index, empty),
@@ -135,14 +135,17 @@ class OnlinePass:
     def _update_arg(self, value: Expr) -> tuple[Node, ...]:
         """Accumulate a value and its index; a NaN stays the extremum and equals nothing."""
         second, dtype = self.reduction.second, self.reduction.second.accumulator
-        index = Cast(given(self.index, "place of the joint"), dtype, implicit=True)
+        index = Cast(given(self.index, "index of the online reduction"), dtype, implicit=True)
         tie_break = COMBINE_OPS[second.combine or Combine.MIN]
         better = OpKind.GT if self._combine is Combine.MAX else OpKind.LT
         otherwise: Expr = self._second()
         if self._dtype.is_float:
             nan = Op(OpKind.NE, (value, value), DType.INT8)
             otherwise = Select(
-                nan, Cast(given(self.neutral, "idle of the joint"), dtype, implicit=True), otherwise, dtype
+                nan,
+                Cast(given(self.neutral, "neutral index of the online reduction"), dtype, implicit=True),
+                otherwise,
+                dtype,
             )
         same = Select(eq(value, self._first()), Op(tie_break, (self._second(), index), dtype), otherwise, dtype)
         best = Select(Op(better, (value, self._first()), DType.INT8), index, same, dtype)
@@ -168,7 +171,9 @@ class OnlinePass:
             case OnlineReductionKind.VARIANCE:
                 partial = self._op(OpKind.ADD, self._second(), self._mean_shift(total))
             case OnlineReductionKind.ARG:
-                neutral = Cast(given(self.neutral, "idle of the joint"), second.accumulator, implicit=True)
+                neutral = Cast(
+                    given(self.neutral, "neutral index of the online reduction"), second.accumulator, implicit=True
+                )
                 partial = Select(eq(self._first(), total), self._second(), neutral, second.accumulator)
         return self._combine_accumulators(
             acc_name(second.output), partial, identity(combine, second.accumulator), combine
@@ -182,7 +187,7 @@ class OnlinePass:
                 extra = self._op(OpKind.SUB, total, total)
             case OnlineReductionKind.VARIANCE:
                 points = self._number(float(self.tiling.chunks * self.tiling.vector_elems))
-                mean = given(self.mean, "centre of the joint")
+                mean = given(self.mean, "mean of the online reduction")
                 away = self._op(OpKind.SUB, self._op(OpKind.DIV, total, points), mean)
                 extra = self._op(OpKind.MUL, points, self._op(OpKind.MUL, away, away))
             case OnlineReductionKind.ARG:

@@ -128,7 +128,7 @@ class SimtOperandCopy:
     # nodes -----------------------------------------------------------------------------------------------------------
     def cp_async(self, step: Expr, buffer: Expr) -> tuple[Node, ...]:
         """Start asynchronous copies of a k-tile to a buffer."""
-        source = require(self._source(step, num(0)), "source of what is copied")
+        source = require(self._source(step, num(0)), "source of a copied operand")
         guard = logical_and(self._inside(step), self.operand.guard)
         node = CpAsync(self.buffer, (buffer, ref(".row"), ref(".column")), source, self.width, guard)
         unroll = max(n for n in range(1, MAX_UNROLLED_COPIES + 1) if self._rounds % n == 0)

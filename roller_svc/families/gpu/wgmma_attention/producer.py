@@ -213,7 +213,7 @@ def attention_pipeline(
     for that stage to be released.
     """
     if tile.stages < MIN_MATRIX_STAGES:
-        raise InvariantError(f"rings of keys and values have {MIN_MATRIX_STAGES} stages or more, not {tile.stages}")
+        raise InvariantError(f"too few pipeline stages: expected at least {MIN_MATRIX_STAGES}, got {tile.stages}")
     m, n = axes
     head_dim_order = KTileOrder.linear(facts.head_dim.extent, tile.head_dim)
     kv_order = KTileOrder.linear(facts.kv.extent, tile.kv)
@@ -262,7 +262,7 @@ class _OperandSetup:
         """Yield the tensor map of the TMA loads."""
         boxes, source = self.operand.copy_plan, self.load.operand.source
         if isinstance(boxes, TmaTile):
-            tensor = require(source, "source of what bulk copies bring").tensor
+            tensor = require(source, "source of a TMA operand").tensor
             yield boxes.tensor_map(self._map, tensor, Swizzle(self.operand.atom_bytes))
 
     @property

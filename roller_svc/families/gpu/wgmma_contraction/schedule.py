@@ -192,7 +192,7 @@ class _Operands:
         boxes, _, _ = self._boxes(side, operand, operand.extent // operand.num_parts)
         maps: tuple[TensorMap, ...] = ()
         for name, tile, operand_ in zip(MAPS[side], boxes, self._operands_of(side), strict=False):
-            tensor = require(operand_.source, "source of what bulk copies bring").tensor
+            tensor = require(operand_.source, "source of a TMA operand").tensor
             maps += (tile.tensor_map(name, tensor, Swizzle(operand.atom_bytes)),)
         return maps
 
@@ -230,7 +230,7 @@ class _Operands:
                 number, mask = row, _shifted(sum(1 << (i * columns) for i in range(rows)), column)
         loads = self.loads.boxes(side, extent, self.tile.k, operand.atom_bytes // operand.dtype.bytes)
         if isinstance(loads, str):
-            raise InvariantError(f"{extent} of a tile that comes by TMA are no box: {loads}")
+            raise InvariantError(f"no TMA box for {extent} rows of a tile: {loads}")
         return loads, number, mask
 
 

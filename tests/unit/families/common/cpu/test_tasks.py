@@ -1,4 +1,4 @@
-"""How many tasks a launch of a CPU kernel has."""
+"""Number of tasks of a CPU kernel's launch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What TMA brings for tiles of operands, element by element, beside the operands' own index arithmetic."""
+"""TMA loads of operand tiles, checked element by element against the operands' index arithmetic."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ def feeds(group: KernelGroup) -> tuple[TmaLoadPlan | str, TmaLoadPlan | str]:
     batch = group.space.role(AxisRole.BATCH)
     a, b = operands(group)
     types = dict(group.inputs)
-    return plan_tma_load(a, a.memory_dtype, (m, k), batch, types), plan_tma_load(b, b.memory_dtype, (n, k), batch, types)
+    return plan_tma_load(a, a.memory_dtype, (m, k), batch, types), plan_tma_load(
+        b, b.memory_dtype, (n, k), batch, types
+    )
 
 
 def joint_walk(group: KernelGroup, depth: int) -> KTileOrder:
@@ -236,7 +238,9 @@ def test_unsupported_tma_operands(name: str) -> None:
     text, a, reason = REFUSED[name]
     group = contraction(text, HOPPER, A=a, B="float16 64 64")
     (m,), (k,) = (group.space.role(role) for role in (AxisRole.M, AxisRole.K))
-    found = plan_tma_load(operands(group)[0], DType.FLOAT16, (m, k), group.space.role(AxisRole.BATCH), dict(group.inputs))
+    found = plan_tma_load(
+        operands(group)[0], DType.FLOAT16, (m, k), group.space.role(AxisRole.BATCH), dict(group.inputs)
+    )
     if isinstance(found, TmaLoadPlan):
         assert not found.supports(KTileOrder.linear(64, 64))
         tile = found.tile(64, KTileOrder.linear(64, 64), 64)

@@ -1,4 +1,4 @@
-"""What TMA stores of a contraction's results: every element once, at its place, and nothing beside them."""
+"""TMA stores of a contraction's outputs: each element once, at its position, and nothing else."""
 
 from __future__ import annotations
 

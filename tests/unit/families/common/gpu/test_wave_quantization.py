@@ -1,4 +1,4 @@
-"""Tiles of matrix units and whole waves: blocks for stream-K, sides that even a grid out, and what a tile promises."""
+"""Wave quantization on tensor cores: stream-K blocks, balanced tile extents, and the prefilter's estimate."""
 
 from __future__ import annotations
 

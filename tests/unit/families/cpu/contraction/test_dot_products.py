@@ -1,4 +1,4 @@
-"""Contractions of bytes and bfloat16 through dot-product instructions: which, how they are packed, what comes out."""
+"""Contractions of bytes and bfloat16 by dot-product instructions: support, VNNI packing, results."""
 
 from __future__ import annotations
 
@@ -62,12 +62,12 @@ def program_of(text: str, **inputs: tuple[str, tuple[int, ...]]) -> TensorProgra
     return parse(text, {name: TensorType(DType(dtype), shape) for name, (dtype, shape) in inputs.items()})
 
 
-def product_of(extents: tuple[int, int, int], types: tuple[str, str], lies: str = "mk kn") -> TensorProgram:
+def product_of(extents: tuple[int, int, int], types: tuple[str, str], layout: str = "mk kn") -> TensorProgram:
     size = dict(zip("mnk", extents, strict=True))
     sums = "float32" if "bfloat16" in types else "int32"
-    (a, b) = lies.split()
+    (a, b) = layout.split()
     text = f"C[m, n] +=! A[{a[0]}, {a[1]}].cast(`{sums}`) * B[{b[0]}, {b[1]}].cast(`{sums}`)"
-    shapes = [tuple(size[x] for x in lie) for lie in (a, b)]
+    shapes = [tuple(size[x] for x in layout_) for layout_ in (a, b)]
     return program_of(text, A=(types[0], shapes[0]), B=(types[1], shapes[1]))
 
 
@@ -211,26 +211,26 @@ def test_cast_element_skips_wider_types() -> None:
 # how they are packed --------------------------------------------------------------------------------------------------
 
 
-def rooms(program: TensorProgram, tiles: Tiles) -> dict[str, tuple[int, ...]]:
+def storages(program: TensorProgram, tiles: Tiles) -> dict[str, tuple[int, ...]]:
     group = group_of(program)
     nodes = lower(group, tiled(group, "dot_i8", tiles), SPEC)[0].body
     return {node.tensor: node.shape for node in iter_nodes(nodes) if isinstance(node, Storage)}
 
 
 def test_k_is_counted_in_words() -> None:
-    found = rooms(product_of((12, 32, 70), ("int8", "int8")), (6, 16, 12, 32, 70))
+    found = storages(product_of((12, 32, 70), ("int8", "int8")), (6, 16, 12, 32, 70))
     assert found[".b_packed"] == (2, 18, 16)
     assert found[".b_flipped"] == (2, 16)
-    assert ".b_flipped" not in rooms(product_of((12, 32, 70), ("uint8", "int8")), (6, 16, 12, 32, 70))
+    assert ".b_flipped" not in storages(product_of((12, 32, 70), ("uint8", "int8")), (6, 16, 12, 32, 70))
 
 
-@pytest.mark.parametrize(("depth", "turned"), [(128, 2), (126, 0)])
-def test_contiguous_words_are_transposed_directly(depth: int, turned: int) -> None:
+@pytest.mark.parametrize(("depth", "transposed"), [(128, 2), (126, 0)])
+def test_contiguous_words_are_transposed_directly(depth: int, transposed: int) -> None:
     """Rows of 126 bytes do not begin at whole words."""
     group = group_of(product_of((12, 32, depth), ("uint8", "int8"), "mk nk"))
     nodes = lower(group, tiled(group, "dot_i8", (6, 16, 12, 32, depth)), SPEC)[0].body
     found = [node for node in iter_nodes(nodes) if isinstance(node, Transpose)]
-    assert len(found) == turned
+    assert len(found) == transposed
     assert all(node.dtype is DType.INT32 for node in found)
 
 
@@ -243,7 +243,7 @@ def test_sources_use_no_saturating_instruction() -> None:
 
 @pytest.mark.parametrize(("depth", "at_once"), [(126, True), (128, False)])
 def test_adjacent_elements_are_one_load(depth: int, at_once: bool) -> None:
-    """Also where they begin anywhere, but not where B's neighbours are those along n."""
+    """Words may begin anywhere, but B must be contiguous along k."""
     program = product_of((64, 64, depth), ("uint8", "int8"), "mk kn" if at_once else "km kn")
     plan = Plan((rank(group_of(program), SPEC, UNITS["dot_i8"], 1)[0][0],))
     text = emit_plan(plan, program, (group_of(program),), SPEC).text
@@ -256,19 +256,19 @@ BYTES = list(product(("int8", "uint8"), repeat=2))
 
 
 @runs
-@pytest.mark.parametrize(("types", "lies"), every(3, product(BYTES, ["mk kn", "mk nk", "km kn", "km nk"])))
-def test_bytes_are_exact_in_every_layout(types: tuple[str, str], lies: str) -> None:
+@pytest.mark.parametrize(("types", "layout"), every(3, product(BYTES, ["mk kn", "mk nk", "km kn", "km nk"])))
+def test_bytes_are_exact_in_every_layout(types: tuple[str, str], layout: str) -> None:
     """Every edge is ragged: rows, columns, the last step and its last word."""
-    check(product_of((37, 45, 139), types, lies), "dot_i8", tiles=(5, 32, 20, 64, 72))
-    check(product_of((37, 45, 140), types, lies), "dot_i8", tiles=(9, 48, 18, 48, 140))
+    check(product_of((37, 45, 139), types, layout), "dot_i8", tiles=(5, 32, 20, 64, 72))
+    check(product_of((37, 45, 140), types, layout), "dot_i8", tiles=(9, 48, 18, 48, 140))
 
 
 @runs
-@pytest.mark.parametrize("lies", ["mk kn", "mk nk", "km kn", "km nk"])
-def test_bfloat16_is_within_bounds_in_every_layout(lies: str) -> None:
+@pytest.mark.parametrize("layout", ["mk kn", "mk nk", "km kn", "km nk"])
+def test_bfloat16_is_within_bounds_in_every_layout(layout: str) -> None:
     types = ("bfloat16", "bfloat16")
-    check(product_of((37, 45, 139), types, lies), "dot_bf16", tiles=(5, 32, 20, 64, 72))
-    check(product_of((37, 45, 140), types, lies), "dot_bf16", tiles=(9, 48, 18, 48, 140))
+    check(product_of((37, 45, 139), types, layout), "dot_bf16", tiles=(5, 32, 20, 64, 72))
+    check(product_of((37, 45, 140), types, layout), "dot_bf16", tiles=(9, 48, 18, 48, 140))
 
 
 @runs
@@ -282,7 +282,7 @@ def test_short_sums(depth: int) -> None:
 @runs
 @pytest.mark.parametrize("types", BYTES)
 def test_sums_wrap(types: tuple[str, str]) -> None:
-    """Of products of the largest size, all of one sign: beyond 2^31, for unsigned ones beyond 2^32."""
+    """Products of maximal size and equal sign exceed 2^31, unsigned ones 2^32."""
     program = product_of((4, 16, 140_001), types)
     largest = {"int8": -128, "uint8": 255}
     arrays = {

@@ -1,4 +1,4 @@
-"""Contractions on a CPU: panels however operands lie, ragged tiles and steps, sums in place and behind epilogues."""
+"""Contractions on a CPU: packing of all layouts, tails of tiles and k blocks, accumulation in place and epilogues."""
 
 from __future__ import annotations
 
@@ -110,8 +110,8 @@ def test_operand_layouts_match_the_interpreter(a: str, b: str, then: str) -> Non
     [
         ((64, 96, 40), (4, 24, 16, 48, 40)),  # whole tiles, one step
         ((5, 7, 9), (6, 16, 6, 16, 9)),  # less than one register tile
-        ((40, 16, 50), (6, 16, 42, 16, 17)),  # A read where it lies
-        ((41, 30, 33), (5, 16, 20, 32, 8)),  # the same, a ragged panel of B beside a whole one
+        ((40, 16, 50), (6, 16, 42, 16, 17)),  # A is unpacked
+        ((41, 30, 33), (5, 16, 20, 32, 8)),  # the same, with a full panel and a tail panel of B
         ((37, 45, 1024), (6, 16, 18, 48, 300)),  # A packed, for its rows are a page apart
         ((13, 8, 200), (13, 8, 13, 8, 64)),  # one vector
         ((9, 100, 31), (1, 32, 3, 64, 31)),  # one row at a time
@@ -125,7 +125,7 @@ def test_tiles_of_all_kinds(extents: tuple[int, int, int], tiles: Tiles, dtype: 
 
 
 def test_tasks_of_several_blocks_of_rows() -> None:
-    """L2 has room for fewer rows of A than a task has, and not for an even share of them."""
+    """L2 holds fewer rows of A than a task has, and not half of them."""
     program = program_of((3000, 64, 1030), "[k, m]", "[k, n]")
     (group,) = partition(program, AVX2)
     nodes = lower(group, tiled(group, (5, 16, 1505, 64, 515)), AVX2)[0].body
@@ -153,10 +153,10 @@ def test_unpacked_rows_of_a_match_the_interpreter(depth: int, columns: int, is_p
 
 
 @pytest.mark.parametrize(
-    ("extents", "tiles", "b", "is_beside"),
+    ("extents", "tiles", "b", "packs_on_first_use"),
     [
         ((48, 96, 60), (4, 24, 48, 96, 60), "[k, n]", True),
-        ((48, 96, 60), (4, 24, 48, 96, 60), "[n, k]", False),  # it must be turned
+        ((48, 96, 60), (4, 24, 48, 96, 60), "[n, k]", False),  # it must be transposed
         ((48, 96, 60), (4, 24, 48, 96, 30), "[k, n]", False),  # sums would come and go between steps
         ((52, 96, 60), (4, 24, 52, 96, 60), "[k, n]", False),  # one panel of A too many
         ((48, 96, 60), (6, 16, 48, 96, 60), "[k, n]", False),  # pieces of a line
@@ -165,15 +165,15 @@ def test_unpacked_rows_of_a_match_the_interpreter(depth: int, columns: int, is_p
     ],
 )
 def test_first_panel_of_a_packs_a_near_b(
-    extents: tuple[int, int, int], tiles: Tiles, b: str, is_beside: bool
+    extents: tuple[int, int, int], tiles: Tiles, b: str, packs_on_first_use: bool
 ) -> None:
-    """One panel then has room, and its rows are fetched ahead."""
+    """One panel then has a buffer, and its rows are prefetched."""
     (group,) = partition(program_of(extents, b=b), AVX2)
     nodes = [*iter_nodes(lower(group, tiled(group, tiles), AVX2)[0].body)]
     (packed,) = (node for node in nodes if isinstance(node, Storage) and node.tensor == ".b_packed")
     ahead = {node.distance for node in nodes if isinstance(node, Prefetch) and node.tensor == "B"}
-    assert packed.shape[0] == (1 if is_beside else tiles[3] // tiles[1])
-    assert ({8 * extents[1]} <= ahead) is is_beside
+    assert packed.shape[0] == (1 if packs_on_first_use else tiles[3] // tiles[1])
+    assert ({8 * extents[1]} <= ahead) is packs_on_first_use
 
 
 def test_packing_on_first_use_works_with_an_epilogue() -> None:
@@ -203,7 +203,9 @@ def test_output_lines_are_prefetched_during_the_micro_kernel(height: int, is_fir
 @pytest.mark.parametrize(("height", "steps"), [(14, 64), (9, 256), (14, 14), (14, 5), (30, 7)])
 def test_output_prefetch_covers_every_row(height: int, steps: int) -> None:
     (group,) = partition(program_of((height, 16, steps), then=RELU), AVX2)
-    beside = OutputPrefetch(GemmView.of(group, tiled(group, (height, 16, height, 16, steps))), height, 16).in_step(steps)
+    beside = OutputPrefetch(GemmView.of(group, tiled(group, (height, 16, height, 16, steps))), height, 16).in_step(
+        steps
+    )
     asked: set[int] = set()
     for k in range(steps):
         nodes = beside
@@ -241,7 +243,7 @@ def test_prefetches_to_l2_use_their_instruction() -> None:
 
 
 def value(expr: Expr, k: int) -> int:
-    """Of an expression of the step along k, in the first of all blocks."""
+    """Evaluate an expression of the step along k in the first of all blocks."""
     if isinstance(expr, Const):
         return int(expr.value)
     if not isinstance(expr, Op):
@@ -290,7 +292,7 @@ def test_transposed_and_copied_operands() -> None:
 
 
 def test_rows_are_transposed_block_by_block() -> None:
-    """Many rows of 16 KiB side by side have no place in L1."""
+    """Many rows with a stride of 16 KiB do not fit L1."""
     (group,) = partition(program_of((64, 64, 1024), "[m, k]", "[n, k]"), AVX2)
     loops = (
         n for n in iter_nodes(lower(group, tiled(group, (6, 16, 48, 64, 32)), AVX2)[0].body) if isinstance(n, Loop)
@@ -315,7 +317,7 @@ def test_unused_buffers_are_not_allocated() -> None:
 
 
 def test_rules_find_tiles_for_unpacked_operands() -> None:
-    """A thin product streams a large A: no cache has room for the rows of its best task, none needs it."""
+    """A skinny GEMM streams a large A: the rows of its best task exceed every cache."""
     (group,) = partition(program_of((8192, 16, 4096)), AVX2)
     (best, *_), _ = rank(group, AVX2, AVX2.unit_for(DType.FLOAT32), 1)
     rows, depth = best.program.block["m"], best.program.block["k"]
@@ -330,7 +332,7 @@ def test_rules_find_tiles_for_unpacked_operands() -> None:
     ],
 )  # fmt: skip
 def test_blocks_are_transposed_in_registers(dtype: str, lanes: int, rows: int, width: int) -> None:
-    """Blocks of any number of rows, in panels as wide as they are and in wider ones; nothing beside them changes."""
+    """Blocks of any number of rows, in panels of equal or larger width; memory around them stays."""
     kind = DType(dtype)
     program = parse(f"y[i, j] = x[0, 0] where i in {lanes + 2}, j in {width}", {"x": TensorType(kind, (rows, 21))})
     room, i, j = ".room", ref("i"), ref("j")

@@ -1,4 +1,4 @@
-"""Convolutions on a CPU: staged windows give the interpreter's numbers, whatever slides, pads, strides and remains."""
+"""Convolutions on a CPU: staged patches match the interpreter for all strides, paddings and tails."""
 
 from __future__ import annotations
 
@@ -97,8 +97,10 @@ def test_kernels_match_the_interpreter(name: str, target: str) -> None:
 
 @pytest.mark.parametrize(("taps", "stride"), [(3, 1), (5, 2)])
 def test_pixel_vectors_are_single_loads(taps: int, stride: int) -> None:
-    """A register tile of several rows of pixels: what is in the window side by side is no list of elements, and where
-    pixels are two elements apart, not either in loops over taps that are not unrolled."""
+    """Contiguous output positions of a register tile are vector loads.
+
+    With stride 2, loops over taps that are not unrolled need none element by element either.
+    """
     image = f"n, c, {stride} * ho + kh, {stride} * wo + kw"
     text = f"y[n, f, ho, wo] +=! x[{image}] * w[f, c, kh, kw] where ho in 30, wo in 30"
     size = 29 * stride + taps
@@ -115,7 +117,7 @@ def test_pixel_vectors_are_single_loads(taps: int, stride: int) -> None:
 
 
 def test_weights_are_transposed_one_filter_vector_at_a_time() -> None:
-    """Rows of 32 filters side by side, 16 KiB apart, have no place in L1 until the next block of them reads on."""
+    """Rows of 32 filters, 16 KiB apart, would evict each other from L1 before their next block is read."""
     program = parse(
         "y[n, f, ho, wo] +=! x[n, c, ho + kh, wo + kw] * w[f, c, kh, kw] where ho in 7, wo in 7",
         {"x": TensorType(F32, (1, 512, 9, 9)), "w": TensorType(F32, (512, 512, 3, 3))},
@@ -126,6 +128,6 @@ def test_weights_are_transposed_one_filter_vector_at_a_time() -> None:
     ranked, _ = rank_units(groups[0], hw, 200)
     filters = [c for c in ranked if c.program.space.vector_axis == "f" and c.program.thread["f"] == 32]
     text = emit_plan(Plan((filters[0],)), program, groups, hw).text
-    turned = text[: text.index("(&weights[")].splitlines()[-4:]
-    loops = re.findall(r"for \(long (\w+)", "".join(turned))
+    transposes = text[: text.index("(&weights[")].splitlines()[-4:]
+    loops = re.findall(r"for \(long (\w+)", "".join(transposes))
     assert loops[-2:] == ["vector", "block"]

@@ -1,4 +1,4 @@
-"""Gathers on CPUs: where an index from data is checked, and which rows hints ask for."""
+"""Gathers on CPUs: where an index from data is checked, and which rows are prefetched."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_prefetches_row_of_a_later_index() -> None:
     assert {h.tensor for h in hints} == {"t"}
     assert later.bounds_check is None
     (read,) = loads_of(later.value)
-    assert read.tensor == "i"  # of a row that exists, the last one's hints too: min(n + 2, 3071)
+    assert read.tensor == "i"  # prefetched rows exist, the last one's too: min(n + 2, 3071)
     assert "3071" in repr(read.index)
 
 

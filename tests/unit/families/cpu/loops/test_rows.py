@@ -1,4 +1,4 @@
-"""Softmax and norms on CPUs: what is computed once a point, what is divided by once a row, and rows with edges."""
+"""Softmax and norms on CPUs: cached intermediates, reciprocal division, and rows with tails."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_exponentials_are_cached_in_the_output_buffer() -> None:
 @pytest.mark.parametrize(
     ("text", "dtype"),
     [
-        (SOFTMAX, DType.FLOAT16),  # a result that is narrower than the value has no room for it
+        (SOFTMAX, DType.FLOAT16),  # an output narrower than the value cannot cache it
         ("s[i] +=! exp(x[i, j]); y[i, k] = exp(x[i, 511 - k]) / s[i] where k in 512", DType.FLOAT32),
         ("s[i] +=! exp(x[i, j]); y[i, k] = exp(x[i, k] * 2.0) / s[i]", DType.FLOAT32),
         ("s[i] +=! exp(x[i, j]).when([j < 9], 0.0); y[i, k] = exp(x[i, k]) / s[i]", DType.FLOAT32),

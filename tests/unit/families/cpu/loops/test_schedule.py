@@ -1,4 +1,4 @@
-"""Memory-bound nests on CPUs: columns walked by rows, rows side by side, prefetches, extremes and their places."""
+"""Memory-bound loop nests on CPUs: column reductions, rows in flight, prefetches, arg-reductions."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def nodes(text: str, **shapes: tuple[int, ...]) -> list[Node]:
 
 def test_column_accumulators_are_on_the_stack() -> None:
     found = nodes("y[j] +=! x[i, j]", x=(64, 4096))
-    (held,) = [n for n in found if isinstance(n, Storage)]
-    assert held.shape[0] > 64
+    (cached,) = [n for n in found if isinstance(n, Storage)]
+    assert cached.shape[0] > 64
     rows = next(n for n in found if isinstance(n, Loop) and n.var == "i.piece")
     assert any(isinstance(n, Loop) and n.kind is LoopKind.VECTOR for n in iter_nodes(rows.body))
 
@@ -53,8 +53,8 @@ def test_column_accumulators_of_few_steps_are_registers() -> None:
 @pytest.mark.parametrize(("elements", "prefetched"), [(1 << 12, set()), (1 << 22, {"x", "y"})])
 def test_prefetches_only_data_beyond_private_caches(elements: int, prefetched: set[str]) -> None:
     found = nodes("y[i] = x[i] * 2.0", x=(elements,))
-    use_nontemporal_stores = {n.tensor for n in found if isinstance(n, Compute) and n.nontemporal}  # needs no line to be there
-    assert {n.tensor for n in found if isinstance(n, Prefetch)} == prefetched - use_nontemporal_stores
+    nontemporal = {n.tensor for n in found if isinstance(n, Compute) and n.nontemporal}  # needs no line to be there
+    assert {n.tensor for n in found if isinstance(n, Prefetch)} == prefetched - nontemporal
     assert all(n.for_write == (n.tensor == "y") for n in found if isinstance(n, Prefetch))
 
 
@@ -197,8 +197,10 @@ def test_lookup_table_absorbs_factors_shared_by_columns(scale: str, in_table: bo
     np.testing.assert_allclose(kernel(**arrays)["y"], want, rtol=1e-4, atol=1e-3)
 
 
-@pytest.mark.parametrize(("text", "room"), [("q[i // 8, j]", MANY_TERMS_ACCUMULATOR_BYTES), ("q[i, j]", ACCUMULATOR_BYTES)])
-def test_column_accumulators_use_l2_for_many_terms(text: str, room: int) -> None:
+@pytest.mark.parametrize(
+    ("text", "storage"), [("q[i // 8, j]", MANY_TERMS_ACCUMULATOR_BYTES), ("q[i, j]", ACCUMULATOR_BYTES)]
+)
+def test_column_accumulators_use_l2_for_many_terms(text: str, storage: int) -> None:
     program = parse(f"y[j] +=! x[i] * {text} where i in 512", {
         "x": TensorType(DType.FLOAT32, (512,)), "q": TensorType(DType.FLOAT32, (512, 12288)),
     })  # fmt: skip
@@ -206,8 +208,8 @@ def test_column_accumulators_use_l2_for_many_terms(text: str, room: int) -> None
     (candidate,), _ = rank(group, HW, HW.unit_for(DType.FLOAT32), 1)
     whole = replace(candidate.program, block=candidate.program.block.with_extent("j", 12288))
     (tree,) = lower(group, whole, HW)
-    (held,) = (n for n in iter_nodes(tree.body) if isinstance(n, Storage))
-    assert held.shape == (min(12288, room // DType.FLOAT32.bytes),)
+    (cached,) = (n for n in iter_nodes(tree.body) if isinstance(n, Storage))
+    assert cached.shape == (min(12288, storage // DType.FLOAT32.bytes),)
 
 
 def test_streamed_rows_keep_their_number_in_flight() -> None:

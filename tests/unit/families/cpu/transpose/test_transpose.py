@@ -1,4 +1,4 @@
-"""Layout changes on CPUs: tiles turned in registers, short rows dealt and woven, stores past the caches."""
+"""Layout changes on CPUs: transposed tiles, interleaved short rows, non-temporal stores."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_elements_of_every_size(dtype: str, shape: tuple[int, int]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "shape", "turn"),
+    ("text", "shape", "kind"),
     [
         ("y[c, i] = x[i, c]", (500, 3), TransposeKind.DEINTERLEAVE),
         ("y[i, c] = x[c, i]", (3, 500), TransposeKind.INTERLEAVE),
@@ -66,9 +66,9 @@ def test_elements_of_every_size(dtype: str, shape: tuple[int, int]) -> None:
         ("y[j, i] = x[i - 1, j].when([i >= 1], 0.0) where i in 65", (64, 64), None),
     ],
 )
-def test_transpose_kind_of_layout_changes(text: str, shape: tuple[int, ...], turn: TransposeKind | None) -> None:
+def test_transpose_kind_of_layout_changes(text: str, shape: tuple[int, ...], kind: TransposeKind | None) -> None:
     case = cpu_case(text, {"x": ("float32", shape)})
-    assert transpose_kind(case.group) is turn
+    assert transpose_kind(case.group) is kind
     case.check_some(3)
 
 
@@ -112,8 +112,8 @@ def test_small_results_use_cached_stores() -> None:
 def test_transpose_uses_the_vector_width_of_the_cpu(hw: HardwareSpec) -> None:
     case = cpu_case("y[j, i] = x[i, j]", {"x": ("float32", (256, 256))}, hw)
     (tree,) = lower(case.group, case.ranked[0].program, hw)
-    (turned,) = {n.lanes for n in iter_nodes(tree.body) if isinstance(n, Transpose)}
-    assert turned == case.hw.vector_bytes // 4
+    (transposes,) = {n.lanes for n in iter_nodes(tree.body) if isinstance(n, Transpose)}
+    assert transposes == case.hw.vector_bytes // 4
 
 
 def test_tail_tiles_share_the_buffer() -> None:
@@ -131,14 +131,14 @@ def test_maps_beyond_the_llc_may_use_nontemporal_stores() -> None:
     assert not any(n.for_write for n in iter_nodes(tree.body) if isinstance(n, Prefetch))
 
 
-@pytest.mark.parametrize(("gain", "hinted"), [(0.8, False), (1.4, True)])
-def test_prefetches_only_with_a_measured_gain(gain: float, hinted: bool) -> None:
+@pytest.mark.parametrize(("gain", "prefetching"), [(0.8, False), (1.4, True)])
+def test_prefetches_only_with_a_measured_gain(gain: float, prefetching: bool) -> None:
     hw = hinting(AVX512, gain)
     case = cpu_case("y[i] = x[i] * 2.0", {"x": ("float32", (1 << 24,))}, hw)
-    for streamed in (False, True):  # past the caches they pay on every machine
+    for streamed in (False, True):  # with non-temporal stores prefetches gain on every machine
         program = next(c.program for c in case.ranked if c.program.nontemporal == streamed)
         (tree,) = lower(case.group, program, hw)
-        assert any(isinstance(n, Prefetch) for n in iter_nodes(tree.body)) == (streamed or hinted)
+        assert any(isinstance(n, Prefetch) for n in iter_nodes(tree.body)) == (streamed or prefetching)
 
 
 def test_nontemporal_candidates_rank_second_where_slower() -> None:

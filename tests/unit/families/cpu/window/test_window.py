@@ -1,4 +1,4 @@
-"""Windows on a CPU: staged planes give the interpreter's numbers, whatever the stride, the padding, the edges."""
+"""Windows on a CPU: staged planes match the interpreter for all strides, paddings and edges."""
 
 from __future__ import annotations
 
@@ -171,8 +171,8 @@ def test_lines_share_loads() -> None:
     assert totals < AVX2.limits.max_registers_per_thread
 
 
-def rooms(name: str, tile: dict[str, int]) -> dict[str, Storage]:
-    """Storage of a case's kernel with that register tile, by name."""
+def storages(name: str, tile: dict[str, int]) -> dict[str, Storage]:
+    """Return the storages of a case's kernel with that register tile, by name."""
     case = cpu_case(*CASES[name])
     first = case.ranked[0].program
     thread = RTile(tuple((axis, tile.get(axis, size)) for axis, size in first.thread.extents))
@@ -183,11 +183,11 @@ def rooms(name: str, tile: dict[str, int]) -> dict[str, Storage]:
 
 @pytest.mark.parametrize(("rows", "width", "is_pinned"), [(1, 16, False), (2, 16, True), (4, 24, True), (4, 32, False)])
 def test_staged_vectors_are_loaded_once_if_registers_suffice(rows: int, width: int, *, is_pinned: bool) -> None:
-    assert rooms("3x3", {"h": rows, "w": width})[".plane0_0.vectors"].no_rematerialize is is_pinned
+    assert storages("3x3", {"h": rows, "w": width})[".plane0_0.vectors"].no_rematerialize is is_pinned
 
 
 def test_reductions_read_by_a_map_share_one_buffer() -> None:
-    assert {"s.totals", "s.row"} & rooms("functions of the sums", {}).keys() == {"s.totals"}
+    assert {"s.totals", "s.row"} & storages("functions of the sums", {}).keys() == {"s.totals"}
 
 
 @pytest.mark.parametrize(("columns", "kind"), [(11, LoopKind.VECTOR), (5, LoopKind.VECTOR), (3, LoopKind.SERIAL)])
@@ -200,7 +200,7 @@ def test_short_output_lines_are_partial_vectors(columns: int, kind: LoopKind) ->
 
 @pytest.mark.parametrize("rows", [42, 44, 48])
 def test_phases_avoid_cache_set_conflicts(rows: int) -> None:
-    """44 rows in four phases, 83 columns, 5 x 5 taps: phases of 12 x 85 elements would have rooms of 4 KiB."""
+    """44 rows in four phases, 83 columns, 5 x 5 taps: phases of 12 x 85 elements would have buffers of 4 KiB."""
     down, along = PlaneWindowDim("h", 83, "u", 5, 2, 1), PlaneWindowDim("w", 83, "v", 5, 2, 1)
     found = PlaneLayout((Dimension(down, rows, 4), Dimension(along, 83, 1)), 64)
     assert found.phase_elements >= found.dims[0].size * found.dims[1].size

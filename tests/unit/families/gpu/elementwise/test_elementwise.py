@@ -1,4 +1,4 @@
-"""Maps on GPUs: wide accesses, tiles turned through shared memory, edges."""
+"""Maps on GPUs: vector accesses, tiles transposed through shared memory, edges."""
 
 from __future__ import annotations
 
@@ -98,5 +98,5 @@ def test_bank_conflicts(places: list[int], size: int, cycles: int) -> None:
 
 def test_a_padded_tile_of_floats_has_no_conflicts() -> None:
     """32 x 32 floats, eight lanes of four along each line: one more element a row keeps all lanes apart."""
-    room = choose_padding(32, 4, 4, (8, 4, 32))
-    assert (room.pad, room.write_cycles, room.read_cycles) == (1, 4, 1)
+    buffer = choose_padding(32, 4, 4, (8, 4, 32))
+    assert (buffer.pad, buffer.write_cycles, buffer.read_cycles) == (1, 4, 1)

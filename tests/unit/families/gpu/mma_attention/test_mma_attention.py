@@ -1,4 +1,4 @@
-"""Attention as one kernel: what is recognised, its tiles, its model, and what the kernel computes in the emulator."""
+"""Attention as one kernel: matching, tiles, cost model, emulation."""
 
 from __future__ import annotations
 
@@ -170,11 +170,11 @@ def test_visible_keys_cover_the_unmasked_ones(cond: str) -> None:
     for first in range(0, rows.extent, 16):
         last = min(rows.extent, first + 16) - 1
         begin, end = visible_keys(bounds, rows, 50, first, last)
-        kept = [j for j in range(50) for row in range(first, last + 1) if MASKS[cond](row // 3, j)]
-        assert all(begin <= j < end for j in kept)
+        unmasked = [j for j in range(50) for row in range(first, last + 1) if MASKS[cond](row // 3, j)]
+        assert all(begin <= j < end for j in unmasked)
         assert begin == 0
-        if "2 *" not in cond and kept:
-            assert end == max(kept) + 1
+        if "2 *" not in cond and unmasked:
+            assert end == max(unmasked) + 1
 
 
 @pytest.mark.parametrize("cond", [cond for cond in MASKS if cond != "2 * j <= i"])
@@ -316,7 +316,7 @@ def test_nan_and_infinite_scores_affect_only_their_row(value: float) -> None:
 
 @pytest.mark.emulator
 def test_masked_values_are_not_read() -> None:
-    """What the statements multiply by 0 is left out, NaN or not: blocks of keys beyond the diagonal."""
+    """KV tiles beyond the diagonal are skipped, even if the statements would multiply NaN by 0."""
     compute, source = kernel(operator("1, 1", "64, 64", "32, 32", more=", causal=1"), Tiles())
     arrays = {name: np.array(array) for name, array in random_inputs(compute, seed=3).items()}
     arrays["v"][:, :, 32:] = math.nan
@@ -343,8 +343,8 @@ def test_the_model_expects_one_kernel_to_be_faster() -> None:
 
 
 def test_scalar_lanes_compute_attention_in_several_kernels() -> None:
-    demands = ScheduleConstraints(op_class=OpClass.SIMT)
-    groups, _, _ = rank_best_partition(program(LLAMA, LLAMA_INPUTS), AMPERE, 1, demands)
+    constraints = ScheduleConstraints(op_class=OpClass.SIMT)
+    groups, _, _ = rank_best_partition(program(LLAMA, LLAMA_INPUTS), AMPERE, 1, constraints)
     assert all(group.attention is None for group in groups)
 
 

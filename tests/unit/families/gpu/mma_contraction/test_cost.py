@@ -1,4 +1,4 @@
-"""The model of matrix units: known points, what it must never say, and how it follows stages and bandwidths."""
+"""Cost model of tensor-core contractions: known points, invariants, dependence on stages and bandwidths."""
 
 from __future__ import annotations
 

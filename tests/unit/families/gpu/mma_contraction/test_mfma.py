@@ -1,4 +1,4 @@
-"""Contractions on AMD's matrix instructions: fragments, what is staged for them, tiles of every kind, hipcc's code."""
+"""Contractions by MFMA: fragments, staging, tiles of all kinds, hipcc's code."""
 
 from __future__ import annotations
 
@@ -101,7 +101,9 @@ def test_lanes_hold_whole_words() -> None:
     }  # fmt: skip
     half = unit(MI250X, "mfma_f16")
     assert mfma_unsupported_reason(dataclasses.replace(half, shape=(32, 32, 8))).startswith("instructions of 32 x 32")
-    assert mfma_unsupported_reason(dataclasses.replace(half, shape=(16, 16, 4))).startswith("lanes do not hold whole words")
+    assert mfma_unsupported_reason(dataclasses.replace(half, shape=(16, 16, 4))).startswith(
+        "lanes do not hold whole words"
+    )
 
 
 # operands ---------------------------------------------------------------------------------------------------------

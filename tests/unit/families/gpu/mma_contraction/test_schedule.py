@@ -1,5 +1,6 @@
-"""Schedule trees for matrix units: legal as they are made, refused when something of them is missing; their layouts,
-the order of their blocks, and names that users may give."""
+"""Schedule trees of `mma.sync` contractions: legality, mutations that the verifier rejects, layouts, block order,
+names.
+"""
 
 from __future__ import annotations
 
@@ -116,7 +117,7 @@ def sums_uncleared(node: Node) -> Nodes | None:
 
 
 def epilogue_inside_the_pipeline(nodes: Nodes) -> Nodes:
-    """The room that takes the pipeline's memory, opened while that is in scope."""
+    """Allocate the epilogue's buffer, which aliases the pipeline's memory, while that memory is in use."""
     late = next(n for n in iter_nodes(nodes) if isinstance(n, Storage) and n.aliases)
     nodes = changed(nodes, lambda node: () if node is late else None)
 
@@ -173,7 +174,7 @@ def test_broken_tree_is_rejected(kind: str, change: Callable[[Node], Nodes | Non
 
 @pytest.mark.parametrize("kind", ["copied", "through registers"])
 def test_aliased_buffer_in_use_is_rejected(kind: str) -> None:
-    with pytest.raises(ScheduleError, match="takes the memory of") as refused:
+    with pytest.raises(ScheduleError, match="which is still in scope") as refused:
         check(epilogue_inside_the_pipeline(trees(kind)[0].body))
     assert refused.value.code == "schedule-scope"
 
@@ -199,7 +200,7 @@ def test_eight_rows_use_eight_bank_groups(dtype: DType, chunks: int) -> None:
 
 # order of blocks -----------------------------------------------------------------------------------------------------
 def block_places(text: str, blocks: int) -> list[tuple[int, int, int]]:
-    """What (batch, m.block, n.block) every block finds itself to be."""
+    """Return (batch, m.block, n.block) of every block."""
     lines = re.findall(r"const \w+ (\w+) = (.+);", text.partition("{")[2])
     found = []
     for block in range(blocks):

@@ -1,4 +1,4 @@
-"""Reductions on a GPU: what is read once, what values do that are no numbers, what the text is made of."""
+"""Reductions on a GPU: reads of rows, NaN and infinities, generated source."""
 
 from __future__ import annotations
 
@@ -64,7 +64,11 @@ def special_rows() -> NDArray[np.float32]:
 
 @pytest.mark.parametrize(
     ("expression", "kind"),
-    [(SOFTMAX, OnlineReductionKind.SOFTMAX), (SQUARES, OnlineReductionKind.VARIANCE), (PLACES, OnlineReductionKind.ARG)],
+    [
+        (SOFTMAX, OnlineReductionKind.SOFTMAX),
+        (SQUARES, OnlineReductionKind.VARIANCE),
+        (PLACES, OnlineReductionKind.ARG),
+    ],
 )
 def test_online_reductions_are_found(expression: str, kind: OnlineReductionKind) -> None:
     (joint,) = online_reductions(program_of(expression).statements)

@@ -1,4 +1,4 @@
-"""How rows are shared out: by how many there are, how long they are, and which way memory runs."""
+"""Thread mapping of rows by their number, length and contiguous axis."""
 
 from __future__ import annotations
 

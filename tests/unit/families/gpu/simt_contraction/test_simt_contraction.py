@@ -1,4 +1,4 @@
-"""Contractions on scalar lanes: how tiles lie and move, what the text and the estimate show of it."""
+"""SIMT contractions: tile layouts and copies, and what source and estimate show of them."""
 
 from __future__ import annotations
 
@@ -208,7 +208,7 @@ def test_launch_bounds_name_the_resident_blocks() -> None:
 @pytest.mark.parametrize("hw", [A100, T4], ids=lambda hw: hw.id)
 @pytest.mark.parametrize("stages", [1, 2, 3])
 def test_every_barrier_and_wait_is_needed(hw: HardwareSpec, stages: int) -> None:
-    """Without any one of them the kernel races, or reads what has not arrived."""
+    """Without any one of them the kernel races or reads data that has not arrived."""
     found = matmul(hw, size=64)
     source = found.source(found.tiled((32, 64, 8), 4, stages))
     arrays = random_inputs(found.program, seed=0)
@@ -235,7 +235,7 @@ def test_a_large_product_is_estimated_near_the_peak() -> None:
 
 @pytest.mark.parametrize("hw", [A100, T4], ids=lambda hw: hw.id)
 def test_buffers_hide_latency(hw: HardwareSpec) -> None:
-    """Of a block that has a core for itself: others would hide it too."""
+    """Use one block per core, since other blocks would hide the latency too."""
     found = contraction("C[m,n] +=! A[m,k] * B[k,n]", hw, A=(128, 4096), B=(4096, 128))
     prepared = prepare_model(found.group, hw, hw.unit_for(DType.FLOAT32))
     single, double = (prepared.estimate(found.tiled(stages=stages)).seconds for stages in (1, 2))

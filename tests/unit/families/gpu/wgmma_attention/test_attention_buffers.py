@@ -1,4 +1,4 @@
-"""Shared memory of attention on warpgroups: what is laid out is what the model counts, and what a device has."""
+"""Shared memory of wgmma attention: the schedule allocates what the model predicts and devices have."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SHAPES = [(256, 64), (96, 80), (256, 96), (128, 192), (192, 192), (32, 32)]  # f
 
 
 def float32_results(features: int, columns: int, rows: int = 4096) -> tuple[str, Inputs]:
-    """They leave through a room of each warp, 16-bit ones by bulk stores."""
+    """Outputs leave through a buffer of each warp; 16-bit ones are stored by TMA."""
     text = f"{SCALED_BELOW}; r[h, i, d] = o[h, i, d].cast(`float32`)"
     return text, {name: f"float16 2 {rows} {columns if name == 'v' else features}" for name in "qkv"}
 
@@ -40,11 +40,11 @@ def test_launches_use_the_predicted_shared_memory(features: int, columns: int, *
         counted = wgmma_attention_tile(found, known).shared_bytes
         assert launch.shared_bytes <= counted <= HOPPER.limits.shared_bytes_per_block
         exact += launch.shared_bytes == counted
-    assert is_bulk or exact  # bulk stores take less than the room that is counted for them
+    assert is_bulk or exact  # TMA stores need less than the predicted buffer
 
 
 @pytest.mark.parametrize("features", ["32, 32", "36, 36", "32, 36", "36, 32"])
 def test_one_stage_is_rejected(features: str) -> None:
-    """What threads copy arrives when they have begun the next copies, which would wait for it to be read."""
+    """Copies are committed when the next copies have started, which would wait for the stage to be read."""
     with pytest.raises(InvariantError, match="stages"):
         tree(operator("2, 1", "70, 150", features), Tiles(stages=1))

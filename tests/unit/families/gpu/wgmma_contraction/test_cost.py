@@ -1,4 +1,4 @@
-"""What construction and model choose for warpgroups: tiles, rings, blocks that stay, clusters, feeds."""
+"""Choices of construction and model for wgmma contractions: tiles, stages, persistent blocks, clusters, copies."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_a_large_product_runs_as_libraries_run_it(layout: str) -> None:
     ("m", "n", "k"), [(128, 15360, 5120), (256, 3584, 3584), (256, 4608, 3584), (16, 4096, 16384), (1000, 1000, 1000)]
 )
 def test_of_all_tiles_the_fastest_are_priced(m: int, n: int, k: int) -> None:
-    """What tiles promise is enough to tell which of them to price: none that is left out is faster by 1 %."""
+    """The prefilter keeps the best tiles: none that it drops is faster by 1 %."""
     found = matmul(m, n, k, "float16", layout="nt", hw=H200)
     unit = next(unit for unit in units_for(found, H200, ScheduleConstraints(op_class=WGMMA)).units)
     model = prepare_model(found, H200, unit)
@@ -176,7 +176,7 @@ def test_where_it_is_refused_and_why() -> None:
         "C[m,n] +=! A[m,k].cast(`float32`) * B[n,k].cast(`float32`); Y[m] +=! C[m,n]", H200,
         A=("float16", (128, 64)), B=("float16", (64, 64)),
     )  # fmt: skip
-    with pytest.raises(NoCandidateError, match="rows of its results are reduced"):
+    with pytest.raises(NoCandidateError, match="row reductions are not supported"):
         units_for(rows, H200, ScheduleConstraints(op_class=WGMMA))
     with pytest.raises(NoCandidateError, match="nvidia-b200 has no matrix units of warpgroups"):
         units_for(square(256, "float16"), B200, ScheduleConstraints(op_class=WGMMA))
@@ -211,7 +211,7 @@ def test_demands_that_can_are(tiles: dict[str, int]) -> None:
 
 def test_blocks_and_clusters_fit_together() -> None:
     program = best(square(2048))[0].program
-    with pytest.raises(InvariantError, match="no whole clusters"):
+    with pytest.raises(InvariantError, match="multiple of the cluster"):
         replace(program, cluster=(2, 1), persistent_blocks=3)
     with pytest.raises(InvariantError, match="neither walk whole tiles nor form clusters"):
         replace(program, cluster=(1, 1), persistent_blocks=4, stream_k_blocks=4)

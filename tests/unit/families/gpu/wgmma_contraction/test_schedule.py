@@ -1,5 +1,6 @@
-"""Schedule trees of warpgroups: legal as they are made, refused when something of them is missing; every tile has one
-block; what NVRTC makes of them; their numbers in the emulator."""
+"""Schedule trees of wgmma contractions: legality, mutations that the verifier rejects, tile scheduling, NVRTC,
+emulation.
+"""
 
 from __future__ import annotations
 
@@ -225,7 +226,7 @@ def test_broken_tree_is_rejected(kind: str, change: Callable[[Node], Nodes | Non
 
 
 def test_warp_collectives_may_depend_on_the_warp() -> None:
-    """And below a choice of lanes nothing may that needs all of them, while rounding to tf32 does not."""
+    """Nodes that need all lanes are rejected below a choice of lanes; rounding to tf32 needs none."""
     tree = trees("bulk copies")[0]
     check(changed(tree.body, of_a_warp(WarpBarrier)))
     check(changed(trees("tf32, turned")[0].body, first_only(RoundFragment)))

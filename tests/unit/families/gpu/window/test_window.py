@@ -1,4 +1,4 @@
-"""Windows on GPUs: neighbouring outputs of a thread share their inputs, whatever the stride, the padding, the edges."""
+"""Windows on GPUs: adjacent outputs of a thread share inputs, for all strides, paddings and edges."""
 
 from __future__ import annotations
 
