@@ -165,7 +165,7 @@ def test_an_identifier_is_one(text: str) -> None:
     if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", text, re.ASCII):
         assert require_identifier(text) == text
     else:
-        with pytest.raises(InvariantError, match="as an identifier"):
+        with pytest.raises(InvariantError, match="invalid identifier"):
             require_identifier(text)
 
 

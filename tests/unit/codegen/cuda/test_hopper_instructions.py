@@ -7,6 +7,7 @@ import re
 import pytest
 from emulator_support import wrappers
 from reference_kernels import tensor
+from sampling import every
 
 from roller_svc import toolchain
 from roller_svc.codegen.cuda.hopper_instructions import hopper_instruction, wgmma_shape, wgmma_wrapper
@@ -51,7 +52,7 @@ LOADS = {
 }
 
 
-@pytest.mark.parametrize("name", LOADS)
+@pytest.mark.parametrize("name", every(3, LOADS))
 def test_bulk_loads(name: str) -> None:
     rank, offsets, multicast = LOADS[name]
     more = "".join(f", (unsigned short){1 + k}" for k in range(offsets)) + (", (unsigned short)3" if multicast else "")
@@ -147,9 +148,7 @@ OPCODES = {"f16": "HGMMA", "bf16": "HGMMA", "tf32": "HGMMA", "e4m3": "QGMMA", "e
            "u8": "IGMMA"}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow) if i % 4 else name for i, name in enumerate(WGMMA)]
-)
+@pytest.mark.parametrize("name", every(7, WGMMA))
 def test_products_of_warpgroups(name: str) -> None:
     product = wgmma_shape(name)
     assert product is not None
