@@ -104,7 +104,7 @@ def test_avx2_kernels_agree_with_the_reference(case: Case) -> None:
 
 @pytest.mark.slow
 @given(programs)
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=600, deadline=None, derandomize=True)
 def test_many_cpu_kernels_agree_with_the_reference(case: Case) -> None:
     check(case, target="local")
 
@@ -112,6 +112,6 @@ def test_many_cpu_kernels_agree_with_the_reference(case: Case) -> None:
 @pytest.mark.slow
 @pytest.mark.emulator
 @given(programs, st.sampled_from(["nvidia-a100-sxm-80gb", "nvidia-t4", "nvidia-h200-sxm"]))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60, deadline=None, derandomize=True)
 def test_cuda_kernels_agree_with_the_reference_in_the_emulator(case: Case, target: str) -> None:
     check(case, target=target, runtime="emulator")
