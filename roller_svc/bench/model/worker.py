@@ -11,7 +11,7 @@ from roller_svc import hardware
 from roller_svc.bench.cases import BenchCase
 from roller_svc.bench.cpu.worker import approximate_values, make_inputs
 from roller_svc.bench.timing_worker import Sample, take_sample, time_calls, wait_until_idle
-from roller_svc.calibration import calibrate
+from roller_svc.calibration import calibrate_spec
 from roller_svc.compiler.backends import Call, backend_for
 from roller_svc.errors import BuildError, InvariantError, RollerError, WrongAnswerError
 from roller_svc.hardware.detect import adapt_to_machine, probe
@@ -76,7 +76,7 @@ def work(task: Task) -> Answer:
     match task:
         case Describe(target=target, measure=measure):
             shipped = local_spec(target)
-            _state.hardware = calibrate(shipped) if measure else shipped
+            _state.hardware = calibrate_spec(shipped) if measure else shipped
             return _state.hardware
         case LoadKernels():
             return _load_kernels(task)

@@ -260,9 +260,9 @@ def test_a_worker_that_died_starts_again_on_its_cores() -> None:
     workers.start()
     try:
         with pytest.raises(InvariantError, match="nothing to sample"):
-            workers.ask(ROLLER, TakeSample())
+            workers.call(ROLLER, TakeSample())
         workers.lanes[ROLLER].close(kill=True)
-        assert workers.ask(ROLLER, Start(ROLLER, 1)) == {"cores": "1"}
+        assert workers.call(ROLLER, Start(ROLLER, 1)) == {"cores": "1"}
     finally:
         workers.close()
 

@@ -1,6 +1,6 @@
-"""The cost of a contraction on a CPU: packed panels and a micro-kernel, all terms summed.
+"""Cost of a GEMM on a CPU: packing, micro-kernel, C update and edges, all summed.
 
-How well the sum ranks what was measured: `docs/model.md`, "CPUs".
+How well the sum ranks measured plans: `docs/model.md`, "CPUs".
 """
 
 from __future__ import annotations
@@ -37,16 +37,15 @@ from roller_svc.perf.footprint import Tile
 from roller_svc.perf.machine import Machine
 from roller_svc.perf.workload import OperandFootprint, Workload
 
-LOOP_OPERATIONS = 3  # of one k: a pointer, a counter, a branch
-MIN_SEGMENT_BYTES = 256  # prefetchers follow a walk over gaps of a few lines
-# Whose prefetchers into the first cache follow a panel: on Zen 4 one that passes by at two thirds of the second cache's
-# bandwidth costs half a percent. Intel's there know the next line.
+LOOP_OPERATIONS = 3  # per k: a pointer, a counter, a branch
+MIN_SEGMENT_BYTES = 256  # prefetchers follow a stream over gaps of a few lines
+# Vendors whose L1 prefetchers follow a panel. Intel's fetch the next line only.
 L1_PREFETCH_VENDORS = frozenset({"amd"})
 
 
 @dataclass(frozen=True, slots=True)
 class _Sizes:
-    """A task's tile of C, rows x columns, cut into register tiles; `steps` of `kc` along k, in words of it."""
+    """A task's tile of C, rows x columns, in register tiles; `steps` blocks of `kc` along k, in packed words."""
 
     rows: int
     columns: int
@@ -58,7 +57,7 @@ class _Sizes:
 
 
 def cpu_contraction(p: Workload[Any], launch: Launch) -> Costs:
-    """Micro-kernel ports + call and C update + packing + edges, for the core with the most tasks."""
+    """Return the cost of the core with the most tasks: micro-kernel, C update, packing, store and edges."""
     mach, costs = p.machine, p.machine.costs.contraction
     sizes = _sizes(p, launch)
     kernel = _kernel(p, sizes)
@@ -88,51 +87,53 @@ def _sizes(p: Workload[Any], launch: Launch) -> _Sizes:
     depth = -(-p.extent(p.k) // launch.split_k)
     return _Sizes(
         rows=min(mc, p.extent(p.m)), columns=min(nc, p.extent(p.n)), mr=extent_on(launch.thread, p.m),
-        nr=extent_on(launch.thread, p.n), kc=p.packed_words(min(kc, depth)), depth=p.packed_words(depth), steps=-(-depth // kc),
+        nr=extent_on(launch.thread, p.n), kc=p.packed_words(min(kc, depth)), depth=p.packed_words(depth),
+        steps=-(-depth // kc),
     )  # fmt: skip
 
 
 def _cut(extent: int, tile: int) -> tuple[tuple[int, int], ...]:
-    """(size, how many) of the tiles of an axis, the last being smaller."""
+    """Return (size, count) of the tiles of an axis, the last one smaller."""
     whole, tail = divmod(extent, tile)
     return tuple((size, count) for size, count in ((tile, whole), (tail, 1)) if size and count)
 
 
 def _kernel(p: Workload[Any], s: _Sizes) -> float:
-    """Calls and what they multiply, with panels from where they lie: of B once for a step and block of A, or, where L2
-    holds them, of A once for a step."""
+    """Return micro-kernel cycles, with panels from where they are stored.
+
+    B is streamed once per k block and block of A, or A once per k block where L2 holds the panels.
+    """
     mach, costs = p.machine, p.machine.costs.contraction
     cycles = tiles_cycles(p, (s.rows, s.columns), (s.mr, s.nr), s.depth, s.steps)
     at_once = rows_per_block(s.rows, s.mr, s.kc, p.elem_bytes, _l2_bytes(p))
-    hinted = False
+    is_prefetched = False
     if _packs_on_first_use(p, s):
         streamed, sweeps = s.rows * s.kc * p.elem_bytes, float(-(-s.columns // s.nr))
     elif _loops_over_rows(p, s):
         streamed, sweeps = at_once * s.kc * p.elem_bytes, s.rows / at_once
         cycles += s.steps * max(0.0, sweeps - 1) * _reload_cycles(p, s, at_once)
     else:
-        streamed, sweeps, hinted = s.columns * s.kc * p.elem_bytes, float(-(-s.rows // at_once)), True
+        streamed, sweeps, is_prefetched = s.columns * s.kc * p.elem_bytes, float(-(-s.rows // at_once)), True
     arrival = s.steps * sweeps * streamed / (private_bandwidth(mach, streamed) / mach.clock_hz)
-    if hinted and streamed > _l2_bytes(p) // 2:
+    if is_prefetched and streamed > _l2_bytes(p) // 2:
         arrival = s.steps * sweeps * streamed * sum(_spill_cycles_per_byte(p, s))
-    if hinted:  # a piece of the next panel with every step: 512 x 1500 x 2560 takes 7 % longer without
+    if is_prefetched:  # a part of the next panel with every k
         arrival *= min(1.0, arrival / (costs.prefetch_hidden_fraction * cycles))
     return cycles + costs.llc_exposed_fraction * arrival
 
 
 def _reload_cycles(p: Workload[Any], s: _Sizes, at_once: int) -> float:
-    """B's block from the last cache, as far as L2 lost it to other rows of A, which pass through it while they are
-    packed and lie in it then."""
+    """Return cycles to reload B's block from the LLC, as far as rows of A evict it from L2."""
     if skips_packing(p, s.columns, (s.mr, s.nr, s.kc)):
         return 0.0
     mach, row = p.machine, s.kc * p.elem_bytes
-    walked = s.columns * row + 2 * at_once * row + at_once * s.columns * p.elem_bytes
-    lost = 1.0 - mach.costs.memory.hit_rate(_l2_bytes(p), walked)
+    working_set = s.columns * row + 2 * at_once * row + at_once * s.columns * p.elem_bytes
+    lost = 1.0 - mach.costs.memory.hit_rate(_l2_bytes(p), working_set)
     return lost * s.columns * row / (mach.caches[0].bytes_per_s / mach.cores / mach.clock_hz)
 
 
 def _packs_on_first_use(p: Workload[Any], s: _Sizes) -> bool:
-    """Whether the first panel of A that meets a panel of B packs it."""
+    """Return whether the first panel of A that uses a panel of B packs it."""
     plain = p.k is not None and _members(p, p.k) == 1 and p.b.elem_bytes == p.elem_bytes
     if s.steps > 1 or not plain or p.b.is_constant or operand_layout(p, p.b, p.n) is not OperandLayout.PANEL_MAJOR:
         return False
@@ -152,7 +153,7 @@ def _l2_bytes(p: Workload[Any]) -> int:
 def tiles_cycles(
     p: Workload[Any], extents: tuple[int, int], tile: tuple[int, int], depth: int, steps: int = 1
 ) -> float:
-    """Calls of the micro-kernel for rows x columns of C in register tiles, less high and wide ones at the edges."""
+    """Return micro-kernel cycles for rows x columns of C, with smaller register tiles at the edges."""
     lanes, costs = p.machine.unit.shape[-1], p.machine.costs.contraction
     cycles, step = 0.0, -(-depth // steps)
     for height, down in _cut(extents[0], tile[0]):
@@ -171,18 +172,19 @@ def tiles_cycles(
 
 
 def _call_cycles(mach: Machine, rate: float, last: float) -> float:
-    """One call but for its stores, less what of it finds a place beside operations that a core still holds of the last
-    one, which took `last` cycles: at a `rate` of few in a cycle they last long, and leave many places. On Zen 4 that is
-    all of it: tiles of 4 x 16, 64 deep, multiply as fast as those of 14 x 32."""
+    """Return a call's overhead, less what overlaps with operations of the last call in the reorder buffer.
+
+    At a low `rate` of operations per cycle these last long and leave free issue slots: on Zen 4 all of the overhead is
+    hidden.
+    """
     costs = mach.costs.contraction
-    beside = min(last, mach.rob_ratio * costs.rob_entries / rate)
-    hidden = max(0.0, 1.0 - rate / (mach.issue_width_ratio * costs.spare_issue_slots)) * beside
+    overlap = min(last, mach.rob_ratio * costs.rob_entries / rate)
+    hidden = max(0.0, 1.0 - rate / (mach.issue_width_ratio * costs.spare_issue_slots)) * overlap
     return costs.call_cycles / (1.0 + (hidden / costs.call_cycles) ** 2)
 
 
 def _port_contention(mach: Machine, height: int, vectors: int, each: float) -> float:
-    """Loads of one k that find no free place among what a core issues: multiply-adds leave the more of them free the
-    fewer it has ports for."""
+    """Return the loads per k that find no free issue slot next to the multiply-adds."""
     return max(
         0.0,
         height * vectors + height + vectors - mach.issue_width_ratio * mach.costs.contraction.spare_issue_slots * each,
@@ -190,54 +192,58 @@ def _port_contention(mach: Machine, height: int, vectors: int, each: float) -> f
 
 
 def _tile_overlap_cycles(mach: Machine, height: int, vectors: int, depth: int) -> float:
-    """Cycles of a register tile in which the next one, whose sums wait for none of this one's, is multiplied already:
-    while few sums wait for each other at each k, a core works on the operations that it holds of later k, and those
-    are of the next tile towards the end. No more than the multiply-adds' ports have free then."""
+    """Return the cycles in which the next register tile already runs, being independent of this one.
+
+    While few accumulators are in flight, the reorder buffer reaches into the next tile. No more than the free FMA
+    slots.
+    """
     busy = height * vectors / _fma_ports(mach)
-    ahead = mach.rob_ratio * mach.costs.contraction.rob_entries / (height * vectors + vectors + LOOP_OPERATIONS)
+    rob_depth = mach.rob_ratio * mach.costs.contraction.rob_entries / (height * vectors + vectors + LOOP_OPERATIONS)
     latency = kernel_cycles(mach, height, vectors)
     free = min(1.0, latency / max(busy, _load_cycles(mach, height, vectors)) - 1.0)
-    return latency * min(ahead, depth / 2) * free
+    return latency * min(rob_depth, depth / 2) * free
 
 
 def _l2_bytes_per_k(p: Workload[Any], extents: tuple[int, int], tile: tuple[int, int], step: int) -> float:
-    """What each k of a register tile takes from the second cache. One operand's panel is kept while those of the other
-    pass by, which the first cache holds only where all of them are small; beside long ones it does not keep the panel
-    either."""
+    """Return the bytes that each k of a register tile reads from L2.
+
+    One operand's panel is reused while panels of the other stream by. L1 holds those only where all are small; next to
+    long ones it does not retain the reused panel either.
+    """
     (rows, columns), (height, width) = extents, tile
     row = step * p.elem_bytes
-    kept, passing, block = (width, height, rows)
+    reused, streamed, block = (width, height, rows)
     if columns_fit_l2(columns, step, p.elem_bytes, _l2_bytes(p)):
-        kept, passing, block = (height, width, columns)
-    again, anew = _l1_miss_fraction(p, (height + width) * row), _l1_miss_fraction(p, (kept + block) * row)
-    return (again * kept + anew * passing) * p.elem_bytes
+        reused, streamed, block = (height, width, columns)
+    reload, load = _l1_miss_fraction(p, (height + width) * row), _l1_miss_fraction(p, (reused + block) * row)
+    return (reload * reused + load * streamed) * p.elem_bytes
 
 
 def _l1_miss_fraction(p: Workload[Any], walked_bytes: int) -> float:
-    """Which share of what is walked through again and again comes from the second cache: more and more from where the
-    first has no room for it."""
-    held = L1_PANEL_FRACTION * p.machine.caches[-1].bytes_per_core
-    return min(1.0, max(0.0, walked_bytes / held - 1.0))
+    """Return the fraction of a repeated working set that comes from L2."""
+    capacity = L1_PANEL_FRACTION * p.machine.caches[-1].bytes_per_core
+    return min(1.0, max(0.0, walked_bytes / capacity - 1.0))
 
 
 def _update(p: Workload[Any], s: _Sizes) -> float:
-    """C, from the first cache to memory, a line's old contents coming first, most of it beside the micro-kernel;
-    between steps to the cache that holds the task's tile and back."""
+    """Return cycles of C: to memory, most of it overlapped; between k blocks to the cache that holds the tile."""
     mach, costs = p.machine, p.machine.costs.contraction
     vectors = s.rows * -(-s.columns // mach.unit.shape[-1])
     tile_bytes = s.rows * s.columns * p.elem_bytes
     if s.steps == 1:
         all_of_it = source_bandwidth(mach, p.outer_points * p.elem_bytes) / mach.cores / mach.clock_hz
         return costs.output_exposed_fraction * 2 * tile_bytes / all_of_it
-    between = tile_bytes + (s.rows + s.columns) * s.kc * p.elem_bytes  # what a step walks through until the next one
+    between = tile_bytes + (s.rows + s.columns) * s.kc * p.elem_bytes  # working set of a k block
     return s.steps * (
         vectors + costs.llc_exposed_fraction * 2 * tile_bytes / (private_bandwidth(mach, between) / mach.clock_hz)
     )
 
 
 def _packing(p: Workload[Any], launch: Launch, s: _Sizes) -> float:
-    """One step's blocks of A and B. A that is read where it lies comes from memory all the same, in part beside the
-    micro-kernel: a core's own prefetchers follow the rows."""
+    """Return cycles to pack one k block of A and B.
+
+    Unpacked A comes from memory all the same, partly overlapped: hardware prefetchers follow its rows.
+    """
     costs = p.machine.costs.contraction
     b = packing_cycles(p, p.b, launch.block, p.n, s.nr) + _panel_spill_cycles(p, s)
     if _packs_on_first_use(p, s):
@@ -246,34 +252,32 @@ def _packing(p: Workload[Any], launch: Launch, s: _Sizes) -> float:
         )
     if skips_packing(p, extent_on(launch.block, p.n), (s.mr, s.nr, s.kc)):
         slower = costs.set_conflict_factor if has_set_conflicts(p, s.mr) else 1.0
-        begun = _segment_start_cycles(p, p.a, launch.block, launch.block) / s.mr  # side by side
+        begun = _segment_start_cycles(p, p.a, launch.block, launch.block) / s.mr  # in parallel
         return b + costs.llc_exposed_fraction * _arrival_cycles(p, p.a, launch.block, launch.block) * slower + begun
     return b + packing_cycles(p, p.a, launch.block, p.m, s.mr)
 
 
 def _panel_spill_cycles(p: Workload[Any], s: _Sizes) -> float:
-    """Packed panels of B to the last cache, as far as L2 has no room for them beside what they are packed from; and
-    back, where they are taken to be in L2."""
+    """Return cycles of packed panels of B to the LLC and back, as far as they do not fit in L2."""
     if p.b.is_constant or _packs_on_first_use(p, s):
         return 0.0
     mach, block = p.machine, s.columns * s.kc * p.elem_bytes
     lost = block * (1.0 - mach.costs.memory.hit_rate(_l2_bytes(p), 2 * block))
     to_cache, to_memory = _spill_cycles_per_byte(p, s)
-    kept = mach.costs.contraction.llc_exposed_fraction * (2.0 if _loops_over_rows(p, s) else 1.0) * to_cache
-    return lost * (kept + 2 * to_memory)  # a line of memory comes before it is written
+    to_llc = mach.costs.contraction.llc_exposed_fraction * (2.0 if _loops_over_rows(p, s) else 1.0) * to_cache
+    return lost * (to_llc + 2 * to_memory)  # read for ownership
 
 
 def _spill_cycles_per_byte(p: Workload[Any], s: _Sizes) -> tuple[float, float]:
-    """Of panels of B that L2 has no room for: in the last cache, as far as it holds them beside what they are packed
-    from and what the task writes, and the rest in memory."""
-    mach, walked = p.machine, (2 * s.kc + s.rows) * s.columns * p.elem_bytes
+    """Return cycles per byte of panels of B outside L2: (in the LLC, in memory)."""
+    mach, working_set = p.machine, (2 * s.kc + s.rows) * s.columns * p.elem_bytes
     last, cycles = mach.caches[0], mach.cores * mach.clock_hz
-    kept = mach.costs.memory.hit_rate(last.bytes_per_core, walked, is_last=True)
-    return kept / last.bytes_per_s * cycles, (1 - kept) / mach.dram.bandwidth_bytes_per_s * cycles
+    hit_rate = mach.costs.memory.hit_rate(last.bytes_per_core, working_set, is_last=True)
+    return hit_rate / last.bytes_per_s * cycles, (1 - hit_rate) / mach.dram.bandwidth_bytes_per_s * cycles
 
 
 def skips_packing(p: Workload[Any], columns: int, tile: tuple[int, int, int]) -> bool:
-    """Whether A is read where it lies, for a task of so many columns in tiles of (mr, nr, kc)."""
+    """Return whether A is not packed, for a task of that many columns in tiles of (mr, nr, kc)."""
     along_k = operand_layout(p, p.a, p.m) is OperandLayout.K_MAJOR and p.machine.unit.k_group == 1
     return (
         along_k and not p.a.is_constant and skips_packing_of_a(columns, tile, _row_bytes(p), p.elem_bytes, _l2_bytes(p))
@@ -281,7 +285,7 @@ def skips_packing(p: Workload[Any], columns: int, tile: tuple[int, int, int]) ->
 
 
 def has_set_conflicts(p: Workload[Any], mr: int) -> bool:
-    """Whether rows of A that are read side by side push each other out of the first cache: one page apart, one set."""
+    """Return whether unpacked rows of A evict each other from L1: one page apart, one set."""
     return lines_per_set(mr, _row_bytes(p)) > L1_WAYS
 
 
@@ -305,8 +309,10 @@ def _store(p: Workload[Any], s: _Sizes) -> float:
 def packing_cycles(
     p: Workload[Any], operand: OperandFootprint, block: Tile, panel_axis: int | None, size: int
 ) -> float:
-    """Copying one block of an operand into panels of `size`: vectors along them, turned, or element by element. Panels
-    of a constant are there, and only come from memory."""
+    """Return cycles to pack a block of an operand into panels of `size`.
+
+    Vectors along the panel, transposed vectors, or single elements. Panels of a constant are prepacked and only loaded.
+    """
     costs = p.machine.costs.contraction
     if operand.is_constant:
         return costs.llc_exposed_fraction * operand.requested_bytes(block) / _source_bandwidth_of(p, operand)
@@ -319,8 +325,8 @@ def packing_cycles(
             case OperandLayout.PANEL_MAJOR:
                 cycles += costs.copy_cycles * panels * _vectors(size, lanes) * deep
             case OperandLayout.K_MAJOR:
-                turned = sum(-(-min(lanes, size - first) // 4) * 4 + lanes for first in range(0, size, lanes))
-                cycles += costs.transpose_cycles / 2 * panels * turned * -(-p.packed_words(deep) // lanes)
+                vectors = sum(-(-min(lanes, size - first) // 4) * 4 + lanes for first in range(0, size, lanes))
+                cycles += costs.transpose_cycles / 2 * panels * vectors * -(-p.packed_words(deep) // lanes)
             case OperandLayout.STRIDED if _members(p, panel_axis) > 1:
                 windows = sum(len(dim.dim.coeffs) > 1 for dim in tensor.dims)
                 across = _row_crossing_fraction(p, panel_axis, size)
@@ -331,13 +337,12 @@ def packing_cycles(
                 cycles += across * looked_up + (1 - across) * inside
             case OperandLayout.STRIDED:
                 cycles += costs.gather_cycles * along * deep
-    walked = _streamed_tile(p, operand, block, (panel_axis, size))
-    return cycles + _arrival_cycles(p, operand, block, walked) + _segment_start_cycles(p, operand, block, walked)
+    streamed = _streamed_tile(p, operand, block, (panel_axis, size))
+    return cycles + _arrival_cycles(p, operand, block, streamed) + _segment_start_cycles(p, operand, block, streamed)
 
 
 def _streamed_tile(p: Workload[Any], operand: OperandFootprint, block: Tile, panel: tuple[int | None, int]) -> Tile:
-    """What of an operand is read row by row: all of its block, or, of fused axes, one panel after the other: pieces of
-    rows that no prefetcher follows. What a cache holds comes as fast without one."""
+    """Return what is read row by row: a whole block, or single panels of fused axes beyond the LLC."""
     axis, size = panel
     if axis is None or _members(p, axis) == 1 or operand.total_bytes <= p.machine.caches[0].total_bytes // 2:
         return block
@@ -345,12 +350,12 @@ def _streamed_tile(p: Workload[Any], operand: OperandFootprint, block: Tile, pan
 
 
 def _vectors(size: int, lanes: int) -> int:
-    """Vectors that a row of a panel is copied in: whole ones, and what is left in ever shorter ones."""
+    """Return the vectors that copy a row of a panel: whole ones, then ever shorter ones."""
     return size // lanes + (size % lanes).bit_count()
 
 
 def _row_crossing_fraction(p: Workload[Any], panel_axis: int | None, size: int) -> float:
-    """Which share of an axis' panels meets more than one row of the innermost of several fused axes."""
+    """Return the fraction of panels that span several rows of the innermost of fused axes."""
     members = () if panel_axis is None else p.space.axes[panel_axis].members
     if not members or members[-1].extent < size:
         return 1.0
@@ -358,8 +363,10 @@ def _row_crossing_fraction(p: Workload[Any], panel_axis: int | None, size: int) 
 
 
 def _arrival_cycles(p: Workload[Any], operand: OperandFootprint, block: Tile, walked: Tile) -> float:
-    """One block of an operand from memory, or from the cache that holds all of it, run by run of what is `walked` at
-    once; gaps of less than a few lines do not end one."""
+    """Return cycles for one block of an operand to arrive, segment by segment of the `walked` tile.
+
+    Gaps of less than a few lines do not end a segment.
+    """
     moved = sum(tensor.transferred_bytes(block) for tensor in operand.tensors)
     runs = sum(tensor.elements(block) / tensor.contiguous_elements(walked) for tensor in operand.tensors)
     runs = min(runs, moved / MIN_SEGMENT_BYTES)
@@ -367,9 +374,10 @@ def _arrival_cycles(p: Workload[Any], operand: OperandFootprint, block: Tile, wa
 
 
 def _segment_start_cycles(p: Workload[Any], operand: OperandFootprint, block: Tile, walked: Tile) -> float:
-    """What runs wait more where they begin in memory, or in a far cache: a page and more as long as prefetchers need to
-    follow them, short ones less, for others are under way beside them (64 rows of 6 KB in place of one of 800: a tenth
-    longer on Zen 4)."""
+    """Return exposed start-up cycles of segments in memory or a far cache.
+
+    Segments of a page or more wait until prefetchers follow them; short ones wait less, since others are in flight.
+    """
     runs = [
         (tensor.elements(block) / tensor.contiguous_elements(walked), tensor.contiguous_elements(walked))
         for tensor in operand.tensors
@@ -379,12 +387,12 @@ def _segment_start_cycles(p: Workload[Any], operand: OperandFootprint, block: Ti
 
 
 def _source_bandwidth_of(p: Workload[Any], operand: OperandFootprint) -> float:
-    """Bytes a cycle for one core of what holds all of the operand."""
+    """Return the bytes per cycle for one core from the level that holds the operand."""
     return source_bandwidth(p.machine, operand.total_bytes) / p.machine.cores / p.machine.clock_hz
 
 
 def operand_layout(p: Workload[Any], operand: OperandFootprint, panel_axis: int | None) -> OperandLayout:
-    """How the operand's panels lie in memory, as far as the strides of its tensors tell."""
+    """Return the layout of the operand's panels, as far as the strides of its tensors tell."""
     strides = [tensor.strides for tensor in operand.tensors]
     if panel_axis is None or _members(p, panel_axis) > 1 or len(strides) != 1:
         return OperandLayout.STRIDED

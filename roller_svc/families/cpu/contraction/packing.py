@@ -241,8 +241,8 @@ class Packing:
 
         def row(first: Expr, lanes: int) -> Node:
             lane = add(first, ref(LANE))
-            there = (*outer, add(last, Load(_OFFSETS, (lane,), DType.INT64)))
-            value = Cast(Load(source.tensor, there, source.dtype), self.dtype, implicit=True)
+            element = (*outer, add(last, Load(_OFFSETS, (lane,), DType.INT64)))
+            value = Cast(Load(source.tensor, element, source.dtype), self.dtype, implicit=True)
             return Loop(
                 LANE, lanes, LoopKind.VECTOR, (Compute(self.packed, (panels.buffer_index, ref(K_ROW), lane), value),)
             )

@@ -1,4 +1,4 @@
-"""ROLLER's rules for a contraction on a CPU: register tiles of a micro-kernel, packed blocks of a task."""
+"""ROLLER's rules for GEMM on a CPU: register tiles of a micro-kernel, packed blocks of a task."""
 
 from __future__ import annotations
 
@@ -29,14 +29,13 @@ from roller_svc.perf.workload import Workload
 
 M_STEPS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14)  # 9 x 48 fills 31 of 32 registers
 VECTOR_STEPS = (1, 2, 3, 4, 6)
-K_STEPS = (256, 512)  # a step shorter than these moves C too often, a longer one moves B's panels out of L2
-MAX_K_STEP = 1024  # a whole reduction up to here may be one step: C is never read back
+K_STEPS = (256, 512)  # shorter k blocks move C too often, longer ones evict B's panels from L2
+MAX_K_STEP = 1024  # a whole reduction up to here may be one k block: C is never read back
 MAX_BASES = 3
-# Shares of a cache that one packed block may fill; the rest is for the other operand, C and the system. A panel of B
-# that is near, in L2, feeds the micro-kernel as fast as one in L1 would: 48 columns of 512 are 96 KiB.
+# Fractions of a cache for one packed block; the rest is for the other operand, C and the system. A panel of B in L2
+# feeds the micro-kernel as fast as one in L1.
 L2_PANEL_FRACTION, LLC_BLOCK_FRACTION = 0.2, 0.5
-# The same of a block that is sure to be found again: the last cache belongs to others too. Of 33 MB on a shared server
-# a core read 4 MB at 25 GB/s, 16 at 14 and 24 as fast as memory.
+# Fraction of the LLC that retains a block on a shared server.
 LLC_RETAINED_FRACTION = 0.1
 
 
@@ -67,7 +66,7 @@ class CpuContractionRules:
         )
 
     def rank_thread_tiles(self, grown: ScaleUpResult, lanes: int) -> Sequence[Tile]:
-        """Least cycles for the whole problem. Tiles at its edges have as many rows and vectors as there are."""
+        """Return the tiles with the fewest cycles for the whole problem, edges included."""
         return sorted(grown.saturated or grown.border, key=self._kernel_time)[:MAX_BASES]
 
     def block_level(self, base: ThreadTile, epsilon: float) -> ScaleUpLevel:
@@ -117,7 +116,7 @@ class CpuContractionRules:
         return ""
 
     def _skips_packing_of_a(self, block: Tile, base: ThreadTile) -> bool:
-        """Whether A is read where it lies."""
+        """Return whether A is not packed."""
         p = self.workload
         return skips_packing(
             p, extent_on(block, p.n), (extent_on(base.tile, p.m), extent_on(base.tile, p.n), extent_on(block, p.k))
@@ -131,7 +130,7 @@ class CpuContractionRules:
         return LLC_BLOCK_FRACTION * max(mach.caches[0].bytes_per_core, mach.hw.block_level.capacity_bytes)
 
     def _balance_rule(self, block: Tile) -> str:
-        """Whole waves of tasks: otherwise cores wait for the last one. Little work is one task's."""
+        """Return the wave rule: cores must not wait for a last partial wave. Little work is one task."""
         cores = self.workload.machine.cores
         tasks = spatial_grid(self.workload, block)
         small = self.workload.lower_bound_s * cores < MIN_TASK_S
@@ -145,7 +144,7 @@ class CpuContractionRules:
         return (DEFAULT_PIPELINE,)
 
     def fallback_tiles(self) -> Sequence[tuple[Tile, ThreadTile]]:
-        """One row, one vector, the shortest step along k."""
+        """Return one row, one vector, the shortest k block."""
         p = self.workload
         one = tuple([1] * len(p.extents))
         thread, group = replaced(one, p.n, p.machine.unit.shape[-1]), p.machine.unit.k_group
@@ -157,12 +156,12 @@ class CpuContractionRules:
         return "" if fits else "vector registers"
 
     def _registers(self, thread: Tile) -> int:
-        """Accumulators, one row of B, one broadcast of A."""
+        """Return accumulators, one row of B, one broadcast of A."""
         vectors = -(-extent_on(thread, self.workload.n) // self.workload.machine.unit.shape[-1])
         return extent_on(thread, self.workload.m) * vectors + vectors + 1
 
     def _feeds_the_unit(self, thread: Tile) -> bool:
-        """Neither loads nor the latency of a multiply-add hold the unit up."""
+        """Return whether neither loads nor FMA latency limit the unit."""
         mach = self.workload.machine
         m, vectors = extent_on(thread, self.workload.m), extent_on(thread, self.workload.n) // mach.unit.shape[-1]
         return kernel_cycles(mach, m, vectors) <= m * vectors / (mach.fma_per_cycle / mach.unit.shape[-1]) * 1.01
@@ -175,30 +174,30 @@ class CpuContractionRules:
         return cycles * (p.machine.costs.contraction.set_conflict_factor if collides else 1.0), 1 / m + 1 / n
 
     def _cuts(self) -> set[int]:
-        """In how many blocks an axis is cut: for all cores, or for some of them, the others along another axis."""
+        """Return the numbers of blocks of an axis: for all cores, or for some of them."""
         cores = self.workload.machine.cores
         return {1, math.isqrt(cores), cores, 2 * cores} if cores > 1 else {1}
 
     def _retained_block_bytes(self) -> tuple[float, float]:
-        """Bytes of a block of B that L2 keeps while rows of A go by, and of one that the last cache keeps."""
+        """Return the bytes of a block of B that L2 retains while rows of A stream, and that the LLC retains."""
         mach = self.workload.machine
         return L2_COLUMNS_FRACTION * mach.hw.block_level.capacity_bytes, LLC_RETAINED_FRACTION * mach.caches[
             0
         ].bytes_per_core
 
     def _cuts_to_fit(self, room_bytes: float, depth: int, base: ThreadTile) -> int:
-        """The fewest blocks of columns such that there is room for one."""
+        """Return the fewest column blocks of at most that many bytes."""
         p = self.workload
         columns, unit = int(room_bytes / (p.packed_words(depth) * p.elem_bytes)), extent_on(base.tile, p.n)
         return -(-p.extent(p.n) // max(unit, columns // unit * unit))
 
     def _blocks(self, axis: int, base: ThreadTile, cuts: Iterable[int]) -> Tile:
-        """The axis in that many about equal blocks of whole register tiles."""
+        """Return the axis in that many about equal blocks of whole register tiles."""
         extent, unit = self.workload.extents[axis], base.tile[axis]
         return tuple(sorted({round_up(-(-extent // cut), unit) for cut in cuts if extent >= cut * unit // 2} or {unit}))
 
     def _k_steps(self, base: ThreadTile) -> Tile:
-        """Whole words but for the last of all."""
+        """Return k blocks in whole packed words, but for the last."""
         extent, group = self.workload.extent(self.workload.k), self.workload.machine.unit.k_group
         return tuple(min(extent, words * group) for words in self._word_steps(base))
 
@@ -211,7 +210,7 @@ class CpuContractionRules:
             even.add(depth)
         longest = -(-depth // -(-depth // MAX_K_STEP))
         if self._skips_packing_of_a(p.extents, base) and longest <= room:
-            return (longest,)  # rows of A that are read where they lie are begun anew for each step
+            return (longest,)  # unpacked rows of A restart with each k block
         fitting = sorted(k for k in even if k <= room)
         return tuple(fitting[-2:] or [max(1, min(depth, room, K_STEPS[0]))])
 
@@ -226,7 +225,7 @@ class CpuContractionRules:
         return extent_on(block, self.workload.m) * extent_on(block, self.workload.n) * self.workload.elem_bytes
 
     def _packing_share(self, block: Tile) -> float:
-        """Elements packed for each multiply-add, in units of what the core does in that time."""
+        """Return elements packed per multiply-add, in units of the core's rate."""
         p, mach = self.workload, self.workload.machine
         m, n = extent_on(block, p.m), extent_on(block, p.n)
         return (1 / m + 1 / n) * mach.fma_per_cycle

@@ -1,4 +1,4 @@
-"""How the operands of a contraction lie in memory, and what a CPU's task copies of them: model and lowering agree."""
+"""Memory layout of a contraction's operands, and what a CPU task packs of them; the model and the schedule agree."""
 
 from __future__ import annotations
 
@@ -16,49 +16,43 @@ from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.program import TensorType
 from roller_svc.perf.workload import Workload
 
-# Panels of B up to which rows of A are read where they lie: a copy would be used too seldom.
+# Panels of B up to which A is not packed: a packed copy would be reused too little.
 MAX_UNPACKED_PANELS = 2
-# Bytes after which addresses share a set of the first cache, and lines that a set holds.
+# Bytes after which addresses share an L1 set, and lines of a set.
 L1_SET_PERIOD_BYTES, L1_WAYS = 4096, 8
-# Of these, what rows of A that are read side by side leave to B and C.
+# Ways that unpacked rows of A must leave to B and C.
 FREE_WAYS = 4
-# Share of L2 that the packed rows of A may fill; the rest is for panels of B, C and the system.
+# Fraction of L2 for packed rows of A; the rest is for panels of B, C and the system.
 L2_BLOCK_FRACTION = 0.4
-# Panels of A up to which the first one that meets a panel of B packs it: 4 of them gained 30 to 50 %, 8 gained 9 to 22,
-# 12 gained 3 to 12, 16 nothing. All of B must be near: that was so up to an eighth of the last cache; at a quarter
-# nothing was gained, beyond it a fifth lost.
+# Packing B on first use pays up to this many panels of A, while B fits in this fraction of the LLC.
 FIRST_USE_PANELS, FIRST_USE_LLC_FRACTION = 12, 0.25
-# Share that packed columns of B may fill to be met by one panel of A after the other: 540 KiB of 1 MiB was faster by an
-# eighth than panels of B that meet all of A one after the other, 750 KiB slower.
+# Fraction of L2 for packed columns of B, up to which the loop over rows of A is the outer one.
 L2_COLUMNS_FRACTION = 0.6
 
 
 class OperandLayout(Enum):
-    """How a panel, neighbours along m or n for every k, comes from memory."""
+    """Layout in memory of a panel: elements along m or n, for every k."""
 
-    PANEL_MAJOR = "along panel"  # neighbours of the panel are neighbours there
-    K_MAJOR = "along k"  # neighbours along k are: vectors must be transposed
+    PANEL_MAJOR = "along panel"  # contiguous along the panel
+    K_MAJOR = "along k"  # contiguous along k: vectors must be transposed
     STRIDED = "apart"  # computed, or looked up element by element
 
 
 @dataclass(frozen=True, slots=True)
 class CpuOperand:
-    """`plain`: a load of the packed type with nothing to test, which a micro-kernel can read where it lies.
-    `panel_stride`, `k_stride`: elements from one of a panel, or one k, to the next; of plain ones. `constant`: packed
-    once for all calls. `tensor_bytes`: of all of the tensor, of plain ones. `member_strides`: elements from one value
-    of each member of a fused axis to the next; empty where addresses are no such sums."""
+    """Layout of one operand."""
 
     layout: OperandLayout
-    plain: bool
-    panel_stride: int
-    k_stride: int
-    constant: bool = False
-    tensor_bytes: int = 0
-    member_strides: tuple[int, ...] = ()
+    plain: bool  # a load of the packed type without guard, which a micro-kernel can read unpacked
+    panel_stride: int  # elements between neighbours of a panel, if plain
+    k_stride: int  # elements between neighbours along k, if plain
+    constant: bool = False  # packed once for all calls
+    tensor_bytes: int = 0  # of the whole tensor, if plain
+    member_strides: tuple[int, ...] = ()  # elements between values of each member of a fused axis; empty if not affine
 
 
 def cpu_operands(group: KernelGroup, packed: tuple[DType, DType] | None = None) -> tuple[CpuOperand, CpuOperand]:
-    """Of a contraction, a and b, of which elements of these types are packed; None: of the type of its sums."""
+    """Return the layouts of A and B. `packed`: their packed types; None: the accumulator's."""
     (m,), (n,), (k,) = (group.space.role(role) for role in (AxisRole.M, AxisRole.N, AxisRole.K))
     types, dtype = dict(group.inputs), group.space.compute_dtype
     both = zip(operands(group), (m, n), packed or (dtype, dtype), strict=True)
@@ -93,7 +87,7 @@ def _cpu_operand(
 
 
 def _address(index: tuple[Expr, ...], shape: tuple[int, ...]) -> Affine | None:
-    """Offset in elements; None where an index is no sum of axes."""
+    """Return the address in elements; None where an index is not affine."""
     known = [affine(i) for i in index]
     total: dict[str, int] = {}
     for d, part in enumerate(known):
@@ -105,25 +99,29 @@ def _address(index: tuple[Expr, ...], shape: tuple[int, ...]) -> Affine | None:
 
 
 def rows_per_block(rows: int, mr: int, kc: int, elem_bytes: int, l2_bytes: int) -> int:
-    """Rows of A that a task packs for one sweep over its panels of B: whole register tiles, in about equal blocks that
-    L2 has room for (mc of Goto and van de Geijn, Anatomy of High-Performance Matrix Multiplication, 2008)."""
+    """Return the rows of A that a task packs per sweep over panels of B.
+
+    Whole register tiles in about equal blocks that fit in L2 (mc of Goto and van de Geijn, Anatomy of High-Performance
+    Matrix Multiplication, 2008).
+    """
     panels = math.ceil(rows / mr)
     room = max(1, int(L2_BLOCK_FRACTION * l2_bytes / (mr * kc * elem_bytes)))
     return math.ceil(panels / math.ceil(panels / room)) * mr
 
 
 def columns_fit_l2(columns: int, kc: int, elem_bytes: int, l2_bytes: int) -> bool:
-    """Whether L2 has room for a task's packed columns of B: then one panel of A after the other meets all of them."""
+    """Return whether L2 holds a task's packed columns of B, so that the loop over panels of A is the outer one."""
     return columns * kc * elem_bytes <= L2_COLUMNS_FRACTION * l2_bytes
 
 
 def packs_b_on_first_use(panels: int, panels_bytes: int, piece_bytes: int, b_bytes: int, hw: HardwareSpec) -> bool:
-    """Whether one panel of B after the other meets all panels of A, the first of them packing it: then B arrives beside
-    multiply-adds, and its panel is near until it has met the last row. For a task of so many `panels` of A, whose k are
-    all one step; a panel has pieces of `piece_bytes` of B's rows.
+    """Return whether the first panel of A that uses a panel of B packs it.
 
-    Pieces come slower than whole rows, so that this gains where a sweep over a panel is short. Those of one line or
-    less, two where rows begin anywhere, come too slowly: for 64 x 1500 x 512 a quarter was lost.
+    B then arrives during multiply-adds, and its panel stays in cache until the last row has used it. The task has
+    `panels` panels of A whose k is one block; a panel has segments of `piece_bytes` of B's rows.
+
+    Segments arrive slower than whole rows, so this pays where a sweep over a panel is short. Segments of a line or less
+    are too slow.
     """
     if (
         panels_bytes > L2_BLOCK_FRACTION * hw.block_level.capacity_bytes
@@ -134,11 +132,10 @@ def packs_b_on_first_use(panels: int, panels_bytes: int, piece_bytes: int, b_byt
 
 
 def skips_packing_of_a(nc: int, tile: tuple[int, int, int], row_bytes: int, elem_bytes: int, l2_bytes: int) -> bool:
-    """Whether rows of A, `row_bytes` apart, neighbours in memory along k, are read from memory by the micro-kernel: for
-    a task of `nc` columns in tiles of (mr, nr, kc).
+    """Return whether the micro-kernel reads unpacked rows of A, K-major and `row_bytes` apart.
 
-    Where L2 holds the task's columns, each row is near while it meets all of them, and comes while the one before it
-    is multiplied. A copy takes the place of rows that would crowd a set of the first cache.
+    For a task of `nc` columns in tiles of (mr, nr, kc). Where L2 holds the task's columns, each row stays in cache
+    while all of them use it, and arrives during the row before it. Rows that would conflict in an L1 set are packed.
     """
     mr, nr, kc = tile
     if math.ceil(nc / nr) <= MAX_UNPACKED_PANELS:
@@ -147,7 +144,7 @@ def skips_packing_of_a(nc: int, tile: tuple[int, int, int], row_bytes: int, elem
 
 
 def lines_per_set(rows: int, row_bytes: int) -> int:
-    """How many of so many rows have their lines in one set of the first cache."""
+    """Return how many of those rows have their lines in one L1 set."""
     return math.ceil(rows * math.gcd(row_bytes, L1_SET_PERIOD_BYTES) / L1_SET_PERIOD_BYTES)
 
 

@@ -1,4 +1,4 @@
-"""Contraction group → the same as a convolution: tile spaces whose axes are pixels, filters, channels and taps."""
+"""Contraction group → its views as a convolution: tile spaces with output positions, filters, channels and taps."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from roller_svc.ir.program import Axis
 
 @dataclass(frozen=True, slots=True)
 class _Image:
-    """The factor with the pixels, and the tap that is added to each pixel (None: none is)."""
+    """The operand with the output positions, and the tap that is added to each position (None: none)."""
 
     pixels: TileAxis
     filters: TileAxis
@@ -22,11 +22,11 @@ class _Image:
 
 
 def convolution_spaces(group: KernelGroup) -> tuple[TileSpace, ...]:
-    """The space with vectors along filters, and that with vectors along pixels; none where the group is no convolution.
-    Where nothing slides also that of a contraction, whose batch are the images.
+    """Return the spaces with vectors along filters and along output positions; none for other groups.
 
-    One factor, the image, must be a function of group, channels and, for each of its spatial axes, one coordinate
-    stride * pixel + dilation * tap. A plain product of matrices is none: it has one spatial axis and no tap.
+    Where nothing slides, also the contraction whose batch is the images. One operand, the image, must be a function of
+    group, channels and, for each spatial axis, one coordinate stride * pixel + dilation * tap. A GEMM is not a
+    convolution: it has one spatial axis and no tap.
     """
     if group.kind is not GroupKind.CONTRACTION or group.operands is None or group.row_reduction is not None:
         return ()
@@ -41,7 +41,7 @@ def convolution_spaces(group: KernelGroup) -> tuple[TileSpace, ...]:
 
 
 def _vector_choices(group: KernelGroup, image: _Image) -> tuple[bool, ...]:
-    """Vectors along filters always; along pixels where results of neighbouring pixels lie side by side."""
+    """Return vectors along filters; also along output positions where these are contiguous in the output."""
     return (True,) if image.filters.role is AxisRole.N else (True, False)
 
 
@@ -68,14 +68,16 @@ def _image(factor: Expr, pixels: TileAxis, filters: TileAxis, k: TileAxis) -> _I
 
 
 def _tap(sum_: Affine, pixel: str, pixels: set[str], reduced: set[str]) -> str | None:
-    """The reduced axis that this sum adds to the pixel."""
+    """Return the reduced axis that this index adds to the output position."""
     names = {name for name, _ in sum_.coeffs}
     return next(iter(sorted(names & reduced)), None) if pixel in names and len(names & pixels) == 1 else None
 
 
 def _same_stride_ratio(known: tuple[int, int], pace: tuple[int, int], *, has_tap: bool) -> bool:
-    """Whether a pixel and its tap stand in one proportion wherever they are added, and one that has a unit: after its
-    common factor is taken out, the coordinate grows by one with the pixel or with the tap."""
+    """Return whether an output position and its tap have one ratio wherever they are added.
+
+    After the common factor is removed, the coordinate must grow by one with the position or with the tap.
+    """
     if pace[0] <= 0 or known[0] <= 0 or (has_tap and min(pace[1], known[1]) <= 0):
         return False
     if pace[0] * known[1] != pace[1] * known[0]:
@@ -84,7 +86,7 @@ def _same_stride_ratio(known: tuple[int, int], pace: tuple[int, int], *, has_tap
 
 
 def _index_sums(expr: Expr) -> Iterator[Affine]:
-    """The largest index expressions in it that are sums of axes."""
+    """Yield the largest affine subexpressions."""
     known = None if expr.dtype.is_float else affine(expr)
     if known is not None:
         yield known
@@ -107,8 +109,10 @@ def _space(space: TileSpace, image: _Image, k: TileAxis, *, along_filters: bool)
 
 
 def _image_contractions(space: TileSpace, image: _Image, k: TileAxis) -> tuple[TileSpace, ...]:
-    """A product of matrices for each image, its columns the neighbouring pixels: rows of the image are panels as they
-    lie, which they are not across images."""
+    """Return a GEMM for each image, its columns the adjacent output positions.
+
+    Rows of an image are panels without packing, which they are not across images.
+    """
     *images, last = image.pixels.members
     slides = image.strided or any(image.tap_of.values())
     if slides or not images or image.pixels.role is not AxisRole.N:

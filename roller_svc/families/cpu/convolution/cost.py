@@ -1,4 +1,4 @@
-"""The cost of a convolution on a CPU: staged windows, packed weights, a micro-kernel and its results, all summed."""
+"""Cost of a direct convolution on a CPU: input patches, packed weights, micro-kernel and outputs, all summed."""
 
 from __future__ import annotations
 
@@ -20,27 +20,26 @@ from roller_svc.perf.common import Costs, Launch
 from roller_svc.perf.machine import LOAD_PORTS
 from roller_svc.perf.workload import Workload
 
-L2_PANELS_FRACTION = 0.6  # what all panels may fill to be found there again
+L2_PANELS_FRACTION = 0.6  # of L2 that all panels may fill to be retained
 
 
 @dataclass(frozen=True, slots=True)
 class _Sizes:
-    """What a task consists of. `calls`: of the micro-kernel, for a window and a panel; `window`: pixels of one;
-    `tile`: those of a register tile along the last slide."""
+    """Sizes of a task."""
 
     rows: int
     vectors: int
-    calls: int
+    calls: int  # of the micro-kernel, per patch and panel
     windows: int
     panels: int
     channels: int
     steps: int
-    window: tuple[int, ...]
-    tile: int
+    window: tuple[int, ...]  # output positions of a patch
+    tile: int  # output positions of a register tile along the last dimension
 
 
 def cpu_convolution(p: Workload[ImageSpace], launch: Launch) -> Costs:
-    """Cycles of the core with the most tasks, summed over what a task does."""
+    """Return the cycles of the core with the most tasks, summed over what a task does."""
     mach, costs, image = p.machine, p.machine.costs.convolution, p.facts
     sizes = _sizes(p, image, launch)
     kernel = _kernel(p, image, sizes)
@@ -92,13 +91,13 @@ def _sizes(p: Workload[Any], image: ImageSpace, launch: Launch) -> _Sizes:
 
 
 def _kernel(p: Workload[Any], image: ImageSpace, s: _Sizes) -> float:
-    """All calls of the micro-kernel."""
+    """Return the cycles of all micro-kernel calls."""
     mach, costs = p.machine, p.machine.costs.convolution
     depth = image.depth * image.taps
     near, far = _streamed_bytes(p, image, s)
     l2, l3 = (cache.bytes_per_s / mach.cores / mach.clock_hz for cache in (mach.caches[-2], mach.caches[0]))
     arriving = near / l2 + far / l3
-    # lines that arrive take their turns at the load ports
+    # arriving lines compete for the load ports
     row = max(
         kernel_cycles(mach, s.rows, s.vectors), (s.rows + s.vectors) / LOAD_PORTS + costs.port_contention * arriving
     )
@@ -111,8 +110,10 @@ def _kernel(p: Workload[Any], image: ImageSpace, s: _Sizes) -> float:
 
 
 def _streamed_bytes(p: Workload[Any], image: ImageSpace, s: _Sizes) -> tuple[int, int]:
-    """What each step of the micro-kernel takes from the second cache, and from beyond: rows of a panel that L1 does not
-    hold, and tiles that lie apart, which come by once for each panel."""
+    """Return the bytes that each k reads from (L2, beyond L2).
+
+    These are rows of a panel that L1 does not hold, and disjoint tiles, which are streamed once per panel.
+    """
     caches, lanes = p.machine.caches, p.machine.unit.shape[-1]
     filters, pixels = (s.vectors * lanes, s.rows) if image.along_filters else (s.rows, s.vectors * lanes)
     row, tile = filters * p.elem_bytes, pixels * p.elem_bytes if image.tiles_are_disjoint else 0
@@ -123,14 +124,14 @@ def _streamed_bytes(p: Workload[Any], image: ImageSpace, s: _Sizes) -> tuple[int
 
 
 def _update(p: Workload[Any], image: ImageSpace, s: _Sizes) -> float:
-    """Sums to and from their room, once a step."""
+    """Return cycles of accumulators to and from their scratch buffer, once per channel block."""
     mach, lanes = p.machine, p.machine.unit.shape[-1]
     vectors = s.windows * s.panels * s.calls * s.rows * s.vectors
-    moving = mach.costs.convolution.accumulator_cycles * vectors
+    transfer = mach.costs.convolution.accumulator_cycles * vectors
     if s.steps == 1:
-        return moving
-    held = vectors * lanes * p.elem_bytes
-    return s.steps * (2.0 * moving + 2 * held / (private_bandwidth(mach, held) / mach.clock_hz))
+        return transfer
+    size = vectors * lanes * p.elem_bytes
+    return s.steps * (2.0 * transfer + 2 * size / (private_bandwidth(mach, size) / mach.clock_hz))
 
 
 def _staging(p: Workload[Any], image: ImageSpace, s: _Sizes) -> float:
@@ -147,8 +148,10 @@ def _staging(p: Workload[Any], image: ImageSpace, s: _Sizes) -> float:
 
 
 def _row_cycles(p: Workload[Any], image: ImageSpace, s: _Sizes, length: int) -> float:
-    """One row of the image into the window; where tiles lie apart, in pieces of a tile, whose rest is a vector that
-    overlaps the one before it."""
+    """Return cycles of one row of the image into the patch.
+
+    Disjoint tiles are copied tile by tile; the last vector of a tile overlaps the one before it.
+    """
     costs = p.machine.costs.convolution
     apart = image.pixel_stride * image.phases(image.window_dims[-1])
     if apart not in (1, 2):
@@ -161,8 +164,10 @@ def _row_cycles(p: Workload[Any], image: ImageSpace, s: _Sizes, length: int) -> 
 
 
 def _divided_dims(p: Workload[Any], image: ImageSpace) -> int:
-    """Dimensions of the image in whose place a quotient of the pixel stands. Rows are staged channel by channel, each
-    element's being found anew; a contraction packs all k of a panel with those found once."""
+    """Return the image dimensions whose index divides the output position.
+
+    Rows are staged channel by channel, and each element's division is repeated; packing divides once per panel.
+    """
     pixel = image.window_dims[-1].pixel.name
     dims = [dim.dim for operand in (p.a, p.b) for tensor in operand.tensors for dim in tensor.dims]
     return sum(not dim.is_affine and pixel in dict(dim.coeffs) for dim in dims)
@@ -193,7 +198,7 @@ def _packing(p: Workload[Any], image: ImageSpace, s: _Sizes) -> float:
 
 
 def _results(p: Workload[Any], image: ImageSpace, s: _Sizes) -> float:
-    """One window and panel: rows of neighbouring results, turned where vectors are of filters and results are not."""
+    """Return cycles of one patch and panel's outputs, transposed where vectors are of filters and outputs are not."""
     lanes, costs = p.machine.unit.shape[-1], p.machine.costs.convolution
     statements = max(1, len(p.epilogue.tensors))
     filters = min(s.vectors * lanes if image.along_filters else s.rows, image.filters.extent)

@@ -245,8 +245,8 @@ class InputPatch:
             def filled(value: Expr) -> Callable[[Expr], Compute]:
                 def at(position: Expr) -> Compute:
                     channel = add(mul(ref(".step"), num(self.channels)), position)
-                    there = substitute(value, member_values(axis, channel))
-                    return Compute(WINDOW, (self.offset(position, coordinates),), there)
+                    element = substitute(value, member_values(axis, channel))
+                    return Compute(WINDOW, (self.offset(position, coordinates),), element)
 
                 return at
 

@@ -1,4 +1,4 @@
-"""ROLLER's rules for a convolution on a CPU: patches of pixels in registers, windows and weights in a core's caches."""
+"""ROLLER's rules for direct convolution on a CPU: output positions in registers, patches and weights in caches."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from roller_svc.perf.workload import Workload
 VECTORS = (1, 2, 3, 4)
 MAX_ROWS = 28
 MAX_BASES = 3
-# A patch of a register tile: pixels along the last axis and along the one before it.
+# Output positions of a register tile along the last axis, and along the one before it.
 ALONG, ACROSS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 13, 14, 15, 16, 20, 24, 28), (1, 2, 3, 4, 7)
-# Shares of caches: packed weights of a step, a panel of them, and sums that wait for the next step.
+# Fractions of caches: packed weights of a channel block, a panel of them, accumulators between channel blocks.
 L2_WEIGHTS_FRACTION, L1_PANEL_FRACTION, LLC_ACCUMULATOR_FRACTION = 0.5, 0.7, 0.4
 TASKS_PER_CORE = (1, 2, 4, 8, 16)
 
@@ -46,7 +46,7 @@ class CpuConvolutionRules:
 
     # register tiles -------------------------------------------------------------------------------------------------
     def thread_level(self, lanes: int) -> ScaleUpLevel:
-        """One vector and one row: what tiles there are is a short list, which `rank_thread_tiles` ranks."""
+        """Return one vector and one row: `rank_thread_tiles` ranks the short list of register tiles."""
         one = self._smallest
         return ScaleUpLevel(
             level=self.workload.machine.hw.thread_level.name,
@@ -58,11 +58,11 @@ class CpuConvolutionRules:
         )
 
     def rank_thread_tiles(self, grown: ScaleUpResult, lanes: int) -> Sequence[Tile]:
-        """Least cycles for the whole problem, edges included, of all that registers hold."""
+        """Return the register tiles with the fewest cycles for the whole problem, edges included."""
         return sorted(self.register_tiles(), key=self._kernel_time)[:MAX_BASES] or list(grown.border)
 
     def register_tiles(self) -> list[Tile]:
-        """All that registers hold."""
+        """Return all tiles that fit in registers."""
         p, image = self.workload, self.image
         width = p.machine.unit.shape[-1]
         last, extent = self._pixels[-1], p.extents[self._pixels[-1]]
@@ -82,7 +82,7 @@ class CpuConvolutionRules:
 
     @property
     def _pixels(self) -> tuple[int, ...]:
-        """Positions of the axes of pixels."""
+        """Positions of the axes of output positions."""
         return tuple(i for i, a in enumerate(self.workload.space.axes) if a.role is AxisRole.PIXEL)
 
     @property
@@ -92,14 +92,14 @@ class CpuConvolutionRules:
         return replaced(one, p.n if self.image.along_filters else self._pixels[-1], p.machine.unit.shape[-1])
 
     def _shape(self, thread: Tile) -> tuple[int, int]:
-        """(rows, vectors) of a register tile."""
+        """Return (rows, vectors) of a register tile."""
         p = self.workload
         pixels, filters = math.prod(thread[i] for i in self._pixels), extent_on(thread, p.n)
         rows, columns = (pixels, filters) if self.image.along_filters else (filters, pixels)
         return rows, -(-columns // p.machine.unit.shape[-1])
 
     def _registers(self, thread: Tile) -> int:
-        """Accumulators, one row of vectors, one broadcast element."""
+        """Return accumulators, one row of vectors, one broadcast element."""
         rows, vectors = self._shape(thread)
         return rows * vectors + vectors + 1
 
@@ -163,13 +163,13 @@ class CpuConvolutionRules:
         return ""
 
     def _balance_rule(self, block: Tile) -> str:
-        """Whole waves of tasks: otherwise cores wait for the last one."""
+        """Return the wave rule: cores must not wait for a last partial wave."""
         cores = self.workload.machine.cores
         tasks = spatial_grid(self.workload, block)
         return "" if fills_waves(tasks, cores) else "execution unit"
 
     def _channel_steps(self, base: ThreadTile) -> Tile:
-        """All channels, and as many as keep a panel in the first cache, or all panels in the second."""
+        """Return all channels, and blocks whose panel fits in L1, or whose panels fit in L2."""
         p, mach = self.workload, self.workload.machine
         depth, row = p.extent(p.k), self.image.taps * p.elem_bytes
         panel = L1_PANEL_FRACTION * mach.caches[-1].bytes_per_core / (row * extent_on(base.tile, p.n))
@@ -180,7 +180,7 @@ class CpuConvolutionRules:
         )
 
     def _cuts(self, axis: int, base: ThreadTile, most: int) -> Tile:
-        """The axis whole, or in a few equal parts for the cores."""
+        """Return the axis whole, or in a few equal parts for the cores."""
         p = self.workload
         extent, unit = p.extents[axis], base.tile[axis]
         parts = {1} if p.machine.cores == 1 else set()
@@ -192,7 +192,7 @@ class CpuConvolutionRules:
         return (DEFAULT_PIPELINE,)
 
     def fallback_tiles(self) -> Sequence[tuple[Tile, ThreadTile]]:
-        """One row, one vector, one filter panel, one pixel, a channel at a time."""
+        """Return one row, one vector, one filter panel, one output position, a channel at a time."""
         p = self.workload
         thread = self._smallest
         block = tuple(p.extents[i] if i in p.reduced and i != p.k else extent for i, extent in enumerate(thread))
@@ -200,5 +200,5 @@ class CpuConvolutionRules:
 
 
 def _equal_steps(depth: int, room: int) -> int:
-    """Steps of about equal length, none longer than the room."""
+    """Return steps of about equal length, none longer than the limit."""
     return -(-depth // -(-depth // room))

@@ -1,6 +1,6 @@
-"""Tile space of a convolution → how its windows slide over the image, and what of the image a tile holds at once.
+"""Tile space of a convolution → how its windows slide over the image, and the input patch of a tile.
 
-What model and lowering must agree on: the staged window of the image, its layout, and how a register tile lies in it.
+The model and the schedule agree on the patch, its layout, and the position of a register tile in it.
 """
 
 from __future__ import annotations
@@ -13,14 +13,13 @@ from roller_svc.ir.group import AxisRole, KernelGroup, TileAccess, TileAxis, Til
 from roller_svc.ir.program import Axis
 from roller_svc.perf.workload import Workload
 
-# Of a core's second cache: a window of the image, and the sums of a panel over it, beside which their results are to
-# find room. Sums of 1.7, 0.4 and 0.2 MiB: 68, 63 and 54 ms for 32 filters of 5 x 20 on 32 images (Skylake-SP, 1 MiB).
+# Fractions of L2: an input patch, and the accumulators of a panel over it, next to which outputs must fit.
 L2_PATCH_FRACTION, L2_ACCUMULATOR_FRACTION = 0.3, 0.25
 
 
 @dataclass(frozen=True, slots=True)
 class ImageWindowDim:
-    """One coordinate of the image: stride * pixel + dilation * tap, their common factor taken out."""
+    """One coordinate of the image: stride * pixel + dilation * tap, without their common factor."""
 
     pixel: Axis
     tap: Axis | None
@@ -32,32 +31,28 @@ class ImageWindowDim:
         return 1 if self.tap is None else self.tap.extent
 
     def input_extent(self, pixels: int) -> int:
-        """Coordinates from the first to the last that so many neighbouring pixels need."""
+        """Return the extent of coordinates that adjacent output positions need."""
         return (pixels - 1) * self.stride + (self.taps - 1) * self.dilation + 1
 
 
 @dataclass(frozen=True, slots=True)
 class ImageSpace:
-    """A convolution's tile space, taken apart. `slides` are of the PIXEL axes, outermost first.
+    """A convolution's tile space, taken apart.
 
-    `along_filters`: vectors hold neighbouring filters, pixels are rows of the register tile; else vectors hold
-    neighbouring pixels of the last slide, filters are rows. `channels_last`: the image's innermost dimension is k.
-    `step`: elements between neighbouring coordinates of the last slide, 0 where those lie along another dimension than
-    its last. `weights_contiguous`, `filters_last`:
-    neighbouring filters do so among the weights, and among the results. `weights_along_k`: neighbouring taps, or
-    channels where there are no taps, do so among the weights.
+    Vectors hold adjacent filters or adjacent output positions of the last dimension; the other are rows of the register
+    tile.
     """
 
     space: TileSpace
-    window_dims: tuple[ImageWindowDim, ...]
+    window_dims: tuple[ImageWindowDim, ...]  # of the PIXEL axes, outermost first
     filters: TileAxis
     channels: TileAxis | None
-    along_filters: bool
-    channels_last: bool
-    pixel_stride: int
-    weights_contiguous: bool
-    weights_along_k: bool
-    filters_last: bool
+    along_filters: bool  # vectors hold adjacent filters
+    channels_last: bool  # the image's innermost dimension is k
+    pixel_stride: int  # elements between coordinates of the last dimension; 0 if another dimension is innermost
+    weights_contiguous: bool  # filters are contiguous in the weights
+    weights_along_k: bool  # taps, or channels without taps, are contiguous in the weights
+    filters_last: bool  # filters are contiguous in the output
     element_bytes: int
 
     @property
@@ -71,16 +66,18 @@ class ImageSpace:
 
     @property
     def tiles_are_disjoint(self) -> bool:
-        """Nothing slides, so that tiles share no element of the image: each lies by itself in the window, channel after
-        channel, and the micro-kernel walks straight through it."""
+        """Whether tiles share no element of the image, because nothing slides.
+
+        Each tile is then contiguous in the patch, channel after channel, and the micro-kernel streams through it.
+        """
         return self.taps == 1 and self.channels is not None and not self.channels_last
 
     def phases(self, slide: ImageWindowDim) -> int:
-        """Vectors of pixels want neighbours side by side: coordinates of the last slide are sorted by remainder."""
+        """Return the phases of a dimension: coordinates are sorted by remainder, for contiguous vectors."""
         return 1 if self.along_filters or slide is not self.window_dims[-1] else slide.stride
 
     def staged_extent(self, slide: ImageWindowDim, pixels: int) -> int:
-        """Elements that the window has room for along a slide."""
+        """Return the elements of the patch along a dimension."""
         phases = self.phases(slide)
         return phases * -(-slide.input_extent(pixels) // phases)
 
@@ -89,9 +86,11 @@ class ImageSpace:
 
     def patch_shape(self, block: Mapping[str, int], thread: Mapping[str, int], depth: int, l2_bytes: int
                ) -> tuple[int, ...]:  # fmt: skip
-        """Pixels along each slide that are staged at once: register tiles, grown from the innermost axis outwards to
-        equal parts of the block while the second cache has room for `depth` channels of them, and for a panel's sums.
-        Rows that a guard may cut stay whole."""
+        """Return the output positions along each dimension whose input is staged at once.
+
+        Register tiles grow from the innermost axis outwards to equal parts of the block while L2 holds `depth` channels
+        of them and a panel's accumulators. Rows that a guard may cut stay whole.
+        """
         pixels = [thread[s.pixel.name] for s in self.window_dims]
         for i in range(len(pixels) - 1, -1, -1):
             slide = self.window_dims[i]
@@ -111,13 +110,13 @@ class ImageSpace:
 
 
 def _dividing_multiples(whole: int, unit: int) -> list[int]:
-    """Multiples of the unit that divide the whole, the largest first."""
+    """Return the multiples of the unit that divide the whole, largest first."""
     count = whole // unit
     return [whole // parts for parts in range(1, count + 1) if count % parts == 0]
 
 
 def image_space(space: TileSpace) -> ImageSpace | None:
-    """The space taken apart, where it is that of a convolution."""
+    """Return the convolution's space taken apart; None for any other space."""
     pixels = [axis.members[0] for axis in space.role(AxisRole.PIXEL)]
     if not pixels:
         return None
@@ -161,7 +160,7 @@ def _step_along(images: list[TileAccess], slide: ImageWindowDim) -> int:
 
 
 def _is_contiguous_along(tensors: list[TileAccess], axes: tuple[Axis, ...]) -> bool:
-    """Whether neighbours along the axes are neighbours in memory, in each of the tensors."""
+    """Return whether neighbours along the axes are contiguous in each of the tensors."""
     wide = [[d for d in tensor.dims if d.size > 1] for tensor in tensors]
     if not axes or not wide or not all(wide):
         return False

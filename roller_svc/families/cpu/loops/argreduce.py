@@ -93,13 +93,13 @@ class ArgReduce:
         nodes: list[Node] = []
         while lanes > native:
             lanes //= 2
-            there = (*row, add(lane, num(lanes)))
-            body = self.update((*row, lane), Load(name, there, dtype), Load(best, there, self.dtype))
+            upper = (*row, add(lane, num(lanes)))
+            body = self.update((*row, lane), Load(name, upper, dtype), Load(best, upper, self.dtype))
             nodes.append(Loop(lane.name, lanes, LoopKind.VECTOR, body))
         nodes.append(HorizontalReduce(f"{name}.total", row, Load(name, (*row, num(0)), dtype), lanes, combine))
         is_best = eq(Load(name, (*row, lane), dtype), Load(f"{name}.total", row, dtype))
-        here = Select(is_best, Load(best, (*row, lane), self.dtype), self.neutral_index, self.dtype)
-        nodes.append(Loop(lane.name, lanes, LoopKind.VECTOR, (Compute(best, (*row, lane), here),)))
+        candidate = Select(is_best, Load(best, (*row, lane), self.dtype), self.neutral_index, self.dtype)
+        nodes.append(Loop(lane.name, lanes, LoopKind.VECTOR, (Compute(best, (*row, lane), candidate),)))
         nodes.append(HorizontalReduce(f"{best}.total", row, Load(best, (*row, num(0)), self.dtype), lanes, tie_break))
         return nodes
 
@@ -108,8 +108,8 @@ class ArgReduce:
         name, dtype, _ = self._extremum
         best = f"{self._best_index[0]}.total"
         total = Load(f"{name}.total", index, dtype)
-        here = Select(eq(total, total), Load(best, index, self.dtype), self.neutral_index, self.dtype)
-        return (Compute(best, index, here),) if dtype.is_float else ()
+        index_or_neutral = Select(eq(total, total), Load(best, index, self.dtype), self.neutral_index, self.dtype)
+        return (Compute(best, index, index_or_neutral),) if dtype.is_float else ()
 
     def is_in_order(self, inner: tuple[Axis, ...]) -> bool:
         """Return whether the index grows along the row."""

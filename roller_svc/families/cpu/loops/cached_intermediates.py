@@ -76,14 +76,19 @@ def _cached_intermediate(reduction: TensorExpr, map_: TensorExpr, group: KernelG
     if [a.extent for a in reduction_axes] != [a.extent for a in map_axes]:
         return None
     names: dict[str, Expr] = {a.name: ref(b.name) for a, b in zip(reduction_axes, map_axes, strict=True)}
-    back: dict[str, Expr] = {b.name: ref(a.name) for a, b in zip(reduction_axes, map_axes, strict=True)}
+    to_reduction_axes: dict[str, Expr] = {b.name: ref(a.name) for a, b in zip(reduction_axes, map_axes, strict=True)}
     inner = {a.name for a in reduction_axes if a.extent > 1}
     subexpressions = set(iter_subexpressions(map_.body))
     for value in _outermost(reduction.body):
-        there = substitute(value, names)
-        if value.dtype is map_.type.dtype and inner <= axes_of(value) and there in subexpressions and _is_costly(value):
-            body = _replaced(map_.body, there, Load(map_.output, map_.index, map_.type.dtype))
-            return CachedIntermediate(map_, value, tuple(substitute(i, back) for i in map_.index), body)
+        map_value = substitute(value, names)
+        if (
+            value.dtype is map_.type.dtype
+            and inner <= axes_of(value)
+            and map_value in subexpressions
+            and _is_costly(value)
+        ):
+            body = _replaced(map_.body, map_value, Load(map_.output, map_.index, map_.type.dtype))
+            return CachedIntermediate(map_, value, tuple(substitute(i, to_reduction_axes) for i in map_.index), body)
     return None
 
 

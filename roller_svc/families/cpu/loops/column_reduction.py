@@ -179,11 +179,11 @@ def _unrolled_axis(group: KernelGroup, inner: tuple[Axis, ...]) -> _UnrolledAxis
 def _vector_loop(nodes: tuple[Node, ...], column: Expr, lanes: int, kind: LoopKind) -> Node:
     """Return a vector loop over the nodes, with COLUMN replaced by `column`."""
     at = {COLUMN: column}
-    here = tuple(
+    computes = tuple(
         replace(n, index=tuple(substitute(i, at) for i in n.index), value=substitute(n.value, at))
         for n in nodes if isinstance(n, Compute)
     )  # fmt: skip
-    return unswitch_guards(Loop(LANE, lanes, kind, here))
+    return unswitch_guards(Loop(LANE, lanes, kind, computes))
 
 
 def _combine_in_order(terms: list[Expr], combine: Combine) -> Expr:

@@ -1,4 +1,4 @@
-"""The cost of a loop nest on a CPU: what its statements compute and load, beside what memory moves."""
+"""Cost of a loop nest on a CPU: operations and loads of its statements, overlapped with memory."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ from roller_svc.perf.machine import ROB_ENTRIES
 from roller_svc.perf.workload import Workload
 
 MAX_PREFETCHED_LINES = 48.0  # in flight, up to which prefetchers are ahead of a core
-COPY_LINES_IN_FLIGHT = 128.0  # in flight in a copy: a load, a store and a part of its loop's step for each
-# Instructions of a loop's step beside its work, of a pair of lanes joined, of an extreme, of a polynomial.
+COPY_LINES_IN_FLIGHT = 128.0  # of a copy: a load, a store and a part of an iteration for each
+# Instructions of an iteration in addition to its work, of min or max, of a polynomial.
 LOOP_OPERATIONS, MINMAX_OPERATIONS, FUNCTION_OPERATIONS = 2, 3, 17
-MIN_STRIDED_STEPS = 64  # steps from which a strided walk is more than a window
+MIN_STRIDED_STEPS = 64  # from which a strided access is more than a window
 _MINMAX_COMBINES = frozenset({Combine.MAX, Combine.MIN})
 
 
 def cpu_loop_cost(p: Workload[LoopFacts], launch: Launch) -> Costs:
-    """Operations, loads and tasks of the core with the most of them, overlapped with what memory moves."""
+    """Return the operations, loads and tasks of the busiest core, overlapped with memory."""
     mach, costs = p.machine, p.machine.costs.loops
     walked = p.facts.statements or (
         StatementWork(p.outer_points * p.inner_points, _unknown_op_counts(p), None, frozenset()),
@@ -78,12 +78,11 @@ def cpu_loop_cost(p: Workload[LoopFacts], launch: Launch) -> Costs:
 
 @dataclass(frozen=True, slots=True)
 class _StatementCost:
-    """A statement's walk: cycles of its operations, of its loads, of what it walks again, all in all; seconds of what
-    it is the first to ask of memory, beside what other statements ask, and apart from it."""
+    """Cost of one statement."""
 
-    cycles: tuple[float, float, float]
-    memory_s: float
-    apart_s: float
+    cycles: tuple[float, float, float]  # of operations, of loads, of rereads
+    memory_s: float  # memory time of tensors that it accesses first, overlapped with other statements
+    apart_s: float  # the same without that overlap
 
 
 def _steps(p: Workload[LoopFacts], launch: Launch, walked: tuple[StatementWork, ...]) -> list[_StatementCost]:
@@ -106,15 +105,16 @@ def _steps(p: Workload[LoopFacts], launch: Launch, walked: tuple[StatementWork, 
 
 
 def _overlap(costs: LoopCosts, core_s: float, memory_s: float) -> float:
-    """A core's work and what memory moves for it meanwhile."""
+    """Return the seconds of core work and memory that overlap imperfectly."""
     return max(core_s, memory_s) + costs.imperfect_overlap * min(core_s, memory_s)
 
 
 def _prefetched_fraction(p: Workload[LoopFacts], launch: Launch) -> float:
-    """Which share of a row memory moves while the core still works on the row before: where several statements walk a
-    row, one after the other, what is asked ahead of the first is all that moves during the next ones. Of rows that are
-    walked side by side the last one's end alone lies before rows that are new; so it is of columns. Never all of it:
-    each walk needs what the one before has joined."""
+    """Return the fraction of a row that memory moves while the core still processes the row before.
+
+    With several statements per row, only the software-prefetched part of the next row moves during the later ones.
+    Never the whole row: each statement needs the reduction of the one before.
+    """
     if _num_row_statements(p) < 2 or not p.space.reduces_rows:
         return 1.0
     costs = p.machine.costs.loops
@@ -122,18 +122,18 @@ def _prefetched_fraction(p: Workload[LoopFacts], launch: Launch) -> float:
 
 
 def _num_row_statements(p: Workload[LoopFacts]) -> int:
-    """Statements that walk rows; others have one value of each, as a mean that divides a sum has."""
+    """Return the number of statements over rows; others have one value per row, such as a mean."""
     return sum(one.points > p.outer_points for one in p.facts.statements)
 
 
 def _row_bytes(p: Workload[LoopFacts], launch: Launch) -> int:
-    """Of the rows that all statements walk before the next ones, side by side as they are."""
+    """Return the bytes of the rows that all statements process before the next ones."""
     rows = _resident_tile(p, launch)
     return max((t.bytes(rows) for t in p.footprint.reads if t.varies_with_reduction), default=0)
 
 
 def _resident_tile(p: Workload[LoopFacts], launch: Launch) -> Tile:
-    """The part of the space that all statements walk before the next: rows side by side, or pieces of columns."""
+    """Return the part of the space that all statements process before the next: rows, or blocks of columns."""
     tile = [p.extents[i] if a.role is AxisRole.INNER else launch.thread[i] for i, a in enumerate(p.space.axes)]
     if p.vector_axis is not None and is_column_reduction(p.space):
         tile[p.vector_axis] = _columns_per_block(p, launch)
@@ -141,23 +141,23 @@ def _resident_tile(p: Workload[LoopFacts], launch: Launch) -> Tile:
 
 
 def _columns_per_block(p: Workload[LoopFacts], launch: Launch) -> int:
-    """Columns whose values wait in a cache: a reduction's accumulator, and where it is read what it became."""
+    """Return the columns whose accumulators, and derived values, stay in a cache."""
     reductions = sum(one.combine is not None for one in p.facts.statements)
-    held = p.elem_bytes * max(1, reductions) * (2 if len(p.facts.statements) > 1 else 1)
+    value_bytes = p.elem_bytes * max(1, reductions) * (2 if len(p.facts.statements) > 1 else 1)
     place = p.vector_axis or 0
     return min(
-        p.extents[place], columns_per_block(launch.block[place], launch.thread[place], held, accumulator_bytes(p.space))
+        p.extents[place],
+        columns_per_block(launch.block[place], launch.thread[place], value_bytes, accumulator_bytes(p.space)),
     )
 
 
 def _unknown_op_counts(p: Workload[LoopFacts]) -> OpCounts:
-    """Of a space whose statements are not known."""
+    """Return the operations of a space whose statements are unknown."""
     return OpCounts(alu=round(p.space.flops / (p.outer_points * p.inner_points)))
 
 
 def _statement_cycles(p: Workload[LoopFacts], launch: Launch, each: StatementWork, *, in_turn: bool) -> float:
-    """One statement at all its points: operations, or the latency of joins where too few go side by side; loops; lanes
-    joined, and what is left of a row joined one by one."""
+    """Return cycles of one statement: operations, or reduction latency; loops; horizontal reduction and tails."""
     costs = p.machine.costs.loops
     busy, waiting = _vector_cycles(p, launch, each, in_turn=in_turn)
     rows, width = p.outer_points, _width(p, launch)
@@ -173,17 +173,20 @@ def _statement_cycles(p: Workload[LoopFacts], launch: Launch, each: StatementWor
 
 
 def _horizontal_cycles(p: Workload[LoopFacts], launch: Launch, each: StatementWork) -> float:
-    """A row's lanes joined: a chain that the row's next walk waits for, beside those of the rows at hand; where nothing
-    walks the row again, the next row's loads and joins go on meanwhile, and what it takes is its operations."""
+    """Return the cost of the horizontal reduction of a row.
+
+    If another statement processes the row, its latency is exposed, overlapped across resident rows; otherwise only its
+    throughput counts.
+    """
     costs, halvings = p.machine.costs.loops, math.log2(launch.reduce_threads)
     if _num_row_statements(p) > 1:
         return costs.horizontal_cycles * halvings / math.prod(launch.thread)
-    reduction_step = costs.minmax_cycles if each.combine in _MINMAX_COMBINES else costs.operation_cycles
-    return (costs.operation_cycles + reduction_step) * halvings  # a shuffle, and what joins
+    combine = costs.minmax_cycles if each.combine in _MINMAX_COMBINES else costs.operation_cycles
+    return (costs.operation_cycles + combine) * halvings  # a shuffle and its combiner
 
 
 def _reduction_step(p: Workload[LoopFacts], each: StatementWork) -> ReductionStep:
-    """Of rows of columns, what a statement walks side by side: what a reduction joins before it stores."""
+    """Return what a statement combines per load and store of an accumulator in a column reduction."""
     is_reduction = each.combine is not None and each.points > p.outer_points
     return reduction_step(p.space) if is_reduction and is_column_reduction(p.space) else ReductionStep(1, 1)
 
@@ -191,8 +194,7 @@ def _reduction_step(p: Workload[LoopFacts], each: StatementWork) -> ReductionSte
 def _vector_cycles(
     p: Workload[LoopFacts], launch: Launch, each: StatementWork, *, in_turn: bool
 ) -> tuple[float, float]:
-    """One statement on one vector: its operations and its loop, and, of joins, the latency of each after the one before
-    it, beside which all that is done."""
+    """Return one statement's cycles per vector: (operations and loop, latency of the reduction chain)."""
     costs, counts = p.machine.costs.loops, each.counts
     width = _width(p, launch)
     rows_at_once = 1 if launch.reduce_threads > 1 and in_turn else math.prod(launch.thread)
@@ -203,20 +205,22 @@ def _vector_cycles(
     busy = work_cycles(p.machine, counts + join)
     if launch.nontemporal and any(_nontemporal_fraction(p, t) < 1 for t in p.footprint.writes):
         busy += TEST_OPERATIONS * costs.operation_cycles
-    if _reduction_step(p, each).terms == 1:  # else a turn's loop goes beside the operations on all that the turn joins
+    if _reduction_step(p, each).terms == 1:  # else the loop overlaps with the operations of an iteration
         busy += costs.loop_cycles / side_by_side
     if each.combine is None or each.points <= p.outer_points or is_column_reduction(p.space):
         return busy, 0.0
     latency = costs.minmax_latency_cycles if each.combine in _MINMAX_COMBINES else costs.accumulate_latency_cycles
-    # rows that are short are under way together: theirs is not the latency of a chain
+    # short rows are in flight together: they expose no chain latency
     alone = min(1.0, each.points / (p.outer_points * width * p.machine.rob_ratio * costs.rob_iterations))
     return busy, alone * latency / side_by_side
 
 
 def _first_lines_cycles(p: Workload[LoopFacts], launch: Launch, each: StatementWork, first: frozenset[str]) -> float:
-    """What turns over rows of columns wait where they begin, for the last of their rows' first lines: a turn works on
-    all of its rows at once, and no core looks as far ahead as the next. Rows that come from memory are on other pages;
-    on those that it was on before prefetchers have gone ahead."""
+    """Return exposed misses of the first lines of each block of rows in a column reduction.
+
+    An iteration uses all its rows at once, and the reorder buffer does not reach the next. Rows in memory are on new
+    pages; on earlier ones prefetchers are ahead.
+    """
     if each.combine is None or not first or not is_column_reduction(p.space):
         return 0.0
     costs, at_once, columns = p.machine.costs.memory, reduction_step(p.space), _columns_per_block(p, launch)
@@ -229,30 +233,32 @@ def _first_lines_cycles(p: Workload[LoopFacts], launch: Launch, each: StatementW
 
 
 def _reads_rows_sequentially(p: Workload[LoopFacts], each: StatementWork, first: frozenset[str]) -> bool:
-    """Whether rows at hand are read one after the other: by a reduction that is the first to touch them, each element
-    once, where they come from beyond a core's own caches (`families/cpu/loops/schedule.py`)."""
+    """Return whether resident rows are read one after another.
+
+    A reduction that accesses them first, each element once, from beyond a core's private caches
+    (`cpu/loops/schedule.py`).
+    """
     wide = {i for i, extent in enumerate(p.extents) if extent > 1}
     mine = [t.bytes(p.extents) for t in p.footprint.reads if t.access.tensor in first and wide <= set(t.axes)]
     return each.combine is not None and any(p.machine.hw.exceeds_caches(b, p.compulsory_bytes) for b in mine)
 
 
 def _stall_cycles(p: Workload[LoopFacts], launch: Launch, each: StatementWork, *, in_turn: bool) -> float:
-    """Cycles in which a statement has nothing but its divider at work, or waits for joins: loads and stores hide
-    there."""
+    """Return cycles in which only the divider works, or reductions wait: loads and stores hide there."""
     alone = work_cycles(p.machine, each.counts) - alu_cycles(p.machine.costs.loops, each.counts)
     busy, waiting = _vector_cycles(p, launch, each, in_turn=in_turn)
     return each.points * _overhang(p, launch) / _width(p, launch) * (alone + max(0.0, waiting - busy))
 
 
 def _width(p: Workload[LoopFacts], launch: Launch) -> int:
-    """Points of one vector, at most those of a register."""
+    """Return the points of one vector, at most those of a register."""
     return min(
         p.machine.unit.shape[-1], launch.reduce_threads if launch.reduce_threads > 1 else math.prod(launch.thread)
     )
 
 
 def _overhang(p: Workload[LoopFacts], launch: Launch) -> float:
-    """Points that are computed for each that there is: vectors overhang the axis they run along."""
+    """Return points computed per useful point: vectors exceed the axis they follow."""
     if launch.reduce_threads > 1 or p.vector_axis is None:
         return 1.0
     extent, width = p.extents[p.vector_axis], _width(p, launch)
@@ -260,8 +266,10 @@ def _overhang(p: Workload[LoopFacts], launch: Launch) -> float:
 
 
 def _load_cycles(p: Workload[LoopFacts], launch: Launch, each: StatementWork, *, in_turn: bool) -> float:
-    """One statement's loads and stores at all its points, as if all were in L1. What is joined at once of a row in
-    columns is loaded once, and so is what rows have in common that are walked side by side."""
+    """Return one statement's load and store cycles, as if all hit L1.
+
+    A column reduction loads accumulators once per iteration; resident rows share common operands.
+    """
     vectors = each.points * _overhang(p, launch) / _width(p, launch)
     if each.combine is not None and is_column_reduction(p.space):
         vectors *= reduction_step(p.space).rows / reduction_step(p.space).terms
@@ -272,7 +280,7 @@ def _load_cycles(p: Workload[LoopFacts], launch: Launch, each: StatementWork, *,
 
 
 def _access_cycles(p: Workload[LoopFacts], tensor: AccessFootprint, launch: Launch, vectors: float) -> float:
-    """One tensor between L1 and registers: whole vectors, one element for all lanes, or element by element."""
+    """Return cycles between L1 and registers: vectors, broadcasts, or single elements."""
     costs, width = p.machine.costs.loops, _width(p, launch)
     if p.inner_points > 1 and not tensor.varies_with_reduction:  # once for each outer point
         vectors = p.outer_points / (1 if launch.reduce_threads > 1 else width)
@@ -281,21 +289,21 @@ def _access_cycles(p: Workload[LoopFacts], tensor: AccessFootprint, launch: Laun
     stride = tensor.strides.get(p.vector_axis)
     if stride == 1:
         return vectors * costs.load_cycles
-    # a quotient is in the place where there is no stride: of a whole axis a compiler knows them all
+    # without a stride the index has a division; on a whole axis the compiler resolves it
     if stride == 2 or (stride is None and launch.block[p.vector_axis] >= p.extents[p.vector_axis]):
         return vectors * costs.permute_cycles
     return vectors * width * (costs.index_cycles if stride is None else costs.gather_cycles)
 
 
 def _reread_cycles_per_byte(p: Workload[LoopFacts], launch: Launch) -> float:
-    """Of what statements after the first read and write of a row, from the cache that holds the rows at hand."""
+    """Return cycles per byte of later statements' accesses, from the cache that holds resident rows."""
     if not p.space.reduces_rows:
         return 0.0
     return private_seconds_per_byte(p.machine, p.footprint.bytes(_resident_tile(p, launch))) * p.machine.clock_hz
 
 
 def _strided_miss_cycles(p: Workload[LoopFacts], tensor: AccessFootprint, launch: Launch) -> float:
-    """A walk over an inner axis that jumps further than prefetchers follow waits for memory at every step."""
+    """Return exposed misses of an inner axis with strides beyond those that prefetchers follow."""
     if (
         not p.reduced
         or launch.reduce_threads > 1
@@ -317,8 +325,7 @@ def _strided_miss_cycles(p: Workload[LoopFacts], tensor: AccessFootprint, launch
 
 
 def _transfer_s(p: Workload[LoopFacts], launch: Launch, *, beside: bool) -> list[tuple[str, float]]:
-    """Each tensor and the seconds that memory takes for it, from where a repeated run finds the data; of results past
-    the caches what is not hidden `beside` reads."""
+    """Return each tensor's memory seconds; non-temporal outputs without what `beside` reads hide."""
     clipped = tuple([min(b, e) for b, e in zip(launch.block, p.footprint.extents, strict=True)])
     often, put = reread_ratio(p.footprint.reads, launch.grid, clipped, p.extents), 1.0
     if launch.reduce_threads > 1:
@@ -339,20 +346,20 @@ def _transfer_s(p: Workload[LoopFacts], launch: Launch, *, beside: bool) -> list
 
 
 def _row_restart_penalty(p: Workload[LoopFacts], launch: Launch) -> float:
-    """What rows that lanes walk along take more to read, in parts of what one at a time takes. Of rows that later
-    statements walk again each of those side by side begins anew, for reading pauses there. Where nothing comes between
-    they are read in the order of memory, however many are at hand."""
+    """Return the extra read time of parallel rows, as a fraction.
+
+    Each restarts where later statements interrupt reading. Without them, rows are read in memory order.
+    """
     again = _num_row_statements(p) > 1
     return again * p.machine.costs.loops.multi_stream_penalty * math.log2(math.prod(launch.thread))
 
 
 def _out_of_order_miss_penalty(p: Workload[LoopFacts], launch: Launch) -> float:
-    """What rows that are joined as they come take more to read than calibration's copies, or less, by how far the core
-    runs ahead of prefetchers: one with many lines' loads in its window of operations asks for them itself, before
-    prefetchers do, which bring them faster from memory. Sums of rows of 4 KB take 9.46 ms on Zen 4 with four
-    accumulators, 9.31 with two and 8.92 with one, whose loop has more operations for each line; of rows of 484 bytes
-    8.25 with four rows at hand and four accumulators, whose ends are joined together, and 8.12 to 8.18 a row at a time
-    or with one accumulator."""
+    """Return the extra read time of reduced rows over calibration's copies, as a fraction; may be negative.
+
+    A core whose reorder buffer covers many lines requests them itself before prefetchers do, which load them faster
+    from memory. See docs/cpu.md.
+    """
     joining = [one for one in p.facts.statements if one.combine is not None and one.points > p.outer_points]
     if len(joining) != 1 or _num_row_statements(p) > 1:
         return 0.0
@@ -362,15 +369,14 @@ def _out_of_order_miss_penalty(p: Workload[LoopFacts], launch: Launch) -> float:
 
 
 def _lines_in_flight(p: Workload[LoopFacts], launch: Launch, each: StatementWork) -> float:
-    """Of a row that lanes join, how many lines' loads a core holds at once: as many as it has room for what is done
-    with each, the ends of rows included."""
+    """Return the lines of a reduced row whose loads the reorder buffer holds, row ends included."""
     width, counts, rows = _width(p, launch), each.counts, math.prod(launch.thread)
     points = each.points // p.outer_points
     joins = MINMAX_OPERATIONS if each.combine in _MINMAX_COMBINES else 1
     work: float = counts.alu + MINMAX_OPERATIONS * counts.minmax + joins
     work += FUNCTION_OPERATIONS * (counts.exp + counts.functions) + counts.div
     work += LOOP_OPERATIONS * width / launch.reduce_threads
-    loop = LOOP_OPERATIONS / rows  # of rows at hand one for all: over rows, and over what fills no vector
+    loop = LOOP_OPERATIONS / rows  # shared by resident rows: over rows, and over the tail
     end = (
         loop + (1 + joins) * math.log2(width) + joins * launch.reduce_threads / width + points % width * (joins + loop)
     )
@@ -379,9 +385,11 @@ def _lines_in_flight(p: Workload[LoopFacts], launch: Launch, each: StatementWork
 
 
 def _bus_turnaround_penalty(p: Workload[LoopFacts], launch: Launch) -> float:
-    """What results of rows that several statements walk take more to write, in parts of what a map's take: memory reads
-    while the first statement walks, and is written while the last one does, and turns from one to the other the less
-    fully the longer each takes, but for as much as is in flight at once."""
+    """Return the extra write time of rows with several statements, as a fraction (DRAM bus turnaround).
+
+    Memory reads during the first statement and is written during the last; it switches less often the longer each
+    takes, but for what is in flight.
+    """
     costs = p.machine.costs.loops
     at_once = _row_bytes(p, launch) / costs.prefetch_distance_bytes
     return costs.bus_turnaround_penalty * math.log2(max(1.0, at_once)) if _num_row_statements(p) > 1 else 0.0
@@ -390,8 +398,10 @@ def _bus_turnaround_penalty(p: Workload[LoopFacts], launch: Launch) -> float:
 def _nontemporal_s(
     p: Workload[LoopFacts], tensor: AccessFootprint, launch: Launch, others: tuple[float, float, float]
 ) -> float:
-    """Results past the caches, as far as vectors are aligned. `others`: what reads take from caches and from memory,
-    and these results like any others."""
+    """Return the seconds of non-temporal outputs, as far as vectors are aligned.
+
+    `others`: seconds of reads from caches and from memory, and of these outputs through the caches.
+    """
     caches_s, memory_s, plain_s = others
     share = _nontemporal_fraction(p, tensor)
     past_s = exposed_nontemporal_s(p.machine, nontemporal_write_s(p, tensor, launch.grid), caches_s, memory_s)

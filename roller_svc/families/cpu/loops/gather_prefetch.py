@@ -101,7 +101,7 @@ class _GatherRewriter:
     def _prefetched_index(self, indirect: _IndirectIndex) -> Expr | None:
         """Return the index of the row to prefetch while a map gathers the current one.
 
-        None if the table fits a private cache or the group is no plain map.
+        None if the table fits a private cache or the group reduces.
         """
         axis = next((a for a in reversed(self.group.outer) if a.name in axes_of(indirect.index)), None)
         table_bytes = dict(self.group.inputs)[indirect.tensor].bytes

@@ -1,4 +1,4 @@
-"""ROLLER's rules for a loop nest on a CPU: vectors along one axis, tasks that are worth handing out."""
+"""ROLLER's rules for a loop nest on a CPU: vectors along one axis, tasks that are large enough."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from roller_svc.perf.footprint import Tile
 from roller_svc.perf.workload import Workload
 
 VECTOR_STEPS = (1, 2, 4)
-# rows whose reductions go side by side: as many streams from memory, and one load of what they share
+# rows whose reductions run in parallel: as many memory streams, and one load of shared operands
 ROWS_PER_ITERATION = 4
 MAX_STEPS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class CpuLoopRules(TaskRules):
-    serial: bool  # a scatter: its writes may meet, so one task does them in order
+    serial: bool  # a scatter: its writes may collide, so one task does them in order
 
     def reduce_thread_choices(self) -> tuple[int, ...]:
-        """Lanes share the reduction where memory runs along it, or no outer axis is long enough for a vector."""
+        """Return vector lanes per reduction where it is contiguous, or no outer axis fills a vector."""
         p = self.workload
         width = p.machine.unit.shape[-1]
         if self.serial or p.inner_points < 2:
@@ -34,7 +34,7 @@ class CpuLoopRules(TaskRules):
         short = p.vector_axis is None or p.extents[p.vector_axis] < width // 2
         if not (along or short):
             return (1,)
-        innermost = p.space.axes[p.reduced[-1]].members[-1].extent  # lanes are neighbours on this one
+        innermost = p.space.axes[p.reduced[-1]].members[-1].extent  # lanes are adjacent along it
         return tuple([width * v for v in VECTOR_STEPS if width * v <= innermost]) or (1,)
 
     def thread_level(self, lanes: int) -> ScaleUpLevel:
@@ -60,7 +60,7 @@ class CpuLoopRules(TaskRules):
         return grown.saturated
 
     def pipeline_choices(self, block: Tile, base: ThreadTile, split_k: int) -> Sequence[PipelineOptions]:
-        """Past the caches too, where the results of a map, or of rows, are more than the last one holds."""
+        """Return cached and non-temporal stores, the latter where outputs exceed the LLC."""
         p = self.workload
         last = p.machine.llc
         large = last is None or p.compulsory_bytes > last.total_bytes // 2
@@ -70,7 +70,7 @@ class CpuLoopRules(TaskRules):
         return (DEFAULT_PIPELINE, PipelineOptions(nontemporal=True))
 
     def _writes_rows(self, base: ThreadTile) -> bool:
-        """Whether lanes write along rows what nobody reads again: of a sum of what is dear the parts wait there."""
+        """Return whether lanes write rows that are not read back; cached intermediates of expensive sums are."""
         p = self.workload
         dear = any(one.combine and one.counts.is_expensive for one in p.facts.statements)
         if base.reduce_threads == 1 or dear or p.vector_axis is None or p.vector_axis not in p.reduced:
@@ -78,12 +78,12 @@ class CpuLoopRules(TaskRules):
         return any(t.varies_with_reduction and t.strides.get(p.vector_axis) == 1 for t in p.footprint.writes)
 
     def fallback_tiles(self) -> Sequence[tuple[Tile, ThreadTile]]:
-        """Everything in one task, one point at a time."""
+        """Return everything in one task, one point at a time."""
         p = self.workload
         return [(p.extents, ThreadTile(tuple([1] * len(p.extents))))]
 
     def _block_steps(self, axis: int, base: ThreadTile) -> Tile:
-        """Whole threads: powers of two, about equal cuts for the cores, and the whole axis."""
+        """Return whole threads: powers of two, about equal cuts for the cores, and the whole axis."""
         p = self.workload
         extent, unit = p.extents[axis], base.tile[axis]
         if axis not in p.spatial:
@@ -96,7 +96,7 @@ class CpuLoopRules(TaskRules):
         return tuple(sorted(sizes))[-MAX_STEPS:] if axis == p.vector_axis else tuple(sorted(sizes))
 
     def _block_rank(self) -> Tile:
-        """Vectors first."""
+        """Return the order of growth: the vector axis first."""
         count = len(self.workload.extents)
         return tuple([-1 if i == self.workload.vector_axis else count - i for i in range(count)])
 

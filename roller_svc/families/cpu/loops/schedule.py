@@ -211,8 +211,8 @@ class _Rows:
             nodes += self._for_rows(Compute(statement.output, index, value))
             if self.is_vector:
                 own = self.streams.get(statement.output, ())
-                here = [s for s in own if s.for_write or not is_reduction(statement)]
-                nodes += self._prefetch(here, self.width, self.at)
+                streams = [s for s in own if s.for_write or not is_reduction(statement)]
+                nodes += self._prefetch(streams, self.width, self.at)
         return nodes
 
     def _map(self, statement: TensorExpr, inner: tuple[Axis, ...], reads: RowReads) -> list[Node]:
@@ -238,13 +238,13 @@ class _Rows:
         inner = inner_axes(statement, self.group.outer)
 
         def store(at: dict[str, Expr]) -> tuple[Node, ...]:
-            position = reads.with_axes(at)
-            index = tuple(position.apply(i) for i in statement.index)
-            return (Compute(statement.output, index, convert_to_type(position.apply(body), statement)),)
+            axis_reads = reads.with_axes(at)
+            index = tuple(axis_reads.apply(i) for i in statement.index)
+            return (Compute(statement.output, index, convert_to_type(axis_reads.apply(body), statement)),)
 
         if self._lanes_of(statement) == 1:
-            here = store({a.name: ref(a.name) for a in inner})
-            return list(serial_loops(inner, self._for_rows(*here) if self.is_vector else here))
+            nodes = store({a.name: ref(a.name) for a in inner})
+            return list(serial_loops(inner, self._for_rows(*nodes) if self.is_vector else nodes))
         return [*self._vector_loops(statement, inner, store), *self._remainder(statement, inner, store)]
 
     def _reduction(self, statement: TensorExpr, inner: tuple[Axis, ...], reads: RowReads) -> list[Node]:
@@ -252,36 +252,38 @@ class _Rows:
         acc, lanes = acc_name(statement.output), self._lanes_of(statement)
         start = identity(combine, statement.accumulator)
         if lanes == 1:
-            here = reads.with_axes({a.name: ref(a.name) for a in inner})
-            accumulate = self._accumulate(statement, here, acc, self._row_index)
+            axis_reads = reads.with_axes({a.name: ref(a.name) for a in inner})
+            accumulate = self._accumulate(statement, axis_reads, acc, self._row_index)
             first = Compute(acc, self._row_index, start)
             return [*self._for_rows(first), *serial_loops(inner, self._for_rows(*accumulate))]
-        position = (*self._row_index, ref(LANE))
+        lane_index = (*self._row_index, ref(LANE))
 
         def accumulate_lane(at: dict[str, Expr]) -> tuple[Node, ...]:
-            return self._accumulate(statement, reads.with_axes(at), acc, position)
+            return self._accumulate(statement, reads.with_axes(at), acc, lane_index)
 
         def accumulate_total(at: dict[str, Expr]) -> tuple[Node, ...]:
             return self._accumulate(statement, reads.with_axes(at), f"{acc}.total", self._row_index)
 
         return [
-            *self._for_rows(Loop(LANE, lanes, LoopKind.VECTOR, (Compute(acc, position, start),))),
+            *self._for_rows(Loop(LANE, lanes, LoopKind.VECTOR, (Compute(acc, lane_index, start),))),
             *self._vector_loops(statement, inner, accumulate_lane),
             *self._for_rows(*self._reduce_lanes(acc, lanes, combine, statement.accumulator)),
             *self._remainder(statement, inner, accumulate_total),
         ]
 
-    def _accumulate(self, statement: TensorExpr, here: RowReads, to: str, index: tuple[Expr, ...]) -> tuple[Node, ...]:
+    def _accumulate(
+        self, statement: TensorExpr, reads: RowReads, acc: str, index: tuple[Expr, ...]
+    ) -> tuple[Node, ...]:
         """Accumulate a point's value and store its cached intermediate, if there is one."""
         combine = statement.combine or Combine.SUM
         cached = self.cached.get(statement.output)
         if cached is None:
-            return (Compute(to, index, here.apply(statement.body), combine),)
+            return (Compute(acc, index, reads.apply(statement.body), combine),)
         body = rewrite(statement.body, lambda node: cached.cached_load if node == cached.value else node)
-        cached_load = tuple(here.apply(i) for i in cached.index)
+        cached_index = tuple(reads.apply(i) for i in cached.index)
         return (
-            Compute(cached.map_.output, cached_load, here.apply(cached.value)),
-            Compute(to, index, here.apply(body), combine),
+            Compute(cached.map_.output, cached_index, reads.apply(cached.value)),
+            Compute(acc, index, reads.apply(body), combine),
         )
 
     def _arg_reduce(self, arg_reduction: ArgReduce, inner: tuple[Axis, ...], reads: RowReads) -> list[Node]:
@@ -290,8 +292,8 @@ class _Rows:
         lane = (*row, ref(LANE))
 
         def update(index: tuple[Expr, ...], at: dict[str, Expr], part: str) -> tuple[Node, ...]:
-            here = reads.with_axes(at)
-            value, position = here.apply(arg_reduction.reduction.value), here.apply(arg_reduction.index)
+            axis_reads = reads.with_axes(at)
+            value, position = axis_reads.apply(arg_reduction.reduction.value), axis_reads.apply(arg_reduction.index)
             return arg_reduction.update(index, value, position, part, in_order=arg_reduction.is_in_order(inner))
 
         return [
@@ -328,15 +330,15 @@ class _Rows:
         nodes: list[Node] = []
         if full := last.extent // lanes:
             chunk = ref(f"{last.name}.piece")
-            here = {**at, last.name: add(mul(chunk, num(lanes)), ref(LANE))}
-            vector = unswitch_guards(Loop(LANE, lanes, LoopKind.VECTOR, visit(here)))
-            prefetches = self._prefetch(streams, lanes, {**self.at, **here})
+            position = {**at, last.name: add(mul(chunk, num(lanes)), ref(LANE))}
+            vector = unswitch_guards(Loop(LANE, lanes, LoopKind.VECTOR, visit(position)))
+            prefetches = self._prefetch(streams, lanes, {**self.at, **position})
             nodes.append(Loop(chunk.name, full, LoopKind.SERIAL, for_rows(vector, *prefetches)))
         done = full * lanes
         if vectors := (last.extent - done) // self.native * self.native:
-            here = {**at, last.name: add(num(done), ref(LANE))}
-            prefetches = self._prefetch(streams, vectors, {**self.at, **here})
-            nodes += for_rows(Loop(LANE, vectors, LoopKind.VECTOR, visit(here)), *prefetches)
+            position = {**at, last.name: add(num(done), ref(LANE))}
+            prefetches = self._prefetch(streams, vectors, {**self.at, **position})
+            nodes += for_rows(Loop(LANE, vectors, LoopKind.VECTOR, visit(position)), *prefetches)
         loops = serial_loops(rest, nodes)
         return list(self._for_rows(*loops)) if rows_in_order and loops else list(loops)
 

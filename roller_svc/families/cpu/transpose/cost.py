@@ -1,4 +1,4 @@
-"""The cost of turning tiles on a CPU: shuffles, rooms, operations, memory by the length of what is read at once."""
+"""Cost of blocked transposes on a CPU: shuffles, scratch buffers, operations, memory by contiguous length."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from roller_svc.perf.common import Costs, Launch
 from roller_svc.perf.footprint import AccessFootprint, Tile
 from roller_svc.perf.workload import Workload
 
-BEST_WRITE_BYTES = 256  # rows of a tile that are written
-STREAMED_BYTES = 128  # rows that stream well
-STORE_FORWARD_BYTES = 1024  # what is read again before it has left a core's queue of stores
+BEST_WRITE_BYTES = 256  # of a tile's output rows
+STREAMED_BYTES = 128  # rows that non-temporal stores write well
+STORE_FORWARD_BYTES = 1024  # reread before they leave the store buffer
 
 
 def transpose_cost(p: Workload[TransposeSpace], launch: Launch) -> Costs:
-    """Cycles of the core with the most tasks, overlapped in part with what memory moves."""
+    """Return the cycles of the core with the most tasks, overlapped imperfectly with memory."""
     mach, costs, layout = p.machine, p.machine.costs.transpose, p.facts
     vectors = p.outer_points / layout.lanes
     blocks = vectors * _overlap(p, layout, launch)
@@ -51,7 +51,7 @@ def transpose_cost(p: Workload[TransposeSpace], launch: Launch) -> Costs:
     share = waves * math.prod(min(b, e) for b, e in zip(launch.block, p.extents, strict=True)) / p.outer_points
     cycles = (transposed, compute, tiles * each_tile, launch.grid * costs.task_cycles)
     seconds = [mach.seconds(c * share) for c in cycles]
-    memory = _memory_s(p, layout, launch) * share * min(launch.grid, mach.cores)  # of cores at work that with the most
+    memory = _memory_s(p, layout, launch) * share * min(launch.grid, mach.cores)  # of the busiest core
     core = sum(seconds)
     leak = costs.block_imperfect_overlap if layout.kind is TransposeKind.BLOCK else costs.interleave_imperfect_overlap
     return Costs(
@@ -67,7 +67,7 @@ def transpose_cost(p: Workload[TransposeSpace], launch: Launch) -> Costs:
 
 
 def _overlap(p: Workload[Any], layout: TransposeSpace, launch: Launch) -> float:
-    """Elements turned for each element of a tile: blocks are whole, so that the last may overlap the one before it."""
+    """Return elements transposed per element of a tile: the last whole block may overlap the one before it."""
     if layout.kind is not TransposeKind.BLOCK:
         return 1.0
     column, lanes = math.prod(min(launch.thread[c], p.extents[c]) for c in layout.columns), layout.lanes
@@ -76,12 +76,14 @@ def _overlap(p: Workload[Any], layout: TransposeSpace, launch: Launch) -> float:
 
 
 def _memory_s(p: Workload[Any], layout: TransposeSpace, launch: Launch) -> float:
-    """Reads and results, each from where it is found and slower for the length of its rows; results that stream go to
-    memory, wherever the rest is found, while a cache delivers what it has."""
+    """Return seconds of reads and writes by the length of their rows.
+
+    Non-temporal outputs go to memory while caches deliver inputs.
+    """
     mach, costs, row = p.machine, p.machine.costs.transpose, layout.row
     streams = _nontemporal_fraction(p, layout) if launch.nontemporal else 0.0
-    walked = cacheable_bytes(p, streams)
-    each = seconds_per_byte(mach, walked, launch.grid)
+    working_set = cacheable_bytes(p, streams)
+    each = seconds_per_byte(mach, working_set, launch.grid)
     size = layout.transposed[0].dtype.bytes
     run = size * math.prod(min(launch.thread[c], p.extents[c]) for c in layout.columns)
     whole = all(launch.thread[i] >= p.extents[i] for i in layout.columns) and layout.kind is not TransposeKind.BLOCK
@@ -100,7 +102,7 @@ def _memory_s(p: Workload[Any], layout: TransposeSpace, launch: Launch) -> float
         return reads + writes
     streamed = sum(nontemporal_write_s(p, t, launch.grid) for t in p.footprint.writes)
     streamed *= 1 + _nontemporal_penalty(p, layout, written) + shared
-    from_caches = reads * (1 - dram_fraction(mach, walked))
+    from_caches = reads * (1 - dram_fraction(mach, working_set))
     return (
         reads
         + (1 - streams) * writes
@@ -109,18 +111,17 @@ def _memory_s(p: Workload[Any], layout: TransposeSpace, launch: Launch) -> float
 
 
 def _cached_write_penalty(p: Workload[Any], layout: TransposeSpace, written: int) -> float:
-    """What rows of results that go through the caches, `written` bytes of each at once, take more than their bytes."""
+    """Return the extra time of cached output rows, `written` bytes each at once, as a fraction."""
     costs, more = p.machine.costs.transpose, 0.0
-    if layout.kind is TransposeKind.BLOCK:  # results of others are dealt, or woven, in order of memory
+    if layout.kind is TransposeKind.BLOCK:  # other kinds write in memory order
         more = costs.unprefetched_write_penalty + costs.write_run_penalty * abs(math.log2(written / BEST_WRITE_BYTES))
     return more + costs.read_for_ownership_penalty * dram_fraction(p.machine, p.compulsory_bytes)
 
 
 def _shared_line_s(p: Workload[Any], layout: TransposeSpace, launch: Launch) -> float:
-    """Tiles that cut a row within a line: the next one along the row finds the line in the second cache. Where rows
-    begin with a line, tiles of whole vectors do."""
+    """Return seconds of output lines that adjacent tiles share, reread from L2."""
     mach, row = p.machine, p.extents[layout.row]
-    if layout.kind is not TransposeKind.BLOCK:  # tiles that follow each other in memory
+    if layout.kind is not TransposeKind.BLOCK:  # successive tiles are contiguous
         return 0.0
     cuts = (p.outer_points // row) * (-(-row // launch.thread[layout.row]) - 1)
     cycles = mach.costs.transpose.shared_line_latency_fraction * mach.caches[-2].latency_cycles * cuts
@@ -128,7 +129,7 @@ def _shared_line_s(p: Workload[Any], layout: TransposeSpace, launch: Launch) -> 
 
 
 def _nontemporal_penalty(p: Workload[Any], layout: TransposeSpace, written: int) -> float:
-    """The same of rows that stream: lines that are written in parts go to memory in parts."""
+    """Return the extra time of non-temporal rows, as a fraction: partial lines are written in parts."""
     costs, row_bytes = p.machine.costs.transpose, _row_bytes(p, layout)
     more = costs.nontemporal_run_penalty * math.log2(max(1.0, written / STREAMED_BYTES))
     if row_bytes % LINE_BYTES:

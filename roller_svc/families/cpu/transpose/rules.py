@@ -1,4 +1,4 @@
-"""ROLLER's rules for maps that a CPU turns: tiles of whole lines on both sides that stay in L1."""
+"""ROLLER's rules for transposes on a CPU: tiles of whole lines on both sides that stay in L1."""
 
 from __future__ import annotations
 
@@ -16,13 +16,12 @@ from roller_svc.perf.footprint import Tile
 from roller_svc.perf.workload import Workload
 
 TILE_BYTES = (64, 128, 256, 512, 1024)  # of one side of a tile
-MAX_BUFFER_BYTES = 20 << 10  # of a tile between its two sides: about half of L1, what it becomes takes the rest
-# Of a tile of short rows, along the other side: rows of three were dealt in 128 to 448 bytes of each a sixth faster
-# than in 1024 to 2048 on Zen 4.
+MAX_BUFFER_BYTES = 20 << 10  # of a tile's scratch buffer: about half of L1, the output takes the rest
+# Of a tile of short rows, along the other side.
 SHORT_ROWS_BYTES = (128, 256, 448, 1024, 2048)
-CUTS = (1, 4, 16, 64)  # few: candidates are to differ in their tiles
+CUTS = (1, 4, 16, 64)  # few: candidates should differ in their tiles
 MAX_BASES = 14
-# Of one side of any tile, good or bad.
+# Of one side of any tile, for random plans.
 ANY_BYTES = tuple(sorted({*TILE_BYTES, *SHORT_ROWS_BYTES, 192, 320, 768, 1536, 3072, 4096, 6144, 8192, 12288}))
 
 
@@ -34,11 +33,11 @@ class TransposeRules(TaskRules):
         return (1,)
 
     def thread_level(self, lanes: int) -> ScaleUpLevel:
-        """The tile that is turned at once."""
+        """Scale up the tile that is transposed at once."""
         return self._stage(TILE_BYTES if self.layout.kind is TransposeKind.BLOCK else SHORT_ROWS_BYTES)
 
     def any_tiles(self) -> list[Tile]:
-        """Those with sides of other lengths too."""
+        """Return all tiles, also with sides of other lengths."""
         stage = self._stage(ANY_BYTES)
         return [tile for tile in itertools.product(*stage.steps) if not self._thread_rule(tile)]
 
@@ -63,19 +62,19 @@ class TransposeRules(TaskRules):
         )
 
     def rank_thread_tiles(self, grown: ScaleUpResult, lanes: int) -> Sequence[Tile]:
-        """Those with the longest runs in memory first."""
+        """Return the tiles with the longest contiguous segments first."""
         return sorted(grown.saturated, key=lambda t: -math.prod(t))[:MAX_BASES]
 
     def pipeline_choices(self, block: Tile, base: ThreadTile, split_k: int) -> Sequence[PipelineOptions]:
-        """Past the caches too, where they would not hold what is written."""
+        """Return cached and non-temporal stores, the latter where the LLC would not hold the output."""
         last = self.workload.machine.llc
-        held = last is not None and self.workload.compulsory_bytes <= last.total_bytes // 2
-        if self.layout.kind is TransposeKind.INTERLEAVE or held:
+        fits_llc = last is not None and self.workload.compulsory_bytes <= last.total_bytes // 2
+        if self.layout.kind is TransposeKind.INTERLEAVE or fits_llc:
             return (PipelineOptions(),)
         return (PipelineOptions(), PipelineOptions(nontemporal=True))
 
     def fallback_tiles(self) -> Sequence[tuple[Tile, ThreadTile]]:
-        """The whole of every axis of a tile, in one task."""
+        """Return whole axes of a tile, in one task."""
         p = self.workload
         one = tuple([1] * len(p.extents))
         for i in (self.layout.row, *self.layout.columns):
@@ -83,8 +82,9 @@ class TransposeRules(TaskRules):
         return [(p.extents, ThreadTile(one))]
 
     def _sides(self, extent: int, each: int, side_bytes: Sequence[int]) -> Tile:
-        """Extents of a tile's side, with `each` elements for one of them: about so many bytes in whole vectors, with at
-        least a vector left at the end."""
+        """Return extents of a tile's side of about those bytes in whole vectors, with at least a vector left at the
+        end.
+        """
         lanes, size, found = self.layout.lanes, self.layout.transposed[0].dtype.bytes, set[int]()
         unit = lanes // math.gcd(lanes, each)
         for wanted in side_bytes:
@@ -112,6 +112,6 @@ class TransposeRules(TaskRules):
 
 
 def transpose_rules(p: Workload[Any], layout: TransposeSpace) -> TransposeRules:
-    """The rules of one group. One core has one task: cuts gain it nothing."""
+    """Return the rules of one group. One core has one task: cuts gain it nothing."""
     fewest, most = (1, 1) if p.machine.cores == 1 else task_range(p)
     return TransposeRules(p, fewest, most, layout)

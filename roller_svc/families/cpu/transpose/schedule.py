@@ -264,8 +264,8 @@ class _Layout:
         nodes = self._map(at, count, {s.output: s.body for s in self.group.statements})
         mapped = Loop(f"{self.row.name}.short", short, LoopKind.SERIAL, nodes)
         block = _block(ref(BLOCK_COLUMN), lanes, count)
-        here = {self.row.name: num(0), column.name: add(ref(f"{column.name}.first"), block)}
-        index = tuple(substitute(i, here) for i in statement.index)
+        position = {self.row.name: num(0), column.name: add(ref(f"{column.name}.first"), block)}
+        index = tuple(substitute(i, position) for i in statement.index)
         source = Load(INTERLEAVED, (num(0), block), statement.type.dtype)
         pitch = self._whole(column)
         interleave = Transpose(

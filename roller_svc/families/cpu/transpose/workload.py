@@ -1,6 +1,6 @@
-"""Group of maps → how a CPU turns what lies along another axis than the result: rules, model and lowering ask here.
+"""Elementwise group → how a CPU transposes inputs whose contiguous axis differs from the output's.
 
-Positions are those of the axes in the group's space.
+Rules, model and schedule read it. Positions are those of the axes in the group's space.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from roller_svc.ir.program import StatementKind, TensorExpr, TensorType
 from roller_svc.perf.workload import Workload
 
 MIN_LANES = 4
-MAX_SHORT_ROW = 4  # elements of a row that vectors are dealt from, or woven into: n (n - 1) shuffles for n vectors
-NARROW_BYTES = 16  # vectors of bytes and halves that are turned: wider ones have no instructions that interleave them
+MAX_SHORT_ROW = 4  # elements of a row that is deinterleaved or interleaved: n (n - 1) shuffles for n vectors
+NARROW_BYTES = 16  # vectors of 8- and 16-bit elements: wider ones have no instructions that interleave them
 
 
 class TransposeKind(Enum):
@@ -52,8 +52,7 @@ class TransposeSpace:
 
 
 def transpose_space(group: KernelGroup, hw: HardwareSpec) -> TransposeSpace | None:
-    """The reading of a group whose results lie along another axis than something that they are computed from; None
-    where there is no such thing, or where it cannot be turned in vectors."""
+    """Return the group as a transpose in vectors; None where it is not one."""
     names = [a.name for a in group.outer]
     if group.kind is not GroupKind.NEST or any(
         s.kind is not StatementKind.MAP or {a.name for a in s.axes} != set(names) for s in group.statements
@@ -68,7 +67,7 @@ def transpose_space(group: KernelGroup, hw: HardwareSpec) -> TransposeSpace | No
 
 
 def transpose_lanes(dtype: DType, vector_bytes: int) -> int:
-    """Lanes of the widest vectors in which elements are turned."""
+    """Return the lanes of the widest vectors in which elements are transposed."""
     return (vector_bytes if dtype.bytes >= 4 else NARROW_BYTES) // dtype.bytes
 
 
@@ -163,7 +162,7 @@ def _lanes(most: int, extent: int) -> int:
 
 
 def _strides(index: tuple[Expr, ...], type_: TensorType) -> dict[str, int] | None:
-    """Elements between neighbours along each axis; None where some index is no sum of axes."""
+    """Elements between neighbours along each axis; None where some index is not affine."""
     found: dict[str, int] = {}
     for d, i in enumerate(index):
         known = affine(i)

@@ -1,4 +1,4 @@
-"""The cost of reductions over windows on a CPU: staging, taps, results, memory, all terms summed."""
+"""Cost of windowed reductions on a CPU: staging, taps, outputs and memory, all summed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from roller_svc.perf.workload import Workload
 
 
 def window_cost(p: Workload[PlaneSpace], launch: Launch) -> Costs:
-    """Cycles of the core with the most tasks, overlapped in part with what memory moves."""
+    """Return the cycles of the core with the most tasks, overlapped imperfectly with memory."""
     mach, space = p.machine, p.facts
     costs = mach.costs.window
     planes = math.prod(_mean(a.extent, b) for a, b in zip(space.leading, launch.block, strict=False))
@@ -37,13 +37,13 @@ def window_cost(p: Workload[PlaneSpace], launch: Launch) -> Costs:
     waves = -(-launch.grid // mach.cores)
     seconds = [mach.seconds(c * waves) for c in cycles]
     staged = staged_bytes(space, launch.block, launch.thread)
-    # what is staged and what it is staged from take room side by side
+    # a staged row block and its source share the cache
     memory = _memory_s(p, launch) + again * waves * private_seconds_per_byte(mach, 2 * staged)
-    # while a band is computed, memory moves only what was asked for of the next one when the last line was staged
+    # while a row block is computed, only its successor's prefetched part is in flight
     exposed = max(0.0, sum(seconds[1:]) - min(1.0, costs.prefetch_distance_bytes / staged) * memory)
-    beside = sum(seconds) - exposed
+    overlapped = sum(seconds) - exposed
     return Costs(
-        core_s=max(beside, memory) + costs.imperfect_memory_overlap * min(beside, memory) + exposed,
+        core_s=max(overlapped, memory) + costs.imperfect_memory_overlap * min(overlapped, memory) + exposed,
         core_stage=None,
         stage_seconds=(
             ("staging", seconds[0]), ("compute", seconds[1]), ("results", seconds[2]), ("task", seconds[3]),
@@ -55,7 +55,7 @@ def window_cost(p: Workload[PlaneSpace], launch: Launch) -> Costs:
 
 
 def _memory_s(p: Workload[Any], launch: Launch) -> float:
-    """Everything once; and, from the cache that held the task before, lines that neighbouring tasks share."""
+    """Return seconds of compulsory traffic, and of lines shared by adjacent tasks from their cache."""
     mach, reads = p.machine, p.footprint.reads
     clipped = tuple([min(b, e) for b, e in zip(launch.block, p.extents, strict=True)])
     once = sum(transfer_s(p, t, clipped, launch.grid) for t in p.footprint.accesses)
@@ -65,8 +65,10 @@ def _memory_s(p: Workload[Any], launch: Launch) -> float:
 
 
 def staging_cycles(mach: Machine, one: WindowedSum, found: PlaneLayout) -> float:
-    """Copying one plane: what is inside, line by line, in as many parts as the last dimension has phases. What is
-    computed on the way, quotients above all, has units of its own, which work beside loads, shuffles and stores."""
+    """Return cycles to stage one plane, line by line, in as many parts as the last dimension has phases.
+
+    Computation on the way, divisions above all, overlaps with loads, shuffles and stores.
+    """
     lanes, last, costs = mach.unit.shape[-1], found.dims[-1], mach.costs.window
     cycles = 0.0
     for plane in one.planes:
@@ -80,12 +82,12 @@ def staging_cycles(mach: Machine, one: WindowedSum, found: PlaneLayout) -> float
 
 
 def _mean(extent: int, block: int) -> float:
-    """Of what a dimension has, a block's share: the last one may have less than others."""
+    """Return the mean extent of a block: the last one may be smaller."""
     return extent / -(-extent // block)
 
 
 def staged_positions(dim: Dimension, inside: tuple[int, int]) -> float:
-    """Places of a band that are staged, on average: the first bands and the last ones reach beyond what is inside."""
+    """Return the mean positions of a row block that are staged: the first and last blocks exceed the input."""
     low, high = inside
     bands, step = -(-dim.window_dim.extent // dim.block), dim.block * dim.window_dim.stride
     beyond = _falling_sum(low, step) + _falling_sum((bands - 1) * step + dim.places - high, step)
@@ -93,29 +95,32 @@ def staged_positions(dim: Dimension, inside: tuple[int, int]) -> float:
 
 
 def _falling_sum(first: int, step: int) -> int:
-    """first + (first - step) + (first - 2 step) + ..., as far as that is positive."""
+    """Return first + (first - step) + (first - 2 step) + ..., over positive terms."""
     terms = max(0, -(-first // step))
     return terms * first - step * terms * (terms - 1) // 2
 
 
 def line_vectors(elements: int, lanes: int) -> tuple[float, ...]:
-    """A line's vectors, in parts of whole ones: after these, or the longest power of two where there is none, one as
-    short a power of two as covers what is left."""
+    """Return a line's vectors as fractions of whole ones: whole ones, then the power of two that covers the tail."""
     longest = min(lanes, 1 << max(0, elements.bit_length() - 1))
     whole, left = divmod(elements, longest)
     return (longest / lanes,) * whole + (((1 << (left - 1).bit_length()) / lanes,) if left else ())
 
 
 def _vector_equivalents(mach: Machine, pieces: tuple[float, ...]) -> float:
-    """Whole vectors that take as long: half of one moves half as much and lies across two lines of the cache half as
-    often, where one of 64 bytes nearly always does (half of that takes a third of its time on Zen 4)."""
+    """Return the whole vectors that take as long.
+
+    Half a vector moves half as much and crosses a cache line half as often; a 64-byte one nearly always crosses.
+    """
     across = mach.hw.vector_bytes / LINE_BYTES
     return sum([piece * (1 + across * piece) / (1 + across) for piece in pieces])
 
 
 def tap_cycles(mach: Machine, one: WindowedSum, found: PlaneLayout) -> float:
-    """The run over one plane: operations against loads, those of unaligned vectors counted by lines of memory; a port
-    loads a weight a cycle, however much of a vector it loads."""
+    """Return cycles of one plane's taps: operations against loads, unaligned vectors counted by lines.
+
+    A port loads one weight per cycle, however wide.
+    """
     lanes, rows, costs = mach.unit.shape[-1], found.rows, mach.costs.window
     vectors = found.width // lanes
     below = found.dims[-2].window_dim if len(found.dims) > 1 else None
@@ -135,13 +140,16 @@ def tap_cycles(mach: Machine, one: WindowedSum, found: PlaneLayout) -> float:
 
 
 def _accesses(vector_bytes: int, ports: float) -> float:
-    """Of the first cache for an unaligned vector, in those of an aligned one: what a port loads at once lies across two
-    lines as often as it is long beside one. Two ports that load less than two vectors a cycle load parts of them."""
+    """Return L1 accesses of an unaligned vector, in those of an aligned one.
+
+    A port's load crosses lines in proportion to its length. Two ports that load less than two vectors per cycle load
+    parts.
+    """
     return 1.0 + vector_bytes * min(1.0, ports / LOAD_PORTS) / LINE_BYTES
 
 
 def line_cycles(mach: Machine, found: PlaneLayout) -> float:
-    """Results from the run to where they belong."""
+    """Return cycles of outputs from accumulators to memory."""
     width, costs = found.dims[-1].block, mach.costs.window
     lines = math.prod(_mean(d.window_dim.extent, d.block) for d in found.dims[:-1])
     return lines * (
@@ -150,7 +158,7 @@ def line_cycles(mach: Machine, found: PlaneLayout) -> float:
 
 
 def staged_bytes(space: PlaneSpace, block: Tile, thread: Tile) -> int:
-    """Private memory of a task: staged planes and totals."""
+    """Return a task's scratch memory: staged planes and accumulators."""
     total = 0
     for one in space.reductions:
         found = layout(space, one, block, thread)
@@ -161,7 +169,7 @@ def staged_bytes(space: PlaneSpace, block: Tile, thread: Tile) -> int:
 
 
 def vector_registers(p: Workload[Any], space: PlaneSpace, thread: Tile) -> int:
-    """Totals, the staged vectors at hand, and the weights of one column of taps where there is room."""
+    """Return accumulators, the current staged vectors, and the weights of one column of taps."""
     last = space.first + len(space.axes) - 1
     rows = thread[last - 1] if len(space.axes) > 1 else 1
     vectors = thread[last] // p.machine.unit.shape[-1]

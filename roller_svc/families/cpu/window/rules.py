@@ -1,4 +1,4 @@
-"""ROLLER's rules for reductions over windows on a CPU: totals in registers, staged planes in private caches."""
+"""ROLLER's rules for windowed reductions on a CPU: accumulators in registers, staged planes in private caches."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from roller_svc.families.cpu.window.workload import PlaneSpace, layout
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.workload import Workload
 
-ROWS = (1, 2, 3, 4)  # lines that share what they read
-VECTORS = (1, 2, 3, 4)  # neighbours along the run that share weights
+ROWS = (1, 2, 3, 4)  # lines that share inputs
+VECTORS = (1, 2, 3, 4)  # adjacent vectors that share weights
 MAX_BASES = 4
-CUTS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 64)  # bands of a plane
-STAGED_L2_DIVISOR = 2  # a task's staged planes take so much of the second cache: a half
+CUTS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 64)  # row blocks of a plane
+STAGED_L2_DIVISOR = 2  # a task's staged planes take half of L2
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class CpuWindowRules(TaskRules):
         )
 
     def rank_thread_tiles(self, grown: ScaleUpResult, lanes: int) -> Sequence[Tile]:
-        """Those whose taps take the fewest cycles for a whole plane."""
+        """Return the tiles whose taps take the fewest cycles for a whole plane."""
         mach, extents = self.workload.machine, self.workload.extents
 
         def cycles(thread: Tile) -> float:
@@ -59,7 +59,7 @@ class CpuWindowRules(TaskRules):
         return sorted(grown.saturated, key=cycles)[:MAX_BASES]
 
     def evaluate(self, block: Tile, base: ThreadTile) -> TileMetrics:
-        """Staged planes stay in a private cache, and a task leaves work for the other cores."""
+        """Return metrics: staged planes must fit a private cache, and other cores need work."""
         private_bytes = self.workload.machine.hw.limits.shared_bytes_per_core
         if staged_bytes(self.planes, block, base.tile) * STAGED_L2_DIVISOR > private_bytes:
             return self._measured(block, "private cache")
@@ -69,7 +69,7 @@ class CpuWindowRules(TaskRules):
         return (DEFAULT_PIPELINE,)
 
     def fallback_tiles(self) -> Sequence[tuple[Tile, ThreadTile]]:
-        """A line a task, a vector of it at a time; for outputs too wide for any cache, parts of lines."""
+        """Return a line per task, a vector at a time; parts of lines for outputs too wide for any cache."""
         p, width = self.workload, self.workload.machine.unit.shape[-1]
         one = tuple([p.extents[i] if i in p.reduced else 1 for i in range(len(p.extents))])
         thread = replaced(tuple([1] * len(p.extents)), self._last, width)
@@ -79,7 +79,7 @@ class CpuWindowRules(TaskRules):
         ]
 
     def _allows_small_tasks(self, block: Tile) -> bool:
-        """Whether planes are cut."""
+        """Return whether planes are cut into row blocks."""
         return any(block[self.planes.first + i] < a.extent for i, a in enumerate(self.planes.axes))
 
     def _evaluate_thread(self, thread: Tile) -> TileMetrics:
@@ -107,6 +107,6 @@ class CpuWindowRules(TaskRules):
 
 
 def window_rules(p: Workload[Any], planes: PlaneSpace) -> CpuWindowRules:
-    """The rules of one group."""
+    """Return the rules of one group."""
     fewest, most = task_range(p)
     return CpuWindowRules(p, fewest, most, planes)

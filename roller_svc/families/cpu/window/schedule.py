@@ -93,19 +93,19 @@ class StagedReduction:
         return f"{self.window.statement.output}.totals"
 
     def buffers(self) -> list[Storage]:
-        reduce = self.layout.rows * self.layout.run_steps * self.layout.width
-        buffers_ = [Storage(self._results, self.window.statement.accumulator, (reduce,), Scope.STACK, ())]
+        elements = self.layout.rows * self.layout.run_steps * self.layout.width
+        storages = [Storage(self._results, self.window.statement.accumulator, (elements,), Scope.STACK, ())]
         for plane in self.window.planes:
-            buffers_.append(Storage(plane.name, plane.dtype, (self.layout.elements,), Scope.STACK, ()))
-        return buffers_
+            storages.append(Storage(plane.name, plane.dtype, (self.layout.elements,), Scope.STACK, ()))
+        return storages
 
     def bind_line(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
         """Bind the offset of the current line's first result around the nodes."""
         offset: Expr = num(0)
         if len(self.layout.dims) > 1:
             line, rows = ref(f"{self.layout.dims[-2].window_dim.axis}.line"), self.layout.rows
-            reduce = self.layout.run_steps * self.layout.width
-            offset = add(mul(mod(line, rows), num(reduce)), mul(div(line, rows), num(self.layout.pitch)))
+            line_elements = self.layout.run_steps * self.layout.width
+            offset = add(mul(mod(line, rows), num(line_elements)), mul(div(line, rows), num(self.layout.pitch)))
         return (Let(f"{self._results}.first", offset, nodes),)
 
     def result(self, lane: Expr) -> Load:
@@ -135,18 +135,18 @@ class StagedReduction:
         )
         for dim, inside in list(zip(self.layout.dims, plane.inside, strict=True))[-2::-1]:
             low, count, limit = _staged_range(dim, inside)
-            here = f"{dim.window_dim.axis}.here"
-            nodes = (Let(here, add(low, ref(f"{here}.count")), nodes),)
-            nodes = (Loop(f"{here}.count", count, LoopKind.SERIAL, nodes, limit),)
+            position = f"{dim.window_dim.axis}.here"
+            nodes = (Let(position, add(low, ref(f"{position}.count")), nodes),)
+            nodes = (Loop(f"{position}.count", count, LoopKind.SERIAL, nodes, limit),)
         return nodes
 
     def _stage_line(self, plane: Plane) -> tuple[Node, ...]:
         """Stage one line, phase by phase."""
         dim, inside = self.layout.dims[-1], plane.inside[-1]
         low, count, limit = _staged_range(dim, inside)
-        here = f"{dim.window_dim.axis}.here"
-        element = Let(here, add(low, ref(f"{here}.count")), (self._store(plane, ref(here)),))
-        element_loop = (Loop(f"{here}.count", count, LoopKind.SERIAL, (element,), limit),)
+        position = f"{dim.window_dim.axis}.here"
+        element = Let(position, add(low, ref(f"{position}.count")), (self._store(plane, ref(position)),))
+        element_loop = (Loop(f"{position}.count", count, LoopKind.SERIAL, (element,), limit),)
         if limit is None:
             return tuple(self._stage_phases(plane, low, count))
         start = mul(ref(f"{dim.window_dim.axis}.first"), num(dim.window_dim.stride))
@@ -470,13 +470,13 @@ class _Windows:
 
     def _statements(self, sums: list[StagedReduction]) -> Iterator[Compute]:
         results = {s.window.statement.output: s.result(ref(LANE)) for s in sums}
-        row_tensors_ = self._row_tensors()
-        unbuffered = {name: total for name, total in results.items() if name not in row_tensors_}
+        buffered = self._row_tensors()
+        unbuffered = {name: total for name, total in results.items() if name not in buffered}
         at: dict[str, Expr] = {}
         for axis in self.space.axes:
             inside = ref(LANE) if axis is self.space.axes[-1] else ref(f"{axis.name}.line")
             at[axis.name] = add(ref(f"{axis.name}.first"), inside)
-        reads = RowReads(row_tensors_, (ref(LANE),), at)
+        reads = RowReads(buffered, (ref(LANE),), at)
         for statement in self.group.statements:
             value = (
                 results[statement.output]
@@ -484,7 +484,7 @@ class _Windows:
                 else reads.apply(_replace_loads(statement.body, unbuffered))
             )
             value = convert_to_type(value, statement)
-            if statement.output in row_tensors_:
+            if statement.output in buffered:
                 yield Compute(local_name(statement.output), (ref(LANE),), value)
                 value = Load(local_name(statement.output), (ref(LANE),), statement.type.dtype)
             if statement.output not in self.group.register_tensors:

@@ -1,10 +1,8 @@
-"""Windowed reduction → planes staged in a CPU core's private memory: what is staged, and where each tap finds it.
+"""Windowed reduction → planes staged in a CPU core's scratch memory, and where each tap finds its element.
 
-Depthwise convolutions, pooling, stencils: an index adds a tap to an outer axis, h*2 + kh*3. What lies under windows is
-copied into a plane with its padding filled in, split into phases so that for every tap neighbouring outputs read
-neighbouring elements, at one offset for all of them. A plane is then one long run of vectors, whatever its width.
-
-A staged plane's layout: phases, pitches, and the run of vectors that computes a block of outputs.
+Depthwise convolutions, pooling, stencils: an index adds a tap to an outer axis, h*2 + kh*3. Inputs are copied into a
+plane with padding filled in, split into phases so that for every tap adjacent outputs read adjacent elements at one
+offset. A plane is then one long run of vectors, whatever its width.
 """
 
 from __future__ import annotations
@@ -36,17 +34,17 @@ from roller_svc.ir.index import add, div, mod, mul, num, ref
 from roller_svc.ir.program import Axis, StatementKind, TensorExpr
 from roller_svc.perf.workload import Workload
 
-POSITION_SUFFIX = ".place"  # what names of variables that are places end in
+POSITION_SUFFIX = ".place"  # suffix of position variables
 
 
-MAX_STRIDE = 64  # a staged plane has one run of text for each phase of its stride
+MAX_STRIDE = 64  # a staged plane has separate code for each phase of its stride
 
 
 @dataclass(frozen=True, slots=True)
 class PlaneWindowDim:
     """One dimension of a plane: the element under tap `i` of output `o` is stride * o + dilation * i.
 
-    Places count from the first element under any tap. `inner` is None where no window slides: one tap.
+    Positions count from the first element under any tap. `inner` is None where no window slides: one tap.
     """
 
     axis: str
@@ -63,28 +61,28 @@ class PlaneWindowDim:
 
     @property
     def offset(self) -> int:
-        """What places are ahead of elements by: windows may lie backwards."""
+        """Position of element 0: windows may extend backwards."""
         return max(0, -self.dilation * (self.taps - 1))
 
     @property
     def position_name(self) -> str:
-        """Name of a variable that is a place."""
+        """Name of a position variable."""
         return self.axis + POSITION_SUFFIX
 
     def input_extent(self, outputs: int) -> int:
-        """Places under the windows of so many neighbouring outputs."""
+        """Return the positions under the windows of adjacent outputs."""
         return self.stride * (outputs - 1) + self.span + 1
 
     def tap_position(self, tap: Expr) -> Expr:
-        """The place under a tap of output 0."""
+        """Return the position under a tap of output 0."""
         return add(mul(tap, num(self.dilation)), num(self.offset))
 
 
 @dataclass(frozen=True, slots=True)
 class Plane:
-    """A part of a reduction's body that depends on windows only through places. `value` is over place variables.
+    """A part of a reduction's body that depends on windows only through positions.
 
-    Places inside of `inside`, half-open ranges, have that value, all others `margin`.
+    Positions inside of `inside`, half-open ranges, have `value`, all others `margin`.
     """
 
     name: str
@@ -115,8 +113,9 @@ class WindowedSum:
 
 @dataclass(frozen=True, slots=True)
 class PlaneSpace:
-    """`sums` in the order of the group's statements; `axes`: those of planes, the last outer ones, and `leading` the
-    outer axes before them."""
+    """Windowed reductions of a group in the order of its statements. `axes`: those of planes; `leading`: outer ones
+    before.
+    """
 
     leading: tuple[Axis, ...]
     axes: tuple[Axis, ...]
@@ -129,7 +128,7 @@ class PlaneSpace:
 
 
 def plane_space(group: KernelGroup) -> PlaneSpace | None:
-    """The reading of a group as reductions over windows and maps of their results; None where it is something else."""
+    """Return the group as reductions over windows, followed by elementwise statements; None for others."""
     if group.kind is not GroupKind.NEST or not group.outer:
         return None
     outer = {a.name: a.extent for a in group.outer}
@@ -162,7 +161,7 @@ def plane_space(group: KernelGroup) -> PlaneSpace | None:
 def _slides(
     statement: TensorExpr, outer: Mapping[str, int], inner: Mapping[str, int]
 ) -> dict[str, PlaneWindowDim] | None:
-    """Outer axis → the window that slides along it, all inner axes taken; None where they slide otherwise."""
+    """Return outer axis → its sliding window, for all inner axes; None where they slide otherwise."""
     found: dict[str, PlaneWindowDim] = {}
     for known in _sums_of_axes(statement.body):
         along = [(name, c) for name, c in known.coeffs if name in outer]
@@ -183,7 +182,7 @@ def _slides(
 
 
 def _sums_of_axes(expr: Expr) -> Iterator[Affine]:
-    """The largest parts that are sums of axes."""
+    """Yield the largest affine subexpressions."""
     if not isinstance(expr, Load) and (known := affine(expr)) is not None:
         yield known
         return
@@ -325,18 +324,16 @@ def _below(a: Expr, b: Expr, more: int, dims: Mapping[str, int], whole: Box) -> 
 
 
 Tile = tuple[int, ...]
-LINE = 64  # elements that rooms are whole multiples of
-# Phases that lie a multiple of so many elements apart (2 KiB of float32) meet in one or two of the 64 sets of L1, where
-# 16 of them crowd each other out of 8 ways: 5 x 5 taps with stride 2, phases of 4 KiB, took 1.5 to 1.9 times as long on
-# Zen 4.
+LINE = 64  # elements; buffers are whole multiples
+# Phases a multiple of this many elements apart (2 KiB of float32) share one or two of the 64 L1 sets: conflict misses.
 CROWDED = 512
 
 
 @dataclass(frozen=True, slots=True)
 class Dimension:
-    """A slide under a tile of `block` outputs, `rows` of which are computed together.
+    """A window dimension under a tile of `block` outputs, `rows` of which are computed together.
 
-    Place p lies in phase p % phases at p // phases: output rows * q + r finds its tap at the same phase for all q, and
+    Position p is in phase p % phases at p // phases: output rows * q + r finds its tap at the same phase for all q, and
     what several of the `rows` outputs read is one element.
     """
 
@@ -364,10 +361,10 @@ class Dimension:
 
 @dataclass(frozen=True, slots=True)
 class PlaneLayout:
-    """Where the places of one sum's planes lie, and the run of outputs over its last two dimensions.
+    """Layout of a reduction's planes, and the run of outputs over its last two dimensions.
 
-    Outputs of `rows` neighbouring lines are computed together at each point of the run; points between the last output
-    of a line and the first of the next are computed for nothing.
+    Outputs of `rows` adjacent lines are computed together at each point of the run; points between two lines are
+    wasted.
     """
 
     dims: tuple[Dimension, ...]
@@ -383,19 +380,19 @@ class PlaneLayout:
 
     @property
     def phase_elements(self) -> int:
-        """Of a phase's room."""
+        """Elements of a phase's buffer."""
         whole = -(-math.prod(d.size for d in self.dims) // LINE) * LINE
         return whole + LINE if whole % CROWDED == 0 else whole
 
     @property
     def elements(self) -> int:
-        """Of the whole room; the last step of the run may read beyond the last phase."""
+        """Elements of the whole buffer; the run's last step may read beyond the last phase."""
         phases = math.prod(d.phases for d in self.dims)
         return phases * self.phase_elements + -(-self.width // LINE) * LINE
 
     @property
     def pitch(self) -> int:
-        """Of lines of results, as of staged ones."""
+        """Elements between lines of outputs, and of staged inputs."""
         return self.dims[-1].size
 
     @property
@@ -404,7 +401,7 @@ class PlaneLayout:
         return -(-((lines - 1) * self.pitch + self.dims[-1].block) // self.width)
 
     def element(self, places: tuple[Expr, ...]) -> Expr:
-        """Where the element at these places lies in the room."""
+        """Return the offset in the buffer of the element at these positions."""
         phase, offset = num(0), num(0)
         total: Expr = offset
         number: Expr = phase
@@ -415,7 +412,7 @@ class PlaneLayout:
 
 
 def layout(space: PlaneSpace, of: WindowedSum, block: Tile, thread: Tile) -> PlaneLayout:
-    """The layout of one sum's planes under an rProgram's tiles, in the order of the space's axes."""
+    """Return the layout of one reduction's planes under an rProgram's tiles."""
     first, last = space.first, len(space.axes) - 1
     dims = []
     for i, slide in enumerate(of.window_dims):

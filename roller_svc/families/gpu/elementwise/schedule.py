@@ -128,15 +128,15 @@ class _Map:
     def _elements(self, axis: str, step: int, name: str, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
         """Loop over a thread's elements of an axis, `step` at a time, each one round of threads further."""
         threads, count = self.threads(axis), self.program.thread[axis] // step
-        here = mul(ref(f"{axis}.thread"), num(step))
+        offset = mul(ref(f"{axis}.thread"), num(step))
         if count > 1:
-            here = add(mul(ref(f"{axis}.element"), num(threads * step)), here)
+            offset = add(mul(ref(f"{axis}.element"), num(threads * step)), offset)
         block = mul(ref(f"{axis}.block"), num(self.block[axis]))
         if self.staged:
             nodes = (Let(f"{axis}.{name}", add(block, ref(f"{axis}.here")), nodes),)
-            nodes = (Let(f"{axis}.here", here, nodes),)
+            nodes = (Let(f"{axis}.here", offset, nodes),)
         else:
-            nodes = (Let(f"{axis}.{name}", add(block, here), nodes),)
+            nodes = (Let(f"{axis}.{name}", add(block, offset), nodes),)
         return (Loop(f"{axis}.element", count, LoopKind.UNROLL, nodes),) if count > 1 else nodes
 
     def _adjacent(
@@ -160,12 +160,12 @@ class _Map:
     def _extent(self, axis: str) -> int:
         return next(a.extent for a in self.group.outer if a.name == axis)
 
-    def _statements(self, at: dict[str, Expr], here: dict[str, Expr], lane: Expr | None) -> tuple[Node, ...]:
+    def _statements(self, at: dict[str, Expr], in_tile: dict[str, Expr], lane: Expr | None) -> tuple[Node, ...]:
         rows = row_tensors(self.group)
         reads = RowReads(rows, () if lane is None else (lane,), at)
         nodes: list[Node] = []
         for statement in self.group.statements:
-            value = convert_to_type(reads.apply(self._load_from_buffers(statement.body, here)), statement)
+            value = convert_to_type(reads.apply(self._load_from_buffers(statement.body, in_tile)), statement)
             if statement.output in rows:
                 nodes.append(Compute(local_name(statement.output), reads.index, value))
                 value = Load(local_name(statement.output), reads.index, row_dtype(statement))
@@ -173,7 +173,7 @@ class _Map:
                 nodes.append(Compute(statement.output, tuple(reads.apply(i) for i in statement.index), value))
         return tuple(nodes)
 
-    def _load_from_buffers(self, body: Expr, here: dict[str, Expr]) -> Expr:
+    def _load_from_buffers(self, body: Expr, in_tile: dict[str, Expr]) -> Expr:
         """Replace loads of staged tensors by loads of their tiles."""
 
         def change(node: Expr) -> Expr:
@@ -181,7 +181,9 @@ class _Map:
                 return node
             staged = next((a for a in self.staged if self._is_access(node, a)), None)
             return (
-                node if staged is None else Load(self._buffer_name(staged), self._tile_index(staged, here), node.dtype)
+                node
+                if staged is None
+                else Load(self._buffer_name(staged), self._tile_index(staged, in_tile), node.dtype)
             )
 
         return rewrite(body, change)
@@ -198,15 +200,19 @@ class _Map:
         width = math.gcd(staged.vector_width, self.block[axis])
         vectors = self.block[axis] // width
         along = math.gcd(vectors, LANES_ALONG)
-        here: dict[str, Expr] = {name: ref(f"{name}.staged") for name in (*others, axis)}
-        at = {name: add(mul(ref(f"{name}.block"), num(self.block[name])), position) for name, position in here.items()}
+        in_tile: dict[str, Expr] = {name: ref(f"{name}.staged") for name in (*others, axis)}
+        at = {
+            name: add(mul(ref(f"{name}.block"), num(self.block[name])), position) for name, position in in_tile.items()
+        }
 
         def element(lane: Expr | None) -> tuple[Node, ...]:
             step = num(0) if lane is None else lane
             load = self._load(staged, {**at, axis: add(at[axis], step)})
             return (
                 Compute(
-                    self._buffer_name(staged), self._tile_index(staged, {**here, axis: add(here[axis], step)}), load
+                    self._buffer_name(staged),
+                    self._tile_index(staged, {**in_tile, axis: add(in_tile[axis], step)}),
+                    load,
                 ),
             )
 
@@ -234,9 +240,9 @@ class _Map:
         """Return the axes of a staged tile, the tensor's own last."""
         return tuple(self.names[i] for i in staged.tile_axes(self.map.row))
 
-    def _tile_index(self, staged: MapAccess, here: dict[str, Expr]) -> tuple[Expr, ...]:
+    def _tile_index(self, staged: MapAccess, in_tile: dict[str, Expr]) -> tuple[Expr, ...]:
         """Return the index in the tile at these positions of its axes."""
-        return tuple(here[axis] for axis in self._axes(staged))
+        return tuple(in_tile[axis] for axis in self._axes(staged))
 
     def _load(self, staged: MapAccess, at: dict[str, Expr]) -> Load:
         """Return the element in memory at these positions of its axes."""

@@ -1,7 +1,7 @@
-"""The cost of attention as one kernel on a matrix unit: two products and the exponentials between them, step by step.
+"""Cost of attention on warps with `mma.sync`: QK^T, softmax and PV per KV tile.
 
-A step is priced as one of a contraction (`mma_contraction.py`); beside the unit, shared memory and the schedulers, the
-function units that compute exponentials may bound it (FlashAttention-3: Shah et al., arXiv:2407.08608, §2.2).
+A KV tile is priced like a GEMM's k-tile (`mma_contraction/cost.py`). The function units that compute exponentials may
+also be the bound (FlashAttention-3: Shah et al., arXiv:2407.08608, §2.2).
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ from roller_svc.perf.occupancy import BlockResources, blocks_per_core
 from roller_svc.perf.uncertainty import EXPOSED
 from roller_svc.perf.workload import Workload
 
-# Assumed: of one load of fragments to the warp that waits for it. Its four matrices of 128 bytes take shared memory
-# four cycles (128 bytes a cycle), and its address and latency as many again where a few of them are under way at once.
+# Assumed latency of one fragment load: four matrices of 128 bytes take shared memory four cycles, and the address and
+# latency as many again with a few loads in flight.
 FRAGMENT_CYCLES = 8.0
 
 
 def mma_attention(p: Workload[AttentionOperands], launch: Launch) -> Costs:
-    """Waves of blocks, each a chain of steps over the keys that its rows see."""
+    """Return the cost of waves of blocks, each a chain of the KV tiles that its rows see."""
     mach, hw, found = p.machine, p.machine.hw, p.facts
     tile = attention_block(p, found, launch.block, launch.thread, (launch.stages, launch.split_k))
     needs = BlockResources(tile.threads, thread_registers(tile, found), tile.shared_bytes)
@@ -90,7 +90,7 @@ def mma_attention(p: Workload[AttentionOperands], launch: Launch) -> Costs:
 def attention_block(
     p: Workload[Any], found: AttentionOperands, block: Tile, warp: Tile, pipeline: tuple[int, int]
 ) -> MmaAttentionTile:
-    """The tile of those extents; `pipeline`: stages, and blocks that share the keys."""
+    """Return the tile of those extents; `pipeline`: stages and KV splits."""
     features = next(i for i, axis in enumerate(p.space.axes) if axis.role is AxisRole.INNER)
     extents = (extent_on(block, p.m), extent_on(block, p.n), extent_on(block, p.k), block[features])
     return make_mma_attention_tile(extents, (extent_on(warp, p.m), extent_on(warp, p.k)), *pipeline, found)
@@ -98,7 +98,7 @@ def attention_block(
 
 @dataclass(frozen=True, slots=True)
 class _Cost:
-    """`issue` and `exponentials` are of one step, in cycles; the slower of them is the `step`'s."""
+    """Cycles of one KV tile; the slower of `issue` and `exponentials` is the `step`'s."""
 
     step: MatrixStep
     issue: float

@@ -1,4 +1,4 @@
-"""Fields of an rProgram that a caller may set on attention by warps."""
+"""Fields of an rProgram that a caller may set on attention on warps."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from roller_svc.perf.model import Model
 
 
 def nearest_split(group: KernelGroup, model: Model[Any], program: RProgram, wanted: int) -> Nearest:
-    """Split the keys over blocks, none of which is left without."""
+    """Return the nearest KV split without empty parts."""
     if wanted < 1:
         return Nearest(1, "a reduction has at least 1 part")
     (keys,) = program.space.role(AxisRole.K)

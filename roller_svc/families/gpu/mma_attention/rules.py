@@ -1,7 +1,7 @@
-"""ROLLER's rules for attention on a matrix unit: rows and keys of warps, rows and steps of blocks, shares of keys.
+"""ROLLER's rules for attention on warps: rows and keys of warps, rows and KV tiles of blocks, KV splits.
 
-A warp's tile and a block's grow as those of a contraction do, along rows and keys only: results of a row stay in
-registers whole, as far as there are registers, and features are summed up whole.
+Tiles of warps and blocks grow along rows and keys only: the output of a row stays in registers whole, as far as there
+are registers, and head_dim is reduced whole.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ WARP_ROWS = (ROWS, 2 * ROWS)
 WARP_KEYS = (16, 32, 64, 128)
 MAX_WARPS = 8
 MAX_SPLITS = 64  # blocks that share the keys
-MIN_KV_TILES = 2  # that each of them keeps
-SPILL_SLACK = 3  # registers short of the limit, by the model of them, up to which no kernel spilled
+MIN_KV_TILES = 2  # of each split
+SPILL_SLACK = 3  # registers below the limit, by the model, from which no kernel spilled
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class MmaAttentionRules(Enumerated):
     workload: Workload[AttentionOperands]
 
     def shapes(self, log: SearchTrace, budget: int, limit: int) -> tuple[Shape, ...]:
-        """Scale-up of warps, of blocks, then scale-out along the keys; at most `limit`, those with most reuse first."""
+        """Scale up warps, then blocks, then split keys; at most `limit`, those with most data reuse first."""
         found: dict[Shape, None] = {}
         grown = scale_up(self._warp_stage(), log, budget)
         for warp in (*grown.saturated, *grown.border):
@@ -72,7 +72,7 @@ class MmaAttentionRules(Enumerated):
         )  # fmt: skip
 
     def _evaluate_warp(self, warp: Tile) -> TileMetrics:
-        """Bytes in registers where the most warps share what they bring, bytes of fragments for one multiply-add."""
+        """Return register bytes where most warps share copies, and fragment bytes per multiply-add."""
         p, limits = self.workload, self.workload.machine.hw.limits
         block = replaced(warp, p.m, extent_on(warp, p.m) * MAX_WARPS)
         tile = attention_block(p, p.facts, block, warp, (MIN_MATRIX_STAGES, 1))
@@ -84,7 +84,7 @@ class MmaAttentionRules(Enumerated):
 
     # block level ----------------------------------------------------------------------------------------------------
     def _block_stage(self, base: ThreadTile, key_warps: int) -> ScaleUpLevel:
-        """Warps share keys only where one of them has all rows."""
+        """Scale up a block; warps split keys only where one of them has all rows."""
         p = self.workload
         rows, keys = extent_on(base.tile, p.m), extent_on(base.tile, p.k)
         most = 1 if key_warps > 1 else min(MAX_WARPS, -(-p.extent(p.m) // rows))
@@ -96,7 +96,7 @@ class MmaAttentionRules(Enumerated):
         )  # fmt: skip
 
     def evaluate(self, block: Tile, base: ThreadTile) -> TileMetrics:
-        """Bytes of the fewest stages, bytes loaded from outside for one multiply-add, broken rules."""
+        """Return bytes with the fewest stages, bytes loaded per multiply-add, and broken rules."""
         p = self.workload
         tile = attention_block(p, self.workload.facts, block, base.tile, (MIN_MATRIX_STAGES, 1))
         traffic = (p.a.requested_bytes(block) / max(1, p.extent(p.k)) + p.b.requested_bytes(block) / tile.kv) / tile.m
@@ -112,7 +112,7 @@ class MmaAttentionRules(Enumerated):
         return "keys per warp" if tile.kv_warps > 1 and (p.extent(p.m) > tile.m or idle) else ""
 
     def _misaligned(self, tile: MmaAttentionTile) -> str:
-        """A thread brings less where more rows, and so more warps, share a step's keys."""
+        """Return the register rule; threads copy less as more warps share a KV tile."""
         limits, registers = self.workload.machine.hw.limits, thread_registers(tile, self.workload.facts)
         if registers > limits.max_registers_per_thread - SPILL_SLACK:
             return "registers per thread"
@@ -121,7 +121,7 @@ class MmaAttentionRules(Enumerated):
 
     # device level ---------------------------------------------------------------------------------------------------
     def _pipelines(self, block: Tile, base: ThreadTile) -> Iterator[Shape]:
-        """Stages that fit, and shares of the keys until every core has work."""
+        """Yield stages that fit, and KV splits until every core has work."""
         p, limits = self.workload, self.workload.machine.hw.limits
         steps = -(-p.extent(p.k) // extent_on(block, p.k))
         for parts in self._parts(block, steps):
@@ -132,7 +132,7 @@ class MmaAttentionRules(Enumerated):
                     yield Shape(block, base, parts, PipelineOptions(stages))
 
     def _parts(self, block: Tile, steps: int) -> tuple[int, ...]:
-        """Powers of two and whole waves, without empty parts."""
+        """Return the KV splits: powers of two and whole waves, without empty splits."""
         cores, grid = self.workload.machine.cores, spatial_grid(self.workload, block)
         if grid >= cores:
             return (1,)
@@ -154,7 +154,7 @@ class MmaAttentionRules(Enumerated):
         return tuple([(chosen | rest).get(i, (1,)) for i in range(len(self.workload.extents))])
 
     def _columns(self) -> Tile:
-        """All of a row's results, or as even parts of them as registers have room for."""
+        """Return all output columns of a row, or equal parts that fit in registers."""
         extent = self.workload.extent(self.workload.n)
         return (round_up_to_instruction(-(-extent // -(-extent // MAX_COLUMNS))),)
 

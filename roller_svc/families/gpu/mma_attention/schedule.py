@@ -280,8 +280,8 @@ class _Kernel:
             split = add(mul(ref(SPLIT), num(self.tile.kv_warps)), split)
         total, rows = self.attention.row_sum, self.view.m
         ends = tuple(
-            Compute(name, (split, *total.index), Load(register_, ROW, _F32))
-            for name, register_ in ((maxima, MAXIMUM), (totals, TOTAL))
+            Compute(name, (split, *total.index), Load(accumulator, ROW, _F32))
+            for name, accumulator in ((maxima, MAXIMUM), (totals, TOTAL))
         )
         columns = eq(ref("n.block"), num(0)) if self.view.n.extent > self.tile.n else None
         first = logical_and(eq(mod(ref(LANE), QUAD), num(0)), columns)

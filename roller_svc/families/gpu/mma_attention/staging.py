@@ -1,4 +1,4 @@
-"""Q, K and V of attention by warps in words."""
+"""Q, K and V of attention on warps: how each is loaded, for reports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Facts of attention on units that warps drive: how Q, K and V are staged."""
+"""Facts of attention on warps: how Q, K and V are staged."""
 
 from __future__ import annotations
 

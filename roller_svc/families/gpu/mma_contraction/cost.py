@@ -1,7 +1,7 @@
-"""The cost of a contraction on a matrix unit that warps drive: stages of shared memory, fragments, an epilogue.
+"""Cost of a contraction on warps (`mma.sync`, MFMA): shared-memory stages, fragments, an epilogue.
 
-Terms and names follow §5 of the design notes on ROLLER: t_k, the time of one staged step, is the longest of what the
-unit, shared memory, the schedulers, the last cache and DRAM need for it.
+Terms and names follow §5 of the design notes on ROLLER: t_k, the time of one k-tile, is the longest of the times of the
+unit, shared memory, the schedulers, the LLC and DRAM.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ CONVERT_SLOTS = 2.0  # one cvt.rna.tf32: 16 lanes a clock and scheduler (CUDA Pr
 
 
 def mma_contraction(p: Workload[MmaFacts], launch: Launch) -> Costs:
-    """Waves of blocks, each a chain of staged steps between the fill of its stages and its epilogue."""
+    """Return the cost of waves of blocks, each a chain of k-tiles between prologue and epilogue."""
     mach, hw = p.machine, p.machine.hw
     block = mma_block(p, launch.block, launch.thread)
     tile = replace(block.tile, stages=launch.stages)
@@ -66,7 +66,7 @@ def mma_contraction(p: Workload[MmaFacts], launch: Launch) -> Costs:
     waves, cycles = simt_waves(launch.grid, resident, mach.cores, block_cycles)
     together = min(resident, -(-launch.grid // mach.cores))
     edges = step.latency + step.llc + together * _epilogue_cycles(p, launch, tile)
-    # blocks that share a core drift apart: but for the first fill and the last epilogue, one's edges hide behind others
+    # resident blocks drift apart: only the first prologue and the last epilogue do not overlap with other blocks
     runs = tile_count(p, launch.block) / launch.grid if launch.stream_k_blocks else float(waves - 1)
     cycles += edges * (1 + runs / resident)
     parts = resource_seconds(p, step, launch.grid * steps, dram_bytes)
@@ -77,7 +77,7 @@ def mma_contraction(p: Workload[MmaFacts], launch: Launch) -> Costs:
 
 
 def mma_block(p: Workload[MmaFacts], block: Tile, warp: Tile) -> MmaBlock:
-    """What a block stages and its warps hold; remembered."""
+    """Return the tile of a block and the registers of its threads; cached."""
     known = p.facts.blocks.get((block, warp))
     if known is None:
         (a, b), fragment = p.facts.loads, fragment_of(p.machine.unit)
@@ -91,12 +91,12 @@ def mma_block(p: Workload[MmaFacts], block: Tile, warp: Tile) -> MmaBlock:
 
 
 def prefetch_stages(p: Workload[MmaFacts], stages: int) -> int:
-    """Steps that are requested before they are used: what goes through registers is one ahead, whatever the stages."""
+    """Return the k-tiles in flight before their use; copies through registers are always one ahead."""
     return stages - 1 if all(feed.is_async for feed in p.facts.loads) else 1
 
 
 def block_steps(p: Workload[MmaFacts], launch: Launch) -> int:
-    """Staged steps of one block."""
+    """Return the k-tiles of one block."""
     k = extent_on(launch.block, p.k)
     if launch.stream_k_blocks:
         return -(-tile_count(p, launch.block) * -(-p.extent(p.k) // k) // launch.stream_k_blocks)
@@ -104,8 +104,7 @@ def block_steps(p: Workload[MmaFacts], launch: Launch) -> int:
 
 
 def block_step(p: Workload[MmaFacts], block: Tile, warp: Tile) -> MatrixStep:
-    """t_mma, t_smem, t_issue and t_l2 of one block, remembered; DRAM, which depends on how blocks follow each other,
-    left out."""
+    """Return t_mma, t_smem, t_issue and t_l2 of one block, cached; t_dram depends on the launch."""
     known = p.facts.steps.get((block, warp))
     if known is None:
         known = p.facts.steps[block, warp] = _block_step(p, block, mma_block(p, block, warp).tile)
@@ -138,22 +137,22 @@ def _block_step(p: Workload[MmaFacts], block: Tile, tile: MmaTile) -> MatrixStep
 
 
 def _fragment_slots(p: Workload[MmaFacts], tile: MmaTile) -> float:
-    """Issue slots of all warps for one step: instructions of the unit, fragment loads, roundings to tf32."""
+    """Return the issue slots of all warps for one k-tile: MMAs, fragment loads, roundings to tf32."""
     m, n = tile.fragments
     unit, fragment = p.machine.unit, tile.fragment
     pieces = fragment.rows * fragment.columns * (fragment.step_bytes // tile.a.dtype.bytes) / math.prod(unit.shape)
     slots = m * n * max(1.0, pieces) + STEP_OPS
-    # ldmatrix brings four matrices; 4-byte elements that lie along m or n come word by word
+    # ldmatrix loads four matrices; 4-byte MN-major elements are loaded word by word
     slots += m * (1 if tile.a.swizzled else 4) + n * (fragment.b_loads if tile.b.swizzled else 2)
     a, b = p.facts.loads
-    if unit.kind is UnitKind.MFMA:  # takes float32 as it is
+    if unit.kind is UnitKind.MFMA:  # no rounding of float32
         return math.prod(tile.warps) * tile.k_steps * slots
     slots += CONVERT_SLOTS * (4 * m * (a.operand.dtype is DType.FLOAT32) + 2 * n * (b.operand.dtype is DType.FLOAT32))
     return math.prod(tile.warps) * tile.k_steps * slots
 
 
 def _epilogue_cycles(p: Workload[MmaFacts], launch: Launch, tile: MmaTile) -> float:
-    """Sums through shared memory, then reads and writes of memory."""
+    """Return cycles of accumulators through shared memory, then of loads and stores."""
     mach = p.machine
     points = tile.m * tile.n
     through = 2 * points * 4 / mach.staged_bytes_per_cycle

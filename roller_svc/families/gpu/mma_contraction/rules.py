@@ -1,11 +1,4 @@
-"""ROLLER's rules for a contraction on a matrix unit: tiles of warps, tiles and staged steps of blocks, stages.
-
-Tiles of a matrix unit → roughly what they take, to choose those that are worth an estimate.
-
-Scale-up lets many more tiles through than the model can price in a few milliseconds. What a tile loads for a
-multiply-add is known when it has been looked at; with that and how it fills the device, its time is known well enough
-to leave most of them out.
-"""
+"""ROLLER's rules for GEMM on warps: tiles of warps, tiles and k-tiles of blocks, stages; and the prefilter."""
 
 from __future__ import annotations
 
@@ -58,11 +51,11 @@ from roller_svc.perf.machine import SCHEDULERS
 from roller_svc.perf.occupancy import BlockResources, block_registers, blocks_per_core
 from roller_svc.perf.workload import Workload
 
-WARPS_AT_WORK = 16  # of a core: their sums and fragments take half of its registers and more
+WARPS_AT_WORK = 16  # of a core: their accumulators and fragments take at least half of its registers
 
 
 def approx_cycles(p: Workload[MmaFacts], block: Tile, base: ThreadTile, split_k: int, traffic: float) -> float:
-    """Of the core that has the most blocks; `traffic`: bytes loaded for a multiply-add."""
+    """Estimate the cycles of the core with the most blocks. `traffic`: bytes loaded per multiply-add."""
     mach = p.machine
     m, n, k = extent_on(block, p.m), accumulator_columns(p, block), extent_on(block, p.k)
     tasks = spatial_grid(p, block) * split_k
@@ -84,8 +77,12 @@ def approx_cycles(p: Workload[MmaFacts], block: Tile, base: ThreadTile, split_k:
 def _step_cycles(
     p: Workload[MmaFacts], block: Tile, base: ThreadTile, traffic: float, working: int, together: int
 ) -> float:
-    """Of a staged step while so many cores are at work, each on so many blocks: its slowest pipe, or the chain of
-    instructions that each warp has."""
+    """Return cycles of a k-tile: the slowest pipe, or the instruction chain of each warp.
+
+    Args:
+        working: Cores at work.
+        together: Concurrent blocks of each.
+    """
     mach = p.machine
     m, n, k = extent_on(block, p.m), accumulator_columns(p, block), extent_on(block, p.k)
     warp_m, warp_n = extent_on(base.tile, p.m), accumulator_columns(p, base.tile)
@@ -104,23 +101,22 @@ def _step_cycles(
     return max(m * n * k * max(pipes), chain / together)
 
 
-MAX_WARPS = 8  # of a block: with more, fewer registers are left to a thread than the widest tiles of warps need
+MAX_WARPS = 8  # of a block: with more, threads have too few registers for the widest warp tiles
 MAX_FRAGMENTS_M, MAX_FRAGMENTS_N = 8, 32
 K_STEP_BYTES = (32, 64, 128)  # one instruction; a sector more; a row of shared memory's banks
 MAX_BASES = 5
-MIN_INSTRUCTIONS = 32  # of a warp's unit in one step: at about 9 cycles each, five times what a barrier costs
-MAX_ASPECT = 4  # of a tile's sides: a longer one loads a quarter more than a square
-PAIR = 16  # columns that one load of fragments brings
-# Registers short of the limit, by the model of them, from which on kernels spilled: of those that it was fitted to none
-# that this lets pass did, eight warps of 64 x 64 with 128 bytes along k among them.
+MIN_INSTRUCTIONS = 32  # of a warp per k-tile: at about 9 cycles each, five times the cost of a barrier
+MAX_ASPECT = 4  # of a tile's extents: a longer one loads a quarter more than a square
+PAIR = 16  # columns of one fragment load
+# Registers below the limit, by the model, from which no fitted kernel spilled.
 SPILL_SLACK = 13
-MAX_PIPELINES = 2  # pipelines of one tile that are worth an estimate
-UNLIMITED = 1 << 30  # stages, for the time of a step that no load holds up
+MAX_PIPELINES = 2  # of one tile that are worth an estimate
+UNLIMITED = 1 << 30  # stages, for the time of a k-tile that never waits for loads
 
 
 @dataclass(frozen=True, slots=True)
 class MmaContractionRules(TilePrefilter):
-    """`varied`: steps along k of every length, for what a caller demands and nobody would choose."""
+    """Rules of a GEMM on warps. `varied`: k-tiles of every length, for constraints of a caller."""
 
     workload: Workload[MmaFacts]
     varied: bool = False
@@ -129,7 +125,7 @@ class MmaContractionRules(TilePrefilter):
         return (self.workload.machine.hw.limits.warp_size,)
 
     def thread_level(self, lanes: int) -> ScaleUpLevel:
-        """A warp's tile, in whole instructions."""
+        """Scale up a warp's tile, in whole instructions."""
         p = self.workload
         steps = axis_steps(p, {
             p.m: instruction_multiples(p.extent(p.m), self._fragment.rows, MAX_FRAGMENTS_M),
@@ -141,7 +137,7 @@ class MmaContractionRules(TilePrefilter):
         )  # fmt: skip
 
     def rank_thread_tiles(self, grown: ScaleUpResult, lanes: int) -> Sequence[Tile]:
-        """Of each size the tile that reads least; from the largest down to one size below what fills the device."""
+        """Return the tile of least reads of each size, from the largest to one below that which fills the device."""
         p = self.workload
         best: dict[int, Tile] = {}
         for tile in [*grown.saturated, *grown.border]:  # from the least traffic up
@@ -154,7 +150,7 @@ class MmaContractionRules(TilePrefilter):
                 break
             points = extent_on(best[size], p.m) * extent_on(best[size], p.n) * SCHEDULERS
             filled = p.outer_points >= MIN_WAVES * p.machine.cores * points
-        # the largest is kept whatever fills the device: a long reduction may be split instead
+        # keep the largest in any case: a long reduction may be split instead
         return [*chosen[:1], *chosen[1:][1 - MAX_BASES :]]
 
     def block_level(self, base: ThreadTile, epsilon: float) -> ScaleUpLevel:
@@ -167,7 +163,7 @@ class MmaContractionRules(TilePrefilter):
         )  # fmt: skip
 
     def evaluate(self, block: Tile, base: ThreadTile) -> TileMetrics:
-        """Bytes of the fewest stages, bytes loaded from outside for one multiply-add, broken rules."""
+        """Return bytes with the fewest stages, bytes loaded per multiply-add, and broken rules."""
         p = self.workload
         warp_m, warp_n = extent_on(base.tile, p.m), extent_on(base.tile, p.n)
         if warp_m % self._fragment.rows or warp_n % self._fragment.columns:
@@ -181,7 +177,7 @@ class MmaContractionRules(TilePrefilter):
         return TileMetrics(shared_bytes, traffic, too_large, misaligned)
 
     def pipeline_choices(self, block: Tile, base: ThreadTile, split_k: int) -> Sequence[PipelineOptions]:
-        """The fewest stages that cover the latency of loads, with as many blocks a core as that leaves room for."""
+        """Return the fewest stages that hide load latency, with as many resident blocks as fit."""
         p, mach = self.workload, self.workload.machine
         tasks = spatial_grid(p, block) * split_k
         steps = -(-p.extent(p.k) // (extent_on(block, p.k) * split_k))
@@ -196,7 +192,7 @@ class MmaContractionRules(TilePrefilter):
         return found
 
     def fallback_tiles(self) -> Sequence[tuple[Tile, ThreadTile]]:
-        """One warp with one pair of instructions."""
+        """Return one warp with one pair of instructions."""
         p = self.workload
         one = tuple([1] * len(p.extents))
         rows, accumulator_columns = self._fragment.rows, self._fragment.columns
@@ -213,12 +209,12 @@ class MmaContractionRules(TilePrefilter):
         return approx_cycles(self.workload, block, base, split_k, self.evaluate(block, base).traffic)
 
     def granules(self) -> tuple[int, int]:
-        """Of a warp's tile along m and n."""
+        """Return the granules of a warp's tile along m and n."""
         return self._fragment.rows, self._fragment.columns
 
     # register level ---------------------------------------------------------------------------------------------
     def _evaluate_warp(self, warp: Tile) -> TileMetrics:
-        """Bytes in registers, with what its lanes bring at the least; bytes of fragments read for one multiply-add."""
+        """Return register bytes with minimal copies, and fragment bytes read per multiply-add."""
         p = self.workload
         m, n = extent_on(warp, p.m), accumulator_columns(p, warp)
         k_bytes = self._k_steps(ThreadTile(warp))[0] * self._operand_bytes()
@@ -231,13 +227,13 @@ class MmaContractionRules(TilePrefilter):
         return TileMetrics(registers * WORD_BYTES * p.machine.hw.limits.warp_size, size / m + size / n, rule)
 
     def _least_brought(self, m: int, n: int) -> float:
-        """Registers of a lane for a byte along k, where the most warps share what they read as evenly as they can."""
+        """Return a lane's registers per byte along k, where most warps share copies evenly."""
         p = self.workload
         a, b = (chunk_registers(feed) / (CHUNK_BYTES * p.machine.hw.limits.warp_size) for feed in p.facts.loads)
         return min(m * a / (MAX_WARPS // along_m) + n * b / along_m for along_m in powers_of_two(MAX_WARPS))
 
     def _feeds_the_unit(self, warp: Tile) -> bool:
-        """Multiply-adds take as long as reading their fragments."""
+        """Return whether multiply-adds take as long as loading their fragments."""
         p, mach = self.workload, self.workload.machine
         m, n = extent_on(warp, p.m), accumulator_columns(p, warp)
         fragments = (m + n) * self._operand_bytes()
@@ -245,8 +241,10 @@ class MmaContractionRules(TilePrefilter):
 
     # block level ------------------------------------------------------------------------------------------------
     def _k_steps(self, base: ThreadTile) -> Tile:
-        """Of 32, 64 and 128 bytes the shortest in which a warp has enough to do between two barriers; shorter ones too
-        where loads are many or go through registers, of which they take fewer."""
+        """Return the shortest k-tile with enough work between two barriers.
+
+        Shorter ones too where loads are many or go through registers, of which they take fewer.
+        """
         p, size = self.workload, self._operand_bytes()
         depth = p.extent(p.k) * size
         fitting = [b for b in K_STEP_BYTES if b < 2 * depth] or list(K_STEP_BYTES[:1])
@@ -268,7 +266,7 @@ class MmaContractionRules(TilePrefilter):
         return "" if shared_bytes <= limits.shared_bytes_per_block else "shared memory"
 
     def _alignment_rule(self, block: Tile, threads: int, registers: int) -> str:
-        """What a thread prefetches shrinks as blocks grow along m and n, and grows with the step along k."""
+        """Return the broken alignment rule; copies per thread shrink with block extents and grow with the k-tile."""
         p, limits = self.workload, self.workload.machine.hw.limits
         if accumulator_columns(p, block) % PAIR and p.extent(p.n) > self._fragment.columns:
             return "fragment pairs"
@@ -279,8 +277,11 @@ class MmaContractionRules(TilePrefilter):
         return "grid size" if exceeds_grid(p, block) else ""
 
     def _covers_its_loads(self, block: Tile, base: ThreadTile) -> bool:
-        """A warp for each partition of a core, and multiply-adds that take as long as the loads from the last cache;
-        or so few blocks that the estimate must say which tile fills the device best."""
+        """Return whether MMA time covers LLC load time, or the grid is too small for that test.
+
+        Each scheduler of a core must have a warp. With few waves, the model must decide which tile fills the device
+        best.
+        """
         p, mach = self.workload, self.workload.machine
         m, n, k = extent_on(block, p.m), extent_on(block, p.n), extent_on(block, p.k)
         if has_wave_quantization(p, block):
@@ -294,8 +295,7 @@ class MmaContractionRules(TilePrefilter):
 
     # stages and order -------------------------------------------------------------------------------------------
     def _stages(self, block: Tile, base: ThreadTile, most_blocks: int, steps: int) -> Iterator[tuple[int, int]]:
-        """(blocks of a core, stages), from the most blocks down to as many as leave room for enough stages, and for one
-        more: latencies vary."""
+        """Yield (resident blocks, stages), from most blocks to those that leave enough stages; one stage more."""
         hw = self.workload.machine.hw
         limits = hw.limits
         staged = mma_block(self.workload, block, base.tile)

@@ -1,4 +1,4 @@
-"""Facts of a GEMM on units that warps drive (`mma.sync`, MFMA)."""
+"""Facts of a GEMM on warps (`mma.sync`, MFMA)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from roller_svc.perf.workload import Workload
 
 @dataclass(frozen=True, slots=True)
 class MmaFacts:
-    """How operands A and B are staged. `blocks`, `steps` cache what (block's tile, warp's tile) have."""
+    """How operands A and B are staged. `blocks` and `steps` cache by (block's tile, warp's tile)."""
 
     loads: tuple[OperandLoad, OperandLoad]
     blocks: dict[tuple[Tile, Tile], MmaBlock] = field(default_factory=dict, compare=False)

@@ -51,8 +51,8 @@ class OnlinePass:
     def _index(self) -> tuple[Expr, ...]:
         return (*self.rows.elements, ref(VECTOR_ELEMENT) if self.accumulators > 1 else num(0))
 
-    def _name(self, register_: str) -> str:
-        return f"{self.reduction.first.output}.{register_}"
+    def _name(self, suffix: str) -> str:
+        return f"{self.reduction.first.output}.{suffix}"
 
     def _first(self) -> Expr:
         return Load(self._name("first"), self._index, self._dtype)

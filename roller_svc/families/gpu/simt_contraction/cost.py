@@ -1,4 +1,4 @@
-"""The cost of a contraction on a SIMT machine: staged tiles, some steps ahead of the one that is multiplied."""
+"""Cost of a SIMT GEMM: staged tiles, some of them in flight before their use."""
 
 from __future__ import annotations
 
@@ -22,23 +22,21 @@ from roller_svc.perf.machine import register_words
 from roller_svc.perf.occupancy import BlockResources, blocks_per_core, overhead_registers
 from roller_svc.perf.workload import DIVISION_OPS, OperandFootprint, Workload
 
-STORE_CYCLES = 4.0  # of a warp for what each of its threads puts into shared memory, one after the other
-# Instructions of a thread for one move, the least that there can be: of a copy its address and itself; through
-# registers the load, its address and for each store into shared memory itself and, as often as not, a conversion. A
-# guard is comparisons and a choice; places on fused axes are added up. Compilers add some for wide addresses, which
-# LEAK covers.
+STORE_CYCLES = 4.0  # of a warp for each element that its threads store to shared memory, in order
+# Minimum instructions of a thread per copy: address and copy; through registers the load, its address and per store to
+# shared memory the store and half a conversion. A guard is comparisons and a select; positions on fused axes are added.
+# Compilers add some for wide addresses, which IMPERFECT_OVERLAP covers.
 COPY_OPS, LOAD_OPS, STORE_OPS, GUARD_OPS, PLACE_OPS = 2.0, 2.0, 1.5, 6.0, 4.0
-MULTIPLIED = 0.25  # of those instructions: integer multiply-adds, for which cores have no lanes but the multiply-adders
-# Registers of a thread beside its tile: the least (loop counters, where its columns are), for each factor that is
-# copied or held, for each copy that it begins in one step, for each element that it holds (twice that, where places
-# are found by divisions).
+MULTIPLIED = 0.25  # of those instructions: integer multiply-adds, which run on the FMA units
+# Registers of a thread in addition to its tile: a minimum (loop counters, column indices), per operand that is copied
+# or staged in registers, per copy of a k-tile, per staged element (twice that where positions need divisions).
 MIN_OVERHEAD, COPYING, HOLDING, EACH_COPY, EACH_HELD = 14.0, 6.0, 2.0, 1.0, 1.3
-DIVIDING = 10.0  # where rows of a factor are found by divisions
-REQUESTS = 1.0, 0.5  # of shared memory's bandwidth: reads of one element; of groups, which pairs of lanes share
+DIVIDING = 10.0  # where rows of an operand are found by divisions
+REQUESTS = 1.0, 0.5  # of shared memory's bandwidth: scalar reads; vector reads, which pairs of lanes share
 
 
 def simt_contraction(p: Workload[SimtFacts], launch: Launch) -> Costs:
-    """ROLLER §5 of the design notes: waves of blocks, each a chain of staged steps."""
+    """Return the cost of waves of blocks, each a chain of k-tiles (§5 of the design notes on ROLLER)."""
     mach, hw = p.machine, p.machine.hw
     needs = block_resources(p, launch)
     resident = blocks_per_core(launch.compiled or needs, hw)
@@ -51,7 +49,7 @@ def simt_contraction(p: Workload[SimtFacts], launch: Launch) -> Costs:
 
     waves, core_cycles = simt_waves(launch.grid, resident, mach.cores, block_cycles)
     edges = step.latency + min(resident, -(-launch.grid // mach.cores)) * _epilogue_cycles(p, launch)
-    # blocks that share a core drift apart: but for one wave's, first loads and results hide behind the other blocks
+    # resident blocks drift apart: first loads and epilogues of all but one wave overlap with other blocks
     core_cycles += edges * (1 + (waves - 1) / resident)
     l2_bytes = launch.grid * steps * _step_bytes(p, launch) + p.epilogue.total_bytes
     dram_bytes = _dram_bytes(p, launch, resident)
@@ -73,13 +71,13 @@ def simt_contraction(p: Workload[SimtFacts], launch: Launch) -> Costs:
 
 
 def block_steps(p: Workload[SimtFacts], launch: Launch) -> int:
-    """Staged steps of one block."""
+    """Return the k-tiles of one block."""
     depth = -(-p.extent(p.k) // launch.split_k)
     return -(-depth // extent_on(launch.block, p.k))
 
 
 def prefetch_stages(p: Workload[SimtFacts], block: Tile, stages: int) -> int:
-    """How many steps before its use a tile is asked for: what goes through registers, one at most."""
+    """Return the k-tiles in flight before their use; copies through registers are at most one ahead."""
     if p.facts.loads is None:
         return min(stages - 1, 1)
     copied = p.facts.loads.a.is_async(extent_on(block, p.m)) and p.facts.loads.b.is_async(extent_on(block, p.n))
@@ -96,7 +94,7 @@ def block_resources(p: Workload[SimtFacts], launch: Launch) -> BlockResources:
 
 
 def thread_registers(p: Workload[SimtFacts], thread_m: int, thread_n: int) -> ThreadRegisters:
-    """Of a thread with that tile; remembered."""
+    """Return the registers of a thread with that tile; cached."""
     known = p.facts.registers.get((thread_m, thread_n))
     if known is None:
         known = p.facts.registers[thread_m, thread_n] = _thread_registers(p, thread_m, thread_n)
@@ -104,11 +102,11 @@ def thread_registers(p: Workload[SimtFacts], thread_m: int, thread_n: int) -> Th
 
 
 def _thread_registers(p: Workload[SimtFacts], thread_m: int, thread_n: int) -> ThreadRegisters:
-    """What a thread cannot do without: accumulators, two columns and rows of operands, overhead, and what is staged.
+    """Return the minimal registers: accumulators, two columns and rows of operands, overhead, staged elements.
 
-    ROLLER §3.3 counts m·n + m + n; of the operands those of the next row are loaded while one is multiplied. Fitted to
-    154 kernels that NVRTC 13 compiled, each with ever tighter bounds: where it has more registers, it takes some of
-    them, where it has fewer, it spills. A thread that is a core's own (warp_size 1) has its loads done by others.
+    ROLLER §3.3 counts m·n + m + n; operands of the next row are loaded during the current one. Fitted to 154 kernels
+    that NVRTC 13 compiled with ever tighter bounds. A thread that is a core's own (warp_size 1) has its loads done by
+    others.
     """
     words, limits = register_words(p.space.compute_dtype), p.machine.hw.limits
     operands = thread_m + thread_n
@@ -148,7 +146,7 @@ def staged_row_bytes(elements: int, p: Workload[SimtFacts]) -> int:
 
 # time -------------------------------------------------------------------------------------------------------------
 def block_step(p: Workload[SimtFacts], block: Tile, thread: Tile, threads: int) -> SimtStep:
-    """Of a block with that tile of so many threads with theirs; remembered."""
+    """Return the cost of a k-tile of such a block; cached."""
     known = p.facts.steps.get((block, thread, threads))
     if known is None:
         known = p.facts.steps[block, thread, threads] = _block_step(p, block, thread, threads)
@@ -185,7 +183,7 @@ def _staging_ops(
     tile: tuple[int, int, int],
     inner: Axis | None,
 ) -> float:
-    """Instructions of all threads for one factor in one step; `tile`: its columns and rows, the block's threads."""
+    """Return the instructions of all threads for one operand and k-tile. `tile`: columns, rows, threads."""
     columns, rows, threads = tile
     elements = columns * rows
     if feed is None or feed.operand.source is None:
@@ -199,19 +197,19 @@ def _staging_ops(
         each += GUARD_OPS
     if inner is not None or not feed.needs_division:
         return elements / width * each
-    # a thread takes many columns of few rows, and takes apart each row that it meets
+    # a thread has many columns of few rows, and divides once per row
     met = max(1.0, min(rows * p.machine.hw.limits.warp_size, elements) / threads)
     divisions = threads * met * DIVISION_OPS * (len(feed.reduced_axis.members) - 1)
     return elements / width * (each + PLACE_OPS) + divisions
 
 
 def _step_bytes(p: Workload[SimtFacts], launch: Launch) -> float:
-    """Bytes that one step of a block asks of the last cache, in whole transactions."""
+    """Return the LLC bytes that a k-tile of a block requests, in whole transactions."""
     return p.a.requested_bytes(launch.block) + p.b.requested_bytes(launch.block)
 
 
 def _epilogue_cycles(p: Workload[SimtFacts], launch: Launch) -> float:
-    """Stores of one block, and the epilogue's reads: neighbours along n by one instruction, with its addresses."""
+    """Return cycles of one block's stores and epilogue reads, vectorised along n."""
     words = register_words(p.space.compute_dtype)
     wide = 1
     if p.n is not None and p.machine.hw.limits.warp_size > 1:
@@ -223,7 +221,7 @@ def _epilogue_cycles(p: Workload[SimtFacts], launch: Launch) -> float:
 
 
 def _dram_bytes(p: Workload[SimtFacts], launch: Launch, resident: int) -> float:
-    """Compulsory traffic, and what concurrent blocks do not share through the last cache (§5, t_dram)."""
+    """Return compulsory traffic, and what concurrent blocks do not share through the LLC (§5, t_dram)."""
     grid_m, grid_n = (-(-p.extent(axis) // extent_on(launch.block, axis)) for axis in (p.m, p.n))
     tall, wide = wave_rectangle(grid_m, grid_n, max(1, p.machine.cores * resident // launch.split_k), launch.raster)
     a = dram_bytes_with_reuse(p.machine, p.a.total_bytes, grid_n / wide)

@@ -1,4 +1,4 @@
-"""ROLLER's rules for a contraction on a SIMT machine: register tiles of threads, staged tiles of blocks."""
+"""ROLLER's rules for a SIMT GEMM: register tiles of threads, staged tiles of blocks."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ from roller_svc.perf.workload import Workload
 MAX_THREAD_TILE = 16
 MAX_THREADS = 512  # beyond that a block's barriers cost more than its reuse saves
 K_STEPS = (8, 16, 32)
-MIN_BLOCK_EXTENT = 64  # side of a block below which the device is not filled, or an axis not covered
+MIN_BLOCK_EXTENT = 64  # below it the device is not filled, or an axis not covered
 MAX_BASES = 3
-# Of warps of 64: four of them in a block leave the largest thread tiles no block that fits a narrow axis.
+# With warps of 64, four in a block, the largest thread tiles have no block that fits a narrow axis.
 WIDE_WARP, WIDE_BASES = 64, 6
-REGISTER_MARGIN = 1.08  # compilers spill a little before the limit that a large block sets them
-MAX_EPILOGUE = 512  # operations of the epilogue that a thread's unrolled points may hold: compilers choke on more
-MIN_STAGED_ELEMENTS = 4  # elements of each factor in a step that one thread stages, as a rule at least
+REGISTER_MARGIN = 1.08  # compilers spill slightly before the limit that a large block sets
+MAX_EPILOGUE = 512  # epilogue operations of a thread's unrolled points: more slow down compilers
+MIN_STAGED_ELEMENTS = 4  # of each operand and k-tile per thread, as a rule
 MAX_STAGES = 4
-LOADED_LATENCY = 2.0  # a memory that is kept busy answers later than an idle one, about twice
+LOADED_LATENCY = 2.0  # latency of a busy memory over that of an idle one
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class SimtContractionRules:
         )
 
     def rank_thread_tiles(self, grown: ScaleUpResult, lanes: int) -> Sequence[Tile]:
-        """Highest reuse first; one of 16 points and one of 4 for problems that are too small for those."""
+        """Return the tiles of highest reuse; also 16 and 4 points for small problems."""
         p = self.workload
         most = WIDE_BASES if p.machine.hw.limits.warp_size >= WIDE_WARP else MAX_BASES
         tiles = [*grown.saturated, *grown.border][:most]
@@ -103,7 +103,7 @@ class SimtContractionRules:
         return self._block(base).evaluate(block)
 
     def pipeline_choices(self, block: Tile, base: ThreadTile, split_k: int) -> Sequence[PipelineOptions]:
-        """Buffers that keep memory ahead of the multiplications, as far as they cost no resident block."""
+        """Return the stages that hide memory latency without costing a resident block."""
         p, limits = self.workload, self.workload.machine.hw.limits
         if limits.warp_size == 1:
             return (DEFAULT_PIPELINE,)
@@ -123,8 +123,7 @@ class SimtContractionRules:
         return (PipelineOptions(stages, self._raster(block, resident)),)
 
     def _raster(self, block: Tile, resident: int) -> int:
-        """Rows of blocks that make those at work at once about square in what they read (§5, t_dram), where all that
-        they would read otherwise does not stay in the last cache."""
+        """Return the tile rows that make concurrent blocks read a square, unless the LLC retains B."""
         p, cache = self.workload, self.workload.machine.llc
         rows, columns = (-(-p.extent(i) // extent_on(block, i)) for i in (p.m, p.n))
         at_once = p.machine.cores * resident
@@ -134,7 +133,7 @@ class SimtContractionRules:
         return min(rows, 1 << (tall.bit_length() - 1))
 
     def fallback_tiles(self) -> Sequence[tuple[Tile, ThreadTile]]:
-        """One point a thread, a warp of threads along n, then along m."""
+        """Return one point per thread, a warp along n, then along m."""
         p = self.workload
         one = tuple([1] * len(p.extents))
         warp = p.machine.hw.limits.warp_size
@@ -143,7 +142,7 @@ class SimtContractionRules:
         return [(replaced(small, axis, warp), ThreadTile(one)) for axis in (p.n, p.m) if axis is not None]
 
     def _evaluate_thread(self, thread: Tile) -> TileMetrics:
-        """Bytes in registers; bytes read from the staged tile for one multiply-add."""
+        """Return register bytes, and bytes read from the staged tile per multiply-add."""
         m, n, size = extent_on(thread, self.workload.m), extent_on(thread, self.workload.n), self.workload.elem_bytes
         return TileMetrics((m * n + m + n) * size, size / m + size / n, self._register_rule(thread))
 
@@ -158,7 +157,7 @@ class SimtContractionRules:
         return "epilogue" if extent_on(thread, p.m) * extent_on(thread, p.n) * epilogue > MAX_EPILOGUE else ""
 
     def _feeds_the_unit(self, thread: Tile) -> bool:
-        """Multiply-adds take as long as reading their operands from the staged tile."""
+        """Return whether multiply-adds take as long as reading their operands from the staged tile."""
         mach = self.workload.machine
         m, n = extent_on(thread, self.workload.m), extent_on(thread, self.workload.n)
         operands = (m + n) * self.workload.elem_bytes / mach.staged_bytes_per_cycle
@@ -174,11 +173,11 @@ class SimtContractionRules:
         return _Block(self.workload, m, n, most, rule, thread_registers(self.workload, m, n))
 
     def _least_count(self) -> int:
-        """Threads along m and along n from which growth starts: a quarter warp, where blocks hold several warps."""
+        """Return the threads along m and n from which growth starts: a quarter warp."""
         return 4 if self.workload.machine.hw.limits.max_threads_per_block >= 64 else 1
 
     def _k_steps(self) -> Tile:
-        """Second alignment: a step along k is at least one transaction of the narrowest factor."""
+        """Return k-tiles of at least one transaction of the narrowest operand (second alignment)."""
         p = self.workload
         narrow = min((t.elem_bytes for t in (*p.a.tensors, *p.b.tensors)), default=4)
         least = min(K_STEPS[-1], max(K_STEPS[0], p.machine.dram.transaction_bytes // (4 * narrow)))
@@ -189,7 +188,7 @@ class SimtContractionRules:
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """The rules of blocks with one thread tile. `most_threads`: the tightest bound on threads, named `thread_rule`."""
+    """Rules of blocks with one thread tile. `max_threads`: the tightest bound, named `thread_rule`."""
 
     workload: Workload[SimtFacts]
     thread_m: int
@@ -200,7 +199,7 @@ class _Block:
     _rows: dict[int, int] = field(default_factory=dict, compare=False)
 
     def evaluate(self, block: Tile) -> TileMetrics:
-        """Staged bytes with bank padding, bytes loaded from outside for one multiply-add, broken rules."""
+        """Return staged bytes with padding, bytes loaded per multiply-add, and broken rules."""
         p = self.workload
         m, n, k = extent_on(block, p.m), extent_on(block, p.n), extent_on(block, p.k)
         staged = k * (self._row(m) + self._row(n))
@@ -217,8 +216,11 @@ class _Block:
         return "" if fits else "shared memory"
 
     def _alignment_rule(self, block: Tile, threads: int, each: float) -> str:
-        """What a thread stages, `each` of a row or column of the block, shrinks as blocks grow along m and n, and grows
-        with the step along k."""
+        """Return the broken alignment rule.
+
+        Staged elements of a thread, `each` per row or column of the block, shrink with block extents and grow with the
+        k-tile.
+        """
         limits = self.workload.machine.hw.limits
         if threads % limits.warp_size:
             return "execution unit"
@@ -240,7 +242,7 @@ class _Block:
         return known
 
     def is_saturated(self, block: Tile) -> bool:
-        """A warp for each partition of a core, and multiply-adds that take as long as the loads from outside."""
+        """Return whether each scheduler has a warp, and multiply-adds take as long as the loads."""
         p, mach = self.workload, self.workload.machine
         m, n, k = extent_on(block, p.m), extent_on(block, p.n), extent_on(block, p.k)
         if (m // self.thread_m) * (n // self.thread_n) < SCHEDULERS * mach.hw.limits.warp_size:

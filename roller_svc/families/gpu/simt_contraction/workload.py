@@ -1,8 +1,6 @@
-"""Factors of a contraction on scalar lanes → how a block stages them: what model and lowering agree on.
+"""Operands of a SIMT GEMM → how a block stages them; the model and the schedule agree on it.
 
-A staged tile is [row along k, column along m or n], whatever the factor's order in memory.
-
-One staged step of a contraction on scalar lanes, and the registers of its threads: what its model remembers.
+A staged tile is [row along k, column along m or n], whatever the operand's order in memory.
 """
 
 from __future__ import annotations
@@ -24,24 +22,20 @@ from roller_svc.perf.footprint import Tile
 from roller_svc.perf.machine import SCHEDULERS
 from roller_svc.perf.workload import Workload
 
-# Compiled kernels stay below the rate of the tightest pipe: of the others this share shows through. An assumption; with
-# it cuBLAS's SGEMM of 1024 to 4096 on a V100 (the sources of its spec) comes out 4 to 9 % slow (docs/model.md).
+# Fraction of the other pipes that adds to the longest one. Assumed: it predicts cuBLAS's SGEMM on a V100 4 to 9 % slow
+# (docs/model.md).
 IMPERFECT_OVERLAP = 0.08
 BARRIER_CYCLES = 30.0
 
 
 class SimtStep(NamedTuple):
-    """One staged step of one block, in cycles of a core that runs nothing else.
-
-    `latency`: from asking for a step's tiles to having them. `turn`: what passes between the last product of a step and
-    the first of the next, for which the other blocks of a core are there: stores, a barrier, reads.
-    """
+    """One k-tile of one block, in cycles of an otherwise idle core."""
 
     fma: float
     shared: float
     issue: float
-    latency: float
-    handoff: float
+    latency: float  # from requesting a k-tile to having it
+    handoff: float  # between two k-tiles, hidden by other resident blocks: stores, a barrier, reads
 
     @property
     def busy(self) -> float:
@@ -49,19 +43,19 @@ class SimtStep(NamedTuple):
         return worst + IMPERFECT_OVERLAP * (self.fma + self.shared + self.issue - worst)
 
     def cycles(self, blocks: float, warps: int, prefetch_stages: int) -> float:
-        """t_k (§5 of the design notes): of so many blocks of a core, each loading `ahead` steps before their use."""
+        """Return t_k (§5 of the design notes) of that many resident blocks."""
         # a warp stays on one scheduler: a block of fewer warps than those keeps only its share of the lanes busy
         busy = self.busy
         alone = SCHEDULERS / min(SCHEDULERS, warps) * busy
         if prefetch_stages == 0:
-            # a single buffer: a block's own load and compute do not overlap, other blocks' do
+            # single buffer: a block's own load and compute do not overlap, those of other blocks do
             return max(blocks * busy, alone + self.latency + self.handoff + BARRIER_CYCLES)
         return max(blocks * busy, alone + self.handoff, (self.latency + self.handoff) / prefetch_stages)
 
 
 @dataclass(frozen=True, slots=True)
 class StagingRegisters:
-    """Registers that staging one factor takes of a thread, `each` for an element; `width` elements move at once."""
+    """Registers of a thread to stage one operand, in vectors of `width` elements."""
 
     fixed: float
     per_element: float
@@ -73,7 +67,7 @@ class StagingRegisters:
 
 @dataclass(frozen=True, slots=True)
 class ThreadRegisters:
-    """Registers of a thread as a function of how many elements of either factor it stages in one step."""
+    """Registers of a thread as a function of the staged elements of either operand."""
 
     fixed: float
     a: StagingRegisters
@@ -85,34 +79,31 @@ class ThreadRegisters:
 
 CHUNK_BYTES = 16  # the widest access of a thread
 MIN_COPY_BYTES = 4  # of cp.async (PTX ISA)
-K_ELEMENTS_PER_TRANSACTION = (
+K_ELEMENTS_PER_TRANSACTION = (  # contiguous along k that adjacent threads take: 32 bytes of 4-byte elements
     8  # neighbours along k that neighbouring threads take: a transaction of 32 bytes, of 4-byte elements
 )
 
 
 @dataclass(frozen=True, slots=True)
 class SimtOperandLoad:
-    """One factor. `dtype` is that of the staged tile; `may_copy`: the device copies asynchronously.
-
-    `divided`: whether finding a row of the fused reduced axis takes divisions, its members being no one run in memory.
-    """
+    """How one operand is staged."""
 
     operand: Operand
-    dtype: DType
-    has_cp_async: bool
+    dtype: DType  # of the staged tile
+    has_cp_async: bool  # the device copies asynchronously
     reduced_axis: TileAxis
-    needs_division: bool
+    needs_division: bool  # rows of the fused reduced axis are found by divisions, not one stride
 
     @property
     def is_direct(self) -> bool:
-        """Whether memory holds what is staged, bit for bit."""
+        """Whether memory holds the staged bits."""
         return self.operand.source is not None and self.operand.memory_dtype is self.dtype
 
     def is_async(self, columns: int) -> bool:
         return self.has_cp_async and self.is_direct and self._copied(columns) * self.dtype.bytes >= MIN_COPY_BYTES
 
     def width(self, columns: int, rows: int, inner: Axis | None) -> int:
-        """Elements that a thread moves at once; `inner` as `inner_member` has it."""
+        """Return the elements that a thread moves at once; `inner`: see `inner_member`."""
         if self.is_async(columns):
             return self._copied(columns)
         if self.operand.source is None:
@@ -127,7 +118,7 @@ class SimtOperandLoad:
         )
 
     def _copied(self, columns: int) -> int:
-        """By one copy: columns that are neighbours in memory, but one row only, for a copy cannot transpose."""
+        """Return the elements of one copy: contiguous columns, but one row only, since copies cannot transpose."""
         return 1 if self.operand.k_major else self._neighbours(self.dtype.bytes, columns)
 
     def _neighbours(self, element_bytes: int, most: int) -> int:
@@ -136,22 +127,24 @@ class SimtOperandLoad:
 
 @dataclass(frozen=True, slots=True)
 class SimtOperandLoads:
-    """Both factors."""
+    """Loads of both operands."""
 
     a: SimtOperandLoad
     b: SimtOperandLoad
 
     def inner_member(self, rows: int) -> Axis | None:
-        """The reduced axis along which the rows of a step lie, all others standing still; None: rows are consecutive
-        points of the fused axis. The innermost where its extent allows; another one only where no factor is contiguous
-        along the fused axis, for that order would be lost."""
+        """Return the reduced axis that the rows of a k-tile follow; None: consecutive points of the fused axis.
+
+        The innermost where its extent allows. Another one only where no operand is contiguous along the fused axis,
+        whose order would be lost.
+        """
         members = self.a.reduced_axis.members
         tried = members[-1:] if self.a.operand.k_major or self.b.operand.k_major else members[::-1]
         return next((axis for axis in tried if axis.extent % rows == 0), None)
 
 
 def prepare_operand_loads(space: TileSpace, factors: tuple[Operand, Operand], arch: Arch) -> SimtOperandLoads:
-    """How the factors of a contraction come to scalar lanes of that architecture."""
+    """Prepare the loads of a SIMT GEMM's operands on that architecture."""
     may_copy = arch.prefix == MIN_ASYNC_ARCH.prefix and arch >= MIN_ASYNC_ARCH
     (reduced,) = space.role(AxisRole.K)
     shapes = {access.tensor: tuple(dim.size for dim in access.dims) for access in space.accesses}
@@ -173,26 +166,26 @@ def _is_divided(factor: Operand, reduced: TileAxis, shapes: Mapping[str, tuple[i
 
 
 def chunk(element_bytes: int) -> int:
-    """Elements of the widest access."""
+    """Return the elements of the widest access."""
     return max(1, CHUNK_BYTES // element_bytes)
 
 
 def staged_row(columns: int, element_bytes: int) -> int:
-    """Elements from one row of a staged tile to the next: an odd number of 16-byte chunks.
+    """Return the elements from one row of a staged tile to the next: an odd number of 16-byte chunks.
 
-    Eight rows' chunks then begin in eight different groups of four banks: what a warp scatters from eight neighbours
-    along k, four columns or more of each, meets every bank once.
+    The chunks of eight rows then begin in eight different groups of four banks: a warp that scatters eight elements
+    along k, four columns or more each, accesses every bank once.
     """
     return (-(-columns // chunk(element_bytes)) | 1) * chunk(element_bytes)
 
 
 def vector_elements(thread_extent: int, element_bytes: int) -> int:
-    """Points of a thread's tile that lie side by side, read from shared memory at once."""
+    """Return the points of a thread's tile that are read from shared memory at once."""
     return math.gcd(thread_extent, chunk(element_bytes))
 
 
 def fused_stride(load: Load, axis: TileAxis, shape: tuple[int, ...]) -> int | None:
-    """Elements by which the address moves along a fused axis, where it is linear in the position on it."""
+    """Return the address stride along a fused axis; None where the address is not linear in its position."""
     names = {a.name for a in axis.members}
     moves = dict.fromkeys(names, 0)
     for d, place in enumerate(load.index):
@@ -213,10 +206,7 @@ def fused_stride(load: Load, axis: TileAxis, shape: tuple[int, ...]) -> int | No
 
 @dataclass(frozen=True, slots=True)
 class SimtFacts:
-    """How operands are staged; None on units that are not FMA units.
-
-    `registers` caches what threads of (rows, columns) hold; `steps` what (block's tile, thread's tile, threads) take.
-    """
+    """How operands are staged; None on units other than FMA units. `registers` and `steps` are caches."""
 
     loads: SimtOperandLoads | None
     registers: dict[tuple[int, int], ThreadRegisters] = field(default_factory=dict, compare=False)

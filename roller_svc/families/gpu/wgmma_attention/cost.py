@@ -1,7 +1,7 @@
-"""The cost of attention on warpgroups: two products a step, exponentials beside them, rings that a producer fills.
+"""Cost of attention on warpgroups: QK^T and PV per KV tile, overlapped softmax, pipelines that a producer fills.
 
-A warpgroup's products with the keys of a step run behind those with the values of the step before, and the exponentials
-between beside these and beside other warpgroups' products (FlashAttention-3: Shah et al., arXiv:2407.08608, §3).
+A warpgroup issues QK^T of one KV tile after PV of the tile before. Exponentials overlap with these products and with
+those of other warpgroups (FlashAttention-3: Shah et al., arXiv:2407.08608, §3).
 """
 
 from __future__ import annotations
@@ -46,21 +46,19 @@ from roller_svc.perf.occupancy import BlockResources, blocks_per_core
 from roller_svc.perf.uncertainty import EXPOSED
 from roller_svc.perf.workload import Workload
 
-# Of the time that weights take the schedulers or the function units, the share that no product hides. Assumed: it puts
-# 128 features at 605 TFLOP/s of an H100, between what FlashAttention-3 reaches where only warpgroups or only the steps
-# of each overlap (582 and 570) and where both are told to (661; arXiv:2407.08608, table 2): here warpgroups take turns
-# as it comes.
+# Fraction of softmax time that no product hides. Assumed: it predicts 605 TFLOP/s at head_dim 128 on an H100, between
+# FlashAttention-3 with one kind of overlap (582 and 570) and with both (661; arXiv:2407.08608, table 2), because
+# warpgroups here are not scheduled explicitly.
 EXPOSED_SOFTMAX_FRACTION = 0.4
-# Registers beside results, products and weights: maxima and sums of rows, places, what a mask compares; and those of
-# each instruction along the features beyond 128. Fitted to 60 kernels that NVRTC 13 compiled with 64 to 256 features
-# and one to three consumers: with 32 some spilled, with 36 none. `roller_svc/bench/attention_registers.py` compiles
-# others near the limit: 12 of its 50 spill, all of which are refused, as they would be with 29.
+# Registers in addition to O, S and P: row maxima and sums, indices, operands of a mask; and those of each instruction
+# along head_dim beyond 128. Fitted to 60 kernels that NVRTC 13 compiled with head_dim 64 to 256 and one to three
+# consumers: with 32 some spilled, with 36 none. `roller_svc/bench/attention_registers.py` checks others.
 OVERHEAD_REGISTERS = 36
 FREE_HEAD_DIM_STEPS, HEAD_DIM_STEP_REGISTERS = 8, 1.5
 
 
 def wgmma_attention(p: Workload[WgmmaAttentionFacts], launch: Launch) -> Costs:
-    """Waves of blocks, each a chain of steps over the keys that its rows see."""
+    """Return the cost of waves of blocks, each a chain of the KV tiles that its rows see."""
     mach, hw, known = p.machine, p.machine.hw, p.facts
     tile = attention_block(p, launch.block, launch.stages)
     needs = block_resources(tile, known)
@@ -81,9 +79,9 @@ def wgmma_attention(p: Workload[WgmmaAttentionFacts], launch: Launch) -> Costs:
     waves, cycles = simt_waves(launch.grid, resident, mach.cores, block_cycles)
     together = min(resident, -(-launch.grid // mach.cores))
     results = epilogue_handoff_cycles(p, tile.result) + epilogue_memory_cycles(p, launch)
-    # queries and the first keys come before anything is multiplied, in blocks that stay only once
+    # Q and the first K precede the first product; persistent blocks wait for them only once
     arriving = step.latency + step.llc
-    # the first weights and the last values wait alone, but for those of other warpgroups
+    # the first softmax and the last PV overlap only with other warpgroups
     edges = step.chain / tile.consumers + together * results
     cycles += arriving + edges + (edges + arriving * (not launch.persistent_blocks)) * (waves - 1) / resident
     each = launch.grid * steps
@@ -96,20 +94,20 @@ def wgmma_attention(p: Workload[WgmmaAttentionFacts], launch: Launch) -> Costs:
 
 
 def attention_block(p: Workload[WgmmaAttentionFacts], block: Tile, stages: int) -> WgmmaAttentionTile:
-    """The tile of a block of those extents."""
+    """Return the tile of a block of those extents."""
     features = next(i for i, axis in enumerate(p.space.axes) if axis.role is AxisRole.INNER)
     return p.facts.tile((extent_on(block, p.m), extent_on(block, p.n), extent_on(block, p.k), block[features]), stages)
 
 
 def consumer_registers(tile: WgmmaAttentionTile, known: WgmmaAttentionFacts) -> int:
-    """What a consumer's thread holds."""
+    """Return the registers of a consumer thread."""
     features = HEAD_DIM_STEP_REGISTERS * max(0, tile.head_dim_steps - FREE_HEAD_DIM_STEPS)
     scores = max(0, known.operands.score_operations - FREE_SCORE_OPERATIONS)
     return tile.live_registers + OVERHEAD_REGISTERS + math.ceil(features) + scores
 
 
 def block_resources(tile: WgmmaAttentionTile, known: WgmmaAttentionFacts) -> BlockResources:
-    """Registers are those that a block is launched with."""
+    """Return a block's resources; registers are those at launch."""
     if tile.consumers > 1:
         return BlockResources(tile.threads, launch_registers(tile.threads), tile.shared_bytes)
     registers = max(consumer_registers(tile, known), tile.producer_registers)
@@ -128,13 +126,13 @@ def _step(p: Workload[Any], known: WgmmaAttentionFacts, tile: WgmmaAttentionTile
     mach, found = p.machine, known.operands
     producer, pipe = _producer(p, known, tile)
     size = tile.q.dtype.bytes
-    # an instruction reads its columns of B and, of the first product, 64 rows of queries
+    # an instruction reads its columns of B and, in QK^T, 64 rows of Q
     read = tile.consumers * (ROWS * tile.head_dim + tile.kv * (tile.head_dim + tile.n)) * size
     weighing = softmax_slots(tile, found)
     warps = WARPS * tile.consumers
     slots = warps * (weighing + STEP_OPS + 2 * (tile.head_dim_steps + tile.kv_steps)) / SCHEDULERS
     weighed = max(slots, _exponential_cycles(tile))
-    # of one warpgroup, a warp of which each scheduler has
+    # of one warpgroup: one warp on each scheduler
     rows = ROWS * tile.kv / mach.fma_per_cycle
     by_itself = max(weighing, ROWS * tile.kv / EXPONENTIALS_PER_CYCLE)
     moved = p.b.requested_bytes(block)
@@ -152,19 +150,19 @@ def _step(p: Workload[Any], known: WgmmaAttentionFacts, tile: WgmmaAttentionTile
 
 
 def _waits(mach: Machine) -> float:
-    """Of a warpgroup in one step: barriers, a product's latency, the shuffles of maxima."""
+    """Return a warpgroup's waits per KV tile: barriers, latency of a product, shuffles of maxima."""
     return STEP_CYCLES + 2 * BARRIER_CYCLES + shared_latency_cycles(mach)
 
 
 def _producer(p: Workload[Any], known: WgmmaAttentionFacts, tile: WgmmaAttentionTile) -> tuple[float, float]:
-    """Cycles of the producer's warps in one step, and of the core's memory pipe."""
+    """Return cycles of the producer's warps per KV tile, and of the core's memory pipe."""
     cycles = pipe = 0.0
-    for room, feed in ((tile.k, known.operands.k), (tile.v, known.operands.v)):
-        if room.load.is_tma:
-            cycles += room.copies * BOX_CYCLES
-            pipe += room.bytes / p.machine.staged_bytes_per_cycle
+    for buffer, load in ((tile.k, known.operands.k), (tile.v, known.operands.v)):
+        if buffer.load.is_tma:
+            cycles += buffer.copies * BOX_CYCLES
+            pipe += buffer.bytes / p.machine.staged_bytes_per_cycle
         else:
-            brought = copy_cost(feed, room.bytes // room.dtype.bytes, p.b, p.machine)
+            brought = copy_cost(load, buffer.bytes // buffer.dtype.bytes, p.b, p.machine)
             cycles += brought.slots / SCHEDULERS * PRODUCER_SLOT_CYCLES
             pipe += brought.pipe
     return cycles, pipe

@@ -1,4 +1,4 @@
-"""Fields of an rProgram that a caller may set on attention by warpgroups."""
+"""Fields of an rProgram that a caller may set on attention on warpgroups."""
 
 from __future__ import annotations
 

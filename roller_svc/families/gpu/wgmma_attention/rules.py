@@ -1,7 +1,7 @@
-"""ROLLER's rules for attention on a matrix unit of warpgroups: keys of a step, warpgroups of a block, stages.
+"""ROLLER's rules for attention on warpgroups: KV tiles, warpgroups of a block, pipeline stages.
 
-A warpgroup has 64 rows, all of their results and all products of a step; a block's tile grows by warpgroups, which
-share the keys that are staged.
+A warpgroup has 64 rows with all their outputs and all products of a KV tile. A block's tile grows by warpgroups, which
+share the staged keys and values.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from roller_svc.perf.footprint import Tile
 from roller_svc.perf.occupancy import blocks_per_core
 from roller_svc.perf.workload import Workload
 
-KEYS = tuple(range(INSTRUCTION_GRANULE, MAX_COLUMNS + 1, INSTRUCTION_GRANULE))  # of a step
+KEYS = tuple(range(INSTRUCTION_GRANULE, MAX_COLUMNS + 1, INSTRUCTION_GRANULE))  # of a KV tile
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class WgmmaAttentionRules(Enumerated):
     workload: Workload[WgmmaAttentionFacts]
 
     def shapes(self, log: SearchTrace, budget: int, limit: int) -> tuple[Shape, ...]:
-        """Scale-up of warpgroups and of blocks, then stages; at most `limit`, evenly from those with most reuse on."""
+        """Scale up warpgroups, then blocks, then choose stages; at most `limit`, evenly by data reuse."""
         grown = scale_up(self._group_stage(), log, budget)
         shapes: list[Shape] = []
         for group in (*grown.saturated, *grown.border):
@@ -71,7 +71,7 @@ class WgmmaAttentionRules(Enumerated):
         )  # fmt: skip
 
     def _evaluate_warpgroup(self, group: Tile) -> TileMetrics:
-        """Bytes of registers; bytes read from shared memory for one multiply-add."""
+        """Return register bytes, and bytes read from shared memory per multiply-add."""
         tile = attention_block(self.workload, group, MIN_MATRIX_STAGES)
         rule = "registers per thread" if consumer_registers(tile, self.workload.facts) > THREAD_REGISTERS else ""
         return TileMetrics(tile.live_registers * WARPGROUP_THREADS * WORD_BYTES, 1 / ROWS + 1 / tile.kv, rule)
@@ -90,7 +90,7 @@ class WgmmaAttentionRules(Enumerated):
         )  # fmt: skip
 
     def evaluate(self, block: Tile, base: ThreadTile) -> TileMetrics:
-        """Bytes of the fewest stages, bytes loaded from outside for one multiply-add, broken rules."""
+        """Return bytes with the fewest stages, bytes loaded per multiply-add, and broken rules."""
         p = self.workload
         tile = attention_block(p, block, MIN_MATRIX_STAGES)
         traffic = (p.a.requested_bytes(block) / max(1, p.extent(p.k)) + p.b.requested_bytes(block) / tile.kv) / tile.m
@@ -105,8 +105,7 @@ class WgmmaAttentionRules(Enumerated):
         return "shared memory" if tile.shared_bytes > limits.shared_bytes_per_block else ""
 
     def _shape(self, block: Tile, base: ThreadTile) -> Shape:
-        """As many stages as do not keep other blocks from the core; blocks that stay, where there are more tiles than
-        run at once and all take as long."""
+        """Choose as many stages as cost no resident block; persistent blocks for several waves of equal tiles."""
         p = self.workload
         steps = -(-p.extent(p.k) // extent_on(block, p.k))
         resident = self._resident(block, MIN_MATRIX_STAGES)
@@ -117,7 +116,7 @@ class WgmmaAttentionRules(Enumerated):
         return Shape(block, base, 1, PipelineOptions(deep[-1], persistent_blocks=at_once if stays else 0))
 
     def _resident(self, block: Tile, stages: int) -> int:
-        """Blocks of a core; 0: not even one."""
+        """Return the resident blocks of a core; 0 if none fits."""
         hw, tile = self.workload.machine.hw, attention_block(self.workload, block, stages)
         fits = tile.shared_bytes <= hw.limits.shared_bytes_per_block
         return blocks_per_core(block_resources(tile, self.workload.facts), hw) if fits else 0

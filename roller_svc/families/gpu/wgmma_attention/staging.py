@@ -1,4 +1,4 @@
-"""Q, K and V of attention by warpgroups in words."""
+"""Q, K and V of attention on warpgroups: how each is loaded, for reports."""
 
 from __future__ import annotations
 

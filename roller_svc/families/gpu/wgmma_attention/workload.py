@@ -1,7 +1,7 @@
-"""Attention's rProgram on warpgroups → what its blocks stage and hold: what model and lowering agree on.
+"""Attention's rProgram on warpgroups → what its blocks stage and hold; the model and the schedule agree on it.
 
-A block has one to three warpgroups of 64 rows each, its consumers, and one that only loads, its producer. Queries are
-staged once; keys and values have rings of their own, so that the products with keys begin before values are there.
+A block has one to three consumer warpgroups of 64 rows each, and one producer that only loads. Q is staged once. K and
+V have pipelines of their own, so that QK^T can begin before V arrives.
 """
 
 from __future__ import annotations
@@ -32,13 +32,12 @@ from roller_svc.ir.hardware import Arch, ComputeUnit, UnitKind
 from roller_svc.ir.rprogram import WARPGROUP_THREADS, RProgram
 from roller_svc.perf.workload import Workload
 
-WARP_ROWS = ROWS // WARPS  # whose products a warp holds: as much as an instruction of `mma.sync` has
+WARP_ROWS = ROWS // WARPS  # rows of a warp, as in an `mma.sync` instruction
 
 
 @dataclass(frozen=True, slots=True)
 class WgmmaAttentionFacts:
-    """What a unit of warpgroups must know of a group: beside what any unit must, how TMA brings each factor, or why it
-    does not; keys and features as they are walked."""
+    """Attention's operands, how TMA loads each or why it cannot, and the axes of keys and head_dim."""
 
     operands: AttentionOperands
     q: TmaLoadPlan | str
@@ -49,7 +48,7 @@ class WgmmaAttentionFacts:
     _tiles: dict[tuple[int, int, int, int, int], WgmmaAttentionTile] = field(default_factory=dict, compare=False)
 
     def tile(self, block: tuple[int, int, int, int], stages: int) -> WgmmaAttentionTile:
-        """`block`: rows, columns, keys, features; remembered."""
+        """Return the tile of `block` (rows, columns, keys, head_dim); cached."""
         known = self._tiles.get((*block, stages))
         if known is None:
             known = self._tiles[*block, stages] = self._tile(block, stages)
@@ -58,7 +57,7 @@ class WgmmaAttentionFacts:
     def _tile(self, block: tuple[int, int, int, int], stages: int) -> WgmmaAttentionTile:
         m, n, keys, features = block
         along = KTileOrder.linear(self.head_dim.extent, features)
-        # keys are not shared out to blocks: what has few rows is no work for 64 rows of a unit
+        # no split-KV: groups with few rows do not fill the 64 rows of the unit
         return WgmmaAttentionTile(
             m, n, keys, features, WARP_ROWS, keys, stages, 1, _staged(self.operands.q, self.q, m, along),
             _staged(self.operands.k, self.k, keys, along),
@@ -68,7 +67,7 @@ class WgmmaAttentionFacts:
 
 @dataclass(frozen=True, slots=True)
 class WgmmaAttentionTile(TiledAttention[WgmmaOperand]):
-    """A block has 64 rows of each consumer. `stages`: of keys and of values."""
+    """A tile with 64 rows per consumer. `stages`: of the pipelines of K and of V."""
 
     @property
     def consumers(self) -> int:
@@ -80,7 +79,7 @@ class WgmmaAttentionTile(TiledAttention[WgmmaOperand]):
 
     @property
     def result(self) -> WgmmaTile:
-        """The results as a contraction has them: how they get to memory."""
+        """The output as a contraction's tile, for the epilogue."""
         return WgmmaTile(self.m, self.n, self.kv, ROWS, self.n, self.stages, (1, 1), self.q, self.v,
                          KTileOrder.linear(self.kv, self.kv))  # fmt: skip
 
@@ -98,22 +97,22 @@ class WgmmaAttentionTile(TiledAttention[WgmmaOperand]):
 
     @property
     def live_registers(self) -> int:
-        """Of a consumer's thread: results, the products of a step, and the weights of the step before."""
+        """Registers of a consumer thread: O, S of a KV tile, and P of the tile before."""
         weights = self.kv * self.v.dtype.bytes // 4
         return ROWS * (self.n + self.kv + weights) // WARPGROUP_THREADS
 
     @property
     def shared_bytes(self) -> int:
-        """Rooms of queries, keys and values, of results, then all barriers."""
+        """Buffers of Q, K, V and the output, then all barriers."""
         slots = ((1, self.q), (self.stages, self.k), (self.stages, self.v))
         rooms = sum(aligned_buffer_bytes(count * room.bytes) for count, room in slots)
         return rooms + self.result.epilogue_bytes + sum(barrier_bytes(count) for count, _ in slots)
 
 
 def wgmma_attention_facts(group: KernelGroup, unit: ComputeUnit, arch: Arch) -> WgmmaAttentionFacts:
-    """Of a group of kind ATTENTION."""
+    """Prepare the facts of a group of kind ATTENTION."""
     if group.attention is None:
-        raise InvariantError(f"{group.name} is no attention")
+        raise InvariantError(f"{group.name} is not an attention group")
     found, types, batch = (
         prepare_attention_operands(group, unit, arch),
         dict(group.inputs),
@@ -132,7 +131,7 @@ def wgmma_attention_facts(group: KernelGroup, unit: ComputeUnit, arch: Arch) -> 
 
 
 def wgmma_attention_tile(program: RProgram, known: WgmmaAttentionFacts) -> WgmmaAttentionTile:
-    """Of an rProgram on a unit of kind WGMMA."""
+    """Return the tile of an rProgram on a unit of kind WGMMA."""
     block = program.block
     names = (program.space.role(role)[0].name for role in (AxisRole.M, AxisRole.N, AxisRole.K, AxisRole.INNER))
     m, n, keys, features = (block[name] for name in names)
@@ -140,7 +139,7 @@ def wgmma_attention_tile(program: RProgram, known: WgmmaAttentionFacts) -> Wgmma
 
 
 def operands_through_registers(tile: WgmmaAttentionTile) -> Iterator[str]:
-    """The factors that neither TMA nor cp.async brings."""
+    """Yield the operands that neither TMA nor cp.async loads."""
     for name, room in (("queries", tile.q), ("keys", tile.k), ("values", tile.v)):
         if room.load.through_registers:
             yield name

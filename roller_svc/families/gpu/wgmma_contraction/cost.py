@@ -1,7 +1,7 @@
-"""The cost of a contraction on warpgroups: a ring that a producer fills, wgmma from shared memory, an epilogue.
+"""Cost of a contraction on warpgroups: TMA producer, multistage pipeline, wgmma from shared memory, epilogue.
 
-Terms and names follow §5 of the design notes on ROLLER: t_k, the time of one staged step, is the longest of what the
-unit, shared memory, the producer, the last cache and DRAM need for it.
+Terms and names follow §5 of the design notes on ROLLER: t_k, the time of one k-tile, is the longest of the times of the
+unit, shared memory, the producer, the LLC and DRAM.
 """
 
 from __future__ import annotations
@@ -51,15 +51,15 @@ from roller_svc.perf.occupancy import BlockResources, blocks_per_core
 from roller_svc.perf.uncertainty import EXPOSED
 from roller_svc.perf.workload import Workload
 
-CLUSTER_LATENCY_CYCLES = 180.0  # Luo et al., arXiv:2402.13499: of the network between cores
-# Of what runs beside the longest pipe, the share that adds to it: less than on warps, which issue all of it themselves.
-# The units' rates are those of whole kernels of a library, which have the most of it in them.
+CLUSTER_LATENCY_CYCLES = 180.0  # of the SM-to-SM network (Luo et al., arXiv:2402.13499)
+# Fraction of the other pipes that adds to the longest one: less than for warps, which issue everything themselves. The
+# units' rates come from whole library kernels, which include most of it.
 WGMMA_IMPERFECT_OVERLAP = 0.02
-UNLIMITED = 1 << 30  # stages, for the time of a step that no load holds up
+UNLIMITED = 1 << 30  # stages, for the time of a k-tile that never waits for loads
 
 
 def wgmma_contraction(p: Workload[WgmmaFacts], launch: Launch) -> Costs:
-    """Waves of tiles, each a chain of staged steps; what is between two tiles of one block hides as far as it may."""
+    """Return the cost of waves of tiles, each a chain of k-tiles; gaps between tiles overlap where possible."""
     mach, hw = p.machine, p.machine.hw
     known = wgmma_block(p, launch.block, launch.thread)
     tile = replace(known.tile, stages=launch.stages, cluster=launch.cluster)
@@ -95,7 +95,7 @@ def wgmma_contraction(p: Workload[WgmmaFacts], launch: Launch) -> Costs:
 
 
 def wgmma_block(p: Workload[WgmmaFacts], block: Tile, group: Tile) -> WgmmaBlock:
-    """What a block stages and what a step of it takes; remembered."""
+    """Return the tile of a block and the cost of a k-tile; cached."""
     known = p.facts.blocks.get((block, group))
     if known is None:
         known = p.facts.blocks[block, group] = _block(p, block, group)
@@ -103,8 +103,10 @@ def wgmma_block(p: Workload[WgmmaFacts], block: Tile, group: Tile) -> WgmmaBlock
 
 
 def _block_resources(tile: WgmmaTile) -> BlockResources:
-    """Registers are those that a block is launched with: all that its threads share where roles hand them over, else
-    what the role that takes the most has."""
+    """Return a block's resources at launch: `setmaxnreg` redistributes registers with several consumers.
+
+    With one consumer, each thread has what the role with the most registers needs.
+    """
     if tile.consumers > 1:
         return BlockResources(tile.threads, launch_registers(tile.threads), tile.shared_bytes)
     registers = max(tile.accumulator_registers + CONSUMER_REGISTERS, tile.producer_registers)
@@ -112,17 +114,17 @@ def _block_resources(tile: WgmmaTile) -> BlockResources:
 
 
 def prefetch_stages(block: WgmmaBlock, stages: int) -> int:
-    """Steps that are requested before they are used: what goes through registers is one ahead, whatever the stages."""
+    """Return the k-tiles in flight before their use; copies through registers are always one ahead."""
     return 1 if block.latencies else stages - 1
 
 
 def _requested_at_start(block: WgmmaBlock, launch: Launch, steps: int) -> float:
-    """Steps that come with the first: a ring is empty, and all of it is asked for at once."""
+    """Return the k-tiles that arrive with the first: an empty pipeline is requested whole."""
     return 1.0 if block.latencies else float(min(steps, launch.stages))
 
 
 def block_steps(p: Workload[WgmmaFacts], launch: Launch) -> int:
-    """Staged steps of one tile, or of one block that streams them."""
+    """Return the k-tiles of one output tile, or of a stream-K block."""
     steps = wgmma_block(p, launch.block, launch.thread).tile.k_order.steps
     if launch.stream_k_blocks:
         return -(-tile_count(p, launch.block) * steps // launch.stream_k_blocks)
@@ -130,7 +132,7 @@ def block_steps(p: Workload[WgmmaFacts], launch: Launch) -> int:
 
 
 def shared_step(p: Workload[WgmmaFacts], block: WgmmaBlock, cluster: tuple[int, int]) -> MatrixStep:
-    """The step where blocks of a cluster load parts of what they share: the last cache is asked once for all."""
+    """Return the k-tile with multicast: blocks of a cluster load parts, and the LLC is read once for all."""
     along_m, along_n = cluster
     if along_m == along_n == 1:
         return block.step
@@ -151,19 +153,21 @@ def _block(p: Workload[WgmmaFacts], block: Tile, group: Tile) -> WgmmaBlock:
         else:
             brought = copy_cost(feed.by_threads, staged.extent * staged.k, operand, mach)
             pipe, slots = pipe + brought.pipe, slots + brought.slots
-    # §5, t_smem: an instruction reads 64 rows of A and all of its columns of B
+    # §5, t_smem: an instruction reads 64 rows of A and all its columns of B
     instructions = tile.consumers * tile.fragments * tile.k_steps
     reads = instructions * (ROWS + tile.group_n) * STEP_BYTES / mach.staged_bytes_per_cycle
     mma = tile.m * tile.n * tile.k / mach.fma_per_cycle
     producer = slots / SCHEDULERS * PRODUCER_SLOT_CYCLES + boxes * BOX_CYCLES
     added = (
         tile.accumulator_set_registers if tile.promotes_accumulators else 0
-    )  # by each thread, an addition a cycle, when its products are done
+    )  # promotion: one addition a cycle by each thread, after its products
     consumers = tile.consumers * (STEP_OPS + 4 * tile.fragments * tile.k_steps + added)
+    chain = mma / tile.consumers
+    chain = chain + added + STEP_CYCLES if tile.promotes_accumulators else max(STEP_CYCLES, chain)
     step = MatrixStep(
         warps=WARPS * tile.consumers, mma=mma, shared=reads + pipe, issue=max(producer, consumers),
         port=sum(moved) / CORE_L2_BYTES_PER_CYCLE, llc=sum(moved) / llc_bytes_per_core_cycle(mach), dram=0.0,
-        chain=mma / tile.consumers + added + STEP_CYCLES if tile.promotes_accumulators else max(STEP_CYCLES, mma / tile.consumers),
+        chain=chain,
         latency=load_latency_cycles(mach, p.a.total_bytes + p.b.total_bytes), imperfect_overlap=WGMMA_IMPERFECT_OVERLAP,
     )  # fmt: skip
     latencies = _latencies(feeds.a, tile.a) + _latencies(feeds.b, tile.b)
@@ -171,18 +175,18 @@ def _block(p: Workload[WgmmaFacts], block: Tile, group: Tile) -> WgmmaBlock:
 
 
 def _latencies(feed: WgmmaOperandLoad, staged: WgmmaOperand) -> int:
-    """Times that a producer's thread fills the registers that it has left with loads, and waits for them."""
+    """Return how often a producer thread fills its free registers with loads and waits for them."""
     if not staged.load.through_registers:
         return 0
     load = feed.by_threads.load
     loads = -(-staged.extent * staged.k // (load.elements * WARPS * 32))
     words = max(1, load.elements * feed.by_threads.operand.memory_dtype.bytes // WORD_BYTES)
-    room = max(1, staged.producer_registers - ADDRESS_REGISTERS)
-    return -(-loads * words // room)
+    free_registers = max(1, staged.producer_registers - ADDRESS_REGISTERS)
+    return -(-loads * words // free_registers)
 
 
 def _refill_latency_cycles(block: WgmmaBlock, latency: float, cluster: tuple[int, int]) -> float:
-    """From when a slot is free to when it is full."""
+    """Return the cycles from when a stage is free to when it is full."""
     if block.latencies:
         return latency * block.latencies + block.step.issue
     boxed = block.tile.a.load.is_tma or block.tile.b.load.is_tma
@@ -191,8 +195,7 @@ def _refill_latency_cycles(block: WgmmaBlock, latency: float, cluster: tuple[int
 
 @dataclass(frozen=True, slots=True)
 class _TilesPerCore:
-    """`again`: tiles of a core after its first, as far as what is between them hides behind no other block; `together`:
-    blocks that it works on at once."""
+    """Tiles of a core after its first, and the blocks that it runs concurrently."""
 
     again: float
     together: int
@@ -201,14 +204,14 @@ class _TilesPerCore:
 def _prologue_epilogue_cycles(
     p: Workload[WgmmaFacts], launch: Launch, tile: WgmmaTile, step: MatrixStep, turns: _TilesPerCore
 ) -> float:
-    """Cycles of a core for what is before, between and after the steps of its tiles.
+    """Return a core's cycles before, between and after the k-tiles of its output tiles.
 
-    One block a tile: each begins anew. Blocks that walk tiles begin once; while they hand on sums the ring fills, so
-    that of a loop that waits for memory part of that time is won back.
+    With one block per tile, each has its own prologue. Persistent blocks have one; the pipeline refills during the
+    epilogue, which wins back part of the time of a loop that waits for memory.
     """
     working = min(1.0, launch.grid / p.machine.cores)
     resource_seconds, loads = max(step.mma, step.shared, step.issue, step.chain), max(step.port, step.llc * working)
-    begin = step.latency + min(resource_seconds, loads)  # of all steps the longer of both is counted
+    begin = step.latency + min(resource_seconds, loads)  # k-tiles count the longer of both
     results = turns.together * epilogue_memory_cycles(p, launch)
     handing = turns.together * epilogue_handoff_cycles(p, tile)
     if not (launch.persistent_blocks or launch.stream_k_blocks):

@@ -1,4 +1,4 @@
-"""Fields of an rProgram that a caller may set on a GEMM of warpgroups."""
+"""Fields of an rProgram that a caller may set on a wgmma GEMM."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from roller_svc.ir.group import AxisRole, KernelGroup
 from roller_svc.ir.rprogram import RProgram
 from roller_svc.perf.model import Model
 
-MAX_CLUSTER_BLOCKS = 8  # that run together on every device that has clusters (CUDA Programming Guide)
+MAX_CLUSTER_BLOCKS = 8  # portable cluster size (CUDA Programming Guide)
 
 
 def _nearest_cluster(side: int) -> Knob[WgmmaFacts]:
@@ -24,7 +24,7 @@ def _nearest_cluster(side: int) -> Knob[WgmmaFacts]:
         if wanted == 1:
             return Nearest(1)
         if program.stream_k_blocks:
-            return Nearest(1, "blocks that stream steps form no clusters")
+            return Nearest(1, "stream-K blocks do not form clusters")
         reason = _unsupported_cluster(model, program, side, wanted)
         if not reason:
             return Nearest(wanted)
@@ -42,12 +42,12 @@ def _unsupported_cluster(model: Model[WgmmaFacts], program: RProgram, side: int,
     (axis,) = program.space.role((AxisRole.M, AxisRole.N)[side])
     tiles = -(-axis.extent // program.block[axis.name])
     if tiles % wanted:
-        return f"{tiles} tiles of {program.tile_text} along {axis.name} are no whole clusters of {wanted}"
+        return f"{tiles} tiles of {program.tile_text} along {axis.name} are not a multiple of clusters of {wanted}"
     p = model.workload
     known = wgmma_block(p, p.footprint.tile(program.block), p.footprint.tile(program.thread))
     shared = (known.tile.b, known.tile.a)[side]
     if not p.facts.loads.can_multicast(1 - side, shared, wanted):
-        return f"tiles of {'ba'[side]} of {program.tile_text} do not come in {wanted} parts by TMA"
+        return f"tiles of {'ba'[side]} of {program.tile_text} cannot be multicast in {wanted} parts by TMA"
     return ""
 
 

@@ -1,10 +1,4 @@
-"""Contraction rules for matrix units that warpgroups drive: tiles of warpgroups, of blocks, rings, clusters.
-
-Tiles of warpgroups → roughly what they take, to choose those that are worth an estimate.
-
-As `mma_promise.py` does for tiles of warps: scale-up lets more of them through than can be priced in all the ways that
-their blocks may run.
-"""
+"""ROLLER's rules for GEMM on warpgroups: tiles of warpgroups and blocks, pipelines, clusters; and the prefilter."""
 
 from __future__ import annotations
 
@@ -66,21 +60,21 @@ from roller_svc.perf.workload import Workload
 
 
 def approx_cycles(p: Workload[WgmmaFacts], block: Tile, base: ThreadTile, split_k: int) -> float:
-    """Of the core that has the most blocks."""
+    """Estimate the cycles of the core with the most blocks, for the prefilter."""
     mach = p.machine
     known = wgmma_block(p, block, base.tile)
     tile, step = known.tile, known.step
     tasks = spatial_grid(p, block) * split_k
     rounds = -(-tasks // mach.cores)
     together = min(rounds, blocks_per_core(known.resources, mach.hw))
-    # of pairs of blocks each loads the half of what they share, the larger operand if that can be
+    # each block of a cluster of two loads half of a shared operand, the larger one if possible
     asked = sum(known.requested_bytes) - max(known.requested_bytes) / 2
     loads = max(step.port, asked / llc_bytes_per_core_cycle(mach) * min(1.0, tasks / mach.cores))
     each = max(step.mma, step.shared, step.issue, loads, step.chain / together)
     steps = -(-tile.k_order.steps // split_k)
     edges = (step.latency + BOX_LATENCY_CYCLES) / rounds
     edges += 2 * tile.m * tile.n * WORD_BYTES / mach.staged_bytes_per_cycle
-    floor = p.lower_bound_s * mach.clock_hz  # tiles that memory holds up are told apart by their edges and joins
+    floor = p.lower_bound_s * mach.clock_hz  # memory-bound tiles differ in prologue, epilogue and reduction
     whole = max(floor, rounds * steps * each) + rounds * edges
     if split_k > 1:
         return whole + split_k_reduction_cycles(p, split_k * p.outer_points)
@@ -90,18 +84,18 @@ def approx_cycles(p: Workload[WgmmaFacts], block: Tile, base: ThreadTile, split_
     return min(whole, max(floor, tasks * steps / mach.cores * each) + edges + joins)
 
 
-MAX_FRAGMENTS = 2  # of a warpgroup along m: B is read anew for each, so that more save no reads of shared memory
+MAX_FRAGMENTS = 2  # of a warpgroup along m: B is reread for each, so that more save no shared-memory reads
 MAX_BASES = 12
-PAIRS = ((2, 1), (1, 2))  # clusters: larger ones do not fill all cores of a GPC, and share little more
-# Of a tile's own time: from what the last cache takes of it on, sharing loads is worth an estimate. Assumed: below it
-# the last cache holds nothing up even if it takes 1.4 times what the model says, and blocks of a pair await each other.
+PAIRS = ((2, 1), (1, 2))  # clusters; larger ones do not fill all SMs of a GPC, and share little more
+# LLC time over a tile's own time from which multicast is estimated. Assumed: below it the LLC is no bottleneck even at
+# 1.4 times the modelled time, and the blocks of a cluster wait for each other.
 MIN_SHARED_LOAD_FRACTION = 0.7
-MAX_STAGES = 8  # deeper rings hold more than a round trip of memory brings
+MAX_STAGES = 8  # deeper pipelines hold more than a memory round trip delivers
 
 
 @dataclass(frozen=True, slots=True)
 class WgmmaContractionRules(TilePrefilter):
-    """`varied`: steps along k of every length, for what a caller demands and nobody would choose."""
+    """Rules of a wgmma GEMM. `varied`: k-tiles of every length, for constraints of a caller."""
 
     workload: Workload[WgmmaFacts]
     varied: bool = False
@@ -110,7 +104,7 @@ class WgmmaContractionRules(TilePrefilter):
         return (WARPGROUP_THREADS,)
 
     def thread_level(self, lanes: int) -> ScaleUpLevel:
-        """A warpgroup's tile: one instruction's columns, one or two of its rows."""
+        """Scale up a warpgroup's tile: one instruction's columns, one or two of its rows."""
         p = self.workload
         granule = self._column_granule()
         steps = axis_steps(p, {
@@ -123,7 +117,7 @@ class WgmmaContractionRules(TilePrefilter):
         )  # fmt: skip
 
     def rank_thread_tiles(self, grown: ScaleUpResult, lanes: int) -> Sequence[Tile]:
-        """From the largest down to one size below what fills the device several times."""
+        """Return tiles from the largest down to one size below that which fills the device several times."""
         p = self.workload
         by_size: dict[int, list[Tile]] = {}
         for tile in [*grown.saturated, *grown.border]:  # from the least traffic up
@@ -147,7 +141,7 @@ class WgmmaContractionRules(TilePrefilter):
         )  # fmt: skip
 
     def evaluate(self, block: Tile, base: ThreadTile) -> TileMetrics:
-        """Bytes of the fewest stages, bytes loaded from outside for one multiply-add, broken rules."""
+        """Return bytes with the fewest stages, bytes loaded per multiply-add, and broken rules."""
         p = self.workload
         group_m, group_n = extent_on(base.tile, p.m), extent_on(base.tile, p.n)
         whole = group_m % ROWS == group_n % self._column_granule() == 0
@@ -196,7 +190,7 @@ class WgmmaContractionRules(TilePrefilter):
         return approx_cycles(self.workload, block, base, split_k)
 
     def granules(self) -> tuple[int, int]:
-        """Of a warpgroup's tile along m and n."""
+        """Return the granules of a warpgroup's tile along m and n."""
         return ROWS, self._column_granule()
 
     # register level ---------------------------------------------------------------------------------------------

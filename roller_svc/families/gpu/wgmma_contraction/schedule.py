@@ -107,9 +107,9 @@ class _Contraction:
         loads = plan_wgmma_loads(program.space, program.unit, operands, arch)
         (m, n, k), block, thread = (a.name for a in (view.m, view.n, view.k)), program.block, program.thread
         tile = loads.tile((block[m], block[n], block[k]), (thread[m], thread[n]), program.stages, program.cluster)
-        operands_ = _Operands(view, tile, operands, loads)
-        copies = (*operands_.copies(0), *operands_.copies(1))
-        maps = (*operands_.maps(0), *operands_.maps(1))
+        sides = _OperandSides(view, tile, operands, loads)
+        copies = (*sides.copies(0), *sides.copies(1))
+        maps = (*sides.maps(0), *sides.maps(1))
         outputs = EpilogueStore(view, tile.m * tile.cluster[0], tile.columns * tile.cluster[1])
         tma_store = TmaStoreEpilogue.of(tile, outputs)
         maps = maps if tma_store is None else (*maps, tma_store.tensor_map)
@@ -156,7 +156,7 @@ class _Contraction:
 
 
 @dataclass(frozen=True, slots=True)
-class _Operands:
+class _OperandSides:
     """How A (side 0) and B (side 1, one operand for each accumulator) are copied."""
 
     view: GemmView
@@ -191,8 +191,8 @@ class _Operands:
             return ()
         boxes, _, _ = self._boxes(side, operand, operand.extent // operand.num_parts)
         maps: tuple[TensorMap, ...] = ()
-        for name, tile, operand_ in zip(MAPS[side], boxes, self._operands_of(side), strict=False):
-            tensor = require(operand_.source, "source of a TMA operand").tensor
+        for name, tile, source in zip(MAPS[side], boxes, self._operands_of(side), strict=False):
+            tensor = require(source.source, "source of a TMA operand").tensor
             maps += (tile.tensor_map(name, tensor, Swizzle(operand.atom_bytes)),)
         return maps
 
@@ -208,8 +208,8 @@ class _Operands:
             return (ProducerCopy(_BUFFERS[side], operands[0], part_extent, *copy_args),)
         columns = tile.group_columns
         return tuple(
-            DualGemmProducerCopy(_BUFFERS[side], operand_, part_extent, *copy_args, number * columns, columns)
-            for number, operand_ in enumerate(operands)
+            DualGemmProducerCopy(_BUFFERS[side], source, part_extent, *copy_args, number * columns, columns)
+            for number, source in enumerate(operands)
         )
 
     def _boxes(self, side: int, operand: WgmmaOperand, extent: int) -> tuple[tuple[TmaTile, ...], Expr, Expr | None]:

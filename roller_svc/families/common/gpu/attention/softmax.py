@@ -116,11 +116,11 @@ class Softmax:
         """Store the scores `value` of a row and update its maximum."""
         (key,) = self.keys.members
         score = Compute(SCORES, self._score, value)
-        score_ = Load(SCORES, self._score, _F32)
-        noted = Compute(PEAK, ROW, Op(OpKind.FMAX, (Load(PEAK, ROW, _F32), score_), _F32))
+        stored = Load(SCORES, self._score, _F32)
+        maximum = Compute(PEAK, ROW, Op(OpKind.FMAX, (Load(PEAK, ROW, _F32), stored), _F32))
         first = add(mul(ref(KEY_STEP), num(self.tile.kv)), mul(ref("k.warp"), num(self.tile.warp_kv)))
         position = add(first, add(mul(ref("key.fragment"), num(COLUMNS)), column_of_word()))
-        return self._each_key((Let("key.place", position, (Let(key.name, ref("key.place"), (score, noted)),)),))
+        return self._each_key((Let("key.place", position, (Let(key.name, ref("key.place"), (score, maximum)),)),))
 
     def _score_in_registers(self, score: Expr) -> Expr:
         """Replace the product in the score by its register."""
@@ -168,12 +168,12 @@ class Softmax:
     def _exp(self) -> tuple[Node, ...]:
         """Turn scores into probabilities and add them to each lane's row_sum."""
         unit = Const(self.attention.scale / math.log(2.0), _F32)
-        here = Load(SCORES, self._score, _F32)
-        exponent = Op(OpKind.SUB, (_times(here, unit), Load(SHIFT, ROW, _F32)), _F32)
+        score = Load(SCORES, self._score, _F32)
+        exponent = Op(OpKind.SUB, (_times(score, unit), Load(SHIFT, ROW, _F32)), _F32)
         each = self._each_key((
             Compute(SCORES, self._score, exponent),
             Exp2(SCORES, self._score),
-            Compute(TOTAL, ROW, here, Combine.SUM),
+            Compute(TOTAL, ROW, score, Combine.SUM),
         ))  # fmt: skip
         return (self.for_each_row((each,)),)
 

@@ -207,7 +207,7 @@ def _copy_registers(feed: OperandLoad, room_bytes: int, threads: int) -> float:
 def partial_results(group: KernelGroup, tile: MmaAttentionTile) -> tuple[tuple[str, TensorType], ...]:
     """Return the workspaces of split keys: [split, ...] of outputs, row maxima and row sums."""
     if group.attention is None:
-        raise InvariantError(f"{group.name} is no attention")
+        raise InvariantError(f"{group.name} is not an attention group")
     dtype = group.space.compute_dtype
     mixed, total = group.statements[0], group.attention.row_sum
     shapes = ((mixed.output, mixed.type.shape), (f"{total.output}.high", total.type.shape),

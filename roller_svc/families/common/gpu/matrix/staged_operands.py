@@ -1,4 +1,4 @@
-"""Operands of a matrix unit in words: how each is loaded."""
+"""Operands of a matrix-unit kernel: how each is loaded, for reports."""
 
 from __future__ import annotations
 

@@ -244,9 +244,10 @@ def plan_operand_loads(
 
 
 # Registers in addition to accumulators, fitted to 227 kernels that NVRTC 13 compiled for sm_80 and sm_90, most of them
-# near the limit (RMS error 17 registers where all loads are asynchronous): a base, per unrolled instruction along k, per
-# fragment word, per 16-byte chunk that a thread copies (address or data in flight), and per further copy of a chunk.
-# Copies through registers, or with their own addresses, are overestimated so that kernels that spilled are rejected.
+# near the limit (RMS error 17 registers where all loads are asynchronous): a base, per unrolled instruction along k,
+# per fragment word, per 16-byte chunk that a thread copies (address or data in flight), and per further copy of a
+# chunk. Copies through registers, or with their own addresses, are overestimated so that kernels that spilled are
+# rejected.
 BASE_REGISTERS = 20
 K_STEP_REGISTERS = 2
 FRAGMENT_FACTOR = 1.3

@@ -1,4 +1,4 @@
-"""The order in which a block's steps walk a contraction's reduced axis: what all of its loads agree on."""
+"""Order of the k-tiles of a block, on which all its operand loads agree."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from roller_svc.ir.index import add, ceil_div, div, lt, mod, mul, num
 
 @dataclass(frozen=True, slots=True)
 class KTileOrder:
-    """k in steps of `depth` elements: the `outer` members, (name, extent) each, one value at a time, and within each
-    the `inner` elements of the remaining, inner members, of whose last step what is beyond them counts as zeros."""
+    """k in tiles of `depth` elements: `outer` members one value at a time, `inner` elements of the others within each.
+
+    `outer`: (name, extent) each. The last k-tile of a row is padded with zeros.
+    """
 
     outer: tuple[tuple[str, int], ...]
     inner: int
@@ -22,27 +24,27 @@ class KTileOrder:
 
     def __post_init__(self) -> None:
         if self.inner < 1 or self.depth < 1:
-            raise InvariantError(f"a walk of {self.inner} elements in steps of {self.depth}")
+            raise InvariantError(f"invalid k-tile order: {self.inner} elements in tiles of {self.depth}")
 
     @classmethod
     def linear(cls, extent: int, depth: int) -> KTileOrder:
-        """All of k as one row."""
+        """Return all of k as one row."""
         return cls((), extent, depth)
 
     @classmethod
     def within(cls, k: TileAxis, outer: int, depth: int) -> KTileOrder:
-        """So many of k's members one value at a time."""
+        """Return k with that many outer members iterated one value at a time."""
         members = tuple((m.name, m.extent) for m in k.members)
         return cls(members[:outer], math.prod(extent for _, extent in members[outer:]), depth)
 
     @property
     def num_rows(self) -> int:
-        """How often the inner members are walked."""
+        """Iterations over the inner members."""
         return math.prod(extent for _, extent in self.outer)
 
     @property
     def row_steps(self) -> int:
-        """Steps of each time."""
+        """K-tiles of each row."""
         return ceil_div(self.inner, self.depth)
 
     @property
@@ -51,22 +53,22 @@ class KTileOrder:
 
     @property
     def has_tail(self) -> bool:
-        """Whether last steps are padded."""
+        """Whether the last k-tile of a row is padded."""
         return self.inner % self.depth != 0
 
     def outer_index(self, step: Expr) -> Expr:
-        """Which value of the outer members, fused, the step has."""
+        """Return the fused value of the outer members in a k-tile."""
         return div(step, self.row_steps) if self.outer else num(0)
 
     def inner_position(self, step: Expr, element: Expr) -> Expr:
-        """Where among the inner members, fused, an element of the step lies."""
+        """Return the position on the fused inner members of an element of a k-tile."""
         chunk = mod(step, self.row_steps) if self.outer else step
         return add(mul(chunk, num(self.depth)), element)
 
     def k_position(self, step: Expr, element: Expr) -> Expr:
-        """Where on k an element of the step lies, if it is `inside`."""
+        """Return the position on k of an element of a k-tile that is `in_bounds`."""
         return add(mul(self.outer_index(step), num(self.inner)), self.inner_position(step, element))
 
     def in_bounds(self, step: Expr, element: Expr) -> Expr | None:
-        """Whether an element of the step is one of k's and no padding; None: it always is."""
+        """Return whether an element of a k-tile is not padding; None: always."""
         return lt(self.inner_position(step, element), num(self.inner)) if self.has_tail else None

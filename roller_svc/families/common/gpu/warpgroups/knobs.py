@@ -14,7 +14,7 @@ def nearest_blocks(group: KernelGroup, model: Model[Any], program: RProgram, wan
     if wanted == 0:
         return Nearest(0)
     if program.stream_k_blocks:
-        return Nearest(0, "blocks that stream steps walk no whole tiles")
+        return Nearest(0, "stream-K blocks are not persistent over whole tiles")
     size = program.cluster_size
     near = max(1, min(wanted, program.grid) // size) * size
     reason = f"{program.grid} tiles of {program.tile_text} take at most as many, in whole clusters of {size} blocks"

@@ -1,4 +1,4 @@
-"""Operands of a kernel of warpgroups in words: how each is loaded."""
+"""Operands of a warpgroup kernel: how each is loaded, for reports."""
 
 from __future__ import annotations
 

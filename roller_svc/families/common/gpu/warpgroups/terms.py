@@ -15,23 +15,21 @@ from roller_svc.families.common.gpu.warpgroups.tile import (
 from roller_svc.perf.machine import SCHEDULERS
 from roller_svc.perf.workload import Workload
 
-# Assumed: what a consumer needs between two steps beside its products (a barrier that is already complete, a fence, the
-# release of a slot); the time of one box's request; and by how much a box comes later than what threads ask for: about
-# 400 cycles after its request where L2 has it, against 263 of a load and somewhat more of cp.async, which the latency
-# of other families leaves out.
+# Assumed: a consumer's overhead per k-tile (a completed barrier, a fence, consumer_release); the issue time of a TMA
+# box; and its extra latency over thread loads: about 400 cycles from L2, against 263 of a load.
 STEP_CYCLES = 60.0
 BOX_CYCLES = 16.0
 BOX_LATENCY_CYCLES = 100.0
-# Of a lone warp on its scheduler, as the producer's are: about half of what it issues is integer arithmetic, for which
-# a scheduler has 16 lanes (CUDA Programming Guide, table of throughputs) and no other warp to fill the cycles between.
+# Cycles per issue slot of a lone warp on its scheduler, as the producer's are: about half is integer arithmetic at 16
+# lanes a cycle (CUDA Programming Guide, table of throughputs), with no other warp to fill the gaps.
 PRODUCER_SLOT_CYCLES = 1.5
 
 
 def epilogue_handoff_cycles(p: Workload[Any], tile: WgmmaTile) -> float:
-    """Sums through each warp's room, then the epilogue's instructions."""
+    """Return cycles of accumulators through each warp's buffer, then of the epilogue's instructions."""
     mach = p.machine
     points = tile.m * tile.n
     through = 2 * points * WORD_BYTES / mach.staged_bytes_per_cycle
-    turns = tile.fragments * -(-tile.group_n // tile.epilogue_columns)
+    rounds = tile.fragments * -(-tile.group_n // tile.epilogue_columns)
     issued = epilogue_slots(p, points // tile.num_accumulators) / (mach.hw.limits.warp_size * SCHEDULERS)
-    return max(through + issued, turns * 2 * BARRIER_CYCLES)
+    return max(through + issued, rounds * 2 * BARRIER_CYCLES)

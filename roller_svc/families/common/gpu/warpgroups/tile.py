@@ -1,8 +1,6 @@
-"""RProgram of warpgroups → what its blocks stage and hold: what model and lowering of the `wgmma` family agree on.
+"""RProgram on warpgroups → what its blocks stage and hold; the model and the schedule agree on it.
 
-A block has one to three warpgroups that multiply, its consumers, and one that only loads, its producer.
-
-A block of warpgroups, and one staged step of it.
+A block has one to three consumer warpgroups, which multiply, and one producer, which only loads.
 """
 
 from __future__ import annotations
@@ -35,33 +33,33 @@ from roller_svc.ir.schedule import SHARED_ALIGNMENT_BYTES
 from roller_svc.ir.tensor_map import MapMode
 from roller_svc.perf.occupancy import BlockResources
 
-# wgmma of every operand type multiplies 64 rows by N columns over 32 bytes of k (PTX ISA, "Asynchronous Warpgroup Level
-# Matrix Multiply-Accumulate Operation").
+# wgmma multiplies 64 rows by N columns over 32 bytes of k for every operand type (PTX ISA, "Asynchronous Warpgroup
+# Level Matrix Multiply-Accumulate Operation").
 ROWS, STEP_BYTES = 64, 32
 MAX_COLUMNS = 256
-MAX_CONSUMERS = 3  # with more, sums of 64 x 256 leave no registers
+MAX_CONSUMERS = 3  # with more, accumulators of 64 x 256 do not fit in registers
 SWIZZLE_ATOMS = (128, 64, 32)  # bytes of a row that a swizzle mode permutes (PTX ISA, "Shared Memory Matrix Layout")
-BUFFER_ALIGNMENT_BYTES = SWIZZLE_ATOMS[0] * PATTERN_ROWS  # what a room of the ring begins at a multiple of
-TRANSPOSABLE_BYTES = 2  # of elements that the instruction reads along m or n; of all others only along k
+BUFFER_ALIGNMENT_BYTES = SWIZZLE_ATOMS[0] * PATTERN_ROWS  # of a buffer of the pipeline
+TRANSPOSABLE_BYTES = 2  # element size for which wgmma reads MN-major operands; all others must be K-major
 BARRIER_BYTES = 8
 WARPS = WARPGROUP_THREADS // 32
-EPILOGUE_ROWS, EPILOGUE_COLUMNS = 16, 32  # of the sums that a warp hands on at once
+EPILOGUE_ROWS, EPILOGUE_COLUMNS = 16, 32  # of the accumulators that a warp passes to the epilogue at once
 CORE_REGISTERS = 65536  # (CUDA Programming Guide, compute capability 9.0)
-MAX_REGISTERS = 240  # of a thread that setmaxnreg leaves room for beside a producer's
-THREAD_REGISTERS = 255  # where it is not used
-CONSUMER_REGISTERS = 56  # beside the sums: descriptors, places, what the epilogue reads and computes
-ADDRESS_REGISTERS = 56  # of a producer's thread that loads into registers, beside what is on its way
-MAX_PADDING = 1.5  # of k, for boxes in place of copies by threads
+MAX_REGISTERS = 240  # of a thread after setmaxnreg, next to a producer's
+THREAD_REGISTERS = 255  # without setmaxnreg
+CONSUMER_REGISTERS = 56  # in addition to accumulators: descriptors, indices, epilogue operands
+ADDRESS_REGISTERS = 56  # of a producer thread that loads into registers, in addition to data in flight
+MAX_PADDING = 1.5  # of k, for TMA boxes in place of copies by threads
 
 
 class WgmmaLoad(Enum):
-    """How an operand's elements come from memory to the ring."""
+    """How an operand is copied from memory to the pipeline."""
 
     TMA = "tma"  # boxes of a tensor, by one thread
-    IM2COL = "im2col"  # the same, pixels under a window
-    ASYNC = "async"  # cp.async of all threads of the producer
+    IM2COL = "im2col"  # the same, pixels under a sliding window
+    ASYNC = "async"  # cp.async of all producer threads
     VECTOR = "vector"  # wide loads into their registers, converted there
-    ELEMENT = "element"  # the same one element at a time: gathered, computed, or turned on the way
+    ELEMENT = "element"  # the same element by element: gathered, computed or transposed
 
     @property
     def is_tma(self) -> bool:
@@ -73,7 +71,7 @@ class WgmmaLoad(Enum):
 
 
 _BY_THREADS = {LoadKind.ASYNC: WgmmaLoad.ASYNC, LoadKind.VECTOR: WgmmaLoad.VECTOR, LoadKind.ELEMENT: WgmmaLoad.ELEMENT}
-# What a producer's thread holds: coordinates, of the one that asks for boxes; addresses; loads on their way as well.
+# Registers of a producer thread: coordinates of TMA boxes; addresses; data in flight.
 _PRODUCER_REGISTERS = {
     WgmmaLoad.TMA: 40, WgmmaLoad.IM2COL: 40, WgmmaLoad.ASYNC: 88, WgmmaLoad.VECTOR: 120, WgmmaLoad.ELEMENT: 120,
 }  # fmt: skip
@@ -83,18 +81,16 @@ _PRODUCER_REGISTERS = {
 class WgmmaOperand:
     """One operand's tile of one stage: `extent` (m or n of the block) x `k` elements.
 
-    `along_k`: rows of the ring lie along k (K-major), else along m or n. `atom_bytes`: of a row's part that is swizzled
-    as one; `[panels, rows, atom]` is the tile's shape in shared memory. `feed`: the boxes of TMA, or what threads load.
-    `parts`: tiles that are brought one by one and lie side by side along `extent`; boxes are those of one.
+    `[panels, rows, atom]` is its shape in shared memory.
     """
 
     dtype: DType
-    k_major: bool
+    k_major: bool  # rows are along k, else along m or n
     extent: int
     k: int
-    atom_bytes: int
-    copy_plan: TmaTile | LoadClass
-    num_parts: int = 1
+    atom_bytes: int  # of a row's part that is swizzled as one
+    copy_plan: TmaTile | LoadClass  # TMA boxes, or loads of threads
+    num_parts: int = 1  # adjacent tiles along `extent` that are copied separately; boxes are those of one
 
     @property
     def load(self) -> WgmmaLoad:
@@ -117,22 +113,21 @@ class WgmmaOperand:
 
     @property
     def copies(self) -> int:
-        """Of TMA, for the tile."""
+        """TMA copies of the tile."""
         return 0 if isinstance(self.copy_plan, LoadClass) else self.num_parts * self.copy_plan.copies
 
     @property
     def producer_registers(self) -> int:
-        """Of a producer's thread that brings it."""
+        """Registers of a producer thread that copies it."""
         return _PRODUCER_REGISTERS[self.load]
 
 
 @dataclass(frozen=True, slots=True)
 class WgmmaTile:
-    """Extents of a block's tile and of a warpgroup's, the staged operands, and how steps walk k.
+    """Extents of a block's tile and of a warpgroup's, the staged operands, and the k-tile order.
 
-    `n` and `group_n` count columns of sums. Where there are two `sums` at a point, the first half of a warpgroup's
-    columns has the first of all its points, the other half the second. `chain`: products along k that a sum may take in
-    before it is added up in registers of its own (ir/accumulation.py), a step's at most; None: all of them.
+    `n` and `group_n` count columns of accumulators: in a dual GEMM the first half of a warpgroup's columns belongs to
+    the first product, the other half to the second.
     """
 
     m: int
@@ -146,16 +141,17 @@ class WgmmaTile:
     b: WgmmaOperand
     k_order: KTileOrder
     num_accumulators: int = 1
+    # products along k before accumulators are promoted (ir/accumulation.py); None: all
     promotion_interval: int | None = None
 
     @property
     def columns(self) -> int:
-        """Points of a row of the block's tile."""
+        """Output columns of the block's tile."""
         return self.n // self.num_accumulators
 
     @property
     def group_columns(self) -> int:
-        """Points of a row of a warpgroup's tile."""
+        """Output columns of a warpgroup's tile."""
         return self.group_n // self.num_accumulators
 
     @property
@@ -178,33 +174,32 @@ class WgmmaTile:
 
     @property
     def k_steps(self) -> int:
-        """Instructions along k in one staged step."""
+        """Instructions along k in one k-tile."""
         return self.k * self.a.dtype.bytes // STEP_BYTES
 
     @property
     def promotes_accumulators(self) -> bool:
-        """Whether the sums of a step's products are added up in registers of their own."""
+        """Whether the accumulators of a k-tile are promoted into separate ones."""
         return self.promotion_interval is not None
 
     @property
     def accumulator_set_registers(self) -> int:
-        """Of a consumer's thread: registers of one set of sums."""
+        """Registers of a consumer thread for one set of accumulators."""
         return self.group_m * self.group_n // WARPGROUP_THREADS
 
     @property
     def accumulator_registers(self) -> int:
-        """Registers of a consumer's thread that hold sums."""
+        """Registers of a consumer thread for all accumulators."""
         return self.accumulator_set_registers * accumulator_sets(self.promotion_interval)
 
     @property
     def producer_registers(self) -> int:
-        """Of a producer's thread, in eights."""
+        """Registers of a producer thread, a multiple of eight."""
         return max(self.a.producer_registers, self.b.producer_registers)
 
     @property
     def consumer_registers(self) -> int:
-        """What is left to a consumer's thread of those that the block was launched with, in eights; with one consumer
-        nothing is handed over, and each thread has as many as it takes."""
+        """Registers of a consumer thread after setmaxnreg; with one consumer, the architectural maximum."""
         if self.consumers == 1:
             return THREAD_REGISTERS
         left = launch_registers(self.threads) * self.threads - WARPGROUP_THREADS * self.producer_registers
@@ -216,17 +211,17 @@ class WgmmaTile:
 
     @property
     def epilogue_columns(self) -> int:
-        """Columns of a warp's sums that go through its room at once; the last of them may be fewer."""
+        """Columns of a warp's accumulators that go through its buffer at once."""
         return min(EPILOGUE_COLUMNS, self.group_n)
 
     @property
     def epilogue_row_words(self) -> int:
-        """From one row of a warp's room to the next: pairs of sums of four rows then lie in different banks."""
+        """Row pitch of a warp's buffer: accumulator pairs of four rows are in different banks."""
         return self.epilogue_columns + (ROW_PADDING_WORDS - self.epilogue_columns) % BANK_WORDS
 
     @property
     def epilogue_bytes(self) -> int:
-        """Rooms of all warps of the consumers."""
+        """Buffers of all consumer warps."""
         return WARPS * self.consumers * EPILOGUE_ROWS * self.epilogue_row_words * WORD_BYTES
 
     @property
@@ -240,7 +235,7 @@ class WgmmaTile:
 
 @dataclass(frozen=True, slots=True)
 class WgmmaOperandLoad:
-    """How tiles of one operand can be filled: by threads, and by TMA or why not."""
+    """How tiles of one operand can be loaded: by threads, and by TMA or why not."""
 
     by_threads: OperandLoad
     tma: TmaLoadPlan | None
@@ -252,14 +247,16 @@ class WgmmaOperandLoad:
 
     @property
     def k_major(self) -> bool:
-        """Whether rows of the ring lie along k: as in memory where the instruction reads both."""
+        """Whether rows of the pipeline are along k: as in memory where the instruction reads both."""
         return self.by_threads.operand.k_major or self.dtype.bytes != TRANSPOSABLE_BYTES
 
 
 @dataclass(frozen=True, slots=True)
 class WgmmaOperandLoads:
-    """Those of both operands, which agree on the walk of `k`; what they found is remembered. `second`: of what stands
-    for b in a second sum. `chain`: as `WgmmaTile` has it."""
+    """Loads of both operands, which agree on the order of k-tiles; cached.
+
+    `b2`: operand B of the second product of a dual GEMM.
+    """
 
     a: WgmmaOperandLoad
     b: WgmmaOperandLoad
@@ -271,17 +268,19 @@ class WgmmaOperandLoads:
 
     @property
     def num_accumulators(self) -> int:
-        """At a point."""
+        """Accumulators of each output point."""
         return 1 if self.b2 is None else 2
 
     @property
     def by_operand(self) -> tuple[tuple[WgmmaOperandLoad, ...], tuple[WgmmaOperandLoad, ...]]:
-        """What is staged for a (side 0), and for b (1), one for each sum."""
+        """Loads of operand A (0) and B (1), one for each accumulator."""
         return (self.a,), (self.b,) if self.b2 is None else (self.b, self.b2)
 
     def k_order(self, depth: int) -> KTileOrder:
-        """In steps of that many elements: with as many operands brought by TMA as may be, as few members of k as may
-        be one value at a time. What threads can copy without waiting is not padded much for that."""
+        """Return the order that lets TMA load most operands, with the fewest outer members.
+
+        Operands that threads can copy asynchronously are not padded much for that.
+        """
         known = self._k_orders.get(depth)
         if known is None:
             walks = [KTileOrder.within(self.k, outer, depth) for outer in range(len(self.k.members))]
@@ -294,8 +293,11 @@ class WgmmaOperandLoads:
 
     def tile(self, block: tuple[int, int, int], group: tuple[int, int], stages: int,
              cluster: tuple[int, int] = (1, 1)) -> WgmmaTile:  # fmt: skip
-        """Of a block of m x n points in steps of k, and a warpgroup's m x n; InvariantError for steps longer than sums
-        may be."""
+        """Return the tile of a block (m, n, k) and a warpgroup (m, n).
+
+        Raises:
+            InvariantError: The k-tile is longer than the promotion interval.
+        """
         (m, n, k), (group_m, group_n), sums = block, group, self.num_accumulators
         if self.promotion_interval is not None and k > self.promotion_interval:
             raise InvariantError(f"sums of {self.a.dtype.value} take in {self.promotion_interval} products, not {k}")
@@ -304,7 +306,7 @@ class WgmmaOperandLoads:
                          self.promotion_interval)  # fmt: skip
 
     def staged(self, side: int, extent: int, group: int, depth: int) -> WgmmaOperand:
-        """The tile of a (side 0) or b (1), `extent` points of m or n, by TMA where it comes in boxes."""
+        """Return the tile of A (0) or B (1), `extent` points of m or n, by TMA where it comes in boxes."""
         key = (side, extent, group, depth)
         known = self._staged.get(key)
         if known is None:
@@ -312,7 +314,7 @@ class WgmmaOperandLoads:
         return known
 
     def boxes(self, side: int, extent: int, depth: int, panel: int) -> tuple[TmaTile, ...] | str:
-        """Of so many points of m or n, for each sum; or why one of them does not come in boxes."""
+        """Return the TMA boxes of each accumulator's operand, or why one cannot be loaded so."""
         found: tuple[TmaTile, ...] = ()
         for feed in self.by_operand[side]:
             boxes = (
@@ -328,7 +330,7 @@ class WgmmaOperandLoads:
         feed, sums = feeds[0], len(feeds)
         row, size = depth if feed.k_major else group, feed.dtype.bytes
         atom = next(atom for atom in SWIZZLE_ATOMS if row * size % atom == 0)
-        each = extent if sums == 1 else group  # the columns of a warpgroup's sums take turns
+        each = extent if sums == 1 else group  # the columns of a warpgroup's accumulators alternate
         found = self.boxes(side, each, depth, atom // size)
         staged = (feed.dtype, feed.k_major, sums * extent, depth, atom)
         if isinstance(found, str):
@@ -336,7 +338,7 @@ class WgmmaOperandLoads:
         return WgmmaOperand(*staged, max(found, key=lambda tile: tile.copies), sums * extent // each)
 
     def can_multicast(self, side: int, staged: WgmmaOperand, blocks: int) -> bool:
-        """Whether each of so many blocks can load its part of the tile for all of them."""
+        """Return whether each of that many blocks can load its part of the tile for all of them."""
         part, uneven = divmod(staged.extent // staged.num_parts, blocks)
         atom = staged.atom_bytes // staged.dtype.bytes
         if not staged.load.is_tma or uneven or part % (PATTERN_ROWS if staged.k_major else atom):
@@ -345,7 +347,7 @@ class WgmmaOperandLoads:
 
 
 def wgmma_tile(program: RProgram, factors: tuple[Operand, ...], arch: Arch) -> WgmmaTile:
-    """Of an rProgram on a unit of kind WGMMA whose `thread` tile is a warpgroup's."""
+    """Return the tile of an rProgram on a unit of kind WGMMA; its `thread` tile is a warpgroup's."""
     m, n, k = (program.space.role(role)[0].name for role in (AxisRole.M, AxisRole.N, AxisRole.K))
     block, group = program.block, program.thread
     feeds = plan_wgmma_loads(program.space, program.unit, factors, arch)
@@ -355,7 +357,7 @@ def wgmma_tile(program: RProgram, factors: tuple[Operand, ...], arch: Arch) -> W
 def plan_wgmma_loads(
     space: TileSpace, unit: ComputeUnit, factors: tuple[Operand, ...], arch: Arch
 ) -> WgmmaOperandLoads:
-    """Those of a contraction's operands: a, b, and what stands for b in a second sum."""
+    """Return the loads of a contraction's operands: A, B, and B of a second product."""
     (m,), (n,), (k,) = (space.role(role) for role in (AxisRole.M, AxisRole.N, AxisRole.K))
     types = {access.tensor: TensorType(access.dtype, tuple(d.size for d in access.dims)) for access in space.accesses}
     batch = space.role(AxisRole.BATCH)
@@ -371,48 +373,43 @@ def plan_wgmma_loads(
 
 
 def _plan_wgmma_load(operand: Operand, dtype: DType, arch: Arch, by_tma: TmaLoadPlan | str) -> WgmmaOperandLoad:
-    turned = not operand.k_major and dtype.bytes != TRANSPOSABLE_BYTES
-    if turned:
-        by_tma = f"{dtype.value} along m or n must be turned"
-    load = LoadClass(LoadKind.ELEMENT, 1) if turned else load_class(operand, dtype, arch)
+    needs_transpose = not operand.k_major and dtype.bytes != TRANSPOSABLE_BYTES
+    if needs_transpose:
+        by_tma = f"MN-major {dtype.value} must be transposed"
+    load = LoadClass(LoadKind.ELEMENT, 1) if needs_transpose else load_class(operand, dtype, arch)
     if load.kind is LoadKind.ASYNC and dtype is DType.FLOAT32:
-        # on its way to tf32 it must be rounded, which no copy by threads does
+        # float32 must be rounded to tf32, which cp.async cannot do
         load = LoadClass(LoadKind.VECTOR if load.elements > 1 else LoadKind.ELEMENT, load.elements)
     threads = OperandLoad(operand, dtype, load)
     return WgmmaOperandLoad(threads, None, by_tma) if isinstance(by_tma, str) else WgmmaOperandLoad(threads, by_tma, "")
 
 
 def accumulator_sets(chain: int | None) -> int:
-    """How many a consumer holds of each of its results: where a step's are added up, those of all steps too."""
+    """Return the accumulator sets of a consumer: two with promotion."""
     return 1 if chain is None else 2
 
 
 def launch_registers(threads: int) -> int:
-    """Of each thread of a block that has a core for itself, in eights."""
+    """Return the registers of each thread of a block that has an SM for itself, a multiple of eight."""
     return min(THREAD_REGISTERS, CORE_REGISTERS // threads) // 8 * 8
 
 
 def aligned_buffer_bytes(size: int) -> int:
-    """What rooms of the ring take, each beginning as it must."""
+    """Round up to the alignment of buffers."""
     return -(-size // BUFFER_ALIGNMENT_BYTES) * BUFFER_ALIGNMENT_BYTES
 
 
 def barrier_bytes(slots: int) -> int:
-    """What `full` and `empty` of so many slots take: two rooms, behind all that begin at larger multiples."""
+    """Return the bytes of the `full` and `empty` barriers of that many stages."""
     return 2 * -(-slots * BARRIER_BYTES // SHARED_ALIGNMENT_BYTES) * SHARED_ALIGNMENT_BYTES
 
 
 @dataclass(frozen=True, slots=True)
 class WgmmaBlock:
-    """What does not depend on how blocks run: a block's tile, `tile.stages` being the fewest, and its step but for DRAM
-    and for what clusters share.
-
-    `moved`: bytes that a step asks of the last cache for A and for B. `latencies`: round trips of memory that a thread
-    of the producer makes one after another for a step; 0 where it need not wait. `needs`: with the fewest stages.
-    """
+    """A block's tile with the fewest stages, and its k-tile without DRAM and multicast."""
 
     tile: WgmmaTile
     step: MatrixStep
-    requested_bytes: tuple[float, float]
-    latencies: int
-    resources: BlockResources
+    requested_bytes: tuple[float, float]  # LLC bytes that a k-tile requests for A and for B
+    latencies: int  # dependent memory round trips of a producer thread per k-tile; 0 if it does not wait
+    resources: BlockResources  # with the fewest stages

@@ -1,7 +1,7 @@
-"""Index of a tensor → how each axis moves through memory: what a tensor map's dimensions are made of.
+"""Index of a tensor → address stride of each axis: the basis of a tensor map's dimensions.
 
-A *window* is a dimension of the tensor whose bounds matter: elements outside of it count as zeros. All other dimensions
-together are one address, a sum over axes. Neighbouring axes that walk the address as one axis would are one *unit*.
+A bounded dimension of the tensor is one whose bounds matter: elements outside count as zeros. All other dimensions form
+one address, a sum over axes. Adjacent axes whose strides compose are one axis group.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from roller_svc.ir.program import Axis
 
 @dataclass(frozen=True, slots=True)
 class BoundedDim:
-    """A dimension, `stride` elements from one value to the next: values from `low` to `high` - 1 exist."""
+    """A dimension of stride `stride` elements; values from `low` to `high` - 1 exist."""
 
     index: Affine
     stride: int
@@ -29,7 +29,7 @@ class BoundedDim:
 
 @dataclass(frozen=True, slots=True)
 class AxisGroup:
-    """Axes that move as one: `extent` values, `stride` elements apart in the address, or an axis of a window."""
+    """Axes that move as one: `extent` values, `stride` elements apart, or an axis of a bounded dimension."""
 
     name: str
     extent: int
@@ -40,25 +40,25 @@ class AxisGroup:
 def bounded_dims(
     source: Load, guard: Expr | None, shape: tuple[int, ...], extents: Mapping[str, int]
 ) -> tuple[BoundedDim, ...] | str:
-    """All dimensions of the load, those marked that the guard bounds; or why the guard is no such bounds."""
+    """Return all dimensions of the load with the guard's bounds, or why the guard cannot be bounds."""
     windows = []
     for d, index in enumerate(source.index):
         known = affine(index)
         if known is None:
-            return f"dimension {d} is walked by no sum of axes"
+            return f"dimension {d} is not an affine index"
         windows.append(
             BoundedDim(_without_unit_axes(known, extents), math.prod(shape[d + 1 :]), 0, shape[d], guarded=False)
         )
     for condition in conjuncts(guard):
         room = slack(condition)
         if room is None:
-            return "its guard is no bound of a sum"
+            return "its guard is not an affine bound"
         room = _without_unit_axes(room, extents)
         if _min_value(room, extents) >= 0:
             continue
         bounded = [d for d, w in enumerate(windows) if _bound_side(room, w.index) is not None]
         if not bounded:
-            return "its guard is not that of a dimension's ends"
+            return "its guard does not bound a dimension"
         windows[bounded[0]] = _with_bound(windows[bounded[0]], room)
     if any(_max_value(w.index, extents) < w.low or _min_value(w.index, extents) >= w.high for w in windows):
         return "its guard never holds"
@@ -66,7 +66,7 @@ def bounded_dims(
 
 
 def _without_unit_axes(known: Affine, extents: Mapping[str, int]) -> Affine:
-    """Without the axes that stand at 0."""
+    """Drop the axes of extent 1."""
     return replace(known, coeffs=tuple((name, c) for name, c in known.coeffs if extents[name] > 1))
 
 
@@ -79,7 +79,7 @@ def _max_value(known: Affine, extents: Mapping[str, int]) -> int:
 
 
 def _bound_side(room: Affine, index: Affine) -> int | None:
-    """1 where it says that the index is large enough, -1: small enough, None: neither."""
+    """Return 1 for a lower bound of the index, -1 for an upper one, None for neither."""
     if not index.coeffs:
         return None
     if room.coeffs == index.coeffs:
@@ -95,20 +95,19 @@ def _with_bound(window: BoundedDim, room: Affine) -> BoundedDim:
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """The windows, and the elements by which each axis moves the rest, from `offset` on. `moved`: the windows that an
-    axis moves."""
+    """Bounded dimensions, and the element stride of each axis over the remaining ones, from `offset` on."""
 
     bounded: tuple[BoundedDim, ...]
     strides: Mapping[str, int]
     offset: int
     extents: Mapping[str, int]
-    bounded_of_axis: Mapping[str, tuple[BoundedDim, ...]]
+    bounded_of_axis: Mapping[str, tuple[BoundedDim, ...]]  # bounded dimensions that each axis indexes
 
     @classmethod
     def of(
         cls, dimensions: tuple[BoundedDim, ...], bounded_indices: Collection[int], extents: Mapping[str, int]
     ) -> Address:
-        """`kept`: which dimensions are windows, as far as an axis moves them."""
+        """Build the address; `bounded_indices`: dimensions that stay bounded."""
         windows, strides, offset = [], dict.fromkeys(extents, 0), 0
         moved: dict[str, tuple[BoundedDim, ...]] = dict.fromkeys(extents, ())
         for d, dimension in enumerate(dimensions):
@@ -126,11 +125,11 @@ class Address:
         return self.bounded_of_axis[unit.name][0] if unit.is_bounded else None
 
     def is_plain(self, unit: AxisGroup) -> bool:
-        """Whether the unit moves the address or one window and nothing else."""
+        """Return whether the group moves the address or one bounded dimension, and nothing else."""
         return not unit.is_bounded or (len(self.bounded_of_axis[unit.name]) == 1 and unit.stride == 0)
 
     def axis_groups(self, axes: tuple[Axis, ...]) -> tuple[AxisGroup, ...]:
-        """Outermost first."""
+        """Return the axis groups, outermost first."""
         units: list[AxisGroup] = []
         for axis in axes:
             if axis.extent == 1:
@@ -148,14 +147,16 @@ class Address:
         return tuple(units)
 
     def span(self, index: Affine, without: str = "") -> tuple[int, int]:
-        """Least and greatest value of the index, its offset included, one axis left out."""
+        """Return minimum and maximum of the index, its offset included, one axis left out."""
         rest = Affine(tuple((n, c) for n, c in index.coeffs if n != without), index.offset)
         return _min_value(rest, self.extents), _max_value(rest, self.extents)
 
 
 def axis_group_values(units: tuple[AxisGroup, ...], position: Expr, *, wraps: bool = False) -> dict[str, Expr]:
-    """Values of the units at a position on the axis that they make up; beyond its end the outermost goes on counting,
-    unless it `wraps`."""
+    """Return the values of the axis groups at a fused position.
+
+    Beyond the end the outermost continues to count, unless it `wraps`.
+    """
     values: dict[str, Expr] = {}
     stride = 1
     for unit in reversed(units):

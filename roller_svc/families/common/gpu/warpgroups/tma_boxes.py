@@ -1,4 +1,4 @@
-"""Units of a tile → dimensions of a tensor map in which the tile is a box, or a run of pixels."""
+"""Axis groups of a tile → tensor-map dimensions in which the tile is a box, or a sequence of im2col pixels."""
 
 from __future__ import annotations
 
@@ -27,11 +27,10 @@ Terms = tuple[tuple[str, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class MapDim:
-    """A dimension: `extent` elements, `stride` elements of memory apart; a box has `box` of them, `step` apart.
+    """A tensor-map dimension: `extent` elements, `stride` elements apart; a box has `box` of them, `step` apart.
 
-    The coordinate is the sum of `terms` over units' values, + `offset`; where `beyond` is not 0, it is instead how many
-    times that many rows fit before the box's first. Of pixels: the corners, the sum that is a copy's offset, and the
-    most that this comes to.
+    The coordinate is the sum of `terms` over axis groups, plus `offset`. With `rows_per_count`, it counts how many
+    times that many rows precede the box. For im2col: corners, the affine offset of a copy, and its maximum.
     """
 
     extent: int
@@ -48,7 +47,7 @@ class MapDim:
     max_shift: int = 0
 
     def coordinate(self, at: Mapping[str, Expr], position: Expr) -> Expr:
-        """`at`: values of units; `position`: of the box's first row."""
+        """Return the coordinate. `at`: values of axis groups; `position`: of the box's first row."""
         return div(position, self.rows_per_count) if self.rows_per_count else _sum(self.terms, self.offset, at)
 
     def shift(self, at: Mapping[str, Expr]) -> Expr:
@@ -57,7 +56,7 @@ class MapDim:
 
 @dataclass(frozen=True, slots=True)
 class BoxedView:
-    """The view begins `offset` elements into the tensor. `wraps`: no unit of the rows counts on beyond its extent."""
+    """A view that begins `offset` elements into the tensor. `wraps`: no row group counts beyond its extent."""
 
     mode: MapMode
     dims: tuple[MapDim, ...]
@@ -67,9 +66,11 @@ class BoxedView:
 
 @dataclass(frozen=True, slots=True)
 class CopyShape:
-    """What a tile's copy moves: `count` positions of `rows`, of each `panel` neighbours along `inner`, at one place of
-    `still`. Units are listed outermost first. `exact_inner`, `exact_rows`: zeros must arrive for what is beyond the end
-    of that side, not only for what is beyond the tensor's."""
+    """Shape of a tile's copy: `count` rows of `panel` contiguous elements along `inner`, at fixed `invariant` groups.
+
+    Axis groups are listed outermost first. `exact_inner`, `exact_rows`: zeros must be read beyond the end of that side,
+    not only beyond the tensor's.
+    """
 
     inner: tuple[AxisGroup, ...]
     rows: tuple[AxisGroup, ...]
@@ -82,7 +83,7 @@ class CopyShape:
 
     @property
     def stride_granule(self) -> int:
-        """Elements that strides are multiples of."""
+        """Elements that strides must be multiples of."""
         return STRIDE_BYTES // self.element_bytes
 
 
@@ -94,7 +95,7 @@ def _sum(terms: Terms, offset: int, at: Mapping[str, Expr]) -> Expr:
 
 
 def tiled_view(address: Address, sides: CopyShape) -> BoxedView | str:
-    """Rows as a box: each unit whole but for the outermost that is in it."""
+    """Return rows as a box: every group in it whole, but for the outermost."""
     first = _innermost_dim(address, sides)
     if isinstance(first, str):
         return first
@@ -112,7 +113,7 @@ def tiled_view(address: Address, sides: CopyShape) -> BoxedView | str:
 
 
 def _box_extents(sides: CopyShape) -> list[tuple[AxisGroup, int]] | str:
-    """Units in a box of rows with how many of their values, innermost first."""
+    """Return groups in a box of rows with their extents, innermost first."""
     boxed: list[tuple[AxisGroup, int]] = []
     rest = sides.count
     for unit in reversed(sides.rows):
@@ -125,21 +126,21 @@ def _box_extents(sides: CopyShape) -> list[tuple[AxisGroup, int]] | str:
             boxed.append((unit, unit.extent))
             rest //= unit.extent
         else:
-            return f"{sides.count} rows are no box: they cut axes of {', '.join(str(u.extent) for u in sides.rows)}"
+            return f"{sides.count} rows do not form a box over axes of {', '.join(str(u.extent) for u in sides.rows)}"
     if sides.exact_rows and sides.rows and (not boxed or boxed[-1][0] is not sides.rows[0]):
-        return "nothing bounds the last step's rows"
+        return "the last k-tile's rows are unbounded"
     if not sides.rows:
         boxed.append((AxisGroup("", 1, sides.stride_granule, is_bounded=False), rest))
     return boxed
 
 
 def im2col_view(address: Address, sides: CopyShape) -> BoxedView | str:
-    """Rows as pixels, which go on from the end of one axis to the next value of the axis around it."""
+    """Return rows as im2col pixels, which continue from the end of one axis to the next value of the outer one."""
     first = _innermost_dim(address, sides)
     if isinstance(first, str):
         return first
     if len(sides.rows) < 2:
-        return "rows of one axis are no pixels"
+        return "im2col needs rows of several axes"
     if sides.count > MAX_PIXELS:
         return f"{sides.count} rows are more than {MAX_PIXELS} pixels"
     images = sides.rows[0]
@@ -165,7 +166,7 @@ def im2col_view(address: Address, sides: CopyShape) -> BoxedView | str:
 
 
 def _innermost_dim(address: Address, sides: CopyShape) -> MapDim | str:
-    """The dimension of neighbours in memory."""
+    """Return the contiguous dimension."""
     if not sides.inner:
         return "rows have one element"
     unit = sides.inner[-1]
@@ -177,12 +178,12 @@ def _innermost_dim(address: Address, sides: CopyShape) -> MapDim | str:
     if window.stride != 1 or window.index.coeff(unit.name) != 1 or not address.is_plain(unit):
         return "its rows have gaps"
     if sides.exact_inner and len(window.index.coeffs) > 1:
-        return "nothing bounds the last step's row"
+        return "the last k-tile's row is unbounded"
     return _box_dim(address, window, unit.name, sides)
 
 
 def _box_dim(address: Address, window: BoundedDim, unit: str, sides: CopyShape, box: int = 1) -> MapDim:
-    """A window as a dimension of a box, `unit` being its axis in the box."""
+    """Return a bounded dimension as a dimension of a box; `unit`: its axis in the box."""
     _, greatest = address.span(window.index)
     high = min(window.high, greatest + 1)
     step = window.index.coeff(unit) if unit else 1
@@ -191,7 +192,7 @@ def _box_dim(address: Address, window: BoundedDim, unit: str, sides: CopyShape, 
 
 
 def _pixel_dim(address: Address, window: BoundedDim, unit: str, extent: int, step: int) -> MapDim:
-    """A window as a dimension of pixels: `extent` of them, `step` apart; all else that moves it is the offset."""
+    """Return a bounded dimension as pixels, `step` apart; all other terms form the im2col offset."""
     least, greatest = address.span(window.index, unit)
     lower, size = least - window.low, window.high - window.low
     others = tuple((name, c) for name, c in window.index.coeffs if name != unit)
@@ -204,7 +205,7 @@ def _pixel_dim(address: Address, window: BoundedDim, unit: str, extent: int, ste
 
 @dataclass(slots=True)
 class _ViewBuilder:
-    """Dimensions found so far; `placed`: units that need no dimension any more."""
+    """Dimensions found so far; `placed`: groups that need no further dimension."""
 
     address: Address
     shape: CopyShape
@@ -222,11 +223,11 @@ class _ViewBuilder:
 
     @property
     def unused_bounded(self) -> list[BoundedDim]:
-        """Those that have no dimension yet."""
+        """Bounded dimensions that have no map dimension yet."""
         return [w for w in self.address.bounded if w not in self.used]
 
     def add_row(self, unit: AxisGroup, box: int) -> str:
-        """A unit that is in the box; why it cannot be."""
+        """Add a group that is in the box; return why it cannot be, or ''."""
         self.placed.add(unit.name)
         if not unit.is_bounded:
             self.dims.append(MapDim(unit.extent, unit.stride, ((unit.name, 1),) if unit.name else (), box=box))
@@ -235,13 +236,13 @@ class _ViewBuilder:
         if isinstance(window, str):
             return window
         if self.shape.exact_rows and unit is self.shape.rows[0] and len(window.index.coeffs) > 1:
-            return "nothing bounds the last step's rows"
+            return "the last k-tile's rows are unbounded"
         made = _box_dim(self.address, window, unit.name, self.shape, box)
         self.dims.append(made)
         return "" if made.box * made.step <= MAX_BOX else f"a box of {made.box * made.step} rows is too large"
 
     def add_pixels(self, unit: AxisGroup) -> str:
-        """A unit that pixels walk; why they cannot."""
+        """Add a group of pixels; return why it cannot be, or ''."""
         self.placed.add(unit.name)
         if not unit.is_bounded:
             self.dims.append(MapDim(unit.extent, unit.stride, ((unit.name, 1),)))
@@ -255,7 +256,7 @@ class _ViewBuilder:
     def _take_bounded(self, unit: AxisGroup) -> BoundedDim | str:
         window = self.address.bounded_dim_of(unit)
         if window is None or window in self.used or not self.address.is_plain(unit):
-            return "two axes of its rows move one dimension"
+            return "two axes of its rows index one dimension"
         self.used.append(window)
         if not 1 <= window.index.coeff(unit.name) <= MAX_ELEMENT_STRIDE:
             return f"steps of {window.index.coeff(unit.name)} are not from 1 to {MAX_ELEMENT_STRIDE}"
@@ -264,10 +265,10 @@ class _ViewBuilder:
     def _misaligned(self, stride: int) -> str:
         if stride <= 0:
             return "its rows repeat or run backwards"
-        return "" if stride % self.shape.stride_granule == 0 else f"strides are no multiples of {STRIDE_BYTES} bytes"
+        return "" if stride % self.shape.stride_granule == 0 else f"strides are not multiples of {STRIDE_BYTES} bytes"
 
     def add_invariant_dim(self) -> None:
-        """Of pixels, one more dimension, of which they walk one place: what moves the address and not them."""
+        """Add a dimension for im2col groups that move the address but not the pixels."""
         rank = len(self.dims) + 3
         found = self._invariant_dim()
         if found is None or rank > MAX_RANK or found.extent > 1 << (CORNER_BITS[rank] - 1):
@@ -281,14 +282,14 @@ class _ViewBuilder:
         return [u for u in units if u.name not in self.placed and u.stride]
 
     def _invariant_dim(self) -> MapDim | None:
-        """One dimension for all that moves the address and is not in the box, where strides allow it."""
+        """Return one dimension for all groups outside the box, where strides allow it."""
         units = [u for u in self._invariant_groups() if u.stride % self.shape.stride_granule == 0]
         if not units:
             return None
         stride = math.gcd(*(u.stride for u in units))
         terms = tuple((u.name, u.stride // stride) for u in units)
-        reaches = [c * (u.extent - 1) for u, (_, c) in zip(units, terms, strict=True)]
-        return MapDim(1 + sum(map(abs, reaches)), stride, terms, -sum(min(0, reach) for reach in reaches))
+        spans = [c * (u.extent - 1) for u, (_, c) in zip(units, terms, strict=True)]
+        return MapDim(1 + sum(map(abs, spans)), stride, terms, -sum(min(0, span) for span in spans))
 
     def _place(self, still: MapDim) -> None:
         self.placed |= {name for name, _ in still.terms}
@@ -304,33 +305,33 @@ class _ViewBuilder:
         offset = self.address.offset + sum(w.low * w.stride for w in self.address.bounded) - self.back
         rest = offset % self.shape.stride_granule
         if rest and self.shape.inner[-1].is_bounded:
-            return f"it begins at no multiple of {STRIDE_BYTES} bytes"
+            return f"it does not begin at a multiple of {STRIDE_BYTES} bytes"
         first = replace(first, extent=first.extent + rest, offset=first.offset + rest, box=self.shape.panel)
         dims = (first, *self.dims)
         return _unsupported_reason(dims, mode, self.shape) or BoxedView(mode, dims, offset - rest)
 
     def _first(self) -> MapDim | str:
-        """The innermost dimension, moved by what else has no dimension of its own."""
+        """Return the innermost dimension with the terms of groups that have no dimension of their own."""
         rest = self._invariant_groups()
         if not rest:
             return self.first
         closed = self.shape.inner[-1].extent % self.shape.panel == 0 and not self.shape.exact_inner
         if not closed or self.shape.inner[-1].is_bounded or any(u.stride < 0 for u in rest):
-            return f"strides are no multiples of {STRIDE_BYTES} bytes, or there are more than {MAX_RANK} dimensions"
+            return f"strides are not multiples of {STRIDE_BYTES} bytes, or there are more than {MAX_RANK} dimensions"
         more = sum(u.stride * (u.extent - 1) for u in rest)
         terms = (*self.first.terms, *((u.name, u.stride) for u in rest))
         return replace(self.first, extent=self.first.extent + more, terms=terms)
 
 
 def _unsupported_reason(dims: tuple[MapDim, ...], mode: MapMode, sides: CopyShape) -> str:
-    """What the driver would refuse beyond what is seen before (ir/tensor_map.py has its rules)."""
+    """Return the driver's limits that the map exceeds (rules in ir/tensor_map.py), or ''."""
     rank = len(dims)
     if rank > MAX_RANK:
         return f"it has more than {MAX_RANK} dimensions"
     if any(d.extent > MAX_COORDINATE or d.stride * sides.element_bytes >= MAX_STRIDE_BYTES for d in dims):
         return "it is too large"
     if any(d.stride % sides.stride_granule for d in dims[1:]):
-        return f"strides are no multiples of {STRIDE_BYTES} bytes"
+        return f"strides are not multiples of {STRIDE_BYTES} bytes"
     if mode is MapMode.TILED:
         return ""
     limit = 1 << (CORNER_BITS[rank] - 1)

@@ -1,4 +1,4 @@
-"""Operand of a contraction → how the tensor memory accelerator brings its tiles: maps, boxes, coordinates."""
+"""Operand of a contraction → TMA copies of its tiles: tensor maps, boxes, coordinates."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from roller_svc.ir.index import add, num, ref
 from roller_svc.ir.program import Axis, TensorType
 from roller_svc.ir.tensor_map import STRIDE_BYTES, MapMode, Swizzle, TensorMap
 
-PATTERN_ROWS = 8  # of a swizzled room: boxes, tiles and parts of them begin with such a group
-MAX_BOXES = 8  # of a panel: more copies than that take one thread longer than the data takes to come
+PATTERN_ROWS = 8  # of a swizzle pattern: boxes, tiles and their parts begin with a whole one
+MAX_BOXES = 8  # of a panel: one thread issues more copies slower than data arrives
 
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """One copy of a tile, to room[slot, panel, row, 0]."""
+    """One copy of a tile, to buffer[stage, panel, row, 0]."""
 
     panel: int
     row: int
@@ -37,18 +37,18 @@ class Box:
 
 @dataclass(frozen=True, slots=True)
 class TmaTile:
-    """A tile of `extent` elements along m or n and of one step of the walk, in boxes of `rows` rows of `panel`."""
+    """A tile of `extent` elements along m or n and one k-tile, in boxes of `rows` rows of `panel` elements."""
 
     dtype: DType
     tf32: bool
-    k_major: bool
+    k_major: bool  # rows of a tile are along k, as in memory
     extent: int
     k_order: KTileOrder
     panel: int
     rows: int
     view: BoxedView
     axis_groups: tuple[AxisGroup, ...]
-    outer_k_groups: tuple[AxisGroup, ...]  # of k: one value at a time
+    outer_k_groups: tuple[AxisGroup, ...]  # one value at a time
     inner_k_groups: tuple[AxisGroup, ...]
     batch: tuple[str, ...]
 
@@ -66,7 +66,7 @@ class TmaTile:
         return len(self.boxes)
 
     def tensor_map(self, symbol: str, buffer: str, swizzle: Swizzle) -> TensorMap:
-        """The parameter `symbol`, over the tensor `buffer`."""
+        """Return the tensor map `symbol` over the tensor `buffer`."""
         dims, size = self.view.dims, self.dtype.bytes
         box: tuple[int, ...] = tuple(d.box * d.step for d in dims)
         lower: tuple[int, ...] = ()
@@ -81,8 +81,10 @@ class TmaTile:
         )  # fmt: skip
 
     def coordinates(self, place: Expr, step: Expr, box: Box) -> tuple[tuple[Expr, ...], tuple[Expr, ...]]:
-        """Where a box begins, and an im2col map's offsets; the innermost dimension first. `place`: the tile's first
-        position along m or n; batch axes are AxisRefs."""
+        """Return a box's coordinates and im2col offsets, innermost dimension first.
+
+        `place`: the tile's first position along m or n; batch axes are AxisRefs.
+        """
         column = num(box.panel * self.panel)
         along, across = (num(box.row), column) if self.k_major else (column, num(box.row))
         rows, inner = add(place, along), self.k_order.inner_position(step, across)
@@ -98,7 +100,7 @@ class TmaTile:
 
 @dataclass(frozen=True, slots=True)
 class _AddressView:
-    """The tensor with some of its dimensions as windows, and the units of m or n, of k's members, and of batches."""
+    """The address with some dimensions bounded, and the axis groups of m or n, of k, and of batches."""
 
     address: Address
     axis: tuple[AxisGroup, ...]
@@ -109,9 +111,7 @@ class _AddressView:
 
 @dataclass(frozen=True, slots=True)
 class TmaLoadPlan:
-    """An operand that TMA can bring. `dimensions` are those of its tensor, `extents` those of the axes that walk it;
-    `along_k`: rows of a tile lie along k, as in memory. `exact`: nothing beyond the axes' ends is touched; else rows of
-    m or n beyond them may come from anywhere in the tensor."""
+    """An operand that TMA can load."""
 
     dtype: DType
     tf32: bool
@@ -121,19 +121,18 @@ class TmaLoadPlan:
     batch: tuple[Axis, ...]
     dimensions: tuple[BoundedDim, ...]
     extents: Mapping[str, int] = field(compare=False)
-    exact: bool = False
+    exact: bool = False  # nothing beyond the axes' ends may be accessed; else rows of m or n beyond them are arbitrary
     _tiles: dict[tuple[int, KTileOrder, int], TmaTile | str] = field(default_factory=dict, compare=False, repr=False)
     _views: dict[tuple[bool, int], _AddressView] = field(default_factory=dict, compare=False, repr=False)
 
     def supports(self, walk: KTileOrder) -> bool:
-        """Whether some tile can be brought so, rows along k being as long as a swizzle allows."""
+        """Return whether some tile can be loaded in that order, rows along k as long as a swizzle allows."""
         row_bytes = walk.depth * self.dtype.bytes if self.k_major else STRIDE_BYTES
         panel = math.gcd(row_bytes, Swizzle.B128.value) // self.dtype.bytes
         return panel > 0 and not isinstance(self.tile(max(PATTERN_ROWS, panel), walk, panel), str)
 
     def tile(self, extent: int, walk: KTileOrder, panel: int) -> TmaTile | str:
-        """Tiles of `extent` elements along m or n (from multiples of it on) and of the walk's steps, in rows of `panel`
-        elements of the room; or why they cannot be brought so."""
+        """Return a tile of `extent` elements in rows of `panel`, or why it cannot be loaded by TMA."""
         known = self._tiles.get((extent, walk, panel))
         if known is None:
             known = self._tiles[extent, walk, panel] = self._tile(extent, walk, panel)
@@ -142,9 +141,9 @@ class TmaLoadPlan:
     def _tile(self, extent: int, walk: KTileOrder, panel: int) -> TmaTile | str:
         rows, row = (extent, walk.depth) if self.k_major else (walk.depth, extent)
         if row % panel:
-            return f"{row} elements are no whole rows of {panel}"
+            return f"{row} elements are not whole rows of {panel}"
         if panel * self.dtype.bytes % STRIDE_BYTES:
-            return f"rows of {panel * self.dtype.bytes} bytes are no multiples of {STRIDE_BYTES}"
+            return f"rows of {panel * self.dtype.bytes} bytes are not multiples of {STRIDE_BYTES}"
         found = self._plan((extent, walk, panel), rows, pixels=False)
         if not isinstance(found, str):
             return found
@@ -172,11 +171,11 @@ class TmaLoadPlan:
                        view.k, tuple(unit.name for unit in view.batch))  # fmt: skip
 
     def _view(self, outer: int, *, pixels: bool) -> _AddressView:
-        """`outer`: how many of k's members are walked one value at a time."""
+        """Return the view with `outer` members of k iterated one value at a time."""
         known = self._views.get((pixels, outer))
         if known is None:
-            kept = [d for d, w in enumerate(self.dimensions) if w.guarded or (pixels and self._is_sliding(w))]
-            address = Address.of(self.dimensions, kept, self.extents)
+            bounded = [d for d, w in enumerate(self.dimensions) if w.guarded or (pixels and self._is_sliding(w))]
+            address = Address.of(self.dimensions, bounded, self.extents)
             known = self._views[pixels, outer] = _AddressView(
                 address, address.axis_groups(self.axis.members), address.axis_groups(self.k.members[:outer]),
                 address.axis_groups(self.k.members[outer:]),
@@ -185,7 +184,7 @@ class TmaLoadPlan:
         return known
 
     def _is_sliding(self, dimension: BoundedDim) -> bool:
-        """Whether rows move along the dimension and something else does too."""
+        """Return whether rows and another axis index the dimension."""
         members = self.axis.members if self.k_major else self.k.members
         names = {name for name, _ in dimension.index.coeffs}
         return not names.isdisjoint(m.name for m in members) and len(names) > 1
@@ -195,7 +194,7 @@ def plan_tma_load(
     operand: Operand, dtype: DType, axes: tuple[TileAxis, TileAxis], batch: tuple[TileAxis, ...],
     types: Mapping[str, TensorType],
 ) -> TmaLoadPlan | str:  # fmt: skip
-    """How TMA brings the operand, staged as `dtype`, or why it cannot. `axes`: its own one, m or n, and k."""
+    """Return how TMA loads the operand, staged as `dtype`, or why it cannot. `axes`: m or n, and k."""
     source, (axis, k) = operand.source, axes
     if source is None:
         return "it is computed"
@@ -213,8 +212,10 @@ def plan_tma_store(
     target: Load, dtype: DType, axes: tuple[TileAxis, TileAxis], batch: tuple[TileAxis, ...],
     types: Mapping[str, TensorType],
 ) -> TmaLoadPlan | str:  # fmt: skip
-    """How TMA stores a contraction's results, neighbours along n, where `target` is a result's place; or why it cannot.
-    `axes`: m and n. Its tiles are of m's extent and of a walk of n."""
+    """Return how TMA stores outputs, contiguous along n, or why it cannot.
+
+    `target`: index of an output; `axes`: m and n. Tiles have m's extent and k-tile order along n.
+    """
     (m, n) = axes
     operand = Operand(target, dtype, target, None, types[target.tensor].dtype, k_major=True, vector_width=1)
     found = plan_tma_load(operand, dtype, (m, n), batch, types)

@@ -213,7 +213,7 @@ def test_blocks_and_clusters_fit_together() -> None:
     program = best(square(2048))[0].program
     with pytest.raises(InvariantError, match="multiple of the cluster"):
         replace(program, cluster=(2, 1), persistent_blocks=3)
-    with pytest.raises(InvariantError, match="neither walk whole tiles nor form clusters"):
+    with pytest.raises(InvariantError, match="neither persistent nor in clusters"):
         replace(program, cluster=(1, 1), persistent_blocks=4, stream_k_blocks=4)
 
 
