@@ -42,13 +42,13 @@ def execute(options: argparse.Namespace) -> int:
         _check_writable(Path(options.output))
     spec = _calibrate(options.target, options.seconds)
     if options.output:
-        _write(Path(options.output), hardware.yaml_of(spec))
+        _write(Path(options.output), hardware.to_yaml(spec))
     if options.json:
         show.print_json(hardware.to_mapping(spec))
     elif options.output:
         print(show.format_table(COLUMNS, _rows(spec)))
     else:
-        print(hardware.yaml_of(spec), end="")
+        print(hardware.to_yaml(spec), end="")
     return 0
 
 
@@ -56,13 +56,13 @@ def _calibrate(target: str, seconds: float) -> HardwareSpec:
     """Calibrate the host CPU, a shipped spec with this machine's cores and caches, or an NVIDIA device by number."""
     if match := _CUDA.fullmatch(target):
         calibration.check_cuda(int(match[1]))
-        return calibration.calibrated_cuda(int(match[1]), seconds)
+        return calibration.calibrate_cuda(int(match[1]), seconds)
     if target == hardware.LOCAL:
-        return calibration.calibrated(hardware.detect_local(), seconds=seconds)
+        return calibration.calibrate_spec(hardware.detect_local(), seconds=seconds)
     spec = hardware.load(target)
     calibration.check_present(spec)
-    spec_here = calibration.on_this_machine(spec) if spec.family is TargetKind.CPU else spec
-    return calibration.calibrated(spec_here, seconds=seconds)
+    spec_here = calibration.adapt_to_this_machine(spec) if spec.family is TargetKind.CPU else spec
+    return calibration.calibrate_spec(spec_here, seconds=seconds)
 
 
 def _rows(spec: HardwareSpec) -> Iterator[tuple[str, ...]]:

@@ -21,7 +21,7 @@ def execute(options: argparse.Namespace) -> int:
     current = settings.read_settings(host=options.host, port=options.port, store=options.store, workers=options.workers)
     settings.check_address(current)
     settings.use(current)
-    if error := hardware.refusal_of_local():
+    if error := hardware.local_spec_error():
         raise error
     run_server = pkgutil.resolve_name(RUN_SERVER)
     try:

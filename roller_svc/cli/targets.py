@@ -42,7 +42,7 @@ def execute(options: argparse.Namespace) -> int:
             rows = service.hardware()
     else:
         rows = [device_json(spec) for spec in hardware.all_specs()]
-        if error := hardware.refusal_of_local():
+        if error := hardware.local_spec_error():
             print(tell.render_error(error, ""), file=sys.stderr)
     if options.json:
         show.print_json({"targets": rows})
@@ -58,7 +58,7 @@ def _check(options: argparse.Namespace) -> int:
     if options.server:
         raise ArgumentError("--server is not available with `roller targets check`", code="invalid-option")
     spec = _spec(options)
-    comparisons = calibration.compared(spec, options.seconds)
+    comparisons = calibration.compare_spec(spec, options.seconds)
     agrees = all(comparison.agrees for comparison in comparisons)
     if options.json:
         show.print_json(
@@ -80,7 +80,7 @@ def _spec(options: argparse.Namespace) -> HardwareSpec:
 
 def _json(comparison: calibration.Comparison) -> Json:
     return {
-        "figure": comparison.figure, "unit": comparison.unit, "spec": comparison.spec, "min": comparison.min,
+        "figure": comparison.field, "unit": comparison.unit, "spec": comparison.spec, "min": comparison.min,
         "median": comparison.median, "max": comparison.max,
         "ratio": comparison.ratio, "agrees": comparison.agrees,
     }  # fmt: skip
@@ -89,7 +89,7 @@ def _json(comparison: calibration.Comparison) -> Json:
 def _row(comparison: calibration.Comparison) -> tuple[str, ...]:
     values = (f"{value:.4g}" for value in (comparison.spec, comparison.min, comparison.median, comparison.max))
     return (
-        comparison.figure,
+        comparison.field,
         comparison.unit,
         *values,
         f"{comparison.ratio:.2f}",

@@ -1,1 +1,1 @@
-"""Program text and models → TensorProgram."""
+"""Front end: expression text and models → TensorProgram."""

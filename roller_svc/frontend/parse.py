@@ -1,4 +1,4 @@
-"""Text in any form that a caller may post → TensorProgram. The one place where calls of operators are written out."""
+"""Expression text in any supported form → TensorProgram. Operator calls are expanded here and nowhere else."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from roller_svc.ir.program import TensorProgram, TensorType
 
 
 def parse(expression: str, inputs: Mapping[str, TensorType], outputs: Sequence[str] | None = None) -> TensorProgram:
-    """The checked program of statements, of an einsum, of calls of operators, or of all of these together.
+    """Parse and check a program of statements, an einsum, operator calls, or a mix of these.
 
-    Raises an InputError that points into the text as it was posted.
+    Raises an InputError that points into the given text.
     """
     expansion = expand(expression, inputs)
     try:

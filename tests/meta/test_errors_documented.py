@@ -11,7 +11,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 CODE = re.compile(r"[a-z]+(-[a-z]+)+|timeout|internal|unauthorized")
 # Functions that take a code without naming it.
-TAKES_CODE = {"error", "syntax_error", "refuse", "Fault", "_EquationError", "problem"}
+TAKES_CODE = {"error", "syntax_error", "refuse", "SyntaxFault", "_EquationError", "problem"}
 
 
 def codes_of(tree: ast.AST) -> Iterator[str]:

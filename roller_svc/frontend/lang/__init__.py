@@ -1,4 +1,4 @@
-"""The tensor-expression language: text → TensorProgram, and what a program means."""
+"""The tensor-expression language: text → TensorProgram."""
 
 from __future__ import annotations
 

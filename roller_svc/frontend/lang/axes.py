@@ -1,4 +1,4 @@
-"""Statement → its axes and their extents."""
+"""Infer the axes of a statement and their extents."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from roller_svc.ir.program import TensorType
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """A tensor that a statement may read: its id and its type."""
+    """The id and the type of a tensor that a statement may read."""
 
     id: str
     type: TensorType
@@ -22,18 +22,18 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """What names mean where a statement stands. `later` are names that later statements write."""
+    """The names that are visible at a statement."""
 
     source: Source
     tensors: Mapping[str, Tensor]
-    later: frozenset[str]
+    defined_later: frozenset[str]  # names that this or later statements write
 
     def tensor(self, name: str, at: Span) -> Tensor:
-        """The tensor of that name, or the error that says what is wrong with it."""
-        found = self.tensors.get(name)
-        if found is not None:
-            return found
-        if name in self.later:
+        """Return the tensor of that name. Raises an error at the span `at` if there is none."""
+        tensor = self.tensors.get(name)
+        if tensor is not None:
+            return tensor
+        if name in self.defined_later:
             message = f"`{name}` is read before it is written"
             raise self.source.error(ExprTypeError, "read-before-write", message, at, "reorder the statements")
         hint = known_names(name, self.tensors, "tensors")
@@ -42,44 +42,44 @@ class Scope:
 
 @dataclass(frozen=True, slots=True)
 class Axes:
-    """Every axis of the statement in the order of the text, those only in its clause last, with its first place."""
+    """The axes of a statement in the order of the text; axes that only its `where` clause names come last."""
 
     extents: dict[str, int]
-    places: dict[str, Span]
+    spans: dict[str, Span]  # first occurrence
 
 
 def infer_axes(statement: Statement, scope: Scope, *, scatter: bool, constant_of: Callable[[Node], int | None]) -> Axes:
-    """Axes and extents of a statement; refuses unknown names, wrong ranks, axes without one extent."""
-    given = _where_extents(statement, scope, constant_of)
-    places: dict[str, Span] = {}
-    bare: dict[str, list[tuple[int, Span]]] = {}
-    for node in _walk((*statement.index, statement.value)):
+    """Infer axes and extents of a statement. Rejects unknown names, wrong ranks, and axes without a unique extent."""
+    stated = _where_extents(statement, scope, constant_of)
+    spans: dict[str, Span] = {}
+    bare_axes: dict[str, list[tuple[int, Span]]] = {}
+    for node in _iter_nodes((*statement.index, statement.value)):
         match node:
             case Ref(name=name) | Extent(axis=Ref(name=name)):
                 if name in scope.tensors:
                     raise tensor_without_index(name, node, scope)
-                places.setdefault(name, Span(node.start, node.end))
+                spans.setdefault(name, Span(node.start, node.end))
             case Get():
-                _bare_axes(node, scope, bare)
+                _collect_bare_axes(node, scope, bare_axes)
             case DimSize(tensor=Ref(name=name)):
                 scope.tensor(name, Span(node.tensor.start, node.tensor.end))
             case _:
                 pass
     for item in statement.where:
-        places.setdefault(item.axis, Span(item.start, item.end))
+        spans.setdefault(item.axis, Span(item.start, item.end))
     if scatter:
-        _bare_axes(left_side(statement), scope, bare)
-    extents = {name: given[name] if name in given else _extent(name, bare, places, scope) for name in places}
-    return Axes(extents, places)
+        _collect_bare_axes(lhs(statement), scope, bare_axes)
+    extents = {name: stated[name] if name in stated else _extent(name, bare_axes, spans, scope) for name in spans}
+    return Axes(extents, spans)
 
 
-def left_side(statement: Statement) -> Get:
-    """A scatter's left side, as what it is: an indexed tensor."""
+def lhs(statement: Statement) -> Get:
+    """Return the left-hand side of a scatter as an indexed tensor."""
     return Get(statement.name, statement.index, statement.start, statement.end, statement.name_end, 1)
 
 
-def _walk(roots: Iterable[Node]) -> Iterator[Node]:
-    """Every node in the order of the text, but not a bare tensor's name under .dtype()."""
+def _iter_nodes(roots: Iterable[Node]) -> Iterator[Node]:
+    """Yield every node in the order of the text, except a bare tensor's name under .dtype()."""
     stack = list(roots)[::-1]
     while stack:
         node = stack.pop()
@@ -97,7 +97,7 @@ def tensor_without_index(name: str, node: Ref | Extent, scope: Scope) -> ExprTyp
     return scope.source.error(ExprTypeError, "tensor-without-index", message, node, hint)
 
 
-def _bare_axes(node: Get, scope: Scope, bare: dict[str, list[tuple[int, Span]]]) -> None:
+def _collect_bare_axes(node: Get, scope: Scope, bare: dict[str, list[tuple[int, Span]]]) -> None:
     at = Span(node.start, node.name_end)
     shape = scope.tensor(node.tensor, at).type.shape
     check_rank(node, shape, scope)
@@ -107,50 +107,50 @@ def _bare_axes(node: Get, scope: Scope, bare: dict[str, list[tuple[int, Span]]])
 
 
 def check_rank(node: Get, shape: tuple[int, ...], scope: Scope) -> None:
-    """As many indices as dimensions; `x[]` may read a tensor of one element in one dimension, `x[0]` a scalar."""
-    given = len(node.index)
-    if given == len(shape) or (given == 0 and shape == (1,)):
+    """Check that there is one index per dimension. `x[]` may also read a tensor of shape [1], and `x[0]` a scalar."""
+    count = len(node.index)
+    if count == len(shape) or (count == 0 and shape == (1,)):
         return
-    if shape == () and given == 1 and isinstance(node.index[0], Num) and node.index[0].value == 0:
+    if shape == () and count == 1 and isinstance(node.index[0], Num) and node.index[0].value == 0:
         return
-    message = f"`{node.tensor}` has {len(shape)} dimensions, {list(shape)}, and {given} indices here"
+    message = f"`{node.tensor}` has {len(shape)} dimensions, {list(shape)}, and {count} indices here"
     raise scope.source.error(ShapeError, "wrong-rank", message, node)
 
 
 def _where_extents(statement: Statement, scope: Scope, constant_of: Callable[[Node], int | None]) -> dict[str, int]:
-    given: dict[str, int] = {}
+    stated: dict[str, int] = {}
     for item in statement.where:
-        if item.axis in given:
+        if item.axis in stated:
             message = f"axis `{item.axis}` is in `where` twice"
             raise scope.source.error(ShapeError, "duplicate-axis", message, item)
         if item.axis in scope.tensors:
             message = f"`{item.axis}` is a tensor, not an axis"
             raise scope.source.error(ExprTypeError, "tensor-without-index", message, item)
-        given[item.axis] = _given_extent(item, scope, constant_of)
-    return given
+        stated[item.axis] = _stated_extent(item, scope, constant_of)
+    return stated
 
 
-def _given_extent(item: WhereItem, scope: Scope, constant_of: Callable[[Node], int | None]) -> int:
-    if any(isinstance(node, (Ref, Extent, Get, TypeOf)) for node in _walk((item.extent,))):
+def _stated_extent(item: WhereItem, scope: Scope, constant_of: Callable[[Node], int | None]) -> int:
+    if any(isinstance(node, (Ref, Extent, Get, TypeOf)) for node in _iter_nodes((item.extent,))):
         extent = None
     else:
         extent = constant_of(item.extent)
     if extent is None or extent < 1:
-        text = scope.source.cut(item.extent)
+        text = scope.source.quote(item.extent)
         message = f"the extent of axis `{item.axis}` is `{text}`, which is not a positive integer"
         raise scope.source.error(ShapeError, "bad-extent", message, item.extent)
     return extent
 
 
 def _extent(name: str, bare: dict[str, list[tuple[int, Span]]], places: dict[str, Span], scope: Scope) -> int:
-    found = bare.get(name)
-    if not found:
+    uses = bare.get(name)
+    if not uses:
         hint = f"add `where {name} in ...`"
         message = f"axis `{name}` has no extent: it indexes no dimension bare"
         raise scope.source.error(ShapeError, "axis-without-extent", message, places[name], hint)
-    for size, at in found[1:]:
-        if size != found[0][0]:
-            message = f"axis `{name}` has extent {found[0][0]} in `{scope.source.cut(found[0][1])}` and {size} here"
+    for size, at in uses[1:]:
+        if size != uses[0][0]:
+            message = f"axis `{name}` has extent {uses[0][0]} in `{scope.source.quote(uses[0][1])}` and {size} here"
             hint = f"add `where {name} in ...`, and a guard where it goes beyond a dimension"
             raise scope.source.error(ShapeError, "extent-conflict", message, at, hint)
-    return found[0][0]
+    return uses[0][0]

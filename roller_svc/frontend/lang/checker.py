@@ -1,4 +1,4 @@
-"""Syntax trees → TensorProgram: names, statement kinds, axes, outputs."""
+"""Check syntax trees and build the TensorProgram: names, statement kinds, axes, outputs."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 
 from roller_svc.analysis.constant_folding import constant_int, holds
 from roller_svc.errors import ArgumentError, ExprTypeError, ShapeError
-from roller_svc.frontend.lang.axes import Axes, Scope, Tensor, infer_axes, left_side
+from roller_svc.frontend.lang.axes import Axes, Scope, Tensor, infer_axes, lhs
 from roller_svc.frontend.lang.convert import Weak
-from roller_svc.frontend.lang.cuts import index_with_cuts, with_cuts
+from roller_svc.frontend.lang.cuts import mark_wrapping, mark_wrapping_index
 from roller_svc.frontend.lang.expressions import Expressions
 from roller_svc.frontend.lang.index_proofs import Budget, Ranges
 from roller_svc.frontend.lang.limits import MAX_AXES, MAX_DIMENSIONS, MAX_ELEMENTS, MAX_NAME_CHARACTERS
@@ -27,12 +27,12 @@ _NAME = re.compile(rf"[A-Za-z_][A-Za-z0-9_]{{0,{MAX_NAME_CHARACTERS - 1}}}")
 
 @dataclass(slots=True)
 class _Program:
-    """What has been checked so far."""
+    """The program checked so far."""
 
     source: Source
     tensors: dict[str, Tensor]
     inputs: frozenset[str]
-    taken: set[str]  # every id and name, so that a new version's id is none of them
+    used_names: set[str]  # ids and names that a new version's id must avoid
     written: dict[str, Span] = field(default_factory=dict)
     statements: list[TensorExpr] = field(default_factory=list)
     budget: Budget = field(default_factory=Budget)
@@ -44,15 +44,15 @@ def check_program(
     inputs: Mapping[str, TensorType],
     outputs: Sequence[str] | None,
 ) -> TensorProgram:
-    """The typed program of these statements."""
+    """Check the statements. Returns the typed program."""
     tensors = {name: Tensor(name, type_) for name, type_ in inputs.items()}
-    taken = {*inputs, *(statement.name for statement in statements)}
-    program = _Program(source, tensors, frozenset(inputs), taken)
+    used_names = {*inputs, *(statement.name for statement in statements)}
+    program = _Program(source, tensors, frozenset(inputs), used_names)
     for i, statement in enumerate(statements):
         later = frozenset(s.name for s in statements[i:])
         _check_statement(statement, program, Scope(source, dict(program.tensors), later))
-    made = tuple(program.statements)
-    return TensorProgram(tuple(inputs.items()), made, _outputs(program, outputs))
+    checked = tuple(program.statements)
+    return TensorProgram(tuple(inputs.items()), checked, _outputs(program, outputs))
 
 
 def _check_statement(statement: Statement, program: _Program, scope: Scope) -> None:
@@ -68,9 +68,9 @@ def _check_statement(statement: Statement, program: _Program, scope: Scope) -> N
         message = f"{len(axes.extents)} axes; at most {MAX_AXES} are allowed"
         raise scope.source.error(ShapeError, "too-many-dimensions", message, statement)
     make = _scatter if scatter else _map_or_reduce
-    made = make(statement, axes, expressions, program)
-    program.statements.append(made)
-    program.tensors[statement.name] = Tensor(made.output, made.type)
+    checked = make(statement, axes, expressions, program)
+    program.statements.append(checked)
+    program.tensors[statement.name] = Tensor(checked.output, checked.type)
     program.written[statement.name] = Span(statement.start, statement.end)
 
 
@@ -79,7 +79,7 @@ def _is_scatter(statement: Statement, scope: Scope) -> bool:
         return True
     for node in statement.index:
         if isinstance(node, Ref) and node.name in scope.tensors:
-            continue  # refused with the other names
+            continue  # rejected with the other names
         if not (isinstance(node, Ref) or (isinstance(node, Num) and node.value == 0 and isinstance(node.value, int))):
             return True
     return False
@@ -89,14 +89,14 @@ def _check_scatter_target(statement: Statement, scope: Scope) -> None:
     at = Span(statement.start, statement.name_end)
     if statement.name not in scope.tensors:
         if statement.assign is Assign.SCATTER:
-            message = f"scatter into `{statement.name}`, which is no input and not written before"
+            message = f"scatter into `{statement.name}`, which is neither an input nor written before"
             hint = did_you_mean(statement.name, scope.tensors) or "declare it as an input"
         else:
-            message = f"`{statement.name}` has a computed index, which makes this a scatter, but it is no input"
-            hint = "on the left write bare axes, or declare the target as an input"
+            message = f"`{statement.name}` has a computed index, which makes this a scatter, but it is not an input"
+            hint = "write bare axes on the left, or declare the target as an input"
         raise scope.source.error(ExprTypeError, "scatter-target", message, at, hint)
     if statement.sign not in ("", "+", ">", "<"):
-        message = f"no scatter combines with `{statement.sign}`"
+        message = f"scatters cannot combine with `{statement.sign}`"
         hint = "scatters are =. +=. >=. <=."
         raise scope.source.error(ExprTypeError, "unknown-reduction", message, at, hint)
     if statement.type is not None:
@@ -115,13 +115,13 @@ def _check_new_name(statement: Statement, program: _Program) -> None:
 
 
 def _constant_in(scope: Scope, budget: Budget) -> Callable[[Node], int | None]:
-    """What evaluates a `where` extent: an expression of numbers and sizes."""
+    """Return a function that evaluates a `where` extent: an expression of numbers and sizes."""
 
     def constant_of(node: Node) -> int | None:
         if isinstance(node, Num) and isinstance(node.value, int):
-            return node.value  # an extent has no type: it may be beyond int32
-        found = Expressions(scope, {}, Ranges({}, budget)).strong(node)
-        return None if found.dtype.is_float else constant_int(found)
+            return node.value  # an extent has no type: it may exceed int32
+        value = Expressions(scope, {}, Ranges({}, budget)).strong(node)
+        return None if value.dtype.is_float else constant_int(value)
 
     return constant_of
 
@@ -137,7 +137,7 @@ def _check_size(shape: tuple[int, ...], what: str, statement: Statement, scope: 
 
 def _map_or_reduce(statement: Statement, axes: Axes, expressions: Expressions, program: _Program) -> TensorExpr:
     source = program.source
-    left: dict[str, Axis] = {}
+    spatial: dict[str, Axis] = {}
     index: list[Expr] = []
     shape: list[int] = []
     for node in statement.index:
@@ -146,26 +146,26 @@ def _map_or_reduce(statement: Statement, axes: Axes, expressions: Expressions, p
         if not isinstance(node, Ref):
             shape.append(1)
             continue
-        if node.name in left:
+        if node.name in spatial:
             message = f"axis `{node.name}` is on the left twice"
             raise source.error(ShapeError, "duplicate-axis", message, node)
-        left[node.name] = Axis(node.name, axes.extents[node.name], AxisKind.SPATIAL)
+        spatial[node.name] = Axis(node.name, axes.extents[node.name], AxisKind.SPATIAL)
         shape.append(axes.extents[node.name])
-    reduced = [name for name in axes.extents if name not in left]
+    reduced = [name for name in axes.extents if name not in spatial]
     if reduced and not statement.sign:
         name = reduced[0]
         message = f"axis `{name}` is not on the left of `{statement.name}`, and `=` reduces nothing"
-        hint = did_you_mean(name, left) or f"reduce with `+=!`, or add `{name}` on the left"
-        raise source.error(ShapeError, "free-axis", message, axes.places[name], hint)
+        hint = did_you_mean(name, spatial) or f"reduce with `+=!`, or add `{name}` on the left"
+        raise source.error(ShapeError, "free-axis", message, axes.spans[name], hint)
     _check_size(tuple(shape), f"`{statement.name}`", statement, expressions.scope)
     stated = None if statement.type is None else dtype_named(statement.type.value)
-    body = with_cuts(_value(statement.value, stated, expressions), axes.extents)
+    body = mark_wrapping(_check_value(statement.value, stated, expressions), axes.extents)
     return TensorExpr(
         output=statement.name,
         name=statement.name,
         kind=StatementKind.REDUCE if statement.sign else StatementKind.MAP,
         type=TensorType(stated or body.dtype, tuple(shape)),
-        axes=(*left.values(), *(Axis(name, axes.extents[name], AxisKind.REDUCE) for name in reduced)),
+        axes=(*spatial.values(), *(Axis(name, axes.extents[name], AxisKind.REDUCE) for name in reduced)),
         index=tuple(index),
         body=body,
         combine=Combine(statement.sign) if statement.sign else None,
@@ -174,11 +174,11 @@ def _map_or_reduce(statement: Statement, axes: Axes, expressions: Expressions, p
 
 def _scatter(statement: Statement, axes: Axes, expressions: Expressions, program: _Program) -> TensorExpr:
     target = program.tensors[statement.name]
-    value, predicate = _predicated(statement.value, expressions)
-    body = _value(value, target.type.dtype, expressions)
-    index, checked = expressions.index(statement.index, left_side(statement))
-    body, index = with_cuts(body, axes.extents), tuple(index_with_cuts(i, axes.extents) for i in index)
-    made = TensorExpr(
+    value, predicate = _split_predicate(statement.value, expressions)
+    body = _check_value(value, target.type.dtype, expressions)
+    index, checked = expressions.index(statement.index, lhs(statement))
+    body, index = mark_wrapping(body, axes.extents), tuple(mark_wrapping_index(i, axes.extents) for i in index)
+    scatter = TensorExpr(
         output=_next_version(statement.name, program),
         name=statement.name,
         kind=StatementKind.SCATTER,
@@ -188,24 +188,24 @@ def _scatter(statement: Statement, axes: Axes, expressions: Expressions, program
         body=body,
         combine=Combine(statement.sign) if statement.sign else None,
         target=target.id,
-        predicate=None if predicate is None else with_cuts(predicate, axes.extents),
+        predicate=None if predicate is None else mark_wrapping(predicate, axes.extents),
         bounds_checked=checked if target.type.shape else (),
     )
-    program.taken.add(made.output)
-    return made
+    program.used_names.add(scatter.output)
+    return scatter
 
 
-def _value(node: Node, stored: DType | None, expressions: Expressions) -> Expr:
-    """The value of a statement; a number alone is of the type that it is stored in, where that holds it."""
-    found = expressions.check(node)
-    if isinstance(found, Weak):
-        dtype = stored if stored is not None and holds(found.value, stored) else found.natural
-        return expressions.in_type(found, dtype, node)
-    return found
+def _check_value(node: Node, stored: DType | None, expressions: Expressions) -> Expr:
+    """Check the value of a statement. A bare number takes the stored type if that can hold it."""
+    value = expressions.check(node)
+    if isinstance(value, Weak):
+        dtype = stored if stored is not None and holds(value.value, stored) else value.natural
+        return expressions.in_type(value, dtype, node)
+    return value
 
 
-def _predicated(value: Node, expressions: Expressions) -> tuple[Node, Expr | None]:
-    """`v.when(c)` without an else as a scatter's whole value: v, and c left on the stack of guards."""
+def _split_predicate(value: Node, expressions: Expressions) -> tuple[Node, Expr | None]:
+    """Split `v.when(c)` without an else, a scatter's whole value, into v and c. Leaves c on the stack of guards."""
     predicate: Expr | None = None
     while isinstance(value, When) and value.other is None:
         cond = expressions.conditions(value.conditions, any_holds=value.any_holds)
@@ -217,26 +217,26 @@ def _predicated(value: Node, expressions: Expressions) -> tuple[Node, Expr | Non
 
 def _next_version(name: str, program: _Program) -> str:
     version = 1
-    while f"{name}__{version}" in program.taken:
+    while f"{name}__{version}" in program.used_names:
         version += 1
     return f"{name}__{version}"
 
 
-def _outputs(program: _Program, wanted: Sequence[str] | None) -> tuple[Output, ...]:
-    if wanted is None:
+def _outputs(program: _Program, requested: Sequence[str] | None) -> tuple[Output, ...]:
+    if requested is None:
         read = {tensor for statement in program.statements for tensor in statement.reads_tensors}
         last = {statement.name: statement.output for statement in program.statements}
         return tuple(Output(name, tensor) for name, tensor in last.items() if tensor not in read)
-    if isinstance(wanted, str) or not wanted or not all(isinstance(name, str) for name in wanted):
+    if isinstance(requested, str) or not requested or not all(isinstance(name, str) for name in requested):
         raise ArgumentError("outputs is a list of one or more names", code="unknown-output")
-    return tuple(_output(name, program) for name in dict.fromkeys(wanted))
+    return tuple(_output(name, program) for name in dict.fromkeys(requested))
 
 
 def _output(name: str, program: _Program) -> Output:
     if name in program.written:
         return Output(name, program.tensors[name].id)
     if name in program.inputs:
-        message = f"output `{name}` is an input that nothing writes"
+        message = f"output `{name}` is an input that no statement writes"
         raise ArgumentError(message, code="unknown-output")
     raise ArgumentError(
         f"output `{name}` is written by no statement",
@@ -245,11 +245,11 @@ def _output(name: str, program: _Program) -> Output:
     )
 
 
-def checked_inputs(inputs: Mapping[str, TensorType]) -> None:
-    """Refuse names, shapes and ranks that no tensor has."""
+def check_inputs(inputs: Mapping[str, TensorType]) -> None:
+    """Reject invalid names, shapes and ranks of inputs."""
     for name, type_ in inputs.items():
         if not isinstance(name, str) or not _NAME.fullmatch(name) or name in ("where", "in"):
-            raise ArgumentError(f"`{name!r}` is no name for an input", code="bad-name")
+            raise ArgumentError(f"`{name!r}` is not a valid name of an input", code="bad-name")
         if len(type_.shape) > MAX_DIMENSIONS:
             message = f"input `{name}` has {len(type_.shape)} dimensions; at most {MAX_DIMENSIONS} are allowed"
             raise ShapeError(message, code="too-many-dimensions")

@@ -21,12 +21,12 @@ _NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 
 
 def is_einsum(expression: str) -> bool:
-    """Whether a posted text is an einsum call and not statements."""
+    """Whether the text is an einsum call, not statements."""
     return _LOOKS_LIKE.match(expression) is not None
 
 
-def expression_of(source: Source, inputs: Mapping[str, TensorType]) -> str:
-    """The statement that a posted einsum call stands for. Without operands they are the inputs in order."""
+def statement_of_call(source: Source, inputs: Mapping[str, TensorType]) -> str:
+    """Return the statement of an einsum call. Without operands it uses the inputs in order."""
     match = _CALL.fullmatch(source.text)
     if match is None:
         at = Span(0, len(source.text))
@@ -38,7 +38,7 @@ def expression_of(source: Source, inputs: Mapping[str, TensorType]) -> str:
             raise source.error(ExprSyntaxError, "unknown-name", f"there is no tensor `{name}`", at)
     operands = [(name, inputs[name]) for name in named or inputs]
     try:
-        return _statement(match["equation"], operands, match["output"] or _output_name(inputs), frozenset(inputs))
+        return _statement(match["equation"], operands, match["output"] or output_name(inputs), frozenset(inputs))
     except _EquationError as wrong:
         start = match.start("equation") + wrong.at.start
         at = Span(start, max(start + 1, match.start("equation") + wrong.at.end))
@@ -46,14 +46,14 @@ def expression_of(source: Source, inputs: Mapping[str, TensorType]) -> str:
 
 
 def einsum(equation: str, inputs: Mapping[str, TensorType]) -> str:
-    """The expression text of an einsum over the inputs in order; its output is `output0`, or the next free number."""
-    return einsum_statement(equation, list(inputs.items()), _output_name(inputs), frozenset(inputs))
+    """Return the text of an einsum over the inputs in order, with output `output0` or the next free number."""
+    return einsum_statement(equation, list(inputs.items()), output_name(inputs), frozenset(inputs))
 
 
 def einsum_statement(
     equation: str, operands: Sequence[tuple[str, TensorType]], output: str, tensors: frozenset[str]
 ) -> str:
-    """The statement of an einsum over these operands. No axis gets a name of `tensors`."""
+    """Return the statement of an einsum over these operands. Names of axes avoid `tensors`."""
     try:
         return _statement(equation, operands, output, tensors)
     except _EquationError as wrong:
@@ -61,7 +61,7 @@ def einsum_statement(
 
 
 class _EquationError(Exception):
-    """Something wrong at a place of the equation."""
+    """An error at a span of the equation."""
 
     def __init__(self, kind: type[InputError], code: str, message: str, at: Span) -> None:
         super().__init__(message)
@@ -70,7 +70,7 @@ class _EquationError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Term:
-    """One operand's labels; `before` and `after` its ellipsis, None where it has none."""
+    """One operand's labels before and after its ellipsis; `after` is None without an ellipsis."""
 
     before: str
     after: str | None
@@ -81,7 +81,8 @@ class _Term:
         return self.before + (self.after or "")
 
 
-def _output_name(inputs: Mapping[str, TensorType]) -> str:
+def output_name(inputs: Mapping[str, TensorType]) -> str:
+    """Return the default name of an output: output0, or the next number that no input has."""
     number = 0
     while f"output{number}" in inputs:
         number += 1
@@ -93,13 +94,13 @@ def _statement(equation: str, operands: Sequence[tuple[str, TensorType]], output
     if len(terms) != len(operands):
         message = f"{len(terms)} operands in the equation, {len(operands)} tensors"
         raise _EquationError(ArgumentError, "bad-einsum", message, Span(0, len(equation)))
-    walked = [_axes(term, name, type_) for term, (name, type_) in zip(terms, operands, strict=True)]
-    extents = _extents(walked, terms)
-    dots = max((len([a for a in axes if a[0].isdigit()]) for axes, _ in walked), default=0)
+    operand_axes = [_axes(term, name, type_) for term, (name, type_) in zip(terms, operands, strict=True)]
+    extents = _extents(operand_axes, terms)
+    dots = max((len([a for a in axes if a[0].isdigit()]) for axes, _ in operand_axes), default=0)
     out = _output_axes(result, terms, extents, dots, equation)
     reads: list[str] = []
     names = _axis_names(extents, tensors | {output})
-    for (name, _), (axes, shape) in zip(operands, walked, strict=True):
+    for (name, _), (axes, shape) in zip(operands, operand_axes, strict=True):
         index = [
             "0" if size == 1 and extents[axis] != 1 else names[axis] for axis, size in zip(axes, shape, strict=True)
         ]
@@ -109,7 +110,7 @@ def _statement(equation: str, operands: Sequence[tuple[str, TensorType]], output
 
 
 def _terms(equation: str) -> tuple[list[_Term], _Term | None]:
-    """The operands' labels, and the result's where it is given."""
+    """Parse the operands' labels, and the result's if given."""
     left, arrow, right = equation.partition("->")
     terms: list[_Term] = []
     offset = 0
@@ -133,12 +134,12 @@ def _term(part: str, offset: int) -> _Term:
     at = Span(offset, offset + len(part))
     for char in before + after:
         if not (char.isascii() and char.isalpha()):
-            raise _EquationError(ExprSyntaxError, "bad-einsum", f"`{char}` is no label; labels are letters", at)
+            raise _EquationError(ExprSyntaxError, "bad-einsum", f"`{char}` is not a label; labels are letters", at)
     return _Term(before, after if dots else None, at)
 
 
 def _axes(term: _Term, name: str, type_: TensorType) -> tuple[list[str], tuple[int, ...]]:
-    """One axis a dimension. Ellipsis dimensions are numbered from the last, so that shorter ones broadcast."""
+    """Return one axis per dimension. Ellipsis dimensions are numbered from the last, so that shorter ones broadcast."""
     shape = type_.shape
     hidden = len(shape) - len(term.labels)
     if hidden < 0 or (term.after is None and hidden):
@@ -148,17 +149,17 @@ def _axes(term: _Term, name: str, type_: TensorType) -> tuple[list[str], tuple[i
     return [*term.before, *dots, *(term.after or "")], shape
 
 
-def _extents(walked: Sequence[tuple[list[str], tuple[int, ...]]], terms: Sequence[_Term]) -> dict[str, int]:
-    """Axis → extent; sizes of 1 broadcast."""
+def _extents(operand_axes: Sequence[tuple[list[str], tuple[int, ...]]], terms: Sequence[_Term]) -> dict[str, int]:
+    """Return the extent of each axis. Sizes of 1 broadcast."""
     extents: dict[str, int] = {}
-    for (axes, shape), term in zip(walked, terms, strict=True):
+    for (axes, shape), term in zip(operand_axes, terms, strict=True):
         for axis, size in zip(axes, shape, strict=True):
-            known = extents.setdefault(axis, size)
-            if known == 1:
+            extent = extents.setdefault(axis, size)
+            if extent == 1:
                 extents[axis] = size
-            elif size not in (1, known):
+            elif size not in (1, extent):
                 shown = "a dimension of the ellipsis" if axis.isdigit() else f"`{axis}`"
-                message = f"{shown} has extent {known} and {size}"
+                message = f"{shown} has extent {extent} and {size}"
                 raise _EquationError(ShapeError, "extent-conflict", message, term.at)
     return extents
 
@@ -183,12 +184,12 @@ def _output_axes(
     return [*result.before, *ellipsis, *result.after]
 
 
-def _axis_names(extents: Mapping[str, int], taken: frozenset[str]) -> dict[str, str]:
-    """A name for each label that is no tensor's: itself where it can be."""
+def _axis_names(extents: Mapping[str, int], used_names: frozenset[str]) -> dict[str, str]:
+    """Return a name for each label that is not a tensor's name: the label itself if possible."""
     names: dict[str, str] = {}
     for axis in extents:
         name = f"e{axis}" if axis.isdigit() else axis
-        while name in taken or name in names.values():
+        while name in used_names or name in names.values():
             name += "_"
         names[axis] = name
     return names

@@ -1,7 +1,4 @@
-"""Syntax tree → typed expression of one statement: types, conversions, and indices proven inside.
-
-Function of typed arguments → typed expression, by the rules of the function table.
-"""
+"""Type-check the expressions of a statement: syntax tree → typed expression, with conversions and bounds checks."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ from roller_svc.frontend.lang.convert import (
     comparison_type,
     condition,
     constant,
-    converted,
+    convert_to,
     literal_cast,
 )
 from roller_svc.frontend.lang.index_proofs import FromData, Inside, Leaves, Ranges, Undecided
@@ -35,7 +32,7 @@ _DIVIDING = frozenset({OpKind.TRUNC_DIV, OpKind.FMOD})
 
 
 class Conversions(Protocol):
-    """What the rules need of the expression checker."""
+    """The methods of the expression checker that the function rules use."""
 
     def in_type(self, value: Typed, dtype: DType, node: Spanned) -> Expr: ...
 
@@ -47,7 +44,7 @@ class Conversions(Protocol):
 
 
 def apply_function(node: Apply, values: Sequence[Typed], to: Conversions) -> Expr:
-    """The function named in `node` of these arguments."""
+    """Apply the function named in `node` to the arguments."""
     function = require(function_named(node.function), f"function {node.function}, whose name calls.py has checked")
     match function.rule:
         case Rule.FLOATING:
@@ -70,10 +67,10 @@ def apply_function(node: Apply, values: Sequence[Typed], to: Conversions) -> Exp
 
 
 def _as_float(value: Typed, node: Node, to: Conversions) -> Expr:
-    """A floating function computes an integer in float32."""
+    """Convert an argument of a floating function: integers become float32."""
     if isinstance(value, Weak):
         return to.in_type(Weak(float(value.value)), DType.FLOAT32, node)
-    return value if value.dtype.is_float else converted(value, DType.FLOAT32)
+    return value if value.dtype.is_float else convert_to(value, DType.FLOAT32)
 
 
 def _floating(function: Function, values: Sequence[Typed], nodes: Sequence[Node], to: Conversions) -> Expr:
@@ -104,17 +101,17 @@ def _to_int32(function: Function, value: Typed, node: Node, to: Conversions) -> 
     if arg.dtype.is_float:
         return Op(function.kind, (arg,), DType.INT32)
     low, high = arg.dtype.integer_range
-    least, most = DType.INT32.integer_range
-    if least <= low and high <= most:
-        return converted(arg, DType.INT32)
-    # floor and ceil saturate, where the integer conversion would wrap.
-    return Op(function.kind, (converted(arg, DType.FLOAT64),), DType.INT32)
+    int32_low, int32_high = DType.INT32.integer_range
+    if int32_low <= low and high <= int32_high:
+        return convert_to(arg, DType.INT32)
+    # floor and ceil saturate; an integer conversion would wrap.
+    return Op(function.kind, (convert_to(arg, DType.FLOAT64),), DType.INT32)
 
 
 def _bits(node: Apply, function: Function, values: Sequence[Typed], to: Conversions) -> Expr:
     dtype = common_type(values)
     if dtype.is_float:
-        message = f"`{node.function}` is of integers, not {dtype.value}"
+        message = f"`{node.function}` takes integers, not {dtype.value}"
         to.refuse(ExprTypeError, "type-error", message, node, "cast to an integer type first")
     args = _in_type(values, dtype, node.args, to)
     if function.kind in _DIVIDING:
@@ -141,13 +138,13 @@ _UP_CASTS = {
 
 
 class Expressions:
-    """Checks the expressions of one statement. `ranges` knows the guards around the one being checked."""
+    """Check the expressions of one statement. `ranges` holds the guards around the current expression."""
 
     def __init__(self, scope: Scope, extents: Mapping[str, int], ranges: Ranges) -> None:
         self.scope = scope
         self.extents = extents
         self.ranges = ranges
-        self._reads = True  # False inside .dtype() and like, where nothing is read
+        self._reads = True  # False inside .dtype() and .like(), which read nothing
         self._rules: dict[type, Callable[..., Typed]] = {
             syntax.Num: self._num,
             syntax.Ref: self._ref,
@@ -167,18 +164,18 @@ class Expressions:
         }
 
     def check(self, node: syntax.Node) -> Typed:
-        """The typed expression; a number keeps its weak type."""
+        """Return the typed expression. Numbers stay weakly typed."""
         return self._rules[type(node)](node)
 
     def strong(self, node: syntax.Node) -> Expr:
-        """The typed expression, a number in its own type."""
-        found = self.check(node)
-        return self.in_type(found, found.natural, node) if isinstance(found, Weak) else found
+        """Return the typed expression, with a bare number in its natural type."""
+        value = self.check(node)
+        return self.in_type(value, value.natural, node) if isinstance(value, Weak) else value
 
     def in_type(self, value: Typed, dtype: DType, node: Spanned) -> Expr:
-        """The value in that type; refuses a number that the type cannot hold."""
+        """Convert the value to that type. Rejects a number that the type cannot hold."""
         if not isinstance(value, Weak):
-            return converted(value, dtype)
+            return convert_to(value, dtype)
         if not holds(value.value, dtype):
             message = f"{dtype.value} cannot hold {value.value}"
             hint = "cast the other operand to a wider type" if not isinstance(node, syntax.Num) else None
@@ -191,7 +188,7 @@ class Expressions:
         raise self.scope.source.error(kind, code, message, node, hint)
 
     def index(self, nodes: tuple[syntax.Node, ...], get: syntax.Get) -> tuple[tuple[Expr, ...], tuple[bool, ...]]:
-        """The indices of a tensor, and which of its dimensions are to be checked at the call."""
+        """Return the indices of a tensor, and which dimensions must be checked at run time."""
         tensor = self.scope.tensor(get.tensor, Span(get.start, get.name_end))
         shape = tensor.type.shape
         check_rank(get, shape, self.scope)
@@ -224,13 +221,13 @@ class Expressions:
                 self._refuse_index(node, size, tensor, dim, verdict)
             case Undecided(reason=reason):
                 message = (
-                    f"cannot tell whether `{self._cut(node)}` stays inside dimension {dim} of `{tensor}`: {reason}"
+                    f"cannot tell whether `{self._quote(node)}` stays inside dimension {dim} of `{tensor}`: {reason}"
                 )
-                hint = f"clip it: `max(min({self._cut(node)}, {size - 1}), 0)`"
+                hint = f"clip it: `max(min({self._quote(node)}, {size - 1}), 0)`"
                 self.refuse(IndexRangeError, "index-undecided", message, node, hint)
 
     def _refuse_index(self, node: syntax.Node, size: int, tensor: str, dim: int, leaves: Leaves) -> NoReturn:
-        text = self._cut(node)
+        text = self._quote(node)
         at = ", ".join(f"{name} = {value}" for name, value in leaves.point.items())
         axes = ", ".join(f"{name} in 0..{self.extents[name] - 1}" for name in leaves.point)
         message = (
@@ -241,11 +238,11 @@ class Expressions:
         hint = f"guard the read: `{tensor}[...].when([{side}], 0)`"
         self.refuse(IndexRangeError, "index-out-of-range", message, node, hint)
 
-    def _cut(self, node: Spanned) -> str:
-        return self.scope.source.cut(node)
+    def _quote(self, node: Spanned) -> str:
+        return self.scope.source.quote(node)
 
     def _check_divisors(self, expr: Expr, node: syntax.Node) -> None:
-        """In integer index arithmetic // and % are by positive constants."""
+        """Check that // and % in integer index arithmetic have positive constant divisors."""
         stack = [expr]
         while stack:
             at = stack.pop()
@@ -253,7 +250,7 @@ class Expressions:
                 case Op(kind=OpKind.FLOORDIV | OpKind.MOD, args=(left, right)) if not at.dtype.is_float:
                     by = constant_int(right)
                     if by is None or by < 1:
-                        message = f"`//` and `%` in index `{self._cut(node)}` need a positive constant divisor"
+                        message = f"`//` and `%` in index `{self._quote(node)}` need a positive constant divisor"
                         self.refuse(ExprTypeError, "index-divisor", message, node)
                     stack.append(left)
                 case Op(args=args) if not any(arg.dtype.is_float for arg in args):
@@ -300,7 +297,7 @@ class Expressions:
         return Op(self._arithmetic(node, dtype, args[1]), args, dtype)
 
     def _arithmetic(self, node: syntax.Binary, dtype: DType, right: Expr) -> OpKind:
-        """Which operation a sign is on operands of that type."""
+        """Return the operation of a sign on operands of that type."""
         sign = node.sign
         if sign in _ARITHMETIC:
             return _ARITHMETIC[sign]
@@ -319,12 +316,12 @@ class Expressions:
         return OpKind.DIV if dtype.is_float else OpKind.FLOORDIV
 
     def refuse_zero(self, divisor: Expr, node: Spanned) -> None:
-        """Refuse a divisor that is the constant 0."""
+        """Reject a divisor that is the constant 0."""
         if (isinstance(divisor, Const) and divisor.value == 0) or constant_int(divisor) == 0:
             self.refuse(ExprTypeError, "division-by-zero", "division by the constant 0", node)
 
     def _logical(self, node: syntax.Binary) -> Typed:
-        """`&` and `|`: the right side is read only where the left does not decide."""
+        """Check `&` or `|`. The right side is read only where the left does not decide."""
         left = condition(self.strong(node.left))
         self.ranges.push(left, holds=node.sign == "&")
         right = condition(self.strong(node.right))
@@ -332,23 +329,23 @@ class Expressions:
         return Op(OpKind.LAND if node.sign == "&" else OpKind.LOR, (left, right), DType.INT8)
 
     def conditions(self, nodes: tuple[syntax.Node, ...], *, any_holds: bool) -> Expr:
-        """The conditions of a `when`, joined. A later one is read only where the earlier do not decide."""
+        """Combine the conditions of a `when`. A later one is read only where the earlier ones do not decide."""
         if len(nodes) > MAX_CONDITIONS:
             message = f"{len(nodes)} conditions; at most {MAX_CONDITIONS} are allowed"
             self.refuse(ExprTypeError, "too-deep", message, nodes[MAX_CONDITIONS])
         kind = OpKind.LOR if any_holds else OpKind.LAND
-        joined = condition(self.strong(nodes[0]))
+        combined = condition(self.strong(nodes[0]))
         for node in nodes[1:]:
-            self.ranges.push(joined, holds=not any_holds)
+            self.ranges.push(combined, holds=not any_holds)
             right = condition(self.strong(node))
             self.ranges.pop()
-            joined = Op(kind, (joined, right), DType.INT8)
-        return joined
+            combined = Op(kind, (combined, right), DType.INT8)
+        return combined
 
     def _when(self, node: syntax.When) -> Typed:
         if node.other is None:
             hint = "write `x.when([condition], y)`; only a scatter's whole value may leave the else out"
-            message = "`when` without a value for where its condition fails"
+            message = "`when` without an else value"
             self.refuse(ExprTypeError, "missing-else", message, node, hint)
         cond = self.conditions(node.conditions, any_holds=node.any_holds)
         self.ranges.push(cond, holds=True)
@@ -361,10 +358,10 @@ class Expressions:
         return Select(cond, self.in_type(then, dtype, node.value), self.in_type(otherwise, dtype, node.other), dtype)
 
     def _apply(self, node: syntax.Apply) -> Typed:
-        found = apply_function(node, [self.check(arg) for arg in node.args], self)
+        value = apply_function(node, [self.check(arg) for arg in node.args], self)
         if node.type is None:
-            return found
-        return self._cast(found, self.type_of(node.type))
+            return value
+        return self._cast(value, self.type_of(node.type))
 
     def _cast_to(self, node: syntax.CastTo) -> Typed:
         dtype = self.type_of(node.type)
@@ -377,25 +374,25 @@ class Expressions:
         return literal_cast(value.value, dtype)
 
     def _cast(self, value: Expr, dtype: DType) -> Expr:
-        """A cast to its own type only rounds, so it stays only where there is something to round."""
+        """Cast the value. A cast to its own type is kept only if it rounds."""
         return value if value.dtype is dtype and not dtype.is_narrow_float else Cast(value, dtype)
 
     def type_of(self, node: syntax.TypeArg) -> DType:
-        """The type that a type argument names."""
+        """Return the type that a type argument names."""
         if isinstance(node, syntax.Text):
-            found = dtype_named(node.value)
-            if found is None:
-                self.refuse(ExprTypeError, "unknown-type", f"`{node.value}` is no type", node)
-            return found
+            dtype = dtype_named(node.value)
+            if dtype is None:
+                self.refuse(ExprTypeError, "unknown-type", f"`{node.value}` is not a type", node)
+            return dtype
         if isinstance(node.arg, syntax.Ref) and node.arg.name in self.scope.tensors:
             return self.scope.tensors[node.arg.name].type.dtype
-        return self._unread(node.arg).dtype
+        return self._check_unread(node.arg).dtype
 
-    def _unread(self, node: syntax.Node) -> Expr:
+    def _check_unread(self, node: syntax.Node) -> Expr:
         reads, self._reads = self._reads, False
-        found = self.strong(node)
+        value = self.strong(node)
         self._reads = reads
-        return found
+        return value
 
     def _extent(self, node: syntax.Extent) -> Typed:
         return literal_cast_int(self.extents[node.axis.name])
@@ -408,7 +405,7 @@ class Expressions:
         return literal_cast_int(shape[node.dim])
 
     def _like(self, node: syntax.Like) -> Typed:
-        dtype = self._unread(node.model).dtype
+        dtype = self._check_unread(node.model).dtype
         value = self.check(node.value)
         return literal_cast(value.value, dtype) if isinstance(value, Weak) else self._cast(value, dtype)
 
@@ -418,9 +415,9 @@ class Expressions:
 
     def _no_value(self, node: syntax.Text | syntax.Group | syntax.TypeOf) -> Typed:
         what = {syntax.Text: "a quoted name", syntax.Group: "a list", syntax.TypeOf: "a type"}[type(node)]
-        self.refuse(ExprTypeError, "type-error", f"{what} is no value here", node)
+        self.refuse(ExprTypeError, "type-error", f"{what} is not a value", node)
 
 
 def literal_cast_int(value: int) -> Cast:
-    """An extent: a strong int32, int64 where it must be."""
+    """Return an extent as a strong int32, or int64 if necessary."""
     return literal_cast(value, DType.INT32 if holds(value, DType.INT32) else DType.INT64)

@@ -1,4 +1,4 @@
-"""Tokens of one statement → syntax tree: the LALR grammar."""
+"""LALR grammar: tokens of one statement → syntax tree."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from lark.lexer import Lexer
 
 from roller_svc.errors import ExprSyntaxError
 from roller_svc.frontend.lang import names
-from roller_svc.frontend.lang.calls import Fault
+from roller_svc.frontend.lang.calls import SyntaxFault
 from roller_svc.frontend.lang.nodes import Statement
 from roller_svc.frontend.lang.source import Source, Span
 from roller_svc.frontend.lang.tokens import Tok
 from roller_svc.frontend.lang.tree import TreeBuilder
 
-# A chain's operators get Python's precedence in tree.py: rules of one level each would cost a reduction a level.
+# Operator precedence is Python's and resolved in tree.py: one rule per level would cost one reduction per level.
 _GRAMMAR = r"""
 statement: NAME LSQB [indices] RSQB [COLON NAME] assign expr [where]
 assign: EQUAL | ASSIGN | REDUCE | CMP
@@ -57,10 +57,10 @@ values: value (COMMA value)* [COMMA]
 
 
 class _TokenFeed(Lexer):
-    """Hands lark the tokens that are already there."""
+    """Pass existing tokens to lark."""
 
     def __init__(self, lexer_conf: object) -> None:
-        """Lark's lexers take its configuration; this one needs none of it."""
+        """Ignore the configuration that lark passes to lexers."""
 
     def lex(self, data: list[Tok]) -> Iterator[Token]:  # type: ignore[override]  # a feed takes no lexer state
         for tok in data:
@@ -80,67 +80,67 @@ def _parser() -> Lark:
 
 
 def parse_statement(tokens: list[Tok], source: Source) -> Statement:
-    """The tree of one statement's tokens."""
+    """Parse the tokens of one statement."""
     try:
-        # A feed of tokens is no str, and with a transformer the result is what that makes.
+        # lark's types: the input is not a str, and with a transformer the result is the transformer's.
         return cast(Statement, _parser().parse(cast(str, tokens)))
-    except Fault as fault:
+    except SyntaxFault as fault:
         raise source.syntax_error(fault.code, fault.message, fault.at, fault.hint) from None
     except UnexpectedToken as unexpected:
         raise _syntax_error(tokens, unexpected, source) from None
 
 
 def _syntax_error(tokens: list[Tok], unexpected: UnexpectedToken, source: Source) -> ExprSyntaxError:
-    """What is wrong at the token that does not fit, and what would have fitted."""
+    """Return the error at an unexpected token, naming what was expected."""
     expected = set(unexpected.expected)
-    found = unexpected.token
-    ended = found.type == "$END"
-    at = Span(tokens[-1].start, tokens[-1].end) if ended else Span(found.start_pos or 0, found.end_pos or 0)
+    token = unexpected.token
+    ended = token.type == "$END"
+    at = Span(tokens[-1].start, tokens[-1].end) if ended else Span(token.start_pos or 0, token.end_pos or 0)
     before = tokens if ended else [tok for tok in tokens if tok.end <= at.start]
-    mistake = _known_mistake(found, before, expected, source, at)
+    mistake = _known_mistake(token, before, expected, source, at)
     if mistake is not None:
         return mistake
-    wanted = _wanted(expected, inside=_brackets_open(before))
+    expected_words = _describe_expected(expected, inside=_brackets_open(before))
     if ended:
-        message = f"the statement ends after `{tokens[-1].text}`, where {wanted} should follow"
+        message = f"the statement ends after `{tokens[-1].text}`: expected {expected_words}"
         return source.syntax_error("syntax-error", message, at)
-    hint = names.PYTHON_WORDS.get(str(found)) or (names.PYTHON_WORDS.get(before[-1].text) if before else None)
-    return source.syntax_error("syntax-error", f"`{source.cut(at)}` where {wanted} should stand", at, hint)
+    hint = names.PYTHON_WORDS.get(str(token)) or (names.PYTHON_WORDS.get(before[-1].text) if before else None)
+    return source.syntax_error("syntax-error", f"`{source.quote(at)}`: expected {expected_words}", at, hint)
 
 
 def _brackets_open(before: list[Tok]) -> bool:
-    """Whether the place after these tokens is inside brackets."""
+    """Whether the position after these tokens is inside brackets."""
     kinds = [tok.kind for tok in before]
     return sum(kind in ("LPAR", "LSQB") for kind in kinds) > sum(kind in ("RPAR", "RSQB") for kind in kinds)
 
 
 def _known_mistake(
-    found: Token, before: list[Tok], expected: set[str], source: Source, at: Span
+    token: Token, before: list[Tok], expected: set[str], source: Source, at: Span
 ) -> ExprSyntaxError | None:
-    """The error for what people often write and the language does not have."""
-    if "ASSIGN" in expected and found.type == "NAME":
+    """Return the error for a common mistake, or None."""
+    if "ASSIGN" in expected and token.type == "NAME":
         hint = "the reductions are +=! *=! >=! <=! &=! |=!"
-        return source.syntax_error("unknown-reduction", f"`{found}` is no reduction", at, hint)
+        return source.syntax_error("unknown-reduction", f"`{token}` is not a reduction", at, hint)
     if expected == {"LPAR"} and len(before) > 1 and before[-2].kind == "DOT":
         message = f"`.{before[-1].text}` is an attribute; there are only methods"
         return source.syntax_error("unknown-attribute", message, at)
-    if found.type == "STRING" and before and before[-1].kind == "NAME":
-        return source.syntax_error("syntax-error", "a text in quotes is no value", at)
-    if found.type in ("ASSIGN", "REDUCE", "EQUAL") and "NUMBER" not in expected and before:
+    if token.type == "STRING" and before and before[-1].kind == "NAME":
+        return source.syntax_error("syntax-error", "a quoted text is not a value", at)
+    if token.type in ("ASSIGN", "REDUCE", "EQUAL") and "NUMBER" not in expected and before:
         if len(before) == 1:
             name = before[0].text
-            hint = f"write `{name}[...] {found} ...`, `{name}[]` for a scalar"
+            hint = f"write `{name}[...] {token} ...`, `{name}[]` for a scalar"
             return source.syntax_error("syntax-error", f"`{name}` on the left has no index", at, hint)
         hint = "end a statement with `;` or a line break"
-        return source.syntax_error("syntax-error", f"a second `{found}` in one statement", at, hint)
-    if found.type == "NAME" and "ADD" in expected and before[-1].text not in names.PYTHON_WORDS:
-        hint = names.PYTHON_WORDS.get(str(found), "an operator is missing, or a `;` between two statements")
-        return source.syntax_error("syntax-error", f"`{found}` right after `{before[-1].text}`", at, hint)
+        return source.syntax_error("syntax-error", f"a second `{token}` in one statement", at, hint)
+    if token.type == "NAME" and "ADD" in expected and before[-1].text not in names.PYTHON_WORDS:
+        hint = names.PYTHON_WORDS.get(str(token), "an operator is missing, or a `;` between two statements")
+        return source.syntax_error("syntax-error", f"`{token}` right after `{before[-1].text}`", at, hint)
     return None
 
 
-def _wanted(expected: set[str], *, inside: bool) -> str:
-    """The expected terminals in words."""
+def _describe_expected(expected: set[str], *, inside: bool) -> str:
+    """Describe the expected terminals in words."""
     if "ADD" in expected and "NUMBER" not in expected:
         return "an operator, `,` or the closing bracket" if inside else "an operator or the statement's end"
     if "NUMBER" in expected:

@@ -1,4 +1,4 @@
-"""Whether an index stays inside its tensor, decided exactly under the guards that hold where it is read."""
+"""Decide exactly whether an index stays inside its tensor, under the guards of the read."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from roller_svc.frontend.lang.polyhedra import OpaqueExprError, Polyhedra, limit
 from roller_svc.ir.affine import Affine, affine
 from roller_svc.ir.expr import Expr, Load, Op, OpKind, axes_of, iter_subexpressions
 
-# Points of the axes of one index (and their guards) that are enumerated where isl cannot decide.
+# Limit on the points of one index's axes (and guards) that are enumerated if isl cannot decide.
 MAX_ENUMERATED_POINTS = 4_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Inside:
-    """Every read stays inside. `index` is the index to use."""
+    """Every read stays inside. `index` may be widened to int64."""
 
     index: Expr
 
 
 @dataclass(frozen=True, slots=True)
 class FromData:
-    """It depends on data and is checked at the call."""
+    """The index depends on data and is checked at run time."""
 
     index: Expr
 
 
 @dataclass(frozen=True, slots=True)
 class Leaves:
-    """It leaves the tensor, with this value at this point."""
+    """The index leaves the tensor, with this value at this point."""
 
     point: dict[str, int]
     value: int
@@ -42,7 +42,7 @@ class Leaves:
 
 @dataclass(frozen=True, slots=True)
 class Undecided:
-    """Too many points to enumerate, or a function that is not evaluated here."""
+    """There are too many points to enumerate, or a function that is not evaluated here."""
 
     reason: str
 
@@ -54,66 +54,63 @@ Span = tuple[int | None, int | None]
 
 @dataclass(slots=True)
 class Guard:
-    """A condition on the stack. `region`: points of the box where it and those below it may hold, once asked for."""
+    """A condition on the stack."""
 
     condition: Expr
     holds: bool
-    before: list[tuple[Coeffs, Span | None]] = field(default_factory=list)
-    region: isl.Set | None = None
+    previous: list[tuple[Coeffs, Span | None]] = field(default_factory=list)  # bounds to restore at pop
+    region: isl.Set | None = None  # points where this and the guards below may hold, computed on demand
 
 
 @dataclass(slots=True)
 class Budget:
-    """What deciding the indices of one program may still cost. isl is not tried again once it gave up.
+    """Remaining cost for deciding the indices of one program."""
 
-    `evaluations` counts points times nodes; all of them take about a second.
-    """
-
-    evaluations: int = 100_000_000
-    isl_failed: bool = False
+    evaluations: int = 100_000_000  # points times nodes: about a second
+    isl_failed: bool = False  # isl exceeded its limit and is not tried again
     context: isl.Context = field(default_factory=limited_context)
 
 
 class Ranges:
-    """Decides indices of one statement. Conditions are pushed and popped as the checker goes into branches."""
+    """Decide the indices of one statement. The checker pushes and pops conditions as it enters branches."""
 
     def __init__(self, extents: Mapping[str, int], budget: Budget) -> None:
         self._extents = dict(extents)
         self._budget = budget
         self._guards: list[Guard] = []
-        # Bounds that the guards on the stack give to sums of axes: enough for the usual padding.
-        self._known: dict[Coeffs, Span] = {}
+        # Bounds on sums of axes from the guards on the stack: sufficient for ordinary padding.
+        self._guard_bounds: dict[Coeffs, Span] = {}
         self._polyhedra: Polyhedra | None = None
 
     def push(self, condition: Expr, *, holds: bool) -> None:
         guard = Guard(condition, holds)
         for coeffs, span in self._atoms(condition, holds=holds):
-            old = self._known.get(coeffs)
-            guard.before.append((coeffs, old))
-            self._known[coeffs] = span if old is None else _both(old, span)
+            old = self._guard_bounds.get(coeffs)
+            guard.previous.append((coeffs, old))
+            self._guard_bounds[coeffs] = span if old is None else _intersect(old, span)
         self._guards.append(guard)
 
     def pop(self, count: int = 1) -> None:
         for _ in range(count):
-            for coeffs, old in reversed(self._guards.pop().before):
+            for coeffs, old in reversed(self._guards.pop().previous):
                 if old is None:
-                    del self._known[coeffs]
+                    del self._guard_bounds[coeffs]
                 else:
-                    self._known[coeffs] = old
+                    self._guard_bounds[coeffs] = old
 
     def decide(self, index: Expr, size: int) -> Verdict:
-        """Whether 0 <= index < size wherever the guards on the stack hold."""
+        """Decide whether 0 <= index < size wherever the guards on the stack hold."""
         data = any(isinstance(node, Load) for node in iter_subexpressions(index))
-        found = bounds(index, self._extents)
-        if found.wraps and not data:
+        index_bounds = bounds(index, self._extents)
+        if index_bounds.wraps and not data:
             index = widen_to_int64(index)
-            found = bounds(index, self._extents)
-        if found.inside(size):
+            index_bounds = bounds(index, self._extents)
+        if index_bounds.inside(size):
             return Inside(index)
         if data:
             return FromData(index)
         form = affine(index)
-        if form is not None and not found.wraps:
+        if form is not None and not index_bounds.wraps:
             low, high = self._affine_bounds(form)
             if low >= 0 and high < size:
                 return Inside(index)
@@ -124,10 +121,10 @@ class Ranges:
     def _affine_bounds(self, form: Affine) -> tuple[int, int]:
         low = high = form.offset
         for name, c in form.coeffs:
-            reach = c * (self._extents[name] - 1)
-            low, high = low + min(0, reach), high + max(0, reach)
+            span = c * (self._extents[name] - 1)
+            low, high = low + min(0, span), high + max(0, span)
         sign, coeffs = _canonical(form.coeffs)
-        below, above = self._known.get(coeffs, (None, None))
+        below, above = self._guard_bounds.get(coeffs, (None, None))
         if sign < 0:
             below, above = (None if above is None else -above), (None if below is None else -below)
         if below is not None:
@@ -137,7 +134,7 @@ class Ranges:
         return low, high
 
     def _corner(self, form: Affine, index: Expr, size: int) -> Leaves:
-        """Without guards an affine index is at its worst in a corner of the box."""
+        """Return the violation of an affine index without guards, which is at a corner of the box."""
         low = {name: 0 if c > 0 else self._extents[name] - 1 for name, c in form.coeffs}
         high = {name: self._extents[name] - 1 if c > 0 else 0 for name, c in form.coeffs}
         value = form.offset + sum(c * low[name] for name, c in form.coeffs)
@@ -153,7 +150,7 @@ class Ranges:
             if outside is None:
                 return Inside(index)
             if self._polyhedra is not None and not self._polyhedra.is_loose:
-                return self._leaves(outside, index)
+                return self._make_leaves(outside, index)
         except OpaqueExprError:
             pass
         except isl.Error:
@@ -161,7 +158,7 @@ class Ranges:
         return self._enumerate(index, size)
 
     def _outside(self, index: Expr, size: int) -> dict[str, int] | None:
-        """A point where the index is outside though the guards hold; None where isl proves that there is none."""
+        """Return a point where the guards hold and the index is outside; None if isl proves that there is none."""
         if self._polyhedra is None:
             self._polyhedra = Polyhedra(self._extents, self._budget.context)
         space = self._polyhedra
@@ -171,10 +168,10 @@ class Ranges:
             if guard.region is None:
                 guard.region = region.intersect(space.may_hold(guard.condition, holds=guard.holds))
             region = guard.region
-        reached = region.intersect(outside)
-        return None if reached.is_empty() else space.point_of(reached)
+        violations = region.intersect(outside)
+        return None if violations.is_empty() else space.point_of(violations)
 
-    def _leaves(self, point: dict[str, int], index: Expr) -> Leaves:
+    def _make_leaves(self, point: dict[str, int], index: Expr) -> Leaves:
         axes = {name: np.asarray(value, np.int64) for name, value in point.items()}
         used = axes_of(index)
         return Leaves({n: v for n, v in point.items() if n in used}, int(points.evaluate(index, axes)))
@@ -182,12 +179,12 @@ class Ranges:
     def _enumerate(self, index: Expr, size: int) -> Verdict:
         """Evaluate the index at every point of its axes at which its guards may hold."""
         used = axes_of(index)
-        wanted = used.union(*(axes_of(guard.condition) for guard in self._guards))
-        if points.points({n: self._extents[n] for n in wanted}) > MAX_ENUMERATED_POINTS:
-            wanted = used
-        extents = {name: extent for name, extent in self._extents.items() if name in wanted}
-        count = points.points(extents)
-        guards = [guard for guard in self._guards if axes_of(guard.condition) <= wanted]
+        needed = used.union(*(axes_of(guard.condition) for guard in self._guards))
+        if points.count_points({n: self._extents[n] for n in needed}) > MAX_ENUMERATED_POINTS:
+            needed = used
+        extents = {name: extent for name, extent in self._extents.items() if name in needed}
+        count = points.count_points(extents)
+        guards = [guard for guard in self._guards if axes_of(guard.condition) <= needed]
         work = count * sum(1 for e in (index, *(guard.condition for guard in guards)) for _ in iter_subexpressions(e))
         if count > MAX_ENUMERATED_POINTS or work > self._budget.evaluations:
             return Undecided(f"its axes have {count} points, more than are tried one by one")
@@ -202,11 +199,11 @@ class Ranges:
             bad = bad & self._may_hold(guard.condition, axes, holds=guard.holds)
         if not bad.any():
             return Inside(index)
-        where = np.argwhere(np.broadcast_to(bad, tuple(extents.values())))[0]
-        return self._leaves(dict(zip(extents, map(int, where), strict=True)), index)
+        violation = np.argwhere(np.broadcast_to(bad, tuple(extents.values())))[0]
+        return self._make_leaves(dict(zip(extents, map(int, violation), strict=True)), index)
 
     def _may_hold(self, condition: Expr, axes: Mapping[str, points.Array], *, holds: bool) -> points.Array:
-        """Where a condition may hold (or fail), loads in it unknown."""
+        """Return where a condition may hold (or fail), with unknown loads."""
         match condition:
             case Op(kind=OpKind.LNOT, args=(arg,)):
                 return self._may_hold(arg, axes, holds=not holds)
@@ -220,7 +217,7 @@ class Ranges:
                     return np.asarray(True)  # noqa: FBT003 - the value, not an option
 
     def _atoms(self, condition: Expr, *, holds: bool) -> list[tuple[Coeffs, Span]]:
-        """Bounds on sums of axes that a condition gives where it holds (or fails)."""
+        """Return bounds on sums of axes that a condition implies where it holds (or fails)."""
         match condition:
             case Op(kind=OpKind.LNOT, args=(arg,)):
                 return self._atoms(arg, holds=not holds)
@@ -264,7 +261,7 @@ _NEGATED = {
 
 
 def _span(kind: OpKind, bound: int) -> Span | None:
-    """What `sum KIND bound` says about the sum."""
+    """Return the bounds that `sum KIND bound` implies."""
     match kind:
         case OpKind.LT:
             return None, bound - 1
@@ -281,14 +278,14 @@ def _span(kind: OpKind, bound: int) -> Span | None:
 
 
 def _canonical(coeffs: Coeffs) -> tuple[int, Coeffs]:
-    """The sum with a positive first coefficient, and the sign that was taken out."""
+    """Return the sign of the first coefficient, and the sum divided by it."""
     if coeffs and coeffs[0][1] < 0:
         return -1, tuple((name, -c) for name, c in coeffs)
     return 1, coeffs
 
 
-def _both(a: Span, b: Span) -> Span:
-    """What holds when both do."""
+def _intersect(a: Span, b: Span) -> Span:
+    """Return the intersection of two spans."""
     lows = [x for x in (a[0], b[0]) if x is not None]
     highs = [x for x in (a[1], b[1]) if x is not None]
     return (max(lows) if lows else None), (min(highs) if highs else None)

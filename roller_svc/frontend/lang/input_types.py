@@ -1,4 +1,4 @@
-"""Types of inputs as callers say them in plain values → TensorTypes."""
+"""Input types in JSON-compatible form → TensorTypes."""
 
 from __future__ import annotations
 
@@ -13,17 +13,20 @@ from roller_svc.ir.program import TensorType
 
 
 def tensor_types(inputs: object) -> tuple[tuple[str, TensorType], ...]:
-    """{"A": ("float32", (4, 4))} or {"A": {"dtype": "float32", "shape": [4, 4]}} → types by name, in order."""
+    """Return types by name, in order.
+
+    Takes {"A": ("float32", (4, 4))} or {"A": {"dtype": "float32", "shape": [4, 4]}}.
+    """
     if not isinstance(inputs, Mapping):
         raise ArgumentError(f"inputs must map names to (dtype, shape), not {kind_of(inputs)}", code="invalid-inputs")
     for name in inputs:
         if not isinstance(name, str):
-            raise ArgumentError(f"an input's name must be text, not {shown(name)}", code="invalid-inputs")
+            raise ArgumentError(f"an input's name must be text, not {short_repr(name)}", code="invalid-inputs")
     return tuple((name, tensor_type(name, value)) for name, value in inputs.items())
 
 
 def tensor_type(name: str, value: object) -> TensorType:
-    """One input's type."""
+    """Return the type of one input."""
     if isinstance(value, TensorType):
         return value
     if isinstance(value, Mapping):
@@ -35,7 +38,7 @@ def tensor_type(name: str, value: object) -> TensorType:
     elif isinstance(value, Sequence) and not isinstance(value, str) and len(value) == 2:
         dtype, shape = value
     else:
-        raise ArgumentError(f"input {name!r} must be (dtype, shape), not {shown(value)}", code="invalid-inputs")
+        raise ArgumentError(f"input {name!r} must be (dtype, shape), not {short_repr(value)}", code="invalid-inputs")
     return TensorType(_dtype(name, dtype), _shape(name, shape))
 
 
@@ -47,7 +50,7 @@ def _dtype(name: str, value: object) -> DType:
     else:
         # numpy's and ml_dtypes' own type objects: numpy.float32, numpy.dtype("float32")
         named = getattr(value, "name", None) or getattr(value, "__name__", None)
-        text = named if isinstance(named, str) else shown(value)
+        text = named if isinstance(named, str) else short_repr(value)
     dtype = dtype_named(text)
     if dtype is None:
         near = get_close_matches(text[:40], [d.value for d in DType], n=1)
@@ -61,7 +64,9 @@ def _dtype(name: str, value: object) -> DType:
 
 def _shape(name: str, value: object) -> tuple[int, ...]:
     if isinstance(value, str) or not isinstance(value, Iterable):
-        raise ShapeError(f"input {name!r}: shape must be a list of extents, not {shown(value)}", code="invalid-shape")
+        raise ShapeError(
+            f"input {name!r}: shape must be a list of extents, not {short_repr(value)}", code="invalid-shape"
+        )
     extents = tuple(whole_number(extent) for extent in value)
     if len(extents) > MAX_DIMENSIONS:
         raise ShapeError(
@@ -70,7 +75,8 @@ def _shape(name: str, value: object) -> tuple[int, ...]:
     good = tuple(extent for extent in extents if extent is not None and extent > 0)
     if len(good) < len(extents):
         raise ShapeError(
-            f"input {name!r}: every extent must be a positive whole number, not {shown(value)}", code="invalid-shape"
+            f"input {name!r}: every extent must be a positive whole number, not {short_repr(value)}",
+            code="invalid-shape",
         )
     return good
 
@@ -88,6 +94,6 @@ def kind_of(value: object) -> str:
     return "nothing" if value is None else type(value).__qualname__
 
 
-def shown(value: object) -> str:
+def short_repr(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."

@@ -1,4 +1,4 @@
-"""What a program may not exceed."""
+"""Limits on programs."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ MAX_STATEMENTS = 64
 MAX_DIMENSIONS = 16
 MAX_ELEMENTS = 2**48
 MAX_BRACKET_DEPTH = 64
-# Of the syntax tree: passes over it recurse, some with three frames a level, on a stack of 1000.
+# Depth of the syntax tree: passes recurse, some with three frames per level, on a stack of 1000.
 MAX_TREE_DEPTH = 128
 MAX_NAME_CHARACTERS = 128
 MAX_CONDITIONS = 64
-# Of one statement: two tensors of 16 dimensions contracted have at most so many.
+# Axes of one statement: the contraction of two tensors of 16 dimensions has at most this many.
 MAX_AXES = 32

@@ -1,4 +1,4 @@
-"""Tables of the language's names: functions and what they take, methods, and the nearest name to a wrong one."""
+"""Tables of the language's names: functions with their arity, methods; and suggestions for unknown names."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from roller_svc.ir.expr import OpKind
 
 
 class Rule(Enum):
-    """How a function's operand and result types follow from its arguments."""
+    """Typing rule of a function."""
 
     FLOATING = "floats; integers become float32"
-    NUMERIC = "any type, which it keeps"
+    NUMERIC = "any type, which is preserved"
     TO_INT32 = "floor and ceil: int32"
     PREDICATE = "isnan and isinf: int8"
-    BITS = "integers, whose type it keeps"
+    BITS = "integers, whose type is preserved"
     REMAINDER = "with one argument the part after the floor"
 
 
@@ -26,8 +26,8 @@ class Rule(Enum):
 class Function:
     kind: OpKind
     rule: Rule
-    least: int
-    most: int
+    min_arguments: int
+    max_arguments: int
 
 
 def _functions() -> dict[str, Function]:
@@ -65,7 +65,7 @@ FORMS = ("const", "extent", "where")
 SELECTS = ("where", "select", "ifelse", "if_then_else")
 TYPE_NAMES = tuple(dtype.value for dtype in DType) + tuple(ALIASES)
 
-# Words of Python that are in no program, and what to write in their place.
+# Python keywords that are not in the language, and their replacements.
 PYTHON_WORDS = {
     "and": "write `a & b`",
     "or": "write `a | b`",
@@ -82,33 +82,33 @@ PYTHON_WORDS = {
 
 
 def function_named(name: str) -> Function | None:
-    """The function of that name; Antares' fp16_ prefix changes nothing."""
+    """Return the function of that name, ignoring Antares' fp16_ prefix."""
     return FUNCTIONS.get(name.removeprefix("fp16_"))
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The known name that is most like this one; a short one may differ in every other letter."""
+    """Return the known name nearest to this one. Short names may differ in every other letter."""
     by_lower = {n.lower(): n for n in sorted(set(known))}
     cutoff = 0.5 if len(name) <= 3 else 0.65
-    found = difflib.get_close_matches(name.lower(), list(by_lower), n=1, cutoff=cutoff)
-    return by_lower[found[0]] if found else None
+    matches = difflib.get_close_matches(name.lower(), list(by_lower), n=1, cutoff=cutoff)
+    return by_lower[matches[0]] if matches else None
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str | None:
-    """A hint that offers the nearest known name."""
-    found = nearest(name, known)
-    return None if found is None else f"did you mean `{found}`?"
+    """Return a hint with the nearest known name."""
+    match = nearest(name, known)
+    return None if match is None else f"did you mean `{match}`?"
 
 
 def known_names(name: str, known: Iterable[str], what: str) -> str:
-    """A hint that offers the nearest name, or the first few there are."""
+    """Return a hint with the nearest name, or with the first few names."""
     names = sorted(known)
     shown = ", ".join(names[:MAX_NAMES_SHOWN]) + (", ..." if len(names) > MAX_NAMES_SHOWN else "")
     return did_you_mean(name, names) or (f"{what}: {shown}" if names else f"there are no {what}")
 
 
 def arguments(least: int, most: int) -> str:
-    """How many arguments something takes, in words."""
+    """Return the number of arguments in words."""
     if least == most:
         return f"{least} argument{'' if least == 1 else 's'}"
     return f"{least} to {most} arguments"

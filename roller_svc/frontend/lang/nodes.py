@@ -1,4 +1,4 @@
-"""Untyped syntax trees: what the text says, before names and types mean anything. Spans are character offsets."""
+"""Untyped syntax trees, before names and types are resolved. Spans are character offsets."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Num:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A quoted name. Only some arguments may be one."""
+    """A quoted name, allowed in some arguments only."""
 
     value: str
     start: int
@@ -26,7 +26,7 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Ref:
-    """A bare name: an axis, or a tensor whose index is missing."""
+    """A bare name: an axis, or a tensor without an index."""
 
     name: str
     start: int
@@ -36,7 +36,7 @@ class Ref:
 
 @dataclass(frozen=True, slots=True)
 class Get:
-    """tensor[index, ...]; `name_end` is where the name stops."""
+    """tensor[index, ...]; the name ends at `name_end`."""
 
     tensor: str
     index: tuple[Node, ...]
@@ -67,7 +67,7 @@ class Binary:
 
 @dataclass(frozen=True, slots=True)
 class Apply:
-    """A function of the function table; `name_start` and `name_end` are its name's place."""
+    """A function of the function table; `name_start` and `name_end` are the span of its name."""
 
     function: str
     args: tuple[Node, ...]
@@ -81,7 +81,7 @@ class Apply:
 
 @dataclass(frozen=True, slots=True)
 class CastTo:
-    """`literal_form`: written const(x, t), so that t must hold x."""
+    """A cast. `literal_form`: written const(x, t), where t must be able to hold x."""
 
     arg: Node
     type: TypeArg
@@ -93,7 +93,7 @@ class CastTo:
 
 @dataclass(frozen=True, slots=True)
 class When:
-    """`value` where the conditions hold, else `other`; None where the text gives none."""
+    """`value` where the conditions hold, else `other` (None if missing)."""
 
     value: Node
     conditions: tuple[Node, ...]
@@ -148,7 +148,7 @@ class UpCast:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """(a, b) or [a, b]: only an argument may be one."""
+    """(a, b) or [a, b], allowed in arguments only."""
 
     items: tuple[Node, ...]
     start: int
@@ -173,7 +173,7 @@ TypeArg = Text | TypeOf
 
 
 class Assign(Enum):
-    """What stands between the two sides, without its combining sign."""
+    """The kind of assignment, without its combining sign."""
 
     PLAIN = "="
     REDUCE = "=!"
@@ -190,7 +190,7 @@ class WhereItem:
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """`sign` is the combining sign: one of + * > < & | or empty. `start` and `end` span the left side."""
+    """One statement. `sign` is the combining sign: + * > < & | or empty. `start` and `end` span the left-hand side."""
 
     name: str
     index: tuple[Node, ...]
@@ -205,7 +205,7 @@ class Statement:
 
 
 def children(node: Node) -> tuple[Node, ...]:
-    """The operands of a node, in the order of the text."""
+    """Return the operands of a node, in the order of the text."""
     match node:
         case Get(index=index):
             return index

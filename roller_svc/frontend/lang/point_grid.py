@@ -1,4 +1,4 @@
-"""Expressions of axes evaluated at every point of a grid: floating index arithmetic, which isl cannot describe."""
+"""Evaluate expressions of axes at every point of a grid: for floating index arithmetic, which isl cannot describe."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class OpaqueValueError(Exception):
 
 
 def evaluate(expr: Expr, axes: Mapping[str, Array]) -> Array:
-    """The value at each point. Integers are int64 wrapped to their type; floats float32, or float64."""
+    """Return the value at each point. Integers are int64 wrapped to their type; floats are float32 or float64."""
     with np.errstate(all="ignore"):
         return _evaluate(expr, axes)
 
@@ -29,7 +29,7 @@ def evaluate(expr: Expr, axes: Mapping[str, Array]) -> Array:
 def _evaluate(expr: Expr, axes: Mapping[str, Array]) -> Array:
     match expr:
         case Const(value=value, dtype=dtype):
-            return np.asarray(value, _held_in(dtype))
+            return np.asarray(value, _representation(dtype))
         case AxisRef(name=name):
             return axes[name]
         case Cast(arg=arg, dtype=dtype, implicit=implicit):
@@ -42,14 +42,14 @@ def _evaluate(expr: Expr, axes: Mapping[str, Array]) -> Array:
                 raise OpaqueValueError
             found: Array = np.asarray(function(*(_evaluate(arg, axes) for arg in args)))
             if dtype.is_float:
-                return np.asarray(found, _held_in(dtype))
-            return _wrapped(found, dtype) if found.dtype.kind != "f" else _saturated(found, dtype)
+                return np.asarray(found, _representation(dtype))
+            return _wrap(found, dtype) if found.dtype.kind != "f" else _saturate(found, dtype)
         case _:
             raise OpaqueValueError
 
 
 def grid(extents: Mapping[str, int]) -> dict[str, Array]:
-    """Every axis as an array that broadcasts with the others."""
+    """Return every axis as an array that broadcasts with the others."""
     rank = len(extents)
     return {
         name: np.arange(extent, dtype=np.int64).reshape([-1 if i == d else 1 for i in range(rank)])
@@ -57,7 +57,7 @@ def grid(extents: Mapping[str, int]) -> dict[str, Array]:
     }
 
 
-def _held_in(dtype: DType) -> type[np.generic]:
+def _representation(dtype: DType) -> type[np.generic]:
     if not dtype.is_float:
         return np.int64
     return np.float64 if dtype is DType.FLOAT64 else np.float32
@@ -75,12 +75,12 @@ def _cast(value: Array, source: DType, dtype: DType, *, implicit: bool) -> Array
     if dtype.is_float:
         if dtype.is_narrow_float and not implicit:
             value = value.astype(_NARROW[dtype])
-        return np.asarray(value, _held_in(dtype))
-    return _saturated(value, dtype) if source.is_float else _wrapped(value, dtype)
+        return np.asarray(value, _representation(dtype))
+    return _saturate(value, dtype) if source.is_float else _wrap(value, dtype)
 
 
-def _saturated(value: Array, dtype: DType) -> Array:
-    """float → integer: truncates and saturates, NaN gives 0."""
+def _saturate(value: Array, dtype: DType) -> Array:
+    """Convert a float to an integer type: truncates and saturates, NaN gives 0."""
     if dtype is DType.BOOL:
         return np.asarray(value != 0, np.int64)
     low, high = dtype.integer_range
@@ -89,7 +89,7 @@ def _saturated(value: Array, dtype: DType) -> Array:
     return np.asarray(np.clip(small, max(low, -(2**62)), min(high, 2**62)))
 
 
-def _wrapped(value: Array, dtype: DType) -> Array:
+def _wrap(value: Array, dtype: DType) -> Array:
     value = value.astype(np.int64)
     if dtype is DType.BOOL:
         return np.asarray(value != 0, np.int64)
@@ -111,7 +111,7 @@ def _mod(x: Array, y: Array) -> Array:
 
 
 def _as_float(function: Callable[[Array], Array]) -> Callable[[Array], Array]:
-    """floor and ceil of an integer, which numpy keeps one."""
+    """Return floor or ceil for floats and integers, which numpy would not convert."""
     return lambda x: function(x.astype(np.float64) if x.dtype.kind != "f" else x)
 
 
@@ -145,5 +145,5 @@ _FUNCTIONS: dict[OpKind, Callable[..., Any]] = {
 }  # fmt: skip
 
 
-def points(extents: Mapping[str, int]) -> int:
+def count_points(extents: Mapping[str, int]) -> int:
     return math.prod(extents.values())

@@ -10,8 +10,8 @@ from roller_svc.analysis.constant_folding import constant_int
 from roller_svc.analysis.intervals import bounds
 from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Load, Op, OpKind, Select, iter_subexpressions
 
-# What one program may cost isl, in its own unit, whose cost in seconds varies a hundredfold. No public program needs
-# so many (audit of November 2026).
+# isl operations of one program, whose cost in seconds varies a hundredfold. No public program needs this many (audit of
+# November 2026).
 MAX_OPERATIONS = 10_000
 
 
@@ -26,12 +26,11 @@ def limited_context() -> isl.Context:
 
 
 class OpaqueExprError(Exception):
-    """The expression is outside what isl describes: loads, floats, products of axes, arithmetic that may wrap."""
+    """The expression is not describable in isl: loads, floats, products of axes, arithmetic that may wrap."""
 
 
 class Polyhedra:
-    """The box of a statement's axes, and sets of its points. Raises isl.Error when the context's operations are used
-    up."""
+    """The box of a statement's axes, and sets of its points. Raises isl.Error beyond the context's operation limit."""
 
     def __init__(self, extents: Mapping[str, int], context: isl.Context) -> None:
         self._extents = extents
@@ -40,7 +39,7 @@ class Polyhedra:
         space = isl.Space.set_alloc(self._context, 0, len(self._names))
         self._local = isl.LocalSpace.from_space(space)
         self.universe = isl.Set.universe(space)
-        # Whether a condition of axes alone was met that isl cannot describe.
+        # Whether isl cannot describe some condition of axes alone.
         self.is_loose = False
         self._axes = {
             name: isl.PwAff.var_on_domain(self._local, isl.dim_type.set, i) for i, name in enumerate(self._names)
@@ -52,7 +51,7 @@ class Polyhedra:
             self.box = self.box.intersect(inside)
 
     def may_hold(self, condition: Expr, *, holds: bool) -> isl.Set:
-        """A set that has every point where the condition holds (or fails); exact where nothing in it is opaque."""
+        """Return a superset of the points where the condition holds (or fails); exact if nothing in it is opaque."""
         match condition:
             case Op(kind=OpKind.LNOT, args=(arg,)):
                 return self.may_hold(arg, holds=not holds)
@@ -68,12 +67,12 @@ class Polyhedra:
                 return exact if holds else exact.complement()
 
     def outside(self, index: Expr, size: int) -> isl.Set:
-        """The points where the index is below 0 or at least `size`."""
+        """Return the points where the index is below 0 or at least `size`."""
         value = self._checked_value(index)
         return value.lt_set(self._constant(0)).union(value.ge_set(self._constant(size)))
 
     def point_of(self, points: isl.Set) -> dict[str, int]:
-        """Some point of a set that is not empty, axis by axis; the smallest there is in their order."""
+        """Return the lexicographically smallest point of a nonempty set, by axis."""
         point = points.lexmin().sample_point()
         values = (point.get_coordinate_val(isl.dim_type.set, i) for i in range(len(self._names)))
         return {name: int(value.to_python()) for name, value in zip(self._names, values, strict=True)}
@@ -87,7 +86,7 @@ class Polyhedra:
         return self._value(expr)
 
     def _exact(self, condition: Expr) -> isl.Set:
-        """The points where a condition holds."""
+        """Return the points where a condition holds."""
         match condition:
             case Op(kind=OpKind.LNOT, args=(arg,)):
                 return self._exact(arg).complement()
@@ -144,7 +143,7 @@ class Polyhedra:
                 raise OpaqueExprError
 
     def _scaled(self, kind: OpKind, left: Expr, right: Expr) -> isl.PwAff:
-        """Products with a constant; // and % by a positive one."""
+        """Return a product with a constant, or // or % by a positive one."""
         by = constant_int(right)
         if kind is OpKind.MUL:
             if by is None:

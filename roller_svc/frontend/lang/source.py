@@ -1,4 +1,4 @@
-"""Source text → positions and errors that point into it."""
+"""Source text with positions, and errors that point into it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from roller_svc.errors import ExprSyntaxError, InputError
 
 
 class Spanned(Protocol):
-    """Anything with a place in the text: character offsets, end exclusive."""
+    """Anything with a span in the text: character offsets, end exclusive."""
 
     @property
     def start(self) -> int: ...
@@ -29,12 +29,12 @@ AnyInputError = TypeVar("AnyInputError", bound=InputError)
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The posted text. Lines and columns count from 1, columns in characters."""
+    """The source text. Lines and columns count from 1, columns in characters."""
 
     text: str
 
     def position(self, offset: int) -> tuple[int, int]:
-        """(line, column) of a character offset."""
+        """Return (line, column) of a character offset."""
         line_start = self.text.rfind("\n", 0, offset) + 1
         return self.text.count("\n", 0, offset) + 1, offset - line_start + 1
 
@@ -46,7 +46,7 @@ class Source:
         at: Spanned,
         hint: str | None = None,
     ) -> AnyInputError:
-        """An error of that kind which points at `at`; what reaches over a line's end is cut there."""
+        """Return an error of that kind that points at `at`, truncated at the end of the line."""
         line, column = self.position(at.start)
         stop = self.text.find("\n", at.start, at.end)
         end = at.end if stop < 0 else stop
@@ -56,8 +56,8 @@ class Source:
     def syntax_error(self, code: str, message: str, at: Spanned, hint: str | None = None) -> ExprSyntaxError:
         return self.error(ExprSyntaxError, code, message, at, hint)
 
-    def cut(self, at: Spanned) -> str:
-        """The text of a span on one line, shortened for a message."""
+    def quote(self, at: Spanned) -> str:
+        """Return the text of a span on one line, truncated for a message."""
         text = " ".join(self.text[at.start : at.end].split())
         return text if len(text) <= MAX_QUOTED_CHARACTERS else text[: MAX_QUOTED_CHARACTERS - 1] + "…"
 
@@ -67,13 +67,13 @@ MAX_RENDERED_CHARACTERS = 160
 
 
 def render(error: InputError, text: str) -> str:
-    """The error for a terminal: message, the line it is about with a caret under the place, the hint."""
+    """Render the error for a terminal: message, source line with carets, hint."""
     parts = [f"{error.code}: {error.message}"]
     if error.line is not None and error.column is not None:
         lines = text.split("\n")
         line = lines[error.line - 1] if error.line <= len(lines) else ""
         end_column = error.end_column or error.column + 1
-        # A window around the place keeps a line of 64 KiB readable.
+        # A window around the span keeps a line of 64 KiB readable.
         first = max(0, min(error.column - 1, len(line)) - MAX_RENDERED_CHARACTERS // 2)
         window = "".join(c if c.isprintable() else " " for c in line[first : first + MAX_RENDERED_CHARACTERS])
         margin = f"{error.line} | "

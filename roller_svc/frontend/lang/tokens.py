@@ -1,4 +1,4 @@
-"""Text → tokens of each statement: one regular expression, bracket matching, the line-break rule."""
+"""Lexer: text → tokens of each statement, by one regular expression, bracket matching and the line-break rule."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from roller_svc.frontend.lang.source import Source, Span
 
 @dataclass(frozen=True, slots=True)
 class Tok:
-    """`kind` is the grammar's name of the terminal."""
+    """A token. `kind` is the grammar's name of the terminal."""
 
     kind: str
     text: str
@@ -45,19 +45,19 @@ _WORD_KINDS = {"in": "IN"}
 
 
 def statements(source: Source) -> list[list[Tok]]:
-    """The tokens of each statement that is not empty."""
+    """Return the tokens of each nonempty statement."""
     check_text(source)
-    found = [tokens for tokens in _split(scan(source), source) if tokens]
-    if not found:
+    token_lists = [tokens for tokens in _split(scan(source), source) if tokens]
+    if not token_lists:
         raise source.syntax_error("empty-program", "the program has no statement", Span(0, 0))
-    if len(found) > MAX_STATEMENTS:
-        message = f"{len(found)} statements; at most {MAX_STATEMENTS} are allowed"
-        raise source.syntax_error("too-many-statements", message, found[MAX_STATEMENTS][0])
-    return found
+    if len(token_lists) > MAX_STATEMENTS:
+        message = f"{len(token_lists)} statements; at most {MAX_STATEMENTS} are allowed"
+        raise source.syntax_error("too-many-statements", message, token_lists[MAX_STATEMENTS][0])
+    return token_lists
 
 
 def check_text(source: Source) -> None:
-    """Refuse a text of more than 64 KiB."""
+    """Reject a text of more than 64 KiB."""
     size = len(source.text.encode("utf-8", "surrogatepass"))
     if size > MAX_TEXT_BYTES:
         message = f"the text has {size} bytes; at most {MAX_TEXT_BYTES} are allowed"
@@ -65,7 +65,7 @@ def check_text(source: Source) -> None:
 
 
 def scan(source: Source) -> list[Tok]:
-    """Every token of the text."""
+    """Return every token of the text."""
     text, tokens, offset = source.text, list[Tok](), 0
     match_at = _TOKEN.match
     while offset < len(text):
@@ -102,18 +102,18 @@ _AFTER_NUMBER = re.compile(r"[A-Za-z0-9_]+")
 
 
 def _number_end(source: Source, start: int, end: int) -> int:
-    """Where a number ends: Antares' suffix f belongs to it; any other letter right behind is an error."""
+    """Return the end of a number. Antares' suffix f is a part of it; any other letter directly after is an error."""
     tail = _AFTER_NUMBER.match(source.text, end)
     if tail is None:
         return end
     if tail[0] == "f":
         return tail.end()
-    message = f"`{source.cut(Span(start, tail.end()))}` is not a decimal number"
+    message = f"`{source.quote(Span(start, tail.end()))}` is not a decimal number"
     raise source.syntax_error("bad-number", message, Span(start, tail.end()))
 
 
 def _strs_as_strings(tokens: list[Tok]) -> list[Tok]:
-    """Antares' `strs.name` is the quoted name."""
+    """Replace Antares' `strs.name` by the quoted name."""
     if not any(token.text == "strs" for token in tokens):
         return tokens
     joined: list[Tok] = []
@@ -160,7 +160,7 @@ def _split(tokens: list[Tok], source: Source) -> Iterator[list[Tok]]:
 
 
 def _starts_statement(tokens: list[Tok], i: int, partner: dict[int, int], text: str) -> bool:
-    """Whether a line break before token i ends a statement: `name[...] OP` follows, and nothing dangles before."""
+    """Whether a line break before token i ends a statement: `name[...] OP` follows a complete operand."""
     token, before = tokens[i], tokens[i - 1]
     if token.kind != "NAME" or before.kind not in ENDS_OPERAND:
         return False
@@ -171,7 +171,7 @@ def _starts_statement(tokens: list[Tok], i: int, partner: dict[int, int], text: 
 
 
 def _match_brackets(tokens: list[Tok], source: Source) -> dict[int, int]:
-    """Index of each opening bracket -> index of the one that closes it."""
+    """Return the index of the closing bracket for the index of each opening one."""
     partner: dict[int, int] = {}
     opened: list[int] = []
     for i, token in enumerate(tokens):

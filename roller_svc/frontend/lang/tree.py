@@ -1,4 +1,4 @@
-"""Grammar rules → syntax tree: what each reduction of the parser makes."""
+"""Transformer of the grammar: build a syntax node at each reduction of the parser."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import replace
 from lark import Token
 
 from roller_svc.frontend.lang import names
-from roller_svc.frontend.lang.calls import Fault, Keyword, Written, depth_above, function_call, method_call
+from roller_svc.frontend.lang.calls import Keyword, ParsedCall, SyntaxFault, depth_above, function_call, method_call
 from roller_svc.frontend.lang.nodes import (
     Assign,
     Binary,
@@ -29,7 +29,7 @@ from roller_svc.ir.dtype import dtype_named
 _COMBINES = frozenset({"", "+", "*", ">", "<", "&", "|"})
 _SCATTERS = frozenset({"", "+", ">", "<"})
 
-# What a rule's parts are: tokens that the grammar keeps, and what other rules made.
+# The parts of a rule: tokens that the grammar keeps, and results of other rules.
 Parts = list[object]
 
 
@@ -39,16 +39,16 @@ def _span(token: object) -> Span:
 
 
 class TreeBuilder:
-    """One method a rule of the grammar; it keeps no state, so parses may run side by side."""
+    """One method per rule of the grammar. Stateless, so parses may run concurrently."""
 
     def number(self, parts: list[Token]) -> Num:
         text, at = str(parts[0]), _span(parts[0])
         try:
             value = _number(text)
         except ValueError:
-            raise Fault("bad-number", f"`{text[:40]}` is not a decimal number", at) from None
+            raise SyntaxFault("bad-number", f"`{text[:40]}` is not a decimal number", at) from None
         if value is None or math.isinf(value):
-            raise Fault("literal-out-of-range", f"no type holds `{text[:40]}`", at)
+            raise SyntaxFault("literal-out-of-range", f"no type can hold `{text[:40]}`", at)
         return Num(value, at.start, at.end)
 
     def ref(self, parts: list[Token]) -> Ref:
@@ -60,24 +60,24 @@ class TreeBuilder:
         return Text(str(parts[0])[1:-1], at.start, at.end)
 
     def chain(self, parts: Parts) -> Node:
-        """operand operator operand ...: Python's precedence, left to right; two stacks instead of recursion."""
+        """Build a chain of binary operators with Python's precedence, left to right, by the shunting-yard algorithm."""
         operands, operators = [_node(parts[0])], list[object]()
         for sign, operand in zip(parts[1::2], parts[2::2], strict=True):
             level = _LEVELS[str(sign)]
             while operators and _LEVELS[str(operators[-1])] >= level:
                 if level == _COMPARISON and _LEVELS[str(operators[-1])] == _COMPARISON:
                     hint = "write both: `a <= b, b < c` or `(a <= b) & (b < c)`"
-                    raise Fault("chained-comparison", "a comparison after a comparison", _span(sign), hint)
-                _join(operands, operators)
+                    raise SyntaxFault("chained-comparison", "a comparison after a comparison", _span(sign), hint)
+                _reduce_top(operands, operators)
             operators.append(sign)
             operands.append(_node(operand))
         while operators:
-            _join(operands, operators)
+            _reduce_top(operands, operators)
         return operands[0]
 
     def power(self, parts: Parts) -> Node:
         operands = [_node(parts[0]), _node(parts[2])]
-        _join(operands, [parts[1]])
+        _reduce_top(operands, [parts[1]])
         return operands[0]
 
     def unary(self, parts: Parts) -> Node:
@@ -90,23 +90,23 @@ class TreeBuilder:
         return Unary(str(sign), node, start, node.end, depth_above((node,), node))
 
     def parenthesis(self, parts: Parts) -> Node:
-        """The brackets belong to what a message points at, but for a tensor or a name."""
+        """Extend the span of an operation over its brackets, but not that of a tensor or a name."""
         node = _node(parts[1])
         if isinstance(node, (Binary, Unary, When)):
             return replace(node, start=_span(parts[0]).start, end=_span(parts[2]).end)
         return node
 
     def group(self, parts: Parts) -> Group:
-        """( expr , ... )"""
+        """Build a group from ( expr , ... )."""
         rest = parts[3] if isinstance(parts[3], tuple) else ()
-        return self._grouped((_node(parts[1]), *rest), parts)
+        return self._make_group((_node(parts[1]), *rest), parts)
 
     def group_list(self, parts: Parts) -> Group:
-        """[ value, ... ]"""
+        """Build a group from [ value, ... ]."""
         items = parts[1] if isinstance(parts[1], tuple) else ()
-        return self._grouped(items, parts)
+        return self._make_group(items, parts)
 
-    def _grouped(self, items: tuple[Node, ...], parts: Parts) -> Group:
+    def _make_group(self, items: tuple[Node, ...], parts: Parts) -> Group:
         at = Span(_span(parts[0]).start, _span(parts[-1]).end)
         return Group(items, at.start, at.end, depth_above(items, at))
 
@@ -129,23 +129,25 @@ class TreeBuilder:
         return Keyword(str(parts[0]), value, _span(parts[0]).start, value.end)
 
     def call(self, parts: Parts) -> Node:
-        return function_call(_written(parts, _span(parts[0]).start))
+        return function_call(_parse_call(parts, _span(parts[0]).start))
 
     def method(self, parts: Parts) -> Node:
         receiver = _node(parts[0])
-        return method_call(receiver, _written(parts[2:], receiver.start))
+        return method_call(receiver, _parse_call(parts[2:], receiver.start))
 
     def assign(self, parts: list[Token]) -> tuple[Assign, str, Span]:
         text = str(parts[0])
         at = _span(parts[0])
         if text in ("<", ">", "==", "!="):
-            raise Fault("syntax-error", f"`{text}` where `=` or a reduction such as `+=!` should stand", at)
+            raise SyntaxFault("syntax-error", f"`{text}`: expected `=` or a reduction such as `+=!`", at)
         sign, _, mode = text.partition("=")
         if sign not in _COMBINES:
-            raise Fault("unknown-reduction", f"`{text}` is no reduction", at, "they are +=! *=! >=! <=! &=! |=!")
+            raise SyntaxFault(
+                "unknown-reduction", f"`{text}` is not a reduction", at, "they are +=! *=! >=! <=! &=! |=!"
+            )
         if mode == ".":
             if sign not in _SCATTERS:
-                raise Fault("unknown-reduction", f"`{text}` is no scatter", at, "scatters are =. +=. >=. <=.")
+                raise SyntaxFault("unknown-reduction", f"`{text}` is not a scatter", at, "scatters are =. +=. >=. <=.")
             return Assign.SCATTER, sign, at
         return (Assign.REDUCE if sign else Assign.PLAIN), sign, at
 
@@ -176,7 +178,7 @@ class TreeBuilder:
         )
 
 
-# Python's, loosest first.
+# Python's precedence, loosest first.
 _COMPARISON = 0
 _PRECEDENCE = (
     ("<", "<=", ">", ">=", "==", "!="),
@@ -190,17 +192,17 @@ _PRECEDENCE = (
 _LEVELS = {sign: level for level, signs in enumerate(_PRECEDENCE) for sign in signs}
 
 
-def _join(operands: list[Node], operators: list[object]) -> None:
-    """The last two operands and the last operator become one node."""
+def _reduce_top(operands: list[Node], operators: list[object]) -> None:
+    """Replace the last two operands and the last operator by one node."""
     right, left, sign = operands.pop(), operands.pop(), operators.pop()
     if sign == "^":
-        raise Fault("xor-operator", "`^` is not in the language", _span(sign), "write `bitwise_xor(x, y)`")
+        raise SyntaxFault("xor-operator", "`^` is not in the language", _span(sign), "write `bitwise_xor(x, y)`")
     at = Span(left.start, right.end)
     operands.append(Binary(str(sign), left, right, at.start, at.end, depth_above((left, right), at)))
 
 
 def _node(part: object) -> Node:
-    """A part that the grammar says is a value; a keyword argument is none."""
+    """Return a part that the grammar guarantees to be a value, not a keyword argument."""
     assert not isinstance(part, (Token, tuple, list, Keyword))
     return part  # type: ignore[return-value]  # one of Node, by the grammar
 
@@ -208,12 +210,12 @@ def _node(part: object) -> Node:
 def _type_name(part: object) -> Text:
     name, at = str(part), _span(part)
     if dtype_named(name) is None:
-        raise Fault("unknown-type", f"`{name}` is no type", at, names.did_you_mean(name, names.TYPE_NAMES))
+        raise SyntaxFault("unknown-type", f"`{name}` is not a type", at, names.did_you_mean(name, names.TYPE_NAMES))
     return Text(name, at.start, at.end)
 
 
 def _number(text: str) -> int | float | None:
-    """The value of a decimal literal; None for an integer too long to be one of any type."""
+    """Return the value of a decimal literal; None for an integer too long for every type."""
     if text.endswith("f"):
         return float(text[:-1])
     if text.replace("_", "").isdigit():
@@ -223,19 +225,19 @@ def _number(text: str) -> int | float | None:
     return float(text)
 
 
-def _written(parts: Parts, start: int) -> Written:
-    """NAME LPAR [arguments] RPAR."""
+def _parse_call(parts: Parts, start: int) -> ParsedCall:
+    """Parse the parts NAME LPAR [arguments] RPAR."""
     name = _span(parts[0])
     positional: list[Node] = []
     keywords: dict[str, Node] = {}
-    given = parts[2] if isinstance(parts[2], tuple) else ()
-    for argument in given:
+    arguments = parts[2] if isinstance(parts[2], tuple) else ()
+    for argument in arguments:
         if isinstance(argument, Keyword):
             if argument.name in keywords:
-                raise Fault("wrong-arguments", f"`{argument.name}` is given twice", argument)
+                raise SyntaxFault("wrong-arguments", f"`{argument.name}` is given twice", argument)
             keywords[argument.name] = argument.value
         elif keywords:
-            raise Fault("wrong-arguments", "an argument without a name after one with a name", argument)
+            raise SyntaxFault("wrong-arguments", "an argument without a name after one with a name", argument)
         else:
             positional.append(argument)
-    return Written(str(parts[0]), name.start, name.end, tuple(positional), keywords, start, _span(parts[-1]).end)
+    return ParsedCall(str(parts[0]), name.start, name.end, tuple(positional), keywords, start, _span(parts[-1]).end)

@@ -1,1 +1,1 @@
-"""ONNX nodes → tensor expressions."""
+"""Import of ONNX nodes as tensor expressions."""

@@ -1,4 +1,4 @@
-"""NODES: how each ONNX operator uses one of ours."""
+"""NODES: converters of ONNX nodes to calls of named operators."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _DATA_TYPES = {
     17: DType.FLOAT8_E4M3FN, 19: DType.FLOAT8_E5M2,
 }  # fmt: skip
 _SHIFTS = {"LEFT": "shift_left", "RIGHT": "shift_right"}
-# Element type → TensorProto.DataType, of those that sums are formed in.
+# Element type → TensorProto.DataType, for types that sums accumulate in.
 _STASHED = {DType.FLOAT32: 1, DType.FLOAT64: 11}
 _SAME = {"SAME_UPPER": "same", "SAME_LOWER": "same_lower", "VALID": "valid"}
 
@@ -30,7 +30,7 @@ def _plain(node: Node, operator: str) -> Use:
 
 
 def _with_numbers(node: Node, operator: str, numbers: dict[str, float]) -> Use:
-    """An activation; ONNX's defaults are not always ours."""
+    """Convert an activation. ONNX's defaults may differ from the operator's."""
     return Use(operator, node.all(), {name: node.number(name, default) for name, default in numbers.items()})
 
 
@@ -55,7 +55,7 @@ def _bit_shift(node: Node) -> Use:
         raise node.unsupported("a signed type")
     direction = node.text("direction", "")
     if direction not in _SHIFTS:
-        raise node.wrong(f"direction is {direction[:40]!r}, not one of {', '.join(_SHIFTS)}")
+        raise node.invalid(f"direction is {direction[:40]!r}, not one of {', '.join(_SHIFTS)}")
     return Use(_SHIFTS[direction], node.all())
 
 
@@ -73,10 +73,10 @@ def _cast(node: Node) -> Use:
 
 def _clip(node: Node) -> Use:
     bounds: dict[str, object] = {}
-    for position, (name, ours) in enumerate((("min", "least"), ("max", "most")), 1):
+    for position, (name, bound) in enumerate((("min", "least"), ("max", "most")), 1):
         value = node.number(name, math.inf) if node.attribute(name) is not None else node.scalar(position, name)
         if value is not None:
-            bounds[ours] = value
+            bounds[bound] = value
     return Use("clip", node.leading(1), bounds)
 
 
@@ -114,9 +114,9 @@ def _padding(node: Node) -> object:
     if auto == "NOTSET":
         return pads
     if auto not in _SAME:
-        raise node.wrong(f"auto_pad is {auto[:40]!r}")
+        raise node.invalid(f"auto_pad is {auto[:40]!r}")
     if any(pads):
-        raise node.wrong(f"pads and auto_pad={auto} say two things; leave one of them out")
+        raise node.invalid(f"pads and auto_pad={auto} say two things; leave one of them out")
     return _SAME[auto]
 
 
@@ -129,9 +129,9 @@ def _window(node: Node) -> dict[str, object]:
 
 
 def _check_kernel(node: Node) -> None:
-    wanted, there = node.integers("kernel_shape"), node.operand(1).shape[2:]
-    if wanted is not None and wanted != there:
-        raise node.wrong(f"kernel_shape is {list(wanted)}, the weight's is {list(there)}")
+    stated, actual = node.integers("kernel_shape"), node.operand(1).shape[2:]
+    if stated is not None and stated != actual:
+        raise node.invalid(f"kernel_shape is {list(stated)}, the weight's is {list(actual)}")
 
 
 def _conv(node: Node) -> Use:
@@ -141,56 +141,58 @@ def _conv(node: Node) -> Use:
 
 def _conv_transpose(node: Node) -> Use:
     _check_kernel(node)
-    found = _window(node)
+    window = _window(node)
     more = node.integers("output_padding") or 0
     shape = node.integers("output_shape")
-    if isinstance(found["padding"], str) and found["padding"] != "valid":
-        shape = tuple(size * s for size, s in zip(node.operand(0).shape[2:], _each(node, found["stride"]), strict=True))
+    if isinstance(window["padding"], str) and window["padding"] != "valid":
+        shape = tuple(
+            size * s for size, s in zip(node.operand(0).shape[2:], _per_dimension(node, window["stride"]), strict=True)
+        )
     if shape is not None:
-        found["padding"], more = _padding_for(node, found, shape, node.integers("output_padding"))
-    elif found["padding"] == "valid":
-        found["padding"] = 0
+        window["padding"], more = _padding_for(node, window, shape, node.integers("output_padding"))
+    elif window["padding"] == "valid":
+        window["padding"] = 0
     parameters = {"groups": node.integer("group", 1), "output_padding": more}
-    return Use(f"conv_transpose{_spatial(node)}d", node.leading(3), found | parameters)
+    return Use(f"conv_transpose{_spatial(node)}d", node.leading(3), window | parameters)
 
 
-def _each(node: Node, value: object) -> tuple[int, ...]:
-    """One number a dimension."""
+def _per_dimension(node: Node, value: object) -> tuple[int, ...]:
+    """Return one number per dimension."""
     return value if isinstance(value, tuple) else (1,) * _spatial(node)
 
 
 def _padding_for(
     node: Node, window: dict[str, object], shape: tuple[int, ...], extra: tuple[int, ...] | None
 ) -> tuple[object, tuple[int, ...]]:
-    """Padding, and elements behind, that make a transposed convolution's result as large as is wanted.
+    """Return the padding and output padding that give a transposed convolution's result the requested shape.
 
-    `extra`: so many elements are behind before it is padded.
+    `extra`: output padding of the node.
     """
-    less, more, behind = [], [], []
+    smaller, larger, behind = [], [], []
     sizes = node.operand(0).shape[2:], node.operand(1).shape[2:], shape[-_spatial(node) :]
-    steps = _each(node, window["stride"]), _each(node, window["dilation"])
+    steps = _per_dimension(node, window["stride"]), _per_dimension(node, window["dilation"])
     added = extra or (0,) * _spatial(node)
     for size, kernel, wanted, stride, dilation, add in zip(*sizes, *steps, added, strict=True):
         total = (size - 1) * stride + (kernel - 1) * dilation + 1 + add - wanted
         behind.append(add + max(-total, 0))
         half = max(total, 0) // 2
-        less.append(half)
-        more.append(max(total, 0) - half)
-    first, last = (less, more) if window["padding"] == "same" else (more, less)
+        smaller.append(half)
+        larger.append(max(total, 0) - half)
+    first, last = (smaller, larger) if window["padding"] == "same" else (larger, smaller)
     return (*first, *last), tuple(behind)
 
 
 def _pool(node: Node, kind: str) -> Use:
-    found = _window(node) | {
+    parameters = _window(node) | {
         "kernel": node.integers("kernel_shape"),
         "ceil_mode": bool(node.integer("ceil_mode", 0)),
     }
     if kind == "avg":
-        found["count_include_pad"] = bool(node.integer("count_include_pad", 0))
-        dilation = found.pop("dilation")
+        parameters["count_include_pad"] = bool(node.integer("count_include_pad", 0))
+        dilation = parameters.pop("dilation")
         if dilation != 1 and set(node.integers("dilations") or ()) != {1}:
             raise node.unsupported("a dilation")
-    return Use(f"{kind}_pool{_spatial(node)}d", node.leading(1), found)
+    return Use(f"{kind}_pool{_spatial(node)}d", node.leading(1), parameters)
 
 
 def _global_pool(node: Node, kind: str) -> Use:
@@ -206,16 +208,16 @@ def _softmax(node: Node, operator: str) -> Use:
 
 
 def _check_stash(node: Node) -> None:
-    """Sums are formed in float32, of float64 in float64: a type that holds no less may be asked for."""
+    """Reject a stash type other than the accumulator type: float32, or float64 for float64."""
     found, formed = node.integer("stash_type", 1), _STASHED.get(node.operand(0).dtype.compute, 1)
     if found not in (1, formed):
         kind = _DATA_TYPES.get(found)
         shown = f"stash_type={found}" if kind is None else f"stash_type={found} ({kind.value})"
-        raise node.unsupported(f"attribute {shown}", "sums are formed in float32: stash_type=1")
+        raise node.unsupported(f"attribute {shown}", "sums accumulate in float32: stash_type=1")
 
 
 def _check_trained(node: Node) -> None:
-    """In the first operator sets a node trains unless it says that it does not."""
+    """Reject training mode, the default in the first operator sets."""
     if node.opset < 7 and not node.integer("is_test", 0):
         raise node.unsupported("training (is_test=0, before operator set 7)", "set is_test=1")
 
@@ -269,16 +271,16 @@ def _transpose(node: Node) -> Use:
 
 def _concat(node: Node) -> Use:
     if node.opset >= 4 and node.attribute("axis") is None:
-        raise node.wrong("attribute axis is missing")
+        raise node.invalid("attribute axis is missing")
     return Use("concat", node.all(), {"axis": node.integer("axis", 1)})
 
 
 def _pad(node: Node) -> Use:
     rank = node.operand(0).rank
-    given, dims = node.needed("pads", 1), node.constant(3, "axes")
+    given, dims = node.required("pads", 1), node.constant(3, "axes")
     places = tuple(range(rank)) if dims is None else tuple(d % rank for d in dims)
     if len(given) != 2 * len(places):
-        raise node.wrong(f"{len(given)} pads for {len(places)} dimensions")
+        raise node.invalid(f"{len(given)} pads for {len(places)} dimensions")
     pads = [0] * (2 * rank)
     for i, d in enumerate(places):
         pads[d], pads[d + rank] = given[i], given[i + len(places)]
@@ -292,10 +294,10 @@ def _gather(node: Node, operator: str) -> Use:
 
 
 def _reshape(node: Node) -> Use:
-    x, shape = node.operand(0), node.needed("shape", 1)
+    x, shape = node.operand(0), node.required("shape", 1)
     if not node.integer("allowzero", 0):
         if any(extent == 0 and d >= x.rank for d, extent in enumerate(shape)):
-            raise node.wrong(f"shape {list(shape)} copies a dimension that is not there")
+            raise node.invalid(f"shape {list(shape)} copies a dimension that does not exist")
         shape = tuple(x.shape[d] if extent == 0 else extent for d, extent in enumerate(shape))
     return Use("reshape", (x,), {"shape": shape})
 
@@ -312,17 +314,17 @@ def _squeeze(node: Node) -> Use:
 
 
 def _unsqueeze(node: Node) -> Use:
-    return Use("unsqueeze", node.leading(1), {"axis": node.needed("axes", 1)})
+    return Use("unsqueeze", node.leading(1), {"axis": node.required("axes", 1)})
 
 
 def _expand(node: Node) -> Use:
-    return Use("broadcast_to", node.leading(1), {"shape": node.needed("shape", 1)})
+    return Use("broadcast_to", node.leading(1), {"shape": node.required("shape", 1)})
 
 
 def _slice(node: Node) -> Use:
     parameters: dict[str, object] = {
-        "starts": node.needed("starts", 1),
-        "stops": node.needed("ends", 2),
+        "starts": node.required("starts", 1),
+        "stops": node.required("ends", 2),
     }
     for name, position in (("axes", 3), ("steps", 4)):
         value = node.setting(name, position)
@@ -332,7 +334,7 @@ def _slice(node: Node) -> Use:
 
 
 def _dropout(node: Node) -> Use:
-    """What it does once a network is trained: nothing. The seed and the ratio are those of training."""
+    """Convert to the identity, which dropout is in inference. Seed and ratio are for training."""
     _check_trained(node)
     node.attribute("seed")
     ratio: float | None = node.number("ratio", 0.5)
@@ -342,7 +344,9 @@ def _dropout(node: Node) -> Use:
             ratio = node.scalar(1, "ratio") if node.has(1) else ratio
             if ratio != 0:
                 hint = "export the network for inference, or with ratio 0"
-                raise node.unsupported(f"training_mode=true (input 2), which drops by chance (ratio {ratio}),", hint)
+                raise node.unsupported(
+                    f"training_mode=true (input 2), which drops elements at random (ratio {ratio}),", hint
+                )
     return Use("identity", node.leading(1))
 
 
@@ -383,7 +387,7 @@ NODES: dict[str, Reader] = {
         name: partial(_with_numbers, operator=operator, numbers=numbers)
         for name, (operator, numbers) in _NUMBERED.items()
     },
-    **{f"Reduce{name}": partial(_reduce, operator=f"reduce_{ours}") for name, ours in _REDUCTIONS.items()},
+    **{f"Reduce{name}": partial(_reduce, operator=f"reduce_{kind}") for name, kind in _REDUCTIONS.items()},
     "ArgMax": partial(_arg, operator="argmax"),
     "ArgMin": partial(_arg, operator="argmin"),
     "AveragePool": partial(_pool, kind="avg"),

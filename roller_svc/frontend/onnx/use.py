@@ -1,4 +1,4 @@
-"""A node of an ONNX graph as its converter reads it, and the use of an operator that it becomes."""
+"""An ONNX node as its converter reads it, and the operator call that it becomes."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from dataclasses import dataclass, field
 from roller_svc.errors import ArgumentError
 from roller_svc.frontend.ops.operator import Operand
 
-# Slices end at the greatest int64 where they go to the end; no tensor is as long as this.
+# Slices to the end stop at the largest int64; no tensor is as long as this.
 _LONGEST = 1 << 40
-# Operator → attributes that change nothing of its first result, as types and modes are that are known here.
+# Operator → attributes without effect on its first result for the supported types and modes.
 _WITHOUT_EFFECT = {
-    "BatchNormalization": frozenset({"momentum"}),  # of the running means that training gives
+    "BatchNormalization": frozenset({"momentum"}),  # of running means in training
     "Cast": frozenset({"round_mode"}),  # of casts to float8e8m0
     "MaxPool": frozenset({"storage_order"}),  # of the second result, the indices
 }
-# A hint to an interpreter about memory, in the first operator sets.
+# A memory hint to interpreters in the first operator sets.
 _LEGACY, _LEGACY_OPSETS = "consumed_inputs", range(1, 6)
 
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """An operator, its operands, and parameters that are not checked yet."""
+    """An operator with its operands and unchecked parameters."""
 
     operator: str
     operands: tuple[Operand, ...]
@@ -31,45 +31,42 @@ class Use:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """`constants` has for each operand its value, where that is known.
-
-    `used`, names of attributes, and `read`, positions of operands, grow while a converter looks at them.
-    """
+    """A node of an ONNX graph. It records which attributes and operands its converter reads."""
 
     op_type: str
     opset: int
     attributes: Mapping[str, object]
     operands: tuple[Operand | None, ...]
-    constants: tuple[object, ...]
-    used: set[str] = field(default_factory=set)
-    read: set[int] = field(default_factory=set)
+    constants: tuple[object, ...]  # values of the operands, if known
+    used: set[str] = field(default_factory=set)  # attributes read
+    read: set[int] = field(default_factory=set)  # positions of operands read
 
     def operand(self, position: int) -> Operand:
-        """An operand that must be there."""
+        """Return an operand that must be present."""
         self.read.add(position)
         found = self.operands[position] if position < len(self.operands) else None
         if found is None:
-            raise self.wrong(f"input {position} is missing")
+            raise self.invalid(f"input {position} is missing")
         return found
 
     def leading(self, count: int) -> tuple[Operand, ...]:
-        """The first operands, up to so many; those at the end may be left out."""
-        given = list(self.operands[:count])
-        while len(given) > 1 and given[-1] is None:
-            given.pop()
-        return tuple(self.operand(position) for position in range(len(given)))
+        """Return the first `count` operands, without omitted ones at the end."""
+        operands = list(self.operands[:count])
+        while len(operands) > 1 and operands[-1] is None:
+            operands.pop()
+        return tuple(self.operand(position) for position in range(len(operands)))
 
     def all(self) -> tuple[Operand, ...]:
         return self.leading(len(self.operands))
 
     def has(self, position: int) -> bool:
-        """Whether an operand is there, as a tensor or as a constant."""
+        """Whether an operand is present, as a tensor or as a constant."""
         if position >= len(self.operands):
             return False
         return self.operands[position] is not None or self.constants[position] is not None
 
     def attribute(self, name: str) -> object:
-        """Its value, None where it is not given."""
+        """Return an attribute's value, or None."""
         self.used.add(name)
         return self.attributes.get(name)
 
@@ -78,7 +75,7 @@ class Node:
         if value is None:
             return default
         if not isinstance(value, int):
-            raise self.wrong(f"attribute {name} must be a whole number, not {value!r:.60}")
+            raise self.invalid(f"attribute {name} must be a whole number, not {value!r:.60}")
         return int(value)
 
     def number(self, name: str, default: float) -> float:
@@ -86,7 +83,7 @@ class Node:
         if value is None:
             return default
         if not isinstance(value, int | float):
-            raise self.wrong(f"attribute {name} must be a number, not {value!r:.60}")
+            raise self.invalid(f"attribute {name} must be a number, not {value!r:.60}")
         return float(value)
 
     def text(self, name: str, default: str) -> str:
@@ -96,53 +93,53 @@ class Node:
         if value is None:
             return default
         if not isinstance(value, str):
-            raise self.wrong(f"attribute {name} must be a text, not {value!r:.60}")
+            raise self.invalid(f"attribute {name} must be a string, not {value!r:.60}")
         return value
 
     def integers(self, name: str) -> tuple[int, ...] | None:
         value = self.attribute(name)
-        return None if value is None else self._whole(name, value)
+        return None if value is None else self._integers_of(name, value)
 
     def constant(self, position: int, what: str) -> tuple[int, ...] | None:
-        """The whole numbers of an operand that decides shapes; None where it is left out."""
+        """Return the integers of an operand that determines shapes; None if it is omitted."""
         self.read.add(position)
         if not self.has(position):
             return None
         value = self.constants[position]
         if value is None:
-            raise self.wrong(f"{what} (input {position}) must be a constant, whose value is given")
-        return self._whole(what, value)
+            raise self.invalid(f"{what} (input {position}) must be a constant, whose value is given")
+        return self._integers_of(what, value)
 
     def scalar(self, position: int, what: str) -> float | None:
-        """The same for one number, which need not be whole."""
+        """Return the single number of a constant operand; None if it is omitted."""
         self.read.add(position)
         if not self.has(position):
             return None
-        found = list(_flat(self.constants[position])) if self.constants[position] is not None else []
-        if len(found) != 1 or not isinstance(found[0], int | float):
-            raise self.wrong(f"{what} (input {position}) must be a constant number, whose value is given")
-        return found[0]
+        values = list(_flat(self.constants[position])) if self.constants[position] is not None else []
+        if len(values) != 1 or not isinstance(values[0], int | float):
+            raise self.invalid(f"{what} (input {position}) must be a constant number, whose value is given")
+        return values[0]
 
     def setting(self, name: str, position: int) -> tuple[int, ...] | None:
-        """Whole numbers that are an attribute in older operator sets, an input in newer ones."""
+        """Return integers that are an attribute in older operator sets and an input in newer ones; None if omitted."""
         value = self.integers(name)
         return self.constant(position, name) if value is None else value
 
-    def needed(self, name: str, position: int) -> tuple[int, ...]:
-        """The same where it must be given."""
+    def required(self, name: str, position: int) -> tuple[int, ...]:
+        """Return integers that are an attribute or an input and must be present."""
         found = self.setting(name, position)
         if found is None:
-            raise self.wrong(f"{name} is missing")
+            raise self.invalid(f"{name} is missing")
         return found
 
     def check_default(self, name: str, default: int) -> None:
-        """Refuse a flag that is given and is not the default."""
+        """Reject a flag that is not the default."""
         found = self.integer(name, default)
         if found != default:
             raise self.unsupported(f"attribute {name}={found}", f"only {name}={default} is")
 
     def check_all_used(self) -> None:
-        """An attribute or an input that nothing looked at would be ignored, and the result wrong."""
+        """Reject attributes and inputs that the converter did not read, which would be ignored silently."""
         ignored = _WITHOUT_EFFECT.get(self.op_type, frozenset())
         for name in self.attributes:
             if name not in self.used | ignored and not (name == _LEGACY and self.opset in _LEGACY_OPSETS):
@@ -151,21 +148,21 @@ class Node:
             if position not in self.read and self.has(position):
                 raise self.unsupported(f"input {position} with these attributes, in operator set {self.opset},")
 
-    def wrong(self, message: str) -> ArgumentError:
+    def invalid(self, message: str) -> ArgumentError:
         return ArgumentError(f"{self.op_type}: {message}", code="invalid-node")
 
     def unsupported(self, what: str, hint: str | None = None) -> ArgumentError:
         return ArgumentError(f"{self.op_type}: {what} is not supported", code="unsupported-attribute", hint=hint)
 
-    def _whole(self, name: str, value: object) -> tuple[int, ...]:
-        found = tuple(_flat(value))
-        if not all(isinstance(item, int) and not isinstance(item, bool) for item in found):
-            raise self.wrong(f"{name} must be whole numbers, not {value!r:.60}")
-        return tuple(max(-_LONGEST, min(int(item), _LONGEST)) for item in found)
+    def _integers_of(self, name: str, value: object) -> tuple[int, ...]:
+        values = tuple(_flat(value))
+        if not all(isinstance(item, int) and not isinstance(item, bool) for item in values):
+            raise self.invalid(f"{name} must be whole numbers, not {value!r:.60}")
+        return tuple(max(-_LONGEST, min(int(item), _LONGEST)) for item in values)
 
 
 def _flat(value: object) -> Iterable[float | int]:
-    """The numbers of a number, a list, or an array of any library that has tolist."""
+    """Yield the numbers of a number, a list, or an array with `tolist`."""
     plain = value.tolist() if hasattr(value, "tolist") else value
     if isinstance(plain, Sequence) and not isinstance(plain, str | bytes):
         for item in plain:
@@ -173,4 +170,4 @@ def _flat(value: object) -> Iterable[float | int]:
     elif isinstance(plain, int | float):
         yield plain
     else:
-        raise ArgumentError(f"{value!r:.60} is no number and no list of them", code="invalid-node")
+        raise ArgumentError(f"{value!r:.60} is neither a number nor a list of numbers", code="invalid-node")

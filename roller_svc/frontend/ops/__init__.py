@@ -1,4 +1,4 @@
-"""Named operators: OPS has them all. A call is written out as statements of the language, which lang then checks."""
+"""Named operators, in the table OPS. A call expands to statements of the language."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from importlib import import_module
 
 from roller_svc.errors import UnknownOpError
+from roller_svc.frontend.lang.equation import output_name
 from roller_svc.frontend.lang.input_types import tensor_types
 from roller_svc.frontend.lang.names import did_you_mean
 from roller_svc.frontend.ops import (
@@ -21,7 +22,6 @@ from roller_svc.frontend.ops import (
     reduction,
 )
 from roller_svc.frontend.ops.operator import Operand, Operator
-from roller_svc.ir.program import TensorType
 
 _FAMILIES = (
     matmul.OPERATORS,
@@ -40,31 +40,23 @@ OPS: dict[str, Operator] = {operator.name: operator for family in _FAMILIES for 
 
 
 def operator_named(name: str) -> Operator:
-    """The operator of that name; an UnknownOpError that offers the nearest where there is none."""
+    """Return the operator of that name. Raises UnknownOpError with the nearest name."""
     found = OPS.get(name)
     if found is None:
         raise UnknownOpError(f"there is no operator `{name[:60]}`", hint=did_you_mean(name[:60], OPS))
     return found
 
 
-def output_name(inputs: Mapping[str, TensorType]) -> str:
-    """What a result is called that the caller gave no name: output0, or the next number that no input has."""
-    number = 0
-    while f"output{number}" in inputs:
-        number += 1
-    return f"output{number}"
-
-
 def expression(name: str, inputs: Mapping[str, object], /, *, output: str | None = None, **parameters: object) -> str:
-    """The expression text of an operator over the inputs in order; parameters that are left out have their defaults.
+    """Return the expression text of an operator over the inputs in order. Omitted parameters have their defaults.
 
     expression("conv2d", {"X": ("float32", (1, 3, 8, 8)), "W": ("float32", (4, 3, 3, 3))}, stride=2, padding=1)
     """
     operator = operator_named(name)
     types = dict(tensor_types(inputs))
-    given = {key: operator.parameter(key).checked(value) for key, value in parameters.items()}
+    given = {key: operator.parameter(key).check(value) for key, value in parameters.items()}
     operands = [Operand(key, kind) for key, kind in types.items()]
-    return operator.text(operands, output or output_name(types), given, types)
+    return operator.source(operands, output or output_name(types), given, types)
 
 
 def __getattr__(name: str) -> object:

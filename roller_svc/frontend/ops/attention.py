@@ -6,7 +6,7 @@ import math
 
 from roller_svc.frontend.ops.operator import Call, Operand, Operator
 from roller_svc.frontend.ops.parameters import flag, number
-from roller_svc.frontend.ops.text import broadcast, broadcast_shape, guarded, joined, lowest, statement
+from roller_svc.frontend.ops.text import broadcast, broadcast_shape, guard, join_statements, lowest, statement
 
 
 def _attention(call: Call) -> str:
@@ -20,16 +20,16 @@ def _attention(call: Call) -> str:
     i, j, d, e = call.axis("i"), call.axis("j"), call.axis("d"), call.axis("e")
     shared = _shared_heads(lead, q, k)
     scale = call.number("scale") if call.has("scale") else 1 / math.sqrt(q.shape[-1])
-    dot, score, high = call.between("dot"), call.between("score"), call.between("max")
-    exp, total, mixed = call.between("exp"), call.between("sum"), call.between("mixed")
+    dot, score, high = call.intermediate("dot"), call.intermediate("score"), call.intermediate("max")
+    exp, total, mixed = call.intermediate("exp"), call.intermediate("sum"), call.intermediate("mixed")
     row, full = ", ".join((*lead, i)), ", ".join((*lead, i, j))
     scaled = f"{dot}[{full}] * {scale!r}" + _mask(call, (*lead, i, j), (*q.shape[:-1], k.shape[-2]))
     guards = _causal(call, i, j, q.shape[-2], k.shape[-2])
-    return joined(
+    return join_statements(
         statement(dot, (*lead, i, j), "+=!", f"{q.at(*lead, i, d)} * {k.at(*shared, j, d)}"),
-        statement(score, (*lead, i, j), "=", guarded(f"({scaled})", guards, lowest(q.dtype)) if guards else scaled),
+        statement(score, (*lead, i, j), "=", guard(f"({scaled})", guards, lowest(q.dtype)) if guards else scaled),
         statement(high, (*lead, i), ">=!", f"{score}[{full}]"),
-        statement(exp, (*lead, i, j), "=", guarded(f"exp({score}[{full}] - {high}[{row}])", guards, "0.0")),
+        statement(exp, (*lead, i, j), "=", guard(f"exp({score}[{full}] - {high}[{row}])", guards, "0.0")),
         statement(total, (*lead, i), "+=!", f"{exp}[{full}]"),
         statement(mixed, (*lead, i, e), "+=!", f"{exp}[{full}] * {v.at(*shared, j, e)}"),
         statement(call.output, (*lead, i, e), "=", f"{mixed}[{row}, {e}] / {total}[{row}]"),
@@ -53,7 +53,7 @@ def _check(call: Call, q: Operand, k: Operand, v: Operand) -> None:
 
 
 def _shared_heads(lead: tuple[str, ...], q: Operand, k: Operand) -> tuple[str, ...]:
-    """Leading indices of k and v: several heads of q may share one of theirs."""
+    """Return the leading indices of k and v. Several heads of q may share one of theirs (grouped queries)."""
     if q.rank == 2 or q.shape[-3] == k.shape[-3]:
         return lead
     return (*lead[:-1], "0" if k.shape[-3] == 1 else f"{lead[-1]} // {q.shape[-3] // k.shape[-3]}")
@@ -69,7 +69,7 @@ def _mask(call: Call, axes: tuple[str, ...], shape: tuple[int, ...]) -> str:
 
 
 def _causal(call: Call, i: str, j: str, queries: int, keys: int) -> list[str]:
-    """The last query sees every key: queries are the last ones of a sequence whose keys are all there."""
+    """Return the causal guards. Queries are the last ones of the sequence, so the last query sees every key."""
     if not call.flag("causal"):
         return []
     if queries > keys:

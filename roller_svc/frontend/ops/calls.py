@@ -1,6 +1,6 @@
-"""Text with calls of operators, `Y = conv2d(X, W, stride=2)` → the same text in statements of the language.
+"""Expand operator calls, such as `Y = conv2d(X, W, stride=2)`, to statements of the language.
 
-Tokens → calls of operators as written: a name, tensors' names, literals. Nothing is evaluated.
+Calls are read from tokens: a name, names of tensors, literals. Nothing is evaluated.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from itertools import pairwise
 
 from roller_svc.errors import ArgumentError, InputError
 from roller_svc.frontend.lang import parse
-from roller_svc.frontend.lang.equation import einsum_statement
+from roller_svc.frontend.lang.equation import einsum_statement, output_name
 from roller_svc.frontend.lang.limits import MAX_STATEMENTS
 from roller_svc.frontend.lang.names import known_names
 from roller_svc.frontend.lang.source import Source, Span, Spanned
 from roller_svc.frontend.lang.tokens import ENDS_OPERAND, Tok, check_text, scan
-from roller_svc.frontend.ops import operator_named, output_name
+from roller_svc.frontend.ops import operator_named
 from roller_svc.frontend.ops.operator import Operand
 from roller_svc.ir.program import TensorProgram, TensorType
 
@@ -28,39 +28,39 @@ NUMBER_CHARACTERS = 40
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """`keyword` is None for what stands by position; `is_name` says that the value is a name without quotes."""
+    """One argument of a call."""
 
-    keyword: str | None
+    keyword: str | None  # None: positional
     value: object
-    is_name: bool
+    is_name: bool  # the value is a name without quotes
     span: Span
 
 
 @dataclass(frozen=True, slots=True)
-class WrittenCall:
-    """`output` is None where the text is nothing but the call."""
+class OperatorCall:
+    """One operator call in the text."""
 
-    output: str | None
+    output: str | None  # None: the text is the call alone
     name: str
     name_span: Span
     arguments: tuple[Argument, ...]
     span: Span
 
 
-def written_calls(tokens: Sequence[Tok], source: Source) -> list[WrittenCall]:
-    """Every `name = operator(...)` that is a statement, or the one `operator(...)` that is all there is."""
-    found: list[WrittenCall] = []
+def find_calls(tokens: Sequence[Tok], source: Source) -> list[OperatorCall]:
+    """Return every statement `name = operator(...)`, or the single `operator(...)` that is the whole text."""
+    calls: list[OperatorCall] = []
     depth = i = 0
     while i < len(tokens):
         named = _is_named_call(tokens, i, source) if depth == 0 else False
         if named or (i == 0 and _kinds(tokens, 0, 2) == ["NAME", "LPAR"]):
             reader = _Reader(tokens, i + 2 if named else i, source)
-            found.append(reader.call(tokens[i] if named else None))
+            calls.append(reader.call(tokens[i] if named else None))
             i = reader.at
             continue
         depth += {"LPAR": 1, "LSQB": 1, "RPAR": -1, "RSQB": -1}.get(tokens[i].kind, 0)
         i += 1
-    return found
+    return calls
 
 
 def _kinds(tokens: Sequence[Tok], start: int, count: int) -> list[str]:
@@ -77,7 +77,7 @@ def _is_named_call(tokens: Sequence[Tok], i: int, source: Source) -> bool:
 
 
 class _Reader:
-    """Goes through one call, token by token."""
+    """Read one call, token by token."""
 
     def __init__(self, tokens: Sequence[Tok], at: int, source: Source) -> None:
         self.tokens, self.at, self.source = tokens, at, source
@@ -96,7 +96,7 @@ class _Reader:
         hint = 'a call of an operator is written `Y = conv2d(X, W, stride=2, padding="same")`'
         return self.source.syntax_error("bad-call", message, at, hint)
 
-    def call(self, output: Tok | None) -> WrittenCall:
+    def call(self, output: Tok | None) -> OperatorCall:
         name = self.take()
         self.take()  # its bracket
         arguments: list[Argument] = []
@@ -105,21 +105,21 @@ class _Reader:
             if self.kind == "COMMA":
                 self.take()
             elif self.kind != "RPAR":
-                raise self.wrong("`,` or `)` should follow here")
+                raise self.wrong("expected `,` or `)`")
         end = self.take()
         self._check_end(end)
         first = name if output is None else output
-        return WrittenCall(
+        return OperatorCall(
             None if output is None else output.text, name.text, Span(name.start, name.end), tuple(arguments),
             Span(first.start, end.end),
         )  # fmt: skip
 
     def _check_end(self, end: Tok) -> None:
-        """A call is a whole statement: what follows stands behind `;` or on another line."""
+        """Check that the call is a whole statement, followed by `;` or a newline."""
         if self.kind in {"", "SEMI"}:
             return
         if self.kind != "NAME" or "\n" not in self.source.text[end.end : self.tokens[self.at].start]:
-            raise self.wrong("a call of an operator is a statement of its own; `;` or a new line should follow")
+            raise self.wrong("expected `;` or newline after operator call")
 
     def argument(self) -> Argument:
         start = self.at
@@ -132,7 +132,7 @@ class _Reader:
         return Argument(keyword, value, is_name, Span(self.tokens[start].start, self.tokens[self.at - 1].end))
 
     def items(self) -> tuple[object, ...]:
-        """[1, 2] or (1, 2); lists do not nest."""
+        """Read [1, 2] or (1, 2). Lists do not nest."""
         closing = "RSQB" if self.take().kind == "LSQB" else "RPAR"
         found: list[object] = []
         while self.kind != closing:
@@ -140,17 +140,17 @@ class _Reader:
             if self.kind == "COMMA":
                 self.take()
             elif self.kind != closing:
-                raise self.wrong("`,` or the list's end should follow here")
+                raise self.wrong("expected `,` or the end of the list")
         self.take()
         return tuple(found)
 
     def literal(self) -> object:
-        """A number, a text in quotes, or a word."""
+        """Read a number, a quoted string, or a word."""
         sign = self.take().text if self.kind == "ADD" else ""
         if self.kind == "NUMBER":
             return self.number(sign)
         if sign or self.kind not in {"NAME", "STRING"}:
-            raise self.wrong("an argument is a tensor's name, a number, a text, a list of them, or true or false")
+            raise self.wrong("expected a tensor's name, a number, a string, a list of these, true or false")
         token = self.take()
         return token.text[1:-1] if token.kind == "STRING" else WORDS.get(token.text, token.text)
 
@@ -163,8 +163,8 @@ class _Reader:
         return -value if sign == "-" else value
 
 
-# Most programs have no call, which this tells before a token is read. What it lets through, the tokens decide.
-# No part of it runs over the same characters twice: a posted text may be long.
+# Prefilter: most programs have no call, and are not tokenised. The tokens decide about the others. The pattern is
+# linear, because a text may be long.
 _MAY_HAVE_CALLS = re.compile(
     r"(?:\A(?:\s|\#[^\n]*\n)*|[;\n][ \t\r\f]*)[A-Za-z_]\w*\s*=\s*[A-Za-z_]\w*\s*\("
     r"|\A(?:\s|\#[^\n]*\n)*[A-Za-z_]\w*\s*\(",
@@ -175,16 +175,16 @@ _EINSUM = "einsum"
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """`new` of the text that came out stands for `old` of the posted one: a call, or a copy."""
+    """A part of the expanded text: an expanded call, or a copy."""
 
-    new: Span
-    old: Span
+    new: Span  # in the expanded text
+    old: Span  # in the given text
     is_call: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Expansion:
-    """The text in statements, and where each part of it comes from."""
+    """The expanded text, with the origin of each part."""
 
     source: Source
     text: str
@@ -201,21 +201,21 @@ class Expansion:
         return Expansion(self.source, self.text + text, (*self.pieces, Piece(new, old, is_call)))
 
     def locate(self, error: InputError) -> None:
-        """Move an error from the text that came out to the posted one; inside of what a call became, to the call."""
+        """Map an error's position from the expanded to the given text. Inside an expanded call it maps to the call."""
         if error.line is None or error.column is None or not any(piece.is_call for piece in self.pieces):
             return
         offset = sum(len(line) + 1 for line in self.text.split("\n")[: error.line - 1]) + error.column - 1
         piece = next((p for p in self.pieces if offset < p.new.end), self.pieces[-1])
         if piece.is_call:
-            _place(error, self.source, piece.old)
+            _locate_error(error, self.source, piece.old)
             return
         start = piece.old.start + offset - piece.new.start
         width = (error.end_column or error.column + 1) - error.column
-        _place(error, self.source, Span(start, start + width))
+        _locate_error(error, self.source, Span(start, start + width))
 
 
 def expand(expression: str, inputs: Mapping[str, TensorType]) -> Expansion:
-    """Every call of an operator written out. A text without one, also one that is a lone einsum, stays as it is."""
+    """Expand every operator call. A text without calls, or a single einsum, is unchanged."""
     source = Source(expression)
     unchanged = Expansion(source, expression)
     if not isinstance(expression, str) or _MAY_HAVE_CALLS.search(expression) is None:
@@ -224,27 +224,27 @@ def expand(expression: str, inputs: Mapping[str, TensorType]) -> Expansion:
     tokens = scan(source)
     if _is_lone_einsum([token.text for token in tokens]):
         return unchanged
-    calls = written_calls(tokens, source)
+    calls = find_calls(tokens, source)
     if len(calls) > MAX_STATEMENTS:
         message = f"{len(calls)} calls; at most {MAX_STATEMENTS} statements are allowed"
         raise source.syntax_error("too-many-statements", message, calls[MAX_STATEMENTS].span)
-    taken = set(inputs)
+    used_names = set(inputs)
     for token, after in pairwise(tokens):
         if token.kind == "NAME" and after.kind in {"LSQB", "EQUAL"}:
-            taken.add(token.text)
-    expansion, done, known = Expansion(source, ""), 0, _Known(inputs, dict(inputs))
+            used_names.add(token.text)
+    expansion, done, types = Expansion(source, ""), 0, _TensorTypes(inputs, dict(inputs))
     for call in calls:
         expansion = expansion.with_copy(done, call.span.start)
         done = call.span.end
-        with _placed(source, call.span):
-            statements = _statements(call, inputs, frozenset(taken), known, expansion)
+        with _located(source, call.span):
+            statements = _statements(call, inputs, frozenset(used_names), types, expansion)
         separated = expression[done:].lstrip()[:1] in ("", ";")
         expansion = expansion.with_call(statements if separated else f"{statements};", call.span)
     return expansion.with_copy(done, len(expression))
 
 
 def _is_lone_einsum(words: list[str]) -> bool:
-    """Whether lang's own front door takes the text: an einsum call, with nothing behind its closing bracket."""
+    """Whether the text is a single einsum call, which lang.parse takes."""
     start = 2 if words[1:2] == ["="] else 0
     if words[start : start + 2] != [_EINSUM, "("]:
         return False
@@ -253,52 +253,52 @@ def _is_lone_einsum(words: list[str]) -> bool:
 
 
 def _statements(
-    call: WrittenCall, inputs: Mapping[str, TensorType], taken: frozenset[str], known: _Known, before: Expansion
+    call: OperatorCall, inputs: Mapping[str, TensorType], taken: frozenset[str], known: _TensorTypes, before: Expansion
 ) -> str:
-    """One call written out; its operands are inputs, or what the text before it writes."""
+    """Expand one call. Its operands are inputs or tensors that the text before it writes."""
     output = call.output or output_name(inputs)
     if call.name == _EINSUM:
         return _einsum(call, _operands(call, call.arguments[1:], inputs, known, before), output, taken)
-    with _placed(before.source, call.name_span):
+    with _located(before.source, call.name_span):
         operator = operator_named(call.name)
     operands = _operands(call, call.arguments, inputs, known, before)
-    given = {}
+    parameters = {}
     for argument in call.arguments:
         if argument.keyword is None:
             continue
-        with _placed(before.source, argument.span):
-            if argument.keyword in given:
+        with _located(before.source, argument.span):
+            if argument.keyword in parameters:
                 raise ArgumentError(f"`{argument.keyword}` is given twice", code="invalid-parameter")
-            given[argument.keyword] = operator.parameter(argument.keyword).checked(argument.value)
-    return operator.text(operands, output, given, taken)
+            parameters[argument.keyword] = operator.parameter(argument.keyword).check(argument.value)
+    return operator.source(operands, output, parameters, taken)
 
 
-def _einsum(call: WrittenCall, operands: list[Operand], output: str, taken: frozenset[str]) -> str:
-    """An einsum among other statements."""
+def _einsum(call: OperatorCall, operands: list[Operand], output: str, taken: frozenset[str]) -> str:
+    """Expand an einsum among other statements."""
     equation = call.arguments[0].value if call.arguments else None
     if not isinstance(equation, str) or call.arguments[0].is_name or any(a.keyword for a in call.arguments):
         raise ArgumentError('an einsum is written `Y = einsum("mk,kn->mn", A, B)`', code="bad-einsum")
     try:
         return einsum_statement(equation, [(o.name, o.type) for o in operands], output, taken | {output})
     except InputError as error:
-        error.line = None  # it points into the equation alone
+        error.line = None  # it points into the equation, not the text
         raise
 
 
 def _operands(
-    call: WrittenCall,
+    call: OperatorCall,
     arguments: tuple[Argument, ...],
     inputs: Mapping[str, TensorType],
-    known: _Known,
+    known: _TensorTypes,
     before: Expansion,
 ) -> list[Operand]:
-    """The tensors that stand by position; without any, the inputs in order."""
+    """Return the positional tensors; without any, the inputs in order."""
     positional = [argument for argument in arguments if argument.keyword is None]
     if not positional:
         return [Operand(name, kind) for name, kind in inputs.items()]
     operands = []
     for argument in positional:
-        with _placed(before.source, argument.span):
+        with _located(before.source, argument.span):
             if not argument.is_name:
                 message = f"operands of {call.name} are names of tensors; parameters are given by name"
                 raise ArgumentError(message, code="bad-call")
@@ -313,15 +313,15 @@ def _operands(
 
 
 @dataclass(slots=True)
-class _Known:
-    """Types of the tensors so far. It grows, so that each part of the text is parsed once."""
+class _TensorTypes:
+    """Types of the tensors so far, extended incrementally so that each part of the text is parsed once."""
 
     inputs: Mapping[str, TensorType]
     types: dict[str, TensorType]
     read_to: int = 0
 
     def read(self, before: Expansion) -> None:
-        """Take in what the text before a call writes."""
+        """Add the tensors that the text before a call writes."""
         part = before.text[self.read_to :]
         self.read_to = len(before.text)
         if not part.strip(" \t\r\n;"):
@@ -329,11 +329,11 @@ class _Known:
         try:
             program = parse(part, self.types)
         except InputError:
-            program = self._whole(before)
+            program = self._parse_all(before)
         self.types |= {statement.name: statement.type for statement in program.statements}
 
-    def _whole(self, before: Expansion) -> TensorProgram:
-        """All of the text so far: its error says what is wrong in the posted one's words and places."""
+    def _parse_all(self, before: Expansion) -> TensorProgram:
+        """Parse the whole text so far. Errors point into the given text."""
         try:
             return parse(before.text, self.inputs)
         except InputError as error:
@@ -342,16 +342,16 @@ class _Known:
 
 
 @contextmanager
-def _placed(source: Source, span: Span) -> Iterator[None]:
-    """Errors from inside that have no place yet get this one."""
+def _located(source: Source, span: Span) -> Iterator[None]:
+    """Give errors without a position this one."""
     try:
         yield
     except InputError as error:
         if error.line is None:
-            _place(error, source, span)
+            _locate_error(error, source, span)
         raise
 
 
-def _place(error: InputError, source: Source, span: Span) -> None:
+def _locate_error(error: InputError, source: Source, span: Span) -> None:
     placed = source.error(InputError, error.code, error.message, span)
     error.line, error.column, error.end_column = placed.line, placed.column, placed.end_column

@@ -6,8 +6,8 @@ from functools import partial
 
 from roller_svc.frontend.ops.operator import Call, Operator
 from roller_svc.frontend.ops.parameters import choice, dtype, integer, integers
-from roller_svc.frontend.ops.text import ACTIVATIONS, affine, contraction, guarded, zero
-from roller_svc.frontend.ops.windows import SPATIAL, arranged, explicit_padding, layouts, per_dimension, sizes
+from roller_svc.frontend.ops.text import ACTIVATIONS, affine, contraction, guard, zero
+from roller_svc.frontend.ops.windows import SPATIAL, arrange, explicit_padding, layouts, per_dimension, sizes
 
 
 def _transposed(call: Call, spatial: int) -> str:
@@ -29,28 +29,28 @@ def _transposed(call: Call, spatial: int) -> str:
         where.append((out[s], extent))
     inner = c if groups == 1 else f"{f} // {filters} * {channels // groups} + {c}"
     outer = f if groups == 1 else f"{f} % {filters}"
-    read = x.at(*arranged(layout, {"N": n, "C": inner} | terms))
-    body = f"{guarded(read, guards, zero(x.dtype))} * {weight.at(inner, outer, *(taps[s] for s in letters))}"
+    read = x.at(*arrange(layout, {"N": n, "C": inner} | terms))
+    body = f"{guard(read, guards, zero(x.dtype))} * {weight.at(inner, outer, *(taps[s] for s in letters))}"
     bias = call.operand(2)
     if bias is not None:
         call.check_shape(bias, (filters * groups,))
-    index = arranged(layout, {"N": n, "C": f} | out)
+    index = arrange(layout, {"N": n, "C": f} | out)
     return contraction(call, index, body, where, None if bias is None else bias.at(f))
 
 
 def _dimension(call: Call, d: int, size: int, kernel: int, axes: tuple[str, str, int]) -> tuple[int, str, list[str]]:
-    """Extent of the result, index of the input, and the guards that say where there is an input element."""
+    """Return the extent of the result, the index of the input, and the guards of the input's elements."""
     out, tap, spatial = axes
     stride = per_dimension(call, "stride", spatial)[d]
     dilation = per_dimension(call, "dilation", spatial)[d]
     more = per_dimension(call, "output_padding", spatial)[d]
     before, after = explicit_padding(call, d, spatial)
-    reach = (kernel - 1) * dilation
-    extent = (size - 1) * stride + reach + 1 - before - after + more
+    kernel_span = (kernel - 1) * dilation
+    extent = (size - 1) * stride + kernel_span + 1 - before - after + more
     if extent < 1:
-        raise call.wrong_shape(f"padding of {before} and {after} leaves nothing of a dimension")
+        raise call.wrong_shape(f"padding of {before} and {after} leaves an empty dimension")
     at = affine([(out, 1), (tap, -dilation)], before)
-    guards = [f"{at} >= 0"] if reach > before else []
+    guards = [f"{at} >= 0"] if kernel_span > before else []
     if stride > 1:
         guards.append(f"({at}) % {stride} == 0")
     index = f"({at}) // {stride}" if stride > 1 else at
@@ -67,11 +67,11 @@ OPERATORS = tuple(
         ("x", "weight", "bias"),
         partial(_transposed, spatial=spatial),
         (
-            integers("stride", 1, "steps of the window in the result", least=1),
-            integers("padding", 0, "elements cut off around the result", least=0),
-            integers("output_padding", 0, "elements added behind the result", least=0),
-            integers("dilation", 1, "steps inside of the window", least=1),
-            integer("groups", 1, "channels are convolved in so many groups of their own", least=1),
+            integers("stride", 1, "steps of the window in the result", minimum=1),
+            integers("padding", 0, "elements cut off around the result", minimum=0),
+            integers("output_padding", 0, "elements added behind the result", minimum=0),
+            integers("dilation", 1, "steps inside of the window", minimum=1),
+            integer("groups", 1, "number of groups, each convolved separately", minimum=1),
             choice("layout", layouts(spatial)[0], layouts(spatial), "order of the dimensions of data and result"),
             choice("activation", "none", tuple(ACTIVATIONS), "what is applied to the result"),
             dtype("dtype", None, "type of the result, in which it is summed"),

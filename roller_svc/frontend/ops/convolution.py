@@ -6,8 +6,8 @@ from functools import partial
 
 from roller_svc.frontend.ops.operator import Call, Operator
 from roller_svc.frontend.ops.parameters import Parameter, choice, dtype, integer, integers
-from roller_svc.frontend.ops.text import ACTIVATIONS, contraction, guarded, zero
-from roller_svc.frontend.ops.windows import PADDINGS, SPATIAL, arranged, layouts, sizes, weight_layouts, windows
+from roller_svc.frontend.ops.text import ACTIVATIONS, contraction, guard, zero
+from roller_svc.frontend.ops.windows import PADDINGS, SPATIAL, arrange, layouts, sizes, weight_layouts, windows
 
 
 def _convolution(call: Call, spatial: int, *, depthwise: bool = False) -> str:
@@ -26,15 +26,15 @@ def _convolution(call: Call, spatial: int, *, depthwise: bool = False) -> str:
     terms = {s: w.term(out[s], taps[s]) for s, w in zip(letters, found, strict=True)}
     guards = [g for s, w in zip(letters, found, strict=True) for g in w.guards(terms[s])]
     channel = _channel(f, c, kernel["I"], kernel["O"] // groups, groups)
-    read = x.at(*arranged(layout, {"N": n, "C": channel} | terms))
+    read = x.at(*arrange(layout, {"N": n, "C": channel} | terms))
     inner = "0" if kernel["I"] == 1 else c
     tap = {s: "0" if w.kernel == 1 else taps[s] for s, w in zip(letters, found, strict=True)}
-    body = f"{guarded(read, guards, zero(x.dtype))} * {weight.at(*arranged(weight_layout, {'O': f, 'I': inner} | tap))}"
+    body = f"{guard(read, guards, zero(x.dtype))} * {weight.at(*arrange(weight_layout, {'O': f, 'I': inner} | tap))}"
     where = [e for s, w in zip(letters, found, strict=True) for e in w.extents(out[s], taps[s])]
     bias = call.operand(2)
     if bias is not None:
         call.check_shape(bias, (kernel["O"],))
-    index = arranged(layout, {"N": n, "C": f} | out)
+    index = arrange(layout, {"N": n, "C": f} | out)
     return contraction(call, index, body, where, None if bias is None else bias.at(f))
 
 
@@ -48,7 +48,7 @@ def _check_channels(call: Call, channels: int, filters: int, inner: int, groups:
 
 
 def _channel(filter_: str, inner: str, channels: int, filters: int, groups: int) -> str:
-    """Index of the input's channel; `channels` and `filters` are those of one group."""
+    """Return the index of the input's channel. `channels` and `filters` are those of one group."""
     if groups == 1:
         return inner if channels > 1 else "0"
     group = filter_ if filters == 1 else f"{filter_} // {filters}"
@@ -60,11 +60,11 @@ def _channel(filter_: str, inner: str, channels: int, filters: int, groups: int)
 def _parameters(spatial: int, *, grouped: bool = True) -> tuple[Parameter, ...]:
     about = f"zeros around: one number, {spatial}, or {spatial} before and {spatial} after"
     return (
-        integers("stride", 1, "steps of the window", least=1),
-        integers("padding", 0, about if spatial > 1 else "zeros around: one number, or before and after", least=0,
+        integers("stride", 1, "steps of the window", minimum=1),
+        integers("padding", 0, about if spatial > 1 else "zeros around: one number, or before and after", minimum=0,
                  names=PADDINGS),
-        integers("dilation", 1, "steps inside of the window", least=1),
-        *([integer("groups", 1, "channels are convolved in so many groups of their own", least=1)] if grouped else []),
+        integers("dilation", 1, "steps inside of the window", minimum=1),
+        *([integer("groups", 1, "number of groups, each convolved separately", minimum=1)] if grouped else []),
         choice("layout", layouts(spatial)[0], layouts(spatial), "order of the dimensions of data and result"),
         choice("weight_layout", weight_layouts(spatial)[0], weight_layouts(spatial), "order of those of the weight"),
         choice("activation", "none", tuple(ACTIVATIONS), "what is applied to the result"),

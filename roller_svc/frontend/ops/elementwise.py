@@ -1,4 +1,4 @@
-"""Operators on elements: arithmetic, comparisons, functions, activations; shapes broadcast by numpy's rules."""
+"""Elementwise operators: arithmetic, comparisons, functions, activations; shapes broadcast by numpy's rules."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from roller_svc.frontend.ops.text import broadcast, broadcast_shape, statement
 from roller_svc.frontend.ops.text import number as literal
 from roller_svc.ir.dtype import DType
 
-# Functions of the language that are operators as they are.
+# Functions of the language that are operators of the same name.
 # fmt: off
 _PLAIN = (
     "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sqrt", "rsqrt", "reciprocal", "square", "abs", "sign",
@@ -20,7 +20,7 @@ _PLAIN = (
     "erf", "normcdf", "sigmoid", "silu", "relu", "softplus", "round", "trunc", "isnan", "isinf",
 )
 # fmt: on
-# Name → how it is written of its operands' elements.
+# Name → expression of the operands' elements.
 _UNARY = {
     **{name: f"{name}({{0}})" for name in _PLAIN},
     "identity": "{0}",
@@ -54,68 +54,68 @@ _BINARY = {
 _COMPARISONS = {
     "equal": "==", "not_equal": "!=", "less": "<", "less_equal": "<=", "greater": ">", "greater_equal": ">=",
 }  # fmt: skip
-# The greatest whole numbers that round to the greatest of the type: half a step on, where its last bit is 0, or less.
-_E4M3_MOST, _E5M2_MOST = 464.0, 61439.0
+# The largest integers that round to the type's maximum: half a step above it if its last bit is 0, else less.
+_E4M3_MAX, _E5M2_MAX = 464.0, 61439.0
 _BOOLS = frozenset({"logical_and", "logical_or", "logical_xor", "logical_not", "isnan", "isinf"})
 
 
-def mapped(call: Call, body: Callable[[Sequence[str]], str], result: DType | None = None) -> str:
-    """One map over the operands' broadcast shape."""
+def map_elements(call: Call, body: Callable[[Sequence[str]], str], result: DType | None = None) -> str:
+    """Return one elementwise statement over the operands' broadcast shape."""
     shape = broadcast_shape(call, [operand.shape for operand in call.operands])
     axes = call.axes(len(shape))
     return statement(call.output, axes, "=", body([broadcast(o, axes, shape) for o in call.operands]), dtype=result)
 
 
-def _formatted(call: Call, pattern: str, *, as_bool: bool) -> str:
-    return mapped(call, lambda values: pattern.format(*values), DType.BOOL if as_bool else None)
+def _format(call: Call, pattern: str, *, as_bool: bool) -> str:
+    return map_elements(call, lambda values: pattern.format(*values), DType.BOOL if as_bool else None)
 
 
-def _chained(call: Call, sign: str, *, as_bool: bool) -> str:
-    return mapped(call, lambda values: f" {sign} ".join(values), DType.BOOL if as_bool else None)
+def _chain(call: Call, sign: str, *, as_bool: bool) -> str:
+    return map_elements(call, lambda values: f" {sign} ".join(values), DType.BOOL if as_bool else None)
 
 
-def _extreme(call: Call) -> str:
-    """max and min of any number of operands; the language's take 16."""
+def _max_min(call: Call) -> str:
+    """Return max or min of any number of operands; the language's functions take 16."""
 
     def body(values: Sequence[str]) -> str:
         if len(values) == 1:
             return values[0]
-        rest = list(values)
-        while len(rest) > 16:
-            rest = [f"{call.operator}({', '.join(rest[:16])})", *rest[16:]]
-        return f"{call.operator}({', '.join(rest)})"
+        remaining = list(values)
+        while len(remaining) > 16:
+            remaining = [f"{call.operator}({', '.join(remaining[:16])})", *remaining[16:]]
+        return f"{call.operator}({', '.join(remaining)})"
 
-    return mapped(call, body)
+    return map_elements(call, body)
 
 
 def _mean(call: Call) -> str:
-    return mapped(call, lambda values: f"({' + '.join(values)}) / {float(len(values))!r}")
+    return map_elements(call, lambda values: f"({' + '.join(values)}) / {float(len(values))!r}")
 
 
 def _mod(call: Call) -> str:
-    """With the divisor's sign, as Python's; the language's `%` of floats has the dividend's."""
+    """Return the remainder with the divisor's sign, as in Python; the language's `%` of floats has the dividend's."""
     if not any(operand.dtype.is_float for operand in call.operands):
-        return mapped(call, " % ".join)
+        return map_elements(call, " % ".join)
     pattern = "fmod({0}, {1}) + where((fmod({0}, {1}) != 0) & ((fmod({0}, {1}) < 0) != ({1} < 0)), {1}, 0.0)"
-    return mapped(call, lambda values: pattern.format(*values))
+    return map_elements(call, lambda values: pattern.format(*values))
 
 
-def _divided(call: Call) -> str:
+def _divide(call: Call) -> str:
     whole = not any(operand.dtype.is_float for operand in call.operands)
     rounding = call.text("rounding")
     if rounding == "true":
-        return mapped(call, lambda v: f"{v[0]}.cast(`float32`) / {v[1]}" if whole else f"{v[0]} / {v[1]}")
+        return map_elements(call, lambda v: f"{v[0]}.cast(`float32`) / {v[1]}" if whole else f"{v[0]} / {v[1]}")
     if not whole:
         function = "rfloor" if rounding == "floor" else "trunc"
-        return mapped(call, lambda v: f"{function}({v[0]} / {v[1]})")
-    return mapped(call, lambda v: f"{v[0]} // {v[1]}" if rounding == "floor" else f"trunc_div({v[0]}, {v[1]})")
+        return map_elements(call, lambda v: f"{function}({v[0]} / {v[1]})")
+    return map_elements(call, lambda v: f"{v[0]} // {v[1]}" if rounding == "floor" else f"trunc_div({v[0]}, {v[1]})")
 
 
 def _gelu(call: Call) -> str:
     pattern = "gelu({0})"
     if call.text("approximate") == "tanh":
         pattern = "0.5 * {0} * (1.0 + tanh(0.7978845608028654 * ({0} + 0.044715 * {0} * {0} * {0})))"
-    return _formatted(call, pattern, as_bool=False)
+    return _format(call, pattern, as_bool=False)
 
 
 def _clip(call: Call) -> str:
@@ -127,47 +127,47 @@ def _clip(call: Call) -> str:
             value = f"max({value}, {literal(call.number('least'), kind)})"
         return f"min({value}, {literal(call.number('most'), kind)})" if call.has("most") else value
 
-    return mapped(call, body)
+    return map_elements(call, body)
 
 
 def _cast(call: Call) -> str:
     kind, source = call.text("dtype"), call.x.dtype
     if source.value == kind:
-        return mapped(call, lambda values: values[0])
+        return map_elements(call, lambda values: values[0])
     if kind == DType.BOOL.value:
-        return mapped(call, lambda values: f"{values[0]} != 0", DType.BOOL)
+        return map_elements(call, lambda values: f"{values[0]} != 0", DType.BOOL)
     pattern = "{0}"
     if not call.flag("saturate"):
         if becomes_infinite(source, DType(kind)):
             raise call.wrong_parameter(
                 f"saturate=false makes infinities of {source.value}, which no cast to {kind} does"
             )
-        if kind == DType.FLOAT8_E4M3FN.value and _greatest(source) > _E4M3_MOST:
+        if kind == DType.FLOAT8_E4M3FN.value and _max_magnitude(source) > _E4M3_MAX:
             x = "{0}" if source.is_float else "{0}.cast(`float32`)"
-            pattern = f"where(abs({x}) <= {_E4M3_MOST!r}, {x}, sqrt(const(-1.0, `float32`)))"
-    return mapped(call, lambda values: f"{pattern.format(values[0])}.cast(`{kind}`)")
+            pattern = f"where(abs({x}) <= {_E4M3_MAX!r}, {x}, sqrt(const(-1.0, `float32`)))"
+    return map_elements(call, lambda values: f"{pattern.format(values[0])}.cast(`{kind}`)")
 
 
 def becomes_infinite(source: DType, target: DType) -> bool:
-    """Whether a cast that does not saturate may give infinities, which a cast of the language never does."""
-    return target is DType.FLOAT8_E5M2 and source is not target and _greatest(source) > _E5M2_MOST
+    """Whether a non-saturating cast may give infinities, which casts of the language never do."""
+    return target is DType.FLOAT8_E5M2 and source is not target and _max_magnitude(source) > _E5M2_MAX
 
 
-def _greatest(dtype: DType) -> float:
-    """The greatest magnitude that a type has; infinite where it has that."""
+def _max_magnitude(dtype: DType) -> float:
+    """Return the largest magnitude of a type, infinity included."""
     if dtype.is_float:
         return 448.0 if dtype is DType.FLOAT8_E4M3FN else math.inf
     return float(max(map(abs, dtype.integer_range)))
 
 
 def _where(call: Call) -> str:
-    return mapped(call, lambda values: f"where({values[0]} != 0, {values[1]}, {values[2]})")
+    return map_elements(call, lambda values: f"where({values[0]} != 0, {values[1]}, {values[2]})")
 
 
 def _with_numbers(call: Call, pattern: str) -> str:
-    """A pattern of the element `x` and of the call's own parameters."""
+    """Format a pattern of the element `x` and of the call's parameters."""
     given = {name: repr(float(value)) for name, value in call.parameters.items() if isinstance(value, int | float)}
-    return mapped(call, lambda values: pattern.format(x=values[0], **given))
+    return map_elements(call, lambda values: pattern.format(x=values[0], **given))
 
 
 def _about(name: str, pattern: str) -> str:
@@ -189,29 +189,29 @@ _SHAPED = {
 
 OPERATORS = (
     *(
-        Operator(name, _about(name, pattern), ("x",), partial(_formatted, pattern=pattern, as_bool=name in _BOOLS))
+        Operator(name, _about(name, pattern), ("x",), partial(_format, pattern=pattern, as_bool=name in _BOOLS))
         for name, pattern in _UNARY.items()
     ),
     *(
         Operator(
             name, f"`x {sign} y`, elementwise; more operands are chained.", ("x", "y"),
-            partial(_chained, sign=sign, as_bool=name in _BOOLS), needed=1, more=True,
+            partial(_chain, sign=sign, as_bool=name in _BOOLS), needed=1, more=True,
         )
         for name, sign in _CHAINS.items()
     ),
     *(
-        Operator(name, _about(name, pattern), ("x", "y"), partial(_formatted, pattern=pattern, as_bool=name in _BOOLS))
+        Operator(name, _about(name, pattern), ("x", "y"), partial(_format, pattern=pattern, as_bool=name in _BOOLS))
         for name, pattern in _BINARY.items()
     ),
     *(
         Operator(
             name, f"`x {sign} y`, elementwise; the result is bool.", ("x", "y"),
-            partial(_formatted, pattern=f"{{0}} {sign} {{1}}", as_bool=True),
+            partial(_format, pattern=f"{{0}} {sign} {{1}}", as_bool=True),
         )
         for name, sign in _COMPARISONS.items()
     ),
     *(
-        Operator(name, f"`{name}(x, y, ...)`; NaN is handed on.", ("x", "y"), _extreme, needed=1, more=True)
+        Operator(name, f"`{name}(x, y, ...)`; NaN is handed on.", ("x", "y"), _max_min, needed=1, more=True)
         for name in ("max", "min")
     ),
     Operator("mod", "Remainder with the sign of `y`, elementwise, as Python's `%`.", ("x", "y"), _mod),
@@ -220,7 +220,7 @@ OPERATORS = (
         "div",
         "`x / y`, elementwise.",
         ("x", "y"),
-        _divided,
+        _divide,
         (choice("rounding", "true", ("true", "floor", "trunc"), "what is made of the quotient; `true` is a float"),),
     ),
     Operator("gelu", "Gaussian error linear unit.", ("x",), _gelu,

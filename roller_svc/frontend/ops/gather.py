@@ -1,4 +1,4 @@
-"""Elements chosen by an integer tensor: gather, gather_elements, embedding, one_hot."""
+"""Operators with indices from an integer tensor: gather, gather_elements, embedding, one_hot."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from roller_svc.frontend.ops.text import statement
 
 
 def _index(call: Call, ids: Operand, axes: tuple[str, ...], size: int) -> str:
-    """The load of an index; where negative ones may come, they count from the end."""
+    """Return the load of an index. Negative ones, if allowed, count from the end."""
     if ids.dtype.is_float:
         raise ExprTypeError(f"{call.operator}: `{ids.name}` is {ids.dtype.value}; indices are integers")
     read = ids.at(*axes)
@@ -76,7 +76,7 @@ OPERATORS = (
         ("indices",),
         _one_hot,
         (
-            required(integer("depth", None, "the extent of the new axis", least=1)),
+            required(integer("depth", None, "the extent of the new axis", minimum=1)),
             integer("axis", -1, "where the new axis is in the result"),
             dtype("dtype", "float32", "type of the result"),
         ),

@@ -1,4 +1,4 @@
-"""Elements in other places: transpose, reshape, broadcast_to, concat, pad, slice, flip."""
+"""Layout operators: transpose, reshape, broadcast_to, concat, pad, slice, flip."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from functools import partial
 from roller_svc.errors import ArgumentError
 from roller_svc.frontend.ops.operator import Call, Operator
 from roller_svc.frontend.ops.parameters import choice, integer, integers, number, required
-from roller_svc.frontend.ops.text import affine, broadcast, broadcast_shape, guarded, statement
+from roller_svc.frontend.ops.text import affine, broadcast, broadcast_shape, guard, statement
 from roller_svc.frontend.ops.text import number as literal
 
 
 def _transpose(call: Call) -> str:
     x = call.x
-    given = call.integers("permutation") if call.has("permutation") else tuple(reversed(range(x.rank)))
-    order = [call.dimension(d, x.rank, "permutation") for d in given]
+    permutation = call.integers("permutation") if call.has("permutation") else tuple(reversed(range(x.rank)))
+    order = [call.dimension(d, x.rank, "permutation") for d in permutation]
     if sorted(order) != list(range(x.rank)):
         raise call.wrong_parameter(f"permutation must name each of {x.rank} dimensions once")
     axes = call.axes(x.rank)
@@ -25,7 +25,7 @@ def _transpose(call: Call) -> str:
 
 def _reshape(call: Call) -> str:
     x = call.x
-    shape = _inferred(call, call.integers("shape"))
+    shape = _infer_shape(call, call.integers("shape"))
     axes = call.axes(len(shape))
     index: list[str] = []
     for inner, outer in _groups(x.shape, shape):
@@ -33,19 +33,19 @@ def _reshape(call: Call) -> str:
     return statement(call.output, axes, "=", x.at(*index), where=list(zip(axes, shape, strict=True)))
 
 
-def _inferred(call: Call, wanted: Sequence[int]) -> tuple[int, ...]:
-    """The shape with its -1 replaced."""
+def _infer_shape(call: Call, requested: Sequence[int]) -> tuple[int, ...]:
+    """Replace -1 in the requested shape."""
     elements = call.x.type.elements
-    known = math.prod(extent for extent in wanted if extent != -1)
-    holes = sum(extent == -1 for extent in wanted)
-    good = all(extent > 0 or extent == -1 for extent in wanted) and holes <= 1
-    if not good or (elements % known if holes else elements != known):
-        raise call.wrong_shape(f"`{call.x.name}` {list(call.x.shape)} has {elements} elements, not {list(wanted)}")
-    return tuple(elements // known if extent == -1 else extent for extent in wanted)
+    known_elements = math.prod(extent for extent in requested if extent != -1)
+    holes = sum(extent == -1 for extent in requested)
+    good = all(extent > 0 or extent == -1 for extent in requested) and holes <= 1
+    if not good or (elements % known_elements if holes else elements != known_elements):
+        raise call.wrong_shape(f"`{call.x.name}` {list(call.x.shape)} has {elements} elements, not {list(requested)}")
+    return tuple(elements // known_elements if extent == -1 else extent for extent in requested)
 
 
 def _groups(old: Sequence[int], new: Sequence[int]) -> list[tuple[list[int], list[int]]]:
-    """Dimensions that are cut into each other: the fewest of both sides with as many elements."""
+    """Return minimal groups of old and new dimensions with equal numbers of elements."""
     groups: list[tuple[list[int], list[int]]] = []
     i = j = 0
     while i < len(old) or j < len(new):
@@ -63,7 +63,7 @@ def _groups(old: Sequence[int], new: Sequence[int]) -> list[tuple[list[int], lis
 
 
 def _split(old: Sequence[int], new: Sequence[tuple[str, int]]) -> list[str]:
-    """Indices of some old dimensions by axes of as many elements."""
+    """Return the indices of a group of old dimensions in terms of the new axes."""
     terms, stride = list[tuple[str, int]](), 1
     for axis, extent in reversed(new):
         if extent > 1:
@@ -106,7 +106,7 @@ def _concat(call: Call) -> str:
     for operand, start in zip(reversed(call.operands), reversed(starts), strict=True):
         index = [*axes[:axis], affine([(place, 1)], -start), *axes[axis + 1 :]]
         read = operand.at(*index)
-        value = guarded(read, [f"{place} < {start + operand.shape[axis]}"], value) if value else read
+        value = guard(read, [f"{place} < {start + operand.shape[axis]}"], value) if value else read
     return statement(call.output, axes, "=", value, where=[(place, total)])
 
 
@@ -120,21 +120,21 @@ def _pad(call: Call) -> str:
             index.append(axis)
             continue
         if size + low + high < 1:
-            raise call.wrong_shape(f"pads {low} and {high} leave nothing of {size} elements")
+            raise call.wrong_shape(f"pads {low} and {high} leave none of {size} elements")
         if mode == "reflect" and max(low, high) >= size:
             raise call.wrong_shape(f"pads {low} and {high} reflect more than {size} elements")
         at = affine([(axis, 1)], -low)
         where.append((axis, size + low + high))
-        index.append(_within(at, size, low, high, mode))
+        index.append(_pad_index(at, size, low, high, mode))
         if mode == "constant":
             guards += [f"{at} >= 0"] if low > 0 else []
             guards += [f"{at} < {size}"] if high > 0 else []
-    value = guarded(x.at(*index), guards, literal(call.number("value"), x.dtype))
+    value = guard(x.at(*index), guards, literal(call.number("value"), x.dtype))
     return statement(call.output, axes, "=", value, where=where)
 
 
-def _within(at: str, size: int, low: int, high: int, mode: str) -> str:
-    """The index of the element that stands for a padded one."""
+def _pad_index(at: str, size: int, low: int, high: int, mode: str) -> str:
+    """Return the index of the element that a padded one copies."""
     if mode == "edge":
         at = f"max({at}, 0)" if low > 0 else at
         return f"min({at}, {size - 1})" if high > 0 else at
@@ -146,12 +146,12 @@ def _within(at: str, size: int, low: int, high: int, mode: str) -> str:
     return at
 
 
-def _pads(call: Call, given: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _pads(call: Call, pads: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
     rank = call.x.rank
-    if len(given) == 1:
-        return given * rank, given * rank
-    if len(given) == 2 * rank:
-        return given[:rank], given[rank:]
+    if len(pads) == 1:
+        return pads * rank, pads * rank
+    if len(pads) == 2 * rank:
+        return pads[:rank], pads[rank:]
     raise call.wrong_parameter(f"pads must be 1 number or {2 * rank}: before each dimension, then after each")
 
 
@@ -168,12 +168,12 @@ def _slice(call: Call) -> str:
         chosen = range(x.shape[d])[start:stop:step] if step else range(0)
         if not chosen:
             raise call.wrong_shape(f"nothing is left of dimension {d}, which has {x.shape[d]} elements")
-        index[d] = _stepped(axes[d], chosen)
+        index[d] = _slice_index(axes[d], chosen)
         where.append((axes[d], len(chosen)))
     return statement(call.output, axes, "=", x.at(*index), where=where)
 
 
-def _stepped(axis: str, chosen: range) -> str:
+def _slice_index(axis: str, chosen: range) -> str:
     if chosen.step > 0:
         return affine([(axis, chosen.step)], chosen.start)
     return f"{chosen.start} - {affine([(axis, -chosen.step)])}"
@@ -188,21 +188,21 @@ def _flip(call: Call) -> str:
 
 
 def _squeeze(call: Call, *, add: bool) -> str:
-    """Dimensions of extent 1, taken away or put in."""
-    x, given = call.x, call.integers("axis")
-    rank = x.rank + len(given) if add else x.rank
-    dims = {call.dimension(d, rank, "axis") for d in given}
-    if len(dims) < len(given):
+    """Remove or insert dimensions of extent 1."""
+    x, axis = call.x, call.integers("axis")
+    rank = x.rank + len(axis) if add else x.rank
+    dims = {call.dimension(d, rank, "axis") for d in axis}
+    if len(dims) < len(axis):
         raise ArgumentError(f"{call.operator}: axis names a dimension twice", code="invalid-parameter")
     axes = call.axes(rank - len(dims))
-    kept = iter(axes)
-    full = ["0" if d in dims else next(kept) for d in range(rank)]
+    remaining = iter(axes)
+    full = ["0" if d in dims else next(remaining) for d in range(rank)]
     if not add and any(x.shape[d] != 1 for d in dims):
         raise call.wrong_shape(f"`{x.name}` {list(x.shape)} has more than one element along {sorted(dims)}")
     return statement(call.output, full if add else axes, "=", x.at(*(axes if add else full)))
 
 
-_SHAPE = required(integers("shape", None, "the extents", least=-1))
+_SHAPE = required(integers("shape", None, "the extents", minimum=-1))
 
 OPERATORS = (
     Operator(
@@ -219,7 +219,7 @@ OPERATORS = (
     Operator("unsqueeze", "With more dimensions, of extent 1.", ("x",), partial(_squeeze, add=True),
              (required(integers("axis", None, "where they are in the result")),)),
     Operator("broadcast_to", "Extents of 1 stretched, by numpy's rules.", ("x",), _broadcast_to,
-             (required(integers("shape", None, "the extents", least=1)),)),
+             (required(integers("shape", None, "the extents", minimum=1)),)),
     Operator("concat", "Tensors one after the other along an axis.", ("x", "y"), _concat,
              (integer("axis", 0, "the dimension"),), needed=1, more=True),
     Operator(

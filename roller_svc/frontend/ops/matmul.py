@@ -1,4 +1,4 @@
-"""Matrix products: matmul, linear, gemm."""
+"""Matrix multiplication: matmul, linear, gemm."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from roller_svc.frontend.ops.operator import Call, Operand, Operator
 from roller_svc.frontend.ops.parameters import choice, dtype, flag, number
 from roller_svc.frontend.ops.text import (
     ACTIVATIONS,
-    activated,
+    activate,
     broadcast,
     broadcast_index,
     broadcast_shape,
     contraction,
-    joined,
+    join_statements,
     statement,
 )
 
@@ -20,7 +20,7 @@ _DTYPE = dtype("dtype", None, "type of the result, in which it is summed; that o
 
 
 def _rows_columns(call: Call, operand: Operand, row: str, column: str, *, transposed: bool) -> tuple[str, ...]:
-    """Axes of the last two dimensions; of the only one where there is one."""
+    """Return the axes of the last two dimensions, or of a single one."""
     if operand.rank == 0:
         raise call.wrong_shape(f"`{operand.name}` is a scalar")
     if operand.rank == 1:
@@ -39,8 +39,8 @@ def _matmul(call: Call) -> str:
     right = _rows_columns(call, b, k, n, transposed=call.flag("transpose_b"))
     if _extent(a, left, k) != _extent(b, right, k):
         raise call.wrong_shape(
-            f"`{a.name}` {list(a.shape)} is summed over {_extent(a, left, k)}, "
-            f"`{b.name}` {list(b.shape)} over {_extent(b, right, k)}"
+            f"inner dimensions differ: `{a.name}` {list(a.shape)} has K={_extent(a, left, k)}, "
+            f"`{b.name}` {list(b.shape)} has K={_extent(b, right, k)}"
         )
     leads = a.shape[: a.rank - len(left)], b.shape[: b.rank - len(right)]
     shape = broadcast_shape(call, leads)
@@ -75,13 +75,16 @@ def _gemm(call: Call) -> str:
     left = (k, m) if call.flag("transpose_a") else (m, k)
     right = (n, k) if call.flag("transpose_b") else (k, n)
     if _extent(a, left, k) != _extent(b, right, k):
-        raise call.wrong_shape(f"{list(a.shape)} and {list(b.shape)} have no common extent to sum over")
+        raise call.wrong_shape(
+            f"inner dimensions differ: {list(a.shape)} has K={_extent(a, left, k)}, "
+            f"{list(b.shape)} has K={_extent(b, right, k)}"
+        )
     c = call.operand(2)
     alpha, beta, activation = call.number("alpha"), call.number("beta"), call.text("activation")
     body = f"{a.at(*left)} * {b.at(*right)}"
     if alpha == 1 and activation == "none" and (c is None or beta == 0):
         return statement(call.output, (m, n), "+=!", body, dtype=call.dtype())
-    total = call.between("sum")
+    total = call.intermediate("sum")
     value = f"{total}[{m}, {n}]" if alpha == 1 else f"{alpha!r} * {total}[{m}, {n}]"
     if c is not None and beta != 0:
         shape = _extent(a, left, m), _extent(b, right, n)
@@ -89,9 +92,9 @@ def _gemm(call: Call) -> str:
             raise call.wrong_shape(f"`{c.name}` {list(c.shape)} does not broadcast to {list(shape)}")
         added = broadcast(c, (m, n), shape)
         value += f" + {added}" if beta == 1 else f" + {beta!r} * {added}"
-    return joined(
+    return join_statements(
         statement(total, (m, n), "+=!", body, dtype=call.dtype()),
-        statement(call.output, (m, n), "=", activated(activation, value)),
+        statement(call.output, (m, n), "=", activate(activation, value)),
     )
 
 

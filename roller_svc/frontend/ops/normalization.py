@@ -7,7 +7,7 @@ from functools import partial
 
 from roller_svc.frontend.ops.operator import Call, Operand, Operator
 from roller_svc.frontend.ops.parameters import integer, number
-from roller_svc.frontend.ops.text import broadcast, broadcast_shape, joined, statement
+from roller_svc.frontend.ops.text import broadcast, broadcast_shape, join_statements, statement
 
 _EPSILON = number("epsilon", 1e-5, "is added to the variance")
 
@@ -17,7 +17,7 @@ def _softmax(call: Call, *, log: bool) -> str:
     axis = call.one_axis(x.rank)
     axes = call.axes(x.rank)
     rest = axes[:axis] + axes[axis + 1 :]
-    high, exp, total = call.between("max"), call.between("exp"), call.between("sum")
+    high, exp, total = call.intermediate("max"), call.intermediate("exp"), call.intermediate("sum")
     shifted = f"{x.at(*axes)} - {high}[{', '.join(rest)}]"
     at = ", ".join(rest)
     if log:
@@ -29,11 +29,11 @@ def _softmax(call: Call, *, log: bool) -> str:
             statement(exp, axes, "=", f"exp({shifted})"),
             statement(total, rest, "+=!", f"{exp}[{', '.join(axes)}]"),
         ]
-    return joined(statement(high, rest, ">=!", x.at(*axes)), *sums, statement(call.output, axes, "=", last))
+    return join_statements(statement(high, rest, ">=!", x.at(*axes)), *sums, statement(call.output, axes, "=", last))
 
 
 def _scaled(call: Call, value: str, axes: tuple[str, ...], shape: tuple[int, ...]) -> str:
-    """Times the weight, plus the bias, where they are given; both broadcast."""
+    """Multiply by the weight and add the bias, if given. Both broadcast."""
     for operand, sign in zip(call.operands[1:3], ("*", "+"), strict=False):
         if broadcast_shape(call, (operand.shape, shape)) != shape:
             raise call.wrong_shape(f"`{operand.name}` {list(operand.shape)} does not broadcast to {list(shape)}")
@@ -45,11 +45,11 @@ def _layer_norm(call: Call) -> str:
     x = call.x
     axis, axes = call.one_axis(x.rank), call.axes(x.rank)
     rest, count = axes[:axis], math.prod(x.shape[axis:])
-    total, mean, squares = call.between("sum"), call.between("mean"), call.between("squares")
+    total, mean, squares = call.intermediate("sum"), call.intermediate("mean"), call.intermediate("squares")
     at = ", ".join(rest)
     centred = f"({x.at(*axes)} - {mean}[{at}])"
     value = f"{centred} * rsqrt({squares}[{at}] / {count} + {call.number('epsilon')!r})"
-    return joined(
+    return join_statements(
         statement(total, rest, "+=!", x.at(*axes)),
         statement(mean, rest, "=", f"{total}[{at}] / {count}"),
         statement(squares, rest, "+=!", f"square{centred}"),
@@ -60,9 +60,9 @@ def _layer_norm(call: Call) -> str:
 def _rms_norm(call: Call) -> str:
     x = call.x
     axis, axes = call.one_axis(x.rank), call.axes(x.rank)
-    rest, count, squares = axes[:axis], math.prod(x.shape[axis:]), call.between("squares")
+    rest, count, squares = axes[:axis], math.prod(x.shape[axis:]), call.intermediate("squares")
     value = f"{x.at(*axes)} * rsqrt({squares}[{', '.join(rest)}] / {count} + {call.number('epsilon')!r})"
-    return joined(
+    return join_statements(
         statement(squares, rest, "+=!", f"square({x.at(*axes)})"),
         statement(call.output, axes, "=", _scaled(call, value, axes, x.shape)),
     )
@@ -89,7 +89,7 @@ def _group_norm(call: Call) -> str:
     n, g, c = call.axis("n"), call.axis("g"), call.axis("c")
     rest = tuple(call.axis(f"s{d}") for d in range(x.rank - 2))
     count = size * math.prod(x.shape[2:])
-    total, mean, squares = call.between("sum"), call.between("mean"), call.between("squares")
+    total, mean, squares = call.intermediate("sum"), call.intermediate("mean"), call.intermediate("squares")
     inside = x.at(n, _of_group(g, c, size), *rest)
     where = () if size == 1 else ((g, groups), (c, size))
     group = c if size == 1 else f"{c} // {size}"
@@ -97,7 +97,7 @@ def _group_norm(call: Call) -> str:
         f"({x.at(n, c, *rest)} - {mean}[{n}, {group}]) "
         f"* rsqrt({squares}[{n}, {group}] / {count} + {call.number('epsilon')!r})"
     )
-    return joined(
+    return join_statements(
         statement(total, (n, g), "+=!", inside, where=where),
         statement(mean, (n, g), "=", f"{total}[{n}, {g}] / {count}"),
         statement(squares, (n, g), "+=!", f"square({inside} - {mean}[{n}, {g}])", where=where),
@@ -161,7 +161,7 @@ OPERATORS = (
         "channels is an instance norm.",
         ("x", "weight", "bias"),
         _group_norm,
-        (integer("groups", 1, "how many groups", least=1), _EPSILON),
+        (integer("groups", 1, "how many groups", minimum=1), _EPSILON),
         needed=1,
     ),
 )

@@ -1,4 +1,4 @@
-"""What an operator is, and one call of it: operands, checked parameters, free names, statements."""
+"""Operators and their calls: operands, checked parameters, unique names, statements."""
 
 from __future__ import annotations
 
@@ -34,26 +34,26 @@ class Operand:
         return len(self.type.shape)
 
     def at(self, *index: str) -> str:
-        """A load of one element."""
+        """Return the load of one element."""
         return f"{self.name}[{', '.join(index)}]"
 
 
 @dataclass(slots=True)
 class Names:
-    """Gives names that no tensor has. It grows while a call is written."""
+    """Generator of names that differ from those of all tensors."""
 
-    taken: set[str]
-    given: dict[str, str] = field(default_factory=dict)
+    used: set[str]
+    assigned: dict[str, str] = field(default_factory=dict)
 
-    def free(self, wanted: str) -> str:
-        """The name wanted, or one near to it; the same again when it is asked for again."""
-        if wanted not in self.given:
-            name = wanted
-            while name in self.taken:
+    def unique(self, name_hint: str) -> str:
+        """Return `name_hint`, with underscores if it is taken. The same hint gives the same name."""
+        if name_hint not in self.assigned:
+            name = name_hint
+            while name in self.used:
                 name += "_"
-            self.taken.add(name)
-            self.given[wanted] = name
-        return self.given[wanted]
+            self.used.add(name)
+            self.assigned[name_hint] = name
+        return self.assigned[name_hint]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,36 +72,36 @@ class Call:
         return self.operands[0]
 
     def operand(self, position: int) -> Operand | None:
-        """An operand that may be left out."""
+        """Return an optional operand."""
         return self.operands[position] if position < len(self.operands) else None
 
     def axis(self, wanted: str) -> str:
-        """An axis of that name, or one near to it."""
-        return self.names.free(wanted)
+        """Return an axis with a name like this."""
+        return self.names.unique(wanted)
 
     def axes(self, rank: int) -> tuple[str, ...]:
-        """Axes of a tensor whose dimensions have no meaning of their own."""
+        """Return generic axes for a tensor."""
         plain = ("i", "j", "k", "l") if rank <= 4 else tuple(f"i{d}" for d in range(rank))
         return tuple(self.axis(name) for name in plain[:rank])
 
-    def between(self, role: str) -> str:
-        """The name of an intermediate result."""
-        return self.names.free(f"{self.output}_{role}")
+    def intermediate(self, role: str) -> str:
+        """Return the name of an intermediate result."""
+        return self.names.unique(f"{self.output}_{role}")
 
     def has(self, parameter: str) -> bool:
-        """Whether it was given, or has a default."""
+        """Whether the parameter is given or has a default."""
         return self.parameters.get(parameter) is not None
 
     def integer(self, parameter: str) -> int:
         value = self.parameters[parameter]
         if not isinstance(value, int):
-            raise InvariantError(f"{parameter} of {self.operator} is no integer")
+            raise InvariantError(f"{parameter} of {self.operator} is not an integer")
         return value
 
     def number(self, parameter: str) -> float | int:
         value = self.parameters[parameter]
         if not isinstance(value, int | float):
-            raise InvariantError(f"{parameter} of {self.operator} is no number")
+            raise InvariantError(f"{parameter} of {self.operator} is not a number")
         return value
 
     def flag(self, parameter: str) -> bool:
@@ -110,25 +110,25 @@ class Call:
     def text(self, parameter: str) -> str:
         value = self.parameters[parameter]
         if not isinstance(value, str):
-            raise InvariantError(f"{parameter} of {self.operator} is no text")
+            raise InvariantError(f"{parameter} of {self.operator} is not a string")
         return value
 
     def integers(self, parameter: str) -> tuple[int, ...]:
-        """A list, also of a single number."""
+        """Return a list; a single number is a list of one."""
         value = self.parameters[parameter]
         if isinstance(value, int):
             return (value,)
         if not isinstance(value, tuple):
-            raise InvariantError(f"{parameter} of {self.operator} is no list")
+            raise InvariantError(f"{parameter} of {self.operator} is not a list")
         return value
 
     def dtype(self) -> DType | None:
-        """The parameter `dtype`: the result's type where the caller states it."""
+        """Return the parameter `dtype`, the result's type, if given."""
         value = self.parameters.get("dtype")
         return DType(value) if isinstance(value, str) else None
 
     def one_axis(self, rank: int, parameter: str = "axis") -> int:
-        """A dimension's number, which may count from the last."""
+        """Return a dimension from a parameter that may count from the last."""
         return self.dimension(self.integer(parameter), rank, parameter)
 
     def dimension(self, value: int, rank: int, parameter: str) -> int:
@@ -155,25 +155,22 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """A named operator: `write` gives the statements, the last one of which writes the call's output.
-
-    `operands` names what it reads, of which `needed` must be given; `more` allows any number after the last.
-    """
+    """A named operator."""
 
     name: str
     about: str
-    operands: tuple[str, ...]
-    write: Callable[[Call], str]
+    operands: tuple[str, ...]  # names
+    write: Callable[[Call], str]  # returns the statements, the last of which writes the call's output
     parameters: tuple[Parameter, ...] = ()
-    needed: int = -1
-    more: bool = False
+    needed: int = -1  # operands that must be given; -1: all
+    more: bool = False  # allow any number of operands after the last
 
     @property
-    def least(self) -> int:
+    def min_operands(self) -> int:
         return len(self.operands) if self.needed < 0 else self.needed
 
     def parameter(self, name: str) -> Parameter:
-        """The parameter of that name; an error that offers the nearest one where there is none."""
+        """Return the parameter of that name. Raises ArgumentError with the nearest name."""
         for parameter in self.parameters:
             if parameter.name == name:
                 return parameter
@@ -181,16 +178,18 @@ class Operator:
         hint = did_you_mean(name, known) or (f"it has {', '.join(known)}" if known else "it has none")
         raise ArgumentError(f"{self.name} has no parameter `{name[:40]}`", code="unknown-parameter", hint=hint)
 
-    def text(self, operands: Sequence[Operand], output: str, given: Mapping[str, Value], taken: Iterable[str]) -> str:
-        """The statements of one call, whose parameters are checked."""
-        if len(operands) < self.least or (len(operands) > len(self.operands) and not self.more):
-            count = arguments(self.least, 99 if self.more else len(self.operands))
+    def source(
+        self, operands: Sequence[Operand], output: str, parameters_given: Mapping[str, Value], used_names: Iterable[str]
+    ) -> str:
+        """Return the statements of one call with checked parameters."""
+        if len(operands) < self.min_operands or (len(operands) > len(self.operands) and not self.more):
+            count = arguments(self.min_operands, 99 if self.more else len(self.operands))
             shown = ", ".join(self.operands)
             message = f"{self.name} takes {count} ({shown}), not {len(operands)}"
             raise ArgumentError(message, code="wrong-arguments")
         for parameter in self.parameters:
-            if parameter.required and parameter.name not in given:
+            if parameter.required and parameter.name not in parameters_given:
                 raise ArgumentError(f"{self.name} needs {parameter.name}", code="missing-parameter")
-        parameters = {parameter.name: parameter.default for parameter in self.parameters} | dict(given)
-        names = Names({*taken, output, *(operand.name for operand in operands)})
+        parameters = {parameter.name: parameter.default for parameter in self.parameters} | dict(parameters_given)
+        names = Names({*used_names, output, *(operand.name for operand in operands)})
         return self.write(Call(self.name, tuple(operands), output, parameters, names))

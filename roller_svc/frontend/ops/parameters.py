@@ -1,4 +1,4 @@
-"""Parameters of operators: their kinds, defaults, and the checks of what a caller gives."""
+"""Parameters of operators: kinds, defaults, and checks of given values."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from dataclasses import dataclass
 from enum import Enum
 
 from roller_svc.errors import ArgumentError
+from roller_svc.frontend.lang.input_types import short_repr
 from roller_svc.ir.dtype import dtype_named
 
 Value = None | bool | int | float | str | tuple[int, ...]
 
-INTEGER_MOST = 1 << 48  # no extent is larger, so no stride, axis or padding is
-INTEGERS_MOST = 48
+MAX_INTEGER = 1 << 48  # no extent is larger, so no stride, axis or padding is
+MAX_INTEGERS = 48
 
 
 class Kind(Enum):
-    """What a parameter may be; the value is how an error says it."""
+    """The kind of a parameter; the enum's value describes it in errors."""
 
     INTEGER = "a whole number"
     NUMBER = "a finite number"
@@ -30,39 +31,41 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """`least` bounds integers from below. `names` are the texts that a CHOICE is one of, and that INTEGERS may be."""
+    """One parameter of an operator."""
 
     name: str
     kind: Kind
     default: Value
     about: str
-    least: int | None = None
+    minimum: int | None = None
     names: tuple[str, ...] = ()
     optional: bool = False
     required: bool = False
 
-    def checked(self, value: object) -> Value:
-        """The value in its own type; an ArgumentError where it does not fit."""
+    def check(self, value: object) -> Value:
+        """Return the value in the parameter's type. Raises ArgumentError if it does not fit."""
         if value is None and self.optional:
             return None
         found = _READERS[self.kind](self, value)
         if found is None:
-            raise ArgumentError(f"{self.name} must be {self.wanted}, not {_shown(value)}", code="invalid-parameter")
+            raise ArgumentError(
+                f"{self.name} must be {self.expected}, not {short_repr(value)}", code="invalid-parameter"
+            )
         return found
 
     @property
-    def wanted(self) -> str:
-        """What it may be, in words."""
+    def expected(self) -> str:
+        """The allowed values in words."""
         words = self.kind.value
         if self.kind is Kind.CHOICE:
             words = "one of " + ", ".join(map(repr, self.names))
         elif self.names:
             words += " or " + ", ".join(map(repr, self.names))
-        return words if self.least is None else f"{words}, {self.least} or more"
+        return words if self.minimum is None else f"{words}, {self.minimum} or more"
 
 
-def integer(name: str, default: int | None, about: str, *, least: int | None = None) -> Parameter:
-    return Parameter(name, Kind.INTEGER, default, about, least, optional=default is None)
+def integer(name: str, default: int | None, about: str, *, minimum: int | None = None) -> Parameter:
+    return Parameter(name, Kind.INTEGER, default, about, minimum, optional=default is None)
 
 
 def number(name: str, default: float | None, about: str) -> Parameter:
@@ -82,15 +85,15 @@ def dtype(name: str, default: str | None, about: str) -> Parameter:
 
 
 def integers(
-    name: str, default: Value, about: str, *, least: int | None = None, names: Sequence[str] = ()
+    name: str, default: Value, about: str, *, minimum: int | None = None, names: Sequence[str] = ()
 ) -> Parameter:
-    return Parameter(name, Kind.INTEGERS, default, about, least, tuple(names), optional=default is None)
+    return Parameter(name, Kind.INTEGERS, default, about, minimum, tuple(names), optional=default is None)
 
 
 def required(parameter: Parameter) -> Parameter:
-    """The same, to be given in every call."""
+    """Return the parameter as one without a default."""
     return Parameter(
-        parameter.name, parameter.kind, None, parameter.about, parameter.least, parameter.names, required=True
+        parameter.name, parameter.kind, None, parameter.about, parameter.minimum, parameter.names, required=True
     )
 
 
@@ -101,15 +104,15 @@ def _integer(parameter: Parameter, value: object) -> int | None:
         found = operator.index(value)  # type: ignore[arg-type]  # not an integer is what the except is for
     except TypeError:
         return None
-    low = -INTEGER_MOST if parameter.least is None else parameter.least
-    return found if low <= found <= INTEGER_MOST else None
+    low = -MAX_INTEGER if parameter.minimum is None else parameter.minimum
+    return found if low <= found <= MAX_INTEGER else None
 
 
 def _number(_: Parameter, value: object) -> float | int | None:
     if isinstance(value, bool):
         return None
     if isinstance(value, int):
-        return value if abs(value) <= INTEGER_MOST else None
+        return value if abs(value) <= MAX_INTEGER else None
     try:
         found = float(value)  # type: ignore[arg-type]  # not a number is what the except is for
     except (TypeError, ValueError):
@@ -135,7 +138,7 @@ def _integers(parameter: Parameter, value: object) -> Value:
         return _choice(parameter, value)
     if not isinstance(value, Sequence):
         return _integer(parameter, value)
-    found = [_integer(parameter, item) for item in value[: INTEGERS_MOST + 1]]
+    found = [_integer(parameter, item) for item in value[: MAX_INTEGERS + 1]]
     good = tuple(item for item in found if item is not None)
     return good if len(good) == len(value) else None
 
@@ -148,8 +151,3 @@ _READERS = {
     Kind.DTYPE: _dtype,
     Kind.INTEGERS: _integers,
 }
-
-
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,4 +1,4 @@
-"""Pools: max_pool and avg_pool over one to three dimensions, and over all of them."""
+"""Pooling: max_pool and avg_pool over one to three spatial dimensions, and global pools."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from functools import partial
 
 from roller_svc.frontend.ops.operator import Call, Operator
 from roller_svc.frontend.ops.parameters import Parameter, choice, flag, integers, required
-from roller_svc.frontend.ops.text import floating, guarded, joined, lowest, statement, zero
-from roller_svc.frontend.ops.windows import PADDINGS, SPATIAL, Window, arranged, layouts, per_dimension, sizes, windows
+from roller_svc.frontend.ops.text import floating, guard, join_statements, lowest, statement, zero
+from roller_svc.frontend.ops.windows import PADDINGS, SPATIAL, Window, arrange, layouts, per_dimension, sizes, windows
 
 
 def _pool(call: Call, spatial: int, *, mean: bool) -> str:
@@ -26,21 +26,21 @@ def _pool(call: Call, spatial: int, *, mean: bool) -> str:
     guards = [g for s in letters for g in found[s].guards(terms[s])]
     where = [e for s in letters for e in found[s].extents(out[s], taps[s])]
     where += [(taps[s], found[s].kernel) for s in letters if found[s].kernel > 1]
-    index = arranged(layout, {"N": n, "C": c} | out)
-    value = guarded(x.at(*arranged(layout, {"N": n, "C": c} | terms)), guards, (zero if mean else lowest)(x.dtype))
+    index = arrange(layout, {"N": n, "C": c} | out)
+    value = guard(x.at(*arrange(layout, {"N": n, "C": c} | terms)), guards, (zero if mean else lowest)(x.dtype))
     if not mean:
         return statement(call.output, index, ">=!", value, where=where)
-    total = call.between("sum")
+    total = call.intermediate("sum")
     include_pad = call.flag("count_include_pad")
     counts = [_count(found[s], out[s], include_pad=include_pad) for s in letters]
-    return joined(
+    return join_statements(
         statement(total, index, "+=!", floating(value, x.dtype), where=where),
         statement(call.output, index, "=", f"{total}[{', '.join(index)}] / {_product(counts)}"),
     )
 
 
 def _count(window: Window, out: str, *, include_pad: bool) -> int | str:
-    """How many elements of a dimension a window's mean is over."""
+    """Return the number of elements of a dimension in a window's mean."""
     low = -window.before if include_pad else 0
     high = window.size + (window.after if include_pad else 0)
     first = f"{out} * {window.stride}" if window.stride > 1 else out
@@ -71,13 +71,13 @@ def _global(call: Call, spatial: int, *, mean: bool) -> str:
     call.check_rank(x, spatial + 2, layout)
     data = sizes(layout, x.shape)
     axes = {"N": call.axis("n"), "C": call.axis("c")}
-    read = x.at(*arranged(layout, axes | {s: call.axis(s.lower()) for s in letters}))
-    index = arranged(layout, axes | dict.fromkeys(letters, "0"))
+    read = x.at(*arrange(layout, axes | {s: call.axis(s.lower()) for s in letters}))
+    index = arrange(layout, axes | dict.fromkeys(letters, "0"))
     if not mean:
         return statement(call.output, index, ">=!", read)
-    total = call.between("sum")
+    total = call.intermediate("sum")
     count = math.prod(data[s] for s in letters)
-    return joined(
+    return join_statements(
         statement(total, index, "+=!", floating(read, x.dtype)),
         statement(call.output, index, "=", f"{total}[{', '.join(index)}] / {count}"),
     )
@@ -89,9 +89,9 @@ def _layout(spatial: int) -> Parameter:
 
 def _parameters(spatial: int) -> tuple[Parameter, ...]:
     return (
-        required(integers("kernel", None, "extents of the window", least=1)),
-        integers("stride", None, "steps of the window; by default its extents", least=1),
-        integers("padding", 0, "elements around that are no element", least=0, names=PADDINGS),
+        required(integers("kernel", None, "extents of the window", minimum=1)),
+        integers("stride", None, "steps of the window; by default its extents", minimum=1),
+        integers("padding", 0, "elements around that are no element", minimum=0, names=PADDINGS),
         flag("ceil_mode", "a window that begins inside may end outside"),
         _layout(spatial),
     )
@@ -104,7 +104,7 @@ OPERATORS = (
             "Greatest element of each window; padding is less than any.",
             ("x",),
             partial(_pool, spatial=spatial, mean=False),
-            (*_parameters(spatial), integers("dilation", 1, "steps inside of the window", least=1)),
+            (*_parameters(spatial), integers("dilation", 1, "steps inside of the window", minimum=1)),
         )
         for spatial in (1, 2, 3)
     ),

@@ -1,4 +1,4 @@
-"""Reductions: reduce_sum and its like, argmax, argmin."""
+"""Reductions: reduce_sum and similar, argmax, argmin."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from functools import partial
 
 from roller_svc.frontend.ops.operator import Call, Operator
 from roller_svc.frontend.ops.parameters import Parameter, dtype, flag, integer, integers
-from roller_svc.frontend.ops.text import floating, joined, statement
+from roller_svc.frontend.ops.text import floating, join_statements, statement
 
 
 @dataclass(frozen=True, slots=True)
 class _Reduction:
-    """How elements are joined, what is joined of each, and what is made of the result; count is how many there were."""
+    """One reduction operator."""
 
     about: str
-    sign: str
-    of: str = "{0}"
-    then: str = ""
+    sign: str  # combining sign
+    of: str = "{0}"  # expression of an element
+    then: str = ""  # expression of the result and `count`, the number of elements
 
 
 _REDUCTIONS = {
@@ -37,50 +37,50 @@ _REDUCTIONS = {
 }
 
 
-def _reduced(call: Call) -> tuple[int, ...]:
-    """The dimensions that go; all of them where none is said."""
+def _reduced_dimensions(call: Call) -> tuple[int, ...]:
+    """Return the reduced dimensions; by default all."""
     rank = call.x.rank
     if not call.has("axis"):
         return tuple(range(rank))
-    found = [call.dimension(axis, rank, "axis") for axis in call.integers("axis")]
-    if len(set(found)) < len(found):
+    dimensions = [call.dimension(axis, rank, "axis") for axis in call.integers("axis")]
+    if len(set(dimensions)) < len(dimensions):
         raise call.wrong_parameter("axis names a dimension twice")
-    return tuple(sorted(found))
+    return tuple(sorted(dimensions))
 
 
-def _kept(call: Call, axes: tuple[str, ...], reduced: tuple[int, ...]) -> tuple[str, ...]:
-    """The result's index."""
+def _result_index(call: Call, axes: tuple[str, ...], reduced: tuple[int, ...]) -> tuple[str, ...]:
+    """Return the result's index."""
     if call.flag("keepdims"):
         return tuple("0" if d in reduced else axis for d, axis in enumerate(axes))
     return tuple(axis for d, axis in enumerate(axes) if d not in reduced)
 
 
 def _reduce(call: Call, reduction: _Reduction) -> str:
-    x, reduced = call.x, _reduced(call)
+    x, reduced = call.x, _reduced_dimensions(call)
     axes = call.axes(x.rank)
-    index = _kept(call, axes, reduced)
+    index = _result_index(call, axes, reduced)
     is_mean = "{count}" in reduction.then
     value = floating(x.at(*axes), x.dtype) if is_mean else x.at(*axes)
     value = reduction.of.format(value)
     sign = reduction.sign if reduced else "="
     if not reduction.then:
         return statement(call.output, index, sign, value, dtype=call.dtype())
-    total = call.between("sum")
+    total = call.intermediate("sum")
     count = math.prod(x.shape[d] for d in reduced)
     last = reduction.then.format(f"{total}[{', '.join(index)}]", count=count)
-    return joined(
+    return join_statements(
         statement(total, index, sign, value, dtype=call.dtype()),
         statement(call.output, index, "=", last),
     )
 
 
 def _log_sum_exp(call: Call) -> str:
-    x, reduced = call.x, _reduced(call)
+    x, reduced = call.x, _reduced_dimensions(call)
     axes = call.axes(x.rank)
-    index = _kept(call, axes, reduced)
+    index = _result_index(call, axes, reduced)
     at = ", ".join(index)
-    high, total = call.between("max"), call.between("sum")
-    return joined(
+    high, total = call.intermediate("max"), call.intermediate("sum")
+    return join_statements(
         statement(high, index, ">=!" if reduced else "=", x.at(*axes)),
         statement(total, index, "+=!" if reduced else "=", f"exp({x.at(*axes)} - {high}[{at}])"),
         statement(call.output, index, "=", f"log({total}[{at}]) + {high}[{at}]"),
@@ -88,17 +88,17 @@ def _log_sum_exp(call: Call) -> str:
 
 
 def _arg(call: Call, *, sign: str, role: str) -> str:
-    """The first place whose element is the best one. A NaN is the best one, as it is for numpy."""
+    """Return the statements of argmax or argmin: the first (or last) index of the extremum. NaN wins, as in numpy."""
     x = call.x
     axis, axes = call.one_axis(x.rank), call.axes(x.rank)
-    index = _kept(call, axes, (axis,))
-    best = call.between(role)
+    index = _result_index(call, axes, (axis,))
+    best = call.intermediate(role)
     read, j = x.at(*axes), axes[axis]
     here = f"{read} == {best}[{', '.join(index)}]"
     here = f"({here}) | isnan({read})" if x.dtype.is_float else here
     last = call.flag("last")
     place = f"{j}.when([{here}], {-1 if last else x.shape[axis]})"
-    return joined(
+    return join_statements(
         statement(best, index, sign, read),
         statement(call.output, index, ">=!" if last else "<=!", place, dtype=call.dtype()),
     )

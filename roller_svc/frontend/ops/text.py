@@ -1,4 +1,4 @@
-"""Pieces of expression text that operators are written from."""
+"""Building blocks of expression text for operators."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from roller_svc.frontend.ops.operator import Call, Operand, Where
 from roller_svc.ir.dtype import DType
 
-# What a narrow or wide float can hold; the identity of a maximum, since the language has no literal for infinity.
-_FLOAT_MOST = {
+# Largest finite floats. Negated, they are the neutral element of a maximum: the language has no literal for infinity.
+_FLOAT_MAX = {
     DType.FLOAT64: "1.7976931348623157e+308",
     DType.FLOAT32: "3.4028234663852886e+38",
     DType.BFLOAT16: "3.3895313892515355e+38",
@@ -31,18 +31,18 @@ ACTIVATIONS = {
 def statement(
     output: str, index: Sequence[str], sign: str, body: str, *, where: Where = (), dtype: DType | None = None
 ) -> str:
-    """`output[index]: dtype sign body where axis in extent`."""
+    """Return `output[index]: dtype sign body where axis in extent`."""
     stated = "" if dtype is None else f": {dtype.value}"
     clause = " where " + ", ".join(f"{axis} in {extent}" for axis, extent in where) if where else ""
     return f"{output}[{', '.join(index)}]{stated} {sign} {body}{clause}"
 
 
-def joined(*statements: str) -> str:
+def join_statements(*statements: str) -> str:
     return ";\n".join(statements)
 
 
 def affine(terms: Sequence[tuple[str, int]], offset: int = 0) -> str:
-    """`ho * 2 + kh - 1`; the first factor is positive."""
+    """Return a sum such as `ho * 2 + kh - 1`. The first factor must be positive."""
     shown = ""
     for axis, factor in terms:
         size = axis if abs(factor) == 1 else f"{axis} * {abs(factor)}"
@@ -53,7 +53,7 @@ def affine(terms: Sequence[tuple[str, int]], offset: int = 0) -> str:
 
 
 def number(value: float, dtype: DType) -> str:
-    """A literal: whole for an integer type, with a fraction for a float."""
+    """Return a literal, with a fraction for a float type."""
     return repr(float(value)) if dtype.is_float else repr(int(value))
 
 
@@ -62,49 +62,49 @@ def zero(dtype: DType) -> str:
 
 
 def lowest(dtype: DType) -> str:
-    """The least value of a type, finite."""
-    return f"-{_FLOAT_MOST[dtype]}" if dtype.is_float else _integer_literal(dtype.integer_range[0])
+    """Return the smallest finite value of a type."""
+    return f"-{_FLOAT_MAX[dtype]}" if dtype.is_float else _integer_literal(dtype.integer_range[0])
 
 
 def highest(dtype: DType) -> str:
-    return _FLOAT_MOST[dtype] if dtype.is_float else _integer_literal(dtype.integer_range[1])
+    return _FLOAT_MAX[dtype] if dtype.is_float else _integer_literal(dtype.integer_range[1])
 
 
 def _integer_literal(value: int) -> str:
     return str(value)
 
 
-def guarded(value: str, conditions: Sequence[str], other: str) -> str:
+def guard(value: str, conditions: Sequence[str], other: str) -> str:
     return f"{value}.when([{', '.join(conditions)}], {other})" if conditions else value
 
 
 def floating(value: str, dtype: DType) -> str:
-    """The value as a float: a mean of integers is no integer."""
+    """Convert the value to a float, because a mean of integers is not an integer."""
     return value if dtype.is_float else f"{value}.cast(`float32`)"
 
 
-def activated(name: str, value: str) -> str:
-    """`value` under one of ACTIVATIONS."""
+def activate(name: str, value: str) -> str:
+    """Apply one of ACTIVATIONS to a value."""
     inner = value if value.endswith("]") and " " not in value.split("[")[0] and "] " not in value else f"({value})"
     return ACTIVATIONS[name].format(value, inner)
 
 
 def contraction(call: Call, index: Sequence[str], body: str, where: Where, bias: str | None = None) -> str:
-    """A sum of products, then what `bias` and the parameter `activation` add to it."""
+    """Return a sum of products, with a bias and the activation of the call if given."""
     activation = call.text("activation")
     if bias is None and activation == "none":
         return statement(call.output, index, "+=!", body, where=where, dtype=call.dtype())
-    total = call.between("sum")
+    total = call.intermediate("sum")
     value = f"{total}[{', '.join(index)}]"
     value = value if bias is None else f"{value} + {bias}"
-    return joined(
+    return join_statements(
         statement(total, index, "+=!", body, where=where, dtype=call.dtype()),
-        statement(call.output, index, "=", activated(activation, value)),
+        statement(call.output, index, "=", activate(activation, value)),
     )
 
 
 def broadcast_shape(call: Call, shapes: Sequence[Sequence[int]]) -> tuple[int, ...]:
-    """numpy's: aligned at the last dimension, 1 stretches."""
+    """Return the broadcast shape by numpy's rules."""
     rank = max((len(shape) for shape in shapes), default=0)
     padded = [(1,) * (rank - len(shape)) + tuple(shape) for shape in shapes]
     result = []
@@ -118,7 +118,7 @@ def broadcast_shape(call: Call, shapes: Sequence[Sequence[int]]) -> tuple[int, .
 
 
 def broadcast(operand: Operand, axes: Sequence[str], shape: Sequence[int]) -> str:
-    """A load at axes of the broadcast shape."""
+    """Return a load at axes of the broadcast shape."""
     return operand.at(*broadcast_index(operand.shape, axes, shape))
 
 
