@@ -80,11 +80,11 @@ class Candidate:
 
 
 class Call(Protocol):
-    """A kernel bound to arrays: a call runs all launches, `finish` returns the results."""
+    """A kernel bound to arrays: a call runs all launches, `results` returns the results."""
 
     def __call__(self) -> None: ...
 
-    def finish(self) -> dict[str, Any]: ...
+    def results(self) -> dict[str, Any]: ...
 
 
 class Runner(Protocol):

@@ -1,1 +1,1 @@
-"""Binaries → runs on arrays: CPU, CUDA, timing, and kernels saved to a folder."""
+"""Run compiled kernels on arrays: CPU, CUDA, emulator, timing, and kernels saved to a directory."""

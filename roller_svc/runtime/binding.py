@@ -1,4 +1,4 @@
-"""A call's numpy arrays → memory that a kernel may use: exact types and shapes, dense, aligned, unaliased."""
+"""Bind a call's numpy arrays to memory that a kernel may use: exact types and shapes, dense, aligned, unaliased."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _NUMPY_TYPES: dict[DType, np.dtype[np.generic]] = {d: np.dtype(_EXTENSION_TYPES.
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """One call's memory, by Buffer symbol, and what must be copied into the caller's own arrays afterwards."""
+    """The memory of one call, and the copies into the caller's arrays after it."""
 
-    memory: dict[str, Array]
-    results: dict[str, Array]  # by output name: what the caller gets
+    memory: dict[str, Array]  # by Buffer symbol
+    results: dict[str, Array]  # the caller's results, by output name
     copies: tuple[tuple[Array, Array], ...]  # (to, from)
 
     def copy_back(self) -> dict[str, Array]:
-        """Copy what the kernel could not write in place; the results."""
+        """Copy the outputs that the kernel could not write in place. Returns the results."""
         for target, source in self.copies:
             target[...] = source
         return self.results
@@ -51,11 +51,10 @@ def bind(
     alignment_bytes: int = ALIGNMENT_BYTES,
     in_use: Iterable[Array] = (),
 ) -> Binding:
-    """Memory for every input and output among `buffers`; raises ArgumentError where an array does not fit.
+    """Return memory for every input and output among `buffers`. Raises ArgumentError if an array does not fit.
 
-    An input is used where it lies when it is dense, native and aligned, else copied. An array in `out` is written
-    where it lies when it is also writeable and shares no byte with another array of the call or one that is `held`,
-    else copied to.
+    An input is used in place if it is dense, native and aligned, else copied. An array in `out` is written in place
+    if it is also writeable and shares no byte with another array of the call or of `in_use`, else copied to.
     """
     signature = tuple(buffers)
     inputs = [b for b in signature if b.role is Role.INPUT]
@@ -86,7 +85,7 @@ def bind(
 
 
 def check_names(what: str, expected: list[str], provided: Mapping[str, object], *, complete: bool) -> None:
-    """Every name given is wanted and, if `complete`, every name wanted is given."""
+    """Check that every name is expected and, if `complete`, that no expected name is missing."""
     for name in provided:
         if name not in expected:
             known = ", ".join(expected) or "none"
@@ -98,11 +97,10 @@ def check_names(what: str, expected: list[str], provided: Mapping[str, object], 
 
 
 def aligned_empty(shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> Array:
-    """An uninitialised dense array whose first byte lies on a multiple of ALIGNMENT_BYTES; a large one's on a page.
+    """Return an uninitialised dense array, aligned to ALIGNMENT_BYTES; a large one to a page.
 
-    Where an allocator puts arrays of powers of two one behind the other, results begin two lines further into a page
-    than what they are computed from. A core then takes each load for one of what it has just stored, since it compares
-    the last 12 bits of addresses first: on Zen 4 a map from cache to cache takes a sixth longer.
+    The page alignment avoids 4K aliasing. Otherwise outputs of power-of-two size may start two cache lines further
+    into a page than the inputs, and loads wait for recent stores with the same low 12 address bits.
     """
     size = dtype.itemsize
     for extent in shape:
@@ -114,7 +112,7 @@ def aligned_empty(shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> Array:
 
 
 def range_error(source: KernelSource, check: int, value: int) -> IndexRangeError:
-    """What run-time check `check` of the source found: an index of that value."""
+    """Return the error of a failed run-time check of the source, whose index had that value."""
     if not 0 <= check < len(source.checks):
         raise InvariantError(f"{source.name} reported run-time check {check} of {len(source.checks)}")
     failed = source.checks[check]
@@ -122,7 +120,7 @@ def range_error(source: KernelSource, check: int, value: int) -> IndexRangeError
     return IndexRangeError(
         f"index {value} is outside dimension {failed.dimension}{axis} of {failed.tensor}, "
         f"which has extent {failed.size}: {failed.index}",
-        hint=f"values of {failed.index} must lie in 0 .. {failed.size - 1}",
+        hint=f"values of {failed.index} must be in 0 .. {failed.size - 1}",
     )
 
 
@@ -137,7 +135,7 @@ def _check_array(buffer: Buffer, value: object, what: str) -> Array:
         shown = array.dtype.name if array.dtype.name != expected.name else array.dtype.str
         raise ArgumentError(f"{what} {buffer.name!r} has dtype {shown}, the kernel takes {expected.name}",
                             code="dtype-mismatch")  # fmt: skip
-    # numpy turns scalars into arrays of one element wherever it can (ascontiguousarray): for a scalar both will do
+    # numpy often turns scalars into arrays of one element (ascontiguousarray): a scalar accepts both
     if array.shape != buffer.shape and not (buffer.shape == () and array.shape == (1,)):
         raise ArgumentError(f"{what} {buffer.name!r} has shape {array.shape}, the kernel takes {buffer.shape}",
                             code="shape-mismatch")  # fmt: skip

@@ -1,4 +1,4 @@
-"""A compiled C kernel → calls on numpy arrays."""
+"""Load compiled C kernels and call them on numpy arrays."""
 
 from __future__ import annotations
 
@@ -29,11 +29,16 @@ class _Entry(Protocol):
 
 
 class CpuModule:
-    """A shared object, loaded for as long as this object lives. Calls from several threads may overlap."""
+    """A shared object, loaded during the lifetime of this object. Calls from several threads may overlap."""
 
     def __init__(self, compiled: CompiledKernel, alignment_bytes: int = 1) -> None:
-        """`alignment_bytes`: what the text assumes of inputs and outputs beyond their elements' own; an array that
-        has less is copied. The generator's vector types assume nothing more."""
+        """Load a kernel.
+
+        Args:
+            compiled: the kernel.
+            alignment_bytes: alignment of inputs and outputs that the source assumes beyond that of the elements.
+                Arrays with less are copied. Generated kernels assume no more.
+        """
         if compiled.source.language is not Language.C:
             raise InvariantError(f"{compiled.source.name} is {compiled.source.language.value}, not C")
         self.source: KernelSource = compiled.source
@@ -45,7 +50,7 @@ class CpuModule:
         self._scratch = threading.local()
 
     def run(self, arrays: Mapping[str, object], out: Mapping[str, object] | None = None) -> dict[str, Array]:
-        """One call. Raises ArgumentError for arrays that do not fit, IndexRangeError for an index that does not."""
+        """Run the kernel. Raises ArgumentError for arrays that do not fit, IndexRangeError for a bad index."""
         binding = bind(self.source.buffers, arrays, out, self.alignment_bytes)
         blocks = (self.workspace(), self._thread_block("prepared", self.source.prepacked_buffers))
         for prepare in (True, False):
@@ -53,28 +58,29 @@ class CpuModule:
         return binding.copy_back()
 
     def bind(self, arrays: Mapping[str, object], out: Mapping[str, object] | None = None) -> CpuCall:
-        """A call made ready: what is made of constants is there, and calling the result only does the rest, again and
-        again (for timing)."""
+        """Return a bound call: constants are packed, each call of the result runs the other launches (for timing)."""
         constants = {name: array for name, array in arrays.items() if name in self.source.constants}
         variables = {name: array for name, array in arrays.items() if name not in constants}
         return self.prepare(constants).bind(variables, out)
 
     def prepare(self, constants: Mapping[str, object]) -> PreparedCpu:
-        """What is made of constants alone, made once. Raises ArgumentError for arrays that do not fit."""
+        """Run the launches that depend only on constants. Raises ArgumentError for arrays that do not fit."""
         return PreparedCpu(self, constants)
 
     def launches(self, *, prepare: bool) -> tuple[tuple[_Entry, LaunchSpec], ...]:
-        """The launches that prepare, or the others, in order."""
+        """Return the prepack launches, or the others, in order."""
         pairs = zip(self._entries, self.source.launches, strict=True)
         return tuple((entry, launch) for entry, launch in pairs if launch.is_prepack == prepare)
 
     def workspace(self) -> _Block:
-        """What a call needs of its own: one block for each thread, kept for its next call."""
+        """Return this thread's workspace, reused by its next call."""
         prepared = self.source.prepacked_buffers
-        return self._thread_block("workspace", tuple(b for b in self.source.buffers_of(Role.WORKSPACE) if b not in prepared))
+        return self._thread_block(
+            "workspace", tuple(b for b in self.source.buffers_of(Role.WORKSPACE) if b not in prepared)
+        )
 
     def _thread_block(self, name: str, buffers: tuple[Buffer, ...]) -> _Block:
-        """This thread's block of that name."""
+        """Return this thread's block of that name."""
         block: _Block | None = getattr(self._scratch, name, None)
         if block is None:
             block = _Block(buffers)
@@ -83,26 +89,32 @@ class CpuModule:
 
 
 class PreparedCpu:
-    """A module with its constants. They must not change as long as this is in use. Calls from several threads may
-    overlap."""
+    """A module bound to its constants, which must not change while this is in use.
+
+    Calls from several threads may overlap.
+    """
 
     def __init__(self, module: CpuModule, constants: Mapping[str, object]) -> None:
         self._module = module
         buffers = module.source.buffers
-        self._remaining_buffers = tuple(b for b in buffers if b.role is not Role.INPUT or b.name not in module.source.constants)
-        binding = bind((b for b in buffers if b not in self._remaining_buffers), constants, None, module.alignment_bytes)
+        self._remaining_buffers = tuple(
+            b for b in buffers if b.role is not Role.INPUT or b.name not in module.source.constants
+        )
+        binding = bind(
+            (b for b in buffers if b not in self._remaining_buffers), constants, None, module.alignment_bytes
+        )
         self._constants = binding.memory
         self._block = _Block(module.source.prepacked_buffers)
         CpuCall(module, binding, (self._block,), module.launches(prepare=True))()
 
     def run(self, arrays: Mapping[str, object], out: Mapping[str, object] | None = None) -> dict[str, Array]:
-        """One call with the other arrays; raises as CpuModule.run does."""
+        """Run the kernel with the other arrays. Raises as CpuModule.run does."""
         call = self.bind(arrays, out)
         call()
-        return call.finish()
+        return call.results()
 
     def bind(self, arrays: Mapping[str, object], out: Mapping[str, object] | None = None) -> CpuCall:
-        """A call made ready: calling the result only runs the kernel, again and again (for timing)."""
+        """Return a bound call: each call of the result only runs the kernel (for timing)."""
         binding = bind(self._remaining_buffers, arrays, out, self._module.alignment_bytes, self._constants.values())
         full_binding = replace(binding, memory=self._constants | binding.memory)
         blocks = (self._module.workspace(), self._block)
@@ -110,7 +122,7 @@ class PreparedCpu:
 
 
 class _Block:
-    """Memory for some buffers, each aligned."""
+    """One allocation for several buffers, each aligned."""
 
     def __init__(self, buffers: tuple[Buffer, ...]) -> None:
         ends = list(accumulate(-(-b.bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES for b in buffers))
@@ -120,8 +132,7 @@ class _Block:
 
 
 class CpuCall:
-    """One set of arrays bound to some launches. Not for use by two threads at once; its results are valid after a
-    call."""
+    """Arrays bound to launches. Results are valid after a call. Not thread-safe."""
 
     def __init__(
         self, module: CpuModule, binding: Binding, workspace: tuple[_Block, ...],
@@ -147,7 +158,7 @@ class CpuCall:
         )
 
     def __call__(self) -> None:
-        """Run the launches in order; raises IndexRangeError where one met an index out of range."""
+        """Run the launches in order. Raises IndexRangeError if one reads an index out of range."""
         self._status[0] = 0
         for entry, arguments, zeroed in self._steps:
             for address, size in zeroed:
@@ -156,8 +167,8 @@ class CpuCall:
             if self._status[0]:
                 raise range_error(self._module.source, int(self._status[1]), int(self._status[2]))
 
-    def finish(self) -> dict[str, Array]:
-        """The results, by output name."""
+    def results(self) -> dict[str, Array]:
+        """Return the results by output name."""
         return self._binding.copy_back()
 
 
@@ -167,10 +178,10 @@ def _address(array: Array) -> int:
 
 
 def _load(binary: bytes, name: str) -> ctypes.CDLL:
-    """The library, which nothing unloads but _unload.
+    """Load the library, which only _unload unloads.
 
-    Through a file whose name is never used twice: the loader takes a name that it knows for the library it has,
-    so /proc/self/fd/N, which comes again, would bring back an older kernel.
+    The file name is never reused: the loader returns the loaded library for a known name, so a repeated
+    /proc/self/fd/N would return an older kernel.
     """
     handle, path = tempfile.mkstemp(prefix="roller-", suffix=".so")
     try:
@@ -178,13 +189,13 @@ def _load(binary: bytes, name: str) -> ctypes.CDLL:
             file.write(binary)
         library = ctypes.CDLL(path, mode=ctypes.RTLD_LOCAL | os.RTLD_NOW)
     except OSError as error:
-        raise LaunchError(f"{name}: the shared object cannot be loaded here: {error}", code="load-failed") from error
+        raise LaunchError(f"{name}: cannot load shared object: {error}", code="load-failed") from error
     finally:
         os.unlink(path)  # noqa: PTH108 - the mapping keeps it
-    # An OpenMP runtime leaves its threads waiting inside itself: unloading it with the last kernel would crash them.
+    # Threads of an OpenMP runtime wait inside its code: unloading it with the last kernel would crash them.
     for runtime in _OPENMP_RUNTIMES:
         with contextlib.suppress(OSError):
-            ctypes.CDLL(runtime, mode=RTLD_NOLOAD)  # counts one more user, which nothing ever takes back
+            ctypes.CDLL(runtime, mode=RTLD_NOLOAD)  # increments the reference count, which is never decremented
     return library
 
 

@@ -1,4 +1,4 @@
-"""A kernel's instructions beside those of the CPU at hand: one that lacks some would end the process (SIGILL)."""
+"""Check that the host CPU has the features a kernel is compiled for; a missing one ends the process (SIGILL)."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from roller_svc.ir.hardware import Arch
 from roller_svc.ir.kernel import KernelSource
 
 CPUINFO = Path("/proc/cpuinfo")
-# What each level adds to the one before that kernels use, by the names of /proc/cpuinfo (x86-64 psABI,
-# "Micro-architecture levels"; a virtual machine may hide others that are there).
+# Features that kernels use, by the level that adds them and the names of /proc/cpuinfo (x86-64 psABI,
+# "Micro-architecture levels"; a virtual machine may hide some of the host's features).
 _LEVEL_FEATURES = {
     2: ("sse4_2",),
     3: ("avx2", "bmi1", "bmi2", "f16c", "fma"),
     4: ("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"),
 }
-# What generated texts have beyond their level, by the compiler's option.
+# Features beyond the level, by the compiler option that enables them.
 _OPTION_FEATURES = {"-mavx512vnni": "avx512_vnni", "-mavx512bf16": "avx512_bf16"}
 
 
 def check_features(source: KernelSource) -> None:
-    """Raises LaunchError for a kernel that this CPU cannot run."""
+    """Raise LaunchError for a kernel that this CPU cannot run."""
     if missing := missing_features(source.arch, source.options):
         raise LaunchError(
             f"{source.name} is compiled for {source.arch} with instructions that this CPU lacks "
@@ -34,8 +34,10 @@ def check_features(source: KernelSource) -> None:
 
 
 def missing_features(arch: Arch, options: Collection[str] = ()) -> tuple[str, ...]:
-    """What code for that architecture, with those options of the compiler, needs and this CPU has not: nothing where
-    the system does not list what it has."""
+    """Return the features that code for `arch` with these compiler options needs and this CPU lacks.
+
+    Empty if the system does not list the CPU's features.
+    """
     available = _flags(CPUINFO)
     if arch.prefix != "x86-64-v" or platform.machine() != "x86_64" or not available:
         return ()
@@ -46,7 +48,7 @@ def missing_features(arch: Arch, options: Collection[str] = ()) -> tuple[str, ..
 
 @cache
 def _flags(cpuinfo: Path) -> frozenset[str]:
-    """Of the first processor; empty where the file or the line is not there."""
+    """Return the feature flags of the first processor; empty if the file or the line is missing."""
     try:
         lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""What other processes and machines took of this process's cores, as Linux counts it."""
+"""Time that other processes and virtual machines took from this process's cores, from Linux's counters."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ CLOCK_TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 
 def runqueue_wait_s(tasks: Path = Path("/proc/self/task")) -> float:
-    """Seconds that this process's threads were ready to run and did not; 0 where the kernel does not count them."""
+    """Return the seconds that this process's threads waited in run queues; 0 if the kernel does not count them."""
     total = 0
     for task in tasks.glob("*/schedstat"):
         with contextlib.suppress(OSError, IndexError, ValueError):  # a thread may have ended
@@ -19,7 +19,7 @@ def runqueue_wait_s(tasks: Path = Path("/proc/self/task")) -> float:
 
 
 def steal_s(stat: Path = Path("/proc/stat")) -> float:
-    """Seconds that the hypervisor ran others on this process's cores; 0 where that is not told."""
+    """Return the steal time of this process's cores in seconds; 0 if it is not reported."""
     own_cpus = {f"cpu{cpu}" for cpu in os.sched_getaffinity(0)}
     ticks = 0
     with contextlib.suppress(OSError, IndexError, ValueError):

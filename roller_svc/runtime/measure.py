@@ -1,4 +1,4 @@
-"""A call → its time: warmed up, repeated until the clock's noise does not matter, given up early when slow."""
+"""Measure a call: warm it up, repeat it until clock noise is negligible, stop early if it is slow."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from pathlib import Path
 from roller_svc.ir.kernel import Measurement
 
 Call = Callable[[], object]
-Stopwatch = Callable[[Call, int], float]  # runs the call that often; seconds for all of them together
+Stopwatch = Callable[[Call, int], float]  # (call, repetitions) → seconds for all repetitions together
 
-_MIN_SAMPLE_S = 20e-6  # a hundred times what reading the clock costs
+_MIN_SAMPLE_S = 20e-6  # a hundred times the cost of reading the clock
 _MAX_INNER = 10_000
 _MIN_SAMPLES = 3
-_GIVE_UP_FACTOR = 1.5  # a candidate so much slower than the best is not going to win by measuring it again
-_LONG_CALL_RATIO = 20  # a cold call that takes so many times the least sample is one by itself when warm, too
-_LONG_CALL_S = 5e-3  # a call so long tells by itself: what is cold at first is little of it
+_GIVE_UP_FACTOR = 1.5  # a candidate slower than the best by this factor will not win in another sample
+_LONG_CALL_RATIO = 20  # a cold call of this many minimum samples is long enough when warm, too
+_LONG_CALL_S = 5e-3  # cold effects are negligible in calls of at least this length
 _STEADY_TOLERANCE = 0.01
 _STEADY_SAMPLES = 7
 
 
 def host_stopwatch(call: Call, times: int) -> float:
-    """Wall time, for calls that return when their work is done."""
+    """Return the wall time of calls that return when their work is done."""
     start = time.perf_counter()
     for _ in range(times):
         call()
@@ -41,12 +41,12 @@ def measure(
     best_s: float | None = None,
     stopwatch: Stopwatch | None = None,
 ) -> Measurement:
-    """Median and least time of one call, from at most `repeats` samples and about `budget_s` seconds.
+    """Return the median and minimum time of one call, from at most `repeats` samples and about `budget_s` seconds.
 
-    A sample is as many calls as make the clock's resolution less than 1 % of it. Ends early when the samples agree,
-    when they are all well above `best_s`, the best time known of another kernel for the same work, or when the first
-    call takes all of the budget: it is the sample then. A call that runs elsewhere brings its own `stopwatch`,
-    `min_sample_s` and `device_name`; other calls are timed on the host.
+    A sample has enough calls for the clock's resolution to be less than 1 % of it. Sampling ends early if the samples
+    agree, or if they are all well above `best_s`, the best time of another kernel for the same work. If the first call
+    takes the whole budget, it is the only sample. A call on a device has its own `stopwatch`, `min_sample_s` and
+    `device_name`; other calls are timed on the host.
     """
     watch: Stopwatch = getattr(call, "stopwatch", host_stopwatch) if stopwatch is None else stopwatch
     device_name = device_name or getattr(call, "device_name", host_name)()
@@ -69,7 +69,7 @@ def measure(
 
 @cache
 def host_name() -> str:
-    """The processor's name, as results name it."""
+    """Return the processor's name for reports."""
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.is_file():
         for line in cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines():
@@ -80,7 +80,7 @@ def host_name() -> str:
 
 
 def _inner_repeats(sample: Callable[[int], float], first_s: float, min_sample_s: float) -> tuple[int, float]:
-    """Calls in a sample, and the seconds it took to find out: the first call is no measure, it was cold."""
+    """Return the number of calls in a sample and the seconds spent on finding it. The first call was cold."""
     inner, spent_s = 1, 0.0
     sample_s = first_s
     if first_s >= _LONG_CALL_RATIO * min_sample_s:
@@ -96,7 +96,7 @@ def _inner_repeats(sample: Callable[[int], float], first_s: float, min_sample_s:
 
 
 def _cannot_win(samples: list[float], best_s: float | None) -> bool:
-    """Whether this call will not beat `best_s`: a short cold call needs a wider margin than several warm ones."""
+    """Whether this call cannot beat `best_s`. A short cold call needs a wider margin than several warm ones."""
     if best_s is None:
         return False
     is_conclusive = len(samples) >= _MIN_SAMPLES or min(samples) >= _LONG_CALL_S
@@ -104,7 +104,7 @@ def _cannot_win(samples: list[float], best_s: float | None) -> bool:
 
 
 def _is_steady(samples: list[float]) -> bool:
-    """Whether the faster half of enough samples lies within 1 %."""
+    """Whether the faster half of enough samples agrees within 1 %."""
     if len(samples) < _STEADY_SAMPLES:
         return False
     ordered = sorted(samples)

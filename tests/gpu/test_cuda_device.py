@@ -90,7 +90,7 @@ def test_times_are_the_devices(cupy: Any, module: CudaModule) -> None:
     measured = measure(call)
     assert 1e-6 < measured.median_s < 1e-2
     assert measured.device_name
-    assert (call.finish()["C"] == 2).all()  # what was timed is what a call does
+    assert (call.results()["C"] == 2).all()  # what was timed is what a call does
 
 
 def test_the_launcher_stands_without_the_project(cupy: Any, module: CudaModule, tmp_path: Path) -> None:

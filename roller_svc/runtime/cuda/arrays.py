@@ -1,4 +1,4 @@
-"""Arrays on a GPU, of CuPy, PyTorch or any library with DLPack, as one small set of operations."""
+"""One interface to GPU arrays of CuPy, PyTorch and any library with DLPack."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ _INSTALL_CUPY = "pip install 'roller-svc[gpu]'"
 
 @dataclass(frozen=True, slots=True)
 class DeviceArray:
-    """Where an array lies. `strides` are in bytes; `array` is the library's own and keeps the memory."""
+    """An array's memory on a device."""
 
-    array: Any
+    array: Any  # the library's own object, which owns the memory
     address: int
     dtype: str
     shape: tuple[int, ...]
-    strides: tuple[int, ...]
+    strides: tuple[int, ...]  # bytes
     device: int
 
     def is_dense(self, item_bytes: int) -> bool:
-        """Row-major without gaps, and aligned as kernels expect it."""
+        """Whether the array is row-major without gaps and aligned as kernels expect."""
         step = item_bytes
         for extent, stride in zip(reversed(self.shape), reversed(self.strides), strict=True):
             if extent != 1 and stride != step:
@@ -40,24 +40,26 @@ class DeviceArray:
         return self.address % ALIGNMENT_BYTES == 0
 
     def span(self, item_bytes: int) -> tuple[int, int]:
-        """The first byte's address and the one after the last's."""
+        """Return the address of the first byte and the one after the last."""
         offsets = [(extent - 1) * stride for extent, stride in zip(self.shape, self.strides, strict=True)]
-        return self.address + sum(r for r in offsets if r < 0), self.address + sum(r for r in offsets if r > 0) + item_bytes
+        return self.address + sum(r for r in offsets if r < 0), self.address + sum(
+            r for r in offsets if r > 0
+        ) + item_bytes
 
 
 class ArrayLibrary(Protocol):
-    """What a call needs of the caller's library. Streams and devices are the ones that it has as current."""
+    """The operations of the caller's array library that a call needs, on its current stream and device."""
 
     name: str
 
     def view(self, array: Any) -> DeviceArray | None:
-        """None for an array that is not on a GPU."""
+        """Return the array's memory, or None if it is not on a GPU."""
         ...
 
     def empty(self, shape: tuple[int, ...], dtype: DType, device: int) -> DeviceArray: ...
 
     def copy_of(self, array: DeviceArray, dtype: DType) -> DeviceArray:
-        """A dense, aligned copy."""
+        """Return a dense, aligned copy."""
         ...
 
     def copy_into(self, target: DeviceArray, source: DeviceArray) -> None: ...
@@ -65,20 +67,20 @@ class ArrayLibrary(Protocol):
     def writeable(self, array: Any) -> bool: ...
 
     def stream(self, device: int) -> int:
-        """The current stream's handle."""
+        """Return the current stream's handle."""
         ...
 
     def result(self, array: DeviceArray) -> Any:
-        """The array as the caller gets it."""
+        """Return the array as an object of the caller's library."""
         ...
 
 
 def import_cupy() -> Any:
-    """CuPy, which loads and launches; raises LaunchError where it is not installed."""
+    """Import CuPy, which loads and launches kernels. Raises LaunchError if it is not installed."""
     try:
         import cupy
     except ImportError as error:
-        raise LaunchError(f"running CUDA kernels takes CuPy: {_INSTALL_CUPY} ({error})", code="no-cupy") from error
+        raise LaunchError(f"running CUDA kernels needs CuPy: {_INSTALL_CUPY} ({error})", code="no-cupy") from error
     return cupy
 
 
@@ -105,7 +107,7 @@ class CupyArrays:
                                     code="dtype-mismatch") from error  # fmt: skip
             except self._cupy.cuda.memory.OutOfMemoryError as error:
                 raise LaunchError(
-                    f"the device has no room for {dtype.value}{list(shape)}", code="out-of-memory"
+                    f"out of device memory: cannot allocate {dtype.value}{list(shape)}", code="out-of-memory"
                 ) from error
 
     def copy_of(self, array: DeviceArray, dtype: DType) -> DeviceArray:
@@ -170,7 +172,7 @@ class TorchArrays:
 
 @dataclass(frozen=True, slots=True)
 class DeviceBytes:
-    """A dense array on the current device, of any element type: CuPy keeps the bytes, and has not all of the types."""
+    """A dense array on the current device, stored as CuPy bytes because CuPy lacks some element types."""
 
     raw: Any  # one dimension of uint8
     dtype: DType
@@ -178,18 +180,18 @@ class DeviceBytes:
 
     @classmethod
     def of(cls, cupy: Any, array: Array) -> DeviceBytes:
-        """A copy of an array that is in the host's memory."""
+        """Copy an array from host memory to the device."""
         dense = np.ascontiguousarray(array)
         return cls(cupy.asarray(dense.reshape(-1).view(np.uint8)), DType(array.dtype.name), array.shape)
 
     def numpy(self) -> Array:
-        """A copy in the host's memory; waits for what the current stream has to do."""
+        """Copy to host memory, after the work of the current stream."""
         host: Array = self.raw.get()
         return host.view(numpy_dtype(self.dtype)).reshape(self.shape)
 
 
 class ByteArrays(CupyArrays):
-    """What `placed` makes: results are DeviceBytes too."""
+    """The library of DeviceBytes, for inputs and results."""
 
     name = "bytes"
 
@@ -214,16 +216,16 @@ class ByteArrays(CupyArrays):
 
 
 def copy_to_device(arrays: Mapping[str, Array]) -> dict[str, DeviceBytes]:
-    """Arrays of the host's memory, copied to the current device; LaunchError where they do not fit."""
+    """Copy host arrays to the current device. Raises LaunchError if they do not fit."""
     cupy = import_cupy()
     try:
         return {name: DeviceBytes.of(cupy, array) for name, array in arrays.items()}
     except cupy.cuda.memory.OutOfMemoryError as error:
-        raise LaunchError(f"the device has no room for the arrays: {error}", code="out-of-memory") from error
+        raise LaunchError(f"out of device memory: cannot copy the arrays: {error}", code="out-of-memory") from error
 
 
 class DlpackArrays(CupyArrays):
-    """Any other library: through CuPy without a copy, results handed back by the library's own from_dlpack."""
+    """Any other library with DLPack: arrays are viewed through CuPy without a copy, results use its from_dlpack."""
 
     def __init__(self, cupy: Any, name: str, from_dlpack: Any) -> None:
         super().__init__(cupy)
@@ -247,7 +249,7 @@ class DlpackArrays(CupyArrays):
 
 
 def library_of(name: str, array: Any) -> ArrayLibrary:
-    """The library of the argument called `name`; raises ArgumentError for what is no GPU array of any."""
+    """Return the library of the argument called `name`. Raises ArgumentError if it is not a GPU array."""
     if isinstance(array, DeviceBytes):
         return ByteArrays(import_cupy())
     package = type(array).__module__.partition(".")[0]
@@ -261,13 +263,12 @@ def library_of(name: str, array: Any) -> ArrayLibrary:
         return DlpackArrays(import_cupy(), package, array.__array_namespace__().from_dlpack)
     kind = f"{type(array).__module__}.{type(array).__qualname__}".removeprefix("builtins.")
     raise ArgumentError(
-        f"argument {name!r} is of type {kind}: this kernel runs on a GPU and takes arrays that lie there "
-        "(CuPy, PyTorch, anything with DLPack)",
+        f"argument {name!r} must be an array on a GPU (CuPy, PyTorch, anything with DLPack), got {kind}",
         code="not-an-array",
     )
 
 
 def _require_view(view: DeviceArray | None) -> DeviceArray:
     if view is None:
-        raise LaunchError("an array just made on a GPU is not there")
+        raise LaunchError("an array just allocated on a GPU is not on a GPU")
     return view

@@ -1,4 +1,4 @@
-"""A cubin → calls on GPU arrays, through CuPy."""
+"""Load cubins and launch them on GPU arrays, through CuPy."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from roller_svc.runtime.binding import check_names
 from roller_svc.runtime.cuda.arrays import ArrayLibrary, CupyArrays, DeviceArray, import_cupy, library_of
 from roller_svc.runtime.cuda.driver import Parameters, driver
 
-# Events tell times to about half a microsecond (CUDA runtime API, cudaEventElapsedTime): 0.5 % of a sample.
+# Events resolve about half a microsecond (CUDA runtime API, cudaEventElapsedTime): 0.5 % of a sample.
 _MIN_SAMPLE_S = 100e-6
-# More shared memory than this, static and dynamic together, a kernel must ask for (CUDA C++ guide, Shared Memory).
+# A kernel with more shared memory, static and dynamic together, needs an attribute (CUDA C++ guide, Shared Memory).
 _MAX_DEFAULT_SHARED_BYTES = 48 * 1024
 
 
 @cache
 def device_present() -> bool:
-    """Whether the driver is there and has a device. Imports no CUDA package and makes no context."""
+    """Whether there is a driver with a device. Imports no CUDA package and creates no context."""
     return device_count() > 0
 
 
 def device_count() -> int:
-    """Devices that the driver sees; 0 where there is no driver."""
+    """Return the number of devices that the driver sees; 0 without a driver."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -45,13 +45,13 @@ def device_count() -> int:
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """A stream of the caller's library, as CuPy's launches and events take it: something with a `ptr`."""
+    """A stream of the caller's library in the form that CuPy takes: an object with a `ptr`."""
 
     ptr: int
 
 
 class CudaModule:
-    """A cubin, loaded on each device when it is first called there."""
+    """A cubin, loaded on each device at the first call there."""
 
     def __init__(self, compiled: CompiledKernel) -> None:
         if compiled.source.language is not Language.CUDA:
@@ -62,13 +62,13 @@ class CudaModule:
         self._functions: dict[int, tuple[Any, ...]] = {}
 
     def run(self, arrays: Mapping[str, object], out: Mapping[str, object] | None = None) -> dict[str, Any]:
-        """One call, on the current stream of the arrays' library, not waited for."""
+        """Launch the kernel on the current stream of the arrays' library without waiting for it."""
         call = self.bind(arrays, out)
         call()
-        return call.finish()
+        return call.results()
 
     def bind(self, arrays: Mapping[str, object], out: Mapping[str, object] | None = None) -> CudaCall:
-        """A call made ready: calling the result only launches the kernels, again and again (for timing).
+        """Return a bound call: each call of the result only launches the kernels (for timing).
 
         Raises ArgumentError for arrays that do not fit and LaunchError (no-device, no-cupy, wrong-device).
         """
@@ -83,7 +83,7 @@ class CudaModule:
         return CudaCall(self.source, cupy, binding, self.functions(cupy, binding.device))
 
     def functions(self, cupy: Any, device: int) -> tuple[Any, ...]:
-        """The entry function of every launch, on that device."""
+        """Return the entry function of every launch on that device."""
         with self._lock:
             if device not in self._functions:
                 self._functions[device] = _load(self._compiled, cupy, device)
@@ -91,24 +91,23 @@ class CudaModule:
 
 
 class Replay:
-    """Calls recorded once as a CUDA graph, so that the device and not the host's launching decides how long they take:
-    a launch from Python costs more than many a kernel."""
+    """Calls captured in a CUDA graph, to time the device and not the launch overhead of Python."""
 
     def __init__(self, cupy: Any, calls: Sequence[CudaCall], times: int) -> None:
-        """`times` calls in all, of each of `calls` in turn. Their device is current, their arrays are there."""
+        """Capture `times` calls, round-robin over `calls`. Their device must be current."""
         self.times = times
         self._cupy = cupy
-        self._calls = calls  # the graph has the addresses of their memory
-        self._stream = cupy.cuda.Stream(non_blocking=True)  # the default stream cannot be recorded
+        self._calls = calls  # own the memory whose addresses are in the graph
+        self._stream = cupy.cuda.Stream(non_blocking=True)  # the default stream cannot be captured
         self._stream.begin_capture()
         try:
             for i in range(times):
                 calls[i % len(calls)].launch(self._stream)
-        finally:  # a stream that goes on recording would swallow what comes next
+        finally:  # a stream still in capture mode would record later work instead of running it
             self._graph = self._stream.end_capture()
 
     def seconds(self) -> float:
-        """Of all recorded calls. They run once before: so they are warm, and the device is busy until all is queued."""
+        """Return the time of all captured calls. They run once before, which warms up and hides the queueing."""
         start, end = self._cupy.cuda.Event(), self._cupy.cuda.Event()
         self._graph.launch(stream=self._stream)
         start.record(self._stream)
@@ -120,29 +119,29 @@ class Replay:
 
 @dataclass(frozen=True, slots=True)
 class DeviceBinding:
-    """One call's memory by Buffer symbol, and what is copied to the caller's arrays afterwards."""
+    """The memory of one call, and the copies into the caller's arrays after it."""
 
     library: ArrayLibrary
     device: int
-    memory: dict[str, DeviceArray]
-    allocated: dict[str, DeviceArray]  # results made for this call, by output name
-    user_arrays: dict[str, Any]  # the caller's own arrays that are results
+    memory: dict[str, DeviceArray]  # by Buffer symbol
+    allocated: dict[str, DeviceArray]  # results allocated for this call, by output name
+    user_arrays: dict[str, Any]  # results in the caller's own arrays, by output name
     copies: tuple[tuple[DeviceArray, DeviceArray], ...]  # (to, from)
 
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """One launch made ready. `parameters`: of a kernel that takes more than addresses; `zeroed`: (address, bytes)."""
+    """One launch with its arguments."""
 
     function: Any
     launch: LaunchSpec
     arguments: tuple[np.uint64, ...]
-    zeroed: tuple[tuple[int, int], ...]
-    parameters: Parameters | None
+    zeroed: tuple[tuple[int, int], ...]  # (address, bytes)
+    parameters: Parameters | None  # for a kernel with tensor maps
 
 
 class CudaCall:
-    """One set of arrays bound to a module, launched on the stream that is current when it is called."""
+    """Arrays bound to a module. A call launches on the stream that is current then."""
 
     min_sample_s = _MIN_SAMPLE_S
 
@@ -170,12 +169,12 @@ class CudaCall:
             )
 
     def __call__(self) -> None:
-        """Launch everything, in order; returns before the work is done."""
+        """Launch all kernels in order. Returns before the work is done."""
         with self._cupy.cuda.Device(self._binding.device), _launch_errors(self._cupy):
             self.launch(self.stream())
 
     def launch(self, stream: Any) -> None:
-        """The same on a stream of the call's device, which is current."""
+        """Launch all kernels on a stream of the call's device, which must be current."""
         for step in self._steps:
             for address, size in step.zeroed:
                 self._cupy.cuda.runtime.memsetAsync(address, 0, size, stream.ptr)
@@ -189,9 +188,9 @@ class CudaCall:
         return Stream(self._binding.library.stream(self._binding.device))
 
     def stopwatch(self, _: Callable[[], object], times: int) -> float:
-        """Seconds that the device takes for `times` of these calls (a Stopwatch of runtime/measure.py)."""
+        """Return the device time of `times` calls in seconds (a Stopwatch of runtime/measure.py)."""
         with self._cupy.cuda.Device(self._binding.device), _launch_errors(self._cupy):
-            self._cupy.cuda.runtime.streamSynchronize(self.stream().ptr)  # the arrays may still be on their way
+            self._cupy.cuda.runtime.streamSynchronize(self.stream().ptr)  # the arrays may still be in transfer
             if self._replay is None or self._replay.times != times:
                 self._replay = Replay(self._cupy, (self,), times)
             return self._replay.seconds()
@@ -200,13 +199,13 @@ class CudaCall:
         with _launch_errors(self._cupy):
             return str(self._cupy.cuda.runtime.getDeviceProperties(self._binding.device)["name"].decode())
 
-    def finish(self) -> dict[str, Any]:
-        """The results, by output name, in the caller's library."""
+    def results(self) -> dict[str, Any]:
+        """Return the results by output name, as arrays of the caller's library."""
         binding = self._binding
         with _launch_errors(self._cupy):
             for target, copied in binding.copies:
                 binding.library.copy_into(target, copied)
-        # Only now: a library that takes an array over also takes over what to wait for.
+        # Convert last: a library that imports an array also imports the work to wait for.
         return binding.user_arrays | {name: binding.library.result(array) for name, array in binding.allocated.items()}
 
 
@@ -216,9 +215,10 @@ def bind_on_device(
     out: Mapping[str, object] | None,
     default_library: Callable[[], ArrayLibrary],
 ) -> DeviceBinding:
-    """Memory for every input and output; the same rules as runtime/binding.py has for numpy arrays.
+    """Return memory for every input and output, by the rules of runtime/binding.py for numpy arrays.
 
-    All arrays of a call are of one library and on one device; results are too. `default_library` is for no arrays.
+    All arrays of a call, results included, belong to one library and one device. `default_library` is used if a call
+    has no arrays.
     """
     out = {} if out is None else out
     inputs = [b for b in buffers if b.role is Role.INPUT]
@@ -251,7 +251,10 @@ def bind_on_device(
 
 
 def runs_on(arch: Arch, capability: tuple[int, int]) -> bool:
-    """Whether a cubin for `arch` runs on a device: the same major number, no older; one with a suffix only there."""
+    """Whether a cubin for `arch` runs on a device.
+
+    The major number must be equal and the minor one not higher. With a suffix both must be equal.
+    """
     major, minor = divmod(arch.number, 10)
     return (major, minor) == capability if arch.suffix else major == capability[0] and minor <= capability[1]
 
@@ -263,7 +266,7 @@ def _load(compiled: CompiledKernel, cupy: Any, device: int) -> tuple[Any, ...]:
         capability = int(digits[:-1]), int(digits[-1])
         if not runs_on(source.arch, capability):
             raise LaunchError(
-                f"{source.name} is for {source.arch}; device {device} is sm_{digits}: compile for that",
+                f"{source.name} is compiled for {source.arch}, device {device} is sm_{digits}",
                 code="wrong-device",
             )
         module = cupy.cuda.Module()
@@ -287,14 +290,14 @@ def _launch_errors(cupy: Any) -> Iterator[None]:
     try:
         yield
     except (cupy.cuda.driver.CUDADriverError, cupy.cuda.runtime.CUDARuntimeError) as error:
-        raise LaunchError(f"the device refused the kernel: {error}") from error
+        raise LaunchError(f"kernel launch failed: {error}") from error
 
 
 def _common_library(arguments: list[tuple[str, Buffer, object]]) -> ArrayLibrary | None:
     libraries = {buffer.name: library_of(buffer.name, array) for _, buffer, array in arguments}
     names = sorted({library.name for library in libraries.values()})
     if len(names) > 1:
-        raise ArgumentError(f"the arrays of one call are of several libraries: {', '.join(names)}", code="mixed-arrays")
+        raise ArgumentError(f"arrays must come from one library, got {', '.join(names)}", code="mixed-arrays")
     return next(iter(libraries.values()), None)
 
 

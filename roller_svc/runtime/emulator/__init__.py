@@ -1,4 +1,4 @@
-"""A CUDA or HIP kernel's text → calls on numpy arrays, run thread by thread on a CPU to check its numbers."""
+"""Emulator: run a CUDA or HIP kernel's source thread by thread on a CPU, to check its numbers."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from roller_svc.runtime.emulator.text import program_source
 
 __all__ = ["EmulatorLimits", "EmulatorModule"]
 
-# (name of what is compiled, files by name, arguments) → the file "output" that the compiler wrote
+# (name for messages, files by name, arguments) → the file "output" that the compiler wrote
 CxxCompiler = Callable[[str, Mapping[str, bytes], Sequence[str]], bytes]
 
 _HERE = Path(__file__).parent
-# -std=c++17, not gnu++17: that one takes `linux` and `unix` for macros. Products are fused with sums where this machine
-# can, as they are on a GPU: numbers that depend on it show. Checks end the run in runtime.cpp's handlers.
+# -std=c++17, because gnu++17 defines the macros `linux` and `unix`. Multiplications and additions are contracted to FMA
+# as on a GPU, so that results that depend on it show. Failed checks call runtime.cpp's handlers.
 _FLAGS = (
     "-std=c++17", "-O2", "-march=native", "-ffp-contract=fast", "-fno-strict-aliasing", "-fno-math-errno",
     "-fno-exceptions", "-fno-rtti", "-fno-pie", "-fno-extern-tls-init", "-fno-stack-protector",
@@ -41,25 +41,25 @@ _CHECKS = (
     "-fsanitize=bounds,shift,integer-divide-by-zero,signed-integer-overflow,alignment,null",
     "-fno-sanitize-recover=all", "-ftrivial-auto-var-init=pattern",
 )  # fmt: skip
-# Every access that other threads might see becomes a call, which races.h judges; lines for the addresses it reports.
+# Race detector: every access that other threads might see becomes a call of races.h; -g1 maps addresses to lines.
 _RACE_DETECTION = ("-fsanitize=thread", "--param=tsan-distinguish-volatile=1", "-g1")
-_SHADOW_BYTES_PER_BYTE = 40  # races.h: what it remembers of a byte
+_SHADOW_BYTES_PER_BYTE = 40  # shadow memory of races.h
 _ARENA_ALIGNMENT_BYTES = 64
-_WARP = {Language.CUDA: 32, Language.HIP: 64}  # threads of a warp; AMD's waves of 64
+_WARP = {Language.CUDA: 32, Language.HIP: 64}  # threads of a warp; AMD's wavefronts have 64
 _FAULT, _OUT_OF_RANGE = 3, 5
 _BUSY_TRIES = 50
 
 
 @dataclass(frozen=True, slots=True)
 class EmulatorLimits:
-    """What one run may take; `memory_bytes` is beyond what its buffers need."""
+    """Resource limits of one run."""
 
     timeout_s: float = 600.0
-    memory_bytes: int = 4 << 30
+    memory_bytes: int = 4 << 30  # beyond the buffers
 
 
 class EmulatorModule:
-    """A CUDA or HIP kernel built for the CPU. Calls from several threads may overlap; each is a process of its own."""
+    """A CUDA or HIP kernel built for the CPU. Calls from several threads may overlap; each runs in its own process."""
 
     def __init__(
         self,
@@ -70,9 +70,15 @@ class EmulatorModule:
         races: bool = False,
         limits: EmulatorLimits | None = None,
     ) -> None:
-        """`seed`: of the order in which threads run, 0 for their own; odd ones run blocks backwards. None: each call
-        has an order of its own, which follows from its inputs and from how many calls went before.
-        `races`: two accesses of a byte that nothing orders are a fault too, in whatever order they come; slower.
+        """Build a kernel for the emulator.
+
+        Args:
+            compiled: the kernel; only its source is used.
+            compile_cxx: the C++ compiler.
+            seed: seed of the thread schedule. 0 is the order of thread ids; odd seeds run blocks backwards. None: each
+                call has its own schedule, derived from its inputs and the number of calls before.
+            races: run the race detector: unordered accesses of a byte are errors in any schedule. Slower.
+            limits: resource limits of a run.
         """
         if compiled.source.language not in _WARP:
             raise InvariantError(f"{compiled.source.name} is {compiled.source.language.value}, not a GPU's")
@@ -84,7 +90,7 @@ class EmulatorModule:
         self._calls = itertools.count()
 
     def seed_of(self, binding: Binding) -> int:
-        """The seed of a call that is about to begin."""
+        """Return the seed of the next call."""
         if self.seed is not None:
             return self.seed
         digest = next(self._calls)
@@ -93,26 +99,29 @@ class EmulatorModule:
         return digest
 
     def run(self, arrays: Mapping[str, object], out: Mapping[str, object] | None = None) -> dict[str, Array]:
-        """One call. Raises ArgumentError for arrays that do not fit, IndexRangeError for an index that does not,
-        WrongAnswerError where the kernel itself does wrong."""
+        """Run the kernel.
+
+        Raises ArgumentError for arrays that do not fit, IndexRangeError for a bad index, and WrongAnswerError for a
+        fault of the kernel itself.
+        """
         call = self.bind(arrays, out)
         call()
-        return call.finish()
+        return call.results()
 
     def bind(self, arrays: Mapping[str, object], out: Mapping[str, object] | None = None) -> EmulatorCall:
-        """A call made ready."""
+        """Return a bound call."""
         return EmulatorCall(self, bind(self.source.buffers, arrays, out))
 
 
 class EmulatorCall:
-    """One set of arrays bound to a module; its results are valid after a call."""
+    """Arrays bound to a module. Results are valid after a call."""
 
     def __init__(self, module: EmulatorModule, binding: Binding) -> None:
         self._module = module
         self._binding = binding
 
     def __call__(self) -> None:
-        """Run every launch in order, in a process of its own."""
+        """Run every launch in order, in one new process."""
         source = self._module.source
         offsets: dict[str, int] = {}
         size = 0
@@ -133,12 +142,12 @@ class EmulatorCall:
     def device_name(self) -> str:
         return f"{self._module.source.language.value.upper()} emulator"
 
-    def finish(self) -> dict[str, Array]:
-        """The results, by output name."""
+    def results(self) -> dict[str, Array]:
+        """Return the results by output name."""
         return self._binding.copy_back()
 
     def _copy(self, arena: mmap.mmap, offsets: Mapping[str, int], role: Role) -> None:
-        """Inputs into the arena, outputs out of it."""
+        """Copy inputs into the arena or outputs out of it."""
         for buffer in self._module.source.buffers_of(role):
             array = self._binding.memory[buffer.symbol].reshape(-1).view(np.uint8)
             start = offsets[buffer.symbol]
@@ -153,7 +162,7 @@ class EmulatorCall:
 
 @functools.lru_cache(maxsize=64)
 def _build(source: KernelSource, compile_cxx: CxxCompiler, more_flags: tuple[str, ...]) -> bytes:
-    """An executable. It serves all seeds, and is kept for the next module of the same kernel."""
+    """Build the executable for all seeds. It is cached for the next module of the same kernel."""
     warp = f"-DEMULATOR_WARP={_WARP[source.language]}"
     flags = (*_FLAGS, *_CHECKS, *more_flags, warp)
     headers = _files("emulator.h", "tensor_map.h", "vectors.h", "hopper.h", "instructions.h")
@@ -202,29 +211,29 @@ def _execute(module: EmulatorModule, arena: int, seed: int) -> None:
 
 
 def _resolve_addresses(message: str, program: bytes) -> str:
-    """The message, `@address@` in it being the line of the kernel's text that the code there comes from."""
+    """Replace each `@address@` in the message by the line of the kernel's source."""
     addresses = re.findall(r"@([0-9a-f]+)@", message)
     tool = shutil.which("addr2line")
     for address in addresses:
         line = _line_of(tool, program, int(address, 16)) if tool else None
-        message = message.replace(f"@{address}@", f"line {line}" if line else "a line unknown")
+        message = message.replace(f"@{address}@", f"line {line}" if line else "an unknown line")
     return message
 
 
 def _line_of(addr2line: str, program: bytes, address: int) -> str | None:
-    """Of a call that returns to `address`. Behind code that was inlined the outermost line of the kernel counts."""
+    """Return the source line of the call that returns to `address`; for inlined code the outermost line."""
     with _executable(program) as file:
         command = [addr2line, "-i", "-e", f"/proc/self/fd/{file}", hex(address - 1)]
         result = subprocess.run(
             command, pass_fds=(file,), capture_output=True, text=True, errors="replace", check=False, timeout=60
         )
-    # the compiler calls the text now by the name of its #line, now by that of the file it is in
+    # the compiler names the source either by its #line directive or by its file
     lines = re.findall(r"(?:kernel\.cu|program\.cpp):(\d+)", result.stdout)
     return lines[-1] if lines else None
 
 
 def _start(program: bytes, arguments: list[str], arena: int) -> subprocess.Popen[str]:
-    """The program started, from a file that is only in memory."""
+    """Start the program from a file in memory."""
     with _executable(program) as file:
         path = f"/proc/self/fd/{file}"
         for _ in range(_BUSY_TRIES):
@@ -238,12 +247,12 @@ def _start(program: bytes, arguments: list[str], arena: int) -> subprocess.Popen
                 if failure.errno != errno.ETXTBSY:
                     raise LaunchError(f"the emulator cannot be started: {failure}") from failure
                 time.sleep(0.01)  # another thread's fork has the file still open for writing
-    raise LaunchError("the emulator cannot be started: its file stays in use")
+    raise LaunchError("the emulator cannot be started: its file is still open for writing")
 
 
 @contextlib.contextmanager
 def _executable(program: bytes) -> Iterator[int]:
-    """A descriptor, for reading, of a file in memory with the program. What is open for writing does not run."""
+    """Yield a read-only descriptor of an in-memory file with the program; a file open for writing cannot run."""
     with os.fdopen(os.memfd_create("roller-emulator"), "wb") as writable:
         writable.write(program)
         writable.flush()

@@ -1,41 +1,41 @@
-// Barriers that not the whole block waits in: those with phases in shared memory (PTX ISA, "mbarrier"), and named ones.
+// Barriers of a part of a block: mbarriers in shared memory (PTX ISA, "mbarrier"), and named barriers.
 //
-// A phase is over when as many threads have arrived as the barrier is for, and all bytes that were expected are there.
-// What a barrier is stands here; its word in shared memory only shows whether somebody wrote over it.
+// A phase completes when the expected number of threads has arrived and all expected bytes have been copied. The state
+// of a barrier is kept here. Its word in shared memory only detects overwrites.
 #pragma once
 #include "warps.h"
 
 namespace {
 
-constexpr unsigned MOST_PHASED = 1024, MOST_NAMED = 16;
-constexpr long MOST_ARRIVALS = (1 << 20) - 1;  // also of bytes
+constexpr unsigned MAX_PHASED = 1024, MAX_NAMED = 16;
+constexpr long MAX_ARRIVALS = (1 << 20) - 1;  // also of bytes
 constexpr uint64_t WORD = 0x5ba1a2e35ba1a2e3;
 
-// Where races are watched: what those knew who arrived in the phase that is over, and what those do who do in this one.
-struct Known {
+// Race detection: the merged clocks of the arrivals of the last completed phase, and of the current one.
+struct BarrierClocks {
   Clock over, now;
-  uint32_t time;  // when that phase was over
+  uint32_t time;  // completion of the last phase
 };
 
-void leave_with(Known &known) {
-  if (!races_watched) return;
+void release_to(BarrierClocks &known) {
+  if (!race_detection) return;
   if (!known.now) known = {new_clock(), new_clock(), 0};
   release(current->number, known.now);
 }
-void leave_async_with(Known &known) {
-  if (!races_watched) return;
+void release_async_to(BarrierClocks &known) {
+  if (!race_detection) return;
   if (!known.now) known = {new_clock(), new_clock(), 0};
   release_async(known.now);
 }
-void end_phase(Known &known) {
+void end_phase(BarrierClocks &known) {
   if (!known.now) return;
   memcpy(known.over, known.now, (all_threads() + 1) * sizeof *known.now);
   known.time = ++now;
 }
-void take_over(const Known &known) {
+void acquire_barrier(const BarrierClocks &known) {
   if (known.over) acquire(current->number, known.over);
 }
-void forget_known(Known &known) {
+void free_clocks(BarrierClocks &known) {
   free(known.over);
   free(known.now);
   known = {};
@@ -49,37 +49,37 @@ struct Phased {
   unsigned phase;
   int line;          // of its init
   Number by;         // who did that,
-  bool fenced, met;  // whether asynchronous copies know of it, and the block's other threads
-  bool met_cluster;  // and those of other blocks
+  bool fenced, visible;     // initialisation visible to the async proxy, and to the block's other threads
+  bool visible_in_cluster;  // and to threads of other blocks
   Waiters waiters;
-  Known known;
+  BarrierClocks known;
 };
 
 struct Named {
   unsigned count, arrived;
-  int line, any, found;  // whether any of those who came says so; what those who met before said
+  int line, any, found;  // the OR of the current arrivals, and of the last completed phase
   Waiters waiters;
-  Known known;
+  BarrierClocks known;
 };
 
-Phased phased[MOST_PHASED];
+Phased phased[MAX_PHASED];
 unsigned phased_count;
-Named named[MOST_BLOCKS][MOST_NAMED];
+Named named[MAX_BLOCKS][MAX_NAMED];
 bool named_used;  // since the blocks began
 
-void forget_named() {
+void reset_named() {
   for (auto &of_block : named)
     for (Named &one : of_block) {
-      forget_known(one.known);
+      free_clocks(one.known);
       one = {};
     }
   named_used = false;
 }
 
 void begin_barriers() {
-  for (unsigned i = 0; i < phased_count; i++) forget_known(phased[i].known);
+  for (unsigned i = 0; i < phased_count; i++) free_clocks(phased[i].known);
   phased_count = 0;
-  if (named_used) forget_named();
+  if (named_used) reset_named();
 }
 
 Phased *find(size_t offset, unsigned rank) {
@@ -92,15 +92,15 @@ void check_word(const Phased &barrier, int line) {
   uint64_t word;
   memcpy(&word, shared_at(barrier.offset, barrier.block), sizeof word);
   if (word == WORD + barrier.offset) return;
-  report(FAULT, "line %d: somebody wrote over the barrier at shared byte %zu, initialised at line %d", line,
+  report(FAULT, "line %d: the barrier at shared byte %zu, initialised at line %d, was overwritten", line,
          barrier.offset, barrier.line);
 }
 
-// The barrier at that offset of a block's shared memory, if the current thread may use it.
+// Return the barrier at that offset of a block's shared memory. Reports a fault if its initialisation is not visible.
 Phased &barrier_of(size_t offset, unsigned rank, int line) {
   Phased *found = find(offset, rank);
   if (!found) report(FAULT, "line %d: uses a barrier at shared byte %zu that was not initialised", line, offset);
-  bool met = rank == current->block->rank ? found->met || found->by == current->number : found->met_cluster;
+  bool met = rank == current->block->rank ? found->visible || found->by == current->number : found->visible_in_cluster;
   if (!met)
     report(FAULT, "line %d: uses the barrier initialised at line %d, but nothing orders the two", line, found->line);
   check_word(*found, line);
@@ -110,20 +110,20 @@ Phased &barrier_of(size_t offset, unsigned rank, int line) {
 size_t offset_of_barrier(const void *at, int line) {
   if (!in_shared(at, 8)) report(FAULT, "line %d: a barrier that is not in the block's shared memory", line);
   size_t offset = shared_offset(at, running);
-  if (offset % 8) report(FAULT, "line %d: a barrier at shared byte %zu, no multiple of 8", line, offset);
+  if (offset % 8) report(FAULT, "line %d: a barrier at shared byte %zu, which is not a multiple of 8", line, offset);
   return offset;
 }
 Phased &own_barrier(const void *at, int line) { return barrier_of(offset_of_barrier(at, line), running, line); }
 
-// All threads of a block have met, or all of a cluster: they know of each other's barriers.
-void barriers_met(unsigned rank) {
+// All threads of a block, or of a cluster, have synchronised: initialisations become visible to them.
+void publish_barriers(unsigned rank) {
   for (unsigned i = 0; i < phased_count; i++)
-    if (phased[i].block == rank) phased[i].met = true;
+    if (phased[i].block == rank) phased[i].visible = true;
 }
-void barriers_met_cluster() {
+void publish_cluster_barriers() {
   for (unsigned i = 0; i < phased_count; i++) {
-    phased[i].met = true;
-    phased[i].met_cluster = phased[i].fenced;
+    phased[i].visible = true;
+    phased[i].visible_in_cluster = phased[i].fenced;
   }
 }
 
@@ -144,17 +144,17 @@ void arrive(Phased &barrier, long bytes, int line) {
     report(FAULT, "line %d: more than %u threads arrive at the barrier initialised at line %d: phase %u waits for "
            "%ld bytes", line, barrier.count, barrier.line, barrier.phase, barrier.bytes);
   barrier.bytes += bytes;
-  if (bytes > MOST_ARRIVALS || barrier.bytes > MOST_ARRIVALS)
+  if (bytes > MAX_ARRIVALS || barrier.bytes > MAX_ARRIVALS)
     report(FAULT, "line %d: a barrier cannot expect %ld bytes", line, bytes);
   barrier.pending--;
-  leave_with(barrier.known);
+  release_to(barrier.known);
   complete_phase(barrier, line);
 }
 
-// A copy's bytes are there.
+// The bytes of a copy have arrived.
 void arrive_bytes(Phased &barrier, long bytes, int line) {
   barrier.bytes -= bytes;
-  leave_async_with(barrier.known);
+  release_async_to(barrier.known);
   complete_phase(barrier, line);
 }
 
@@ -174,8 +174,8 @@ void emulator::barrier_init(void *at, unsigned int arrivals, int line) {
   size_t offset = offset_of_barrier(at, line);
   if (const Phased *found = find(offset, running))
     report(FAULT, "line %d: initialises the barrier of line %d again", line, found->line);
-  if (!arrivals || arrivals > MOST_ARRIVALS) report(FAULT, "line %d: a barrier for %u threads", line, arrivals);
-  if (phased_count == MOST_PHASED) failed("barriers: that many");
+  if (!arrivals || arrivals > MAX_ARRIVALS) report(FAULT, "line %d: a barrier for %u threads", line, arrivals);
+  if (phased_count == MAX_PHASED) failed("barriers: that many");
   Phased &own = phased[phased_count++];
   own = {};
   own.block = running;
@@ -184,7 +184,7 @@ void emulator::barrier_init(void *at, unsigned int arrivals, int line) {
   own.line = line;
   own.by = current->number;
   uint64_t word = WORD + offset;
-  if (races_watched) watch(current->number, at, sizeof word, WRITE, IS_LINE | static_cast<uint32_t>(line));
+  if (race_detection) record_access(current->number, at, sizeof word, WRITE, IS_LINE | static_cast<uint32_t>(line));
   memcpy(at, &word, sizeof word);
 }
 
@@ -198,15 +198,15 @@ void emulator::barrier_arrive(void *at, unsigned int bytes, int line) { arrive(o
 void emulator::barrier_wait(void *at, unsigned int parity, int line) {
   Phased &barrier = own_barrier(at, line);
   if (parity > 1) report(FAULT, "line %d: waits for a phase of parity %u", line, parity);
-  while (barrier.phase % 2 == parity) wait_in(barrier.waiters, line);
-  take_over(barrier.known);
+  while (barrier.phase % 2 == parity) yield_until(barrier.waiters, line);
+  acquire_barrier(barrier.known);
 }
 
 void emulator::named_barrier(unsigned int id, unsigned int count, int line) {
-  if (!id || id >= MOST_NAMED) report(FAULT, "line %d: a named barrier %u: they are from 1 to 15", line, id);
+  if (!id || id >= MAX_NAMED) report(FAULT, "line %d: a named barrier %u: they are from 1 to 15", line, id);
   if (!count || count % WARP || count > threads)
-    report(FAULT, "line %d: a named barrier for %u threads: not some of the block's warps", line, count);
-  meet_warp("named_barrier", line);
+    report(FAULT, "line %d: a named barrier for %u threads: which is not a number of the block's warps", line, count);
+  rendezvous_warp("named_barrier", line);
   named_used = true;
   Named &own = named[running][id];
   if (own.arrived && own.count != count)
@@ -215,24 +215,24 @@ void emulator::named_barrier(unsigned int id, unsigned int count, int line) {
   own.count = count;
   own.line = line;
   if (own.known.over && !covers(current->number, own.known.over, own.known.time))
-    report(FAULT, "race: line %d: nothing orders the thread behind those who met in named barrier %u before: it could "
-           "have come among them", line, id);
-  leave_with(own.known);
+    report(FAULT, "race: line %d: nothing orders the thread after the last completed phase of named barrier %u: it "
+           "could have arrived in that phase", line, id);
+  release_to(own.known);
   if (++own.arrived < count) {
-    wait_in(own.waiters, line);
+    yield_until(own.waiters, line);
   } else {
     own.arrived = 0;
     own.found = own.any;
     own.any = 0;
     end_phase(own.known);
     wake(own.waiters);
-    if (count == threads) barriers_met(running);
+    if (count == threads) publish_barriers(running);
   }
-  take_over(own.known);
+  acquire_barrier(own.known);
 }
 
 int emulator::named_any(unsigned int id, unsigned int count, int cond, int line) {
-  if (id < MOST_NAMED) named[running][id].any |= cond != 0;
+  if (id < MAX_NAMED) named[running][id].any |= cond != 0;
   named_barrier(id, count, line);
   return named[running][id].found;
 }

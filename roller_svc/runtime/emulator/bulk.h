@@ -1,16 +1,18 @@
-// Bulk copies of boxes of a tensor (PTX ISA, "cp.async.bulk.tensor"): they land when no thread can run, in an order
-// that follows from the seed; until then the destination is poison. What stores read may not change until their thread
-// awaits that; they write when it awaits that, or at its end.
+// TMA copies of boxes of a tensor (PTX ISA, "cp.async.bulk.tensor").
+//
+// Loads complete when no thread can run, in an order that depends on the seed; until then the destination is poison.
+// The source of a store must not change until its thread has waited for the read. Stores write when their thread waits
+// for that, or at its end.
 #pragma once
 #include "barriers.h"
 
 namespace {
 
-constexpr int MOST_DIMENSIONS = 5;
+constexpr int MAX_DIMENSIONS = 5;
 constexpr size_t BULK_ALIGNMENT = 128;  // of boxes in shared memory
 
-// Where the 16-byte chunks of a swizzled box lie: bits 4-6 of an address are changed by bits 7-9, as many as number the
-// chunks that the swizzle spans (CUDA programming guide, "Tensor Map Swizzle Modes"; CUTLASS, Swizzle<B, 4, 3>).
+// Swizzle of 16-byte chunks: XOR address bits 4-6 with bits 7-9, as many bits as number the chunks of the swizzle span
+// (CUDA programming guide, "Tensor Map Swizzle Modes"; CUTLASS, Swizzle<B, 4, 3>).
 size_t swizzled(size_t offset, int swizzle) {
   size_t chunks = swizzle ? swizzle / 16 - 1 : 0;
   return offset ^ (offset >> 3 & chunks << 4);
@@ -18,12 +20,12 @@ size_t swizzled(size_t offset, int swizzle) {
 
 struct Box {
   TensorMap map;  // the parameter ends with its thread
-  int at[MOST_DIMENSIONS];
+  int at[MAX_DIMENSIONS];
   int skips[3];  // im2col: what the filter's tap adds
   size_t offset;  // in shared memory
   int line;
   Number thread;
-  uint3 place;  // of the thread
+  uint3 position;  // of the thread
 };
 
 size_t row_bytes(const TensorMap &map) { return size_t(map.box[0]) * map.element_bytes; }
@@ -34,7 +36,7 @@ size_t row_count(const TensorMap &map) { return map.bytes / row_bytes(map); }
 struct Rows {
   const Box &box;
   const TensorMap &map;
-  long long at[MOST_DIMENSIONS];  // of the row's first element
+  long long at[MAX_DIMENSIONS];  // of the row's first element
 
   explicit Rows(const Box &box) : box(box), map(box.map) {
     for (int d = 0; d < map.rank; d++) at[d] = box.at[d];
@@ -56,7 +58,7 @@ struct Rows {
     }
     at[map.rank - 1]++;
   }
-  // Where the row begins in memory, and which of its elements are in the tensor: from `first`, `count` of them.
+  // Return the row's first element inside the tensor, `first` elements into the row, and the `count` of such elements.
   unsigned char *memory(long long &first, long long &count) const {
     unsigned char *address = map.data;
     for (int d = 1; d < map.rank; d++) {
@@ -76,11 +78,11 @@ struct Rows {
   void check_inside(const unsigned char *address, long long bytes) const {
     const Region *region = region_of(map.data);
     if (!region || address < region->data || address + bytes > region->data + region->buffer->bytes)
-      report(FAULT, "line %d: the map %s leads outside of %s", box.line, map.name, map.buffer);
+      report(FAULT, "line %d: the map %s exceeds %s", box.line, map.name, map.buffer);
   }
 };
 
-// Calls work(address in shared memory, row's byte, bytes) for each part of a row of the box that lies together.
+// Call work(address in shared memory, row's byte, bytes) for each contiguous part of a row of the box.
 template <class Work> void parts(const Box &box, size_t row, unsigned rank, Work work) {
   size_t bytes = row_bytes(box.map), start = box.offset + row * bytes;
   size_t at_once = box.map.swizzle_bytes ? 16 : bytes;
@@ -88,18 +90,18 @@ template <class Work> void parts(const Box &box, size_t row, unsigned rank, Work
     work(shared_at(swizzled(start + i, box.map.swizzle_bytes), rank), i, at_once);
 }
 
-void check_box(const TensorMap &map, const void *shared_address, size_t room, int rank, bool im2col, int line) {
+void check_box(const TensorMap &map, const void *shared_address, size_t available, int rank, bool im2col, int line) {
   if (map.rank != rank || map.pixels != im2col)
     report(FAULT, "line %d: %s is a map of %d dimensions%s", line, map.name, map.rank, map.pixels ? ", im2col" : "");
   size_t bytes = map.bytes;
-  if (room < bytes) report(FAULT, "line %d: a box of %zu bytes leaves its shared array", line, bytes);
+  if (available < bytes) report(FAULT, "line %d: a box of %zu bytes leaves its shared array", line, bytes);
   if (!in_shared(shared_address, bytes))
     report(FAULT, "line %d: a box of %zu bytes leaves the block's shared memory", line, bytes);
   if (shared_offset(shared_address, running) % BULK_ALIGNMENT)
-    report(FAULT, "line %d: a box at shared byte %zu, no multiple of %zu", line, shared_offset(shared_address, running),
-           BULK_ALIGNMENT);
+    report(FAULT, "line %d: a box at shared byte %zu, which is not a multiple of %zu", line,
+           shared_offset(shared_address, running), BULK_ALIGNMENT);
   if (map.swizzle_bytes && row_bytes(map) != map.swizzle_bytes)
-    report(FAULT, "line %d: rows of %zu bytes in a swizzle of %u: the emulator does not know where they lie", line,
+    report(FAULT, "line %d: rows of %zu bytes in a swizzle of %u: their layout is undocumented", line,
            row_bytes(map), map.swizzle_bytes);
 }
 
@@ -111,24 +113,24 @@ struct Flight {
   Phased *barrier;
 };
 Flight *flights;
-unsigned flight_count, flight_room;
+unsigned flight_count, flight_capacity;
 
-void forget_box(const Flight &flight) {
+void poison_box(const Flight &flight) {
   const Box &box = flight.box;
   size_t bytes = box.map.bytes;
   unsigned char *to = shared_at(box.offset, flight.rank);
-  if (races_watched) watch(box.thread, to, bytes, COPY, IS_LINE | static_cast<uint32_t>(box.line));
+  if (race_detection) record_access(box.thread, to, bytes, COPY, IS_LINE | static_cast<uint32_t>(box.line));
   memset(to, POISON, bytes);
 }
 
 void add_flight(const Flight &flight) {
-  if (flight_count == flight_room) {
-    flight_room = flight_room ? 2 * flight_room : 64;
-    flights = static_cast<Flight *>(realloc(flights, flight_room * sizeof(Flight)));
+  if (flight_count == flight_capacity) {
+    flight_capacity = flight_capacity ? 2 * flight_capacity : 64;
+    flights = static_cast<Flight *>(realloc(flights, flight_capacity * sizeof(Flight)));
     if (!flights) failed("realloc");
   }
   flights[flight_count++] = flight;
-  forget_box(flight);
+  poison_box(flight);
 }
 
 void round_row(unsigned char *row, size_t bytes) {
@@ -140,7 +142,7 @@ void round_row(unsigned char *row, size_t bytes) {
   }
 }
 
-void land(const Flight &flight) {
+void complete_copy(const Flight &flight) {
   const Box &box = flight.box;
   const TensorMap &map = box.map;
   const uint32_t where = IS_LINE | static_cast<uint32_t>(box.line);
@@ -152,32 +154,32 @@ void land(const Flight &flight) {
     const unsigned char *from = rows.memory(first, inside);
     memset(line, 0, bytes);
     if (from) {
-      if (races_watched) watch(box.thread, from, inside * map.element_bytes, READ, where);
+      if (race_detection) record_access(box.thread, from, inside * map.element_bytes, READ, where);
       memcpy(line + first * map.element_bytes, from, inside * map.element_bytes);
     }
     if (map.tf32) round_row(line, bytes);
     parts(box, row, flight.rank, [](unsigned char *to, size_t i, size_t part) { memcpy(to, line + i, part); });
   }
   size_t all = map.bytes;
-  if (races_watched) watch_landing(ASYNC, shared_at(box.offset, flight.rank), all, where);
+  if (race_detection) record_completion(ASYNC, shared_at(box.offset, flight.rank), all, where);
   check_word(*flight.barrier, box.line);
   arrive_bytes(*flight.barrier, static_cast<long>(all), box.line);
 }
 
-bool let_land() {
+bool complete_async() {
   if (!flight_count) return false;
   unsigned i = random_below(flight_count);
   Flight flight = flights[i];
   flight_count--;
   memmove(flights + i, flights + i + 1, (flight_count - i) * sizeof(Flight));
-  threadIdx = flight.box.place;
-  blockIdx = blocks[block_of(flight.box.thread)].place;
-  land(flight);
+  threadIdx = flight.box.position;
+  blockIdx = blocks[block_of(flight.box.thread)].position;
+  complete_copy(flight);
   return true;
 }
 
 Box box_of(const TensorMap *map, const void *shared_address, const int *at, int line) {
-  Box box = {*map, {}, {}, shared_offset(shared_address, running), line, current->number, current->place};
+  Box box = {*map, {}, {}, shared_offset(shared_address, running), line, current->number, current->position};
   for (int d = 0; d < map->rank; d++) box.at[d] = at[d];
   return box;
 }
@@ -202,14 +204,14 @@ void issue_store(Store &store) {
     });
 }
 
-// Nothing may change between the issue and the wait: hardware reads at any time in between.
+// The source must not change between issue and wait, because hardware reads it at any time in between.
 void read_store(Store &store) {
   const Box &box = store.box;
   const uint32_t where = IS_LINE | static_cast<uint32_t>(box.line);
   size_t bytes = row_bytes(box.map), count = row_count(box.map);
   for (size_t row = 0; row < count; row++)
     parts(box, row, running, [&](const unsigned char *from, size_t i, size_t part) {
-      if (races_watched) watch(box.thread, from, part, READ, where);
+      if (race_detection) record_access(box.thread, from, part, READ, where);
       if (memcmp(store.data + row * bytes + i, from, part))
         report(FAULT, "line %d: shared memory was written before this store was awaited", box.line);
     });
@@ -226,7 +228,7 @@ void write_store(Store &store) {
     unsigned char *to = rows.memory(first, inside);
     if (!to) continue;
     size_t part = inside * map.element_bytes;
-    if (races_watched) watch(box.thread, to, part, WRITE, IS_LINE | static_cast<uint32_t>(box.line));
+    if (race_detection) record_access(box.thread, to, part, WRITE, IS_LINE | static_cast<uint32_t>(box.line));
     memcpy(to, store.data + row * bytes + first * map.element_bytes, part);
   }
   free(store.data);
@@ -234,7 +236,7 @@ void write_store(Store &store) {
 
 struct Stores {
   Store *pending;
-  unsigned count, room;
+  unsigned count, capacity;
   unsigned group;  // the one that new stores belong to
 };
 
@@ -263,8 +265,8 @@ void end_flights(const Block &block) {
 
 }  // namespace
 
-void emulator::load(void *to, unsigned long room, void *barrier, const BulkLoad &load, int line) {
-  check_box(*load.map, to, room, load.rank, load.im2col, line);
+void emulator::load(void *to, unsigned long available, void *barrier, const BulkLoad &load, int line) {
+  check_box(*load.map, to, available, load.rank, load.im2col, line);
   Flight flight = {box_of(load.map, to, load.at, line), running, nullptr};
   for (int d = 0; load.im2col && d < load.rank - 2; d++) flight.box.skips[d] = load.offsets[d];
   unsigned mask = load.multicast ? load.mask : 1u << running;
@@ -283,17 +285,18 @@ void emulator::load(void *to, unsigned long room, void *barrier, const BulkLoad 
   }
 }
 
-void emulator::store(const TensorMap *map, const void *from, unsigned long room, int rank, const int *at, int line) {
-  check_box(*map, from, room, rank, false, line);
+void emulator::store(const TensorMap *map, const void *from, unsigned long available, int rank, const int *at,
+                     int line) {
+  check_box(*map, from, available, rank, false, line);
   if (region_of(map->data)->buffer->role == INPUT) report(FAULT, "line %d: stores to an input, %s", line, map->name);
   Stores &stores = stores_of(*current);
-  if (stores.count == stores.room) {
-    stores.room = stores.room ? 2 * stores.room : 4;
-    stores.pending = static_cast<Store *>(realloc(stores.pending, stores.room * sizeof(Store)));
+  if (stores.count == stores.capacity) {
+    stores.capacity = stores.capacity ? 2 * stores.capacity : 4;
+    stores.pending = static_cast<Store *>(realloc(stores.pending, stores.capacity * sizeof(Store)));
     if (!stores.pending) failed("realloc");
   }
-  if (races_watched)
-    watch_async_read(current->number, from, map->bytes, IS_LINE | static_cast<uint32_t>(line));
+  if (race_detection)
+    record_async_read(current->number, from, map->bytes, IS_LINE | static_cast<uint32_t>(line));
   Store &store = stores.pending[stores.count++];
   store = {box_of(map, from, at, line), nullptr, false, stores.group};
   issue_store(store);
@@ -315,5 +318,5 @@ void emulator::await_stores(unsigned int pending, bool read) {
 }
 
 void fence_async() {
-  if (races_watched) fence_async_of(current->number);
+  if (race_detection) fence_async_of(current->number);
 }

@@ -1,4 +1,4 @@
-// Clusters: blocks that run together meet, and reach each other's shared memory (PTX ISA, "barrier.cluster", "mapa").
+// Clusters: barriers of blocks that run together, and distributed shared memory (PTX ISA, "barrier.cluster", "mapa").
 #pragma once
 #include "warpgroups.h"
 
@@ -11,7 +11,7 @@ void complete_cluster() {  // threads that have ended count as arrived
   if (!cluster_arrived || cluster_arrived + finished < all_threads()) return;
   cluster_arrived = 0;
   order_cluster();
-  barriers_met_cluster();
+  publish_cluster_barriers();
   wake(cluster_waiters);
 }
 
@@ -29,12 +29,12 @@ void end_block(Block &block) {
 void begin_clustered(uint64_t first) {
   cluster_waiters = {};
   cluster_arrived = 0;
-  give_shared();
+  assign_shared();
   begin_barriers();
   flight_count = 0;
   for (unsigned rank = 0; rank < block_count; rank++) {
     uint64_t i = first + rank;
-    blocks[rank].place = {unsigned(i % gridDim.x), unsigned(i / gridDim.x % gridDim.y),
+    blocks[rank].position = {unsigned(i % gridDim.x), unsigned(i / gridDim.x % gridDim.y),
                           unsigned(i / gridDim.x / gridDim.y)};
     blocks[rank].rank = rank;
     begin_warpgroups(rank);
@@ -42,24 +42,24 @@ void begin_clustered(uint64_t first) {
   }
 }
 
-// A block of the cluster that others may reach: all have met, so it has begun, and it has not ended.
+// Check that a block's shared memory is accessible: the cluster has synchronised, and the block has not ended.
 void check_rank(unsigned rank, int line) {
   if (rank >= block_count) report(FAULT, "line %d: block %u of a cluster of %u", line, rank, block_count);
-  if (rank != running && cluster_met == cluster_began)
-    report(FAULT, "line %d: reaches block %u before the cluster has met", line, rank);
-  if (blocks[rank].finished == threads) report(FAULT, "line %d: reaches block %u, which has ended", line, rank);
+  if (rank != running && cluster_sync_time == cluster_began)
+    report(FAULT, "line %d: accesses block %u before the cluster has synchronised", line, rank);
+  if (blocks[rank].finished == threads) report(FAULT, "line %d: accesses block %u, which has ended", line, rank);
 }
 
 }  // namespace
 
 void emulator::cluster_sync(int line) {
-  meet_warp("cluster_sync", line);
+  rendezvous_warp("cluster_sync", line);
   cluster_arrived++;
   current->line = line;
   current->next = cluster_waiters.first;
   cluster_waiters.first = current;
   complete_cluster();
-  leave();
+  yield();
 }
 
 unsigned int cluster_rank() { return running; }

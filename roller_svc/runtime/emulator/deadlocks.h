@@ -1,4 +1,4 @@
-// Why no thread can run: what the ones that live wait for.
+// Deadlock report: what the live threads wait for.
 #pragma once
 #include "clusters.h"
 
@@ -10,13 +10,13 @@ unsigned length(const Waiters &waiters) {
   return count;
 }
 
-// A collective that some of a warp or warpgroup have come to and others not; null where there is none.
-const char *parted() {
+// Return a description of a collective that only a part of a warp or warpgroup has reached; null if there is none.
+const char *find_divergence() {
   static char text[160];
-  const auto found = [](const Party &party, const char *noun, unsigned number) {
-    snprintf(text, sizeof text, "%u of %u threads of %s %u wait in %s at line %d", party.arrived, party.members, noun,
-             number, party.what, party.line);
-    return party.arrived != 0;
+  const auto found = [](const ConvergenceGroup &group, const char *kind_name, unsigned number) {
+    snprintf(text, sizeof text, "%u of %u threads of %s %u wait in %s at line %d", group.arrived, group.members,
+             kind_name, number, group.what, group.line);
+    return group.arrived != 0;
   };
   for (unsigned rank = 0; rank < block_count; rank++) {
     for (unsigned i = 0; i * WARP < threads; i++)
@@ -32,8 +32,8 @@ void report_phases() {
     const Phased &barrier = phased[i];
     if (!barrier.waiters.first) continue;
     const Fiber &fiber = *barrier.waiters.first;
-    const char *others = parted();
-    be(&fiber);
+    const char *others = find_divergence();
+    load_position(&fiber);
     report(FAULT, "a deadlock: line %d waits for phase %u of the barrier at shared byte %zu, initialised at line %d, "
            "which lacks %u of %u arrivals and %ld bytes; %u threads wait for it%s%s", fiber.line, barrier.phase,
            barrier.offset, barrier.line, barrier.pending, barrier.count, barrier.bytes, length(barrier.waiters),
@@ -45,15 +45,15 @@ void report_others(const Block &block) {
   if (const Fiber *fiber = register_waiters[block.rank].first)
     report(FAULT, "a deadlock: line %d waits for registers: %u threads of %u have all but %u", fiber->line,
            length(register_waiters[block.rank]), threads, free_registers[block.rank]);
-  for (unsigned id = 1; id < MOST_NAMED; id++)
+  for (unsigned id = 1; id < MAX_NAMED; id++)
     if (const Named &one = named[block.rank][id]; one.arrived)
       report(FAULT, "a deadlock: %u threads wait in named barrier %u at line %d, which is for %u", one.arrived, id,
              one.line, one.count);
 }
 
-[[noreturn]] void stuck() {
+[[noreturn]] void report_deadlock() {
   report_phases();
-  if (const char *others = parted())
+  if (const char *others = find_divergence())
     report(FAULT, "warp divergence: %s, the others in a barrier", others);
   for (unsigned rank = 0; rank < block_count; rank++) report_others(blocks[rank]);
   for (unsigned rank = 0; rank < block_count; rank++)

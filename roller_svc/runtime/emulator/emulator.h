@@ -1,8 +1,8 @@
-// CUDA C++ and HIP as a CPU's compiler reads it: included before the kernel's own text.
+// CUDA C++ and HIP for a CPU's compiler: included before the kernel's source.
 //
-// A kernel sees keywords, built-in variables and functions of CUDA, and a twin of each named wrapper of an instruction.
-// No system header is included here, so that none of its macros meets a kernel's names. What runs the kernel is in
-// runtime.cpp; the two meet in namespace emulator.
+// Declares CUDA's keywords, built-in variables and functions, and a host implementation of each named wrapper of an
+// instruction. No system header is included, so that no macro collides with a kernel's names. The runtime is in
+// runtime.cpp; the interface between the two is namespace emulator.
 #pragma once
 
 #define __global__
@@ -61,11 +61,11 @@ struct Argument {
   template <class T> operator T *() const { return static_cast<T *>(at); }
 };
 
-// Dynamic shared memory has that much behind it, which nobody may write.
+// Dynamic shared memory is followed by a redzone of this size, which must not be written.
 constexpr unsigned long DYNAMIC_SLACK_BYTES = 1024;
 
-// What the driver writes behind variables that have no value: NaN, which no sum and no maximum hides.
-template <class T> __forceinline__ void forget(T &variable) { __builtin_memset(&variable, 0xff, sizeof variable); }
+// Initialise a variable without a value to NaN, which sums and maxima propagate. text.py inserts the calls.
+template <class T> __forceinline__ void poison(T &variable) { __builtin_memset(&variable, 0xff, sizeof variable); }
 
 void barrier(int line);
 int any_thread(int cond, int line);  // whether it holds in any thread of the block
@@ -89,7 +89,7 @@ inline float __int_as_float(int u) { float a; __builtin_memcpy(&a, &u, 4); retur
 inline long long __double_as_longlong(double a) { long long u; __builtin_memcpy(&u, &a, 8); return u; }
 inline double __longlong_as_double(long long u) { double a; __builtin_memcpy(&a, &u, 8); return a; }
 
-// twins of the wrappers of codegen/helpers.py
+// host implementations of the wrappers of codegen/cuda/helpers.py
 inline float f16_to_f32(unsigned short h) {
   unsigned int sign = (unsigned int)(h & 0x8000) << 16, exponent = h >> 10 & 31, fraction = h & 0x3ff;
   if (exponent == 31) return __uint_as_float(sign | 0x7f800000 | fraction << 13 | (fraction ? 0x400000 : 0));
@@ -110,7 +110,7 @@ inline unsigned short f32_to_bf16(float a) {  // to nearest even
   unsigned int u = __float_as_uint(a);
   return (unsigned short)(a != a ? 0x7fff : (u + 0x7fff + (u >> 16 & 1)) >> 16);
 }
-inline float exp2_approx(float a) {  // what is not normal goes in and out as 0
+inline float exp2_approx(float a) {  // flushes subnormal inputs and results to 0
   const float power = __builtin_exp2f(__builtin_fabsf(a) < 0x1p-126f ? 0.0f : a);
   return power < 0x1p-126f ? 0.0f : power;
 }

@@ -1,9 +1,9 @@
-// Threads of the blocks that run together as fibers: who runs next, and what they wait in.
+// Cooperative scheduler: the threads of the blocks that run together are fibers.
 //
-// A fiber runs until its thread waits. Threads wait in barriers, with their block or whoever else comes, or in
-// collectives, with their warp or warpgroup; whoever comes last lets the others go on. A seed shuffles the order in
-// which threads start and go on; an odd one lets warps take turns at every collective, an even one lets a warp run on
-// to the barrier. What is asynchronous happens when no thread can run, or when it is awaited.
+// A fiber runs until its thread waits: in a barrier, or in a collective of its warp or warpgroup. The last arrival
+// releases the others. The seed shuffles the order in which threads start and resume. With an odd seed warps interleave
+// at every collective, with an even one a warp runs on to the barrier. Asynchronous work completes when no thread can
+// run, or when it is waited for: as late as the memory model allows.
 #pragma once
 #include "races.h"
 #include "switch.h"
@@ -13,9 +13,9 @@ uint3 threadIdx, blockIdx, blockDim, gridDim;
 namespace {
 
 constexpr unsigned WARP = emulator::WARP, WARPGROUP = 128;
-constexpr unsigned MOST_FIBERS = MOST_BLOCKS * MOST_THREADS;
-static_assert(MOST_FIBERS <= MOST_CONTEXTS, "fibers that can be saved");
-// Stacks begin at as many different cache sets, or those of a warp would displace each other.
+constexpr unsigned MAX_FIBERS = MAX_BLOCKS * MAX_THREADS;
+static_assert(MAX_FIBERS <= MAX_CONTEXTS, "fibers that can be saved");
+// Stacks start in this many different cache sets, to avoid set conflicts between the threads of a warp.
 constexpr unsigned STACK_COLOURS = 32;
 constexpr size_t STACK_COLOUR_BYTES = 320;
 
@@ -28,10 +28,10 @@ struct Copy {
   int line;
 };
 
-// Asynchronous copies of a thread that have not landed, oldest first.
+// Pending asynchronous copies of a thread, oldest first.
 struct Copies {
   Copy *pending;
-  unsigned count, room;
+  unsigned count, capacity;
   unsigned group;  // the one that new copies belong to
 };
 
@@ -48,7 +48,7 @@ struct Fiber {
   Block *block;
   Warp *warp;
   Warpgroup *warpgroup;
-  uint3 place;
+  uint3 position;
   int line;     // of what it waits in
   Fiber *next;  // of those that wait for the same
   Copies copies;
@@ -60,16 +60,16 @@ struct Waiters {
   Fiber *first;
 };
 
-// Threads that go on together: all come to the same collective.
-struct Party {
+// Threads that must converge: all reach the same collective.
+struct ConvergenceGroup {
   unsigned members, arrived, ended;
   const char *what;  // the collective in which `arrived` threads wait
   int line;
   unsigned generation;
 };
 
-// What the lanes of a warp bring to one collective. Two take turns: a lane may still read the last one's results when
-// another has come to the next.
+// Operands and results of a warp's collective. Double-buffered: a lane may still read the last results when another
+// has reached the next collective.
 struct alignas(64) Exchange {
   unsigned a[16][8], b[8][8];  // operands of mma in rows of 32 bytes: a's rows; b's k by columns
   unsigned d[16][8];           // an accumulator's rows, of either type
@@ -79,30 +79,30 @@ struct alignas(64) Exchange {
   emulator::Votes votes;
 };
 
-struct Warp : Party {
+struct Warp : ConvergenceGroup {
   Fiber *waiting[WARP];
   Exchange exchanges[2];
 };
 
 struct Block {
-  uint3 place;
+  uint3 position;
   unsigned rank, finished, waiting_count;
-  Fiber *waiting[MOST_THREADS];  // in __syncthreads
-  Warp warps[MOST_WARPS];
+  Fiber *waiting[MAX_THREADS];  // in __syncthreads
+  Warp warps[MAX_WARPS];
 };
 
-Fiber fibers[MOST_FIBERS];
-Fiber *idle[MOST_FIBERS];
-Fiber *ready[MOST_FIBERS];  // a ring
-Block blocks[MOST_BLOCKS];
+Fiber fibers[MAX_FIBERS];
+Fiber *idle[MAX_FIBERS];
+Fiber *ready[MAX_FIBERS];  // a ring
+Block blocks[MAX_BLOCKS];
 unsigned idle_count, ready_count, ready_first;
-unsigned order[MOST_FIBERS];  // in which the threads of the blocks start
+unsigned order[MAX_FIBERS];  // in which the threads of the blocks start
 unsigned started, finished;
 Fiber *current;
 void *outside;  // the stack that the blocks are started from
 void *arguments[4096];
 uint64_t random_state;
-bool warps_take_turns;
+bool interleave_warps;
 
 unsigned random_below(unsigned limit) {
   if (!random_state) return 0;
@@ -115,95 +115,95 @@ template <class T> void shuffle(T *items, unsigned count) {
   if (!random_state) return;
   for (unsigned i = count; i > 1; i--) {
     unsigned j = random_below(i);
-    T kept = items[i - 1];
+    T item = items[i - 1];
     items[i - 1] = items[j];
-    items[j] = kept;
+    items[j] = item;
   }
 }
 
 void run_first(Fiber *fiber) {
-  ready_first = (ready_first + MOST_FIBERS - 1) % MOST_FIBERS;
+  ready_first = (ready_first + MAX_FIBERS - 1) % MAX_FIBERS;
   ready[ready_first] = fiber;
   ready_count++;
 }
 
-void run_last(Fiber *fiber) { ready[(ready_first + ready_count++) % MOST_FIBERS] = fiber; }
+void run_last(Fiber *fiber) { ready[(ready_first + ready_count++) % MAX_FIBERS] = fiber; }
 
-// In later headers: something asynchronous happens, false where nothing is under way; why no thread can run.
-bool let_land();
-[[noreturn]] void stuck();
-// A thread ends; all threads of a block have.
+// Defined in later headers. Complete one asynchronous copy (false if none is pending); report why no thread can run.
+bool complete_async();
+[[noreturn]] void report_deadlock();
+// A thread ends; the last thread of a block ends.
 void end_bulk();
 void end_products();
 void end_block(Block &block);
-// All threads of a block have met.
-void barriers_met(unsigned rank);
+// All threads of a block have synchronised.
+void publish_barriers(unsigned rank);
 
-void lead();
+void fiber_main();
 
-// A fiber that will begin another thread.
+// Return a fiber that will start another thread.
 Fiber *starting() {
   Fiber *fiber = idle[--idle_count];
   if (!fiber->stack) {
     fiber->stack = mapped(STACK_BYTES + PAGE);  // the lowest page stays forbidden
     allow(fiber->stack + PAGE, STACK_BYTES, PROT_READ | PROT_WRITE);
     size_t colour = (fiber - fibers) % STACK_COLOURS * STACK_COLOUR_BYTES;
-    fiber->sp = fresh(fiber->stack + PAGE + STACK_BYTES - colour, lead);
+    fiber->sp = new_stack(fiber->stack + PAGE + STACK_BYTES - colour, fiber_main);
   }
   return fiber;
 }
 
-void be(const Fiber *fiber) {
-  threadIdx = fiber->place;
-  blockIdx = fiber->block->place;
+void load_position(const Fiber *fiber) {
+  threadIdx = fiber->position;
+  blockIdx = fiber->block->position;
   running = fiber->block->rank;
 }
 
-// Whoever runs next; null when all are done.
+// Return the fiber that runs next; null when all threads have ended.
 Fiber *next() {
   if (!ready_count && started < all_threads()) return starting();
   while (!ready_count) {
     if (finished == all_threads()) return nullptr;
-    if (!let_land()) stuck();
+    if (!complete_async()) report_deadlock();
   }
   Fiber *fiber = ready[ready_first];
-  ready_first = (ready_first + 1) % MOST_FIBERS;
+  ready_first = (ready_first + 1) % MAX_FIBERS;
   ready_count--;
-  be(fiber);
+  load_position(fiber);
   return fiber;
 }
 
-void leave_for(Fiber *to) {
+void switch_to(Fiber *to) {
   Fiber *self = current;
   if (to == self) return;
   current = to;
   emulator_switch(&self->sp, to ? to->sp : outside);
 }
 
-void leave() { leave_for(next()); }
+void yield() { switch_to(next()); }
 
-void wait_in(Waiters &waiters, int line) {
+void yield_until(Waiters &waiters, int line) {
   current->line = line;
   current->next = waiters.first;
   waiters.first = current;
-  leave();
+  yield();
 }
 
 void wake(Waiters &waiters) {
-  static Fiber *woken[MOST_FIBERS];
+  static Fiber *woken[MAX_FIBERS];
   unsigned count = 0;
   for (Fiber *fiber = waiters.first; fiber; fiber = fiber->next) woken[count++] = fiber;
   waiters.first = nullptr;
   for (unsigned i = 0; i < count / 2; i++) {  // first come, first served
-    Fiber *kept = woken[i];
+    Fiber *fiber = woken[i];
     woken[i] = woken[count - 1 - i];
-    woken[count - 1 - i] = kept;
+    woken[count - 1 - i] = fiber;
   }
   shuffle(woken, count);
   for (unsigned i = 0; i < count; i++) run_last(woken[i]);
 }
 
-// The threads of a block that wait in __syncthreads go on.
+// Release the threads of a block that wait in __syncthreads.
 void complete_barrier(Block &block) {
   int line = block.waiting[0]->line;
   for (unsigned i = 1; i < block.waiting_count; i++) {
@@ -212,7 +212,7 @@ void complete_barrier(Block &block) {
            line, block.waiting[i]->thread, block.waiting[i]->line);
   }
   order_block(block.rank);
-  barriers_met(block.rank);
+  publish_barriers(block.rank);
   shuffle(block.waiting, block.waiting_count);
   for (unsigned i = 0; i < block.waiting_count; i++) run_last(block.waiting[i]);
   block.waiting_count = 0;
@@ -228,30 +228,30 @@ void begin_thread(unsigned number) {
   current->warp = &current->block->warps[current->thread / WARP];
   current->warpgroup = warpgroup_of(*current->block, current->thread);
   unsigned thread = current->thread;
-  current->place = {thread % blockDim.x, thread / blockDim.x % blockDim.y, thread / blockDim.x / blockDim.y};
-  be(current);
+  current->position = {thread % blockDim.x, thread / blockDim.x % blockDim.y, thread / blockDim.x / blockDim.y};
+  load_position(current);
   current->copies.count = current->copies.group = 0;
 }
 
-void end_party(Party &own, Fiber *const *waiting, const char *noun) {
+void end_group(ConvergenceGroup &own, Fiber *const *waiting, const char *kind_name) {
   own.ended++;
   if (own.arrived)
     report(FAULT, "warp divergence: the thread ends, but thread %u of its %s waits in %s at line %d",
-           waiting[0]->thread, noun, own.what, own.line);
+           waiting[0]->thread, kind_name, own.what, own.line);
 }
 
 void end_thread() {
   if (current->copies.count)
     report(FAULT, "line %d: the thread ends without awaiting this copy", current->copies.pending[0].line);
   end_bulk();
-  end_party(*current->warp, current->warp->waiting, "warp");
+  end_group(*current->warp, current->warp->waiting, "warp");
   end_products();
   finished++;
   if (++current->block->finished == threads) end_block(*current->block);
 }
 
-// A fiber's life: it runs thread after thread, and waits idle while there is none.
-void lead() {
+// Entry function of a fiber: runs one thread after another, and is idle when there is none.
+void fiber_main() {
   for (;;) {
     while (started < all_threads()) {
       begin_thread(order[started++]);
@@ -259,7 +259,7 @@ void lead() {
       end_thread();
     }
     idle[idle_count++] = current;
-    leave();
+    yield();
   }
 }
 
@@ -289,7 +289,7 @@ void emulator::barrier(int line) {
   current->line = line;
   own.waiting[own.waiting_count++] = current;
   if (own.waiting_count == threads) complete_barrier(own);
-  leave();
+  yield();
 }
 
 int emulator::any_thread(int cond, int line) {
@@ -303,9 +303,9 @@ int emulator::any_thread(int cond, int line) {
   return result;
 }
 
-void emulator::give_way() {
-  static bool turn;
-  if (!(turn = !turn)) return;
+void emulator::yield_every_second_call() {
+  static bool yields;
+  if (!(yields = !yields)) return;
   run_last(current);
-  leave_for(started < all_threads() ? starting() : next());
+  switch_to(started < all_threads() ? starting() : next());
 }

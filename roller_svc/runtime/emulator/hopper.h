@@ -1,9 +1,9 @@
-// Twins of the wrappers of codegen/hopper_instructions.py, as a kernel sees them. What they do is in barriers.h,
-// bulk.h, warpgroups.h and clusters.h; `line` is the caller's.
+// Host implementations of the wrappers of codegen/cuda/hopper_instructions.py. The semantics are in barriers.h, bulk.h,
+// warpgroups.h and clusters.h; `line` is the caller's.
 #pragma once
 
 #define EMULATOR_LINE int line = __builtin_LINE()
-#define EMULATOR_ROOM(at) __builtin_dynamic_object_size(at, 0)
+#define EMULATOR_AVAILABLE(at) __builtin_dynamic_object_size(at, 0)
 
 namespace emulator {
 
@@ -23,10 +23,11 @@ void barrier_wait(void *at, unsigned int parity, int line);
 void named_barrier(unsigned int id, unsigned int threads, int line);
 int named_any(unsigned int id, unsigned int threads, int cond, int line);
 
-void load(void *shared, unsigned long room, void *barrier, const BulkLoad &load, int line);
-void store(const TensorMap *map, const void *shared, unsigned long room, int rank, const int *at, int line);
+void load(void *shared, unsigned long available, void *barrier, const BulkLoad &load, int line);
+void store(const TensorMap *map, const void *shared, unsigned long available, int rank, const int *at, int line);
 void await_stores(unsigned int pending, bool read);
-void store_matrix(void *row, unsigned long room, const unsigned int *words, int count, bool transposed, int line);
+void store_matrix(void *row, unsigned long available, const unsigned int *words, int count, bool transposed,
+                  int line);
 
 // Types of a product's operands.
 enum Operands { F16F16, BF16BF16, TF32TF32, E4M3E4M3, E4M3E5M2, E5M2E4M3, E5M2E5M2, S8S8, S8U8, U8S8, U8U8 };
@@ -34,7 +35,7 @@ struct WarpgroupProduct {
   const char *name;
   Operands types;
   unsigned int n;
-  bool a_turned, b_turned;  // MN-major
+  bool a_transposed, b_transposed;  // MN-major
 };
 // `words`: a's in registers, or null where `a` describes it.
 void multiply(const WarpgroupProduct &product, void *d, const unsigned int *words, unsigned long long a,
@@ -84,13 +85,13 @@ inline int named_any(unsigned int id, unsigned int threads, int cond, EMULATOR_L
                             EMULATOR_LINE) { \
     const int at[] = EMULATOR_VALUES places; \
     const unsigned short offsets[] = EMULATOR_VALUES skips; \
-    emulator::load(shared, EMULATOR_ROOM(shared), barrier, {map, rank, im2col, false, at, offsets, 0}, line); \
+    emulator::load(shared, EMULATOR_AVAILABLE(shared), barrier, {map, rank, im2col, false, at, offsets, 0}, line); \
   } \
   __forceinline__ void name##_multicast(void *shared, const TensorMap *map, unsigned long long *barrier, parameters, \
                                         unsigned short mask, EMULATOR_LINE) { \
     const int at[] = EMULATOR_VALUES places; \
     const unsigned short offsets[] = EMULATOR_VALUES skips; \
-    emulator::load(shared, EMULATOR_ROOM(shared), barrier, {map, rank, im2col, true, at, offsets, mask}, line); \
+    emulator::load(shared, EMULATOR_AVAILABLE(shared), barrier, {map, rank, im2col, true, at, offsets, mask}, line); \
   }
 #define EMULATOR_1 int c0
 #define EMULATOR_2 EMULATOR_1, int c1
@@ -113,7 +114,7 @@ EMULATOR_LOAD(tma_load_im2col_5d, 5, true, EMULATOR_IM2COL_5, (c0, c1, c2, c3, c
 #define EMULATOR_STORE(name, rank, parameters, places) \
   __forceinline__ void name(const TensorMap *map, const void *shared, parameters, EMULATOR_LINE) { \
     const int at[] = EMULATOR_VALUES places; \
-    emulator::store(map, shared, EMULATOR_ROOM(shared), rank, at, line); \
+    emulator::store(map, shared, EMULATOR_AVAILABLE(shared), rank, at, line); \
   }
 EMULATOR_STORE(tma_store_1d, 1, EMULATOR_1, (c0))
 EMULATOR_STORE(tma_store_2d, 2, EMULATOR_2, (c0, c1))
@@ -139,7 +140,7 @@ void fence_async();
 // stmatrix ------------------------------------------------------------------------------------------------------------
 #define EMULATOR_STORE_MATRIX(name, count, transposed) \
   __forceinline__ void name(void *row, const unsigned int *words, EMULATOR_LINE) { \
-    emulator::store_matrix(row, EMULATOR_ROOM(row), words, count, transposed, line); \
+    emulator::store_matrix(row, EMULATOR_AVAILABLE(row), words, count, transposed, line); \
   }
 EMULATOR_STORE_MATRIX(store_matrix_1, 1, false)
 EMULATOR_STORE_MATRIX(store_matrix_2, 2, false)
@@ -150,15 +151,15 @@ EMULATOR_STORE_MATRIX(store_matrix_4_transposed, 4, true)
 #undef EMULATOR_STORE_MATRIX
 
 // wgmma: the driver writes one of these in place of each wrapper that a kernel has ------------------------------------
-#define EMULATOR_WGMMA(name, type, types, n, a_turned, b_turned) \
+#define EMULATOR_WGMMA(name, type, types, n, a_transposed, b_transposed) \
   inline void name(type *d, unsigned long long a, unsigned long long b, int accumulate, \
                    int line = __builtin_LINE()) { \
-    emulator::multiply({#name, emulator::types, n, a_turned, b_turned}, d, nullptr, a, b, accumulate, line); \
+    emulator::multiply({#name, emulator::types, n, a_transposed, b_transposed}, d, nullptr, a, b, accumulate, line); \
   }
-#define EMULATOR_WGMMA_REGISTERS(name, type, types, n, a_turned, b_turned) \
+#define EMULATOR_WGMMA_REGISTERS(name, type, types, n, a_transposed, b_transposed) \
   inline void name(type *d, const unsigned int *a, unsigned long long b, int accumulate, \
                    int line = __builtin_LINE()) { \
-    emulator::multiply({#name, emulator::types, n, a_turned, b_turned}, d, a, 0, b, accumulate, line); \
+    emulator::multiply({#name, emulator::types, n, a_transposed, b_transposed}, d, a, 0, b, accumulate, line); \
   }
 #define EMULATOR_HOLD(name, type, count) \
   inline void name(type *d, int line = __builtin_LINE()) { emulator::hold_results(d, count, line); }
@@ -181,5 +182,5 @@ template <class T> inline T *map_shared_rank(T *shared, unsigned int rank, EMULA
   return (T *)emulator::map_shared_rank((void *)shared, rank, line);
 }
 
-#undef EMULATOR_ROOM
+#undef EMULATOR_AVAILABLE
 #undef EMULATOR_LINE

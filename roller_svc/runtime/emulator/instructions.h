@@ -1,5 +1,5 @@
-// What a kernel calls beyond C++: twins of the wrappers of codegen/instructions.py, and CUDA's own functions of warps,
-// bits and memory. Whatever waits or goes through memory is in the runtime; `line` is the caller's.
+// Host implementations of the wrappers of codegen/cuda/instructions.py and of CUDA's warp, bit and memory functions.
+// Functions that wait or access memory are in the runtime; `line` is the caller's.
 #pragma once
 
 #define EMULATOR_LINE int line = __builtin_LINE()
@@ -14,25 +14,25 @@ struct Votes {
   unsigned long long of[WARP];
 };
 
-// Every lane of the caller's warp gives a value and gets all of them; `lane` is where the caller's own is.
+// All-gather in the caller's warp: every lane contributes a value and gets all of them; the caller's own is at `lane`.
 const Votes &exchanged(const char *what, unsigned int mask, int width, unsigned long long value, int line);
 void sync_warp(unsigned int mask, int line);
-void give_way();  // every second call lets other threads run before the caller goes on
+void yield_every_second_call();  // every second call yields to other threads
 unsigned int lane();
 unsigned int lanes();  // a warp's; the last one of a block may have fewer than WARP
 
-// `room`: bytes from there to the end of the array, as far as the compiler knows.
-void copy(void *shared, unsigned long room, const void *memory, unsigned int bytes, bool inside, int line);
+// `available`: bytes up to the end of the array, if the compiler knows.
+void copy(void *shared, unsigned long available, const void *memory, unsigned int bytes, bool inside, int line);
 void await(unsigned int pending);
-void load_matrix(unsigned int *words, const void *row, unsigned long room, int count, bool transposed, int line);
+void load_matrix(unsigned int *words, const void *row, unsigned long available, int count, bool transposed, int line);
 
 }  // namespace emulator
 
 // cp.async ------------------------------------------------------------------------------------------------------------
-#define EMULATOR_ROOM(at) __builtin_dynamic_object_size(at, 0)
+#define EMULATOR_AVAILABLE(at) __builtin_dynamic_object_size(at, 0)
 #define EMULATOR_COPY(name, bytes) \
   __forceinline__ void name(void *shared, const void *memory, bool inside, EMULATOR_LINE) { \
-    emulator::copy(shared, EMULATOR_ROOM(shared), memory, bytes, inside, line); \
+    emulator::copy(shared, EMULATOR_AVAILABLE(shared), memory, bytes, inside, line); \
   }
 EMULATOR_COPY(copy_async_4, 4)
 EMULATOR_COPY(copy_async_8, 8)
@@ -47,7 +47,7 @@ template <int PENDING> inline void await_copies() {
 // ldmatrix ------------------------------------------------------------------------------------------------------------
 #define EMULATOR_LOAD_MATRIX(name, count, transposed) \
   __forceinline__ void name(unsigned int *words, const void *row, EMULATOR_LINE) { \
-    emulator::load_matrix(words, row, EMULATOR_ROOM(row), count, transposed, line); \
+    emulator::load_matrix(words, row, EMULATOR_AVAILABLE(row), count, transposed, line); \
   }
 EMULATOR_LOAD_MATRIX(load_matrix_1, 1, false)
 EMULATOR_LOAD_MATRIX(load_matrix_2, 2, false)
@@ -56,7 +56,7 @@ EMULATOR_LOAD_MATRIX(load_matrix_1_transposed, 1, true)
 EMULATOR_LOAD_MATRIX(load_matrix_2_transposed, 2, true)
 EMULATOR_LOAD_MATRIX(load_matrix_4_transposed, 4, true)
 #undef EMULATOR_LOAD_MATRIX
-#undef EMULATOR_ROOM
+#undef EMULATOR_AVAILABLE
 
 // mma: d += a x b -----------------------------------------------------------------------------------------------------
 #define EMULATOR_MMA(name, type) void name(type *d, const unsigned int *a, const unsigned int *b, EMULATOR_LINE);
@@ -175,7 +175,7 @@ inline void __threadfence_block() { __threadfence(); }
 namespace emulator {
 // Another thread may have come in between since the caller read `before`.
 template <class T> inline T swapped(T *at, T before, T after) {
-  give_way();
+  yield_every_second_call();
   __atomic_compare_exchange_n(at, &before, after, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
   return before;
 }

@@ -102,7 +102,7 @@ void mma(const char *what, void *d, const unsigned *a, const unsigned *b, int li
   for (int r = 0; r < A_WORDS + B_WORDS; r++)
     if (r < A_WORDS ? !is_operand<A>(a[r]) : !is_operand<B>(b[r - A_WORDS]))
       report(FAULT, "line %d: %s of a word that was not rounded", line, what);
-  Exchange &exchange = entered(what, line);
+  Exchange &exchange = enter_collective(what, line);
   unsigned g = current->lane / 4, t = current->lane % 4;
 #pragma GCC unroll 4
   for (int r = 0; r < A_WORDS; r++) exchange.a[g + 8 * (r & 1)][t + 4 * (r >> 1)] = a[r];
@@ -110,13 +110,13 @@ void mma(const char *what, void *d, const unsigned *a, const unsigned *b, int li
   for (int r = 0; r < B_WORDS; r++) exchange.b[t + 4 * r][g] = b[r];
   auto *sums = static_cast<unsigned char *>(d);
   for (int r = 0; r < ROWS / 8; r++) memcpy(&exchange.d[g + 8 * r][2 * t], sums + 8 * r, 8);
-  meet(multiply<A, B, ROWS, 4 * B_WORDS>);
+  rendezvous(multiply<A, B, ROWS, 4 * B_WORDS>);
   for (int r = 0; r < ROWS / 8; r++) memcpy(sums + 8 * r, &exchange.d[g + 8 * r][2 * t], 8);
 }
 
-void check_row(const unsigned char *at, unsigned long room, const char *what, int line) {
+void check_row(const unsigned char *at, unsigned long available, const char *what, int line) {
   if (reinterpret_cast<uintptr_t>(at) % 16) report(FAULT, "line %d: a row of %s at no multiple of 16", line, what);
-  if (room < 16) report(FAULT, "line %d: a row of %s leaves its shared array", line, what);
+  if (available < 16) report(FAULT, "line %d: a row of %s leaves its shared array", line, what);
   if (!in_shared(at, 16)) report(FAULT, "line %d: a row of %s lies outside the block's shared memory", line, what);
 }
 
@@ -146,20 +146,20 @@ EMULATOR_MMA(mma_m16n8k32_e5m2e5m2, float, E5m2, E5m2, 4, 2)
 
 // Lane 8 i + j passes row j of matrix i: eight halves. Lane 4 g + t gets of each matrix halves 2 t and 2 t + 1 of
 // row g; transposed, those of column g.
-void emulator::load_matrix(unsigned int *words, const void *row, unsigned long room, int count, bool transposed,
+void emulator::load_matrix(unsigned int *words, const void *row, unsigned long available, int count, bool transposed,
                            int line) {
   const char *what = transposed ? "ldmatrix.trans" : "ldmatrix";
   need_whole_warp(what, line);
-  Exchange &exchange = entered(what, line);
+  Exchange &exchange = enter_collective(what, line);
   auto *at = static_cast<const unsigned char *>(row);
   unsigned lane = current->lane, g = lane / 4, t = lane % 4;
-  if (static_cast<int>(lane) < 8 * count) check_row(at, room, what, line);
+  if (static_cast<int>(lane) < 8 * count) check_row(at, available, what, line);
   exchange.rows[lane] = at;
-  meet([count, line](Exchange &full) {
+  rendezvous([count, line](Exchange &full) {
     unsigned first = first_of_warp();
     for (int i = 0; i < 8 * count; i++) {
       Number thread = static_cast<Number>(first + i);
-      if (races_watched) watch(thread, full.rows[i], 16, READ, IS_LINE | static_cast<uint32_t>(line));
+      if (race_detection) record_access(thread, full.rows[i], 16, READ, IS_LINE | static_cast<uint32_t>(line));
       memcpy(full.a[0] + 4 * i, full.rows[i], 16);
     }
   });
@@ -170,23 +170,23 @@ void emulator::load_matrix(unsigned int *words, const void *row, unsigned long r
 }
 
 // Lane 8 i + j passes where row j of matrix i goes; what lanes hold is as above.
-void emulator::store_matrix(void *row, unsigned long room, const unsigned int *words, int count, bool transposed,
+void emulator::store_matrix(void *row, unsigned long available, const unsigned int *words, int count, bool transposed,
                             int line) {
   const char *what = transposed ? "stmatrix.trans" : "stmatrix";
   need_whole_warp(what, line);
-  Exchange &exchange = entered(what, line);
+  Exchange &exchange = enter_collective(what, line);
   auto *at = static_cast<const unsigned char *>(row);
   unsigned lane = current->lane, g = lane / 4, t = lane % 4;
-  if (static_cast<int>(lane) < 8 * count) check_row(at, room, what, line);
+  if (static_cast<int>(lane) < 8 * count) check_row(at, available, what, line);
   exchange.rows[lane] = at;
   auto *halves = reinterpret_cast<unsigned short *>(exchange.a);
   for (int i = 0; i < count; i++, halves += 64)
     for (unsigned e = 0; e < 2; e++)
       halves[transposed ? 8 * (2 * t + e) + g : 8 * g + 2 * t + e] = static_cast<unsigned short>(words[i] >> 16 * e);
-  meet([count, line](Exchange &full) {
+  rendezvous([count, line](Exchange &full) {
     for (int i = 0; i < 8 * count; i++) {
       Number thread = static_cast<Number>(first_of_warp() + i);
-      if (races_watched) watch(thread, full.rows[i], 16, WRITE, IS_LINE | static_cast<uint32_t>(line));
+      if (race_detection) record_access(thread, full.rows[i], 16, WRITE, IS_LINE | static_cast<uint32_t>(line));
       memcpy(const_cast<unsigned char *>(full.rows[i]), full.a[0] + 4 * i, 16);
     }
   });

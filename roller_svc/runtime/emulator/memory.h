@@ -1,4 +1,4 @@
-// Buffers between forbidden pages, and the memory that a block shares.
+// Buffers between guard pages, and shared memory of blocks.
 #pragma once
 #include "report.h"
 
@@ -13,11 +13,11 @@ using emulator::Buffer;
 
 constexpr unsigned char POISON = 0xff;
 constexpr size_t PAGE = 65536;  // the largest page of the machines in question
-constexpr size_t ALIGNMENT = 16;  // of buffers; the slack behind one is less than that and watched
+constexpr size_t ALIGNMENT = 16;  // of buffers; the redzone behind one is smaller and checked after a launch
 
 struct Region {
   const Buffer *buffer;
-  unsigned char *start, *end;  // all that was mapped, forbidden pages too
+  unsigned char *start, *end;  // the whole mapping, with guard pages
   unsigned char *data;
 };
 Region *regions;
@@ -67,19 +67,19 @@ struct Span {
 
 // Blocks that run together: one, or those of a cluster, of which 8 are portable (CUDA programming guide, "Thread Block
 // Clusters"). One alone has the segment itself; those of a cluster have memory as long, as far from multiples of PAGE.
-constexpr unsigned MOST_BLOCKS = 8;
-unsigned char *shared_of[MOST_BLOCKS];
+constexpr unsigned MAX_BLOCKS = 8;
+unsigned char *shared_of[MAX_BLOCKS];
 unsigned block_count, running;  // blocks that run together, and the rank of the one whose thread runs
 unsigned threads;               // of a block
 
-// The shared memory of a cluster's block, with its pages to the left and right forbidden, may be touched or not.
+// Allow or forbid access to the shared memory of a block of a cluster, which lies between guard pages.
 void open_shared(unsigned rank, bool open) {
   size_t shift = reinterpret_cast<uintptr_t>(shared.at) % PAGE;
   allow(shared_of[rank] - shift, rounded(shift + shared.bytes, PAGE), open ? PROT_READ | PROT_WRITE : PROT_NONE);
 }
 
-void give_shared() {
-  static unsigned char *own[MOST_BLOCKS];
+void assign_shared() {
+  static unsigned char *own[MAX_BLOCKS];
   shared_of[0] = shared.at;
   for (unsigned rank = 0; block_count > 1 && rank < block_count; rank++) {
     size_t shift = reinterpret_cast<uintptr_t>(shared.at) % PAGE;
@@ -96,17 +96,17 @@ int find_shared(dl_phdr_info *info, size_t, void *) {
   return 1;  // the program itself comes first
 }
 
-// The block whose shared memory has this address; MOST_BLOCKS where none has.
+// Return the block whose shared memory contains the address; MAX_BLOCKS if none does.
 unsigned block_with(const void *address) {
   auto *at = static_cast<const unsigned char *>(address);
   for (unsigned rank = 0; rank < block_count; rank++)
     if (at >= shared_of[rank] && at < shared_of[rank] + shared.bytes) return rank;
-  return MOST_BLOCKS;
+  return MAX_BLOCKS;
 }
 
 unsigned char *dynamic_of(unsigned rank) { return shared_of[rank] + (launch->dynamic() - shared.at); }
 
-// Whether these bytes are the running block's: static arrays, or what the launch asked for of dynamic ones.
+// Whether these bytes belong to the running block: static arrays, or the dynamic bytes of the launch.
 bool in_shared(const void *from, size_t bytes) {
   auto *at = static_cast<const unsigned char *>(from);
   if (at < shared_of[running] || at + bytes > shared_of[running] + shared.bytes) return false;
@@ -116,7 +116,7 @@ bool in_shared(const void *from, size_t bytes) {
   return at >= start + emulator_program.dynamic_bytes + emulator::DYNAMIC_SLACK_BYTES;
 }
 
-// Addresses of shared memory as instructions know them; the segment begins at a multiple of its largest alignment.
+// Shared-memory addresses of instructions; the segment starts at a multiple of its largest alignment.
 constexpr size_t SHARED_ALIGNMENT = 1024;
 size_t shared_offset(const void *address, unsigned rank) {
   size_t before = reinterpret_cast<uintptr_t>(shared.at) % SHARED_ALIGNMENT;
@@ -126,7 +126,7 @@ unsigned char *shared_at(size_t offset, unsigned rank) {
   return shared_of[rank] + offset - reinterpret_cast<uintptr_t>(shared.at) % SHARED_ALIGNMENT;
 }
 
-// The buffer that an address lies in or near; null for an address far from all.
+// Return the buffer that contains the address, guard pages included; null if none does.
 const Region *region_of(const void *address) {
   auto *at = static_cast<const unsigned char *>(address);
   for (int i = 0; regions && i < emulator_program.buffer_count; i++)

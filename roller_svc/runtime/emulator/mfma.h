@@ -36,16 +36,17 @@ template <class Element, class Sum, int K> void multiply_waves(Exchange &exchang
   }
 }
 
-template <class Element, class Sum, int K> void mfma(const char *what, void *d, const void *a, const void *b, int line) {
+template <class Element, class Sum, int K>
+void mfma(const char *what, void *d, const void *a, const void *b, int line) {
   constexpr size_t BYTES = K / QUARTERS * sizeof(Element);
   need_whole_warp(what, line);
-  Exchange &exchange = entered(what, line);
+  Exchange &exchange = enter_collective(what, line);
   unsigned side = current->lane % SIDE, quarter = current->lane / SIDE;
   memcpy(exchange.wave_a[side] + quarter * BYTES, a, BYTES);
   memcpy(exchange.wave_b[side] + quarter * BYTES, b, BYTES);
   auto *sums = static_cast<unsigned *>(d);
   for (int i = 0; i < 4; i++) exchange.wave_d[4 * quarter + i][side] = sums[i];
-  meet(multiply_waves<Element, Sum, K>);
+  rendezvous(multiply_waves<Element, Sum, K>);
   for (int i = 0; i < 4; i++) sums[i] = exchange.wave_d[4 * quarter + i][side];
 }
 

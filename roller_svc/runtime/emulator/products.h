@@ -8,7 +8,7 @@
 
 namespace {
 
-constexpr unsigned ROWS = 64, MOST_COLUMNS = 256, K_BYTES = 32, MOST_K = K_BYTES;
+constexpr unsigned ROWS = 64, MAX_COLUMNS = 256, K_BYTES = 32, MAX_K = K_BYTES;
 
 // An operand's place: rows of `span` bytes, eight of which lie together; with 16 bytes nothing is swizzled.
 struct Matrix {
@@ -39,8 +39,8 @@ struct Matrix {
 };
 
 // All pieces of an operand, m or n of which has `extent`.
-template <class Work> void pieces(const Matrix &matrix, unsigned extent, bool turned, Work work) {
-  if (turned) {
+template <class Work> void pieces(const Matrix &matrix, unsigned extent, bool transposed, Work work) {
+  if (transposed) {
     for (unsigned k = 0; k < K_BYTES / 2; k++)
       for (unsigned first = 0; first < extent; first += 8) work(matrix.across(first, k));
   } else {
@@ -66,10 +66,10 @@ void gather_columns(unsigned (*rows)[8], const Matrix &matrix, unsigned extent) 
 }
 
 // Operands taken apart, as float32 or int32: a[row][k], and b[k] in groups of eight columns.
-typedef Words Groups[MOST_K][MOST_COLUMNS / 8];
+typedef Words Groups[MAX_K][MAX_COLUMNS / 8];
 union Left {
-  float floats[ROWS][MOST_K];
-  unsigned words[ROWS][MOST_K];
+  float floats[ROWS][MAX_K];
+  unsigned words[ROWS][MAX_K];
 };
 
 // A word that was poison stays NaN; any other that is no operand would be cut off in silence.
@@ -100,7 +100,7 @@ template <class T> bool widen_columns(Groups &right, const unsigned (*b)[8], uns
 
 // sums[ROWS][n] += left x right
 template <class Numbers, class Scalar>
-void multiply_widened(void *sums, unsigned n, unsigned k_count, const Scalar (*left)[MOST_K], const Groups &right) {
+void multiply_widened(void *sums, unsigned n, unsigned k_count, const Scalar (*left)[MAX_K], const Groups &right) {
   constexpr unsigned AT_ONCE = 8;  // rows whose sums do not wait for each other
   auto *d = static_cast<Numbers *>(sums);
   for (unsigned row = 0; row < ROWS; row += AT_ONCE)
@@ -116,7 +116,7 @@ void multiply_widened(void *sums, unsigned n, unsigned k_count, const Scalar (*l
 
 // The same of float8, whose sums Hopper keeps short (MMA-Sim, arXiv:2511.10909: T-FDPA with F = 13): all products and
 // the sum so far are aligned to the greatest of their powers of two, a product's being that of its factors' together,
-// and lose what lies more than 13 bits behind it; of the result 13 bits of the fraction are kept.
+// and lose what lies more than 13 bits behind it; the result has a fraction of 13 bits.
 constexpr unsigned SHORT_BITS = 13, FRACTION_BITS = 23, BIAS = 127;
 constexpr unsigned EXPONENT = 0xffu << FRACTION_BITS;
 constexpr unsigned LEAST_EXPONENT = 27;  // with its bias, of what is aligned to: far below any product's
@@ -131,29 +131,29 @@ template <class T> Floats powers(Floats numbers) {
   return reinterpret_cast<Floats>(exponent & reinterpret_cast<Words>((bits << 1) != 0));
 }
 struct Float8Powers {
-  alignas(64) float left[ROWS][MOST_K];
+  alignas(64) float left[ROWS][MAX_K];
   alignas(64) Groups right;
 };
 template <class A, class B>
 void find_powers(Float8Powers &found, const Left &left, const Groups &right, unsigned n) {
   for (unsigned row = 0; row < ROWS; row++)
-    for (unsigned k = 0; k < MOST_K; k += 8) {
+    for (unsigned k = 0; k < MAX_K; k += 8) {
       Floats some;
       memcpy(&some, &left.floats[row][k], sizeof some);
       some = powers<A>(some);
       memcpy(&found.left[row][k], &some, sizeof some);
     }
-  for (unsigned k = 0; k < MOST_K; k++)
+  for (unsigned k = 0; k < MAX_K; k++)
     for (unsigned group = 0; group < n / 8; group++)
       found.right[k][group] = reinterpret_cast<Words>(powers<B>(reinterpret_cast<Floats>(right[k][group])));
 }
 
 Words whole(Floats numbers) { return reinterpret_cast<Words>(__builtin_convertvector(numbers, Integers)); }
 
-Floats short_sum(Floats sum, const float (&left)[MOST_K], const Groups &right, const float (&left_powers)[MOST_K],
+Floats short_sum(Floats sum, const float (&left)[MAX_K], const Groups &right, const float (&left_powers)[MAX_K],
                  const Groups &right_powers, unsigned group) {
   Floats most = reinterpret_cast<Floats>(reinterpret_cast<Words>(sum) & EXPONENT), plain = sum;
-  for (unsigned k = 0; k < MOST_K; k++) {
+  for (unsigned k = 0; k < MAX_K; k++) {
     Floats power = left_powers[k] * reinterpret_cast<Floats>(right_powers[k][group]);
     most = power > most ? power : most;
     plain += left[k] * reinterpret_cast<Floats>(right[k][group]);
@@ -163,7 +163,7 @@ Floats short_sum(Floats sum, const float (&left)[MOST_K], const Groups &right, c
   Floats inverse = reinterpret_cast<Floats>((2 * BIAS + SHORT_BITS - exponent) << FRACTION_BITS);
   Floats quantum = reinterpret_cast<Floats>((exponent - SHORT_BITS) << FRACTION_BITS);
   Words total = whole(sum * inverse);
-  for (unsigned k = 0; k < MOST_K; k++) total += whole(left[k] * reinterpret_cast<Floats>(right[k][group]) * inverse);
+  for (unsigned k = 0; k < MAX_K; k++) total += whole(left[k] * reinterpret_cast<Floats>(right[k][group]) * inverse);
   Floats exact = __builtin_convertvector(reinterpret_cast<Integers>(total), Floats);
   Words result = reinterpret_cast<Words>(exact * quantum);
   result &= ~0u << (FRACTION_BITS - SHORT_BITS);

@@ -1,4 +1,4 @@
-// What a run reports before it ends: the launch, the block, the thread, and what was wrong.
+// Report a fault and exit: the launch, the block, the thread and the message.
 #pragma once
 #include "emulator.h"
 

@@ -1,11 +1,11 @@
-// Runs a translated kernel: blocks or clusters one after another, one fiber for each thread that waits, all watched.
+// Runs a translated kernel: blocks or clusters one after another, with one fiber for each thread that waits.
 //
 //   program SEED ARENA_FD MEMORY_BYTES CPU_SECONDS
 //
-// The arena holds inputs, then outputs, each at a multiple of 64 bytes. Every buffer of the kernel lies between two
-// pages that nobody may touch; what a kernel should not read before writing (outputs, workspaces, shared memory) is
-// 0xff bytes, a NaN of every floating type. Exit status: 0 done, 3 the kernel did wrong, 5 an index that came from data
-// was out of range, 4 the run itself failed; what happened is on stderr.
+// The arena holds inputs, then outputs, each at a multiple of 64 bytes. Every buffer of the kernel lies between guard
+// pages. Uninitialised memory (outputs, workspaces, shared memory) is 0xff bytes, a NaN of every floating type.
+// Exit status: 0 done, 3 a fault of the kernel, 5 an index from data is out of range, 4 the run itself failed. The
+// message is on stderr.
 #include "copies.h"
 #include "deadlocks.h"
 #include "mfma.h"
@@ -25,10 +25,10 @@ void run_launch(unsigned seed) {
   gridDim = launch->grid;
   blockDim = launch->block;
   unsigned long size = 1ul * blockDim.x * blockDim.y * blockDim.z;
-  if (!size || size > MOST_THREADS) failed("a block of that many threads");
+  if (!size || size > MAX_THREADS) failed("a block of that many threads");
   threads = static_cast<unsigned>(size);
   block_count = launch->cluster;
-  if (!block_count || block_count > MOST_BLOCKS || gridDim.x % block_count) failed("a cluster of that many blocks");
+  if (!block_count || block_count > MAX_BLOCKS || gridDim.x % block_count) failed("a cluster of that many blocks");
   uint64_t clusters = uint64_t(gridDim.x) * gridDim.y * gridDim.z / block_count;
   for (uint64_t i = 0; i < clusters; i++) {
     begin_clustered(block_count * (seed % 2 ? clusters - 1 - i : i));
@@ -49,14 +49,14 @@ void on_signal(int number, siginfo_t *info, void *) {
     const char *why = buffer.role == emulator::INPUT && inside ? ": an input is written" : "";
     report(FAULT, "touches byte %td of %s, which has %lu bytes%s", at - region->data, buffer.name, buffer.bytes, why);
   }
-  if (unsigned rank = block_with(at); rank < MOST_BLOCKS)
+  if (unsigned rank = block_with(at); rank < MAX_BLOCKS)
     report(FAULT, "touches shared memory of the cluster's block %u, which has ended", rank);
   for (const Fiber &fiber : fibers)
     if (fiber.stack && at >= fiber.stack && at < fiber.stack + PAGE) report(FAULT, "too much local memory");
   report(FAULT, "touches address %p, which is in no buffer", info->si_addr);
 }
 
-void watch_signals() {
+void handle_signals() {
   static unsigned char stack[64 << 10];
   stack_t alternate = {};
   alternate.ss_sp = stack;
@@ -65,8 +65,8 @@ void watch_signals() {
   struct sigaction action = {};
   action.sa_sigaction = on_signal;
   action.sa_flags = SA_SIGINFO | SA_ONSTACK;
-  const int watched[] = {SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGTRAP, SIGXCPU};
-  for (int number : watched) sigaction(number, &action, nullptr);
+  const int signals[] = {SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGTRAP, SIGXCPU};
+  for (int number : signals) sigaction(number, &action, nullptr);
 }
 
 void limit(int kind, rlim_t value) {
@@ -115,7 +115,7 @@ int main(int count, char **words) {
   limit(RLIMIT_FSIZE, 0);
   limit(RLIMIT_AS, strtoull(words[3], nullptr, 10));
   limit(RLIMIT_CPU, strtoull(words[4], nullptr, 10));
-  watch_signals();
+  handle_signals();
   dl_iterate_phdr(find_shared, nullptr);
 
   const auto &program = emulator_program;
@@ -141,9 +141,9 @@ int main(int count, char **words) {
   }
   regions = all;
 
-  for (unsigned i = 0; i < MOST_FIBERS; i++) idle[i] = &fibers[MOST_FIBERS - 1 - i];
-  idle_count = MOST_FIBERS;
-  warps_take_turns = seed % 2;
+  for (unsigned i = 0; i < MAX_FIBERS; i++) idle[i] = &fibers[MAX_FIBERS - 1 - i];
+  idle_count = MAX_FIBERS;
+  interleave_warps = seed % 2;
   random_state = seed ? seed * 0x9e3779b97f4a7c15u + 1 : 0;
   for (int i = 0; i < program.launch_count; i++) {
     launch = &program.launches[i];

@@ -1,4 +1,4 @@
-// From one fiber to another: emulator_switch(save, load) and a fresh stack for it, for each kind of machine.
+// Context switch between fibers: emulator_switch(save, load) and new stacks, for each architecture.
 #pragma once
 #include <stddef.h>
 #include <string.h>
@@ -9,7 +9,7 @@
 namespace {
 
 constexpr size_t STACK_BYTES = 256 << 10;
-constexpr unsigned MOST_CONTEXTS = 8192;  // fibers that can be saved
+constexpr unsigned MAX_CONTEXTS = 8192;  // fibers that can be saved
 
 extern "C" void emulator_switch(void **save, void *load);
 #if defined(__x86_64__)
@@ -34,7 +34,7 @@ emulator_switch:
   pop %rbp
   ret
 )");
-void *fresh(unsigned char *top, void (*entry)()) {
+void *new_stack(unsigned char *top, void (*entry)()) {
   void **sp = reinterpret_cast<void **>(top);
   *--sp = nullptr;  // no return address
   *--sp = reinterpret_cast<void *>(entry);
@@ -74,7 +74,7 @@ emulator_switch:
   add sp, sp, #160
   ret
 )");
-void *fresh(unsigned char *top, void (*entry)()) {
+void *new_stack(unsigned char *top, void (*entry)()) {
   void **sp = reinterpret_cast<void **>(top) - 20;
   memset(sp, 0, 160);
   sp[11] = reinterpret_cast<void *>(entry);  // x30
@@ -82,9 +82,9 @@ void *fresh(unsigned char *top, void (*entry)()) {
 }
 #else
 // the slow way: a saved fiber is a ucontext_t of its own
-ucontext_t contexts[MOST_CONTEXTS + 1];
+ucontext_t contexts[MAX_CONTEXTS + 1];
 int context_count;
-void *fresh(unsigned char *top, void (*entry)()) {
+void *new_stack(unsigned char *top, void (*entry)()) {
   ucontext_t *context = &contexts[context_count++];
   getcontext(context);
   context->uc_stack.ss_sp = top - STACK_BYTES;

@@ -1,4 +1,4 @@
-// A tensor map as a kernel's parameter: what ir/tensor_map.py says, in plain fields that text.py's tables fill.
+// A tensor map as a kernel's parameter: the fields of ir/tensor_map.py, filled by text.py's tables.
 #pragma once
 
 struct TensorMap {

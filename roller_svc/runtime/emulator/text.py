@@ -1,8 +1,8 @@
-"""A CUDA or HIP kernel's text → the C++ program that the emulator compiles: the text, and tables of what to launch.
+"""CUDA or HIP source → the C++ program that the emulator compiles: the source, and tables of buffers and launches.
 
-The text stays as it is but for three things. The definitions of wrappers (device functions around an `asm`) become
-comments, for emulator.h has a twin of each; anywhere else an `asm` is an error. Floating variables begin as NaN. And
-in a cluster each block has shared memory of its own.
+The source is changed in three ways. Definitions of wrappers (device functions around an `asm`) become comments,
+because the emulator's headers implement them on the host; any other `asm` is an error. Floating variables are
+initialised to NaN. In a cluster each block gets its own shared memory.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from roller_svc.ir.tensor_map import MapMode, TensorMap
 
 _INT8 = ("s8s8", "s8u8", "u8s8", "u8u8")
 _FLOAT8 = ("e4m3e4m3", "e4m3e5m2", "e5m2e4m3", "e5m2e5m2")
-# What emulator.h defines in place of the text's own: wrappers of instructions, and of what only the emulator watches.
-# `shared_address` is of use to wrappers only.
+# Wrappers that the emulator's headers implement on the host in place of the source's own definitions.
+# `shared_address` is used by wrappers only.
 HOST_INTRINSICS = frozenset({
     "f16_to_f32", "f32_to_f16", "f32_to_bf16", "f32_to_e4m3", "f32_to_e5m2", "in_range", "round_tf32",
     "exp2_approx", "pack_f16", "pack_bf16",
@@ -41,7 +41,7 @@ HOST_INTRINSICS = frozenset({
     "wgmma_fence", "wgmma_commit", "wgmma_wait", "registers_decrease", "registers_increase",
     "cluster_sync", "cluster_rank", "map_shared_rank",
 })  # fmt: skip
-# of which there are so many that only those are defined that a kernel has
+# Families of wrappers with many members: only the members that a kernel uses are defined.
 _WGMMA = re.compile(r"wgmma_m64n(\d+)k\d+_(f16|bf16|tf32|(?:s8|u8){2}|(?:e4m3|e5m2){2})_([kmr])([km])")
 _HOLD = re.compile(r"hold_results_(\d+)(_s32)?")
 
@@ -53,9 +53,9 @@ _ASM = re.compile(r"\b(?:asm|__asm__|__asm)\b")
 _STATIC_SHARED = re.compile(rf"^( *)__shared__ ([^;=\[\]]*?)\b({_WORD})((?:\[[^\[\]]*\])*);(?=$)", re.MULTILINE)
 _DYNAMIC_SHARED = re.compile(rf"\bextern\s+__shared__\s[^;=]*?\b({_WORD})\s*\[\s*\]\s*;")
 _NOT_CODE = re.compile(r"/\*.*?\*/|//[^\n]*|\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])*'", re.DOTALL)
-# A local variable without a value. The compiler's own pattern for such is a large negative number: no maximum shows it.
+# A local variable without a value. The compiler's pattern is a large negative number, which a maximum would hide.
 _UNINITIALISED = re.compile(rf"^ +(?:__align__\(\d+\) )?(?:float|double) ({_WORD})(?:\[\d+\])*;(?=$)", re.MULTILINE)
-# The parameter as hardware has it; the emulator has fields of its own (tensor_map.h).
+# The opaque parameter of hardware; the emulator has its own fields (tensor_map.h).
 _OPAQUE_MAP = re.compile(r"^struct __align__\(128\) TensorMap \{[^{}]*\};", re.MULTILINE)
 _BOUNDS = re.compile(rf"__launch_bounds__\(\s*(\d+)[^()]*\)\s*({_WORD})\s*\(")
 _MIN_ALIGNMENT, _SWIZZLE_ALIGNMENT = 16, 1024  # bytes
@@ -63,10 +63,10 @@ _ROLES = {Role.INPUT: "INPUT", Role.OUTPUT: "OUTPUT", Role.WORKSPACE: "WORKSPACE
 
 
 def program_source(source: KernelSource) -> str:
-    """program.cpp: what runtime.cpp runs. Raises LaunchError for a launch that a device would refuse."""
+    """Return program.cpp, which runtime.cpp runs. Raises LaunchError for a launch that a device would reject."""
     _check_bounds(source)
     _check_clusters(source)
-    text = _UNINITIALISED.sub(r"\g<0> emulator::forget(\1);", comment_out_wrappers(source.text))
+    text = _UNINITIALISED.sub(r"\g<0> emulator::poison(\1);", comment_out_wrappers(source.text))
     if _uses_tma_or_clusters(source):
         text = _DYNAMIC_SHARED.sub(_block_dynamic, text)
     if any(launch.cluster > 1 for launch in source.launches):
@@ -75,7 +75,7 @@ def program_source(source: KernelSource) -> str:
 
 
 def _check_clusters(source: KernelSource) -> None:
-    """A launch has the clusters that its kernel's text says."""
+    """Check that each launch has the cluster size that its kernel declares."""
     for launch in source.launches:
         declared = re.search(rf"__global__([^;{{}}]*?)\b{launch.name}\s*\(", source.text)
         attribute = re.search(r"__cluster_dims__\(\s*(\d+)", declared[1]) if declared else None
@@ -85,16 +85,18 @@ def _check_clusters(source: KernelSource) -> None:
 
 
 def _check_bounds(source: KernelSource) -> None:
-    """No block has more threads than its kernel allows (CUDA programming guide, "Launch Bounds")."""
+    """Check that no block has more threads than its kernel allows (CUDA programming guide, "Launch Bounds")."""
     max_threads = {name: int(threads) for threads, name in _BOUNDS.findall(source.text)}
     for launch in source.launches:
         threads = math.prod(launch.block)
         if threads > max_threads.get(launch.name, threads):
-            raise LaunchError(f"{launch.name} is for blocks of {max_threads[launch.name]} threads and launched with {threads}")
+            raise LaunchError(
+                f"{launch.name} is for blocks of {max_threads[launch.name]} threads and launched with {threads}"
+            )
 
 
 def comment_out_wrappers(text: str) -> str:
-    """The text, line for line, its wrappers out of the compiler's sight; raises LaunchError for an `asm` elsewhere."""
+    """Comment out the wrappers, keeping the lines. Raises LaunchError for an `asm` elsewhere."""
     code = _NOT_CODE.sub(_blank, text)
     lines = text.split("\n")
     visible = code
@@ -109,7 +111,8 @@ def comment_out_wrappers(text: str) -> str:
     if stray := _ASM.search(visible):
         line = text.count("\n", 0, stray.start()) + 1
         raise LaunchError(
-            f"line {line} of the kernel has an asm that the emulator knows no twin of", code="emulator-no-twin"
+            f"line {line} of the kernel has an asm without a host implementation in the emulator",
+            code="emulator-no-twin",
         )
     return "\n".join(lines)
 
@@ -120,7 +123,7 @@ def _comment_out(lines: list[str], text: str, start: int, end: int) -> None:
 
 
 def _host_intrinsic(name: str) -> str | None:
-    """What defines the twin of one wrapper of many; None for a function that is none."""
+    """Return the macro that implements one member of a family of wrappers; None for other functions."""
     if match := _WGMMA.fullmatch(name):
         n, types, a, b = match.groups()
         operands = (types if types[0] in "sue" else types * 2).upper()
@@ -134,26 +137,27 @@ def _host_intrinsic(name: str) -> str | None:
 
 
 def _uses_tma_or_clusters(source: KernelSource) -> bool:
-    """Whether the alignment of dynamic shared memory counts, or whose it is."""
+    """Whether the alignment or the owning block of dynamic shared memory matters."""
     return any(launch.tensor_maps or launch.cluster > 1 for launch in source.launches)
 
 
 def _block_dynamic(declaration: re.Match[str]) -> str:
-    """A pointer in place of the array: into the own block's memory, and no better aligned than declared."""
+    """Replace the array by a pointer into the block's own memory, aligned exactly as declared."""
     text, name, start = declaration[0], declaration[1], declaration.start(1) - declaration.start()
     first = f"{text[:start]}{name}_of_first{text[start + len(name) :]}"
-    return f"{first} auto *const {name} = &emulator::own({name}_of_first[{_dynamic_shift(text)} / sizeof {name}_of_first[0]]);"
+    element = f"{name}_of_first[{_dynamic_shift(text)} / sizeof {name}_of_first[0]]"
+    return f"{first} auto *const {name} = &emulator::own({element});"
 
 
 def _dynamic_shift(declaration: str) -> int:
-    """Bytes that dynamic memory begins behind a multiple of what the largest swizzle needs."""
+    """Return the offset of dynamic memory from a multiple of the largest swizzle's alignment, in bytes."""
     attribute = re.search(r"__align__\((\d+)\)", declaration)
     alignment = int(attribute[1]) if attribute else _MIN_ALIGNMENT
     return alignment % _SWIZZLE_ALIGNMENT
 
 
 def _device_functions(code: str) -> Iterator[tuple[str, int, int]]:
-    """(name, start, end) of each device function that is defined."""
+    """Yield (name, start, end) of each device function definition."""
     for match in _DEVICE_FUNCTION.finditer(code):
         depth = 0
         for position in range(match.end(), len(code)):
@@ -172,7 +176,7 @@ def _blank_text(text: str) -> str:
 
 
 def _tables(source: KernelSource) -> str:
-    """C++ that says what the buffers and launches are."""
+    """Return C++ tables of the buffers and launches."""
     numbers = {b.symbol: i for i, b in enumerate(source.buffers)}
     bulk = _uses_tma_or_clusters(source)
     dynamic = {f[1] + "_of_first" * bulk: _dynamic_shift(f[0]) * bulk for f in _DYNAMIC_SHARED.finditer(source.text)}
@@ -206,7 +210,7 @@ def _tables(source: KernelSource) -> str:
 
 
 def _map(launch: int, number: int, view: TensorMap, buffer: int) -> str:
-    """A function that makes the parameter of a buffer's address."""
+    """Return a C++ function that makes the tensor map from the buffer's address."""
     tiled = view.mode is MapMode.TILED
 
     def row(values: Iterable[int], suffix: str = "") -> str:

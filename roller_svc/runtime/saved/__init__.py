@@ -1,1 +1,1 @@
-"""Kernels saved to a folder."""
+"""Kernels saved to a directory."""

@@ -1,4 +1,4 @@
-"""Plain values of JSON → numbers, names and lists within limits; Damaged where they are not."""
+"""Validate JSON values: numbers, names and lists within limits. Raises CorruptKernelError for others."""
 
 from __future__ import annotations
 
@@ -13,63 +13,63 @@ _MAX_ITEMS = 4096  # launches, buffers, parameters of one launch
 
 
 class CorruptKernelError(Exception):
-    """What is read is not what save() wrote."""
+    """The data read differs from what save() writes."""
 
 
 def items(document: dict[str, Any], key: str) -> list[Any]:
     value = document[key]
     if not isinstance(value, list) or len(value) > _MAX_ITEMS:
-        raise CorruptKernelError(f"{key} is no list, or too long")
+        raise CorruptKernelError(f"{key} must be a list of at most {_MAX_ITEMS} items")
     return value
 
 
 def triple(value: Any, limits: tuple[int, int, int]) -> tuple[int, int, int]:
     if not isinstance(value, list) or len(value) != 3:
-        raise CorruptKernelError(f"{value!r} is no triple")
+        raise CorruptKernelError(f"expected three numbers, got {value!r}")
     x, y, z = (count(v, 1, limit) for v, limit in zip(value, limits, strict=True))
     return x, y, z
 
 
 def count(value: Any, minimum: int, maximum: int) -> int:
-    if type(value) is not int or not minimum <= value <= maximum:  # a bool is no count
-        raise CorruptKernelError(f"{value!r} is no whole number from {minimum} to {maximum}")
+    if type(value) is not int or not minimum <= value <= maximum:  # a bool is not a count
+        raise CorruptKernelError(f"{value!r} is not a whole number from {minimum} to {maximum}")
     return value
 
 
 def flag(value: Any) -> bool:
     if not isinstance(value, bool):
-        raise CorruptKernelError(f"{value!r} is neither true nor false")
+        raise CorruptKernelError(f"expected true or false, got {value!r}")
     return value
 
 
 def printable(document: dict[str, Any], key: str) -> str:
     value = document[key]
     if not isinstance(value, str) or not 0 < len(value) <= _MAX_NAME or not value.isprintable():
-        raise CorruptKernelError(f"{key} is no name")
+        raise CorruptKernelError(f"{key} is not a name")
     return value
 
 
 def string(value: Any, max_length: int = _MAX_TEXT) -> str:
     if not isinstance(value, str) or len(value) > max_length:
-        raise CorruptKernelError("a text is too long or none")
+        raise CorruptKernelError(f"expected a string of at most {max_length} characters")
     return value
 
 
 def mapping(document: dict[str, Any], key: str) -> dict[str, Any]:
     value = document[key]
     if not isinstance(value, dict):
-        raise CorruptKernelError(f"{key} is no mapping")
+        raise CorruptKernelError(f"{key} is not a mapping")
     return value
 
 
 def option(value: Any) -> str:
-    """A flag of a compiler as the generators write it: none names a file or a program."""
+    """Validate a compiler option: one that generators write, without the name of a file or program."""
     if not isinstance(value, str) or not _OPTION.fullmatch(value):
-        raise CorruptKernelError(f"{value!r} is no option that a kernel is compiled with")
+        raise CorruptKernelError(f"{value!r} is not a compiler option of kernels")
     return value
 
 
 def identifier(value: Any) -> str:
     if not isinstance(value, str) or not _IDENTIFIER.fullmatch(value):
-        raise CorruptKernelError(f"{value!r} is no C identifier")
+        raise CorruptKernelError(f"{value!r} is not a C identifier")
     return value

@@ -1,6 +1,6 @@
-"""A saved kernel's metadata.json → CompiledKernel. It may come from anywhere, so nothing in it is believed.
+"""metadata.json of a saved kernel → CompiledKernel. The file is untrusted: every field is checked.
 
-Tensor map ↔ its parameter in a saved kernel's metadata, in the driver's terms. What is read is not believed.
+Tensor maps are stored as the arguments of the driver's encoding functions.
 """
 
 from __future__ import annotations
@@ -36,24 +36,27 @@ from roller_svc.runtime.saved.json_fields import (
 )
 
 KIND = "tensor_map"
-MAP_BYTES = 128  # of CUtensorMap (CUDA driver API), which CUDA 13 aligns to 128
+MAP_BYTES = 128  # size of CUtensorMap (CUDA driver API), which CUDA 13 aligns to 128
 MAP_ALIGNMENT_BYTES = 128
-L2_PROMOTION_BYTES = 256  # what the last cache fetches at once: rows of boxes lie side by side
+L2_PROMOTION_BYTES = 256  # granularity of L2 fetches: rows of boxes are adjacent
 _MAX_NUMBER = 1 << 16  # boxes, steps and corners are smaller
 
-# Elements are moved as unsigned integers, so that none is taken for a number (a NaN keeps its bits).
+# Elements are copied as unsigned integers, which preserves all bits (of a NaN, too).
 _DATA_TYPES = {1: "UINT8", 2: "UINT16", 4: "UINT32", 8: "UINT64"}
 _TF32 = "TFLOAT32"
 
 
 def data_type(view: TensorMap) -> str:
-    """CU_TENSOR_MAP_DATA_TYPE_... of the map's elements."""
+    """Return CU_TENSOR_MAP_DATA_TYPE_... of the map's elements."""
     return _TF32 if view.tf32 else _DATA_TYPES[view.dtype.bytes]
 
 
 def map_json(view: TensorMap) -> dict[str, Any]:
-    """The arguments of cuTensorMapEncodeTiled or cuTensorMapEncodeIm2col, but for the address: `offset_bytes` into
-    `buffer`. Of pixels, `box` is channelsPerPixel and pixelsPerColumn, corners are listed w, h, d."""
+    """Return the arguments of cuTensorMapEncodeTiled or cuTensorMapEncodeIm2col.
+
+    The address is given as `offset_bytes` into `buffer`. In im2col mode `box` is (channelsPerPixel, pixelsPerColumn)
+    and corners are listed w, h, d.
+    """
     return {
         "kind": KIND,
         "symbol": view.symbol,
@@ -76,7 +79,7 @@ def map_json(view: TensorMap) -> dict[str, Any]:
 
 
 def read_map(item: dict[str, Any]) -> TensorMap:
-    """Every field checked, and the driver's rules."""
+    """Read a tensor map, checking every field and the driver's rules."""
     dtype = DType(item["dtype"])
     try:
         view = TensorMap(
@@ -91,7 +94,7 @@ def read_map(item: dict[str, Any]) -> TensorMap:
     except InvariantError as error:
         raise CorruptKernelError(str(error)) from error
     if item["data_type"] != data_type(view):
-        raise CorruptKernelError(f"{view.symbol}: {dtype.value} elements are not moved as {item['data_type']}")
+        raise CorruptKernelError(f"{view.symbol}: {dtype.value} elements cannot have data_type {item['data_type']}")
     return view
 
 
@@ -109,17 +112,17 @@ _MAX_ELEMENTS = 1 << 48  # the language's own limit on a shape
 _MAX_RANK = 16
 _MAX_GRID = (2**31 - 1, 65535, 65535)
 _MAX_BLOCK = (1024, 1024, 64)
-_MAX_CLUSTER = 8  # blocks, without asking for more (CUDA programming guide, "Thread Block Clusters")
+_MAX_CLUSTER = 8  # blocks; the portable maximum (CUDA programming guide, "Thread Block Clusters")
 _MAX_SHARED_BYTES = 1 << 20
 _MAX_WORKSPACE_BYTES = 8 * _MAX_ELEMENTS
 _STATUS_SHAPE = (4,)
 
 
 def read_compiled(document: dict[str, Any], text: str, binary: bytes) -> CompiledKernel:
-    """The kernel that `document` describes, every field checked, its source's key too."""
+    """Read the kernel that `document` describes, checking every field and the source's key."""
     arch = arch_named(printable(document, "arch"))
     if arch is None:
-        raise CorruptKernelError(f"arch {document['arch']!r} is no architecture")
+        raise CorruptKernelError(f"unknown arch {document['arch']!r}")
     launches = items(document, "launches")
     source = KernelSource(
         name=printable(document, "name"),
@@ -137,10 +140,10 @@ def read_compiled(document: dict[str, Any], text: str, binary: bytes) -> Compile
         raise CorruptKernelError("source_key does not fit the rest of the metadata")
     seconds = document["compile_seconds"]
     if not isinstance(seconds, int | float) or not 0 <= seconds <= sys.float_info.max:
-        raise CorruptKernelError("compile_seconds is no time")
+        raise CorruptKernelError("compile_seconds is not a time")
     log = document["log"]
     if not isinstance(log, str):
-        raise CorruptKernelError("log is no text")
+        raise CorruptKernelError("log is not a string")
     return CompiledKernel(source, binary, log, tuple(_resources(item["resources"]) for item in launches), seconds)
 
 
@@ -152,7 +155,7 @@ def _buffer(item: dict[str, Any]) -> Buffer:
         printable(item, "name"), identifier(item["symbol"]), Role(item["role"]), DType(item["dtype"]), shape
     )
     if buffer.role is Role.STATUS and (buffer.dtype is not DType.INT64 or buffer.shape != _STATUS_SHAPE):
-        raise CorruptKernelError(f"{buffer.symbol} is no status record")
+        raise CorruptKernelError(f"{buffer.symbol} is not a status record")
     return buffer
 
 
@@ -160,7 +163,7 @@ def _launch(item: dict[str, Any]) -> LaunchSpec:
     parameters = items(item, "parameters")
     maps = [parameter["kind"] == KIND for parameter in parameters]
     if sorted(maps) != maps:
-        raise CorruptKernelError("a buffer comes behind a tensor map")
+        raise CorruptKernelError("a buffer follows a tensor map")
     grid = triple(item["grid"], _MAX_GRID)
     cluster = triple(item["cluster"], (_MAX_CLUSTER, 1, 1))[0]
     if grid[0] % cluster:
@@ -196,26 +199,26 @@ def _resources(item: dict[str, Any]) -> Resources:
 def _check_references(source: KernelSource) -> None:
     symbols = [b.symbol for b in source.buffers]
     if len(set(symbols)) != len(symbols):
-        raise CorruptKernelError("two buffers have one symbol")
+        raise CorruptKernelError("two buffers have the same symbol")
     if not source.launches:
         raise CorruptKernelError("there is no launch")
     if source.workspace_bytes > _MAX_WORKSPACE_BYTES:
         raise CorruptKernelError(f"{source.workspace_bytes} bytes of workspace are more than {_MAX_WORKSPACE_BYTES}")
     if unknown := set(source.constants).difference(b.name for b in source.buffers_of(Role.INPUT)):
-        raise CorruptKernelError(f"constants that are no inputs: {sorted(unknown)}")
+        raise CorruptKernelError(f"constants that are not inputs: {sorted(unknown)}")
     for launch in source.launches:
         if unknown := {*launch.args, *launch.zeroed}.difference(symbols):
-            raise CorruptKernelError(f"{launch.name} uses buffers that are not there: {sorted(unknown)}")
+            raise CorruptKernelError(f"{launch.name} uses unknown buffers: {sorted(unknown)}")
         _check_maps(source, launch)
         if math.prod(launch.block) > _MAX_BLOCK[0]:
             raise CorruptKernelError(f"{launch.name} has blocks of {math.prod(launch.block)} threads")
 
 
 def _check_maps(source: KernelSource, launch: LaunchSpec) -> None:
-    """None reaches beyond its buffer: what is copied through it is not looked at again."""
+    """Check that each map is inside its buffer. Copies through it are not checked again."""
     if source.language is not Language.CUDA and (launch.tensor_maps or launch.cluster > 1):
         raise CorruptKernelError(f"{launch.name} has tensor maps or clusters, which only CUDA has")
     sizes = {b.symbol: b.bytes for b in source.buffers}
     for view in launch.tensor_maps:
         if view.end_bytes > sizes.get(view.buffer, 0):
-            raise CorruptKernelError(f"{view.symbol} of {launch.name} reaches beyond {view.buffer}")
+            raise CorruptKernelError(f"{view.symbol} of {launch.name} exceeds {view.buffer}")

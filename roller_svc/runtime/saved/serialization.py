@@ -1,4 +1,4 @@
-"""A kernel ↔ a folder: text, binary and a metadata.json that is enough to launch it without this project."""
+"""Save and load kernels: a directory with source, binary and metadata.json, enough to launch without roller_svc."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _C_TYPES = {
 
 @dataclass(frozen=True, slots=True)
 class KernelBundle:
-    """What a folder holds. `estimate` and `extra` are JSON-able and stored as they are."""
+    """A kernel with what is saved beside its binary. `estimate` and `extra` are JSON values, stored unchanged."""
 
     compiled: CompiledKernel
     expression: str
@@ -44,13 +44,13 @@ class KernelBundle:
 
 
 def save(kernel: KernelBundle, directory: str | os.PathLike[str]) -> Path:
-    """Write the kernel into `folder`, which need not exist. Readers see the whole kernel or none; the folder's path.
+    """Write the kernel to `directory`, which need not exist, and return its path.
 
-    In a folder that is there, files of other names stay as they are.
+    Readers see the whole kernel or none. Files of other names in an existing directory stay unchanged.
     """
     target = _directory_path(directory)
     if target.exists() and not target.is_dir():
-        raise ArgumentError(f"{target} is not a folder", code="not-a-folder")
+        raise ArgumentError(f"{target} is not a directory", code="not-a-folder")
     try:
         _write(_files(kernel), target)
     except OSError as failure:
@@ -59,15 +59,16 @@ def save(kernel: KernelBundle, directory: str | os.PathLike[str]) -> Path:
 
 
 def load(directory: str | os.PathLike[str]) -> KernelBundle:
-    """The kernel in `folder`, its files checked against their digests, which are of this folder's own making.
+    """Load the kernel in `directory`, checking its files against the digests stored there.
 
-    Reads three files of it, follows no link among them and runs nothing. Running the kernel runs its binary's machine
-    code as this process: run only what comes from somebody you would take a program from.
-    Raises UnknownKernelError where there is none and ArgumentError (damaged-kernel) for one that is not as saved.
+    Reads three files, follows no symbolic link and runs nothing. Running the kernel executes its machine code in this
+    process: only run kernels from sources that you trust.
+    Raises UnknownKernelError if there is no kernel, and ArgumentError (damaged-kernel) if it differs from what was
+    saved.
     """
     path = _directory_path(directory)
     if not (path / METADATA).is_file():
-        raise UnknownKernelError(f"{path} holds no saved kernel ({METADATA} is missing)")
+        raise UnknownKernelError(f"{path} has no saved kernel ({METADATA} is missing)")
     try:
         document = _parse(_read(path, METADATA, MAX_METADATA_BYTES))
         files = {}
@@ -86,11 +87,11 @@ def load(directory: str | os.PathLike[str]) -> KernelBundle:
             extra=mapping(document, "extra"),
         )
     except (CorruptKernelError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ArgumentError(f"{path} is not a kernel as saved: {error!r}", code="damaged-kernel") from error
+        raise ArgumentError(f"{path} is not a saved kernel: {error!r}", code="damaged-kernel") from error
 
 
 def c_header(compiled: CompiledKernel) -> str:
-    """Prototypes of a C kernel's functions, in the order in which they are to be called."""
+    """Return the prototypes of a C kernel's functions, in the order of their calls."""
     source = compiled.source
     buffers = {b.symbol: b for b in source.buffers}
     about = (
@@ -115,7 +116,7 @@ def c_header(compiled: CompiledKernel) -> str:
 
 def _directory_path(directory: str | os.PathLike[str]) -> Path:
     if not isinstance(directory, str | os.PathLike):
-        raise ArgumentError(f"a folder's path was expected, not {type(directory).__qualname__}", code="invalid-argument")
+        raise ArgumentError(f"directory must be a path, got {type(directory).__qualname__}", code="invalid-argument")
     return Path(directory)
 
 
@@ -127,9 +128,9 @@ def _write(files: Mapping[str, bytes], target: Path) -> None:
         for name, data in files.items():
             (staged / name).write_bytes(data)
         if not target.exists() or not any(target.iterdir()):
-            staged.rename(target)  # over an empty folder too
+            staged.rename(target)  # also replaces an empty directory
             return
-        # Without its metadata a half-replaced folder is no kernel, rather than a wrong one.
+        # Without its metadata a half-replaced directory is not a kernel, rather than a wrong one.
         (target / METADATA).unlink(missing_ok=True)
         for name in files:  # metadata comes last
             (staged / name).replace(target / name)
@@ -141,7 +142,7 @@ def _parameter(buffer: Buffer) -> str:
 
 
 def _files(kernel: KernelBundle) -> dict[str, bytes]:
-    """Every file by name, metadata last."""
+    """Return the files by name, metadata last."""
     source = kernel.compiled.source
     files = {
         f"kernel{source.language.suffix}": source.text.encode(),
@@ -207,7 +208,7 @@ def _metadata(kernel: KernelBundle) -> dict[str, Any]:
 
 
 def _buffer(buffer: Buffer) -> dict[str, Any]:
-    """`strides` are in elements."""
+    """Return a buffer's JSON value. `strides` are in elements."""
     strides = []
     step = 1
     for extent in reversed(buffer.shape):
@@ -226,7 +227,7 @@ def _buffer(buffer: Buffer) -> dict[str, Any]:
 
 
 def _parse(metadata: bytes) -> Any:
-    """The JSON document; ValueError for what is none, and for numbers that JSON has no text for."""
+    """Parse JSON. Raises ValueError for malformed text and for non-finite numbers."""
     return json.loads(metadata, parse_float=_finite, parse_constant=_finite)
 
 
@@ -238,7 +239,7 @@ def _finite(text: str) -> float:
 
 
 def _file_names(document: Any) -> tuple[str, str]:
-    """Text and binary: by the language alone, never a name that the metadata gives."""
+    """Return the names of source and binary, from the language alone: names in the metadata are untrusted."""
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise CorruptKernelError(f"{METADATA} is not in the format {FORMAT}")
     language = Language(document["language"])
@@ -246,7 +247,7 @@ def _file_names(document: Any) -> tuple[str, str]:
 
 
 def _read(directory: Path, name: str, limit_bytes: int) -> bytes:
-    """The file, unless it is a link, no plain file or too large."""
+    """Read a file, unless it is a link, not a regular file, or too large."""
     try:
         descriptor = os.open(directory / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
@@ -254,7 +255,7 @@ def _read(directory: Path, name: str, limit_bytes: int) -> bytes:
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode):
         os.close(descriptor)
-        raise CorruptKernelError(f"{name} is no plain file")
+        raise CorruptKernelError(f"{name} is not a regular file")
     with os.fdopen(descriptor, "rb") as file:
         data = file.read(limit_bytes + 1) if status.st_size <= limit_bytes else b""
     if max(status.st_size, len(data)) > limit_bytes:

@@ -10,7 +10,7 @@ import pytest
 import roller_svc
 from roller_svc import hardware
 from roller_svc.codegen.names import Names
-from roller_svc.compiler.lower_and_emit import generate
+from roller_svc.compiler.lower_and_emit import emit_plan
 from roller_svc.compiler.plans import best_plans, rank_best_partition
 from roller_svc.errors import IndexRangeError
 from roller_svc.frontend.lang import parse
@@ -25,7 +25,7 @@ def text_for(expression: str, target: str, **inputs: tuple[str, tuple[int, ...]]
     hw = hardware.load(target)
     program = parse(expression, {name: TensorType(DType(d), shape) for name, (d, shape) in inputs.items()})
     groups, ranked, _ = rank_best_partition(program, hw, 1)
-    return generate(best_plans(ranked, 1)[0], program, groups, hw).text
+    return emit_plan(best_plans(ranked, 1)[0], program, groups, hw).text
 
 
 @pytest.mark.parametrize("name", HOSTILE)

@@ -11,7 +11,7 @@ import pytest
 
 import roller_svc
 from roller_svc import hardware
-from roller_svc.compiler.lower_and_emit import generate
+from roller_svc.compiler.lower_and_emit import emit_plan
 from roller_svc.compiler.plans import best_plans, rank_best_partition
 from roller_svc.frontend.lang import parse
 from roller_svc.ir import printer
@@ -65,7 +65,7 @@ def source(expression: str, target: str, **inputs: tuple[str, tuple[int, ...]]) 
     hw = hardware.load(target)
     program = parse(expression, {name: TensorType(DType(d), shape) for name, (d, shape) in inputs.items()})
     groups, ranked, _ = rank_best_partition(program, hw, 1)
-    return generate(best_plans(ranked, 1)[0], program, groups, hw)
+    return emit_plan(best_plans(ranked, 1)[0], program, groups, hw)
 
 
 def body(kernel: KernelSource) -> str:

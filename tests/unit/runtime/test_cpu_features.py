@@ -15,7 +15,7 @@ from roller_svc.compiler.backends import backend_for
 from roller_svc.errors import LaunchError
 from roller_svc.ir.hardware import Arch
 from roller_svc.ir.kernel import CompiledKernel
-from roller_svc.runtime import cpu_features as cpu_instructions
+from roller_svc.runtime import cpu_features
 from roller_svc.runtime.cpu import CpuModule
 from roller_svc.toolchain import Availability, availability
 
@@ -27,14 +27,14 @@ AVX512 = "avx512f avx512bw avx512cd avx512dq avx512vl"
 def haswell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cpuinfo = tmp_path / "cpuinfo"
     cpuinfo.write_text(f"processor : 0\nflags\t\t: fpu {HASWELL} ht\n\nprocessor : 1\n", encoding="utf-8")
-    monkeypatch.setattr(cpu_instructions, "CPUINFO", cpuinfo)
+    monkeypatch.setattr(cpu_features, "CPUINFO", cpuinfo)
     monkeypatch.setattr(platform, "machine", lambda: "x86_64")
 
 
 @pytest.mark.usefixtures("haswell")
 @pytest.mark.parametrize(("level", "lacking"), [(1, ()), (2, ()), (3, ()), (4, tuple(AVX512.split()))])
 def test_each_level_needs_what_those_before_do(level: int, lacking: tuple[str, ...]) -> None:
-    assert cpu_instructions.missing_features(Arch("x86-64-v", level)) == lacking
+    assert cpu_features.missing_features(Arch("x86-64-v", level)) == lacking
 
 
 @pytest.mark.usefixtures("haswell")
@@ -73,6 +73,6 @@ def test_the_spec_of_this_machine_is_present_when_it_comes_back() -> None:
 
 
 def test_a_system_that_lists_nothing_refuses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu_instructions, "CPUINFO", tmp_path / "none")
-    assert cpu_instructions.missing_features(Arch("x86-64-v", 4)) == ()
-    assert cpu_instructions.missing_features(Arch("armv", 8)) == ()
+    monkeypatch.setattr(cpu_features, "CPUINFO", tmp_path / "none")
+    assert cpu_features.missing_features(Arch("x86-64-v", 4)) == ()
+    assert cpu_features.missing_features(Arch("armv", 8)) == ()

@@ -140,7 +140,7 @@ def test_what_the_driver_refuses_is_a_launch_error(status: int, name: str) -> No
     with pytest.raises(LaunchError, match=f"map_a: {name}"):
         Driver(Library(status), fix_small_maps=True).parameters(LAUNCH, MEMORY)
     parameters = Driver(Library(), fix_small_maps=True).parameters(LAUNCH, MEMORY)
-    with pytest.raises(LaunchError, match=f"refused k: {name}"):
+    with pytest.raises(LaunchError, match=f"k failed: {name}"):
         Driver(Library(status), fix_small_maps=True).launch(1, LAUNCH, parameters, 0)
 
 

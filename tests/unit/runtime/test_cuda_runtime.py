@@ -97,7 +97,7 @@ def test_launches_with_tensor_maps_go_through_the_driver(cupy: FakeCupy, monkeyp
     call = CudaModule(compiled).bind({"A": FakeArray(floats())})
     for _ in range(2):
         call()
-    assert np.array_equal(call.finish()["C"].numpy, 2 * floats())
+    assert np.array_equal(call.results()["C"].numpy, 2 * floats())
     assert len(given) == 1  # encoded once for all calls
     assert set(given[0]) == {"a", "w", "c"}
     once = [("memset", 32, 77), ("accumulate", (1, 1, 1), (8, 1, 1), 60_000, 77),
@@ -116,7 +116,7 @@ def test_out_is_written_and_returned(cupy: FakeCupy, kind: str) -> None:
     }[kind]
     call = CudaModule(COMPILED).bind({"A": a}, {"C": target})
     call()
-    assert call.finish()["C"] is target
+    assert call.results()["C"] is target
     assert np.array_equal(target.numpy, 2 * floats())
 
 
@@ -197,7 +197,7 @@ def test_times_are_of_calls_that_the_device_replays(cupy: FakeCupy) -> None:
     assert len(cupy.streams) == 1  # recorded once for as many calls
     measured = measure(call, device_name="a stand-in")
     assert measured.min_s == pytest.approx(3e-3)
-    assert np.array_equal(call.finish()["C"].numpy, 2 * floats())
+    assert np.array_equal(call.results()["C"].numpy, 2 * floats())
 
 
 def test_replayed_calls_take_turns(cupy: FakeCupy) -> None:
@@ -205,7 +205,7 @@ def test_replayed_calls_take_turns(cupy: FakeCupy) -> None:
     calls = [module.bind({"A": FakeArray(floats() + i)}) for i in range(2)]
     assert Replay(cupy, calls, 3).seconds() == pytest.approx(9e-3)
     for i, call in enumerate(calls):
-        assert np.array_equal(call.finish()["C"].numpy, 2 * (floats() + i))
+        assert np.array_equal(call.results()["C"].numpy, 2 * (floats() + i))
 
 
 def test_a_refused_launch_leaves_no_stream_recording(cupy: FakeCupy) -> None:
@@ -218,7 +218,7 @@ def test_a_refused_launch_leaves_no_stream_recording(cupy: FakeCupy) -> None:
 
 def test_another_device_is_refused_before_loading(cupy: FakeCupy) -> None:
     cupy._capability = "90"
-    with pytest.raises(LaunchError, match="is for sm_80; device 0 is sm_90") as raised:
+    with pytest.raises(LaunchError, match="is compiled for sm_80, device 0 is sm_90") as raised:
         CudaModule(COMPILED).run({"A": FakeArray(floats())})
     assert raised.value.code == "wrong-device"
 
@@ -265,7 +265,7 @@ def test_results_reach_other_libraries_by_dlpack_after_the_launch(cupy: FakeCupy
     assert np.array_equal(handed[0], 2 * floats())
     with pytest.raises(ArgumentError, match="cannot be written in place"):
         CudaModule(COMPILED).run({"A": Foreign(floats())}, {"C": Foreign(floats())})
-    with pytest.raises(ArgumentError, match="several libraries: cupy, jaxlike"):
+    with pytest.raises(ArgumentError, match="from one library, got cupy, jaxlike"):
         CudaModule(COMPILED).run({"A": Foreign(floats())}, {"C": FakeArray(floats())})
 
 

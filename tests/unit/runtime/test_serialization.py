@@ -141,11 +141,12 @@ def test_hostile_tensor_maps_are_refused(tmp_path: Path, field: str, value: obje
 
 
 @pytest.mark.parametrize("language", [Language.C, Language.HIP])
-@pytest.mark.parametrize("without", ["maps", "cluster"])
+@pytest.mark.parametrize("without", ["tensor_maps", "cluster"])
 def test_tensor_maps_and_clusters_are_for_cuda_only(tmp_path: Path, language: Language, without: str) -> None:
     kernel = with_maps()
     source = kernel.compiled.source
-    launch = dataclasses.replace(source.launches[0], **{"maps": {"maps": ()}, "cluster": {"cluster": 1}}[without])
+    changes: dict[str, Any] = {"tensor_maps": {"tensor_maps": ()}, "cluster": {"cluster": 1}}[without]
+    launch = dataclasses.replace(source.launches[0], **changes)
     source = dataclasses.replace(source, language=language, launches=(launch, *source.launches[1:]))
     compiled = dataclasses.replace(kernel.compiled, source=source)
     path = save(dataclasses.replace(kernel, compiled=compiled), tmp_path / "kernel")
@@ -196,7 +197,7 @@ def test_a_save_that_fails_leaves_nothing(tmp_path: Path) -> None:
 
 def test_a_file_is_no_folder(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ArgumentError, match="is not a folder"):
+    with pytest.raises(ArgumentError, match="is not a directory"):
         save(saved_kernel(add()), tmp_path / "file")
 
 

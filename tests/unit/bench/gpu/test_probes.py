@@ -151,5 +151,5 @@ def test_the_constants_are_those_of_calibration_and_stand_for_fields_of_every_sp
     for hw in (H200, A100):
         chosen = [kernel for kernel in kernels(hw, sizes(hw)) if kernel.name in bench.probing.CONSTANTS]
         assert len(chosen) == len(bench.probing.CONSTANTS)
-        fields = {kernel.figure for kernel in chosen if kernel.figure}
+        fields = {kernel.field for kernel in chosen if kernel.field}
         assert all(bench.probing.spec_value(hw, field) > 0 for field in fields)

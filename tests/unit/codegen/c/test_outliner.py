@@ -10,7 +10,7 @@ from cases_cpu import AVX2
 
 from roller_svc.codegen.kernel import GroupLaunches, emit, tensors_in_memory
 from roller_svc.compiler.autotune import batch_plans
-from roller_svc.compiler.lower_and_emit import generate_together
+from roller_svc.compiler.lower_and_emit import emit_plans
 from roller_svc.compiler.partition_cache import partition
 from roller_svc.errors import ScheduleError
 from roller_svc.families import model_of
@@ -42,7 +42,7 @@ def plans(program: TensorProgram, *chosen: Tiles) -> tuple[Plan, ...]:
 
 
 def together(program: TensorProgram, *chosen: Tiles) -> tuple[KernelSource, ...]:
-    return generate_together(plans(program, *chosen), program, tuple(partition(program, AVX2)), AVX2)
+    return emit_plans(plans(program, *chosen), program, tuple(partition(program, AVX2)), AVX2)
 
 
 def functions(source: KernelSource, name: str = "multiply") -> int:

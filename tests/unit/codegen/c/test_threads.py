@@ -13,7 +13,7 @@ from roller_svc import hardware
 from roller_svc.bench.model.candidate_plans import trial_plans
 from roller_svc.codegen.c.threads import is_single_threaded
 from roller_svc.codegen.kernel import GroupLaunches, Program, emit, emit_together, tensors_in_memory
-from roller_svc.compiler.lower_and_emit import generate
+from roller_svc.compiler.lower_and_emit import emit_plan
 from roller_svc.ir.kernel import KernelSource
 from roller_svc.ir.schedule import Loop, LoopKind, Node, ScheduleTree
 from roller_svc.runtime.cpu import CpuModule
@@ -48,7 +48,7 @@ def emitted(*schedules: Schedule) -> KernelSource:
 def test_a_loop_over_tasks_stands_in_a_function_whose_pointers_are_restrict() -> None:
     """Not in the region itself: there gcc knows nothing of it, and would take roots anew for every vector."""
     plan = trial_plans(BATCH_NORM, TWO_CORES, 1, 0, "")
-    source = generate(plan.ranked[0], BATCH_NORM, plan.groups, TWO_CORES)
+    source = emit_plan(plan.ranked[0], BATCH_NORM, plan.groups, TWO_CORES)
     (launch,) = source.launches
     _, region = functions(source)[launch.name]
     pragma, head, call = (line.strip() for line in region.splitlines())

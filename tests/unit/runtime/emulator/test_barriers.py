@@ -92,9 +92,9 @@ FAULTS = {
     "for nobody": ("if (i == 5)@ barrier_init(&bar[2], 0);", "for 0 threads"),
     "used before the threads met": ("if (i == 0) barrier_init(&bar[2], 32);\n@barrier_arrive(&bar[2]);",
                                     "nothing orders the two"),
-    "no multiple of 8": ("@barrier_arrive((unsigned long long *)((char *)bar + 4));", "no multiple of 8"),
+    "not a multiple of 8": ("@barrier_arrive((unsigned long long *)((char *)bar + 4));", "not a multiple of 8"),
     "in memory": ("@barrier_arrive((unsigned long long *)c);", "not in the block's shared memory"),
-    "overwritten": ("bar[0] = 0;\n__syncthreads();\n@barrier_arrive(&bar[0]);", "wrote over the barrier"),
+    "overwritten": ("bar[0] = 0;\n__syncthreads();\n@barrier_arrive(&bar[0]);", "was overwritten"),
     "a parity of 2": ("@barrier_wait(&bar[0], 2);", "a phase of parity 2"),
     "a phase that never ends": ("if (i < 31) barrier_arrive(&bar[0]);\n@barrier_wait(&bar[0], 0);",
                                 "waits for phase 0 of the barrier at shared byte"),
@@ -105,8 +105,8 @@ FAULTS = {
     "too many bytes": ("if (i == 0)@ barrier_expect(&bar[1], 1 << 20);", "cannot expect"),
     "a named barrier of no number": ("@named_barrier(16, 32);", "named barrier 16"),
     "the number of __syncthreads": ("@named_barrier(0, 32);", "named barrier 0"),
-    "a part of a warp": ("@named_barrier(1, 16);", "not some of the block's warps"),
-    "more than there are": ("@named_barrier(1, 64);", "not some of the block's warps"),
+    "a part of a warp": ("@named_barrier(1, 16);", "not a number of the block's warps"),
+    "more than there are": ("@named_barrier(1, 64);", "not a number of the block's warps"),
     "lanes that part": ("if (i < 5)@ named_barrier(1, 32);\nelse named_barrier(1, 32);", "warp divergence"),
     "lanes that part in a cluster": ("if (i < 5)@ cluster_sync();\nelse cluster_sync();", "warp divergence"),
     "no cluster": ("@barrier_arrive_remote(&bar[0], 1);", "block 1 of a cluster of 1"),
@@ -299,7 +299,7 @@ extern "C" __global__ void __cluster_dims__(4, 1, 1) one(float *c) {
     late = dataclasses.replace(source, text=source.text.replace("100 + i);\n  cluster_sync();", "100 + i);"))
     with pytest.raises(WrongAnswerError, match="has ended"):
         module(early, 0).run({})
-    with pytest.raises(WrongAnswerError, match="before the cluster has met"):
+    with pytest.raises(WrongAnswerError, match="before the cluster has synchronised"):
         module(late, 0).run({})
 
 

@@ -15,7 +15,7 @@ from reference_kernels import cuda_scale, tensor
 import roller_svc
 from roller_svc import hardware
 from roller_svc.compiler.backends import load_emulated
-from roller_svc.compiler.lower_and_emit import generate
+from roller_svc.compiler.lower_and_emit import emit_plan
 from roller_svc.compiler.plans import best_plans, rank_best_partition
 from roller_svc.errors import IndexRangeError, KernelTimeoutError, LaunchError, WrongAnswerError
 from roller_svc.frontend.lang import parse
@@ -37,7 +37,7 @@ def generated(expression: str, inputs: dict[str, TensorType], target: str = A100
     """What the pipeline writes."""
     program, spec = parse(expression, inputs, None), hardware.load(target)
     groups, ranked, _ = rank_best_partition(program, spec, 1)
-    return generate(best_plans(ranked, 1)[0], program, groups, spec)
+    return emit_plan(best_plans(ranked, 1)[0], program, groups, spec)
 
 
 def planted(source: KernelSource, old: str, new: str, count: int = 1) -> KernelSource:

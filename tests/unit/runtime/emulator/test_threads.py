@@ -77,11 +77,11 @@ def test_copies_of_8_and_16_bytes() -> None:
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ("if (i < 4)@ copy_async_8(&s[i], &a[2 * i], true);", "to a shared address that is no multiple of 8"),
-        ("if (i < 4)@ copy_async_16(&s[4 * i], &a[i], true);", "from an address that is no multiple of 16"),
+        ("if (i < 4)@ copy_async_8(&s[i], &a[2 * i], true);", "to a shared address that is not a multiple of 8"),
+        ("if (i < 4)@ copy_async_16(&s[4 * i], &a[i], true);", "from an address that is not a multiple of 16"),
         ("@copy_async_4(&s[i], &a[i + 1], true);", "copies 4 bytes at byte 128 of A, which has 128 bytes"),
         ("if (i < 9)@ copy_async_16(&s[4 * i], &a[4 * i], true);", "copies 16 bytes at byte 128 of A"),
-        ("@copy_async_4(&s[i], &s[i + 1], true);", "from an address in no buffer"),
+        ("@copy_async_4(&s[i], &s[i + 1], true);", "from an address outside all buffers"),
         (
             "__shared__ float t[32];\n@copy_async_4(&t[i + 1], &a[i], true); c[i] = t[i];",
             "beyond the end of a shared array",

@@ -265,7 +265,7 @@ LOAD = "if (i == 0)@ tma_load_2d(s, &map, barrier, 0, 0);\n"
 FAULTS = {
     "another rank": ("if (i == 0)@ tma_load_3d(s, &map, barrier, 0, 0, 0);", "is a map of 2 dimensions"),
     "another mode": ("if (i == 0)@ tma_load_im2col_3d(s, &map, barrier, 0, 0, 0, 0);", "is a map of 2 dimensions"),
-    "no alignment": (EXPECT + LOAD.replace("s,", "s + 64,"), "no multiple of 128"),
+    "no alignment": (EXPECT + LOAD.replace("s,", "s + 64,"), "not a multiple of 128"),
     "outside": (EXPECT + LOAD.replace("s,", f"s + {ROOM},"), "leaves the block's shared memory"),
     "no shared memory": (LOAD.replace("s,", "c,"), "leaves the block's shared memory"),
     "no barrier": (LOAD.replace("barrier", "barrier + 1"), "was not initialised"),
@@ -294,7 +294,7 @@ def test_what_a_bulk_copy_must_not_do(name: str) -> None:
     assert f"line {line}" in raised.value.message
 
 
-@pytest.mark.parametrize(("declared", "message"), [(16, "no multiple of 128"), (256, ""), (1024, "")])
+@pytest.mark.parametrize(("declared", "message"), [(16, "not a multiple of 128"), (256, ""), (1024, "")])
 def test_dynamic_shared_memory_is_aligned_as_it_is_declared(declared: int, message: str) -> None:
     """A swizzle goes by addresses, so that memory which begins elsewhere has another order of chunks."""
     a = some((20, 64), "float16")

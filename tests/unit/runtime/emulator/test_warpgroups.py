@@ -214,7 +214,7 @@ FAULTS = {
     "different sums": ("wgmma_fence();\n@wgmma_m64n64k16_f16_kk(d, x, y, i != 9);\n" + END, "different operands",
                        128),
     "a part of other sums": ("wgmma_fence();\n" + MULTIPLY + "@wgmma_m64n32k16_f16_kk(d + 8, x, y, 0);\n" + END,
-                             "registers of which another product has a part", 128),
+                             "registers that overlap those of another product", 128),
     "beyond shared memory": ("wgmma_fence();\n@wgmma_m64n64k16_f16_kk(d, x, y + 64, 0);\n" + END,
                              "leaves the block's shared memory", 128),
     "between rows": ("wgmma_fence();\n@wgmma_m64n64k16_f16_kk(d, x + 8, y, 0);\n" + END, "begin at multiples", 128),
