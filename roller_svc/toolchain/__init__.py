@@ -1,4 +1,4 @@
-"""Kernel text → binary: one function for every language, and what is installed for which device."""
+"""Compile kernel source of every language, and report which devices the installed compilers support."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from roller_svc.toolchain import gcc, hip, nvrtc
 from roller_svc.toolchain.binaries.sass import disassembler_version, sass_text
 from roller_svc.toolchain.gcc import compile_cxx
 from roller_svc.toolchain.limits import DEFAULT_LIMITS, CompileLimits
-from roller_svc.toolchain.link import compile_together, link_alone
+from roller_svc.toolchain.link import compile_combined, link_single
 
 __all__ = [
-    "Availability", "CompileLimits", "availability", "compile_cxx", "compile_source", "compile_together",
-    "disassembler_version", "link_alone", "ptx", "sass_text", "tool_version", "versions",
+    "Availability", "CompileLimits", "availability", "compile_combined", "compile_cxx", "compile_source",
+    "disassembler_version", "link_single", "ptx", "sass_text", "tool_version", "versions",
 ]  # fmt: skip
 
 ptx = nvrtc.ptx
@@ -28,19 +28,19 @@ _IPU_NEEDS = "the Poplar SDK (popc) from Graphcore, and a generator for it, whic
 
 @dataclass(frozen=True, slots=True)
 class Availability:
-    """Whether kernels for a device can be compiled here: `reason` says what does, or why nothing does."""
+    """Whether kernels for a device can be compiled here."""
 
     ok: bool
-    reason: str
+    reason: str  # the compiler, or why there is none
     install: str = ""
 
 
 def compile_source(
     source: KernelSource, limits: CompileLimits = DEFAULT_LIMITS, *, cc: str | None = None
 ) -> CompiledKernel:
-    """The binary of a kernel. `cc` names a C compiler to use in place of the one found.
+    """Compile a kernel. `cc` names a C compiler to use in place of the one found.
 
-    Raises CompileError with the log, KernelTimeoutError, ToolchainMissingError saying what is missing.
+    Raises CompileError with the log, KernelTimeoutError, ToolchainMissingError naming what is missing.
     """
     match source.language:
         case Language.C:
@@ -64,14 +64,14 @@ def availability(spec: HardwareSpec, *, cc: str | None = None) -> Availability:
             return _hip_availability(spec.arch)
         case TargetKind.IPU:
             return Availability(
-                ok=False, reason=f"{spec.arch} takes {_IPU_NEEDS}", install="the Poplar SDK, from Graphcore"
+                ok=False, reason=f"{spec.arch} needs {_IPU_NEEDS}", install="the Poplar SDK, from Graphcore"
             )
         case _ as never:
             assert_never(never)
 
 
 def tool_version(language: Language, arch: Arch, *, cc: str | None = None) -> str:
-    """What compiles that language for `arch` here, with its version: part of a binary's cache key."""
+    """Return the compiler of a language for `arch` with its version, a part of a binary's cache key."""
     match language:
         case Language.C:
             command = tuple(gcc.compiler_for(arch, cc))
@@ -85,20 +85,21 @@ def tool_version(language: Language, arch: Arch, *, cc: str | None = None) -> st
 
 
 def versions(family: TargetKind | None = None, *, cc: str | None = None) -> dict[str, str]:
-    """Every compiler there is for this machine and for GPUs, with its version; with `family`, no hipcc but for AMD.
+    """Return the version of every installed compiler for this machine and for GPUs.
 
-    `as` and `ld` are the assembler and the linker that the C compiler runs.
+    `as` and `ld` are the assembler and the linker that the C compiler runs. With `family`, hipcc is listed only for
+    AMD.
     """
-    found = {f"nvrtc-{library.major}": library.version for library in nvrtc.find_libraries()}
+    tools = {f"nvrtc-{library.major}": library.version for library in nvrtc.find_libraries()}
     try:
         command = tuple(gcc.native_compiler(cc))
-        found["cc"] = gcc.compiler_version(command)
-        found |= dict(gcc.binutils_versions(command))
+        tools["cc"] = gcc.compiler_version(command)
+        tools |= dict(gcc.binutils_versions(command))
     except ToolchainMissingError:
-        pass  # what is not there has no version
+        pass  # not installed
     if family in (None, TargetKind.AMD) and (path := shutil.which(hip.COMMAND)):
-        found["hipcc"] = hip.compiler_version(path)
-    return found
+        tools["hipcc"] = hip.compiler_version(path)
+    return tools
 
 
 def _c_availability(arch: Arch, cc: str | None) -> Availability:
@@ -113,7 +114,7 @@ def _cuda_availability(arch: Arch) -> Availability:
     try:
         library = nvrtc.library_for(arch)
     except ToolchainMissingError as missing:
-        return Availability(ok=False, reason=missing.message, install=nvrtc.needed_for(arch))
+        return Availability(ok=False, reason=missing.message, install=nvrtc.install_hint(arch))
     return Availability(ok=True, reason=f"NVRTC {library.version}")
 
 
@@ -121,5 +122,5 @@ def _hip_availability(arch: Arch) -> Availability:
     try:
         path = hip.compiler_for(arch)
     except ToolchainMissingError as missing:
-        return Availability(ok=False, reason=missing.message, install=hip.needed_for(arch))
+        return Availability(ok=False, reason=missing.message, install=hip.install_hint(arch))
     return Availability(ok=True, reason=path)

@@ -1,4 +1,4 @@
-"""A run of a compiler that sees its own folder and the system's, ends in time, and leaves no process behind."""
+"""Run a compiler in the sandbox: restricted to its own and the system's files, with a timeout, without orphans."""
 
 from __future__ import annotations
 
@@ -15,35 +15,43 @@ from pathlib import Path
 
 from roller_svc.errors import BuildServiceError, CompileError, KernelTimeoutError
 from roller_svc.toolchain import sandbox
-from roller_svc.toolchain.limits import CompileLimits, shortened
+from roller_svc.toolchain.limits import CompileLimits, truncate_log
 
-# Where distributions keep programs, libraries and headers; what clang tells a distribution by, what Perl (hipcc) reads.
-SYSTEM_FOLDERS = (
+# Programs, libraries and headers; files by which clang identifies a distribution; files of Perl (for hipcc).
+SYSTEM_PATHS = (
     "/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/nix/store", "/gnu/store", "/etc/ld.so.cache",
     "/etc/ld.so.preload", "/etc/debian_version", "/etc/lsb-release", "/etc/os-release", "/etc/perl", "/dev/zero",
     "/dev/random", "/dev/urandom",
 )  # fmt: skip
-# Of a compiler installed elsewhere: these folders of the prefix that its bin is in, not the whole, which may be a home.
-_PREFIX_FOLDERS = ("bin", "lib", "lib32", "lib64", "libexec", "include", "amdgcn", "llvm", "*-linux-*")
-# What gcc, clang and collect2 say of a program of theirs that SIGKILL ended; the program itself leaves no log.
+# For a compiler installed elsewhere: only these directories of its prefix, which may be a home directory.
+_PREFIX_DIRECTORIES = ("bin", "lib", "lib32", "lib64", "libexec", "include", "amdgcn", "llvm", "*-linux-*")
+# Messages of gcc, clang and collect2 about a child that SIGKILL ended; the child itself leaves no log.
 _KILLED = re.compile(r"Killed signal terminated program|terminated with signal 9|due to signal 9|signal 9 \(Killed\)")
 _DEPENDENCIES = "dependencies"
-_LOG_BYTES_MAX = 16 << 20  # what is held of a log before it is shortened
-_LAST_WORDS_S = 5.0  # for what was killed to close its end of the pipe
+_MAX_LOG_BYTES = 16 << 20  # of a log, before it is truncated
+_DRAIN_S = 5.0  # for killed processes to close their end of the pipe
 
 
-def run_confined(
+def run_sandboxed(
     command: list[str],
     directory: Path,
     limits: CompileLimits,
     output: Path | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> tuple[int, str]:
-    """Exit code and log of a compiler that may write to `directory` alone; what it started has ended with it.
+    """Run a compiler that may write to `directory` only. Returns its exit code and log.
 
-    What it prints is its log, the middle of a long one left out; with `output`, stdout goes to that file, whole.
-    `environment`: variables beyond those that every compiler gets.
-    Raises KernelTimeoutError.
+    All processes that it started have ended when this returns.
+
+    Args:
+        command: the compiler and its arguments.
+        directory: the working directory.
+        limits: time, memory and file limits.
+        output: file for stdout; without it stdout is a part of the log.
+        environment: variables beyond those that every compiler gets.
+
+    Raises:
+        KernelTimeoutError: the time limit is exceeded.
     """
     variables = {
         "PATH": os.pathsep.join((str(Path(command[0]).parent), "/usr/local/bin", "/usr/bin", "/bin")),
@@ -53,48 +61,46 @@ def run_confined(
         **(environment or {}),
     }
     with contextlib.ExitStack() as files:
-        # Its reading end goes to the compiler; the writing end closes with this process, whichever way that ends.
+        # The compiler gets the reading end. The writing end closes when this process ends, for whatever reason.
         reader, _ = (files.enter_context(os.fdopen(end, mode)) for end, mode in zip(os.pipe(), "rw", strict=True))
         stdout = subprocess.PIPE if output is None else files.enter_context(output.open("wb"))
         process = files.enter_context(subprocess.Popen(
-            [*_launcher(command[0], directory, limits, reader.fileno()), *command], cwd=directory, env=variables,
+            [*_launch_command(command[0], directory, limits, reader.fileno()), *command], cwd=directory, env=variables,
             start_new_session=True, pass_fds=(reader.fileno(),), stdin=subprocess.DEVNULL, stdout=stdout,
             stderr=subprocess.STDOUT if output is None else subprocess.PIPE,
         ))  # fmt: skip
-        said, late = _await(process, limits.timeout_s)
-    if late:
+        log_bytes, timed_out = _collect_log(process, limits.timeout_s)
+    if timed_out:
         raise KernelTimeoutError(
             f"{Path(command[0]).name} ran longer than {limits.timeout_s:g} s", code="compile-timeout"
         )
-    return process.returncode, shortened(said.decode(errors="replace"))
+    return process.returncode, truncate_log(log_bytes.decode(errors="replace"))
 
 
-def readable_for(program: str) -> tuple[str, ...]:
-    """Paths beneath which the program may read: the system's, and those beside it where it is installed elsewhere."""
-    folder = Path(program).resolve().parent
-    if any(folder.is_relative_to(system) for system in SYSTEM_FOLDERS):
-        return SYSTEM_FOLDERS
-    beside = [folder]
-    if folder.name == "bin":
-        beside += (path for name in _PREFIX_FOLDERS for path in sorted(folder.parent.glob(name)))
-    return (*SYSTEM_FOLDERS, *map(str, beside))
+def readable_paths(program: str) -> tuple[str, ...]:
+    """Return the paths that a program may read: the system's, and its own if it is installed elsewhere."""
+    bin_directory = Path(program).resolve().parent
+    if any(bin_directory.is_relative_to(system) for system in SYSTEM_PATHS):
+        return SYSTEM_PATHS
+    paths = [bin_directory]
+    if bin_directory.name == "bin":
+        paths += (path for name in _PREFIX_DIRECTORIES for path in sorted(bin_directory.parent.glob(name)))
+    return (*SYSTEM_PATHS, *map(str, paths))
 
 
-def compile_confined(
+def compile_sandboxed(
     what: str, command: list[str], output: Path, limits: CompileLimits, environment: Mapping[str, str] | None = None
 ) -> str:
-    """Runs a compiler in the folder of `output`, which is there then; its log. `what` begins the messages.
+    """Run a compiler in the directory of `output`, which it must create. Returns its log; `what` starts the messages.
 
-    Raises CompileError with the log, KernelTimeoutError, and BuildServiceError where somebody killed the compiler.
+    Raises CompileError with the log, KernelTimeoutError, and BuildServiceError if the compiler was killed.
     """
-    # Where no Landlock confines them, gcc and clang list the files that they read.
+    # Without Landlock, gcc and clang list the files that they read.
     listing = () if sandbox.landlock_abi() else ("-MD", "-MF", _DEPENDENCIES)
     directory = output.parent
-    code, log = run_confined([*command, *listing], directory, limits, environment=environment)
+    code, log = run_sandboxed([*command, *listing], directory, limits, environment=environment)
     if code == -signal.SIGKILL or (code != 0 and _KILLED.search(log)):
-        raise BuildServiceError(
-            f"{what} was killed: by hand, or because the machine has no memory left", code="compiler-killed"
-        )
+        raise BuildServiceError(f"{what} was killed, by a user or for lack of memory", code="compiler-killed")
     if code != 0 or not output.is_file():
         raise CompileError(_summary(what, code, log), log=log)
     if listing and (directory / _DEPENDENCIES).is_file():
@@ -103,34 +109,37 @@ def compile_confined(
 
 
 def _check_dependencies(what: str, program: str, directory: Path) -> None:
-    """Raises CompileError for a file read that is not the job's, the compiler's or the system's.
+    """Raise CompileError if the compiler read a file that is not the job's, its own or the system's.
 
-    Files that an assembler reads are not listed: `check_source` refuses texts that name any.
+    Files that an assembler reads are not listed: `check_source` rejects source that names any.
     """
-    allowed = [directory.resolve(), *(Path(path).resolve() for path in readable_for(program))]
-    listed = (directory / _DEPENDENCIES).read_text(encoding="utf-8", errors="replace")
-    _, _, files = listed.replace("\\\n", " ").partition(":")
+    allowed = [directory.resolve(), *(Path(path).resolve() for path in readable_paths(program))]
+    listing = (directory / _DEPENDENCIES).read_text(encoding="utf-8", errors="replace")
+    _, _, files = listing.replace("\\\n", " ").partition(":")
     for file in files.split():
         path = (directory / file).resolve()
         if not any(path.is_relative_to(folder) for folder in allowed):
             raise CompileError(
-                f"{what} read {file}, expected files of its own folder or of the compiler's", code="refused-source"
+                f"{what} read {file}, expected files of its own directory or of the compiler", code="refused-source"
             )
 
 
 def _summary(what: str, code: int, log: str) -> str:
-    """One line of what went wrong."""
+    """Return the failure in one line."""
     errors = [line for line in log.splitlines() if "error" in line.lower()]
     first = errors[0] if errors else (log.strip().splitlines() or ["no message"])[0]
     return f"{what} failed (exit {code}): {first.strip()[:300]}"
 
 
-def _launcher(program: str, directory: Path, limits: CompileLimits, pipe: int) -> list[str]:
-    """The process that confines itself and becomes the command: code between fork and exec is not safe with threads."""
+def _launch_command(program: str, directory: Path, limits: CompileLimits, pipe: int) -> list[str]:
+    """Return the command of a process that sandboxes itself and then becomes the compiler.
+
+    Code between fork and exec would not be safe with threads.
+    """
     confinement = (
         f"parent={os.getpid()}",
         f"pipe={pipe}",
-        *(f"readable={path}" for path in readable_for(program)),
+        *(f"readable={path}" for path in readable_paths(program)),
         f"writable={directory}",
         "writable=/dev/null",
         f"RLIMIT_AS={limits.memory_bytes}",
@@ -142,41 +151,41 @@ def _launcher(program: str, directory: Path, limits: CompileLimits, pipe: int) -
     return [sys.executable, "-I", "-S", str(Path(sandbox.__file__)), *confinement, "--"]
 
 
-def _await(process: subprocess.Popen[bytes], timeout_s: float) -> tuple[bytes, bool]:
-    """What the process printed until it ended or was late, and whether it was late. Its whole group has ended then.
+def _collect_log(process: subprocess.Popen[bytes], timeout_s: float) -> tuple[bytes, bool]:
+    """Return the log of a process until it ends or times out, and whether it timed out. Its group has ended then.
 
-    The group is killed before the process is reaped, while its number cannot be another's. The thread that started the
-    process stays here for as long as that runs: it dies with this thread (see `sandbox.die_with_parent`).
+    The group is killed before the process is reaped, so that its id cannot be reused. The thread that started the
+    process must stay here: the process dies with it (see `sandbox.die_with_parent`).
     """
     log = process.stderr or process.stdout
     assert log is not None
-    said = bytearray()
-    ended = os.pidfd_open(process.pid)
+    log_bytes = bytearray()
+    exit_descriptor = os.pidfd_open(process.pid)
     try:
-        late = not _listen(log.fileno(), said, time.monotonic() + timeout_s, ended)
+        timed_out = not _read_log(log.fileno(), log_bytes, time.monotonic() + timeout_s, exit_descriptor)
     finally:
-        os.close(ended)
+        os.close(exit_descriptor)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-    _listen(log.fileno(), said, time.monotonic() + _LAST_WORDS_S)
-    return bytes(said), late
+    _read_log(log.fileno(), log_bytes, time.monotonic() + _DRAIN_S)
+    return bytes(log_bytes), timed_out
 
 
-def _listen(log: int, said: bytearray, deadline: float, ended: int | None = None) -> bool:
-    """Adds to `said` what comes from the log; whether the process `ended`, or without one the log, before then."""
+def _read_log(log: int, log_bytes: bytearray, deadline: float, exit_descriptor: int | None = None) -> bool:
+    """Append the log to `log_bytes` until the process (without one: the log) ends. Returns whether it did in time."""
     poll = select.poll()
-    for descriptor in (log,) if ended is None else (log, ended):
+    for descriptor in (log,) if exit_descriptor is None else (log, exit_descriptor):
         poll.register(descriptor, select.POLLIN)
     while (left_s := deadline - time.monotonic()) > 0:
         ready = {descriptor for descriptor, _ in poll.poll(left_s * 1e3)}
-        if ended in ready:
+        if exit_descriptor in ready:
             return True
         if log not in ready:
             continue
         if part := os.read(log, 1 << 16):
-            said += part[: _LOG_BYTES_MAX - len(said)]
-        elif ended is None:
+            log_bytes += part[: _MAX_LOG_BYTES - len(log_bytes)]
+        elif exit_descriptor is None:
             return True
         else:
             poll.unregister(log)

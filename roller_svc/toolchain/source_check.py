@@ -1,7 +1,7 @@
-"""A kernel's text → nothing, or an error: what no generator writes, and what could make a compiler read other files.
+"""Reject kernel source that generators do not write or that could make a compiler read other files.
 
-Generators write few headers, few pragmas, and string literals of few characters. Whatever else is there came from
-outside of them. Texts are read as a compiler reads them: spliced lines joined, comments gone, literals set apart.
+Generators write few headers, few pragmas, and string literals of few characters. Anything else comes from outside.
+Source is read as a compiler reads it: lines spliced, comments removed, literals separated.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from roller_svc.errors import CompileError
 from roller_svc.ir.kernel import KernelSource, Language
 
-# Characters that a reader takes for others: trigraphs, a digraph of "#", and what is not printed ASCII.
+# Characters that disguise others: trigraphs, a digraph of "#", and anything except printable ASCII.
 _DISGUISE = re.compile(r"\?\?[=/'()!<>-]|%:|[^\t\n -~]")
 _SPLICE = re.compile(r"\\[ \t]*\n")
 _TOKEN = re.compile(
@@ -26,24 +26,24 @@ _DIRECTIVE = re.compile(
     r"|pragma[ \t]+(?:omp|unroll|clang[ \t]+fp)\b[^#]*"
 )
 _PRAGMA = re.compile(r"\b_Pragma\b(?!\s*\(\s*\"omp [^\"]*\"\s*\))")
-# A directive of an assembler begins with a dot. PTX is full of dots, and has no directive that reads a file.
+# Assembler directives start with a dot. PTX uses dots everywhere, but has no directive that reads a file.
 _PLAIN_STRING = re.compile(r'"[\w ,%+=&()\[\]{}-]*"')
 _PTX_STRING = re.compile(r'"(?:[\w .,;:%+=&$!()\[\]{}|@<>-]|\\n)*"')
-_PREFIX = re.compile(r"\w")  # of a raw string, whose end is elsewhere than a plain one's
+_PREFIX = re.compile(r"\w")  # of a raw string, which ends differently from a plain one
 _LITERALS = {Language.C: _PLAIN_STRING, Language.HIP: _PLAIN_STRING, Language.CUDA: _PTX_STRING}
 
 
 def check_source(source: KernelSource) -> None:
-    """Raises CompileError for a text that no generator writes."""
-    for fault in _faults(source.text, _LITERALS[source.language]):
+    """Raise CompileError for source that no generator writes."""
+    for fault in _find_faults(source.text, _LITERALS[source.language]):
         raise CompileError(
-            f"{source.name}: the {source.language.value} text is not compiled: no generator writes {fault}",
+            f"{source.name}: the {source.language.value} source is rejected: no generator writes {fault}",
             code="refused-source",
         )
 
 
-def _faults(text: str, literal: re.Pattern[str]) -> Iterator[str]:
-    """What is wrong with the text, the first of it first."""
+def _find_faults(text: str, literal: re.Pattern[str]) -> Iterator[str]:
+    """Yield what is wrong with the source, in order."""
     if disguise := _DISGUISE.search(text):
         yield f"the characters {disguise[0]!r}"
     pieces = [""]

@@ -1,1 +1,1 @@
-"""Reading compiled binaries: cubins, SASS and AMD code objects."""
+"""Readers of compiled binaries: cubins, SASS and AMD code objects."""

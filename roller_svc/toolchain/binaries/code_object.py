@@ -1,4 +1,4 @@
-"""A code object of AMD's → what each kernel in it takes, from the metadata that its compiler leaves in an ELF note.
+"""Read the resources of kernels from an AMD code object: the compiler's metadata in an ELF note.
 
 The note is a map in MessagePack (LLVM, "User Guide for AMDGPU Backend": Code Object Metadata; the MessagePack
 specification).
@@ -21,23 +21,25 @@ Value = int | bool | float | str | bytes | None | list["Value"] | dict[str, "Val
 
 
 def read_code_object(binary: bytes) -> dict[str, Resources]:
-    """Every kernel of a code object by its name; raises CompileError for bytes that are not one.
+    """Return every kernel of a code object by name. Raises CompileError for other bytes.
 
-    Registers are a thread's, those for matrix sums counted too. What a thread keeps in memory of its own, be it spilled
-    registers or arrays that found no registers, counts as spilled.
+    Registers are per thread and include accumulator registers. Private memory of a thread, whether spilled registers or
+    arrays, counts as spilled.
     """
     try:
         kernels = dict(_kernels(binary))
     except (struct.error, IndexError, KeyError, TypeError, UnicodeDecodeError) as failure:
-        raise CompileError(f"the compiler's output is no code object: {failure!r}", code="bad-code-object") from failure
+        raise CompileError(
+            f"the compiler's output is not a code object: {failure!r}", code="bad-code-object"
+        ) from failure
     if not kernels:
-        raise CompileError("the compiler's output is no code object with kernels", code="bad-code-object")
+        raise CompileError("the compiler's output is a code object without kernels", code="bad-code-object")
     return kernels
 
 
 def _kernels(binary: bytes) -> Iterator[tuple[str, Resources]]:
     for note in _notes(binary):
-        metadata, _ = _unpacked(note, 0)
+        metadata, _ = _unpack(note, 0)
         kernels = metadata["amdhsa.kernels"] if isinstance(metadata, dict) else None
         for kernel in kernels if isinstance(kernels, list) else ():
             if isinstance(kernel, dict):
@@ -50,12 +52,12 @@ def _kernels(binary: bytes) -> Iterator[tuple[str, Resources]]:
 
 def _count(value: Value) -> int:
     if not isinstance(value, int):
-        raise TypeError(f"{value!r} is no number")
+        raise TypeError(f"{value!r} is not a number")
     return value
 
 
 def _notes(binary: bytes) -> Iterator[bytes]:
-    """Contents of the metadata notes (System V ABI, "Note Section")."""
+    """Yield the contents of the metadata notes (System V ABI, "Note Section")."""
     if binary[:6] != b"\x7fELF\x02\x01":
         return
     (sections_at,) = struct.unpack_from("<Q", binary, _SECTIONS_AT)
@@ -83,15 +85,15 @@ _NUMBERS = {
     0xCA: ">f", 0xCB: ">d", 0xCC: ">B", 0xCD: ">H", 0xCE: ">I", 0xCF: ">Q", 0xD0: ">b", 0xD1: ">h", 0xD2: ">i",
     0xD3: ">q",
 }  # fmt: skip
-_SIZED = {  # first byte → the format of the size that follows, and of what
+_SIZED = {  # first byte → the format of the size that follows, and the type
     0xC4: (">B", bytes), 0xC5: (">H", bytes), 0xC6: (">I", bytes), 0xD9: (">B", str), 0xDA: (">H", str),
     0xDB: (">I", str), 0xDC: (">H", list), 0xDD: (">I", list), 0xDE: (">H", dict), 0xDF: (">I", dict),
 }  # fmt: skip
 _CONSTANTS: dict[int, Value] = {0xC0: None, 0xC2: False, 0xC3: True}
 
 
-def _unpacked(text: bytes, at: int) -> tuple[Value, int]:
-    """The value that begins there, and where the next one does."""
+def _unpack(text: bytes, at: int) -> tuple[Value, int]:
+    """Return the value at that offset, and the offset of the next one."""
     first = text[at]
     at += 1
     if first < 0x80:
@@ -120,7 +122,7 @@ def _container(kind: type, size: int, text: bytes, at: int) -> tuple[Value, int]
         return (content.decode() if kind is str else content), at + size
     items: list[Value] = []
     for _ in range(size * (2 if kind is dict else 1)):
-        item, at = _unpacked(text, at)
+        item, at = _unpack(text, at)
         items.append(item)
     if kind is list:
         return items, at

@@ -1,4 +1,4 @@
-"""A cubin's ELF → what each kernel in it takes. A cross-check of the compiler's log, without NVIDIA's tools."""
+"""Read the resources of kernels from a cubin's ELF: a cross-check of the compiler's log without NVIDIA's tools."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from roller_svc.errors import CompileError, require
 _SECTION = struct.Struct("<IIQQQQIIQQ")
 _SYMBOL = struct.Struct("<IBBHQQ")
 _ATTRIBUTE = struct.Struct("<BBH")
-_RESERVED_SHARED_BYTES = 1024  # sm_90 and later: the system's share, in front of every kernel's own
+_RESERVED_SHARED_BYTES = 1024  # sm_90 and later: reserved by the system, before every kernel's own
 _TEXT = ".text."  # with a function's name: the section of its code
 _WITH_BODY = 4  # the attribute's 16 bits are a size, and that many bytes follow
 # Attributes of .nv.info (the names are cuobjdump's, EIATTR_...).
@@ -22,11 +22,11 @@ _MAX_THREADS, _PARAMETER_BYTES, _BARRIERS = 0x05, 0x19, 0x4C  # in a kernel's ow
 
 @dataclass(frozen=True, slots=True)
 class CubinKernel:
-    """One entry function. `shared_bytes` is its static own: not what a launch adds, nor what the system reserves."""
+    """One entry function."""
 
     name: str
     registers_per_thread: int
-    shared_bytes: int
+    shared_bytes: int  # static, without the system's reserve
     barriers: int
     stack_bytes: int
     parameter_bytes: int
@@ -45,7 +45,7 @@ class _Section:
 
 
 @dataclass(slots=True)
-class _Found:
+class _KernelFacts:
     values: dict[int, int] = field(default_factory=dict)
     shared_bytes: int = 0
     code_bytes: int = 0
@@ -53,20 +53,20 @@ class _Found:
 
 
 def read_cubin(binary: bytes) -> dict[str, CubinKernel]:
-    """Every kernel of a cubin by its name; raises CompileError for bytes that are not one."""
-    with _refusing():
+    """Return every kernel of a cubin by name. Raises CompileError for other bytes."""
+    with _as_compile_errors():
         return _read(binary)
 
 
 def read_code(binary: bytes) -> dict[str, bytes]:
-    """The machine code of every function of a cubin by its name; raises CompileError for bytes that are not one."""
-    with _refusing():
+    """Return the machine code of every function of a cubin by name. Raises CompileError for other bytes."""
+    with _as_compile_errors():
         sections = [s for s in _sections(binary) if s.name.startswith(_TEXT)]
         return {s.name.removeprefix(_TEXT): binary[s.offset : s.offset + s.size] for s in sections}
 
 
 @contextlib.contextmanager
-def _refusing() -> Iterator[None]:
+def _as_compile_errors() -> Iterator[None]:
     try:
         yield
     except (struct.error, ValueError, IndexError) as error:
@@ -75,7 +75,7 @@ def _refusing() -> Iterator[None]:
 
 def _read(binary: bytes) -> dict[str, CubinKernel]:
     sections = _sections(binary)
-    found: dict[str, _Found] = {s.name.removeprefix(_TEXT): _Found(text=s, code_bytes=s.size)
+    kernels: dict[str, _KernelFacts] = {s.name.removeprefix(_TEXT): _KernelFacts(text=s, code_bytes=s.size)
                                 for s in sections if s.name.startswith(_TEXT)}  # fmt: skip
     symbols = _symbols(binary, sections)
     reserved_bytes = _RESERVED_SHARED_BYTES if any(s.name == ".nv.shared.reserved.0" for s in sections) else 0
@@ -83,18 +83,18 @@ def _read(binary: bytes) -> dict[str, CubinKernel]:
         prefix, _, kernel = section.name.rpartition(".")
         if section.name == ".nv.info":
             for code, value in _attributes(binary, section):
-                if len(value) == 2 and (owner := found.get(symbols.get(value[0], ""))):
+                if len(value) == 2 and (owner := kernels.get(symbols.get(value[0], ""))):
                     owner.values[code] = value[1]
-        elif prefix == ".nv.info" and kernel in found:
+        elif prefix == ".nv.info" and kernel in kernels:
             for code, value in _attributes(binary, section):
                 if value:
-                    found[kernel].values[code] = value[0]
-        elif prefix == ".nv.shared" and kernel in found:
-            found[kernel].shared_bytes = max(0, section.size - reserved_bytes)
-    return {name: _kernel(name, facts) for name, facts in sorted(found.items()) if _REGISTER_COUNT in facts.values}
+                    kernels[kernel].values[code] = value[0]
+        elif prefix == ".nv.shared" and kernel in kernels:
+            kernels[kernel].shared_bytes = max(0, section.size - reserved_bytes)
+    return {name: _kernel(name, facts) for name, facts in sorted(kernels.items()) if _REGISTER_COUNT in facts.values}
 
 
-def _kernel(name: str, facts: _Found) -> CubinKernel:
+def _kernel(name: str, facts: _KernelFacts) -> CubinKernel:
     text = require(facts.text, f"section of the text of {name}")
     return CubinKernel(
         name=name,
@@ -129,7 +129,7 @@ def _symbols(binary: bytes, sections: list[_Section]) -> dict[int, str]:
 
 
 def _attributes(binary: bytes, section: _Section) -> Iterator[tuple[int, tuple[int, ...]]]:
-    """Code and value of every attribute: the words of its body, or the one number in its head."""
+    """Yield code and value of every attribute: the words of its body, or the number in its header."""
     position, end = section.offset, section.offset + section.size
     while position < end:
         form, code, size = _ATTRIBUTE.unpack_from(binary, position)

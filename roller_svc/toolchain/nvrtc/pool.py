@@ -1,4 +1,4 @@
-"""Worker processes that hold NVRTC: started when first needed, kept, replaced when they crash or outrun their time."""
+"""Worker processes that load NVRTC: started on demand, reused, replaced after a crash or a timeout."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from roller_svc.toolchain.limits import CompileLimits
 from roller_svc.toolchain.nvrtc.worker import HEADER
 
 _WORKER = Path(__file__).with_name("worker.py")
-_START_TIMEOUT_S = 60.0  # a cold disk reads 110 MB first
+_START_TIMEOUT_S = 60.0  # reading 110 MB from a cold disk
 _CRASH_GRACE_S = 5.0  # between the end of the pipe and the end of the process
-_MAX_ANSWER_BYTES = 1 << 30
+_MAX_RESPONSE_BYTES = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Response:
     ok: bool
     error: str
     log: str
@@ -47,11 +47,12 @@ class _Worker:
     def __init__(self, library: Path, memory_bytes: int) -> None:
         self.ended = False
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
-        # The library opens libnvrtc-builtins beside it by name alone.
+        # The library opens libnvrtc-builtins in its own directory by name alone.
         environment = {"LC_ALL": "C", "LD_LIBRARY_PATH": str(library.parent)}
-        # The worker is killed when the writing end closes. Not with the thread that starts it, which may end before it.
+        # The worker is killed when the writing end closes, not when the thread that started it ends, which may be
+        # earlier.
         reader, writer = os.pipe()
-        self._life = os.fdopen(writer, "wb")
+        self._lifetime_pipe = os.fdopen(writer, "wb")
         with os.fdopen(reader, "rb"):
             self._process = subprocess.Popen(
                 [sys.executable, "-I", "-S", str(_WORKER), str(library), str(memory_bytes), str(reader)],
@@ -70,8 +71,8 @@ class _Worker:
         self.archs = tuple(int(arch) for arch in hello["archs"])
         self.version = ".".join(str(part) for part in hello["version"])
 
-    def ask(self, request: dict[str, object], timeout_s: float) -> Answer:
-        """Raises TimeoutError or _WorkerDiedError, after which this worker must be ended."""
+    def request(self, request: dict[str, object], timeout_s: float) -> Response:
+        """Send a request. Raises TimeoutError or _WorkerDiedError, after which the worker must be ended."""
         deadline = time.monotonic() + timeout_s
         text = json.dumps(request | {"timeout_s": timeout_s}).encode()
         try:
@@ -79,32 +80,32 @@ class _Worker:
         except BrokenPipeError:
             raise _WorkerDiedError from None
         document, data = self._receive(deadline)
-        return Answer(document["ok"], document["error"], document["log"], data)
+        return Response(document["ok"], document["error"], document["log"], data)
 
     def alive(self) -> bool:
         return self._process.poll() is None
 
     def end(self, grace_s: float = 0.0) -> str:
-        """Kill it, unless it ends by itself within `grace_s`; how it ended and what it wrote to stderr last."""
+        """Kill the worker unless it ends within `grace_s`. Returns its exit status and the end of its stderr."""
         try:
             self._process.wait(grace_s)
         except subprocess.TimeoutExpired:
-            os.killpg(self._process.pid, signal.SIGKILL)  # not reaped yet, so the number is still its own
+            os.killpg(self._process.pid, signal.SIGKILL)  # not reaped yet, so the id is still its own
         code = self._process.wait()
         self.ended = True
         ended = f"signal {-code}" if code < 0 else f"exit {code}"
         self._stderr.seek(0)
         text = self._stderr.read(1 << 20).decode(errors="replace").strip()
-        for file in (self._process.stdin, self._process.stdout, self._stderr, self._life):
+        for file in (self._process.stdin, self._process.stdout, self._stderr, self._lifetime_pipe):
             if file is not None:
                 file.close()
         return f"{ended}: {text[-500:]}" if text else ended
 
     def check_not_killed(self, failure: Exception) -> None:
-        """Raises BuildServiceError where a worker that has ended by itself did so by SIGKILL."""
+        """Raise BuildServiceError if the worker died of a SIGKILL that was not ours."""
         if isinstance(failure, _WorkerDiedError) and self._process.returncode == -signal.SIGKILL:
             raise BuildServiceError(
-                "NVRTC was killed: by hand, or because the machine has no memory left", code="compiler-killed"
+                "NVRTC was killed, by a user or for lack of memory", code="compiler-killed"
             ) from None
 
     def _send(self, data: bytes) -> None:
@@ -115,7 +116,7 @@ class _Worker:
 
     def _receive(self, deadline: float) -> tuple[dict[str, Any], bytes]:
         text_size, data_size = HEADER.unpack(self._read(HEADER.size, deadline))
-        if text_size + data_size > _MAX_ANSWER_BYTES:
+        if text_size + data_size > _MAX_RESPONSE_BYTES:
             raise _WorkerDiedError
         return json.loads(self._read(text_size, deadline)), self._read(data_size, deadline)
 
@@ -137,7 +138,7 @@ class _Worker:
 
 
 class WorkerPool:
-    """At most one worker a processor for one library and memory limit; idle ones wait, the last used goes first."""
+    """Workers of one library and memory limit, at most one per processor. Idle ones are reused, last used first."""
 
     def __init__(self, library: Path, memory_bytes: int) -> None:
         self._library = library
@@ -147,15 +148,15 @@ class WorkerPool:
         self._idle: list[_Worker] = []
 
     def describe(self) -> tuple[str, tuple[int, ...]]:
-        """Version and supported architectures, as the library itself says them."""
+        """Return the version and the supported architectures that the library reports."""
         with self._worker() as worker:
             return worker.version, worker.archs
 
-    def ask(self, name: str, request: dict[str, object], timeout_s: float) -> Answer:
-        """One request. Raises KernelTimeoutError when time is up and CompileError when the compiler crashes."""
+    def request(self, name: str, request: dict[str, object], timeout_s: float) -> Response:
+        """Send one request. Raises KernelTimeoutError at a timeout and CompileError if the compiler crashes."""
         with self._worker() as worker:
             try:
-                return worker.ask(request, timeout_s)
+                return worker.request(request, timeout_s)
             except TimeoutError:
                 raise KernelTimeoutError(f"{name}: NVRTC ran longer than {timeout_s:g} s",
                                          code="compile-timeout") from None  # fmt: skip
@@ -168,7 +169,7 @@ class WorkerPool:
     @contextlib.contextmanager
     def _worker(self) -> Iterator[_Worker]:
         with self._slots:
-            worker = self._take() or _Worker(self._library, self._memory_bytes)
+            worker = self._acquire() or _Worker(self._library, self._memory_bytes)
             healthy = False
             try:
                 yield worker
@@ -176,11 +177,11 @@ class WorkerPool:
             finally:
                 # An interrupt or error may have left half a frame in the pipe.
                 if healthy:
-                    self._give_back(worker)
+                    self._release(worker)
                 elif not worker.ended:
                     worker.end()
 
-    def _take(self) -> _Worker | None:
+    def _acquire(self) -> _Worker | None:
         with self._lock:
             while self._idle:
                 worker = self._idle.pop()
@@ -189,12 +190,12 @@ class WorkerPool:
                 worker.end()
         return None
 
-    def _give_back(self, worker: _Worker) -> None:
+    def _release(self, worker: _Worker) -> None:
         with self._lock:
             self._idle.append(worker)
 
     def close_in(self, process_id: int) -> None:
-        """End the idle workers, if this is the process that started them and no fork of it."""
+        """End the idle workers, if this is the process that started them and not a fork of it."""
         if os.getpid() != process_id:
             return
         with self._lock:
@@ -211,5 +212,5 @@ def _pool_of_process(library: Path, memory_bytes: int, process_id: int) -> Worke
 
 
 def pool_for(library: Path, limits: CompileLimits) -> WorkerPool:
-    """The pool of this process: a forked child must not share its parent's pipes, so it gets its own."""
+    """Return this process's pool. A forked child gets its own, because it must not share its parent's pipes."""
     return _pool_of_process(library, limits.memory_bytes, os.getpid())

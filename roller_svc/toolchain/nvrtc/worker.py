@@ -1,12 +1,12 @@
-"""The process that holds NVRTC: requests on stdin, cubins on stdout.
+"""NVRTC worker process: requests on stdin, cubins on stdout.
 
-A compilation inside NVRTC cannot be interrupted and a compiler may crash, so it happens here, where the parent can end
-it. Run by path under `python -I -S`: standard library only, so that starting takes milliseconds. It reads nothing but
-the library's folder once the library is there, writes nothing, and ends when the pipe of its starter closes.
+NVRTC compilations cannot be interrupted and may crash, so they run in a process that the parent can kill. The worker is
+run by path under `python -I -S` and uses only the standard library, so that it starts in milliseconds. Once the library
+is loaded it reads only the library's directory, writes nothing, and ends when its parent's pipe closes.
 
 Every frame is a 4-byte and an 8-byte big-endian length, a JSON document and bytes of those lengths.
-Requests: {name, text, options, want: "cubin"|"ptx", timeout_s}. Answers: {ok, error, log}, and the bytes.
-The first frame goes out unasked: {version, archs}, or {error} where the library cannot be used.
+Requests: {name, text, options, want: "cubin"|"ptx", timeout_s}. Responses: {ok, error, log}, and the bytes.
+The worker starts with one frame: {version, archs}, or {error} if the library cannot be used.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from types import ModuleType
 from typing import BinaryIO
 
 HEADER = struct.Struct(">IQ")
-GRACE_S = 10.0  # the parent's own limit comes first; this one is for a parent that is gone
+GRACE_S = 10.0  # beyond the parent's own limit, in case the parent has ended
 
 
 class Nvrtc:
-    """The few functions of NVRTC that are needed, from the library at `path`."""
+    """The NVRTC functions that are needed, from the library at `path`."""
 
     def __init__(self, path: str) -> None:
         self._api = ctypes.CDLL(path)
@@ -36,25 +36,25 @@ class Nvrtc:
 
     def version(self) -> list[int]:
         major, minor = ctypes.c_int(), ctypes.c_int()
-        self._must(self._api.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor)))
+        self._check(self._api.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor)))
         return [major.value, minor.value]
 
     def archs(self) -> list[int]:
         count = ctypes.c_int()
-        self._must(self._api.nvrtcGetNumSupportedArchs(ctypes.byref(count)))
+        self._check(self._api.nvrtcGetNumSupportedArchs(ctypes.byref(count)))
         archs = (ctypes.c_int * count.value)()
-        self._must(self._api.nvrtcGetSupportedArchs(archs))
+        self._check(self._api.nvrtcGetSupportedArchs(archs))
         return list(archs)
 
     def compile(self, request: dict[str, object]) -> tuple[dict[str, object], bytes]:
         program = ctypes.c_void_p()
         text, name = str(request["text"]).encode(), str(request["name"]).encode()
-        self._must(self._api.nvrtcCreateProgram(ctypes.byref(program), text, name, 0, None, None))
+        self._check(self._api.nvrtcCreateProgram(ctypes.byref(program), text, name, 0, None, None))
         try:
-            given = request["options"]
-            assert isinstance(given, list)
-            options = (ctypes.c_char_p * len(given))(*(str(option).encode() for option in given))
-            code = self._api.nvrtcCompileProgram(program, len(given), options)
+            arguments = request["options"]
+            assert isinstance(arguments, list)
+            options = (ctypes.c_char_p * len(arguments))(*(str(option).encode() for option in arguments))
+            code = self._api.nvrtcCompileProgram(program, len(arguments), options)
             log = self._text(program, "ProgramLog").rstrip(b"\0").decode(errors="replace")
             if code != 0:
                 return {"ok": False, "error": self._message(code), "log": log}, b""
@@ -65,12 +65,12 @@ class Nvrtc:
 
     def _text(self, program: ctypes.c_void_p, what: str) -> bytes:
         size = ctypes.c_size_t()
-        self._must(self._api[f"nvrtcGet{what}Size"](program, ctypes.byref(size)))
+        self._check(self._api[f"nvrtcGet{what}Size"](program, ctypes.byref(size)))
         buffer = ctypes.create_string_buffer(size.value)
-        self._must(self._api[f"nvrtcGet{what}"](program, buffer))
+        self._check(self._api[f"nvrtcGet{what}"](program, buffer))
         return buffer.raw
 
-    def _must(self, code: int) -> None:
+    def _check(self, code: int) -> None:
         if code != 0:
             raise RuntimeError(self._message(code))
 
@@ -92,8 +92,8 @@ def send(stream: BinaryIO, document: dict[str, object], data: bytes = b"") -> No
     stream.flush()
 
 
-def serve(nvrtc: Nvrtc, requests: BinaryIO, answers: BinaryIO) -> None:
-    """Answer until the parent closes its end."""
+def serve(nvrtc: Nvrtc, requests: BinaryIO, responses: BinaryIO) -> None:
+    """Respond to requests until the parent closes its end."""
     while True:
         try:
             text_size, data_size = HEADER.unpack(read_exactly(requests, HEADER.size))
@@ -101,18 +101,18 @@ def serve(nvrtc: Nvrtc, requests: BinaryIO, answers: BinaryIO) -> None:
             read_exactly(requests, data_size)
         except EOFError:
             return
-        # The default action of the alarm ends the process, inside NVRTC too.
+        # The alarm's default action ends the process, even inside NVRTC.
         signal.setitimer(signal.ITIMER_REAL, float(request["timeout_s"]) + GRACE_S)
         try:
             document, data = nvrtc.compile(request)
         except RuntimeError as error:
             document, data = {"ok": False, "error": str(error), "log": ""}, b""
         signal.setitimer(signal.ITIMER_REAL, 0.0)
-        send(answers, document, data)
+        send(responses, document, data)
 
 
 def load_sandbox() -> ModuleType:
-    """Load `toolchain/sandbox.py` by its path: `-I` searches no folder for modules and `-S` installs no package."""
+    """Load `toolchain/sandbox.py` by its path, because `-I -S` disables the search for modules."""
     spec = spec_from_file_location("sandbox", Path(__file__).parents[1] / "sandbox.py")
     assert spec is not None
     assert spec.loader is not None
@@ -122,17 +122,17 @@ def load_sandbox() -> ModuleType:
 
 
 def confine(library: str) -> None:
-    """What NVRTC loads when it compiles is loaded now, and no other file opened from here on."""
-    folder = Path(library).resolve().parent
-    for builtins in sorted(folder.glob("libnvrtc-builtins.so*")):
+    """Preload what NVRTC loads when it compiles, then forbid opening other files."""
+    directory = Path(library).resolve().parent
+    for builtins in sorted(directory.glob("libnvrtc-builtins.so*")):
         ctypes.CDLL(str(builtins))
-    load_sandbox().restrict_self((str(folder),), ())
+    load_sandbox().restrict_self((str(directory),), ())
 
 
-def main(library: str, memory_bytes: int, life: int) -> int:
-    load_sandbox().die_with_pipe(life)
-    # A stray print by the library must not end up among the frames.
-    answers = os.fdopen(os.dup(1), "wb")
+def main(library: str, memory_bytes: int, lifetime_pipe: int) -> int:
+    load_sandbox().die_with_pipe(lifetime_pipe)
+    # Output of the library must not mix with the frames.
+    responses = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
     limit = memory_bytes if hard == resource.RLIM_INFINITY else min(memory_bytes, hard)
@@ -143,11 +143,11 @@ def main(library: str, memory_bytes: int, life: int) -> int:
         confine(library)
         hello: dict[str, object] = {"version": nvrtc.version(), "archs": nvrtc.archs()}
     except (OSError, AttributeError, RuntimeError) as error:
-        send(answers, {"error": str(error)})
+        send(responses, {"error": str(error)})
         return 1
     try:
-        send(answers, hello)
-        serve(nvrtc, sys.stdin.buffer, answers)
+        send(responses, hello)
+        serve(nvrtc, sys.stdin.buffer, responses)
     except BrokenPipeError:
         return 1
     return 0

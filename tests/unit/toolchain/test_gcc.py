@@ -14,7 +14,7 @@ from roller_svc.errors import CompileError, InvariantError, KernelTimeoutError, 
 from roller_svc.ir.hardware import Arch
 from roller_svc.ir.kernel import Language, Resources
 from roller_svc.toolchain import gcc
-from roller_svc.toolchain.limits import LOG_CHARACTERS, CompileLimits, shortened
+from roller_svc.toolchain.limits import LOG_CHARACTERS, CompileLimits, truncate_log
 
 # Preprocessing this takes longer than a machine lasts: 2^40 expansions.
 ENDLESS = "#define A0 0,\n" + "".join(f"#define A{i} A{i - 1} A{i - 1}\n" for i in range(1, 41)) + "int x[] = {A40};\n"
@@ -100,7 +100,7 @@ def test_a_compiler_that_does_not_answer_has_no_version(monkeypatch: pytest.Monk
     def late(*_: object) -> tuple[int, str]:
         raise KernelTimeoutError("gcc ran longer than 10 s", code="compile-timeout")
 
-    monkeypatch.setattr(gcc, "run_confined", late)
+    monkeypatch.setattr(gcc, "run_sandboxed", late)
     gcc.compiler_version.cache_clear()
     gcc.binutils_versions.cache_clear()
     with pytest.raises(ToolchainMissingError, match="gcc --version does not end"):
@@ -124,7 +124,7 @@ def test_the_compiler_says_which_assembler_and_linker_it_runs(tmp_path: Path) ->
 
 def test_long_logs_lose_their_middle() -> None:
     log = "a" * LOG_CHARACTERS + "b" * LOG_CHARACTERS
-    assert len(shortened(log)) < LOG_CHARACTERS + 100
-    assert shortened(log)[0] == "a"
-    assert shortened(log)[-1] == "b"
-    assert shortened("short") == "short"
+    assert len(truncate_log(log)) < LOG_CHARACTERS + 100
+    assert truncate_log(log)[0] == "a"
+    assert truncate_log(log)[-1] == "b"
+    assert truncate_log("short") == "short"

@@ -15,7 +15,7 @@ from reference_kernels import add, cuda_scale
 
 from roller_svc.errors import BuildServiceError, CompileError
 from roller_svc.toolchain import gcc, nvrtc
-from roller_svc.toolchain.confined import compile_confined
+from roller_svc.toolchain.confined import compile_sandboxed
 from roller_svc.toolchain.limits import CompileLimits
 
 PATIENCE_S = 60.0  # far above what anything here takes
@@ -94,12 +94,12 @@ def test_a_killed_c_compiler_is_a_fault_that_may_pass() -> None:
 def test_what_drivers_say_of_it(said: str, is_killed: bool, tmp_path: Path) -> None:
     command = ["/bin/sh", "-c", f"echo '{said}' >&2; exit 1"]
     with pytest.raises(BuildServiceError if is_killed else CompileError):
-        compile_confined("add", command, tmp_path / "kernel.so", CompileLimits())
+        compile_sandboxed("add", command, tmp_path / "kernel.so", CompileLimits())
 
 
 def test_a_driver_that_is_killed_itself(tmp_path: Path) -> None:
     with pytest.raises(BuildServiceError):
-        compile_confined("add", ["/bin/sh", "-c", "kill -9 $$"], tmp_path / "kernel.so", CompileLimits())
+        compile_sandboxed("add", ["/bin/sh", "-c", "kill -9 $$"], tmp_path / "kernel.so", CompileLimits())
 
 
 def test_a_killed_nvrtc_is_a_fault_that_may_pass() -> None:

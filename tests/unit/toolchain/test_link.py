@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from roller_svc.bench.model.candidate_plans import trial_plans
-from roller_svc.compiler.lower_and_emit import generate, generate_together
+from roller_svc.compiler.lower_and_emit import emit_plan, emit_plans
 from roller_svc.errors import CompileError
 from roller_svc.frontend.lang import parse
 from roller_svc.hardware import load
@@ -19,7 +19,7 @@ from roller_svc.ir.dtype import DType
 from roller_svc.ir.kernel import CompiledKernel, KernelSource
 from roller_svc.ir.program import TensorType
 from roller_svc.runtime.cpu import CpuModule
-from roller_svc.toolchain import compile_together, link_alone
+from roller_svc.toolchain import compile_combined, link_single
 
 HW = load("cpu-x86-avx2")
 # With panels that each thread has for itself.
@@ -29,15 +29,15 @@ FOUND = trial_plans(PROGRAM, HW, 4, 0, "")
 
 @pytest.fixture(scope="module")
 def together() -> tuple[CompiledKernel, tuple[KernelSource, ...]]:
-    sources = generate_together(FOUND.ranked, PROGRAM, FOUND.groups, HW)
-    return compile_together(sources[0]), sources
+    sources = emit_plans(FOUND.ranked, PROGRAM, FOUND.groups, HW)
+    return compile_combined(sources[0]), sources
 
 
 def alone(number: int, together: tuple[CompiledKernel, tuple[KernelSource, ...]]) -> CompiledKernel:
     """The plan of that number, linked."""
     whole, sources = together
-    source = generate(FOUND.ranked[number], PROGRAM, FOUND.groups, HW)
-    linked = link_alone(dataclasses.replace(whole, source=sources[number]), source)
+    source = emit_plan(FOUND.ranked[number], PROGRAM, FOUND.groups, HW)
+    linked = link_single(dataclasses.replace(whole, source=sources[number]), source)
     assert linked is not None
     return linked
 
@@ -71,7 +71,7 @@ def test_a_thread_has_no_more_room_than_the_program_needs(
     """Panels of the plan with the largest would else be cleared in every thread, whichever plan was chosen."""
     whole, sources = together
     lost = dataclasses.replace(sources[0], scratch_definition="_Thread_local char private_rooms[64];")
-    linked = link_alone(dataclasses.replace(whole, source=sources[0]), lost)
+    linked = link_single(dataclasses.replace(whole, source=sources[0]), lost)
     assert linked is not None
     assert thread_bytes(linked) == 64
     assert thread_bytes(whole) > 10_000
@@ -89,17 +89,17 @@ def test_a_text_whose_functions_are_called_otherwise_is_not_linked(
     together: tuple[CompiledKernel, tuple[KernelSource, ...]],
 ) -> None:
     whole, sources = together
-    source = generate(FOUND.ranked[0], PROGRAM, FOUND.groups, HW)
+    source = emit_plan(FOUND.ranked[0], PROGRAM, FOUND.groups, HW)
     turned = tuple(dataclasses.replace(launch, args=launch.args[::-1]) for launch in source.launches)
     there = dataclasses.replace(whole, source=sources[0])
-    assert link_alone(there, dataclasses.replace(source, launches=turned)) is None
-    assert link_alone(dataclasses.replace(there, unlinked=b""), source) is None
+    assert link_single(there, dataclasses.replace(source, launches=turned)) is None
+    assert link_single(dataclasses.replace(there, object_code=b""), source) is None
 
 
 def test_an_object_that_does_not_link_is_an_error(
     together: tuple[CompiledKernel, tuple[KernelSource, ...]],
 ) -> None:
     whole, sources = together
-    broken = dataclasses.replace(whole, source=sources[0], unlinked=b"no object")
+    broken = dataclasses.replace(whole, source=sources[0], object_code=b"no object")
     with pytest.raises(CompileError, match="failed"):
-        link_alone(broken, generate(FOUND.ranked[0], PROGRAM, FOUND.groups, HW))
+        link_single(broken, emit_plan(FOUND.ranked[0], PROGRAM, FOUND.groups, HW))

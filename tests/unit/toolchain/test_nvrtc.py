@@ -139,7 +139,7 @@ def test_old_architectures_need_an_older_nvrtc(number: int, need: str, monkeypat
 
 
 def test_an_architecture_that_the_library_itself_refuses() -> None:
-    with pytest.raises(ToolchainMissingError, match="does not know sm_91"):
+    with pytest.raises(ToolchainMissingError, match="does not support sm_91"):
         nvrtc.compile_cuda(cuda_scale(Arch("sm_", 91)))
 
 
@@ -147,7 +147,7 @@ def test_libraries_are_found_by_name_one_a_major_version(tmp_path: Path) -> None
     for name in ("a/libnvrtc.so.12", "b/libnvrtc.so.13", "c/libnvrtc.so.12.9", "c/libnvrtc.so.9", "c/libnvrtc-b.so.13"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(b"x")
-    found = nvrtc.libraries_in(tuple(tmp_path / folder for folder in "abcd"))
+    found = nvrtc.find_libraries_in(tuple(tmp_path / folder for folder in "abcd"))
     assert [(library.path.parent.name, library.major) for library in found] == [("b", 13), ("a", 12)]
     assert found[0].version == "libnvrtc.so.13, 1 bytes"
 
@@ -155,7 +155,7 @@ def test_libraries_are_found_by_name_one_a_major_version(tmp_path: Path) -> None
 def test_a_library_that_cannot_be_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     broken = tmp_path / "libnvrtc.so.13"
     broken.write_bytes(b"not a library")
-    monkeypatch.setattr(nvrtc, "find_libraries", lambda: nvrtc.libraries_in((tmp_path,)))
+    monkeypatch.setattr(nvrtc, "find_libraries", lambda: nvrtc.find_libraries_in((tmp_path,)))
     with pytest.raises(ToolchainMissingError, match=r"cannot be loaded from .*libnvrtc\.so\.13"):
         nvrtc.compile_cuda(cuda_scale())
 

@@ -20,7 +20,7 @@ from reference_kernels import add, cuda_scale
 from roller_svc.errors import CompileError, KernelTimeoutError
 from roller_svc.ir.kernel import Language
 from roller_svc.toolchain import compile_cxx, confined, gcc, nvrtc, sandbox
-from roller_svc.toolchain.confined import compile_confined, readable_for, run_confined
+from roller_svc.toolchain.confined import compile_sandboxed, readable_paths, run_sandboxed
 from roller_svc.toolchain.limits import CompileLimits
 from roller_svc.toolchain.nvrtc import pool as nvrtc_pool
 from roller_svc.toolchain.source_check import check_source
@@ -51,7 +51,7 @@ def job(tmp_path: Path) -> Path:
 
 
 def shell(script: str, job: Path, timeout_s: float = 30.0) -> tuple[int, str]:
-    return run_confined([SH, "-c", script], job, CompileLimits(timeout_s=timeout_s))
+    return run_sandboxed([SH, "-c", script], job, CompileLimits(timeout_s=timeout_s))
 
 
 def python(code: str, *arguments: object, readable: tuple[str, ...] = ("/",), job: str = "/nowhere") -> str:
@@ -111,7 +111,7 @@ READS = {
 def compiled_unchecked(text: str, job: Path) -> tuple[int, str, bytes]:
     """Exit code, log and object of a C text that no check of texts has seen."""
     (job / "kernel.c").write_text(text)
-    code, log = run_confined([*gcc.c_command(add()), "-c", "kernel.c", "-o", "kernel.o"], job, CompileLimits())
+    code, log = run_sandboxed([*gcc.c_command(add()), "-c", "kernel.c", "-o", "kernel.o"], job, CompileLimits())
     output = job / "kernel.o"
     return code, log, output.read_bytes() if output.is_file() else b""
 
@@ -241,9 +241,9 @@ except OSError as error:
 
 
 @calls_are_filtered
-@pytest.mark.parametrize("name", sorted(sandbox._REFUSED_CALLS))
+@pytest.mark.parametrize("name", sorted(sandbox._DENIED_CALLS))
 def test_calls_are_refused(name: str) -> None:
-    number = sandbox._REFUSED_CALLS[name][0 if os.uname().machine == "x86_64" else 1]
+    number = sandbox._DENIED_CALLS[name][0 if os.uname().machine == "x86_64" else 1]
     code = f"""
 libc = ctypes.CDLL(None, use_errno=True)
 print(libc.syscall({number}, -1, 0, 0, 0, 0, 0), ctypes.get_errno() == errno.EPERM)
@@ -336,10 +336,10 @@ def test_without_the_kernels_help_nothing_is_promised(monkeypatch: pytest.Monkey
 PARENT = """
 import sys
 from pathlib import Path
-from roller_svc.toolchain.confined import run_confined
+from roller_svc.toolchain.confined import run_sandboxed
 from roller_svc.toolchain.limits import CompileLimits
 script, folder, mark = sys.argv[1:]
-run_confined(["/bin/sh", "-c", script], Path(folder), CompileLimits(timeout_s=300), environment={"MARK": mark})
+run_sandboxed(["/bin/sh", "-c", script], Path(folder), CompileLimits(timeout_s=300), environment={"MARK": mark})
 """
 
 
@@ -367,7 +367,7 @@ def test_a_compiler_and_what_it_started_die_with_their_parent(mark: str, job: Pa
 def test_what_is_late_dies_whole(mark: str, job: Path) -> None:
     value = mark.removeprefix("MARK=")
     with pytest.raises(KernelTimeoutError) as raised:
-        run_confined(
+        run_sandboxed(
             [SH, "-c", "sleep 200 & sleep 200"], job, CompileLimits(timeout_s=1.0), environment={"MARK": value}
         )
     assert raised.value.code == "compile-timeout"
@@ -380,7 +380,7 @@ def test_no_daemon_is_left_behind(daemon: str, mark: str, job: Path) -> None:
     """Nor waited for, though it holds what the log comes through."""
     begun = time.monotonic()
     environment = {"MARK": mark.removeprefix("MARK=")}
-    code, _ = run_confined([SH, "-c", f"{daemon} exit 3"], job, CompileLimits(), environment=environment)
+    code, _ = run_sandboxed([SH, "-c", f"{daemon} exit 3"], job, CompileLimits(), environment=environment)
     assert code == 3
     assert time.monotonic() - begun < CompileLimits().timeout_s / 2
     assert until(lambda: not processes_of(mark))
@@ -393,7 +393,7 @@ def test_a_long_log_is_cut_and_does_not_block(job: Path) -> None:
 
 
 def test_a_command_that_is_not_there_fails(job: Path) -> None:
-    code, log = run_confined(["/no/such/compiler"], job, CompileLimits())
+    code, log = run_sandboxed(["/no/such/compiler"], job, CompileLimits())
     assert code == sandbox.LAUNCH_FAILED
     assert "/no/such/compiler cannot be started" in log
 
@@ -419,11 +419,11 @@ def test_openmp_still_compiles() -> None:
 def test_a_compiler_installed_elsewhere_reads_its_prefix_and_not_a_home(tmp_path: Path) -> None:
     for name in ("bin", "lib", "include", "share", "x86_64-foreign-linux-gnu"):
         (tmp_path / name).mkdir()
-    readable = readable_for(str(tmp_path / "bin/cc"))
-    assert set(readable) - set(confined.SYSTEM_FOLDERS) == {
+    readable = readable_paths(str(tmp_path / "bin/cc"))
+    assert set(readable) - set(confined.SYSTEM_PATHS) == {
         str(tmp_path / name) for name in ("bin", "lib", "include", "x86_64-foreign-linux-gnu")
     }
-    assert readable_for("/usr/bin/gcc") == confined.SYSTEM_FOLDERS
+    assert readable_paths("/usr/bin/gcc") == confined.SYSTEM_PATHS
 
 
 def test_an_nvrtc_worker_dies_with_its_pipe() -> None:
@@ -551,18 +551,18 @@ def test_without_landlock_the_list_of_dependencies_is_looked_at(
     how: str, secret: Path, job: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(confined.sandbox, "landlock_abi", lambda: 0)
-    monkeypatch.setattr(confined, "_launcher", lambda *_: [])  # nothing confines the compiler
+    monkeypatch.setattr(confined, "_launch_command", lambda *_: [])  # nothing confines the compiler
     (job / "link").symlink_to(secret)
     named = {"absolute": str(secret), "dotted": "../secret", "link": "link"}[how]
     (job / "kernel.c").write_text(f'#include <stdint.h>\n#include "own.h"\n#include "{named}"\n;\n')
     (job / "own.h").write_text("")
     secret.write_text("int add\n")
     command = [*gcc.c_command(add()), "kernel.c", "-o", "kernel.so"]
-    with pytest.raises(CompileError, match=r"read .*, expected files of its own folder") as raised:
-        compile_confined("add", command, job / "kernel.so", CompileLimits())
+    with pytest.raises(CompileError, match=r"read .*, expected files of its own directory") as raised:
+        compile_sandboxed("add", command, job / "kernel.so", CompileLimits())
     assert raised.value.code == "refused-source"
     (job / "kernel.c").write_text('#include <stdint.h>\n#include "own.h"\nint add;\n')
-    assert compile_confined("add", command, job / "kernel.so", CompileLimits()) == ""
+    assert compile_sandboxed("add", command, job / "kernel.so", CompileLimits()) == ""
 
 
 def test_who_runs_without_rights_is_confined_too(job: Path) -> None:
@@ -587,4 +587,4 @@ done = subprocess.run([sys.executable, "-I", "-S", {sandbox.__file__!r}, f"paren
 print(done.returncode, done.stdout, done.stderr)
 """
     said = python(code)
-    assert said.startswith(f"{sandbox.LAUNCH_FAILED}  the kernel has Landlock, and refuses")
+    assert said.startswith(f"{sandbox.LAUNCH_FAILED}  the kernel has Landlock, but cannot")
