@@ -1,4 +1,4 @@
-"""A spec → the same with what the machine at hand measures. What a CPU's figures mean stands in docs/hardware.md."""
+"""Calibrate a spec on this machine. docs/hardware.md defines the fields of a CPU's spec."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 from roller_svc import toolchain
-from roller_svc.calibration.cpu.probes import CpuKernels, compiled_kernels, probes
-from roller_svc.calibration.cpu.spec import standing_for, with_figures
-from roller_svc.calibration.cuda.spec import calibrated_cuda, check_spec, device, measured_on_device
+from roller_svc.calibration.cpu.probes import CpuKernels, compile_kernels, probes
+from roller_svc.calibration.cpu.spec import attach_fields, with_measured_values
+from roller_svc.calibration.cuda.spec import calibrate_cuda, check_spec, measure_device, open_device
 from roller_svc.calibration.presence import check_present
-from roller_svc.calibration.samples import sampled
-from roller_svc.hardware.detect import localised, probe
+from roller_svc.calibration.samples import run_probes
+from roller_svc.hardware.detect import adapt_to_machine, probe
 from roller_svc.ir.hardware import HardwareSpec, Measured, TargetKind
 from roller_svc.ir.kernel import Language
 from roller_svc.version import __version__
@@ -21,34 +21,40 @@ from roller_svc.version import __version__
 SECONDS = 8.0
 
 
-def calibrated(hw: HardwareSpec, cores: int | None = None, seconds: float = SECONDS) -> HardwareSpec:
-    """The CPU's spec with measured figures, of so many cores (those of the spec), in about so many seconds. Of an
-    NVIDIA device's spec that of the first device here.
+def calibrate_spec(hw: HardwareSpec, cores: int | None = None, seconds: float = SECONDS) -> HardwareSpec:
+    """Return the spec with values measured on this machine: on the CPU, or on the first NVIDIA device.
 
-    Raises ToolchainMissingError where nothing compiles for the spec, LaunchError where it does not run here (no-device,
-    wrong-device) or other processes use the cores (machine-busy).
+    Args:
+        hw: the spec.
+        cores: number of CPU cores; by default the spec's.
+        seconds: approximate duration.
+
+    Raises:
+        ToolchainMissingError: there is no compiler for the spec.
+        LaunchError: the kernels do not run here (no-device, wrong-device), or other processes use the cores
+            (machine-busy).
     """
     spec = replace(hw, num_cores=hw.num_cores if cores is None else cores)
     check_present(spec)
     if hw.family is TargetKind.CUDA:
-        check_spec(hw, device(0))
-        return calibrated_cuda(0, seconds)
-    measured = measured_on(spec, seconds)
-    return with_figures(spec, measured, _provenance(spec, measured))
+        check_spec(hw, open_device(0))
+        return calibrate_cuda(0, seconds)
+    measured = measure_spec(spec, seconds)
+    return with_measured_values(spec, measured, _provenance(spec, measured))
 
 
-def on_this_machine(hw: HardwareSpec) -> HardwareSpec:
-    """A CPU's spec with the cores, caches and memory of the machine at hand, under its own id."""
-    return replace(localised(hw, probe()), id=hw.id)
+def adapt_to_this_machine(hw: HardwareSpec) -> HardwareSpec:
+    """Return a CPU's spec with the cores, caches and memory of this machine, under its own id."""
+    return replace(adapt_to_machine(hw, probe()), id=hw.id)
 
 
-def measured_on(hw: HardwareSpec, seconds: float) -> tuple[Measured, ...]:
-    """Every micro-benchmark, a CPU's on one core and on all of the spec's, with the figures that they stand for."""
+def measure_spec(hw: HardwareSpec, seconds: float) -> tuple[Measured, ...]:
+    """Run all micro-benchmarks and attach the fields they determine. CPU benchmarks run on one core and on all."""
     if hw.family is TargetKind.CUDA:
-        return measured_on_device(hw, device(0), seconds)
+        return measure_device(hw, open_device(0), seconds)
     start = time.perf_counter()
-    every = probes(CpuKernels(hw, hw.num_cores, compiled_kernels(hw)))
-    return standing_for(sampled(every, seconds - (time.perf_counter() - start)), hw)
+    all_probes = probes(CpuKernels(hw, hw.num_cores, compile_kernels(hw)))
+    return attach_fields(run_probes(all_probes, seconds - (time.perf_counter() - start)), hw)
 
 
 def _provenance(hw: HardwareSpec, measured: Sequence[Measured]) -> str:

@@ -1,4 +1,4 @@
-"""Whether a spec's device is the one at hand, so that measuring here says something of it."""
+"""Check that a spec's device is present, so that it can be measured here."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ from roller_svc.runtime.cuda.module import device_count
 
 
 def check_present(hw: HardwareSpec) -> None:
-    """Raises LaunchError (no-device, wrong-device) where the device is not here, ToolchainMissingError where nothing
-    here measures such a one."""
+    """Check that the spec's device is present.
+
+    Raises LaunchError (no-device, wrong-device) if it is not, ToolchainMissingError if there are no micro-benchmarks
+    for it.
+    """
     match hw.family:
         case TargetKind.CPU:
             _check_cpu(hw)
@@ -23,10 +26,10 @@ def check_present(hw: HardwareSpec) -> None:
 
 
 def check_cuda(index: int) -> None:
-    """The same for an NVIDIA device by its number."""
-    there = device_count()
-    if index >= there:
-        found = f"{there} devices are" if there else "no driver (libcuda.so.1), or a driver without a device, is"
+    """Check that an NVIDIA device is present."""
+    count = device_count()
+    if index >= count:
+        found = f"{count} devices are" if count else "no driver (libcuda.so.1), or a driver without a device, is"
         raise LaunchError(f"there is no NVIDIA device {index}: {found} here", code="no-device")
 
 

@@ -1,7 +1,7 @@
-"""Micro-benchmarks → samples of each, taken in rounds over all of them, → least, median and most.
+"""Sample micro-benchmarks in interleaved rounds, and summarise each: minimum, median, maximum.
 
-A neighbour on the same physical core, or on the same memory, slows everything for seconds. Rounds spread the samples
-of one micro-benchmark over all the time there is, so that such seconds do not fall on one of them alone.
+Another process on the same physical core or memory slows everything for seconds. Rounds spread the samples of each
+micro-benchmark over the whole time, so that a disturbance does not hit one of them alone.
 """
 
 from __future__ import annotations
@@ -15,94 +15,98 @@ from roller_svc.errors import LaunchError
 from roller_svc.ir.hardware import Measured
 from roller_svc.runtime.interference import runqueue_wait_s
 
-SAMPLES_LEAST = 3
-PATIENCE = 3.0  # times the seconds asked for
-# Shares of a sample's time that our threads may have waited, all of them together: of any, and of the least disturbed.
-MOST_WAITED, LEAST_WAITED = 0.02, 0.1
+MIN_SAMPLES = 3
+MAX_EXTENSION = 3.0  # limit on the duration, as a multiple of the requested seconds
+# Fraction of a sample's time that our threads, together, may have waited: usually, and for the least disturbed samples.
+MAX_WAIT_FRACTION, MAX_BEST_WAIT_FRACTION = 0.02, 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """One micro-benchmark. `sample` gives its value once, in `unit`: seconds ("s") or a rate; `how` says in a few words
-    what is measured."""
+    """One micro-benchmark."""
 
     name: str
-    unit: str
+    unit: str  # "s" or the unit of a rate
     cores: int
-    how: str
-    sample: Callable[[], float]
+    how: str  # what is measured, in a few words
+    sample: Callable[[], float]  # take one sample, in `unit`
 
 
 @dataclass(slots=True)
 class _Series:
     probe: Probe
-    taken: list[tuple[float, float]] = field(default_factory=list)  # share of its time that it waited, value
+    samples: list[tuple[float, float]] = field(default_factory=list)  # (fraction of its time spent waiting, value)
 
-    def counting(self) -> list[float]:
-        """The values that count: what was not disturbed, or the three least disturbed; empty where even those are."""
-        quiet = [value for share, value in self.taken if share <= MOST_WAITED]
-        if len(quiet) >= SAMPLES_LEAST:
-            return quiet
-        least = sorted(self.taken)[:SAMPLES_LEAST]
-        return [value for _, value in least] if len(least) == SAMPLES_LEAST and least[-1][0] <= LEAST_WAITED else []
+    def valid_values(self) -> list[float]:
+        """Return the undisturbed values, or the three least disturbed ones; empty if these are too disturbed."""
+        undisturbed = [value for share, value in self.samples if share <= MAX_WAIT_FRACTION]
+        if len(undisturbed) >= MIN_SAMPLES:
+            return undisturbed
+        least = sorted(self.samples)[:MIN_SAMPLES]
+        return (
+            [value for _, value in least]
+            if len(least) == MIN_SAMPLES and least[-1][0] <= MAX_BEST_WAIT_FRACTION
+            else []
+        )
 
 
-def sampled(probes: Sequence[Probe], seconds: float) -> tuple[Measured, ...]:
-    """Rounds over all probes for about so many seconds, three at least; up to three times as long where other processes
-    disturb. A sample during which our threads had to wait for the cores does not count where there are others.
+def run_probes(probes: Sequence[Probe], seconds: float) -> tuple[Measured, ...]:
+    """Sample all probes in at least three rounds for about `seconds`; up to three times as long under disturbance.
 
-    Raises LaunchError (machine-busy) where a probe has hardly any but such.
+    Samples during which our threads waited for cores are dropped if there are others.
+
+    Raises:
+        LaunchError: a probe has too few undisturbed samples (machine-busy).
     """
-    begun, series = time.perf_counter(), [_Series(probe) for probe in probes]
+    warm_up_start, series = time.perf_counter(), [_Series(probe) for probe in probes]
     for one in series:
-        one.probe.sample()  # finds out how often to repeat
+        one.probe.sample()  # determines the number of repetitions
     start = time.perf_counter()
-    seconds -= start - begun
+    seconds -= start - warm_up_start
     rounds, spent_s = 0, 0.0
-    few: list[str] = []
-    while rounds < SAMPLES_LEAST or spent_s * (rounds + 1) / rounds < seconds * (PATIENCE if few else 1):
+    disturbed: list[str] = []
+    while rounds < MIN_SAMPLES or spent_s * (rounds + 1) / rounds < seconds * (MAX_EXTENSION if disturbed else 1):
         for one in series:
-            _take(one)
+            _take_sample(one)
         rounds, spent_s = rounds + 1, time.perf_counter() - start
-        few = [one.probe.name for one in series if not one.counting()]
-    if few:
+        disturbed = [one.probe.name for one in series if not one.valid_values()]
+    if disturbed:
         raise LaunchError(
-            f"other processes use this machine's cores: {len(few)} of {len(series)} micro-benchmarks were disturbed in"
-            f" nearly all of {rounds} rounds, {few[0]} among them",
+            f"other processes use this machine's cores: {len(disturbed)} of {len(series)} micro-benchmarks were "
+            f"disturbed in nearly all of {rounds} rounds, for instance {disturbed[0]}",
             code="machine-busy",
         )
-    return tuple(_measured(one) for one in series)
+    return tuple(_summarize(one) for one in series)
 
 
-def _take(series: _Series) -> None:
+def _take_sample(series: _Series) -> None:
     waited, start = runqueue_wait_s(), time.perf_counter()
     value = series.probe.sample()
     wall_s = time.perf_counter() - start
-    series.taken.append(((runqueue_wait_s() - waited) / wall_s, value))
+    series.samples.append(((runqueue_wait_s() - waited) / wall_s, value))
 
 
-def _measured(series: _Series) -> Measured:
-    probe, values = series.probe, series.counting()
+def _summarize(series: _Series) -> Measured:
+    probe, values = series.probe, series.valid_values()
     return Measured(
         name=probe.name,
         unit=probe.unit,
         cores=probe.cores,
-        min=rounded(min(values)),
-        median=rounded(statistics.median(values)),
-        max=rounded(max(values)),
-        quiet=rounded(_quiet(values, is_time=probe.unit == "s")),
+        min=round_value(min(values)),
+        median=round_value(statistics.median(values)),
+        max=round_value(max(values)),
+        quiet=round_value(_faster_half_median(values, is_time=probe.unit == "s")),
         samples=len(values),
         how=probe.how,
     )
 
 
-def _quiet(values: Sequence[float], *, is_time: bool) -> float:
-    """The median of the faster half. Others make a machine slower, never faster; the very fastest sample may be one of
-    a clock that is raised for moments."""
+def _faster_half_median(values: Sequence[float], *, is_time: bool) -> float:
+    """Return the median of the faster half: interference only slows, and the fastest sample may be a turbo peak."""
     ranked = sorted(values, reverse=not is_time)
     return statistics.median(ranked[: (len(ranked) + 1) // 2])
 
 
-def rounded(value: float) -> float:
-    """To four digits: more than samples agree in."""
+def round_value(value: float) -> float:
+    """Round to four digits, more than the samples agree in."""
     return float(f"{value:.4g}")

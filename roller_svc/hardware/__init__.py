@@ -1,12 +1,12 @@
-"""Hardware specs: YAML or JSON → HardwareSpec, and the CPU at hand."""
+"""Hardware specs: YAML or JSON → HardwareSpec, and detection of the local CPU."""
 
 from __future__ import annotations
 
-from roller_svc.hardware.catalog import LOCAL, all_specs, detect_local, ids, load, refusal_of_local, shipped_specs
+from roller_svc.hardware.catalog import LOCAL, all_specs, detect_local, ids, load, local_spec_error, shipped_specs
 from roller_svc.hardware.mapping import from_mapping, to_mapping
-from roller_svc.hardware.yaml_text import load_yaml, yaml_of
+from roller_svc.hardware.yaml_text import load_yaml, to_yaml
 
 __all__ = [
-    "LOCAL", "all_specs", "detect_local", "from_mapping", "ids", "load", "load_yaml", "refusal_of_local",
-    "shipped_specs", "to_mapping", "yaml_of",
+    "LOCAL", "all_specs", "detect_local", "from_mapping", "ids", "load", "load_yaml", "local_spec_error",
+    "shipped_specs", "to_mapping", "to_yaml",
 ]  # fmt: skip

@@ -1,7 +1,7 @@
-"""The CPU at hand, read from /proc and /sys in milliseconds → HardwareSpec with id `local`.
+"""Host CPU, from /proc and /sys in milliseconds → HardwareSpec with id `local`.
 
-What the system does not tell (load bandwidths, latencies, FMA ports) is scaled from the nearest shipped spec and said
-to be assumed; calibration measures it.
+Values that the system does not report (load bandwidths, latencies, FMA ports) are scaled from the nearest shipped spec
+and marked as assumed; calibration measures them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _ARM_MACHINES = ("aarch64", "arm64")
 _AVX512 = frozenset({"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"})  # the x86-64-v4 set
 
 # /proc/cpuinfo's name -> the compiler's (-m... on x86, +... in -march on Arm)
-_ISA_OF_FLAG = {
+_ISA_BY_FLAG = {
     "sse4_2": "sse4.2", "avx": "avx", "avx2": "avx2", "fma": "fma", "f16c": "f16c", "bmi1": "bmi", "bmi2": "bmi2",
     "avx_vnni": "avxvnni", "avx512f": "avx512f", "avx512bw": "avx512bw", "avx512cd": "avx512cd",
     "avx512dq": "avx512dq", "avx512vl": "avx512vl", "avx512vbmi": "avx512vbmi", "avx512_vbmi2": "avx512vbmi2",
@@ -31,30 +31,30 @@ _ISA_OF_FLAG = {
     "amx_int8": "amx-int8", "amx_bf16": "amx-bf16", "asimd": "simd", "asimdhp": "fp16", "asimddp": "dotprod",
     "i8mm": "i8mm", "bf16": "bf16", "sve": "sve", "sve2": "sve2",
 }  # fmt: skip
-# Features with dot products, and these: name, what is multiplied, what is summed.
+# Features with dot products: name, operand type, accumulator type.
 _DOTS = {
     "avx512vnni": ("dot_i8", DType.INT8, DType.INT32), "avx512bf16": ("dot_bf16", DType.BFLOAT16, DType.FLOAT32),
 }  # fmt: skip
-_DOT_BYTES = 64  # of their vectors
-_WORD_BYTES = 4  # of what each lane multiplies
+_DOT_BYTES = 64  # of the vectors of dot products
+_WORD_BYTES = 4  # of a lane's operands
 _VENDORS = {"GenuineIntel": "intel", "AuthenticAMD": "amd", "HygonGenuine": "hygon", "CentaurHauls": "zhaoxin"}
 
 _MHZ = re.compile(r"[1-9]\d{0,5}(\.\d+)?")
 
-# DRAM channels cannot be seen from inside: what one core streams, and what a socket does.
-_DRAM_BYTES_PER_S_OF_A_CORE = 12e9
-_DRAM_BYTES_PER_S_OF_A_SOCKET = 300e9
-# Skylake-SP, of what it reads: 6.8 GB/s written past the caches, 9.8 copied so, 12.2 read.
-_STREAMED_WRITE_GAIN, _STREAMED_COPY_GAIN = 0.56, 0.8
-# Skylake-SP: hints bring a map from 8.9 to 12.4 GB/s out of DRAM, a sum from 13 to 20 out of L3.
-_HINTED_GAIN = {"dram": 1.4, "l3": 1.5}
-# A core of an Intel server chip, whose last cache is slices on a mesh: measured on Skylake-SP, 10 to 20 GB/s from L3.
-_MESH_L3_BYTES_PER_S_OF_A_CORE = 15e9
+# DRAM channels are invisible to software: bandwidth of one core, and of a socket.
+_CORE_DRAM_BYTES_PER_S = 12e9
+_SOCKET_DRAM_BYTES_PER_S = 300e9
+# Non-temporal bandwidth over read bandwidth on Skylake-SP: 6.8 GB/s written, 9.8 copied, 12.2 read.
+_NONTEMPORAL_WRITE_RATIO, _NONTEMPORAL_COPY_RATIO = 0.56, 0.8
+# Bandwidth with software prefetch over without on Skylake-SP: a map in DRAM 12.4 over 8.9 GB/s, a sum in L3 20 over 13.
+_PREFETCH_SPEEDUP = {"dram": 1.4, "l3": 1.5}
+# A core of an Intel server chip, whose LLC is sliced on a mesh: 10 to 20 GB/s from L3, measured on Skylake-SP.
+_CORE_MESH_L3_BYTES_PER_S = 15e9
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What the system says of its CPU; None or empty where it says nothing."""
+    """CPU properties that the system reports; None or empty if it does not report them."""
 
     machine: str
     vendor: str
@@ -68,7 +68,7 @@ class Machine:
 
     @property
     def is_mesh(self) -> bool:
-        """Whether the cores share slices of a last cache on a mesh, as Intel's server chips since Skylake-SP do."""
+        """Whether the cores share a sliced LLC on a mesh, as in Intel's server chips since Skylake-SP."""
         return self.vendor == "intel" and "Xeon" in self.model_name and "avx512f" in self.flags
 
     def cache(self, level: int) -> int | None:
@@ -76,7 +76,7 @@ class Machine:
 
 
 def probe(proc: Path = PROC, sys: Path = SYS) -> Machine:
-    """Reads this machine. No device is opened and no process started."""
+    """Read the properties of this machine. Opens no device and starts no process."""
     info = _cpuinfo(proc)
     flags = info.get("flags") or info.get("Features") or ""
     vendor = info.get("vendor_id", "")
@@ -95,7 +95,7 @@ def probe(proc: Path = PROC, sys: Path = SYS) -> Machine:
 
 
 def base_id(machine: Machine) -> str | None:
-    """The shipped spec that describes such a CPU best; None for a family without one."""
+    """Return the id of the shipped spec that is nearest to the CPU; None for a family without one."""
     if machine.machine in _ARM_MACHINES:
         return NEON_BASE
     if machine.machine in _X86_MACHINES:
@@ -103,10 +103,10 @@ def base_id(machine: Machine) -> str | None:
     return None
 
 
-def localised(base: HardwareSpec, machine: Machine) -> HardwareSpec:
-    """The base spec with this machine's cores, clock, caches and the rates that follow from them."""
+def adapt_to_machine(base: HardwareSpec, machine: Machine) -> HardwareSpec:
+    """Return the base spec with this machine's cores, clock, caches and the rates derived from them."""
     clock_hz = machine.clock_hz or base.clock_hz
-    isa = tuple(name for flag, name in _ISA_OF_FLAG.items() if flag in machine.flags) or base.isa
+    isa = tuple(name for flag, name in _ISA_BY_FLAG.items() if flag in machine.flags) or base.isa
     has_avx2 = base.id != AVX2_BASE or "avx2" in isa
     vector_bytes = base.vector_bytes if has_avx2 else 16
     ports = _fma_ports(base, machine)
@@ -134,19 +134,19 @@ def localised(base: HardwareSpec, machine: Machine) -> HardwareSpec:
 
 def _level(level: MemoryLevel, base: HardwareSpec, machine: Machine, clock_hz: float) -> MemoryLevel:
     if machine.vendor != base.vendor:
-        level = replace(level, hinted_gain=_HINTED_GAIN.get(level.name, 1.0))
+        level = replace(level, hinted_gain=_PREFETCH_SPEEDUP.get(level.name, 1.0))
     if level.name == "dram":
         if machine.vendor != base.vendor:
             level = replace(
-                level, streamed_write_gain=_STREAMED_WRITE_GAIN, streamed_copy_gain=_STREAMED_COPY_GAIN,
+                level, streamed_write_gain=_NONTEMPORAL_WRITE_RATIO, streamed_copy_gain=_NONTEMPORAL_COPY_RATIO,
                 write_gain=1.0, copy_gain=1.0,
             )  # fmt: skip
-        rate = _DRAM_BYTES_PER_S_OF_A_CORE * machine.cores
+        rate = _CORE_DRAM_BYTES_PER_S * machine.cores
         rate = rate if machine.is_mesh else max(level.bandwidth_bytes_per_s, rate)
         return replace(
             level,
             capacity_bytes=machine.memory_bytes or level.capacity_bytes,
-            bandwidth_bytes_per_s=min(rate, _DRAM_BYTES_PER_S_OF_A_SOCKET),
+            bandwidth_bytes_per_s=min(rate, _SOCKET_DRAM_BYTES_PER_S),
             peak_bandwidth_bytes_per_s=None,
         )
     scale = machine.cores * clock_hz / (base.num_cores * base.clock_hz)
@@ -154,12 +154,12 @@ def _level(level: MemoryLevel, base: HardwareSpec, machine: Machine, clock_hz: f
     if level.name in ("l1", "l2"):
         capacity = machine.cache(int(level.name[1])) or capacity
     elif level.name == "l3" and machine.cache_bytes:
-        # A chip without an L3 holds as much outside a core as its cores' L2 together.
+        # Without an L3, the capacity outside a core is that of all L2 caches together.
         capacity = machine.cache(3) or machine.cores * (machine.cache(2) or base.level("l2").capacity_bytes)
     peak = level.peak_bandwidth_bytes_per_s
     rate = level.bandwidth_bytes_per_s * scale
     if level.name == "l3" and machine.is_mesh:
-        rate = min(rate, _MESH_L3_BYTES_PER_S_OF_A_CORE * machine.cores)
+        rate = min(rate, _CORE_MESH_L3_BYTES_PER_S * machine.cores)
     return replace(
         level,
         capacity_bytes=capacity,
@@ -180,7 +180,7 @@ def _registers(base: HardwareSpec, machine: Machine, clock_hz: float, vector_byt
 
 
 def _unit(unit: ComputeUnit, base: HardwareSpec, clocks_per_s: float, vector_bytes: int, ports: int) -> ComputeUnit:
-    """Rates are core-clocks x lanes x 2 x ports, kept in the base's proportion between types and to its peak."""
+    """Return a unit with a peak of core-clocks x lanes x 2 x ports, and the base's ratios of types and to the peak."""
     lanes = vector_bytes // unit.in_dtype.bytes
     reference = next(u for u in base.units if u.in_dtype is DType.FLOAT32)
     relative = (unit.flops_per_s / unit.shape[0]) / (reference.flops_per_s / reference.shape[0])
@@ -190,8 +190,7 @@ def _unit(unit: ComputeUnit, base: HardwareSpec, clocks_per_s: float, vector_byt
 
 
 def _dot_units(units: tuple[ComputeUnit, ...], isa: tuple[str, ...], vector_bytes: int) -> tuple[ComputeUnit, ...]:
-    """Instructions that add several products to each of a vector's sums, as many a clock as multiply-adds: on Zen 4
-    3.6 of each kind a nanosecond."""
+    """Return dot-product units, which issue as many instructions per clock as FMA (measured on Zen 4)."""
     if vector_bytes != _DOT_BYTES:
         return ()
     fma = next(u for u in units if u.in_dtype is DType.FLOAT32)
@@ -205,7 +204,7 @@ def _dot_units(units: tuple[ComputeUnit, ...], isa: tuple[str, ...], vector_byte
 
 
 def _fma_ports(base: HardwareSpec, machine: Machine) -> int:
-    """Vectors an FMA instruction can start on in one clock."""
+    """Return the number of vector FMA instructions that can start in one clock."""
     if base.id == AVX512_BASE:
         zen4 = machine.vendor == "amd" and machine.cpu_family == 25  # 512-bit operations take two passes
         small_intel = machine.vendor == "intel" and "Xeon" not in machine.model_name
@@ -225,20 +224,23 @@ def _sources(base: HardwareSpec, ports: int) -> tuple[Source, ...]:
                " shared machine a neighbour on the same physical core takes up to half. Dot products: as many"
                " instructions a clock.", assumed=True),
         Source(("levels", "limits"), f"{base.id}, per core and clock: a bandwidth scaled by cores and clock, a latency"
-               " by clock; DRAM 12 GB/s a core, L3 of Intel servers 15; on other vendors' CPUs stores past the caches"
-               " as slow, and hints as much of use, as on Skylake-SP.", assumed=True),
+               " by clock; DRAM 12 GB/s a core, L3 of Intel servers 15; on other vendors' CPUs non-temporal"
+               " stores and prefetch as on Skylake-SP.", assumed=True),
     )  # fmt: skip
 
 
 def _cpuinfo(proc: Path) -> dict[str, str]:
-    """The first processor's fields; empty where there is no /proc."""
+    """Return the first processor's fields; empty without /proc."""
     text = _read(proc / "cpuinfo") or ""
     fields = (line.partition(":") for line in text.split("\n\n", 1)[0].splitlines())
     return {key.strip(): value.strip() for key, colon, value in fields if colon}
 
 
 def _usable_cores(sys: Path) -> int:
-    """Cores this process may run on: two hardware threads of one core count once, a container's quota caps them."""
+    """Return the number of cores that this process may use.
+
+    Hardware threads of one core count once. A container's quota is an upper bound.
+    """
     cpus = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
     topology = sys / "devices/system/cpu"
     cores = {_read(topology / f"cpu{cpu}/topology/thread_siblings_list") or str(cpu) for cpu in cpus}
@@ -262,13 +264,13 @@ def _clock_hz(info: dict[str, str], sys: Path) -> float | None:
 
 
 def _caches(sys: Path) -> tuple[tuple[int, int], ...]:
-    folder = sys / "devices/system/cpu/cpu0/cache"
-    found: dict[int, int] = {}
-    for index in sorted(folder.glob("index*")):
+    directory = sys / "devices/system/cpu/cpu0/cache"
+    sizes: dict[int, int] = {}
+    for index in sorted(directory.glob("index*")):
         level, kind, size = (_read(index / field) or "" for field in ("level", "type", "size"))
         if kind != "Instruction" and level.isdecimal() and size[:-1].isdecimal():
-            found[int(level)] = int(size[:-1]) * {"K": 1 << 10, "M": 1 << 20}.get(size[-1], 1)
-    return tuple(sorted((level, size) for level, size in found.items() if size))
+            sizes[int(level)] = int(size[:-1]) * {"K": 1 << 10, "M": 1 << 20}.get(size[-1], 1)
+    return tuple(sorted((level, size) for level, size in sizes.items() if size))
 
 
 def _memory_bytes() -> int | None:
@@ -280,7 +282,7 @@ def _memory_bytes() -> int | None:
 
 
 def _read(path: Path) -> str | None:
-    """A small file's text; None where it is not there or may not be read."""
+    """Return a small file's text; None if it is missing or unreadable."""
     try:
         return path.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:

@@ -17,7 +17,7 @@ from roller_svc.hardware.schema import (
     SourceModel,
     SpecModel,
     UnitModel,
-    implausible,
+    find_inconsistencies,
 )
 from roller_svc.ir.dtype import DType, dtype_named
 from roller_svc.ir.hardware import (
@@ -34,7 +34,7 @@ from roller_svc.ir.hardware import (
     arch_named,
 )
 
-MOST_PROBLEMS_SHOWN = 20
+MAX_PROBLEMS_SHOWN = 20
 _MODEL_AT: dict[str, type[BaseModel]] = {
     "levels": LevelModel,
     "units": UnitModel,
@@ -46,30 +46,28 @@ _WORDS = {"extra_forbidden": "unknown field", "missing": "missing"}
 
 
 def from_mapping(data: object, where: str = "request") -> HardwareSpec:
-    """A validated spec; SpecError lists every problem as `where: field: what is wrong`."""
-    spec, problems = checked(data)
+    """Return a validated spec. Raises SpecError, which lists every problem as `where: field: what is wrong`."""
+    spec, problems = validate(data)
     if spec is None:
-        raise refused(problems, where)
+        raise spec_error(problems, where)
     return spec_of(spec)
 
 
-def checked(data: object) -> tuple[SpecModel | None, list[Problem]]:
-    """The model, or None and what is wrong with the data."""
+def validate(data: object) -> tuple[SpecModel | None, list[Problem]]:
+    """Return the model, or None and the problems of the data."""
     if not isinstance(data, Mapping):
         return None, [("", "a spec is a mapping of fields to values")]
     try:
         spec = SpecModel.model_validate(dict(data))
     except ValidationError as invalid:
         return None, [_problem(dict(error)) for error in invalid.errors(include_url=False, include_input=True)]
-    problems = implausible(spec)
+    problems = find_inconsistencies(spec)
     return (None if problems else spec), problems
 
 
-def refused(problems: list[Problem], where: str, line: int | None = None, column: int | None = None) -> SpecError:
-    """One error for all problems, the first of them where the text is at fault."""
-    shown = [
-        f"{where}: {path}: {what}" if path else f"{where}: {what}" for path, what in problems[:MOST_PROBLEMS_SHOWN]
-    ]
+def spec_error(problems: list[Problem], where: str, line: int | None = None, column: int | None = None) -> SpecError:
+    """Return one error for all problems, at the position of the first one."""
+    shown = [f"{where}: {path}: {what}" if path else f"{where}: {what}" for path, what in problems[:MAX_PROBLEMS_SHOWN]]
     if hidden := len(problems) - len(shown):
         shown.append(f"{where}: and {hidden} more")
     return SpecError("\n".join(shown), line=line, column=column, hint="docs/hardware.md explains every field")
@@ -81,15 +79,15 @@ def _problem(error: dict[str, Any]) -> Problem:
     what = _WORDS.get(error["type"]) or str(error["msg"]).removeprefix("Value error, ")
     if error["type"] == "extra_forbidden":
         model = _MODEL_AT.get(str(location[0]), SpecModel) if len(location) > 1 else SpecModel
-        near = get_close_matches(str(location[-1])[:64], model.model_fields, n=1)
-        what += f"; did you mean {near[0]}?" if near else ""
+        suggestions = get_close_matches(str(location[-1])[:64], model.model_fields, n=1)
+        what += f"; did you mean {suggestions[0]}?" if suggestions else ""
     elif error["type"] == "int_type" and isinstance(error.get("input"), float):
         what += "; write it out, such as 80_000_000_000"
     return path, what
 
 
 def spec_of(spec: SpecModel) -> HardwareSpec:
-    """The noun of a model that `checked` has passed."""
+    """Return the HardwareSpec of a validated model."""
     return HardwareSpec(
         id=spec.id,
         name=spec.name,
@@ -136,7 +134,7 @@ def _arch(name: str) -> Arch:
 
 
 def to_mapping(spec: HardwareSpec) -> dict[str, Any]:
-    """The spec as JSON-able data in the order of a spec file; `from_mapping` takes it back."""
+    """Return the spec as JSON-compatible data in the order of a spec file, the inverse of `from_mapping`."""
     return {
         "id": spec.id,
         "name": spec.name,

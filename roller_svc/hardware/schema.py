@@ -1,6 +1,6 @@
-"""The shape of a spec file: pydantic models, every bound, every cross-check.
+"""Schema of spec files: pydantic models with bounds and consistency checks.
 
-The bounds keep a hostile spec from overflowing the model or stalling a search; they are wide of any real device.
+The bounds prevent a hostile spec from overflowing the model or stalling a search. They are far from any real device.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ Pattern = Annotated[str, StringConstraints(pattern=rf"^{_SEGMENT}(\.{_SEGMENT}){
 Sample = Annotated[float, Field(gt=0, le=1e18)]
 Feature = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_.-]*$", max_length=32)]
 
-# What vendors call devices, such as "Intel(R) Xeon(R) Processor @ 2.50GHz". Whoever reads it reads one line.
-NAME_CHARACTERS_MOST = 120
-PLAIN_NAME = re.compile(rf"(?! )[A-Za-z0-9 ._,:;()\[\]@+/&'-]{{1,{NAME_CHARACTERS_MOST}}}(?<! )")
-PLAIN_NAME_IS = f"1 to {NAME_CHARACTERS_MOST} letters and digits of ASCII, spaces inside, and ._,:;()[]@+/&'-"
+# Device names of vendors, such as "Intel(R) Xeon(R) Processor @ 2.50GHz", in one line.
+MAX_NAME_CHARACTERS = 120
+PLAIN_NAME = re.compile(rf"(?! )[A-Za-z0-9 ._,:;()\[\]@+/&'-]{{1,{MAX_NAME_CHARACTERS}}}(?<! )")
+PLAIN_NAME_RULE = f"1 to {MAX_NAME_CHARACTERS} letters and digits of ASCII, spaces inside, and ._,:;()[]@+/&'-"
 _CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u2029]")
 
 
 def plain_name(text: str) -> str:
-    """A name that a spec may have: what it may not hold becomes a space, runs of which are one; "CPU" for nothing."""
+    """Return a valid name for a spec: other characters become single spaces, and an empty name becomes "CPU"."""
     words = re.sub(r"[^A-Za-z0-9._,:;()\[\]@+/&'-]+", " ", text).strip(" ")
-    return words[:NAME_CHARACTERS_MOST].rstrip(" ") or "CPU"
+    return words[:MAX_NAME_CHARACTERS].rstrip(" ") or "CPU"
 
 
 def _without_controls(text: str) -> str:
-    """The text itself, in as many lines as it has; ValueError for control characters, which terminals obey."""
+    """Return the text. Raises ValueError for control characters, which terminals interpret."""
     if found := _CONTROL.search(text):
         raise ValueError(f"must be text without control characters, has {found[0]!a}; leave it out")
     return text
@@ -60,9 +60,9 @@ PREFIXES_OF = {
 }
 MATRIX_KINDS = (UnitKind.MMA, UnitKind.WGMMA, UnitKind.MFMA, UnitKind.AMP)
 _EXTENTS_OF = dict.fromkeys(MATRIX_KINDS, 3) | {UnitKind.DOT: 2}
-MOST_PATTERNS = 256  # each is matched against every figure
+MAX_PATTERNS = 256  # each is matched against every field
 _SCOPE_DEPTH = {Scope.DEVICE: 0, Scope.CORE: 1, Scope.THREAD: 2}
-_MOST_BYTES_OF = {Scope.DEVICE: 1 << 50, Scope.CORE: 1 << 34, Scope.THREAD: 1 << 20}
+_MAX_SCOPE_BYTES = {Scope.DEVICE: 1 << 50, Scope.CORE: 1 << 34, Scope.THREAD: 1 << 20}
 
 
 Text = Annotated[str, StringConstraints(min_length=1, max_length=4000), AfterValidator(_without_controls)]
@@ -164,22 +164,22 @@ class SpecModel(_Strict):
     @classmethod
     def _plain_name(cls, value: str) -> str:
         if not PLAIN_NAME.fullmatch(value):
-            raise ValueError(f"must be {PLAIN_NAME_IS}, is {value[:NAME_CHARACTERS_MOST]!a}; leave the others out")
+            raise ValueError(f"must be {PLAIN_NAME_RULE}, is {value[:MAX_NAME_CHARACTERS]!a}; leave the others out")
         return value
 
     @field_validator("arch")
     @classmethod
     def _known_arch(cls, value: str) -> str:
         if arch_named(value) is None:
-            raise ValueError("is no architecture's name (such as sm_90a, gfx942, x86-64-v3, armv8, ipu2)")
+            raise ValueError("must be an architecture (such as sm_90a, gfx942, x86-64-v3, armv8, ipu2)")
         return value
 
 
 Problem = tuple[str, str]  # the field's path and what is wrong with it
 
 
-def figures(spec: SpecModel) -> tuple[str, ...]:
-    """The dotted path of every figure of a spec: 'levels.l2.latency_s', 'limits.warp_size', ..."""
+def field_paths(spec: SpecModel) -> tuple[str, ...]:
+    """Return the dotted path of every field of a spec: 'levels.l2.latency_s', 'limits.warp_size', ..."""
     return _paths(spec, defaults=True)
 
 
@@ -195,16 +195,16 @@ def _paths(spec: SpecModel, *, defaults: bool) -> tuple[str, ...]:
     return tuple(paths)
 
 
-def unsourced(spec: SpecModel) -> tuple[str, ...]:
-    """Figures that no source stands for, but for fields left at their defaults."""
+def fields_without_source(spec: SpecModel) -> tuple[str, ...]:
+    """Return the fields that no source covers, except fields at their defaults."""
     patterns = [pattern for source in spec.sources for pattern in source.fields]
     return tuple(
         path for path in _paths(spec, defaults=False) if not any(source_matches(pattern, path) for pattern in patterns)
     )
 
 
-def implausible(spec: SpecModel) -> list[Problem]:
-    """What no single field shows: order, names that must exist, parts larger than their whole."""
+def find_inconsistencies(spec: SpecModel) -> list[Problem]:
+    """Return inconsistencies between fields: order, missing names, parts larger than their whole."""
     parts = (_identity, _levels, _tile_levels, _units, _limits, _sources, _measured)
     return [problem for part in parts for problem in part(spec)]
 
@@ -212,7 +212,7 @@ def implausible(spec: SpecModel) -> list[Problem]:
 def _identity(spec: SpecModel) -> list[Problem]:
     arch, family = arch_named(spec.arch), TargetKind(spec.family)
     if arch is not None and arch.prefix not in PREFIXES_OF[family]:
-        return [("arch", f"{spec.arch} is no {family.value} architecture")]
+        return [("arch", f"{spec.arch} is not a {family.value} architecture")]
     return []
 
 
@@ -220,12 +220,14 @@ def _levels(spec: SpecModel) -> list[Problem]:
     problems: list[Problem] = []
     names = tuple(level.name for level in spec.levels)
     if names != LEVELS_OF[TargetKind(spec.family)]:
-        wanted = ", ".join(LEVELS_OF[TargetKind(spec.family)])
-        problems.append(("levels", f"must be {wanted} in this order for family {spec.family}, are {', '.join(names)}"))
+        expected = ", ".join(LEVELS_OF[TargetKind(spec.family)])
+        problems.append(
+            ("levels", f"must be {expected} in this order for family {spec.family}, are {', '.join(names)}")
+        )
     for index, level in enumerate(spec.levels):
         path = f"levels.{index}"
         scope = Scope(level.scope)
-        if level.capacity_bytes > _MOST_BYTES_OF[scope]:
+        if level.capacity_bytes > _MAX_SCOPE_BYTES[scope]:
             problems.append((f"{path}.capacity_bytes", f"more than any {scope.value} holds"))
         if level.transaction_bytes > level.capacity_bytes:
             problems.append((f"{path}.transaction_bytes", "more than capacity_bytes"))
@@ -243,7 +245,7 @@ def _tile_levels(spec: SpecModel) -> list[Problem]:
     names = [level.name for level in spec.levels]
     missing = [name for name in spec.tile_levels if name not in names]
     if missing:
-        return [("tile_levels", f"{', '.join(missing)} is no level; levels are {', '.join(names)}")]
+        return [("tile_levels", f"there is no level {', '.join(missing)}; levels are {', '.join(names)}")]
     if names.index(spec.tile_levels[0]) >= names.index(spec.tile_levels[1]):
         return [("tile_levels", "must name the outer level first")]
     return []
@@ -257,8 +259,8 @@ def _units(spec: SpecModel) -> list[Problem]:
         if unit.name in names[:index]:
             problems.append((f"{path}.name", f"{unit.name} is named twice"))
         if len(unit.shape) != _EXTENTS_OF.get(UnitKind(unit.kind), 1):
-            wanted = "must be [m, n, k] for a matrix unit, [k, lanes] for dot, [lanes] for fma and vector"
-            problems.append((f"{path}.shape", wanted))
+            expected = "must be [m, n, k] for a matrix unit, [k, lanes] for dot, [lanes] for fma and vector"
+            problems.append((f"{path}.shape", expected))
         if unit.max_shape and (
             len(unit.max_shape) != len(unit.shape)
             or any(most % least for most, least in zip(unit.max_shape, unit.shape, strict=True))
@@ -294,24 +296,24 @@ def _limits(spec: SpecModel) -> list[Problem]:
 
 
 def _sources(spec: SpecModel) -> list[Problem]:
-    if sum(len(source.fields) for source in spec.sources) > MOST_PATTERNS:
-        return [("sources", f"more than {MOST_PATTERNS} field patterns in all")]
-    known = figures(spec)
+    if sum(len(source.fields) for source in spec.sources) > MAX_PATTERNS:
+        return [("sources", f"more than {MAX_PATTERNS} field patterns in all")]
+    paths = field_paths(spec)
     return [
-        (f"sources.{index}.fields", f"{pattern} is no figure of this spec")
+        (f"sources.{index}.fields", f"{pattern} matches no field of this spec")
         for index, source in enumerate(spec.sources)
         for pattern in source.fields
-        if not any(source_matches(pattern, path) for path in known)
+        if not any(source_matches(pattern, path) for path in paths)
     ]
 
 
 def _measured(spec: SpecModel) -> list[Problem]:
-    known = set(figures(spec))
+    paths = set(field_paths(spec))
     problems: list[Problem] = []
     for index, one in enumerate(spec.measured):
         path = f"measured.{index}"
         if not (one.min <= one.median <= one.max and one.min <= one.quiet <= one.max):
             problems.append((f"{path}.median", "min, median and max must be in this order, and quiet between them"))
-        if one.figure is not None and one.figure not in known:
-            problems.append((f"{path}.figure", f"{one.figure} is no figure of this spec"))
+        if one.figure is not None and one.figure not in paths:
+            problems.append((f"{path}.figure", f"{one.figure} is not a field of this spec"))
     return problems

@@ -1,6 +1,6 @@
-"""What a CPU reaches at most: multiply-adds in registers, and reading, writing and copying at several sizes.
+"""Measure the limits of a CPU: multiply-adds in registers, and read, write and copy bandwidth at several sizes.
 
-Threads are those of the process: its affinity and OMP_NUM_THREADS decide.
+Threads follow the process's affinity and OMP_NUM_THREADS.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from roller_svc.calibration.cpu import kernels
-from roller_svc.calibration.cpu.probes import CpuKernels, compiled_kernels, multiply_timer, pieces, working_sets
+from roller_svc.calibration.cpu.probes import CpuKernels, compile_kernels, multiply_timer, pieces, working_sets
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.hardware import HardwareSpec
 
@@ -17,14 +17,14 @@ _SAMPLES = 7
 
 
 class Stream(Enum):
-    """What is done to memory, and how many bytes an element moves."""
+    """Kind of memory access."""
 
     READ = "read"
     WRITE = "write"
     COPY = "copy"
 
 
-# At every size, the better of a loop of vectors and what the C library does, which may go past the caches.
+# At every size the better of a vector loop and the C library, which may use non-temporal stores.
 _WAYS = {
     Stream.READ: ("read",),
     Stream.WRITE: ("write", "write_library"),
@@ -34,12 +34,12 @@ _WAYS = {
 
 @dataclass(frozen=True, slots=True)
 class Bandwidth:
-    """`bytes_per_s` over a working set of `size_bytes` for each thread; a copy counts what is read and written."""
+    """Bandwidth over one working set."""
 
     stream: Stream
     level: str
-    size_bytes: int
-    bytes_per_s: float
+    size_bytes: int  # working set of each thread
+    bytes_per_s: float  # a copy counts reads and writes
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,29 +48,31 @@ class Limits:
     bandwidths: tuple[Bandwidth, ...]
 
     def copy_bytes_per_s(self, size_bytes: float) -> float:
-        """The copy bandwidth of the smallest measured working set that holds so many bytes, else the largest's."""
+        """Return the copy bandwidth of the smallest measured working set of `size_bytes` or more, or of the largest."""
         copies = sorted((b for b in self.bandwidths if b.stream is Stream.COPY), key=lambda b: b.size_bytes)
         return next((b.bytes_per_s for b in copies if b.size_bytes >= size_bytes), copies[-1].bytes_per_s)
 
 
 class LimitProbes:
-    """The kernels that find limits, on so many threads. Raises BuildError where nothing compiles for the spec,
-    LaunchError where it does not run here."""
+    """The kernels that measure limits on `threads` threads.
+
+    Raises BuildError if the kernels do not compile, LaunchError if they do not run here.
+    """
 
     def __init__(self, hw: HardwareSpec, threads: int) -> None:
-        self._hw, self._threads, self._compiled = hw, threads, compiled_kernels(hw)
+        self._hw, self._threads, self._compiled = hw, threads, compile_kernels(hw)
         self._multiply = multiply_timer(self._compiled, DType.FLOAT32, threads)
         self._flops = kernels.CHAINS * 2 * (hw.vector_bytes // 4) * threads
 
     def flops_per_s(self) -> float:
-        """Of multiply-adds in registers, in one sample of some milliseconds: a clock changes within seconds."""
+        """Return the rate of multiply-adds in registers in one sample of milliseconds, while the clock is constant."""
         return self._flops / self._multiply()
 
     def limits(self) -> Limits:
-        """The best of several samples each, in about a second. The memory that it takes is free again afterwards."""
+        """Return the best of several samples of each limit, in about a second. The memory is freed afterwards."""
         cpu = CpuKernels(self._hw, self._threads, self._compiled)
-        found = [one for stream in Stream for one in _bandwidths(cpu, stream)]
-        return Limits(max(self.flops_per_s() for _ in range(_SAMPLES)), tuple(found))
+        bandwidths = [one for stream in Stream for one in _bandwidths(cpu, stream)]
+        return Limits(max(self.flops_per_s() for _ in range(_SAMPLES)), tuple(bandwidths))
 
 
 def _bandwidths(cpu: CpuKernels, stream: Stream) -> list[Bandwidth]:

@@ -1,6 +1,6 @@
-"""A CPU → the probes that measure it: clock, multiply-adds, bandwidths and latencies of levels, threads, packing.
+"""Micro-benchmarks of a CPU: clock, multiply-adds, bandwidths and latencies of levels, threads, packing.
 
-The C kernels are compiled for the spec's instructions and vector registers, and run on as many threads as it has cores.
+The C kernels are compiled for the spec's instructions and vector width, and run on one thread per core.
 """
 
 from __future__ import annotations
@@ -26,39 +26,37 @@ from roller_svc.toolchain import compile_source
 OWN_CACHES = ("l1", "l2")
 CACHES = (*OWN_CACHES, "l3")
 DRAM = "dram"
-SAMPLE_S = 0.003  # a thousand times what a call costs
-# A working set in DRAM: so many times the last level, which keeps a part of what is streamed through it.
-_BEYOND_CACHES = 4
-_DRAM_BYTES_MOST = 512 << 20  # for all threads
-_PIECE_BYTES = 16 << 20  # of it, for all threads, in one sample
-# Pieces before it: so many times what the last cache holds, and no more than that many. Lines that others wrote leave
-# it meanwhile, as the piece's own do ever after. It does not drop what was used longest ago: behind as much as it holds
-# stores of 16 MB had 28.6 GB/s and those past the caches 26.5, behind four times as much 27.1 and 28.4 (Zen 4).
-_CACHES_BEFORE, _PIECES_BEFORE = 4, 8
+SAMPLE_S = 0.003  # a thousand times the cost of a call
+# A working set in DRAM, in multiples of the LLC, which retains a part of streamed data.
+_DRAM_SIZE_FACTOR = 4
+_MAX_DRAM_BYTES = 512 << 20  # for all threads
+_PIECE_BYTES = 16 << 20  # of the DRAM working set, for all threads, in one sample
+# Pieces accessed before a timed piece, in multiples of the LLC, and at most. They evict dirty lines of other data. The
+# LLC is not LRU: one multiple of its capacity is not enough.
+_EVICTION_FACTOR, _MAX_EVICTION_PIECES = 4, 8
 _SHAPE = 5
-_VECTORS_BEFORE = 1000  # rounds of multiply-adds before each piece of the clock's chain: some microseconds
-_CALLS = 200  # of an empty region, one after the other
-_MEETINGS, _COUNTS = 500, 20_000  # of threads that wait for each other: half a millisecond where all of them run
-# Until caches that take a line only when it comes again have it, in order or not: the last of Zen 4 delivers 30 GB/s of
-# 8 MB at first, 70 in the third pass, 90 from the eighth on.
+_WARM_UP_ROUNDS = 1000  # multiply-adds before each piece of the clock's chain: some microseconds
+_EMPTY_CALLS = 200  # of an empty parallel region
+_BARRIERS, _COUNTS = 500, 20_000  # barriers and atomics of a sample: half a millisecond if all threads run
+# Warm-up passes in sequential and random order: some caches allocate a line only at its reuse (the LLC of Zen 4).
 _PASSES, _RANDOM_PASSES = 8, 4
-_PACKED_ROWS = 256  # a block's rows, as deep as a step along k
-_FILLED_BYTES = 4 << 20  # of random numbers, again and again
-_PACKINGS = {"pack_rows": "rows of a panel copied", "pack_turned": "squares of a vector's lanes turned"}
+_PACKED_ROWS = 256  # rows of a block, as in a step along k
+_FILLED_BYTES = 4 << 20  # of random numbers, repeated
+_PACKINGS = {"pack_rows": "rows of a panel copied", "pack_turned": "squares of a vector's lanes transposed"}
 
 
 def working_sets(hw: HardwareSpec, threads: int) -> list[tuple[str, int]]:
-    """Bytes of one thread for each level: half of its own caches, a quarter of its part of the last, which others
-    share, and well beyond that.
+    """Return one thread's working set in bytes for each level.
 
-    Of an L3 of which a thread has less than eight times its L2, that quarter beside the whole L2: such large L2s stand
-    before an L3 that keeps what they evict (Skylake-SP, Zen), so that both together hold it, and L2 alone does not.
+    It is half of a private cache, a quarter of the thread's part of the shared LLC, and far beyond the LLC for DRAM.
+    If a thread's fraction of L3 is less than eight times its L2, the L2 capacity is added: large L2 caches come with a
+    victim L3 (Skylake-SP, Zen), so that the working set fits both together but not L2 alone.
     """
     levels = [level for level in reversed(hw.levels) if level.name in CACHES]
     result = [(v.name, v.capacity_bytes // (4 * threads if v.name == "l3" else 2)) for v in levels]
-    within, (last, part) = levels[-2].capacity_bytes, result[-1]
-    result[-1] = (last, part if part >= 2 * within else within + part)
-    dram = min(_BEYOND_CACHES * levels[-1].capacity_bytes, _DRAM_BYTES_MOST) // threads
+    inner, (last, part) = levels[-2].capacity_bytes, result[-1]
+    result[-1] = (last, part if part >= 2 * inner else inner + part)
+    dram = min(_DRAM_SIZE_FACTOR * levels[-1].capacity_bytes, _MAX_DRAM_BYTES) // threads
     page = kernels.PAGE_BYTES
     return [*((name, size // page * page) for name, size in result), (DRAM, dram // page * page)]
 
@@ -67,17 +65,16 @@ def _last_cache_bytes(hw: HardwareSpec) -> int:
     return next(level.capacity_bytes for level in hw.levels if level.name in CACHES)
 
 
-def _cached(hw: HardwareSpec, threads: int) -> list[tuple[str, int]]:
-    """Working sets that stay in caches, and of the last one parts and all of it: how much of it there really is."""
+def _cached_sizes(hw: HardwareSpec, threads: int) -> list[tuple[str, int]]:
+    """Return working sets that stay in caches, and fractions of the LLC that show its effective capacity."""
     last = _last_cache_bytes(hw)
     quarters = [(f"{n}_quarters", n * last // (4 * threads)) for n in (1, 3, 4)]
     page = kernels.PAGE_BYTES
     return [*working_sets(hw, threads)[:-1], *((name, size // page * page) for name, size in quarters)]
 
 
-def _chased(hw: HardwareSpec) -> dict[str, int]:
-    """Bytes whose lines are followed for a latency. Of the last cache twice what the one within it has: more of it is
-    hardly ever one core's own."""
+def _chase_sizes(hw: HardwareSpec) -> dict[str, int]:
+    """Return the bytes of each level's pointer chase. For the LLC at most twice the cache inside it."""
     sets = dict(working_sets(hw, 1))
     caches = [level.capacity_bytes for level in hw.levels if level.name in CACHES]
     last = next(level.name for level in hw.levels if level.name in CACHES)
@@ -85,7 +82,7 @@ def _chased(hw: HardwareSpec) -> dict[str, int]:
 
 
 def pieces(hw: HardwareSpec, threads: int) -> list[tuple[str, int]]:
-    """What one thread touches of these in a sample."""
+    """Return the bytes of each level that one thread accesses in a sample."""
     *caches, (dram, size) = working_sets(hw, threads)
     piece = min(_PIECE_BYTES // threads, size // 4)
     return [*caches, (dram, piece // kernels.PAGE_BYTES * kernels.PAGE_BYTES)]
@@ -93,44 +90,41 @@ def pieces(hw: HardwareSpec, threads: int) -> list[tuple[str, int]]:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What one repetition of a function is done on. `own`: the rest of its shape. `warm`: repetitions that are not
-    timed. `repeats`: how often a sample repeats it; 0: as often as takes about SAMPLE_S. `pieces`: where each sample
-    begins, where it is once over memory that no cache has, after as many as `before` that are not timed; None: all at
-    `start`."""
+    """The work of one repetition of a function, and how it is sampled."""
 
     threads: int
-    own: tuple[int, int] = (0, 0)
-    start: int = 0
-    warm: int = 1
-    repeats: int = 0
-    pieces: Iterator[int] | None = None
-    before: int = 0
+    extra_shape: tuple[int, int] = (0, 0)  # the function-specific part of its shape
+    start: int = 0  # byte offset in memory
+    warm: int = 1  # repetitions that are not timed
+    repeats: int = 0  # repetitions of a sample; 0: as many as take about SAMPLE_S
+    pieces: Iterator[int] | None = None  # offsets of samples that access uncached memory once; None: all at `start`
+    eviction_pieces: int = 0  # pieces before each sample that are not timed
 
 
 class Timer:
-    """Calls of a function; each gives the seconds of one repetition."""
+    """Call a function; each call returns the seconds of one repetition."""
 
     def __init__(self, call: Callable[[], None], shape: NDArray[np.int64], work: Work) -> None:
-        """`shape` is the array that the call reads."""
+        """Time `call`, which reads `shape`."""
         self.call, self._shape, self._work = call, shape, work
         self.repeats = work.repeats
 
     def __call__(self) -> float:
         work = self._work
         if work.pieces is not None:
-            for _ in range(work.before):
-                self._once(next(work.pieces))
-            return self._once(next(work.pieces))
-        self.repeats = self.repeats or self._enough()
+            for _ in range(work.eviction_pieces):
+                self._time_piece(next(work.pieces))
+            return self._time_piece(next(work.pieces))
+        self.repeats = self.repeats or self._find_repeats()
         self._seconds(work.warm)
         return self._seconds(self.repeats) / self.repeats
 
-    def _once(self, start: int) -> float:
+    def _time_piece(self, start: int) -> float:
         self._shape[2] = start
         return self._seconds(1)
 
-    def _enough(self) -> int:
-        """Repetitions that take about SAMPLE_S, on one thread: several may have to wait for each other to run."""
+    def _find_repeats(self) -> int:
+        """Return the repetitions that take about SAMPLE_S on one thread; several threads may wait for each other."""
         self._shape[0], repeats = 1, 1
         self._seconds(self._work.warm)
         while (seconds := self._seconds(repeats)) < SAMPLE_S / 2:
@@ -147,7 +141,7 @@ class Timer:
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """Of what one repetition does, in one sample."""
+    """The rate of a repetition's amount of work, in one sample."""
 
     seconds: Callable[[], float]
     amount: float
@@ -157,66 +151,72 @@ class Rate:
 
 
 class CpuKernels:
-    """The micro-benchmarks of one spec on one block of memory, of DRAM's working set and more. Raises LaunchError where
-    they do not run here, or there is not so much memory (out-of-memory)."""
+    """The micro-benchmarks of one spec on one block of memory, larger than DRAM's working set.
+
+    Raises LaunchError if they do not run here, or if there is too little memory (out-of-memory).
+    """
 
     def __init__(self, hw: HardwareSpec, cores: int, compiled: CompiledKernel) -> None:
-        """`compiled` is what compiled_kernels gives for the spec."""
+        """Load the kernels that compile_kernels returned for the spec."""
         self.hw, self.cores = hw, cores
-        chased = _chased(hw)
-        far = dict(working_sets(hw, 1))[DRAM]
+        chased = _chase_sizes(hw)
+        dram_bytes = dict(working_sets(hw, 1))[DRAM]
         piece = cores * dict(pieces(hw, cores))[DRAM]
-        # of all probes together: what one has touched is no longer in a cache when it comes round again
-        self._pieces = cycle(range(0, far - piece + 1, piece))
-        self._before = min(_PIECES_BEFORE, -(-_CACHES_BEFORE * _last_cache_bytes(hw) // piece))
-        # caches have memory of their own: what they hold must not be met again as if it were far
-        held = {threads: max(size for _, size in _cached(hw, threads)) for threads in (1, cores)}
-        near = max(threads * (size + kernels.PAGE_BYTES) for threads, size in held.items())
-        parts = [far + kernels.PAGE_BYTES * (cores + 1), near, *chased.values()]
-        self._near, chase, *starts = accumulate(parts)
-        self._chased = dict(zip(chased, (chase, *starts), strict=False))
+        # shared by all probes, so that a piece has left the caches before it is accessed again
+        self._pieces = cycle(range(0, dram_bytes - piece + 1, piece))
+        self._eviction_pieces = min(_MAX_EVICTION_PIECES, -(-_EVICTION_FACTOR * _last_cache_bytes(hw) // piece))
+        # cache benchmarks use their own memory: their cached data must not appear in the DRAM benchmarks
+        cached_bytes = {threads: max(size for _, size in _cached_sizes(hw, threads)) for threads in (1, cores)}
+        cache_bytes = max(threads * (size + kernels.PAGE_BYTES) for threads, size in cached_bytes.items())
+        parts = [dram_bytes + kernels.PAGE_BYTES * (cores + 1), cache_bytes, *chased.values()]
+        self._cache_start, chase, *starts = accumulate(parts)
+        self._chase_starts = dict(zip(chased, (chase, *starts), strict=False))
         self.memory = _memory(sum(parts))
         _fill(self.memory[:chase])
-        self._modules = {name: CpuModule(_only(compiled, name, self.memory.size)) for name in kernels.names()}
+        self._modules = {
+            name: CpuModule(_select_function(compiled, name, self.memory.size)) for name in kernels.function_names()
+        }
 
     def timer(self, name: str, work: Work) -> Timer:
         return _timer(self._modules[name], self.memory, work)
 
-    def streamed(self, name: str, threads: int, level: str, own: tuple[int, int]) -> Timer:
-        """On that level's working set; what is in DRAM piece after piece."""
+    def stream_timer(self, name: str, threads: int, level: str, extra_shape: tuple[int, int]) -> Timer:
+        """Return a timer over the level's working set; DRAM is accessed in consecutive pieces."""
         if level != DRAM:
-            return self.timer(name, Work(threads, own, self._near, warm=1 if level in OWN_CACHES else _PASSES))
-        return self.timer(name, Work(threads, own, pieces=self._pieces, before=self._before))
+            return self.timer(
+                name, Work(threads, extra_shape, self._cache_start, warm=1 if level in OWN_CACHES else _PASSES)
+            )
+        return self.timer(name, Work(threads, extra_shape, pieces=self._pieces, eviction_pieces=self._eviction_pieces))
 
     def rate(self, way: str, threads: int, level: str, size: int) -> Rate:
-        """Bytes a second of reading, writing or copying `size` bytes of that level with each thread."""
-        return Rate(self.streamed(way, threads, level, (size // self.hw.vector_bytes, 0)), size * threads)
+        """Return the bandwidth of reading, writing or copying `size` bytes of that level with each thread."""
+        return Rate(self.stream_timer(way, threads, level, (size // self.hw.vector_bytes, 0)), size * threads)
 
     def latency(self, level: str) -> Timer:
-        """One step through lines of that level's, which are where they belong when time begins."""
-        lines, start = _chased(self.hw)[level] // kernels.LINE_BYTES, self._chased[level]
+        """Return the time of one step of a pointer chase in that level, after its lines are cached there."""
+        lines, start = _chase_sizes(self.hw)[level] // kernels.LINE_BYTES, self._chase_starts[level]
         warm = 1 if level == DRAM else _RANDOM_PASSES * lines
         self.timer("link_lines", Work(1, (lines, 0), start)).call()
         return self.timer("follow_lines", Work(1, (lines, 0), start, warm=warm))
 
 
 def probes(cpu: CpuKernels) -> tuple[Probe, ...]:
-    """All micro-benchmarks, those of one core first: a change in the number of threads costs some microseconds."""
-    found: list[Probe] = []
+    """Return all micro-benchmarks, those of one core first: changing the number of threads costs microseconds."""
+    result: list[Probe] = []
     for cores in sorted({1, cpu.cores}):
-        found += [_clock(cpu, cores), *_rates(cpu, cores), *_streams(cpu, cores), *_quarters(cpu, cores)]
-        found += _packings(cpu, cores)
-        found += _latencies(cpu) if cores == 1 else []
-        found += _threads(cpu, cores)
-    return tuple(found)
+        result += [_clock(cpu, cores), *_rates(cpu, cores), *_streams(cpu, cores), *_quarters(cpu, cores)]
+        result += _packings(cpu, cores)
+        result += _latencies(cpu) if cores == 1 else []
+        result += _threads(cpu, cores)
+    return tuple(result)
 
 
 def _clock(cpu: CpuKernels, cores: int) -> Probe:
-    timer = cpu.timer("clock_adds", Work(cores, (0, _VECTORS_BEFORE)))
+    timer = cpu.timer("clock_adds", Work(cores, (0, _WARM_UP_ROUNDS)))
     seconds = cpu.memory[: 512 * cores].view(np.float64)[::64]
 
     def sample() -> float:
-        timer()  # leaves in memory what of it the chain took on each thread
+        timer()  # writes each thread's time of the chain to memory
         return kernels.ADDS * timer.repeats / float(np.max(seconds))
 
     return Probe("clock", "Hz", cores, "dependent additions, one a clock, between multiply-adds of vectors", sample)
@@ -240,19 +240,19 @@ def _rates(cpu: CpuKernels, cores: int) -> Iterator[Probe]:
 
 def _streams(cpu: CpuKernels, cores: int) -> Iterator[Probe]:
     for level, size in pieces(cpu.hw, cores):
-        for way, how in kernels.WAYS_TOLD.items():
-            if way not in kernels.BEYOND_CORE or level not in ("l1", "l2"):
+        for way, how in kernels.WAY_DESCRIPTIONS.items():
+            if way not in kernels.BEYOND_CORE_WAYS or level not in ("l1", "l2"):
                 yield Probe(f"{way}_{level}", "bytes/s", cores, how, cpu.rate(way, cores, level, size))
 
 
 def _quarters(cpu: CpuKernels, cores: int) -> Iterator[Probe]:
-    for level, size in _cached(cpu.hw, cores)[-3:]:
-        how = f"the last cache read with hints, {level.replace('_', ' ')} of it"
+    for level, size in _cached_sizes(cpu.hw, cores)[-3:]:
+        how = f"the last cache read with prefetch, {level.replace('_', ' ')} of it"
         yield Probe(f"read_last_{level}", "bytes/s", cores, how, cpu.rate("read_ahead", cores, level, size))
 
 
 def _latencies(cpu: CpuKernels) -> Iterator[Probe]:
-    for level, size in _chased(cpu.hw).items():
+    for level, size in _chase_sizes(cpu.hw).items():
         how = f"lines of {size >> 10} KiB followed in random order, misses of the TLB included"
         yield Probe(f"latency_{level}", "s", 1, how, cpu.latency(level))
 
@@ -260,19 +260,18 @@ def _latencies(cpu: CpuKernels) -> Iterator[Probe]:
 def _threads(cpu: CpuKernels, cores: int) -> Iterator[Probe]:
     empty = cpu.timer("enter_region", Work(cores))
 
-    def launched() -> float:
+    def launch_time() -> float:
         start = time.perf_counter()
-        for _ in range(_CALLS):
+        for _ in range(_EMPTY_CALLS):
             empty.call()
-        return (time.perf_counter() - start) / _CALLS
+        return (time.perf_counter() - start) / _EMPTY_CALLS
 
-    yield Probe("launch", "s", cores, "an empty parallel region called from Python, threads being awake", launched)
+    yield Probe("launch", "s", cores, "an empty parallel region called from Python, threads being awake", launch_time)
     if cores > 1:
-        yield Probe(
-            "barrier", "s", cores, "a barrier of all threads", cpu.timer("meet", Work(cores, repeats=_MEETINGS))
-        )
-    counted = cpu.timer("count_together", Work(cores, repeats=_COUNTS))
-    yield Probe("atomic", "s", cores, "an atomic addition to one place, all cores at once", lambda: counted() / cores)
+        barrier = cpu.timer("wait_at_barrier", Work(cores, repeats=_BARRIERS))
+        yield Probe("barrier", "s", cores, "a barrier of all threads", barrier)
+    atomics = cpu.timer("count_together", Work(cores, repeats=_COUNTS))
+    yield Probe("atomic", "s", cores, "an atomic addition to one place, all cores at once", lambda: atomics() / cores)
 
 
 def _packings(cpu: CpuKernels, cores: int) -> Iterator[Probe]:
@@ -282,26 +281,26 @@ def _packings(cpu: CpuKernels, cores: int) -> Iterator[Probe]:
         if apart <= 0:
             continue
         for name, how in _PACKINGS.items():
-            seconds = cpu.streamed(name, cores, level, (apart, _PACKED_ROWS))
+            seconds = cpu.stream_timer(name, cores, level, (apart, _PACKED_ROWS))
             amount = 4 * _PACKED_ROWS * apart * cores
             yield Probe(f"{name}_{level}", "bytes/s", cores, f"{how}, from {level}", Rate(seconds, amount))
 
 
-def compiled_kernels(hw: HardwareSpec) -> CompiledKernel:
-    """All of them in one binary. Raises BuildError where nothing compiles for the spec."""
-    return compile_source(_source(hw, kernels.names()))
+def compile_kernels(hw: HardwareSpec) -> CompiledKernel:
+    """Compile all functions to one binary. Raises BuildError if they do not compile."""
+    return compile_source(_source(hw, kernels.function_names()))
 
 
 def multiply_timer(compiled: CompiledKernel, dtype: DType, threads: int) -> Timer:
-    """Of multiply-adds in registers, with a page of memory for each thread's result and no more."""
+    """Return a timer of multiply-adds in registers, with a page of memory for each thread's result."""
     memory = _memory(kernels.PAGE_BYTES * (threads + 1))
     memory.fill(0)
-    module = CpuModule(_only(compiled, kernels.multiply_name(dtype), memory.size))
+    module = CpuModule(_select_function(compiled, kernels.multiply_name(dtype), memory.size))
     return _timer(module, memory, Work(threads))
 
 
 def _timer(module: CpuModule, memory: Array, work: Work) -> Timer:
-    shape = np.array((work.threads, 1, work.start, *work.own), np.int64)
+    shape = np.array((work.threads, 1, work.start, *work.extra_shape), np.int64)
     return Timer(module.bind({"shape": shape}, {"memory": memory}), shape, work)
 
 
@@ -313,15 +312,15 @@ def _memory(size: int) -> Array:
 
 
 def _fill(memory: Array) -> None:
-    """No zeros, and no lines alike: some CPUs write lines of zeros several times faster than others (Zen 4: three)."""
+    """Fill memory with distinct nonzero lines: some CPUs write lines of zeros several times faster (Zen 4)."""
     some = np.random.default_rng(0).random(min(_FILLED_BYTES, memory.size) // 4, np.float32) + 1
     for start in range(0, memory.size, some.nbytes):
         part = memory[start : start + some.nbytes]
         part[:] = some.view(np.uint8)[: part.size]
 
 
-def _only(compiled: CompiledKernel, name: str, memory_bytes: int) -> CompiledKernel:
-    """The same binary with one of its functions to launch."""
+def _select_function(compiled: CompiledKernel, name: str, memory_bytes: int) -> CompiledKernel:
+    """Return the binary with one of its functions as the only launch."""
     launches = (LaunchSpec(name, ("memory", "shape")),)
     shape, memory = compiled.source.buffers
     buffers = (shape, replace(memory, shape=(memory_bytes,)))
@@ -335,5 +334,5 @@ def _source(hw: HardwareSpec, names: tuple[str, ...]) -> KernelSource:
     )
     wide = (f"-mprefer-vector-width={8 * hw.vector_bytes}",) if hw.arch.prefix == "x86-64-v" else ()
     launches = tuple(LaunchSpec(name, ("memory", "shape")) for name in names)
-    text = kernels.kernels_text(hw)
+    text = kernels.kernels_source(hw)
     return KernelSource("calibration", Language.C, hw.arch, text, buffers, launches, (), ("-fopenmp", *wide))

@@ -1,8 +1,8 @@
-"""CUDA C++ texts of the micro-benchmarks of an NVIDIA device, each a kernel of its own, and what one run of it does.
+"""CUDA C++ source of the micro-benchmarks of an NVIDIA device, one kernel each, with its amount of work.
 
-Sizes are constants of the text, so that a kernel's parameters are arrays alone, as those of generated kernels are, and
-the same runtime launches them. Loads and stores are 16 bytes wide, four of a thread in flight; `__ldcg` goes past the
-first cache, which would hold a block's share of what the second one is read for.
+Sizes are constants of the source. A kernel's parameters are therefore arrays alone, as in generated kernels, and the
+same runtime launches them. Loads and stores are 16 bytes wide, four per thread in flight. `__ldcg` bypasses L1, which
+would hold a block's part of an L2 working set.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from roller_svc.ir.kernel import Buffer, KernelSource, Language, LaunchSpec, Rol
 from roller_svc.ir.schedule_hopper import WARP_THREADS
 
 THREADS = 256
-OCCUPANCIES = (1, 2, 4, 8)  # blocks of a core
-CHAINS = 8  # independent multiply-adds of a thread, or of a warp's matrix unit
+OCCUPANCIES = (1, 2, 4, 8)  # blocks per core
+CHAINS = 8  # independent multiply-adds of a thread, or MMAs of a warp
 VECTOR_BYTES, IN_FLIGHT = 16, 4
-LINE_BYTES = 128  # from one element of a chase to the next: whatever a device fetches at once
+LINE_BYTES = 128  # stride of a pointer chase: at least the fetch granularity
 WORD_BYTES = 4
-SHARED_VECTORS = 1024  # 16 KiB of shared memory that are read
+SHARED_VECTORS = 1024  # 16 KiB of shared memory
 BYTES, OPERATIONS = "bytes/s", "1/s"
 SECONDS = "s"
-LAST_CACHE_SHARE = 0.5  # of the last cache that is read again and again: all of it would not stay
-DRAM_CACHES = 8  # times the last cache that memory is measured with
+LAST_CACHE_FRACTION = 0.5  # working set of L2 benchmarks, over L2's capacity
+DRAM_CACHES = 8  # working set of DRAM benchmarks, over L2's capacity
 _TYPES = {
     DType.FLOAT32: "float", DType.FLOAT64: "double", DType.INT32: "int",
     DType.INT64: "long long", DType.UINT32: "unsigned int", DType.UINT64: "unsigned long long",
 }  # fmt: skip
-# CUDA C++ has this one in a header that NVRTC does not find by itself.
+# CUDA C++ has this function in a header that NVRTC does not find.
 _FMA_F16X2 = """__device__ __forceinline__ unsigned int fma_f16x2(unsigned int x, unsigned int a, unsigned int b) {
   asm("fma.rn.f16x2 %0, %0, %1, %2;" : "+r"(x) : "r"(a), "r"(b));
   return x;
@@ -41,36 +41,34 @@ _FMA_F16X2 = """__device__ __forceinline__ unsigned int fma_f16x2(unsigned int x
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """What the kernels of one device are made for. `rounds`: how often the inner loop of one that computes runs, and of
-    one that reads caches; `steps`: of a chase."""
+    """Sizes of the kernels for one device."""
 
     cores: int
     last_cache_bytes: int
     dram_bytes: int
-    rounds: int = 4096
-    steps: int = 4096
+    rounds: int = 4096  # iterations of inner loops that compute or read caches
+    steps: int = 4096  # of a pointer chase
 
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """One micro-benchmark: `amount` of `unit` in one run; of seconds, how many of what is timed. `figure`: the field of
-    the spec that it stands for, the best of all that stand for the same; '' where there is none."""
+    """One micro-benchmark."""
 
     name: str
     unit: str
-    amount: float
+    amount: float  # of `unit` in one run; for seconds, the number of timed operations
     how: str
     source: KernelSource
-    figure: str = ""
+    field: str = ""  # spec field that the best benchmark with this field determines; '': none
 
 
 def sizes_of(hw: HardwareSpec) -> Sizes:
     last = hw.level("l2").capacity_bytes
-    return Sizes(hw.num_cores, int(last * LAST_CACHE_SHARE), min(DRAM_CACHES * last, hw.dram.capacity_bytes // 8))
+    return Sizes(hw.num_cores, int(last * LAST_CACHE_FRACTION), min(DRAM_CACHES * last, hw.dram.capacity_bytes // 8))
 
 
 def kernels(hw: HardwareSpec, sizes: Sizes) -> Iterator[Kernel]:
-    """All that there are for a device."""
+    """Yield all micro-benchmarks of a device."""
     yield _empty(hw)
     yield _clock(hw, sizes)
     for unit in hw.units:
@@ -105,7 +103,7 @@ class _Grid:
 
 
 def _source(hw: HardwareSpec, name: str, buffers: tuple[Buffer, ...], body: str, grid: _Grid) -> KernelSource:
-    """`body` has the buffers by their names, `thread` (of all) and `THREADS_IN_ALL`."""
+    """Return a kernel. `body` uses the buffers by name, and `thread`, the index in the grid."""
     parameters = ", ".join(
         f"{'const ' if b.role is Role.INPUT else ''}{_c_type(b)} *{b.symbol}" for b in buffers
     )  # fmt: skip
@@ -117,8 +115,8 @@ def _source(hw: HardwareSpec, name: str, buffers: tuple[Buffer, ...], body: str,
     return KernelSource(name, Language.CUDA, hw.arch, text, buffers, (launch,))
 
 
-def _below(functions: str, source: KernelSource) -> KernelSource:
-    """The kernel, below the functions that it calls."""
+def _with_functions(functions: str, source: KernelSource) -> KernelSource:
+    """Return the kernel preceded by the functions that it calls."""
     return replace(source, text=functions + source.text)
 
 
@@ -148,7 +146,7 @@ def _empty(hw: HardwareSpec) -> Kernel:
 
 
 def _clock(hw: HardwareSpec, sizes: Sizes) -> Kernel:
-    """Leaves the cycles that the last block counted in `results`."""
+    """Return a kernel that writes the cycles it counted to `results`."""
     grid = _Grid(sizes.cores)
     body = (
         "  const long long start = clock64();\n"
@@ -161,7 +159,7 @@ def _clock(hw: HardwareSpec, sizes: Sizes) -> Kernel:
 
 
 def _multiply(hw: HardwareSpec, sizes: Sizes, unit: ComputeUnit) -> Kernel:
-    """Of float16 two at once, as units that have a rate of their own for it compute them."""
+    """Return independent multiply-adds; float16 uses packed pairs, as units with a float16 rate do."""
     half = unit.in_dtype is DType.FLOAT16
     dtype = DType.UINT32 if half else unit.in_dtype
     of_type = _TYPES[dtype]
@@ -177,7 +175,7 @@ def _multiply(hw: HardwareSpec, sizes: Sizes, unit: ComputeUnit) -> Kernel:
         "  results[thread] = x[0];\n"
     )
     buffers = (_values(dtype, 8), _results(dtype, grid.all))
-    source = _below(_FMA_F16X2 if half else "", _source(hw, f"multiply_{unit.name}", buffers, body, grid))
+    source = _with_functions(_FMA_F16X2 if half else "", _source(hw, f"multiply_{unit.name}", buffers, body, grid))
     each = 4 if half else 2
     return Kernel(
         f"multiply_{unit.name}", OPERATIONS, each * CHAINS * sizes.rounds * grid.all,
@@ -200,7 +198,7 @@ def _dependent(hw: HardwareSpec, sizes: Sizes) -> Kernel:
 
 
 def _matrix(hw: HardwareSpec, sizes: Sizes, unit: ComputeUnit) -> Kernel:
-    """A warp's fragments stay in registers: 16 x 8 results over 32 bytes of k, by the wrapper that kernels call."""
+    """Return MMAs with fragments in registers: 16 x 8 results over 32 bytes of k, by the wrapper that kernels call."""
     name = mma_wrapper(unit.in_dtype, unit.in_dtype, hw.arch)
     dtype = unit.acc_dtype
     grid = _Grid(sizes.cores * 4)
@@ -216,7 +214,7 @@ def _matrix(hw: HardwareSpec, sizes: Sizes, unit: ComputeUnit) -> Kernel:
         "  results[thread] = d[0][0] + d[0][1] + d[0][2] + d[0][3];\n"
     )
     buffers = (_values(DType.UINT32, 8), _results(dtype, grid.all))
-    source = _below(_wrapper(name), _source(hw, f"matrix_{unit.name}", buffers, body, grid))
+    source = _with_functions(_wrapper(name), _source(hw, f"matrix_{unit.name}", buffers, body, grid))
     flops = 2 * 16 * 8 * (32 // unit.in_dtype.bytes) * CHAINS * sizes.rounds * grid.all // WARP_THREADS
     return Kernel(
         f"matrix_{unit.name}", OPERATIONS, flops, f"{name}, {CHAINS} chains a warp", source,
@@ -225,16 +223,16 @@ def _matrix(hw: HardwareSpec, sizes: Sizes, unit: ComputeUnit) -> Kernel:
 
 
 def _wrapper(name: str) -> str:
-    """The text of a wrapper and of those that it calls."""
-    found = instruction(name)
-    if found is None:
+    """Return the source of a wrapper and of those that it calls."""
+    wrapper = instruction(name)
+    if wrapper is None:
         return ""
-    return "".join(_wrapper(need) for need in found.needs) + found.text + "\n"
+    return "".join(_wrapper(need) for need in wrapper.needs) + wrapper.text + "\n"
 
 
 def _read(hw: HardwareSpec, sizes: Sizes, level: str, blocks: int) -> Kernel:
     grid = _Grid(sizes.cores * blocks)
-    count, passes = _walk(sizes, level, grid)
+    count, passes = _access_plan(sizes, level, grid)
     body = (
         "  uint4 sum = {};\n"
         f"  for (int pass = 0; pass < {passes}; ++pass)\n"
@@ -255,7 +253,7 @@ def _read(hw: HardwareSpec, sizes: Sizes, level: str, blocks: int) -> Kernel:
 
 def _write(hw: HardwareSpec, sizes: Sizes, blocks: int) -> Kernel:
     grid = _Grid(sizes.cores * blocks)
-    count, _ = _walk(sizes, "dram", grid)
+    count, _ = _access_plan(sizes, "dram", grid)
     body = (
         f"  for (int i = thread; i < {count}; i += {grid.all})\n"
         "    target[i] = make_uint4(thread, thread, thread, thread);\n"
@@ -268,7 +266,7 @@ def _write(hw: HardwareSpec, sizes: Sizes, blocks: int) -> Kernel:
 
 def _copy(hw: HardwareSpec, sizes: Sizes, blocks: int) -> Kernel:
     grid = _Grid(sizes.cores * blocks)
-    count, _ = _walk(sizes, "dram", grid)
+    count, _ = _access_plan(sizes, "dram", grid)
     body = (
         f"  for (int i = thread; i < {count}; i += {IN_FLIGHT * grid.all}) {{\n"
         f"    uint4 found[{IN_FLIGHT}];\n"
@@ -282,8 +280,8 @@ def _copy(hw: HardwareSpec, sizes: Sizes, blocks: int) -> Kernel:
     )  # fmt: skip
 
 
-def _walk(sizes: Sizes, level: str, grid: _Grid) -> tuple[int, int]:
-    """Vectors of a whole number of strides, and how often they are walked."""
+def _access_plan(sizes: Sizes, level: str, grid: _Grid) -> tuple[int, int]:
+    """Return the number of vectors, a multiple of the grid's stride, and the number of passes over them."""
     nbytes, passes = (sizes.dram_bytes, 1) if level == "dram" else (sizes.last_cache_bytes, max(1, sizes.rounds // 128))
     stride = IN_FLIGHT * grid.all
     return max(1, nbytes // (VECTOR_BYTES * stride)) * stride, passes
@@ -312,8 +310,8 @@ def _read_shared(hw: HardwareSpec, sizes: Sizes, blocks: int) -> Kernel:
     )  # fmt: skip
 
 
-def _chain(count: int) -> tuple[Buffer, Buffer]:
-    """So many elements, each the place of the next, and where one is."""
+def _chase_buffers(count: int) -> tuple[Buffer, Buffer]:
+    """Return the buffers of a pointer chase: the index of the next element, and the current position."""
     return (
         Buffer("next", "next", Role.INPUT, DType.UINT32, (count,)),
         Buffer("place", "place", Role.OUTPUT, DType.UINT32, (1,)),
@@ -321,7 +319,7 @@ def _chain(count: int) -> tuple[Buffer, Buffer]:
 
 
 def _chase(hw: HardwareSpec, sizes: Sizes, level: str, figure: str) -> Kernel:
-    """Begins where the last run ended: lines that it has just read would be in a cache."""
+    """Return a pointer chase that continues where the last run ended, because lines just read are cached."""
     nbytes = sizes.dram_bytes if level == "dram" else sizes.last_cache_bytes
     count = max(2, nbytes // LINE_BYTES) * (LINE_BYTES // WORD_BYTES)
     body = (
@@ -331,7 +329,7 @@ def _chase(hw: HardwareSpec, sizes: Sizes, level: str, figure: str) -> Kernel:
     )
     return Kernel(
         f"latency_{level}", SECONDS, sizes.steps, f"a load of {level} that needs the one before, nothing else running",
-        _source(hw, f"chase_{level}", _chain(count), body, _Grid(1, 1)), figure,
+        _source(hw, f"chase_{level}", _chase_buffers(count), body, _Grid(1, 1)), figure,
     )  # fmt: skip
 
 
@@ -346,7 +344,7 @@ def _chase_shared(hw: HardwareSpec, sizes: Sizes) -> Kernel:
     )
     return Kernel(
         "latency_shared", SECONDS, 16 * sizes.steps, "a load of shared memory that needs the one before",
-        _source(hw, "chase_shared", _chain(count), body, _Grid(1, 1)), "levels.shared.latency_s",
+        _source(hw, "chase_shared", _chase_buffers(count), body, _Grid(1, 1)), "levels.shared.latency_s",
     )  # fmt: skip
 
 
@@ -357,7 +355,7 @@ def _barrier(hw: HardwareSpec, sizes: Sizes) -> Kernel:
 
 
 def _atomic(hw: HardwareSpec, sizes: Sizes, *, spread: bool) -> Kernel:
-    """Of float32, which compilers do not add up in a warp first."""
+    """Return atomic additions of float32, which compilers do not aggregate in a warp."""
     grid = _Grid(sizes.cores * 2)
     rounds = max(1, sizes.rounds // 64)
     name = "atomic_spread" if spread else "atomic_same"

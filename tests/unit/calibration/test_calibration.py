@@ -11,12 +11,12 @@ import pytest
 
 from roller_svc import hardware
 from roller_svc.calibration import samples
-from roller_svc.calibration.check import Comparison, derived_comparisons, figure, measured_comparisons
+from roller_svc.calibration.check import Comparison, derived_comparisons, measured_comparisons, read_field
 from roller_svc.calibration.cpu import kernels
 from roller_svc.calibration.cpu.limits import LimitProbes
-from roller_svc.calibration.cpu.probes import DRAM, CpuKernels, compiled_kernels, pieces, probes, working_sets
-from roller_svc.calibration.cpu.spec import figure_of, quietest, refigured, with_figures
-from roller_svc.calibration.samples import Probe, sampled
+from roller_svc.calibration.cpu.probes import DRAM, CpuKernels, compile_kernels, pieces, probes, working_sets
+from roller_svc.calibration.cpu.spec import field_of, merge_calibrations, recompute_derived, with_measured_values
+from roller_svc.calibration.samples import Probe, run_probes
 from roller_svc.cli import main
 from roller_svc.errors import ArgumentError, LaunchError, SpecError
 from roller_svc.hardware import catalog
@@ -30,7 +30,7 @@ LOCAL = hardware.detect_local()
 
 
 def measured_as(values: dict[str, float], cores: int, spec: HardwareSpec) -> tuple[Measured, ...]:
-    figures = {name: figure_of(name, values, spec) for name in values}
+    figures = {name: field_of(name, values, spec) for name in values}
     units = {name: "s" if value < 1 else "1/s" for name, value in values.items()}
     return tuple(
         Measured(name, units[name], cores, 0.9 * value, value, 1.1 * value, value, 5, "made up", figures[name])
@@ -52,7 +52,7 @@ def every_figure() -> dict[str, float]:
 
 
 def calibrated_as(values: dict[str, float]) -> HardwareSpec:
-    return with_figures(LOCAL, measured_as(values, LOCAL.num_cores, LOCAL), "Made up.")
+    return with_measured_values(LOCAL, measured_as(values, LOCAL.num_cores, LOCAL), "Made up.")
 
 
 def probe_of(values: list[float], unit: str = "1/s") -> Probe:
@@ -64,34 +64,34 @@ def stepped(monkeypatch: pytest.MonkeyPatch, waited: list[float]) -> None:
     """A clock that moves by a second whenever it is read, and what our threads waited until each look."""
     ticks, looks = iter(range(10_000)), iter(waited)
     monkeypatch.setattr(samples.time, "perf_counter", lambda: float(next(ticks)))
-    monkeypatch.setattr(samples, "waiting_s", lambda: next(looks))
+    monkeypatch.setattr(samples, "runqueue_wait_s", lambda: next(looks))
 
 
 @pytest.mark.parametrize(("unit", "quiet"), [("1/s", 4.5), ("s", 1.5)])
 def test_samples_are_summed_up(monkeypatch: pytest.MonkeyPatch, unit: str, quiet: float) -> None:
     stepped(monkeypatch, [0.0] * 100)
     # the first one only finds out how often to repeat; a round takes three seconds of this clock
-    (found,) = sampled([probe_of([99, 2, 1, 4, 5], unit)], seconds=13.5)
+    (found,) = run_probes([probe_of([99, 2, 1, 4, 5], unit)], seconds=13.5)
     assert (found.min, found.median, found.max, found.samples) == (1, 3, 5, 4)
     assert found.quiet == quiet
 
 
 def test_disturbed_samples_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     stepped(monkeypatch, [0, 0, 0, 0.5, 0.5, 0.5, 0.5, 0.5])  # our threads waited during the second one
-    (found,) = sampled([probe_of([99, 3, 1000, 5, 4])], seconds=13.5)
+    (found,) = run_probes([probe_of([99, 3, 1000, 5, 4])], seconds=13.5)
     assert (found.min, found.max, found.samples) == (3, 5, 3)
 
 
 def test_there_are_three_rounds_however_little_time_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
     stepped(monkeypatch, [0.0] * 100)
-    (found,) = sampled([probe_of([99, 2, 1, 4, 5])], seconds=-1)
+    (found,) = run_probes([probe_of([99, 2, 1, 4, 5])], seconds=-1)
     assert (found.min, found.max, found.samples) == (1, 4, 3)
 
 
 def test_a_busy_machine_is_no_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
     stepped(monkeypatch, [float(i) for i in range(1000)])
     with pytest.raises(LaunchError, match="made_up") as refused:
-        sampled([probe_of([1.0] * 500)], seconds=10)
+        run_probes([probe_of([1.0] * 500)], seconds=10)
     assert refused.value.code == "machine-busy"
 
 
@@ -121,19 +121,20 @@ def test_stores_through_the_caches_are_those_of_kernels() -> None:
 
 
 def test_what_was_measured_is_no_longer_assumed() -> None:
-    before, after = (prepare_machine(spec, spec.units[0]).assumed_stages for spec in (LOCAL, calibrated_as(every_figure())))
+    specs = (LOCAL, calibrated_as(every_figure()))
+    before, after = (prepare_machine(spec, spec.units[0]).assumed_stages for spec in specs)
     assert before.arithmetic
     assert before.launch
     assert (after.arithmetic, after.launch, after.latency) == (False, False, False)
     assert [name for name, assumed in after.levels if assumed] == []
     once = calibrated_as(every_figure())
-    again = with_figures(once, once.measured, "Again.")
+    again = with_measured_values(once, once.measured, "Again.")
     assert [s.text for s in again.sources].count("Made up.") == 0
 
 
 def test_a_calibrated_spec_is_a_file() -> None:
     spec = calibrated_as(every_figure())
-    back = hardware.load_yaml(hardware.yaml_of(spec))
+    back = hardware.load_yaml(hardware.to_yaml(spec))
     assert back == spec
     assert back.measured == spec.measured
     assert hardware.from_mapping(json.loads(json.dumps(hardware.to_mapping(spec)))).measured == spec.measured
@@ -142,26 +143,26 @@ def test_a_calibrated_spec_is_a_file() -> None:
 def test_figures_of_an_earlier_calibration_are_taken_anew() -> None:
     spec = calibrated_as(every_figure())
     before = replace(spec, levels=(replace(spec.dram, bandwidth_bytes_per_s=1e9), *spec.levels[1:]))
-    assert refigured(before) == spec
-    assert refigured(LOCAL) == LOCAL
+    assert recompute_derived(before) == spec
+    assert recompute_derived(LOCAL) == LOCAL
     few = replace(before, measured=tuple(one for one in before.measured if one.name != "write_streamed_dram"))
-    assert refigured(few) == few
+    assert recompute_derived(few) == few
 
 
 def test_of_several_calibrations_each_micro_benchmark_counts_where_it_was_quietest() -> None:
     busy = {"read_dram": 1e10, "read_ahead_dram": 1.2e10, "latency_dram": 2e-7, "read_l2": 3e11}
-    found = quietest([calibrated_as(every_figure() | busy), calibrated_as(every_figure())])
+    found = merge_calibrations([calibrated_as(every_figure() | busy), calibrated_as(every_figure())])
     assert (found.dram.bandwidth_bytes_per_s, found.dram.latency_s) == (2e10, 1e-7)
     assert found.level("l2").bandwidth_bytes_per_s == 3e11
     figures = {one.name: one.figure for one in found.measured}
     assert figures["read_dram"] == "levels.dram.bandwidth_bytes_per_s"
     assert figures["read_ahead_dram"] is None  # of the busy calibration it was the faster one
-    assert quietest([LOCAL]) == LOCAL
+    assert merge_calibrations([LOCAL]) == LOCAL
 
 
 def test_a_calibration_of_before_has_no_quotients() -> None:
     before = calibrated_as({name: value for name, value in every_figure().items() if not name.startswith("divide")})
-    assert all(unit.quotients_per_s is None for unit in refigured(before).units)
+    assert all(unit.quotients_per_s is None for unit in recompute_derived(before).units)
 
 
 def test_measurements_do_not_make_another_device() -> None:
@@ -173,7 +174,7 @@ def test_measurements_do_not_make_another_device() -> None:
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
-        ({"figure": "levels.l9.latency_s"}, "no figure"), ({"quiet": 9e99}, "measured.0.quiet"),
+        ({"figure": "levels.l9.latency_s"}, "is not a field"), ({"quiet": 9e99}, "measured.0.quiet"),
         ({"min": 2e11}, "in this order"), ({"unit": "furlongs"}, "measured.0.unit"), ({"cores": 0}, "measured.0.cores"),
     ],
 )  # fmt: skip
@@ -204,20 +205,20 @@ def test_a_figure_among_the_samples_agrees() -> None:
 
 def test_a_spec_is_compared_figure_by_figure() -> None:
     found = {
-        one.figure: one for one in measured_comparisons(LOCAL, measured_as(every_figure(), LOCAL.num_cores, LOCAL))
+        one.field: one for one in measured_comparisons(LOCAL, measured_as(every_figure(), LOCAL.num_cores, LOCAL))
     }
     assert found["clock_hz"].spec == LOCAL.clock_hz
     assert found["levels.l2.latency_s"].ratio == pytest.approx(5e-9 / LOCAL.level("l2").latency_s)
-    assert figure(LOCAL, "limits.launch_overhead_s") == LOCAL.limits.launch_overhead_s
+    assert read_field(LOCAL, "limits.launch_overhead_s") == LOCAL.limits.launch_overhead_s
 
 
 def test_what_follows_from_several_micro_benchmarks_is_compared_too() -> None:
     measured = measured_as(every_figure(), LOCAL.num_cores, LOCAL)
-    found = {one.figure: one for one in derived_comparisons(LOCAL, measured)}
-    here = with_figures(LOCAL, measured, "").dram
+    found = {one.field: one for one in derived_comparisons(LOCAL, measured)}
+    here = with_measured_values(LOCAL, measured, "").dram
     assert found["levels.dram.streamed_write_gain"].median == here.streamed_write_gain
     assert found["levels.dram.hinted_gain"].ratio == pytest.approx(here.hinted_gain / LOCAL.dram.hinted_gain)
-    assert all(one.agrees for one in derived_comparisons(with_figures(LOCAL, measured, ""), measured))
+    assert all(one.agrees for one in derived_comparisons(with_measured_values(LOCAL, measured, ""), measured))
 
 
 def with_caches(**capacities: int) -> HardwareSpec:
@@ -238,24 +239,24 @@ def test_working_sets_fit_where_they_belong(cores: int) -> None:
 
 
 def test_every_micro_benchmark_gives_a_number() -> None:
-    cpu = CpuKernels(LOCAL, LOCAL.num_cores, compiled_kernels(LOCAL))
+    cpu = CpuKernels(LOCAL, LOCAL.num_cores, compile_kernels(LOCAL))
     found = probes(cpu)
     assert len({(probe.name, probe.cores) for probe in found}) == len(found)
     values = {(probe.name, probe.cores): probe.sample() for probe in found}
     assert all(0 < value < 1e15 for value in values.values())
     # what is followed for a latency are all lines of the set, each once
-    start, lines = cpu._chased["l1"], cpu.hw.level("l1").capacity_bytes // 2 // kernels.LINE_BYTES
+    start, lines = cpu._chase_starts["l1"], cpu.hw.level("l1").capacity_bytes // 2 // kernels.LINE_BYTES
     words = cpu.memory[start : start + lines * kernels.LINE_BYTES].view(np.uint64).reshape(lines, -1)
     at = next(column for column in words.T if len(set(column.tolist())) == lines)
     assert sorted((at - at.min()) // kernels.LINE_BYTES) == list(range(lines))
     of_all = {name: value for (name, cores), value in values.items() if cores == LOCAL.num_cores}
-    assert {figure_of(name, of_all, LOCAL) for name in of_all} >= {"clock_hz"}
+    assert {field_of(name, of_all, LOCAL) for name in of_all} >= {"clock_hz"}
 
 
 @pytest.mark.parametrize("hardware_id", ["cpu-x86-avx2", "cpu-x86-avx512", "cpu-arm-neon"])
 def test_the_text_has_every_function(hardware_id: str) -> None:
-    text = kernels.kernels_text(hardware.load(hardware_id))
-    assert [name for name in kernels.names() if f"void {name}(uint8_t" not in text] == []
+    text = kernels.kernels_source(hardware.load(hardware_id))
+    assert [name for name in kernels.function_names() if f"void {name}(uint8_t" not in text] == []
     assert "{j}" not in text
 
 
@@ -272,7 +273,7 @@ def test_the_text_has_every_function(hardware_id: str) -> None:
         (("targets", "check", "--seconds", "1e9"), 2, "at most"),
         (("targets", "check", "nvidia-h200-sxm"), 3, "NVIDIA device 0"),
         (("targets", "check", "local", "--hardware", "x"), 2, "exclude"),
-        (("targets", "check", "--server", "http://127.0.0.1:9"), 2, "at hand"),
+        (("targets", "check", "--server", "http://127.0.0.1:9"), 2, "is not available with"),
         (("targets", "--hardware", "x"), 2, "targets check"),
     ],
 )
@@ -295,11 +296,11 @@ def test_a_cpu_that_is_not_here_is_not_measured(monkeypatch: pytest.MonkeyPatch)
 
 
 def fake_measuring(monkeypatch: pytest.MonkeyPatch) -> None:
-    def measured_on(hw: HardwareSpec, seconds: float) -> tuple[Measured, ...]:
+    def measure_spec(hw: HardwareSpec, seconds: float) -> tuple[Measured, ...]:
         return measured_as(every_figure(), hw.num_cores, hw)
 
-    monkeypatch.setattr("roller_svc.calibration.calibrate.measured_on", measured_on)
-    monkeypatch.setattr("roller_svc.calibration.check.measured_on", measured_on)
+    monkeypatch.setattr("roller_svc.calibration.calibrate.measure_spec", measure_spec)
+    monkeypatch.setattr("roller_svc.calibration.check.measure_spec", measure_spec)
 
 
 def test_calibrate_writes_what_check_agrees_with(
@@ -314,7 +315,7 @@ def test_calibrate_writes_what_check_agrees_with(
     found = json.loads(capsys.readouterr().out)
     assert found["agrees"]
     assert {"figure", "unit", "spec", "min", "median", "max", "ratio", "agrees"} == set(found["figures"][0])
-    changed = hardware.yaml_of(replace(hardware.load_yaml(Path(file).read_text()), clock_hz=9e9))
+    changed = hardware.to_yaml(replace(hardware.load_yaml(Path(file).read_text()), clock_hz=9e9))
     Path(file).write_text(changed)
     assert main(("targets", "check", "--hardware", file)) == 1
     assert "1 of" in capsys.readouterr().out
@@ -331,7 +332,7 @@ def test_calibrate_prints_a_spec(capsys: pytest.CaptureFixture[str], monkeypatch
 def test_a_file_that_cannot_be_written_is_refused_before_measuring(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("roller_svc.calibration.calibrated", lambda *_, **__: pytest.fail("measured"))
+    monkeypatch.setattr("roller_svc.calibration.calibrate_spec", lambda *_, **__: pytest.fail("measured"))
     for file in ("/proc/nowhere/x.yaml", str(tmp_path)):
         assert main(("calibrate", "--output", file)) == 2
         assert "unwritable-file" in capsys.readouterr().err
@@ -350,7 +351,7 @@ def test_a_failed_write_leaves_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path
 def test_memory_that_is_not_there_has_a_code() -> None:
     endless = replace(with_caches(l2=1 << 59), num_cores=1)
     with pytest.raises(LaunchError) as refused:
-        CpuKernels(endless, 1, compiled_kernels(LOCAL))
+        CpuKernels(endless, 1, compile_kernels(LOCAL))
     assert refused.value.code == "out-of-memory"
 
 
@@ -364,11 +365,11 @@ def test_local_can_be_a_calibrated_spec(monkeypatch: pytest.MonkeyPatch, tmp_pat
     file = tmp_path / "local.yaml"
     monkeypatch.setattr(catalog, "settings", lambda: Settings(local_spec=file))
     monkeypatch.setattr(catalog, "_local", catalog._local.__wrapped__)
-    file.write_text(hardware.yaml_of(spec))
+    file.write_text(hardware.to_yaml(spec))
     assert hardware.load("local") == spec
     others = [replace(spec, name="another CPU"), replace(spec, vector_bytes=spec.vector_bytes // 2)]
     for other in (*others, *([replace(spec, num_cores=spec.num_cores - 1)] if spec.num_cores > 1 else [])):
-        file.write_text(hardware.yaml_of(other))
+        file.write_text(hardware.to_yaml(other))
         with pytest.raises(ArgumentError, match="ROLLER_LOCAL_SPEC") as refused:
             hardware.load("local")
         assert refused.value.code == "invalid-setting"
@@ -380,9 +381,9 @@ def test_local_can_be_a_calibrated_spec(monkeypatch: pytest.MonkeyPatch, tmp_pat
 def test_a_calibrated_spec_on_fewer_cores_has_what_they_reach() -> None:
     alone = tuple(replace(one, cores=1, figure=None) for one in measured_as({"read_l1": 4e11}, 1, LOCAL))
     four = replace(LOCAL, num_cores=4)
-    spec = with_figures(four, (*measured_as(every_figure(), 4, four), *alone), "Made up.")
+    spec = with_measured_values(four, (*measured_as(every_figure(), 4, four), *alone), "Made up.")
     for cores, l1 in ((1, 4e11), (2, 6e11), (4, 6e11)):  # what one core reads alone, at most what all do
-        fewer = catalog.with_fewer_cores(spec, cores)
+        fewer = catalog.restrict_cores(spec, cores)
         assert (fewer.num_cores, fewer.level("l1").bandwidth_bytes_per_s) == (cores, pytest.approx(l1))
         assert fewer.level("l2").bandwidth_bytes_per_s == pytest.approx(2e11 * cores / 4)
         assert fewer.level("l1").peak_bandwidth_bytes_per_s == pytest.approx(l1)

@@ -34,7 +34,7 @@ def emulated(kernel: Kernel) -> tuple[dict[str, Any], dict[str, Any]]:
     source = kernel.source
     outputs = tuple(b.symbol for b in source.buffers_of(Role.OUTPUT))
     zeroed = replace(source, launches=tuple(replace(launch, zeroed=outputs) for launch in source.launches))
-    inputs = {b.name: cuda.contents(b) for b in source.buffers_of(Role.INPUT)}
+    inputs = {b.name: cuda.initial_contents(b) for b in source.buffers_of(Role.INPUT)}
     return inputs, module(zeroed).run(inputs)
 
 
@@ -77,7 +77,7 @@ def test_chains_multiply_and_add_as_often_as_is_counted() -> None:
 
 
 def test_a_chase_meets_every_line_before_the_first_again() -> None:
-    following = cuda.one_round(32 * 100, np.random.default_rng(0))
+    following = cuda.random_cycle(32 * 100, np.random.default_rng(0))
     at, met = 0, set()
     while at not in met:
         met.add(at)
@@ -117,12 +117,12 @@ def device(monkeypatch: pytest.MonkeyPatch) -> cuda.Device:
 
     monkeypatch.setattr(cuda, "compile_source", compiled)
     found = cuda.Device(0, "NVIDIA A100-SXM4-80GB", (8, 0), 96)
-    monkeypatch.setattr(cuda, "device", lambda _: found)
+    monkeypatch.setattr(cuda, "open_device", lambda _: found)
     return found
 
 
 def test_times_become_figures_of_the_devices_spec(device: cuda.Device) -> None:
-    spec = cuda.calibrated_cuda(0, 0.1)
+    spec = cuda.calibrate_cuda(0, 0.1)
     assert (spec.id, spec.num_cores) == (A100.id, 96)
     named = {one.name: one for one in spec.measured}
     assert len(named) == len(BY_NAME)
@@ -142,7 +142,7 @@ def test_times_become_figures_of_the_devices_spec(device: cuda.Device) -> None:
     assert not spec.is_assumed("units.fma_f32.flops_per_s")
     # nothing here measures latency under load
     assert spec.dram.latency_s == A100.dram.latency_s
-    assert hardware.load_yaml(hardware.yaml_of(spec)) == spec
+    assert hardware.load_yaml(hardware.to_yaml(spec)) == spec
 
 
 def test_another_device_than_the_specs_is_refused(device: cuda.Device) -> None:
@@ -154,7 +154,7 @@ def test_another_device_than_the_specs_is_refused(device: cuda.Device) -> None:
 
 def test_a_device_is_known_by_its_name_and_capability() -> None:
     def of(name: str, *capability: int) -> str | None:
-        spec = cuda.shipped_spec(name, (capability[0], capability[1]))
+        spec = cuda.find_shipped_spec(name, (capability[0], capability[1]))
         return None if spec is None else spec.id
 
     assert of("NVIDIA H200", 9, 0) == "nvidia-h200-sxm"
@@ -163,9 +163,9 @@ def test_a_device_is_known_by_its_name_and_capability() -> None:
     assert of("Tesla T4", 7, 5) == "nvidia-t4"
     assert of("NVIDIA of tomorrow", 19, 0) is None
     with pytest.raises(LaunchError, match="sm_190"):
-        cuda.spec_of(cuda.Device(0, "NVIDIA of tomorrow", (19, 0), 1))
+        cuda.find_spec(cuda.Device(0, "NVIDIA of tomorrow", (19, 0), 1))
 
 
 def test_what_computes_is_counted_in_operations() -> None:
     units = {f"units.{unit.name}.flops_per_s" for unit in A100.units if unit.name != "mma_f64"}
-    assert {kernel.figure for kernel in BY_NAME.values() if kernel.figure.startswith("units.")} == units
+    assert {kernel.field for kernel in BY_NAME.values() if kernel.field.startswith("units.")} == units
