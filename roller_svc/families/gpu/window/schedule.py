@@ -37,7 +37,7 @@ from roller_svc.schedule.nest_statements import (
     wrap_in_storages,
 )
 
-WIDEST_BYTES = 16  # one access of a thread (LD.128)
+MAX_ACCESS_BYTES = 16  # one access of a thread (LD.128)
 
 
 def lower(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[ScheduleTree, ...]:
@@ -300,7 +300,7 @@ class _Windows:
         """Return (first aligned position of a line, elements of one aligned load)."""
         load = loads_of(expr)[0]
         form = affine(load.index[-1]) if load.index else None
-        width = math.gcd(WIDEST_BYTES // load.dtype.bytes, window.stride * self.thread[window.axis])
+        width = math.gcd(MAX_ACCESS_BYTES // load.dtype.bytes, window.stride * self.thread[window.axis])
         if form is None or form.coeff(window.inner) != 1 or width == 1:
             return 0, 1
         return -form.offset % width, width
