@@ -187,7 +187,7 @@ def _constants(measured: Measurements, start: CpuCosts) -> tuple[Constant, ...]:
     return tuple(
         (family.name, constant.name)
         for family in fields(start)
-        if family.name in families  # `single_task` is not a family
+        if family.name in families  # a plain number is not a family
         for constant in fields(getattr(start, family.name))
     )
 

@@ -29,7 +29,7 @@ TRUE = replace(
     START,
     contraction=replace(START.contraction, copy_cycles=4.0, call_cycles=90.0),
     loops=replace(START.loops, imperfect_overlap=3 * START.loops.imperfect_overlap),
-    memory=replace(START.memory, written=1.6),
+    memory=replace(START.memory, write_cost_factor=1.6),
 )
 GROUPS = (matmul(64, 512, 512), matmul(512, 256, 64), matmul(300, 300, 300), relu(4096, 1024), row_sum(4096, 1024))
 
