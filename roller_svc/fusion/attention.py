@@ -30,7 +30,7 @@ from roller_svc.ir.expr import (
     rewrite,
     substitute,
 )
-from roller_svc.ir.index import given
+from roller_svc.ir.index import require_expr
 from roller_svc.ir.program import Axis, AxisKind, Combine, StatementKind, TensorExpr, identity
 
 _LOG_OF_BASE = {OpKind.EXP: 1.0, OpKind.EXP2: math.log(2.0)}
@@ -345,7 +345,9 @@ def _make_match(
     before = (chain.qk, chain.row_max, chain.row_sum)
     attention = Attention(q, k, v, product, exponent.score, exponent.scale, dtype, before)
     weights, _ = _weights(chain)
-    contraction = Contraction(batch, queries, values, (key,), given(weights, "weight, which was found before"), v)
+    contraction = Contraction(
+        batch, queries, values, (key,), require_expr(weights, "weight, which was found before"), v
+    )
     # a contraction that is divided later is divided at once, and its readers are rewritten
     taken = frozenset(_output_names((chain.qk, chain.row_max, chain.row_sum)) | chain.maps)
     return AttentionMatch(chain.pv, contraction, attention, taken if divided else taken | {chain.pv.output})

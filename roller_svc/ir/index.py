@@ -101,8 +101,8 @@ def logical_and(a: Expr | None, b: Expr | None) -> Expr | None:
     return Op(OpKind.LAND, (a, b), DType.INT8)
 
 
-def given(expr: Expr | None, what: str) -> Expr:
-    """An expression that other code has made sure of; InvariantError says `what` where there is none."""
+def require_expr(expr: Expr | None, what: str) -> Expr:
+    """Return `expr`. Raises InvariantError, naming `what`, if it is None: `errors.require` with the type Expr."""
     if expr is None:
         raise InvariantError(f"there is no {what}")
     return expr

@@ -13,7 +13,7 @@ from roller_svc.analysis.online_reduction import OnlineReduction, OnlineReductio
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import AxisRef, Const, Expr, Load, Op, OpKind, Select, rewrite, substitute
 from roller_svc.ir.group import KernelGroup
-from roller_svc.ir.index import given
+from roller_svc.ir.index import require_expr
 from roller_svc.ir.program import Axis, AxisKind, StatementKind, TensorExpr, TensorType
 
 MAX_EQUAL_SPLITS = 32  # equal splits of a row that keep a device busy
@@ -92,7 +92,9 @@ def _correct(pair: OnlineReduction, first: Load, second: Load, points: int) -> E
     dtype = second.dtype
     match pair.kind:
         case OnlineReductionKind.ARG:
-            return Select(same, second, given(pair.neutral_index, "neutral index of the online reduction"), dtype)
+            return Select(
+                same, second, require_expr(pair.neutral_index, "neutral index of the online reduction"), dtype
+            )
         case OnlineReductionKind.SOFTMAX:
             empty = Op(OpKind.EQ, (first, Const(-math.inf, first.dtype)), DType.INT8)
             shrunk = Op(OpKind.EXP, (Op(OpKind.SUB, (first, whole), dtype),), dtype)
@@ -101,6 +103,6 @@ def _correct(pair: OnlineReduction, first: Load, second: Load, points: int) -> E
         case OnlineReductionKind.VARIANCE:
             count = Const(float(points), dtype)
             mean = Op(OpKind.DIV, (first, count), dtype)
-            distance = Op(OpKind.SUB, (mean, given(pair.mean, "mean of the online reduction")), dtype)
+            distance = Op(OpKind.SUB, (mean, require_expr(pair.mean, "mean of the online reduction")), dtype)
             extra = Op(OpKind.MUL, (count, Op(OpKind.MUL, (distance, distance), dtype)), dtype)
             return Op(OpKind.ADD, (second, extra), dtype)

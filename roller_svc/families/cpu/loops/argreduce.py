@@ -9,7 +9,7 @@ from roller_svc.ir.affine import affine
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import AxisRef, Cast, Expr, Load, Op, OpKind, Select
 from roller_svc.ir.group import KernelGroup
-from roller_svc.ir.index import add, eq, given, num
+from roller_svc.ir.index import add, eq, num, require_expr
 from roller_svc.ir.program import COMBINE_OPS, Axis, Combine, identity
 from roller_svc.ir.schedule import Compute, HorizontalReduce, Loop, LoopKind, Node
 from roller_svc.schedule.nest_statements import acc_name
@@ -40,11 +40,11 @@ class ArgReduce:
 
     @property
     def index(self) -> Expr:
-        return _narrow(given(self.reduction.index, "index of the reduction"))
+        return _narrow(require_expr(self.reduction.index, "index of the reduction"))
 
     @property
     def neutral_index(self) -> Expr:
-        neutral = _narrow(given(self.reduction.neutral_index, "neutral index of the reduction"))
+        neutral = _narrow(require_expr(self.reduction.neutral_index, "neutral index of the reduction"))
         return neutral if neutral.dtype is self.dtype else Cast(neutral, self.dtype, implicit=True)
 
     @property

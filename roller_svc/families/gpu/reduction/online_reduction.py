@@ -13,7 +13,7 @@ from roller_svc.analysis.online_reduction import OnlineReduction, OnlineReductio
 from roller_svc.families.gpu.reduction.thread_mapping import LANE, ROUND, VECTOR_ELEMENT, RowTiling, ThreadRows
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Cast, Const, Expr, Load, Op, OpKind, Select
-from roller_svc.ir.index import eq, given, lt, num, ref
+from roller_svc.ir.index import eq, lt, num, ref, require_expr
 from roller_svc.ir.program import COMBINE_OPS, Combine, identity
 from roller_svc.ir.schedule import Compute, Loop, LoopKind, Node, Storage
 from roller_svc.schedule.nest_statements import acc_name, register
@@ -76,7 +76,7 @@ class OnlinePass:
     def start(self) -> tuple[Node, ...]:
         empty: Expr = identity(Combine.SUM, self.reduction.second.accumulator)
         if self.reduction.kind is OnlineReductionKind.ARG:
-            empty = given(self.neutral, "neutral index of the online reduction")
+            empty = require_expr(self.neutral, "neutral index of the online reduction")
         nodes: tuple[Node, ...] = (
             Compute(self._name("first"), self._index, identity(self._combine, self._dtype)),
             Compute(self._name("second"), self._index, empty),
@@ -135,7 +135,7 @@ class OnlinePass:
     def _update_arg(self, value: Expr) -> tuple[Node, ...]:
         """Accumulate a value and its index; a NaN stays the extremum and equals nothing."""
         second, dtype = self.reduction.second, self.reduction.second.accumulator
-        index = Cast(given(self.index, "index of the online reduction"), dtype, implicit=True)
+        index = Cast(require_expr(self.index, "index of the online reduction"), dtype, implicit=True)
         tie_break = COMBINE_OPS[second.combine or Combine.MIN]
         better = OpKind.GT if self._combine is Combine.MAX else OpKind.LT
         otherwise: Expr = self._second()
@@ -143,7 +143,7 @@ class OnlinePass:
             nan = Op(OpKind.NE, (value, value), DType.INT8)
             otherwise = Select(
                 nan,
-                Cast(given(self.neutral, "neutral index of the online reduction"), dtype, implicit=True),
+                Cast(require_expr(self.neutral, "neutral index of the online reduction"), dtype, implicit=True),
                 otherwise,
                 dtype,
             )
@@ -172,7 +172,7 @@ class OnlinePass:
                 partial = self._op(OpKind.ADD, self._second(), self._mean_shift(total))
             case OnlineReductionKind.ARG:
                 neutral = Cast(
-                    given(self.neutral, "neutral index of the online reduction"), second.accumulator, implicit=True
+                    require_expr(self.neutral, "neutral index of the online reduction"), second.accumulator, implicit=True
                 )
                 partial = Select(eq(self._first(), total), self._second(), neutral, second.accumulator)
         return self._combine_accumulators(
@@ -187,7 +187,7 @@ class OnlinePass:
                 extra = self._op(OpKind.SUB, total, total)
             case OnlineReductionKind.VARIANCE:
                 points = self._number(float(self.tiling.chunks * self.tiling.vector_elems))
-                mean = given(self.mean, "mean of the online reduction")
+                mean = require_expr(self.mean, "mean of the online reduction")
                 away = self._op(OpKind.SUB, self._op(OpKind.DIV, total, points), mean)
                 extra = self._op(OpKind.MUL, points, self._op(OpKind.MUL, away, away))
             case OnlineReductionKind.ARG:
