@@ -63,7 +63,8 @@ class Driver:
         """
         pointers = [ctypes.c_uint64(memory[symbol]) for symbol in launch.args]
         maps = [self._encode(view, memory[view.buffer]) for view in launch.tensor_maps]
-        addresses = [ctypes.addressof(pointer) for pointer in pointers] + [_aligned_address(storage) for storage in maps]
+        addresses = [ctypes.addressof(pointer) for pointer in pointers]
+        addresses += [_aligned_address(storage) for storage in maps]
         return Parameters((*pointers, *maps), (ctypes.c_void_p * len(addresses))(*addresses))
 
     def launch(self, function: int, launch: LaunchSpec, parameters: Parameters, stream: int) -> None:
