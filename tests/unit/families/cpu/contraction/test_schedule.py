@@ -194,46 +194,46 @@ def test_short_rows_are_prefetched() -> None:
 def test_output_lines_are_prefetched_during_the_micro_kernel(height: int, is_first: bool) -> None:
     (group,) = partition(program_of((48, 64, 64), then=RELU), AVX2)
     nodes = [*iter_nodes(lower(group, tiled(group, (height, 16, 48, 64, 64)), AVX2)[0].body)]
-    walks = [node for node in nodes if isinstance(node, Loop) and node.var == K_ROW]
-    beside = [node for walk in walks for node in iter_nodes(walk.body)]
-    found = [[x.tensor for x in part if isinstance(x, Prefetch) and x.for_write] for part in (nodes, beside)]
+    k_loops = [node for node in nodes if isinstance(node, Loop) and node.var == K_ROW]
+    prefetches = [node for k_loop in k_loops for node in iter_nodes(k_loop.body)]
+    found = [[x.tensor for x in part if isinstance(x, Prefetch) and x.for_write] for part in (nodes, prefetches)]
     assert found == [["Y"], [] if is_first else ["Y"]]
 
 
 @pytest.mark.parametrize(("height", "steps"), [(14, 64), (9, 256), (14, 14), (14, 5), (30, 7)])
 def test_output_prefetch_covers_every_row(height: int, steps: int) -> None:
     (group,) = partition(program_of((height, 16, steps), then=RELU), AVX2)
-    beside = OutputPrefetch(GemmView.of(group, tiled(group, (height, 16, height, 16, steps))), height, 16).in_step(
+    prefetches = OutputPrefetch(GemmView.of(group, tiled(group, (height, 16, height, 16, steps))), height, 16).in_step(
         steps
     )
-    asked: set[int] = set()
+    prefetched: set[int] = set()
     for k in range(steps):
-        nodes = beside
+        nodes = prefetches
         if isinstance(nodes[0], Branch):
             nodes = nodes[0].then if value(nodes[0].cond, k) else ()
-        asked |= {value(node.value, k) for node in nodes if isinstance(node, Let)}
-    assert asked == set(range(height))
+        prefetched |= {value(node.value, k) for node in nodes if isinstance(node, Let)}
+    assert prefetched == set(range(height))
 
 
 @pytest.mark.parametrize(("rows", "height"), [(64, 9), (8192, 9), (8192, 4), (8192, 20)])
 def test_unpacked_rows_of_a_are_prefetched_one_tile_ahead(rows: int, height: int) -> None:
     """Each line of each row once, and none of rows that are near anyway."""
     (group,) = partition(program_of((rows, 16, 48)), AVX2)
-    lies = cpu_operands(group)[0]
+    operand = cpu_operands(group)[0]
     view = GemmView.of(group, tiled(group, (height, 16, -(-rows // height) * height, 16, 48)))
-    beside = OperandPrefetch(view, lies, height, AVX2).nodes()
-    asked: Counter[tuple[int, int]] = Counter()
-    for k in range(48) if beside else ():
-        nodes = beside
+    prefetches = OperandPrefetch(view, operand, height, AVX2).nodes()
+    prefetched: Counter[tuple[int, int]] = Counter()
+    for k in range(48) if prefetches else ():
+        nodes = prefetches
         if isinstance(nodes[0], Branch):
             nodes = nodes[0].then if value(nodes[0].cond, k) else ()
         for let in (node for node in nodes if isinstance(node, Let)):
             (hint,) = let.body
             assert isinstance(hint, Prefetch)
             assert (hint.tensor, hint.distance, hint.to_l2) == ("A", height * 48, True)
-            asked[value(let.value, k), value(hint.index[1], k)] += 1
+            prefetched[value(let.value, k), value(hint.index[1], k)] += 1
     lines = {(row, first) for row in range(height) for first in (0, 16, 32)}
-    assert set(asked) == (lines if rows * 48 * 4 > AVX2.block_level.capacity_bytes else set())
+    assert set(prefetched) == (lines if rows * 48 * 4 > AVX2.block_level.capacity_bytes else set())
 
 
 def test_prefetches_to_l2_use_their_instruction() -> None:
