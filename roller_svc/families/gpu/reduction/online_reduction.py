@@ -172,7 +172,9 @@ class OnlinePass:
                 partial = self._op(OpKind.ADD, self._second(), self._mean_shift(total))
             case OnlineReductionKind.ARG:
                 neutral = Cast(
-                    require_expr(self.neutral, "neutral index of the online reduction"), second.accumulator, implicit=True
+                    require_expr(self.neutral, "neutral index of the online reduction"),
+                    second.accumulator,
+                    implicit=True,
                 )
                 partial = Select(eq(self._first(), total), self._second(), neutral, second.accumulator)
         return self._combine_accumulators(

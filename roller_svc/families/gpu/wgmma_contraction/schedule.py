@@ -76,15 +76,13 @@ def lower(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[Sche
     """
     contraction = _Contraction.of(group, program, hw.arch)
     if program.stream_k_blocks:
-        work = replace(
-            stream_k_partition(program), k_tiles=contraction.tile.k_order.steps
-        )  # some of which may be padded
+        # the kernel's k-tiles may include padded ones
+        work = replace(stream_k_partition(program), k_tiles=contraction.tile.k_order.steps)
         partial, _ = partial_tiles(group.name, program)
         scheduler: TileScheduler = StreamKTiles(contraction.view, work)
         fixup = fixup_tiles(partial, work, contraction.results.outputs)
-        return contraction.tree(scheduler, contraction.store_or_leave_partial(partial, work)), ScheduleTree(
-            f"{group.name}_join", fixup
-        )
+        mainloop = contraction.tree(scheduler, contraction.store_or_leave_partial(partial, work))
+        return mainloop, ScheduleTree(f"{group.name}_join", fixup)
     tile, view = contraction.tile, contraction.view
     grid = (-(-view.m.extent // tile.m), -(-view.n.extent // tile.columns))
     clusters = program.persistent_blocks // program.cluster_size
@@ -137,10 +135,10 @@ class _Contraction:
 
         The block's first tile is in slot 0, any later one in slot 1.
         """
-        whole = Op(
+        is_complete = Op(
             OpKind.LAND, (eq(ref(".first"), num(0)), eq(ref(".last"), num(work.k_tiles))), DType.INT8
         )  # fmt: skip
-        return (Branch(whole, self.results.nodes(), (self._store_partial(partial),)),)
+        return (Branch(is_complete, self.results.nodes(), (self._store_partial(partial),)),)
 
     def _store_partial(self, partial: str) -> Node:
         tile = self.tile

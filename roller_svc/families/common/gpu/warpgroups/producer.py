@@ -131,11 +131,11 @@ class TmaOperand:
     buffer: str
     tensor_map: str
     tile: TmaTile
-    origin: Expr
-    multicast_slice: Expr
-    multicast_mask: Expr | None = None
-    row_offset: int = 0
-    full_barrier: str = FULL
+    origin: Expr  # first row of the tile along m or n
+    multicast_slice: Expr  # first row of this block's slice, relative to the tile
+    multicast_mask: Expr | None = None  # blocks that share the tile
+    row_offset: int = 0  # first row of the tile in the buffer
+    full_barrier: str = FULL  # counts the loaded bytes
 
     def loads(self, step: Expr, stage: Expr) -> tuple[Node, ...]:
         """Issue the TMA loads of one stage."""
