@@ -35,8 +35,8 @@ class ExtentTable:
     def __getitem__(self, tile: int) -> tuple[int, ...]:
         known = self._seen.get(tile)
         if known is None:
-            reach = self.axis.member_extents(min(tile, self.extent))
-            known = self._seen[tile] = tuple([reach[name] for name in self.members])
+            extents = self.axis.member_extents(min(tile, self.extent))
+            known = self._seen[tile] = tuple([extents[name] for name in self.members])
         return known
 
 
@@ -100,17 +100,17 @@ class AccessFootprint:
         return known
 
     def _compute(self, key: Tile) -> Measured:
-        points, reaches = 1, []
+        points, extents = 1, []
         for extent, table in zip(key, self.tables, strict=True):
             points *= min(extent, table.extent)
-            reaches.append(table[extent])
+            extents.append(table[extent])
         # row: elements up to the innermost dimension that is not accessed whole; span: their extent
         elements = run = row = span = 1
         size, inner = self.elem_bytes, self.elem_bytes
         stretch, near = size, True
         unbroken = True
         for dim in self.dims:
-            values, follow, reached = dim.measure(reaches)
+            values, follow, reached = dim.measure(extents)
             elements *= values
             if near:
                 near = (reached / values - 1) * inner <= SKIPPED_LINES * self.lines[0]
@@ -124,10 +124,10 @@ class AccessFootprint:
         inside = min(points, elements) if self.has_all_axes else elements
         rows = inside / row
         line, cache_line = self.lines
-        moved = asked = rows * line * min(row / run * -(-run * size // line), -(-span * size // line))
+        moved = requested = rows * line * min(row / run * -(-run * size // line), -(-span * size // line))
         if cache_line != line:
-            asked = rows * cache_line * min(row / run * -(-run * size // cache_line), -(-span * size // cache_line))
-        return inside, run, moved, asked, stretch
+            requested = rows * cache_line * min(row / run * -(-run * size // cache_line), -(-span * size // cache_line))
+        return inside, run, moved, requested, stretch
 
     def elements(self, tile: Tile) -> int:
         """Return the distinct elements of this tensor that a tile accesses."""

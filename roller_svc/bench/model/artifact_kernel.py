@@ -12,9 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from roller_svc.families.common.gpu.serial_cost import BLOCK_CYCLES, LOADS_IN_FLIGHT
+from roller_svc.families.common.gpu.serial_cost import BLOCK_CYCLES
 from roller_svc.families.gpu.simt_contraction.cost import GUARD_OPS, LOAD_OPS, STORE_OPS
 from roller_svc.families.gpu.simt_contraction.workload import BARRIER_CYCLES
+from roller_svc.families.gpu.window.cost import LOADS_IN_FLIGHT
 from roller_svc.ir.estimate import StageCost
 from roller_svc.ir.group import TileAccess
 from roller_svc.ir.hardware import TargetKind

@@ -96,8 +96,8 @@ def _write_cost_ratio(p: Workload[Any]) -> float:
     read, written = (
         sum(t.transferred_bytes(p.extents) for t in some) for some in (p.footprint.reads, p.footprint.writes)
     )
-    beside = min(1.0, read / written)
-    return (1 - beside) / dram.write_gain + beside * max(0.1, 2 / dram.copy_gain - 1)
+    read_fraction = min(1.0, read / written)
+    return (1 - read_fraction) / dram.write_gain + read_fraction * max(0.1, 2 / dram.copy_gain - 1)
 
 
 def prefetch_rampup_cycles(mach: Machine, cache: Cache | None) -> float:
@@ -126,14 +126,14 @@ def _prefetch_overshoot_bytes(p: Workload[Any], tensor: AccessFootprint, block: 
     """Return the bytes that prefetchers load past the ends of a tensor's streams; they cost bandwidth and capacity."""
     stretch = tensor.stream_bytes(block)
     to_page_end = -stretch % PAGE_BYTES / PAGE_BYTES  # share of the ends that have so much of a page after them
-    ahead = min(stretch, HARDWARE_PREFETCH_BYTES.get(p.machine.hw.vendor, 0))
-    each = p.machine.costs.memory.prefetch_overshoot * ahead * to_page_end
+    prefetched = min(stretch, HARDWARE_PREFETCH_BYTES.get(p.machine.hw.vendor, 0))
+    each = p.machine.costs.memory.prefetch_overshoot * prefetched * to_page_end
     return each * tensor.transferred_bytes(p.extents) / stretch
 
 
-def dram_fraction(mach: Machine, walked_bytes: float) -> float:
+def dram_fraction(mach: Machine, working_set_bytes: float) -> float:
     """Return the fraction of a repeated working set that no cache retains."""
-    return sum(share for share, cache in _hit_fractions(mach, walked_bytes) if cache is None)
+    return sum(share for share, cache in _hit_fractions(mach, working_set_bytes) if cache is None)
 
 
 def reread_ratio(tensors: Iterable[AccessFootprint], grid: int, block: Tile, extents: Tile) -> float:
@@ -209,17 +209,19 @@ def private_seconds_per_byte(mach: Machine, own_bytes: float) -> float:
     )
 
 
-def _hit_fractions(mach: Machine, walked_bytes: float, *, by_one: bool = False) -> Iterator[tuple[float, Cache | None]]:
+def _hit_fractions(
+    mach: Machine, working_set_bytes: float, *, by_one: bool = False
+) -> Iterator[tuple[float, Cache | None]]:
     """Yield (fraction, level) of a repeated working set, innermost cache first; None is DRAM."""
-    known = 0.0
+    accounted = 0.0
     for cache in reversed(mach.caches):
         capacity = cache.bytes_per_core if by_one else cache.total_bytes
-        share = mach.costs.memory.hit_rate(capacity, walked_bytes, is_last=cache is mach.llc)
-        if share > known:
-            yield share - known, cache
-            known = share
-    if known < 1.0:
-        yield 1.0 - known, None
+        share = mach.costs.memory.hit_rate(capacity, working_set_bytes, is_last=cache is mach.llc)
+        if share > accounted:
+            yield share - accounted, cache
+            accounted = share
+    if accounted < 1.0:
+        yield 1.0 - accounted, None
 
 
 def private_bandwidth(mach: Machine, task_bytes: int) -> float:

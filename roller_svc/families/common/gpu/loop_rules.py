@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from roller_svc.construct.rules import DEFAULT_PIPELINE, PipelineOptions, ThreadTile, axis_names
+from roller_svc.construct.rules import DEFAULT_PIPELINE, PipelineOptions, ThreadTile, axis_names, exceeds_grid
 from roller_svc.construct.scale_up import ScaleUpLevel, TileMetrics
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.workload import Workload
@@ -52,7 +52,8 @@ class LoopRules(ABC):
     def evaluate(self, block: Tile, base: ThreadTile) -> TileMetrics: ...
 
     @abstractmethod
-    def _evaluate_thread(self, thread: Tile, lanes: int) -> TileMetrics: ...
+    def _thread_rule(self, thread: Tile) -> str:
+        """Return the rule that a thread's tile breaks, or ''."""
 
     @abstractmethod
     def _thread_steps(self, axis: int) -> Tile:
@@ -66,6 +67,23 @@ class LoopRules(ABC):
     @abstractmethod
     def _first_axes(self) -> tuple[int | None, ...]:
         """Axes that grow first, in that order; the others follow from the inside out."""
+
+    def _evaluate_thread(self, thread: Tile, lanes: int) -> TileMetrics:
+        return self._measured(thread, self._thread_rule(thread))
+
+    def _measured(self, tile: Tile, too_large: str, misaligned: str = "") -> TileMetrics:
+        """Return a tile's footprint, and the bytes that it moves per computed point."""
+        footprint_bytes, moved = self.workload.footprint.measure(tile)
+        points = 1
+        for i in self.workload.spatial:
+            points *= tile[i]
+        return TileMetrics(footprint_bytes, moved / points, too_large, misaligned)
+
+    def _alignment_rule(self, block: Tile, threads: int) -> str:
+        """Return the broken rule of whole warps or of the grid, or ''."""
+        if threads % self.workload.machine.hw.limits.warp_size:
+            return "execution unit"
+        return "grid size" if exceeds_grid(self.workload, block) else ""
 
     def _axis_rank(self) -> Tile:
         count, first = len(self.workload.extents), self._first_axes

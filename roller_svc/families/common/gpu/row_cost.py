@@ -23,17 +23,17 @@ LLC_REUSE_FRACTION = 0.6  # of the LLC that concurrent rows may take and be reta
 def row_reduction_cost(p: Workload[Any], rows: RowSpace, launch: Launch) -> Costs:
     """Return the longest of issue, cache and DRAM time, or of a block's chain of loads and reductions."""
     mach, hw = p.machine, p.machine.hw
-    walk = rows.row_iteration(launch.block, launch.thread, launch.reduce_threads, launch.split_k)
+    iteration = rows.row_iteration(launch.block, launch.thread, launch.reduce_threads, launch.split_k)
     warp = hw.limits.warp_size
-    registers = rows.registers(launch.thread, walk, hw.limits)
+    registers = rows.registers(launch.thread, iteration, hw.limits)
     needs = BlockResources(
-        launch.threads, registers, rows.shared_bytes(walk, launch.reduce_threads, launch.threads, warp)
+        launch.threads, registers, rows.shared_bytes(iteration, launch.reduce_threads, launch.threads, warp)
     )
     resident = blocks_per_core(launch.compiled or needs, hw)
     warps = -(-launch.threads // warp)
-    instructions = _thread_instructions(p, rows, launch, walk)
-    sectors = sum([_warp_sectors(rows, a, launch, walk, warp) for a in rows.accesses])
-    chain = _chain_cycles(p, rows, launch, walk)
+    instructions = _thread_instructions(p, rows, launch, iteration)
+    sectors = sum([_warp_sectors(rows, a, launch, iteration, warp) for a in rows.accesses])
+    chain = _chain_cycles(p, rows, launch, iteration)
 
     def block_cycles(blocks: float) -> float:
         issue = blocks * (warps * instructions / mach.issue_per_cycle + BLOCK_CYCLES)
@@ -42,11 +42,14 @@ def row_reduction_cost(p: Workload[Any], rows: RowSpace, launch: Launch) -> Cost
 
     waves, core_cycles = simt_waves(launch.grid, resident, mach.cores, block_cycles)
     busy = min(launch.grid, resident * mach.cores)
-    dram, cache = _moved_bytes(p, rows, launch, walk, busy)
-    asked = (
-        busy * launch.threads * walk.chunks_in_flight * sum([a.elements(launch.thread) * a.bytes for a in rows.read])
+    dram, cache = _moved_bytes(p, rows, launch, iteration, busy)
+    requested = (
+        busy
+        * launch.threads
+        * iteration.chunks_in_flight
+        * sum([a.elements(launch.thread) * a.bytes for a in rows.read])
     )
-    in_flight = max(1.0, asked * min(1.0, dram / max(1.0, cache)))
+    in_flight = max(1.0, requested * min(1.0, dram / max(1.0, cache)))
     last = mach.llc
     return Costs(
         core_s=mach.seconds(core_cycles),
@@ -62,25 +65,25 @@ def row_reduction_cost(p: Workload[Any], rows: RowSpace, launch: Launch) -> Cost
     )
 
 
-def _passes(access: RowAccess, walk: RowIteration) -> int:
-    return 1 if walk.is_single_pass or not access.varies_along_row else access.num_passes
+def _passes(access: RowAccess, iteration: RowIteration) -> int:
+    return 1 if iteration.is_single_pass or not access.varies_along_row else access.num_passes
 
 
-def _thread_instructions(p: Workload[Any], rows: RowSpace, launch: Launch, walk: RowIteration) -> float:
+def _thread_instructions(p: Workload[Any], rows: RowSpace, launch: Launch, iteration: RowIteration) -> float:
     flops = p.space.flops / (p.outer_points * p.inner_points)
-    repeated = LOOP_OPS + walk.vector_elems * walk.points * flops * OPS_PER_FLOP
+    repeated = LOOP_OPS + iteration.vector_elems * iteration.points * flops * OPS_PER_FLOP
     for access in rows.accesses:
         if access.varies_along_row:
             count = access.elements(launch.thread)
             loads = -(-count // _width(p, access, count, launch.thread))
             narrow = count if access.bytes < 4 else 0  # each is converted
-            repeated += _passes(access, walk) * (loads * (1.0 + address_ops(access.footprint) / 4) + narrow)
+            repeated += _passes(access, iteration) * (loads * (1.0 + address_ops(access.footprint) / 4) + narrow)
     join = (
-        walk.vector_elems + 2 * math.log2(launch.reduce_threads)
+        iteration.vector_elems + 2 * math.log2(launch.reduce_threads)
         if rows.contiguous_along_reduction
         else 2.0 * launch.reduce_threads
     )
-    return walk.iterations * repeated + rows.num_reductions * walk.points * join + 40.0
+    return iteration.iterations * repeated + rows.num_reductions * iteration.points * join + 40.0
 
 
 def _width(p: Workload[Any], access: RowAccess, count: int, thread: Tile) -> int:
@@ -90,10 +93,10 @@ def _width(p: Workload[Any], access: RowAccess, count: int, thread: Tile) -> int
     return max(1, min(count, thread[access.contiguous_axis], p.machine.hw.vector_bytes // access.bytes))
 
 
-def _warp_sectors(rows: RowSpace, access: RowAccess, launch: Launch, walk: RowIteration, warp: int) -> float:
+def _warp_sectors(rows: RowSpace, access: RowAccess, launch: Launch, iteration: RowIteration, warp: int) -> float:
     """Return the sectors of a warp: adjacent threads follow the contiguous axis, then other rows."""
     count = access.elements(launch.thread)
-    times = walk.iterations * _passes(access, walk) if access.varies_along_row else 1
+    times = iteration.iterations * _passes(access, iteration) if access.varies_along_row else 1
     if access.contiguous_axis is None:  # all lanes read the same element
         return float(count * times)
     own = min(count, launch.thread[access.contiguous_axis])
@@ -103,30 +106,30 @@ def _warp_sectors(rows: RowSpace, access: RowAccess, launch: Launch, walk: RowIt
         if rows.contiguous_along_reduction
         else launch.block[access.contiguous_axis] // launch.thread[access.contiguous_axis],
     )
-    if rows.contiguous_along_reduction and launch.reduce_threads * walk.vector_elems >= rows.points:
+    if rows.contiguous_along_reduction and launch.reduce_threads * iteration.vector_elems >= rows.points:
         neighbours = warp  # rows follow one another
-    reach = neighbours * own * access.bytes * (access.stride or warp)
+    span_bytes = neighbours * own * access.bytes * (access.stride or warp)
     groups = warp / neighbours * count / own
-    return times * min(float(warp * count), groups * max(1.0, reach / SECTOR_BYTES))
+    return times * min(float(warp * count), groups * max(1.0, span_bytes / SECTOR_BYTES))
 
 
-def _chain_cycles(p: Workload[Any], rows: RowSpace, launch: Launch, walk: RowIteration) -> float:
+def _chain_cycles(p: Workload[Any], rows: RowSpace, launch: Launch, iteration: RowIteration) -> float:
     """Return a block's latency on an empty core: loads in order, later passes from the cache, reductions."""
     mach = p.machine
     first = mach.dram_latency_cycles
     later = mach.llc.latency_cycles if mach.llc is not None else first
-    passes = max([_passes(a, walk) for a in rows.read], default=1)
-    loads = walk.steps * (first + (passes - 1) * later)
+    passes = max([_passes(a, iteration) for a in rows.read], default=1)
+    loads = iteration.steps * (first + (passes - 1) * later)
     if rows.contiguous_along_reduction:
         far = BARRIER_CYCLES if launch.reduce_threads > mach.hw.limits.warp_size else 0.0
         join = math.log2(launch.reduce_threads) * SHUFFLE_CYCLES + far
     else:
         join = 2 * BARRIER_CYCLES + launch.reduce_threads * SHUFFLE_CYCLES / 8 if launch.reduce_threads > 1 else 0.0
-    return loads + rows.num_reductions * (join + walk.vector_elems * 4.0) + 0.4 * first
+    return loads + rows.num_reductions * (join + iteration.vector_elems * 4.0) + 0.4 * first
 
 
 def _moved_bytes(
-    p: Workload[Any], rows: RowSpace, launch: Launch, walk: RowIteration, busy: int
+    p: Workload[Any], rows: RowSpace, launch: Launch, iteration: RowIteration, busy: int
 ) -> tuple[float, float]:
     """Return (DRAM bytes, LLC bytes); a pass that misses rows reads them from DRAM again."""
     tile = tuple([
@@ -134,14 +137,14 @@ def _moved_bytes(
         for i, (b, e) in enumerate(zip(launch.block, p.extents, strict=True))
     ])  # fmt: skip
     last = p.machine.llc
-    room = LLC_REUSE_FRACTION * last.total_bytes if last is not None else 0.0
+    capacity = LLC_REUSE_FRACTION * last.total_bytes if last is not None else 0.0
     dram = cache = 0.0
     for access in rows.accesses:
         whole, block = access.transferred_bytes(p.extents), access.transferred_bytes(tile)
-        passes = _passes(access, walk)
+        passes = _passes(access, iteration)
         cache += launch.grid * access.requested_bytes(tile) * passes
-        gone = 1.0 - min(1.0, room / max(1.0, busy * block))
-        evicted = max(0.0, 1.0 - room / max(1.0, whole))
+        gone = 1.0 - min(1.0, capacity / max(1.0, busy * block))
+        evicted = max(0.0, 1.0 - capacity / max(1.0, whole))
         again = max(0.0, min(1.0, launch.grid * block / max(1.0, whole) - 1.0)) * evicted
         dram += whole * (1.0 + (passes - 1) * gone + again / 4)
     return dram + launch.workspace_bytes, cache

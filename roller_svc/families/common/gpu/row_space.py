@@ -93,66 +93,68 @@ class RowSpace:
             points *= thread[i]
         return RowIteration(run, min(rounds, max(1, -(-block[self.inner] // (lanes * run)))), rounds, points)
 
-    def registers(self, thread: Tile, walk: RowIteration, limits: Limits) -> int:
+    def registers(self, thread: Tile, iteration: RowIteration, limits: Limits) -> int:
         """Return a thread's registers: chunks in flight, cached rows, accumulators."""
-        flight = held = 0
-        whole = walk.is_single_pass
+        flight = cached = 0
+        whole = iteration.is_single_pass
         for access in self.read:
             count = access.elements(thread)
             if whole and access.num_passes > 1:
-                held += walk.iterations * count * register_words(access.footprint.access.dtype)
+                cached += iteration.iterations * count * register_words(access.footprint.access.dtype)
             else:
-                flight += min(walk.chunks_in_flight, STAGED_CHUNKS) * -(-count * access.bytes // WORD_BYTES)
-        sums = walk.points * (walk.vector_elems if self.contiguous_along_reduction else 1) * self.words
-        return overhead_registers(limits) + flight + held + sums
+                flight += min(iteration.chunks_in_flight, STAGED_CHUNKS) * -(-count * access.bytes // WORD_BYTES)
+        sums = iteration.points * (iteration.vector_elems if self.contiguous_along_reduction else 1) * self.words
+        return overhead_registers(limits) + flight + cached + sums
 
-    def shared_bytes(self, walk: RowIteration, lanes: int, threads: int, warp: int) -> int:
+    def shared_bytes(self, iteration: RowIteration, lanes: int, threads: int, warp: int) -> int:
         """Return the shared memory of the block reduction: a word per warp and row, or per thread for columns."""
         if lanes == 1 or (self.contiguous_along_reduction and lanes <= warp):
             return 0
-        words = walk.points * (threads // warp if self.contiguous_along_reduction else threads)
+        words = iteration.points * (threads // warp if self.contiguous_along_reduction else threads)
         return self.num_reductions * words * WORD_BYTES * self.words
 
 
-def row_space(space: TileSpace, touched: SpaceFootprint, hw: HardwareSpec) -> RowSpace:
+def row_space(space: TileSpace, footprint: SpaceFootprint, hw: HardwareSpec) -> RowSpace:
     """Prepare a space with rows for many tiles."""
     (inner,) = (i for i, a in enumerate(space.axes) if a in space.reduced)
     spatial = tuple(i for i in range(len(space.axes)) if i != inner)
     vector = next((i for i, a in enumerate(space.axes) if a.name == space.vector_axis), inner)
     along = vector == inner
-    accesses = tuple(_access(t, touched.extents, vector) for t in touched.accesses)
+    accesses = tuple(_access(t, footprint.extents, vector) for t in footprint.accesses)
     read = tuple(a for a in accesses if a.varies_along_row and not a.footprint.access.is_output)
     most = max((a.num_passes for a in read), default=1)
     writes_rows = any(a.varies_along_row and a.footprint.access.is_output for a in accesses)
     neighbours = [a for a in accesses if a.stride == 1] or list(accesses)
-    dominant = max(neighbours, key=lambda a: a.elements(touched.extents) * a.bytes, default=None)
+    dominant = max(neighbours, key=lambda a: a.elements(footprint.extents) * a.bytes, default=None)
     widest = hw.vector_bytes // dominant.bytes if dominant is not None else 1
-    packed = max((_points_per_element(a, touched.extents, inner) for a in read), default=1)
+    packed = max((_points_per_element(a, footprint.extents, inner) for a in read), default=1)
     last = space.axes[inner].members[-1].extent
     return RowSpace(
         accesses=accesses,
         read=read,
         inner=inner,
-        points=touched.extents[inner],
+        points=footprint.extents[inner],
         spatial=spatial,
         contiguous_along_reduction=along,
         contiguous_axis=vector,
         num_reductions=max(1, most - 1) if writes_rows else most,
         vector_elems=_largest_dividing_power(last, max(widest, packed) if along else packed),
         # with windows, vectors of rows would be strided: threads are adjacent instead
-        vector_rows=_largest_dividing_power(touched.extents[vector], widest) if not along and space.reduces_rows else 1,
+        vector_rows=_largest_dividing_power(footprint.extents[vector], widest)
+        if not along and space.reduces_rows
+        else 1,
         reuse_axes=tuple(i for i in spatial if any(i not in a.footprint.axes for a in read)),
         words=register_words(space.compute_dtype),
     )
 
 
-def _access(touched: AccessFootprint, extents: Tile, fast: int) -> RowAccess:
+def _access(footprint: AccessFootprint, extents: Tile, fast: int) -> RowAccess:
     density = 1.0
-    if any(not dim.is_affine for dim in touched.access.dims):
-        density = min(1.0, touched.elements(extents) / math.prod([extents[i] for i in touched.axes]))
+    if any(not dim.is_affine for dim in footprint.access.dims):
+        density = min(1.0, footprint.elements(extents) / math.prod([extents[i] for i in footprint.axes]))
     return RowAccess(
-        touched, touched.varies_with_reduction, touched.access.num_uses, touched.elem_bytes, density,
-        fast if fast in touched.axes else None, touched.strides.get(fast),
+        footprint, footprint.varies_with_reduction, footprint.access.num_uses, footprint.elem_bytes, density,
+        fast if fast in footprint.axes else None, footprint.strides.get(fast),
     )  # fmt: skip
 
 

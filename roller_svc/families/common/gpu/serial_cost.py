@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 from roller_svc.ir.hardware import Limits
 from roller_svc.perf.common import Costs, Launch, dram_bytes_with_reuse, simt_waves, streaming_bandwidth
 from roller_svc.perf.footprint import AccessFootprint, Tile
-from roller_svc.perf.machine import register_words
+from roller_svc.perf.machine import Machine, register_words
 from roller_svc.perf.occupancy import BlockResources, blocks_per_core, overhead_registers
 from roller_svc.perf.workload import Workload, address_ops
 
@@ -18,6 +19,18 @@ TREE_STEP_CYCLES = 60.0  # one halving step of a block reduction: shared memory 
 SECTOR_BYTES = 32
 BLOCK_CYCLES = 50.0  # a core starts one block after another
 DEPENDENT_CYCLES = 6.0  # latency of a dependent operation
+
+
+def make_block_cycles(
+    mach: Machine, warps: int, instructions: float, requests: float, chain: float
+) -> Callable[[float], float]:
+    """Return the cycles of resident blocks: the longest of issue, L1 requests and a block's chain."""
+
+    def block_cycles(blocks: float) -> float:
+        issue = blocks * (warps * instructions / mach.issue_per_cycle + BLOCK_CYCLES)
+        return max(issue, blocks * warps * requests * mach.request_cycles, chain) + 0.1 * min(issue, chain)
+
+    return block_cycles
 
 
 def nest_registers(points: int, words: int, limits: Limits) -> int:
@@ -39,14 +52,10 @@ def serial_cost(p: Workload[Any], launch: Launch) -> Costs:
     chain = _chain_cycles(p, launch, iterations)
     requests = _cache_requests(p, launch)
 
-    def block_cycles(blocks: float) -> float:
-        issue = blocks * (warps * instructions / mach.issue_per_cycle + BLOCK_CYCLES)
-        lsu = blocks * warps * requests * mach.request_cycles
-        return max(issue, lsu, chain) + 0.1 * min(issue, chain)
-
+    block_cycles = make_block_cycles(mach, warps, instructions, requests, chain)
     waves, core_cycles = simt_waves(launch.grid, resident, mach.cores, block_cycles)
     block_bytes = p.footprint.transferred_bytes(_clipped(p, launch))
-    asked = launch.grid * p.footprint.requested_bytes(_clipped(p, launch))
+    requested = launch.grid * p.footprint.requested_bytes(_clipped(p, launch))
     last = mach.llc
     busy = min(launch.grid, resident * mach.cores)
     sectors = block_bytes / max(1, p.footprint.bytes(_clipped(p, launch)))  # memory moves more than what is asked for
@@ -58,7 +67,7 @@ def serial_cost(p: Workload[Any], launch: Launch) -> Costs:
         core_stage="latency" if chain * waves > 0.7 * core_cycles else "compute",
         stage_seconds=(
             ("fma", compute_s),
-            (last.name if last else "cache", asked / (last.bytes_per_s if last else math.inf)),
+            (last.name if last else "cache", requested / (last.bytes_per_s if last else math.inf)),
             ("dram", dram_bytes / streaming_bandwidth(mach, in_flight)),
         ),
         occupancy=min(1.0, resident * launch.threads / hw.limits.max_threads_per_core),
@@ -73,13 +82,13 @@ def _thread_instructions(p: Workload[Any], launch: Launch, per_thread: int) -> t
     flops = p.space.flops / (p.outer_points * p.inner_points)
     once, repeated, loads = 0.0, (LOOP_OPS if p.inner_points == 1 else LOOP_OPS * per_thread) + flops * per_thread, 0.0
     for tensor in p.footprint.reads:
-        walks = _thread_elements(p, tensor, launch.thread)
+        accesses = _thread_elements(p, tensor, launch.thread)
         if tensor.varies_with_reduction:
             # loops over inner axes are unrolled and step their addresses; lanes must take their index apart
-            repeated += walks * (1.5 if launch.reduce_threads == 1 else 1.0 + address_ops(tensor) / 2)
+            repeated += accesses * (1.5 if launch.reduce_threads == 1 else 1.0 + address_ops(tensor) / 2)
             loads += 1.0
         else:
-            once += walks * (1.0 + address_ops(tensor) / 2)
+            once += accesses * (1.0 + address_ops(tensor) / 2)
     stores = sum(per_thread * (1.0 + address_ops(t) / 2) for t in p.footprint.writes) / launch.reduce_threads
     return iterations * repeated + once + stores + 20.0, max(loads, 1.0)
 
@@ -95,10 +104,10 @@ def _cache_requests(p: Workload[Any], launch: Launch) -> float:
     warp = p.machine.hw.limits.warp_size
     total = 0.0
     for tensor in p.footprint.accesses:
-        walks = _thread_elements(p, tensor, launch.thread)
+        accesses = _thread_elements(p, tensor, launch.thread)
         if tensor.varies_with_reduction:
-            walks *= max(1, -(-p.inner_points // (launch.reduce_threads * launch.split_k)))
-        total += walks * _warp_sectors(p, tensor, launch, warp) / 4
+            accesses *= max(1, -(-p.inner_points // (launch.reduce_threads * launch.split_k)))
+        total += accesses * _warp_sectors(p, tensor, launch, warp) / 4
     return total
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from roller_svc.construct.align import powers_of_two, tile_multiples
-from roller_svc.construct.rules import ThreadTile, exceeds_grid, replaced, subsample
+from roller_svc.construct.rules import ThreadTile, replaced, subsample
 from roller_svc.construct.scale_up import ScaleUpResult, TileMetrics
 from roller_svc.families.common.gpu.loop_rules import LoopRules
 from roller_svc.families.common.gpu.serial_cost import nest_registers
@@ -48,12 +48,6 @@ class SerialRules(LoopRules):
             return "registers per core"
         return ""
 
-    def _alignment_rule(self, block: Tile, threads: int) -> str:
-        if threads % self.workload.machine.hw.limits.warp_size:
-            return "execution unit"
-        huge = exceeds_grid(self.workload, block)
-        return "grid size" if huge else ""
-
     def fallback_tiles(self) -> Sequence[tuple[Tile, ThreadTile]]:
         """Return one point per thread, a warp along the contiguous axis."""
         p = self.workload
@@ -88,16 +82,6 @@ class SerialRules(LoopRules):
 
     def _points(self, thread: Tile) -> Tile:
         return tuple([thread[i] for i in self.workload.spatial])
-
-    def _measured(self, tile: Tile, too_large: str, misaligned: str = "") -> TileMetrics:
-        footprint_bytes, moved = self.workload.footprint.measure(tile)
-        points = 1
-        for i in self.workload.spatial:
-            points *= tile[i]
-        return TileMetrics(footprint_bytes, moved / points, too_large, misaligned)
-
-    def _evaluate_thread(self, thread: Tile, lanes: int) -> TileMetrics:
-        return self._measured(thread, self._thread_rule(thread))
 
     @property
     def _first_axes(self) -> tuple[int | None, ...]:

@@ -219,10 +219,10 @@ def _l2_bytes_per_k(p: Workload[Any], extents: tuple[int, int], tile: tuple[int,
     return (reload * reused + load * streamed) * p.elem_bytes
 
 
-def _l1_miss_fraction(p: Workload[Any], walked_bytes: int) -> float:
+def _l1_miss_fraction(p: Workload[Any], working_set_bytes: int) -> float:
     """Return the fraction of a repeated working set that comes from L2."""
     capacity = L1_PANEL_FRACTION * p.machine.caches[-1].bytes_per_core
-    return min(1.0, max(0.0, walked_bytes / capacity - 1.0))
+    return min(1.0, max(0.0, working_set_bytes / capacity - 1.0))
 
 
 def _update(p: Workload[Any], s: _Sizes) -> float:
@@ -362,24 +362,24 @@ def _row_crossing_fraction(p: Workload[Any], panel_axis: int | None, size: int) 
     return min(1.0, (size - math.gcd(size, members[-1].extent)) / members[-1].extent)
 
 
-def _arrival_cycles(p: Workload[Any], operand: OperandFootprint, block: Tile, walked: Tile) -> float:
-    """Return cycles for one block of an operand to arrive, segment by segment of the `walked` tile.
+def _arrival_cycles(p: Workload[Any], operand: OperandFootprint, block: Tile, accessed: Tile) -> float:
+    """Return cycles for one block of an operand to arrive, segment by segment of the `accessed` tile.
 
     Gaps of less than a few lines do not end a segment.
     """
     moved = sum(tensor.transferred_bytes(block) for tensor in operand.tensors)
-    runs = sum(tensor.elements(block) / tensor.contiguous_elements(walked) for tensor in operand.tensors)
+    runs = sum(tensor.elements(block) / tensor.contiguous_elements(accessed) for tensor in operand.tensors)
     runs = min(runs, moved / MIN_SEGMENT_BYTES)
     return moved / _source_bandwidth_of(p, operand) + p.machine.costs.contraction.segment_start_cycles * runs
 
 
-def _segment_start_cycles(p: Workload[Any], operand: OperandFootprint, block: Tile, walked: Tile) -> float:
+def _segment_start_cycles(p: Workload[Any], operand: OperandFootprint, block: Tile, accessed: Tile) -> float:
     """Return exposed start-up cycles of segments in memory or a far cache.
 
     Segments of a page or more wait until prefetchers follow them; short ones wait less, since others are in flight.
     """
     runs = [
-        (tensor.elements(block) / tensor.contiguous_elements(walked), tensor.contiguous_elements(walked))
+        (tensor.elements(block) / tensor.contiguous_elements(accessed), tensor.contiguous_elements(accessed))
         for tensor in operand.tensors
     ]
     alone = sum(count * min(1.0, run * operand.elem_bytes / PAGE_BYTES) for count, run in runs)

@@ -76,10 +76,10 @@ class CpuContractionRules:
         if p.m is not None:
             axes[p.m] = self._blocks(p.m, base, self._cuts())
         if p.n is not None:
-            room = int(self._block_of_b_bytes() / (p.packed_words(depth) * p.elem_bytes))
-            fewest = -(-p.extent(p.n) // max(base.tile[p.n], room))
+            limit = int(self._block_of_b_bytes() / (p.packed_words(depth) * p.elem_bytes))
+            fewest = -(-p.extent(p.n) // max(base.tile[p.n], limit))
             depths = axes[p.k] if p.k is not None else (1,)
-            near = [self._cuts_to_fit(room, deep, base) for deep in depths for room in self._retained_block_bytes()]
+            near = [self._cuts_to_fit(limit, deep, base) for deep in depths for limit in self._retained_block_bytes()]
             axes[p.n] = self._blocks(p.n, base, [*(fewest * cut for cut in self._cuts()), *near])
         return ScaleUpLevel(
             level=p.machine.hw.block_level.name,
@@ -185,10 +185,10 @@ class CpuContractionRules:
             0
         ].bytes_per_core
 
-    def _cuts_to_fit(self, room_bytes: float, depth: int, base: ThreadTile) -> int:
+    def _cuts_to_fit(self, max_bytes: float, depth: int, base: ThreadTile) -> int:
         """Return the fewest column blocks of at most that many bytes."""
         p = self.workload
-        columns, unit = int(room_bytes / (p.packed_words(depth) * p.elem_bytes)), extent_on(base.tile, p.n)
+        columns, unit = int(max_bytes / (p.packed_words(depth) * p.elem_bytes)), extent_on(base.tile, p.n)
         return -(-p.extent(p.n) // max(unit, columns // unit * unit))
 
     def _blocks(self, axis: int, base: ThreadTile, cuts: Iterable[int]) -> Tile:
@@ -204,15 +204,15 @@ class CpuContractionRules:
     def _word_steps(self, base: ThreadTile) -> Tile:
         p = self.workload
         depth = p.packed_words(p.extent(p.k))
-        room = int(self._panel_bytes() / (extent_on(base.tile, p.n) * p.elem_bytes))
+        limit = int(self._panel_bytes() / (extent_on(base.tile, p.n) * p.elem_bytes))
         even = {-(-depth // -(-depth // k)) for k in K_STEPS if k < depth}  # steps of about equal length
         if depth <= MAX_K_STEP:
             even.add(depth)
         longest = -(-depth // -(-depth // MAX_K_STEP))
-        if self._skips_packing_of_a(p.extents, base) and longest <= room:
+        if self._skips_packing_of_a(p.extents, base) and longest <= limit:
             return (longest,)  # unpacked rows of A restart with each k block
-        fitting = sorted(k for k in even if k <= room)
-        return tuple(fitting[-2:] or [max(1, min(depth, room, K_STEPS[0]))])
+        fitting = sorted(k for k in even if k <= limit)
+        return tuple(fitting[-2:] or [max(1, min(depth, limit, K_STEPS[0]))])
 
     def _block_bytes(self, block: Tile, axis: int | None) -> int:
         return (

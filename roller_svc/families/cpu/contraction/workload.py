@@ -56,11 +56,11 @@ def cpu_operands(group: KernelGroup, packed: tuple[DType, DType] | None = None) 
     (m,), (n,), (k,) = (group.space.role(role) for role in (AxisRole.M, AxisRole.N, AxisRole.K))
     types, dtype = dict(group.inputs), group.space.compute_dtype
     both = zip(operands(group), (m, n), packed or (dtype, dtype), strict=True)
-    lies = [_cpu_operand(operand, (axis, k), types, dtype) for operand, axis, dtype in both]
+    layouts = [_cpu_operand(operand, (axis, k), types, dtype) for operand, axis, dtype in both]
     constant = [
         all(x.constant for x in group.space.accesses if x.operand == name) for name in ("a", "b")
     ]  # fmt: skip
-    a, b = (replace(lie, constant=stays) for lie, stays in zip(lies, constant, strict=True))
+    a, b = (replace(layout, constant=stays) for layout, stays in zip(layouts, constant, strict=True))
     return a, b
 
 
@@ -105,8 +105,8 @@ def rows_per_block(rows: int, mr: int, kc: int, elem_bytes: int, l2_bytes: int) 
     Matrix Multiplication, 2008).
     """
     panels = math.ceil(rows / mr)
-    room = max(1, int(L2_BLOCK_FRACTION * l2_bytes / (mr * kc * elem_bytes)))
-    return math.ceil(panels / math.ceil(panels / room)) * mr
+    max_panels = max(1, int(L2_BLOCK_FRACTION * l2_bytes / (mr * kc * elem_bytes)))
+    return math.ceil(panels / math.ceil(panels / max_panels)) * mr
 
 
 def columns_fit_l2(columns: int, kc: int, elem_bytes: int, l2_bytes: int) -> bool:

@@ -176,7 +176,7 @@ class CpuConvolutionRules:
         filters = round_up(p.extent(p.n), extent_on(base.tile, p.n))
         weights = L2_WEIGHTS_FRACTION * mach.hw.block_level.capacity_bytes / (row * filters)
         return tuple(
-            sorted({depth} | {_equal_steps(depth, int(room)) for room in (panel, weights) if 1 <= room < depth})
+            sorted({depth} | {_equal_steps(depth, int(limit)) for limit in (panel, weights) if 1 <= limit < depth})
         )
 
     def _cuts(self, axis: int, base: ThreadTile, most: int) -> Tile:
@@ -199,6 +199,6 @@ class CpuConvolutionRules:
         return [(block, ThreadTile(thread))]
 
 
-def _equal_steps(depth: int, room: int) -> int:
+def _equal_steps(depth: int, limit: int) -> int:
     """Return steps of about equal length, none longer than the limit."""
-    return -(-depth // -(-depth // room))
+    return -(-depth // -(-depth // limit))

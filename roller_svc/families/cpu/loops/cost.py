@@ -48,12 +48,12 @@ _MINMAX_COMBINES = frozenset({Combine.MAX, Combine.MIN})
 def cpu_loop_cost(p: Workload[LoopFacts], launch: Launch) -> Costs:
     """Return the operations, loads and tasks of the busiest core, overlapped with memory."""
     mach, costs = p.machine, p.machine.costs.loops
-    walked = p.facts.statements or (
+    statements = p.facts.statements or (
         StatementWork(p.outer_points * p.inner_points, _unknown_op_counts(p), None, frozenset()),
     )
     waves = -(-launch.grid // mach.cores)
     share = max(waves / launch.grid, 1 / mach.cores)  # of all tasks, those of the core with the most
-    steps = _steps(p, launch, walked)
+    steps = _steps(p, launch, statements)
     compute, loads, again = (mach.seconds(share * sum(part)) for part in zip(*(s.cycles for s in steps), strict=True))
     jumps = mach.seconds(share * sum(_strided_miss_cycles(p, t, launch) for t in p.footprint.reads))
     if launch.nontemporal:
@@ -62,10 +62,10 @@ def cpu_loop_cost(p: Workload[LoopFacts], launch: Launch) -> Costs:
     memory = sum(s.memory_s for s in steps)
     joint = _overlap(costs, compute + loads + again + jumps, memory)
     apart = sum(_overlap(costs, mach.seconds(share * sum(s.cycles)), s.apart_s) for s in steps)
-    ahead = _prefetched_fraction(p, launch)
-    moving = ahead * memory + (1 - ahead) * sum(s.apart_s for s in steps)
+    prefetched = _prefetched_fraction(p, launch)
+    moving = prefetched * memory + (1 - prefetched) * sum(s.apart_s for s in steps)
     return Costs(
-        core_s=ahead * joint + (1 - ahead) * max(joint, apart) + task,
+        core_s=prefetched * joint + (1 - prefetched) * max(joint, apart) + task,
         core_stage=None,
         stage_seconds=(
             ("compute", compute), ("loads", loads + jumps), ("again", again), ("task", task),
@@ -85,21 +85,23 @@ class _StatementCost:
     apart_s: float  # the same without that overlap
 
 
-def _steps(p: Workload[LoopFacts], launch: Launch, walked: tuple[StatementWork, ...]) -> list[_StatementCost]:
+def _steps(p: Workload[LoopFacts], launch: Launch, statements: tuple[StatementWork, ...]) -> list[_StatementCost]:
     each = _reread_cycles_per_byte(p, launch)
-    moving = _transfer_s(p, launch, beside=True)
-    moving_apart = _transfer_s(p, launch, beside=False) if launch.nontemporal else moving
+    moving = _transfer_s(p, launch, under_reads=True)
+    moving_apart = _transfer_s(p, launch, under_reads=False) if launch.nontemporal else moving
     known: set[str] = set()
     steps = []
-    for one in walked:
+    for one in statements:
         mine = [t for t in p.footprint.accesses if t.access.tensor in one.tensors or not one.tensors]
         again = sum(t.bytes(p.extents) for t in mine if t.access.tensor in known and t.varies_with_reduction)
         first = frozenset(t.access.tensor for t in mine) - known
         memory, apart = (sum(s for tensor, s in some if tensor in first) for some in (moving, moving_apart))
         known |= first
-        in_turn = _reads_rows_sequentially(p, one, first)
-        loads = _load_cycles(p, launch, one, in_turn=in_turn) - _stall_cycles(p, launch, one, in_turn=in_turn)
-        busy = _statement_cycles(p, launch, one, in_turn=in_turn) + _first_lines_cycles(p, launch, one, first)
+        sequential = _reads_rows_sequentially(p, one, first)
+        loads = _load_cycles(p, launch, one, sequential=sequential) - _stall_cycles(
+            p, launch, one, sequential=sequential
+        )
+        busy = _statement_cycles(p, launch, one, sequential=sequential) + _first_lines_cycles(p, launch, one, first)
         steps.append(_StatementCost((busy, max(0.0, loads), again * each), memory, apart))
     return steps
 
@@ -156,10 +158,10 @@ def _unknown_op_counts(p: Workload[LoopFacts]) -> OpCounts:
     return OpCounts(alu=round(p.space.flops / (p.outer_points * p.inner_points)))
 
 
-def _statement_cycles(p: Workload[LoopFacts], launch: Launch, each: StatementWork, *, in_turn: bool) -> float:
+def _statement_cycles(p: Workload[LoopFacts], launch: Launch, each: StatementWork, *, sequential: bool) -> float:
     """Return cycles of one statement: operations, or reduction latency; loops; horizontal reduction and tails."""
     costs = p.machine.costs.loops
-    busy, waiting = _vector_cycles(p, launch, each, in_turn=in_turn)
+    busy, waiting = _vector_cycles(p, launch, each, sequential=sequential)
     rows, width = p.outer_points, _width(p, launch)
     is_row = each.points > rows
     cycles = each.points * _overhang(p, launch) / width * max(busy, waiting)
@@ -192,12 +194,12 @@ def _reduction_step(p: Workload[LoopFacts], each: StatementWork) -> ReductionSte
 
 
 def _vector_cycles(
-    p: Workload[LoopFacts], launch: Launch, each: StatementWork, *, in_turn: bool
+    p: Workload[LoopFacts], launch: Launch, each: StatementWork, *, sequential: bool
 ) -> tuple[float, float]:
     """Return one statement's cycles per vector: (operations and loop, latency of the reduction chain)."""
     costs, counts = p.machine.costs.loops, each.counts
     width = _width(p, launch)
-    rows_at_once = 1 if launch.reduce_threads > 1 and in_turn else math.prod(launch.thread)
+    rows_at_once = 1 if launch.reduce_threads > 1 and sequential else math.prod(launch.thread)
     side_by_side = max(1, launch.reduce_threads * rows_at_once // width)
     join = OpCounts(
         alu=each.combine is Combine.SUM or each.combine is Combine.PROD, minmax=each.combine in _MINMAX_COMBINES
@@ -243,10 +245,10 @@ def _reads_rows_sequentially(p: Workload[LoopFacts], each: StatementWork, first:
     return each.combine is not None and any(p.machine.hw.exceeds_caches(b, p.compulsory_bytes) for b in mine)
 
 
-def _stall_cycles(p: Workload[LoopFacts], launch: Launch, each: StatementWork, *, in_turn: bool) -> float:
+def _stall_cycles(p: Workload[LoopFacts], launch: Launch, each: StatementWork, *, sequential: bool) -> float:
     """Return cycles in which only the divider works, or reductions wait: loads and stores hide there."""
     alone = work_cycles(p.machine, each.counts) - alu_cycles(p.machine.costs.loops, each.counts)
-    busy, waiting = _vector_cycles(p, launch, each, in_turn=in_turn)
+    busy, waiting = _vector_cycles(p, launch, each, sequential=sequential)
     return each.points * _overhang(p, launch) / _width(p, launch) * (alone + max(0.0, waiting - busy))
 
 
@@ -265,7 +267,7 @@ def _overhang(p: Workload[LoopFacts], launch: Launch) -> float:
     return -(-extent // width) * width / extent
 
 
-def _load_cycles(p: Workload[LoopFacts], launch: Launch, each: StatementWork, *, in_turn: bool) -> float:
+def _load_cycles(p: Workload[LoopFacts], launch: Launch, each: StatementWork, *, sequential: bool) -> float:
     """Return one statement's load and store cycles, as if all hit L1.
 
     A column reduction loads accumulators once per iteration; resident rows share common operands.
@@ -274,7 +276,7 @@ def _load_cycles(p: Workload[LoopFacts], launch: Launch, each: StatementWork, *,
     if each.combine is not None and is_column_reduction(p.space):
         vectors *= reduction_step(p.space).rows / reduction_step(p.space).terms
     found = [t for t in p.footprint.accesses if not each.tensors or t.access.tensor in each.tensors]
-    side_by_side = launch.reduce_threads > 1 and not in_turn
+    side_by_side = launch.reduce_threads > 1 and not sequential
     common = [math.prod(n for i, n in enumerate(launch.thread) if side_by_side and i not in t.axes) for t in found]
     return sum(_access_cycles(p, t, launch, vectors / n) for t, n in zip(found, common, strict=True))
 
@@ -324,8 +326,8 @@ def _strided_miss_cycles(p: Workload[LoopFacts], tensor: AccessFootprint, launch
     return vectors * latency / p.machine.costs.loops.outstanding_misses
 
 
-def _transfer_s(p: Workload[LoopFacts], launch: Launch, *, beside: bool) -> list[tuple[str, float]]:
-    """Return each tensor's memory seconds; non-temporal outputs without what `beside` reads hide."""
+def _transfer_s(p: Workload[LoopFacts], launch: Launch, *, under_reads: bool) -> list[tuple[str, float]]:
+    """Return each tensor's memory seconds; non-temporal outputs without what `under_reads` reads hide."""
     clipped = tuple([min(b, e) for b, e in zip(launch.block, p.footprint.extents, strict=True)])
     often, put = reread_ratio(p.footprint.reads, launch.grid, clipped, p.extents), 1.0
     if launch.reduce_threads > 1:
@@ -339,7 +341,7 @@ def _transfer_s(p: Workload[LoopFacts], launch: Launch, *, beside: bool) -> list
     found = [(t.access.tensor, often * sum(each)) for t, each in zip(p.footprint.reads, parts, strict=True)]
     written = [(t, put * transfer_s(p, t, clipped, launch.grid)) for t in p.footprint.writes]
     if launch.nontemporal:
-        reads = parts if parts and beside else [(0.0, 0.0)]
+        reads = parts if parts and under_reads else [(0.0, 0.0)]
         caches_s, memory_s = (often * sum(each) for each in zip(*reads, strict=True))
         written = [(t, _nontemporal_s(p, t, launch, (caches_s, memory_s, plain_s))) for t, plain_s in written]
     return [*found, *((t.access.tensor, seconds) for t, seconds in written)]

@@ -98,8 +98,8 @@ class TransposeRules(TaskRules):
         layout = self.layout
         points = math.prod(tile)
         least = min(layout.lanes**2, points)
-        room = points * sum(load.dtype.bytes for load in layout.transposed)
-        return "room" if room > MAX_BUFFER_BYTES and points > 4 * least else ""
+        buffer_bytes = points * sum(load.dtype.bytes for load in layout.transposed)
+        return "room" if buffer_bytes > MAX_BUFFER_BYTES and points > 4 * least else ""
 
     def _block_steps(self, axis: int, base: ThreadTile) -> Tile:
         extent, unit = self.workload.extents[axis], base.tile[axis]

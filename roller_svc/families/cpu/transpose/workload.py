@@ -94,7 +94,9 @@ class _Reading:
         lanes = _lanes(most, min(height, short))
         if short <= MAX_SHORT_ROW and height >= most and all(stride == short for _, stride in transposed):
             kind, lanes = TransposeKind.DEINTERLEAVE, most
-        elif height <= MAX_SHORT_ROW and self._extent(columns[-1]) >= most and self._is_woven(stored, columns[-1]):
+        elif (
+            height <= MAX_SHORT_ROW and self._extent(columns[-1]) >= most and self._is_interleaved(stored, columns[-1])
+        ):
             kind, lanes, short, columns = TransposeKind.INTERLEAVE, most, height, columns[-1:]
         elif lanes >= MIN_LANES:
             kind = TransposeKind.BLOCK
@@ -115,13 +117,13 @@ class _Reading:
         strides = _strides(load.index, type_)
         if strides is None or strides.get(self.row, 0) < 2 or _run(strides, self.group) is None:
             return None
-        walks = [affine(i) for i in load.index]
-        inside = all(w is not None and self._is_inside(w, n) for w, n in zip(walks, type_.shape, strict=True))
+        indices = [affine(i) for i in load.index]
+        inside = all(w is not None and self._is_inside(w, n) for w, n in zip(indices, type_.shape, strict=True))
         return strides if inside else None
 
-    def _is_inside(self, walk: Affine, size: int) -> bool:
-        ends = [c * (self._extent(name) - 1) for name, c in walk.coeffs]
-        low, high = (walk.offset + sum(f(0, end) for end in ends) for f in (min, max))
+    def _is_inside(self, index: Affine, size: int) -> bool:
+        ends = [c * (self._extent(name) - 1) for name, c in index.coeffs]
+        low, high = (index.offset + sum(f(0, end) for end in ends) for f in (min, max))
         return low >= 0 and high < size
 
     def _columns(self, strides: dict[str, int], enough: int) -> tuple[str, ...]:
@@ -134,7 +136,7 @@ class _Reading:
             step *= self._extent(found[0])
         return tuple(found)
 
-    def _is_woven(self, stored: list[TensorExpr], column: str) -> bool:
+    def _is_interleaved(self, stored: list[TensorExpr], column: str) -> bool:
         """Whether results lie in whole short rows behind each other along that axis, along which all reads lie too."""
         statement = stored[0]
         type_ = dict(self.group.stored)[statement.output]

@@ -6,13 +6,13 @@ import math
 from dataclasses import dataclass
 
 from roller_svc.families.common.gpu.elementwise_space import REQUEST_THREADS, SECTOR_BYTES, MapAccess, MapSpace, Tile
+from roller_svc.families.common.gpu.serial_cost import make_block_cycles
 from roller_svc.ir.hardware import Limits
 from roller_svc.perf.common import Costs, Launch, dram_bytes_with_reuse, simt_waves, streaming_bandwidth
 from roller_svc.perf.machine import SCHEDULERS, register_words
 from roller_svc.perf.occupancy import BlockResources, blocks_per_core, overhead_registers
 from roller_svc.perf.workload import ADDRESS_OPS, DIVISION_OPS, Workload
 
-BLOCK_CYCLES = 50.0  # a core starts one block after another
 BARRIER_CYCLES = 30.0
 THREAD_INSTRUCTIONS = 20.0  # index of the thread, bounds of its tile, exit
 STAGED_INSTRUCTIONS = 4.0  # addresses of a staged vector's source and target
@@ -82,14 +82,11 @@ def elementwise_cost(p: Workload[MapSpace], launch: Launch) -> Costs:
     if tile.staged:
         chain += BARRIER_CYCLES + hw.block_level.latency_s * mach.clock_hz
 
-    def block_cycles(blocks: float) -> float:
-        issue = blocks * (warps * instructions / mach.issue_per_cycle + BLOCK_CYCLES)
-        return max(issue, blocks * warps * requests * mach.request_cycles, chain) + 0.1 * min(issue, chain)
-
+    block_cycles = make_block_cycles(mach, warps, instructions, requests, chain)
     waves, core_cycles = simt_waves(launch.grid, resident, mach.cores, block_cycles)
     clipped = tuple([min(b, e) for b, e in zip(launch.block, p.extents, strict=True)])
     moved = launch.grid * p.footprint.transferred_bytes(clipped)
-    asked = launch.grid * p.footprint.requested_bytes(clipped)
+    requested = launch.grid * p.footprint.requested_bytes(clipped)
     last = mach.llc
     in_flight = _loaded_bytes(tile, launch.threads) * min(launch.grid, resident * mach.cores)
     return Costs(
@@ -97,7 +94,7 @@ def elementwise_cost(p: Workload[MapSpace], launch: Launch) -> Costs:
         core_stage="latency" if chain * waves > 0.7 * core_cycles else "compute",
         stage_seconds=(
             ("fma", p.space.flops * launch.grid * math.prod(launch.block) / p.outer_points / mach.unit.flops_per_s),
-            (last.name if last else "cache", asked / (last.bytes_per_s if last else math.inf)),
+            (last.name if last else "cache", requested / (last.bytes_per_s if last else math.inf)),
             ("dram", _dram_bytes(p, moved) / streaming_bandwidth(mach, in_flight)),
         ),
         occupancy=min(1.0, resident * launch.threads / hw.limits.max_threads_per_core),
@@ -133,10 +130,10 @@ def _thread_work(p: Workload[MapSpace], tile: MapTile, threads: int) -> tuple[fl
     for access in tile.staged:
         width = math.gcd(access.vector_width, tile.block[access.tile_axes(tile.map.row)[-1]])
         loads = tile.staged_bytes(access) / (access.bytes * width * threads)
-        room = tile.map.padded_layout(access, tile.block, tile.thread)
+        layout = tile.map.padded_layout(access, tile.block, tile.thread)
         line = REQUEST_THREADS * width * access.bytes / SECTOR_BYTES
         instructions += loads * (STAGED_INSTRUCTIONS + 2.0 * width) + points
-        cycles += loads * (max(1.0, line / SECTORS_PER_CYCLE) + room.write_cycles) + points * room.read_cycles
+        cycles += loads * (max(1.0, line / SECTORS_PER_CYCLE) + layout.write_cycles) + points * layout.read_cycles
     return instructions, cycles
 
 

@@ -107,13 +107,6 @@ class ElementwiseRules(LoopRules):
         fits = map_registers(p, MapTile.of(p, thread, thread), limits) <= limits.max_registers_per_thread
         return "" if fits or points == 1 else "registers per thread"
 
-    def _measured(self, tile: Tile, too_large: str, misaligned: str = "") -> TileMetrics:
-        footprint_bytes, moved = self.workload.footprint.measure(tile)
-        return TileMetrics(footprint_bytes, moved / math.prod(tile), too_large, misaligned)
-
-    def _evaluate_thread(self, thread: Tile, lanes: int) -> TileMetrics:
-        return self._measured(thread, self._thread_rule(thread))
-
     @property
     def _first_axes(self) -> tuple[int | None, ...]:
         """The row: there is no reuse."""

@@ -30,6 +30,7 @@ from roller_svc.families.common.gpu.matrix.terms import (
     MatrixStep,
     bytes_per_core_cycle,
     copy_cost,
+    device_fill,
     epilogue_memory_cycles,
     epilogue_slots,
     llc_bytes_per_core_cycle,
@@ -60,13 +61,11 @@ def mma_attention(p: Workload[AttentionOperands], launch: Launch) -> Costs:
     dram = dram_bytes / (launch.grid * steps) / bytes_per_core_cycle(mach.dram.bandwidth_bytes_per_s, mach)
     cost = _step(p, found, tile, launch.block)
     step = cost.step._replace(dram=dram)
-    ahead = launch.stages - 1 if found.k.is_async and found.v.is_async else 1
-    at_once = resident * mach.cores
+    stages_in_flight = launch.stages - 1 if found.k.is_async and found.v.is_async else 1
 
     def block_cycles(blocks: float) -> float:
-        full = blocks == resident and launch.grid >= at_once
-        working = 1.0 if full else launch.grid % at_once / (blocks * mach.cores)
-        return steps * step.cycles(blocks, ahead, working)
+        fill = device_fill(launch.grid, resident, mach.cores, blocks)
+        return steps * step.cycles(blocks, stages_in_flight, fill)
 
     waves, cycles = simt_waves(launch.grid, resident, mach.cores, block_cycles)
     together = min(resident, -(-launch.grid // mach.cores))

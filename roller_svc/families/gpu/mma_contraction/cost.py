@@ -20,6 +20,7 @@ from roller_svc.families.common.gpu.matrix.terms import (
     accumulator_columns,
     bytes_per_core_cycle,
     copy_cost,
+    device_fill,
     epilogue_memory_cycles,
     epilogue_slots,
     k_tile_latency_cycles,
@@ -55,13 +56,11 @@ def mma_contraction(p: Workload[MmaFacts], launch: Launch) -> Costs:
     dram = dram_bytes / (launch.grid * steps) / bytes_per_core_cycle(mach.dram.bandwidth_bytes_per_s, mach)
     step = block_step(p, launch.block, launch.thread)
     step = step._replace(dram=dram, latency=k_tile_latency_cycles(p, launch, dram_bytes, steps))
-    ahead = prefetch_stages(p, launch.stages)
-    at_once = resident * mach.cores
+    stages_in_flight = prefetch_stages(p, launch.stages)
 
     def block_cycles(blocks: float) -> float:
-        full = blocks == resident and launch.grid >= at_once
-        working = 1.0 if full else launch.grid % at_once / (blocks * mach.cores)
-        return steps * step.cycles(blocks, ahead, working)
+        fill = device_fill(launch.grid, resident, mach.cores, blocks)
+        return steps * step.cycles(blocks, stages_in_flight, fill)
 
     waves, cycles = simt_waves(launch.grid, resident, mach.cores, block_cycles)
     together = min(resident, -(-launch.grid // mach.cores))

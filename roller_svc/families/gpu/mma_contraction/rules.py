@@ -219,8 +219,8 @@ class MmaContractionRules(TilePrefilter):
         m, n = extent_on(warp, p.m), accumulator_columns(p, warp)
         k_bytes = self._k_steps(ThreadTile(warp))[0] * self._operand_bytes()
         fragment = self._fragment
-        held = (m // fragment.rows, n // fragment.columns, k_bytes // fragment.step_bytes)
-        registers = math.ceil(warp_registers(fragment, *held))
+        fragments = (m // fragment.rows, n // fragment.columns, k_bytes // fragment.step_bytes)
+        registers = math.ceil(warp_registers(fragment, *fragments))
         registers += math.floor(self._least_brought(m, n) * k_bytes)
         rule = "registers per thread" if registers > self._most_registers() else ""
         size = self._operand_bytes()
@@ -303,8 +303,8 @@ class MmaContractionRules(TilePrefilter):
         each = staged.tile.pipeline_bytes // MIN_MATRIX_STAGES
         needs = BlockResources(staged.tile.threads, staged.registers, staged.tile.shared_bytes)
         for resident in range(min(most_blocks, blocks_per_core(needs, hw)), 0, -1):
-            room = limits.shared_bytes_per_core // resident - limits.shared_bytes_reserved_per_block
-            fitting = min(room, limits.shared_bytes_per_block) // each
+            shared_bytes = limits.shared_bytes_per_core // resident - limits.shared_bytes_reserved_per_block
+            fitting = min(shared_bytes, limits.shared_bytes_per_block) // each
             busy = step.cycles(resident, UNLIMITED)
             needed = 1 + math.ceil((step.latency + resident * step.llc) / busy)
             if not self._asynchronous:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from roller_svc.construct.align import powers_of_two, tile_multiples
-from roller_svc.construct.rules import ThreadTile, exceeds_grid, replaced
+from roller_svc.construct.rules import ThreadTile, replaced
 from roller_svc.construct.scale_up import ScaleUpResult, TileMetrics
 from roller_svc.families.common.gpu.loop_rules import LoopRules
 from roller_svc.families.common.gpu.row_space import RowIteration, RowSpace
@@ -49,9 +49,11 @@ class ReductionRules(LoopRules):
 
     def evaluate(self, block: Tile, base: ThreadTile) -> TileMetrics:
         threads = self._threads(block, base)
-        walk = self.rows.row_iteration(block, base.tile, base.reduce_threads)
-        too_large = self._capacity_rule(walk, base, threads)
-        return self._measured(block, walk, too_large, "" if too_large else self._alignment_rule(block, threads))
+        iteration = self.rows.row_iteration(block, base.tile, base.reduce_threads)
+        too_large = self._capacity_rule(iteration, base, threads)
+        return self._measure_rows(
+            block, iteration, too_large, "" if too_large else self._alignment_rule(block, threads)
+        )
 
     def fallback_tiles(self) -> Sequence[tuple[Tile, ThreadTile]]:
         """Return a warp per row, or a thread per row, a chunk at a time."""
@@ -100,33 +102,30 @@ class ReductionRules(LoopRules):
         sums = points * (thread[self.rows.inner] if self.rows.contiguous_along_reduction else 1) * self.rows.words
         return "registers per thread" if sums > MAX_ACCUMULATORS and points > 1 else ""
 
-    def _capacity_rule(self, walk: RowIteration, base: ThreadTile, threads: int) -> str:
+    def _capacity_rule(self, iteration: RowIteration, base: ThreadTile, threads: int) -> str:
         limits = self.workload.machine.hw.limits
         if threads > min(limits.max_threads_per_block, limits.max_threads_per_core):
             return "threads per block"
         if threads > max(MAX_THREADS, base.reduce_threads):
             return "occupancy"
-        registers = self.rows.registers(base.tile, walk, limits)
-        if registers > MAX_REGISTERS and walk.chunks_in_flight > 1:
+        registers = self.rows.registers(base.tile, iteration, limits)
+        if registers > MAX_REGISTERS and iteration.chunks_in_flight > 1:
             return "registers per thread"
         granted = min(registers, limits.max_registers_per_thread)
         if block_registers(threads, granted, limits) > limits.registers_per_core:
             return "registers per core"
-        if self.rows.shared_bytes(walk, base.reduce_threads, threads, limits.warp_size) > limits.shared_bytes_per_block:
+        if (
+            self.rows.shared_bytes(iteration, base.reduce_threads, threads, limits.warp_size)
+            > limits.shared_bytes_per_block
+        ):
             return "shared memory"
         return ""
 
-    def _alignment_rule(self, block: Tile, threads: int) -> str:
-        if threads % self.workload.machine.hw.limits.warp_size:
-            return "execution unit"
-        huge = exceeds_grid(self.workload, block)
-        return "grid size" if huge else ""
-
     # measures -------------------------------------------------------------------------------------------------------
-    def _measured(self, tile: Tile, walk: RowIteration, too_large: str, misaligned: str = "") -> TileMetrics:
+    def _measure_rows(self, tile: Tile, iteration: RowIteration, too_large: str, misaligned: str = "") -> TileMetrics:
         """Return metrics with the traffic of whole rows: once if they stay in registers, else per pass."""
         end_to_end = replaced(tile, self.rows.inner, self.rows.points)
-        whole = walk.is_single_pass
+        whole = iteration.is_single_pass
         moved = 0.0
         for access in self.rows.accesses:
             moved += access.transferred_bytes(end_to_end) * (1 if whole else access.num_passes)
@@ -136,7 +135,7 @@ class ReductionRules(LoopRules):
         return TileMetrics(self.workload.footprint.bytes(tile), moved / points, too_large, misaligned)
 
     def _evaluate_thread(self, thread: Tile, lanes: int) -> TileMetrics:
-        return self._measured(thread, self.rows.row_iteration(thread, thread, lanes), self._thread_rule(thread))
+        return self._measure_rows(thread, self.rows.row_iteration(thread, thread, lanes), self._thread_rule(thread))
 
     @property
     def _first_axes(self) -> tuple[int | None, ...]:

@@ -30,7 +30,7 @@ COPY_OPS, LOAD_OPS, STORE_OPS, GUARD_OPS, PLACE_OPS = 2.0, 2.0, 1.5, 6.0, 4.0
 MULTIPLIED = 0.25  # of those instructions: integer multiply-adds, which run on the FMA units
 # Registers of a thread in addition to its tile: a minimum (loop counters, column indices), per operand that is copied
 # or staged in registers, per copy of a k-tile, per staged element (twice that where positions need divisions).
-MIN_OVERHEAD, COPYING, HOLDING, EACH_COPY, EACH_HELD = 14.0, 6.0, 2.0, 1.0, 1.3
+MIN_OVERHEAD, COPYING, HOLDING, EACH_COPY, EACH_STAGED = 14.0, 6.0, 2.0, 1.0, 1.3
 DIVIDING = 10.0  # where rows of an operand are found by divisions
 REQUESTS = 1.0, 0.5  # of shared memory's bandwidth: scalar reads; vector reads, which pairs of lanes share
 
@@ -42,10 +42,10 @@ def simt_contraction(p: Workload[SimtFacts], launch: Launch) -> Costs:
     resident = blocks_per_core(launch.compiled or needs, hw)
     step = block_step(p, launch.block, launch.thread, launch.threads)
     steps = block_steps(p, launch)
-    warps, ahead = -(-launch.threads // hw.limits.warp_size), prefetch_stages(p, launch.block, launch.stages)
+    warps, stages_in_flight = -(-launch.threads // hw.limits.warp_size), prefetch_stages(p, launch.block, launch.stages)
 
     def block_cycles(blocks: float) -> float:
-        return steps * step.cycles(blocks, warps, ahead)
+        return steps * step.cycles(blocks, warps, stages_in_flight)
 
     waves, core_cycles = simt_waves(launch.grid, resident, mach.cores, block_cycles)
     edges = step.latency + min(resident, -(-launch.grid // mach.cores)) * _epilogue_cycles(p, launch)
@@ -54,7 +54,7 @@ def simt_contraction(p: Workload[SimtFacts], launch: Launch) -> Costs:
     l2_bytes = launch.grid * steps * _step_bytes(p, launch) + p.epilogue.total_bytes
     dram_bytes = _dram_bytes(p, launch, resident)
     last = mach.llc
-    is_busy = resident * step.busy >= step.cycles(resident, warps, ahead)
+    is_busy = resident * step.busy >= step.cycles(resident, warps, stages_in_flight)
     return Costs(
         core_s=mach.seconds(core_cycles),
         core_stage="compute" if is_busy else "latency",
@@ -125,11 +125,11 @@ def _thread_registers(p: Workload[SimtFacts], thread_m: int, thread_n: int) -> T
 
 def _staged(feed: SimtOperandLoad | None, words: int) -> StagingRegisters:
     if feed is None:
-        return StagingRegisters(HOLDING, EACH_HELD * words, 1)
+        return StagingRegisters(HOLDING, EACH_STAGED * words, 1)
     at_once = feed.width(feed.operand.vector_width, feed.operand.vector_width, None)
     if feed.is_async(feed.operand.vector_width):
         return StagingRegisters(COPYING, EACH_COPY / at_once, at_once)
-    return StagingRegisters(HOLDING, EACH_HELD * words * (1 + feed.needs_division), at_once)
+    return StagingRegisters(HOLDING, EACH_STAGED * words * (1 + feed.needs_division), at_once)
 
 
 def stage_bytes(p: Workload[SimtFacts], block: Tile) -> int:

@@ -115,8 +115,8 @@ class SimtContractionRules:
         registers = thread_registers(p, extent_on(base.tile, p.m), extent_on(base.tile, p.n))
         needed = registers.of(*(extent_on(block, side) * extent_on(block, p.k) / threads for side in (p.m, p.n)))
         resident = blocks_per_core(BlockResources(threads, needed, min(2, steps) * staged), p.machine.hw)
-        room = limits.shared_bytes_per_core // resident - limits.shared_bytes_reserved_per_block
-        fitting = min(room, limits.shared_bytes_per_block) // staged
+        max_shared_bytes = limits.shared_bytes_per_core // resident - limits.shared_bytes_reserved_per_block
+        fitting = min(max_shared_bytes, limits.shared_bytes_per_block) // staged
         wanted = 1 + math.ceil(LOADED_LATENCY * step.latency / step.busy)
         most = 1 + prefetch_stages(p, block, MAX_STAGES)
         stages = max(1, min(max(2, wanted), most, fitting, steps))

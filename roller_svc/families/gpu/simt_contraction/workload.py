@@ -110,10 +110,10 @@ class SimtOperandLoad:
             return 1
         if not self.operand.k_major:
             return self._neighbours(max(self.operand.memory_dtype.bytes, self.dtype.bytes), columns)
-        lies_along = inner is None or inner == self.reduced_axis.members[-1]
+        is_contiguous = inner is None or inner == self.reduced_axis.members[-1]
         return (
             self._neighbours(self.operand.memory_dtype.bytes, math.gcd(K_ELEMENTS_PER_TRANSACTION, rows))
-            if lies_along
+            if is_contiguous
             else 1
         )
 

@@ -24,6 +24,7 @@ from roller_svc.families.common.gpu.matrix.terms import (
     MatrixStep,
     bytes_per_core_cycle,
     copy_cost,
+    device_fill,
     epilogue_memory_cycles,
     llc_bytes_per_core_cycle,
     resource_seconds,
@@ -72,9 +73,8 @@ def wgmma_attention(p: Workload[WgmmaAttentionFacts], launch: Launch) -> Costs:
     step = _step(p, known, tile, launch.block)._replace(dram=dram)
 
     def block_cycles(blocks: float) -> float:
-        full = blocks == resident and launch.grid >= at_once
-        working = 1.0 if full else launch.grid % at_once / (blocks * mach.cores)
-        return steps * step.cycles(blocks, tile.stages - 1, working)
+        fill = device_fill(launch.grid, resident, mach.cores, blocks)
+        return steps * step.cycles(blocks, tile.stages - 1, fill)
 
     waves, cycles = simt_waves(launch.grid, resident, mach.cores, block_cycles)
     together = min(resident, -(-launch.grid // mach.cores))

@@ -15,16 +15,15 @@ from roller_svc.families.common.gpu.attention.tile import AttentionOperands, Til
 from roller_svc.families.common.gpu.matrix.tile import OperandLoad
 from roller_svc.families.common.gpu.warpgroups.k_iteration import KTileOrder
 from roller_svc.families.common.gpu.warpgroups.tile import (
-    MAX_REGISTERS,
     ROWS,
     SWIZZLE_ATOMS,
-    THREAD_REGISTERS,
     WARPS,
     WgmmaOperand,
     WgmmaTile,
     aligned_buffer_bytes,
     barrier_bytes,
-    launch_registers,
+    block_threads,
+    consumer_register_limit,
 )
 from roller_svc.families.common.gpu.warpgroups.tma_load import TmaLoadPlan, plan_tma_load
 from roller_svc.ir.group import AxisRole, KernelGroup, TileAxis
@@ -75,7 +74,7 @@ class WgmmaAttentionTile(TiledAttention[WgmmaOperand]):
 
     @property
     def threads(self) -> int:
-        return WARPGROUP_THREADS * (self.consumers + 1)
+        return block_threads(self.consumers)
 
     @property
     def result(self) -> WgmmaTile:
@@ -85,15 +84,12 @@ class WgmmaAttentionTile(TiledAttention[WgmmaOperand]):
 
     @property
     def producer_registers(self) -> int:
-        return max(room.producer_registers for room in (self.q, self.k, self.v))
+        return max(buffer.producer_registers for buffer in (self.q, self.k, self.v))
 
     @property
     def consumer_registers(self) -> int:
-        """As `WgmmaTile.consumer_registers`."""
-        if self.consumers == 1:
-            return THREAD_REGISTERS
-        left = launch_registers(self.threads) * self.threads - WARPGROUP_THREADS * self.producer_registers
-        return min(MAX_REGISTERS, left // (WARPGROUP_THREADS * self.consumers) // 8 * 8)
+        """Registers of a consumer thread after setmaxnreg."""
+        return consumer_register_limit(self.consumers, self.producer_registers)
 
     @property
     def live_registers(self) -> int:
@@ -105,8 +101,8 @@ class WgmmaAttentionTile(TiledAttention[WgmmaOperand]):
     def shared_bytes(self) -> int:
         """Buffers of Q, K, V and the output, then all barriers."""
         slots = ((1, self.q), (self.stages, self.k), (self.stages, self.v))
-        rooms = sum(aligned_buffer_bytes(count * room.bytes) for count, room in slots)
-        return rooms + self.result.epilogue_bytes + sum(barrier_bytes(count) for count, _ in slots)
+        buffers = sum(aligned_buffer_bytes(count * buffer.bytes) for count, buffer in slots)
+        return buffers + self.result.epilogue_bytes + sum(barrier_bytes(count) for count, _ in slots)
 
 
 def wgmma_attention_facts(group: KernelGroup, unit: ComputeUnit, arch: Arch) -> WgmmaAttentionFacts:
@@ -140,18 +136,18 @@ def wgmma_attention_tile(program: RProgram, known: WgmmaAttentionFacts) -> Wgmma
 
 def operands_through_registers(tile: WgmmaAttentionTile) -> Iterator[str]:
     """Yield the operands that neither TMA nor cp.async loads."""
-    for name, room in (("queries", tile.q), ("keys", tile.k), ("values", tile.v)):
-        if room.load.through_registers:
+    for name, buffer in (("queries", tile.q), ("keys", tile.k), ("values", tile.v)):
+        if buffer.load.through_registers:
             yield name
 
 
-def _staged(threads: OperandLoad, tma: TmaLoadPlan | str, extent: int, walk: KTileOrder) -> WgmmaOperand:
+def _staged(threads: OperandLoad, tma: TmaLoadPlan | str, extent: int, order: KTileOrder) -> WgmmaOperand:
     along_k, size = threads.operand.k_major, threads.dtype.bytes
-    row = walk.depth if along_k else extent
+    row = order.depth if along_k else extent
     atom = next(atom for atom in SWIZZLE_ATOMS if row * size % atom == 0)
-    boxes = tma if isinstance(tma, str) else tma.tile(extent, walk, atom // size)
+    boxes = tma if isinstance(tma, str) else tma.tile(extent, order, atom // size)
     load = threads.load if isinstance(boxes, str) else boxes
-    return WgmmaOperand(threads.dtype, along_k, extent, walk.depth, atom, load)
+    return WgmmaOperand(threads.dtype, along_k, extent, order.depth, atom, load)
 
 
 def prepare(group: KernelGroup, base: Workload[None]) -> Workload[WgmmaAttentionFacts] | None:

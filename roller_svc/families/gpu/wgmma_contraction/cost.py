@@ -16,6 +16,7 @@ from roller_svc.families.common.gpu.matrix.terms import (
     MatrixStep,
     bytes_per_core_cycle,
     copy_cost,
+    device_fill,
     epilogue_memory_cycles,
     k_tile_latency_cycles,
     llc_bytes_per_core_cycle,
@@ -77,10 +78,9 @@ def wgmma_contraction(p: Workload[WgmmaFacts], launch: Launch) -> Costs:
     at_start = _requested_at_start(known, launch, steps) / (waves if launch.persistent_blocks else 1)
 
     def block_cycles(blocks: float) -> float:
-        full = blocks == resident and launch.grid >= at_once
-        working = 1.0 if full else launch.grid % at_once / (blocks * mach.cores)
-        late = (steps - at_start) * step.cycles(blocks, prefetch_stages(known, launch.stages), working)
-        return at_start * step.cycles(blocks, UNLIMITED, working) + late
+        fill = device_fill(launch.grid, resident, mach.cores, blocks)
+        late = (steps - at_start) * step.cycles(blocks, prefetch_stages(known, launch.stages), fill)
+        return at_start * step.cycles(blocks, UNLIMITED, fill) + late
 
     waves, cycles = simt_waves(launch.grid, resident, mach.cores, block_cycles)
     again = tile_count(p, launch.block) / launch.grid if launch.stream_k_blocks else (waves - 1) / resident
@@ -202,7 +202,7 @@ class _TilesPerCore:
 
 
 def _prologue_epilogue_cycles(
-    p: Workload[WgmmaFacts], launch: Launch, tile: WgmmaTile, step: MatrixStep, turns: _TilesPerCore
+    p: Workload[WgmmaFacts], launch: Launch, tile: WgmmaTile, step: MatrixStep, tiles: _TilesPerCore
 ) -> float:
     """Return a core's cycles before, between and after the k-tiles of its output tiles.
 
@@ -212,9 +212,9 @@ def _prologue_epilogue_cycles(
     working = min(1.0, launch.grid / p.machine.cores)
     resource_seconds, loads = max(step.mma, step.shared, step.issue, step.chain), max(step.port, step.llc * working)
     begin = step.latency + min(resource_seconds, loads)  # k-tiles count the longer of both
-    results = turns.together * epilogue_memory_cycles(p, launch)
-    handing = turns.together * epilogue_handoff_cycles(p, tile)
+    results = tiles.together * epilogue_memory_cycles(p, launch)
+    handing = tiles.together * epilogue_handoff_cycles(p, tile)
     if not (launch.persistent_blocks or launch.stream_k_blocks):
-        return (begin + handing + results) * (1 + turns.again)
+        return (begin + handing + results) * (1 + tiles.again)
     won = min(tile.stages, block_steps(p, launch)) * max(0.0, max(loads, step.dram) - resource_seconds)
-    return begin + handing + results + turns.again * max(0.0, handing - won)
+    return begin + handing + results + tiles.again * max(0.0, handing - won)

@@ -68,8 +68,8 @@ def approx_cycles(p: Workload[WgmmaFacts], block: Tile, base: ThreadTile, split_
     rounds = -(-tasks // mach.cores)
     together = min(rounds, blocks_per_core(known.resources, mach.hw))
     # each block of a cluster of two loads half of a shared operand, the larger one if possible
-    asked = sum(known.requested_bytes) - max(known.requested_bytes) / 2
-    loads = max(step.port, asked / llc_bytes_per_core_cycle(mach) * min(1.0, tasks / mach.cores))
+    requested_bytes = sum(known.requested_bytes) - max(known.requested_bytes) / 2
+    loads = max(step.port, requested_bytes / llc_bytes_per_core_cycle(mach) * min(1.0, tasks / mach.cores))
     each = max(step.mma, step.shared, step.issue, loads, step.chain / together)
     steps = -(-tile.k_order.steps // split_k)
     edges = (step.latency + BOX_LATENCY_CYCLES) / rounds
@@ -246,10 +246,10 @@ class WgmmaContractionRules(TilePrefilter):
         tile, step = known.tile, known.step
         fixed = tile.epilogue_bytes
         each = tile.a.bytes + tile.b.bytes + tile.barrier_bytes // MIN_MATRIX_STAGES
-        rooms = 2 * SWIZZLE_ATOMS[0] * 8  # what each operand's ring is rounded up by
+        buffers = 2 * SWIZZLE_ATOMS[0] * 8  # what each operand's ring is rounded up by
         for resident in range(min(most_blocks, blocks_per_core(known.resources, hw)), 0, -1):
-            room = hw.limits.shared_bytes_per_core // resident - hw.limits.shared_bytes_reserved_per_block
-            fitting = (min(room, hw.limits.shared_bytes_per_block) - fixed - rooms) // each
+            max_shared_bytes = hw.limits.shared_bytes_per_core // resident - hw.limits.shared_bytes_reserved_per_block
+            fitting = (min(max_shared_bytes, hw.limits.shared_bytes_per_block) - fixed - buffers) // each
             busy = step.cycles(resident, UNLIMITED)
             latency = step.latency + BOX_LATENCY_CYCLES + resident * step.llc
             needed = 1 + math.ceil(latency / busy) if prefetch_stages(known, UNLIMITED) > 1 else MIN_MATRIX_STAGES

@@ -7,6 +7,7 @@ from typing import Any
 
 from roller_svc.families.common.gpu.elementwise_space import REQUEST_THREADS, SECTOR_BYTES, MapAccess, Tile
 from roller_svc.families.common.gpu.row_cost import row_reduction_cost
+from roller_svc.families.common.gpu.serial_cost import make_block_cycles
 from roller_svc.families.gpu.window.workload import UNROLLED_STATEMENTS, WindowFacts, WindowSpace
 from roller_svc.ir.hardware import Limits
 from roller_svc.perf.common import Costs, Launch, dram_bytes_with_reuse, simt_waves, streaming_bandwidth
@@ -14,7 +15,6 @@ from roller_svc.perf.machine import SCHEDULERS, register_words
 from roller_svc.perf.occupancy import BlockResources, blocks_per_core, overhead_registers
 from roller_svc.perf.workload import Workload
 
-BLOCK_CYCLES = 50.0  # a core starts one block after another
 THREAD_INSTRUCTIONS = 30.0  # index of the thread, bounds of its tile, exit
 INPUT_INSTRUCTIONS = 3.0  # bounds check of an input: two comparisons along a line, a select
 LOADS_IN_FLIGHT = 8  # of unrolled loops over a window
@@ -46,14 +46,11 @@ def window_cost(p: Workload[WindowFacts], launch: Launch) -> Costs:
     lines = max(1, windows.inputs(launch.thread) // windows.live_inputs(launch.thread))
     chain = mach.dram_latency_cycles + lines * DEPENDENT_CYCLES * SCHEDULERS
 
-    def block_cycles(blocks: float) -> float:
-        issue = blocks * (warps * instructions / mach.issue_per_cycle + BLOCK_CYCLES)
-        return max(issue, blocks * warps * requests * mach.request_cycles, chain) + 0.1 * min(issue, chain)
-
+    block_cycles = make_block_cycles(mach, warps, instructions, requests, chain)
     waves, core_cycles = simt_waves(launch.grid, resident, mach.cores, block_cycles)
     clipped = tuple([min(b, e) for b, e in zip(launch.block, p.extents, strict=True)])
     moved = launch.grid * p.footprint.transferred_bytes(clipped)
-    asked = launch.grid * p.footprint.requested_bytes(clipped)
+    requested = launch.grid * p.footprint.requested_bytes(clipped)
     whole = p.footprint.transferred_bytes(p.extents)
     again = max(0.0, moved - whole)
     last = mach.llc
@@ -67,7 +64,7 @@ def window_cost(p: Workload[WindowFacts], launch: Launch) -> Costs:
         core_stage="latency" if chain * waves > 0.7 * core_cycles else "compute",
         stage_seconds=(
             ("fma", p.space.flops * padded / mach.unit.flops_per_s),
-            (last.name if last else "cache", asked / (last.bytes_per_s if last else math.inf)),
+            (last.name if last else "cache", requested / (last.bytes_per_s if last else math.inf)),
             ("dram", dram_bytes / streaming_bandwidth(mach, in_flight)),
         ),
         occupancy=min(1.0, resident * launch.threads / hw.limits.max_threads_per_core),
@@ -107,9 +104,9 @@ def _accesses_per_element(windows: WindowSpace, access: MapAccess, thread: Tile)
     # a line begins and ends with elements that share no aligned vector
     inner = along[0].stride * thread[windows.row]
     width = math.gcd(access.vector_width, inner)
-    reach = along[0].input_extent(thread[windows.row])
-    whole = min(inner, reach) // width * width
-    return (reach - whole + whole / width) / reach
+    extent = along[0].input_extent(thread[windows.row])
+    whole = min(inner, extent) // width * width
+    return (extent - whole + whole / width) / extent
 
 
 def _is_under(windows: WindowSpace, access: MapAccess) -> bool:

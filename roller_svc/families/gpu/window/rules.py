@@ -104,14 +104,6 @@ class WindowRules(LoopRules):
         fits = window_registers(windows, thread, limits) <= limits.max_registers_per_thread
         return "" if fits or outputs == 1 else "registers per thread"
 
-    def _measured(self, tile: Tile, too_large: str, misaligned: str = "") -> TileMetrics:
-        footprint_bytes, moved = self.workload.footprint.measure(tile)
-        points = math.prod([tile[i] for i in self.workload.spatial])
-        return TileMetrics(footprint_bytes, moved / points, too_large, misaligned)
-
-    def _evaluate_thread(self, thread: Tile, lanes: int) -> TileMetrics:
-        return self._measured(thread, self._thread_rule(thread))
-
     @property
     def _first_axes(self) -> tuple[int | None, ...]:
         """The row."""

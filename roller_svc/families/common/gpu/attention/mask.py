@@ -53,12 +53,12 @@ def _key_limits(cond: Expr, key: str) -> tuple[tuple[Affine, ...], tuple[Affine,
     lowers: list[Affine] = []
     exact = True
     for condition in conjuncts(cond):
-        room = slack(condition)
-        pace = 0 if room is None else room.coeff(key)
-        if room is None or abs(pace) != 1:
+        margin = slack(condition)
+        pace = 0 if margin is None else margin.coeff(key)
+        if margin is None or abs(pace) != 1:
             exact = False
             continue
-        rest = Affine(tuple((name, c) for name, c in room.coeffs if name != key), room.offset)
+        rest = Affine(tuple((name, c) for name, c in margin.coeffs if name != key), margin.offset)
         if pace == -1:
             uppers.append(rest)
         else:

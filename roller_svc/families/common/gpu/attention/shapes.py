@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from roller_svc.construct.align import round_up
 from roller_svc.perf.footprint import Tile
 
 INSTRUCTION_GRANULE = 16  # keys, head_dim and output columns come in whole instructions
@@ -11,7 +12,7 @@ MAX_STAGES = 3
 
 def round_up_to_instruction(extent: int) -> int:
     """Round the extent up to whole instructions."""
-    return -(-extent // INSTRUCTION_GRANULE) * INSTRUCTION_GRANULE
+    return round_up(extent, INSTRUCTION_GRANULE)
 
 
 def sizes_up_to(sizes: Tile, extent: int) -> Tile:

@@ -188,7 +188,7 @@ def thread_registers(tile: MmaAttentionTile, found: AttentionOperands) -> int:
     rows = tile.row_fragments
     words = tile.fragments + tile.kv_fragments + 1 + (tile.head_dim_steps if tile.has_q_in_registers else 1)
     brought = sum(
-        _copy_registers(feed, room.bytes, tile.threads) for feed, room in ((found.k, tile.k), (found.v, tile.v))
+        _copy_registers(feed, buffer.bytes, tile.threads) for feed, buffer in ((found.k, tile.k), (found.v, tile.v))
     )
     overhead = BASE_REGISTERS + ROW_REGISTERS * (rows - 1) + HEAD_DIM_STEP_REGISTERS * tile.head_dim_steps
     overhead += KV_REGISTERS * max(0, tile.kv_fragments - MAX_FREE_KV_FRAGMENTS)
@@ -196,9 +196,9 @@ def thread_registers(tile: MmaAttentionTile, found: AttentionOperands) -> int:
     return math.ceil(ACCUMULATORS * rows * words + overhead + scores + brought)
 
 
-def _copy_registers(feed: OperandLoad, room_bytes: int, threads: int) -> float:
+def _copy_registers(feed: OperandLoad, buffer_bytes: int, threads: int) -> float:
     """Return the registers of the copies of one buffer and KV tile."""
-    chunks = -(-room_bytes // (CHUNK_BYTES * threads))
+    chunks = -(-buffer_bytes // (CHUNK_BYTES * threads))
     if feed.is_async and chunk_copies(feed) == 1:
         return chunks * CHUNK_COPY_REGISTERS
     return chunks * chunk_registers(feed)

@@ -70,6 +70,13 @@ class MatrixStep(NamedTuple):
         return max(busy, self.chain, arriving)
 
 
+def device_fill(grid: int, resident: int, cores: int, blocks: float) -> float:
+    """Return the concurrent blocks over those of a full device, in a wave of that many blocks per core."""
+    concurrent_blocks = resident * cores
+    full = blocks == resident and grid >= concurrent_blocks
+    return 1.0 if full else grid % concurrent_blocks / (blocks * cores)
+
+
 CORE_L2_BYTES_PER_CYCLE = 64.0  # one core's port to the LLC (A100 whitepaper: 5,120 bytes a clock, 80 ports)
 BARRIER_CYCLES = 30.0
 STEP_OPS = 12.0  # of a warp for one k-tile: stage indices, waits, branches

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from roller_svc.analysis.operand import Operand, staged_dtype
+from roller_svc.construct.align import round_up
 from roller_svc.errors import InvariantError
 from roller_svc.families.common.gpu.matrix.terms import MatrixStep
 from roller_svc.families.common.gpu.matrix.tile import (
@@ -165,7 +166,7 @@ class WgmmaTile:
 
     @property
     def threads(self) -> int:
-        return WARPGROUP_THREADS * (self.consumers + 1)
+        return block_threads(self.consumers)
 
     @property
     def fragments(self) -> int:
@@ -200,10 +201,7 @@ class WgmmaTile:
     @property
     def consumer_registers(self) -> int:
         """Registers of a consumer thread after setmaxnreg; with one consumer, the architectural maximum."""
-        if self.consumers == 1:
-            return THREAD_REGISTERS
-        left = launch_registers(self.threads) * self.threads - WARPGROUP_THREADS * self.producer_registers
-        return min(MAX_REGISTERS, left // (WARPGROUP_THREADS * self.consumers) // 8 * 8)
+        return consumer_register_limit(self.consumers, self.producer_registers)
 
     @property
     def pipeline_bytes(self) -> int:
@@ -283,12 +281,12 @@ class WgmmaOperandLoads:
         """
         known = self._k_orders.get(depth)
         if known is None:
-            walks = [KTileOrder.within(self.k, outer, depth) for outer in range(len(self.k.members))]
+            orders = [KTileOrder.within(self.k, outer, depth) for outer in range(len(self.k.members))]
             known_feeds = [feed for side in self.by_operand for feed in side]
             feeds = [feed.tma for feed in known_feeds if feed.tma is not None]
             if all(feed.by_threads.is_async or feed.tma is None for feed in known_feeds):
-                walks = [walk for walk in walks if walk.steps <= MAX_PADDING * walks[0].steps]
-            known = self._k_orders[depth] = max(walks, key=lambda walk: sum(feed.supports(walk) for feed in feeds))
+                orders = [order for order in orders if order.steps <= MAX_PADDING * orders[0].steps]
+            known = self._k_orders[depth] = max(orders, key=lambda order: sum(feed.supports(order) for feed in feeds))
         return known
 
     def tile(self, block: tuple[int, int, int], group: tuple[int, int], stages: int,
@@ -394,9 +392,23 @@ def launch_registers(threads: int) -> int:
     return min(THREAD_REGISTERS, CORE_REGISTERS // threads) // 8 * 8
 
 
+def block_threads(consumers: int) -> int:
+    """Return the threads of a block: its consumers and one producer."""
+    return WARPGROUP_THREADS * (consumers + 1)
+
+
+def consumer_register_limit(consumers: int, producer_registers: int) -> int:
+    """Return the registers of a consumer thread after setmaxnreg; with one consumer, the architectural maximum."""
+    if consumers == 1:
+        return THREAD_REGISTERS
+    threads = block_threads(consumers)
+    remaining = launch_registers(threads) * threads - WARPGROUP_THREADS * producer_registers
+    return min(MAX_REGISTERS, remaining // (WARPGROUP_THREADS * consumers) // 8 * 8)
+
+
 def aligned_buffer_bytes(size: int) -> int:
     """Round up to the alignment of buffers."""
-    return -(-size // BUFFER_ALIGNMENT_BYTES) * BUFFER_ALIGNMENT_BYTES
+    return round_up(size, BUFFER_ALIGNMENT_BYTES)
 
 
 def barrier_bytes(slots: int) -> int:

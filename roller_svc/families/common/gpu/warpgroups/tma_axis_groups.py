@@ -50,16 +50,16 @@ def bounded_dims(
             BoundedDim(_without_unit_axes(known, extents), math.prod(shape[d + 1 :]), 0, shape[d], guarded=False)
         )
     for condition in conjuncts(guard):
-        room = slack(condition)
-        if room is None:
+        margin = slack(condition)
+        if margin is None:
             return "its guard is not an affine bound"
-        room = _without_unit_axes(room, extents)
-        if _min_value(room, extents) >= 0:
+        margin = _without_unit_axes(margin, extents)
+        if _min_value(margin, extents) >= 0:
             continue
-        bounded = [d for d, w in enumerate(windows) if _bound_side(room, w.index) is not None]
+        bounded = [d for d, w in enumerate(windows) if _bound_side(margin, w.index) is not None]
         if not bounded:
             return "its guard does not bound a dimension"
-        windows[bounded[0]] = _with_bound(windows[bounded[0]], room)
+        windows[bounded[0]] = _with_bound(windows[bounded[0]], margin)
     if any(_max_value(w.index, extents) < w.low or _min_value(w.index, extents) >= w.high for w in windows):
         return "its guard never holds"
     return tuple(windows)
@@ -78,19 +78,19 @@ def _max_value(known: Affine, extents: Mapping[str, int]) -> int:
     return known.offset + sum(max(0, c * (extents[name] - 1)) for name, c in known.coeffs)
 
 
-def _bound_side(room: Affine, index: Affine) -> int | None:
+def _bound_side(margin: Affine, index: Affine) -> int | None:
     """Return 1 for a lower bound of the index, -1 for an upper one, None for neither."""
     if not index.coeffs:
         return None
-    if room.coeffs == index.coeffs:
+    if margin.coeffs == index.coeffs:
         return 1
-    return -1 if room.coeffs == tuple((name, -c) for name, c in index.coeffs) else None
+    return -1 if margin.coeffs == tuple((name, -c) for name, c in index.coeffs) else None
 
 
-def _with_bound(window: BoundedDim, room: Affine) -> BoundedDim:
-    if _bound_side(room, window.index) == 1:  # index - low >= 0
-        return replace(window, low=max(window.low, window.index.offset - room.offset), guarded=True)
-    return replace(window, high=min(window.high, window.index.offset + room.offset + 1), guarded=True)
+def _with_bound(window: BoundedDim, margin: Affine) -> BoundedDim:
+    if _bound_side(margin, window.index) == 1:  # index - low >= 0
+        return replace(window, low=max(window.low, window.index.offset - margin.offset), guarded=True)
+    return replace(window, high=min(window.high, window.index.offset + margin.offset + 1), guarded=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -125,49 +125,49 @@ class TmaLoadPlan:
     _tiles: dict[tuple[int, KTileOrder, int], TmaTile | str] = field(default_factory=dict, compare=False, repr=False)
     _views: dict[tuple[bool, int], _AddressView] = field(default_factory=dict, compare=False, repr=False)
 
-    def supports(self, walk: KTileOrder) -> bool:
+    def supports(self, order: KTileOrder) -> bool:
         """Return whether some tile can be loaded in that order, rows along k as long as a swizzle allows."""
-        row_bytes = walk.depth * self.dtype.bytes if self.k_major else STRIDE_BYTES
+        row_bytes = order.depth * self.dtype.bytes if self.k_major else STRIDE_BYTES
         panel = math.gcd(row_bytes, Swizzle.B128.value) // self.dtype.bytes
-        return panel > 0 and not isinstance(self.tile(max(PATTERN_ROWS, panel), walk, panel), str)
+        return panel > 0 and not isinstance(self.tile(max(PATTERN_ROWS, panel), order, panel), str)
 
-    def tile(self, extent: int, walk: KTileOrder, panel: int) -> TmaTile | str:
+    def tile(self, extent: int, order: KTileOrder, panel: int) -> TmaTile | str:
         """Return a tile of `extent` elements in rows of `panel`, or why it cannot be loaded by TMA."""
-        known = self._tiles.get((extent, walk, panel))
+        known = self._tiles.get((extent, order, panel))
         if known is None:
-            known = self._tiles[extent, walk, panel] = self._tile(extent, walk, panel)
+            known = self._tiles[extent, order, panel] = self._tile(extent, order, panel)
         return known
 
-    def _tile(self, extent: int, walk: KTileOrder, panel: int) -> TmaTile | str:
-        rows, row = (extent, walk.depth) if self.k_major else (walk.depth, extent)
+    def _tile(self, extent: int, order: KTileOrder, panel: int) -> TmaTile | str:
+        rows, row = (extent, order.depth) if self.k_major else (order.depth, extent)
         if row % panel:
             return f"{row} elements are not whole rows of {panel}"
         if panel * self.dtype.bytes % STRIDE_BYTES:
             return f"rows of {panel * self.dtype.bytes} bytes are not multiples of {STRIDE_BYTES}"
-        found = self._plan((extent, walk, panel), rows, pixels=False)
+        found = self._plan((extent, order, panel), rows, pixels=False)
         if not isinstance(found, str):
             return found
-        pixels = found if self.exact else self._plan((extent, walk, panel), rows, pixels=True)
+        pixels = found if self.exact else self._plan((extent, order, panel), rows, pixels=True)
         if not isinstance(pixels, str):
             return pixels
         for parts in range(2, MAX_BOXES + 1):
             if rows % (parts * PATTERN_ROWS) == 0:
-                smaller = self._plan((extent, walk, panel), rows // parts, pixels=False)
+                smaller = self._plan((extent, order, panel), rows // parts, pixels=False)
                 if not isinstance(smaller, str):
                     return smaller
         return found
 
     def _plan(self, tile: tuple[int, KTileOrder, int], rows: int, *, pixels: bool) -> TmaTile | str:
-        extent, walk, panel = tile
-        view = self._view(len(walk.outer), pixels=pixels)
+        extent, order, panel = tile
+        view = self._view(len(order.outer), pixels=pixels)
         inner, across = (view.k, view.axis) if self.k_major else (view.axis, view.k)
         ragged = self.exact and self.axis.extent % extent != 0
-        ends = (walk.has_tail, ragged) if self.k_major else (ragged, walk.has_tail)
+        ends = (order.has_tail, ragged) if self.k_major else (ragged, order.has_tail)
         sides = CopyShape(inner, across, (*view.outer, *view.batch), panel, rows, self.dtype.bytes, *ends)
         boxed = im2col_view(view.address, sides) if pixels else tiled_view(view.address, sides)
         if isinstance(boxed, str):
             return boxed
-        return TmaTile(self.dtype, self.tf32, self.k_major, extent, walk, panel, rows, boxed, view.axis, view.outer,
+        return TmaTile(self.dtype, self.tf32, self.k_major, extent, order, panel, rows, boxed, view.axis, view.outer,
                        view.k, tuple(unit.name for unit in view.batch))  # fmt: skip
 
     def _view(self, outer: int, *, pixels: bool) -> _AddressView:
