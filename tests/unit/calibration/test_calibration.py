@@ -1,4 +1,4 @@
-"""Calibration: what samples become, figures and their sources, a spec beside a machine, the two verbs."""
+"""Calibration: sampling, spec fields and their sources, comparison of a spec with a machine, and both commands."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def measured_as(values: dict[str, float], cores: int, spec: HardwareSpec) -> tup
 
 
 def every_figure() -> dict[str, float]:
-    """Values for all micro-benchmarks that figures are taken from."""
+    """Return results for all micro-benchmarks that determine fields."""
     rates = {kernels.multiply_name(dtype): 1e11 + i for i, dtype in enumerate(kernels.MULTIPLIED)}
     rates |= {kernels.divide_name(dtype): 1e10 + i for i, dtype in enumerate(kernels.DIVIDED)}
     reads = {"read_l1": 6e11, "read_l2": 2e11, "read_l3": 4e10, "read_ahead_l3": 5e10}
@@ -61,7 +61,7 @@ def probe_of(values: list[float], unit: str = "1/s") -> Probe:
 
 
 def stepped(monkeypatch: pytest.MonkeyPatch, waited: list[float]) -> None:
-    """A clock that moves by a second whenever it is read, and what our threads waited until each look."""
+    """Install a clock that advances by a second per reading, and the wait times at each reading."""
     ticks, looks = iter(range(10_000)), iter(waited)
     monkeypatch.setattr(samples.time, "perf_counter", lambda: float(next(ticks)))
     monkeypatch.setattr(samples, "runqueue_wait_s", lambda: next(looks))
@@ -95,7 +95,7 @@ def test_a_busy_machine_is_no_measurement(monkeypatch: pytest.MonkeyPatch) -> No
     assert refused.value.code == "machine-busy"
 
 
-def test_figures_are_what_was_measured() -> None:
+def test_fields_are_the_measured_values() -> None:
     spec = calibrated_as(every_figure())
     assert (spec.clock_hz, spec.limits.launch_overhead_s) == (3e9, 3e-6)
     assert [level.bandwidth_bytes_per_s for level in spec.levels[:4]] == [2e10, 5e10, 2e11, 6e11]
@@ -111,8 +111,8 @@ def test_figures_are_what_was_measured() -> None:
     assert (spec.dram.hinted_gain, spec.level("l3").hinted_gain) == (0.5, 1.25)
 
 
-def test_stores_through_the_caches_are_those_of_kernels() -> None:
-    """With hints where these pay; a calibration of before measured no fill with hints, which hardly is slower."""
+def test_cached_stores_are_measured_as_in_kernels() -> None:
+    """Cached stores use prefetch where it pays. Older calibrations lack stores with prefetch."""
     hinted = every_figure() | {"copy_ahead_dram": 1.9e10}
     spec = calibrated_as(hinted)
     assert (spec.dram.hinted_gain > 1, spec.dram.write_gain, spec.dram.copy_gain) == (True, 0.6, 0.95)
@@ -120,7 +120,7 @@ def test_stores_through_the_caches_are_those_of_kernels() -> None:
     assert calibrated_as(hinted).dram.write_gain == 1
 
 
-def test_what_was_measured_is_no_longer_assumed() -> None:
+def test_measured_fields_are_not_assumed() -> None:
     specs = (LOCAL, calibrated_as(every_figure()))
     before, after = (prepare_machine(spec, spec.units[0]).assumed_stages for spec in specs)
     assert before.arithmetic
@@ -140,7 +140,7 @@ def test_a_calibrated_spec_is_a_file() -> None:
     assert hardware.from_mapping(json.loads(json.dumps(hardware.to_mapping(spec)))).measured == spec.measured
 
 
-def test_figures_of_an_earlier_calibration_are_taken_anew() -> None:
+def test_fields_of_an_earlier_calibration_are_recomputed() -> None:
     spec = calibrated_as(every_figure())
     before = replace(spec, levels=(replace(spec.dram, bandwidth_bytes_per_s=1e9), *spec.levels[1:]))
     assert recompute_derived(before) == spec
@@ -149,7 +149,7 @@ def test_figures_of_an_earlier_calibration_are_taken_anew() -> None:
     assert recompute_derived(few) == few
 
 
-def test_of_several_calibrations_each_micro_benchmark_counts_where_it_was_quietest() -> None:
+def test_merged_calibrations_have_the_best_result_of_each_benchmark() -> None:
     busy = {"read_dram": 1e10, "read_ahead_dram": 1.2e10, "latency_dram": 2e-7, "read_l2": 3e11}
     found = merge_calibrations([calibrated_as(every_figure() | busy), calibrated_as(every_figure())])
     assert (found.dram.bandwidth_bytes_per_s, found.dram.latency_s) == (2e10, 1e-7)
@@ -178,7 +178,7 @@ def test_measurements_do_not_make_another_device() -> None:
         ({"min": 2e11}, "in this order"), ({"unit": "furlongs"}, "measured.0.unit"), ({"cores": 0}, "measured.0.cores"),
     ],
 )  # fmt: skip
-def test_measurements_that_cannot_be_are_refused(changes: dict[str, object], complaint: str) -> None:
+def test_inconsistent_measurements_are_rejected(changes: dict[str, object], complaint: str) -> None:
     data = hardware.to_mapping(calibrated_as(every_figure()))
     data["measured"][0] |= changes
     with pytest.raises(SpecError, match=complaint):
@@ -195,24 +195,22 @@ def test_measurements_that_cannot_be_are_refused(changes: dict[str, object], com
         (8, 9, "count", False),
     ],
 )
-def test_figures_agree_within_15_percent(spec: float, quiet: float, unit: str, agrees: bool) -> None:
+def test_values_agree_within_15_percent(spec: float, quiet: float, unit: str, agrees: bool) -> None:
     assert Comparison("x", unit, spec, quiet, quiet, quiet, quiet / spec).agrees is agrees
 
 
-def test_a_figure_among_the_samples_agrees() -> None:
+def test_a_value_within_the_samples_agrees() -> None:
     assert Comparison("x", "1/s", 100, 60, 120, 140, 1.3).agrees
 
 
-def test_a_spec_is_compared_figure_by_figure() -> None:
-    found = {
-        one.field: one for one in measured_comparisons(LOCAL, measured_as(every_figure(), LOCAL.num_cores, LOCAL))
-    }
+def test_a_spec_is_compared_field_by_field() -> None:
+    found = {one.field: one for one in measured_comparisons(LOCAL, measured_as(every_figure(), LOCAL.num_cores, LOCAL))}
     assert found["clock_hz"].spec == LOCAL.clock_hz
     assert found["levels.l2.latency_s"].ratio == pytest.approx(5e-9 / LOCAL.level("l2").latency_s)
     assert read_field(LOCAL, "limits.launch_overhead_s") == LOCAL.limits.launch_overhead_s
 
 
-def test_what_follows_from_several_micro_benchmarks_is_compared_too() -> None:
+def test_derived_fields_are_compared() -> None:
     measured = measured_as(every_figure(), LOCAL.num_cores, LOCAL)
     found = {one.field: one for one in derived_comparisons(LOCAL, measured)}
     here = with_measured_values(LOCAL, measured, "").dram
@@ -277,7 +275,7 @@ def test_the_text_has_every_function(hardware_id: str) -> None:
         (("targets", "--hardware", "x"), 2, "targets check"),
     ],
 )
-def test_what_cannot_be_measured_is_refused(
+def test_unmeasurable_targets_are_rejected(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], code: int, says: str
 ) -> None:
     monkeypatch.setattr("roller_svc.calibration.presence.device_count", lambda: 0)
@@ -329,7 +327,7 @@ def test_calibrate_prints_a_spec(capsys: pytest.CaptureFixture[str], monkeypatch
     assert json.loads(capsys.readouterr().out)["clock_hz"] == 3e9
 
 
-def test_a_file_that_cannot_be_written_is_refused_before_measuring(
+def test_an_unwritable_file_is_rejected_before_measuring(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("roller_svc.calibration.calibrate_spec", lambda *_, **__: pytest.fail("measured"))
@@ -378,7 +376,7 @@ def test_local_can_be_a_calibrated_spec(monkeypatch: pytest.MonkeyPatch, tmp_pat
         hardware.load("local")
 
 
-def test_a_calibrated_spec_on_fewer_cores_has_what_they_reach() -> None:
+def test_calibrated_spec_scales_to_fewer_cores() -> None:
     alone = tuple(replace(one, cores=1, figure=None) for one in measured_as({"read_l1": 4e11}, 1, LOCAL))
     four = replace(LOCAL, num_cores=4)
     spec = with_measured_values(four, (*measured_as(every_figure(), 4, four), *alone), "Made up.")
@@ -391,7 +389,7 @@ def test_a_calibrated_spec_on_fewer_cores_has_what_they_reach() -> None:
         assert fewer.units[0].quotients_per_s == pytest.approx(1e10 * cores / 4)
 
 
-def test_a_refused_file_is_no_matter_of_other_devices(
+def test_an_invalid_local_spec_does_not_affect_other_devices(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     broken = Settings(local_spec=tmp_path / "none.yaml")

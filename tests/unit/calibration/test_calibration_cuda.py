@@ -30,7 +30,7 @@ BY_NAME = {kernel.name: kernel for kernel in kernels(A100, SMALL)}
 
 
 def emulated(kernel: Kernel) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What it was given and what it left, outputs beginning with zeros."""
+    """Run a kernel in the emulator with zeroed outputs. Return its inputs and outputs."""
     source = kernel.source
     outputs = tuple(b.symbol for b in source.buffers_of(Role.OUTPUT))
     zeroed = replace(source, launches=tuple(replace(launch, zeroed=outputs) for launch in source.launches))
@@ -85,7 +85,7 @@ def test_a_chase_meets_every_line_before_the_first_again() -> None:
     assert met == set(range(0, 3200, 32))
 
 
-def test_every_text_compiles_without_spills_to_the_instructions_that_it_is_for() -> None:
+def test_every_kernel_compiles_without_spills_to_its_instructions() -> None:
     expected = {
         "multiply_fma_f32": "FFMA", "multiply_fma_f16": "HFMA2", "matrix_mma_bf16": "HMMA", "matrix_mma_s8": "IMMA",
         "read_shared_1": "LDS.128", "read_dram_1": "LDG.E.128", "copy_dram_1": "STG.E.128", "latency_l2": "LDG.E",
@@ -100,7 +100,7 @@ def test_every_text_compiles_without_spills_to_the_instructions_that_it_is_for()
 
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> cuda.Device:
-    """One whose kernels do nothing but count cycles, each launch in a millisecond."""
+    """A fake device whose kernels only count cycles, a millisecond each."""
     names = {kernel.source.launches[0].name for kernel in BY_NAME.values()}
 
     def count(_: int, results: int) -> None:
@@ -121,7 +121,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> cuda.Device:
     return found
 
 
-def test_times_become_figures_of_the_devices_spec(device: cuda.Device) -> None:
+def test_times_become_fields_of_the_devices_spec(device: cuda.Device) -> None:
     spec = cuda.calibrate_cuda(0, 0.1)
     assert (spec.id, spec.num_cores) == (A100.id, 96)
     named = {one.name: one for one in spec.measured}
@@ -145,7 +145,7 @@ def test_times_become_figures_of_the_devices_spec(device: cuda.Device) -> None:
     assert hardware.load_yaml(hardware.to_yaml(spec)) == spec
 
 
-def test_another_device_than_the_specs_is_refused(device: cuda.Device) -> None:
+def test_a_device_other_than_the_specs_is_rejected(device: cuda.Device) -> None:
     cuda.check_spec(A100, device)
     with pytest.raises(LaunchError, match="nvidia-h200-sxm") as refused:
         cuda.check_spec(hardware.load("nvidia-h200-sxm"), device)
@@ -166,6 +166,6 @@ def test_a_device_is_known_by_its_name_and_capability() -> None:
         cuda.find_spec(cuda.Device(0, "NVIDIA of tomorrow", (19, 0), 1))
 
 
-def test_what_computes_is_counted_in_operations() -> None:
+def test_arithmetic_is_counted_in_operations() -> None:
     units = {f"units.{unit.name}.flops_per_s" for unit in A100.units if unit.name != "mma_f64"}
     assert {kernel.field for kernel in BY_NAME.values() if kernel.field.startswith("units.")} == units

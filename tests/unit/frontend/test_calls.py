@@ -1,4 +1,4 @@
-"""Calls of operators in posted text: what they stand for, among what they may stand, where errors point."""
+"""Operator calls in expressions: expansion, mixing with statements, error positions."""
 
 from __future__ import annotations
 
@@ -114,9 +114,7 @@ def test_intermediate_names_avoid_those_of_the_text() -> None:
         ("; ".join(f"Y{i} = relu(X)" for i in range(65)), "too-many-statements", 1, None, None),
     ],
 )
-def test_errors_point_into_what_was_posted(
-    text: str, code: str, line: int, column: int | None, end: int | None
-) -> None:
+def test_errors_point_into_the_given_text(text: str, code: str, line: int, column: int | None, end: int | None) -> None:
     with pytest.raises(InputError) as refused:
         parse(text, INPUTS)
     found = refused.value
@@ -146,7 +144,7 @@ def test_the_command_line_takes_calls(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_long_texts_take_no_time_to_look_at() -> None:
-    """Each of these would be quadratic to a pattern that goes over white space or names again."""
+    """A pattern that rescans white space or names would be quadratic on each of these."""
     scraps = "\n", "\na", "a ", "a", "# x\n", "a=", "\na =", " ;a"
     for text in (scrap * (60_000 // len(scrap)) for scrap in scraps):
         with pytest.raises(InputError):

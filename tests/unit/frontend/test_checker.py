@@ -1,4 +1,4 @@
-"""Names, types, shapes and outputs: what the checker infers and what it refuses."""
+"""Names, types, shapes and outputs: what the checker infers and what it rejects."""
 
 from __future__ import annotations
 
@@ -258,7 +258,7 @@ def test_in_range_indices_from_data_are_not_checked() -> None:
         ("y[a, c] = 1.0 where a in 16777216, c in 16777217", "too-large", 1),
     ],
 )
-def test_what_is_refused_and_where(text: str, code: str, column: int) -> None:
+def test_errors_have_their_position(text: str, code: str, column: int) -> None:
     error = refused(text)
     assert (error.code, error.line, error.column) == (code, 1, column)
 

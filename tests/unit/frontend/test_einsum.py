@@ -1,4 +1,4 @@
-"""The einsum front door against numpy: accepted where numpy accepts, with numpy's numbers."""
+"""einsum against numpy: the same equations are accepted, with the same results."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_operands_and_output_may_be_named() -> None:
         ("ï->ï", [(3,)], "bad-einsum"),
     ],
 )
-def test_refused(equation: str, shapes: list[tuple[int, ...]], code: str) -> None:
+def test_invalid_cases_are_rejected(equation: str, shapes: list[tuple[int, ...]], code: str) -> None:
     text = f'einsum("{equation}")'
     with pytest.raises(InputError) as caught:
         parse(text, types(shapes))

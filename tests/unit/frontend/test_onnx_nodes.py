@@ -1,4 +1,4 @@
-"""ONNX nodes against numpy: what each becomes, older operator sets, constants, protos, what is refused."""
+"""ONNX nodes against numpy: conversion, older operator sets, constants, protos, rejected nodes."""
 
 from __future__ import annotations
 
@@ -223,7 +223,9 @@ def test_older_operator_sets(
         ("RMSNormalization", {}, [(2, 3), (3,), (3,)], 21, "unsupported-attribute"),
     ],
 )  # fmt: skip
-def test_what_is_refused(op_type: str, attributes: dict[str, Any], shapes: list[Any], opset: int, code: str) -> None:
+def test_invalid_arguments_are_rejected(
+    op_type: str, attributes: dict[str, Any], shapes: list[Any], opset: int, code: str
+) -> None:
     inputs = {f"t{i}": ("float32", shape) for i, shape in enumerate(shapes)}
     with pytest.raises(InputError) as refused:
         from_node(op_type, attributes, inputs, opset=opset)
@@ -244,7 +246,9 @@ def test_what_is_refused(op_type: str, attributes: dict[str, Any], shapes: list[
         ("Conv", {"auto_pad": "SAME_UPPER", "pads": [0, 0, 0, 0]}, [(1, 2, 7, 6), (4, 2, 3, 3)], 21),
     ],
 )  # fmt: skip
-def test_what_changes_nothing_is_taken(op_type: str, attributes: dict[str, Any], shapes: list[Any], opset: int) -> None:
+def test_attributes_without_effect_are_accepted(
+    op_type: str, attributes: dict[str, Any], shapes: list[Any], opset: int
+) -> None:
     inputs = {f"t{i}": ("float32", shape) for i, shape in enumerate(shapes)}
     assert list(from_node(op_type, attributes, inputs, opset=opset)[1]) == list(inputs)
 
@@ -301,7 +305,7 @@ OTHER_VALUES: list[tuple[str, dict[str, Any]]] = [
 
 
 def said(case: tuple[str, dict[str, Any], list[Any], dict[int, Any], Any], more: dict[str, Any]) -> str:
-    """The text of a case's node, or the code with which it is refused."""
+    """Return the expression of a case's node, or the error code."""
     op_type, attributes, tensors, constants, _ = case
     inputs = {f"t{i}": typed(t) for i, t in enumerate(tensors)}
     try:
@@ -328,7 +332,7 @@ def test_no_unknown_attribute_is_ignored(case: tuple[str, dict[str, Any], list[A
 
 @pytest.mark.parametrize("op_type", sorted(set(NODES) - {"Concat", "Max", "Mean", "Min", "Sum"}))
 def test_no_input_is_ignored(op_type: str) -> None:
-    """Of nodes whose number of inputs is bounded."""
+    """For nodes with a bounded number of inputs."""
     name, attributes, tensors, constants, expected = next(case for case in CASES if case[0] == op_type)
     more = [*tensors, *[None] * (6 - len(tensors)), np.float32(1)]
     assert said((name, attributes, more, constants, expected), {}).startswith("refused: ")
@@ -350,7 +354,7 @@ EDGES = [0.0, -1.0, 447.0, 448.0, 449.0, 463.9, 464.0, 464.25, 465.0, 472.0, 480
                          ids=["interpreter", "local", "emulator"])  # fmt: skip
 @pytest.mark.parametrize("source", ["float32", "float16", "bfloat16", "float64", "float8_e5m2", "int32", "int8"])
 def test_a_cast_to_float8_that_does_not_saturate(source: str, options: dict[str, str] | None) -> None:
-    """As ml_dtypes does, which ONNX's reference is: what is beyond becomes NaN."""
+    """Overflow becomes NaN, as in ml_dtypes, ONNX's reference."""
     wide = np.array(EDGES)
     if source.startswith("int"):
         most = np.iinfo(source).max
@@ -379,7 +383,7 @@ def test_a_cast_to_float8_that_does_not_saturate(source: str, options: dict[str,
         ("float64", 10, False),
     ],
 )  # fmt: skip
-def test_infinities_that_a_cast_would_make_are_refused(source: str, to: int, refused: bool) -> None:
+def test_infinities_from_a_cast_are_rejected(source: str, to: int, refused: bool) -> None:
     node: dict[str, Any] = {"to": to, "saturate": 0}
     if not refused:
         assert from_node("Cast", node, {"x": (source, (4,))})[1]
@@ -400,7 +404,7 @@ def test_infinities_that_a_cast_would_make_are_refused(source: str, to: int, ref
         ({}, True),
     ],
 )  # fmt: skip
-def test_dropout_drops_nothing_or_is_refused(constants: dict[str, Any], identity: bool) -> None:
+def test_dropout_is_the_identity_or_rejected(constants: dict[str, Any], identity: bool) -> None:
     inputs = {"x": ("float32", (2, 3)), "r": None, "t": None}
     if identity:
         text, read = from_node("Dropout", {"seed": 7}, inputs, constants=constants)
@@ -446,7 +450,7 @@ def test_the_nearest_node_is_offered() -> None:
 
 
 def proto(op_type: str, names: list[str], attributes: list[Any], domain: str = "") -> Any:
-    """What onnx.NodeProto looks like."""
+    """Return an object with the attributes of onnx.NodeProto."""
     return SimpleNamespace(op_type=op_type, domain=domain, input=names, output=["y"], attribute=attributes)
 
 
@@ -476,7 +480,7 @@ def test_names_of_a_proto_do_not_collide() -> None:
     assert text == "output0[i] = a_b_2[i] + a_b[i]"
 
 
-def test_protos_that_are_refused() -> None:
+def test_unsupported_protos_are_rejected() -> None:
     with pytest.raises(UnknownOpError):
         from_proto(proto("Relu", ["x"], [], domain="com.microsoft"), {"x": ("float32", (3,))})
     with pytest.raises(InputError) as refused:
@@ -484,7 +488,7 @@ def test_protos_that_are_refused() -> None:
     assert refused.value.code == "unsupported-attribute"
 
 
-def test_what_nodes_use_is_there() -> None:
+def test_operators_of_nodes_exist() -> None:
     used = {
         value for reader in NODES.values() for value in getattr(reader, "keywords", {}).values()
         if isinstance(value, str) and value not in {"avg", "max"}

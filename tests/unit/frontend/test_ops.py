@@ -1,4 +1,4 @@
-"""Every operator against numpy, through the interpreter; some through a compiler; what they refuse."""
+"""Every operator against numpy through the interpreter, some through a compiler; rejected arguments."""
 
 from __future__ import annotations
 
@@ -288,7 +288,7 @@ def test_padding_is_less_than_anything(dtype: str) -> None:
 
 
 def test_names_stay_apart() -> None:
-    """Tensors that are called as axes and intermediate results would be."""
+    """Tensors are named like axes and intermediate results."""
     given = {"i": ("float32", (2, 3)), "output0": ("float32", (3,)), "output1_sum": ("float32", (3,))}
     text = expression("layer_norm", given)
     assert "output1_sum_[i_] +=! i[i_, j]" in text
@@ -336,7 +336,9 @@ def test_names_stay_apart() -> None:
         ("reduce_sum", [(2, 6)], {"axis": [0, -2]}, "invalid-parameter"),
     ],
 )
-def test_what_is_refused(operator: str, shapes: list[Any], parameters: dict[str, Any], code: str) -> None:
+def test_invalid_arguments_are_rejected(
+    operator: str, shapes: list[Any], parameters: dict[str, Any], code: str
+) -> None:
     inputs = {name: ("float32", shape) for name, shape in zip("abcde", shapes, strict=False)}
     with pytest.raises(InputError) as refused:
         expression(operator, inputs, **parameters)

@@ -1,4 +1,4 @@
-"""The text side of the language: statements, operators, precedence, and errors with their place."""
+"""Parsing: statements, operators, precedence, and errors with their positions."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_a_when_is_a_select_and_a_cast_is_explicit() -> None:
     assert body.arg.otherwise == Const(0.0, F32)
 
 
-def test_long_chains_are_refused_without_recursion() -> None:
+def test_long_chains_are_rejected_without_recursion() -> None:
     for text in ("+".join(["x[n]"] * 9000), "-" * 5000 + "x[n]", "x[n]" + ".call(`exp`)" * 4000, "2**" * 9000 + "2"):
         assert refused(f"y[n] = {text}").code == "too-deep"
 
@@ -192,7 +192,7 @@ def test_comments_may_hold_anything() -> None:
         ("y[n] = x[n] = x[n]", "syntax-error", 1, 13, 14),
     ],
 )
-def test_what_is_refused_and_where(text: str, code: str, line: int, column: int, end_column: int) -> None:
+def test_errors_have_their_position(text: str, code: str, line: int, column: int, end_column: int) -> None:
     error = refused(text)
     assert isinstance(error, ExprSyntaxError)
     assert (error.code, error.line, error.column, error.end_column) == (code, line, column, end_column)

@@ -1,4 +1,4 @@
-"""Hardware specs: what ships, what is refused, what the local CPU looks like."""
+"""Hardware specs: shipped specs, rejected specs, detection of the local CPU."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_round_trips_through_json(hardware_id: str) -> None:
 
 
 @pytest.mark.parametrize("hardware_id", hardware.ids())
-def test_every_figure_has_a_source(hardware_id: str) -> None:
+def test_every_field_has_a_source(hardware_id: str) -> None:
     model, problems = validate(hardware.to_mapping(hardware.load(hardware_id)))
     assert model is not None, problems
     assert fields_without_source(model) == ()
@@ -179,7 +179,7 @@ def test_a_wrong_value_in_yaml_has_a_place() -> None:
         ({"sources": [{"fields": ["*"] * 32, "text": "x"}] * 9}, "sources: more than 256 field patterns"),
     ],
 )
-def test_implausible_specs_are_refused(changes: dict[str, Any], complaint: str) -> None:
+def test_inconsistent_specs_are_rejected(changes: dict[str, Any], complaint: str) -> None:
     assert f"spec.json: {complaint}" in refusal(a100(**changes))
 
 
@@ -194,7 +194,7 @@ def test_implausible_specs_are_refused(changes: dict[str, Any], complaint: str) 
         ("launch_overhead_s", -1, "limits.launch_overhead_s: "),
     ],
 )
-def test_implausible_limits_are_refused(field: str, value: float, complaint: str) -> None:
+def test_inconsistent_limits_are_rejected(field: str, value: float, complaint: str) -> None:
     data = a100()
     data["limits"] = {**data["limits"], field: value}
     assert f"spec.json: {complaint}" in refusal(data)
@@ -217,7 +217,7 @@ def test_implausible_limits_are_refused(field: str, value: float, complaint: str
         ("units", 0, {"flop_per_s": 1}, "units.0.flop_per_s: unknown field; did you mean flops_per_s?"),
     ],
 )
-def test_implausible_parts_are_refused(part: str, index: int, changes: dict[str, Any], complaint: str) -> None:
+def test_inconsistent_parts_are_rejected(part: str, index: int, changes: dict[str, Any], complaint: str) -> None:
     data = a100()
     data[part] = [{**item, **changes} if at == index else item for at, item in enumerate(data[part])]
     assert f"spec.json: {complaint}" in refusal(data)
@@ -241,7 +241,7 @@ def test_implausible_parts_are_refused(part: str, index: int, changes: dict[str,
         ("1: 2", "1: Keys should be strings"),
     ],
 )
-def test_hostile_yaml_is_refused(text: str, complaint: str) -> None:
+def test_hostile_yaml_is_rejected(text: str, complaint: str) -> None:
     with pytest.raises(SpecError) as caught:
         hardware.load_yaml(text, "s.yaml")
     assert "s.yaml: " in caught.value.message
@@ -338,7 +338,7 @@ def test_names_of_devices(name: str) -> None:
         ("a<b>", "'a<b>'"), ("a%b", "'a%b'"), ("a{b}", "'a{b}'"), ("a`b", "'a`b'"),
     ],
 )  # fmt: skip
-def test_other_names_are_refused_and_a_detected_one_is_cleaned(name: str, shown: str) -> None:
+def test_invalid_names_are_rejected_and_a_detected_one_is_cleaned(name: str, shown: str) -> None:
     message = refusal(a100(name=name))
     assert "spec.json: name: must be 1 to 120 letters and digits of ASCII" in message
     assert shown in message

@@ -25,7 +25,7 @@ def drawn(expression: str, seed: int = 0, hints: Any = None, **types: tuple[DTyp
     return arrays
 
 
-def test_floats_lie_in_minus_one_to_one() -> None:
+def test_floats_are_between_minus_one_and_one() -> None:
     x = drawn("y[n] = x[n] * 2", x=(F32, (1000,)))["x"]
     assert -1 <= x.min() < -0.9
     assert 0.9 < x.max() <= 1
@@ -55,7 +55,7 @@ def test_divisors_and_shift_counts() -> None:
     assert counts.max() < 8
 
 
-def test_indices_lie_within_and_those_of_a_scatter_are_distinct() -> None:
+def test_indices_are_in_range_and_distinct_for_a_scatter() -> None:
     ids = drawn("y[n, c] = t[ids[n], c]", t=(F32, (5, 3)), ids=(I32, (99,)))["ids"]
     assert (ids.min(), ids.max()) == (0, 4)
     places = drawn("d[p[n]] =. x[n]", d=(F32, (9,)), p=(I32, (9,)), x=(F32, (9,)))["p"]

@@ -1,4 +1,4 @@
-"""The reference interpreter against values worked out by hand."""
+"""The reference interpreter against values computed by hand."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def program_of(
 
 
 def run(expression: str, **arrays: Any) -> Any:
-    """The only output of a program."""
+    """Return the only output of a program."""
     given = {k: np.asarray(v) for k, v in arrays.items()}
     (result,) = reference(program_of(expression, given), given).values()
     return result

@@ -1,4 +1,4 @@
-"""The language's value rules, as compiled kernels keep them: conversions, wrapping, division, NaN."""
+"""The language's value rules in compiled kernels: conversions, wrapping, division, NaN."""
 
 from __future__ import annotations
 
@@ -96,14 +96,14 @@ def test_a_branch_that_is_not_taken_reads_nothing() -> None:
     assert got.tolist() == [-1, 0, 1, 2]
 
 
-def test_a_stated_wider_type_is_what_a_sum_is_formed_in() -> None:
+def test_a_sum_accumulates_in_a_stated_wider_type() -> None:
     x = np.full((1, 1000), 100, np.int8)
     assert run("y[m]: int32 +=! x[m, k]", x=x).tolist() == [100_000]
     assert run("y[m] +=! x[m, k]", x=x).tolist() == [np.int32(100_000).astype(np.int8)]
 
 
 def test_floating_arithmetic_of_an_axis_rounds_after_every_operation() -> None:
-    """A fused multiply-add would land on the other side of some integers."""
+    """A fused multiply-add would give other integers."""
     n = np.arange(1000, dtype=np.float32)
     want = np.floor(n * np.float32(0.1) + np.float32(0.9))
     x = np.arange(101, dtype=np.float32)
@@ -111,7 +111,7 @@ def test_floating_arithmetic_of_an_axis_rounds_after_every_operation() -> None:
     np.testing.assert_array_equal(got, want)
 
 
-def test_an_index_from_data_is_told_in_the_program_s_words() -> None:
+def test_an_index_from_data_is_reported_in_terms_of_the_program() -> None:
     table, rows = np.zeros((4, 2), np.float32), np.array([0, 9], np.int32)
     with pytest.raises(roller_svc.errors.IndexRangeError, match=r"index 9 .* \(axis n\) of table.*: rows\[n\]"):
         run("y[n, c] = table[rows[n], c]", table=table, rows=rows)

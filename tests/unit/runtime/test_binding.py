@@ -1,4 +1,4 @@
-"""Arrays of a call: what is refused, what is copied, what is written in place."""
+"""Binding of arrays: which are rejected, copied, or written in place."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_an_aligned_dense_input_is_not_copied() -> None:
 
 @pytest.mark.parametrize(("elements", "alignment"), [(16, ALIGNMENT_BYTES), (1024, PAGE_BYTES), (5000, PAGE_BYTES)])
 def test_large_arrays_begin_with_a_page(elements: int, alignment: int) -> None:
-    """Else loads may follow stores to other pages' same places closely."""
+    """Avoids 4K aliasing of loads with recent stores."""
     held = [aligned_empty((elements,), np.dtype(np.float32)) for _ in range(4)]
     assert {address(array) % alignment for array in held} == {0}
 

@@ -1,4 +1,4 @@
-"""Kernels with instructions that a CPU lacks are refused: running one would end the process."""
+"""Kernels with instructions that the CPU lacks are rejected, because running one would end the process."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_candidates_for_a_wider_cpu_are_not_measured_here(monkeypatch: pytest.Mo
 
 @pytest.mark.usefixtures("haswell")
 def test_no_id_makes_a_spec_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A spec may call itself `local`: what its kernels are made of decides whether they are run here."""
+    """A spec with id `local` is not trusted: the kernel's features decide."""
     monkeypatch.setattr(backends, "availability", lambda _: Availability(ok=True, reason="a compiler"))
     here = hardware.load("cpu-x86-avx2")
     present = backend_for(here).is_present
@@ -72,7 +72,7 @@ def test_the_spec_of_this_machine_is_present_when_it_comes_back() -> None:
     assert backend_for(again).is_present(again) == backend_for(here).is_present(here) == availability(here).ok
 
 
-def test_a_system_that_lists_nothing_refuses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_system_without_cpu_flags_rejects_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu_features, "CPUINFO", tmp_path / "none")
     assert cpu_features.missing_features(Arch("x86-64-v", 4)) == ()
     assert cpu_features.missing_features(Arch("armv", 8)) == ()

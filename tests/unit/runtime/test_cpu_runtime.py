@@ -99,7 +99,7 @@ def test_threads_have_workspaces_of_their_own() -> None:
 
 
 def test_kernels_of_one_name_stay_apart() -> None:
-    """A loader that knows libraries by their file's name would bring the first back."""
+    """A loader that identifies libraries by file name would return the first one."""
     given = operands()
     modules = []
     for factor in range(5):
@@ -132,7 +132,7 @@ def test_openmp_survives_the_library_that_brought_it() -> None:
 
 
 def test_a_kernel_takes_no_more_threads_than_its_caller_may_use() -> None:
-    """C[i] = the threads of a region made for at most i."""
+    """C[i] is the number of threads of a region for at most i."""
     text = THREADS + "\nvoid add(const float *a, const float *b, float *c) "
     text += "{ (void)a; (void)b; for (int i = 0; i < 24; i++) c[i] = threads_i32(i); }\n"
     call = CpuModule(compile_c(dataclasses.replace(add(("-fopenmp",)), text=text))).bind(operands())
@@ -150,14 +150,14 @@ def test_a_kernel_takes_no_more_threads_than_its_caller_may_use() -> None:
 
 
 def test_denormals_stay() -> None:
-    """Nothing that is loaded may switch flush-to-zero on for the whole process."""
+    """Loading a kernel must not enable flush-to-zero for the process."""
     CpuModule(compile_c(add(("-fopenmp",)))).run(operands())
     assert np.float32(1e-40) * np.float32(0.5) != 0
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the control register of x86")
 def test_kernels_leave_the_control_register_of_their_thread_alone() -> None:
-    """Rounding, flush-to-zero, denormals-are-zero and trap masks are after every family's kernel what they were."""
+    """Every family's kernel preserves rounding, flush-to-zero, denormals-are-zero and trap masks."""
     text = 'void add(float *a, float *b, float *c) { (void)a; (void)b; __asm__("stmxcsr %0" : "=m"(*c)); }\n'
     reader = CpuModule(compile_c(dataclasses.replace(add(), text=text)))
 
@@ -172,7 +172,7 @@ def test_kernels_leave_the_control_register_of_their_thread_alone() -> None:
         assert control() == before
 
 
-def test_bytes_that_are_no_library_are_refused() -> None:
+def test_bytes_that_are_not_a_library_are_rejected() -> None:
     compiled = compile_c(add())
     with pytest.raises(LaunchError, match="cannot load shared object"):
         CpuModule(CompiledKernel(compiled.source, b"\x7fELF nonsense", "", compiled.resources))

@@ -1,4 +1,4 @@
-"""Calls of the CUDA driver against a library that is not there: what it is given, byte by byte."""
+"""Calls of the CUDA driver against a fake library: the arguments byte by byte."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def numbers(array: Any) -> tuple[int, ...]:
 
 
 class Library:
-    """libcuda: notes what it is given, and makes maps of 128 bytes 1, 2, 3, ... in the order of the calls."""
+    """Fake libcuda: records arguments, and encodes maps as 128 bytes of 1, 2, 3, ... in call order."""
 
     def __init__(self, status: int = 0) -> None:
         self.status = status
@@ -59,7 +59,7 @@ class Library:
 
 
 class FullLibrary(Library):
-    """Makes maps whose bits are all set."""
+    """Encodes maps with all bits set."""
 
     def _encode(self, how: str, place: Any, rest: tuple[Any, ...]) -> int:
         super()._encode(how, place, rest)
@@ -96,8 +96,8 @@ def test_parameters_are_addresses_and_then_maps_by_value() -> None:
     assert maps == [bytes([n]) * 128 for n in (1, 2, 3)]
 
 
-def test_bit_85_is_cleared_in_maps_that_span_less_than_128_kib_and_nothing_else_is() -> None:
-    """As CUTLASS does for drivers up to CUDA 13.1: bit 21 of the second word. Of LAUNCH's maps the last is small."""
+def test_only_bit_85_is_cleared_in_maps_below_128_kib() -> None:
+    """As CUTLASS does for drivers up to CUDA 13.1: bit 21 of the second word. LAUNCH's last map is small."""
     library = FullLibrary()
     driver = Driver(library, fix_small_maps=True)
     driver.launch(1, LAUNCH, driver.parameters(LAUNCH, MEMORY), 0)
@@ -109,7 +109,7 @@ def test_bit_85_is_cleared_in_maps_that_span_less_than_128_kib_and_nothing_else_
 
 
 @pytest.mark.parametrize(("rows", "cleared"), [(1023, True), (1024, False)])
-def test_what_a_map_spans_decides_not_where_it_begins(rows: int, cleared: bool) -> None:
+def test_the_span_of_a_map_decides_not_its_offset(rows: int, cleared: bool) -> None:
     view = TensorMap("m", "a", DType.FLOAT16, MapMode.TILED, (64, rows), (128,), (64, 8), (1, 1), offset_bytes=1 << 20)
     launch = LaunchSpec("k", ("a", "x"), tensor_maps=(view,))
     library = FullLibrary()
@@ -136,7 +136,7 @@ def test_the_drivers_version_decides(monkeypatch: pytest.MonkeyPatch, version: i
 
 
 @pytest.mark.parametrize(("status", "name"), [(1, "CUDA_ERROR_INVALID_VALUE"), (4711, "error 4711")])
-def test_what_the_driver_refuses_is_a_launch_error(status: int, name: str) -> None:
+def test_a_driver_error_is_a_launch_error(status: int, name: str) -> None:
     with pytest.raises(LaunchError, match=f"map_a: {name}"):
         Driver(Library(status), fix_small_maps=True).parameters(LAUNCH, MEMORY)
     parameters = Driver(Library(), fix_small_maps=True).parameters(LAUNCH, MEMORY)

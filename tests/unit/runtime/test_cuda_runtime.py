@@ -1,4 +1,4 @@
-"""The CUDA runtime against a CuPy that is not there: memory of numpy arrays, kernels of Python functions."""
+"""The CUDA runtime against a fake CuPy: numpy arrays as memory, Python functions as kernels."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_launches_run_in_order_on_the_current_stream(cupy: FakeCupy) -> None:
 
 
 def test_launches_with_tensor_maps_go_through_the_driver(cupy: FakeCupy, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On the same stream, in order, with the addresses of this call's arrays, workspace among them."""
+    """On the same stream, in order, with the addresses of this call's arrays and workspace."""
     given: list[dict[str, int]] = []
 
     class Driver:
@@ -148,7 +148,7 @@ def test_arrays_that_do_not_fit(cupy: FakeCupy, arrays: Any, out: Any, code: str
     assert cupy.calls == []
 
 
-def test_what_the_driver_refuses_is_a_launch_error(cupy: FakeCupy) -> None:
+def test_a_driver_error_is_a_launch_error(cupy: FakeCupy) -> None:
     cupy.refuse = True
     with pytest.raises(LaunchError, match="CUDA_ERROR_INVALID_VALUE"):
         CudaModule(COMPILED).run({"A": FakeArray(floats())})
@@ -208,7 +208,7 @@ def test_replayed_calls_take_turns(cupy: FakeCupy) -> None:
         assert np.array_equal(call.results()["C"].numpy, 2 * (floats() + i))
 
 
-def test_a_refused_launch_leaves_no_stream_recording(cupy: FakeCupy) -> None:
+def test_a_failed_launch_ends_the_stream_capture(cupy: FakeCupy) -> None:
     call = CudaModule(COMPILED).bind({"A": FakeArray(floats())})
     cupy.refuse = True
     with pytest.raises(LaunchError, match="CUDA_ERROR_INVALID_VALUE"):
@@ -216,7 +216,7 @@ def test_a_refused_launch_leaves_no_stream_recording(cupy: FakeCupy) -> None:
     assert [stream.recorded for stream in cupy.streams] == [None]
 
 
-def test_another_device_is_refused_before_loading(cupy: FakeCupy) -> None:
+def test_another_device_is_rejected_before_loading(cupy: FakeCupy) -> None:
     cupy._capability = "90"
     with pytest.raises(LaunchError, match="is compiled for sm_80, device 0 is sm_90") as raised:
         CudaModule(COMPILED).run({"A": FakeArray(floats())})
@@ -286,7 +286,7 @@ def test_where_a_cubin_runs(arch: Arch, capability: tuple[int, int], runs: bool)
 
 
 @pytest.mark.parametrize("array", [np.zeros((3, 4)), np.zeros((3, 4))[::-1, ::2], np.zeros((1, 4)).T, np.zeros(())])
-def test_spans_cover_what_is_touched(array: np.ndarray) -> None:
+def test_spans_cover_the_accessed_bytes(array: np.ndarray) -> None:
     address = array.__array_interface__["data"][0]
     view = DeviceArray(array, address, "float64", array.shape, array.strides, 0)
     touched = [

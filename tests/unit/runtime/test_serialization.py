@@ -1,4 +1,4 @@
-"""Kernels in folders: written whole, read back equal, refused when touched, usable without this project."""
+"""Saved kernels: written atomically, loaded equal, rejected when modified, usable without this project."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("source", [add(), row_sums_doubled(), gather()], ids=lambda s: s.name)
-def test_what_is_saved_comes_back_equal(source: KernelSource, tmp_path: Path) -> None:
+def test_a_saved_kernel_loads_equal(source: KernelSource, tmp_path: Path) -> None:
     kernel = saved_kernel(source)
     assert load(save(kernel, tmp_path / "new" / "kernel")) == kernel
 
@@ -129,7 +129,7 @@ def test_tensor_maps_and_clusters_come_back(tmp_path: Path) -> None:
         ("lower_corner", [0]),
     ],
 )  # fmt: skip
-def test_hostile_tensor_maps_are_refused(tmp_path: Path, field: str, value: object) -> None:
+def test_hostile_tensor_maps_are_rejected(tmp_path: Path, field: str, value: object) -> None:
     path = save(with_maps(), tmp_path / "kernel")
     document = json.loads((path / "metadata.json").read_text())
     document["launches"][0]["parameters"][2][field] = value
@@ -207,14 +207,14 @@ def test_a_folder_without_a_kernel(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["kernel.c", "kernel.so"])
-def test_a_changed_file_is_refused(folder: Path, name: str) -> None:
+def test_a_changed_file_is_rejected(folder: Path, name: str) -> None:
     (folder / name).write_bytes((folder / name).read_bytes() + b"\n")
     with pytest.raises(ArgumentError, match=f"{name} is not the file that was saved") as raised:
         load(folder)
     assert raised.value.code == "damaged-kernel"
 
 
-def test_a_linked_file_is_refused(folder: Path) -> None:
+def test_a_symbolic_link_is_rejected(folder: Path) -> None:
     (folder / "kernel.so").rename(folder / "elsewhere.so")
     (folder / "kernel.so").symlink_to(folder / "elsewhere.so")
     with pytest.raises(ArgumentError, match=r"kernel\.so cannot be read"):
@@ -222,7 +222,7 @@ def test_a_linked_file_is_refused(folder: Path) -> None:
 
 
 def _set(*path: Any) -> Callable[[dict[str, Any]], None]:
-    """A change: the last element is stored where the others lead."""
+    """Set the last element at a path."""
 
     def change(document: Any) -> None:
         *way, last, value = path
@@ -308,7 +308,7 @@ def _set(*path: Any) -> Callable[[dict[str, Any]], None]:
         _set("log", None),
     ],
 )
-def test_hostile_metadata_is_refused(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
+def test_hostile_metadata_is_rejected(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
     path = folder / "metadata.json"
     document = json.loads(path.read_text())
     change(document)
@@ -319,14 +319,14 @@ def test_hostile_metadata_is_refused(folder: Path, change: Callable[[dict[str, A
 
 
 @pytest.mark.parametrize("text", ["", "[]", "null", "{", '{"format": "roller-kernel/1"}', "[" * 100_000, "\udcff"])
-def test_other_text_is_refused(folder: Path, text: str) -> None:
+def test_other_text_is_rejected(folder: Path, text: str) -> None:
     (folder / "metadata.json").write_bytes(text.encode(errors="surrogateescape"))
     with pytest.raises(ArgumentError):
         load(folder)
 
 
 @pytest.mark.parametrize("number", ["1e400", "-1e400", "NaN", "Infinity", "9" * 5000])
-def test_numbers_that_json_has_not_are_refused(folder: Path, number: str) -> None:
+def test_nonfinite_numbers_are_rejected(folder: Path, number: str) -> None:
     path = folder / "metadata.json"
     path.write_text(path.read_text().replace('"seconds": 1e-06', f'"seconds": {number}'))
     with pytest.raises(ArgumentError) as raised:
@@ -356,7 +356,7 @@ def test_only_plain_files_of_some_size_are_read(folder: Path, name: str, kind: s
     assert len(list(Path("/proc/self/fd").iterdir())) == opened
 
 
-def test_too_much_workspace_is_refused(folder: Path) -> None:
+def test_too_much_workspace_is_rejected(folder: Path) -> None:
     path = folder / "metadata.json"
     document = json.loads(path.read_text())
     room = {"role": "workspace", "dtype": "float64", "shape": [1 << 48], "name": "w"}
@@ -367,7 +367,7 @@ def test_too_much_workspace_is_refused(folder: Path) -> None:
 
 
 def test_loading_runs_nothing(folder: Path, tmp_path: Path) -> None:
-    """The binary of a stranger has a constructor; it runs with the kernel's first call and not before."""
+    """The binary's constructor runs at the first call, not at loading."""
     mark = tmp_path / "mark"
     code = f'#include <stdio.h>\n__attribute__((constructor)) void f(void) {{ fclose(fopen("{mark}", "w")); }}\n'
     binary = folder / "kernel.so"
@@ -381,7 +381,7 @@ def test_loading_runs_nothing(folder: Path, tmp_path: Path) -> None:
     assert not mark.exists()
 
 
-def test_what_load_would_refuse_is_not_saved(tmp_path: Path) -> None:
+def test_a_kernel_that_load_would_reject_is_not_saved(tmp_path: Path) -> None:
     kernel = saved_kernel(gather())
     with pytest.raises(InvariantError, match="load takes"):
         save(dataclasses.replace(kernel, extra={"notes": "x" * (8 << 20)}), tmp_path / "kernel")

@@ -1,4 +1,4 @@
-"""What a cubin's ELF says against what the compiler's log says."""
+"""Resources in a cubin's ELF against the compiler's log."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_elf_and_log_agree(arch: Arch, text: str) -> None:
     assert kernels["flip"].max_threads == (256 if text != DYNAMIC else None)
 
 
-def test_other_bytes_are_refused() -> None:
+def test_other_bytes_are_rejected() -> None:
     binary = compile_cuda(cuda_scale()).binary
     for damaged in (b"", b"\x7fELF\x02", binary[:100], binary[:1000], b"\x7fELF\x01" + binary[5:]):
         with pytest.raises(CompileError) as raised:

@@ -1,4 +1,4 @@
-"""C text → shared object: what is compiled, what is refused, what is limited."""
+"""C source → shared object: compilation, rejected source, limits."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_the_same_text_gives_the_same_bytes() -> None:
     assert gcc.compile_c(add()).binary == gcc.compile_c(add()).binary
 
 
-def test_what_the_compiler_says_is_kept() -> None:
+def test_the_compilers_log_is_preserved() -> None:
     broken = dataclasses.replace(add(), text="void add(void) { return missing; }\n")
     with pytest.raises(CompileError, match="'missing' undeclared") as raised:
         gcc.compile_c(broken)
@@ -55,7 +55,7 @@ def test_the_size_of_files_is_limited() -> None:
         gcc.compile_c(dataclasses.replace(add(), text=HUGE), CompileLimits(file_bytes=1 << 20))
 
 
-def test_options_that_change_the_process_that_loads_are_refused() -> None:
+def test_options_that_change_the_loading_process_are_rejected() -> None:
     with pytest.raises(InvariantError, match="-ffast-math"):
         gcc.compile_c(add(options=("-ffast-math",)))
 

@@ -1,4 +1,4 @@
-"""A compiler that somebody kills is no fault of its text: the build is tried again, and not with another plan."""
+"""A killed compiler is not an error of its source: the build is retried with the same plan."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ EXPANSIONS = "#define A0 0,\n" + "".join(f"#define A{i} A{i - 1} A{i - 1}\n" for
 
 @contextmanager
 def killed_when_it_runs(name: str) -> Iterator[None]:
-    """Kills the first descendant of this process whose command line has the name and that is at work from now on."""
+    """Kill the first new descendant of this process whose command line contains the name."""
     stop = threading.Event()
     before = {pid: cpu_ticks(pid) for pid in descendants(os.getpid())}
 
@@ -91,7 +91,7 @@ def test_a_killed_c_compiler_is_a_fault_that_may_pass() -> None:
         ("gcc: fatal error: CPU time limit exceeded signal terminated program cc1", False),
     ],
 )
-def test_what_drivers_say_of_it(said: str, is_killed: bool, tmp_path: Path) -> None:
+def test_device_names_of_drivers_are_matched(said: str, is_killed: bool, tmp_path: Path) -> None:
     command = ["/bin/sh", "-c", f"echo '{said}' >&2; exit 1"]
     with pytest.raises(BuildServiceError if is_killed else CompileError):
         compile_sandboxed("add", command, tmp_path / "kernel.so", CompileLimits())

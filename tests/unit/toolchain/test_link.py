@@ -1,4 +1,4 @@
-"""A program linked out of a text with several: the functions that were measured, and no others."""
+"""Linking one program out of an object with several: exactly the functions that were measured."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def together() -> tuple[CompiledKernel, tuple[KernelSource, ...]]:
 
 
 def alone(number: int, together: tuple[CompiledKernel, tuple[KernelSource, ...]]) -> CompiledKernel:
-    """The plan of that number, linked."""
+    """Return the linked plan of that number."""
     whole, sources = together
     source = emit_plan(FOUND.ranked[number], PROGRAM, FOUND.groups, HW)
     linked = link_single(dataclasses.replace(whole, source=sources[number]), source)
@@ -43,7 +43,7 @@ def alone(number: int, together: tuple[CompiledKernel, tuple[KernelSource, ...]]
 
 
 @pytest.mark.parametrize("number", range(4))
-def test_each_program_computes_what_is_asked(
+def test_each_linked_program_computes_its_plan(
     number: int, together: tuple[CompiledKernel, tuple[KernelSource, ...]]
 ) -> None:
     rng = np.random.default_rng(number)
@@ -65,10 +65,10 @@ def test_only_its_own_functions_are_there(
     assert len(linked.binary) < len(whole.binary)
 
 
-def test_a_thread_has_no_more_room_than_the_program_needs(
+def test_thread_local_memory_is_that_of_the_linked_program(
     together: tuple[CompiledKernel, tuple[KernelSource, ...]],
 ) -> None:
-    """Panels of the plan with the largest would else be cleared in every thread, whichever plan was chosen."""
+    """Otherwise every thread would clear the buffers of the largest plan."""
     whole, sources = together
     lost = dataclasses.replace(sources[0], scratch_definition="_Thread_local char private_rooms[64];")
     linked = link_single(dataclasses.replace(whole, source=sources[0]), lost)
@@ -78,14 +78,14 @@ def test_a_thread_has_no_more_room_than_the_program_needs(
 
 
 def thread_bytes(compiled: CompiledKernel) -> int:
-    """Of the segment of thread-local storage (ELF-64: type 7, its size in memory 40 bytes on)."""
+    """Return the size of the segment of thread-local storage (ELF-64: type 7, memory size at offset 40)."""
     header = compiled.binary
     table, size, count = (int.from_bytes(header[at : at + n], "little") for at, n in ((32, 8), (54, 2), (56, 2)))
     entries = (header[table + i * size : table + (i + 1) * size] for i in range(count))
     return sum(int.from_bytes(e[40:48], "little") for e in entries if int.from_bytes(e[:4], "little") == 7)
 
 
-def test_a_text_whose_functions_are_called_otherwise_is_not_linked(
+def test_source_with_other_signatures_is_not_linked(
     together: tuple[CompiledKernel, tuple[KernelSource, ...]],
 ) -> None:
     whole, sources = together

@@ -1,4 +1,4 @@
-"""CUDA text → cubin through the worker processes that hold NVRTC."""
+"""CUDA source → cubin through worker processes with NVRTC."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_ptx_is_text() -> None:
     assert ".visible .entry flip(" in text
 
 
-def test_what_the_compiler_says_is_kept() -> None:
+def test_the_compilers_log_is_preserved() -> None:
     with pytest.raises(CompileError, match='"missing" is undefined') as raised:
         nvrtc.compile_cuda(dataclasses.replace(cuda_scale(), text="__device__ int x = missing;\n"))
     assert "cuda_scale.cu(1)" in raised.value.log
@@ -102,7 +102,7 @@ def test_many_threads_share_the_workers() -> None:
 
 
 def test_workers_end_with_their_parent() -> None:
-    """A worker reads the end of its pipe, whatever way its parent went."""
+    """A worker ends when its pipe closes, however its parent ended."""
     library = nvrtc.library_for(SM_80)
     worker = [sys.executable, "-I", "-S", str(Path(nvrtc_pool.__file__).with_name("worker.py"))]
     reader, writer = os.pipe()
@@ -138,7 +138,7 @@ def test_old_architectures_need_an_older_nvrtc(number: int, need: str, monkeypat
     assert "estimates work without it" in raised.value.message
 
 
-def test_an_architecture_that_the_library_itself_refuses() -> None:
+def test_an_architecture_that_the_library_itself_rejects() -> None:
     with pytest.raises(ToolchainMissingError, match="does not support sm_91"):
         nvrtc.compile_cuda(cuda_scale(Arch("sm_", 91)))
 

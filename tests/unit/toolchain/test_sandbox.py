@@ -1,4 +1,4 @@
-"""Confinement of compilers: what they cannot open, reach, outlive; each attack succeeds where nothing confines it."""
+"""Sandbox of compilers: files, network and lifetime. Every attack succeeds without the sandbox."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def shell(script: str, job: Path, timeout_s: float = 30.0) -> tuple[int, str]:
 
 
 def python(code: str, *arguments: object, readable: tuple[str, ...] = ("/",), job: str = "/nowhere") -> str:
-    """What a process prints that confines itself and then runs the code."""
+    """Return the output of a process that restricts itself and then runs the code."""
     program = f"""
 import sys
 from importlib.util import module_from_spec, spec_from_file_location
@@ -73,7 +73,7 @@ layers = sandbox.restrict_self({readable!r}, ({job!r}, "/dev/null"))
 
 
 def until(condition: Callable[[], bool]) -> bool:
-    """Whether it becomes true."""
+    """Wait for a condition. Return whether it became true."""
     end = time.monotonic() + PATIENCE_S
     while not condition():
         if time.monotonic() > end:
@@ -83,7 +83,7 @@ def until(condition: Callable[[], bool]) -> bool:
 
 
 def processes_of(mark: str) -> list[int]:
-    """Processes, zombies aside, that have the mark in their environment."""
+    """Return processes, except zombies, with the mark in their environment."""
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
         try:
@@ -109,7 +109,7 @@ READS = {
 
 
 def compiled_unchecked(text: str, job: Path) -> tuple[int, str, bytes]:
-    """Exit code, log and object of a C text that no check of texts has seen."""
+    """Compile C source without the source check. Return exit code, log and object."""
     (job / "kernel.c").write_text(text)
     code, log = run_sandboxed([*gcc.c_command(add()), "-c", "kernel.c", "-o", "kernel.o"], job, CompileLimits())
     output = job / "kernel.o"
@@ -130,8 +130,8 @@ def test_a_compiler_reads_nothing_beyond_its_folder(kind: str, path: str, secret
 
 
 @pytest.mark.parametrize("kind", READS)
-def test_what_a_compiler_would_read_unconfined(kind: str, secret: Path, job: Path) -> None:
-    """The attacks above are real: gcc by itself shows the file."""
+def test_a_compiler_without_the_sandbox_reads_the_file(kind: str, secret: Path, job: Path) -> None:
+    """The attacks are real: gcc without the sandbox shows the file."""
     (job / "kernel.c").write_text(READS[kind].format(secret))
     command = [*gcc.c_command(add()), "-c", "kernel.c", "-o", "kernel.o"]
     done = subprocess.run(command, cwd=job, capture_output=True, timeout=60)
@@ -208,7 +208,7 @@ def test_nvrtc_reads_nothing_beyond_its_library(secret: Path, monkeypatch: pytes
 
 
 def unconfined_worker(folder: Path) -> Path:
-    """A copy of the worker of NVRTC whose sandbox does nothing."""
+    """Return a copy of the NVRTC worker with a sandbox that does nothing."""
     worker = folder / "nvrtc" / "worker.py"
     worker.parent.mkdir()
     worker.write_text(Path(nvrtc_pool.__file__).with_name("worker.py").read_text())
@@ -242,7 +242,7 @@ except OSError as error:
 
 @calls_are_filtered
 @pytest.mark.parametrize("name", sorted(sandbox._DENIED_CALLS))
-def test_calls_are_refused(name: str) -> None:
+def test_invalid_calls_are_rejected(name: str) -> None:
     number = sandbox._DENIED_CALLS[name][0 if os.uname().machine == "x86_64" else 1]
     code = f"""
 libc = ctypes.CDLL(None, use_errno=True)
@@ -345,7 +345,7 @@ run_sandboxed(["/bin/sh", "-c", script], Path(folder), CompileLimits(timeout_s=3
 
 @pytest.fixture
 def mark() -> Iterator[str]:
-    """A word in the environment of a job's processes; what is left of them in the end is killed."""
+    """A variable in the environment of a job's processes; the remaining ones are killed at the end."""
     word = f"MARK=roller-test-{os.urandom(8).hex()}"
     yield word
     for process in processes_of(word):
@@ -364,7 +364,7 @@ def test_a_compiler_and_what_it_started_die_with_their_parent(mark: str, job: Pa
     assert until(lambda: not processes_of(mark))
 
 
-def test_what_is_late_dies_whole(mark: str, job: Path) -> None:
+def test_a_timeout_kills_the_whole_group(mark: str, job: Path) -> None:
     value = mark.removeprefix("MARK=")
     with pytest.raises(KernelTimeoutError) as raised:
         run_sandboxed(
@@ -377,7 +377,7 @@ def test_what_is_late_dies_whole(mark: str, job: Path) -> None:
 @calls_are_filtered
 @pytest.mark.parametrize("daemon", ["sleep 200 > /dev/null 2>&1 &", "setsid sleep 200 &", "(sleep 200 &);"])
 def test_no_daemon_is_left_behind(daemon: str, mark: str, job: Path) -> None:
-    """Nor waited for, though it holds what the log comes through."""
+    """The compiler does not wait for it either, although it holds the pipe of the log."""
     begun = time.monotonic()
     environment = {"MARK": mark.removeprefix("MARK=")}
     code, _ = run_sandboxed([SH, "-c", f"{daemon} exit 3"], job, CompileLimits(), environment=environment)
@@ -427,7 +427,7 @@ def test_a_compiler_installed_elsewhere_reads_its_prefix_and_not_a_home(tmp_path
 
 
 def test_an_nvrtc_worker_dies_with_its_pipe() -> None:
-    """As where its server is killed: nothing else tells it while it compiles."""
+    """As when its server is killed during a compilation."""
     library = nvrtc.library_for(cuda_scale().arch)
     reader, writer = os.pipe()
     command = [sys.executable, "-I", "-S", str(Path(nvrtc_pool.__file__).with_name("worker.py"))]
@@ -468,7 +468,7 @@ HARMLESS = (
 
 @pytest.mark.parametrize("language", [Language.C, Language.HIP])
 @pytest.mark.parametrize("attack", ATTACKS)
-def test_a_text_that_no_generator_writes_is_refused(attack: str, language: Language) -> None:
+def test_source_that_no_generator_writes_is_rejected(attack: str, language: Language) -> None:
     source = dataclasses.replace(add(), language=language, text=f"int a;\n{attack}\nint b;\n")
     with pytest.raises(CompileError) as raised:
         check_source(source)
@@ -476,12 +476,12 @@ def test_a_text_that_no_generator_writes_is_refused(attack: str, language: Langu
 
 
 @pytest.mark.parametrize("text", HARMLESS)
-def test_what_generators_write_passes(text: str) -> None:
+def test_generated_source_is_accepted(text: str) -> None:
     check_source(dataclasses.replace(add(), text=f"int a;\n{text}\nint b;\n"))
     check_source(cuda_scale())
 
 
-def test_refused_texts_reach_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rejected_source_reaches_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     def never(*_: object) -> None:
         raise AssertionError("a compiler was started")
 
@@ -504,8 +504,8 @@ PIECES = st.lists(
 @given(PIECES)
 @settings(deadline=None)
 @example('/*"*/asm(".incbin \\"x\\"")//"')
-def test_a_text_that_passes_shows_gcc_nothing_to_open(text: str) -> None:
-    """No string with a dot and no include but the known is left, as gcc reads what passes."""
+def test_accepted_source_gives_gcc_no_file_to_open(text: str) -> None:
+    """After preprocessing, accepted source has no string with a dot and only known includes."""
     try:
         check_source(dataclasses.replace(add(), text=text))
     except CompileError:
@@ -516,7 +516,7 @@ def test_a_text_that_passes_shows_gcc_nothing_to_open(text: str) -> None:
 
 
 def preprocessed_tokens(text: str) -> list[str]:
-    """Directives and string literals by a reader of another kind than the one under test: one character at a time."""
+    """Return directives and string literals, by a reader independent of the one under test."""
     text = text.replace("\\\n", "")
     found, at, line = [], 0, ""
     while at < len(text):
@@ -575,8 +575,8 @@ def test_who_runs_without_rights_is_confined_too(job: Path) -> None:
 
 
 @files_are_confined
-def test_the_launcher_refuses_to_run_unconfined() -> None:
-    """More rulesets than the kernel stacks (16): a compiler is not started with less than was asked for."""
+def test_the_launcher_does_not_run_unrestricted() -> None:
+    """The kernel allows 16 rulesets: beyond that a compiler is not started."""
     code = f"""
 for _ in range(20):
     sandbox.restrict_self(("/",), ("/dev/null",))

@@ -37,7 +37,7 @@ extern "C" __global__ void __launch_bounds__(32) product(const uint4 *a, float4 
 
 
 def product(arch: Arch = SM_80) -> KernelSource:
-    """One warp multiplies 16 x 16 by 16 x 8 halves on tensor cores."""
+    """A kernel in which one warp multiplies 16 x 16 by 16 x 8 halves on tensor cores."""
     buffers = (tensor("A", "a", Role.INPUT, DType.FLOAT16, (256,)), tensor("C", "c", Role.OUTPUT, shape=(128,)))
     return KernelSource("product", Language.CUDA, arch, TENSOR_CORES, buffers, (LaunchSpec("product", ("a", "c")),))
 
@@ -78,7 +78,7 @@ def test_every_launch_is_a_function_of_its_own_whatever_is_read_with_it() -> Non
     assert found["scale"].count("LDG.32") == found["scale"].count("STG.32") == 1
 
 
-def test_the_text_is_for_people() -> None:
+def test_the_sass_is_readable() -> None:
     text = sass.sass_text(toolchain.compile_source(product()).binary)
     assert "HMMA.16816.F32" in text
     assert ".target\tsm_80" in text
@@ -114,7 +114,7 @@ def test_all_instructions_of_the_text_are_counted_but_padding(source: KernelSour
 
 
 def printing(folder: Path, document: str) -> Path:
-    """A tool that prints the document whatever it is given."""
+    """Return a fake tool that prints the document."""
     (folder / "printed").write_text(document)
     tool = folder / "nvdisasm"
     tool.write_text(f"#!/bin/sh\ncat {folder}/printed\n")
@@ -136,14 +136,14 @@ def test_instructions_that_never_happen_do_not_count(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("printed", ["", "{}", "[{}]", "[{}, [1, 2]]", '[{}, [{"name": "f"}]]'])
-def test_what_is_no_disassembly_is_refused(printed: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_malformed_disassembly_is_rejected(printed: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(sass, "disassembler", lambda: printing(tmp_path, printed))
     with pytest.raises(CompileError) as raised:
         sass.sass_functions([toolchain.compile_source(product()).binary], SM_80)
     assert raised.value.code == "bad-cubin"
 
 
-def test_what_is_no_cubin_is_refused() -> None:
+def test_bytes_that_are_not_a_cubin_are_rejected() -> None:
     with pytest.raises(CompileError, match="nvdisasm cannot read the cubin") as raised:
         sass.sass_text(b"junk")
     assert raised.value.code == "bad-cubin"

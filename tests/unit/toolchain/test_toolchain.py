@@ -1,4 +1,4 @@
-"""What is said of a device for which nothing, or something, compiles here."""
+"""Availability of compilers for devices."""
 
 from __future__ import annotations
 
@@ -41,9 +41,7 @@ def test_this_processor_and_todays_gpus_can_be_compiled_for() -> None:
         (TargetKind.IPU, Arch("ipu", 2), "Poplar"),
     ],
 )
-def test_where_nothing_is_installed_it_says_what_is_missing(
-    family: TargetKind, arch: Arch, install: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_tools_are_named(family: TargetKind, arch: Arch, install: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nvrtc, "find_libraries", lambda: ())
     monkeypatch.setattr(gcc.shutil, "which", lambda _: None)
     found = toolchain.availability(spec(family, arch))

@@ -1,4 +1,4 @@
-"""Barriers with phases, named ones, clusters, matrix stores in the emulator: what they do, and what they must not."""
+"""mbarriers, named barriers, clusters and matrix stores in the emulator: semantics and reported faults."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ START = """  __shared__ __align__(16) unsigned long long bar[4];
 """
 
 
-def test_those_who_wait_see_what_was_before_the_arrivals() -> None:
-    """One warp writes, in turns with another that reads: each waits for the other's phase."""
+def test_waiting_threads_see_writes_before_the_arrivals() -> None:
+    """Two warps alternate between writing and reading; each waits for the other's phase."""
     body = (
         START.replace("bar[1], 1)", "bar[1], 32)")
         + """
@@ -114,7 +114,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_what_barriers_must_not_be_used_for(name: str) -> None:
+def test_faults_of_barriers_are_reported(name: str) -> None:
     body, message = FAULTS[name]
     assert message in fault(START + body, TOP)
 
@@ -141,7 +141,7 @@ def test_named_barriers_wait_for_as_many_as_they_say() -> None:
 @pytest.mark.parametrize("count", [1, 2, 4])
 @pytest.mark.parametrize("transposed", [False, True])
 def test_matrix_stores_put_fragments_where_loads_find_them(count: int, *, transposed: bool) -> None:
-    """Lane 4 g + t has of each matrix halves 2 t and 2 t + 1 of row g, or of column g."""
+    """Lane 4 g + t holds halves 2 t and 2 t + 1 of row g, or of column g, of each matrix."""
     name = f"store_matrix_{count}{'_transposed' if transposed else ''}"
     text = f"""
 extern "C" __global__ void one(const unsigned int *w, unsigned short *c) {{
@@ -262,7 +262,7 @@ PLANTED = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PLANTED)
-def test_planted_bugs_of_clusters_are_caught(name: str) -> None:
+def test_seeded_faults_of_clusters_are_detected(name: str) -> None:
     old, new = PLANTED[name]
     assert TEXT.count(old) == 1
     source = product()

@@ -1,4 +1,4 @@
-"""CUDA text on a CPU: right kernels give right numbers, planted bugs are caught."""
+"""CUDA source on a CPU: correct kernels give correct results, seeded faults are detected."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ A100, V100 = "nvidia-a100-sxm-80gb", "nvidia-v100-sxm2"
 
 
 def generated(expression: str, inputs: dict[str, TensorType], target: str = A100) -> KernelSource:
-    """What the pipeline writes."""
+    """Return the source that the pipeline generates."""
     program, spec = parse(expression, inputs, None), hardware.load(target)
     groups, ranked, _ = rank_best_partition(program, spec, 1)
     return emit_plan(best_plans(ranked, 1)[0], program, groups, spec)
 
 
-def planted(source: KernelSource, old: str, new: str, count: int = 1) -> KernelSource:
-    """The kernel with a bug in it."""
+def mutated(source: KernelSource, old: str, new: str, count: int = 1) -> KernelSource:
+    """Return the kernel with a seeded fault."""
     assert old in source.text
     return dataclasses.replace(source, text=source.text.replace(old, new, count))
 
 
 def caught(source: KernelSource, arrays: dict[str, np.ndarray], name: str, expected: np.ndarray) -> bool:
-    """Whether some order of threads shows that the kernel is wrong."""
+    """Whether some thread schedule reveals the fault."""
     for seed in SEEDS:
         try:
             found = module(source, seed).run(arrays)[name]
@@ -114,8 +114,8 @@ def test_a_tiled_product_is_right_in_any_order_of_threads(seed: int) -> None:
         ("k < 8", "k <= 8"),
     ],
 )
-def test_planted_bugs_are_caught(old: str, new: str) -> None:
-    assert caught(planted(tiled(), old, new), ARRAYS, "C", A @ B)
+def test_seeded_faults_are_detected(old: str, new: str) -> None:
+    assert caught(mutated(tiled(), old, new), ARRAYS, "C", A @ B)
 
 
 GENERATED = {
@@ -159,7 +159,7 @@ def test_no_guard_of_a_generated_kernel_can_go() -> None:
     guards = re.findall(r"\(\w+ < (?:7|9|50)\)", source.text)
     assert guards
     for guard in set(guards):
-        assert caught(planted(source, guard, "(1)", -1), arrays, "C", expected), guard
+        assert caught(mutated(source, guard, "(1)", -1), arrays, "C", expected), guard
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,7 @@ def test_no_guard_of_a_generated_kernel_can_go() -> None:
         ("if (threadIdx.x < 5)\n__syncthreads();\nelse\n__syncthreads();", "barrier divergence.*line 3.*line 5"),
     ],
 )  # fmt: skip
-def test_what_a_kernel_must_not_do(body: str, message: str) -> None:
+def test_faults_of_kernels_are_reported(body: str, message: str) -> None:
     with pytest.raises(WrongAnswerError, match=message) as raised:
         module(one_block(body, shared_bytes=32)).run(INPUT)
     assert raised.value.code == "emulator-fault"
@@ -231,7 +231,7 @@ def test_the_handwritten_kernels_of_the_other_runtimes() -> None:
 
 
 @pytest.mark.parametrize(("allowed", "fits"), [(64, True), (32, False)])
-def test_a_launch_of_more_threads_than_the_kernel_is_for_is_refused(allowed: int, fits: bool) -> None:
+def test_a_launch_beyond_the_launch_bounds_is_rejected(allowed: int, fits: bool) -> None:
     source = one_block("  if (threadIdx.x < 32) c[threadIdx.x] = a[threadIdx.x];", threads=64)
     bounded = dataclasses.replace(source, text=source.text.replace("one(", f"__launch_bounds__({allowed}, 1)\none("))
     if fits:
@@ -281,7 +281,7 @@ c[threadIdx.x] = (float)atomicAdd(&count, 1u);
 
 
 def order(module: EmulatorModule, offset: float = 0.0) -> list[float]:
-    """In which the threads of a block run."""
+    """Return the order in which the threads of a block run."""
     return list(module.run({"A": INPUT["A"] + np.float32(offset)})["C"])
 
 

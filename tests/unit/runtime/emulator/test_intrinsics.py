@@ -1,4 +1,4 @@
-"""Twins of wrapped instructions in the emulator: conversions in every bit, and that each wrapper has one."""
+"""Host implementations of wrapped instructions: bit-exact conversions, and one for each wrapper."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TO, FROM = (helper(name, CUDA).text + "\n" for name in ("f16_to_f32", "f32_to_f1
 
 
 @pytest.mark.parametrize("dtype", [DType.BFLOAT16, DType.FLOAT8_E4M3FN, DType.FLOAT8_E5M2])
-def test_twins_of_the_roundings_agree_with_ml_dtypes(dtype: DType) -> None:
+def test_roundings_agree_with_ml_dtypes(dtype: DType) -> None:
     name = f"f32_to_{SHORT[dtype]}"
     narrow = {DType.BFLOAT16: ml_dtypes.bfloat16, DType.FLOAT8_E4M3FN: ml_dtypes.float8_e4m3fn,
               DType.FLOAT8_E5M2: ml_dtypes.float8_e5m2}[dtype]  # fmt: skip
@@ -56,7 +56,7 @@ extern "C" __global__ void narrow(const float *f, {CUDA.storage_type(dtype)} *n)
     assert np.isnan(found[nan].astype(np.float64)).all()
 
 
-def test_twins_of_the_half_conversions_agree_with_numpy() -> None:
+def test_half_conversions_agree_with_numpy() -> None:
     halves = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
     text = f"""{TO}{FROM}
 extern "C" __global__ void widen(const unsigned short *h, float *w) {{
@@ -90,7 +90,7 @@ extern "C" __global__ void narrow(const float *f, unsigned short *n) {{
 
 
 @pytest.mark.parametrize("name", sorted(HOST_INTRINSICS - {"shared_address"}))
-def test_every_wrapper_that_goes_has_a_twin(name: str) -> None:
+def test_every_removed_wrapper_has_a_host_implementation(name: str) -> None:
     headers = "".join(path.read_text() for path in Path(emulator.__file__).parent.glob("*.h"))
     one = name.removesuffix("_multicast")
     assert re.search(rf"\b{one}\b", headers)
@@ -98,7 +98,7 @@ def test_every_wrapper_that_goes_has_a_twin(name: str) -> None:
     assert name not in comment_out_wrappers(found.text).partition("//")[0]
 
 
-def test_an_asm_without_a_twin_is_refused() -> None:
+def test_an_asm_without_a_host_implementation_is_rejected() -> None:
     stray = 'extern "C" __global__ void one(const float *a, float *c) {\n  asm volatile("membar.gl;");\n}\n'
     with pytest.raises(LaunchError, match="line 2") as raised:
         comment_out_wrappers(stray)

@@ -1,4 +1,4 @@
-"""Fragments of the emulator's ldmatrix and mma against the layouts of the PTX ISA manual, as it has them."""
+"""Fragments of the emulator's ldmatrix and mma against the layouts of the PTX ISA manual."""
 
 from __future__ import annotations
 
@@ -106,13 +106,13 @@ MMA = {
 
 
 def fragments(matrices: np.ndarray, count: int, place: Place) -> np.ndarray:
-    """What each lane holds of each matrix, [matrices, 32, count]."""
+    """Return the elements of each lane, [matrices, 32, count]."""
     places = np.array([[place(lane >> 2, lane % 4, i) for i in range(count)] for lane in range(32)])
     return matrices[:, places[..., 0], places[..., 1]]
 
 
 def multiplied(name: str, a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
-    """D = A x B + C of many matrices, each by one warp that reads its fragments from memory; D's fragments."""
+    """Return the fragments of D = A x B + C for many matrices, one warp each."""
     layouts, _, _ = MMA[name]
     left = words(fragments(a, layouts.a_count, layouts.a))
     right = words(fragments(b, layouts.b_count, layouts.b))
@@ -140,7 +140,7 @@ extern "C" __global__ void one(const unsigned int *a, const unsigned int *b, con
 
 
 def numbers(dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
-    """Such that all sums of products are exact in float32; of integers, anything."""
+    """Return operands whose sums of products are exact in float32; any integers."""
     if dtype.kind in "iu":
         limits = np.iinfo(dtype)
         return RNG.integers(limits.min, limits.max + 1, shape).astype(dtype)
@@ -160,7 +160,7 @@ def test_mma_takes_and_gives_fragments_as_the_manual_has_them(name: str) -> None
 
 @pytest.mark.parametrize("name", [name for name, (_, a, b) in MMA.items() if a == b and a.itemsize <= 2])
 def test_mma_knows_every_value_of_its_operands(name: str) -> None:
-    """Infinities, NaN and the least ones too. They are in A, then in B."""
+    """Infinities, NaN and the smallest values, first in A, then in B."""
     layouts, dtype, _ = MMA[name]
     rows = 8 if layouts is M8N8K16 else 16
     sum_type = np.dtype(np.int32) if dtype.kind in "iu" else F32
@@ -176,7 +176,7 @@ def test_mma_knows_every_value_of_its_operands(name: str) -> None:
 
 
 @pytest.mark.parametrize("of_a", [False, True])
-def test_a_word_that_was_not_rounded_to_tf32_is_refused(of_a: bool) -> None:
+def test_an_operand_not_rounded_to_tf32_is_rejected(of_a: bool) -> None:
     a, b, c = np.ones((1, 16, 8), np.float32), np.ones((1, 8, 8), np.float32), np.zeros((1, 16, 8), np.float32)
     assert (multiplied("mma_m16n8k8_tf32", a, b, c) == np.float32(8)).all()
     (a if of_a else b)[0, 3, 4] += np.float32(2**-11)  # the last bit of a tf32 is 2**-10
@@ -192,7 +192,7 @@ def test_int32_wraps() -> None:
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("count", [1, 2, 4])
 def test_ldmatrix_hands_out_rows_as_the_manual_has_them(count: int, transposed: bool) -> None:
-    """Row r of matrix i comes from the address of lane 8 i + r, wherever that is."""
+    """Lane 8 i + r provides the address of row r of matrix i."""
     matrices = RNG.permutation(np.arange(count * 64, dtype=np.uint16)).reshape(count, 8, 8)
     places = RNG.permutation(count * 8)  # of the rows in shared memory
     memory = np.empty((count * 8, 8), np.uint16)

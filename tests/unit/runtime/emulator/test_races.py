@@ -1,4 +1,4 @@
-"""Races that the emulator reports in whatever order threads come, and what is no race."""
+"""Races that the emulator reports in any thread schedule, and accesses that do not race."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ RACES = {
 
 @pytest.mark.parametrize("name", RACES)
 def test_races_are_reported_with_both_lines(name: str) -> None:
-    """`#` and `@` are behind the two accesses."""
+    """`#` and `@` follow the two accesses."""
     body, threads = RACES[name]
     lines = {f"{TOP}\n{SETTING}{body.partition(mark)[0]}".count("\n") + 1 for mark in "#@"}
     with pytest.raises(WrongAnswerError) as raised:
@@ -79,15 +79,15 @@ FINE = {
 
 
 @pytest.mark.parametrize("name", FINE)
-def test_what_is_ordered_is_no_race(name: str) -> None:
+def test_ordered_accesses_do_not_race(name: str) -> None:
     body, threads = FINE[name]
     for seed in range(2):
         module(kernel(body, threads), seed, races=True).run(INPUT)
 
 
 @pytest.mark.parametrize("at", [-1, 30])
-def test_reads_beside_a_buffer_are_found_where_no_page_ends(at: int) -> None:
-    """30 floats end 8 bytes before their page does, and begin far behind the page before; no result shows the read."""
+def test_reads_outside_a_buffer_are_found_inside_a_page(at: int) -> None:
+    """30 floats end 8 bytes before their page, far from the page before. No result reveals the read."""
     source = one_block(f"const int i = (int)threadIdx.x;\nc[i] = i;\nif (a[{at}] == 0) c[i] = 0;", 30)
     source = dataclasses.replace(source, buffers=tuple(dataclasses.replace(b, shape=(30,)) for b in source.buffers))
     arrays = {"A": INPUT["A"][:30]}

@@ -1,4 +1,4 @@
-"""A product on tensor cores, written by hand, in the emulator: right as it is, and no part of its pipeline can go."""
+"""A hand-written tensor-core kernel in the emulator: correct as it is, and every part of its pipeline is necessary."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ STAGE, FIRST = "stage = step % 3;\n    #pragma unroll\n    for (int ", "stage = 
         ("= 0.0f;", "= sums[0][0][0];"),
     ],
 )  # fmt: skip
-def test_planted_bugs_are_caught(old: str, new: str) -> None:
+def test_seeded_faults_are_detected(old: str, new: str) -> None:
     source = product(M, N, K)
     assert TEXT.count(old) == 1
     wrong = dataclasses.replace(source, text=source.text.replace(TEXT, TEXT.replace(old, new)))
@@ -151,7 +151,7 @@ def test_planted_bugs_are_caught(old: str, new: str) -> None:
 
 
 def shows(source: KernelSource, seed: int) -> bool:
-    """Whether this order of threads shows that the kernel is wrong."""
+    """Whether this thread schedule reveals the fault."""
     try:
         found = module(source, seed).run({"A": A, "B": B})["C"]
     except WrongAnswerError:

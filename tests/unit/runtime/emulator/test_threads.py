@@ -1,4 +1,4 @@
-"""What threads do together in the emulator: copies that land late, collectives of a warp; and what they must not do."""
+"""Thread collectives in the emulator: late asynchronous copies, warp collectives, and reported faults."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PRODUCT = wrappers("mma_m16n8k16_f16")
 
 
 def fault(body: str, top: str = "", threads: int = 32, shared_bytes: int = 0) -> str:
-    """What the emulator says of this body of a kernel; `@` is where the fault is: the report must name its line."""
+    """Return the fault that the emulator reports for this body, which must name the line of `@`."""
     line = body.partition("@")[0].count("\n") + 2 + top.count("\n")
     source = one_block(body.replace("@", ""), threads, shared_bytes, top)
     with pytest.raises(WrongAnswerError) as raised:
@@ -91,7 +91,7 @@ def test_copies_of_8_and_16_bytes() -> None:
         ("extern __shared__ unsigned char d[];\n@copy_async_4(&d[4 * i], &a[i], true);", "outside the block's shared"),
     ],
 )
-def test_what_a_copy_must_not_do(body: str, message: str) -> None:
+def test_faults_of_async_copies_are_reported(body: str, message: str) -> None:
     assert message in fault(f"{SHARED}{body}\ncommit_copies(); await_copies<0>();", COPIES, shared_bytes=64)
 
 
@@ -155,8 +155,8 @@ def test_a_part_of_a_warp_has_no_tensor_cores() -> None:
     )
 
 
-def test_warps_meet_apart_from_each_other() -> None:
-    """Sixty-four threads: one warp in a loop of shuffles, the other in a barrier's way there."""
+def test_warps_converge_independently() -> None:
+    """One warp runs a loop of shuffles, while the other waits in a barrier."""
     body = """
     const int i = (int)threadIdx.x;
     __shared__ float s[2];
@@ -292,7 +292,7 @@ extern "C" __global__ void one(const unsigned int *x, unsigned int *y, float *f)
 
 @pytest.mark.parametrize("declared", ["float", "__align__(16) float", "double"])
 def test_variables_without_a_value_are_not_a_number(declared: str) -> None:
-    """A sum shows any large number; a greatest value shows only what is greater, or NaN."""
+    """A sum reveals any large number; a maximum only NaN or a larger number."""
     body = f"  {declared} best[2];\n  const int i = (int)threadIdx.x;\n"
     body += "  c[i] = a[i] > best[1] || a[i] != a[i] ? a[i] : best[1];"
     assert np.isnan(module(one_block(body)).run(INPUT)["C"]).all()
@@ -301,7 +301,7 @@ def test_variables_without_a_value_are_not_a_number(declared: str) -> None:
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("tries", ["seen != before", "false"])
 def test_another_thread_may_win_a_compare_and_swap(tries: str, seed: int) -> None:
-    """Who does not try again loses its update; two of four threads that all try are enough to see it."""
+    """A thread that does not retry loses its update; two of four threads suffice to reveal it."""
     text = f"""
 extern "C" __global__ void one(unsigned int *sum) {{
   unsigned int seen = *(volatile unsigned int *)sum, before;

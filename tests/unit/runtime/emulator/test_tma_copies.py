@@ -1,4 +1,4 @@
-"""Bulk tensor copies of the emulator against numpy, and the swizzles against the manual's tables."""
+"""TMA copies of the emulator against numpy, and the swizzles against the manual's tables."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ROOM = 8192  # bytes of shared memory that boxes go to
 
 
 def kernel(body: str, a: Buffer, view: TensorMap, cluster: int = 1, blocks: int = 1) -> KernelSource:
-    """One warp; `s` is what the map's boxes go to, and goes to memory at the end, a row of words a block."""
+    """Return a kernel of one warp that copies the map's boxes to `s`, and `s` to memory at the end."""
     text = f"""
 extern "C" __global__ void __cluster_dims__({cluster}, 1, 1) __launch_bounds__(32, 1)
 one(const unsigned int *a, unsigned int *c, const __grid_constant__ TensorMap map) {{
@@ -53,7 +53,7 @@ def load(view: TensorMap, at: tuple[int, ...], skips: tuple[int, ...] = (), offs
 
 
 def loaded(a: np.ndarray, view: TensorMap, at: tuple[int, ...], skips: tuple[int, ...] = (), offset: int = 0) -> bytes:
-    """Shared memory behind the load, seed and all."""
+    """Return shared memory after the load."""
     buffer = tensor("A", "a", Role.INPUT, DType(a.dtype.name), a.shape)
     source = kernel(load(view, at, skips, offset), buffer, view)
     results = [module(source, seed).run({"A": a})["C"].tobytes() for seed in (0, 5)]
@@ -62,7 +62,7 @@ def loaded(a: np.ndarray, view: TensorMap, at: tuple[int, ...], skips: tuple[int
 
 
 def box_of(a: np.ndarray, at: tuple[int, ...], box: tuple[int, ...], steps: tuple[int, ...]) -> np.ndarray:
-    """Elements of a box, dimensions outermost first as numpy has them; zeros outside of the tensor."""
+    """Return the elements of a box in C order, with zeros outside of the tensor."""
     found = np.zeros(tuple(-(-b // s) for b, s in zip(box, steps, strict=True)), a.dtype)
     for index in np.ndindex(*found.shape):
         place = tuple(p + i * s for p, i, s in zip(at, index, steps, strict=True))
@@ -72,7 +72,7 @@ def box_of(a: np.ndarray, at: tuple[int, ...], box: tuple[int, ...], steps: tupl
 
 
 def shared(data: bytes, offset: int = 0) -> bytes:
-    """What shared memory holds around a box that was copied to it."""
+    """Return the expected contents of shared memory around a copied box."""
     return b"\xff" * offset + data + b"\xff" * (ROOM - len(data) - offset)
 
 
@@ -124,7 +124,7 @@ def test_swizzles_are_the_manual_s(swizzle: Swizzle, offset: int, dtype: str) ->
 
 
 def pixels_of(a: np.ndarray, view: TensorMap, at: tuple[int, ...], skips: tuple[int, ...]) -> np.ndarray:
-    """Rows of channels by brute force: all pixels between the corners in order, from the one where the copy begins."""
+    """Return rows of channels by brute force: all pixels between the corners, from the first one of the copy."""
     channels, count = view.box
     spatial = [
         range(low, extent + up, step)
@@ -192,7 +192,7 @@ STORES = [
 
 
 @pytest.mark.parametrize(("shape", "box", "swizzle", "places"), STORES)
-def test_stores_write_what_lies_in_the_tensor(
+def test_stores_write_only_inside_the_tensor(
     shape: tuple[int, ...], box: tuple[int, ...], swizzle: Swizzle, places: list[tuple[int, ...]]
 ) -> None:
     d = tensor("D", "d", Role.OUTPUT, DType.FLOAT32, shape)
@@ -224,7 +224,7 @@ extern "C" __global__ void one(const unsigned int *a, float *d, const __grid_con
         np.testing.assert_array_equal(module(source, races=True).run({"A": data})["D"], expected)
 
 
-def test_a_copy_is_poison_until_it_has_landed_and_lands_as_late_as_it_may() -> None:
+def test_a_copy_is_poison_until_it_completes_as_late_as_possible() -> None:
     a = some((4, 8), "float32")
     view = tiled("map", tensor("A", "a", Role.INPUT, DType.FLOAT32, a.shape), (8, 4))
     body = """
@@ -281,7 +281,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_what_a_bulk_copy_must_not_do(name: str) -> None:
+def test_faults_of_tma_copies_are_reported(name: str) -> None:
     body, message = FAULTS[name]
     a = some((4, 8), "float32")
     buffer = tensor("A", "a", Role.INPUT, DType.FLOAT32, a.shape)
@@ -296,7 +296,7 @@ def test_what_a_bulk_copy_must_not_do(name: str) -> None:
 
 @pytest.mark.parametrize(("declared", "message"), [(16, "not a multiple of 128"), (256, ""), (1024, "")])
 def test_dynamic_shared_memory_is_aligned_as_it_is_declared(declared: int, message: str) -> None:
-    """A swizzle goes by addresses, so that memory which begins elsewhere has another order of chunks."""
+    """A swizzle depends on addresses: misaligned memory has another order of chunks."""
     a = some((20, 64), "float16")
     buffer = tensor("A", "a", Role.INPUT, DType.FLOAT16, a.shape)
     view = tiled("map", buffer, (64, 20), Swizzle.B128)
@@ -313,7 +313,7 @@ def test_dynamic_shared_memory_is_aligned_as_it_is_declared(declared: int, messa
 
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_nothing_is_written_under_a_store(when: str) -> None:
-    """A thread that writes behind its own store sees to it itself; whether that has read yet, nobody knows."""
+    """A thread that writes after its own store must wait until the store has read."""
     d = tensor("D", "d", Role.OUTPUT, DType.FLOAT32, (4, 8))
     awaits = "bulk_wait_read<0>();"
     text = f"""

@@ -1,4 +1,4 @@
-"""wgmma of the emulator: operands and results lie where the PTX ISA manual has them; what warpgroups must not do."""
+"""wgmma of the emulator: operand and result layouts of the PTX ISA manual, and reported faults of warpgroups."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ ROOM = 49152  # bytes of an operand, enough for 256 rows of 128 bytes and more b
 
 
 def chunk_of(chunk: int, row: int, span: int) -> int:
-    """Where a chunk of 16 bytes lies in a row of `span` bytes: the manual's figures of the swizzling modes."""
+    """Return the position of a 16-byte chunk in a row of `span` bytes, as in the figures of the swizzling modes."""
     return chunk ^ {16: 0, 32: row // 4 % 2, 64: row // 2 % 4, 128: row % 8}[span]
 
 
 def k_major(row: int, byte: int, span: int, leading: int, stride: int) -> int:
-    """Where a byte of a row along k lies. Without a swizzle (a span of 16) chunks are `leading` bytes apart."""
+    """Return the offset of a byte of a row along k. Without a swizzle (span 16) chunks are `leading` bytes apart."""
     if span == 16:
         return row // 8 * stride + row % 8 * 16 + byte // 16 * leading + byte % 16
     return row // 8 * stride + row % 8 * span + chunk_of(byte // 16, row % 8, span) * 16 + byte % 16
 
 
 def mn_major(row: int, k: int, span: int, leading: int, stride: int) -> int:
-    """Where the 16 bits of a row (of m or n) at one k lie: rows of memory run along m or n."""
+    """Return the offset of the 16 bits of a row (of m or n) at one k; rows of memory run along m or n."""
     if span == 16:
         return row // 8 * stride + k // 8 * leading + k % 8 * 16 + row % 8 * 2
     in_row = row % (span // 2) * 2
@@ -52,7 +52,7 @@ def mn_major(row: int, k: int, span: int, leading: int, stride: int) -> int:
 
 
 def laid_out(matrix: np.ndarray, place: str, span: int, leading: int, stride: int, first_byte: int) -> np.ndarray:
-    """A room of shared memory with the matrix [rows, k] in it, the rest poison; along k it begins within rows."""
+    """Return shared memory with the matrix [rows, k] in it and poison around it."""
     room = np.full(ROOM, 0xFF, np.uint8)
     data = np.ascontiguousarray(matrix).view(np.uint8)
     for row in range(matrix.shape[0]):
@@ -67,7 +67,7 @@ def laid_out(matrix: np.ndarray, place: str, span: int, leading: int, stride: in
 
 
 def in_registers(matrix: np.ndarray) -> np.ndarray:
-    """Four words a thread, [128, 4]: those of mma, 16 rows a warp."""
+    """Return four words per thread, [128, 4], in the layout of mma with 16 rows per warp."""
     count, layout = {4: (4, m16n8k8_tf32_a), 2: (8, m16n8k16_a), 1: (16, m16n8k32_a)}[matrix.itemsize]
     held = [
         [
@@ -80,7 +80,7 @@ def in_registers(matrix: np.ndarray) -> np.ndarray:
 
 
 def results(d: np.ndarray) -> np.ndarray:
-    """d[64, n] of each thread's registers, [128, n / 2]: "Register Fragments", matrix D."""
+    """Return the registers of d[64, n], [128, n / 2]: "Register Fragments", matrix D."""
     found = np.empty((64, d.shape[1] * 2), d.dtype)
     for thread in range(128):
         for i in range(d.shape[1]):
@@ -98,7 +98,7 @@ def numbers(dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
 
 @functools.cache
 def strides(rows: int, place: str, span: int) -> tuple[int, int]:
-    """Leading and stride bytes such that parts of an operand lie apart, with a gap."""
+    """Return leading and stride bytes that leave gaps between the parts of an operand."""
     atom = 8 * span
     if span == 16:
         return (rows // 8 + 1) * 128, 128
@@ -234,7 +234,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_what_warpgroups_must_not_do(name: str) -> None:
+def test_faults_of_warpgroups_are_reported(name: str) -> None:
     body, message, threads = FAULTS[name]
     assert message in fault(START + body, TOP + MORE, threads)
 
@@ -248,7 +248,7 @@ def test_results_are_poison_while_they_are_under_way() -> None:
 
 
 def test_registers_that_one_warpgroup_gives_another_takes() -> None:
-    """A block of 384 threads begins with 168 each: 65536 registers in parts of 8."""
+    """A block of 384 threads starts with 168 registers each: 65536 in multiples of 8."""
     body = START + "if (i < 256) registers_increase<240>();\nelse registers_decrease<24>();\nif (i < 32) c[i] = i;"
     for seed in range(3):
         np.testing.assert_array_equal(module(one_block(body, 384, top=TOP), seed).run(INPUT)["C"], np.arange(32))

@@ -1,4 +1,4 @@
-"""A product on sm_90a, written by hand, in the emulator: right as it is, and no part of its pipeline can go."""
+"""A hand-written sm_90a kernel in the emulator: correct as it is, and every part of its pipeline is necessary."""
 
 from __future__ import annotations
 
@@ -191,7 +191,7 @@ PLANTED = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PLANTED)
-def test_planted_bugs_are_caught(name: str) -> None:
+def test_seeded_faults_are_detected(name: str) -> None:
     old, new = PLANTED[name]
     source = product(M, N, K, 2)
     assert TEXT.count(old) == 1
@@ -199,8 +199,8 @@ def test_planted_bugs_are_caught(name: str) -> None:
     assert any(shows(wrong, seed, races=False) for seed in range(3)) or shows(wrong, 0, races=True)
 
 
-def test_a_race_with_a_copy_is_told_as_one_of_the_same_block() -> None:
-    """One warp alone awaits data: the others' products race with copies."""
+def test_a_race_with_a_copy_names_the_same_block() -> None:
+    """Only one warp waits for the data: the others' products race with copies."""
     source = product(M, N, K, 2)
     wrong = dataclasses.replace(source, text=source.text.replace(FULL, f"if (thread % 128 < 32) {FULL}"))
     with pytest.raises(WrongAnswerError, match=r"race: thread \d+ reads byte .*, a bulk copy writes it at line \d+"):
@@ -208,7 +208,7 @@ def test_a_race_with_a_copy_is_told_as_one_of_the_same_block() -> None:
 
 
 def shows(source: KernelSource, seed: int, *, races: bool) -> bool:
-    """Whether this order of threads shows that the kernel is wrong."""
+    """Whether this thread schedule reveals the fault."""
     try:
         found = module(source, seed, races=races).run({"A": A, "B": B})["C"]
     except WrongAnswerError:
