@@ -78,7 +78,9 @@ class RProgram:
         if self.stream_k_blocks and (self.persistent_blocks or self.cluster_size > 1):
             raise InvariantError("stream-K blocks are neither persistent nor in clusters")
         if self.persistent_blocks % self.cluster_size:
-            raise InvariantError(f"{self.persistent_blocks} blocks are no multiple of the cluster, {self.cluster_size}")
+            raise InvariantError(
+                f"blocks must be a multiple of the cluster, {self.cluster_size}, got {self.persistent_blocks}"
+            )
 
     @property
     def tile_text(self) -> str:

@@ -93,8 +93,8 @@ def test_short_sums_of_a_step_are_added_up_and_steps_no_longer_than_they_may_be(
     tile = feeds.tile((64, 64, 128), (64, 64), 2)
     added = accumulator_precision(on, H200.arch)
     assert added is not None
-    assert tile.adds_up == added.is_reduced_precision
-    assert tile.accumulators == (1 + added.is_reduced_precision) * tile.results
+    assert tile.promotes_accumulators == added.is_reduced_precision
+    assert tile.accumulator_registers == (1 + added.is_reduced_precision) * tile.accumulator_set_registers
     if added.is_reduced_precision:
         with pytest.raises(InvariantError, match="take in 128 products, not 256"):
             feeds.tile((64, 64, 256), (64, 64), 2)
@@ -137,7 +137,8 @@ def test_the_emulator_sums_float8_as_hopper_does(types: str, scale: float) -> No
     wide = a.astype(np.float64), b.astype(np.float64)
     exact = before + wide[0] @ wide[1].T
     if types[:4] == types[4:]:  # else subnormal numbers of the two types have different powers
-        expected = tensorcores.product(*wide, replace(SHORT, promotion_interval=None), least=least, start=before.astype(np.float64))
+        unpromoted = replace(SHORT, promotion_interval=None)
+        expected = tensorcores.product(*wide, unpromoted, least=least, start=before.astype(np.float64))
         np.testing.assert_array_equal(found, expected)
     assert (found != exact.astype(np.float32)).any()
     np.testing.assert_allclose(found, exact, atol=34 * 2.0**-13 * max(512.0, 16 * scale * scale))

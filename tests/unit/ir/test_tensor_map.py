@@ -86,5 +86,5 @@ def test_maps_and_clusters_decide_the_binary() -> None:
     )
     keys = {replace(source, launches=(other,)).key for other in (launch, *others)}
     assert len(keys) == 1 + len(others)
-    with pytest.raises(InvariantError, match="clusters of 3"):
+    with pytest.raises(InvariantError, match="multiple of the cluster, 3 blocks, got 4"):
         replace(launch, cluster=3)

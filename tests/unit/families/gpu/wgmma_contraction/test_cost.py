@@ -186,9 +186,9 @@ def test_where_it_is_refused_and_why() -> None:
     ("tiles", "reason"),
     [
         ({"cluster_m": 16}, "a cluster has 1 to 8 blocks"),
-        ({"cluster_n": 7}, "no whole clusters of 7"),
+        ({"cluster_n": 7}, "not a multiple of clusters of 7"),
         ({"blocks": 131, "cluster_m": 2}, "whole clusters of 2 blocks"),
-        ({"stream_k": 64, "blocks": 64}, "walk no whole tiles"),
+        ({"stream_k": 64, "blocks": 64}, "not persistent over whole tiles"),
     ],
 )
 def test_demands_that_cannot_be_met_say_why(tiles: dict[str, int], reason: str) -> None:
