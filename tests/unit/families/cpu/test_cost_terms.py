@@ -95,7 +95,8 @@ def test_prefetchers_bring_nothing_beyond_a_page() -> None:
     model = gathered(1024)  # rows of a page each
     for columns, is_dearer in ((1024, False), (512, True)):
         one, none = (
-            moving(estimated(with_memory(model, overrun=share), {"c": columns}, {"c": 16})) for share in (1.0, 0.0)
+            moving(estimated(with_memory(model, prefetch_overshoot=share), {"c": columns}, {"c": 16}))
+            for share in (1.0, 0.0)
         )
         assert (one > 1.001 * none) == is_dearer  # indices have one end within a page
 
@@ -103,7 +104,8 @@ def test_prefetchers_bring_nothing_beyond_a_page() -> None:
 def test_what_l2_keeps_was_not_brought_for_nothing() -> None:
     model = gathered(1024)
     one, none = (
-        moving(estimated(with_memory(model, overrun=share), {"f": 100, "c": 512}, {"c": 16})) for share in (1.0, 0.0)
+        moving(estimated(with_memory(model, prefetch_overshoot=share), {"f": 100, "c": 512}, {"c": 16}))
+        for share in (1.0, 0.0)
     )
     assert one == none
 
@@ -118,7 +120,7 @@ def test_statements_over_columns_wait_for_each_other() -> None:
     """Memory takes longest, but nothing is asked of it while exponentials are computed."""
     model = model_of(SOFTMAX, {"x": (F32, (128, 16, 12288))}, ("y",))
     nest = replace(FITTED.loops, exponential_cycles=1.1 * FITTED.loops.exponential_cycles)
-    dearer = model.with_costs(replace(FITTED, nest=nest))
+    dearer = model.with_costs(replace(FITTED, loops=nest))
     before, after = (estimated(m, {"j": 12288}, {"j": 64}) for m in (model, dearer))
     assert moving(before) > stage(after, "compute")
     assert after.seconds - before.seconds > 0.5 * (stage(after, "compute") - stage(before, "compute"))
@@ -152,7 +154,9 @@ def sum_of_weights(mask: int) -> Model:
 @pytest.mark.parametrize(("mask", "is_looked_up"), [(15, True), (16, False)])
 def test_functions_of_few_bits_are_one_look_into_a_vector(mask: int, is_looked_up: bool) -> None:
     model = sum_of_weights(mask)
-    dearer = model.with_costs(replace(FITTED, nest=replace(FITTED.loops, lookup_cycles=9 + FITTED.loops.lookup_cycles)))
+    dearer = model.with_costs(
+        replace(FITTED, loops=replace(FITTED.loops, lookup_cycles=9 + FITTED.loops.lookup_cycles))
+    )
     before, after = (stage(estimated(m, {"j": 4096}, {"j": 64}), "compute") for m in (model, dearer))
     cycles = 9 * 4096 * 12288 / 16 * is_looked_up
     assert after - before == pytest.approx(cycles / model.workload.machine.clock_hz)
@@ -175,7 +179,7 @@ def test_a_factor_that_columns_share_is_free_where_another_one_is_left() -> None
     plain = model_of(text.format(""), shapes)
     scaled = model_of(text.format("s[k // 128, j] * "), shapes | {"s": (F32, (32, 12288))})
     assert scaled.workload.operations == plain.workload.operations
-    counts = [[one.counts for one in model.workload.facts.passes] for model in (plain, scaled)]
+    counts = [[one.counts for one in model.workload.facts.statements] for model in (plain, scaled)]
     assert counts[0] == counts[1]
 
 
@@ -269,7 +273,7 @@ def computed(model: Model, rows: int, part: str = "compute") -> float:
 
 def test_lanes_that_are_joined_hold_up_only_who_walks_the_row_again() -> None:
     """After a sum the next row's loads go on; a softmax needs its maximum, one of a row."""
-    longer = replace(FITTED, nest=replace(FITTED.loops, horizontal_cycles=2 * FITTED.loops.horizontal_cycles))
+    longer = replace(FITTED, loops=replace(FITTED.loops, horizontal_cycles=2 * FITTED.loops.horizontal_cycles))
     for text, outputs, waits in (("y[i] +=! x[i, k]", ("y",), False), (ROW_SOFTMAX, ("y",), True)):
         model = model_of(text, {"x": (F32, (256, 128))}, outputs)
         assert (computed(model.with_costs(longer), 1) > 1.1 * computed(model, 1)) is waits
@@ -299,7 +303,7 @@ def test_rows_in_flight_at_once_turn_memory_no_more_than_one() -> None:
     """Softmax of rows of 128 bytes, and of 4 KB."""
     for row, is_dearer in ((32, False), (1024, True)):
         model = model_of(ROW_SOFTMAX, {"x": (F32, ((64 << 20) // row, row))}, ("y",))
-        without = model.with_costs(replace(FITTED, nest=replace(FITTED.loops, rows_written_more=0.0)))
+        without = model.with_costs(replace(FITTED, loops=replace(FITTED.loops, bus_turnaround_penalty=0.0)))
         assert (walked(model, 4, 16) > walked(without, 4, 16)) is is_dearer
 
 
@@ -337,8 +341,10 @@ def test_streams_go_to_memory_while_a_cache_delivers() -> None:
     found = [estimated(model, {"i": 1008, "j": 1008}, {"i": 48, "j": 48}, streamed=way) for way in (True, False)]
     each = model.workload.compulsory_bytes / 2 / one_core().level("l3").bandwidth_bytes_per_s
     assert moving(found[1]) > 2 * each
-    costs = FITTED.layout
-    slow_reads = model.with_costs(replace(FITTED, layout=replace(costs, read_more=2 * costs.read_more)))
+    costs = FITTED.transpose
+    slow_reads = model.with_costs(
+        replace(FITTED, transpose=replace(costs, read_run_penalty=2 * costs.read_run_penalty))
+    )
     again = estimated(slow_reads, {"i": 1008, "j": 1008}, {"i": 48, "j": 48}, streamed=True)
     assert moving(again) == pytest.approx(moving(found[0]))
 
@@ -362,14 +368,14 @@ def test_results_through_the_caches_take_what_was_measured(text: str, read: int,
     hw = one_core()
     dram = replace(hw.dram, write_gain=0.8, copy_gain=0.9)
     model = model_of(f"y[i] = {text}", {"x": (F32, (read,))}, hw=replace(hw, levels=(dram, *hw.levels[1:])))
-    moved_s = moving(estimated(with_memory(model, written=1.0), {}, {"i": 64}))
+    moved_s = moving(estimated(with_memory(model, write_cost_factor=1.0), {}, {"i": 64}))
     assert moved_s == pytest.approx(each * (4 << 26) / hw.dram.bandwidth_bytes_per_s, rel=1e-3)
 
 
 def test_results_past_the_caches_leave_room_for_what_is_read() -> None:
     """Half of the last cache is read, as much is written: only through the caches some of what is read is lost."""
     model = model_of("y[i] = x[i] * 2.0", {"x": (F32, (L3_BYTES // 8,))})
-    tight, wide = (with_memory(model, lost_last=most) for most in (0.8, 8.0))
+    tight, wide = (with_memory(model, llc_zero_hit_ratio=most) for most in (0.8, 8.0))
     streamed, plain = ([moving(estimated(m, {}, {"i": 64}, streamed=way)) for m in (tight, wide)]
                        for way in (True, False))  # fmt: skip
     assert plain[0] > 1.3 * plain[1]
@@ -381,7 +387,7 @@ def test_stretches_that_begin_elsewhere_are_dearer() -> None:
     times = [moving(estimated(model, {"j": rows}, {"k": 32})) for rows in (32, 64, 128, 512)]
     assert times == sorted(times, reverse=True)
     assert times[0] > 1.05 * times[-1]
-    near = with_memory(model, elsewhere=0.0)
+    near = with_memory(model, tlb_miss_latency_factor=0.0)
     assert moving(estimated(near, {"j": 32}, {"k": 32})) == pytest.approx(times[-1], rel=0.01)
 
 
@@ -438,7 +444,9 @@ def test_lines_that_two_tiles_of_a_row_share_are_met_again() -> None:
     met_again = {}
     for rows in (253, 256):
         model = model_of("y[j, i] = x[i, j]", {"x": (F32, (rows, 4096))})
-        without = model.with_costs(replace(FITTED, layout=replace(FITTED.layout, met_again=0.0)))
+        without = model.with_costs(
+            replace(FITTED, transpose=replace(FITTED.transpose, shared_line_latency_fraction=0.0))
+        )
         for wide in (64, 128):
             tiles = {"i": 256, "j": 4096}, {"i": wide, "j": 32}
             met_again[rows, wide] = moving(estimated(model, *tiles)) - moving(estimated(without, *tiles))
@@ -452,7 +460,7 @@ def test_quotients_in_places_are_found_for_each_element_that_is_staged() -> None
     hw = one_core()
     (group,) = partition(parse(text, {name: TensorType(*of) for name, of in shapes.items()}, None), hw)
     prepared = [prepare(view, hw, hw.unit_for(F32)) for view in group_views(group, hw)]
-    costs = replace(FITTED, convolution=replace(FITTED.convolution, quotient_cycles=0.0))
+    costs = replace(FITTED, convolution=replace(FITTED.convolution, division_cycles=0.0))
     found = {}
     for family, workload in prepared:
         model = family.model(workload)
@@ -481,9 +489,9 @@ def test_quotients_take_what_the_spec_says_beside_all_else() -> None:
     vectors_s = 4096 / 16 / one_core().clock_hz
     assert slow - fast == pytest.approx(6.0 * vectors_s)
     assert compute_s("y[i] = x[i] / z[i] + x[i]", with_quotients(12.0)) == pytest.approx(slow)  # hidden
-    without = replace(FITTED.loops, quotient_cycles=12.0)
+    without = replace(FITTED.loops, division_cycles=12.0)
     model = model_of("y[i] = x[i] / z[i]", {"x": (F32, (4096,)), "z": (F32, (4096,))})
-    model = model.with_costs(replace(FITTED, nest=without))
+    model = model.with_costs(replace(FITTED, loops=without))
     assert stage(estimated(model, {}, {"i": 64}), "compute") == pytest.approx(slow)
 
 
@@ -504,7 +512,7 @@ def test_pieces_of_rows_are_dear_to_pack_from_memory(images: int, dearer: bool) 
     shapes = {"x": (F32, (images, 64, 3136)), "w": (F32, (64, 64))}
     model = model_of("y[b, f, p] +=! w[f, c] * x[b, c, p]", shapes)
     fused = next(axis.name for axis in model.workload.space.axes if len(axis.members) > 1)
-    costs = replace(FITTED, contraction=replace(FITTED.contraction, start_cycles=0.0))
+    costs = replace(FITTED, contraction=replace(FITTED.contraction, segment_start_cycles=0.0))
     wide = [stage(estimated(m, {}, {"f": 8, fused: 64}), "packing") for m in (model, model.with_costs(costs))]
     assert (wide[0] > 1.3 * wide[1]) == dearer
 
@@ -533,7 +541,7 @@ def test_stores_of_a_call_hide_where_they_are_few() -> None:
     store = model.workload.machine.store_cycles
     exposed = {}
     for rows in (4, 14):
-        few, all_of_them = (with_contraction(model, stores_hidden=hidden) for hidden in (8 * store, 1e9))
+        few, all_of_them = (with_contraction(model, hidden_store_cycles=hidden) for hidden in (8 * store, 1e9))
         seen = [stage(estimated(m, {}, {"m": rows, "n": 32}), "compute") for m in (few, all_of_them)]
         exposed[rows] = (seen[0] - seen[1]) * one_core().clock_hz
     assert exposed[4] == pytest.approx(0.0, abs=1e-3)
@@ -544,7 +552,8 @@ def test_stores_of_a_call_hide_where_they_are_few() -> None:
 def test_panels_that_prefetchers_follow_cost_bandwidth_alone(vendor: str) -> None:
     model = product(one_core(vendor), depth=512)
     seen = [
-        stage(estimated(with_contraction(model, l2_exposed=e), {}, {"m": 14, "n": 32}), "compute") for e in (0.0, 0.3)
+        stage(estimated(with_contraction(model, l2_exposed_fraction=e), {}, {"m": 14, "n": 32}), "compute")
+        for e in (0.0, 0.3)
     ]
     assert (seen[0] == seen[1]) == (vendor == "amd")
 
@@ -554,7 +563,8 @@ def test_runs_that_begin_in_memory_wait_for_it(columns: int, waits: bool) -> Non
     model = model_of("c[m, n] +=! a[m, k] * b[k, n]", {"a": (F32, (64, 64)), "b": (F32, (64, columns))})
     model = with_memory(model, hidden_cycles=60.0)  # all that a cache's latency has
     seen = [
-        stage(estimated(m, {"n": 2048}, {"m": 8, "n": 32}), "packing") for m in (model, with_memory(model, restart=0.0))
+        stage(estimated(m, {"n": 2048}, {"m": 8, "n": 32}), "packing")
+        for m in (model, with_memory(model, prefetch_restart_fraction=0.0))
     ]
     assert (seen[0] > 1.01 * seen[1]) == waits
 
@@ -568,7 +578,7 @@ def test_runs_that_begin_in_memory_wait_for_it(columns: int, waits: bool) -> Non
 def test_pieces_of_even_rows_wait_for_stores_past_the_caches(columns: int, piece: int, waits: bool) -> None:
     shapes: Shapes = {"t": (F32, (30000, columns)), "i": (I32, (4096,))}
     model = model_of("y[n,c] = t[i[n],c]", shapes)
-    no_waits = replace(FITTED, nest=replace(FITTED.loops, met_store_cycles=0.0))
+    no_waits = replace(FITTED, loops=replace(FITTED.loops, alias_4k_cycles=0.0))
     block, thread = {"c": piece}, {"c": 16 if piece % 16 == 0 else 8}
     here = stage(estimated(model, block, thread, streamed=True), "loads")
     assert (here > stage(estimated(model.with_costs(no_waits), block, thread, streamed=True), "loads")) is waits
@@ -578,7 +588,7 @@ def test_pieces_of_even_rows_wait_for_stores_past_the_caches(columns: int, piece
 
 def test_what_only_writes_meets_no_store() -> None:
     model = model_of("y[n,c] = x[n] where c in 1024", {"x": (F32, (4096,))})
-    dear = replace(FITTED, nest=replace(FITTED.loops, met_store_cycles=1e6))
+    dear = replace(FITTED, loops=replace(FITTED.loops, alias_4k_cycles=1e6))
     block, thread = {"c": 32}, {"c": 16}
     here = stage(estimated(model, block, thread, streamed=True), "loads")
     assert here == stage(estimated(model.with_costs(dear), block, thread, streamed=True), "loads")

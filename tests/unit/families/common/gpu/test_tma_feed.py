@@ -224,12 +224,12 @@ def test_convolutions(name: str) -> None:
 REFUSED = {
     "computed": ("C[m, n] +=! (A[m, k] + A[m, k]) * B[k, n]", "float16 64 64", "it is computed"),
     "converted": ("C[m, n] +=! A[m, k].cast(`float16`) * B[k, n]", "float8_e4m3fn 64 64", "float8_e4m3fn in memory"),
-    "narrow": ("C[m, n] +=! A[m, k] * B[k, n] where k in 64", "float16 64 68", "no multiples of 16"),
+    "narrow": ("C[m, n] +=! A[m, k] * B[k, n] where k in 64", "float16 64 68", "not multiples of 16"),
     "gaps": ("C[m, n] +=! A[m, 2 * k] * B[k, n]", "float16 64 128", "gaps"),
-    "masked": ("C[m, n] +=! A[m, k].when([k <= m], 0.0) * B[k, n]", "float16 64 64", "not that of a dimension's ends"),
-    "gathered": ("C[m, n] +=! A[m // 2, k] * B[k, n] where m in 64", "float16 32 64", "no sum of axes"),
+    "masked": ("C[m, n] +=! A[m, k].when([k <= m], 0.0) * B[k, n]", "float16 64 64", "does not bound a dimension"),
+    "gathered": ("C[m, n] +=! A[m // 2, k] * B[k, n] where m in 64", "float16 32 64", "is not an affine index"),
     "backwards": ("C[m, n] +=! A[63 - m, k] * B[k, n] where m in 64", "float16 64 64", "backwards"),
-    "neighbouring windows": ("C[m, n] +=! A[m + k] * B[k, n] where m in 64", "float16 127", "no multiples of 16"),
+    "neighbouring windows": ("C[m, n] +=! A[m + k] * B[k, n] where m in 64", "float16 127", "not multiples of 16"),
 }  # fmt: skip
 
 

@@ -31,8 +31,8 @@ from roller_svc.ir.program import TensorProgram, TensorType
 from roller_svc.ir.report import Plan
 from roller_svc.ir.rprogram import RProgram, RTile
 from roller_svc.ir.schedule import Storage, Transpose, iter_nodes
-from roller_svc.reference.compare import agrees
-from roller_svc.reference.interpreter import evaluate
+from roller_svc.semantics.compare import agrees
+from roller_svc.semantics.interpreter import evaluate
 from roller_svc.runtime.cpu import CpuModule
 from roller_svc.toolchain import compile_source
 

@@ -47,9 +47,9 @@ from roller_svc.ir.schedule import (
     iter_nodes,
 )
 from roller_svc.ir.schedule_text import render
-from roller_svc.reference.compare import agrees
-from roller_svc.reference.inputs import random_inputs
-from roller_svc.reference.interpreter import evaluate
+from roller_svc.semantics.compare import agrees
+from roller_svc.semantics.inputs import random_inputs
+from roller_svc.semantics.interpreter import evaluate
 from roller_svc.runtime.cpu import CpuModule
 from roller_svc.toolchain import compile_source
 
@@ -239,7 +239,7 @@ def test_unpacked_rows_of_a_are_prefetched_one_tile_ahead(rows: int, height: int
 def test_prefetches_to_l2_use_their_instruction() -> None:
     (group,) = partition(program_of((8192, 16, 48)), AVX2)
     (tree,) = lower(group, tiled(group, (4, 16, 8192, 16, 48)), AVX2)
-    assert "prefetch A to the second cache" in render(tree.body)
+    assert "prefetch A to L2" in render(tree.body)
 
 
 def value(expr: Expr, k: int) -> int:

@@ -22,7 +22,7 @@ from roller_svc.families.cpu.window.workload import (
 )
 from roller_svc.ir.rprogram import RTile
 from roller_svc.ir.schedule import Compute, Loop, LoopKind, Storage, iter_nodes
-from roller_svc.reference.interpreter import evaluate
+from roller_svc.semantics.interpreter import evaluate
 
 _PADDED = (
     "y[n, c, h, w] +=! x[n, c, h*{s} + kh*{d} - {p}, w*{s} + kw*{d} - {p}].when([h*{s} + kh*{d} >= {p}, "

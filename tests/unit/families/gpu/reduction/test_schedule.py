@@ -19,7 +19,7 @@ from roller_svc.ir.kernel import CompiledKernel, KernelSource, Resources
 from roller_svc.ir.program import TensorProgram, TensorType
 from roller_svc.ir.report import RuntimeChoice
 from roller_svc.ir.rprogram import RProgram, RTile
-from roller_svc.reference.interpreter import evaluate
+from roller_svc.semantics.interpreter import evaluate
 
 HW = hardware.load("nvidia-a100-sxm-80gb")
 SOFTMAX = "m[r] >=! x[r, c]; s[r] +=! exp(x[r, c] - m[r]); y[r, c] = exp(x[r, c] - m[r]) / s[r]"

@@ -37,7 +37,7 @@ from roller_svc.ir.report import Plan
 from roller_svc.ir.rprogram import RProgram, RTile
 from roller_svc.ir.schedule import Let, iter_nodes
 from roller_svc.perf.occupancy import blocks_per_core
-from roller_svc.reference.inputs import random_inputs
+from roller_svc.semantics.inputs import random_inputs
 from roller_svc.toolchain import compile_source
 from roller_svc.toolchain.binaries import sass
 

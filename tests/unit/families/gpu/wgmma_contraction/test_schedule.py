@@ -62,9 +62,9 @@ from roller_svc.ir.schedule_hopper import (
     WgmmaWaitGroup,
 )
 from roller_svc.ir.schedule_text import render
-from roller_svc.reference.compare import agrees
-from roller_svc.reference.inputs import random_inputs
-from roller_svc.reference.interpreter import evaluate
+from roller_svc.semantics.compare import agrees
+from roller_svc.semantics.inputs import random_inputs
+from roller_svc.semantics.interpreter import evaluate
 from roller_svc.schedule.legality import check
 from roller_svc.toolchain import compile_source
 from roller_svc.toolchain.binaries.sass import sass_functions
