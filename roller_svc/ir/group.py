@@ -18,7 +18,7 @@ COLUMN_TILE = "n.block"
 
 
 class GroupKind(Enum):
-    """What a kernel group computes."""
+    """Kinds of kernel groups."""
 
     # C[b, m, n] += A[b, m, k] * B[b, k, n], each of b, m, n, k any number of program axes; or two such over one A
     CONTRACTION = "contraction"

@@ -18,7 +18,7 @@ UPDATE = ".update"
 
 
 class StagePart(Enum):
-    """What a stage computes at a point."""
+    """The part of a statement that a stage computes."""
 
     VALUE = "value"  # a map's value
     INIT = "start"  # a reduction's identity, a scatter's copy of its target

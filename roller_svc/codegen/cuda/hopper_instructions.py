@@ -39,8 +39,8 @@ _BARRIERS = {
                              "mbarrier.arrive.shared::cta.b64 _, [%0];", f"{_BARRIER} "),
     "barrier_expect": _plain(f"void barrier_expect({_U64} *barrier, unsigned int bytes)",
                              "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;", f'{_BARRIER}, "r"(bytes) '),
-    # with .release.cluster it would come behind a fence of all memory (MEMBAR.ALL.GPU), of which a release of a room
-    # that was read has no need; CUTLASS arrives in the same way (cutlass/arch/barrier.h, ClusterBarrier::arrive)
+    # .release.cluster would add a fence of all memory (MEMBAR.ALL.GPU), which the release of a buffer that was only read
+    # does not need; CUTLASS arrives in the same way (cutlass/arch/barrier.h, ClusterBarrier::arrive)
     "barrier_arrive_remote": f"""{_F} void barrier_arrive_remote({_U64} *barrier, unsigned int rank) {{
   asm volatile("{{\\n.reg .b32 remote;\\n"
                "mapa.shared::cluster.u32 remote, %0, %1;\\n"
@@ -257,7 +257,7 @@ def _wgmma(name: str, product: WgmmaShape) -> str:
     a_parameter = "const unsigned int *a" if in_registers else f"{_U64} a"
     b, p = count + a_words, count + a_words + 1
     immediates = ", 1, 1" if product.is_float else ""
-    if product.k == 16:  # only 16-bit types can lie either way
+    if product.k == 16:  # only 16-bit types can be K-major or MN-major
         places = product.b_layout if in_registers else product.a_layout + product.b_layout
         immediates += "".join(f", {int(place == 'm')}" for place in places)
     return (

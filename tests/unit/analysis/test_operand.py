@@ -1,4 +1,4 @@
-"""What of a contraction's factors moves as one, of which type their values are, and which matrix units take them."""
+"""Operands of contractions: vector width, value type, supporting matrix units."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ def test_operands_of_a_convolution_move_in_the_longest_runs(name: str) -> None:
 
 @pytest.mark.parametrize(("a", "b", "runs"), [("m, k", "n, k", (8, 8)), ("k, m", "k, n", (16, 8))])
 @pytest.mark.parametrize("split_k", [2, 3])
-def test_pieces_of_a_split_reduction_move_as_the_whole_does(
+def test_split_reduction_keeps_vector_width(
     a: str, b: str, runs: tuple[int, int], split_k: int
 ) -> None:
     """A piece is whole steps of 16 elements; 56 of them leave the last piece ragged, under a guard."""

@@ -1,4 +1,4 @@
-"""Kernel text: names, indices, what is printed for whom."""
+"""Kernel source: names, indices, output by language."""
 
 from __future__ import annotations
 
@@ -121,6 +121,6 @@ def test_an_axis_may_be_longer_than_int32() -> None:
 
 @pytest.mark.parametrize("target", ["local", "nvidia-t4"])
 @pytest.mark.parametrize("expression", ["y[a, b] = x[a, b] + 1.0", "y[] +=! x[a, b]", "y[a] >=! x[a, b]"])
-def test_places_beyond_int32_are_not_cut(expression: str, target: str) -> None:
+def test_indices_beyond_int32_do_not_wrap(expression: str, target: str) -> None:
     text = text_for(expression, target, x=("float32", (70001, 70003)))
     assert not re.search(r"\(int\)(?!blockIdx|threadIdx)[^;{]*4900280003", text.split("*/", 1)[1])

@@ -1,4 +1,4 @@
-"""Kernels of axes that end just below 2^31: no condition, limit or index wraps; nothing past the end is written."""
+"""Axes that end just below 2^31: no condition, bound or index wraps, and nothing past the end is written."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ CASES = [
 @pytest.mark.parametrize("target", [NVIDIA, "nvidia-t4", AMD])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case[0])
 @pytest.mark.parametrize("missing", [8, 24])
-def test_no_place_that_is_compared_is_cut(target: str, case: tuple[str, tuple[int, ...]], missing: int) -> None:
+def test_compared_indices_do_not_wrap(target: str, case: tuple[str, tuple[int, ...]], missing: int) -> None:
     """Sums that may leave 32 bits are told by the cast around them."""
     expression, (rows, *others) = case
     text = body(source(expression, target, x=("int8", (rows * (TOP - missing), *others))))
@@ -201,7 +201,7 @@ def test_what_is_read_wraps_whatever_bounds_it() -> None:
 
 
 @pytest.mark.parametrize("target", [NVIDIA, AMD])
-def test_what_is_computed_from_a_place_beyond_int32_wraps(target: str) -> None:
+def test_values_computed_from_indices_beyond_int32_wrap(target: str) -> None:
     text = body(source("y[n] = where(n + 7 < 5, 1, x[n // 3]) where n in 3000000000", target, x=("int8", (1 << 30,))))
     assert re.search(r"\(int\)\(\([^;{}]* \+ 7\)\) < 5", text)
 
@@ -215,7 +215,7 @@ def test_a_program_with_cuts_is_printed_as_it_was_read() -> None:
     ] * 2
 
 
-def test_maps_of_bulk_copies_have_places_of_32_bits() -> None:
+def test_tma_coordinates_have_32_bits() -> None:
     """Of longer tensors elements are loaded by threads, whose places have 64."""
     for rows, is_bulk in ((1 << 20, True), (TOP - 8, False)):
         types = {"A": ("int8", (rows, 128)), "B": ("int8", (128, 128))}

@@ -1,4 +1,4 @@
-"""Contractions of rows that no bulk copy takes, through aligned copies: which, when they pay, and what they compute."""
+"""Aligned copies of misaligned TMA operands: which contractions, when they pay, results."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from schedule_support import program
 
 from roller_svc import hardware
 from roller_svc.compiler.backends import load_emulated
-from roller_svc.compiler.lower_and_emit import generate
+from roller_svc.compiler.lower_and_emit import emit_plan
 from roller_svc.compiler.partition_cache import PartitionCache
 from roller_svc.compiler.plans import RankedPartition, best_plans, rank_best_partition, rank_partitions
 from roller_svc.ir.dtype import DType
@@ -16,9 +16,9 @@ from roller_svc.ir.group import GroupKind, KernelGroup
 from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.kernel import CompiledKernel
 from roller_svc.ir.program import TensorProgram, TensorType
-from roller_svc.reference.compare import agrees
-from roller_svc.reference.inputs import random_inputs
-from roller_svc.reference.interpreter import evaluate
+from roller_svc.semantics.compare import agrees
+from roller_svc.semantics.inputs import random_inputs
+from roller_svc.semantics.interpreter import evaluate
 from roller_svc.verify.kernel_stats import summarize_kernels
 from tests.unit.fusion.test_dual_gemm import SILU, TURNED, mlp
 
@@ -49,7 +49,7 @@ def test_what_is_aligned_is_read_where_it_is() -> None:
     assert [name for name, _ in product.inputs] == ["A", "B.aligned"]
 
 
-def test_both_sums_of_a_pair_read_one_copy() -> None:
+def test_dual_gemm_reads_one_aligned_copy() -> None:
     pairs, plain = ways(mlp(SILU, 64, 48, 77))
     assert [group.is_dual_gemm for group in pairs] == [False, False, False, True]
     assert [name for group in pairs[:3] for name, _ in group.stored] == ["x.aligned", "w.aligned", "v.aligned"]
@@ -120,7 +120,7 @@ CASES = {
 def test_kernels_agree_with_the_interpreter(name: str) -> None:
     compute = CASES[name]
     found = next(r for r in rank_partitions(PartitionCache(compute), HOPPER, 1) if r.groups in ways(compute))
-    source = generate(best_plans(found.candidates, 1)[0], compute, found.groups, HOPPER)
+    source = emit_plan(best_plans(found.candidates, 1)[0], compute, found.groups, HOPPER)
     for seed in (1, 2):
         arrays = random_inputs(compute, seed)
         got = load_emulated(CompiledKernel(source, b"", "", ()), seed, races=True).run(arrays)

@@ -1,4 +1,4 @@
-"""Reduced axes that were fused: split where their quotients and remainders divide each other, left alone elsewhere."""
+"""Delinearization of reduced axes: split where their divisors divide each other, unchanged elsewhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two contractions over one left factor as one kernel: what is recognised, its model, and what the kernel computes."""
+"""Dual GEMM: matching, model, results."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ from roller_svc.ir.kernel import CompiledKernel, KernelSource
 from roller_svc.ir.program import TensorProgram
 from roller_svc.ir.report import Plan
 from roller_svc.ir.rprogram import WARPGROUP_THREADS
-from roller_svc.reference.compare import agrees
-from roller_svc.reference.inputs import random_inputs
-from roller_svc.reference.interpreter import evaluate
-from roller_svc.reference.values import Array
+from roller_svc.semantics.compare import agrees
+from roller_svc.semantics.inputs import random_inputs
+from roller_svc.semantics.interpreter import evaluate
+from roller_svc.semantics.values import Array
 from roller_svc.verify.kernel_stats import summarize_kernels
 
 MI250X = hardware.load("amd-mi250x")
@@ -96,12 +96,12 @@ def test_others_stay_apart(text: str) -> None:
     assert not ways(mlp(text, 64, 48, 32, z="float16 64 32"))
 
 
-def test_a_second_sum_that_waits_for_another_kernel_stays_apart() -> None:
+def test_second_gemm_that_reads_a_later_kernel_is_not_fused() -> None:
     text = SILU.replace("u[m, f]", "h[f, k] +=! v[f, j] * q[j, k]; u[m, f]", 1).replace("* v[f, k]", "* h[f, k]")
     assert not ways(program(text, x="float16 64 32", w="float16 48 32", v="float16 48 40", q="float16 40 32"))
 
 
-def test_wanted_sums_are_stored_beside() -> None:
+def test_dual_gemm_stores_accumulators_that_are_outputs() -> None:
     compute = program(SILU, ["g", "y"], x="float16 64 32", w="float16 48 32", v="float16 48 32")
     assert [name for name, _ in pair(compute).stored] == ["g", "y"]
 
@@ -140,7 +140,7 @@ def test_on_hopper_warpgroups_compute_it_in_one_kernel(text: str) -> None:
     assert [operand["load"] for operand in found["operands"]] == ["tma"] * 3
 
 
-def test_a_pair_is_slower_on_warps_of_hopper() -> None:
+def test_dual_gemm_is_slower_on_mma_of_hopper() -> None:
     best = [
         rank_best_partition(LLAMA, HOPPER, 1, ScheduleConstraints(op_class=family))[1] for family in (None, OpClass.MMA)
     ]
@@ -148,7 +148,7 @@ def test_a_pair_is_slower_on_warps_of_hopper() -> None:
     assert free < on_warps
 
 
-def test_factors_that_lie_differently_are_two_kernels() -> None:
+def test_operands_with_different_layouts_are_not_fused() -> None:
     text = SILU.replace("v[f, k]", "v[k, f]")
     compute = program(text, x="float16 256 512", w="float16 512 512", v="float16 512 512")
     assert ways(compute)
@@ -163,7 +163,7 @@ def test_what_shares_out_steps_is_two_kernels(way: str) -> None:
     assert [tile_value(candidates[0].program, way) for candidates in ranked] == [2, 2]
 
 
-def test_a_pair_is_a_tile_of_twice_the_columns() -> None:
+def test_dual_gemm_tile_has_twice_the_columns() -> None:
     """Shared memory, registers and multiply-adds are those of a plain contraction with 2 n columns."""
     both, wide = pair(mlp(SILU, 256, 512, 1024)), mlp(SILU, 256, 1024, 1024)
     (first, _) = PartitionCache(wide).groups(AMPERE)
@@ -179,7 +179,7 @@ def test_a_pair_is_a_tile_of_twice_the_columns() -> None:
     assert of_pair["shared"] == pytest.approx(of_plain["shared"])
 
 
-def test_a_pair_on_warpgroups_is_a_tile_of_twice_the_columns() -> None:
+def test_wgmma_dual_gemm_tile_has_twice_the_columns() -> None:
     """Rings, registers and multiply-adds are those of a plain contraction with 2 n columns."""
     both = pair(mlp(SILU, 256, 512, 1024), HOPPER)
     (first, _) = PartitionCache(mlp(SILU, 256, 1024, 1024)).groups(HOPPER)
@@ -284,7 +284,7 @@ def test_integers_are_exact(hw: HardwareSpec, on: str, block: tuple[int, int, in
 
 
 @pytest.mark.emulator
-def test_short_sums_of_float8_are_added_up_in_both_halves() -> None:
+def test_dual_gemm_promotes_both_float8_accumulators() -> None:
     text = "g[m, f] +=! x[m, k] * w[f, k]; u[m, f] +=! x[m, k] * v[f, k]; y[m, f] = g[m, f] * u[m, f]"
     compute = mlp(text.replace(", k]", ", k].cast(`float32`)"), 70, 40, 128, "float8_e4m3fn")
     judge(compute, HOPPER, "wgmma_e4m3", (64, 48, 64), (64, 24))

@@ -1,4 +1,4 @@
-"""What is fused into one kernel: inlined producers, epilogues, rows, fused axes, split reductions."""
+"""Partition: inlined producers, epilogues, rows, fused axes, split reductions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from roller_svc import hardware
 from roller_svc.analysis.online_reduction import online_reductions
-from roller_svc.compiler.lower_and_emit import generate
+from roller_svc.compiler.lower_and_emit import emit_plan
 from roller_svc.compiler.partition_cache import partition
 from roller_svc.compiler.plans import rank_best_partition
 from roller_svc.compiler.rank import rank
@@ -20,10 +20,10 @@ from roller_svc.ir.dtype import DType
 from roller_svc.ir.group import AxisRole, GroupKind, KernelGroup
 from roller_svc.ir.program import StatementKind, TensorProgram, TensorType
 from roller_svc.ir.report import Plan
-from roller_svc.reference.compare import agrees
-from roller_svc.reference.inputs import random_inputs
-from roller_svc.reference.interpreter import evaluate
 from roller_svc.runtime.cpu import CpuModule
+from roller_svc.semantics.compare import agrees
+from roller_svc.semantics.inputs import random_inputs
+from roller_svc.semantics.interpreter import evaluate
 from roller_svc.toolchain import compile_source
 
 H200 = hardware.load("nvidia-h200-sxm")
@@ -156,7 +156,7 @@ def test_a_split_reduction_gives_the_same(expression: str, split: int) -> None:
     found, ranked, _ = rank_best_partition(made, local, 1)
     assert all(may_split(group) for group in found)
     forced = Plan(tuple(replace(c[0], program=replace(c[0].program, split_k=split)) for c in ranked))
-    source = generate(forced, made, found, local)
+    source = emit_plan(forced, made, found, local)
     assert all(f"{name}(" in source.text for name in ("kernel0_partial", "kernel0_combine"))
     arrays = random_inputs(made, seed=split)
     got = CpuModule(compile_source(source)).run(arrays)
@@ -170,7 +170,7 @@ def test_partial_results_keep_the_digits_of_the_stated_type(body: str, stated: s
     local = hardware.load("local")
     found, ranked, _ = rank_best_partition(made, local, 1)
     forced = Plan(tuple(replace(c[0], program=replace(c[0].program, split_k=4)) for c in ranked))
-    got = CpuModule(compile_source(generate(forced, made, found, local))).run({"x": x})
+    got = CpuModule(compile_source(emit_plan(forced, made, found, local))).run({"x": x})
     assert agrees(made, got, evaluate(made, {"x": x})).ok
 
 
@@ -180,7 +180,7 @@ def test_a_split_integer_product_still_wraps() -> None:
     local = hardware.load("local")
     found, ranked, _ = rank_best_partition(made, local, 1)
     forced = Plan(tuple(replace(c[0], program=replace(c[0].program, split_k=4)) for c in ranked))
-    got = CpuModule(compile_source(generate(forced, made, found, local))).run({"x": x})
+    got = CpuModule(compile_source(emit_plan(forced, made, found, local))).run({"x": x})
     assert got["y"][0] == np.array(pow(3, 64, 256), np.uint8).view(np.int8)
 
 

@@ -1,4 +1,4 @@
-"""Sums that matrix units cut off: which units have which, what the emulator makes of them, and what bounds allow."""
+"""Accumulator precision of matrix units: of each unit, in the emulator, and in error bounds."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from roller_svc.ir.accumulation import AccumulatorPrecision, accumulator_precisi
 from roller_svc.ir.constraints import ScheduleConstraints
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.kernel import LaunchSpec, Role
-from roller_svc.reference.compare import agrees
-from roller_svc.reference.interpreter import evaluate
+from roller_svc.semantics.compare import agrees
+from roller_svc.semantics.interpreter import evaluate
 from tests.unit.runtime.emulator.test_warpgroups import ROOM, laid_out, results, strides, text_of
 
 H200, B200, A100 = (hardware.load(f"nvidia-{name}") for name in ("h200-sxm", "b200", "a100-sxm-80gb"))
@@ -36,7 +36,7 @@ HALVES = "C[m, n] +=! A[m, k].cast(`float32`) * B[n, k].cast(`float32`)"
 
 
 @pytest.mark.parametrize(
-    ("hw", "name", "sums"),
+    ("hw", "name", "precision"),
     [
         (H200, "wgmma_e4m3", SHORT),
         (H200, "wgmma_e5m2", SHORT),
@@ -57,11 +57,11 @@ HALVES = "C[m, n] +=! A[m, k].cast(`float32`) * B[n, k].cast(`float32`)"
         (hardware.load("amd-mi250x"), "mfma_f16", None),
     ],
 )
-def test_sums_of_a_unit(hw: hardware.HardwareSpec, name: str, sums: AccumulatorPrecision | None) -> None:
-    assert accumulator_precision(unit(hw, name), hw.arch) == sums
+def test_precision_of_units(hw: hardware.HardwareSpec, name: str, precision: AccumulatorPrecision | None) -> None:
+    assert accumulator_precision(unit(hw, name), hw.arch) == precision
 
 
-def test_the_sums_that_lose_most_stand_for_all() -> None:
+def test_least_precise_unit_is_chosen() -> None:
     assert least_precise((unit(H200, name) for name in ("fma_f32", "wgmma_f16", "wgmma_e4m3")), H200.arch) == SHORT
     assert least_precise((unit(H200, name) for name in ("fma_f32", "wgmma_s8")), H200.arch) is None
 
@@ -76,7 +76,7 @@ def test_the_sums_that_lose_most_stand_for_all() -> None:
         (RTX5090, False, ["mma_e4m3"], ""),
     ],
 )
-def test_float8_runs_where_its_sums_are_long_enough(
+def test_float8_needs_precise_or_promoted_accumulators(
     hw: hardware.HardwareSpec, tf32: bool, taken: list[str], refused: str
 ) -> None:
     group = matmul(256, 256, 256, "float8_e4m3fn", layout="nt", hw=hw)
@@ -86,7 +86,7 @@ def test_float8_runs_where_its_sums_are_long_enough(
 
 
 @pytest.mark.parametrize("name", ["wgmma_e4m3", "wgmma_f16"])
-def test_short_sums_of_a_step_are_added_up_and_steps_no_longer_than_they_may_be(name: str) -> None:
+def test_float8_accumulators_are_promoted_within_the_interval(name: str) -> None:
     on = unit(H200, name)
     group = matmul(256, 256, 512, on.in_dtype.value, layout="nt", hw=H200)
     feeds = plan_wgmma_loads(group.space, on, operands(group), H200.arch)
@@ -126,7 +126,7 @@ def product_of(name: str, a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.
 @pytest.mark.emulator
 @pytest.mark.parametrize("types", ["e4m3e4m3", "e5m2e4m3", "e5m2e5m2"])
 @pytest.mark.parametrize("scale", [0.02, 1.0, 30.0])
-def test_the_emulator_sums_float8_as_hopper_does(types: str, scale: float) -> None:
+def test_emulator_accumulates_float8_like_hopper(types: str, scale: float) -> None:
     """From subnormal operands to products that are greater than the sum before."""
     (one, least), (other, _) = TYPES[types[:4]], TYPES[types[4:]]
     rng = np.random.default_rng(11)
@@ -173,7 +173,7 @@ def verdict(
 @pytest.mark.parametrize(
     "sums", [AccumulatorPrecision(25, 23, 16), AccumulatorPrecision(24, 23, 8), AccumulatorPrecision(23, 23, 4)]
 )
-def test_long_sums_of_float16_stay_within_bounds(sums: AccumulatorPrecision, k: int, low: float) -> None:
+def test_long_float16_accumulations_stay_within_bounds(sums: AccumulatorPrecision, k: int, low: float) -> None:
     assert verdict(np.float16, k, low, sums, sums)
 
 
@@ -184,15 +184,15 @@ def test_bounds_of_other_kernels_do_not_follow() -> None:
 
 @pytest.mark.parametrize("low", [-1.0, 0.0])
 @pytest.mark.parametrize("k", [32, 512, 4096])
-def test_short_sums_that_are_added_up_stay_within_their_bounds(k: int, low: float) -> None:
+def test_promoted_float8_accumulations_stay_within_bounds(k: int, low: float) -> None:
     assert verdict(ml_dtypes.float8_e4m3fn, k, low, SHORT, SHORT)
 
 
-def test_short_sums_are_no_float32_sums() -> None:
+def test_float8_accumulators_are_not_float32() -> None:
     """Not even of one instruction: why allow_tf32 must be given."""
     assert not verdict(ml_dtypes.float8_e4m3fn, 32, -1.0, SHORT, None)
     assert not verdict(ml_dtypes.float8_e4m3fn, 512, -1.0, SHORT, AccumulatorPrecision(25, 23, 16))
 
 
-def test_short_sums_that_nobody_adds_up_are_wrong() -> None:
+def test_unpromoted_float8_accumulators_are_wrong() -> None:
     assert not verdict(ml_dtypes.float8_e4m3fn, 2048, 0.0, replace(SHORT, promotion_interval=None), SHORT)

@@ -1,4 +1,4 @@
-"""The canonical expression: how it looks, and that it parses to the program it came from."""
+"""The canonical expression: its form, and that it parses to the same program."""
 
 from __future__ import annotations
 

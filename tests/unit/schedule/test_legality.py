@@ -1,4 +1,4 @@
-"""The rules of schedule trees, on trees made by hand and on those of rPrograms."""
+"""The verifier of schedule trees, on hand-written trees and on trees of rPrograms."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from schedule_support import BLUR
 
 from roller_svc import hardware
 from roller_svc.bench.cases import performance_cases
-from roller_svc.compiler.lower_and_emit import generate, verified
+from roller_svc.compiler.lower_and_emit import emit_plan, verify_tree
 from roller_svc.compiler.plans import rank_best_partition
 from roller_svc.errors import InvariantError, ScheduleError
 from roller_svc.ir.dtype import DType
@@ -149,7 +149,7 @@ def test_swapped_producers_of_a_schedule_are_refused() -> None:
 
 def test_an_illegal_tree_of_our_own_is_a_bug() -> None:
     with pytest.raises(InvariantError, match="the tree of k is not legal"):
-        verified(ScheduleTree("k", (ILLEGAL["one element for all"][1],)), {"out"}, 32)
+        verify_tree(ScheduleTree("k", (ILLEGAL["one element for all"][1],)), {"out"}, 32)
 
 
 def test_half_a_wave_is_a_warp_of_other_devices() -> None:
@@ -171,6 +171,6 @@ def test_trees_of_rprograms_are_legal(target: str) -> None:
     for case in itertools.islice(performance_cases(ROOT / "bench" / "data" / "public.json"), 0, None, 60):
         program = case.program()
         groups, ranked, _ = rank_best_partition(program, hw, 1)
-        generate(Plan(tuple(candidates[0] for candidates in ranked)), program, groups, hw)
+        emit_plan(Plan(tuple(candidates[0] for candidates in ranked)), program, groups, hw)
         seen += 1
     assert seen > 10

@@ -1,4 +1,4 @@
-"""Schedules and their trees, on examples worked out by hand."""
+"""Schedules and their trees, on examples computed by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Functions of vectors against double precision: bounds, special values, a lane and a single value alike."""
+"""Vector functions against double precision: error bounds, special values, equal bits of lanes and scalars."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Routines of C texts: what becomes one function, what stays where it is, and that calls compute the same."""
+"""The outliner: which bodies become functions, which do not, equal results of calls."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from roller_svc.ir.kernel import KernelSource
 from roller_svc.ir.program import TensorProgram, TensorType
 from roller_svc.ir.report import Plan
 from roller_svc.ir.schedule import Compute, Loop, LoopKind, Node, Routine, ScheduleTree
-from roller_svc.reference.compare import agrees
-from roller_svc.reference.inputs import random_inputs
-from roller_svc.reference.interpreter import evaluate
 from roller_svc.runtime.cpu import CpuModule
 from roller_svc.schedule.legality import check
+from roller_svc.semantics.compare import agrees
+from roller_svc.semantics.inputs import random_inputs
+from roller_svc.semantics.interpreter import evaluate
 from roller_svc.toolchain import compile_source
 from tests.unit.families.cpu.contraction.test_schedule import RELU, Tiles, program_of, tiled
 
@@ -85,7 +85,7 @@ def test_stores_share_a_function_where_epilogues_are_the_same() -> None:
     assert functions(together(without, (6, 16, 18, 48, 32))[0], "store") == 0
 
 
-def test_places_and_limits_are_arguments() -> None:
+def test_outlined_addresses_and_bounds_are_arguments() -> None:
     rows = [Routine("copy", (replace(quarter(n), stop=num(12 + n)),)) for n in range(4)]
     source = printed(*rows)
     assert functions(source, "copy") == 1
@@ -121,14 +121,14 @@ def test_a_row_of_many_vectors_is_a_loop_with_the_same_values(extent: int) -> No
     assert agrees(program, CpuModule(compile_source(source)).run(arrays), want).ok
 
 
-def test_what_a_condition_keeps_from_being_read_stays_in_place() -> None:
+def test_guarded_load_is_not_outlined() -> None:
     guarded = Select(lt(ref("i"), num(4)), Load("a", (ref("i"),), F32), Const(0.0, F32), F32)
     checked = Load("a", (ref("i"),), F32, (True,))
     for value in (guarded, checked):
         assert functions(printed(Routine("copy", (quarter(0, value),))), "copy") == 0
 
 
-def test_a_tensor_that_is_reached_twice_and_written_is_not_restricted() -> None:
+def test_aliased_written_pointer_is_not_restrict() -> None:
     def shifted(by: str) -> tuple[Expr, ...]:
         return (add(mul(num(16), ref(by)), ref("i")),)
 

@@ -1,4 +1,4 @@
-"""Parallel regions of C texts: where loops over tasks stand, who begins the threads, where threads meet."""
+"""Parallel regions of C kernels: loops over tasks, start of threads, barriers."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_threads_meet_between_loops_and_between_launches() -> None:
     assert judged(TWICE, inputs_of(TWICE), module.run(inputs_of(TWICE))).ok
 
 
-def test_a_launch_for_one_thread_lies_between_barriers() -> None:
+def test_single_threaded_launch_is_between_barriers() -> None:
     serial, parallel = default_schedule(TWICE), t.parallel(t.parallel(default_schedule(TWICE), "P", "i"), "Q", "i")
     _, region = functions(emitted(parallel, serial, parallel))["kernel"]
     lines = [line.strip().partition("(")[0] for line in region.splitlines()]

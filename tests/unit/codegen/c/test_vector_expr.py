@@ -15,9 +15,9 @@ from roller_svc.codegen.c.vector.loops import vector_cover
 from roller_svc.frontend.lang import parse
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.program import TensorType
-from roller_svc.reference.compare import agrees
-from roller_svc.reference.interpreter import evaluate, reference
-from roller_svc.reference.values import storage_dtype
+from roller_svc.semantics.compare import agrees
+from roller_svc.semantics.interpreter import evaluate, reference
+from roller_svc.semantics.values import storage_dtype
 
 TARGETS = pytest.mark.parametrize("target", ["local", "cpu-x86-avx2"])
 FLOATS = ("float32", "float64", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
@@ -69,7 +69,7 @@ def check(bodies: Sequence[str], arrays: Arrays, target: str, *, is_vector: bool
     assert not (is_vector and "for (long lane" in kernel.source), kernel.source
 
 
-def test_a_loop_is_covered_once_or_by_a_vector_that_reaches_back() -> None:
+def test_vector_cover_is_exact_or_overlaps_at_the_end() -> None:
     assert vector_cover(37, 16, 4, overlapping=False) == ((0, 16), (16, 16), (32, 4), (36, 1))
     assert vector_cover(37, 16, 4, overlapping=True) == ((0, 16), (16, 16), (29, 8))
     assert vector_cover(3, 16, 4, overlapping=True) == ((0, 1), (1, 1), (2, 1))
@@ -171,7 +171,7 @@ PLACES = (
 
 
 @TARGETS
-def test_places_of_all_kinds(target: str) -> None:
+def test_vector_accesses_of_all_kinds(target: str) -> None:
     x = np.random.default_rng(3).standard_normal((6, 71)).astype(np.float32)
     check(PLACES, {"x": x}, target, is_vector=False)
 

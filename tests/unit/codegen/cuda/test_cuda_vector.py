@@ -79,7 +79,7 @@ def double(load: Load) -> Expr:
      (F16, 4, "uint2", 1), (F16, 2, "unsigned int", 1), (I8, 16, "uint4", 1), (I8, 2, "unsigned short", 1),
      (DType.FLOAT64, 2, "uint4", 1), (DType.BFLOAT16, 16, "uint4", 2), (F32, 3, "", 0), (I8, 3, "", 0)],
 )  # fmt: skip
-def test_neighbours_at_an_aligned_place_move_together(dtype: DType, width: int, word: str, count: int) -> None:
+def test_aligned_contiguous_elements_use_wide_accesses(dtype: DType, width: int, word: str, count: int) -> None:
     type_ = TensorType(dtype, (THREADS * width,))
     node = Compute("Y", (at(width),), double(Load("X", (at(width),), dtype)))
     kernel = source((vector(width, node),), {"X": type_}, {"Y": type_})
@@ -241,7 +241,7 @@ def test_a_row_found_by_data_is_loaded_wide_once_it_is_known_to_exist() -> None:
 @pytest.mark.emulator
 @pytest.mark.parametrize("dtype", [F16, F32])
 @pytest.mark.parametrize("swizzled", [False, True])
-def test_shared_rooms_are_written_and_read_wide(dtype: DType, *, swizzled: bool) -> None:
+def test_shared_buffers_use_wide_accesses(dtype: DType, *, swizzled: bool) -> None:
     """Each thread writes a row of chunks and reads that of its neighbour."""
     chunk = 16 // dtype.bytes
     width = 2 * chunk
@@ -263,7 +263,7 @@ def test_shared_rooms_are_written_and_read_wide(dtype: DType, *, swizzled: bool)
 
 
 @pytest.mark.emulator
-def test_registers_of_narrow_types_take_whole_words() -> None:
+def test_narrow_registers_use_whole_words() -> None:
     """X → registers → Y, two vectors a thread."""
     type_ = TensorType(F16, (2, THREADS * 8))
     load = vector(8, Compute("r", (ref("u"), ref("v")), Load("X", (ref("u"), at(8)), F16)))

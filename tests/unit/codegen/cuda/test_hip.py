@@ -17,10 +17,10 @@ from roller_svc.compiler.backends import load_emulated
 from roller_svc.errors import CompileError, KernelTimeoutError, LaunchError, RollerError, ToolchainMissingError
 from roller_svc.ir.hardware import Arch, TargetKind
 from roller_svc.ir.kernel import CompiledKernel, KernelSource, Language, LaunchSpec, Role
-from roller_svc.reference.compare import agrees
-from roller_svc.reference.inputs import random_inputs
-from roller_svc.reference.interpreter import evaluate
 from roller_svc.runtime.emulator import EmulatorModule
+from roller_svc.semantics.compare import agrees
+from roller_svc.semantics.inputs import random_inputs
+from roller_svc.semantics.interpreter import evaluate
 from roller_svc.toolchain import hip
 from roller_svc.toolchain.binaries.code_object import read_code_object
 from roller_svc.verify.run_and_verify import load_kernel
@@ -229,7 +229,7 @@ def test_packages_that_are_missing_are_named(tmp_path: Path, monkeypatch: pytest
     assert hip.compiler_for(MI50.arch) == str(tmp_path / "bin/hipcc")
 
 
-def test_what_is_too_new_for_the_compiler_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_architecture_too_new_for_the_compiler_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     installed(tmp_path, "include/hip/hip_runtime.h", LIBRARY.format("90a"), monkeypatch=monkeypatch)
     assert hip.compiler_for(MI250X.arch)
     with pytest.raises(ToolchainMissingError, match=r"gfx942 is too new .* ROCm 6"):

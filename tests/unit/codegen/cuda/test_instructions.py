@@ -1,4 +1,4 @@
-"""Wrappers of instructions, which the emulator has twins of: their assembly is what their names say."""
+"""Wrappers of instructions: their assembly is what their names say."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_operands_stand_in_the_order_of_their_numbers(name: str) -> None:
 
 
 @pytest.mark.parametrize("short", ["f16", "bf16"])
-def test_the_first_of_a_packed_pair_is_the_low_half(short: str) -> None:
+def test_pack_puts_first_value_in_low_half(short: str) -> None:
     """cvt's first operand becomes the high half (PTX ISA)."""
     text = WRAPPERS[f"pack_{short}"]
     assert f'"cvt.rn.{short}x2.f32 %0, %1, %2;"' in text
@@ -54,7 +54,7 @@ def test_products_are_of_the_shape_and_types_that_they_are_called_by(name: str) 
 
 @pytest.mark.parametrize("count", [1, 2, 4])
 @pytest.mark.parametrize("suffix", ["", "_transposed"])
-def test_matrix_loads_turn_where_they_say_so(count: int, suffix: str) -> None:
+def test_ldmatrix_transposes_with_trans_suffix(count: int, suffix: str) -> None:
     assert f".x{count}{'.trans' if suffix else ''}.shared.b16" in WRAPPERS[f"load_matrix_{count}{suffix}"]
 
 
