@@ -25,11 +25,6 @@ __all__ = [
 
 _FROM_API = frozenset(__all__) - {"__version__", "errors", "ops"}
 
-# The first import of the package `reference` binds its name here, which would hide the function of the API: import it
-# now and remove the binding.
-import_module("roller_svc.reference")
-del globals()["reference"]
-
 
 def __getattr__(name: str) -> object:
     if name == "ops":

@@ -25,11 +25,11 @@ from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.kernel import Buffer, CompiledKernel, Language, LaunchSpec, Measurement, Resources, Role
 from roller_svc.ir.report import BuildReport, CandidateResult, Plan, RuntimeChoice
 from roller_svc.ir.rprogram import RProgram
-from roller_svc.reference.interpreter import reference as interpret
 from roller_svc.runtime.binding import bind, check_names
 from roller_svc.runtime.cpu import CpuModule
 from roller_svc.runtime.cuda.module import CudaModule
 from roller_svc.runtime.saved import serialization as saved
+from roller_svc.semantics.interpreter import reference as interpret
 
 Inputs = Mapping[str, tuple[str, Sequence[int]]]
 

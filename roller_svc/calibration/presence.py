@@ -29,8 +29,8 @@ def check_cuda(index: int) -> None:
     """Check that an NVIDIA device is present."""
     count = device_count()
     if index >= count:
-        found = f"{count} devices are" if count else "no driver (libcuda.so.1), or a driver without a device, is"
-        raise LaunchError(f"there is no NVIDIA device {index}: {found} here", code="no-device")
+        present = f"{count} devices are" if count else "no driver (libcuda.so.1), or a driver without a device, is"
+        raise LaunchError(f"there is no NVIDIA device {index}: {present} here", code="no-device")
 
 
 def _check_cpu(hw: HardwareSpec) -> None:

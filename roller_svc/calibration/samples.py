@@ -42,10 +42,10 @@ class _Series:
         undisturbed = [value for share, value in self.samples if share <= MAX_WAIT_FRACTION]
         if len(undisturbed) >= MIN_SAMPLES:
             return undisturbed
-        least = sorted(self.samples)[:MIN_SAMPLES]
+        least_disturbed = sorted(self.samples)[:MIN_SAMPLES]
         return (
-            [value for _, value in least]
-            if len(least) == MIN_SAMPLES and least[-1][0] <= MAX_BEST_WAIT_FRACTION
+            [value for _, value in least_disturbed]
+            if len(least_disturbed) == MIN_SAMPLES and least_disturbed[-1][0] <= MAX_BEST_WAIT_FRACTION
             else []
         )
 

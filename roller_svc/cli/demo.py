@@ -19,8 +19,8 @@ from roller_svc.compiler.request import build_request
 from roller_svc.compiler.serialize import Json, report_json
 from roller_svc.errors import RollerError, WrongAnswerError
 from roller_svc.ir.report import BuildReport
-from roller_svc.reference.inputs import random_inputs
 from roller_svc.runtime.measure import measure
+from roller_svc.semantics.inputs import random_inputs
 from roller_svc.verify.run_and_verify import Arrays, load_kernel, verify_results
 
 GPU = "nvidia-h200-sxm"

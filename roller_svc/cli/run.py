@@ -17,8 +17,8 @@ from roller_svc.frontend.parse import parse
 from roller_svc.ir.accumulation import AccumulatorPrecision, accumulator_precision
 from roller_svc.ir.program import TensorProgram
 from roller_svc.ir.report import RuntimeChoice
-from roller_svc.reference.compare import Agreement
-from roller_svc.reference.inputs import random_inputs
+from roller_svc.semantics.compare import Agreement
+from roller_svc.semantics.inputs import random_inputs
 from roller_svc.verify.run_and_verify import Arrays, load_kernel, numpy_einsum, verify_results
 
 UNCHECKED = "not checked: the reference would take too long at this size"

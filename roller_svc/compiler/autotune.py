@@ -18,8 +18,8 @@ from roller_svc.ir.kernel import CompiledKernel, KernelSource, Measurement, Reso
 from roller_svc.ir.program import TensorProgram
 from roller_svc.ir.report import CandidateResult, GroupedPlan, Plan
 from roller_svc.ir.rprogram import RTile
-from roller_svc.reference.inputs import random_inputs
 from roller_svc.runtime.measure import measure
+from roller_svc.semantics.inputs import random_inputs
 from roller_svc.toolchain import availability, compile_combined, compile_source, link_single
 
 SCREENING_S = 0.03  # for each candidate

@@ -108,9 +108,9 @@ def restrict_cores(spec: HardwareSpec, cores: int) -> HardwareSpec:
 
     def with_rate(level: MemoryLevel) -> MemoryLevel:
         of_all, peak = level.bandwidth_bytes_per_s, level.peak_bandwidth_bytes_per_s
-        there = rate(f"levels.{level.name}.bandwidth_bytes_per_s", of_all)
-        scaled = None if peak is None else peak * (there / of_all)
-        return replace(level, bandwidth_bytes_per_s=there, peak_bandwidth_bytes_per_s=scaled)
+        scaled_rate = rate(f"levels.{level.name}.bandwidth_bytes_per_s", of_all)
+        scaled = None if peak is None else peak * (scaled_rate / of_all)
+        return replace(level, bandwidth_bytes_per_s=scaled_rate, peak_bandwidth_bytes_per_s=scaled)
 
     def with_rates(unit: ComputeUnit) -> ComputeUnit:
         flops = rate(f"units.{unit.name}.flops_per_s", unit.flops_per_s)

@@ -194,13 +194,13 @@ def _dot_units(units: tuple[ComputeUnit, ...], isa: tuple[str, ...], vector_byte
     if vector_bytes != _DOT_BYTES:
         return ()
     fma = next(u for u in units if u.in_dtype is DType.FLOAT32)
-    found = []
-    for name, taken, sums in (dot for feature, dot in _DOTS.items() if feature in isa):
-        group = _WORD_BYTES // taken.bytes
+    dot_units = []
+    for name, operand_dtype, acc_dtype in (dot for feature, dot in _DOTS.items() if feature in isa):
+        group = _WORD_BYTES // operand_dtype.bytes
         peak = None if fma.peak_flops_per_s is None else group * fma.peak_flops_per_s
         shape, rate = (group, *fma.shape), group * fma.flops_per_s
-        found.append(ComputeUnit(name, UnitKind.DOT, shape, taken, sums, rate, peak_flops_per_s=peak))
-    return tuple(found)
+        dot_units.append(ComputeUnit(name, UnitKind.DOT, shape, operand_dtype, acc_dtype, rate, peak_flops_per_s=peak))
+    return tuple(dot_units)
 
 
 def _fma_ports(base: HardwareSpec, machine: Machine) -> int:

@@ -38,8 +38,8 @@ def plain_name(text: str) -> str:
 
 def _without_controls(text: str) -> str:
     """Return the text. Raises ValueError for control characters, which terminals interpret."""
-    if found := _CONTROL.search(text):
-        raise ValueError(f"must be text without control characters, has {found[0]!a}; leave it out")
+    if control := _CONTROL.search(text):
+        raise ValueError(f"must be text without control characters, has {control[0]!a}; leave it out")
     return text
 
 

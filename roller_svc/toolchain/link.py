@@ -60,7 +60,10 @@ def link_single(
         return None
     check_source(source)
     source = replace(source, options=combined.source.options)
-    names = {own.name: there.name for own, there in zip(source.launches, combined.source.launches, strict=True)}
+    names = {
+        own.name: combined_name.name
+        for own, combined_name in zip(source.launches, combined.source.launches, strict=True)
+    }
     renamed = [f"-Wl,--defsym={own}={there}" for own, there in names.items() if own != there]
     start = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="roller-cc-") as temporary:

@@ -95,7 +95,7 @@ def restrict_self(readable: Sequence[str], writable: Sequence[str]) -> tuple[str
         f"landlock-{abi}": _prctl(_PR_SET_NO_NEW_PRIVS, 1) and _restrict_files(abi, readable, writable),
         "seccomp": _install(_deny_filter(_DENIED_CALLS)),
     }
-    return tuple(layer for layer, there in in_force.items() if there)
+    return tuple(layer for layer, active in in_force.items() if active)
 
 
 def landlock_abi() -> int:

@@ -20,11 +20,11 @@ from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.kernel import CompiledKernel, Language, Measurement
 from roller_svc.ir.program import Combine, StatementKind, TensorProgram
 from roller_svc.ir.report import Plan, RuntimeChoice
-from roller_svc.reference.compare import Agreement, agrees
-from roller_svc.reference.interpreter import evaluate, evaluate_sample
 from roller_svc.runtime.cuda.arrays import copy_to_device
 from roller_svc.runtime.cuda.module import device_present
 from roller_svc.runtime.measure import host_name, measure
+from roller_svc.semantics.compare import Agreement, agrees
+from roller_svc.semantics.interpreter import evaluate, evaluate_sample
 
 Arrays = Mapping[str, NDArray[Any]]
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PURE = {"ir", "analysis", "frontend", "reference", "fusion", "perf", "construct", "schedule", "families", "codegen"}
+PURE = {"ir", "analysis", "frontend", "semantics", "fusion", "perf", "construct", "schedule", "families", "codegen"}
 FORBIDDEN = {"pydantic", "yaml", "fastapi", "cupy", "os", "subprocess", "sqlite3", "ctypes"}
 
 

@@ -27,10 +27,10 @@ from roller_svc.frontend.lang import parse
 from roller_svc.ir.dtype import dtype_named
 from roller_svc.ir.printer import text
 from roller_svc.ir.program import TensorProgram, TensorType
-from roller_svc.reference.compare import agrees
-from roller_svc.reference.inputs import random_inputs
-from roller_svc.reference.interpreter import Value, evaluate, reference
-from roller_svc.reference.values import storage_dtype
+from roller_svc.semantics.compare import agrees
+from roller_svc.semantics.inputs import random_inputs
+from roller_svc.semantics.interpreter import Value, evaluate, reference
+from roller_svc.semantics.values import storage_dtype
 
 
 def load_module(path: Path) -> ModuleType:

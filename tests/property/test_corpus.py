@@ -13,9 +13,9 @@ from roller_svc.ir.canonical import from_json, to_json
 from roller_svc.ir.dtype import dtype_named
 from roller_svc.ir.printer import text
 from roller_svc.ir.program import TensorProgram, TensorType
-from roller_svc.reference.compare import agrees
-from roller_svc.reference.inputs import random_inputs
-from roller_svc.reference.interpreter import evaluate, reference
+from roller_svc.semantics.compare import agrees
+from roller_svc.semantics.inputs import random_inputs
+from roller_svc.semantics.interpreter import evaluate, reference
 
 DATA = Path(__file__).parents[2] / "bench" / "data"
 # A normal run takes every so many-th case.

@@ -10,9 +10,9 @@ import roller_svc
 from roller_svc.frontend.lang import parse
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.program import TensorType
-from roller_svc.reference.compare import agrees
-from roller_svc.reference.inputs import random_inputs
-from roller_svc.reference.interpreter import evaluate
+from roller_svc.semantics.compare import agrees
+from roller_svc.semantics.inputs import random_inputs
+from roller_svc.semantics.interpreter import evaluate
 
 Signature = dict[str, tuple[str, tuple[int, ...]]]
 Case = tuple[str, Signature]

@@ -14,10 +14,10 @@ from roller_svc.compiler.plans import best_plans, rank_best_partition
 from roller_svc.frontend.lang import parse
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.program import TensorType
-from roller_svc.reference.compare import agrees
-from roller_svc.reference.inputs import random_inputs
-from roller_svc.reference.interpreter import evaluate
 from roller_svc.runtime.cpu import CpuModule
+from roller_svc.semantics.compare import agrees
+from roller_svc.semantics.inputs import random_inputs
+from roller_svc.semantics.interpreter import evaluate
 from roller_svc.toolchain import compile_source
 
 EPILOGUES = ("", "; Y[m, n] = C[m, n].call(`relu`)", "; Y[m, n] = C[m, n] * C[m, n] + bias[n]")

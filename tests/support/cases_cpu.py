@@ -19,10 +19,10 @@ from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.kernel import KernelSource
 from roller_svc.ir.program import TensorProgram, TensorType
 from roller_svc.ir.report import Plan
-from roller_svc.reference.compare import agrees
-from roller_svc.reference.inputs import random_inputs
-from roller_svc.reference.interpreter import evaluate
 from roller_svc.runtime.cpu import CpuModule
+from roller_svc.semantics.compare import agrees
+from roller_svc.semantics.inputs import random_inputs
+from roller_svc.semantics.interpreter import evaluate
 from roller_svc.toolchain import compile_source
 
 AVX2 = hardware.load("cpu-x86-avx2")

@@ -18,9 +18,9 @@ from roller_svc.ir.kernel import CompiledKernel, KernelSource
 from roller_svc.ir.program import TensorProgram, TensorType
 from roller_svc.ir.report import Plan
 from roller_svc.ir.rprogram import RProgram
-from roller_svc.reference.compare import agrees
-from roller_svc.reference.inputs import random_inputs
-from roller_svc.reference.interpreter import evaluate
+from roller_svc.semantics.compare import agrees
+from roller_svc.semantics.inputs import random_inputs
+from roller_svc.semantics.interpreter import evaluate
 
 A100 = hardware.load("nvidia-a100-sxm-80gb")
 ONE_CORE = dataclasses.replace(A100, num_cores=1)

@@ -15,13 +15,13 @@ from roller_svc.frontend.lang import parse
 from roller_svc.ir.dtype import dtype_named
 from roller_svc.ir.kernel import CompiledKernel
 from roller_svc.ir.program import TensorProgram, TensorType
-from roller_svc.reference.compare import Agreement, agrees
-from roller_svc.reference.inputs import random_inputs
-from roller_svc.reference.interpreter import evaluate
-from roller_svc.reference.values import storage_dtype
 from roller_svc.runtime.cpu import CpuModule
 from roller_svc.schedule.build_tree import build_schedule_tree, build_tree
 from roller_svc.schedule.schedule import Schedule
+from roller_svc.semantics.compare import Agreement, agrees
+from roller_svc.semantics.inputs import random_inputs
+from roller_svc.semantics.interpreter import evaluate
+from roller_svc.semantics.values import storage_dtype
 from roller_svc.toolchain import compile_source
 
 Arrays = dict[str, np.ndarray[Any, Any]]

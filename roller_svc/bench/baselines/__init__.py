@@ -17,7 +17,7 @@ from roller_svc.bench.baselines.library import no_baseline
 from roller_svc.bench.baselines.translate.program import Style, Translation, translate
 from roller_svc.errors import ArgumentError
 from roller_svc.ir.program import TensorProgram
-from roller_svc.reference.interpreter import Value
+from roller_svc.semantics.interpreter import Value
 
 DEFAULT_BASELINES = ("numpy", "torch")
 BASELINES = (*DEFAULT_BASELINES, "tvm")

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from roller_svc.errors import BuildError, WrongAnswerError
 from roller_svc.ir.program import TensorProgram
-from roller_svc.reference.compare import agrees
-from roller_svc.reference.interpreter import Value
+from roller_svc.semantics.compare import agrees
+from roller_svc.semantics.interpreter import Value
 
 # Raised by no_baseline, and by numpy, torch and TVM for unsupported arguments.
 EXPECTED_ERRORS = (BuildError, RuntimeError, ValueError, TypeError, IndexError)

@@ -271,7 +271,7 @@ def _weight(context: Context, nest: Nest, found: Convolution) -> Slot:
 def _padded(
     context: Context, x: Slot, windows: Sequence[Window], fill: float, most: Sequence[int] | None = None
 ) -> tuple[Slot, tuple[int, ...]]:
-    """Return the data and the padding for the call, or explicitly padded data if torch does not support the padding."""
+    """Return the data and the call's padding, or explicitly padded data if torch lacks that padding."""
     if all(w.is_symmetric for w in windows) and (most is None or all(
         w.pad <= m for w, m in zip(windows, most, strict=True)
     )):  # fmt: skip

@@ -28,7 +28,7 @@ from roller_svc.bench.baselines.translate.nest import affine_index, index_range
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import COMPARISONS, AxisRef, Cast, Const, Expr, Load, Op, OpKind, Select, loads_of
 from roller_svc.ir.program import Combine, StatementKind, TensorExpr, TensorProgram
-from roller_svc.reference.interpreter import Value
+from roller_svc.semantics.interpreter import Value
 
 _K = OpKind
 _FLOAT8 = (DType.FLOAT8_E4M3FN, DType.FLOAT8_E5M2)
@@ -36,14 +36,14 @@ _TRUTHS = COMPARISONS | {_K.LAND, _K.LOR, _K.LNOT, _K.ISNAN, _K.ISINF}
 
 
 def type_name(dtype: DType) -> str:
-    """TVM's name of a type as it is stored; raises no_peer."""
+    """Return TVM's name of a storage type. Raises no_baseline."""
     if dtype in _FLOAT8:
         raise no_baseline(f"{dtype.value} is not translated: TVM's conversions to it do not say that they saturate")
     return dtype.value
 
 
 def converted(value: Any, source: DType, target: DType) -> Any:
-    """A conversion as C does it; where the language's saturates instead, results differ and the comparison says so."""
+    """Convert as C does; if the language saturates instead, the comparison of results fails."""
     if source is target:
         return value
     if target is DType.BOOL:
@@ -53,14 +53,14 @@ def converted(value: Any, source: DType, target: DType) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """What expressions of a statement refer to. Narrow floats are computed in float32, truths are TVM's bool."""
+    """Translates expressions. Narrow floats are computed in float32; conditions are TVM's bool."""
 
     tensors: Mapping[str, Any]
     axes: Mapping[str, Any]
     extents: Mapping[str, int]
 
     def value(self, expr: Expr) -> Any:
-        """In the type expr.dtype.compute; raises no_peer for what TVM has no form for."""
+        """Translate to the type expr.dtype.compute. Raises no_baseline for unsupported operators."""
         match expr:
             case Const(value=number, dtype=dtype):
                 return tirx.const(number, type_name(dtype.compute))
@@ -83,7 +83,7 @@ class Point:
                 return self._operator(expr)
 
     def truth(self, expr: Expr) -> Any:
-        """Whether the expression is not 0, as TVM's bool."""
+        """Translate a condition to TVM's bool."""
         match expr:
             case Op(kind=_K.LAND, args=(a, b)):
                 return tirx.all(self.truth(a), self.truth(b))
@@ -102,7 +102,7 @@ class Point:
         return converted(self.value(expr), expr.dtype, DType.INT32)
 
     def _is_safe(self, expr: Expr) -> bool:
-        """Whether all that the expression reads is there, so that a branch may be evaluated in vain."""
+        """Return whether all reads are in bounds, so that an untaken branch may be evaluated."""
         for load in loads_of(expr):
             index = affine_index(load)
             if index is None:
@@ -129,7 +129,7 @@ class Point:
 
 
 def _by_nonzero(divide: Callable[[Any, Any], Any], a: Any, b: Any) -> Any:
-    """A quotient or remainder that is 0 where the divisor is."""
+    """Return a quotient or remainder that is 0 for a divisor of 0."""
     if isinstance(b, tirx.IntImm) and b.value != 0:
         return divide(a, b)
     zero, one = tirx.const(0, a.ty.dtype), tirx.const(1, a.ty.dtype)
@@ -182,8 +182,10 @@ _FUNCTIONS: dict[OpKind, Callable[..., Any]] = {
 
 
 def function_of(program: TensorProgram) -> Any:
-    """A PrimFunc over the inputs, then the outputs, in the program's order; BuildError no-peer for what TVM's tensor
-    expressions cannot say."""
+    """Translate a program to a PrimFunc over inputs, then outputs.
+
+    Raises BuildError (no-peer) for programs that TVM's tensor expressions cannot express.
+    """
     tensors: dict[str, Any] = {}
     for number, (name, kind) in enumerate(program.inputs):
         tensors[name] = te.placeholder(kind.shape, type_name(kind.dtype), f"input{number}")
@@ -225,35 +227,35 @@ def _mapped(statement: TensorExpr, tensors: dict[str, Any], at: tuple[Any, ...])
 
 
 def _point(statement: TensorExpr, tensors: dict[str, Any], at: tuple[Any, ...], reduced: dict[str, Any]) -> Point:
-    """The left side's axes at `at`; where it is the constant 0 there is no axis."""
+    """Return the output axes at `at`; constant indices have no axis."""
     spatial = {i.name: var for i, var in zip(statement.index, at, strict=True) if isinstance(i, AxisRef)}
     return Point(tensors, spatial | reduced, statement.extents)
 
 
 _product = te.comm_reducer(lambda a, b: a * b, lambda dtype: tirx.const(1, dtype), name="product")
 
-# TVM's own, which its schedules know: a maximum starts from the least finite number, not from minus infinity.
+# TVM's own reducers, which its schedules know; its maximum starts from the smallest finite number.
 _REDUCERS: dict[Combine, Callable[[Any, list[Any]], Any]] = {
     Combine.SUM: te.sum, Combine.MAX: te.max, Combine.MIN: te.min, Combine.ALL: te.min, Combine.ANY: te.max,
     Combine.PROD: _product,
 }  # fmt: skip
 
 
-# The tile of a sum: 12 chains of multiply-adds hide their latency of 4 cycles at 2 a cycle, and fit 16 registers.
+# Register tile of a sum: 12 independent FMA chains hide a latency of 4 cycles at 2 FMAs per cycle and fit 16 registers.
 _COLUMNS, _ROWS = 2, 6
 _FLOAT_BITS = 32
 
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """A module that can be compiled, and how it came about."""
+    """A module and the description of its schedule."""
 
     name: str
     module: Any
 
 
 def host_target(threads: int) -> Any:
-    """This CPU."""
+    """Return the target of this CPU."""
     return Target({"kind": "llvm", "mcpu": llvm_get_system_cpu(), "num-cores": threads})
 
 
@@ -280,8 +282,10 @@ def _rows(function: Any, target: Any) -> Schedule:
 
 
 def _parallel_vectorized(function: Any, target: Any) -> Any:
-    """Maps inlined; of each block the last spatial axis in vectors, the others parallel, sums of a tile between them.
-    Where no vector divides the last axis, the inner loops are left to LLVM."""
+    """Inline maps; vectorise the last spatial axis of each block and parallelise the others.
+
+    If no vector size divides the last axis, the inner loops are left to LLVM.
+    """
     schedule = s_tir.Schedule(function)
     blocks = dlight.normalize_prim_func(schedule)
     if blocks is None:
@@ -325,7 +329,7 @@ def _in_registers(schedule: Any, tile: list[Any], vector: Any) -> None:
 
 
 def _keep_sums(schedule: Any, block: Any, whole: Any, first: Any) -> None:
-    """Sums of a tile stay in registers until they are done."""
+    """Keep the accumulators of a tile in registers."""
     stored = schedule.cache_write(block, 0, "local")
     schedule.reverse_compute_at(stored, whole)
     *inner, last = schedule.get_loops(stored)[1:]
@@ -346,12 +350,12 @@ def versions() -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class TvmFinder:
-    """Finds a program's peer."""
+    """Finds the TVM baseline of a program."""
 
     threads: int
 
     def __call__(self, program: TensorProgram, arrays: Arrays, expected: Mapping[str, Value]) -> Baseline:
-        """The fastest schedule that agrees with the reference; BuildError no-peer where there is none."""
+        """Return the fastest schedule that agrees with the reference. Raises BuildError (no-peer)."""
         function, target = function_of(program), host_target(self.threads)
         built = _Built(program, target, arrays)
         found: list[Baseline] = []
@@ -367,7 +371,7 @@ class TvmFinder:
 
 
 class _Built:
-    """TVM's own arrays for a program, inputs filled, and schedules compiled to run on them."""
+    """TVM arrays of a program, and schedules compiled to run on them."""
 
     def __init__(self, program: TensorProgram, target: Any, arrays: Arrays) -> None:
         self._program = program
@@ -377,7 +381,7 @@ class _Built:
         self._outputs = [tvm.runtime.empty(kind.shape, type_name(kind.dtype)) for kind in types]
 
     def peer(self, make: Callable[[], Schedule], expected: Mapping[str, Value]) -> Baseline:
-        """Raises one of REFUSALS where the schedule does not apply, does not compile or is wrong."""
+        """Compile a schedule and check it. Raises one of EXPECTED_ERRORS if that fails."""
         schedule = make()
         executable = tvm.compile(schedule.module, self._target)
         run = partial(executable["main"], *self._inputs, *self._outputs)

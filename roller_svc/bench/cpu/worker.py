@@ -22,11 +22,11 @@ from roller_svc.compiler.request import build_request
 from roller_svc.errors import ArgumentError, InvariantError, WrongAnswerError
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.program import TensorProgram
-from roller_svc.reference import interpreter
-from roller_svc.reference.compare import agrees
-from roller_svc.reference.inputs import random_inputs
-from roller_svc.reference.interpreter import Value
 from roller_svc.runtime.binding import aligned_empty
+from roller_svc.semantics import interpreter
+from roller_svc.semantics.compare import agrees
+from roller_svc.semantics.inputs import random_inputs
+from roller_svc.semantics.interpreter import Value
 
 CHECKED_ELEMENTS = 1024
 # Limit for the interpreter: a few seconds.

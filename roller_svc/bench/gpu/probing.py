@@ -32,11 +32,11 @@ from roller_svc.frontend.lang.input_types import tensor_types
 from roller_svc.frontend.parse import parse
 from roller_svc.ir.hardware import HardwareSpec, Measured, UnitKind
 from roller_svc.ir.kernel import CompiledKernel, KernelSource
-from roller_svc.reference.inputs import draw_patterns
 from roller_svc.runtime.binding import Array
 from roller_svc.runtime.cuda import driver as cuda_driver
 from roller_svc.runtime.cuda.arrays import import_cupy
 from roller_svc.runtime.cuda.module import CudaModule
+from roller_svc.semantics.inputs import draw_patterns
 from roller_svc.toolchain import compile_source
 
 Json = dict[str, Any]

@@ -14,8 +14,8 @@ from roller_svc.errors import ArgumentError
 from roller_svc.frontend.lang.input_types import tensor_types
 from roller_svc.frontend.parse import parse
 from roller_svc.ir.program import TensorProgram
-from roller_svc.reference.inputs import draw_patterns, random_inputs
 from roller_svc.runtime.binding import Array
+from roller_svc.semantics.inputs import draw_patterns, random_inputs
 
 Json = dict[str, Any]
 # Larger cases take longer than several others.

@@ -19,9 +19,9 @@ from roller_svc.bench.gpu.verify import build_check
 from roller_svc.compiler.artifact import package_kernel
 from roller_svc.frontend.lang.input_types import tensor_types
 from roller_svc.frontend.parse import parse
-from roller_svc.reference.inputs import random_inputs
 from roller_svc.runtime.cuda.arrays import copy_to_device, import_cupy
 from roller_svc.runtime.cuda.module import CudaModule
+from roller_svc.semantics.inputs import random_inputs
 
 Json = dict[str, Any]
 TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")

@@ -25,12 +25,12 @@ from roller_svc.errors import BuildError, InvariantError
 from roller_svc.ir.accumulation import AccumulatorPrecision
 from roller_svc.ir.kernel import CompiledKernel
 from roller_svc.ir.program import TensorProgram
-from roller_svc.reference.compare import agrees
-from roller_svc.reference.interpreter import evaluate_sample, sample_indices
-from roller_svc.reference.values import storage_dtype
 from roller_svc.runtime.binding import Array
 from roller_svc.runtime.cuda.arrays import DeviceBytes, import_cupy
 from roller_svc.runtime.cuda.module import CudaModule
+from roller_svc.semantics.compare import agrees
+from roller_svc.semantics.interpreter import evaluate_sample, sample_indices
+from roller_svc.semantics.values import storage_dtype
 from roller_svc.toolchain import compile_source
 from roller_svc.verify.kernel_stats import summarize_kernels
 from roller_svc.verify.run_and_verify import MAX_INTERPRETED_POINTS, SAMPLED_ELEMENTS, accumulation_of

@@ -18,8 +18,8 @@ from roller_svc.hardware.detect import adapt_to_machine, probe
 from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.kernel import CompiledKernel
 from roller_svc.ir.program import TensorProgram
-from roller_svc.reference.compare import agrees
-from roller_svc.reference.interpreter import Value
+from roller_svc.semantics.compare import agrees
+from roller_svc.semantics.interpreter import Value
 
 SAMPLE_S = 0.01
 CLOCK_S = 50e-6  # shorter calls are timed in batches: reading the clock takes 0.1 us

@@ -1,4 +1,4 @@
-"""roller bench: measurements of the project itself."""
+"""roller bench: benchmarks of kernels, construction and the model."""
 
 from __future__ import annotations
 
@@ -39,36 +39,36 @@ LINT_COLUMNS = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     kinds = parser.add_subparsers(dest="kind", metavar="WHAT", required=True)
     construct = kinds.add_parser(
-        "construct", help="seconds from a program to its ranked candidates", allow_abbrev=False
+        "construct", help="time construction: from a program to its ranked candidates", allow_abbrev=False
     )
     _add_cases(construct)
 
     machine_code = kinds.add_parser(
-        "lint", help="what the compiled CUDA kernels have and lack, and how long they compile", allow_abbrev=False
+        "lint",
+        help="lint compiled CUDA kernels (spills, warnings, instructions) and time their compilation",
+        allow_abbrev=False,
     )
     _add_cases(machine_code)
-    machine_code.add_argument(
-        "--every", type=int, default=1, metavar="N", help="one case of N, the same ones every time"
-    )
+    machine_code.add_argument("--every", type=int, default=1, metavar="N", help="run every Nth case")
     machine_code.add_argument(
         "--jobs", type=int, default=min(2, len(os.sched_getaffinity(0))), metavar="N",
-        help="worker processes; 1 times the compiler on a quiet core (default: %(default)s)",
+        help="worker processes; use 1 for undisturbed compile times (default: %(default)s)",
     )  # fmt: skip
-    machine_code.add_argument("--timeout", type=float, default=120.0, metavar="S", help="longest time for one program")
-    machine_code.add_argument("--resume", action="store_true", help="go on where the same command was interrupted")
+    machine_code.add_argument("--timeout", type=float, default=120.0, metavar="S", help="timeout per program, seconds")
+    machine_code.add_argument("--resume", action="store_true", help="resume an interrupted run of the same command")
 
     model_bench.add_arguments(
-        kinds.add_parser("model", help="what the model expects beside times that were taken", allow_abbrev=False)
+        kinds.add_parser("model", help="compare the model with measured or published times", allow_abbrev=False)
     )
     cpu_bench.add_arguments(
-        kinds.add_parser("cpu", help="our kernels beside numpy's and torch's calls on this CPU", allow_abbrev=False)
+        kinds.add_parser("cpu", help="compare our kernels with numpy and torch on this CPU", allow_abbrev=False)
     )
 
 
 def _add_cases(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--cases", metavar="FILE", help="a corpus; default: the public one, in a checkout")
-    parser.add_argument("--target", action="append", default=[], metavar="ID", help="a device; may be repeated")
-    parser.add_argument("--json", action="store_true", help="one JSON document on stdout, nothing else")
+    parser.add_argument("--cases", metavar="FILE", help="case file (default: bench/data/public.json of the checkout)")
+    parser.add_argument("--target", action="append", default=[], metavar="ID", help="device; may be repeated")
+    parser.add_argument("--json", action="store_true", help="write one JSON document to stdout")
 
 
 def execute(options: argparse.Namespace) -> int:
@@ -91,9 +91,9 @@ def execute(options: argparse.Namespace) -> int:
 
 
 def _lint(options: argparse.Namespace) -> dict[str, Any]:
-    """Every case on every target, in worker processes; rows are kept on disk until all are there."""
+    """Lint every case on every target in worker processes; rows are journaled until all are done."""
     common.check_positive(options, "every", "jobs", "timeout")
-    disassembler()  # without one every row would say so
+    disassembler()  # fail once, not in every row
     path = _cases(options.cases)
     cases = [case for case in performance_cases(path) if zlib.crc32(case.id.encode()) % options.every == 0]
     results = {}
@@ -114,7 +114,7 @@ def _lint(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _rows(cases: list[BenchCase], target: str, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Rows as they come. The cases of a task that ends in an error are tried again, each alone."""
+    """Yield rows as they finish. Cases of a failed task are retried one by one."""
     alone: list[BenchCase] = []
     tasks = lint.batch_tasks(cases, target)
     for task, answer in map_unordered(lint.lint_cases, tasks, options.jobs, options.timeout * lint.CASES_PER_TASK):
@@ -132,7 +132,9 @@ def _rows(cases: list[BenchCase], target: str, options: argparse.Namespace) -> I
 def _cases(path: str | None) -> Path:
     cases = Path(path) if path else CASES
     if not cases.is_file():
-        raise ArgumentError(f"no case file {cases}", code="unreadable-file", hint="--cases FILE names one")
+        raise ArgumentError(
+            f"case file {cases} does not exist", code="unreadable-file", hint="name a case file with --cases"
+        )
     return cases
 
 

@@ -1,4 +1,4 @@
-"""roller bench cpu: our kernels beside numpy's and torch's calls, and TVM's kernels, on this CPU."""
+"""roller bench cpu: compare our kernels with numpy, torch and TVM on this CPU."""
 
 from __future__ import annotations
 
@@ -25,80 +25,87 @@ from roller_svc.ir.hardware import HardwareSpec, TargetKind
 from roller_svc.settings import settings
 
 CASES = Path(__file__).resolve().parents[3] / "bench" / "data" / "cpu_bench.json"
-COLUMNS = ("ratio", "of medians", "GFLOP/s", "GB/s", "of peak", "build")  # behind the case, ours and the peers
+COLUMNS = ("ratio", "of medians", "GFLOP/s", "GB/s", "of peak", "build")  # after the case, ours and the baselines
 CLASS_COLUMNS = ("class", "cases", "geomean", "of medians", "least", "median", "build p95", "errors")
 Json = dict[str, Any]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_cases(parser)
-    parser.add_argument("--target", default="local", metavar="ID", help="a CPU that is this one or a part of it")
     parser.add_argument(
-        "--threads", type=int, action="append", default=[], metavar="N", help="cores to use; may be repeated (1)"
+        "--target", default="local", metavar="ID", help="CPU target; its ISA must be a subset of this machine's"
     )
-    parser.add_argument("--select", default="measure", metavar="HOW", help="how our kernel is chosen: measure or model")
-    parser.add_argument("--top-k", type=int, default=10, metavar="K", help="candidates to measure (%(default)s)")
+    parser.add_argument(
+        "--threads",
+        type=int,
+        action="append",
+        default=[],
+        metavar="N",
+        help="cores to use; may be repeated (default: 1)",
+    )
+    parser.add_argument("--select", default="measure", metavar="HOW", help="select our kernel by: measure or model")
+    parser.add_argument(
+        "--top-k", type=int, default=10, metavar="K", help="candidates to measure (default: %(default)s)"
+    )
     parser.add_argument(
         "--peers", default=",".join(DEFAULT_BASELINES), metavar="NAMES",
-        help=f"of {','.join(BASELINES)} (%(default)s); '' for none",
+        help=f"baselines: some of {','.join(BASELINES)} (default: %(default)s); '' for none",
     )  # fmt: skip
     add_run(parser)
 
 
 def add_cases(parser: argparse.ArgumentParser) -> None:
-    """Which cases are measured."""
-    parser.add_argument("--cases", metavar="FILE", help="a corpus; default: the CPU benchmark's, in a checkout")
-    parser.add_argument("--every", type=int, default=1, metavar="N", help="one case of N, the same ones every time")
+    """Add the options that select cases."""
     parser.add_argument(
-        "--only", action="append", default=[], metavar="TEXT", help="classes, or what ids begin with; may be repeated"
+        "--cases", metavar="FILE", help="case file (default: bench/data/cpu_bench.json of the checkout)"
+    )
+    parser.add_argument("--every", type=int, default=1, metavar="N", help="run every Nth case")
+    parser.add_argument(
+        "--only", action="append", default=[], metavar="TEXT", help="class or prefix of ids; may be repeated"
     )
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:
-    """How a long measurement shares a machine and is gone on with."""
-    parser.add_argument(
-        "--lock", metavar="FILE", help="lock this file while a case is timed: for machines that several measure on"
-    )
-    parser.add_argument("--resume", action="store_true", help="go on where the same command was interrupted")
-    parser.add_argument("--json", action="store_true", help="one JSON document on stdout, nothing else")
+    """Add the options for sharing a machine and for resuming."""
+    parser.add_argument("--lock", metavar="FILE", help="lock this file while a case is timed, for shared machines")
+    parser.add_argument("--resume", action="store_true", help="resume an interrupted run of the same command")
+    parser.add_argument("--json", action="store_true", help="write one JSON document to stdout")
 
 
 def execute(options: argparse.Namespace) -> int:
     common.check_positive(options, "every", "top_k")
-    chosen = Settings(options.target, options.select, options.top_k, _parse_baselines(options.peers))
+    chosen = Settings(options.target, options.select, options.top_k, _parse_baselines(options.baselines))
     hw = cpu_target(chosen.target)
     cases = chosen_cases(options)
     journals: list[Journal] = []
-    turnstile = MachineLock(Path(options.lock) if options.lock else None)
+    lock = MachineLock(Path(options.lock) if options.lock else None)
     document: Json = {"machine": machine(hw), "settings": _settings_json(chosen), "threads": {}}
     try:
         for threads in dict.fromkeys(options.threads or [1]):
             journals.append(_journal(options, cases, document, threads))
-            document["threads"][str(threads)] = _measured(cases, threads, chosen, turnstile, journals[-1])
+            document["threads"][str(threads)] = _measured(cases, threads, chosen, lock, journals[-1])
     finally:
-        turnstile.close()
+        lock.close()
     if options.json:
         show.print_json(document)
     else:
         print(_text(document))
     sys.stdout.flush()
-    for journal in journals:  # nothing that was measured is lost before it is out
+    for journal in journals:  # only after the results are written
         journal.drop()
     return 0
 
 
 def cpu_target(target: str) -> HardwareSpec:
-    """The spec of a CPU; ArgumentError where the target is none."""
+    """Load the spec of a CPU. Raises ArgumentError for another target."""
     hw = hardware.load(target)
     if hw.family is not TargetKind.CPU:
-        raise ArgumentError(f"--target {hw.id} is no CPU", code="invalid-option")
+        raise ArgumentError(f"--target {hw.id} is not a CPU", code="invalid-option")
     return hw
 
 
-def _measured(
-    cases: Sequence[BenchCase], threads: int, chosen: Settings, turnstile: MachineLock, journal: Journal
-) -> Json:
-    """The figures and rows of one number of threads; a row stands in the journal as soon as it is there."""
+def _measured(cases: Sequence[BenchCase], threads: int, chosen: Settings, lock: MachineLock, journal: Journal) -> Json:
+    """Measure all cases with one number of threads; each row is journaled at once."""
     if threads < 1:
         raise ArgumentError("--threads must be positive", code="invalid-option")
     done = {row["id"]: row for row in journal.rows()}
@@ -108,18 +115,18 @@ def _measured(
         workers.start()
         for note in workers.notes:
             print(f"note: {note}", file=sys.stderr)
-        turnstile.enter()
+        lock.enter()
         limits = limits_of(workers)
         for number, case in enumerate(cases, 1):
             if case.id in done:
                 rows.append(done[case.id])
                 continue
-            turnstile.enter()
+            lock.enter()
             rows.append(bench_case(case, workers, limits))
             journal.add(rows[-1:])
             print(f"[{threads} threads, {number} of {len(cases)}] {_line(rows[-1])}", file=sys.stderr, flush=True)
     finally:
-        turnstile.leave()
+        lock.leave()
         workers.close()
     return {
         **summary(rows), "limits": limits_json(limits), "versions": workers.versions, "notes": workers.notes,
@@ -128,26 +135,28 @@ def _measured(
 
 
 def _journal(options: argparse.Namespace, cases: Sequence[BenchCase], document: Json, threads: int) -> Journal:
-    """Rows that are done, of the same command and cases on the same machine with the same generator."""
+    """Open the journal of this command, cases, machine and generator."""
     return journal_of("cpu", options, cases, [document["settings"], document["machine"]["cpu"], threads])
 
 
 def journal_of(kind: str, options: argparse.Namespace, cases: Iterable[BenchCase], parts: Sequence[Any]) -> Journal:
-    """The journal of a run of these cases; `parts`: what else makes it the same run, beside the generator."""
+    """Open the journal of a run, identified by its cases, `parts` and the generator."""
     same = [[(case.id, case.cls, case.digest) for case in cases], *parts, generator_digest()]
     run = hashlib.sha256(json.dumps(same).encode()).hexdigest()[:32]
     return Journal(settings().store / "bench" / f"{kind}-{run}.jsonl", keep=options.resume)
 
 
 def chosen_cases(options: argparse.Namespace) -> list[BenchCase]:
-    """The cases that `add_cases` lets through."""
+    """Return the cases that the options of `add_cases` select."""
     path = Path(options.cases) if options.cases else CASES
     if not path.is_file():
         raise ArgumentError(f"no case file {path}", code="unreadable-file", hint="--cases FILE names one")
     cases = performance_cases(path)
     if unknown := [text for text in options.only if not any(_matches(case, text) for case in cases)]:
         classes = ", ".join(sorted({case.cls for case in cases}))
-        raise ArgumentError(f"--only {unknown[0]}: no id begins so; classes are {classes}", code="invalid-option")
+        raise ArgumentError(
+            f"--only {unknown[0]}: expected a prefix of an id or one of the classes {classes}", code="invalid-option"
+        )
     return [
         case for case in cases
         if zlib.crc32(case.id.encode()) % options.every == 0
@@ -156,14 +165,16 @@ def chosen_cases(options: argparse.Namespace) -> list[BenchCase]:
 
 
 def _matches(case: BenchCase, text: str) -> bool:
-    """Whether the text is the case's class, or what its id begins with."""
+    """Return whether the text is the class of a case or a prefix of its id."""
     return case.cls == text or case.id.startswith(text)
 
 
 def _parse_baselines(text: str) -> tuple[str, ...]:
     names = tuple(name.strip() for name in text.split(",") if name.strip())
     if unknown := [name for name in names if name not in BASELINES]:
-        raise ArgumentError(f"--peers: no peer {unknown[0]}; there are {', '.join(BASELINES)}", code="invalid-option")
+        raise ArgumentError(
+            f"--peers: expected some of {', '.join(BASELINES)}, got {unknown[0]}", code="invalid-option"
+        )
     return names
 
 
@@ -174,20 +185,20 @@ def _settings_json(chosen: Settings) -> Json:
 def _line(row: Mapping[str, Any]) -> str:
     if row["error"]:
         return f"{row['id']} {row['cls']}: {row['error']}"
-    peers = ", ".join(f"{name} {show.format_seconds(seconds)}" for name, seconds in row["peers"].items())
-    ratio = "no peer" if row["ratio"] is None else f"{row['ratio']:.2f}x"
-    return f"{row['id']} {row['cls']}: {show.format_seconds(row['ours_s'])}, {peers}, {ratio}"
+    baselines = ", ".join(f"{name} {show.format_seconds(seconds)}" for name, seconds in row["peers"].items())
+    ratio = "no baseline" if row["ratio"] is None else f"{row['ratio']:.2f}x"
+    return f"{row['id']} {row['cls']}: {show.format_seconds(row['ours_s'])}, {baselines}, {ratio}"
 
 
 def _text(document: Json) -> str:
-    peers = document["settings"]["peers"]
+    baselines = document["settings"]["peers"]
     parts = [f"{document['machine']['cpu']}, {document['machine']['arch']}, {document['machine']['date']}"]
     for threads, results in document["threads"].items():
         parts += [
-            f"\n{threads} threads: {_ratio(results['geomean_ratio'])} the best peer over {results['compared']} cases,"
+            f"\n{threads} threads: {_ratio(results['geomean_ratio'])} the best baseline over {results['compared']} cases,"
             f" FMA peak {results['limits']['flops_per_s'] / 1e9:.0f} GFLOP/s\n",
             show.format_table(
-                ("case", "class", "ours", *peers, *COLUMNS), [_cells(row, peers) for row in results["cases"]]
+                ("case", "class", "ours", *baselines, *COLUMNS), [_cells(row, baselines) for row in results["cases"]]
             ),
             "",
             show.format_table(CLASS_COLUMNS, [_class_cells(name, one) for name, one in results["classes"].items()]),
@@ -196,12 +207,12 @@ def _text(document: Json) -> str:
     return "\n".join(parts)
 
 
-def _cells(row: Mapping[str, Any], peers: Sequence[str]) -> tuple[object, ...]:
+def _cells(row: Mapping[str, Any], baselines: Sequence[str]) -> tuple[object, ...]:
     if row["error"]:
-        return (row["id"], row["cls"], row["error"], *[""] * (len(peers) + len(COLUMNS)))
+        return (row["id"], row["cls"], row["error"], *[""] * (len(baselines) + len(COLUMNS)))
     return (
         row["id"], row["cls"], show.format_seconds(row["ours_s"]),
-        *(show.format_seconds(row["peers"].get(p)) for p in peers),
+        *(show.format_seconds(row["peers"].get(p)) for p in baselines),
         _ratio(row["ratio"]), _ratio(row["median_ratio"]),
         f"{row['gflops']:.4g}", f"{row['gb_per_s']:.4g}", f"{show.percent(row['share_of_peak'])} of {row['bound']}",
         show.format_seconds(row["build_s"]),

@@ -1,4 +1,4 @@
-"""roller bench model: what the model expects beside times that others published, or that this CPU takes."""
+"""roller bench model: compare the model with published times, or with times measured on this CPU."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ MEASURED_COLUMNS = (
     "class", "cases", "plans", "median |log ratio|", "of the first", "Spearman", "within cases",
     "of halves", "top-1 regret", "p90", "worst", "top-10 regret",
 )  # fmt: skip
-# Options, by what they are for; given without need they would be ignored.
+# Options that are rejected where they would be ignored.
 OF_CASES = ("cases", "every", "only")
 OF_MEASURING = ("threads", "top", "sample", "class_sample", "seed", "uncalibrated", "lock", "resume")
 Json = dict[str, Any]
@@ -44,32 +44,34 @@ Json = dict[str, Any]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     default = Settings()
-    parser.add_argument("--published", metavar="FILE", help="operators with times that others measured")
+    parser.add_argument("--published", metavar="FILE", help="file of operators with published times")
     parser.add_argument(
         "--target", metavar="ID",
-        help=f"a CPU that is this one or a part of it ({default.target}); with --published the device ({TARGET}), of"
-        " nvidia-k80 and amd-mi50 each published tile is estimated",
+        help=f"CPU target (default: {default.target}); with --published the device (default: {TARGET}), for nvidia-k80"
+        " and amd-mi50 the published tiles are estimated",
     )  # fmt: skip
     cpu_bench.add_cases(parser)
-    parser.add_argument("--threads", type=int, default=default.threads, metavar="N", help="cores to use (%(default)s)")
+    parser.add_argument(
+        "--threads", type=int, default=default.threads, metavar="N", help="cores to use (default: %(default)s)"
+    )
     parser.add_argument(
         "--top", type=int, default=default.top, metavar="K",
-        help="plans to time that the model puts first (%(default)s)",
+        help="model's first plans to time (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
         "--sample", type=int, default=default.sample, metavar="N",
-        help="random plans to time beside, of each case at least (%(default)s)",
+        help="random plans to time for each case, at least (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
         "--class-sample", type=int, default=default.class_sample, metavar="N",
-        help="the same of each class at least: of classes of few cases more of each (%(default)s)",
+        help="random plans to time for each class, at least (default: %(default)s)",
     )  # fmt: skip
-    parser.add_argument("--seed", type=int, default=default.seed, metavar="N", help="of the random plans (%(default)s)")
     parser.add_argument(
-        "--uncalibrated", action="store_true", help="take the spec as it is shipped; measure no figures first"
+        "--seed", type=int, default=default.seed, metavar="N", help="seed of the random plans (default: %(default)s)"
     )
+    parser.add_argument("--uncalibrated", action="store_true", help="use the shipped spec without calibration")
     parser.add_argument(
-        "--measurements", metavar="FILE", help="judge what an earlier run measured (its --json); measure nothing"
+        "--measurements", metavar="FILE", help="evaluate the JSON document of an earlier run; measure nothing"
     )
     cpu_bench.add_run(parser)
 
@@ -78,41 +80,41 @@ def execute(options: argparse.Namespace) -> int:
     _check(options)
     if options.published:
         results, shown = _published(Path(options.published), options.target or TARGET)
-        return _tell(options, results, shown)
+        return _print(options, results, shown)
     cases = {case.id: case for case in cpu_bench.chosen_cases(options)}
     if options.measurements:
         results = report(read_measurements(Path(options.measurements)), cases)
-        return _tell(options, results, _text(results))
+        return _print(options, results, _text(results))
     document, journal = _measured(cases.values(), options)
     results = report(document, cases)
-    _tell(options, results, _text(results))
-    journal.drop()  # nothing that was measured is lost before it is out
+    _print(options, results, _text(results))
+    journal.drop()  # only after the results are written
     return 0
 
 
 def _check(options: argparse.Namespace) -> None:
-    """ArgumentError for numbers that mean nothing and for options that would be ignored."""
+    """Raise ArgumentError for invalid numbers and for options that would be ignored."""
     common.check_positive(options, "threads", "top", "every")
     for name in ("sample", "class-sample"):
         if getattr(options, name.replace("-", "_")) < 0:
             raise ArgumentError(f"--{name} must not be negative", code="invalid-option")
     if options.published:
-        _refuse(options, "published", ("measurements", *OF_CASES, *OF_MEASURING))
+        _reject(options, "published", ("measurements", *OF_CASES, *OF_MEASURING))
     elif options.measurements:
-        _refuse(options, "measurements", ("target", *OF_MEASURING))
+        _reject(options, "measurements", ("target", *OF_MEASURING))
 
 
-def _refuse(options: argparse.Namespace, with_option: str, others: Iterable[str]) -> None:
+def _reject(options: argparse.Namespace, with_option: str, names: Iterable[str]) -> None:
     parser = argparse.ArgumentParser()
     add_arguments(parser)
     defaults = parser.parse_args([])
-    for name in others:
+    for name in names:
         if getattr(options, name) != getattr(defaults, name):
-            given = name.replace("_", "-")
-            raise ArgumentError(f"--{with_option} and --{given} exclude each other", code="invalid-option")
+            option = name.replace("_", "-")
+            raise ArgumentError(f"--{with_option} and --{option} exclude each other", code="invalid-option")
 
 
-def _tell(options: argparse.Namespace, results: Json, shown: str) -> int:
+def _print(options: argparse.Namespace, results: Json, shown: str) -> int:
     if options.json:
         show.print_json(results)
     else:
@@ -122,7 +124,7 @@ def _tell(options: argparse.Namespace, results: Json, shown: str) -> int:
 
 
 def _measured(cases: Collection[BenchCase], options: argparse.Namespace) -> tuple[Json, Journal]:
-    """The document of the cases' measured candidates, and the journal, in which a row stands as soon as it is there."""
+    """Measure the cases; return the document and the journal, to which each row is added at once."""
     target = options.target or Settings().target
     chosen = Settings(
         target, options.threads, options.top, options.sample, options.class_sample, options.seed,
@@ -131,25 +133,28 @@ def _measured(cases: Collection[BenchCase], options: argparse.Namespace) -> tupl
     shipped = cpu_bench.cpu_target(chosen.target)
     document: Json = {"machine": machine(shipped), "settings": asdict(chosen)}
     journal = cpu_bench.journal_of("model", options, cases, [document["settings"], document["machine"]["cpu"]])
-    turnstile = MachineLock(Path(options.lock) if options.lock else None)
-    run = _Run(cases, chosen, Worker(chosen.target, chosen.threads), turnstile, journal)
+    lock = MachineLock(Path(options.lock) if options.lock else None)
+    run = _Run(cases, chosen, Worker(chosen.target, chosen.threads), lock, journal)
     try:
         run.measure_all()
     finally:
-        turnstile.close()
+        lock.close()
         run.worker.close()
-    return document | run.document_(), journal
+    return document | run.results(), journal
 
 
 @dataclass(slots=True)
 class _Run:
-    """Visits to all cases, and a calibration before each round of them and after the last: of memory that others read
-    for minutes each may say less than there is. `journal` has what a run before this one did."""
+    """Measurement passes over all cases, with a calibration before each pass and after the last.
+
+    Noisy neighbours may lower the memory bandwidth that one calibration measures. The journal has the rows of an
+    interrupted run.
+    """
 
     cases: Collection[BenchCase]
     chosen: Settings
     worker: Worker
-    turnstile: MachineLock
+    lock: MachineLock
     journal: Journal
     specs: list[HardwareSpec] = field(default_factory=list)
     done: dict[PassKey, Json] = field(default_factory=dict)
@@ -158,14 +163,14 @@ class _Run:
         rows = self.journal.rows()
         self.specs = [hardware.from_mapping(row["hardware"]) for row in rows if "hardware" in row]
         self.done = {(row["id"], row.pop("visit")): row for row in rows if "id" in row}
-        self.turnstile.enter()
+        self.lock.enter()
         first = self.worker.start(calibrate=self.chosen.calibrate and not self.specs)
         if not self.specs:
-            self._keep(first)
+            self._add_spec(first)
         samples = sample_sizes(self.cases, self.chosen.sample, self.chosen.class_sample)
         built: dict[str, BuiltCase] = {}
         for pass_, number, case in pending_passes(self.cases, self.done):
-            self.turnstile.enter()
+            self.lock.enter()
             self._calibrate(pass_)
             try:
                 if case.id not in built:
@@ -175,20 +180,20 @@ class _Run:
                 row = failed_case(case, failure)
             self.done[case.id, pass_] = row
             self.journal.add([row | {"visit": pass_}])
-            where = f"visit {pass_ + 1}, {number} of {len(self.cases)}"
+            where = f"pass {pass_ + 1}, {number} of {len(self.cases)}"
             print(f"[{where}] {_line(row)}", file=sys.stderr, flush=True)
         self._calibrate(1 + max((pass_ for _, pass_ in self.done), default=0))
 
-    def document_(self) -> Json:
+    def results(self) -> Json:
         rows = [merge_passes(passes_of(case, self.done)) for case in self.cases]
         return {"hardware": hardware.to_mapping(merge_calibrations(self.specs)), "cases": rows}
 
     def _calibrate(self, before: int) -> None:
-        """Once before each round of visits, and after all."""
+        """Calibrate once before each pass and after the last."""
         if self.chosen.calibrate and len(self.specs) <= before:
-            self._keep(self.worker.recalibrate(self.specs[-1]))
+            self._add_spec(self.worker.recalibrate(self.specs[-1]))
 
-    def _keep(self, spec: HardwareSpec) -> None:
+    def _add_spec(self, spec: HardwareSpec) -> None:
         self.specs.append(spec)
         self.journal.add([{"hardware": hardware.to_mapping(spec)}])
 
@@ -199,31 +204,31 @@ def _line(row: Json) -> str:
     failed = sum(candidate["error"] is not None for candidate in row["candidates"])
     best = min((c["min_s"] for c in row["candidates"] if c["min_s"] is not None), default=None)
     disturbed = ", disturbed" if row["disturbed"] else ""
-    of = f"{len(row['candidates'])} candidates, {failed} failed"
-    return f"{row['id']} {row['cls']}: {of}, best {show.format_seconds(best)}{disturbed}"
+    counts = f"{len(row['candidates'])} candidates, {failed} failed"
+    return f"{row['id']} {row['cls']}: {counts}, best {show.format_seconds(best)}{disturbed}"
 
 
 def _text(document: Json) -> str:
-    on = f"{document['machine']['cpu']}, {document['settings']['threads']} threads, {document['machine']['date']}"
-    parts = [on]
-    for title, document_ in (("constants as shipped", document["as_shipped"]), ("fitted to the other half", document)):
-        rows = [_measured_row(name, one) for name, one in _by_class(document_)]
+    header = f"{document['machine']['cpu']}, {document['settings']['threads']} threads, {document['machine']['date']}"
+    parts = [header]
+    for title, results in (("constants as shipped", document["as_shipped"]), ("fitted to the other half", document)):
+        rows = [_measured_row(name, metrics) for name, metrics in _by_class(results)]
         parts += [f"\n{title}", show.format_table(MEASURED_COLUMNS, rows)]
     return "\n".join([*parts, *_errors(document)])
 
 
-def _measured_row(name: str, one: Json) -> tuple[object, ...]:
-    logs = (one["median_abs_log_ratio"], one["chosen_median_abs_log_ratio"])
-    regrets = (one[f"top1_regret_{which}"] for which in ("mean", "p90", "max"))
-    ranks = (one["spearman"], one["spearman_within"], one["spearman_halves"])
+def _measured_row(name: str, metrics: Json) -> tuple[object, ...]:
+    logs = (metrics["median_abs_log_ratio"], metrics["chosen_median_abs_log_ratio"])
+    regrets = (metrics[f"top1_regret_{which}"] for which in ("mean", "p90", "max"))
+    ranks = (metrics["spearman"], metrics["spearman_within"], metrics["spearman_halves"])
     return (
-        name, one["cases"], one["plans"], *map(_three_places, (*logs, *ranks)), *map(show.percent, regrets),
-        show.percent(one["top10_regret_mean"]),
+        name, metrics["cases"], metrics["plans"], *map(_three_places, (*logs, *ranks)), *map(show.percent, regrets),
+        show.percent(metrics["top10_regret_mean"]),
     )  # fmt: skip
 
 
 def _published(published: Path, target: str) -> tuple[Json, str]:
-    """The results, and their table: of tiles where the file has them for the device, else of the best times."""
+    """Return the results and their table: of published tiles where the file has them, else of times."""
     if target in COLUMNS:
         results = bench_tiles(published, target)
         shown = show.format_table(TILE_COLUMNS, [_tile_row(*named) for named in _by_class(results)])
@@ -244,19 +249,29 @@ def _by_class(results: Json) -> list[tuple[str, Json]]:
     return [("overall", results["overall"]), *results["classes"].items()]
 
 
-def _published_row(name: str, one: Json) -> tuple[object, ...]:
-    logs = (one["median_abs_log_ratio"], one["rooflines"]["artifact"], one["rooflines"]["peaks"])
-    return name, one["cases"], *map(_three_places, (*logs, one["spearman"])), _percent(one["within_uncertainty"])
+def _published_row(name: str, metrics: Json) -> tuple[object, ...]:
+    logs = (metrics["median_abs_log_ratio"], metrics["rooflines"]["artifact"], metrics["rooflines"]["peaks"])
+    return (
+        name,
+        metrics["cases"],
+        *map(_three_places, (*logs, metrics["spearman"])),
+        _percent(metrics["within_uncertainty"]),
+    )
 
 
-def _tile_row(name: str, one: Json) -> tuple[object, ...]:
-    shares = (_percent(one[key]) for key in ("top10_within_estimate", "top10_within_published"))
-    return name, one["cases"], *map(_three_places, (one["median_abs_log_ratio"], one["spearman"])), *shares
+def _tile_row(name: str, metrics: Json) -> tuple[object, ...]:
+    shares = (_percent(metrics[key]) for key in ("top10_within_estimate", "top10_within_published"))
+    return (
+        name,
+        metrics["cases"],
+        *map(_three_places, (metrics["median_abs_log_ratio"], metrics["spearman"])),
+        *shares,
+    )
 
 
 def _percent(share: float | None) -> str:
     return "-" if share is None else f"{share:.0%}"
 
 
-def _three_places(document_: float | None) -> str:
-    return "-" if document_ is None else f"{document_:.3f}"
+def _three_places(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"

@@ -28,16 +28,16 @@ class Scope:
     tensors: Mapping[str, Tensor]
     defined_later: frozenset[str]  # names that this or later statements write
 
-    def tensor(self, name: str, at: Span) -> Tensor:
+    def tensor(self, name: str, span: Span) -> Tensor:
         """Return the tensor of that name. Raises an error at the span `at` if there is none."""
         tensor = self.tensors.get(name)
         if tensor is not None:
             return tensor
         if name in self.defined_later:
             message = f"`{name}` is read before it is written"
-            raise self.source.error(ExprTypeError, "read-before-write", message, at, "reorder the statements")
+            raise self.source.error(ExprTypeError, "read-before-write", message, span, "reorder the statements")
         hint = known_names(name, self.tensors, "tensors")
-        raise self.source.error(ExprTypeError, "unknown-name", f"there is no tensor `{name}`", at, hint)
+        raise self.source.error(ExprTypeError, "unknown-name", f"there is no tensor `{name}`", span, hint)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +98,8 @@ def tensor_without_index(name: str, node: Ref | Extent, scope: Scope) -> ExprTyp
 
 
 def _collect_bare_axes(node: Get, scope: Scope, bare: dict[str, list[tuple[int, Span]]]) -> None:
-    at = Span(node.start, node.name_end)
-    shape = scope.tensor(node.tensor, at).type.shape
+    span = Span(node.start, node.name_end)
+    shape = scope.tensor(node.tensor, span).type.shape
     check_rank(node, shape, scope)
     for index, size in zip(node.index, shape, strict=False):
         if isinstance(index, Ref):
@@ -148,9 +148,9 @@ def _extent(name: str, bare: dict[str, list[tuple[int, Span]]], places: dict[str
         hint = f"add `where {name} in ...`"
         message = f"axis `{name}` has no extent: it indexes no dimension bare"
         raise scope.source.error(ShapeError, "axis-without-extent", message, places[name], hint)
-    for size, at in uses[1:]:
+    for size, span in uses[1:]:
         if size != uses[0][0]:
             message = f"axis `{name}` has extent {uses[0][0]} in `{scope.source.quote(uses[0][1])}` and {size} here"
             hint = f"add `where {name} in ...`, and a guard where it goes beyond a dimension"
-            raise scope.source.error(ShapeError, "extent-conflict", message, at, hint)
+            raise scope.source.error(ShapeError, "extent-conflict", message, span, hint)
     return uses[0][0]

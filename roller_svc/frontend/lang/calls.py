@@ -33,7 +33,7 @@ class SyntaxFault(Exception):
 
     def __init__(self, code: str, message: str, at: Spanned, hint: str | None = None) -> None:
         super().__init__(message)
-        self.code, self.message, self.at, self.hint = code, message, at, hint
+        self.code, self.message, self.span, self.hint = code, message, at, hint
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +74,12 @@ class ParsedCall:
         return SyntaxFault("wrong-arguments", message, self.at_name)
 
 
-def depth_above(nodes: Sequence[Node], at: Spanned) -> int:
+def depth_above(nodes: Sequence[Node], span: Spanned) -> int:
     """Return the depth of a node above these. Rejects a tree that is too deep for recursion."""
     depth = 1 + max((node.depth for node in nodes), default=0)
     if depth > MAX_TREE_DEPTH:
         hint = "split the expression into several statements, or balance it with brackets"
-        raise SyntaxFault("too-deep", f"the expression is nested more than {MAX_TREE_DEPTH} deep", at, hint)
+        raise SyntaxFault("too-deep", f"the expression is nested more than {MAX_TREE_DEPTH} deep", span, hint)
     return depth
 
 
@@ -117,11 +117,11 @@ def function_call(call: ParsedCall) -> Node:
     raise unknown_function(call.name, call.at_name)
 
 
-def unknown_function(name: str, at: Spanned) -> SyntaxFault:
+def unknown_function(name: str, span: Spanned) -> SyntaxFault:
     if name in names.METHODS:
-        return SyntaxFault("unknown-function", f"`{name}` is a method", at, f"write `x.{name}(...)`")
+        return SyntaxFault("unknown-function", f"`{name}` is a method", span, f"write `x.{name}(...)`")
     known_names = (*names.FUNCTIONS, *names.FORMS, *names.TYPE_NAMES)
-    return SyntaxFault("unknown-function", f"`{name}` is not a function", at, names.did_you_mean(name, known_names))
+    return SyntaxFault("unknown-function", f"`{name}` is not a function", span, names.did_you_mean(name, known_names))
 
 
 def _const(call: ParsedCall) -> Node:
@@ -160,25 +160,25 @@ def _select(call: ParsedCall, args: Sequence[Node]) -> When:
     return When(value, conditions, other, any_holds=False, start=call.start, end=call.end, depth=depth)
 
 
-def apply_named(call: ParsedCall, name: str, at: Span, args: Sequence[Node], type_: TypeArg | None) -> Node:
+def apply_named(call: ParsedCall, name: str, span: Span, args: Sequence[Node], type_: TypeArg | None) -> Node:
     """Build the node of a named function, with a cast of its result if a type is given."""
     if name in names.SELECTS:
         if len(args) != 3:
-            raise SyntaxFault("wrong-arguments", f"`{name}` takes 3 arguments, not {len(args)}", at)
+            raise SyntaxFault("wrong-arguments", f"`{name}` takes 3 arguments, not {len(args)}", span)
         return _select(call, args)
     if name in names.OPERATOR_FUNCTIONS:
         if len(args) != 2:
-            raise SyntaxFault("wrong-arguments", f"`{name}` takes 2 arguments, not {len(args)}", at)
+            raise SyntaxFault("wrong-arguments", f"`{name}` takes 2 arguments, not {len(args)}", span)
         sign = names.OPERATOR_FUNCTIONS[name]
         return Binary(sign, args[0], args[1], call.start, call.end, depth_above(args, call))
     function = names.function_named(name)
     if function is None:
-        raise unknown_function(name, at)
+        raise unknown_function(name, span)
     if not function.min_arguments <= len(args) <= function.max_arguments:
         takes = names.arguments(function.min_arguments, function.max_arguments)
-        raise SyntaxFault("wrong-arguments", f"`{name}` takes {takes}, not {len(args)}", at)
+        raise SyntaxFault("wrong-arguments", f"`{name}` takes {takes}, not {len(args)}", span)
     below = args if type_ is None else (*args, type_)
-    return Apply(name, tuple(args), type_, call.start, call.end, at.start, at.end, depth_above(below, call))
+    return Apply(name, tuple(args), type_, call.start, call.end, span.start, span.end, depth_above(below, call))
 
 
 def method_call(receiver: Node, call: ParsedCall) -> Node:
@@ -202,8 +202,8 @@ def _method_call(receiver: Node, call: ParsedCall) -> Node:
     args = () if others is None else others.items if isinstance(others, Group) else (others,)
     type_node = call.positional[2] if len(call.positional) > 2 else None
     type_node = type_node or call.keywords.get("dtype") or call.keywords.get("output_dtype")
-    at = Span(name.start, name.end)
-    return apply_named(call, name.value, at, (receiver, *args), None if type_node is None else type_arg(type_node))
+    span = Span(name.start, name.end)
+    return apply_named(call, name.value, span, (receiver, *args), None if type_node is None else type_arg(type_node))
 
 
 def _method_cast(receiver: Node, call: ParsedCall) -> Node:

@@ -86,7 +86,7 @@ def _is_scatter(statement: Statement, scope: Scope) -> bool:
 
 
 def _check_scatter_target(statement: Statement, scope: Scope) -> None:
-    at = Span(statement.start, statement.name_end)
+    span = Span(statement.start, statement.name_end)
     if statement.name not in scope.tensors:
         if statement.assign is Assign.SCATTER:
             message = f"scatter into `{statement.name}`, which is neither an input nor written before"
@@ -94,24 +94,24 @@ def _check_scatter_target(statement: Statement, scope: Scope) -> None:
         else:
             message = f"`{statement.name}` has a computed index, which makes this a scatter, but it is not an input"
             hint = "write bare axes on the left, or declare the target as an input"
-        raise scope.source.error(ExprTypeError, "scatter-target", message, at, hint)
+        raise scope.source.error(ExprTypeError, "scatter-target", message, span, hint)
     if statement.sign not in ("", "+", ">", "<"):
         message = f"scatters cannot combine with `{statement.sign}`"
         hint = "scatters are =. +=. >=. <=."
-        raise scope.source.error(ExprTypeError, "unknown-reduction", message, at, hint)
+        raise scope.source.error(ExprTypeError, "unknown-reduction", message, span, hint)
     if statement.type is not None:
         message = "a scatter has its target's type"
         raise scope.source.error(ExprTypeError, "type-error", message, statement.type)
 
 
 def _check_new_name(statement: Statement, program: _Program) -> None:
-    at = Span(statement.start, statement.name_end)
+    span = Span(statement.start, statement.name_end)
     if statement.name in program.written:
         message = f"`{statement.name}` is written twice"
-        raise program.source.error(ExprTypeError, "written-twice", message, at, "give the second one another name")
+        raise program.source.error(ExprTypeError, "written-twice", message, span, "give the second one another name")
     if statement.name in program.inputs:
         message = f"`{statement.name}` is an input; only a scatter (`=.`) may write it"
-        raise program.source.error(ExprTypeError, "input-written", message, at)
+        raise program.source.error(ExprTypeError, "input-written", message, span)
 
 
 def _constant_in(scope: Scope, budget: Budget) -> Callable[[Node], int | None]:

@@ -56,7 +56,7 @@ def _mark(expr: Expr, extents: Mapping[str, int]) -> tuple[Expr, Bounds | None]:
         return expr, None if expr.dtype.is_float else bounds(expr, extents)
     marked = [_mark(part, extents) for part in children(expr)]
     new = with_children(expr, tuple(part for part, _ in marked))
-    ranges = [known for _, known in marked if known is not None]
+    ranges = [bounds_below for _, bounds_below in marked if bounds_below is not None]
     if expr.dtype.is_float or len(ranges) < len(marked):
         return new, None
     match new:

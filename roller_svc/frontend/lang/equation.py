@@ -29,20 +29,20 @@ def statement_of_call(source: Source, inputs: Mapping[str, TensorType]) -> str:
     """Return the statement of an einsum call. Without operands it uses the inputs in order."""
     match = _CALL.fullmatch(source.text)
     if match is None:
-        at = Span(0, len(source.text))
-        raise source.syntax_error("bad-einsum", 'an einsum is written `einsum("mk,kn->mn")`', at)
+        span = Span(0, len(source.text))
+        raise source.syntax_error("bad-einsum", 'an einsum is written `einsum("mk,kn->mn")`', span)
     named = _NAME.findall(match["operands"])
     for name in named:
         if name not in inputs:
-            at = Span(match.start("operands"), match.end("operands"))
-            raise source.error(ExprSyntaxError, "unknown-name", f"there is no tensor `{name}`", at)
+            span = Span(match.start("operands"), match.end("operands"))
+            raise source.error(ExprSyntaxError, "unknown-name", f"there is no tensor `{name}`", span)
     operands = [(name, inputs[name]) for name in named or inputs]
     try:
         return _statement(match["equation"], operands, match["output"] or output_name(inputs), frozenset(inputs))
     except _EquationError as wrong:
-        start = match.start("equation") + wrong.at.start
-        at = Span(start, max(start + 1, match.start("equation") + wrong.at.end))
-        raise source.error(wrong.kind, wrong.code, str(wrong), at) from None
+        start = match.start("equation") + wrong.span.start
+        span = Span(start, max(start + 1, match.start("equation") + wrong.span.end))
+        raise source.error(wrong.kind, wrong.code, str(wrong), span) from None
 
 
 def einsum(equation: str, inputs: Mapping[str, TensorType]) -> str:
@@ -57,7 +57,7 @@ def einsum_statement(
     try:
         return _statement(equation, operands, output, tensors)
     except _EquationError as wrong:
-        raise Source(equation).error(wrong.kind, wrong.code, str(wrong), wrong.at) from None
+        raise Source(equation).error(wrong.kind, wrong.code, str(wrong), wrong.span) from None
 
 
 class _EquationError(Exception):
@@ -65,7 +65,7 @@ class _EquationError(Exception):
 
     def __init__(self, kind: type[InputError], code: str, message: str, at: Span) -> None:
         super().__init__(message)
-        self.kind, self.code, self.at = kind, code, at
+        self.kind, self.code, self.span = kind, code, at
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class _Term:
 
     before: str
     after: str | None
-    at: Span
+    span: Span
 
     @property
     def labels(self) -> str:
@@ -121,21 +121,23 @@ def _terms(equation: str) -> tuple[list[_Term], _Term | None]:
     if result is not None:
         for i, label in enumerate(result.labels):
             if label in result.labels[:i]:
-                raise _EquationError(ExprSyntaxError, "duplicate-axis", f"`{label}` is twice in the result", result.at)
+                raise _EquationError(
+                    ExprSyntaxError, "duplicate-axis", f"`{label}` is twice in the result", result.span
+                )
             if not any(label in term.labels for term in terms):
                 message = f"`{label}` of the result is in no operand"
-                raise _EquationError(ExprSyntaxError, "free-axis", message, result.at)
+                raise _EquationError(ExprSyntaxError, "free-axis", message, result.span)
     return terms, result
 
 
 def _term(part: str, offset: int) -> _Term:
     text = part.replace(" ", "").replace("\t", "")
     before, dots, after = text.partition("...")
-    at = Span(offset, offset + len(part))
+    span = Span(offset, offset + len(part))
     for char in before + after:
         if not (char.isascii() and char.isalpha()):
-            raise _EquationError(ExprSyntaxError, "bad-einsum", f"`{char}` is not a label; labels are letters", at)
-    return _Term(before, after if dots else None, at)
+            raise _EquationError(ExprSyntaxError, "bad-einsum", f"`{char}` is not a label; labels are letters", span)
+    return _Term(before, after if dots else None, span)
 
 
 def _axes(term: _Term, name: str, type_: TensorType) -> tuple[list[str], tuple[int, ...]]:
@@ -144,7 +146,7 @@ def _axes(term: _Term, name: str, type_: TensorType) -> tuple[list[str], tuple[i
     hidden = len(shape) - len(term.labels)
     if hidden < 0 or (term.after is None and hidden):
         message = f"`{name}` has {len(shape)} dimensions, its term {len(term.labels)} labels"
-        raise _EquationError(ShapeError, "wrong-rank", message, term.at)
+        raise _EquationError(ShapeError, "wrong-rank", message, term.span)
     dots = [str(hidden - 1 - i) for i in range(hidden)]
     return [*term.before, *dots, *(term.after or "")], shape
 
@@ -160,7 +162,7 @@ def _extents(operand_axes: Sequence[tuple[list[str], tuple[int, ...]]], terms: S
             elif size not in (1, extent):
                 shown = "a dimension of the ellipsis" if axis.isdigit() else f"`{axis}`"
                 message = f"{shown} has extent {extent} and {size}"
-                raise _EquationError(ShapeError, "extent-conflict", message, term.at)
+                raise _EquationError(ShapeError, "extent-conflict", message, term.span)
     return extents
 
 
@@ -174,7 +176,7 @@ def _output_axes(
         return [*ellipsis, *once]
     if dots and result.after is None:
         message = "the operands have dimensions in `...`, the result has no `...`"
-        raise _EquationError(ExprSyntaxError, "bad-einsum", message, result.at)
+        raise _EquationError(ExprSyntaxError, "bad-einsum", message, result.span)
     if result.after is None:
         return [*result.before]
     if not any(term.after is not None for term in terms):

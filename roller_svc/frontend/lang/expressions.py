@@ -43,61 +43,61 @@ class Conversions(Protocol):
     ) -> NoReturn: ...
 
 
-def apply_function(node: Apply, values: Sequence[Typed], to: Conversions) -> Expr:
+def apply_function(node: Apply, values: Sequence[Typed], checker: Conversions) -> Expr:
     """Apply the function named in `node` to the arguments."""
     function = require(function_named(node.function), f"function {node.function}, whose name calls.py has checked")
     match function.rule:
         case Rule.FLOATING:
-            return _floating(function, values, node.args, to)
+            return _floating(function, values, node.args, checker)
         case Rule.NUMERIC:
-            return _numeric(function, values, node.args, to)
+            return _numeric(function, values, node.args, checker)
         case Rule.TO_INT32:
-            return _to_int32(function, values[0], node.args[0], to)
+            return _to_int32(function, values[0], node.args[0], checker)
         case Rule.PREDICATE:
-            return Op(function.kind, (_as_float(values[0], node.args[0], to),), DType.INT8)
+            return Op(function.kind, (_as_float(values[0], node.args[0], checker),), DType.INT8)
         case Rule.BITS:
-            return _bits(node, function, values, to)
+            return _bits(node, function, values, checker)
         case Rule.REMAINDER:
             if len(values) == 2:
-                return _numeric(function, values, node.args, to)
-            arg = _as_float(values[0], node.args[0], to)
+                return _numeric(function, values, node.args, checker)
+            arg = _as_float(values[0], node.args[0], checker)
             return Op(OpKind.SUB, (arg, Op(OpKind.RFLOOR, (arg,), arg.dtype)), arg.dtype)
         case _ as other:
             assert_never(other)
 
 
-def _as_float(value: Typed, node: Node, to: Conversions) -> Expr:
+def _as_float(value: Typed, node: Node, checker: Conversions) -> Expr:
     """Convert an argument of a floating function: integers become float32."""
     if isinstance(value, Weak):
-        return to.in_type(Weak(float(value.value)), DType.FLOAT32, node)
+        return checker.in_type(Weak(float(value.value)), DType.FLOAT32, node)
     return value if value.dtype.is_float else convert_to(value, DType.FLOAT32)
 
 
-def _floating(function: Function, values: Sequence[Typed], nodes: Sequence[Node], to: Conversions) -> Expr:
+def _floating(function: Function, values: Sequence[Typed], nodes: Sequence[Node], checker: Conversions) -> Expr:
     if len(values) == 1:
-        arg = _as_float(values[0], nodes[0], to)
+        arg = _as_float(values[0], nodes[0], checker)
         return Op(function.kind, (arg,), arg.dtype)
     dtype = common_type(values)
     dtype = dtype if dtype.is_float else DType.FLOAT32
-    return Op(function.kind, _in_type(values, dtype, nodes, to), dtype)
+    return Op(function.kind, _in_type(values, dtype, nodes, checker), dtype)
 
 
-def _numeric(function: Function, values: Sequence[Typed], nodes: Sequence[Node], to: Conversions) -> Expr:
+def _numeric(function: Function, values: Sequence[Typed], nodes: Sequence[Node], checker: Conversions) -> Expr:
     dtype = common_type(values)
-    args = _in_type(values, dtype, nodes, to)
+    args = _in_type(values, dtype, nodes, checker)
     if function.kind in _DIVIDING:
-        to.refuse_zero(args[1], nodes[1])
+        checker.refuse_zero(args[1], nodes[1])
     if len(args) > 2 and function.kind in (OpKind.MAX, OpKind.MIN):
         return reduce(lambda a, b: Op(function.kind, (a, b), dtype), args)
     return Op(function.kind, args, dtype)
 
 
-def _in_type(values: Sequence[Typed], dtype: DType, nodes: Sequence[Node], to: Conversions) -> tuple[Expr, ...]:
-    return tuple(to.in_type(value, dtype, node) for value, node in zip(values, nodes, strict=True))
+def _in_type(values: Sequence[Typed], dtype: DType, nodes: Sequence[Node], checker: Conversions) -> tuple[Expr, ...]:
+    return tuple(checker.in_type(value, dtype, node) for value, node in zip(values, nodes, strict=True))
 
 
-def _to_int32(function: Function, value: Typed, node: Node, to: Conversions) -> Expr:
-    arg = to.in_type(value, common_type((value,)), node)
+def _to_int32(function: Function, value: Typed, node: Node, checker: Conversions) -> Expr:
+    arg = checker.in_type(value, common_type((value,)), node)
     if arg.dtype.is_float:
         return Op(function.kind, (arg,), DType.INT32)
     low, high = arg.dtype.integer_range
@@ -108,14 +108,14 @@ def _to_int32(function: Function, value: Typed, node: Node, to: Conversions) -> 
     return Op(function.kind, (convert_to(arg, DType.FLOAT64),), DType.INT32)
 
 
-def _bits(node: Apply, function: Function, values: Sequence[Typed], to: Conversions) -> Expr:
+def _bits(node: Apply, function: Function, values: Sequence[Typed], checker: Conversions) -> Expr:
     dtype = common_type(values)
     if dtype.is_float:
         message = f"`{node.function}` takes integers, not {dtype.value}"
-        to.refuse(ExprTypeError, "type-error", message, node, "cast to an integer type first")
-    args = _in_type(values, dtype, node.args, to)
+        checker.refuse(ExprTypeError, "type-error", message, node, "cast to an integer type first")
+    args = _in_type(values, dtype, node.args, checker)
     if function.kind in _DIVIDING:
-        to.refuse_zero(args[1], node.args[1])
+        checker.refuse_zero(args[1], node.args[1])
     return Op(function.kind, args, dtype)
 
 
@@ -245,11 +245,11 @@ class Expressions:
         """Check that // and % in integer index arithmetic have positive constant divisors."""
         stack = [expr]
         while stack:
-            at = stack.pop()
-            match at:
-                case Op(kind=OpKind.FLOORDIV | OpKind.MOD, args=(left, right)) if not at.dtype.is_float:
-                    by = constant_int(right)
-                    if by is None or by < 1:
+            current = stack.pop()
+            match current:
+                case Op(kind=OpKind.FLOORDIV | OpKind.MOD, args=(left, right)) if not current.dtype.is_float:
+                    divisor = constant_int(right)
+                    if divisor is None or divisor < 1:
                         message = f"`//` and `%` in index `{self._quote(node)}` need a positive constant divisor"
                         self.refuse(ExprTypeError, "index-divisor", message, node)
                     stack.append(left)

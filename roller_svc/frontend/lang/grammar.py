@@ -85,7 +85,7 @@ def parse_statement(tokens: list[Tok], source: Source) -> Statement:
         # lark's types: the input is not a str, and with a transformer the result is the transformer's.
         return cast(Statement, _parser().parse(cast(str, tokens)))
     except SyntaxFault as fault:
-        raise source.syntax_error(fault.code, fault.message, fault.at, fault.hint) from None
+        raise source.syntax_error(fault.code, fault.message, fault.span, fault.hint) from None
     except UnexpectedToken as unexpected:
         raise _syntax_error(tokens, unexpected, source) from None
 
@@ -95,17 +95,17 @@ def _syntax_error(tokens: list[Tok], unexpected: UnexpectedToken, source: Source
     expected = set(unexpected.expected)
     token = unexpected.token
     ended = token.type == "$END"
-    at = Span(tokens[-1].start, tokens[-1].end) if ended else Span(token.start_pos or 0, token.end_pos or 0)
-    before = tokens if ended else [tok for tok in tokens if tok.end <= at.start]
-    mistake = _known_mistake(token, before, expected, source, at)
+    span = Span(tokens[-1].start, tokens[-1].end) if ended else Span(token.start_pos or 0, token.end_pos or 0)
+    before = tokens if ended else [tok for tok in tokens if tok.end <= span.start]
+    mistake = _known_mistake(token, before, expected, source, span)
     if mistake is not None:
         return mistake
     expected_words = _describe_expected(expected, inside=_brackets_open(before))
     if ended:
         message = f"the statement ends after `{tokens[-1].text}`: expected {expected_words}"
-        return source.syntax_error("syntax-error", message, at)
+        return source.syntax_error("syntax-error", message, span)
     hint = names.PYTHON_WORDS.get(str(token)) or (names.PYTHON_WORDS.get(before[-1].text) if before else None)
-    return source.syntax_error("syntax-error", f"`{source.quote(at)}`: expected {expected_words}", at, hint)
+    return source.syntax_error("syntax-error", f"`{source.quote(span)}`: expected {expected_words}", span, hint)
 
 
 def _brackets_open(before: list[Tok]) -> bool:
@@ -115,27 +115,27 @@ def _brackets_open(before: list[Tok]) -> bool:
 
 
 def _known_mistake(
-    token: Token, before: list[Tok], expected: set[str], source: Source, at: Span
+    token: Token, before: list[Tok], expected: set[str], source: Source, span: Span
 ) -> ExprSyntaxError | None:
     """Return the error for a common mistake, or None."""
     if "ASSIGN" in expected and token.type == "NAME":
         hint = "the reductions are +=! *=! >=! <=! &=! |=!"
-        return source.syntax_error("unknown-reduction", f"`{token}` is not a reduction", at, hint)
+        return source.syntax_error("unknown-reduction", f"`{token}` is not a reduction", span, hint)
     if expected == {"LPAR"} and len(before) > 1 and before[-2].kind == "DOT":
         message = f"`.{before[-1].text}` is an attribute; there are only methods"
-        return source.syntax_error("unknown-attribute", message, at)
+        return source.syntax_error("unknown-attribute", message, span)
     if token.type == "STRING" and before and before[-1].kind == "NAME":
-        return source.syntax_error("syntax-error", "a quoted text is not a value", at)
+        return source.syntax_error("syntax-error", "a quoted text is not a value", span)
     if token.type in ("ASSIGN", "REDUCE", "EQUAL") and "NUMBER" not in expected and before:
         if len(before) == 1:
             name = before[0].text
             hint = f"write `{name}[...] {token} ...`, `{name}[]` for a scalar"
-            return source.syntax_error("syntax-error", f"`{name}` on the left has no index", at, hint)
+            return source.syntax_error("syntax-error", f"`{name}` on the left has no index", span, hint)
         hint = "end a statement with `;` or a line break"
-        return source.syntax_error("syntax-error", f"a second `{token}` in one statement", at, hint)
+        return source.syntax_error("syntax-error", f"a second `{token}` in one statement", span, hint)
     if token.type == "NAME" and "ADD" in expected and before[-1].text not in names.PYTHON_WORDS:
         hint = names.PYTHON_WORDS.get(str(token), "an operator is missing, or a `;` between two statements")
-        return source.syntax_error("syntax-error", f"`{token}` right after `{before[-1].text}`", at, hint)
+        return source.syntax_error("syntax-error", f"`{token}` right after `{before[-1].text}`", span, hint)
     return None
 
 

@@ -86,17 +86,17 @@ def function_named(name: str) -> Function | None:
     return FUNCTIONS.get(name.removeprefix("fp16_"))
 
 
-def nearest(name: str, known: Iterable[str]) -> str | None:
+def nearest(name: str, names: Iterable[str]) -> str | None:
     """Return the known name nearest to this one. Short names may differ in every other letter."""
-    by_lower = {n.lower(): n for n in sorted(set(known))}
+    by_lower = {n.lower(): n for n in sorted(set(names))}
     cutoff = 0.5 if len(name) <= 3 else 0.65
     matches = difflib.get_close_matches(name.lower(), list(by_lower), n=1, cutoff=cutoff)
     return by_lower[matches[0]] if matches else None
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str | None:
+def did_you_mean(name: str, names: Iterable[str]) -> str | None:
     """Return a hint with the nearest known name."""
-    match = nearest(name, known)
+    match = nearest(name, names)
     return None if match is None else f"did you mean `{match}`?"
 
 
@@ -107,11 +107,11 @@ def known_names(name: str, known: Iterable[str], what: str) -> str:
     return did_you_mean(name, names) or (f"{what}: {shown}" if names else f"there are no {what}")
 
 
-def arguments(least: int, most: int) -> str:
+def arguments(min_count: int, max_count: int) -> str:
     """Return the number of arguments in words."""
-    if least == most:
-        return f"{least} argument{'' if least == 1 else 's'}"
-    return f"{least} to {most} arguments"
+    if min_count == max_count:
+        return f"{min_count} argument{'' if min_count == 1 else 's'}"
+    return f"{min_count} to {max_count} arguments"
 
 
 MAX_NAMES_SHOWN = 8

@@ -40,10 +40,10 @@ def _evaluate(expr: Expr, axes: Mapping[str, Array]) -> Array:
             function = _FUNCTIONS.get(kind)
             if function is None:
                 raise OpaqueValueError
-            found: Array = np.asarray(function(*(_evaluate(arg, axes) for arg in args)))
+            result: Array = np.asarray(function(*(_evaluate(arg, axes) for arg in args)))
             if dtype.is_float:
-                return np.asarray(found, _representation(dtype))
-            return _wrap(found, dtype) if found.dtype.kind != "f" else _saturate(found, dtype)
+                return np.asarray(result, _representation(dtype))
+            return _wrap(result, dtype) if result.dtype.kind != "f" else _saturate(result, dtype)
         case _:
             raise OpaqueValueError
 

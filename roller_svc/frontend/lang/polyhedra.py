@@ -96,8 +96,8 @@ class Polyhedra:
                 return self._exact(left).union(self._exact(right))
             case Op(kind=kind, args=(left, right)) if kind in _COMPARED:
                 method = _COMPARED[kind]
-                found: isl.Set = getattr(self._checked_value(left), method)(self._checked_value(right))
-                return found
+                points: isl.Set = getattr(self._checked_value(left), method)(self._checked_value(right))
+                return points
             case _:
                 return self._checked_value(condition).ne_set(self._constant(0))
 
@@ -144,16 +144,16 @@ class Polyhedra:
 
     def _scaled(self, kind: OpKind, left: Expr, right: Expr) -> isl.PwAff:
         """Return a product with a constant, or // or % by a positive one."""
-        by = constant_int(right)
+        factor = constant_int(right)
         if kind is OpKind.MUL:
-            if by is None:
-                by, left = constant_int(left), right
-            if by is None:
+            if factor is None:
+                factor, left = constant_int(left), right
+            if factor is None:
                 raise OpaqueExprError
-            return self._value(left).scale_val(isl.Val(by, self._context))
-        if by is None or by < 1:
+            return self._value(left).scale_val(isl.Val(factor, self._context))
+        if factor is None or factor < 1:
             raise OpaqueExprError
-        divisor = isl.Val(by, self._context)
+        divisor = isl.Val(factor, self._context)
         value = self._value(left)
         return value.mod_val(divisor) if kind is OpKind.MOD else value.scale_down_val(divisor).floor()
 

@@ -43,22 +43,22 @@ class Source:
         kind: type[AnyInputError],
         code: str,
         message: str,
-        at: Spanned,
+        span: Spanned,
         hint: str | None = None,
     ) -> AnyInputError:
         """Return an error of that kind that points at `at`, truncated at the end of the line."""
-        line, column = self.position(at.start)
-        stop = self.text.find("\n", at.start, at.end)
-        end = at.end if stop < 0 else stop
-        end_column = column + max(1, end - at.start)
+        line, column = self.position(span.start)
+        stop = self.text.find("\n", span.start, span.end)
+        end = span.end if stop < 0 else stop
+        end_column = column + max(1, end - span.start)
         return kind(message, code=code, line=line, column=column, end_column=end_column, hint=hint)
 
-    def syntax_error(self, code: str, message: str, at: Spanned, hint: str | None = None) -> ExprSyntaxError:
-        return self.error(ExprSyntaxError, code, message, at, hint)
+    def syntax_error(self, code: str, message: str, span: Spanned, hint: str | None = None) -> ExprSyntaxError:
+        return self.error(ExprSyntaxError, code, message, span, hint)
 
-    def quote(self, at: Spanned) -> str:
+    def quote(self, span: Spanned) -> str:
         """Return the text of a span on one line, truncated for a message."""
-        text = " ".join(self.text[at.start : at.end].split())
+        text = " ".join(self.text[span.start : span.end].split())
         return text if len(text) <= MAX_QUOTED_CHARACTERS else text[: MAX_QUOTED_CHARACTERS - 1] + "…"
 
 

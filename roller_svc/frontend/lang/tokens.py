@@ -133,12 +133,12 @@ def _strs_as_strings(tokens: list[Tok]) -> list[Tok]:
 def _bad_character(source: Source, offset: int) -> Exception:
     char = source.text[offset]
     shown = f"`{char}`" if char.isprintable() else f"U+{ord(char):04X}"
-    at = Span(offset, offset + 1)
+    span = Span(offset, offset + 1)
     if char in "`\"'":
-        return source.syntax_error("unterminated-string", f"the text that {shown} opens does not end on its line", at)
+        return source.syntax_error("unterminated-string", f"the text that {shown} opens does not end on its line", span)
     if char > "\x7f" and char.isalpha():
-        return source.syntax_error("bad-character", f"character {shown} in a name; names are ASCII", at)
-    return source.syntax_error("bad-character", f"character {shown} is not in the language", at)
+        return source.syntax_error("bad-character", f"character {shown} in a name; names are ASCII", span)
+    return source.syntax_error("bad-character", f"character {shown} is not in the language", span)
 
 
 def _split(tokens: list[Tok], source: Source) -> Iterator[list[Tok]]:

@@ -42,22 +42,22 @@ class TreeBuilder:
     """One method per rule of the grammar. Stateless, so parses may run concurrently."""
 
     def number(self, parts: list[Token]) -> Num:
-        text, at = str(parts[0]), _span(parts[0])
+        text, span = str(parts[0]), _span(parts[0])
         try:
             value = _number(text)
         except ValueError:
-            raise SyntaxFault("bad-number", f"`{text[:40]}` is not a decimal number", at) from None
+            raise SyntaxFault("bad-number", f"`{text[:40]}` is not a decimal number", span) from None
         if value is None or math.isinf(value):
-            raise SyntaxFault("literal-out-of-range", f"no type can hold `{text[:40]}`", at)
-        return Num(value, at.start, at.end)
+            raise SyntaxFault("literal-out-of-range", f"no type can hold `{text[:40]}`", span)
+        return Num(value, span.start, span.end)
 
     def ref(self, parts: list[Token]) -> Ref:
-        at = _span(parts[0])
-        return Ref(str(parts[0]), at.start, at.end)
+        span = _span(parts[0])
+        return Ref(str(parts[0]), span.start, span.end)
 
     def text(self, parts: list[Token]) -> Text:
-        at = _span(parts[0])
-        return Text(str(parts[0])[1:-1], at.start, at.end)
+        span = _span(parts[0])
+        return Text(str(parts[0])[1:-1], span.start, span.end)
 
     def chain(self, parts: Parts) -> Node:
         """Build a chain of binary operators with Python's precedence, left to right, by the shunting-yard algorithm."""
@@ -107,8 +107,8 @@ class TreeBuilder:
         return self._make_group(items, parts)
 
     def _make_group(self, items: tuple[Node, ...], parts: Parts) -> Group:
-        at = Span(_span(parts[0]).start, _span(parts[-1]).end)
-        return Group(items, at.start, at.end, depth_above(items, at))
+        span = Span(_span(parts[0]).start, _span(parts[-1]).end)
+        return Group(items, span.start, span.end, depth_above(items, span))
 
     def indices(self, parts: Parts) -> tuple[Node, ...]:
         return tuple(_node(part) for part in parts if not isinstance(part, Token))
@@ -118,8 +118,8 @@ class TreeBuilder:
     def get(self, parts: Parts) -> Get:
         name, last = _span(parts[0]), _span(parts[-1])
         index = parts[2] if isinstance(parts[2], tuple) else ()
-        at = Span(name.start, last.end)
-        return Get(str(parts[0]), index, at.start, at.end, name.end, depth_above(index, at))
+        span = Span(name.start, last.end)
+        return Get(str(parts[0]), index, span.start, span.end, name.end, depth_above(index, span))
 
     def arguments(self, parts: Parts) -> tuple[object, ...]:
         return tuple(part for part in parts if not isinstance(part, Token))
@@ -137,26 +137,28 @@ class TreeBuilder:
 
     def assign(self, parts: list[Token]) -> tuple[Assign, str, Span]:
         text = str(parts[0])
-        at = _span(parts[0])
+        span = _span(parts[0])
         if text in ("<", ">", "==", "!="):
-            raise SyntaxFault("syntax-error", f"`{text}`: expected `=` or a reduction such as `+=!`", at)
+            raise SyntaxFault("syntax-error", f"`{text}`: expected `=` or a reduction such as `+=!`", span)
         sign, _, mode = text.partition("=")
         if sign not in _COMBINES:
             raise SyntaxFault(
-                "unknown-reduction", f"`{text}` is not a reduction", at, "they are +=! *=! >=! <=! &=! |=!"
+                "unknown-reduction", f"`{text}` is not a reduction", span, "they are +=! *=! >=! <=! &=! |=!"
             )
         if mode == ".":
             if sign not in _SCATTERS:
-                raise SyntaxFault("unknown-reduction", f"`{text}` is not a scatter", at, "scatters are =. +=. >=. <=.")
-            return Assign.SCATTER, sign, at
-        return (Assign.REDUCE if sign else Assign.PLAIN), sign, at
+                raise SyntaxFault(
+                    "unknown-reduction", f"`{text}` is not a scatter", span, "scatters are =. +=. >=. <=."
+                )
+            return Assign.SCATTER, sign, span
+        return (Assign.REDUCE if sign else Assign.PLAIN), sign, span
 
     def where(self, parts: Parts) -> list[WhereItem]:
         return [part for part in parts if isinstance(part, WhereItem)]
 
     def where_item(self, parts: Parts) -> WhereItem:
-        at = _span(parts[0])
-        return WhereItem(str(parts[0]), _node(parts[2]), at.start, at.end)
+        span = _span(parts[0])
+        return WhereItem(str(parts[0]), _node(parts[2]), span.start, span.end)
 
     def statement(self, parts: Parts) -> Statement:
         where: tuple[WhereItem, ...] = ()
@@ -197,8 +199,8 @@ def _reduce_top(operands: list[Node], operators: list[object]) -> None:
     right, left, sign = operands.pop(), operands.pop(), operators.pop()
     if sign == "^":
         raise SyntaxFault("xor-operator", "`^` is not in the language", _span(sign), "write `bitwise_xor(x, y)`")
-    at = Span(left.start, right.end)
-    operands.append(Binary(str(sign), left, right, at.start, at.end, depth_above((left, right), at)))
+    span = Span(left.start, right.end)
+    operands.append(Binary(str(sign), left, right, span.start, span.end, depth_above((left, right), span)))
 
 
 def _node(part: object) -> Node:
@@ -208,10 +210,10 @@ def _node(part: object) -> Node:
 
 
 def _type_name(part: object) -> Text:
-    name, at = str(part), _span(part)
+    name, span = str(part), _span(part)
     if dtype_named(name) is None:
-        raise SyntaxFault("unknown-type", f"`{name}` is not a type", at, names.did_you_mean(name, names.TYPE_NAMES))
-    return Text(name, at.start, at.end)
+        raise SyntaxFault("unknown-type", f"`{name}` is not a type", span, names.did_you_mean(name, names.TYPE_NAMES))
+    return Text(name, span.start, span.end)
 
 
 def _number(text: str) -> int | float | None:

@@ -60,10 +60,10 @@ def _bit_shift(node: Node) -> Use:
 
 
 def _cast(node: Node) -> Use:
-    to = node.attribute("to")
-    kind = _DATA_TYPES.get(to) if isinstance(to, int) else dtype_named(str(to).lower())
+    target = node.attribute("to")
+    kind = _DATA_TYPES.get(target) if isinstance(target, int) else dtype_named(str(target).lower())
     if kind is None:
-        raise node.unsupported(f"a cast to {to!r:.40}")
+        raise node.unsupported(f"a cast to {target!r:.40}")
     saturates = bool(node.integer("saturate", 1))
     if not saturates and becomes_infinite(node.operand(0).dtype, kind):
         hint = "with saturate=1 what is beyond becomes the greatest number; float8_e4m3fn takes saturate=0"
@@ -172,8 +172,8 @@ def _padding_for(
     sizes = node.operand(0).shape[2:], node.operand(1).shape[2:], shape[-_spatial(node) :]
     steps = _per_dimension(node, window["stride"]), _per_dimension(node, window["dilation"])
     added = extra or (0,) * _spatial(node)
-    for size, kernel, wanted, stride, dilation, add in zip(*sizes, *steps, added, strict=True):
-        total = (size - 1) * stride + (kernel - 1) * dilation + 1 + add - wanted
+    for size, kernel, requested, stride, dilation, add in zip(*sizes, *steps, added, strict=True):
+        total = (size - 1) * stride + (kernel - 1) * dilation + 1 + add - requested
         behind.append(add + max(-total, 0))
         half = max(total, 0) // 2
         smaller.append(half)
@@ -209,10 +209,10 @@ def _softmax(node: Node, operator: str) -> Use:
 
 def _check_stash(node: Node) -> None:
     """Reject a stash type other than the accumulator type: float32, or float64 for float64."""
-    found, formed = node.integer("stash_type", 1), _STASHED.get(node.operand(0).dtype.compute, 1)
-    if found not in (1, formed):
-        kind = _DATA_TYPES.get(found)
-        shown = f"stash_type={found}" if kind is None else f"stash_type={found} ({kind.value})"
+    stash_type, formed = node.integer("stash_type", 1), _STASHED.get(node.operand(0).dtype.compute, 1)
+    if stash_type not in (1, formed):
+        kind = _DATA_TYPES.get(stash_type)
+        shown = f"stash_type={stash_type}" if kind is None else f"stash_type={stash_type} ({kind.value})"
         raise node.unsupported(f"attribute {shown}", "sums accumulate in float32: stash_type=1")
 
 
@@ -277,13 +277,13 @@ def _concat(node: Node) -> Use:
 
 def _pad(node: Node) -> Use:
     rank = node.operand(0).rank
-    given, dims = node.required("pads", 1), node.constant(3, "axes")
+    pads_given, dims = node.required("pads", 1), node.constant(3, "axes")
     places = tuple(range(rank)) if dims is None else tuple(d % rank for d in dims)
-    if len(given) != 2 * len(places):
-        raise node.invalid(f"{len(given)} pads for {len(places)} dimensions")
+    if len(pads_given) != 2 * len(places):
+        raise node.invalid(f"{len(pads_given)} pads for {len(places)} dimensions")
     pads = [0] * (2 * rank)
     for i, d in enumerate(places):
-        pads[d], pads[d + rank] = given[i], given[i + len(places)]
+        pads[d], pads[d + rank] = pads_given[i], pads_given[i + len(places)]
     value = node.scalar(2, "constant_value") if node.opset >= 11 else node.number("value", 0.0)
     parameters: dict[str, object] = {"pads": pads, "mode": node.text("mode", "constant"), "value": value or 0.0}
     return Use("pad", node.leading(1), parameters)

@@ -44,10 +44,10 @@ class Node:
     def operand(self, position: int) -> Operand:
         """Return an operand that must be present."""
         self.read.add(position)
-        found = self.operands[position] if position < len(self.operands) else None
-        if found is None:
+        operand = self.operands[position] if position < len(self.operands) else None
+        if operand is None:
             raise self.invalid(f"input {position} is missing")
-        return found
+        return operand
 
     def leading(self, count: int) -> tuple[Operand, ...]:
         """Return the first `count` operands, without omitted ones at the end."""
@@ -127,16 +127,16 @@ class Node:
 
     def required(self, name: str, position: int) -> tuple[int, ...]:
         """Return integers that are an attribute or an input and must be present."""
-        found = self.setting(name, position)
-        if found is None:
+        values = self.setting(name, position)
+        if values is None:
             raise self.invalid(f"{name} is missing")
-        return found
+        return values
 
     def check_default(self, name: str, default: int) -> None:
         """Reject a flag that is not the default."""
-        found = self.integer(name, default)
-        if found != default:
-            raise self.unsupported(f"attribute {name}={found}", f"only {name}={default} is")
+        value = self.integer(name, default)
+        if value != default:
+            raise self.unsupported(f"attribute {name}={value}", f"only {name}={default} is")
 
     def check_all_used(self) -> None:
         """Reject attributes and inputs that the converter did not read, which would be ignored silently."""

@@ -41,10 +41,10 @@ OPS: dict[str, Operator] = {operator.name: operator for family in _FAMILIES for 
 
 def operator_named(name: str) -> Operator:
     """Return the operator of that name. Raises UnknownOpError with the nearest name."""
-    found = OPS.get(name)
-    if found is None:
+    operator = OPS.get(name)
+    if operator is None:
         raise UnknownOpError(f"there is no operator `{name[:60]}`", hint=did_you_mean(name[:60], OPS))
-    return found
+    return operator
 
 
 def expression(name: str, inputs: Mapping[str, object], /, *, output: str | None = None, **parameters: object) -> str:
@@ -54,9 +54,9 @@ def expression(name: str, inputs: Mapping[str, object], /, *, output: str | None
     """
     operator = operator_named(name)
     types = dict(tensor_types(inputs))
-    given = {key: operator.parameter(key).check(value) for key, value in parameters.items()}
+    checked_parameters = {key: operator.parameter(key).check(value) for key, value in parameters.items()}
     operands = [Operand(key, kind) for key, kind in types.items()]
-    return operator.source(operands, output or output_name(types), given, types)
+    return operator.source(operands, output or output_name(types), checked_parameters, types)
 
 
 def __getattr__(name: str) -> object:

@@ -134,15 +134,15 @@ class _Reader:
     def items(self) -> tuple[object, ...]:
         """Read [1, 2] or (1, 2). Lists do not nest."""
         closing = "RSQB" if self.take().kind == "LSQB" else "RPAR"
-        found: list[object] = []
+        values: list[object] = []
         while self.kind != closing:
-            found.append(self.literal())
+            values.append(self.literal())
             if self.kind == "COMMA":
                 self.take()
             elif self.kind != closing:
                 raise self.wrong("expected `,` or the end of the list")
         self.take()
-        return tuple(found)
+        return tuple(values)
 
     def literal(self) -> object:
         """Read a number, a quoted string, or a word."""
@@ -253,15 +253,19 @@ def _is_lone_einsum(words: list[str]) -> bool:
 
 
 def _statements(
-    call: OperatorCall, inputs: Mapping[str, TensorType], taken: frozenset[str], known: _TensorTypes, before: Expansion
+    call: OperatorCall,
+    inputs: Mapping[str, TensorType],
+    used_names: frozenset[str],
+    types: _TensorTypes,
+    before: Expansion,
 ) -> str:
     """Expand one call. Its operands are inputs or tensors that the text before it writes."""
     output = call.output or output_name(inputs)
     if call.name == _EINSUM:
-        return _einsum(call, _operands(call, call.arguments[1:], inputs, known, before), output, taken)
+        return _einsum(call, _operands(call, call.arguments[1:], inputs, types, before), output, used_names)
     with _located(before.source, call.name_span):
         operator = operator_named(call.name)
-    operands = _operands(call, call.arguments, inputs, known, before)
+    operands = _operands(call, call.arguments, inputs, types, before)
     parameters = {}
     for argument in call.arguments:
         if argument.keyword is None:
@@ -270,16 +274,16 @@ def _statements(
             if argument.keyword in parameters:
                 raise ArgumentError(f"`{argument.keyword}` is given twice", code="invalid-parameter")
             parameters[argument.keyword] = operator.parameter(argument.keyword).check(argument.value)
-    return operator.source(operands, output, parameters, taken)
+    return operator.source(operands, output, parameters, used_names)
 
 
-def _einsum(call: OperatorCall, operands: list[Operand], output: str, taken: frozenset[str]) -> str:
+def _einsum(call: OperatorCall, operands: list[Operand], output: str, used_names: frozenset[str]) -> str:
     """Expand an einsum among other statements."""
     equation = call.arguments[0].value if call.arguments else None
     if not isinstance(equation, str) or call.arguments[0].is_name or any(a.keyword for a in call.arguments):
         raise ArgumentError('an einsum is written `Y = einsum("mk,kn->mn", A, B)`', code="bad-einsum")
     try:
-        return einsum_statement(equation, [(o.name, o.type) for o in operands], output, taken | {output})
+        return einsum_statement(equation, [(o.name, o.type) for o in operands], output, used_names | {output})
     except InputError as error:
         error.line = None  # it points into the equation, not the text
         raise
@@ -289,7 +293,7 @@ def _operands(
     call: OperatorCall,
     arguments: tuple[Argument, ...],
     inputs: Mapping[str, TensorType],
-    known: _TensorTypes,
+    types: _TensorTypes,
     before: Expansion,
 ) -> list[Operand]:
     """Return the positional tensors; without any, the inputs in order."""
@@ -303,12 +307,12 @@ def _operands(
                 message = f"operands of {call.name} are names of tensors; parameters are given by name"
                 raise ArgumentError(message, code="bad-call")
             name = str(argument.value)
-            if name not in known.types:
-                known.read(before)
-            if name not in known.types:
-                hint = known_names(name, known.types, "tensors")
+            if name not in types.types:
+                types.read(before)
+            if name not in types.types:
+                hint = known_names(name, types.types, "tensors")
                 raise ArgumentError(f"there is no tensor `{name}`", code="unknown-name", hint=hint)
-            operands.append(Operand(name, known.types[name]))
+            operands.append(Operand(name, types.types[name]))
     return operands
 
 

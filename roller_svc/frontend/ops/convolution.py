@@ -19,18 +19,18 @@ def _convolution(call: Call, spatial: int, *, depthwise: bool = False) -> str:
     groups = data["C"] if depthwise else call.integer("groups")
     _check_channels(call, data["C"], kernel["O"], kernel["I"], groups)
     letters = SPATIAL[spatial]
-    found = windows(call, [data[s] for s in letters], [kernel[s] for s in letters])
+    window_list = windows(call, [data[s] for s in letters], [kernel[s] for s in letters])
     out = {s: call.axis(f"{s.lower()}o") for s in letters}
     taps = {s: call.axis(f"k{s.lower()}") for s in letters}
     n, f, c = call.axis("n"), call.axis("f"), call.axis("c")
-    terms = {s: w.term(out[s], taps[s]) for s, w in zip(letters, found, strict=True)}
-    guards = [g for s, w in zip(letters, found, strict=True) for g in w.guards(terms[s])]
+    terms = {s: w.term(out[s], taps[s]) for s, w in zip(letters, window_list, strict=True)}
+    guards = [g for s, w in zip(letters, window_list, strict=True) for g in w.guards(terms[s])]
     channel = _channel(f, c, kernel["I"], kernel["O"] // groups, groups)
     read = x.at(*arrange(layout, {"N": n, "C": channel} | terms))
     inner = "0" if kernel["I"] == 1 else c
-    tap = {s: "0" if w.kernel == 1 else taps[s] for s, w in zip(letters, found, strict=True)}
+    tap = {s: "0" if w.kernel == 1 else taps[s] for s, w in zip(letters, window_list, strict=True)}
     body = f"{guard(read, guards, zero(x.dtype))} * {weight.at(*arrange(weight_layout, {'O': f, 'I': inner} | tap))}"
-    where = [e for s, w in zip(letters, found, strict=True) for e in w.extents(out[s], taps[s])]
+    where = [e for s, w in zip(letters, window_list, strict=True) for e in w.extents(out[s], taps[s])]
     bias = call.operand(2)
     if bias is not None:
         call.check_shape(bias, (kernel["O"],))

@@ -166,8 +166,8 @@ def _where(call: Call) -> str:
 
 def _with_numbers(call: Call, pattern: str) -> str:
     """Format a pattern of the element `x` and of the call's parameters."""
-    given = {name: repr(float(value)) for name, value in call.parameters.items() if isinstance(value, int | float)}
-    return map_elements(call, lambda values: pattern.format(x=values[0], **given))
+    numbers = {name: repr(float(value)) for name, value in call.parameters.items() if isinstance(value, int | float)}
+    return map_elements(call, lambda values: pattern.format(x=values[0], **numbers))
 
 
 def _about(name: str, pattern: str) -> str:

@@ -86,8 +86,8 @@ def _split(old: Sequence[int], new: Sequence[tuple[str, int]]) -> list[str]:
 
 
 def _broadcast_to(call: Call) -> str:
-    x, wanted = call.x, call.integers("shape")
-    shape = broadcast_shape(call, (x.shape, wanted))
+    x, requested = call.x, call.integers("shape")
+    shape = broadcast_shape(call, (x.shape, requested))
     axes = call.axes(len(shape))
     return statement(call.output, axes, "=", broadcast(x, axes, shape), where=list(zip(axes, shape, strict=True)))
 

@@ -75,9 +75,9 @@ class Call:
         """Return an optional operand."""
         return self.operands[position] if position < len(self.operands) else None
 
-    def axis(self, wanted: str) -> str:
+    def axis(self, name_hint: str) -> str:
         """Return an axis with a name like this."""
-        return self.names.unique(wanted)
+        return self.names.unique(name_hint)
 
     def axes(self, rank: int) -> tuple[str, ...]:
         """Return generic axes for a tensor."""
@@ -174,8 +174,8 @@ class Operator:
         for parameter in self.parameters:
             if parameter.name == name:
                 return parameter
-        known = [parameter.name for parameter in self.parameters]
-        hint = did_you_mean(name, known) or (f"it has {', '.join(known)}" if known else "it has none")
+        names = [parameter.name for parameter in self.parameters]
+        hint = did_you_mean(name, names) or (f"it has {', '.join(names)}" if names else "it has none")
         raise ArgumentError(f"{self.name} has no parameter `{name[:40]}`", code="unknown-parameter", hint=hint)
 
     def source(

@@ -46,12 +46,12 @@ class Parameter:
         """Return the value in the parameter's type. Raises ArgumentError if it does not fit."""
         if value is None and self.optional:
             return None
-        found = _READERS[self.kind](self, value)
-        if found is None:
+        checked = _READERS[self.kind](self, value)
+        if checked is None:
             raise ArgumentError(
                 f"{self.name} must be {self.expected}, not {short_repr(value)}", code="invalid-parameter"
             )
-        return found
+        return checked
 
     @property
     def expected(self) -> str:
@@ -101,11 +101,11 @@ def _integer(parameter: Parameter, value: object) -> int | None:
     if isinstance(value, bool):
         return None
     try:
-        found = operator.index(value)  # type: ignore[arg-type]  # not an integer is what the except is for
+        integer_value = operator.index(value)  # type: ignore[arg-type]  # not an integer is what the except is for
     except TypeError:
         return None
     low = -MAX_INTEGER if parameter.minimum is None else parameter.minimum
-    return found if low <= found <= MAX_INTEGER else None
+    return integer_value if low <= integer_value <= MAX_INTEGER else None
 
 
 def _number(_: Parameter, value: object) -> float | int | None:
@@ -114,10 +114,10 @@ def _number(_: Parameter, value: object) -> float | int | None:
     if isinstance(value, int):
         return value if abs(value) <= MAX_INTEGER else None
     try:
-        found = float(value)  # type: ignore[arg-type]  # not a number is what the except is for
+        number_value = float(value)  # type: ignore[arg-type]  # not a number is what the except is for
     except (TypeError, ValueError):
         return None
-    return found if not isinstance(value, str) and math.isfinite(found) else None
+    return number_value if not isinstance(value, str) and math.isfinite(number_value) else None
 
 
 def _flag(_: Parameter, value: object) -> bool | None:
@@ -129,8 +129,8 @@ def _choice(parameter: Parameter, value: object) -> str | None:
 
 
 def _dtype(_: Parameter, value: object) -> str | None:
-    found = dtype_named(value) if isinstance(value, str) else None
-    return None if found is None else found.value
+    dtype_found = dtype_named(value) if isinstance(value, str) else None
+    return None if dtype_found is None else dtype_found.value
 
 
 def _integers(parameter: Parameter, value: object) -> Value:
@@ -138,8 +138,8 @@ def _integers(parameter: Parameter, value: object) -> Value:
         return _choice(parameter, value)
     if not isinstance(value, Sequence):
         return _integer(parameter, value)
-    found = [_integer(parameter, item) for item in value[: MAX_INTEGERS + 1]]
-    good = tuple(item for item in found if item is not None)
+    items = [_integer(parameter, item) for item in value[: MAX_INTEGERS + 1]]
+    good = tuple(item for item in items if item is not None)
     return good if len(good) == len(value) else None
 
 

@@ -18,21 +18,21 @@ def _pool(call: Call, spatial: int, *, mean: bool) -> str:
     kernel = per_dimension(call, "kernel", spatial)
     if not call.has("stride"):
         call = Call(call.operator, call.operands, call.output, {**call.parameters, "stride": kernel}, call.names)
-    found = dict(zip(letters, windows(call, [data[s] for s in letters], kernel), strict=True))
+    windows_by_letter = dict(zip(letters, windows(call, [data[s] for s in letters], kernel), strict=True))
     out = {s: call.axis(f"{s.lower()}o") for s in letters}
     taps = {s: call.axis(f"k{s.lower()}") for s in letters}
     n, c = call.axis("n"), call.axis("c")
-    terms = {s: found[s].term(out[s], taps[s]) for s in letters}
-    guards = [g for s in letters for g in found[s].guards(terms[s])]
-    where = [e for s in letters for e in found[s].extents(out[s], taps[s])]
-    where += [(taps[s], found[s].kernel) for s in letters if found[s].kernel > 1]
+    terms = {s: windows_by_letter[s].term(out[s], taps[s]) for s in letters}
+    guards = [g for s in letters for g in windows_by_letter[s].guards(terms[s])]
+    where = [e for s in letters for e in windows_by_letter[s].extents(out[s], taps[s])]
+    where += [(taps[s], windows_by_letter[s].kernel) for s in letters if windows_by_letter[s].kernel > 1]
     index = arrange(layout, {"N": n, "C": c} | out)
     value = guard(x.at(*arrange(layout, {"N": n, "C": c} | terms)), guards, (zero if mean else lowest)(x.dtype))
     if not mean:
         return statement(call.output, index, ">=!", value, where=where)
     total = call.intermediate("sum")
     include_pad = call.flag("count_include_pad")
-    counts = [_count(found[s], out[s], include_pad=include_pad) for s in letters]
+    counts = [_count(windows_by_letter[s], out[s], include_pad=include_pad) for s in letters]
     return join_statements(
         statement(total, index, "+=!", floating(value, x.dtype), where=where),
         statement(call.output, index, "=", f"{total}[{', '.join(index)}] / {_product(counts)}"),

@@ -94,10 +94,10 @@ def _arg(call: Call, *, sign: str, role: str) -> str:
     index = _result_index(call, axes, (axis,))
     best = call.intermediate(role)
     read, j = x.at(*axes), axes[axis]
-    here = f"{read} == {best}[{', '.join(index)}]"
-    here = f"({here}) | isnan({read})" if x.dtype.is_float else here
+    is_best = f"{read} == {best}[{', '.join(index)}]"
+    is_best = f"({is_best}) | isnan({read})" if x.dtype.is_float else is_best
     last = call.flag("last")
-    place = f"{j}.when([{here}], {-1 if last else x.shape[axis]})"
+    place = f"{j}.when([{is_best}], {-1 if last else x.shape[axis]})"
     return join_statements(
         statement(best, index, sign, read),
         statement(call.output, index, ">=!" if last else "<=!", place, dtype=call.dtype()),

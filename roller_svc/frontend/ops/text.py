@@ -74,8 +74,8 @@ def _integer_literal(value: int) -> str:
     return str(value)
 
 
-def guard(value: str, conditions: Sequence[str], other: str) -> str:
-    return f"{value}.when([{', '.join(conditions)}], {other})" if conditions else value
+def guard(value: str, conditions: Sequence[str], otherwise: str) -> str:
+    return f"{value}.when([{', '.join(conditions)}], {otherwise})" if conditions else value
 
 
 def floating(value: str, dtype: DType) -> str:

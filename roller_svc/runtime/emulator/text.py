@@ -100,7 +100,7 @@ def comment_out_wrappers(text: str) -> str:
     code = _NOT_CODE.sub(_blank, text)
     lines = text.split("\n")
     visible = code
-    opaque = [("TensorMap", found.start(), found.end()) for found in _OPAQUE_MAP.finditer(code)]
+    opaque = [("TensorMap", match.start(), match.end()) for match in _OPAQUE_MAP.finditer(code)]
     for name, start, end in (*_device_functions(code), *opaque):
         definition = "" if name in HOST_INTRINSICS or name == "TensorMap" else _host_intrinsic(name)
         if definition is None:

@@ -22,10 +22,10 @@ from roller_svc.ir.kernel import CompiledKernel, KernelSource
 from roller_svc.ir.program import TensorProgram, TensorType
 from roller_svc.ir.report import Plan
 from roller_svc.ir.rprogram import RProgram, RTile
-from roller_svc.reference.compare import agrees
-from roller_svc.reference.inputs import random_inputs
-from roller_svc.reference.interpreter import Value, evaluate
-from roller_svc.reference.values import Array
+from roller_svc.semantics.compare import agrees
+from roller_svc.semantics.inputs import random_inputs
+from roller_svc.semantics.interpreter import Value, evaluate
+from roller_svc.semantics.values import Array
 from roller_svc.verify.run_and_verify import accumulation_of
 from tests.mutation.mutants.mutation import Case, Mutation
 

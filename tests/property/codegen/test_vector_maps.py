@@ -11,9 +11,9 @@ import roller_svc
 from roller_svc.frontend.lang import parse
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.program import TensorType
-from roller_svc.reference.compare import agrees
-from roller_svc.reference.inputs import random_inputs
-from roller_svc.reference.interpreter import evaluate
+from roller_svc.semantics.compare import agrees
+from roller_svc.semantics.inputs import random_inputs
+from roller_svc.semantics.interpreter import evaluate
 
 INPUTS = {"a": "float32", "b": "float16", "c": "int32", "d": "uint8", "e": "float64", "f": "bfloat16", "g": "int64"}
 PLACES = ("n", "{size} - 1 - n", "n // 2", "n // 3", "(n * 2) % {size}", "0")

@@ -31,9 +31,9 @@ from roller_svc.ir.printer import text
 from roller_svc.ir.program import TensorProgram
 from roller_svc.ir.report import Plan
 from roller_svc.ir.rprogram import RProgram
-from roller_svc.reference.compare import agrees
-from roller_svc.reference.inputs import random_inputs
-from roller_svc.reference.interpreter import evaluate
+from roller_svc.semantics.compare import agrees
+from roller_svc.semantics.inputs import random_inputs
+from roller_svc.semantics.interpreter import evaluate
 
 TYPES = {
     "nvidia-t4": [("float16", "float16"), ("float8_e4m3fn", "float16"), ("int8", "int8"), ("uint8", "int8")],

@@ -22,9 +22,9 @@ from roller_svc.ir.kernel import CompiledKernel, KernelSource, Resources
 from roller_svc.ir.program import TensorProgram, TensorType
 from roller_svc.ir.report import RuntimeChoice
 from roller_svc.ir.rprogram import RProgram, RTile
-from roller_svc.reference.compare import agrees
-from roller_svc.reference.inputs import random_inputs
-from roller_svc.reference.interpreter import evaluate
+from roller_svc.semantics.compare import agrees
+from roller_svc.semantics.inputs import random_inputs
+from roller_svc.semantics.interpreter import evaluate
 
 pytestmark = pytest.mark.emulator
 

@@ -23,7 +23,7 @@ from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.kernel import CompiledKernel, KernelSource
 from roller_svc.ir.program import TensorProgram, TensorType
 from roller_svc.ir.rprogram import RProgram, RTile
-from roller_svc.reference.inputs import random_inputs
+from roller_svc.semantics.inputs import random_inputs
 from roller_svc.verify.run_and_verify import verify_results
 
 pytestmark = pytest.mark.emulator

@@ -12,9 +12,9 @@ from roller_svc.errors import ArgumentError, BuildError
 from roller_svc.frontend.parse import parse
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.program import TensorProgram, TensorType
-from roller_svc.reference.compare import agrees
-from roller_svc.reference.inputs import random_inputs
-from roller_svc.reference.interpreter import evaluate
+from roller_svc.semantics.compare import agrees
+from roller_svc.semantics.inputs import random_inputs
+from roller_svc.semantics.interpreter import evaluate
 
 Shapes = dict[str, tuple[int, ...]]
 

@@ -21,8 +21,8 @@ from roller_svc.calibration.cpu.limits import Bandwidth, LimitProbes, Limits, St
 from roller_svc.calibration.cpu.probes import working_sets
 from roller_svc.cli import main
 from roller_svc.errors import ArgumentError, BuildError, InvariantError
-from roller_svc.reference.interpreter import evaluate
 from roller_svc.runtime.interference import runqueue_wait_s, steal_s
+from roller_svc.semantics.interpreter import evaluate
 
 LIMITS = Limits(
     100e9,
@@ -286,7 +286,7 @@ def test_only_chosen_cases_run(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert main(words) == 0
     assert "other" in capsys.readouterr().out
     assert main([*words, "--only", "er"]) == 2
-    assert "--only er: no id begins so; classes are " in capsys.readouterr().err
+    assert "--only er: expected a prefix of an id or one of the classes " in capsys.readouterr().err
 
 
 def test_what_cannot_be_measured_is_refused(tmp_path: Path) -> None:

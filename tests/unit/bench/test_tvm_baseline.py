@@ -14,8 +14,8 @@ from roller_svc.errors import ArgumentError, BuildError
 from roller_svc.frontend.parse import parse
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.program import TensorType
-from roller_svc.reference.inputs import random_inputs
-from roller_svc.reference.interpreter import evaluate
+from roller_svc.semantics.inputs import random_inputs
+from roller_svc.semantics.interpreter import evaluate
 from tests.unit.bench.test_baselines import CASES
 
 needs_tvm = pytest.mark.skipif(find_spec("tvm") is None, reason="TVM is not installed: pip install 'roller-svc[tvm]'")

@@ -22,10 +22,10 @@ from roller_svc.ir.hardware import TargetKind
 from roller_svc.ir.kernel import CompiledKernel, KernelSource, Resources
 from roller_svc.ir.program import TensorType
 from roller_svc.ir.report import BuildRequest, SelectionMode
-from roller_svc.reference.compare import agrees
-from roller_svc.reference.inputs import random_inputs
-from roller_svc.reference.interpreter import evaluate
 from roller_svc.runtime.cpu import CpuModule
+from roller_svc.semantics.compare import agrees
+from roller_svc.semantics.inputs import random_inputs
+from roller_svc.semantics.interpreter import evaluate
 from roller_svc.toolchain import compile_source
 
 MATMUL = BuildRequest(

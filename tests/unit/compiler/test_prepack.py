@@ -18,9 +18,9 @@ from roller_svc.ir.expr import Load
 from roller_svc.ir.index import num, ref
 from roller_svc.ir.program import Combine
 from roller_svc.ir.schedule import Compute, Loop, LoopKind, Node, ScheduleTree, Scope, Storage
-from roller_svc.reference.inputs import random_inputs
 from roller_svc.schedule.legality import check
 from roller_svc.schedule.prepack import prepack
+from roller_svc.semantics.inputs import random_inputs
 
 Inputs = dict[str, tuple[str, tuple[int, ...]]]
 

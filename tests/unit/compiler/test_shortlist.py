@@ -32,10 +32,10 @@ from roller_svc.ir.hardware import HardwareSpec, TargetKind, UnitKind
 from roller_svc.ir.kernel import CompiledKernel, KernelSource, Resources
 from roller_svc.ir.program import TensorProgram, TensorType
 from roller_svc.ir.report import BuildReport, BuildRequest, GroupedPlan, SelectionMode
-from roller_svc.reference.compare import agrees
-from roller_svc.reference.inputs import random_inputs
-from roller_svc.reference.interpreter import evaluate
 from roller_svc.runtime.cpu import CpuModule
+from roller_svc.semantics.compare import agrees
+from roller_svc.semantics.inputs import random_inputs
+from roller_svc.semantics.interpreter import evaluate
 from roller_svc.toolchain import Availability
 
 AMPERE = hardware.load("nvidia-a100-sxm-80gb")

@@ -9,7 +9,7 @@ from roller_svc.errors import InputError
 from roller_svc.frontend.lang import einsum, parse
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.program import StatementKind, TensorType
-from roller_svc.reference.interpreter import reference
+from roller_svc.semantics.interpreter import reference
 
 EQUATIONS = [
     ("mk,kn->mn", [(3, 4), (4, 5)]),

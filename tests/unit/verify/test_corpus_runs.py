@@ -12,8 +12,8 @@ from reference_kernels import tensor
 
 from roller_svc.ir.constraints import OpClass
 from roller_svc.ir.kernel import CompiledKernel, LaunchSpec, Role
-from roller_svc.reference.compare import Agreement
-from roller_svc.reference.inputs import random_inputs
+from roller_svc.semantics.compare import Agreement
+from roller_svc.semantics.inputs import random_inputs
 from roller_svc.verify import corpus
 from roller_svc.verify.corpus import Row, Run
 from roller_svc.verify.run_and_verify import verify_results

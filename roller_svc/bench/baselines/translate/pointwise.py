@@ -1,4 +1,4 @@
-"""Scalar expressions over loops → calls on whole arrays, one an operator."""
+"""Scalar expressions over loops → array calls, one per operator."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from roller_svc.ir.expr import (
 from roller_svc.runtime.binding import aligned_empty, numpy_dtype
 
 _LOGIC = COMPARISONS | {OpKind.LAND, OpKind.LOR, OpKind.LNOT, OpKind.ISNAN, OpKind.ISINF}
-_MAX_TEMPORARY_ELEMENTS = 1 << 28  # of a temporary: a program that needs more is not worth translating
+_MAX_TEMPORARY_ELEMENTS = 1 << 28  # of a temporary; larger programs are not translated
 
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """Where calls go, and the values of tensors so far. `trusting`: a guard that looks like padding is padding."""
+    """The trace and the tensors so far. `trusting`: treat a guard that looks like padding as padding."""
 
     library: Library
     trace: Trace
@@ -41,7 +41,7 @@ class Context:
     trusting: bool
 
     def empty(self, shape: tuple[int, ...], dtype: DType) -> Slot:
-        """Memory that is touched already."""
+        """Return memory whose pages are already faulted in."""
         if int(np.prod(shape, dtype=np.int64)) > _MAX_TEMPORARY_ELEMENTS:
             raise no_baseline(f"an intermediate array of shape {list(shape)} is too large")
         array = aligned_empty(shape, numpy_dtype(dtype))
@@ -55,7 +55,7 @@ class Context:
         return self.library.strides(value.value)
 
     def copied(self, value: Slot, shape: tuple[int, ...], dtype: DType) -> Slot:
-        """A dense copy, made at every call."""
+        """Record a dense copy, made at every run."""
         result = self.empty(shape, dtype)
         self.into("copy", self.library.convert, value, out=result)
         return result
@@ -65,17 +65,17 @@ class Context:
 
 
 class Pointwise:
-    """The body of one nest. Values have a dimension for every axis, of extent 1 where they do not vary along it."""
+    """Translates the body of one nest. Values have a dimension for each axis (extent 1 if constant along it)."""
 
     def __init__(self, context: Context, nest: Nest) -> None:
         self.context = context
         self.nest = nest
         self._counts: Counter[Expr] = Counter()
         self._shared: dict[Expr, Slot] = {}
-        self._own: dict[int, Slot] = {}  # buffers of one value, which its only reader may write, by their id
+        self._own: dict[int, Slot] = {}  # buffers that their only reader may overwrite, by id
 
     def store(self, expr: Expr, out: Slot) -> None:
-        """The expression's value into `out`, which has all dimensions or broadcasts to them."""
+        """Compute an expression into `out`, which has all dimensions or broadcasts to them."""
         expr = simplified(expr)
         self._counts.update(node for node in iter_subexpressions(expr) if isinstance(node, Op | Select | Cast))
         value = self.value(expr, out)
@@ -83,7 +83,7 @@ class Pointwise:
             self.context.into("copy", self.context.library.convert, value, out=out)
 
     def value(self, expr: Expr, into: Slot | None = None) -> Slot:
-        """Its value; in `into` where that fits and nothing else is asked for."""
+        """Compute an expression, into `into` if that fits."""
         expr = bare(expr) if isinstance(expr, Cast) and expr.implicit and expr.arg.dtype is expr.dtype else expr
         match expr:
             case Const(value=number, dtype=dtype):
@@ -106,11 +106,11 @@ class Pointwise:
         return result
 
     def whole(self, expr: Expr) -> Slot:
-        """Its value as an index that is known to lie inside."""
+        """Compute an index that is known to be in bounds."""
         return self._whole(expr, 0, clamped=False)
 
     def load(self, load: Load, fill: float | None = None) -> Slot:
-        """The tensor walked as the index says: a view where the index is affine. `fill`: what lies outside."""
+        """Load a tensor: a view if the index is affine. `fill` is the value out of bounds."""
         index = affine_index(load)
         value = self.context.tensors[load.tensor]
         if index is None or any(c < 0 for one in index for _, c in one.coeffs):
@@ -136,7 +136,7 @@ class Pointwise:
     def _padded(
         self, load: Load, value: Slot, index: tuple[Affine, ...], fill: float
     ) -> tuple[Slot, tuple[Affine, ...]]:
-        """The tensor with a border wide enough for the index, and the index into that."""
+        """Return the tensor padded for the index, and the index into it."""
         shape = tuple(value.value.shape)
         reaches = [index_range(one, self.nest.extents) for one in index]
         lows = [min(0, low) for low, _ in reaches]
@@ -168,7 +168,7 @@ class Pointwise:
         raise no_baseline(f"no call for {type(expr).__name__}")
 
     def _arguments(self, args: tuple[Expr, ...], into: Slot | None) -> list[Slot]:
-        """The first that is computed may use `into`, as its reader writes there anyway."""
+        """Compute the arguments; the first may use `into`, which its reader overwrites anyway."""
         values: list[Slot] = []
         for arg in args:
             values.append(self.value(arg, into))
@@ -202,7 +202,7 @@ class Pointwise:
         return any(low < 0 or high >= size for (low, high), size in zip(reaches, shape, strict=True))
 
     def _gathered(self, load: Load, value: Slot, *, clamped: bool) -> Slot:
-        """By integer indices: along one dimension where only one is not an axis, else index by index."""
+        """Gather by integer indices, along one dimension if only one index is not an axis."""
         context, nest = self.context, self.nest
         indices = [self._whole(part, size, clamped=clamped) for part, size in
                    zip(load.index, value.value.shape, strict=True)]  # fmt: skip
@@ -225,7 +225,7 @@ class Pointwise:
         index = self.value(expr)
         shape = tuple(index.value.shape) or (1,) * len(self.nest.axes)
         out = self.context.empty(shape, DType.INT64)
-        if not loads_of(expr):  # known now
+        if not loads_of(expr):  # a constant
             self.context.library.convert(index.value, out.value)
             if clamped:
                 out.value[...] = out.value.clip(0, size - 1)
@@ -234,19 +234,19 @@ class Pointwise:
         return out
 
     def _axis(self, name: str) -> Slot:
-        """An axis's values, along its dimension."""
+        """Return the values of an axis along its dimension."""
         shape = tuple(a.extent if a.name == name else 1 for a in self.nest.axes)
         array = np.arange(self.nest.extents[name], dtype=np.int32).reshape(shape)
         return Slot(self.context.library.place(array), fixed=True)
 
     def _static(self, expr: Expr) -> Slot:
-        """What no tensor decides is computed once."""
+        """Record a call; compute it once if it depends on no tensor."""
         alone = Context(self.context.library, Trace(), self.context.tensors, self.context.trusting)
         result = Pointwise(alone, self.nest)._computed(expr, None)
         return Slot(result.value, fixed=True)
 
     def _buffer(self, values: list[Slot], dtype: DType, into: Slot | None) -> Slot:
-        """Where an operator's result goes: `into`, an argument that nobody else reads, or new memory."""
+        """Choose the output of an operator: `into`, an argument with no other reader, or new memory."""
         shape = tuple(np.broadcast_shapes(*(tuple(v.value.shape) for v in values)))
         wanted = self.context.library.place(np.empty(0, numpy_dtype(dtype))).dtype
         for slot in (into, *(v for v in values if id(v) in self._own)):
@@ -258,7 +258,7 @@ class Pointwise:
 
 
 def simplified(expr: Expr) -> Expr:
-    """Activations that the libraries have as one call, in place of their formulas."""
+    """Match activations that the libraries have as one call."""
     match expr:
         case Select(cond=Op(kind=OpKind.GT | OpKind.GE, args=(x, zero)), then=then, otherwise=otherwise) if _number(
             zero
@@ -280,7 +280,7 @@ def simplified(expr: Expr) -> Expr:
 
 
 def _gelu(expr: Expr) -> Expr | None:
-    """x of 0.5 x (1 + erf(x / sqrt 2)), in any order of its factors."""
+    """Return x of 0.5 x (1 + erf(x / sqrt 2)), with factors in any order."""
     factors = _factors(expr)
     halves = [f for f in factors if _number(f) == 0.5]
     tails = [f for f in factors if isinstance(f, Op) and f.kind is OpKind.ADD]
@@ -310,7 +310,7 @@ def _number(expr: Expr) -> float | None:
 
 
 def _one_axis(load: Load, dim: int, index: Slot, nest: Nest) -> tuple[str, ...] | None:
-    """The axes of the gathered dimensions, where the opaque index varies along one axis only."""
+    """Return the axes of the gathered dimensions if the computed index varies along one axis only."""
     varying = [a.name for a, size in zip(nest.axes, index.value.shape, strict=True) if size > 1]
     others = bare_axes(Load(load.tensor, load.index[:dim] + load.index[dim + 1 :], load.dtype))
     if len(varying) != 1 or others is None or varying[0] in others:

@@ -1,4 +1,4 @@
-"""Sums of products → matrix products, in stacks where axes are common."""
+"""Sums of products → matrix products, batched over common axes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from roller_svc.ir.program import AxisKind, Combine
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """A sum of products of two loads; `scale` and `divisors` do not vary along the summed axes."""
+    """A sum of products of two loads; `scale` and `divisors` are constant along the summed axes."""
 
     factors: tuple[Load, Load]
     scales: tuple[Expr, ...]
@@ -25,7 +25,7 @@ class Product:
 
 
 def product_of(nest: Nest) -> Product | None:
-    """The nest as a product of two matrices; None where it is something else."""
+    """Return a nest as a product of two matrices, or None."""
     if nest.combine is not Combine.SUM or nest.dtype.compute is not nest.dtype:
         return None
     over, under = parts(nest.body)
@@ -40,7 +40,7 @@ def product_of(nest: Nest) -> Product | None:
 
 
 def parts(expr: Expr) -> tuple[list[Expr], list[Expr]]:
-    """Factors and divisors of a product of quotients."""
+    """Return the factors and the divisors of a product."""
     expr = bare(expr)
     match expr:
         case Op(kind=OpKind.MUL, args=(x, y)):
@@ -54,7 +54,7 @@ def parts(expr: Expr) -> tuple[list[Expr], list[Expr]]:
 
 
 def several_of(nest: Nest) -> tuple[Load, ...] | None:
-    """The factors of a sum of products of three or more loads, where that is all there is; else None."""
+    """Return the factors of a sum of products of three or more loads, or None for another body."""
     if nest.combine is not Combine.SUM or nest.dtype.compute is not nest.dtype:
         return None
     over, under = parts(nest.body)
@@ -63,7 +63,7 @@ def several_of(nest: Nest) -> tuple[Load, ...] | None:
 
 
 def contract(context: Context, nest: Nest, factors: tuple[Load, ...]) -> Slot:
-    """The sum as an einsum, which multiplies two factors at a time; an array of its own at every call."""
+    """Compute a sum as an einsum of pairwise products; a new array at every run."""
     loops = Pointwise(context, nest)
     letters = dict(zip((a.name for a in nest.axes), string.ascii_letters, strict=False))
     walked: list[Slot] = []
@@ -79,7 +79,7 @@ def contract(context: Context, nest: Nest, factors: tuple[Load, ...]) -> Slot:
 
 @dataclass(frozen=True, slots=True)
 class _Groups:
-    """Axes by where they occur: in both factors and the result, in one factor and the result, summed."""
+    """Classify axes: batch (both factors and result), one factor and result, summed."""
 
     batch: tuple[str, ...]
     rows: tuple[str, ...]
@@ -88,7 +88,7 @@ class _Groups:
 
 
 def multiply(context: Context, nest: Nest, product: Product, out: Slot, *, vectors: bool) -> None:
-    """The product into `out`, of the nest's spatial shape. `vectors`: matrix times vector where one side is one."""
+    """Compute the product into `out`. `vectors`: use matrix-vector products if an extent is 1."""
     loops = Pointwise(context, nest)
     a, b = (loops.load(f) for f in product.factors)
     left, right = (_axes(f) for f in product.factors)
@@ -109,7 +109,7 @@ def multiply(context: Context, nest: Nest, product: Product, out: Slot, *, vecto
 
 
 def scaled(context: Context, nest: Nest, product: Product, out: Slot) -> None:
-    """What does not vary along the summed axes, applied to the sums."""
+    """Apply scale and divisors to the sums."""
     if not product.scales and not product.divisors:
         return
     flat = Nest(nest.output, nest.dtype, nest.spatial, nest.body, None)
@@ -138,7 +138,7 @@ def _call(context: Context, x: Slot, y: Slot, z: Slot, *, vectors: bool) -> None
 
 
 def _line(context: Context, value: Slot) -> Slot:
-    """A matrix of one row or one column as a vector."""
+    """Return a matrix with one row or column as a vector."""
     shape, strides = tuple(value.value.shape), context.strides(value)
     long = 0 if shape[1] == 1 else 1
     return context.trace.view(lambda v: context.library.strided(v, (shape[long],), (strides[long],), 0), value)
@@ -159,7 +159,7 @@ def _full_strides(context: Context, nest: Nest, out: Slot) -> tuple[int, ...]:
 
 
 def _groups(nest: Nest, left: set[str], right: set[str], target: Slot, context: Context) -> _Groups:
-    """Outer axes of the result become a batch until the rest are the rows and columns of one matrix."""
+    """Move outer result axes to the batch until the rest are rows and columns of one matrix."""
     spatial = [a.name for a in nest.spatial if a.extent > 1]
     batch = [s for s in spatial if s in left & right]
     while True:
@@ -179,7 +179,7 @@ def _order(nest: Nest, target: Slot, context: Context, groups: _Groups) -> str:
 
 
 def _merged(context: Context, nest: Nest, value: Slot, names: tuple[str, ...]) -> tuple[int, int] | None:
-    """Extent and stride of several axes as one; None where they do not follow each other in memory."""
+    """Return extent and stride of several axes as one, or None if they are not contiguous."""
     strides = dict(zip((a.name for a in nest.axes), context.strides(value), strict=True))
     walked = [(nest.extents[n], strides[n]) for n in names if nest.extents[n] > 1]
     if not walked:
@@ -196,7 +196,7 @@ def _merged(context: Context, nest: Nest, value: Slot, names: tuple[str, ...]) -
 def _matrix(
     context: Context, nest: Nest, value: Slot, groups: tuple[tuple[str, ...], ...], *, result: bool = False
 ) -> Slot:
-    """The value as a stack of matrices: a view where its axes allow one, else a copy made at every call."""
+    """Return a value as a stack of matrices: a view if possible, else a copy at every run."""
     present = {a.name for a, size in zip(nest.axes, value.value.shape, strict=True) if size > 1 or a.extent == 1}
     kept = tuple(tuple(n for n in g if n in present) for g in groups)
     merged = [_merged(context, nest, value, g) for g in kept]

@@ -1,4 +1,4 @@
-"""A checked program → the calls that compute it with a library, statement by statement or several at once."""
+"""Translate a program to library calls, for single statements or patterns of several."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from roller_svc.ir.expr import Expr, Load, Op, OpKind, rewrite
 from roller_svc.ir.program import StatementKind, TensorExpr, TensorProgram
 
 _MAX_PATTERN_STATEMENTS = 7  # statements: attention with its scores scaled
-_MAX_UNROLLED_POINTS = 1 << 26  # of a reduction that is written out point by point
-_SMALL = 4  # times the largest tensor of the statement: what a temporary array may take at first
+_MAX_UNROLLED_POINTS = 1 << 26  # of a reduction that is evaluated point by point
+_SMALL = 4  # limit of a temporary array, times the largest tensor of the statement
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Style:
 
 @dataclass(frozen=True, slots=True)
 class Translation:
-    """The calls, made once already; `run` makes them again."""
+    """The recorded calls, which ran once; `run` repeats them."""
 
     trace: Trace
     outputs: tuple[tuple[str, Slot], ...]
@@ -52,7 +52,7 @@ class Translation:
 
 
 def translate(program: TensorProgram, arrays: Mapping[str, NDArray[Any]], calls: Calls, style: Style) -> Translation:
-    """The program on these arrays; raises BuildError no-peer for what the library has no sensible call for."""
+    """Translate a program on these arrays. Raises BuildError (no-peer) without an efficient call."""
     tensors = {name: Slot(calls.library.place(array), fixed=True) for name, array in arrays.items()}
     context = Context(calls.library, Trace(), tensors, style.trusting)
     _Translator(program, calls, context, style).run()
@@ -74,7 +74,7 @@ class _Translator:
             at += self._several(at) or self._one(at)
 
     def _several(self, at: int) -> int:
-        """How many statements from `at` became one call."""
+        """Translate a pattern at `at`; return its number of statements."""
         if not self.style.patterns:
             return 0
         for count in range(min(_MAX_PATTERN_STATEMENTS, len(self.statements) - at), 0, -1):
@@ -114,7 +114,7 @@ class _Translator:
         Pointwise(self.context, nest).store(nest.body, shaped)
 
     def _shaped(self, value: Slot, shape: tuple[int, ...]) -> Slot:
-        """The value over split axes."""
+        """Return a value with split axes."""
         if tuple(value.value.shape) == shape:
             return value
         return self.context.trace.view(lambda v: v.reshape(shape), value)
@@ -149,7 +149,7 @@ class _Translator:
                 self.context.into(kind.name.lower(), call, out, loops.value(expr), out=out)
 
     def _written_out(self, statement: TensorExpr, nest: Nest, out: Slot) -> None:
-        """The body at every point, then its reduction."""
+        """Compute the body at every point, then reduce it."""
         points = math.prod(a.extent for a in nest.axes)
         tensors = self.context.tensors
         known = [statement.type.elements, *(math.prod(tensors[n].value.shape) for n in statement.reads_tensors)]
@@ -175,7 +175,7 @@ class _Translator:
             self.context.into("cast", self.calls.library.convert, target, out=out)
 
     def _scatter(self, statement: TensorExpr) -> None:
-        """A copy of the target, written by indices."""
+        """Copy the target and scatter into it."""
         if statement.target is None or statement.combine is not None or statement.predicate is not None:
             raise no_baseline("only plain scatters are translated")
         context, library = self.context, self.calls.library
@@ -188,14 +188,14 @@ class _Translator:
         context.tensors[statement.output] = out
 
     def _is_private(self, tensor: str, start: int, stop: int) -> bool:
-        """Whether only statements from `start` to `stop` read a tensor that is no output."""
+        """Return whether only statements from `start` to `stop` read a tensor that is not an output."""
         outside = [*self.statements[:start], *self.statements[stop:]]
         return all(tensor not in s.reads_tensors for s in outside) and all(
             o.tensor != tensor for o in self.program.outputs
         )
 
     def _dying(self, at: int) -> Slot | None:
-        """The memory of an intermediate that only this statement reads, element by element: it may write there."""
+        """Return the memory of an intermediate that only this statement reads elementwise, for reuse."""
         statement = self.statements[at]
         for load in statement.reads:
             same_type = load.dtype is statement.type.dtype and load.tensor not in dict(self.program.inputs)
@@ -209,7 +209,7 @@ class _Translator:
         return None
 
     def _bias(self, at: int, nest: Nest, filters: tuple[str, ...]) -> Slot | None:
-        """A vector that the next statement adds to every filter's plane; that statement then finds it added."""
+        """Return the bias that the next statement adds, to fuse it into the convolution."""
         statement = self.statements[at]
         if not self.style.patterns or at + 1 == len(self.statements) or len(filters) != 1:
             return None
@@ -236,7 +236,7 @@ class _Translator:
 
 
 def _added(whole: Expr, vector: Expr, tensor: str, statement: TensorExpr, dim: int) -> Load | None:
-    """The second operand, where the first is a tensor walked whole and this a vector along one of its dimensions."""
+    """Return the second operand if it is a vector along one dimension of the first, a full tensor."""
     if not isinstance(whole, Load) or not isinstance(vector, Load) or whole.tensor != tensor:
         return None
     along = is_whole(whole, statement) and vector.index == (statement.index[dim],)

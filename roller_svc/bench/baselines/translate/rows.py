@@ -1,4 +1,4 @@
-"""Several statements that a library has one call for: softmax, norms, attention, the place of a greatest element."""
+"""Match patterns of several statements that are one library call: softmax, norms, attention, argmax."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class ArgMost:
 
 @dataclass(frozen=True, slots=True)
 class Norm:
-    """A normalisation over `dims` of the data; `vectors` are its other operands."""
+    """A normalisation over `dims` of the data; `vectors` are scale and shift."""
 
     data: str
     dims: tuple[int, ...]
@@ -35,7 +35,7 @@ class Norm:
 
 @dataclass(frozen=True, slots=True)
 class FixedNorm:
-    """A normalisation of channels by means and variances that are given."""
+    """A normalisation of channels by input means and variances (batch norm)."""
 
     data: str
     mean: str
@@ -46,7 +46,7 @@ class FixedNorm:
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """softmax(scale q k) v; indices of k and v are transposed where they are not [.., position, feature]."""
+    """softmax(scale q k) v; k and v are transposed if they are not [.., position, feature]."""
 
     query: str
     key: str
@@ -58,11 +58,11 @@ class Attention:
 
 Pattern = Softmax | ArgMost | Norm | FixedNorm | Attention
 
-# Patterns are guesses by what a segment contains: whoever uses one compares its result with the reference.
+# Patterns are heuristic matches: the caller compares results with the reference.
 
 
 def patterns_of(segment: Sequence[TensorExpr], types: dict[str, TensorType]) -> list[Pattern]:
-    """What the statements, of which only the last is used by others, may be together."""
+    """Yield the patterns that the statements may be; only the last one is used elsewhere."""
     made = {s.output for s in segment}
     outside = list(dict.fromkeys(n for s in segment for n in s.reads_tensors if n not in made))
     if any(s.kind is StatementKind.SCATTER for s in segment):
@@ -91,7 +91,7 @@ def _functions(segment: Sequence[TensorExpr]) -> set[OpKind]:
 
 
 def _reduced_dims(segment: Sequence[TensorExpr], data: str) -> tuple[int, ...]:
-    """Dimensions of the data that every reduction sums; () where they differ or none is one."""
+    """Return the dimensions that all reductions sum; () if they differ or there are none."""
     found: set[tuple[int, ...]] = set()
     for statement in segment:
         if statement.kind is StatementKind.REDUCE:
@@ -104,7 +104,7 @@ def _reduced_dims(segment: Sequence[TensorExpr], data: str) -> tuple[int, ...]:
 
 
 def _eps(segment: Sequence[TensorExpr]) -> float:
-    """The constant added under a root; 0 where there is none."""
+    """Return the epsilon under the square root, or 0."""
     for statement in segment:
         for node in iter_subexpressions(statement.body):
             if isinstance(node, Op) and node.kind in (OpKind.SQRT, OpKind.RSQRT):
@@ -160,7 +160,7 @@ def _attentions(segment: Sequence[TensorExpr], outside: list[str], types: dict[s
 
 
 def _scale(segment: Sequence[TensorExpr]) -> float:
-    """The factor of the scores: a constant that multiplies or divides."""
+    """Return the constant scale of the scores."""
     for statement in segment:
         for node in iter_subexpressions(statement.body):
             if isinstance(node, Op) and node.kind in (OpKind.MUL, OpKind.DIV):
@@ -205,5 +205,5 @@ def _fixed_norms(statement: TensorExpr, types: dict[str, TensorType]) -> list[Pa
 
 
 def is_whole(load: Load, statement: TensorExpr) -> bool:
-    """Whether a load walks its tensor exactly as the statement walks its result."""
+    """Return whether a load has the same index as the output of the statement."""
     return bare_axes(load) == tuple(a.name for a in statement.spatial)

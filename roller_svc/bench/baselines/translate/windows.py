@@ -1,4 +1,4 @@
-"""Convolutions and pooling among nests: what slides over what, in torch's terms."""
+"""Match convolutions and pooling, with torch's parameters."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from roller_svc.ir.program import Combine
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """One dimension that a kernel slides along: index = stride * out + dilation * tap - pad."""
+    """One sliding-window dimension: index = stride * out + dilation * tap - pad."""
 
     out: str
     tap: str | None
@@ -26,12 +26,12 @@ class Window:
 
     @property
     def missing(self) -> int:
-        """Elements read beyond the end."""
+        """Return the number of elements read beyond the end."""
         return self.stride * (self.outs - 1) + self.dilation * (self.taps - 1) - self.pad - self.size + 1
 
     @property
     def is_symmetric(self) -> bool:
-        """Whether the same border at both ends gives exactly these outputs."""
+        """Return whether symmetric padding gives exactly these outputs."""
         span = self.size + 2 * self.pad - self.dilation * (self.taps - 1) - 1
         return self.pad >= 0 and span >= 0 and span // self.stride + 1 == self.outs
 
@@ -55,7 +55,7 @@ class Convolution:
 
 @dataclass(frozen=True, slots=True)
 class Pooling:
-    """A sum or a greatest value over windows of the last dimensions."""
+    """Sum or max pooling over the last dimensions."""
 
     data: Load
     combine: Combine
@@ -64,7 +64,7 @@ class Pooling:
 
 
 def convolution_of(nest: Nest, shapes: dict[str, tuple[int, ...]]) -> Convolution | None:
-    """The nest as a convolution; None where it is none."""
+    """Return a nest as a convolution, or None."""
     if nest.combine is not Combine.SUM:
         return None
     over, under = parts(nest.body)
@@ -82,7 +82,7 @@ def convolution_of(nest: Nest, shapes: dict[str, tuple[int, ...]]) -> Convolutio
 
 
 def pooling_of(nest: Nest, shapes: dict[str, tuple[int, ...]]) -> Pooling | None:
-    """The nest as pooling over its last dimensions; None where it is something else."""
+    """Return a nest as pooling over its last dimensions, or None."""
     if nest.combine not in (Combine.SUM, Combine.MAX) or not nest.reduced or not nest.dtype.is_float:
         return None
     over, under = parts(nest.body)
@@ -112,7 +112,7 @@ def pooling_of(nest: Nest, shapes: dict[str, tuple[int, ...]]) -> Pooling | None
 
 
 def _guarded(expr: Expr) -> Load | None:
-    """The load behind a guard of constants; a load itself."""
+    """Return the load of a guarded or plain load expression."""
     expr = bare(expr)
     if isinstance(expr, Select) and isinstance(bare(expr.otherwise), Const):
         expr = bare(expr.then)
@@ -123,7 +123,7 @@ Kinds = tuple[tuple[int, ...], tuple[str, ...], str | None, str | None, tuple[st
 
 
 def _kinds(nest: Nest, data: Load, weight: Load, shapes: dict[str, tuple[int, ...]]) -> Kinds | None:
-    """What each dimension of the data is, and with it of the weight; None where one is nothing of a convolution."""
+    """Classify the dimensions of data and weight, or return None if one does not fit a convolution."""
     index, taps = affine_index(data), affine_index(weight)
     if index is None or taps is None or any(c < 0 for one in (*index, *taps) for _, c in one.coeffs):
         return None
@@ -157,7 +157,7 @@ def _kinds(nest: Nest, data: Load, weight: Load, shapes: dict[str, tuple[int, ..
 
 
 def _bare_axis(nest: Nest, one: Affine, size: int) -> str | None:
-    """The axis that walks a whole dimension."""
+    """Return the axis that covers a whole dimension."""
     if len(one.coeffs) == 1 and one.coeffs[0][1] == 1 and not one.offset and nest.extents[one.coeffs[0][0]] == size:
         return one.coeffs[0][0]
     return None

@@ -21,7 +21,7 @@ from roller_svc import hardware
 from roller_svc.errors import BuildServiceError, KernelTimeoutError
 from roller_svc.frontend.lang.input_types import tensor_types
 from roller_svc.frontend.parse import parse
-from roller_svc.reference.inputs import draw_patterns, random_inputs
+from roller_svc.semantics.inputs import draw_patterns, random_inputs
 
 
 @pytest.fixture

@@ -31,9 +31,9 @@ from roller_svc.ir.program import TensorProgram, TensorType
 from roller_svc.ir.report import Plan
 from roller_svc.ir.rprogram import RProgram, RTile
 from roller_svc.ir.schedule import Storage, Transpose, iter_nodes
+from roller_svc.runtime.cpu import CpuModule
 from roller_svc.semantics.compare import agrees
 from roller_svc.semantics.interpreter import evaluate
-from roller_svc.runtime.cpu import CpuModule
 from roller_svc.toolchain import compile_source
 
 FLAGS = frozenset({"avx", "avx2", "fma", "f16c", "bmi1", "bmi2", "avx512f", "avx512bw", "avx512cd", "avx512dq",

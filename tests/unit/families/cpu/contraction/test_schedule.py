@@ -47,10 +47,10 @@ from roller_svc.ir.schedule import (
     iter_nodes,
 )
 from roller_svc.ir.schedule_text import render
+from roller_svc.runtime.cpu import CpuModule
 from roller_svc.semantics.compare import agrees
 from roller_svc.semantics.inputs import random_inputs
 from roller_svc.semantics.interpreter import evaluate
-from roller_svc.runtime.cpu import CpuModule
 from roller_svc.toolchain import compile_source
 
 AVX512 = hardware.load("cpu-x86-avx512")

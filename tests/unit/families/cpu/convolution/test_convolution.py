@@ -15,10 +15,10 @@ from roller_svc.frontend.parse import parse
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.program import TensorType
 from roller_svc.ir.report import Plan
+from roller_svc.runtime.cpu import CpuModule
 from roller_svc.semantics.compare import agrees
 from roller_svc.semantics.inputs import random_inputs
 from roller_svc.semantics.interpreter import evaluate
-from roller_svc.runtime.cpu import CpuModule
 from roller_svc.toolchain import compile_source
 
 F32 = DType.FLOAT32

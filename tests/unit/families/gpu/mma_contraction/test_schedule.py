@@ -48,10 +48,10 @@ from roller_svc.ir.schedule import (
     Storage,
     iter_nodes,
 )
+from roller_svc.schedule.legality import check
 from roller_svc.semantics.compare import agrees
 from roller_svc.semantics.inputs import random_inputs
 from roller_svc.semantics.interpreter import evaluate
-from roller_svc.schedule.legality import check
 
 Nodes = tuple[Node, ...]
 

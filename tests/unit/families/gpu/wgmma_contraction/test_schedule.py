@@ -62,10 +62,10 @@ from roller_svc.ir.schedule_hopper import (
     WgmmaWaitGroup,
 )
 from roller_svc.ir.schedule_text import render
+from roller_svc.schedule.legality import check
 from roller_svc.semantics.compare import agrees
 from roller_svc.semantics.inputs import random_inputs
 from roller_svc.semantics.interpreter import evaluate
-from roller_svc.schedule.legality import check
 from roller_svc.toolchain import compile_source
 from roller_svc.toolchain.binaries.sass import sass_functions
 from roller_svc.toolchain.nvrtc import ptxas_warnings
@@ -133,12 +133,14 @@ KINDS: dict[str, tuple[str, str, dict[str, str], tuple[int, int, int], tuple[int
         (64, 96, 64), (64, 96), {"stages": 2}),
     "a bias of rows": (
         "wgmma_bf16", f"{NT}; Y[m, n] = sigmoid(C[m, n] + v[m])",
-        {"A": "bfloat16 88 64", "B": "bfloat16 72 64", "v": "bfloat16 88"}, (64, 48, 64), (64, 48), {"persistent_blocks": 3}),
+        {"A": "bfloat16 88 64", "B": "bfloat16 72 64", "v": "bfloat16 88"}, (64, 48, 64), (64, 48),
+        {"persistent_blocks": 3}),
     "two fragments": (
         "wgmma_f16", NN, {"A": "float16 260 80", "B": "float16 80 64"}, (256, 32, 32), (128, 32), {"stages": 3}),
     "streamed, a window with padded steps": (
         "wgmma_f16", "Y[b, y, x, f] +=! X[b, y + r, x + s, c] * W[f, r, s, c] where r in 3, s in 3, y in 8, x in 8",
-        {"X": "float16 2 10 10 24", "W": "float16 32 3 3 24"}, (64, 32, 16), (64, 32), {"stages": 3, "stream_k_blocks": 3}),
+        {"X": "float16 2 10 10 24", "W": "float16 32 3 3 24"}, (64, 32, 16), (64, 32),
+        {"stages": 3, "stream_k_blocks": 3}),
     "a window": (
         "wgmma_f16", "Y[b, y, x, f] +=! X[b, y + r, x + s, c] * W[r, s, c, f] where r in 3, s in 3, y in 10, x in 12",
         {"X": "float16 2 12 14 32", "W": "float16 3 3 32 48"}, (64, 48, 32), (64, 48), {"stages": 3}),

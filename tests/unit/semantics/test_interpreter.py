@@ -12,9 +12,9 @@ from roller_svc.errors import ArgumentError, IndexRangeError
 from roller_svc.frontend.lang import parse
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.program import TensorProgram, TensorType
-from roller_svc.reference import interpreter
-from roller_svc.reference.interpreter import evaluate, evaluate_sample, reference
-from roller_svc.reference.values import storage_dtype
+from roller_svc.semantics import interpreter
+from roller_svc.semantics.interpreter import evaluate, evaluate_sample, reference
+from roller_svc.semantics.values import storage_dtype
 
 BY_STORAGE = {storage_dtype(d): d for d in DType}
 

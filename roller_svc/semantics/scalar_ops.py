@@ -14,7 +14,7 @@ import numpy as np
 from roller_svc.errors import InvariantError
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import COMPARISONS, OpKind
-from roller_svc.reference.values import Array, truncate, wrap
+from roller_svc.semantics.values import Array, truncate, wrap
 
 _Function = Callable[..., Any]
 

@@ -18,8 +18,8 @@ import numpy as np
 
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import COMPARISONS, OpKind
-from roller_svc.reference.scalar_ops import apply
-from roller_svc.reference.values import Array, convert, max_finite, min_normal, min_subnormal, round_to, unit_roundoff
+from roller_svc.semantics.scalar_ops import apply
+from roller_svc.semantics.values import Array, convert, max_finite, min_normal, min_subnormal, round_to, unit_roundoff
 
 Error = Array | None
 
@@ -148,8 +148,8 @@ def _product_error(a: Array, error_a: Array, b: Array, error_b: Array) -> Array:
 def _remainder_error(values: tuple[Array, ...], e: list[Array]) -> Array:
     x, y = np.abs(values[0]), np.abs(values[1])
     drift = e[0] + e[1] * (x / y + 1.0)
-    rest = np.fmod(2.0 * x, y)  # also 0 half way, where the IEEE remainder jumps
-    near = (drift > 0) & ((rest <= 2.0 * drift) | (y - rest <= 2.0 * drift))
+    remainder = np.fmod(2.0 * x, y)  # also 0 half way, where the IEEE remainder jumps
+    near = (drift > 0) & ((remainder <= 2.0 * drift) | (y - remainder <= 2.0 * drift))
     return np.where(near, y, drift)
 
 

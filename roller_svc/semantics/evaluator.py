@@ -11,9 +11,9 @@ from roller_svc.errors import IndexRangeError
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Load, Op, OpKind, Select, children, loads_of
 from roller_svc.ir.program import Combine, TensorType
-from roller_svc.reference import rounding
-from roller_svc.reference.scalar_ops import apply
-from roller_svc.reference.values import Array, convert, round_to, wide_dtype
+from roller_svc.semantics import rounding
+from roller_svc.semantics.scalar_ops import apply
+from roller_svc.semantics.values import Array, convert, round_to, wide_dtype
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,10 +20,10 @@ from roller_svc.ir.accumulation import AccumulatorPrecision
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Cast, Expr, Op, OpKind, Select
 from roller_svc.ir.program import Combine, StatementKind, TensorExpr, TensorProgram
-from roller_svc.reference import rounding
-from roller_svc.reference.accumulate import Accumulator
-from roller_svc.reference.evaluator import Evaluator, Tensors, Term, accumulation_dtype, as_dtype
-from roller_svc.reference.values import (
+from roller_svc.semantics import rounding
+from roller_svc.semantics.accumulate import Accumulator
+from roller_svc.semantics.evaluator import Evaluator, Tensors, Term, accumulation_dtype, as_dtype
+from roller_svc.semantics.values import (
     Array,
     min_normal,
     narrow,

@@ -10,9 +10,9 @@ from roller_svc.errors import InvariantError
 from roller_svc.ir.accumulation import AccumulatorPrecision
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.program import Combine
-from roller_svc.reference import rounding
-from roller_svc.reference.evaluator import Term
-from roller_svc.reference.values import Array, max_finite, min_normal, unit_roundoff, wide_dtype, wrap
+from roller_svc.semantics import rounding
+from roller_svc.semantics.evaluator import Term
+from roller_svc.semantics.values import Array, max_finite, min_normal, unit_roundoff, wide_dtype, wrap
 
 _DEVIATIONS = 8.0
 

@@ -10,9 +10,9 @@ import pytest
 from roller_svc.frontend.lang import parse
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.program import TensorProgram, TensorType
-from roller_svc.reference.compare import agrees
-from roller_svc.reference.inputs import random_inputs
-from roller_svc.reference.interpreter import evaluate, evaluate_sample, reference
+from roller_svc.semantics.compare import agrees
+from roller_svc.semantics.inputs import random_inputs
+from roller_svc.semantics.interpreter import evaluate, evaluate_sample, reference
 
 
 def types(**shapes: tuple[DType, tuple[int, ...]]) -> dict[str, TensorType]:
