@@ -1,9 +1,4 @@
-"""Convolutions and pooling as torch's calls.
-
-torch as a peer.
-
-Softmax, norms, attention and places of greatest elements as torch's calls.
-"""
+"""torch as a baseline library: elementwise calls, matrix products, convolutions, pooling, norms and attention."""
 
 from __future__ import annotations
 

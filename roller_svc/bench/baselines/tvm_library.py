@@ -1,11 +1,4 @@
-"""An expression → TVM's, with what the language says where TVM says something else.
-
-A program → a function of TVM's tensor expressions, statement by statement.
-
-A TVM function → schedules of it, without tuning.
-
-TVM as a peer: the program compiled for this CPU, with the schedules there are without tuning.
-"""
+"""TVM as a baseline: programs as tensor expressions, compiled for this CPU with schedules that need no tuning."""
 
 from __future__ import annotations
 
@@ -260,12 +253,11 @@ def host_target(threads: int) -> Any:
 
 
 def schedules(function: Any, target: Any) -> tuple[Callable[[], Schedule], ...]:
-    """Makers of the schedules without tuning; each raises no_peer where it does not apply.
+    """Return functions that make the schedules; each raises no_baseline if it does not apply.
 
-    The loops as stated, which LLVM alone improves: all that TVM's own pipeline for CPUs does. DLight's rule for rows
-    on CPUs. And what DLight's fallback does for a GPU's threads, done for vectors and cores. DLight's other rule for
-    CPUs, for matrix times vector, is left out: it unrolls so far that LLVM takes a minute and more, for a slower
-    kernel (3072 x 1024 on Skylake-SP: 95 s, 5.6 ms beside 2.9).
+    The schedules are the plain loops (TVM's own pipeline for CPUs), DLight's CPU rule for rows, and DLight's GPU
+    fallback adapted to vectors and cores. DLight's CPU rule for matrix-vector products is left out: it unrolls so far
+    that LLVM takes over a minute and the kernel is slower.
     """
     return (
         lambda: Schedule("as stated", function),

@@ -195,8 +195,8 @@ def _text(document: Json) -> str:
     parts = [f"{document['machine']['cpu']}, {document['machine']['arch']}, {document['machine']['date']}"]
     for threads, results in document["threads"].items():
         parts += [
-            f"\n{threads} threads: {_ratio(results['geomean_ratio'])} the best baseline over {results['compared']} cases,"
-            f" FMA peak {results['limits']['flops_per_s'] / 1e9:.0f} GFLOP/s\n",
+            f"\n{threads} threads: {_ratio(results['geomean_ratio'])} the best baseline over {results['compared']}"
+            f" cases, FMA peak {results['limits']['flops_per_s'] / 1e9:.0f} GFLOP/s\n",
             show.format_table(
                 ("case", "class", "ours", *baselines, *COLUMNS), [_cells(row, baselines) for row in results["cases"]]
             ),

@@ -27,17 +27,14 @@ _SMALL = 4  # limit of a temporary array, times the largest tensor of the statem
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """How to translate where there is more than one way. `patterns`: several statements as one call; `trusting`:
-    guards that look like padding are; `windows`: products that can be convolutions are; `vectors`: matrix times vector
-    has a call of its own; `swapped`: of two vectors of a norm the first shifts; `written_out`: a reduction may take a
-    temporary array that is much larger than what it reads and writes."""
+    """The choices of a translation."""
 
-    patterns: bool = True
-    trusting: bool = True
-    windows: bool = True
-    vectors: bool = False
-    swapped: bool = False
-    written_out: bool = False
+    patterns: bool = True  # several statements as one call
+    trusting: bool = True  # treat guards that look like padding as padding
+    windows: bool = True  # products as convolutions where possible
+    vectors: bool = False  # a call of its own for matrix times vector
+    swapped: bool = False  # the first of a norm's two vectors is the shift
+    written_out: bool = False  # reductions may use temporaries much larger than their operands
 
 
 @dataclass(frozen=True, slots=True)
