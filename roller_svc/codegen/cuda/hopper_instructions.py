@@ -39,7 +39,7 @@ _BARRIERS = {
                              "mbarrier.arrive.shared::cta.b64 _, [%0];", f"{_BARRIER} "),
     "barrier_expect": _plain(f"void barrier_expect({_U64} *barrier, unsigned int bytes)",
                              "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;", f'{_BARRIER}, "r"(bytes) '),
-    # .release.cluster would add a fence of all memory (MEMBAR.ALL.GPU), which the release of a buffer that was only read
+    # .release.cluster would add a fence of all memory (MEMBAR.ALL.GPU), which releasing a buffer that was only read
     # does not need; CUTLASS arrives in the same way (cutlass/arch/barrier.h, ClusterBarrier::arrive)
     "barrier_arrive_remote": f"""{_F} void barrier_arrive_remote({_U64} *barrier, unsigned int rank) {{
   asm volatile("{{\\n.reg .b32 remote;\\n"

@@ -128,7 +128,7 @@ def check_blocks(group: KernelGroup, program: RProgram, axes: tuple[str, str]) -
     for axis, blocks, shared, side in sides:
         tiles = -(-group.space.axis(axis).extent // program.block[axis])
         assert tiles % blocks == 0
-        assert blocks == 1 or p.facts.feeds.shares(side, shared, blocks)
+        assert blocks == 1 or p.facts.loads.can_multicast(side, shared, blocks)
     assert program.persistent_blocks % program.cluster_size == 0
     assert program.persistent_blocks <= program.grid
     assert program.raster == 1 or program.raster % program.cluster_m == 0

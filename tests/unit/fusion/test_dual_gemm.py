@@ -215,8 +215,8 @@ def test_every_candidate_of_warpgroups_keeps_the_contract(m: int, f: int, k: int
         assert tile.shared_bytes <= HOPPER.limits.shared_bytes_per_block
         assert tile.b.k_major or tile.group_columns % 16 == 0
         along_m, along_n = candidate.cluster
-        assert along_m == 1 or p.facts.feeds.shares(1, tile.b, along_m)
-        assert along_n == 1 or p.facts.feeds.shares(0, tile.a, along_n)
+        assert along_m == 1 or p.facts.loads.can_multicast(1, tile.b, along_m)
+        assert along_n == 1 or p.facts.loads.can_multicast(0, tile.a, along_n)
 
 
 # the kernel -----------------------------------------------------------------------------------------------------------
