@@ -1,9 +1,8 @@
-"""Function of one argument → coefficients of the polynomial nearest to it on an interval.
+"""Fit minimax polynomials to functions of one argument (Lawson's iteration on Chebyshev points).
 
-`python tools/fit_minimax.py` prints every table of
-`roller_svc/codegen/c/vector/elementary.py` with its largest weighted
-error. Arithmetic is decimal, 60 digits, on a grid of Chebyshev points. Coefficients are rounded one by one, the lowest
-power first, and the rest fitted anew to what the rounding leaves.
+`python tools/fit_minimax.py` prints every table of `roller_svc/codegen/c/vector/elementary.py` with its largest
+weighted error. Arithmetic is decimal, 60 digits. Coefficients are rounded one by one, the lowest power first, and the remaining
+ones are refitted after each rounding.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from dataclasses import dataclass
 from decimal import Decimal, getcontext
 
 getcontext().prec = 60
-GRID = 122  # even: no point at the middle of the interval, where some functions are 0 / 0
+GRID = 122  # even: no point at the midpoint, where some functions are 0 / 0
 ROUNDS = 16
 ONE, TWO = Decimal(1), Decimal(2)
 PI = Decimal("3.14159265358979323846264338327950288419716939937510582097494459")
@@ -25,7 +24,7 @@ Function = Callable[[Decimal], Decimal]
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """`value(x)` by sum(c[i] * basis(x)**i) on [low, high]; the error at x counts `weight(x)` times."""
+    """Approximate `value(x)` by sum(c[i] * basis(x)**i) on [low, high], with errors weighted by `weight(x)`."""
 
     name: str
     value: Function
@@ -38,12 +37,12 @@ class Fit:
 
     def grid(self) -> list[Decimal]:
         low, high = Decimal(self.low), Decimal(self.high)
-        turns = [Decimal(math.cos(math.pi * i / (GRID - 1))) for i in range(GRID)]
-        return sorted({(low + high) / 2 + (high - low) / 2 * t for t in turns})
+        nodes = [Decimal(math.cos(math.pi * i / (GRID - 1))) for i in range(GRID)]
+        return sorted({(low + high) / 2 + (high - low) / 2 * t for t in nodes})
 
 
-def solved(rows: list[list[Decimal]]) -> list[Decimal]:
-    """The solution of a square system whose rows end in their right-hand sides."""
+def solve(rows: list[list[Decimal]]) -> list[Decimal]:
+    """Solve a square system of augmented rows."""
     n = len(rows)
     for i in range(n):
         pivot = max(range(i, n), key=lambda r: abs(rows[r][i]))
@@ -59,9 +58,9 @@ def solved(rows: list[list[Decimal]]) -> list[Decimal]:
 
 
 def nearest(powers: list[list[Decimal]], values: list[Decimal], weights: list[Decimal]) -> list[Decimal]:
-    """Coefficients of the functions in the columns of `powers` with nearly the least largest weighted error.
+    """Return coefficients of the columns of `powers` that nearly minimise the largest weighted error.
 
-    Lawson's iteration (1961): weighted least squares, a point's weight growing with its error.
+    Lawson's iteration (1961): weighted least squares, with weights that grow with the error of a point.
     """
     count, counts = len(powers[0]), [w * w for w in weights]
     best, least = [Decimal(0)] * count, Decimal("Infinity")
@@ -71,7 +70,7 @@ def nearest(powers: list[list[Decimal]], values: list[Decimal], weights: list[De
             + [_weighted(counts, powers, values, i)]
             for i in range(count)
         ]
-        coefficients = solved(rows)
+        coefficients = solve(rows)
         errors = [
             abs(v - sum((c * p for c, p in zip(coefficients, row, strict=True)), Decimal(0))) * w
             for row, v, w in zip(powers, values, weights, strict=True)
@@ -92,7 +91,7 @@ def rounded(value: Decimal, *, double: bool) -> float:
 
 
 def fitted(fit: Fit) -> tuple[list[float], float]:
-    """The rounded coefficients, lowest power first, and the largest weighted error with them."""
+    """Return the rounded coefficients, lowest power first, and their largest weighted error."""
     grid = fit.grid()
     values, weights = [fit.value(x) for x in grid], [fit.weight(x) for x in grid]
     powers = [[fit.basis(x) ** i for i in range(fit.count)] for x in grid]
@@ -116,7 +115,7 @@ def series(x: Decimal, term: Decimal, ratio: Callable[[int], Decimal]) -> Decima
 
 
 def erf(x: Decimal) -> Decimal:
-    """Abramowitz and Stegun 7.1.6: all terms positive."""
+    """Abramowitz and Stegun 7.1.6: all terms are positive."""
     return TWO / PI.sqrt() * (-x * x).exp() * series(x, x, lambda n: TWO * x * x / (2 * n + 1))
 
 

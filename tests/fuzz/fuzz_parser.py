@@ -1,4 +1,4 @@
-"""Mutated expressions → the parser: every text is parsed or refused, none crashes it, none hangs it.
+"""Fuzz the parser with mutated expressions: each is parsed or rejected, without a crash or a hang.
 
     python tests/fuzz/fuzz_parser.py --count 100000 --seed 1
 
@@ -42,14 +42,14 @@ _POOL = (
 
 @dataclass(frozen=True, slots=True)
 class Seed:
-    """An expression and the inputs it is parsed with."""
+    """An expression and its inputs."""
 
     expression: str
     inputs: tuple[tuple[str, TensorType], ...]
 
 
 def read_seeds(path: Path = SEEDS) -> tuple[Seed, ...]:
-    """The seeds of a file."""
+    """Read the seeds of a file."""
     lines = path.read_text(encoding="utf-8").splitlines()
     return tuple(_seed(*line.split(" | ", 1)) for line in lines if " | " in line)
 
@@ -65,7 +65,7 @@ def _seed(inputs: str, expression: str) -> Seed:
 
 
 def mutated(rng: random.Random, seeds: tuple[Seed, ...]) -> Seed:
-    """One seed, changed in a few places, now and then in its inputs too."""
+    """Mutate a seed in a few positions, sometimes also in its inputs."""
     seed = rng.choice(seeds)
     tokens = _TOKEN.findall(seed.expression)
     for _ in range(rng.choice((0, 1, 1, 1, 1, 1, 2, 2, 3, 6))):
@@ -157,7 +157,7 @@ _SUFFIXES = tuple(
 
 
 def _grow(rng: random.Random, tokens: list[str], _seeds: tuple[Seed, ...]) -> list[str]:
-    """A well-formed suffix on an operand."""
+    """Append a well-formed suffix to an operand."""
     ends = [i for i, t in enumerate(tokens) if t in "])" or t[:1].isalnum()]
     names = [t for t in tokens if t[:1].isalpha() and t not in ("where", "in")] or ["n"]
     if not ends:
@@ -168,7 +168,7 @@ def _grow(rng: random.Random, tokens: list[str], _seeds: tuple[Seed, ...]) -> li
 
 
 def _guard(rng: random.Random, tokens: list[str], _seeds: tuple[Seed, ...]) -> list[str]:
-    """The whole value of the last statement, guarded or offset by something of its own indices."""
+    """Guard or offset the value of the last statement by an expression of its indices."""
     text = "".join(tokens)
     indices = re.findall(r"\[([^\[\]]+)\]", text) or ["n"]
     conditions = [
@@ -206,7 +206,7 @@ _MUTATIONS = (
 
 
 def outcome(case: Seed) -> str:
-    """The error's code, or `parsed`; anything but an InputError goes through."""
+    """Return the error code or `parsed`; other exceptions than InputError propagate."""
     try:
         program = parse(case.expression, dict(case.inputs))
     except InputError as error:
@@ -220,7 +220,7 @@ def outcome(case: Seed) -> str:
 
 
 def main() -> int:
-    """Run the mutations and print what came of them."""
+    """Run the mutations and print a summary."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--count", type=int, default=10_000)
     options.add_argument("--seed", type=int, default=0)

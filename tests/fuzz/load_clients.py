@@ -1,4 +1,4 @@
-"""Clients of a service: one request, programs that nobody asked for before, and a watcher in a process of its own."""
+"""Clients of a service: single requests, distinct programs, a watcher and a flooding client in own processes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Json = dict[str, Any]
 JSON_HEADERS = {"Content-Type": "application/json"}
 COMPILE, ESTIMATES = "/v1/kernels:compile", "/v1/estimates"
 ANSWER_S = 300.0
-NO_ANSWER = 0  # a status: the connection broke, or time was up
+NO_ANSWER = 0  # status: connection lost, or timeout
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Answer:
     headers: dict[str, str] = field(default_factory=dict)
 
     def json(self) -> Json:
-        """The body; an object in any case."""
+        """Return the body as an object; empty if it is not one."""
         try:
             found = json.loads(self.body)
         except ValueError:
@@ -41,7 +41,7 @@ def asked(
     port: int, method: str, path: str, body: Json | bytes | None = None, *,
     timeout_s: float = ANSWER_S, headers: dict[str, str] | None = None,
 ) -> Answer:  # fmt: skip
-    """One request on a connection of its own."""
+    """Send one request on a new connection."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout_s)
     content = json.dumps(body).encode() if isinstance(body, dict) else body
     try:
@@ -55,7 +55,7 @@ def asked(
 
 
 def program(number: int) -> Json:
-    """A small program that no other number has: a map, a product or a sum."""
+    """Return a small program that is distinct for each number: a map, a product or a sum."""
     n, m = 8 + number % 97, 8 + number // 97
     match number % 3:
         case 0:
@@ -80,7 +80,7 @@ def estimates_body(numbers: Sequence[int], target: str = "nvidia-h200-sxm") -> J
 
 
 def built(port: int, body: Json, within_s: float = 60.0) -> Json:
-    """The operation once it is done; whatever there is when time is up."""
+    """Wait until an operation is done or time is up; return it."""
     until = time.monotonic() + within_s
     operation = asked(port, "POST", COMPILE, body, headers={"Prefer": "wait=20"}).json()
     while not operation.get("done", True) and time.monotonic() < until:
@@ -89,7 +89,7 @@ def built(port: int, body: Json, within_s: float = 60.0) -> Json:
 
 
 def quantiles(seconds: Sequence[float]) -> Json:
-    """Count, median, p99 and worst."""
+    """Return count, median, p99 and maximum."""
     if not seconds:
         return {"count": 0}
     ordered = sorted(seconds)
@@ -100,7 +100,7 @@ def quantiles(seconds: Sequence[float]) -> Json:
 
 @dataclass(frozen=True)
 class Watched:
-    """What a watcher asks for again and again."""
+    """The request of a watcher."""
 
     port: int
     method: str = "GET"
@@ -111,7 +111,7 @@ class Watched:
 
 
 class Watcher:
-    """Asks one thing again and again, in a process of its own, so that no load of ours delays it."""
+    """Repeats one request in its own process, so that other load of this program does not delay it."""
 
     def __init__(self, watched: Watched) -> None:
         context = multiprocessing.get_context("spawn")
@@ -121,7 +121,7 @@ class Watcher:
 
     def __enter__(self) -> Self:
         self._process.start()
-        self._ours.recv()  # it has its imports behind it
+        self._ours.recv()  # its imports are done
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -144,7 +144,7 @@ def _watch(watched: Watched, connection: Connection) -> None:
 
 
 class Greedy:
-    """A client that sends batches of new estimates without pause, in a process of its own."""
+    """A client that floods batches of new estimates, in its own process."""
 
     def __init__(self, port: int, items: int) -> None:
         context = multiprocessing.get_context("spawn")

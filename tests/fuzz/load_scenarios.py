@@ -1,4 +1,4 @@
-"""One function for each kind of load: it starts a service, puts the load on it, and says what happened as JSON."""
+"""One function per scenario: start a service, load it, and return a JSON report."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ SILENT_S = 2.0  # how long an answer may take beside silent connections: far mor
 
 
 def fuzz(options: argparse.Namespace) -> Json:
-    """Requests of a hostile client, one after another."""
+    """Send the requests of a hostile client sequentially."""
     with running() as service:
         start = time.monotonic()
         seconds = options.seconds if options.count is None else None
@@ -61,7 +61,7 @@ def fuzz(options: argparse.Namespace) -> Json:
 
 
 class _Soak:
-    """What a mixed crowd of clients asks for: what was built, what is new, estimates, mistakes, files; some hang up."""
+    """A mixed load: cached and new compiles, estimates, invalid requests, files; some clients hang up."""
 
     KINDS = ("hit",) * 35 + ("new",) * 15 + ("estimates",) * 20 + ("error",) * 10 + ("file",) * 10 + ("hang-up",) * 10
 
@@ -80,7 +80,7 @@ class _Soak:
         return self._rng.choice(self.KINDS)
 
     def ask(self, kind: str, due: float) -> None:
-        """One request, timed from when it was due."""
+        """Send one request; its latency counts from its due time."""
         start = time.monotonic()
         with self._lock:
             self.late_s = max(self.late_s, start - due)
@@ -111,7 +111,7 @@ class _Soak:
 
 
 def soak(options: argparse.Namespace) -> Json:
-    """A mixed load at a steady rate; memory, descriptors and latencies."""
+    """Run a mixed load at a steady rate; report memory, descriptors and latencies."""
     with running() as service:
         crowd = _Soak(service, options.seed)
         begin = time.monotonic()
@@ -143,7 +143,7 @@ def _sample(service: ServiceProcess, at_s: float) -> Json:
 
 
 def _slope(samples: list[Json]) -> float:
-    """Bytes a second, by least squares."""
+    """Return the growth in bytes per second, by least squares."""
     if len(samples) < 2:
         return 0.0
     times, sizes = [one["at_s"] for one in samples], [one["rss_bytes"] for one in samples]
@@ -156,7 +156,7 @@ def _slope(samples: list[Json]) -> float:
 
 
 def fairness(options: argparse.Namespace) -> Json:
-    """Endless estimates of some clients, and how another's cached and new compiles fare beside them."""
+    """Measure cached and new compiles of one client while others flood estimates."""
     with running() as service:
         built(service.port, compile_body(0))
         alone = _fared(service, options.seconds / 4, itertools.count(1))
@@ -169,7 +169,7 @@ def fairness(options: argparse.Namespace) -> Json:
 
 
 def _fared(service: ServiceProcess, seconds: float, numbers: Iterator[int]) -> Json:
-    """Cached compiles by themselves for half of the time, then beside new ones, and when these are begun."""
+    """Measure cached compiles alone, then with new ones, and when builds of these start."""
     watched = Watched(service.port, "POST", COMPILE, compile_body(0), pause_s=0.05)
     with Watcher(watched) as cached:
         time.sleep(seconds / 2)
@@ -187,7 +187,7 @@ def _fared(service: ServiceProcess, seconds: float, numbers: Iterator[int]) -> J
 
 
 def _started(port: int, body: Json) -> tuple[float, int]:
-    """Seconds from the request until a process has begun to build; one that is refused for now is sent again."""
+    """Return the seconds until a build starts; a rejected request (retry later) is sent again."""
     start = time.monotonic()
     while (answer := asked(port, "POST", COMPILE, body)).status == 503:
         time.sleep(0.02)
@@ -209,7 +209,7 @@ SILENT = {
 
 
 def silent(options: argparse.Namespace) -> Json:
-    """Connections on which nothing more comes, with few descriptors and with as many as there are by default."""
+    """Open idle connections, with few file descriptors and with the default limit."""
     found: Json = {"connections": options.connections}
     for most in (128, None):
         for kind in (*SILENT, "all"):
@@ -257,7 +257,7 @@ def _beside_silent(service: ServiceProcess, kind: str, options: argparse.Namespa
 
 
 def _again(former: http.client.HTTPConnection, path: str) -> int:
-    """The status of one more request on a connection that was open before, or none once the service closed it."""
+    """Return the status of another request on an open connection, or None if the service closed it."""
     try:
         former.request("GET", path)
         answer = former.getresponse()
@@ -270,7 +270,7 @@ def _again(former: http.client.HTTPConnection, path: str) -> int:
 
 @contextlib.contextmanager
 def _opened(port: int, text: bytes) -> Iterator[socket.socket]:
-    """A connection on which this was sent, and no more."""
+    """Open a connection, send this and nothing more."""
     with socket.socket() as one:
         one.settimeout(2.0)
         with contextlib.suppress(OSError):  # the service takes no more: that is its right
@@ -295,7 +295,7 @@ def _is_closed(one: socket.socket) -> bool:
 
 
 def kill(options: argparse.Namespace) -> Json:
-    """Distinct compiles while a worker process is killed every second: how all of them end."""
+    """Compile distinct programs while a worker is killed every second; report how they end."""
     with running() as service:
         built(service.port, compile_body(0))
         start, stop = time.monotonic(), threading.Event()
@@ -324,7 +324,7 @@ def kill(options: argparse.Namespace) -> Json:
 
 
 def _kill_workers(service: ServiceProcess, match: str, seed: int, stop: threading.Event, killed: list[str]) -> None:
-    """Every second, one of the workers, whichever."""
+    """Kill a random worker every second."""
     rng = random.Random(seed)
     while not stop.wait(1.0):
         workers = [(pid, name) for pid in service.tree()[1:] if match in (name := process_name(pid))]
@@ -336,7 +336,7 @@ def _kill_workers(service: ServiceProcess, match: str, seed: int, stop: threadin
 
 
 def _accepted(port: int, body: Json, until: float) -> str:
-    """The operation's name, once the service has taken the request."""
+    """Send a compile until the service accepts it; return the name of the operation."""
     while time.monotonic() < until:
         answer = asked(port, "POST", COMPILE, body)
         if answer.status in (200, 202):
@@ -348,7 +348,7 @@ def _accepted(port: int, body: Json, until: float) -> str:
 
 
 def _end(port: int, name: str, until: float) -> tuple[str, object]:
-    """How an operation ended, and in which attempt, where the service says so."""
+    """Return how an operation ended, and in which attempt, if known."""
     while name.startswith("operations/") and time.monotonic() < until:
         operation = asked(port, "GET", f"/v1/{name}?wait=20").json()
         if operation.get("done"):
@@ -361,7 +361,7 @@ def _end(port: int, name: str, until: float) -> tuple[str, object]:
 
 
 def freeze(options: argparse.Namespace) -> Json:
-    """Programs whose polyhedral checks take long, while others ask whether the service lives."""
+    """Send programs with slow polyhedral checks while another client polls /healthz."""
     rng = random.Random(options.seed)
     items = [{"expression": polyhedral(rng, 12, 4), "inputs": X64} for _ in range(6)]
     twelve = "; ".join(SLOW.replace("y[", f"y{n}[", 1) for n in range(4))
@@ -385,7 +385,7 @@ def freeze(options: argparse.Namespace) -> Json:
 
 
 def _watched(service: ServiceProcess, load: Callable[[int], object]) -> Json:
-    """A load's time and answer, its cost, and how long others waited meanwhile."""
+    """Return the time and response of a request, its CPU cost, and the latency of others meanwhile."""
     service.wait_until_quiet()
     cpu_s = service.cpu_s()
     with Watcher(Watched(service.port, pause_s=0.01)) as healthz:
@@ -402,7 +402,7 @@ def _watched(service: ServiceProcess, load: Callable[[int], object]) -> Json:
 
 
 def body(_: argparse.Namespace) -> Json:
-    """Bodies of a mebibyte with a fault in each of their parts, and bodies in pieces of one byte."""
+    """Send bodies of 1 MiB with an error in each part, and bodies in one-byte chunks."""
     start = b'{"targets":["a"],"items":['
     many = {
         "349,000 empty items": start + b",".join([b"{}"] * 349_000) + b"]}",
@@ -428,7 +428,7 @@ def _posted(port: int, path: str, content: bytes) -> str:
 
 
 def _chunked(port: int, chunks: int = 1_000_000) -> str:
-    """A million chunks of one byte; the first line of what the service says."""
+    """Send a million one-byte chunks; return the first line of the response."""
     head = f"POST {ESTIMATES} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: {JSON_HEADERS['Content-Type']}\r\n"
     with socket.create_connection(("127.0.0.1", port), timeout=120.0) as one:
         try:

@@ -1,10 +1,10 @@
-"""The reference interpreter against an independent evaluator, case by case → counts as JSON.
+"""Compare the reference interpreter with an independent evaluator, case by case. Prints counts as JSON.
 
     python tests/oracle/compare_oracle.py --oracle PATH/oracle.py --cases bench/data/public.json
 
-The evaluator is a module with `gen_inputs`, `run`, `compare`, `norm_dtype`, `is_float` and `FLOATS`, found at run time.
-Every case counts as one of: `exact` (the unrounded values are the same to 1e-9 of their size), `close` (within the
-evaluator's own tolerance), `wrong`, `refused` (the parser said no), `error`.
+The evaluator is a module with `gen_inputs`, `run`, `compare`, `norm_dtype`, `is_float` and `FLOATS`, loaded at run time.
+Each case is one of: `exact` (unrounded values agree to a relative 1e-9), `close` (within the evaluator's
+tolerance), `wrong`, `refused` (rejected by the parser), `error`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from roller_svc.semantics.values import storage_dtype
 def load_module(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location("oracle", path)
     if spec is None or spec.loader is None:
-        raise SystemExit(f"{path} is no Python module")
+        raise SystemExit(f"{path} is not a Python module")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -53,7 +53,7 @@ def tensor_types(inputs: dict[str, Any]) -> dict[str, TensorType]:
 
 
 def variant(case: dict[str, Any], *, full: bool) -> tuple[str, dict[str, Any], dict[str, Any]]:
-    """Expression, inputs and the hints that fit them: the small form where there is one."""
+    """Return expression, inputs and hints of a case, in the small form if there is one."""
     form = case if full or not case.get("small") else case["small"]
     hints = {
         name: hint
@@ -64,7 +64,7 @@ def variant(case: dict[str, Any], *, full: bool) -> tuple[str, dict[str, Any], d
 
 
 def compare_output(oracle: ModuleType, ours: Value, theirs: Any, case: dict[str, Any]) -> tuple[str, str]:
-    """-> (status, detail) of one output."""
+    """Compare one output; return (status, detail)."""
     if oracle.norm_dtype(ours.dtype.value) != theirs.dtype:
         return "wrong", f"type {ours.dtype.value}, expected {theirs.dtype}"
     array = np.asarray(theirs.array)
@@ -106,7 +106,7 @@ def judge(oracle: ModuleType, case: dict[str, Any], *, full: bool, seed: int) ->
 
 def check_ourselves(program: TensorProgram, expression: str, got: dict[str, Value], arrays: dict[str, Any],
                     case: dict[str, Any], seed: int) -> str:  # fmt: skip
-    """The printer's round trip, our own inputs, and the interpreter's results against its own bounds."""
+    """Check the printer's round trip, random inputs, and the interpreter against its own error bounds."""
     again = parse(text(program), dict(program.inputs), [out.name for out in program.outputs])
     if again != program:
         return f"printed as {text(program)}, which is another program than {expression}"

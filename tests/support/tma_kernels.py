@@ -1,15 +1,15 @@
-"""Kernels of one block that bring one box by TMA and write it out as it lies in shared memory."""
+"""Kernels of one block that load one box by TMA and write it out as laid out in shared memory."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
-from emulator_support import wrappers
 
+from roller_svc.bench.gpu.probe_kernels import box_copy
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.hardware import Arch
-from roller_svc.ir.kernel import Buffer, KernelSource, Language, LaunchSpec, Role
+from roller_svc.ir.kernel import KernelSource
 from roller_svc.ir.tensor_map import MapMode, Swizzle, TensorMap
 
 HOPPER = Arch("sm_", 90, "a")
@@ -24,39 +24,8 @@ def unsigned(view: TensorMap) -> DType:
 def bringing(
     view: TensorMap, elements: int, coordinates: tuple[int, ...], offsets: tuple[int, ...] = ()
 ) -> KernelSource:
-    """From X, flat, to Y: what one copy brings. The map's buffer is `x`."""
-    im2col = "im2col_" if view.mode is MapMode.IM2COL else ""
-    load = f"tma_load_{im2col}{view.rank}d"
-    type_ = {1: "unsigned char", 2: "unsigned short", 4: "unsigned int"}[view.dtype.bytes]
-    numbers = "".join(f", {n}" for n in (*coordinates, *offsets))
-    count = view.bytes // view.dtype.bytes
-    text = (
-        wrappers("barrier_init", "fence_barrier_init", "barrier_expect", "barrier_wait", load)
-        + f"""
-extern "C" __global__ void __launch_bounds__(32, 1)
-bring(const {type_} *__restrict__ x, {type_} *__restrict__ y, const __grid_constant__ TensorMap view) {{
-  __shared__ __align__(1024) {type_} room[{count}];
-  __shared__ __align__(8) unsigned long long full[1];
-  if ((int)threadIdx.x == 0) {{
-    barrier_init(&full[0], 1);
-    fence_barrier_init();
-  }}
-  __syncthreads();
-  if ((int)threadIdx.x == 0) {{
-    barrier_expect(&full[0], {view.bytes});
-    {load}(&room[0], &view, &full[0]{numbers});
-  }}
-  barrier_wait(&full[0], 0);
-  for (int i = (int)threadIdx.x; i < {count}; i += 32) y[i] = room[i];
-}}
-"""
-    )
-    buffers = (
-        Buffer("X", "x", Role.INPUT, unsigned(view), (elements,)),
-        Buffer("Y", "y", Role.OUTPUT, unsigned(view), (count,)),
-    )
-    launch = LaunchSpec("bring", ("x", "y"), (1, 1, 1), (32, 1, 1), tensor_maps=(view,))
-    return KernelSource("bring", Language.CUDA, HOPPER, text, buffers, (launch,))
+    """Return the kernel that copies one box from X, flat, to Y, with the bits of the map's elements."""
+    return box_copy(HOPPER, view, elements, unsigned(view), coordinates=coordinates, offsets=offsets)
 
 
 def swizzled(rows: np.ndarray, view: TensorMap) -> np.ndarray:

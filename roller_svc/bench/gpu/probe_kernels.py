@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from roller_svc.calibration.cuda.kernels import OPERATIONS, SECONDS, Kernel
 from roller_svc.codegen.cuda.instructions import instruction
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.hardware import HardwareSpec
+from roller_svc.ir.hardware import Arch, HardwareSpec
 from roller_svc.ir.kernel import Buffer, KernelSource, Language, LaunchSpec, Role
 from roller_svc.ir.schedule_hopper import WARP_THREADS
 from roller_svc.ir.tensor_map import MapMode, Swizzle, TensorMap
@@ -60,17 +60,23 @@ def atomic_probes(hw: HardwareSpec, sizes: ProbeSizes) -> Iterator[Kernel]:
         yield _atomic_additions(hw, sizes, name)
 
 
-def box_copy(hw: HardwareSpec, view: TensorMap, words: int) -> KernelSource:
-    """From X, `words` of 4 bytes, to Y: the box at the map's first element, as it lies in shared memory. The map's
-    buffer is `x`."""
-    count = view.bytes // 4
-    zeros = ", 0" * view.rank
-    load = f"tma_load_{view.rank}d"
+def box_copy(
+    arch: Arch, view: TensorMap, elements: int, dtype: DType = DType.UINT32, *,
+    coordinates: tuple[int, ...] = (), offsets: tuple[int, ...] = (),
+) -> KernelSource:  # fmt: skip
+    """Load one box by TMA from X to shared memory and write it to Y, both of this unsigned type.
+
+    The map's buffer is `x`. `coordinates` default to the origin; `offsets` are those of im2col maps.
+    """
+    type_ = {1: "unsigned char", 2: "unsigned short", 4: "unsigned int"}[dtype.bytes]
+    count = view.bytes // dtype.bytes
+    numbers = "".join(f", {n}" for n in (*(coordinates or (0,) * view.rank), *offsets))
+    load = f"tma_load_{'im2col_' if view.mode is MapMode.IM2COL else ''}{view.rank}d"
     text = (
         wrappers("barrier_init", "fence_barrier_init", "barrier_expect", "barrier_wait", load)
         + f"""extern "C" __global__ void __launch_bounds__({WARP_THREADS}, 1)
-bring(const unsigned int *__restrict__ x, unsigned int *__restrict__ y, const __grid_constant__ TensorMap view) {{
-  __shared__ __align__(1024) unsigned int room[{count}];
+box_copy(const {type_} *__restrict__ x, {type_} *__restrict__ y, const __grid_constant__ TensorMap view) {{
+  __shared__ __align__(1024) {type_} box[{count}];
   __shared__ __align__(8) unsigned long long full[1];
   if ((int)threadIdx.x == 0) {{
     barrier_init(&full[0], 1);
@@ -79,19 +85,19 @@ bring(const unsigned int *__restrict__ x, unsigned int *__restrict__ y, const __
   __syncthreads();
   if ((int)threadIdx.x == 0) {{
     barrier_expect(&full[0], {view.bytes});
-    {load}(&room[0], &view, &full[0]{zeros});
+    {load}(&box[0], &view, &full[0]{numbers});
   }}
   barrier_wait(&full[0], 0);
-  for (int i = (int)threadIdx.x; i < {count}; i += {WARP_THREADS}) y[i] = room[i];
+  for (int i = (int)threadIdx.x; i < {count}; i += {WARP_THREADS}) y[i] = box[i];
 }}
 """
     )
     buffers = (
-        Buffer("X", "x", Role.INPUT, DType.UINT32, (words,)),
-        Buffer("Y", "y", Role.OUTPUT, DType.UINT32, (count,)),
+        Buffer("X", "x", Role.INPUT, dtype, (elements,)),
+        Buffer("Y", "y", Role.OUTPUT, dtype, (count,)),
     )
-    launch = LaunchSpec("bring", ("x", "y"), (1, 1, 1), (WARP_THREADS, 1, 1), tensor_maps=(view,))
-    return KernelSource("bring", Language.CUDA, hw.arch, text, buffers, (launch,))
+    launch = LaunchSpec("box_copy", ("x", "y"), (1, 1, 1), (WARP_THREADS, 1, 1), tensor_maps=(view,))
+    return KernelSource("box_copy", Language.CUDA, arch, text, buffers, (launch,))
 
 
 def rounded_box() -> TensorMap:
@@ -109,8 +115,8 @@ def wrappers(*names: str) -> str:
     """Return the sources of instruction wrappers and of all wrappers that they call, each once."""
     texts: dict[str, str] = {}
 
-    def add(names_: Iterable[str]) -> None:
-        for name in names_:
+    def add(names: Iterable[str]) -> None:
+        for name in names:
             found = instruction(name)
             if found is not None:
                 add(found.needs)
@@ -178,7 +184,7 @@ def _tma_copies(hw: HardwareSpec, sizes: ProbeSizes, leader: str, row_bytes: int
         + (_ELECT if leader == "elect" else "")
         + f"""extern "C" __global__ void __launch_bounds__({WARP_THREADS})
 {name}(const unsigned int *__restrict__ source, const __grid_constant__ TensorMap view) {{
-  __shared__ __align__(1024) unsigned char room[{STAGES * box_bytes}];
+  __shared__ __align__(1024) unsigned char boxes[{STAGES * box_bytes}];
   __shared__ __align__(8) unsigned long long full[{STAGES}];
   if ((int)threadIdx.x == 0) {{
     for (int s = 0; s < {STAGES}; ++s) barrier_init(&full[s], 1);
@@ -192,7 +198,7 @@ def _tma_copies(hw: HardwareSpec, sizes: ProbeSizes, leader: str, row_bytes: int
     __syncwarp();
     if (i < {sizes.rounds} && {chosen}) {{
       barrier_expect(&full[s], {box_bytes});
-      tma_load_2d(&room[s * {box_bytes}], &view, &full[s], 0,
+      tma_load_2d(&boxes[s * {box_bytes}], &view, &full[s], 0,
                   ((int)blockIdx.x * {sizes.rounds} + i) % {rows // box_rows} * {box_rows});
     }}
     __syncwarp();

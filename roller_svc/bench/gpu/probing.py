@@ -137,7 +137,7 @@ def atomics(device: ProbeDevice) -> list[Json]:
 
 def tf32_rounding(device: ProbeDevice) -> list[Json]:
     """Determine whether TMA rounds float32 to nearest tf32 or truncates: a factor of 2 in the error of products."""
-    source = box_copy(device.hw, rounded_box(), 256)
+    source = box_copy(device.hw.arch, rounded_box(), 256)
     if not device.run:
         return source_rows([source])
     inputs = rounding_inputs()
@@ -173,7 +173,7 @@ def rounding_mode(inputs: NDArray[Any], outputs: NDArray[Any]) -> tuple[str, flo
 
 def small_maps(device: ProbeDevice) -> list[Json]:
     """Determine whether tensor maps of small tensors need bit 85 cleared: load out-of-bounds boxes both ways."""
-    sources = [box_copy(device.hw, small_box(rows), rows * 32) for rows in SMALL_ROWS]
+    sources = [box_copy(device.hw.arch, small_box(rows), rows * 32) for rows in SMALL_ROWS]
     if not device.run:
         return source_rows(sources[:1])
     cupy = import_cupy()

@@ -134,7 +134,8 @@ def test_classes_whose_kernels_have_changed_are_left_out(monkeypatch: pytest.Mon
 
 
 def test_fitted_costs_become_a_module() -> None:
-    costs = replace(CpuCosts(), loops=replace(CpuCosts().loops, load_cycles=0.31415), single_task_launch_fraction=0.2718)
+    loops = replace(CpuCosts().loops, load_cycles=0.31415)
+    costs = replace(CpuCosts(), loops=loops, single_task_launch_fraction=0.2718)
     found: dict[str, CpuCosts] = {}
     exec(fit_costs.module_source(costs, "two plans of one program"), found)
     assert found["FITTED"].contraction == costs.contraction

@@ -98,7 +98,7 @@ def test_all_additions_arrive(bench: Any, name: str) -> None:
 @pytest.mark.emulator
 def test_the_emulator_rounds_to_the_nearest_tf32(bench: Any) -> None:
     given = bench.probing.rounding_inputs()
-    found = emulated(bench.kernels.box_copy(H200, bench.kernels.rounded_box(), given.size), X=given)["Y"]
+    found = emulated(bench.kernels.box_copy(H200.arch, bench.kernels.rounded_box(), given.size), X=given)["Y"]
     how, share = bench.probing.rounding_mode(given, found)
     assert how.startswith("nearest")
     assert share == 1.0
@@ -133,7 +133,7 @@ def test_a_box_beyond_a_small_tensor_is_filled_with_zeros(bench: Any) -> None:
         view = bench.kernels.small_box(rows)
         assert view.end_bytes < 128 << 10
         given = np.arange(1, rows * 32 + 1, dtype=np.uint32)
-        found = emulated(bench.kernels.box_copy(H200, view, given.size), X=given)["Y"]
+        found = emulated(bench.kernels.box_copy(H200.arch, view, given.size), X=given)["Y"]
         assert np.array_equal(found, bench.probing.expected_small_box(given, rows))
 
 
