@@ -1,8 +1,8 @@
 """Fit minimax polynomials to functions of one argument (Lawson's iteration on Chebyshev points).
 
 `python tools/fit_minimax.py` prints every table of `roller_svc/codegen/c/vector/elementary.py` with its largest
-weighted error. Arithmetic is decimal, 60 digits. Coefficients are rounded one by one, the lowest power first, and the remaining
-ones are refitted after each rounding.
+weighted error. Arithmetic is decimal, 60 digits. Coefficients are rounded one by one, the lowest power first, and the
+remaining ones are refitted after each rounding.
 """
 
 from __future__ import annotations

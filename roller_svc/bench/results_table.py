@@ -59,19 +59,19 @@ def date_and_commit(document: Json) -> tuple[str, str]:
 
 
 def _row(root: Path, path: Path) -> str:
-    what, *machine = path.relative_to(root).parent.parts
+    kind, *machine = path.relative_to(root).parent.parts
     document = json.loads(path.read_text(encoding="utf-8"))
     _, commit = date_and_commit(document)
     name = path.relative_to(root).as_posix()
-    headline = _HEADLINES[what](document)
-    return f"| {what} | {', '.join(machine)} | {headline} | {commit} | [{path.stem[:10]}]({name}) |\n"
+    headline = _HEADLINES[kind](document)
+    return f"| {kind} | {', '.join(machine)} | {headline} | {commit} | [{path.stem[:10]}]({name}) |\n"
 
 
 def _cpu(document: Json) -> str:
     (run,) = document["threads"].values()
-    peers = " and ".join(document["settings"]["peers"])
+    baselines = " and ".join(document["settings"]["peers"])
     return (
-        f"{run['geomean_ratio']:.2f} times as fast as the better of {peers} "
+        f"{run['geomean_ratio']:.2f} times as fast as the better of {baselines} "
         f"(geometric mean of {run['compared']} cases, minimum {run['min_ratio']:.2f})"
     )
 

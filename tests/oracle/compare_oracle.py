@@ -2,7 +2,7 @@
 
     python tests/oracle/compare_oracle.py --oracle PATH/oracle.py --cases bench/data/public.json
 
-The evaluator is a module with `gen_inputs`, `run`, `compare`, `norm_dtype`, `is_float` and `FLOATS`, loaded at run time.
+The evaluator is a module with `gen_inputs`, `run`, `compare`, `norm_dtype`, `is_float` and `FLOATS`.
 Each case is one of: `exact` (unrounded values agree to a relative 1e-9), `close` (within the evaluator's
 tolerance), `wrong`, `refused` (rejected by the parser), `error`.
 """

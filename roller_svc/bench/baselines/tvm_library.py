@@ -282,20 +282,20 @@ def _parallel_vectorized(function: Any, target: Any) -> Any:
     blocks = dlight.normalize_prim_func(schedule)
     if blocks is None:
         raise no_baseline("DLight does not normalise the blocks")
-    lanes = max(1, llvm_get_vector_width(target) // _FLOAT_BITS)
+    max_vector_size = max(1, llvm_get_vector_width(target) // _FLOAT_BITS)
     for block in dlight.try_inline(schedule, blocks):
-        _schedule_block(schedule, block, lanes)
+        _schedule_block(schedule, block, max_vector_size)
     return schedule.mod
 
 
-def _schedule_block(schedule: Any, block: Any, lanes: int) -> None:
+def _schedule_block(schedule: Any, block: Any, max_vector_size: int) -> None:
     kinds, loops = block.dom_kind(), list(schedule.get_loops(block.block_rv))
     if len(kinds) != len(loops) or set(kinds) - {"S", "R"} or "S" not in kinds:
         return
     spatial = [loop for kind, loop in zip(kinds, loops, strict=True) if kind == "S"]
     reduced = [loop for kind, loop in zip(kinds, loops, strict=True) if kind == "R"]
     last = int(schedule.get(spatial[-1]).extent)
-    width = next(w for w in (lanes, lanes // 2, lanes // 4, 1) if w and last % w == 0)
+    width = next(w for w in (max_vector_size, max_vector_size // 2, max_vector_size // 4, 1) if w and last % w == 0)
     if width == 1:
         schedule.reorder(*spatial, *reduced)
         schedule.parallel(schedule.fuse(*spatial[:-1]) if len(spatial) > 1 else spatial[0])
@@ -354,7 +354,7 @@ class TvmFinder:
         reasons: dict[str, None] = {}
         for schedule in schedules(function, target):
             try:
-                found.append(built.peer(schedule, expected))
+                found.append(built.baseline(schedule, expected))
             except EXPECTED_ERRORS as error:
                 reasons[error_summary(error)] = None
         if not found:
@@ -372,7 +372,7 @@ class _Built:
         types = [program.types[out.tensor] for out in program.outputs]
         self._outputs = [tvm.runtime.empty(kind.shape, type_name(kind.dtype)) for kind in types]
 
-    def peer(self, make: Callable[[], Schedule], expected: Mapping[str, Value]) -> Baseline:
+    def baseline(self, make: Callable[[], Schedule], expected: Mapping[str, Value]) -> Baseline:
         """Compile a schedule and check it. Raises one of EXPECTED_ERRORS if that fails."""
         schedule = make()
         executable = tvm.compile(schedule.module, self._target)

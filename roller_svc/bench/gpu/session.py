@@ -201,12 +201,12 @@ class Session:
     def compare(self) -> None:
         """Time baseline compilers, each in its own process, interleaved with our kernels."""
         names = [name for name in BASELINES if name != "library"]
-        wanted = [(case, name) for case in self.work.cases for name in names if _may_compare(name, case)]
-        self._left = len(wanted)
+        pairs = [(case, name) for case in self.work.cases for name in names if _may_compare(name, case)]
+        self._left = len(pairs)
         limit_s = max(COMPILER_S, self.options.timeout_s)
         workers_by_name = {name: BoundedWorker(self._device(time_case), limit_s) for name in names}
-        for case, built in self._built_candidates(list(dict.fromkeys(case.id for case, _ in wanted))):
-            for name in (name for one, name in wanted if one.id == case.id):
+        for case, built in self._built_candidates(list(dict.fromkeys(case.id for case, _ in pairs))):
+            for name in (name for one, name in pairs if one.id == case.id):
                 if self._is_over():
                     break
                 if isinstance(built, RollerError) or not _should_compare(name, case, built):
@@ -214,12 +214,13 @@ class Session:
                     continue
                 found = self._call_worker(workers_by_name[name], TimingTask(case, built, (name,), self._bus_id))
                 row, _ = found if isinstance(found, tuple) else (found, None)
-                peer = row.get("peers", {}).get(name, {"name": name, "error": row.get("error", "")})
-                ours = {key: value for key, value in row.items() if key != "peers"}
+                baseline_row = row.get("peers", {}).get(name, {"name": name, "error": row.get("error", "")})
+                roller_row = {key: value for key, value in row.items() if key != "peers"}
                 self._add_row(
-                    "comparisons", {"id": case.id, "peer": name, "ours": _case_columns(case) | ours, "found": peer}
+                    "comparisons",
+                    {"id": case.id, "peer": name, "ours": _case_columns(case) | roller_row, "found": baseline_row},
                 )
-                print(f"{_time_of(peer):>9}  {name} {case.id}", flush=True)
+                print(f"{_time_of(baseline_row):>9}  {name} {case.id}", flush=True)
         for worker in workers_by_name.values():
             worker.close()
 
@@ -296,8 +297,8 @@ class Session:
         """Yield the fastest kernel of measured cases, and newly built candidates of the other cases."""
         for case, best in [self._best[name] for name in ids if name in self._best]:
             yield case, (best,)
-        others = [case for case in self.work.cases if case.id in set(ids) - self._best.keys()]
-        tasks = [BuildTask(case, self.options.target, self.options.top_k) for case in others]
+        unmeasured = [case for case in self.work.cases if case.id in set(ids) - self._best.keys()]
+        tasks = [BuildTask(case, self.options.target, self.options.top_k) for case in unmeasured]
         jobs, limit_s = max(1, self.options.jobs - 1), self.options.timeout_s
         for task, answer in map_unordered(build_candidates, tasks, jobs, limit_s, self._until):
             yield task.case, answer
@@ -387,10 +388,10 @@ def _should_compare(name: str, case: TimedCase, built: Sequence[BuiltCandidate])
     return has_triton_kernel(case) if name == "triton" else fused or memory_bound(built[0].kernels, program, case.flops)
 
 
-def _time_of(peer: Json) -> str:
-    if "median_s" in peer:
-        return f"{peer['median_s'] * 1e6:.1f} us"
-    return "skipped" if "skipped" in peer else "error"
+def _time_of(baseline_row: Json) -> str:
+    if "median_s" in baseline_row:
+        return f"{baseline_row['median_s'] * 1e6:.1f} us"
+    return "skipped" if "skipped" in baseline_row else "error"
 
 
 def _line(row: Json) -> str:

@@ -63,7 +63,13 @@ def speed_ratios(rows: Sequence[Json], *baselines: str, roller_field: str = "our
     ratios = []
     for row in rows:
         timed = [row.get("peers", {}).get(name, {}) for name in baselines]
-        ratios.append([peer["median_s"] / peer[roller_field] for peer in timed if "median_s" in peer])
+        ratios.append(
+            [
+                baseline_row["median_s"] / baseline_row[roller_field]
+                for baseline_row in timed
+                if "median_s" in baseline_row
+            ]
+        )
     return [min(of_row) for of_row in ratios if of_row]
 
 

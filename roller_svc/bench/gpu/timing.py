@@ -154,15 +154,15 @@ def _time_case(cupy: Any, task: TimingTask) -> tuple[Json, CheckTask | None]:
 def _measurement_row(
     program: TensorProgram, task: TimingTask, rows: list[Json], best: BuiltCandidate, times: Mapping[str, Json]
 ) -> Json:
-    ours, first = times["ours"], times.get("first", times["ours"])
+    roller, first = times["ours"], times.get("first", times["ours"])
     return {
         "bytes": data_bytes(program),
         "fused": len(program.statements) > 1,
         "memory_bound": memory_bound(best.kernels, program, task.case.flops),
         "candidates": rows,
-        "best_s": ours["median_s"],
-        "best_min_s": ours["min_s"],
-        "samples": ours["samples"],
+        "best_s": roller["median_s"],
+        "best_min_s": roller["min_s"],
+        "samples": roller["samples"],
         "best_rank": best.rank,
         "predicted_s": task.candidates[0].predicted_s,
         "first_s": first["median_s"],
@@ -172,8 +172,8 @@ def _measurement_row(
 
 def _roller_times(times: Mapping[str, Json]) -> Json:
     """Return our times from the interleaved block in which a baseline was timed."""
-    ours, first = times["ours"], times.get("first", times["ours"])
-    return {"ours_s": ours["median_s"], "ours_min_s": ours["min_s"], "first_s": first["median_s"]}
+    roller, first = times["ours"], times.get("first", times["ours"])
+    return {"ours_s": roller["median_s"], "ours_min_s": roller["min_s"], "first_s": first["median_s"]}
 
 
 def memory_bound(found: Sequence[Json], program: TensorProgram, flops: float | None) -> bool:

@@ -70,17 +70,17 @@ def artifact_seconds(p: Workload[Any], program: RProgram) -> tuple[float, tuple[
     mach, hw = p.machine, p.machine.hw
     boxes = _boxes(program)
     shared = sum(box.bytes for box in boxes)
-    held = math.prod(program.thread[a.name] for a in program.space.spatial)
-    registers = overhead_registers(hw.limits) + held * (1 + len(boxes))
+    points = math.prod(program.thread[a.name] for a in program.space.spatial)
+    registers = overhead_registers(hw.limits) + points * (1 + len(boxes))
     resident = blocks_per_core(BlockResources(program.threads, registers, shared), hw)
     step = _step(p, program, boxes)
     waits = program.steps * _serial_waits(p, program, boxes)
     latency = 0.0 if waits else load_latency_cycles(mach, p.compulsory_bytes)  # of concurrent loads
-    turn = 2 * BARRIER_CYCLES + hw.block_level.latency_s * mach.clock_hz
+    latency_cycles = 2 * BARRIER_CYCLES + hw.block_level.latency_s * mach.clock_hz
 
     def block_cycles(blocks: float) -> float:
         # single buffer: loads and compute of one block do not overlap, those of different blocks do
-        return BLOCK_CYCLES * blocks + program.steps * max(blocks * step, latency + turn + step)
+        return BLOCK_CYCLES * blocks + program.steps * max(blocks * step, latency + latency_cycles + step)
 
     _, cycles = simt_waves(program.grid, resident, mach.cores, block_cycles)
     _, waited = simt_waves(program.grid, resident, mach.cores, lambda _: waits * mach.dram_latency_cycles)
@@ -105,13 +105,13 @@ def artifact_seconds(p: Workload[Any], program: RProgram) -> tuple[float, tuple[
 
 
 def _boxes(program: RProgram) -> tuple[Box, ...]:
-    reach: dict[str, int] = {}
+    extents: dict[str, int] = {}
     for axis in program.space.axes:
-        reach |= axis.member_extents(program.block[axis.name])
+        extents |= axis.member_extents(program.block[axis.name])
     found = []
     for access in program.space.accesses:
         if not access.is_output:
-            spans = [1 + sum(abs(c) * (reach.get(name, 1) - 1) for name, c in dim.coeffs) for dim in access.dims]
+            spans = [1 + sum(abs(c) * (extents.get(name, 1) - 1) for name, c in dim.coeffs) for dim in access.dims]
             found.append(Box(access, tuple(spans)))
     return tuple(found)
 
@@ -160,8 +160,8 @@ def _conflicts(program: RProgram, box: Box, mach: Machine) -> float:
     axes = program.space.spatial
     counts = [program.block[a.name] // program.thread[a.name] for a in axes]
     places = []
-    for lane in range(min(32, program.threads)):
-        point, rest = {}, lane
+    for thread in range(min(32, program.threads)):
+        point, rest = {}, thread
         for axis, count in zip(reversed(axes), reversed(counts), strict=True):
             point[axis.members[-1].name], rest = rest % count, rest // count
         places.append(box.byte_offset(point))

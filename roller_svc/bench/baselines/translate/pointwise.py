@@ -116,14 +116,14 @@ class Pointwise:
         if index is None or any(c < 0 for one in index for _, c in one.coeffs):
             return self._gathered(load, value, clamped=fill is not None)
         shape = tuple(value.value.shape)
-        reaches = [index_range(one, self.nest.extents) for one in index]
-        if any(low < 0 or high >= size for (low, high), size in zip(reaches, shape, strict=True)):
+        ranges = [index_range(one, self.nest.extents) for one in index]
+        if any(low < 0 or high >= size for (low, high), size in zip(ranges, shape, strict=True)):
             if fill is None:
                 raise no_baseline(f"{load.tensor} is read outside")
             value, index = self._padded(load, value, index, fill)
-        return self._walked(value, index)
+        return self._strided_view(value, index)
 
-    def _walked(self, value: Slot, index: tuple[Affine, ...]) -> Slot:
+    def _strided_view(self, value: Slot, index: tuple[Affine, ...]) -> Slot:
         steps = self.context.strides(value)
         axes = self.nest.axes
         strides = tuple(sum(one.coeff(a.name) * s for one, s in zip(index, steps, strict=True)) for a in axes)
@@ -138,9 +138,9 @@ class Pointwise:
     ) -> tuple[Slot, tuple[Affine, ...]]:
         """Return the tensor padded for the index, and the index into it."""
         shape = tuple(value.value.shape)
-        reaches = [index_range(one, self.nest.extents) for one in index]
-        lows = [min(0, low) for low, _ in reaches]
-        wide = tuple(max(size, high + 1) - low for size, low, (_, high) in zip(shape, lows, reaches, strict=True))
+        ranges = [index_range(one, self.nest.extents) for one in index]
+        lows = [min(0, low) for low, _ in ranges]
+        wide = tuple(max(size, high + 1) - low for size, low, (_, high) in zip(shape, lows, ranges, strict=True))
         border = self.context.empty(wide, load.dtype)
         border.value[...] = fill
         strides = self.context.strides(border)
@@ -198,8 +198,8 @@ class Pointwise:
 
     def _leaves(self, load: Load, index: tuple[Affine, ...]) -> bool:
         shape = self.context.tensors[load.tensor].value.shape
-        reaches = [index_range(one, self.nest.extents) for one in index]
-        return any(low < 0 or high >= size for (low, high), size in zip(reaches, shape, strict=True))
+        ranges = [index_range(one, self.nest.extents) for one in index]
+        return any(low < 0 or high >= size for (low, high), size in zip(ranges, shape, strict=True))
 
     def _gathered(self, load: Load, value: Slot, *, clamped: bool) -> Slot:
         """Gather by integer indices, along one dimension if only one index is not an axis."""
@@ -207,14 +207,14 @@ class Pointwise:
         indices = [self._whole(part, size, clamped=clamped) for part, size in
                    zip(load.index, value.value.shape, strict=True)]  # fmt: skip
         opaque = [d for d, part in enumerate(load.index) if not isinstance(part, AxisRef)]
-        if len(opaque) == 1 and (walked := _one_axis(load, opaque[0], indices[opaque[0]], nest)) is not None:
+        if len(opaque) == 1 and (gathered_axes := _one_axis(load, opaque[0], indices[opaque[0]], nest)) is not None:
             dim = opaque[0]
             flat = context.trace.view(lambda i: i.reshape(-1), indices[dim])
-            found = context.empty(tuple(nest.extents[name] for name in walked), load.dtype)
+            found = context.empty(tuple(nest.extents[name] for name in gathered_axes), load.dtype)
             context.into("take", lambda x, i, out: context.library.take_along(x, dim, i, out), value, flat, out=found)
             names = [a.name for a in nest.axes]
-            order = sorted(range(len(walked)), key=lambda d: names.index(walked[d]))
-            shape = tuple(a.extent if a.name in walked else 1 for a in nest.axes)
+            order = sorted(range(len(gathered_axes)), key=lambda d: names.index(gathered_axes[d]))
+            shape = tuple(a.extent if a.name in gathered_axes else 1 for a in nest.axes)
             return context.trace.view(lambda x: context.library.permuted(x, order).reshape(shape), found)
         shape = tuple(np.broadcast_shapes(*(tuple(i.value.shape) for i in indices)))
         out = context.empty(shape, load.dtype)

@@ -66,15 +66,15 @@ def contract(context: Context, nest: Nest, factors: tuple[Load, ...]) -> Slot:
     """Compute a sum as an einsum of pairwise products; a new array at every run."""
     loops = Pointwise(context, nest)
     letters = dict(zip((a.name for a in nest.axes), string.ascii_letters, strict=False))
-    walked: list[Slot] = []
+    loads: list[Slot] = []
     terms: list[str] = []
     for factor in factors:
         named = _axes(factor)
         at = tuple(slice(None) if a.name in named else 0 for a in nest.axes)
-        walked.append(context.trace.view(lambda v, at=at: v[at], loops.load(factor)))
+        loads.append(context.trace.view(lambda v, at=at: v[at], loops.load(factor)))
         terms.append("".join(letters[a.name] for a in nest.axes if a.name in named))
     equation = f"{','.join(terms)}->{''.join(letters[a.name] for a in nest.spatial)}"
-    return context.trace.new("einsum", context.library.einsum(equation), *walked)
+    return context.trace.new("einsum", context.library.einsum(equation), *loads)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,8 +131,8 @@ def _call(context: Context, x: Slot, y: Slot, z: Slot, *, vectors: bool) -> None
     if vectors and columns == 1:
         context.into("mv", library.matvec(), x, _line(context, y), out=_line(context, z))
     elif vectors and rows == 1:
-        turned = context.trace.view(lambda v: library.permuted(v, (1, 0)), y)
-        context.into("mv", library.matvec(), turned, _line(context, x), out=_line(context, z))
+        transposed = context.trace.view(lambda v: library.permuted(v, (1, 0)), y)
+        context.into("mv", library.matvec(), transposed, _line(context, x), out=_line(context, z))
     else:
         context.into("mm", library.matmul(), x, y, out=z)
 
@@ -181,16 +181,16 @@ def _order(nest: Nest, target: Slot, context: Context, groups: _Groups) -> str:
 def _merged(context: Context, nest: Nest, value: Slot, names: tuple[str, ...]) -> tuple[int, int] | None:
     """Return extent and stride of several axes as one, or None if they are not contiguous."""
     strides = dict(zip((a.name for a in nest.axes), context.strides(value), strict=True))
-    walked = [(nest.extents[n], strides[n]) for n in names if nest.extents[n] > 1]
-    if not walked:
+    axes_in_memory = [(nest.extents[n], strides[n]) for n in names if nest.extents[n] > 1]
+    if not axes_in_memory:
         return 1, 1
-    for (_, outer), (extent, inner) in pairwise(walked):
+    for (_, outer), (extent, inner) in pairwise(axes_in_memory):
         if outer != inner * extent:
             return None
     total = 1
-    for extent, _ in walked:
+    for extent, _ in axes_in_memory:
         total *= extent
-    return total, walked[-1][1]
+    return total, axes_in_memory[-1][1]
 
 
 def _matrix(
@@ -198,10 +198,12 @@ def _matrix(
 ) -> Slot:
     """Return a value as a stack of matrices: a view if possible, else a copy at every run."""
     present = {a.name for a, size in zip(nest.axes, value.value.shape, strict=True) if size > 1 or a.extent == 1}
-    kept = tuple(tuple(n for n in g if n in present) for g in groups)
-    merged = [_merged(context, nest, value, g) for g in kept]
+    present_groups = tuple(tuple(n for n in g if n in present) for g in groups)
+    merged = [_merged(context, nest, value, g) for g in present_groups]
     shape = tuple(_size(nest, g) for g in groups)
-    if all(m is not None for m in merged) and all(len(k) in (0, len(g)) for k, g in zip(kept, groups, strict=True)):
+    if all(m is not None for m in merged) and all(
+        len(k) in (0, len(g)) for k, g in zip(present_groups, groups, strict=True)
+    ):
         found: list[Any] = [m for m in merged if m is not None]
         strides = tuple(0 if m[0] < size else m[1] for m, size in zip(found, shape, strict=True))
         return context.strided(value, shape, strides)
@@ -211,8 +213,8 @@ def _matrix(
     order = [names.index(n) for g in groups for n in g]
     rest = [d for d in range(len(names)) if d not in order]
     wide = tuple(nest.extents[n] for g in groups for n in g)
-    turned = context.trace.view(lambda v: context.library.permuted(v, [*rest, *order])[(0,) * len(rest)], value)
-    copy = context.copied(turned, wide, nest.dtype if nest.dtype.is_float else DType(nest.dtype.value))
+    transposed = context.trace.view(lambda v: context.library.permuted(v, [*rest, *order])[(0,) * len(rest)], value)
+    copy = context.copied(transposed, wide, nest.dtype if nest.dtype.is_float else DType(nest.dtype.value))
     return context.trace.view(lambda v: v.reshape(shape), copy)
 
 

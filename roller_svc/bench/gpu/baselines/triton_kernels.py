@@ -110,10 +110,10 @@ def attention_kernel(q, k, v, o, scale, QUERIES, KEYS, HEADS, SHARING, FEATURES:
         scores = tl.where(seen, scores, -float("inf"))
         higher = tl.maximum(best, tl.max(scores, axis=1))
         powers = tl.exp2(scores - higher[:, None])
-        kept = tl.exp2(best - higher)
-        weight = weight * kept + tl.sum(powers, axis=1)
+        rescale = tl.exp2(best - higher)
+        weight = weight * rescale + tl.sum(powers, axis=1)
         values = tl.load(v + shared + columns[:, None] * FEATURES + at[None, :], mask=inside[:, None], other=0.0)
-        mixed = tl.dot(powers.to(values.dtype), values, mixed * kept[:, None])
+        mixed = tl.dot(powers.to(values.dtype), values, mixed * rescale[:, None])
         best = higher
     mixed /= weight[:, None]
     tl.store(o + rows[:, None] * FEATURES + at[None, :], mixed.to(o.dtype.element_ty), mask=rows[:, None] < QUERIES)
