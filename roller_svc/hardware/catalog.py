@@ -142,10 +142,10 @@ def _shipped(hardware_id: str) -> HardwareSpec:
 def _files() -> dict[str, Traversable]:
     """Return spec files by id: from inside an installed package, or next to the package in a checkout."""
     installed = files("roller_svc") / "hwspecs"
-    folder: Traversable = installed if installed.is_dir() else Path(__file__).parents[2] / "hwspecs"
-    if not folder.is_dir():
-        raise InvariantError(f"no spec files: neither {installed} nor {folder} exists")
-    return {file.name.removesuffix(_SUFFIX): file for file in folder.iterdir() if file.name.endswith(_SUFFIX)}
+    directory: Traversable = installed if installed.is_dir() else Path(__file__).parents[2] / "hwspecs"
+    if not directory.is_dir():
+        raise InvariantError(f"no spec files: neither {installed} nor {directory} exists")
+    return {file.name.removesuffix(_SUFFIX): file for file in directory.iterdir() if file.name.endswith(_SUFFIX)}
 
 
 def _unknown_hardware(hardware_id: str) -> UnknownHardwareError:

@@ -118,7 +118,7 @@ def _check_dependencies(what: str, program: str, directory: Path) -> None:
     _, _, files = listing.replace("\\\n", " ").partition(":")
     for file in files.split():
         path = (directory / file).resolve()
-        if not any(path.is_relative_to(folder) for folder in allowed):
+        if not any(path.is_relative_to(root) for root in allowed):
             raise CompileError(
                 f"{what} read {file}, expected files of its own directory or of the compiler", code="refused-source"
             )

@@ -57,7 +57,7 @@ def compiler_for(arch: Arch) -> str:
     if path is None:
         raise ToolchainMissingError(f"{arch} needs hipcc, which is not installed: {INSTALL}; estimates work without it")
     root = Path(path).resolve().parent.parent
-    libraries = {file.name for folder in _LIBRARY_DIRECTORIES for file in root.glob(f"{folder}/*.bc")}
+    libraries = {file.name for directory in _LIBRARY_DIRECTORIES for file in root.glob(f"{directory}/*.bc")}
     if not libraries or not (root / "include/hip/hip_runtime.h").is_file():
         missing = "HIP's device libraries" if not libraries else "HIP's headers"
         raise ToolchainMissingError(f"{arch}: {path} is installed without {missing}: {INSTALL}")

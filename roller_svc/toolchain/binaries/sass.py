@@ -118,9 +118,9 @@ def disassembler_version() -> str:
 
 @functools.cache
 def _version_of(tool: Path) -> str:
-    with tempfile.TemporaryDirectory(prefix="roller-sass-") as folder:
+    with tempfile.TemporaryDirectory(prefix="roller-sass-") as temporary:
         try:
-            code, text = run_sandboxed([str(tool), "--version"], Path(folder), CompileLimits(timeout_s=10.0))
+            code, text = run_sandboxed([str(tool), "--version"], Path(temporary), CompileLimits(timeout_s=10.0))
         except KernelTimeoutError as late:
             raise ToolchainMissingError(f"{TOOL} --version does not end") from late
     if code != 0 or not text.strip():
@@ -138,8 +138,8 @@ def _function(name: str, instructions: Iterable[Mapping[str, Any]]) -> SassFunct
 
 def _disassemble(binary: bytes, options: tuple[str, ...], limits: CompileLimits) -> str:
     tool = disassembler()
-    with tempfile.TemporaryDirectory(prefix="roller-sass-") as folder:
-        directory = Path(folder)
+    with tempfile.TemporaryDirectory(prefix="roller-sass-") as temporary:
+        directory = Path(temporary)
         (directory / "kernel").write_bytes(binary)
         output = directory / "kernel.sass"
         code, log = run_sandboxed([str(tool), *options, "kernel"], directory, limits, output)

@@ -108,14 +108,14 @@ def install_hint(arch: Arch) -> str:
 def find_libraries() -> tuple[NvrtcLibrary, ...]:
     """Return installed NVRTCs, one for each major version, newest first: wheels before the system's."""
     directories = [lib for root in wheel_roots() for lib in sorted(root.glob("*/lib"))]
-    return find_libraries_in((*directories, *(Path(folder) for folder in _SYSTEM_DIRECTORIES)))
+    return find_libraries_in((*directories, *(Path(directory) for directory in _SYSTEM_DIRECTORIES)))
 
 
 def find_libraries_in(directories: tuple[Path, ...]) -> tuple[NvrtcLibrary, ...]:
     """Return the NVRTCs in those directories, the first one found for each major version, newest first."""
     libraries: dict[int, NvrtcLibrary] = {}
-    for folder in directories:
-        for path in sorted(folder.glob("libnvrtc.so.*")):
+    for directory in directories:
+        for path in sorted(directory.glob("libnvrtc.so.*")):
             match = _LIBRARY_NAME.fullmatch(path.name)
             if match and int(match[1]) >= _OLDEST_MAJOR:
                 libraries.setdefault(int(match[1]), NvrtcLibrary(path, int(match[1])))
