@@ -99,10 +99,12 @@ def test_the_floor_counts_on_a_cache_only_where_it_keeps_something() -> None:
 
 def test_the_floor_follows_the_costs() -> None:
     walked = 1.1 * FITTED.memory.llc_zero_hit_ratio * AVX512.level("l3").capacity_bytes
-    keeps_more = replace(FITTED, memory=replace(FITTED.memory, lost_last=1.2 * FITTED.memory.llc_zero_hit_ratio))
+    larger_llc = replace(
+        FITTED, memory=replace(FITTED.memory, llc_zero_hit_ratio=1.2 * FITTED.memory.llc_zero_hit_ratio)
+    )
     model = model_of(map_of(walked), AVX512)
     assert model.workload.data_level == "dram"
-    assert model.with_costs(keeps_more).workload.data_level == "l3"
+    assert model.with_costs(larger_llc).workload.data_level == "l3"
 
 
 def product_of(m: int, n: int, k: int) -> KernelGroup:
@@ -122,7 +124,7 @@ def test_hints_hide_panels_that_take_little_of_the_time(rows: int, hides: bool) 
     hw, group = with_cores(AVX512, 1), product_of(rows, 1536, 1024)
     program = tiled(group, hw, (rows, 1536, 512), (9, 48, 1))
     model = model_of(group, hw)
-    nothing_hidden = replace(FITTED, contraction=replace(FITTED.contraction, hinted=1e-9))
+    nothing_hidden = replace(FITTED, contraction=replace(FITTED.contraction, prefetch_hidden_fraction=1e-9))
     all_waited = model.with_costs(nothing_hidden).estimate(program).seconds
     assert (model.estimate(program).seconds < all_waited) == hides
 
