@@ -28,7 +28,7 @@ def holds(value: int | float, dtype: DType) -> bool:
 
 
 def constant_int(x: Expr) -> int | None:
-    """The value of an integer expression of numbers and extents; None where it is none."""
+    """Return the value of an integer expression of numbers and extents; None for any other expression."""
     match x:
         case Const(value=int(value)):
             return value

@@ -124,7 +124,7 @@ def half_contractions(groups: Sequence[KernelGroup]) -> tuple[KernelGroup, ...]:
 
 
 def summary(rows: Sequence[Json]) -> Json:
-    """The figures of one target; None where there is nothing to take a share or a median of."""
+    """Return the metrics of one target; None for a fraction or median of nothing."""
     built = [row for row in rows if row["error"] is None]
     seconds = sorted(row["compile_seconds"] for row in built)
     launches = [launch for row in built for launch in row["launches"]]
@@ -163,7 +163,7 @@ def _launch_json(launch: LintedLaunch) -> Json:
 
 
 def _given(factor: Expr) -> Expr:
-    """The factor as the program has it, before it is converted to the type of the sum."""
+    """Return the operand as the program has it, before its conversion to the accumulator's type."""
     return _given(factor.arg) if isinstance(factor, Cast) and factor.implicit else factor
 
 

@@ -110,7 +110,9 @@ def validate_constants(value: object, inputs: Iterable[tuple[str, object]]) -> t
     if value is None:
         return ()
     if isinstance(value, str) or not isinstance(value, Iterable):
-        raise ArgumentError(f"constants must be a list of inputs' names, not {short_repr(value)}", code="invalid-option")
+        raise ArgumentError(
+            f"constants must be a list of inputs' names, not {short_repr(value)}", code="invalid-option"
+        )
     inputs_in_order, names = [name for name, _ in inputs], list(value)
     for name in names:
         if name not in inputs_in_order:
@@ -127,7 +129,8 @@ def validate_tiles(value: object) -> tuple[tuple[str, int], ...]:
         return ()
     if not isinstance(value, Mapping) or not all(field in TILE_FIELDS for field in value):
         raise ArgumentError(
-            f"tiles must give numbers for some of {', '.join(TILE_FIELDS)}, not {short_repr(value)}", code="invalid-option"
+            f"tiles must give numbers for some of {', '.join(TILE_FIELDS)}, not {short_repr(value)}",
+            code="invalid-option",
         )
     numbers = {field: whole_number(number) for field, number in value.items()}
     for field, number in numbers.items():

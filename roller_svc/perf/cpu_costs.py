@@ -127,7 +127,7 @@ class LoopCosts:
     minmax_latency_cycles: float = 8.0  # the same for max and min that propagate NaN: a comparison, then a select
     rob_iterations: float = 40.0  # iterations over a row that 224 reorder-buffer entries hold
     load_cycles: float = 0.5  # one vector load or store that hits L1
-    gather_cycles: float = 1.2  # one element of a vector that is no run in memory
+    gather_cycles: float = 1.2  # one element of a vector that is not contiguous in memory
     permute_cycles: float = 2.0  # a vector of every second element, or of repeated ones: two loads, a shuffle
     tail_cycles: float = 2.5  # one element of a row's tail
     horizontal_cycles: float = 3.0  # one halving step of a horizontal reduction: a shuffle and its dependent operation

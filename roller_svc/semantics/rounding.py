@@ -190,7 +190,7 @@ def _bound_special_values(
 
 
 def cast_error(value: Array, error: Error, source: DType, target: DType, *, rounded: bool) -> Error:
-    """The bound after a conversion of `value`; `rounded` where the reference rounds too."""
+    """Return the bound after a conversion of `value`; `rounded` where the reference rounds too."""
     if target.is_float:
         return _float_cast_error(value, error, source, target, rounded=rounded)
     if error is None:

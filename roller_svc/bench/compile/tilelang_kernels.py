@@ -20,7 +20,7 @@ _FLAT_BLOCK = 1024
 
 
 def compiled(case: Case, arch: int) -> bytes:
-    """The cubin; `lower` and `compile_cuda` remember nothing."""
+    """Return the cubin. `lower` and `compile_cuda` have no cache."""
     target = Target({"kind": "cuda", "arch": f"sm_{arch}"})
     with target:
         text = lower(_kernel(case), target=target).kernel_source

@@ -117,7 +117,7 @@ _FLAT_BLOCK = 1024
 
 
 def compiled(case: Case, arch: int) -> bytes:
-    """The cubin, with nothing remembered from an earlier call."""
+    """Return the cubin, compiled without a cache."""
     with tempfile.TemporaryDirectory(prefix="triton-") as cache:
         os.environ["TRITON_CACHE_DIR"] = cache
         os.environ["TRITON_ALWAYS_COMPILE"] = "1"

@@ -38,8 +38,11 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Convolution:
-    """Axes of the data's dimensions, outermost first, in the order batch, group, channel, windows; `order` permutes
-    the data's dimensions into it. Groups and filters are the weight's axes that the result has."""
+    """Axes of the data's dimensions, outermost first: batch, group, channel, windows.
+
+    `order` permutes the data's dimensions into this order. Groups and filters are the weight's axes
+    that the result has.
+    """
 
     data: Load
     weight: Load

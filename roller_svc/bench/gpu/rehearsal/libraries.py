@@ -211,7 +211,7 @@ def _window_extents(sizes: Any, taps: Any, *how: Any) -> list[int]:
 
 
 def first_like(x: Tensor, *others: Any, **_: Any) -> Tensor:
-    """A function whose result has the shape of its first argument: norms, softmax."""
+    """Return a function whose result has the shape of its first argument: norms, softmax."""
     return _result(Tensor(x.shape, x.dtype), x, *(one for one in others if isinstance(one, Tensor)))
 
 

@@ -79,8 +79,9 @@ class VnniPacking(Packing):
 
     # contiguous along k -----------------------------------------------------------------------------------------------
     def _pack_transposed(self, panels: Panels, count: int) -> tuple[Node, ...]:
-        """Transpose blocks of `lanes` words by `lanes` rows if whole words can be loaded; pack the remaining words one
-        by one.
+        """Transpose blocks of `lanes` words by `lanes` rows if whole words can be loaded.
+
+        Pack the remaining words one by one.
         """
         filled = self._zero_fill(panels, count)
         nodes = (Loop(K_ROW, self.kc, LoopKind.SERIAL, filled, ref(K_COUNT)),) if filled else ()

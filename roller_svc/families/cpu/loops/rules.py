@@ -106,6 +106,6 @@ class CpuLoopRules(TaskRules):
 
 
 def loop_rules(p: Workload[Any], *, serial: bool) -> CpuLoopRules:
-    """The rules of one nest."""
+    """Return the rules of one loop nest."""
     fewest, most = (1, 1) if serial else task_range(p)
     return CpuLoopRules(p, fewest, most, serial)

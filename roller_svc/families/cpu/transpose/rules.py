@@ -82,9 +82,7 @@ class TransposeRules(TaskRules):
         return [(p.extents, ThreadTile(one))]
 
     def _sides(self, extent: int, each: int, side_bytes: Sequence[int]) -> Tile:
-        """Return extents of a tile's side of about those bytes in whole vectors, with at least a vector left at the
-        end.
-        """
+        """Return extents of about those bytes in whole vectors, with at least a vector left at the end."""
         lanes, size, found = self.layout.lanes, self.layout.transposed[0].dtype.bytes, set[int]()
         unit = lanes // math.gcd(lanes, each)
         for wanted in side_bytes:

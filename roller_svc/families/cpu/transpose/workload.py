@@ -24,26 +24,23 @@ NARROW_BYTES = 16  # vectors of 8- and 16-bit elements: wider ones have no instr
 
 
 class TransposeKind(Enum):
-    """SQUARE: blocks of as many rows as vectors have lanes. DEALT: what is read lies in short rows, x[i, 0:3], which
-    whole vectors of them hold without a gap. WOVEN: so does what is written."""
+    """How vectors are transposed."""
 
-    BLOCK = "square"
-    DEINTERLEAVE = "dealt"
-    INTERLEAVE = "woven"
+    BLOCK = "square"  # as many rows as vectors have lanes
+    DEINTERLEAVE = "dealt"  # reads short rows, x[i, 0:3], that whole vectors hold without a gap
+    INTERLEAVE = "woven"  # writes such rows
 
 
 @dataclass(frozen=True, slots=True)
 class TransposeSpace:
-    """`row`: the axis along which the results lie. `columns`: the axes along which the `turned` loads lie, outermost
-    first; a tile has all of those but the first. `stride`: elements of memory between neighbours along the row, of each
-    turned load. `lanes`: of the vectors in which blocks are turned."""
+    """Tile space of a layout change."""
 
     kind: TransposeKind
-    row: int
-    columns: tuple[int, ...]
+    row: int  # axis along which the results are contiguous
+    columns: tuple[int, ...]  # axes along which the transposed loads are, outermost first; a tile has all but the first
     transposed: tuple[Load, ...]
-    stride: tuple[int, ...]
-    lanes: int
+    stride: tuple[int, ...]  # of each transposed load, elements between neighbours along the row
+    lanes: int  # of the vectors in which blocks are transposed
     short_row: int = 1  # elements of a short row
 
     @property
@@ -109,8 +106,10 @@ class _Reading:
         )  # fmt: skip
 
     def _crossing(self, load: Load) -> dict[str, int] | None:
-        """A load's elements between neighbours along each axis, where it moves with the row but lies along another
-        axis, and every element that a tile meets exists."""
+        """Return a load's strides along each axis; None unless it is contiguous along an axis other than the row.
+
+        Every element that a tile accesses exists.
+        """
         type_ = dict(self.group.inputs).get(load.tensor)
         if type_ is None or any(load.bounds_checked):
             return None
@@ -176,7 +175,7 @@ def _strides(index: tuple[Expr, ...], type_: TensorType) -> dict[str, int] | Non
 
 
 def _run(strides: dict[str, int] | None, group: KernelGroup) -> str | None:
-    """The axis whose next point is the next element."""
+    """Return the axis whose next point is the next element in memory."""
     wide = {a.name for a in group.outer if a.extent > 1}
     return next((name for name, c in (strides or {}).items() if c == 1 and name in wide), None)
 

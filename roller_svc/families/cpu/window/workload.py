@@ -113,8 +113,9 @@ class WindowedSum:
 
 @dataclass(frozen=True, slots=True)
 class PlaneSpace:
-    """Windowed reductions of a group in the order of its statements. `axes`: those of planes; `leading`: outer ones
-    before.
+    """Windowed reductions of a group, in the order of its statements.
+
+    `axes`: those of planes; `leading`: the outer axes before them.
     """
 
     leading: tuple[Axis, ...]
@@ -214,7 +215,7 @@ def _windowed_sum(number: int, statement: TensorExpr, slides: tuple[PlaneWindowD
 
 
 def _placed(expr: Expr, slides: tuple[PlaneWindowDim, ...]) -> Expr | None:
-    """The expression over places; None where it depends on outputs or taps otherwise."""
+    """Return the expression over input positions; None where it depends on outputs or taps otherwise."""
     known = None if isinstance(expr, Load) else affine(expr)
     if known is not None:
         return _placed_sum(expr, known, slides)
@@ -246,7 +247,7 @@ def _placed_sum(expr: Expr, known: Affine, slides: tuple[PlaneWindowDim, ...]) -
 
 
 def _plane(name: str, value: Expr, slides: tuple[PlaneWindowDim, ...]) -> Plane:
-    """A plane whose guard, if it has one that is a box, becomes what is inside."""
+    """Return the plane with a box-shaped guard replaced by the box that it admits."""
     dtype = value.dtype.compute
     whole = tuple((0, s.input_extent(s.extent)) for s in slides)
     zero = Const(0.0 if dtype.is_float else 0, dtype)
@@ -261,7 +262,7 @@ def _plane(name: str, value: Expr, slides: tuple[PlaneWindowDim, ...]) -> Plane:
 
 
 def _constant(expr: Expr, dtype: DType) -> Const | None:
-    """What a margin is, where that is plain: a constant, or zero divided or multiplied by one."""
+    """Return a margin that is a constant, or zero divided or multiplied by one; None for any other."""
     match expr:
         case Const(value=value):
             return Const(float(value) if dtype.is_float else int(value), dtype)

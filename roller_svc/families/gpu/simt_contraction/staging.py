@@ -192,8 +192,9 @@ class SimtOperandCopy:
         return (Loop(".rounds", self._rounds // unroll, LoopKind.SERIAL, nodes),)
 
     def _item_position(self) -> tuple[Expr, Expr]:
-        """Return row and column of an item: adjacent threads read adjacent memory and store to different banks
-        (`staged_row`).
+        """Return row and column of an item.
+
+        Adjacent threads read adjacent memory and store to different banks (`staged_row`).
         """
         if self.operand.k_major:
             group = math.gcd(K_ELEMENTS_PER_TRANSACTION, self.steps.rows)

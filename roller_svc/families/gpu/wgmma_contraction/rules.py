@@ -87,7 +87,7 @@ def approx_cycles(p: Workload[WgmmaFacts], block: Tile, base: ThreadTile, split_
 MAX_FRAGMENTS = 2  # of a warpgroup along m: B is reread for each, so that more save no shared-memory reads
 MAX_BASES = 12
 PAIRS = ((2, 1), (1, 2))  # clusters; larger ones do not fill all SMs of a GPC, and share little more
-# LLC time over a tile's own time from which multicast is estimated. Assumed: below it the LLC is no bottleneck even at
+# LLC time over a tile's own time from which multicast is estimated. Assumed: below it the LLC does not limit, even at
 # 1.4 times the modelled time, and the blocks of a cluster wait for each other.
 MIN_SHARED_LOAD_FRACTION = 0.7
 MAX_STAGES = 8  # deeper pipelines hold more than a memory round trip delivers
@@ -154,8 +154,10 @@ class WgmmaContractionRules(TilePrefilter):
         return TileMetrics(known.resources.shared_bytes, traffic, self._capacity_rule(block, known))
 
     def pipeline_choices(self, block: Tile, base: ThreadTile, split_k: int) -> Sequence[PipelineOptions]:
-        """As many stages as loads need to be on time, with as many blocks a core as leave room for them; blocks that
-        stay where there are more tiles than cores, and pairs of them that share what they load where that pays."""
+        """Return pipelines with the stages that hide load latency, and the most blocks per SM that still fit.
+
+        Blocks are persistent where there are more tiles than SMs. Clusters of two are added where multicast pays.
+        """
         p, cores = self.workload, self.workload.machine.cores
         known = wgmma_block(p, block, base.tile)
         tasks = spatial_grid(p, block) * split_k
@@ -211,8 +213,10 @@ class WgmmaContractionRules(TilePrefilter):
 
     # block level ------------------------------------------------------------------------------------------------
     def _k_steps(self) -> Tile:
-        """Rows of 128 bytes, which the widest swizzle permutes, or of the shortest that holds all of k; shorter ones
-        where they leave less of k to padding (whole rows of channels), or for variety."""
+        """Return lengths of a k-tile: 128 bytes, the widest swizzle, or the shortest swizzle that holds all of k.
+
+        Shorter ones are added where they pad k less (whole rows of channels), and for `varied` tiles.
+        """
         p, size = self.workload, self._operand_bytes()
         lengths = [atom // size for atom in reversed(SWIZZLE_ATOMS)]
         feeds = p.facts.loads
@@ -230,8 +234,10 @@ class WgmmaContractionRules(TilePrefilter):
         return "grid size" if exceeds_grid(p, block) else ""
 
     def _covers_its_loads(self, block: Tile, base: ThreadTile) -> bool:
-        """Multiply-adds that take as long as the loads from the last cache, if need be by blocks that share them; or so
-        few blocks that the estimate must say which tile fills the device best."""
+        """Whether wgmma time covers LLC load time, with cluster multicast if needed.
+
+        Also true of grids so small that the model must decide which tile fills the device best.
+        """
         if has_wave_quantization(self.workload, block):
             return True
         known = wgmma_block(self.workload, block, base.tile)
@@ -240,8 +246,10 @@ class WgmmaContractionRules(TilePrefilter):
 
     # how blocks run ---------------------------------------------------------------------------------------------
     def _ring(self, known: WgmmaBlock, most_blocks: int, steps: int) -> tuple[int, int]:
-        """(blocks of a core, stages): the most blocks that leave room for as many stages as the latency of loads takes
-        steps; with one block a core a few more than that, for nothing else needs the room."""
+        """Return (blocks per SM, stages): the most blocks with as many stages as k-tiles pass during a load's latency.
+
+        One block per SM gets a few stages more, since nothing else needs the shared memory.
+        """
         hw = self.workload.machine.hw
         tile, step = known.tile, known.step
         fixed = tile.epilogue_bytes
@@ -261,8 +269,7 @@ class WgmmaContractionRules(TilePrefilter):
         return 1, MIN_MATRIX_STAGES
 
     def _clusters(self, block: Tile, known: WgmmaBlock) -> Iterator[tuple[int, int]]:
-        """Pairs of blocks that share loads, where the last cache is what holds a tile up and both have one of their
-        own."""
+        """Yield clusters of two blocks where the LLC bounds a tile and both blocks have a tile."""
         p, tile, step = self.workload, known.tile, known.step
         if step.llc < MIN_SHARED_LOAD_FRACTION * max(step.mma, step.shared, step.chain):
             return

@@ -93,7 +93,7 @@ def _thread_work(p: Workload[Any], windows: WindowSpace, launch: Launch) -> tupl
 
 
 def _accesses_per_element(windows: WindowSpace, access: MapAccess, thread: Tile) -> float:
-    """Accesses for each element that a thread reads or writes."""
+    """Return accesses for each element that a thread reads or writes."""
     if access.contiguous_axis != windows.row:
         return 1.0
     along = [w for w in windows.windows if w.axis == windows.row]

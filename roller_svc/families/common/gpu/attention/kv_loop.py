@@ -148,9 +148,7 @@ class KvTileLoop:
         return nodes
 
     def for_each_tile(self, view: GemmView, block_loops: int, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
-        """Loop over the tiles of a persistent block: in the order of `block_loops`, tiles i, i + blocks, ... for block
-        i.
-        """
+        """Loop over the tiles of a persistent block: tiles i, i + blocks, ... of block i, ordered as `block_loops`."""
         rows, columns = ceil_div(view.m.extent, self.tile.m), ceil_div(view.n.extent, self.tile.n)
         loops = [(axis.name, axis.extent) for axis in view.batch] + [("n.block", columns), ("m.block", rows)]
         tiles = stride = math.prod(extent for _, extent in loops)

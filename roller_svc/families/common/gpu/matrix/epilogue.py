@@ -29,8 +29,9 @@ _PLAIN = frozenset({OpKind.ADD, OpKind.SUB, OpKind.MUL, OpKind.NEG, OpKind.MAX, 
 
 @dataclass(frozen=True, slots=True)
 class EpilogueStore:
-    """Epilogue and stores of adjacent outputs; positions cover whole multiples of `m` and `n`, beyond the axes' ends
-    too.
+    """Epilogue and stores of adjacent outputs.
+
+    Positions cover whole multiples of `m` and `n`, beyond the axes' ends too.
     """
 
     view: GemmView

@@ -202,10 +202,10 @@ def _implicit_cast(value: Expr, dtype: DType) -> Expr:
 
 
 def _share_word_loads(value: Expr, width: int) -> Expr:
-    """Rewrite divisions and remainders of `axis + .lane` by multiples of `width`, for axes that are multiples of
-    `width`.
+    """Rewrite divisions and remainders of `axis + .lane` by multiples of `width`.
 
-    All lanes then have one quotient, so that a packed word or a group's scale is loaded once.
+    The axes are multiples of `width`. All lanes then have one quotient, so that a packed word or a group's scale is
+    loaded once.
     """
 
     def change(node: Expr) -> Expr:
