@@ -109,6 +109,7 @@ def test_other_outputs_are_copied_to_at_the_end(kind: str) -> None:
     given = arrays() | {"A": aligned_empty((4, 6), np.dtype(np.float32))}
     given["A"][...] = 1
     base = aligned_empty((5, 6), np.dtype(np.float32))
+    base[...] = 0
     target = {"strided": np.zeros((6, 4), np.float32).T, "overlaps an input": base[1:], "is an input": given["A"]}[kind]
     if kind == "overlaps an input":
         given["A"] = base[:4]
