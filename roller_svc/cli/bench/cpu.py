@@ -74,7 +74,7 @@ def add_run(parser: argparse.ArgumentParser) -> None:
 
 def execute(options: argparse.Namespace) -> int:
     common.check_positive(options, "every", "top_k")
-    chosen = Settings(options.target, options.select, options.top_k, _parse_baselines(options.baselines))
+    chosen = Settings(options.target, options.select, options.top_k, _parse_baselines(options.peers))
     hw = cpu_target(chosen.target)
     cases = chosen_cases(options)
     journals: list[Journal] = []
