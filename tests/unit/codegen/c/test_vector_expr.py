@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 import ml_dtypes
 import numpy as np
 import pytest
+from sampling import every
 
 import roller_svc
 from roller_svc.codegen.c.vector.loops import vector_cover
@@ -83,7 +84,7 @@ def test_vector_cover_is_exact_or_overlaps_at_the_end() -> None:
 
 
 @TARGETS
-@pytest.mark.parametrize("target_type", [*FLOATS, *INTEGERS])
+@pytest.mark.parametrize("target_type", every(3, [*FLOATS, *INTEGERS]))
 def test_every_type_becomes_every_other(target_type: str, target: str) -> None:
     sources = [t for t in (*FLOATS, *INTEGERS) if t != target_type]
     arrays = {f"x{i}": values(t, 137, i) for i, t in enumerate(sources)}
@@ -120,7 +121,7 @@ def test_operators_of_two_floats(dtype: str, target: str) -> None:
 
 
 @TARGETS
-@pytest.mark.parametrize("dtype", INTEGERS)
+@pytest.mark.parametrize("dtype", every(3, INTEGERS))
 def test_operators_of_integers(dtype: str, target: str) -> None:
     bodies = [
         "a[n] + b[n]", "a[n] - b[n]", "a[n] * b[n]", "-a[n]", "a[n] // b[n]", "a[n] % b[n]", "max(a[n], b[n])",
@@ -237,7 +238,7 @@ FOUR_BITS = tuple(body.replace("7)", "15)").replace("% 8", "% 16") for body in F
 
 @TARGETS
 @pytest.mark.parametrize("bodies", [FEW_BITS, FOUR_BITS], ids=["three", "four"])
-@pytest.mark.parametrize("dtype", [t for t in INTEGERS if t != "bool"])
+@pytest.mark.parametrize("dtype", every(3, [t for t in INTEGERS if t != "bool"]))
 def test_functions_of_few_bits_are_what_they_were(dtype: str, bodies: tuple[str, ...], target: str) -> None:
     """Looked up where a vector has a lane for each of their values; to the last bit what the interpreter says."""
     x, names = values(dtype, 139), tuple(f"y{i}" for i in range(len(bodies)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
+from sampling import slow
 
 from roller_svc import hardware
 from roller_svc.compiler.lower_and_emit import emit_plan
@@ -71,7 +72,7 @@ CASES: dict[str, tuple[str, dict[str, tuple[int, ...]], DType]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("target", ["local", "cpu-x86-avx2"])
+@pytest.mark.parametrize("target", ["local", slow("cpu-x86-avx2")])
 @pytest.mark.parametrize("name", CASES)
 def test_kernels_match_the_interpreter(name: str, target: str) -> None:
     text, shapes, dtype = CASES[name]

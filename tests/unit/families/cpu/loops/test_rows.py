@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from cases_cpu import hinting
+from sampling import every
 
 import roller_svc
 from roller_svc.compiler.lower_and_emit import lower
@@ -93,7 +94,7 @@ def test_exact_divisions_stay(text: str) -> None:
 
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
-@pytest.mark.parametrize("columns", [1, 127, 129, 5000])
+@pytest.mark.parametrize("columns", every(2, [127, 1, 5000, 129]))
 def test_softmax_of_rows_with_nan_and_infinities(target: str, dtype: str, columns: int) -> None:
     x = np.random.default_rng(0).uniform(-8, 8, (11, columns)).astype(dtype)
     x[1, columns // 2], x[2, 0], x[3], x[4, 0], x[5, columns // 2] = np.nan, np.inf, -np.inf, -np.inf, 60

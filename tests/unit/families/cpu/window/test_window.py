@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from cases_cpu import AVX2, Types, cpu_case
+from sampling import slow
 
 from roller_svc import hardware
 from roller_svc.compiler.lower_and_emit import lower
@@ -112,11 +113,12 @@ CASES: dict[str, tuple[str, Types]] = {
 }  # fmt: skip
 
 
+@pytest.mark.parametrize("count", [1, slow(2)])
 @pytest.mark.parametrize("name", CASES)
-def test_kernels_match_the_interpreter(name: str) -> None:
+def test_kernels_match_the_interpreter(name: str, count: int) -> None:
     case = cpu_case(*CASES[name])
     assert plane_space(case.group) is not None
-    case.check_some(2)
+    case.check_some(count)
 
 
 @pytest.mark.parametrize("name", ["3x3", "stride 2", "max", "one dimension"])

@@ -6,6 +6,7 @@ import re
 
 import pytest
 from cases_gpu import Types, case
+from sampling import slow
 
 from roller_svc.families.common.gpu.elementwise_space import choose_padding
 from roller_svc.perf.banks import conflict_cycles
@@ -48,9 +49,10 @@ CASES: dict[str, tuple[str, Types]] = {
 
 
 @pytest.mark.emulator
+@pytest.mark.parametrize("count", [1, slow(3)])
 @pytest.mark.parametrize("name", CASES)
-def test_every_tile_matches_the_interpreter(name: str) -> None:
-    case(*CASES[name]).check_some()
+def test_tiles_match_the_interpreter(name: str, count: int) -> None:
+    case(*CASES[name]).check_some(count)
 
 
 @pytest.mark.parametrize(
