@@ -115,6 +115,7 @@ def test_a_seed_and_a_number_make_the_same_request() -> None:
     assert all(json.loads(one.as_json())["content"] == one.content for one in first)
 
 
+@pytest.mark.slow
 def test_every_part_of_a_body_is_reached() -> None:
     """Hostile texts stand in each free text, in keys, in the expression, in headers and in paths."""
     seen = set[str]()

@@ -54,13 +54,13 @@ EQUIVALENT = {
 
 
 def _sample() -> Iterator[str]:
-    """Yield the ids of every 25th mutant of a family, at least one of each."""
+    """Yield the ids of every 100th mutant of a family, at least one of each."""
     families: dict[str, list[str]] = {}
     for mutation in MUTATIONS:
         families.setdefault(mutation.case.family, []).append(mutation.id)
     for ids in families.values():
         ids.sort(key=lambda id_: zlib.crc32(id_.encode()))
-        yield from ids[: -(-len(ids) // 25)]
+        yield from ids[: -(-len(ids) // 100)]
 
 
 SAMPLE = frozenset(_sample())

@@ -109,6 +109,7 @@ def published() -> dict[str, Any]:
     return bench_published(DATA / "roller_v100.json")
 
 
+@pytest.mark.slow
 def test_predictions_are_near_the_published_times(published: dict[str, Any]) -> None:
     """ROLLER's artifact: the best published time of each operator on a V100. Its two runs differ by 2.4 %.
 
@@ -124,6 +125,7 @@ def test_predictions_are_near_the_published_times(published: dict[str, Any]) -> 
     assert statistics.mean(row["predicted_s"] / row["roller_s"] for row in report["cases"]) < 1.1
 
 
+@pytest.mark.slow
 def test_rooflines_are_what_they_were_worked_out_to_be(published: dict[str, Any]) -> None:
     """Apart from this code: of the artifact's constants for each class, of the vendor's peaks over all."""
     assert published["overall"]["rooflines"]["peaks"] == pytest.approx(0.259, abs=2e-3)

@@ -160,6 +160,7 @@ def corpus(tmp_path: Path, longer: str = "") -> Path:
     return file
 
 
+@pytest.mark.slow
 def test_measured_plans_are_judged_and_judged_again(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     command = ["bench", "model", "--cases", str(corpus(tmp_path)), "--json"]
     assert main([*command, "--top", "2", "--sample", "2", "--class-sample", "0", "--uncalibrated"]) == 0

@@ -102,6 +102,7 @@ def test_a_driver_that_is_killed_itself(tmp_path: Path) -> None:
         compile_sandboxed("add", ["/bin/sh", "-c", "kill -9 $$"], tmp_path / "kernel.so", CompileLimits())
 
 
+@pytest.mark.slow
 def test_a_killed_nvrtc_is_a_fault_that_may_pass() -> None:
     endless = dataclasses.replace(cuda_scale(), text=EXPANSIONS + "__device__ int x[] = {A40};\n")
     with killed_when_it_runs("nvrtc/worker.py"), pytest.raises(BuildServiceError) as killed:

@@ -197,6 +197,7 @@ def test_what_is_rehearsed_is_a_few_of_everything(bench: Any) -> None:
     assert bench.samples.data_bytes(cases[0].program()) <= bench.subset.EMULATED_BYTES
 
 
+@pytest.mark.slow
 @pytest.mark.emulator
 def test_a_rehearsal_is_a_whole_run_and_says_what_it_is(
     bench: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
