@@ -15,7 +15,7 @@ from hostile import HOSTILE
 from judge import RSS_MOST_BYTES, Judge, Summary, run
 from service_process import ServiceProcess, running
 
-QUICK_COUNT, QUICK_SEED = 200, 27
+QUICK_COUNT, QUICK_SEED = 100, 27
 LONG_S, LONG_SEED = 60.0, 1
 
 

@@ -15,6 +15,7 @@ from emulator_support import module
 from fake_cupy import FakeCupy
 
 from roller_svc import hardware
+from roller_svc.calibration import samples
 from roller_svc.calibration.cuda import spec as cuda
 from roller_svc.calibration.cuda.kernels import SECONDS, Kernel, Sizes, kernels, sizes_of
 from roller_svc.errors import LaunchError
@@ -111,6 +112,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> cuda.Device:
         monkeypatch.setattr(module_, "import_cupy", lambda: fake)
     monkeypatch.setattr(runtime_cuda, "device_present", lambda: True)
     monkeypatch.setattr(cuda, "sizes_of", lambda _: LONG)
+    monkeypatch.setattr(samples, "runqueue_wait_s", lambda: 0.0)  # the times are fake, however busy the machine
 
     def compiled(source: KernelSource) -> CompiledKernel:
         return CompiledKernel(source, b"cubin", "", (Resources(8, 0, 0),))

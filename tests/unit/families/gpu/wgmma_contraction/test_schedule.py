@@ -12,7 +12,7 @@ import pytest
 from cases_matrix import chosen, contraction, tiles, unit
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sampling import every
+from sampling import every, slow
 from schedule_support import program
 
 from roller_svc import hardware
@@ -316,8 +316,9 @@ def test_emulated(kind: str) -> None:
 
 
 # machine code --------------------------------------------------------------------------------------------------------
-def test_compiled_without_spills_or_serialised_products() -> None:
-    kernels = {kind: compile_source(source(kind)[1]) for kind in KINDS}
+@pytest.mark.parametrize("step", [3, slow(1)])
+def test_compiled_without_spills_or_serialised_products(step: int) -> None:
+    kernels = {kind: compile_source(source(kind)[1]) for kind in list(KINDS)[::step]}
     found = sass_functions([kernel.binary for kernel in kernels.values()], HOPPER.arch)
     for (kind, kernel), functions in zip(kernels.items(), found, strict=True):
         assert [one.spill_bytes for one in kernel.resources] == [0] * len(kernel.resources), kind
