@@ -19,8 +19,8 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY)
 	$(BIN)/python -m roller_svc.cli.demo
 
-# WORKERS=0 runs the tests in one process
-WORKERS ?= auto
+# One more than cores, as tests wait for services and workers at times; WORKERS=0 runs them in one process
+WORKERS ?= $(shell echo $$(($$(nproc) + 1)))
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8 --dist worksteal
 
 # tests start processes: without bytecode on disk each would compile the package again

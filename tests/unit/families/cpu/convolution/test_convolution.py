@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from sampling import slow
+from sampling import every, slow
 
 from roller_svc import hardware
 from roller_svc.compiler.lower_and_emit import emit_plan
@@ -73,7 +73,7 @@ CASES: dict[str, tuple[str, dict[str, tuple[int, ...]], DType]] = {
 
 
 @pytest.mark.parametrize("target", ["local", slow("cpu-x86-avx2")])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", every(2, CASES))
 def test_kernels_match_the_interpreter(name: str, target: str) -> None:
     text, shapes, dtype = CASES[name]
     program = parse(text, {n: TensorType(dtype, shape) for n, shape in shapes.items()}, ("y",))

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from cases_cpu import AVX2, Types, cpu_case
-from sampling import slow
+from sampling import every, slow
 
 from roller_svc import hardware
 from roller_svc.compiler.lower_and_emit import lower
@@ -114,7 +114,7 @@ CASES: dict[str, tuple[str, Types]] = {
 
 
 @pytest.mark.parametrize("count", [1, slow(2)])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", every(2, CASES))
 def test_kernels_match_the_interpreter(name: str, count: int) -> None:
     case = cpu_case(*CASES[name])
     assert plane_space(case.group) is not None

@@ -6,7 +6,7 @@ import re
 
 import pytest
 from cases_gpu import Types, case
-from sampling import slow
+from sampling import every, slow
 
 from roller_svc.families.common.gpu.elementwise_space import choose_padding
 from roller_svc.perf.banks import conflict_cycles
@@ -50,7 +50,7 @@ CASES: dict[str, tuple[str, Types]] = {
 
 @pytest.mark.emulator
 @pytest.mark.parametrize("count", [1, slow(3)])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", every(2, CASES))
 def test_tiles_match_the_interpreter(name: str, count: int) -> None:
     case(*CASES[name]).check_some(count)
 
