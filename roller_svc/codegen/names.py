@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 
 _KEYWORDS = frozenset({
     "auto", "break", "case", "catch", "char", "class", "const", "const_cast", "continue", "default", "delete", "do",
@@ -48,6 +49,7 @@ class Names:
     def __init__(self) -> None:
         self._identifiers: dict[str, str] = {}
         self._used: set[str] = set()
+        self._elements: dict[str, set[str]] = {}  # identifier -> those of its elements
 
     def of(self, name: str) -> str:
         if name not in self._identifiers:
@@ -58,14 +60,25 @@ class Names:
         """Reserve identifiers that are in use: buffers of the kernel."""
         self._used.update(identifiers)
 
-    def _fresh(self, name: str) -> str:
+    def of_elements(self, name: str, suffixes: Collection[str]) -> str:
+        """Return the identifier of an array whose elements are variables, each with its suffix; reserve them all."""
+        identifier = self.of(name)
+        own = self._elements.setdefault(identifier, set())
+        if self._used & ({identifier + suffix for suffix in suffixes} - own):
+            identifier = self._identifiers[name] = self._fresh(name, suffixes)
+            own = self._elements.setdefault(identifier, set())
+        own.update(identifier + suffix for suffix in suffixes)
+        self._used |= own
+        return identifier
+
+    def _fresh(self, name: str, suffixes: Collection[str] = ()) -> str:
         base = _NOT_IDENTIFIER.sub("_", name).strip(".").lstrip("_") or "v"
         if base[0].isdigit():
             base = f"d{base}"
         if base in _KEYWORDS or _LIBRARY.fullmatch(base) or _MACRO.fullmatch(base):
             base += "_"
         candidate, count = base, 1
-        while candidate in self._used:
+        while any(candidate + suffix in self._used for suffix in ("", *suffixes)):
             count += 1
             candidate = f"{base}_{count}"
         self._used.add(candidate)

@@ -336,10 +336,11 @@ class CodeGenC(CodeGenVisitor):
                 self.opaque_registers.add(storage.tensor)
             if storage.ordered and self.context.vector_bytes >= 32:
                 self.ordered_registers.add(storage.tensor)
-            names = [
-                register_name(identifier, [*row, column], lanes)
-                for row in _rows(storage.shape[:-1]) for column in range(0, storage.shape[-1], lanes)
-            ]  # fmt: skip
+            columns = range(0, storage.shape[-1], lanes)
+            suffixes = [register_name("", [*row, c], lanes) for row in _rows(storage.shape[:-1]) for c in columns]
+            identifier = self.names.of_elements(storage.tensor, suffixes)
+            self.scalar.buffers[storage.tensor] = BufferRef(identifier, storage.dtype, storage.shape, storage.pad)
+            names = [identifier + suffix for suffix in suffixes]
             self.emit_line(f"{vector_type(storage.dtype, lanes)} {', '.join(names)};")
         elif count * storage.dtype.bytes <= STACK_BYTES:
             self.emit_line(f"{type_} {identifier}[{count}] __attribute__((aligned(64)));")

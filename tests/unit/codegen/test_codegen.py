@@ -55,6 +55,17 @@ def test_names_are_unique() -> None:
     assert all(re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", n) for n in given)
 
 
+def test_elements_of_an_array_have_names_of_their_own() -> None:
+    names = Names()
+    before = names.of("acc_0_1")
+    array = names.of_elements("acc", ["_0_0", "_0_1"])
+    elements = {array + "_0_0", array + "_0_1"}
+    assert before == "acc_0_1"
+    assert not elements & {before, names.of(f"{array}_0_0.")}
+    assert names.of_elements("acc", ["_0_0"]) == array  # an edge tile declares fewer of them
+    assert names.of_elements("other", ["_0_0"]) == "other"
+
+
 def test_the_text_says_what_it_is() -> None:
     text = text_for("C[m,n] +=! A[m,k]*B[k,n]", "nvidia-h200-sxm", A=("float32", (256, 64)), B=("float32", (64, 256)))
     header = text[: text.index("*/")]
