@@ -9,6 +9,7 @@ RollerError(code)
 │   ├── SpecError             an invalid hardware spec: file and field
 │   ├── ArgumentError         an invalid option, array or name in a call
 │   ├── NoCandidateError      no rProgram fits the device: the rejecting rules
+│   ├── UnsupportedModelError a model with nodes that are not supported: all of them
 │   ├── ScheduleError         an illegal transform or schedule tree
 │   └── NotFoundError         HTTP 404
 │       ├── UnknownHardwareError
@@ -29,6 +30,7 @@ RollerError(code)
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -99,6 +101,32 @@ class NoCandidateError(InputError):
     def __init__(self, message: str, *, rejections: dict[str, int] | None = None, hint: str | None = None) -> None:
         super().__init__(message, hint=hint)
         self.rejections = rejections or {}
+
+
+@dataclass(frozen=True, slots=True)
+class UnsupportedNode:
+    """A node of a model that cannot be compiled."""
+
+    operator: str
+    name: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.operator} {self.name!r}: {self.reason}"
+
+
+class UnsupportedModelError(InputError):
+    """A model has nodes that cannot be compiled. `nodes` lists every one."""
+
+    default_code = "unsupported-model"
+    MAX_SHOWN = 20  # nodes in the message
+
+    def __init__(self, nodes: tuple[UnsupportedNode, ...], *, hint: str | None = None) -> None:
+        shown = [str(node) for node in nodes[: self.MAX_SHOWN]]
+        more = [f"and {len(nodes) - self.MAX_SHOWN} more"] if len(nodes) > self.MAX_SHOWN else []
+        count = "1 node is" if len(nodes) == 1 else f"{len(nodes)} nodes are"
+        super().__init__(f"{count} not supported: " + "; ".join([*shown, *more]), hint=hint)
+        self.nodes = nodes
 
 
 class ScheduleError(InputError):

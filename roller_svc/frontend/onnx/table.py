@@ -14,7 +14,7 @@ EINSUM = "einsum"
 Reader = Callable[[Node], Use]
 
 # TensorProto.DataType → element type.
-_DATA_TYPES = {
+DATA_TYPES = {
     1: DType.FLOAT32, 2: DType.UINT8, 3: DType.INT8, 4: DType.UINT16, 5: DType.INT16, 6: DType.INT32, 7: DType.INT64,
     9: DType.BOOL, 10: DType.FLOAT16, 11: DType.FLOAT64, 12: DType.UINT32, 13: DType.UINT64, 16: DType.BFLOAT16,
     17: DType.FLOAT8_E4M3FN, 19: DType.FLOAT8_E5M2,
@@ -61,7 +61,7 @@ def _bit_shift(node: Node) -> Use:
 
 def _cast(node: Node) -> Use:
     target = node.attribute("to")
-    kind = _DATA_TYPES.get(target) if isinstance(target, int) else dtype_named(str(target).lower())
+    kind = DATA_TYPES.get(target) if isinstance(target, int) else dtype_named(str(target).lower())
     if kind is None:
         raise node.unsupported(f"a cast to {target!r:.40}")
     saturates = bool(node.integer("saturate", 1))
@@ -211,7 +211,7 @@ def _check_stash(node: Node) -> None:
     """Reject a stash type other than the accumulator type: float32, or float64 for float64."""
     stash_type, formed = node.integer("stash_type", 1), _STASHED.get(node.operand(0).dtype.compute, 1)
     if stash_type not in (1, formed):
-        kind = _DATA_TYPES.get(stash_type)
+        kind = DATA_TYPES.get(stash_type)
         shown = f"stash_type={stash_type}" if kind is None else f"stash_type={stash_type} ({kind.value})"
         raise node.unsupported(f"attribute {shown}", "sums accumulate in float32: stash_type=1")
 
@@ -355,6 +355,15 @@ def _is_inf(node: Node) -> Use:
         node.check_default(name, 1)
     return Use("isinf", node.all())
 
+
+# Types of results that are not those of the language: comparisons are int8 there, positions int32.
+RESULT_TYPES = {
+    **dict.fromkeys(
+        ["And", "Equal", "Greater", "GreaterOrEqual", "IsInf", "IsNaN", "Less", "LessOrEqual", "Not", "Or", "Xor"],
+        DType.BOOL,
+    ),
+    **dict.fromkeys(["ArgMax", "ArgMin"], DType.INT64),
+}  # fmt: skip
 
 _SAME_OPERATORS = {
     "Abs": "abs", "Acos": "acos", "Acosh": "acosh", "Add": "add", "And": "logical_and", "Asin": "asin",

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from roller_svc.errors import ArgumentError
 from roller_svc.frontend.ops.operator import Operand
+from roller_svc.ir.dtype import DType, dtype_named
 
 # Slices to the end stop at the largest int64; no tensor is as long as this.
 _LONGEST = 1 << 40
@@ -38,6 +39,7 @@ class Node:
     attributes: Mapping[str, object]
     operands: tuple[Operand | None, ...]
     constants: tuple[object, ...]  # values of the operands, if known
+    results: tuple[bool, ...] = (True,)  # for each result of the node, whether something needs it
     used: set[str] = field(default_factory=set)  # attributes read
     read: set[int] = field(default_factory=set)  # positions of operands read
 
@@ -55,6 +57,13 @@ class Node:
         while len(operands) > 1 and operands[-1] is None:
             operands.pop()
         return tuple(self.operand(position) for position in range(len(operands)))
+
+    def dtype_of(self, array: object) -> DType:
+        """Return the element type of an array."""
+        dtype = dtype_named(str(getattr(array, "dtype", "")))
+        if dtype is None:
+            raise self.unsupported(f"the element type {str(getattr(array, 'dtype', None))[:40]}")
+        return dtype
 
     def all(self) -> tuple[Operand, ...]:
         return self.leading(len(self.operands))

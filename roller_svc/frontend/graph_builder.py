@@ -1,0 +1,177 @@
+"""Build graphs from calls of named operators. Every importer of models uses it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from roller_svc.errors import ArgumentError, InvariantError
+from roller_svc.frontend.lang import parse
+from roller_svc.frontend.lang.equation import einsum_statement
+from roller_svc.frontend.ops import operator_named
+from roller_svc.frontend.ops.operator import Operand
+from roller_svc.frontend.ops.parameters import Value
+from roller_svc.ir.dtype import DType
+from roller_svc.ir.graph import Constant, Graph, LoopNode, Node, OpNode
+from roller_svc.ir.program import TensorProgram, TensorType
+
+Array = NDArray[Any]
+EINSUM = "einsum"
+# Calls on constants with at most this many elements are evaluated while the graph is built: shapes, indices, masks.
+MAX_FOLDED_ELEMENTS = 1 << 14
+# Programs of recent calls. Models repeat few operators many times.
+MAX_CACHED_PROGRAMS = 4096
+
+
+class WeightStore(Protocol):
+    """Where a builder keeps the arrays of constants."""
+
+    def add_typed(self, array: Array, type_: TensorType) -> Constant: ...
+    def array(self, constant: Constant) -> Array: ...
+
+
+Evaluate = Callable[[TensorProgram, Mapping[str, Array]], Mapping[str, Array]]
+
+
+@lru_cache(MAX_CACHED_PROGRAMS)
+def program_of_call(
+    operator: str, types: tuple[TensorType, ...], parameters: tuple[tuple[str, Value], ...] = ()
+) -> TensorProgram:
+    """Return the program of an operator over x0, x1, ... with the result y. Raises an InputError of the operator."""
+    inputs = {f"x{i}": type_ for i, type_ in enumerate(types)}
+    if operator == EINSUM:
+        text = einsum_statement(str(dict(parameters)["equation"]), list(inputs.items()), "y", frozenset(inputs))
+    else:
+        called = operator_named(operator)
+        checked = {name: called.parameter(name).check(value) for name, value in parameters}
+        operands = [Operand(name, type_) for name, type_ in inputs.items()]
+        text = called.source(operands, "y", checked, inputs)
+    return parse(text, inputs, ("y",))
+
+
+class GraphBuilder:
+    """A graph in progress. Inputs have the caller's names, other tensors are named after the operator."""
+
+    def __init__(self, name: str, weights: WeightStore, evaluate: Evaluate) -> None:
+        self.name = name
+        self.weights = weights
+        self.evaluate = evaluate
+        self.inputs: dict[str, TensorType] = {}
+        self.constants: dict[str, Constant] = {}
+        self.nodes: list[Node] = []
+        self.types: dict[str, TensorType] = {}
+        self.at = ""  # the node of the source that is being imported
+        self._count = 0
+        self._constant_names: dict[Constant, str] = {}
+        self._node_names: set[str] = set()
+
+    def add_input(self, type_: TensorType, name: str | None = None) -> Operand:
+        """Add an input. Raises ArgumentError if its name is taken."""
+        if name in self.types:
+            raise ArgumentError(f"two inputs are called {name!r}", code="invalid-graph")
+        chosen = self._name("input") if name is None else name
+        self.inputs[chosen] = self.types[chosen] = type_
+        return Operand(chosen, type_)
+
+    def add_constant(self, array: Array, dtype: DType) -> Operand:
+        """Add a constant of the array's shape. `dtype` is its element type, whose storage type the array has."""
+        return self.use_constant(self.weights.add_typed(array, TensorType(dtype, tuple(array.shape))))
+
+    def use_constant(self, constant: Constant) -> Operand:
+        """Add a constant whose array the weights have."""
+        name = self._constant_names.get(constant)
+        if name is None:
+            name = self._constant_names[constant] = self._name("constant")
+            self.constants[name] = constant
+            self.types[name] = constant.type
+        return Operand(name, constant.type)
+
+    def value(self, operand: Operand) -> Array | None:
+        """Return the value of a constant; None for other tensors."""
+        constant = self.constants.get(operand.name)
+        return None if constant is None else self.weights.array(constant)
+
+    def call(self, operator: str, operands: Sequence[Operand], /, **parameters: object) -> Operand:
+        """Add a call of an operator and return its result. A call on small constants becomes a constant."""
+        listed = tuple((name, _hashable(value)) for name, value in sorted(parameters.items()))
+        program = program_of_call(operator, tuple(operand.type for operand in operands), listed)
+        return self._add_program(operator, program, operands, listed)
+
+    def cast(self, operand: Operand, dtype: DType) -> Operand:
+        """Return the operand in an element type; itself if it has it."""
+        return operand if operand.dtype is dtype else self.call("cast", [operand], dtype=dtype.value)
+
+    def add_loop(
+        self, body: Graph, steps: int, carried: int, scanned: Sequence[bool], stacked: Sequence[bool],
+        operands: Sequence[Operand],
+    ) -> tuple[Operand, ...]:  # fmt: skip
+        """Add a loop and return the last states and the stacked outputs."""
+        outputs = tuple(self._name("loop") for _ in body.outputs)
+        node = LoopNode(
+            self._node_name("loop"), body, steps, carried, tuple(scanned), tuple(stacked),
+            tuple(operand.name for operand in operands), outputs,
+        )  # fmt: skip
+        self.nodes.append(node)
+        self.types |= zip(outputs, node.output_types, strict=True)
+        return tuple(Operand(name, self.types[name]) for name in outputs)
+
+    def subgraph(self, name: str) -> GraphBuilder:
+        """Return a builder for the body of a loop, over the same weights."""
+        return GraphBuilder(name, self.weights, self.evaluate)
+
+    def finish(self, outputs: Sequence[tuple[str, Operand]]) -> Graph:
+        return Graph(
+            self.name, tuple(self.inputs.items()), dict(self.constants), tuple(self.nodes),
+            tuple((name, operand.name) for name, operand in outputs),
+        )  # fmt: skip
+
+    def _add_program(
+        self, operator: str, program: TensorProgram, operands: Sequence[Operand], parameters: tuple[tuple[str, Value], ...]
+    ) -> Operand:
+        (output,) = program.outputs
+        type_ = program.types[output.tensor]
+        values = [self.value(operand) for operand in operands]
+        known = [value for value in values if value is not None]
+        if len(known) == len(values) and type_.elements <= MAX_FOLDED_ELEMENTS and all(
+            value.size <= MAX_FOLDED_ELEMENTS for value in known
+        ):
+            arrays = {name: value for (name, _), value in zip(program.inputs, known, strict=True)}
+            return self.add_constant(self.evaluate(program, arrays)[output.name], type_.dtype)
+        name = self._name(operator)
+        self.types[name] = type_
+        self.nodes.append(
+            OpNode(self._node_name(operator), operator, program, tuple(o.name for o in operands), (name,), parameters)
+        )
+        return Operand(name, type_)
+
+    def _name(self, hint: str) -> str:
+        """Return a new name of a tensor that begins with the hint."""
+        while True:
+            self._count += 1
+            name = f"{hint}_{self._count}"
+            if name not in self.types:
+                return name
+
+    def _node_name(self, operator: str) -> str:
+        """Return a unique name: of the node in the source, with the operator if it becomes several."""
+        first = self.at or operator
+        name, count = first, 1
+        while name in self._node_names:
+            count += 1
+            name = f"{first}/{operator}" if count == 2 else f"{first}/{operator}.{count - 1}"
+        self._node_names.add(name)
+        return name
+
+
+def _hashable(value: object) -> Value:
+    if isinstance(value, list | tuple):
+        return tuple(value)
+    if isinstance(value, np.generic):
+        return _hashable(value.item())
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise InvariantError(f"a parameter is a {type(value).__qualname__}")

@@ -1,0 +1,139 @@
+"""EXPANSIONS: converters of ONNX nodes that are no single call: constants, shapes, several calls, several results."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from roller_svc.frontend.graph_builder import GraphBuilder
+from roller_svc.frontend.onnx.tensors import Tensor, constant_of
+from roller_svc.frontend.onnx.use import Node
+from roller_svc.frontend.ops.operator import Operand
+from roller_svc.ir.dtype import DType
+
+Expansion = Callable[[Node, GraphBuilder], Sequence[Tensor]]
+
+# Shapes and ranges with more elements are refused: they are a model's mistake, or an attack.
+MAX_GENERATED_ELEMENTS = 1 << 26
+
+
+def _constant(node: Node, builder: GraphBuilder) -> Sequence[Tensor]:
+    for name, dtype in (("value_float", DType.FLOAT32), ("value_floats", DType.FLOAT32),
+                        ("value_int", DType.INT64), ("value_ints", DType.INT64)):  # fmt: skip
+        value = node.attribute(name)
+        if value is not None:
+            return [constant_of(np.asarray(value, dtype.value), dtype, builder)]
+    value = node.attribute("value")
+    if not isinstance(value, np.ndarray):
+        raise node.unsupported("a constant that is a string, or sparse")
+    return [constant_of(value, node.dtype_of(value), builder)]
+
+
+def _shape_of(node: Node) -> tuple[int, ...]:
+    node.read.add(0)
+    operand, value = node.operands[0], node.constants[0]
+    if operand is not None:
+        return operand.shape
+    if isinstance(value, np.ndarray):
+        return value.shape
+    raise node.invalid("input 0 is missing")
+
+
+def _shape(node: Node, builder: GraphBuilder) -> Sequence[Tensor]:
+    shape = _shape_of(node)
+    end = node.integer("end", len(shape))
+    return [constant_of(np.asarray(shape[node.integer("start", 0) : end], np.int64), DType.INT64, builder)]
+
+
+def _size(node: Node, builder: GraphBuilder) -> Sequence[Tensor]:
+    return [constant_of(np.asarray(math.prod(_shape_of(node)), np.int64), DType.INT64, builder)]
+
+
+def _constant_of_shape(node: Node, builder: GraphBuilder) -> Sequence[Tensor]:
+    shape = node.constant(0, "shape")
+    value = node.attribute("value")
+    fill = value.reshape(-1)[:1] if isinstance(value, np.ndarray) and value.size == 1 else np.zeros(1, np.float32)
+    if shape is None or any(extent < 0 for extent in shape) or math.prod(shape) > MAX_GENERATED_ELEMENTS:
+        raise node.invalid(f"shape is {shape}; extents must not be negative, nor their product above 2^26")
+    return [constant_of(np.full(shape, fill[0], fill.dtype), node.dtype_of(fill), builder)]
+
+
+def _range(node: Node, builder: GraphBuilder) -> Sequence[Tensor]:
+    bounds = []
+    for position, what in enumerate(("start", "limit", "delta")):
+        node.read.add(position)
+        value = node.constants[position]
+        if not isinstance(value, np.ndarray) or value.size != 1:
+            raise node.invalid(f"{what} (input {position}) must be a constant number, as shapes are static")
+        bounds.append(value.reshape(-1)[0])
+    start, limit, delta = bounds
+    if not delta or not (float(limit) - float(start)) / float(delta) <= MAX_GENERATED_ELEMENTS:
+        raise node.invalid(f"a range from {start} to {limit} by {delta} has no or too many elements")
+    count = max(math.ceil((limit - start) / delta), 0)
+    array = (start + np.arange(count) * delta).astype(start.dtype)
+    return [constant_of(array, node.dtype_of(array), builder)]
+
+
+def _identity(node: Node, _: GraphBuilder) -> Sequence[Tensor]:
+    if node.operands[0] is None and isinstance(node.constants[0], np.ndarray):
+        node.read.add(0)
+        return [Tensor(value=node.constants[0])]
+    return [Tensor(node.operand(0))]
+
+
+def _cast_like(node: Node, builder: GraphBuilder) -> Sequence[Tensor]:
+    node.check_default("saturate", 1)
+    node.attribute("round_mode")
+    return [Tensor(builder.cast(node.operand(0), node.operand(1).dtype))]
+
+
+def _concat(node: Node, builder: GraphBuilder) -> Sequence[Tensor]:
+    """Concatenate; empty tensors add nothing."""
+    if node.opset >= 4 and node.attribute("axis") is None:
+        raise node.invalid("attribute axis is missing")
+    node.read.update(range(len(node.operands)))
+    operands = [operand for operand in node.operands if operand is not None]
+    if not operands:
+        return [Tensor(value=value) for value in node.constants[:1] if isinstance(value, np.ndarray)]
+    if len(operands) == 1:
+        return [Tensor(operands[0])]
+    return [Tensor(builder.call("concat", operands, axis=node.integer("axis", 1)))]
+
+
+def _split(node: Node, builder: GraphBuilder) -> Sequence[Tensor]:
+    x, axis = node.operand(0), node.integer("axis", 0)
+    if not -x.rank <= axis < x.rank:
+        raise node.invalid(f"axis is {axis}, the tensor has {x.rank} dimensions")
+    axis %= x.rank
+    extent, count = x.shape[axis], node.integer("num_outputs", len(node.results))
+    sizes = node.setting("split", 1)
+    if sizes is None:
+        step = -(-extent // count)
+        sizes = tuple(max(min(step, extent - step * i), 0) for i in range(count))
+    if sum(sizes) != extent or len(sizes) != len(node.results) or any(size < 0 for size in sizes):
+        raise node.invalid(f"split is {list(sizes)} for {len(node.results)} results of an extent of {extent}")
+    results, start = [], 0
+    for size in sizes:
+        if size:
+            piece = {"starts": (start,), "stops": (start + size,), "axes": (axis,)}
+            results.append(Tensor(builder.call("slice", [x], **piece)))
+        else:
+            empty = [0 if d == axis else n for d, n in enumerate(x.shape)]
+            results.append(Tensor(value=np.empty(empty, np.float32)))
+        start += size
+    return results
+
+
+EXPANSIONS: dict[str, Expansion] = {
+    "CastLike": _cast_like,
+    "Concat": _concat,
+    "Constant": _constant,
+    "ConstantOfShape": _constant_of_shape,
+    "Identity": _identity,
+    "Range": _range,
+    "Shape": _shape,
+    "Size": _size,
+    "Split": _split,
+}

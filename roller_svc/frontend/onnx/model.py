@@ -1,0 +1,359 @@
+"""ONNX models → graphs. Shapes are static: what determines them is evaluated while the graph is built."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import onnx
+import onnx.defs
+import onnx.helper
+from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
+
+from roller_svc.errors import ArgumentError, InputError, UnknownOpError, UnsupportedModelError, UnsupportedNode
+from roller_svc.frontend.graph_builder import Evaluate, GraphBuilder, WeightStore
+from roller_svc.frontend.onnx.expansions import EXPANSIONS
+from roller_svc.frontend.onnx.subgraphs import SUBGRAPHS
+from roller_svc.frontend.onnx.table import DATA_TYPES, NODES, RESULT_TYPES
+from roller_svc.frontend.onnx.tensors import Tensor, array_of, attributes_of, constant_of
+from roller_svc.frontend.onnx.use import Node
+from roller_svc.ir.dtype import DType
+from roller_svc.ir.graph import Graph
+from roller_svc.ir.program import TensorType
+
+DOMAINS = ("", "ai.onnx")
+MAX_DEPTH = 32  # functions and subgraphs within each other
+
+
+def import_model(
+    model: ModelProto, weights: WeightStore, evaluate: Evaluate, *,
+    inputs: Mapping[str, TensorType] | None = None, dims: Mapping[str, int] | None = None,
+) -> Graph:  # fmt: skip
+    """Return the graph of a model.
+
+    Args:
+        weights: takes the arrays of constants.
+        evaluate: runs a program on arrays.
+        inputs: types of inputs, in place of those that the model declares.
+        dims: extents of symbolic dimensions.
+
+    Raises:
+        UnsupportedModelError: nodes are not supported; it lists all of them.
+        ArgumentError: an input has an open shape or an unsupported type, or the graph is not well-formed.
+    """
+    graph = model.graph
+    builder = GraphBuilder(graph.name or "model", weights, evaluate)
+    importer = Importer(model, builder)
+    scope = Scope(builder)
+    initializers = {tensor.name for tensor in graph.initializer}
+    importer.bind_initializers(graph, scope)
+    declared = [info for info in graph.input if info.name not in initializers]
+    types = _input_types(declared, dict(inputs or {}), dict(dims or {}))
+    for name, type_ in types.items():
+        scope.define(name, Tensor(builder.add_input(type_, name)))
+    importer.convert_nodes(graph.node, scope)
+    if importer.unsupported:
+        raise UnsupportedModelError(tuple(importer.unsupported))
+    return builder.finish([(info.name, importer.result(info.name, scope)) for info in graph.output])
+
+
+def _input_types(
+    declared: Sequence[ValueInfoProto], given: Mapping[str, TensorType], dims: Mapping[str, int]
+) -> dict[str, TensorType]:
+    """Return the type of each input. Raises ArgumentError that lists every open dimension."""
+    names = [info.name for info in declared]
+    if unknown := [name for name in given if name not in names]:
+        raise ArgumentError(f"the model has no input {unknown[0]!r}; its inputs are {', '.join(names)}",
+                            code="unknown-argument")  # fmt: skip
+    types: dict[str, TensorType] = {}
+    open_dims: list[str] = []
+    for info in declared:
+        if info.name in given:
+            types[info.name] = given[info.name]
+            continue
+        shape: list[int] = []
+        tensor = _tensor_type(info)
+        if not tensor.HasField("shape"):
+            open_dims.append(f"all dimensions of {info.name}")
+            continue
+        for position, dim in enumerate(tensor.shape.dim):
+            extent = dim.dim_value if dim.HasField("dim_value") else dims.get(dim.dim_param, 0)
+            if extent < 1:
+                known = dim.HasField("dim_value")
+                shown = f"{info.name}[{position}]"
+                open_dims.append(f"{shown} is {extent}" if known else f"{shown} ({dim.dim_param or 'no name'})")
+            shape.append(extent)
+        types[info.name] = TensorType(_dtype(tensor.elem_type, info.name), tuple(shape))
+    if open_dims:
+        raise ArgumentError(
+            f"the model leaves extents open: {', '.join(open_dims)}", code="open-shape",
+            hint='give them: dims={"name": extent} for symbolic dimensions, inputs={"x": (dtype, shape)} for others',
+        )  # fmt: skip
+    return types
+
+
+def _tensor_type(info: ValueInfoProto) -> Any:
+    kind = info.type.WhichOneof("value")
+    if kind != "tensor_type":
+        raise ArgumentError(f"input {info.name!r} is a {kind or 'value without a type'}; only dense tensors are supported",
+                            code="unsupported-type")  # fmt: skip
+    return info.type.tensor_type
+
+
+def _dtype(data_type: int, name: str) -> DType:
+    dtype = DATA_TYPES.get(data_type)
+    if dtype is None:
+        shown = TensorProto.DataType.Name(data_type).lower() if data_type in TensorProto.DataType.values() else data_type
+        raise ArgumentError(f"{name!r} has elements of type {shown}, which is not supported", code="unsupported-type")
+    return dtype
+
+
+@dataclass(slots=True)
+class Scope:
+    """Tensors by their ONNX names. A subgraph sees those of the graphs around it."""
+
+    builder: GraphBuilder
+    parent: Scope | None = None
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    captured: dict[str, Tensor] = field(default_factory=dict)  # inputs of a loop's body that are tensors outside of it
+
+    def define(self, name: str, tensor: Tensor) -> None:
+        if name in self.tensors:
+            raise ArgumentError(f"two tensors are called {name!r}", code="invalid-graph")
+        self.tensors[name] = tensor
+
+    def find(self, name: str) -> Tensor | None:
+        """Return a tensor, as one of this scope's builder."""
+        if name in self.tensors:
+            return self.tensors[name]
+        outer = None if self.parent is None else self.parent.find(name)
+        if outer is None or outer.operand is None or self.parent is None or self.parent.builder is self.builder:
+            return outer
+        constant = self.parent.builder.constants.get(outer.operand.name)
+        if constant is not None:
+            self.tensors[name] = Tensor(self.builder.use_constant(constant), outer.value)
+        else:
+            self.tensors[name] = Tensor(self.builder.add_input(outer.operand.type))
+            self.captured[name] = outer
+        return self.tensors[name]
+
+
+class Importer:
+    """Converts the nodes of one model."""
+
+    def __init__(self, model: ModelProto, builder: GraphBuilder) -> None:
+        self.opset = max((o.version for o in model.opset_import if o.domain in DOMAINS), default=1)
+        self.functions = {(f.domain, f.name): f for f in model.functions}
+        self.builder = builder
+        self.unsupported: list[UnsupportedNode] = []
+        self.depth = 0
+
+    def bind_initializers(self, graph: GraphProto, scope: Scope) -> None:
+        for tensor in graph.initializer:
+            scope.define(tensor.name, self._constant(tensor, scope))
+        for sparse in graph.sparse_initializer:
+            raise ArgumentError(f"initializer {sparse.values.name!r} is sparse; only dense tensors are supported",
+                                code="unsupported-type")  # fmt: skip
+
+    def convert_nodes(self, nodes: Iterable[NodeProto], scope: Scope) -> None:
+        """Convert nodes in order. Nodes that fail are recorded; what depends on them is skipped."""
+        for node in nodes:
+            results = self.convert(node, scope)
+            for name, tensor in zip(node.output, results, strict=False):
+                if name:
+                    scope.define(name, tensor)
+            for name in node.output[len(results) :]:
+                if name:
+                    scope.define(name, Tensor(failed=True))
+
+    def convert(self, node: NodeProto, scope: Scope) -> Sequence[Tensor]:
+        """Return the results of a node. A failure is recorded, and gives failed tensors."""
+        failed = [Tensor(failed=True)] * len(node.output)
+        tensors: list[Tensor] = []
+        for name in node.input:
+            tensor = scope.find(name) if name else Tensor()
+            if tensor is None:
+                raise ArgumentError(f"node {_label(node)!r} reads {name[:80]!r}, which nothing before it writes",
+                                    code="invalid-graph")  # fmt: skip
+            tensors.append(tensor)
+        if any(tensor.failed for tensor in tensors):
+            self._note_unknown(node)
+            return failed
+        before = self.builder.at
+        self.builder.at = before or _label(node)
+        try:
+            return self._convert(node, tensors, scope)
+        except SubgraphError:
+            return failed
+        except InputError as error:
+            self._note(node, error.message)
+            return failed
+        finally:
+            self.builder.at = before
+
+    def result(self, name: str, scope: Scope) -> Any:
+        """Return an output of the graph as an operand."""
+        tensor = scope.find(name)
+        if tensor is None:
+            raise ArgumentError(f"output {name[:80]!r} is written by no node", code="invalid-graph")
+        if tensor.operand is None:
+            raise ArgumentError(f"output {name[:80]!r} is an empty tensor, which is not supported", code="unsupported-type")
+        return tensor.operand
+
+    def _convert(self, node: NodeProto, tensors: Sequence[Tensor], scope: Scope) -> Sequence[Tensor]:
+        function = self.functions.get((node.domain, node.op_type))
+        if function is not None:
+            return self._expand(function, node, tensors, scope)
+        if node.domain not in DOMAINS:
+            raise UnknownOpError(f"domain {node.domain[:60]!r} is not supported")
+        if node.op_type in SUBGRAPHS:
+            return SUBGRAPHS[node.op_type](self, node, tensors, scope)
+        try:
+            return self._convert_by_table(node, tensors, scope)
+        except InputError:
+            body = _schema_function(node, tensors, self.opset)
+            if body is None:
+                raise
+            return self._expand(body, node, tensors, scope)
+
+    def _convert_by_table(self, node: NodeProto, tensors: Sequence[Tensor], scope: Scope) -> Sequence[Tensor]:
+        builder = scope.builder
+        read = Node(
+            node.op_type, self.opset, attributes_of(node), tuple(tensor.operand for tensor in tensors),
+            tuple(tensor.known(builder) for tensor in tensors), tuple(bool(name) for name in node.output),
+        )  # fmt: skip
+        expansion = EXPANSIONS.get(node.op_type)
+        if expansion is not None:
+            results = expansion(read, builder)
+            read.check_all_used()
+            if len(results) < len(node.output):
+                raise read.unsupported(f"result {len(results)}")
+            return results
+        converter = NODES.get(node.op_type)
+        if converter is None:
+            raise UnknownOpError("the operator is not supported")
+        use = converter(read)
+        read.check_all_used()
+        if any(node.output[1:]):
+            raise read.unsupported("a result after the first")
+        result = builder.call(use.operator, use.operands, **use.parameters)
+        return [Tensor(builder.cast(result, RESULT_TYPES.get(node.op_type, result.dtype)))]
+
+    def _expand(
+        self, function: FunctionProto, node: NodeProto, tensors: Sequence[Tensor], scope: Scope
+    ) -> Sequence[Tensor]:
+        """Convert the nodes of a function's body in its place."""
+        if self.depth >= MAX_DEPTH:
+            raise ArgumentError(f"functions are nested more than {MAX_DEPTH} deep", code="invalid-graph")
+        given = {attribute.name: attribute for attribute in node.attribute}
+        given = {attribute.name: attribute for attribute in function.attribute_proto} | given
+        inner = Scope(scope.builder)
+        for name, tensor in zip(function.input, [*tensors, *[Tensor()] * len(function.input)], strict=False):
+            inner.define(name, tensor)
+        opset, failures = self.opset, len(self.unsupported)
+        self.opset = max((o.version for o in function.opset_import if o.domain in DOMAINS), default=opset)
+        self.depth += 1
+        try:
+            self.convert_nodes((_with_attributes(each, given) for each in function.node), inner)
+        finally:
+            self.opset = opset
+            self.depth -= 1
+        if len(self.unsupported) > failures:
+            reasons = [f"{each.operator}: {each.reason}" for each in self.unsupported[failures:]]
+            del self.unsupported[failures:]
+            raise ArgumentError(f"its function body has nodes that are not supported: {'; '.join(reasons[:3])}",
+                                code="unsupported-attribute")  # fmt: skip
+        return [inner.tensors.get(name, Tensor(failed=True)) for name in function.output]
+
+    def convert_subgraph(self, graph: GraphProto, inputs: Sequence[Tensor], scope: Scope) -> list[Tensor]:
+        """Convert a subgraph whose inputs are these tensors; return its outputs."""
+        if self.depth >= MAX_DEPTH:
+            raise ArgumentError(f"subgraphs are nested more than {MAX_DEPTH} deep", code="invalid-graph")
+        if len(inputs) != len(graph.input):
+            raise ArgumentError(f"the subgraph takes {len(graph.input)} inputs, not {len(inputs)}", code="invalid-node")
+        self.bind_initializers(graph, scope)
+        for info, tensor in zip(graph.input, inputs, strict=True):
+            scope.define(info.name, tensor)
+        failures = len(self.unsupported)
+        self.depth += 1
+        builder, self.builder = self.builder, scope.builder
+        try:
+            self.convert_nodes(graph.node, scope)
+        finally:
+            self.depth -= 1
+            self.builder = builder
+        if len(self.unsupported) > failures:
+            raise SubgraphError
+        outputs = [scope.find(info.name) for info in graph.output]
+        if any(tensor is None or tensor.failed for tensor in outputs):
+            raise ArgumentError("an output of the subgraph is written by no node", code="invalid-graph")
+        return [tensor for tensor in outputs if tensor is not None]
+
+    def _constant(self, tensor: TensorProto, scope: Scope) -> Tensor:
+        return constant_of(array_of(tensor), _dtype(tensor.data_type, tensor.name), scope.builder)
+
+    def _note(self, node: NodeProto, reason: str) -> None:
+        self.unsupported.append(UnsupportedNode(node.op_type[:60], _label(node), reason))
+
+    def _note_unknown(self, node: NodeProto) -> None:
+        """Record an operator that no table has, although its inputs are unknown."""
+        known = node.op_type in NODES or node.op_type in EXPANSIONS or node.op_type in SUBGRAPHS
+        if node.domain in DOMAINS and not known and not onnx.defs.has(node.op_type):
+            self._note(node, "the operator is not supported")
+
+
+class SubgraphError(InputError):
+    """Nodes of a subgraph failed, which are recorded."""
+
+
+def _label(node: NodeProto) -> str:
+    """Return the node's name, or one made of its first result."""
+    return (node.name or next((name for name in node.output if name), node.op_type))[:120]
+
+
+def _with_attributes(node: NodeProto, given: Mapping[str, AttributeProto]) -> NodeProto:
+    """Return a node of a function's body with the attributes of the call in place of references to them."""
+    if not any(attribute.ref_attr_name for attribute in node.attribute):
+        return node
+    bound = NodeProto()
+    bound.CopyFrom(node)
+    del bound.attribute[:]
+    for attribute in node.attribute:
+        if not attribute.ref_attr_name:
+            bound.attribute.add().CopyFrom(attribute)
+        elif attribute.ref_attr_name in given:
+            value = bound.attribute.add()
+            value.CopyFrom(given[attribute.ref_attr_name])
+            value.name = attribute.name
+    return bound
+
+
+def _schema_function(node: NodeProto, tensors: Sequence[Tensor], opset: int) -> FunctionProto | None:
+    """Return the function body that the operator's schema has for this node; None if it has none."""
+    try:
+        schema = onnx.defs.get_schema(node.op_type, opset, node.domain)
+    except onnx.defs.SchemaError:
+        return None
+    if schema.has_context_dependent_function:
+        versions = [v for v in schema.context_dependent_function_opset_versions if v <= opset]
+        text = schema.get_context_dependent_function_with_opset_version(
+            max(versions), node.SerializeToString(), [_type_proto(tensor).SerializeToString() for tensor in tensors]
+        ) if versions else b""  # fmt: skip
+    elif schema.has_function:
+        versions = [v for v in schema.function_opset_versions if v <= opset]
+        text = schema.get_function_with_opset_version(max(versions)) if versions else b""
+    else:
+        return None
+    if not text:
+        return None
+    function = FunctionProto()
+    function.ParseFromString(text)
+    return function
+
+
+def _type_proto(tensor: Tensor) -> onnx.TypeProto:
+    if tensor.operand is None:
+        return onnx.TypeProto()
+    data_type = next(number for number, dtype in DATA_TYPES.items() if dtype is tensor.operand.dtype)
+    return onnx.helper.make_tensor_type_proto(data_type, tensor.operand.shape)

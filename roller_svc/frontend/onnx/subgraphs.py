@@ -1,0 +1,155 @@
+"""SUBGRAPHS: If, Loop and Scan, whose bodies are graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from onnx import GraphProto, NodeProto
+
+from roller_svc.errors import ArgumentError
+from roller_svc.frontend.onnx.tensors import Tensor, attributes_of
+from roller_svc.frontend.ops.operator import Operand
+from roller_svc.ir.dtype import DType
+from roller_svc.ir.program import TensorType
+
+if TYPE_CHECKING:
+    from roller_svc.frontend.onnx.model import Importer, Scope
+
+Converter = Callable[["Importer", NodeProto, Sequence[Tensor], "Scope"], Sequence[Tensor]]
+MAX_STEPS = 1 << 20
+
+
+def _if(importer: Importer, node: NodeProto, tensors: Sequence[Tensor], scope: Scope) -> Sequence[Tensor]:
+    """Convert the branch that the constant condition selects."""
+    condition = _constant(tensors[0], scope, "the condition")
+    body = _graph(node, "then_branch" if bool(condition.reshape(-1)[0]) else "else_branch")
+    return importer.convert_subgraph(body, (), type(scope)(scope.builder, scope))
+
+
+def _loop(importer: Importer, node: NodeProto, tensors: Sequence[Tensor], scope: Scope) -> Sequence[Tensor]:
+    """Convert a loop whose number of steps is constant: its condition stays true."""
+    body = _graph(node, "body")
+    if tensors[0].operand is None:
+        raise ArgumentError("a loop without a trip count is not supported, as its length depends on data",
+                            code="unsupported-attribute")  # fmt: skip
+    steps = int(_constant(tensors[0], scope, "the trip count").reshape(-1)[0])
+    if len(tensors) > 1 and tensors[1].operand is not None and not _constant(tensors[1], scope, "the condition").all():
+        steps = 0
+    if not 1 <= steps <= MAX_STEPS:
+        raise ArgumentError(f"a loop of {steps} steps is not supported; 1 to {MAX_STEPS} are", code="unsupported-attribute")
+    states = [_operand(tensor) for tensor in tensors[2:]]
+    builder, inner = _body_of(scope, "body")
+    counter = builder.add_input(TensorType(DType.INT64, ()))
+    carried = [builder.add_input(state.type) for state in states]
+    always = builder.add_constant(np.asarray(True), DType.BOOL)
+    results = importer.convert_subgraph(body, [Tensor(x) for x in (counter, always, *carried)], inner)
+    condition = builder.value(_operand(results[0]))
+    if condition is None or not condition.all():
+        raise ArgumentError("a loop whose condition depends on data is not supported", code="unsupported-attribute")
+    results = results[1:]
+    counts = scope.builder.add_constant(np.arange(steps, dtype=np.int64), DType.INT64)
+    # The language's loop takes states before slices: the counter is a slice.
+    return _add_loop(scope, inner, steps, states, carried, [(counts, counter, False)], results,
+                     [False] * (len(results) - len(states)))  # fmt: skip
+
+
+def _scan(importer: Importer, node: NodeProto, tensors: Sequence[Tensor], scope: Scope) -> Sequence[Tensor]:
+    """Convert a scan (operator sets 9 and later)."""
+    if importer.opset < 9:
+        raise ArgumentError("Scan before operator set 9 is not supported", code="unsupported-attribute")
+    attributes, body = attributes_of(node), _graph(node, "body")
+    count = int(attributes.get("num_scan_inputs", 0))
+    if not 0 < count <= len(tensors):
+        raise ArgumentError(f"num_scan_inputs is {count}, with {len(tensors)} inputs", code="invalid-node")
+    operands = [_operand(tensor) for tensor in tensors]
+    states, scanned = operands[:-count], operands[-count:]
+    scanned = [_to_front(scope, x, axis) for x, axis in zip(scanned, _listed(attributes, "scan_input_axes", count), strict=True)]
+    steps = scanned[0].shape[0]
+    if any(x.shape[0] != steps for x in scanned):
+        raise ArgumentError(f"scanned inputs have {sorted({x.shape[0] for x in scanned})} slices", code="invalid-node")
+    builder, inner = _body_of(scope, "body")
+    carried = [builder.add_input(state.type) for state in states]
+    slices = [builder.add_input(TensorType(x.dtype, x.shape[1:])) for x in scanned]
+    results = importer.convert_subgraph(body, [Tensor(x) for x in (*carried, *slices)], inner)
+    stacked = len(results) - len(states)
+    backward = _listed(attributes, "scan_input_directions", count)
+    entries = [(x, piece, bool(back)) for x, piece, back in zip(scanned, slices, backward, strict=True)]
+    reversed_outputs = [bool(back) for back in _listed(attributes, "scan_output_directions", stacked)]
+    outputs = list(_add_loop(scope, inner, steps, states, carried, entries, results, reversed_outputs))
+    for i, axis in enumerate(_listed(attributes, "scan_output_axes", stacked), len(states)):
+        outputs[i] = Tensor(_from_front(scope, _operand(outputs[i]), axis))
+    return outputs
+
+
+def _add_loop(
+    scope: Scope, inner: Scope, steps: int, states: Sequence[Operand], carried: Sequence[Operand],
+    scanned: Sequence[tuple[Operand, Operand, bool]], results: Sequence[Tensor], stacked: Sequence[bool],
+) -> Sequence[Tensor]:  # fmt: skip
+    """Add a loop node. `scanned`: whole tensor, slice in the body, whether it is reversed."""
+    outputs = [_operand(tensor) for tensor in results]
+    for state, output in zip(states, outputs, strict=False):
+        if state.type != output.type:
+            raise ArgumentError(f"a state of the loop changes from {_shown(state)} to {_shown(output)}; "
+                                "states of a constant type are supported", code="unsupported-attribute")  # fmt: skip
+    body = inner.builder.finish([(f"result_{i}", output) for i, output in enumerate(outputs)])
+    captured = [_operand(tensor) for tensor in inner.captured.values()]
+    order = [*(x.name for x in carried), *(piece.name for _, piece, _ in scanned)]
+    fixed = [name for name in inner.builder.inputs if name not in order]
+    body = type(body)(body.name, tuple((n, inner.builder.inputs[n]) for n in (*order, *fixed)), body.constants,
+                      body.nodes, body.outputs)  # fmt: skip
+    operands = [*states, *(whole for whole, _, _ in scanned), *captured]
+    backward = [back for _, _, back in scanned]
+    found = scope.builder.add_loop(body, steps, len(states), backward, list(stacked), operands)
+    return [Tensor(operand) for operand in found]
+
+
+def _body_of(scope: Scope, name: str) -> tuple[Any, Scope]:
+    builder = scope.builder.subgraph(name)
+    return builder, type(scope)(builder, scope)
+
+
+def _graph(node: NodeProto, name: str) -> GraphProto:
+    for attribute in node.attribute:
+        if attribute.name == name and attribute.HasField("g"):
+            return attribute.g
+    raise ArgumentError(f"attribute {name} is missing", code="invalid-node")
+
+
+def _constant(tensor: Tensor, scope: Scope, what: str) -> Any:
+    value = tensor.known(scope.builder)
+    if value is None or not value.size:
+        raise ArgumentError(f"{what} must be a constant, as shapes and steps are static", code="unsupported-attribute")
+    return value
+
+
+def _operand(tensor: Tensor) -> Operand:
+    if tensor.operand is None:
+        raise ArgumentError("an empty or omitted tensor is not supported here", code="unsupported-type")
+    return tensor.operand
+
+
+def _listed(attributes: dict[str, Any], name: str, count: int) -> list[int]:
+    values = attributes.get(name) or [0] * count
+    if len(values) != count:
+        raise ArgumentError(f"{name} has {len(values)} items, not {count}", code="invalid-node")
+    return [int(value) for value in values]
+
+
+def _to_front(scope: Scope, x: Operand, axis: int) -> Operand:
+    order = [axis % x.rank, *(d for d in range(x.rank) if d != axis % x.rank)]
+    return x if order[0] == 0 else scope.builder.call("transpose", [x], permutation=order)
+
+
+def _from_front(scope: Scope, x: Operand, axis: int) -> Operand:
+    order = list(range(1, x.rank))
+    order.insert(axis % x.rank, 0)
+    return x if order[0] == 0 else scope.builder.call("transpose", [x], permutation=order)
+
+
+def _shown(operand: Operand) -> str:
+    return f"{operand.dtype.value}{list(operand.shape)}"
+
+
+SUBGRAPHS: dict[str, Converter] = {"If": _if, "Loop": _loop, "Scan": _scan}

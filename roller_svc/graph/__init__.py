@@ -1,0 +1,1 @@
+"""Whole models: graph → passes → kernels → one program."""

@@ -1,0 +1,41 @@
+"""Arrays of constants by digest. Equal arrays are kept once."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from roller_svc.errors import require
+from roller_svc.frontend.lang.input_types import tensor_type
+from roller_svc.ir.graph import Constant
+from roller_svc.ir.program import TensorType
+
+Array = NDArray[Any]
+
+
+class Weights:
+    """The values of a graph's constants. It only grows, so passes may share it."""
+
+    def __init__(self) -> None:
+        self._arrays: dict[str, Array] = {}
+
+    def add(self, array: Array) -> Constant:
+        """Keep a dense copy of the array and return its constant. Raises ArgumentError for an unsupported dtype."""
+        type_ = tensor_type("constant", (array.dtype, array.shape))
+        return self.add_typed(array, type_)
+
+    def add_typed(self, array: Array, type_: TensorType) -> Constant:
+        """Keep an array whose type is known."""
+        dense = np.ascontiguousarray(array).reshape(array.shape)
+        hashed = hashlib.sha256(f"{type_.dtype.value}{type_.shape}".encode())
+        hashed.update(dense.reshape(-1).view(np.uint8).data)
+        digest = hashed.hexdigest()
+        self._arrays.setdefault(digest, dense)
+        return Constant(type_, digest)
+
+    def array(self, constant: Constant) -> Array:
+        """Return the value of a constant. It must not be written."""
+        return require(self._arrays.get(constant.digest), f"array of the constant {constant.digest[:12]}")
