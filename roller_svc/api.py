@@ -271,7 +271,7 @@ def estimate(
     """Return the estimates of the best plans for each target, best first. Uses no compiler and no device."""
     count = validate_top_k(top_k)
     if isinstance(targets, str) or not isinstance(targets, Sequence) or not targets:
-        raise ArgumentError(f"targets must be a list of device ids, not {targets!r}", code="invalid-option")
+        raise ArgumentError(f"targets must be a list of device ids, got {targets!r}", code="invalid-option")
     item = Item(expression, inputs, outputs, allow_tf32)
     estimates = estimate_item(item, targets, count)
     if duplicates := [a.spec.id for a in estimates for b in estimates if a.spec.id == b.spec.id and a.spec != b.spec]:

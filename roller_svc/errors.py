@@ -21,7 +21,7 @@ RollerError(code)
 │   ├── LaunchError               the kernel launch failed
 │   ├── KernelTimeoutError        a compiler or kernel exceeded its time limit
 │   └── WrongAnswerError          the kernel disagrees with the reference
-├── BuildServiceError     transient          HTTP 503
+├── BuildServiceError     transient          HTTP 503; exit 1
 │   ├── QueueFullError
 │   ├── EstimatesTimeoutError
 │   └── StoreError

@@ -34,7 +34,7 @@ class TableIndex:
 
 @dataclass(frozen=True, slots=True)
 class LookupTables:
-    """Lookup tables of one vector."""
+    """Lookup tables that each fill one vector register with `entries` entries."""
 
     entries: int
     varying_axes: Set[str] = frozenset()  # axes that vary over the lanes

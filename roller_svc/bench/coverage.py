@@ -3,8 +3,8 @@
     python -m roller_svc.bench.coverage --cases bench/data/tensorcore.json --least 10 --jobs 2
 
 A run is a device and constraints that the model would rarely choose for small sizes. Starting with the cheapest cases,
-a case is selected if one of its features has occurred less than `--least` times. Selected cases are compiled, emulated
-and verified as by `roller corpus --emulate`. Exit code 1 if a case is wrong or a feature occurs too rarely.
+a case is selected if one of its features has occurred less than `--least` times. `roller corpus --emulate` compiles,
+emulates and verifies a case in the same way. The exit code is 1 if a case is wrong or a feature occurs too rarely.
 """
 
 from __future__ import annotations

@@ -160,8 +160,10 @@ def parse_device(options: argparse.Namespace) -> dict[str, Any]:
 
 def check_positive(options: argparse.Namespace, *names: str) -> None:
     for name in names:
-        if not 0 < getattr(options, name) < math.inf:
-            raise ArgumentError(f"--{name} must be positive and finite", code="invalid-option")
+        value = getattr(options, name)
+        if not 0 < value < math.inf:
+            message = f"--{name.replace('_', '-')} must be positive and finite, got {value:g}"
+            raise ArgumentError(message, code="invalid-option")
 
 
 def check_seconds(options: argparse.Namespace) -> None:

@@ -44,10 +44,14 @@ def unpack(bundle: bytes, folder: Path) -> None:
         with zipfile.ZipFile(io.BytesIO(bundle)) as archive:
             for entry in archive.infolist():
                 if Path(entry.filename).name != entry.filename or entry.file_size > MAX_FILE_BYTES:
-                    raise BuildServiceError(f"unexpected file in the bundle: {entry.filename!r}", code="bad-answer")
+                    raise BuildServiceError(
+                        f"unexpected file in the service's bundle: expected a plain name and at most {MAX_FILE_BYTES} "
+                        f"bytes, got {entry.filename!r} with {entry.file_size}",
+                        code="bad-answer",
+                    )
                 (folder / entry.filename).write_bytes(archive.read(entry))
     except zipfile.BadZipFile as failure:
-        raise BuildServiceError("the bundle is not a zip archive", code="bad-answer") from failure
+        raise BuildServiceError("the service's bundle is not a zip archive", code="bad-answer") from failure
 
 
 def program_fields(options: argparse.Namespace) -> dict[str, Any]:

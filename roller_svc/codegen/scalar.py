@@ -345,7 +345,9 @@ class Scalar:
             case kind if kind in LIBRARY:
                 return f"{self.library_function(LIBRARY[kind], operand)}({', '.join(args)})"
             case _:
-                raise InvariantError(f"no float {op.kind.value} in {self.dialect.language.value}")
+                raise InvariantError(
+                    f"the {self.dialect.language.value} dialect has no float operation {op.kind.value}"
+                )
 
     def _integer_op(self, op: Op) -> str:
         args, type_ = [self.value(a) for a in op.args], self.dialect.value_type(op.dtype)
@@ -370,7 +372,9 @@ class Scalar:
             case kind if kind in HELPER_FUNCTIONS:
                 return f"{self.typed_helper(HELPER_FUNCTIONS[kind], op.dtype)}({', '.join(args)})"
             case _:
-                raise InvariantError(f"no integer {op.kind.value} in {self.dialect.language.value}")
+                raise InvariantError(
+                    f"the {self.dialect.language.value} dialect has no integer operation {op.kind.value}"
+                )
 
     def _clip(self, args: list[str], dtype: DType) -> str:
         value, low, high = args

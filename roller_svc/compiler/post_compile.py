@@ -17,7 +17,7 @@ from roller_svc.perf.occupancy import BlockResources
 def reestimate_plan(
     plan: Plan, groups: Sequence[KernelGroup], compiled: CompiledKernel | None, hw: HardwareSpec
 ) -> Plan | None:
-    """Estimate the same choices with compiled resources; None without a binary, and on a CPU."""
+    """Estimate the same choices with compiled resources. Returns None without a binary, and on a CPU."""
     if compiled is None or not compiled.binary or hw.family is TargetKind.CPU:
         return None
     choices = []
@@ -29,5 +29,5 @@ def reestimate_plan(
 
 
 def predict_resources(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> BlockResources | None:
-    """Return the resources that the model assumes for a block of the main launch; None without blocks."""
+    """Return the predicted resources of a block of the main launch, or None if the launch has no thread blocks."""
     return model_of(group, program, hw).resources(program)

@@ -80,13 +80,13 @@ def resolve_spec(request: BuildRequest) -> HardwareSpec:
 
 def validate_expression(value: object) -> str:
     if not isinstance(value, str):
-        raise ArgumentError(f"expression must be text, not {kind_of(value)}", code="invalid-expression")
+        raise ArgumentError(f"expression must be text, got {kind_of(value)}", code="invalid-expression")
     return value
 
 
 def validate_target(value: object) -> str:
     if not isinstance(value, str):
-        raise ArgumentError(f"target must be a device's id, not {kind_of(value)}", code="invalid-option")
+        raise ArgumentError(f"target must be a device's id, got {kind_of(value)}", code="invalid-option")
     return value
 
 
@@ -94,14 +94,14 @@ def validate_top_k(value: object) -> int:
     number = whole_number(value)
     if number is None or not 1 <= number <= MAX_TOP_K:
         raise ArgumentError(
-            f"top_k must be a whole number from 1 to {MAX_TOP_K}, not {short_repr(value)}", code="invalid-option"
+            f"top_k must be a whole number from 1 to {MAX_TOP_K}, got {short_repr(value)}", code="invalid-option"
         )
     return number
 
 
 def validate_flag(name: str, value: object) -> bool:
     if not isinstance(value, bool):
-        raise ArgumentError(f"{name} must be true or false, not {short_repr(value)}", code="invalid-option")
+        raise ArgumentError(f"{name} must be true or false, got {short_repr(value)}", code="invalid-option")
     return value
 
 
@@ -111,7 +111,7 @@ def validate_constants(value: object, inputs: Iterable[tuple[str, object]]) -> t
         return ()
     if isinstance(value, str) or not isinstance(value, Iterable):
         raise ArgumentError(
-            f"constants must be a list of inputs' names, not {short_repr(value)}", code="invalid-option"
+            f"constants must be a list of inputs' names, got {short_repr(value)}", code="invalid-option"
         )
     inputs_in_order, names = [name for name, _ in inputs], list(value)
     for name in names:
@@ -129,14 +129,14 @@ def validate_tiles(value: object) -> tuple[tuple[str, int], ...]:
         return ()
     if not isinstance(value, Mapping) or not all(field in TILE_FIELDS for field in value):
         raise ArgumentError(
-            f"tiles must give numbers for some of {', '.join(TILE_FIELDS)}, not {short_repr(value)}",
+            f"tiles must give numbers for some of {', '.join(TILE_FIELDS)}, got {short_repr(value)}",
             code="invalid-option",
         )
     numbers = {field: whole_number(number) for field, number in value.items()}
     for field, number in numbers.items():
         if number is None or number < 0:
             raise ArgumentError(
-                f"tiles: {field} must be a whole number, not {short_repr(value[field])}", code="invalid-option"
+                f"tiles: {field} must be a whole number, got {short_repr(value[field])}", code="invalid-option"
             )
     return tuple(sorted((field, number) for field, number in numbers.items() if number is not None))
 
@@ -145,7 +145,7 @@ def validate_outputs(value: object) -> tuple[str, ...] | None:
     if value is None:
         return None
     if isinstance(value, str) or not isinstance(value, Iterable):
-        raise ArgumentError(f"outputs must be a list of names, not {short_repr(value)}", code="invalid-option")
+        raise ArgumentError(f"outputs must be a list of names, got {short_repr(value)}", code="invalid-option")
     names = tuple(value)
     if not names or not all(isinstance(name, str) for name in names):
         raise ArgumentError("outputs must be one or more names", code="invalid-option")
@@ -163,7 +163,7 @@ def validate_hardware(value: object) -> HardwareSpec | None:
             return hardware.load_yaml(value, "hardware")
         case Mapping():
             return hardware.from_mapping(dict(value), "hardware")
-    raise ArgumentError(f"hardware must be a HardwareSpec or YAML text, not {kind_of(value)}", code="invalid-option")
+    raise ArgumentError(f"hardware must be a HardwareSpec or YAML text, got {kind_of(value)}", code="invalid-option")
 
 
 def parse_enum(kind: type[E], name: str, value: object) -> E:
@@ -172,7 +172,7 @@ def parse_enum(kind: type[E], name: str, value: object) -> E:
         if value is member or (isinstance(value, str) and value == member.value):
             return member
     choices = ", ".join(repr(member.value) for member in kind)
-    raise ArgumentError(f"{name} must be one of {choices}, not {short_repr(value)}", code="invalid-option")
+    raise ArgumentError(f"{name} must be one of {choices}, got {short_repr(value)}", code="invalid-option")
 
 
 def _check_emulable(spec: HardwareSpec) -> None:

@@ -32,7 +32,7 @@ def compute_digest(task: BuildTask) -> str:
 
 
 class RequestValidator:
-    """Computes and caches the action digest, or the input error, of each request.
+    """Compute and cache the action digest, or the input error, of each request.
 
     `timeout_s` limits the parsing and checking of one request.
     """

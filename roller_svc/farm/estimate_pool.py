@@ -21,7 +21,7 @@ POLL_S = 0.2  # how often a waiting batch checks its deadline
 
 
 class EstimatePool:
-    """Runs batches of estimates in `workers` processes, started by `start` or by the first batch.
+    """Run batches of estimates in `workers` processes, started by `start` or by the first batch.
 
     A batch submits at most `workers + 1` chunks at a time, so concurrent batches interleave. A program that takes
     longer than `timeout_s` in a process of its own is rejected.

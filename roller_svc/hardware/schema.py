@@ -39,7 +39,7 @@ def plain_name(text: str) -> str:
 def _without_controls(text: str) -> str:
     """Return the text. Raises ValueError for control characters, which terminals interpret."""
     if control := _CONTROL.search(text):
-        raise ValueError(f"must be text without control characters, has {control[0]!a}; leave it out")
+        raise ValueError(f"must be text without control characters, got {control[0]!a}: remove it")
     return text
 
 

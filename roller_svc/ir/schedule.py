@@ -100,10 +100,10 @@ class Branch:
 
 @dataclass(frozen=True, slots=True)
 class Routine:
-    """A body that may be outlined, because it recurs in the tree and in the trees of other candidates.
+    """A body that may be outlined: it recurs in this tree or in the trees of other candidates.
 
     A language with functions emits one function for equal bodies. Its arguments are addresses of tensors and numbers.
-    `name` describes the body. The node does not change what is computed.
+    `name` describes the body. The node does not change results.
     """
 
     name: str

@@ -52,7 +52,7 @@ class MbarrierWait:
 
 @dataclass(frozen=True, slots=True)
 class TmaLoad:
-    """Load a box from memory to shared memory at tensor[index]; it completes its bytes on barrier[barrier_index]."""
+    """Load a box from memory to shared memory at tensor[index]. barrier[barrier_index] counts its arriving bytes."""
 
     tensor: str
     index: Index

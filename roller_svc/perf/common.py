@@ -95,7 +95,7 @@ def dram_bytes_with_reuse(mach: Machine, tensor_bytes: int, reloads: float) -> f
 
 
 def streaming_bandwidth(mach: Machine, bytes_in_flight: float) -> float:
-    """Return the DRAM bandwidth with that many bytes in flight on the device (Little's law)."""
+    """Return the DRAM bandwidth with `bytes_in_flight` on the device (Little's law)."""
     latency_s = mach.dram.latency_s
     return min(mach.dram.bandwidth_bytes_per_s, bytes_in_flight / latency_s) if latency_s else math.inf
 

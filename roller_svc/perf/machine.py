@@ -26,7 +26,7 @@ LINE_BYTES, LINE_THREADS = 128.0, 32  # line of NVIDIA's L1, and the threads tha
 
 @dataclass(frozen=True, slots=True)
 class Cache:
-    """A level between DRAM and the registers, as one core sees it."""
+    """A cache level between DRAM and the registers: capacities, bandwidth, latency."""
 
     name: str
     bytes_per_core: int  # share of one core when all are busy

@@ -60,7 +60,7 @@ class Timed(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Model(Generic[F]):
-    """The model of one group on one unit of one device, by the cost function of its kernel family."""
+    """Performance model of one group on one unit of a device. `cost` is its kernel family's cost function."""
 
     workload: Workload[F]
     cost: Callable[[Workload[F], Launch], Costs]
@@ -70,7 +70,7 @@ class Model(Generic[F]):
         """Estimate the whole kernel: seconds of all its launches, by stage.
 
         Args:
-            compiled: Registers and shared memory of the compiled main launch, in place of what the model assumes.
+            compiled: Registers and shared memory of the compiled main launch, in place of the model's own values.
         """
         return self.timed(program, compiled).estimate()
 
@@ -80,7 +80,7 @@ class Model(Generic[F]):
         return replace(self, workload=replace(p, machine=replace(p.machine, costs=costs)))
 
     def timed(self, program: RProgram, compiled: Resources | None = None) -> Timed:
-        """Return the seconds without the stages: ranking needs the seconds of many and the estimates of few."""
+        """Return the seconds without the stages: ranking needs seconds of many rPrograms, and estimates of few."""
         p = self.workload
         launch = self.launch(p, program)
         if compiled is not None:
@@ -98,7 +98,7 @@ class Model(Generic[F]):
         return Timed(program, seconds, costs, launching, joining, copying, mach, floor)
 
     def resources(self, program: RProgram) -> BlockResources | None:
-        """Return the resources of a block of the main launch as the model assumes them; None without blocks."""
+        """Return the predicted resources of a block of the main launch, or None if the launch has no thread blocks."""
         return self.cost(self.workload, self.launch(self.workload, program)).resources
 
 

@@ -127,7 +127,7 @@ def range_error(source: KernelSource, check: int, value: int) -> IndexRangeError
 def _check_array(buffer: Buffer, value: object, what: str) -> Array:
     if not isinstance(value, np.ndarray | np.generic):
         kind = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
-        raise ArgumentError(f"{what} {buffer.name!r} must be a numpy array, not {kind}", code="not-an-array")
+        raise ArgumentError(f"{what} {buffer.name!r} must be a numpy array, got {kind}", code="not-an-array")
     array: Array = np.asarray(value)
     expected = numpy_dtype(buffer.dtype)
     if array.dtype != expected:

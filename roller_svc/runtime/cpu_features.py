@@ -28,7 +28,7 @@ def check_features(source: KernelSource) -> None:
     if missing := missing_features(source.arch, source.options):
         raise LaunchError(
             f"{source.name} is compiled for {source.arch} with instructions that this CPU lacks "
-            f"({', '.join(missing)}): compile it for target 'local' here, or for one with fewer",
+            f"({', '.join(missing)}): compile it for target 'local', or for a target without them",
             code="wrong-device",
         )
 

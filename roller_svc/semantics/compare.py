@@ -39,7 +39,7 @@ def agrees(program: TensorProgram, got: Mapping[str, Array], want: Mapping[str, 
     for out in program.outputs:
         type_ = program.types[out.tensor]
         if out.name not in got:
-            raise ArgumentError(f"no output {out.name} to compare")
+            raise ArgumentError(f"an array for output {out.name} is missing: expected one for every output")
         array = np.asarray(got[out.name])
         if array.dtype != storage_dtype(type_.dtype) or array.shape != type_.shape:
             expected = f"{type_.dtype.value}{list(type_.shape)}"

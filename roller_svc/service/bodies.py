@@ -10,7 +10,7 @@ MAX_DEPTH = 32
 
 
 class BodyError(ValueError):
-    """Describes, for the client, what is wrong with a body."""
+    """A fault of a request body, described for the client."""
 
 
 def max_value_count(body: bytes) -> int:
@@ -30,7 +30,7 @@ def check_json(body: bytes) -> None:
     except BodyError:
         raise
     except UnicodeDecodeError as error:
-        raise BodyError("the body is not UTF-8") from error
+        raise BodyError(f"the body is not UTF-8: invalid byte at offset {error.start}") from error
     except json.JSONDecodeError as error:
         raise BodyError(f"the body is not JSON: line {error.lineno}, column {error.colno}: {error.msg}") from error
     except RecursionError as error:

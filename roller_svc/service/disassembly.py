@@ -32,7 +32,7 @@ class ListingMaker(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Ptx:
-    """Compiles a kernel's source to PTX by NVRTC."""
+    """Compile a kernel's source to PTX with NVRTC."""
 
     def tool(self) -> str:
         versions = toolchain_versions(TargetKind.CUDA)
@@ -44,7 +44,7 @@ class Ptx:
 
 @dataclass(frozen=True, slots=True)
 class Sass:
-    """Disassembles a kernel's binary by nvdisasm."""
+    """Disassemble a kernel's binary with nvdisasm."""
 
     def tool(self) -> str:
         try:

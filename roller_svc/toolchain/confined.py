@@ -91,7 +91,9 @@ def readable_paths(program: str) -> tuple[str, ...]:
 def compile_sandboxed(
     what: str, command: list[str], output: Path, limits: CompileLimits, environment: Mapping[str, str] | None = None
 ) -> str:
-    """Run a compiler in the directory of `output`, which it must create. Returns its log; `what` starts the messages.
+    """Run a compiler that must create `output`, in that file's directory. Returns the compiler's log.
+
+    Error messages begin with `what`.
 
     Raises CompileError with the log, KernelTimeoutError, and BuildServiceError if the compiler was killed.
     """

@@ -23,13 +23,13 @@ def no_baseline(reason: str) -> BuildError:
 
 
 class Library(Protocol):
-    """numpy or torch. Functions with `out` write there."""
+    """Calls of numpy or torch. Functions with `out` write their result to it."""
 
     name: str
     versions: dict[str, str]
 
     def place(self, array: NDArray[Any]) -> Any:
-        """Return an array of the library that shares the memory."""
+        """Return an array of the library that shares the memory of `array`."""
 
     def numpy(self, value: Any) -> NDArray[Any]: ...
 

@@ -64,7 +64,7 @@ _COMPOSED: dict[OpKind, Function] = {_K.RSQRT: _rsqrt, _K.RELU: _relu, _K.SIGMOI
 
 
 class NumpyLibrary:
-    """Implements Library."""
+    """Library of numpy calls."""
 
     name = "numpy"
 

@@ -54,7 +54,7 @@ def _relu(x: torch.Tensor, out: torch.Tensor) -> None:
 
 
 class TorchLibrary:
-    """Implements Library, for use under torch.inference_mode()."""
+    """Library of torch calls, for use under torch.inference_mode()."""
 
     name = "torch"
 
@@ -66,7 +66,7 @@ class TorchLibrary:
         try:
             return torch.from_numpy(array)
         except TypeError as failure:
-            raise no_baseline(f"torch does not take {array.dtype} from numpy") from failure
+            raise no_baseline(f"torch has no dtype for numpy's {array.dtype}") from failure
 
     def numpy(self, value: torch.Tensor) -> NDArray[Any]:
         found: NDArray[Any] = value.numpy()

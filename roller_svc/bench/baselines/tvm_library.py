@@ -342,7 +342,7 @@ def versions() -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class TvmFinder:
-    """Finds the TVM baseline of a program."""
+    """Find the TVM baseline of a program."""
 
     threads: int
 

@@ -50,7 +50,7 @@ class BoundedWorker(Generic[T, R]):
         return answer
 
     def close(self) -> None:
-        """Stop the worker; `end_processes` kills one that is still busy."""
+        """Stop the worker. If it is still busy, `end_processes` kills it."""
         worker, self._worker = self._worker, None
         if worker is not None:
             _background(lambda: worker.close(kill=True)).join(STOP_S)
@@ -84,7 +84,7 @@ class BoundedPool(Generic[T, R]):
         return result
 
     def close(self) -> None:
-        """Start no further task; `end_processes` kills busy workers."""
+        """Stop starting tasks. Busy workers finish theirs unless `end_processes` kills them."""
         self._closed.set()
 
     def _serve(self) -> None:

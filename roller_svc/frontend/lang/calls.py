@@ -70,7 +70,7 @@ class ParsedCall:
                 raise SyntaxFault("wrong-arguments", f"`{self.name}` takes no argument `{name}`", value, hint)
 
     def wrong_arguments(self, min_count: int, max_count: int, count: int) -> SyntaxFault:
-        message = f"`{self.name}` takes {names.arguments(min_count, max_count)}, not {count}"
+        message = f"`{self.name}` takes {names.arguments(min_count, max_count)}, got {count}"
         return SyntaxFault("wrong-arguments", message, self.at_name)
 
 
@@ -164,11 +164,11 @@ def apply_named(call: ParsedCall, name: str, span: Span, args: Sequence[Node], t
     """Build the node of a named function, with a cast of its result if a type is given."""
     if name in names.SELECTS:
         if len(args) != 3:
-            raise SyntaxFault("wrong-arguments", f"`{name}` takes 3 arguments, not {len(args)}", span)
+            raise SyntaxFault("wrong-arguments", f"`{name}` takes 3 arguments, got {len(args)}", span)
         return _select(call, args)
     if name in names.OPERATOR_FUNCTIONS:
         if len(args) != 2:
-            raise SyntaxFault("wrong-arguments", f"`{name}` takes 2 arguments, not {len(args)}", span)
+            raise SyntaxFault("wrong-arguments", f"`{name}` takes 2 arguments, got {len(args)}", span)
         sign = names.OPERATOR_FUNCTIONS[name]
         return Binary(sign, args[0], args[1], call.start, call.end, depth_above(args, call))
     function = names.function_named(name)
@@ -176,7 +176,7 @@ def apply_named(call: ParsedCall, name: str, span: Span, args: Sequence[Node], t
         raise unknown_function(name, span)
     if not function.min_arguments <= len(args) <= function.max_arguments:
         takes = names.arguments(function.min_arguments, function.max_arguments)
-        raise SyntaxFault("wrong-arguments", f"`{name}` takes {takes}, not {len(args)}", span)
+        raise SyntaxFault("wrong-arguments", f"`{name}` takes {takes}, got {len(args)}", span)
     below = args if type_ is None else (*args, type_)
     return Apply(name, tuple(args), type_, call.start, call.end, span.start, span.end, depth_above(below, call))
 

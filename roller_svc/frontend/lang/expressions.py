@@ -111,7 +111,7 @@ def _to_int32(function: Function, value: Typed, node: Node, checker: Conversions
 def _bits(node: Apply, function: Function, values: Sequence[Typed], checker: Conversions) -> Expr:
     dtype = common_type(values)
     if dtype.is_float:
-        message = f"`{node.function}` takes integers, not {dtype.value}"
+        message = f"`{node.function}` takes integers, got {dtype.value}"
         checker.refuse(ExprTypeError, "type-error", message, node, "cast to an integer type first")
     args = _in_type(values, dtype, node.args, checker)
     if function.kind in _DIVIDING:
@@ -303,7 +303,7 @@ class Expressions:
             return _ARITHMETIC[sign]
         if sign in _SHIFTS:
             if dtype.is_float:
-                self.refuse(ExprTypeError, "type-error", f"`{sign}` shifts integers, not {dtype.value}", node)
+                self.refuse(ExprTypeError, "type-error", f"`{sign}` shifts integers, got {dtype.value}", node)
             return _SHIFTS[sign]
         if sign == "**":
             return OpKind.POW

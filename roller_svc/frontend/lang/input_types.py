@@ -18,10 +18,10 @@ def tensor_types(inputs: object) -> tuple[tuple[str, TensorType], ...]:
     Takes {"A": ("float32", (4, 4))} or {"A": {"dtype": "float32", "shape": [4, 4]}}.
     """
     if not isinstance(inputs, Mapping):
-        raise ArgumentError(f"inputs must map names to (dtype, shape), not {kind_of(inputs)}", code="invalid-inputs")
+        raise ArgumentError(f"inputs must map names to (dtype, shape), got {kind_of(inputs)}", code="invalid-inputs")
     for name in inputs:
         if not isinstance(name, str):
-            raise ArgumentError(f"an input's name must be text, not {short_repr(name)}", code="invalid-inputs")
+            raise ArgumentError(f"an input's name must be text, got {short_repr(name)}", code="invalid-inputs")
     return tuple((name, tensor_type(name, value)) for name, value in inputs.items())
 
 
@@ -38,7 +38,7 @@ def tensor_type(name: str, value: object) -> TensorType:
     elif isinstance(value, Sequence) and not isinstance(value, str) and len(value) == 2:
         dtype, shape = value
     else:
-        raise ArgumentError(f"input {name!r} must be (dtype, shape), not {short_repr(value)}", code="invalid-inputs")
+        raise ArgumentError(f"input {name!r} must be (dtype, shape), got {short_repr(value)}", code="invalid-inputs")
     return TensorType(_dtype(name, dtype), _shape(name, shape))
 
 
@@ -65,7 +65,7 @@ def _dtype(name: str, value: object) -> DType:
 def _shape(name: str, value: object) -> tuple[int, ...]:
     if isinstance(value, str) or not isinstance(value, Iterable):
         raise ShapeError(
-            f"input {name!r}: shape must be a list of extents, not {short_repr(value)}", code="invalid-shape"
+            f"input {name!r}: shape must be a list of extents, got {short_repr(value)}", code="invalid-shape"
         )
     extents = tuple(whole_number(extent) for extent in value)
     if len(extents) > MAX_DIMENSIONS:
@@ -75,7 +75,7 @@ def _shape(name: str, value: object) -> tuple[int, ...]:
     good = tuple(extent for extent in extents if extent is not None and extent > 0)
     if len(good) < len(extents):
         raise ShapeError(
-            f"input {name!r}: every extent must be a positive whole number, not {short_repr(value)}",
+            f"input {name!r}: every extent must be a positive whole number, got {short_repr(value)}",
             code="invalid-shape",
         )
     return good

@@ -84,7 +84,7 @@ class Node:
         if value is None:
             return default
         if not isinstance(value, int):
-            raise self.invalid(f"attribute {name} must be a whole number, not {value!r:.60}")
+            raise self.invalid(f"attribute {name} must be a whole number, got {value!r:.60}")
         return int(value)
 
     def number(self, name: str, default: float) -> float:
@@ -92,7 +92,7 @@ class Node:
         if value is None:
             return default
         if not isinstance(value, int | float):
-            raise self.invalid(f"attribute {name} must be a number, not {value!r:.60}")
+            raise self.invalid(f"attribute {name} must be a number, got {value!r:.60}")
         return float(value)
 
     def text(self, name: str, default: str) -> str:
@@ -102,7 +102,7 @@ class Node:
         if value is None:
             return default
         if not isinstance(value, str):
-            raise self.invalid(f"attribute {name} must be a string, not {value!r:.60}")
+            raise self.invalid(f"attribute {name} must be a string, got {value!r:.60}")
         return value
 
     def integers(self, name: str) -> tuple[int, ...] | None:
@@ -166,7 +166,7 @@ class Node:
     def _integers_of(self, name: str, value: object) -> tuple[int, ...]:
         values = tuple(_flat(value))
         if not all(isinstance(item, int) and not isinstance(item, bool) for item in values):
-            raise self.invalid(f"{name} must be whole numbers, not {value!r:.60}")
+            raise self.invalid(f"{name} must be whole numbers, got {value!r:.60}")
         return tuple(max(-_LONGEST, min(int(item), _LONGEST)) for item in values)
 
 

@@ -38,7 +38,10 @@ def _attention(call: Call) -> str:
 
 def _check(call: Call, q: Operand, k: Operand, v: Operand) -> None:
     if q.rank < 2 or not q.rank == k.rank == v.rank:
-        raise call.wrong_shape("q, k and v must be [..., heads, length, features], of as many dimensions")
+        raise call.wrong_shape(
+            "q, k and v must be [..., heads, length, features] with equal numbers of dimensions, "
+            f"got {q.rank}, {k.rank} and {v.rank} dimensions"
+        )
     if not all(operand.dtype.is_float for operand in (q, k, v)):
         raise call.wrong_shape("q, k and v must be floats")
     if q.shape[-1] != k.shape[-1]:
@@ -73,7 +76,9 @@ def _causal(call: Call, i: str, j: str, queries: int, keys: int) -> list[str]:
     if not call.flag("causal"):
         return []
     if queries > keys:
-        raise call.wrong_shape(f"causal attention of {queries} queries needs as many keys, not {keys}")
+        raise call.wrong_shape(
+            f"causal attention must have at least one key for each query, got {keys} keys and {queries} queries"
+        )
     return [f"{j} <= {i}" + (f" + {keys - queries}" if keys > queries else "")]
 
 

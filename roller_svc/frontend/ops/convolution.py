@@ -40,10 +40,12 @@ def _convolution(call: Call, spatial: int, *, depthwise: bool = False) -> str:
 
 def _check_channels(call: Call, channels: int, filters: int, inner: int, groups: int) -> None:
     if channels % groups or filters % groups:
-        raise call.wrong_shape(f"{channels} channels and {filters} filters do not divide into {groups} groups")
+        raise call.wrong_shape(
+            f"channels and filters must be multiples of groups={groups}, got {channels} and {filters}"
+        )
     if inner * groups != channels:
         raise call.wrong_shape(
-            f"the weight reads {inner} channels in each of {groups} groups, the tensor has {channels}"
+            f"the weight's channels times groups must be the tensor's {channels} channels, got {inner} times {groups}"
         )
 
 

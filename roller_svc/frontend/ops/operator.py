@@ -185,7 +185,7 @@ class Operator:
         if len(operands) < self.min_operands or (len(operands) > len(self.operands) and not self.more):
             count = arguments(self.min_operands, 99 if self.more else len(self.operands))
             shown = ", ".join(self.operands)
-            message = f"{self.name} takes {count} ({shown}), not {len(operands)}"
+            message = f"{self.name} takes {count} ({shown}), got {len(operands)}"
             raise ArgumentError(message, code="wrong-arguments")
         for parameter in self.parameters:
             if parameter.required and parameter.name not in parameters_given:

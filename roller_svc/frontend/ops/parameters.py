@@ -49,7 +49,7 @@ class Parameter:
         checked = _READERS[self.kind](self, value)
         if checked is None:
             raise ArgumentError(
-                f"{self.name} must be {self.expected}, not {short_repr(value)}", code="invalid-parameter"
+                f"{self.name} must be {self.expected}, got {short_repr(value)}", code="invalid-parameter"
             )
         return checked
 

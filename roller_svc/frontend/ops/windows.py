@@ -65,7 +65,7 @@ def per_dimension(call: Call, parameter: str, spatial: int) -> tuple[int, ...]:
     """Return one number for each spatial dimension. A single one is for all."""
     values = call.integers(parameter)
     if len(values) not in (1, spatial):
-        raise call.wrong_parameter(f"{parameter} must be 1 number or {spatial}, not {len(values)}")
+        raise call.wrong_parameter(f"{parameter} must be 1 number or {spatial}, got {len(values)}")
     return values * spatial if len(values) == 1 else values
 
 
@@ -101,7 +101,7 @@ def explicit_padding(call: Call, d: int, spatial: int) -> tuple[int, int]:
             return padding[d], padding[d]
         case n if n == 2 * spatial:
             return padding[d], padding[d + spatial]
-    raise call.wrong_parameter(f"padding must be 1 number, {spatial} or {2 * spatial}, not {len(padding)}")
+    raise call.wrong_parameter(f"padding must be 1 number, {spatial} or {2 * spatial}, got {len(padding)}")
 
 
 def _padding(call: Call, value: Value, d: int, spatial: int, window: tuple[int, int, int]) -> tuple[int, int]:

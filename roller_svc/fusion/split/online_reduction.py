@@ -64,7 +64,7 @@ def partial_reductions(
 def combine_partials(
     pair: OnlineReduction, names: tuple[str, str], piece: Axis, points: int, statements: tuple[TensorExpr, ...]
 ) -> tuple[TensorExpr, ...]:
-    """Return the group's statements, with the two reductions over splits of `points` points each."""
+    """Return the group's statements, with both reductions over the partials of splits of `points` points."""
     axis = replace(piece, kind=AxisKind.REDUCE)
     loads = [
         Load(name, (AxisRef(piece.name), *s.index), s.accumulator, (False,) * (len(s.index) + 1))

@@ -201,7 +201,7 @@ def _check_references(source: KernelSource) -> None:
     if len(set(symbols)) != len(symbols):
         raise CorruptKernelError("two buffers have the same symbol")
     if not source.launches:
-        raise CorruptKernelError("there is no launch")
+        raise CorruptKernelError("a kernel must have at least one launch, got none")
     if source.workspace_bytes > _MAX_WORKSPACE_BYTES:
         raise CorruptKernelError(f"{source.workspace_bytes} bytes of workspace are more than {_MAX_WORKSPACE_BYTES}")
     if unknown := set(source.constants).difference(b.name for b in source.buffers_of(Role.INPUT)):

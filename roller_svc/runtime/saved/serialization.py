@@ -63,8 +63,8 @@ def load(directory: str | os.PathLike[str]) -> KernelBundle:
 
     Reads three files, follows no symbolic link and runs nothing. Running the kernel executes its machine code in this
     process: only run kernels from sources that you trust.
-    Raises UnknownKernelError if there is no kernel, and ArgumentError (damaged-kernel) if it differs from what was
-    saved.
+    Raises UnknownKernelError if there is no kernel, and ArgumentError (damaged-kernel) if its files have
+    changed since it was saved.
     """
     path = _directory_path(directory)
     if not (path / METADATA).is_file():

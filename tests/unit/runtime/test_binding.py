@@ -26,8 +26,8 @@ def address(array: np.ndarray) -> int:
 @pytest.mark.parametrize(
     ("changes", "code", "message"),
     [
-        ({"B": None}, "not-an-array", "not NoneType"),
-        ({"B": [1.0]}, "not-an-array", "not list"),
+        ({"B": None}, "not-an-array", "got NoneType"),
+        ({"B": [1.0]}, "not-an-array", "got list"),
         ({"B": np.ones((4, 6))}, "dtype-mismatch", "has dtype float64, the kernel takes float32"),
         ({"B": np.ones((4, 6), ">f4")}, "dtype-mismatch", "has dtype >f4"),
         ({"B": np.ones((4, 6), ml_dtypes.bfloat16)}, "dtype-mismatch", "bfloat16"),

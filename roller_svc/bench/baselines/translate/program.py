@@ -1,4 +1,4 @@
-"""Translate a program to library calls, for single statements or patterns of several."""
+"""Translate a program to library calls, one for a statement or for a pattern of several statements."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ MAX_REREADS = 4.0  # reads of one byte: adjacent tasks find most shared data in 
 
 
 def seconds_per_byte(mach: Machine, total_bytes: float, cores: int) -> float:
-    """Return the seconds per byte read by that many cores, which share what they read between calls."""
+    """Return the seconds per byte for `cores` cores that read a working set of `total_bytes` in every call."""
     return sum(
         share * _level_seconds_per_byte(mach, cache, cores) for share, cache in _hit_fractions(mach, total_bytes)
     )

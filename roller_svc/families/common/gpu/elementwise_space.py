@@ -156,8 +156,8 @@ class PaddedLayout:
 def choose_padding(row: int, width: int, element_bytes: int, lanes: tuple[int, int, int]) -> PaddedLayout:
     """Return the row padding that avoids bank conflicts of both writes and reads.
 
-    Rows of `row` elements are written `width` elements a lane, LANES_ALONG lanes along a row, and read down their
-    columns. `lanes`: threads along the output's axis, elements of each, and threads along the row.
+    Each lane writes `width` elements of a row of `row` elements; LANES_ALONG lanes write along one row. Reads go down
+    the columns. `lanes` has the threads along the output's axis, the elements of each, and the threads along the row.
     """
     pads = [0, *(1 << i for i in range((MAX_ACCESS_BYTES // element_bytes).bit_length()))]
     found = [_padded(row, pad, (width, element_bytes), lanes) for pad in pads]

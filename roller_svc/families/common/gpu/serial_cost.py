@@ -34,7 +34,7 @@ def make_block_cycles(
 
 
 def nest_registers(points: int, words: int, limits: Limits) -> int:
-    """Return a thread's registers for that many concurrent points."""
+    """Return a thread's registers for `points` concurrent points."""
     return overhead_registers(limits) + 3 * points * words
 
 

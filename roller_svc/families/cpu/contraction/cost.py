@@ -277,7 +277,7 @@ def _spill_cycles_per_byte(p: Workload[Any], s: _Sizes) -> tuple[float, float]:
 
 
 def skips_packing(p: Workload[Any], columns: int, tile: tuple[int, int, int]) -> bool:
-    """Return whether A is not packed, for a task of that many columns in tiles of (mr, nr, kc)."""
+    """Return whether A is not packed, for a task of `columns` columns in tiles of (mr, nr, kc)."""
     along_k = operand_layout(p, p.a, p.m) is OperandLayout.K_MAJOR and p.machine.unit.k_group == 1
     return (
         along_k and not p.a.is_constant and skips_packing_of_a(columns, tile, _row_bytes(p), p.elem_bytes, _l2_bytes(p))

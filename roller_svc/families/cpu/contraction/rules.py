@@ -186,13 +186,13 @@ class CpuContractionRules:
         ].bytes_per_core
 
     def _cuts_to_fit(self, max_bytes: float, depth: int, base: ThreadTile) -> int:
-        """Return the fewest column blocks of at most that many bytes."""
+        """Return the fewest column blocks of at most `max_bytes` each."""
         p = self.workload
         columns, unit = int(max_bytes / (p.packed_words(depth) * p.elem_bytes)), extent_on(base.tile, p.n)
         return -(-p.extent(p.n) // max(unit, columns // unit * unit))
 
     def _blocks(self, axis: int, base: ThreadTile, cuts: Iterable[int]) -> Tile:
-        """Return the axis in that many about equal blocks of whole register tiles."""
+        """Return the extents that divide the axis into `cuts` similar blocks of whole register tiles."""
         extent, unit = self.workload.extents[axis], base.tile[axis]
         return tuple(sorted({round_up(-(-extent // cut), unit) for cut in cuts if extent >= cut * unit // 2} or {unit}))
 

@@ -28,7 +28,7 @@ STORE_FORWARD_BYTES = 1024  # reread before they leave the store buffer
 
 
 def transpose_cost(p: Workload[TransposeSpace], launch: Launch) -> Costs:
-    """Return the cycles of the core with the most tasks, overlapped imperfectly with memory."""
+    """Return the cost of the busiest core: cycles that overlap imperfectly with memory."""
     mach, costs, layout = p.machine, p.machine.costs.transpose, p.facts
     vectors = p.outer_points / layout.lanes
     blocks = vectors * _overlap(p, layout, launch)

@@ -61,7 +61,7 @@ def lower(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[Sche
 
 
 def _min_resident_blocks(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> int:
-    """Return the blocks for the launch bounds, as the model predicts them, if the grid has that many."""
+    """Return the resident blocks for the launch bounds: as predicted by the model, at most those of the grid."""
     needs = REDUCTION.predict_resources(group, program, hw)
     if needs is None:
         return 1

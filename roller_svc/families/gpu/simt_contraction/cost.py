@@ -146,7 +146,7 @@ def staged_row_bytes(elements: int, p: Workload[SimtFacts]) -> int:
 
 # time -------------------------------------------------------------------------------------------------------------
 def block_step(p: Workload[SimtFacts], block: Tile, thread: Tile, threads: int) -> SimtStep:
-    """Return the cost of a k-tile of such a block; cached."""
+    """Return the cached cost of a k-tile for these tiles and threads."""
     known = p.facts.steps.get((block, thread, threads))
     if known is None:
         known = p.facts.steps[block, thread, threads] = _block_step(p, block, thread, threads)

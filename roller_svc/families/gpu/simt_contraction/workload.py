@@ -43,7 +43,7 @@ class SimtStep(NamedTuple):
         return worst + IMPERFECT_OVERLAP * (self.fma + self.shared + self.issue - worst)
 
     def cycles(self, blocks: float, warps: int, prefetch_stages: int) -> float:
-        """Return t_k (§5 of the design notes) of that many resident blocks."""
+        """Return t_k (§5 of the design notes) of `blocks` resident blocks."""
         # a warp stays on one scheduler: a block of fewer warps than those keeps only its share of the lanes busy
         busy = self.busy
         alone = SCHEDULERS / min(SCHEDULERS, warps) * busy
@@ -133,10 +133,10 @@ class SimtOperandLoads:
     b: SimtOperandLoad
 
     def inner_member(self, rows: int) -> Axis | None:
-        """Return the reduced axis that the rows of a k-tile follow; None: consecutive points of the fused axis.
+        """Return the reduced axis that the rows of a k-tile follow, or None for the fused axis.
 
-        The innermost where its extent allows. Another one only where no operand is contiguous along the fused axis,
-        whose order would be lost.
+        The innermost axis is first, if its extent is a multiple of `rows`. Another axis would lose the order of the
+        fused axis, so it is tried only if no operand is contiguous along the fused axis.
         """
         members = self.a.reduced_axis.members
         tried = members[-1:] if self.a.operand.k_major or self.b.operand.k_major else members[::-1]

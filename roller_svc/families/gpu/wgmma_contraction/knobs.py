@@ -35,7 +35,7 @@ def _nearest_cluster(side: int) -> Knob[WgmmaFacts]:
 
 
 def _unsupported_cluster(model: Model[WgmmaFacts], program: RProgram, side: int, wanted: int) -> str:
-    """Return why that many blocks along one side cannot form a cluster with those along the other; '' if they can."""
+    """Return why a cluster cannot have `wanted` blocks along `side`; '' if it can."""
     other = program.cluster[1 - side]
     if wanted < 1 or wanted * other > MAX_CLUSTER_BLOCKS:
         return f"a cluster has 1 to {MAX_CLUSTER_BLOCKS} blocks"

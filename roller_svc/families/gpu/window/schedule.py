@@ -44,7 +44,7 @@ def lower(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[Sche
     """Return one tree; the outputs of a thread are adjacent along every axis."""
     space = window_space(program.space)
     if space is None:
-        raise InvariantError(f"expected sliding windows, got {group.name}")
+        raise InvariantError(f"{group.name}: expected a sliding window, got none")
     lowered = _Windows(group, program, space)
     needs = BlockResources(program.threads, window_registers(space, lowered.thread, hw.limits), 0)
     # launch bounds: without them the compiler hoists all line loads, and registers allow few blocks

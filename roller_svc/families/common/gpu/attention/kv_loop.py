@@ -97,7 +97,7 @@ class KvTileLoop:
         return self._range(ref(VISIBLE), ref(LAST))
 
     def is_unmasked(self, step: Expr, exact: KeyBounds) -> Expr | None:
-        """Return the condition that every row of the block sees all keys of the tile, or None if all tiles are so.
+        """Return the condition that every row of the block sees all keys of the tile; None if it always holds.
 
         `exact` holds the bounds of the visible keys.
         """
@@ -116,8 +116,8 @@ class KvTileLoop:
                threads: int | None = None) -> tuple[Node, ...]:  # fmt: skip
         """Process the visible tiles, then the masked ones if any thread reports `needs_masked_tiles`.
 
-        Masked tiles count if some row has no score large enough to make theirs vanish. `work` gets the tiles of a pass
-        and the number of tiles in passes before. `threads` is that of `AnyThread`.
+        Masked tiles count if the scores of some row are too small to make the masked ones vanish. `work` gets the tiles
+        of a pass and the number of tiles in earlier passes. `threads` is passed on to `AnyThread`.
         """
         visible, masked = self.visible, self.masked
         if not self.may_need_masked_tiles:

@@ -24,7 +24,7 @@ SAMPLED_BLOCKS = 64  # row blocks of a mask, evenly spread, whose visible keys a
 
 
 def visible_fraction(p: Workload[Any], found: AttentionOperands, rows: int) -> float:
-    """Return the fraction of KV tiles that blocks of that many rows visit under the mask."""
+    """Return the fraction of KV tiles that blocks of `rows` rows visit under the mask."""
     if not found.bounds.uppers and not found.bounds.lowers:
         return 1.0
     keys, axis = p.extent(p.k), p.space.role(AxisRole.M)[0]

@@ -19,7 +19,10 @@ PARTIAL_TILES_PER_BLOCK = 2
 
 @dataclass(frozen=True, slots=True)
 class StreamKPartition:
-    """Block i computes k-tiles from i * k_tiles_per_block on; k-tile s belongs to output tile s / k_tiles."""
+    """Split of all k-tiles into contiguous ranges, one for each block.
+
+    The range of block i starts at k-tile i * k_tiles_per_block. K-tile s belongs to output tile s // k_tiles.
+    """
 
     blocks: int
     grid: tuple[int, ...]  # output tiles along batch, m, n

@@ -53,11 +53,11 @@ class MatrixStep(NamedTuple):
     imperfect_overlap: float = IMPERFECT_OVERLAP  # fraction of the other pipes that adds to the longest
 
     def cycles(self, blocks: float, prefetch_stages: int, device_fill: float = 1.0) -> float:
-        """Return t_k of that many blocks of a core.
+        """Return t_k of `blocks` blocks of a core.
 
         Args:
             prefetch_stages: K-tiles requested before their use.
-            device_fill: Blocks of the device over those of a full one.
+            device_fill: Concurrent blocks over the blocks of a full device.
         """
         total = blocks * self.warps
         uneven = SCHEDULERS * math.ceil(total / SCHEDULERS) / total  # a warp stays on one scheduler
@@ -71,7 +71,7 @@ class MatrixStep(NamedTuple):
 
 
 def device_fill(grid: int, resident: int, cores: int, blocks: float) -> float:
-    """Return the concurrent blocks over those of a full device, in a wave of that many blocks per core."""
+    """Return the concurrent blocks of a wave over the blocks of a full device, with `blocks` blocks per core."""
     concurrent_blocks = resident * cores
     full = blocks == resident and grid >= concurrent_blocks
     return 1.0 if full else grid % concurrent_blocks / (blocks * cores)
@@ -92,7 +92,7 @@ def accumulator_columns(p: Workload[Any], tile: Tile) -> int:
 
 
 def resource_seconds(p: Workload[Any], step: MatrixStep, steps: int, dram_bytes: float) -> list[tuple[str, float]]:
-    """Return the seconds of each resource on its own, for that many k-tiles of the whole device."""
+    """Return the seconds of each resource alone, for `steps` k-tiles on the whole device."""
     mach = p.machine
     each = steps / mach.cores
     return [
@@ -175,7 +175,7 @@ def copy_cost(feed: OperandLoad, elements: int, operand: OperandFootprint, mach:
 
 
 def epilogue_slots(p: Workload[Any], points: int) -> float:
-    """Return the issue slots of all lanes for that many outputs: operations, then vector loads and stores."""
+    """Return the issue slots of all lanes for `points` outputs: operations, then vector loads and stores."""
     flops = max(0.0, p.space.flops / p.outer_points - 2 * p.inner_points * p.space.num_accumulators)
     slots = points * flops
     for tensor in p.epilogue.tensors:
@@ -207,6 +207,6 @@ def _convert_slots(feed: OperandLoad) -> float:
 
 
 def split_k_reduction_cycles(p: Workload[Any], sums: int) -> float:
-    """Return cycles of the launch that reduces that many partial sums."""
+    """Return the cycles of the launch that reduces `sums` partial sums."""
     mach = p.machine
     return mach.clock_hz * second_launch_s(mach, sums * p.elem_bytes)

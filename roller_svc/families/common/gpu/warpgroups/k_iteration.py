@@ -33,7 +33,7 @@ class KTileOrder:
 
     @classmethod
     def within(cls, k: TileAxis, outer: int, depth: int) -> KTileOrder:
-        """Return k with that many outer members iterated one value at a time."""
+        """Return k with its first `outer` members iterated one value at a time."""
         members = tuple((m.name, m.extent) for m in k.members)
         return cls(members[:outer], math.prod(extent for _, extent in members[outer:]), depth)
 

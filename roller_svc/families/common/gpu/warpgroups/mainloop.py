@@ -112,7 +112,7 @@ class WgmmaMainloop:
 
     @property
     def _stages_in_flight(self) -> int:
-        """Return the k-tiles with copies in flight when threads wait for those of one.
+        """Return the number of k-tiles in flight while threads wait for the copies of one.
 
         The next stage was released when the k-tile after the oldest of these began.
         """

@@ -336,7 +336,7 @@ class WgmmaOperandLoads:
         return WgmmaOperand(*staged, max(found, key=lambda tile: tile.copies), sums * extent // each)
 
     def can_multicast(self, side: int, staged: WgmmaOperand, blocks: int) -> bool:
-        """Return whether each of that many blocks can load its part of the tile for all of them."""
+        """Return whether each of `blocks` blocks can load its part of the tile for all of them."""
         part, uneven = divmod(staged.extent // staged.num_parts, blocks)
         atom = staged.atom_bytes // staged.dtype.bytes
         if not staged.load.is_tma or uneven or part % (PATTERN_ROWS if staged.k_major else atom):
@@ -412,7 +412,7 @@ def aligned_buffer_bytes(size: int) -> int:
 
 
 def barrier_bytes(slots: int) -> int:
-    """Return the bytes of the `full` and `empty` barriers of that many stages."""
+    """Return the bytes of the `full` and `empty` barriers of `slots` stages."""
     return 2 * -(-slots * BARRIER_BYTES // SHARED_ALIGNMENT_BYTES) * SHARED_ALIGNMENT_BYTES
 
 
