@@ -130,14 +130,17 @@ class GraphBuilder:
         )  # fmt: skip
 
     def _add_program(
-        self, operator: str, program: TensorProgram, operands: Sequence[Operand], parameters: tuple[tuple[str, Value], ...]
-    ) -> Operand:
+        self, operator: str, program: TensorProgram, operands: Sequence[Operand],
+        parameters: tuple[tuple[str, Value], ...],
+    ) -> Operand:  # fmt: skip
         (output,) = program.outputs
         type_ = program.types[output.tensor]
         values = [self.value(operand) for operand in operands]
         known = [value for value in values if value is not None]
-        if len(known) == len(values) and type_.elements <= MAX_FOLDED_ELEMENTS and all(
-            value.size <= MAX_FOLDED_ELEMENTS for value in known
+        if (
+            len(known) == len(values)
+            and type_.elements <= MAX_FOLDED_ELEMENTS
+            and all(value.size <= MAX_FOLDED_ELEMENTS for value in known)
         ):
             arrays = {name: value for (name, _), value in zip(program.inputs, known, strict=True)}
             return self.add_constant(self.evaluate(program, arrays)[output.name], type_.dtype)

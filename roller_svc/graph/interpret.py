@@ -33,7 +33,8 @@ def interpret(graph: Graph, weights: Weights, arrays: Mapping[str, Array]) -> di
 
 def _checked(name: str, arrays: Mapping[str, Array]) -> Array:
     if name not in arrays:
-        raise ArgumentError(f"input {name} is missing; given are {', '.join(arrays) or 'none'}", code="missing-argument")
+        given = ", ".join(arrays) or "none"
+        raise ArgumentError(f"input {name} is missing; given are {given}", code="missing-argument")
     return np.asarray(arrays[name])
 
 

@@ -72,9 +72,7 @@ class LoopNode:
     @property
     def input_types(self) -> tuple[TensorType, ...]:
         scanned = range(self.carried, self.carried + len(self.scanned))
-        return tuple(
-            self._whole(type_) if i in scanned else type_ for i, (_, type_) in enumerate(self.body.inputs)
-        )
+        return tuple(self._whole(type_) if i in scanned else type_ for i, (_, type_) in enumerate(self.body.inputs))
 
     @property
     def output_types(self) -> tuple[TensorType, ...]:

@@ -10,7 +10,6 @@ import numpy as np
 from roller_svc.frontend.graph_builder import GraphBuilder
 from roller_svc.frontend.onnx.tensors import Tensor, constant_of
 from roller_svc.frontend.onnx.use import Node
-from roller_svc.frontend.ops.operator import Operand
 from roller_svc.ir.dtype import DType
 
 Expansion = Callable[[Node, GraphBuilder], Sequence[Tensor]]
@@ -37,7 +36,7 @@ def _shape_of(node: Node) -> tuple[int, ...]:
     if operand is not None:
         return operand.shape
     if isinstance(value, np.ndarray):
-        return value.shape
+        return tuple(value.shape)
     raise node.invalid("input 0 is missing")
 
 

@@ -96,15 +96,17 @@ def _input_types(
 def _tensor_type(info: ValueInfoProto) -> Any:
     kind = info.type.WhichOneof("value")
     if kind != "tensor_type":
-        raise ArgumentError(f"input {info.name!r} is a {kind or 'value without a type'}; only dense tensors are supported",
-                            code="unsupported-type")  # fmt: skip
+        shown = kind or "value without a type"
+        message = f"input {info.name!r} is a {shown}; only dense tensors are supported"
+        raise ArgumentError(message, code="unsupported-type")
     return info.type.tensor_type
 
 
 def _dtype(data_type: int, name: str) -> DType:
     dtype = DATA_TYPES.get(data_type)
     if dtype is None:
-        shown = TensorProto.DataType.Name(data_type).lower() if data_type in TensorProto.DataType.values() else data_type
+        known = data_type in TensorProto.DataType.values()
+        shown = TensorProto.DataType.Name(data_type).lower() if known else str(data_type)
         raise ArgumentError(f"{name!r} has elements of type {shown}, which is not supported", code="unsupported-type")
     return dtype
 
@@ -198,7 +200,8 @@ class Importer:
         if tensor is None:
             raise ArgumentError(f"output {name[:80]!r} is written by no node", code="invalid-graph")
         if tensor.operand is None:
-            raise ArgumentError(f"output {name[:80]!r} is an empty tensor, which is not supported", code="unsupported-type")
+            message = f"output {name[:80]!r} is an empty tensor, which is not supported"
+            raise ArgumentError(message, code="unsupported-type")
         return tensor.operand
 
     def _convert(self, node: NodeProto, tensors: Sequence[Tensor], scope: Scope) -> Sequence[Tensor]:
@@ -284,7 +287,7 @@ class Importer:
             self.depth -= 1
             self.builder = builder
         if len(self.unsupported) > failures:
-            raise SubgraphError
+            raise SubgraphError("nodes of the subgraph failed")
         outputs = [scope.find(info.name) for info in graph.output]
         if any(tensor is None or tensor.failed for tensor in outputs):
             raise ArgumentError("an output of the subgraph is written by no node", code="invalid-graph")
@@ -332,7 +335,7 @@ def _with_attributes(node: NodeProto, given: Mapping[str, AttributeProto]) -> No
 def _schema_function(node: NodeProto, tensors: Sequence[Tensor], opset: int) -> FunctionProto | None:
     """Return the function body that the operator's schema has for this node; None if it has none."""
     try:
-        schema = onnx.defs.get_schema(node.op_type, opset, node.domain)
+        schema: Any = onnx.defs.get_schema(node.op_type, opset, node.domain)
     except onnx.defs.SchemaError:
         return None
     if schema.has_context_dependent_function:

@@ -38,12 +38,13 @@ def _loop(importer: Importer, node: NodeProto, tensors: Sequence[Tensor], scope:
     if len(tensors) > 1 and tensors[1].operand is not None and not _constant(tensors[1], scope, "the condition").all():
         steps = 0
     if not 1 <= steps <= MAX_STEPS:
-        raise ArgumentError(f"a loop of {steps} steps is not supported; 1 to {MAX_STEPS} are", code="unsupported-attribute")
+        message = f"a loop of {steps} steps is not supported; 1 to {MAX_STEPS} are"
+        raise ArgumentError(message, code="unsupported-attribute")
     states = [_operand(tensor) for tensor in tensors[2:]]
     builder, inner = _body_of(scope, "body")
     counter = builder.add_input(TensorType(DType.INT64, ()))
     carried = [builder.add_input(state.type) for state in states]
-    always = builder.add_constant(np.asarray(True), DType.BOOL)
+    always = builder.add_constant(np.ones((), np.bool_), DType.BOOL)
     results = importer.convert_subgraph(body, [Tensor(x) for x in (counter, always, *carried)], inner)
     condition = builder.value(_operand(results[0]))
     if condition is None or not condition.all():
@@ -65,7 +66,8 @@ def _scan(importer: Importer, node: NodeProto, tensors: Sequence[Tensor], scope:
         raise ArgumentError(f"num_scan_inputs is {count}, with {len(tensors)} inputs", code="invalid-node")
     operands = [_operand(tensor) for tensor in tensors]
     states, scanned = operands[:-count], operands[-count:]
-    scanned = [_to_front(scope, x, axis) for x, axis in zip(scanned, _listed(attributes, "scan_input_axes", count), strict=True)]
+    axes = _listed(attributes, "scan_input_axes", count)
+    scanned = [_to_front(scope, x, axis) for x, axis in zip(scanned, axes, strict=True)]
     steps = scanned[0].shape[0]
     if any(x.shape[0] != steps for x in scanned):
         raise ArgumentError(f"scanned inputs have {sorted({x.shape[0] for x in scanned})} slices", code="invalid-node")
@@ -113,7 +115,8 @@ def _body_of(scope: Scope, name: str) -> tuple[Any, Scope]:
 def _graph(node: NodeProto, name: str) -> GraphProto:
     for attribute in node.attribute:
         if attribute.name == name and attribute.HasField("g"):
-            return attribute.g
+            graph: GraphProto = attribute.g
+            return graph
     raise ArgumentError(f"attribute {name} is missing", code="invalid-node")
 
 
