@@ -1,18 +1,17 @@
-"""EXPANSIONS: converters of ONNX nodes that are no single call: constants, shapes, several calls, several results."""
+"""Constants, shapes, ranges, and tensors that are joined or split."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from roller_svc.frontend.graph_builder import GraphBuilder
+from roller_svc.frontend.onnx.expansions.expansion import Expansion
 from roller_svc.frontend.onnx.tensors import Tensor, constant_of
 from roller_svc.frontend.onnx.use import Node
 from roller_svc.ir.dtype import DType
-
-Expansion = Callable[[Node, GraphBuilder], Sequence[Tensor]]
 
 # Shapes and ranges with more elements are refused: they are a model's mistake, or an attack.
 MAX_GENERATED_ELEMENTS = 1 << 26
@@ -125,7 +124,7 @@ def _split(node: Node, builder: GraphBuilder) -> Sequence[Tensor]:
     return results
 
 
-EXPANSIONS: dict[str, Expansion] = {
+SHAPES: dict[str, Expansion] = {
     "CastLike": _cast_like,
     "Concat": _concat,
     "Constant": _constant,
