@@ -13,9 +13,9 @@ from roller_svc.cli import format as show
 from roller_svc.cli import options as common
 from roller_svc.cli import progress
 from roller_svc.cli.journal import Journal
+from roller_svc.compiler.action import generator_digest
 from roller_svc.compiler.request import parse_enum, validate_tiles
 from roller_svc.errors import ArgumentError, RollerError
-from roller_svc.farm.action import generator_digest
 from roller_svc.farm.workers import map_unordered
 from roller_svc.ir.constraints import OpClass
 from roller_svc.settings import settings

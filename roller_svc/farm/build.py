@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from roller_svc.compiler.action import generator_digest
 from roller_svc.compiler.artifact import package_kernel
 from roller_svc.compiler.pipeline import build_kernel
 from roller_svc.compiler.serialize import kernel_json, measurement_json
 from roller_svc.errors import BuildServiceError
-from roller_svc.farm.action import generator_digest
 from roller_svc.farm.store import Artifact, Json
 from roller_svc.ir.kernel import Language
 from roller_svc.ir.report import BuildReport, BuildRequest, SelectionMode

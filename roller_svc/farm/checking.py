@@ -9,10 +9,10 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+from roller_svc.compiler.action import action_digest
 from roller_svc.compiler.estimates.cache import LruCache
 from roller_svc.compiler.request import request_json
 from roller_svc.errors import BuildServiceError, InputError, KernelTimeoutError
-from roller_svc.farm.action import action_digest
 from roller_svc.farm.build import DIGEST, LOADED_GENERATOR, BuildTask
 from roller_svc.farm.workers import JsonCodec, WorkerLimits, WorkerPool
 from roller_svc.ir.report import BuildRequest

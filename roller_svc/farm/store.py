@@ -29,12 +29,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from roller_svc.compiler.action import SCHEMA
 from roller_svc.errors import StoreError
 
 Json = dict[str, object]
 _HEX = re.compile(r"[0-9a-f]{64}")
 _RECORD_ID = re.compile(r"[0-9a-z-]{1,80}")
-SCHEMA = 2  # of the manifests; raise it when their fields change
 
 log = logging.getLogger(__name__)
 

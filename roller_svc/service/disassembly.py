@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from roller_svc import toolchain
+from roller_svc.compiler.action import toolchain_versions
 from roller_svc.errors import QueueFullError, ToolchainMissingError, UnknownKernelError
-from roller_svc.farm.action import toolchain_versions
 from roller_svc.farm.build import BINARY, unpack
 from roller_svc.farm.store import Json, Store
 from roller_svc.ir.hardware import TargetKind

@@ -21,8 +21,8 @@ from roller_svc.cli import progress
 from roller_svc.cli.bench import cpu as cpu_bench
 from roller_svc.cli.bench import model as model_bench
 from roller_svc.cli.journal import Journal
+from roller_svc.compiler.action import generator_digest
 from roller_svc.errors import ArgumentError, RollerError
-from roller_svc.farm.action import generator_digest
 from roller_svc.farm.workers import map_unordered
 from roller_svc.settings import settings
 from roller_svc.toolchain.binaries.sass import disassembler

@@ -19,8 +19,8 @@ from roller_svc.bench.cpu.run import MachineLock, Settings, Workers, bench_case,
 from roller_svc.cli import format as show
 from roller_svc.cli import options as common
 from roller_svc.cli.journal import Journal
+from roller_svc.compiler.action import generator_digest
 from roller_svc.errors import ArgumentError
-from roller_svc.farm.action import generator_digest
 from roller_svc.ir.hardware import HardwareSpec, TargetKind
 from roller_svc.settings import settings
 

@@ -7,8 +7,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 
 from roller_svc.client.schemas import Problem
-from roller_svc.farm.action import generator_digest, library_versions, toolchain_versions
-from roller_svc.farm.store import SCHEMA
+from roller_svc.compiler.action import SCHEMA, generator_digest, library_versions, toolchain_versions
 from roller_svc.service.state import state_of
 from roller_svc.version import __version__
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
+from roller_svc.compiler.action import action_digest
 from roller_svc.compiler.request import build_request
 from roller_svc.errors import BuildServiceError, ExprSyntaxError, InputError, KernelTimeoutError, RollerError
-from roller_svc.farm.action import action_digest
 from roller_svc.farm.build import LOADED_GENERATOR, BuildTask
 from roller_svc.farm.checking import MAX_ATTEMPTS, RequestValidator, compute_digest
 

@@ -9,10 +9,10 @@ import pytest
 
 import roller_svc
 from roller_svc.cli import main
+from roller_svc.compiler.action import action_digest
 from roller_svc.compiler.estimates.batch import Item, estimates_json
 from roller_svc.compiler.request import build_request
 from roller_svc.errors import InputError
-from roller_svc.farm.action import action_digest
 from roller_svc.frontend import lang
 from roller_svc.frontend.ops import expression
 from roller_svc.frontend.ops.calls import expand

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import pytest
 
 from roller_svc import toolchain
+from roller_svc.compiler import action
+from roller_svc.compiler.action import action_digest
 from roller_svc.compiler.request import build_request
-from roller_svc.farm import action
-from roller_svc.farm.action import action_digest
 
 REQUEST = build_request("y[i] = x[i] * 2.0", {"x": ("float32", (64,))}, target="cpu-x86-avx2", top_k=1, select="model")
 
