@@ -44,8 +44,8 @@ class CpuModule:
         self.source: KernelSource = compiled.source
         check_features(compiled.source)
         self.alignment_bytes = alignment_bytes
-        library = _load(compiled.binary, compiled.source.name)
-        weakref.finalize(self, _unload, library._handle).atexit = False  # a call under way keeps the module
+        library = load_library(compiled.binary, compiled.source.name)
+        weakref.finalize(self, unload_library, library._handle).atexit = False  # a call under way keeps the module
         self._entries = tuple(_entry(library, launch, compiled.source.name) for launch in self.source.launches)
         self._scratch = threading.local()
 
@@ -177,8 +177,8 @@ def _address(array: Array) -> int:
     return address
 
 
-def _load(binary: bytes, name: str) -> ctypes.CDLL:
-    """Load the library, which only _unload unloads.
+def load_library(binary: bytes, name: str) -> ctypes.CDLL:
+    """Load the library, which only unload_library unloads.
 
     The file name is never reused: the loader returns the loaded library for a known name, so a repeated
     /proc/self/fd/N would return an older kernel.
@@ -199,7 +199,7 @@ def _load(binary: bytes, name: str) -> ctypes.CDLL:
     return library
 
 
-def _unload(handle: int) -> None:
+def unload_library(handle: int) -> None:
     dlclose = ctypes.CDLL(None).dlclose
     dlclose.argtypes = (ctypes.c_void_p,)
     dlclose(handle)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import tempfile
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -79,6 +80,48 @@ def link_single(
         binary = (directory / "kernel.so").read_bytes()
     resources = tuple(Resources() for _ in source.launches)
     return CompiledKernel(source, binary, log, resources, time.perf_counter() - start)
+
+
+def compile_object(source: KernelSource, text: str, limits: CompileLimits = DEFAULT_LIMITS) -> bytes:
+    """Compile `text`, which has the source's options, to an object whose functions other objects of a model see.
+
+    Raises CompileError with the log, KernelTimeoutError, ToolchainMissingError.
+    """
+    unit = replace(source, text=text)
+    check_source(unit)
+    with tempfile.TemporaryDirectory(prefix="roller-cc-") as temporary:
+        directory = Path(temporary)
+        (directory / "kernel.c").write_text(text, encoding="utf-8")
+        hidden = "-fvisibility=hidden"  # after the command's own -fvisibility
+        _run(unit, [*c_command(unit), "-c", hidden, "kernel.c", "-o", "kernel.o"], directory, limits)
+        return (directory / "kernel.o").read_bytes()
+
+
+def link_model(
+    source: KernelSource, text: str, objects: Mapping[str, bytes], limits: CompileLimits = DEFAULT_LIMITS
+) -> bytes:
+    """Compile the text that runs a model's steps, and link it with the kernels' objects to a shared object.
+
+    Args:
+        source: any kernel of the model, for the architecture and options.
+        text: exports model_run and model_prepack.
+        objects: by file name without suffix.
+        limits: of the compiler and the linker.
+
+    Raises CompileError with the log, KernelTimeoutError, ToolchainMissingError.
+    """
+    unit = replace(source, text=text)
+    check_source(unit)
+    with tempfile.TemporaryDirectory(prefix="roller-cc-") as temporary:
+        directory = Path(temporary)
+        (directory / "model.c").write_text(text, encoding="utf-8")
+        for name, content in objects.items():
+            (directory / f"{name}.o").write_bytes(content)
+        (directory / "objects").write_text("".join(f"{name}.o\n" for name in objects), encoding="utf-8")
+        (directory / "names").write_text("{ global: model_*; local: *; };\n", encoding="utf-8")
+        command = [*c_command(unit), "model.c", "@objects", "-Wl,--version-script=names", "-o", "model.so", "-lm"]
+        _run(unit, command, directory, limits)
+        return (directory / "model.so").read_bytes()
 
 
 def _run(source: KernelSource, command: list[str], directory: Path, limits: CompileLimits) -> str:

@@ -1,0 +1,207 @@
+"""ModelPlan → C: a translation unit for each kernel, and one that runs the steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from roller_svc.codegen import dialect as dialects
+from roller_svc.errors import InvariantError
+from roller_svc.ir.kernel import Buffer, KernelSource, Role
+from roller_svc.ir.model_plan import Address, CopyStep, KernelStep, LoopStep, ModelPlan, Step
+
+PREFIX_DIGITS = 16  # of the hash in names of a kernel's functions
+
+
+def kernel_prefix(source: KernelSource) -> str:
+    """Return the prefix of the functions of a kernel: equal kernels have one."""
+    return f"k{source.key[:PREFIX_DIGITS]}"
+
+
+def kernel_unit(source: KernelSource) -> str:
+    """Return a kernel's text with names of its own, and a function for each launch that takes an array of pointers."""
+    prefix = kernel_prefix(source)
+    renamed = "".join(f"#define {launch.name} {prefix}_{launch.name}\n" for launch in source.launches)
+    buffers = {b.symbol: b for b in source.buffers}
+    adapters = []
+    for number, launch in enumerate(source.launches):
+        pointers = ", ".join(f"({_pointer(buffers[symbol])})p[{i}]" for i, symbol in enumerate(launch.args))
+        adapters.append(
+            f'__attribute__((visibility("hidden"))) void {prefix}_call{number}(char *const *p) '
+            f"{{ {launch.name}({pointers}); }}\n"
+        )
+    return f"{renamed}{source.text}\n{''.join(adapters)}"
+
+
+def _pointer(buffer: Buffer) -> str:
+    """Return the type of a launch's parameter."""
+    if buffer.role is Role.STATUS:
+        return "long long *"
+    return f"{'const ' if buffer.role is Role.INPUT else ''}{dialects.C.storage_type(buffer.dtype)} *"
+
+
+def model_unit(plan: ModelPlan) -> str:
+    """Return the text that runs the plan's steps."""
+    table = _Table(plan)
+    prepack = table.add(plan.prepack)
+    steps = table.add(plan.steps)
+    used = sorted({(k, n) for k, n in table.calls})
+    externs = [f"void {kernel_prefix(plan.kernels[k].source)}_call{n}(char *const *p);" for k, n in used]
+    calls = ", ".join(f"{kernel_prefix(plan.kernels[k].source)}_call{n}" for k, n in used)
+    number = {call: i for i, call in enumerate(used)}
+    rows = [row if call is None else (row[0], number[call], *row[2:]) for call, row in table.rows]
+    parts = [
+        _DECLARATIONS,
+        *externs,
+        f"enum {{ SLOTS = {plan.num_slots}, INPUTS = {len(plan.inputs)}, OUTPUTS = {len(plan.outputs)}, ARGUMENTS = {table.max_arguments} }};",
+        f"static void (*const calls[])(char *const *) = {{{calls or '0'}}};",
+        _array("struct address", "addresses", (f"{{{a.slot}, {a.offset_bytes}}}" for a in table.addresses)),
+        _array("long", "sizes", map(str, table.sizes)),
+        _array("struct update", "updates", table.updates),
+        _array("struct step", "steps", ("{" + ", ".join(map(str, row)) + "}" for row in rows)),
+        _RUN.replace("PREPACK_FIRST", str(prepack[0])).replace("PREPACK_END", str(prepack[1]))
+        .replace("RUN_FIRST", str(steps[0])).replace("RUN_END", str(steps[1])),
+    ]  # fmt: skip
+    return "\n".join(parts)
+
+
+class _Table:
+    """Steps as rows of numbers: kind, call or bytes or loop count, first address, addresses, ..."""
+
+    def __init__(self, plan: ModelPlan) -> None:
+        self.plan = plan
+        self.rows: list[tuple[tuple[int, int] | None, tuple[int, ...]]] = []
+        self.addresses: list[Address] = []
+        self.sizes: list[int] = []
+        self.updates: list[str] = []
+        self.calls: list[tuple[int, int]] = []
+        self.max_arguments = 1
+
+    def add(self, steps: Sequence[Step]) -> tuple[int, int]:
+        """Append steps; return the first row and the row behind the last."""
+        first = len(self.rows)
+        for step in steps:
+            match step:
+                case KernelStep():
+                    self._kernel(step)
+                case CopyStep():
+                    at = self._listed([step.target, step.source])
+                    self.rows.append((None, (1, step.bytes, at, 0, 0, 0)))
+                case LoopStep():
+                    self._loop(step)
+        return first, len(self.rows)
+
+    def _kernel(self, step: KernelStep) -> None:
+        launch = self.plan.kernels[step.kernel].source.launches[step.launch]
+        if len(launch.args) != len(step.arguments):
+            raise InvariantError(f"{step.node}: {launch.name} takes {len(launch.args)} arguments")
+        call = (step.kernel, step.launch)
+        self.calls.append(call)
+        self.max_arguments = max(self.max_arguments, len(step.arguments))
+        at = self._listed([Address(-1) if a is None else a for a in step.arguments])
+        zeroed = self._listed([address for address, _ in step.zeroed])
+        sizes = len(self.sizes)
+        self.sizes += [size for _, size in step.zeroed]
+        self.rows.append((call, (0, 0, at, len(step.arguments), zeroed, len(step.zeroed), sizes)))
+
+    def _loop(self, step: LoopStep) -> None:
+        first = len(self.updates)
+        for u in step.updates:
+            numbers = (u.slot, u.start.slot, u.start.offset_bytes, u.stride_bytes, u.alternate_bytes)
+            self.updates.append("{" + ", ".join(map(str, numbers)) + "}")
+        row = len(self.rows)
+        self.rows.append((None, ()))
+        _, end = self.add(step.body)
+        self.rows[row] = (None, (2, step.steps, first, len(step.updates), end, 0))
+
+    def _listed(self, addresses: Iterable[Address]) -> int:
+        first = len(self.addresses)
+        self.addresses += addresses
+        return first
+
+
+def _array(type_: str, name: str, items: Iterable[str]) -> str:
+    listed = list(items)
+    return f"static const {type_} {name}[] = {{\n" + ",\n".join(listed or ["{0}" if "struct" in type_ else "0"]) + "\n};"
+
+
+def model_header(plan: ModelPlan, name: str) -> str:
+    """Return the C header of a model's shared object."""
+    lines = [f" *   inputs[{i}]: {_shown(name_, t)}" for i, (name_, t) in enumerate(plan.inputs)]
+    lines += [f" *   outputs[{i}]: {_shown(name_, t)}" for i, (name_, t) in enumerate(plan.outputs)]
+    return _HEADER.format(name=name, tensors="\n".join(lines), workspace=plan.arena_bytes, packed=plan.packed_bytes,
+                          weights=plan.weights_bytes)  # fmt: skip
+
+
+def _shown(name: str, type_: object) -> str:
+    printable = "".join(c if c.isprintable() and c not in "*/\\" else "_" for c in name)
+    return f"{printable} {type_}"
+
+
+_DECLARATIONS = """#include <string.h>
+struct address { int slot; long offset; };                                  /* slot -1: the status record */
+struct update { int slot, from; long offset, stride, alternate; };
+struct step { int kind; long count; int first, length, zeroed, zeroes, sizes; };  /* 0 call, 1 copy, 2 loop */"""
+
+_RUN = """
+static char *resolve(char *const *slots, struct address a) { return slots[a.slot] + a.offset; }
+
+/* Run rows [first, end); return the row of a kernel that met an index out of range, or -1. */
+static long run(char **slots, long long *status, int first, int end) {
+  char *p[ARGUMENTS];
+  for (int row = first; row < end; row++) {
+    const struct step s = steps[row];
+    if (s.kind == 0) {
+      for (int i = 0; i < s.zeroes; i++) memset(resolve(slots, addresses[s.zeroed + i]), 0, sizes[s.sizes + i]);
+      for (int i = 0; i < s.length; i++) {
+        const struct address a = addresses[s.first + i];
+        p[i] = a.slot < 0 ? (char *)status : resolve(slots, a);
+      }
+      calls[s.count](p);
+      if (status[0]) return row;
+    } else if (s.kind == 1) {
+      memcpy(resolve(slots, addresses[s.first]), resolve(slots, addresses[s.first + 1]), s.count);
+    } else {
+      for (long t = 0; t < s.count; t++) {
+        for (int i = s.first; i < s.first + s.length; i++) {
+          const struct update u = updates[i];
+          slots[u.slot] = slots[u.from] + u.offset + t * u.stride + (t & 1) * u.alternate;
+        }
+        const long failed = run(slots, status, row + 1, s.zeroed);
+        if (failed >= 0) return failed;
+      }
+      row = s.zeroed - 1;
+    }
+  }
+  return -1;
+}
+
+long model_prepack(const void *weights, void *packed, void *workspace, long long *status) {
+  char *slots[SLOTS] = {(char *)weights, packed, workspace};
+  return run(slots, status, PREPACK_FIRST, PREPACK_END);
+}
+
+long model_run(const void *const *inputs, void *const *outputs, void *workspace, const void *weights,
+               const void *packed, long long *status) {
+  char *slots[SLOTS] = {(char *)weights, (char *)packed, workspace};
+  for (int i = 0; i < INPUTS; i++) slots[3 + i] = (char *)inputs[i];
+  for (int i = 0; i < OUTPUTS; i++) slots[3 + INPUTS + i] = outputs[i];
+  return run(slots, status, RUN_FIRST, RUN_END);
+}
+"""
+
+_HEADER = """/* {name}: a compiled model. Tensors are dense and row-major, aligned to 64 bytes.
+{tensors}
+ */
+#ifdef __cplusplus
+extern "C" {{
+#endif
+enum {{ MODEL_WORKSPACE_BYTES = {workspace}, MODEL_PACKED_BYTES = {packed}, MODEL_WEIGHTS_BYTES = {weights} }};
+
+/* Run the model. Returns -1, or the number of a step that met an index out of range. Calls may overlap if each has a
+   workspace of its own. weights and packed: the contents of weights.bin and packed.bin. status: four zeros. */
+long model_run(const void *const *inputs, void *const *outputs, void *workspace, const void *weights,
+               const void *packed, long long *status);
+#ifdef __cplusplus
+}}
+#endif
+"""

@@ -1,0 +1,39 @@
+"""The passes over graphs, in order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from roller_svc.graph.passes.constants import fold_constants
+from roller_svc.graph.passes.dead import remove_dead_nodes
+from roller_svc.graph.passes.duplicates import merge_duplicates
+from roller_svc.graph.weights import Weights
+from roller_svc.ir.graph import Graph, iter_nodes, verify
+from roller_svc.ir.hardware import HardwareSpec
+
+
+@dataclass(frozen=True, slots=True)
+class PassReport:
+    """What a pass did."""
+
+    name: str
+    nodes_before: int
+    nodes_after: int
+
+
+def run_passes(
+    graph: Graph, weights: Weights, hw: HardwareSpec, *, fuse: bool = True
+) -> tuple[Graph, tuple[PassReport, ...]]:
+    """Return the graph after all passes, and what each did. The graph is verified after each."""
+    passes = (
+        ("fold_constants", lambda g: fold_constants(g, weights)),
+        ("merge_duplicates", merge_duplicates),
+        ("remove_dead_nodes", remove_dead_nodes),
+    )
+    reports = []
+    graph = verify(graph)
+    for name, run in passes:
+        before = sum(1 for _ in iter_nodes(graph))
+        graph = verify(run(graph))
+        reports.append(PassReport(name, before, sum(1 for _ in iter_nodes(graph))))
+    return graph, tuple(reports)

@@ -1,0 +1,317 @@
+"""Graph and kernels → ModelPlan: memory for every tensor, and the steps in order (a serial plan)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from roller_svc.errors import InvariantError
+from roller_svc.graph.memory import Lifetime, align, place
+from roller_svc.graph.views import view_offset_elements
+from roller_svc.ir.graph import Constant, Graph, LoopNode, Node, OpNode
+from roller_svc.ir.kernel import Buffer, KernelSource, LaunchSpec, Role
+from roller_svc.ir.model_plan import (
+    ARENA,
+    FIRST_INPUT,
+    PACKED,
+    WEIGHTS,
+    Address,
+    CopyStep,
+    KernelStep,
+    LoopStep,
+    ModelKernel,
+    ModelPlan,
+    Parameter,
+    SlotUpdate,
+    Step,
+)
+from roller_svc.ir.program import TensorType
+
+
+def plan_model(
+    graph: Graph, kernels: Sequence[ModelKernel], kernel_of: Mapping[str, int], name: str, target: str
+) -> ModelPlan:
+    """Return the serial plan of a graph: each kernel uses all workers, nodes run in the graph's order.
+
+    `kernel_of` has the kernel of each node that is no view and no loop, by `kernel_key`.
+    """
+    slots = FIRST_INPUT + len(graph.inputs) + len(graph.outputs)
+    planner = _Planner(tuple(kernels), kernel_of, slots)
+    inputs = {tensor: Address(FIRST_INPUT + i) for i, (tensor, _) in enumerate(graph.inputs)}
+    first_output = FIRST_INPUT + len(graph.inputs)
+    outputs = [Address(first_output + i) for i in range(len(graph.outputs))]
+    steps, arena_bytes = planner.plan(graph, "", inputs, outputs, ARENA)
+    types = graph.types
+    weights, weights_bytes = planner.parameters()
+    return ModelPlan(
+        name, target, graph.inputs, tuple((name, types[tensor]) for name, tensor in graph.outputs), tuple(kernels),
+        tuple(planner.prepack), steps, weights, weights_bytes, planner.packed_bytes, arena_bytes,
+        planner.tensor_bytes, planner.num_slots,
+    )  # fmt: skip
+
+
+def kernel_key(path: str, node: Node) -> str:
+    """Return the key of a node in a graph or in the body of a loop."""
+    return f"{path}/{node.name}"
+
+
+@dataclass(slots=True)
+class _Buffer:
+    """Memory of a tensor that no input, constant or output provides."""
+
+    bytes: int
+    first: int
+    last: int
+    address: Address | None = None  # set once it is placed
+
+
+@dataclass(slots=True)
+class _Place:
+    """Where a tensor lies: at an address, or in a buffer that is placed later."""
+
+    base: Address | _Buffer
+    offset_bytes: int = 0
+
+    def moved(self, offset_bytes: int) -> _Place:
+        return _Place(self.base, self.offset_bytes + offset_bytes)
+
+    @property
+    def address(self) -> Address:
+        base = self.base.address if isinstance(self.base, _Buffer) else self.base
+        if base is None:
+            raise InvariantError("a buffer is used before it is placed")
+        return Address(base.slot, base.offset_bytes + self.offset_bytes)
+
+
+@dataclass(slots=True)
+class _Planner:
+    kernels: tuple[ModelKernel, ...]
+    kernel_of: Mapping[str, int]
+    num_slots: int
+    prepack: list[Step] = field(default_factory=list)
+    packed_bytes: int = 0
+    tensor_bytes: int = 0
+    _weights: dict[Constant, int] = field(default_factory=dict)
+    _weights_bytes: int = 0
+    _packed: dict[tuple[object, ...], dict[str, Address]] = field(default_factory=dict)
+
+    def parameters(self) -> tuple[tuple[Parameter, ...], int]:
+        """Return the constants in use, and the bytes of all."""
+        listed = (Parameter(constant.type, constant.digest, at) for constant, at in self._weights.items())
+        return tuple(listed), self._weights_bytes
+
+    def weight(self, constant: Constant) -> Address:
+        if constant not in self._weights:
+            self._weights[constant] = self._weights_bytes
+            self._weights_bytes += align(constant.type.bytes)
+        return Address(WEIGHTS, self._weights[constant])
+
+    def new_slot(self) -> int:
+        self.num_slots += 1
+        return self.num_slots - 1
+
+    def plan(
+        self, graph: Graph, path: str, inputs: Mapping[str, Address], outputs: Sequence[Address], arena: int
+    ) -> tuple[tuple[Step, ...], int]:
+        """Return the steps of a graph, and the bytes of its buffers, which lie behind the slot `arena`."""
+        return _Level(self, graph, path, dict(inputs), outputs, arena).run()
+
+    def packed(self, kernel: int, node: str, constants: Mapping[str, Address]) -> dict[str, Address]:
+        """Return the packed buffers of a kernel for these constants, by symbol; pack them once."""
+        source = self.kernels[kernel].source
+        key = (kernel, *sorted((name, at.offset_bytes) for name, at in constants.items()))
+        if key not in self._packed:
+            places: dict[str, Address] = {}
+            for buffer in source.prepacked_buffers:
+                places[buffer.symbol] = Address(PACKED, self.packed_bytes)
+                self.packed_bytes += align(buffer.bytes)
+            self._packed[key] = places
+            inputs = {b.symbol: constants[b.name] for b in source.buffers_of(Role.INPUT) if b.name in constants}
+            for number, launch in enumerate(source.launches):
+                if launch.is_prepack:
+                    self.prepack.append(_kernel_step(node, kernel, number, source, inputs | places))
+        return self._packed[key]
+
+
+@dataclass(slots=True)
+class _Level:
+    """The graph of the model, or the body of a loop."""
+
+    planner: _Planner
+    graph: Graph
+    path: str
+    inputs: dict[str, Address]
+    outputs: Sequence[Address]
+    arena: int
+    places: dict[str, _Place] = field(default_factory=dict)
+    buffers: list[_Buffer] = field(default_factory=list)
+    last_use: dict[str, int] = field(default_factory=dict)
+
+    def run(self) -> tuple[tuple[Step, ...], int]:
+        self.places = {tensor: _Place(address) for tensor, address in self.inputs.items()}
+        end = len(self.graph.nodes)
+        views = self._views()
+        for i, node in enumerate(self.graph.nodes):
+            for tensor in node.inputs:
+                self.last_use[tensor] = i
+        for _, tensor in self.graph.outputs:
+            self.last_use[tensor] = end
+        for node in reversed(self.graph.nodes):  # what reads a view reads its root
+            if node.name in views:
+                (source,), (result,) = node.inputs, node.outputs
+                self.last_use[source] = max(self.last_use.get(source, -1), self.last_use.get(result, -1))
+        direct = self._direct_outputs(views)
+        emitted: list[list[object]] = []
+        for i, node in enumerate(self.graph.nodes):
+            if node.name in views:
+                self.places[node.outputs[0]] = self._place(node.inputs[0]).moved(views[node.name])
+            elif isinstance(node, LoopNode):
+                emitted.append(self._loop(i, node, direct))
+            else:
+                emitted.append(self._kernel(i, node, direct))
+        copies: list[object] = []
+        types = self.graph.types
+        for address, (name, tensor) in zip(self.outputs, self.graph.outputs, strict=True):
+            if direct.get(tensor) != address:
+                copies.append((f"output {name}", address, self._place(tensor), types[tensor].bytes))
+        offsets, total = place([Lifetime(b.first, b.last, b.bytes) for b in self.buffers])
+        for buffer, offset in zip(self.buffers, offsets, strict=True):
+            buffer.address = Address(self.arena, offset)
+        return tuple(step for part in (*emitted, copies) for step in self._finish(part)), total
+
+    def _views(self) -> dict[str, int]:
+        """Return the offset in bytes of each node that is a view, by name."""
+        views = {}
+        for node in self.graph.nodes:
+            offset = view_offset_elements(node)
+            if offset is not None:
+                views[node.name] = offset * node.output_types[0].dtype.bytes
+        return views
+
+    def _direct_outputs(self, views: Mapping[str, int]) -> dict[str, Address]:
+        """Return the tensors that a node writes straight to an output's memory."""
+        written = {t for node in self.graph.nodes if node.name not in views for t in node.outputs}
+        carried = {t for node in self.graph.nodes if isinstance(node, LoopNode) for t in node.outputs[: node.carried]}
+        direct: dict[str, Address] = {}
+        for address, (_, tensor) in zip(self.outputs, self.graph.outputs, strict=True):
+            if tensor in written and tensor not in carried:
+                direct.setdefault(tensor, address)
+        return direct
+
+    def _place(self, tensor: str) -> _Place:
+        if tensor not in self.places:
+            self.places[tensor] = _Place(self.planner.weight(self.graph.constants[tensor]))
+        return self.places[tensor]
+
+    def _buffer(self, size_bytes: int, first: int, last: int) -> _Place:
+        buffer = _Buffer(size_bytes, first, last)
+        self.buffers.append(buffer)
+        return _Place(buffer)
+
+    def _result(self, i: int, tensor: str, type_: TensorType, direct: Mapping[str, Address]) -> _Place:
+        self.planner.tensor_bytes += type_.bytes
+        if tensor in direct:
+            self.places[tensor] = _Place(direct[tensor])
+        else:
+            self.places[tensor] = self._buffer(type_.bytes, i, max(i, self.last_use.get(tensor, i)))
+        return self.places[tensor]
+
+    def _kernel(self, i: int, node: OpNode, direct: Mapping[str, Address]) -> list[object]:
+        kernel = self.planner.kernel_of[kernel_key(self.path, node)]
+        source = self.planner.kernels[kernel].source
+        tensors = {
+            (Role.INPUT, name): self._place(tensor)
+            for (name, _), tensor in zip(node.program.inputs, node.inputs, strict=True)
+        }
+        for output, tensor, type_ in zip(node.program.outputs, node.outputs, node.output_types, strict=True):
+            tensors[Role.OUTPUT, output.name] = self._result(i, tensor, type_, direct)
+        constants = {name: tensors[Role.INPUT, name].address for name in source.constants}
+        packed = self.planner.packed(kernel, node.name, constants) if source.prepacked_buffers else {}
+        places: dict[str, _Place] = {}
+        for buffer in source.buffers:
+            if buffer.role in (Role.INPUT, Role.OUTPUT):
+                places[buffer.symbol] = tensors[buffer.role, buffer.name]
+            elif buffer.symbol in packed:
+                places[buffer.symbol] = _Place(packed[buffer.symbol])
+            elif buffer.role is Role.WORKSPACE:
+                places[buffer.symbol] = self._buffer(buffer.bytes, i, i)
+        return [(node.name, kernel, n, source, places) for n, launch in enumerate(source.launches) if not launch.is_prepack]
+
+    def _loop(self, i: int, node: LoopNode, direct: Mapping[str, Address]) -> list[object]:
+        """Return the copies of the first states, and the loop.
+
+        A state has two halves that take turns: a step reads one and writes the other.
+        """
+        planner, body = self.planner, node.body
+        names = [name for name, _ in body.inputs]
+        inputs: dict[str, Address] = {}
+        outputs: list[Address] = []
+        updates: list[tuple[int, _Place, int, int]] = []
+        steps: list[object] = []
+        kept = list(zip(node.outputs[: node.carried], node.output_types, strict=False))
+        for name, tensor, (result, type_) in zip(names, node.inputs, kept, strict=False):
+            half = align(type_.bytes)
+            last = max(i, self.last_use.get(result, i))
+            state = self._buffer(2 * half, i, last)
+            steps.append((node.name, state, self._place(tensor), type_.bytes))
+            read, write = planner.new_slot(), planner.new_slot()
+            updates += [(read, state, 0, half), (write, state.moved(half), 0, -half)]
+            inputs[name] = Address(read)
+            outputs.append(Address(write))
+            self.places[result] = state.moved(half * (node.steps & 1))
+        middle = node.carried + len(node.scanned)
+        scanned = zip(names[node.carried : middle], node.inputs[node.carried : middle], node.scanned, strict=True)
+        types = dict(body.inputs)
+        for name, tensor, backward in scanned:
+            inputs[name] = self._slices(node, types[name], self._place(tensor), backward, updates)
+        for name, tensor in zip(names[middle:], node.inputs[middle:], strict=True):
+            slot = planner.new_slot()
+            updates.append((slot, self._place(tensor), 0, 0))
+            inputs[name] = Address(slot)
+        whole = zip(node.outputs[node.carried :], node.output_types[node.carried :], node.stacked, strict=True)
+        for tensor, type_, backward in whole:
+            piece = TensorType(type_.dtype, type_.shape[1:])
+            outputs.append(self._slices(node, piece, self._result(i, tensor, type_, direct), backward, updates))
+        arena = planner.new_slot()
+        inner, size = planner.plan(body, kernel_key(self.path, node), inputs, outputs, arena)
+        updates.append((arena, self._buffer(size, i, i), 0, 0))
+        return [*steps, (node, updates, inner)]
+
+    def _slices(
+        self, node: LoopNode, piece: TensorType, whole: _Place, backward: bool, updates: list[tuple[int, _Place, int, int]]
+    ) -> Address:
+        """Return the address of a slice, whose slot moves along the whole tensor."""
+        slot = self.planner.new_slot()
+        if backward:
+            updates.append((slot, whole.moved((node.steps - 1) * piece.bytes), -piece.bytes, 0))
+        else:
+            updates.append((slot, whole, piece.bytes, 0))
+        return Address(slot)
+
+    def _finish(self, parts: Sequence[object]) -> Sequence[Step]:
+        """Return the steps, with the addresses that their buffers have got."""
+        finished: list[Step] = []
+        for part in parts:
+            match part:
+                case (str(name), int(kernel), int(launch), KernelSource() as source, dict(places)):
+                    addresses = {symbol: where.address for symbol, where in places.items()}
+                    finished.append(_kernel_step(name, kernel, launch, source, addresses))
+                case (str(name), Address() | _Place() as target, _Place() as origin, int(size)):
+                    to = target if isinstance(target, Address) else target.address
+                    finished.append(CopyStep(name, to, origin.address, size))
+                case (LoopNode() as node, list(updates), tuple(inner)):
+                    slots = tuple(SlotUpdate(s, where.address, step, turn) for s, where, step, turn in updates)
+                    finished.append(LoopStep(node.name, node.steps, slots, inner))
+                case _:
+                    raise InvariantError(f"no step for {part!r:.80}")
+        return finished
+
+
+def _kernel_step(
+    node: str, kernel: int, number: int, source: KernelSource, places: Mapping[str, Address]
+) -> KernelStep:
+    launch: LaunchSpec = source.launches[number]
+    buffers: dict[str, Buffer] = {b.symbol: b for b in source.buffers}
+    arguments = tuple(None if buffers[s].role is Role.STATUS else places[s] for s in launch.args)
+    zeroed = tuple((places[s], buffers[s].bytes) for s in launch.zeroed)
+    return KernelStep(node, kernel, number, arguments, zeroed)

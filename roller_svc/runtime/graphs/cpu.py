@@ -1,0 +1,115 @@
+"""Run a model's shared object on numpy arrays: one C call for the whole model."""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from collections.abc import Mapping
+from threading import local
+
+import numpy as np
+
+from roller_svc.errors import IndexRangeError, InvariantError, LaunchError
+from roller_svc.ir.kernel import Buffer, Role
+from roller_svc.ir.model_plan import KernelStep, ModelPlan, iter_steps
+from roller_svc.ir.program import TensorType
+from roller_svc.runtime.binding import ALIGNMENT_BYTES, Array, aligned_empty, bind, range_error
+from roller_svc.runtime.cpu import load_library, unload_library
+
+_BYTE = np.dtype(np.uint8)
+
+
+class CpuModel:
+    """A loaded model. Calls from several threads may overlap: each thread has a workspace of its own."""
+
+    def __init__(self, plan: ModelPlan, binary: bytes, weights: Array, packed: Array | None = None) -> None:
+        """Load the shared object; compute the packed weights unless they are given."""
+        self.plan = plan
+        self._library = load_library(binary, plan.name)
+        weakref.finalize(self, unload_library, self._library._handle).atexit = False
+        self._run = self._function("model_run", 6)
+        self._weights = _aligned(weights, plan.weights_bytes)
+        self._workspaces = local()
+        self._buffers = (
+            *(Buffer(name, f"input{i}", Role.INPUT, t.dtype, t.shape) for i, (name, t) in enumerate(plan.inputs)),
+            *(Buffer(name, f"output{i}", Role.OUTPUT, t.dtype, t.shape) for i, (name, t) in enumerate(plan.outputs)),
+        )
+        self.packed = self._prepack() if packed is None else _aligned(packed, plan.packed_bytes)
+
+    def run(self, arrays: Mapping[str, object], out: Mapping[str, object] | None = None) -> dict[str, Array]:
+        """Return the outputs by name; write them to arrays in `out` if given.
+
+        Raises ArgumentError for arrays that do not fit, IndexRangeError for an index from data out of range.
+        """
+        binding = bind(self._buffers, arrays, out, ALIGNMENT_BYTES)
+        inputs = _pointers(binding.memory, "input", len(self.plan.inputs))
+        outputs = _pointers(binding.memory, "output", len(self.plan.outputs))
+        status = np.zeros(4, np.int64)
+        failed = self._run(
+            inputs, outputs, _address(self._workspace()), _address(self._weights), _address(self.packed),
+            _address(status),
+        )  # fmt: skip
+        if failed >= 0:
+            raise self._range_error(int(failed), status)
+        return binding.copy_back()
+
+    def _prepack(self) -> Array:
+        packed = aligned_empty((max(1, self.plan.packed_bytes),), _BYTE)
+        status = np.zeros(4, np.int64)
+        prepack = self._function("model_prepack", 4)
+        failed = prepack(_address(self._weights), _address(packed), _address(self._workspace()), _address(status))
+        if failed >= 0:
+            raise self._range_error(int(failed), status)
+        return packed
+
+    def _function(self, name: str, arguments: int) -> ctypes._NamedFuncPointer:
+        try:
+            function = getattr(self._library, name)
+        except AttributeError as error:
+            raise LaunchError(f"{self.plan.name}: the shared object has no function {name}", code="load-failed") from error
+        function.argtypes = [ctypes.c_void_p] * arguments
+        function.restype = ctypes.c_long
+        return function
+
+    def _workspace(self) -> Array:
+        """Return this thread's workspace, which its next call reuses."""
+        block: Array | None = getattr(self._workspaces, "block", None)
+        if block is None:
+            block = self._workspaces.block = aligned_empty((max(1, self.plan.arena_bytes),), _BYTE)
+        return block
+
+    def _range_error(self, row: int, status: Array) -> IndexRangeError:
+        step = list(iter_steps((*self.plan.prepack, *self.plan.steps)))[row]
+        if not isinstance(step, KernelStep):
+            raise InvariantError(f"step {row} of {self.plan.name} reported an index, and launches no kernel")
+        error = range_error(self.plan.kernels[step.kernel].source, int(status[1]), int(status[2]))
+        return IndexRangeError(f"node {step.node!r}: {error.message}", hint=error.hint)
+
+
+def _aligned(array: Array, size_bytes: int) -> Array:
+    """Return the bytes at an aligned address; at least one, so that there is an address."""
+    flat = array.reshape(-1).view(np.uint8)
+    if flat.size != size_bytes:
+        raise InvariantError(f"{flat.size} bytes of weights, expected {size_bytes}")
+    if size_bytes and _address(flat) % ALIGNMENT_BYTES == 0:
+        return flat
+    copy = aligned_empty((max(1, size_bytes),), _BYTE)
+    copy[:size_bytes] = flat
+    return copy
+
+
+def _pointers(memory: Mapping[str, Array], kind: str, count: int) -> ctypes.Array[ctypes.c_void_p]:
+    return (ctypes.c_void_p * max(1, count))(*(_address(memory[f"{kind}{i}"]) for i in range(count)))
+
+
+def _address(array: Array) -> int:
+    address: int = array.__array_interface__["data"][0]
+    return address
+
+
+def weights_block(types: list[tuple[TensorType, int, Array]], size_bytes: int) -> Array:
+    """Return one block with each array at its offset."""
+    block = aligned_empty((max(1, size_bytes),), _BYTE)[:size_bytes]
+    for type_, offset, array in types:
+        block[offset : offset + type_.bytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    return block
