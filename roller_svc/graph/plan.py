@@ -83,6 +83,60 @@ class _Place:
         return Address(base.slot, base.offset_bytes + self.offset_bytes)
 
 
+@dataclass(frozen=True, slots=True)
+class _PendingKernel:
+    """A launch whose buffers are not placed yet."""
+
+    node: str
+    kernel: int
+    launch: int
+    source: KernelSource
+    places: Mapping[str, _Place]  # by symbol
+
+    def step(self) -> Step:
+        places = {symbol: place.address for symbol, place in self.places.items()}
+        return _kernel_step(self.node, self.kernel, self.launch, self.source, places)
+
+
+@dataclass(frozen=True, slots=True)
+class _PendingCopy:
+    """A copy between tensors that are not placed yet."""
+
+    node: str
+    target: _Place
+    source: _Place
+    bytes: int
+
+    def step(self) -> Step:
+        return CopyStep(self.node, self.target.address, self.source.address, self.bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class _PendingUpdate:
+    """A slot of a loop, over a tensor that is not placed yet."""
+
+    slot: int
+    start: _Place
+    stride_bytes: int = 0
+    alternate_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _PendingLoop:
+    """A loop whose slots are not placed yet."""
+
+    node: LoopNode
+    updates: Sequence[_PendingUpdate]
+    body: tuple[Step, ...]
+
+    def step(self) -> Step:
+        updates = (SlotUpdate(u.slot, u.start.address, u.stride_bytes, u.alternate_bytes) for u in self.updates)
+        return LoopStep(self.node.name, self.node.steps, tuple(updates), self.body)
+
+
+_Pending = _PendingKernel | _PendingCopy | _PendingLoop
+
+
 @dataclass(slots=True)
 class _Planner:
     kernels: tuple[ModelKernel, ...]
@@ -161,23 +215,24 @@ class _Level:
                 (source,), (result,) = node.inputs, node.outputs
                 self.last_use[source] = max(self.last_use.get(source, -1), self.last_use.get(result, -1))
         direct = self._direct_outputs(views)
-        emitted: list[list[object]] = []
+        pending: list[_Pending] = []
         for i, node in enumerate(self.graph.nodes):
             if node.name in views:
                 self.places[node.outputs[0]] = self._place(node.inputs[0]).moved(views[node.name])
             elif isinstance(node, LoopNode):
-                emitted.append(self._loop(i, node, direct))
+                pending += self._loop(i, node, direct)
             else:
-                emitted.append(self._kernel(i, node, direct))
-        copies: list[object] = []
+                pending += self._kernel(i, node, direct)
         types = self.graph.types
         for address, (name, tensor) in zip(self.outputs, self.graph.outputs, strict=True):
             if direct.get(tensor) != address:
-                copies.append((f"output {name}", address, self._place(tensor), types[tensor].bytes))
+                pending.append(
+                    _PendingCopy(f"output {name}", _Place(address), self._place(tensor), types[tensor].bytes)
+                )
         offsets, total = place([Lifetime(b.first, b.last, b.bytes) for b in self.buffers])
         for buffer, offset in zip(self.buffers, offsets, strict=True):
             buffer.address = Address(self.arena, offset)
-        return tuple(step for part in (*emitted, copies) for step in self._finish(part)), total
+        return tuple(each.step() for each in pending), total
 
     def _views(self) -> dict[str, int]:
         """Return the offset in bytes of each node that is a view, by name."""
@@ -216,7 +271,7 @@ class _Level:
             self.places[tensor] = self._buffer(type_.bytes, i, max(i, self.last_use.get(tensor, i)))
         return self.places[tensor]
 
-    def _kernel(self, i: int, node: OpNode, direct: Mapping[str, Address]) -> list[object]:
+    def _kernel(self, i: int, node: OpNode, direct: Mapping[str, Address]) -> list[_Pending]:
         kernel = self.planner.kernel_of[kernel_key(self.path, node)]
         source = self.planner.kernels[kernel].source
         tensors = {
@@ -235,9 +290,13 @@ class _Level:
                 places[buffer.symbol] = _Place(packed[buffer.symbol])
             elif buffer.role is Role.WORKSPACE:
                 places[buffer.symbol] = self._buffer(buffer.bytes, i, i)
-        return [(node.name, kernel, n, source, places) for n, launch in enumerate(source.launches) if not launch.is_prepack]
+        return [
+            _PendingKernel(node.name, kernel, number, source, places)
+            for number, launch in enumerate(source.launches)
+            if not launch.is_prepack
+        ]
 
-    def _loop(self, i: int, node: LoopNode, direct: Mapping[str, Address]) -> list[object]:
+    def _loop(self, i: int, node: LoopNode, direct: Mapping[str, Address]) -> list[_Pending]:
         """Return the copies of the first states, and the loop.
 
         A state has two halves that take turns: a step reads one and writes the other.
@@ -246,16 +305,16 @@ class _Level:
         names = [name for name, _ in body.inputs]
         inputs: dict[str, Address] = {}
         outputs: list[Address] = []
-        updates: list[tuple[int, _Place, int, int]] = []
-        steps: list[object] = []
+        updates: list[_PendingUpdate] = []
+        steps: list[_Pending] = []
         kept = list(zip(node.outputs[: node.carried], node.output_types, strict=False))
         for name, tensor, (result, type_) in zip(names, node.inputs, kept, strict=False):
             half = align(type_.bytes)
             last = max(i, self.last_use.get(result, i))
             state = self._buffer(2 * half, i, last)
-            steps.append((node.name, state, self._place(tensor), type_.bytes))
+            steps.append(_PendingCopy(node.name, state, self._place(tensor), type_.bytes))
             read, write = planner.new_slot(), planner.new_slot()
-            updates += [(read, state, 0, half), (write, state.moved(half), 0, -half)]
+            updates += [_PendingUpdate(read, state, 0, half), _PendingUpdate(write, state.moved(half), 0, -half)]
             inputs[name] = Address(read)
             outputs.append(Address(write))
             self.places[result] = state.moved(half * (node.steps & 1))
@@ -263,48 +322,31 @@ class _Level:
         scanned = zip(names[node.carried : middle], node.inputs[node.carried : middle], node.scanned, strict=True)
         types = dict(body.inputs)
         for name, tensor, backward in scanned:
-            inputs[name] = self._slices(node, types[name], self._place(tensor), backward, updates)
+            inputs[name] = self._slices(node, types[name], self._place(tensor), updates, backward=backward)
         for name, tensor in zip(names[middle:], node.inputs[middle:], strict=True):
             slot = planner.new_slot()
-            updates.append((slot, self._place(tensor), 0, 0))
+            updates.append(_PendingUpdate(slot, self._place(tensor)))
             inputs[name] = Address(slot)
         whole = zip(node.outputs[node.carried :], node.output_types[node.carried :], node.stacked, strict=True)
         for tensor, type_, backward in whole:
             piece = TensorType(type_.dtype, type_.shape[1:])
-            outputs.append(self._slices(node, piece, self._result(i, tensor, type_, direct), backward, updates))
+            result_place = self._result(i, tensor, type_, direct)
+            outputs.append(self._slices(node, piece, result_place, updates, backward=backward))
         arena = planner.new_slot()
         inner, size = planner.plan(body, kernel_key(self.path, node), inputs, outputs, arena)
-        updates.append((arena, self._buffer(size, i, i), 0, 0))
-        return [*steps, (node, updates, inner)]
+        updates.append(_PendingUpdate(arena, self._buffer(size, i, i)))
+        return [*steps, _PendingLoop(node, updates, inner)]
 
     def _slices(
-        self, node: LoopNode, piece: TensorType, whole: _Place, backward: bool, updates: list[tuple[int, _Place, int, int]]
+        self, node: LoopNode, piece: TensorType, whole: _Place, updates: list[_PendingUpdate], *, backward: bool
     ) -> Address:
         """Return the address of a slice, whose slot moves along the whole tensor."""
         slot = self.planner.new_slot()
         if backward:
-            updates.append((slot, whole.moved((node.steps - 1) * piece.bytes), -piece.bytes, 0))
+            updates.append(_PendingUpdate(slot, whole.moved((node.steps - 1) * piece.bytes), -piece.bytes))
         else:
-            updates.append((slot, whole, piece.bytes, 0))
+            updates.append(_PendingUpdate(slot, whole, piece.bytes))
         return Address(slot)
-
-    def _finish(self, parts: Sequence[object]) -> Sequence[Step]:
-        """Return the steps, with the addresses that their buffers have got."""
-        finished: list[Step] = []
-        for part in parts:
-            match part:
-                case (str(name), int(kernel), int(launch), KernelSource() as source, dict(places)):
-                    addresses = {symbol: where.address for symbol, where in places.items()}
-                    finished.append(_kernel_step(name, kernel, launch, source, addresses))
-                case (str(name), Address() | _Place() as target, _Place() as origin, int(size)):
-                    to = target if isinstance(target, Address) else target.address
-                    finished.append(CopyStep(name, to, origin.address, size))
-                case (LoopNode() as node, list(updates), tuple(inner)):
-                    slots = tuple(SlotUpdate(s, where.address, step, turn) for s, where, step, turn in updates)
-                    finished.append(LoopStep(node.name, node.steps, slots, inner))
-                case _:
-                    raise InvariantError(f"no step for {part!r:.80}")
-        return finished
 
 
 def _kernel_step(

@@ -18,7 +18,8 @@ from roller_svc.toolchain.link import compile_combined, compile_object, link_mod
 
 __all__ = [
     "Availability", "CompileLimits", "availability", "compile_combined", "compile_cxx", "compile_object",
-    "compile_source", "disassembler_version", "link_model", "link_single", "ptx", "sass_text", "tool_version", "versions",
+    "compile_source", "disassembler_version", "link_model", "link_single", "ptx", "sass_text", "tool_version",
+    "versions",
 ]  # fmt: skip
 
 ptx = nvrtc.ptx

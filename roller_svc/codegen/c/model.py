@@ -52,7 +52,8 @@ def model_unit(plan: ModelPlan) -> str:
     parts = [
         _DECLARATIONS,
         *externs,
-        f"enum {{ SLOTS = {plan.num_slots}, INPUTS = {len(plan.inputs)}, OUTPUTS = {len(plan.outputs)}, ARGUMENTS = {table.max_arguments} }};",
+        f"enum {{ SLOTS = {plan.num_slots}, INPUTS = {len(plan.inputs)}, OUTPUTS = {len(plan.outputs)} }};",
+        f"enum {{ ARGUMENTS = {table.max_arguments} }};",
         f"static void (*const calls[])(char *const *) = {{{calls or '0'}}};",
         _array("struct address", "addresses", (f"{{{a.slot}, {a.offset_bytes}}}" for a in table.addresses)),
         _array("long", "sizes", map(str, table.sizes)),
@@ -121,7 +122,9 @@ class _Table:
 
 def _array(type_: str, name: str, items: Iterable[str]) -> str:
     listed = list(items)
-    return f"static const {type_} {name}[] = {{\n" + ",\n".join(listed or ["{0}" if "struct" in type_ else "0"]) + "\n};"
+    return (
+        f"static const {type_} {name}[] = {{\n" + ",\n".join(listed or ["{0}" if "struct" in type_ else "0"]) + "\n};"
+    )
 
 
 def model_header(plan: ModelPlan, name: str) -> str:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
+from roller_svc.graph.passes.batch_norms import fold_batch_norms
 from roller_svc.graph.passes.constants import fold_constants
 from roller_svc.graph.passes.dead import remove_dead_nodes
 from roller_svc.graph.passes.duplicates import merge_duplicates
+from roller_svc.graph.passes.fusion import fuse_operators
 from roller_svc.graph.weights import Weights
 from roller_svc.ir.graph import Graph, iter_nodes, verify
 from roller_svc.ir.hardware import HardwareSpec
@@ -25,11 +28,14 @@ def run_passes(
     graph: Graph, weights: Weights, hw: HardwareSpec, *, fuse: bool = True
 ) -> tuple[Graph, tuple[PassReport, ...]]:
     """Return the graph after all passes, and what each did. The graph is verified after each."""
-    passes = (
+    passes: list[tuple[str, Callable[[Graph], Graph]]] = [
         ("fold_constants", lambda g: fold_constants(g, weights)),
+        ("fold_batch_norms", lambda g: fold_batch_norms(g, weights)),
         ("merge_duplicates", merge_duplicates),
         ("remove_dead_nodes", remove_dead_nodes),
-    )
+    ]
+    if fuse:
+        passes.append(("fuse_operators", lambda g: fuse_operators(g, hw)))
     reports = []
     graph = verify(graph)
     for name, run in passes:

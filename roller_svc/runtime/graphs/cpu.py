@@ -64,9 +64,11 @@ class CpuModel:
 
     def _function(self, name: str, arguments: int) -> ctypes._NamedFuncPointer:
         try:
-            function = getattr(self._library, name)
+            function: ctypes._NamedFuncPointer = getattr(self._library, name)
         except AttributeError as error:
-            raise LaunchError(f"{self.plan.name}: the shared object has no function {name}", code="load-failed") from error
+            raise LaunchError(
+                f"{self.plan.name}: the shared object has no function {name}", code="load-failed"
+            ) from error
         function.argtypes = [ctypes.c_void_p] * arguments
         function.restype = ctypes.c_long
         return function

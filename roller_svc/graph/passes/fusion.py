@@ -1,0 +1,235 @@
+"""Operator fusion: epilogues, prologues, chains of maps, and views between them.
+
+A node joins the fused node of one of its producers if the program of both has fewer kernels than the two, and the
+performance model estimates that they take no longer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from roller_svc.compiler.partition_cache import PartitionCache
+from roller_svc.compiler.plans import rank_partitions
+from roller_svc.errors import NoCandidateError
+from roller_svc.graph.merge import can_merge, merge_nodes
+from roller_svc.graph.views import view_offset_elements
+from roller_svc.ir.graph import Graph, LoopNode, Node, OpNode
+from roller_svc.ir.hardware import HardwareSpec
+from roller_svc.ir.program import TensorProgram
+
+MAX_NODES = 24  # of a fused node
+# Fusing must not make the estimate worse than by this factor: the model's own noise.
+TOLERANCE = 1.02
+
+
+def fuse_operators(graph: Graph, hw: HardwareSpec) -> Graph:
+    """Return the graph with nodes merged for a device, in bodies of loops too."""
+    return _Fusion(graph, CostTable(hw)).run()
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    kernels: int
+    seconds: float
+
+
+@dataclass(slots=True)
+class CostTable:
+    """Kernels and estimates of programs, computed once."""
+
+    hw: HardwareSpec
+    known: dict[tuple[TensorProgram, tuple[str, ...]], Cost | None] = field(default_factory=dict)
+
+    def cost(self, node: OpNode, constants: Iterable[str]) -> Cost | None:
+        """Return the cost of a node; None if no candidate fits the device."""
+        listed = tuple(
+            name for (name, _), tensor in zip(node.program.inputs, node.inputs, strict=True) if tensor in set(constants)
+        )
+        key = (node.program, listed)
+        if key not in self.known:
+            try:
+                cache = PartitionCache(replace(node.program, constants=listed))
+                best = rank_partitions(cache, self.hw, 1)[0]
+                # groups of constants alone run once, when the model is built
+                live = [
+                    candidates[0].estimate.seconds
+                    for group, candidates in zip(best.groups, best.candidates, strict=True)
+                    if not group.is_constant(node.program.outputs)
+                ]
+                self.known[key] = Cost(len(live), sum(live))
+            except NoCandidateError:
+                self.known[key] = None
+        return self.known[key]
+
+
+@dataclass(slots=True, eq=False)
+class _Cluster:
+    """Nodes that become one."""
+
+    nodes: list[OpNode]
+    cost: Cost
+
+
+class _Fusion:
+    def __init__(self, graph: Graph, costs: CostTable) -> None:
+        self.graph, self.costs = graph, costs
+        self.order = {node.name: i for i, node in enumerate(graph.nodes)}
+        self.producers = graph.producers
+        self.readers = graph.readers
+        self.outputs = {tensor for _, tensor in graph.outputs}
+        self.views = {node.name for node in graph.nodes if view_offset_elements(node) is not None}
+        self.cluster_of: dict[str, _Cluster] = {}
+
+    def run(self) -> Graph:
+        others: list[Node] = []
+        for node in self.graph.nodes:
+            if isinstance(node, LoopNode):
+                others.append(replace(node, body=_Fusion(node.body, self.costs).run()))
+            elif node.name in self.views:
+                others.append(node)
+            else:
+                self._add(node)
+        clusters = dict.fromkeys(self.cluster_of.values())
+        return self._assemble(others, list(clusters))
+
+    def _add(self, node: OpNode) -> None:
+        cost = self.costs.cost(node, self.graph.constants) if can_merge([node]) else None
+        if cost is None:
+            self.cluster_of[node.name] = _Cluster([node], Cost(1, 0.0))
+            return
+        own = _Cluster([node], cost)
+        self.cluster_of[node.name] = own
+        tried: set[int] = set()
+        while True:
+            for producer, views in self._producers(own):
+                cluster = self.cluster_of[producer.name]
+                if cluster is own or id(cluster) in tried:
+                    continue
+                tried.add(id(cluster))
+                merged = self._merge(cluster, views, own)
+                if merged is not None:
+                    for each in merged.nodes:
+                        self.cluster_of[each.name] = merged
+                    own = merged
+                    break
+            else:
+                return
+
+    def _producers(self, cluster: _Cluster) -> list[tuple[OpNode, list[OpNode]]]:
+        """Return the nodes that a cluster's last node reads, the latest first, with the views between."""
+        found: list[tuple[OpNode, list[OpNode]]] = []
+        for tensor in dict.fromkeys(t for node in cluster.nodes for t in node.inputs):
+            views: list[OpNode] = []
+            producer = self.producers.get(tensor)
+            while isinstance(producer, OpNode) and producer.name in self.views:
+                views.append(producer)
+                producer = self.producers.get(producer.inputs[0])
+            if isinstance(producer, OpNode):
+                found.append((producer, views[::-1]))
+        return sorted(found, key=lambda pair: -self.order[pair[0].name])
+
+    def _merge(self, first: _Cluster, views: Sequence[OpNode], second: _Cluster) -> _Cluster | None:
+        members = {node.name: node for node in (*first.nodes, *views, *second.nodes)}
+        nodes = sorted(members.values(), key=lambda node: self.order[node.name])
+        if len(nodes) > MAX_NODES or not can_merge(nodes) or self._is_cyclic(nodes):
+            return None
+        merged = merge_nodes(nodes, self._visible(nodes))
+        cost = self.costs.cost(merged, self.graph.constants)
+        if cost is None or cost.kernels >= first.cost.kernels + second.cost.kernels:
+            return None
+        if cost.seconds > TOLERANCE * (first.cost.seconds + second.cost.seconds):
+            return None
+        return _Cluster(nodes, cost)
+
+    def _visible(self, nodes: Sequence[OpNode]) -> set[str]:
+        """Return the tensors that something outside of the nodes reads.
+
+        A view that others read stays outside too, so its tensor is visible in its place.
+        """
+        inside = {node.name for node in nodes}
+        visible = {
+            tensor for node in nodes for tensor in node.outputs
+            if tensor in self.outputs or any(reader.name not in inside for reader in self.readers.get(tensor, ()))
+        }  # fmt: skip
+        for node in reversed(nodes):
+            if node.name in self.views and not visible.isdisjoint(node.outputs):
+                visible.difference_update(node.outputs)
+                visible.update(node.inputs)
+        return visible & {tensor for node in nodes for tensor in node.outputs}
+
+    def _is_cyclic(self, nodes: Sequence[OpNode]) -> bool:
+        """Return whether something outside of the nodes reads from them and is read by them."""
+        inside = {node.name for node in nodes}
+        first = min(self.order[node.name] for node in nodes)
+        stack: list[Node] = []
+        seen: set[str] = set()
+        for node in nodes:
+            stack += self._outside_producers(node, inside, first, seen)
+        while stack:
+            for member in self._members(stack.pop()):
+                for tensor in member.inputs:
+                    producer = self.producers.get(tensor)
+                    if producer is not None and producer.name in inside:
+                        return True
+                stack += self._outside_producers(member, inside, first, seen)
+        return False
+
+    def _members(self, node: Node) -> Sequence[Node]:
+        """Return the nodes that run with a node."""
+        cluster = self.cluster_of.get(node.name)
+        return [node] if cluster is None else cluster.nodes
+
+    def _outside_producers(self, node: Node, inside: set[str], first: int, seen: set[str]) -> list[Node]:
+        """Return the producers of a node's inputs that are not inside, not seen, and may depend on what is inside."""
+        found: list[Node] = []
+        for tensor in node.inputs:
+            producer = self.producers.get(tensor)
+            if producer is None or producer.name in inside or producer.name in seen:
+                continue
+            members = self._members(producer)
+            if any(self.order[member.name] > first for member in members):
+                seen.update(member.name for member in members)
+                found.append(producer)
+        return found
+
+    def _assemble(self, others: Sequence[Node], clusters: Sequence[_Cluster]) -> Graph:
+        """Return the graph of merged nodes, in topological order."""
+        nodes: list[Node] = [node for node in others if node.name not in self.views]
+        for cluster in clusters:
+            if len(cluster.nodes) == 1:
+                nodes.append(cluster.nodes[0])
+                continue
+            own = [node for node in cluster.nodes if node.name not in self.views]
+            merged = merge_nodes(cluster.nodes, self._visible(cluster.nodes))
+            name = "+".join(node.name for node in own)
+            nodes.append(replace(merged, name=name if len(name) <= 200 else f"{own[0].name}+{len(own) - 1} more"))
+        needed = self.outputs | {tensor for node in nodes for tensor in node.inputs}
+        for node in reversed(others):
+            if node.name in self.views and not needed.isdisjoint(node.outputs):
+                nodes.append(node)
+                needed.update(node.inputs)
+        return replace(self.graph, nodes=_sorted(nodes, self.graph))
+
+
+def _sorted(nodes: Sequence[Node], graph: Graph) -> tuple[Node, ...]:
+    """Return nodes in topological order; among those that are ready, that of the earliest original node."""
+    order = {tensor: i for i, node in enumerate(graph.nodes) for tensor in node.outputs}
+    producer = {tensor: node for node in nodes for tensor in node.outputs}
+    done: set[str] = set()
+    result: list[Node] = []
+    for node in sorted(nodes, key=lambda node: max(order[tensor] for tensor in node.outputs)):
+        stack = [node]
+        while stack:
+            top = stack[-1]
+            read = [producer[tensor] for tensor in top.inputs if tensor in producer]
+            missing = [each for each in read if each.name not in done]
+            if top.name in done:
+                stack.pop()
+            elif missing:
+                stack += missing
+            else:
+                done.add(top.name)
+                result.append(top)
+                stack.pop()
+    return tuple(result)
