@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from roller_svc.codegen.c.model import kernel_prefix, kernel_unit, model_unit
 from roller_svc.compiler.artifact import package_kernel
@@ -21,7 +21,7 @@ from roller_svc.graph.plan import plan_model
 from roller_svc.graph.weights import Weights
 from roller_svc.ir.graph import Graph
 from roller_svc.ir.hardware import HardwareSpec, TargetKind
-from roller_svc.ir.kernel import KernelSource
+from roller_svc.ir.kernel import KernelSource, Language
 from roller_svc.ir.model_plan import ModelKernel, ModelPlan
 from roller_svc.ir.report import BuildRequest, SelectionMode
 from roller_svc.runtime.saved.serialization import KernelBundle
@@ -39,6 +39,7 @@ class ModelOptions:
     top_k: int = 10
     allow_tf32: bool = False
     fuse: bool = True
+    share_memory: bool = True  # between tensors that are not needed at the same time
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +82,7 @@ def build_model(
         for bundle, each in zip(bundles, classes, strict=True)
     ]
     kernel_of = {node: i for i, each in enumerate(classes) for node in each.nodes}
-    plan = plan_model(graph, kernels, kernel_of, graph.name, hw.id)
+    plan = plan_model(graph, kernels, kernel_of, graph.name, hw.id, share_memory=options.share_memory)
     clock.record("plan")
     binary = _link(plan, cache, hw, progress)
     clock.record("link")
@@ -143,8 +144,5 @@ def _link(plan: ModelPlan, cache: KernelCache, hw: HardwareSpec, progress: Progr
         for name, content in pool.map(compiled, sources.items()):
             objects[name] = content
             progress("objects", len(objects), len(sources))
-    any_source = next(iter(sources.values()), None)
-    if any_source is None:
-        raise ArgumentError("the model has no node that computes", code="invalid-graph")
-    runner = replace(any_source, name=plan.name, options=("-fopenmp",))
+    runner = KernelSource(plan.name, Language.C, hw.arch, "", (), (), options=("-fopenmp",))
     return link_model(runner, model_unit(plan), objects)

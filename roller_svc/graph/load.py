@@ -1,54 +1,154 @@
-"""Read models from files, bytes and objects of frameworks."""
+"""Read models from files, bytes, JSON and objects of frameworks."""
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from roller_svc.errors import ArgumentError
+from roller_svc.frontend.lang.input_types import kind_of
+from roller_svc.graph.files import read_file, read_part
+from roller_svc.graph.serialize import add_safetensors, graph_from_json, graph_to_json, weights_to_safetensors
 from roller_svc.graph.weights import Weights
 from roller_svc.ir.graph import Graph
 from roller_svc.ir.program import TensorType
 from roller_svc.semantics.interpreter import reference
 
 MAX_MODEL_BYTES = 1 << 31  # of a protobuf file, which holds no more
+MAX_JSON_BYTES = 1 << 28
+MAX_WEIGHTS_BYTES = 1 << 36
+GRAPH_FILE, WEIGHTS_FILE = "graph.json", "weights.safetensors"
+_SOURCES = (
+    "the path or bytes of an ONNX file, an onnx.ModelProto, a torch.export.ExportedProgram, "
+    "(torch.nn.Module, example inputs) or a JSON graph"
+)
 
 
 def load_graph(
-    source: object, weights: Weights, inputs: Mapping[str, TensorType] | None, dims: Mapping[str, int] | None
-) -> Graph:
+    source: object, weights: Weights, inputs: Mapping[str, TensorType] | None = None,
+    dims: Mapping[str, int] | None = None,
+) -> Graph:  # fmt: skip
     """Return the graph of a model, and add its constants to the weights.
 
+    Args:
+        source: an ONNX model (path, bytes, ModelProto), a torch program (ExportedProgram, or a module with example
+            inputs), a JSON graph (dict, path of a .json file or of a folder with graph.json).
+        weights: takes the arrays of constants.
+        inputs: types of inputs that an ONNX model leaves open, or other ones.
+        dims: extents of symbolic dimensions of an ONNX model.
+
     Raises:
-        ArgumentError: the source is no model, or is damaged.
+        ArgumentError: the source is not a model, or is damaged.
         UnsupportedModelError: nodes are not supported.
     """
     if isinstance(source, str | os.PathLike):
-        return _import_onnx(_read_onnx(Path(source)), weights, inputs, dims)
-    if isinstance(source, bytes):
-        return _import_onnx(_parse_onnx(source), weights, inputs, dims)
-    if type(source).__name__ == "ModelProto":
-        return _import_onnx(source, weights, inputs, dims)
-    raise ArgumentError(
-        f"a model is the path or the bytes of an ONNX file, an onnx.ModelProto, got {type(source).__qualname__}",
-        code="invalid-model",
-    )
+        path = Path(source)
+        if path.suffix == ".json" or path.is_dir():
+            _check_static(inputs, dims, "a JSON graph")
+            return _read_json(path, weights)
+        return _read_onnx(path, weights, inputs, dims)
+    if isinstance(source, bytes | bytearray | memoryview):
+        return _import_onnx(bytes(source), None, weights, inputs, dims)
+    if isinstance(source, Mapping):
+        _check_static(inputs, dims, "a JSON graph")
+        return graph_from_json(source, weights)
+    if _is_kind(source, "onnx", "ModelProto"):
+        return _import_onnx(source, None, weights, inputs, dims)
+    if _is_kind(source, "torch", "ExportedProgram") or (isinstance(source, tuple) and len(source) == 2):
+        _check_static(inputs, dims, "a torch program")
+        return _import_torch(source, weights)
+    raise ArgumentError(f"a model is {_SOURCES}, got {kind_of(source)}", code="invalid-model")
+
+
+def save_graph(graph: Graph, weights: Weights, folder: str | os.PathLike[str]) -> Path:
+    """Write graph.json and weights.safetensors, which `load_graph` reads, and return the folder."""
+    target = Path(folder)
+    target.mkdir(parents=True, exist_ok=True)
+    (target / WEIGHTS_FILE).write_bytes(weights_to_safetensors(graph, weights))
+    (target / GRAPH_FILE).write_text(json.dumps(graph_to_json(graph), allow_nan=False), encoding="utf-8")
+    return target
+
+
+def _check_static(inputs: object, dims: object, what: str) -> None:
+    if inputs or dims:
+        raise ArgumentError(f"inputs and dims are for ONNX models; the shapes of {what} are its own",
+                            code="invalid-option")  # fmt: skip
+
+
+def _is_kind(value: object, package: str, name: str) -> bool:
+    """Return whether a value is of that class, without an import of the package."""
+    return any(c.__name__ == name and c.__module__.partition(".")[0] == package for c in type(value).__mro__)
+
+
+def _read_onnx(
+    path: Path, weights: Weights, inputs: Mapping[str, TensorType] | None, dims: Mapping[str, int] | None
+) -> Graph:
+    return _import_onnx(read_file(path, MAX_MODEL_BYTES), path.parent, weights, inputs, dims)
 
 
 def _import_onnx(
-    model: Any, weights: Weights, inputs: Mapping[str, TensorType] | None, dims: Mapping[str, int] | None
-) -> Graph:
-    from roller_svc.frontend.onnx.model import import_model  # loads the onnx package
-
-    return import_model(model, weights, reference, inputs=inputs, dims=dims)
-
-
-def _onnx() -> Any:
+    source: Any, folder: Path | None, weights: Weights, inputs: Mapping[str, TensorType] | None,
+    dims: Mapping[str, int] | None,
+) -> Graph:  # fmt: skip
+    """Import bytes or a ModelProto."""
     try:
-        import onnx
-    except ImportError as error:
-        raise ArgumentError("reading ONNX files takes the onnx package: pip install 'roller-svc[onnx]'",
+        from roller_svc.frontend.onnx import model, read  # noqa: PLC0415 - loads the onnx package
+    except ModuleNotFoundError as error:
+        raise ArgumentError("reading ONNX files takes the onnx package", code="missing-package",
+                            hint="pip install 'roller-svc[onnx]'") from error  # fmt: skip
+    try:
+        if isinstance(source, bytes):
+            proto = read.parse_model(source)
+        else:
+            proto = type(source)()
+            proto.CopyFrom(source)
+
+        def read_external(where: read.ExternalData) -> bytes:
+            return read_part(folder or Path(), where.location, where.offset_bytes, where.length_bytes)
+
+        read.load_external_data(proto, None if folder is None else read_external)
+        return model.import_model(proto, weights, reference, inputs=inputs, dims=dims)
+    except UnicodeDecodeError as error:  # protobuf decodes a string when it is read
+        raise ArgumentError(f"the model is damaged: a string is no UTF-8 ({error.reason})",
+                            code="invalid-model") from error  # fmt: skip
+
+
+def _import_torch(source: object, weights: Weights) -> Graph:
+    """Import an ExportedProgram, or a module with example inputs: a tuple of tensors, or a mapping for keywords."""
+    if isinstance(source, tuple) and not _is_kind(source[0], "torch", "Module"):
+        raise ArgumentError(f"a model is {_SOURCES}, got a tuple that begins with {kind_of(source[0])}",
+                            code="invalid-model")  # fmt: skip
+    try:
+        export = import_module("roller_svc.frontend.torch.export")  # loads the torch package
+    except ModuleNotFoundError as error:
+        raise ArgumentError("torch programs are not supported here: there is no importer for them",
                             code="missing-package") from error  # fmt: skip
-    return onnx
+    if isinstance(source, tuple):
+        module, examples = source
+        if isinstance(examples, Mapping):
+            program = export.export_module(module, (), examples)
+        elif isinstance(examples, Sequence):
+            program = export.export_module(module, examples)
+        else:
+            program = export.export_module(module, (examples,))
+    else:
+        program = source
+    graph: Graph = export.import_program(program, weights, reference)
+    return graph
+
+
+def _read_json(path: Path, weights: Weights) -> Graph:
+    """Read a .json file, or graph.json of a folder, with weights.safetensors beside it if there is one."""
+    file = path / GRAPH_FILE if path.is_dir() else path
+    try:
+        document = json.loads(read_file(file, MAX_JSON_BYTES))
+    except (ValueError, RecursionError) as error:
+        raise ArgumentError(f"{file} is no JSON: {error}", code="invalid-model") from error
+    weights_file = file.parent / WEIGHTS_FILE
+    if weights_file.exists():
+        add_safetensors(read_file(weights_file, MAX_WEIGHTS_BYTES), weights)
+    return graph_from_json(document, weights)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 ALIGNMENT_BYTES = 64
 
@@ -22,12 +23,15 @@ def align(size_bytes: int) -> int:
     return -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
 
-def place(buffers: Sequence[Lifetime]) -> tuple[tuple[int, ...], int]:
+def place(buffers: Sequence[Lifetime], *, share: bool = True) -> tuple[tuple[int, ...], int]:
     """Return an offset for each buffer and the bytes of the arena.
 
     Buffers are placed in order of their first step, each at the lowest free offset. Buffers that are alive in one step
-    do not overlap.
+    do not overlap. Without `share` no buffers overlap.
     """
+    if not share:
+        ends = list(accumulate(align(buffer.bytes) for buffer in buffers))
+        return (0, *ends)[: len(buffers)], ends[-1] if ends else 0
     offsets = [0] * len(buffers)
     alive: list[tuple[int, int, int]] = []  # (offset, end, buffer), by offset
     total = 0

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from roller_svc.errors import InvariantError
 from roller_svc.graph.memory import Lifetime, align, place
+from roller_svc.graph.parameters import order_parameters
 from roller_svc.graph.views import view_offset_elements
 from roller_svc.ir.graph import Constant, Graph, LoopNode, Node, OpNode
 from roller_svc.ir.kernel import Buffer, KernelSource, LaunchSpec, Role
@@ -29,25 +30,28 @@ from roller_svc.ir.program import TensorType
 
 
 def plan_model(
-    graph: Graph, kernels: Sequence[ModelKernel], kernel_of: Mapping[str, int], name: str, target: str
-) -> ModelPlan:
+    graph: Graph, kernels: Sequence[ModelKernel], kernel_of: Mapping[str, int], name: str, target: str, *,
+    share_memory: bool = True,
+) -> ModelPlan:  # fmt: skip
     """Return the serial plan of a graph: each kernel uses all workers, nodes run in the graph's order.
 
-    `kernel_of` has the kernel of each node that is no view and no loop, by `kernel_key`.
+    `kernel_of` has the kernel of each node that is no view and no loop, by `kernel_key`. With `share_memory`, tensors
+    that are not needed at the same time may use the same memory.
     """
     slots = FIRST_INPUT + len(graph.inputs) + len(graph.outputs)
-    planner = _Planner(tuple(kernels), kernel_of, slots)
+    planner = _Planner(tuple(kernels), kernel_of, slots, share_memory)
     inputs = {tensor: Address(FIRST_INPUT + i) for i, (tensor, _) in enumerate(graph.inputs)}
     first_output = FIRST_INPUT + len(graph.inputs)
     outputs = [Address(first_output + i) for i in range(len(graph.outputs))]
     steps, arena_bytes = planner.plan(graph, "", inputs, outputs, ARENA)
     types = graph.types
     weights, weights_bytes = planner.parameters()
-    return ModelPlan(
+    plan = ModelPlan(
         name, target, graph.inputs, tuple((name, types[tensor]) for name, tensor in graph.outputs), tuple(kernels),
-        tuple(planner.prepack), steps, weights, weights_bytes, planner.packed_bytes, arena_bytes,
-        planner.tensor_bytes, planner.num_slots,
+        tuple(planner.prepack), steps, weights, weights_bytes, weights_bytes, planner.packed_bytes,
+        arena_bytes, planner.tensor_bytes, planner.num_slots,
     )  # fmt: skip
+    return order_parameters(plan)
 
 
 def kernel_key(path: str, node: Node) -> str:
@@ -142,6 +146,7 @@ class _Planner:
     kernels: tuple[ModelKernel, ...]
     kernel_of: Mapping[str, int]
     num_slots: int
+    share_memory: bool
     prepack: list[Step] = field(default_factory=list)
     packed_bytes: int = 0
     tensor_bytes: int = 0
@@ -229,7 +234,8 @@ class _Level:
                 pending.append(
                     _PendingCopy(f"output {name}", _Place(address), self._place(tensor), types[tensor].bytes)
                 )
-        offsets, total = place([Lifetime(b.first, b.last, b.bytes) for b in self.buffers])
+        lifetimes = [Lifetime(b.first, b.last, b.bytes) for b in self.buffers]
+        offsets, total = place(lifetimes, share=self.planner.share_memory)
         for buffer, offset in zip(self.buffers, offsets, strict=True):
             buffer.address = Address(self.arena, offset)
         return tuple(each.step() for each in pending), total

@@ -12,6 +12,7 @@ from roller_svc.errors import require
 from roller_svc.frontend.lang.input_types import tensor_type
 from roller_svc.ir.graph import Constant
 from roller_svc.ir.program import TensorType
+from roller_svc.runtime.binding import numpy_dtype
 
 Array = NDArray[Any]
 
@@ -30,12 +31,22 @@ class Weights:
     def add_typed(self, array: Array, type_: TensorType) -> Constant:
         """Keep an array whose type is known."""
         dense = np.ascontiguousarray(array).reshape(array.shape)
-        hashed = hashlib.sha256(f"{type_.dtype.value}{type_.shape}".encode())
-        hashed.update(dense.reshape(-1).view(np.uint8).data)
-        digest = hashed.hexdigest()
+        digest = _digest(dense, type_)
         self._arrays.setdefault(digest, dense)
         return Constant(type_, digest)
+
+    def has(self, constant: Constant) -> bool:
+        """Return whether there is an array of the constant's digest and type."""
+        array = self._arrays.get(constant.digest)
+        type_ = constant.type
+        return array is not None and (array.shape, array.dtype) == (type_.shape, numpy_dtype(type_.dtype))
 
     def array(self, constant: Constant) -> Array:
         """Return the value of a constant. It must not be written."""
         return require(self._arrays.get(constant.digest), f"array of the constant {constant.digest[:12]}")
+
+
+def _digest(dense: Array, type_: TensorType) -> str:
+    hashed = hashlib.sha256(f"{type_.dtype.value}{type_.shape}".encode())
+    hashed.update(dense.reshape(-1).view(np.uint8).data)
+    return hashed.hexdigest()

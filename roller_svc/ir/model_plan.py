@@ -95,6 +95,7 @@ class ModelPlan:
     steps: tuple[Step, ...]
     weights: tuple[Parameter, ...]
     weights_bytes: int
+    read_weights_bytes: int  # of the first weights, which steps read; only prepacking reads the others
     packed_bytes: int
     arena_bytes: int
     tensor_bytes: int  # of all tensors between nodes, if each had memory of its own

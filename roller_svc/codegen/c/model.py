@@ -8,6 +8,8 @@ from roller_svc.codegen import dialect as dialects
 from roller_svc.errors import InvariantError
 from roller_svc.ir.kernel import Buffer, KernelSource, Role
 from roller_svc.ir.model_plan import Address, CopyStep, KernelStep, LoopStep, ModelPlan, Step
+from roller_svc.ir.program import TensorType
+from roller_svc.ir.quoting import quote_comment
 
 PREFIX_DIGITS = 16  # of the hash in names of a kernel's functions
 
@@ -52,8 +54,8 @@ def model_unit(plan: ModelPlan) -> str:
     parts = [
         _DECLARATIONS,
         *externs,
-        f"enum {{ SLOTS = {plan.num_slots}, INPUTS = {len(plan.inputs)}, OUTPUTS = {len(plan.outputs)} }};",
-        f"enum {{ ARGUMENTS = {table.max_arguments} }};",
+        f"enum {{ SLOTS = {plan.num_slots}, INPUTS = {len(plan.inputs)}, OUTPUTS = {len(plan.outputs)}, "
+        f"ARGUMENTS = {table.max_arguments} }};",
         f"static void (*const calls[])(char *const *) = {{{calls or '0'}}};",
         _array("struct address", "addresses", (f"{{{a.slot}, {a.offset_bytes}}}" for a in table.addresses)),
         _array("long", "sizes", map(str, table.sizes)),
@@ -122,37 +124,52 @@ class _Table:
 
 def _array(type_: str, name: str, items: Iterable[str]) -> str:
     listed = list(items)
-    return (
-        f"static const {type_} {name}[] = {{\n" + ",\n".join(listed or ["{0}" if "struct" in type_ else "0"]) + "\n};"
+    rows = ",\n".join(listed or ["{0}" if "struct" in type_ else "0"])
+    return f"static const {type_} {name}[] = {{\n{rows}\n}};"
+
+
+def model_header(plan: ModelPlan, weights: str = "weights.bin", packed: str = "packed.bin") -> str:
+    """Return the C header of a model's shared object. `weights` and `packed` name the files beside it."""
+    about = [f"{plan.name}: a compiled model for {plan.target}. Tensors are dense, row-major, 64-byte aligned."]
+    about += [f"inputs[{i}]: {name!r} {_shown(t)}" for i, (name, t) in enumerate(plan.inputs)]
+    about += [f"outputs[{i}]: {name!r} {_shown(t)}" for i, (name, t) in enumerate(plan.outputs)]
+    sizes = (
+        f"enum {{ MODEL_INPUTS = {len(plan.inputs)}, MODEL_OUTPUTS = {len(plan.outputs)} }};\n"
+        f"static const long MODEL_WORKSPACE_BYTES = {plan.arena_bytes}, MODEL_PACKED_BYTES = {plan.packed_bytes}, "
+        f"MODEL_WEIGHTS_BYTES = {plan.read_weights_bytes};\n"
     )
+    code = _HEADER.replace("SIZES", sizes)
+    code = code.replace("WEIGHTS_FILE", f'"/{weights}"').replace("PACKED_FILE", f'"/{packed}"')
+    return quote_comment("\n".join(about)) + code
 
 
-def model_header(plan: ModelPlan, name: str) -> str:
-    """Return the C header of a model's shared object."""
-    lines = [f" *   inputs[{i}]: {_shown(name_, t)}" for i, (name_, t) in enumerate(plan.inputs)]
-    lines += [f" *   outputs[{i}]: {_shown(name_, t)}" for i, (name_, t) in enumerate(plan.outputs)]
-    return _HEADER.format(name=name, tensors="\n".join(lines), workspace=plan.arena_bytes, packed=plan.packed_bytes,
-                          weights=plan.weights_bytes)  # fmt: skip
-
-
-def _shown(name: str, type_: object) -> str:
-    printable = "".join(c if c.isprintable() and c not in "*/\\" else "_" for c in name)
-    return f"{printable} {type_}"
+def _shown(type_: TensorType) -> str:
+    return f"{type_.dtype.value}{list(type_.shape)}"
 
 
 _DECLARATIONS = """#include <string.h>
 struct address { int slot; long offset; };                                  /* slot -1: the status record */
 struct update { int slot, from; long offset, stride, alternate; };
-struct step { int kind; long count; int first, length, zeroed, zeroes, sizes; };  /* 0 call, 1 copy, 2 loop */"""
+struct step { int kind; long count; int first, length, zeroed, zeroes, sizes; };  /* 0 call, 1 copy, 2 loop */
+struct moment { long s, ns; };                                               /* as struct timespec on 64-bit Linux */
+int clock_gettime(int, struct moment *);"""
 
 _RUN = """
 static char *resolve(char *const *slots, struct address a) { return slots[a.slot] + a.offset; }
 
-/* Run rows [first, end); return the row of a kernel that met an index out of range, or -1. */
-static long run(char **slots, long long *status, int first, int end) {
+static double now(void) {
+  struct moment t;
+  clock_gettime(1, &t);  /* CLOCK_MONOTONIC */
+  return t.s + 1e-9 * t.ns;
+}
+
+/* Run rows [first, end); return the row of a kernel that met an index out of range, or -1.
+   Of each call and copy, write its start and end behind *times, unless times is null. */
+static long run(char **slots, long long *status, double **times, int first, int end) {
   char *p[ARGUMENTS];
   for (int row = first; row < end; row++) {
     const struct step s = steps[row];
+    if (times && s.kind < 2) *(*times)++ = now();
     if (s.kind == 0) {
       for (int i = 0; i < s.zeroes; i++) memset(resolve(slots, addresses[s.zeroed + i]), 0, sizes[s.sizes + i]);
       for (int i = 0; i < s.length; i++) {
@@ -169,42 +186,88 @@ static long run(char **slots, long long *status, int first, int end) {
           const struct update u = updates[i];
           slots[u.slot] = slots[u.from] + u.offset + t * u.stride + (t & 1) * u.alternate;
         }
-        const long failed = run(slots, status, row + 1, s.zeroed);
+        const long failed = run(slots, status, times, row + 1, s.zeroed);
         if (failed >= 0) return failed;
       }
       row = s.zeroed - 1;
     }
+    if (times && s.kind < 2) *(*times)++ = now();
   }
   return -1;
 }
 
 long model_prepack(const void *weights, void *packed, void *workspace, long long *status) {
   char *slots[SLOTS] = {(char *)weights, packed, workspace};
-  return run(slots, status, PREPACK_FIRST, PREPACK_END);
+  return run(slots, status, 0, PREPACK_FIRST, PREPACK_END);
+}
+
+static long run_steps(const void *const *inputs, void *const *outputs, void *workspace, const void *weights,
+                      const void *packed, long long *status, double **times) {
+  char *slots[SLOTS] = {(char *)weights, (char *)packed, workspace};
+  for (int i = 0; i < INPUTS; i++) slots[3 + i] = (char *)inputs[i];
+  for (int i = 0; i < OUTPUTS; i++) slots[3 + INPUTS + i] = outputs[i];
+  return run(slots, status, times, RUN_FIRST, RUN_END);
 }
 
 long model_run(const void *const *inputs, void *const *outputs, void *workspace, const void *weights,
                const void *packed, long long *status) {
-  char *slots[SLOTS] = {(char *)weights, (char *)packed, workspace};
-  for (int i = 0; i < INPUTS; i++) slots[3 + i] = (char *)inputs[i];
-  for (int i = 0; i < OUTPUTS; i++) slots[3 + INPUTS + i] = outputs[i];
-  return run(slots, status, RUN_FIRST, RUN_END);
+  return run_steps(inputs, outputs, workspace, weights, packed, status, 0);
+}
+
+long model_profile(const void *const *inputs, void *const *outputs, void *workspace, const void *weights,
+                   const void *packed, long long *status, double *times) {
+  return run_steps(inputs, outputs, workspace, weights, packed, status, &times);
 }
 """
 
-_HEADER = """/* {name}: a compiled model. Tensors are dense and row-major, aligned to 64 bytes.
-{tensors}
- */
+_HEADER = """#pragma once
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 #ifdef __cplusplus
-extern "C" {{
+extern "C" {
 #endif
-enum {{ MODEL_WORKSPACE_BYTES = {workspace}, MODEL_PACKED_BYTES = {packed}, MODEL_WEIGHTS_BYTES = {weights} }};
-
+SIZES
 /* Run the model. Returns -1, or the number of a step that met an index out of range. Calls may overlap if each has a
-   workspace of its own. weights and packed: the contents of weights.bin and packed.bin. status: four zeros. */
+   workspace of its own. weights, packed: the contents of the files. status: four zeros; after a failure status[2] is
+   the index. All memory is aligned to 64 bytes. */
 long model_run(const void *const *inputs, void *const *outputs, void *workspace, const void *weights,
                const void *packed, long long *status);
+
+/* The same, for programs that have one call at a time: open the folder, call, close. */
+struct model { void *weights, *packed, *workspace; };
+
+static inline void *model_memory(long bytes) { return aligned_alloc(64, (size_t)(bytes + 127) / 64 * 64); }
+
+static inline void *model_read(const char *folder, const char *name, long bytes) {
+  char path[4096];
+  void *memory = model_memory(bytes);
+  if (!memory || snprintf(path, sizeof path, "%s%s", folder, name) >= (int)sizeof path) return free(memory), NULL;
+  FILE *file = fopen(path, "rb");
+  const int complete = file && fread(memory, 1, (size_t)bytes, file) == (size_t)bytes;
+  if (file) fclose(file);
+  return complete ? memory : (free(memory), NULL);
+}
+
+static inline void model_close(struct model *model) {
+  free(model->weights), free(model->packed), free(model->workspace);
+  memset(model, 0, sizeof *model);
+}
+
+/* Read the weights. Returns 0, or -1 if a file cannot be read or there is no memory. */
+static inline int model_open(struct model *model, const char *folder) {
+  model->weights = model_read(folder, WEIGHTS_FILE, MODEL_WEIGHTS_BYTES);
+  model->packed = model_read(folder, PACKED_FILE, MODEL_PACKED_BYTES);
+  model->workspace = model_memory(MODEL_WORKSPACE_BYTES);
+  if (model->weights && model->packed && model->workspace) return 0;
+  return model_close(model), -1;
+}
+
+static inline long model_call(struct model *model, const void *const *inputs, void *const *outputs) {
+  long long status[4] = {0, 0, 0, 0};
+  return model_run(inputs, outputs, model->workspace, model->weights, model->packed, status);
+}
 #ifdef __cplusplus
-}}
+}
 #endif
 """

@@ -158,7 +158,11 @@ def _conv_transpose(node: Node) -> Use:
 
 def _per_dimension(node: Node, value: object) -> tuple[int, ...]:
     """Return one number per dimension."""
-    return value if isinstance(value, tuple) else (1,) * _spatial(node)
+    if not isinstance(value, tuple):
+        return (1,) * _spatial(node)
+    if len(value) != _spatial(node):
+        raise node.invalid(f"{len(value)} numbers for {_spatial(node)} dimensions")
+    return value
 
 
 def _padding_for(
@@ -171,7 +175,9 @@ def _padding_for(
     smaller, larger, behind = [], [], []
     sizes = node.operand(0).shape[2:], node.operand(1).shape[2:], shape[-_spatial(node) :]
     steps = _per_dimension(node, window["stride"]), _per_dimension(node, window["dilation"])
-    added = extra or (0,) * _spatial(node)
+    added = _per_dimension(node, extra) if extra else (0,) * _spatial(node)
+    if len(shape) < _spatial(node):
+        raise node.invalid(f"output_shape has {len(shape)} numbers for {_spatial(node)} dimensions")
     for size, kernel, requested, stride, dilation, add in zip(*sizes, *steps, added, strict=True):
         total = (size - 1) * stride + (kernel - 1) * dilation + 1 + add - requested
         behind.append(add + max(-total, 0))

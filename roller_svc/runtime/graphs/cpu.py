@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from threading import local
 
 import numpy as np
 
 from roller_svc.errors import IndexRangeError, InvariantError, LaunchError
 from roller_svc.ir.kernel import Buffer, Role
-from roller_svc.ir.model_plan import KernelStep, ModelPlan, iter_steps
+from roller_svc.ir.model_plan import CopyStep, KernelStep, LoopStep, ModelPlan, Step, iter_steps
 from roller_svc.ir.program import TensorType
-from roller_svc.runtime.binding import ALIGNMENT_BYTES, Array, aligned_empty, bind, range_error
+from roller_svc.runtime.binding import ALIGNMENT_BYTES, Array, Binding, aligned_empty, bind, range_error
 from roller_svc.runtime.cpu import load_library, unload_library
+from roller_svc.runtime.cpu_features import check_features
 
 _BYTE = np.dtype(np.uint8)
 
@@ -23,18 +24,30 @@ class CpuModel:
     """A loaded model. Calls from several threads may overlap: each thread has a workspace of its own."""
 
     def __init__(self, plan: ModelPlan, binary: bytes, weights: Array, packed: Array | None = None) -> None:
-        """Load the shared object; compute the packed weights unless they are given."""
+        """Load the shared object.
+
+        Args:
+            plan: the plan that it was made of.
+            binary: the shared object.
+            weights: the weights; those that steps read suffice with packed weights.
+            packed: the packed weights, which are computed if they are not given.
+        """
+        for kernel in plan.kernels:
+            check_features(kernel.source)
         self.plan = plan
         self._library = load_library(binary, plan.name)
         weakref.finalize(self, unload_library, self._library._handle).atexit = False
         self._run = self._function("model_run", 6)
-        self._weights = _aligned(weights, plan.weights_bytes)
         self._workspaces = local()
         self._buffers = (
             *(Buffer(name, f"input{i}", Role.INPUT, t.dtype, t.shape) for i, (name, t) in enumerate(plan.inputs)),
             *(Buffer(name, f"output{i}", Role.OUTPUT, t.dtype, t.shape) for i, (name, t) in enumerate(plan.outputs)),
         )
-        self.packed = self._prepack() if packed is None else _aligned(packed, plan.packed_bytes)
+        if packed is None:
+            packed = self._prepack(_aligned(weights, plan.weights_bytes))
+        self.packed: Array = _aligned(packed, plan.packed_bytes)
+        read = weights.reshape(-1).view(np.uint8)[: plan.read_weights_bytes]
+        self.weights: Array = _aligned(read.copy() if read.size < weights.nbytes else read, plan.read_weights_bytes)
 
     def run(self, arrays: Mapping[str, object], out: Mapping[str, object] | None = None) -> dict[str, Array]:
         """Return the outputs by name; write them to arrays in `out` if given.
@@ -42,25 +55,39 @@ class CpuModel:
         Raises ArgumentError for arrays that do not fit, IndexRangeError for an index from data out of range.
         """
         binding = bind(self._buffers, arrays, out, ALIGNMENT_BYTES)
+        self._call(self._run, binding)
+        return binding.copy_back()
+
+    def profile(self, arrays: Mapping[str, object]) -> list[tuple[KernelStep | CopyStep, float, float]]:
+        """Run the model once and return each executed step, with the seconds of its start and end since the first.
+
+        Raises as `run` does.
+        """
+        steps = list(_executed(self.plan.steps))
+        times = np.zeros(max(1, 2 * len(steps)))
+        self._call(self._function("model_profile", 7), bind(self._buffers, arrays, None, ALIGNMENT_BYTES), times)
+        starts, ends = (times[: 2 * len(steps)] - times[0]).reshape(-1, 2).T.tolist()
+        return list(zip(steps, starts, ends, strict=True))
+
+    def _call(self, function: ctypes._NamedFuncPointer, binding: Binding, *more: Array) -> None:
         inputs = _pointers(binding.memory, "input", len(self.plan.inputs))
         outputs = _pointers(binding.memory, "output", len(self.plan.outputs))
         status = np.zeros(4, np.int64)
-        failed = self._run(
-            inputs, outputs, _address(self._workspace()), _address(self._weights), _address(self.packed),
-            _address(status),
+        failed = function(
+            inputs, outputs, _address(self._workspace()), _address(self.weights), _address(self.packed),
+            _address(status), *map(_address, more),
         )  # fmt: skip
         if failed >= 0:
             raise self._range_error(int(failed), status)
-        return binding.copy_back()
 
-    def _prepack(self) -> Array:
+    def _prepack(self, weights: Array) -> Array:
         packed = aligned_empty((max(1, self.plan.packed_bytes),), _BYTE)
         status = np.zeros(4, np.int64)
         prepack = self._function("model_prepack", 4)
-        failed = prepack(_address(self._weights), _address(packed), _address(self._workspace()), _address(status))
+        failed = prepack(_address(weights), _address(packed), _address(self._workspace()), _address(status))
         if failed >= 0:
             raise self._range_error(int(failed), status)
-        return packed
+        return packed[: self.plan.packed_bytes]
 
     def _function(self, name: str, arguments: int) -> ctypes._NamedFuncPointer:
         try:
@@ -86,6 +113,16 @@ class CpuModel:
             raise InvariantError(f"step {row} of {self.plan.name} reported an index, and launches no kernel")
         error = range_error(self.plan.kernels[step.kernel].source, int(status[1]), int(status[2]))
         return IndexRangeError(f"node {step.node!r}: {error.message}", hint=error.hint)
+
+
+def _executed(steps: tuple[Step, ...]) -> Iterator[KernelStep | CopyStep]:
+    """Yield the steps in the order in which they run: those of a loop once for each of its steps."""
+    for step in steps:
+        if isinstance(step, LoopStep):
+            for _ in range(step.steps):
+                yield from _executed(step.body)
+        else:
+            yield step
 
 
 def _aligned(array: Array, size_bytes: int) -> Array:

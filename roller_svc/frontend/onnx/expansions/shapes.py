@@ -30,6 +30,8 @@ def _constant(node: Node, builder: GraphBuilder) -> Sequence[Tensor]:
 
 
 def _shape_of(node: Node) -> tuple[int, ...]:
+    if not node.operands:
+        raise node.invalid("input 0 is missing")
     node.read.add(0)
     operand, value = node.operands[0], node.constants[0]
     if operand is not None:

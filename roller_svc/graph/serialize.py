@@ -1,0 +1,372 @@
+"""Graph ↔ JSON. Arrays of constants stand beside it, by digest; a small one may be nested lists in it.
+
+    {"format": "roller-graph/1", "name": "mlp",
+     "inputs": {"x": {"dtype": "float32", "shape": [1, 8]}},
+     "constants": {"w": {"dtype": "float32", "shape": [8, 4], "digest": "..."},
+                   "b": {"dtype": "float32", "shape": [4], "values": [0, 0, 0, 0]}},
+     "nodes": [{"name": "fc", "operator": "linear", "inputs": ["x", "w"], "outputs": ["h"], "parameters": {}},
+               {"name": "act", "expression": "C[i, j] = max(A[i, j], 0) where i in 1, j in 4",
+                "inputs": {"A": "h"}, "outputs": {"C": "y"}},
+               {"name": "rnn", "loop": {"steps": 3, "carried": 1, "scanned": [false], "stacked": [], "body": {...}},
+                "inputs": ["y", "xs"], "outputs": ["last"]}],
+     "outputs": {"y": "last"}}
+
+A node reads inputs, constants and results of earlier nodes. The form is untrusted: every field is checked.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from roller_svc.errors import ArgumentError, InputError, InvariantError, UnsupportedModelError, UnsupportedNode
+from roller_svc.frontend.graph_builder import EINSUM, program_of_call
+from roller_svc.frontend.lang.input_types import short_repr, tensor_type, whole_number
+from roller_svc.frontend.ops import OPS
+from roller_svc.frontend.parse import parse
+from roller_svc.graph.safetensors import decode_tensors, encode_tensors
+from roller_svc.graph.weights import Weights
+from roller_svc.ir.graph import FUSED, Constant, Graph, LoopNode, Node, OpNode, verify
+from roller_svc.ir.printer import text
+from roller_svc.ir.program import TensorProgram, TensorType
+from roller_svc.runtime.binding import numpy_dtype
+
+FORMAT = "roller-graph/1"
+MAX_NODES = 1 << 18
+MAX_DEPTH = 16  # loops within each other
+MAX_VALUES = 1 << 20  # of a constant in the JSON
+MAX_NAME = 1024
+_NOT_FINITE = ("inf", "-inf", "nan")
+
+
+def graph_to_json(graph: Graph) -> dict[str, Any]:
+    """Return the graph as JSON-compatible values. Constants are digests of arrays in its weights."""
+    return {
+        "format": FORMAT,
+        "name": graph.name,
+        "inputs": {name: _type_json(type_) for name, type_ in graph.inputs},
+        "constants": {
+            name: _type_json(constant.type) | {"digest": constant.digest} for name, constant in graph.constants.items()
+        },
+        "nodes": [_node_json(node) for node in graph.nodes],
+        "outputs": dict(graph.outputs),
+    }
+
+
+def weights_to_safetensors(graph: Graph, weights: Weights) -> bytes:
+    """Return a safetensors file with the graph's constants, named by their digests."""
+    constants = {constant.digest: constant for constant in _constants(graph)}
+    return encode_tensors((digest, each.type, weights.array(each)) for digest, each in constants.items())
+
+
+def add_safetensors(content: bytes, weights: Weights) -> None:
+    """Add the arrays of a safetensors file to the weights. Raises ArgumentError if one differs from its digest."""
+    for name, (type_, array) in decode_tensors(content).items():
+        if weights.add_typed(array, type_).digest != name:
+            message = f"the weights are damaged: an array is not the one that {name[:16]!r} names"
+            raise ArgumentError(message, code="invalid-model")
+
+
+def graph_from_json(document: object, weights: Weights) -> Graph:
+    """Return the graph of a JSON form whose constants' arrays are in the weights, or in the form.
+
+    Raises:
+        UnsupportedModelError: nodes that are not programs; it lists all of them.
+        ArgumentError: the form is malformed, or an array is missing.
+    """
+    unsupported: list[UnsupportedNode] = []
+    graph = _Reader(weights, unsupported).graph(document, 0)
+    if unsupported:
+        raise UnsupportedModelError(tuple(unsupported))
+    try:
+        return verify(graph)
+    except InvariantError as error:
+        raise _malformed(error.message) from error
+
+
+def _constants(graph: Graph) -> Iterable[Constant]:
+    yield from graph.constants.values()
+    for node in graph.nodes:
+        if isinstance(node, LoopNode):
+            yield from _constants(node.body)
+
+
+def _type_json(type_: TensorType) -> dict[str, Any]:
+    return {"dtype": type_.dtype.value, "shape": list(type_.shape)}
+
+
+def _node_json(node: Node) -> dict[str, Any]:
+    if isinstance(node, LoopNode):
+        loop = {
+            "steps": node.steps,
+            "carried": node.carried,
+            "scanned": list(node.scanned),
+            "stacked": list(node.stacked),
+            "body": graph_to_json(node.body),
+        }
+        return {"name": node.name, "loop": loop, "inputs": list(node.inputs), "outputs": list(node.outputs)}
+    if node.operator in OPS or node.operator == EINSUM:
+        return {
+            "name": node.name,
+            "operator": node.operator,
+            "inputs": list(node.inputs),
+            "outputs": list(node.outputs),
+            "parameters": {name: _parameter_json(value) for name, value in node.parameters},
+        }
+    program = node.program
+    return {
+        "name": node.name,
+        "expression": text(program),
+        "inputs": {name: tensor for (name, _), tensor in zip(program.inputs, node.inputs, strict=True)},
+        "outputs": {each.name: tensor for each, tensor in zip(program.outputs, node.outputs, strict=True)},
+    }
+
+
+def _parameter_json(value: object) -> object:
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"float": repr(value)}
+    return list(value) if isinstance(value, tuple) else value
+
+
+class _Reader:
+    """Reads graphs. Nodes that are not programs are recorded; what depends on them is skipped."""
+
+    def __init__(self, weights: Weights, unsupported: list[UnsupportedNode]) -> None:
+        self.weights = weights
+        self.unsupported = unsupported
+
+    def graph(self, document: object, depth: int) -> Graph:
+        fields = _mapping(document, "the graph")
+        if fields.get("format") != FORMAT:
+            raise _malformed(f"its format is {short_repr(fields.get('format'))}, expected {FORMAT!r}")
+        if depth > MAX_DEPTH:
+            raise _malformed(f"loops are nested more than {MAX_DEPTH} deep")
+        _check_fields(fields, "the graph", {"format", "inputs", "nodes", "outputs"}, {"name", "constants"})
+        inputs = tuple((_name(n), tensor_type(n, value)) for n, value in _mapping(fields["inputs"], "inputs").items())
+        constants = {
+            _name(n): self.constant(n, value) for n, value in _mapping(fields.get("constants", {}), "constants").items()
+        }
+        types: dict[str, TensorType | None] = dict(inputs)  # None: of a node that failed
+        if clash := sorted(types.keys() & constants.keys()):
+            raise _malformed(f"an input and a constant are called {clash[0]!r}")
+        types |= {name: constant.type for name, constant in constants.items()}
+        nodes = [node for node in self.nodes(fields["nodes"], types, depth) if node is not None]
+        outputs = tuple((_name(n), _name(tensor)) for n, tensor in _mapping(fields["outputs"], "outputs").items())
+        for _, tensor in outputs:
+            if tensor not in types:
+                raise _malformed(f"output {tensor!r} is written by no node")
+        if not outputs:
+            raise _malformed("it has no outputs")
+        return Graph(_name(fields.get("name", "model")), inputs, constants, tuple(nodes), outputs)
+
+    def constant(self, name: object, value: object) -> Constant:
+        where = f"constant {_name(name)!r}"
+        fields = _mapping(value, where)
+        _check_fields(fields, where, {"dtype", "shape"}, {"digest", "values"})
+        type_ = tensor_type(str(name), {"dtype": fields["dtype"], "shape": fields["shape"]})
+        if "values" in fields:
+            return self.weights.add_typed(_array(where, type_, fields["values"]), type_)
+        constant = Constant(type_, _name(fields.get("digest")))
+        if not self.weights.has(constant):
+            message = f"the weights have no array for {where} with that digest and type"
+            raise ArgumentError(message, code="invalid-model")
+        return constant
+
+    def nodes(self, listed: object, types: dict[str, TensorType | None], depth: int) -> Iterable[Node | None]:
+        """Yield each node and add its results to the types; None for a node that failed."""
+        names: set[str] = set()
+        for position, value in enumerate(_list(listed, "nodes", MAX_NODES)):
+            fields = _mapping(value, f"node {position}")
+            name = _name(fields.get("name", f"node{position}"))
+            if name in names:
+                raise _malformed(f"two nodes are called {name!r}")
+            names.add(name)
+            node = self.node(name, fields, types, depth)
+            given = fields["outputs"]
+            results = [_name(t) for t in (given.values() if isinstance(given, Mapping) else given)]
+            kinds = [None] * len(results) if node is None else list(node.output_types)
+            for result, kind in zip(results, kinds, strict=True):
+                if result in types:
+                    raise _malformed(f"node {name!r} writes {result!r}, which exists")
+                types[result] = kind
+            yield node
+
+    def node(
+        self, name: str, fields: Mapping[str, Any], types: Mapping[str, TensorType | None], depth: int
+    ) -> Node | None:
+        kinds = sorted({"operator", "expression", "loop"} & fields.keys())
+        where = f"node {name!r}"
+        if len(kinds) != 1:
+            raise _malformed(f"{where} must have one of operator, expression and loop, has {kinds or 'none'}")
+        optional = {"name", *({"parameters"} if kinds == ["operator"] else ())}
+        _check_fields(fields, where, {*kinds, "inputs", "outputs"}, optional)
+        if kinds == ["expression"]:
+            inputs, outputs = _mapping(fields["inputs"], where), _mapping(fields["outputs"], where)
+            tensors: Sequence[Any] = list(inputs.values())
+            results: Sequence[Any] = list(outputs.values())
+        else:
+            tensors, results = _list(fields["inputs"], where), _list(fields["outputs"], where)
+        for tensor in tensors:
+            if _name(tensor) not in types:
+                raise _malformed(f"{where} reads {tensor!r}, which nothing before it writes")
+        if not results:
+            raise _malformed(f"{where} has no outputs")
+        known = [type_ for tensor in tensors if (type_ := types[tensor]) is not None]
+        if len(known) < len(tensors):
+            return None
+        ends = tuple(tensors), tuple(map(_name, results))
+        try:
+            if kinds == ["loop"]:
+                return self.loop(name, fields["loop"], ends, known, depth)
+            if kinds == ["operator"]:
+                return _call(name, fields, ends, known)
+            return _expression(name, fields, ends, known)
+        except _Malformed:
+            raise
+        except InputError as error:
+            operator = str(fields.get("operator", kinds[0]))[:80]
+            self.unsupported.append(UnsupportedNode(operator, name, error.message))
+            return None
+
+    def loop(
+        self, name: str, value: object, ends: tuple[tuple[str, ...], tuple[str, ...]], types: Sequence[TensorType],
+        depth: int,
+    ) -> LoopNode | None:  # fmt: skip
+        where = f"loop {name!r}"
+        fields = _mapping(value, where)
+        _check_fields(fields, where, {"steps", "carried", "scanned", "stacked", "body"}, set())
+        failures = len(self.unsupported)
+        body = self.graph(fields["body"], depth + 1)
+        if len(self.unsupported) > failures:
+            return None
+        steps, carried = whole_number(fields["steps"]), whole_number(fields["carried"])
+        flags = [_list(fields[key], where) for key in ("scanned", "stacked")]
+        inputs, outputs = ends
+        if (
+            steps is None or carried is None or not 1 <= steps < 1 << 31
+            or not all(isinstance(flag, bool) for listed in flags for flag in listed)
+            or not 0 <= carried <= len(inputs) - len(flags[0]) or carried + len(flags[1]) != len(outputs)
+            or (len(inputs), len(outputs)) != (len(body.inputs), len(body.outputs))
+        ):  # fmt: skip
+            raise _malformed(f"{where}: steps, carried, scanned and stacked do not fit its inputs and outputs")
+        node = LoopNode(name, body, steps, carried, tuple(flags[0]), tuple(flags[1]), inputs, outputs)
+        if tuple(types) != node.input_types:
+            raise _malformed(f"{where} is given {_shown(types)}, its body takes {_shown(node.input_types)}")
+        return node
+
+
+def _call(
+    name: str, fields: Mapping[str, Any], ends: tuple[tuple[str, ...], tuple[str, ...]], types: Sequence[TensorType]
+) -> OpNode:
+    operator = _name(fields["operator"])
+    given = _mapping(fields.get("parameters", {}), f"parameters of {name!r}")
+    parameters = tuple(sorted((_name(key), _parameter(value)) for key, value in given.items()))
+    if operator == EINSUM and not isinstance(given.get("equation"), str):
+        raise ArgumentError("einsum takes the parameter equation", code="missing-parameter")
+    program = program_of_call(operator, tuple(types), parameters)
+    return _op_node(name, operator, program, ends, parameters)
+
+
+def _expression(
+    name: str, fields: Mapping[str, Any], ends: tuple[tuple[str, ...], tuple[str, ...]], types: Sequence[TensorType]
+) -> OpNode:
+    expression = fields["expression"]
+    if not isinstance(expression, str):
+        raise _malformed(f"node {name!r}: the expression must be text, got {short_repr(expression)}")
+    inputs = dict(zip(fields["inputs"], types, strict=True))
+    program = parse(expression, inputs, tuple(fields["outputs"]))
+    return _op_node(name, FUSED, program, ends, ())
+
+
+def _op_node(
+    name: str, operator: str, program: TensorProgram, ends: tuple[tuple[str, ...], tuple[str, ...]],
+    parameters: tuple[tuple[str, Any], ...],
+) -> OpNode:  # fmt: skip
+    inputs, outputs = ends
+    if len(outputs) != len(program.outputs):
+        raise _malformed(f"node {name!r} has {len(program.outputs)} results, {len(outputs)} are named")
+    return OpNode(name, operator, program, inputs, outputs, parameters)
+
+
+def _parameter(value: object) -> Any:
+    if isinstance(value, Mapping) and set(value) == {"float"} and value["float"] in _NOT_FINITE:
+        return float(value["float"])
+    if isinstance(value, list | tuple):
+        return tuple(_parameter(each) for each in value)
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise _malformed(f"a parameter is {short_repr(value)}; expected a number, text, a flag or a list")
+
+
+def _array(where: str, type_: TensorType, values: object) -> np.ndarray[Any, np.dtype[Any]]:
+    """Return nested lists as an array of exactly that type."""
+    flat: list[object] = []
+
+    def collect(value: object, shape: tuple[int, ...]) -> None:
+        if not shape:
+            flat.append(_element(where, type_, value))
+            return
+        if not isinstance(value, list | tuple) or len(value) != shape[0]:
+            raise _malformed(f"{where}: values are not nested lists of the shape {list(type_.shape)}")
+        for each in value:
+            collect(each, shape[1:])
+
+    if type_.elements > MAX_VALUES:
+        raise _malformed(f"{where} has {type_.elements} values, {MAX_VALUES} at most: use weights beside the graph")
+    collect(values, type_.shape)
+    dtype = numpy_dtype(type_.dtype)
+    wide = np.array(flat, object if type_.dtype.is_float is False else np.float64)
+    return wide.astype(dtype).reshape(type_.shape)
+
+
+def _element(where: str, type_: TensorType, value: object) -> object:
+    if type_.dtype.is_float:
+        if isinstance(value, str) and value in _NOT_FINITE:
+            return float(value)
+        if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1 << 1023:
+            return float(value)
+    elif isinstance(value, int):
+        low, high = type_.dtype.integer_range
+        if low <= value <= high:
+            return value
+    raise _malformed(f"{where}: {short_repr(value)} is no {type_.dtype.value}")
+
+
+class _Malformed(ArgumentError):
+    """The form itself is wrong, not the program of a node."""
+
+
+def _malformed(reason: str) -> ArgumentError:
+    return _Malformed(f"the JSON graph is malformed: {reason}", code="invalid-model")
+
+
+def _check_fields(fields: Mapping[str, Any], where: str, required: set[str], optional: set[str]) -> None:
+    if missing := sorted(required - fields.keys()):
+        raise _malformed(f"{where} has no {missing[0]!r}")
+    if unknown := sorted(set(fields) - required - optional):
+        raise _malformed(f"{where} has the unknown field {unknown[0]!r:.80}")
+
+
+def _mapping(value: object, where: str) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        raise _malformed(f"{where} must be a mapping of names, got {short_repr(value)}")
+    return value
+
+
+def _list(value: object, where: str, most: int = 4096) -> Sequence[Any]:
+    if not isinstance(value, list | tuple) or len(value) > most:
+        raise _malformed(f"{where} must have a list of at most {most} items, got {short_repr(value)}")
+    return value
+
+
+def _name(value: object) -> str:
+    if not isinstance(value, str) or not 0 < len(value) <= MAX_NAME:
+        raise _malformed(f"a name must be text of 1 to {MAX_NAME} characters, got {short_repr(value)}")
+    return value
+
+
+def _shown(types: Iterable[TensorType]) -> str:
+    return ", ".join(f"{t.dtype.value}{list(t.shape)}" for t in types)
