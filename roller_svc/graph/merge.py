@@ -45,8 +45,8 @@ def merge_nodes(nodes: Sequence[OpNode], visible: Collection[str]) -> OpNode:
             local[name] = names[tensor]
         tensors = {o.tensor: t for o, t in zip(node.program.outputs, node.outputs, strict=True)}
         for statement in node.program.statements:
-            tensor = tensors.get(statement.output)
-            name = f"t{count}" if tensor is None else names.setdefault(tensor, f"t{count}")
+            result = tensors.get(statement.output)
+            name = f"t{count}" if result is None else names.setdefault(result, f"t{count}")
             count += 1
             local[statement.output] = name
             statements.append(_renamed(statement, name, local))
