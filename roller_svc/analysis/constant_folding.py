@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Cast, Const, Expr, Op, OpKind
 
@@ -20,7 +22,9 @@ _FOLDED = frozenset(
 
 
 def holds(value: int | float, dtype: DType) -> bool:
-    """Whether a type can hold a number: an integer exactly, a float to rounding."""
+    """Whether a type can hold a number: an integer exactly, a float to rounding. Casts to float8 give no infinity."""
+    if dtype.is_float and math.isinf(value):
+        return dtype not in (DType.FLOAT8_E4M3FN, DType.FLOAT8_E5M2)
     if dtype.is_float:
         return abs(value) < _FLOAT_LIMIT[dtype]
     low, high = dtype.integer_range

@@ -127,12 +127,18 @@ def unknown_function(name: str, span: Spanned) -> SyntaxFault:
 def _const(call: ParsedCall) -> Node:
     call.expect(1, 2, "dtype")
     type_node = call.positional[1] if len(call.positional) > 1 else call.keywords.get("dtype")
-    value = call.positional[0]
+    value = _infinity(call.positional[0])
     if type_node is None:
         return value
     type_ = type_arg(type_node)
     depth = depth_above((value, type_), call)
     return CastTo(value, type_, literal_form=True, start=call.start, end=call.end, depth=depth)
+
+
+def _infinity(node: Node) -> Node:
+    """Return the number that a quoted name of an infinity stands for; other nodes as they are."""
+    value = names.INFINITIES.get(node.value) if isinstance(node, Text) else None
+    return node if value is None else Num(value, node.start, node.end)
 
 
 def _cast(call: ParsedCall, arg: Node, type_: TypeArg) -> CastTo:

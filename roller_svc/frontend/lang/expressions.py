@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 from typing import NoReturn, Protocol, assert_never
@@ -368,7 +369,8 @@ class Expressions:
         value = self.check(node.arg)
         if not isinstance(value, Weak):
             return self._cast(value, dtype)
-        fits = holds(value.value, dtype) or (isinstance(value.value, float) and not dtype.is_float)
+        truncated = isinstance(value.value, float) and not dtype.is_float and math.isfinite(value.value)
+        fits = holds(value.value, dtype) or truncated
         if node.literal_form and not fits:
             self.refuse(ExprTypeError, "literal-out-of-range", f"{dtype.value} cannot hold {value.value}", node.arg)
         return literal_cast(value.value, dtype)

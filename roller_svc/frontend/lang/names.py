@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
@@ -63,6 +64,7 @@ OPERATOR_FUNCTIONS = {"add": "+", "subtract": "-", "multiply": "*", "divide": "/
 METHODS = ("call", "cast", "to", "when", "val", "size", "dtype", "like", "up_cast")
 FORMS = ("const", "extent", "where")
 SELECTS = ("where", "select", "ifelse", "if_then_else")
+INFINITIES = {"inf": math.inf, "-inf": -math.inf}
 TYPE_NAMES = tuple(dtype.value for dtype in DType) + tuple(ALIASES)
 
 # Python keywords that are not in the language, and their replacements.

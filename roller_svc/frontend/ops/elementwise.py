@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from roller_svc.frontend.ops.operator import Call, Operator
-from roller_svc.frontend.ops.parameters import choice, dtype, flag, number, required
+from roller_svc.frontend.ops.parameters import choice, dtype, flag, number, required, unbounded
 from roller_svc.frontend.ops.text import broadcast, broadcast_shape, statement
 from roller_svc.frontend.ops.text import number as literal
 from roller_svc.ir.dtype import DType
@@ -226,7 +226,7 @@ OPERATORS = (
     Operator("gelu", "Gaussian error linear unit.", ("x",), _gelu,
              (choice("approximate", "none", ("none", "tanh"), "formed with erf, or with tanh"),)),
     Operator("clip", "Elements kept between two numbers.", ("x",), _clip,
-             (number("least", None, "the lower one"), number("most", None, "the upper one"))),
+             (unbounded("least", None, "the lower one"), unbounded("most", None, "the upper one"))),
     Operator("cast", "Elements in another type.", ("x",), _cast,
              (required(dtype("dtype", None, "the type")),
               flag("saturate", "what is beyond float8 becomes its greatest number, else no number", default=True))),

@@ -8,7 +8,7 @@ from functools import partial
 
 from roller_svc.errors import ArgumentError
 from roller_svc.frontend.ops.operator import Call, Operator
-from roller_svc.frontend.ops.parameters import choice, integer, integers, number, required
+from roller_svc.frontend.ops.parameters import choice, integer, integers, required, unbounded
 from roller_svc.frontend.ops.text import affine, broadcast, broadcast_shape, guard, statement
 from roller_svc.frontend.ops.text import number as literal
 
@@ -230,7 +230,7 @@ OPERATORS = (
         (
             required(integers("pads", None, "one number, or those before each dimension, then those after each")),
             choice("mode", "constant", ("constant", "edge", "reflect", "wrap"), "what stands there"),
-            number("value", 0.0, "the constant"),
+            unbounded("value", 0.0, "the constant, also `inf` or `-inf` in quotes"),
         ),
     ),
     Operator(

@@ -10,6 +10,7 @@ from enum import Enum
 
 from roller_svc.errors import ArgumentError
 from roller_svc.frontend.lang.input_types import short_repr
+from roller_svc.frontend.lang.names import INFINITIES
 from roller_svc.ir.dtype import dtype_named
 
 Value = None | bool | int | float | str | tuple[int, ...]
@@ -23,6 +24,7 @@ class Kind(Enum):
 
     INTEGER = "a whole number"
     NUMBER = "a finite number"
+    UNBOUNDED = "a number, which may be infinite"
     FLAG = "true or false"
     CHOICE = "one of its names"
     DTYPE = "an element type's name"
@@ -70,6 +72,11 @@ def integer(name: str, default: int | None, about: str, *, minimum: int | None =
 
 def number(name: str, default: float | None, about: str) -> Parameter:
     return Parameter(name, Kind.NUMBER, default, about, optional=default is None)
+
+
+def unbounded(name: str, default: float | None, about: str) -> Parameter:
+    """Return a number that may be infinite."""
+    return Parameter(name, Kind.UNBOUNDED, default, about, optional=default is None)
 
 
 def flag(name: str, about: str, *, default: bool = False) -> Parameter:
@@ -120,6 +127,12 @@ def _number(_: Parameter, value: object) -> float | int | None:
     return number_value if not isinstance(value, str) and math.isfinite(number_value) else None
 
 
+def _unbounded(parameter: Parameter, value: object) -> float | int | None:
+    if isinstance(value, str):
+        return INFINITIES.get(value)
+    return value if isinstance(value, float) and math.isinf(value) else _number(parameter, value)
+
+
 def _flag(_: Parameter, value: object) -> bool | None:
     return bool(value) if isinstance(value, bool) or value in (0, 1) else None
 
@@ -146,6 +159,7 @@ def _integers(parameter: Parameter, value: object) -> Value:
 _READERS = {
     Kind.INTEGER: _integer,
     Kind.NUMBER: _number,
+    Kind.UNBOUNDED: _unbounded,
     Kind.FLAG: _flag,
     Kind.CHOICE: _choice,
     Kind.DTYPE: _dtype,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
+from roller_svc.errors import ArgumentError
 from roller_svc.frontend.ops.operator import Call, Operand, Where
 from roller_svc.ir.dtype import DType
 
@@ -53,7 +55,11 @@ def affine(terms: Sequence[tuple[str, int]], offset: int = 0) -> str:
 
 
 def number(value: float, dtype: DType) -> str:
-    """Return a literal, with a fraction for a float type."""
+    """Return a literal, with a fraction for a float type. Raises ArgumentError for an infinity of an integer type."""
+    if math.isinf(value) and not dtype.is_float:
+        raise ArgumentError(f"{dtype.value} has no infinity", code="invalid-parameter")
+    if math.isinf(value):
+        return f"const(`{value}`)"
     return repr(float(value)) if dtype.is_float else repr(int(value))
 
 
