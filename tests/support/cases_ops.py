@@ -117,3 +117,27 @@ def gelu(x: Array) -> Array:
 
 def sigmoid(x: Array) -> Array:
     return 1 / (1 + np.exp(-x))
+
+
+def put(x: Array, index: tuple[Array, ...], updates: Array, combine: Callable[[Any, Any], Any] | None = None) -> Array:
+    """Return a copy of x with updates written, or combined, one after the other."""
+    y = x.copy()
+    places = np.broadcast_arrays(*index)
+    for place in np.ndindex(places[0].shape):
+        at = tuple(int(part[place]) for part in places)
+        y[at] = updates[place] if combine is None else combine(y[at], updates[place])
+    return y
+
+
+def overlapped(
+    x: Array, image: Sequence[int], kernel: Sequence[int], stride: Sequence[int], pads: Sequence[int],
+    dilation: Sequence[int],
+) -> Array:  # fmt: skip
+    """Windows added at their places in an image of two dimensions."""
+    taps = math.prod(kernel)
+    y = np.zeros((x.shape[0], x.shape[1] // taps, image[0] + 2 * pads[0], image[1] + 2 * pads[1]))
+    counts = [(y.shape[d + 2] - (kernel[d] - 1) * dilation[d] - 1) // stride[d] + 1 for d in range(2)]
+    for i, j, a, b in itertools.product(*map(range, (*counts, *kernel))):
+        column = x[:, a * kernel[1] + b :: taps, i * counts[1] + j]
+        y[:, :, i * stride[0] + a * dilation[0], j * stride[1] + b * dilation[1]] += column
+    return y[:, :, pads[0] : y.shape[2] - pads[0], pads[1] : y.shape[3] - pads[1]]

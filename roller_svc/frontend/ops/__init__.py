@@ -11,6 +11,7 @@ from roller_svc.frontend.lang.input_types import tensor_types
 from roller_svc.frontend.lang.names import did_you_mean
 from roller_svc.frontend.ops import (
     attention,
+    blocks,
     conv_transpose,
     convolution,
     elementwise,
@@ -18,8 +19,10 @@ from roller_svc.frontend.ops import (
     layout,
     matmul,
     normalization,
+    ordering,
     pooling,
     reduction,
+    scatter,
 )
 from roller_svc.frontend.ops.operator import Operand, Operator
 
@@ -34,6 +37,9 @@ _FAMILIES = (
     elementwise.OPERATORS,
     layout.OPERATORS,
     gather.OPERATORS,
+    scatter.OPERATORS,
+    ordering.OPERATORS,
+    blocks.OPERATORS,
 )
 
 OPS: dict[str, Operator] = {operator.name: operator for family in _FAMILIES for operator in family}

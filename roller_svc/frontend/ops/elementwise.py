@@ -17,7 +17,7 @@ from roller_svc.ir.dtype import DType
 _PLAIN = (
     "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sqrt", "rsqrt", "reciprocal", "square", "abs", "sign",
     "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh",
-    "erf", "normcdf", "sigmoid", "silu", "relu", "softplus", "round", "trunc", "isnan", "isinf",
+    "erf", "normcdf", "sigmoid", "silu", "relu", "softplus", "round", "trunc", "isnan",
 )
 # fmt: on
 # Name → expression of the operands' elements.
@@ -56,7 +56,7 @@ _COMPARISONS = {
 }  # fmt: skip
 # The largest integers that round to the type's maximum: half a step above it if its last bit is 0, else less.
 _E4M3_MAX, _E5M2_MAX = 464.0, 61439.0
-_BOOLS = frozenset({"logical_and", "logical_or", "logical_xor", "logical_not", "isnan", "isinf"})
+_BOOLS = frozenset({"logical_and", "logical_or", "logical_xor", "logical_not", "isnan"})
 
 
 def map_elements(call: Call, body: Callable[[Sequence[str]], str], result: DType | None = None) -> str:
@@ -130,6 +130,14 @@ def _clip(call: Call) -> str:
     return map_elements(call, body)
 
 
+def _is_inf(call: Call) -> str:
+    negative, positive = call.flag("negative"), call.flag("positive")
+    pattern = "isinf({0})" if negative or positive else "isinf({0}) & 0"
+    if negative is not positive:
+        pattern = f"isinf({{0}}) & ({{0}} {'>' if positive else '<'} 0)"
+    return map_elements(call, lambda values: pattern.format(*values), DType.BOOL)
+
+
 def _cast(call: Call) -> str:
     kind, source = call.text("dtype"), call.x.dtype
     if source.value == kind:
@@ -183,6 +191,8 @@ _SHAPED = {
         {"alpha": 1.6732632423543772, "gamma": 1.0507009873554805},
     ),
     "hard_sigmoid": ("clip({alpha} * {x} + {beta}, 0.0, 1.0)", {"alpha": 0.2, "beta": 0.5}),
+    "shrink": ("where({x} < -{lambd}, {x} + {bias}, where({x} > {lambd}, {x} - {bias}, 0.0))",
+               {"lambd": 0.5, "bias": 0.0}),
     "thresholded_relu": ("where({x} > {alpha}, {x}, 0.0)", {"alpha": 1.0}),
 }
 
@@ -225,6 +235,8 @@ OPERATORS = (
     ),
     Operator("gelu", "Gaussian error linear unit.", ("x",), _gelu,
              (choice("approximate", "none", ("none", "tanh"), "formed with erf, or with tanh"),)),
+    Operator("isinf", "Whether an element is infinite.", ("x",), _is_inf,
+             (flag("negative", "-inf is", default=True), flag("positive", "inf is", default=True))),
     Operator("clip", "Elements kept between two numbers.", ("x",), _clip,
              (unbounded("least", None, "the lower one"), unbounded("most", None, "the upper one"))),
     Operator("cast", "Elements in another type.", ("x",), _cast,
@@ -233,7 +245,7 @@ OPERATORS = (
     Operator("where", "`x` where `condition` is not 0, else `y`.", ("condition", "x", "y"), _where),
     *(
         Operator(
-            name, f"`{pattern.format(x='x', alpha='alpha', beta='beta', gamma='gamma')}`, elementwise.", ("x",),
+            name, f"`{pattern.format(x='x', **{each: each for each in numbers})}`, elementwise.", ("x",),
             partial(_with_numbers, pattern=pattern),
             tuple(number(parameter, default, f"`{parameter}` above") for parameter, default in numbers.items()),
         )

@@ -1,4 +1,4 @@
-"""Operators with indices from an integer tensor: gather, gather_elements, embedding, one_hot."""
+"""Operators with indices from an integer tensor: gather, gather_elements, gather_nd, one_hot, reverse_sequence."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from roller_svc.frontend.ops.parameters import dtype, flag, integer, required
 from roller_svc.frontend.ops.text import statement
 
 
-def _index(call: Call, ids: Operand, axes: tuple[str, ...], size: int) -> str:
+def data_index(call: Call, ids: Operand, axes: tuple[str, ...], size: int) -> str:
     """Return the load of an index. Negative ones, if allowed, count from the end."""
     if ids.dtype.is_float:
         raise ExprTypeError(f"{call.operator}: `{ids.name}` is {ids.dtype.value}; indices are integers")
@@ -24,7 +24,7 @@ def _gather(call: Call, *, embedding: bool) -> str:
     axes = call.axes(x.rank)
     places = tuple(call.axis("n" if ids.rank == 1 else f"n{d}") for d in range(ids.rank))
     index = [*axes]
-    index[axis] = _index(call, ids, places, x.shape[axis])
+    index[axis] = data_index(call, ids, places, x.shape[axis])
     return statement(call.output, (*axes[:axis], *places, *axes[axis + 1 :]), "=", x.at(*index))
 
 
@@ -36,23 +36,52 @@ def _gather_elements(call: Call) -> str:
         if d != axis and extent > size:
             raise call.wrong_shape(f"`{ids.name}` {list(ids.shape)} is larger than `{x.name}` {list(x.shape)}")
     index = [*axes]
-    index[axis] = _index(call, ids, axes, x.shape[axis])
+    index[axis] = data_index(call, ids, axes, x.shape[axis])
     return statement(call.output, axes, "=", x.at(*index), where=list(zip(axes, ids.shape, strict=True)))
+
+
+def _gather_nd(call: Call) -> str:
+    x, ids, batch = call.x, call.operands[1], call.integer("batch_dims")
+    if not batch < min(x.rank, ids.rank) or not 1 <= ids.shape[-1] <= x.rank - batch:
+        raise call.wrong_shape(
+            f"the last dimension of `{ids.name}` {list(ids.shape)} is the number of indexed dimensions of "
+            f"`{x.name}` {list(x.shape)}, of which {batch} are of the batch"
+        )
+    if x.shape[:batch] != ids.shape[:batch]:
+        raise call.wrong_shape(
+            f"`{x.name}` {list(x.shape)} and `{ids.name}` {list(ids.shape)} differ in the first {batch} dimensions"
+        )
+    depth = ids.shape[-1]
+    lead = tuple(call.axis(f"b{d}") for d in range(batch))
+    places = tuple(call.axis(f"n{d}") for d in range(batch, ids.rank - 1))
+    rest = call.axes(x.rank)[batch + depth :]
+    index = [data_index(call, ids, (*lead, *places, str(d)), x.shape[batch + d]) for d in range(depth)]
+    return statement(call.output, (*lead, *places, *rest), "=", x.at(*lead, *index, *rest))
+
+
+def _reverse_sequence(call: Call) -> str:
+    x, lengths = call.operands
+    time, batch = call.one_axis(x.rank, "time_axis"), call.one_axis(x.rank, "batch_axis")
+    if time == batch:
+        raise call.wrong_parameter(f"time_axis and batch_axis are both {time}")
+    call.check_shape(lengths, (x.shape[batch],))
+    if lengths.dtype.is_float:
+        raise ExprTypeError(f"{call.operator}: `{lengths.name}` is {lengths.dtype.value}; lengths are integers")
+    axes = call.axes(x.rank)
+    length, place, index = lengths.at(axes[batch]), axes[time], [*axes]
+    index[time] = f"where({place} < {length}, {length} - 1 - {place}, {place})"
+    return statement(call.output, axes, "=", x.at(*index), where=[(place, x.shape[time])])
 
 
 def _one_hot(call: Call) -> str:
     ids = call.x
-    if ids.dtype.is_float:
-        raise ExprTypeError(f"{call.operator}: `{ids.name}` is {ids.dtype.value}; indices are integers")
     axis, axes, depth = call.one_axis(ids.rank + 1), call.axes(ids.rank), call.axis("d")
-    index = (*axes[:axis], depth, *axes[axis:])
-    return statement(
-        call.output, index, "=", f"{ids.at(*axes)} == {depth}", where=[(depth, call.integer("depth"))],
-        dtype=call.dtype(),
-    )  # fmt: skip
+    index, extent = (*axes[:axis], depth, *axes[axis:]), call.integer("depth")
+    value = f"{data_index(call, ids, axes, extent)} == {depth}"
+    return statement(call.output, index, "=", value, where=[(depth, extent)], dtype=call.dtype())
 
 
-_NEGATIVE = flag("negative", "negative indices are there, and count from the end")
+NEGATIVE = flag("negative", "negative indices are there, and count from the end")
 
 OPERATORS = (
     Operator(
@@ -60,15 +89,29 @@ OPERATORS = (
         "Slices of `x` along an axis, those that `indices` says.",
         ("x", "indices"),
         partial(_gather, embedding=False),
-        (integer("axis", 0, "the dimension of `x`"), _NEGATIVE),
+        (integer("axis", 0, "the dimension of `x`"), NEGATIVE),
     ),
-    Operator("embedding", "Rows of a table.", ("table", "indices"), partial(_gather, embedding=True), (_NEGATIVE,)),
+    Operator("embedding", "Rows of a table.", ("table", "indices"), partial(_gather, embedding=True), (NEGATIVE,)),
     Operator(
         "gather_elements",
         "One element of `x` for each of `indices`, its index replaced along an axis.",
         ("x", "indices"),
         _gather_elements,
-        (integer("axis", 0, "the dimension"), _NEGATIVE),
+        (integer("axis", 0, "the dimension"), NEGATIVE),
+    ),
+    Operator(
+        "gather_nd",
+        "Elements or slices of `x`; the last dimension of `indices` holds their leading indices.",
+        ("x", "indices"),
+        _gather_nd,
+        (integer("batch_dims", 0, "leading dimensions that both have", minimum=0), NEGATIVE),
+    ),
+    Operator(
+        "reverse_sequence",
+        "The first elements along an axis in reverse, as many as `lengths` says for each batch.",
+        ("x", "lengths"),
+        _reverse_sequence,
+        (integer("time_axis", 0, "the dimension"), integer("batch_axis", 1, "the dimension of `lengths`")),
     ),
     Operator(
         "one_hot",
@@ -79,6 +122,7 @@ OPERATORS = (
             required(integer("depth", None, "the extent of the new axis", minimum=1)),
             integer("axis", -1, "where the new axis is in the result"),
             dtype("dtype", "float32", "type of the result"),
+            NEGATIVE,
         ),
     ),
 )

@@ -8,8 +8,8 @@ from functools import partial
 
 from roller_svc.errors import ArgumentError
 from roller_svc.frontend.ops.operator import Call, Operator
-from roller_svc.frontend.ops.parameters import choice, integer, integers, required, unbounded
-from roller_svc.frontend.ops.text import affine, broadcast, broadcast_shape, guard, statement
+from roller_svc.frontend.ops.parameters import choice, flag, integer, integers, required, unbounded
+from roller_svc.frontend.ops.text import affine, broadcast, broadcast_shape, guard, statement, zero
 from roller_svc.frontend.ops.text import number as literal
 
 
@@ -187,6 +187,16 @@ def _flip(call: Call) -> str:
     return statement(call.output, axes, "=", x.at(*index), where=[(axes[d], x.shape[d]) for d in dims])
 
 
+def _trilu(call: Call) -> str:
+    x = call.x
+    if x.rank < 2:
+        raise call.wrong_shape(f"`{x.name}` {list(x.shape)} must have 2 dimensions or more")
+    axes = call.axes(x.rank)
+    row, column = axes[-2:]
+    condition = f"{column} {'>=' if call.flag('upper') else '<='} {affine([(row, 1)], call.integer('diagonal'))}"
+    return statement(call.output, axes, "=", guard(x.at(*axes), [condition], zero(x.dtype)))
+
+
 def _squeeze(call: Call, *, add: bool) -> str:
     """Remove or insert dimensions of extent 1."""
     x, axis = call.x, call.integers("axis")
@@ -245,6 +255,8 @@ OPERATORS = (
             integers("steps", None, "steps, which may be negative; 1 by default"),
         ),
     ),
+    Operator("trilu", "The lower or upper triangle of the last two dimensions; 0 elsewhere.", ("x",), _trilu,
+             (flag("upper", "the upper one"), integer("diagonal", 0, "the last one that stays, from the main one"))),
     Operator("flip", "Dimensions from the last element to the first.", ("x",), _flip,
              (integers("axis", None, "the dimensions; all by default"),)),
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Normalisations: softmax, log_softmax, layer_norm, rms_norm, batch_norm, group_norm."""
+"""Normalisations: softmax, log_softmax, layer_norm, lp_norm, rms_norm, batch_norm, group_norm."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from functools import partial
 
 from roller_svc.frontend.ops.operator import Call, Operand, Operator
 from roller_svc.frontend.ops.parameters import integer, number
-from roller_svc.frontend.ops.text import broadcast, broadcast_shape, join_statements, statement
+from roller_svc.frontend.ops.text import broadcast, broadcast_shape, floating, join_statements, power, root, statement
 
 _EPSILON = number("epsilon", 1e-5, "is added to the variance")
 
@@ -54,6 +54,17 @@ def _layer_norm(call: Call) -> str:
         statement(mean, rest, "=", f"{total}[{at}] / {count}"),
         statement(squares, rest, "+=!", f"square{centred}"),
         statement(call.output, axes, "=", _scaled(call, value, axes, x.shape)),
+    )
+
+
+def _lp_norm(call: Call) -> str:
+    x = call.x
+    axis, axes = call.one_axis(x.rank), call.axes(x.rank)
+    rest, total = axes[:axis] + axes[axis + 1 :], call.intermediate("sum")
+    at = f"{total}[{', '.join(rest)}]"
+    return join_statements(
+        statement(total, rest, "+=!", power(call, floating(x.at(*axes), x.dtype))),
+        statement(call.output, axes, "=", f"where({at} == 0, 0.0, {x.at(*axes)} / {root(call, at)})"),
     )
 
 
@@ -139,6 +150,13 @@ OPERATORS = (
         _layer_norm,
         (integer("axis", -1, "the first of the dimensions"), _EPSILON),
         needed=1,
+    ),
+    Operator(
+        "lp_norm",
+        "Divided by the root `p` of the sum of the powers `p` of magnitudes along an axis; 0 where that is 0.",
+        ("x",),
+        _lp_norm,
+        (integer("axis", -1, "the dimension"), number("p", 2.0, "the power, more than 0")),
     ),
     Operator(
         "rms_norm",

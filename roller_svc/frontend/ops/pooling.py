@@ -1,17 +1,45 @@
-"""Pooling: max_pool and avg_pool over one to three spatial dimensions, and global pools."""
+"""Pooling: max_pool, max_pool_indices, avg_pool, lp_pool over one to three spatial dimensions, and global pools."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 
+from roller_svc.analysis.constant_folding import holds
 from roller_svc.frontend.ops.operator import Call, Operator
-from roller_svc.frontend.ops.parameters import Parameter, choice, flag, integers, required
-from roller_svc.frontend.ops.text import floating, guard, join_statements, lowest, statement, zero
+from roller_svc.frontend.ops.parameters import Parameter, choice, dtype, flag, integers, number, required
+from roller_svc.frontend.ops.text import (
+    floating,
+    guard,
+    join_statements,
+    lowest,
+    power,
+    product_term,
+    root,
+    statement,
+    zero,
+)
 from roller_svc.frontend.ops.windows import PADDINGS, SPATIAL, Window, arrange, layouts, per_dimension, sizes, windows
 
 
-def _pool(call: Call, spatial: int, *, mean: bool) -> str:
+@dataclass(frozen=True, slots=True)
+class _Pool:
+    """The windows of a call and what each reads."""
+
+    letters: str
+    windows: Mapping[str, Window]
+    out: Mapping[str, str]  # axis of the output by letter
+    terms: Mapping[str, str]  # index of the input by letter
+    lead: Mapping[str, str]  # axes N and C
+    index: tuple[str, ...]  # of the output
+    read: str
+    guards: list[str]
+    where: list[tuple[str, int]]
+
+
+def _windows_of(call: Call, spatial: int) -> _Pool:
     layout, letters, x = call.text("layout"), SPATIAL[spatial], call.x
     call.check_rank(x, spatial + 2, layout)
     data = sizes(layout, x.shape)
@@ -21,21 +49,57 @@ def _pool(call: Call, spatial: int, *, mean: bool) -> str:
     windows_by_letter = dict(zip(letters, windows(call, [data[s] for s in letters], kernel), strict=True))
     out = {s: call.axis(f"{s.lower()}o") for s in letters}
     taps = {s: call.axis(f"k{s.lower()}") for s in letters}
-    n, c = call.axis("n"), call.axis("c")
+    lead = {"N": call.axis("n"), "C": call.axis("c")}
     terms = {s: windows_by_letter[s].term(out[s], taps[s]) for s in letters}
     guards = [g for s in letters for g in windows_by_letter[s].guards(terms[s])]
     where = [e for s in letters for e in windows_by_letter[s].extents(out[s], taps[s])]
     where += [(taps[s], windows_by_letter[s].kernel) for s in letters if windows_by_letter[s].kernel > 1]
-    index = arrange(layout, {"N": n, "C": c} | out)
-    value = guard(x.at(*arrange(layout, {"N": n, "C": c} | terms)), guards, (zero if mean else lowest)(x.dtype))
-    if not mean:
-        return statement(call.output, index, ">=!", value, where=where)
+    index, read = arrange(layout, lead | out), x.at(*arrange(layout, lead | terms))
+    return _Pool(letters, windows_by_letter, out, terms, lead, index, read, guards, where)
+
+
+def _max(call: Call, spatial: int) -> str:
+    pool = _windows_of(call, spatial)
+    value = guard(pool.read, pool.guards, lowest(call.x.dtype))
+    return statement(call.output, pool.index, ">=!", value, where=pool.where)
+
+
+def _max_indices(call: Call, spatial: int) -> str:
+    """Return the statements of the greatest element and of the first place that has it. NaN counts as greatest."""
+    pool, x = _windows_of(call, spatial), call.x
+    data = sizes(call.text("layout"), x.shape)
+    best, least = call.intermediate("max"), "const(`-inf`)" if holds(-math.inf, x.dtype) else lowest(x.dtype)
+    is_best = f"{pool.read} == {best}[{', '.join(pool.index)}]"
+    is_best = f"({is_best}) | isnan({pool.read})" if x.dtype.is_float else is_best
+    order = reversed(pool.letters) if call.flag("column_major") else pool.letters
+    place = pool.lead["N"] if x.type.elements < 1 << 31 else f"{pool.lead['N']}.cast(`int64`)"
+    for letter, term in (("C", pool.lead["C"]), *((s, pool.terms[s]) for s in order)):
+        place = f"{product_term(place, data[letter])} + {term}"
+    value = guard(f"({place})", [*pool.guards, is_best], str(x.type.elements))
+    return join_statements(
+        statement(best, pool.index, ">=!", guard(pool.read, pool.guards, least), where=pool.where),
+        statement(call.output, pool.index, "<=!", value, where=pool.where, dtype=call.dtype()),
+    )
+
+
+def _mean(call: Call, spatial: int) -> str:
+    pool, x = _windows_of(call, spatial), call.x
+    value = floating(guard(pool.read, pool.guards, zero(x.dtype)), x.dtype)
     total = call.intermediate("sum")
     include_pad = call.flag("count_include_pad")
-    counts = [_count(windows_by_letter[s], out[s], include_pad=include_pad) for s in letters]
+    counts = [_count(pool.windows[s], pool.out[s], include_pad=include_pad) for s in pool.letters]
     return join_statements(
-        statement(total, index, "+=!", floating(value, x.dtype), where=where),
-        statement(call.output, index, "=", f"{total}[{', '.join(index)}] / {_product(counts)}"),
+        statement(total, pool.index, "+=!", value, where=pool.where),
+        statement(call.output, pool.index, "=", f"{total}[{', '.join(pool.index)}] / {_product(counts)}"),
+    )
+
+
+def _norm(call: Call, spatial: int) -> str:
+    pool, x, total = _windows_of(call, spatial), call.x, call.intermediate("sum")
+    value = guard(power(call, floating(pool.read, x.dtype)), pool.guards, "0.0")
+    return join_statements(
+        statement(total, pool.index, "+=!", value, where=pool.where),
+        statement(call.output, pool.index, "=", root(call, f"{total}[{', '.join(pool.index)}]")),
     )
 
 
@@ -44,13 +108,23 @@ def _count(window: Window, out: str, *, include_pad: bool) -> int | str:
     low = -window.before if include_pad else 0
     high = window.size + (window.after if include_pad else 0)
     first = f"{out} * {window.stride}" if window.stride > 1 else out
-    start, stop = (_plus(first, offset) for offset in (-window.before, window.kernel - window.before))
-    end = (window.out - 1) * window.stride + window.kernel - window.before
+    end = (window.out - 1) * window.stride + (window.kernel - 1) * window.dilation + 1 - window.before
     if end <= high and low <= -window.before:
         return window.kernel
+    if window.dilation > 1:
+        return _count_dilated(window, first, low, high)
+    start, stop = (_plus(first, offset) for offset in (-window.before, window.kernel - window.before))
     stop = f"min({stop}, {high})" if end > high else stop
     start = f"max({start}, {low})" if low > -window.before else f"({start})" if window.before else start
     return f"({stop} - {start})"
+
+
+def _count_dilated(window: Window, first: str, low: int, high: int) -> str:
+    """Return the number of a window's elements from `low` up to `high`."""
+    less = window.dilation - 1
+    before, stop = window.before + less + low, window.before + less + high
+    taken = f"min(({stop} - {first}) // {window.dilation}, {window.kernel})"
+    return f"({taken} - max(({before} - {first}) // {window.dilation}, 0))"
 
 
 def _plus(text: str, offset: int) -> str:
@@ -83,6 +157,18 @@ def _global(call: Call, spatial: int, *, mean: bool) -> str:
     )
 
 
+def _global_norm(call: Call, spatial: int) -> str:
+    layout, letters, x = call.text("layout"), SPATIAL[spatial], call.x
+    call.check_rank(x, spatial + 2, layout)
+    axes = {"N": call.axis("n"), "C": call.axis("c")}
+    read = x.at(*arrange(layout, axes | {s: call.axis(s.lower()) for s in letters}))
+    index, total = arrange(layout, axes | dict.fromkeys(letters, "0")), call.intermediate("sum")
+    return join_statements(
+        statement(total, index, "+=!", power(call, floating(read, x.dtype))),
+        statement(call.output, index, "=", root(call, f"{total}[{', '.join(index)}]")),
+    )
+
+
 def _layout(spatial: int) -> Parameter:
     return choice("layout", layouts(spatial)[0], layouts(spatial), "order of the dimensions")
 
@@ -97,14 +183,53 @@ def _parameters(spatial: int) -> tuple[Parameter, ...]:
     )
 
 
+_DILATION = integers("dilation", 1, "steps inside of the window", minimum=1)
+_P = number("p", 2.0, "the power, more than 0")
+
 OPERATORS = (
     *(
         Operator(
             f"max_pool{spatial}d",
             "Greatest element of each window; padding is less than any.",
             ("x",),
-            partial(_pool, spatial=spatial, mean=False),
-            (*_parameters(spatial), integers("dilation", 1, "steps inside of the window", minimum=1)),
+            partial(_max, spatial=spatial),
+            (*_parameters(spatial), _DILATION),
+        )
+        for spatial in (1, 2, 3)
+    ),
+    *(
+        Operator(
+            f"max_pool_indices{spatial}d",
+            "Where in the whole tensor, as one number, the greatest element of each window is first.",
+            ("x",),
+            partial(_max_indices, spatial=spatial),
+            (
+                *_parameters(spatial),
+                _DILATION,
+                flag("column_major", "the spatial dimensions are numbered from the last to the first"),
+                dtype("dtype", "int64", "type of the result"),
+            ),
+        )
+        for spatial in (1, 2, 3)
+    ),
+    *(
+        Operator(
+            f"lp_pool{spatial}d",
+            "Root `p` of the sum of the powers `p` of the magnitudes in each window.",
+            ("x",),
+            partial(_norm, spatial=spatial),
+            (*_parameters(spatial), _DILATION, _P),
+        )
+        for spatial in (1, 2, 3)
+    ),
+    *(
+        Operator(
+            f"global_lp_pool{spatial}d",
+            "Root `p` of the sum of the powers `p` of each channel's magnitudes; the spatial dimensions stay, with "
+            "extent 1.",
+            ("x",),
+            partial(_global_norm, spatial=spatial),
+            (_layout(spatial), _P),
         )
         for spatial in (1, 2, 3)
     ),
@@ -113,8 +238,8 @@ OPERATORS = (
             f"avg_pool{spatial}d",
             "Mean of each window.",
             ("x",),
-            partial(_pool, spatial=spatial, mean=True),
-            (*_parameters(spatial), flag("count_include_pad", "padding counts, as zeros", default=True)),
+            partial(_mean, spatial=spatial),
+            (*_parameters(spatial), _DILATION, flag("count_include_pad", "padding counts, as zeros", default=True)),
         )
         for spatial in (1, 2, 3)
     ),

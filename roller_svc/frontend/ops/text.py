@@ -54,6 +54,11 @@ def affine(terms: Sequence[tuple[str, int]], offset: int = 0) -> str:
     return shown
 
 
+def product_term(value: str, factor: int) -> str:
+    """Return a value times a number, in brackets if it is a sum."""
+    return f"({value}) * {factor}" if " " in value else f"{value} * {factor}"
+
+
 def number(value: float, dtype: DType) -> str:
     """Return a literal, with a fraction for a float type. Raises ArgumentError for an infinity of an integer type."""
     if math.isinf(value) and not dtype.is_float:
@@ -87,6 +92,24 @@ def guard(value: str, conditions: Sequence[str], otherwise: str) -> str:
 def floating(value: str, dtype: DType) -> str:
     """Convert the value to a float, because a mean of integers is not an integer."""
     return value if dtype.is_float else f"{value}.cast(`float32`)"
+
+
+def power(call: Call, value: str) -> str:
+    """Return the power `p` of the magnitude of a value."""
+    p = call.number("p")
+    if p <= 0:
+        raise call.wrong_parameter(f"p must be more than 0, got {p}")
+    if p in (1, 2):
+        return f"abs({value})" if p == 1 else f"square({value})"
+    return f"pow(abs({value}), {float(p)!r})"
+
+
+def root(call: Call, value: str) -> str:
+    """Return the root `p` of a sum of powers."""
+    p = call.number("p")
+    if p in (1, 2):
+        return value if p == 1 else f"sqrt({value})"
+    return f"pow({value}, {1 / p!r})"
 
 
 def activate(name: str, value: str) -> str:

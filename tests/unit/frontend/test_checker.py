@@ -6,6 +6,7 @@ import pytest
 
 from roller_svc.errors import ArgumentError, ExprTypeError, InputError, ShapeError
 from roller_svc.frontend.lang import parse
+from roller_svc.ir.canonical import from_json, to_json
 from roller_svc.ir.dtype import DType, dtype_named
 from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Load, Op, OpKind, Select, iter_subexpressions
 from roller_svc.ir.program import Combine, Output, StatementKind, TensorProgram, TensorType
@@ -126,6 +127,16 @@ def test_conversions_are_explicit_and_marked() -> None:
     assert body("i[n].cast(`int32`)") == load
     assert body("const(1.5, `float16`)") == Cast(Const(1.5, F32), F16)
     assert body("extent(n)") == Cast(Const(4, I32), I32)
+
+
+@pytest.mark.parametrize("name", ["inf", "-inf"])
+def test_infinities_are_named(name: str) -> None:
+    found = body(f"where(f[n] > 0, f[n], const(`{name}`))")
+    assert isinstance(found, Select)
+    assert found.otherwise == Const(float(name), F32)
+    assert body(f"const(`{name}`, `float16`)") == Cast(Const(float(name), F32), F16)
+    assert body(f"z[n] + const(`{name}`)").dtype is body("z[n] + 0.5").dtype
+    assert from_json(Const, to_json(Const(float(name), F32))) == Const(float(name), F32)
 
 
 def test_mixed_signs_compare_as_int64_and_conditions_are_truth_values() -> None:
@@ -252,6 +263,10 @@ def test_in_range_indices_from_data_are_not_checked() -> None:
         ("y[n] = h[n] * 1e5", "literal-out-of-range", 15),
         ("y[n] = i[n] + 2147483648", "literal-out-of-range", 15),
         ("y[n] = const(300, `int8`) + b[n]", "literal-out-of-range", 14),
+        ("y[n] = const(`inf`, `int8`) + b[n]", "literal-out-of-range", 14),
+        ("y[n] = const(`inf`, `float8_e5m2`) * f[n]", "literal-out-of-range", 14),
+        ("y[n] = const(`nan`) * f[n]", "type-error", 14),
+        ("y[n] = `inf` * f[n]", "syntax-error", 8),
         ("y[n] = f[n].when([n > 1])", "missing-else", 8),
         ("y[n] = f.val(1) * f[n]", "wrong-arguments", 8),
         ("y[n] = extent(f) * f[n]", "tensor-without-index", 8),

@@ -7,7 +7,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cases_ops import Case, attended, convolved, gelu, normed, pooled, sigmoid, softmax, spread
+from cases_ops import (
+    Case,
+    attended,
+    convolved,
+    gelu,
+    normed,
+    overlapped,
+    pooled,
+    put,
+    sigmoid,
+    softmax,
+    spread,
+)
 
 import roller_svc
 from roller_svc.errors import InputError, ShapeError, UnknownOpError
@@ -88,6 +100,39 @@ POOLS = [
          {"kernel": 3, "stride": 2, "ceil_mode": True}),
     Case("avg_pool1d", ((1, 2, 6),), lambda x: x.reshape(1, 2, 3, 2).mean(-1), {"kernel": 2}),
     Case("avg_pool3d", ((1, 2, 2, 4, 6),), lambda x: x.reshape(1, 2, 1, 2, 2, 2, 3, 2).mean((3, 5, 7)), {"kernel": 2}),
+    Case("avg_pool2d", ((1, 2, 9, 8),), lambda x: pooled(x, (3, 2), (2, 1), 1, (4, 8), mean=True, include_pad=False,
+                                                         dilation=2),
+         {"kernel": [3, 2], "stride": [2, 1], "padding": 1, "dilation": 2, "count_include_pad": False}),
+    Case("avg_pool2d", ((1, 2, 9, 8),), lambda x: pooled(x, (3, 2), (2, 1), 1, (4, 8), mean=True, dilation=2),
+         {"kernel": [3, 2], "stride": [2, 1], "padding": 1, "dilation": 2}),
+    *(
+        Case(f"max_pool_indices{rank}d", (TIES.reshape(2, 1, *(1,) * (rank - 1), 4),),
+             lambda x: np.where(x[..., :-1] >= x[..., 1:], 0, 1) + np.arange(3) + np.arange(0, 8, 4).reshape(
+                 (2, *(1,) * (x.ndim - 1))),
+             {"kernel": [*(1,) * (rank - 1), 2], "stride": 1})
+        for rank in (1, 2, 3)
+    ),
+    Case("max_pool_indices2d", ((2, 2, 3, 4),), lambda x: np.stack([np.stack([
+             [[h + 3 * w + 12 * (2 * n + c) for h, w in [divmod(x[n, c].argmax(), 4)]]] for c in range(2)])
+             for n in range(2)]), {"kernel": [3, 4], "column_major": True}),
+    Case("max_pool_indices2d", (np.full((1, 1, 2, 3), -np.inf, np.float32),), lambda x: np.array([[[[0, 0, 1, 2]]]]),
+         {"kernel": [2, 2], "stride": 1, "padding": [0, 1]}),
+    Case("max_pool_indices1d", (np.array([[[1, np.nan, 2, np.nan]]], np.float32),), lambda x: np.array([[[1]]]),
+         {"kernel": 4, "dtype": "int32"}),
+    *(
+        Case(f"lp_pool{rank}d", ((*(1, 2, 2, 4)[: rank + 1], 6),),
+             lambda x: sum(np.abs(x[..., d : d + 4]) ** 3 for d in (0, 2)) ** (1 / 3),
+             {"kernel": [*(1,) * (rank - 1), 2], "stride": 1, "dilation": [*(1,) * (rank - 1), 2], "p": 3})
+        for rank in (1, 2, 3)
+    ),
+    Case("lp_pool1d", ((1, 2, 3),), lambda x: np.sqrt(np.square(np.pad(x, ((0, 0), (0, 0), (1, 0)))).reshape(
+        1, 2, 2, 2).sum(-1)), {"kernel": 2, "padding": [1, 0]}),
+    Case("lp_pool1d", (INTS.reshape(1, 1, 6),), lambda x: np.abs(x).reshape(1, 1, 3, 2).sum(-1), {"kernel": 2, "p": 1}),
+    *(
+        Case(f"global_lp_pool{rank}d", ((2, 3, 4, 5, 6)[: rank + 2],),
+             lambda x: np.sqrt((x * x).sum(tuple(range(2, x.ndim)), keepdims=True)))
+        for rank in (1, 2, 3)
+    ),
     *(
         Case(f"global_{name}_pool{rank}d", ((2, 3, 4, 5, 6)[: rank + 2],),
              lambda x, f=reduce: f(x, axis=tuple(range(2, x.ndim)), keepdims=True))
@@ -103,6 +148,9 @@ NORMS = [
     Case("log_softmax", ((3, 5),), lambda x: np.log(softmax(x))),
     Case("layer_norm", ((3, 5), (5,), (5,)), lambda x, w, b: normed(x, (1,)) * w + b),
     Case("layer_norm", ((3, 5, 2),), lambda x: normed(x, (1, 2), 0.1), {"axis": 1, "epsilon": 0.1}),
+    Case("lp_norm", ((3, 5),), lambda x: x / np.sqrt((x * x).sum(1, keepdims=True))),
+    Case("lp_norm", (TIES * [[0], [1]],), lambda x: x / np.maximum(np.abs(x).sum(1, keepdims=True), 1), {"p": 1}),
+    Case("lp_norm", ((3, 5),), lambda x: x / (np.abs(x) ** 1.5).sum(0) ** (1 / 1.5), {"axis": 0, "p": 1.5}),
     Case("rms_norm", ((3, 5), (5,)), lambda x, w: x / np.sqrt((x * x).mean(1, keepdims=True) + 1e-5) * w),
     Case("batch_norm", ((2, 3, 4), (3,), (3,), (3,), (3,)),
          lambda x, s, b, m, v: (x - m[:, None]) / np.sqrt(v[:, None] + 1e-5) * s[:, None] + b[:, None], low=0.1),
@@ -135,6 +183,27 @@ REDUCTIONS = [
     Case("reduce_sum_square", ((3, 4),), lambda x: (x * x).sum(1), {"axis": 1}),
     Case("reduce_log_sum", ((3, 4),), lambda x: np.log(x.sum(1)), {"axis": 1}, low=0.1),
     Case("reduce_log_sum_exp", ((3, 4),), lambda x: np.log(np.exp(x).sum(1)), {"axis": 1}),
+    *(
+        Case(f"cum{name}", ((2, 7, 3),), lambda x, f=function: f(x, 1), {"axis": 1})
+        for name, function in (("sum", np.cumsum), ("prod", np.cumprod))
+    ),
+    Case("cumsum", (INTS,), lambda x: np.cumsum(x[:, ::-1], 1)[:, ::-1].astype(np.int64),
+         {"reverse": True, "dtype": "int64"}),
+    Case("cumprod", ((5,),), lambda x: np.cumprod([1, *x[:-1]]), {"exclusive": True}),
+    Case("cumsum", ((5,),), lambda x: np.cumsum([0, *x[:0:-1]])[::-1], {"exclusive": True, "reverse": True}),
+    Case("cumsum", ((2, 600),), lambda x: np.cumsum(x, 1)),
+    Case("cumsum", (np.arange(1201, dtype=np.int32),), lambda x: np.cumsum(x[::-1])[::-1] - x,
+         {"exclusive": True, "reverse": True}),
+    Case("cumprod", (np.linspace(0.99, 1.01, 700, dtype=np.float32).reshape(700, 1),), lambda x: np.cumprod(x, 0),
+         {"axis": 0}),
+    Case("top_k_indices", (TIES,), lambda x: np.argsort(-x, 1, kind="stable")[:, :3], {"k": 3}),
+    Case("top_k_indices", (TIES,), lambda x: np.argsort(x, 1, kind="stable"), {"k": 4, "largest": False}),
+    Case("top_k_indices", ((6, 2),), lambda x: np.argsort(-x, 0)[:2], {"k": 2, "axis": 0, "dtype": "int32"}),
+    Case("top_k_indices", (np.array([2, np.nan, np.inf, -np.inf, np.nan, 3], np.float32),),
+         lambda x: np.array([1, 4, 2, 5, 0, 3]), {"k": 6}),
+    Case("top_k_indices", (np.array([2, np.nan, np.inf, -np.inf, np.nan, 3], np.float32),),
+         lambda x: np.array([3, 0, 5, 2, 1, 4]), {"k": 6, "largest": False}),
+    Case("top_k_indices", (np.array([2**63 + 1, 2**63, 7], np.uint64),), lambda x: np.array([0, 1]), {"k": 2}),
     Case("argmax", (TIES,), lambda x: x.argmax(1)),
     Case("argmax", (TIES,), lambda x: 3 - x[:, ::-1].argmax(1), {"last": True}),
     Case("argmin", (TIES,), lambda x: x.argmin(0, keepdims=True), {"axis": 0, "keepdims": True}),
@@ -167,10 +236,42 @@ LAYOUTS = [
     Case("slice", ((3, 9),), lambda x: x[:2], {"starts": 0, "stops": 2}),
     Case("flip", ((3, 4),), lambda x: x[::-1, ::-1]),
     Case("flip", ((3, 4),), lambda x: x[:, ::-1], {"axis": 1}),
+    Case("pad", ((3, 5),), lambda x: np.pad(x, 1, constant_values=-np.inf), {"pads": 1, "value": -math.inf}),
+    Case("trilu", ((2, 3, 5),), lambda x: np.tril(x, -1), {"diagonal": -1}),
+    Case("trilu", (INTS,), lambda x: np.triu(x, 1), {"diagonal": 1, "upper": True}),
+    Case("tile", ((2, 1, 3),), lambda x: np.tile(x, (1, 4, 2)), {"repeats": [1, 4, 2]}),
+    Case("depth_to_space", ((2, 12, 2, 3),),
+         lambda x: x.reshape(2, 2, 2, 3, 2, 3).transpose(0, 3, 4, 1, 5, 2).reshape(2, 3, 4, 6), {"block": 2}),
+    Case("depth_to_space", ((2, 12, 2, 3),),
+         lambda x: x.reshape(2, 3, 2, 2, 2, 3).transpose(0, 1, 4, 2, 5, 3).reshape(2, 3, 4, 6),
+         {"block": 2, "order": "channels_first"}),
+    Case("space_to_depth", ((2, 3, 4, 6),),
+         lambda x: x.reshape(2, 3, 2, 2, 3, 2).transpose(0, 3, 5, 1, 2, 4).reshape(2, 12, 2, 3), {"block": 2}),
+    Case("col2im", ((1, 8, 4),), lambda x: overlapped(x, (4, 5), (2, 2), (1, 2), (0, 0), (2, 1)),
+         {"image": [4, 5], "kernel": [2, 2], "stride": [1, 2], "dilation": [2, 1], "padding": [0, 0]}),
+    Case("col2im", ((2, 6, 10),), lambda x: overlapped(x, (3, 5), (3, 1), (2, 1), (1, 0), (1, 1)),
+         {"image": [3, 5], "kernel": [3, 1], "stride": [2, 1], "padding": [1, 0, 1, 0]}),
     Case("gather", ((2, 3, 4), IDS), lambda x, i: x[:, i], {"axis": 1}),
     Case("gather", ((3, 4), -IDS.reshape(1, 5)), lambda x, i: x[i], {"negative": True}),
     Case("embedding", ((3, 4), IDS), lambda x, i: x[i]),
     Case("gather_elements", ((3, 4), IDS[:4].reshape(2, 2)), lambda x, i: np.take_along_axis(x[:, :2], i, 0)),
+    Case("gather_nd", ((3, 4, 2), np.stack([IDS, IDS - 1], 1)), lambda x, i: x[i[:, 0], i[:, 1]], {"negative": True}),
+    Case("gather_nd", ((5, 3, 2), IDS.reshape(5, 1)), lambda x, i: x[np.arange(5), i[:, 0]], {"batch_dims": 1}),
+    Case("reverse_sequence", ((4, 3), IDS[:3]), lambda x, n: np.stack(
+        [np.concatenate([x[: n[j], j][::-1], x[n[j] :, j]]) for j in range(3)], 1)),
+    Case("reverse_sequence", ((3, 4, 2), IDS[:3] + 1), lambda x, n: np.stack(
+        [np.concatenate([x[j, : n[j]][::-1], x[j, n[j] :]]) for j in range(3)]), {"time_axis": 1, "batch_axis": 0}),
+    Case("scatter_elements", ((3, 4), IDS[:4].reshape(1, 4), (1, 4)), lambda x, i, u: put(x, (i, np.arange(4)), u)),
+    *(
+        Case("scatter_elements", ((4, 3), -IDS[:4].reshape(4, 1), (4, 1)),
+             lambda x, i, u, f=function: put(x, (np.arange(4)[:, None], i), u, f),
+             {"axis": 1, "negative": True, "reduction": name})
+        for name, function in (("add", np.add), ("max", np.maximum), ("min", np.minimum))
+    ),
+    Case("scatter_nd", ((3, 4), IDS[:3].reshape(3, 1), (3, 4)), lambda x, i, u: put(x, (i[:, 0],), u)),
+    Case("scatter_nd", ((3, 4), np.stack([IDS, IDS - 1], 1), (5,)),
+         lambda x, i, u: put(x, (i[:, 0], i[:, 1]), u, np.add), {"reduction": "add", "negative": True}),
+    Case("one_hot", (IDS - 1,), lambda i: np.eye(3, dtype=np.float32)[i], {"depth": 3, "negative": True}),
     Case("one_hot", (IDS,), lambda i: np.eye(3, dtype=np.float32)[i], {"depth": 3}),
     Case("one_hot", (IDS,), lambda i: np.eye(4, dtype=np.int8)[i].T, {"depth": 4, "axis": 0, "dtype": "int8"}),
 ]  # fmt: skip
@@ -183,7 +284,8 @@ FUNCTIONS: dict[str, Any] = {
     "asinh": np.arcsinh, "atanh": np.arctanh, "erf": ERF,
     "normcdf": lambda x: 0.5 * (1 + ERF(x / math.sqrt(2))), "sigmoid": sigmoid, "silu": lambda x: x * sigmoid(x),
     "relu": lambda x: np.maximum(x, 0), "softplus": lambda x: np.log1p(np.exp(x)), "round": np.round,
-    "trunc": np.trunc, "isnan": np.isnan, "isinf": np.isinf, "identity": lambda x: x, "neg": np.negative,
+    "trunc": np.trunc, "isnan": np.isnan,
+    "shrink": lambda x: np.where(x < -0.5, x, np.where(x > 0.5, x, 0)), "identity": lambda x: x, "neg": np.negative,
     "floor": np.floor, "ceil": np.ceil, "softsign": lambda x: x / (1 + np.abs(x)),
     "mish": lambda x: x * np.tanh(np.log1p(np.exp(x))), "hard_swish": lambda x: x * np.clip(x / 6 + 0.5, 0, 1),
     "leaky_relu": lambda x: np.where(x >= 0, x, 0.01 * x), "elu": lambda x: np.where(x >= 0, x, np.expm1(x)),
@@ -230,6 +332,12 @@ ELEMENTS = [
     Case("where", (INTS, (2, 3), (3,)), np.where),
     Case("clip", ((2, 3),), lambda x: np.clip(x, -0.5, 0.25), {"least": -0.5, "most": 0.25}),
     Case("clip", (INTS,), lambda x: np.maximum(x, 3), {"least": 3}),
+    *(
+        Case("isinf", (np.array([1, np.inf, -np.inf, np.nan], np.float32),), lambda x, s=signs: np.isin(x, s),
+             {"negative": -np.inf in signs, "positive": np.inf in signs})
+        for signs in ([np.inf, -np.inf], [np.inf], [-np.inf], [])
+    ),
+    Case("clip", ((2, 3),), lambda x: np.minimum(x, 0.25), {"least": -math.inf, "most": 0.25}),
     Case("cast", ((2, 3),), lambda x: (x * 1).astype(np.int32), {"dtype": "int32"}),
     Case("cast", (INTS - 4,), lambda x: x.astype(bool), {"dtype": "bool"}),
     Case("cast", (INTS,), lambda x: x.astype(np.float16), {"dtype": "half"}),
@@ -239,7 +347,12 @@ ELEMENTS = [
 ]  # fmt: skip
 
 CASES = [*PRODUCTS, *CONVOLUTIONS, *POOLS, *NORMS, *REDUCTIONS, *LAYOUTS, *ELEMENTS]
-COMPILED = [PRODUCTS[4], PRODUCTS[8], CONVOLUTIONS[2], CONVOLUTIONS[8], POOLS[6], NORMS[4], NORMS[10], REDUCTIONS[16],
+# Those whose statements are of another kind than the others': scatters, counted ranks, blocks, infinities.
+INDEXED = ("cumsum", "gather_nd", "max_pool_indices2d", "reverse_sequence", "scatter_elements", "scatter_nd",
+           "top_k_indices", "col2im", "space_to_depth")  # fmt: skip
+COMPILED = [*(next(case for case in reversed(CASES) if case.operator == name) for name in INDEXED),
+            next(case for case in CASES if case.parameters.get("value") == -math.inf),
+            PRODUCTS[4], PRODUCTS[8], CONVOLUTIONS[2], CONVOLUTIONS[8], POOLS[6], NORMS[4], NORMS[10], REDUCTIONS[16],
             LAYOUTS[5], LAYOUTS[10]]  # fmt: skip
 
 
@@ -328,6 +441,25 @@ def test_names_stay_apart() -> None:
         ("slice", [(2, 3)], {"starts": [2], "stops": [1]}, "operand-shape"),
         ("slice", [(2, 3)], {"starts": [0], "stops": [1], "steps": [0]}, "operand-shape"),
         ("gather", [(2, 3), (4,)], {}, "type-error"),
+        ("gather_nd", [(2, 3), (4, 3)], {}, "operand-shape"),
+        ("gather_nd", [(2, 3), (4, 1)], {"batch_dims": 1}, "operand-shape"),
+        ("scatter_nd", [(2, 3), (4, 3), (4,)], {}, "operand-shape"),
+        ("scatter_nd", [(2, 3), (4, 1), (4,)], {}, "operand-shape"),
+        ("scatter_elements", [(2, 3), (2, 4), (2, 4)], {}, "operand-shape"),
+        ("scatter_elements", [(2, 3), (2, 3), (2, 2)], {}, "operand-shape"),
+        ("scatter_elements", [(2, 3), (2, 3), (2, 3)], {"reduction": "mul"}, "invalid-parameter"),
+        ("reverse_sequence", [(2, 3), (2,)], {}, "operand-shape"),
+        ("reverse_sequence", [(2, 3), (3,)], {"batch_axis": 0}, "invalid-parameter"),
+        ("top_k_indices", [(2, 3)], {"k": 4}, "invalid-parameter"),
+        ("top_k_indices", [(1 << 15,)], {"k": 4}, "operand-shape"),
+        ("cumsum", [(1 << 21,)], {}, "operand-shape"),
+        ("trilu", [(4,)], {}, "operand-shape"),
+        ("tile", [(4,)], {"repeats": [1, 2]}, "invalid-parameter"),
+        ("depth_to_space", [(1, 6, 2, 2)], {"block": 2}, "operand-shape"),
+        ("space_to_depth", [(1, 6, 2, 3)], {"block": 2}, "operand-shape"),
+        ("col2im", [(1, 8, 5)], {"image": [4, 5], "kernel": [2, 2]}, "operand-shape"),
+        ("lp_norm", [(2, 3)], {"p": 0}, "invalid-parameter"),
+        ("pad", [(2, 3)], {"pads": 1, "value": math.nan}, "invalid-parameter"),
         ("attention", [(4, 5, 8), (3, 6, 8), (3, 6, 3)], {}, "operand-shape"),
         ("attention", [(7, 8), (6, 8), (6, 3)], {"causal": True}, "operand-shape"),
         ("transpose", [(2, 3)], {"permutation": [0, 0]}, "invalid-parameter"),

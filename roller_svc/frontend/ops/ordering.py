@@ -1,0 +1,120 @@
+"""Operators over the order of elements: top_k_indices, cumsum, cumprod."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+from roller_svc.frontend.ops.operator import Call, Operator
+from roller_svc.frontend.ops.parameters import dtype, flag, integer, required
+from roller_svc.frontend.ops.text import affine, guard, join_statements, number, statement
+from roller_svc.ir.dtype import DType
+
+# Every pair of elements along the axis is compared.
+MAX_RANKED = 1 << 14
+# Longer axes are cut into blocks, whose totals are summed.
+MAX_DIRECT = 512
+MAX_CUMULATED = 1 << 20
+
+
+def _top_k_indices(call: Call) -> str:
+    """Return the statements that count the elements before each one, by which its place is found."""
+    x = call.x
+    axis, count = call.one_axis(x.rank), call.integer("k")
+    extent = x.shape[axis]
+    if count > extent:
+        raise call.wrong_parameter(f"k is {count}, but dimension {axis} has {extent} elements")
+    if extent > MAX_RANKED:
+        raise call.wrong_shape(f"dimension {axis} has {extent} elements, which is more than {MAX_RANKED}")
+    axes, other, place = call.axes(x.rank), call.axis("other"), call.axis("place")
+    here = axes[axis]
+    a, b = x.at(*axes[:axis], other, *axes[axis + 1 :]), x.at(*axes)
+    rank = call.intermediate("rank")
+    chosen = f"{rank}[{', '.join(axes)}] == {place}"
+    return join_statements(
+        statement(rank, axes, "+=!", _is_before(call, a, b, f"{other} < {here}"), dtype=DType.INT32),
+        statement(
+            call.output, (*axes[:axis], place, *axes[axis + 1 :]), "+=!", guard(here, [chosen], "0"),
+            where=[(place, count)], dtype=call.dtype(),
+        ),
+    )  # fmt: skip
+
+
+def _is_before(call: Call, a: str, b: str, is_earlier: str) -> str:
+    """Return the condition that an element comes before another one."""
+    largest = call.flag("largest")
+    first = f"({a} {'>' if largest else '<'} {b})"
+    same = f"({a} == {b})"
+    if call.x.dtype.is_float:
+        first += f" | isnan({a if largest else b}) & ~isnan({b if largest else a})"
+        same = f"({same} | isnan({a}) & isnan({b}))"
+    return f"{first} | {same} & ({is_earlier})"
+
+
+def _cumulate(call: Call, *, sign: str) -> str:
+    x = call.x
+    axis, axes = call.one_axis(x.rank), call.axes(x.rank)
+    extent, stated = x.shape[axis], call.dtype() or x.dtype
+    if extent > MAX_CUMULATED:
+        raise call.wrong_shape(f"dimension {axis} has {extent} elements, which is more than {MAX_CUMULATED}")
+    neutral = number(0 if sign == "+" else 1, x.dtype)
+    other, here = call.axis("other"), axes[axis]
+    is_joined = f"{other} {'>' if call.flag('reverse') else '<'}{'' if call.flag('exclusive') else '='} {here}"
+    if extent <= MAX_DIRECT:
+        value = guard(x.at(*axes[:axis], other, *axes[axis + 1 :]), [is_joined], neutral)
+        return statement(call.output, axes, f"{sign}=!", value, where=[(here, extent)], dtype=stated)
+    size = math.isqrt(extent - 1) + 1
+    return _cumulate_blocks(call, axis, size, sign, is_joined, neutral)
+
+
+def _cumulate_blocks(call: Call, axis: int, size: int, sign: str, is_joined: str, neutral: str) -> str:
+    """Return the statements that join the elements of each block, the totals of blocks, and both."""
+    x, axes, stated = call.x, call.axes(call.x.rank), call.dtype() or call.x.dtype
+    block, other, here, last = call.axis("block"), call.axis("other"), axes[axis], call.axis("last")
+    lead, tail, extent = axes[:axis], axes[axis + 1 :], x.shape[axis]
+    count = -(-extent // size)
+    inside, total, before = call.intermediate("inside"), call.intermediate("total"), call.intermediate("before")
+    at = affine([(block, size), (other, 1)])
+    ends = [f"{at} < {extent}"] if count * size > extent else []
+    read = x.at(*lead, at, *tail)
+    blocks = [(block, count), (other, size)]
+    is_outside = f"{last} {'>' if call.flag('reverse') else '<'} {block}"
+    rest = f"{before}[{', '.join((*lead, f'{here} // {size}', *tail))}]"
+    own = f"{inside}[{', '.join((*lead, f'{here} // {size}', f'{here} % {size}', *tail))}]"
+    return join_statements(
+        statement(inside, (*lead, block, here, *tail), f"{sign}=!", guard(read, [is_joined, *ends], neutral),
+                  where=[*blocks, (here, size)], dtype=stated),
+        statement(total, (*lead, block, *tail), f"{sign}=!", guard(read, ends, neutral), where=blocks, dtype=stated),
+        statement(before, (*lead, block, *tail), f"{sign}=!",
+                  guard(f"{total}[{', '.join((*lead, last, *tail))}]", [is_outside], number(float(neutral), stated)),
+                  where=[(block, count)], dtype=stated),
+        statement(call.output, axes, "=", f"{own} {sign} {rest}", where=[(here, extent)]),
+    )  # fmt: skip
+
+
+_CUMULATED = (
+    integer("axis", -1, "the dimension"),
+    flag("exclusive", "without the element itself"),
+    flag("reverse", "from the last element"),
+    dtype("dtype", None, "type in which they are joined, and of the result"),
+)
+
+OPERATORS = (
+    Operator(
+        "top_k_indices",
+        f"Where along an axis of at most {MAX_RANKED} elements the `k` greatest are, in order. Equal ones keep their "
+        "order; NaN counts as greatest.",
+        ("x",),
+        _top_k_indices,
+        (
+            required(integer("k", None, "how many", minimum=1)),
+            integer("axis", -1, "the dimension"),
+            flag("largest", "the greatest ones first, else the least", default=True),
+            dtype("dtype", "int64", "type of the result"),
+        ),
+    ),
+    Operator("cumsum", "Sum of the elements up to each one along an axis.", ("x",), partial(_cumulate, sign="+"),
+             _CUMULATED),
+    Operator("cumprod", "Product of the elements up to each one along an axis.", ("x",), partial(_cumulate, sign="*"),
+             _CUMULATED),
+)  # fmt: skip
