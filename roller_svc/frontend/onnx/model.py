@@ -14,6 +14,7 @@ from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProt
 from roller_svc.errors import ArgumentError, InputError, UnknownOpError, UnsupportedModelError, UnsupportedNode
 from roller_svc.frontend.graph_builder import Evaluate, GraphBuilder, WeightStore
 from roller_svc.frontend.onnx.expansions import EXPANSIONS
+from roller_svc.frontend.onnx.expansions.empty import convert_empty
 from roller_svc.frontend.onnx.subgraphs import SUBGRAPHS
 from roller_svc.frontend.onnx.table import DATA_TYPES, NODES, RESULT_TYPES
 from roller_svc.frontend.onnx.tensors import Tensor, array_of, attributes_of, constant_of
@@ -226,6 +227,10 @@ class Importer:
             node.op_type, self.opset, attributes_of(node), tuple(tensor.operand for tensor in tensors),
             tuple(tensor.known(builder) for tensor in tensors), tuple(bool(name) for name in node.output),
         )  # fmt: skip
+        evaluated = convert_empty(read, builder)
+        if evaluated is not None:
+            read.check_all_used()
+            return evaluated
         expansion = EXPANSIONS.get(node.op_type)
         if expansion is not None:
             results = expansion(read, builder)
@@ -249,8 +254,9 @@ class Importer:
         """Convert the nodes of a function's body in its place."""
         if self.depth >= MAX_DEPTH:
             raise ArgumentError(f"functions are nested more than {MAX_DEPTH} deep", code="invalid-graph")
-        given = {attribute.name: attribute for attribute in node.attribute}
-        given = {attribute.name: attribute for attribute in function.attribute_proto} | given
+        given = {attribute.name: attribute for attribute in function.attribute_proto}
+        given |= _default_attributes(node, self.opset)
+        given |= {attribute.name: attribute for attribute in node.attribute}
         inner = Scope(scope.builder)
         for name, tensor in zip(function.input, [*tensors, *[Tensor()] * len(function.input)], strict=False):
             inner.define(name, tensor)
@@ -313,6 +319,16 @@ class SubgraphError(InputError):
 def _label(node: NodeProto) -> str:
     """Return the node's name, or one made of its first result."""
     return (node.name or next((name for name in node.output if name), node.op_type))[:120]
+
+
+def _default_attributes(node: NodeProto, opset: int) -> dict[str, AttributeProto]:
+    """Return the defaults of attributes that the operator's schema states."""
+    try:
+        schema: Any = onnx.defs.get_schema(node.op_type, opset, node.domain)
+    except onnx.defs.SchemaError:
+        return {}
+    stated = {name: attribute.default_value for name, attribute in schema.attributes.items()}
+    return {name: value for name, value in stated.items() if value.type != AttributeProto.UNDEFINED}
 
 
 def _with_attributes(node: NodeProto, given: Mapping[str, AttributeProto]) -> NodeProto:

@@ -19,9 +19,10 @@ DATA_TYPES = {
     9: DType.BOOL, 10: DType.FLOAT16, 11: DType.FLOAT64, 12: DType.UINT32, 13: DType.UINT64, 16: DType.BFLOAT16,
     17: DType.FLOAT8_E4M3FN, 19: DType.FLOAT8_E5M2,
 }  # fmt: skip
-_SHIFTS = {"LEFT": "shift_left", "RIGHT": "shift_right"}
+SHIFTS = {"LEFT": "shift_left", "RIGHT": "shift_right"}
 # Element type → TensorProto.DataType, for types that sums accumulate in.
 _STASHED = {DType.FLOAT32: 1, DType.FLOAT64: 11}
+_DEPTH_ORDERS = {"DCR": "blocks_first", "CRD": "channels_first"}
 _SAME = {"SAME_UPPER": "same", "SAME_LOWER": "same_lower", "VALID": "valid"}
 
 
@@ -54,9 +55,9 @@ def _bit_shift(node: Node) -> Use:
     if any(operand.dtype.is_signed for operand in node.all()):
         raise node.unsupported("a signed type")
     direction = node.text("direction", "")
-    if direction not in _SHIFTS:
-        raise node.invalid(f"direction is {direction[:40]!r}, not one of {', '.join(_SHIFTS)}")
-    return Use(_SHIFTS[direction], node.all())
+    if direction not in SHIFTS:
+        raise node.invalid(f"direction is {direction[:40]!r}, not one of {', '.join(SHIFTS)}")
+    return Use(SHIFTS[direction], node.all())
 
 
 def _cast(node: Node) -> Use:
@@ -195,14 +196,14 @@ def _pool(node: Node, kind: str) -> Use:
     }
     if kind == "avg":
         parameters["count_include_pad"] = bool(node.integer("count_include_pad", 0))
-        dilation = parameters.pop("dilation")
-        if dilation != 1 and set(node.integers("dilations") or ()) != {1}:
-            raise node.unsupported("a dilation")
+    if kind == "lp":
+        parameters["p"] = node.number("p", 2)
     return Use(f"{kind}_pool{_spatial(node)}d", node.leading(1), parameters)
 
 
 def _global_pool(node: Node, kind: str) -> Use:
-    return Use(f"global_{kind}_pool{_spatial(node)}d", node.leading(1))
+    parameters = {"p": node.number("p", 2)} if kind == "lp" else {}
+    return Use(f"global_{kind}_pool{_spatial(node)}d", node.leading(1), parameters)
 
 
 def _softmax(node: Node, operator: str) -> Use:
@@ -226,6 +227,12 @@ def _check_trained(node: Node) -> None:
     """Reject training mode, the default in the first operator sets."""
     if node.opset < 7 and not node.integer("is_test", 0):
         raise node.unsupported("training (is_test=0, before operator set 7)", "set is_test=1")
+
+
+def stash_dtype(node: Node) -> DType:
+    """Return the element type of the statistics of a normalisation."""
+    _check_stash(node)
+    return DATA_TYPES[node.integer("stash_type", 1)]
 
 
 def _norm(node: Node, operator: str, operands: int) -> Use:
@@ -356,10 +363,96 @@ def _dropout(node: Node) -> Use:
     return Use("identity", node.leading(1))
 
 
+def _scatter(node: Node, operator: str) -> Use:
+    reduction = node.text("reduction", "none")
+    if reduction == "mul":
+        raise node.unsupported("reduction=mul", "scatters add, or keep the greatest or the least")
+    parameters: dict[str, object] = {"reduction": reduction, "negative": True}
+    if operator == "scatter_elements":
+        parameters["axis"] = node.integer("axis", 0)
+    return Use(operator, node.all(), parameters)
+
+
+def _cumulate(node: Node, operator: str) -> Use:
+    axis = node.required("axis", 1)
+    if len(axis) != 1:
+        raise node.invalid(f"axis is {list(axis)}; one dimension is expected")
+    flags = {name: bool(node.integer(name, 0)) for name in ("exclusive", "reverse")}
+    return Use(operator, node.leading(1), {"axis": axis[0], **flags})
+
+
+def _trilu(node: Node) -> Use:
+    upper, diagonal = bool(node.integer("upper", 1)), node.constant(1, "k") or (0,)
+    return Use("trilu", node.leading(1), {"upper": upper, "diagonal": diagonal[0]})
+
+
+def _lp_norm(node: Node) -> Use:
+    return Use("lp_norm", node.all(), {"axis": node.integer("axis", -1), "p": node.number("p", 2)})
+
+
+def _gather_nd(node: Node) -> Use:
+    return Use("gather_nd", node.all(), {"batch_dims": node.integer("batch_dims", 0), "negative": True})
+
+
+def _reverse_sequence(node: Node) -> Use:
+    parameters = {"time_axis": node.integer("time_axis", 0), "batch_axis": node.integer("batch_axis", 1)}
+    return Use("reverse_sequence", node.all(), parameters)
+
+
+def _depth_to_space(node: Node) -> Use:
+    mode = node.text("mode", "DCR")
+    if mode not in _DEPTH_ORDERS:
+        raise node.invalid(f"mode is {mode[:40]!r}, not one of {', '.join(_DEPTH_ORDERS)}")
+    return Use("depth_to_space", node.all(), {"block": node.integer("blocksize", 1), "order": _DEPTH_ORDERS[mode]})
+
+
+def _space_to_depth(node: Node) -> Use:
+    return Use("space_to_depth", node.all(), {"block": node.integer("blocksize", 1)})
+
+
+def _tile(node: Node) -> Use:
+    if node.opset >= 6:
+        return Use("tile", node.leading(1), {"repeats": node.required("repeats", 1)})
+    tiles, axis = node.scalar(1, "tiles"), node.scalar(2, "axis")
+    repeats = [1] * node.operand(0).rank
+    if tiles is None or axis is None or not -len(repeats) <= axis < len(repeats):
+        raise node.invalid(f"tiles is {tiles} and axis is {axis}")
+    repeats[int(axis)] = int(tiles)
+    return Use("tile", node.leading(1), {"repeats": repeats})
+
+
+def _col2im(node: Node) -> Use:
+    parameters = {
+        "image": node.required("image_shape", 1),
+        "kernel": node.required("block_shape", 2),
+        "stride": node.integers("strides") or 1,
+        "padding": node.integers("pads") or 0,
+        "dilation": node.integers("dilations") or 1,
+    }
+    return Use("col2im", node.leading(1), parameters)
+
+
+def _center_crop_pad(node: Node) -> Use:
+    """Convert to padding, which is negative where the tensor is cropped."""
+    x, shape = node.operand(0), node.required("shape", 1)
+    axes = node.integers("axes") or tuple(range(x.rank))
+    if len(axes) != len(shape) or any(not -x.rank <= axis < x.rank for axis in axes):
+        raise node.invalid(f"shape is {list(shape)}, axes are {list(axes)}, the tensor has {x.rank} dimensions")
+    pads = [0] * (2 * x.rank)
+    for axis, extent in zip(axes, shape, strict=True):
+        more = extent - x.shape[axis]
+        before = abs(more) // 2 * (1 if more > 0 else -1)
+        pads[axis % x.rank], pads[axis % x.rank + x.rank] = before, more - before
+    return Use("pad", (x,), {"pads": pads})
+
+
 def _is_inf(node: Node) -> Use:
-    for name in ("detect_negative", "detect_positive"):
-        node.check_default(name, 1)
-    return Use("isinf", node.all())
+    flags = {sign: bool(node.integer(f"detect_{sign}", 1)) for sign in ("negative", "positive")}
+    return Use("isinf", node.all(), flags)
+
+
+def _shrink(node: Node) -> Use:
+    return _with_numbers(node, "shrink", {"lambd": 0.5, "bias": 0.0})
 
 
 # Types of results that are not those of the language: comparisons are int8 there, positions int32.
@@ -409,10 +502,15 @@ NODES: dict[str, Reader] = {
     "BatchNormalization": _batch_norm,
     "BitShift": _bit_shift,
     "Cast": _cast,
+    "CenterCropPad": _center_crop_pad,
     "Clip": _clip,
+    "Col2Im": _col2im,
     "Concat": _concat,
     "Conv": _conv,
     "ConvTranspose": _conv_transpose,
+    "CumProd": partial(_cumulate, operator="cumprod"),
+    "CumSum": partial(_cumulate, operator="cumsum"),
+    "DepthToSpace": _depth_to_space,
     "Div": _div,
     "Dropout": _dropout,
     "Einsum": _einsum,
@@ -420,24 +518,36 @@ NODES: dict[str, Reader] = {
     "Flatten": _flatten,
     "Gather": partial(_gather, operator="gather"),
     "GatherElements": partial(_gather, operator="gather_elements"),
+    "GatherND": _gather_nd,
     "Gelu": _gelu,
     "Gemm": _gemm,
     "GlobalAveragePool": partial(_global_pool, kind="avg"),
+    "GlobalLpPool": partial(_global_pool, kind="lp"),
     "GlobalMaxPool": partial(_global_pool, kind="max"),
     "GroupNormalization": _group_norm,
     "InstanceNormalization": _group_norm,
     "IsInf": _is_inf,
     "LayerNormalization": partial(_norm, operator="layer_norm", operands=3),
     "LogSoftmax": partial(_softmax, operator="log_softmax"),
+    "LpNormalization": _lp_norm,
+    "LpPool": partial(_pool, kind="lp"),
     "MaxPool": partial(_pool, kind="max"),
     "Mod": _mod,
     "Pad": _pad,
     "Pow": _pow,
     "RMSNormalization": partial(_norm, operator="rms_norm", operands=2),
     "Reshape": _reshape,
+    "ReverseSequence": _reverse_sequence,
+    "Scatter": partial(_scatter, operator="scatter_elements"),
+    "ScatterElements": partial(_scatter, operator="scatter_elements"),
+    "ScatterND": partial(_scatter, operator="scatter_nd"),
+    "Shrink": _shrink,
     "Slice": _slice,
     "Softmax": partial(_softmax, operator="softmax"),
+    "SpaceToDepth": _space_to_depth,
     "Squeeze": _squeeze,
+    "Tile": _tile,
     "Transpose": _transpose,
+    "Trilu": _trilu,
     "Unsqueeze": _unsqueeze,
 }

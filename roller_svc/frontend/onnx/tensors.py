@@ -28,7 +28,7 @@ class Tensor:
 
 
 def constant_of(array: Array, dtype: DType, builder: GraphBuilder) -> Tensor:
-    """Return a constant; an empty array is no operand."""
+    """Return a constant; an empty array has no operand."""
     return Tensor(builder.add_constant(array, dtype)) if array.size else Tensor(value=array)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from cases_ops import convolved, gelu, normed, pooled, sigmoid, softmax, spread
+from cases_ops import convolved, gelu, normed, overlapped, pooled, put, sigmoid, softmax, spread
 
 import roller_svc
 from roller_svc.errors import InputError, UnknownOpError
@@ -48,6 +48,35 @@ CASES: list[tuple[str, dict[str, Any], list[Any], dict[int, Any], Any]] = [
     ("MaxPool", {"kernel_shape": [2, 2]}, [IMAGE], {}, lambda x: pooled(x, (2, 2), (1, 1), 0, (6, 5))),
     ("AveragePool", {"kernel_shape": [3, 3], "strides": [2, 2], "pads": [1, 1, 1, 1]}, [IMAGE], {},
      lambda x: pooled(x, (3, 3), (2, 2), 1, (4, 3), mean=True, include_pad=False)),
+    ("AveragePool", {"kernel_shape": [2, 2], "dilations": [2, 2]}, [IMAGE], {},
+     lambda x: pooled(x, (2, 2), (1, 1), 0, (5, 4), mean=True, dilation=2)),
+    ("LpPool", {"kernel_shape": [1, 4], "strides": [1, 3], "p": 1}, [IMAGE], {},
+     lambda x: np.abs(x[..., :4]).sum(-1, keepdims=True)),
+    ("GlobalLpPool", {}, [IMAGE], {}, lambda x: np.sqrt((x * x).sum((2, 3), keepdims=True))),
+    ("LpNormalization", {"axis": 0, "p": 1}, [X], {}, lambda x: x / np.abs(x).sum(0)),
+    ("CumSum", {"reverse": 1}, [X, None], {1: 1}, lambda x: np.cumsum(x[:, ::-1], 1)[:, ::-1]),
+    ("CumProd", {"exclusive": 1}, [X, None], {1: [0]}, lambda x: np.cumprod([np.ones(4), x[0], x[1]], 0)),
+    ("Trilu", {}, [X, None], {1: -1}, lambda x: np.triu(x, -1)),
+    ("Trilu", {"upper": 0}, [X], {}, np.tril),
+    ("Tile", {}, [X, None], {1: [2, 3]}, lambda x: np.tile(x, (2, 3))),
+    ("DepthToSpace", {"blocksize": 2, "mode": "CRD"}, [WEIGHT.reshape(1, 8, 3, 3)], {},
+     lambda x: x.reshape(1, 2, 2, 2, 3, 3).transpose(0, 1, 4, 2, 5, 3).reshape(1, 2, 6, 6)),
+    ("SpaceToDepth", {"blocksize": 2}, [IMAGE[:, :, :6]], {},
+     lambda x: x.reshape(1, 2, 3, 2, 3, 2).transpose(0, 3, 5, 1, 2, 4).reshape(1, 8, 3, 3)),
+    ("Col2Im", {}, [IMAGE.reshape(1, 4, 21), None, None], {1: [3, 8], 2: [1, 2]},
+     lambda x: overlapped(x, (3, 8), (1, 2), (1, 1), (0, 0), (1, 1))),
+    ("CenterCropPad", {"axes": [-1, 0]}, [X, None], {1: [1, 6]}, lambda x: np.pad(x[:, 1:2], ((1, 2), (0, 0)))),
+    ("CenterCropPad", {}, [X, None], {1: [2, 3]}, lambda x: x[:2, :3]),
+    ("GatherND", {}, [X, IDS], {}, lambda x, i: x[i[:, 0], i[:, 1]]),
+    ("ScatterElements", {"axis": 1, "reduction": "add"}, [X, IDS, Y[:1, :2]], {},
+     lambda x, i, u: put(x, (np.zeros_like(i), i), u, np.add)),
+    ("Scatter", {}, [X, IDS, Y[:1, :2]], {}, lambda x, i, u: put(x, (i, np.arange(2)[None]), u)),
+    ("ScatterND", {"reduction": "max"}, [X, IDS, Y[0, :1]], {},
+     lambda x, i, u: put(x, (i[:, 0], i[:, 1]), u, np.maximum)),
+    ("ReverseSequence", {}, [X, IDS[0, [0, 0, 0, 0]] + 1], {},
+     lambda x, n: np.concatenate([x[: n[0]][::-1], x[n[0] :]])),
+    ("Shrink", {"lambd": 0.25, "bias": 0.125}, [X], {},
+     lambda x: np.where(x < -0.25, x + 0.125, np.where(x > 0.25, x - 0.125, 0))),
     ("GlobalAveragePool", {}, [IMAGE], {}, lambda x: x.mean((2, 3), keepdims=True)),
     ("GlobalMaxPool", {}, [IMAGE], {}, lambda x: x.max((2, 3), keepdims=True)),
     ("Softmax", {"axis": 0}, [X], {}, lambda x: softmax(x, 0)),
@@ -192,7 +221,9 @@ def test_older_operator_sets(
         ("Conv", {"strides": ["a"]}, [(1, 2, 7, 6), (4, 2, 3, 3)], 21, "invalid-node"),
         ("Conv", {}, [(1, 2), (4, 2)], 21, "unsupported-attribute"),
         ("Conv", {}, [(1, 2, 7, 6)], 21, "invalid-node"),
-        ("AveragePool", {"kernel_shape": [2, 2], "dilations": [2, 2]}, [(1, 2, 7, 6)], 21, "unsupported-attribute"),
+        ("ScatterND", {"reduction": "mul"}, [(2, 3), (1, 1), (1, 3)], 21, "unsupported-attribute"),
+        ("CumSum", {}, [(2, 3)], 21, "invalid-node"),
+        ("DepthToSpace", {"blocksize": 2, "mode": "X"}, [(1, 4, 2, 2)], 21, "invalid-node"),
         ("MaxPool", {}, [(1, 2, 7, 6)], 21, "invalid-parameter"),
         ("BatchNormalization", {"training_mode": 1}, [(1, 2)] + [(2,)] * 4, 21, "unsupported-attribute"),
         ("GroupNormalization", {"num_groups": 2}, [(1, 2)] + [(2,)] * 2, 18, "unsupported-attribute"),
@@ -217,7 +248,6 @@ def test_older_operator_sets(
         ("LayerNormalization", {"stash_type": 10}, [(2, 3), (3,)], 21, "unsupported-attribute"),
         ("GroupNormalization", {"num_groups": 2, "stash_type": 16}, [(1, 2)] + [(2,)] * 2, 21,
          "unsupported-attribute"),
-        ("IsInf", {"detect_negative": 0}, [(3,)], 21, "unsupported-attribute"),
         ("Relu", {"saturate": 1}, [(3,)], 21, "unsupported-attribute"),
         ("Relu", {"consumed_inputs": [0]}, [(3,)], 6, "unsupported-attribute"),
         ("RMSNormalization", {}, [(2, 3), (3,), (3,)], 21, "unsupported-attribute"),
@@ -261,6 +291,23 @@ OTHER_VALUES: list[tuple[str, dict[str, Any]]] = [
     ("ArgMin", {"axis": 1, "keepdims": 0, "select_last_index": 1}),
     ("AveragePool", {"auto_pad": "SAME_UPPER", "ceil_mode": 1, "count_include_pad": 1, "dilations": [2, 2],
                      "kernel_shape": [3, 2], "pads": [0, 0, 1, 1], "strides": [1, 2]}),
+    ("CenterCropPad", {"axes": [0, 1]}),
+    ("Col2Im", {"dilations": [1, 2], "pads": [1, 0, 1, 0], "strides": [1, 2]}),
+    ("CumProd", {"exclusive": 0, "reverse": 1}),
+    ("CumSum", {"exclusive": 1, "reverse": 0}),
+    ("DepthToSpace", {"blocksize": 1, "mode": "DCR"}),
+    ("GatherND", {"batch_dims": 1}),
+    ("GlobalLpPool", {"p": 1}),
+    ("LpNormalization", {"axis": 1, "p": 2}),
+    ("LpPool", {"auto_pad": "SAME_UPPER", "ceil_mode": 1, "dilations": [2, 2], "kernel_shape": [3, 2], "p": 2,
+                "pads": [0, 0, 1, 1], "strides": [1, 1]}),
+    ("ReverseSequence", {"batch_axis": 0, "time_axis": 1}),
+    ("Scatter", {"axis": 1}),
+    ("ScatterElements", {"axis": 0, "reduction": "min"}),
+    ("ScatterND", {"reduction": "none"}),
+    ("Shrink", {"lambd": 0.5, "bias": 0.5}),
+    ("SpaceToDepth", {"blocksize": 1}),
+    ("Trilu", {"upper": 0}),
     ("BatchNormalization", {"epsilon": 0.5, "training_mode": 1, "spatial": 0, "is_test": 0}),
     ("BitShift", {"direction": "RIGHT"}),
     ("Cast", {"to": 11}),
@@ -491,6 +538,6 @@ def test_unsupported_protos_are_rejected() -> None:
 def test_operators_of_nodes_exist() -> None:
     used = {
         value for reader in NODES.values() for value in getattr(reader, "keywords", {}).values()
-        if isinstance(value, str) and value not in {"avg", "max"}
+        if isinstance(value, str) and value not in {"avg", "lp", "max"}
     }  # fmt: skip
     assert sorted(used - set(OPS)) == []

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from roller_svc.frontend.graph_builder import GraphBuilder
-from roller_svc.frontend.onnx.expansions.expansion import Expansion
+from roller_svc.frontend.onnx.expansions.expansion import Expansion, add_use
+from roller_svc.frontend.onnx.table import NODES
 from roller_svc.frontend.onnx.tensors import Tensor, constant_of
 from roller_svc.frontend.onnx.use import Node
 from roller_svc.ir.dtype import DType
@@ -102,6 +103,18 @@ def _concat(node: Node, builder: GraphBuilder) -> Sequence[Tensor]:
     return [Tensor(builder.call("concat", operands, axis=node.integer("axis", 1)))]
 
 
+def _slice(node: Node, builder: GraphBuilder) -> Sequence[Tensor]:
+    """Return a part, which may be empty."""
+    use, x, shape = NODES["Slice"](node), node.operand(0), list(node.operand(0).shape)
+    starts, stops = node.required("starts", 1), node.required("ends", 2)
+    axes = node.setting("axes", 3) or tuple(range(len(starts)))
+    steps = node.setting("steps", 4) or (1,) * len(starts)
+    for start, stop, axis, step in zip(starts, stops, axes, steps, strict=False):
+        if step and -x.rank <= axis < x.rank:
+            shape[axis] = len(range(x.shape[axis])[start:stop:step])
+    return [Tensor(value=np.empty(shape, x.dtype.value)) if 0 in shape else Tensor(add_use(use, builder))]
+
+
 def _split(node: Node, builder: GraphBuilder) -> Sequence[Tensor]:
     x, axis = node.operand(0), node.integer("axis", 0)
     if not -x.rank <= axis < x.rank:
@@ -121,7 +134,7 @@ def _split(node: Node, builder: GraphBuilder) -> Sequence[Tensor]:
             results.append(Tensor(builder.call("slice", [x], **piece)))
         else:
             empty = [0 if d == axis else n for d, n in enumerate(x.shape)]
-            results.append(Tensor(value=np.empty(empty, np.float32)))
+            results.append(Tensor(value=np.empty(empty, x.dtype.value)))
         start += size
     return results
 
@@ -135,5 +148,6 @@ SHAPES: dict[str, Expansion] = {
     "Range": _range,
     "Shape": _shape,
     "Size": _size,
+    "Slice": _slice,
     "Split": _split,
 }

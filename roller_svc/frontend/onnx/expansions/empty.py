@@ -1,0 +1,110 @@
+"""EMPTY: nodes on empty tensors, which programs cannot express; numpy evaluates them when all operands are known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from roller_svc.frontend.graph_builder import Array, GraphBuilder
+from roller_svc.frontend.onnx.table import DATA_TYPES
+from roller_svc.frontend.onnx.tensors import Tensor, constant_of
+from roller_svc.frontend.onnx.use import Node
+
+Evaluation = Callable[[Node, Sequence[Any]], Any]
+
+
+def convert_empty(node: Node, builder: GraphBuilder) -> Sequence[Tensor] | None:
+    """Return the result of a node that reads an empty tensor; None if it reads none, or is not in the table."""
+    arrays = [value for value in node.constants if isinstance(value, np.ndarray)]
+    evaluate = EMPTY.get(node.op_type)
+    if evaluate is None or len(arrays) < len(node.constants) or all(array.size for array in arrays):
+        return None
+    node.read.update(range(len(arrays)))
+    try:
+        result: Array = np.asarray(evaluate(node, arrays))
+    except (ValueError, IndexError) as error:
+        raise node.invalid(f"shapes do not fit: {error}") from error
+    return [constant_of(result, node.dtype_of(result), builder)]
+
+
+def _elementwise(_: Node, arrays: Sequence[Any], function: Callable[..., Any]) -> Any:
+    return function(*arrays)
+
+
+def _reduce(node: Node, arrays: Sequence[Any], function: Any) -> Any:
+    axes = node.setting("axes", 1)
+    keepdims, nothing = bool(node.integer("keepdims", 1)), bool(node.integer("noop_with_empty_axes", 0))
+    if not axes and nothing:
+        return arrays[0]
+    return function(arrays[0], axis=axes or None, keepdims=keepdims).astype(arrays[0].dtype)
+
+
+def _cast(node: Node, arrays: Sequence[Any]) -> Any:
+    dtype = DATA_TYPES.get(node.integer("to", 0))
+    if dtype is None:
+        raise node.unsupported("a cast to this type")
+    node.integer("saturate", 1)
+    node.attribute("round_mode")
+    return arrays[0].astype(dtype.value)
+
+
+def _gather(node: Node, arrays: Sequence[Any]) -> Any:
+    return np.take(arrays[0], arrays[1].astype(np.int64), axis=node.integer("axis", 0))
+
+
+def _squeeze(node: Node, arrays: Sequence[Any]) -> Any:
+    return np.squeeze(arrays[0], node.setting("axes", 1))
+
+
+def _unsqueeze(node: Node, arrays: Sequence[Any]) -> Any:
+    return np.expand_dims(arrays[0], node.required("axes", 1))
+
+
+def _reshape(node: Node, arrays: Sequence[Any]) -> Any:
+    shape = node.required("shape", 1)
+    if not node.integer("allowzero", 0):
+        shape = tuple(extent or arrays[0].shape[d] for d, extent in enumerate(shape))
+    return arrays[0].reshape(shape)
+
+
+def _slice(node: Node, arrays: Sequence[Any]) -> Any:
+    starts, stops = node.required("starts", 1), node.required("ends", 2)
+    axes = node.setting("axes", 3) or tuple(range(len(starts)))
+    steps = node.setting("steps", 4) or (1,) * len(starts)
+    index = [slice(None)] * arrays[0].ndim
+    for start, stop, axis, step in zip(starts, stops, axes, steps, strict=True):
+        index[axis] = slice(start, stop, step)
+    return arrays[0][tuple(index)]
+
+
+def _transpose(node: Node, arrays: Sequence[Any]) -> Any:
+    return np.transpose(arrays[0], node.integers("perm"))
+
+
+def _concat(node: Node, arrays: Sequence[Any]) -> Any:
+    return np.concatenate(arrays, axis=node.integer("axis", 1))
+
+
+_ELEMENTWISE: dict[str, Callable[..., Any]] = {
+    "Abs": np.abs, "Add": np.add, "And": np.logical_and, "Equal": np.equal, "Greater": np.greater,
+    "GreaterOrEqual": np.greater_equal, "Less": np.less, "LessOrEqual": np.less_equal, "Max": np.maximum,
+    "Min": np.minimum, "Mul": np.multiply, "Neg": np.negative, "Not": np.logical_not, "Or": np.logical_or,
+    "Sub": np.subtract, "Where": np.where,
+}  # fmt: skip
+
+EMPTY: dict[str, Evaluation] = {
+    **{name: partial(_elementwise, function=function) for name, function in _ELEMENTWISE.items()},
+    "Cast": _cast,
+    "Concat": _concat,
+    "Gather": _gather,
+    "ReduceProd": partial(_reduce, function=np.prod),
+    "ReduceSum": partial(_reduce, function=np.sum),
+    "Reshape": _reshape,
+    "Slice": _slice,
+    "Squeeze": _squeeze,
+    "Transpose": _transpose,
+    "Unsqueeze": _unsqueeze,
+}

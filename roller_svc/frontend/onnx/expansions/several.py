@@ -1,0 +1,104 @@
+"""Nodes that become a few calls: OneHot, Hardmax, softmaxes, BitShift, Compress, EyeLike."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+
+import numpy as np
+
+from roller_svc.frontend.graph_builder import GraphBuilder
+from roller_svc.frontend.onnx.expansions.expansion import Expansion
+from roller_svc.frontend.onnx.expansions.shapes import MAX_GENERATED_ELEMENTS
+from roller_svc.frontend.onnx.table import DATA_TYPES, SHIFTS
+from roller_svc.frontend.onnx.tensors import Tensor
+from roller_svc.frontend.onnx.use import Node
+from roller_svc.frontend.ops.operator import Operand
+from roller_svc.ir.dtype import DType
+
+
+def _one_hot(node: Node, builder: GraphBuilder) -> Sequence[Tensor]:
+    indices, values = node.operand(0), node.operand(2)
+    depth = node.scalar(1, "depth")
+    if depth is None or not 1 <= depth == int(depth):
+        raise node.invalid(f"depth is {depth}; a whole number from 1 on is expected")
+    if values.shape != (2,):
+        raise node.invalid(f"values is {list(values.shape)}; the value elsewhere and the value there are expected")
+    if indices.dtype.is_float:
+        indices = builder.cast(indices, DType.INT64)
+    chosen = builder.call("one_hot", [indices], depth=int(depth), axis=node.integer("axis", -1), dtype="bool",
+                          negative=True)  # fmt: skip
+    off, on = (builder.call("slice", [values], starts=(i,), stops=(i + 1,)) for i in range(2))
+    return [Tensor(builder.call("where", [chosen, on, off]))]
+
+
+def _softmax(node: Node, builder: GraphBuilder, operator: str) -> Sequence[Tensor]:
+    """Return a softmax. Before operator set 13 it is over all dimensions from the axis on."""
+    x = node.operand(0)
+    axis = node.integer("axis", -1 if node.opset >= 13 else 1)
+    if not -x.rank <= axis < x.rank:
+        raise node.invalid(f"axis is {axis}, the tensor has {x.rank} dimensions")
+    axis %= x.rank
+    if node.opset >= 13 or axis == x.rank - 1:
+        return [Tensor(_along(x, axis, operator, builder))]
+    flat = builder.call("reshape", [x], shape=(math.prod(x.shape[:axis]), math.prod(x.shape[axis:])))
+    return [Tensor(builder.call("reshape", [_along(flat, 1, operator, builder)], shape=x.shape))]
+
+
+def _along(x: Operand, axis: int, operator: str, builder: GraphBuilder) -> Operand:
+    if operator != "hardmax":
+        return builder.call(operator, [x], axis=axis)
+    greatest = builder.call("argmax", [x], axis=axis)
+    return builder.call("one_hot", [greatest], depth=x.shape[axis], axis=axis, dtype=x.dtype.value)
+
+
+def _bit_shift(node: Node, builder: GraphBuilder) -> Sequence[Tensor]:
+    """Return shifted integers. A negative number of bits shifts all of them out, as a large one does."""
+    direction = node.text("direction", "")
+    if direction not in SHIFTS:
+        raise node.invalid(f"direction is {direction[:40]!r}, not one of {', '.join(SHIFTS)}")
+    x, bits = node.operand(0), node.operand(1)
+    if bits.dtype.is_signed:
+        zero, width = (builder.add_constant(np.full((), n, bits.dtype.value), bits.dtype) for n in (0, x.dtype.bits))
+        bits = builder.call("where", [builder.call("less", [bits, zero]), width, bits])
+    return [Tensor(builder.call(SHIFTS[direction], [x, bits]))]
+
+
+def _compress(node: Node, builder: GraphBuilder) -> Sequence[Tensor]:
+    """Return the elements for which a constant condition holds."""
+    x, condition = node.operand(0), node.constants[1]
+    node.read.add(1)
+    if not isinstance(condition, np.ndarray):
+        raise node.unsupported("a condition that is not constant", "the result's shape depends on it")
+    axis = node.integer("axis", 0)
+    if node.attribute("axis") is None:
+        x = builder.call("reshape", [x], shape=(-1,))
+    if not -x.rank <= axis < x.rank or condition.size > x.shape[axis]:
+        raise node.invalid(f"{condition.size} conditions for dimension {axis} of {list(x.shape)}")
+    places = np.flatnonzero(condition)
+    if not places.size:
+        return [Tensor(value=np.empty([0 if d == axis % x.rank else n for d, n in enumerate(x.shape)], x.dtype.value))]
+    return [Tensor(builder.call("gather", [x, builder.add_constant(places, DType.INT64)], axis=axis))]
+
+
+def _eye_like(node: Node, builder: GraphBuilder) -> Sequence[Tensor]:
+    x, target = node.operand(0), node.attribute("dtype")
+    dtype = x.dtype if target is None else DATA_TYPES.get(node.integer("dtype", 1))
+    if dtype is None:
+        raise node.unsupported(f"the element type {target}")
+    if x.rank != 2 or math.prod(x.shape) > MAX_GENERATED_ELEMENTS:
+        raise node.invalid(f"the tensor is {list(x.shape)}; 2 dimensions and at most 2^26 elements are expected")
+    eye = np.eye(x.shape[0], x.shape[1], node.integer("k", 0), np.float32)
+    return [Tensor(builder.cast(builder.add_constant(eye, DType.FLOAT32), dtype))]
+
+
+SEVERAL: dict[str, Expansion] = {
+    "BitShift": _bit_shift,
+    "Compress": _compress,
+    "EyeLike": _eye_like,
+    "Hardmax": partial(_softmax, operator="hardmax"),
+    "LogSoftmax": partial(_softmax, operator="log_softmax"),
+    "OneHot": _one_hot,
+    "Softmax": partial(_softmax, operator="softmax"),
+}

@@ -1,0 +1,182 @@
+"""Models of one node or a few against ONNX's reference: several results, empty tensors, constants."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
+
+from roller_svc.errors import UnsupportedModelError
+from roller_svc.frontend.onnx.model import import_model
+from roller_svc.graph.interpret import interpret
+from roller_svc.graph.weights import Weights
+from roller_svc.ir.graph import Graph, OpNode, verify
+from roller_svc.semantics.interpreter import reference
+
+Arrays = dict[str, Any]
+RNG = np.random.default_rng(5)
+X = RNG.uniform(-1, 1, (3, 4)).astype(np.float32)
+CUBE = RNG.uniform(-1, 1, (2, 3, 4)).astype(np.float32)
+IMAGE = RNG.uniform(-1, 1, (2, 2, 5, 6)).astype(np.float32)
+TIES = np.array([[3, 9, 9, 1], [0, 0, -1, -1], [2, 2, 2, 2]], np.float32)
+ONE = RNG.uniform(0.5, 1, (4,)).astype(np.float32)
+
+
+def model_of(nodes: list[Any], inputs: Arrays, constants: Arrays, results: list[str], opset: int) -> Any:
+    """Return a model. Types of outputs are not stated."""
+    infos = [
+        helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
+        for name, array in inputs.items()
+    ]
+    values = [numpy_helper.from_array(array, name) for name, array in constants.items()]
+    outputs = [onnx.ValueInfoProto(name=name) for name in results]
+    graph = helper.make_graph(nodes, "model", infos, outputs, values)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)])
+
+
+def imported(model: Any, inputs: Arrays) -> tuple[Graph, list[Any]]:
+    weights = Weights()
+    graph = verify(import_model(model, weights, reference))
+    return graph, list(interpret(graph, weights, inputs).values())
+
+
+def one_node(
+    op_type: str, operands: list[Any], results: int, attributes: dict[str, Any], opset: int, constant: set[int]
+) -> tuple[Any, Arrays]:
+    """Return a model of one node, and its inputs. `constant`: positions of operands that are initializers."""
+    names = ["" if array is None else f"t{i}" for i, array in enumerate(operands)]
+    given = {name: array for name, array in zip(names, operands, strict=True) if name}
+    constants = {f"t{i}": given.pop(f"t{i}") for i in constant}
+    outputs = [f"y{i}" for i in range(results)]
+    node = helper.make_node(op_type, names, outputs, **attributes)
+    return model_of([node], given, constants, outputs, opset), given
+
+
+# op type, operands, positions of constant operands, number of results, attributes, operator set
+CASES: list[tuple[str, list[Any], set[int], int, dict[str, Any], int]] = [
+    *(("LayerNormalization", [CUBE, np.ones(CUBE.shape[axis:], np.float32)], set(), 3, {"axis": axis}, 17)
+      for axis in (0, 1, 2, -1, -3)),
+    ("LayerNormalization", [CUBE, ONE, ONE], set(), 3, {"epsilon": 0.1}, 17),
+    ("MaxPool", [IMAGE], set(), 2, {"kernel_shape": [2, 3], "pads": [1, 1, 0, 1], "strides": [2, 2]}, 12),
+    ("MaxPool", [IMAGE[:1, :1]], set(), 2, {"kernel_shape": [2, 2], "strides": [1, 2], "storage_order": 1}, 12),
+    ("Dropout", [X], set(), 2, {}, 10),
+    ("Dropout", [X, np.float32(0.5), np.array(False)], {1, 2}, 2, {}, 13),
+    ("Dropout", [X, np.float32(0), np.array(True)], {1, 2}, 2, {}, 13),
+    *(("TopK", [array, np.array([2])], {1}, 2, {"axis": axis, "largest": largest}, 11)
+      for array in (X, TIES, TIES.astype(np.int64)) for axis in (0, -1) for largest in (0, 1)),
+    ("TopK", [X], set(), 2, {"k": 3}, 1),
+    ("OneHot", [np.array([1, -1, 7, -9, 0]), np.array(3), np.array([2, 5], np.int32)], {1}, 1, {}, 11),
+    ("OneHot", [np.array([[1, 2]], np.float32), np.array(3.0), np.array([0.5, -1], np.float32)], {1}, 1,
+     {"axis": 1}, 11),
+    *(("Hardmax", [array], set(), 1, {"axis": axis}, 13) for array in (CUBE, TIES) for axis in (0, -1)),
+    ("IsInf", [np.array([1, np.inf, -np.inf, np.nan], np.float32)], set(), 1, {"detect_negative": 0}, 10),
+    *(("BitShift", [np.array([-9, 9, 100, -1, 77], kind), np.array([1, -1, 3, 70, 0], kind)], set(), 1,
+       {"direction": direction}, 26) for kind in (np.int8, np.int32, np.int64) for direction in ("LEFT", "RIGHT")),
+    ("Compress", [X, np.array([False, True, True])], {1}, 1, {"axis": 0}, 11),
+    ("Compress", [X, np.array([False, True, True, False, True])], {1}, 1, {}, 11),
+    ("EyeLike", [X], set(), 1, {"k": 1}, 9),
+    ("EyeLike", [X], set(), 1, {"dtype": TensorProto.INT32, "k": -1}, 9),
+    ("MeanVarianceNormalization", [IMAGE], set(), 1, {}, 13),
+    ("Pad", [X, np.array([1, 0, 0, 2]), np.float32(-np.inf)], {1, 2}, 1, {}, 13),
+    ("Slice", [X, np.array([1]), np.array([3]), np.array([-1]), np.array([1])], {1, 2, 3, 4}, 1, {}, 13),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case[0]}-{case[4]}".replace(" ", ""))
+def test_results_are_those_of_onnx(case: tuple[str, list[Any], set[int], int, dict[str, Any], int]) -> None:
+    op_type, operands, constant, results, attributes, opset = case
+    model, given = one_node(op_type, operands, results, attributes, opset, constant)
+    _, got = imported(model, given)
+    for value, want in zip(got, ReferenceEvaluator(model).run(None, given), strict=True):
+        assert (value.shape, value.dtype) == (want.shape, want.dtype)
+        np.testing.assert_allclose(value, want, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("is_sorted", [0, 1])
+@pytest.mark.parametrize("axis", [None, 0, -1])
+def test_unique_elements_of_a_constant(axis: int | None, is_sorted: int) -> None:
+    array = np.array([[2, 1, 1], [2, 1, 1], [0, 3, 3]], np.float32)
+    attributes = {"sorted": is_sorted} | ({} if axis is None else {"axis": axis})
+    model, _ = one_node("Unique", [array], 4, attributes, 11, {0})
+    _, (values, first, inverse, counts) = imported(model, {})
+    whole = array.reshape(-1) if axis is None else array
+    np.testing.assert_array_equal(np.take(values, inverse, axis=axis or 0), whole)
+    np.testing.assert_array_equal(np.take(whole, first, axis=axis or 0), values)
+    np.testing.assert_array_equal(counts, np.bincount(inverse))
+    assert [int(np.flatnonzero(inverse == i)[0]) for i in range(len(counts))] == first.tolist()
+    if not is_sorted:
+        assert first.tolist() == sorted(first)
+    elif axis is None:
+        assert values.tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("op_type", "operands", "constant", "attributes", "reason"),
+    [
+        ("Unique", [X], set(), {}, "a tensor that is not constant"),
+        ("Compress", [X, np.array([True, False, True])], set(), {"axis": 0}, "a condition that is not constant"),
+        ("Compress", [X, np.ones(5, np.bool_)], {1}, {"axis": 1}, "5 conditions for dimension 1"),
+        ("TopK", [X, np.array([2])], set(), {}, "k \\(input 1\\) must be a constant"),
+        ("TopK", [X, np.array([9])], {1}, {}, "k is 9, but dimension 1 has 4"),
+        ("OneHot", [np.array([1]), np.array(0), np.array([0, 1])], {1}, {}, "depth is 0"),
+        ("OneHot", [np.array([1]), np.array(2), np.array([0, 1, 2])], {1}, {}, "values is \\[3\\]"),
+        ("EyeLike", [CUBE], set(), {}, "2 dimensions"),
+        ("BitShift", [np.array([1]), np.array([1])], set(), {"direction": "UP"}, "not one of LEFT, RIGHT"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_converted_is_refused(
+    op_type: str, operands: list[Any], constant: set[int], attributes: dict[str, Any], reason: str
+) -> None:
+    model, _ = one_node(op_type, operands, 1, attributes, 20, constant)
+    with pytest.raises(UnsupportedModelError, match=reason):
+        import_model(model, Weights(), reference)
+
+
+@pytest.mark.parametrize("operator", ["Softmax", "LogSoftmax", "Hardmax"])
+@pytest.mark.parametrize("axis", [0, 1, 2, -2])
+def test_an_old_softmax_takes_all_dimensions_from_the_axis_on(operator: str, axis: int) -> None:
+    model, given = one_node(operator, [CUBE], 1, {"axis": axis}, 11, set())
+    _, (got,) = imported(model, given)
+    flat = CUBE.reshape(int(np.prod(CUBE.shape[: axis % 3])), -1)
+    newer, _ = one_node(operator, [flat], 1, {"axis": 1}, 13, set())
+    (want,) = ReferenceEvaluator(newer).run(None, {"t0": flat})
+    np.testing.assert_allclose(got, want.reshape(CUBE.shape), rtol=1e-5, atol=1e-6)
+
+
+def test_a_result_that_nothing_reads_is_not_computed() -> None:
+    model, _ = one_node("MaxPool", [IMAGE], 1, {"kernel_shape": [2, 2]}, 12, set())
+    graph, _ = imported(model, {"t0": IMAGE})
+    assert [node.operator for node in graph.nodes if isinstance(node, OpNode)] == ["max_pool2d"]
+
+
+def shape_arithmetic(start: int) -> list[Any]:
+    """Return the nodes that reshape a tensor to [product of leading extents, rest] by its shape."""
+    return [
+        helper.make_node("Shape", ["x"], ["shape"]),
+        helper.make_node("Slice", ["shape", "zero", "start"], ["lead"]),
+        helper.make_node("Slice", ["shape", "start", "end"], ["rest"]),
+        helper.make_node("ReduceProd", ["lead"], ["rows"], keepdims=1),
+        helper.make_node("Mul", ["lead", "rows"], ["scaled"]),
+        helper.make_node("Cast", ["scaled"], ["wide"], to=TensorProto.DOUBLE),
+        helper.make_node("Unsqueeze", ["wide", "zero"], ["row"]),
+        helper.make_node("Squeeze", ["row", "zero"], ["back"]),
+        helper.make_node("Cast", ["back"], ["narrow"], to=TensorProto.INT64),
+        helper.make_node("Gather", ["shape", "narrow"], ["none"]) if start == 0 else
+        helper.make_node("Slice", ["shape", "zero", "zero"], ["none"]),
+        helper.make_node("Concat", ["none", "rows", "rest"], ["target"], axis=0),
+        helper.make_node("Reshape", ["x", "target"], ["y"]),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("start", [0, 1, 3])
+def test_empty_lists_of_extents_are_evaluated(start: int) -> None:
+    constants = {"zero": np.array([0]), "start": np.array([start]), "end": np.array([99])}
+    model = model_of(shape_arithmetic(start), {"x": CUBE}, constants, ["y"], 18)
+    graph, (got,) = imported(model, {"x": CUBE})
+    (want,) = ReferenceEvaluator(model).run(None, {"x": CUBE})
+    np.testing.assert_array_equal(got, want)
+    assert [node.operator for node in graph.nodes if isinstance(node, OpNode)] == ["reshape"]
