@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx
 import pytest
@@ -180,3 +181,65 @@ def test_empty_lists_of_extents_are_evaluated(start: int) -> None:
     (want,) = ReferenceEvaluator(model).run(None, {"x": CUBE})
     np.testing.assert_array_equal(got, want)
     assert [node.operator for node in graph.nodes if isinstance(node, OpNode)] == ["reshape"]
+
+
+# Attention ----------------------------------------------------------------------------------------------------------
+def heads(*shape: int, dtype: Any = np.float32) -> Any:
+    return np.random.default_rng(sum(shape)).normal(size=shape).astype(dtype)
+
+
+Q, K, VALUES = heads(2, 4, 3, 8), heads(2, 2, 5, 8), heads(2, 2, 5, 6)
+MASK = np.where(heads(3, 5) > 0, np.float32(0), np.float32(-np.inf))
+MASK[1] = -np.inf  # a query without a key
+LENGTHS = np.array([5, 2])
+# operands, positions of constant operands, number of results, attributes
+ATTENTIONS: list[tuple[list[Any], set[int], int, dict[str, Any]]] = [
+    ([Q, K, VALUES], set(), 1, {}),
+    ([Q, K, VALUES], set(), 1, {"is_causal": 1, "scale": 0.5}),
+    ([Q, K[:, :, :3], VALUES[:, :, :3]], set(), 1, {"is_causal": 1}),
+    ([Q, K, VALUES, MASK], set(), 1, {}),
+    ([Q, K, VALUES, MASK], {3}, 1, {}),
+    ([Q, K, VALUES, MASK > -1], set(), 1, {"is_causal": 1}),
+    ([Q, K, VALUES, MASK[:1] > -1], {3}, 1, {}),
+    ([Q, K[:, :, :3], VALUES[:, :, :3], None, K, VALUES], set(), 3, {"is_causal": 1}),
+    ([Q, K[:, :, :3], VALUES[:, :, :3], MASK[0, :4], K, VALUES], set(), 1, {}),
+    ([Q, K, VALUES, None, None, None, LENGTHS], set(), 1, {"is_causal": 1}),
+    ([Q, K, VALUES, MASK > -1, None, None, LENGTHS], set(), 1, {}),
+    ([Q, K, VALUES], set(), 1, {"left_window_size": 1, "right_window_size": 0}),
+    ([Q, K, VALUES, None, None, None, LENGTHS], set(), 1, {"is_causal": 1, "left_window_size": 1}),
+    ([heads(2, 3, 32), heads(2, 5, 16), heads(2, 5, 12)], set(), 1, {"q_num_heads": 4, "kv_num_heads": 2}),
+]
+EXPANDED: list[tuple[list[Any], set[int], int, dict[str, Any]]] = [
+    ([Q, K, VALUES, MASK], set(), 1, {"softcap": 2.0}),
+    ([Q, K, VALUES, None], set(), 4, {"qk_matmul_output_mode": 3}),
+    ([Q, K, VALUES], set(), 1, {"softmax_precision": TensorProto.DOUBLE}),
+]
+
+
+@pytest.mark.parametrize(
+    "case", [*ATTENTIONS, *EXPANDED], ids=lambda case: f"{sum(x is not None for x in case[0])}-{case[3]}"
+)
+def test_attention_is_that_of_onnx(case: tuple[list[Any], set[int], int, dict[str, Any]]) -> None:
+    operands, constant, results, attributes = case
+    model, given = one_node("Attention", operands, results, attributes, 25, constant)
+    graph, got = imported(model, given)
+    for value, want in zip(got, ReferenceEvaluator(model).run(None, given), strict=True):
+        assert (value.shape, value.dtype) == (want.shape, want.dtype)
+        np.testing.assert_allclose(value, want, rtol=1e-5, atol=1e-6)
+    is_called = any(isinstance(node, OpNode) and node.operator == "attention" for node in graph.nodes)
+    assert is_called == any(case is each for each in ATTENTIONS)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("attributes", [{}, {"is_causal": 1}])
+def test_attention_of_16_bits_is_nearer_to_the_exact_result_than_onnx(dtype: Any, attributes: dict[str, Any]) -> None:
+    """ONNX's reference rounds every intermediate result, and sums of bfloat16 after each summand."""
+    operands = [array.astype(dtype) for array in (Q, K, VALUES)]
+    model, given = one_node("Attention", operands, 1, attributes, 25, set())
+    _, (got,) = imported(model, given)
+    (want,) = ReferenceEvaluator(model).run(None, given)
+    wide = [array.astype(np.float64) for array in operands]
+    exact_model, exact_given = one_node("Attention", wide, 1, attributes, 25, set())
+    (exact,) = ReferenceEvaluator(exact_model).run(None, exact_given)
+    assert got.dtype == dtype
+    assert np.abs(got - exact).max() <= np.abs(want - exact).max()
