@@ -99,6 +99,9 @@ class WgmmaAttentionRules(Enumerated):
     def _too_large(self, tile: WgmmaAttentionTile) -> str:
         if through := " and ".join(operands_through_registers(tile)):
             return f"{through} through registers"
+        # A dimension of extent 1 is always at coordinate 0, so all warps would store to its one row.
+        if self.workload.extent(self.workload.m) == 1:
+            return "one row, which the warps would all write"
         if consumer_registers(tile, self.workload.facts) > tile.consumer_registers:
             return "registers per thread"
         limits = self.workload.machine.hw.limits

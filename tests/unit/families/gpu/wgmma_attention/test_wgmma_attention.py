@@ -301,6 +301,15 @@ def test_one_row_stays_on_warps_whose_blocks_share_the_keys() -> None:
     assert ranked[0][0].program.split_k > 1
 
 
+def test_one_row_is_rejected_as_all_warps_would_write_it() -> None:
+    decode = program(*operator("4, 4", "1, 64", "64, 64"))
+    (group,) = partition(decode, HOPPER)
+    with pytest.raises(NoCandidateError, match="one row, which the warps would all write"):
+        rank_units(group, HOPPER, 1, ScheduleConstraints(op_class=OpClass.WGMMA))
+    _, ranked, _ = rank_best_partition(decode, HOPPER, 1)
+    assert ranked[0][0].program.unit.takes_fragments
+
+
 @pytest.mark.parametrize(
     ("tiles", "reason"),
     [
