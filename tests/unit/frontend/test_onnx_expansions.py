@@ -77,6 +77,9 @@ CASES: list[tuple[str, list[Any], set[int], int, dict[str, Any], int]] = [
     ("IsInf", [np.array([1, np.inf, -np.inf, np.nan], np.float32)], set(), 1, {"detect_negative": 0}, 10),
     *(("BitShift", [np.array([-9, 9, 100, -1, 77], kind), np.array([1, -1, 3, 70, 0], kind)], set(), 1,
        {"direction": direction}, 26) for kind in (np.int8, np.int32, np.int64) for direction in ("LEFT", "RIGHT")),
+    ("Pow", [np.array([-3, 2, 9]), np.array([2.0, 0.5, -1.0], np.float32)], set(), 1, {}, 15),
+    ("Pow", [np.array([3, 2], np.float16), np.array([2.0, 0.5])], set(), 1, {}, 15),
+    ("Pow", [np.array([3, 2], np.int32), np.array([2, 33])], set(), 1, {}, 15),
     ("Compress", [X, np.array([False, True, True])], {1}, 1, {"axis": 0}, 11),
     ("Compress", [X, np.array([False, True, True, False, True])], {1}, 1, {}, 11),
     ("EyeLike", [X], set(), 1, {"k": 1}, 9),
@@ -95,6 +98,21 @@ def test_results_are_those_of_onnx(case: tuple[str, list[Any], set[int], int, di
     for value, want in zip(got, ReferenceEvaluator(model).run(None, given), strict=True):
         assert (value.shape, value.dtype) == (want.shape, want.dtype)
         np.testing.assert_allclose(value, want, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("shape", "axis", "k"), [((2, 5000), 1, 7), ((9001, 2), 0, 300), ((4096,), -1, 4)])
+@pytest.mark.parametrize("largest", [0, 1])
+def test_the_greatest_of_a_long_axis_are_chosen_in_rounds(
+    shape: tuple[int, ...], axis: int, k: int, largest: int
+) -> None:
+    array = np.random.default_rng(3).integers(0, 2000, shape).astype(np.float32)  # with ties
+    model, given = one_node("TopK", [array, np.array([k])], 2, {"axis": axis, "largest": largest}, 11, {1})
+    graph, (values, indices) = imported(model, given)
+    want = np.take(np.argsort(-array if largest else array, axis, kind="stable"), np.arange(k), axis)
+    np.testing.assert_array_equal(indices, want)
+    np.testing.assert_array_equal(values, np.take_along_axis(array, want, axis))
+    ranked = [node for node in graph.nodes if isinstance(node, OpNode) and node.operator == "top_k_indices"]
+    assert len(ranked) > 1
 
 
 @pytest.mark.parametrize("is_sorted", [0, 1])

@@ -1,4 +1,4 @@
-"""Nodes that become a few calls: OneHot, Hardmax, softmaxes, BitShift, Compress, EyeLike."""
+"""Nodes that become a few calls: OneHot, Hardmax, softmaxes, BitShift, Pow, Compress, EyeLike."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from roller_svc.frontend.onnx.table import DATA_TYPES, SHIFTS
 from roller_svc.frontend.onnx.tensors import Tensor
 from roller_svc.frontend.onnx.use import Node
 from roller_svc.frontend.ops.operator import Operand
-from roller_svc.ir.dtype import DType
+from roller_svc.ir.dtype import DType, promote
 
 
 def _one_hot(node: Node, builder: GraphBuilder) -> Sequence[Tensor]:
@@ -65,6 +65,16 @@ def _bit_shift(node: Node, builder: GraphBuilder) -> Sequence[Tensor]:
     return [Tensor(builder.call(SHIFTS[direction], [x, bits]))]
 
 
+def _pow(node: Node, builder: GraphBuilder) -> Sequence[Tensor]:
+    """Return a power in the type of the base. Integers to the power of floats are formed in float64, and truncated."""
+    base, exponent = node.operand(0), node.operand(1)
+    wide = promote(base.dtype, exponent.dtype)
+    if wide.is_float and not base.dtype.is_float:
+        wide = DType.FLOAT64
+    power = builder.call("pow", [builder.cast(base, wide), builder.cast(exponent, wide)])
+    return [Tensor(builder.cast(power, base.dtype))]
+
+
 def _compress(node: Node, builder: GraphBuilder) -> Sequence[Tensor]:
     """Return the elements for which a constant condition holds."""
     x, condition = node.operand(0), node.constants[1]
@@ -100,5 +110,6 @@ SEVERAL: dict[str, Expansion] = {
     "Hardmax": partial(_softmax, operator="hardmax"),
     "LogSoftmax": partial(_softmax, operator="log_softmax"),
     "OneHot": _one_hot,
+    "Pow": _pow,
     "Softmax": partial(_softmax, operator="softmax"),
 }
