@@ -124,8 +124,11 @@ class GraphBuilder:
         return GraphBuilder(name, self.weights, self.evaluate)
 
     def finish(self, outputs: Sequence[tuple[str, Operand]]) -> Graph:
+        """Return the graph. Constants that nothing reads, as those that were folded, are left out."""
+        read = {name for node in self.nodes for name in node.inputs} | {operand.name for _, operand in outputs}
         return Graph(
-            self.name, tuple(self.inputs.items()), dict(self.constants), tuple(self.nodes),
+            self.name, tuple(self.inputs.items()), {n: c for n, c in self.constants.items() if n in read},
+            tuple(self.nodes),
             tuple((name, operand.name) for name, operand in outputs),
         )  # fmt: skip
 

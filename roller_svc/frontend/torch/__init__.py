@@ -1,0 +1,1 @@
+"""torch programs → graphs. Only these modules and the torch backend import torch."""

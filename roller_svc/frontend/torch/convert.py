@@ -1,0 +1,139 @@
+"""Nodes of a torch.fx graph → calls of named operators."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from roller_svc.errors import ArgumentError, InputError, InvariantError, UnsupportedNode
+from roller_svc.frontend.graph_builder import GraphBuilder
+from roller_svc.frontend.ops.operator import Operand
+from roller_svc.frontend.torch.aten import ATEN
+from roller_svc.frontend.torch.call import AtenCall
+from roller_svc.frontend.torch.tensors import Empty, type_of
+from roller_svc.ir.program import TensorType
+
+
+class Failed:
+    """The value of a node that is not supported, or depends on one."""
+
+
+FAILED = Failed()
+
+
+def operator_name(node: fx.Node) -> str:
+    """Return the name of the operator that a node calls, as "aten.add.Tensor"."""
+    target = node.target
+    return str(target) if not callable(target) or isinstance(target, torch._ops.OperatorBase) else target.__name__
+
+
+class GraphConverter:
+    """Converts nodes in order. Nodes that fail are recorded; what depends on them is skipped."""
+
+    def __init__(self, builder: GraphBuilder) -> None:
+        self.builder = builder
+        self.values: dict[fx.Node, Any] = {}  # operands, empty tensors, lists of both, numbers, FAILED
+        self.unsupported: list[UnsupportedNode] = []
+
+    def bind(self, node: fx.Node, value: object) -> None:
+        self.values[node] = value
+
+    def convert_nodes(self, nodes: Iterable[fx.Node]) -> None:
+        for node in nodes:
+            if node.op not in ("placeholder", "output"):
+                self.bind(node, self._convert(node))
+
+    def _convert(self, node: fx.Node) -> object:
+        """Return the value of a node; FAILED where it is not supported."""
+        if node.target is operator.getitem:
+            return self._item(node)
+        converter = ATEN.get(operator_name(node)) if node.op == "call_function" else None
+        if converter is None:
+            return self._note(node, "the operator is not supported")
+        if any(self.values.get(each) is FAILED for each in node.all_input_nodes):
+            return FAILED
+        self.builder.at = node.name
+        try:
+            call = call_of(node, self._value, self.builder)
+            results = converter(call)
+            call.check_all_read()
+        except InputError as error:
+            return self._note(node, error.message)
+        finally:
+            self.builder.at = ""
+        return _check(node, results, call.results)
+
+    def _item(self, node: fx.Node) -> object:
+        source, index = node.args
+        values = self.values.get(source) if isinstance(source, fx.Node) else None
+        if values is FAILED or not isinstance(values, list) or not isinstance(index, int):
+            return FAILED
+        if values[index] is None and node.users:
+            return self._note(source, f"result {index} is not supported")
+        return values[index]
+
+    def _value(self, argument: object) -> object:
+        """Return an argument, with values for the nodes in it."""
+        if isinstance(argument, fx.Node):
+            return self.values[argument]
+        if isinstance(argument, list | tuple):
+            return [self._value(item) for item in argument]
+        return argument
+
+    def _note(self, node: object, reason: str) -> Failed:
+        if isinstance(node, fx.Node):
+            self.unsupported.append(UnsupportedNode(operator_name(node)[:80], node.name[:80], reason))
+        return FAILED
+
+
+def call_of(node: fx.Node, value: Callable[[object], object], builder: GraphBuilder) -> AtenCall:
+    """Return a node as a call, with the schema's names for its arguments."""
+    target: Any = node.target
+    arguments: dict[str, object] = {}
+    defaults: dict[str, object] = {}
+    positional = iter(node.args)
+    for argument in target._schema.arguments:
+        if argument.has_default_value():
+            defaults[argument.name] = argument.default_value
+        given = None if argument.kwarg_only else next(positional, _ABSENT)
+        if argument.kwarg_only or given is _ABSENT:
+            given = node.kwargs.get(argument.name, defaults.get(argument.name))
+        arguments[argument.name] = value(given)
+    kinds = node.meta["val"]
+    listed = kinds if isinstance(kinds, list | tuple) else [kinds]
+    results = tuple(type_of(each) if isinstance(each, torch.Tensor) else None for each in listed)
+    needed = frozenset(range(len(results)))
+    if isinstance(kinds, list | tuple):
+        needed = frozenset(user.args[1] for user in node.users if user.target is operator.getitem and user.users)
+    return AtenCall(operator_name(node), builder, arguments, defaults, results, needed)
+
+
+_ABSENT = object()
+
+
+def _check(
+    node: fx.Node, results: Operand | Sequence[Operand | Empty | None], expected: Sequence[TensorType | Empty | None]
+) -> object:
+    """Return the results if they have the types that torch infers. Raises InvariantError if not."""
+    listed = [results] if isinstance(results, Operand) else list(results)
+    if len(listed) != len(expected):
+        raise InvariantError(f"{operator_name(node)} {node.name}: {len(listed)} results, torch has {len(expected)}")
+    for result, type_ in zip(listed, expected, strict=True):
+        if isinstance(result, Operand) and result.type != type_:
+            raise InvariantError(f"{operator_name(node)} {node.name}: the result is {result.type}, torch's {type_}")
+    return results if isinstance(results, Operand) else listed
+
+
+def input_type(name: str, tensor: torch.Tensor) -> TensorType:
+    """Return the type of an input. Raises ArgumentError that names it."""
+    try:
+        type_ = type_of(tensor)
+    except ArgumentError as error:
+        raise ArgumentError(f"input {name!r}: {error.message}", code=error.code, hint=error.hint) from error
+    if isinstance(type_, Empty):
+        raise ArgumentError(f"input {name!r} has no elements {list(type_.shape)}", code="unsupported-type")
+    return type_

@@ -1,0 +1,141 @@
+"""torch.export programs → graphs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.export.graph_signature import (
+    ConstantArgument,
+    InputKind,
+    OutputKind,
+    OutputSpec,
+    TensorArgument,
+)
+from torch.utils import _pytree as pytree
+
+from roller_svc.errors import ArgumentError, UnsupportedModelError, UnsupportedNode
+from roller_svc.frontend.graph_builder import Evaluate, GraphBuilder, WeightStore
+from roller_svc.frontend.ops.operator import Operand
+from roller_svc.frontend.torch.aten import ATEN
+from roller_svc.frontend.torch.convert import FAILED, GraphConverter, input_type
+from roller_svc.frontend.torch.tensors import Empty, array_of, dtype_of
+from roller_svc.ir.graph import Graph
+
+_STATE = {InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR}
+
+
+def export_module(
+    module: torch.nn.Module, inputs: Sequence[object], named: Mapping[str, object] | None = None
+) -> ExportedProgram:
+    """Return the program of a module for inputs like these. Shapes are theirs."""
+    with torch.no_grad():
+        return torch.export.export(module, tuple(inputs), dict(named or {}))
+
+
+def decompose(program: ExportedProgram) -> ExportedProgram:
+    """Return the program in core ATen, with the operators of ATEN whole."""
+    table = torch.export.default_decompositions()
+    for overload in list(table):
+        if str(overload) in ATEN:
+            del table[overload]
+    return program.run_decompositions(table)
+
+
+def import_program(program: ExportedProgram, weights: WeightStore, evaluate: Evaluate) -> Graph:
+    """Return the graph of an exported program. Parameters and buffers become constants, which share their memory.
+
+    Args:
+        weights: takes the arrays of constants.
+        evaluate: runs a program on arrays.
+
+    Raises:
+        UnsupportedModelError: nodes are not supported; it lists all of them.
+        ArgumentError: an input has a symbolic extent or an unsupported type.
+    """
+    program = decompose(program)
+    builder = GraphBuilder(type(program.graph_module).__name__.lower(), weights, evaluate)
+    converter = GraphConverter(builder)
+    _bind_inputs(program, converter)
+    converter.convert_nodes(program.graph.nodes)
+    outputs = _outputs(program, converter)
+    if converter.unsupported:
+        raise UnsupportedModelError(tuple(converter.unsupported))
+    return builder.finish(outputs)
+
+
+def _bind_inputs(program: ExportedProgram, converter: GraphConverter) -> None:
+    """Give each placeholder its value: inputs of the graph, constants, and numbers."""
+    placeholders = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
+    for spec in program.graph_signature.input_specs:
+        node = placeholders[spec.arg.name]
+        if spec.kind in _STATE:
+            tensor = _state(program, spec)
+            value: object = Empty(tuple(tensor.shape))
+            if tensor.numel():
+                value = converter.builder.add_constant(array_of(tensor), dtype_of(tensor.dtype))
+        elif spec.kind is InputKind.USER_INPUT and isinstance(spec.arg, ConstantArgument):
+            value = spec.arg.value
+        elif spec.kind is InputKind.USER_INPUT and isinstance(node.meta["val"], torch.Tensor):
+            value = converter.builder.add_input(input_type(node.name, node.meta["val"]), node.name)
+        else:
+            shown = spec.kind.name.lower().replace("_", " ")
+            raise ArgumentError(f"input {node.name!r} is a {shown} of type {type(node.meta.get('val')).__name__}; "
+                                "only tensors and constants are supported", code="unsupported-type")  # fmt: skip
+        converter.bind(node, value)
+
+
+def _state(program: ExportedProgram, spec: Any) -> torch.Tensor:
+    """Return the tensor of a parameter, a buffer or a constant."""
+    tensors = program.state_dict if spec.target in program.state_dict else program.constants
+    tensor = tensors[spec.target]
+    if not isinstance(tensor, torch.Tensor):
+        raise ArgumentError(f"{spec.target} is a {type(tensor).__name__}, not a tensor", code="unsupported-type")
+    return tensor
+
+
+def _outputs(program: ExportedProgram, converter: GraphConverter) -> list[tuple[str, Operand]]:
+    """Return the outputs with their names. In-place writes to buffers and inputs are recorded as unsupported."""
+    specs = program.graph_signature.output_specs
+    (output,) = (node for node in program.graph.nodes if node.op == "output")
+    user = [(spec, node) for spec, node in zip(specs, output.args[0], strict=True)
+            if spec.kind is OutputKind.USER_OUTPUT]  # fmt: skip
+    for spec in specs:
+        if spec.kind is not OutputKind.USER_OUTPUT:
+            converter.unsupported.append(_effect(spec))
+    names = _output_names(program, len(user))
+    outputs = []
+    for name, (spec, node) in zip(names, user, strict=True):
+        value = converter.values.get(node) if isinstance(spec.arg, TensorArgument) else node
+        if isinstance(value, Operand):
+            outputs.append((name, value))
+        elif value is not FAILED:
+            reason = f"it is {value!r:.40}, not a tensor with elements"
+            converter.unsupported.append(UnsupportedNode("output", name, reason))
+    return outputs
+
+
+def _effect(spec: OutputSpec) -> UnsupportedNode:
+    kind = spec.kind.name.lower().replace("_", " ")
+    target = spec.target or spec.arg.name
+    return UnsupportedNode(kind, str(target), "the program writes to it in place; a model has results alone")
+
+
+def _output_names(program: ExportedProgram, count: int) -> list[str]:
+    """Return keys of the result where it is a dictionary or a dataclass, else output0, output1, ..."""
+    plain = [f"output{i}" for i in range(count)]
+    tree = program.call_spec.out_spec
+    if tree is None or tree.num_leaves != count:
+        return plain
+    paths = pytree.tree_flatten_with_path(pytree.tree_unflatten(list(range(count)), tree))[0]
+    names = ["_".join(_key(key) for key in path) for path, _ in paths]
+    named = all(path and not isinstance(path[0], pytree.SequenceKey) for path, _ in paths)
+    return names if named and max(Counter(names).values()) == 1 else plain
+
+
+def _key(key: Any) -> str:
+    """Return the text of one step of a path: a key, a field or a position."""
+    return str(next(getattr(key, name) for name in ("key", "name", "idx") if hasattr(key, name)))
