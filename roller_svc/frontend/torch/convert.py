@@ -17,6 +17,11 @@ from roller_svc.frontend.torch.call import AtenCall
 from roller_svc.frontend.torch.tensors import Empty, type_of
 from roller_svc.ir.program import TensorType
 
+# Checks of the exporter. Types and shapes are static, so the first kind always holds; the other ones are of data.
+ASSERTIONS = frozenset(
+    {"aten._assert_tensor_metadata.default", "aten._assert_async.msg", "aten._assert_scalar.default"}
+)
+
 
 class Failed:
     """The value of a node that is not supported, or depends on one."""
@@ -51,6 +56,8 @@ class GraphConverter:
         """Return the value of a node; FAILED where it is not supported."""
         if node.target is operator.getitem:
             return self._item(node)
+        if operator_name(node) in ASSERTIONS:
+            return None
         converter = ATEN.get(operator_name(node)) if node.op == "call_function" else None
         if converter is None:
             return self._note(node, "the operator is not supported")
@@ -59,6 +66,8 @@ class GraphConverter:
         self.builder.at = node.name
         try:
             call = call_of(node, self._value, self.builder)
+            if len(call.results) == 1 and isinstance(call.results[0], Empty):
+                return call.results[0]
             results = converter(call)
             call.check_all_read()
         except InputError as error:

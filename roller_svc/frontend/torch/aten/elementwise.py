@@ -196,7 +196,7 @@ _UNARY = {
     "log10": "log10", "log1p": "log1p", "log2": "log2", "neg": "neg", "reciprocal": "reciprocal", "relu": "relu",
     "rsqrt": "rsqrt", "sigmoid": "sigmoid", "sign": "sign", "silu": "silu", "sin": "sin", "sinh": "sinh",
     "sqrt": "sqrt", "square": "square", "tan": "tan", "tanh": "tanh", "hardswish": "hard_swish",
-    "hardsigmoid": "hard_sigmoid", "mish": "mish", "softsign": "softsign",
+    "hardsigmoid": "hard_sigmoid", "mish": "mish",
 }  # fmt: skip
 _ROUNDING = ("ceil", "floor", "round", "trunc")
 _BINARY = {

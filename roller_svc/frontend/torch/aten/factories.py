@@ -42,7 +42,7 @@ def _eye(call: AtenCall) -> Operand:
     for name in ("n", "m", "dtype", "layout"):
         if name in call.arguments:
             call.value(name)
-    return call.constant(np.eye(*call.shape), call.dtype)
+    return call.constant(np.eye(call.shape[0], call.shape[1]), call.dtype)
 
 
 def _triangle(call: AtenCall, *, upper: bool) -> Operand:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import numpy as np
-
 from roller_svc.frontend.graph_builder import Array
 from roller_svc.frontend.ops.operator import Operand
 from roller_svc.frontend.torch.call import AtenCall, Converter
@@ -38,7 +36,7 @@ def _index_select(call: AtenCall) -> Operand:
 
 def _index(call: AtenCall) -> Operand:
     """Convert `x[i, :, j]`: indexed dimensions become one, of which one gather takes the elements."""
-    x, indices = call.operand("self"), _with_masks_as_indices(call, call.value("indices"))
+    x, indices = call.operand("self"), _indices(call)
     indexed = [d for d, index in enumerate(indices) if index is not None]
     first, count = indexed[0], len(indexed)
     adjacent = indexed == list(range(first, first + count))
@@ -51,21 +49,15 @@ def _index(call: AtenCall) -> Operand:
     return call.run("gather", merged, place, axis=first)
 
 
-def _with_masks_as_indices(call: AtenCall, given: Sequence[object]) -> list[Operand | None]:
-    """Return the indices, with those where a constant mask is true in its place."""
+def _indices(call: AtenCall) -> list[Operand | None]:
+    """Return the index of each dimension; None for those that stay whole."""
     indices: list[Operand | None] = []
-    for index in given:
+    for index in call.value("indices"):
         if isinstance(index, Empty):
             raise call.unsupported("an index without elements")
-        if not isinstance(index, Operand):
-            indices.append(None)
-        elif index.dtype is DType.BOOL:
-            value = call.known(index)
-            if value is None:
-                raise call.unsupported("a mask as an index, whose result has a shape that depends on data,")
-            indices += [call.constant(places, DType.INT64) for places in np.nonzero(value)]
-        else:
-            indices.append(index)
+        if isinstance(index, Operand) and index.dtype is DType.BOOL:
+            raise call.unsupported("a mask as an index, whose result has a shape that depends on data,")
+        indices.append(index)
     if not any(index is not None for index in indices):
         raise call.unsupported("an index without tensors")
     return indices

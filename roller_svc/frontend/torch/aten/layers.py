@@ -299,7 +299,33 @@ def _einsum(call: AtenCall) -> Operand:
     return call.run("einsum", *operands, equation=call.text("equation").replace(" ", ""))
 
 
+def _trilinear(call: AtenCall) -> Operand:
+    """Convert a sum of products of three tensors, each with further dimensions, as an einsum."""
+    names, operands = "abcdefghijklmnop", [call.operand(f"i{i}") for i in (1, 2, 3)]
+    expanded = [call.integers(f"expand{i}") for i in (1, 2, 3)]
+    call.value("unroll_dim")
+    rank = operands[0].rank + len(expanded[0])
+    labels = ["".join(names[d] for d in range(rank) if d not in dims) for dims in expanded]
+    result = "".join(names[d] for d in range(rank) if d not in call.integers("sumdim"))
+    return call.run("einsum", *operands, equation=f"{','.join(labels)}->{result}")
+
+
+_DISTANCES = {1.0: "reduce_l1", 2.0: "reduce_l2"}
+
+
+def _distances(call: AtenCall) -> Operand:
+    """Convert the distances of all pairs of rows."""
+    first, second, p = call.operand("x1"), call.operand("x2"), float(call.number("p"))
+    call.value("compute_mode")
+    if p not in _DISTANCES:
+        raise call.unsupported(f"a distance of order {p}")
+    rows, columns = call.run("unsqueeze", first, axis=(-2,)), call.run("unsqueeze", second, axis=(-3,))
+    return call.run(_DISTANCES[p], call.run("sub", rows, columns), axis=(-1,))
+
+
 TABLE: dict[str, Converter] = {
+    "aten._cdist_forward.default": _distances,
+    "aten._trilinear.default": _trilinear,
     "aten.linear.default": _linear,
     **{f"aten.{name}.default": _matmul for name in ("matmul", "mm", "bmm", "mv", "dot")},
     "aten.addmm.default": _addmm,
@@ -311,14 +337,16 @@ TABLE: dict[str, Converter] = {
     "aten.conv_transpose3d.input": _conv_transpose,
     "aten.convolution.default": _convolution,
     **{
-        f"aten.max_pool{spatial}d.default": partial(_pool, operator="max_pool", spatial=spatial) for spatial in (1, 2, 3)
+        f"aten.max_pool{spatial}d.default": partial(_pool, operator="max_pool", spatial=spatial)
+        for spatial in (1, 2, 3)
     },
     **{
         f"aten.max_pool{spatial}d_with_indices.default": partial(_max_pool_with_indices, spatial=spatial)
         for spatial in (2, 3)
     },
     **{
-        f"aten.avg_pool{spatial}d.default": partial(_pool, operator="avg_pool", spatial=spatial) for spatial in (1, 2, 3)
+        f"aten.avg_pool{spatial}d.default": partial(_pool, operator="avg_pool", spatial=spatial)
+        for spatial in (1, 2, 3)
     },
     **{
         f"aten.{prefix}adaptive_avg_pool{spatial}d.default": partial(_adaptive_pool, kind="avg", spatial=spatial)

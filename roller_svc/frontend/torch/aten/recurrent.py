@@ -19,7 +19,8 @@ def _parts(builder: GraphBuilder, x: Operand, count: int) -> list[Operand]:
     """Return equal parts of the last dimension."""
     size = x.shape[-1] // count
     return [
-        builder.call("slice", [x], starts=(i * size,), stops=((i + 1) * size,), axes=(x.rank - 1,)) for i in range(count)
+        builder.call("slice", [x], starts=(i * size,), stops=((i + 1) * size,), axes=(x.rank - 1,))
+        for i in range(count)
     ]
 
 
@@ -70,7 +71,9 @@ def _layers(call: AtenCall, cell: Cell, states_of_cell: int) -> list[Operand]:
         for direction in range(directions):
             number = layer * directions + direction
             states = [select(call, state, 0, number) for state in first]
-            results = _run(call, cell, x, states, weights[each * number : each * (number + 1)], bool(direction))
+            results = _run(
+                call, cell, x, states, weights[each * number : each * (number + 1)], backward=bool(direction)
+            )
             for stacked, state in zip(last, results[:-1], strict=True):
                 stacked.append(call.run("unsqueeze", state, axis=(0,)))
             outputs.append(results[-1])
@@ -82,7 +85,7 @@ def _layers(call: AtenCall, cell: Cell, states_of_cell: int) -> list[Operand]:
 
 
 def _run(
-    call: AtenCall, cell: Cell, x: Operand, states: Sequence[Operand], weights: Sequence[Operand], backward: bool
+    call: AtenCall, cell: Cell, x: Operand, states: Sequence[Operand], weights: Sequence[Operand], *, backward: bool
 ) -> tuple[Operand, ...]:
     """Return the last states and the outputs of one layer in one direction. The input's products need no loop."""
     w, u, *biases = weights

@@ -246,6 +246,16 @@ def _diagonal(call: AtenCall) -> Operand:
     return call.slice(flat, flat.rank - 1, start, start + (count - 1) * (columns + 1) + 1, columns + 1)
 
 
+def _unfold(call: AtenCall) -> Operand:
+    """Take every window along a dimension; its elements become the last dimension."""
+    x = call.x
+    axis, size, step = call.dimension(call.integer("dimension"), x.rank), call.integer("size"), call.integer("step")
+    count = call.shape[axis]
+    places = np.arange(count)[:, None] * step + np.arange(size)
+    y = call.run("gather", x, call.constant(places, DType.INT64), axis=axis)
+    return _transpose(call, y, [*(d for d in range(y.rank) if d != axis + 1), axis + 1])
+
+
 # Positions along one dimension, and the factor of each: an element of the result is their sum.
 Taps = list[tuple[Array, Array | None]]
 
@@ -357,5 +367,6 @@ TABLE: dict[str, Converter] = {
     "aten.pixel_shuffle.default": _pixel_shuffle,
     "aten.pixel_unshuffle.default": _pixel_unshuffle,
     "aten.diagonal.default": _diagonal,
+    "aten.unfold.default": _unfold,
     **_upsamplers(),
 }

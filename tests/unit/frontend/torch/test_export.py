@@ -1,0 +1,201 @@
+"""Import of exported programs: names, constants, effects, everything that is refused."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+
+from roller_svc.errors import ArgumentError, UnsupportedModelError  # noqa: E402
+from roller_svc.frontend.torch.export import export_module, import_program  # noqa: E402
+from roller_svc.frontend.torch.tensors import array_of, tensor_of  # noqa: E402
+from roller_svc.graph.interpret import interpret  # noqa: E402
+from roller_svc.graph.weights import Weights  # noqa: E402
+from roller_svc.ir.graph import LoopNode, verify  # noqa: E402
+from roller_svc.semantics.interpreter import reference  # noqa: E402
+
+
+class Function(nn.Module):
+    def __init__(self, function, **tensors):
+        super().__init__()
+        self.function = function
+        for name, tensor in tensors.items():
+            self.register_buffer(name, tensor)
+
+    def forward(self, *inputs, **named):
+        return self.function(self, *inputs, **named)
+
+
+def import_module(module, *inputs, **named):
+    weights = Weights()
+    return verify(import_program(export_module(module.eval(), inputs, named), weights, reference)), weights
+
+
+def refused(function, *inputs, **tensors):
+    with pytest.raises(UnsupportedModelError) as caught:
+        import_module(Function(function, **tensors), *inputs)
+    return caught.value.nodes
+
+
+def operators(graph):
+    return [node.operator for node in graph.nodes]
+
+
+def test_layers_stay_one_node_each():
+    module = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.LayerNorm(8), nn.Linear(8, 3), nn.Softmax(-1))
+    graph, _ = import_module(module, torch.ones(2, 4))
+    assert operators(graph) == ["linear", "gelu", "layer_norm", "linear", "softmax"]
+
+
+def test_convolution_networks_stay_one_node_for_each_layer():
+    module = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2), nn.AdaptiveAvgPool2d(1))
+    graph, _ = import_module(module, torch.ones(1, 3, 8, 8))
+    assert operators(graph) == ["conv2d", "batch_norm", "relu", "max_pool2d", "global_avg_pool2d"]
+
+
+@pytest.mark.filterwarnings("ignore:The tensor attributes:UserWarning")
+def test_recurrent_layers_become_loops():
+    graph, _ = import_module(nn.GRU(5, 4), torch.ones(6, 2, 5))
+    (loop,) = [node for node in graph.nodes if isinstance(node, LoopNode)]
+    assert loop.steps == 6
+    assert operators(loop.body)[0] == "linear"
+
+
+def test_nodes_are_called_as_in_the_program():
+    graph, _ = import_module(Function(lambda self, x: torch.relu(x) + 1), torch.ones(2))
+    assert [node.name for node in graph.nodes] == ["relu", "add"]
+
+
+def test_parameters_share_memory_and_equal_ones_are_one_constant():
+    weight = nn.Parameter(torch.randn(128, 128))
+    module = nn.Sequential(nn.Linear(128, 128, bias=False), nn.ReLU(), nn.Linear(128, 128, bias=False))
+    module[0].weight = module[2].weight = weight
+    graph, weights = import_module(module, torch.ones(2, 128))
+    (constant,) = graph.constants.values()
+    assert np.shares_memory(weights.array(constant), weight.detach().numpy())
+
+
+def test_folded_constants_are_not_kept():
+    graph, _ = import_module(Function(lambda self, x: x + torch.arange(4) * 2 + 1), torch.ones(4))
+    assert len(graph.constants) == 2
+
+
+@pytest.mark.parametrize("kind", ["bfloat16", "float8_e4m3fn", "float8_e5m2", "float16", "bool", "uint8"])
+def test_arrays_of_every_type_share_the_bits(kind):
+    tensor = torch.tensor([[0.5, -1.5], [0.0, 2.0]]).to(getattr(torch, kind))
+    array = array_of(tensor)
+    assert array.dtype == np.dtype(getattr(ml_dtypes, kind, kind))
+    np.testing.assert_array_equal(array.astype(np.float32), tensor.float().numpy())
+    assert torch.equal(tensor_of(array).float(), tensor.float())
+    assert tensor_of(array).dtype is tensor.dtype
+
+
+def test_inputs_are_in_order_and_outputs_have_the_keys_of_a_dictionary():
+    def function(self, x, y):
+        return {"total": x + y, "parts": {"first": x * 2}}
+
+    graph, weights = import_module(Function(function), torch.ones(2), y=torch.ones(2))
+    assert [name for name, _ in graph.inputs] == ["inputs_0", "y"]
+    assert [name for name, _ in graph.outputs] == ["total", "parts_first"]
+    results = interpret(graph, weights, {"inputs_0": np.ones(2, np.float32), "y": np.ones(2, np.float32)})
+    np.testing.assert_array_equal(results["total"], [2, 2])
+
+
+def test_several_outputs_are_numbered():
+    graph, _ = import_module(Function(lambda self, x: (x + 1, x, x + 2)), torch.ones(2))
+    assert [name for name, _ in graph.outputs] == ["output0", "output1", "output2"]
+
+
+def test_inputs_that_are_no_tensors_are_constants():
+    graph, _ = import_module(Function(lambda self, x, k, flag: x * k if flag is None else x), torch.ones(2), 3, None)
+    assert [name for name, _ in graph.inputs] == ["inputs_0"]
+    assert operators(graph) == ["mul"]
+
+
+def test_blocks_without_gradients_are_part_of_the_program():
+    def function(self, x):
+        with torch.no_grad():
+            y = x * 2
+        return y + 1
+
+    graph, _ = import_module(Function(function), torch.ones(2))
+    assert operators(graph) == ["mul", "add"]
+
+
+def test_every_unsupported_node_is_reported_at_once():
+    nodes = refused(lambda self, x: torch.lgamma(x) + torch.special.i0e(torch.relu(torch.digamma(x))), torch.ones(2))
+    assert [(node.operator, node.name) for node in nodes] == [
+        ("aten.lgamma.default", "lgamma"), ("aten.digamma.default", "digamma"),
+        ("aten.special_i0e.default", "special_i0e"),
+    ]  # fmt: skip
+    assert all(node.reason == "the operator is not supported" for node in nodes)
+
+
+def test_arguments_without_support_are_refused_by_name():
+    (node,) = refused(lambda self, x: torch.round(x, decimals=2), torch.ones(2))
+    assert (node.operator, node.name, node.reason) == (
+        "aten.round.decimals",
+        "round_1",
+        "the operator is not supported",
+    )
+    (node,) = refused(lambda self, x: nn.functional.avg_pool2d(x, 2, divisor_override=3), torch.ones(1, 1, 4, 4))
+    assert "divisor_override=3" in node.reason
+
+
+def test_results_without_support_are_refused_by_number():
+    pool = nn.MaxPool2d(2, return_indices=True)
+    (node,) = refused(lambda self, x: pool(x), torch.ones(1, 1, 4, 4))
+    assert (node.operator, node.reason) == ("aten.max_pool2d_with_indices.default", "result 1 is not supported")
+
+
+def test_buffers_that_are_written_are_refused_by_name():
+    def function(self, x):
+        self.count.add_(1)
+        return x + self.count
+
+    (node,) = refused(function, torch.ones(2), count=torch.zeros(1))
+    assert (node.operator, node.name) == ("buffer mutation", "count")
+    (node,) = refused(lambda self, x: x.add_(1) * 2, torch.ones(2))
+    assert (node.operator, node.name) == ("user input mutation", "inputs_0")
+
+
+def test_batch_norm_in_training_is_refused():
+    module = nn.BatchNorm2d(3).train()
+    program = torch.export.export(module, (torch.ones(2, 3, 4, 4),))
+    with pytest.raises(UnsupportedModelError, match="running_mean"):
+        import_program(program, Weights(), reference)
+
+
+def test_random_operators_are_refused():
+    nodes = refused(lambda self, x: x + torch.rand(2), torch.ones(2))
+    assert [node.operator for node in nodes] == ["aten.rand.default"]
+
+
+def test_symbolic_extents_are_refused_with_the_input_and_dimension():
+    batch = torch.export.Dim("batch", min=2, max=8)
+    program = torch.export.export(nn.ReLU(), (torch.ones(4, 2),), dynamic_shapes=({0: batch},))
+    with pytest.raises(ArgumentError, match="input 'input': dimension 0 is symbolic") as caught:
+        import_program(program, Weights(), reference)
+    assert caught.value.code == "open-shape"
+
+
+def test_shapes_that_depend_on_data_are_refused():
+    nodes = refused(lambda self, x: x[x > 0].sum(), torch.ones(4))
+    assert any("depend" in node.reason or "symbolic" in node.reason for node in nodes)
+
+
+def test_complex_numbers_are_refused():
+    with pytest.raises(ArgumentError, match="complex64"):
+        import_module(Function(lambda self, x: x.real), torch.ones(2, dtype=torch.complex64))
+
+
+def test_the_package_does_not_import_torch():
+    code = "import roller_svc, sys; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
