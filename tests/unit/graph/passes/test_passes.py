@@ -1,0 +1,183 @@
+"""Each pass: fewer nodes, equal results."""
+
+from __future__ import annotations
+
+import numpy as np
+from graphs import add_input, add_random, builder_of, check_equal, operators, program_of
+
+from roller_svc.frontend.ops.operator import Operand
+from roller_svc.graph.passes import run_passes
+from roller_svc.graph.passes.batch_norms import fold_batch_norms
+from roller_svc.graph.passes.constants import fold_constants
+from roller_svc.graph.passes.dead import remove_dead_nodes
+from roller_svc.graph.passes.duplicates import merge_duplicates
+from roller_svc.graph.passes.fusion import fuse_operators
+from roller_svc.graph.weights import Weights
+from roller_svc.hardware import load
+from roller_svc.ir.dtype import DType
+from roller_svc.ir.graph import FUSED, Graph, LoopNode, verify
+
+CPU = load("cpu-x86-avx2")
+
+
+def normalized_convolutions() -> tuple[Graph, Weights]:
+    """Convolution, batch norm, relu; once more with a residual; and one whose result something else reads."""
+    builder, weights = builder_of()
+    x = add_input(builder, "x", 1, 4, 10, 10)
+
+    def block(x: Operand, seed: int, *, bias: bool) -> tuple[Operand, Operand]:
+        operands = [x, add_random(builder, seed, 4, 4, 3, 3), *([add_random(builder, seed + 1, 4)] if bias else [])]
+        y = builder.call("conv2d", operands, padding=1)
+        variance = builder.add_constant(np.linspace(0.5, 2, 4).astype(np.float32), DType.FLOAT32)
+        norm = [add_random(builder, seed + 2 + i, 4) for i in range(3)]
+        return y, builder.call("batch_norm", [y, *norm, variance], epsilon=1e-3)
+
+    first = builder.call("relu", [block(x, 10, bias=False)[1]])
+    second = builder.call("relu", [builder.call("add", [block(first, 20, bias=True)[1], x])])
+    raw, third = block(second, 30, bias=True)
+    return builder.finish([("y", third), ("raw", raw)]), weights
+
+
+def test_constants_are_folded() -> None:
+    builder, weights = builder_of()
+    x, w = add_input(builder, "x", 130, 150), add_random(builder, 0, 150, 130)
+    turned = builder.call("transpose", [w], permutation=(1, 0))  # too large to fold while the graph is built
+    graph = builder.finish([("y", builder.call("add", [x, turned]))])
+    folded = verify(remove_dead_nodes(fold_constants(graph, weights)))
+    assert operators(graph) == ["transpose", "add"]
+    assert operators(folded) == ["add"]
+    assert len(folded.constants) == 1
+    check_equal(graph, folded, weights)
+
+
+def test_batch_norms_become_weights_and_biases() -> None:
+    graph, weights = normalized_convolutions()
+    folded = verify(fold_batch_norms(graph, weights))
+    assert operators(graph).count("batch_norm") == 3
+    assert operators(folded).count("batch_norm") == 1  # the one whose convolution is an output
+    check_equal(graph, folded, weights)
+
+
+def test_equal_nodes_are_merged() -> None:
+    builder, weights = builder_of()
+    x = add_input(builder, "x", 7, 9)
+    same = [builder.call("exp", [builder.call("relu", [x])]) for _ in range(3)]
+    other = builder.call("relu", [builder.call("exp", [x])])
+    graph = builder.finish([(f"y{i}", each) for i, each in enumerate([*same, other])])
+    merged = verify(merge_duplicates(graph))
+    assert sorted(operators(merged)) == ["exp", "exp", "relu", "relu"]
+    check_equal(graph, merged, weights)
+
+
+def test_equal_operators_with_other_parameters_stay() -> None:
+    builder, _ = builder_of()
+    x = add_input(builder, "x", 4, 6)
+    pieces = [builder.call("reduce_sum", [x], axis=(axis,), keepdims=False) for axis in (0, 1)]
+    graph = builder.finish([("a", pieces[0]), ("b", pieces[1])])
+    assert len(merge_duplicates(graph).nodes) == 2
+
+
+def test_dead_nodes_go_with_their_constants() -> None:
+    builder, weights = builder_of()
+    x = add_input(builder, "x", 8)
+    kept = builder.call("mul", [x, add_random(builder, 1, 8)])
+    builder.call("exp", [builder.call("add", [kept, add_random(builder, 2, 8)])])
+    graph = builder.finish([("y", kept)])
+    alive = verify(remove_dead_nodes(graph))
+    assert operators(alive) == ["mul"]
+    assert len(alive.constants) == 1
+    check_equal(graph, alive, weights)
+
+
+def test_a_chain_of_maps_is_one_kernel() -> None:
+    builder, weights = builder_of()
+    y = x = add_input(builder, "x", 64, 96)
+    for operator in ("exp", "relu", "sigmoid", "tanh"):
+        y = builder.call(operator, [y])
+    graph = builder.finish([("y", builder.call("add", [y, x]))])
+    fused = verify(fuse_operators(graph, CPU))
+    assert operators(fused) == [FUSED]
+    check_equal(graph, fused, weights)
+
+
+def test_an_epilogue_joins_its_product() -> None:
+    builder, weights = builder_of()
+    x = add_input(builder, "x", 64, 96)
+    product = builder.call("matmul", [x, add_random(builder, 0, 96, 128)])
+    graph = builder.finish([("y", builder.call("relu", [builder.call("add", [product, add_random(builder, 1, 128)])]))])
+    fused = verify(fuse_operators(graph, CPU))
+    assert operators(fused) == [FUSED]
+    check_equal(graph, fused, weights)
+
+
+def test_two_products_stay_two_kernels() -> None:
+    builder, weights = builder_of()
+    y = add_input(builder, "x", 64, 96)
+    for seed in (0, 1):
+        y = builder.call("relu", [builder.call("matmul", [y, add_random(builder, seed, 96, 96)])])
+    graph = builder.finish([("y", y)])
+    fused = verify(fuse_operators(graph, CPU))
+    assert operators(fused) == [FUSED, FUSED]
+    check_equal(graph, fused, weights)
+
+
+def test_a_view_between_nodes_does_not_keep_them_apart() -> None:
+    builder, weights = builder_of()
+    x = add_input(builder, "x", 64, 96)
+    grown = builder.call("exp", [x])
+    shaped = builder.call("reshape", [grown], shape=(4, 16, 96))
+    graph = builder.finish([("y", builder.call("relu", [shaped]))])
+    fused = verify(fuse_operators(graph, CPU))
+    assert operators(fused) == [FUSED]
+    check_equal(graph, fused, weights)
+
+
+def test_what_others_read_is_still_written() -> None:
+    builder, weights = builder_of()
+    x = add_input(builder, "x", 64, 96)
+    a = builder.call("exp", [x])
+    b = builder.call("relu", [a])
+    total = builder.call("reduce_sum", [a], axis=(1,), keepdims=True)
+    graph = builder.finish([("y", builder.call("div", [b, total])), ("a", a)])
+    fused = verify(fuse_operators(graph, CPU))
+    assert len(fused.nodes) < len(graph.nodes)
+    check_equal(graph, fused, weights)
+
+
+def test_no_cycle_arises() -> None:
+    """A node between two others that would fuse: it reads the first, and the second reads it."""
+    builder, weights = builder_of()
+    x = add_input(builder, "x", 64, 64)
+    a = builder.call("exp", [x])
+    between = builder.call("matmul", [a, add_random(builder, 0, 64, 64)])
+    graph = builder.finish([("y", builder.call("add", [a, between]))])
+    fused = verify(fuse_operators(graph, CPU))
+    check_equal(graph, fused, weights)
+
+
+def test_passes_reach_into_loops() -> None:
+    builder, weights = builder_of()
+    x, h = add_input(builder, "x", 5, 1, 32), add_input(builder, "h", 1, 32)
+    body = builder.subgraph("body")
+    state, piece = body.add_input(h.type), body.add_input(type(x.type)(DType.FLOAT32, (1, 32)))
+    product = body.call("matmul", [state, add_random(body, 0, 32, 32)])
+    after = body.call("tanh", [body.call("add", [product, piece])])
+    body.call("exp", [after])  # dead
+    inner = body.finish([("h", after), ("y", after)])
+    last, whole = builder.add_loop(inner, 5, 1, [False], [True], [h, x])
+    graph = verify(builder.finish([("last", last), ("all", whole)]))
+    after_passes, reports = run_passes(graph, weights, CPU)
+    (loop,) = after_passes.nodes
+    assert isinstance(loop, LoopNode)
+    assert operators(loop.body) == [FUSED]
+    assert reports[0].nodes_before == 5
+    check_equal(graph, after_passes, weights)
+
+
+def test_a_fused_program_names_no_tensor_of_the_model() -> None:
+    builder, _ = builder_of()
+    x = add_input(builder, "*/ system(x) /*", 8)
+    graph = builder.finish([("y", builder.call("relu", [builder.call("exp", [x])]))])
+    node = program_of(fuse_operators(graph, CPU), FUSED)
+    assert [name for name, _ in node.program.inputs] == ["x0"]
+    assert [output.name for output in node.program.outputs] == ["y0"]
