@@ -1,4 +1,4 @@
-"""Nodes that become a few calls: OneHot, Hardmax, softmaxes, BitShift, Pow, Compress, EyeLike."""
+"""Nodes that become a few calls, or constants: one-hot tensors, softmaxes, shifts, powers, selections."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from roller_svc.frontend.graph_builder import GraphBuilder
 from roller_svc.frontend.onnx.expansions.expansion import Expansion
 from roller_svc.frontend.onnx.expansions.shapes import MAX_GENERATED_ELEMENTS
 from roller_svc.frontend.onnx.table import DATA_TYPES, SHIFTS
-from roller_svc.frontend.onnx.tensors import Tensor
+from roller_svc.frontend.onnx.tensors import Tensor, constant_of
 from roller_svc.frontend.onnx.use import Node
 from roller_svc.frontend.ops.operator import Operand
 from roller_svc.ir.dtype import DType, promote
@@ -92,6 +92,43 @@ def _compress(node: Node, builder: GraphBuilder) -> Sequence[Tensor]:
     return [Tensor(builder.call("gather", [x, builder.add_constant(places, DType.INT64)], axis=axis))]
 
 
+def _non_zero(node: Node, builder: GraphBuilder) -> Sequence[Tensor]:
+    """Return where a constant is not 0."""
+    value = node.constants[0]
+    node.read.add(0)
+    if not isinstance(value, np.ndarray):
+        raise node.unsupported("a tensor that is not constant", "the result's shape depends on data")
+    places = np.stack(np.nonzero(np.atleast_1d(value))).astype(np.int64)
+    return [constant_of(places if value.ndim else places[:0], DType.INT64, builder)]
+
+
+def _max_unpool(node: Node, builder: GraphBuilder) -> Sequence[Tensor]:
+    """Return zeros with the elements at their flat indices, at the start of the requested shape."""
+    x, indices, kernel = node.operand(0), node.operand(1), node.integers("kernel_shape") or ()
+    spatial = x.rank - 2
+    strides = node.integers("strides") or (1,) * spatial
+    pads = node.integers("pads") or (0,) * (2 * spatial)
+    if spatial < 1 or (len(kernel), len(strides), len(pads)) != (spatial, spatial, 2 * spatial):
+        raise node.invalid(f"kernel_shape, strides and pads do not fit {spatial} spatial dimensions")
+    if indices.shape != x.shape:
+        raise node.invalid(f"indices are {list(indices.shape)}, the tensor is {list(x.shape)}")
+    sizes = zip(x.shape[2:], strides, kernel, pads[:spatial], pads[spatial:], strict=True)
+    shape = (*x.shape[:2], *((size - 1) * step + extent - low - high for size, step, extent, low, high in sizes))
+    if min(shape) < 1:
+        raise node.invalid(f"the shape before pooling is {list(shape)}")
+    zero = builder.add_constant(np.zeros((), x.dtype.value), x.dtype)
+    zeros = builder.call("broadcast_to", [zero], shape=(math.prod(shape),))
+    flat = [builder.call("reshape", [operand], shape=(-1,)) for operand in (indices, x)]
+    result = builder.call("reshape", [builder.call("scatter_elements", [zeros, *flat])], shape=shape)
+    requested = node.constant(2, "output_shape") or shape
+    if len(requested) != x.rank or any(after < before for after, before in zip(requested, shape, strict=True)):
+        raise node.invalid(f"output_shape is {list(requested)}, and must hold {list(shape)}")
+    if requested == shape:
+        return [Tensor(result)]
+    after = [more - size for more, size in zip(requested, shape, strict=True)]
+    return [Tensor(builder.call("pad", [result], pads=[0] * x.rank + after))]
+
+
 def _eye_like(node: Node, builder: GraphBuilder) -> Sequence[Tensor]:
     x, target = node.operand(0), node.attribute("dtype")
     dtype = x.dtype if target is None else DATA_TYPES.get(node.integer("dtype", 1))
@@ -109,6 +146,8 @@ SEVERAL: dict[str, Expansion] = {
     "EyeLike": _eye_like,
     "Hardmax": partial(_softmax, operator="hardmax"),
     "LogSoftmax": partial(_softmax, operator="log_softmax"),
+    "MaxUnpool": _max_unpool,
+    "NonZero": _non_zero,
     "OneHot": _one_hot,
     "Pow": _pow,
     "Softmax": partial(_softmax, operator="softmax"),
