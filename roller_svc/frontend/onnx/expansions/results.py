@@ -12,11 +12,8 @@ from roller_svc.frontend.onnx.expansions.expansion import Expansion, add_use
 from roller_svc.frontend.onnx.table import NODES, stash_dtype
 from roller_svc.frontend.onnx.tensors import Tensor, constant_of
 from roller_svc.frontend.onnx.use import Node
-from roller_svc.frontend.ops.operator import Operand
+from roller_svc.frontend.top_k import add_top_k
 from roller_svc.ir.dtype import DType
-
-# Elements that are compared with each other, at least, where the greatest of a long axis are chosen in rounds.
-MIN_BLOCK = 1024
 
 
 def _has(node: Node, result: int) -> bool:
@@ -71,41 +68,7 @@ def _top_k(node: Node, builder: GraphBuilder) -> Sequence[Tensor]:
     if not -x.rank <= axis < x.rank:
         raise node.invalid(f"axis is {axis}, the tensor has {x.rank} dimensions")
     largest = bool(node.integer("largest", 1))
-    return [Tensor(operand) for operand in _greatest(x, count[0], axis % x.rank, builder, largest=largest)]
-
-
-def _greatest(x: Operand, k: int, axis: int, builder: GraphBuilder, *, largest: bool) -> tuple[Operand, Operand]:
-    """Return the greatest elements and their indices. Those of a long axis are among the greatest of its blocks."""
-    extent, size = x.shape[axis], max(MIN_BLOCK, 2 * k)
-    if extent <= 2 * size:
-        indices = builder.call("top_k_indices", [x], k=k, axis=axis, largest=largest)
-        return builder.call("gather_elements", [x, indices], axis=axis), indices
-    count = extent // size
-    parts = [_greatest_of_blocks(x, (count, size, k), axis, builder, largest=largest)]
-    if rest := extent - count * size:
-        tail = builder.call("slice", [x], starts=(count * size,), stops=(extent,), axes=(axis,))
-        values, indices = _greatest(tail, min(k, rest), axis, builder, largest=largest)
-        first = builder.add_constant(np.full((), count * size, np.int64), DType.INT64)
-        parts.append((values, builder.call("add", [indices, first])))
-    # Candidates are in the order of their blocks, so equal ones stay in the order of their indices.
-    values, indices = (builder.call("concat", listed, axis=axis) for listed in zip(*parts, strict=True))
-    values, places = _greatest(values, k, axis, builder, largest=largest)
-    return values, builder.call("gather_elements", [indices, places], axis=axis)
-
-
-def _greatest_of_blocks(
-    x: Operand, blocks: tuple[int, int, int], axis: int, builder: GraphBuilder, *, largest: bool
-) -> tuple[Operand, Operand]:
-    """Return the `k` greatest elements of each of `count` blocks of `size`, and their indices in the whole axis."""
-    count, size, k = blocks
-    lead, tail = x.shape[:axis], x.shape[axis + 1 :]
-    whole = builder.call("slice", [x], starts=(0,), stops=(count * size,), axes=(axis,))
-    split = builder.call("reshape", [whole], shape=(*lead, count, size, *tail))
-    values, indices = _greatest(split, k, axis + 1, builder, largest=largest)
-    starts = np.arange(0, count * size, size).reshape(count, *(1,) * (len(tail) + 1))
-    indices = builder.call("add", [indices, builder.add_constant(starts, DType.INT64)])
-    joined = (*lead, count * k, *tail)
-    return builder.call("reshape", [values], shape=joined), builder.call("reshape", [indices], shape=joined)
+    return [Tensor(operand) for operand in add_top_k(x, count[0], axis % x.rank, builder, largest=largest)]
 
 
 def _unique(node: Node, builder: GraphBuilder) -> Sequence[Tensor]:
