@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from roller_svc.graph.concats import is_contiguous_concat
 from roller_svc.graph.plan import kernel_key
 from roller_svc.graph.views import view_offset_elements
 from roller_svc.ir.graph import Graph, LoopNode, OpNode
@@ -49,6 +50,6 @@ def _kernels(graph: Graph, path: str) -> Iterator[tuple[str, OpNode, tuple[str, 
     for node in graph.nodes:
         if isinstance(node, LoopNode):
             yield from _kernels(node.body, kernel_key(path, node))
-        elif view_offset_elements(node) is None:
+        elif view_offset_elements(node) is None and not is_contiguous_concat(node):
             named = zip(node.program.inputs, node.inputs, strict=True)
             yield kernel_key(path, node), node, tuple(name for (name, _), t in named if t in graph.constants)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from roller_svc.errors import InvariantError
+from roller_svc.graph.concats import Piece, input_offsets, is_contiguous_concat, place_pieces
 from roller_svc.graph.memory import Lifetime, align, place
 from roller_svc.graph.parameters import order_parameters
 from roller_svc.graph.views import view_offset_elements
@@ -205,9 +206,12 @@ class _Level:
     places: dict[str, _Place] = field(default_factory=dict)
     buffers: list[_Buffer] = field(default_factory=list)
     last_use: dict[str, int] = field(default_factory=dict)
+    pieces: dict[str, Piece] = field(default_factory=dict)
+    types: dict[str, TensorType] = field(default_factory=dict)
 
     def run(self) -> tuple[tuple[Step, ...], int]:
         self.places = {tensor: _Place(address) for tensor, address in self.inputs.items()}
+        self.types = self.graph.types
         end = len(self.graph.nodes)
         views = self._views()
         for i, node in enumerate(self.graph.nodes):
@@ -219,20 +223,25 @@ class _Level:
             if node.name in views:
                 (source,), (result,) = node.inputs, node.outputs
                 self.last_use[source] = max(self.last_use.get(source, -1), self.last_use.get(result, -1))
+        self.pieces = place_pieces(self.graph)
+        for tensor in self.pieces:  # what reads a piece reads its host
+            host = self._host(tensor)
+            self.last_use[host] = max(self.last_use.get(host, -1), self.last_use.get(tensor, -1))
         direct = self._direct_outputs(views)
         pending: list[_Pending] = []
         for i, node in enumerate(self.graph.nodes):
             if node.name in views:
                 self.places[node.outputs[0]] = self._place(node.inputs[0]).moved(views[node.name])
+            elif is_contiguous_concat(node):
+                pending += self._concat(i, node, direct)
             elif isinstance(node, LoopNode):
                 pending += self._loop(i, node, direct)
             else:
                 pending += self._kernel(i, node, direct)
-        types = self.graph.types
         for address, (name, tensor) in zip(self.outputs, self.graph.outputs, strict=True):
             if direct.get(tensor) != address:
                 pending.append(
-                    _PendingCopy(f"output {name}", _Place(address), self._place(tensor), types[tensor].bytes)
+                    _PendingCopy(f"output {name}", _Place(address), self._place(tensor), self.types[tensor].bytes)
                 )
         lifetimes = [Lifetime(b.first, b.last, b.bytes) for b in self.buffers]
         offsets, total = place(lifetimes, share=self.planner.share_memory)
@@ -251,7 +260,7 @@ class _Level:
 
     def _direct_outputs(self, views: Mapping[str, int]) -> dict[str, Address]:
         """Return the tensors that a node writes straight to an output's memory."""
-        written = {t for node in self.graph.nodes if node.name not in views for t in node.outputs}
+        written = {t for node in self.graph.nodes if node.name not in views for t in node.outputs} - set(self.pieces)
         carried = {t for node in self.graph.nodes if isinstance(node, LoopNode) for t in node.outputs[: node.carried]}
         direct: dict[str, Address] = {}
         for address, (_, tensor) in zip(self.outputs, self.graph.outputs, strict=True):
@@ -269,13 +278,36 @@ class _Level:
         self.buffers.append(buffer)
         return _Place(buffer)
 
+    def _host(self, tensor: str) -> str:
+        """Return the tensor in whose memory a piece lies, which is no piece itself."""
+        while tensor in self.pieces:
+            tensor = self.pieces[tensor].host
+        return tensor
+
     def _result(self, i: int, tensor: str, type_: TensorType, direct: Mapping[str, Address]) -> _Place:
+        """Return the place of a tensor that node `i` writes; a piece lies in its host, which the first piece makes."""
+        if tensor in self.places:
+            return self.places[tensor]
         self.planner.tensor_bytes += type_.bytes
-        if tensor in direct:
+        if tensor in self.pieces:
+            piece = self.pieces[tensor]
+            host = self._result(i, piece.host, self.types[piece.host], direct)
+            self.places[tensor] = host.moved(piece.offset_bytes)
+        elif tensor in direct:
             self.places[tensor] = _Place(direct[tensor])
         else:
             self.places[tensor] = self._buffer(type_.bytes, i, max(i, self.last_use.get(tensor, i)))
         return self.places[tensor]
+
+    def _concat(self, i: int, node: Node, direct: Mapping[str, Address]) -> list[_Pending]:
+        """Return the copies of inputs that do not lie in the result."""
+        result = self._result(i, node.outputs[0], node.output_types[0], direct)
+        copies: list[_Pending] = []
+        for tensor, type_, offset in zip(node.inputs, node.input_types, input_offsets(node), strict=True):
+            place = self._place(tensor)
+            if place.base is not result.base or place.offset_bytes != result.offset_bytes + offset:
+                copies.append(_PendingCopy(node.name, result.moved(offset), place, type_.bytes))
+        return copies
 
     def _kernel(self, i: int, node: OpNode, direct: Mapping[str, Address]) -> list[_Pending]:
         kernel = self.planner.kernel_of[kernel_key(self.path, node)]

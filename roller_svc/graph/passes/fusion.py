@@ -6,15 +6,16 @@ performance model estimates that they take no longer.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from roller_svc.compiler.partition_cache import PartitionCache
 from roller_svc.compiler.plans import rank_partitions
 from roller_svc.errors import NoCandidateError
+from roller_svc.graph.concats import is_contiguous_concat
 from roller_svc.graph.merge import can_merge, merge_nodes
 from roller_svc.graph.views import view_offset_elements
-from roller_svc.ir.graph import Graph, LoopNode, Node, OpNode
+from roller_svc.ir.graph import Constant, Graph, LoopNode, Node, OpNode
 from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.program import TensorProgram
 
@@ -41,11 +42,10 @@ class CostTable:
     hw: HardwareSpec
     known: dict[tuple[TensorProgram, tuple[str, ...]], Cost | None] = field(default_factory=dict)
 
-    def cost(self, node: OpNode, constants: Iterable[str]) -> Cost | None:
+    def cost(self, node: OpNode, constants: Mapping[str, Constant]) -> Cost | None:
         """Return the cost of a node; None if no candidate fits the device."""
-        listed = tuple(
-            name for (name, _), tensor in zip(node.program.inputs, node.inputs, strict=True) if tensor in set(constants)
-        )
+        named = zip(node.program.inputs, node.inputs, strict=True)
+        listed = tuple(name for (name, _), tensor in named if tensor in constants)
         key = (node.program, listed)
         if key not in self.known:
             try:
@@ -86,7 +86,7 @@ class _Fusion:
         for node in self.graph.nodes:
             if isinstance(node, LoopNode):
                 others.append(replace(node, body=_Fusion(node.body, self.costs).run()))
-            elif node.name in self.views:
+            elif node.name in self.views or is_contiguous_concat(node):
                 others.append(node)
             else:
                 self._add(node)
@@ -125,7 +125,7 @@ class _Fusion:
             while isinstance(producer, OpNode) and producer.name in self.views:
                 views.append(producer)
                 producer = self.producers.get(producer.inputs[0])
-            if isinstance(producer, OpNode):
+            if isinstance(producer, OpNode) and producer.name in self.cluster_of:
                 found.append((producer, views[::-1]))
         return sorted(found, key=lambda pair: -self.order[pair[0].name])
 
