@@ -90,6 +90,11 @@ class GraphBuilder:
             self.types[name] = constant.type
         return Operand(name, constant.type)
 
+    def fill(self, value: float, dtype: DType, shape: tuple[int, ...] = ()) -> Operand:
+        """Add a constant whose elements all have one value."""
+        wide = DType.FLOAT64 if dtype.is_float else DType.INT64
+        return self.cast(self.add_constant(np.full(shape, value, wide.value), wide), dtype)
+
     def value(self, operand: Operand) -> Array | None:
         """Return the value of a constant; None for other tensors."""
         constant = self.constants.get(operand.name)
