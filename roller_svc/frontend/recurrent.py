@@ -152,16 +152,16 @@ def _products(
 ) -> tuple[Operand, Operand | None]:
     """Return the products of all inputs, with biases, and the bias that a step adds to its own product."""
     first, second = weights.input_bias, weights.hidden_bias
-    kept = None
+    step_bias = None
     if cell.kind is CellKind.GRU and cell.linear_before_reset and second is not None:
-        kept = _gate(builder, cell, second, "h", hidden)
+        step_bias = _gate(builder, cell, second, "h", hidden)
         pieces = [builder.fill(0, x.dtype, (hidden,)) if gate == "h" else _gate(builder, cell, second, gate, hidden)
                   for gate in cell.gates]  # fmt: skip
         second = builder.call("concat", pieces, axis=0)
     biases = [bias for bias in (first, second) if bias is not None]
     if len(biases) == 2:
         biases = [builder.call("add", biases)]
-    return builder.call("linear", [x, weights.input, *biases]), kept
+    return builder.call("linear", [x, weights.input, *biases]), step_bias
 
 
 def _running(builder: GraphBuilder, lengths: Operand, steps: int) -> Operand:

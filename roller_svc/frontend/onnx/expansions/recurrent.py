@@ -169,4 +169,3 @@ def _join(builder: GraphBuilder, parts: Sequence[Operand], axis: int) -> Operand
 
 
 RECURRENT: dict[str, Expansion] = {kind.name: partial(_recurrent, kind=kind) for kind in CellKind}
-
