@@ -376,8 +376,9 @@ class Expressions:
         return literal_cast(value.value, dtype)
 
     def _cast(self, value: Expr, dtype: DType) -> Expr:
-        """Cast the value. A cast to its own type is kept only if it rounds."""
-        return value if value.dtype is dtype and not dtype.is_narrow_float else Cast(value, dtype)
+        """Cast the value. A cast to its own type is kept only if it rounds: arithmetic on float32 may be wider."""
+        rounds = dtype.is_narrow_float or (dtype is DType.FLOAT32 and isinstance(value, Op))
+        return value if value.dtype is dtype and not rounds else Cast(value, dtype)
 
     def type_of(self, node: syntax.TypeArg) -> DType:
         """Return the type that a type argument names."""

@@ -455,6 +455,100 @@ def _shrink(node: Node) -> Use:
     return _with_numbers(node, "shrink", {"lambd": 0.5, "bias": 0.0})
 
 
+def _lrn(node: Node) -> Use:
+    parameters = {
+        "size": node.integer("size", 0),
+        "alpha": node.number("alpha", 1e-4),
+        "beta": node.number("beta", 0.75),
+        "bias": node.number("bias", 1.0),
+    }
+    return Use("local_response_norm", node.all(), parameters)
+
+
+def _tensor_scatter(node: Node) -> Use:
+    mode = node.text("mode", "linear")
+    if mode not in ("linear", "circular"):
+        raise node.invalid(f"mode is {mode[:40]!r}, not linear or circular")
+    parameters = {"axis": node.integer("axis", -2), "circular": mode == "circular"}
+    return Use("cache_update", node.leading(3), parameters)
+
+
+_MODES = {"bilinear": "linear", "bicubic": "cubic"}
+
+
+def _grid_sample(node: Node) -> Use:
+    mode = node.text("mode", "linear")
+    parameters = {
+        "mode": _MODES.get(mode, mode),
+        "padding": node.text("padding_mode", "zeros"),
+        "align_corners": bool(node.integer("align_corners", 0)),
+    }
+    return Use("grid_sample", node.leading(2), parameters)
+
+
+def _roi_align(node: Node) -> Use:
+    samples = node.integer("sampling_ratio", 0)
+    if samples < 1:
+        raise node.unsupported(
+            f"sampling_ratio={samples}, where the size of a region decides the number of samples,", "set sampling_ratio"
+        )
+    usual = "half_pixel" if node.opset >= 16 else "output_half_pixel"
+    transformation = node.text("coordinate_transformation_mode", usual)
+    if transformation not in ("half_pixel", "output_half_pixel"):
+        raise node.invalid(f"coordinate_transformation_mode is {transformation[:40]!r}")
+    parameters = {
+        "mode": node.text("mode", "avg"),
+        "height": node.integer("output_height", 1),
+        "width": node.integer("output_width", 1),
+        "samples": samples,
+        "spatial_scale": node.number("spatial_scale", 1.0),
+        "half_pixel": transformation == "half_pixel",
+    }
+    return Use("roi_align", node.leading(3), parameters)
+
+
+def _deform_conv(node: Node) -> Use:
+    if _spatial(node) != 2:
+        raise node.unsupported(f"a tensor of {node.operand(0).rank} dimensions")
+    _check_kernel(node)
+    parameters = {
+        "stride": node.integers("strides") or 1,
+        "padding": node.integers("pads") or 0,
+        "dilation": node.integers("dilations") or 1,
+        "groups": node.integer("group", 1),
+        "offset_groups": node.integer("offset_group", 1),
+    }
+    return Use("deform_conv2d", node.all(), parameters)
+
+
+def _element_type(node: Node, name: str) -> str | None:
+    """Return an element type that is an attribute; None if it is not given."""
+    value = node.integer(name, 0)
+    if value == 0:
+        return None
+    if value not in DATA_TYPES:
+        raise node.unsupported(f"{name}={value}")
+    return DATA_TYPES[value].value
+
+
+def _block(node: Node) -> dict[str, object]:
+    """Return the axis and the size of blocks; a scale of one element has neither."""
+    return {"axis": node.integer("axis", 1), "block": node.integer("block_size", 0)}
+
+
+def _quantize(node: Node) -> Use:
+    parameters = _block(node) | {
+        "dtype": _element_type(node, "output_dtype"),
+        "precision": _element_type(node, "precision"),
+        "saturate": bool(node.integer("saturate", 1)),
+    }
+    return Use("quantize_linear", node.leading(3), parameters)
+
+
+def _dequantize(node: Node) -> Use:
+    return Use("dequantize_linear", node.leading(3), _block(node) | {"dtype": _element_type(node, "output_dtype")})
+
+
 # Types of results that are not those of the language: comparisons are int8 there, positions int32.
 RESULT_TYPES = {
     **dict.fromkeys(
@@ -468,7 +562,7 @@ _SAME_OPERATORS = {
     "Abs": "abs", "Acos": "acos", "Acosh": "acosh", "Add": "add", "And": "logical_and", "Asin": "asin",
     "Asinh": "asinh", "Atan": "atan", "Atanh": "atanh", "BitwiseAnd": "bitwise_and", "BitwiseNot": "bitwise_not",
     "BitwiseOr": "bitwise_or", "BitwiseXor": "bitwise_xor", "Ceil": "ceil", "Cos": "cos", "Cosh": "cosh",
-    "Equal": "equal", "Erf": "erf", "Exp": "exp", "Floor": "floor", "Greater": "greater",
+    "Det": "determinant", "Equal": "equal", "Erf": "erf", "Exp": "exp", "Floor": "floor", "Greater": "greater",
     "GreaterOrEqual": "greater_equal", "HardSwish": "hard_swish", "Identity": "identity", "IsNaN": "isnan",
     "Less": "less", "LessOrEqual": "less_equal", "Log": "log", "MatMul": "matmul", "Max": "max", "Mean": "mean",
     "Min": "min", "Mish": "mish", "Mul": "mul", "Neg": "neg", "Not": "logical_not", "Or": "logical_or",
@@ -510,7 +604,9 @@ NODES: dict[str, Reader] = {
     "ConvTranspose": _conv_transpose,
     "CumProd": partial(_cumulate, operator="cumprod"),
     "CumSum": partial(_cumulate, operator="cumsum"),
+    "DeformConv": _deform_conv,
     "DepthToSpace": _depth_to_space,
+    "DequantizeLinear": _dequantize,
     "Div": _div,
     "Dropout": _dropout,
     "Einsum": _einsum,
@@ -524,9 +620,11 @@ NODES: dict[str, Reader] = {
     "GlobalAveragePool": partial(_global_pool, kind="avg"),
     "GlobalLpPool": partial(_global_pool, kind="lp"),
     "GlobalMaxPool": partial(_global_pool, kind="max"),
+    "GridSample": _grid_sample,
     "GroupNormalization": _group_norm,
     "InstanceNormalization": _group_norm,
     "IsInf": _is_inf,
+    "LRN": _lrn,
     "LayerNormalization": partial(_norm, operator="layer_norm", operands=3),
     "LogSoftmax": partial(_softmax, operator="log_softmax"),
     "LpNormalization": _lp_norm,
@@ -535,9 +633,11 @@ NODES: dict[str, Reader] = {
     "Mod": _mod,
     "Pad": _pad,
     "Pow": _pow,
+    "QuantizeLinear": _quantize,
     "RMSNormalization": partial(_norm, operator="rms_norm", operands=2),
     "Reshape": _reshape,
     "ReverseSequence": _reverse_sequence,
+    "RoiAlign": _roi_align,
     "Scatter": partial(_scatter, operator="scatter_elements"),
     "ScatterElements": partial(_scatter, operator="scatter_elements"),
     "ScatterND": partial(_scatter, operator="scatter_nd"),
@@ -546,6 +646,7 @@ NODES: dict[str, Reader] = {
     "Softmax": partial(_softmax, operator="softmax"),
     "SpaceToDepth": _space_to_depth,
     "Squeeze": _squeeze,
+    "TensorScatter": _tensor_scatter,
     "Tile": _tile,
     "Transpose": _transpose,
     "Trilu": _trilu,

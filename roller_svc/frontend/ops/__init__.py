@@ -21,7 +21,10 @@ from roller_svc.frontend.ops import (
     normalization,
     ordering,
     pooling,
+    quantization,
     reduction,
+    resample,
+    sampling,
     scatter,
 )
 from roller_svc.frontend.ops.operator import Operand, Operator
@@ -40,6 +43,9 @@ _FAMILIES = (
     scatter.OPERATORS,
     ordering.OPERATORS,
     blocks.OPERATORS,
+    quantization.OPERATORS,
+    resample.OPERATORS,
+    sampling.OPERATORS,
 )
 
 OPS: dict[str, Operator] = {operator.name: operator for family in _FAMILIES for operator in family}

@@ -6,7 +6,7 @@ from functools import partial
 
 from roller_svc.frontend.ops.operator import Call, Operator
 from roller_svc.frontend.ops.parameters import Parameter, choice, dtype, integer, integers
-from roller_svc.frontend.ops.text import ACTIVATIONS, contraction, guard, zero
+from roller_svc.frontend.ops.text import ACTIVATIONS, contraction, guard, widened, zero
 from roller_svc.frontend.ops.windows import PADDINGS, SPATIAL, arrange, layouts, sizes, weight_layouts, windows
 
 
@@ -29,7 +29,11 @@ def _convolution(call: Call, spatial: int, *, depthwise: bool = False) -> str:
     read = x.at(*arrange(layout, {"N": n, "C": channel} | terms))
     inner = "0" if kernel["I"] == 1 else c
     tap = {s: "0" if w.kernel == 1 else taps[s] for s, w in zip(letters, window_list, strict=True)}
-    body = f"{guard(read, guards, zero(x.dtype))} * {weight.at(*arrange(weight_layout, {'O': f, 'I': inner} | tap))}"
+    factor = weight.at(*arrange(weight_layout, {"O": f, "I": inner} | tap))
+    body = " * ".join(
+        widened(value, operand.dtype, call.dtype())
+        for value, operand in ((guard(read, guards, zero(x.dtype)), x), (factor, weight))
+    )
     where = [e for s, w in zip(letters, window_list, strict=True) for e in w.extents(out[s], taps[s])]
     bias = call.operand(2)
     if bias is not None:

@@ -139,21 +139,26 @@ def _is_inf(call: Call) -> str:
 
 
 def _cast(call: Call) -> str:
-    kind, source = call.text("dtype"), call.x.dtype
-    if source.value == kind:
-        return map_elements(call, lambda values: values[0])
-    if kind == DType.BOOL.value:
+    kind, source = DType(call.text("dtype")), call.x.dtype
+    if kind is DType.BOOL and source is not kind:
         return map_elements(call, lambda values: f"{values[0]} != 0", DType.BOOL)
-    pattern = "{0}"
-    if not call.flag("saturate"):
-        if becomes_infinite(source, DType(kind)):
+    saturate = call.flag("saturate")
+    return map_elements(call, lambda values: cast_element(call, values[0], source, kind, saturate=saturate))
+
+
+def cast_element(call: Call, value: str, source: DType, target: DType, *, saturate: bool) -> str:
+    """Return a value of the source type in the target type, which is not bool."""
+    if source is target:
+        return value
+    if not saturate:
+        if becomes_infinite(source, target):
             raise call.wrong_parameter(
-                f"saturate=false makes infinities of {source.value}, which no cast to {kind} does"
+                f"saturate=false makes infinities of {source.value}, which no cast to {target.value} does"
             )
-        if kind == DType.FLOAT8_E4M3FN.value and _max_magnitude(source) > _E4M3_MAX:
-            x = "{0}" if source.is_float else "{0}.cast(`float32`)"
-            pattern = f"where(abs({x}) <= {_E4M3_MAX!r}, {x}, sqrt(const(-1.0, `float32`)))"
-    return map_elements(call, lambda values: f"{pattern.format(values[0])}.cast(`{kind}`)")
+        if target is DType.FLOAT8_E4M3FN and _max_magnitude(source) > _E4M3_MAX:
+            x = value if source.is_float else f"{value}.cast(`float32`)"
+            value = f"where(abs({x}) <= {_E4M3_MAX!r}, {x}, sqrt(const(-1.0, `float32`)))"
+    return f"{value}.cast(`{target.value}`)"
 
 
 def becomes_infinite(source: DType, target: DType) -> bool:

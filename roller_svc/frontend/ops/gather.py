@@ -1,4 +1,4 @@
-"""Operators with indices from an integer tensor: gather, gather_elements, gather_nd, one_hot, reverse_sequence."""
+"""Operators with indices from an integer tensor: gather, gather_elements, gather_nd, one_hot, and others."""
 
 from __future__ import annotations
 
@@ -81,6 +81,28 @@ def _one_hot(call: Call) -> str:
     return statement(call.output, index, "=", value, where=[(depth, extent)], dtype=call.dtype())
 
 
+def _cache_update(call: Call) -> str:
+    """Return the cache, read from the update where that is written."""
+    cache, update = call.operands[:2]
+    starts = call.operand(2)
+    axis, axes = call.one_axis(cache.rank), call.axes(cache.rank)
+    length, size = update.shape[axis] if update.rank == cache.rank else 0, cache.shape[axis]
+    call.check_shape(update, (*cache.shape[:axis], length, *cache.shape[axis + 1 :]))
+    if axis == 0 or length > size:
+        raise call.wrong_shape(f"axis {axis} must not be the first, and {length} elements not exceed the {size} there")
+    place = axes[axis]
+    if starts is not None:
+        call.check_shape(starts, cache.shape[:1])
+        place = f"{place} - {starts.at(axes[0])}.cast(`int32`)"
+    if call.flag("circular"):
+        place = f"({place} + {size}) % {size}" if starts is not None else place
+    index = [*axes]
+    index[axis] = f"clip({place}, 0, {length - 1})"
+    read = f"{update.at(*index)}"
+    value = f"where(({place} >= 0) & ({place} < {length}), {read}, {cache.at(*axes)})"
+    return statement(call.output, axes, "=", value, where=list(zip(axes, cache.shape, strict=True)))
+
+
 NEGATIVE = flag("negative", "negative indices are there, and count from the end")
 
 OPERATORS = (
@@ -124,5 +146,13 @@ OPERATORS = (
             dtype("dtype", "float32", "type of the result"),
             NEGATIVE,
         ),
+    ),
+    Operator(
+        "cache_update",
+        "`cache` with `update` written along an axis from `starts` on, one start for each index of dimension 0.",
+        ("cache", "update", "starts"),
+        _cache_update,
+        (integer("axis", -2, "the dimension"), flag("circular", "what is beyond the end is written at the beginning")),
+        needed=2,
     ),
 )

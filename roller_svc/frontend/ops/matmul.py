@@ -1,6 +1,8 @@
-"""Matrix multiplication: matmul, linear, gemm."""
+"""Matrices: matmul, linear, gemm, determinant."""
 
 from __future__ import annotations
+
+from itertools import combinations
 
 from roller_svc.frontend.ops.operator import Call, Operand, Operator
 from roller_svc.frontend.ops.parameters import choice, dtype, flag, number
@@ -13,6 +15,7 @@ from roller_svc.frontend.ops.text import (
     contraction,
     join_statements,
     statement,
+    widened,
 )
 
 _ACTIVATION = choice("activation", "none", tuple(ACTIVATIONS), "what is applied to the result")
@@ -46,7 +49,7 @@ def _matmul(call: Call) -> str:
     shape = broadcast_shape(call, leads)
     batch = tuple(call.axis(name) for name in (("b",) if len(shape) == 1 else [f"b{d}" for d in range(len(shape))]))
     reads = [
-        operand.at(*broadcast_index(lead, batch, shape), *axes)
+        widened(operand.at(*broadcast_index(lead, batch, shape), *axes), operand.dtype, call.dtype())
         for operand, lead, axes in zip((a, b), leads, (left, right), strict=True)
     ]
     index = (*batch, *(axis for axis in (m, n) if axis in left + right))
@@ -63,7 +66,7 @@ def _linear(call: Call) -> str:
     bias = call.operand(2)
     if bias is not None:
         call.check_shape(bias, weight.shape[:1])
-    body = f"{x.at(*lead, k)} * {weight.at(n, k)}"
+    body = " * ".join(widened(o.at(*index), o.dtype, call.dtype()) for o, index in ((x, (*lead, k)), (weight, (n, k))))
     return contraction(call, (*lead, n), body, (), None if bias is None else bias.at(n))
 
 
@@ -81,7 +84,7 @@ def _gemm(call: Call) -> str:
         )
     c = call.operand(2)
     alpha, beta, activation = call.number("alpha"), call.number("beta"), call.text("activation")
-    body = f"{a.at(*left)} * {b.at(*right)}"
+    body = " * ".join(widened(o.at(*index), o.dtype, call.dtype()) for o, index in ((a, left), (b, right)))
     if alpha == 1 and activation == "none" and (c is None or beta == 0):
         return statement(call.output, (m, n), "+=!", body, dtype=call.dtype())
     total = call.intermediate("sum")
@@ -96,6 +99,33 @@ def _gemm(call: Call) -> str:
         statement(total, (m, n), "+=!", body, dtype=call.dtype()),
         statement(call.output, (m, n), "=", activate(activation, value)),
     )
+
+
+MAX_DETERMINANT = 6
+
+
+def _determinant(call: Call) -> str:
+    """Return the determinants of the last rows of each set of columns, from two rows to all (Laplace)."""
+    x = call.x
+    size = x.shape[-1] if x.rank >= 2 else 0
+    if not size or x.shape[-2] != size or size > MAX_DETERMINANT:
+        raise call.wrong_shape(f"`{x.name}` {list(x.shape)} must be square matrices of at most {MAX_DETERMINANT} rows")
+    lead = tuple(call.axis(name) for name in (("b",) if x.rank == 3 else [f"b{d}" for d in range(x.rank - 2)]))
+    last = str(size - 1)
+    minors: dict[tuple[int, ...], str] = {(column,): x.at(*lead, last, str(column)) for column in range(size)}
+    lines = [statement(call.output, lead, "=", minors[0,])] if size == 1 else []
+    for rows in range(2, size + 1):
+        larger: dict[tuple[int, ...], str] = {}
+        for columns in combinations(range(size), rows):
+            value = ""
+            for i, column in enumerate(columns):
+                term = f"{x.at(*lead, str(size - rows), str(column))} * {minors[columns[:i] + columns[i + 1 :]]}"
+                value += f" {'-' if i % 2 else '+'} {term}" if value else term
+            name = call.output if rows == size else call.intermediate("minor" + "".join(map(str, columns)))
+            lines.append(statement(name, lead, "=", value))
+            larger[columns] = f"{name}[{', '.join(lead)}]"
+        minors = larger
+    return join_statements(*lines)
 
 
 OPERATORS = (
@@ -133,5 +163,8 @@ OPERATORS = (
             _DTYPE,
         ),
         needed=2,
+    ),
+    Operator(
+        "determinant", f"Determinants of square matrices of at most {MAX_DETERMINANT} rows.", ("x",), _determinant
     ),
 )

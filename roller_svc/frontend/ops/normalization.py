@@ -1,4 +1,4 @@
-"""Normalisations: softmax, log_softmax, layer_norm, lp_norm, rms_norm, batch_norm, group_norm."""
+"""Normalisations: softmax, log_softmax, layer, lp, rms, batch, group and local response norms."""
 
 from __future__ import annotations
 
@@ -6,8 +6,19 @@ import math
 from functools import partial
 
 from roller_svc.frontend.ops.operator import Call, Operand, Operator
-from roller_svc.frontend.ops.parameters import integer, number
-from roller_svc.frontend.ops.text import broadcast, broadcast_shape, floating, join_statements, power, root, statement
+from roller_svc.frontend.ops.parameters import integer, number, required
+from roller_svc.frontend.ops.text import (
+    affine,
+    broadcast,
+    broadcast_shape,
+    floating,
+    guard,
+    join_statements,
+    power,
+    root,
+    statement,
+    zero,
+)
 
 _EPSILON = number("epsilon", 1e-5, "is added to the variance")
 
@@ -116,6 +127,22 @@ def _group_norm(call: Call) -> str:
     )
 
 
+def _lrn(call: Call) -> str:
+    x, size = call.x, call.integer("size")
+    axes, axis, j = call.axes(x.rank), call.one_axis(x.rank), call.axis("t")
+    before = (size - 1) // 2
+    place = affine([(axes[axis], 1), (j, 1)], -before)
+    read = x.at(*axes[:axis], place, *axes[axis + 1 :])
+    squares = call.intermediate("squares")
+    total = guard(f"square({read})", [f"{place} >= 0", f"{place} < {x.shape[axis]}"], zero(x.dtype))
+    alpha, beta, bias = (call.number(name) for name in ("alpha", "beta", "bias"))
+    scale = f"{float(bias)!r} + {float(alpha / size)!r} * {squares}[{', '.join(axes)}]"
+    return join_statements(
+        statement(squares, axes, "+=!", total, where=[(axes[axis], x.shape[axis]), (j, size)]),
+        statement(call.output, axes, "=", f"{x.at(*axes)} / pow({scale}, {float(beta)!r})"),
+    )
+
+
 def _of_group(group: str, channel: str, size: int) -> str:
     return group if size == 1 else f"{group} * {size} + {channel}"
 
@@ -181,5 +208,18 @@ OPERATORS = (
         _group_norm,
         (integer("groups", 1, "how many groups", minimum=1), _EPSILON),
         needed=1,
+    ),
+    Operator(
+        "local_response_norm",
+        "`x` over a power of the mean square of its neighbours along `axis`, from `(size - 1) // 2` before on.",
+        ("x",),
+        _lrn,
+        (
+            required(integer("size", None, "how many neighbours", minimum=1)),
+            number("alpha", 1e-4, "factor of the mean square"),
+            number("beta", 0.75, "the power"),
+            number("bias", 1.0, "is added to the mean square times `alpha`"),
+            integer("axis", 1, "the dimension of the channels"),
+        ),
     ),
 )

@@ -112,6 +112,13 @@ def root(call: Call, value: str) -> str:
     return f"pow({value}, {1 / p!r})"
 
 
+def widened(value: str, source: DType, dtype: DType | None) -> str:
+    """Return a factor of a sum in the sum's integer type: a product of narrower integers would wrap."""
+    if dtype is None or dtype.is_float or source.is_float or source is dtype:
+        return value
+    return f"{value}.cast(`{dtype.value}`)"
+
+
 def activate(name: str, value: str) -> str:
     """Apply one of ACTIVATIONS to a value."""
     inner = value if value.endswith("]") and " " not in value.split("[")[0] and "] " not in value else f"({value})"

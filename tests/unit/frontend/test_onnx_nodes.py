@@ -10,6 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from cases_ops import convolved, gelu, normed, overlapped, pooled, put, sigmoid, softmax, spread
+from onnx_node_models import node_result
 
 import roller_svc
 from roller_svc.errors import InputError, UnknownOpError
@@ -28,6 +29,20 @@ MORE = np.array([[2, 4, -3, 1]], np.int32)
 BOOLS = np.array([[True, False, True, True]])
 BYTES = np.array([3, 9], np.uint8)
 IDS = np.array([[1, -1]], np.int64)
+
+GRID = RNG.uniform(-1.4, 1.4, (1, 4, 5, 2)).astype(np.float32)
+ROIS = np.array([[0.5, 0.5, 4.0, 5.0], [2.0, 1.0, 9.0, 8.0]], np.float32)
+OFFSETS = RNG.uniform(-1.5, 1.5, (1, 36, 5, 4)).astype(np.float32)
+MASK = RNG.uniform(0, 1, (1, 18, 5, 4)).astype(np.float32)
+SCALES = np.array([0.1, 0.2, 0.3, 0.4], np.float32)
+ZEROS = np.array([1, 2, 3, 4], np.uint8)
+CACHE = RNG.uniform(-1, 1, (2, 3, 5, 2)).astype(np.float32)
+
+
+def by_onnx(op_type: str, attributes: dict[str, Any], tensors: list[Any], **options: Any) -> tuple[Any, ...]:
+    """Return a case whose result is that of the library's reference evaluator, from tensors in their own types."""
+    return op_type, attributes, tensors, {}, lambda *_: node_result(op_type, attributes, *tensors, **options)
+
 
 # op type, attributes, tensors, constants by position, numpy
 CASES: list[tuple[str, dict[str, Any], list[Any], dict[int, Any], Any]] = [
@@ -141,6 +156,20 @@ CASES: list[tuple[str, dict[str, Any], list[Any], dict[int, Any], Any]] = [
     ("Selu", {"alpha": 2.0, "gamma": 3.0}, [X], {}, lambda x: 3 * np.where(x >= 0, x, 2 * np.expm1(x))),
     ("HardSigmoid", {}, [X], {}, lambda x: np.clip(0.2 * x + 0.5, 0, 1)),
     ("ThresholdedRelu", {"alpha": 0.1}, [X], {}, lambda x: np.where(x > 0.1, x, 0)),
+    by_onnx("GridSample", {"mode": "cubic", "padding_mode": "reflection", "align_corners": 1}, [IMAGE, GRID]),
+    by_onnx("RoiAlign", {"output_height": 2, "output_width": 3, "sampling_ratio": 2, "spatial_scale": 0.75},
+            [IMAGE, ROIS, np.zeros(2, np.int64)]),
+    by_onnx("DeformConv", {}, [IMAGE, WEIGHT[:, :, :3], OFFSETS[:, :18], V, MASK[:, :9]], opset=22),
+    by_onnx("DeformConv", {"strides": [2, 1], "pads": [1, 0, 2, 1], "dilations": [2, 1], "group": 2, "offset_group": 2},
+            [IMAGE, WEIGHT[:, :1], RNG.uniform(-1, 1, (1, 36, 3, 5)).astype(np.float32)], opset=22),
+    by_onnx("QuantizeLinear", {"axis": -1}, [X, SCALES, ZEROS]),
+    by_onnx("QuantizeLinear", {"axis": 0, "block_size": 2, "output_dtype": 5}, [Y, np.array([SCALES, SCALES])]),
+    by_onnx("DequantizeLinear", {}, [ZEROS[None], SCALES, ZEROS[::-1]]),
+    by_onnx("LRN", {"size": 3, "alpha": 0.5}, [IMAGE[:1].repeat(2, 0).reshape(2, 2, 7, 6)]),
+    by_onnx("TensorScatter", {}, [CACHE, CACHE[:, :, :2] + 1, np.array([1, 2], np.int64)], opset=24),
+    by_onnx("TensorScatter", {"mode": "circular", "axis": 1}, [CACHE, CACHE[:, :2] + 1, np.array([1, 2], np.int64)],
+            opset=24),
+    ("Det", {}, [RNG.uniform(-1, 1, (2, 4, 4)).astype(np.float32)], {}, np.linalg.det),
     ("Sum", {}, [X, Y, V], {}, lambda x, y, v: x + y + v),
     ("Mean", {}, [X, Y, V], {}, lambda x, y, v: (x + y + v) / 3),
 ]  # fmt: skip
@@ -251,6 +280,13 @@ def test_older_operator_sets(
         ("Relu", {"saturate": 1}, [(3,)], 21, "unsupported-attribute"),
         ("Relu", {"consumed_inputs": [0]}, [(3,)], 6, "unsupported-attribute"),
         ("RMSNormalization", {}, [(2, 3), (3,), (3,)], 21, "unsupported-attribute"),
+        ("RoiAlign", {}, [(1, 2, 7, 6), (2, 4), (2,)], 21, "unsupported-attribute"),
+        ("RoiAlign", {"sampling_ratio": 1, "coordinate_transformation_mode": "x"}, [(1, 2, 7, 6), (2, 4), (2,)], 21,
+         "invalid-node"),
+        ("GridSample", {"mode": "x"}, [(1, 2, 7, 6), (1, 4, 5, 2)], 21, "invalid-parameter"),
+        ("DeformConv", {}, [(1, 2, 7), (4, 2, 3), (1, 3, 5)], 21, "unsupported-attribute"),
+        ("QuantizeLinear", {"output_dtype": 22}, [(2, 3), ()], 21, "unsupported-attribute"),
+        ("TensorScatter", {"mode": "x"}, [(2, 3, 4, 5), (2, 3, 1, 5)], 24, "invalid-node"),
     ],
 )  # fmt: skip
 def test_invalid_arguments_are_rejected(
@@ -318,6 +354,9 @@ OTHER_VALUES: list[tuple[str, dict[str, Any]]] = [
               "strides": [1, 1]}),
     ("ConvTranspose", {"auto_pad": "VALID", "dilations": [2, 1], "group": 2, "kernel_shape": [2, 2],
                        "output_padding": [0, 1], "output_shape": [13, 12], "pads": [0, 0, 0, 0], "strides": [1, 1]}),
+    ("DeformConv", {"dilations": [1, 2], "group": 2, "kernel_shape": [2, 2], "offset_group": 2, "pads": [1, 1, 1, 1],
+                    "strides": [2, 2]}),
+    ("DequantizeLinear", {"axis": 0, "block_size": 2, "output_dtype": 10}),
     ("Dropout", {"is_test": 0}),
     ("Einsum", {"equation": "ij,ij->j"}),
     ("Elu", {"alpha": 0.5}),
@@ -326,10 +365,12 @@ OTHER_VALUES: list[tuple[str, dict[str, Any]]] = [
     ("GatherElements", {"axis": 1}),
     ("Gelu", {"approximate": "tanh"}),
     ("Gemm", {"alpha": 2.0, "beta": 0.5, "broadcast": 1, "transA": 1, "transB": 0}),
+    ("GridSample", {"mode": "linear", "padding_mode": "border", "align_corners": 0}),
     ("GroupNormalization", {"epsilon": 0.5, "num_groups": 2, "stash_type": 10}),
     ("HardSigmoid", {"alpha": 0.5, "beta": 0.1}),
     ("InstanceNormalization", {"epsilon": 0.5}),
     ("IsInf", {"detect_negative": 0, "detect_positive": 0}),
+    ("LRN", {"alpha": 0.1, "beta": 0.5, "bias": 2.0, "size": 2}),
     ("LayerNormalization", {"axis": 0, "epsilon": 0.5, "stash_type": 10}),
     ("LeakyRelu", {"alpha": 0.25}),
     ("LogSoftmax", {"axis": 0}),
@@ -337,14 +378,18 @@ OTHER_VALUES: list[tuple[str, dict[str, Any]]] = [
                  "pads": [0, 0, 1, 1], "strides": [1, 2]}),
     ("Mod", {"fmod": 1}),
     ("Pad", {"mode": "edge", "pads": [0, 0, 0, 1], "value": 2.0, "paddings": [0, 0, 0, 1]}),
+    ("QuantizeLinear", {"axis": 0, "block_size": 2, "output_dtype": 5, "precision": 10}),
     ("RMSNormalization", {"axis": 0, "epsilon": 0.5, "stash_type": 10}),
     *((f"Reduce{name}", {"keepdims": 1, "axes": [0]}) for name in ("Sum", "Mean", "Max", "Min", "Prod", "L1", "L2",
                                                                     "SumSquare", "LogSum", "LogSumExp")),
     ("Reshape", {"allowzero": 1, "shape": [1, 84]}),
+    ("RoiAlign", {"coordinate_transformation_mode": "output_half_pixel", "mode": "max", "output_height": 1,
+                  "output_width": 1, "sampling_ratio": 1, "spatial_scale": 0.5}),
     ("Selu", {"alpha": 0.5, "gamma": 0.5}),
     ("Slice", {"axes": [0], "ends": [2], "starts": [0]}),
     ("Softmax", {"axis": -1}),
     ("Squeeze", {"axes": [-5]}),
+    ("TensorScatter", {"axis": 1, "mode": "circular"}),
     ("ThresholdedRelu", {"alpha": 0.5}),
     ("Transpose", {"perm": [0, 1, 3, 2]}),
     ("Unsqueeze", {"axes": [1]}),

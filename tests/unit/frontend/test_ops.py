@@ -20,6 +20,7 @@ from cases_ops import (
     softmax,
     spread,
 )
+from cases_sampling import QUANTIZED, RESAMPLED
 
 import roller_svc
 from roller_svc.errors import InputError, ShapeError, UnknownOpError
@@ -346,14 +347,14 @@ ELEMENTS = [
     Case("leaky_relu", ((2, 3),), lambda x: np.where(x >= 0, x, 0.5 * x), {"alpha": 0.5}),
 ]  # fmt: skip
 
-CASES = [*PRODUCTS, *CONVOLUTIONS, *POOLS, *NORMS, *REDUCTIONS, *LAYOUTS, *ELEMENTS]
+CASES = [*PRODUCTS, *CONVOLUTIONS, *POOLS, *NORMS, *REDUCTIONS, *LAYOUTS, *ELEMENTS, *RESAMPLED, *QUANTIZED]
 # Those whose statements are of another kind than the others': scatters, counted ranks, blocks, infinities.
 INDEXED = ("cumsum", "gather_nd", "max_pool_indices2d", "reverse_sequence", "scatter_elements", "scatter_nd",
            "top_k_indices", "col2im", "space_to_depth")  # fmt: skip
 COMPILED = [*(next(case for case in reversed(CASES) if case.operator == name) for name in INDEXED),
             next(case for case in CASES if case.parameters.get("value") == -math.inf),
             PRODUCTS[4], PRODUCTS[8], CONVOLUTIONS[2], CONVOLUTIONS[8], POOLS[6], NORMS[4], NORMS[10], REDUCTIONS[16],
-            LAYOUTS[5], LAYOUTS[10]]  # fmt: skip
+            LAYOUTS[5], LAYOUTS[10], *RESAMPLED[:6], *RESAMPLED[9:24:7], *RESAMPLED[26:34], *QUANTIZED]  # fmt: skip
 
 
 def types(arrays: dict[str, Any]) -> dict[str, tuple[str, tuple[int, ...]]]:
@@ -466,6 +467,24 @@ def test_names_stay_apart() -> None:
         ("clip", [(2, 3)], {"least": math.nan}, "invalid-parameter"),
         ("group_norm", [(2, 6)], {"groups": 4}, "operand-shape"),
         ("reduce_sum", [(2, 6)], {"axis": [0, -2]}, "invalid-parameter"),
+        ("resample_nearest", [(4,)], {"axes": [0, 0], "extents": [1, 1], "numerators": [1, 1], "offsets": [0, 0],
+                                      "denominators": [1, 1]}, "invalid-parameter"),
+        ("resample_nearest", [(4,)], {"axes": [0], "extents": [], "numerators": [1], "offsets": [0],
+                                      "denominators": [1]}, "invalid-parameter"),
+        ("resample", [(4,), (3,)], {}, "operand-shape"),
+        ("resample", [(4,), (2, 3), (4,)], {}, "operand-shape"),
+        ("grid_sample", [(1, 2, 3, 4), (1, 3, 4, 3)], {}, "operand-shape"),
+        ("roi_align", [(1, 2, 3, 4), (5, 3), (5,)], {}, "operand-shape"),
+        ("deform_conv2d", [(1, 2, 5, 6), (3, 2, 2, 2), (1, 7, 4, 5)], {}, "operand-shape"),
+        ("deform_conv2d", [(1, 2, 5, 6), (3, 1, 2, 2), (1, 8, 4, 5)], {}, "operand-shape"),
+        ("cache_update", [(2, 3, 4), (2, 4, 4)], {}, "operand-shape"),
+        ("cache_update", [(2, 3, 4), (2, 2, 3)], {}, "operand-shape"),
+        ("determinant", [(7, 7)], {}, "operand-shape"),
+        ("determinant", [(2, 3)], {}, "operand-shape"),
+        ("quantize_linear", [(2, 3), (2,)], {}, "operand-shape"),
+        ("quantize_linear", [(2, 3), ()], {"dtype": "int32"}, "type-error"),
+        ("quantize_linear", [(2, 3), (), ()], {}, "type-error"),
+        ("dequantize_linear", [(2, 3), (2, 3)], {"block": 2}, "operand-shape"),
     ],
 )
 def test_invalid_arguments_are_rejected(
