@@ -6,13 +6,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import onnx
 import onnx.defs
 import onnx.helper
 from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
 
 from roller_svc.errors import ArgumentError, InputError, UnknownOpError, UnsupportedModelError, UnsupportedNode
-from roller_svc.frontend.graph_builder import Evaluate, GraphBuilder, WeightStore
+from roller_svc.frontend.graph_builder import Array, Evaluate, GraphBuilder, WeightStore
 from roller_svc.frontend.onnx.expansions import EXPANSIONS
 from roller_svc.frontend.onnx.expansions.empty import convert_empty
 from roller_svc.frontend.onnx.subgraphs import SUBGRAPHS
@@ -50,9 +51,12 @@ def import_model(
     initializers = {tensor.name for tensor in graph.initializer}
     importer.bind_initializers(graph, scope)
     declared = [info for info in graph.input if info.name not in initializers]
-    types = _input_types(declared, dict(inputs or {}), dict(dims or {}))
+    empty = {info.name: array for info in declared if (array := _empty_input(info)) is not None}
+    types = _input_types([info for info in declared if info.name not in empty], dict(inputs or {}), dict(dims or {}))
     for name, type_ in types.items():
         scope.define(name, Tensor(builder.add_input(type_, name)))
+    for name, array in empty.items():
+        scope.define(name, Tensor(value=array))
     importer.convert_nodes(graph.node, scope)
     if importer.unsupported:
         raise UnsupportedModelError(tuple(importer.unsupported))
@@ -92,6 +96,17 @@ def _input_types(
             hint='give them: dims={"name": extent} for symbolic dimensions, inputs={"x": (dtype, shape)} for others',
         )  # fmt: skip
     return types
+
+
+def _empty_input(info: ValueInfoProto) -> Array | None:
+    """Return the value of an input that is declared without elements; None if it has some."""
+    if info.type.WhichOneof("value") != "tensor_type" or not info.type.tensor_type.HasField("shape"):
+        return None
+    shape = [dim.dim_value if dim.HasField("dim_value") else -1 for dim in info.type.tensor_type.shape.dim]
+    if 0 not in shape or -1 in shape:
+        return None
+    _dtype(info.type.tensor_type.elem_type, info.name)
+    return np.empty(shape, onnx.helper.tensor_dtype_to_np_dtype(info.type.tensor_type.elem_type))
 
 
 def _tensor_type(info: ValueInfoProto) -> Any:
@@ -356,9 +371,13 @@ def _schema_function(node: NodeProto, tensors: Sequence[Tensor], opset: int) -> 
         return None
     if schema.has_context_dependent_function:
         versions = [v for v in schema.context_dependent_function_opset_versions if v <= opset]
-        text = schema.get_context_dependent_function_with_opset_version(
-            max(versions), node.SerializeToString(), [_type_proto(tensor).SerializeToString() for tensor in tensors]
-        ) if versions else b""  # fmt: skip
+        types = [_type_proto(tensor).SerializeToString() for tensor in tensors]
+        try:
+            text = schema.get_context_dependent_function_with_opset_version(
+                max(versions), node.SerializeToString(), types
+            ) if versions else b""  # fmt: skip
+        except (ValueError, RuntimeError):  # the library's checks of the node's types
+            return None
     elif schema.has_function:
         versions = [v for v in schema.function_opset_versions if v <= opset]
         text = schema.get_function_with_opset_version(max(versions)) if versions else b""

@@ -70,11 +70,17 @@ def _range(node: Node, builder: GraphBuilder) -> Sequence[Tensor]:
             raise node.invalid(f"{what} (input {position}) must be a constant number, as shapes are static")
         bounds.append(value.reshape(-1)[0])
     start, limit, delta = bounds
-    if not delta or not (float(limit) - float(start)) / float(delta) <= MAX_GENERATED_ELEMENTS:
+    dtype = node.dtype_of(start)
+    if node.integer("stash_type", 1) not in (1, 11):
+        raise node.invalid(f"stash_type is {node.integer('stash_type', 1)}, not 1 or 11")
+    # Narrow floats are counted in a wide type and rounded once.
+    wide = start.dtype if start.dtype.kind in "iu" else np.dtype(np.float64)
+    first, last, step = (number.astype(wide).item() for number in (start, limit, delta))
+    if not step or not (last - first) / step <= MAX_GENERATED_ELEMENTS:
         raise node.invalid(f"a range from {start} to {limit} by {delta} has no or too many elements")
-    count = max(math.ceil((limit - start) / delta), 0)
-    array = (start + np.arange(count) * delta).astype(start.dtype)
-    return [constant_of(array, node.dtype_of(array), builder)]
+    count = max(math.ceil((last - first) / step), 0)
+    array = first + np.arange(count) * step
+    return [constant_of(array.astype(start.dtype), dtype, builder)]
 
 
 def _identity(node: Node, _: GraphBuilder) -> Sequence[Tensor]:
@@ -85,9 +91,12 @@ def _identity(node: Node, _: GraphBuilder) -> Sequence[Tensor]:
 
 
 def _cast_like(node: Node, builder: GraphBuilder) -> Sequence[Tensor]:
-    node.check_default("saturate", 1)
     node.attribute("round_mode")
-    return [Tensor(builder.cast(node.operand(0), node.operand(1).dtype))]
+    node.read.add(1)
+    operand, value = node.operands[1], node.constants[1]
+    target = operand.dtype if operand is not None else node.dtype_of(value)
+    parameters = {} if node.integer("saturate", 1) else {"saturate": False}
+    return [Tensor(builder.call("cast", [node.operand(0)], dtype=target.value, **parameters))]
 
 
 def _concat(node: Node, builder: GraphBuilder) -> Sequence[Tensor]:

@@ -1,0 +1,113 @@
+"""Quantized products of ONNX against the library's reference evaluator."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx_node_models import check_node, import_node, model_of, run_node
+
+from roller_svc.errors import UnsupportedModelError
+
+RNG = np.random.default_rng(3)
+
+
+def random(shape: tuple[int, ...], dtype: Any) -> Any:
+    info = np.iinfo(dtype)
+    return RNG.integers(info.min, info.max + 1, shape).astype(dtype)
+
+
+@pytest.mark.parametrize("left", [np.uint8, np.int8])
+@pytest.mark.parametrize("right", [np.uint8, np.int8])
+@pytest.mark.parametrize("zeros", [(None, None), (7, None), (None, 5), (7, 5), (0, 0)])
+def test_matmul_integer(left: Any, right: Any, zeros: tuple[int | None, int | None]) -> None:
+    given = [None if zero is None else np.asarray(zero, kind) for zero, kind in zip(zeros, (left, right), strict=True)]
+    tensors = [random((4, 6), left), random((6, 3), right), *given]
+    while tensors[-1] is None:
+        tensors.pop()
+    check_node("MatMulInteger", {}, tensors, constants=[i for i in (1, 2, 3) if i < len(tensors)])
+    check_node("MatMulInteger", {}, tensors)
+
+
+def test_zero_points_of_rows_and_columns() -> None:
+    a, b = random((2, 4, 6), np.uint8), random((2, 6, 3), np.int8)
+    rows, columns = random((4,), np.uint8), random((3,), np.int8)
+    (found,) = run_node(model_of("MatMulInteger", {}, [a, b, rows, columns]), [a, b, rows, columns])
+    expected = (a.astype(int) - rows[:, None]) @ (b.astype(int) - columns)
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_sums_of_a_constant_factor_are_constants() -> None:
+    """A zero point of the first factor only costs one multiplication and addition for each result."""
+    tensors = [random((4, 6), np.uint8), random((6, 3), np.int8), np.uint8(7), np.int8(0)]
+    graph, _ = import_node(model_of("MatMulInteger", {}, tensors, constants=(1, 2, 3)))
+    assert [node.operator for node in graph.nodes] == ["matmul", "sub"]
+
+
+@pytest.mark.parametrize("kind", [np.uint8, np.int8])
+@pytest.mark.parametrize("scale", [np.float32, np.float16])
+def test_qlinear_matmul(kind: Any, scale: Any) -> None:
+    tensors = [
+        random((2, 4, 6), kind), scale(0.01), kind(3), random((2, 6, 3), kind), scale(0.02), kind(5), scale(0.03),
+        kind(7),
+    ]  # fmt: skip
+    check_node("QLinearMatMul", {}, [np.asarray(t) for t in tensors])
+
+
+def test_scales_of_rows_and_columns() -> None:
+    a, b = random((4, 6), np.uint8), random((6, 3), np.int8)
+    rows, columns = np.array([0.01, 0.02, 0.03, 0.01], np.float32), np.array([0.1, 0.2, 0.3], np.float32)
+    tensors = [a, rows, np.uint8(3), b, columns, np.zeros(3, np.int8), np.float32(0.5), np.uint8(9)]
+    tensors = [np.asarray(t) for t in tensors]
+    (found,) = run_node(model_of("QLinearMatMul", {}, tensors), tensors)
+    total = (a.astype(int) - 3) @ b.astype(int)
+    expected = np.clip(np.round(total * (rows[:, None] * columns / 0.5)) + 9, 0, 255)
+    np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize(
+    ("attributes", "zeros"),
+    [
+        ({}, ()),
+        ({"pads": [1, 0, 1, 2], "strides": [2, 1]}, (np.uint8(9),)),
+        ({"dilations": [2, 1]}, (np.uint8(0), np.array([1, 2, 3], np.int8))),
+    ],
+)
+def test_conv_integer(attributes: dict[str, Any], zeros: tuple[Any, ...]) -> None:
+    tensors = [random((1, 2, 6, 5), np.uint8), random((3, 2, 3, 2), np.int8), *map(np.asarray, zeros)]
+    x, w, *given = [t.astype(np.int64) for t in tensors]
+    x = x - (given[0] if given else 0)
+    w = w - (given[1][:, None, None, None] if len(given) > 1 else 0)
+    (found,) = run_node(model_of("ConvInteger", attributes, tensors), tensors)
+    (expected,) = run_node(model_of("Conv", attributes, [x.astype(np.float64), w.astype(np.float64)]),
+                           [x.astype(np.float64), w.astype(np.float64)])  # fmt: skip
+    assert found.dtype == np.int32
+    np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_qlinear_conv(bias: bool) -> None:
+    x, w = random((1, 2, 6, 5), np.uint8), random((3, 2, 3, 2), np.int8)
+    scales = np.array([0.01, 0.02, 0.03], np.float32)
+    tensors = [x, np.float32(0.1), np.uint8(9), w, scales, np.zeros(3, np.int8), np.float32(0.4), np.uint8(100)]
+    tensors = [*map(np.asarray, tensors), *([np.array([500, -700, 9], np.int32)] if bias else [])]
+    check_node("QLinearConv", {"pads": [1, 1, 1, 1]}, tensors, constants=range(1, len(tensors)))
+
+
+def test_dynamic_quantization() -> None:
+    check_node("DynamicQuantizeLinear", {}, [np.array([0, 2, -3, -2.5, 1.34, 0.5], np.float32)], results=3)
+
+
+@pytest.mark.parametrize(
+    ("op_type", "tensors", "match"),
+    [
+        ("MatMulInteger", [np.zeros((2, 2), np.uint8), np.zeros((2, 2), np.uint8), np.int8(1)], "its zero point int8"),
+        ("MatMulInteger", [np.zeros((2, 2), np.int16), np.zeros((2, 2), np.uint8)], "a product of int16"),
+        ("MatMulInteger", [np.zeros(2, np.int8), np.zeros((2, 2), np.uint8), np.int8(1)], "a vector with a zero point"),
+        ("ConvInteger", [np.zeros((1, 1, 2), np.int8), np.zeros((1, 1, 2), np.int8), np.uint8(1)], "point uint8"),
+    ],
+)
+def test_what_does_not_fit_is_refused(op_type: str, tensors: list[Any], match: str) -> None:
+    with pytest.raises(UnsupportedModelError, match=match):
+        import_node(model_of(op_type, {}, [np.asarray(t) for t in tensors]))
