@@ -6,6 +6,7 @@ where operator precedence needs them. Everything but operators is printed as a c
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from roller_svc.ir.dtype import DType
@@ -55,6 +56,11 @@ def statement_text(statement: TensorExpr, names: Mapping[str, str]) -> str:
     return f"{statement.name}[{index}]{stated} {operator} {body}" + (f" where {where}" if where else "")
 
 
+def _literal(value: float) -> str:
+    """Return a number as an argument of `const`, where infinities are quoted names."""
+    return f"`{value!r}`" if math.isinf(value) else repr(value)
+
+
 def _needs_type(statement: TensorExpr) -> bool:
     """Return whether the tensor's type differs from that of its body."""
     if statement.kind is StatementKind.SCATTER:
@@ -99,6 +105,8 @@ class _Printer:
 
     def _print(self, expr: Expr) -> tuple[str, int]:
         match expr:
+            case Const(value=value) if math.isinf(value):
+                return f"const({_literal(value)})", _ATOM
             case Const(value=value):
                 return repr(value), _UNARY if value < 0 else _ATOM
             case AxisRef(name=name):
@@ -108,7 +116,7 @@ class _Printer:
             case Cast(arg=arg, implicit=True):
                 return self._print(arg)
             case Cast(arg=Const(value=value), dtype=dtype):
-                return f"const({value!r}, `{dtype.value}`)", _ATOM
+                return f"const({_literal(value)}, `{dtype.value}`)", _ATOM
             case Cast(arg=arg, dtype=dtype):
                 return f"{self.receiver(arg)}.cast(`{dtype.value}`)", _ATOM
             case Select(cond=cond, then=then, otherwise=otherwise):

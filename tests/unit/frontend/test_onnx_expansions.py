@@ -11,11 +11,13 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
+import roller_svc
 from roller_svc.errors import UnsupportedModelError
 from roller_svc.frontend.onnx.model import import_model
 from roller_svc.graph.interpret import interpret
 from roller_svc.graph.weights import Weights
 from roller_svc.ir.graph import Graph, OpNode, verify
+from roller_svc.ir.printer import text
 from roller_svc.semantics.interpreter import reference
 
 Arrays = dict[str, Any]
@@ -208,6 +210,33 @@ def test_empty_lists_of_extents_are_evaluated(start: int) -> None:
     assert [node.operator for node in graph.nodes if isinstance(node, OpNode)] == ["reshape"]
 
 
+def run_compiled(graph: Graph, weights: Weights, inputs: Arrays) -> list[Any]:
+    """Evaluate a graph by a kernel for each node, compiled from the text of its program."""
+    values = dict(inputs) | {name: weights.array(constant) for name, constant in graph.constants.items()}
+    for node in graph.nodes:
+        assert isinstance(node, OpNode)
+        types = {name: (type_.dtype.value, type_.shape) for name, type_ in node.program.inputs}
+        kernel = roller_svc.compile(text(node.program), types, select="model", top_k=1)
+        results = kernel(**dict(zip(types, (values[tensor] for tensor in node.inputs), strict=True)))
+        values |= zip(node.outputs, (results[output.name] for output in node.program.outputs), strict=True)
+    return [values[tensor] for _, tensor in graph.outputs]
+
+
+def check_compiled(case: tuple[str, list[Any], set[int], int, dict[str, Any], int]) -> None:
+    op_type, operands, constant, results, attributes, opset = case
+    model, given = one_node(op_type, operands, results, attributes, opset, constant)
+    weights = Weights()
+    graph = import_model(model, weights, reference)
+    want = interpret(graph, weights, given).values()
+    for value, expected in zip(run_compiled(graph, weights, given), want, strict=True):
+        np.testing.assert_allclose(value, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("op_type", ["MaxPool", "TopK", "Pad", "MaxUnpool"])
+def test_kernels_of_nodes_agree(op_type: str) -> None:
+    check_compiled(next(case for case in CASES if case[0] == op_type))
+
+
 # Attention ----------------------------------------------------------------------------------------------------------
 def heads(*shape: int, dtype: Any = np.float32) -> Any:
     return np.random.default_rng(sum(shape)).normal(size=shape).astype(dtype)
@@ -253,6 +282,12 @@ def test_attention_is_that_of_onnx(case: tuple[list[Any], set[int], int, dict[st
         np.testing.assert_allclose(value, want, rtol=1e-5, atol=1e-6)
     is_called = any(isinstance(node, OpNode) and node.operator == "attention" for node in graph.nodes)
     assert is_called == any(case is each for each in ATTENTIONS)
+
+
+@pytest.mark.parametrize("case", [ATTENTIONS[i] for i in (5, 9)], ids=lambda case: str(case[3]))
+def test_kernels_of_attention_agree(case: tuple[list[Any], set[int], int, dict[str, Any]]) -> None:
+    operands, constant, results, attributes = case
+    check_compiled(("Attention", operands, constant, results, attributes, 25))
 
 
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])

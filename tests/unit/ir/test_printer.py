@@ -33,6 +33,7 @@ LOOKS = [
     ("y[] +=! x[n]", "y[] +=! x[n] where n in 8"),
     ("y[n]: float16 = x[n]", "y[n]: float16 = x[n] where n in 8"),
     ("x[i[n]] +=. x[n] * 2", "x[i[n]] +=. x[n] * 2.0 where n in 8"),
+    ("y[n] = where(x[n] > 0, x[n], const(`-inf`))", "y[n] = x[n].when([x[n] > 0.0], const(`-inf`)) where n in 8"),
     ("x[i[n]] =. s[].when([i[n] < 8, i[n] >= 0])", "x[i[n]] =. s[].when([i[n] < 8, i[n] >= 0]) where n in 8"),
 ]
 
@@ -45,6 +46,9 @@ ROUND_TRIPS = [
     "y[n] = (i[n] << 2) + (i[n] >> 1) % 3",
     "y[n] = i[n] << (2 + u[n])",
     "y[n] = const(1.5, `float16`) * x[n]",
+    "y[n] = const(`inf`, `float16`) * x[n] - -const(`-inf`) ** 2",
+    "y[n] = const(`inf`).when([x[n] == const(`inf`)], x[n])",
+    "y[n]: float16 = const(`-inf`) where n in 5",
     "y[n] = const(3, dtype=h.dtype()) + x[n]",
     "y[n] = x[n].like(2) + extent(n)",
     "y[n] = (n + 1).cast(`float32`) / 2 + x[n]",
