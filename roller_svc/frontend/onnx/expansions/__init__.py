@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from roller_svc.frontend.onnx.expansions.attention import ATTENTION
 from roller_svc.frontend.onnx.expansions.batch_norm import BATCH_NORM
+from roller_svc.frontend.onnx.expansions.bit_cast import BIT_CAST
 from roller_svc.frontend.onnx.expansions.expansion import Expansion
 from roller_svc.frontend.onnx.expansions.quantized import QUANTIZED
 from roller_svc.frontend.onnx.expansions.recurrent import RECURRENT
@@ -16,6 +17,7 @@ from roller_svc.frontend.onnx.expansions.signal import SIGNAL
 EXPANSIONS: dict[str, Expansion] = {
     **ATTENTION,
     **BATCH_NORM,
+    **BIT_CAST,
     **QUANTIZED,
     **RECURRENT,
     **RESIZE,

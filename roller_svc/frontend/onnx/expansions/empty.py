@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from roller_svc.frontend.graph_builder import Array, GraphBuilder
+from roller_svc.frontend.onnx.expansions.expansion import MAX_GENERATED_ELEMENTS
 from roller_svc.frontend.onnx.table import DATA_TYPES
 from roller_svc.frontend.onnx.tensors import Tensor, constant_of
 from roller_svc.frontend.onnx.use import Node
@@ -23,6 +25,8 @@ def convert_empty(node: Node, builder: GraphBuilder) -> Sequence[Tensor] | None:
     if evaluate is None or len(arrays) < len(node.constants) or all(array.size for array in arrays):
         return None
     node.read.update(range(len(arrays)))
+    if math.prod(extent for array in arrays for extent in array.shape if extent) > MAX_GENERATED_ELEMENTS:
+        raise node.invalid(f"shapes {[list(array.shape) for array in arrays]} are too large")
     try:
         result: Array = np.asarray(evaluate(node, arrays))
     except (ValueError, IndexError) as error:
@@ -40,6 +44,25 @@ def _reduce(node: Node, arrays: Sequence[Any], function: Any) -> Any:
     if not axes and nothing:
         return arrays[0]
     return function(arrays[0], axis=axes or None, keepdims=keepdims).astype(arrays[0].dtype)
+
+
+def _lowest(array: Any) -> Any:
+    """Return the greatest of no elements."""
+    if array.dtype == np.bool_:
+        return False
+    return np.iinfo(array.dtype).min if array.dtype.kind in "iu" else -np.inf
+
+
+def _highest(array: Any) -> Any:
+    """Return the least of no elements."""
+    if array.dtype == np.bool_:
+        return True
+    return np.iinfo(array.dtype).max if array.dtype.kind in "iu" else np.inf
+
+
+def _of_none(array: Any, *, value: Callable[[Any], Any], axis: tuple[int, ...] | None, keepdims: bool) -> Any:
+    """Return a reduction of no elements, which has one value; of an array that stays empty, an empty array."""
+    return np.full(np.sum(array, axis=axis, keepdims=keepdims).shape, value(array), array.dtype)
 
 
 def _cast(node: Node, arrays: Sequence[Any]) -> Any:
@@ -92,7 +115,12 @@ _ELEMENTWISE: dict[str, Callable[..., Any]] = {
     "Abs": np.abs, "Add": np.add, "And": np.logical_and, "Equal": np.equal, "Greater": np.greater,
     "GreaterOrEqual": np.greater_equal, "Less": np.less, "LessOrEqual": np.less_equal, "Max": np.maximum,
     "Min": np.minimum, "Mul": np.multiply, "Neg": np.negative, "Not": np.logical_not, "Or": np.logical_or,
-    "Sub": np.subtract, "Where": np.where,
+    "Sub": np.subtract, "Where": np.where, "Exp": np.exp, "Log": np.log, "Sqrt": np.sqrt,
+}  # fmt: skip
+# Reduction → its value for no elements.
+_NEUTRAL: dict[str, Callable[[Any], Any]] = {
+    "L1": lambda _: 0, "L2": lambda _: 0, "SumSquare": lambda _: 0, "LogSum": lambda _: -np.inf,
+    "LogSumExp": lambda _: -np.inf, "Max": _lowest, "Min": _highest,
 }  # fmt: skip
 
 EMPTY: dict[str, Evaluation] = {
@@ -100,6 +128,7 @@ EMPTY: dict[str, Evaluation] = {
     "Cast": _cast,
     "Concat": _concat,
     "Gather": _gather,
+    **{f"Reduce{name}": partial(_reduce, function=partial(_of_none, value=value)) for name, value in _NEUTRAL.items()},
     "ReduceProd": partial(_reduce, function=np.prod),
     "ReduceSum": partial(_reduce, function=np.sum),
     "Reshape": _reshape,

@@ -8,14 +8,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from roller_svc.frontend.graph_builder import GraphBuilder
-from roller_svc.frontend.onnx.expansions.expansion import Expansion, add_use
+from roller_svc.frontend.onnx.expansions.expansion import MAX_GENERATED_ELEMENTS, Expansion, add_use
 from roller_svc.frontend.onnx.table import NODES
 from roller_svc.frontend.onnx.tensors import Tensor, constant_of
 from roller_svc.frontend.onnx.use import Node
 from roller_svc.ir.dtype import DType
-
-# Shapes and ranges with more elements are refused: they are a model's mistake, or an attack.
-MAX_GENERATED_ELEMENTS = 1 << 26
 
 
 def _constant(node: Node, builder: GraphBuilder) -> Sequence[Tensor]:
@@ -125,25 +122,26 @@ def _slice(node: Node, builder: GraphBuilder) -> Sequence[Tensor]:
 
 
 def _split(node: Node, builder: GraphBuilder) -> Sequence[Tensor]:
-    x, axis = node.operand(0), node.integer("axis", 0)
-    if not -x.rank <= axis < x.rank:
-        raise node.invalid(f"axis is {axis}, the tensor has {x.rank} dimensions")
-    axis %= x.rank
-    extent, count = x.shape[axis], node.integer("num_outputs", len(node.results))
+    shape, axis = _shape_of(node), node.integer("axis", 0)
+    if not -len(shape) <= axis < len(shape):
+        raise node.invalid(f"axis is {axis}, the tensor has {len(shape)} dimensions")
+    axis %= len(shape)
+    extent, count = shape[axis], node.integer("num_outputs", len(node.results))
     sizes = node.setting("split", 1)
     if sizes is None:
         step = -(-extent // count)
         sizes = tuple(max(min(step, extent - step * i), 0) for i in range(count))
     if sum(sizes) != extent or len(sizes) != len(node.results) or any(size < 0 for size in sizes):
         raise node.invalid(f"split is {list(sizes)} for {len(node.results)} results of an extent of {extent}")
-    results, start = [], 0
+    results, start, whole = [], 0, node.constants[0]
     for size in sizes:
-        if size:
-            piece = {"starts": (start,), "stops": (start + size,), "axes": (axis,)}
-            results.append(Tensor(builder.call("slice", [x], **piece)))
+        piece = tuple(size if d == axis else n for d, n in enumerate(shape))
+        if math.prod(piece):
+            bounds = {"starts": (start,), "stops": (start + size,), "axes": (axis,)}
+            results.append(Tensor(builder.call("slice", [node.operand(0)], **bounds)))
         else:
-            empty = [0 if d == axis else n for d, n in enumerate(x.shape)]
-            results.append(Tensor(value=np.empty(empty, x.dtype.value)))
+            dtype = whole.dtype if isinstance(whole, np.ndarray) else np.dtype(node.operand(0).dtype.value)
+            results.append(Tensor(value=np.empty(piece, dtype)))
         start += size
     return results
 
