@@ -7,14 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from roller_svc.analysis.constant_folding import holds
 from roller_svc.frontend.ops.operator import Call, Operator
 from roller_svc.frontend.ops.parameters import Parameter, choice, dtype, flag, integers, number, required
 from roller_svc.frontend.ops.text import (
     floating,
     guard,
     join_statements,
-    lowest,
+    least,
     power,
     product_term,
     root,
@@ -60,7 +59,7 @@ def _windows_of(call: Call, spatial: int) -> _Pool:
 
 def _max(call: Call, spatial: int) -> str:
     pool = _windows_of(call, spatial)
-    value = guard(pool.read, pool.guards, lowest(call.x.dtype))
+    value = guard(pool.read, pool.guards, least(call.x.dtype))
     return statement(call.output, pool.index, ">=!", value, where=pool.where)
 
 
@@ -68,7 +67,7 @@ def _max_indices(call: Call, spatial: int) -> str:
     """Return the statements of the greatest element and of the first place that has it. NaN counts as greatest."""
     pool, x = _windows_of(call, spatial), call.x
     data = sizes(call.text("layout"), x.shape)
-    best, least = call.intermediate("max"), "const(`-inf`)" if holds(-math.inf, x.dtype) else lowest(x.dtype)
+    best = call.intermediate("max")
     is_best = f"{pool.read} == {best}[{', '.join(pool.index)}]"
     is_best = f"({is_best}) | isnan({pool.read})" if x.dtype.is_float else is_best
     order = reversed(pool.letters) if call.flag("column_major") else pool.letters
@@ -77,7 +76,7 @@ def _max_indices(call: Call, spatial: int) -> str:
         place = f"{product_term(place, data[letter])} + {term}"
     value = guard(f"({place})", [*pool.guards, is_best], str(x.type.elements))
     return join_statements(
-        statement(best, pool.index, ">=!", guard(pool.read, pool.guards, least), where=pool.where),
+        statement(best, pool.index, ">=!", guard(pool.read, pool.guards, least(x.dtype)), where=pool.where),
         statement(call.output, pool.index, "<=!", value, where=pool.where, dtype=call.dtype()),
     )
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from roller_svc.analysis.constant_folding import holds
 from roller_svc.errors import ArgumentError
 from roller_svc.frontend.ops.operator import Call, Operand, Where
 from roller_svc.ir.dtype import DType
 
-# Largest finite floats. Negated, they are the neutral element of a maximum: the language has no literal for infinity.
+# Largest finite floats.
 _FLOAT_MAX = {
     DType.FLOAT64: "1.7976931348623157e+308",
     DType.FLOAT32: "3.4028234663852886e+38",
@@ -75,6 +76,11 @@ def zero(dtype: DType) -> str:
 def lowest(dtype: DType) -> str:
     """Return the smallest finite value of a type."""
     return f"-{_FLOAT_MAX[dtype]}" if dtype.is_float else _integer_literal(dtype.integer_range[0])
+
+
+def least(dtype: DType) -> str:
+    """Return the neutral element of a maximum: an infinity, or the smallest value of a type whose casts give none."""
+    return number(-math.inf, dtype) if dtype.is_float and holds(-math.inf, dtype) else lowest(dtype)
 
 
 def highest(dtype: DType) -> str:

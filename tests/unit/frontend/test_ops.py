@@ -89,6 +89,8 @@ POOLS = [
          {"kernel": 3, "stride": 2, "padding": 1}),
     Case("max_pool2d", ((1, 2, 7, 6),), lambda x: pooled(x, (2, 2), (1, 1), 1, (7, 6), dilation=2),
          {"kernel": 2, "stride": 1, "padding": 1, "dilation": 2}),
+    Case("max_pool1d", (np.array([[[-np.inf, -np.inf, 1]]], np.float32),), lambda x: np.array([[[-np.inf, 1]]]),
+         {"kernel": 2, "padding": [1, 0]}),
     Case("max_pool1d", ((1, 2, 7),), lambda x: pooled(x[:, :, None], (1, 2), (1, 2), 0, (1, 3))[:, :, 0],
          {"kernel": 2}),
     Case("max_pool3d", ((1, 2, 2, 4, 6),), lambda x: x.reshape(1, 2, 1, 2, 2, 2, 3, 2).max((3, 5, 7)), {"kernel": 2}),
