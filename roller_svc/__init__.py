@@ -3,6 +3,9 @@
     kernel = roller_svc.compile("C[m, n] +=! A[m, k] * B[k, n]", inputs={...}, target="local")
     result = kernel(A=a, B=b)
 
+    model = roller_svc.compile_model("model.onnx")
+    outputs = model(x=array)
+
 Importing the package loads only the errors; everything else is imported on first use.
 """
 
@@ -17,18 +20,24 @@ from roller_svc.version import __version__
 if TYPE_CHECKING:
     from roller_svc.api import Estimate, Kernel, compile, estimate, load, reference, targets
     from roller_svc.frontend import ops
+    from roller_svc.model import Model, compile_model, load_model
 
 __all__ = [
-    "Estimate", "Kernel", "__version__", "compile", "errors", "estimate", "load", "ops", "reference",
-    "targets",
+    "Estimate", "Kernel", "Model", "__version__", "compile", "compile_model", "errors", "estimate", "load",
+    "load_model", "ops", "reference", "targets",
 ]  # fmt: skip
 
-_FROM_API = frozenset(__all__) - {"__version__", "errors", "ops"}
+_FROM_MODEL = frozenset({"Model", "compile_model", "load_model"})
+_FROM_API = frozenset(__all__) - {"__version__", "errors", "ops"} - _FROM_MODEL
 
 
 def __getattr__(name: str) -> object:
+    if name == "onnx_backend":
+        return import_module("roller_svc.onnx_backend")
     if name == "ops":
         return import_module("roller_svc.frontend.ops")
+    if name in _FROM_MODEL:
+        return getattr(import_module("roller_svc.model"), name)
     if name not in _FROM_API:
         raise AttributeError(f"module 'roller_svc' has no attribute {name!r}")
     return getattr(import_module("roller_svc.api"), name)

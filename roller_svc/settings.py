@@ -96,10 +96,14 @@ class Settings(BaseSettings):
     local_spec: Path | None = Field(
         None, description="spec of the target `local`, written by `roller calibrate`; default: the detected CPU"
     )
+    cache: Path | None = Field(
+        None,
+        description="directory where models keep compiled kernels; default: roller-svc in the user's cache directory",
+    )
     server: str = Field("", description="service that the command line uses; the same as --server")
     api_key: SecretStr = Field(SecretStr(""), description="API key of the command line for that service")
 
-    @field_validator("local_spec", mode="before")
+    @field_validator("local_spec", "cache", mode="before")
     @classmethod
     def _empty_is_unset(cls, value: object) -> object:
         return None if value == "" else value
@@ -114,6 +118,15 @@ class Settings(BaseSettings):
         if self.worker_memory_bytes is not None:
             return self.worker_memory_bytes
         return max(1 << 28, usable_memory_bytes() * 3 // 4 // self.workers)
+
+    @property
+    def cache_folder(self) -> Path:
+        """Directory of compiled kernels: the setting, or one in the user's cache directory (XDG base directories)."""
+        if self.cache is not None:
+            return self.cache
+        named = os.environ.get("XDG_CACHE_HOME", "")
+        base = Path(named) if Path(named).is_absolute() else Path.home() / ".cache"  # a relative one is to be ignored
+        return base / "roller-svc"
 
     @property
     def accepted_keys(self) -> frozenset[str]:

@@ -131,8 +131,8 @@ def _array(type_: str, name: str, items: Iterable[str]) -> str:
 def model_header(plan: ModelPlan, weights: str = "weights.bin", packed: str = "packed.bin") -> str:
     """Return the C header of a model's shared object. `weights` and `packed` name the files beside it."""
     about = [f"{plan.name}: a compiled model for {plan.target}. Tensors are dense, row-major, 64-byte aligned."]
-    about += [f"inputs[{i}]: {name!r} {_shown(t)}" for i, (name, t) in enumerate(plan.inputs)]
-    about += [f"outputs[{i}]: {name!r} {_shown(t)}" for i, (name, t) in enumerate(plan.outputs)]
+    about += [f"inputs[{i}]: {name} {_shown(t)}" for i, (name, t) in enumerate(plan.inputs)]
+    about += [f"outputs[{i}]: {name} {_shown(t)}" for i, (name, t) in enumerate(plan.outputs)]
     sizes = (
         f"enum {{ MODEL_INPUTS = {len(plan.inputs)}, MODEL_OUTPUTS = {len(plan.outputs)} }};\n"
         f"static const long MODEL_WORKSPACE_BYTES = {plan.arena_bytes}, MODEL_PACKED_BYTES = {plan.packed_bytes}, "

@@ -71,6 +71,11 @@ def _input_types(
     if unknown := [name for name in given if name not in names]:
         raise ArgumentError(f"the model has no input {unknown[0]!r}; its inputs are {', '.join(names)}",
                             code="unknown-argument")  # fmt: skip
+    symbols = {dim.dim_param for info in declared for dim in info.type.tensor_type.shape.dim if dim.dim_param}
+    if unknown := [name for name in dims if name not in symbols]:
+        listed = ", ".join(sorted(symbols)) or "none"
+        raise ArgumentError(f"the model has no dimension {unknown[0]!r}; its symbolic dimensions are {listed}",
+                            code="unknown-argument")  # fmt: skip
     types: dict[str, TensorType] = {}
     open_dims: list[str] = []
     for info in declared:

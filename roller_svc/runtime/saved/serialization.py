@@ -48,7 +48,7 @@ def save(kernel: KernelBundle, directory: str | os.PathLike[str]) -> Path:
 
     Readers see the whole kernel or none. Files of other names in an existing directory stay unchanged.
     """
-    target = _directory_path(directory)
+    target = directory_path(directory)
     if target.exists() and not target.is_dir():
         raise ArgumentError(f"{target} is not a directory", code="not-a-folder")
     try:
@@ -66,14 +66,14 @@ def load(directory: str | os.PathLike[str]) -> KernelBundle:
     Raises UnknownKernelError if there is no kernel, and ArgumentError (damaged-kernel) if its files have
     changed since it was saved.
     """
-    path = _directory_path(directory)
+    path = directory_path(directory)
     if not (path / METADATA).is_file():
         raise UnknownKernelError(f"{path} has no saved kernel ({METADATA} is missing)")
     try:
-        document = _parse(_read(path, METADATA, MAX_METADATA_BYTES))
+        document = parse_metadata(read_file(path, METADATA, MAX_METADATA_BYTES))
         files = {}
         for name in _file_names(document):
-            files[name] = _read(path, name, _MAX_FILE_BYTES)
+            files[name] = read_file(path, name, _MAX_FILE_BYTES)
             if document["files"][name]["sha256"] != hashlib.sha256(files[name]).hexdigest():
                 raise CorruptKernelError(f"{name} is not the file that was saved (its sha256 differs)")
         text, binary = (files[name] for name in _file_names(document))
@@ -114,7 +114,7 @@ def c_header(compiled: CompiledKernel) -> str:
     return "\n".join(lines)
 
 
-def _directory_path(directory: str | os.PathLike[str]) -> Path:
+def directory_path(directory: str | os.PathLike[str]) -> Path:
     if not isinstance(directory, str | os.PathLike):
         raise ArgumentError(f"directory must be a path, got {type(directory).__qualname__}", code="invalid-argument")
     return Path(directory)
@@ -226,7 +226,7 @@ def _buffer(buffer: Buffer) -> dict[str, Any]:
     }
 
 
-def _parse(metadata: bytes) -> Any:
+def parse_metadata(metadata: bytes) -> Any:
     """Parse JSON. Raises ValueError for malformed text and for non-finite numbers."""
     return json.loads(metadata, parse_float=_finite, parse_constant=_finite)
 
@@ -246,7 +246,7 @@ def _file_names(document: Any) -> tuple[str, str]:
     return f"kernel{language.suffix}", _BINARY_NAMES[language]
 
 
-def _read(directory: Path, name: str, limit_bytes: int) -> bytes:
+def read_file(directory: Path, name: str, limit_bytes: int) -> bytes:
     """Read a file, unless it is a link, not a regular file, or too large."""
     try:
         descriptor = os.open(directory / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)

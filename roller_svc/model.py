@@ -1,0 +1,455 @@
+"""The Python API of whole models: compile_model, load_model, and the Model class."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import math
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Lock
+from typing import Any, NamedTuple, Never
+
+from roller_svc import hardware as devices
+from roller_svc.api import Kernel, Stage
+from roller_svc.codegen.c.model import model_header
+from roller_svc.compiler.artifact import load_plan
+from roller_svc.compiler.kernel_cache import KernelCache
+from roller_svc.compiler.request import parse_enum, validate_flag, validate_target, validate_top_k
+from roller_svc.errors import ArgumentError, require
+from roller_svc.frontend.lang.input_types import kind_of, short_repr, tensor_types, whole_number
+from roller_svc.graph.compile import BuiltModel, ModelOptions, Progress, build_model, no_progress
+from roller_svc.graph.load import load_graph
+from roller_svc.graph.weights import Weights
+from roller_svc.hardware.catalog import restrict_cores
+from roller_svc.ir.graph import Constant
+from roller_svc.ir.hardware import HardwareSpec
+from roller_svc.ir.model_plan import CopyStep, KernelStep, LoopStep, ModelPlan, Step
+from roller_svc.ir.program import TensorType
+from roller_svc.ir.report import SelectionMode
+from roller_svc.runtime.graphs.cpu import CpuModel, weights_block
+from roller_svc.runtime.saved import models as saved
+from roller_svc.runtime.saved.models import ModelBundle, VariantBundle
+from roller_svc.runtime.saved.plan_json import plan_to_json
+from roller_svc.runtime.saved.serialization import KernelBundle
+from roller_svc.settings import settings
+
+PLANS = ("auto", "serial", "eager")
+LATER_PLANS = ("parallel", "rammer")  # named in the interface, and not there yet
+WINOGRAD = ("auto", "off")
+MAX_VARIANTS = 64
+
+
+class TensorInfo(NamedTuple):
+    """An input or output of a model."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelEstimate:
+    """The sum of the performance model's estimates of all kernels that a call runs."""
+
+    seconds: float
+    stages: tuple[Stage, ...]  # one for each kernel, by its digest
+
+
+class ModelKernel(Kernel):
+    """A kernel of a model. It computes `uses` nodes."""
+
+    def __init__(self, parts: KernelBundle, uses: int) -> None:
+        super().__init__(parts, load_plan(parts), ())
+        self.uses = uses
+
+
+class ProfiledStep(NamedTuple):
+    """One step of a profiled call."""
+
+    operator: str  # the node's name in the model
+    kernel: str  # the kernel's digest; "copy" for a copy
+    start_s: float
+    end_s: float
+    veu: int  # 0: the step uses all threads
+
+
+class Profile(list[ProfiledStep]):
+    """The steps of one call, in order of their start."""
+
+    def save_trace(self, file: str | os.PathLike[str]) -> Path:
+        """Write the steps in Chrome's trace event format, which chrome://tracing and Perfetto show."""
+        events = [
+            {
+                "name": step.operator,
+                "cat": "copy" if step.kernel == "copy" else "kernel",
+                "ph": "X",
+                "ts": step.start_s * 1e6,
+                "dur": (step.end_s - step.start_s) * 1e6,
+                "pid": 0,
+                "tid": step.veu,
+                "args": {"kernel": step.kernel},
+            }
+            for step in self
+        ]
+        path = Path(file)
+        document = {"traceEvents": events, "displayTimeUnit": "ms"}
+        try:
+            path.write_text(json.dumps(document) + "\n", encoding="utf-8")
+        except OSError as failure:
+            raise ArgumentError(f"cannot write to {path}: {failure.strerror}", code="unwritable-file") from failure
+        return path
+
+    def seconds_by_operator(self) -> dict[str, float]:
+        """Return the seconds of each operator, the longest first."""
+        totals: dict[str, float] = {}
+        for step in self:
+            totals[step.operator] = totals.get(step.operator, 0.0) + step.end_s - step.start_s
+        return dict(sorted(totals.items(), key=lambda item: -item[1]))
+
+
+class _Variant:
+    """The model for one set of shapes. It is loaded at the first use."""
+
+    def __init__(
+        self, dims: tuple[tuple[str, int], ...], plan: ModelPlan, kernels: tuple[int, ...],
+        load: Callable[[], CpuModel], binary: bytes,
+    ) -> None:  # fmt: skip
+        self.dims = dims
+        self.plan = plan
+        self.kernels = kernels
+        self.binary = binary
+        self._load: Callable[[], CpuModel] | None = load
+        self._loaded: CpuModel | None = None
+        self._lock = Lock()
+
+    @property
+    def loaded(self) -> CpuModel:
+        with self._lock:
+            if self._loaded is None:
+                self._loaded = require(self._load, "way to load the model")()
+                self._load = None  # it holds arrays of weights
+            return self._loaded
+
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        return tuple(type_.shape for _, type_ in self.plan.inputs)
+
+
+class Model:
+    """A compiled model, which can be called, inspected, profiled and saved. Calls from several threads may overlap."""
+
+    def __init__(
+        self, digest: str, target: str, kernels: tuple[KernelBundle, ...], variants: tuple[_Variant, ...],
+        report: Mapping[str, Any],
+    ) -> None:  # fmt: skip
+        self._kernel_bundles = kernels
+        self._kernels: tuple[ModelKernel, ...] | None = None
+        self._variants = variants
+        self.digest = digest
+        self.target = target
+        self.report: dict[str, Any] = dict(report)
+        self.inputs = _infos(variants[0].plan.inputs)
+        self.outputs = _infos(variants[0].plan.outputs)
+        self.buckets: tuple[dict[str, int], ...] = tuple(dict(variant.dims) for variant in variants)
+        self.estimate = _estimate(variants[0], kernels)
+
+    def __call__(self, /, *unnamed: Never, out: Mapping[str, object] | None = None, **arrays: object) -> dict[str, Any]:
+        """Run the model and return the outputs by name; write them to arrays in `out` if given."""
+        if unnamed:
+            raise ArgumentError("arrays must be keyword arguments: model(x=array)", code="unknown-argument")
+        return self.run(arrays, out)
+
+    def run(self, arrays: Mapping[str, object], out: Mapping[str, object] | None = None) -> dict[str, Any]:
+        """Run the model on arrays by name, including names that are not Python identifiers."""
+        _check_mapping("arrays", arrays)
+        if out is not None:
+            _check_mapping("out", out)
+        return self._variant(arrays).loaded.run(arrays, out)
+
+    def profile(self, inputs: Mapping[str, object]) -> Profile:
+        """Run the model once and return its steps with their times, in seconds since the first began."""
+        _check_mapping("inputs", inputs)
+        variant = self._variant(inputs)
+        digests = [self._kernel_bundles[position].digest for position in variant.kernels]
+        return Profile(
+            ProfiledStep(step.node, digests[step.kernel] if isinstance(step, KernelStep) else "copy", start, end, 0)
+            for step, start, end in variant.loaded.profile(inputs)
+        )
+
+    @property
+    def kernels(self) -> tuple[ModelKernel, ...]:
+        """The kernels, one for each class of equal nodes, with their `uses`."""
+        if self._kernels is None:
+            uses = [0] * len(self._kernel_bundles)
+            for variant in self._variants:
+                for position, kernel in zip(variant.kernels, variant.plan.kernels, strict=True):
+                    uses[position] += kernel.uses
+            self._kernels = tuple(map(ModelKernel, self._kernel_bundles, uses))
+        return self._kernels
+
+    @property
+    def plan(self) -> dict[str, Any]:
+        """The plan as JSON-compatible values: steps in order, memory, launches. With buckets, one for each."""
+        plans = [self._plan(variant) for variant in self._variants]
+        if len(plans) == 1:
+            return plans[0]
+        listed = [{"dims": dict(variant.dims)} | plan for variant, plan in zip(self._variants, plans, strict=True)]
+        return {"kind": plans[0]["kind"], "buckets": listed}
+
+    def save(self, folder: str | os.PathLike[str]) -> Path:
+        """Write the shared object, its C header, the weights and metadata.json, which suffice to run the model."""
+        variants = tuple(
+            VariantBundle(
+                each.dims, each.plan, each.kernels, each.binary, each.loaded.weights[: each.plan.read_weights_bytes],
+                each.loaded.packed[: each.plan.packed_bytes],
+            )
+            for each in self._variants
+        )  # fmt: skip
+        bundle = ModelBundle(self.digest, self.target, self._kernel_bundles, variants, self.report)
+        return saved.save_model(bundle, folder, model_header)
+
+    def _variant(self, arrays: Mapping[str, object]) -> _Variant:
+        """Return the variant for the arrays' shapes. With a single one, its call checks the arrays."""
+        if len(self._variants) == 1:
+            return self._variants[0]
+        shapes = tuple(tuple(getattr(arrays.get(info.name), "shape", ())) for info in self.inputs)
+        for variant in self._variants:
+            if variant.shapes == shapes:
+                return variant
+        given = ", ".join(f"{info.name}{list(shape)}" for info, shape in zip(self.inputs, shapes, strict=True))
+        known = "; ".join(", ".join(f"{name}={extent}" for name, extent in each.items()) for each in self.buckets)
+        raise ArgumentError(f"no bucket has the shapes {given}; buckets are {known}", code="shape-mismatch")
+
+    def _plan(self, variant: _Variant) -> dict[str, Any]:
+        plan = variant.plan
+        launches = sum(number for _, number in _executions(plan.steps))
+        threads = self.report.get("threads")
+        return {
+            "kind": self.report.get("plan"),
+            "veus": 1,  # each step uses all threads
+            "threads": threads,
+            "launches": launches,
+            "waits": launches,  # the threads of a kernel wait for each other at its end
+            "arena": {"bytes": plan.arena_bytes, "tensor_bytes": plan.tensor_bytes},
+            **plan_to_json(plan),
+        }
+
+    def __repr__(self) -> str:
+        inputs = ", ".join(f"{each.name}: {each.dtype}{list(each.shape)}" for each in self.inputs)
+        return f"<roller_svc.Model {self.digest[:19]} for {self.target}: {inputs}>"
+
+
+def compile_model(  # a source and options, as docs/api.md has them
+    source: object,
+    target: str = "local",
+    threads: int | None = None,
+    inputs: Mapping[str, object] | None = None,
+    *,
+    select: str = "measure",
+    plan: str = "auto",
+    dims: Mapping[str, int | Sequence[int]] | None = None,
+    allow_tf32: bool = False,
+    winograd: str = "auto",
+    top_k: int = 10,
+    progress: Progress = no_progress,
+    **unknown: Never,
+) -> Model:
+    """Compile a model to one program. Kernels are kept in a cache on disk, which later models use.
+
+    Args:
+        source: path or bytes of an ONNX file, onnx.ModelProto, torch.export.ExportedProgram, (torch.nn.Module, example
+            inputs), or a JSON graph: a dict, or the path of a .json file or of a folder with graph.json.
+        target: id of the device; "local" is the host CPU.
+        threads: number of threads; default: the cores of the device.
+        inputs: dtype and shape of inputs that an ONNX model leaves open.
+        select: "measure" to time the candidates of each kernel, "model" to trust the ranking.
+        plan: "serial" runs one operator after the other on all threads, "eager" also fuses none and keeps every tensor;
+            "auto" chooses.
+        dims: extents of symbolic dimensions; a list of extents makes a bucket for each.
+        allow_tf32: allow TF32 for float32 products.
+        winograd: "off" for direct convolutions only.
+        top_k: number of candidates to build for each kernel.
+        progress: called with a stage, the number of its parts that are done, and the number of all.
+        unknown: rejected.
+
+    Raises:
+        UnsupportedModelError: nodes cannot be compiled; `nodes` has all of them.
+    """
+    if unknown:
+        raise ArgumentError(f"unknown option of compile_model: {next(iter(unknown))!r}", code="invalid-option")
+    _check_choice("plan", plan, PLANS, LATER_PLANS)
+    _check_choice("winograd", winograd, WINOGRAD, ("on",))
+    is_eager = plan == "eager"
+    options = ModelOptions(
+        _spec(target, threads), parse_enum(SelectionMode, "select", select), validate_top_k(top_k),
+        validate_flag("allow_tf32", allow_tf32), fuse=not is_eager, share_memory=not is_eager,
+    )  # fmt: skip
+    types = dict(tensor_types(inputs)) if inputs is not None else None
+    cache, weights = KernelCache(settings().cache_folder), Weights()
+    built = [
+        (each, build_model(load_graph(source, weights, types, each), weights, options, cache, progress))
+        for each in _buckets(dims)
+    ]
+    return _model(built, weights, options, "eager" if is_eager else "serial")
+
+
+def load_model(folder: str | os.PathLike[str]) -> Model:
+    """Load a saved model, without a compiler.
+
+    Loading runs no code. Calling the model runs the machine code in its directory with the rights of this process, so
+    load only models from trusted sources.
+    """
+    bundle = saved.load_model(folder)
+    variants = tuple(_saved_variant(each) for each in bundle.variants)
+    return Model(bundle.digest, bundle.target, bundle.kernels, variants, bundle.report)
+
+
+def _check_choice(name: str, value: object, choices: Iterable[str], later: Iterable[str]) -> None:
+    if isinstance(value, str) and value in later:
+        raise ArgumentError(f"{name}={value!r} is not implemented yet; use one of {', '.join(map(repr, choices))}",
+                            code="invalid-option")  # fmt: skip
+    if not isinstance(value, str) or value not in choices:
+        listed = ", ".join(map(repr, choices))
+        raise ArgumentError(f"{name} must be one of {listed}, got {short_repr(value)}", code="invalid-option")
+
+
+def _spec(target: object, threads: object) -> HardwareSpec:
+    """Return the spec of the target, for that number of threads."""
+    spec = devices.load(validate_target(target))
+    if threads is None:
+        return spec
+    number = whole_number(threads)
+    if number is None or not 1 <= number <= spec.num_cores:
+        raise ArgumentError(
+            f"threads must be a whole number from 1 to {spec.num_cores}, the cores of {spec.id}, "
+            f"got {short_repr(threads)}", code="invalid-option",
+        )  # fmt: skip
+    return restrict_cores(spec, number)
+
+
+def _buckets(dims: object) -> list[dict[str, int]]:
+    """Return every combination of the extents of the symbolic dimensions."""
+    if dims is None:
+        return [{}]
+    if not isinstance(dims, Mapping) or not all(isinstance(name, str) for name in dims):
+        raise ArgumentError(f"dims must map names to extents, got {short_repr(dims)}", code="invalid-option")
+    extents: list[list[int]] = []
+    for name, value in dims.items():
+        listed = list(value) if isinstance(value, list | tuple) else [value]
+        numbers = [number for each in listed if (number := whole_number(each)) is not None and number > 0]
+        if not numbers or len(numbers) < len(listed) or len(set(numbers)) < len(numbers):
+            raise ArgumentError(f"dims: {name} must be a positive number, or a list of different ones, got "
+                                f"{short_repr(value)}", code="invalid-option")  # fmt: skip
+        extents.append(numbers)
+    if math.prod(map(len, extents)) > MAX_VARIANTS:
+        raise ArgumentError(f"dims give more than {MAX_VARIANTS} buckets", code="invalid-option")
+    return [dict(zip(dims, chosen, strict=True)) for chosen in itertools.product(*extents)]
+
+
+def _model(
+    built: Sequence[tuple[dict[str, int], BuiltModel]], weights: Weights, options: ModelOptions, kind: str
+) -> Model:
+    bundles: dict[str, KernelBundle] = {}
+    for _, each in built:
+        bundles |= {bundle.digest: bundle for bundle in each.kernels}
+    positions = {digest: position for position, digest in enumerate(bundles)}
+    variants = [_built_variant(dims, each, weights, positions) for dims, each in built]
+    if len({variant.shapes for variant in variants}) < len(variants):
+        raise ArgumentError("two buckets have the same shapes: a dimension in dims is not in the model",
+                            code="invalid-option")  # fmt: skip
+    content = json.dumps(
+        [
+            [list(variant.dims), plan_to_json(variant.plan), [each.digest for each in parts.kernels]]
+            for variant, (_, parts) in zip(variants, built, strict=True)
+        ]
+    )
+    digest = f"sha256:{hashlib.sha256(content.encode()).hexdigest()}"
+    report = _report(built, options, kind)
+    return Model(digest, options.hardware.id, tuple(bundles.values()), tuple(variants), report)
+
+
+def _built_variant(dims: dict[str, int], built: BuiltModel, weights: Weights, positions: Mapping[str, int]) -> _Variant:
+    plan = built.plan
+
+    def load() -> CpuModel:
+        arrays = [(p.type, p.offset_bytes, weights.array(Constant(p.type, p.digest))) for p in plan.weights]
+        return CpuModel(plan, built.binary, weights_block(arrays, plan.weights_bytes))
+
+    kernels = tuple(positions[bundle.digest] for bundle in built.kernels)
+    return _Variant(tuple(dims.items()), plan, kernels, load, built.binary)
+
+
+def _saved_variant(bundle: VariantBundle) -> _Variant:
+    def load() -> CpuModel:
+        return CpuModel(bundle.plan, bundle.binary, bundle.weights, bundle.packed)
+
+    return _Variant(bundle.dims, bundle.plan, bundle.kernels, load, bundle.binary)
+
+
+def _report(built: Sequence[tuple[dict[str, int], BuiltModel]], options: ModelOptions, kind: str) -> dict[str, Any]:
+    first = built[0][1]
+    seconds: dict[str, float] = {}
+    for name, value in (stage for _, each in built for stage in each.stage_seconds):
+        seconds[name] = seconds.get(name, 0.0) + value
+    hits, classes = sum(each.cache_hits for _, each in built), sum(len(each.classes) for _, each in built)
+    return {
+        "plan": kind,
+        "threads": options.hardware.num_cores,
+        "select": options.select.value,
+        "passes": [
+            {"name": each.name, "nodes_before": each.nodes_before, "nodes_after": each.nodes_after}
+            for each in first.passes
+        ],
+        "seconds": seconds,
+        "classes": [
+            {
+                "kernel": bundle.digest,
+                "expression": each.expression,
+                "inputs": [[name, t.dtype.value, list(t.shape)] for name, t in each.inputs],
+                "constants": list(each.constants),
+                "nodes": [node.removeprefix("/") for node in each.nodes],
+            }
+            for each, bundle in zip(first.classes, first.kernels, strict=True)
+        ],
+        "cache": {"hits": hits, "misses": classes - hits},
+    }
+
+
+def _estimate(variant: _Variant, bundles: Sequence[KernelBundle]) -> ModelEstimate:
+    """Return the sum over the kernels that a call runs. A kernel with several launches counts once."""
+    kernels = variant.plan.kernels
+    first = [
+        next((i for i, launch in enumerate(kernel.source.launches) if not launch.is_prepack), None)
+        for kernel in kernels
+    ]
+    runs: dict[int, int] = {}
+    for step, number in _executions(variant.plan.steps):
+        if isinstance(step, KernelStep) and step.launch == first[step.kernel]:
+            runs[step.kernel] = runs.get(step.kernel, 0) + number
+    stages = [
+        Stage(bundles[variant.kernels[kernel]].digest, number * kernels[kernel].estimate_s)
+        for kernel, number in sorted(runs.items())
+    ]
+    return ModelEstimate(sum(stage.seconds for stage in stages), tuple(stages))
+
+
+def _executions(steps: Sequence[Step], times: int = 1) -> Iterable[tuple[KernelStep | CopyStep, int]]:
+    """Yield each step that is not a loop, with the number of times that a call runs it."""
+    for step in steps:
+        if isinstance(step, LoopStep):
+            yield from _executions(step.body, times * step.steps)
+        else:
+            yield step, times
+
+
+def _infos(tensors: Iterable[tuple[str, TensorType]]) -> tuple[TensorInfo, ...]:
+    return tuple(TensorInfo(name, type_.dtype.value, type_.shape) for name, type_ in tensors)
+
+
+def _check_mapping(argument: str, value: object) -> None:
+    if not isinstance(value, Mapping):
+        raise ArgumentError(f"{argument} must map names to arrays, got {kind_of(value)}", code="not-an-array")
