@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import product
 
 from roller_svc.errors import ExprTypeError
 from roller_svc.frontend.ops.operator import Call, Operator
 from roller_svc.frontend.ops.parameters import choice, flag, integer, integers, number
-from roller_svc.frontend.ops.text import join_statements, statement
+from roller_svc.frontend.ops.text import affine, guard, join_statements, statement
 from roller_svc.frontend.ops.windows import explicit_padding, per_dimension
 
 CUBIC = -0.75  # the free coefficient of cubic convolution (Keys, 1981)
@@ -17,21 +18,31 @@ CUBIC = -0.75  # the free coefficient of cubic convolution (Keys, 1981)
 class _Taps:
     """The neighbours of a position along one dimension."""
 
-    count: int
     before: int  # neighbours before the floor of the position
-    weight: str  # of the axis {t} and the fraction {f}
+    weights: tuple[str, ...]  # of each neighbour, for the fraction {f}; empty: 1
 
 
-_LINEAR = _Taps(2, 0, "where({t} == 0, 1.0 - {f}, {f})")
-_NEAR = f"(({CUBIC + 2!r} * {{d}} - {CUBIC + 3!r}) * {{d}} * {{d}} + 1.0)"
-_FAR = f"((({CUBIC!r} * {{d}} - {5 * CUBIC!r}) * {{d}} + {8 * CUBIC!r}) * {{d}} - {4 * CUBIC!r})"
-_CUBIC = _Taps(4, 1, "where({t} == 0, " + _FAR.format(d="({f} + 1.0)") + ", where({t} == 1, " + _NEAR.format(d="{f}")
-               + ", where({t} == 2, " + _NEAR.format(d="(1.0 - {f})") + ", " + _FAR.format(d="(2.0 - {f})")
-               + ")))")  # fmt: skip
-_TAPS = {"linear": _LINEAR, "cubic": _CUBIC}
+def _near(distance: str) -> str:
+    return f"(({CUBIC + 2!r} * {distance} - {CUBIC + 3!r}) * {distance} * {distance} + 1.0)"
+
+
+def _far(distance: str) -> str:
+    return f"((({CUBIC!r} * {distance} - {5 * CUBIC!r}) * {distance} + {8 * CUBIC!r}) * {distance} - {4 * CUBIC!r})"
+
+
+_LINEAR = "where({t} == 0, 1.0 - {f}, {f})"  # of an axis {t} of two neighbours
+_TAPS = {
+    "nearest": _Taps(0, ("",)),
+    "linear": _Taps(0, ("1.0 - {f}", "{f}")),
+    "cubic": _Taps(1, (_far("({f} + 1.0)"), _near("{f}"), _near("(1.0 - {f})"), _far("(2.0 - {f})"))),
+}
 
 
 def _grid_sample(call: Call) -> str:
+    """Return the statements: positions, indices and weights along each dimension, then a sum of products.
+
+    The sum is written out, as its reads are few and at unrelated places.
+    """
     x, grid = call.operands
     spatial = x.rank - 2
     if spatial < 1 or grid.rank != x.rank or grid.shape[0] != x.shape[0] or grid.shape[-1] != spatial:
@@ -40,42 +51,35 @@ def _grid_sample(call: Call) -> str:
     if not grid.dtype.is_float:
         raise ExprTypeError(f"{call.operator}: `{grid.name}` is {grid.dtype.value}; positions are floats")
     n, c, mode = call.axis("n"), call.axis("c"), call.text("mode")
-    out = tuple(call.axis(f"o{d}") for d in range(spatial))
-    place = ", ".join((n, *out))
-    lines, reads, weights, guards, where = list[str](), list[str](), list[str](), list[str](), list[tuple[str, int]]()
+    taps, out = _TAPS[mode], tuple(call.axis(f"o{d}") for d in range(spatial))
+    place, lines = f"[{', '.join((n, *out))}]", list[str]()
+    neighbours: list[list[tuple[str, str]]] = []  # of each dimension: index and weight of each neighbour
     for d, size in enumerate(x.shape[2:]):
-        position, at = call.intermediate(f"position{d}"), call.intermediate(f"at{d}")
+        position = call.intermediate(f"position{d}")
         value = _unnormalized(call, grid.at(n, *out, str(spatial - 1 - d)), size)
         value = f"round({value})" if mode == "nearest" else value
         lines.append(statement(position, (n, *out), "=", _bounded(call, value, size)))
-        here = f"{position}[{place}]"
-        if mode == "nearest":
-            lines.append(statement(at, (n, *out), "=", _tap_index(call, f"floor({here})", size)))
-            read, index = f"{at}[{place}]", ""
-        else:
-            taps, t = _TAPS[mode], call.axis(f"t{d}")
-            first = f"floor({here}) + {t}" + (f" - {taps.before}" if taps.before else "")
-            tap = [(t, taps.count)]
-            lines.append(statement(at, (n, *out, t), "=", _tap_index(call, first, size), where=tap))
-            weight = call.intermediate(f"weight{d}")
-            value = taps.weight.format(t=t, f=f"({here} - rfloor({here}))")
-            lines.append(statement(weight, (n, *out, t), "=", value, where=tap))
-            weights.append(f"{weight}[{place}, {t}]")
-            read, index = f"{at}[{place}, {t}]", t
-        where += [(index, taps.count)] if index else []
-        reads.append(f"clip({read}, 0, {size - 1})")
-        guards += [f"{read} >= 0", f"{read} < {size}"] if call.text("padding") == "zeros" else []
-    value = x.at(n, c, *reads)
-    value = f"{value}.when([{', '.join(guards)}], 0)" if guards else value
-    value = " * ".join([value, *weights])
-    dtype = x.dtype if mode == "nearest" or not x.dtype.is_float else None
-    if dtype is None and x.dtype.compute is not x.dtype:
-        total = call.intermediate("sum")
-        lines.append(statement(total, (n, c, *out), "+=!", value, where=where))
-        lines.append(statement(call.output, (n, c, *out), "=", f"{total}[{n}, {c}, {', '.join(out)}].cast("
-                               f"`{x.dtype.value}`)"))  # fmt: skip
-    else:
-        lines.append(statement(call.output, (n, c, *out), "=" if mode == "nearest" else "+=!", value, where=where))
+        here, listed = position + place, list[tuple[str, str]]()
+        for tap, weight in enumerate(taps.weights):
+            at, factor = call.intermediate(f"at{d}_{tap}"), call.intermediate(f"weight{d}_{tap}")
+            index = affine([(f"floor({here})", 1)], tap - taps.before)
+            lines.append(statement(at, (n, *out), "=", _tap_index(call, index, size)))
+            if weight:
+                value = weight.format(f=f"({here} - rfloor({here}))")
+                lines.append(statement(factor, (n, *out), "=", value))
+            listed.append((at + place, factor + place if weight else ""))
+        neighbours.append(listed)
+    terms = []
+    for chosen in product(*neighbours):
+        bounds = list(zip(chosen, x.shape[2:], strict=True))
+        value = x.at(n, c, *(f"clip({at}, 0, {size - 1})" for (at, _), size in bounds))
+        if call.text("padding") == "zeros":
+            value = guard(value, [f"{at} {sign}" for (at, _), size in bounds for sign in (">= 0", f"< {size}")], "0")
+        terms.append(" * ".join([value, *(weight for _, weight in chosen if weight)]))
+    total = " + ".join(terms)
+    if len(terms) > 1 and x.dtype.compute is not x.dtype:
+        total = f"({total}).cast(`{x.dtype.value}`)"
+    lines.append(statement(call.output, (n, c, *out), "=", total))
     return join_statements(*lines)
 
 
@@ -145,7 +149,7 @@ def _roi_align(call: Call) -> str:
         here = f"{position}[{r}, {o}, {s}]"
         clamped = f"clip({here}, 0.0, {size - 1.0!r})"
         weight, at = call.intermediate(f"weight_{name}"), call.intermediate(f"at_{name}")
-        value = _LINEAR.weight.format(t=t, f=f"({clamped} - rfloor({clamped}))")
+        value = _LINEAR.format(t=t, f=f"({clamped} - rfloor({clamped}))")
         value = f"where(({here} < -1.0) | ({here} > {float(size)!r}), 0.0, {value})"
         lines.append(statement(weight, (r, o, s, t), "=", value, where=[(t, 2)]))
         lines.append(statement(at, (r, o, s, t), "=", f"min(floor({clamped}) + {t}, {size - 1})", where=[(t, 2)]))
@@ -202,7 +206,7 @@ def _deform_conv(call: Call) -> str:
         at = f"floor({here}) + {t[d]}"
         reads.append(f"clip({at}, 0, {x.shape[2 + d] - 1})")
         guards += [f"{at} >= 0", f"{at} < {x.shape[2 + d]}"]
-        weights.append(f"({_LINEAR.weight.format(t=t[d], f=f'({here} - rfloor({here}))')})")
+        weights.append(f"({_LINEAR.format(t=t[d], f=f'({here} - rfloor({here}))')})")
     columns = call.intermediate("columns")
     value = " * ".join([f"{x.at(n, c, *reads)}.when([{', '.join(guards)}], 0)", *weights])
     if mask is not None:
