@@ -274,8 +274,8 @@ class Importer:
         """Convert the nodes of a function's body in its place."""
         if self.depth >= MAX_DEPTH:
             raise ArgumentError(f"functions are nested more than {MAX_DEPTH} deep", code="invalid-graph")
-        given = {attribute.name: attribute for attribute in function.attribute_proto}
-        given |= _default_attributes(node, self.opset)
+        given = _default_attributes(node, self.opset)
+        given |= {attribute.name: attribute for attribute in function.attribute_proto}
         given |= {attribute.name: attribute for attribute in node.attribute}
         inner = Scope(scope.builder)
         for name, tensor in zip(function.input, [*tensors, *[Tensor()] * len(function.input)], strict=False):

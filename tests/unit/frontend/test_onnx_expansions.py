@@ -181,6 +181,19 @@ def test_a_result_that_nothing_reads_is_not_computed() -> None:
     assert [node.operator for node in graph.nodes if isinstance(node, OpNode)] == ["max_pool2d"]
 
 
+def test_defaults_of_a_function_precede_those_of_the_schema() -> None:
+    model, given = one_node("LeakyRelu", [X], 1, {}, 16, set())
+    body = [helper.make_node("ThresholdedRelu", ["a"], ["b"])]
+    body[0].attribute.append(onnx.AttributeProto(name="alpha", ref_attr_name="alpha", type=onnx.AttributeProto.FLOAT))
+    function = helper.make_function(
+        "", "LeakyRelu", ["a"], ["b"], body, [helper.make_opsetid("", 16)],
+        attribute_protos=[helper.make_attribute("alpha", 0.5)],
+    )  # fmt: skip
+    model.functions.append(function)
+    _, (got,) = imported(model, given)
+    np.testing.assert_array_equal(got, np.where(X > 0.5, X, 0))
+
+
 def shape_arithmetic(start: int) -> list[Any]:
     """Return the nodes that reshape a tensor to [product of leading extents, rest] by its shape."""
     return [
