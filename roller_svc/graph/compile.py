@@ -14,7 +14,7 @@ from roller_svc.codegen.c.model import kernel_prefix, kernel_unit, model_unit
 from roller_svc.compiler.artifact import package_kernel
 from roller_svc.compiler.kernel_cache import KernelCache
 from roller_svc.compiler.pipeline import StageTimer, build_kernel
-from roller_svc.errors import ArgumentError
+from roller_svc.errors import ArgumentError, InputError, UnsupportedModelError, UnsupportedNode
 from roller_svc.graph.classes import NodeClass, find_classes
 from roller_svc.graph.passes import PassReport, run_passes
 from roller_svc.graph.plan import plan_model
@@ -26,6 +26,8 @@ from roller_svc.ir.model_plan import ModelKernel, ModelPlan
 from roller_svc.ir.report import BuildRequest, SelectionMode
 from roller_svc.runtime.saved.serialization import KernelBundle
 from roller_svc.toolchain import compile_object, link_model
+
+MAX_EXPRESSION_SHOWN = 120  # characters of a node that no kernel can compute
 
 Progress = Callable[[str, int, int], None]  # stage, done, of how many
 
@@ -74,8 +76,7 @@ def build_model(
     graph, passes = run_passes(graph, weights, hw, fuse=options.fuse)
     clock.record("passes")
     classes = find_classes(graph)
-    requests = [_request(each, options) for each in classes]
-    bundles, hits = _build_kernels(requests, cache, progress)
+    bundles, hits = _build_kernels(classes, [_request(each, options) for each in classes], cache, progress)
     clock.record("kernels")
     kernels = [
         ModelKernel(bundle.compiled.source, _seconds(bundle), len(each.nodes))
@@ -97,20 +98,24 @@ def _request(each: NodeClass, options: ModelOptions) -> BuildRequest:
 
 
 def _build_kernels(
-    requests: Sequence[BuildRequest], cache: KernelCache, progress: Progress
+    classes: Sequence[NodeClass], requests: Sequence[BuildRequest], cache: KernelCache, progress: Progress
 ) -> tuple[list[KernelBundle], int]:
     """Return the kernel of each request, and how many the cache had.
 
     Kernels that are measured are built one after the other: each build uses all cores, and measures alone.
+    Raises UnsupportedModelError with every node that no kernel can compute.
     """
     found = [cache.load(request) for request in requests]
     hits = sum(bundle is not None for bundle in found)
     done = hits
     progress("kernels", done, len(requests))
 
-    def build(request: BuildRequest) -> KernelBundle:
+    def build(request: BuildRequest) -> KernelBundle | InputError:
         nonlocal done
-        bundle = package_kernel(build_kernel(request))
+        try:
+            bundle = package_kernel(build_kernel(request))
+        except InputError as error:
+            return error
         cache.save(request, bundle)
         done += 1
         progress("kernels", done, len(requests))
@@ -118,8 +123,16 @@ def _build_kernels(
 
     measures = any(request.select is SelectionMode.MEASURE for request in requests)
     with ThreadPoolExecutor(1 if measures else len(os.sched_getaffinity(0))) as pool:
-        built = pool.map(lambda pair: pair[0] or build(pair[1]), zip(found, requests, strict=True))
-        return list(built), hits
+        built = list(pool.map(lambda pair: pair[0] or build(pair[1]), zip(found, requests, strict=True)))
+    unsupported = [
+        UnsupportedNode(each.expression[:MAX_EXPRESSION_SHOWN], node.removeprefix("/"), result.message)
+        for each, result in zip(classes, built, strict=True)
+        if isinstance(result, InputError)
+        for node in each.nodes
+    ]
+    if unsupported:
+        raise UnsupportedModelError(tuple(unsupported))
+    return [result for result in built if isinstance(result, KernelBundle)], hits
 
 
 def _seconds(bundle: KernelBundle) -> float:

@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from roller_svc.errors import ArgumentError
+from roller_svc.errors import ArgumentError, UnsupportedModelError
 from roller_svc.frontend.lang.input_types import kind_of
 from roller_svc.graph.files import read_file, read_part
 from roller_svc.graph.serialize import add_safetensors, graph_from_json, graph_to_json, weights_to_safetensors
@@ -111,7 +111,13 @@ def _import_onnx(
             return read_part(folder or Path(), where.location, where.offset_bytes, where.length_bytes)
 
         read.load_external_data(proto, None if folder is None else read_external)
-        return model.import_model(proto, weights, reference, inputs=inputs, dims=dims)
+        try:
+            return model.import_model(proto, weights, reference, inputs=inputs, dims=dims)
+        except UnsupportedModelError:
+            upgraded = read.upgraded_model(proto)
+            if upgraded is None:
+                raise
+            return model.import_model(upgraded, weights, reference, inputs=inputs, dims=dims)
     except UnicodeDecodeError as error:  # protobuf decodes a string when it is read
         raise ArgumentError(f"the model is damaged: a string is no UTF-8 ({error.reason})",
                             code="invalid-model") from error  # fmt: skip

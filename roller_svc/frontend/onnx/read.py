@@ -7,13 +7,25 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from google.protobuf.message import DecodeError
-from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto
+from onnx import (
+    FunctionProto,
+    GraphProto,
+    ModelProto,
+    NodeProto,
+    TensorProto,
+    checker,
+    shape_inference,
+    version_converter,
+)
 
 from roller_svc.errors import ArgumentError
 from roller_svc.frontend.onnx.table import DATA_TYPES
 
 MAX_EXTERNAL_BYTES = 1 << 36  # of all tensors of a model
 _MAX_OFFSET_DIGITS = 16
+DOMAINS = ("", "ai.onnx")
+FIRST_BROADCASTING_OPSET = 7  # before it, nodes have attributes for broadcasting
+UPGRADED_OPSET = 13
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +52,19 @@ def parse_model(content: bytes) -> ModelProto:
         raise ArgumentError("the file is not an ONNX model: it has no graph", code="invalid-model")
     check_text(model)
     return model
+
+
+def upgraded_model(model: ModelProto) -> ModelProto | None:
+    """Return a model of an old operator set in a newer one; None if it is not old, or cannot be converted."""
+    opset = max((each.version for each in model.opset_import if each.domain in DOMAINS), default=1)
+    if opset >= FIRST_BROADCASTING_OPSET:
+        return None
+    try:
+        checker.check_model(model, full_check=True)  # the converter expects a valid model
+        upgraded: ModelProto = version_converter.convert_version(model, UPGRADED_OPSET)
+    except (RuntimeError, ValueError, checker.ValidationError, shape_inference.InferenceError):
+        return None
+    return upgraded
 
 
 def check_text(model: ModelProto) -> None:

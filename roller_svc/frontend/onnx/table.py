@@ -251,6 +251,8 @@ def _batch_norm(node: Node) -> Use:
 
 def _group_norm(node: Node) -> Use:
     x = node.operand(0)
+    if len(x.shape) < 3:
+        raise node.invalid(f"input 0 has {len(x.shape)} dimensions, expected batch, channels and more")
     groups = node.integer("num_groups", 0) if node.op_type == "GroupNormalization" else x.shape[1]
     if node.op_type == "GroupNormalization" and node.opset < 21:
         raise node.unsupported("a scale of each group (before operator set 21)")

@@ -127,6 +127,14 @@ def test_what_is_no_model_is_refused(source: object) -> None:
         load_graph(source, Weights())
 
 
+def test_old_operator_sets_are_upgraded() -> None:
+    node = helper.make_node("Add", ["x", "w"], ["y"], broadcast=1, axis=0)  # attributes of operator set 6
+    weight = helper.make_tensor("w", TensorProto.FLOAT, (2,), [10, 20])
+    x = np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3)
+    expected = x + np.array([[10], [20]], np.float32)
+    np.testing.assert_array_equal(values(model([node], {"x": (2, 3)}, {"y": (2, 3)}, [weight], opset=6)), expected)
+
+
 def test_open_extents_are_named_and_bound() -> None:
     with pytest.raises(ArgumentError, match="batch") as refusal:
         load_graph(mlp("batch"), Weights())
