@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -129,10 +128,11 @@ def _import_torch(source: object, weights: Weights) -> Graph:
         raise ArgumentError(f"a model is {_SOURCES}, got a tuple that begins with {kind_of(source[0])}",
                             code="invalid-model")  # fmt: skip
     try:
-        export = import_module("roller_svc.frontend.torch.export")  # loads the torch package
+        from roller_svc.frontend.torch import export  # noqa: PLC0415 - loads the torch package
     except ModuleNotFoundError as error:
-        raise ArgumentError("torch programs are not supported here: there is no importer for them",
-                            code="missing-package") from error  # fmt: skip
+        raise ArgumentError("reading torch programs takes the torch package", code="missing-package",
+                            hint="pip install torch") from error  # fmt: skip
+    program: Any = source
     if isinstance(source, tuple):
         module, examples = source
         if isinstance(examples, Mapping):
@@ -141,10 +141,7 @@ def _import_torch(source: object, weights: Weights) -> Graph:
             program = export.export_module(module, examples)
         else:
             program = export.export_module(module, (examples,))
-    else:
-        program = source
-    graph: Graph = export.import_program(program, weights, reference)
-    return graph
+    return export.import_program(program, weights, reference)
 
 
 def _read_json(path: Path, weights: Weights) -> Graph:
