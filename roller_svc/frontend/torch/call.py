@@ -162,6 +162,14 @@ class AtenCall:
             return operand
         return self.run("slice", operand, starts=(start,), stops=(stop,), axes=(axis,), steps=(step,))
 
+    def transposed_source(self, operand: Operand) -> Operand | None:
+        """Return the matrix of which the operand is the transpose; None if no node before made it so."""
+        if operand.rank != 2 or operand.name in self.builder.inputs or operand.name in self.builder.constants:
+            return None
+        made = next(node for node in reversed(self.builder.nodes) if operand.name in node.outputs)
+        (source, *_) = made.inputs
+        return Operand(source, made.input_types[0]) if made.operator == "transpose" else None
+
     def common_dtype(self, *names: str) -> DType:
         """Return the type to which torch promotes two arguments."""
         first, second = (self._like(self.value(name)) for name in names)

@@ -22,15 +22,18 @@ def _linear(call: AtenCall) -> Operand:
 
 
 def _matmul(call: AtenCall) -> Operand:
-    first, second = list(call.arguments)[:2]
-    return call.run("matmul", call.operand(first), call.operand(second))
+    first, second = (call.operand(name) for name in list(call.arguments)[:2])
+    weight = call.transposed_source(second)
+    return call.run("matmul", first, second) if weight is None else call.run("matmul", first, weight, transpose_b=True)
 
 
 def _addmm(call: AtenCall) -> Operand:
-    """Convert `beta * self + alpha * mat1 @ mat2`."""
+    """Convert `beta * self + alpha * mat1 @ mat2`. A transposed weight is read as it is, without a copy."""
+    second = call.operand("mat2")
+    weight = call.transposed_source(second)
     return call.run(
-        "gemm", call.operand("mat1"), call.operand("mat2"), call.operand("self"),
-        alpha=float(call.number("alpha")), beta=float(call.number("beta")),
+        "gemm", call.operand("mat1"), second if weight is None else weight, call.operand("self"),
+        transpose_b=weight is not None, alpha=float(call.number("alpha")), beta=float(call.number("beta")),
     )  # fmt: skip
 
 
@@ -149,6 +152,13 @@ def _softmax(call: AtenCall, operator: str) -> Operand:
     if x.rank == 0:
         raise call.unsupported("a scalar")
     return call.run(operator, call.cast(x), axis=axis)
+
+
+def _safe_softmax(call: AtenCall) -> Operand:
+    """Convert a softmax that is 0 where every element is minus infinity."""
+    y = _softmax(call, "softmax")
+    masked = call.run("equal", call.x, call.scalar(-math.inf, call.x.dtype))
+    return call.run("where", masked, call.scalar(0.0, y.dtype), y)
 
 
 def _affine(call: AtenCall, shape: Sequence[int], dtype: DType) -> list[Operand]:
@@ -363,6 +373,7 @@ TABLE: dict[str, Converter] = {
         f"aten.{name}": partial(_softmax, operator="log_softmax")
         for name in ("log_softmax.int", "_log_softmax.default")
     },
+    "aten._safe_softmax.default": _safe_softmax,
     "aten.layer_norm.default": _layer_norm,
     "aten.native_layer_norm.default": _native_layer_norm,
     "aten.rms_norm.default": _rms_norm,

@@ -1,0 +1,162 @@
+"""torch.compile(backend="roller"): results, what stays with torch, constants that change."""
+
+from __future__ import annotations
+
+import warnings
+from importlib.metadata import entry_points
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+from torch.nn import functional as F  # noqa: E402, N812
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # of torch's own modules
+    from roller_svc import torch_backend
+
+from roller_svc.errors import ArgumentError  # noqa: E402
+from roller_svc.ir.report import SelectionMode  # noqa: E402
+
+OPTIONS = {"select": "model", "top_k": 1}
+
+
+@pytest.fixture(autouse=True)
+def _fresh():
+    torch._dynamo.reset()
+    torch_backend.reset()
+    torch.manual_seed(3)
+
+
+def compiled(module, **options):
+    return torch.compile(module, backend=torch_backend.compile_graph, options=OPTIONS, **options)
+
+
+def check(module, *inputs):
+    module = module.eval() if isinstance(module, nn.Module) else module
+    with torch.no_grad():
+        expected = module(*inputs)
+        results = compiled(module)(*inputs)
+    for result, tensor in zip(torch.utils._pytree.tree_leaves(results), torch.utils._pytree.tree_leaves(expected),
+                              strict=True):  # fmt: skip
+        assert (result.shape, result.dtype, result.stride()) == (tensor.shape, tensor.dtype, tensor.stride())
+        torch.testing.assert_close(result, tensor, rtol=1e-5, atol=1e-5)
+    return torch_backend.report()
+
+
+def test_the_backend_is_registered_with_torch():
+    (entry,) = entry_points(group="torch_dynamo_backends", name="roller")
+    assert entry.load() is torch_backend.compile_graph
+
+
+def test_a_network_is_one_model():
+    module = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.LayerNorm(8), nn.Linear(8, 3), nn.Softmax(-1))
+    (report,) = check(module, torch.randn(2, 4))
+    (part,) = report.parts
+    assert (part.constants, part.failure, report.eager) == (6, None, ())
+
+
+def test_convolutions_and_attention_are_compiled():
+    class Network(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.norm = nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8)
+
+        def forward(self, x):
+            y = F.relu(self.norm(self.conv(x))).flatten(2).transpose(1, 2)[:, None]
+            return F.scaled_dot_product_attention(y, y, y).mean(2)
+
+    (report,) = check(Network(), torch.randn(1, 3, 4, 4))
+    assert report.eager == ()
+    assert len(report.parts) == 1
+
+
+def test_what_is_not_supported_stays_with_torch_and_is_reported():
+    (report,) = check(lambda x: torch.relu(torch.lgamma(torch.relu(x) + 1) * 2), torch.randn(4, 4))
+    assert len(report.parts) == 2
+    assert [(node.operator, node.name) for node in report.eager] == [("aten.lgamma.default", "lgamma")]
+    assert "aten.lgamma.default 'lgamma': the operator is not supported" in str(report)
+
+
+def test_views_alone_stay_with_torch():
+    (report,) = check(lambda x: x.reshape(2, 8).t()[1:], torch.randn(4, 4))
+    assert report.parts == ()
+    assert {node.reason for node in report.eager} == {"a view, which copies nothing"}
+
+
+def test_results_have_the_strides_that_torch_expects():
+    check(lambda x: ((x + 1).t(), (x * 2).permute(1, 0).relu()), torch.randn(3, 4))
+
+
+def test_inputs_that_are_written_in_place_are_updated():
+    def function(x, y):
+        x.add_(y)
+        return x * 2
+
+    x, y = torch.ones(3), torch.full((3,), 2.0)
+    result = compiled(function)(x, y)
+    assert x.tolist() == [3, 3, 3]
+    assert result.tolist() == [6, 6, 6]
+
+
+def test_parameters_that_change_are_noticed():
+    module = nn.Linear(4, 3).eval()
+    fast, x = compiled(module), torch.randn(2, 4)
+    with torch.no_grad():
+        for _ in range(6):  # more often than a model is built again
+            torch.testing.assert_close(fast(x), module(x), rtol=1e-5, atol=1e-5)
+            module.weight.mul_(0.5)
+            torch.testing.assert_close(fast(x), module(x), rtol=1e-5, atol=1e-5)
+    (report,) = torch_backend.report()
+    assert report.parts[0].constants == 0
+
+
+def test_gradients_are_those_of_torch():
+    module, x = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1)), torch.randn(5, 4)
+    compiled(module)(x).sum().backward()
+    gradients = [parameter.grad.clone() for parameter in module.parameters()]
+    module.zero_grad()
+    module(x).sum().backward()
+    for gradient, parameter in zip(gradients, module.parameters(), strict=True):
+        torch.testing.assert_close(gradient, parameter.grad, rtol=1e-5, atol=1e-5)
+    assert any(node.operator == "backward" for report in torch_backend.report() for node in report.eager)
+
+
+def test_symbolic_shapes_stay_with_torch():
+    module = nn.Linear(4, 3).eval()
+    fast = compiled(module, dynamic=True)
+    with torch.no_grad():
+        for batch in (3, 5):
+            x = torch.randn(batch, 4)
+            torch.testing.assert_close(fast(x), module(x))
+    assert all(report.parts == () for report in torch_backend.report())
+    assert any("symbolic" in node.reason for report in torch_backend.report() for node in report.eager)
+
+
+def test_narrow_floats_and_inference_mode():
+    module = nn.Linear(8, 3).to(torch.bfloat16).eval()
+    fast = compiled(module)
+    with torch.inference_mode():
+        x = torch.randn(4, 8, dtype=torch.bfloat16)
+        torch.testing.assert_close(fast(x), module(x), rtol=2e-2, atol=2e-2)
+
+
+def test_a_part_that_cannot_be_built_runs_with_torch(monkeypatch):
+    def fail(*_):
+        raise ArgumentError("no compiler", code="invalid-option")
+
+    monkeypatch.setattr(torch_backend, "_build", fail)
+    (report,) = check(lambda x: torch.relu(x) + 1, torch.randn(3))
+    assert report.parts[0].failure == "no compiler"
+    assert "which run with torch: no compiler" in str(report)
+
+
+def test_options_are_checked():
+    read = torch_backend._Options.read
+    assert read({"select": "model", "top_k": 2}).select is SelectionMode.MODEL
+    for wrong, message in (({"threads": 2}, "'threads'"), ({"select": "best"}, "select"), ({"top_k": 0}, "top_k")):
+        with pytest.raises(ArgumentError, match=message):
+            read(wrong)
+    with pytest.raises(ArgumentError, match="max-autotune"):
+        torch_backend.compile_graph(None, [], mode="max-autotune")
