@@ -156,9 +156,7 @@ class _Support(OperatorSupportBase):  # type: ignore[misc]  # torch has no types
         return self.checker.reason_against(node) is None
 
 
-def _compile(
-    module: fx.GraphModule, _: Sequence[Any], *, options: _Options, freeze: bool
-) -> Callable[..., Any]:
+def _compile(module: fx.GraphModule, _: Sequence[Any], *, options: _Options, freeze: bool) -> Callable[..., Any]:
     """Return the graph with models in place of groups of supported nodes.
 
     `freeze`: parameters and buffers are constants of the models, until they change.
@@ -304,4 +302,3 @@ def _build(graph: Graph, weights: Weights, options: _Options) -> CpuModel:
     plan = built.plan
     arrays = [(p.type, p.offset_bytes, weights.array(Constant(p.type, p.digest))) for p in plan.weights]
     return CpuModel(plan, built.binary, weights_block(arrays, plan.weights_bytes))
-

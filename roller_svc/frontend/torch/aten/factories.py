@@ -9,7 +9,6 @@ import numpy as np
 
 from roller_svc.frontend.ops.operator import Operand
 from roller_svc.frontend.torch.call import AtenCall, Converter, Scalar
-from roller_svc.ir.dtype import DType
 
 # Ranges with more elements are refused.
 MAX_GENERATED_ELEMENTS = 1 << 26
@@ -46,11 +45,7 @@ def _eye(call: AtenCall) -> Operand:
 
 
 def _triangle(call: AtenCall, *, upper: bool) -> Operand:
-    """Keep a triangle, by a constant mask."""
-    x, diagonal = call.x, call.integer("diagonal")
-    ones = np.ones(x.shape[-2:], np.bool_)
-    mask = np.triu(ones, diagonal) if upper else np.tril(ones, diagonal)
-    return call.run("where", call.constant(mask, DType.BOOL), x, call.scalar(0, x.dtype))
+    return call.run("trilu", call.x, diagonal=call.integer("diagonal"), upper=upper)
 
 
 TABLE: dict[str, Converter] = {

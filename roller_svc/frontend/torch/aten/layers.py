@@ -95,7 +95,7 @@ def _pool(call: AtenCall, operator: str, spatial: int) -> Operand:
                                      "ceil_mode": call.flag("ceil_mode")}  # fmt: skip
     if stride := call.value("stride"):
         parameters["stride"] = tuple(stride)
-    if operator == "max_pool":
+    if operator != "avg_pool":
         parameters["dilation"] = call.integers("dilation")
     else:
         parameters["count_include_pad"] = call.flag("count_include_pad")
@@ -104,7 +104,13 @@ def _pool(call: AtenCall, operator: str, spatial: int) -> Operand:
 
 
 def _max_pool_with_indices(call: AtenCall, spatial: int) -> Results:
-    return [_pool(call, "max_pool", spatial), None]
+    """Convert the values and the place of each in its plane, as far as they are read."""
+    values = _pool(call, "max_pool", spatial)
+    if 1 not in call.needed:
+        return [values, None]
+    x = call.operand("self")
+    places = _pool(call, "max_pool_indices", spatial)
+    return [values, call.run("mod", places, call.scalar(math.prod(x.shape[-spatial:]), DType.INT64))]
 
 
 def _adaptive_pool(call: AtenCall, kind: str, spatial: int) -> Operand:
@@ -141,6 +147,15 @@ def _average_unequal_windows(call: AtenCall, x: Operand, wanted: Sequence[int]) 
 
 def _max_adaptive_with_indices(call: AtenCall, spatial: int) -> Results:
     return [_adaptive_pool(call, "max", spatial), None]
+
+
+def _col2im(call: AtenCall) -> Operand:
+    x, single = _batched(call, call.operand("self"), 1)
+    y = call.run(
+        "col2im", x, image=call.integers("output_size"), kernel=call.integers("kernel_size"),
+        stride=call.integers("stride"), padding=call.integers("padding"), dilation=call.integers("dilation"),
+    )  # fmt: skip
+    return call.run("squeeze", y, axis=(0,)) if single else y
 
 
 def _softmax(call: AtenCall, operator: str) -> Operand:
@@ -354,6 +369,7 @@ TABLE: dict[str, Converter] = {
         f"aten.max_pool{spatial}d_with_indices.default": partial(_max_pool_with_indices, spatial=spatial)
         for spatial in (2, 3)
     },
+    "aten.col2im.default": _col2im,
     **{
         f"aten.avg_pool{spatial}d.default": partial(_pool, operator="avg_pool", spatial=spatial)
         for spatial in (1, 2, 3)

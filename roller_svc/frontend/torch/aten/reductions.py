@@ -113,6 +113,12 @@ def _vector_norm(call: AtenCall) -> Operand:
     return _reduced(call, names[order], call.run("abs", x) if math.isinf(order) else x, axes)
 
 
+def _cumulate(call: AtenCall, operator: str) -> Operand:
+    call.value("dtype")
+    x = call.cast(call.x)
+    return x if x.rank == 0 else call.run(operator, x, axis=call.dimension(call.integer("dim"), x.rank))
+
+
 TABLE: dict[str, Converter] = {
     **{f"aten.sum.{form}": partial(_reduce, operator="reduce_sum") for form in ("default", "dim_IntList")},
     **{f"aten.mean.{form}": partial(_reduce, operator="reduce_mean") for form in ("default", "dim")},
@@ -132,5 +138,7 @@ TABLE: dict[str, Converter] = {
     **{f"aten.var.{form}": _var for form in ("correction", "default", "dim")},
     **{f"aten.std.{form}": partial(_var, root=True) for form in ("correction", "default", "dim")},
     "aten.var_mean.correction": _var_mean,
+    "aten.cumsum.default": partial(_cumulate, operator="cumsum"),
+    "aten.cumprod.default": partial(_cumulate, operator="cumprod"),
     "aten.linalg_vector_norm.default": _vector_norm,
 }

@@ -158,14 +158,9 @@ def _roll_one(call: AtenCall, x: Operand, axis: int, shift: int) -> Operand:
 
 
 def _repeat(call: AtenCall) -> Operand:
-    """Repeat along each dimension: broadcast a new dimension before it, then merge the two."""
     x, repeats = call.x, call.integers("repeats")
-    sizes = (1,) * (len(repeats) - x.rank) + x.shape
-    if all(r == 1 or size == 1 for r, size in zip(repeats, sizes, strict=True)):
-        return call.expand(call.reshape(x, sizes), call.shape)
-    paired = call.reshape(x, [extent for size in sizes for extent in (1, size)])
-    whole = call.expand(paired, [extent for r, size in zip(repeats, sizes, strict=True) for extent in (r, size)])
-    return call.reshape(whole, call.shape)
+    x = call.reshape(x, (*(1,) * (len(repeats) - x.rank), *x.shape))
+    return x if set(repeats) <= {1} else call.run("tile", x, repeats=repeats)
 
 
 def _pads(call: AtenCall, rank: int, name: str) -> tuple[int, ...]:
