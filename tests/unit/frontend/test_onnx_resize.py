@@ -9,7 +9,7 @@ import pytest
 from onnx_node_models import check_node, import_node, model_of, run_node
 
 from roller_svc.errors import UnsupportedModelError
-from roller_svc.frontend.onnx.expansions.resize import fit_index
+from roller_svc.frontend.resampling import fit_index
 
 RNG = np.random.default_rng(3)
 IMAGE = RNG.uniform(-1, 1, (1, 2, 6, 5)).astype(np.float32)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 
 import numpy as np
 
@@ -14,14 +13,13 @@ from roller_svc.frontend.onnx.expansions.expansion import Expansion
 from roller_svc.frontend.onnx.tensors import Tensor
 from roller_svc.frontend.onnx.use import Node
 from roller_svc.frontend.ops.operator import Operand
+from roller_svc.frontend.resampling import add_interpolation, add_selection
 from roller_svc.ir.dtype import DType
 
 _TRANSFORMATIONS = ("half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", "align_corners", "asymmetric",
                     "tf_half_pixel_for_nn", "tf_crop_and_resize")  # fmt: skip
 _ROUNDINGS = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
 _POLICIES = ("stretch", "not_larger", "not_smaller")
-# Denominators of scales that an index formula is sought for.
-_MAX_DENOMINATOR = 1 << 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,22 +191,11 @@ def _resample(
 
 
 def _nearest(builder: GraphBuilder, x: Operand, dimensions: Sequence[_Dimension], options: _Options) -> Operand:
-    formulas: dict[_Dimension, tuple[int, int, int]] = {}
-    for d in dimensions:
-        index = np.clip(_rounded(_positions(d, options), options.rounding), 0, d.size - 1)
-        formula = fit_index(index, d.size, d.scale)
-        if formula is None:
-            indices = builder.add_constant(index, DType.INT64)
-            x = builder.call("gather", [x, indices], axis=d.axis)
-        else:
-            formulas[d] = formula
-    if not formulas:
-        return x
-    numerators, offsets, denominators = (tuple(formula[i] for formula in formulas.values()) for i in range(3))
-    return builder.call(
-        "resample_nearest", [x], axes=[d.axis for d in formulas], extents=[d.out for d in formulas],
-        numerators=numerators, offsets=offsets, denominators=denominators,
-    )  # fmt: skip
+    indices = {
+        d.axis: (np.clip(_rounded(_positions(d, options), options.rounding), 0, d.size - 1), d.scale)
+        for d in dimensions
+    }
+    return add_selection(builder, x, indices)
 
 
 def _rounded(positions: Array, rounding: str) -> Array:
@@ -221,43 +208,9 @@ def _rounded(positions: Array, rounding: str) -> Array:
     return np.asarray(low + up, np.int64)
 
 
-def fit_index(index: Array, size: int, scale: float) -> tuple[int, int, int] | None:
-    """Return integers of a formula `(i * a + b) // c`, kept from 0 to size - 1, that gives these indices.
-
-    None: there is none for a fraction near the scale.
-    """
-    count = len(index)
-    slopes = [Fraction(1 / scale).limit_denominator(_MAX_DENOMINATOR), Fraction(size, count)]
-    if count > 1:
-        slopes += [Fraction(size - 1, count - 1), Fraction(int(index[-1] - index[0]), count - 1)]
-    i = np.arange(count, dtype=np.int64)
-    for slope in dict.fromkeys(slopes):
-        for factor in (1, 2, 4):
-            a, c = slope.numerator * factor, slope.denominator * factor
-            below, above = index * c - i * a, (index + 1) * c - 1 - i * a
-            low, high = below[index > 0], above[index < size - 1]
-            least = int(low.max()) if low.size else min(int(above.min()), 0)
-            most = int(high.min()) if high.size else max(least, 0)
-            if least <= most:
-                return a, min(max(0, least), most), c
-    return None
-
-
 def _interpolated(builder: GraphBuilder, x: Operand, d: _Dimension, options: _Options) -> Operand:
     starts, weights = _taps(d, options)
-    dtype = DType.FLOAT64 if x.dtype is DType.FLOAT64 else DType.FLOAT32
-    operands = [x, builder.add_constant(np.ascontiguousarray(weights.T).astype(dtype.value), dtype)]
-    formula = fit_index(starts - starts.min(), int(np.ptp(starts)) + 1, d.scale)
-    if formula is None:
-        operands.append(builder.add_constant(starts, DType.INT64))
-        return builder.call("resample", operands, axis=d.axis)
-    a, b, c = formula
-    # The formula holds between its bounds only; the least and the last position must be on it.
-    exact = (np.arange(d.out) * a + b) // c + starts.min()
-    if not np.array_equal(exact, starts):
-        operands.append(builder.add_constant(starts, DType.INT64))
-        return builder.call("resample", operands, axis=d.axis)
-    return builder.call("resample", operands, axis=d.axis, numerator=a, offset=b + int(starts.min()) * c, denominator=c)
+    return add_interpolation(builder, x, d.axis, starts, weights, d.scale)
 
 
 def _taps(d: _Dimension, options: _Options) -> tuple[Array, Array]:

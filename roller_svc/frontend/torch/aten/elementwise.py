@@ -98,13 +98,10 @@ def _masked_fill(call: AtenCall) -> Operand:
 
 
 def clip(call: AtenCall, x: Operand, low: float | None, high: float | None) -> Operand:
-    """Return elements between two bounds; those of None or infinity do not bound."""
+    """Return elements between two bounds, as far as they are given."""
     if any(bound is not None and math.isnan(bound) for bound in (low, high)):
         raise call.unsupported("a bound that is not a number")
-    if low == math.inf or high == -math.inf:
-        raise call.unsupported("an infinite bound")
-    bounds = {"least": None if low == -math.inf else low, "most": None if high == math.inf else high}
-    given = {name: bound for name, bound in bounds.items() if bound is not None}
+    given = {name: bound for name, bound in (("least", low), ("most", high)) if bound is not None}
     return call.run("clip", x, **given) if given else x
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from roller_svc.frontend.graph_builder import Array
 from roller_svc.frontend.ops.operator import Operand
+from roller_svc.frontend.resampling import add_interpolation, add_selection
 from roller_svc.frontend.torch.call import AtenCall, Converter
 from roller_svc.frontend.torch.tensors import Empty
 from roller_svc.ir.dtype import DType
@@ -174,7 +175,7 @@ def _pads(call: AtenCall, rank: int, name: str) -> tuple[int, ...]:
 
 def _constant_pad(call: AtenCall) -> Operand:
     x, value = call.x, call.number("value")
-    if not math.isfinite(value):
+    if math.isnan(value):
         raise call.unsupported(f"a pad of {value}")
     pads = _pads(call, x.rank, "pad")
     return call.run("pad", x, pads=pads, value=float(value)) if any(pads) else x
@@ -251,8 +252,8 @@ def _unfold(call: AtenCall) -> Operand:
     return _transpose(call, y, [*(d for d in range(y.rank) if d != axis + 1), axis + 1])
 
 
-# Positions along one dimension, and the factor of each: an element of the result is their sum.
-Taps = list[tuple[Array, Array | None]]
+# (call, extent, extent of the result, distance of positions) → first neighbours, weights of [elements, neighbours]
+Taps = Callable[[AtenCall, int, int, float], tuple[Array, Array]]
 
 
 def _scales(call: AtenCall, spatial: int) -> list[float | None]:
@@ -266,33 +267,34 @@ def _scales(call: AtenCall, spatial: int) -> list[float | None]:
     return [None if call.value(name) is None else float(call.value(name)) for name in names]
 
 
-def _upsample(call: AtenCall, spatial: int, taps: Callable[[AtenCall, int, int, float], Taps]) -> Operand:
-    """Resample each spatial dimension by itself."""
-    x = call.x
+def _changes(call: AtenCall, x: Operand, spatial: int) -> list[tuple[int, int, int, float]]:
+    """Return dimension, extents before and after, and distance of positions, of each dimension that changes."""
+    found = []
     for axis, factor in enumerate(_scales(call, spatial), 2):
         size, out = x.shape[axis], call.shape[axis]
-        if size == out and factor in (None, 1.0):
-            continue
-        x = _resample(call, x, axis, taps(call, size, out, 1 / factor if factor else size / out))
+        if size != out or factor not in (None, 1.0):
+            found.append((axis, size, out, 1 / factor if factor else size / out))
+    return found
+
+
+def _nearest(call: AtenCall, spatial: int, *, exact: bool) -> Operand:
+    x = call.x
+    indices = {}
+    for axis, size, out, step in _changes(call, x, spatial):
+        # torch computes positions in float32.
+        at = (np.arange(out, dtype=np.float32) + np.float32(0.5 if exact else 0)) * np.float32(step)
+        indices[axis] = (np.minimum(np.floor(at).astype(np.int64), size - 1), 1 / step)
+    return add_selection(call.builder, x, indices) if indices else x
+
+
+def _interpolate(call: AtenCall, spatial: int, taps: Taps) -> Operand:
+    """Resample each spatial dimension by itself."""
+    x = call.x
+    call.value("align_corners")
+    for axis, size, out, step in _changes(call, x, spatial):
+        starts, weights = taps(call, size, out, step)
+        x = call.cast(add_interpolation(call.builder, x, axis, starts, weights, 1 / step))
     return x
-
-
-def _resample(call: AtenCall, x: Operand, axis: int, taps: Taps) -> Operand:
-    terms = []
-    for positions, factors in taps:
-        index = call.constant(positions.astype(np.int64), DType.INT64)
-        term = call.run("gather", x, index, axis=axis)
-        if factors is not None:
-            shape = (len(positions), *(1,) * (x.rank - 1 - axis))
-            term = call.run("mul", term, call.constant(factors.reshape(shape), x.dtype))
-        terms.append(term)
-    return terms[0] if len(terms) == 1 else call.run("add", *terms)
-
-
-def _nearest(call: AtenCall, size: int, out: int, step: float, *, exact: bool) -> Taps:
-    # torch computes positions in float32.
-    at = (np.arange(out, dtype=np.float32) + np.float32(0.5 if exact else 0)) * np.float32(step)
-    return [(np.minimum(np.floor(at), size - 1), None)]
 
 
 def _centres(call: AtenCall, size: int, out: int, step: float) -> Array:
@@ -302,24 +304,20 @@ def _centres(call: AtenCall, size: int, out: int, step: float) -> Array:
     return (np.arange(out) + 0.5) * step - 0.5
 
 
-def _linear(call: AtenCall, size: int, out: int, step: float) -> Taps:
+def _linear(call: AtenCall, size: int, out: int, step: float) -> tuple[Array, Array]:
     at = np.maximum(_centres(call, size, out, step), 0)
     low = np.minimum(np.floor(at), size - 1)
-    part = at - low
-    return [(low, 1 - part), (np.minimum(low + 1, size - 1), part)]
+    return low.astype(np.int64), np.stack([1 - (at - low), at - low], 1)
 
 
-def _cubic(call: AtenCall, size: int, out: int, step: float) -> Taps:
+def _cubic(call: AtenCall, size: int, out: int, step: float) -> tuple[Array, Array]:
     """Interpolate by Keys' cubic convolution with a = -0.75."""
     a, at = -0.75, _centres(call, size, out, step)
     low = np.floor(at)
-    taps: Taps = []
-    for offset in (-1, 0, 1, 2):
-        d = np.abs(at - low - offset)
-        inner = ((a + 2) * d - (a + 3)) * d * d + 1
-        outer = ((d - 5) * d + 8) * d * a - 4 * a
-        taps.append((np.clip(low + offset, 0, size - 1), np.where(d <= 1, inner, outer)))
-    return taps
+    d = np.abs((at - low)[:, None] - np.arange(-1, 3))
+    inner = ((a + 2) * d - (a + 3)) * d * d + 1
+    outer = ((d - 5) * d + 8) * d * a - 4 * a
+    return low.astype(np.int64) - 1, np.where(d <= 1, inner, outer)
 
 
 def _upsamplers() -> dict[str, Converter]:
@@ -327,11 +325,10 @@ def _upsamplers() -> dict[str, Converter]:
     for form in ("default", "vec"):
         for spatial in (1, 2, 3):
             for name, exact in (("upsample_nearest", False), ("_upsample_nearest_exact", True)):
-                converter = partial(_upsample, spatial=spatial, taps=partial(_nearest, exact=exact))
-                table[f"aten.{name}{spatial}d.{form}"] = converter
+                table[f"aten.{name}{spatial}d.{form}"] = partial(_nearest, spatial=spatial, exact=exact)
         for name, spatial in (("linear1d", 1), ("bilinear2d", 2), ("trilinear3d", 3)):
-            table[f"aten.upsample_{name}.{form}"] = partial(_upsample, spatial=spatial, taps=_linear)
-        table[f"aten.upsample_bicubic2d.{form}"] = partial(_upsample, spatial=2, taps=_cubic)
+            table[f"aten.upsample_{name}.{form}"] = partial(_interpolate, spatial=spatial, taps=_linear)
+        table[f"aten.upsample_bicubic2d.{form}"] = partial(_interpolate, spatial=2, taps=_cubic)
     return table
 
 

@@ -65,7 +65,7 @@ def test_recurrent_layers_become_loops():
     graph, _ = import_module(nn.GRU(5, 4), torch.ones(6, 2, 5))
     (loop,) = [node for node in graph.nodes if isinstance(node, LoopNode)]
     assert loop.steps == 6
-    assert operators(loop.body)[0] == "linear"
+    assert "linear" in operators(loop.body)
 
 
 def test_nodes_are_called_as_in_the_program():
