@@ -30,7 +30,7 @@ class AtenCall:
     builder: GraphBuilder
     arguments: Mapping[str, Any]  # by the schema's names, defaults included; tensors as operands
     defaults: Mapping[str, Any]
-    results: tuple[TensorType | Empty | None, ...]  # that torch infers; None: the result is no tensor
+    results: tuple[TensorType | Empty | None, ...]  # that torch infers; None: the result is not a tensor
     needed: frozenset[int]  # results that another node reads
     read: set[str] = field(default_factory=set)  # arguments read
 
