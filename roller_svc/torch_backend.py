@@ -6,12 +6,10 @@ compiled as a model, and everything else stays with torch. `report()` says which
 
 from __future__ import annotations
 
-import tempfile
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
-from pathlib import Path
+from functools import partial
 from threading import Lock
 from typing import Any
 
@@ -33,6 +31,7 @@ from roller_svc.ir.graph import Constant, Graph
 from roller_svc.ir.report import SelectionMode
 from roller_svc.runtime.graphs.cpu import CpuModel, weights_block
 from roller_svc.semantics.interpreter import reference
+from roller_svc.settings import settings
 
 MAX_REPORTS = 256  # the last ones are reported
 # Constants that change more often than this become inputs.
@@ -288,17 +287,10 @@ class _Layout:
         return torch.empty_strided(self.shape, self.strides, dtype=tensor.dtype).copy_(tensor)
 
 
-@lru_cache(1)
-def _cache() -> tuple[KernelCache, object]:
-    """Return the kernels of this process, and the folder's owner."""
-    folder = tempfile.TemporaryDirectory(prefix="roller-torch-")
-    return KernelCache(Path(folder.name)), folder
-
-
 def _build(graph: Graph, weights: Weights, options: _Options) -> CpuModel:
     """Return a loaded model."""
     chosen = ModelOptions(devices.load("local"), options.select, options.top_k)
-    built = build_model(graph, weights, chosen, _cache()[0])
+    built = build_model(graph, weights, chosen, KernelCache(settings().cache_folder))
     plan = built.plan
     arrays = [(p.type, p.offset_bytes, weights.array(Constant(p.type, p.digest))) for p in plan.weights]
     return CpuModel(plan, built.binary, weights_block(arrays, plan.weights_bytes))

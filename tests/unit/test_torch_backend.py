@@ -23,7 +23,8 @@ OPTIONS = {"select": "model", "top_k": 1}
 
 
 @pytest.fixture(autouse=True)
-def _fresh():
+def _fresh(tmp_path, monkeypatch):
+    monkeypatch.setenv("ROLLER_CACHE", str(tmp_path))
     torch._dynamo.reset()
     torch_backend.reset()
     torch.manual_seed(3)
