@@ -18,6 +18,7 @@ from roller_svc.api import Kernel, Stage
 from roller_svc.codegen.c.model import model_header
 from roller_svc.compiler.artifact import load_plan
 from roller_svc.compiler.kernel_cache import KernelCache
+from roller_svc.compiler.pipeline import StageTimer
 from roller_svc.compiler.request import parse_enum, validate_flag, validate_target, validate_top_k
 from roller_svc.errors import ArgumentError, require
 from roller_svc.frontend.lang.input_types import kind_of, short_repr, tensor_types, whole_number
@@ -290,11 +291,15 @@ def compile_model(  # a source and options, as docs/api.md has them
     )  # fmt: skip
     types = dict(tensor_types(inputs)) if inputs is not None else None
     cache, weights = KernelCache(settings().cache_folder), Weights()
-    built = [
-        (each, build_model(load_graph(source, weights, types, each), weights, options, cache, progress))
-        for each in _buckets(dims)
-    ]
-    return _model(built, weights, options, "eager" if is_eager else "serial")
+    built = []
+    clock = StageTimer()
+    for extents in _buckets(dims):
+        graph = load_graph(source, weights, types, extents)
+        clock.record("import")
+        built.append((extents, build_model(graph, weights, options, cache, progress)))
+        clock.record("build")
+    import_s = sum(seconds for stage, seconds in clock.stages if stage == "import")
+    return _model(built, weights, options, "eager" if is_eager else "serial", import_s)
 
 
 def load_model(folder: str | os.PathLike[str]) -> Model:
@@ -351,8 +356,9 @@ def _buckets(dims: object) -> list[dict[str, int]]:
 
 
 def _model(
-    built: Sequence[tuple[dict[str, int], BuiltModel]], weights: Weights, options: ModelOptions, kind: str
-) -> Model:
+    built: Sequence[tuple[dict[str, int], BuiltModel]], weights: Weights, options: ModelOptions, kind: str,
+    import_s: float,
+) -> Model:  # fmt: skip
     bundles: dict[str, KernelBundle] = {}
     for _, each in built:
         bundles |= {bundle.digest: bundle for bundle in each.kernels}
@@ -368,7 +374,7 @@ def _model(
         ]
     )
     digest = f"sha256:{hashlib.sha256(content.encode()).hexdigest()}"
-    report = _report(built, options, kind)
+    report = _report(built, options, kind, import_s)
     return Model(digest, options.hardware.id, tuple(bundles.values()), tuple(variants), report)
 
 
@@ -390,9 +396,11 @@ def _saved_variant(bundle: VariantBundle) -> _Variant:
     return _Variant(bundle.dims, bundle.plan, bundle.kernels, load, bundle.binary)
 
 
-def _report(built: Sequence[tuple[dict[str, int], BuiltModel]], options: ModelOptions, kind: str) -> dict[str, Any]:
+def _report(
+    built: Sequence[tuple[dict[str, int], BuiltModel]], options: ModelOptions, kind: str, import_s: float
+) -> dict[str, Any]:
     first = built[0][1]
-    seconds: dict[str, float] = {}
+    seconds: dict[str, float] = {"import": import_s}
     for name, value in (stage for _, each in built for stage in each.stage_seconds):
         seconds[name] = seconds.get(name, 0.0) + value
     hits, classes = sum(each.cache_hits for _, each in built), sum(len(each.classes) for _, each in built)

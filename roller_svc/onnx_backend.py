@@ -53,7 +53,9 @@ class RollerRep(BackendRep):
             raise ArgumentError(f"unknown option of run: {next(iter(options))!r}", code="invalid-option")
         arrays = self._named(inputs)
         model, constants = self._model_for(arrays)
-        results = model.run({name: array for name, array in arrays.items() if name not in constants})
+        read = {info.name for info in model.inputs}  # not those without elements
+        passed = {n: array for n, array in arrays.items() if n not in constants and (n in read or array.size)}
+        results = model.run(passed)
         names = [info.name for info in self._model.graph.output]
         return namedtupledict("Outputs", names)(*(results[name] for name in names))
 
@@ -166,12 +168,16 @@ class RollerBackend(Backend):
 
 
 def _specializations(arrays: Mapping[str, Array]) -> list[tuple[str, ...]]:
-    """Return the sets of inputs to try as constants: none, integers of rank 0 or 1, all of rank 0 or 1, all but one."""
+    """Return the sets of inputs to try as constants: none, integers of rank 0 or 1, all of rank 0 or 1, all but one.
+
+    Inputs without elements are in each set: a model reads no such tensor.
+    """
+    empty = [name for name, array in arrays.items() if not array.size]
     small = [name for name, array in arrays.items() if array.size <= MAX_SPECIALIZED_ELEMENTS]
     flat = [name for name in small if arrays[name].ndim <= 1]
     whole = [name for name in flat if arrays[name].dtype.kind in "iub"]
     tried = (), whole, flat, [name for name in small if name != next(iter(arrays))], small
-    return list(dict.fromkeys(tuple(names) for names in tried))
+    return list(dict.fromkeys(tuple(dict.fromkeys((*empty, *names))) for names in tried))
 
 
 def _with_constants(model: ModelProto, constants: Mapping[str, Array]) -> ModelProto:

@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -170,6 +171,26 @@ def test_a_saved_model_that_changed_is_refused(built: Model, tmp_path: Path) -> 
         with pytest.raises(InputError):
             roller_svc.load_model(copy)
         shutil.rmtree(copy)
+
+
+def test_a_saved_model_leaves_out_weights_that_only_packing_reads(tmp_path: Path) -> None:
+    source = mlp(64, sizes=(32, 64, 48))
+    packed = compiled(source)
+    assert packed.plan["read_weights_bytes"] < packed.plan["weights_bytes"]
+    folder = packed.save(tmp_path / "saved")
+    assert (folder / "weights.bin").stat().st_size == packed.plan["read_weights_bytes"]
+    assert (folder / "packed.bin").stat().st_size == packed.plan["packed_bytes"] > 0
+    x = np.linspace(-1, 1, 64 * 32, dtype=np.float32).reshape(64, 32)
+    for each in (packed, roller_svc.load_model(folder)):
+        np.testing.assert_allclose(each(x=x)["y"], expected(source, x=x)["y"], rtol=1e-4, atol=1e-5)
+
+
+def test_calls_from_several_threads_overlap(built: Model) -> None:
+    inputs = [X * factor for factor in range(8)]
+    wanted = [built(x=x)["y"] for x in inputs]
+    with ThreadPoolExecutor(4) as pool:
+        for result, array in zip(pool.map(lambda x: built(x=x)["y"], inputs * 20), wanted * 20, strict=True):
+            np.testing.assert_array_equal(result, array)
 
 
 @pytest.mark.parametrize(

@@ -72,6 +72,15 @@ def test_values_that_determine_shapes_are_specialized() -> None:
     assert len(prepared._compiled) == 2
 
 
+@pytest.mark.parametrize("extent", [0, "n"])
+def test_inputs_without_elements_are_left_out(extent: object) -> None:
+    source = model(
+        [helper.make_node("CastLike", ["x", "like"], ["y"])], {"x": (2, 3), "like": (extent,)}, {"y": (2, 3)}
+    )
+    (result,) = onnx_backend.run_model(source, [X, np.zeros(0, np.float32)])
+    np.testing.assert_array_equal(result, X)
+
+
 def test_a_node_runs_alone() -> None:
     node = helper.make_node("Add", ["a", "b"], ["c"])
     (result,) = onnx_backend.run_node(node, [X, X], opset_version=14)
