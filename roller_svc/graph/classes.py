@@ -46,7 +46,7 @@ def find_classes(graph: Graph) -> tuple[NodeClass, ...]:
 
 
 def _kernels(graph: Graph, path: str) -> Iterator[tuple[str, OpNode, tuple[str, ...]]]:
-    """Yield (key, node, constant inputs) of each node that is no view."""
+    """Yield (key, node, constant inputs) of each node that is not a view."""
     for node in graph.nodes:
         if isinstance(node, LoopNode):
             yield from _kernels(node.body, kernel_key(path, node))

@@ -67,7 +67,7 @@ def build_model(
 ) -> BuiltModel:
     """Compile a graph to one shared object.
 
-    Raises BuildError if a kernel does not compile, ArgumentError for a target that is no CPU.
+    Raises BuildError if a kernel does not compile, ArgumentError for a target that is not a CPU.
     """
     hw = options.hardware
     if hw.family is not TargetKind.CPU:

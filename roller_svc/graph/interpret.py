@@ -21,12 +21,12 @@ def interpret(graph: Graph, weights: Weights, arrays: Mapping[str, Array]) -> di
     values = {name: _checked(name, arrays) for name, _ in graph.inputs}
     values |= {name: weights.array(constant) for name, constant in graph.constants.items()}
     last_reads = {tensor: node.name for node in graph.nodes for tensor in node.inputs}
-    kept = {tensor for _, tensor in graph.outputs}
+    outputs = {tensor for _, tensor in graph.outputs}
     for node in graph.nodes:
         results = _run(node, weights, [values[tensor] for tensor in node.inputs])
         values |= zip(node.outputs, results, strict=True)
         for tensor in set(node.inputs):
-            if last_reads[tensor] == node.name and tensor not in kept:
+            if last_reads[tensor] == node.name and tensor not in outputs:
                 del values[tensor]
     return {name: values[tensor] for name, tensor in graph.outputs}
 

@@ -36,7 +36,7 @@ def plan_model(
 ) -> ModelPlan:  # fmt: skip
     """Return the serial plan of a graph: each kernel uses all workers, nodes run in the graph's order.
 
-    `kernel_of` has the kernel of each node that is no view and no loop, by `kernel_key`. With `share_memory`, tensors
+    `kernel_of` has the kernel of each node that is neither a view nor a loop, by `kernel_key`. With `share_memory`, tensors
     that are not needed at the same time may use the same memory.
     """
     slots = FIRST_INPUT + len(graph.inputs) + len(graph.outputs)
@@ -279,7 +279,7 @@ class _Level:
         return _Place(buffer)
 
     def _host(self, tensor: str) -> str:
-        """Return the tensor in whose memory a piece lies, which is no piece itself."""
+        """Return the tensor in whose memory a piece lies, which is not a piece itself."""
         while tensor in self.pieces:
             tensor = self.pieces[tensor].host
         return tensor
@@ -345,8 +345,8 @@ class _Level:
         outputs: list[Address] = []
         updates: list[_PendingUpdate] = []
         steps: list[_Pending] = []
-        kept = list(zip(node.outputs[: node.carried], node.output_types, strict=False))
-        for name, tensor, (result, type_) in zip(names, node.inputs, kept, strict=False):
+        results = list(zip(node.outputs[: node.carried], node.output_types, strict=False))
+        for name, tensor, (result, type_) in zip(names, node.inputs, results, strict=False):
             half = align(type_.bytes)
             last = max(i, self.last_use.get(result, i))
             state = self._buffer(2 * half, i, last)

@@ -17,7 +17,7 @@ from roller_svc.ir.hardware import HardwareSpec
 
 @dataclass(frozen=True, slots=True)
 class PassReport:
-    """What a pass did."""
+    """The effect of a pass: nodes before and after."""
 
     name: str
     nodes_before: int
