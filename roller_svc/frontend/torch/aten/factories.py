@@ -16,7 +16,7 @@ MAX_GENERATED_ELEMENTS = 1 << 26
 
 def _fill(call: AtenCall, value: Scalar | None = None) -> Operand:
     """Convert a tensor of one number: a constant that is broadcast."""
-    for name in ("size", "self", "dtype", "layout"):
+    for name in ("size", "self", "stride", "dtype", "layout"):
         if name in call.arguments:
             call.value(name)
     if value is None:
@@ -55,7 +55,7 @@ TABLE: dict[str, Converter] = {
     "aten.fill.Scalar": _fill,
     # Their elements are arbitrary: zeros are as good.
     **{f"aten.{name}": partial(_fill, value=0)
-       for name in ("empty.memory_format", "empty_like.default", "new_empty.default")},
+       for name in ("empty.memory_format", "empty_like.default", "empty_strided.default", "new_empty.default")},
     "aten.arange.default": _arange,
     "aten.arange.start": _arange,
     "aten.arange.start_step": _arange,

@@ -158,6 +158,18 @@ def _col2im(call: AtenCall) -> Operand:
     return call.run("squeeze", y, axis=(0,)) if single else y
 
 
+_MODES, _PADDINGS = ("linear", "nearest", "cubic"), ("zeros", "border", "reflection")
+
+
+def _grid_sample(call: AtenCall) -> Operand:
+    mode, padding = call.integer("interpolation_mode"), call.integer("padding_mode")
+    if (_MODES[mode], _PADDINGS[padding]) == ("cubic", "border"):
+        # torch clamps each neighbour, the operator the position.
+        raise call.unsupported("bicubic interpolation with padding_mode='border'")
+    return call.run("grid_sample", call.operand("input"), call.operand("grid"), mode=_MODES[mode],
+                    padding=_PADDINGS[padding], align_corners=call.flag("align_corners"))  # fmt: skip
+
+
 def _softmax(call: AtenCall, operator: str) -> Operand:
     x, axis = call.x, call.integer("dim")
     if "half_to_float" in call.arguments:
@@ -232,6 +244,21 @@ def _batch_norm(call: AtenCall) -> Operand:
 
 def _native_batch_norm(call: AtenCall) -> Results:
     return [_batch_norm(call), Empty((0,)), Empty((0,))]
+
+
+def _batch_statistics_norm(call: AtenCall) -> Results:
+    """Convert a batch norm by the statistics of its own batch, as an instance norm becomes one."""
+    x = call.operand("input")
+    call.value("training")  # statistics are of the batch in both cases, as there are no others
+    call.value("momentum")
+    axes = tuple(d for d in range(x.rank) if d != 1)
+    mean = call.run("reduce_mean", x, axis=axes, keepdims=True)
+    squares = call.run("square", call.run("sub", x, mean))
+    variance = call.run("reduce_mean", squares, axis=axes)
+    affine = _affine(call, x.shape[1:2], x.dtype) or [call.constant(np.ones(x.shape[1]), x.dtype)]
+    affine += [call.constant(np.zeros(x.shape[1]), x.dtype)] if len(affine) == 1 else []
+    means = call.reshape(mean, x.shape[1:2])
+    return [call.run("batch_norm", x, *affine, means, variance, epsilon=float(call.number("eps"))), None, None]
 
 
 def _instance_norm(call: AtenCall) -> Operand:
@@ -370,6 +397,7 @@ TABLE: dict[str, Converter] = {
         for spatial in (2, 3)
     },
     "aten.col2im.default": _col2im,
+    **{f"aten.grid_sampler_{spatial}d.default": _grid_sample for spatial in (2, 3)},
     **{
         f"aten.avg_pool{spatial}d.default": partial(_pool, operator="avg_pool", spatial=spatial)
         for spatial in (1, 2, 3)
@@ -395,6 +423,7 @@ TABLE: dict[str, Converter] = {
     "aten.rms_norm.default": _rms_norm,
     "aten._fused_rms_norm.default": _fused_rms_norm,
     "aten._native_batch_norm_legit_no_training.default": _native_batch_norm,
+    "aten._native_batch_norm_legit.no_stats": _batch_statistics_norm,
     "aten.instance_norm.default": _instance_norm,
     "aten.group_norm.default": _group_norm,
     "aten.native_group_norm.default": _native_group_norm,

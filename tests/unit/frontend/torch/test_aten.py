@@ -392,6 +392,30 @@ def test_products_equal_torch(function):
 
 
 @pytest.mark.parametrize(
+    ("mode", "padding"),
+    [(mode, padding) for mode in ("bilinear", "nearest", "bicubic") for padding in ("zeros", "border", "reflection")
+     if (mode, padding) != ("bicubic", "border")],
+)  # fmt: skip
+def test_samples_of_a_grid_equal_torch(mode, padding):
+    def function(x, grid):
+        return F.grid_sample(x, grid, mode, padding, align_corners=padding == "border")
+
+    check(function, floats(1, 2, 4, 5), floats(1, 3, 3, 2, low=-1.3, high=1.3))
+
+
+def test_norms_by_the_statistics_of_a_batch_equal_torch():
+    def function(x, weight):
+        norm = torch.ops.aten._native_batch_norm_legit.no_stats
+        return norm(x, weight, None, True, 0.1, 1e-5)[0] + norm(x, None, None, True, 0.1, 1e-5)[0]
+
+    check(function, floats(2, 3, 4), floats(3))
+
+
+def test_memory_that_is_not_written_is_zero():
+    check(lambda x: x + torch.empty_strided((2, 3), (1, 2)) * 0, floats(2, 3))
+
+
+@pytest.mark.parametrize(
     "function",
     [
         lambda q, k, v, m: F.scaled_dot_product_attention(q, k, v),

@@ -148,6 +148,12 @@ def test_arguments_without_support_are_refused_by_name():
     (node,) = refused(lambda self, x: nn.functional.avg_pool2d(x, 2, divisor_override=3), torch.ones(1, 1, 4, 4))
     assert "divisor_override=3" in node.reason
 
+    def sample(self, x, grid):
+        return nn.functional.grid_sample(x, grid, "bicubic", "border", align_corners=True)
+
+    (node,) = refused(sample, torch.ones(1, 1, 4, 4), torch.zeros(1, 2, 2, 2))
+    assert "padding_mode='border'" in node.reason
+
 
 def test_results_without_support_are_refused_by_number():
     def function(self, x):
