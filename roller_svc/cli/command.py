@@ -17,6 +17,7 @@ from roller_svc.version import __version__
 COMMANDS = {
     "compile": "compile a kernel; print or save it",
     "run": "compile a kernel, run it on random inputs, check it against the reference and time it",
+    "model": "compile, run, plan or profile a whole model: ONNX files, JSON graphs",
     "estimate": "estimate the time of a program on one or more devices, without compiling",
     "explain": "explain how a kernel was constructed: tiles, candidates, costs",
     "targets": "list devices and their compilers; check: compare a spec with the local device",

@@ -36,8 +36,8 @@ def plan_model(
 ) -> ModelPlan:  # fmt: skip
     """Return the serial plan of a graph: each kernel uses all workers, nodes run in the graph's order.
 
-    `kernel_of` has the kernel of each node that is neither a view nor a loop, by `kernel_key`. With `share_memory`, tensors
-    that are not needed at the same time may use the same memory.
+    `kernel_of` has the kernel of each node that is neither a view nor a loop, by `kernel_key`. With `share_memory`,
+    tensors that are not needed at the same time may use the same memory.
     """
     slots = FIRST_INPUT + len(graph.inputs) + len(graph.outputs)
     planner = _Planner(tuple(kernels), kernel_of, slots, share_memory)

@@ -1,0 +1,308 @@
+"""roller model: compile, run, plan and profile whole models."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+from roller_svc.cli import format as show
+from roller_svc.cli import options as common
+from roller_svc.errors import ArgumentError, WrongAnswerError
+from roller_svc.frontend.lang.input_types import tensor_types
+from roller_svc.graph.compile import Progress as Report
+from roller_svc.graph.compile import no_progress
+from roller_svc.graph.interpret import interpret
+from roller_svc.graph.load import load_graph
+from roller_svc.graph.weights import Weights
+from roller_svc.ir.dtype import DType
+from roller_svc.model import Model, TensorInfo, compile_model, load_model
+from roller_svc.runtime.binding import numpy_dtype
+
+RUNS = 20  # of a timed model
+TIMED_S = 2.0
+TOLERANCE = 1e-4  # of the largest value of an output; docs/models.md
+SHOWN_OPERATORS = 15
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    kinds = parser.add_subparsers(dest="kind", metavar="WHAT", required=True)
+    compiled = kinds.add_parser("compile", help="compile an ONNX file or a JSON graph", allow_abbrev=False)
+    _add_model(compiled)
+    compiled.add_argument("--save", metavar="DIR", help="write the shared object, header and weights to DIR")
+    run = kinds.add_parser("run", help="run a model, or the folder of a saved one, and time it", allow_abbrev=False)
+    _add_model(run)
+    _add_arrays(run)
+    run.add_argument("--check", action="store_true", help="compare the results with the reference interpreter's")
+    _add_model(kinds.add_parser("plan", help="show kernels, steps and memory of a model", allow_abbrev=False))
+    profile = kinds.add_parser("profile", help="show which operators a call's time goes to", allow_abbrev=False)
+    _add_model(profile)
+    _add_arrays(profile)
+    profile.add_argument("--trace", metavar="FILE", help="write the steps in Chrome's trace format to FILE")
+
+
+def _add_model(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("file", help="an ONNX file, a JSON graph, or the folder of a saved model")
+    parser.add_argument("--target", metavar="ID", default="local", help="device (default: %(default)s)")
+    parser.add_argument("--threads", type=int, metavar="N", help="threads of the model (default: the device's cores)")
+    parser.add_argument(
+        "--dim", action="append", default=[], metavar="batch=4[,8]",
+        help="extent of a symbolic dimension; several make a bucket for each",
+    )  # fmt: skip
+    parser.add_argument(
+        "--shape", action="append", default=[], dest="input_types", metavar="x=float32[1,3,224,224]",
+        help="type of an input that the file leaves open",
+    )  # fmt: skip
+    parser.add_argument(
+        "--select", default="measure", metavar="HOW",
+        help="measure: time the candidates of each kernel; model: trust the ranking (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument("--top-k", type=int, default=10, metavar="K", help="candidates to build (default: %(default)s)")
+    parser.add_argument("--plan", default="auto", metavar="KIND", help="auto, serial or eager (default: %(default)s)")
+    parser.add_argument("--allow-tf32", action="store_true", help="allow TF32 for float32 products")
+    parser.add_argument("--json", action="store_true", help="write JSON to stdout")
+
+
+def _add_arrays(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--input", action="append", default=[], metavar="x=@x.npy", help="value of an input (default: random values)"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="seed of the random inputs (default: %(default)s)")
+
+
+def execute(options: argparse.Namespace) -> int:
+    model = _model(options)
+    match options.kind:
+        case "compile":
+            facts, text = _compiled(model, options)
+        case "run":
+            facts, text = _run(model, options)
+        case "plan":
+            facts, text = model.plan, _plan_text(model)
+        case _:
+            facts, text = _profile(model, options)
+    if options.json:
+        show.print_json(facts)
+    else:
+        print(text)
+    return 0
+
+
+def _model(options: argparse.Namespace) -> Model:
+    """Load a saved model, or compile the file."""
+    path = Path(options.file)
+    if (path / "metadata.json").is_file():
+        return load_model(path)
+    with _progress() as progress:
+        return compile_model(
+            path, options.target, options.threads, _types(options) or None, select=options.select,
+            top_k=options.top_k, plan=options.plan, dims=_dims(options), allow_tf32=options.allow_tf32,
+            progress=progress,
+        )  # fmt: skip
+
+
+@contextmanager
+def _progress() -> Iterator[Report]:
+    """Show a bar for each stage on stderr if that is a terminal."""
+    if not sys.stderr.isatty():
+        yield no_progress
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
+        tasks: dict[str, Any] = {}
+
+        def report(stage: str, done: int, total: int) -> None:
+            if stage not in tasks:
+                tasks[stage] = bars.add_task(stage, total=total)
+            bars.update(tasks[stage], completed=done, total=total)
+
+        yield report
+
+
+def _types(options: argparse.Namespace) -> dict[str, tuple[str, list[int]]]:
+    return common.parse_inputs(argparse.Namespace(input=options.input_types))
+
+
+def _dims(options: argparse.Namespace) -> dict[str, int | list[int]] | None:
+    """Parse --dim: batch=4 → {"batch": 4}; batch=1,8 → {"batch": [1, 8]}."""
+    dims: dict[str, int | list[int]] = {}
+    for text in options.dim:
+        name, _, value = text.partition("=")
+        try:
+            extents = [int(part) for part in value.split(",")]
+        except ValueError as failure:
+            raise ArgumentError(f"--dim {text}: expected NAME=EXTENT[,EXTENT]", code="invalid-option") from failure
+        dims[name] = extents[0] if len(extents) == 1 else extents
+    return dims or None
+
+
+def _arrays(model: Model, options: argparse.Namespace) -> dict[str, Any]:
+    """Return the given arrays, and random ones for the other inputs: small numbers where they are integers."""
+    given = dict(_read_array(text) for text in options.input)
+    rng = np.random.default_rng(options.seed)
+    arrays = {info.name: given.pop(info.name) if info.name in given else _random(info, rng) for info in model.inputs}
+    if given:
+        known = ", ".join(info.name for info in model.inputs)
+        raise ArgumentError(f"--input {next(iter(given))}: the model's inputs are {known}", code="unknown-argument")
+    return arrays
+
+
+def _read_array(text: str) -> tuple[str, Any]:
+    name, _, file = text.partition("=@")
+    if not file:
+        raise ArgumentError(f"--input {text}: expected NAME=@FILE.npy", code="invalid-inputs")
+    try:
+        return name, np.load(file, allow_pickle=False)
+    except (OSError, ValueError) as failure:
+        raise ArgumentError(f"--input {text}: cannot read {file}: {failure}", code="unreadable-file") from failure
+
+
+def _random(info: TensorInfo, rng: np.random.Generator) -> Any:
+    dtype = DType(info.dtype)
+    if dtype.is_float:
+        return rng.standard_normal(info.shape).astype(numpy_dtype(dtype))
+    return rng.integers(0, 2 if dtype is DType.BOOL else 4, info.shape).astype(numpy_dtype(dtype))
+
+
+def _compiled(model: Model, options: argparse.Namespace) -> tuple[dict[str, Any], str]:
+    facts = _facts(model)
+    if options.save:
+        facts["saved"] = str(model.save(options.save))
+    lines = [_summary(model)]
+    if "saved" in facts:
+        lines.append(f"saved to {facts['saved']}")
+    return facts, "\n".join(lines)
+
+
+def _facts(model: Model) -> dict[str, Any]:
+    arena = model.plan.get("arena")
+    return {
+        "digest": model.digest,
+        "target": model.target,
+        "inputs": [each._asdict() for each in model.inputs],
+        "outputs": [each._asdict() for each in model.outputs],
+        "kernels": [
+            {"digest": each.digest, "uses": each.uses, "expression": each.expression} for each in model.kernels
+        ],
+        "estimate": {"seconds": model.estimate.seconds},
+        "arena": arena,
+        "report": model.report,
+    }
+
+
+def _summary(model: Model) -> str:
+    report = model.report
+    passes = report.get("passes") or [{"nodes_before": 0, "nodes_after": 0}]
+    seconds = ", ".join(f"{stage} {show.format_seconds(value)}" for stage, value in report.get("seconds", {}).items())
+    cache = report.get("cache", {})
+    lines = [
+        model.digest,
+        *(f"input  {each.name}: {each.dtype}{list(each.shape)}" for each in model.inputs),
+        *(f"output {each.name}: {each.dtype}{list(each.shape)}" for each in model.outputs),
+        f"{passes[0]['nodes_before']} operators in {passes[-1]['nodes_after']} nodes, {len(model.kernels)} kernels "
+        f"({cache.get('hits', 0)} from the cache), for {model.target} with {report.get('threads')} threads",
+        f"built in: {seconds}",
+        f"estimate: {show.format_seconds(model.estimate.seconds)} a call",
+    ]
+    if "arena" in model.plan:
+        arena = model.plan["arena"]
+        lines.append(f"memory: {show.format_bytes(arena['bytes'])} of workspace for "
+                     f"{show.format_bytes(arena['tensor_bytes'])} of tensors")  # fmt: skip
+    return "\n".join(lines)
+
+
+def _run(model: Model, options: argparse.Namespace) -> tuple[dict[str, Any], str]:
+    arrays = _arrays(model, options)
+    outputs = model.run(arrays)
+    facts: dict[str, Any] = {"digest": model.digest, **_timed(model, arrays)}
+    facts["outputs"] = [
+        {"name": name, "dtype": str(value.dtype), "shape": list(value.shape), "max_abs": _largest(value)}
+        for name, value in outputs.items()
+    ]
+    if options.check:
+        facts["max_abs_error"] = _check(outputs, arrays, options)
+    lines = [
+        *(f"{each['name']}: {each['dtype']}{each['shape']}, largest value {each['max_abs']:.6g}"
+          for each in facts["outputs"]),
+        f"{show.format_seconds(facts['min_s'])} a call (median {show.format_seconds(facts['median_s'])}, "
+        f"{facts['runs']} calls)",
+    ]  # fmt: skip
+    if options.check:
+        lines.append(f"agrees with the interpreter: largest difference {facts['max_abs_error']:.3g}")
+    return facts, "\n".join(lines)
+
+
+def _largest(value: Any) -> float:
+    return float(np.abs(value.astype(np.float64)).max()) if value.size else 0.0
+
+
+def _timed(model: Model, arrays: Mapping[str, Any]) -> dict[str, Any]:
+    samples: list[float] = []
+    begin = time.perf_counter()
+    while len(samples) < RUNS or time.perf_counter() - begin < TIMED_S / 4:
+        start = time.perf_counter()
+        model.run(arrays)
+        samples.append(time.perf_counter() - start)
+        if time.perf_counter() - begin > TIMED_S and len(samples) > 2:
+            break
+    return {"min_s": min(samples), "median_s": median(samples), "runs": len(samples)}
+
+
+def _check(outputs: Mapping[str, Any], arrays: Mapping[str, Any], options: argparse.Namespace) -> float:
+    """Return the largest difference from the interpreter's results. Raises WrongAnswerError beyond the tolerance."""
+    weights, dims = Weights(), _dims(options)
+    if dims is not None and any(isinstance(extent, list) for extent in dims.values()):
+        raise ArgumentError("--check takes one extent for each --dim", code="invalid-option")
+    types = tensor_types({name: (value.dtype.name, value.shape) for name, value in arrays.items()})
+    extents = {name: extent for name, extent in (dims or {}).items() if isinstance(extent, int)}
+    graph = load_graph(Path(options.file), weights, dict(types), extents)
+    worst = 0.0
+    for name, want in interpret(graph, weights, arrays).items():
+        scale = max(1e-30, _largest(want))
+        difference = _largest(outputs[name].astype(np.float64) - want.astype(np.float64))
+        worst = max(worst, difference)
+        if not difference <= TOLERANCE * scale:
+            raise WrongAnswerError(f"output {name} differs from the interpreter's by {difference:.3g}, with values up "
+                                   f"to {scale:.3g}")  # fmt: skip
+    return worst
+
+
+def _plan_text(model: Model) -> str:
+    rows = [
+        (kernel.uses, show.format_seconds(stage.seconds), kernel.digest[7:19], kernel.expression[:90])
+        for kernel, stage in zip(model.kernels, model.estimate.stages, strict=False)
+    ]
+    return f"{_summary(model)}\n\n{show.format_table(('uses', 'estimate', 'kernel', 'program'), rows)}"
+
+
+def _profile(model: Model, options: argparse.Namespace) -> tuple[dict[str, Any], str]:
+    arrays = _arrays(model, options)
+    for _ in range(3):
+        model.run(arrays)
+    profile = model.profile(arrays)
+    total = sum(step.end_s - step.start_s for step in profile)
+    by_operator = profile.seconds_by_operator()
+    facts: dict[str, Any] = {
+        "steps": [step._asdict() for step in profile],
+        "seconds_by_operator": by_operator,
+        "seconds": total,
+    }
+    rows = [
+        (show.format_seconds(seconds), show.percent(seconds / total if total else None), name[:100])
+        for name, seconds in list(by_operator.items())[:SHOWN_OPERATORS]
+    ]
+    lines = [show.format_table(("time", "share", "operator"), rows),
+             f"{len(by_operator)} operators, {len(profile)} steps, {show.format_seconds(total)}"]  # fmt: skip
+    if options.trace:
+        facts["trace"] = str(profile.save_trace(options.trace))
+        lines.append(f"trace written to {facts['trace']}")
+    return facts, "\n".join(lines)
