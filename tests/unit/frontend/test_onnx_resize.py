@@ -143,6 +143,9 @@ def test_indices_without_a_formula() -> None:
         ({"axes": [7]}, scaled([1]), "axes has 7"),
         ({}, scaled([1, 1, 0, 1]), "must be positive"),
         ({}, scaled([1, 1, 0.01, 1]), "nothing is left"),
+        ({}, scaled([1, 1, 1e9, 1]), "must not exceed 1048576"),
+        ({}, scaled([1, 1, 3e38, 1]), "must not exceed 1048576"),
+        ({}, [IMAGE, np.full(8, np.nan, np.float32), LARGER], "roi must be finite"),
         ({"surprise": 1}, scaled(LARGER), "surprise"),
     ],
 )

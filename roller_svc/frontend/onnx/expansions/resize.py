@@ -20,6 +20,8 @@ _TRANSFORMATIONS = ("half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", 
                     "tf_half_pixel_for_nn", "tf_crop_and_resize")  # fmt: skip
 _ROUNDINGS = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
 _POLICIES = ("stretch", "not_larger", "not_smaller")
+# Larger extents are refused: they are a model's mistake, or an attack.
+MAX_EXTENT = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +84,7 @@ def _upsample(node: Node, builder: GraphBuilder) -> Sequence[Tensor]:
         raise node.invalid(f"mode is {mode[:40]!r}, not nearest or linear")
     if node.opset < 9:
         listed = node.attribute("scales")
-        if not isinstance(listed, list):
+        if not isinstance(listed, list) or not all(isinstance(scale, int | float) for scale in listed):
             raise node.unsupported("attributes height_scale and width_scale (operator set 1)")
         scales: tuple[float, ...] | None = tuple(float(scale) for scale in listed)
     else:
@@ -122,10 +124,13 @@ def _dimensions(
         raise node.invalid(f"scales or sizes must have {count} numbers, got {len(given)}; roi twice as many")
     if any(not math.isfinite(number) or number <= 0 for number in given):
         raise node.invalid(f"scales and sizes must be positive, got {list(given)}")
+    if region is not None and not all(math.isfinite(number) for number in region):
+        raise node.invalid(f"roi must be finite numbers, got {list(region)}")
     extents = [x.shape[axis] for axis in axes]
     if sizes is None:
         # In float32, as onnxruntime: 0.7 times 10 is 7.
-        outs = [math.floor(np.float32(scale) * np.float32(size)) for scale, size in zip(given, extents, strict=True)]
+        scales = [min(scale, float(MAX_EXTENT + 1)) for scale in given]
+        outs = [math.floor(np.float32(scale) * np.float32(size)) for scale, size in zip(scales, extents, strict=True)]
         factors = list(given)
     else:
         factors, outs = [size / extent for size, extent in zip(sizes, extents, strict=True)], list(sizes)
@@ -134,6 +139,8 @@ def _dimensions(
             factors, outs = [factor] * count, [math.floor(factor * extent + 0.5) for extent in extents]
     if min(outs) < 1:
         raise node.invalid(f"nothing is left of extents {extents} with scales {factors}")
+    if max(outs) > MAX_EXTENT or max(extents) > MAX_EXTENT:
+        raise node.invalid(f"extents {extents} become {outs}; they must not exceed {MAX_EXTENT}")
     regions = [(0.0, 1.0)] * count if region is None else [(region[i], region[i + count]) for i in range(count)]
     return [_Dimension(*values) for values in zip(axes, extents, outs, factors, regions, strict=True)]
 

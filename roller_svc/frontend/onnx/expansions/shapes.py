@@ -89,6 +89,8 @@ def _identity(node: Node, _: GraphBuilder) -> Sequence[Tensor]:
 
 def _cast_like(node: Node, builder: GraphBuilder) -> Sequence[Tensor]:
     node.attribute("round_mode")
+    if not node.has(1):
+        raise node.invalid("input 1 is missing")
     node.read.add(1)
     operand, value = node.operands[1], node.constants[1]
     target = operand.dtype if operand is not None else node.dtype_of(value)

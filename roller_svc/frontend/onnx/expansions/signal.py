@@ -23,20 +23,28 @@ def _transform_type(x: Operand) -> DType:
     return DType.FLOAT64 if x.dtype is DType.FLOAT64 else DType.FLOAT32
 
 
+def _single(node: Node, values: tuple[int, ...] | None, what: str, default: int) -> int:
+    """Return a number that is an input of one element; the default if it is omitted."""
+    if values is None:
+        return default
+    if len(values) != 1:
+        raise node.invalid(f"{what} must be one number, got {len(values)}")
+    return values[0]
+
+
 def _dft(node: Node, builder: GraphBuilder) -> Sequence[Tensor]:
     x = node.operand(0)
     inverse, onesided = bool(node.integer("inverse", 0)), bool(node.integer("onesided", 0))
     if node.opset < 20:
         axis = node.integer("axis", 1)
     else:
-        listed = node.constant(2, "axis")
-        axis = -2 if listed is None else listed[0]
+        axis = _single(node, node.constant(2, "axis"), "axis", -2)
     if x.rank < 2 or x.shape[-1] not in (1, 2) or not -x.rank <= axis < x.rank or axis % x.rank == x.rank - 1:
         raise node.invalid(f"input is {list(x.shape)} with axis {axis}; the last dimension has real and imaginary part")
     axis %= x.rank
     size = x.shape[axis]
-    given = node.constant(1, "dft_length")
-    length = (2 * (size - 1) if inverse and onesided else size) if given is None else given[0]
+    usual = 2 * (size - 1) if inverse and onesided else size
+    length = _single(node, node.constant(1, "dft_length"), "dft_length", usual)
     if length < 1:
         raise node.invalid(f"dft_length is {length}, and must be positive")
     matrix = _dft_matrix(node, size, length, x.shape[-1], inverse=inverse, onesided=onesided)
@@ -89,10 +97,11 @@ def _stft(node: Node, builder: GraphBuilder) -> Sequence[Tensor]:
     signal = node.operand(0)
     onesided = bool(node.integer("onesided", 1))
     window = node.operand(2) if node.has(2) else None
-    step, given = node.required("frame_step", 1)[0], node.constant(3, "frame_length")
-    if signal.rank != 3 or signal.shape[2] not in (1, 2):
-        raise node.invalid(f"signal is {list(signal.shape)}, and must be [batch, length, 1 or 2]")
-    length = given[0] if given is not None else signal.shape[1] if window is None else window.shape[0]
+    if signal.rank != 3 or signal.shape[2] not in (1, 2) or (window is not None and window.rank != 1):
+        raise node.invalid(f"signal is {list(signal.shape)}, and must be [batch, length, 1 or 2]; window is a vector")
+    step = _single(node, node.required("frame_step", 1), "frame_step", 0)
+    usual = signal.shape[1] if window is None else window.shape[0]
+    length = _single(node, node.constant(3, "frame_length"), "frame_length", usual)
     if step < 1 or not 1 <= length <= signal.shape[1]:
         raise node.invalid(f"frames of {length} elements, {step} apart, do not fit in a signal of {signal.shape[1]}")
     if window is not None and window.shape != (length,):
@@ -115,13 +124,17 @@ def _stft(node: Node, builder: GraphBuilder) -> Sequence[Tensor]:
 def _mel_weight_matrix(node: Node, builder: GraphBuilder) -> Sequence[Tensor]:
     names = ("num_mel_bins", "dft_length", "sample_rate", "lower_edge_hertz", "upper_edge_hertz")
     values = [node.scalar(position, name) for position, name in enumerate(names)]
-    bins, length, rate, low, high = (float(value) for value in values if value is not None)
+    if any(value is None or not math.isfinite(value) for value in values):
+        raise node.invalid(f"the inputs must be numbers, got {values}")
+    bins, length, rate, low, high = (float(value or 0) for value in values)
     dtype = DATA_TYPES.get(node.integer("output_datatype", 1))
     if dtype is None:
         raise node.unsupported(f"output_datatype={node.integer('output_datatype', 1)}")
     count, rows = int(bins), int(length) // 2 + 1
     if count < 1 or rows < 1 or rate <= 0 or count * rows > MAX_GENERATED_ELEMENTS:
         raise node.invalid(f"{count} bins of {rows} frequencies at {rate} hertz")
+    if min(low, high) <= -700 or max(low, high) > abs(rate):
+        raise node.invalid(f"edges from {low} to {high} hertz at {rate} hertz")
     first, last = (2595 * math.log10(1 + hertz / 700) for hertz in (low, high))
     mels = np.arange(count + 2) * ((last - first) / (count + 2)) + first
     edges = ((int(length) + 1) * (700 * (10 ** (mels / 2595) - 1)) // rate).astype(np.int64)
