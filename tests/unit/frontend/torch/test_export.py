@@ -54,6 +54,17 @@ def test_layers_stay_one_node_each():
     assert operators(graph) == ["linear", "gelu", "layer_norm", "linear", "softmax"]
 
 
+def test_programs_that_are_decomposed_already_read_weights_as_they_are():
+    module, x = nn.Sequential(nn.Linear(128, 130), nn.LayerNorm(130)).eval(), torch.randn(2, 128)
+    program = torch.export.export(module, (x,)).run_decompositions()
+    weights = Weights()
+    graph = verify(import_program(program, weights, reference))
+    (gemm,) = [node for node in graph.nodes if node.operator == "gemm"]
+    assert dict(gemm.parameters)["transpose_b"] is True
+    (result,) = interpret(graph, weights, {"input": x.numpy()}).values()
+    torch.testing.assert_close(torch.from_numpy(result), module(x).detach(), rtol=1e-5, atol=1e-5)
+
+
 def test_convolution_networks_stay_one_node_for_each_layer():
     module = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2), nn.AdaptiveAvgPool2d(1))
     graph, _ = import_module(module, torch.ones(1, 3, 8, 8))
