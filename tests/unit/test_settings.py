@@ -71,3 +71,16 @@ def test_former_variable_is_read_unless_the_new_one_is_set(
     monkeypatch.setenv(former, "-1")
     with pytest.raises(ArgumentError, match=f"^{variable}: "):
         read_settings()
+
+
+def test_the_cache_is_below_the_users_cache_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for variable, value, folder in (
+        ("XDG_CACHE_HOME", "", tmp_path / ".cache" / "roller-svc"),
+        ("XDG_CACHE_HOME", "relative", tmp_path / ".cache" / "roller-svc"),
+        ("XDG_CACHE_HOME", str(tmp_path / "xdg"), tmp_path / "xdg" / "roller-svc"),
+        ("ROLLER_CACHE", "", tmp_path / "xdg" / "roller-svc"),
+        ("ROLLER_CACHE", str(tmp_path / "own"), tmp_path / "own"),
+    ):
+        monkeypatch.setenv(variable, value)
+        assert read_settings().cache_folder == folder
