@@ -316,3 +316,10 @@ def test_attention_of_16_bits_is_nearer_to_the_exact_result_than_onnx(dtype: Any
     (exact,) = ReferenceEvaluator(exact_model).run(None, exact_given)
     assert got.dtype == dtype
     assert np.abs(got - exact).max() <= np.abs(want - exact).max()
+
+
+def test_an_old_prelu_has_a_slope_for_each_channel() -> None:
+    slope = np.array([0.25, 4], np.float32)
+    model, inputs = one_node("PRelu", [IMAGE, slope], 1, {}, 6, {1})
+    (result,) = imported(model, inputs)[1]
+    np.testing.assert_allclose(result, np.where(IMAGE < 0, IMAGE * slope[:, None, None], IMAGE), rtol=1e-6)

@@ -139,6 +139,14 @@ def _eye_like(node: Node, builder: GraphBuilder) -> Sequence[Tensor]:
     return [Tensor(builder.cast(builder.add_constant(eye, DType.FLOAT32), dtype))]
 
 
+def _prelu(node: Node, builder: GraphBuilder) -> Sequence[Tensor]:
+    """Return a PRelu. Before operator set 7 the slope is a vector along dimension 1."""
+    x, slope = node.operand(0), node.operand(1)
+    if node.opset < 7 and x.rank > 2 and slope.shape == x.shape[1:2]:
+        slope = builder.call("reshape", [slope], shape=(*slope.shape, *(1 for _ in x.shape[2:])))
+    return [Tensor(builder.call("prelu", [x, slope]))]
+
+
 SEVERAL: dict[str, Expansion] = {
     "BitShift": _bit_shift,
     "Compress": _compress,
@@ -148,6 +156,7 @@ SEVERAL: dict[str, Expansion] = {
     "MaxUnpool": _max_unpool,
     "NonZero": _non_zero,
     "OneHot": _one_hot,
+    "PRelu": _prelu,
     "Pow": _pow,
     "Softmax": partial(_softmax, operator="softmax"),
 }
