@@ -32,8 +32,9 @@ class _IndirectIndex:
     index: Expr
 
     def is_used_by(self, load: Load) -> bool:
-        is_checked = any(load.bounds_checked) and load.bounds_checked[self.d]
-        return is_checked and load.tensor == self.tensor and load.index[self.d] == self.index
+        if load.tensor != self.tensor or not any(load.bounds_checked):
+            return False
+        return load.bounds_checked[self.d] and load.index[self.d] == self.index
 
     def bound_to(self, name: str, load: Load) -> Load:
         """Return the load with this index replaced by the variable `name` and unchecked."""

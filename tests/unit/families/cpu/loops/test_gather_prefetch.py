@@ -108,3 +108,14 @@ def test_unevaluated_bad_index_is_not_an_error() -> None:
     kernel = roller_svc.compile("y[n,c] = t[i[n],c].when([i[n] >= 0], 0.0)", inputs, select="model", top_k=1)
     t, i = np.random.default_rng(2).random((40, 64), np.float32), np.arange(-4, 5, dtype=np.int32)
     np.testing.assert_array_equal(kernel(t=t, i=i)["y"], np.where(i[:, None] >= 0, t[i], 0))
+
+
+def test_one_index_gathers_from_tensors_of_different_ranks() -> None:
+    kernel = roller_svc.compile(
+        "y[n] +=! x[n, t[n, d], d] * w[t[n, d]] where n in 3, d in 40",
+        {"x": ("float32", (3, 5, 40)), "t": ("int64", (3, 40)), "w": ("float32", (5,))}, select="model", top_k=1,
+    )  # fmt: skip
+    rng = np.random.default_rng(0)
+    x, t, w = rng.random((3, 5, 40), np.float32), rng.integers(0, 5, (3, 40)), rng.random(5, np.float32)
+    expected = (np.take_along_axis(x, t[:, None, :], 1)[:, 0] * w[t]).sum(-1)
+    np.testing.assert_allclose(kernel(x=x, t=t, w=w)["y"], expected, rtol=1e-5)
