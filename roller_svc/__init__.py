@@ -18,13 +18,23 @@ from roller_svc import errors
 from roller_svc.version import __version__
 
 if TYPE_CHECKING:
-    from roller_svc.api import Estimate, Kernel, compile, estimate, load, reference, targets
+    from roller_svc.api import (
+        Estimate,
+        Kernel,
+        compile,
+        estimate,
+        get_num_threads,
+        load,
+        reference,
+        set_num_threads,
+        targets,
+    )
     from roller_svc.frontend import ops
     from roller_svc.model import Model, compile_model, load_model
 
 __all__ = [
-    "Estimate", "Kernel", "Model", "__version__", "compile", "compile_model", "errors", "estimate", "load",
-    "load_model", "ops", "reference", "targets",
+    "Estimate", "Kernel", "Model", "__version__", "compile", "compile_model", "errors", "estimate", "get_num_threads",
+    "load", "load_model", "ops", "reference", "set_num_threads", "targets",
 ]  # fmt: skip
 
 _FROM_MODEL = frozenset({"Model", "compile_model", "load_model"})

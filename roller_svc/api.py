@@ -10,7 +10,7 @@ from threading import Lock
 from typing import Any, NamedTuple, Never, Protocol
 
 from roller_svc import hardware as devices
-from roller_svc import toolchain
+from roller_svc import settings, toolchain
 from roller_svc.compiler.artifact import load_plan, package_kernel
 from roller_svc.compiler.backends import load_emulated, reject_load
 from roller_svc.compiler.estimates.batch import Item, estimate_item
@@ -25,6 +25,7 @@ from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.kernel import Buffer, CompiledKernel, Language, LaunchSpec, Measurement, Resources, Role
 from roller_svc.ir.report import BuildReport, CandidateResult, Plan, RuntimeChoice
 from roller_svc.ir.rprogram import RProgram
+from roller_svc.runtime import thread_pool
 from roller_svc.runtime.binding import bind, check_names
 from roller_svc.runtime.cpu import CpuModule
 from roller_svc.runtime.cuda.module import CudaModule
@@ -304,6 +305,21 @@ def load(folder: str | os.PathLike[str]) -> Kernel:
     """
     parts = saved.load(folder)
     return Kernel(parts, load_plan(parts), ())
+
+
+def set_num_threads(threads: int) -> None:
+    """Limit the threads of CPU kernels in this process, in place of OMP_NUM_THREADS. Applies to the next launches.
+
+    Raises ArgumentError unless `threads` is positive.
+    """
+    if isinstance(threads, bool) or not isinstance(threads, int) or not 1 <= threads < 1 << 31:
+        raise ArgumentError(f"the number of threads must be a positive int, got {threads!r}", code="invalid-option")
+    thread_pool.set_num_threads(threads)
+
+
+def get_num_threads() -> int:
+    """Return the most threads that a CPU kernel called by this thread runs on."""
+    return thread_pool.get_num_threads(settings.openmp_threads())
 
 
 def load_runner(compiled: CompiledKernel, runtime: RuntimeChoice = RuntimeChoice.AUTO) -> Runner:

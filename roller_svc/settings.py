@@ -203,3 +203,9 @@ def _is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def openmp_threads() -> int:
+    """Return the number of threads in OMP_NUM_THREADS; 0 if it has none."""
+    first = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
+    return int(first) if first.isascii() and first.isdecimal() else 0

@@ -65,7 +65,7 @@ def generator_digest() -> str:
     """Hash the package's own source files: another version of the generator makes another kernel."""
     root = Path(__file__).resolve().parents[1]
     digest = hashlib.sha256()
-    for path in sorted(root.rglob("*.py")):
+    for path in sorted((*root.rglob("*.py"), *root.rglob("*.c"))):
         digest.update(f"{path.relative_to(root)}\n".encode())
         digest.update(hashlib.sha256(path.read_bytes()).digest())
     return digest.hexdigest()

@@ -19,6 +19,7 @@ from roller_svc.errors import InvariantError, LaunchError
 from roller_svc.ir.kernel import Buffer, CompiledKernel, KernelSource, Language, LaunchSpec, Role
 from roller_svc.runtime.binding import ALIGNMENT_BYTES, Array, Binding, aligned_empty, bind, range_error
 from roller_svc.runtime.cpu_features import check_features
+from roller_svc.runtime.thread_pool import share_pool
 
 RTLD_NOLOAD = 0x4  # as in <dlfcn.h>; Python's os module has it only on some platforms
 _OPENMP_RUNTIMES = ("libgomp.so.1", "libomp.so.5", "libiomp5.so")
@@ -188,6 +189,8 @@ def load_library(binary: bytes, name: str) -> ctypes.CDLL:
         with os.fdopen(handle, "wb") as file:
             file.write(binary)
         library = ctypes.CDLL(path, mode=ctypes.RTLD_LOCAL | os.RTLD_NOW)
+        if share_pool(library):
+            ctypes.CDLL(path, mode=RTLD_NOLOAD)  # increments the reference count, which is never decremented
     except OSError as error:
         raise LaunchError(f"{name}: cannot load shared object: {error}", code="load-failed") from error
     finally:

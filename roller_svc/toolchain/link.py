@@ -13,8 +13,9 @@ from pathlib import Path
 
 from roller_svc.ir.kernel import CompiledKernel, KernelSource, Resources, Role
 from roller_svc.toolchain.confined import compile_sandboxed
-from roller_svc.toolchain.gcc import c_command
+from roller_svc.toolchain.gcc import c_command, pool_arguments
 from roller_svc.toolchain.limits import DEFAULT_LIMITS, CompileLimits
+from roller_svc.toolchain.pool import EXPORTS
 from roller_svc.toolchain.source_check import check_source
 
 # One section for each function: the linker removes those that a program does not call.
@@ -34,7 +35,8 @@ def compile_combined(source: KernelSource, limits: CompileLimits = DEFAULT_LIMIT
         directory = Path(temporary)
         (directory / "kernel.c").write_text(source.text, encoding="utf-8")
         log = _run(source, [*command, *_SECTIONS, "kernel.c", "-o", "kernel.o"], directory, limits)
-        log += _run(source, [*command, "kernel.o", "-o", "kernel.so", "-lm"], directory, limits)
+        linked = ["kernel.o", *pool_arguments(source, directory), "-o", "kernel.so", "-lm"]
+        log += _run(source, [*command, *linked], directory, limits)
         object_code, binary = ((directory / name).read_bytes() for name in ("kernel.o", "kernel.so"))
     resources = tuple(Resources() for _ in source.launches)
     return CompiledKernel(source, binary, log, resources, time.perf_counter() - start, object_code)
@@ -73,9 +75,11 @@ def link_single(
         (directory / "scratch.c").write_text(
             _HIDDEN + source.scratch_definition if source.scratch_definition else "", encoding="utf-8"
         )
-        (directory / "names").write_text(f"{{ global: {'; '.join(names)}; local: *; }};\n", encoding="utf-8")
+        exports = "; ".join((*names, *EXPORTS))
+        (directory / "names").write_text(f"{{ global: {exports}; local: *; }};\n", encoding="utf-8")
         options = ["-Wl,--gc-sections", "-Wl,--version-script=names", *renamed]
-        command = [*c_command(source), *options, "combined.o", "scratch.c", "-o", "kernel.so", "-lm"]
+        inputs = ["combined.o", "scratch.c", *pool_arguments(combined.source, directory)]
+        command = [*c_command(source), *options, *inputs, "-o", "kernel.so", "-lm"]
         log = _run(source, command, directory, limits)
         binary = (directory / "kernel.so").read_bytes()
     resources = tuple(Resources() for _ in source.launches)
@@ -118,8 +122,10 @@ def link_model(
         for name, content in objects.items():
             (directory / f"{name}.o").write_bytes(content)
         (directory / "objects").write_text("".join(f"{name}.o\n" for name in objects), encoding="utf-8")
-        (directory / "names").write_text("{ global: model_*; local: *; };\n", encoding="utf-8")
-        command = [*c_command(unit), "model.c", "@objects", "-Wl,--version-script=names", "-o", "model.so", "-lm"]
+        exports = "; ".join(("model_*", *EXPORTS))
+        (directory / "names").write_text(f"{{ global: {exports}; local: *; }};\n", encoding="utf-8")
+        inputs = ["model.c", "@objects", *pool_arguments(unit, directory, parallel=True)]
+        command = [*c_command(unit), *inputs, "-Wl,--version-script=names", "-o", "model.so", "-lm"]
         _run(unit, command, directory, limits)
         return (directory / "model.so").read_bytes()
 

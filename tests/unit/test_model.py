@@ -22,6 +22,7 @@ from roller_svc.graph.load import load_graph
 from roller_svc.graph.weights import Weights
 from roller_svc.model import Model, compile_model
 from roller_svc.settings import read_settings, use
+from roller_svc.toolchain.gcc import native_compiler
 
 X = np.linspace(-1, 1, 16, dtype=np.float32).reshape(2, 8)
 MLP = mlp()
@@ -249,6 +250,13 @@ int main(int argc, char **argv) {
   return 0;
 }
 """
+
+
+@pytest.mark.skipif("clang" in native_compiler()[0], reason="kernels of clang use its OpenMP runtime")
+def test_a_model_has_the_thread_pool_in_place_of_libgomp(built: Model, tmp_path: Path) -> None:
+    binary = (built.save(tmp_path / "saved") / "model.so").read_bytes()
+    assert b"roller_use_pool" in binary
+    assert b"libgomp" not in binary
 
 
 def test_a_c_program_runs_a_saved_model(built: Model, tmp_path: Path) -> None:

@@ -154,20 +154,23 @@ void follow_lines(uint8_t *memory, const int64_t *shape) {
 }
 """
 
+# A region that asks for the number of threads waits for all of them (toolchain/pool.c).
 _THREADS = """
+int omp_get_num_threads(void);
 void enter_region(uint8_t *memory, const int64_t *shape) {
   #pragma omp parallel num_threads(shape[0])
-  __asm__ volatile("" : : "r"(memory) : "memory");
+  __asm__ volatile("" : : "r"(memory), "r"(omp_get_num_threads()) : "memory");
 }
 void wait_at_barrier(uint8_t *memory, const int64_t *shape) {
   #pragma omp parallel num_threads(shape[0])
-  for (int64_t n = 0; n < shape[1]; n++) {
+  for (int64_t n = omp_get_num_threads() > 0 ? 0 : shape[1]; n < shape[1]; n++) {
     #pragma omp barrier
   }
 }
 void count_together(uint8_t *memory, const int64_t *shape) {
   #pragma omp parallel num_threads(shape[0])
-  for (int64_t n = 0; n < shape[1]; n++) __atomic_fetch_add((int64_t *)memory, 1, __ATOMIC_RELAXED);
+  for (int64_t n = omp_get_num_threads() > 0 ? 0 : shape[1]; n < shape[1]; n++)
+    __atomic_fetch_add((int64_t *)memory, 1, __ATOMIC_RELAXED);
 }
 """
 

@@ -8,8 +8,11 @@ from roller_svc.codegen import dialect as dialects
 from roller_svc.ir.kernel import Buffer, LaunchSpec, Role
 from roller_svc.ir.schedule import Let, Loop, LoopKind, Node, ScheduleTree, iter_nodes
 
-# The threads of a parallel region: limited by the kernel, the caller's OpenMP setting and its affinity.
-THREADS = """#if defined(_OPENMP)
+# The threads of a parallel region: limited by the kernel, the caller's OpenMP setting and its affinity. The thread pool
+# of toolchain/pool.c knows the last two.
+THREADS = """#if defined(ROLLER_POOL)
+static int threads_i32(int most) { return most; }
+#elif defined(_OPENMP)
 int omp_get_max_threads(void);
 #if defined(__linux__)
 int sched_getaffinity(int, unsigned long, unsigned long *);

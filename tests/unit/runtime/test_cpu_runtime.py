@@ -122,7 +122,8 @@ def test_a_library_goes_with_its_module() -> None:
 
 
 def test_openmp_survives_the_library_that_brought_it() -> None:
-    text = add().text.replace("{ for", "{\n#pragma omp parallel for num_threads(2)\nfor")
+    """Without "omp parallel" the kernel has no pool of ours."""
+    text = add().text.replace("{ for", "{\n#pragma omp  parallel for num_threads(2)\nfor")
     compiled = compile_c(dataclasses.replace(add(("-fopenmp",)), text=text))
     given = operands()
     for _ in range(3):
@@ -132,7 +133,7 @@ def test_openmp_survives_the_library_that_brought_it() -> None:
 
 
 def test_a_kernel_takes_no_more_threads_than_its_caller_may_use() -> None:
-    """C[i] is the number of threads of a region for at most i."""
+    """C[i] is the number of threads of a region for at most i, for a compiler with its own OpenMP runtime."""
     text = THREADS + "\nvoid add(const float *a, const float *b, float *c) "
     text += "{ (void)a; (void)b; for (int i = 0; i < 24; i++) c[i] = threads_i32(i); }\n"
     call = CpuModule(compile_c(dataclasses.replace(add(("-fopenmp",)), text=text))).bind(operands())

@@ -1,0 +1,65 @@
+"""The thread pool that all C kernels of this process share (toolchain/pool.c), and its number of threads."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+
+
+class _Pool(ctypes.Structure):
+    """The first fields of struct roller_pool."""
+
+    _fields_ = (
+        ("version", ctypes.c_int),
+        ("threads", ctypes.CFUNCTYPE(ctypes.c_int)),
+        ("set_threads", ctypes.CFUNCTYPE(None, ctypes.c_int)),
+    )
+
+
+class _Shared:
+    """The pools of this process: one for each version of struct roller_pool among its kernels."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.pools: list[_Pool] = []
+        self.threads = 0  # as set; 0: the pool's own default
+
+
+_shared = _Shared()
+
+
+def share_pool(library: ctypes.CDLL) -> bool:
+    """Let a kernel use this process's pool. Returns whether it brought the pool and so must stay loaded.
+
+    Call it before the kernel's first launch.
+    """
+    try:
+        use, own = library["roller_use_pool"], library["roller_own_pool"]
+    except AttributeError:  # no parallel region, or another OpenMP runtime
+        return False
+    use.argtypes = (ctypes.POINTER(_Pool),)
+    own.restype = ctypes.POINTER(_Pool)
+    with _shared.lock:
+        if any(use(ctypes.byref(pool)) for pool in _shared.pools):
+            return False
+        pool = own().contents
+        _shared.pools.append(pool)
+        pool.set_threads(_shared.threads)
+        return True
+
+
+def set_num_threads(threads: int) -> None:
+    """Limit the threads of every later launch; 0 removes the limit."""
+    with _shared.lock:
+        _shared.threads = threads
+        for pool in _shared.pools:
+            pool.set_threads(threads)
+
+
+def get_num_threads(default: int) -> int:
+    """Return the most threads of a launch by this thread. `default`: the limit while none is set, 0 for none."""
+    allowed = len(os.sched_getaffinity(0))
+    with _shared.lock:
+        limit = _shared.threads or default
+    return min(limit, allowed) if limit else allowed

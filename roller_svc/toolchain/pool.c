@@ -1,0 +1,535 @@
+// Threads of the parallel regions of C kernels: the entry points of libgomp that gcc calls, on workers of our own.
+// See docs/adr/0032-run-cpu-kernels-on-workers-of-our-own.md.
+//
+// A pool has one worker for each CPU, pinned to it. A region runs on its caller and on workers of other CPUs. Workers
+// join a region when they arrive, and the caller never waits for a worker that has not joined: a late worker finds
+// the loops' iterations taken. A region that asks for a thread's number or the number of threads waits for all of them.
+
+#define _GNU_SOURCE
+#include <limits.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+enum {
+  VERSION = 1,  // of struct roller_pool
+  LINE = 128,  // bytes: two lines of 64, which x86 prefetches in pairs
+  CPUS = 1024,
+  LANES = 16,
+  PAUSES = 32,  // between two readings of the clock
+};
+// An idle worker spins for SPIN_NS while regions follow each other that soon, and for less where they do not: its CPU
+// may be wanted by threads of another library.
+static const int64_t SPIN_NS = 50000, MIN_SPIN_NS = 3000, WAKE_NS = 20000, CHECK_NS = 200000;
+
+#define EXPORT __attribute__((visibility("default")))
+#define UNLIKELY(condition) __builtin_expect(!!(condition), 0)
+#define LOAD(place) __atomic_load_n(&(place), __ATOMIC_ACQUIRE)
+#define EXCHANGE(place, value) __atomic_exchange_n(&(place), value, __ATOMIC_ACQ_REL)
+
+// What kernels use of a pool, whose code may be another library's.
+struct roller_pool {
+  int version;
+  int (*threads)(void);  // that a region of this thread would have at most
+  void (*set_threads)(int threads);  // at most; 0: OMP_NUM_THREADS, or all CPUs
+  void (*run)(void (*work)(void *), void *data, unsigned threads, const long *loop);
+  bool (*begin)(long first, long end, long step, long chunk, long *from, long *to);
+  bool (*next)(long *from, long *to);
+  void (*barrier)(void);
+  bool (*single)(void);
+  int (*number)(void);
+  int (*size)(void);
+};
+
+// Waiting --------------------------------------------------------------------------------------------------------------
+
+static int64_t now_ns(void) {
+  struct timespec time;
+  clock_gettime(CLOCK_MONOTONIC, &time);
+  return time.tv_sec * 1000000000LL + time.tv_nsec;
+}
+
+static inline void relax(void) {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  __asm__ volatile("isb" : : : "memory");
+#endif
+}
+
+// Whether a word changes while this thread spins.
+static bool changes(const uint32_t *word, uint32_t value, int64_t spin_ns) {
+  for (int64_t end = 0;;) {
+    for (int i = 0; i < PAUSES; i++) {
+      if (LOAD(*word) != value) return true;
+      relax();
+    }
+    int64_t now = now_ns();
+    if (end == 0) end = now + spin_ns;
+    else if (now > end) return false;
+  }
+}
+
+static void futex_wait(const uint32_t *word, uint32_t value) {
+  syscall(SYS_futex, word, 0 | 128, value, NULL, NULL, 0);  // FUTEX_WAIT | FUTEX_PRIVATE_FLAG
+}
+
+static void futex_wake(const uint32_t *word) {
+  syscall(SYS_futex, word, 1 | 128, INT_MAX, NULL, NULL, 0);  // FUTEX_WAKE | FUTEX_PRIVATE_FLAG
+}
+
+// Teams ----------------------------------------------------------------------------------------------------------------
+
+// IDLE → SLEEPING; either → POSTED by the caller → RUNNING by the worker → IDLE. A caller that sleeps until a worker is
+// done makes RUNNING AWAITED. It makes POSTED IDLE again if its own part is done.
+enum State { IDLE, SLEEPING, POSTED, RUNNING, AWAITED, STOPPED };
+
+struct worker {
+  _Alignas(LINE) uint32_t state;
+  _Alignas(LINE) int cpu;
+  bool alive;
+  unsigned number;  // in its region
+  pthread_t thread;
+};
+
+struct loop {
+  long first, step, chunk, end;
+  uint64_t chunks;
+};
+
+// A region's threads. Words that all of them write have lines of their own.
+struct team {
+  void (*work)(void *);
+  void *data;
+  unsigned size;
+  uint32_t loops, singles, barriers;  // how many there were before this region
+  bool in_loop;  // the region is one loop
+  struct loop loop;
+  unsigned posted;
+  struct worker *workers[CPUS];
+  struct {
+    _Alignas(LINE) uint64_t taken;  // number of the loop << 32 | chunks of the lane that are taken
+  } lanes[LANES];
+  _Alignas(LINE) uint64_t sync;  // barriers passed << 32 | SLEEPERS | threads at the barrier << 16 | threads that joined
+  uint32_t claimed;  // single constructs that a thread has taken
+};
+
+#define SLEEPERS 0x80000000u
+#define ARRIVED(sync) ((sync) >> 16 & 0x7fff)
+#define JOINED(sync) ((sync)&0xffff)
+
+// A thread's place in its region.
+struct place {
+  struct team *team;  // NULL: the thread is alone
+  unsigned number;
+  uint32_t loops, singles, barriers;  // that it has come to, in all regions
+  struct loop loop;
+  uint32_t lane, exhausted;  // of the current loop: where the thread takes chunks, and how many lanes have none left
+  uint64_t taken;  // chunks, without a team
+};
+
+static _Thread_local struct place *current, outside;
+
+static struct {
+  uint32_t busy;  // a region has the workers
+  int alone;  // regions that run on their callers alone
+  bool ready;
+  int limit, environment;  // of threads; 0: none
+  int64_t checked_ns;
+  pthread_t caller;
+  cpu_set_t allowed;
+  int count;  // of allowed CPUs
+  struct worker *workers[CPUS];  // of the allowed CPUs
+  short index[CPUS];  // of a CPU's worker among them, or -1
+  struct worker *all[CPUS];  // by CPU
+  struct team team;
+} own;
+
+static struct loop loop_of(long first, long end, long step, long chunk) {
+  uint64_t trips = 0;
+  if (step > 0 && end > first) trips = ((uint64_t)end - first + step - 1) / step;
+  if (step < 0 && end < first) trips = ((uint64_t)first - end - step - 1) / -(uint64_t)step;
+  if (chunk < 1) chunk = 1;
+  return (struct loop){first, step, chunk, end, (trips + chunk - 1) / chunk};
+}
+
+static bool give(const struct loop *loop, uint64_t chunk, long *from, long *to) {
+  *from = loop->first + (long)chunk * loop->chunk * loop->step;
+  *to = chunk + 1 == loop->chunks ? loop->end : *from + loop->chunk * loop->step;
+  return true;
+}
+
+// Takes the next chunk of the current loop. Lane l of n has the chunks l, l + n, ... A thread begins with its own lane,
+// so that it finds in its cache what it used in the call before, and then takes chunks of other lanes. A thread that
+// begins a loop has seen the previous one exhausted: the counters pass to the loop without a reset, and loops before it
+// have no chunks left.
+static bool next(long *from, long *to) {
+  struct place *at = current ? current : &outside;
+  struct team *team = at->team;
+  if (team == NULL) return at->taken < at->loop.chunks && give(&at->loop, at->taken++, from, to);
+  uint32_t lanes = team->size < LANES ? team->size : LANES;
+  for (; at->exhausted < lanes; at->exhausted++, at->lane = at->lane + 1 < lanes ? at->lane + 1 : 0) {
+    uint64_t *counter = &team->lanes[at->lane].taken, taken = LOAD(*counter), new, chunk;
+    do {
+      uint32_t loop = (uint32_t)(taken >> 32), count = loop < at->loops ? 0 : (uint32_t)taken;
+      if (loop > at->loops) return false;
+      chunk = (uint64_t)count * lanes + at->lane;
+      new = ((uint64_t)at->loops << 32) + count + 1;
+    } while (chunk < at->loop.chunks
+        && !__atomic_compare_exchange_n(counter, &taken, new, true, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE));
+    if (chunk < at->loop.chunks) return give(&at->loop, chunk, from, to);
+  }
+  return false;
+}
+
+static void enter_loop(struct place *at) {
+  at->taken = 0;
+  at->exhausted = 0;
+  at->lane = at->number % LANES;
+}
+
+static bool begin(long first, long end, long step, long chunk, long *from, long *to) {
+  struct place *at = current ? current : &outside;
+  at->loop = loop_of(first, end, step, chunk);
+  at->loops++;
+  enter_loop(at);
+  return next(from, to);
+}
+
+static void barrier(void) {
+  struct place *at = current;
+  if (at == NULL || at->team == NULL) return;
+  struct team *team = at->team;
+  const uint32_t *passed = (const uint32_t *)&team->sync + (__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__);
+  uint32_t barrier = at->barriers++;
+  uint64_t sync = LOAD(team->sync), new;
+  bool last;
+  do {
+    if ((uint32_t)(sync >> 32) != barrier) return;  // the others passed it before this thread joined
+    last = ARRIVED(sync) + 1 == JOINED(sync);
+    new = last ? (uint64_t)(barrier + 1) << 32 | JOINED(sync) : sync + 0x10000;
+  } while (!__atomic_compare_exchange_n(&team->sync, &sync, new, true, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE));
+  if (last) {
+    if (sync & SLEEPERS) futex_wake(passed);
+    return;
+  }
+  if (!changes(passed, barrier, SPIN_NS)) {
+    do {
+      sync = __atomic_fetch_or(&team->sync, SLEEPERS, __ATOMIC_ACQ_REL);
+      if ((uint32_t)(sync >> 32) == barrier) futex_wait(passed, barrier);
+    } while (LOAD(*passed) == barrier);
+  }
+  (void)LOAD(team->sync);  // in the memory model, what the others wrote is ordered by the whole word
+}
+
+static bool single(void) {
+  struct place *at = current;
+  if (at == NULL || at->team == NULL) return true;
+  uint32_t mine = at->singles++;
+  return LOAD(at->team->claimed) == mine
+      && __atomic_compare_exchange_n(&at->team->claimed, &mine, mine + 1, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
+}
+
+// Waits until every worker that the region asked for has joined it.
+static void join_all(const struct team *team) {
+  for (unsigned i = 0; i < team->posted; i++)
+    while (LOAD(team->workers[i]->state) == POSTED) sched_yield();
+}
+
+static int number(void) {
+  struct place *at = current;
+  if (at == NULL || at->team == NULL) return 0;
+  join_all(at->team);
+  return (int)at->number;
+}
+
+static int size(void) {
+  struct place *at = current;
+  if (at == NULL || at->team == NULL) return 1;
+  join_all(at->team);
+  return (int)at->team->size;
+}
+
+static void work_at(struct place *at, void (*work)(void *), void *data) {
+  struct place *outer = current;
+  current = at;
+  work(data);
+  current = outer;
+}
+
+static void work_alone(void (*work)(void *), void *data, const long *loop) {
+  struct place at = {0};
+  if (loop) at.loop = loop_of(loop[0], loop[1], loop[2], loop[3]);
+  work_at(&at, work, data);
+}
+
+// Workers --------------------------------------------------------------------------------------------------------------
+
+static void join_region(const struct worker *self) {
+  struct team *team = &own.team;
+  struct place at = {team, self->number, team->loops, team->singles, team->barriers, team->loop, 0, 0, 0};
+  enter_loop(&at);
+  if (!team->in_loop) __atomic_fetch_add(&team->sync, 1, __ATOMIC_ACQ_REL);
+  work_at(&at, team->work, team->data);
+}
+
+static void *serve(void *argument) {
+  struct worker *self = argument;
+  int64_t spin_ns = SPIN_NS;
+  for (;;) {
+    uint32_t state = LOAD(self->state);
+    if (state == STOPPED) return NULL;
+    if (state == POSTED) {
+      if (!__atomic_compare_exchange_n(&self->state, &state, RUNNING, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) continue;
+      join_region(self);
+      if (EXCHANGE(self->state, IDLE) == AWAITED) futex_wake(&self->state);
+    } else if (changes(&self->state, IDLE, spin_ns)) {
+      spin_ns = SPIN_NS;
+    } else {
+      int64_t asleep_ns = now_ns();
+      state = IDLE;
+      if (!__atomic_compare_exchange_n(&self->state, &state, SLEEPING, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) continue;
+      while (LOAD(self->state) == SLEEPING) futex_wait(&self->state, SLEEPING);
+      int64_t idle_ns = spin_ns + now_ns() - asleep_ns;
+      spin_ns = idle_ns < SPIN_NS + WAKE_NS ? SPIN_NS : spin_ns / 2;
+      if (spin_ns < MIN_SPIN_NS) spin_ns = MIN_SPIN_NS;
+    }
+  }
+}
+
+static void pin(const struct worker *worker) {
+  cpu_set_t cpu;
+  CPU_ZERO(&cpu);
+  CPU_SET(worker->cpu, &cpu);
+  pthread_setaffinity_np(worker->thread, sizeof cpu, &cpu);
+}
+
+// Starts a worker. Signals go to the threads of the program.
+static bool start(struct worker *worker) {
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  worker->state = IDLE;
+  worker->alive = pthread_create(&worker->thread, NULL, serve, worker) == 0;
+  pthread_sigmask(SIG_SETMASK, &before, NULL);
+  if (worker->alive) {
+    pin(worker);
+    pthread_setname_np(worker->thread, "roller-worker");
+  }
+  return worker->alive;
+}
+
+// A child process has no workers, and a region of its parent does not end in it.
+static void forget_workers(void) {
+  for (int cpu = 0; cpu < CPUS; cpu++)
+    if (own.all[cpu]) own.all[cpu]->alive = false;
+  own.busy = 0;
+  own.alone = 0;
+}
+
+// Reads which CPUs the calling thread may use.
+static void check_cpus(int64_t now) {
+  cpu_set_t allowed;
+  own.checked_ns = now;
+  own.caller = pthread_self();
+  CPU_ZERO(&allowed);
+  if (sched_getaffinity(0, sizeof allowed, &allowed) != 0 || CPU_EQUAL(&allowed, &own.allowed)) return;
+  own.allowed = allowed;
+  own.count = 0;
+  for (int cpu = 0; cpu < CPUS; cpu++) {
+    own.index[cpu] = -1;
+    if (!CPU_ISSET(cpu, &allowed)) continue;
+    struct worker *worker = own.all[cpu];
+    if (worker == NULL) {
+      worker = own.all[cpu] = aligned_alloc(LINE, sizeof *worker);
+      if (worker == NULL) continue;
+      memset(worker, 0, sizeof *worker);
+      worker->cpu = cpu;
+    } else if (worker->alive) {
+      pin(worker);  // something else may have changed its mask
+    }
+    own.index[cpu] = (short)own.count;
+    own.workers[own.count++] = worker;
+  }
+}
+
+static void prepare(void) {
+  own.ready = true;
+  const char *set = getenv("OMP_NUM_THREADS");
+  long threads = set ? strtol(set, NULL, 10) : 0;
+  own.environment = threads > 0 && threads < INT_MAX ? (int)threads : 0;
+  pthread_atfork(NULL, NULL, forget_workers);
+}
+
+static int limited(int count) {
+  int limit = __atomic_load_n(&own.limit, __ATOMIC_RELAXED);
+  if (limit == 0) limit = own.environment;
+  return limit > 0 && limit < count ? limit : count;
+}
+
+// Regions --------------------------------------------------------------------------------------------------------------
+
+// Posts the region to workers of CPUs after the caller's.
+static void post(struct team *team) {
+  int cpu = sched_getcpu(), at = cpu >= 0 && cpu < CPUS ? own.index[cpu] : -1;
+  unsigned posted = 0;
+  for (int i = 0; i < own.count && posted + 1 < team->size; i++) {
+    if (++at >= own.count) at = 0;
+    struct worker *worker = own.workers[at];
+    if (worker->cpu == cpu || UNLIKELY(!worker->alive && !start(worker))) continue;
+    if (worker->number != ++posted) worker->number = posted;  // else its line stays in the worker's cache
+    team->workers[posted - 1] = worker;
+  }
+  team->size = posted + 1;
+  team->posted = posted;
+  for (unsigned i = 0; i < posted; i++)
+    if (EXCHANGE(team->workers[i]->state, POSTED) == SLEEPING) futex_wake(&team->workers[i]->state);
+}
+
+static void wait_for_team(const struct team *team) {
+  for (unsigned i = 0; i < team->posted; i++) {
+    uint32_t state = POSTED;
+    __atomic_compare_exchange_n(&team->workers[i]->state, &state, IDLE, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
+  }
+  for (unsigned i = 0; i < team->posted; i++) {
+    uint32_t *state = &team->workers[i]->state, running = RUNNING;
+    if (LOAD(*state) != RUNNING || changes(state, RUNNING, SPIN_NS)) continue;
+    if (__atomic_compare_exchange_n(state, &running, AWAITED, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
+      while (LOAD(*state) == AWAITED) futex_wait(state, AWAITED);
+  }
+}
+
+// Runs a region on its caller alone, and leaves its CPU out of other regions.
+static void work_beside(void (*work)(void *), void *data, const long *loop) {
+  __atomic_fetch_add(&own.alone, 1, __ATOMIC_RELAXED);
+  work_alone(work, data, loop);
+  __atomic_fetch_sub(&own.alone, 1, __ATOMIC_RELAXED);
+}
+
+static void run(void (*work)(void *), void *data, unsigned threads, const long *loop) {
+  if (threads == 1 || current != NULL) {
+    work_alone(work, data, loop);
+    return;
+  }
+  if (__atomic_exchange_n(&own.busy, 1, __ATOMIC_ACQUIRE)) {
+    work_beside(work, data, loop);
+    return;
+  }
+  if (UNLIKELY(!own.ready)) prepare();
+  int64_t now = now_ns();
+  if (now - own.checked_ns > CHECK_NS || UNLIKELY(own.caller != pthread_self())) check_cpus(now);
+  int most = limited(own.count - __atomic_load_n(&own.alone, __ATOMIC_RELAXED));  // others run on their own CPUs
+  if (most < 1) most = 1;
+  struct team *team = &own.team;
+  team->size = threads == 0 || threads > (unsigned)most ? (unsigned)most : threads;
+  if (team->size <= 1) {
+    __atomic_store_n(&own.busy, 0, __ATOMIC_RELEASE);
+    work_beside(work, data, loop);
+    return;
+  }
+  if (UNLIKELY(team->loops > UINT32_MAX / 2)) {
+    for (int i = 0; i < LANES; i++) team->lanes[i].taken = 0;
+    team->loops = 0;
+  }
+  team->work = work;
+  team->data = data;
+  team->in_loop = loop != NULL;
+  if (loop) {
+    team->loop = loop_of(loop[0], loop[1], loop[2], loop[3]);
+    team->loops++;
+  } else {
+    team->sync = (uint64_t)team->barriers << 32 | 1;
+  }
+  struct place at = {team, 0, team->loops, team->singles, team->barriers, team->loop, 0, 0, 0};
+  post(team);
+  work_at(&at, work, data);
+  wait_for_team(team);
+  team->loops = at.loops;
+  team->singles = at.singles;
+  team->barriers = at.barriers;
+  __atomic_store_n(&own.busy, 0, __ATOMIC_RELEASE);
+}
+
+static int threads(void) {
+  if (current != NULL) return 1;
+  cpu_set_t allowed;
+  CPU_ZERO(&allowed);
+  int count = sched_getaffinity(0, sizeof allowed, &allowed) == 0 ? CPU_COUNT(&allowed) : 1;
+  if (!__atomic_exchange_n(&own.busy, 1, __ATOMIC_ACQUIRE)) {
+    if (!own.ready) prepare();
+    own.checked_ns = 0;  // the next region reads the mask, too
+    __atomic_store_n(&own.busy, 0, __ATOMIC_RELEASE);
+  }
+  return limited(count > 0 ? count : 1);
+}
+
+static void set_threads(int threads) { __atomic_store_n(&own.limit, threads > 0 ? threads : 0, __ATOMIC_RELAXED); }
+
+static struct roller_pool interface = {
+  VERSION, threads, set_threads, run, begin, next, barrier, single, number, size,
+};
+static const struct roller_pool *pool = &interface;
+
+// Ends the workers before their code is unloaded. At the end of the program a region may still be running.
+__attribute__((destructor)) static void stop_workers(void) {
+  if (__atomic_exchange_n(&own.busy, 1, __ATOMIC_ACQUIRE)) return;
+  for (int cpu = 0; cpu < CPUS; cpu++) {
+    struct worker *worker = own.all[cpu];
+    if (worker == NULL) continue;
+    if (worker->alive) {
+      if (EXCHANGE(worker->state, STOPPED) == SLEEPING) futex_wake(&worker->state);
+      pthread_join(worker->thread, NULL);
+    }
+    free(worker);
+  }
+}
+
+// Kernels of one process share a pool that stays loaded. A pool of another version is refused.
+EXPORT struct roller_pool *roller_own_pool(void) { return &interface; }
+
+EXPORT int roller_use_pool(struct roller_pool *given) {
+  if (given->version != VERSION) return 0;
+  pool = given;
+  return 1;
+}
+
+// Entry points (gcc: omp-builtins.def) ---------------------------------------------------------------------------------
+
+void GOMP_parallel(void (*work)(void *), void *data, unsigned threads, unsigned flags) {
+  (void)flags;
+  pool->run(work, data, threads, NULL);
+}
+
+void GOMP_parallel_loop_dynamic(
+    void (*work)(void *), void *data, unsigned threads, long first, long end, long step, long chunk, unsigned flags) {
+  (void)flags;
+  pool->run(work, data, threads, (long[]){first, end, step, chunk});
+}
+
+bool GOMP_loop_dynamic_start(long first, long end, long step, long chunk, long *from, long *to) {
+  return pool->begin(first, end, step, chunk, from, to);
+}
+
+bool GOMP_loop_dynamic_next(long *from, long *to) { return pool->next(from, to); }
+
+void GOMP_loop_end_nowait(void) {}
+void GOMP_loop_end(void) { pool->barrier(); }
+void GOMP_barrier(void) { pool->barrier(); }
+bool GOMP_single_start(void) { return pool->single(); }
+
+#define ALIAS(name) __attribute__((alias(#name)))
+void GOMP_parallel_loop_nonmonotonic_dynamic(
+    void (*)(void *), void *, unsigned, long, long, long, long, unsigned) ALIAS(GOMP_parallel_loop_dynamic);
+bool GOMP_loop_nonmonotonic_dynamic_start(long, long, long, long, long *, long *) ALIAS(GOMP_loop_dynamic_start);
+bool GOMP_loop_nonmonotonic_dynamic_next(long *, long *) ALIAS(GOMP_loop_dynamic_next);
+
+int omp_get_max_threads(void) { return pool->threads(); }
+int omp_get_num_threads(void) { return pool->size(); }
+int omp_get_thread_num(void) { return pool->number(); }
