@@ -21,12 +21,11 @@ from roller_svc.errors import ArgumentError, WrongAnswerError
 from roller_svc.frontend.lang.input_types import tensor_types
 from roller_svc.graph.compile import Progress as Report
 from roller_svc.graph.compile import no_progress
+from roller_svc.graph.inputs import random_arrays
 from roller_svc.graph.interpret import interpret
 from roller_svc.graph.load import load_graph
 from roller_svc.graph.weights import Weights
-from roller_svc.ir.dtype import DType
-from roller_svc.model import Model, TensorInfo, compile_model, load_model
-from roller_svc.runtime.binding import numpy_dtype
+from roller_svc.model import Model, compile_model, load_model
 
 RUNS = 20  # of a timed model
 TIMED_S = 2.0
@@ -147,12 +146,12 @@ def _dims(options: argparse.Namespace) -> dict[str, int | list[int]] | None:
 
 def _arrays(model: Model, options: argparse.Namespace) -> dict[str, Any]:
     """Return the given arrays, and random ones for the other inputs: small numbers where they are integers."""
-    given = dict(_read_array(text) for text in options.input)
-    rng = np.random.default_rng(options.seed)
-    arrays = {info.name: given.pop(info.name) if info.name in given else _random(info, rng) for info in model.inputs}
-    if given:
-        known = ", ".join(info.name for info in model.inputs)
-        raise ArgumentError(f"--input {next(iter(given))}: the model's inputs are {known}", code="unknown-argument")
+    arrays = random_arrays(model.inputs, options.seed)
+    for name, value in map(_read_array, options.input):
+        if name not in arrays:
+            known = ", ".join(info.name for info in model.inputs)
+            raise ArgumentError(f"--input {name}: the model's inputs are {known}", code="unknown-argument")
+        arrays[name] = value
     return arrays
 
 
@@ -164,13 +163,6 @@ def _read_array(text: str) -> tuple[str, Any]:
         return name, np.load(file, allow_pickle=False)
     except (OSError, ValueError) as failure:
         raise ArgumentError(f"--input {text}: cannot read {file}: {failure}", code="unreadable-file") from failure
-
-
-def _random(info: TensorInfo, rng: np.random.Generator) -> Any:
-    dtype = DType(info.dtype)
-    if dtype.is_float:
-        return rng.standard_normal(info.shape).astype(numpy_dtype(dtype))
-    return rng.integers(0, 2 if dtype is DType.BOOL else 4, info.shape).astype(numpy_dtype(dtype))
 
 
 def _compiled(model: Model, options: argparse.Namespace) -> tuple[dict[str, Any], str]:

@@ -20,6 +20,7 @@ from roller_svc.cli import options as common
 from roller_svc.cli import progress
 from roller_svc.cli.bench import cpu as cpu_bench
 from roller_svc.cli.bench import model as model_bench
+from roller_svc.cli.bench import zoo as zoo_bench
 from roller_svc.cli.journal import Journal
 from roller_svc.compiler.action import generator_digest
 from roller_svc.errors import ArgumentError, RollerError
@@ -63,6 +64,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     cpu_bench.add_arguments(
         kinds.add_parser("cpu", help="compare our kernels with numpy and torch on this CPU", allow_abbrev=False)
     )
+    zoo_bench.add_arguments(
+        kinds.add_parser("model-zoo", help="compare whole models with other engines on this CPU", allow_abbrev=False)
+    )
 
 
 def _add_cases(parser: argparse.ArgumentParser) -> None:
@@ -77,6 +81,8 @@ def execute(options: argparse.Namespace) -> int:
             return cpu_bench.execute(options)
         case "model":
             return model_bench.execute(options)
+        case "model-zoo":
+            return zoo_bench.execute(options)
         case "lint":
             results = _lint(options)
             shown = show.format_table(LINT_COLUMNS, _lint_rows(results))

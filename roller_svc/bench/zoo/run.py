@@ -1,0 +1,75 @@
+"""Time models on this CPU, ours and other engines', one after the other."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from roller_svc.errors import ArgumentError
+
+OURS = "ours"
+PEERS = ("onnxruntime", "openvino")
+PAUSE_S = 0.5  # between processes, so that the threads of one have ended
+TIMEOUT_S = 1800.0
+
+
+def bench_models(files: Sequence[str], threads: int, peers: Sequence[str], select: str) -> Iterator[dict[str, Any]]:
+    """Yield a row for each model: times of all engines, the best peer's minimum over ours, and the largest difference.
+
+    Raises ArgumentError for a peer that does not exist.
+    """
+    if unknown := [peer for peer in peers if peer not in PEERS]:
+        raise ArgumentError(f"--peers {unknown[0]}: expected some of {', '.join(PEERS)}", code="invalid-option")
+    for file in files:
+        with tempfile.TemporaryDirectory(prefix="roller-zoo-") as folder:
+            arrays = str(Path(folder) / "arrays.npz")
+            ours = _run([OURS, file, str(threads), arrays, select], threads)
+            timed = (
+                {} if "error" in ours else {peer: _run([peer, file, str(threads), arrays], threads) for peer in peers}
+            )
+        yield _row(file, threads, ours, timed)
+
+
+def _run(arguments: Sequence[str], threads: int) -> dict[str, Any]:
+    """Return the row that a worker prints, or its error."""
+    time.sleep(PAUSE_S)
+    environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
+    command = [sys.executable, "-m", "roller_svc.bench.zoo.worker", *arguments]
+    try:
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    except subprocess.TimeoutExpired:
+        return {"error": f"over {TIMEOUT_S:.0f} s"}
+    for line in done.stdout.splitlines():
+        if line.startswith("ROW "):
+            row: dict[str, Any] = json.loads(line[4:])
+            return row
+    last = (done.stderr.strip().splitlines() or ["no output"])[-1]
+    return {"error": last[:300]}
+
+
+def _row(file: str, threads: int, ours: dict[str, Any], peers: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    minima = [each["min_ms"] for each in peers.values() if "error" not in each]
+    errors = [each["max_abs_error"] for each in peers.values() if "error" not in each]
+    return {
+        "file": Path(file).name,
+        "threads": threads,
+        "ours_ms": _times(ours),
+        "peers": {name: _times(each) for name, each in peers.items()},
+        "ratio": min(minima) / ours["min_ms"] if minima else None,
+        "compile_s": ours.get("compile_s"),
+        "warm_compile_s": ours.get("warm_compile_s"),
+        "max_abs_error": max(errors, default=None),
+        "peak_bytes": ours.get("peak_bytes"),
+        "plan": ours.get("plan"),
+    }
+
+
+def _times(row: dict[str, Any]) -> dict[str, Any]:
+    return {"error": row["error"]} if "error" in row else {"min": row["min_ms"], "median": row["median_ms"]}
