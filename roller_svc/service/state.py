@@ -22,6 +22,7 @@ from roller_svc.settings import Settings
 
 T = TypeVar("T")
 
+RESUME_POLL_S = 0.1  # how often a waiting request looks for an operation that is not resumed yet
 DISCONNECT_POLL_S = 2.0  # how often a waiting request checks for a disconnected client
 MAX_WAITING_ESTIMATES = 16  # estimate requests, queued and running
 LARGE_REQUEST_PLANS = 64  # estimate requests of this many plans are large: their responses take memory
@@ -62,17 +63,25 @@ class State:
 
     async def wait(self, operation: Operation, request: Request, seconds: float) -> Operation:
         """Wait until the operation is done, the time is up, the client disconnects or the service shuts down."""
-        if operation.done or seconds <= 0 or self.is_ending:
-            return operation
+        deadline_s, latest, in_time = asyncio.get_running_loop().time() + seconds, operation, seconds > 0
+        while in_time and not latest.done and not self.is_ending:
+            in_time = await self._is_woken(operation.id, request, deadline_s)
+            known: Operation | None = await self.run(lambda: self.queue.get(operation.id))
+            latest = known or operation
+            if in_time and not latest.done and not self.is_ending:  # of a previous process, and not resumed yet
+                await asyncio.sleep(RESUME_POLL_S)
+        return latest
+
+    async def _is_woken(self, operation_id: str, request: Request, deadline_s: float) -> bool:
+        """Return whether the queue reports the operation before the deadline, and before the client disconnects."""
         loop, event = asyncio.get_running_loop(), asyncio.Event()
-        deadline_s = loop.time() + seconds
 
         def wake() -> None:
             with contextlib.suppress(RuntimeError):  # the event loop has ended
                 loop.call_soon_threadsafe(event.set)
 
         self._waiters.add(event)
-        self.queue.watch(operation.id, wake)
+        self.queue.watch(operation_id, wake)
         try:
             while not event.is_set() and (remaining_s := deadline_s - loop.time()) > 0:
                 with contextlib.suppress(TimeoutError):
@@ -80,9 +89,9 @@ class State:
                 if not event.is_set() and await request.is_disconnected():
                     break
         finally:
-            self.queue.unwatch(operation.id, wake)
+            self.queue.unwatch(operation_id, wake)
             self._waiters.discard(event)
-        return await self.run(lambda: self.queue.get(operation.id)) or operation
+        return event.is_set() and loop.time() < deadline_s
 
     async def estimate(self, work: Callable[[], T], plans: int, deadline: Deadline, request: Request) -> T | None:
         """Run an estimate request of `plans` plans; return None if the client disconnects, which ends the deadline.

@@ -20,7 +20,7 @@ from roller_svc.perf.workload import Workload
 
 MIN_LANES = 4
 MAX_SHORT_ROW = 4  # elements of a row that is deinterleaved or interleaved: n (n - 1) shuffles for n vectors
-NARROW_BYTES = 16  # vectors of 8- and 16-bit elements: wider ones have no instructions that interleave them
+NARROW_BYTES = 16  # the least vector, and that of 8- and 16-bit elements: no instruction interleaves wider ones
 
 
 class TransposeKind(Enum):
@@ -95,7 +95,7 @@ class _Reading:
             height <= MAX_SHORT_ROW and self._extent(columns[-1]) >= most and self._is_interleaved(stored, columns[-1])
         ):
             kind, lanes, short, columns = TransposeKind.INTERLEAVE, most, height, columns[-1:]
-        elif lanes >= MIN_LANES:
+        elif lanes >= MIN_LANES and lanes * first.dtype.bytes >= NARROW_BYTES:
             kind = TransposeKind.BLOCK
         else:
             return None

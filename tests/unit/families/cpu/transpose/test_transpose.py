@@ -53,6 +53,13 @@ def test_elements_of_every_size(dtype: str, shape: tuple[int, int]) -> None:
     case.check_some(2)
 
 
+@pytest.mark.parametrize(("dtype", "side"), [("float16", 4), ("int8", 4), ("int8", 8), ("float16", 8), ("float32", 4)])
+def test_squares_smaller_than_a_vector(dtype: str, side: int) -> None:
+    case = cpu_case("y[j, i] = x[i, j]", {"x": (dtype, (side, side))}, AVX512)
+    assert (transpose_space(case.group, AVX512) is not None) == (dtype == "float32" or (dtype, side) == ("float16", 8))
+    case.check_some(2)
+
+
 @pytest.mark.parametrize(
     ("text", "shape", "kind"),
     [
