@@ -14,27 +14,27 @@ from typing import Any
 
 from roller_svc.errors import ArgumentError
 
-OURS = "ours"
-PEERS = ("onnxruntime", "openvino")
+OWN_ENGINE = "ours"
+BASELINES = ("onnxruntime", "openvino")
 PAUSE_S = 0.5  # between processes, so that the threads of one have ended
 TIMEOUT_S = 1800.0
 
 
-def bench_models(files: Sequence[str], threads: int, peers: Sequence[str], select: str) -> Iterator[dict[str, Any]]:
-    """Yield a row for each model: times of all engines, the best peer's minimum over ours, and the largest difference.
+def bench_models(files: Sequence[str], threads: int, baselines: Sequence[str], select: str) -> Iterator[dict[str, Any]]:
+    """Yield a row for each model: times of all engines, the best baseline's minimum over ours, and the largest difference.
 
-    Raises ArgumentError for a peer that does not exist.
+    Raises ArgumentError for a baseline that does not exist.
     """
-    if unknown := [peer for peer in peers if peer not in PEERS]:
-        raise ArgumentError(f"--peers {unknown[0]}: expected some of {', '.join(PEERS)}", code="invalid-option")
+    if unknown := [name for name in baselines if name not in BASELINES]:
+        raise ArgumentError(f"--peers {unknown[0]}: expected some of {', '.join(BASELINES)}", code="invalid-option")
     for file in files:
         with tempfile.TemporaryDirectory(prefix="roller-zoo-") as folder:
             arrays = str(Path(folder) / "arrays.npz")
-            ours = _run([OURS, file, str(threads), arrays, select], threads)
-            timed = (
-                {} if "error" in ours else {peer: _run([peer, file, str(threads), arrays], threads) for peer in peers}
-            )
-        yield _row(file, threads, ours, timed)
+            own = _run([OWN_ENGINE, file, str(threads), arrays, select], threads)
+            timed: dict[str, dict[str, Any]] = {}
+            if "error" not in own:
+                timed = {name: _run([name, file, str(threads), arrays], threads) for name in baselines}
+        yield _row(file, threads, own, timed)
 
 
 def _run(arguments: Sequence[str], threads: int) -> dict[str, Any]:
@@ -54,20 +54,20 @@ def _run(arguments: Sequence[str], threads: int) -> dict[str, Any]:
     return {"error": last[:300]}
 
 
-def _row(file: str, threads: int, ours: dict[str, Any], peers: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    minima = [each["min_ms"] for each in peers.values() if "error" not in each]
-    errors = [each["max_abs_error"] for each in peers.values() if "error" not in each]
+def _row(file: str, threads: int, own: dict[str, Any], baselines: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    minima = [each["min_ms"] for each in baselines.values() if "error" not in each]
+    errors = [each["max_abs_error"] for each in baselines.values() if "error" not in each]
     return {
         "file": Path(file).name,
         "threads": threads,
-        "ours_ms": _times(ours),
-        "peers": {name: _times(each) for name, each in peers.items()},
-        "ratio": min(minima) / ours["min_ms"] if minima else None,
-        "compile_s": ours.get("compile_s"),
-        "warm_compile_s": ours.get("warm_compile_s"),
+        "ours_ms": _times(own),
+        "peers": {name: _times(each) for name, each in baselines.items()},
+        "ratio": min(minima) / own["min_ms"] if minima else None,
+        "compile_s": own.get("compile_s"),
+        "warm_compile_s": own.get("warm_compile_s"),
         "max_abs_error": max(errors, default=None),
-        "peak_bytes": ours.get("peak_bytes"),
-        "plan": ours.get("plan"),
+        "peak_bytes": own.get("peak_bytes"),
+        "plan": own.get("plan"),
     }
 
 

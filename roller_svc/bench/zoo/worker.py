@@ -47,7 +47,7 @@ def measure(call: Callable[[], object]) -> dict[str, Any]:
     return best
 
 
-def run_ours(file: str, threads: int, arrays: str, select: str) -> dict[str, Any]:
+def run_own(file: str, threads: int, arrays: str, select: str) -> dict[str, Any]:
     start = time.perf_counter()
     compile_model(file, threads=threads, select=select)
     compiled = time.perf_counter()
@@ -106,13 +106,14 @@ def _named(arrays: Mapping[str, Any], prefix: str) -> dict[str, Any]:
 
 def _difference(outputs: Mapping[str, Any], arrays: Mapping[str, Any]) -> float:
     """Return the largest difference from our outputs."""
-    ours = _named(arrays, "out_")
-    return max(float(np.abs(ours[n].astype(np.float64) - v).max()) for n, v in outputs.items() if n in ours)
+    expected = _named(arrays, "out_")
+    known = {name: value for name, value in outputs.items() if name in expected}
+    return max(float(np.abs(expected[name].astype(np.float64) - value).max()) for name, value in known.items())
 
 
 def main(engine: str, file: str, threads: str, arrays: str, select: str = "measure") -> None:
     if engine == "ours":
-        row = run_ours(file, int(threads), arrays, select)
+        row = run_own(file, int(threads), arrays, select)
     else:
         engines = {"onnxruntime": run_onnxruntime, "openvino": run_openvino}
         with np.load(arrays) as loaded:

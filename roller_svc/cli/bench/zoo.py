@@ -6,7 +6,7 @@ import argparse
 import os
 from typing import Any
 
-from roller_svc.bench.zoo.run import PEERS, bench_models
+from roller_svc.bench.zoo.run import BASELINES, bench_models
 from roller_svc.cli import format as show
 from roller_svc.cli import options as common
 from roller_svc.cli import progress
@@ -18,8 +18,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--threads", type=int, default=len(os.sched_getaffinity(0)), metavar="N", help="threads (default: %(default)s)"
     )
     parser.add_argument(
-        "--peers", default="onnxruntime", metavar="NAME,...",
-        help=f"engines to compare with, of {', '.join(PEERS)} (default: %(default)s)",
+        "--peers", default="onnxruntime", dest="baselines", metavar="NAME,...",
+        help=f"engines to compare with, of {', '.join(BASELINES)} (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
         "--select", default="measure", metavar="HOW",
@@ -30,20 +30,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(options: argparse.Namespace) -> int:
     common.check_positive(options, "threads")
-    peers = [name for name in options.peers.split(",") if name]
-    rows = bench_models(options.files, options.threads, peers, options.select)
+    baselines = [name for name in options.baselines.split(",") if name]
+    rows = bench_models(options.files, options.threads, baselines, options.select)
     listed = list(progress.show_progress(rows, len(options.files), "models"))
     if options.json:
         show.print_json({"models": listed})
     else:
         print(
-            show.format_table(("model", "ours", *peers, "ratio", "compile", "warm"), [_shown(r, peers) for r in listed])
+            show.format_table(
+                ("model", "ours", *baselines, "ratio", "compile", "warm"), [_shown(r, baselines) for r in listed]
+            )
         )
     return 0 if all("error" not in row["ours_ms"] for row in listed) else 1
 
 
-def _shown(row: dict[str, Any], peers: list[str]) -> list[str]:
-    engines = [row["ours_ms"], *(row["peers"].get(peer, {"error": "not run"}) for peer in peers)]
+def _shown(row: dict[str, Any], baselines: list[str]) -> list[str]:
+    engines = [row["ours_ms"], *(row["peers"].get(name, {"error": "not run"}) for name in baselines)]
     times = [each.get("error", "")[:60] or f"{each['min']:.3g} ({each['median']:.3g}) ms" for each in engines]
     ratio = "-" if row["ratio"] is None else f"{row['ratio']:.2f}"
     seconds = [show.format_seconds(row[name]) for name in ("compile_s", "warm_compile_s")]
