@@ -22,6 +22,7 @@ import pytest
 from service_process import ServiceProcess, process_name, running
 
 BUILDS, CLIENTS, PAUSE_S = 16, 4, 0.4
+ATTEMPTS = 10  # of a request that a fault meets
 LANES_MOST = 5  # two that build, three that check: one for each thread that submits, and that which resumes
 KINDS = {"workers": ("build_task", "compute_digest"), "compilers": ("gcc", "cc1", "as"), "all": ("",)}
 
@@ -73,14 +74,20 @@ def built(service: ServiceProcess, factor: int, select: str) -> dict[str, Any]:
 
 
 def asked(service: ServiceProcess, method: str, path: str, body: str | None = None) -> dict[str, Any]:
-    connection = http.client.HTTPConnection("127.0.0.1", service.port, timeout=120.0)
+    """The answer; a request is repeated after 503, which says that a fault passes."""
     headers = {"Content-Type": "application/json", "Prefer": "wait=30"}
-    with contextlib.closing(connection):
-        connection.request(method, path, body, headers)
-        answer = connection.getresponse()
-        assert answer.status in (200, 202), answer.read()
-        found: dict[str, Any] = json.loads(answer.read())
-        return found
+    for _ in range(ATTEMPTS):
+        connection = http.client.HTTPConnection("127.0.0.1", service.port, timeout=120.0)
+        with contextlib.closing(connection):
+            connection.request(method, path, body, headers)
+            answer = connection.getresponse()
+            text = answer.read()
+        if answer.status != 503:
+            break
+        time.sleep(float(answer.headers.get("Retry-After", "1")))
+    assert answer.status in (200, 202), text
+    found: dict[str, Any] = json.loads(text)
+    return found
 
 
 @pytest.mark.parametrize("kind", ["workers", *(pytest.param(k, marks=pytest.mark.slow) for k in ("compilers", "all"))])

@@ -47,8 +47,8 @@ def service(store: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
 @pytest.mark.slow
 def test_control_c_ends_it(tmp_path: Path) -> None:
     with service(tmp_path) as (process, address):
-        assert httpx.get(f"{address}/readyz").status_code == 200
-        assert httpx.post(f"{address}/v1/kernels:compile", json=BODY).status_code in (200, 202)
+        assert httpx.get(f"{address}/readyz", timeout=60).status_code == 200
+        assert httpx.post(f"{address}/v1/kernels:compile", json=BODY, timeout=60).status_code in (200, 202)
         process.send_signal(signal.SIGINT)
         _, rest = process.communicate(timeout=STOP_S)
         assert process.returncode in (0, 130)
@@ -58,7 +58,7 @@ def test_control_c_ends_it(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_an_accepted_request_survives_kill_9(tmp_path: Path) -> None:
     with service(tmp_path) as (process, address):
-        accepted = httpx.post(f"{address}/v1/kernels:compile", json=BODY)
+        accepted = httpx.post(f"{address}/v1/kernels:compile", json=BODY, timeout=60)
         assert accepted.status_code == 202
         name = accepted.json()["name"]
         process.kill()
@@ -66,5 +66,5 @@ def test_an_accepted_request_survives_kill_9(tmp_path: Path) -> None:
         operation = httpx.get(f"{address}/v1/{name}?wait=60", timeout=90).json()
         assert operation["done"] is True
         assert operation["response"]["measurement"]["median_s"] > 0
-        again = httpx.post(f"{address}/v1/kernels:compile", json=BODY).json()
+        again = httpx.post(f"{address}/v1/kernels:compile", json=BODY, timeout=60).json()
         assert again["metadata"]["cache"] == "hit"

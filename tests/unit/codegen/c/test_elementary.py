@@ -24,7 +24,7 @@ def _sigmoid(x: Array) -> Array:
 BOUNDS: dict[str, tuple[Callable[[Array], Array], float, float | None]] = {
     "exp": (np.exp, 1.03, 1.1), "exp2": (np.exp2, 1.0, None), "expm1": (np.expm1, 1.52, 2.0), "log": (np.log, 1.0, 1.5),
     "log2": (np.log2, 1.0, None), "log10": (np.log10, 1.0, None), "log1p": (np.log1p, 1.0, 1.5),
-    "tanh": (np.tanh, 2.5, 3.5), "sigmoid": (_sigmoid, 2.1, 3.0), "erf": (_erf, 1.0, None), "sin": (np.sin, 1.6, None),
+    "tanh": (np.tanh, 2.5, 3.5), "sigmoid": (_sigmoid, 2.41, 3.0), "erf": (_erf, 1.0, None), "sin": (np.sin, 1.6, None),
     "cos": (np.cos, 1.6, None),
 }  # fmt: skip
 
