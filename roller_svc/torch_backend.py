@@ -62,7 +62,7 @@ class CompiledPart:
 
 @dataclass(frozen=True, slots=True)
 class GraphReport:
-    """What became of one graph that torch.compile captured."""
+    """Report of one graph that torch.compile captured: what was compiled, and what stays with torch."""
 
     parts: tuple[CompiledPart, ...]
     eager: tuple[UnsupportedNode, ...]  # nodes that stay with torch, and why

@@ -21,7 +21,7 @@ TIMEOUT_S = 1800.0
 
 
 def bench_models(files: Sequence[str], threads: int, baselines: Sequence[str], select: str) -> Iterator[dict[str, Any]]:
-    """Yield a row for each model: times of all engines, the best baseline's minimum over ours, and the largest difference.
+    """Yield a row for each model: times of all engines, the best baseline over ours, and the largest difference.
 
     Raises ArgumentError for a baseline that does not exist.
     """
