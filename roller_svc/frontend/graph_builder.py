@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Protocol
@@ -23,6 +24,8 @@ Array = NDArray[Any]
 EINSUM = "einsum"
 # Calls on constants with at most this many elements are evaluated while the graph is built: shapes, indices, masks.
 MAX_FOLDED_ELEMENTS = 1 << 14
+# Generated constants with more elements are refused: they are a model's mistake, or an attack.
+MAX_GENERATED_ELEMENTS = 1 << 26
 # Programs of recent calls. Models repeat few operators many times.
 MAX_CACHED_PROGRAMS = 4096
 
@@ -91,9 +94,15 @@ class GraphBuilder:
         return Operand(name, constant.type)
 
     def fill(self, value: float, dtype: DType, shape: tuple[int, ...] = ()) -> Operand:
-        """Add a constant whose elements all have one value."""
+        """Add a constant whose elements all have one value. Raises ArgumentError for a shape that is too large."""
+        _check_elements(math.prod(shape))
         wide = DType.FLOAT64 if dtype.is_float else DType.INT64
         return self.cast(self.add_constant(np.full(shape, value, wide.value), wide), dtype)
+
+    def count(self, elements: int) -> Operand:
+        """Add the int64 constant 0, 1, ... of that many elements. Raises ArgumentError if they are too many."""
+        _check_elements(elements)
+        return self.add_constant(np.arange(elements, dtype=np.int64), DType.INT64)
 
     def value(self, operand: Operand) -> Array | None:
         """Return the value of a constant; None for other tensors."""
@@ -176,6 +185,12 @@ class GraphBuilder:
             name = f"{first}/{operator}" if count == 2 else f"{first}/{operator}.{count - 1}"
         self._node_names.add(name)
         return name
+
+
+def _check_elements(elements: int) -> None:
+    if elements > MAX_GENERATED_ELEMENTS:
+        raise ArgumentError(f"a constant of {elements} elements is needed; at most {MAX_GENERATED_ELEMENTS} are made",
+                            code="invalid-graph")  # fmt: skip
 
 
 def _hashable(value: object) -> Value:

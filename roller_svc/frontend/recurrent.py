@@ -166,7 +166,7 @@ def _products(
 
 def _running(builder: GraphBuilder, lengths: Operand, steps: int) -> Operand:
     """Return for each step and sequence, [steps, batch, 1], whether the sequence has that step."""
-    numbers = builder.add_constant(np.arange(steps, dtype=np.int64).reshape(steps, 1, 1), DType.INT64)
+    numbers = builder.call("unsqueeze", [builder.count(steps)], axis=(1, 2))
     column = builder.call("unsqueeze", [builder.cast(lengths, DType.INT64)], axis=(1,))
     return builder.call("less", [numbers, column])
 

@@ -97,8 +97,9 @@ def _places(node: Node, builder: GraphBuilder, q: Operand, k: Operand, past: int
     """Return the mask of keys that are later, outside of the window, or after the length; None if all are used."""
     causal = bool(node.integer("is_causal", 0))
     left, right = (node.integer(f"{side}_window_size", -1) for side in ("left", "right"))
-    keys = builder.add_constant(np.arange(k.shape[2]), DType.INT64)
-    rows = builder.add_constant(np.arange(q.shape[2]).reshape(-1, 1) + past, DType.INT64)
+    keys, rows = builder.count(k.shape[2]), builder.call("unsqueeze", [builder.count(q.shape[2])], axis=(1,))
+    if past:
+        rows = builder.call("add", [rows, builder.fill(past, DType.INT64)])
     used = []
     if node.has(_LENGTHS):
         lengths = node.operand(_LENGTHS)

@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from roller_svc.frontend.graph_builder import Array, GraphBuilder
-from roller_svc.frontend.onnx.expansions.expansion import MAX_GENERATED_ELEMENTS
+from roller_svc.frontend.graph_builder import MAX_GENERATED_ELEMENTS, Array, GraphBuilder
 from roller_svc.frontend.onnx.table import DATA_TYPES
 from roller_svc.frontend.onnx.tensors import Tensor, constant_of
 from roller_svc.frontend.onnx.use import Node

@@ -10,8 +10,6 @@ from roller_svc.frontend.onnx.use import Node, Use
 from roller_svc.frontend.ops.operator import Operand
 
 Expansion = Callable[[Node, GraphBuilder], Sequence[Tensor]]
-# Constants with more elements are refused: they are a model's mistake, or an attack.
-MAX_GENERATED_ELEMENTS = 1 << 26
 
 
 def add_use(use: Use, builder: GraphBuilder) -> Operand:

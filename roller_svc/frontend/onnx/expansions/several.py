@@ -8,8 +8,8 @@ from functools import partial
 
 import numpy as np
 
-from roller_svc.frontend.graph_builder import GraphBuilder
-from roller_svc.frontend.onnx.expansions.expansion import MAX_GENERATED_ELEMENTS, Expansion
+from roller_svc.frontend.graph_builder import MAX_GENERATED_ELEMENTS, GraphBuilder
+from roller_svc.frontend.onnx.expansions.expansion import Expansion
 from roller_svc.frontend.onnx.table import DATA_TYPES, SHIFTS
 from roller_svc.frontend.onnx.tensors import Tensor, constant_of
 from roller_svc.frontend.onnx.use import Node

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from roller_svc.frontend.graph_builder import GraphBuilder
-from roller_svc.frontend.onnx.expansions.expansion import MAX_GENERATED_ELEMENTS, Expansion, add_use
+from roller_svc.frontend.graph_builder import MAX_GENERATED_ELEMENTS, GraphBuilder
+from roller_svc.frontend.onnx.expansions.expansion import Expansion, add_use
 from roller_svc.frontend.onnx.table import NODES
 from roller_svc.frontend.onnx.tensors import Tensor, constant_of
 from roller_svc.frontend.onnx.use import Node

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from roller_svc.frontend.graph_builder import Array, GraphBuilder
-from roller_svc.frontend.onnx.expansions.expansion import MAX_GENERATED_ELEMENTS, Expansion
+from roller_svc.frontend.graph_builder import MAX_GENERATED_ELEMENTS, Array, GraphBuilder
+from roller_svc.frontend.onnx.expansions.expansion import Expansion
 from roller_svc.frontend.onnx.table import DATA_TYPES
 from roller_svc.frontend.onnx.tensors import Tensor
 from roller_svc.frontend.onnx.use import Node

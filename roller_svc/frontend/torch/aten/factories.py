@@ -7,11 +7,9 @@ from functools import partial
 
 import numpy as np
 
+from roller_svc.frontend.graph_builder import MAX_GENERATED_ELEMENTS
 from roller_svc.frontend.ops.operator import Operand
 from roller_svc.frontend.torch.call import AtenCall, Converter, Scalar
-
-# Ranges with more elements are refused.
-MAX_GENERATED_ELEMENTS = 1 << 26
 
 
 def _fill(call: AtenCall, value: Scalar | None = None) -> Operand:
@@ -41,6 +39,8 @@ def _eye(call: AtenCall) -> Operand:
     for name in ("n", "m", "dtype", "layout"):
         if name in call.arguments:
             call.value(name)
+    if math.prod(call.shape) > MAX_GENERATED_ELEMENTS:
+        raise call.unsupported(f"a matrix of {call.shape[0]} x {call.shape[1]}")
     return call.constant(np.eye(call.shape[0], call.shape[1]), call.dtype)
 
 
