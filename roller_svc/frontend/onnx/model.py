@@ -111,7 +111,12 @@ def _empty_input(info: ValueInfoProto) -> Array | None:
     if 0 not in shape or -1 in shape:
         return None
     _dtype(info.type.tensor_type.elem_type, info.name)
-    return np.empty(shape, onnx.helper.tensor_dtype_to_np_dtype(info.type.tensor_type.elem_type))
+    dtype = onnx.helper.tensor_dtype_to_np_dtype(info.type.tensor_type.elem_type)
+    try:
+        return np.empty(shape, dtype)
+    except ValueError as error:  # the other extents multiply to more than an address holds
+        raise ArgumentError(f"input {info.name[:80]!r} has the shape {list(shape)}, which no array has",
+                            code="invalid-shape") from error  # fmt: skip
 
 
 def _tensor_type(info: ValueInfoProto) -> Any:
