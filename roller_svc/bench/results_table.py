@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -117,13 +118,22 @@ def _heuristics(document: Json) -> str:
     return f"their first tile is among our ten: {', '.join(shares)}"
 
 
+def _zoo(document: Json) -> str:
+    ratios = sorted(row["ratio"] for row in document["models"] if row["ratio"] is not None)
+    baselines = " and ".join(document["settings"]["peers"])
+    return (
+        f"{len(ratios)} whole models, time of the better of {baselines} over ours: minimum {ratios[0]:.2f}, "
+        f"median {statistics.median(ratios):.2f}"
+    )
+
+
 def _percent(fraction: float) -> str:
     return f"{100 * fraction:.2g} %"
 
 
 _HEADLINES: dict[str, Callable[[Json], str]] = {
     "compile": _compile, "cpu": _cpu, "estimates": _estimates, "lint": _lint, "model": _model,
-    "nvmatmulheuristics": _heuristics, "published": _published,
+    "nvmatmulheuristics": _heuristics, "published": _published, "zoo": _zoo,
 }  # fmt: skip
 
 if __name__ == "__main__":

@@ -6,6 +6,8 @@ import argparse
 import os
 from typing import Any
 
+from roller_svc import hardware
+from roller_svc.bench.cpu.report import machine
 from roller_svc.bench.zoo.run import BASELINES, bench_models
 from roller_svc.cli import format as show
 from roller_svc.cli import options as common
@@ -34,7 +36,13 @@ def execute(options: argparse.Namespace) -> int:
     rows = bench_models(options.files, options.threads, baselines, options.select)
     listed = list(progress.show_progress(rows, len(options.files), "models"))
     if options.json:
-        show.print_json({"models": listed})
+        show.print_json(
+            {
+                "machine": machine(hardware.load("local")),
+                "settings": {"threads": options.threads, "peers": baselines, "select": options.select},
+                "models": listed,
+            }
+        )
     else:
         print(
             show.format_table(
