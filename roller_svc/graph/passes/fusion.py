@@ -1,7 +1,8 @@
 """Operator fusion: epilogues, prologues, chains of maps, and views between them.
 
 A node joins the fused node of one of its producers if the program of both has fewer kernels than the two, and the
-performance model estimates that they take no longer.
+performance model estimates that they take no longer. A node that only moves data for one reader is offered to the
+reader first.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ from roller_svc.errors import NoCandidateError
 from roller_svc.graph.concats import is_contiguous_concat
 from roller_svc.graph.merge import can_merge, merge_nodes
 from roller_svc.graph.views import view_offset_elements
+from roller_svc.ir.expr import Load
 from roller_svc.ir.graph import Constant, Graph, LoopNode, Node, OpNode
 from roller_svc.ir.hardware import HardwareSpec
-from roller_svc.ir.program import TensorProgram
+from roller_svc.ir.program import StatementKind, TensorProgram
 
 MAX_NODES = 24  # of a fused node
 # Fusing must not make the estimate worse than by this factor: the model's own noise.
@@ -69,6 +71,7 @@ class _Cluster:
 
     nodes: list[OpNode]
     cost: Cost
+    fixed: bool = False  # it stays alone: no candidate fits, or it updates a tensor
 
 
 class _Fusion:
@@ -83,28 +86,46 @@ class _Fusion:
 
     def run(self) -> Graph:
         others: list[Node] = []
+        moves: list[OpNode] = []
         for node in self.graph.nodes:
             if isinstance(node, LoopNode):
                 others.append(replace(node, body=_Fusion(node.body, self.costs).run()))
             elif node.name in self.views or is_contiguous_concat(node):
                 others.append(node)
             else:
-                self._add(node)
+                self._begin(node)
+                if self._moves_for_one_reader(node):
+                    moves.append(node)
+                else:
+                    self._grow(node)
+        for node in moves:
+            self._grow(node)
         clusters = dict.fromkeys(self.cluster_of.values())
         return self._assemble(others, list(clusters))
 
-    def _add(self, node: OpNode) -> None:
+    def _begin(self, node: OpNode) -> None:
+        """Make a cluster of one node."""
         cost = self.costs.cost(node, self.graph.constants) if can_merge([node]) else None
-        if cost is None:
-            self.cluster_of[node.name] = _Cluster([node], Cost(1, 0.0))
+        self.cluster_of[node.name] = _Cluster([node], Cost(1, 0.0) if cost is None else cost, fixed=cost is None)
+
+    def _moves_for_one_reader(self, node: OpNode) -> bool:
+        """Return whether the node only moves data, for one reader: that may read it where it is."""
+        statements = node.program.statements
+        if len(node.outputs) != 1 or node.outputs[0] in self.outputs or len(statements) != 1:
+            return False
+        only_loads = statements[0].kind is StatementKind.MAP and isinstance(statements[0].body, Load)
+        return only_loads and len(self.readers.get(node.outputs[0], ())) == 1
+
+    def _grow(self, node: OpNode) -> None:
+        """Merge the cluster of a node with those of its producers while that pays."""
+        own = self.cluster_of[node.name]
+        if own.fixed:
             return
-        own = _Cluster([node], cost)
-        self.cluster_of[node.name] = own
         tried: set[int] = set()
         while True:
             for producer, views in self._producers(own):
                 cluster = self.cluster_of[producer.name]
-                if cluster is own or id(cluster) in tried:
+                if cluster is own or cluster.fixed or id(cluster) in tried:
                     continue
                 tried.add(id(cluster))
                 merged = self._merge(cluster, views, own)
