@@ -9,7 +9,15 @@ from typing import Any
 
 from roller_svc import errors, toolchain
 from roller_svc.compiler.post_compile import reestimate_plan
-from roller_svc.errors import BuildError, CompileError, InputError, NoCandidateError, RollerError
+from roller_svc.errors import (
+    BuildError,
+    CompileError,
+    InputError,
+    NoCandidateError,
+    RollerError,
+    UnsupportedModelError,
+    UnsupportedNode,
+)
 from roller_svc.ir.estimate import COMPUTE, Candidate, Construction, Estimate, RooflineBound, Sensitivity, TraceStep
 from roller_svc.ir.group import AxisRole, KernelGroup
 from roller_svc.ir.hardware import HardwareSpec
@@ -118,13 +126,18 @@ def measurement_json(measurement: Measurement | None) -> Json | None:
 
 
 def error_json(error: RollerError) -> Json:
-    """Encode an error: class, code, message, and the class's own fields."""
-    facts: Json = {"class": type(error).__name__, "code": error.code, "message": error.message}
+    """Encode an error: its class in errors.py, code, message, and the class's own fields."""
+    name = next(c.__name__ for c in type(error).__mro__ if getattr(errors, c.__name__, None) is c)
+    facts: Json = {"class": name, "code": error.code, "message": error.message}
     match error:
         case InputError():
             facts |= {"line": error.line, "column": error.column, "end_column": error.end_column, "hint": error.hint}
             if isinstance(error, NoCandidateError):
                 facts["rejections"] = dict(error.rejections)
+            if isinstance(error, UnsupportedModelError):
+                facts["nodes"] = [
+                    {"operator": node.operator, "name": node.name, "reason": node.reason} for node in error.nodes
+                ]
         case CompileError():
             facts["log"] = error.log[:LOG_CHARACTERS]
         case BuildError():
@@ -141,6 +154,9 @@ def parse_error(facts: Mapping[str, Any]) -> RollerError:
     if issubclass(kind, NoCandidateError):
         rejections = {str(rule): int(count) for rule, count in facts["rejections"].items()}
         error: RollerError = kind(message, rejections=rejections, hint=facts["hint"])
+    elif issubclass(kind, UnsupportedModelError):
+        nodes = [UnsupportedNode(str(n["operator"]), str(n["name"]), str(n["reason"])) for n in facts["nodes"]]
+        error = kind(tuple(nodes), hint=facts["hint"])
     elif issubclass(kind, InputError):
         error = kind(message, **{name: facts[name] for name in ("line", "column", "end_column", "hint")})
     elif issubclass(kind, CompileError):

@@ -70,7 +70,7 @@ def problem_from_facts(facts: Mapping[str, object], status: int, where: str = ""
     item = {key: facts[key] for key in ("line", "column", "end_column", "hint") if facts.get(key) is not None}
     if "line" in item and facts.get("class") != SpecError.__name__:
         item["pointer"] = f"{where}/expression"
-    extra = {key: facts[key] for key in ("rejections", "log") if facts.get(key)}
+    extra = {key: facts[key] for key in ("rejections", "log", "nodes") if facts.get(key)}
     return problem(status, code, message, [item | {"message": message}] if item else []) | extra
 
 
