@@ -23,6 +23,7 @@ from roller_svc.compiler.request import parse_enum, validate_flag, validate_targ
 from roller_svc.errors import ArgumentError, require
 from roller_svc.frontend.lang.input_types import kind_of, short_repr, tensor_types, whole_number
 from roller_svc.graph.compile import BuiltModel, ModelOptions, Progress, build_model, no_progress
+from roller_svc.graph.estimate import estimate_graph
 from roller_svc.graph.load import load_graph
 from roller_svc.graph.weights import Weights
 from roller_svc.hardware.catalog import restrict_cores
@@ -282,13 +283,7 @@ def compile_model(  # a source and options, as docs/api.md has them
     """
     if unknown:
         raise ArgumentError(f"unknown option of compile_model: {next(iter(unknown))!r}", code="invalid-option")
-    _check_choice("plan", plan, PLANS, LATER_PLANS)
-    _check_choice("winograd", winograd, WINOGRAD, ("on",))
-    is_eager = plan == "eager"
-    options = ModelOptions(
-        _spec(target, threads), parse_enum(SelectionMode, "select", select), validate_top_k(top_k),
-        validate_flag("allow_tf32", allow_tf32), fuse=not is_eager, share_memory=not is_eager,
-    )  # fmt: skip
+    options = _options(target, threads, select, plan, top_k, winograd, allow_tf32=allow_tf32)
     types = dict(tensor_types(inputs)) if inputs is not None else None
     cache, weights = KernelCache(settings().cache_folder), Weights()
     built = []
@@ -299,7 +294,40 @@ def compile_model(  # a source and options, as docs/api.md has them
         built.append((extents, build_model(graph, weights, options, cache, progress)))
         clock.record("build")
     import_s = sum(seconds for stage, seconds in clock.stages if stage == "import")
-    return _model(built, weights, options, "eager" if is_eager else "serial", import_s)
+    return _model(built, weights, options, "serial" if options.fuse else "eager", import_s)
+
+
+def estimate_model(  # what compile_model takes, apart from a way to show progress
+    source: object,
+    target: str = "local",
+    threads: int | None = None,
+    inputs: Mapping[str, object] | None = None,
+    *,
+    select: str = "measure",
+    plan: str = "auto",
+    dims: Mapping[str, int | Sequence[int]] | None = None,
+    allow_tf32: bool = False,
+    winograd: str = "auto",
+    top_k: int = 10,
+) -> dict[str, Any]:
+    """Estimate a model by the performance model, without a compiler; for the first of several buckets.
+
+    Returns the seconds of a call, and of each class of equal nodes as JSON-compatible values. Raises as compile_model
+    does.
+    """
+    options = _options(target, threads, select, plan, top_k, winograd, allow_tf32=allow_tf32)
+    types = dict(tensor_types(inputs)) if inputs is not None else None
+    weights = Weights()
+    graph = load_graph(source, weights, types, _buckets(dims)[0])
+    classes = estimate_graph(graph, weights, options)
+    return {
+        "target": options.hardware.id,
+        "seconds": sum(each.runs * each.seconds for each in classes),
+        "kernels": [
+            {"expression": each.expression, "uses": len(each.nodes), "seconds": each.runs * each.seconds}
+            for each in classes
+        ],
+    }
 
 
 def load_model(folder: str | os.PathLike[str]) -> Model:
@@ -313,6 +341,18 @@ def load_model(folder: str | os.PathLike[str]) -> Model:
     return Model(bundle.digest, bundle.target, bundle.kernels, variants, bundle.report)
 
 
+def _options(
+    target: object, threads: object, select: str, plan: object, top_k: object, winograd: object, *, allow_tf32: object
+) -> ModelOptions:
+    _check_choice("plan", plan, PLANS, LATER_PLANS)
+    _check_choice("winograd", winograd, WINOGRAD, ("on",))
+    is_eager = plan == "eager"
+    return ModelOptions(
+        device_spec(target, threads), parse_enum(SelectionMode, "select", select), validate_top_k(top_k),
+        validate_flag("allow_tf32", allow_tf32), fuse=not is_eager, share_memory=not is_eager,
+    )  # fmt: skip
+
+
 def _check_choice(name: str, value: object, choices: Iterable[str], later: Iterable[str]) -> None:
     if isinstance(value, str) and value in later:
         raise ArgumentError(f"{name}={value!r} is not implemented yet; use one of {', '.join(map(repr, choices))}",
@@ -322,8 +362,8 @@ def _check_choice(name: str, value: object, choices: Iterable[str], later: Itera
         raise ArgumentError(f"{name} must be one of {listed}, got {short_repr(value)}", code="invalid-option")
 
 
-def _spec(target: object, threads: object) -> HardwareSpec:
-    """Return the spec of the target, for that number of threads."""
+def device_spec(target: object, threads: object) -> HardwareSpec:
+    """Return the spec of the target, for that number of threads. Raises InputError for invalid ones."""
     spec = devices.load(validate_target(target))
     if threads is None:
         return spec
