@@ -61,6 +61,7 @@ class Settings(BaseSettings):
         description="host memory that a worker may allocate; default: its share of three quarters of the memory",
     )
     build_timeout_s: float = Field(300.0, gt=0, le=3600, description="time limit of one build")
+    model_timeout_s: float = Field(1800.0, gt=0, le=86_400, description="time limit of the build of one model")
     check_timeout_s: float = Field(
         5.0, gt=0, le=600, description="time limit for validating one program, or for one estimate"
     )
@@ -79,6 +80,9 @@ class Settings(BaseSettings):
         validation_alias=_variables("MAX_BODY_BYTES", "BODY_BYTES_MOST"),
         ge=1024,
         description="largest request body; a larger one is rejected with 413",
+    )
+    max_blob_bytes: int = Field(
+        1 << 28, ge=1024, le=1 << 29, description="largest blob, such as a model; a larger one is rejected with 413"
     )
     max_items: int = Field(
         1024,

@@ -2,16 +2,38 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import httpx
 
 from roller_svc import errors
-from roller_svc.client.schemas import HTTP_ERROR_CODE, CompileRequest, EstimateRequest, OperationResponse
-from roller_svc.errors import ArgumentError, BuildError, BuildServiceError, InputError, NotFoundError, RollerError
+from roller_svc.client.schemas import (
+    HTTP_ERROR_CODE,
+    CompileRequest,
+    EstimateRequest,
+    GraphEstimateResponse,
+    GraphOptions,
+    GraphRequest,
+    GraphSource,
+    ModelOperationResponse,
+    OperationResponse,
+)
+from roller_svc.errors import (
+    ArgumentError,
+    BuildError,
+    BuildServiceError,
+    InputError,
+    NotFoundError,
+    RollerError,
+    UnsupportedModelError,
+    UnsupportedNode,
+)
 
 CONNECT_TIMEOUT_S = 5.0
 RESPONSE_TIMEOUT_S = 120.0
@@ -43,6 +65,56 @@ class Client:
         if operation.error is not None:
             raise error_from_problem(operation.error.model_dump(), BuildError)
         return operation
+
+    def compile_model(
+        self,
+        source: str | os.PathLike[str] | bytes | Mapping[str, Any],
+        target: str,
+        options: GraphOptions | None = None,
+        timeout_s: float = 3600.0,
+    ) -> ModelOperationResponse:
+        """Compile an ONNX file (path or bytes) or a JSON graph (dict), and wait. Raises the error of a failed build."""
+        deadline = time.monotonic() + timeout_s
+        body = self._graph_request(source, target, options)
+        document = self._request_json("POST", "/v1/graphs:compile", body, {"Prefer": f"wait={WAIT_S}"})
+        operation = ModelOperationResponse.model_validate(document)
+        while not operation.done:
+            if time.monotonic() > deadline:
+                raise BuildServiceError(f"{operation.name} is not done after {timeout_s:g} s", code="timeout")
+            document = self._request_json("GET", f"/v1/{operation.name}?wait={WAIT_S}")
+            operation = ModelOperationResponse.model_validate(document)
+        if operation.error is not None:
+            raise error_from_problem(operation.error.model_dump(), BuildError)
+        return operation
+
+    def estimate_model(
+        self,
+        source: str | os.PathLike[str] | bytes | Mapping[str, Any],
+        target: str,
+        options: GraphOptions | None = None,
+    ) -> GraphEstimateResponse:
+        """Estimate a model, as `compile_model` takes it, without a build."""
+        document = self._request_json("POST", "/v1/graphs:estimate", self._graph_request(source, target, options))
+        return GraphEstimateResponse.model_validate(document)
+
+    def put_blob(self, content: bytes) -> str:
+        """Upload a file and return its digest."""
+        digest = f"sha256:{hashlib.sha256(content).hexdigest()}"
+        self._request("PUT", f"/v1/blobs/{digest}", content=content)
+        return digest
+
+    def _graph_request(
+        self,
+        source: str | os.PathLike[str] | bytes | Mapping[str, Any],
+        target: str,
+        options: GraphOptions | None,
+    ) -> dict[str, Any]:
+        """Upload the file of a model, and return the body of a request for it."""
+        if isinstance(source, Mapping):
+            model = GraphSource(graph=dict(source))
+        else:
+            model = GraphSource(blob=self.put_blob(_read_model(source)))
+        return _to_json(GraphRequest(model=model, target=target, options=options or GraphOptions()))
 
     def operation(self, name: str, wait_s: float = 0) -> OperationResponse:
         return OperationResponse.model_validate(self._request_json("GET", f"/v1/{name}?wait={wait_s:g}"))
@@ -84,10 +156,15 @@ class Client:
         return document
 
     def _request(
-        self, method: str, path: str, body: object = None, headers: Mapping[str, str] | None = None
+        self,
+        method: str,
+        path: str,
+        body: object = None,
+        headers: Mapping[str, str] | None = None,
+        content: bytes | None = None,
     ) -> httpx.Response:
         try:
-            response = self._http.request(method, path, json=body, headers=dict(headers or {}))
+            response = self._http.request(method, path, json=body, headers=dict(headers or {}), content=content)
         except (httpx.UnsupportedProtocol, httpx.InvalidURL) as failure:
             message = f"invalid URL of a service: {self._server!r}: {failure}"
             raise ArgumentError(message, code="invalid-option") from failure
@@ -106,7 +183,16 @@ class Client:
         )
 
 
-def _to_json(body: CompileRequest | EstimateRequest) -> dict[str, Any]:
+def _read_model(source: str | os.PathLike[str] | bytes) -> bytes:
+    if isinstance(source, bytes):
+        return source
+    try:
+        return Path(source).read_bytes()
+    except OSError as failure:
+        raise ArgumentError(f"cannot read {source}: {failure.strerror}", code="unreadable-file") from failure
+
+
+def _to_json(body: CompileRequest | EstimateRequest | GraphRequest) -> dict[str, Any]:
     return body.model_dump(exclude_none=True)
 
 
@@ -132,6 +218,9 @@ def error_from_problem(
     )
     if not issubclass(error_class, InputError):
         return error_class(message, code=code)
+    if issubclass(error_class, UnsupportedModelError):
+        nodes = [UnsupportedNode(each["operator"], each["name"], each["reason"]) for each in problem.get("nodes") or []]
+        return UnsupportedModelError(tuple(nodes))
     spans: list[dict[str, Any]] = problem.get("errors") or [{}]
     location = {key: spans[0].get(key) for key in ("line", "column", "end_column")}
     # NoCandidateError has no location: InputError can hold every field of the problem

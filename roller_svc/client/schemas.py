@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sized
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
@@ -39,6 +39,10 @@ def _too_long(value: Sized, limit: int) -> PydanticCustomError:
 Name = Annotated[str, Field(max_length=MAX_NAME_CHARACTERS)]
 FailFast = Field(fail_fast=True)  # report only the first invalid member of a long list
 Names = Annotated[list[Name], FailFast, check_size(MAX_INPUTS)]
+
+
+Extent = Annotated[int, Field(ge=1)]
+Extents = Annotated[list[Extent], Field(min_length=1, fail_fast=True), check_size(MAX_DIMENSIONS)]
 
 
 class RequestModel(BaseModel):
@@ -115,6 +119,44 @@ class EstimateRequest(RequestModel):
     allow_tf32: bool = False
 
 
+class GraphSource(RequestModel):
+    """An ONNX file in a blob, or a JSON graph."""
+
+    blob: str | None = Field(None, pattern=r"^sha256:[0-9a-f]{64}$")
+    graph: dict[str, Any] | None = None
+
+    @model_validator(mode="after")
+    def _one_source(self) -> GraphSource:
+        if (self.blob is None) == (self.graph is None):
+            raise ValueError("expected exactly one of blob and graph")
+        return self
+
+
+class GraphOptions(RequestModel):
+    """The options of compile_model."""
+
+    threads: int | None = Field(None, ge=1)
+    select: Literal["model", "measure"] = "model"
+    plan: Literal["auto", "serial", "eager"] = "auto"
+    top_k: int = Field(10, ge=1, le=100)
+    allow_tf32: bool = False
+    winograd: Literal["auto", "off"] = "auto"
+    dims: Annotated[dict[Name, Extent | Extents], check_size(MAX_DIMENSIONS)] = Field(
+        {}, description="extents of symbolic dimensions; a list makes a bucket for each"
+    )
+    inputs: Annotated[dict[Name, TensorTypeModel], check_size(MAX_INPUTS)] = Field(
+        {}, description="types of inputs that an ONNX model leaves open"
+    )
+
+
+class GraphRequest(RequestModel):
+    """A request to compile or estimate a model."""
+
+    model: GraphSource
+    target: Name
+    options: GraphOptions = GraphOptions()
+
+
 class ProblemItem(BaseModel):
     pointer: str | None = None
     line: int | None = None
@@ -122,6 +164,12 @@ class ProblemItem(BaseModel):
     end_column: int | None = None
     message: str
     hint: str | None = None
+
+
+class UnsupportedNodeModel(BaseModel):
+    operator: str
+    name: str
+    reason: str
 
 
 class Problem(BaseModel):
@@ -133,6 +181,7 @@ class Problem(BaseModel):
     detail: str
     code: str
     errors: list[ProblemItem] = []
+    nodes: list[UnsupportedNodeModel] | None = None  # of a model with unsupported ones
 
 
 class Stage(BaseModel):
@@ -190,6 +239,64 @@ class OperationResponse(BaseModel):
     metadata: OperationMetadata
     response: KernelResponse | None = None
     error: Problem | None = None
+
+
+class BlobResponse(BaseModel):
+    digest: str
+    bytes: int
+
+
+class ModelTensor(BaseModel):
+    name: str
+    dtype: str
+    shape: list[int]
+
+
+class ModelKernelUse(BaseModel):
+    """A kernel of a model: the number of nodes it computes, and the estimated seconds of all its runs in a call."""
+
+    digest: str
+    uses: int
+    seconds: float
+
+
+class ModelSeconds(BaseModel):
+    seconds: float
+
+
+class ModelResponse(BaseModel):
+    digest: str
+    target: str
+    inputs: list[ModelTensor]
+    outputs: list[ModelTensor]
+    kernels: list[ModelKernelUse]
+    plan: dict[str, Any]
+    estimate: ModelSeconds
+    links: dict[str, str]
+
+
+class ModelOperationResponse(BaseModel):
+    """The operation of a model, as OperationResponse is that of a kernel."""
+
+    name: str
+    done: bool
+    metadata: OperationMetadata
+    response: ModelResponse | None = None
+    error: Problem | None = None
+
+
+class ClassEstimate(BaseModel):
+    """The estimate of a kernel of a model: the nodes it computes, and the seconds of all its runs in a call."""
+
+    expression: str
+    uses: int
+    seconds: float
+
+
+class GraphEstimateResponse(BaseModel):
+    target: str
+    seconds: float
+    kernels: list[ClassEstimate]
 
 
 class RooflineLevel(BaseModel):

@@ -79,7 +79,12 @@ def parse_artifact(document: Mapping[str, Any]) -> Artifact:
         raise ValueError("the facts describe another kernel")
     if not set(files) <= set(_KINDS.values()):
         raise ValueError(f"unknown kinds of files: {sorted(set(files) - set(_KINDS.values()))}")
-    return Artifact(digest, facts, {kind: base64.b64decode(text, validate=True) for kind, text in files.items()})
+    return Artifact(digest, facts, decode_files(files))
+
+
+def decode_files(files: Mapping[str, str]) -> dict[str, bytes]:
+    """Decode the files of artifact_json. Raises ValueError, TypeError or AttributeError if they are malformed."""
+    return {kind: base64.b64decode(text, validate=True) for kind, text in files.items()}
 
 
 def pack(report: BuildReport) -> Artifact:

@@ -18,10 +18,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from enum import Enum
+from typing import Protocol
 
-from roller_svc.compiler.request import build_request, request_json
 from roller_svc.compiler.serialize import error_json
-from roller_svc.errors import BuildServiceError, QueueFullError, RollerError, StoreError
+from roller_svc.errors import ArgumentError, BuildServiceError, QueueFullError, RollerError, StoreError
+from roller_svc.farm.models import ModelRequest, Request, parse_record, request_record
 from roller_svc.farm.store import Artifact, Json, Store
 from roller_svc.ir.report import BuildRequest
 
@@ -49,7 +50,7 @@ class CacheStatus(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """A request to build a kernel. Once done it has either `facts` or `error`."""
+    """A request to build a kernel or a model. Once done it has either `facts` or `error`."""
 
     id: str
     action: str
@@ -57,7 +58,7 @@ class Operation:
     cache: CacheStatus
     create_time: str
     request: Json
-    facts: Json | None = None  # of the kernel that was built
+    facts: Json | None = None  # of the kernel or model that was built
     error: Json | None = None  # of the failed build
     attempts: int = 0  # started so far, by all processes
 
@@ -71,11 +72,19 @@ class BuildJob:
     """A queued or running build, and the operations that wait for it."""
 
     action: str
-    request: BuildRequest
+    request: Request
     client: str
     operations: list[Operation]
     attempts: int = 0
     done_future: Future[None] = field(default_factory=Future)
+
+
+class ModelBuilder(Protocol):
+    """Builds models, as `build` and `digest` of JobQueue do kernels."""
+
+    def build(self, request: ModelRequest) -> Artifact: ...
+
+    def digest(self, request: ModelRequest) -> str: ...
 
 
 class JobQueue:
@@ -88,6 +97,7 @@ class JobQueue:
         workers: builds that run concurrently.
         length: queued and running builds in total.
         length_per_client: queued and running builds of one client; default: `length`.
+        models: builds models; default: requests for models are rejected.
     """
 
     def __init__(  # two verbs, a store and three limits
@@ -99,10 +109,12 @@ class JobQueue:
         workers: int,
         length: int,
         length_per_client: int | None = None,
+        models: ModelBuilder | None = None,
     ) -> None:
         self.store = store
-        self._build = build
-        self._digest = digest
+        self._build_kernel = build
+        self._kernel_digest = digest
+        self._models = models
         self._length = length
         self._length_per_client = length if length_per_client is None else length_per_client
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="build")
@@ -114,15 +126,15 @@ class JobQueue:
         self._watchers: dict[str, list[Callable[[], None]]] = {}  # of unfinished operations
         self._closing = threading.Event()
 
-    def submit(self, request: BuildRequest, client: str = "") -> Operation:
+    def submit(self, request: Request, client: str = "") -> Operation:
         """Create an operation, already done if the store has the result. Raises InputError for an invalid request."""
         action = self._digest(request)
         facts = self.store.action_result(action)
         if facts is not None:
-            return _cached_operation(action, facts, request_json(request))
+            return _cached_operation(action, facts, request_record(request))
         operation = Operation(
             id=_new_id(), action=action, state=OperationState.QUEUED, cache=CacheStatus.MISS, create_time=_now(),
-            request=request_json(request),
+            request=request_record(request),
         )  # fmt: skip
         return self._enqueue(operation, request, client, is_limited=True)
 
@@ -182,7 +194,7 @@ class JobQueue:
     def _resume_operation(self, operation: Operation) -> bool:
         """Queue an unfinished operation again; return False if its request cannot be read."""
         try:
-            request = build_request(**operation.request)
+            request = parse_record(operation.request)
         except TypeError as failure:  # options that another version has
             self._set_aside(operation.id, str(failure))
             return False
@@ -220,7 +232,7 @@ class JobQueue:
         stop_builds()
         self._pool.shutdown(wait=True)
 
-    def _enqueue(self, operation: Operation, request: BuildRequest, client: str, *, is_limited: bool) -> Operation:
+    def _enqueue(self, operation: Operation, request: Request, client: str, *, is_limited: bool) -> Operation:
         """Join a queued build of the same action or queue a new one. Record the operation on disk."""
         with self._lock:
             job = self._jobs.get(operation.action)
@@ -244,6 +256,21 @@ class JobQueue:
         if is_new:
             self._start(job)
         return operation
+
+    def _digest(self, request: Request) -> str:
+        if isinstance(request, BuildRequest):
+            return self._kernel_digest(request)
+        return self._model_builder().digest(request)
+
+    def _build(self, request: Request) -> Artifact:
+        if isinstance(request, BuildRequest):
+            return self._build_kernel(request)
+        return self._model_builder().build(request)
+
+    def _model_builder(self) -> ModelBuilder:
+        if self._models is None:
+            raise ArgumentError("this service builds no models", code="unsupported-request")
+        return self._models
 
     def _withdraw(self, job: BuildJob, operation_id: str) -> bool:
         """Remove an operation that could not be recorded; return whether others wait for its build."""

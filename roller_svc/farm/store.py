@@ -3,6 +3,7 @@
     cas/sha256/ab/<hex>    a blob, named by the hash of its content
     ac/<action digest>     hash of the manifest of an action's result
     kernels/<digest>       hash of the manifest of a kernel
+    models/<digest>        hash of the manifest of a model
     derived/<digest>.<kind>  hash of a listing (PTX, SASS) of a kernel, and the tool that made it
     operations/<id>.json   a record of a request (farm/operations.py)
     set-aside/<id>.json    a record that this version cannot read
@@ -25,14 +26,16 @@ import logging
 import os
 import re
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from roller_svc.compiler.action import SCHEMA
-from roller_svc.errors import StoreError
+from roller_svc.errors import ArgumentError, StoreError
 
 Json = dict[str, object]
+KERNELS, MODELS = "kernels", "models"
 _HEX = re.compile(r"[0-9a-f]{64}")
 _RECORD_ID = re.compile(r"[0-9a-z-]{1,80}")
 
@@ -43,16 +46,46 @@ log = logging.getLogger(__name__)
 class Artifact:
     """The result of an action: facts as JSON, and files by kind (source, binary, metadata, ...)."""
 
-    digest: str  # of the kernel: sha256:<hex>
+    digest: str  # of the kernel or model: sha256:<hex>
     facts: Json
     files: Mapping[str, bytes]
+    folder: str = KERNELS  # of the store, for the artifact's name
+
+
+class BlobWriter:
+    """A blob that arrives in parts."""
+
+    def __init__(self, file: BinaryIO, digest: str, place: Callable[[], None]) -> None:
+        self.size_bytes = 0
+        self._file = file
+        self._digest = digest
+        self._place = place
+        self._hash = hashlib.sha256()
+
+    def write(self, part: bytes) -> None:
+        with _as_store_error("write to"):
+            self._file.write(part)
+        self._hash.update(part)
+        self.size_bytes += len(part)
+
+    def finish(self) -> None:
+        """Move the content to its place; it is on disk when this returns. Raises ArgumentError for another hash."""
+        given = self._hash.hexdigest()
+        if given != self._digest:
+            raise ArgumentError(
+                f"the content has the digest sha256:{given}, not sha256:{self._digest}", code="wrong-digest"
+            )
+        with _as_store_error("write to"):
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self._place()
 
 
 class Store:
     def __init__(self, root: Path) -> None:
         self.root = root
         with _as_store_error("make"):
-            for folder in ("cas/sha256", "ac", "kernels", "derived", "operations", "set-aside", "tmp"):
+            for folder in ("cas/sha256", "ac", KERNELS, MODELS, "derived", "operations", "set-aside", "tmp"):
                 (root / folder).mkdir(parents=True, exist_ok=True)
         self._lock: int | None = None
 
@@ -102,23 +135,49 @@ class Store:
             return None
         return content
 
+    def has(self, digest: str) -> bool:
+        """Whether a blob of that hash is there; its content is not checked."""
+        with _as_store_error("read"):
+            return bool(_HEX.fullmatch(digest)) and self._blob(digest).is_file()
+
+    @contextlib.contextmanager
+    def receive(self, digest: str) -> Iterator[BlobWriter]:
+        """Write a blob in parts. It replaces a damaged one, and is in the store once `finish` returns.
+
+        Without `finish`, the parts are removed at the end.
+        """
+        path = self._blob(digest)
+        with _as_store_error("write to"):  # a full disk also fails the end of the inner block
+            path.parent.mkdir(parents=True, exist_ok=True)
+            handle, temporary = tempfile.mkstemp(dir=self.root / "tmp")
+            try:
+                with os.fdopen(handle, "wb") as file:
+                    yield BlobWriter(file, digest, lambda: self._place(Path(temporary), path))
+            finally:
+                Path(temporary).unlink(missing_ok=True)
+
     # -------------------------------------------------------------- artifacts
 
     def publish(self, action: str, artifact: Artifact) -> None:
-        """Write an artifact: its blobs, then the kernel's name, then the action's name."""
+        """Write an artifact: its blobs, then the kernel's or model's name, then the action's name."""
         files = {kind: self.put(content) for kind, content in artifact.files.items()}
         document = {"schema": SCHEMA, "digest": artifact.digest, "facts": artifact.facts, "files": files}
+        if artifact.folder != KERNELS:
+            document["folder"] = artifact.folder
         manifest = self.put(_to_bytes(document))
-        kernel = self.root / "kernels" / _hex_digest(artifact.digest)
-        if self._resolve(kernel) is None:  # the first publication of a kernel stays: digests are immutable
-            self._write(kernel, manifest.encode())
+        name = self.root / artifact.folder / _hex_digest(artifact.digest)
+        if self._resolve(name) is None:  # the first publication stays: digests are immutable
+            self._write(name, manifest.encode())
         self._write(self.root / "ac" / _hex_digest(action), manifest.encode())
 
     def action_result(self, action: str) -> Json | None:
         """Return the facts of an action's result, or None unless it is complete."""
         bare = _hex_digest(action)
         manifest = self._resolve(self.root / "ac" / bare) if _HEX.fullmatch(bare) else None
-        if manifest is None or self._kernel(str(manifest["digest"])) is None:
+        if manifest is None:
+            return None
+        folder = MODELS if manifest.get("folder") == MODELS else KERNELS
+        if self._artifact(folder, str(manifest["digest"])) is None:
             return None
         return _mapping(manifest["facts"])
 
@@ -199,8 +258,11 @@ class Store:
         return self.root / "operations" / f"{record_id}.json"
 
     def _kernel(self, digest: str) -> Json | None:
+        return self._artifact(KERNELS, digest)
+
+    def _artifact(self, folder: str, digest: str) -> Json | None:
         bare = _hex_digest(digest)
-        return self._resolve(self.root / "kernels" / bare) if _HEX.fullmatch(bare) else None
+        return self._resolve(self.root / folder / bare) if _HEX.fullmatch(bare) else None
 
     def _resolve(self, name: Path) -> Json | None:
         """Return the manifest that a name points to, if all of its blobs are intact."""
@@ -224,12 +286,16 @@ class Store:
                     file.write(content)
                     file.flush()
                     os.fsync(file.fileno())
-                if path.is_dir():
-                    self._set_directory_aside(path)
-                Path(temporary).replace(path)
+                self._place(Path(temporary), path)
             finally:
                 Path(temporary).unlink(missing_ok=True)
-            _sync_directory(path.parent)
+
+    def _place(self, temporary: Path, path: Path) -> None:
+        """Rename a complete file; the new name is on disk when this returns."""
+        if path.is_dir():
+            self._set_directory_aside(path)
+        temporary.replace(path)
+        _sync_directory(path.parent)
 
     def _set_directory_aside(self, path: Path) -> None:
         """Move away a directory that has the name of a file."""

@@ -25,13 +25,16 @@ from roller_svc.farm.workers import JsonCodec, WorkerLimits, WorkerPool
 from roller_svc.ir.report import BuildRequest
 from roller_svc.service.disassembly import ListingCache
 from roller_svc.service.middleware import RequestLimitsMiddleware
+from roller_svc.service.model_builds import ModelBuilds
 from roller_svc.service.problems import add_handlers
 from roller_svc.service.routes import estimates, hardware, health, kernels, operations
+from roller_svc.service.routes import models as model_routes
 from roller_svc.service.state import MAX_WAITING_ESTIMATES, State
 from roller_svc.settings import Settings
 from roller_svc.version import __version__
 
 COMPUTE_THREADS = 4
+MODEL_ESTIMATE_THREADS = 1  # each with a worker process that may take its whole memory
 SUBMISSION_THREADS = 2  # each with a validating worker process
 Builder = Callable[[BuildRequest], Artifact]
 Digest = Callable[[BuildRequest], str]
@@ -68,6 +71,7 @@ def create_app(
     def build(request: BuildRequest) -> Artifact:
         return builders.call(BuildTask(request, LOADED_GENERATOR))
 
+    models = ModelBuilds(store, settings.model_timeout_s, settings.estimates_timeout_s, limits)
     queue_length = settings.queue_length
     queue = JobQueue(
         store,
@@ -76,19 +80,27 @@ def create_app(
         workers=settings.workers,
         length=queue_length,
         length_per_client=max(1, queue_length // 2) if len(settings.accepted_keys) > 1 else queue_length,
+        models=models,
     )
     estimators = EstimatePool(settings.workers, settings.check_timeout_s, limits)
     compute = ThreadPoolExecutor(COMPUTE_THREADS, thread_name_prefix="compute")
     submissions = ThreadPoolExecutor(SUBMISSION_THREADS, thread_name_prefix="submission")
+    model_estimates = ThreadPoolExecutor(MODEL_ESTIMATE_THREADS, thread_name_prefix="model-estimate")
     batches = ThreadPoolExecutor(MAX_WAITING_ESTIMATES, thread_name_prefix="batch")
     large_requests = asyncio.Semaphore(settings.estimates_at_once)
 
+    def stop_builds() -> None:
+        builders.close(kill=True)
+        models.close_builders()
+
     def close() -> None:
-        queue.close(lambda: builders.close(kill=True))
+        model_estimates.shutdown(wait=False, cancel_futures=True)  # starts no worker after the others are killed
+        queue.close(stop_builds)
+        models.close()
         listings.close()
         estimators.close()
         validator.close()
-        for pool in (batches, submissions, compute):
+        for pool in (model_estimates, batches, submissions, compute):
             pool.shutdown(wait=True, cancel_futures=True)
         shutil.rmtree(scratch, ignore_errors=True)
         store.unlock()
@@ -124,9 +136,11 @@ def create_app(
         batches=batches,
         large_requests=large_requests,
         estimate_cache=EstimateCache(estimators.estimate),
+        models=models,
+        model_estimates=model_estimates,
     )
     add_handlers(app)
     app.add_middleware(RequestLimitsMiddleware, settings=settings)
-    for module in (kernels, operations, estimates, hardware, health):
+    for module in (kernels, operations, estimates, model_routes, hardware, health):
         app.include_router(module.router)
     return app

@@ -13,6 +13,8 @@ from roller_svc.farm.store import Json
 from roller_svc.ir.report import BuildRequest
 from roller_svc.service.problems import problem_from_record
 
+LANGUAGE = "language"  # a field of kernels' facts, which models lack
+
 
 def build_request_from_body(body: CompileRequest) -> BuildRequest:
     device = {"target": body.target} if body.hardware is None else {"hardware": body.hardware}
@@ -51,15 +53,24 @@ def operation_json(operation: Operation) -> Json:
         },
     }
     if operation.facts is not None:
-        response["response"] = kernel_response(operation.facts)
+        is_model = LANGUAGE not in operation.facts
+        response["response"] = model_response(operation.facts) if is_model else kernel_response(operation.facts)
     if operation.error is not None:
         response["error"] = problem_from_record(operation.error)
     return response
 
 
+def model_response(facts: Json) -> Json:
+    """Replace the digests of a model's files by links to their blobs."""
+    files = facts["files"]
+    assert isinstance(files, dict)
+    fields = {key: value for key, value in facts.items() if key != "files"}
+    return fields | {"links": {kind: f"/v1/blobs/sha256:{digest}" for kind, digest in files.items()}}
+
+
 def kernel_response(facts: Json) -> Json:
     """Replace the file names in a kernel's facts by links."""
     base = f"/v1/kernels/{quote(str(facts['digest']), safe=':')}"
-    kinds = [SOURCE, BINARY, METADATA, *(["ptx", "sass"] if facts["language"] == "cuda" else []), "bundle"]
+    kinds = [SOURCE, BINARY, METADATA, *(["ptx", "sass"] if facts[LANGUAGE] == "cuda" else []), "bundle"]
     fields = {key: value for key, value in facts.items() if key != "files"}
     return fields | {"links": {kind: f"{base}/{kind}" for kind in kinds}}

@@ -21,6 +21,7 @@ from roller_svc.settings import Settings
 OPEN_PATHS = frozenset({"/healthz", "/readyz"})
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 BODY_METHODS = frozenset({"POST", "PUT", "PATCH"})
+BLOBS_PATH = "/v1/blobs/"
 MAX_TARGET_BYTES = 8192
 VALUES_PER_ITEM = 64  # JSON values per item of an estimate request, on average
 FREE_VALUES = 1 << 14  # JSON values allowed regardless of the items
@@ -43,6 +44,7 @@ class RequestLimitsMiddleware:
     def __init__(self, app: ASGIApp, *, settings: Settings) -> None:
         self._app = app
         self._max_body_bytes = settings.max_body_bytes
+        self._max_blob_bytes = settings.max_blob_bytes
         self._max_values = FREE_VALUES + VALUES_PER_ITEM * settings.max_items
         self._clients = {form: _client_id(key) for key in settings.accepted_keys for form in _key_encodings(key)}
         self._hosts = allowed_hosts(settings)
@@ -79,6 +81,8 @@ class RequestLimitsMiddleware:
             await _send_problem(send, rejection)
         elif scope["method"] not in BODY_METHODS:
             await self._app(scope, receive, send)
+        elif _is_blob(scope):
+            await self._app(scope, _note_end(receive, exchange), send)  # its route checks the body as it arrives
         else:
             await self._handle_body(scope, receive, send, exchange)
 
@@ -108,8 +112,11 @@ class RequestLimitsMiddleware:
         scope["state"]["client"] = client
         if scope["method"] in BODY_METHODS:
             length = headers.get("content-length", "0")
-            if length.isdecimal() and int(length[:20]) > self._max_body_bytes:
-                return self._too_large()
+            max_bytes = self._max_blob_bytes if _is_blob(scope) else self._max_body_bytes
+            if length.isdecimal() and int(length[:20]) > max_bytes:
+                return too_large(max_bytes)
+            if _is_blob(scope):
+                return None
             media = headers.get("content-type", "").partition(";")[0].strip().lower()
             if media != "application/json" and not media.endswith("+json"):
                 detail = f"unsupported media type: expected application/json, got {media[:100] or 'none'}"
@@ -149,7 +156,7 @@ class RequestLimitsMiddleware:
                 return problem(400, "malformed-request", "the body is incomplete")
             part = message.get("body", b"")
             if len(body) + len(part) > self._max_body_bytes:
-                return self._too_large()
+                return too_large(self._max_body_bytes)
             if len(part) > self._free_body_bytes:
                 return problem(503, "too-many-bodies", "the service has no memory for another body")
             self._free_body_bytes -= len(part)
@@ -170,8 +177,14 @@ class RequestLimitsMiddleware:
             return problem(400, "invalid-json", str(error))
         return None
 
-    def _too_large(self) -> dict[str, object]:
-        return problem(413, "body-too-large", f"the body is too large: the limit is {self._max_body_bytes} bytes")
+
+def too_large(max_bytes: int) -> dict[str, object]:
+    return problem(413, "body-too-large", f"the body is too large: the limit is {max_bytes} bytes")
+
+
+def _is_blob(scope: Scope) -> bool:
+    """Whether the body is a blob, which is not JSON and may be larger."""
+    return bool(scope["method"] == "PUT" and scope["path"].startswith(BLOBS_PATH))
 
 
 def allowed_hosts(settings: Settings) -> frozenset[Authority]:
@@ -226,6 +239,18 @@ def _take_authority(scope: Scope) -> str | None:
     scope["raw_path"] = b"/" + path
     scope["path"] = unquote(scope["raw_path"].decode("ascii"))
     return authority.decode("ascii")
+
+
+def _note_end(receive: Receive, exchange: _Exchange) -> Receive:
+    """Return the receive channel, which notes in the exchange that the body has been read."""
+
+    async def next_message() -> Message:
+        message = await receive()
+        if message["type"] == "http.request" and not message.get("more_body", False):
+            exchange.unread = False
+        return message
+
+    return next_message
 
 
 def _replay_body(body: bytes, receive: Receive) -> Receive:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from fastapi import Request
 
@@ -18,6 +18,7 @@ from roller_svc.farm.operations import JobQueue, Operation
 from roller_svc.farm.store import Store
 from roller_svc.ir.report import BuildRequest
 from roller_svc.service.disassembly import ListingCache
+from roller_svc.service.model_builds import ModelBuilds
 from roller_svc.settings import Settings
 
 T = TypeVar("T")
@@ -25,6 +26,7 @@ T = TypeVar("T")
 RESUME_POLL_S = 0.1  # how often a waiting request looks for an operation that is not resumed yet
 DISCONNECT_POLL_S = 2.0  # how often a waiting request checks for a disconnected client
 MAX_WAITING_ESTIMATES = 16  # estimate requests, queued and running
+MAX_UPLOADS = 8  # blobs that arrive at once
 LARGE_REQUEST_PLANS = 64  # estimate requests of this many plans are large: their responses take memory
 
 
@@ -42,8 +44,11 @@ class State:
     batches: ThreadPoolExecutor  # waits for estimates
     large_requests: asyncio.Semaphore  # limits concurrent large estimate requests
     estimate_cache: EstimateCache
+    models: ModelBuilds
+    model_estimates: ThreadPoolExecutor  # waits for estimates of models
     is_ending: bool = False  # set when a shutdown begins
     estimates_waiting: int = 0  # estimate requests, queued and running
+    uploads: int = 0  # blobs that are arriving
     _waiters: set[asyncio.Event] = field(default_factory=set)
 
     async def run(self, work: Callable[[], T]) -> T:
@@ -98,8 +103,23 @@ class State:
 
         Raises QueueFullError if too many estimate requests wait, and BuildServiceError if the service shuts down.
         """
+        try:
+            return await self._result(lambda: self._estimate(work, is_large=plans >= LARGE_REQUEST_PLANS), request)
+        finally:
+            deadline.expire()
+
+    async def estimate_model(self, work: Callable[[], T], request: Request) -> T | None:
+        """Run an estimate of a model; return None if the client disconnects. Raises as `estimate` does."""
+
+        async def estimate() -> T:
+            return await asyncio.get_running_loop().run_in_executor(self.model_estimates, work)
+
+        return await self._result(estimate, request)
+
+    async def _result(self, work: Callable[[], Coroutine[Any, Any, T]], request: Request) -> T | None:
+        """Return the result of an estimate; None if the client disconnects."""
         with self._admit_estimate():
-            task = asyncio.ensure_future(self._estimate(work, is_large=plans >= LARGE_REQUEST_PLANS))
+            task = asyncio.ensure_future(work())
             try:
                 while not task.done():
                     await asyncio.wait({task}, timeout=DISCONNECT_POLL_S)
@@ -109,12 +129,22 @@ class State:
                         return None
                 return task.result()
             finally:
-                deadline.expire()
                 task.cancel()
 
     async def _estimate(self, work: Callable[[], T], *, is_large: bool) -> T:
         async with self.large_requests if is_large else contextlib.nullcontext():
             return await asyncio.get_running_loop().run_in_executor(self.batches, work)
+
+    @contextlib.contextmanager
+    def admit_upload(self) -> Iterator[None]:
+        """Count a blob while it arrives. Raises QueueFullError."""
+        if self.uploads >= MAX_UPLOADS:
+            raise QueueFullError(f"{MAX_UPLOADS} blobs are arriving; try again later")
+        self.uploads += 1
+        try:
+            yield
+        finally:
+            self.uploads -= 1
 
     @contextlib.contextmanager
     def _admit_estimate(self) -> Iterator[None]:

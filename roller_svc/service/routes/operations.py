@@ -1,4 +1,4 @@
-"""/v1/operations: state and result of compile requests."""
+"""/v1/operations: state and result of compile requests, of kernels and of models."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 
-from roller_svc.client.schemas import OperationResponse, Problem
+from roller_svc.client.schemas import ModelOperationResponse, OperationResponse, Problem
 from roller_svc.errors import UnknownKernelError
 from roller_svc.service.routes.kernels import operation_response
 from roller_svc.service.state import state_of
@@ -15,7 +15,11 @@ from roller_svc.service.state import state_of
 router = APIRouter(prefix="/v1", tags=["operations"])
 
 
-@router.get("/operations/{operation_id}", response_model=OperationResponse, responses={404: {"model": Problem}})
+@router.get(
+    "/operations/{operation_id}",
+    response_model=OperationResponse | ModelOperationResponse,
+    responses={404: {"model": Problem}},
+)
 async def operation(
     operation_id: str, request: Request, wait: Annotated[float, Query(ge=0, le=86_400)] = 0.0
 ) -> Response:

@@ -1,0 +1,80 @@
+"""Requests to build models: what identifies them, their action digest, and their records."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+
+from roller_svc import hardware
+from roller_svc.compiler.action import SCHEMA, generator_digest, library_versions, toolchain_versions
+from roller_svc.compiler.request import build_request, request_json
+from roller_svc.farm.store import Json
+from roller_svc.ir.hardware import HardwareSpec
+from roller_svc.ir.report import BuildRequest
+
+ONNX, JSON_GRAPH = "onnx", "graph"  # formats of models
+RECORD_FIELD = "model"  # of the record of a request that has one
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRequest:
+    """A request to build the model in a blob of the store."""
+
+    blob: str  # sha256 of the file, in hex
+    format: str
+    target: str
+    options: Json  # of compile_model
+
+
+Request = BuildRequest | ModelRequest
+
+
+def request_record(request: Request) -> Json:
+    """Encode a request for the record of its operation."""
+    if isinstance(request, BuildRequest):
+        return request_json(request)
+    model = {
+        "blob": request.blob,
+        "format": request.format,
+        "target": request.target,
+        "options": request.options,
+    }
+    return {RECORD_FIELD: model}
+
+
+def parse_record(record: Mapping[str, object]) -> Request:
+    """Decode a request from its record. Raises TypeError for fields of another version."""
+    model = record.get(RECORD_FIELD)
+    if model is None:
+        return build_request(**record)
+    if not isinstance(model, dict):
+        raise TypeError("the model of the record is not an object")
+    return ModelRequest(**model)
+
+
+def model_digest(request: ModelRequest, spec: HardwareSpec) -> str:
+    """Return the digest of the action: a hash of everything that decides the result of the build."""
+    parts = {
+        "schema": SCHEMA,
+        "model": [request.format, request.blob],
+        "hardware": hardware.to_mapping(replace(spec, measured=())),
+        "options": request.options,
+        "generator": generator_digest(),
+        "toolchain": toolchain_versions(spec.family),
+        "libraries": library_versions() | _reader_versions(),
+    }
+    content = json.dumps(parts, sort_keys=True, separators=(",", ":"))
+    return f"sha256:{hashlib.sha256(content.encode()).hexdigest()}"
+
+
+@cache
+def _reader_versions() -> dict[str, str]:
+    """Return the versions of the libraries that read models, for the life of the process."""
+    try:
+        return {"onnx": importlib.metadata.version("onnx")}
+    except importlib.metadata.PackageNotFoundError:  # ONNX models are rejected
+        return {}

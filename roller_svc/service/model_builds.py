@@ -1,0 +1,75 @@
+"""Send models to worker processes, and check what comes back."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from roller_svc.errors import ArgumentError, UnknownKernelError
+from roller_svc.farm.build import artifact_json
+from roller_svc.farm.estimate_pool import NICE
+from roller_svc.farm.models import ModelRequest, model_digest
+from roller_svc.farm.store import Artifact, Json, Store
+from roller_svc.farm.workers import JsonCodec, WorkerLimits, WorkerPool
+from roller_svc.ir.hardware import HardwareSpec, TargetKind
+from roller_svc.model import device_spec
+from roller_svc.service.model_tasks import (
+    ModelTask,
+    build_model_task,
+    estimate_json,
+    estimate_model_task,
+    parse_estimate,
+    parse_model_artifact,
+)
+
+
+class ModelBuilds:
+    """Builds and estimates models in confined workers, each of which takes one task."""
+
+    def __init__(self, store: Store, build_timeout_s: float, estimate_timeout_s: float, limits: WorkerLimits) -> None:
+        self._store = store
+        self._builders = WorkerPool(
+            build_model_task, build_timeout_s, limits, JsonCodec(artifact_json, parse_model_artifact), _taints
+        )
+        self._estimators = WorkerPool(
+            estimate_model_task,
+            estimate_timeout_s,
+            replace(limits, nice=NICE),
+            JsonCodec(estimate_json, parse_estimate),
+            _taints,
+        )
+
+    def digest(self, request: ModelRequest) -> str:
+        """Return the action's digest. Raises InputError for an unknown device."""
+        return model_digest(request, check_target(request.target, None))
+
+    def build(self, request: ModelRequest) -> Artifact:
+        return self._builders.call(self._task(request))
+
+    def estimate(self, request: ModelRequest) -> Json:
+        return self._estimators.call(self._task(request))
+
+    def close_builders(self) -> None:
+        self._builders.close(kill=True)
+
+    def close(self) -> None:
+        self.close_builders()
+        self._estimators.close(kill=True)
+
+    def _task(self, request: ModelRequest) -> ModelTask:
+        content = self._store.get(request.blob)
+        if content is None:
+            raise UnknownKernelError(f"no blob sha256:{request.blob}", code="unknown-blob")
+        return ModelTask(request, content)
+
+
+def check_target(target: str, threads: int | None) -> HardwareSpec:
+    """Return the spec of a CPU with that many threads. Raises InputError for another device."""
+    spec = device_spec(target, threads)
+    if spec.family is not TargetKind.CPU:
+        raise ArgumentError(f"models are compiled for CPUs; {spec.id} is not one", code="unsupported-target")
+    return spec
+
+
+def _taints(_: ModelTask) -> bool:
+    """Return that no worker which has read a client's model takes another task."""
+    return True

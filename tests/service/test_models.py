@@ -1,0 +1,286 @@
+"""Models over HTTP: blobs are checked as they arrive, models are estimated and built in confined workers."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import io
+import json
+import os
+import time
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import onnx.reference
+import pytest
+from onnx import helper
+from onnx_models import mlp, model
+from serving import connected, running, served
+
+from roller_svc.client.client import Client
+from roller_svc.client.schemas import GraphOptions
+from roller_svc.errors import InputError, UnsupportedModelError
+from roller_svc.farm.models import ModelRequest, model_digest
+from roller_svc.graph.serialize import FORMAT
+from roller_svc.hardware import load
+from roller_svc.model import device_spec, load_model
+from roller_svc.service.app import create_app
+from roller_svc.settings import Settings
+
+MAX_BLOB_BYTES = 1 << 16
+CPU = "cpu-x86-avx2"
+GRAPH = {
+    "format": FORMAT,
+    "name": "twice",
+    "inputs": {"x": {"dtype": "float32", "shape": [4]}},
+    "constants": {},
+    "nodes": [{"name": "add", "expression": "y[i] = x[i] + x[i]", "inputs": {"x": "x"}, "outputs": {"y": "y"}}],
+    "outputs": {"y": "y"},
+}
+
+
+@pytest.fixture(scope="module")
+def http(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+    root = tmp_path_factory.mktemp("store")
+    with served(create_app(Settings(store=root, max_blob_bytes=MAX_BLOB_BYTES, workers=1))) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def client(http: httpx.Client) -> Iterator[Client]:
+    with Client(str(http.base_url)) as client:
+        yield client
+
+
+def digest_of(content: bytes) -> str:
+    return f"sha256:{hashlib.sha256(content).hexdigest()}"
+
+
+def problem(response: httpx.Response, status: int, code: str) -> dict[str, Any]:
+    body: dict[str, Any] = response.json()
+    assert (response.status_code, body["status"], body["code"]) == (status, status, code)
+    return body
+
+
+def test_a_blob_is_stored_once_and_returned(http: httpx.Client) -> None:
+    content = bytes(range(256)) * 9
+    path = f"/v1/blobs/{digest_of(content)}"
+    first = http.put(path, content=content)
+    assert (first.status_code, first.json()) == (201, {"digest": digest_of(content), "bytes": len(content)})
+    assert http.put(path, content=content).status_code == 200
+    returned = http.get(path)
+    assert returned.content == content
+    assert returned.headers["content-type"] == "application/octet-stream"
+    assert returned.headers["x-content-type-options"] == "nosniff"
+
+
+@pytest.mark.parametrize("damage", ["text", "folder"])
+def test_a_damaged_blob_is_replaced(tmp_path: Path, damage: str) -> None:
+    content = b"content"
+    path = f"/v1/blobs/{digest_of(content)}"
+    with served(create_app(Settings(store=tmp_path))) as other:
+        assert other.put(path, content=content).status_code == 201
+        bare = digest_of(content).removeprefix("sha256:")
+        file = tmp_path / "cas" / "sha256" / bare[:2] / bare
+        if damage == "text":
+            file.write_bytes(b"damaged")
+        else:
+            file.unlink()
+            file.mkdir()
+        problem(other.get(path), 404, "unknown-blob")
+        assert other.put(path, content=content).is_success
+        assert other.get(path).content == content
+
+
+def test_another_hash_is_rejected_and_nothing_is_stored(http: httpx.Client) -> None:
+    path = f"/v1/blobs/{digest_of(b'expected')}"
+    assert digest_of(b"given") in problem(http.put(path, content=b"given"), 422, "wrong-digest")["detail"]
+    problem(http.get(path), 404, "unknown-blob")
+
+
+@pytest.mark.parametrize("digest", ["sha256:ab", "md5:" + "0" * 64, "sha256:" + "A" * 64, "0" * 64])
+def test_an_invalid_digest_is_rejected(http: httpx.Client, digest: str) -> None:
+    problem(http.put(f"/v1/blobs/{digest}", content=b"x"), 422, "invalid-digest")
+
+
+def test_a_large_blob_is_rejected_by_its_length(http: httpx.Client) -> None:
+    content = bytes(MAX_BLOB_BYTES + 1)
+    problem(http.put(f"/v1/blobs/{digest_of(content)}", content=content), 413, "body-too-large")
+
+
+def test_a_large_blob_without_a_length_is_rejected_as_it_arrives(http: httpx.Client) -> None:
+    content = bytes(MAX_BLOB_BYTES + 1)
+    parts = (content[at : at + 4096] for at in range(0, len(content), 4096))
+    problem(http.put(f"/v1/blobs/{digest_of(content)}", content=parts), 413, "body-too-large")
+    problem(http.get(f"/v1/blobs/{digest_of(content)}"), 404, "unknown-blob")
+
+
+def test_a_rejected_blob_leaves_no_file(tmp_path: Path) -> None:
+    with served(create_app(Settings(store=tmp_path))) as client:
+        client.put(f"/v1/blobs/{digest_of(b'expected')}", content=b"given")
+        assert not list((tmp_path / "tmp").iterdir())
+
+
+def test_a_blob_that_does_not_arrive_leaves_no_file(tmp_path: Path) -> None:
+    with running(create_app(Settings(store=tmp_path))) as (_, port):
+        with connected(port) as connection:
+            request = f"PUT /v1/blobs/{digest_of(b'x' * 100)} HTTP/1.1"
+            head = f"{request}\r\nHost: 127.0.0.1:{port}\r\nContent-Length: 100\r\n\r\n"
+            connection.sendall(head.encode() + b"x" * 50)
+            while not list((tmp_path / "tmp").iterdir()):
+                time.sleep(0.01)
+        until = time.monotonic() + 30
+        while list((tmp_path / "tmp").iterdir()) and time.monotonic() < until:
+            time.sleep(0.01)
+        assert not list((tmp_path / "tmp").iterdir())
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}") as client:
+            problem(client.get(f"/v1/blobs/{digest_of(b'x' * 100)}"), 404, "unknown-blob")
+
+
+def test_a_full_disk_is_a_transient_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with served(create_app(Settings(store=tmp_path))) as client:
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "fsync", fail)
+            problem(client.put(f"/v1/blobs/{digest_of(b'x')}", content=b"x"), 503, "store-error")
+        assert client.put(f"/v1/blobs/{digest_of(b'x')}", content=b"x").status_code == 201
+
+
+def test_a_blob_takes_a_key(tmp_path: Path) -> None:
+    with served(create_app(Settings(store=tmp_path, api_keys="key"))) as client:
+        problem(client.put(f"/v1/blobs/{digest_of(b'x')}", content=b"x"), 401, "unauthorized")
+
+
+def test_an_estimate_has_every_kernel(client: Client) -> None:
+    estimate = client.estimate_model(mlp().SerializeToString(), CPU)
+    assert len(estimate.kernels) == 2
+    assert estimate.seconds == pytest.approx(sum(each.seconds for each in estimate.kernels))
+    assert estimate.seconds > 0
+
+
+def test_an_estimate_takes_dims(client: Client) -> None:
+    content = mlp("batch").SerializeToString()
+    small, large = (client.estimate_model(content, CPU, GraphOptions(dims={"batch": n})) for n in (1, 4096))
+    assert large.seconds > small.seconds
+    with pytest.raises(InputError) as raised:
+        client.estimate_model(content, CPU)
+    assert raised.value.code == "open-shape"
+
+
+def test_unsupported_nodes_are_all_named(client: Client) -> None:
+    nodes = [helper.make_node("NonZero", ["x"], ["n"], "first"), helper.make_node("Unique", ["x"], ["y"], "second")]
+    content = model(nodes, {"x": (4,)}, {"y": (4,)}).SerializeToString()
+    for call in (client.estimate_model, client.compile_model):
+        with pytest.raises(UnsupportedModelError) as raised:
+            call(content, CPU)
+        assert {node.name for node in raised.value.nodes} == {"first", "second"}
+
+
+@pytest.mark.parametrize("content", [b"", b"no model", b"\x08" * 100])
+def test_what_is_no_model_is_rejected(client: Client, content: bytes) -> None:
+    with pytest.raises(InputError):
+        client.estimate_model(content, CPU)
+
+
+@pytest.mark.parametrize("graph", [{}, {"other": 1}, GRAPH | {"nodes": 1}, GRAPH | {"outputs": {"y": "z"}}])
+def test_a_malformed_graph_is_rejected(client: Client, graph: dict[str, Any]) -> None:
+    for call in (client.estimate_model, client.compile_model):
+        with pytest.raises(InputError) as raised:
+            call(graph, CPU)
+        assert raised.value.code == "invalid-model"
+
+
+def test_external_data_is_rejected(client: Client) -> None:
+    proto = mlp()
+    tensor = proto.graph.initializer[0]
+    tensor.ClearField("raw_data")
+    tensor.data_location = onnx.TensorProto.EXTERNAL
+    tensor.external_data.add(key="location", value="/etc/hostname")
+    with pytest.raises(InputError) as raised:
+        client.estimate_model(proto.SerializeToString(), CPU)
+    assert raised.value.code == "external-data"
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "code"),
+    [
+        ({"target": "no-such"}, 404, "unknown-hardware"),
+        ({"target": "nvidia-h100-sxm"}, 422, "unsupported-target"),
+        ({"model": {"blob": "sha256:" + "0" * 64}}, 404, "unknown-blob"),
+        ({"model": {"blob": "sha256:0"}}, 422, "invalid-body"),
+        ({"model": {}}, 422, "invalid-body"),
+        ({"options": {"plan": "rammer"}}, 422, "invalid-body"),
+        ({"options": {"threads": 100_000}}, 422, "invalid-option"),
+        ({"options": {"dims": {"batch": 0}}}, 422, "invalid-body"),
+        ({"options": {"progress": 1}}, 422, "invalid-body"),
+    ],
+)
+@pytest.mark.parametrize("verb", ["compile", "estimate"])
+def test_invalid_requests(http: httpx.Client, verb: str, change: dict[str, Any], status: int, code: str) -> None:
+    body = {"model": {"graph": GRAPH}, "target": CPU} | change
+    problem(http.post(f"/v1/graphs:{verb}", json=body), status, code)
+
+
+def test_a_slow_model_is_rejected(tmp_path: Path) -> None:
+    with served(create_app(Settings(store=tmp_path, estimates_timeout_s=0.01))) as http:
+        body = {"model": {"graph": GRAPH}, "target": CPU}
+        response = http.post("/v1/graphs:estimate", json=body)
+        assert response.status_code in {422, 503}  # 503: the machine gave the worker no time
+        assert response.json()["code"] in {"timeout", "worker-stalled"}
+
+
+def test_a_compiled_model_runs_from_its_bundle(http: httpx.Client, client: Client, tmp_path: Path) -> None:
+    proto = mlp()
+    operation = client.compile_model(proto.SerializeToString(), "local", GraphOptions(threads=1))
+    response = operation.response
+    assert response is not None
+    bundle = client.file(response.links["bundle"])
+    assert response.digest == digest_of(bundle)
+    assert sum(kernel.uses for kernel in response.kernels) == 2
+    assert response.estimate.seconds == pytest.approx(sum(kernel.seconds for kernel in response.kernels))
+    assert json.loads(client.file(response.links["plan"]))["launches"] == response.plan["launches"]
+    assert b"model_run" in client.file(response.links["header"])
+    assert client.file(response.links["source"])
+    zipfile.ZipFile(io.BytesIO(bundle)).extractall(tmp_path)
+    x = np.arange(16, dtype=np.float32).reshape(2, 8) / 16
+    expected = onnx.reference.ReferenceEvaluator(proto).run(None, {"x": x})[0]
+    np.testing.assert_allclose(load_model(tmp_path)(x=x)["y"], expected, rtol=1e-4, atol=1e-5)
+    again = client.compile_model(proto.SerializeToString(), "local", GraphOptions(threads=1))
+    assert (again.metadata.cache, again.response) == ("hit", response)
+    problem(http.get(f"/v1/kernels/{response.digest}"), 404, "unknown-kernel")
+    assert http.get(f"/v1/{again.name}").json()["response"]["digest"] == response.digest
+
+
+def test_a_graph_is_compiled(client: Client, tmp_path: Path) -> None:
+    response = client.compile_model(GRAPH, "local", GraphOptions(threads=1)).response
+    assert response is not None
+    zipfile.ZipFile(io.BytesIO(client.file(response.links["bundle"]))).extractall(tmp_path)
+    np.testing.assert_array_equal(load_model(tmp_path)(x=np.ones(4, np.float32))["y"], np.full(4, 2, np.float32))
+
+
+def test_everything_that_decides_a_model_is_in_its_digest() -> None:
+    spec = load(CPU)
+    request = ModelRequest("0" * 64, "onnx", CPU, {"threads": 1})
+    others = [
+        (ModelRequest("1" * 64, "onnx", CPU, {"threads": 1}), spec),
+        (ModelRequest("0" * 64, "graph", CPU, {"threads": 1}), spec),
+        (ModelRequest("0" * 64, "onnx", CPU, {"threads": 2}), spec),
+        (request, device_spec(CPU, 1)),
+    ]
+    assert model_digest(request, spec) == model_digest(request, spec)
+    assert len({model_digest(request, spec), *(model_digest(*other) for other in others)}) == len(others) + 1
+
+
+def test_a_file_is_read_by_its_path(client: Client, tmp_path: Path) -> None:
+    file = tmp_path / "model.onnx"
+    file.write_bytes(mlp().SerializeToString())
+    assert len(client.estimate_model(file, CPU).kernels) == 2
+    with pytest.raises(InputError) as raised:
+        client.estimate_model(tmp_path / "missing.onnx", CPU)
+    assert raised.value.code == "unreadable-file"
