@@ -22,7 +22,7 @@ MAX_ATTEMPTS, QUIET_RATIO = 3, 1.3  # timed again while the median is further ab
 
 
 def measure(call: Callable[[], object]) -> dict[str, Any]:
-    """Time a call in blocks; return the least time, and the median of the quietest block."""
+    """Time a call in blocks; return the least time, and the median of the block with the least spread."""
     clock = time.perf_counter
     begin = clock()
     while clock() - begin < WARM_S:
