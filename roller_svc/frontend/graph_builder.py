@@ -31,7 +31,7 @@ MAX_CACHED_PROGRAMS = 4096
 
 
 class WeightStore(Protocol):
-    """Where a builder keeps the arrays of constants."""
+    """Store of the arrays of a builder's constants."""
 
     def add_typed(self, array: Array, type_: TensorType) -> Constant: ...
     def array(self, constant: Constant) -> Array: ...
