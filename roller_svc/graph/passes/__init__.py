@@ -9,7 +9,8 @@ from roller_svc.graph.passes.batch_norms import fold_batch_norms
 from roller_svc.graph.passes.constants import fold_constants
 from roller_svc.graph.passes.dead import remove_dead_nodes
 from roller_svc.graph.passes.duplicates import merge_duplicates
-from roller_svc.graph.passes.fusion import fuse_operators
+from roller_svc.graph.passes.fusion import CostTable, fuse_operators
+from roller_svc.graph.passes.horizontal import fuse_horizontally
 from roller_svc.graph.weights import Weights
 from roller_svc.ir.graph import Graph, iter_nodes, verify
 from roller_svc.ir.hardware import HardwareSpec
@@ -35,7 +36,9 @@ def run_passes(
         ("remove_dead_nodes", remove_dead_nodes),
     ]
     if fuse:
-        passes.append(("fuse_operators", lambda g: fuse_operators(g, hw)))
+        costs = CostTable(hw)
+        passes.append(("fuse_operators", lambda g: fuse_operators(g, costs)))
+        passes.append(("fuse_horizontally", lambda g: fuse_horizontally(g, weights, costs)))
     reports = []
     graph = verify(graph)
     for name, run in passes:

@@ -26,9 +26,9 @@ MAX_NODES = 24  # of a fused node
 TOLERANCE = 1.02
 
 
-def fuse_operators(graph: Graph, hw: HardwareSpec) -> Graph:
-    """Return the graph with nodes merged for a device, in bodies of loops too."""
-    return _Fusion(graph, CostTable(hw)).run()
+def fuse_operators(graph: Graph, costs: CostTable) -> Graph:
+    """Return the graph with nodes merged for the device of the costs, in bodies of loops too."""
+    return _Fusion(graph, costs).run()
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,11 +11,12 @@ from roller_svc.graph.passes.batch_norms import fold_batch_norms
 from roller_svc.graph.passes.constants import fold_constants
 from roller_svc.graph.passes.dead import remove_dead_nodes
 from roller_svc.graph.passes.duplicates import merge_duplicates
-from roller_svc.graph.passes.fusion import fuse_operators
+from roller_svc.graph.passes.fusion import CostTable, fuse_operators
+from roller_svc.graph.passes.horizontal import fuse_horizontally
 from roller_svc.graph.weights import Weights
 from roller_svc.hardware import load
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.graph import FUSED, Graph, LoopNode, verify
+from roller_svc.ir.graph import FUSED, Graph, LoopNode, OpNode, verify
 
 CPU = load("cpu-x86-avx2")
 
@@ -95,7 +96,7 @@ def test_a_chain_of_maps_is_one_kernel() -> None:
     for operator in ("exp", "relu", "sigmoid", "tanh"):
         y = builder.call(operator, [y])
     graph = builder.finish([("y", builder.call("add", [y, x]))])
-    fused = verify(fuse_operators(graph, CPU))
+    fused = verify(fuse_operators(graph, CostTable(CPU)))
     assert operators(fused) == [FUSED]
     check_equal(graph, fused, weights)
 
@@ -105,7 +106,7 @@ def test_an_epilogue_joins_its_product() -> None:
     x = add_input(builder, "x", 64, 96)
     product = builder.call("matmul", [x, add_random(builder, 0, 96, 128)])
     graph = builder.finish([("y", builder.call("relu", [builder.call("add", [product, add_random(builder, 1, 128)])]))])
-    fused = verify(fuse_operators(graph, CPU))
+    fused = verify(fuse_operators(graph, CostTable(CPU)))
     assert operators(fused) == [FUSED]
     check_equal(graph, fused, weights)
 
@@ -116,7 +117,7 @@ def test_two_products_stay_two_kernels() -> None:
     for seed in (0, 1):
         y = builder.call("relu", [builder.call("matmul", [y, add_random(builder, seed, 96, 96)])])
     graph = builder.finish([("y", y)])
-    fused = verify(fuse_operators(graph, CPU))
+    fused = verify(fuse_operators(graph, CostTable(CPU)))
     assert operators(fused) == [FUSED, FUSED]
     check_equal(graph, fused, weights)
 
@@ -127,7 +128,7 @@ def test_a_view_between_nodes_does_not_keep_them_apart() -> None:
     grown = builder.call("exp", [x])
     shaped = builder.call("reshape", [grown], shape=(4, 16, 96))
     graph = builder.finish([("y", builder.call("relu", [shaped]))])
-    fused = verify(fuse_operators(graph, CPU))
+    fused = verify(fuse_operators(graph, CostTable(CPU)))
     assert operators(fused) == [FUSED]
     check_equal(graph, fused, weights)
 
@@ -139,7 +140,7 @@ def test_what_others_read_is_still_written() -> None:
     b = builder.call("relu", [a])
     total = builder.call("reduce_sum", [a], axis=(1,), keepdims=True)
     graph = builder.finish([("y", builder.call("div", [b, total])), ("a", a)])
-    fused = verify(fuse_operators(graph, CPU))
+    fused = verify(fuse_operators(graph, CostTable(CPU)))
     assert len(fused.nodes) < len(graph.nodes)
     check_equal(graph, fused, weights)
 
@@ -151,7 +152,7 @@ def test_no_cycle_arises() -> None:
     a = builder.call("exp", [x])
     between = builder.call("matmul", [a, add_random(builder, 0, 64, 64)])
     graph = builder.finish([("y", builder.call("add", [a, between]))])
-    fused = verify(fuse_operators(graph, CPU))
+    fused = verify(fuse_operators(graph, CostTable(CPU)))
     check_equal(graph, fused, weights)
 
 
@@ -178,6 +179,95 @@ def test_a_fused_program_names_no_tensor_of_the_model() -> None:
     builder, _ = builder_of()
     x = add_input(builder, "*/ system(x) /*", 8)
     graph = builder.finish([("y", builder.call("relu", [builder.call("exp", [x])]))])
-    node = program_of(fuse_operators(graph, CPU), FUSED)
+    node = program_of(fuse_operators(graph, CostTable(CPU)), FUSED)
     assert [name for name, _ in node.program.inputs] == ["x0"]
     assert [output.name for output in node.program.outputs] == ["y0"]
+
+
+def projections(rows: int, extents: tuple[int, ...] = (32, 48, 48)) -> tuple[Graph, Weights]:
+    """Several products over one input, each with a bias and an activation, and a reader."""
+    builder, weights = builder_of()
+    x = add_input(builder, "x", rows, 64)
+    results = []
+    for i, extent in enumerate(extents):
+        y = builder.call("matmul", [x, add_random(builder, i, 64, extent)])
+        y = builder.call("add", [y, add_random(builder, 10 + i, extent)])
+        results.append(builder.call("relu", [y]))
+    sums = [builder.call("reduce_sum", [y], axis=(1,), keepdims=False) for y in results]
+    total = builder.call("add", [builder.call("add", sums[:2]), sums[2]])
+    return builder.finish([("y", total)]), weights
+
+
+def fused_horizontally(graph: Graph, weights: Weights) -> tuple[Graph, Graph]:
+    """Return the graph after vertical fusion, and after horizontal fusion too."""
+    costs = CostTable(CPU)
+    fused = fuse_operators(graph, costs)
+    return fused, verify(fuse_horizontally(fused, weights, costs))
+
+
+def test_products_of_one_row_over_one_input_become_one() -> None:
+    graph, weights = projections(1)
+    fused, merged = fused_horizontally(graph, weights)
+    products = [node for node in merged.nodes if node.name.count("|") == 2]
+    assert len(products) == 1
+    assert products[0].output_types[0].shape == (1, 128)
+    assert sum("slice" in node.operator for node in merged.nodes) == 3
+    assert len(fused.constants) == 6
+    assert len(merged.constants) == 2
+    check_equal(graph, merged, weights)
+
+
+def test_convolutions_of_other_filters_over_one_input_become_one() -> None:
+    builder, weights = builder_of()
+    x = add_input(builder, "x", 1, 16, 8, 8)
+    results = []
+    for i, filters in enumerate((8, 24)):
+        y = builder.call("conv2d", [x, add_random(builder, i, filters, 16, 1, 1), add_random(builder, 5 + i, filters)])
+        pool = builder.call("max_pool2d", [builder.call("relu", [y])], kernel=(2, 2))
+        results.append(builder.call("reduce_sum", [pool], axis=(0, 1), keepdims=False))
+    graph = builder.finish([("y", builder.call("add", results))])
+    _, merged = fused_horizontally(graph, weights)
+    assert any(node.output_types[0].shape == (1, 32, 8, 8) for node in merged.nodes)
+    check_equal(graph, merged, weights)
+
+
+def test_strided_slices_are_merged_only_where_readers_take_them() -> None:
+    graph, weights = projections(40)
+    fused, merged = fused_horizontally(graph, weights)
+    costs = CostTable(CPU)
+
+    def seconds(of: Graph) -> float:
+        known = [costs.cost(node, of.constants) for node in of.nodes if isinstance(node, OpNode)]
+        return sum(cost.seconds for cost in known if cost is not None)
+
+    assert seconds(merged) <= seconds(fused)
+    check_equal(graph, merged, weights)
+
+
+def test_branches_stay_where_results_are_placed_or_weights_vary() -> None:
+    builder, weights = builder_of()
+    x = add_input(builder, "x", 1, 64)
+    w = add_input(builder, "w", 64, 32)  # not a constant
+    concatenated = [builder.call("matmul", [x, add_random(builder, i, 64, 32)]) for i in range(2)]
+    whole = builder.call("concat", concatenated, axis=1)
+    given = [builder.call(name, [builder.call("matmul", [x, w])]) for name in ("exp", "tanh")]
+    returned = builder.call("matmul", [x, add_random(builder, 7, 64, 32)])
+    inner = builder.call("matmul", [returned, add_random(builder, 8, 32, 64)])  # depends on a branch: another input
+    graph = builder.finish(
+        [("c", whole), ("g", builder.call("add", given)), ("r", returned), ("i", builder.call("exp", [inner]))]
+    )
+    fused, merged = fused_horizontally(graph, weights)
+    assert [node.name for node in merged.nodes] == [node.name for node in fused.nodes]
+
+
+def test_reversed_weights_are_not_concatenated() -> None:
+    """An axis that is part of an expression, as a reversed one, does not qualify."""
+    builder, weights = builder_of()
+    x = add_input(builder, "x", 1, 64)
+    results = []
+    for i in range(2):
+        y = builder.call("matmul", [x, add_random(builder, i, 64, 32)])
+        results.append(builder.call("flip", [y], axis=(1,)))
+    graph = builder.finish([("y", builder.call("exp", [builder.call("add", results)]))])
+    _, merged = fused_horizontally(graph, weights)
+    check_equal(graph, merged, weights)
