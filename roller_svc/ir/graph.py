@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from roller_svc.errors import InvariantError
@@ -126,6 +126,36 @@ def iter_nodes(graph: Graph) -> Iterator[Node]:
         if isinstance(node, LoopNode):
             yield from iter_nodes(node.body)
         yield node
+
+
+def in_dependency_order(nodes: Sequence[Node]) -> tuple[Node, ...]:
+    """Return the nodes so that each comes after those whose results it reads, and else in their order.
+
+    Raises InvariantError if nodes depend on each other.
+    """
+    producer = {tensor: node for node in nodes for tensor in node.outputs}
+    done: set[str] = set()
+    waiting: set[str] = set()
+    result: list[Node] = []
+    for node in nodes:
+        stack = [node]
+        while stack:
+            top = stack[-1]
+            read = [producer[tensor] for tensor in top.inputs if tensor in producer]
+            missing = [each for each in read if each.name not in done]
+            if top.name in done:
+                stack.pop()
+            elif missing:
+                waiting.add(top.name)
+                if any(each.name in waiting for each in missing):
+                    raise InvariantError(f"node {top.name} depends on itself")
+                stack += missing
+            else:
+                done.add(top.name)
+                waiting.discard(top.name)
+                result.append(top)
+                stack.pop()
+    return tuple(result)
 
 
 def verify(graph: Graph) -> Graph:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from roller_svc.graph.passes.batch_norms import fold_batch_norms
+from roller_svc.graph.passes.batching import batch_operators
 from roller_svc.graph.passes.constants import fold_constants
 from roller_svc.graph.passes.dead import remove_dead_nodes
 from roller_svc.graph.passes.duplicates import merge_duplicates
@@ -37,6 +38,7 @@ def run_passes(
     ]
     if fuse:
         costs = CostTable(hw)
+        passes.append(("batch_operators", lambda g: batch_operators(g, costs)))
         passes.append(("fuse_operators", lambda g: fuse_operators(g, costs)))
         passes.append(("fuse_horizontally", lambda g: fuse_horizontally(g, weights, costs)))
     reports = []

@@ -17,7 +17,7 @@ from roller_svc.graph.concats import is_contiguous_concat
 from roller_svc.graph.merge import can_merge, merge_nodes
 from roller_svc.graph.views import view_offset_elements
 from roller_svc.ir.expr import Load
-from roller_svc.ir.graph import Constant, Graph, LoopNode, Node, OpNode
+from roller_svc.ir.graph import Constant, Graph, LoopNode, Node, OpNode, in_dependency_order
 from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.program import StatementKind, TensorProgram
 
@@ -230,27 +230,6 @@ class _Fusion:
             if node.name in self.views and not needed.isdisjoint(node.outputs):
                 nodes.append(node)
                 needed.update(node.inputs)
-        return replace(self.graph, nodes=_sorted(nodes, self.graph))
-
-
-def _sorted(nodes: Sequence[Node], graph: Graph) -> tuple[Node, ...]:
-    """Return nodes in topological order; among those that are ready, that of the earliest original node."""
-    order = {tensor: i for i, node in enumerate(graph.nodes) for tensor in node.outputs}
-    producer = {tensor: node for node in nodes for tensor in node.outputs}
-    done: set[str] = set()
-    result: list[Node] = []
-    for node in sorted(nodes, key=lambda node: max(order[tensor] for tensor in node.outputs)):
-        stack = [node]
-        while stack:
-            top = stack[-1]
-            read = [producer[tensor] for tensor in top.inputs if tensor in producer]
-            missing = [each for each in read if each.name not in done]
-            if top.name in done:
-                stack.pop()
-            elif missing:
-                stack += missing
-            else:
-                done.add(top.name)
-                result.append(top)
-                stack.pop()
-    return tuple(result)
+        order = {tensor: i for i, node in enumerate(self.graph.nodes) for tensor in node.outputs}
+        nodes.sort(key=lambda node: max(order[tensor] for tensor in node.outputs))
+        return replace(self.graph, nodes=in_dependency_order(nodes))

@@ -5,9 +5,12 @@ from __future__ import annotations
 import numpy as np
 from graphs import add_input, add_random, builder_of, check_equal, operators, program_of
 
+from roller_svc.frontend.graph_builder import GraphBuilder
 from roller_svc.frontend.ops.operator import Operand
+from roller_svc.graph.concats import is_contiguous_concat
 from roller_svc.graph.passes import run_passes
 from roller_svc.graph.passes.batch_norms import fold_batch_norms
+from roller_svc.graph.passes.batching import MAX_BATCH, batch_operators
 from roller_svc.graph.passes.constants import fold_constants
 from roller_svc.graph.passes.dead import remove_dead_nodes
 from roller_svc.graph.passes.duplicates import merge_duplicates
@@ -271,3 +274,77 @@ def test_reversed_weights_are_not_concatenated() -> None:
     graph = builder.finish([("y", builder.call("exp", [builder.call("add", results)]))])
     _, merged = fused_horizontally(graph, weights)
     check_equal(graph, merged, weights)
+
+
+def add_matrix(builder: GraphBuilder, seed: int, width: int) -> Operand:
+    """Add a random matrix whose product with a vector has the vector's scale."""
+    array = np.random.default_rng(seed).standard_normal((width, width)) / width**0.5
+    return builder.add_constant(array.astype(np.float32), DType.FLOAT32)
+
+
+def unrolled_layers(layers: int, steps: int, width: int) -> tuple[Graph, Weights]:
+    """Recurrent layers, step by step: h = tanh(x W + h U)."""
+    builder, weights = builder_of()
+    sequence = [add_input(builder, f"x{t}", 1, width) for t in range(steps)]
+    for layer in range(layers):
+        w, u = (add_matrix(builder, 2 * layer + i, width) for i in range(2))
+        state = add_input(builder, f"h{layer}", 1, width)
+        states = []
+        for x in sequence:
+            products = [builder.call("matmul", [x, w]), builder.call("matmul", [state, u])]
+            state = builder.call("tanh", [builder.call("add", products)])
+            states.append(state)
+        sequence = states
+    return builder.finish([(f"y{t}", state) for t, state in enumerate(sequence)]), weights
+
+
+def test_products_with_one_matrix_are_batched_over_steps() -> None:
+    graph, weights = unrolled_layers(2, 6, 128)
+    batched = verify(batch_operators(graph, CostTable(CPU)))
+    products = [node.output_types[0].shape[0] for node in batched.nodes if node.operator == "matmul"]
+    assert sorted(products) == [1] * 12 + [6, 6]  # those of states depend on each other
+    assert all(is_contiguous_concat(node) for node in batched.nodes if node.operator == "concat")
+    check_equal(graph, batched, weights)
+    check_equal(graph, verify(fuse_operators(batched, CostTable(CPU))), weights)
+
+
+def test_batches_of_dependent_nodes_make_no_cycle() -> None:
+    """Two chains over two matrices, in opposite orders: merging both pairs of equal matrices would be a cycle."""
+    builder, weights = builder_of()
+    a, b = (add_matrix(builder, i, 128) for i in range(2))
+    results = []
+    for i, (first, second) in enumerate(((a, b), (b, a))):
+        x = add_input(builder, f"x{i}", 1, 128)
+        results.append(builder.call("matmul", [builder.call("matmul", [x, first]), second]))
+    graph = builder.finish([("y", results[0]), ("z", results[1])])
+    batched = verify(batch_operators(graph, CostTable(CPU)))
+    assert [node.output_types[0].shape[0] for node in batched.nodes if node.operator == "matmul"].count(2) == 1
+    check_equal(graph, batched, weights)
+
+
+def test_long_sequences_are_batched_in_equal_parts() -> None:
+    graph, weights = unrolled_layers(1, MAX_BATCH + 2, 64)
+    batched = verify(batch_operators(graph, CostTable(CPU)))
+    products = [node.output_types[0].shape[0] for node in batched.nodes if node.operator == "matmul"]
+    assert sorted(products)[-2:] == [MAX_BATCH // 2 + 1] * 2
+    check_equal(graph, batched, weights)
+
+
+def test_operators_on_large_inputs_are_not_batched() -> None:
+    """Reading weights once does not pay for copies of inputs that are larger."""
+    builder, weights = builder_of()
+    w = add_random(builder, 0, 8, 4, 3, 3)
+    convolved = [builder.call("conv2d", [add_input(builder, f"x{i}", 1, 4, 40, 40), w], padding=1) for i in range(2)]
+    graph = builder.finish([("y", convolved[0]), ("z", convolved[1])])
+    assert batch_operators(graph, CostTable(CPU)) == graph
+    del weights
+
+
+def test_batched_convolutions_have_a_batch() -> None:
+    builder, weights = builder_of()
+    w = add_random(builder, 0, 64, 64, 3, 3)
+    convolved = [builder.call("conv2d", [add_input(builder, f"x{i}", 1, 64, 5, 5), w], padding=1) for i in range(3)]
+    graph = builder.finish([(f"y{i}", builder.call("relu", [each])) for i, each in enumerate(convolved)])
+    batched = verify(batch_operators(graph, CostTable(CPU)))
+    assert program_of(batched, "conv2d").output_types[0].shape == (3, 64, 5, 5)
+    check_equal(graph, batched, weights)
