@@ -15,6 +15,7 @@ from roller_svc.fusion.axis_fusion import flatten_rows, fuse_axes
 from roller_svc.fusion.contraction import Contraction, as_contraction
 from roller_svc.fusion.delinearize import delinearize_reduced_axes
 from roller_svc.fusion.dual_gemm import match_dual_gemms
+from roller_svc.fusion.grouped_axes import split_grouped_axes
 from roller_svc.fusion.inline import drop_unit_axes, inline_elementwise
 from roller_svc.fusion.row_normalization import hoist_row_divisions
 from roller_svc.fusion.space import contraction_space, nest_space
@@ -104,6 +105,9 @@ def partition_statements(
     """Partition normalized statements into kernel groups."""
     outputs = {o.tensor for o in program.outputs}
     types = stored_types(program)
+    if hw.is_cpu:
+        grouped = split_grouped_axes(statements, types)
+        statements, types = grouped.statements, grouped.types
     if hw.copy_misaligned:
         aligned = insert_aligned_copies(statements, dict(program.inputs), lambda s: _contraction(s, hw))
         statements, types = aligned.statements, types | dict(aligned.copies)
