@@ -6,6 +6,7 @@ import dataclasses
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
+import pytest
 
 from roller_svc import hardware
 from roller_svc.compiler.lower_and_emit import emit_plan
@@ -20,6 +21,7 @@ from roller_svc.ir.kernel import KernelSource
 from roller_svc.ir.program import TensorProgram, TensorType
 from roller_svc.ir.report import Plan
 from roller_svc.runtime.cpu import CpuModule
+from roller_svc.runtime.cpu_features import missing_features
 from roller_svc.semantics.compare import agrees
 from roller_svc.semantics.inputs import random_inputs
 from roller_svc.semantics.interpreter import evaluate
@@ -27,6 +29,12 @@ from roller_svc.toolchain import compile_source
 
 AVX2 = hardware.load("cpu-x86-avx2")
 Types = dict[str, tuple[str, tuple[int, ...]]]
+
+
+def skip_where_features_lack(hw: HardwareSpec) -> None:
+    """Skip the rest of a test that runs kernels of a target on this machine."""
+    if missing := missing_features(hw.arch):
+        pytest.skip(f"the CPU at hand lacks {', '.join(missing)}")
 
 
 def hinting(hw: HardwareSpec, gain: float = 1.4) -> HardwareSpec:
@@ -58,6 +66,7 @@ class CpuCase:
         sources = [self.source(c) for c in chosen]
         with ThreadPoolExecutor(2) as pool:
             kernels = list(pool.map(compile_source, sources))
+        skip_where_features_lack(self.hw)
         for kernel in kernels:
             found = CpuModule(kernel).run(arrays)
             agreement = agrees(self.program, found, expected)

@@ -34,6 +34,7 @@ from roller_svc.runtime.saved.serialization import (
     directory_path,
     load,
     parse_metadata,
+    read_block,
     read_file,
     save,
 )
@@ -183,7 +184,7 @@ def _read(path: Path) -> ModelBundle:
     if not 1 <= len(listed) <= _MAX_VARIANTS:
         raise CorruptKernelError(f"a model has 1 to {_MAX_VARIANTS} variants")
     uses = iter(document["uses"])
-    contents: dict[str, bytes] = {}
+    contents: dict[str, Array] = {}
     variants = tuple(_variant(path, document, each, bundles, uses, contents) for each in listed)
     return ModelBundle(
         string(document["digest"]), string(document["target"]), tuple(bundles), variants, mapping(document, "report")
@@ -192,7 +193,7 @@ def _read(path: Path) -> ModelBundle:
 
 def _variant(
     path: Path, document: dict[str, Any], fields: dict[str, Any], bundles: Sequence[KernelBundle], uses: Any,
-    contents: dict[str, bytes],
+    contents: dict[str, Array],
 ) -> VariantBundle:  # fmt: skip
     positions = tuple(count(each, 0, len(bundles) - 1) for each in items(fields, "kernels"))
     kernels = []
@@ -205,23 +206,24 @@ def _variant(
     sizes = {"binary": None, "weights": plan.read_weights_bytes, "packed": plan.packed_bytes}
     parts = {kind: _content(path, document, fields, kind, size, contents) for kind, size in sizes.items()}
     dims = tuple((string(name), count(extent, 1, MAX_BYTES)) for name, extent in mapping(fields, "dims").items())
-    weights, packed = (np.frombuffer(parts[kind], np.uint8) for kind in ("weights", "packed"))
-    return VariantBundle(dims, plan, positions, parts["binary"], weights, packed)
+    return VariantBundle(dims, plan, positions, parts["binary"].tobytes(), parts["weights"], parts["packed"])
 
 
 def _content(
     path: Path, document: dict[str, Any], fields: dict[str, Any], kind: str, size_bytes: int | None,
-    contents: dict[str, bytes],
-) -> bytes:  # fmt: skip
-    """Return a file's bytes, which have the digest and the size that they should have."""
+    contents: dict[str, Array],
+) -> Array:  # fmt: skip
+    """Return a file's bytes at an aligned address. They have the digest and the size that they should have."""
     name = mapping(fields, "files")[kind]
     known = [_file_name(kind, number) for number in range(_MAX_VARIANTS)]
     if name not in known:  # names in the metadata are untrusted
         raise CorruptKernelError(f"{name!r} is not the name of a file of {kind}")
     if name not in contents:
-        limit = MAX_BINARY_BYTES if size_bytes is None else size_bytes
-        contents[name] = read_file(path, name, limit)
-        if hashlib.sha256(contents[name]).hexdigest() != mapping(document, "files")[name]["sha256"]:
+        if size_bytes is None:
+            contents[name] = np.frombuffer(read_file(path, name, MAX_BINARY_BYTES), np.uint8)
+        else:
+            contents[name] = read_block(path, name, size_bytes)
+        if hashlib.sha256(contents[name].data).hexdigest() != mapping(document, "files")[name]["sha256"]:
             raise CorruptKernelError(f"{name} is not the file that was saved (its sha256 differs)")
     if size_bytes is not None and len(contents[name]) != size_bytes:
         raise CorruptKernelError(f"{name} has {len(contents[name])} bytes, expected {size_bytes}")

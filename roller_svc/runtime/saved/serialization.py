@@ -10,14 +10,17 @@ import stat
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from io import BufferedReader
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from roller_svc.errors import ArgumentError, InvariantError, UnknownKernelError
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.kernel import Buffer, CompiledKernel, Language
 from roller_svc.ir.quoting import quote_comment, require_identifier
-from roller_svc.runtime.binding import ALIGNMENT_BYTES
+from roller_svc.runtime.binding import ALIGNMENT_BYTES, Array, aligned_empty
 from roller_svc.runtime.saved.json_fields import CorruptKernelError, mapping, printable, string
 from roller_svc.runtime.saved.metadata import FORMAT, MAX_METADATA_BYTES, map_json, read_compiled
 
@@ -248,6 +251,27 @@ def _file_names(document: Any) -> tuple[str, str]:
 
 def read_file(directory: Path, name: str, limit_bytes: int) -> bytes:
     """Read a file, unless it is a link, not a regular file, or too large."""
+    with _opened(directory, name, limit_bytes) as file:
+        data = file.read(limit_bytes + 1)
+    if len(data) > limit_bytes:
+        raise CorruptKernelError(f"{name} is larger than {limit_bytes} bytes")
+    return data
+
+
+def read_block(directory: Path, name: str, size_bytes: int) -> Array:
+    """Return a file's bytes at an aligned address, unless it is a link, not a regular file, or of another size."""
+    with _opened(directory, name, size_bytes) as file:
+        got = os.fstat(file.fileno()).st_size
+        block = aligned_empty((size_bytes,), np.dtype(np.uint8)) if got == size_bytes else np.empty(0, np.uint8)
+        if block.size:
+            got = file.readinto(block.data)
+    if got != size_bytes:
+        raise CorruptKernelError(f"{name} has {got} bytes, expected {size_bytes}")
+    return block
+
+
+def _opened(directory: Path, name: str, limit_bytes: int) -> BufferedReader:
+    """Open a regular file that is not too large."""
     try:
         descriptor = os.open(directory / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
@@ -256,8 +280,7 @@ def read_file(directory: Path, name: str, limit_bytes: int) -> bytes:
     if not stat.S_ISREG(status.st_mode):
         os.close(descriptor)
         raise CorruptKernelError(f"{name} is not a regular file")
-    with os.fdopen(descriptor, "rb") as file:
-        data = file.read(limit_bytes + 1) if status.st_size <= limit_bytes else b""
-    if max(status.st_size, len(data)) > limit_bytes:
+    if status.st_size > limit_bytes:
+        os.close(descriptor)
         raise CorruptKernelError(f"{name} is larger than {limit_bytes} bytes")
-    return data
+    return os.fdopen(descriptor, "rb")
