@@ -20,21 +20,34 @@ PAUSE_S = 0.5  # between processes, so that the threads of one have ended
 TIMEOUT_S = 1800.0
 
 
-def bench_models(files: Sequence[str], threads: int, baselines: Sequence[str], select: str) -> Iterator[dict[str, Any]]:
+def bench_models(
+    files: Sequence[str], threads: int, baselines: Sequence[str], select: str, rounds: int = 1
+) -> Iterator[dict[str, Any]]:
     """Yield a row for each model: times of all engines, the best baseline over ours, and the largest difference.
 
-    Raises ArgumentError for a baseline that does not exist.
+    Each round runs every engine in a process of its own; least times of all rounds count. Raises ArgumentError for a
+    baseline that does not exist.
     """
     if unknown := [name for name in baselines if name not in BASELINES]:
         raise ArgumentError(f"--peers {unknown[0]}: expected some of {', '.join(BASELINES)}", code="invalid-option")
     for file in files:
+        own: list[dict[str, Any]] = []
+        timed: dict[str, list[dict[str, Any]]] = {name: [] for name in baselines}
         with tempfile.TemporaryDirectory(prefix="roller-zoo-") as folder:
             arrays = str(Path(folder) / "arrays.npz")
-            own = _run([OWN_ENGINE, file, str(threads), arrays, select], threads)
-            timed: dict[str, dict[str, Any]] = {}
-            if "error" not in own:
-                timed = {name: _run([name, file, str(threads), arrays], threads) for name in baselines}
-        yield _row(file, threads, own, timed)
+            for _ in range(rounds):
+                own.append(_run([OWN_ENGINE, file, str(threads), arrays, select], threads))
+                if "error" in own[-1]:
+                    break
+                for name, rows in timed.items():
+                    rows.append(_run([name, file, str(threads), arrays], threads))
+        yield _row(file, threads, _best(own), {name: _best(rows) for name, rows in timed.items() if rows})
+
+
+def _best(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the first row with the least times of all rounds; the row with an error if there is one."""
+    failed = next((row for row in rows if "error" in row), None)
+    return failed or rows[0] | {name: min(row[name] for row in rows) for name in ("min_ms", "median_ms")}
 
 
 def _run(arguments: Sequence[str], threads: int) -> dict[str, Any]:
@@ -62,7 +75,7 @@ def _row(file: str, threads: int, own: dict[str, Any], baselines: dict[str, dict
         "threads": threads,
         "ours_ms": _times(own),
         "peers": {name: _times(each) for name, each in baselines.items()},
-        "ratio": min(minima) / own["min_ms"] if minima else None,
+        "ratio": min(minima) / own["min_ms"] if minima and "error" not in own else None,
         "compile_s": own.get("compile_s"),
         "warm_compile_s": own.get("warm_compile_s"),
         "max_abs_error": max(errors, default=None),

@@ -27,19 +27,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--select", default="measure", metavar="HOW",
         help="measure: time the candidates of each kernel; model: trust the ranking (default: %(default)s)",
     )  # fmt: skip
+    parser.add_argument(
+        "--rounds", type=int, default=1, metavar="N",
+        help="times that each engine runs, in turns; least times count (default: %(default)s)",
+    )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="write one JSON document to stdout")
 
 
 def execute(options: argparse.Namespace) -> int:
-    common.check_positive(options, "threads")
+    common.check_positive(options, "threads", "rounds")
     baselines = [name for name in options.baselines.split(",") if name]
-    rows = bench_models(options.files, options.threads, baselines, options.select)
+    rows = bench_models(options.files, options.threads, baselines, options.select, options.rounds)
     listed = list(progress.show_progress(rows, len(options.files), "models"))
     if options.json:
         show.print_json(
             {
                 "machine": machine(hardware.load("local")),
-                "settings": {"threads": options.threads, "peers": baselines, "select": options.select},
+                "settings": {"threads": options.threads, "peers": baselines, "select": options.select,
+                             "rounds": options.rounds},
                 "models": listed,
             }
         )

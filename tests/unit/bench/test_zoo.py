@@ -1,0 +1,44 @@
+"""Whole models against other engines: rounds, errors, ratios."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from roller_svc.bench.zoo import run
+
+
+def answers(monkeypatch: pytest.MonkeyPatch, listed: dict[str, list[dict[str, Any]]]) -> list[str]:
+    """Engines answer these rows, in order. Returns the engines as they are called."""
+    called: list[str] = []
+
+    def answer(arguments: Sequence[str], _: int) -> dict[str, Any]:
+        called.append(arguments[0])
+        return listed[arguments[0]].pop(0)
+
+    monkeypatch.setattr(run, "_run", answer)
+    return called
+
+
+def times(least: float, middle: float) -> dict[str, Any]:
+    return {"min_ms": least, "median_ms": middle, "max_abs_error": 0.0}
+
+
+def test_engines_take_turns_and_least_times_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = {"ours": [times(3, 4), times(2, 5)], "openvino": [times(6, 7), times(8, 9)]}
+    called = answers(monkeypatch, rows)
+    (row,) = run.bench_models(["a.onnx"], 2, ["openvino"], "model", 2)
+    assert called == ["ours", "openvino"] * 2
+    assert row["ours_ms"] == {"min": 2, "median": 4}
+    assert row["peers"] == {"openvino": {"min": 6, "median": 7}}
+    assert row["ratio"] == 3
+
+
+def test_a_model_that_fails_is_not_timed_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    called = answers(monkeypatch, {"ours": [times(3, 4), {"error": "no"}], "openvino": [times(6, 7)]})
+    (row,) = run.bench_models(["a.onnx"], 2, ["openvino"], "model", 3)
+    assert called == ["ours", "openvino", "ours"]
+    assert row["ours_ms"] == {"error": "no"}
+    assert row["ratio"] is None
