@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from roller_svc.families.common.cpu.image_space import ImageSpace
 from roller_svc.families.common.cpu.memory import (
     L1_PANEL_FRACTION,
     dominant_level,
@@ -14,7 +15,6 @@ from roller_svc.families.common.cpu.memory import (
     transfer_s,
 )
 from roller_svc.families.common.cpu.micro_kernel_cost import kernel_cycles, source_bandwidth
-from roller_svc.families.cpu.convolution.workload import ImageSpace
 from roller_svc.ir.group import AxisRole
 from roller_svc.perf.common import Costs, Launch
 from roller_svc.perf.machine import LOAD_PORTS

@@ -20,8 +20,8 @@ from roller_svc.construct.rules import (
     spatial_grid,
 )
 from roller_svc.construct.scale_up import ScaleUpLevel, ScaleUpResult, TileMetrics
+from roller_svc.families.common.cpu.image_space import ImageSpace
 from roller_svc.families.common.cpu.micro_kernel_cost import kernel_cycles
-from roller_svc.families.cpu.convolution.workload import ImageSpace
 from roller_svc.ir.group import AxisRole
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.workload import Workload

@@ -12,17 +12,17 @@ import math
 from dataclasses import dataclass, replace
 
 from roller_svc.errors import InvariantError
-from roller_svc.families.common.cpu.memory import LINE_BYTES
-from roller_svc.families.common.cpu.micro_kernel import LANE, ROW, VECTOR, CTile, KLoop, MicroKernel
-from roller_svc.families.common.view import GemmView, bind_members, member_values
-from roller_svc.families.cpu.convolution.input_patch import (
+from roller_svc.families.common.cpu.image_results import TRANSPOSED, ImageResults, has_equal_patches
+from roller_svc.families.common.cpu.image_space import ImageSpace, ImageWindowDim, image_space
+from roller_svc.families.common.cpu.input_patch import (
     WINDOW,
     InputPatch,
-    dispatch_length,
     pixel_at,
     remaining_pixels,
 )
-from roller_svc.families.cpu.convolution.workload import ImageSpace, ImageWindowDim, image_space
+from roller_svc.families.common.cpu.memory import LINE_BYTES
+from roller_svc.families.common.cpu.micro_kernel import LANE, ROW, VECTOR, CTile, KLoop, MicroKernel
+from roller_svc.families.common.view import GemmView, bind_members, member_values
 from roller_svc.ir.affine import affine
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Cast, Expr, Load, substitute
@@ -192,7 +192,7 @@ class PackedWeights:
         return tuple(s.tap for s in self.image.window_dims if s.tap is not None)
 
 
-ACC, TRANSPOSED = ".sums", ".turned"
+ACC = ".sums"
 
 
 def lower(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[ScheduleTree, ...]:
@@ -291,13 +291,16 @@ class _Tasks:
         else:
             acc_shape = (*accumulators, wide, self._patch_pixels)
         buffers = [(ACC, acc_shape), (WINDOW, (self.patch.elements,)), (PACKED, self.weights.shape)]
-        if self._transposes_results:
+        if self.results.transposes:
             buffers.append((TRANSPOSED, (self.lanes, self.lanes)))
         return tuple(Storage(name, dtype, shape, Scope.STACK, ()) for name, shape in buffers)
 
     @property
-    def _transposes_results(self) -> bool:
-        return self.image.along_filters and not self.filters_last
+    def results(self) -> ImageResults:
+        return ImageResults(
+            self.view, self.image, self.patch.pixels, ACC, self._panel_index(), self.weights.wide, self.lanes,
+            self.filters_last,
+        )  # fmt: skip
 
     @property
     def _patches_per_task(self) -> tuple[int, ...]:
@@ -310,7 +313,7 @@ class _Tasks:
             name, first = slide.pixel.name, ref(f"{slide.pixel.name}.first")
             at = add(first, mul(ref(f"{name}.window"), num(pixels)))
             remaining = min_(num(pixels), sub(num(slide.pixel.extent), at))
-            count = num(min(pixels, slide.pixel.extent)) if _has_equal_patches(slide, pixels) else remaining
+            count = num(min(pixels, slide.pixel.extent)) if has_equal_patches(slide, pixels) else remaining
             limit: Expr | None = None
             if patches > 1 and slide.pixel.extent % self._task(slide):
                 limit = div(add(sub(num(slide.pixel.extent), first), num(pixels - 1)), pixels)
@@ -324,11 +327,11 @@ class _Tasks:
         for slide, pixels in reversed(self.window_dims):
             name, tile = slide.pixel.name, self._tile(slide)
             limit: Expr | None = None
-            if not _has_equal_patches(slide, pixels):
+            if not has_equal_patches(slide, pixels):
                 limit = div(add(remaining_pixels(slide), num(tile - 1)), tile)
             nodes = (Let(f"{name}.place", mul(ref(f"{name}.tile"), num(tile)), nodes),)
             nodes = (Loop(f"{name}.tile", self._tiles(slide, pixels), LoopKind.SERIAL, nodes, limit),)
-        finish: tuple[Node, ...] = (Routine("store", self._run_epilogue()),)
+        finish: tuple[Node, ...] = (Routine("store", self.results.nodes()),)
         nodes += (Branch(eq(ref(".step"), num(self.steps - 1)), finish),) if self.steps > 1 else finish
         position = add(ref(".filters.first"), mul(ref(".filters.panel"), num(self.weights.wide)))
         nodes = (Let(".filters.place", position, nodes),)
@@ -419,7 +422,7 @@ class _Tasks:
 
     # accumulators ---------------------------------------------------------------------------------------------------
     def _accumulator_index(self, row: Expr, column: Expr) -> tuple[Expr, ...]:
-        number = self._pixel_number(self._pixel_in_patch())
+        number = self.results.pixel_number(self._pixel_in_patch())
         return (
             (*self._panel_index(), number, column) if self.image.along_filters else (*self._panel_index(), row, number)
         )
@@ -431,110 +434,3 @@ class _Tasks:
         for (slide, _), patches in zip(self.window_dims, self._patches_per_task, strict=True):
             patch = add(mul(patch, num(patches)), ref(f"{slide.pixel.name}.window"))
         return patch, ref(".filters.panel")
-
-    def _pixel_number(self, at: tuple[Expr, ...]) -> Expr:
-        number: Expr = num(0)
-        for (_, pixels), pixel in zip(self.window_dims, at, strict=True):
-            number = add(mul(number, num(pixels)), pixel)
-        return number
-
-    # results --------------------------------------------------------------------------------------------------------
-    def _run_epilogue(self) -> tuple[Node, ...]:
-        """Store the accumulators of a panel through the epilogue."""
-        if self.filters_last:
-            return self._over_pixels(self._store_filters(), self.window_dims)
-        if not self.image.along_filters:
-            nodes = self._over_pixels(self._store_pixels(), self.window_dims[:-1])
-            row = ref(".filter")
-            nodes = bind_members(self.image.filters, add(ref(".filters.place"), row), nodes)
-            return (Loop(".filter", self.weights.wide, LoopKind.SERIAL, nodes, self._remaining_filters(num(0))),)
-        slide, pixels = self.window_dims[-1]
-        return self._over_pixels(dispatch_length(slide, pixels, self._store_transposed), self.window_dims[:-1])
-
-    def _remaining_filters(self, beyond: Expr) -> Expr | None:
-        extent = self.image.filters.extent
-        if extent % self.weights.wide == 0:
-            return None
-        return sub(num(extent), add(ref(".filters.place"), beyond))
-
-    def _over_pixels(
-        self, nodes: tuple[Node, ...], window_dims: tuple[tuple[ImageWindowDim, int], ...]
-    ) -> tuple[Node, ...]:
-        for slide, pixels in reversed(window_dims):
-            name = slide.pixel.name
-            limit = None if _has_equal_patches(slide, pixels) else remaining_pixels(slide)
-            nodes = (Let(name, add(pixel_at(slide, pixels), ref(f"{name}.done")), nodes),)
-            nodes = (Loop(f"{name}.done", min(pixels, slide.pixel.extent), LoopKind.SERIAL, nodes, limit),)
-        return nodes
-
-    def _stored_pixel(self, last: Expr) -> Expr:
-        """Return the number of the output position that is stored."""
-        names = [f"{slide.pixel.name}.done" for slide, _ in self.window_dims[:-1]]
-        return self._pixel_number((*(ref(n) for n in names), last))
-
-    def _store(self, tensor: str, index: tuple[Expr, ...], lanes: int, at: dict[str, Expr]) -> tuple[Node, ...]:
-        return self.view.vector_epilogue(
-            Load(tensor, index, self.view.dtype), Loop(LANE, lanes, LoopKind.VECTOR, ()), at
-        )
-
-    def _store_filters(self) -> tuple[Node, ...]:
-        """Store adjacent filters of one output position."""
-        filters, wide = self.image.filters, self.weights.wide
-        number = self._stored_pixel(ref(f"{self.image.window_dims[-1].pixel.name}.done"))
-
-        def stores(count: int) -> tuple[Node, ...]:
-            at = member_values(filters, add(ref(".filters.place"), ref(LANE)))
-            return self._store(ACC, (*self._panel_index(), number, ref(LANE)), count, at)
-
-        tail = filters.extent % wide
-        if not tail:
-            return stores(wide)
-        if filters.extent < wide:
-            return stores(tail)
-        inside = le(add(ref(".filters.place"), num(wide)), num(filters.extent))
-        return (Branch(inside, stores(wide), stores(tail)),)
-
-    def _store_pixels(self) -> tuple[Node, ...]:
-        """Store a row of adjacent output positions of one filter."""
-        slide, pixels = self.window_dims[-1]
-
-        def stores(count: int) -> tuple[Node, ...]:
-            def vector(first: int, lanes: int) -> tuple[Node, ...]:
-                position = add(num(first), ref(LANE))
-                at = {slide.pixel.name: add(pixel_at(slide, pixels), position)}
-                return self._store(ACC, (*self._panel_index(), ref(".filter"), self._stored_pixel(position)), lanes, at)
-
-            vectorised = count - count % self.lanes
-            return (
-                *(vector(0, vectorised) if vectorised else ()),
-                *(vector(vectorised, count - vectorised) if count > vectorised else ()),
-            )
-
-        return dispatch_length(slide, pixels, stores)
-
-    def _store_transposed(self, count: int) -> tuple[Node, ...]:
-        """Store a row of adjacent output positions from accumulators transposed in blocks."""
-        slide, pixels = self.window_dims[-1]
-        lanes, wide = self.lanes, self.weights.wide
-
-        def block(first: Expr, max_pixels: int) -> tuple[Node, ...]:
-            beyond = mul(ref(".vector"), num(lanes))
-            source = Load(ACC, (*self._panel_index(), self._stored_pixel(first), beyond), self.view.dtype)
-            at: dict[str, Expr] = {slide.pixel.name: add(add(pixel_at(slide, pixels), first), ref(LANE))}
-            stores = self._store(TRANSPOSED, (ref(".filter"), ref(LANE)), max_pixels, at)
-            position = add(add(ref(".filters.place"), beyond), ref(".filter"))
-            stores = bind_members(self.image.filters, position, stores)
-            transpose = Transpose(TRANSPOSED, (num(0), num(0)), lanes, source, wide)
-            filters_loop = Loop(".filter", lanes, LoopKind.SERIAL, stores, self._remaining_filters(beyond))
-            return (Loop(".vector", wide // lanes, LoopKind.SERIAL, (transpose, filters_loop)),)
-
-        full, tail = divmod(count, lanes)
-        nodes: tuple[Node, ...] = ()
-        if full:
-            nodes = (Loop(".part", full, LoopKind.SERIAL, block(mul(ref(".part"), num(lanes)), lanes)),)
-        return (*nodes, *block(num(full * lanes), tail)) if tail else nodes
-
-
-def _has_equal_patches(dim: ImageWindowDim, pixels: int) -> bool:
-    """Return whether all patches along the dimension have equal sizes."""
-    return pixels >= dim.pixel.extent or dim.pixel.extent % pixels == 0

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from roller_svc.analysis.linear import Linear, linear
+from roller_svc.families.common.cpu.image_space import ImageSpace, ImageWindowDim
 from roller_svc.families.common.cpu.micro_kernel import LANE
 from roller_svc.families.common.view import bind_members, member_values
-from roller_svc.families.cpu.convolution.workload import ImageSpace, ImageWindowDim
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Cast, Const, Expr, Op, OpKind, Select, axes_of, substitute
 from roller_svc.ir.index import add, ceil_div, conjuncts, div, eq, logical_and, mod, mul, num, ref, sub
