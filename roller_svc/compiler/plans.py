@@ -33,9 +33,9 @@ class RankedPartition(NamedTuple):
 
 RankedPartitions = tuple[RankedPartition, ...]  # the one with the best predicted plan first
 EXPLORATION_DIVISOR = 3  # 1/3 of the measured plans may explore other units and partitions outside the uncertainty
-# What distinguishes plans other than tile sizes: the number of the partition, or the partition, a kernel of it and the
-# kind of unit that the kernel runs on.
-PlanFeature = tuple[int] | tuple[int, int, UnitKind]
+# What distinguishes plans other than tile sizes: the number of the partition, or the partition, a kernel of it, the
+# kind of unit that the kernel runs on, and its Winograd tile.
+PlanFeature = tuple[int] | tuple[int, int, UnitKind, int]
 FeaturedPlan = tuple[PlanFeature, GroupedPlan]  # a plan with the feature that the top-ranked plans lack
 
 
@@ -91,7 +91,7 @@ def _rank(
     constraints: ScheduleConstraints,
 ) -> RankedPartition:
     constrained = [g for g in groups if g.kind in (GroupKind.CONTRACTION, GroupKind.ATTENTION)] or groups
-    unconstrained = ScheduleConstraints(constraints.allow_tf32)
+    unconstrained = ScheduleConstraints(constraints.allow_tf32, winograd=constraints.winograd)
     results = [
         rank_units(group, hw, top_k, constraints if group in constrained else unconstrained, cache.footprints)
         for group in groups
@@ -135,13 +135,13 @@ def select_for_measurement(
 
     Low-ranked plans that differ only in tile sizes give way to the best plan of every missing partition that may be the
     fastest. Up to a third of the list explores: the other partitions, whose estimates may be off by more than their
-    uncertainty, then other kinds of units for a kernel.
+    uncertainty, then other kinds of units and algorithms for a kernel.
     """
     selected = list(plans[:count])
     features = {feature for plan in selected for feature in _features(plan, partitions)}
     contenders, others, units = (
         [plan for feature, plan in sorted(group, key=lambda pair: _ranking_seconds(pair[1])) if feature not in features]
-        for group in (*_other_partitions(partitions), _other_units(partitions[0]))
+        for group in (*_other_partitions(partitions), _other_kernels(partitions[0]))
     )
     for plan in (*contenders, *[*others, *units][: count // EXPLORATION_DIVISOR])[: count - 1]:
         if len(selected) == count:
@@ -168,13 +168,13 @@ def _other_partitions(partitions: RankedPartitions) -> tuple[list[FeaturedPlan],
     return contenders, others
 
 
-def _other_units(best: RankedPartition) -> Iterator[FeaturedPlan]:
-    """Yield the best plan of a partition with one kernel on another kind of unit."""
+def _other_kernels(best: RankedPartition) -> Iterator[FeaturedPlan]:
+    """Yield the best plan of a partition with one kernel on another kind of unit, or by another algorithm."""
     first = _best_plan(best).choices
     for g, candidates in enumerate(best.candidates):
-        features = {_unit_feature(0, g, candidates[0])}
+        features = {_kernel_feature(0, g, candidates[0])}
         for candidate in candidates:
-            feature = _unit_feature(0, g, candidate)
+            feature = _kernel_feature(0, g, candidate)
             if feature not in features and _may_be_faster(candidate.estimate, candidates[0].estimate):
                 yield feature, GroupedPlan(Plan((*first[:g], candidate, *first[g + 1 :])), best.groups)
             features.add(feature)
@@ -195,11 +195,11 @@ def _may_be_faster(candidate: Estimate, best: Estimate) -> bool:
 
 def _features(grouped: GroupedPlan, partitions: RankedPartitions) -> tuple[PlanFeature, ...]:
     number = next(i for i, ranked in enumerate(partitions) if ranked.groups is grouped.groups)
-    return ((number,), *(_unit_feature(number, g, choice) for g, choice in enumerate(grouped.plan.choices)))
+    return ((number,), *(_kernel_feature(number, g, choice) for g, choice in enumerate(grouped.plan.choices)))
 
 
-def _unit_feature(number: int, g: int, candidate: Candidate) -> PlanFeature:
-    return number, g, candidate.program.unit.kind
+def _kernel_feature(number: int, g: int, candidate: Candidate) -> PlanFeature:
+    return number, g, candidate.program.unit.kind, candidate.program.space.winograd_tile
 
 
 def _replaceable_index(selected: list[GroupedPlan], partitions: RankedPartitions) -> int | None:

@@ -51,8 +51,8 @@ def rank_units(
 ) -> tuple[tuple[Candidate, ...], Construction]:  # fmt: skip
     """Rank the rPrograms of all units that may compute the group, and merge their constructions.
 
-    With several units or views, more than `top_k` candidates may be returned: the best of each unit that has none among
-    them follows.
+    With several units or views, more than `top_k` candidates may be returned: the best of each unit and algorithm that
+    has none among them follows.
 
     Args:
         footprints: Footprints of the same program's spaces, from other devices. Grows.
@@ -66,7 +66,7 @@ def rank_units(
     wanted: list[ConstrainedPrograms] = []
     failures: list[NoCandidateError] = []
     roofs: list[tuple[RooflineBound, ...]] = []
-    for unit, view in unit_views(group, hw, units):
+    for unit, view in unit_views(group, hw, units, constraints.winograd):
         try:
             family, p = prepare(view, hw, unit, footprints)
         except NoCandidateError as failure:
@@ -91,7 +91,7 @@ def rank_units(
         raise _with_another_unit(failures[0], group, hw, units)
     if not best:
         raise unmet_constraints_error(group, constraints.tiles, wanted)
-    candidates = tie_breaks.candidates([*best, *_best_of_absent_units(heads, best, tie_breaks)])
+    candidates = tie_breaks.candidates([*best, *_best_of_absent_views(heads, best, tie_breaks)])
     return candidates, _merge_constructions(found, units.unsupported_units, _fastest_roofline(roofs))
 
 
@@ -117,8 +117,8 @@ def _tie_breaks(units: Units) -> TieBreaks:
     return TieBreaks({unit.name: 1.0 if unit.flops_per_s == highest else 1 + TIE_FRACTION for unit in units.units})
 
 
-def _best_of_absent_units(heads: list[Timed], best: list[Timed], tie_breaks: TieBreaks) -> list[Timed]:
-    """Return the best of each unit that is not among the best; none where one candidate was requested."""
+def _best_of_absent_views(heads: list[Timed], best: list[Timed], tie_breaks: TieBreaks) -> list[Timed]:
+    """Return the best of each view that is not among the best; none where one candidate was requested."""
     known = {id(t) for t in best}
     return tie_breaks.fastest(len(heads), [t for t in heads if id(t) not in known]) if len(best) > 1 else []
 

@@ -14,6 +14,7 @@ from roller_svc.families.cpu.convolution import CPU_CONVOLUTION
 from roller_svc.families.cpu.loops import CPU_LOOPS
 from roller_svc.families.cpu.transpose import CPU_TRANSPOSE
 from roller_svc.families.cpu.window import CPU_WINDOW
+from roller_svc.families.cpu.winograd import CPU_WINOGRAD
 from roller_svc.families.family import Family
 from roller_svc.families.gpu.elementwise import ELEMENTWISE
 from roller_svc.families.gpu.mma_attention import MMA_ATTENTION
@@ -42,6 +43,7 @@ FAMILIES: tuple[Family[Any], ...] = (
     ELEMENTWISE,
     WINDOW,
     REDUCTION,
+    CPU_WINOGRAD,
     CPU_CONVOLUTION,
     CPU_CONTRACTION,
     CPU_WINDOW,

@@ -24,8 +24,9 @@ from roller_svc.families.common.gpu.matrix.tile import (
     plan_operand_loads,
 )
 from roller_svc.families.cpu.convolution.convolution_view import convolution_spaces
+from roller_svc.families.cpu.winograd.winograd_view import winograd_spaces
 from roller_svc.ir.accumulation import accumulator_precision
-from roller_svc.ir.constraints import OpClass, ScheduleConstraints
+from roller_svc.ir.constraints import OpClass, ScheduleConstraints, WinogradMode
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.group import GroupKind, KernelGroup
 from roller_svc.ir.hardware import ComputeUnit, HardwareSpec, TargetKind, UnitKind
@@ -188,15 +189,23 @@ def _element_loads(unit: ComputeUnit, factors: tuple[Operand, Operand], hw: Hard
     return sum(feed.load.kind is LoadKind.ELEMENT for feed in plan_operand_loads(unit, factors, hw.arch))
 
 
-def unit_views(group: KernelGroup, hw: HardwareSpec, units: Units) -> Iterator[tuple[ComputeUnit, KernelGroup]]:
+def unit_views(
+    group: KernelGroup, hw: HardwareSpec, units: Units, winograd: WinogradMode = WinogradMode.AUTO
+) -> Iterator[tuple[ComputeUnit, KernelGroup]]:
     """Yield each unit with the views that it computes: dot products are packed contractions only."""
     for unit in units.units:
-        for view in (group,) if unit.kind is UnitKind.DOT else group_views(group, hw):
+        for view in (group,) if unit.kind is UnitKind.DOT else group_views(group, hw, winograd):
             yield unit, view
 
 
-def group_views(group: KernelGroup, hw: HardwareSpec) -> tuple[KernelGroup, ...]:
-    """Return the group, and on a CPU its views as a convolution."""
+def group_views(
+    group: KernelGroup, hw: HardwareSpec, winograd: WinogradMode = WinogradMode.AUTO
+) -> tuple[KernelGroup, ...]:
+    """Return the group, and on a CPU its views as a convolution, those of Winograd's algorithm last."""
     if hw.family is not TargetKind.CPU:
         return (group,)
-    return (group, *(replace(group, space=space) for space in convolution_spaces(group)))
+    direct = convolution_spaces(group)
+    fast = tuple(replace(group, space=space) for space in winograd_spaces(group, direct, winograd))
+    if fast and winograd is WinogradMode.ALWAYS:
+        return fast
+    return (group, *(replace(group, space=space) for space in direct), *fast)

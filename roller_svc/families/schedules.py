@@ -9,6 +9,7 @@ from roller_svc.families.cpu.convolution import schedule as cpu_convolution
 from roller_svc.families.cpu.loops import schedule as cpu_loops
 from roller_svc.families.cpu.transpose import schedule as cpu_transpose
 from roller_svc.families.cpu.window import schedule as cpu_window
+from roller_svc.families.cpu.winograd import schedule as cpu_winograd
 from roller_svc.families.gpu.elementwise import schedule as gpu_elementwise
 from roller_svc.families.gpu.mma_attention import schedule as gpu_mma_attention
 from roller_svc.families.gpu.mma_contraction import schedule as gpu_mma_contraction
@@ -35,6 +36,7 @@ SCHEDULES: Mapping[str, Lower] = {
     "gpu/elementwise": gpu_elementwise.lower,
     "gpu/window": gpu_window.lower,
     "gpu/reduction": gpu_reduction.lower,
+    "cpu/winograd": cpu_winograd.lower,
     "cpu/convolution": cpu_convolution.lower,
     "cpu/contraction": cpu_contraction.lower,
     "cpu/window": cpu_window.lower,

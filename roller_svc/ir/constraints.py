@@ -22,6 +22,14 @@ class OpClass(Enum):
     WGMMA = "wgmma"  # matrix units, asynchronous instructions of warpgroups
 
 
+class WinogradMode(Enum):
+    """Which convolutions may be computed by Winograd's algorithm. See analysis/winograd.py for its accuracy."""
+
+    AUTO = "auto"  # F(2 x 2) wherever it applies, F(4 x 4) where the bound on its error holds
+    NEVER = "never"  # direct convolution only
+    ALWAYS = "always"  # nothing else where it applies
+
+
 @dataclass(frozen=True, slots=True)
 class ScheduleConstraints:
     """Constraints on the rPrograms of one program.
@@ -33,6 +41,7 @@ class ScheduleConstraints:
     allow_tf32: bool = False  # round float32 operands to tf32, and keep float8 accumulators at 14 bits
     op_class: OpClass | None = None
     tiles: tuple[tuple[str, int], ...] = ()  # (public option, value); see TILE_FIELDS
+    winograd: WinogradMode = WinogradMode.AUTO
 
     def is_satisfied_by(self, program: RProgram) -> bool:
         """Return whether the rProgram has all values of `tiles`."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from roller_svc.errors import BuildError
-from roller_svc.ir.constraints import OpClass, ScheduleConstraints
+from roller_svc.ir.constraints import OpClass, ScheduleConstraints, WinogradMode
 from roller_svc.ir.estimate import Candidate, Construction, Estimate, StageCost
 from roller_svc.ir.group import KernelGroup
 from roller_svc.ir.hardware import HardwareSpec
@@ -41,10 +41,11 @@ class BuildRequest:
     op_class: OpClass | None = None
     tiles: tuple[tuple[str, int], ...] = ()
     constants: tuple[str, ...] = ()  # inputs that are the same in every call
+    winograd: WinogradMode = WinogradMode.AUTO
 
     @property
     def constraints(self) -> ScheduleConstraints:
-        return ScheduleConstraints(self.allow_tf32, self.op_class, self.tiles)
+        return ScheduleConstraints(self.allow_tf32, self.op_class, self.tiles, self.winograd)
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,6 +71,19 @@ class ConvolutionCosts:
 
 
 @dataclass(frozen=True, slots=True)
+class WinogradCosts:
+    """Costs of Winograd convolution (`families/cpu/winograd`); staging and outputs cost what they cost a direct one."""
+
+    call_cycles: float = 30.0  # start of a micro-kernel call
+    tile_cycles: float = 8.0  # start of a tile's transform: addresses
+    operation_cycles: float = 0.6  # one vector operation of a transform
+    access_factor: float = 1.0  # loads and stores of a transform, those of registers that spill included
+    transpose_cycles: float = 3.0  # one vector of a transposed block
+    exposed_fraction: float = 0.25  # of the time that transformed weights and inputs take to arrive
+    memory_exposed_fraction: float = 0.3  # of the time that input and outputs take from memory
+
+
+@dataclass(frozen=True, slots=True)
 class WindowCosts:
     """Costs of windowed reductions (`families/cpu/window`), each timed alone on Zen 4."""
 
@@ -186,6 +199,7 @@ class CpuCosts:
 
     contraction: ContractionCosts = ContractionCosts()
     convolution: ConvolutionCosts = ConvolutionCosts()
+    winograd: WinogradCosts = WinogradCosts()
     window: WindowCosts = WindowCosts()
     transpose: TransposeCosts = TransposeCosts()
     loops: LoopCosts = LoopCosts()

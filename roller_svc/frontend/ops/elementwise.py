@@ -196,8 +196,10 @@ _SHAPED = {
         {"alpha": 1.6732632423543772, "gamma": 1.0507009873554805},
     ),
     "hard_sigmoid": ("clip({alpha} * {x} + {beta}, 0.0, 1.0)", {"alpha": 0.2, "beta": 0.5}),
-    "shrink": ("where({x} < -{lambd}, {x} + {bias}, where({x} > {lambd}, {x} - {bias}, 0.0))",
-               {"lambd": 0.5, "bias": 0.0}),
+    "shrink": (
+        "where({x} < -{lambd}, {x} + {bias}, where({x} > {lambd}, {x} - {bias}, 0.0))",
+        {"lambd": 0.5, "bias": 0.0},
+    ),
     "thresholded_relu": ("where({x} > {alpha}, {x}, 0.0)", {"alpha": 1.0}),
 }
 

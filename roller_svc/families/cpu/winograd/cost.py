@@ -1,0 +1,118 @@
+"""Cost of a Winograd convolution on a CPU: staging, transforms, products and outputs, all summed."""
+
+from __future__ import annotations
+
+import math
+
+from roller_svc.families.common.cpu.memory import dominant_level, private_bandwidth, seconds_per_byte, transfer_s
+from roller_svc.families.common.cpu.micro_kernel_cost import kernel_cycles, source_bandwidth
+from roller_svc.families.cpu.winograd.transform_nodes import count_operations
+from roller_svc.families.cpu.winograd.workload import WinogradSpace, WinogradTask
+from roller_svc.perf.common import Costs, Launch
+from roller_svc.perf.workload import Workload
+
+
+def cpu_winograd(p: Workload[WinogradSpace], launch: Launch) -> Costs:
+    """Return the cycles of the core with the most tasks, summed over what a task does."""
+    mach, costs = p.machine, p.machine.costs.winograd
+    task = _task(p, launch)
+    product = _products(p, task)
+    transforms = _input_transforms(p, task) + _output_transforms(p, task)
+    staging = _staging(p, task)
+    results = _results(p, task)
+    waves = -(-launch.grid // mach.cores)
+    busy = launch.grid / mach.cores if launch.grid >= 4 * mach.cores else waves
+    parts = (product, transforms, staging, results + mach.costs.convolution.task_cycles)
+    moved = sum(t.transferred_bytes(p.extents) for t in p.footprint.reads if not t.access.constant)
+    memory = moved * seconds_per_byte(mach, p.compulsory_bytes, launch.grid)
+    memory += sum(transfer_s(p, t, launch.block, launch.grid) for t in p.footprint.writes)
+    return Costs(
+        core_s=mach.seconds(sum(parts) * busy) + costs.memory_exposed_fraction * memory,
+        core_stage=None,
+        stage_seconds=(
+            *((n, mach.seconds(c * busy)) for n, c in zip(STAGES, parts, strict=True)),
+            (dominant_level(p, launch), memory),
+        ),
+        occupancy=min(1.0, launch.grid / (waves * mach.cores)),
+        waves=waves,
+    )
+
+
+STAGES = ("compute", "transform", "packing", "task")
+
+
+def _task(p: Workload[WinogradSpace], launch: Launch) -> WinogradTask:
+    names, mach = [axis.name for axis in p.space.axes], p.machine
+    return WinogradTask.of(
+        p.facts, dict(zip(names, launch.block, strict=True)), dict(zip(names, launch.thread, strict=True)),
+        mach.unit.shape[-1], mach.hw.limits.max_registers_per_thread, mach.hw.block_level.capacity_bytes,
+    )  # fmt: skip
+
+
+def _products(p: Workload[WinogradSpace], task: WinogradTask) -> float:
+    """Return the cycles of the micro-kernel, and those in which it waits for weights and inputs."""
+    mach, costs, depth = p.machine, p.machine.costs.winograd, p.facts.image.depth
+    calls = task.space.positions * task.panels * task.calls
+    cycles = calls * (depth * kernel_cycles(mach, task.rows, task.vectors) + costs.call_cycles)
+    weights = task.space.positions * depth * task.panels * task.wide * p.elem_bytes
+    weights_s = weights * seconds_per_byte(mach, max(p.facts.transformed_bytes, weights), launch_cores(p, task))
+    groups = -(-task.panels // task.group_panels)
+    inputs_s = groups * task.inputs_bytes / private_bandwidth(mach, task.inputs_bytes + task.products_bytes(1))
+    arriving = (weights_s + inputs_s) * mach.clock_hz
+    stores = calls * task.rows * task.vectors * mach.store_cycles
+    return max(cycles + costs.exposed_fraction * arriving, arriving) + stores
+
+
+def launch_cores(p: Workload[WinogradSpace], task: WinogradTask) -> int:
+    """Return the cores that share the caches' bandwidth."""
+    blocks = -(-p.facts.tiles // task.tiles) * -(-p.facts.image.filters.extent // task.block_filters)
+    return min(p.machine.cores, blocks)
+
+
+def _input_transforms(p: Workload[WinogradSpace], task: WinogradTask) -> float:
+    matrices = task.space.transforms
+    operations = 2 * matrices.size * count_operations(matrices.inputs)
+    return task.tiles * task.steps * _tile_cycles(p, matrices.positions, matrices.positions, operations)
+
+
+def _output_transforms(p: Workload[WinogradSpace], task: WinogradTask) -> float:
+    matrices = task.space.transforms
+    operations = (matrices.size + matrices.m) * count_operations(matrices.outputs)
+    panels = task.panels * task.vectors
+    return task.tiles * panels * _tile_cycles(p, matrices.positions, matrices.m**2, operations)
+
+
+def _tile_cycles(p: Workload[WinogradSpace], loads: int, stores: int, operations: int) -> float:
+    """Return the cycles to transform one tile for a vector of channels or filters."""
+    costs = p.machine.costs.winograd
+    moved = loads / p.machine.load_ports + stores * p.machine.store_cycles
+    return costs.tile_cycles + costs.operation_cycles * operations + costs.access_factor * moved
+
+
+def _staging(p: Workload[WinogradSpace], task: WinogradTask) -> float:
+    """Return the cycles to stage the input patch, and to transpose it unless channels are innermost."""
+    costs, image, lanes = p.machine.costs.convolution, task.padded, task.lanes
+    extents = [slide.input_extent(n) for slide, n in zip(image.window_dims, task.pixels, strict=True)]
+    source = source_bandwidth(p.machine, p.compulsory_bytes) / p.machine.cores / p.machine.clock_hz
+    moved = math.prod(extents) * image.depth * p.elem_bytes / source
+    if image.channels_last:
+        return math.prod(extents) * task.steps * (costs.row_cycles / 2 + costs.copy_cycles) + moved
+    lines = math.prod(extents[:-1]) * image.depth
+    row = costs.row_cycles + costs.copy_cycles * (extents[-1] // lanes) + costs.element_cycles * (extents[-1] % lanes)
+    blocks = -(-math.prod(extents) // lanes) * task.steps
+    return lines * row + blocks * lanes * p.machine.costs.winograd.transpose_cycles + moved
+
+
+def _results(p: Workload[WinogradSpace], task: WinogradTask) -> float:
+    """Return the cycles of the epilogue, transposed unless filters are innermost in the output."""
+    costs, image, lanes = p.machine.costs.convolution, task.space.image, task.lanes
+    statements = max(1, len(p.epilogue.tensors))
+    extents = [min(slide.pixel.extent, n) for slide, n in zip(image.window_dims, task.pixels, strict=True)]
+    filters = min(task.block_filters, image.filters.extent)
+    if image.filters_last:
+        each = costs.row_cycles + costs.store_cycles * statements * -(-filters // lanes)
+        return math.prod(extents) * each
+    rows = math.prod(extents[:-1]) * filters
+    vectors = extents[-1] // lanes + (extents[-1] % lanes > 0)
+    turned = math.prod(extents[:-1]) * vectors * filters * p.machine.costs.winograd.transpose_cycles
+    return rows * (costs.row_cycles / 2 + vectors * costs.store_cycles * statements) + turned

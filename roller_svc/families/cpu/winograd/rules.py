@@ -1,0 +1,124 @@
+"""ROLLER's rules for Winograd convolution on a CPU: blocks of tiles whose transforms stay in caches."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from roller_svc.construct.rules import Enumerated, Shape, ThreadTile, axis_names, fills_waves, spatial_grid, subsample
+from roller_svc.construct.scale_up import SearchTrace
+from roller_svc.families.common.cpu.image_space import ImageWindowDim
+from roller_svc.families.cpu.winograd.workload import WinogradSpace, WinogradTask
+from roller_svc.ir.estimate import TraceStep
+from roller_svc.perf.footprint import Tile
+from roller_svc.perf.workload import Workload
+
+VECTORS = (1, 2, 3, 4)
+# Bytes of transformed inputs, as a fraction of L2: beyond it every panel reads them from the last-level cache.
+MAX_INPUTS_FRACTION = 2.0
+FILTER_TASKS_PER_CORE = (1, 2)
+
+
+@dataclass(frozen=True, slots=True)
+class CpuWinogradRules(Enumerated):
+    workload: Workload[WinogradSpace]
+
+    def shapes(self, log: SearchTrace, budget: int, limit: int) -> Sequence[Shape]:
+        """Return blocks of tiles, blocks of filters and panels that fit; the smallest blocks last."""
+        found: list[Shape] = []
+        for pixels, filters in itertools.product(self._pixel_blocks(), self._filter_blocks()):
+            if log.tiles_visited >= log.budget:
+                break
+            shape = self._shape(pixels, *filters)
+            rule = self._broken_rule(shape)
+            log.tiles_visited += 1
+            if rule:
+                log.rejections[rule] = log.rejections.get(rule, 0) + 1
+            else:
+                found.append(shape)
+            log.steps.append(self._trace(shape, rule))
+        found = found or [self._smallest()]
+        return subsample(found, limit)
+
+    # blocks ---------------------------------------------------------------------------------------------------------
+    def _pixel_blocks(self) -> Iterator[tuple[int, ...]]:
+        """Yield output positions of a block along each window dimension.
+
+        A block is rows of tiles of one image, or whole images. Rows are cut only where one is too large.
+        """
+        *images, rows, columns = self.workload.facts.image.window_dims
+        one, whole = [1] * len(images), self._sizes(columns)[0]
+        for width in self._sizes(columns):
+            if width == whole or not self._is_accepted((*one, self.workload.facts.m, whole)):
+                yield from ((*one, height, width) for height in self._sizes(rows))
+        several = itertools.product(*(self._sizes(slide) for slide in images))
+        yield from ((*block, self._sizes(rows)[0], whole) for block in several if list(block) != one)
+
+    def _sizes(self, slide: ImageWindowDim) -> list[int]:
+        """Return the extents of equal parts of a dimension in whole tiles, largest first."""
+        space = self.workload.facts
+        count = space.count(slide)
+        return [n * space.unit(slide) for n in sorted({-(-count // parts) for parts in range(1, count + 1)})[::-1]]
+
+    def _is_accepted(self, pixels: tuple[int, ...]) -> bool:
+        filters, wide = self._filter_blocks()[0]
+        return not self._capacity_rule(self._shape(pixels, filters, wide))
+
+    def _filter_blocks(self) -> list[tuple[int, int]]:
+        """Return (filters of a block, filters of a panel)."""
+        p, image = self.workload, self.workload.facts.image
+        lanes, cores = p.machine.unit.shape[-1], p.machine.cores
+        found: dict[tuple[int, int], None] = {}
+        for vectors in VECTORS:
+            if lanes * (vectors - 1) >= image.filters.extent:
+                continue
+            wide = lanes * vectors
+            panels = -(-image.filters.extent // wide)
+            for parts in (1, *(n * cores for n in FILTER_TASKS_PER_CORE if cores > 1)):
+                if parts <= panels:
+                    found[-(-panels // parts) * wide, wide] = None
+        return list(found)
+
+    def _shape(self, pixels: Sequence[int], filters: int, wide: int) -> Shape:
+        space = self.workload.facts
+        dims = space.image.window_dims
+        name = space.image.filters.name
+        block = {slide.pixel.name: n for slide, n in zip(dims, pixels, strict=True)} | {name: filters}
+        thread = {slide.pixel.name: space.unit(slide) for slide in dims} | {name: wide}
+        return Shape(self._tile(block, whole=True), ThreadTile(self._tile(thread, whole=False)))
+
+    def _tile(self, extents: Mapping[str, int], *, whole: bool) -> Tile:
+        """Return a tile of the extents by axis; other axes are reduced, and whole or single."""
+        axes = self.workload.space.axes
+        return tuple(extents.get(axis.name, axis.extent if whole else 1) for axis in axes)
+
+    def _smallest(self) -> Shape:
+        """Return one tile and one vector of filters."""
+        space = self.workload.facts
+        lanes = self.workload.machine.unit.shape[-1]
+        return self._shape([space.unit(slide) for slide in space.image.window_dims], lanes, lanes)
+
+    # rules ----------------------------------------------------------------------------------------------------------
+    def _broken_rule(self, shape: Shape) -> str:
+        balanced = fills_waves(spatial_grid(self.workload, shape.block), self.workload.machine.cores)
+        return self._capacity_rule(shape) or ("" if balanced else "execution unit")
+
+    def _capacity_rule(self, shape: Shape) -> str:
+        level = self.workload.machine.hw.block_level
+        fits = self._task(shape).inputs_bytes <= MAX_INPUTS_FRACTION * level.capacity_bytes
+        return "" if fits else f"{level.name} inputs"
+
+    def _task(self, shape: Shape) -> WinogradTask:
+        mach, names = self.workload.machine, axis_names(self.workload)
+        return WinogradTask.of(
+            self.workload.facts, dict(zip(names, shape.block, strict=True)),
+            dict(zip(names, shape.base.tile, strict=True)), mach.unit.shape[-1],
+            mach.hw.limits.max_registers_per_thread, mach.hw.block_level.capacity_bytes,
+        )  # fmt: skip
+
+    def _trace(self, shape: Shape, rule: str) -> TraceStep:
+        level = self.workload.machine.hw.block_level.name
+        return TraceStep(
+            level, axis_names(self.workload), shape.block, self._task(shape).inputs_bytes, 0.0, rule or "accepted"
+        )

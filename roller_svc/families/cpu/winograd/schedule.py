@@ -1,0 +1,262 @@
+"""Winograd convolution and its rProgram -> schedule tree for a CPU.
+
+A task stages the input patch of a block of tiles, some channels at a time, with zero padding, and transforms the tiles
+(V). For a group of filter panels it multiplies V by the transformed weights (U), position by position of a tile, with
+the micro-kernel of GEMM. It transforms the products (M) and runs the epilogue. Vectors hold channels, then filters. U
+depends on constants alone and is computed once.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from roller_svc.analysis.winograd import transforms
+from roller_svc.errors import InvariantError
+from roller_svc.families.common.cpu.image_results import TRANSPOSED, ImageResults, has_equal_patches
+from roller_svc.families.common.cpu.image_space import ImageWindowDim, image_space
+from roller_svc.families.common.cpu.input_patch import WINDOW, InputPatch
+from roller_svc.families.common.cpu.micro_kernel import LANE, CTile, KLoop, MicroKernel
+from roller_svc.families.common.view import GemmView
+from roller_svc.families.cpu.winograd.transform_nodes import VectorTransform
+from roller_svc.families.cpu.winograd.transformed_weights import WEIGHTS, TransformedWeights
+from roller_svc.families.cpu.winograd.winograd_view import pixels_are_rows
+from roller_svc.families.cpu.winograd.workload import WinogradSpace, WinogradTask
+from roller_svc.ir.dtype import DType
+from roller_svc.ir.expr import Cast, Expr, Load, Select
+from roller_svc.ir.group import AxisRole, KernelGroup
+from roller_svc.ir.hardware import HardwareSpec
+from roller_svc.ir.index import add, ceil_div, logical_and, lt, min_, mul, num, ref, sub
+from roller_svc.ir.program import Combine, identity
+from roller_svc.ir.rprogram import RProgram
+from roller_svc.ir.schedule import (
+    Compute,
+    Let,
+    Loop,
+    LoopKind,
+    Node,
+    Routine,
+    ScheduleTree,
+    Scope,
+    Storage,
+    Transpose,
+)
+
+INPUTS, PRODUCTS, RESULTS, CHANNELS = ".inputs", ".products", ".sums", ".channels.last"
+POSITION = ".position"
+
+
+def lower(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[ScheduleTree, ...]:
+    """Return one tree: parallel tasks over blocks of tiles and of filters."""
+    image = image_space(program.space)
+    operands = group.operands
+    if image is None or operands is None or not program.space.winograd_tile:
+        raise InvariantError(f"expected a Winograd convolution, got {group.name}")
+    axes = group.space
+    (m,), (n,), (k,) = (axes.role(role) for role in (AxisRole.M, AxisRole.N, AxisRole.K))
+    view = GemmView(group, (), m, n, k, operands, axes.compute_dtype)
+    filters_last = pixels_are_rows(group, image)
+    source, weights = (operands.a, operands.b) if filters_last else (operands.b, operands.a)
+    space = WinogradSpace(image, transforms(program.space.winograd_tile))
+    lanes = program.unit.shape[-1]
+    task = WinogradTask.of(
+        space, program.block.as_dict(), program.thread.as_dict(), lanes, hw.limits.max_registers_per_thread,
+        hw.block_level.capacity_bytes,
+    )  # fmt: skip
+    patch = InputPatch(
+        task.padded, _within_image(task, source), view.dtype, task.pixels, task.pixels, task.chunk, lanes
+    )
+    results = ImageResults(
+        view, image, task.pixels, RESULTS, (num(0), num(0)), task.wide, lanes, filters_last=filters_last
+    )
+    tree = _Task(view, task, patch, TransformedWeights(task, weights), results)
+    return (ScheduleTree(group.name, tree.nodes()),)
+
+
+def _within_image(task: WinogradTask, source: Expr) -> Expr:
+    """Return the source, 0 beyond the coordinates that output positions need: tiles there are only partly outputs."""
+    inside: Expr | None = None
+    for slide, padded in zip(task.space.image.window_dims, task.padded.window_dims, strict=True):
+        if slide.pixel.extent < padded.pixel.extent:
+            position: Expr = ref(slide.pixel.name)
+            position = position if slide.tap is None else add(position, ref(slide.tap.name))
+            inside = logical_and(inside, lt(position, num(slide.input_extent(slide.pixel.extent))))
+    if inside is None:
+        return source
+    dtype = task.space.image.space.compute_dtype
+    return Select(inside, Cast(source, dtype, implicit=True), identity(Combine.SUM, dtype), dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    view: GemmView
+    task: WinogradTask
+    patch: InputPatch
+    weights: TransformedWeights
+    results: ImageResults
+
+    @property
+    def dtype(self) -> DType:
+        return self.view.dtype
+
+    @property
+    def window_dims(self) -> tuple[tuple[ImageWindowDim, int], ...]:
+        """Return each window dimension with the output positions of a block along it."""
+        return tuple(zip(self.task.space.image.window_dims, self.task.pixels, strict=True))
+
+    # the tree, from the outside in ----------------------------------------------------------------------------------
+    def nodes(self) -> tuple[Node, ...]:
+        nodes: tuple[Node, ...] = (*self.weights.fill(), self._transform_inputs(), self._over_groups())
+        for name, shape in self._buffers():
+            nodes = (Storage(name, self.dtype, shape, Scope.STACK, nodes),)
+        filters, task = self.task.space.image.filters, self.task
+        remaining = sub(num(ceil_div(filters.extent, task.wide)), mul(ref(".filters.task"), num(task.panels)))
+        nodes = (Let(".filters.panels", min_(num(task.panels), remaining), nodes),)
+        nodes = (Let(".filters.first", mul(ref(".filters.task"), num(task.block_filters)), nodes),)
+        for slide, pixels in reversed(self.window_dims):
+            name, at = slide.pixel.name, ref(f"{slide.pixel.name}.at")
+            remaining = min_(num(pixels), sub(num(slide.pixel.extent), at))
+            count = num(min(pixels, slide.pixel.extent)) if has_equal_patches(slide, pixels) else remaining
+            nodes = (Let(f"{name}.count", count, nodes),)
+            nodes = (Let(f"{name}.at", mul(ref(f"{name}.task"), num(pixels)), nodes),)
+        nodes = (Loop(".filters.task", ceil_div(filters.extent, task.block_filters), LoopKind.PARALLEL, nodes),)
+        for slide, pixels in reversed(self.window_dims):
+            tasks = ceil_div(slide.pixel.extent, pixels)
+            nodes = (Loop(f"{slide.pixel.name}.task", tasks, LoopKind.PARALLEL, nodes),)
+        return nodes
+
+    def _buffers(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
+        task, lanes = self.task, self.task.lanes
+        positions = task.space.positions
+        pixels = math.prod(task.pixels)
+        buffers = [
+            (INPUTS, (positions, task.tiles, task.channel_pitch)),
+            (PRODUCTS, (task.group_panels, positions, task.tiles, task.wide)),
+            (RESULTS, (1, 1, pixels + lanes - 1, task.wide)),  # transposed blocks may extend beyond the last position
+            (WINDOW, (self.patch.elements,)),
+            (WEIGHTS, self.weights.shape),
+        ]
+        if not self.patch.image.channels_last:
+            buffers.append((CHANNELS, (self.patch.channel_pitch + lanes, lanes)))
+        if self.results.transposes:
+            buffers.append((TRANSPOSED, (lanes, lanes)))
+        return tuple(buffers)
+
+    # inputs ---------------------------------------------------------------------------------------------------------
+    def _transform_inputs(self) -> Node:
+        """Stage and transform the patch, a chunk of channels at a time."""
+        depth, chunk = self.task.space.image.depth, self.task.chunk
+        nodes: tuple[Node, ...] = (Routine("stage", self.patch.stage()),)
+        if not self.patch.image.channels_last:
+            nodes += (Routine("turn", (self._transpose_patch(),)),)
+        nodes += (Routine("transform", self._over_tiles(self._input_tile())),)
+        remaining = sub(num(depth), mul(ref(".step"), num(chunk)))
+        nodes = (Let(".channels", min_(num(chunk), remaining) if depth % chunk else num(chunk), nodes),)
+        return Loop(".step", self.task.steps, LoopKind.SERIAL, nodes)
+
+    def _transpose_patch(self) -> Node:
+        """Copy the patch with channels innermost, in blocks of positions; the last may overlap the one before."""
+        lanes, pitch = self.task.lanes, self.patch.channel_pitch
+        first: Expr = mul(ref(".block"), num(lanes))
+        if pitch > lanes and pitch % lanes:
+            first = min_(first, num(pitch - lanes))
+        source = Load(WINDOW, (ref(".pixel"),), self.dtype)
+        node: Node = Transpose(CHANNELS, (ref(".pixel"), num(0)), lanes, source, pitch)
+        return Loop(".block", ceil_div(pitch, lanes), LoopKind.SERIAL, (Let(".pixel", first, (node,)),))
+
+    def _input_tile(self) -> tuple[Node, ...]:
+        """Transform one input tile for the chunk's channels: V = B^T d B."""
+        matrices = self.task.space.transforms
+        channel = add(mul(ref(".step"), num(self.task.chunk)), ref(LANE))
+
+        def store(a: int, b: int, value: Expr) -> Compute:
+            return Compute(INPUTS, (num(a * matrices.size + b), ref(".tile"), channel), value)
+
+        transform = VectorTransform(self.task.lanes, self.dtype)
+        return transform.square(matrices.inputs, self._patch_element, store)
+
+    def _patch_element(self, i: int, j: int) -> Expr:
+        """Return the patch's element (i, j) of the tile, for each channel of the chunk."""
+        *images, rows, columns = self.patch.image.window_dims
+        m = self.task.space.m
+        coordinates: list[Expr] = [ref(f"{slide.pixel.name}.tile") for slide in images]
+        for slide, inside in ((rows, i), (columns, j)):
+            coordinates.append(add(mul(ref(f"{slide.pixel.name}.tile"), num(m)), num(inside)))
+        if self.patch.image.channels_last:
+            return Load(WINDOW, (self.patch.offset(ref(LANE), tuple(coordinates)),), self.dtype)
+        return Load(CHANNELS, (self.patch.offset(num(0), tuple(coordinates)), ref(LANE)), self.dtype)
+
+    def _over_tiles(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+        """Loop over the block's tiles; `.tile` is a tile's number."""
+        dims = [*zip(self.window_dims, self.task.counts, strict=True)]
+        number: Expr = num(0)
+        for (slide, _), count in dims:
+            number = add(mul(number, num(count)), ref(f"{slide.pixel.name}.tile"))
+        nodes = (Let(".tile", number, nodes),)
+        for (slide, _), count in reversed(dims):
+            nodes = (Loop(f"{slide.pixel.name}.tile", count, LoopKind.SERIAL, nodes),)
+        return nodes
+
+    # products -------------------------------------------------------------------------------------------------------
+    def _over_groups(self) -> Node:
+        """Multiply and store the panels, a group at a time: a position's inputs serve all panels of the group."""
+        task = self.task
+        panel = add(mul(ref(".filters.group"), num(task.group_panels)), ref(".filters.member"))
+        groups = ceil_div(task.panels, task.group_panels)
+        remaining = sub(ref(".filters.panels"), mul(ref(".filters.group"), num(task.group_panels)))
+        members = min_(num(task.group_panels), remaining)
+
+        def over_members(nodes: tuple[Node, ...]) -> Node:
+            nodes = (Let(".filters.panel", panel, nodes),)
+            return Loop(".filters.member", task.group_panels, LoopKind.SERIAL, nodes, ref(".filters.members"))
+
+        products = Loop(POSITION, task.space.positions, LoopKind.SERIAL, (over_members(self._multiply()),))
+        body = (products, over_members(self._store_panel()))
+        return Loop(".filters.group", groups, LoopKind.SERIAL, (Let(".filters.members", members, body),))
+
+    def _multiply(self) -> tuple[Node, ...]:
+        """Multiply the inputs of one position by one panel of weights, in register tiles of tiles x filters."""
+        task = self.task
+        rows, first = task.rows, mul(ref(".call"), num(task.rows))
+        if task.tiles % rows:
+            first = min_(first, num(task.tiles - rows))
+        kernel = MicroKernel(
+            rows=rows,
+            columns=task.wide,
+            lanes=task.lanes,
+            dtype=self.dtype,
+            k_loops=(KLoop(".channel", task.space.image.depth),),
+            a=lambda row: Load(INPUTS, (ref(POSITION), add(ref(".first"), row), ref(".channel")), self.dtype),
+            b=lambda column: self.weights.element(ref(POSITION), ref(".channel"), column),
+            registers=task.registers,
+        )
+        tile = CTile(
+            PRODUCTS, lambda row, column: (ref(".filters.member"), ref(POSITION), add(ref(".first"), row), column)
+        )
+        nodes: tuple[Node, ...] = (Let(".first", first, kernel.nodes(tile)),)
+        return (Loop(".call", task.calls, LoopKind.SERIAL, nodes),)
+
+    # results --------------------------------------------------------------------------------------------------------
+    def _store_panel(self) -> tuple[Node, ...]:
+        """Transform the products of one panel, Y = A^T M A, and run the epilogue."""
+        place = add(ref(".filters.first"), mul(ref(".filters.panel"), num(self.task.wide)))
+        transform = Routine("finish", self._over_tiles(self._output_tile()))
+        return (transform, Let(".filters.place", place, (Routine("store", self.results.nodes()),)))
+
+    def _output_tile(self) -> tuple[Node, ...]:
+        matrices, lanes = self.task.space.transforms, self.task.lanes
+        filter_ = add(mul(ref(".vector"), num(lanes)), ref(LANE))
+        *images, rows, columns = self.task.space.image.window_dims
+
+        def load(a: int, b: int) -> Expr:
+            index = (ref(".filters.member"), num(a * matrices.size + b), ref(".tile"), filter_)
+            return Load(PRODUCTS, index, self.dtype)
+
+        def store(p: int, q: int, value: Expr) -> Compute:
+            at: list[Expr] = [ref(f"{slide.pixel.name}.tile") for slide in images]
+            for slide, inside in ((rows, p), (columns, q)):
+                at.append(add(mul(ref(f"{slide.pixel.name}.tile"), num(matrices.m)), num(inside)))
+            return Compute(RESULTS, (num(0), num(0), self.results.pixel_number(tuple(at)), filter_), value)
+
+        nodes = VectorTransform(lanes, self.dtype).square(matrices.outputs, load, store)
+        return (Loop(".vector", self.task.vectors, LoopKind.SERIAL, nodes),)

@@ -1,0 +1,163 @@
+"""What rules, cost and schedule of a Winograd convolution agree on: sizes of a task, of its buffers and panels."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from roller_svc.analysis.winograd import Transforms, transforms
+from roller_svc.families.common.cpu.image_space import ImageSpace, ImageWindowDim, image_space
+from roller_svc.ir.group import KernelGroup
+from roller_svc.perf.workload import Workload
+
+# Fraction of L2 that the products of a group of panels may fill, next to the transformed inputs.
+L2_PRODUCTS_FRACTION = 0.25
+LINE_ELEMENTS = 16  # float32 elements of a cache line
+
+
+@dataclass(frozen=True, slots=True)
+class WinogradSpace:
+    """A convolution's tile space with the transforms of its output tiles."""
+
+    image: ImageSpace
+    transforms: Transforms
+
+    @property
+    def m(self) -> int:
+        return self.transforms.m
+
+    @property
+    def positions(self) -> int:
+        return self.transforms.positions
+
+    def unit(self, slide: ImageWindowDim) -> int:
+        """Return the output positions of a tile along a dimension: m where a window slides, 1 along images."""
+        return 1 if slide.tap is None else self.m
+
+    def count(self, slide: ImageWindowDim) -> int:
+        """Return the tiles along a dimension."""
+        return -(-slide.pixel.extent // self.unit(slide))
+
+    @property
+    def tiles(self) -> int:
+        """Return the tiles of all outputs."""
+        return math.prod(self.count(slide) for slide in self.image.window_dims)
+
+    @property
+    def transformed_bytes(self) -> int:
+        """Return the bytes of the transformed weights."""
+        image = self.image
+        return self.positions * image.depth * image.filters.extent * image.element_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class WinogradTask:
+    """Sizes of one task: a block of tiles and of filters."""
+
+    space: WinogradSpace
+    pixels: tuple[int, ...]  # output positions of the block along each window dimension
+    block_filters: int
+    wide: int  # filters of a panel
+    lanes: int
+    registers: int
+    l2_bytes: int
+
+    @classmethod
+    def of(
+        cls, space: WinogradSpace, block: Mapping[str, int], thread: Mapping[str, int], lanes: int, registers: int,
+        l2_bytes: int,
+    ) -> WinogradTask:  # fmt: skip
+        """Return the task of a block's and a register tile's extents by axis."""
+        pixels = tuple(block[slide.pixel.name] for slide in space.image.window_dims)
+        filters = space.image.filters.name
+        return cls(space, pixels, block[filters], thread[filters], lanes, registers, l2_bytes)
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """Return the tiles of the block along each window dimension."""
+        dims = self.space.image.window_dims
+        return tuple(n // self.space.unit(slide) for slide, n in zip(dims, self.pixels, strict=True))
+
+    @property
+    def tiles(self) -> int:
+        return math.prod(self.counts)
+
+    @property
+    def padded(self) -> ImageSpace:
+        """Return the image with whole blocks of output positions along each dimension."""
+        image = self.space.image
+        dims = tuple(
+            replace(slide, pixel=replace(slide.pixel, extent=-(-slide.pixel.extent // n) * n))
+            for slide, n in zip(image.window_dims, self.pixels, strict=True)
+        )
+        return replace(image, window_dims=dims)
+
+    # products -------------------------------------------------------------------------------------------------------
+    @property
+    def vectors(self) -> int:
+        return self.wide // self.lanes
+
+    @property
+    def panels(self) -> int:
+        return self.block_filters // self.wide
+
+    @property
+    def calls(self) -> int:
+        """Return the micro-kernel's calls that cover the tiles."""
+        return -(-self.tiles // self._max_rows)
+
+    @property
+    def rows(self) -> int:
+        """Return the tiles of a register tile: calls of equal size, the last of which may overlap the one before."""
+        return -(-self.tiles // self.calls)
+
+    @property
+    def _max_rows(self) -> int:
+        return max(1, (self.registers - self.vectors - 1) // self.vectors)
+
+    @property
+    def group_panels(self) -> int:
+        """Return the panels whose products are kept until the outputs are transformed."""
+        limit = int(L2_PRODUCTS_FRACTION * self.l2_bytes) // self.products_bytes(1)
+        groups = -(-self.panels // max(1, min(limit, self.panels)))
+        return -(-self.panels // groups)
+
+    def products_bytes(self, panels: int) -> int:
+        """Return the bytes of the products of some panels."""
+        return self.space.positions * self.tiles * panels * self.wide * self.space.image.element_bytes
+
+    # transformed inputs ---------------------------------------------------------------------------------------------
+    @property
+    def chunk(self) -> int:
+        """Return the channels that are staged and transformed together: a vector of them."""
+        return self.lanes
+
+    @property
+    def steps(self) -> int:
+        return -(-self.space.image.depth // self.chunk)
+
+    @property
+    def channel_pitch(self) -> int:
+        """Return the elements between tiles: an odd number of lines, so that rows differ in their cache sets."""
+        lines = -(-self.steps * self.chunk // LINE_ELEMENTS)
+        return (lines + 1 - lines % 2) * LINE_ELEMENTS
+
+    @property
+    def inputs_bytes(self) -> int:
+        """Return the bytes of the transformed inputs."""
+        return self.space.positions * self.tiles * self.channel_pitch * self.space.image.element_bytes
+
+
+def prepare(group: KernelGroup, base: Workload[None]) -> Workload[WinogradSpace] | None:
+    """Prepare a contraction whose space is that of a Winograd convolution on a CPU; None for any other."""
+    if base.machine.is_gpu or not base.space.winograd_tile:
+        return None
+    image = image_space(base.space)
+    if image is None or image.channels is None:
+        return None
+    space = WinogradSpace(image, transforms(base.space.winograd_tile))
+    operations = 2 * space.positions * space.tiles * image.depth * image.filters.extent
+    weights = sum(o.total_bytes for o in (base.a, base.b) if o.is_constant)
+    moved = base.compulsory_bytes - weights + space.transformed_bytes
+    return replace(base, operations=operations, compulsory_bytes=moved).with_facts(space)
