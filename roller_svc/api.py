@@ -232,6 +232,7 @@ def compile(  # a name and options, as docs/api.md has them
     family: str | None = None,
     tiles: Mapping[str, int] | None = None,
     constants: Sequence[str] = (),
+    winograd: str = "auto",
     **unknown: Never,
 ) -> Kernel:
     """Compile an expression to the fastest kernel that is found.
@@ -249,6 +250,7 @@ def compile(  # a name and options, as docs/api.md has them
         family: kernel family of GPU contractions: "simt", "mma" or "wgmma".
         tiles: constraints on the candidates, such as {"split_k": 4}.
         constants: inputs that do not change between calls; see Kernel.prepare.
+        winograd: "auto" to rank Winograd's algorithm where it is accurate, "never", or "always" where it applies.
         unknown: rejected.
     """
     if unknown:
@@ -256,6 +258,7 @@ def compile(  # a name and options, as docs/api.md has them
     request = build_request(
         expression, inputs, target=target, outputs=outputs, top_k=top_k, select=select, runtime=runtime,
         allow_tf32=allow_tf32, hardware=hardware, family=family, tiles=tiles, constants=constants,
+        winograd=winograd,
     )  # fmt: skip
     return Kernel.from_report(build_kernel(request))
 

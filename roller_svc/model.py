@@ -27,6 +27,7 @@ from roller_svc.graph.estimate import estimate_graph
 from roller_svc.graph.load import load_graph
 from roller_svc.graph.weights import Weights
 from roller_svc.hardware.catalog import restrict_cores
+from roller_svc.ir.constraints import WinogradMode
 from roller_svc.ir.graph import Constant
 from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.model_plan import CopyStep, KernelStep, LoopStep, ModelPlan, Step
@@ -41,7 +42,6 @@ from roller_svc.settings import settings
 
 PLANS = ("auto", "serial", "eager")
 LATER_PLANS = ("parallel", "rammer")  # named in the interface, and not there yet
-WINOGRAD = ("auto", "off")
 MAX_VARIANTS = 64
 
 
@@ -273,7 +273,7 @@ def compile_model(  # a source and options, as docs/api.md has them
             "auto" chooses.
         dims: extents of symbolic dimensions; a list of extents makes a bucket for each.
         allow_tf32: allow TF32 for float32 products.
-        winograd: "off" for direct convolutions only.
+        winograd: "auto" to rank Winograd's algorithm where it is accurate, "never", or "always" where it applies.
         top_k: number of candidates to build for each kernel.
         progress: called with a stage, the number of its parts that are done, and the number of all.
         unknown: rejected.
@@ -345,11 +345,11 @@ def _options(
     target: object, threads: object, select: str, plan: object, top_k: object, winograd: object, *, allow_tf32: object
 ) -> ModelOptions:
     _check_choice("plan", plan, PLANS, LATER_PLANS)
-    _check_choice("winograd", winograd, WINOGRAD, ("on",))
     is_eager = plan == "eager"
     return ModelOptions(
         device_spec(target, threads), parse_enum(SelectionMode, "select", select), validate_top_k(top_k),
         validate_flag("allow_tf32", allow_tf32), fuse=not is_eager, share_memory=not is_eager,
+        winograd=parse_enum(WinogradMode, "winograd", winograd),
     )  # fmt: skip
 
 

@@ -68,6 +68,7 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--top-k", type=int, default=10, metavar="K", help="candidates to build (default: %(default)s)")
     parser.add_argument("--plan", default="auto", metavar="KIND", help="auto, serial or eager (default: %(default)s)")
     parser.add_argument("--allow-tf32", action="store_true", help="allow TF32 for float32 products")
+    common.add_winograd(parser)
     parser.add_argument("--json", action="store_true", help="write JSON to stdout")
 
 
@@ -105,7 +106,7 @@ def _model(options: argparse.Namespace) -> Model:
         return compile_model(
             path, options.target, options.threads, _types(options) or None, select=options.select,
             top_k=options.top_k, plan=options.plan, dims=_dims(options), allow_tf32=options.allow_tf32,
-            progress=progress,
+            winograd=options.winograd, progress=progress,
         )  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from roller_svc import hardware
 from roller_svc.compiler.request import build_request
 from roller_svc.errors import ArgumentError
-from roller_svc.ir.constraints import TILE_FIELDS
+from roller_svc.ir.constraints import TILE_FIELDS, WinogradMode
 from roller_svc.ir.report import BuildRequest
 from roller_svc.settings import settings
 
@@ -56,12 +56,20 @@ def add_build(parser: argparse.ArgumentParser, select: str) -> None:
         help="measure: time the candidates; model: trust the ranking (default: %(default)s)",
     )
     parser.add_argument("--allow-tf32", action="store_true", help="allow TF32 for float32 products")
+    add_winograd(parser)
     add_family(parser)
     parser.add_argument(
         "--constant", action="append", default=[], metavar="NAME",
         help="an input that stays the same from call to call; may be repeated",
     )  # fmt: skip
     parser.add_argument("--emulate", action="store_true", help="run a GPU's kernel on the CPU")
+
+
+def add_winograd(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--winograd", default=WinogradMode.AUTO.value, choices=[mode.value for mode in WinogradMode],
+        help="3x3 convolutions on CPUs by Winograd's algorithm (default: %(default)s, where it is accurate)",
+    )  # fmt: skip
 
 
 def add_family(parser: argparse.ArgumentParser) -> None:
@@ -131,6 +139,7 @@ def parse_request(options: argparse.Namespace) -> BuildRequest:
         family=options.family,
         tiles=parse_tiles(options),
         constants=options.constant,
+        winograd=options.winograd,
         **parse_device(options),
     )
 

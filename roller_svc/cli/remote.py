@@ -87,5 +87,6 @@ def _compile_request(options: argparse.Namespace) -> CompileRequest:
         "family": options.family,
         "tiles": common.parse_tiles(options),
         "constants": options.constant,
+        "winograd": options.winograd,
     }
     return validate_body(CompileRequest, program_fields(options) | device | {"options": choice})

@@ -73,6 +73,9 @@ class CompileOptions(RequestModel):
     top_k: int = 10
     select: Name = Field("model", description="model: trust the ranking; measure: time the top_k and keep the fastest")
     allow_tf32: bool = False
+    winograd: Name = Field(
+        "auto", description="3x3 convolutions on CPUs: auto, never or always by Winograd's algorithm"
+    )
     runtime: Name = "auto"
     family: Name | None = Field(
         None, description="kernel family of GPU contractions: simt, mma or wgmma; default: the fastest"
@@ -140,7 +143,7 @@ class GraphOptions(RequestModel):
     plan: Literal["auto", "serial", "eager"] = "auto"
     top_k: int = Field(10, ge=1, le=100)
     allow_tf32: bool = False
-    winograd: Literal["auto", "off"] = "auto"
+    winograd: Literal["auto", "never", "always"] = "auto"
     dims: Annotated[dict[Name, Extent | Extents], check_size(MAX_DIMENSIONS)] = Field(
         {}, description="extents of symbolic dimensions; a list makes a bucket for each"
     )

@@ -37,6 +37,7 @@ def action_digest(request: BuildRequest) -> str:
         "family": request.op_class.value if request.op_class else None,
         "tiles": request.tiles,
         "constants": request.constants,
+        "winograd": request.winograd.value,
         "generator": generator_digest(),
         "toolchain": toolchain_versions(spec.family),
         "libraries": library_versions(),

@@ -10,7 +10,7 @@ from typing import TypeVar
 from roller_svc import hardware
 from roller_svc.errors import ArgumentError
 from roller_svc.frontend.lang.input_types import kind_of, short_repr, tensor_types, whole_number
-from roller_svc.ir.constraints import TILE_FIELDS, OpClass
+from roller_svc.ir.constraints import TILE_FIELDS, OpClass, WinogradMode
 from roller_svc.ir.hardware import HardwareSpec, TargetKind
 from roller_svc.ir.report import BuildRequest, RuntimeChoice, SelectionMode
 
@@ -33,6 +33,7 @@ def build_request(  # the options of a build, spelled out as docs/api.md has the
     family: object = None,
     tiles: object = None,
     constants: object = None,
+    winograd: object = "auto",
 ) -> BuildRequest:
     """Validate the options of a build. Raises InputError that names the invalid option."""
     request = BuildRequest(
@@ -48,6 +49,7 @@ def build_request(  # the options of a build, spelled out as docs/api.md has the
         op_class=None if family is None else parse_enum(OpClass, "family", family),
         tiles=validate_tiles(tiles),
         constants=validate_constants(constants, tensor_types(inputs)),
+        winograd=parse_enum(WinogradMode, "winograd", winograd),
     )
     if request.runtime is RuntimeChoice.EMULATOR:
         _check_emulable(resolve_spec(request))
@@ -70,6 +72,7 @@ def request_json(request: BuildRequest) -> dict[str, object]:
         "family": None if request.op_class is None else request.op_class.value,
         "tiles": dict(request.tiles),
         "constants": list(request.constants),
+        "winograd": request.winograd.value,
     }
 
 

@@ -262,6 +262,7 @@ def _report(report: BuildReport) -> Json:
             "family": report.request.op_class.value if report.request.op_class else None,
             "tiles": dict(report.request.tiles),
             "constants": list(report.request.constants),
+            "winograd": report.request.winograd.value,
         },
         "groups": [
             {

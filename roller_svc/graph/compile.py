@@ -19,6 +19,7 @@ from roller_svc.graph.classes import NodeClass, find_classes
 from roller_svc.graph.passes import PassReport, run_passes
 from roller_svc.graph.plan import plan_model
 from roller_svc.graph.weights import Weights
+from roller_svc.ir.constraints import WinogradMode
 from roller_svc.ir.graph import Graph
 from roller_svc.ir.hardware import HardwareSpec, TargetKind
 from roller_svc.ir.kernel import KernelSource, Language
@@ -41,6 +42,7 @@ class ModelOptions:
     top_k: int = 10
     allow_tf32: bool = False
     fuse: bool = True
+    winograd: WinogradMode = WinogradMode.AUTO
     share_memory: bool = True  # between tensors that are not needed at the same time
 
 
@@ -73,7 +75,7 @@ def build_model(
     if hw.family is not TargetKind.CPU:
         raise ArgumentError(f"models are compiled for CPUs; {hw.id} is not one", code="unsupported-target")
     clock = StageTimer()
-    graph, passes = run_passes(graph, weights, hw, fuse=options.fuse)
+    graph, passes = run_passes(graph, weights, hw, fuse=options.fuse, winograd=options.winograd)
     clock.record("passes")
     classes = find_classes(graph)
     bundles, hits = _build_kernels(classes, [_request(each, options) for each in classes], cache, progress)
@@ -94,6 +96,7 @@ def _request(each: NodeClass, options: ModelOptions) -> BuildRequest:
     return BuildRequest(
         each.expression, each.inputs, options.hardware.id, each.outputs, options.top_k, options.select,
         allow_tf32=options.allow_tf32, hardware=options.hardware, constants=each.constants,
+        winograd=options.winograd,
     )  # fmt: skip
 
 

@@ -37,7 +37,7 @@ def estimate_graph(graph: Graph, weights: Weights, options: ModelOptions) -> tup
     hw = options.hardware
     if hw.family is not TargetKind.CPU:
         raise ArgumentError(f"models are compiled for CPUs; {hw.id} is not one", code="unsupported-target")
-    graph, _ = run_passes(graph, weights, hw, fuse=options.fuse)
+    graph, _ = run_passes(graph, weights, hw, fuse=options.fuse, winograd=options.winograd)
     runs = dict(_runs(graph, "", 1))
     estimates: list[ClassEstimate] = []
     unsupported: list[UnsupportedNode] = []
@@ -58,7 +58,7 @@ def estimate_graph(graph: Graph, weights: Weights, options: ModelOptions) -> tup
 
 def _seconds(each: NodeClass, options: ModelOptions) -> float:
     program = replace(each.program, constants=each.constants)
-    constraints = ScheduleConstraints(allow_tf32=options.allow_tf32)
+    constraints = ScheduleConstraints(allow_tf32=options.allow_tf32, winograd=options.winograd)
     plans = estimate_program(PartitionCache(program), options.hardware, 1, constraints).plans
     return plans[0].estimate.seconds
 

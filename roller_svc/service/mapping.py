@@ -29,6 +29,7 @@ def build_request_from_body(body: CompileRequest) -> BuildRequest:
         family=body.options.family,
         tiles=body.options.tiles,
         constants=body.options.constants,
+        winograd=body.options.winograd,
         **device,
     )
 

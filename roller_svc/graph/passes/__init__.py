@@ -13,6 +13,7 @@ from roller_svc.graph.passes.duplicates import merge_duplicates
 from roller_svc.graph.passes.fusion import CostTable, fuse_operators
 from roller_svc.graph.passes.horizontal import fuse_horizontally
 from roller_svc.graph.weights import Weights
+from roller_svc.ir.constraints import WinogradMode
 from roller_svc.ir.graph import Graph, iter_nodes, verify
 from roller_svc.ir.hardware import HardwareSpec
 
@@ -27,7 +28,7 @@ class PassReport:
 
 
 def run_passes(
-    graph: Graph, weights: Weights, hw: HardwareSpec, *, fuse: bool = True
+    graph: Graph, weights: Weights, hw: HardwareSpec, *, fuse: bool = True, winograd: WinogradMode = WinogradMode.AUTO
 ) -> tuple[Graph, tuple[PassReport, ...]]:
     """Return the graph after all passes, and what each did. The graph is verified after each."""
     passes: list[tuple[str, Callable[[Graph], Graph]]] = [
@@ -37,7 +38,7 @@ def run_passes(
         ("remove_dead_nodes", remove_dead_nodes),
     ]
     if fuse:
-        costs = CostTable(hw)
+        costs = CostTable(hw, winograd)
         passes.append(("batch_operators", lambda g: batch_operators(g, costs)))
         passes.append(("fuse_operators", lambda g: fuse_operators(g, costs)))
         passes.append(("fuse_horizontally", lambda g: fuse_horizontally(g, weights, costs)))

@@ -16,6 +16,7 @@ from roller_svc.errors import NoCandidateError
 from roller_svc.graph.concats import is_contiguous_concat
 from roller_svc.graph.merge import can_merge, merge_nodes
 from roller_svc.graph.views import view_offset_elements
+from roller_svc.ir.constraints import ScheduleConstraints, WinogradMode
 from roller_svc.ir.expr import Load
 from roller_svc.ir.graph import Constant, Graph, LoopNode, Node, OpNode, in_dependency_order
 from roller_svc.ir.hardware import HardwareSpec
@@ -42,6 +43,7 @@ class CostTable:
     """Kernels and estimates of programs, computed once."""
 
     hw: HardwareSpec
+    winograd: WinogradMode = WinogradMode.AUTO
     known: dict[tuple[TensorProgram, tuple[str, ...]], Cost | None] = field(default_factory=dict)
 
     def cost(self, node: OpNode, constants: Mapping[str, Constant]) -> Cost | None:
@@ -52,7 +54,7 @@ class CostTable:
         if key not in self.known:
             try:
                 cache = PartitionCache(replace(node.program, constants=listed))
-                best = rank_partitions(cache, self.hw, 1)[0]
+                best = rank_partitions(cache, self.hw, 1, ScheduleConstraints(winograd=self.winograd))[0]
                 # groups of constants alone run once, when the model is built
                 live = [
                     candidates[0].estimate.seconds
