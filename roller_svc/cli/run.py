@@ -17,6 +17,7 @@ from roller_svc.frontend.parse import parse
 from roller_svc.ir.accumulation import AccumulatorPrecision, accumulator_precision
 from roller_svc.ir.program import TensorProgram
 from roller_svc.ir.report import RuntimeChoice
+from roller_svc.ir.rprogram import RProgram
 from roller_svc.semantics.compare import Agreement
 from roller_svc.semantics.inputs import random_inputs
 from roller_svc.verify.run_and_verify import Arrays, load_kernel, numpy_einsum, verify_results
@@ -44,7 +45,12 @@ def execute(options: argparse.Namespace) -> int:
         kernel.parts.compiled, arrays, RuntimeChoice.EMULATOR if options.emulate else RuntimeChoice.AUTO
     )
     agreement = _check(
-        program, arrays, loaded.results(), allow_tf32=options.allow_tf32, accumulation=_accumulation(kernel)
+        program,
+        arrays,
+        loaded.results(),
+        allow_tf32=options.allow_tf32,
+        accumulation=_accumulation(kernel),
+        main=kernel.program,
     )
     # the emulator's time says nothing about the device
     measurement = None if options.emulate else loaded.measure()
@@ -81,10 +87,13 @@ def _check(
     *,
     allow_tf32: bool,
     accumulation: AccumulatorPrecision | None,
+    main: RProgram | None,
 ) -> Agreement | None:
     """Compare the results with the reference; return None if the program is too large. Raises WrongAnswerError."""
     try:
-        agreement = verify_results(program, arrays, results, allow_tf32=allow_tf32, accumulation=accumulation)
+        agreement = verify_results(
+            program, arrays, results, allow_tf32=allow_tf32, accumulation=accumulation, main=main
+        )
     except ArgumentError as failure:
         if failure.code != "reference-too-large":
             raise

@@ -169,15 +169,25 @@ def _other_partitions(partitions: RankedPartitions) -> tuple[list[FeaturedPlan],
 
 
 def _other_kernels(best: RankedPartition) -> Iterator[FeaturedPlan]:
-    """Yield the best plan of a partition with one kernel on another kind of unit, or by another algorithm."""
+    """Yield the best plan of a partition with one kernel on another kind of unit, or by another algorithm.
+
+    Another kind of unit must be within the uncertainty. Of each algorithm one plan is measured whatever its estimate.
+    """
     first = _best_plan(best).choices
     for g, candidates in enumerate(best.candidates):
         features = {_kernel_feature(0, g, candidates[0])}
         for candidate in candidates:
             feature = _kernel_feature(0, g, candidate)
-            if feature not in features and _may_be_faster(candidate.estimate, candidates[0].estimate):
+            is_explored = _is_other_algorithm(candidate, candidates[0]) or _may_be_faster(
+                candidate.estimate, candidates[0].estimate
+            )
+            if feature not in features and is_explored:
                 yield feature, GroupedPlan(Plan((*first[:g], candidate, *first[g + 1 :])), best.groups)
             features.add(feature)
+
+
+def _is_other_algorithm(candidate: Candidate, best: Candidate) -> bool:
+    return candidate.program.space.winograd_tile != best.program.space.winograd_tile
 
 
 def _best_plan(ranked: RankedPartition) -> Plan:

@@ -20,11 +20,13 @@ from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.kernel import CompiledKernel, Language, Measurement
 from roller_svc.ir.program import Combine, StatementKind, TensorProgram
 from roller_svc.ir.report import Plan, RuntimeChoice
+from roller_svc.ir.rprogram import RProgram
 from roller_svc.runtime.cuda.arrays import copy_to_device
 from roller_svc.runtime.cuda.module import device_present
 from roller_svc.runtime.measure import host_name, measure
 from roller_svc.semantics.compare import Agreement, agrees
 from roller_svc.semantics.interpreter import evaluate, evaluate_sample
+from roller_svc.verify.winograd_reference import transformed_program
 
 Arrays = Mapping[str, NDArray[Any]]
 
@@ -76,11 +78,17 @@ def verify_results(
     *,
     allow_tf32: bool,
     accumulation: AccumulatorPrecision | None = None,
+    main: RProgram | None = None,
 ) -> Agreement:
     """Compare the results with the reference; for large programs, a sample of them.
 
-    `accumulation` is the accumulator precision of the kernel's matrix units (`accumulation_of`).
+    Args:
+        accumulation: Accumulator precision of the kernel's matrix units (`accumulation_of`).
+        main: Tiles of the longest kernel. If they are of Winograd's algorithm, so are the reference's bounds.
     """
+    if main is not None and main.space.winograd_tile:
+        program, transforms = transformed_program(program, main.space)
+        arrays = {**arrays, **transforms}
     points = sum(statement.points for statement in program.statements)
     if points <= MAX_INTERPRETED_POINTS:
         return agrees(program, results, evaluate(program, arrays, allow_tf32=allow_tf32, accumulation=accumulation))

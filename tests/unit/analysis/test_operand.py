@@ -185,9 +185,7 @@ def test_operands_of_a_convolution_move_in_the_longest_runs(name: str) -> None:
 
 @pytest.mark.parametrize(("a", "b", "runs"), [("m, k", "n, k", (8, 8)), ("k, m", "k, n", (16, 8))])
 @pytest.mark.parametrize("split_k", [2, 3])
-def test_split_reduction_keeps_vector_width(
-    a: str, b: str, runs: tuple[int, int], split_k: int
-) -> None:
+def test_split_reduction_keeps_vector_width(a: str, b: str, runs: tuple[int, int], split_k: int) -> None:
     """A piece is whole steps of 16 elements; 56 of them leave the last piece ragged, under a guard."""
     sizes = {"m": 16, "n": 8, "k": 56}
     a_shape, b_shape = (" ".join(str(sizes[x]) for x in order.split(", ")) for order in (a, b))

@@ -1,0 +1,157 @@
+"""A program with a convolution by Winograd's algorithm: the reference computes its values and rounding bounds.
+
+The transforms and products are statements of their own. So the bounds of the results follow from what they round,
+multiply and cancel, not from a tolerance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from roller_svc.analysis.winograd import Matrix, Transforms, transforms
+from roller_svc.errors import InvariantError
+from roller_svc.families.common.cpu.image_space import ImageWindowDim, image_space
+from roller_svc.fusion.contraction import as_contraction
+from roller_svc.ir.dtype import DType
+from roller_svc.ir.expr import Cast, Expr, Load, Op, OpKind, Select, axes_of, substitute
+from roller_svc.ir.group import TileSpace
+from roller_svc.ir.index import add, div, logical_and, lt, mod, mul, num, ref
+from roller_svc.ir.program import (
+    Axis,
+    AxisKind,
+    Combine,
+    StatementKind,
+    TensorExpr,
+    TensorProgram,
+    TensorType,
+    identity,
+)
+
+FILTERS, INPUTS, OUTPUTS = "winograd.G", "winograd.B", "winograd.A"  # inputs: the transforms
+
+
+def transformed_program(program: TensorProgram, space: TileSpace) -> tuple[TensorProgram, dict[str, NDArray[Any]]]:
+    """Return the program with the convolution of a tile space transformed, and its additional inputs."""
+    matrices = transforms(space.winograd_tile)
+    names = {member.name for axis in space.axes for member in axis.members}
+    statement = next(s for s in program.statements if s.kind is StatementKind.REDUCE and names <= s.extents.keys())
+    image = image_space(space)
+    if image is None:
+        raise InvariantError("expected the tile space of a convolution")
+    rows, columns = image.window_dims[-2:]
+    expansion = _Expansion(statement, matrices, (rows, columns), image.filters.members[0].name)
+    statements = [t for s in program.statements for t in (expansion.statements() if s is statement else (s,))]
+    arrays = {
+        FILTERS: _array(matrices.filters, np.float64),
+        INPUTS: _array(matrices.inputs, np.float32),
+        OUTPUTS: _array(matrices.outputs, np.float32),
+    }
+    types = {FILTERS: DType.FLOAT64, INPUTS: DType.FLOAT32, OUTPUTS: DType.FLOAT32}
+    inputs = tuple((name, TensorType(types[name], array.shape)) for name, array in arrays.items())
+    return replace(program, inputs=(*program.inputs, *inputs), statements=tuple(statements)), arrays
+
+
+def _array(matrix: Matrix, dtype: type[np.floating[Any]]) -> NDArray[Any]:
+    return np.array([[float(x) for x in row] for row in matrix], dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class _Expansion:
+    statement: TensorExpr
+    matrices: Transforms
+    windows: tuple[ImageWindowDim, ImageWindowDim]  # rows, columns
+    filter_name: str
+
+    def statements(self) -> tuple[TensorExpr, ...]:
+        """Return the statements of transformed weights, transformed inputs, products and outputs."""
+        contraction = as_contraction(self.statement)
+        if contraction is None:
+            raise InvariantError(f"expected a contraction, got {self.statement.name}")
+        first_has_filters = self.filter_name in axes_of(contraction.a)
+        weights, source = (contraction.a, contraction.b) if first_has_filters else (contraction.b, contraction.a)
+        u = self._transformed("U", weights, self._taps(3), FILTERS, {})
+        tiles = {name: mul(ref(name), num(self.matrices.m)) for name in self._pixels}
+        v = self._transformed("V", self._within(source), self._taps(self.matrices.size), INPUTS, tiles)
+        m = self._products(u, v)
+        return u, v, m, self._outputs(m)
+
+    @property
+    def _pixels(self) -> tuple[str, str]:
+        rows, columns = self.windows
+        return rows.pixel.name, columns.pixel.name
+
+    @property
+    def _positions(self) -> tuple[Axis, Axis]:
+        """Return the axes of a position in a tile."""
+        size = self.matrices.size
+        return Axis("winograd.a", size, AxisKind.SPATIAL), Axis("winograd.b", size, AxisKind.SPATIAL)
+
+    def _taps(self, extent: int) -> tuple[Axis, Axis]:
+        rows, columns = self.windows
+        if rows.tap is None or columns.tap is None:
+            raise InvariantError("expected windows along two dimensions")
+        return Axis(rows.tap.name, extent, AxisKind.REDUCE), Axis(columns.tap.name, extent, AxisKind.REDUCE)
+
+    def _within(self, source: Expr) -> Expr:
+        """Return the source, 0 beyond the coordinates that the outputs need."""
+        inside: Expr | None = None
+        for slide, tap in zip(self.windows, self._taps(3), strict=True):
+            position = add(ref(slide.pixel.name), ref(tap.name))
+            inside = logical_and(inside, lt(position, num(slide.pixel.extent + 2)))
+        if inside is None:
+            return source
+        return Select(inside, Cast(source, DType.FLOAT32, implicit=True), identity(Combine.SUM, DType.FLOAT32),
+                      DType.FLOAT32)  # fmt: skip
+
+    def _transformed(
+        self, name: str, value: Expr, taps: tuple[Axis, Axis], matrix: str, moved: dict[str, Expr]
+    ) -> TensorExpr:
+        """Return name[a, b, ...] = sum over taps of M[a, i] * M[b, j] * value."""
+        dtype = DType.FLOAT64 if matrix == FILTERS else DType.FLOAT32
+        rows, columns = self._positions
+        used = axes_of(value) - {tap.name for tap in taps}
+        spatial = (rows, columns, *(self._tile_axis(a) for a in self.statement.axes if a.name in used))
+        body: Expr = Cast(substitute(value, moved), dtype, implicit=True)
+        for position, tap in zip((rows, columns), taps, strict=True):
+            factor = Load(matrix, (ref(position.name), ref(tap.name)), dtype)
+            body = Op(OpKind.MUL, (factor, body), dtype)
+        return self._sum(name, spatial, taps, body)
+
+    def _tile_axis(self, axis: Axis) -> Axis:
+        """Return an axis over tiles for one over output positions; any other as a spatial one."""
+        extent = -(-axis.extent // self.matrices.m) if axis.name in self._pixels else axis.extent
+        return Axis(axis.name, extent, AxisKind.SPATIAL)
+
+    def _products(self, u: TensorExpr, v: TensorExpr) -> TensorExpr:
+        """Return M[a, b, ...] = sum over channels of U * V."""
+        both = {axis.name: axis for axis in (*v.spatial, *u.spatial)}
+        taps = {tap.name for tap in self._taps(3)}
+        channels = [axis for axis in self.statement.reduced if axis.name not in taps]
+        spatial = (*self._positions, *(self._tile_axis(axis) for axis in self.statement.spatial))
+        loads = [Load(t.output, tuple(ref(a.name) for a in t.spatial), DType.FLOAT32) for t in (u, v)]
+        reduced = tuple(Axis(axis.name, both[axis.name].extent, AxisKind.REDUCE) for axis in channels)
+        return self._sum("M", spatial, reduced, Op(OpKind.MUL, tuple(loads), DType.FLOAT32))
+
+    def _outputs(self, m: TensorExpr) -> TensorExpr:
+        """Return the statement's results = sum over a, b of A[p, a] * A[q, b] * M[a, b, ...]."""
+        tile = self.matrices.m
+        index = [div(ref(a.name), tile) if a.name in self._pixels else ref(a.name) for a in m.spatial]
+        body: Expr = Load(m.output, tuple(index), DType.FLOAT32)
+        for pixel, position in zip(self._pixels, self._positions, strict=True):
+            factor = Load(OUTPUTS, (mod(ref(pixel), tile), ref(position.name)), DType.FLOAT32)
+            body = Op(OpKind.MUL, (factor, body), DType.FLOAT32)
+        reduced = tuple(replace(axis, kind=AxisKind.REDUCE) for axis in self._positions)
+        return replace(self.statement, axes=(*self.statement.spatial, *reduced), body=body)
+
+    def _sum(self, name: str, spatial: Sequence[Axis], reduced: tuple[Axis, ...], body: Expr) -> TensorExpr:
+        output = f"winograd.{name}.{self.statement.output}"
+        type_ = TensorType(DType.FLOAT32, tuple(axis.extent for axis in spatial))
+        return TensorExpr(
+            output, output, StatementKind.REDUCE, type_, (*spatial, *reduced), tuple(ref(a.name) for a in spatial),
+            body, Combine.SUM,
+        )  # fmt: skip
