@@ -55,7 +55,8 @@ def _products(p: Workload[WinogradSpace], task: WinogradTask) -> float:
     calls = task.space.positions * task.panels * task.calls
     cycles = calls * (depth * kernel_cycles(mach, task.rows, task.vectors) + costs.call_cycles)
     weights = task.space.positions * depth * task.panels * task.wide * p.elem_bytes
-    weights_s = weights * seconds_per_byte(mach, max(p.facts.transformed_bytes, weights), launch_cores(p, task))
+    cores = _cores_at_work(p, task)
+    weights_s = weights * cores * seconds_per_byte(mach, max(p.facts.transformed_bytes, weights), cores)
     groups = -(-task.panels // task.group_panels)
     inputs_s = groups * task.inputs_bytes / private_bandwidth(mach, task.inputs_bytes + task.products_bytes(1))
     arriving = (weights_s + inputs_s) * mach.clock_hz
@@ -63,7 +64,7 @@ def _products(p: Workload[WinogradSpace], task: WinogradTask) -> float:
     return max(cycles + costs.exposed_fraction * arriving, arriving) + stores
 
 
-def launch_cores(p: Workload[WinogradSpace], task: WinogradTask) -> int:
+def _cores_at_work(p: Workload[WinogradSpace], task: WinogradTask) -> int:
     """Return the cores that share the caches' bandwidth."""
     blocks = -(-p.facts.tiles // task.tiles) * -(-p.facts.image.filters.extent // task.block_filters)
     return min(p.machine.cores, blocks)
