@@ -11,6 +11,10 @@ from roller_svc.families.cpu.winograd.workload import WinogradSpace, WinogradTas
 from roller_svc.perf.common import Costs, Launch
 from roller_svc.perf.workload import Workload
 
+STAGES = ("compute", "transform", "packing", "task")
+# Bytes of other layers and of other processes that pass through the last-level cache, with those of the weights.
+OTHER_DATA_FACTOR = 2.0
+
 
 def cpu_winograd(p: Workload[WinogradSpace], launch: Launch) -> Costs:
     """Return the cycles of the core with the most tasks, summed over what a task does."""
@@ -38,9 +42,6 @@ def cpu_winograd(p: Workload[WinogradSpace], launch: Launch) -> Costs:
     )
 
 
-STAGES = ("compute", "transform", "packing", "task")
-
-
 def _task(p: Workload[WinogradSpace], launch: Launch) -> WinogradTask:
     names, mach = [axis.name for axis in p.space.axes], p.machine
     return WinogradTask.of(
@@ -56,7 +57,8 @@ def _products(p: Workload[WinogradSpace], task: WinogradTask) -> float:
     cycles = calls * (depth * kernel_cycles(mach, task.rows, task.vectors) + costs.call_cycles)
     weights = task.space.positions * depth * task.panels * task.wide * p.elem_bytes
     cores = _cores_at_work(p, task)
-    weights_s = weights * cores * seconds_per_byte(mach, max(p.facts.transformed_bytes, weights), cores)
+    swept = OTHER_DATA_FACTOR * max(p.facts.transformed_bytes, weights)
+    weights_s = weights * cores * seconds_per_byte(mach, swept, cores)
     groups = -(-task.panels // task.group_panels)
     inputs_s = groups * task.inputs_bytes / private_bandwidth(mach, task.inputs_bytes + task.products_bytes(1))
     arriving = (weights_s + inputs_s) * mach.clock_hz

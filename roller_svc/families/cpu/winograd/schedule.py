@@ -9,7 +9,7 @@ depends on constants alone and is computed once.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from roller_svc.analysis.winograd import transforms
 from roller_svc.errors import InvariantError
@@ -19,7 +19,7 @@ from roller_svc.families.common.cpu.input_patch import WINDOW, InputPatch
 from roller_svc.families.common.cpu.micro_kernel import LANE, CTile, KLoop, MicroKernel
 from roller_svc.families.common.view import GemmView
 from roller_svc.families.cpu.winograd.transform_nodes import VectorTransform
-from roller_svc.families.cpu.winograd.transformed_weights import WEIGHTS, TransformedWeights
+from roller_svc.families.cpu.winograd.transformed_weights import WEIGHTS, TransformedWeights, over_groups, over_members
 from roller_svc.families.cpu.winograd.winograd_view import pixels_are_rows
 from roller_svc.families.cpu.winograd.workload import WinogradSpace, WinogradTask
 from roller_svc.ir.dtype import DType
@@ -30,6 +30,7 @@ from roller_svc.ir.index import add, ceil_div, logical_and, lt, min_, mul, num, 
 from roller_svc.ir.program import Combine, identity
 from roller_svc.ir.rprogram import RProgram
 from roller_svc.ir.schedule import (
+    Branch,
     Compute,
     Let,
     Loop,
@@ -200,19 +201,9 @@ class _Task:
     # products -------------------------------------------------------------------------------------------------------
     def _over_groups(self) -> Node:
         """Multiply and store the panels, a group at a time: a position's inputs serve all panels of the group."""
-        task = self.task
-        panel = add(mul(ref(".filters.group"), num(task.group_panels)), ref(".filters.member"))
-        groups = ceil_div(task.panels, task.group_panels)
-        remaining = sub(ref(".filters.panels"), mul(ref(".filters.group"), num(task.group_panels)))
-        members = min_(num(task.group_panels), remaining)
-
-        def over_members(nodes: tuple[Node, ...]) -> Node:
-            nodes = (Let(".filters.panel", panel, nodes),)
-            return Loop(".filters.member", task.group_panels, LoopKind.SERIAL, nodes, ref(".filters.members"))
-
-        products = Loop(POSITION, task.space.positions, LoopKind.SERIAL, (over_members(self._multiply()),))
-        body = (products, over_members(self._store_panel()))
-        return Loop(".filters.group", groups, LoopKind.SERIAL, (Let(".filters.members", members, body),))
+        position = over_members(self.task, self._multiply())
+        products = Loop(POSITION, self.task.space.positions, LoopKind.SERIAL, (position,))
+        return over_groups(self.task, (products, over_members(self.task, self._store_panel())))
 
     def _multiply(self) -> tuple[Node, ...]:
         """Multiply the inputs of one position by one panel of weights, in register tiles of tiles x filters."""
@@ -233,7 +224,13 @@ class _Task:
         tile = CTile(
             PRODUCTS, lambda row, column: (ref(".filters.member"), ref(POSITION), add(ref(".first"), row), column)
         )
-        nodes: tuple[Node, ...] = (Let(".first", first, kernel.nodes(tile)),)
+        nodes = kernel.nodes(tile)
+        prefetches = self.weights.prefetches(ref(POSITION), ref(".channel"))
+        if prefetches:
+            nodes = replace(kernel, prefetches=prefetches).nodes(tile)
+            if task.calls > self.weights.lines:  # the first calls have prefetched the panel
+                nodes = (Branch(lt(ref(".call"), num(self.weights.lines)), nodes, kernel.nodes(tile)),)
+        nodes = (Let(".first", first, nodes),)
         return (Loop(".call", task.calls, LoopKind.SERIAL, nodes),)
 
     # results --------------------------------------------------------------------------------------------------------

@@ -8,31 +8,52 @@ from dataclasses import dataclass
 from roller_svc.analysis.winograd import Row
 from roller_svc.errors import InvariantError
 from roller_svc.families.common.view import bind_members
-from roller_svc.families.cpu.winograd.workload import WinogradTask
+from roller_svc.families.cpu.winograd.workload import LINE_ELEMENTS, WinogradTask
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Cast, Const, Expr, Load, Op, OpKind, substitute
-from roller_svc.ir.index import add, lt, mul, num, ref
+from roller_svc.ir.index import add, lt, min_, mul, num, ref, sub
 from roller_svc.ir.program import Combine, identity
-from roller_svc.ir.schedule import Branch, Compute, Loop, LoopKind, Node, Scope, Storage
+from roller_svc.ir.schedule import Branch, Compute, Let, Loop, LoopKind, Node, Prefetch, Scope, Storage
 
 WEIGHTS, HALF = ".weights", ".weights.half"
 
 
 @dataclass(frozen=True, slots=True)
 class TransformedWeights:
-    """Panels of `wide` filters: U[panel][position][channel][filter], 0 beyond the last filter."""
+    """Panels of `wide` filters: U[group][position][panel of the group][channel][filter], 0 beyond the last filter.
+
+    This is the order in which the micro-kernel reads them: a task streams through its weights once.
+    """
 
     task: WinogradTask
     source: Expr
 
     @property
-    def shape(self) -> tuple[int, int, int, int]:
-        return self.task.panels, self.task.space.positions, self.task.space.image.depth, self.task.wide
+    def shape(self) -> tuple[int, ...]:
+        task = self.task
+        return task.groups, task.space.positions, task.group_panels, task.space.image.depth, task.wide
 
     def element(self, position: Expr, channel: Expr, filter_: Expr) -> Load:
-        """Return an element of panel `.filters.panel`."""
+        """Return an element of panel `.filters.member` of group `.filters.group`."""
         dtype = self.task.space.image.space.compute_dtype
-        return Load(WEIGHTS, (ref(".filters.panel"), position, channel, filter_), dtype)
+        return Load(WEIGHTS, (ref(".filters.group"), position, ref(".filters.member"), channel, filter_), dtype)
+
+    @property
+    def lines(self) -> int:
+        """Return the cache lines of a panel's row."""
+        return -(-self.task.wide // LINE_ELEMENTS)
+
+    def prefetches(self, position: Expr, channel: Expr) -> tuple[Node, ...]:
+        """Prefetch the next panel into L2, some lines with each channel of each call; none where L2 holds all."""
+        task = self.task
+        if task.space.transformed_bytes <= task.l2_bytes:
+            return ()
+        nodes: list[Node] = []
+        for first in range(0, self.lines, task.calls):
+            filter_ = mul(add(ref(".call"), num(first)), num(LINE_ELEMENTS))
+            index = self.element(position, channel, filter_).index
+            nodes.append(Prefetch(WEIGHTS, index, task.space.image.depth * task.wide, to_l2=True))
+        return tuple(nodes)
 
     def fill(self) -> tuple[Node, ...]:
         """Transform the weights of the task's filters."""
@@ -45,8 +66,7 @@ class TransformedWeights:
             nodes = (Branch(lt(place, num(image.filters.extent)), nodes, self._zeros()),)
         nodes = (Loop(".filter", wide, LoopKind.SERIAL, nodes),)
         nodes = (Loop(".channel", image.depth, LoopKind.SERIAL, nodes),)
-        limit = ref(".filters.panels") if -(-image.filters.extent // wide) % self.task.panels else None
-        return (Loop(".filters.panel", self.task.panels, LoopKind.SERIAL, nodes, limit),)
+        return (over_groups(self.task, (over_members(self.task, nodes),)),)
 
     def _transform(self) -> tuple[Node, ...]:
         """Transform the taps of one filter and channel."""
@@ -77,6 +97,26 @@ class TransformedWeights:
     def _store(self, position: int, value: Expr) -> Compute:
         target = self.element(num(position), ref(".channel"), ref(".filter"))
         return Compute(target.tensor, target.index, value)
+
+
+def over_groups(task: WinogradTask, nodes: tuple[Node, ...]) -> Node:
+    """Loop over the groups of a task's panels; `.filters.members` is the number of panels of a group."""
+    remaining = sub(ref(".filters.panels"), mul(ref(".filters.group"), num(task.group_panels)))
+    always = task.panels == task.groups * task.group_panels and _has_whole_blocks(task)
+    members = num(task.group_panels) if always else min_(num(task.group_panels), remaining)
+    return Loop(".filters.group", task.groups, LoopKind.SERIAL, (Let(".filters.members", members, nodes),))
+
+
+def over_members(task: WinogradTask, nodes: tuple[Node, ...]) -> Node:
+    """Loop over the panels of a group; `.filters.panel` is the number of a panel in the task."""
+    panel = add(mul(ref(".filters.group"), num(task.group_panels)), ref(".filters.member"))
+    nodes = (Let(".filters.panel", panel, nodes),)
+    return Loop(".filters.member", task.group_panels, LoopKind.SERIAL, nodes, ref(".filters.members"))
+
+
+def _has_whole_blocks(task: WinogradTask) -> bool:
+    """Return whether each task has all panels of its block."""
+    return -(-task.space.image.filters.extent // task.wide) % task.panels == 0
 
 
 def _dot(row: Row, values: Sequence[Expr]) -> Expr:

@@ -12,7 +12,7 @@ from roller_svc.ir.group import KernelGroup
 from roller_svc.perf.workload import Workload
 
 # Fraction of L2 that the products of a group of panels may fill, next to the transformed inputs.
-L2_PRODUCTS_FRACTION = 0.25
+L2_PRODUCTS_FRACTION = 0.5
 LINE_ELEMENTS = 16  # float32 elements of a cache line
 
 
@@ -122,6 +122,11 @@ class WinogradTask:
         limit = int(L2_PRODUCTS_FRACTION * self.l2_bytes) // self.products_bytes(1)
         groups = -(-self.panels // max(1, min(limit, self.panels)))
         return -(-self.panels // groups)
+
+    @property
+    def groups(self) -> int:
+        """Return the groups of panels of the block."""
+        return -(-self.panels // self.group_panels)
 
     def products_bytes(self, panels: int) -> int:
         """Return the bytes of the products of some panels."""
