@@ -340,10 +340,12 @@ def expressions(node: Node) -> tuple[Expr, ...]:
 
 def iter_nodes(nodes: tuple[Node, ...]) -> Iterator[Node]:
     """Yield every node, depth first."""
-    for node in nodes:
+    stack = [*reversed(nodes)]
+    while stack:
+        node = stack.pop()
         yield node
-        for body in child_lists(node):
-            yield from iter_nodes(body)
+        for body in reversed(child_lists(node)):
+            stack.extend(reversed(body))
 
 
 def block_extents(tree: ScheduleTree) -> tuple[int, int]:

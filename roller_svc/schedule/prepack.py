@@ -6,8 +6,8 @@ one part of a workspace for every iteration of the loops that the contents depen
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 from roller_svc.ir.expr import Expr, Load, axes_of, loads_of
 from roller_svc.ir.index import num, ref
@@ -24,6 +24,7 @@ from roller_svc.ir.schedule import (
     Scope,
     Storage,
     Transpose,
+    child_lists,
     expressions,
     iter_nodes,
 )
@@ -46,21 +47,21 @@ def prepack(tree: ScheduleTree, constants: frozenset[str]) -> Prepacked:
 
     A buffer that is prepacked counts as a constant for the buffers inside it.
     """
-    prepacked = Prepacked(tree)
+    prepacked, table = Prepacked(tree), _AccessTable()
     for node in iter_nodes(tree.body):
         if isinstance(node, Storage) and node.scope is Scope.STACK and node.shape:
-            before, prepacked = prepacked, _hoist_buffer(prepacked, node, constants)
+            before, prepacked = prepacked, _hoist_buffer(prepacked, node, constants, table)
             if prepacked is not before:
                 constants |= {node.tensor}
     return prepacked
 
 
-def _hoist_buffer(prepacked: Prepacked, storage: Storage, constants: frozenset[str]) -> Prepacked:
+def _hoist_buffer(prepacked: Prepacked, storage: Storage, constants: frozenset[str], table: _AccessTable) -> Prepacked:
     """Prepack one more buffer, if possible."""
-    site = _site(prepacked.tree.body, storage.tensor, constants)
+    site = _site(prepacked.tree.body, storage.tensor, constants, table)
     if site is None:
         return prepacked
-    wrappers = _needed_wrappers(site)
+    wrappers = _needed_wrappers(site, table)
     loops = tuple(wrapper for wrapper in wrappers if isinstance(wrapper, Loop))
     name = f"{prepacked.tree.name}_prepare{len(prepacked.launches)}"
     workspace = f"{name}.room"
@@ -92,34 +93,34 @@ class _Site:
     rest: Nodes  # the other nodes of the list
 
 
-def _site(nodes: Nodes, buffer: str, constants: frozenset[str]) -> _Site | None:
+def _site(nodes: Nodes, buffer: str, constants: frozenset[str], table: _AccessTable) -> _Site | None:
     """Return the site that fills the buffer from constants alone, or None if it is read before or outside of it."""
-    writers = tuple(node for node in nodes if buffer in _written((node,)))
-    if all(_is_filled_from(constants, node, buffer) for node in writers) and _read(writers) & constants:
+    writers = tuple(node for node in nodes if buffer in table.of((node,)).written)
+    filled = all(_is_filled_from(constants, table.of((node,)), buffer) for node in writers)
+    if filled and table.of(writers).read & constants:
         last = max(i for i, node in enumerate(nodes) if node in writers)
         before = tuple(node for node in nodes[:last] if node not in writers)
-        if buffer in _read(before):
+        if buffer in table.of(before).read:
             return None
         return _Site((), writers, tuple(node for node in nodes if node not in writers))
     wrapper = writers[0] if len(writers) == 1 else None
     if not isinstance(wrapper, Loop | Let | Storage):
         return None
-    below = _site(wrapper.body, buffer, constants)
+    below = _site(wrapper.body, buffer, constants, table)
     others = tuple(node for node in nodes if node is not wrapper)
-    if below is None or buffer in _read(others) or any(_prefetches(node, buffer) for node in iter_nodes(others)):
+    if below is None or buffer in table.of(others).read or any(_prefetches(n, buffer) for n in iter_nodes(others)):
         return None
     return replace(below, path=((nodes, wrapper), *below.path))
 
 
-def _is_filled_from(constants: frozenset[str], node: Node, buffer: str) -> bool:
-    """Return whether the node writes only the buffer and reads only constants. An accumulation reads the buffer."""
-    inside = _storages((node,))
-    return _written((node,)) <= inside | {buffer} and _read((node,)) <= inside | constants
+def _is_filled_from(constants: frozenset[str], accesses: _Accesses, buffer: str) -> bool:
+    """Return whether a node writes only the buffer and reads only constants. An accumulation reads the buffer."""
+    return accesses.written <= accesses.storages | {buffer} and accesses.read <= accesses.storages | constants
 
 
-def _needed_wrappers(site: _Site) -> tuple[Wrapper, ...]:
+def _needed_wrappers(site: _Site, table: _AccessTable) -> tuple[Wrapper, ...]:
     """Return the loops and lets of the path that the filling depends on, and the prepacked buffers that it reads."""
-    needed = _names(site.filling) | _read(site.filling)
+    needed = _names(site.filling) | table.of(site.filling).read
     wrappers: list[Wrapper] = []
     for _, wrapper in reversed(site.path):
         if (wrapper.tensor if isinstance(wrapper, Storage) else wrapper.var) not in needed:
@@ -142,25 +143,57 @@ def _parallelize(nodes: Nodes) -> Nodes:
 
 
 # accesses of nodes ----------------------------------------------------------------------------------------------------
-def _storages(nodes: Nodes) -> set[str]:
-    return {node.tensor for node in iter_nodes(nodes) if isinstance(node, Storage)}
+@dataclass(frozen=True, slots=True)
+class _Accesses:
+    """Tensors that a node and those below it allocate, write and read. An accumulation reads its tensor."""
+
+    storages: frozenset[str]
+    written: frozenset[str]
+    read: frozenset[str]
 
 
-def _written(nodes: Nodes) -> set[str]:
-    return {node.tensor for node in iter_nodes(nodes) if isinstance(node, Compute | Transpose | HorizontalReduce)}
+_NONE = _Accesses(frozenset(), frozenset(), frozenset())
 
 
-def _read(nodes: Nodes) -> set[str]:
-    accumulated = {node.tensor for node in iter_nodes(nodes) if isinstance(node, Compute) and node.combine is not None}
-    return accumulated | {load.tensor for expr in _all_expressions(nodes) for load in loads_of(expr)}
+@dataclass(slots=True)
+class _AccessTable:
+    """Accesses of nodes, computed once: a hoisted buffer leaves most of a tree as it was."""
+
+    known: dict[int, tuple[Node, _Accesses]] = field(default_factory=dict)  # by id of the node, which it keeps alive
+
+    def of(self, nodes: Nodes) -> _Accesses:
+        """Return the accesses of several nodes."""
+        return _union([self._of_node(node) for node in nodes])
+
+    def _of_node(self, node: Node) -> _Accesses:
+        entry = self.known.get(id(node))
+        if entry is None:
+            below = [self._of_node(child) for body in child_lists(node) for child in body]
+            entry = self.known[id(node)] = node, _union([_own_accesses(node), *below])
+        return entry[1]
+
+
+def _own_accesses(node: Node) -> _Accesses:
+    storages = frozenset((node.tensor,)) if isinstance(node, Storage) else frozenset()
+    written = frozenset((node.tensor,)) if isinstance(node, Compute | Transpose | HorizontalReduce) else frozenset()
+    read = {load.tensor for expr in expressions(node) for load in loads_of(expr)}
+    if isinstance(node, Compute) and node.combine is not None:
+        read.add(node.tensor)
+    return _Accesses(storages, written, frozenset(read))
+
+
+def _union(parts: Sequence[_Accesses]) -> _Accesses:
+    if len(parts) == 1:
+        return parts[0]
+    return _Accesses(
+        _NONE.storages.union(*(part.storages for part in parts)),
+        _NONE.written.union(*(part.written for part in parts)),
+        _NONE.read.union(*(part.read for part in parts)),
+    )
 
 
 def _names(nodes: Nodes) -> set[str]:
-    return {name for expr in _all_expressions(nodes) for name in axes_of(expr)}
-
-
-def _all_expressions(nodes: Nodes) -> Iterator[Expr]:
-    return (expr for node in iter_nodes(nodes) for expr in expressions(node))
+    return {name for node in iter_nodes(nodes) for expr in expressions(node) for name in axes_of(expr)}
 
 
 def _prefetches(node: Node, buffer: str) -> bool:
