@@ -131,8 +131,8 @@ class _Task:
         positions = task.space.positions
         pixels = math.prod(task.pixels)
         buffers = [
-            (INPUTS, (positions, task.tiles, task.channel_pitch)),
-            (PRODUCTS, (task.group_panels, positions, task.tiles, task.wide)),
+            (INPUTS, (positions, task.inputs_pitch)),
+            (PRODUCTS, (task.group_panels, positions, task.products_pitch)),
             (RESULTS, (1, 1, pixels + lanes - 1, task.wide)),  # transposed blocks may extend beyond the last position
             (WINDOW, (self.patch.elements,)),
             (WEIGHTS, self.weights.shape),
@@ -171,7 +171,7 @@ class _Task:
         channel = add(mul(ref(".step"), num(self.task.chunk)), ref(LANE))
 
         def store(a: int, b: int, value: Expr) -> Compute:
-            return Compute(INPUTS, (num(a * matrices.size + b), ref(".tile"), channel), value)
+            return Compute(INPUTS, self._input(num(a * matrices.size + b), ref(".tile"), channel), value)
 
         transform = VectorTransform(self.task.lanes, self.dtype)
         return transform.square(matrices.inputs, self._patch_element, store)
@@ -217,13 +217,13 @@ class _Task:
             lanes=task.lanes,
             dtype=self.dtype,
             k_loops=(KLoop(".channel", task.space.image.depth),),
-            a=lambda row: Load(INPUTS, (ref(POSITION), add(ref(".first"), row), ref(".channel")), self.dtype),
+            a=lambda row: Load(
+                INPUTS, self._input(ref(POSITION), add(ref(".first"), row), ref(".channel")), self.dtype
+            ),
             b=lambda column: self.weights.element(ref(POSITION), ref(".channel"), column),
             registers=task.registers,
         )
-        tile = CTile(
-            PRODUCTS, lambda row, column: (ref(".filters.member"), ref(POSITION), add(ref(".first"), row), column)
-        )
+        tile = CTile(PRODUCTS, lambda row, column: self._product(ref(POSITION), add(ref(".first"), row), column))
         nodes = kernel.nodes(tile)
         prefetches = self.weights.prefetches(ref(POSITION), ref(".channel"))
         if prefetches:
@@ -232,6 +232,15 @@ class _Task:
                 nodes = (Branch(lt(ref(".call"), num(self.weights.lines)), nodes, kernel.nodes(tile)),)
         nodes = (Let(".first", first, nodes),)
         return (Loop(".call", task.calls, LoopKind.SERIAL, nodes),)
+
+    def _input_of_row(self, row: Expr) -> Expr:
+        return Load(INPUTS, self._input(ref(POSITION), add(ref(".first"), row), ref(".channel")), self.dtype)
+
+    def _input(self, position: Expr, tile: Expr, channel: Expr) -> tuple[Expr, ...]:
+        return position, add(mul(tile, num(self.task.channel_pitch)), channel)
+
+    def _product(self, position: Expr, tile: Expr, filter_: Expr) -> tuple[Expr, ...]:
+        return ref(".filters.member"), position, add(mul(tile, num(self.task.wide)), filter_)
 
     # results --------------------------------------------------------------------------------------------------------
     def _store_panel(self) -> tuple[Node, ...]:
@@ -246,8 +255,7 @@ class _Task:
         *images, rows, columns = self.task.space.image.window_dims
 
         def load(a: int, b: int) -> Expr:
-            index = (ref(".filters.member"), num(a * matrices.size + b), ref(".tile"), filter_)
-            return Load(PRODUCTS, index, self.dtype)
+            return Load(PRODUCTS, self._product(num(a * matrices.size + b), ref(".tile"), filter_), self.dtype)
 
         def store(p: int, q: int, value: Expr) -> Compute:
             at: list[Expr] = [ref(f"{slide.pixel.name}.tile") for slide in images]

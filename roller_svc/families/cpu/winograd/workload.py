@@ -128,9 +128,14 @@ class WinogradTask:
         """Return the groups of panels of the block."""
         return -(-self.panels // self.group_panels)
 
+    @property
+    def products_pitch(self) -> int:
+        """Return the elements between positions of the products."""
+        return _odd_lines(self.tiles * self.wide)
+
     def products_bytes(self, panels: int) -> int:
         """Return the bytes of the products of some panels."""
-        return self.space.positions * self.tiles * panels * self.wide * self.space.image.element_bytes
+        return self.space.positions * panels * self.products_pitch * self.space.image.element_bytes
 
     # transformed inputs ---------------------------------------------------------------------------------------------
     @property
@@ -144,14 +149,24 @@ class WinogradTask:
 
     @property
     def channel_pitch(self) -> int:
-        """Return the elements between tiles: an odd number of lines, so that rows differ in their cache sets."""
-        lines = -(-self.steps * self.chunk // LINE_ELEMENTS)
-        return (lines + 1 - lines % 2) * LINE_ELEMENTS
+        """Return the elements between tiles of the transformed inputs."""
+        return _odd_lines(self.steps * self.chunk)
+
+    @property
+    def inputs_pitch(self) -> int:
+        """Return the elements between positions of the transformed inputs."""
+        return _odd_lines(self.tiles * self.channel_pitch)
 
     @property
     def inputs_bytes(self) -> int:
         """Return the bytes of the transformed inputs."""
-        return self.space.positions * self.tiles * self.channel_pitch * self.space.image.element_bytes
+        return self.space.positions * self.inputs_pitch * self.space.image.element_bytes
+
+
+def _odd_lines(elements: int) -> int:
+    """Return the elements of an odd number of lines, so that rows at this distance differ in their cache sets."""
+    lines = -(-elements // LINE_ELEMENTS)
+    return (lines + 1 - lines % 2) * LINE_ELEMENTS
 
 
 def prepare(group: KernelGroup, base: Workload[None]) -> Workload[WinogradSpace] | None:
