@@ -102,8 +102,7 @@ class TransformedWeights:
 def over_groups(task: WinogradTask, nodes: tuple[Node, ...]) -> Node:
     """Loop over the groups of a task's panels; `.filters.members` is the number of panels of a group."""
     remaining = sub(ref(".filters.panels"), mul(ref(".filters.group"), num(task.group_panels)))
-    always = task.panels == task.groups * task.group_panels and _has_whole_blocks(task)
-    members = num(task.group_panels) if always else min_(num(task.group_panels), remaining)
+    members = num(task.group_panels) if _has_whole_blocks(task) else min_(num(task.group_panels), remaining)
     return Loop(".filters.group", task.groups, LoopKind.SERIAL, (Let(".filters.members", members, nodes),))
 
 

@@ -118,15 +118,14 @@ class WinogradTask:
 
     @property
     def group_panels(self) -> int:
-        """Return the panels whose products are kept until the outputs are transformed."""
+        """Return the panels whose products are kept until the outputs are transformed: a divisor of the panels."""
         limit = int(L2_PRODUCTS_FRACTION * self.l2_bytes) // self.products_bytes(1)
-        groups = -(-self.panels // max(1, min(limit, self.panels)))
-        return -(-self.panels // groups)
+        return max(n for n in range(1, self.panels + 1) if self.panels % n == 0 and n <= max(1, limit))
 
     @property
     def groups(self) -> int:
         """Return the groups of panels of the block."""
-        return -(-self.panels // self.group_panels)
+        return self.panels // self.group_panels
 
     @property
     def products_pitch(self) -> int:

@@ -13,7 +13,7 @@ import pytest
 from roller_svc import hardware
 from roller_svc.analysis import winograd
 from roller_svc.analysis.winograd import Transforms, transforms
-from roller_svc.compiler.lower_and_emit import emit_plan
+from roller_svc.compiler.lower_and_emit import emit_plan, lower
 from roller_svc.compiler.partition_cache import PartitionCache
 from roller_svc.compiler.plans import RankedPartition, merge_ranked_plans, rank_partitions, select_for_measurement
 from roller_svc.families.cpu.winograd import schedule
@@ -166,6 +166,20 @@ def test_threads_compute_the_same() -> None:
     for candidate in varied(partition, 4):
         assert candidate.program.grid > 1
         assert run(program, partition, candidate, AVX2).ok
+
+
+@pytest.mark.parametrize(("cores", "filters"), [(2, 256), (3, 264)])
+def test_blocks_of_filters_have_legal_trees(cores: int, filters: int) -> None:
+    """One candidate of F(2 x 2) for each block and panel of filters."""
+    hw = replace_cores(AVX2, cores)
+    partition = ranked(program_of(*convolution(1, 16, filters, 14, 14)), hw, WinogradMode.ALWAYS, 200)
+    blocks = {
+        (c.program.block["f"], c.program.thread["f"]): c.program
+        for c in partition.candidates[0] if c.program.space.winograd_tile == 2
+    }  # fmt: skip
+    assert len(blocks) > 4
+    for program in blocks.values():
+        assert lower(partition.groups[0], program, hw)
 
 
 def replace_cores(hw: HardwareSpec, cores: int) -> HardwareSpec:
