@@ -99,7 +99,7 @@ def relative_error_bound(m: int, channels: int) -> float:
 
 
 def is_accurate(m: int, channels: int) -> bool:
-    """Return whether F(m x m, 3 x 3) over so many channels needs no leave of the caller."""
+    """Return whether F(m x m, 3 x 3) with that number of channels is accurate enough without the caller's consent."""
     return m == 2 or relative_error_bound(m, channels) <= MAX_RELATIVE_ERROR
 
 

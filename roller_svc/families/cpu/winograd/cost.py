@@ -117,5 +117,5 @@ def _results(p: Workload[WinogradSpace], task: WinogradTask) -> float:
         return math.prod(extents) * each
     rows = math.prod(extents[:-1]) * filters
     vectors = extents[-1] // lanes + (extents[-1] % lanes > 0)
-    turned = math.prod(extents[:-1]) * vectors * filters * p.machine.costs.winograd.transpose_cycles
-    return rows * (costs.row_cycles / 2 + vectors * costs.store_cycles * statements) + turned
+    transposed = math.prod(extents[:-1]) * vectors * filters * p.machine.costs.winograd.transpose_cycles
+    return rows * (costs.row_cycles / 2 + vectors * costs.store_cycles * statements) + transposed

@@ -1,4 +1,4 @@
-"""What rules, cost and schedule of a Winograd convolution agree on: sizes of a task, of its buffers and panels."""
+"""Facts that rules, cost and schedule of a Winograd convolution share: sizes of a task, of its buffers and panels."""
 
 from __future__ import annotations
 
