@@ -83,6 +83,7 @@ def test_inputs_that_do_not_fit(inputs: Any, code: str) -> None:
         ({"runtime": "gpu"}, "invalid-option"),
         ({"runtime": "emulator"}, "emulator-unavailable"),
         ({"allow_tf32": 1}, "invalid-option"),
+        ({"winograd": "sometimes"}, "invalid-option"),
         ({"family": "tcgen05"}, "invalid-option"),
         ({"family": 1}, "invalid-option"),
         ({"tiles": "split_k=4"}, "invalid-option"),
@@ -117,7 +118,9 @@ def test_a_request_survives_its_plain_form() -> None:
     spec = hardware.load("cpu-x86-avx2")
     for request in (
         build_request(COPY, INPUTS),
-        build_request(COPY, INPUTS, target="nvidia-t4", outputs=["y"], top_k=3, select="model", allow_tf32=True),
+        build_request(
+            COPY, INPUTS, target="nvidia-t4", outputs=["y"], top_k=3, select="model", allow_tf32=True, winograd="never"
+        ),
         build_request(COPY, INPUTS, hardware=spec),
         build_request(COPY, INPUTS, target="nvidia-t4", family="mma", tiles={"stages": 2, "split_k": 4}),
     ):

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import roller_svc
 from roller_svc import hardware
 from roller_svc.analysis import winograd
 from roller_svc.analysis.winograd import Transforms, transforms
@@ -71,6 +72,7 @@ CASES: dict[str, tuple[str, Shapes]] = {
     "epilogue": convolution(2, 12, 20, 10, 13, epilogue=FULL),
     "few filters": convolution(1, 16, 5, 10, 10, epilogue="max(S[n, f, y, x] + B[f], 0.0)"),
     "many channels": convolution(1, 70, 40, 6, 6),
+    "cut columns": convolution(1, 64, 8, 6, 2001),
     "channels last": (CHANNELS_LAST, {"X": (2, 9, 11, 10), "W": (3, 3, 10, 24)}),
     "prologue": (PROLOGUE, {"X": (12, 9, 10), "A": (12,), "W": (16, 12, 3, 3)}),
 }
@@ -158,6 +160,17 @@ def test_wrong_transform_is_caught(m: int, matrix: str, monkeypatch: pytest.Monk
     (candidate, *_) = varied(partition, m, 1)
     monkeypatch.setattr(schedule, "transforms", lambda _: wrong)
     assert not run(program, partition, candidate, AVX2).ok
+
+
+@pytest.mark.parametrize("mode", ["always", "never"])
+def test_prepared_weights_give_the_same_bits(mode: str) -> None:
+    text, shapes = convolution(1, 20, 40, 13, 13)
+    inputs = {name: ("float32", shape) for name, shape in shapes.items()}
+    kernel = roller_svc.compile(text, inputs, select="model", constants=["W"], winograd=mode)
+    assert ("finish" in kernel.source) is (mode == "always")
+    arrays = random_inputs(program_of(text, shapes), seed=3)
+    prepared = kernel.prepare(W=arrays["W"])(X=arrays["X"])
+    np.testing.assert_array_equal(prepared["Y"], kernel.run(arrays)["Y"])
 
 
 def test_threads_compute_the_same() -> None:
