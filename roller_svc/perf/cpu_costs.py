@@ -79,7 +79,7 @@ class WinogradCosts:
     operation_cycles: float = 0.6  # one vector operation of a transform
     access_factor: float = 1.0  # loads and stores of a transform, those of registers that spill included
     transpose_cycles: float = 3.0  # one vector of a transposed block
-    exposed_fraction: float = 0.7  # of the time that transformed weights and inputs take to arrive
+    exposed_fraction: float = 1.0  # of the time that transformed weights and inputs take to arrive
     memory_exposed_fraction: float = 0.3  # of the time that input and outputs take from memory
 
 

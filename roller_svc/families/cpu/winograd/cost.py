@@ -12,8 +12,8 @@ from roller_svc.perf.common import Costs, Launch
 from roller_svc.perf.workload import Workload
 
 STAGES = ("compute", "transform", "packing", "task")
-# Bytes of other layers and of other processes that pass through the last-level cache, with those of the weights.
-OTHER_DATA_FACTOR = 2.0
+# Bytes that pass through the last-level cache between two calls, over those of the weights: a model has other layers.
+OTHER_DATA_FACTOR = 4.0
 
 
 def cpu_winograd(p: Workload[WinogradSpace], launch: Launch) -> Costs:

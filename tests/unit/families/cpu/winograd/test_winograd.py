@@ -17,7 +17,7 @@ from roller_svc.analysis.winograd import Transforms, transforms
 from roller_svc.compiler.lower_and_emit import emit_plan, lower
 from roller_svc.compiler.partition_cache import PartitionCache
 from roller_svc.compiler.plans import RankedPartition, merge_ranked_plans, rank_partitions, select_for_measurement
-from roller_svc.families.cpu.winograd import schedule
+from roller_svc.families.cpu.winograd import rules, schedule
 from roller_svc.families.cpu.winograd.workload import WinogradSpace, WinogradTask
 from roller_svc.frontend.parse import parse
 from roller_svc.ir.constraints import ScheduleConstraints, WinogradMode
@@ -72,7 +72,6 @@ CASES: dict[str, tuple[str, Shapes]] = {
     "epilogue": convolution(2, 12, 20, 10, 13, epilogue=FULL),
     "few filters": convolution(1, 16, 5, 10, 10, epilogue="max(S[n, f, y, x] + B[f], 0.0)"),
     "many channels": convolution(1, 70, 40, 6, 6),
-    "cut columns": convolution(1, 64, 8, 6, 2001),
     "channels last": (CHANNELS_LAST, {"X": (2, 9, 11, 10), "W": (3, 3, 10, 24)}),
     "prologue": (PROLOGUE, {"X": (12, 9, 10), "A": (12,), "W": (16, 12, 3, 3)}),
 }
@@ -119,6 +118,17 @@ def test_results_match_the_reference(case: str, m: int) -> None:
     partition = ranked(program, AVX2, WinogradMode.ALWAYS)
     assert len(partition.groups) == 1
     for candidate in varied(partition, m):
+        verdict = run(program, partition, candidate, AVX2)
+        assert verdict.ok, (candidate.program.tile_text, verdict.detail)
+
+
+@pytest.mark.parametrize("m", [2, 4])
+def test_rows_of_tiles_are_cut_where_one_is_too_large(m: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = program_of(*convolution(1, 16, 8, 6, 61))
+    monkeypatch.setattr(rules, "MAX_INPUTS_FRACTION", 0.02)
+    partition = ranked(program, AVX2, WinogradMode.ALWAYS)
+    for candidate in varied(partition, m, 2):
+        assert candidate.program.block["x"] < 61
         verdict = run(program, partition, candidate, AVX2)
         assert verdict.ok, (candidate.program.tile_text, verdict.detail)
 
