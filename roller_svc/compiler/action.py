@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache, lru_cache
 from pathlib import Path
@@ -13,7 +14,8 @@ from roller_svc import hardware, toolchain
 from roller_svc.compiler.request import resolve_spec
 from roller_svc.frontend.parse import parse
 from roller_svc.ir import canonical
-from roller_svc.ir.hardware import TargetKind
+from roller_svc.ir.constraints import WinogradMode
+from roller_svc.ir.hardware import HardwareSpec, TargetKind
 from roller_svc.ir.report import BuildRequest
 
 SCHEMA = 2  # of the results of actions; raise it when the fields of the store's manifests change
@@ -42,8 +44,24 @@ def action_digest(request: BuildRequest) -> str:
         "toolchain": toolchain_versions(spec.family),
         "libraries": library_versions(),
     }
+    return f"sha256:{_digest(parts)}"
+
+
+def estimate_digest(spec: HardwareSpec, winograd: WinogradMode) -> str:
+    """Return a hash of everything but the program that decides the estimate of a program on a device."""
+    return _digest(
+        {
+            "hardware": hardware.to_mapping(replace(spec, measured=())),
+            "winograd": winograd.value,
+            "generator": generator_digest(),
+            "libraries": library_versions(),
+        }
+    )
+
+
+def _digest(parts: Mapping[str, object]) -> str:
     content = json.dumps(parts, sort_keys=True, separators=(",", ":"))
-    return f"sha256:{hashlib.sha256(content.encode()).hexdigest()}"
+    return hashlib.sha256(content.encode()).hexdigest()
 
 
 @cache

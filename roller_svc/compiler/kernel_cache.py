@@ -1,16 +1,23 @@
-"""Kernels and objects of models in a folder, by the digest of what makes them."""
+"""Kernels, objects and costs of models in a folder, by the digest of what makes them."""
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
-from roller_svc.compiler.action import action_digest
+from roller_svc.compiler.action import action_digest, estimate_digest
 from roller_svc.errors import ArgumentError, UnknownKernelError
+from roller_svc.ir.constraints import WinogradMode
+from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.report import BuildRequest
 from roller_svc.runtime.saved import serialization as saved
 from roller_svc.runtime.saved.serialization import KernelBundle
+
+MAX_COSTS = 50_000  # of a device, about 5 MB
+MAX_COST = 1e9
 
 
 class KernelCache:
@@ -37,15 +44,43 @@ class KernelCache:
             return None
 
     def save_object(self, key: str, content: bytes) -> None:
-        path = self._object(key)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".object-")
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        Path(temporary).replace(path)
+        _replace(self._object(key), content)
+
+    def load_costs(self, hw: HardwareSpec, winograd: WinogradMode) -> dict[str, list[float] | None]:
+        """Return the costs of programs on a device, by digest, that compiles have left."""
+        try:
+            document = json.loads(self._costs(hw, winograd).read_bytes())
+        except (FileNotFoundError, ValueError, RecursionError):
+            return {}
+        listed = document if isinstance(document, dict) else {}
+        return {str(digest): cost for digest, cost in listed.items() if cost is None or _is_cost(cost)}
+
+    def save_costs(self, hw: HardwareSpec, winograd: WinogradMode, costs: Mapping[str, list[float] | None]) -> None:
+        """Keep costs. Those that another process saves at the same time may be lost, and are computed again."""
+        latest = list(costs.items())[-MAX_COSTS:]
+        _replace(self._costs(hw, winograd), json.dumps(dict(latest), separators=(",", ":")).encode())
 
     def _kernel(self, request: BuildRequest) -> Path:
         return self.folder / "kernels" / action_digest(request).removeprefix("sha256:")
 
+    def _costs(self, hw: HardwareSpec, winograd: WinogradMode) -> Path:
+        return self.folder / "costs" / f"{estimate_digest(hw, winograd)}.json"
+
     def _object(self, key: str) -> Path:
         return self.folder / "objects" / f"{key}.o"
+
+
+def _replace(path: Path, content: bytes) -> None:
+    """Write a file at once, so that other processes read all of it or none."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.parent.name}-")
+    with os.fdopen(handle, "wb") as file:
+        file.write(content)
+    Path(temporary).replace(path)
+
+
+def _is_cost(value: object) -> bool:
+    """Return whether a value is [kernels, seconds]."""
+    return isinstance(value, list) and len(value) == 2 and all(
+        isinstance(each, int | float) and 0 <= each < MAX_COST for each in value
+    )  # fmt: skip

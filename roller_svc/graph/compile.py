@@ -16,6 +16,7 @@ from roller_svc.compiler.kernel_cache import KernelCache
 from roller_svc.compiler.pipeline import StageTimer, build_kernel
 from roller_svc.errors import ArgumentError, InputError, UnsupportedModelError, UnsupportedNode
 from roller_svc.graph.classes import NodeClass, find_classes
+from roller_svc.graph.costs import CostTable
 from roller_svc.graph.passes import PassReport, run_passes
 from roller_svc.graph.plan import plan_model
 from roller_svc.graph.weights import Weights
@@ -75,7 +76,11 @@ def build_model(
     if hw.family is not TargetKind.CPU:
         raise ArgumentError(f"models are compiled for CPUs; {hw.id} is not one", code="unsupported-target")
     clock = StageTimer()
-    graph, passes = run_passes(graph, weights, hw, fuse=options.fuse, winograd=options.winograd)
+    costs = CostTable(hw, options.winograd, cache.load_costs(hw, options.winograd))
+    known = len(costs.stored)
+    graph, passes = run_passes(graph, weights, costs, fuse=options.fuse)
+    if len(costs.stored) > known:
+        cache.save_costs(hw, options.winograd, costs.stored)
     clock.record("passes")
     classes = find_classes(graph)
     bundles, hits = _build_kernels(classes, [_request(each, options) for each in classes], cache, progress)

@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from roller_svc.graph.costs import CostTable
 from roller_svc.graph.passes.batch_norms import fold_batch_norms
 from roller_svc.graph.passes.batching import batch_operators
 from roller_svc.graph.passes.constants import fold_constants
 from roller_svc.graph.passes.dead import remove_dead_nodes
 from roller_svc.graph.passes.duplicates import merge_duplicates
-from roller_svc.graph.passes.fusion import CostTable, fuse_operators
+from roller_svc.graph.passes.fusion import fuse_operators
 from roller_svc.graph.passes.horizontal import fuse_horizontally
 from roller_svc.graph.weights import Weights
-from roller_svc.ir.constraints import WinogradMode
 from roller_svc.ir.graph import Graph, iter_nodes, verify
-from roller_svc.ir.hardware import HardwareSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +27,7 @@ class PassReport:
 
 
 def run_passes(
-    graph: Graph, weights: Weights, hw: HardwareSpec, *, fuse: bool = True, winograd: WinogradMode = WinogradMode.AUTO
+    graph: Graph, weights: Weights, costs: CostTable, *, fuse: bool = True
 ) -> tuple[Graph, tuple[PassReport, ...]]:
     """Return the graph after all passes, and what each did. The graph is verified after each."""
     passes: list[tuple[str, Callable[[Graph], Graph]]] = [
@@ -38,7 +37,6 @@ def run_passes(
         ("remove_dead_nodes", remove_dead_nodes),
     ]
     if fuse:
-        costs = CostTable(hw, winograd)
         passes.append(("batch_operators", lambda g: batch_operators(g, costs)))
         passes.append(("fuse_operators", lambda g: fuse_operators(g, costs)))
         passes.append(("fuse_horizontally", lambda g: fuse_horizontally(g, weights, costs)))

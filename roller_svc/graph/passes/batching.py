@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from roller_svc.frontend.graph_builder import program_of_call
 from roller_svc.graph.branches import Branch, as_branch, merge_branches, slice_result
-from roller_svc.graph.passes.fusion import CostTable
+from roller_svc.graph.costs import CostTable
 from roller_svc.ir.graph import Constant, Graph, LoopNode, Node, OpNode, in_dependency_order
 from roller_svc.ir.program import StatementKind
 

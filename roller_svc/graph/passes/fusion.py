@@ -7,20 +7,16 @@ reader first.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
-from roller_svc.compiler.partition_cache import PartitionCache
-from roller_svc.compiler.plans import rank_partitions
-from roller_svc.errors import NoCandidateError
 from roller_svc.graph.concats import is_contiguous_concat
+from roller_svc.graph.costs import Cost, CostTable
 from roller_svc.graph.merge import can_merge, merge_nodes
 from roller_svc.graph.views import view_offset_elements
-from roller_svc.ir.constraints import ScheduleConstraints, WinogradMode
 from roller_svc.ir.expr import Load
-from roller_svc.ir.graph import Constant, Graph, LoopNode, Node, OpNode, in_dependency_order
-from roller_svc.ir.hardware import HardwareSpec
-from roller_svc.ir.program import StatementKind, TensorProgram
+from roller_svc.ir.graph import Graph, LoopNode, Node, OpNode, in_dependency_order
+from roller_svc.ir.program import StatementKind
 
 MAX_NODES = 24  # of a fused node
 # Fusing must not make the estimate worse than by this factor: the model's own noise.
@@ -30,41 +26,6 @@ TOLERANCE = 1.02
 def fuse_operators(graph: Graph, costs: CostTable) -> Graph:
     """Return the graph with nodes merged for the device of the costs, in bodies of loops too."""
     return _Fusion(graph, costs).run()
-
-
-@dataclass(frozen=True, slots=True)
-class Cost:
-    kernels: int
-    seconds: float
-
-
-@dataclass(slots=True)
-class CostTable:
-    """Kernels and estimates of programs, computed once."""
-
-    hw: HardwareSpec
-    winograd: WinogradMode = WinogradMode.AUTO
-    known: dict[tuple[TensorProgram, tuple[str, ...]], Cost | None] = field(default_factory=dict)
-
-    def cost(self, node: OpNode, constants: Mapping[str, Constant]) -> Cost | None:
-        """Return the cost of a node; None if no candidate fits the device."""
-        named = zip(node.program.inputs, node.inputs, strict=True)
-        listed = tuple(name for (name, _), tensor in named if tensor in constants)
-        key = (node.program, listed)
-        if key not in self.known:
-            try:
-                cache = PartitionCache(replace(node.program, constants=listed))
-                best = rank_partitions(cache, self.hw, 1, ScheduleConstraints(winograd=self.winograd))[0]
-                # groups of constants alone run once, when the model is built
-                live = [
-                    candidates[0].estimate.seconds
-                    for group, candidates in zip(best.groups, best.candidates, strict=True)
-                    if not group.is_constant(node.program.outputs)
-                ]
-                self.known[key] = Cost(len(live), sum(live))
-            except NoCandidateError:
-                self.known[key] = None
-        return self.known[key]
 
 
 @dataclass(slots=True, eq=False)

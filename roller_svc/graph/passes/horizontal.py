@@ -13,8 +13,9 @@ import numpy as np
 
 from roller_svc.graph.branches import Branch, as_branch, merge_branches, slice_result
 from roller_svc.graph.concats import is_contiguous_concat
+from roller_svc.graph.costs import CostTable
 from roller_svc.graph.passes.dead import remove_dead_nodes
-from roller_svc.graph.passes.fusion import CostTable, fuse_operators
+from roller_svc.graph.passes.fusion import fuse_operators
 from roller_svc.graph.views import view_offset_elements
 from roller_svc.graph.weights import Weights
 from roller_svc.ir.graph import Constant, Graph, LoopNode, Node, OpNode

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 
+from roller_svc.analysis.winograd import transforms
 from roller_svc.families.common.cpu.memory import dominant_level, private_bandwidth, seconds_per_byte, transfer_s
 from roller_svc.families.common.cpu.micro_kernel_cost import kernel_cycles, source_bandwidth
 from roller_svc.families.cpu.winograd.transform_nodes import count_operations
@@ -21,12 +23,12 @@ def cpu_winograd(p: Workload[WinogradSpace], launch: Launch) -> Costs:
     mach, costs = p.machine, p.machine.costs.winograd
     task = _task(p, launch)
     product = _products(p, task)
-    transforms = _input_transforms(p, task) + _output_transforms(p, task)
+    transform = _input_transforms(p, task) + _output_transforms(p, task)
     staging = _staging(p, task)
     results = _results(p, task)
     waves = -(-launch.grid // mach.cores)
     busy = launch.grid / mach.cores if launch.grid >= 4 * mach.cores else waves
-    parts = (product, transforms, staging, results + mach.costs.convolution.task_cycles)
+    parts = (product, transform, staging, results + mach.costs.convolution.task_cycles)
     moved = sum(t.transferred_bytes(p.extents) for t in p.footprint.reads if not t.access.constant)
     memory = moved * seconds_per_byte(mach, p.compulsory_bytes, launch.grid)
     memory += sum(transfer_s(p, t, launch.block, launch.grid) for t in p.footprint.writes)
@@ -72,15 +74,22 @@ def _cores_at_work(p: Workload[WinogradSpace], task: WinogradTask) -> int:
     return min(p.machine.cores, blocks)
 
 
+@cache
+def _operations(m: int) -> tuple[int, int]:
+    """Return the operations of one application of the input transform, and of the output transform."""
+    matrices = transforms(m)
+    return count_operations(matrices.inputs), count_operations(matrices.outputs)
+
+
 def _input_transforms(p: Workload[WinogradSpace], task: WinogradTask) -> float:
     matrices = task.space.transforms
-    operations = 2 * matrices.size * count_operations(matrices.inputs)
+    operations = 2 * matrices.size * _operations(matrices.m)[0]
     return task.tiles * task.steps * _tile_cycles(p, matrices.positions, matrices.positions, operations)
 
 
 def _output_transforms(p: Workload[WinogradSpace], task: WinogradTask) -> float:
     matrices = task.space.transforms
-    operations = (matrices.size + matrices.m) * count_operations(matrices.outputs)
+    operations = (matrices.size + matrices.m) * _operations(matrices.m)[1]
     panels = task.panels * task.vectors
     return task.tiles * panels * _tile_cycles(p, matrices.positions, matrices.m**2, operations)
 

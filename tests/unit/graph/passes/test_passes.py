@@ -8,13 +8,14 @@ from graphs import add_input, add_random, builder_of, check_equal, operators, pr
 from roller_svc.frontend.graph_builder import GraphBuilder
 from roller_svc.frontend.ops.operator import Operand
 from roller_svc.graph.concats import is_contiguous_concat
+from roller_svc.graph.costs import CostTable
 from roller_svc.graph.passes import run_passes
 from roller_svc.graph.passes.batch_norms import fold_batch_norms
 from roller_svc.graph.passes.batching import MAX_BATCH, batch_operators
 from roller_svc.graph.passes.constants import fold_constants
 from roller_svc.graph.passes.dead import remove_dead_nodes
 from roller_svc.graph.passes.duplicates import merge_duplicates
-from roller_svc.graph.passes.fusion import CostTable, fuse_operators
+from roller_svc.graph.passes.fusion import fuse_operators
 from roller_svc.graph.passes.horizontal import fuse_horizontally
 from roller_svc.graph.weights import Weights
 from roller_svc.hardware import load
@@ -170,7 +171,7 @@ def test_passes_reach_into_loops() -> None:
     inner = body.finish([("h", after), ("y", after)])
     last, whole = builder.add_loop(inner, 5, 1, [False], [True], [h, x])
     graph = verify(builder.finish([("last", last), ("all", whole)]))
-    after_passes, reports = run_passes(graph, weights, CPU)
+    after_passes, reports = run_passes(graph, weights, CostTable(CPU))
     (loop,) = after_passes.nodes
     assert isinstance(loop, LoopNode)
     assert operators(loop.body) == [FUSED]

@@ -1,0 +1,69 @@
+"""Costs of nodes by the performance model, each computed once, also across compiles of a model."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from roller_svc.compiler.partition_cache import PartitionCache
+from roller_svc.compiler.plans import rank_partitions
+from roller_svc.errors import NoCandidateError
+from roller_svc.ir.constraints import ScheduleConstraints, WinogradMode
+from roller_svc.ir.graph import Constant, OpNode
+from roller_svc.ir.hardware import HardwareSpec
+from roller_svc.ir.printer import text
+from roller_svc.ir.program import TensorProgram
+
+# By the digest of a program: [kernels, seconds], or None if no candidate fits the device.
+StoredCosts = dict[str, list[float] | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    kernels: int
+    seconds: float
+
+
+@dataclass(slots=True)
+class CostTable:
+    """Kernels and estimates of programs."""
+
+    hw: HardwareSpec
+    winograd: WinogradMode = WinogradMode.AUTO
+    stored: StoredCosts = field(default_factory=dict)  # of earlier compiles too
+    known: dict[tuple[TensorProgram, tuple[str, ...]], Cost | None] = field(default_factory=dict)
+
+    def cost(self, node: OpNode, constants: Mapping[str, Constant]) -> Cost | None:
+        """Return the cost of a node; None if no candidate fits the device."""
+        named = zip(node.program.inputs, node.inputs, strict=True)
+        listed = tuple(name for (name, _), tensor in named if tensor in constants)
+        key = (node.program, listed)
+        if key not in self.known:
+            program = replace(node.program, constants=listed)
+            digest = _digest(program)
+            if digest not in self.stored:
+                self.stored[digest] = self._estimate(program)
+            found = self.stored[digest]
+            self.known[key] = None if found is None else Cost(int(found[0]), found[1])
+        return self.known[key]
+
+    def _estimate(self, program: TensorProgram) -> list[float] | None:
+        try:
+            best = rank_partitions(PartitionCache(program), self.hw, 1, ScheduleConstraints(winograd=self.winograd))[0]
+        except NoCandidateError:
+            return None
+        # groups of constants alone run once, when the model is built
+        live = [
+            candidates[0].estimate.seconds
+            for group, candidates in zip(best.groups, best.candidates, strict=True)
+            if not group.is_constant(program.outputs)
+        ]
+        return [len(live), sum(live)]
+
+
+def _digest(program: TensorProgram) -> str:
+    types = [f"{name}:{type_.dtype.value}{type_.shape}" for name, type_ in program.inputs]
+    results = [f"{output.name}:{program.types[output.tensor].dtype.value}" for output in program.outputs]
+    parts = (text(program), *types, "->", *results, "constants", *program.constants)
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
