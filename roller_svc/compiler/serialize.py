@@ -198,11 +198,14 @@ def partition_json(result: CandidateResult) -> list[Json]:
 def interpretation(group: KernelGroup, program: RProgram) -> str:
     """Return how a kernel interprets its group.
 
-    That is the group's kind, except for contractions: dual GEMM, direct convolution, or one GEMM for each image.
+    That is the group's kind, except for contractions: dual GEMM, Winograd or direct convolution, or one GEMM for each
+    image.
     """
     space = program.space
     if group.is_dual_gemm:
         return "paired contraction"
+    if m := space.winograd_tile:
+        return f"Winograd F({m} x {m}, 3 x 3)"
     if space.role(AxisRole.PIXEL):
         along = "filters" if space.axis(space.vector_axis).role is AxisRole.N else "pixels"
         return f"convolution along {along}"

@@ -17,6 +17,7 @@ from roller_svc.analysis.winograd import Transforms, transforms
 from roller_svc.compiler.lower_and_emit import emit_plan, lower
 from roller_svc.compiler.partition_cache import PartitionCache
 from roller_svc.compiler.plans import RankedPartition, merge_ranked_plans, rank_partitions, select_for_measurement
+from roller_svc.compiler.serialize import interpretation
 from roller_svc.families.cpu.winograd import rules, schedule
 from roller_svc.families.cpu.winograd.workload import WinogradSpace, WinogradTask
 from roller_svc.frontend.parse import parse
@@ -260,6 +261,8 @@ def test_every_algorithm_is_measured() -> None:
     shortlist = select_for_measurement(plans, partitions, 10)
     assert len(shortlist) == 10
     assert {0, 4} <= {grouped.plan.choices[0].program.space.winograd_tile for grouped in shortlist}
+    labels = {interpretation(partitions[0].groups[0], grouped.plan.choices[0].program) for grouped in shortlist}
+    assert {"Winograd F(4 x 4, 3 x 3)", "convolution along filters"} <= labels
 
 
 def test_lower_bound_counts_the_products_that_are_computed() -> None:
