@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -32,6 +32,7 @@ class RankedPartition(NamedTuple):
 
 
 RankedPartitions = tuple[RankedPartition, ...]  # the one with the best predicted plan first
+MAX_WINOGRAD_PLANS = 4  # that are measured
 EXPLORATION_DIVISOR = 3  # 1/3 of the measured plans may explore other units and partitions outside the uncertainty
 # What distinguishes plans other than tile sizes: the number of the partition, or the partition, a kernel of it, the
 # kind of unit that the kernel runs on, and its Winograd tile.
@@ -135,9 +136,10 @@ def select_for_measurement(
 
     Low-ranked plans that differ only in tile sizes give way to the best plan of every missing partition that may be the
     fastest. Up to a third of the list explores: the other partitions, whose estimates may be off by more than their
-    uncertainty, then other kinds of units and algorithms for a kernel.
+    uncertainty, then other kinds of units and algorithms for a kernel. Winograd convolutions take several times as long
+    to compile: few of them are measured, and the list may be shorter.
     """
-    selected = list(plans[:count])
+    selected = _limit_winograd_plans(plans[:count])
     features = {feature for plan in selected for feature in _features(plan, partitions)}
     contenders, others, units = (
         [plan for feature, plan in sorted(group, key=lambda pair: _ranking_seconds(pair[1])) if feature not in features]
@@ -151,6 +153,13 @@ def select_for_measurement(
             del selected[index]
         selected.append(plan)
     return tuple(sorted(selected, key=_ranking_seconds))
+
+
+def _limit_winograd_plans(plans: Sequence[GroupedPlan]) -> list[GroupedPlan]:
+    """Return the plans with only the first few of those that have a Winograd convolution."""
+    winograd = [plan for plan in plans if any(choice.program.space.winograd_tile for choice in plan.plan.choices)]
+    dropped = {id(plan) for plan in winograd[MAX_WINOGRAD_PLANS:]}
+    return [plan for plan in plans if id(plan) not in dropped]
 
 
 def _ranking_seconds(grouped: GroupedPlan) -> float:

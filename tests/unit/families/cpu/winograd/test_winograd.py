@@ -16,7 +16,13 @@ from roller_svc.analysis import winograd
 from roller_svc.analysis.winograd import Transforms, transforms
 from roller_svc.compiler.lower_and_emit import emit_plan, lower
 from roller_svc.compiler.partition_cache import PartitionCache
-from roller_svc.compiler.plans import RankedPartition, merge_ranked_plans, rank_partitions, select_for_measurement
+from roller_svc.compiler.plans import (
+    MAX_WINOGRAD_PLANS,
+    RankedPartition,
+    merge_ranked_plans,
+    rank_partitions,
+    select_for_measurement,
+)
 from roller_svc.compiler.serialize import interpretation
 from roller_svc.families.cpu.winograd import rules, schedule
 from roller_svc.families.cpu.winograd.workload import WinogradSpace, WinogradTask
@@ -259,8 +265,9 @@ def test_every_algorithm_is_measured() -> None:
     partitions = rank_partitions(PartitionCache(program), AVX2, 13)
     plans = merge_ranked_plans(partitions, 13)
     shortlist = select_for_measurement(plans, partitions, 10)
-    assert len(shortlist) == 10
-    assert {0, 4} <= {grouped.plan.choices[0].program.space.winograd_tile for grouped in shortlist}
+    tiles = [grouped.plan.choices[0].program.space.winograd_tile for grouped in shortlist]
+    assert MAX_WINOGRAD_PLANS <= sum(tile > 0 for tile in tiles) <= MAX_WINOGRAD_PLANS + 1  # one is explored
+    assert {0, 4} <= set(tiles)
     labels = {interpretation(partitions[0].groups[0], grouped.plan.choices[0].program) for grouped in shortlist}
     assert {"Winograd F(4 x 4, 3 x 3)", "convolution along filters"} <= labels
 
