@@ -96,9 +96,10 @@ def slice_result(group: Sequence[Branch], result: str) -> list[OpNode]:
 def concatenated_dims(program: TensorProgram, dim: int) -> dict[str, int] | None:
     """Return the dimension of each tensor that has the axis of the result's dimension `dim`.
 
-    None if a statement uses the axis in another way than as a whole index.
+    None if a statement uses the axis in another way than as an index of whole dimensions.
     """
     (output,) = program.outputs
+    types = program.types
     dims = {output.tensor: dim}
     plain: set[str] = set()  # tensors that some statement reads without the axis
     for statement in reversed(program.statements):
@@ -115,7 +116,7 @@ def concatenated_dims(program: TensorProgram, dim: int) -> dict[str, int] | None
         for tensor, used in uses:
             if used is None:
                 plain.add(tensor)
-            elif dims.setdefault(tensor, used) != used:
+            elif dims.setdefault(tensor, used) != used or types[tensor].shape[used] != statement.extents[str(name)]:
                 return None
     return None if plain & dims.keys() else dims
 

@@ -7,6 +7,8 @@ from graphs import add_input, add_random, builder_of, check_equal, operators, pr
 
 from roller_svc.frontend.graph_builder import GraphBuilder
 from roller_svc.frontend.ops.operator import Operand
+from roller_svc.frontend.parse import parse
+from roller_svc.graph.branches import concatenated_dims
 from roller_svc.graph.concats import is_contiguous_concat
 from roller_svc.graph.costs import CostTable
 from roller_svc.graph.passes import run_passes
@@ -21,6 +23,7 @@ from roller_svc.graph.weights import Weights
 from roller_svc.hardware import load
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.graph import FUSED, Graph, LoopNode, OpNode, verify
+from roller_svc.ir.program import TensorType
 
 CPU = load("cpu-x86-avx2")
 
@@ -262,6 +265,25 @@ def test_branches_stay_where_results_are_placed_or_weights_vary() -> None:
     )
     fused, merged = fused_horizontally(graph, weights)
     assert [node.name for node in merged.nodes] == [node.name for node in fused.nodes]
+
+
+def test_parts_of_weights_are_not_concatenated() -> None:
+    """A product that reads the first columns of a matrix needs them apart from the others."""
+    builder, weights = builder_of()
+    x = add_input(builder, "x", 1, 200)
+    results = []
+    for i in range(2):
+        part = builder.call("slice", [add_random(builder, i, 200, 150)], starts=(0,), stops=(100,), axes=(1,))
+        results.append(builder.call("matmul", [x, part]))
+    graph = builder.finish([("y", builder.call("exp", [builder.call("add", results)]))])
+    _, merged = fused_horizontally(graph, weights)
+    check_equal(graph, merged, weights)
+    program = parse(
+        "y[i, j] +=! x[i, k] * w[k, j] where i in 1, j in 100",
+        {"x": TensorType(DType.FLOAT32, (1, 200)), "w": TensorType(DType.FLOAT32, (200, 150))}, ("y",),
+    )  # fmt: skip
+    assert concatenated_dims(program, 1) is None
+    assert concatenated_dims(program, 0) == {"y": 0, "x": 0}
 
 
 def test_reversed_weights_are_not_concatenated() -> None:
