@@ -43,7 +43,7 @@ from roller_svc.ir.schedule import (
     Transpose,
 )
 
-INPUTS, PRODUCTS, RESULTS, CHANNELS = ".inputs", ".products", ".sums", ".channels.last"
+INPUTS, PRODUCTS, RESULTS, CHANNELS = ".inputs", ".products", ".results", ".channels.last"
 POSITION = ".position"
 
 
@@ -149,7 +149,7 @@ class _Task:
         depth, chunk = self.task.space.image.depth, self.task.chunk
         nodes: tuple[Node, ...] = (Routine("stage", self.patch.stage()),)
         if not self.patch.image.channels_last:
-            nodes += (Routine("turn", (self._transpose_patch(),)),)
+            nodes += (Routine("transpose", (self._transpose_patch(),)),)
         nodes += (Routine("transform", self._over_tiles(self._input_tile())),)
         remaining = sub(num(depth), mul(ref(".step"), num(chunk)))
         nodes = (Let(".channels", min_(num(chunk), remaining) if depth % chunk else num(chunk), nodes),)
@@ -217,9 +217,7 @@ class _Task:
             lanes=task.lanes,
             dtype=self.dtype,
             k_loops=(KLoop(".channel", task.space.image.depth),),
-            a=lambda row: Load(
-                INPUTS, self._input(ref(POSITION), add(ref(".first"), row), ref(".channel")), self.dtype
-            ),
+            a=self._input_of_row,
             b=lambda column: self.weights.element(ref(POSITION), ref(".channel"), column),
             registers=task.registers,
         )
@@ -234,6 +232,7 @@ class _Task:
         return (Loop(".call", task.calls, LoopKind.SERIAL, nodes),)
 
     def _input_of_row(self, row: Expr) -> Expr:
+        """Return the element of a tile of the register tile."""
         return Load(INPUTS, self._input(ref(POSITION), add(ref(".first"), row), ref(".channel")), self.dtype)
 
     def _input(self, position: Expr, tile: Expr, channel: Expr) -> tuple[Expr, ...]:
