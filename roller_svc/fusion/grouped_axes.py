@@ -80,7 +80,8 @@ def _grouped(statement: TensorExpr, spatial: Mapping[str, int]) -> dict[str, int
             for node in iter_subexpressions(index):
                 match node:
                     case Op(kind=OpKind.FLOORDIV, args=(AxisRef(name=name), Const(value=int(by)))):
-                        if name in spatial and 1 < by < spatial[name] and spatial[name] % by == 0:
+                        shared = all(name in axes_of(each) for each in statement.reads)  # by both operands
+                        if shared and name in spatial and 1 < by < spatial[name] and spatial[name] % by == 0:
                             return {name: by}
                     case _:
                         pass

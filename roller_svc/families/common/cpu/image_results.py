@@ -12,7 +12,7 @@ from roller_svc.ir.expr import Expr, Load
 from roller_svc.ir.index import add, le, mul, num, ref, sub
 from roller_svc.ir.schedule import Branch, Let, Loop, LoopKind, Node, Transpose
 
-TRANSPOSED = ".turned"
+TRANSPOSED = ".transposed"
 
 
 @dataclass(frozen=True, slots=True)
