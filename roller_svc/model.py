@@ -22,6 +22,7 @@ from roller_svc.compiler.pipeline import StageTimer
 from roller_svc.compiler.request import parse_enum, validate_flag, validate_target, validate_top_k
 from roller_svc.errors import ArgumentError, require
 from roller_svc.frontend.lang.input_types import kind_of, short_repr, tensor_types, whole_number
+from roller_svc.graph.choose import PLANS, SERIAL
 from roller_svc.graph.compile import BuiltModel, ModelOptions, Progress, build_model, no_progress
 from roller_svc.graph.estimate import estimate_graph
 from roller_svc.graph.load import load_graph
@@ -30,9 +31,10 @@ from roller_svc.hardware.catalog import restrict_cores
 from roller_svc.ir.constraints import WinogradMode
 from roller_svc.ir.graph import Constant
 from roller_svc.ir.hardware import HardwareSpec
-from roller_svc.ir.model_plan import CopyStep, KernelStep, LoopStep, ModelPlan, Step
+from roller_svc.ir.model_plan import CopyStep, KernelStep, LoopStep, ModelPlan, Step, VDeviceStep
 from roller_svc.ir.program import TensorType
 from roller_svc.ir.report import SelectionMode
+from roller_svc.ir.vdevice import Barrier
 from roller_svc.runtime.graphs.cpu import CpuModel, weights_block
 from roller_svc.runtime.saved import models as saved
 from roller_svc.runtime.saved.models import ModelBundle, VariantBundle
@@ -40,8 +42,7 @@ from roller_svc.runtime.saved.plan_json import plan_to_json
 from roller_svc.runtime.saved.serialization import KernelBundle
 from roller_svc.settings import settings
 
-PLANS = ("auto", "serial", "eager")
-LATER_PLANS = ("parallel", "rammer")  # named in the interface, and not there yet
+EAGER = "eager"
 MAX_VARIANTS = 64
 
 
@@ -178,8 +179,8 @@ class Model:
         variant = self._variant(inputs)
         digests = [self._kernel_bundles[position].digest for position in variant.kernels]
         return Profile(
-            ProfiledStep(step.node, digests[step.kernel] if isinstance(step, KernelStep) else "copy", start, end, 0)
-            for step, start, end in variant.loaded.profile(inputs)
+            ProfiledStep(step.node, digests[step.kernel] if isinstance(step, KernelStep) else "copy", start, end, veu)
+            for step, start, end, veu in sorted(variant.loaded.profile(inputs), key=lambda moment: moment.start_s)
         )
 
     @property
@@ -195,7 +196,10 @@ class Model:
 
     @property
     def plan(self) -> dict[str, Any]:
-        """The plan as JSON-compatible values: steps in order, memory, launches. With buckets, one for each."""
+        """The plan as JSON-compatible values: steps in order, memory, launches. With buckets, one for each.
+
+        `kernels` has the rTasks of each phase of each launch; a launch without phases is one rTask.
+        """
         plans = [self._plan(variant) for variant in self._variants]
         if len(plans) == 1:
             return plans[0]
@@ -228,14 +232,17 @@ class Model:
 
     def _plan(self, variant: _Variant) -> dict[str, Any]:
         plan = variant.plan
-        launches = sum(number for _, number in _executions(plan.steps))
-        threads = self.report.get("threads")
+        launches, waits = _count_launches(plan.steps)
         return {
             "kind": self.report.get("plan"),
-            "veus": 1,  # each step uses all threads
-            "threads": threads,
+            "veus": max((step.plan.num_veus for step in plan.steps if isinstance(step, VDeviceStep)), default=1),
+            "threads": self.report.get("threads"),
             "launches": launches,
-            "waits": launches,  # the threads of a kernel wait for each other at its end
+            "waits": waits,
+            "kernels": [
+                {"digest": self._kernel_bundles[i].digest, "num_tasks": list(map(list, kernel.source.num_tasks))}
+                for i, kernel in zip(variant.kernels, plan.kernels, strict=True)
+            ],
             "arena": {"bytes": plan.arena_bytes, "tensor_bytes": plan.tensor_bytes},
             **plan_to_json(plan),
         }
@@ -252,7 +259,7 @@ def compile_model(  # a source and options, as docs/api.md has them
     inputs: Mapping[str, object] | None = None,
     *,
     select: str = "measure",
-    plan: str = "auto",
+    plan: str | Mapping[str, Any] = "auto",
     dims: Mapping[str, int | Sequence[int]] | None = None,
     allow_tf32: bool = False,
     winograd: str = "auto",
@@ -269,8 +276,10 @@ def compile_model(  # a source and options, as docs/api.md has them
         threads: number of threads; default: the cores of the device.
         inputs: dtype and shape of inputs that an ONNX model leaves open.
         select: "measure" to time the candidates of each kernel, "model" to trust the ranking.
-        plan: "serial" runs one operator after the other on all threads, "eager" also fuses none and keeps every tensor;
-            "auto" chooses.
+        plan: "serial" runs one operator after the other on all threads, "parallel" each operator on one thread and
+            several side by side, "rammer" interleaves operators by RAMMER's policy; "auto" takes the fastest. "eager"
+            is "serial" without fusion and keeps every tensor. A mapping is a plan of this model (`Model.plan`), perhaps
+            edited.
         dims: extents of symbolic dimensions; a list of extents makes a bucket for each.
         allow_tf32: allow TF32 for float32 products.
         winograd: "auto" to rank Winograd's algorithm where it is accurate, "never", or "always" where it applies.
@@ -294,7 +303,7 @@ def compile_model(  # a source and options, as docs/api.md has them
         built.append((extents, build_model(graph, weights, options, cache, progress)))
         clock.record("build")
     import_s = sum(seconds for stage, seconds in clock.stages if stage == "import")
-    return _model(built, weights, options, "serial" if options.fuse else "eager", import_s)
+    return _model(built, weights, options, import_s)
 
 
 def estimate_model(  # what compile_model takes, apart from a way to show progress
@@ -304,7 +313,7 @@ def estimate_model(  # what compile_model takes, apart from a way to show progre
     inputs: Mapping[str, object] | None = None,
     *,
     select: str = "measure",
-    plan: str = "auto",
+    plan: str | Mapping[str, Any] = "auto",
     dims: Mapping[str, int | Sequence[int]] | None = None,
     allow_tf32: bool = False,
     winograd: str = "auto",
@@ -344,22 +353,20 @@ def load_model(folder: str | os.PathLike[str]) -> Model:
 def _options(
     target: object, threads: object, select: str, plan: object, top_k: object, winograd: object, *, allow_tf32: object
 ) -> ModelOptions:
-    _check_choice("plan", plan, PLANS, LATER_PLANS)
-    is_eager = plan == "eager"
+    is_eager = plan == EAGER
     return ModelOptions(
         device_spec(target, threads), parse_enum(SelectionMode, "select", select), validate_top_k(top_k),
         validate_flag("allow_tf32", allow_tf32), fuse=not is_eager, share_memory=not is_eager,
-        winograd=parse_enum(WinogradMode, "winograd", winograd),
+        winograd=parse_enum(WinogradMode, "winograd", winograd), plan=SERIAL if is_eager else _plan(plan),
     )  # fmt: skip
 
 
-def _check_choice(name: str, value: object, choices: Iterable[str], later: Iterable[str]) -> None:
-    if isinstance(value, str) and value in later:
-        raise ArgumentError(f"{name}={value!r} is not implemented yet; use one of {', '.join(map(repr, choices))}",
-                            code="invalid-option")  # fmt: skip
-    if not isinstance(value, str) or value not in choices:
-        listed = ", ".join(map(repr, choices))
-        raise ArgumentError(f"{name} must be one of {listed}, got {short_repr(value)}", code="invalid-option")
+def _plan(plan: object) -> str | Mapping[str, Any]:
+    """Return a kind of plans, or a plan by hand."""
+    if isinstance(plan, Mapping) or (isinstance(plan, str) and plan in PLANS):
+        return plan
+    listed = ", ".join(map(repr, (*PLANS, EAGER)))
+    raise ArgumentError(f"plan must be one of {listed}, or a plan, got {short_repr(plan)}", code="invalid-option")
 
 
 def device_spec(target: object, threads: object) -> HardwareSpec:
@@ -396,9 +403,8 @@ def _buckets(dims: object) -> list[dict[str, int]]:
 
 
 def _model(
-    built: Sequence[tuple[dict[str, int], BuiltModel]], weights: Weights, options: ModelOptions, kind: str,
-    import_s: float,
-) -> Model:  # fmt: skip
+    built: Sequence[tuple[dict[str, int], BuiltModel]], weights: Weights, options: ModelOptions, import_s: float
+) -> Model:
     bundles: dict[str, KernelBundle] = {}
     for _, each in built:
         bundles |= {bundle.digest: bundle for bundle in each.kernels}
@@ -414,7 +420,7 @@ def _model(
         ]
     )
     digest = f"sha256:{hashlib.sha256(content.encode()).hexdigest()}"
-    report = _report(built, options, kind, import_s)
+    report = _report(built, options, import_s)
     return Model(digest, options.hardware.id, tuple(bundles.values()), tuple(variants), report)
 
 
@@ -437,7 +443,7 @@ def _saved_variant(bundle: VariantBundle) -> _Variant:
 
 
 def _report(
-    built: Sequence[tuple[dict[str, int], BuiltModel]], options: ModelOptions, kind: str, import_s: float
+    built: Sequence[tuple[dict[str, int], BuiltModel]], options: ModelOptions, import_s: float
 ) -> dict[str, Any]:
     first = built[0][1]
     seconds: dict[str, float] = {"import": import_s}
@@ -445,7 +451,9 @@ def _report(
         seconds[name] = seconds.get(name, 0.0) + value
     hits, classes = sum(each.cache_hits for _, each in built), sum(len(each.classes) for _, each in built)
     return {
-        "plan": kind,
+        "plan": first.choice.kind if options.fuse else EAGER,
+        "plan_seconds": dict(first.choice.seconds),
+        "plan_is_measured": first.choice.is_measured,
         "threads": options.hardware.num_cores,
         "select": options.select.value,
         "passes": [
@@ -490,8 +498,28 @@ def _executions(steps: Sequence[Step], times: int = 1) -> Iterable[tuple[KernelS
     for step in steps:
         if isinstance(step, LoopStep):
             yield from _executions(step.body, times * step.steps)
+        elif isinstance(step, VDeviceStep):
+            yield from ((each, times) for each in step.steps)
         else:
             yield step, times
+
+
+def _count_launches(steps: Sequence[Step], times: int = 1) -> tuple[int, int]:
+    """Return the launches of a call, and its waits: threads wait at the end of a launch, and vEUs in between."""
+    launches = waits = 0
+    for step in steps:
+        if isinstance(step, LoopStep):
+            inner, inner_waits = _count_launches(step.body, times * step.steps)
+            launches += inner
+            waits += inner_waits
+        else:
+            launches += times
+            waits += times
+            if isinstance(step, VDeviceStep):
+                waits += times * sum(
+                    len(each.waits) for program in step.plan.programs for each in program if isinstance(each, Barrier)
+                )
+    return launches, waits
 
 
 def _infos(tensors: Iterable[tuple[str, TensorType]]) -> tuple[TensorInfo, ...]:

@@ -66,7 +66,8 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
         help="measure: time the candidates of each kernel; model: trust the ranking (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument("--top-k", type=int, default=10, metavar="K", help="candidates to build (default: %(default)s)")
-    parser.add_argument("--plan", default="auto", metavar="KIND", help="auto, serial or eager (default: %(default)s)")
+    parser.add_argument("--plan", default="auto", metavar="KIND",
+                        help="auto, serial, parallel, rammer or eager (default: %(default)s)")  # fmt: skip
     parser.add_argument("--allow-tf32", action="store_true", help="allow TF32 for float32 products")
     common.add_winograd(parser)
     parser.add_argument("--json", action="store_true", help="write JSON to stdout")

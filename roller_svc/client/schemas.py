@@ -140,7 +140,7 @@ class GraphOptions(RequestModel):
 
     threads: int | None = Field(None, ge=1)
     select: Literal["model", "measure"] = "model"
-    plan: Literal["auto", "serial", "eager"] = "auto"
+    plan: Literal["auto", "serial", "parallel", "rammer", "eager"] = "auto"
     top_k: int = Field(10, ge=1, le=100)
     allow_tf32: bool = False
     winograd: Literal["auto", "never", "always"] = "auto"

@@ -204,7 +204,7 @@ def _emit_launches(
         if any(threads.is_single_threaded(tree) is False for tree in trees):
             args = _union(tuple(call.launch for call in inside), buffers)
             regions.append(threads.region(name, inside, args, cores))
-            launches[name] = LaunchSpec(name, tuple(a.symbol for a in args))
+            launches[name] = LaunchSpec(name, tuple(a.symbol for a in args), phases=threads.phases(inside))
         else:
             launches[name] = inside[0].launch
     return regions, list(launches.values())

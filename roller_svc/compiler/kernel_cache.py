@@ -6,6 +6,7 @@ import json
 import os
 import tempfile
 from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from roller_svc.compiler.action import action_digest, estimate_digest
@@ -18,6 +19,17 @@ from roller_svc.runtime.saved.serialization import KernelBundle
 
 MAX_COSTS = 50_000  # of a device, about 5 MB
 MAX_COST = 1e9
+
+
+@dataclass(frozen=True, slots=True)
+class PlanChoice:
+    """The kind of a model's plan, and the times that decided it."""
+
+    kind: str
+    alone_s: tuple[float, ...] = ()  # of each step on one worker
+    launch_s: tuple[float, ...] = ()  # of each step on all workers
+    seconds: Mapping[str, float] = field(default_factory=dict)  # of a call, by kind
+    is_measured: bool = False
 
 
 class KernelCache:
@@ -59,6 +71,22 @@ class KernelCache:
         """Keep costs. Those that another process saves at the same time may be lost, and are computed again."""
         latest = list(costs.items())[-MAX_COSTS:]
         _replace(self._costs(hw, winograd), json.dumps(dict(latest), separators=(",", ":")).encode())
+
+    def load_choice(self, key: str) -> PlanChoice | None:
+        """Return the choice that a compile has left under a key; None if there is none."""
+        try:
+            document = json.loads(self._choice(key).read_bytes())
+            alone, launch = (tuple(map(float, document[name])) for name in ("alone_s", "launch_s"))
+            seconds = {str(kind): float(value) for kind, value in document["seconds"].items()}
+            return PlanChoice(str(document["kind"]), alone, launch, seconds, document["is_measured"] is True)
+        except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            return None
+
+    def save_choice(self, key: str, choice: PlanChoice) -> None:
+        _replace(self._choice(key), json.dumps(asdict(choice), separators=(",", ":")).encode())
+
+    def _choice(self, key: str) -> Path:
+        return self.folder / "plans" / f"{key}.json"
 
     def _kernel(self, request: BuildRequest) -> Path:
         return self.folder / "kernels" / action_digest(request).removeprefix("sha256:")

@@ -20,13 +20,14 @@ from roller_svc.compiler.autotune import (
 )
 from roller_svc.compiler.backends import Backend, backend_for
 from roller_svc.compiler.partition_cache import PartitionCache
-from roller_svc.compiler.plans import merge_ranked_plans, rank_partitions, select_for_measurement
+from roller_svc.compiler.plans import RankedPartitions, merge_ranked_plans, rank_partitions, select_for_measurement
 from roller_svc.errors import ToolchainMissingError
 from roller_svc.frontend.parse import parse
 from roller_svc.ir.estimate import Construction
 from roller_svc.ir.group import KernelGroup
 from roller_svc.ir.hardware import HardwareSpec
-from roller_svc.ir.report import BuildReport, BuildRequest, GroupedPlan, RuntimeChoice, SelectionMode
+from roller_svc.ir.program import TensorProgram
+from roller_svc.ir.report import BuildReport, BuildRequest, CandidateResult, GroupedPlan, RuntimeChoice, SelectionMode
 from roller_svc.toolchain import availability
 
 T = TypeVar("T")
@@ -41,8 +42,45 @@ def no_trace(_: str, value: T) -> T:
     return value
 
 
+@dataclass(slots=True)
+class StageTimer:
+    """Records the seconds of each stage."""
+
+    last: float = field(default_factory=time.perf_counter)
+    stages: tuple[tuple[str, float], ...] = ()
+
+    def restart(self) -> None:
+        """Leave out the time since the last stage."""
+        self.last = time.perf_counter()
+
+    def record(self, stage: str) -> None:
+        now = time.perf_counter()
+        self.stages = (*self.stages, (stage, now - self.last))
+        self.last = now
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledCandidates:
+    """A request whose candidates are compiled, and not selected yet."""
+
+    request: BuildRequest
+    program: TensorProgram
+    hardware: HardwareSpec
+    partitions: RankedPartitions
+    shortlist: tuple[GroupedPlan, ...]
+    results: tuple[CandidateResult, ...]
+    backend: Backend | None  # to measure them; None: the model selects
+    notes: tuple[str, ...]
+    clock: StageTimer
+
+
 def build_kernel(request: BuildRequest, trace: Trace = no_trace) -> BuildReport:
     """Compile a request. Raises InputError for an invalid request and BuildError if no plan could be built."""
+    return select_candidate(compile_candidates(request, trace), trace)
+
+
+def compile_candidates(request: BuildRequest, trace: Trace = no_trace) -> CompiledCandidates:
+    """Compile the candidates of a request, on all cores. Raises as `build_kernel` does."""
     clock = StageTimer()
     program = parse(request.expression, dict(request.inputs), request.outputs)
     program = trace("parse", replace(program, constants=request.constants))
@@ -61,17 +99,28 @@ def build_kernel(request: BuildRequest, trace: Trace = no_trace) -> BuildReport:
     else:
         results = build_first_without_spills(plans, program, hw)
     clock.record("compile")
-    if can_measure:
-        results = measure_candidates(results, program, backend)
+    return CompiledCandidates(
+        request, program, hw, partitions, shortlist, results, backend if can_measure else None, notes, clock
+    )
+
+
+def select_candidate(compiled: CompiledCandidates, trace: Trace = no_trace) -> BuildReport:
+    """Select the best candidate by measuring them, or by the model. Raises BuildError if none could be built."""
+    program, hw, clock, results = compiled.program, compiled.hardware, compiled.clock, compiled.results
+    clock.restart()
+    if compiled.backend is not None:
+        results = measure_candidates(results, program, compiled.backend)
         clock.record("measure")
         results = select_best(results, program, hw)
         clock.record("settle")
-    results = sort_best_first(results, shortlist)
+    results = sort_best_first(results, compiled.shortlist)
     if results[0].error is not None:
         raise results[0].error
-    winner = next(ranked for ranked in partitions if ranked.groups is results[0].groups)
-    notes = (*notes, *_unit_notes(winner.groups, winner.constructions))
-    report = BuildReport(request, program, hw, winner.groups, winner.constructions, results, notes, clock.stages)
+    winner = next(ranked for ranked in compiled.partitions if ranked.groups is results[0].groups)
+    notes = (*compiled.notes, *_unit_notes(winner.groups, winner.constructions))
+    report = BuildReport(
+        compiled.request, program, hw, winner.groups, winner.constructions, results, notes, clock.stages
+    )
     trace("report", report)
     return report
 
@@ -104,16 +153,3 @@ def _may_measure(request: BuildRequest, hw: HardwareSpec, backend: Backend) -> t
     if not backend.is_present(hw):
         return False, (f"nothing was measured: this machine has no {hw.id}, the model chose",)
     return True, ()
-
-
-@dataclass(slots=True)
-class StageTimer:
-    """Records the seconds of each stage."""
-
-    last: float = field(default_factory=time.perf_counter)
-    stages: tuple[tuple[str, float], ...] = ()
-
-    def record(self, stage: str) -> None:
-        now = time.perf_counter()
-        self.stages = (*self.stages, (stage, now - self.last))
-        self.last = now

@@ -6,19 +6,22 @@ import → passes → classes → build each kernel once → plan (memory, steps
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 from roller_svc.codegen.c.model import kernel_prefix, kernel_unit, model_unit
+from roller_svc.compiler.action import estimate_digest
 from roller_svc.compiler.artifact import package_kernel
-from roller_svc.compiler.kernel_cache import KernelCache
-from roller_svc.compiler.pipeline import StageTimer, build_kernel
+from roller_svc.compiler.kernel_cache import KernelCache, PlanChoice
+from roller_svc.compiler.pipeline import CompiledCandidates, StageTimer, compile_candidates, select_candidate
 from roller_svc.errors import ArgumentError, InputError, UnsupportedModelError, UnsupportedNode
+from roller_svc.graph.choose import AUTO, choose_plan
 from roller_svc.graph.classes import NodeClass, find_classes
 from roller_svc.graph.costs import CostTable
 from roller_svc.graph.passes import PassReport, run_passes
-from roller_svc.graph.plan import plan_model
+from roller_svc.graph.plan import PlannedStep, Schedule, plan_model
 from roller_svc.graph.weights import Weights
 from roller_svc.ir.constraints import WinogradMode
 from roller_svc.ir.graph import Graph
@@ -29,6 +32,7 @@ from roller_svc.ir.report import BuildRequest, SelectionMode
 from roller_svc.runtime.saved.serialization import KernelBundle
 from roller_svc.toolchain import compile_object, link_model
 
+CLASSES_AT_ONCE = 4  # for each core: their candidates are compiled before the first is measured
 MAX_EXPRESSION_SHOWN = 120  # characters of a node that no kernel can compute
 
 Progress = Callable[[str, int, int], None]  # stage, done, of how many
@@ -45,6 +49,7 @@ class ModelOptions:
     fuse: bool = True
     winograd: WinogradMode = WinogradMode.AUTO
     share_memory: bool = True  # between tensors that are not needed at the same time
+    plan: str | Mapping[str, Any] = AUTO  # of graph.choose.PLANS, or a plan by hand
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +64,7 @@ class BuiltModel:
     passes: tuple[PassReport, ...]
     stage_seconds: tuple[tuple[str, float], ...]
     cache_hits: int
+    choice: PlanChoice
 
 
 def no_progress(_: str, __: int, ___: int) -> None:
@@ -90,11 +96,22 @@ def build_model(
         for bundle, each in zip(bundles, classes, strict=True)
     ]
     kernel_of = {node: i for i, each in enumerate(classes) for node in each.nodes}
-    plan = plan_model(graph, kernels, kernel_of, graph.name, hw.id, share_memory=options.share_memory)
+    _compile_objects(kernels, cache, progress)
+    clock.record("objects")
+
+    def make_plan(schedule: Schedule | None) -> tuple[ModelPlan, tuple[PlannedStep, ...]]:
+        return plan_model(
+            graph, kernels, kernel_of, graph.name, hw.id, share_memory=options.share_memory, schedule=schedule
+        )
+
+    chosen = choose_plan(
+        options.plan, make_plan, lambda plan: _link(plan, cache, hw), weights, hw, cache,
+        measure=options.select is SelectionMode.MEASURE, generator=estimate_digest(hw, options.winograd),
+    )  # fmt: skip
     clock.record("plan")
-    binary = _link(plan, cache, hw, progress)
-    clock.record("link")
-    return BuiltModel(plan, binary, graph, classes, tuple(bundles), passes, clock.stages, hits)
+    return BuiltModel(
+        chosen.plan, chosen.binary, graph, classes, tuple(bundles), passes, clock.stages, hits, chosen.choice
+    )
 
 
 def _request(each: NodeClass, options: ModelOptions) -> BuildRequest:
@@ -110,28 +127,27 @@ def _build_kernels(
 ) -> tuple[list[KernelBundle], int]:
     """Return the kernel of each request, and how many the cache had.
 
-    Kernels that are measured are built one after the other: each build uses all cores, and measures alone.
+    Candidates of several requests are compiled on all cores, and then measured while nothing else runs.
     Raises UnsupportedModelError with every node that no kernel can compute.
     """
-    found = [cache.load(request) for request in requests]
-    hits = sum(bundle is not None for bundle in found)
-    done = hits
+    cores = len(os.sched_getaffinity(0))
+    built: list[KernelBundle | InputError | None] = [cache.load(request) for request in requests]
+    missing = [i for i, bundle in enumerate(built) if bundle is None]
+    done = len(requests) - len(missing)
     progress("kernels", done, len(requests))
-
-    def build(request: BuildRequest) -> KernelBundle | InputError:
-        nonlocal done
-        try:
-            bundle = package_kernel(build_kernel(request))
-        except InputError as error:
-            return error
-        cache.save(request, bundle)
-        done += 1
-        progress("kernels", done, len(requests))
-        return bundle
-
-    measures = any(request.select is SelectionMode.MEASURE for request in requests)
-    with ThreadPoolExecutor(1 if measures else len(os.sched_getaffinity(0))) as pool:
-        built = list(pool.map(lambda pair: pair[0] or build(pair[1]), zip(found, requests, strict=True)))
+    with ThreadPoolExecutor(cores) as pool:
+        for first in range(0, len(missing), CLASSES_AT_ONCE * cores):
+            batch = missing[first : first + CLASSES_AT_ONCE * cores]
+            compiled = list(pool.map(_compile_candidates, (requests[i] for i in batch)))
+            for i, candidates in zip(batch, compiled, strict=True):
+                if isinstance(candidates, InputError):
+                    built[i] = candidates
+                    continue
+                bundle = package_kernel(select_candidate(candidates))
+                cache.save(requests[i], bundle)
+                built[i] = bundle
+                done += 1
+                progress("kernels", done, len(requests))
     unsupported = [
         UnsupportedNode(each.expression[:MAX_EXPRESSION_SHOWN], node.removeprefix("/"), result.message)
         for each, result in zip(classes, built, strict=True)
@@ -140,7 +156,14 @@ def _build_kernels(
     ]
     if unsupported:
         raise UnsupportedModelError(tuple(unsupported))
-    return [result for result in built if isinstance(result, KernelBundle)], hits
+    return [result for result in built if isinstance(result, KernelBundle)], len(requests) - len(missing)
+
+
+def _compile_candidates(request: BuildRequest) -> CompiledCandidates | InputError:
+    try:
+        return compile_candidates(request)
+    except InputError as error:
+        return error
 
 
 def _seconds(bundle: KernelBundle) -> float:
@@ -148,22 +171,29 @@ def _seconds(bundle: KernelBundle) -> float:
     return float(seconds)
 
 
-def _link(plan: ModelPlan, cache: KernelCache, hw: HardwareSpec, progress: Progress) -> bytes:
-    """Compile the kernels' objects on all cores, and link them."""
-    sources = {kernel_prefix(kernel.source): kernel.source for kernel in plan.kernels}
+def _compile_objects(kernels: Sequence[ModelKernel], cache: KernelCache, progress: Progress) -> None:
+    """Compile the kernels' objects that the cache does not have, on all cores."""
+    sources = {kernel.source.key: kernel.source for kernel in kernels}
+    done = 0
 
-    def compiled(named: tuple[str, KernelSource]) -> tuple[str, bytes]:
-        name, source = named
-        content = cache.load_object(source.key)
-        if content is None:
-            content = compile_object(source, kernel_unit(source))
-            cache.save_object(source.key, content)
-        return name, content
+    def compile_missing(source: KernelSource) -> None:
+        nonlocal done
+        if cache.load_object(source.key) is None:
+            cache.save_object(source.key, compile_object(source, kernel_unit(source)))
+        done += 1
+        progress("objects", done, len(sources))
 
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        objects = {}
-        for name, content in pool.map(compiled, sources.items()):
-            objects[name] = content
-            progress("objects", len(objects), len(sources))
+        list(pool.map(compile_missing, sources.values()))
+
+
+def _link(plan: ModelPlan, cache: KernelCache, hw: HardwareSpec) -> bytes:
+    """Link the kernels' objects and the plan's unit."""
+    objects: dict[str, bytes] = {}
+    for source in (kernel.source for kernel in plan.kernels):
+        content = cache.load_object(source.key)
+        if content is None:  # removed by another process
+            content = compile_object(source, kernel_unit(source))
+        objects[kernel_prefix(source)] = content
     runner = KernelSource(plan.name, Language.C, hw.arch, "", (), (), options=("-fopenmp",))
     return link_model(runner, model_unit(plan), objects)

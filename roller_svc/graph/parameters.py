@@ -15,6 +15,7 @@ from roller_svc.ir.model_plan import (
     LoopStep,
     ModelPlan,
     Step,
+    VDeviceStep,
     iter_steps,
 )
 
@@ -66,3 +67,6 @@ def _move(step: Step, moved: Callable[[Address], Address]) -> Step:
         case LoopStep():
             updates = tuple(replace(update, start=moved(update.start)) for update in step.updates)
             return replace(step, updates=updates, body=tuple(_move(each, moved) for each in step.body))
+        case VDeviceStep():
+            inner = (_move(each, moved) for each in step.steps)
+            return replace(step, steps=tuple(each for each in inner if isinstance(each, KernelStep | CopyStep)))

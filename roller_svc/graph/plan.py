@@ -1,10 +1,11 @@
-"""Graph and kernels → ModelPlan: memory for every tensor, and the steps in order (a serial plan)."""
+"""Graph and kernels → ModelPlan: the steps, their order, and memory for every tensor."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from roller_svc.analysis.happens_before import Clock, HappensBefore
 from roller_svc.errors import InvariantError
 from roller_svc.graph.concats import Piece, input_offsets, is_contiguous_concat, place_pieces
 from roller_svc.graph.memory import Lifetime, align, place
@@ -24,23 +25,34 @@ from roller_svc.ir.model_plan import (
     ModelKernel,
     ModelPlan,
     Parameter,
+    ROperator,
     SlotUpdate,
     Step,
+    VDeviceStep,
 )
 from roller_svc.ir.program import TensorType
+from roller_svc.ir.vdevice import VDevicePlan
+
+WHOLE_BYTES = 1 << 46  # of a caller's array, more than any has
 
 
 def plan_model(
     graph: Graph, kernels: Sequence[ModelKernel], kernel_of: Mapping[str, int], name: str, target: str, *,
-    share_memory: bool = True,
-) -> ModelPlan:  # fmt: skip
-    """Return the serial plan of a graph: each kernel uses all workers, nodes run in the graph's order.
+    share_memory: bool = True, schedule: Schedule | None = None,
+) -> tuple[ModelPlan, tuple[PlannedStep, ...]]:  # fmt: skip
+    """Return the plan of a graph, and the steps that a schedule gets.
 
-    `kernel_of` has the kernel of each node that is neither a view nor a loop, by `kernel_key`. With `share_memory`,
-    tensors that are not needed at the same time may use the same memory.
+    Args:
+        graph: the graph.
+        kernels: its kernels.
+        kernel_of: the kernel of each node that is neither a view nor a loop, by `kernel_key`.
+        name: name of the model.
+        target: id of the device.
+        share_memory: whether tensors that are not needed at the same time may use the same memory.
+        schedule: chooses the launches; by default steps run one after the other, each on all workers.
     """
     slots = FIRST_INPUT + len(graph.inputs) + len(graph.outputs)
-    planner = _Planner(tuple(kernels), kernel_of, slots, share_memory)
+    planner = _Planner(tuple(kernels), kernel_of, slots, share_memory, schedule)
     inputs = {tensor: Address(FIRST_INPUT + i) for i, (tensor, _) in enumerate(graph.inputs)}
     first_output = FIRST_INPUT + len(graph.inputs)
     outputs = [Address(first_output + i) for i in range(len(graph.outputs))]
@@ -52,7 +64,7 @@ def plan_model(
         tuple(planner.prepack), steps, weights, weights_bytes, weights_bytes, planner.packed_bytes,
         arena_bytes, planner.tensor_bytes, planner.num_slots,
     )  # fmt: skip
-    return order_parameters(plan)
+    return order_parameters(plan), planner.steps
 
 
 def kernel_key(path: str, node: Node) -> str:
@@ -65,8 +77,6 @@ class _Buffer:
     """Memory of a tensor that no input, constant or output provides."""
 
     bytes: int
-    first: int
-    last: int
     address: Address | None = None  # set once it is placed
 
 
@@ -142,12 +152,47 @@ class _PendingLoop:
 _Pending = _PendingKernel | _PendingCopy | _PendingLoop
 
 
+@dataclass(frozen=True, slots=True)
+class _Access:
+    """Bytes of a place that a step reads or writes."""
+
+    place: _Place
+    bytes: int
+    is_write: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedStep:
+    """What a schedule has to know of a step."""
+
+    node: str
+    predecessors: tuple[int, ...]  # steps that have to finish before
+    kernel: int | None = None  # in the plan's kernels; None: a copy or a loop
+    launch: int = 0
+    num_tasks: tuple[int, ...] = ()  # of each phase of the launch; empty if it cannot be divided
+    is_loop: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """Steps that run one after the other, or by the plan of a virtual device."""
+
+    steps: tuple[int, ...]
+    operators: tuple[ROperator, ...] = ()  # of the plan; their steps are positions in `steps`
+    plan: VDevicePlan | None = None
+
+
+Schedule = Callable[[Sequence[PlannedStep]], Sequence[Launch]]
+
+
 @dataclass(slots=True)
 class _Planner:
     kernels: tuple[ModelKernel, ...]
     kernel_of: Mapping[str, int]
     num_slots: int
     share_memory: bool
+    schedule: Schedule | None
+    steps: tuple[PlannedStep, ...] = ()  # of the model, without bodies of loops
     prepack: list[Step] = field(default_factory=list)
     packed_bytes: int = 0
     tensor_bytes: int = 0
@@ -174,7 +219,8 @@ class _Planner:
         self, graph: Graph, path: str, inputs: Mapping[str, Address], outputs: Sequence[Address], arena: int
     ) -> tuple[tuple[Step, ...], int]:
         """Return the steps of a graph, and the bytes of its buffers, which lie behind the slot `arena`."""
-        return _Level(self, graph, path, dict(inputs), outputs, arena).run()
+        schedule = self.schedule if path == "" else None
+        return _Level(self, graph, path, dict(inputs), outputs, arena, schedule or _in_order).run()
 
     def packed(self, kernel: int, node: str, constants: Mapping[str, Address]) -> dict[str, Address]:
         """Return the packed buffers of a kernel for these constants, by symbol; pack them once."""
@@ -203,51 +249,43 @@ class _Level:
     inputs: dict[str, Address]
     outputs: Sequence[Address]
     arena: int
+    schedule: Schedule
     places: dict[str, _Place] = field(default_factory=dict)
     buffers: list[_Buffer] = field(default_factory=list)
-    last_use: dict[str, int] = field(default_factory=dict)
     pieces: dict[str, Piece] = field(default_factory=dict)
     types: dict[str, TensorType] = field(default_factory=dict)
 
     def run(self) -> tuple[tuple[Step, ...], int]:
         self.places = {tensor: _Place(address) for tensor, address in self.inputs.items()}
         self.types = self.graph.types
-        end = len(self.graph.nodes)
         views = self._views()
-        for i, node in enumerate(self.graph.nodes):
-            for tensor in node.inputs:
-                self.last_use[tensor] = i
-        for _, tensor in self.graph.outputs:
-            self.last_use[tensor] = end
-        for node in reversed(self.graph.nodes):  # what reads a view reads its root
-            if node.name in views:
-                (source,), (result,) = node.inputs, node.outputs
-                self.last_use[source] = max(self.last_use.get(source, -1), self.last_use.get(result, -1))
         self.pieces = place_pieces(self.graph)
-        for tensor in self.pieces:  # what reads a piece reads its host
-            host = self._host(tensor)
-            self.last_use[host] = max(self.last_use.get(host, -1), self.last_use.get(tensor, -1))
         direct = self._direct_outputs(views)
         pending: list[_Pending] = []
-        for i, node in enumerate(self.graph.nodes):
+        for node in self.graph.nodes:
             if node.name in views:
                 self.places[node.outputs[0]] = self._place(node.inputs[0]).moved(views[node.name])
             elif is_contiguous_concat(node):
-                pending += self._concat(i, node, direct)
+                pending += self._concat(node, direct)
             elif isinstance(node, LoopNode):
-                pending += self._loop(i, node, direct)
+                pending += self._loop(node, direct)
             else:
-                pending += self._kernel(i, node, direct)
+                pending += self._kernel(node, direct)
         for address, (name, tensor) in zip(self.outputs, self.graph.outputs, strict=True):
             if direct.get(tensor) != address:
                 pending.append(
                     _PendingCopy(f"output {name}", _Place(address), self._place(tensor), self.types[tensor].bytes)
                 )
-        lifetimes = [Lifetime(b.first, b.last, b.bytes) for b in self.buffers]
+        accesses = [_accesses(each) for each in pending]
+        steps = _planned_steps(pending, accesses)
+        if self.path == "":
+            self.planner.steps = tuple(steps)
+        launches = self.schedule(steps)
+        lifetimes = _lifetimes(self.buffers, accesses, launches)
         offsets, total = place(lifetimes, share=self.planner.share_memory)
         for buffer, offset in zip(self.buffers, offsets, strict=True):
             buffer.address = Address(self.arena, offset)
-        return tuple(each.step() for each in pending), total
+        return tuple(step for launch in launches for step in _launch_steps(launch, pending)), total
 
     def _views(self) -> dict[str, int]:
         """Return the offset in bytes of each node that is a view, by name."""
@@ -273,35 +311,29 @@ class _Level:
             self.places[tensor] = _Place(self.planner.weight(self.graph.constants[tensor]))
         return self.places[tensor]
 
-    def _buffer(self, size_bytes: int, first: int, last: int) -> _Place:
-        buffer = _Buffer(size_bytes, first, last)
+    def _buffer(self, size_bytes: int) -> _Place:
+        buffer = _Buffer(size_bytes)
         self.buffers.append(buffer)
         return _Place(buffer)
 
-    def _host(self, tensor: str) -> str:
-        """Return the tensor in whose memory a piece lies, which is not a piece itself."""
-        while tensor in self.pieces:
-            tensor = self.pieces[tensor].host
-        return tensor
-
-    def _result(self, i: int, tensor: str, type_: TensorType, direct: Mapping[str, Address]) -> _Place:
-        """Return the place of a tensor that node `i` writes; a piece lies in its host, which the first piece makes."""
+    def _result(self, tensor: str, type_: TensorType, direct: Mapping[str, Address]) -> _Place:
+        """Return the place of a tensor that a node writes; a piece lies in its host, which the first piece makes."""
         if tensor in self.places:
             return self.places[tensor]
         self.planner.tensor_bytes += type_.bytes
         if tensor in self.pieces:
             piece = self.pieces[tensor]
-            host = self._result(i, piece.host, self.types[piece.host], direct)
+            host = self._result(piece.host, self.types[piece.host], direct)
             self.places[tensor] = host.moved(piece.offset_bytes)
         elif tensor in direct:
             self.places[tensor] = _Place(direct[tensor])
         else:
-            self.places[tensor] = self._buffer(type_.bytes, i, max(i, self.last_use.get(tensor, i)))
+            self.places[tensor] = self._buffer(type_.bytes)
         return self.places[tensor]
 
-    def _concat(self, i: int, node: Node, direct: Mapping[str, Address]) -> list[_Pending]:
+    def _concat(self, node: Node, direct: Mapping[str, Address]) -> list[_Pending]:
         """Return the copies of inputs that do not lie in the result."""
-        result = self._result(i, node.outputs[0], node.output_types[0], direct)
+        result = self._result(node.outputs[0], node.output_types[0], direct)
         copies: list[_Pending] = []
         for tensor, type_, offset in zip(node.inputs, node.input_types, input_offsets(node), strict=True):
             place = self._place(tensor)
@@ -309,7 +341,7 @@ class _Level:
                 copies.append(_PendingCopy(node.name, result.moved(offset), place, type_.bytes))
         return copies
 
-    def _kernel(self, i: int, node: OpNode, direct: Mapping[str, Address]) -> list[_Pending]:
+    def _kernel(self, node: OpNode, direct: Mapping[str, Address]) -> list[_Pending]:
         kernel = self.planner.kernel_of[kernel_key(self.path, node)]
         source = self.planner.kernels[kernel].source
         tensors = {
@@ -317,7 +349,7 @@ class _Level:
             for (name, _), tensor in zip(node.program.inputs, node.inputs, strict=True)
         }
         for output, tensor, type_ in zip(node.program.outputs, node.outputs, node.output_types, strict=True):
-            tensors[Role.OUTPUT, output.name] = self._result(i, tensor, type_, direct)
+            tensors[Role.OUTPUT, output.name] = self._result(tensor, type_, direct)
         constants = {name: tensors[Role.INPUT, name].address for name in source.constants}
         packed = self.planner.packed(kernel, node.name, constants) if source.prepacked_buffers else {}
         places: dict[str, _Place] = {}
@@ -327,14 +359,14 @@ class _Level:
             elif buffer.symbol in packed:
                 places[buffer.symbol] = _Place(packed[buffer.symbol])
             elif buffer.role is Role.WORKSPACE:
-                places[buffer.symbol] = self._buffer(buffer.bytes, i, i)
+                places[buffer.symbol] = self._buffer(buffer.bytes)
         return [
             _PendingKernel(node.name, kernel, number, source, places)
             for number, launch in enumerate(source.launches)
             if not launch.is_prepack
         ]
 
-    def _loop(self, i: int, node: LoopNode, direct: Mapping[str, Address]) -> list[_Pending]:
+    def _loop(self, node: LoopNode, direct: Mapping[str, Address]) -> list[_Pending]:
         """Return the copies of the first states, and the loop.
 
         A state has two halves that take turns: a step reads one and writes the other.
@@ -348,8 +380,7 @@ class _Level:
         results = list(zip(node.outputs[: node.carried], node.output_types, strict=False))
         for name, tensor, (result, type_) in zip(names, node.inputs, results, strict=False):
             half = align(type_.bytes)
-            last = max(i, self.last_use.get(result, i))
-            state = self._buffer(2 * half, i, last)
+            state = self._buffer(2 * half)
             steps.append(_PendingCopy(node.name, state, self._place(tensor), type_.bytes))
             read, write = planner.new_slot(), planner.new_slot()
             updates += [_PendingUpdate(read, state, 0, half), _PendingUpdate(write, state.moved(half), 0, -half)]
@@ -368,11 +399,11 @@ class _Level:
         whole = zip(node.outputs[node.carried :], node.output_types[node.carried :], node.stacked, strict=True)
         for tensor, type_, backward in whole:
             piece = TensorType(type_.dtype, type_.shape[1:])
-            result_place = self._result(i, tensor, type_, direct)
+            result_place = self._result(tensor, type_, direct)
             outputs.append(self._slices(node, piece, result_place, updates, backward=backward))
         arena = planner.new_slot()
         inner, size = planner.plan(body, kernel_key(self.path, node), inputs, outputs, arena)
-        updates.append(_PendingUpdate(arena, self._buffer(size, i, i)))
+        updates.append(_PendingUpdate(arena, self._buffer(size)))
         return [*steps, _PendingLoop(node, updates, inner)]
 
     def _slices(
@@ -385,6 +416,108 @@ class _Level:
         else:
             updates.append(_PendingUpdate(slot, whole, piece.bytes))
         return Address(slot)
+
+
+def _accesses(step: _Pending) -> list[_Access]:
+    """Return what a step reads and writes, apart from weights. A loop may write all that it is given."""
+    match step:
+        case _PendingKernel():
+            packed = {buffer.symbol for buffer in step.source.prepacked_buffers}
+            used = set(step.source.launches[step.launch].args)
+            return [
+                _Access(step.places[buffer.symbol], buffer.bytes, buffer.role is not Role.INPUT)
+                for buffer in step.source.buffers
+                if buffer.symbol in used and buffer.role is not Role.STATUS and buffer.symbol not in packed
+            ]
+        case _PendingCopy():
+            return [_Access(step.target, step.bytes), _Access(step.source, step.bytes, is_write=False)]
+        case _PendingLoop():
+            starts = (update.start for update in step.updates)
+            return [
+                _Access(_Place(start.base), start.base.bytes)
+                if isinstance(start.base, _Buffer)
+                else _Access(_Place(Address(start.base.slot)), WHOLE_BYTES)
+                for start in starts
+            ]
+
+
+def _planned_steps(pending: Sequence[_Pending], accesses: Sequence[Sequence[_Access]]) -> list[PlannedStep]:
+    """Return the steps with their dependencies: what was written before it is read, and read before it is written."""
+    seen: dict[object, list[tuple[int, int, int, bool]]] = {}  # by memory: (step, first byte, end, whether it writes)
+    planned: list[PlannedStep] = []
+    for number, (step, used) in enumerate(zip(pending, accesses, strict=True)):
+        predecessors: set[int] = set()
+        for access in used:
+            base = access.place.base
+            memory, offset = (base.slot, base.offset_bytes) if isinstance(base, Address) else (id(base), 0)
+            if memory in (WEIGHTS, PACKED):
+                continue
+            first = offset + access.place.offset_bytes
+            end = first + access.bytes
+            earlier = seen.setdefault(memory, [])
+            predecessors |= {
+                other for other, a, b, writes in earlier if (writes or access.is_write) and a < end and first < b
+            }
+            earlier.append((number, first, end, access.is_write))
+        before = tuple(sorted(predecessors - {number}))
+        if isinstance(step, _PendingKernel):
+            tasks = step.source.num_tasks[step.launch]
+            planned.append(PlannedStep(step.node, before, step.kernel, step.launch, tasks))
+        else:
+            name = step.node if isinstance(step, _PendingCopy) else step.node.name
+            planned.append(PlannedStep(name, before, is_loop=isinstance(step, _PendingLoop)))
+    return planned
+
+
+def _in_order(steps: Sequence[PlannedStep]) -> list[Launch]:
+    """Run one step after the other."""
+    return [Launch((number,)) for number in range(len(steps))]
+
+
+def _lifetimes(
+    buffers: Sequence[_Buffer], accesses: Sequence[Sequence[_Access]], launches: Sequence[Launch]
+) -> list[Lifetime]:
+    """Return the lifetime of each buffer: all uses, in the happens-before order of the launches."""
+    spans: dict[int, tuple[int, Clock, Clock]] = {}  # by step: launch, what finished before it, what ends it
+    at = 0
+    for launch in launches:
+        if launch.plan is None:
+            for step in launch.steps:
+                spans[step] = at, (), ()
+                at += 1
+            continue
+        order = HappensBefore(launch.plan)
+        for operator, start, end in zip(launch.operators, order.starts, order.ends, strict=True):
+            step = launch.steps[operator.step]
+            _, known_start, known_end = spans.get(step, (at, start, end))
+            spans[step] = at, tuple(map(min, start, known_start)), tuple(map(max, end, known_end))
+        at += 1
+    users: dict[int, list[int]] = {}
+    for step, used in enumerate(accesses):
+        for access in used:
+            if isinstance(access.place.base, _Buffer):
+                users.setdefault(id(access.place.base), []).append(step)
+    return [_lifetime([spans[step] for step in users.get(id(buffer), ())], buffer.bytes) for buffer in buffers]
+
+
+def _lifetime(uses: Sequence[tuple[int, Clock, Clock]], size_bytes: int) -> Lifetime:
+    first = min((at for at, _, _ in uses), default=0)
+    last = max((at for at, _, _ in uses), default=0)
+    starts = [start for at, start, _ in uses if at == first]
+    ends = [end for at, _, end in uses if at == last]
+    start, end = (tuple(map(choose, *clocks)) if len(clocks) > 1 else clocks[0] if clocks else ()
+                  for choose, clocks in ((min, starts), (max, ends)))  # fmt: skip
+    return Lifetime(first, last, size_bytes, start, end)
+
+
+def _launch_steps(launch: Launch, pending: Sequence[_Pending]) -> list[Step]:
+    steps = [pending[number].step() for number in launch.steps]
+    if launch.plan is None:
+        return steps
+    inner = tuple(step for step in steps if isinstance(step, KernelStep | CopyStep))
+    if len(inner) < len(steps):
+        raise InvariantError("a loop cannot be part of the plan of a virtual device")
+    return [VDeviceStep(f"{inner[0].node} ... {inner[-1].node}", inner, launch.operators, launch.plan)]
 
 
 def _kernel_step(

@@ -64,6 +64,15 @@ class RuntimeCheck:
 
 
 @dataclass(frozen=True, slots=True)
+class Phase:
+    """Part of a C launch: a function of the launch's args and the number of a task. Its tasks are independent."""
+
+    name: str
+    args: tuple[str, ...]
+    tasks: int  # 0: one call, without a task's number
+
+
+@dataclass(frozen=True, slots=True)
 class LaunchSpec:
     """One kernel launch; launches run in order.
 
@@ -81,6 +90,7 @@ class LaunchSpec:
     is_prepack: bool = False
     tensor_maps: tuple[TensorMap, ...] = ()  # parameters of 128 bytes after `args` (`const __grid_constant__`)
     cluster: int = 1  # consecutive blocks of a cluster; it divides the grid's x
+    phases: tuple[Phase, ...] = ()  # C: what the launch does, one after the other; empty if it cannot be divided
 
     def __post_init__(self) -> None:
         if self.cluster < 1 or self.grid[0] % self.cluster:
@@ -139,6 +149,11 @@ class KernelSource:
         return tuple(b for b in self.buffers_of(Role.WORKSPACE) if b.symbol in symbols)
 
     @property
+    def num_tasks(self) -> tuple[tuple[int, ...], ...]:
+        """Return the tasks of each phase of each launch."""
+        return tuple(tuple(max(1, phase.tasks) for phase in launch.phases) for launch in self.launches)
+
+    @property
     def workspace_bytes(self) -> int:
         return sum(b.bytes for b in self.buffers_of(Role.WORKSPACE))
 
@@ -147,7 +162,8 @@ def _launch_key(launch: LaunchSpec) -> tuple[object, ...]:
     plain = (
         launch.name, launch.args, launch.grid, launch.block, launch.shared_bytes, launch.zeroed, launch.is_prepack,
     )  # fmt: skip
-    return (*plain, launch.cluster, tuple(_map_key(view) for view in launch.tensor_maps))
+    phases = tuple((phase.name, phase.args, phase.tasks) for phase in launch.phases)
+    return (*plain, launch.cluster, tuple(_map_key(view) for view in launch.tensor_maps), *phases)
 
 
 def _map_key(view: TensorMap) -> tuple[object, ...]:

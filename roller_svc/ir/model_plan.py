@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from roller_svc.ir.kernel import KernelSource
 from roller_svc.ir.program import TensorType
+from roller_svc.ir.vdevice import VDevicePlan
 
 # Slots that every model has, before those of its inputs, of its outputs and of loops. A slot is a pointer.
 WEIGHTS, PACKED, ARENA, FIRST_INPUT = range(4)
@@ -61,7 +62,25 @@ class LoopStep:
     body: tuple[Step, ...]
 
 
-Step = KernelStep | CopyStep | LoopStep
+@dataclass(frozen=True, slots=True)
+class ROperator:
+    """The rTasks of a step: the tasks of a phase of its launch, or the whole step as one rTask."""
+
+    step: int
+    phase: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class VDeviceStep:
+    """Steps that the vEUs of a virtual device execute. One vEU after the other, or all of them, may have a thread."""
+
+    node: str
+    steps: tuple[KernelStep | CopyStep, ...]  # in an order in which they could run one after the other
+    operators: tuple[ROperator, ...]  # in the order of the plan's
+    plan: VDevicePlan
+
+
+Step = KernelStep | CopyStep | LoopStep | VDeviceStep
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +122,10 @@ class ModelPlan:
 
 
 def iter_steps(steps: tuple[Step, ...]) -> Iterator[Step]:
-    """Yield every step, a loop before its body."""
+    """Yield every step, a loop before its body, and a virtual device before its steps."""
     for step in steps:
         yield step
         if isinstance(step, LoopStep):
             yield from iter_steps(step.body)
+        elif isinstance(step, VDeviceStep):
+            yield from step.steps

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 
 class _Pool(ctypes.Structure):
@@ -55,6 +57,17 @@ def set_num_threads(threads: int) -> None:
         _shared.threads = threads
         for pool in _shared.pools:
             pool.set_threads(threads)
+
+
+@contextmanager
+def limit_threads(threads: int) -> Iterator[None]:
+    """Limit the threads of the launches in a block."""
+    before = _shared.threads
+    set_num_threads(threads)
+    try:
+        yield
+    finally:
+        set_num_threads(before)
 
 
 def get_num_threads(default: int) -> int:

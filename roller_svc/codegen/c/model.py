@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from roller_svc.codegen import dialect as dialects
 from roller_svc.errors import InvariantError
-from roller_svc.ir.kernel import Buffer, KernelSource, Role
-from roller_svc.ir.model_plan import Address, CopyStep, KernelStep, LoopStep, ModelPlan, Step
+from roller_svc.ir.kernel import Buffer, KernelSource, LaunchSpec, Phase, Role
+from roller_svc.ir.model_plan import Address, CopyStep, KernelStep, LoopStep, ModelPlan, Step, VDeviceStep
 from roller_svc.ir.program import TensorType
 from roller_svc.ir.quoting import quote_comment
+from roller_svc.ir.vdevice import Execute
 
 PREFIX_DIGITS = 16  # of the hash in names of a kernel's functions
 
@@ -31,7 +32,19 @@ def kernel_unit(source: KernelSource) -> str:
             f'__attribute__((visibility("hidden"))) void {prefix}_call{number}(char *const *p) '
             f"{{ {launch.name}({pointers}); }}\n"
         )
+        for phase_number, phase in enumerate(launch.phases):
+            adapters.append(_phase_adapter(f"{prefix}_tasks{number}_{phase_number}", launch, phase, buffers))
     return f"{renamed}{source.text}\n{''.join(adapters)}"
+
+
+def _phase_adapter(name: str, launch: LaunchSpec, phase: Phase, buffers: Mapping[str, Buffer]) -> str:
+    """Return a function that runs consecutive tasks of a phase, on the launch's array of pointers."""
+    pointers = [f"({_pointer(buffers[symbol])})p[{launch.args.index(symbol)}]" for symbol in phase.args]
+    head = f'__attribute__((visibility("hidden"))) void {name}(char *const *p, long first, long count) {{ '
+    if not phase.tasks:
+        return f"{head}(void)first, (void)count; {phase.name}({', '.join(pointers)}); }}\n"
+    call = f"{phase.name}({', '.join((*pointers, 'task'))});"
+    return f"{head}for (long task = first; task < first + count; task++) {call} }}\n"
 
 
 def _pointer(buffer: Buffer) -> str:
@@ -46,22 +59,32 @@ def model_unit(plan: ModelPlan) -> str:
     table = _Table(plan)
     prepack = table.add(plan.prepack)
     steps = table.add(plan.steps)
-    used = sorted({(k, n) for k, n in table.calls})
-    externs = [f"void {kernel_prefix(plan.kernels[k].source)}_call{n}(char *const *p);" for k, n in used]
-    calls = ", ".join(f"{kernel_prefix(plan.kernels[k].source)}_call{n}" for k, n in used)
-    number = {call: i for i, call in enumerate(used)}
-    rows = [row if call is None else (row[0], number[call], *row[2:]) for call, row in table.rows]
+    calls, tasks = sorted(table.calls), sorted(table.tasks)
+    call_number, task_number = ({call: i for i, call in enumerate(listed)} for listed in (calls, tasks))
+    call_names = [f"{kernel_prefix(plan.kernels[k].source)}_call{n}" for k, n in calls]
+    task_names = [f"{kernel_prefix(plan.kernels[k].source)}_tasks{n}_{m}" for k, n, m in tasks]
+    rows = [row if call is None else (row[0], call_number[call], *row[2:]) for call, row in table.rows]
+    instructions = [
+        row if task is None else (row[0], task_number[task], *row[2:]) for task, row in table.instructions
+    ]
     parts = [
         _DECLARATIONS,
-        *externs,
+        *(f"void {name}(char *const *p);" for name in call_names),
+        *(f"void {name}(char *const *p, long first, long count);" for name in task_names),
         f"enum {{ SLOTS = {plan.num_slots}, INPUTS = {len(plan.inputs)}, OUTPUTS = {len(plan.outputs)}, "
-        f"ARGUMENTS = {table.max_arguments} }};",
-        f"static void (*const calls[])(char *const *) = {{{calls or '0'}}};",
+        f"ARGUMENTS = {table.max_arguments}, VEUS = {table.max_veus} }};",
+        f"static void (*const calls[])(char *const *) = {{{', '.join(call_names) or '0'}}};",
+        f"static void (*const tasks[])(char *const *, long, long) = {{{', '.join(task_names) or '0'}}};",
         _array("struct address", "addresses", (f"{{{a.slot}, {a.offset_bytes}}}" for a in table.addresses)),
         _array("long", "sizes", map(str, table.sizes)),
         _array("struct update", "updates", table.updates),
-        _array("struct step", "steps", ("{" + ", ".join(map(str, row)) + "}" for row in rows)),
-        _RUN.replace("PREPACK_FIRST", str(prepack[0])).replace("PREPACK_END", str(prepack[1]))
+        _array("struct step", "steps", map(_row, rows)),
+        _array("struct instruction", "instructions", map(_row, instructions)),
+        _array("struct wait", "waits", map(_row, table.waits)),
+        _array("struct program", "programs", map(_row, table.programs)),
+        _RUN.replace("VIRTUAL_DEVICE", _VIRTUAL_DEVICE if table.programs else "")
+        .replace("DEVICE_CALL", _DEVICE_CALL if table.programs else "")
+        .replace("PREPACK_FIRST", str(prepack[0])).replace("PREPACK_END", str(prepack[1]))
         .replace("RUN_FIRST", str(steps[0])).replace("RUN_END", str(steps[1])),
     ]  # fmt: skip
     return "\n".join(parts)
@@ -76,8 +99,13 @@ class _Table:
         self.addresses: list[Address] = []
         self.sizes: list[int] = []
         self.updates: list[str] = []
-        self.calls: list[tuple[int, int]] = []
+        self.calls: set[tuple[int, int]] = set()  # (kernel, launch)
+        self.tasks: set[tuple[int, int, int]] = set()  # (kernel, launch, phase)
+        self.instructions: list[tuple[tuple[int, int, int] | None, tuple[int, ...]]] = []
+        self.waits: list[tuple[int, int]] = []
+        self.programs: list[tuple[int, int]] = []  # of vEUs: first instruction, instructions
         self.max_arguments = 1
+        self.max_veus = 1
 
     def add(self, steps: Sequence[Step]) -> tuple[int, int]:
         """Append steps; return the first row and the row behind the last."""
@@ -91,6 +119,8 @@ class _Table:
                     self.rows.append((None, (1, step.bytes, at, 0, 0, 0)))
                 case LoopStep():
                     self._loop(step)
+                case VDeviceStep():
+                    self._vdevice(step)
         return first, len(self.rows)
 
     def _kernel(self, step: KernelStep) -> None:
@@ -98,7 +128,7 @@ class _Table:
         if len(launch.args) != len(step.arguments):
             raise InvariantError(f"{step.node}: {launch.name} takes {len(launch.args)} arguments")
         call = (step.kernel, step.launch)
-        self.calls.append(call)
+        self.calls.add(call)
         self.max_arguments = max(self.max_arguments, len(step.arguments))
         at = self._listed([Address(-1) if a is None else a for a in step.arguments])
         zeroed = self._listed([address for address, _ in step.zeroed])
@@ -116,10 +146,43 @@ class _Table:
         _, end = self.add(step.body)
         self.rows[row] = (None, (2, step.steps, first, len(step.updates), end, 0))
 
+    def _vdevice(self, step: VDeviceStep) -> None:
+        row = len(self.rows)
+        self.rows.append((None, ()))
+        first, end = self.add(step.steps)
+        first_program, first_time = len(self.programs), 0
+        for program in step.plan.programs:
+            self.programs.append((len(self.instructions), len(program)))
+            for instruction in program:
+                if isinstance(instruction, Execute):
+                    self._execute(step, first, instruction, first_time)
+                    first_time += 1
+                else:
+                    at = len(self.waits)
+                    self.waits += instruction.waits
+                    self.instructions.append((None, (-1, 0, at, len(instruction.waits), 0)))
+        self.max_veus = max(self.max_veus, step.plan.num_veus)
+        self.rows[row] = (None, (3, step.plan.num_veus, first_program, first_time, end, 0))
+
+    def _execute(self, step: VDeviceStep, first_row: int, instruction: Execute, time: int) -> None:
+        operator = step.operators[instruction.operator]
+        numbers = (first_row + operator.step, -1, instruction.first, instruction.count, time)
+        inner = step.steps[operator.step]
+        if operator.phase is None or not isinstance(inner, KernelStep):
+            self.instructions.append((None, numbers))
+            return
+        task = (inner.kernel, inner.launch, operator.phase)
+        self.tasks.add(task)
+        self.instructions.append((task, numbers))
+
     def _listed(self, addresses: Iterable[Address]) -> int:
         first = len(self.addresses)
         self.addresses += addresses
         return first
+
+
+def _row(numbers: Iterable[int]) -> str:
+    return "{" + ", ".join(map(str, numbers)) + "}"
 
 
 def _array(type_: str, name: str, items: Iterable[str]) -> str:
@@ -150,7 +213,12 @@ def _shown(type_: TensorType) -> str:
 _DECLARATIONS = """#include <string.h>
 struct address { int slot; long offset; };                                  /* slot -1: the status record */
 struct update { int slot, from; long offset, stride, alternate; };
-struct step { int kind; long count; int first, length, zeroed, zeroes, sizes; };  /* 0 call, 1 copy, 2 loop */
+/* kind 0: call, 1: copy, 2: loop, 3: virtual device */
+struct step { int kind; long count; int first, length, zeroed, zeroes, sizes; };
+/* of a vEU: execute `count` tasks of a row, or the whole row (tasks -1), or wait (row -1) */
+struct instruction { int row, tasks; long first, count; int time; };
+struct wait { int veu, order; };
+struct program { int first, length; };
 struct moment { long s, ns; };                                               /* as struct timespec on 64-bit Linux */
 int clock_gettime(int, struct moment *);"""
 
@@ -163,24 +231,36 @@ static double now(void) {
   return t.s + 1e-9 * t.ns;
 }
 
+static void resolve_arguments(const struct step *s, char *const *slots, long long *status, char **p) {
+  for (int i = 0; i < s->length; i++) {
+    const struct address a = addresses[s->first + i];
+    p[i] = a.slot < 0 ? (char *)status : resolve(slots, a);
+  }
+}
+
+static void run_call(const struct step *s, char *const *slots, long long *status) {
+  char *p[ARGUMENTS];
+  for (int i = 0; i < s->zeroes; i++) memset(resolve(slots, addresses[s->zeroed + i]), 0, sizes[s->sizes + i]);
+  resolve_arguments(s, slots, status, p);
+  calls[s->count](p);
+}
+
+static void run_copy(const struct step *s, char *const *slots) {
+  memcpy(resolve(slots, addresses[s->first]), resolve(slots, addresses[s->first + 1]), s->count);
+}
+VIRTUAL_DEVICE
 /* Run rows [first, end); return the row of a kernel that met an index out of range, or -1.
    Of each call and copy, write its start and end behind *times, unless times is null. */
 static long run(char **slots, long long *status, double **times, int first, int end) {
-  char *p[ARGUMENTS];
   for (int row = first; row < end; row++) {
     const struct step s = steps[row];
     if (times && s.kind < 2) *(*times)++ = now();
     if (s.kind == 0) {
-      for (int i = 0; i < s.zeroes; i++) memset(resolve(slots, addresses[s.zeroed + i]), 0, sizes[s.sizes + i]);
-      for (int i = 0; i < s.length; i++) {
-        const struct address a = addresses[s.first + i];
-        p[i] = a.slot < 0 ? (char *)status : resolve(slots, a);
-      }
-      calls[s.count](p);
+      run_call(&s, slots, status);
       if (status[0]) return row;
     } else if (s.kind == 1) {
-      memcpy(resolve(slots, addresses[s.first]), resolve(slots, addresses[s.first + 1]), s.count);
-    } else {
+      run_copy(&s, slots);
+    } else if (s.kind == 2) {
       for (long t = 0; t < s.count; t++) {
         for (int i = s.first; i < s.first + s.length; i++) {
           const struct update u = updates[i];
@@ -190,7 +270,7 @@ static long run(char **slots, long long *status, double **times, int first, int 
         if (failed >= 0) return failed;
       }
       row = s.zeroed - 1;
-    }
+    }DEVICE_CALL
     if (times && s.kind < 2) *(*times)++ = now();
   }
   return -1;
@@ -219,6 +299,122 @@ long model_profile(const void *const *inputs, void *const *outputs, void *worksp
   return run_steps(inputs, outputs, workspace, weights, packed, status, &times);
 }
 """
+
+# A thread that claims a vEU executes its program. One that waits for a vEU without a thread claims it as well, until
+# what it waits for is done: so any number of threads can run a plan. Before that it gives other threads GRACE pauses
+# to arrive, once in a plan.
+_VIRTUAL_DEVICE = """
+int sched_yield(void);
+enum { GRACE = 400, SPINS = 4000 };  /* pauses */
+
+struct veu { _Alignas(128) int done, claimed; long failed; long long status[4]; };
+struct device {
+  char *const *slots;
+  const struct step *step;
+  double *times;
+  _Alignas(128) int arrived;
+  struct veu veus[VEUS];
+};
+
+static void relax(int *spins) {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  __asm__ volatile("isb" : : : "memory");
+#endif
+  if (++*spins > SPINS) sched_yield();
+}
+
+static int claim(struct veu *veu) {
+  return !__atomic_load_n(&veu->claimed, __ATOMIC_RELAXED) && !__atomic_exchange_n(&veu->claimed, 1, __ATOMIC_ACQUIRE);
+}
+
+static void release(struct veu *veu) { __atomic_store_n(&veu->claimed, 0, __ATOMIC_RELEASE); }
+
+static void advance(struct device *device, int number, int end, int *grace);
+
+static void wait_for(struct device *device, struct wait wait, int *grace) {
+  struct veu *veu = &device->veus[wait.veu];
+  for (int spins = 0; __atomic_load_n(&veu->done, __ATOMIC_ACQUIRE) <= wait.order;) {
+    if (__atomic_load_n(&device->arrived, __ATOMIC_RELAXED) < device->step->count && (*grace)-- > 0) {
+      relax(&spins);
+    } else if (claim(veu)) {
+      advance(device, wait.veu, wait.order + 1, grace);
+      release(veu);
+    } else {
+      relax(&spins);
+    }
+  }
+}
+
+static void execute(struct device *device, struct veu *veu, const struct instruction *i) {
+  const struct step *s = &steps[i->row];
+  if (device->times) device->times[2 * i->time] = now();
+  if (s->kind == 1) {
+    run_copy(s, device->slots);
+  } else if (i->tasks < 0) {
+    run_call(s, device->slots, veu->status);
+  } else {
+    char *p[ARGUMENTS];
+    resolve_arguments(s, device->slots, veu->status, p);
+    tasks[i->tasks](p, i->first, i->count);
+  }
+  if (veu->status[0] && veu->failed < 0) veu->failed = i->row;
+  if (device->times) device->times[2 * i->time + 1] = now();
+}
+
+static void advance(struct device *device, int number, int end, int *grace) {
+  struct veu *veu = &device->veus[number];
+  const struct instruction *program = instructions + programs[device->step->first + number].first;
+  for (int order = veu->done; order < end; order++) {
+    const struct instruction *i = &program[order];
+    if (i->row < 0)
+      for (long w = 0; w < i->count; w++) wait_for(device, waits[i->first + w], grace);
+    else
+      execute(device, veu, i);
+    __atomic_store_n(&veu->done, order + 1, __ATOMIC_RELEASE);
+  }
+}
+
+static long run_device(const struct step *s, char *const *slots, long long *status, double **times) {
+  const int veus = s->count;
+  struct device device = {slots, s, times ? *times : 0, 0, {{0}}};
+  for (int v = 0; v < veus; v++) device.veus[v].failed = -1;
+  struct device *d = &device;
+  #pragma omp parallel num_threads(veus)
+  {
+    int number = __atomic_fetch_add(&d->arrived, 1, __ATOMIC_RELAXED) % veus, grace = GRACE, spins = 0;
+    for (int complete = 0; complete < veus; number = (number + 1) % veus) {
+      struct veu *veu = &d->veus[number];
+      const int end = programs[s->first + number].length;
+      if (__atomic_load_n(&veu->done, __ATOMIC_ACQUIRE) == end) {
+        complete++;
+        continue;
+      }
+      complete = 0;
+      if (claim(veu)) {
+        advance(d, number, end, &grace);
+        release(veu);
+      } else {
+        relax(&spins);
+      }
+    }
+  }
+  if (times) *times += 2 * s->length;
+  for (int v = 0; v < veus; v++) {
+    if (device.veus[v].failed < 0) continue;
+    memcpy(status, device.veus[v].status, sizeof device.veus[v].status);
+    return device.veus[v].failed;
+  }
+  return -1;
+}
+"""
+
+_DEVICE_CALL = """ else {
+      const long failed = run_device(&s, slots, status, times);
+      if (failed >= 0) return failed;
+      row = s.zeroed - 1;
+    }"""
 
 _HEADER = """#pragma once
 #include <stdio.h>

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from roller_svc.codegen import dialect as dialects
-from roller_svc.ir.kernel import Buffer, LaunchSpec, Role
+from roller_svc.ir.kernel import Buffer, LaunchSpec, Phase, Role
 from roller_svc.ir.schedule import Let, Loop, LoopKind, Node, ScheduleTree, iter_nodes
 
 # The threads of a parallel region: limited by the kernel, the caller's OpenMP setting and its affinity. The thread pool
@@ -119,6 +119,13 @@ def region(name: str, calls: tuple[Call, ...], args: tuple[Buffer, ...], cores: 
             lines.append("    #pragma omp single nowait")
         lines += [f"    {line}" for line in call.lines("#pragma omp for schedule(dynamic, 1) nowait")]
     return head + "\n".join(lines) + "\n  }\n}\n"
+
+
+def phases(calls: tuple[Call, ...]) -> tuple[Phase, ...]:
+    """Return the calls as phases that can be executed outside of a region; nothing if one of them needs a region."""
+    if any(call.launch.zeroed or (call.tasks and not call.per_task) for call in calls):
+        return ()
+    return tuple(Phase(call.launch.name, call.launch.args, call.tasks) for call in calls)
 
 
 def parameter(buffer: Buffer) -> str:

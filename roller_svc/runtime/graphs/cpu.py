@@ -6,18 +6,29 @@ import ctypes
 import weakref
 from collections.abc import Iterator, Mapping
 from threading import local
+from typing import NamedTuple
 
 import numpy as np
 
 from roller_svc.errors import IndexRangeError, InvariantError, LaunchError
 from roller_svc.ir.kernel import Buffer, Role
-from roller_svc.ir.model_plan import CopyStep, KernelStep, LoopStep, ModelPlan, Step, iter_steps
+from roller_svc.ir.model_plan import CopyStep, KernelStep, LoopStep, ModelPlan, Step, VDeviceStep, iter_steps
 from roller_svc.ir.program import TensorType
+from roller_svc.ir.vdevice import executes
 from roller_svc.runtime.binding import ALIGNMENT_BYTES, Array, Binding, aligned_empty, bind, range_error
 from roller_svc.runtime.cpu import load_library, unload_library
 from roller_svc.runtime.cpu_features import check_features
 
 _BYTE = np.dtype(np.uint8)
+
+
+class Moment(NamedTuple):
+    """When a step ran, or its rTasks on a vEU."""
+
+    step: KernelStep | CopyStep
+    start_s: float
+    end_s: float
+    veu: int  # 0 for a step that is not part of a virtual device's plan
 
 
 class CpuModel:
@@ -58,16 +69,18 @@ class CpuModel:
         self._call(self._run, binding)
         return binding.copy_back()
 
-    def profile(self, arrays: Mapping[str, object]) -> list[tuple[KernelStep | CopyStep, float, float]]:
-        """Run the model once and return each executed step, with the seconds of its start and end since the first.
+    def profile(self, arrays: Mapping[str, object]) -> list[Moment]:
+        """Run the model once and return each executed step, or its rTasks on a vEU. Times are since the first.
 
         Raises as `run` does.
         """
         steps = list(_executed(self.plan.steps))
         times = np.zeros(max(1, 2 * len(steps)))
         self._call(self._function("model_profile", 7), bind(self._buffers, arrays, None, ALIGNMENT_BYTES), times)
-        starts, ends = (times[: 2 * len(steps)] - times[0]).reshape(-1, 2).T.tolist()
-        return list(zip(steps, starts, ends, strict=True))
+        starts, ends = (times[: 2 * len(steps)] - times[: 2 * len(steps)].min(initial=np.inf)).reshape(-1, 2).T.tolist()
+        return [
+            Moment(step, start, end, veu) for (step, veu), start, end in zip(steps, starts, ends, strict=True)
+        ]
 
     def _call(self, function: ctypes._NamedFuncPointer, binding: Binding, *more: Array) -> None:
         inputs = _pointers(binding.memory, "input", len(self.plan.inputs))
@@ -115,14 +128,18 @@ class CpuModel:
         return IndexRangeError(f"node {step.node!r}: {error.message}", hint=error.hint)
 
 
-def _executed(steps: tuple[Step, ...]) -> Iterator[KernelStep | CopyStep]:
-    """Yield the steps in the order in which they run: those of a loop once for each of its steps."""
+def _executed(steps: tuple[Step, ...]) -> Iterator[tuple[KernelStep | CopyStep, int]]:
+    """Yield steps and vEUs in the order in which a profile has them: those of a loop once for each of its steps."""
     for step in steps:
-        if isinstance(step, LoopStep):
-            for _ in range(step.steps):
-                yield from _executed(step.body)
-        else:
-            yield step
+        match step:
+            case LoopStep():
+                for _ in range(step.steps):
+                    yield from _executed(step.body)
+            case VDeviceStep():
+                for veu, _, instruction in executes(step.plan):
+                    yield step.steps[step.operators[instruction.operator].step], veu
+            case _:
+                yield step, 0
 
 
 def _aligned(array: Array, size_bytes: int) -> Array:

@@ -18,6 +18,7 @@ from roller_svc.ir.kernel import (
     KernelSource,
     Language,
     LaunchSpec,
+    Phase,
     Resources,
     Role,
     RuntimeCheck,
@@ -105,7 +106,7 @@ def _numbers(item: dict[str, Any], key: str, minimum: int, maximum: int) -> tupl
     return tuple(count(value, minimum, maximum) for value in values)
 
 
-FORMAT = "roller-kernel/3"
+FORMAT = "roller-kernel/4"
 MAX_METADATA_BYTES = 8 << 20  # some hundred kilobytes with a hundred candidates
 
 _MAX_ELEMENTS = 1 << 48  # the language's own limit on a shape
@@ -178,7 +179,13 @@ def _launch(item: dict[str, Any]) -> LaunchSpec:
         is_prepack=flag(item["prepares"]),
         tensor_maps=tuple(read_map(p) for p, is_map in zip(parameters, maps, strict=True) if is_map),
         cluster=cluster,
+        phases=tuple(_phase(phase) for phase in items(item, "phases")),
     )
+
+
+def _phase(item: dict[str, Any]) -> Phase:
+    args = tuple(identifier(symbol) for symbol in items(item, "parameters"))
+    return Phase(identifier(item["name"]), args, count(item["tasks"], 0, _MAX_ELEMENTS))
 
 
 def _check(item: dict[str, Any]) -> RuntimeCheck:
@@ -209,6 +216,9 @@ def _check_references(source: KernelSource) -> None:
     for launch in source.launches:
         if unknown := {*launch.args, *launch.zeroed}.difference(symbols):
             raise CorruptKernelError(f"{launch.name} uses unknown buffers: {sorted(unknown)}")
+        for phase in launch.phases:
+            if unknown := set(phase.args).difference(launch.args):
+                raise CorruptKernelError(f"{phase.name} uses what {launch.name} has not: {sorted(unknown)}")
         _check_maps(source, launch)
         if math.prod(launch.block) > _MAX_BLOCK[0]:
             raise CorruptKernelError(f"{launch.name} has blocks of {math.prod(launch.block)} threads")

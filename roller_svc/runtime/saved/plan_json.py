@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from roller_svc.analysis.happens_before import check_plan
+from roller_svc.errors import InvariantError
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.model_plan import (
     FIRST_INPUT,
@@ -17,16 +19,20 @@ from roller_svc.ir.model_plan import (
     ModelKernel,
     ModelPlan,
     Parameter,
+    ROperator,
     SlotUpdate,
     Step,
+    VDeviceStep,
 )
 from roller_svc.ir.program import TensorType
+from roller_svc.ir.vdevice import Barrier, Execute, Instruction, VDevicePlan
 from roller_svc.runtime.saved.json_fields import CorruptKernelError, count, string
 
 MAX_BYTES = 1 << 46
 MAX_STEPS = 1 << 20
 _MAX_LOOP_STEPS = 1 << 31
 _MAX_DEPTH = 16
+_MAX_VEUS = 1024
 _MAX_RANK = 16
 _MAX_NAME = 1024
 _MAX_ARGUMENTS = 1 << 12
@@ -105,6 +111,51 @@ def _step_json(step: Step) -> dict[str, Any]:
                 "updates": updates,
                 "body": [_step_json(each) for each in step.body],
             }
+        case VDeviceStep():
+            return {
+                "node": step.node,
+                "steps": [_step_json(each) for each in step.steps],
+                "operators": [[operator.step, operator.phase] for operator in step.operators],
+                "vdevice": vdevice_plan_to_json(step.plan),
+            }
+
+
+def vdevice_plan_to_json(plan: VDevicePlan) -> dict[str, Any]:
+    """Return {"num_tasks": rTasks of each rOperator, "programs": instructions of each vEU}.
+
+    An instruction is {"execute": [rOperator, first rTask, rTasks]} or {"wait": [[vEU, order], ...]}.
+    """
+    return {
+        "num_tasks": list(plan.num_tasks),
+        "programs": [[_instruction_json(each) for each in program] for program in plan.programs],
+    }
+
+
+def vdevice_plan_from_json(document: object) -> VDevicePlan:
+    """Return the plan. Raises CorruptKernelError for a field that `vdevice_plan_to_json` does not write."""
+    fields = _fields(document, {"num_tasks", "programs"})
+    num_tasks = tuple(count(each, 1, MAX_STEPS) for each in _list(fields["num_tasks"], MAX_STEPS))
+    programs = tuple(
+        tuple(_instruction(each, num_tasks) for each in _list(program, MAX_STEPS))
+        for program in _list(fields["programs"], _MAX_VEUS, 1)
+    )
+    return VDevicePlan(num_tasks, programs)
+
+
+def _instruction_json(instruction: Instruction) -> dict[str, Any]:
+    if isinstance(instruction, Execute):
+        return {"execute": [instruction.operator, instruction.first, instruction.count]}
+    return {"wait": [list(each) for each in instruction.waits]}
+
+
+def _instruction(value: object, num_tasks: Sequence[int]) -> Instruction:
+    if isinstance(value, dict) and "execute" in value:
+        number, first, tasks = _list(_fields(value, {"execute"})["execute"], 3, 3)
+        operator = count(number, 0, len(num_tasks) - 1)
+        begin = count(first, 0, num_tasks[operator] - 1)
+        return Execute(operator, begin, count(tasks, 1, num_tasks[operator] - begin))
+    waits = (_list(each, 2, 2) for each in _list(_fields(value, {"wait"})["wait"], MAX_STEPS, 1))
+    return Barrier(tuple((count(veu, 0, _MAX_VEUS - 1), count(order, 0, MAX_STEPS)) for veu, order in waits))
 
 
 def _address_json(at: Address) -> list[int]:
@@ -133,10 +184,34 @@ class _Reader:
             fields = _fields(value, {"node", "copy", "bytes"})
             target, source = (self.address(at) for at in _list(fields["copy"], 2, 2))
             return CopyStep(_name(fields["node"]), target, source, count(fields["bytes"], 0, MAX_BYTES))
+        if isinstance(value, dict) and "vdevice" in value:
+            return self.vdevice(_fields(value, {"node", "steps", "operators", "vdevice"}))
         fields = _fields(value, {"node", "steps", "updates", "body"})
         updates = tuple(self.update(each) for each in _list(fields["updates"], MAX_STEPS))
         body = self.steps(fields["body"], depth + 1)
         return LoopStep(_name(fields["node"]), count(fields["steps"], 1, _MAX_LOOP_STEPS), updates, body)
+
+    def vdevice(self, fields: dict[str, Any]) -> VDeviceStep:
+        steps = self.steps(fields["steps"], _MAX_DEPTH)
+        inner = tuple(step for step in steps if isinstance(step, KernelStep | CopyStep))
+        if len(inner) < len(steps):
+            raise CorruptKernelError("a virtual device has a step that is neither a launch nor a copy")
+        plan = vdevice_plan_from_json(fields["vdevice"])
+        operators = tuple(self.operator(each, inner) for each in _list(fields["operators"], MAX_STEPS))
+        step = VDeviceStep(_name(fields["node"]), inner, operators, plan)
+        try:
+            check_plan(step.plan)
+        except InvariantError as error:
+            raise CorruptKernelError(error.message) from error
+        return step
+
+    def operator(self, value: object, steps: Sequence[KernelStep | CopyStep]) -> ROperator:
+        number, phase = _list(value, 2, 2)
+        step = steps[count(number, 0, len(steps) - 1)]
+        if phase is None or not isinstance(step, KernelStep):
+            return ROperator(number)
+        phases = self.kernels[step.kernel].source.launches[step.launch].phases
+        return ROperator(number, count(phase, 0, len(phases) - 1))
 
     def kernel(self, fields: dict[str, Any]) -> KernelStep:
         kernel = count(fields["kernel"], 0, len(self.kernels) - 1)

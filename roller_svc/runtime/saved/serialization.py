@@ -192,6 +192,10 @@ def _metadata(kernel: KernelBundle) -> dict[str, Any]:
                 "dynamic_shared_bytes": launch.shared_bytes,
                 "zeroed": list(launch.zeroed),
                 "prepares": launch.is_prepack,
+                "phases": [
+                    {"name": phase.name, "parameters": list(phase.args), "tasks": phase.tasks}
+                    for phase in launch.phases
+                ],
                 "resources": {
                     "registers_per_thread": used.registers_per_thread,
                     "shared_bytes": used.shared_bytes,

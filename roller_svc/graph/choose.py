@@ -1,0 +1,200 @@
+"""Choose the plan of a model: serial, operators side by side, or RAMMER's, by measurement where the device is here."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from roller_svc.compiler.backends import backend_for
+from roller_svc.compiler.kernel_cache import KernelCache, PlanChoice
+from roller_svc.errors import ArgumentError, IndexRangeError, InvariantError
+from roller_svc.graph.inputs import random_arrays
+from roller_svc.graph.plan import PlannedStep, Schedule
+from roller_svc.graph.rammer.by_hand import schedule_by_hand
+from roller_svc.graph.rammer.check import check_step
+from roller_svc.graph.rammer.schedules import POLICIES, StepTimes, find_segments, make_schedule, model_times
+from roller_svc.graph.weights import Array, Weights
+from roller_svc.ir.graph import Constant
+from roller_svc.ir.hardware import HardwareSpec
+from roller_svc.ir.model_plan import LoopStep, ModelPlan, Step, VDeviceStep
+from roller_svc.runtime.graphs.cpu import CpuModel, Moment, weights_block
+from roller_svc.runtime.saved.plan_json import plan_to_json
+from roller_svc.runtime.thread_pool import limit_threads
+
+SERIAL, AUTO, BY_HAND = "serial", "auto", "by hand"
+PLANS = (AUTO, SERIAL, *POLICIES)
+# A plan must be this much faster than a serial one, which is simpler: by measurement, and by the model.
+MEASURED_MARGIN, MODELLED_MARGIN = 0.98, 0.9
+PROFILES, PROFILES_S = 10, 0.3  # of the serial plan, for each number of threads
+ROUNDS, ROUND_S = 6, 0.05  # for each plan
+
+MakePlan = Callable[[Schedule | None], tuple[ModelPlan, tuple[PlannedStep, ...]]]
+Link = Callable[[ModelPlan], bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenPlan:
+    """A plan with its shared object, and why it was chosen."""
+
+    plan: ModelPlan
+    binary: bytes
+    choice: PlanChoice
+
+
+def choose_plan(
+    kind: str | Mapping[str, Any], make_plan: MakePlan, link: Link, weights: Weights, hw: HardwareSpec,
+    cache: KernelCache, *, measure: bool, generator: str,
+) -> ChosenPlan:  # fmt: skip
+    """Return the plan of a kind; for "auto" the fastest.
+
+    Args:
+        kind: one of PLANS, or a plan by hand.
+        make_plan: makes the plan of a schedule, and lists the steps that a schedule gets.
+        link: links the shared object of a plan.
+        weights: the model's constants.
+        hw: the device, with the number of threads as its cores.
+        cache: keeps times and choices.
+        measure: whether times may be measured; otherwise, and if this machine is not the device, they are modelled.
+        generator: digest of what else determines the times.
+    """
+    if not isinstance(kind, str):
+        try:
+            plan = _checked(make_plan(schedule_by_hand(kind))[0])
+        except InvariantError as error:
+            raise ArgumentError(f"the plan is not legal: {error.message}", code="invalid-plan") from error
+        return ChosenPlan(plan, link(plan), PlanChoice(BY_HAND))
+    serial, steps = make_plan(None)
+    if kind == SERIAL or hw.num_cores == 1:
+        return ChosenPlan(serial, link(serial), PlanChoice(SERIAL))
+    key = _digest(kind, serial, generator, measure=measure)
+    choice = cache.load_choice(key)
+    if choice is not None and len(choice.alone_s) == len(steps) == len(choice.launch_s):
+        plan = serial if choice.kind == SERIAL else _planned(choice.kind, choice, make_plan, hw)
+        return ChosenPlan(plan, link(plan), choice)
+    if measure and backend_for(hw).is_present(hw):
+        chosen = _choose_measured(kind, serial, steps, make_plan, link, weights, hw)
+    else:
+        chosen = _choose_modelled(kind, serial, steps, make_plan, link, hw)
+    cache.save_choice(key, chosen.choice)
+    return chosen
+
+
+def _choose_modelled(
+    kind: str, serial: ModelPlan, steps: tuple[PlannedStep, ...], make_plan: MakePlan, link: Link, hw: HardwareSpec
+) -> ChosenPlan:
+    times = model_times(steps, serial.kernels, hw)
+    seconds = {SERIAL: sum(times.launch_s)}
+    kinds = POLICIES if kind == AUTO else (kind,)
+    for each in kinds:
+        seconds[each] = sum(segment.seconds for segment in find_segments(each, steps, times, hw.num_cores))
+    best = min(kinds, key=lambda each: seconds[each])
+    if kind == AUTO and seconds[best] > MODELLED_MARGIN * seconds[SERIAL]:
+        best = SERIAL
+    choice = PlanChoice(best, times.alone_s, times.launch_s, seconds, is_measured=False)
+    plan = serial if best == SERIAL else _planned(best, choice, make_plan, hw)
+    return ChosenPlan(plan, link(plan), choice)
+
+
+def _choose_measured(
+    kind: str, serial: ModelPlan, steps: tuple[PlannedStep, ...], make_plan: MakePlan, link: Link, weights: Weights,
+    hw: HardwareSpec,
+) -> ChosenPlan:  # fmt: skip
+    binary = link(serial)
+    loaded = _load(serial, binary, weights)
+    inputs = random_arrays((name, t.dtype.value, t.shape) for name, t in serial.inputs)
+    try:
+        times = measure_steps(loaded, inputs, hw.num_cores)
+    except IndexRangeError:  # random indices do not fit: without times, steps in order are right
+        return ChosenPlan(serial, binary, PlanChoice(SERIAL))
+    models = {SERIAL: (serial, binary, loaded)}
+    for each in POLICIES if kind == AUTO else (kind,):
+        choice = PlanChoice(each, times.alone_s, times.launch_s)
+        plan = _planned(each, choice, make_plan, hw)
+        if kind == each or any(isinstance(step, VDeviceStep) for step in plan.steps):
+            built = link(plan)
+            models[each] = plan, built, _load(plan, built, weights)
+    seconds = _measure_models({each: model for each, (_, _, model) in models.items()}, inputs, hw.num_cores)
+    best = min((each for each in models if kind in (AUTO, each)), key=lambda each: seconds[each])
+    if kind == AUTO and seconds[best] > MEASURED_MARGIN * seconds[SERIAL]:
+        best = SERIAL
+    plan, built, _ = models[best]
+    return ChosenPlan(plan, built, PlanChoice(best, times.alone_s, times.launch_s, seconds, is_measured=True))
+
+
+def measure_steps(model: CpuModel, inputs: Mapping[str, Array], threads: int) -> StepTimes:
+    """Return the least times of each step of a serial plan, in the model: on one worker and on all."""
+    return StepTimes(_least_times(model, inputs, 1), _least_times(model, inputs, threads), is_measured=True)
+
+
+def _least_times(model: CpuModel, inputs: Mapping[str, Array], threads: int) -> tuple[float, ...]:
+    least = [float("inf")] * len(model.plan.steps)
+    with limit_threads(threads):
+        model.run(inputs)
+        end = time.perf_counter() + PROFILES_S
+        for number in range(PROFILES):
+            if number > 1 and time.perf_counter() > end:
+                break
+            moments = model.profile(inputs)
+            least = [min(a, b) for a, b in zip(least, _sum_steps(model.plan.steps, moments), strict=True)]
+    return tuple(least)
+
+
+def _sum_steps(steps: tuple[Step, ...], moments: list[Moment]) -> list[float]:
+    """Return the seconds of each step of a serial plan; of a loop, the sum over its steps."""
+    seconds: list[float] = []
+    position = 0
+    for step in steps:
+        end = position + _count(step)
+        seconds.append(sum(each.end_s - each.start_s for each in moments[position:end]))
+        position = end
+    return seconds
+
+
+def _count(step: Step) -> int:
+    return step.steps * sum(map(_count, step.body)) if isinstance(step, LoopStep) else 1
+
+
+def _measure_models(models: Mapping[str, CpuModel], inputs: Mapping[str, Array], threads: int) -> dict[str, float]:
+    """Return the least time of a call of each model, in interleaved rounds."""
+    least = dict.fromkeys(models, float("inf"))
+    with limit_threads(threads):
+        for _ in range(ROUNDS):
+            for name, model in models.items():
+                model.run(inputs)
+                end = time.perf_counter() + ROUND_S
+                while True:
+                    start = time.perf_counter()
+                    model.run(inputs)
+                    now = time.perf_counter()
+                    least[name] = min(least[name], now - start)
+                    if now > end:
+                        break
+    return least
+
+
+def _planned(kind: str, choice: PlanChoice, make_plan: MakePlan, hw: HardwareSpec) -> ModelPlan:
+    """Return the plan of a policy."""
+    times = StepTimes(choice.alone_s, choice.launch_s, choice.is_measured)
+    return _checked(make_plan(make_schedule(kind, times, hw.num_cores))[0])
+
+
+def _checked(plan: ModelPlan) -> ModelPlan:
+    for step in plan.steps:
+        if isinstance(step, VDeviceStep):
+            check_step(step, plan.kernels)
+    return plan
+
+
+def _load(plan: ModelPlan, binary: bytes, weights: Weights) -> CpuModel:
+    arrays = [(p.type, p.offset_bytes, weights.array(Constant(p.type, p.digest))) for p in plan.weights]
+    return CpuModel(plan, binary, weights_block(arrays, plan.weights_bytes))
+
+
+def _digest(kind: str, serial: ModelPlan, generator: str, *, measure: bool) -> str:
+    keys = [kernel.source.key for kernel in serial.kernels]
+    content = json.dumps([kind, measure, generator, keys, plan_to_json(serial)], sort_keys=True)
+    return hashlib.sha256(content.encode()).hexdigest()

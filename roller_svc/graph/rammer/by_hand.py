@@ -1,0 +1,85 @@
+"""A plan as `Model.plan` gives it, perhaps edited → launches of the same model."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from roller_svc.errors import ArgumentError, InvariantError
+from roller_svc.graph.plan import Launch, PlannedStep, Schedule
+from roller_svc.ir.model_plan import ROperator
+from roller_svc.runtime.saved.json_fields import CorruptKernelError
+from roller_svc.runtime.saved.plan_json import vdevice_plan_from_json
+
+_Key = tuple[str, int | None, int]  # node, launch (None: a copy or a loop), how many steps before have the same
+
+
+def schedule_by_hand(document: Mapping[str, Any]) -> Schedule:
+    """Return the schedule of a plan with `steps`, of which `node`, `launch`, `operators` and `vdevice` are read.
+
+    The schedule raises ArgumentError for a plan that does not execute each step of the model once, in an order that
+    respects their dependencies.
+    """
+
+    def schedule(steps: Sequence[PlannedStep]) -> list[Launch]:
+        numbers = {key: number for number, key in enumerate(_keys([(each.node, _launch(each)) for each in steps]))}
+        try:
+            launches = _launches(document["steps"], numbers)
+        except (KeyError, TypeError, ValueError, IndexError, CorruptKernelError, InvariantError) as error:
+            raise ArgumentError(f"the plan cannot be read: {error}", code="invalid-plan") from error
+        _check(launches, steps)
+        return launches
+
+    return schedule
+
+
+def _launch(step: PlannedStep) -> int | None:
+    return None if step.kernel is None else step.launch
+
+
+def _keys(named: Sequence[tuple[str, int | None]]) -> list[_Key]:
+    seen: Counter[tuple[str, int | None]] = Counter()
+    keys: list[_Key] = []
+    for name in named:
+        keys.append((*name, seen[name]))
+        seen[name] += 1
+    return keys
+
+
+def _launches(listed: Sequence[Any], numbers: Mapping[_Key, int]) -> list[Launch]:
+    flat = [(i, inner) for i, each in enumerate(listed) for inner in (each["steps"] if "vdevice" in each else [each])]
+    keys = _keys([(inner["node"], inner.get("launch")) for _, inner in flat])
+    for key in keys:
+        if key not in numbers:
+            raise ArgumentError(f"the plan has a step {key[0]!r} that the model does not have", code="invalid-plan")
+    by_launch: list[list[int]] = [[] for _ in listed]
+    for (i, _), key in zip(flat, keys, strict=True):
+        by_launch[i].append(numbers[key])
+    launches: list[Launch] = []
+    for each, steps in zip(listed, by_launch, strict=True):
+        if "vdevice" not in each:
+            launches.append(Launch(tuple(steps)))
+            continue
+        operators = tuple(ROperator(int(step), phase) for step, phase in each["operators"])
+        launches.append(Launch(tuple(steps), operators, vdevice_plan_from_json(each["vdevice"])))
+    return launches
+
+
+def _check(launches: Sequence[Launch], steps: Sequence[PlannedStep]) -> None:
+    done: set[int] = set()
+    for number in (number for launch in launches for number in launch.steps):
+        missing = [each for each in steps[number].predecessors if each not in done]
+        if number in done or missing:
+            why = "twice" if number in done else f"before {steps[missing[0]].node!r}, which it depends on"
+            raise ArgumentError(f"the plan executes {steps[number].node!r} {why}", code="invalid-plan")
+        done.add(number)
+    if len(done) < len(steps):
+        name = next(step.node for number, step in enumerate(steps) if number not in done)
+        raise ArgumentError(f"the plan does not execute {name!r}", code="invalid-plan")
+    for launch in launches:
+        if any(not 0 <= each.step < len(launch.steps) for each in launch.operators):
+            raise ArgumentError("an rOperator of the plan is part of no step of its launch", code="invalid-plan")
+        if launch.plan is not None and len(launch.plan.num_tasks) != len(launch.operators):
+            raise ArgumentError(f"a launch lists {len(launch.operators)} rOperators, and its plan has the rTasks of "
+                                f"{len(launch.plan.num_tasks)}", code="invalid-plan")  # fmt: skip

@@ -1,0 +1,104 @@
+"""Check a planned step of a virtual device before it is compiled: rTasks, waits, and memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from roller_svc.analysis.happens_before import HappensBefore, check_plan
+from roller_svc.errors import InvariantError
+from roller_svc.ir.kernel import KernelSource, Role
+from roller_svc.ir.model_plan import PACKED, WEIGHTS, Address, CopyStep, KernelStep, ModelKernel, VDeviceStep
+
+
+@dataclass(frozen=True, slots=True)
+class _Access:
+    """Bytes that an rOperator reads or writes behind a slot."""
+
+    operator: int
+    first: int
+    end: int
+    is_write: bool
+
+
+def check_step(step: VDeviceStep, kernels: Sequence[ModelKernel]) -> None:
+    """Check that a plan computes what its steps compute in order. Raises InvariantError that says where it does not.
+
+    Every rTask is executed once, no vEU waits for ever, and of two rOperators that use the same memory, one of them to
+    write, the one of the earlier step happens before the other.
+    """
+    check_plan(step.plan)
+    expected = [_num_tasks(step, number, kernels) for number in range(len(step.operators))]
+    if expected != list(step.plan.num_tasks) or len(set(step.operators)) != len(step.operators):
+        raise InvariantError(f"{step.node}: the plan's rTasks are not those of its steps")
+    _check_complete(step, kernels)
+    order = HappensBefore(step.plan)
+    by_slot: dict[int, list[_Access]] = {}
+    for number in range(len(step.operators)):
+        for address, size, is_write in _accesses(step, number, kernels):
+            access = _Access(number, address.offset_bytes, address.offset_bytes + size, is_write)
+            by_slot.setdefault(address.slot, []).append(access)
+    for slot, accesses in by_slot.items():
+        if slot not in (WEIGHTS, PACKED):
+            _check_order(step, sorted(accesses, key=lambda each: each.first), order)
+
+
+def _num_tasks(step: VDeviceStep, number: int, kernels: Sequence[ModelKernel]) -> int:
+    operator = step.operators[number]
+    inner = step.steps[operator.step]
+    if operator.phase is None or not isinstance(inner, KernelStep):
+        return 1
+    return kernels[inner.kernel].source.num_tasks[inner.launch][operator.phase]
+
+
+def _check_complete(step: VDeviceStep, kernels: Sequence[ModelKernel]) -> None:
+    """Check that each step is executed whole, or by all of its phases."""
+    for number, inner in enumerate(step.steps):
+        phases = sorted(_position(step, i)[1] for i, each in enumerate(step.operators) if each.step == number)
+        launch = kernels[inner.kernel].source.launches[inner.launch] if isinstance(inner, KernelStep) else None
+        if phases != [-1] and (launch is None or phases != list(range(len(launch.phases)))):
+            raise InvariantError(f"{inner.node}: the plan does not execute every phase once")
+
+
+def _accesses(step: VDeviceStep, number: int, kernels: Sequence[ModelKernel]) -> Iterator[tuple[Address, int, bool]]:
+    operator = step.operators[number]
+    inner = step.steps[operator.step]
+    if isinstance(inner, CopyStep):
+        yield inner.source, inner.bytes, False
+        yield inner.target, inner.bytes, True
+        return
+    source: KernelSource = kernels[inner.kernel].source
+    launch = source.launches[inner.launch]
+    used = launch.args if operator.phase is None else launch.phases[operator.phase].args
+    packed = {buffer.symbol for buffer in source.prepacked_buffers}
+    buffers = {buffer.symbol: buffer for buffer in source.buffers}
+    for symbol, address in zip(launch.args, inner.arguments, strict=True):
+        buffer = buffers[symbol]
+        if symbol in used and address is not None and symbol not in packed:
+            yield address, buffer.bytes, buffer.role is not Role.INPUT
+
+
+def _check_order(step: VDeviceStep, accesses: Sequence[_Access], order: HappensBefore) -> None:
+    """Check the order of accesses behind one slot, sorted by their first byte."""
+    alive: list[_Access] = []
+    for access in accesses:
+        alive = [each for each in alive if each.end > access.first]
+        for other in alive:
+            if other.operator == access.operator or not (other.is_write or access.is_write):
+                continue
+            first, second = sorted((other.operator, access.operator), key=lambda number: _position(step, number))
+            if not order.before(first, second):
+                both = f"{_described(step, first)} and {_described(step, second)}"
+                raise InvariantError(f"{both} use the same memory, and nothing orders them")
+        alive.append(access)
+
+
+def _position(step: VDeviceStep, number: int) -> tuple[int, int]:
+    operator = step.operators[number]
+    return operator.step, -1 if operator.phase is None else operator.phase
+
+
+def _described(step: VDeviceStep, number: int) -> str:
+    operator = step.operators[number]
+    phase = "" if operator.phase is None else f", phase {operator.phase},"
+    return f"{step.steps[operator.step].node}{phase}"
