@@ -163,7 +163,7 @@ class _Access:
 
 @dataclass(frozen=True, slots=True)
 class PlannedStep:
-    """What a schedule has to know of a step."""
+    """A step before it is placed in memory, for a schedule."""
 
     node: str
     predecessors: tuple[int, ...]  # steps that have to finish before

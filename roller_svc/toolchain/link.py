@@ -15,7 +15,7 @@ from roller_svc.ir.kernel import CompiledKernel, KernelSource, Resources, Role
 from roller_svc.toolchain.confined import compile_sandboxed
 from roller_svc.toolchain.gcc import c_command, pool_arguments
 from roller_svc.toolchain.limits import DEFAULT_LIMITS, CompileLimits
-from roller_svc.toolchain.pool import EXPORTS
+from roller_svc.toolchain.pool import COMPILE_FLAGS, EXPORTS
 from roller_svc.toolchain.source_check import check_source
 
 # One section for each function: the linker removes those that a program does not call.
@@ -124,7 +124,8 @@ def link_model(
         (directory / "objects").write_text("".join(f"{name}.o\n" for name in objects), encoding="utf-8")
         exports = "; ".join(("model_*", *EXPORTS))
         (directory / "names").write_text(f"{{ global: {exports}; local: *; }};\n", encoding="utf-8")
-        inputs = ["model.c", "@objects", *pool_arguments(unit, directory, parallel=True)]
+        pool = pool_arguments(unit, directory, parallel=True)
+        inputs = [*(COMPILE_FLAGS if pool else ()), "model.c", "@objects", *pool]
         command = [*c_command(unit), *inputs, "-Wl,--version-script=names", "-o", "model.so", "-lm"]
         _run(unit, command, directory, limits)
         return (directory / "model.so").read_bytes()

@@ -19,15 +19,16 @@
 #include <unistd.h>
 
 enum {
-  VERSION = 1,  // of struct roller_pool
+  VERSION = 2,  // of struct roller_pool
   LINE = 128,  // bytes: two lines of 64, which x86 prefetches in pairs
   CPUS = 1024,
   LANES = 16,
   PAUSES = 32,  // between two readings of the clock
 };
 // An idle worker spins for SPIN_NS while regions follow each other that soon, and for less where they do not: its CPU
-// may be wanted by threads of another library.
-static const int64_t SPIN_NS = 50000, MIN_SPIN_NS = 3000, WAKE_NS = 20000, CHECK_NS = 200000;
+// may be wanted by threads of another library. In a region, and while a model runs regions one after the other, threads
+// spin for LONG_SPIN_NS: what they wait for is on its way, and to sleep and wake can take 100 us.
+static const int64_t SPIN_NS = 50000, MIN_SPIN_NS = 3000, LONG_SPIN_NS = 1000000, WAKE_NS = 20000, CHECK_NS = 200000;
 
 #define EXPORT __attribute__((visibility("default")))
 #define UNLIKELY(condition) __builtin_expect(!!(condition), 0)
@@ -46,6 +47,7 @@ struct roller_pool {
   bool (*single)(void);
   int (*number)(void);
   int (*size)(void);
+  void (*expect)(bool more);  // regions follow each other from now on, or not any longer
 };
 
 // Waiting --------------------------------------------------------------------------------------------------------------
@@ -140,6 +142,7 @@ static _Thread_local struct place *current, outside;
 static struct {
   uint32_t busy;  // a region has the workers
   int alone;  // regions that run on their callers alone
+  uint32_t series;  // callers that run regions one after the other
   bool ready;
   int limit, environment;  // of threads; 0: none
   int64_t checked_ns;
@@ -220,7 +223,7 @@ static void barrier(void) {
     if (sync & SLEEPERS) futex_wake(passed);
     return;
   }
-  if (!changes(passed, barrier, SPIN_NS)) {
+  if (!changes(passed, barrier, LONG_SPIN_NS)) {
     do {
       sync = __atomic_fetch_or(&team->sync, SLEEPERS, __ATOMIC_ACQ_REL);
       if ((uint32_t)(sync >> 32) == barrier) futex_wait(passed, barrier);
@@ -280,6 +283,13 @@ static void join_region(const struct worker *self) {
   work_at(&at, team->work, team->data);
 }
 
+// Whether a region is posted to a worker while it spins.
+static bool is_posted(const struct worker *self, int64_t spin_ns) {
+  for (int64_t end = now_ns() + LONG_SPIN_NS; LOAD(own.series) && now_ns() < end;)
+    if (changes(&self->state, IDLE, MIN_SPIN_NS)) return true;
+  return changes(&self->state, IDLE, spin_ns);
+}
+
 static void *serve(void *argument) {
   struct worker *self = argument;
   int64_t spin_ns = SPIN_NS;
@@ -290,7 +300,7 @@ static void *serve(void *argument) {
       if (!__atomic_compare_exchange_n(&self->state, &state, RUNNING, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) continue;
       join_region(self);
       if (EXCHANGE(self->state, IDLE) == AWAITED) futex_wake(&self->state);
-    } else if (changes(&self->state, IDLE, spin_ns)) {
+    } else if (is_posted(self, spin_ns)) {
       spin_ns = SPIN_NS;
     } else {
       int64_t asleep_ns = now_ns();
@@ -332,6 +342,7 @@ static void forget_workers(void) {
     if (own.all[cpu]) own.all[cpu]->alive = false;
   own.busy = 0;
   own.alone = 0;
+  own.series = 0;
 }
 
 // Reads which CPUs the calling thread may use.
@@ -400,7 +411,7 @@ static void wait_for_team(const struct team *team) {
   }
   for (unsigned i = 0; i < team->posted; i++) {
     uint32_t *state = &team->workers[i]->state, running = RUNNING;
-    if (LOAD(*state) != RUNNING || changes(state, RUNNING, SPIN_NS)) continue;
+    if (LOAD(*state) != RUNNING || changes(state, RUNNING, LONG_SPIN_NS)) continue;
     if (__atomic_compare_exchange_n(state, &running, AWAITED, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
       while (LOAD(*state) == AWAITED) futex_wait(state, AWAITED);
   }
@@ -472,8 +483,10 @@ static int threads(void) {
 
 static void set_threads(int threads) { __atomic_store_n(&own.limit, threads > 0 ? threads : 0, __ATOMIC_RELAXED); }
 
+static void expect(bool more) { __atomic_fetch_add(&own.series, more ? 1 : -1, __ATOMIC_ACQ_REL); }
+
 static struct roller_pool interface = {
-  VERSION, threads, set_threads, run, begin, next, barrier, single, number, size,
+  VERSION, threads, set_threads, run, begin, next, barrier, single, number, size, expect,
 };
 static const struct roller_pool *pool = &interface;
 
@@ -499,6 +512,9 @@ EXPORT int roller_use_pool(struct roller_pool *given) {
   pool = given;
   return 1;
 }
+
+// A model calls this before its first region and after its last one.
+void roller_expect(int more) { pool->expect(more != 0); }
 
 // Entry points (gcc: omp-builtins.def) ---------------------------------------------------------------------------------
 

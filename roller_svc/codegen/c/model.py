@@ -220,7 +220,13 @@ struct instruction { int row, tasks; long first, count; int time; };
 struct wait { int veu, order; };
 struct program { int first, length; };
 struct moment { long s, ns; };                                               /* as struct timespec on 64-bit Linux */
-int clock_gettime(int, struct moment *);"""
+int clock_gettime(int, struct moment *);
+#ifdef ROLLER_POOL
+void roller_expect(int);                                                     /* whether parallel regions follow */
+#define EXPECT(more) roller_expect(more)
+#else
+#define EXPECT(more) ((void)0)
+#endif"""
 
 _RUN = """
 static char *resolve(char *const *slots, struct address a) { return slots[a.slot] + a.offset; }
@@ -286,7 +292,10 @@ static long run_steps(const void *const *inputs, void *const *outputs, void *wor
   char *slots[SLOTS] = {(char *)weights, (char *)packed, workspace};
   for (int i = 0; i < INPUTS; i++) slots[3 + i] = (char *)inputs[i];
   for (int i = 0; i < OUTPUTS; i++) slots[3 + INPUTS + i] = outputs[i];
-  return run(slots, status, times, RUN_FIRST, RUN_END);
+  EXPECT(1);
+  const long failed = run(slots, status, times, RUN_FIRST, RUN_END);
+  EXPECT(0);
+  return failed;
 }
 
 long model_run(const void *const *inputs, void *const *outputs, void *workspace, const void *weights,

@@ -62,7 +62,7 @@ def model_times(steps: Sequence[PlannedStep], kernels: Sequence[ModelKernel], hw
         seconds = kernel.estimate_s / sum(not each.is_prepack for each in kernel.source.launches)
         launch.append(seconds)
         workers = min(hw.num_cores, max(step.num_tasks, default=1))
-        alone.append(max(0.0, seconds - hw.limits.launch_overhead_s) * workers)
+        alone.append(max(0.0, seconds - hw.limits.launch_overhead_s) * workers if workers > 1 else seconds)
     return StepTimes(tuple(alone), tuple(launch), is_measured=False)
 
 

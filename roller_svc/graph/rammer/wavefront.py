@@ -94,37 +94,69 @@ def find_waves(predecessors: Sequence[Iterable[int]]) -> list[list[int]]:
     return waves
 
 
+@dataclass(frozen=True, slots=True)
+class _Launches:
+    """Operators in launches of their own."""
+
+    operators: tuple[int, ...]
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Schedule:
+    """Launches so far: `done` and then `last`, a plan that may grow or launches."""
+
+    done: _Schedule | None
+    done_s: float
+    last: _Partial | _Launches
+
+    @property
+    def seconds(self) -> float:
+        return self.done_s + self.last.seconds
+
+    def then(self, last: _Partial | _Launches) -> _Schedule:
+        return _Schedule(self, self.seconds, last)
+
+
 def schedule_by_waves(operators: Sequence[Operator], num_veus: int, overheads: Overheads) -> tuple[Segment, ...]:
     """Return the launches of a graph, in order.
 
-    A wave extends the current plan if that is faster than to end it. Of equal times, launches of their own win.
+    A wave extends the current plan, begins another, or runs in launches of its own. The best schedule that ends in a
+    plan and the best that ends in launches are kept. Of equal times, launches win over plans.
     """
-    segments: list[Segment] = []
-    empty = _Partial([0.0] * num_veus)
-    current = empty
+    empty = _Partial([overheads.launch_s] * num_veus)
+    start = _Schedule(None, 0.0, _Launches((), 0.0))
+    apart, planned = start, None  # schedules that end in launches and in a plan
     for wave in find_waves([operator.predecessors for operator in operators]):
         divisible = [each for each in wave if operators[each].has_rtasks]
         if divisible:
-            longer = _schedule_wave(operators, divisible, current, overheads)
+            before = [apart] if planned is None else [apart, planned]
+            launches = _Launches(tuple(divisible), sum(operators[each].launch_s for each in divisible))
             new = _schedule_wave(operators, divisible, empty, overheads)
-            launches_s = sum(operators[each].launch_s for each in divisible)
-            apart_s = current.seconds + min(launches_s, new.seconds + overheads.launch_s)
-            if current.parts and longer.seconds < apart_s:
-                current = longer
-            else:
-                segments += _cut(operators, current, overheads)
-                if launches_s <= new.seconds + overheads.launch_s:
-                    segments.append(Segment(tuple(divisible), None, (), (), launches_s))
-                    current = empty
-                else:
-                    current = new
-        if len(divisible) < len(wave):
-            segments += _cut(operators, current, overheads)
-            current = empty
-            whole = tuple(each for each in wave if not operators[each].has_rtasks)
-            segments.append(Segment(whole, None, (), (), sum(operators[each].launch_s for each in whole)))
-    segments += _cut(operators, current, overheads)
-    return tuple(segments)
+            choices = [each.then(new) for each in before]
+            if planned is not None and isinstance(planned.last, _Partial):
+                longer = _schedule_wave(operators, divisible, planned.last, overheads)
+                choices.append(_Schedule(planned.done, planned.done_s, longer))
+            apart = min((each.then(launches) for each in before), key=lambda each: each.seconds)
+            planned = min(choices, key=lambda each: each.seconds)
+        whole = tuple(each for each in wave if not operators[each].has_rtasks)
+        if whole:
+            launches = _Launches(whole, sum(operators[each].launch_s for each in whole))
+            best = apart if planned is None or apart.seconds <= planned.seconds else planned
+            apart, planned = best.then(launches), None
+    best = apart if planned is None or apart.seconds <= planned.seconds else planned
+    return _segments(operators, best)
+
+
+def _segments(operators: Sequence[Operator], schedule: _Schedule | None) -> tuple[Segment, ...]:
+    segments: list[Segment] = []
+    while schedule is not None:
+        if isinstance(schedule.last, _Partial):
+            segments += _cut(operators, schedule.last)
+        elif schedule.last.operators:
+            segments.append(Segment(schedule.last.operators, None, (), (), schedule.last.seconds))
+        schedule = schedule.done
+    return tuple(reversed(segments))
 
 
 def schedule_side_by_side(operators: Sequence[Operator], num_veus: int, overheads: Overheads) -> tuple[Segment, ...]:
@@ -134,20 +166,21 @@ def schedule_side_by_side(operators: Sequence[Operator], num_veus: int, overhead
         for each in operators
     ]
     segments: list[Segment] = []
-    current = _Partial([0.0] * num_veus)
+    empty = _Partial([overheads.launch_s] * num_veus)
+    current = empty
 
     def cut() -> list[Segment]:
         for (operator, number), (part,) in current.parts.items():
             tasks = operators[operator].roperators[number][0].tasks
             current.parts[operator, number] = (replace(part, count=tasks),)
-        return _cut(operators, current, overheads)
+        return _cut(operators, current)
 
     for wave in find_waves([operator.predecessors for operator in operators]):
         current = _place_wave(one_task, [each for each in wave if operators[each].has_rtasks], current, overheads, 0)
         whole = tuple(each for each in wave if not operators[each].has_rtasks)
         if whole:
             segments += cut()
-            current = _Partial([0.0] * num_veus)
+            current = empty
             segments.append(Segment(whole, None, (), (), sum(operators[each].launch_s for each in whole)))
     return (*segments, *cut())
 
@@ -241,7 +274,7 @@ def _fill_level(starts: Sequence[float], work_s: float) -> float:
     return level
 
 
-def _cut(operators: Sequence[Operator], partial: _Partial, overheads: Overheads) -> list[Segment]:
+def _cut(operators: Sequence[Operator], partial: _Partial) -> list[Segment]:
     """Return the segment of a plan: append its rTasks to a virtual device, with their waits."""
     if not partial.parts:
         return []
@@ -257,4 +290,4 @@ def _cut(operators: Sequence[Operator], partial: _Partial, overheads: Overheads)
             device.append_range(position[operator, number], part.first, part.count, part.veu)
     rkernels = tuple(partial.rkernels[each] for each in roperators)
     listed = tuple(dict.fromkeys(operator for operator, _ in roperators))
-    return [Segment(listed, device.finish(), roperators, rkernels, partial.seconds + overheads.launch_s)]
+    return [Segment(listed, device.finish(), roperators, rkernels, partial.seconds)]
