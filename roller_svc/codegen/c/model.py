@@ -311,17 +311,22 @@ long model_profile(const void *const *inputs, void *const *outputs, void *worksp
 
 # A thread that claims a vEU executes its program. One that waits for a vEU without a thread claims it as well, until
 # what it waits for is done: so any number of threads can run a plan. Before that it gives other threads GRACE pauses
-# to arrive, once in a plan.
+# to arrive, once in a plan. A thread that waits for very long waits for one that has lost its CPU: the next calls then
+# run on one thread, and ever more calls while that goes on.
 _VIRTUAL_DEVICE = """
 int sched_yield(void);
-enum { GRACE = 400, SPINS = 4000 };  /* pauses */
+enum { GRACE = 400, SPINS = 4000, MOST_ALONE = 64 };  /* pauses; calls */
+static const double LONG_WAIT_S = 1e-3;
+
+static int calls_alone, last_alone;  /* calls that are to run on one thread; how many there were last */
 
 struct veu { _Alignas(128) int done, claimed; long failed; long long status[4]; };
 struct device {
   char *const *slots;
   const struct step *step;
   double *times;
-  _Alignas(128) int arrived;
+  int threads;
+  _Alignas(128) int arrived, late;  /* threads; whether one has waited for very long */
   struct veu veus[VEUS];
 };
 
@@ -344,8 +349,11 @@ static void advance(struct device *device, int number, int end, int *grace);
 
 static void wait_for(struct device *device, struct wait wait, int *grace) {
   struct veu *veu = &device->veus[wait.veu];
+  double start = 0;
   for (int spins = 0; __atomic_load_n(&veu->done, __ATOMIC_ACQUIRE) <= wait.order;) {
-    if (__atomic_load_n(&device->arrived, __ATOMIC_RELAXED) < device->step->count && (*grace)-- > 0) {
+    if (spins > SPINS && start == 0) start = now();
+    if (start != 0 && now() - start > LONG_WAIT_S) __atomic_store_n(&device->late, 1, __ATOMIC_RELAXED);
+    if (__atomic_load_n(&device->arrived, __ATOMIC_RELAXED) < device->threads && (*grace)-- > 0) {
       relax(&spins);
     } else if (claim(veu)) {
       advance(device, wait.veu, wait.order + 1, grace);
@@ -386,11 +394,12 @@ static void advance(struct device *device, int number, int end, int *grace) {
 }
 
 static long run_device(const struct step *s, char *const *slots, long long *status, double **times) {
-  const int veus = s->count;
-  struct device device = {slots, s, times ? *times : 0, 0, {{0}}};
+  const int veus = s->count, alone = __atomic_load_n(&calls_alone, __ATOMIC_RELAXED);
+  if (alone > 0) __atomic_store_n(&calls_alone, alone - 1, __ATOMIC_RELAXED);
+  struct device device = {slots, s, times ? *times : 0, alone > 0 ? 1 : veus, 0, 0, {{0}}};
   for (int v = 0; v < veus; v++) device.veus[v].failed = -1;
   struct device *d = &device;
-  #pragma omp parallel num_threads(veus)
+  #pragma omp parallel num_threads(d->threads)
   {
     int number = __atomic_fetch_add(&d->arrived, 1, __ATOMIC_RELAXED) % veus, grace = GRACE, spins = 0;
     for (int complete = 0; complete < veus; number = (number + 1) % veus) {
@@ -408,6 +417,11 @@ static long run_device(const struct step *s, char *const *slots, long long *stat
         relax(&spins);
       }
     }
+  }
+  if (alone == 0) {
+    const int next = device.late ? 2 * __atomic_load_n(&last_alone, __ATOMIC_RELAXED) + 1 : 0;
+    __atomic_store_n(&last_alone, next < MOST_ALONE ? next : MOST_ALONE, __ATOMIC_RELAXED);
+    __atomic_store_n(&calls_alone, next < MOST_ALONE ? next : MOST_ALONE, __ATOMIC_RELAXED);
   }
   if (times) *times += 2 * s->length;
   for (int v = 0; v < veus; v++) {
