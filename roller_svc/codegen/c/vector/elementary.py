@@ -1,7 +1,8 @@
 """Elementary functions of vectors, as C source generic in the number of lanes.
 
-They are branch-free and correct everywhere: NaN, infinities, both zeros, subnormal arguments and results. They change
-no flag of the process. `docs/cpu.md` states their error bounds and how these were measured.
+They are branch-free and correct everywhere: NaN, infinities, both zeros, subnormal arguments and results. Exponentials
+that round to zero are masked, because Intel CPUs take 150 cycles for an operation that underflows. They change no flag
+of the process. `docs/cpu.md` states their error bounds and how these were measured.
 
 Methods: reduction by ln 2 in two parts after Cody and Waite (Software Manual for the Elementary Functions, 1980);
 rounding to an integer by adding 1.5 * 2^(digits - 1), whose low bits then hold it; log(1 + f) from s = f / (2 + f) for
@@ -84,7 +85,10 @@ _REDUCE = """  $V t = a * $log2e + $magic, k = t - $magic;
 """
 # the exponent is split in two: the result may be subnormal, or its power of two may overflow
 _SCALED = """  $I h = ($I)(($U)(n + 4096) >> 1) - 2048;
-  return ((y + 1) * ($V)((h + $bias) << $digits)) * ($V)((n - h + $bias) << $digits);"""
+  y = ((y + 1) * ($V)((h + $bias) << $digits)) * ($V)((n - h + $bias) << $digits);
+  return select_$V(zero, ($V){0}, y);"""
+_ZERO = """  $I zero = x < $lowest;
+  $V a = at_most_$V(select_$V(zero, ($V){0}, x), $highest)"""
 _LOG_REDUCE = """  $I i = ($I)a - $root;
   $I e = ($I)(($U)(i + $lift) >> $digits) - $bias;
 """
@@ -107,7 +111,8 @@ _LOG_SPLIT = f"""  $I tiny = x < $normal;
 # name → (body of a function of x, what it calls); in both widths
 _BOTH = {
     "exp": (
-        f"  $V a = at_least_$V(at_most_$V(x, $greatest), $least);\n{_REDUCE}$scaled", ("at_least", "at_most"),
+        f"{_ZERO};\n{_REDUCE}$scaled".replace("$lowest", "$least").replace("$highest", "$greatest"),
+        ("select", "at_most"),
     ),
     "expm1": (
         f"  $V a = at_least_$V(at_most_$V(x, $greatest), $expm1_least);\n{_REDUCE}"
@@ -175,9 +180,10 @@ _QUADRANT_END = """  $V sine = $sin * (r * s) + r, cosine = $cos * (s * s) - 0.5
 """
 _F32_ONLY = {
     "exp2": (
-        "  $V a = at_least_$V(at_most_$V(x, 129.0f), -151.0f), t = a + $magic, k = t - $magic, r = a - k;\n"
-        f"  $I n = ($I)t - $magic_bits;\n  $V y = {_polynomial(_EXP2_F32, 'r', 'f')} * r;\n$scaled",
-        ("at_least", "at_most"),
+        f"{_ZERO}, t = a + $magic, k = t - $magic, r = a - k;\n"
+        f"  $I n = ($I)t - $magic_bits;\n  $V y = {_polynomial(_EXP2_F32, 'r', 'f')} * r;\n$scaled"
+        .replace("$lowest", "-151.0f").replace("$highest", "129.0f"),
+        ("select", "at_most"),
     ),
     "log2": (
         f"{_LOG_SPLIT}  $V k = __builtin_convertvector(e, $V);\n$core"

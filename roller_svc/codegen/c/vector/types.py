@@ -59,7 +59,8 @@ def instruction(base: str, dtype: DType, lanes: int) -> tuple[str, str] | None:
             bound = f"{end} - ({vector_type(dtype, lanes)}){{0}}"
             return "__AVX__", f"__builtin_ia32_{name}{_SUFFIX[dtype]}256({bound}, x)"
         case 64, "scaled":
-            return "__AVX512F__", _masked("scalef", dtype, "y + 1", "k")
+            vector = f"v{SHORT[dtype]}x{lanes}"
+            return "__AVX512F__", f"select_{vector}(zero, ({vector}){{0}}, {_masked('scalef', dtype, 'y + 1', 'k')})"
         case _:
             return None
 
