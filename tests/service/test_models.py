@@ -215,7 +215,7 @@ def test_external_data_is_rejected(client: Client) -> None:
         ({"model": {"blob": "sha256:" + "0" * 64}}, 404, "unknown-blob"),
         ({"model": {"blob": "sha256:0"}}, 422, "invalid-body"),
         ({"model": {}}, 422, "invalid-body"),
-        ({"options": {"plan": "rammer"}}, 422, "invalid-body"),
+        ({"options": {"plan": "fastest"}}, 422, "invalid-body"),
         ({"options": {"threads": 100_000}}, 422, "invalid-option"),
         ({"options": {"dims": {"batch": 0}}}, 422, "invalid-body"),
         ({"options": {"progress": 1}}, 422, "invalid-body"),
