@@ -21,12 +21,16 @@ class _Image:
     strided: bool
 
 
-def convolution_spaces(group: KernelGroup) -> tuple[TileSpace, ...]:
+# Lanes of a vector per column, above which a GEMM is also computed with vectors along its rows.
+MIN_PADDED_COLUMNS_RATIO = 1.1
+
+
+def convolution_spaces(group: KernelGroup, lanes: int) -> tuple[TileSpace, ...]:
     """Return the spaces with vectors along filters and along output positions; none for other groups.
 
     Where nothing slides, also the contraction whose batch is the images. One operand, the image, must be a function of
-    group, channels and, for each spatial axis, one coordinate stride * pixel + dilation * tap. A GEMM is not a
-    convolution: it has one spatial axis and no tap.
+    group, channels and, for each spatial axis, one coordinate stride * pixel + dilation * tap. A GEMM has one spatial
+    axis and no tap: a space with vectors along its rows is returned if its columns fill vectors of `lanes` badly.
     """
     if group.kind is not GroupKind.CONTRACTION or group.operands is None or group.row_reduction is not None:
         return ()
@@ -34,7 +38,7 @@ def convolution_spaces(group: KernelGroup) -> tuple[TileSpace, ...]:
     (m,), (n,), (k,) = (space.role(role) for role in (AxisRole.M, AxisRole.N, AxisRole.K))
     for factor, pixels, filters in ((group.operands.b, n, m), (group.operands.a, m, n)):
         image = _image(factor, pixels, filters, k)
-        if image is not None:
+        if image is not None and (_slides_or_has_rows(image) or _wastes_lanes(image.pixels, lanes)):
             found = tuple(_space(space, image, k, along_filters=way) for way in _vector_choices(group, image))
             return (*found, *_image_contractions(space, image, k))
     return ()
@@ -42,7 +46,18 @@ def convolution_spaces(group: KernelGroup) -> tuple[TileSpace, ...]:
 
 def _vector_choices(group: KernelGroup, image: _Image) -> tuple[bool, ...]:
     """Return vectors along filters; also along output positions where these are contiguous in the output."""
-    return (True,) if image.filters.role is AxisRole.N else (True, False)
+    return (True,) if image.filters.role is AxisRole.N or not _slides_or_has_rows(image) else (True, False)
+
+
+def _slides_or_has_rows(image: _Image) -> bool:
+    """Return whether the group is more than a GEMM: a window slides, or output positions have several axes."""
+    return len(image.pixels.members) > 1 or any(image.tap_of.values())
+
+
+def _wastes_lanes(columns: TileAxis, lanes: int) -> bool:
+    """Return whether the last vector of a GEMM's columns is padded by much, as that of 7 x 7 pixels is."""
+    padded = -(-columns.extent // lanes) * lanes
+    return columns.role is AxisRole.N and padded > MIN_PADDED_COLUMNS_RATIO * columns.extent
 
 
 def _image(factor: Expr, pixels: TileAxis, filters: TileAxis, k: TileAxis) -> _Image | None:
@@ -64,7 +79,7 @@ def _image(factor: Expr, pixels: TileAxis, filters: TileAxis, k: TileAxis) -> _I
             if pace != (0, 0) and not _same_stride_ratio(steps.setdefault(name, pace), pace, has_tap=tap is not None):
                 return None
     strided = any(pace[0] != 1 for pace in steps.values())
-    return _Image(pixels, filters, tap_of, strided) if taps or len(pixels.members) > 1 else None
+    return _Image(pixels, filters, tap_of, strided)
 
 
 def _tap(sum_: Affine, pixel: str, pixels: set[str], reduced: set[str]) -> str | None:

@@ -38,6 +38,8 @@ CASES: dict[str, tuple[str, dict[str, tuple[int, ...]], DType]] = {
                   " where ho in 5, wo in 5",
                   {"x": (1, 4, 13, 21), "w": (8, 4, 3, 3)}, F32),
     "1x1": ("y[n, f, a, b] +=! x[n, c, a, b] * v[f, c]", {"x": (3, 8, 5, 7), "v": (24, 8)}, F32),
+    "GEMM of 7x7 pixels": ("y[n, f, a, b] +=! v[f, c] * x[n, c, a, b]", {"v": (40, 12), "x": (1, 12, 7, 7)}, F32),
+    "batched GEMM": ("y[b, m, n] +=! x[b, m, k] * w[b, k, n]", {"x": (3, 21, 9), "w": (3, 9, 10)}, F32),
     "1x1 strided": ("y[n, f, ho, wo] +=! x[n, c, ho * 2, wo * 2] * v[f, c] where ho in 4, wo in 5",
                     {"x": (3, 8, 7, 9), "v": (24, 8)}, F32),
     "1x1 padded": ("y[n, f, ho, wo] +=! x[n, c, ho - 1, wo - 3].when([ho - 1 >= 0, ho - 1 < 4, wo - 3 >= 0, "
@@ -83,7 +85,7 @@ def test_kernels_match_the_interpreter(name: str, target: str) -> None:
     unit = hw.unit_for(group.space.compute_dtype)
     arrays = random_inputs(program, seed=1)
     wanted = evaluate(program, arrays)
-    spaces = convolution_spaces(group)
+    spaces = convolution_spaces(group, unit.shape[-1])
     assert spaces, "the program is not seen as a convolution"
     ranked, _ = rank_units(group, hw, 200)
     for space in spaces:
@@ -94,6 +96,15 @@ def test_kernels_match_the_interpreter(name: str, target: str) -> None:
             source = emit_plan(Plan((candidate,)), program, groups, hw)
             got = CpuModule(compile_source(source)).run(arrays)
             assert agrees(program, got, wanted).ok, candidate.program
+
+
+@pytest.mark.parametrize(("columns", "views"), [(49, 1), (196, 0), (1024, 0)])
+def test_gemm_has_vectors_along_rows_if_columns_waste_lanes(columns: int, views: int) -> None:
+    program = parse("y[m, n] +=! x[m, k] * w[k, n]",
+                    {"x": TensorType(F32, (96, 32)), "w": TensorType(F32, (32, columns))}, ("y",))  # fmt: skip
+    (group,) = partition(program, hardware.load("cpu-x86-avx512"))
+    spaces = convolution_spaces(group, 16)
+    assert [space.vector_axis for space in spaces] == ["m"] * views
 
 
 @pytest.mark.parametrize(("taps", "stride"), [(3, 1), (5, 2)])
