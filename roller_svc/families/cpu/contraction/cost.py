@@ -26,8 +26,8 @@ from roller_svc.families.common.cpu.micro_kernel_cost import (
 from roller_svc.families.cpu.contraction.workload import (
     L1_WAYS,
     OperandLayout,
-    columns_fit_l2,
     lines_per_set,
+    loops_over_rows_first,
     packs_b_on_first_use,
     rows_per_block,
     skips_packing_of_a,
@@ -143,7 +143,16 @@ def _packs_on_first_use(p: Workload[Any], s: _Sizes) -> bool:
 
 
 def _loops_over_rows(p: Workload[Any], s: _Sizes) -> bool:
-    return columns_fit_l2(-(-s.columns // s.nr) * s.nr, s.kc, p.elem_bytes, _l2_bytes(p))
+    return _is_ir_outer(p, (s.rows, s.columns), (s.mr, s.nr), s.kc)
+
+
+def _is_ir_outer(p: Workload[Any], extents: tuple[int, int], tile: tuple[int, int], kc: int) -> bool:
+    """Return whether the loop over panels of A is the outer one, for a task of rows x columns."""
+    (rows, columns), (mr, nr), l2_bytes = extents, tile, _l2_bytes(p)
+    if not skips_packing(p, columns, (mr, nr, kc)):
+        rows = rows_per_block(rows, mr, kc, p.elem_bytes, l2_bytes)
+    columns = -(-columns // nr) * nr
+    return loops_over_rows_first(rows, columns, kc, p.elem_bytes, l2_bytes, b_is_constant=p.b.is_constant)
 
 
 def _l2_bytes(p: Workload[Any]) -> int:
@@ -213,7 +222,7 @@ def _l2_bytes_per_k(p: Workload[Any], extents: tuple[int, int], tile: tuple[int,
     (rows, columns), (height, width) = extents, tile
     row = step * p.elem_bytes
     reused, streamed, block = (width, height, rows)
-    if columns_fit_l2(columns, step, p.elem_bytes, _l2_bytes(p)):
+    if _is_ir_outer(p, extents, tile, step):
         reused, streamed, block = (height, width, columns)
     reload, load = _l1_miss_fraction(p, (height + width) * row), _l1_miss_fraction(p, (reused + block) * row)
     return (reload * reused + load * streamed) * p.elem_bytes

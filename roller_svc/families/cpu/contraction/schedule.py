@@ -23,8 +23,8 @@ from roller_svc.families.cpu.contraction.vnni_packing import VnniPacking
 from roller_svc.families.cpu.contraction.workload import (
     CpuOperand,
     OperandLayout,
-    columns_fit_l2,
     cpu_operands,
+    loops_over_rows_first,
     packs_b_on_first_use,
     rows_per_block,
     skips_packing_of_a,
@@ -247,13 +247,16 @@ class _Blocked:
 
     @property
     def loop_order_ir_outer(self) -> bool:
-        """Return whether one panel of A meets all panels of B, which fit L2, before the next panel of A.
+        """Return whether one panel of A meets all panels of B before the next panel of A.
 
         C is then written along its rows.
         """
         if self.packs_b_on_first_use:
             return False
-        return columns_fit_l2(self.columns.count * self.columns.size, self.kc, self.view.dtype.bytes, self.l2_bytes)
+        rows, columns = (panels.count * panels.size for panels in (self.rows, self.columns))
+        return loops_over_rows_first(
+            rows, columns, self.kc, self.view.dtype.bytes, self.l2_bytes, b_is_constant=self.operands[1].constant
+        )
 
     @property
     def accumulates_in_output(self) -> bool:
@@ -472,7 +475,7 @@ class _Blocked:
             a=self._element_of_a,
             b=self._packed_element_of_b,
             registers=self.hw.limits.max_registers_per_thread,
-            prefetches=self._prefetch_next_panel(),
+            prefetches=(*self._prefetch_columns(), *self._prefetch_rows()),
             dot=self.dot,
             initial=self._initial_compensation if self._flips_sign_of_a else None,
         )  # fmt: skip
@@ -484,7 +487,7 @@ class _Blocked:
         m, k = view.m.members[0].name, view.k.members[0].name
         return substitute(view.operands.a, {m: add(ref("m.place"), row), k: add(ref(K_FIRST), ref(K_ROW))})
 
-    def _prefetch_next_panel(self) -> tuple[Node, ...]:
+    def _prefetch_columns(self) -> tuple[Node, ...]:
         """Prefetch a part of the next panel of B with each panel of A."""
         rows, columns = self.rows, self.columns
         if columns.count == 1 or columns.shared_buffer or self.loop_order_ir_outer:
@@ -492,6 +495,18 @@ class _Blocked:
         elems_per_step = ceil_div(columns.size, rows.count)
         element = mul(add(mul(ref("m.panel"), num(self.kc)), ref(K_ROW)), num(elems_per_step))
         return (Prefetch(PACKED_B, (add(ref("n.panel"), num(1)), num(0), element), 0),)
+
+    def _prefetch_rows(self) -> tuple[Node, ...]:
+        """Prefetch a part of the next prepacked panel of A with each of a few panels of B.
+
+        A packed constant comes from L3, where other panels have just been written to L2.
+        """
+        rows, columns = self.rows, self.columns
+        if not self.operands[0].constant or rows.count == 1 or columns.count > rows.size:
+            return ()
+        elems_per_step = ceil_div(rows.size, columns.count)
+        element = mul(add(mul(ref("n.panel"), num(self.kc)), ref(K_ROW)), num(elems_per_step))
+        return (Prefetch(PACKED_A, (add(ref("m.panel"), num(1)), num(0), element), 0),)
 
     def _run_epilogue(self, height: int, width: int) -> tuple[Node, ...]:
         """Store a finished tile of C through the epilogue."""

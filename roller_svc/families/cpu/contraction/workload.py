@@ -114,6 +114,19 @@ def columns_fit_l2(columns: int, kc: int, elem_bytes: int, l2_bytes: int) -> boo
     return columns * kc * elem_bytes <= L2_COLUMNS_FRACTION * l2_bytes
 
 
+def loops_over_rows_first(
+    rows: int, columns: int, kc: int, elem_bytes: int, l2_bytes: int, *, b_is_constant: bool
+) -> bool:
+    """Return whether the loop over panels of A is the outer one, for `rows` of A at once and a task's `columns` of B.
+
+    L2 then holds the columns. Prepacked columns come from L3: each panel is read once instead, while the one before is
+    multiplied by rows that L2 holds.
+    """
+    if b_is_constant and rows * kc * elem_bytes <= L2_BLOCK_FRACTION * l2_bytes:
+        return False
+    return columns_fit_l2(columns, kc, elem_bytes, l2_bytes)
+
+
 def packs_b_on_first_use(panels: int, panels_bytes: int, piece_bytes: int, b_bytes: int, hw: HardwareSpec) -> bool:
     """Return whether the first panel of A that uses a panel of B packs it.
 

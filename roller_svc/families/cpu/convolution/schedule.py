@@ -383,9 +383,26 @@ class _Tasks:
             a=self._pixel if along else self._weight,
             b=self._weight if along else self._pixel,
             registers=self.hw.limits.max_registers_per_thread,
+            prefetches=self._prefetch_next_panel(),
         )
         tile = CTile(ACC, self._accumulator_index)
         return kernel.nodes(tile, eq(ref(".step"), num(0)) if self.steps > 1 else None)
+
+    def _prefetch_next_panel(self) -> tuple[Node, ...]:
+        """Prefetch a part of the next panel of weights with each register tile of a patch.
+
+        Packed weights of a model come from L3: hardware prefetchers alone do not keep up with short panels. Of more
+        tiles than a row has elements each would prefetch too far, and they take long enough.
+        """
+        calls = math.prod(self._tiles(slide, pixels) for slide, pixels in self.window_dims)
+        if self.weights.panels == 1 or calls > self.weights.wide:
+            return ()
+        call: Expr = num(0)
+        for slide, pixels in self.window_dims:
+            call = add(mul(call, num(self._tiles(slide, pixels))), ref(f"{slide.pixel.name}.tile"))
+        rows, elems_per_step = self.weights.shape[1], ceil_div(self.weights.wide, calls)
+        element = mul(add(mul(call, num(rows)), self.weights.row), num(elems_per_step))
+        return (Prefetch(PACKED, (add(ref(".filters.panel"), num(1)), num(0), element), 0),)
 
     def _weight(self, filter_: Expr) -> Expr:
         return Load(PACKED, (ref(".filters.panel"), self.weights.row, filter_), self.view.dtype)
