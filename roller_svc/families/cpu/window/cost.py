@@ -13,7 +13,15 @@ from roller_svc.families.common.cpu.memory import (
     transfer_s,
 )
 from roller_svc.families.common.cpu.op_counts import work_cycles
-from roller_svc.families.cpu.window.workload import Dimension, PlaneLayout, PlaneSpace, Tile, WindowedSum, layout
+from roller_svc.families.cpu.window.workload import (
+    Dimension,
+    PlaneLayout,
+    PlaneSpace,
+    Tile,
+    WindowedSum,
+    layout,
+    staged_bytes,
+)
 from roller_svc.ir.program import Combine
 from roller_svc.perf.common import Costs, Launch
 from roller_svc.perf.machine import LOAD_PORTS, Machine
@@ -155,17 +163,6 @@ def line_cycles(mach: Machine, found: PlaneLayout) -> float:
     return lines * (
         costs.line_cycles + costs.staging_cycles * _vector_equivalents(mach, line_vectors(width, mach.unit.shape[-1]))
     )
-
-
-def staged_bytes(space: PlaneSpace, block: Tile, thread: Tile) -> int:
-    """Return a task's scratch memory: staged planes and accumulators."""
-    total = 0
-    for one in space.reductions:
-        found = layout(space, one, block, thread)
-        run = found.rows * found.run_steps * found.width
-        total += run * one.statement.accumulator.bytes
-        total += sum(found.elements * plane.dtype.bytes for plane in one.planes)
-    return total
 
 
 def vector_registers(p: Workload[Any], space: PlaneSpace, thread: Tile) -> int:

@@ -20,9 +20,11 @@ from roller_svc.families.cpu.window.workload import (
     Plane,
     PlaneLayout,
     PlaneSpace,
+    Tile,
     WindowedSum,
     layout,
     plane_space,
+    staged_bytes,
 )
 from roller_svc.ir.affine import affine
 from roller_svc.ir.expr import Const, Expr, Load, loads_of, rewrite, substitute
@@ -56,6 +58,11 @@ from roller_svc.schedule.nest_statements import (
 )
 
 LANE, STEP = ".lane", ".step"
+PLANE = ".plane"  # number of a plane among those that are staged at once
+# Planes that are staged before the first of them is read: a vector that several recent stores fill must wait until they
+# are in L1 (failed store forwarding).
+PLANES_AT_ONCE = (4, 3, 2)
+L1_PLANES_FRACTION = 0.2  # of L1 for these planes and their results
 MAX_UNROLLED_OPERATIONS = 200  # vector operations; more compile slowly and run no faster
 MAX_PREFETCHES = 16  # lines of a row of a plane; hardware prefetchers follow longer rows
 MAX_UNROLLED_ELEMENTS = 256  # elements copied by unrolled statements
@@ -87,17 +94,24 @@ class StagedReduction:
     layout: PlaneLayout
     lanes: int
     registers: int  # vector registers of the CPU
+    at_once: int = 1  # planes that are staged at once
 
     @property
     def _results(self) -> str:
         return f"{self.window.statement.output}.totals"
 
     def buffers(self) -> list[Storage]:
-        elements = self.layout.rows * self.layout.run_steps * self.layout.width
-        storages = [Storage(self._results, self.window.statement.accumulator, (elements,), Scope.STACK, ())]
+        elements = -(-self.layout.rows * self.layout.run_steps * self.layout.width // LINE) * LINE
+        storages = [
+            Storage(self._results, self.window.statement.accumulator, (self.at_once, elements), Scope.STACK, ())
+        ]
         for plane in self.window.planes:
-            storages.append(Storage(plane.name, plane.dtype, (self.layout.elements,), Scope.STACK, ()))
+            storages.append(Storage(plane.name, plane.dtype, (self.at_once, self.layout.elements), Scope.STACK, ()))
         return storages
+
+    def _element(self, at: Expr) -> tuple[Expr, Expr]:
+        """Return the index of an element in a buffer of the current plane."""
+        return (ref(PLANE) if self.at_once > 1 else num(0), at)
 
     def bind_line(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
         """Bind the offset of the current line's first result around the nodes."""
@@ -110,15 +124,17 @@ class StagedReduction:
 
     def result(self, lane: Expr) -> Load:
         """Return the result of an output of the current line."""
-        return Load(self._results, (add(ref(f"{self._results}.first"), lane),), self.window.statement.accumulator)
+        at = add(ref(f"{self._results}.first"), lane)
+        return Load(self._results, self._element(at), self.window.statement.accumulator)
 
     # staging --------------------------------------------------------------------------------------------------------
     def fill_margins(self) -> Iterator[Node]:
         """Fill the buffer of every plane with its margin value; staging leaves the margin unchanged."""
         for plane in self.window.planes:
             at = add(mul(ref(".line"), num(LINE)), ref(LANE))
-            vectors = Loop(LANE, LINE, LoopKind.VECTOR, (Compute(plane.name, (at,), plane.margin),))
-            yield Loop(".line", self.layout.elements // LINE, LoopKind.SERIAL, (vectors,))
+            vectors = Loop(LANE, LINE, LoopKind.VECTOR, (Compute(plane.name, self._element(at), plane.margin),))
+            lines = Loop(".line", self.layout.elements // LINE, LoopKind.SERIAL, (vectors,))
+            yield lines if self.at_once == 1 else Loop(PLANE, self.at_once, LoopKind.SERIAL, (lines,))
 
     def stage(self, following: tuple[PlanePrefetch | None, ...]) -> Iterator[Node]:
         """Stage all planes and prefetch the next ones."""
@@ -164,7 +180,8 @@ class StagedReduction:
             if (elements := ceil_div(first + count - start, dim.phases)) > 0:
                 position = add(mul(ref(LANE), num(dim.phases)), num(start))
                 element = add(self.layout.element((*self._outer_coordinates(), num(phase))), num(start // dim.phases))
-                store = Compute(plane.name, (add(ref(".element"), ref(LANE)),), self._value(plane, position))
+                at = self._element(add(ref(".element"), ref(LANE)))
+                store = Compute(plane.name, at, self._value(plane, position))
                 yield Let(".element", element, tuple(for_lanes(elements, store)))
 
     def _prefetch_line(self, plane: Plane, prefetch: PlanePrefetch) -> Iterator[Node]:
@@ -176,15 +193,14 @@ class StagedReduction:
             yield Prefetch(prefetch.source.tensor, index, prefetch.elements + first)
 
     def _store(self, plane: Plane, position: Expr) -> Compute:
-        return Compute(
-            plane.name, (self.layout.element((*self._outer_coordinates(), position)),), self._value(plane, position)
-        )
+        at = self._element(self.layout.element((*self._outer_coordinates(), position)))
+        return Compute(plane.name, at, self._value(plane, position))
 
     def _outer_coordinates(self) -> tuple[Expr, ...]:
         return tuple(ref(f"{d.window_dim.axis}.here") for d in self.layout.dims[:-1])
 
     def _value(self, plane: Plane, position: Expr) -> Expr:
-        """Return the input value position_nameposition of the current row block."""
+        """Return the input value at a position of the current row block."""
         return substitute(plane.value, self._input_coordinates(position))
 
     def _input_coordinates(self, position: Expr) -> dict[str, Expr]:
@@ -203,7 +219,7 @@ class StagedReduction:
         done = Load(acc, (ref(".row"), ref(LANE)), statement.accumulator)
         row = mul(ref(".row"), num(self.layout.run_steps * width))
         at = add(add(row, mul(ref(STEP), num(width))), ref(LANE))
-        nodes = (self._for_rows(start), *self._taps(), self._for_rows(Compute(self._results, (at,), done)))
+        nodes = (self._for_rows(start), *self._taps(), self._for_rows(Compute(self._results, self._element(at), done)))
         buffers = [Storage(acc, statement.accumulator, (rows, width), Scope.REGISTER, ())]
         for plane in self.window.planes:
             buffers.append(
@@ -290,7 +306,7 @@ class StagedReduction:
         coordinates += [*line, last.tap_position(ref(last.inner) if last.inner is not None else num(0))]
         at = add(add(ref(".tap"), mul(ref(STEP), num(self.layout.width))), ref(LANE))
         for plane in self.window.planes:
-            load = Compute(f"{plane.name}.vectors", (ref(LANE),), Load(plane.name, (at,), plane.dtype))
+            load = Compute(f"{plane.name}.vectors", (ref(LANE),), Load(plane.name, self._element(at), plane.dtype))
             vectors = Loop(LANE, self.layout.width, LoopKind.VECTOR, (load,))
             yield Let(".tap", self.layout.element(tuple(coordinates)), (vectors,))
 
@@ -366,7 +382,9 @@ class _Windows:
 
     def tasks(self) -> tuple[Node, ...]:
         lanes, registers = self.program.unit.shape[-1], self.hw.limits.max_registers_per_thread
-        sums = [StagedReduction(s, self._layout(s), lanes, registers) for s in self.space.reductions]
+        sums = [
+            StagedReduction(s, self._layout(s), lanes, registers, self._planes_at_once) for s in self.space.reductions
+        ]
         nodes = tuple(node for s in sums for node in s.fill_margins())
         nodes += self._each_plane(sums)
         nodes = wrap_in_storages([buffer for s in sums for buffer in s.buffers()] + self._row_buffers(), nodes)
@@ -378,24 +396,62 @@ class _Windows:
             nodes = (Loop(f"{axis.name}.task", count, LoopKind.PARALLEL, nodes),)
         return nodes
 
+    @property
+    def _tiles(self) -> tuple[Tile, Tile]:
+        """Return the tiles of a task and of the registers, in the order of the outer axes."""
+        block, thread = (tuple(t[a.name] for a in self.group.outer) for t in (self.program.block, self.program.thread))
+        return block, thread
+
     def _layout(self, of: WindowedSum) -> PlaneLayout:
-        axes = self.group.outer
-        block, thread = (tuple(t[a.name] for a in axes) for t in (self.program.block, self.program.thread))
-        return layout(self.space, of, block, thread)
+        return layout(self.space, of, *self._tiles)
+
+    @property
+    def _planes_at_once(self) -> int:
+        """Return how many small planes to stage before the first of them is reduced."""
+        if not self.space.leading or len(self.space.axes) > 2:
+            return 1
+        plane_bytes = staged_bytes(self.space, *self._tiles)
+        l1_bytes = min(level.capacity_bytes for level in self.hw.levels if level is not self.hw.thread_level)
+        tile, limit = self.program.block[self.space.leading[-1].name], L1_PLANES_FRACTION * l1_bytes
+        return next((n for n in PLANES_AT_ONCE if tile % n == 0 and n * plane_bytes <= limit), 1)
 
     def _each_plane(self, sums: list[StagedReduction]) -> tuple[Node, ...]:
-        nodes = tuple(node for s in sums for node in s.stage(self._plane_prefetches(s)))
-        nodes += self._each_run(sums)
+        stage = tuple(node for s in sums for node in s.stage(self._plane_prefetches(s)))
+        nodes = (*stage, *self._each_run(sums)) if self._planes_at_once == 1 else self._several_planes(sums, stage)
         # with 16 registers an outlined function is slower
         if self.hw.limits.max_registers_per_thread > SCARCE_REGISTERS:
             nodes = (Routine("plane", nodes),)
         for axis in reversed(self.space.leading):
             tile = self.program.block[axis.name]
             start = mul(ref(f"{axis.name}.task"), num(tile))
-            nodes = (Let(axis.name, add(start, ref(f"{axis.name}.step")), nodes),)
-            limit = sub(num(axis.extent), start) if axis.extent % tile else None
-            nodes = (Loop(f"{axis.name}.step", tile, LoopKind.SERIAL, nodes, limit),)
+            count = sub(num(axis.extent), start)
+            step, limit = ref(f"{axis.name}.step"), count if axis.extent % tile else None
+            if axis is self.space.leading[-1] and self._planes_at_once > 1:
+                at_once = self._planes_at_once
+                limit = None if limit is None else div(add(count, num(at_once - 1)), at_once)
+                nodes = (Let(f"{axis.name}.first", add(start, mul(step, num(at_once))), nodes),)
+                nodes = (Loop(step.name, tile // at_once, LoopKind.SERIAL, nodes, limit),)
+            else:
+                nodes = (Let(axis.name, add(start, step), nodes),)
+                nodes = (Loop(step.name, tile, LoopKind.SERIAL, nodes, limit),)
         return nodes
+
+    def _several_planes(self, sums: list[StagedReduction], stage: tuple[Node, ...]) -> tuple[Node, ...]:
+        """Stage several planes, then reduce them, then store their results."""
+        axis, at_once = self.space.leading[-1], self._planes_at_once
+        remaining = sub(num(axis.extent), ref(f"{axis.name}.first"))
+        limit = min_(num(at_once), remaining) if axis.extent % at_once else None
+
+        def for_planes(*nodes: Node) -> Node:
+            nodes = (Let(axis.name, add(ref(f"{axis.name}.first"), ref(PLANE)), nodes),)
+            return Loop(PLANE, at_once, LoopKind.SERIAL, nodes, limit)
+
+        reduced = (node for s in sums for node in s.reduce())
+        return (
+            for_planes(*stage, *self._prefetch_results(sums)),
+            for_planes(*reduced),
+            for_planes(*self._store_lines(sums)),
+        )
 
     def _each_run(self, sums: list[StagedReduction]) -> tuple[Node, ...]:
         nodes = (*self._prefetch_results(sums), *(node for s in sums for node in s.reduce()), *self._store_lines(sums))

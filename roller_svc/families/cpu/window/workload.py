@@ -423,6 +423,17 @@ def layout(space: PlaneSpace, of: WindowedSum, block: Tile, thread: Tile) -> Pla
     return PlaneLayout(tuple(dims), thread[first + last])
 
 
+def staged_bytes(space: PlaneSpace, block: Tile, thread: Tile) -> int:
+    """Return a task's scratch memory: staged planes and accumulators."""
+    total = 0
+    for one in space.reductions:
+        found = layout(space, one, block, thread)
+        run = found.rows * found.run_steps * found.width
+        total += run * one.statement.accumulator.bytes
+        total += sum(found.elements * plane.dtype.bytes for plane in one.planes)
+    return total
+
+
 def prepare(group: KernelGroup, base: Workload[None]) -> Workload[PlaneSpace] | None:
     """Prepare a windowed reduction over planes on a CPU; None for any other group or device."""
     if base.machine.is_gpu or base.is_contraction:

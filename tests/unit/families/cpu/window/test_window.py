@@ -128,6 +128,18 @@ def test_vectors_of_sixteen_match_the_interpreter(name: str) -> None:
         cpu_case(*CASES[name], hw=hw).check_some(2)
 
 
+@pytest.mark.parametrize(("planes", "tile", "at_once"), [(12, 12, 4), (6, 4, 4), (9, 6, 3), (10, 2, 2), (7, 7, 1)])
+def test_small_planes_are_staged_together(planes: int, tile: int, at_once: int) -> None:
+    case = cpu_case(*depthwise(7, 3, planes=(2, planes)))
+    best = case.ranked[0]
+    block = RTile(tuple((axis, tile if axis == "c" else size) for axis, size in best.program.block.extents))
+    candidate = replace(best, program=replace(best.program, block=block))
+    tree = lower(case.group, candidate.program, AVX2)[0]
+    buffers = {node.tensor: node.shape[0] for node in iter_nodes(tree.body) if isinstance(node, Storage)}
+    assert buffers[".plane0_0"] == buffers["y.totals"] == at_once
+    replace(case, ranked=(candidate,)).check_some(1)
+
+
 @pytest.mark.parametrize("name", ["max", "min at one edge"])
 def test_nan_and_infinities_match_numpy(name: str) -> None:
     case = cpu_case(*CASES[name])
