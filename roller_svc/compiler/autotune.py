@@ -26,6 +26,8 @@ SCREENING_S = 0.03  # for each candidate
 # A candidate whose first, cold call takes this multiple of the best time is not sampled further. Calls longer than
 # SCREENING_S are slowed down less by cold caches.
 COLD_CALL_RATIO, LONG_COLD_CALL_RATIO = 1.5, 1.2
+# Cold calls of a candidate where the best call is shorter than SHORT_CALL_S: one alone wakes threads and misses caches.
+COLD_CALLS, SHORT_CALL_S = 3, 1e-3
 # Allowance for the first call of a binary with several plans: it page-faults the scratch buffers of all threads.
 PAGE_FAULT_S = 0.1
 # Candidates within TIE_RATIO of the best after screening are measured again in interleaved rounds.
@@ -180,8 +182,10 @@ def measure_candidates(
 
 
 def _screen(call: Call, best_s: float | None, page_fault_s: float) -> Measurement:
-    """Return a few samples after a cold first call, or the cold call itself if it is far slower than the best."""
+    """Return a few samples after the cold first calls, or a cold call itself if all are far slower than the best."""
     cold = measure(call, 0.0)
+    for _ in range(COLD_CALLS - 1 if best_s is not None and best_s < SHORT_CALL_S else 0):
+        cold = min(cold, measure(call, 0.0), key=lambda measured: measured.min_s)
     if (
         best_s is not None
         and cold.min_s > (COLD_CALL_RATIO if best_s < SCREENING_S else LONG_COLD_CALL_RATIO) * best_s + page_fault_s

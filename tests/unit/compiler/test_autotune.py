@@ -95,6 +95,11 @@ def test_a_slow_first_call_does_not_lose(cold_s: float) -> None:
     assert chosen((cold_s, 0.040), (cold_s, 0.036))[0] == 1
 
 
+def test_short_kernel_does_not_lose_by_one_cold_call() -> None:
+    """The binary is loaded: threads that wake and cold code made the call long."""
+    assert chosen((0.5e-3, 0.10e-3), (0.4e-3, 0.08e-3), one_text=True)[0] == 1
+
+
 def test_what_is_far_off_is_called_once() -> None:
     number, backend = chosen((0.012, 0.010), (0.5, 0.4))
     assert number == 0
