@@ -70,20 +70,20 @@ MAX_UNROLLED_ELEMENTS = 256  # elements copied by unrolled statements
 
 @dataclass(frozen=True, slots=True)
 class PlanePrefetch:
-    """A load and the distance in elements to the same position of the next plane."""
+    """A load and the distance in elements to the same position of the plane that is staged `at_once` planes later."""
 
     source: Load
     elements: int
 
 
-def plane_prefetch(source: Load, type_: TensorType, axis: str) -> PlanePrefetch | None:
+def plane_prefetch(source: Load, type_: TensorType, axis: str, at_once: int) -> PlanePrefetch | None:
     elements = 0
     for d, index in enumerate(source.index):
         form = affine(index)
         if form is None:
             return None
         elements += form.coeff(axis) * math.prod(type_.shape[d + 1 :])
-    return PlanePrefetch(source, elements) if elements > 0 else None
+    return PlanePrefetch(source, at_once * elements) if elements > 0 else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -465,7 +465,7 @@ class _Windows:
         return type_.bytes > self.hw.block_level.capacity_bytes
 
     def _plane_prefetches(self, reduction: StagedReduction) -> tuple[PlanePrefetch | None, ...]:
-        """Return for each plane of a reduction the prefetch of the task's next plane, if it gains."""
+        """Return for each plane of a reduction the prefetch of the task's next planes, if it gains."""
         types, varying = dict(self.group.inputs), [a for a in self.space.leading if self.program.block[a.name] > 1]
         plane_prefetches: list[PlanePrefetch | None] = []
         for plane in reduction.window.planes:
@@ -473,7 +473,9 @@ class _Windows:
                 x for x in loads_of(plane.value) if x.tensor in types and self._exceeds_private_caches(types[x.tensor])
             ]
             plane_prefetches.append(
-                plane_prefetch(loads[0], types[loads[0].tensor], varying[-1].name) if loads and varying else None
+                plane_prefetch(loads[0], types[loads[0].tensor], varying[-1].name, self._planes_at_once)
+                if loads and varying
+                else None
             )
         return tuple(plane_prefetches)
 

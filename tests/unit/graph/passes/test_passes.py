@@ -46,11 +46,11 @@ def normalized_convolutions() -> tuple[Graph, Weights]:
     return builder.finish([("y", third), ("raw", raw)]), weights
 
 
-def test_constants_are_folded() -> None:
+def test_row_21_constants_are_folded() -> None:
     builder, weights = builder_of()
     x, w = add_input(builder, "x", 130, 150), add_random(builder, 0, 150, 130)
-    turned = builder.call("transpose", [w], permutation=(1, 0))  # too large to fold while the graph is built
-    graph = builder.finish([("y", builder.call("add", [x, turned]))])
+    transposed = builder.call("transpose", [w], permutation=(1, 0))  # too large to fold while the graph is built
+    graph = builder.finish([("y", builder.call("add", [x, transposed]))])
     folded = verify(remove_dead_nodes(fold_constants(graph, weights)))
     assert operators(graph) == ["transpose", "add"]
     assert operators(folded) == ["add"]
@@ -66,7 +66,7 @@ def test_batch_norms_become_weights_and_biases() -> None:
     check_equal(graph, folded, weights)
 
 
-def test_equal_nodes_are_merged() -> None:
+def test_row_21_equal_nodes_are_merged() -> None:
     builder, weights = builder_of()
     x = add_input(builder, "x", 7, 9)
     same = [builder.call("exp", [builder.call("relu", [x])]) for _ in range(3)]
@@ -97,7 +97,7 @@ def test_dead_nodes_go_with_their_constants() -> None:
     check_equal(graph, alive, weights)
 
 
-def test_a_chain_of_maps_is_one_kernel() -> None:
+def test_row_21_a_chain_of_maps_is_one_kernel() -> None:
     builder, weights = builder_of()
     y = x = add_input(builder, "x", 64, 96)
     for operator in ("exp", "relu", "sigmoid", "tanh"):
@@ -258,10 +258,10 @@ def test_branches_stay_where_results_are_placed_or_weights_vary() -> None:
     concatenated = [builder.call("matmul", [x, add_random(builder, i, 64, 32)]) for i in range(2)]
     whole = builder.call("concat", concatenated, axis=1)
     given = [builder.call(name, [builder.call("matmul", [x, w])]) for name in ("exp", "tanh")]
-    returned = builder.call("matmul", [x, add_random(builder, 7, 64, 32)])
-    inner = builder.call("matmul", [returned, add_random(builder, 8, 32, 64)])  # depends on a branch: another input
+    retransposed = builder.call("matmul", [x, add_random(builder, 7, 64, 32)])
+    inner = builder.call("matmul", [retransposed, add_random(builder, 8, 32, 64)])  # depends on a branch: another input
     graph = builder.finish(
-        [("c", whole), ("g", builder.call("add", given)), ("r", returned), ("i", builder.call("exp", [inner]))]
+        [("c", whole), ("g", builder.call("add", given)), ("r", retransposed), ("i", builder.call("exp", [inner]))]
     )
     fused, merged = fused_horizontally(graph, weights)
     assert [node.name for node in merged.nodes] == [node.name for node in fused.nodes]

@@ -297,23 +297,41 @@ def test_rows_are_transposed_block_by_block() -> None:
     loops = (
         n for n in iter_nodes(lower(group, tiled(group, (6, 16, 48, 64, 32)), AVX2)[0].body) if isinstance(n, Loop)
     )
-    turned = [sum(isinstance(node, Transpose) for node in loop.body) for loop in loops]
-    assert max(turned) == 1
+    transposes = [sum(isinstance(node, Transpose) for node in loop.body) for loop in loops]
+    assert max(transposes) == 1
 
 
 def test_unused_buffers_are_not_allocated() -> None:
     """A thin product copies no A, a wide one does whose rows are a page apart; a sum that is the output has no tile of
     its own, one behind an epilogue has."""
 
-    def rooms(program: TensorProgram, tiles: Tiles) -> set[str]:
+    def buffers(program: TensorProgram, tiles: Tiles) -> set[str]:
         (group,) = partition(program, AVX2)
         nodes = iter_nodes(lower(group, tiled(group, tiles), AVX2)[0].body)
         return {node.tensor for node in nodes if isinstance(node, Storage)} & {".a_packed", ".c_tile", ".c_edge"}
 
-    assert rooms(program_of((48, 16, 64)), (6, 16, 48, 16, 32)) == set()
-    assert rooms(program_of((48, 64, 1024)), (6, 16, 48, 64, 32)) == {".a_packed"}
-    assert rooms(program_of((48, 60, 1024)), (6, 16, 48, 64, 32)) == {".a_packed", ".c_edge"}
-    assert rooms(program_of((48, 64, 1024), then=RELU), (6, 16, 48, 64, 32)) == {".a_packed", ".c_tile"}
+    assert buffers(program_of((48, 16, 64)), (6, 16, 48, 16, 32)) == set()
+    assert buffers(program_of((48, 64, 1024)), (6, 16, 48, 64, 32)) == {".a_packed"}
+    assert buffers(program_of((48, 60, 1024)), (6, 16, 48, 64, 32)) == {".a_packed", ".c_edge"}
+    assert buffers(program_of((48, 64, 1024), then=RELU), (6, 16, 48, 64, 32)) == {".a_packed", ".c_tile"}
+
+
+@pytest.mark.parametrize(
+    ("constants", "outer", "prefetched"),
+    [("", "m.panel", set()), ("A", "m.panel", {".a_packed"}), ("B", "n.panel", {".b_packed"})],
+)
+def test_prepacked_operands_are_streamed_once(constants: str, outer: str, prefetched: set[str]) -> None:
+    """Panels that come from L3 are in the outer loop, and each arrives during the one before."""
+    program = replace(program_of((45, 60, 1024), "[m, k]", "[n, k]"), constants=frozenset(constants))
+    (group,) = partition(program, AVX2)
+    tiles = (6, 16, 48, 64, 256)
+    nodes = list(iter_nodes(lower(group, tiled(group, tiles), AVX2)[0].body))
+    last = next(i for i, node in enumerate(nodes) if isinstance(node, Loop) and node.kind is LoopKind.UNROLL)
+    panels = [node.var for node in nodes[:last] if isinstance(node, Loop) and node.var in ("m.panel", "n.panel")]
+    assert panels[-2] == outer
+    packed = {node.tensor for node in nodes if isinstance(node, Prefetch)} & {".a_packed", ".b_packed"}
+    assert packed == prefetched
+    check(program, tiles)
 
 
 def test_rules_find_tiles_for_unpacked_operands() -> None:
