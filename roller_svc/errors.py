@@ -190,6 +190,14 @@ class QueueFullError(BuildServiceError):
     default_code = "queue-full"
 
 
+class QuotaExceededError(QueueFullError):
+    default_code = "quota-exceeded"
+
+
+class CancelledError(BuildServiceError):
+    default_code = "cancelled"
+
+
 class EstimatesTimeoutError(BuildServiceError):
     default_code = "estimates-timeout"
 

@@ -30,6 +30,10 @@ class Settings(BaseSettings):
     host: str = Field("127.0.0.1", description="address the service listens on")
     port: int = Field(8000, ge=0, le=65535, description="port the service listens on; 0 takes a free one")
     store: Path = Field(Path("build/store"), description="directory of the content-addressed store")
+    database: SecretStr = Field(
+        SecretStr(""),
+        description="URL of the operations' database: sqlite:///FILE or postgresql://...; default: SQLite in the store",
+    )
     api_keys: SecretStr = Field(
         SecretStr(""), description="API keys the service accepts, separated by commas; none: loopback only, anonymously"
     )
@@ -50,10 +54,29 @@ class Settings(BaseSettings):
         30.0, gt=0, le=600, description="how long a client may take to send a body or to read a response"
     )
     workers: int = Field(
-        2, ge=1, le=256, description="build worker processes of the service, and estimate worker processes"
+        2,
+        ge=0,
+        le=256,
+        description="build worker processes of the service, and estimate worker processes; 0: only others build",
     )
     queue_length: int = Field(
         256, ge=1, le=100_000, description="queued and running builds; a further one is rejected with 503"
+    )
+    queue_length_per_client: int | None = Field(
+        None,
+        ge=1,
+        le=100_000,
+        description="queued and running builds of one client; a further one is rejected with 429; default: half of them "
+        "if there are several API keys",
+    )
+    lease_s: float = Field(
+        15.0, ge=1, le=600, description="time after its last heartbeat at which a worker is taken for dead"
+    )
+    remember_errors_s: float = Field(
+        600.0, ge=0, le=86_400, description="how long the error of an invalid request stands without another build"
+    )
+    retention_s: float = Field(
+        7 * 86_400.0, ge=60, description="how long operations are kept after they are done; results stay in the store"
     )
     worker_memory_bytes: int | None = Field(
         None,
@@ -121,7 +144,19 @@ class Settings(BaseSettings):
         """Memory limit of a worker process: the setting, or its share of three quarters of the usable memory."""
         if self.worker_memory_bytes is not None:
             return self.worker_memory_bytes
-        return max(1 << 28, usable_memory_bytes() * 3 // 4 // self.workers)
+        return max(1 << 28, usable_memory_bytes() * 3 // 4 // max(1, self.workers))
+
+    @property
+    def database_url(self) -> str:
+        """URL of the operations' database: the setting, or SQLite in the store's directory."""
+        return self.database.get_secret_value() or f"sqlite:///{self.store.absolute() / 'operations.db'}"
+
+    @property
+    def max_alive_per_client(self) -> int:
+        """Queued and running builds of one client: the setting, or half of all if there are several keys."""
+        if self.queue_length_per_client is not None:
+            return self.queue_length_per_client
+        return max(1, self.queue_length // 2) if len(self.accepted_keys) > 1 else self.queue_length
 
     @property
     def cache_folder(self) -> Path:
@@ -164,7 +199,7 @@ def settings() -> Settings:
 
 def forget_secrets() -> None:
     """Remove the keys from the environment, so that child processes do not inherit them."""
-    for name in ("ROLLER_API_KEYS", "ROLLER_API_KEY"):
+    for name in ("ROLLER_API_KEYS", "ROLLER_API_KEY", "ROLLER_DATABASE"):
         os.environ.pop(name, None)
 
 

@@ -12,6 +12,7 @@ from functools import cache
 from roller_svc import hardware
 from roller_svc.compiler.action import SCHEMA, generator_digest, library_versions, toolchain_versions
 from roller_svc.compiler.request import build_request, request_json
+from roller_svc.errors import InputError
 from roller_svc.farm.store import Json
 from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.report import BuildRequest
@@ -47,13 +48,16 @@ def request_record(request: Request) -> Json:
 
 
 def parse_record(record: Mapping[str, object]) -> Request:
-    """Decode a request from its record. Raises TypeError for fields of another version."""
+    """Decode a request from its record. Raises InputError, also for fields of another version."""
     model = record.get(RECORD_FIELD)
-    if model is None:
-        return build_request(**record)
-    if not isinstance(model, dict):
-        raise TypeError("the model of the record is not an object")
-    return ModelRequest(**model)
+    try:
+        if model is None:
+            return build_request(**record)
+        if not isinstance(model, dict):
+            raise TypeError("its model is not an object")
+        return ModelRequest(**model)
+    except TypeError as failure:
+        raise InputError(f"this version cannot read the request: {failure}", code="unreadable-record") from failure
 
 
 def model_digest(request: ModelRequest, spec: HardwareSpec) -> str:

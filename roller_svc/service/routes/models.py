@@ -95,7 +95,7 @@ async def compile_graph(
     """Compile a model unless it is stored: 200 if done, 202 if not. `Prefer: wait=SECONDS` waits for it."""
     state = state_of(request)
     wanted = await state.run(lambda: _request(state.store, body))
-    operation = await state.run(lambda: state.queue.submit(wanted, request.state.client))
+    operation = await state.submit(wanted, request.state.client)
     seconds = preferred_wait_s(prefer, state.settings.max_wait_s)
     operation = await state.wait(operation, request, seconds)
     applied = {"Preference-Applied": f"wait={seconds:g}"} if seconds else {}

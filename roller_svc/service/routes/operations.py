@@ -25,7 +25,7 @@ async def operation(
 ) -> Response:
     """Return an operation; wait up to `wait` seconds for it to be done."""
     state = state_of(request)
-    result = await state.run(lambda: state.queue.get(operation_id))
+    result = await state.run(lambda: state.farm.get(operation_id))
     if result is None:
         raise UnknownKernelError(f"no operation {operation_id[:80]}", code="unknown-operation")
     result = await state.wait(result, request, min(wait, state.settings.max_wait_s))

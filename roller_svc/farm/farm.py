@@ -1,0 +1,173 @@
+"""The build farm as a service sees it: submit, look up, cancel and wait for operations; build and sweep."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from roller_svc.errors import BuildServiceError, InputError, RollerError
+from roller_svc.farm.courier import Courier
+from roller_svc.farm.models import Request, parse_record, request_record
+from roller_svc.farm.operations import Operation, action_of_hit, cached_operation
+from roller_svc.farm.queue import OperationQueue, QueuedId, Submission
+from roller_svc.farm.registry import WorkerRegistry, generators
+from roller_svc.farm.routing import queue_of
+from roller_svc.farm.store import Store
+from roller_svc.farm.watch import EndWatcher
+
+SWEEP_S = 2.0
+FORGET_S = 600.0  # between deletions of old operations
+MAX_ADOPTED = 16  # in one sweep: each is validated anew
+
+log = logging.getLogger(__name__)
+
+
+class Digests(Protocol):
+    """Validates requests."""
+
+    def digest(self, request: Request) -> str:
+        """Return the action's digest. Raises InputError for an invalid request."""
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """How a client's request is treated: its share of the queue, its rank within that share, and its deadline."""
+
+    client: str = ""
+    max_alive: int | None = None
+    priority: int = 0
+    deadline_s: float | None = None
+
+
+class BuildFarm:
+    """The client's side of the farm, and its sweeper.
+
+    Args:
+        queue: the operations.
+        store: has the results.
+        courier: announces queued operations to workers.
+        registry: lists the workers.
+        digests: validates requests.
+        retention_s: how long operations that are done are kept.
+    """
+
+    def __init__(
+        self,
+        queue: OperationQueue,
+        store: Store,
+        courier: Courier,
+        registry: WorkerRegistry,
+        digests: Digests,
+        *,
+        retention_s: float,
+    ) -> None:
+        self.queue = queue
+        self.store = store
+        self.registry = registry
+        self.courier = courier
+        self._digests = digests
+        self._retention_s = retention_s
+        self._watcher = EndWatcher(queue.ended)
+        self._closing = threading.Event()
+        self._sweeper = threading.Thread(target=self._sweep_regularly, name="sweeper", daemon=True)
+
+    def start(self) -> None:
+        """Begin to sweep and to watch."""
+        self._watcher.start()
+        self._sweeper.start()
+
+    def close(self) -> None:
+        """Stop sweeping and watching. Operations that are not done stay in the database."""
+        self._closing.set()
+        self._watcher.close()
+        if self._sweeper.is_alive():
+            self._sweeper.join()
+
+    def submit(self, request: Request, terms: Terms = Terms()) -> Operation:
+        """Create an operation, already done if the store has the result.
+
+        Raises InputError for an invalid request, QueueFullError or QuotaExceededError if too many wait.
+        """
+        action = self._digests.digest(request)
+        record = request_record(request)
+        facts = self.store.action_result(action)
+        if facts is not None:
+            return cached_operation(action, facts, record)
+        submission = Submission(
+            action, record, queue_of(request), terms.client, terms.priority, terms.deadline_s, terms.max_alive
+        )
+        operation = self.queue.submit(submission)
+        if not operation.done:
+            self._send(QueuedId(operation.id, operation.queue))
+        return operation
+
+    def get(self, operation_id: str) -> Operation | None:
+        action = action_of_hit(operation_id)
+        if action is None:
+            return self.queue.get(operation_id)
+        facts = self.store.action_result(action)
+        return None if facts is None else cached_operation(action, facts, {})
+
+    def cancel(self, operation_id: str, client: str, *, for_all: bool = False) -> Operation | None:
+        """Withdraw a client's interest in an operation; return it, or None if there is none."""
+        if action_of_hit(operation_id) is not None:
+            return self.get(operation_id)
+        operation = self.queue.cancel(operation_id, client, for_all=for_all)
+        if operation is not None and operation.done:
+            self._watcher.notify(operation_id)
+        return operation
+
+    def watch(self, operation_id: str, wake: Callable[[], None]) -> None:
+        """Call `wake` once, from any thread, when the operation is done, or soon if it is already."""
+        self._watcher.add(operation_id, wake)
+
+    def unwatch(self, operation_id: str, wake: Callable[[], None]) -> None:
+        """Undo a `watch`; do nothing if the operation is done."""
+        self._watcher.remove(operation_id, wake)
+
+    def notify_end(self, operation_id: str) -> None:
+        """Wake those who wait for an operation that ended in this process."""
+        self._watcher.notify(operation_id)
+
+    def sweep(self) -> None:
+        """Queue again what lost its worker, end what is overdue, and send the ids of what is still queued."""
+        for queued in self.queue.sweep():
+            self._send(queued)
+        self._adopt()
+
+    def _send(self, queued: QueuedId) -> None:
+        try:
+            self.courier.send(queued)
+        except RollerError as failure:  # a sweep sends it again
+            log.warning("operation %s is not announced: %s", queued.id, failure.message)
+
+    def _adopt(self) -> None:
+        """Take over operations of other versions that no worker is left for: their actions are computed again."""
+        foreign = self.queue.foreign(generators(self.registry.alive()), MAX_ADOPTED)
+        for operation in foreign:
+            if self._closing.is_set():
+                return
+            try:
+                request = parse_record(operation.request)
+                if self.queue.adopt(operation, self._digests.digest(request), queue_of(request)):
+                    log.info("operation %s of another version is taken over", operation.id)
+            except InputError as failure:
+                self.queue.end_foreign(operation, failure)
+                self._watcher.notify(operation.id)
+
+    def _sweep_regularly(self) -> None:
+        seconds_since_forgetting = FORGET_S
+        while True:
+            try:
+                self.sweep()
+                if seconds_since_forgetting >= FORGET_S:
+                    seconds_since_forgetting = 0.0
+                    self.queue.forget(self._retention_s)
+            except BuildServiceError as failure:  # the database is away, or a validating worker was lost
+                log.warning("no sweep: %s", failure.message)
+            seconds_since_forgetting += SWEEP_S
+            if self._closing.wait(SWEEP_S):
+                return

@@ -1,0 +1,66 @@
+"""Names of the queues that workers take operations from: what a machine needs for a build."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+from functools import cache
+from pathlib import Path
+
+from roller_svc import hardware
+from roller_svc.farm.models import ModelRequest, Request
+from roller_svc.farm.queue import MACHINE_PREFIX
+from roller_svc.hardware.catalog import LOCAL
+from roller_svc.ir.hardware import HardwareSpec, TargetKind
+from roller_svc.ir.report import RuntimeChoice, SelectionMode
+
+_MACHINE_IDS = (Path("/etc/machine-id"), Path("/var/lib/dbus/machine-id"))
+
+
+def queue_of(request: Request) -> str:
+    """Return the queue of a request: `build.cuda`, `build.cpu.x86-64-v4`, `measure.sm_90`, `local.MACHINE`.
+
+    A kernel for a GPU is compiled anywhere and measured on that architecture. One for a CPU is compiled and measured on
+    machines with its vector extension. `local` is built by the machine of the service that took the request.
+    """
+    if request.target == LOCAL and (isinstance(request, ModelRequest) or request.hardware is None):
+        return machine_queue()
+    spec = hardware.load(request.target) if isinstance(request, ModelRequest) else None
+    if spec is None:
+        assert not isinstance(request, ModelRequest)
+        spec = request.hardware or hardware.load(request.target)
+    is_measured = (
+        not isinstance(request, ModelRequest)
+        and request.select is SelectionMode.MEASURE
+        and request.runtime is not RuntimeChoice.EMULATOR
+    )
+    return queue_of_device(spec, is_measured=is_measured)
+
+
+def queue_of_device(spec: HardwareSpec, *, is_measured: bool) -> str:
+    """Return the queue of builds for a device."""
+    if spec.family is TargetKind.CPU:
+        return f"build.cpu.{cpu_level(spec)}"
+    if is_measured:
+        return f"measure.{spec.arch}"
+    return "build.cuda" if spec.family is TargetKind.CUDA else "build.hip"
+
+
+def cpu_level(spec: HardwareSpec) -> str:
+    """Return the level of a CPU's instruction set: x86-64-v3, x86-64-v4 (psABI), or its architecture."""
+    if "avx512f" in spec.isa:
+        return "x86-64-v4"
+    return "x86-64-v3" if "avx2" in spec.isa else platform_level(spec)
+
+
+def platform_level(spec: HardwareSpec) -> str:
+    return "armv8" if "neon" in spec.isa or "asimd" in spec.isa else "generic"
+
+
+@cache
+def machine_queue() -> str:
+    """Return the queue of this machine alone. The name does not reveal the machine's id."""
+    for path in _MACHINE_IDS:
+        if path.is_file() and (text := path.read_text(encoding="ascii", errors="replace").strip()):
+            return MACHINE_PREFIX + hashlib.sha256(f"roller {text}".encode()).hexdigest()[:16]
+    return MACHINE_PREFIX + hashlib.sha256(f"roller {platform.node()}".encode()).hexdigest()[:16]

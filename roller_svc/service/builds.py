@@ -1,0 +1,88 @@
+"""Build and validate requests for kernels and models in confined worker processes."""
+
+from __future__ import annotations
+
+import os
+import platform
+import uuid
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from roller_svc.compiler.action import toolchain_versions
+from roller_svc.farm.build import LOADED_GENERATOR, BuildTask, artifact_json, build_task, parse_artifact
+from roller_svc.farm.confinement import gpu_devices, readable_by_builds
+from roller_svc.farm.models import Request
+from roller_svc.farm.registry import Worker
+from roller_svc.farm.store import Artifact
+from roller_svc.farm.workers import JsonCodec, WorkerLimits, WorkerPool
+from roller_svc.ir.report import BuildRequest
+from roller_svc.service.model_builds import ModelBuilds
+from roller_svc.settings import Settings
+from roller_svc.version import __version__
+
+Builder = Callable[[BuildRequest], Artifact]
+Digest = Callable[[BuildRequest], str]
+
+
+class RequestBuilds:
+    """Builds artifacts, each in the worker process of the calling thread.
+
+    Args:
+        timeout_s: time limit of one kernel.
+        limits: of a worker process.
+        models: builds models.
+        builder: builds kernels in place of worker processes.
+    """
+
+    def __init__(
+        self, timeout_s: float, limits: WorkerLimits, models: ModelBuilds, builder: Builder | None = None
+    ) -> None:
+        codec = JsonCodec(artifact_json, parse_artifact)
+        # A worker that has run a kernel must not take another task.
+        self._workers = WorkerPool(build_task, timeout_s, limits, codec, lambda task: task.runs_kernels)
+        self._builder = builder or self._build_in_worker
+        self._models = models
+
+    def build(self, request: Request) -> Artifact:
+        return self._builder(request) if isinstance(request, BuildRequest) else self._models.build(request)
+
+    def interrupt(self, thread_id: int) -> None:
+        self._workers.interrupt(thread_id)
+        self._models.interrupt(thread_id)
+
+    def close(self) -> None:
+        self._workers.close(kill=True)
+
+    def _build_in_worker(self, request: BuildRequest) -> Artifact:
+        return self._workers.call(BuildTask(request, LOADED_GENERATOR))
+
+
+class RequestDigests:
+    """Validates requests and returns their actions' digests."""
+
+    def __init__(self, kernel_digest: Digest, models: ModelBuilds) -> None:
+        self._kernel_digest = kernel_digest
+        self._models = models
+
+    def digest(self, request: Request) -> str:
+        return self._kernel_digest(request) if isinstance(request, BuildRequest) else self._models.digest(request)
+
+
+def worker_limits(settings: Settings, scratch: Path) -> WorkerLimits:
+    """Return the resources of a build worker, which is confined unless the settings disable it."""
+    more = () if settings.local_spec is None else (settings.local_spec,)
+    readable = readable_by_builds(*more) if settings.confine_workers else None
+    return WorkerLimits(settings.memory_bytes_each, scratch=scratch, readable=readable, devices=gpu_devices())
+
+
+def describe_worker(queues: Sequence[str]) -> Worker:
+    """Describe this process as a worker of the farm."""
+    host = platform.node()[:60]
+    facts: dict[str, object] = {
+        "host": host,
+        "pid": os.getpid(),
+        "version": __version__,
+        "compilers": toolchain_versions(),
+        "devices": [Path(device).name for device in gpu_devices()],
+    }
+    return Worker(f"{host}-{uuid.uuid4().hex[:12]}", tuple(queues), LOADED_GENERATOR, facts)
