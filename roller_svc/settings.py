@@ -66,8 +66,8 @@ class Settings(BaseSettings):
         None,
         ge=1,
         le=100_000,
-        description="queued and running builds of one client; a further one is rejected with 429; default: half of them "
-        "if there are several API keys",
+        description="queued and running builds of one client; a further one is rejected with 429; default: half of "
+        "the queue if there are several API keys",
     )
     lease_s: float = Field(
         15.0, ge=1, le=600, description="time after its last heartbeat at which a worker is taken for dead"

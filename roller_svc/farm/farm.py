@@ -11,7 +11,7 @@ from typing import Protocol
 from roller_svc.errors import BuildServiceError, InputError, RollerError
 from roller_svc.farm.courier import Courier
 from roller_svc.farm.models import Request, parse_record, request_record
-from roller_svc.farm.operations import Operation, action_of_hit, cached_operation
+from roller_svc.farm.operations import Operation, action_of_hit, cached_operation, is_id
 from roller_svc.farm.queue import OperationQueue, QueuedId, Submission
 from roller_svc.farm.registry import WorkerRegistry, generators
 from roller_svc.farm.routing import queue_of
@@ -107,13 +107,13 @@ class BuildFarm:
     def get(self, operation_id: str) -> Operation | None:
         action = action_of_hit(operation_id)
         if action is None:
-            return self.queue.get(operation_id)
+            return self.queue.get(operation_id) if is_id(operation_id) else None
         facts = self.store.action_result(action)
         return None if facts is None else cached_operation(action, facts, {})
 
     def cancel(self, operation_id: str, client: str, *, for_all: bool = False) -> Operation | None:
         """Withdraw a client's interest in an operation; return it, or None if there is none."""
-        if action_of_hit(operation_id) is not None:
+        if action_of_hit(operation_id) is not None or not is_id(operation_id):
             return self.get(operation_id)
         operation = self.queue.cancel(operation_id, client, for_all=for_all)
         if operation is not None and operation.done:

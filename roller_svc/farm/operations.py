@@ -12,6 +12,7 @@ from roller_svc.farm.store import Json
 
 HIT_PREFIX = "hit-"
 _HIT_ID = re.compile(r"hit-[0-9a-f]{64}")
+_ID = re.compile(r"[0-9a-z-]{1,80}")
 
 
 class OperationState(Enum):
@@ -60,6 +61,11 @@ def action_of_hit(operation_id: str) -> str | None:
     if not _HIT_ID.fullmatch(operation_id):
         return None
     return "sha256:" + operation_id.removeprefix(HIT_PREFIX)
+
+
+def is_id(text: str) -> bool:
+    """Whether a text from outside may be an operation's id."""
+    return bool(_ID.fullmatch(text))
 
 
 def format_time(seconds: float) -> str:

@@ -325,7 +325,8 @@ class OperationQueue:
     def adopt(self, operation: Operation, action: str, queue: str) -> bool:
         """Make a foreign operation one of this generator; return False if it changed or its action is taken."""
         with self.database.write() as connection:
-            taken = select(operations.c.id).where(operations.c.action == action, _IS_ALIVE)
+            others = operations.c.id != operation.id
+            taken = select(operations.c.id).where(operations.c.action == action, _IS_ALIVE, others)
             if connection.execute(taken).first() is not None:
                 return False
             adopted = connection.execute(

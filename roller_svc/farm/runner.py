@@ -68,6 +68,7 @@ class BuildRunner:
         self._claims: dict[str, tuple[Claim, int]] = {}  # with the thread that builds it, by operation
         self._stops: dict[str, Lease] = {}  # why a build was interrupted
         self._closing = threading.Event()
+        self._stopped = threading.Event()  # no build runs any more
         self._heart = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
 
     @property
@@ -114,6 +115,7 @@ class BuildRunner:
         while not self.is_idle:
             self.interrupt_all()  # again, for one that was just about to start
             time.sleep(STOP_PAUSE_S)
+        self._stopped.set()
         if self._heart.is_alive():
             self._heart.join()
         try:
@@ -191,9 +193,7 @@ class BuildRunner:
 
     def _beat(self) -> None:
         """Renew leases, and interrupt the builds that must not go on."""
-        while not self._closing.wait(self._queue.lease_s / HEARTBEATS_PER_LEASE) or not self.is_idle:
-            if self._closing.is_set():
-                time.sleep(RECORD_PAUSE_S)
+        while not self._stopped.wait(self._queue.lease_s / HEARTBEATS_PER_LEASE):
             try:
                 self._registry.beat(self.worker)
                 self._renew()

@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy import Connection, Double, Engine, create_engine, event
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError as UrlError
-from sqlalchemy.exc import DBAPIError, NoSuchModuleError, SQLAlchemyError
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
@@ -22,7 +22,10 @@ CONNECT_TIMEOUT_S = 5
 STATEMENT_TIMEOUT_S = 20  # of PostgreSQL
 POOL_SIZE, MAX_OVERFLOW = 8, 24
 POOL_TIMEOUT_S = 10
-_DIALECTS = ("sqlite", "postgresql")
+_DRIVERS = {
+    "sqlite": "sqlite", "sqlite+pysqlite": "sqlite", "postgresql": "postgresql+psycopg",
+    "postgresql+psycopg": "postgresql+psycopg",
+}  # fmt: skip
 
 
 class now_s(FunctionElement[float]):  # noqa: N801 - reads as an SQL function
@@ -74,16 +77,14 @@ def parse_url(url: str) -> URL:
     """Parse a database's URL. Raises ArgumentError, which never quotes the password."""
     try:
         parsed = make_url(url)
-        backend = parsed.get_backend_name()
-    except (UrlError, NoSuchModuleError) as failure:
+    except UrlError as failure:
         raise _invalid_url("it is not a URL") from failure
-    if backend not in _DIALECTS:
-        raise _invalid_url(f"expected sqlite or postgresql, got {backend[:40]!r}")
-    if backend == "postgresql" and parsed.drivername == "postgresql":
-        parsed = parsed.set(drivername="postgresql+psycopg")
-    if backend == "sqlite" and not parsed.database:
-        raise _invalid_url("SQLite needs a file: sqlite:////var/lib/roller/operations.db")
-    return parsed
+    driver = _DRIVERS.get(parsed.drivername)
+    if driver is None:
+        raise _invalid_url(f"expected sqlite or postgresql, got {parsed.drivername[:40]!r}")
+    if driver == "sqlite" and not parsed.database:
+        raise _invalid_url("SQLite needs a file")
+    return parsed.set(drivername=driver)
 
 
 def _invalid_url(why: str) -> ArgumentError:
