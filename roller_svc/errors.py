@@ -195,7 +195,7 @@ class QuotaExceededError(QueueFullError):
 
 
 class CancelledError(BuildServiceError):
-    default_code = "cancelled"
+    default_code = "operation-cancelled"
 
 
 class EstimatesTimeoutError(BuildServiceError):

@@ -20,7 +20,7 @@ from roller_svc.farm.watch import EndWatcher
 
 SWEEP_S = 2.0
 FORGET_S = 600.0  # between deletions of old operations
-MAX_ADOPTED = 16  # in one sweep: each is validated anew
+MAX_ADOPTED = 16  # in one sweep: each is validated again
 
 log = logging.getLogger(__name__)
 

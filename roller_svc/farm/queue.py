@@ -31,7 +31,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from roller_svc.compiler.serialize import error_json
 from roller_svc.errors import BuildServiceError, CancelledError, QueueFullError, QuotaExceededError, RollerError
 from roller_svc.farm.database.connect import Database, now_s
-from roller_svc.farm.database.tables import events, interests, operations, turns
+from roller_svc.farm.database.tables import clients, events, interests, operations
 from roller_svc.farm.operations import CacheStatus, Operation, OperationState, format_time, new_id
 from roller_svc.farm.store import Json
 
@@ -76,9 +76,9 @@ class Claim:
 
 
 class Lease(Enum):
-    """What a heartbeat says about a claim."""
+    """The state of a claim at a heartbeat."""
 
-    HELD = "held"
+    CURRENT = "current"
     LOST = "lost"  # another worker may have it: stop, and publish nothing
     CANCELLED = "cancelled"
     OVERDUE = "overdue"  # its deadline has passed
@@ -86,7 +86,7 @@ class Lease(Enum):
 
 @dataclass(frozen=True, slots=True)
 class QueuedId:
-    """What a courier carries."""
+    """The message of a courier."""
 
     id: str
     queue: str
@@ -191,7 +191,8 @@ class OperationQueue:
     def claim(self, worker: str, queues: Sequence[str] = (EVERY_QUEUE,)) -> Claim | None:
         """Claim an operation in one of the queues for a worker; None if there is nothing to do.
 
-        Clients take turns. Within a client, the highest priority is first, then what failed least, then the oldest.
+        Clients are served round-robin. Within a client, the highest priority is first, then the fewest failures, then
+        the oldest.
         """
         while True:
             with self.database.read() as connection:
@@ -211,7 +212,7 @@ class OperationQueue:
                     .returning(*operations.c)
                 ).one_or_none()
                 if row is not None:
-                    _take_turn(connection, self.database, row.client)
+                    _record_claim(connection, self.database, row.client)
                     _add_event(connection, row.id, "building", {"attempt": row.attempt, "worker": worker})
                     return Claim(row.id, row.attempt, row.action, row.request, row.failures)
 
@@ -222,13 +223,13 @@ class OperationQueue:
             for claim in claims:
                 row = connection.execute(
                     update(operations)
-                    .where(*_held(claim))
+                    .where(*_fence(claim))
                     .values(lease_until=now_s() + self.lease_s)
                     .returning(operations.c.is_cancelled, (operations.c.deadline < now_s()).label("is_overdue"))
                 ).one_or_none()
                 if row is not None:
                     leases[claim.id] = (
-                        Lease.CANCELLED if row.is_cancelled else Lease.OVERDUE if row.is_overdue else Lease.HELD
+                        Lease.CANCELLED if row.is_cancelled else Lease.OVERDUE if row.is_overdue else Lease.CURRENT
                     )
         return leases
 
@@ -237,7 +238,7 @@ class OperationQueue:
         with self.database.write() as connection:
             done = connection.execute(
                 update(operations)
-                .where(*_held(claim))
+                .where(*_fence(claim))
                 .values(state=_DONE, facts=facts, end_time=now_s(), worker=None, lease_until=None)
             )
             if done.rowcount:
@@ -250,7 +251,7 @@ class OperationQueue:
         For `remember_s`, requests of the same action get this error without a build.
         """
         with self.database.write() as connection:
-            return bool(self._end(connection, _held(claim), error, remember_s))
+            return bool(self._end(connection, _fence(claim), error, remember_s))
 
     def end_cancelled(self, claim: Claim) -> bool:
         """End an operation whose build was stopped because it was cancelled.
@@ -258,21 +259,21 @@ class OperationQueue:
         Release it if a client has asked for it again. Return False if the claim was lost.
         """
         with self.database.write() as connection:
-            cancelled = [*_held(claim), operations.c.is_cancelled]
+            cancelled = [*_fence(claim), operations.c.is_cancelled]
             ended = self._end(connection, cancelled, CancelledError("the operation was cancelled"))
         return bool(ended) or self.release(claim)
 
     def retry(self, claim: Claim, error: BuildServiceError) -> bool:
         """Queue an operation again after a transient error, or end it as poisoned; False if the claim was lost."""
         with self.database.write() as connection:
-            return bool(self._requeue(connection, _held(claim), error))
+            return bool(self._requeue(connection, _fence(claim), error))
 
     def release(self, claim: Claim) -> bool:
         """Give back a claim that its worker could not finish because it stops: no failure of the operation."""
         with self.database.write() as connection:
             released = connection.execute(
                 update(operations)
-                .where(*_held(claim))
+                .where(*_fence(claim))
                 .values(state=_QUEUED, worker=None, lease_until=None, send_time=None)
             )
             if released.rowcount:
@@ -337,11 +338,22 @@ class OperationQueue:
             )
         return bool(adopted.rowcount)
 
+    def insert_foreign(self, operation_id: str, request: Json) -> bool:
+        """Queue an operation recorded by a version without this table, to be adopted; False if it is known."""
+        values = {
+            "id": operation_id, "action": f"legacy:{operation_id}"[:80], "request": request, "queue": "",
+            "generator": "", "client": "", "priority": 0, "state": _QUEUED, "create_time": now_s(),
+            "start_after": now_s(), "attempt": 0, "failures": 0, "is_cancelled": False,
+        }  # fmt: skip
+        with self.database.write() as connection:
+            insertion = _insert_ignoring_conflicts(self.database, operations).values(values)
+            return bool(connection.execute(insertion).rowcount)
+
     def end_foreign(self, operation: Operation, error: RollerError) -> None:
         """End a foreign operation that this version cannot build."""
-        held = [operations.c.id == operation.id, operations.c.state == _QUEUED]
+        queued = [operations.c.id == operation.id, operations.c.state == _QUEUED]
         with self.database.write() as connection:
-            self._end(connection, [*held, operations.c.generator != self.generator], error)
+            self._end(connection, [*queued, operations.c.generator != self.generator], error)
 
     def forget(self, older_than_s: float) -> int:
         """Delete operations that ended that long ago; return their number."""
@@ -430,10 +442,10 @@ class OperationQueue:
         ready.append(or_(named, of_any_machine) if EVERY_QUEUE in queues else named)
         client = connection.scalar(
             select(operations.c.client)
-            .outerjoin(turns, turns.c.client == operations.c.client)
+            .outerjoin(clients, clients.c.client == operations.c.client)
             .where(*ready)
             .group_by(operations.c.client)
-            .order_by(func.coalesce(func.min(turns.c.turn), 0), func.min(operations.c.create_time))
+            .order_by(func.coalesce(func.min(clients.c.last_claim), 0), func.min(operations.c.create_time))
             .limit(1)
         )
         if client is None:
@@ -499,7 +511,7 @@ class OperationQueue:
         return ended + [row.id for row in rows]
 
 
-def _held(claim: Claim) -> list[ColumnElement[bool]]:
+def _fence(claim: Claim) -> list[ColumnElement[bool]]:
     """Return the fence: conditions that hold only while the claim does."""
     return [operations.c.id == claim.id, operations.c.attempt == claim.attempt, operations.c.state == _BUILDING]
 
@@ -535,11 +547,11 @@ def _add_event(connection: Connection, operation_id: str, kind: str, data: Mappi
     )
 
 
-def _take_turn(connection: Connection, database: Database, client: str) -> None:
-    """Move a client to the end of the round."""
-    next_turn = select(func.coalesce(func.max(turns.c.turn), 0) + 1).scalar_subquery()
-    insertion = _dialect(database).insert(turns).values(client=client, turn=next_turn)
-    connection.execute(insertion.on_conflict_do_update(index_elements=[turns.c.client], set_={"turn": next_turn}))
+def _record_claim(connection: Connection, database: Database, client: str) -> None:
+    """Make a client the last one to be served again."""
+    number = select(func.coalesce(func.max(clients.c.last_claim), 0) + 1).scalar_subquery()
+    insertion = _dialect(database).insert(clients).values(client=client, last_claim=number)
+    connection.execute(insertion.on_conflict_do_update(index_elements=[clients.c.client], set_={"last_claim": number}))
 
 
 def _to_operation(row: Row[Any], cache: CacheStatus = CacheStatus.MISS) -> Operation:

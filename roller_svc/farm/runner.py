@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from roller_svc.errors import BuildServiceError, CompileError, InputError, RollerError, StoreError
+from roller_svc.farm.build import GENERATOR_REPLACED
 from roller_svc.farm.models import Request, parse_record
 from roller_svc.farm.queue import Claim, Lease, OperationQueue, overdue_error
 from roller_svc.farm.registry import Worker, WorkerRegistry
@@ -173,22 +174,26 @@ class BuildRunner:
         with self._lock:
             stop = self._stops.get(claim.id)
         if facts is not None:
-            is_held = self._queue.finish(claim, facts)
+            is_current = self._queue.finish(claim, facts)
         elif stop is Lease.CANCELLED:
-            is_held = self._queue.end_cancelled(claim)
+            is_current = self._queue.end_cancelled(claim)
         elif stop is Lease.OVERDUE:
-            is_held = self._queue.fail(claim, overdue_error())
+            is_current = self._queue.fail(claim, overdue_error())
         elif stop is Lease.LOST:
-            is_held = False
+            is_current = False
+        elif failure.code == GENERATOR_REPLACED:
+            log.error("this worker claims nothing more: %s", failure.message)
+            self.drain()
+            is_current = self._queue.release(claim)
         elif self._closing.is_set() and isinstance(failure, BuildServiceError):
-            is_held = self._queue.release(claim)
+            is_current = self._queue.release(claim)
         elif isinstance(failure, BuildServiceError) and failure.code != BuildServiceError.default_code:
             log.warning("attempt %d of %s failed: %s", claim.attempt, claim.id, failure.message)
-            is_held = self._queue.retry(claim, failure)
+            is_current = self._queue.retry(claim, failure)
         else:
             remember_s = self._remember_errors_s if is_deterministic(failure) else 0.0
-            is_held = self._queue.fail(claim, failure, remember_s)
-        if not is_held:
+            is_current = self._queue.fail(claim, failure, remember_s)
+        if not is_current:
             log.warning("attempt %d of %s was overtaken: its result is dropped", claim.attempt, claim.id)
 
     def _beat(self) -> None:
@@ -205,7 +210,7 @@ class BuildRunner:
             claims = dict(self._claims)
         leases = self._queue.renew([claim for claim, _ in claims.values()]) if claims else {}
         for operation_id, lease in leases.items():
-            if lease is Lease.HELD:
+            if lease is Lease.CURRENT:
                 continue
             with self._lock:
                 is_running = operation_id in self._claims

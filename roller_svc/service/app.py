@@ -20,6 +20,7 @@ from roller_svc.farm.database.connect import Database
 from roller_svc.farm.database.migrate import upgrade
 from roller_svc.farm.estimate_pool import EstimatePool
 from roller_svc.farm.farm import BuildFarm
+from roller_svc.farm.legacy_records import import_records
 from roller_svc.farm.queue import EVERY_QUEUE, OperationQueue
 from roller_svc.farm.registry import WorkerRegistry
 from roller_svc.farm.routing import machine_queue
@@ -81,6 +82,7 @@ def create_app(
     courier = InProcessCourier()
     registry = WorkerRegistry(database)
     queue = OperationQueue(database, LOADED_GENERATOR, max_alive=settings.queue_length, lease_s=settings.lease_s)
+    import_records(store.root, queue)
     farm = BuildFarm(
         queue, store, courier, registry, RequestDigests(digest or validator.digest, models),
         retention_s=settings.retention_s,

@@ -47,7 +47,7 @@ operations = Table(
     Column("remember_until", Double),  # until then the same action has the same error
     Index("operations_alive_action", "action", unique=True, sqlite_where=ALIVE, postgresql_where=ALIVE),
     Index("operations_action", "action", "state"),
-    Index("operations_turn", "state", "queue", "client"),
+    Index("operations_queue", "state", "queue", "client"),
     Index("operations_client", "client", "state"),
     Index("operations_end_time", "end_time"),
 )
@@ -71,12 +71,12 @@ events = Table(
     Column("data", JSON, nullable=False),
 )
 
-# The order in which clients are served: the one whose last turn is longest ago is next.
-turns = Table(
-    "turns",
+# Clients share workers round-robin: the one whose last claim is the oldest is next.
+clients = Table(
+    "clients",
     metadata,
     Column("client", String(80), primary_key=True),
-    Column("turn", BigInteger, nullable=False),
+    Column("last_claim", BigInteger, nullable=False),  # a number that grows with each claim
 )
 
 workers = Table(

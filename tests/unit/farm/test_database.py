@@ -13,7 +13,7 @@ from sqlalchemy import Inspector, insert, inspect, select, text
 from roller_svc.errors import ArgumentError, StoreError
 from roller_svc.farm.database.connect import Database, now_s, parse_url
 from roller_svc.farm.database.migrate import upgrade
-from roller_svc.farm.database.tables import metadata, turns
+from roller_svc.farm.database.tables import clients, metadata
 
 
 @pytest.fixture
@@ -86,13 +86,13 @@ def test_the_clock_goes_on_within_a_transaction(database: Database) -> None:
 def test_a_block_that_raises_changes_nothing(database: Database) -> None:
     def fail() -> None:
         with database.write() as connection:
-            connection.execute(insert(turns).values(client="a", turn=1))
+            connection.execute(insert(clients).values(client="a", last_claim=1))
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
         fail()
     with database.read() as connection:
-        assert connection.execute(select(turns)).all() == []
+        assert connection.execute(select(clients)).all() == []
 
 
 def test_failures_are_store_errors(database: Database) -> None:

@@ -80,7 +80,7 @@ def test_an_operation_from_submission_to_result(queue: OperationQueue) -> None:
     assert claim == Claim(operation.id, 1, "a", {"expression": "a"}, 0)
     assert (found(queue, operation.id).state, found(queue, operation.id).worker) == (OperationState.BUILDING, "w")
     assert queue.claim("other") is None
-    assert queue.renew([claim]) == {operation.id: Lease.HELD}
+    assert queue.renew([claim]) == {operation.id: Lease.CURRENT}
     assert queue.finish(claim, FACTS)
     done = found(queue, operation.id)
     assert (done.done, done.facts, done.error, done.worker) == (True, FACTS, None, None)
@@ -145,7 +145,7 @@ def test_a_lease_that_is_renewed_is_not_swept(queue: OperationQueue) -> None:
     operation = queue.submit(submission())
     claim = claimed(queue)
     change(queue, operation.id, lease_until=now_s() + 1)
-    assert queue.renew([claim]) == {operation.id: Lease.HELD}
+    assert queue.renew([claim]) == {operation.id: Lease.CURRENT}
     assert queue.sweep() == []
     assert found(queue, operation.id).state is OperationState.BUILDING
 
@@ -284,7 +284,7 @@ def test_an_operation_is_cancelled_when_the_last_client_gives_up(queue: Operatio
     ended = queue.cancel(operation.id, "b")
     assert ended is not None
     assert ended.error is not None
-    assert ended.error["code"] == "cancelled"
+    assert ended.error["code"] == "operation-cancelled"
     assert queue.claim("w") is None
     assert queue.submit(submission(client="a")).id != operation.id  # not remembered
 
@@ -305,7 +305,7 @@ def test_a_running_build_learns_that_it_is_cancelled(queue: OperationQueue) -> N
     queue.cancel(operation.id, "a")
     assert queue.renew([claim]) == {operation.id: Lease.CANCELLED}
     assert queue.end_cancelled(claim)
-    assert str((found(queue, operation.id).error or {})["code"]) == "cancelled"
+    assert str((found(queue, operation.id).error or {})["code"]) == "operation-cancelled"
 
 
 def test_a_client_that_asks_again_revives_a_cancelled_build(queue: OperationQueue) -> None:
@@ -324,7 +324,7 @@ def test_a_cancelled_operation_of_a_lost_worker_ends(queue: OperationQueue) -> N
     queue.cancel(operation.id, "a")
     expire(queue, operation.id)
     queue.sweep()
-    assert str((found(queue, operation.id).error or {})["code"]) == "cancelled"
+    assert str((found(queue, operation.id).error or {})["code"]) == "operation-cancelled"
 
 
 def test_deadlines(queue: OperationQueue) -> None:

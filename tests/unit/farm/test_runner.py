@@ -196,6 +196,17 @@ def test_a_worker_that_closes_gives_its_builds_back(setup: Setup) -> None:
     assert (setup.operation(operation.id).facts is not None, setup.operation(operation.id).attempt) == (True, 2)
 
 
+def test_a_worker_whose_package_was_replaced_stops_and_loses_nothing(setup: Setup) -> None:
+    operation = setup.submit("a")
+    setup.builds.errors = [BuildServiceError("restart the service", code="generator-replaced")]
+    worker = setup.worker()
+    assert worker.run_next()
+    assert not worker.run_next()
+    assert worker.is_closing
+    assert setup.worker("restarted").run_next()
+    assert setup.operation(operation.id).facts is not None
+
+
 def test_a_draining_worker_finishes_and_claims_nothing(setup: Setup) -> None:
     first, second = setup.submit("a"), setup.submit("b")
     worker = setup.worker()
@@ -217,7 +228,7 @@ def test_a_cancelled_build_is_interrupted(setup: Setup) -> None:
     assert setup.builds.begun.acquire(timeout=30)
     setup.queue.cancel(operation.id, "me")
     building.join(30)
-    assert str((setup.operation(operation.id).error or {})["code"]) == "cancelled"
+    assert str((setup.operation(operation.id).error or {})["code"]) == "operation-cancelled"
 
 
 def test_a_build_past_its_deadline_is_interrupted(setup: Setup) -> None:

@@ -1,4 +1,4 @@
-"""The tables of operations, their events, clients' turns, and workers."""
+"""The tables of operations, events, clients and workers."""
 
 from __future__ import annotations
 
@@ -10,6 +10,12 @@ down_revision = None
 
 
 def upgrade() -> None:
+    op.create_table(
+        "clients",
+        sa.Column("client", sa.String(length=80), nullable=False),
+        sa.Column("last_claim", sa.BigInteger(), nullable=False),
+        sa.PrimaryKeyConstraint("client"),
+    )
     op.create_table(
         "operations",
         sa.Column("id", sa.String(length=80), nullable=False),
@@ -46,13 +52,7 @@ def upgrade() -> None:
     )
     op.create_index("operations_client", "operations", ["client", "state"], unique=False)
     op.create_index("operations_end_time", "operations", ["end_time"], unique=False)
-    op.create_index("operations_turn", "operations", ["state", "queue", "client"], unique=False)
-    op.create_table(
-        "turns",
-        sa.Column("client", sa.String(length=80), nullable=False),
-        sa.Column("turn", sa.BigInteger(), nullable=False),
-        sa.PrimaryKeyConstraint("client"),
-    )
+    op.create_index("operations_queue", "operations", ["state", "queue", "client"], unique=False)
     op.create_table(
         "workers",
         sa.Column("id", sa.String(length=80), nullable=False),
