@@ -13,7 +13,7 @@ from pathlib import Path
 from fastapi import FastAPI
 
 from roller_svc.compiler.estimates.batch import EstimateCache
-from roller_svc.farm.build import LOADED_GENERATOR
+from roller_svc.farm.build import LOADED_GENERATOR, build_task
 from roller_svc.farm.checking import RequestValidator
 from roller_svc.farm.courier import InProcessCourier
 from roller_svc.farm.database.connect import Database
@@ -27,7 +27,7 @@ from roller_svc.farm.routing import machine_queue
 from roller_svc.farm.runner import BuildRunner, InProcessBuilders
 from roller_svc.farm.scratch import scratch_folder
 from roller_svc.farm.store import Store
-from roller_svc.service.builds import Builder, Digest, RequestBuilds, RequestDigests, describe_worker, worker_limits
+from roller_svc.service.builds import Builder, BuildWork, Digest, RequestBuilds, RequestDigests, describe_worker, worker_limits
 from roller_svc.service.disassembly import ListingCache
 from roller_svc.service.middleware import RequestLimitsMiddleware
 from roller_svc.service.model_builds import ModelBuilds
@@ -44,7 +44,12 @@ SUBMISSION_THREADS = 2  # each with a validating worker process
 
 
 def create_app(
-    settings: Settings, builder: Builder | None = None, digest: Digest | None = None, *, ready: bool = False
+    settings: Settings,
+    builder: Builder | None = None,
+    digest: Digest | None = None,
+    *,
+    work: BuildWork = build_task,
+    ready: bool = False,
 ) -> FastAPI:
     """Create the application.
 
@@ -52,6 +57,7 @@ def create_app(
         settings: of the service.
         builder: builds artifacts; default: build workers.
         digest: validates requests and returns their action digests; default: validating workers.
+        work: builds a kernel in a worker process.
         ready: start the estimate workers before the first request.
     """
     resources = contextlib.ExitStack()  # closed in the reverse order
@@ -77,7 +83,7 @@ def create_app(
 
     models = ModelBuilds(store, settings.model_timeout_s, settings.estimates_timeout_s, limits)
     resources.callback(models.close)
-    builds = RequestBuilds(settings.build_timeout_s, limits, models, builder)
+    builds = RequestBuilds(settings.build_timeout_s, limits, models, builder, work)
     resources.callback(builds.close)
     courier = InProcessCourier()
     registry = WorkerRegistry(database)

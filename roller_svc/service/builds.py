@@ -21,6 +21,7 @@ from roller_svc.settings import Settings
 from roller_svc.version import __version__
 
 Builder = Callable[[BuildRequest], Artifact]
+BuildWork = Callable[[BuildTask], Artifact]
 Digest = Callable[[BuildRequest], str]
 
 
@@ -32,14 +33,20 @@ class RequestBuilds:
         limits: of a worker process.
         models: builds models.
         builder: builds kernels in place of worker processes.
+        work: builds a kernel in a worker process.
     """
 
     def __init__(
-        self, timeout_s: float, limits: WorkerLimits, models: ModelBuilds, builder: Builder | None = None
+        self,
+        timeout_s: float,
+        limits: WorkerLimits,
+        models: ModelBuilds,
+        builder: Builder | None = None,
+        work: BuildWork = build_task,
     ) -> None:
         codec = JsonCodec(artifact_json, parse_artifact)
         # A worker that has run a kernel must not take another task.
-        self._workers = WorkerPool(build_task, timeout_s, limits, codec, lambda task: task.runs_kernels)
+        self._workers = WorkerPool(work, timeout_s, limits, codec, lambda task: task.runs_kernels)
         self._builder = builder or self._build_in_worker
         self._models = models
 
