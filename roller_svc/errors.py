@@ -11,6 +11,8 @@ RollerError(code)
 │   ├── NoCandidateError      no rProgram fits the device: the rejecting rules
 │   ├── UnsupportedModelError a model with nodes that are not supported: all of them
 │   ├── ScheduleError         an illegal transform or schedule tree
+│   ├── ConflictError         the request contradicts an earlier one: HTTP 409
+│   ├── ForbiddenError        the API key may not do that: HTTP 403
 │   └── NotFoundError         HTTP 404
 │       ├── UnknownHardwareError
 │       ├── UnknownOpError        no such named operator or ONNX node
@@ -23,6 +25,8 @@ RollerError(code)
 │   └── WrongAnswerError          the kernel disagrees with the reference
 ├── BuildServiceError     transient          HTTP 503; exit 1
 │   ├── QueueFullError
+│   │   └── QuotaExceededError    HTTP 429
+│   ├── CancelledError        a client cancelled the operation: 499 in operations
 │   ├── EstimatesTimeoutError
 │   └── StoreError
 └── InvariantError        a bug              HTTP 500; exit 1
@@ -131,6 +135,14 @@ class UnsupportedModelError(InputError):
 
 class ScheduleError(InputError):
     default_code = "schedule-illegal"
+
+
+class ConflictError(InputError):
+    default_code = "request-conflict"
+
+
+class ForbiddenError(InputError):
+    default_code = "insufficient-scope"
 
 
 class NotFoundError(InputError):

@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from roller_svc.errors import BuildServiceError, InputError, RollerError
 from roller_svc.farm.courier import Courier
 from roller_svc.farm.models import Request, parse_record, request_record
-from roller_svc.farm.operations import Operation, action_of_hit, cached_operation, is_id
+from roller_svc.farm.operations import Operation, OperationState, action_of_hit, cached_operation, is_id
 from roller_svc.farm.queue import OperationQueue, QueuedId, Submission
 from roller_svc.farm.registry import WorkerRegistry, generators
 from roller_svc.farm.routing import queue_of
@@ -105,11 +105,15 @@ class BuildFarm:
         return operation
 
     def get(self, operation_id: str) -> Operation | None:
+        """Return an operation, with its position while it is queued; None if there is none."""
         action = action_of_hit(operation_id)
-        if action is None:
-            return self.queue.get(operation_id) if is_id(operation_id) else None
-        facts = self.store.action_result(action)
-        return None if facts is None else cached_operation(action, facts, {})
+        if action is not None:
+            facts = self.store.action_result(action)
+            return None if facts is None else cached_operation(action, facts, {})
+        operation = self.queue.get(operation_id) if is_id(operation_id) else None
+        if operation is not None and operation.state is OperationState.QUEUED:
+            return replace(operation, queue_position=self.queue.position(operation_id))
+        return operation
 
     def cancel(self, operation_id: str, client: str, *, for_all: bool = False) -> Operation | None:
         """Withdraw a client's interest in an operation; return it, or None if there is none."""

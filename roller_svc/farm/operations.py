@@ -42,6 +42,7 @@ class Operation:
     attempt: int = 0  # claims by workers so far
     queue: str = ""
     worker: str | None = None  # that builds it
+    queue_position: int | None = None  # builds that start first, while it is queued
 
     @property
     def done(self) -> bool:

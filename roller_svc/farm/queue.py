@@ -148,6 +148,34 @@ class OperationQueue:
         with self.database.read() as connection:
             return [_to_operation(row) for row in connection.execute(query)]
 
+    def position(self, operation_id: str) -> int | None:
+        """Return how many builds of its queue start before an operation, or None if it is not queued.
+
+        It assumes that nothing else arrives, and that clients are served round-robin.
+        """
+        mine = operations.alias("mine")
+        is_earlier = or_(
+            operations.c.priority > mine.c.priority,
+            (operations.c.priority == mine.c.priority) & (operations.c.create_time < mine.c.create_time),
+        )
+        query = (
+            select(
+                operations.c.client,
+                mine.c.client.label("own_client"),
+                func.count().label("queued"),
+                func.sum(case((is_earlier, 1), else_=0)).label("earlier"),
+            )
+            .join(mine, (mine.c.id == operation_id) & (mine.c.queue == operations.c.queue))
+            .where(mine.c.state == _QUEUED, operations.c.state == _QUEUED)
+            .group_by(operations.c.client, mine.c.client)
+        )
+        with self.database.read() as connection:
+            rows = connection.execute(query).all()
+        own = [int(row.earlier) for row in rows if row.client == row.own_client]
+        if not own:
+            return None
+        return own[0] + sum(min(int(row.queued), own[0] + 1) for row in rows if row.client != row.own_client)
+
     def ended(self, operation_ids: Iterable[str]) -> set[str]:
         """Return the ids whose operations are done or do not exist."""
         ids = set(operation_ids)

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import platform
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
 from roller_svc import hardware
+from roller_svc.errors import ArgumentError
 from roller_svc.farm.models import ModelRequest, Request
-from roller_svc.farm.queue import MACHINE_PREFIX
+from roller_svc.farm.queue import EVERY_QUEUE, MACHINE_PREFIX
+from roller_svc.farm.registry import Worker
 from roller_svc.hardware.catalog import LOCAL
 from roller_svc.ir.hardware import HardwareSpec, TargetKind
-from roller_svc.ir.report import RuntimeChoice, SelectionMode
+from roller_svc.ir.report import BuildRequest, RuntimeChoice, SelectionMode
 
+CPU_PREFIX, MEASURE_PREFIX = "build.cpu.", "measure."
 _MACHINE_IDS = (Path("/etc/machine-id"), Path("/var/lib/dbus/machine-id"))
 
 
@@ -40,10 +44,29 @@ def queue_of(request: Request) -> str:
 def queue_of_device(spec: HardwareSpec, *, is_measured: bool) -> str:
     """Return the queue of builds for a device."""
     if spec.family is TargetKind.CPU:
-        return f"build.cpu.{cpu_level(spec)}"
+        return f"{CPU_PREFIX}{cpu_level(spec)}"
     if is_measured:
-        return f"measure.{spec.arch}"
+        return f"{MEASURE_PREFIX}{spec.arch}"
     return "build.cuda" if spec.family is TargetKind.CUDA else "build.hip"
+
+
+def check_measurable(alive: Iterable[Worker], request: BuildRequest) -> None:
+    """Raise ArgumentError unless a worker that is alive can measure the request's kernels."""
+    queue = queue_of(request)
+    workers = list(alive)
+    if not any(can_measure(worker, queue) for worker in workers):
+        queues = sorted({name for worker in workers for name in worker.queues})
+        raise ArgumentError(
+            f"no worker measures on {request.target}: its queue {queue} has none", code="no-measuring-worker",
+            hint=f"kernels:compile builds without a device; workers serve {', '.join(queues)[:200] or 'nothing'}",
+        )  # fmt: skip
+
+
+def can_measure(worker: Worker, queue: str) -> bool:
+    """Whether a worker takes measurements of a queue. A device other than a CPU must be in its queues by name."""
+    if worker.is_draining or not queue.startswith((MEASURE_PREFIX, CPU_PREFIX, MACHINE_PREFIX)):
+        return False
+    return queue in worker.queues or (EVERY_QUEUE in worker.queues and queue.startswith(CPU_PREFIX))
 
 
 def cpu_level(spec: HardwareSpec) -> str:

@@ -20,6 +20,7 @@ from roller_svc.farm.database.connect import Database
 from roller_svc.farm.database.migrate import upgrade
 from roller_svc.farm.estimate_pool import EstimatePool
 from roller_svc.farm.farm import BuildFarm
+from roller_svc.farm.idempotency import IdempotencyKeys
 from roller_svc.farm.legacy_records import import_records
 from roller_svc.farm.queue import EVERY_QUEUE, OperationQueue
 from roller_svc.farm.registry import WorkerRegistry
@@ -32,7 +33,7 @@ from roller_svc.service.disassembly import ListingCache
 from roller_svc.service.middleware import RequestLimitsMiddleware
 from roller_svc.service.model_builds import ModelBuilds
 from roller_svc.service.problems import add_handlers
-from roller_svc.service.routes import estimates, hardware, health, kernels, operations
+from roller_svc.service.routes import estimates, hardware, health, kernel_batches, kernels, operations
 from roller_svc.service.routes import models as model_routes
 from roller_svc.service.state import MAX_WAITING_ESTIMATES, State
 from roller_svc.settings import Settings
@@ -145,10 +146,11 @@ def create_app(
         large_requests=asyncio.Semaphore(settings.estimates_at_once),
         estimate_cache=EstimateCache(estimators.estimate),
         models=models,
+        idempotency=IdempotencyKeys(database),
         model_estimates=model_estimates,
     )
     add_handlers(app)
     app.add_middleware(RequestLimitsMiddleware, settings=settings)
-    for module in (kernels, operations, estimates, model_routes, hardware, health):
+    for module in (kernels, kernel_batches, operations, estimates, model_routes, hardware, health):
         app.include_router(module.router)
     return app

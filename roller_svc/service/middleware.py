@@ -13,6 +13,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from roller_svc.errors import ArgumentError
+from roller_svc.service.access import EVERY_SCOPE, Principal
 from roller_svc.service.bodies import BodyError, check_json, max_value_count
 from roller_svc.service.hosts import Authority, is_own_host, is_same_origin, parse_authority
 from roller_svc.service.problems import RETRY_AFTER_S, encode_problem, problem
@@ -48,6 +49,7 @@ class RequestLimitsMiddleware:
         self._max_values = FREE_VALUES + VALUES_PER_ITEM * settings.max_items
         self._clients = {form: _client_id(key) for key in settings.accepted_keys for form in _key_encodings(key)}
         self._hosts = allowed_hosts(settings)
+        self._max_alive = settings.max_alive_per_client
         self._free_body_bytes = MAX_BUFFERED_BODIES * settings.max_body_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -109,7 +111,7 @@ class RequestLimitsMiddleware:
         client = self._authorized_client(headers) if self._clients else ""
         if client is None and scope["path"] not in OPEN_PATHS:
             return problem(401, "unauthorized", "an API key is required: Authorization: Bearer KEY")
-        scope["state"]["client"] = client
+        scope["state"]["principal"] = Principal(client or "", EVERY_SCOPE, self._max_alive)
         if scope["method"] in BODY_METHODS:
             length = headers.get("content-length", "0")
             max_bytes = self._max_blob_bytes if _is_blob(scope) else self._max_body_bytes

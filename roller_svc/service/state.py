@@ -15,11 +15,13 @@ from roller_svc.compiler.estimates.batch import EstimateCache
 from roller_svc.compiler.estimates.worker import Deadline
 from roller_svc.errors import BuildServiceError, QueueFullError
 from roller_svc.farm.farm import BuildFarm, Terms
+from roller_svc.farm.idempotency import IdempotencyKeys
 from roller_svc.farm.models import Request as FarmRequest
 from roller_svc.farm.operations import Operation
 from roller_svc.farm.store import Store
 from roller_svc.ir.report import BuildRequest
 from roller_svc.service.disassembly import ListingCache
+from roller_svc.service.event_slots import StreamSlots
 from roller_svc.service.model_builds import ModelBuilds
 from roller_svc.settings import Settings
 
@@ -27,6 +29,7 @@ T = TypeVar("T")
 
 DISCONNECT_POLL_S = 2.0  # how often a waiting request checks for a disconnected client
 MAX_WAITING_ESTIMATES = 16  # estimate requests, queued and running
+MAX_BATCHES = 16  # of builds that are being submitted at once
 MAX_UPLOADS = 8  # blobs that arrive at once
 LARGE_REQUEST_PLANS = 64  # estimate requests of this many plans are large: their responses take memory
 
@@ -47,19 +50,26 @@ class State:
     estimate_cache: EstimateCache
     models: ModelBuilds
     model_estimates: ThreadPoolExecutor  # waits for estimates of models
+    idempotency: IdempotencyKeys
+    streams: StreamSlots = field(default_factory=StreamSlots)
     is_ending: bool = False  # set when a shutdown begins
     estimates_waiting: int = 0  # estimate requests, queued and running
     uploads: int = 0  # blobs that are arriving
+    batch_requests: int = 0  # batches of builds that are being submitted
     _waiters: set[asyncio.Event] = field(default_factory=set)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether clients need no key."""
+        return not self.settings.accepted_keys
 
     async def run(self, work: Callable[[], T]) -> T:
         """Run work that accesses the disk or takes milliseconds in a thread of `compute`."""
         return await asyncio.get_running_loop().run_in_executor(self.compute, work)
 
-    async def submit(self, request: FarmRequest, client: str) -> Operation:
+    async def submit(self, request: FarmRequest, terms: Terms) -> Operation:
         """Create an operation; a validated request does not wait for others' validations. Raises InputError."""
         is_quick = not isinstance(request, BuildRequest) or self.is_cached(request)
-        terms = Terms(client, self.settings.max_alive_per_client)
         pool = self.compute if is_quick else self.submissions
         return await asyncio.get_running_loop().run_in_executor(pool, self.farm.submit, request, terms)
 
@@ -80,6 +90,18 @@ class State:
 
     async def _is_woken(self, operation_id: str, request: Request, deadline_s: float) -> bool:
         """Return whether the farm reports the operation before the deadline, and before the client disconnects."""
+        loop = asyncio.get_running_loop()
+        with self.watch(operation_id) as event:
+            while not event.is_set() and (remaining_s := deadline_s - loop.time()) > 0:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(event.wait(), min(remaining_s, DISCONNECT_POLL_S))
+                if not event.is_set() and await request.is_disconnected():
+                    break
+            return event.is_set() and loop.time() < deadline_s
+
+    @contextlib.contextmanager
+    def watch(self, operation_id: str) -> Iterator[asyncio.Event]:
+        """Give an event that is set when the operation is done or a shutdown begins."""
         loop, event = asyncio.get_running_loop(), asyncio.Event()
 
         def wake() -> None:
@@ -89,15 +111,10 @@ class State:
         self._waiters.add(event)
         self.farm.watch(operation_id, wake)
         try:
-            while not event.is_set() and (remaining_s := deadline_s - loop.time()) > 0:
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(event.wait(), min(remaining_s, DISCONNECT_POLL_S))
-                if not event.is_set() and await request.is_disconnected():
-                    break
+            yield event
         finally:
             self.farm.unwatch(operation_id, wake)
             self._waiters.discard(event)
-        return event.is_set() and loop.time() < deadline_s
 
     async def estimate(self, work: Callable[[], T], plans: int, deadline: Deadline, request: Request) -> T | None:
         """Run an estimate request of `plans` plans; return None if the client disconnects, which ends the deadline.
@@ -146,6 +163,17 @@ class State:
             yield
         finally:
             self.uploads -= 1
+
+    @contextlib.contextmanager
+    def admit_batch(self) -> Iterator[None]:
+        """Count a batch of builds while it is submitted. Raises QueueFullError."""
+        if self.batch_requests >= MAX_BATCHES:
+            raise QueueFullError(f"{MAX_BATCHES} batches are being submitted; try again later")
+        self.batch_requests += 1
+        try:
+            yield
+        finally:
+            self.batch_requests -= 1
 
     @contextlib.contextmanager
     def _admit_estimate(self) -> Iterator[None]:

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, Double, Engine, create_engine, event
+from sqlalchemy import Connection, Double, Engine, Table, create_engine, event
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError as UrlError
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
@@ -68,6 +69,10 @@ class Database:
         """Run one transaction: committed at the end of the block, rolled back if it raises."""
         with as_store_error(), self.engine.begin() as connection:
             yield connection
+
+    def insert(self, table: Table) -> Any:
+        """Return the dialect's INSERT, which has ON CONFLICT; both databases spell it alike."""
+        return (sqlite if self.is_sqlite else postgresql).insert(table)
 
     def close(self) -> None:
         self.engine.dispose()

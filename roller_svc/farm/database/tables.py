@@ -79,6 +79,32 @@ clients = Table(
     Column("last_claim", BigInteger, nullable=False),  # a number that grows with each claim
 )
 
+# Keys with which clients mark repeated requests; see farm/idempotency.py.
+idempotency_keys = Table(
+    "idempotency_keys",
+    metadata,
+    Column("client", String(80), primary_key=True),
+    Column("key_hash", String(64), primary_key=True),
+    Column("request_hash", String(64), nullable=False),
+    Column("operation", String(80), nullable=False),
+    Column("create_time", Double, nullable=False),
+    Index("idempotency_keys_create_time", "create_time"),
+)
+
+# Keys of clients; see farm/api_keys.py.
+api_keys = Table(
+    "api_keys",
+    metadata,
+    Column("id", String(80), primary_key=True),
+    Column("name", String(80), nullable=False),
+    Column("key_hash", String(64), nullable=False),
+    Column("scopes", JSON, nullable=False),
+    Column("quota", Integer),  # operations of the client that are not done, at most
+    Column("create_time", Double, nullable=False),
+    Column("expire_time", Double),
+    Column("revoke_time", Double),
+)
+
 workers = Table(
     "workers",
     metadata,

@@ -406,3 +406,17 @@ def test_names_from_outside_are_values_only(queue: OperationQueue) -> None:
     operation = queue.submit(replace(submission(hostile, hostile), queue=hostile, request={"a": '"\\u0000\ud800'}))
     assert found(queue, operation.id).request == {"a": '"\\u0000\ud800'}
     assert claimed(queue, queues=(hostile,)).id == operation.id
+
+
+def test_a_position_counts_the_builds_that_start_first(queue: OperationQueue) -> None:
+    mine = [queue.submit(submission(f"a{number}", "a")) for number in range(3)]
+    other = [queue.submit(submission(f"b{number}", "b")) for number in range(2)]
+    urgent = queue.submit(submission("a9", "a", priority=1))
+    elsewhere = queue.submit(submission("c", "c", queue="build.hip"))
+    positions = [queue.position(operation.id) for operation in (urgent, *mine, *other, elsewhere)]
+    # a's first build comes after one of b's, its second and later ones after two
+    assert positions == [1, 3, 4, 5, 1, 3, 0]
+    order = [claimed(queue, queues=("build.cuda",)).id for _ in range(6)]
+    assert sorted(order) == sorted(operation.id for operation in (urgent, *mine, *other))
+    assert queue.position(order[0]) is None
+    assert queue.position("unknown") is None

@@ -65,6 +65,28 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("id"),
     )
     op.create_table(
+        "api_keys",
+        sa.Column("id", sa.String(length=80), nullable=False),
+        sa.Column("name", sa.String(length=80), nullable=False),
+        sa.Column("key_hash", sa.String(length=64), nullable=False),
+        sa.Column("scopes", sa.JSON(), nullable=False),
+        sa.Column("quota", sa.Integer(), nullable=True),
+        sa.Column("create_time", sa.Double(), nullable=False),
+        sa.Column("expire_time", sa.Double(), nullable=True),
+        sa.Column("revoke_time", sa.Double(), nullable=True),
+        sa.PrimaryKeyConstraint("id"),
+    )
+    op.create_table(
+        "idempotency_keys",
+        sa.Column("client", sa.String(length=80), nullable=False),
+        sa.Column("key_hash", sa.String(length=64), nullable=False),
+        sa.Column("request_hash", sa.String(length=64), nullable=False),
+        sa.Column("operation", sa.String(length=80), nullable=False),
+        sa.Column("create_time", sa.Double(), nullable=False),
+        sa.PrimaryKeyConstraint("client", "key_hash"),
+    )
+    op.create_index("idempotency_keys_create_time", "idempotency_keys", ["create_time"], unique=False)
+    op.create_table(
         "events",
         sa.Column("operation", sa.String(length=80), nullable=False),
         sa.Column("number", sa.Integer(), nullable=False),
