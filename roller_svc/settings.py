@@ -37,6 +37,12 @@ class Settings(BaseSettings):
     api_keys: SecretStr = Field(
         SecretStr(""), description="API keys the service accepts, separated by commas; none: loopback only, anonymously"
     )
+    oidc_issuer: str = Field("", description="issuer of OIDC tokens that the service accepts, besides API keys")
+    oidc_audience: str = Field("", description="audience that these tokens must have")
+    oidc_jwks: str = Field("", description="file, or https URL, with the issuer's public keys (a JWK set)")
+    oidc_scopes_claim: str = Field(
+        "scope", description="claim with the scopes of a token, as a list or separated by spaces"
+    )
     allowed_hosts: str = Field(
         "", description="further names of the service, each with or without a port, separated by commas"
     )
@@ -151,12 +157,11 @@ class Settings(BaseSettings):
         """URL of the operations' database: the setting, or SQLite in the store's directory."""
         return self.database.get_secret_value() or f"sqlite:///{self.store.absolute() / 'operations.db'}"
 
-    @property
-    def max_alive_per_client(self) -> int:
-        """Queued and running builds of one client: the setting, or half of all if there are several keys."""
+    def max_alive_of_client(self, *, is_shared: bool) -> int:
+        """Return the limit of builds of one client: the setting, or half of all if others share the service."""
         if self.queue_length_per_client is not None:
             return self.queue_length_per_client
-        return max(1, self.queue_length // 2) if len(self.accepted_keys) > 1 else self.queue_length
+        return max(1, self.queue_length // 2) if is_shared else self.queue_length
 
     @property
     def cache_folder(self) -> Path:
@@ -227,17 +232,8 @@ def _cgroup_limits() -> Iterator[int]:
                     yield int((folder / name).read_text(encoding="ascii"))
 
 
-def check_address(current: Settings) -> None:
-    """Raise ArgumentError if the service would listen beyond loopback without an API key."""
-    if not current.accepted_keys and not _is_loopback(current.host):
-        raise ArgumentError(
-            f"refusing to listen on {current.host} without an API key",
-            code="no-api-key",
-            hint="set ROLLER_API_KEYS, or listen on 127.0.0.1",
-        )
-
-
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can connect to an address."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

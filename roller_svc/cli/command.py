@@ -26,6 +26,7 @@ COMMANDS = {
     "bench": "benchmark this project: construct, lint, model, cpu, model-zoo",
     "lint": "lint compiled CUDA kernels (spills, missing instructions)",
     "serve": "run the HTTP service",
+    "keys": "add, list and revoke the API keys of the service",
 }
 
 NO_DEVICE = frozenset({"no-device", "no-cupy", "wrong-device"})

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, cast
 
-from fastapi import Depends, Request
+from fastapi import Depends, FastAPI, Request
+from fastapi.routing import APIRoute
 
 from roller_svc.errors import ForbiddenError
 from roller_svc.farm.api_keys import Scope
 
+OPEN_PATHS = frozenset({"/healthz", "/readyz"})  # without a key
 EVERY_SCOPE = frozenset(Scope)
 
 
@@ -49,3 +52,15 @@ def check_scope(principal: Principal, scope: Scope) -> None:
 
 def principal_of(request: Request) -> Principal:
     return cast(Principal, request.state.principal)
+
+
+def routes_of(app: FastAPI) -> Iterator[APIRoute]:
+    """Yield the routes of an application, those of its routers included."""
+    waiting: list[Any] = list(app.routes)
+    while waiting:
+        route = waiting.pop(0)
+        if isinstance(route, APIRoute):
+            yield route
+        else:
+            router = getattr(route, "original_router", route)  # versions of FastAPI copy routes, or refer to routers
+            waiting += getattr(router, "routes", [])

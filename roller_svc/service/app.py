@@ -13,6 +13,7 @@ from pathlib import Path
 from fastapi import FastAPI
 
 from roller_svc.compiler.estimates.batch import EstimateCache
+from roller_svc.farm.api_keys import ApiKeys
 from roller_svc.farm.build import LOADED_GENERATOR, build_task
 from roller_svc.farm.checking import RequestValidator
 from roller_svc.farm.courier import InProcessCourier
@@ -28,6 +29,7 @@ from roller_svc.farm.routing import machine_queue
 from roller_svc.farm.runner import BuildRunner, InProcessBuilders
 from roller_svc.farm.scratch import scratch_folder
 from roller_svc.farm.store import Store
+from roller_svc.service.authentication import Authenticator
 from roller_svc.service.builds import Builder, BuildWork, Digest, RequestBuilds, RequestDigests, describe_worker, worker_limits
 from roller_svc.service.disassembly import ListingCache
 from roller_svc.service.middleware import RequestLimitsMiddleware
@@ -67,6 +69,8 @@ def create_app(
     database = Database(settings.database_url)
     resources.callback(database.close)
     upgrade(database)
+    authenticator = Authenticator(settings, ApiKeys(database))
+    authenticator.check_address()
     limits = worker_limits(settings, resources.enter_context(scratch_folder()))
 
     compute = ThreadPoolExecutor(COMPUTE_THREADS, thread_name_prefix="compute")
@@ -147,10 +151,11 @@ def create_app(
         estimate_cache=EstimateCache(estimators.estimate),
         models=models,
         idempotency=IdempotencyKeys(database),
+        authenticator=authenticator,
         model_estimates=model_estimates,
     )
     add_handlers(app)
-    app.add_middleware(RequestLimitsMiddleware, settings=settings)
+    app.add_middleware(RequestLimitsMiddleware, settings=settings, authenticator=authenticator)
     for module in (kernels, kernel_batches, operations, estimates, model_routes, hardware, health):
         app.include_router(module.router)
     return app

@@ -20,6 +20,7 @@ from roller_svc.farm.models import Request as FarmRequest
 from roller_svc.farm.operations import Operation
 from roller_svc.farm.store import Store
 from roller_svc.ir.report import BuildRequest
+from roller_svc.service.authentication import Authenticator
 from roller_svc.service.disassembly import ListingCache
 from roller_svc.service.event_slots import StreamSlots
 from roller_svc.service.model_builds import ModelBuilds
@@ -51,6 +52,7 @@ class State:
     models: ModelBuilds
     model_estimates: ThreadPoolExecutor  # waits for estimates of models
     idempotency: IdempotencyKeys
+    authenticator: Authenticator
     streams: StreamSlots = field(default_factory=StreamSlots)
     is_ending: bool = False  # set when a shutdown begins
     estimates_waiting: int = 0  # estimate requests, queued and running
@@ -61,7 +63,7 @@ class State:
     @property
     def is_open(self) -> bool:
         """Whether clients need no key."""
-        return not self.settings.accepted_keys
+        return self.authenticator.is_open
 
     async def run(self, work: Callable[[], T]) -> T:
         """Run work that accesses the disk or takes milliseconds in a thread of `compute`."""
