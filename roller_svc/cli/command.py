@@ -26,6 +26,7 @@ COMMANDS = {
     "bench": "benchmark this project: construct, lint, model, cpu, model-zoo",
     "lint": "lint compiled CUDA kernels (spills, missing instructions)",
     "serve": "run the HTTP service",
+    "worker": "build what services have queued in their database",
 }
 
 NO_DEVICE = frozenset({"no-device", "no-cupy", "wrong-device"})

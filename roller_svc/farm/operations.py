@@ -42,6 +42,7 @@ class Operation:
     attempt: int = 0  # claims by workers so far
     queue: str = ""
     worker: str | None = None  # that builds it
+    is_unserved: bool = False  # whether it is queued and no worker takes from its queue
 
     @property
     def done(self) -> bool:

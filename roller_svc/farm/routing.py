@@ -14,6 +14,7 @@ from roller_svc.hardware.catalog import LOCAL
 from roller_svc.ir.hardware import HardwareSpec, TargetKind
 from roller_svc.ir.report import RuntimeChoice, SelectionMode
 
+CPU, GPU = "cpu", "gpu"  # kinds of devices that builds measure on
 _MACHINE_IDS = (Path("/etc/machine-id"), Path("/var/lib/dbus/machine-id"))
 
 
@@ -37,6 +38,16 @@ def queue_of(request: Request) -> str:
     return queue_of_device(spec, is_measured=is_measured)
 
 
+def measured_on(request: Request) -> str | None:
+    """Return the kind of device that a build measures on, or None if it measures nothing."""
+    if isinstance(request, ModelRequest):
+        return CPU if request.options.get("select") == SelectionMode.MEASURE.value else None
+    if request.select is not SelectionMode.MEASURE or request.runtime is RuntimeChoice.EMULATOR:
+        return None
+    spec = request.hardware or hardware.load(request.target)
+    return CPU if spec.family is TargetKind.CPU else GPU
+
+
 def queue_of_device(spec: HardwareSpec, *, is_measured: bool) -> str:
     """Return the queue of builds for a device."""
     if spec.family is TargetKind.CPU:
@@ -54,7 +65,7 @@ def cpu_level(spec: HardwareSpec) -> str:
 
 
 def platform_level(spec: HardwareSpec) -> str:
-    return "armv8" if "neon" in spec.isa or "asimd" in spec.isa else "generic"
+    return "armv8" if "simd" in spec.isa else "generic"
 
 
 @cache
