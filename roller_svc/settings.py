@@ -34,6 +34,10 @@ class Settings(BaseSettings):
         SecretStr(""),
         description="URL of the operations' database: sqlite:///FILE or postgresql://...; default: SQLite in the store",
     )
+    broker: SecretStr = Field(
+        SecretStr(""),
+        description="URL of the RabbitMQ that announces operations to workers: amqp://...; default: workers poll",
+    )
     api_keys: SecretStr = Field(
         SecretStr(""), description="API keys the service accepts, separated by commas; none: loopback only, anonymously"
     )
@@ -77,6 +81,12 @@ class Settings(BaseSettings):
     )
     lease_s: float = Field(
         15.0, ge=1, le=600, description="time after its last heartbeat at which a worker is taken for dead"
+    )
+    no_worker_timeout_s: float = Field(
+        600.0, ge=1, description="how long an operation waits for a queue that no worker takes from before it fails"
+    )
+    drain_timeout_s: float = Field(
+        60.0, ge=0, le=86_400, description="how long `roller worker` goes on with its builds after SIGTERM"
     )
     remember_errors_s: float = Field(
         600.0, ge=0, le=86_400, description="how long the error of an invalid request stands without another build"
@@ -157,6 +167,11 @@ class Settings(BaseSettings):
         """URL of the operations' database: the setting, or SQLite in the store's directory."""
         return self.database.get_secret_value() or f"sqlite:///{self.store.absolute() / 'operations.db'}"
 
+    @property
+    def is_distributed(self) -> bool:
+        """Whether other machines may build: there is a broker, or a database that they can reach."""
+        return bool(self.broker.get_secret_value()) or not self.database_url.startswith("sqlite")
+
     def max_alive_of_client(self, *, is_shared: bool) -> int:
         """Return the limit of builds of one client: the setting, or half of all if others share the service."""
         if self.queue_length_per_client is not None:
@@ -204,7 +219,7 @@ def settings() -> Settings:
 
 def forget_secrets() -> None:
     """Remove the keys from the environment, so that child processes do not inherit them."""
-    for name in ("ROLLER_API_KEYS", "ROLLER_API_KEY", "ROLLER_DATABASE"):
+    for name in ("ROLLER_API_KEYS", "ROLLER_API_KEY", "ROLLER_DATABASE", "ROLLER_BROKER"):
         os.environ.pop(name, None)
 
 

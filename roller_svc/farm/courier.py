@@ -22,6 +22,41 @@ class Courier(Protocol):
     def close(self) -> None: ...
 
 
+class Handover:
+    """Passes announcements to the builders of this process, each when a builder is idle."""
+
+    def __init__(self) -> None:
+        self._condition = threading.Condition()
+        self._idle = 0  # builders that wait
+        self._offered = 0  # announcements for them; at most as many
+        self._is_closed = False
+
+    def offer(self) -> bool:
+        """Wait until a builder is idle and wake it; return False if the handover was closed before."""
+        with self._condition:
+            self._condition.wait_for(lambda: self._is_closed or self._offered < self._idle)
+            if self._is_closed:
+                return False
+            self._offered += 1
+            self._condition.notify_all()
+            return True
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait, as an idle builder, until an announcement is offered, the time is up or the handover is closed."""
+        with self._condition:
+            self._idle += 1
+            self._condition.notify_all()
+            self._condition.wait_for(lambda: self._is_closed or self._offered, timeout_s)
+            self._idle -= 1
+            if self._offered:
+                self._offered -= 1
+
+    def close(self) -> None:
+        with self._condition:
+            self._is_closed = True
+            self._condition.notify_all()
+
+
 class InProcessCourier:
     """Wakes the builders of this process."""
 

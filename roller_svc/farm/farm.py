@@ -8,17 +8,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from roller_svc.errors import BuildServiceError, InputError, RollerError
+from roller_svc.errors import ArgumentError, BuildServiceError, InputError, RollerError
 from roller_svc.farm.courier import Courier
 from roller_svc.farm.models import Request, parse_record, request_record
 from roller_svc.farm.operations import Operation, OperationState, action_of_hit, cached_operation, is_id
-from roller_svc.farm.queue import OperationQueue, QueuedId, Submission
-from roller_svc.farm.registry import WorkerRegistry, generators
-from roller_svc.farm.routing import queue_of
+from roller_svc.farm.queue import EVERY_QUEUE, MACHINE_PREFIX, OperationQueue, QueuedId, Submission
+from roller_svc.farm.registry import WorkerRegistry, generators, served_queues
+from roller_svc.farm.routing import measured_on, queue_of
 from roller_svc.farm.store import Store
 from roller_svc.farm.watch import EndWatcher
 
 SWEEP_S = 2.0
+NO_WORKER_TIMEOUT_S = 600.0
 FORGET_S = 600.0  # between deletions of old operations
 MAX_ADOPTED = 16  # in one sweep: each is validated again
 
@@ -52,6 +53,7 @@ class BuildFarm:
         registry: lists the workers.
         digests: validates requests.
         retention_s: how long operations that are done are kept.
+        no_worker_timeout_s: how long an operation waits for a queue that no worker takes from.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class BuildFarm:
         digests: Digests,
         *,
         retention_s: float,
+        no_worker_timeout_s: float = NO_WORKER_TIMEOUT_S,
     ) -> None:
         self.queue = queue
         self.store = store
@@ -70,6 +73,8 @@ class BuildFarm:
         self.courier = courier
         self._digests = digests
         self._retention_s = retention_s
+        self._no_worker_timeout_s = no_worker_timeout_s
+        self._served: frozenset[str] | None = None  # queues that workers take from, as of the last sweep
         self._watcher = EndWatcher(queue.ended)
         self._closing = threading.Event()
         self._sweeper = threading.Thread(target=self._sweep_regularly, name="sweeper", daemon=True)
@@ -96,9 +101,17 @@ class BuildFarm:
         facts = self.store.action_result(action)
         if facts is not None:
             return cached_operation(action, facts, record)
+        queue = queue_of(request)
+        is_served = self._is_served(queue)
+        if queue.startswith(MACHINE_PREFIX) and not is_served:
+            raise ArgumentError(
+                "no worker builds for the service's own CPU, the target `local`", code="local-not-served",
+                hint="name the target: `roller targets` lists devices; `cpu-x86-avx2` runs on CPUs with AVX2",
+            )  # fmt: skip
         submission = Submission(
-            action, record, queue_of(request), terms.client, terms.priority, terms.deadline_s, terms.max_alive
-        )
+            action, record, queue, terms.client, terms.priority, terms.deadline_s, terms.max_alive,
+            measured_on(request), is_served=is_served,
+        )  # fmt: skip
         operation = self.queue.submit(submission)
         if not operation.done:
             self._send(QueuedId(operation.id, operation.queue))
@@ -140,7 +153,17 @@ class BuildFarm:
         """Queue again what lost its worker, end what is overdue, and send the ids of what is still queued."""
         for queued in self.queue.sweep():
             self._send(queued)
+        self._served = served_queues(self.registry.alive(), self.queue.generator)
+        for operation_id in self.queue.end_unserved(self._served, self._no_worker_timeout_s):
+            self._watcher.notify(operation_id)
         self._adopt()
+
+    def _is_served(self, queue: str) -> bool:
+        """Whether a worker takes from a queue, as of the last sweep. One of a single machine is looked up."""
+        is_of_machine = queue.startswith(MACHINE_PREFIX)
+        if self._served is None or (is_of_machine and queue not in self._served):
+            self._served = served_queues(self.registry.alive(), self.queue.generator)
+        return queue in self._served or (EVERY_QUEUE in self._served and not is_of_machine)
 
     def _send(self, queued: QueuedId) -> None:
         try:
@@ -156,7 +179,8 @@ class BuildFarm:
                 return
             try:
                 request = parse_record(operation.request)
-                if self.queue.adopt(operation, self._digests.digest(request), queue_of(request)):
+                digest = self._digests.digest(request)
+                if self.queue.adopt(operation, digest, queue_of(request), measured_on(request)):
                     log.info("operation %s of another version is taken over", operation.id)
             except InputError as failure:
                 self.queue.end_foreign(operation, failure)

@@ -69,14 +69,14 @@ def model_digest(request: ModelRequest, spec: HardwareSpec) -> str:
         "options": request.options,
         "generator": generator_digest(),
         "toolchain": toolchain_versions(spec.family),
-        "libraries": library_versions() | _reader_versions(),
+        "libraries": library_versions() | reader_versions(),
     }
     content = json.dumps(parts, sort_keys=True, separators=(",", ":"))
     return f"sha256:{hashlib.sha256(content.encode()).hexdigest()}"
 
 
 @cache
-def _reader_versions() -> dict[str, str]:
+def reader_versions() -> dict[str, str]:
     """Return the versions of the libraries that read models, for the life of the process."""
     try:
         return {"onnx": importlib.metadata.version("onnx")}

@@ -43,6 +43,7 @@ class Operation:
     queue: str = ""
     worker: str | None = None  # that builds it
     queue_position: int | None = None  # builds that start first, while it is queued
+    is_unserved: bool = False  # whether it is queued and no worker takes from its queue
 
     @property
     def done(self) -> bool:

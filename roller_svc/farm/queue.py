@@ -52,7 +52,7 @@ class Submission:
     """A validated request.
 
     `max_alive` limits the operations of this client that are not done; None: no limit. A deadline is in seconds from
-    now; the operation fails if it is not done by then.
+    now; the operation fails if it is not done by then. `measured_on` is the kind of device that the build measures on.
     """
 
     action: str
@@ -62,6 +62,8 @@ class Submission:
     priority: int = 0
     deadline_s: float | None = None
     max_alive: int | None = None
+    measured_on: str | None = None
+    is_served: bool = True  # whether a worker takes from the queue now
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +75,7 @@ class Claim:
     action: str
     request: Json
     failures: int
+    measured_on: str | None = None
 
 
 class Lease(Enum):
@@ -216,15 +219,17 @@ class OperationQueue:
 
     # ---------------------------------------------------------------- workers
 
-    def claim(self, worker: str, queues: Sequence[str] = (EVERY_QUEUE,)) -> Claim | None:
+    def claim(
+        self, worker: str, queues: Sequence[str] = (EVERY_QUEUE,), measured_on: Collection[str] | None = None
+    ) -> Claim | None:
         """Claim an operation in one of the queues for a worker; None if there is nothing to do.
 
         Clients are served round-robin. Within a client, the highest priority is first, then the fewest failures, then
-        the oldest.
+        the oldest. Builds that measure are claimed only for kinds of devices in `measured_on`; None: for all.
         """
         while True:
             with self.database.read() as connection:
-                candidate = self._next(connection, queues)
+                candidate = self._next(connection, queues, measured_on)
             if candidate is None:
                 return None
             with self.database.write() as connection:
@@ -236,13 +241,14 @@ class OperationQueue:
                         attempt=operations.c.attempt + 1,
                         worker=worker,
                         lease_until=now_s() + self.lease_s,
+                        unserved_since=None,
                     )
                     .returning(*operations.c)
                 ).one_or_none()
                 if row is not None:
                     _record_claim(connection, self.database, row.client)
                     _add_event(connection, row.id, "building", {"attempt": row.attempt, "worker": worker})
-                    return Claim(row.id, row.attempt, row.action, row.request, row.failures)
+                    return Claim(row.id, row.attempt, row.action, row.request, row.failures, row.measured_on)
 
     def renew(self, claims: Iterable[Claim]) -> dict[str, Lease]:
         """Renew the leases of claims; return the state of each by its operation's id."""
@@ -339,6 +345,29 @@ class OperationQueue:
             ).all()
         return [QueuedId(row.id, row.queue) for row in sorted(rows, key=lambda row: row.create_time)]
 
+    def end_unserved(self, served: Collection[str], limit_s: float) -> list[str]:
+        """Note which operations wait for a queue that nobody serves; end those that have done so for `limit_s`.
+
+        Return the ids of those that ended. Several processes may do this at once.
+        """
+        waiting = [operations.c.state == _QUEUED, operations.c.generator == self.generator]
+        is_served = _is_in(served)
+        unserved = [*waiting, ~is_served, operations.c.unserved_since.is_(None)]
+        served_again = [*waiting, is_served, operations.c.unserved_since.is_not(None)]
+        overdue = [*waiting, ~is_served, operations.c.unserved_since < now_s() - limit_s]
+        changes = select(operations.c.id).where(*waiting, or_(~is_served, operations.c.unserved_since.is_not(None)))
+        with self.database.read() as connection:
+            if connection.execute(changes.limit(1)).first() is None:
+                return []
+        ended: list[str] = []
+        with self.database.write() as connection:
+            connection.execute(update(operations).where(*served_again).values(unserved_since=None))
+            connection.execute(update(operations).where(*unserved).values(unserved_since=now_s()))
+            for queue in connection.scalars(select(operations.c.queue).where(*overdue).distinct()).all():
+                error = unserved_error(queue, limit_s)
+                ended += self._end(connection, [*overdue, operations.c.queue == queue], error)
+        return ended
+
     def foreign(self, built_elsewhere: Collection[str], limit: int) -> list[Operation]:
         """Return queued operations of other generators but those that are built elsewhere."""
         served = {self.generator, *built_elsewhere}
@@ -351,7 +380,7 @@ class OperationQueue:
         with self.database.read() as connection:
             return [_to_operation(row) for row in connection.execute(query)]
 
-    def adopt(self, operation: Operation, action: str, queue: str) -> bool:
+    def adopt(self, operation: Operation, action: str, queue: str, measured_on: str | None = None) -> bool:
         """Make a foreign operation one of this generator; return False if it changed or its action is taken."""
         with self.database.write() as connection:
             others = operations.c.id != operation.id
@@ -362,7 +391,14 @@ class OperationQueue:
                 update(operations)
                 .where(operations.c.id == operation.id, operations.c.state == _QUEUED)
                 .where(operations.c.generator != self.generator)
-                .values(action=action, generator=self.generator, queue=queue, send_time=None)
+                .values(
+                    action=action,
+                    generator=self.generator,
+                    queue=queue,
+                    measured_on=measured_on,
+                    send_time=None,
+                    unserved_since=None,
+                )
             )
         return bool(adopted.rowcount)
 
@@ -437,6 +473,7 @@ class OperationQueue:
             "generator": self.generator, "client": submission.client, "priority": submission.priority,
             "state": _QUEUED, "create_time": now_s(), "start_after": now_s(), "send_time": now_s(),
             "deadline": _time_in(submission.deadline_s), "attempt": 0, "failures": 0, "is_cancelled": False,
+            "measured_on": submission.measured_on, "unserved_since": None if submission.is_served else now_s(),
         }  # fmt: skip
         insertion = _insert_ignoring_conflicts(self.database, operations).values(values).returning(*operations.c)
         row = connection.execute(insertion).one_or_none()
@@ -458,16 +495,17 @@ class OperationQueue:
                 f"{submission.max_alive} builds of this client are waiting already; try again later"
             )
 
-    def _next(self, connection: Connection, queues: Sequence[str]) -> str | None:
+    def _next(self, connection: Connection, queues: Sequence[str], measured_on: Collection[str] | None) -> str | None:
         """Return the id of the operation to build next."""
         ready = [
             operations.c.state == _QUEUED,
             operations.c.generator == self.generator,
             operations.c.start_after <= now_s(),
+            _is_in(queues),
         ]
-        named = operations.c.queue.in_([name for name in queues if name != EVERY_QUEUE])
-        of_any_machine = operations.c.queue.not_like(f"{MACHINE_PREFIX}%")
-        ready.append(or_(named, of_any_machine) if EVERY_QUEUE in queues else named)
+        if measured_on is not None:
+            is_free = operations.c.measured_on.in_(sorted(measured_on))
+            ready.append(or_(operations.c.measured_on.is_(None), is_free))
         client = connection.scalar(
             select(operations.c.client)
             .outerjoin(clients, clients.c.client == operations.c.client)
@@ -544,12 +582,26 @@ def _fence(claim: Claim) -> list[ColumnElement[bool]]:
     return [operations.c.id == claim.id, operations.c.attempt == claim.attempt, operations.c.state == _BUILDING]
 
 
+def _is_in(queues: Collection[str]) -> ColumnElement[bool]:
+    """Return the condition that an operation is in one of the queues."""
+    named = operations.c.queue.in_(sorted(name for name in queues if name != EVERY_QUEUE))
+    of_any_machine = operations.c.queue.not_like(f"{MACHINE_PREFIX}%")
+    return or_(named, of_any_machine) if EVERY_QUEUE in queues else named
+
+
 def _time_in(seconds: float | None) -> ColumnElement[float] | None:
     return None if seconds is None else now_s() + seconds
 
 
 def overdue_error() -> BuildServiceError:
     return BuildServiceError("the deadline passed before the build was done", code="deadline-exceeded")
+
+
+def unserved_error(queue: str, limit_s: float) -> BuildServiceError:
+    return BuildServiceError(
+        f"no worker has taken from the queue {queue} for {limit_s:g} s; `roller worker --queues {queue}` starts one",
+        code="no-worker",
+    )
 
 
 def _dialect(database: Database) -> Any:
@@ -587,6 +639,7 @@ def _to_operation(row: Row[Any], cache: CacheStatus = CacheStatus.MISS) -> Opera
         id=row.id, action=row.action, state=OperationState(row.state), cache=cache,
         create_time=format_time(row.create_time), request=row.request, facts=row.facts, error=row.error,
         attempt=row.attempt, queue=row.queue, worker=row.worker,
+        is_unserved=row.state == _QUEUED and row.unserved_since is not None,
     )  # fmt: skip
 
 

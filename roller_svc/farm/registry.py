@@ -61,6 +61,12 @@ class WorkerRegistry:
             return [_to_worker(row) for row in connection.execute(query)]
 
 
+def served_queues(alive: Sequence[Worker], generator: str) -> frozenset[str]:
+    """Return the queues that workers of a generator take from."""
+    active = (worker for worker in alive if worker.generator == generator and not worker.is_draining)
+    return frozenset(queue for worker in active for queue in worker.queues)
+
+
 def generators(alive: Sequence[Worker]) -> frozenset[str]:
     return frozenset(worker.generator for worker in alive)
 

@@ -18,6 +18,7 @@ from roller_svc.ir.hardware import HardwareSpec, TargetKind
 from roller_svc.ir.report import BuildRequest, RuntimeChoice, SelectionMode
 
 CPU_PREFIX, MEASURE_PREFIX = "build.cpu.", "measure."
+CPU, GPU = "cpu", "gpu"  # kinds of devices that builds measure on
 _MACHINE_IDS = (Path("/etc/machine-id"), Path("/var/lib/dbus/machine-id"))
 
 
@@ -39,6 +40,16 @@ def queue_of(request: Request) -> str:
         and request.runtime is not RuntimeChoice.EMULATOR
     )
     return queue_of_device(spec, is_measured=is_measured)
+
+
+def measured_on(request: Request) -> str | None:
+    """Return the kind of device that a build measures on, or None if it measures nothing."""
+    if isinstance(request, ModelRequest):
+        return CPU if request.options.get("select") == SelectionMode.MEASURE.value else None
+    if request.select is not SelectionMode.MEASURE or request.runtime is RuntimeChoice.EMULATOR:
+        return None
+    spec = request.hardware or hardware.load(request.target)
+    return CPU if spec.family is TargetKind.CPU else GPU
 
 
 def queue_of_device(spec: HardwareSpec, *, is_measured: bool) -> str:
@@ -77,7 +88,7 @@ def cpu_level(spec: HardwareSpec) -> str:
 
 
 def platform_level(spec: HardwareSpec) -> str:
-    return "armv8" if "neon" in spec.isa or "asimd" in spec.isa else "generic"
+    return "armv8" if "simd" in spec.isa else "generic"
 
 
 @cache

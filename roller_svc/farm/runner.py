@@ -12,6 +12,7 @@ from typing import Protocol
 
 from roller_svc.errors import BuildServiceError, CompileError, InputError, RollerError, StoreError
 from roller_svc.farm.build import GENERATOR_REPLACED
+from roller_svc.farm.measuring import DeviceLocks
 from roller_svc.farm.models import Request, parse_record
 from roller_svc.farm.queue import Claim, Lease, OperationQueue, overdue_error
 from roller_svc.farm.registry import Worker, WorkerRegistry
@@ -44,6 +45,7 @@ class BuildRunner:
         registry: lists this worker while it is alive.
         worker: this worker.
         remember_errors_s: how long the errors of invalid requests stand without another build.
+        devices: let one build measure on a device at a time; None: any number.
         on_end: called with the id of each operation that this worker ended.
     """
 
@@ -56,6 +58,7 @@ class BuildRunner:
         worker: Worker,
         *,
         remember_errors_s: float = 0.0,
+        devices: DeviceLocks | None = None,
         on_end: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.worker = worker
@@ -64,6 +67,8 @@ class BuildRunner:
         self._builds = builds
         self._registry = registry
         self._remember_errors_s = remember_errors_s
+        self._devices = devices
+        self._claiming = threading.Lock()  # the locks of a builder that claims are not in the way of another one
         self._on_end = on_end
         self._lock = threading.Lock()
         self._claims: dict[str, tuple[Claim, int]] = {}  # with the thread that builds it, by operation
@@ -88,9 +93,33 @@ class BuildRunner:
         """
         if self._closing.is_set():
             return False
-        claim = self._queue.claim(self.worker.id, self.worker.queues)
+        claim = self._claim()
         if claim is None:
             return False
+        try:
+            self._run_claimed(claim)
+        finally:
+            if self._devices is not None and claim.measured_on is not None:
+                self._devices.release(claim.measured_on)
+        self._on_end(claim.id)
+        return True
+
+    def _claim(self) -> Claim | None:
+        """Claim the next operation, with the lock of the device that it measures on."""
+        if self._devices is None:
+            return self._queue.claim(self.worker.id, self.worker.queues)
+        with self._claiming:
+            free = self._devices.acquire_free()
+            claim = None
+            try:
+                claim = self._queue.claim(self.worker.id, self.worker.queues, free)
+            finally:
+                for kind in free:
+                    if claim is None or kind != claim.measured_on:
+                        self._devices.release(kind)
+        return claim
+
+    def _run_claimed(self, claim: Claim) -> None:
         with self._lock:
             self._claims[claim.id] = (claim, threading.get_ident())
         try:
@@ -102,8 +131,6 @@ class BuildRunner:
             with self._lock:
                 self._claims.pop(claim.id, None)
                 self._stops.pop(claim.id, None)
-        self._on_end(claim.id)
-        return True
 
     def drain(self) -> None:
         """Claim nothing more. Builds go on."""
@@ -221,13 +248,23 @@ class BuildRunner:
 
 
 class InProcessBuilders:
-    """Threads of this process that build what its courier announces, and what other processes left."""
+    """Threads of this process that build what a courier announces, and what was announced to nobody.
 
-    POLL_S = 1.0  # how often to look for operations of other processes
+    Args:
+        runner: claims and builds.
+        wait: returns when an operation is announced, or after the given time.
+        count: builds at once.
+        poll_s: how often an idle thread looks for operations that were not announced to it.
+    """
 
-    def __init__(self, runner: BuildRunner, wait: Callable[[float], None], *, count: int) -> None:
+    POLL_S = 1.0
+
+    def __init__(
+        self, runner: BuildRunner, wait: Callable[[float], None], *, count: int, poll_s: float = POLL_S
+    ) -> None:
         self._runner = runner
         self._wait = wait
+        self._poll_s = poll_s
         self._pool = ThreadPoolExecutor(max(1, count), thread_name_prefix="build")  # outlives a bug in a build
         self._threads = [threading.Thread(target=self._run, name=f"builder-{i}", daemon=True) for i in range(count)]
 
@@ -250,7 +287,7 @@ class InProcessBuilders:
             elif error is not None:
                 log.error("a build ended in a bug", exc_info=error)
             if error is not None or not attempt.result():
-                self._wait(self.POLL_S)
+                self._wait(self._poll_s)
 
 
 def is_deterministic(error: RollerError) -> bool:

@@ -14,28 +14,31 @@ from fastapi import FastAPI
 
 from roller_svc.compiler.estimates.batch import EstimateCache
 from roller_svc.farm.api_keys import ApiKeys
-from roller_svc.farm.build import LOADED_GENERATOR, build_task
+from roller_svc.farm.build import build_task
 from roller_svc.farm.checking import RequestValidator
-from roller_svc.farm.courier import InProcessCourier
 from roller_svc.farm.database.connect import Database
 from roller_svc.farm.database.migrate import upgrade
+from roller_svc.farm.environment import environment_digest
 from roller_svc.farm.estimate_pool import EstimatePool
 from roller_svc.farm.farm import BuildFarm
 from roller_svc.farm.idempotency import IdempotencyKeys
 from roller_svc.farm.legacy_records import import_records
+from roller_svc.farm.machine import describe_worker, machine_queues
+from roller_svc.farm.measuring import machine_locks
 from roller_svc.farm.queue import EVERY_QUEUE, OperationQueue
 from roller_svc.farm.registry import WorkerRegistry
 from roller_svc.farm.routing import machine_queue
-from roller_svc.farm.runner import BuildRunner, InProcessBuilders
+from roller_svc.farm.runner import BuildRunner
 from roller_svc.farm.scratch import scratch_folder
 from roller_svc.farm.store import Store
+from roller_svc.service.announcements import Announcements
 from roller_svc.service.authentication import Authenticator
-from roller_svc.service.builds import Builder, BuildWork, Digest, RequestBuilds, RequestDigests, describe_worker, worker_limits
+from roller_svc.service.builds import Builder, BuildWork, Digest, RequestBuilds, RequestDigests, worker_limits
 from roller_svc.service.disassembly import ListingCache
 from roller_svc.service.middleware import RequestLimitsMiddleware
 from roller_svc.service.model_builds import ModelBuilds
 from roller_svc.service.problems import add_handlers
-from roller_svc.service.routes import estimates, hardware, health, kernel_batches, kernels, operations
+from roller_svc.service.routes import estimates, hardware, health, kernel_batches, kernels, operations, workers
 from roller_svc.service.routes import models as model_routes
 from roller_svc.service.state import MAX_WAITING_ESTIMATES, State
 from roller_svc.settings import Settings
@@ -90,30 +93,33 @@ def create_app(
     resources.callback(models.close)
     builds = RequestBuilds(settings.build_timeout_s, limits, models, builder, work)
     resources.callback(builds.close)
-    courier = InProcessCourier()
+    announcements = Announcements(settings, environment_digest())
+    resources.callback(announcements.close)
     registry = WorkerRegistry(database)
-    queue = OperationQueue(database, LOADED_GENERATOR, max_alive=settings.queue_length, lease_s=settings.lease_s)
+    queue = OperationQueue(database, environment_digest(), max_alive=settings.queue_length, lease_s=settings.lease_s)
     import_records(store.root, queue)
     farm = BuildFarm(
-        queue, store, courier, registry, RequestDigests(digest or validator.digest, models),
-        retention_s=settings.retention_s,
+        queue, store, announcements.courier, registry, RequestDigests(digest or validator.digest, models),
+        retention_s=settings.retention_s, no_worker_timeout_s=settings.no_worker_timeout_s,
     )  # fmt: skip
+    # A service without other machines answers every request, be it by the error that a compiler is missing.
+    queues = machine_queues() if settings.is_distributed else (EVERY_QUEUE, machine_queue())
     runner = BuildRunner(
-        queue, store, builds, registry, describe_worker((EVERY_QUEUE, machine_queue())),
-        remember_errors_s=settings.remember_errors_s, on_end=farm.notify_end,
+        queue, store, builds, registry, describe_worker(queues, settings.workers),
+        remember_errors_s=settings.remember_errors_s, devices=machine_locks(), on_end=farm.notify_end,
     )  # fmt: skip
-    builders = InProcessBuilders(runner, courier.wait, count=settings.workers)
+    builders = announcements.create_builders(runner, settings.workers)
 
     def start() -> None:
-        farm.start()
         if settings.workers:
             runner.start()
             builders.start()
+        farm.start()
 
     def close() -> None:
         model_estimates.shutdown(wait=False, cancel_futures=True)  # starts no worker after the others are killed
         runner.drain()
-        courier.close()
+        announcements.close_builders()
         if settings.workers:
             runner.close()
             builders.join()
@@ -156,6 +162,6 @@ def create_app(
     )
     add_handlers(app)
     app.add_middleware(RequestLimitsMiddleware, settings=settings, authenticator=authenticator)
-    for module in (kernels, kernel_batches, operations, estimates, model_routes, hardware, health):
+    for module in (kernels, kernel_batches, operations, estimates, model_routes, hardware, workers, health):
         app.include_router(module.router)
     return app

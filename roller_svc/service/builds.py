@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import platform
-import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
-from roller_svc.compiler.action import toolchain_versions
 from roller_svc.farm.build import LOADED_GENERATOR, BuildTask, artifact_json, build_task, parse_artifact
 from roller_svc.farm.confinement import gpu_devices, readable_by_builds
 from roller_svc.farm.models import Request
-from roller_svc.farm.registry import Worker
 from roller_svc.farm.store import Artifact
 from roller_svc.farm.workers import JsonCodec, WorkerLimits, WorkerPool
 from roller_svc.ir.report import BuildRequest
 from roller_svc.service.model_builds import ModelBuilds
 from roller_svc.settings import Settings
-from roller_svc.version import __version__
 
 Builder = Callable[[BuildRequest], Artifact]
 BuildWork = Callable[[BuildTask], Artifact]
@@ -80,16 +74,3 @@ def worker_limits(settings: Settings, scratch: Path) -> WorkerLimits:
     more = () if settings.local_spec is None else (settings.local_spec,)
     readable = readable_by_builds(*more) if settings.confine_workers else None
     return WorkerLimits(settings.memory_bytes_each, scratch=scratch, readable=readable, devices=gpu_devices())
-
-
-def describe_worker(queues: Sequence[str]) -> Worker:
-    """Describe this process as a worker of the farm."""
-    host = platform.node()[:60]
-    facts: dict[str, object] = {
-        "host": host,
-        "pid": os.getpid(),
-        "version": __version__,
-        "compilers": toolchain_versions(),
-        "devices": [Path(device).name for device in gpu_devices()],
-    }
-    return Worker(f"{host}-{uuid.uuid4().hex[:12]}", tuple(queues), LOADED_GENERATOR, facts)

@@ -52,6 +52,8 @@ def operation_json(operation: Operation) -> Json:
     }
     details = {"queue": operation.queue or None, "worker": operation.worker, "queue_position": operation.queue_position}
     metadata |= {name: value for name, value in details.items() if value is not None}
+    if operation.is_unserved:
+        metadata["waiting_for"] = operation.queue  # no worker takes from it
     response: Json = {"name": f"operations/{operation.id}", "done": operation.done, "metadata": metadata}
     if operation.facts is not None:
         is_model = LANGUAGE not in operation.facts

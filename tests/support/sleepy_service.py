@@ -1,17 +1,23 @@
-"""A service whose builds sleep in real worker processes: `python -c 'import sleepy_service as s; s.main()'`.
+"""Services and workers whose builds sleep in real worker processes.
+
+`python -c 'import sleepy_service as s; s.main()'` serves, and `s.work()` is `roller worker` with its options.
 
 SLEEPY_BUILD_S and SLEEPY_PUBLISH_S are how long a build and the writing of a result's name take. Every build and
-every name is a line in the file SLEEPY_LOG: `build EXPRESSION`, `publishing ACTION`, `published ACTION`.
+every name is a line in the file SLEEPY_LOG: `build EXPRESSION`, `by FORK_SERVER`, `publishing ACTION`,
+`published ACTION DIGEST`.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+import sys
 import time
 from pathlib import Path
 
 import roller_svc.service.app
+import roller_svc.service.worker
+from roller_svc.cli import main as main_of_roller
 from roller_svc.farm.build import BuildTask
 from roller_svc.farm.store import Artifact, Store
 from roller_svc.service import server
@@ -30,6 +36,7 @@ def sleepy_build(task: BuildTask) -> Artifact:
     """A kernel whose digest differs at every build, as a measured one's may."""
     expression = task.request.expression
     note(f"build {expression}")
+    note(f"by {os.getppid()}")
     time.sleep(BUILD_S)
     text = f"{expression} {time.time_ns()} {os.getpid()}".encode()
     facts: dict[str, object] = {
@@ -64,3 +71,11 @@ def main() -> None:
     roller_svc.service.app.Store = SleepyStore  # type: ignore[misc]  # where create_app finds it
     app = roller_svc.service.app.create_app(settings, work=sleepy_build)
     server.ServiceServer(server.server_config(app, settings)).run()
+
+
+def work() -> None:
+    """Work with the ROLLER_* settings and the options of `roller worker`."""
+    roller_svc.service.worker.Store = SleepyStore  # type: ignore[misc]  # where FarmWorker finds it
+    run_worker = roller_svc.service.worker.run_worker
+    roller_svc.service.worker.run_worker = lambda *given: run_worker(*given, work=sleepy_build)
+    sys.exit(main_of_roller(["worker", *sys.argv[1:]]))

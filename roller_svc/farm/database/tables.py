@@ -28,6 +28,7 @@ operations = Table(
     Column("action", String(80), nullable=False),
     Column("request", JSON, nullable=False),
     Column("queue", String(80), nullable=False),
+    Column("measured_on", String(8)),  # kind of device that the build measures on: cpu or gpu
     Column("generator", String(64), nullable=False),  # the code that computed `action`
     Column("client", String(80), nullable=False),  # who sent it first, and whose share it uses
     Column("priority", Integer, nullable=False),
@@ -36,6 +37,7 @@ operations = Table(
     Column("start_after", Double, nullable=False),  # later than create_time while a retry waits
     Column("deadline", Double),
     Column("send_time", Double),  # when a courier last carried its id
+    Column("unserved_since", Double),  # while it is queued and no worker that is alive takes from its queue
     Column("attempt", Integer, nullable=False),  # claims so far: fences the writes of earlier claims
     Column("failures", Integer, nullable=False),  # attempts that ended by a transient error or an expired lease
     Column("worker", String(80)),
