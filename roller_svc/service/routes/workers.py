@@ -7,13 +7,15 @@ from typing import Any
 from fastapi import APIRouter, Request
 
 from roller_svc.client.schemas import Problem
+from roller_svc.farm.api_keys import Scope
 from roller_svc.farm.registry import Worker
+from roller_svc.service.access import requires
 from roller_svc.service.state import state_of
 
 router = APIRouter(prefix="/v1", tags=["workers"])
 
 
-@router.get("/workers", responses={503: {"model": Problem}})
+@router.get("/workers", dependencies=[requires(Scope.READ)], responses={503: {"model": Problem}})
 async def workers(request: Request) -> dict[str, Any]:
     """List the workers that are alive: their queues, host, CPU, devices and compilers."""
     state = state_of(request)
