@@ -43,7 +43,7 @@ _PASSES, _RANDOM_PASSES = 8, 4
 _SINGLE_CORE_WAYS = ("read", "read_ahead")  # of one core among several: the rates of processes with fewer cores
 _PACKED_ROWS = 256  # rows of a block, as in a step along k
 _FILLED_BYTES = 4 << 20  # of random numbers, repeated
-_PACKINGS = {"pack_rows": "rows of a panel copied", "pack_turned": "squares of a vector's lanes transposed"}
+_PACKINGS = {"pack_rows": "rows of a panel copied", "pack_transposed": "squares of a vector's lanes transposed"}
 
 
 def working_sets(hw: HardwareSpec, threads: int) -> list[tuple[str, int]]:
