@@ -1,12 +1,19 @@
-"""What all tests share: those that need a device or a compiler that is not here are skipped, and so not counted."""
+"""What all tests share: those that need a device or a compiler that is not here are skipped, and so not counted.
+
+No test measures this machine by accident, neither here nor in a child process: `local` has assumed rates.
+"""
 
 from __future__ import annotations
 
+import os
 import shutil
 
 import pytest
 
 from roller_svc.runtime.cuda.module import device_present
+
+os.environ["ROLLER_CALIBRATE"] = "0"
+os.environ.pop("ROLLER_LOCAL_SPEC", None)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

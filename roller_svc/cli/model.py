@@ -52,6 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", help="an ONNX file, a JSON graph, or the folder of a saved model")
     parser.add_argument("--target", metavar="ID", default="local", help="device (default: %(default)s)")
+    common.add_calibration(parser)
     parser.add_argument("--threads", type=int, metavar="N", help="threads of the model (default: the device's cores)")
     parser.add_argument(
         "--dim", action="append", default=[], metavar="batch=4[,8]",
@@ -103,6 +104,7 @@ def _model(options: argparse.Namespace) -> Model:
     path = Path(options.file)
     if (path / "metadata.json").is_file():
         return load_model(path)
+    common.calibrate_local(options, options.target)
     with _progress() as progress:
         return compile_model(
             path, options.target, options.threads, _types(options) or None, select=options.select,

@@ -86,7 +86,7 @@ def running(
         with (folder / "log").open("wb") as log:
             popen = subprocess.Popen(
                 [*command, *options], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                env=variables | {"TMPDIR": str(folder / "tmp")} | (environment or {}),
+                env=variables | {"TMPDIR": str(folder / "tmp"), "ROLLER_CALIBRATE": "0"} | (environment or {}),
             )  # fmt: skip
         try:
             yield ServiceProcess(popen.pid, _port(popen, folder / "log"), folder, popen)
