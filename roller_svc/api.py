@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from typing import Any, NamedTuple, Never, Protocol
 
 from roller_svc import hardware as devices
 from roller_svc import settings, toolchain
+from roller_svc.calibration import calibrate_at_first_use
 from roller_svc.compiler.artifact import load_plan, package_kernel
 from roller_svc.compiler.backends import load_emulated, reject_load
 from roller_svc.compiler.estimates.batch import Item, estimate_item
@@ -31,6 +33,8 @@ from roller_svc.runtime.cpu import CpuModule
 from roller_svc.runtime.cuda.module import CudaModule
 from roller_svc.runtime.saved import serialization as saved
 from roller_svc.semantics.interpreter import reference as interpret
+
+log = logging.getLogger(__name__)
 
 Inputs = Mapping[str, tuple[str, Sequence[int]]]
 
@@ -260,6 +264,8 @@ def compile(  # a name and options, as docs/api.md has them
         allow_tf32=allow_tf32, hardware=hardware, family=family, tiles=tiles, constants=constants,
         winograd=winograd,
     )  # fmt: skip
+    if request.hardware is None:
+        calibrate_at_first_use((request.target,), log.warning)
     return Kernel.from_report(build_kernel(request))
 
 
@@ -272,11 +278,15 @@ def estimate(
     *,
     allow_tf32: bool = False,
 ) -> dict[str, list[Estimate]]:
-    """Return the estimates of the best plans for each target, best first. Uses no compiler and no device."""
+    """Return the estimates of the best plans for each target, best first.
+
+    Uses no compiler and no device, except to measure the host CPU at the first use of "local".
+    """
     count = validate_top_k(top_k)
     if isinstance(targets, str) or not isinstance(targets, Sequence) or not targets:
         raise ArgumentError(f"targets must be a list of device ids, got {targets!r}", code="invalid-option")
     item = Item(expression, inputs, outputs, allow_tf32)
+    calibrate_at_first_use(targets, log.warning)
     estimates = estimate_item(item, targets, count)
     if duplicates := [a.spec.id for a in estimates for b in estimates if a.spec.id == b.spec.id and a.spec != b.spec]:
         raise ArgumentError(f"duplicate target {duplicates[0]!r} with different specs", code="invalid-option",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import logging
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,6 +16,7 @@ from typing import Any, NamedTuple, Never
 
 from roller_svc import hardware as devices
 from roller_svc.api import Kernel, Stage
+from roller_svc.calibration import calibrate_at_first_use
 from roller_svc.codegen.c.model import model_header
 from roller_svc.compiler.artifact import load_plan
 from roller_svc.compiler.kernel_cache import KernelCache
@@ -41,6 +43,8 @@ from roller_svc.runtime.saved.models import ModelBundle, VariantBundle
 from roller_svc.runtime.saved.plan_json import plan_to_json
 from roller_svc.runtime.saved.serialization import KernelBundle
 from roller_svc.settings import settings
+
+log = logging.getLogger(__name__)
 
 EAGER = "eager"
 MAX_VARIANTS = 64
@@ -292,6 +296,7 @@ def compile_model(  # a source and options, as docs/api.md has them
     """
     if unknown:
         raise ArgumentError(f"unknown option of compile_model: {next(iter(unknown))!r}", code="invalid-option")
+    calibrate_at_first_use((target,), log.warning)
     options = _options(target, threads, select, plan, top_k, winograd, allow_tf32=allow_tf32)
     types = dict(tensor_types(inputs)) if inputs is not None else None
     cache, weights = KernelCache(settings().cache_folder), Weights()
@@ -324,6 +329,7 @@ def estimate_model(  # what compile_model takes, apart from a way to show progre
     Returns the seconds of a call, and of each class of equal nodes as JSON-compatible values. Raises as compile_model
     does.
     """
+    calibrate_at_first_use((target,), log.warning)
     options = _options(target, threads, select, plan, top_k, winograd, allow_tf32=allow_tf32)
     types = dict(tensor_types(inputs)) if inputs is not None else None
     weights = Weights()

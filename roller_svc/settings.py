@@ -139,9 +139,12 @@ class Settings(BaseSettings):
     local_spec: Path | None = Field(
         None, description="spec of the target `local`, written by `roller calibrate`; default: the detected CPU"
     )
+    calibrate: bool = Field(
+        default=True, description="measure the host CPU at the first use of `local`; false: use assumed rates"
+    )
     cache: Path | None = Field(
         None,
-        description="directory where models keep compiled kernels; default: roller-svc in the user's cache directory",
+        description="directory of compiled kernels and calibrations; default: roller-svc in the user's cache directory",
     )
     server: str = Field("", description="service that the command line uses; the same as --server")
     api_key: SecretStr = Field(SecretStr(""), description="API key of the command line for that service")
@@ -180,7 +183,7 @@ class Settings(BaseSettings):
 
     @property
     def cache_folder(self) -> Path:
-        """Directory of compiled kernels: the setting, or one in the user's cache directory (XDG base directories)."""
+        """Directory of kernels and calibrations: the setting, or one in the user's cache directory (XDG)."""
         if self.cache is not None:
             return self.cache
         named = os.environ.get("XDG_CACHE_HOME", "")
@@ -215,6 +218,14 @@ def settings() -> Settings:
     if not _current:
         use(read_settings())
     return _current[0]
+
+
+def pin_local(spec: Path | None) -> None:
+    """Make this process and its children use one spec of `local`: a file's, or the detected one if None."""
+    use(settings().model_copy(update={"local_spec": spec, "calibrate": False}))
+    os.environ[f"{PREFIX}CALIBRATE"] = "0"
+    if spec is not None:
+        os.environ[f"{PREFIX}LOCAL_SPEC"] = str(spec)
 
 
 def forget_secrets() -> None:

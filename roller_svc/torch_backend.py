@@ -6,6 +6,7 @@ compiled as a model, and everything else stays with torch. `report()` says which
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 from torch.fx.passes.operator_support import OperatorSupportBase
 
 from roller_svc import hardware as devices
+from roller_svc.calibration import calibrate_at_first_use
 from roller_svc.compiler.kernel_cache import KernelCache
 from roller_svc.errors import ArgumentError, BuildError, InputError, UnsupportedNode
 from roller_svc.frontend.torch.convert import operator_name
@@ -32,6 +34,8 @@ from roller_svc.ir.report import SelectionMode
 from roller_svc.runtime.graphs.cpu import CpuModel, weights_block
 from roller_svc.semantics.interpreter import reference
 from roller_svc.settings import settings
+
+log = logging.getLogger(__name__)
 
 MAX_REPORTS = 256  # the last ones are reported
 # Constants that change more often than this become inputs.
@@ -289,7 +293,8 @@ class _Layout:
 
 def _build(graph: Graph, weights: Weights, options: _Options) -> CpuModel:
     """Return a loaded model."""
-    chosen = ModelOptions(devices.load("local"), options.select, options.top_k)
+    calibrate_at_first_use((devices.LOCAL,), log.warning)
+    chosen = ModelOptions(devices.load(devices.LOCAL), options.select, options.top_k)
     built = build_model(graph, weights, chosen, KernelCache(settings().cache_folder))
     plan = built.plan
     arrays = [(p.type, p.offset_bytes, weights.array(Constant(p.type, p.digest))) for p in plan.weights]

@@ -1,7 +1,11 @@
-"""What all tests share: those that need a device or a compiler that is not here are skipped, and so not counted."""
+"""What all tests share: those that need a device or a compiler that is not here are skipped, and so not counted.
+
+No test measures this machine by accident, neither here nor in a child process: `local` has assumed rates.
+"""
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -10,6 +14,9 @@ import pytest
 from roller_svc.runtime.cuda.module import device_present
 
 RABBITMQ = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")  # Debian's
+
+os.environ["ROLLER_CALIBRATE"] = "0"
+os.environ.pop("ROLLER_LOCAL_SPEC", None)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

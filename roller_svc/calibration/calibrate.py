@@ -8,17 +8,20 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 from roller_svc import toolchain
-from roller_svc.calibration.cpu.probes import CpuKernels, compile_kernels, probes
+from roller_svc.calibration.cpu.probes import CpuKernels, compile_kernels, probes, required_bytes
 from roller_svc.calibration.cpu.spec import attach_fields, with_measured_values
 from roller_svc.calibration.cuda.spec import calibrate_cuda, check_spec, measure_device, open_device
 from roller_svc.calibration.presence import check_present
 from roller_svc.calibration.samples import run_probes
+from roller_svc.errors import LaunchError
 from roller_svc.hardware.detect import adapt_to_machine, probe
 from roller_svc.ir.hardware import HardwareSpec, Measured, TargetKind
 from roller_svc.ir.kernel import Language
+from roller_svc.settings import usable_memory_bytes
 from roller_svc.version import __version__
 
 SECONDS = 8.0
+MAX_MEMORY_FRACTION = 0.5  # of the usable memory, for a calibration that nobody asked for
 
 
 def calibrate_spec(hw: HardwareSpec, cores: int | None = None, seconds: float = SECONDS) -> HardwareSpec:
@@ -41,6 +44,25 @@ def calibrate_spec(hw: HardwareSpec, cores: int | None = None, seconds: float = 
         return calibrate_cuda(0, seconds)
     measured = measure_spec(spec, seconds)
     return with_measured_values(spec, measured, _provenance(spec, measured))
+
+
+def calibrate_briefly(hw: HardwareSpec, seconds: float) -> HardwareSpec:
+    """Return the host CPU's spec with measured values, after about `seconds` however busy the machine is.
+
+    Only the micro-benchmarks that determine fields run. Raises as `calibrate_spec` does.
+    """
+    start = time.perf_counter()
+    check_present(hw)
+    needed, usable = required_bytes(hw, hw.num_cores, for_spec=True), usable_memory_bytes()
+    if needed > usable * MAX_MEMORY_FRACTION:
+        raise LaunchError(
+            f"micro-benchmarks need {needed >> 20} MiB of memory, more than half of {usable >> 20} MiB",
+            code="out-of-memory",
+        )
+    kernels = CpuKernels(hw, hw.num_cores, compile_kernels(hw), for_spec=True)
+    all_probes = probes(kernels, for_spec=True)
+    measured = run_probes(all_probes, seconds - (time.perf_counter() - start), max_extension=1)
+    return with_measured_values(hw, attach_fields(measured, hw), _provenance(hw, measured))
 
 
 def adapt_to_this_machine(hw: HardwareSpec) -> HardwareSpec:

@@ -50,8 +50,8 @@ class _Series:
         )
 
 
-def run_probes(probes: Sequence[Probe], seconds: float) -> tuple[Measured, ...]:
-    """Sample all probes in at least three rounds for about `seconds`; up to three times as long under disturbance.
+def run_probes(probes: Sequence[Probe], seconds: float, max_extension: float = MAX_EXTENSION) -> tuple[Measured, ...]:
+    """Sample all probes in at least three rounds for about `seconds`; up to `max_extension` times under disturbance.
 
     Samples during which our threads waited for cores are dropped if there are others.
 
@@ -65,7 +65,7 @@ def run_probes(probes: Sequence[Probe], seconds: float) -> tuple[Measured, ...]:
     seconds -= start - warm_up_start
     rounds, spent_s = 0, 0.0
     disturbed: list[str] = []
-    while rounds < MIN_SAMPLES or spent_s * (rounds + 1) / rounds < seconds * (MAX_EXTENSION if disturbed else 1):
+    while rounds < MIN_SAMPLES or spent_s * (rounds + 1) / rounds < seconds * (max_extension if disturbed else 1):
         for one in series:
             _take_sample(one)
         rounds, spent_s = rounds + 1, time.perf_counter() - start

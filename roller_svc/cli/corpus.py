@@ -28,6 +28,7 @@ MAX_FAILURES_SHOWN = 40
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", metavar="FILE.json", help="corpus file")
     parser.add_argument("--target", default="local", metavar="ID", help="device (default: %(default)s)")
+    common.add_calibration(parser)
     parser.add_argument("--small", action="store_true", help="use the small variant of each case, if it has one")
     parser.add_argument("--emulate", action="store_true", help="run GPU kernels in the CPU emulator")
     parser.add_argument("--races", action="store_true", help="with --emulate: run the race detector (slower)")
@@ -45,6 +46,7 @@ def execute(options: argparse.Namespace) -> int:
     common.check_positive(options, "seeds", "every", "jobs", "timeout")
     if options.races and not options.emulate:
         raise ArgumentError("--races requires --emulate", code="invalid-option")
+    common.calibrate_local(options, options.target)
     run = _run(options)
     text = common.read_text_file(options.file)
     try:

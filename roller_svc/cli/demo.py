@@ -9,7 +9,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from roller_svc import hardware
 from roller_svc.api import Kernel
+from roller_svc.calibration import calibrate_at_first_use
 from roller_svc.cli import format as show
 from roller_svc.cli.compile import candidates_table
 from roller_svc.cli.explain import format_steps
@@ -61,6 +63,7 @@ PROGRAMS = (
 
 
 def main() -> int:
+    calibrate_at_first_use((hardware.LOCAL,), print)
     for program in PROGRAMS:
         _run_on_cpu(program)
     _build_for_gpu(PROGRAMS[0])
@@ -68,7 +71,8 @@ def main() -> int:
 
 
 def _run_on_cpu(program: DemoProgram) -> None:
-    report = build_kernel(build_request(program.expression, program.inputs, target="local", top_k=10, select="measure"))
+    request = build_request(program.expression, program.inputs, target=hardware.LOCAL, top_k=10, select="measure")
+    report = build_kernel(request)
     facts = report_json(report)
     arrays = random_inputs(report.program, seed=0)
     kernel = load_kernel(package_kernel(report).compiled, arrays)

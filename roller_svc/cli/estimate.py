@@ -32,6 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     sensitivity = "print the sensitivity of the estimate to each resource (+10 %%)"
     parser.add_argument("--sensitivity", "--what-if", action="store_true", dest="sensitivity", help=sensitivity)
     parser.add_argument("--allow-tf32", action="store_true", help="allow TF32 for float32 products")
+    common.add_calibration(parser)
     common.add_server(parser)
 
 
@@ -60,7 +61,9 @@ def _estimate_locally(options: argparse.Namespace) -> list[dict[str, Any]]:
     )
     count = validate_top_k(options.top_k)
     specs = [hardware.load_yaml(common.read_text_file(name), name) for name in options.hardware]
-    results = estimate_item(item, [*options.target, *specs] or ["local"], count)
+    targets = [*options.target, *specs] or [hardware.LOCAL]
+    common.calibrate_local(options, *targets)
+    results = estimate_item(item, targets, count)
     estimates = [{"item": 0, "target": result.spec.id} | target_estimate_json(result) for result in results]
     if options.sensitivity:
         for estimate, result in zip(estimates, results, strict=True):

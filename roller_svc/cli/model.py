@@ -55,6 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", help="an ONNX file, a JSON graph, or the folder of a saved model")
     parser.add_argument("--target", metavar="ID", default="local", help="device (default: %(default)s)")
+    common.add_calibration(parser)
     parser.add_argument("--threads", type=int, metavar="N", help="threads of the model (default: the device's cores)")
     parser.add_argument(
         "--dim", action="append", default=[], metavar="batch=4[,8]",
@@ -112,6 +113,7 @@ def _model(options: argparse.Namespace) -> Model:
         with tempfile.TemporaryDirectory(prefix="roller-") as folder:
             remote.unpack(bundle, Path(folder))
             return load_model(folder)
+    common.calibrate_local(options, options.target)
     with _progress() as progress:
         return compile_model(
             path, options.target, options.threads, _types(options) or None, select=options.select,

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from roller_svc import hardware
+from roller_svc.calibration import calibrate_at_first_use, pin_calibration
 from roller_svc.compiler.request import build_request
 from roller_svc.errors import ArgumentError
 from roller_svc.ir.constraints import TILE_FIELDS, WinogradMode
 from roller_svc.ir.report import BuildRequest
-from roller_svc.settings import settings
+from roller_svc.settings import settings, use
 
 _INPUT = re.compile(r"\s*(?P<name>[^=\[\]]+?)\s*=\s*(?P<dtype>\w+)\s*(?:\[(?P<shape>[^\[\]]*)\])?\s*")
 MAX_FILE_BYTES = 64 << 20
@@ -44,6 +45,14 @@ def add_program(parser: argparse.ArgumentParser) -> None:
 def add_device(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--target", metavar="ID", help="device; `roller targets` lists them (default: local)")
     parser.add_argument("--hardware", metavar="FILE", help="YAML spec of a device, instead of --target")
+    add_calibration(parser)
+
+
+def add_calibration(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--no-calibrate", action="store_true",
+        help="do not measure this CPU at its first use; use assumed rates (default: once, a few seconds)",
+    )  # fmt: skip
 
 
 def add_build(parser: argparse.ArgumentParser, select: str) -> None:
@@ -127,7 +136,32 @@ def parse_inputs(options: argparse.Namespace) -> dict[str, tuple[str, list[int]]
     return inputs
 
 
+def calibrate_local(options: argparse.Namespace, *targets: object) -> None:
+    """Measure the host CPU if it is among the targets and this is its first use, unless --no-calibrate is given."""
+    if options.no_calibrate:
+        _disable_calibration()
+    calibrate_at_first_use(targets, _print_line)
+
+
+def pin_local(options: argparse.Namespace) -> None:
+    """Do the same for the target `local` of this process and its children, which use one spec of it."""
+    if options.no_calibrate:
+        _disable_calibration()
+    pin_calibration(_print_line)
+
+
+def _disable_calibration() -> None:
+    use(settings().model_copy(update={"calibrate": False}))
+
+
+def _print_line(line: str) -> None:
+    print(f"roller: {line}", file=sys.stderr, flush=True)
+
+
 def parse_request(options: argparse.Namespace) -> BuildRequest:
+    """Return the request for a build in this process, after a calibration where `local` needs one."""
+    device = parse_device(options)
+    calibrate_local(options, device.get("target"))
     return build_request(
         read_expression(options),
         parse_inputs(options),
@@ -140,7 +174,7 @@ def parse_request(options: argparse.Namespace) -> BuildRequest:
         tiles=parse_tiles(options),
         constants=options.constant,
         winograd=options.winograd,
-        **parse_device(options),
+        **device,
     )
 
 

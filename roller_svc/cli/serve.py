@@ -6,6 +6,7 @@ import argparse
 import pkgutil
 
 from roller_svc import hardware, settings
+from roller_svc.cli import options as common
 
 RUN_SERVER = "roller_svc.service.server:run_server"  # by name, so that no other subcommand loads the web framework
 
@@ -15,6 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--port", type=int)
     parser.add_argument("--store", metavar="DIR", help="directory of the store; created if missing")
     parser.add_argument("--workers", type=int, help="build worker processes")
+    common.add_calibration(parser)
 
 
 def execute(options: argparse.Namespace) -> int:
@@ -22,9 +24,10 @@ def execute(options: argparse.Namespace) -> int:
     settings.use(current)
     if error := hardware.local_spec_error():
         raise error
+    common.pin_local(options)
     run_server = pkgutil.resolve_name(RUN_SERVER)
     try:
-        has_started: bool = run_server(current)
+        has_started: bool = run_server(settings.settings())
     except SystemExit:  # uvicorn has logged why it could not start; its exit code has another meaning here
         return 1
     return 0 if has_started else 1

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from roller_svc.hardware.catalog import LOCAL, all_specs, detect_local, ids, load, local_spec_error, shipped_specs
+from roller_svc.hardware.catalog import (
+    LOCAL,
+    all_specs,
+    calibrated_local,
+    detect_local,
+    forget_local,
+    ids,
+    load,
+    local_spec_error,
+    shipped_specs,
+)
 from roller_svc.hardware.faults import SpecFault, find_faults
 from roller_svc.hardware.mapping import from_mapping, to_mapping
 from roller_svc.hardware.yaml_text import load_yaml, to_yaml
 
 __all__ = [
-    "LOCAL", "SpecFault", "all_specs", "detect_local", "find_faults", "from_mapping", "ids", "load", "load_yaml",
-    "local_spec_error", "shipped_specs", "to_mapping", "to_yaml",
+    "LOCAL", "SpecFault", "all_specs", "calibrated_local", "detect_local", "find_faults", "forget_local",
+    "from_mapping", "ids", "load", "load_yaml", "local_spec_error", "shipped_specs", "to_mapping", "to_yaml",
 ]  # fmt: skip

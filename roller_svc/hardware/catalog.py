@@ -5,32 +5,34 @@ from __future__ import annotations
 from dataclasses import replace
 from difflib import get_close_matches
 from functools import lru_cache
-from importlib.resources import files
-from importlib.resources.abc import Traversable
 from pathlib import Path
 
-from roller_svc.errors import ArgumentError, InputError, InvariantError, SpecError, UnknownHardwareError
+from roller_svc.errors import ArgumentError, InputError, SpecError, UnknownHardwareError
+from roller_svc.hardware.calibration_cache import load_calibrated
 from roller_svc.hardware.detect import Machine, adapt_to_machine, base_id, probe
+from roller_svc.hardware.shipped_files import shipped_files
 from roller_svc.hardware.yaml_text import load_yaml
 from roller_svc.ir.hardware import ComputeUnit, HardwareSpec, MemoryLevel
 from roller_svc.settings import settings
 
 LOCAL = "local"
-_SUFFIX = ".yaml"
 
 
 def load(hardware_id: str) -> HardwareSpec:
-    """Return the spec of that id. `local` is the host CPU, as detected or from ROLLER_LOCAL_SPEC. Opens no device."""
+    """Return the spec of that id. Opens no device and measures nothing.
+
+    `local` is the host CPU: from ROLLER_LOCAL_SPEC, else as it was calibrated, else as it is detected.
+    """
     if hardware_id == LOCAL:
         return _local()
-    if hardware_id not in _files():
+    if hardware_id not in shipped_files():
         raise _unknown_hardware(hardware_id)
     return _shipped(hardware_id)
 
 
 def ids() -> tuple[str, ...]:
     """Return every id that `load` takes, `local` last (absent if no base spec describes the host CPU)."""
-    return (*sorted(_files()), *((LOCAL,) if base_id(_machine()) else ()))
+    return (*sorted(shipped_files()), *((LOCAL,) if base_id(_machine()) else ()))
 
 
 def all_specs() -> tuple[HardwareSpec, ...]:
@@ -41,7 +43,7 @@ def all_specs() -> tuple[HardwareSpec, ...]:
 
 def shipped_specs() -> tuple[HardwareSpec, ...]:
     """Return the specs of hwspecs/, by id."""
-    return tuple(_shipped(hardware_id) for hardware_id in sorted(_files()))
+    return tuple(_shipped(hardware_id) for hardware_id in sorted(shipped_files()))
 
 
 def local_spec_error() -> InputError | None:
@@ -67,7 +69,25 @@ def detect_local() -> HardwareSpec:
 @lru_cache(maxsize=1)
 def _local() -> HardwareSpec:
     file = settings().local_spec
-    return detect_local() if file is None else _load_calibrated(file, detect_local())
+    if file is not None:
+        return _load_calibrated(file, detect_local())
+    return calibrated_local() or detect_local()
+
+
+@lru_cache(maxsize=1)
+def calibrated_local() -> HardwareSpec | None:
+    """Return the host CPU as an earlier use of `local` has measured it; None without one, or if ROLLER_CALIBRATE=0."""
+    if not settings().calibrate:
+        return None
+    detected = detect_local()
+    spec = load_calibrated(detected)
+    return None if spec is None else replace(restrict_cores(spec, detected.num_cores), id=LOCAL)
+
+
+def forget_local() -> None:
+    """Make the next `load` read the spec of `local` again."""
+    _local.cache_clear()
+    calibrated_local.cache_clear()
 
 
 def _load_calibrated(file: Path, detected: HardwareSpec) -> HardwareSpec:
@@ -130,22 +150,12 @@ def _machine() -> Machine:
 
 @lru_cache(maxsize=64)
 def _shipped(hardware_id: str) -> HardwareSpec:
-    file = _files()[hardware_id]
+    file = shipped_files()[hardware_id]
     where = f"hwspecs/{file.name}"
     spec = load_yaml(file.read_text(encoding="utf-8"), where)
     if spec.id != hardware_id:
         raise SpecError(f"{where}: id: is {spec.id}, must be the file's name {hardware_id}")
     return spec
-
-
-@lru_cache(maxsize=1)
-def _files() -> dict[str, Traversable]:
-    """Return spec files by id: from inside an installed package, or next to the package in a checkout."""
-    installed = files("roller_svc") / "hwspecs"
-    directory: Traversable = installed if installed.is_dir() else Path(__file__).parents[2] / "hwspecs"
-    if not directory.is_dir():
-        raise InvariantError(f"no spec files: neither {installed} nor {directory} exists")
-    return {file.name.removesuffix(_SUFFIX): file for file in directory.iterdir() if file.name.endswith(_SUFFIX)}
 
 
 def _unknown_hardware(hardware_id: str) -> UnknownHardwareError:

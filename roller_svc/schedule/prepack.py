@@ -64,7 +64,7 @@ def _hoist_buffer(prepacked: Prepacked, storage: Storage, constants: frozenset[s
     wrappers = _needed_wrappers(site, table)
     loops = tuple(wrapper for wrapper in wrappers if isinstance(wrapper, Loop))
     name = f"{prepacked.tree.name}_prepare{len(prepacked.launches)}"
-    workspace = f"{name}.room"
+    workspace = f"{name}.workspace"
     index: tuple[Expr, ...] = (*(ref(loop.var) for loop in loops), *(num(0) for _ in storage.shape))
     subview = replace(storage, subview_of=Load(workspace, index, storage.dtype))
 

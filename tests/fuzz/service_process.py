@@ -104,7 +104,7 @@ def start(command: Sequence[str], folder: Path, environment: dict[str, str]) -> 
     with (folder / "log").open("wb") as log:
         popen = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-            env=variables | {"TMPDIR": str(folder / "tmp")} | environment,
+            env=variables | {"TMPDIR": str(folder / "tmp"), "ROLLER_CALIBRATE": "0"} | environment,
         )  # fmt: skip
     return ServiceProcess(popen.pid, _port(popen, folder / "log"), folder, popen)
 

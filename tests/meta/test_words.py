@@ -1,5 +1,7 @@
 """Words that docs/conventions.md rules out: in names of roller_svc, in docstrings, in comments and in the docs.
 
+Names that generated source gets from string literals are checked, too; none may have such a word.
+
 `words_allowed.json` counts the uses that are left in each file, and only shrinks: the test fails where a count is
 higher or lower. `python tests/meta/test_words.py --shrink` lowers the counts to what is there; it never raises one.
 """
@@ -48,6 +50,9 @@ DENIED_IN_PROSE = {
 DENIED_OPENINGS = ("Of", "What", "Those")
 # Pages that quote the words: the table of old names.
 PAGES_THAT_QUOTE = {"docs/glossary.md": ("## Old names",)}
+
+# Packages whose string literals become names in generated source.
+GENERATORS = ("codegen", "families", "schedule")
 
 Counts = dict[str, dict[str, int]]
 
@@ -100,6 +105,13 @@ def count_names(source: str) -> Counter[str]:
     """Count the denied words in the names that a module defines."""
     names = (name for name in defined_names(ast.parse(source)) if name not in NAMES_THAT_STAY)
     return Counter(word for name in names for word in split_words(name) if word in DENIED_IN_NAMES)
+
+
+def count_literals(source: str) -> Counter[str]:
+    """Count the denied words in string literals that are names: `kernel0.rows`, or parts of them in f-strings."""
+    constants = (node.value for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Constant))
+    names = (value for value in constants if isinstance(value, str) and re.fullmatch(r"[\w.]+", value))
+    return Counter(word for name in names for word in split_words(name.replace(".", " ")) if word in DENIED_IN_NAMES)
 
 
 def count_phrases(text: str) -> Counter[str]:
@@ -172,6 +184,16 @@ def test_no_file_has_more_denied_words_than_allowed(kind: str) -> None:
     assert more_than_allowed(counted()[kind], read_allowed()[kind]) == []
 
 
+@pytest.mark.parametrize("package", GENERATORS)
+def test_generated_names_have_no_denied_word(package: str) -> None:
+    counts = {
+        path.relative_to(ROOT).as_posix(): dict(words)
+        for path in sorted((ROOT / "roller_svc" / package).rglob("*.py"))
+        if (words := count_literals(path.read_text(encoding="utf-8")))
+    }
+    assert counts == {}
+
+
 @pytest.mark.parametrize("kind", [IDENTIFIERS, PROSE])
 def test_the_allow_list_has_shrunk_to_what_is_there(kind: str) -> None:
     allowed = read_allowed()[kind]
@@ -191,6 +213,7 @@ class RowWalk:
             self.kept = [peer for peer in held]
 '''
     assert count_names(source) == dict.fromkeys(["walk", "ahead", "ask", "rooms", "held", "kept", "peer"], 1)
+    assert count_literals('f"{name}.room" + "m.ahead" + "a room"') == dict.fromkeys(["room", "ahead"], 1)
     assert count_prose(source) == dict.fromkeys(["What ...", "is no", "past the caches", "Of ..."], 1)
     assert count_prose('"""There is no device, and it is no longer or slower."""') == {}
     assert more_than_allowed({"a.py": {"walk": 2}}, {"a.py": {"walk": 1}}) == ["a.py: `walk` 2 times, 1 allowed"]

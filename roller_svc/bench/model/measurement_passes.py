@@ -14,25 +14,28 @@ from typing import Any
 from roller_svc.bench.cases import BenchCase
 from roller_svc.bench.interleaved_timing import low_noise_mean_s
 
-PASSES, MAX_PASSES = 4, 8
+PASSES = 4  # by default
+EXTRA_PASSES = 4  # for cases whose halves disagree
 # A case gets further passes while its even and odd passes differ by more than this ratio.
 MAX_HALF_RATIO = 1.01
 Json = dict[str, Any]
 PassKey = tuple[str, int]  # case id, number of the pass
 
 
-def pending_passes(cases: Collection[BenchCase], done: Mapping[PassKey, Json]) -> Iterator[tuple[int, int, BenchCase]]:
+def pending_passes(
+    cases: Collection[BenchCase], done: Mapping[PassKey, Json], passes: int = PASSES, extra: int = EXTRA_PASSES
+) -> Iterator[tuple[int, int, BenchCase]]:
     """Yield pending passes as (pass, case number, case).
 
     Then repeat disturbed passes, then add passes for cases whose even and odd passes disagree.
     """
     for repeat_disturbed in (False, True):
-        for pass_ in range(PASSES):
+        for pass_ in range(passes):
             for number, case in enumerate(cases, 1):
                 row = done.get((case.id, pass_))
                 if row is None or (repeat_disturbed and row.get("disturbed")):
                     yield pass_, number, case
-    for pass_ in range(PASSES, MAX_PASSES):
+    for pass_ in range(passes, passes + extra):
         for number, case in enumerate(cases, 1):
             if (case.id, pass_) not in done and _halves_disagree(passes_of(case, done)):
                 yield pass_, number, case
@@ -40,7 +43,7 @@ def pending_passes(cases: Collection[BenchCase], done: Mapping[PassKey, Json]) -
 
 def passes_of(case: BenchCase, done: Mapping[PassKey, Json]) -> list[Json]:
     """Return the finished passes of a case in order."""
-    return [done[case.id, pass_] for pass_ in range(MAX_PASSES) if (case.id, pass_) in done]
+    return [row for (id_, _), row in sorted(done.items(), key=lambda item: item[0]) if id_ == case.id]
 
 
 def _halves_disagree(passes: Sequence[Json]) -> bool:

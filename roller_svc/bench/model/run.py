@@ -19,6 +19,7 @@ from roller_svc.bench.interleaved_timing import (
 )
 from roller_svc.bench.model.candidate_plans import TrialPlans, trial_plans
 from roller_svc.bench.model.measured_plans import FitCase, MeasuredPlan, plan_of, tiles_of
+from roller_svc.bench.model.measurement_passes import PASSES
 from roller_svc.bench.model.worker import Answer, Describe, LoadKernels, Task, TimeKernel, work
 from roller_svc.bench.timing_worker import Sample
 from roller_svc.compiler.autotune import build_candidates
@@ -50,6 +51,7 @@ class Settings:
     sample: int = 10  # random plans of each case, at least
     class_sample: int = 60  # random plans of each class, at least
     seed: int = 0
+    passes: int = PASSES  # over all cases; cases whose halves disagree get as many again, at most EXTRA_PASSES
     calibrate: bool = True  # measure the spec at the start; else use the shipped spec
 
 

@@ -189,7 +189,7 @@ void pack_rows(uint8_t *memory, const int64_t *shape) {
       }
   }
 }
-void pack_turned(uint8_t *memory, const int64_t *shape) {
+void pack_transposed(uint8_t *memory, const int64_t *shape) {
   const int64_t rows = shape[4], apart = shape[3], wide = {panel} * {lanes};
   WORKERS {
     float *panel = (float *)(memory + shape[2]) + t * (rows * (apart + wide) + {page_floats});
@@ -230,7 +230,7 @@ def function_names() -> tuple[str, ...]:
     multiplied = [multiply_name(dtype) + suffix for dtype in MULTIPLIED for suffix in ("", "_chain")]
     divided = [divide_name(dtype) for dtype in DIVIDED]
     threads = ("enter_region", "wait_at_barrier", "count_together")
-    others = ("link_lines", "follow_lines", *threads, "pack_rows", "pack_turned")
+    others = ("link_lines", "follow_lines", *threads, "pack_rows", "pack_transposed")
     return ("clock_adds", *multiplied, *divided, *_WAYS, *others)
 
 

@@ -6,7 +6,7 @@ The C kernels are compiled for the spec's instructions and vector width, and run
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, cycle
 
@@ -40,9 +40,10 @@ _EMPTY_CALLS = 200  # of an empty parallel region
 _BARRIERS, _COUNTS = 500, 20_000  # barriers and atomics of a sample: half a millisecond if all threads run
 # Warm-up passes in sequential and random order: some caches allocate a line only at its reuse (the LLC of Zen 4).
 _PASSES, _RANDOM_PASSES = 8, 4
+_SINGLE_CORE_WAYS = ("read", "read_ahead")  # of one core among several: the rates of processes with fewer cores
 _PACKED_ROWS = 256  # rows of a block, as in a step along k
 _FILLED_BYTES = 4 << 20  # of random numbers, repeated
-_PACKINGS = {"pack_rows": "rows of a panel copied", "pack_turned": "squares of a vector's lanes transposed"}
+_PACKINGS = {"pack_rows": "rows of a panel copied", "pack_transposed": "squares of a vector's lanes transposed"}
 
 
 def working_sets(hw: HardwareSpec, threads: int) -> list[tuple[str, int]]:
@@ -79,6 +80,26 @@ def _chase_sizes(hw: HardwareSpec) -> dict[str, int]:
     caches = [level.capacity_bytes for level in hw.levels if level.name in CACHES]
     last = next(level.name for level in hw.levels if level.name in CACHES)
     return sets | {last: min(sets[last], 2 * caches[1])}
+
+
+def _memory_parts(hw: HardwareSpec, cores: int, *, for_spec: bool) -> list[int]:
+    """Return the bytes of the parts of a benchmark's memory: DRAM's working set, caches', one for each chase.
+
+    Cache benchmarks use their own memory: their cached data must not appear in the DRAM benchmarks.
+    """
+    sizes_by_threads = {
+        threads: working_sets(hw, threads)[:-1] if for_spec else _cached_sizes(hw, threads) for threads in (1, cores)
+    }
+    cache_bytes = max(
+        threads * (max(size for _, size in sizes) + kernels.PAGE_BYTES) for threads, sizes in sizes_by_threads.items()
+    )
+    dram_bytes = dict(working_sets(hw, 1))[DRAM] + kernels.PAGE_BYTES * (cores + 1)
+    return [dram_bytes, cache_bytes, *_chase_sizes(hw).values()]
+
+
+def required_bytes(hw: HardwareSpec, cores: int, *, for_spec: bool = False) -> int:
+    """Return the memory that the benchmarks take."""
+    return sum(_memory_parts(hw, cores, for_spec=for_spec))
 
 
 def pieces(hw: HardwareSpec, threads: int) -> list[tuple[str, int]]:
@@ -156,21 +177,20 @@ class CpuKernels:
     Raises LaunchError if they do not run here, or if there is too little memory (out-of-memory).
     """
 
-    def __init__(self, hw: HardwareSpec, cores: int, compiled: CompiledKernel) -> None:
-        """Load the kernels that compile_kernels returned for the spec."""
+    def __init__(self, hw: HardwareSpec, cores: int, compiled: CompiledKernel, *, for_spec: bool = False) -> None:
+        """Load the kernels that compile_kernels returned for the spec.
+
+        With `for_spec`, the memory suffices only for the same probes.
+        """
         self.hw, self.cores = hw, cores
-        chased = _chase_sizes(hw)
         dram_bytes = dict(working_sets(hw, 1))[DRAM]
         piece = cores * dict(pieces(hw, cores))[DRAM]
         # shared by all probes, so that a piece has left the caches before it is accessed again
         self._pieces = cycle(range(0, dram_bytes - piece + 1, piece))
         self._eviction_pieces = min(_MAX_EVICTION_PIECES, -(-_EVICTION_FACTOR * _last_cache_bytes(hw) // piece))
-        # cache benchmarks use their own memory: their cached data must not appear in the DRAM benchmarks
-        cached_bytes = {threads: max(size for _, size in _cached_sizes(hw, threads)) for threads in (1, cores)}
-        cache_bytes = max(threads * (size + kernels.PAGE_BYTES) for threads, size in cached_bytes.items())
-        parts = [dram_bytes + kernels.PAGE_BYTES * (cores + 1), cache_bytes, *chased.values()]
+        parts = _memory_parts(hw, cores, for_spec=for_spec)
         self._cache_start, chase, *starts = accumulate(parts)
-        self._chase_starts = dict(zip(chased, (chase, *starts), strict=False))
+        self._chase_starts = dict(zip(_chase_sizes(hw), (chase, *starts), strict=False))
         self.memory = _memory(sum(parts))
         _fill(self.memory[:chase])
         self._modules = {
@@ -200,14 +220,20 @@ class CpuKernels:
         return self.timer("follow_lines", Work(1, (lines, 0), start, warm=warm))
 
 
-def probes(cpu: CpuKernels) -> tuple[Probe, ...]:
-    """Return all micro-benchmarks, those of one core first: changing the number of threads costs microseconds."""
+def probes(cpu: CpuKernels, *, for_spec: bool = False) -> tuple[Probe, ...]:
+    """Return all micro-benchmarks, those of one core first: changing the number of threads costs microseconds.
+
+    Args:
+        cpu: the kernels.
+        for_spec: return only those that determine fields of the spec, and of one with fewer cores.
+    """
     result: list[Probe] = []
     for cores in sorted({1, cpu.cores}):
-        result += [_clock(cpu, cores), *_rates(cpu, cores), *_streams(cpu, cores), *_quarters(cpu, cores)]
-        result += _packings(cpu, cores)
+        ways = _SINGLE_CORE_WAYS if for_spec and cores < cpu.cores else tuple(kernels.WAY_DESCRIPTIONS)
+        result += [_clock(cpu, cores), *_rates(cpu, cores), *_streams(cpu, cores, ways)]
+        result += [] if for_spec else [*_quarters(cpu, cores), *_packings(cpu, cores)]
         result += _latencies(cpu) if cores == 1 else []
-        result += _threads(cpu, cores)
+        result += [_launch(cpu, cores)] if for_spec else [_launch(cpu, cores), *_synchronizations(cpu, cores)]
     return tuple(result)
 
 
@@ -238,9 +264,10 @@ def _rates(cpu: CpuKernels, cores: int) -> Iterator[Probe]:
         yield Probe(name, "s", 1, "one multiply-add of float32 vectors after the other", cpu.timer(name, Work(1)))
 
 
-def _streams(cpu: CpuKernels, cores: int) -> Iterator[Probe]:
+def _streams(cpu: CpuKernels, cores: int, ways: Sequence[str]) -> Iterator[Probe]:
     for level, size in pieces(cpu.hw, cores):
-        for way, how in kernels.WAY_DESCRIPTIONS.items():
+        for way in ways:
+            how = kernels.WAY_DESCRIPTIONS[way]
             if way not in kernels.BEYOND_CORE_WAYS or level not in ("l1", "l2"):
                 yield Probe(f"{way}_{level}", "bytes/s", cores, how, cpu.rate(way, cores, level, size))
 
@@ -257,7 +284,7 @@ def _latencies(cpu: CpuKernels) -> Iterator[Probe]:
         yield Probe(f"latency_{level}", "s", 1, how, cpu.latency(level))
 
 
-def _threads(cpu: CpuKernels, cores: int) -> Iterator[Probe]:
+def _launch(cpu: CpuKernels, cores: int) -> Probe:
     empty = cpu.timer("enter_region", Work(cores))
 
     def launch_time() -> float:
@@ -266,7 +293,10 @@ def _threads(cpu: CpuKernels, cores: int) -> Iterator[Probe]:
             empty.call()
         return (time.perf_counter() - start) / _EMPTY_CALLS
 
-    yield Probe("launch", "s", cores, "an empty parallel region called from Python, threads being awake", launch_time)
+    return Probe("launch", "s", cores, "an empty parallel region called from Python, threads being awake", launch_time)
+
+
+def _synchronizations(cpu: CpuKernels, cores: int) -> Iterator[Probe]:
     if cores > 1:
         barrier = cpu.timer("wait_at_barrier", Work(cores, repeats=_BARRIERS))
         yield Probe("barrier", "s", cores, "a barrier of all threads", barrier)

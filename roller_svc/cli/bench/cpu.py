@@ -35,6 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--target", default="local", metavar="ID", help="CPU target; its ISA must be a subset of this machine's"
     )
+    common.add_calibration(parser)
     parser.add_argument(
         "--threads",
         type=int,
@@ -75,6 +76,7 @@ def add_run(parser: argparse.ArgumentParser) -> None:
 def execute(options: argparse.Namespace) -> int:
     common.check_positive(options, "every", "top_k")
     chosen = Settings(options.target, options.select, options.top_k, _parse_baselines(options.peers))
+    common.calibrate_local(options, chosen.target)
     hw = cpu_target(chosen.target)
     cases = chosen_cases(options)
     journals: list[Journal] = []

@@ -14,7 +14,13 @@ from roller_svc.bench.cases import BenchCase
 from roller_svc.bench.cpu.report import machine
 from roller_svc.bench.cpu.run import MachineLock
 from roller_svc.bench.model.candidate_plans import sample_sizes
-from roller_svc.bench.model.measurement_passes import PassKey, merge_passes, passes_of, pending_passes
+from roller_svc.bench.model.measurement_passes import (
+    EXTRA_PASSES,
+    PassKey,
+    merge_passes,
+    passes_of,
+    pending_passes,
+)
 from roller_svc.bench.model.published import COLUMNS, TARGET, bench_published, bench_tiles
 from roller_svc.bench.model.report import read_measurements, report
 from roller_svc.bench.model.run import BuiltCase, Settings, Worker, build_case, failed_case, measure_pass
@@ -38,7 +44,7 @@ MEASURED_COLUMNS = (
 )  # fmt: skip
 # Options that are rejected where they would be ignored.
 OF_CASES = ("cases", "every", "only")
-OF_MEASURING = ("threads", "top", "sample", "class_sample", "seed", "uncalibrated", "lock", "resume")
+OF_MEASURING = ("threads", "top", "sample", "class_sample", "seed", "passes", "uncalibrated", "lock", "resume")
 Json = dict[str, Any]
 
 
@@ -69,9 +75,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--seed", type=int, default=default.seed, metavar="N", help="seed of the random plans (default: %(default)s)"
     )
+    parser.add_argument(
+        "--passes", type=int, default=default.passes, metavar="N",
+        help="times that all cases are measured (default: %(default)s)",
+    )  # fmt: skip
     parser.add_argument("--uncalibrated", action="store_true", help="use the shipped spec without calibration")
     parser.add_argument(
         "--measurements", metavar="FILE", help="evaluate the JSON document of an earlier run; measure nothing"
+    )
+    parser.add_argument(
+        "--hardware", metavar="FILE", help="with --measurements: evaluate with this spec, not with that of the run"
     )
     cpu_bench.add_run(parser)
 
@@ -83,7 +96,7 @@ def execute(options: argparse.Namespace) -> int:
         return _print(options, results, shown)
     cases = {case.id: case for case in cpu_bench.chosen_cases(options)}
     if options.measurements:
-        results = report(read_measurements(Path(options.measurements)), cases)
+        results = report(_read_measurements(options), cases)
         return _print(options, results, _text(results))
     document, journal = _measured(cases.values(), options)
     results = report(document, cases)
@@ -94,14 +107,16 @@ def execute(options: argparse.Namespace) -> int:
 
 def _check(options: argparse.Namespace) -> None:
     """Raise ArgumentError for invalid numbers and for options that would be ignored."""
-    common.check_positive(options, "threads", "top", "every")
+    common.check_positive(options, "threads", "top", "every", "passes")
     for name in ("sample", "class-sample"):
         if getattr(options, name.replace("-", "_")) < 0:
             raise ArgumentError(f"--{name} must not be negative", code="invalid-option")
     if options.published:
-        _reject(options, "published", ("measurements", *OF_CASES, *OF_MEASURING))
+        _reject(options, "published", ("measurements", "hardware", *OF_CASES, *OF_MEASURING))
     elif options.measurements:
         _reject(options, "measurements", ("target", *OF_MEASURING))
+    elif options.hardware:
+        raise ArgumentError("--hardware requires --measurements", code="invalid-option")
 
 
 def _reject(options: argparse.Namespace, with_option: str, names: Iterable[str]) -> None:
@@ -112,6 +127,15 @@ def _reject(options: argparse.Namespace, with_option: str, names: Iterable[str])
         if getattr(options, name) != getattr(defaults, name):
             option = name.replace("_", "-")
             raise ArgumentError(f"--{with_option} and --{option} exclude each other", code="invalid-option")
+
+
+def _read_measurements(options: argparse.Namespace) -> Json:
+    """Read the document of an earlier run, with another spec if one is given."""
+    document = read_measurements(Path(options.measurements))
+    if options.hardware is None:
+        return document
+    spec = hardware.load_yaml(common.read_text_file(options.hardware), options.hardware)
+    return document | {"hardware": hardware.to_mapping(spec)}
 
 
 def _print(options: argparse.Namespace, results: Json, shown: str) -> int:
@@ -128,7 +152,7 @@ def _measured(cases: Collection[BenchCase], options: argparse.Namespace) -> tupl
     target = options.target or Settings().target
     chosen = Settings(
         target, options.threads, options.top, options.sample, options.class_sample, options.seed,
-        calibrate=not options.uncalibrated,
+        options.passes, calibrate=not options.uncalibrated,
     )  # fmt: skip
     shipped = cpu_bench.cpu_target(chosen.target)
     document: Json = {"machine": machine(shipped), "settings": asdict(chosen)}
@@ -169,7 +193,8 @@ class _Run:
             self._add_spec(first)
         samples = sample_sizes(self.cases, self.chosen.sample, self.chosen.class_sample)
         built: dict[str, BuiltCase] = {}
-        for pass_, number, case in pending_passes(self.cases, self.done):
+        extra = min(self.chosen.passes, EXTRA_PASSES)
+        for pass_, number, case in pending_passes(self.cases, self.done, self.chosen.passes, extra):
             self.lock.enter()
             self._calibrate(pass_)
             try:

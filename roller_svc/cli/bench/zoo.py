@@ -31,18 +31,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--rounds", type=int, default=1, metavar="N",
         help="times that each engine runs, in turns; least times count (default: %(default)s)",
     )  # fmt: skip
+    common.add_calibration(parser)
     parser.add_argument("--json", action="store_true", help="write one JSON document to stdout")
 
 
 def execute(options: argparse.Namespace) -> int:
     common.check_positive(options, "threads", "rounds")
+    common.calibrate_local(options, hardware.LOCAL)
     baselines = [name for name in options.baselines.split(",") if name]
     rows = bench_models(options.files, options.threads, baselines, options.select, options.rounds)
     listed = list(progress.show_progress(rows, len(options.files), "models"))
     if options.json:
         show.print_json(
             {
-                "machine": machine(hardware.load("local")),
+                "machine": machine(hardware.load(hardware.LOCAL)),
                 "settings": {"threads": options.threads, "peers": baselines, "select": options.select,
                              "rounds": options.rounds},
                 "models": listed,

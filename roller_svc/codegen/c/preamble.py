@@ -22,7 +22,7 @@ CHECKED = """static long checked(long i, long size, long check, long long *statu
 # Never inlined or cloned: candidates share the function, and the measured code is the delivered code.
 ROUTINE = "static __attribute__((noinline, noclone)) void"
 
-SCRATCH = "private_rooms"
+SCRATCH = "thread_scratch"
 # A translation unit of several programs is linked once for all, and again for one, whose scratch then takes precedence.
 SHARED_SCRATCH_LINKAGE = '__attribute__((weak, visibility("hidden")))'
 

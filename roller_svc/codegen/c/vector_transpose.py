@@ -20,7 +20,7 @@ SHUFFLE = """#ifdef __clang__
 #define SHUFFLE(type, a, b, ...) __builtin_shuffle(a, b, (type){__VA_ARGS__})
 #endif"""
 _BITS = {8: DType.INT8, 16: DType.INT16, 32: DType.INT32, 64: DType.INT64}
-_KINDS = ("turn", "deal", "weave")
+_KINDS = ("transpose", "deinterleave", "interleave")
 _CHUNK_BYTES = 16  # within which unpack instructions interleave
 
 
@@ -32,15 +32,15 @@ def as_bits(dtype: DType) -> DType:
 def transpose_name(node: Transpose, dtype: DType, lanes: int) -> str:
     """Return the name of the helper.
 
-    deal3 deinterleaves rows of three into three rows of `lanes`; weave3 is its inverse. turn6 transposes six rows of
-    `lanes`; turn transposes a square.
+    deinterleave3 takes rows of three to three rows of `lanes`; interleave3 is its inverse. transpose6 transposes six
+    rows of `lanes`; transpose transposes a square.
     """
     vector = vector_type(dtype, lanes)
     if node.columns is not None:
-        return f"deal{node.columns}_{vector}"
+        return f"deinterleave{node.columns}_{vector}"
     if node.rows is not None and node.column_dim is not None:
-        return f"weave{node.rows}_{vector}"
-    return f"turn{'' if node.rows in (None, lanes) else node.rows}_{vector}"
+        return f"interleave{node.rows}_{vector}"
+    return f"transpose{'' if node.rows in (None, lanes) else node.rows}_{vector}"
 
 
 def is_transpose_helper(name: str) -> bool:
@@ -52,9 +52,9 @@ def transpose_helper(base: str, dtype: DType, lanes: int) -> str:
     """Return the source of the C function `base`_`vector`."""
     kind = _kind(base)
     count = int(base.removeprefix(kind) or lanes)
-    if kind == "deal":
+    if kind == "deinterleave":
         return _deinterleave(count, dtype, lanes)
-    return _interleave(count, dtype, lanes) if kind == "weave" else _transpose(base, count, dtype, lanes)
+    return _interleave(count, dtype, lanes) if kind == "interleave" else _transpose(base, count, dtype, lanes)
 
 
 def _kind(base: str) -> str:
@@ -69,7 +69,7 @@ def _deinterleave(short: int, dtype: DType, lanes: int) -> str:
         picks = [divmod(lane * short + j, lanes) for lane in range(lanes)]
         lines += _select_lanes(f"b{j}", short, (dtype, lanes), picks)
         lines.append(f"  *({vector} *)(to + {j} * stride) = b{j};")
-    head = f"static inline void deal{short}_{vector}({element} *to, long stride, const {element} *from) {{"
+    head = f"static inline void deinterleave{short}_{vector}({element} *to, long stride, const {element} *from) {{"
     return "\n".join([head, *lines, "}"])
 
 
@@ -81,7 +81,7 @@ def _interleave(short: int, dtype: DType, lanes: int) -> str:
         picks = [divmod(m * lanes + lane, short)[::-1] for lane in range(lanes)]
         lines += _select_lanes(f"b{m}", short, (dtype, lanes), picks)
         lines.append(f"  *({vector} *)(to + {m * lanes}) = b{m};")
-    head = f"static inline void weave{short}_{vector}({element} *to, const {element} *from, long stride) {{"
+    head = f"static inline void interleave{short}_{vector}({element} *to, const {element} *from, long stride) {{"
     return "\n".join([head, *lines, "}"])
 
 

@@ -30,9 +30,9 @@ RINGS: tuple[Mutation, ...] = (
     mutant(BULK, "keys are awaited with the other parity", Kind.PHASE,
            Edit(r"(k_shared_full \+ slot\), )(mod_i32\(floordiv[^;]*\))\);", r"\1(1 - \2));", 2)),
     mutant(BULK, "values are awaited with the parity of the keys", Kind.PHASE,
-           Edit(r"(v_shared_full \+ slot\), mod_i32\(floordiv_i32\()turn", r"\1(turn + 1)", 2, only=0)),
+           Edit(r"(v_shared_full \+ slot\), mod_i32\(floordiv_i32\()iteration", r"\1(iteration + 1)", 2, only=0)),
     mutant(BULK, "the phase begins anew with the second pass", Kind.PHASE,
-           Edit(r"(const int turn = )before \+ k_step;(\n +const int slot = [^\n]*\n +const int key_step)",
+           Edit(r"(const int iteration = )before \+ k_step;(\n +const int slot = [^\n]*\n +const int key_step)",
                 r"\1k_step;\2")),
     mutant(BULK, "the second pass counts its steps from the first on", Kind.STEPS,
            Edit(r"before = \(pass == 0\) \? 0 : seen_steps", "before = 0", 2)),
@@ -63,14 +63,14 @@ RINGS: tuple[Mutation, ...] = (
     mutant(COPIED, "the last values never arrive", Kind.PHASE,
            Edit(r" +barrier_arrive\(\(v_shared_full \+ \(\(\(\(visit[^\n]*\n", "")),
     mutant(COPIED, "steps begin anew with each tile", Kind.SLOT,
-           Edit(r"const int turn = \(visit \* 4\) \+ k_step;", "const int turn = k_step;", 3, only=1)),
+           Edit(r"const int iteration = \(visit \* 4\) \+ k_step;", "const int iteration = k_step;", 3, only=1)),
 )  # fmt: skip
 
 PRODUCTS: tuple[Mutation, ...] = (
     mutant(BULK, "scores are read while products are under way", Kind.WAIT,
            Edit(r"wgmma_wait<1>", "wgmma_wait<2>")),
     mutant(BULK, "products with keys are no group of their own", Kind.COMMIT,
-           Edit(r" +wgmma_commit\(\);\n(?= +\{\n +const int turn = before \+ k_step;)", "")),
+           Edit(r" +wgmma_commit\(\);\n(?= +\{\n +const int iteration = before \+ k_step;)", "")),
     mutant(BULK, "results that are kept from moving are others", Kind.WAIT,
            Edit(r"(wgmma_wait<1>\(\); )hold_results_16\(scores", r"\1hold_results_16(acc")),
     mutant(BULK, "registers are not fenced", Kind.FENCE,

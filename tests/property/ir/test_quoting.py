@@ -329,7 +329,7 @@ RESERVED = [
     "NULL", "INFINITY", "NAN", "EOF", "M_PI", "assert", "errno", "va_arg", "va_list", "offsetof", "linux", "unix",
     "int", "wchar_t", "xor_eq", "and", "nullptr", "asm", "template", "main", "plan0_kernel",
     "tasks_kernel0", "threadIdx", "blockIdx", "atomicCAS", "expf", "exp", "fmaxf", "status", "task", "checked",
-    "private_rooms", "threads_i32", "VECTOR_FUNCTION", "THREADS", "MASK1", "HIP_ENABLE", "NV_IF_TARGET", "I8", "half",
+    "thread_scratch", "threads_i32", "VECTOR_FUNCTION", "THREADS", "MASK1", "HIP_ENABLE", "NV_IF_TARGET", "I8", "half",
     "float4", "uint4", "shared_memory", "barrier", "TensorMap", "memset", "omp_get_max_threads", "sched_getaffinity",
     "_Float16", "__global__", "__builtin_memset", "__asm__", "_Pragma", "defined", "__LINE__", "__x", "_", "__",
 ]  # fmt: skip

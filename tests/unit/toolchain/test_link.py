@@ -70,7 +70,7 @@ def test_thread_local_memory_is_that_of_the_linked_program(
 ) -> None:
     """Otherwise every thread would clear the buffers of the largest plan."""
     whole, sources = together
-    lost = dataclasses.replace(sources[0], scratch_definition="_Thread_local char private_rooms[64];")
+    lost = dataclasses.replace(sources[0], scratch_definition="_Thread_local char thread_scratch[64];")
     linked = link_single(dataclasses.replace(whole, source=sources[0]), lost)
     assert linked is not None
     assert 64 <= thread_bytes(linked) < 200  # with those of the thread pool

@@ -49,7 +49,7 @@ def strip_mine(loop: Loop, lanes: int) -> tuple[Loop, ...]:
     """
     step = VECTORS_PER_ITERATION * lanes
     iterations = loop.extent // step - (loop.extent % step != 0)
-    var = f"{loop.var}.turn"
+    var = f"{loop.var}.iteration"
 
     def part(first: Expr, extent: int) -> Loop:
         values = {loop.var: add(first, ref(loop.var))}

@@ -50,7 +50,7 @@ from roller_svc.ir.schedule import (
     Storage,
 )
 
-PREFETCH_ROW = "m.ahead"
+PREFETCH_ROW = "m.prefetch"
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from roller_svc.ir.index import add, div, lt, min_, mul, num, ref, sub
 from roller_svc.ir.schedule import Branch, Compute, Let, Loop, LoopKind, Node, Scope, Storage, Transpose
 from roller_svc.schedule.guards import unswitch_guards
 
-_CHUNKS, _TRANSPOSED = "k.chunks", ".turned"
+_CHUNKS, _TRANSPOSED = "k.chunks", ".transposed"
 
 
 @dataclass(frozen=True, slots=True)

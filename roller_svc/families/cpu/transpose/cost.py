@@ -58,7 +58,7 @@ def transpose_cost(p: Workload[TransposeSpace], launch: Launch) -> Costs:
         core_s=max(core, memory) + leak * min(core, memory),
         core_stage=None,
         stage_seconds=(
-            ("turn", seconds[0]), ("compute", seconds[1]), ("loops", seconds[2]), ("task", seconds[3]),
+            ("transpose", seconds[0]), ("compute", seconds[1]), ("loops", seconds[2]), ("task", seconds[3]),
             (dominant_level(p, launch), memory),
         ),
         occupancy=min(1.0, launch.grid / (waves * mach.cores)),

@@ -97,7 +97,7 @@ class TransposeRules(TaskRules):
         points = math.prod(tile)
         least = min(layout.lanes**2, points)
         buffer_bytes = points * sum(load.dtype.bytes for load in layout.transposed)
-        return "room" if buffer_bytes > MAX_BUFFER_BYTES and points > 4 * least else ""
+        return "capacity" if buffer_bytes > MAX_BUFFER_BYTES and points > 4 * least else ""
 
     def _block_steps(self, axis: int, base: ThreadTile) -> Tile:
         extent, unit = self.workload.extents[axis], base.tile[axis]

@@ -45,7 +45,7 @@ from roller_svc.schedule.nest_statements import (
 
 LANE = ".lane"
 BLOCK_ROW, BLOCK_COLUMN = ".block.row", ".block.column"
-INTERLEAVED = ".woven"
+INTERLEAVED = ".interleaved"
 # Multiple of the L2 size above which results are prefetched (measured on Skylake-SP: slower at 2.5 times,
 # equal at 8 times, faster from 12 times on).
 PREFETCH_L2_RATIO = 4
@@ -283,7 +283,7 @@ class _Layout:
         return tuple(Prefetch(statement.output, index, distance + first, for_write=True) for first in lines)
 
     def _buffer_name(self, load: Load) -> str:
-        return f"{load.tensor}.turned{self.layout.transposed.index(load)}"
+        return f"{load.tensor}.transposed{self.layout.transposed.index(load)}"
 
 
 def _block(number: Expr, lanes: int, extent: int) -> Expr:

@@ -27,8 +27,8 @@ class TransposeKind(Enum):
     """How vectors are transposed."""
 
     BLOCK = "square"  # as many rows as vectors have lanes
-    DEINTERLEAVE = "dealt"  # reads short rows, x[i, 0:3], that whole vectors hold without a gap
-    INTERLEAVE = "woven"  # writes such rows
+    DEINTERLEAVE = "deinterleave"  # reads short rows, x[i, 0:3], that whole vectors hold without a gap
+    INTERLEAVE = "interleave"  # writes such rows
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,7 +92,7 @@ def _cached_loads(group: KernelGroup, rows: ThreadRows, tilings: dict[str, RowTi
             if moves and not any(inner.tensor in row_values for inner in loads_of(load)):
                 counts[load] = counts.get(load, 0) + 1
     repeated = [load for load, count in counts.items() if count > 1]
-    return {load: f"{load.tensor}.held{i}" for i, load in enumerate(repeated)}
+    return {load: f"{load.tensor}.loaded{i}" for i, load in enumerate(repeated)}
 
 
 def _unconditional(expr: Expr) -> Iterator[Load]:

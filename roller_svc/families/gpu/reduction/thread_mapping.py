@@ -260,7 +260,7 @@ def _thread(axis: Axis) -> str:
 
 # Unrolled chunks of a lane; registers hold no longer rows.
 MAX_CHUNKS_IN_FLIGHT = 128
-CHUNK, VECTOR_ELEMENT, ROUND, STEP, IN_FLIGHT = ".chunk", ".place", ".round", ".step", ".turn"
+CHUNK, VECTOR_ELEMENT, ROUND, STEP, IN_FLIGHT = ".chunk", ".place", ".round", ".step", ".in_flight"
 
 
 @dataclass(frozen=True, slots=True)

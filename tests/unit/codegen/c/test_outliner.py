@@ -106,7 +106,7 @@ def test_zeros_of_either_sign_are_other_functions() -> None:
 
 @pytest.mark.parametrize("extent", [257, 288, 290, 320, 323])
 def test_a_row_of_many_vectors_is_a_loop_with_the_same_values(extent: int) -> None:
-    """AVX2: vectors of 8, four a turn, 32 at most one after the other."""
+    """AVX2: vectors of 8, four an iteration, 32 at most one after the other."""
     program = parse("b[i] = a[i] * 2.0 + i", {"a": TensorType(F32, (extent,))})
     twice = Op(OpKind.MUL, (Load("a", (ref("i"),), F32), Const(2.0, F32)), F32)
     value = Op(OpKind.ADD, (twice, Cast(ref("i"), F32)), F32)
@@ -114,7 +114,7 @@ def test_a_row_of_many_vectors_is_a_loop_with_the_same_values(extent: int) -> No
     buffers = tensors_in_memory(program, program.types, ())
     part = GroupLaunches((ScheduleTree("row", (row,)),), (*program.inputs, ("b", program.types["b"])))
     source = emit("row", (part,), buffers, AVX2, "")
-    assert source.text.count("i_turn++") == 1
+    assert source.text.count("i_iteration++") == 1
     assert source.text.count("*(vf32x8 *)(b") <= 4 + 5
     arrays = random_inputs(program, seed=3)
     want = evaluate(program, arrays)

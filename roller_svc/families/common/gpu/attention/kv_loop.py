@@ -136,8 +136,8 @@ class KvTileLoop:
         tile = self.tile
         count = ceil_div(view.m.extent, tile.m)
         if self.bounds.uppers:
-            nodes = (Let("m.block", sub(num(count - 1), ref("m.turn")), nodes),)
-            nodes = (Loop("m.turn", count, LoopKind.BLOCK, nodes),)
+            nodes = (Let("m.block", sub(num(count - 1), ref("m.position")), nodes),)
+            nodes = (Loop("m.position", count, LoopKind.BLOCK, nodes),)
         else:
             nodes = (Loop("m.block", count, LoopKind.BLOCK, nodes),)
         nodes = (Loop("n.block", ceil_div(view.n.extent, tile.n), LoopKind.BLOCK, nodes),)

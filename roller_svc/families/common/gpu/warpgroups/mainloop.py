@@ -54,7 +54,7 @@ from roller_svc.ir.schedule_hopper import (
 )
 
 GROUP, WARP = ".group", ".warp"  # warpgroup of the block; warp of the warpgroup
-STEP, ITERATION = "k.step", ".turn"  # k-tile within the output tile; k-tile of the block over all its tiles
+STEP, ITERATION = "k.step", ".iteration"  # k-tile within the output tile; k-tile of the block over all its tiles
 STEP_ACC = ".step_sums"  # accumulators of one k-tile under promotion
 
 OperandCopies = tuple[ProducerCopy | TmaOperand, ...]  # in issue order; B operands of a dual GEMM share a buffer

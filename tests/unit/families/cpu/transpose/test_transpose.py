@@ -126,7 +126,7 @@ def test_transpose_uses_the_vector_width_of_the_cpu(hw: HardwareSpec) -> None:
 def test_tail_tiles_share_the_buffer() -> None:
     case = cpu_case("y[j, i] = x[i, j]", {"x": ("float32", (270, 290))}, AVX512)
     large = max(case.ranked, key=lambda c: c.program.thread["i"] * c.program.thread["j"])
-    assert len(re.findall(r"float \w*x_turned0\[\d+\] __attribute__", case.source(large).text)) == 1
+    assert len(re.findall(r"float \w*x_transposed0\[\d+\] __attribute__", case.source(large).text)) == 1
 
 
 def test_maps_beyond_the_llc_may_use_nontemporal_stores() -> None:
