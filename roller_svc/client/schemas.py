@@ -232,7 +232,7 @@ class OperationMetadata(BaseModel):
     stage: str
     cache: str
     create_time: str
-    waiting_for: str | None = Field(None, description="queue that no worker takes from, while the operation waits for it")
+    waiting_for: str | None = Field(None, description="queue of the operation, while no worker takes from it")
 
 
 class OperationResponse(BaseModel):
