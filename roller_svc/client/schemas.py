@@ -265,7 +265,7 @@ class OperationMetadata(BaseModel):
     queue: str | None = Field(None, description="machines that can build it")
     worker: str | None = Field(None, description="id of the worker that builds it")
     queue_position: int | None = Field(None, description="builds of its queue that start first; of a queued operation")
-    waiting_for: str | None = Field(None, description="queue that no worker takes from, while the operation waits for it")
+    waiting_for: str | None = Field(None, description="queue of the operation, while no worker takes from it")
 
 
 class OperationResponse(BaseModel):

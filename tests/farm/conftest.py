@@ -31,17 +31,25 @@ def postgresql() -> Iterator[PostgreSql]:
 
 
 @pytest.fixture
-def farm(tmp_path: Path, broker: Broker, postgresql: PostgreSql) -> Iterator[Stack]:
+def folder() -> Iterator[Path]:
+    """A folder whose path is short: addresses of Unix sockets have at most 108 characters."""
+    path = Path(tempfile.mkdtemp(prefix="roller-"))
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
+
+
+@pytest.fixture
+def farm(folder: Path, broker: Broker, postgresql: PostgreSql) -> Iterator[Stack]:
     """Nothing yet but a database and a broker that services and workers will share."""
-    made = Stack(tmp_path, database=new_database(postgresql.url), broker=broker.url)
+    made = Stack(folder, database=new_database(postgresql.url), broker=broker.url)
     yield made
     made.close()
 
 
 @pytest.fixture
-def polling_farm(tmp_path: Path) -> Iterator[Stack]:
+def polling_farm(folder: Path) -> Iterator[Stack]:
     """One of this machine alone: SQLite, without a broker."""
-    made = Stack(tmp_path)
+    made = Stack(folder)
     yield made
     made.close()
 

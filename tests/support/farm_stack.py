@@ -5,6 +5,7 @@ Every process listens on loopback, has its data in the test's folder and is ende
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -168,6 +169,10 @@ class Worker:
     def pid(self) -> int:
         return self.popen.pid
 
+    def wait_until_ready(self) -> None:
+        wait_until(lambda: "takes from" in self.log.read_text() or self.popen.poll() is not None, START_S)
+        assert self.popen.poll() is None, self.log.read_text()[-3000:]
+
     def terminate(self) -> None:
         self.popen.terminate()
 
@@ -204,19 +209,28 @@ class Stack:
             "DATABASE": self.database, "BROKER": broker, "WORKER_MEMORY_BYTES": 1 << 30,
         }  # fmt: skip
 
-    def serve(self, *, build_s: float = 0.0, publish_s: float = 0.0, **settings: object) -> ServiceProcess:
-        """Start a service, which builds only if it has WORKERS."""
-        environment = self._environment({"WORKERS": 0} | settings, build_s, publish_s)
+    def serve(
+        self, *, build_s: float = 0.0, publish_s: float = 0.0, package: Path | None = None, **settings: object
+    ) -> ServiceProcess:
+        """Start a service, which builds only if it has WORKERS. `package` is the parent of another version."""
+        environment = self._environment({"WORKERS": 0} | settings, build_s, publish_s, package)
         service = start(_python("main"), self._folder("service", len(self.services)), environment)
         self.services.append(service)
         return service
 
     def work(
-        self, *arguments: str, build_s: float = 0.0, publish_s: float = 0.0, wait: bool = True, **settings: object
+        self,
+        *arguments: str,
+        build_s: float = 0.0,
+        publish_s: float = 0.0,
+        wait: bool = True,
+        package: Path | None = None,
+        **settings: object,
     ) -> Worker:
         """Start a worker; `wait` until it takes operations."""
         folder = self._folder("worker", len(self.workers))
-        environment = self._environment({"WORKERS": 1} | settings, build_s, publish_s) | {"TMPDIR": str(folder)}
+        environment = self._environment({"WORKERS": 1} | settings, build_s, publish_s, package)
+        environment["TMPDIR"] = str(folder)
         variables = {key: value for key, value in os.environ.items() if not key.startswith("ROLLER_")}
         with (folder / "log").open("wb") as log:
             popen = subprocess.Popen(
@@ -226,14 +240,30 @@ class Stack:
         worker = Worker(popen, folder / "log")
         self.workers.append(worker)
         if wait:
-            wait_until(lambda: "takes from" in worker.log.read_text() or popen.poll() is not None, START_S)
-            assert popen.poll() is None, worker.log.read_text()[-3000:]
+            worker.wait_until_ready()
         return worker
+
+    def work_many(self, count: int, **options: Any) -> list[Worker]:
+        """Start workers together."""
+        workers = [self.work(wait=False, **options) for _ in range(count)]
+        for worker in workers:
+            worker.wait_until_ready()
+        return workers
 
     def lines(self, kind: str) -> list[str]:
         """What the builds noted of a kind."""
         content = self.build_log.read_text() if self.build_log.exists() else ""
         return [line.partition(" ")[2] for line in content.splitlines() if line.startswith(f"{kind} ")]
+
+    def builders(self) -> dict[str, set[str]]:
+        """Workers that built each operation, as its events say."""
+        with _connected(self.database) as connection:
+            rows = connection.execute(text("SELECT operation, data FROM events WHERE type = 'building'")).all()
+        found: dict[str, set[str]] = {}
+        for operation, data in rows:
+            document = json.loads(data) if isinstance(data, str) else data
+            found.setdefault(operation, set()).add(document["worker"])
+        return found
 
     def ends(self) -> Counter[str]:
         """How often each operation ended, as its events say."""
@@ -242,6 +272,8 @@ class Stack:
             return Counter(operation for (operation,) in rows)
 
     def close(self) -> None:
+        for worker in self.workers:
+            worker.terminate()
         for worker in self.workers:
             worker.stop()
         for service in self.services:
@@ -252,11 +284,13 @@ class Stack:
         folder.mkdir()
         return folder
 
-    def _environment(self, settings: dict[str, object], build_s: float, publish_s: float) -> dict[str, str]:
+    def _environment(
+        self, settings: dict[str, object], build_s: float, publish_s: float, package: Path | None
+    ) -> dict[str, str]:
         variables = {f"ROLLER_{name}": str(value) for name, value in (self._settings | settings).items()}
         return variables | {
             "SLEEPY_BUILD_S": str(build_s), "SLEEPY_PUBLISH_S": str(publish_s), "SLEEPY_LOG": str(self.build_log),
-            "PYTHONPATH": os.pathsep.join([str(SUPPORT), str(SUPPORT.parents[1])]),
+            "PYTHONPATH": os.pathsep.join([str(SUPPORT), str(package or SUPPORT.parents[1])]),
         }  # fmt: skip
 
 

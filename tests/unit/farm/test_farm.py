@@ -16,11 +16,12 @@ from roller_svc.farm import watch
 from roller_svc.farm.courier import InProcessCourier
 from roller_svc.farm.database.connect import Database, now_s
 from roller_svc.farm.database.tables import operations
-from roller_svc.farm.farm import BuildFarm, Terms
+from roller_svc.farm.farm import NO_WORKER_TIMEOUT_S, BuildFarm, Terms
 from roller_svc.farm.models import Request
 from roller_svc.farm.operations import CacheStatus, Operation
 from roller_svc.farm.queue import OperationQueue, QueuedId
 from roller_svc.farm.registry import Worker, WorkerRegistry
+from roller_svc.farm.routing import machine_queue
 from roller_svc.farm.store import Artifact, Store
 from roller_svc.ir.report import BuildRequest
 
@@ -224,3 +225,38 @@ def test_the_sweeper_outlives_failures(setup: Setup, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(setup.farm, "sweep", sweep)
     setup.farm.start()
     wait_until(lambda: len(sweeps) > 3)
+
+
+def test_local_needs_a_worker_of_this_machine(setup: Setup) -> None:
+    local = build_request("a[i] = x[i]", {"x": ("float32", (4,))}, target="local", select="model")
+    setup.registry.add(Worker("other", ("*", "local.other"), GENERATOR, {}))
+    with pytest.raises(ArgumentError) as refused:
+        setup.farm.submit(local)
+    assert refused.value.code == "local-not-served"
+    setup.registry.add(Worker("draining", (machine_queue(),), GENERATOR, {}, is_draining=True))
+    setup.registry.add(Worker("newer", (machine_queue(),), "b" * 64, {}))
+    with pytest.raises(ArgumentError):
+        setup.farm.submit(local)
+    setup.registry.add(Worker("here", (machine_queue(),), GENERATOR, {}))
+    assert not setup.farm.submit(local).is_unserved
+
+
+def test_an_operation_says_that_it_waits_for_a_worker(database: Database, tmp_path: Path) -> None:
+    setup = Setup(database, tmp_path / "store")
+    waiting = setup.farm.submit(request())
+    assert waiting.is_unserved
+    setup.registry.add(Worker("w", ("build.cpu.x86-64-v3",), GENERATOR, {}))
+    setup.farm.sweep()
+    assert not setup.operation(waiting.id).is_unserved
+    assert not setup.farm.submit(request("b")).is_unserved
+
+
+def test_who_waits_is_woken_when_no_worker_comes(setup: Setup) -> None:
+    woken = threading.Event()
+    operation = setup.farm.submit(request())
+    setup.farm.watch(operation.id, woken.set)
+    with setup.queue.database.write() as connection:
+        connection.execute(update(operations).values(unserved_since=now_s() - NO_WORKER_TIMEOUT_S - 1))
+    setup.farm.sweep()
+    assert woken.is_set()
+    assert (setup.operation(operation.id).error or {})["code"] == "no-worker"

@@ -420,3 +420,60 @@ def test_a_position_counts_the_builds_that_start_first(queue: OperationQueue) ->
     assert sorted(order) == sorted(operation.id for operation in (urgent, *mine, *other))
     assert queue.position(order[0]) is None
     assert queue.position("unknown") is None
+
+
+def test_builds_that_measure_wait_for_their_device(queue: OperationQueue) -> None:
+    queue.submit(submission("a", measured_on="cpu"))
+    queue.submit(submission("b", measured_on="gpu"))
+    queue.submit(submission("c"))
+    assert queue.claim("w", measured_on=()) == replace(claimed_free(queue), attempt=1)
+    gpu = queue.claim("w", measured_on=("gpu",))
+    assert gpu is not None
+    assert (gpu.action, gpu.measured_on) == ("b", "gpu")
+    assert queue.claim("w", measured_on=("gpu",)) is None
+    rest = queue.claim("w")
+    assert rest is not None
+    assert (rest.action, rest.measured_on) == ("a", "cpu")
+
+
+def claimed_free(queue: OperationQueue) -> Claim:
+    """The claim of the operation that measures nothing."""
+    operation = next(one for one in queue.page(None, after=None, limit=9) if one.action == "c")
+    return Claim(operation.id, 0, "c", operation.request, 0)
+
+
+def test_an_operation_whose_queue_nobody_serves_fails_after_a_while(queue: OperationQueue) -> None:
+    cuda = queue.submit(submission("a"))
+    local = queue.submit(submission("b", queue="local.m"))
+    assert not cuda.is_unserved
+    assert queue.end_unserved({"build.cpu"}, 60.0) == []
+    assert found(queue, cuda.id).is_unserved
+    assert queue.end_unserved({"*"}, 60.0) == []
+    assert not found(queue, cuda.id).is_unserved
+    assert found(queue, local.id).is_unserved  # every queue, but not those of single machines
+    assert queue.end_unserved({"build.cpu"}, 60.0) == []
+    change(queue, cuda.id, unserved_since=now_s() - 61)
+    assert queue.end_unserved({"build.cpu"}, 60.0) == [cuda.id]
+    error = found(queue, cuda.id).error or {}
+    assert error["code"] == "no-worker"
+    assert "--queues build.cuda" in str(error["message"])
+    assert not found(queue, cuda.id).is_unserved
+    assert not found(queue, local.id).done
+
+
+def test_an_operation_that_is_building_or_of_others_is_never_unserved(
+    queue: OperationQueue, database: Database
+) -> None:
+    building = queue.submit(submission("a"))
+    claimed(queue)
+    other = OperationQueue(database, "b" * 64, max_alive=100).submit(submission("b"))
+    assert queue.end_unserved((), 0.0) == []
+    assert queue.end_unserved((), 0.0) == []
+    assert [found(queue, one.id).done for one in (building, other)] == [False, False]
+
+
+def test_a_claim_ends_the_wait_for_a_worker(queue: OperationQueue) -> None:
+    operation = queue.submit(submission("a", is_served=False))
+    assert operation.is_unserved
+    queue.release(claimed(queue))
+    assert not found(queue, operation.id).is_unserved

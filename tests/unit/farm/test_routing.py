@@ -10,7 +10,7 @@ from roller_svc import hardware
 from roller_svc.compiler.request import build_request
 from roller_svc.farm.models import ModelRequest
 from roller_svc.farm.queue import MACHINE_PREFIX
-from roller_svc.farm.routing import machine_queue, queue_of
+from roller_svc.farm.routing import machine_queue, measured_on, queue_of
 from roller_svc.ir.report import BuildRequest
 
 CUDA = "nvidia-h200-sxm"
@@ -49,3 +49,27 @@ def test_a_spec_counts_and_not_its_name() -> None:
 def test_models_go_where_their_cpu_is() -> None:
     model = ModelRequest("0" * 64, "onnx", "cpu-x86-avx2", {"select": "model"})
     assert queue_of(model) == "build.cpu.x86-64-v3"
+
+
+@pytest.mark.parametrize(
+    ("options", "device"),
+    [
+        ({"target": CUDA, "select": "model"}, None),
+        ({"target": CUDA, "select": "measure"}, "gpu"),
+        ({"target": CUDA, "select": "measure", "runtime": "emulator"}, None),
+        ({"target": "cpu-x86-avx2", "select": "measure"}, "cpu"),
+        ({"target": "cpu-x86-avx2", "select": "model"}, None),
+        ({"target": "local", "select": "measure"}, "cpu"),
+    ],
+)
+def test_devices_that_builds_measure_on(options: dict[str, Any], device: str | None) -> None:
+    assert measured_on(request(**options)) == device
+
+
+def test_models_measure_on_the_cpu_if_they_select_so() -> None:
+    assert measured_on(ModelRequest("0" * 64, "onnx", "cpu-x86-avx2", {"select": "measure"})) == "cpu"
+    assert measured_on(ModelRequest("0" * 64, "onnx", "cpu-x86-avx2", {"select": "model"})) is None
+
+
+def test_an_arm_cpu_has_a_level() -> None:
+    assert queue_of(request(target="cpu-arm-neon", select="model")) == "build.cpu.armv8"

@@ -15,6 +15,7 @@ from roller_svc.compiler.request import build_request
 from roller_svc.errors import BuildServiceError, CompileError, RollerError, StoreError
 from roller_svc.farm.database.connect import Database, now_s
 from roller_svc.farm.database.tables import operations
+from roller_svc.farm.measuring import DeviceLocks
 from roller_svc.farm.models import Request, request_record
 from roller_svc.farm.operations import Operation
 from roller_svc.farm.queue import OperationQueue, Submission
@@ -337,3 +338,37 @@ def test_workers_are_listed_while_they_live(setup: Setup) -> None:
     setup.registry.remove("w")
     setup.registry.beat(worker.worker)  # was taken for dead
     assert [each.id for each in setup.registry.alive()] == ["w"]
+
+
+def test_one_build_measures_on_a_device_at_a_time(setup: Setup, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        setup.submit(name, measured_on="cpu")
+    workers = [setup.worker(name, devices=DeviceLocks({"cpu": "cpu"}, tmp_path)) for name in ("v", "w")]
+    setup.builds.gate.clear()
+    measuring = in_thread(workers[0].run_next)
+    assert setup.builds.begun.acquire(timeout=30)
+    assert not workers[1].run_next()
+    assert not workers[0].run_next()
+    setup.submit("c")
+    setup.builds.gate.set()
+    assert workers[1].run_next()
+    assert setup.builds.built == ["a", "c"]
+    measuring.join()
+    assert workers[1].run_next()
+    assert setup.builds.built == ["a", "c", "b"]
+
+
+def test_a_device_is_free_again_after_a_failure(setup: Setup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    setup.submit("a", measured_on="cpu")
+    setup.submit("b", measured_on="cpu")
+    worker = setup.worker(devices=DeviceLocks({"cpu": "cpu"}, tmp_path))
+    setup.builds.errors = [ZeroDivisionError("a bug")]
+    with pytest.raises(ZeroDivisionError):
+        worker.run_next()
+    claim = setup.queue.claim
+    monkeypatch.setattr(setup.queue, "claim", lambda *_: (_ for _ in ()).throw(StoreError("away")))
+    with pytest.raises(StoreError):
+        worker.run_next()
+    monkeypatch.setattr(setup.queue, "claim", claim)
+    assert worker.run_next()
+    assert setup.builds.built == ["a", "b"]
