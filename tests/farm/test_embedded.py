@@ -20,7 +20,6 @@ import pytest
 from service_process import ServiceProcess, process_name, start
 
 SUPPORT = Path(__file__).resolve().parents[1] / "support"
-HTTP = httpx.Client(timeout=120.0, limits=httpx.Limits(max_connections=128))
 RETURN_S = 30.0  # in which everything is done after a part returns
 LEASE_S = 3.0
 
@@ -32,6 +31,7 @@ class Stack:
         self.folder = folder
         self.services: list[ServiceProcess] = []
         self.build_log = folder / "builds"
+        self.http = httpx.Client(timeout=120.0, limits=httpx.Limits(max_connections=128))
 
     def serve(self, *, build_s: float = 0.0, publish_s: float = 0.0, **settings: object) -> ServiceProcess:
         values = {"PORT": 0, "STORE": self.folder / "store", "WORKERS": 2, "LEASE_S": LEASE_S, "CONFINE_WORKERS": 0}
@@ -59,6 +59,7 @@ class Stack:
             return Counter(operation for (operation,) in rows)
 
     def close(self) -> None:
+        self.http.close()
         for service in self.services:
             service.stop()
 
@@ -79,8 +80,8 @@ def body(number: int, **options: object) -> dict[str, Any]:
     }
 
 
-def compiled(service: ServiceProcess, number: int, wait_s: float = 0.0) -> dict[str, Any]:
-    response = HTTP.post(
+def compiled(stack: Stack, service: ServiceProcess, number: int, wait_s: float = 0.0) -> dict[str, Any]:
+    response = stack.http.post(
         f"http://127.0.0.1:{service.port}/v1/kernels:compile", json=body(number),
         headers={"Prefer": f"wait={wait_s:g}"}
     )  # fmt: skip
@@ -89,11 +90,11 @@ def compiled(service: ServiceProcess, number: int, wait_s: float = 0.0) -> dict[
     return document
 
 
-def ended(service: ServiceProcess, name: str, within_s: float = RETURN_S) -> dict[str, Any]:
+def ended(stack: Stack, service: ServiceProcess, name: str, within_s: float = RETURN_S) -> dict[str, Any]:
     """The operation once it is done."""
     until = time.monotonic() + within_s
     while True:
-        response = HTTP.get(f"http://127.0.0.1:{service.port}/v1/{name}?wait=5")
+        response = stack.http.get(f"http://127.0.0.1:{service.port}/v1/{name}?wait=5")
         assert response.status_code == 200, response.text
         document: dict[str, Any] = response.json()
         if document["done"]:
@@ -113,11 +114,11 @@ def check_all_done_once(stack: Stack, service: ServiceProcess, names: list[str],
     until = time.monotonic() + within_s
     digests = []
     for name in names:
-        document = ended(service, name, max(1.0, until - time.monotonic()))
+        document = ended(stack, service, name, max(1.0, until - time.monotonic()))
         assert "error" not in document, document
         digests.append(document["response"]["digest"])
         link = document["response"]["links"]["source"]
-        assert HTTP.get(f"http://127.0.0.1:{service.port}{link}").status_code == 200
+        assert stack.http.get(f"http://127.0.0.1:{service.port}{link}").status_code == 200
     assert len(set(digests)) == len(names)
     assert {stack.ends()[name.partition("/")[2]] for name in names} == {1}
     published: dict[str, set[str]] = {}
@@ -132,7 +133,7 @@ def check_all_done_once(stack: Stack, service: ServiceProcess, names: list[str],
 def test_a_killed_service_loses_nothing(stack: Stack, at: str) -> None:
     times = {"queued": {"build_s": 5.0}, "building": {"build_s": 1.0}, "publishing": {"publish_s": 2.0}}[at]
     service = stack.serve(**times, WORKERS=1 if at == "queued" else 2)
-    names = [compiled(service, number)["name"] for number in range(5)]
+    names = [compiled(stack, service, number)["name"] for number in range(5)]
     wait_until(lambda: stack.lines("publishing" if at == "publishing" else "build"))
     service.kill()
     check_all_done_once(stack, stack.serve(), names)
@@ -142,7 +143,7 @@ def test_a_killed_service_loses_nothing(stack: Stack, at: str) -> None:
 @pytest.mark.slow
 def test_a_killed_build_process_loses_nothing(stack: Stack, at: str) -> None:
     service = stack.serve(build_s=1.0, publish_s=1.0 if at == "publishing" else 0.0)
-    names = [compiled(service, number)["name"] for number in range(5)]
+    names = [compiled(stack, service, number)["name"] for number in range(5)]
     for count in (1, 2, 3):
         wait_until(lambda count=count: len(stack.lines("build" if at == "building" else "publishing")) >= count)  # type: ignore[misc]
         workers = [pid for pid in service.tree() if process_name(pid) == "sleepy_build"]
@@ -153,7 +154,7 @@ def test_a_killed_build_process_loses_nothing(stack: Stack, at: str) -> None:
 @pytest.mark.slow
 def test_a_service_that_is_killed_leaves_its_builds_to_another(stack: Stack) -> None:
     first, second = stack.serve(build_s=1.0), stack.serve(build_s=1.0)
-    names = [compiled(service, number)["name"] for number, service in enumerate([first, second] * 6)]
+    names = [compiled(stack, service, number)["name"] for number, service in enumerate([first, second] * 6)]
     wait_until(lambda: len(stack.lines("build")) >= 3)
     first.kill()
     check_all_done_once(stack, second, names)
@@ -164,8 +165,8 @@ def test_two_services_build_each_action_once(stack: Stack) -> None:
     services = [stack.serve(build_s=0.05), stack.serve(build_s=0.05)]
 
     def run(number: int) -> tuple[dict[str, Any], dict[str, Any]]:
-        first = compiled(services[number % 2], number // 2, 30.0)
-        return first, ended(services[(number + 1) % 2], first["name"])
+        first = compiled(stack, services[number % 2], number // 2, 30.0)
+        return first, ended(stack, services[(number + 1) % 2], first["name"])
 
     with ThreadPoolExecutor(16) as pool:
         answers = list(pool.map(run, range(80)))
@@ -175,13 +176,13 @@ def test_two_services_build_each_action_once(stack: Stack) -> None:
     before = {here["name"]: here["response"]["digest"] for here, _ in answers}
     stack.serve()
     time.sleep(1.0)
-    assert {name: ended(services[0], name)["response"]["digest"] for name in before} == before
+    assert {name: ended(stack, services[0], name)["response"]["digest"] for name in before} == before
 
 
 def test_identical_requests_make_one_build(stack: Stack) -> None:
     service = stack.serve(build_s=1.0)
     with ThreadPoolExecutor(64) as pool:
-        answers = list(pool.map(lambda _: compiled(service, 1, 60.0), range(1000)))
+        answers = list(pool.map(lambda _: compiled(stack, service, 1, 60.0), range(1000)))
     assert len({answer["response"]["digest"] for answer in answers}) == 1
     assert len(stack.lines("build")) == 1
 
@@ -195,7 +196,7 @@ def test_sigterm_under_load_loses_nothing(stack: Stack) -> None:
     def ask(number: int) -> None:
         try:
             url = f"http://127.0.0.1:{service.port}/v1/kernels:compile"
-            answers.append(HTTP.post(url, json=body(number), headers={"Prefer": "wait=60"}))
+            answers.append(stack.http.post(url, json=body(number), headers={"Prefer": "wait=60"}))
         except httpx.TransportError as failure:  # it had closed its port
             refused.append(failure)
 
@@ -228,5 +229,5 @@ def test_one_client_with_thousands_of_builds_holds_up_nobody(stack: Stack) -> No
             assert greedy.post(url, json=body(number)).status_code in (200, 202)
     began = time.monotonic()
     modest = {"Authorization": "Bearer modest", "Prefer": "wait=30"}
-    assert HTTP.post(url, json=body(9999), headers=modest).status_code == 200
+    assert stack.http.post(url, json=body(9999), headers=modest).status_code == 200
     assert time.monotonic() - began < 2 * build_s + 1.5  # its own build, the one before it, and the machine's pauses
