@@ -61,10 +61,10 @@ def queue_of_device(spec: HardwareSpec, *, is_measured: bool) -> str:
     return "build.cuda" if spec.family is TargetKind.CUDA else "build.hip"
 
 
-def check_measurable(alive: Iterable[Worker], request: BuildRequest) -> None:
-    """Raise ArgumentError unless a worker that is alive can measure the request's kernels."""
+def check_measurable(alive: Iterable[Worker], generator: str, request: BuildRequest) -> None:
+    """Raise ArgumentError unless a worker of the generator that is alive can measure the request's kernels."""
     queue = queue_of(request)
-    workers = list(alive)
+    workers = [worker for worker in alive if worker.generator == generator]
     if not any(can_measure(worker, queue) for worker in workers):
         queues = sorted({name for worker in workers for name in worker.queues})
         raise ArgumentError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -64,3 +64,8 @@ def routes_of(app: FastAPI) -> Iterator[APIRoute]:
         else:
             router = getattr(route, "original_router", route)  # versions of FastAPI copy routes, or refer to routers
             waiting += getattr(router, "routes", [])
+
+
+def methods_of(routes: Iterable[APIRoute], path: str) -> frozenset[str]:
+    """Return the methods that routes have for a path; none for an unknown path."""
+    return frozenset(method for route in routes if route.path_regex.match(path) for method in route.methods or ())

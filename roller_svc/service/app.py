@@ -31,18 +31,16 @@ from roller_svc.farm.routing import machine_queue
 from roller_svc.farm.runner import BuildRunner
 from roller_svc.farm.scratch import scratch_folder
 from roller_svc.farm.store import Store
+from roller_svc.service.access import routes_of
 from roller_svc.service.announcements import Announcements
+from roller_svc.service.api import create_api
 from roller_svc.service.authentication import Authenticator
 from roller_svc.service.builds import Builder, BuildWork, Digest, RequestBuilds, RequestDigests, worker_limits
 from roller_svc.service.disassembly import ListingCache
 from roller_svc.service.middleware import RequestLimitsMiddleware
 from roller_svc.service.model_builds import ModelBuilds
-from roller_svc.service.problems import add_handlers
-from roller_svc.service.routes import estimates, hardware, health, kernel_batches, kernels, operations, workers
-from roller_svc.service.routes import models as model_routes
 from roller_svc.service.state import MAX_WAITING_ESTIMATES, State
 from roller_svc.settings import Settings
-from roller_svc.version import __version__
 
 COMPUTE_THREADS = 4
 MODEL_ESTIMATE_THREADS = 1  # each with a worker process that may take its whole memory
@@ -136,14 +134,7 @@ def create_app(
         yield
         await asyncio.to_thread(close)  # the loop meanwhile responds to interrupted requests
 
-    app = FastAPI(
-        title="roller-svc",
-        version=__version__,
-        lifespan=lifespan,
-        docs_url=None,
-        redoc_url=None,
-        redirect_slashes=False,  # a redirect would echo the client's Host header
-    )
+    app = create_api(lifespan)
     app.state.roller = State(
         settings=settings,
         store=store,
@@ -160,8 +151,7 @@ def create_app(
         authenticator=authenticator,
         model_estimates=model_estimates,
     )
-    add_handlers(app)
-    app.add_middleware(RequestLimitsMiddleware, settings=settings, authenticator=authenticator)
-    for module in (kernels, kernel_batches, operations, estimates, model_routes, hardware, workers, health):
-        app.include_router(module.router)
+    app.add_middleware(
+        RequestLimitsMiddleware, settings=settings, authenticator=authenticator, routes=routes_of(app)
+    )
     return app

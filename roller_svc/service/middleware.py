@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+from collections.abc import Iterable
 from dataclasses import dataclass
 from urllib.parse import unquote
 
+from fastapi.routing import APIRoute
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from roller_svc.errors import ArgumentError, StoreError
-from roller_svc.service.access import OPEN_PATHS
+from roller_svc.service.access import OPEN_PATHS, methods_of
 from roller_svc.service.authentication import Authenticator
 from roller_svc.service.bodies import BodyError, check_json, max_value_count
 from roller_svc.service.hosts import Authority, is_own_host, is_same_origin, parse_authority
@@ -40,12 +42,15 @@ class _Exchange:
 class RequestLimitsMiddleware:
     """Rejects, as problem+json, requests that no route should see."""
 
-    def __init__(self, app: ASGIApp, *, settings: Settings, authenticator: Authenticator) -> None:
+    def __init__(
+        self, app: ASGIApp, *, settings: Settings, authenticator: Authenticator, routes: Iterable[APIRoute]
+    ) -> None:
         self._app = app
         self._max_body_bytes = settings.max_body_bytes
         self._max_blob_bytes = settings.max_blob_bytes
         self._max_values = FREE_VALUES + VALUES_PER_ITEM * settings.max_items
         self._authenticator = authenticator
+        self._routes = tuple(routes)
         self._hosts = allowed_hosts(settings)
         self._free_body_bytes = MAX_BUFFERED_BODIES * settings.max_body_bytes
 
@@ -78,7 +83,7 @@ class RequestLimitsMiddleware:
         rejection = await self._request_problem(scope)
         if rejection is not None:
             await _send_problem(send, rejection)
-        elif scope["method"] not in BODY_METHODS:
+        elif not self._takes_body(scope):
             await self._app(scope, receive, send)
         elif _is_blob(scope):
             await self._app(scope, _note_end(receive, exchange), send)  # its route checks the body as it arrives
@@ -113,7 +118,7 @@ class RequestLimitsMiddleware:
             if principal is None:
                 return problem(401, "unauthorized", "an API key is required: Authorization: Bearer KEY")
             scope["state"]["principal"] = principal
-        if scope["method"] in BODY_METHODS:
+        if self._takes_body(scope):
             length = headers.get("content-length", "0")
             max_bytes = self._max_blob_bytes if _is_blob(scope) else self._max_body_bytes
             if length.isdecimal() and int(length[:20]) > max_bytes:
@@ -125,6 +130,10 @@ class RequestLimitsMiddleware:
                 detail = f"unsupported media type: expected application/json, got {media[:100] or 'none'}"
                 return problem(415, "unsupported-media-type", detail)
         return None
+
+    def _takes_body(self, scope: Scope) -> bool:
+        """Whether a route reads the body. That of another request is not read."""
+        return scope["method"] in BODY_METHODS and scope["method"] in methods_of(self._routes, scope["path"])
 
     def _host_problem(self, scope: Scope, headers: Headers) -> dict[str, object] | None:
         """Return the problem of a request for another host or from another site's page, or None."""

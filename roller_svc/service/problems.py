@@ -28,6 +28,7 @@ from roller_svc.errors import (
     SpecError,
     ToolchainMissingError,
 )
+from roller_svc.service.access import methods_of, routes_of
 
 MEDIA_TYPE = "application/problem+json"
 RETRY_AFTER_S = 2
@@ -166,7 +167,10 @@ async def _http_exception(request: Request, error: Exception) -> Response:
     path = _path(request)
     detail = {404: f"no resource at {path}", 405: f"method not allowed: {_truncate(request.method)} {path}"}
     body = problem(error.status_code, code, detail.get(error.status_code, str(error.detail)))
-    return response(body, error.headers)
+    headers = dict(error.headers or {})
+    if error.status_code == 405:  # the router names the methods of one route
+        headers["Allow"] = ", ".join(sorted(methods_of(routes_of(request.app), request.url.path)))
+    return response(body, headers)
 
 
 async def _bug(request: Request, error: Exception) -> Response:

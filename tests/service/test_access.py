@@ -137,7 +137,7 @@ def test_measuring_by_an_option_needs_its_scope(port: int, keys: ApiKeys) -> Non
 
 
 def test_a_client_sees_its_own_operations(port: int, keys: ApiKeys) -> None:
-    (alice_key, alice), (bob_key, _), (admin_key, _) = (
+    (alice_key, _), (bob_key, _), (admin_key, _) = (
         keys.add(name, [scope]) for name, scope in (("a", Scope.COMPILE), ("b", Scope.COMPILE), ("c", Scope.ADMIN))
     )
     names = {}

@@ -122,10 +122,11 @@ def test_a_gpu_is_measured_only_where_a_worker_has_it(app: Any, client: Client) 
     response = client.post(MEASURE, json=body)
     assert (response.status_code, response.json()["code"]) == (422, "no-measuring-worker")
     assert "kernels:compile" in response.json()["errors"][0]["hint"]
-    registry = app.state.roller.farm.registry
-    registry.add(Worker("gpu", ("measure.sm_90a",), "g", {}, is_draining=True))
+    registry, generator = app.state.roller.farm.registry, app.state.roller.farm.queue.generator
+    registry.add(Worker("draining", ("measure.sm_90a",), generator, {}, is_draining=True))
+    registry.add(Worker("another version", ("measure.sm_90a",), "g", {}))
     assert client.post(MEASURE, json=body).status_code == 422
-    registry.add(Worker("gpu2", ("measure.sm_90a",), "g", {}))
+    registry.add(Worker("gpu", ("measure.sm_90a",), generator, {}))
     operation = client.post(MEASURE, json=body)
     assert (operation.status_code, operation.json()["metadata"]["queue"]) == (202, "measure.sm_90a")
 

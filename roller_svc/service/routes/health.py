@@ -6,7 +6,6 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
-from roller_svc.client.schemas import Problem
 from roller_svc.compiler.action import SCHEMA, generator_digest, library_versions, toolchain_versions
 from roller_svc.farm.api_keys import Scope
 from roller_svc.service.access import requires
@@ -18,10 +17,11 @@ router = APIRouter(tags=["health"])
 
 @router.get("/healthz")
 async def alive() -> dict[str, str]:
+    """Respond while the process is alive."""
     return {"status": "ok"}
 
 
-@router.get("/readyz", responses={503: {"model": Problem}})
+@router.get("/readyz")
 async def ready(request: Request) -> dict[str, str]:
     """Respond with 503 if the store is not writable."""
     state = state_of(request)

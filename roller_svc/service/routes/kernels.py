@@ -36,13 +36,18 @@ _MEDIA_TYPES = {
     "binary": "application/octet-stream",
     "bundle": "application/zip",
 }
+_KERNEL = {"digest": "$response.body#/response/digest"}
+KERNEL_LINKS = {
+    "kernel": {"operationId": "kernel", "parameters": _KERNEL},
+    "source": {"operationId": "kernel_file", "parameters": _KERNEL | {"kind": "source"}},
+}
 _ZIP_TIME = (1980, 1, 1, 0, 0, 0)  # fixed, so that a kernel always gives the same archive
 
 
 @router.post(
     "/kernels:compile",
     response_model=OperationResponse,
-    responses={202: {"model": OperationResponse}},
+    responses={200: {"links": KERNEL_LINKS}, 202: {"model": OperationResponse}},
     dependencies=[requires(Scope.COMPILE)],
 )
 async def compile_kernel(
@@ -58,7 +63,7 @@ async def compile_kernel(
 @router.post(
     "/kernels:measure",
     response_model=OperationResponse,
-    responses={202: {"model": OperationResponse}},
+    responses={200: {"links": KERNEL_LINKS}, 202: {"model": OperationResponse}},
     dependencies=[requires(Scope.MEASURE)],
 )
 async def measure_kernel(
@@ -67,7 +72,7 @@ async def measure_kernel(
     """Compile a kernel with `select: measure`, if a worker has the device. Otherwise as `kernels:compile`."""
     state = state_of(request)
     wanted = await state.run(lambda: _measured_request(body))
-    await state.run(lambda: check_measurable(state.farm.registry.alive(), wanted))
+    await state.run(lambda: check_measurable(state.farm.registry.alive(), state.farm.queue.generator, wanted))
     return await submit_and_wait(request, body, wanted, idempotency_key, prefer)
 
 

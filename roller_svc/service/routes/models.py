@@ -33,15 +33,17 @@ from roller_svc.service.submission import IdempotencyKey, Prefer, submit_and_wai
 router = APIRouter(prefix="/v1", tags=["models"])
 
 PART_BYTES = 1 << 20  # of a blob, written at once
+_BLOB_LINKS = {"blob": {"operationId": "blob", "parameters": {"digest": "$response.body#/digest"}}}
+_BINARY_BODY = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
 _DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
 
 
 @router.put(
     "/blobs/{digest}",
     response_model=BlobResponse,
-    responses={201: {"model": BlobResponse}},
+    responses={200: {"links": _BLOB_LINKS}, 201: {"model": BlobResponse, "links": _BLOB_LINKS}},
     dependencies=[requires(Scope.COMPILE)],
-    openapi_extra={"requestBody": {"content": {"application/octet-stream": {}}, "required": True}},
+    openapi_extra={"requestBody": {"content": _BINARY_BODY, "required": True}},
 )
 async def put_blob(digest: str, request: Request) -> Response:
     """Store the body, whose hash must be the digest: 201 if it is new, 200 if it was stored."""

@@ -8,6 +8,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Header, Query, Request
 from fastapi.responses import JSONResponse, Response
+from starlette.convertors import StringConvertor, register_url_convertor
 
 from roller_svc.client.schemas import CancelRequest, ModelOperationResponse, OperationList, OperationResponse
 from roller_svc.errors import ArgumentError, UnknownKernelError
@@ -23,6 +24,13 @@ router = APIRouter(prefix="/v1", tags=["operations"])
 
 DEFAULT_PAGE_SIZE, MAX_PAGE_SIZE = 50, 100
 MAX_EVENT_NUMBER = (1 << 31) - 1  # of the column
+
+
+class _OperationIdConvertor(StringConvertor):
+    regex = "[^/:]+"  # so that an id does not include a verb
+
+
+register_url_convertor("operation_id", _OperationIdConvertor())
 
 
 @router.get("/operations", response_model=OperationList, dependencies=[requires(Scope.READ)])
@@ -42,7 +50,7 @@ async def list_operations(
 
 
 @router.get(
-    "/operations/{operation_id}",
+    "/operations/{operation_id:operation_id}",
     response_model=OperationResponse | ModelOperationResponse,
     dependencies=[requires(Scope.READ)],
 )
@@ -57,7 +65,7 @@ async def operation(
 
 
 @router.post(
-    "/operations/{operation_id}:cancel",
+    "/operations/{operation_id:operation_id}:cancel",
     response_model=OperationResponse | ModelOperationResponse,
     dependencies=[requires(Scope.COMPILE)],
 )
@@ -73,7 +81,7 @@ async def cancel_operation(operation_id: str, body: CancelRequest, request: Requ
 
 
 @router.get(
-    "/operations/{operation_id}/events",
+    "/operations/{operation_id:operation_id}/events",
     response_class=Response,
     responses={200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}},
     dependencies=[requires(Scope.READ)],
