@@ -120,7 +120,8 @@ def test_a_part_that_is_away_for_ten_seconds_loses_nothing(
     statuses: Counter[int] = Counter()
     while time.monotonic() < began + AWAY_S:
         asked = time.monotonic()
-        response = httpx.post(f"{base_url(service)}/v1/kernels:compile", json=body(100 + sum(statuses.values())))
+        url = f"{base_url(service)}/v1/kernels:compile"
+        response = httpx.post(url, json=body(100 + sum(statuses.values())), timeout=30.0)
         assert time.monotonic() - asked < 8.0
         statuses[response.status_code] += 1
         if response.status_code == 202:
@@ -209,7 +210,7 @@ def test_a_killed_worker_leaves_no_process_and_no_folder(farm: Stack, requests: 
     wait_until(lambda: not any(process_name(pid) for pid in left), 10.0)
     scratch = set(worker.log.parent.glob("roller-farm-*"))
     assert scratch
-    farm.work(TMPDIR=worker.log.parent)
+    farm.work(temporary=worker.log.parent)
     assert not scratch & set(worker.log.parent.glob("roller-farm-*"))
 
 

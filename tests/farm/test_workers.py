@@ -18,6 +18,7 @@ from roller_svc.farm.machine import machine_queues
 pytestmark = pytest.mark.slow
 
 WAIT = {"Prefer": "wait=60"}
+HTTP = httpx.Client(timeout=90.0)
 
 
 @pytest.fixture
@@ -35,18 +36,18 @@ def service(folder: Path) -> Iterator[ServiceProcess]:
 
 def test_a_worker_builds_measures_and_serves_local(service: ServiceProcess) -> None:
     url = f"http://127.0.0.1:{service.port}/v1"
-    wait_until(lambda: httpx.get(f"{url}/workers").json()["workers"], 60.0)
-    (worker,) = httpx.get(f"{url}/workers").json()["workers"]
+    wait_until(lambda: HTTP.get(f"{url}/workers").json()["workers"], 60.0)
+    (worker,) = HTTP.get(f"{url}/workers").json()["workers"]
     assert (worker["state"], worker["jobs"], worker["is_compatible"]) == ("active", 2, True)
     assert tuple(worker["queues"]) == machine_queues()
     assert {"host", "cpu", "devices", "compilers"} <= worker.keys()
     for target, select in (("local", "model"), ("local", "measure")):
         request = body(1, select=select, top_k=2) | {"target": target}
-        answer = httpx.post(f"{url}/kernels:compile", json=request, headers=WAIT, timeout=90.0)
+        answer = HTTP.post(f"{url}/kernels:compile", json=request, headers=WAIT)
         assert answer.status_code == 200, answer.text
         kernel = answer.json()["response"]
         assert (kernel["measurement"] is None) == (select == "model")
-        assert httpx.get(f"http://127.0.0.1:{service.port}{kernel['links']['binary']}").content[:4] == b"\x7fELF"
+        assert HTTP.get(f"http://127.0.0.1:{service.port}{kernel['links']['binary']}").content[:4] == b"\x7fELF"
 
 
 def test_a_queue_without_a_worker_is_named_and_then_fails(polling_farm: Stack, requests: Requests) -> None:
@@ -54,12 +55,12 @@ def test_a_queue_without_a_worker_is_named_and_then_fails(polling_farm: Stack, r
     polling_farm.work("--queues", "build.cpu.x86-64-v3")
     cuda = body(1) | {"target": "nvidia-h200-sxm"}
     url = f"http://127.0.0.1:{service.port}/v1/kernels:compile"
-    waiting = httpx.post(url, json=cuda).json()
+    waiting = HTTP.post(url, json=cuda).json()
     assert waiting["metadata"]["waiting_for"] == "build.cuda"
     assert requests.compile(service, 2, 30.0)["done"]
     error = requests.ended(service, waiting["name"])["error"]
     assert (error["code"], error["status"]) == ("no-worker", 503)
-    refused = httpx.post(url, json=body(3) | {"target": "local"})
+    refused = HTTP.post(url, json=body(3) | {"target": "local"})
     assert (refused.status_code, refused.json()["code"]) == (422, "local-not-served")
 
 
@@ -77,10 +78,10 @@ def test_builds_of_a_killed_worker_go_to_another(polling_farm: Stack, requests: 
     [(["--queues", "build.cuda,build.ipu"], "unknown-queue"), (["--jobs", "0"], "invalid-setting")],
 )
 def test_a_worker_that_could_build_nothing_does_not_start(folder: Path, arguments: list[str], code: str) -> None:
-    command = [sys.executable, "-m", "roller_svc", "worker", "--json", "--store", str(folder), *arguments]
+    command = [sys.executable, "-m", "roller_svc", "worker", "--store", str(folder), *arguments]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ended.returncode == 2
-    assert code in ended.stdout + ended.stderr
+    assert code in ended.stderr
 
 
 @pytest.mark.parametrize(

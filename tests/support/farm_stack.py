@@ -225,12 +225,13 @@ class Stack:
         publish_s: float = 0.0,
         wait: bool = True,
         package: Path | None = None,
+        temporary: Path | None = None,
         **settings: object,
     ) -> Worker:
         """Start a worker; `wait` until it takes operations."""
         folder = self._folder("worker", len(self.workers))
         environment = self._environment({"WORKERS": 1} | settings, build_s, publish_s, package)
-        environment["TMPDIR"] = str(folder)
+        environment["TMPDIR"] = str(temporary or folder)
         variables = {key: value for key, value in os.environ.items() if not key.startswith("ROLLER_")}
         with (folder / "log").open("wb") as log:
             popen = subprocess.Popen(
@@ -373,7 +374,8 @@ def _connected(url: str) -> Iterator[Any]:
 
 
 def _python(function: str) -> list[str]:
-    return [sys.executable, "-c", f"import sleepy_service as s; s.{function}()"]
+    # -P: the working directory may have another version of the package.
+    return [sys.executable, "-P", "-c", f"import sleepy_service as s; s.{function}()"]
 
 
 def _kill(pid: int) -> None:
