@@ -11,6 +11,8 @@ RollerError(code)
 │   ├── NoCandidateError      no rProgram fits the device: the rejecting rules
 │   ├── UnsupportedModelError a model with nodes that are not supported: all of them
 │   ├── ScheduleError         an illegal transform or schedule tree
+│   ├── ConflictError         the request contradicts an earlier one: HTTP 409
+│   ├── ForbiddenError        the API key may not do that: HTTP 403
 │   └── NotFoundError         HTTP 404
 │       ├── UnknownHardwareError
 │       ├── UnknownOpError        no such named operator or ONNX node
@@ -23,6 +25,8 @@ RollerError(code)
 │   └── WrongAnswerError          the kernel disagrees with the reference
 ├── BuildServiceError     transient          HTTP 503; exit 1
 │   ├── QueueFullError
+│   │   └── QuotaExceededError    HTTP 429
+│   ├── CancelledError        a client cancelled the operation: 499 in operations
 │   ├── EstimatesTimeoutError
 │   └── StoreError
 └── InvariantError        a bug              HTTP 500; exit 1
@@ -133,6 +137,14 @@ class ScheduleError(InputError):
     default_code = "schedule-illegal"
 
 
+class ConflictError(InputError):
+    default_code = "request-conflict"
+
+
+class ForbiddenError(InputError):
+    default_code = "insufficient-scope"
+
+
 class NotFoundError(InputError):
     default_code = "not-found"
 
@@ -188,6 +200,14 @@ FarmError = BuildServiceError  # the former name
 
 class QueueFullError(BuildServiceError):
     default_code = "queue-full"
+
+
+class QuotaExceededError(QueueFullError):
+    default_code = "quota-exceeded"
+
+
+class CancelledError(BuildServiceError):
+    default_code = "operation-cancelled"
 
 
 class EstimatesTimeoutError(BuildServiceError):

@@ -30,8 +30,22 @@ class Settings(BaseSettings):
     host: str = Field("127.0.0.1", description="address the service listens on")
     port: int = Field(8000, ge=0, le=65535, description="port the service listens on; 0 takes a free one")
     store: Path = Field(Path("build/store"), description="directory of the content-addressed store")
+    database: SecretStr = Field(
+        SecretStr(""),
+        description="URL of the operations' database: sqlite:///FILE or postgresql://...; default: SQLite in the store",
+    )
+    broker: SecretStr = Field(
+        SecretStr(""),
+        description="URL of the RabbitMQ that announces operations to workers: amqp://...; default: workers poll",
+    )
     api_keys: SecretStr = Field(
         SecretStr(""), description="API keys the service accepts, separated by commas; none: loopback only, anonymously"
+    )
+    oidc_issuer: str = Field("", description="issuer of OIDC tokens that the service accepts, besides API keys")
+    oidc_audience: str = Field("", description="audience that these tokens must have")
+    oidc_jwks: str = Field("", description="file, or https URL, with the issuer's public keys (a JWK set)")
+    oidc_scopes_claim: str = Field(
+        "scope", description="claim with the scopes of a token, as a list or separated by spaces"
     )
     allowed_hosts: str = Field(
         "", description="further names of the service, each with or without a port, separated by commas"
@@ -50,10 +64,35 @@ class Settings(BaseSettings):
         30.0, gt=0, le=600, description="how long a client may take to send a body or to read a response"
     )
     workers: int = Field(
-        2, ge=1, le=256, description="build worker processes of the service, and estimate worker processes"
+        2,
+        ge=0,
+        le=256,
+        description="build worker processes of the service, and estimate worker processes; 0: only others build",
     )
     queue_length: int = Field(
         256, ge=1, le=100_000, description="queued and running builds; a further one is rejected with 503"
+    )
+    queue_length_per_client: int | None = Field(
+        None,
+        ge=1,
+        le=100_000,
+        description="queued and running builds of one client; a further one is rejected with 429; default: half of "
+        "the queue if there are several API keys",
+    )
+    lease_s: float = Field(
+        15.0, ge=1, le=600, description="time after its last heartbeat at which a worker is taken for dead"
+    )
+    no_worker_timeout_s: float = Field(
+        600.0, ge=1, description="how long an operation waits for a queue that no worker takes from before it fails"
+    )
+    drain_timeout_s: float = Field(
+        60.0, ge=0, le=86_400, description="how long `roller worker` goes on with its builds after SIGTERM"
+    )
+    remember_errors_s: float = Field(
+        600.0, ge=0, le=86_400, description="how long the error of an invalid request stands without another build"
+    )
+    retention_s: float = Field(
+        7 * 86_400.0, ge=60, description="how long operations are kept after they are done; results stay in the store"
     )
     worker_memory_bytes: int | None = Field(
         None,
@@ -124,7 +163,23 @@ class Settings(BaseSettings):
         """Memory limit of a worker process: the setting, or its share of three quarters of the usable memory."""
         if self.worker_memory_bytes is not None:
             return self.worker_memory_bytes
-        return max(1 << 28, usable_memory_bytes() * 3 // 4 // self.workers)
+        return max(1 << 28, usable_memory_bytes() * 3 // 4 // max(1, self.workers))
+
+    @property
+    def database_url(self) -> str:
+        """URL of the operations' database: the setting, or SQLite in the store's directory."""
+        return self.database.get_secret_value() or f"sqlite:///{self.store.absolute() / 'operations.db'}"
+
+    @property
+    def is_distributed(self) -> bool:
+        """Whether other machines may build: there is a broker, or a database that they can reach."""
+        return bool(self.broker.get_secret_value()) or not self.database_url.startswith("sqlite")
+
+    def max_alive_of_client(self, *, is_shared: bool) -> int:
+        """Return the limit of builds of one client: the setting, or half of all if others share the service."""
+        if self.queue_length_per_client is not None:
+            return self.queue_length_per_client
+        return max(1, self.queue_length // 2) if is_shared else self.queue_length
 
     @property
     def cache_folder(self) -> Path:
@@ -175,7 +230,7 @@ def pin_local(spec: Path | None) -> None:
 
 def forget_secrets() -> None:
     """Remove the keys from the environment, so that child processes do not inherit them."""
-    for name in ("ROLLER_API_KEYS", "ROLLER_API_KEY"):
+    for name in ("ROLLER_API_KEYS", "ROLLER_API_KEY", "ROLLER_DATABASE", "ROLLER_BROKER"):
         os.environ.pop(name, None)
 
 
@@ -203,17 +258,8 @@ def _cgroup_limits() -> Iterator[int]:
                     yield int((folder / name).read_text(encoding="ascii"))
 
 
-def check_address(current: Settings) -> None:
-    """Raise ArgumentError if the service would listen beyond loopback without an API key."""
-    if not current.accepted_keys and not _is_loopback(current.host):
-        raise ArgumentError(
-            f"refusing to listen on {current.host} without an API key",
-            code="no-api-key",
-            hint="set ROLLER_API_KEYS, or listen on 127.0.0.1",
-        )
-
-
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can connect to an address."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

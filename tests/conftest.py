@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import os
 import shutil
+from pathlib import Path
 
 import pytest
 
 from roller_svc.runtime.cuda.module import device_present
+
+RABBITMQ = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")  # Debian's
 
 os.environ["ROLLER_CALIBRATE"] = "0"
 os.environ.pop("ROLLER_LOCAL_SPEC", None)
@@ -19,6 +22,7 @@ os.environ.pop("ROLLER_LOCAL_SPEC", None)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     missing = {
         "gpu": None if device_present() else "there is no NVIDIA device here",
+        "farm": None if RABBITMQ.exists() else "there is no rabbitmq-server here (apt install rabbitmq-server)",
         "emulator": None if shutil.which("g++") else "there is no g++ here (apt install g++)",
     }
     for item in items:

@@ -127,13 +127,23 @@ def _zoo(document: Json) -> str:
     )
 
 
+def _winograd(document: Json) -> str:
+    rows = document["layers"]
+    worst = max(each["max_error"] for row in rows for each in row["algorithms"].values())
+    ratio = statistics.geometric_mean(row["winograd_over_direct"] for row in rows)
+    return (
+        f"time of the better Winograd convolution over direct: {ratio:.2f} "
+        f"(geometric mean of {len(rows)} layers), largest relative error {worst:.1e}"
+    )
+
+
 def _percent(fraction: float) -> str:
     return f"{100 * fraction:.2g} %"
 
 
 _HEADLINES: dict[str, Callable[[Json], str]] = {
     "compile": _compile, "cpu": _cpu, "estimates": _estimates, "lint": _lint, "model": _model,
-    "nvmatmulheuristics": _heuristics, "published": _published, "zoo": _zoo,
+    "nvmatmulheuristics": _heuristics, "published": _published, "winograd": _winograd, "zoo": _zoo,
 }  # fmt: skip
 
 if __name__ == "__main__":

@@ -26,6 +26,9 @@ COMMANDS = {
     "bench": "benchmark this project: construct, lint, model, cpu, model-zoo",
     "lint": "lint compiled CUDA kernels (spills, missing instructions)",
     "serve": "run the HTTP service",
+    "worker": "build what services have queued in their database",
+    "operations": "list, show, watch and cancel the builds of a service",
+    "keys": "add, list and revoke the API keys of the service",
 }
 
 NO_DEVICE = frozenset({"no-device", "no-cupy", "wrong-device"})

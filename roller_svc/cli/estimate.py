@@ -9,7 +9,7 @@ from roller_svc import hardware
 from roller_svc.cli import format as show
 from roller_svc.cli import options as common
 from roller_svc.cli import remote
-from roller_svc.client.client import error_from_problem
+from roller_svc.client.problems import error_from_problem
 from roller_svc.client.schemas import EstimateRequest
 from roller_svc.compiler.estimates.batch import Item, estimate_item, plan_sensitivity_json
 from roller_svc.compiler.estimates.worker import target_estimate_json

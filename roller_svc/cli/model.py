@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -17,6 +18,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from roller_svc.cli import format as show
 from roller_svc.cli import options as common
+from roller_svc.cli import remote
+from roller_svc.client.schemas import GraphOptions
 from roller_svc.errors import ArgumentError, WrongAnswerError
 from roller_svc.frontend.lang.input_types import tensor_types
 from roller_svc.graph.compile import Progress as Report
@@ -71,6 +74,7 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
                         help="auto, serial, parallel, rammer or eager (default: %(default)s)")  # fmt: skip
     parser.add_argument("--allow-tf32", action="store_true", help="allow TF32 for float32 products")
     common.add_winograd(parser)
+    common.add_server(parser)
     parser.add_argument("--json", action="store_true", help="write JSON to stdout")
 
 
@@ -104,6 +108,11 @@ def _model(options: argparse.Namespace) -> Model:
     path = Path(options.file)
     if (path / "metadata.json").is_file():
         return load_model(path)
+    if server := common.server_url(options):
+        bundle = remote.model_bundle(options, server, _graph_options(options))
+        with tempfile.TemporaryDirectory(prefix="roller-") as folder:
+            remote.unpack(bundle, Path(folder))
+            return load_model(folder)
     common.calibrate_local(options, options.target)
     with _progress() as progress:
         return compile_model(
@@ -111,6 +120,16 @@ def _model(options: argparse.Namespace) -> Model:
             top_k=options.top_k, plan=options.plan, dims=_dims(options), allow_tf32=options.allow_tf32,
             winograd=options.winograd, progress=progress,
         )  # fmt: skip
+
+
+def _graph_options(options: argparse.Namespace) -> GraphOptions:
+    """Return the options of the request to a service. Raises ArgumentError."""
+    types = {name: {"dtype": dtype, "shape": shape} for name, (dtype, shape) in _types(options).items()}
+    fields = {
+        "threads": options.threads, "select": options.select, "plan": options.plan, "top_k": options.top_k,
+        "allow_tf32": options.allow_tf32, "winograd": options.winograd, "dims": _dims(options) or {}, "inputs": types,
+    }  # fmt: skip
+    return remote.validate_body(GraphOptions, fields)
 
 
 @contextmanager

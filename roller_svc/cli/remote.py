@@ -1,9 +1,11 @@
-"""Compile a kernel on a service (--server)."""
+"""Compile kernels and models on a service (--server)."""
 
 from __future__ import annotations
 
 import argparse
 import io
+import json
+import re
 import tempfile
 import zipfile
 from pathlib import Path
@@ -14,12 +16,14 @@ from pydantic import BaseModel, ValidationError
 from roller_svc import api, hardware
 from roller_svc.cli import options as common
 from roller_svc.client.client import Client
-from roller_svc.client.schemas import CompileRequest
+from roller_svc.client.schemas import CompileRequest, GraphOptions
 from roller_svc.errors import ArgumentError, BuildServiceError
 from roller_svc.settings import settings
 
 B = TypeVar("B", bound=BaseModel)
 MAX_FILE_BYTES = 1 << 30
+_NAME = r"[A-Za-z0-9_][A-Za-z0-9_.:-]*"  # neither hidden nor a parent
+_PLAIN_PATH = re.compile(rf"(?:{_NAME}/){{0,3}}{_NAME}")
 
 
 def open_client(server: str) -> Client:
@@ -38,18 +42,44 @@ def kernel(options: argparse.Namespace, server: str) -> api.Kernel:
         return api.load(folder)
 
 
+def model_bundle(options: argparse.Namespace, server: str, graph: GraphOptions) -> bytes:
+    """Compile a model on the service, and return its bundle."""
+    with open_client(server) as service:
+        operation = service.compile_model(_model_source(Path(options.file)), options.target, graph)
+        if operation.response is None:
+            raise BuildServiceError(f"unexpected response from {server}: no model", code="bad-answer")
+        return service.file(operation.response.links["bundle"])
+
+
+def _model_source(path: Path) -> Path | dict[str, Any]:
+    """Return the path of an ONNX file, or the JSON graph in a file."""
+    if path.is_dir():
+        raise ArgumentError("a service takes files: an ONNX file or a JSON graph in one file", code="invalid-option")
+    if path.suffix != ".json":
+        return path
+    try:
+        graph = json.loads(common.read_text_file(str(path)))
+    except ValueError as failure:
+        raise ArgumentError(f"{path} is not JSON: {failure}", code="invalid-model") from failure
+    if not isinstance(graph, dict):
+        raise ArgumentError(f"{path} is not a JSON graph: expected an object", code="invalid-model")
+    return graph
+
+
 def unpack(bundle: bytes, folder: Path) -> None:
-    """Extract a bundle into a directory; accept only plain names and bounded sizes."""
+    """Extract a bundle into a directory; accept only plain relative paths and bounded sizes."""
     try:
         with zipfile.ZipFile(io.BytesIO(bundle)) as archive:
             for entry in archive.infolist():
-                if Path(entry.filename).name != entry.filename or entry.file_size > MAX_FILE_BYTES:
+                if not _PLAIN_PATH.fullmatch(entry.filename) or entry.file_size > MAX_FILE_BYTES:
                     raise BuildServiceError(
                         f"unexpected file in the service's bundle: expected a plain name and at most {MAX_FILE_BYTES} "
                         f"bytes, got {entry.filename!r} with {entry.file_size}",
                         code="bad-answer",
                     )
-                (folder / entry.filename).write_bytes(archive.read(entry))
+                path = folder / entry.filename
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(archive.read(entry))
     except zipfile.BadZipFile as failure:
         raise BuildServiceError("the service's bundle is not a zip archive", code="bad-answer") from failure
 

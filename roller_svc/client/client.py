@@ -1,136 +1,173 @@
-"""Client of the HTTP service. Depends only on the schemas and the errors of the project."""
+"""Synchronous client of the HTTP service. Depends only on the schemas and the errors of the project."""
 
 from __future__ import annotations
 
-import hashlib
-import os
 import time
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
 import httpx
 
-from roller_svc import errors
+from roller_svc.client.calls import (
+    CONNECT_TIMEOUT_S,
+    RESPONSE_TIMEOUT_S,
+    AnyOperation,
+    Call,
+    Calls,
+    ModelFile,
+    Reply,
+    Send,
+    Sleep,
+    T,
+)
+from roller_svc.client.events import EventDecoder
+from roller_svc.client.retry import DEFAULT_RETRIES, RetryPolicy
 from roller_svc.client.schemas import (
-    HTTP_ERROR_CODE,
     CompileRequest,
     EstimateRequest,
     GraphEstimateResponse,
     GraphOptions,
-    GraphRequest,
-    GraphSource,
     ModelOperationResponse,
+    OperationEvent,
     OperationResponse,
 )
-from roller_svc.errors import (
-    ArgumentError,
-    BuildError,
-    BuildServiceError,
-    InputError,
-    NotFoundError,
-    RollerError,
-    UnsupportedModelError,
-    UnsupportedNode,
-)
+from roller_svc.errors import RollerError
 
-CONNECT_TIMEOUT_S = 5.0
-RESPONSE_TIMEOUT_S = 120.0
-WAIT_S = 30  # how long one request waits for an operation
+PAGE_SIZE = 100
+COMPILE_TIMEOUT_S = 600.0
+MODEL_TIMEOUT_S = 3600.0
 
 
 class Client:
-    """`with Client("http://127.0.0.1:8000") as service: service.compile(body)`."""
+    """`with Client("http://127.0.0.1:8000") as service: service.compile(body)`.
 
-    def __init__(self, server: str, *, api_key: str = "", transport: httpx.BaseTransport | None = None) -> None:
-        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        self._server = server
+    Requests are sent again after transient failures, as the retry policy says. Times are for a whole call.
+    """
+
+    def __init__(
+        self,
+        server: str,
+        *,
+        api_key: str = "",
+        retry: RetryPolicy = DEFAULT_RETRIES,
+        transport: httpx.BaseTransport | None = None,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._calls = Calls(server, retry)
+        self._sleep = sleep
         self._http = httpx.Client(
             base_url=server,
-            headers=headers,
+            headers=authorization(api_key),
             transport=transport,
             timeout=httpx.Timeout(RESPONSE_TIMEOUT_S, connect=CONNECT_TIMEOUT_S),
         )
 
-    def compile(self, body: CompileRequest, timeout_s: float = 600.0) -> OperationResponse:
+    def compile(self, body: CompileRequest, timeout_s: float | None = COMPILE_TIMEOUT_S) -> OperationResponse:
         """Compile a kernel and wait for the operation. Raises the error of a failed build."""
-        deadline = time.monotonic() + timeout_s
-        document = self._request_json("POST", "/v1/kernels:compile", _to_json(body), {"Prefer": f"wait={WAIT_S}"})
-        operation = OperationResponse.model_validate(document)
-        while not operation.done:
-            if time.monotonic() > deadline:
-                raise BuildServiceError(f"{operation.name} is not done after {timeout_s:g} s", code="timeout")
-            operation = self.operation(operation.name, WAIT_S)
-        if operation.error is not None:
-            raise error_from_problem(operation.error.model_dump(), BuildError)
-        return operation
+        return self._run(self._calls.compile(body, timeout_s))
+
+    def measure(self, body: CompileRequest, timeout_s: float | None = COMPILE_TIMEOUT_S) -> OperationResponse:
+        """Compile a kernel, choosing it by measurements on the device, and wait for the operation."""
+        return self._run(self._calls.compile(body, timeout_s, "measure"))
+
+    def submit(self, body: CompileRequest) -> OperationResponse:
+        """Begin to compile a kernel, and return the operation at once."""
+        return self._run(self._calls.submit(body))
+
+    def batch_compile(
+        self, bodies: Sequence[CompileRequest], timeout_s: float | None = MODEL_TIMEOUT_S
+    ) -> list[OperationResponse | RollerError]:
+        """Compile kernels and wait for them; return the operation or the error of each, in their order."""
+        return self._run(self._calls.batch_compile(bodies, timeout_s))
 
     def compile_model(
         self,
-        source: str | os.PathLike[str] | bytes | Mapping[str, Any],
+        source: ModelFile,
         target: str,
         options: GraphOptions | None = None,
-        timeout_s: float = 3600.0,
+        timeout_s: float | None = MODEL_TIMEOUT_S,
     ) -> ModelOperationResponse:
         """Compile an ONNX file (path or bytes) or a JSON graph (dict), and wait. Raises the error of a failed build."""
-        deadline = time.monotonic() + timeout_s
-        body = self._graph_request(source, target, options)
-        document = self._request_json("POST", "/v1/graphs:compile", body, {"Prefer": f"wait={WAIT_S}"})
-        operation = ModelOperationResponse.model_validate(document)
-        while not operation.done:
-            if time.monotonic() > deadline:
-                raise BuildServiceError(f"{operation.name} is not done after {timeout_s:g} s", code="timeout")
-            document = self._request_json("GET", f"/v1/{operation.name}?wait={WAIT_S}")
-            operation = ModelOperationResponse.model_validate(document)
-        if operation.error is not None:
-            raise error_from_problem(operation.error.model_dump(), BuildError)
-        return operation
+        return self._run(self._calls.compile_model(source, target, options, timeout_s))
 
     def estimate_model(
-        self,
-        source: str | os.PathLike[str] | bytes | Mapping[str, Any],
-        target: str,
-        options: GraphOptions | None = None,
+        self, source: ModelFile, target: str, options: GraphOptions | None = None
     ) -> GraphEstimateResponse:
         """Estimate a model, as `compile_model` takes it, without a build."""
-        document = self._request_json("POST", "/v1/graphs:estimate", self._graph_request(source, target, options))
-        return GraphEstimateResponse.model_validate(document)
+        return self._run(self._calls.estimate_model(source, target, options))
 
     def put_blob(self, content: bytes) -> str:
         """Upload a file and return its digest."""
-        digest = f"sha256:{hashlib.sha256(content).hexdigest()}"
-        self._request("PUT", f"/v1/blobs/{digest}", content=content)
-        return digest
+        return self._run(self._calls.put_blob(content))
 
-    def _graph_request(
-        self,
-        source: str | os.PathLike[str] | bytes | Mapping[str, Any],
-        target: str,
-        options: GraphOptions | None,
-    ) -> dict[str, Any]:
-        """Upload the file of a model, and return the body of a request for it."""
-        if isinstance(source, Mapping):
-            model = GraphSource(graph=dict(source))
-        else:
-            model = GraphSource(blob=self.put_blob(_read_model(source)))
-        return _to_json(GraphRequest(model=model, target=target, options=options or GraphOptions()))
+    def operation(self, name: str, wait_s: float = 0) -> AnyOperation:
+        """Return an operation, `operations/ID`; wait for it for some time."""
+        return self._run(self._calls.operation(name, wait_s))
 
-    def operation(self, name: str, wait_s: float = 0) -> OperationResponse:
-        return OperationResponse.model_validate(self._request_json("GET", f"/v1/{name}?wait={wait_s:g}"))
+    def wait(self, name: str, timeout_s: float | None = COMPILE_TIMEOUT_S) -> AnyOperation:
+        """Wait until an operation is done. Raises the error of a failed build."""
+        return self._run(self._calls.wait(name, timeout_s))
+
+    def cancel(self, name: str, *, for_all: bool = False) -> AnyOperation:
+        """Withdraw from an operation, which ends when nobody waits for it; `for_all` needs the scope admin."""
+        return self._run(self._calls.cancel(name, for_all=for_all))
+
+    def operations(self) -> Iterator[AnyOperation]:
+        """Yield the operations of this client, the latest first."""
+        token = ""
+        while True:
+            page = self._run(self._calls.page(PAGE_SIZE, token))
+            yield from page.operations
+            token = page.next_page_token
+            if not token:
+                return
+
+    def events(self, name: str, after: int = 0) -> Iterator[OperationEvent]:
+        """Yield the events of an operation as they happen, until it is done. A lost connection is made again."""
+        number, failures, is_last = after, 0, False
+        while True:
+            reply: Reply
+            try:
+                headers = {"Last-Event-ID": str(number)}
+                with self._http.stream("GET", f"/v1/{name}/events", headers=headers) as response:
+                    reply = response
+                    if not response.is_success:
+                        response.read()
+                    for event in decode_events(response):
+                        yield event
+                        number, failures = event.number, 0
+                        if event.type == "done":
+                            return
+            except (httpx.TransportError, httpx.InvalidURL) as failure:
+                reply = failure
+            failures += 1
+            pause_s = self._calls.reconnect(reply, failures)
+            if is_last:
+                return
+            is_last = self.operation(name).done  # its last events may have been missed
+            if not is_last:
+                self._sleep(pause_s)
 
     def estimates(self, body: EstimateRequest) -> list[dict[str, Any]]:
         """Return an entry for each item and target, which may have an `error`."""
-        entries: list[dict[str, Any]] = self._request_json("POST", "/v1/estimates", _to_json(body))["estimates"]
-        return entries
+        return self._run(self._calls.estimates(body))
 
     def hardware(self) -> list[dict[str, Any]]:
-        devices: list[dict[str, Any]] = self._request_json("GET", "/v1/hardware")["hardware"]
-        return devices
+        """Return the devices and whether the service compiles for them."""
+        return self._run(self._calls.hardware())
+
+    def validate_hardware(self, hardware: str | Mapping[str, Any]) -> dict[str, Any]:
+        """Return a spec, given as YAML text or as JSON, in its normal form. Raises SpecError."""
+        return self._run(self._calls.validate_hardware(hardware))
+
+    def version(self) -> dict[str, Any]:
+        """Return the version of the service and everything else that determines the results of its builds."""
+        return self._run(self._calls.version())
 
     def file(self, link: str) -> bytes:
         """Download a file by its link."""
-        return self._request("GET", link).content
+        return self._run(self._calls.file(link))
 
     def close(self) -> None:
         self._http.close()
@@ -143,99 +180,45 @@ class Client:
     ) -> None:
         self.close()
 
-    def _request_json(
-        self, method: str, path: str, body: object = None, headers: Mapping[str, str] | None = None
-    ) -> dict[str, Any]:
-        response = self._request(method, path, body, headers)
+    def _run(self, call: Call[T]) -> T:
+        reply: Reply = None
         try:
-            document: dict[str, Any] = response.json()
-        except ValueError as failure:
-            raise BuildServiceError(
-                f"unexpected response from {self._server}: expected JSON", code="bad-answer"
-            ) from failure
-        return document
+            while True:
+                step = call.send(reply)
+                reply = self._perform(step)
+        except StopIteration as end:
+            result: T = end.value
+            return result
 
-    def _request(
-        self,
-        method: str,
-        path: str,
-        body: object = None,
-        headers: Mapping[str, str] | None = None,
-        content: bytes | None = None,
-    ) -> httpx.Response:
+    def _perform(self, step: Send | Sleep) -> Reply:
+        if isinstance(step, Sleep):
+            self._sleep(step.seconds)
+            return None
         try:
-            response = self._http.request(method, path, json=body, headers=dict(headers or {}), content=content)
-        except (httpx.UnsupportedProtocol, httpx.InvalidURL) as failure:
-            message = f"invalid URL of a service: {self._server!r}: {failure}"
-            raise ArgumentError(message, code="invalid-option") from failure
-        except httpx.TransportError as failure:
-            raise BuildServiceError(
-                f"no response from {self._server}: {failure}", code="server-unreachable"
-            ) from failure
-        if response.is_success:
-            return response
-        try:
-            problem = response.json()
-        except ValueError:
-            problem = {}
-        raise error_from_problem(
-            problem if isinstance(problem, dict) else {}, _error_class(response.status_code), response.status_code
-        )
+            return self._http.request(**request_arguments(step))
+        except (httpx.TransportError, httpx.InvalidURL) as failure:
+            return failure
 
 
-def _read_model(source: str | os.PathLike[str] | bytes) -> bytes:
-    if isinstance(source, bytes):
-        return source
-    try:
-        return Path(source).read_bytes()
-    except OSError as failure:
-        raise ArgumentError(f"cannot read {source}: {failure.strerror}", code="unreadable-file") from failure
+def authorization(api_key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {api_key}"} if api_key else {}
 
 
-def _to_json(body: CompileRequest | EstimateRequest | GraphRequest) -> dict[str, Any]:
-    return body.model_dump(exclude_none=True)
+def request_arguments(send: Send) -> dict[str, Any]:
+    """Return a request as arguments of httpx."""
+    timeout = httpx.Timeout(send.timeout_s, connect=min(CONNECT_TIMEOUT_S, send.timeout_s))
+    return {
+        "method": send.method, "url": send.path, "json": send.json, "headers": dict(send.headers),
+        "content": send.content, "timeout": timeout,
+    }  # fmt: skip
 
 
-def _error_class(status: int) -> type[RollerError]:
-    match status:
-        case 404:
-            return NotFoundError
-        case 503 | 502 | 504 | 429:
-            return BuildServiceError
-        case _ if 400 <= status < 500:
-            return InputError
-    return RollerError
-
-
-def error_from_problem(
-    problem: Mapping[str, Any], kind: type[RollerError] = RollerError, status: int = 0
-) -> RollerError:
-    """Create the error of a problem: of the class with its code if there is one, else by its status or of `kind`."""
-    code = str(problem.get("code", HTTP_ERROR_CODE))
-    message = str(problem.get("detail", f"HTTP status {status}"))
-    error_class = _error_class_for_code(code) or (
-        _error_class(problem["status"]) if problem.get("status", 500) != 500 else kind
-    )
-    if not issubclass(error_class, InputError):
-        return error_class(message, code=code)
-    if issubclass(error_class, UnsupportedModelError):
-        nodes = [UnsupportedNode(each["operator"], each["name"], each["reason"]) for each in problem.get("nodes") or []]
-        return UnsupportedModelError(tuple(nodes))
-    spans: list[dict[str, Any]] = problem.get("errors") or [{}]
-    location = {key: spans[0].get(key) for key in ("line", "column", "end_column")}
-    # NoCandidateError has no location: InputError can hold every field of the problem
-    input_error_class = InputError if error_class is errors.NoCandidateError else error_class
-    return input_error_class(message, code=code, hint=spans[0].get("hint"), **location)
-
-
-def _error_class_for_code(code: str) -> type[RollerError] | None:
-    """Return the error class with a given default code."""
-    for cls in vars(errors).values():
-        if (
-            isinstance(cls, type)
-            and issubclass(cls, RollerError)
-            and cls.default_code == code
-            and cls is not RollerError
-        ):
-            return cls
-    return None
+def decode_events(response: httpx.Response) -> Iterator[OperationEvent]:
+    """Yield the events of a successful response."""
+    if not response.is_success:
+        return
+    decoder = EventDecoder()
+    for line in response.iter_lines():
+        event = decoder.feed(line)
+        if event is not None:
+            yield event

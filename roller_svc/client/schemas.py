@@ -16,6 +16,8 @@ MAX_TARGETS = 64
 MAX_ITEMS = 10_000  # upper bound of the setting, which is the actual limit
 MAX_DIMENSIONS = 64
 MAX_TILES = 64
+MAX_PRIORITY = 100
+MAX_TIMEOUT_S = 7 * 86_400.0
 MAX_FIELDS = 64  # of an object, including unknown ones
 MAX_SPEC_VALUES = 4096  # the largest shipped spec has about 450
 
@@ -101,7 +103,18 @@ def _limit_spec(value: object) -> object:
     return value
 
 
-class CompileRequest(ProgramModel):
+class BuildTerms(RequestModel):
+    """How a build is treated. It has no effect on the result."""
+
+    priority: int = Field(
+        0, ge=-MAX_PRIORITY, le=MAX_PRIORITY, description="among the builds of this client; the highest is first"
+    )
+    timeout_s: float | None = Field(
+        None, gt=0, le=MAX_TIMEOUT_S, description="fail with deadline-exceeded if it is not done in this time"
+    )
+
+
+class CompileRequest(ProgramModel, BuildTerms):
     """A request to compile a kernel for a `target` or for `hardware`, a spec as JSON."""
 
     target: Name | None = None
@@ -113,6 +126,22 @@ class CompileRequest(ProgramModel):
         if (self.target is None) == (self.hardware is None):
             raise ValueError("expected exactly one of target and hardware")
         return self
+
+
+class BatchCompileRequest(RequestModel):
+    """Requests to compile kernels, which are accepted or rejected one by one."""
+
+    requests: Annotated[list[CompileRequest], Field(min_length=1, fail_fast=True), check_size(MAX_ITEMS)]
+
+
+class CancelRequest(RequestModel):
+    for_all: bool = Field(default=False, description="end it even if other clients wait for it; needs the scope admin")
+
+
+class ValidateHardwareRequest(RequestModel):
+    hardware: Annotated[dict[str, Any], BeforeValidator(_limit_spec)] | Annotated[
+        str, Field(max_length=MAX_TEXT_CHARACTERS)
+    ] = Field(description="a spec as JSON, or the text of a YAML file")
 
 
 class EstimateRequest(RequestModel):
@@ -152,7 +181,7 @@ class GraphOptions(RequestModel):
     )
 
 
-class GraphRequest(RequestModel):
+class GraphRequest(BuildTerms):
     """A request to compile or estimate a model."""
 
     model: GraphSource
@@ -229,9 +258,14 @@ class KernelResponse(BaseModel):
 
 
 class OperationMetadata(BaseModel):
-    stage: str
-    cache: str
+    stage: Literal["queued", "building", "done"]
+    cache: Literal["hit", "miss", "joined"]
     create_time: str
+    attempt: int = Field(0, description="workers that have begun to build it so far")
+    queue: str | None = Field(None, description="machines that can build it")
+    worker: str | None = Field(None, description="id of the worker that builds it")
+    queue_position: int | None = Field(None, description="builds of its queue that start first; of a queued operation")
+    waiting_for: str | None = Field(None, description="queue of the operation, while no worker takes from it")
 
 
 class OperationResponse(BaseModel):
@@ -286,6 +320,37 @@ class ModelOperationResponse(BaseModel):
     metadata: OperationMetadata
     response: ModelResponse | None = None
     error: Problem | None = None
+
+
+class OperationList(BaseModel):
+    """A page of operations, the latest first (AIP-158)."""
+
+    operations: list[OperationResponse | ModelOperationResponse]
+    next_page_token: str = Field(description="for the next page; empty on the last one")
+
+
+class BatchResult(BaseModel):
+    """The operation of an accepted request, or why it was rejected."""
+
+    operation: OperationResponse | None = None
+    error: Problem | None = None
+
+
+class BatchCompileResponse(BaseModel):
+    results: list[BatchResult] = Field(description="one for each request, in their order")
+
+
+class ValidHardware(BaseModel):
+    hardware: dict[str, Any] = Field(description="the spec in its normal form, with every field")
+
+
+class OperationEvent(BaseModel):
+    """An event of an operation: `queued`, `building`, `retry` or `done`. Its number is the id of the SSE event."""
+
+    number: int
+    type: str
+    time: str
+    data: dict[str, Any]
 
 
 class ClassEstimate(BaseModel):

@@ -23,6 +23,7 @@ from roller_svc.runtime.saved import serialization as saved
 # Kinds of files, by the file names that runtime/saved/serialization.py uses.
 SOURCE, BINARY, METADATA, HEADER = "source", "binary", "metadata", "header"
 LOADED_GENERATOR = generator_digest()  # of the code imported by this process or by the process it was forked from
+GENERATOR_REPLACED = "generator-replaced"
 DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _KINDS = {
     **{f"kernel{language.suffix}": SOURCE for language in Language},
@@ -54,7 +55,7 @@ class BuildTask:
         if self.generator != LOADED_GENERATOR:
             raise BuildServiceError(
                 "the package was replaced under the running service: restart the service",
-                code="generator-replaced",
+                code=GENERATOR_REPLACED,
             )
 
 

@@ -12,6 +12,7 @@ from functools import cache
 from roller_svc import hardware
 from roller_svc.compiler.action import SCHEMA, generator_digest, library_versions, toolchain_versions
 from roller_svc.compiler.request import build_request, request_json
+from roller_svc.errors import InputError
 from roller_svc.farm.store import Json
 from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.report import BuildRequest
@@ -47,13 +48,16 @@ def request_record(request: Request) -> Json:
 
 
 def parse_record(record: Mapping[str, object]) -> Request:
-    """Decode a request from its record. Raises TypeError for fields of another version."""
+    """Decode a request from its record. Raises InputError, also for fields of another version."""
     model = record.get(RECORD_FIELD)
-    if model is None:
-        return build_request(**record)
-    if not isinstance(model, dict):
-        raise TypeError("the model of the record is not an object")
-    return ModelRequest(**model)
+    try:
+        if model is None:
+            return build_request(**record)
+        if not isinstance(model, dict):
+            raise TypeError("its model is not an object")
+        return ModelRequest(**model)
+    except TypeError as failure:
+        raise InputError(f"this version cannot read the request: {failure}", code="unreadable-record") from failure
 
 
 def model_digest(request: ModelRequest, spec: HardwareSpec) -> str:
@@ -65,14 +69,14 @@ def model_digest(request: ModelRequest, spec: HardwareSpec) -> str:
         "options": request.options,
         "generator": generator_digest(),
         "toolchain": toolchain_versions(spec.family),
-        "libraries": library_versions() | _reader_versions(),
+        "libraries": library_versions() | reader_versions(),
     }
     content = json.dumps(parts, sort_keys=True, separators=(",", ":"))
     return f"sha256:{hashlib.sha256(content.encode()).hexdigest()}"
 
 
 @cache
-def _reader_versions() -> dict[str, str]:
+def reader_versions() -> dict[str, str]:
     """Return the versions of the libraries that read models, for the life of the process."""
     try:
         return {"onnx": importlib.metadata.version("onnx")}

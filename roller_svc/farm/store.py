@@ -5,27 +5,24 @@
     kernels/<digest>       hash of the manifest of a kernel
     models/<digest>        hash of the manifest of a model
     derived/<digest>.<kind>  hash of a listing (PTX, SASS) of a kernel, and the tool that made it
-    operations/<id>.json   a record of a request (farm/operations.py)
-    set-aside/<id>.json    a record that this version cannot read
-    lock                   held by the service that uses the store
+    set-aside/             directories that had the name of a file
     tmp/                   files that are being written
 
 Blobs are written before the names that point to them, each by an atomic rename, so a name that resolves is complete.
 Every read checks the hash: a missing, truncated or changed blob makes its name a miss, and the next build repairs it.
-Processes may write concurrently; one that takes the lock removes unfinished files of the others. A file that exists
-but cannot be read is a StoreError, never a miss.
+Processes may write concurrently. A file that exists but cannot be read is a StoreError, never a miss.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import logging
 import os
 import re
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,7 +34,7 @@ from roller_svc.errors import ArgumentError, StoreError
 Json = dict[str, object]
 KERNELS, MODELS = "kernels", "models"
 _HEX = re.compile(r"[0-9a-f]{64}")
-_RECORD_ID = re.compile(r"[0-9a-z-]{1,80}")
+LEFTOVER_S = 3600.0  # after which a temporary file belongs to nobody
 
 log = logging.getLogger(__name__)
 
@@ -85,37 +82,16 @@ class Store:
     def __init__(self, root: Path) -> None:
         self.root = root
         with _as_store_error("make"):
-            for folder in ("cas/sha256", "ac", KERNELS, MODELS, "derived", "operations", "set-aside", "tmp"):
+            for folder in ("cas/sha256", "ac", KERNELS, MODELS, "derived", "set-aside", "tmp"):
                 (root / folder).mkdir(parents=True, exist_ok=True)
-        self._lock: int | None = None
 
-    def lock(self) -> None:
-        """Lock the store for this process until `unlock`, and remove unfinished files of killed processes.
-
-        Raises StoreError if another service holds the lock.
-        """
-        with _as_store_error("lock"):
-            handle = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                os.close(handle)
-                raise StoreError(
-                    f"another service uses the store {self.root}: stop it, or give this one a store of its own "
-                    "(--store, ROLLER_STORE)",
-                    code="store-locked",
-                ) from None
-            except OSError:
-                os.close(handle)
-                raise
-        self._lock = handle
-        self._remove_leftovers()
-
-    def unlock(self) -> None:
-        """Release the lock; do nothing if this process does not hold it."""
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+    def remove_leftovers(self) -> None:
+        """Remove unfinished files of writers that were killed."""
+        newest = time.time() - LEFTOVER_S
+        for path in (self.root / "tmp").glob("*"):
+            with contextlib.suppress(OSError):  # a leftover does no harm
+                if path.stat().st_mtime < newest:
+                    path.unlink()
 
     # ------------------------------------------------------------------ blobs
 
@@ -158,8 +134,14 @@ class Store:
 
     # -------------------------------------------------------------- artifacts
 
-    def publish(self, action: str, artifact: Artifact) -> None:
-        """Write an artifact: its blobs, then the kernel's or model's name, then the action's name."""
+    def publish(self, action: str, artifact: Artifact) -> Json:
+        """Write an artifact: its blobs, then the kernel's or model's name, then the action's name.
+
+        The first complete result of an action stays. Return its facts.
+        """
+        published = self.action_result(action)
+        if published is not None:
+            return published
         files = {kind: self.put(content) for kind, content in artifact.files.items()}
         document = {"schema": SCHEMA, "digest": artifact.digest, "facts": artifact.facts, "files": files}
         if artifact.folder != KERNELS:
@@ -169,6 +151,7 @@ class Store:
         if self._resolve(name) is None:  # the first publication stays: digests are immutable
             self._write(name, manifest.encode())
         self._write(self.root / "ac" / _hex_digest(action), manifest.encode())
+        return artifact.facts
 
     def action_result(self, action: str) -> Json | None:
         """Return the facts of an action's result, or None unless it is complete."""
@@ -216,31 +199,6 @@ class Store:
         blob = entry.get("blob")
         return self.get(blob) if entry.get("tool") == tool and isinstance(blob, str) else None
 
-    # ---------------------------------------------------------------- records
-
-    def write_record(self, record_id: str, record: Mapping[str, object]) -> None:
-        self._write(self._record(record_id), _to_bytes(record))
-
-    def record(self, record_id: str) -> Json | None:
-        return _parse_json(_read(self._record(record_id))) if _RECORD_ID.fullmatch(record_id) else None
-
-    def records(self) -> Iterator[tuple[str, Json | None]]:
-        """Yield all records with their ids, oldest first; None for one that is not a JSON object."""
-        with _as_store_error("list"):
-            paths = sorted((self.root / "operations").glob("*.json"))
-        for path in paths:
-            if _RECORD_ID.fullmatch(path.stem):
-                yield path.stem, _parse_json(_read(path))
-
-    def set_record_aside(self, record_id: str) -> None:
-        """Move a record out of the directory that services read when they start."""
-        with _as_store_error("write to"):
-            self._record(record_id).rename(self.root / "set-aside" / f"{record_id}.json")
-
-    def is_set_aside(self, record_id: str) -> bool:
-        """Whether the record was set aside because this version cannot read it."""
-        return bool(_RECORD_ID.fullmatch(record_id)) and (self.root / "set-aside" / f"{record_id}.json").exists()
-
     def check_writable(self) -> None:
         """Write a byte to a temporary file. Raises StoreError if that fails."""
         with _as_store_error("write to"), tempfile.TemporaryFile(dir=self.root / "tmp", buffering=0) as probe:
@@ -253,9 +211,6 @@ class Store:
 
     def _derived(self, digest: str, kind: str) -> Path:
         return self.root / "derived" / f"{_hex_digest(digest)}.{kind}"
-
-    def _record(self, record_id: str) -> Path:
-        return self.root / "operations" / f"{record_id}.json"
 
     def _kernel(self, digest: str) -> Json | None:
         return self._artifact(KERNELS, digest)
@@ -301,12 +256,6 @@ class Store:
         """Move away a directory that has the name of a file."""
         log.warning("%s is a directory: it is set aside", path)
         path.rename(tempfile.mkdtemp(prefix=f"{path.name}-", dir=self.root / "set-aside"))
-
-    def _remove_leftovers(self) -> None:
-        """Remove files of killed writers. The caller holds the lock, so no other process writes."""
-        for path in (self.root / "tmp").glob("*"):
-            with contextlib.suppress(OSError):  # a leftover does no harm
-                path.unlink()
 
 
 @contextlib.contextmanager

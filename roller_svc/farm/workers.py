@@ -195,6 +195,13 @@ class WorkerProcess(Generic[T, R]):
             shutil.rmtree(self._temp_dir, ignore_errors=True)
             self._temp_dir = None
 
+    def kill(self) -> None:
+        """Kill the process from another thread than that of `call`, which then raises BuildServiceError."""
+        process = self._process
+        if process is not None:
+            with contextlib.suppress(ValueError):  # closed meanwhile
+                process.kill()
+
     def _ready_connection(self) -> Connection:
         """Return the connection to a worker that is ready, starting one if needed.
 
@@ -261,21 +268,24 @@ class WorkerPool(Generic[T, R]):
         self._new_worker: Callable[[], WorkerProcess[T, R]] = lambda: WorkerProcess(
             work, timeout_s, limits, codec, taints, forked=True
         )
-        self._local = threading.local()
-        self._workers: list[WorkerProcess[T, R]] = []
+        self._workers: dict[int, WorkerProcess[T, R]] = {}  # by thread
         self._lock = threading.Lock()
 
     def call(self, task: T) -> R:
-        worker: WorkerProcess[T, R] | None = getattr(self._local, "worker", None)
-        if worker is None:
-            worker = self._local.worker = self._new_worker()
-            with self._lock:
-                self._workers.append(worker)
+        with self._lock:
+            worker = self._workers.setdefault(threading.get_ident(), self._new_worker())
         return worker.call(task)
+
+    def interrupt(self, thread_id: int) -> None:
+        """Kill the worker of a thread: its running call raises BuildServiceError."""
+        with self._lock:
+            worker = self._workers.get(thread_id)
+        if worker is not None:
+            worker.kill()
 
     def close(self, *, kill: bool = False) -> None:
         with self._lock:
-            workers, self._workers = self._workers, []
+            workers, self._workers = list(self._workers.values()), {}
         for worker in workers:
             worker.close(kill=kill)
 

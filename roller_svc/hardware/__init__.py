@@ -13,10 +13,11 @@ from roller_svc.hardware.catalog import (
     local_spec_error,
     shipped_specs,
 )
+from roller_svc.hardware.faults import SpecFault, find_faults
 from roller_svc.hardware.mapping import from_mapping, to_mapping
 from roller_svc.hardware.yaml_text import load_yaml, to_yaml
 
 __all__ = [
-    "LOCAL", "all_specs", "calibrated_local", "detect_local", "forget_local", "from_mapping", "ids", "load",
-    "load_yaml", "local_spec_error", "shipped_specs", "to_mapping", "to_yaml",
+    "LOCAL", "SpecFault", "all_specs", "calibrated_local", "detect_local", "find_faults", "forget_local",
+    "from_mapping", "ids", "load", "load_yaml", "local_spec_error", "shipped_specs", "to_mapping", "to_yaml",
 ]  # fmt: skip

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import yaml
 
 from roller_svc.hardware.mapping import spec_error, spec_of, to_mapping, validate
-from roller_svc.hardware.schema import Problem
 from roller_svc.ir.hardware import HardwareSpec
 
 MAX_BYTES = 128 * 1024
@@ -43,9 +42,9 @@ _Loader.add_implicit_resolver(
 
 def load_yaml(text: str, where: str = "request") -> HardwareSpec:
     """Load a validated spec from YAML text. Raises SpecError with `where`, the field and its position in the text."""
-    spec, problems = validate(_parse_yaml(text, where))
+    spec, problems = validate(parse_yaml(text, where))
     if spec is None:
-        raise spec_error(problems, where, *_locate(text, problems[0]))
+        raise spec_error(problems, where, *locate(compose(text), problems[0][0].split(".")))
     return spec_of(spec)
 
 
@@ -61,7 +60,8 @@ def _without_empty(data: Any) -> Any:
     return [_without_empty(item) for item in data] if isinstance(data, list) else data
 
 
-def _parse_yaml(text: str, where: str) -> object:
+def parse_yaml(text: str, where: str) -> object:
+    """Return the value of YAML text. Raises SpecError."""
     if len(text.encode(errors="replace")) > MAX_BYTES:
         raise spec_error([("", f"more than {MAX_BYTES} bytes")], where)
     try:
@@ -86,11 +86,16 @@ def _check_structure(text: str, where: str) -> None:
             raise spec_error([("", what)], where, *((mark.line + 1, mark.column + 1) if mark else (None, None)))
 
 
-def _locate(text: str, problem: Problem) -> tuple[int, int]:
-    """Return line and column, from 1, of the innermost part of a problem's path that is in the text."""
-    node = yaml.compose(text, Loader=_BaseLoader)
+def compose(text: str) -> yaml.Node | None:
+    """Return the nodes of valid YAML text, with their positions."""
+    node: yaml.Node | None = yaml.compose(text, Loader=_BaseLoader)
+    return node
+
+
+def locate(node: yaml.Node | None, path: Sequence[str]) -> tuple[int, int]:
+    """Return line and column, from 1, of the innermost part of a path that is in the text."""
     place = (1, 1)
-    for part in problem[0].split("."):
+    for part in path:
         at: yaml.Node | None
         if isinstance(node, yaml.MappingNode):
             at, node = next(((key, value) for key, value in node.value if key.value == part), (None, None))

@@ -1,12 +1,11 @@
-"""Create the FastAPI application with its store, queue and worker pools."""
+"""Create the FastAPI application with its store, farm and worker pools."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
-import shutil
-import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,41 +13,47 @@ from pathlib import Path
 from fastapi import FastAPI
 
 from roller_svc.compiler.estimates.batch import EstimateCache
-from roller_svc.farm.build import LOADED_GENERATOR, BuildTask, artifact_json, build_task, parse_artifact
+from roller_svc.farm.api_keys import ApiKeys
+from roller_svc.farm.build import build_task
 from roller_svc.farm.checking import RequestValidator
-from roller_svc.farm.confinement import gpu_devices, readable_by_builds
+from roller_svc.farm.database.connect import Database
+from roller_svc.farm.database.migrate import upgrade
+from roller_svc.farm.environment import environment_digest
 from roller_svc.farm.estimate_pool import EstimatePool
-from roller_svc.farm.operations import JobQueue
-from roller_svc.farm.scratch import name_scratch
-from roller_svc.farm.store import Artifact, Store
-from roller_svc.farm.workers import JsonCodec, WorkerLimits, WorkerPool
-from roller_svc.ir.report import BuildRequest
+from roller_svc.farm.farm import BuildFarm
+from roller_svc.farm.idempotency import IdempotencyKeys
+from roller_svc.farm.legacy_records import import_records
+from roller_svc.farm.machine import describe_worker, machine_queues
+from roller_svc.farm.measuring import machine_locks
+from roller_svc.farm.queue import EVERY_QUEUE, OperationQueue
+from roller_svc.farm.registry import WorkerRegistry
+from roller_svc.farm.routing import machine_queue
+from roller_svc.farm.runner import BuildRunner
+from roller_svc.farm.scratch import scratch_folder
+from roller_svc.farm.store import Store
+from roller_svc.service.access import routes_of
+from roller_svc.service.announcements import Announcements
+from roller_svc.service.api import create_api
+from roller_svc.service.authentication import Authenticator
+from roller_svc.service.builds import Builder, BuildWork, Digest, RequestBuilds, RequestDigests, worker_limits
 from roller_svc.service.disassembly import ListingCache
 from roller_svc.service.middleware import RequestLimitsMiddleware
 from roller_svc.service.model_builds import ModelBuilds
-from roller_svc.service.problems import add_handlers
-from roller_svc.service.routes import estimates, hardware, health, kernels, operations
-from roller_svc.service.routes import models as model_routes
 from roller_svc.service.state import MAX_WAITING_ESTIMATES, State
 from roller_svc.settings import Settings
-from roller_svc.version import __version__
 
 COMPUTE_THREADS = 4
 MODEL_ESTIMATE_THREADS = 1  # each with a worker process that may take its whole memory
 SUBMISSION_THREADS = 2  # each with a validating worker process
-Builder = Callable[[BuildRequest], Artifact]
-Digest = Callable[[BuildRequest], str]
-
-
-def worker_limits(settings: Settings, scratch: Path) -> WorkerLimits:
-    """Return the resources of a build worker, which is confined unless the settings disable it."""
-    more = () if settings.local_spec is None else (settings.local_spec,)
-    readable = readable_by_builds(*more) if settings.confine_workers else None
-    return WorkerLimits(settings.memory_bytes_each, scratch=scratch, readable=readable, devices=gpu_devices())
 
 
 def create_app(
-    settings: Settings, builder: Builder | None = None, digest: Digest | None = None, *, ready: bool = False
+    settings: Settings,
+    builder: Builder | None = None,
+    digest: Digest | None = None,
+    *,
+    work: BuildWork = build_task,
+    ready: bool = False,
 ) -> FastAPI:
     """Create the application.
 
@@ -56,54 +61,68 @@ def create_app(
         settings: of the service.
         builder: builds artifacts; default: build workers.
         digest: validates requests and returns their action digests; default: validating workers.
+        work: builds a kernel in a worker process.
         ready: start the estimate workers before the first request.
     """
+    resources = contextlib.ExitStack()  # closed in the reverse order
     store = Store(Path(settings.store))
-    store.lock()
-    listings = ListingCache(store)
-    scratch = name_scratch(store.root / "scratch")
-    limits = worker_limits(settings, scratch)
-    validator = RequestValidator(settings.check_timeout_s, limits)
-    codec = JsonCodec(artifact_json, parse_artifact)
-    # A worker that has run a kernel must not take another task.
-    builders = WorkerPool(build_task, settings.build_timeout_s, limits, codec, lambda task: task.runs_kernels)
+    store.remove_leftovers()
+    database = Database(settings.database_url)
+    resources.callback(database.close)
+    upgrade(database)
+    authenticator = Authenticator(settings, ApiKeys(database))
+    authenticator.check_address()
+    limits = worker_limits(settings, resources.enter_context(scratch_folder()))
 
-    def build(request: BuildRequest) -> Artifact:
-        return builders.call(BuildTask(request, LOADED_GENERATOR))
-
-    models = ModelBuilds(store, settings.model_timeout_s, settings.estimates_timeout_s, limits)
-    queue_length = settings.queue_length
-    queue = JobQueue(
-        store,
-        builder or build,
-        digest or validator.digest,
-        workers=settings.workers,
-        length=queue_length,
-        length_per_client=max(1, queue_length // 2) if len(settings.accepted_keys) > 1 else queue_length,
-        models=models,
-    )
-    estimators = EstimatePool(settings.workers, settings.check_timeout_s, limits)
     compute = ThreadPoolExecutor(COMPUTE_THREADS, thread_name_prefix="compute")
     submissions = ThreadPoolExecutor(SUBMISSION_THREADS, thread_name_prefix="submission")
     model_estimates = ThreadPoolExecutor(MODEL_ESTIMATE_THREADS, thread_name_prefix="model-estimate")
     batches = ThreadPoolExecutor(MAX_WAITING_ESTIMATES, thread_name_prefix="batch")
-    large_requests = asyncio.Semaphore(settings.estimates_at_once)
+    for pool in (compute, submissions, batches, model_estimates):
+        resources.callback(pool.shutdown, wait=True, cancel_futures=True)
+    validator = RequestValidator(settings.check_timeout_s, limits)
+    resources.callback(validator.close)
+    estimators = EstimatePool(max(1, settings.workers), settings.check_timeout_s, limits)
+    resources.callback(estimators.close)
+    listings = ListingCache(store)
+    resources.callback(listings.close)
 
-    def stop_builds() -> None:
-        builders.close(kill=True)
-        models.close_builders()
+    models = ModelBuilds(store, settings.model_timeout_s, settings.estimates_timeout_s, limits)
+    resources.callback(models.close)
+    builds = RequestBuilds(settings.build_timeout_s, limits, models, builder, work)
+    resources.callback(builds.close)
+    announcements = Announcements(settings, environment_digest())
+    resources.callback(announcements.close)
+    registry = WorkerRegistry(database)
+    queue = OperationQueue(database, environment_digest(), max_alive=settings.queue_length, lease_s=settings.lease_s)
+    import_records(store.root, queue)
+    farm = BuildFarm(
+        queue, store, announcements.courier, registry, RequestDigests(digest or validator.digest, models),
+        retention_s=settings.retention_s, no_worker_timeout_s=settings.no_worker_timeout_s,
+    )  # fmt: skip
+    # A service without other machines answers every request, be it by the error that a compiler is missing.
+    queues = machine_queues() if settings.is_distributed else (EVERY_QUEUE, machine_queue())
+    runner = BuildRunner(
+        queue, store, builds, registry, describe_worker(queues, settings.workers),
+        remember_errors_s=settings.remember_errors_s, devices=machine_locks(), on_end=farm.notify_end,
+    )  # fmt: skip
+    builders = announcements.create_builders(runner, settings.workers)
+
+    def start() -> None:
+        if settings.workers:
+            runner.start()
+            builders.start()
+        farm.start()
 
     def close() -> None:
         model_estimates.shutdown(wait=False, cancel_futures=True)  # starts no worker after the others are killed
-        queue.close(stop_builds)
-        models.close()
-        listings.close()
-        estimators.close()
-        validator.close()
-        for pool in (model_estimates, batches, submissions, compute):
-            pool.shutdown(wait=True, cancel_futures=True)
-        shutil.rmtree(scratch, ignore_errors=True)
-        store.unlock()
+        runner.drain()
+        announcements.close_builders()
+        if settings.workers:
+            runner.close()
+            builders.join()
+        farm.close()
+        resources.close()
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -111,36 +130,28 @@ def create_app(
             gc.collect()
             gc.freeze()  # imported objects live forever: exclude them from collections
             estimators.start()
-        # Concurrently with requests: records may contain programs that take long to validate.
-        resuming = threading.Thread(target=queue.resume, name="resume", daemon=True)
-        resuming.start()
+        start()
         yield
         await asyncio.to_thread(close)  # the loop meanwhile responds to interrupted requests
 
-    app = FastAPI(
-        title="roller-svc",
-        version=__version__,
-        lifespan=lifespan,
-        docs_url=None,
-        redoc_url=None,
-        redirect_slashes=False,  # a redirect would echo the client's Host header
-    )
+    app = create_api(lifespan)
     app.state.roller = State(
         settings=settings,
         store=store,
         listings=listings,
-        queue=queue,
+        farm=farm,
         compute=compute,
         submissions=submissions,
         is_cached=validator.is_cached,
         batches=batches,
-        large_requests=large_requests,
+        large_requests=asyncio.Semaphore(settings.estimates_at_once),
         estimate_cache=EstimateCache(estimators.estimate),
         models=models,
+        idempotency=IdempotencyKeys(database),
+        authenticator=authenticator,
         model_estimates=model_estimates,
     )
-    add_handlers(app)
-    app.add_middleware(RequestLimitsMiddleware, settings=settings)
-    for module in (kernels, operations, estimates, model_routes, hardware, health):
-        app.include_router(module.router)
+    app.add_middleware(
+        RequestLimitsMiddleware, settings=settings, authenticator=authenticator, routes=routes_of(app)
+    )
     return app

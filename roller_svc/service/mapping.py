@@ -44,15 +44,17 @@ def inputs_from_body(body: ProgramModel) -> dict[str, object]:
 
 def operation_json(operation: Operation) -> Json:
     """Encode an operation (AIP-151): `response` or `error` once it is done, neither before."""
-    response: Json = {
-        "name": f"operations/{operation.id}",
-        "done": operation.done,
-        "metadata": {
-            "stage": operation.state.value,
-            "cache": operation.cache.value,
-            "create_time": operation.create_time,
-        },
+    metadata: Json = {
+        "stage": operation.state.value,
+        "cache": operation.cache.value,
+        "create_time": operation.create_time,
+        "attempt": operation.attempt,
     }
+    details = {"queue": operation.queue or None, "worker": operation.worker, "queue_position": operation.queue_position}
+    metadata |= {name: value for name, value in details.items() if value is not None}
+    if operation.is_unserved:
+        metadata["waiting_for"] = operation.queue  # no worker takes from it
+    response: Json = {"name": f"operations/{operation.id}", "done": operation.done, "metadata": metadata}
     if operation.facts is not None:
         is_model = LANGUAGE not in operation.facts
         response["response"] = model_response(operation.facts) if is_model else kernel_response(operation.facts)

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import hmac
 import uuid
+from collections.abc import Iterable
 from dataclasses import dataclass
 from urllib.parse import unquote
 
+from fastapi.routing import APIRoute
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from roller_svc.errors import ArgumentError
+from roller_svc.errors import ArgumentError, StoreError
+from roller_svc.service.access import OPEN_PATHS, methods_of
+from roller_svc.service.authentication import Authenticator
 from roller_svc.service.bodies import BodyError, check_json, max_value_count
 from roller_svc.service.hosts import Authority, is_own_host, is_same_origin, parse_authority
 from roller_svc.service.problems import RETRY_AFTER_S, encode_problem, problem
 from roller_svc.settings import Settings
 
-OPEN_PATHS = frozenset({"/healthz", "/readyz"})
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 BODY_METHODS = frozenset({"POST", "PUT", "PATCH"})
 BLOBS_PATH = "/v1/blobs/"
@@ -41,12 +42,15 @@ class _Exchange:
 class RequestLimitsMiddleware:
     """Rejects, as problem+json, requests that no route should see."""
 
-    def __init__(self, app: ASGIApp, *, settings: Settings) -> None:
+    def __init__(
+        self, app: ASGIApp, *, settings: Settings, authenticator: Authenticator, routes: Iterable[APIRoute]
+    ) -> None:
         self._app = app
         self._max_body_bytes = settings.max_body_bytes
         self._max_blob_bytes = settings.max_blob_bytes
         self._max_values = FREE_VALUES + VALUES_PER_ITEM * settings.max_items
-        self._clients = {form: _client_id(key) for key in settings.accepted_keys for form in _key_encodings(key)}
+        self._authenticator = authenticator
+        self._routes = tuple(routes)
         self._hosts = allowed_hosts(settings)
         self._free_body_bytes = MAX_BUFFERED_BODIES * settings.max_body_bytes
 
@@ -76,10 +80,10 @@ class RequestLimitsMiddleware:
             raise
 
     async def _handle(self, scope: Scope, receive: Receive, send: Send, exchange: _Exchange) -> None:
-        rejection = self._request_problem(scope)
+        rejection = await self._request_problem(scope)
         if rejection is not None:
             await _send_problem(send, rejection)
-        elif scope["method"] not in BODY_METHODS:
+        elif not self._takes_body(scope):
             await self._app(scope, receive, send)
         elif _is_blob(scope):
             await self._app(scope, _note_end(receive, exchange), send)  # its route checks the body as it arrives
@@ -100,17 +104,21 @@ class RequestLimitsMiddleware:
         else:
             await self._app(scope, _replay_body(bytes(body), receive), send)
 
-    def _request_problem(self, scope: Scope) -> dict[str, object] | None:
+    async def _request_problem(self, scope: Scope) -> dict[str, object] | None:
         """Return the problem of a request before its body is read, or None."""
         headers = Headers(scope=scope)
         rejection = _framing_problem(scope, headers) or self._host_problem(scope, headers)
         if rejection is not None:
             return rejection
-        client = self._authorized_client(headers) if self._clients else ""
-        if client is None and scope["path"] not in OPEN_PATHS:
-            return problem(401, "unauthorized", "an API key is required: Authorization: Bearer KEY")
-        scope["state"]["client"] = client
-        if scope["method"] in BODY_METHODS:
+        if scope["path"] not in OPEN_PATHS:
+            try:
+                principal = await self._authenticator.authenticate(headers)
+            except StoreError as error:
+                return problem(503, error.code, error.message)
+            if principal is None:
+                return problem(401, "unauthorized", "an API key is required: Authorization: Bearer KEY")
+            scope["state"]["principal"] = principal
+        if self._takes_body(scope):
             length = headers.get("content-length", "0")
             max_bytes = self._max_blob_bytes if _is_blob(scope) else self._max_body_bytes
             if length.isdecimal() and int(length[:20]) > max_bytes:
@@ -122,6 +130,10 @@ class RequestLimitsMiddleware:
                 detail = f"unsupported media type: expected application/json, got {media[:100] or 'none'}"
                 return problem(415, "unsupported-media-type", detail)
         return None
+
+    def _takes_body(self, scope: Scope) -> bool:
+        """Whether a route reads the body. That of another request is not read."""
+        return scope["method"] in BODY_METHODS and scope["method"] in methods_of(self._routes, scope["path"])
 
     def _host_problem(self, scope: Scope, headers: Headers) -> dict[str, object] | None:
         """Return the problem of a request for another host or from another site's page, or None."""
@@ -139,14 +151,6 @@ class RequestLimitsMiddleware:
         if scope["method"] not in SAFE_METHODS and not all(is_same_origin(origin, requested) for origin in origins):
             return problem(403, "foreign-origin", "the request was sent by another site's page")
         return None
-
-    def _authorized_client(self, headers: Headers) -> str | None:
-        scheme, _, credentials = headers.get("authorization", "").partition(" ")
-        key_text = credentials.strip(" ") if scheme.lower() == "bearer" else headers.get("x-api-key", "")
-        offered = key_text.encode("latin-1")  # as Headers decoded it
-        # compare with every key, so that the time reveals nothing
-        clients = [client for key, client in self._clients.items() if hmac.compare_digest(offered, key)]
-        return clients[0] if clients else None
 
     async def _read(self, receive: Receive, body: bytearray) -> dict[str, object] | None:
         """Read the whole body; return a problem if it or all buffered bodies together are too large."""
@@ -199,19 +203,6 @@ def allowed_hosts(settings: Settings) -> frozenset[Authority]:
         )
     bound = Authority(settings.host.lower(), settings.port)
     return frozenset(host for host in (bound, *named.values()) if host is not None)
-
-
-def _client_id(key: str) -> str:
-    """Return an identifier of a key's client that does not reveal the key."""
-    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()[:16]
-
-
-def _key_encodings(key: str) -> tuple[bytes, ...]:
-    """Return a key's bytes as clients may send them: in UTF-8 and, if possible, in Latin-1."""
-    forms = [key.encode("utf-8", "surrogateescape")]
-    if all(ord(letter) < 256 for letter in key):
-        forms.append(key.encode("latin-1"))
-    return tuple(forms)
 
 
 def _has_body(headers: Headers) -> bool:

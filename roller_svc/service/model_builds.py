@@ -48,11 +48,12 @@ class ModelBuilds:
     def estimate(self, request: ModelRequest) -> Json:
         return self._estimators.call(self._task(request))
 
-    def close_builders(self) -> None:
-        self._builders.close(kill=True)
+    def interrupt(self, thread_id: int) -> None:
+        """End the build of a thread, which then raises BuildServiceError."""
+        self._builders.interrupt(thread_id)
 
     def close(self) -> None:
-        self.close_builders()
+        self._builders.close(kill=True)
         self._estimators.close(kill=True)
 
     def _task(self, request: ModelRequest) -> ModelTask:

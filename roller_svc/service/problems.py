@@ -17,18 +17,26 @@ from roller_svc.client.schemas import HTTP_ERROR_CODE
 from roller_svc.compiler.serialize import error_json
 from roller_svc.errors import (
     BuildServiceError,
+    CancelledError,
+    ConflictError,
+    ForbiddenError,
     InputError,
     KernelTimeoutError,
     NotFoundError,
+    QuotaExceededError,
     RollerError,
     SpecError,
     ToolchainMissingError,
 )
+from roller_svc.service.access import methods_of, routes_of
 
 MEDIA_TYPE = "application/problem+json"
 RETRY_AFTER_S = 2
 MAX_REPORTED_ERRORS = 20  # in one response
 ECHO_CHARACTERS = 100  # of the request's text quoted in a response
+CLIENT_CLOSED_REQUEST = 499  # nginx's status for a client that gave up, and gRPC's for CANCELLED
+OVERDUE_CODE = "deadline-exceeded"
+RETRY_STATUSES = frozenset({429, 503})
 TOO_COSTLY_CODES = frozenset({"compile-timeout", "out-of-memory"})  # the request exceeds the service's limits
 
 log = logging.getLogger(__name__)
@@ -44,6 +52,15 @@ _CODES = {
 }
 
 
+_STATUSES = {
+    NotFoundError: 404,
+    ForbiddenError: 403,
+    ConflictError: 409,
+    QuotaExceededError: 429,
+    CancelledError: CLIENT_CLOSED_REQUEST,
+}
+
+
 def add_handlers(app: FastAPI) -> None:
     app.add_exception_handler(RollerError, _roller_error)
     app.add_exception_handler(RequestValidationError, _invalid_body)
@@ -53,10 +70,13 @@ def add_handlers(app: FastAPI) -> None:
 
 def status_of(error_class: type[RollerError], code: str = "") -> int:
     """Return the HTTP status of an error: 422 for invalid requests, 503 for transient errors, 500 for bugs."""
-    if issubclass(error_class, NotFoundError):
-        return 404
+    for known_class, status in _STATUSES.items():
+        if issubclass(error_class, known_class):
+            return status
     if issubclass(error_class, (InputError, KernelTimeoutError)) or code in TOO_COSTLY_CODES:
         return 422
+    if code == OVERDUE_CODE:
+        return 504
     if issubclass(error_class, BuildServiceError):
         return 503
     if issubclass(error_class, ToolchainMissingError):
@@ -77,7 +97,7 @@ def problem_from_facts(facts: Mapping[str, object], status: int, where: str = ""
 def problem(status: int, code: str, detail: str, items: list[dict[str, object]] | None = None) -> dict[str, object]:
     return {
         "type": f"urn:roller-svc:problem:{code}",
-        "title": HTTPStatus(status).phrase,
+        "title": "Client Closed Request" if status == CLIENT_CLOSED_REQUEST else HTTPStatus(status).phrase,
         "status": status,
         "detail": detail,
         "code": code,
@@ -116,7 +136,9 @@ async def _roller_error(request: Request, error: Exception) -> Response:
     status = status_of(type(error), error.code)
     if status == 500:
         log.error("request %s, %s %s: %s", request_id_of(request), request.method, _path(request), error.message)
-    headers = {"Retry-After": str(RETRY_AFTER_S)} if status == 503 else {}
+    headers = {"Retry-After": str(RETRY_AFTER_S)} if status in RETRY_STATUSES else {}
+    if status == 403:
+        headers["WWW-Authenticate"] = 'Bearer error="insufficient_scope"'  # RFC 6750
     return response(problem_from_facts(error_json(error), status), headers)
 
 
@@ -129,7 +151,7 @@ async def _invalid_body(request: Request, error: Exception) -> Response:
     locations: list[str] = []
     for entry in details[:MAX_REPORTED_ERRORS]:
         where, *rest = entry["loc"]
-        pointer = "".join(f"/{_escape_pointer(_truncate(str(part)))}" for part in rest)
+        pointer = json_pointer(*map(str, rest))
         item = {"pointer": pointer} if where == "body" else {}  # path and query parameters have none
         items.append(item | {"message": entry["msg"]})
         locations.append(pointer or "/" if where == "body" else ".".join(_truncate(str(part)) for part in rest))
@@ -145,7 +167,10 @@ async def _http_exception(request: Request, error: Exception) -> Response:
     path = _path(request)
     detail = {404: f"no resource at {path}", 405: f"method not allowed: {_truncate(request.method)} {path}"}
     body = problem(error.status_code, code, detail.get(error.status_code, str(error.detail)))
-    return response(body, error.headers)
+    headers = dict(error.headers or {})
+    if error.status_code == 405:  # the router names the methods of one route
+        headers["Allow"] = ", ".join(sorted(methods_of(routes_of(request.app), request.url.path)))
+    return response(body, headers)
 
 
 async def _bug(request: Request, error: Exception) -> Response:
@@ -170,6 +195,6 @@ def _truncate(text: str) -> str:
     return text if len(text) <= ECHO_CHARACTERS else f"{text[:ECHO_CHARACTERS]}…"
 
 
-def _escape_pointer(part: str) -> str:
-    """Escape a reference token of a JSON pointer (RFC 6901)."""
-    return part.replace("~", "~0").replace("/", "~1")
+def json_pointer(*parts: str) -> str:
+    """Return a JSON pointer (RFC 6901)."""
+    return "".join("/" + _truncate(part).replace("~", "~0").replace("/", "~1") for part in parts)

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar, cast
 
 from fastapi import Request
@@ -14,18 +14,23 @@ from fastapi import Request
 from roller_svc.compiler.estimates.batch import EstimateCache
 from roller_svc.compiler.estimates.worker import Deadline
 from roller_svc.errors import BuildServiceError, QueueFullError
-from roller_svc.farm.operations import JobQueue, Operation
+from roller_svc.farm.farm import BuildFarm, Terms
+from roller_svc.farm.idempotency import IdempotencyKeys
+from roller_svc.farm.models import Request as FarmRequest
+from roller_svc.farm.operations import Operation
 from roller_svc.farm.store import Store
 from roller_svc.ir.report import BuildRequest
+from roller_svc.service.authentication import Authenticator
 from roller_svc.service.disassembly import ListingCache
+from roller_svc.service.event_slots import StreamSlots
 from roller_svc.service.model_builds import ModelBuilds
 from roller_svc.settings import Settings
 
 T = TypeVar("T")
 
-RESUME_POLL_S = 0.1  # how often a waiting request looks for an operation that is not resumed yet
 DISCONNECT_POLL_S = 2.0  # how often a waiting request checks for a disconnected client
 MAX_WAITING_ESTIMATES = 16  # estimate requests, queued and running
+MAX_BATCHES = 16  # of builds that are being submitted at once
 MAX_UPLOADS = 8  # blobs that arrive at once
 LARGE_REQUEST_PLANS = 64  # estimate requests of this many plans are large: their responses take memory
 
@@ -37,7 +42,7 @@ class State:
     settings: Settings
     store: Store
     listings: ListingCache
-    queue: JobQueue
+    farm: BuildFarm
     compute: ThreadPoolExecutor  # reads the store
     submissions: ThreadPoolExecutor  # waits for requests to be validated
     is_cached: Callable[[BuildRequest], bool]  # whether a request has been validated
@@ -46,19 +51,29 @@ class State:
     estimate_cache: EstimateCache
     models: ModelBuilds
     model_estimates: ThreadPoolExecutor  # waits for estimates of models
+    idempotency: IdempotencyKeys
+    authenticator: Authenticator
+    streams: StreamSlots = field(default_factory=StreamSlots)
     is_ending: bool = False  # set when a shutdown begins
     estimates_waiting: int = 0  # estimate requests, queued and running
     uploads: int = 0  # blobs that are arriving
+    batch_requests: int = 0  # batches of builds that are being submitted
     _waiters: set[asyncio.Event] = field(default_factory=set)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether clients need no key."""
+        return self.authenticator.is_open
 
     async def run(self, work: Callable[[], T]) -> T:
         """Run work that accesses the disk or takes milliseconds in a thread of `compute`."""
         return await asyncio.get_running_loop().run_in_executor(self.compute, work)
 
-    async def submit(self, request: BuildRequest, client: str) -> Operation:
-        """Create an operation; a cached request does not wait for validations. Raises InputError."""
-        pool = self.compute if self.is_cached(request) else self.submissions
-        return await asyncio.get_running_loop().run_in_executor(pool, self.queue.submit, request, client)
+    async def submit(self, request: FarmRequest, terms: Terms) -> Operation:
+        """Create an operation; a validated request does not wait for others' validations. Raises InputError."""
+        is_quick = not isinstance(request, BuildRequest) or self.is_cached(request)
+        pool = self.compute if is_quick else self.submissions
+        return await asyncio.get_running_loop().run_in_executor(pool, self.farm.submit, request, terms)
 
     def begin_shutdown(self) -> None:
         """Wake the requests that wait for operations, which respond with the current state. Call on the event loop."""
@@ -71,14 +86,24 @@ class State:
         deadline_s, latest, in_time = asyncio.get_running_loop().time() + seconds, operation, seconds > 0
         while in_time and not latest.done and not self.is_ending:
             in_time = await self._is_woken(operation.id, request, deadline_s)
-            known: Operation | None = await self.run(lambda: self.queue.get(operation.id))
-            latest = known or operation
-            if in_time and not latest.done and not self.is_ending:  # of a previous process, and not resumed yet
-                await asyncio.sleep(RESUME_POLL_S)
+            known: Operation | None = await self.run(lambda: self.farm.get(operation.id))
+            latest = operation if known is None else replace(known, cache=operation.cache)
         return latest
 
     async def _is_woken(self, operation_id: str, request: Request, deadline_s: float) -> bool:
-        """Return whether the queue reports the operation before the deadline, and before the client disconnects."""
+        """Return whether the farm reports the operation before the deadline, and before the client disconnects."""
+        loop = asyncio.get_running_loop()
+        with self.watch(operation_id) as event:
+            while not event.is_set() and (remaining_s := deadline_s - loop.time()) > 0:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(event.wait(), min(remaining_s, DISCONNECT_POLL_S))
+                if not event.is_set() and await request.is_disconnected():
+                    break
+            return event.is_set() and loop.time() < deadline_s
+
+    @contextlib.contextmanager
+    def watch(self, operation_id: str) -> Iterator[asyncio.Event]:
+        """Give an event that is set when the operation is done or a shutdown begins."""
         loop, event = asyncio.get_running_loop(), asyncio.Event()
 
         def wake() -> None:
@@ -86,17 +111,12 @@ class State:
                 loop.call_soon_threadsafe(event.set)
 
         self._waiters.add(event)
-        self.queue.watch(operation_id, wake)
+        self.farm.watch(operation_id, wake)
         try:
-            while not event.is_set() and (remaining_s := deadline_s - loop.time()) > 0:
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(event.wait(), min(remaining_s, DISCONNECT_POLL_S))
-                if not event.is_set() and await request.is_disconnected():
-                    break
+            yield event
         finally:
-            self.queue.unwatch(operation_id, wake)
+            self.farm.unwatch(operation_id, wake)
             self._waiters.discard(event)
-        return event.is_set() and loop.time() < deadline_s
 
     async def estimate(self, work: Callable[[], T], plans: int, deadline: Deadline, request: Request) -> T | None:
         """Run an estimate request of `plans` plans; return None if the client disconnects, which ends the deadline.
@@ -145,6 +165,17 @@ class State:
             yield
         finally:
             self.uploads -= 1
+
+    @contextlib.contextmanager
+    def admit_batch(self) -> Iterator[None]:
+        """Count a batch of builds while it is submitted. Raises QueueFullError."""
+        if self.batch_requests >= MAX_BATCHES:
+            raise QueueFullError(f"{MAX_BATCHES} batches are being submitted; try again later")
+        self.batch_requests += 1
+        try:
+            yield
+        finally:
+            self.batch_requests -= 1
 
     @contextlib.contextmanager
     def _admit_estimate(self) -> Iterator[None]:

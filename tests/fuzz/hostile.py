@@ -48,9 +48,13 @@ HEADERS = (
     {"Authorization": "Bearer @"}, {"X-API-Key": "@"}, {"X-Forwarded-Host": "@.example"}, {"X-Request-Id": "@\x7f"},
     {"Content-Type": "text/plain; @"}, {"Content-Type": "application/@+json"}, {"Content-Type": "application/json;@"},
     {"Content-Encoding": "gzip"}, {"Accept": "@/@"}, {"If-None-Match": '"@", *'}, {"Range": "bytes=0-@"},
+    {"Idempotency-Key": "@"}, {"Idempotency-Key": "@ @"}, {"Last-Event-ID": "@"}, {"Last-Event-ID": "9" * 40},
     {"Expect": "@"}, {"Cookie": "@=" + "a" * 4000}, {"X-HTTP-Method-Override": "DELETE"},
 )  # fmt: skip
 PATHS = (
+    "/v1/operations", "/v1/operations?page_token=@", "/v1/operations?page_size=-1", "/v1/operations?page_size=1e9",
+    "/v1/operations?page_token=%00&page_size=@", "/v1/operations/@/events", "/v1/operations/hit-{z}/events",
+    "/v1/operations/%00/events", "/v1/operations/@:cancel", "/v1/operations/@:cancel:cancel", "/v1/hardware:validate",
     "/v1/operations/@", "/v1/operations/hit-@", "/v1/operations/hit-%00", "/v1/operations/hit-..%2f..%2f@",
     "/v1/operations/..%2f..%2fetc%2fpasswd@", "/v1/operations/%0a@", "/v1/operations/@?wait=0",
     "/v1/operations/@?wait=nan", "/v1/operations/@?wait=inf", "/v1/operations/@?wait=-1", "/v1/operations/@?wait=1e5",

@@ -37,6 +37,15 @@ class ServiceProcess:
     def alive(self) -> bool:
         return self._popen.poll() is None
 
+    def kill(self) -> None:
+        """End the service as the kernel's out-of-memory killer does."""
+        self._popen.kill()
+        self._popen.wait()
+
+    def stop(self) -> None:
+        """End the service by SIGTERM, and what it left behind."""
+        _stop(self._popen)
+
     def tree(self) -> tuple[int, ...]:
         """The service and all its descendants."""
         return descendants(self.pid)
@@ -78,20 +87,26 @@ def running(
     """`roller serve` on a free port with a store of its own, until the block ends."""
     with tempfile.TemporaryDirectory(prefix="roller-load-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
-        (folder / "tmp").mkdir()
         command = [sys.executable, "-m", "roller_svc", "serve", "--port", "0", "--store", str(folder / "store")]
         if descriptors_most is not None:
             command = ["sh", "-c", 'ulimit -n "$0" && exec "$@"', str(descriptors_most), *command]
-        variables = {key: value for key, value in os.environ.items() if not key.startswith("ROLLER_")}
-        with (folder / "log").open("wb") as log:
-            popen = subprocess.Popen(
-                [*command, *options], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                env=variables | {"TMPDIR": str(folder / "tmp"), "ROLLER_CALIBRATE": "0"} | (environment or {}),
-            )  # fmt: skip
+        service = start([*command, *options], folder, environment or {})
         try:
-            yield ServiceProcess(popen.pid, _port(popen, folder / "log"), folder, popen)
+            yield service
         finally:
-            _stop(popen)
+            service.stop()
+
+
+def start(command: Sequence[str], folder: Path, environment: dict[str, str]) -> ServiceProcess:
+    """Start a service and wait until it listens."""
+    (folder / "tmp").mkdir(exist_ok=True)
+    variables = {key: value for key, value in os.environ.items() if not key.startswith("ROLLER_")}
+    with (folder / "log").open("wb") as log:
+        popen = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+            env=variables | {"TMPDIR": str(folder / "tmp"), "ROLLER_CALIBRATE": "0"} | environment,
+        )  # fmt: skip
+    return ServiceProcess(popen.pid, _port(popen, folder / "log"), folder, popen)
 
 
 def descendants(root: int) -> tuple[int, ...]:

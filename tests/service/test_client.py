@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,8 +14,8 @@ import pytest
 from serving import served
 
 from roller_svc import settings
-from roller_svc.cli import main
-from roller_svc.client.client import Client
+from roller_svc.cli import main, remote
+from roller_svc.client import NO_RETRIES, Client
 from roller_svc.client.schemas import CompileRequest
 from roller_svc.errors import (
     BuildError,
@@ -109,7 +111,8 @@ def test_a_wrong_key_is_refused(server: str) -> None:
 
 def replying(status: int, body: Any) -> Client:
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
-    return Client("http://there", transport=httpx.MockTransport(lambda _: httpx.Response(status, content=content)))
+    transport = httpx.MockTransport(lambda _: httpx.Response(status, content=content))
+    return Client("http://there", transport=transport, retry=NO_RETRIES)
 
 
 @pytest.mark.parametrize(
@@ -142,3 +145,73 @@ def test_a_failed_build_is_raised() -> None:
     missing = answer | {"error": problem | {"code": "toolchain-missing"}}
     with replying(200, missing) as client, pytest.raises(ToolchainMissingError):
         client.compile(body)
+
+
+# ---------------------------------------------------------------- operations
+
+
+def listed(capsys: pytest.CaptureFixture[str], server: str) -> list[dict[str, Any]]:
+    code, out, _ = ran(capsys, "operations", "list", "--server", server, "--json")
+    assert code == 0
+    found: list[dict[str, Any]] = json.loads(out)["operations"]
+    return found
+
+
+def test_operations_on_the_command_line(capsys: pytest.CaptureFixture[str], server: str) -> None:
+    words = ("y[i] = x[i] + 7.0", "--input", "x=float32[77]", "--select", "model", "--server", server)
+    assert ran(capsys, "compile", *words)[0] == 0
+    latest = listed(capsys, server)[0]
+    name = latest["name"].removeprefix("operations/")
+    code, out, _ = ran(capsys, "operations", "watch", name, "--server", server)
+    assert code == 0
+    assert [line.split()[1] for line in out.splitlines()] == ["queued", "building", "done"]
+    code, out, _ = ran(capsys, "operations", "watch", name, "--server", server, "--json")
+    assert [json.loads(line)["number"] for line in out.splitlines()] == [1, 2, 3]
+    code, out, _ = ran(capsys, "operations", "cancel", name, "--server", server, "--json")
+    assert json.loads(out) == latest  # it is done: nothing changes
+    code, out, _ = ran(capsys, "operations", "show", latest["name"], "--server", server)
+    assert name in out
+    code, out, _ = ran(capsys, "operations", "list", "--count", "1", "--server", server)
+    assert out.splitlines()[1].startswith(name)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("show", "nothing"), "unknown-operation"),
+        (("watch", "nothing"), "unknown-operation"),
+        (("list", "--count", "0"), "--count"),
+    ],
+)
+def test_errors_of_operations(
+    capsys: pytest.CaptureFixture[str], server: str, words: tuple[str, ...], says: str
+) -> None:
+    code, _, err = ran(capsys, "operations", *words, "--server", server)
+    assert code == 2
+    assert says in err
+
+
+def test_operations_need_a_service(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = ran(capsys, "operations", "list")
+    assert code == 2
+    assert "--server" in err
+
+
+@pytest.mark.parametrize(
+    "name", ["../x", "/etc/x", "a/../b", "a//b", ".hidden", "a/.b", "a/b/c/d/e", "a\\b", "a/", "x\n", ""]
+)
+def test_a_bundle_with_other_paths_is_refused(tmp_path: Path, name: str) -> None:
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w") as bundle:
+        bundle.writestr(zipfile.ZipInfo(name), b"x")
+    with pytest.raises(BuildServiceError, match="unexpected file"):
+        remote.unpack(archive.getvalue(), tmp_path / "inside")
+    assert list(tmp_path.rglob("*")) == []
+
+
+def test_a_bundle_may_have_folders(tmp_path: Path) -> None:
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w") as bundle:
+        bundle.writestr("kernels/sha256:00/kernel.c", b"x")
+    remote.unpack(archive.getvalue(), tmp_path)
+    assert (tmp_path / "kernels" / "sha256:00" / "kernel.c").read_bytes() == b"x"

@@ -21,6 +21,7 @@ from onnx import helper
 from onnx_models import mlp, model
 from serving import connected, running, served
 
+from roller_svc.cli import main
 from roller_svc.client.client import Client
 from roller_svc.client.schemas import GraphOptions
 from roller_svc.errors import InputError, UnsupportedModelError
@@ -284,3 +285,31 @@ def test_a_file_is_read_by_its_path(client: Client, tmp_path: Path) -> None:
     with pytest.raises(InputError) as raised:
         client.estimate_model(tmp_path / "missing.onnx", CPU)
     assert raised.value.code == "unreadable-file"
+
+
+@pytest.mark.slow
+def test_a_model_is_compiled_on_the_command_line(
+    http: httpx.Client, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    graph = tmp_path / "graph.json"
+    graph.write_text(json.dumps(GRAPH))
+    server = ("--server", str(http.base_url), "--select", "model", "--top-k", "1", "--json")
+    assert main(["model", "compile", str(graph), *server, "--save", str(tmp_path / "saved")]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert load_model(tmp_path / "saved").digest == facts["digest"]
+    assert main(["model", "run", str(graph), *server]) == 0
+    assert json.loads(capsys.readouterr().out)["digest"] == facts["digest"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "code"),
+    [("x.json", "[", "invalid-model"), ("x.json", "[]", "invalid-model"), ("", "", "invalid-option")],
+)
+def test_files_that_cannot_be_sent_are_named(
+    http: httpx.Client, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, content: str, code: str
+) -> None:
+    path = tmp_path / name
+    if name:
+        path.write_text(content)
+    assert main(["model", "compile", str(path), "--server", str(http.base_url)]) == 2
+    assert code in capsys.readouterr().err

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,10 +13,14 @@ from httpx import Client
 from serving import connected, exchanged, parsed, received, running
 
 from roller_svc.errors import ArgumentError
+from roller_svc.farm.api_keys import ApiKeys, Scope
+from roller_svc.farm.database.connect import Database
+from roller_svc.farm.database.migrate import upgrade
 from roller_svc.farm.store import Artifact
 from roller_svc.ir.report import BuildRequest
 from roller_svc.service.app import create_app
-from roller_svc.settings import Settings, check_address
+from roller_svc.service.authentication import Authenticator
+from roller_svc.settings import Settings
 
 KEY = "the-key-of-this-test"
 JSON = {"Content-Type": "application/json"}
@@ -103,10 +108,17 @@ def test_what_is_not_the_key_is_refused(locked_port: int, shown: str) -> None:
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "kernels.example", ""])
-def test_a_public_address_wants_a_key(host: str) -> None:
+def test_a_public_address_wants_a_key(host: str, tmp_path: Path) -> None:
+    database = Database(f"sqlite:///{tmp_path}/operations.db")
+    upgrade(database)
+    keys = ApiKeys(database)
     with pytest.raises(ArgumentError, match="without an API key"):
-        check_address(Settings(host=host))
-    check_address(Settings(host=host, api_keys=KEY))
+        Authenticator(Settings(host=host), keys).check_address()
+    Authenticator(Settings(host=host, api_keys=KEY), keys).check_address()
+    _, key = keys.add("first", [Scope.READ])
+    keys.revoke(key.id)
+    Authenticator(Settings(host=host), keys).check_address()  # it is closed to all, but not open
+    database.close()
 
 
 @pytest.mark.parametrize(

@@ -2,64 +2,21 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
-import threading
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from builders import BODY, Builder
 from httpx import Client
 from serving import served
 
-from roller_svc.errors import CompileError, ToolchainMissingError
-from roller_svc.farm.store import Artifact
-from roller_svc.ir.report import BuildRequest
 from roller_svc.service.app import create_app
 from roller_svc.settings import Settings
 
-BODY: dict[str, Any] = {
-    "expression": "C[m, n] +=! A[m, k] * B[k, n]",
-    "inputs": {"A": {"dtype": "float32", "shape": [8, 8]}, "B": {"dtype": "float32", "shape": [8, 8]}},
-    "outputs": ["C"],
-    "target": "cpu-x86-avx2",
-    "options": {"top_k": 10, "select": "model", "allow_tf32": False},
-}
 WAIT = {"Prefer": "wait=30"}
-
-
-class Builder:
-    """A kernel whose text is the expression; waits for `gate`."""
-
-    def __init__(self) -> None:
-        self.gate = threading.Event()
-        self.gate.set()
-        self.built = 0
-
-    def __call__(self, request: BuildRequest) -> Artifact:
-        assert self.gate.wait(60)
-        self.built += 1
-        if request.top_k == 99:
-            raise CompileError("the compiler said no", log="line 1")
-        if request.top_k == 98:
-            raise ToolchainMissingError("no compiler", code="toolchain-missing")
-        if request.top_k == 97:
-            raise ZeroDivisionError("a bug")
-        text = request.expression.encode()
-        facts = {
-            "digest": f"sha256:{hashlib.sha256(text).hexdigest()}",
-            "target": request.target,
-            "expression": request.expression,
-            "language": "c",
-            "launches": [{"name": "f", "grid": [1, 1, 1], "block": [1, 1, 1], "shared_bytes": 0}],
-            "resources": [{"registers_per_thread": 0, "shared_bytes": 0, "spill_bytes": 0}],
-            "estimate": {"seconds": 1e-5, "bound": "dram", "stages": [], "occupancy": 0.5, "waves": 1},
-            "measurement": None,
-            "files": {"source": "kernel.c", "binary": "kernel.so", "metadata": "metadata.json"},
-        }
-        return Artifact(str(facts["digest"]), facts, {"source": text, "binary": b"\x7fELF", "metadata": b"{}"})
 
 
 @pytest.fixture

@@ -23,6 +23,9 @@ from roller_svc.runtime.cuda.driver import Parameters, driver
 _MIN_SAMPLE_S = 100e-6
 # A kernel with more shared memory, static and dynamic together, needs an attribute (CUDA C++ guide, Shared Memory).
 _MAX_DEFAULT_SHARED_BYTES = 48 * 1024
+# CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR (CUDA driver API).
+_CAPABILITY_MAJOR, _CAPABILITY_MINOR = 75, 76
+_MAX_DEVICE_NAME_BYTES = 256
 
 
 @cache
@@ -41,6 +44,35 @@ def device_count() -> int:
     if driver.cuInit(0) != 0 or driver.cuDeviceGetCount(ctypes.byref(count)) != 0:
         return 0
     return count.value
+
+
+@dataclass(frozen=True, slots=True)
+class CudaDevice:
+    """A device that the driver sees."""
+
+    name: str
+    capability: tuple[int, int]  # compute capability, major and minor
+
+
+def list_devices() -> tuple[CudaDevice, ...]:
+    """Return the devices that the driver sees. Imports no CUDA package and creates no context."""
+    count = device_count()
+    if not count:
+        return ()
+    driver = ctypes.CDLL("libcuda.so.1")
+    devices = []
+    for ordinal in range(count):
+        handle, major, minor = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
+        name = ctypes.create_string_buffer(_MAX_DEVICE_NAME_BYTES)
+        results = (
+            driver.cuDeviceGet(ctypes.byref(handle), ordinal),
+            driver.cuDeviceGetName(name, len(name), handle),
+            driver.cuDeviceGetAttribute(ctypes.byref(major), _CAPABILITY_MAJOR, handle),
+            driver.cuDeviceGetAttribute(ctypes.byref(minor), _CAPABILITY_MINOR, handle),
+        )
+        if not any(results):
+            devices.append(CudaDevice(name.value.decode(errors="replace"), (major.value, minor.value)))
+    return tuple(devices)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,22 +7,24 @@ from collections.abc import Iterable
 
 from fastapi import APIRouter, Request, Response
 
-from roller_svc.client.schemas import EstimateRequest, EstimateResponse, Problem
+from roller_svc.client.schemas import EstimateRequest, EstimateResponse
 from roller_svc.compiler.estimates.batch import ItemResult
 from roller_svc.compiler.estimates.worker import ERROR_PREFIX, Deadline, compact_json
 from roller_svc.compiler.request import validate_top_k
 from roller_svc.errors import ArgumentError
+from roller_svc.farm.api_keys import Scope
+from roller_svc.service.access import requires
 from roller_svc.service.mapping import item_from_body
 from roller_svc.service.problems import problem_from_record
+from roller_svc.service.responses import CLIENT_GONE
 from roller_svc.service.state import state_of
 
 router = APIRouter(prefix="/v1", tags=["estimates"])
 
 PLANS_PER_ITEM = 10  # of the largest request, on average
-CLIENT_GONE = 499  # nginx's code for a client that disconnected
 
 
-@router.post("/estimates", response_model=EstimateResponse, responses={422: {"model": Problem}})
+@router.post("/estimates", response_model=EstimateResponse, dependencies=[requires(Scope.READ)])
 async def estimates(body: EstimateRequest, request: Request) -> Response:
     """Estimate every item on every target, in that order. A rejected one has `error` in place of `candidates`."""
     state = state_of(request)

@@ -11,19 +11,22 @@ from typing import Annotated
 from fastapi import APIRouter, Header, Request
 from fastapi.responses import JSONResponse, Response
 
-from roller_svc.client.schemas import CompileRequest, KernelResponse, OperationResponse, Problem
-from roller_svc.errors import UnknownKernelError
-from roller_svc.farm.operations import Operation
+from roller_svc.client.schemas import CompileRequest, KernelResponse, OperationResponse
+from roller_svc.errors import ArgumentError, UnknownKernelError
+from roller_svc.farm.api_keys import Scope
+from roller_svc.farm.routing import check_measurable
 from roller_svc.farm.store import Json, Store
+from roller_svc.ir.report import BuildRequest, RuntimeChoice, SelectionMode
+from roller_svc.service.access import check_scope, principal_of, requires
+from roller_svc.service.caching import NOT_MODIFIED, immutable_headers, not_modified
 from roller_svc.service.disassembly import MAKERS
-from roller_svc.service.mapping import build_request_from_body, kernel_response, operation_json
+from roller_svc.service.mapping import build_request_from_body, kernel_response
 from roller_svc.service.state import State, state_of
+from roller_svc.service.submission import IdempotencyKey, Prefer, submit_and_wait
 
 router = APIRouter(prefix="/v1", tags=["kernels"])
 
-POLL_S = 1
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
-_WAIT = re.compile(r"(?:^|[,;\s])wait\s*=\s*\"?(\d{1,6}(?:\.\d{1,3})?)\"?\s*(?:$|[,;\s])", re.IGNORECASE)
 _MEDIA_TYPES = {
     "source": "text/plain; charset=utf-8",
     "header": "text/plain; charset=utf-8",
@@ -33,27 +36,47 @@ _MEDIA_TYPES = {
     "binary": "application/octet-stream",
     "bundle": "application/zip",
 }
+_KERNEL = {"digest": "$response.body#/response/digest"}
+KERNEL_LINKS = {
+    "kernel": {"operationId": "kernel", "parameters": _KERNEL},
+    "source": {"operationId": "kernel_file", "parameters": _KERNEL | {"kind": "source"}},
+}
 _ZIP_TIME = (1980, 1, 1, 0, 0, 0)  # fixed, so that a kernel always gives the same archive
 
 
 @router.post(
     "/kernels:compile",
     response_model=OperationResponse,
-    responses={202: {"model": OperationResponse}, 422: {"model": Problem}, 503: {"model": Problem}},
+    responses={200: {"links": KERNEL_LINKS}, 202: {"model": OperationResponse}},
+    dependencies=[requires(Scope.COMPILE)],
 )
 async def compile_kernel(
-    body: CompileRequest, request: Request, prefer: Annotated[str | None, Header(max_length=200)] = None
+    body: CompileRequest, request: Request, prefer: Prefer = None, idempotency_key: IdempotencyKey = None
 ) -> Response:
     """Compile a kernel unless it is stored: 200 if done, 202 if not. `Prefer: wait=SECONDS` waits for it."""
+    if body.options.select == SelectionMode.MEASURE.value:
+        check_scope(principal_of(request), Scope.MEASURE)  # it runs the client's kernel on a worker
+    wanted = await state_of(request).run(lambda: build_request_from_body(body))
+    return await submit_and_wait(request, body, wanted, idempotency_key, prefer)
+
+
+@router.post(
+    "/kernels:measure",
+    response_model=OperationResponse,
+    responses={200: {"links": KERNEL_LINKS}, 202: {"model": OperationResponse}},
+    dependencies=[requires(Scope.MEASURE)],
+)
+async def measure_kernel(
+    body: CompileRequest, request: Request, prefer: Prefer = None, idempotency_key: IdempotencyKey = None
+) -> Response:
+    """Compile a kernel with `select: measure`, if a worker has the device. Otherwise as `kernels:compile`."""
     state = state_of(request)
-    operation = await state.submit(await state.run(lambda: build_request_from_body(body)), request.state.client)
-    seconds = preferred_wait_s(prefer, state.settings.max_wait_s)
-    operation = await state.wait(operation, request, seconds)
-    applied = {"Preference-Applied": f"wait={seconds:g}"} if seconds else {}
-    return operation_response(operation, 202, applied)
+    wanted = await state.run(lambda: _measured_request(body))
+    await state.run(lambda: check_measurable(state.farm.registry.alive(), state.farm.queue.generator, wanted))
+    return await submit_and_wait(request, body, wanted, idempotency_key, prefer)
 
 
-@router.get("/kernels/{digest}", response_model=KernelResponse, responses={404: {"model": Problem}})
+@router.get("/kernels/{digest}", response_model=KernelResponse, dependencies=[requires(Scope.READ)])
 async def kernel(digest: str, request: Request) -> Response:
     """Describe a kernel."""
     state = state_of(request)
@@ -63,7 +86,8 @@ async def kernel(digest: str, request: Request) -> Response:
 @router.get(
     "/kernels/{digest}/{kind}",
     response_class=Response,
-    responses={200: {"content": {media: {} for media in _MEDIA_TYPES.values()}}, 404: {"model": Problem}},
+    responses={200: {"content": {media: {} for media in _MEDIA_TYPES.values()}}, 304: NOT_MODIFIED},
+    dependencies=[requires(Scope.READ)],
 )
 async def kernel_file(
     digest: str, kind: str, request: Request, if_none_match: Annotated[str | None, Header()] = None
@@ -71,11 +95,9 @@ async def kernel_file(
     """Return a kernel's source, binary, ptx, sass, metadata, header or bundle (a zip that roller_svc.load reads)."""
     state = state_of(request)
     await state.run(lambda: _facts(state.store, digest))
-    # A digest's files never change. The cache scope is private if a key is needed to access them.
-    scope = "private" if state.settings.accepted_keys else "public"
-    headers = {"ETag": f'"{digest}/{kind}"', "Cache-Control": f"{scope}, max-age=31536000, immutable"}
-    if if_none_match is not None and _matches(if_none_match, headers["ETag"]):
-        return Response(status_code=304, headers=headers)
+    headers = immutable_headers(f"{digest}/{kind}", is_public=state.is_open)  # a digest's files never change
+    if current := not_modified(if_none_match, headers):
+        return current
     if kind in MAKERS:
         content = await _listing(state, digest, kind)
     else:
@@ -83,22 +105,18 @@ async def kernel_file(
     return Response(content, media_type=_MEDIA_TYPES[kind], headers=headers)
 
 
-def operation_response(operation: Operation, pending_status: int, headers: dict[str, str]) -> Response:
-    if operation.done:
-        return JSONResponse(operation_json(operation), headers=headers)
-    location = {"Location": f"/v1/operations/{operation.id}", "Retry-After": str(POLL_S)}
-    return JSONResponse(operation_json(operation), status_code=pending_status, headers=headers | location)
-
-
-def preferred_wait_s(prefer: str | None, max_s: float) -> float:
-    """Parse RFC 7240's wait preference, limited to `max_s`; ignore a malformed one."""
-    match = _WAIT.search(prefer or "")
-    return min(float(match[1]), max_s) if match else 0.0
-
-
-def _matches(if_none_match: str, etag: str) -> bool:
-    offered = {tag.strip().removeprefix("W/") for tag in if_none_match.split(",")}
-    return etag in offered or "*" in offered
+def _measured_request(body: CompileRequest) -> BuildRequest:
+    """Return the request of a body with `select: measure`. Raises ArgumentError if the body excludes that."""
+    options = body.options
+    excluding = {"select": SelectionMode.MODEL.value, "runtime": RuntimeChoice.EMULATOR.value}
+    for name, value in excluding.items():
+        if name in options.model_fields_set and getattr(options, name) == value:
+            raise ArgumentError(
+                f"options.{name} is {value!r}: kernels:measure runs kernels on a device", code="invalid-option",
+                hint="leave it out, or use kernels:compile",
+            )  # fmt: skip
+    measured = options.model_copy(update={"select": SelectionMode.MEASURE.value})
+    return build_request_from_body(body.model_copy(update={"options": measured}))
 
 
 def _facts(store: Store, digest: str) -> Json:

@@ -15,29 +15,35 @@ from roller_svc.client.schemas import (
     GraphEstimateResponse,
     GraphRequest,
     ModelOperationResponse,
-    Problem,
 )
 from roller_svc.errors import ArgumentError, UnknownKernelError
+from roller_svc.farm.api_keys import Scope
 from roller_svc.farm.models import JSON_GRAPH, ONNX, ModelRequest
 from roller_svc.farm.store import Store
+from roller_svc.ir.report import SelectionMode
 from roller_svc.service import problems
+from roller_svc.service.access import check_scope, principal_of, requires
+from roller_svc.service.caching import NOT_MODIFIED, immutable_headers, not_modified
 from roller_svc.service.middleware import too_large
 from roller_svc.service.model_builds import check_target
-from roller_svc.service.routes.estimates import CLIENT_GONE
-from roller_svc.service.routes.kernels import operation_response, preferred_wait_s
+from roller_svc.service.responses import CLIENT_GONE
 from roller_svc.service.state import state_of
+from roller_svc.service.submission import IdempotencyKey, Prefer, submit_and_wait
 
 router = APIRouter(prefix="/v1", tags=["models"])
 
 PART_BYTES = 1 << 20  # of a blob, written at once
+_BLOB_LINKS = {"blob": {"operationId": "blob", "parameters": {"digest": "$response.body#/digest"}}}
+_BINARY_BODY = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
 _DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
 
 
 @router.put(
     "/blobs/{digest}",
     response_model=BlobResponse,
-    responses={201: {"model": BlobResponse}, 413: {"model": Problem}, 422: {"model": Problem}},
-    openapi_extra={"requestBody": {"content": {"application/octet-stream": {}}, "required": True}},
+    responses={200: {"links": _BLOB_LINKS}, 201: {"model": BlobResponse, "links": _BLOB_LINKS}},
+    dependencies=[requires(Scope.COMPILE)],
+    openapi_extra={"requestBody": {"content": _BINARY_BODY, "required": True}},
 )
 async def put_blob(digest: str, request: Request) -> Response:
     """Store the body, whose hash must be the digest: 201 if it is new, 200 if it was stored."""
@@ -69,43 +75,44 @@ async def _put_blob(digest: str, request: Request) -> Response:
 @router.get(
     "/blobs/{digest}",
     response_class=Response,
-    responses={200: {"content": {"application/octet-stream": {}}}, 404: {"model": Problem}},
+    responses={200: {"content": {"application/octet-stream": {}}}, 304: NOT_MODIFIED},
+    dependencies=[requires(Scope.READ)],
 )
-async def blob(digest: str, request: Request) -> Response:
+async def blob(digest: str, request: Request, if_none_match: Annotated[str | None, Header()] = None) -> Response:
     """Return a blob."""
     state, bare = state_of(request), _bare_digest(digest)
+    headers = immutable_headers(digest, is_public=state.is_open)
+    current = not_modified(if_none_match, headers)
+    if current is not None and await state.run(lambda: state.store.has(bare)):
+        return current
     content = await state.run(lambda: state.store.get(bare))
     if content is None:
         raise _unknown_blob(digest)
-    headers = {"ETag": f'"{digest}"', "Content-Disposition": "attachment"}
+    headers["Content-Disposition"] = "attachment"
     return Response(content, media_type="application/octet-stream", headers=headers)
 
 
 @router.post(
     "/graphs:compile",
     response_model=ModelOperationResponse,
-    responses={
-        202: {"model": ModelOperationResponse}, 404: {"model": Problem}, 422: {"model": Problem},
-        503: {"model": Problem},
-    },
-)  # fmt: skip
+    responses={202: {"model": ModelOperationResponse}},
+    dependencies=[requires(Scope.COMPILE)],
+)
 async def compile_graph(
-    body: GraphRequest, request: Request, prefer: Annotated[str | None, Header(max_length=200)] = None
+    body: GraphRequest, request: Request, prefer: Prefer = None, idempotency_key: IdempotencyKey = None
 ) -> Response:
     """Compile a model unless it is stored: 200 if done, 202 if not. `Prefer: wait=SECONDS` waits for it."""
+    if body.options.select == SelectionMode.MEASURE.value:
+        check_scope(principal_of(request), Scope.MEASURE)
     state = state_of(request)
     wanted = await state.run(lambda: _request(state.store, body))
-    operation = await state.run(lambda: state.queue.submit(wanted, request.state.client))
-    seconds = preferred_wait_s(prefer, state.settings.max_wait_s)
-    operation = await state.wait(operation, request, seconds)
-    applied = {"Preference-Applied": f"wait={seconds:g}"} if seconds else {}
-    return operation_response(operation, 202, applied)
+    return await submit_and_wait(request, body, wanted, idempotency_key, prefer)
 
 
 @router.post(
     "/graphs:estimate",
     response_model=GraphEstimateResponse,
-    responses={404: {"model": Problem}, 422: {"model": Problem}, 503: {"model": Problem}},
+    dependencies=[requires(Scope.READ)],
 )
 async def estimate_graph(body: GraphRequest, request: Request) -> Response:
     """Estimate a model without a build."""

@@ -44,7 +44,6 @@ def test_names_that_are_no_digest_find_nothing(store: Store) -> None:
     for name in ("", "../../etc/passwd", "A" * 64, "a" * 63):
         assert store.get(name) is None
         assert store.kernel(name) is None
-        assert store.record(name) is None
 
 
 def test_an_artifact_is_found_by_action_and_by_digest(store: Store) -> None:
@@ -108,43 +107,11 @@ def test_a_store_that_cannot_be_written_says_so(store: Store, tmp_path: Path) ->
         store.put(b"lost")
 
 
-def test_records_come_back_and_torn_ones_do_not(store: Store) -> None:
-    store.write_record("2-b", {"id": "2-b"})
-    store.write_record("1-a", {"id": "1-a"})
-    (store.root / "operations" / "3-c.json").write_text('{"id": "3')
-    (store.root / "operations" / "4-d.json").write_text("[" * 100_000)
-    assert list(store.records()) == [("1-a", {"id": "1-a"}), ("2-b", {"id": "2-b"}), ("3-c", None), ("4-d", None)]
-    assert store.record("1-a") == {"id": "1-a"}
-    assert store.record("3-c") is None
-    store.set_record_aside("3-c")
-    assert store.is_set_aside("3-c")
-    assert [name for name, _ in store.records()] == ["1-a", "2-b", "4-d"]
-
-
-@pytest.mark.parametrize("name", ["", "hit-\0", "../../outside", "A", "a" * 81])
-def test_a_record_is_never_named_by_a_path(store: Store, name: str) -> None:
-    assert store.record(name) is None
-    assert not store.is_set_aside(name)
-
-
-def test_a_second_service_on_one_store_is_refused_with_a_hint(store: Store) -> None:
-    store.lock()
-    second = Store(store.root)
-    with pytest.raises(StoreError, match="another service") as refused:
-        second.lock()
-    assert refused.value.code == "store-locked"
-    assert "--store" in refused.value.message
-    store.unlock()
-    second.lock()
-    second.unlock()
-
-
 @pytest.mark.parametrize("fault", [errno.EMFILE, errno.ENFILE, errno.EIO, errno.EACCES])
 def test_what_cannot_be_read_is_not_taken_for_missing(
     store: Store, fault: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store.publish(ACTION, artifact())
-    store.write_record("1-a", {"id": "1-a"})
 
     def failing(path: Path) -> bytes:
         raise OSError(fault, os.strerror(fault))
@@ -153,7 +120,6 @@ def test_what_cannot_be_read_is_not_taken_for_missing(
     for read in (
         lambda: store.action_result(ACTION),
         lambda: store.kernel(artifact().digest),
-        lambda: store.record("1-a"),
     ):
         with pytest.raises(StoreError, match="cannot read"):
             read()
@@ -207,25 +173,22 @@ def test_writers_in_several_processes_do_not_disturb_each_other(tmp_path: Path) 
     assert Store(tmp_path / "store").action_result(ACTION) == {"note": "first"}
 
 
-def test_leftovers_of_killed_writers_go_when_the_store_is_locked(store: Store) -> None:
+def test_old_leftovers_of_killed_writers_are_removed(store: Store) -> None:
     store.publish(ACTION, artifact())
-    (store.root / "tmp" / "tmpabc").write_bytes(b"half a blo")
+    for name in ("old", "being-written"):
+        (store.root / "tmp" / name).write_bytes(b"half a blo")
     (store.root / "tmp" / "folder").mkdir()
-    Store(store.root)  # opening it alone removes nothing: somebody may be writing
-    assert (store.root / "tmp" / "tmpabc").exists()
-    store.lock()
-    assert [path.name for path in (store.root / "tmp").iterdir()] == ["folder"]
+    os.utime(store.root / "tmp" / "old", (0, 0))
+    store.remove_leftovers()
+    assert sorted(path.name for path in (store.root / "tmp").iterdir()) == ["being-written", "folder"]
     assert store.action_result(ACTION) == {"note": "first"}
-    store.unlock()
 
 
-def test_the_lock_of_another_keeps_its_files(store: Store) -> None:
-    store.lock()
-    (store.root / "tmp" / "being-written").write_bytes(b"")
-    with pytest.raises(StoreError):
-        Store(store.root).lock()
-    assert (store.root / "tmp" / "being-written").exists()
-    store.unlock()
+def test_the_first_complete_publication_stays(store: Store) -> None:
+    assert store.publish(ACTION, artifact()) == {"note": "first"}
+    other = Artifact("sha256:" + "d" * 64, {"note": "second"}, {"source": b"other"})
+    assert store.publish(ACTION, other) == {"note": "first"}
+    assert store.action_result(ACTION) == {"note": "first"}
 
 
 def test_a_derived_text_is_of_its_kernel_kind_and_tool(store: Store) -> None:
@@ -246,7 +209,6 @@ def fill(store: Store) -> None:
     """Have one of everything in the store."""
     store.publish(ACTION, artifact())
     store.put_derived(artifact().digest, "ptx", "nvrtc 13", b".target sm_80")
-    store.write_record("1-a", {"id": "1-a"})
 
 
 READS: dict[str, Callable[[Store], object]] = {
@@ -256,9 +218,6 @@ READS: dict[str, Callable[[Store], object]] = {
     "file": lambda store: store.file(artifact().digest, "source"),
     "files": lambda store: store.files(artifact().digest),
     "derived": lambda store: store.derived(artifact().digest, "ptx", "nvrtc 13"),
-    "record": lambda store: store.record("1-a"),
-    "records": lambda store: list(store.records()),
-    "is_set_aside": lambda store: store.is_set_aside("1-a"),
     "get": lambda store: [store.get(path.name) for path in sorted((store.root / "cas").glob("*/*/*"))],
 }
 
@@ -295,7 +254,7 @@ def test_damage_to_any_one_file_is_a_miss_or_a_store_error_and_is_mended(tmp_pat
     whole = Store(tmp_path / "whole")
     fill(whole)
     names = [path.relative_to(whole.root) for path in sorted(whole.root.rglob("*")) if path.is_file()]
-    assert len(names) == 8  # source, binary, manifest and text as blobs; action, kernel, derived text, record
+    assert len(names) == 7  # source, binary, manifest and text as blobs; action, kernel, derived text
     expected = {read: READS[read](whole) for read in READS}
     for number, name in enumerate(names):
         store = Store(tmp_path / str(number))
@@ -306,9 +265,7 @@ def test_damage_to_any_one_file_is_a_miss_or_a_store_error_and_is_mended(tmp_pat
                 found = call(store)
             except StoreError:
                 continue
-            if read == "record":  # what a record holds, the queue judges
-                assert found is None or isinstance(found, dict)
-            elif read not in ("get", "records"):
+            if read != "get":
                 assert found in (None, (), {}, expected[read]), (name, read)
         if damage != "a link to itself":  # who made one of those has to remove it
             fill(store)
@@ -325,13 +282,3 @@ def test_a_file_that_may_not_be_read_is_a_store_error(store: Store) -> None:
                 call(store)
         path.chmod(0o600)
     assert store.action_result(ACTION) == {"note": "first"}
-
-
-@pytest.mark.parametrize("damage", ["a folder", "emptied", "bytes of no text"])
-def test_a_damaged_lock_locks_or_is_a_store_error(store: Store, damage: str) -> None:
-    store.lock()
-    store.unlock()
-    DAMAGES[damage](store.root / "lock")
-    with contextlib.suppress(StoreError):
-        store.lock()
-    store.unlock()

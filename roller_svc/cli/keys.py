@@ -1,0 +1,99 @@
+"""roller keys: add, list and revoke the API keys of a service, in its database."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from roller_svc import settings
+from roller_svc.cli import format as show
+from roller_svc.cli import options as common
+from roller_svc.farm.api_keys import ApiKey, ApiKeys, Scope
+from roller_svc.farm.database.connect import Database
+from roller_svc.farm.database.migrate import upgrade
+
+DAY_S = 86_400.0
+COLUMNS = ("id", "name", "scopes", "quota", "created", "expires", "state")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    added = actions.add_parser("add", help="make a key and print it, once", allow_abbrev=False)
+    added.add_argument("name", help="whose key it is")
+    added.add_argument(
+        "--scope", action="append", default=[], choices=[scope.value for scope in Scope],
+        help="read, compile, measure or admin; each includes the ones before it (default: compile)",
+    )  # fmt: skip
+    added.add_argument("--quota", type=int, metavar="N", help="queued and running builds (default: the service's)")
+    added.add_argument("--days", type=float, metavar="N", help="time until it expires (default: never)")
+    listed = actions.add_parser("list", help="list all keys, without their secrets", allow_abbrev=False)
+    revoked = actions.add_parser("revoke", help="revoke a key, within seconds", allow_abbrev=False)
+    revoked.add_argument("id", help="id of the key; `roller keys list` has it")
+    for action in (added, listed, revoked):
+        action.add_argument("--store", metavar="DIR", help="directory of the service's store, which has the database")
+        action.add_argument("--json", action="store_true", help="write JSON to stdout")
+
+
+def execute(options: argparse.Namespace) -> int:
+    with _open_keys(options) as keys:
+        match options.action:
+            case "add":
+                return _add(keys, options)
+            case "list":
+                return _list(keys, options)
+            case _:
+                keys.revoke(options.id)
+                return 0
+
+
+@contextmanager
+def _open_keys(options: argparse.Namespace) -> Iterator[ApiKeys]:
+    """Open the database of the settings, with the tables of this version."""
+    database = Database(settings.read_settings(store=options.store).database_url)
+    try:
+        upgrade(database)
+        yield ApiKeys(database)
+    finally:
+        database.close()
+
+
+def _add(keys: ApiKeys, options: argparse.Namespace) -> int:
+    common.check_positive(options, *(name for name in ("quota", "days") if getattr(options, name) is not None))
+    scopes = {Scope(name) for name in options.scope or [Scope.COMPILE.value]}
+    lifetime_s = None if options.days is None else options.days * DAY_S
+    text, key = keys.add(options.name, scopes, quota=options.quota, lifetime_s=lifetime_s)
+    if options.json:
+        show.print_json({"key": text, **_facts(key)})
+        return 0
+    print(text)
+    print(f"key {key.id} of {key.name}: keep it, as it is not shown again", file=sys.stderr)
+    return 0
+
+
+def _list(keys: ApiKeys, options: argparse.Namespace) -> int:
+    found = keys.all()
+    if options.json:
+        show.print_json({"keys": [_facts(key) for key in found]})
+    else:
+        print(show.format_table(COLUMNS, map(_row, found)))
+    return 0
+
+
+def _facts(key: ApiKey) -> dict[str, Any]:
+    return {
+        "id": key.id, "name": key.name, "scopes": [scope.value for scope in Scope if scope in key.scopes],
+        "quota": key.quota, "create_time": key.create_time, "expire_time": key.expire_time,
+        "revoke_time": key.revoke_time, "state": _state(key),
+    }  # fmt: skip
+
+
+def _row(key: ApiKey) -> tuple[object, ...]:
+    scopes = " ".join(scope.value for scope in Scope if scope in key.scopes)
+    return (key.id, key.name, scopes, key.quota or "-", key.create_time, key.expire_time or "never", _state(key))
+
+
+def _state(key: ApiKey) -> str:
+    return "revoked" if key.revoke_time else "valid" if key.is_valid else "expired"

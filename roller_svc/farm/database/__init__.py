@@ -1,0 +1,1 @@
+"""The farm's SQL database: tables, connections, migrations."""

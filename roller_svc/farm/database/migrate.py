@@ -1,0 +1,51 @@
+"""Bring a database to this version's tables. Safe to call from several processes at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from alembic import command
+from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import Connection, text
+
+from roller_svc.errors import StoreError
+from roller_svc.farm.database.connect import Database
+
+SCRIPTS = Path(__file__).with_name("migrations")
+_LOCK = 0x726F6C6C  # of PostgreSQL's advisory locks
+
+
+def upgrade(database: Database) -> None:
+    """Apply the missing migrations. Raises StoreError for a database of a newer version."""
+    with database.read() as connection:
+        if _revision(connection) == _script().get_current_head():
+            return
+    with database.write() as connection:
+        if not database.is_sqlite:  # SQLite's writers exclude each other
+            connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _LOCK})
+        revision = _revision(connection)
+        known = {script.revision for script in _script().walk_revisions()}
+        if revision is not None and revision not in known:
+            raise StoreError(
+                f"the database has the tables of a newer version ({revision}): run that version, or restore a backup",
+                code="database-newer",
+            )
+        config = _config()
+        config.attributes["connection"] = connection
+        command.upgrade(config, "head")
+
+
+def _revision(connection: Connection) -> str | None:
+    return MigrationContext.configure(connection).get_current_revision()
+
+
+def _config() -> Config:
+    config = Config()
+    config.set_main_option("script_location", str(SCRIPTS).replace("%", "%%"))
+    return config
+
+
+def _script() -> ScriptDirectory:
+    return ScriptDirectory.from_config(_config())

@@ -1,0 +1,118 @@
+"""Find the principal of a request: by a key of the environment, a key of the database, or an OIDC token."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Protocol
+
+from roller_svc.errors import ArgumentError
+from roller_svc.farm.api_keys import ApiKeys, Scope, has_key, id_of_key
+from roller_svc.service.access import EVERY_SCOPE, Principal
+from roller_svc.service.key_cache import KeyCache
+from roller_svc.settings import Settings, is_loopback
+
+ANONYMOUS = ""
+
+
+class TokenVerifier(Protocol):
+    """Verifies bearer tokens of an identity provider."""
+
+    async def verify(self, token: str) -> tuple[str, frozenset[Scope]] | None:
+        """Return the client and the scopes of a valid token, or None."""
+
+
+class Authenticator:
+    """Finds principals. Keys of the environment have every scope."""
+
+    def __init__(self, settings: Settings, keys: ApiKeys) -> None:
+        self._settings = settings
+        self._environment = {
+            form: client_id_of(key) for key in settings.accepted_keys for form in _key_encodings(key)
+        }
+        self._cache = KeyCache(keys.all)
+        self._cache.load()
+        self._tokens = _token_verifier(settings)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether clients need no key: nobody ever made one, and only this machine can connect."""
+        return not self._environment and self._tokens is None and self._cache.is_empty
+
+    def check_address(self) -> None:
+        """Raise ArgumentError if the service would listen beyond loopback without a key."""
+        if self.is_open and not is_loopback(self._settings.host):
+            raise ArgumentError(
+                f"refusing to listen on {self._settings.host} without an API key", code="no-api-key",
+                hint="roller keys add NAME, or set ROLLER_API_KEYS, or listen on 127.0.0.1",
+            )  # fmt: skip
+
+    async def authenticate(self, headers: Mapping[str, str]) -> Principal | None:
+        """Return the principal of a request, or None if its credentials are missing or wrong. Raises StoreError."""
+        await self._cache.refresh()
+        if self.is_open:
+            return self._principal(ANONYMOUS, EVERY_SCOPE)
+        offered = _credentials(headers)
+        client = self._environment_client(offered)
+        if client is not None:
+            return self._principal(client, EVERY_SCOPE)
+        key_id = id_of_key(offered)
+        if key_id is not None:
+            key = await self._cache.find(key_id)
+            if not has_key(key, offered) or key is None:
+                return None
+            return self._principal(key.id, key.scopes, key.quota)
+        verified = None if self._tokens is None else await self._tokens.verify(offered)
+        return None if verified is None else self._principal(*verified)
+
+    def _principal(self, client: str, scopes: frozenset[Scope], quota: int | None = None) -> Principal:
+        is_shared = len(self._settings.accepted_keys) > 1 or self._tokens is not None or not self._cache.is_empty
+        return Principal(client, scopes, quota or self._settings.max_alive_of_client(is_shared=is_shared))
+
+    def _environment_client(self, offered: str) -> str | None:
+        text = offered.encode("latin-1")  # as the header was decoded
+        # compare with every key, so that the time reveals nothing
+        clients = [client for key, client in self._environment.items() if hmac.compare_digest(text, key)]
+        return clients[0] if clients else None
+
+
+def client_id_of(key: str) -> str:
+    """Return an identifier of the client of an environment's key that does not reveal the key."""
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()[:16]
+
+
+def _credentials(headers: Mapping[str, str]) -> str:
+    scheme, _, credentials = headers.get("authorization", "").partition(" ")
+    return credentials.strip(" ") if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+
+
+def _key_encodings(key: str) -> tuple[bytes, ...]:
+    """Return a key's bytes as clients may send them: in UTF-8 and, if possible, in Latin-1."""
+    forms = [key.encode("utf-8", "surrogateescape")]
+    if all(ord(letter) < 256 for letter in key):
+        forms.append(key.encode("latin-1"))
+    return tuple(forms)
+
+
+def _token_verifier(settings: Settings) -> TokenVerifier | None:
+    """Return the verifier of the settings' identity provider. Raises ArgumentError."""
+    given = [bool(value) for value in (settings.oidc_issuer, settings.oidc_audience, settings.oidc_jwks)]
+    if not any(given):
+        return None
+    if not all(given):
+        raise ArgumentError(
+            "OIDC needs ROLLER_OIDC_ISSUER, ROLLER_OIDC_AUDIENCE and ROLLER_OIDC_JWKS", code="invalid-setting"
+        )
+    try:
+        oidc = import_module("roller_svc.service.oidc")
+    except ModuleNotFoundError as failure:
+        raise ArgumentError(
+            f"OIDC needs a package that is not installed: {failure.name}", code="invalid-setting",
+            hint="pip install 'roller-svc[oidc]'",
+        ) from failure  # fmt: skip
+    verifier: TokenVerifier = oidc.OidcVerifier(
+        settings.oidc_issuer, settings.oidc_audience, settings.oidc_jwks, settings.oidc_scopes_claim
+    )
+    return verifier

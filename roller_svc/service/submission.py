@@ -1,0 +1,75 @@
+"""Submit builds as clients ask for them: their terms, and repetitions of a request."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Annotated
+
+from fastapi import Header, Request
+from fastapi.responses import Response
+from pydantic import BaseModel
+
+from roller_svc.client.schemas import BuildTerms
+from roller_svc.farm.farm import Terms
+from roller_svc.farm.idempotency import KeyedRequest
+from roller_svc.farm.models import Request as FarmRequest
+from roller_svc.farm.operations import CacheStatus, Operation
+from roller_svc.service.access import Principal, principal_of
+from roller_svc.service.responses import operation_response
+from roller_svc.service.state import state_of
+
+_WAIT = re.compile(r"(?:^|[,;\s])wait\s*=\s*\"?(\d{1,6}(?:\.\d{1,3})?)\"?\s*(?:$|[,;\s])", re.IGNORECASE)
+
+IdempotencyKey = Annotated[
+    str | None,
+    Header(
+        max_length=200, pattern=r"^[\x21-\x7e]+$",
+        description="marks repetitions of a request for a day: they get the operation of the first one",
+    ),
+]  # fmt: skip
+Prefer = Annotated[str | None, Header(max_length=200, description="wait=SECONDS: respond when it is done")]
+
+
+def terms_of(body: BuildTerms, principal: Principal) -> Terms:
+    return Terms(principal.client, principal.max_alive, body.priority, body.timeout_s)
+
+
+async def submit_and_wait(
+    request: Request, body: BuildTerms, wanted: FarmRequest, idempotency_key: str | None, prefer: str | None
+) -> Response:
+    """Submit a build and respond with its operation: 200 if it is done, 202 if not."""
+    state = state_of(request)
+    operation = await _submit(request, body, wanted, idempotency_key)
+    seconds = preferred_wait_s(prefer, state.settings.max_wait_s)
+    operation = await state.wait(operation, request, seconds)
+    applied = {"Preference-Applied": f"wait={seconds:g}"} if seconds else {}
+    return operation_response(operation, 202, applied)
+
+
+def preferred_wait_s(prefer: str | None, max_s: float) -> float:
+    """Parse RFC 7240's wait preference, limited to `max_s`; ignore a malformed one."""
+    match = _WAIT.search(prefer or "")
+    return min(float(match[1]), max_s) if match else 0.0
+
+
+async def _submit(request: Request, body: BuildTerms, wanted: FarmRequest, key: str | None) -> Operation:
+    """Return the operation of an earlier request with this key, or of a new one. Raises ConflictError."""
+    state, principal = state_of(request), principal_of(request)
+    if key is None:
+        return await state.submit(wanted, terms_of(body, principal))
+    keyed = KeyedRequest(principal.client, key, _content(request.url.path, body))
+    known_id = await state.run(lambda: state.idempotency.find(keyed))
+    known = None if known_id is None else await state.run(lambda: state.farm.get(known_id))
+    if known is not None:
+        return known
+    operation = await state.submit(wanted, terms_of(body, principal))
+    # A hit made nothing, so repeating it makes nothing either: it needs no record.
+    if operation.cache is not CacheStatus.HIT:
+        await state.run(lambda: state.idempotency.record(keyed, operation.id))
+    return operation
+
+
+def _content(path: str, body: BaseModel) -> bytes:
+    """Return what decides the result of a request, in one form."""
+    return json.dumps([path, body.model_dump(mode="json")], sort_keys=True, separators=(",", ":")).encode()

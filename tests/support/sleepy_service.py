@@ -1,0 +1,81 @@
+"""Services and workers whose builds sleep in real worker processes.
+
+`python -c 'import sleepy_service as s; s.main()'` serves, and `s.work()` is `roller worker` with its options.
+
+SLEEPY_BUILD_S and SLEEPY_PUBLISH_S are how long a build and the writing of a result's name take. Every build and
+every name is a line in the file SLEEPY_LOG: `build EXPRESSION`, `by FORK_SERVER`, `publishing ACTION`,
+`published ACTION DIGEST`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+import time
+from pathlib import Path
+
+import roller_svc.service.app
+import roller_svc.service.worker
+from roller_svc.cli import main as main_of_roller
+from roller_svc.farm.build import BuildTask
+from roller_svc.farm.store import Artifact, Store
+from roller_svc.service import server
+from roller_svc.settings import read_settings
+
+BUILD_S, PUBLISH_S = (float(os.environ.get(f"SLEEPY_{name}_S", "0")) for name in ("BUILD", "PUBLISH"))
+LOG = Path(os.environ["SLEEPY_LOG"])
+
+
+def note(line: str) -> None:
+    with LOG.open("a", encoding="utf-8") as log:
+        log.write(f"{line}\n")
+
+
+def sleepy_build(task: BuildTask) -> Artifact:
+    """A kernel whose digest differs at every build, as a measured one's may."""
+    expression = task.request.expression
+    note(f"build {expression}")
+    note(f"by {os.getppid()}")
+    time.sleep(BUILD_S)
+    text = f"{expression} {time.time_ns()} {os.getpid()}".encode()
+    facts: dict[str, object] = {
+        "digest": f"sha256:{hashlib.sha256(text).hexdigest()}",
+        "target": task.request.target,
+        "expression": expression,
+        "language": "c",
+        "launches": [{"name": "f", "grid": [1, 1, 1], "block": [1, 1, 1], "shared_bytes": 0}],
+        "resources": [{"registers_per_thread": 0, "shared_bytes": 0, "spill_bytes": 0}],
+        "estimate": {"seconds": 1e-5, "bound": "dram", "stages": [], "occupancy": 0.5, "waves": 1},
+        "measurement": None,
+        "files": {"source": "kernel.c", "binary": "kernel.so", "metadata": "metadata.json"},
+    }
+    return Artifact(str(facts["digest"]), facts, {"source": text, "binary": b"\x7fELF", "metadata": b"{}"})
+
+
+class SleepyStore(Store):
+    """Takes its time between the blobs of an artifact and the end of its publication."""
+
+    def publish(self, action: str, artifact: Artifact) -> dict[str, object]:
+        note(f"publishing {action}")
+        time.sleep(PUBLISH_S)
+        facts = super().publish(action, artifact)
+        note(f"published {action} {facts['digest']}")
+        return facts
+
+
+def main() -> None:
+    """Serve with the ROLLER_* settings."""
+    settings = read_settings()
+    server.raise_descriptor_limit()
+    roller_svc.service.app.Store = SleepyStore  # type: ignore[misc]  # where create_app finds it
+    app = roller_svc.service.app.create_app(settings, work=sleepy_build)
+    server.ServiceServer(server.server_config(app, settings)).run()
+
+
+def work() -> None:
+    """Work with the ROLLER_* settings and the options of `roller worker`."""
+    roller_svc.service.worker.Store = SleepyStore  # type: ignore[misc]  # where FarmWorker finds it
+    run_worker = roller_svc.service.worker.run_worker
+    roller_svc.service.worker.run_worker = lambda *given: run_worker(*given, work=sleepy_build)
+    sys.exit(main_of_roller(["worker", *sys.argv[1:]]))

@@ -1,0 +1,140 @@
+"""Couriers: announcements reach idle builders, and a broker that is away holds up nobody."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from roller_svc.errors import ArgumentError, BuildServiceError
+from roller_svc.farm import celery_courier
+from roller_svc.farm.celery_courier import CeleryCourier, check_broker_url
+from roller_svc.farm.courier import Handover
+from roller_svc.farm.queue import QueuedId
+
+SECRET = "hunter2"
+
+
+def wait_until(condition: Callable[[], object]) -> None:
+    until = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.005)
+
+
+def in_threads(count: int, work: Callable[[], object]) -> list[threading.Thread]:
+    threads = [threading.Thread(target=work, daemon=True) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    return threads
+
+
+def test_an_announcement_waits_for_an_idle_builder() -> None:
+    handover, offers, woken = Handover(), list[bool](), list[int]()
+    offering = in_threads(3, lambda: offers.append(handover.offer()))
+    time.sleep(0.05)
+    assert offers == []
+    for count in (1, 2, 3):
+        handover.wait(30.0)
+        woken.append(count)
+        wait_until(lambda count=count: len(offers) == count)  # type: ignore[misc]
+    for thread in offering:
+        thread.join()
+    assert offers == [True] * 3
+    handover.wait(0.01)  # nothing is offered any more
+
+
+def test_a_closed_handover_gives_announcements_back_and_wakes_builders() -> None:
+    handover, offers = Handover(), list[bool]()
+    threads = in_threads(2, lambda: offers.append(handover.offer()))
+    handover.close()
+    for thread in threads:
+        thread.join()
+    began = time.monotonic()
+    handover.wait(30.0)
+    assert time.monotonic() - began < 5
+    assert offers == [False, False]
+
+
+def test_every_announcement_wakes_one_builder() -> None:
+    handover, woken, lock = Handover(), list[int](), threading.Lock()
+
+    def build() -> None:
+        while not handover._is_closed:
+            handover.wait(30.0)
+            with lock:
+                woken.append(1)
+
+    builders = in_threads(4, build)
+    for _ in range(200):
+        assert handover.offer()
+    wait_until(lambda: len(woken) == 200)
+    handover.close()
+    for thread in builders:
+        thread.join()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def test_a_broker_that_is_away_delays_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    courier = CeleryCourier(f"amqp://farm:{SECRET}@127.0.0.1:{free_port()}//", "e" * 64)
+    began = time.monotonic()
+    for number in range(1000):
+        courier.send(QueuedId(f"operation-{number}", "build.cuda"))
+    assert time.monotonic() - began < 0.5
+    wait_until(lambda: "operations are announced later" in caplog.text)
+    with pytest.raises(BuildServiceError) as away:
+        courier.check()
+    assert away.value.code == "broker-error"
+    courier.close()
+    assert SECRET not in caplog.text + away.value.message
+    assert caplog.text.count("announced later") == 1
+
+
+def test_a_broker_that_never_answers_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(celery_courier, "MAX_OUTBOX_LENGTH", 10)
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        courier = CeleryCourier(f"amqp://127.0.0.1:{silent.getsockname()[1]}//", "e" * 64)
+        began = time.monotonic()
+        for number in range(10):
+            courier.send(QueuedId(f"operation-{number}", "build.cuda"))
+        with pytest.raises(BuildServiceError, match="too many announcements"):
+            courier.send(QueuedId("operation-10", "build.cuda"))
+        assert time.monotonic() - began < 0.5
+        with pytest.raises(BuildServiceError, match="not connected yet"):
+            courier.check()
+        courier.close()
+
+
+@pytest.mark.parametrize(
+    "url", ["redis://localhost", "amqp://", "localhost:5672", f"http://x:{SECRET}@h/", "memory://"]
+)
+def test_a_url_of_another_broker_is_refused(url: str) -> None:
+    with pytest.raises(ArgumentError, match="ROLLER_BROKER") as refused:
+        check_broker_url(url)
+    assert SECRET not in refused.value.message
+
+
+def test_tls_checks_the_certificate() -> None:
+    options = celery_courier._tls_options("amqps://farm:x@mq.example/vhost")
+    assert options == {"cert_reqs": celery_courier.ssl.CERT_REQUIRED, "server_hostname": "mq.example"}
+    assert celery_courier._tls_options("amqp://farm:x@mq.example/vhost") is False
+
+
+def test_celery_is_loaded_only_where_there_is_a_broker() -> None:
+    script = (
+        "import sys; import roller_svc.service.app, roller_svc.service.worker, roller_svc.cli.worker; "
+        "sys.exit(any(name in sys.modules for name in ('celery', 'kombu', 'amqp')))"
+    )
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0

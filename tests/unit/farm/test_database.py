@@ -1,0 +1,137 @@
+"""Connections and migrations, on both databases."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.runtime.migration import MigrationContext
+from sqlalchemy import Inspector, insert, inspect, select, text
+
+from roller_svc.errors import ArgumentError, StoreError
+from roller_svc.farm.database.connect import Database, now_s, parse_url
+from roller_svc.farm.database.migrate import upgrade
+from roller_svc.farm.database.tables import clients, metadata
+
+
+@pytest.fixture
+def empty(database_url: str) -> Database:
+    return Database(database_url)
+
+
+def test_migrations_make_the_tables_of_this_version(empty: Database) -> None:
+    upgrade(empty)
+    with empty.read() as connection:
+        assert compare_metadata(MigrationContext.configure(connection), metadata) == []
+        assert indexes(inspect(connection)) == indexes_of_metadata()
+    empty.close()
+
+
+def indexes(inspector: Inspector) -> set[tuple[str, object]]:
+    return {
+        (str(index["name"]), bool(index["unique"]))
+        for table in metadata.tables
+        for index in inspector.get_indexes(table)
+        if not index.get("duplicates_constraint")
+    }
+
+
+def indexes_of_metadata() -> set[tuple[str, object]]:
+    return {(str(index.name), bool(index.unique)) for table in metadata.tables.values() for index in table.indexes}
+
+
+def test_several_processes_may_upgrade_at_once(database_url: str) -> None:
+    databases = [Database(database_url) for _ in range(4)]
+    failures: list[Exception] = []
+
+    def run(database: Database) -> None:
+        try:
+            upgrade(database)
+        except StoreError as failure:
+            failures.append(failure)
+
+    threads = [threading.Thread(target=run, args=(database,)) for database in databases]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    upgrade(databases[0])  # does nothing
+    for database in databases:
+        database.close()
+
+
+def test_a_database_of_a_newer_version_is_refused(empty: Database) -> None:
+    upgrade(empty)
+    with empty.write() as connection:
+        connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+    with pytest.raises(StoreError, match="9999") as caught:
+        upgrade(empty)
+    assert caught.value.code == "database-newer"
+    empty.close()
+
+
+def test_the_clock_goes_on_within_a_transaction(database: Database) -> None:
+    with database.write() as connection:
+        first = connection.scalar(select(now_s()))
+        connection.execute(text("SELECT pg_sleep(0.05)")) if not database.is_sqlite else threading.Event().wait(0.05)
+        second = connection.scalar(select(now_s()))
+    assert first is not None
+    assert second is not None
+    assert 0.04 < second - first < 30
+
+
+def test_a_block_that_raises_changes_nothing(database: Database) -> None:
+    def fail() -> None:
+        with database.write() as connection:
+            connection.execute(insert(clients).values(client="a", last_claim=1))
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    with database.read() as connection:
+        assert connection.execute(select(clients)).all() == []
+
+
+def test_failures_are_store_errors(database: Database) -> None:
+    with pytest.raises(StoreError, match="the database failed") as caught, database.write() as connection:
+        connection.execute(text("SELECT nothing FROM nowhere"))
+    assert caught.value.code == "database-error"
+
+
+def test_a_commit_survives_a_power_cut(tmp_path: Path) -> None:
+    database = Database(f"sqlite:///{tmp_path}/a.db")
+    with database.read() as connection:
+        assert connection.scalar(text("PRAGMA synchronous")) == 2  # FULL
+        assert connection.scalar(text("PRAGMA journal_mode")) == "wal"
+    database.close()
+
+
+@pytest.mark.parametrize(
+    "url", ["", "nonsense", "mysql://a:secret@b/c", "sqlite://", "oracle+x://secret", "postgresql+nope://secret@h/d"]
+)
+def test_a_url_that_is_none_is_refused_without_its_password(url: str) -> None:
+    with pytest.raises(ArgumentError, match="ROLLER_DATABASE") as caught:
+        Database(url)
+    assert "secret" not in caught.value.message
+    assert caught.value.hint is not None
+
+
+def test_a_database_that_cannot_be_opened_is_a_store_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("text")
+    for url in (f"sqlite:///{tmp_path}/file", f"sqlite:///{tmp_path}/file/x.db"):
+        database = Database(url)
+        with pytest.raises(StoreError), database.read() as connection:
+            connection.scalar(text("SELECT count(*) FROM sqlite_master"))
+        database.close()
+
+
+def test_a_server_that_is_away_is_a_store_error_without_the_password() -> None:
+    database = Database("postgresql://user:secret@127.0.0.1:1/none")
+    with pytest.raises(StoreError) as caught, database.read():
+        pass
+    assert "secret" not in caught.value.message
+    assert parse_url("postgres" + "ql://a@b/c").drivername == "postgresql+psycopg"
+    database.close()
