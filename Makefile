@@ -29,9 +29,11 @@ test test-all fuzz: export PYTHONDONTWRITEBYTECODE =
 test: $(READY)
 	$(PYTEST)
 
-# lint, quick and slow tests; those of a GPU in one process, and skipped without one
+# lint, quick and slow tests; those of a GPU in one process, and skipped without one; those of the farm one at a time,
+# since each starts a broker, a database and several services
 test-all: $(READY) lint
-	$(PYTEST) -m 'not gpu'
+	$(PYTEST) -m 'not gpu and not farm'
+	$(BIN)/python -m pytest -m farm tests/farm
 	$(BIN)/python -m pytest -m gpu tests/gpu
 
 # a minute of a hostile client; tests/fuzz/load.py fuzz runs longer, and with other seeds

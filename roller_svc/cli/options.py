@@ -140,21 +140,21 @@ def calibrate_local(options: argparse.Namespace, *targets: object) -> None:
     """Measure the host CPU if it is among the targets and this is its first use, unless --no-calibrate is given."""
     if options.no_calibrate:
         _disable_calibration()
-    calibrate_at_first_use(targets, _print_line)
+    calibrate_at_first_use(targets, print_line)
 
 
 def pin_local(options: argparse.Namespace) -> None:
     """Do the same for the target `local` of this process and its children, which use one spec of it."""
     if options.no_calibrate:
         _disable_calibration()
-    pin_calibration(_print_line)
+    pin_calibration(print_line)
 
 
 def _disable_calibration() -> None:
     use(settings().model_copy(update={"calibrate": False}))
 
 
-def _print_line(line: str) -> None:
+def print_line(line: str) -> None:
     print(f"roller: {line}", file=sys.stderr, flush=True)
 
 

@@ -33,7 +33,12 @@ def open_client(server: str) -> Client:
 def kernel(options: argparse.Namespace, server: str) -> api.Kernel:
     """Compile a kernel on the service and load it in this process."""
     with open_client(server) as service:
-        operation = service.compile(_compile_request(options))
+        request = _compile_request(options)
+        queue = service.submit(request).metadata.waiting_for
+        if queue is not None:
+            hint = "; --select model needs no device" if request.options.select == "measure" else ""
+            common.print_line(f"waiting for a worker: none takes from {queue} of {server} now{hint}")
+        operation = service.compile(request)
         if operation.response is None:
             raise BuildServiceError(f"unexpected response from {server}: no kernel", code="bad-answer")
         bundle = service.file(operation.response.links["bundle"])

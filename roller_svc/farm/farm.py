@@ -15,6 +15,7 @@ from roller_svc.farm.operations import Operation, OperationState, action_of_hit,
 from roller_svc.farm.queue import EVERY_QUEUE, MACHINE_PREFIX, OperationQueue, QueuedId, Submission
 from roller_svc.farm.registry import WorkerRegistry, generators, served_queues
 from roller_svc.farm.routing import measured_on, queue_of
+from roller_svc.farm.statistics import Figures, read_figures
 from roller_svc.farm.store import Store
 from roller_svc.farm.watch import EndWatcher
 
@@ -144,6 +145,22 @@ class BuildFarm:
     def unwatch(self, operation_id: str, wake: Callable[[], None]) -> None:
         """Undo a `watch`; do nothing if the operation is done."""
         self._watcher.remove(operation_id, wake)
+
+    def check_database(self) -> None:
+        """Raise StoreError if the database is away."""
+        self.queue.database.check()
+
+    def broker_failure(self) -> str | None:
+        """Return why operations cannot be announced to other machines now, or None if they can."""
+        try:
+            self.courier.check()
+        except BuildServiceError as failure:
+            return failure.message
+        return None
+
+    def read_figures(self) -> Figures:
+        """Return figures for operators. Raises StoreError if the database is away."""
+        return read_figures(self.queue.database, self.registry)
 
     def notify_end(self, operation_id: str) -> None:
         """Wake those who wait for an operation that ended in this process."""

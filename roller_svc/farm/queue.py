@@ -240,6 +240,7 @@ class OperationQueue:
                         state=_BUILDING,
                         attempt=operations.c.attempt + 1,
                         worker=worker,
+                        claim_time=now_s(),
                         lease_until=now_s() + self.lease_s,
                         unserved_since=None,
                     )

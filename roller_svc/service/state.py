@@ -23,6 +23,7 @@ from roller_svc.ir.report import BuildRequest
 from roller_svc.service.authentication import Authenticator
 from roller_svc.service.disassembly import ListingCache
 from roller_svc.service.event_slots import StreamSlots
+from roller_svc.service.metrics import Metrics
 from roller_svc.service.model_builds import ModelBuilds
 from roller_svc.settings import Settings
 
@@ -54,6 +55,7 @@ class State:
     idempotency: IdempotencyKeys
     authenticator: Authenticator
     streams: StreamSlots = field(default_factory=StreamSlots)
+    metrics: Metrics = field(default_factory=Metrics)
     is_ending: bool = False  # set when a shutdown begins
     estimates_waiting: int = 0  # estimate requests, queued and running
     uploads: int = 0  # blobs that are arriving
@@ -73,7 +75,9 @@ class State:
         """Create an operation; a validated request does not wait for others' validations. Raises InputError."""
         is_quick = not isinstance(request, BuildRequest) or self.is_cached(request)
         pool = self.compute if is_quick else self.submissions
-        return await asyncio.get_running_loop().run_in_executor(pool, self.farm.submit, request, terms)
+        operation = await asyncio.get_running_loop().run_in_executor(pool, self.farm.submit, request, terms)
+        self.metrics.count(operation)
+        return operation
 
     def begin_shutdown(self) -> None:
         """Wake the requests that wait for operations, which respond with the current state. Call on the event loop."""

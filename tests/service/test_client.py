@@ -65,6 +65,17 @@ def test_compile_and_run_on_a_service(capsys: pytest.CaptureFixture[str], server
     assert "PASS" in out
 
 
+def test_who_waits_for_a_worker_that_is_not_there_is_told(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    app = create_app(Settings(store=tmp_path, api_keys="key", workers=0, no_worker_timeout_s=1.0))
+    with served(app) as client:
+        words = (MATMUL, *INPUTS, "--target", "nvidia-h200-sxm", "--server", str(client.base_url))
+        code, _, err = ran(capsys, "compile", *words)
+    assert code == 1
+    assert "none takes from measure.sm_90a" in err
+    assert "--select model" in err
+    assert "no-worker" in err
+
+
 def test_a_spec_in_a_file_is_sent_along(capsys: pytest.CaptureFixture[str], server: str) -> None:
     spec = Path(__file__).resolve().parents[2] / "hwspecs" / "cpu-x86-avx2.yaml"
     words = (MATMUL, *INPUTS, "--select", "model", "--hardware", str(spec), "--server", server, "--json")

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, Double, Engine, Table, create_engine, event
+from sqlalchemy import Connection, Double, Engine, Table, create_engine, event, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError as UrlError
@@ -73,6 +73,11 @@ class Database:
     def insert(self, table: Table) -> Any:
         """Return the dialect's INSERT, which has ON CONFLICT; both databases spell it alike."""
         return (sqlite if self.is_sqlite else postgresql).insert(table)
+
+    def check(self) -> None:
+        """Raise StoreError if the database is away."""
+        with self.read() as connection:
+            connection.execute(select(1))
 
     def close(self) -> None:
         self.engine.dispose()

@@ -41,6 +41,7 @@ operations = Table(
     Column("attempt", Integer, nullable=False),  # claims so far: fences the writes of earlier claims
     Column("failures", Integer, nullable=False),  # attempts that ended by a transient error or an expired lease
     Column("worker", String(80)),
+    Column("claim_time", Double),  # of the last attempt
     Column("lease_until", Double),
     Column("is_cancelled", Boolean, nullable=False),
     Column("end_time", Double),

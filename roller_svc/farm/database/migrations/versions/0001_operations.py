@@ -11,11 +11,33 @@ down_revision = None
 
 def upgrade() -> None:
     op.create_table(
+        "api_keys",
+        sa.Column("id", sa.String(length=80), nullable=False),
+        sa.Column("name", sa.String(length=80), nullable=False),
+        sa.Column("key_hash", sa.String(length=64), nullable=False),
+        sa.Column("scopes", sa.JSON(), nullable=False),
+        sa.Column("quota", sa.Integer(), nullable=True),
+        sa.Column("create_time", sa.Double(), nullable=False),
+        sa.Column("expire_time", sa.Double(), nullable=True),
+        sa.Column("revoke_time", sa.Double(), nullable=True),
+        sa.PrimaryKeyConstraint("id"),
+    )
+    op.create_table(
         "clients",
         sa.Column("client", sa.String(length=80), nullable=False),
         sa.Column("last_claim", sa.BigInteger(), nullable=False),
         sa.PrimaryKeyConstraint("client"),
     )
+    op.create_table(
+        "idempotency_keys",
+        sa.Column("client", sa.String(length=80), nullable=False),
+        sa.Column("key_hash", sa.String(length=64), nullable=False),
+        sa.Column("request_hash", sa.String(length=64), nullable=False),
+        sa.Column("operation", sa.String(length=80), nullable=False),
+        sa.Column("create_time", sa.Double(), nullable=False),
+        sa.PrimaryKeyConstraint("client", "key_hash"),
+    )
+    op.create_index("idempotency_keys_create_time", "idempotency_keys", ["create_time"], unique=False)
     op.create_table(
         "operations",
         sa.Column("id", sa.String(length=80), nullable=False),
@@ -35,6 +57,7 @@ def upgrade() -> None:
         sa.Column("attempt", sa.Integer(), nullable=False),
         sa.Column("failures", sa.Integer(), nullable=False),
         sa.Column("worker", sa.String(length=80), nullable=True),
+        sa.Column("claim_time", sa.Double(), nullable=True),
         sa.Column("lease_until", sa.Double(), nullable=True),
         sa.Column("is_cancelled", sa.Boolean(), nullable=False),
         sa.Column("end_time", sa.Double(), nullable=True),
@@ -66,28 +89,6 @@ def upgrade() -> None:
         sa.Column("is_draining", sa.Boolean(), nullable=False),
         sa.PrimaryKeyConstraint("id"),
     )
-    op.create_table(
-        "api_keys",
-        sa.Column("id", sa.String(length=80), nullable=False),
-        sa.Column("name", sa.String(length=80), nullable=False),
-        sa.Column("key_hash", sa.String(length=64), nullable=False),
-        sa.Column("scopes", sa.JSON(), nullable=False),
-        sa.Column("quota", sa.Integer(), nullable=True),
-        sa.Column("create_time", sa.Double(), nullable=False),
-        sa.Column("expire_time", sa.Double(), nullable=True),
-        sa.Column("revoke_time", sa.Double(), nullable=True),
-        sa.PrimaryKeyConstraint("id"),
-    )
-    op.create_table(
-        "idempotency_keys",
-        sa.Column("client", sa.String(length=80), nullable=False),
-        sa.Column("key_hash", sa.String(length=64), nullable=False),
-        sa.Column("request_hash", sa.String(length=64), nullable=False),
-        sa.Column("operation", sa.String(length=80), nullable=False),
-        sa.Column("create_time", sa.Double(), nullable=False),
-        sa.PrimaryKeyConstraint("client", "key_hash"),
-    )
-    op.create_index("idempotency_keys_create_time", "idempotency_keys", ["create_time"], unique=False)
     op.create_table(
         "events",
         sa.Column("operation", sa.String(length=80), nullable=False),

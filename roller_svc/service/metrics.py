@@ -1,0 +1,73 @@
+"""Metrics in Prometheus's text format: the farm's figures, and what this process was asked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, generate_latest
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from roller_svc.farm.operations import Operation
+from roller_svc.farm.statistics import WINDOW_S, Figures
+
+MEDIA_TYPE = CONTENT_TYPE_LATEST
+
+
+class Metrics:
+    """Counters of this process, rendered together with figures of the farm."""
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        self._submissions = Counter(
+            "roller_submissions",
+            "Requests for builds that this process accepted, by how they met the cache",
+            ["cache"],
+            registry=self._registry,
+        )
+
+    def count(self, operation: Operation) -> None:
+        """Count an accepted request."""
+        self._submissions.labels(operation.cache.value).inc()
+
+    def render(self, figures: Figures) -> bytes:
+        farm = CollectorRegistry()
+        farm.register(_FigureCollector(figures))
+        return generate_latest(self._registry) + generate_latest(farm)
+
+
+class _FigureCollector(Collector):
+    def __init__(self, figures: Figures) -> None:
+        self._figures = figures
+
+    def collect(self) -> Iterator[Metric]:
+        figures, window = self._figures, f"in the last {WINDOW_S:g} seconds"
+        count = GaugeMetricFamily("roller_operations", "Operations that are not done", labels=["queue", "state"])
+        oldest = GaugeMetricFamily(
+            "roller_oldest_operation_seconds", "Age of the oldest operation that is not done", labels=["queue", "state"]
+        )
+        for each in figures.queues:
+            count.add_metric([each.queue, each.state], each.count)
+            oldest.add_metric([each.queue, each.state], each.oldest_s)
+        yield count
+        yield oldest
+        ended = GaugeMetricFamily(
+            "roller_recently_ended_operations", f"Operations that ended {window}, by error code", labels=["code"]
+        )
+        for code, number in figures.ended.items():
+            ended.add_metric([code], number)
+        yield ended
+        for name, what, quantiles in (
+            ("wait", "Seconds from the request to the last attempt", figures.wait_s),
+            ("build", "Seconds of the last attempt", figures.build_s),
+        ):
+            family = GaugeMetricFamily(
+                f"roller_recent_{name}_seconds", f"{what}, of operations that ended {window}", labels=["quantile"]
+            )
+            for quantile, seconds in quantiles.items():
+                family.add_metric([f"{quantile:g}"], seconds)
+            yield family
+        workers = GaugeMetricFamily("roller_workers", "Workers that are alive", labels=["state"])
+        for state, number in figures.workers.items():
+            workers.add_metric([state], number)
+        yield workers
