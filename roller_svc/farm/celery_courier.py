@@ -142,28 +142,35 @@ class CeleryReceiver:
     """
 
     def __init__(self, url: str, environment: str, queues: Sequence[str], offer: Callable[[], bool]) -> None:
-        app = _celery_app(url)
-        app.conf.task_queues = [_broker_queue(name, environment) for name in queues]
+        self._app = _celery_app(url)
+        self._app.conf.task_queues = [_broker_queue(name, environment) for name in queues]
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="receiver", daemon=True)
 
-        @app.task(name=TASK)  # type: ignore[untyped-decorator]  # Celery has no annotations
+        @self._app.task(name=TASK)  # type: ignore[untyped-decorator]  # Celery has no annotations
         def build_next(_: str) -> None:
             if not offer():
                 raise Reject("this worker stops", requeue=True)
-
-        self._controller = WorkController(
-            app=app, pool_cls="threads", concurrency=1, consumer_cls=_AnnouncementConsumer,
-            without_mingle=True, without_gossip=True, without_heartbeat=True,
-        )  # fmt: skip
-        self._thread = threading.Thread(target=self._controller.start, name="receiver", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
     def close(self) -> None:
         """Stop receiving. `offer` must return False from now on; unacknowledged messages go to other workers."""
+        self._closing.set()
         state.should_stop = 0
         self._thread.join(STOP_S)
         state.should_stop = None
+
+    def _run(self) -> None:
+        """Receive, and begin again when the Celery worker gave up, which logs why."""
+        while not self._closing.is_set():
+            controller = WorkController(
+                app=self._app, pool_cls="threads", concurrency=1, consumer_cls=_AnnouncementConsumer,
+                without_mingle=True, without_gossip=True, without_heartbeat=True,
+            )  # fmt: skip
+            controller.start()
+            self._closing.wait(RECONNECT_PAUSE_S)
 
 
 class _AnnouncementConsumer(Consumer):  # type: ignore[misc]  # Celery has no annotations
@@ -205,6 +212,7 @@ def _celery_app(url: str) -> Celery:
         broker_connection_timeout=CONNECT_TIMEOUT_S,
         broker_connection_retry_on_startup=True,
         broker_connection_max_retries=None,
+        broker_channel_error_retry=True,  # a quorum queue has no leader for a while after a restart
         broker_heartbeat=HEARTBEAT_S,
         broker_use_ssl=_tls_options(url),
     )

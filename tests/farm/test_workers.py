@@ -57,7 +57,7 @@ def test_a_queue_without_a_worker_is_named_and_then_fails(polling_farm: Stack, r
     url = f"http://127.0.0.1:{service.port}/v1/kernels:compile"
     waiting = HTTP.post(url, json=cuda).json()
     assert waiting["metadata"]["waiting_for"] == "build.cuda"
-    assert requests.compile(service, 2, 30.0)["done"]
+    assert requests.compile(service, 2, 60.0)["done"]
     error = requests.ended(service, waiting["name"])["error"]
     assert (error["code"], error["status"]) == ("no-worker", 503)
     refused = HTTP.post(url, json=body(3) | {"target": "local"})

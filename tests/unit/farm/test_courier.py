@@ -13,7 +13,7 @@ import pytest
 
 from roller_svc.errors import ArgumentError, BuildServiceError
 from roller_svc.farm import celery_courier
-from roller_svc.farm.celery_courier import CeleryCourier, check_broker_url
+from roller_svc.farm.celery_courier import CeleryCourier, CeleryReceiver, check_broker_url
 from roller_svc.farm.courier import Handover
 from roller_svc.farm.queue import QueuedId
 
@@ -124,6 +124,26 @@ def test_a_url_of_another_broker_is_refused(url: str) -> None:
     with pytest.raises(ArgumentError, match="ROLLER_BROKER") as refused:
         check_broker_url(url)
     assert SECRET not in refused.value.message
+
+
+def test_a_receiver_begins_again_when_celery_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    starts = list[int]()
+
+    class Controller:
+        def __init__(self, **_: object) -> None: ...
+
+        def start(self) -> None:
+            starts.append(1)
+
+    monkeypatch.setattr(celery_courier, "WorkController", Controller)
+    monkeypatch.setattr(celery_courier, "RECONNECT_PAUSE_S", 0.01)
+    receiver = CeleryReceiver("amqp://127.0.0.1//", "e" * 64, ["build.cuda"], lambda: True)
+    receiver.start()
+    wait_until(lambda: len(starts) > 2)
+    receiver.close()
+    count = len(starts)
+    time.sleep(0.05)
+    assert len(starts) == count
 
 
 def test_tls_checks_the_certificate() -> None:
