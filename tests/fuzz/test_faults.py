@@ -22,6 +22,7 @@ import pytest
 from service_process import ServiceProcess, process_name, running
 
 BUILDS, CLIENTS, PAUSE_S = 16, 4, 0.4
+POLL_S = 0.01  # until the first process to kill is there
 ATTEMPTS = 10  # of a request that a fault meets
 LANES_MOST = 5  # two that build, three that check: one for each thread that submits, and that which resumes
 KINDS = {"workers": ("build_task", "compute_digest"), "compilers": ("gcc", "cc1", "as"), "all": ("",)}
@@ -29,11 +30,11 @@ KINDS = {"workers": ("build_task", "compute_digest"), "compilers": ("gcc", "cc1"
 
 @contextlib.contextmanager
 def killing(service: ServiceProcess, names: tuple[str, ...], pause_s: float) -> Iterator[list[str]]:
-    """Every so often, one of the service's descendants of these names; what was killed."""
+    """Kill one of the service's descendants of these names, again after each pause; yield the names of the killed."""
     killed, stop, rng = list[str](), threading.Event(), random.Random(1)
 
     def kill() -> None:
-        while not stop.wait(pause_s):
+        while not stop.wait(pause_s if killed else POLL_S):
             there = [(pid, name) for pid in service.tree()[1:] if (name := process_name(pid)).startswith(names)]
             if there:
                 pid, name = rng.choice(there)
@@ -50,11 +51,12 @@ def killing(service: ServiceProcess, names: tuple[str, ...], pause_s: float) -> 
         killer.join()
 
 
-def seconds_to_recover(service: ServiceProcess) -> float:
-    """Return how long a build takes whose workers were killed: the least time between faults that builds survive."""
+def seconds_to_recover(service: ServiceProcess, names: tuple[str, ...]) -> float:
+    """Return the time of a build after processes of these names were killed: builds survive faults that far apart."""
     for pid in service.tree()[1:]:
-        if process_name(pid).startswith(KINDS["workers"]):
-            os.kill(pid, signal.SIGKILL)
+        if process_name(pid).startswith(names):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
     began = time.monotonic()
     built(service, BUILDS + 1, "measure")
     return time.monotonic() - began
@@ -94,7 +96,7 @@ def asked(service: ServiceProcess, method: str, path: str, body: str | None = No
 def test_every_build_ends_with_a_kernel(kind: str) -> None:
     with running("--workers", "2") as service:
         built(service, 0, "model")
-        pause_s = max(PAUSE_S, seconds_to_recover(service))
+        pause_s = max(PAUSE_S, seconds_to_recover(service, KINDS[kind]))
         selects = itertools.cycle(("model", "measure"))
         with ThreadPoolExecutor(CLIENTS) as pool, killing(service, KINDS[kind], pause_s) as killed:
             operations = list(pool.map(built, itertools.repeat(service), range(1, BUILDS + 1), selects))
