@@ -277,9 +277,10 @@ def _check(outputs: Mapping[str, Any], arrays: Mapping[str, Any], options: argpa
     weights, dims = Weights(), _dims(options)
     if dims is not None and any(isinstance(extent, list) for extent in dims.values()):
         raise ArgumentError("--check takes one extent for each --dim", code="invalid-option")
-    types = tensor_types({name: (value.dtype.name, value.shape) for name, value in arrays.items()})
+    path = Path(options.file)
+    given = {} if path.suffix == ".json" else {name: (value.dtype.name, value.shape) for name, value in arrays.items()}
     extents = {name: extent for name, extent in (dims or {}).items() if isinstance(extent, int)}
-    graph = load_graph(Path(options.file), weights, dict(types), extents)
+    graph = load_graph(path, weights, dict(tensor_types(given)), extents)  # a JSON graph has its own types
     worst = 0.0
     for name, want in interpret(graph, weights, arrays).items():
         scale = max(1e-30, _largest(want))

@@ -15,7 +15,7 @@ MAX_DOUBLINGS = 30  # of the pause
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """How often and how soon a request is sent again.
+    """Number of retries of a request, and the pauses before them.
 
     The n-th pause is a random part of `base_s * 2**n`, at most `max_s` ("full jitter", Brooker 2015), so that clients
     that failed together do not return together. It is not shorter than the server's Retry-After.

@@ -104,7 +104,7 @@ def _limit_spec(value: object) -> object:
 
 
 class BuildTerms(RequestModel):
-    """How a build is treated. It has no effect on the result."""
+    """Treatment of a build. It has no effect on the result."""
 
     priority: int = Field(
         0, ge=-MAX_PRIORITY, le=MAX_PRIORITY, description="among the builds of this client; the highest is first"

@@ -132,7 +132,7 @@ class ApiKeys:
         with self._database.write() as connection:
             known = connection.execute(select(keys.c.id).where(keys.c.id == key_id)).first()
             if known is None:
-                raise NotFoundError(f"there is no key {key_id[:40]!r}", code="unknown-key", hint="roller keys list")
+                raise NotFoundError(f"unknown key {key_id[:40]!r}", code="unknown-key", hint="roller keys list")
             revoked = update(keys).where(keys.c.id == key_id, keys.c.revoke_time.is_(None))
             connection.execute(revoked.values(revoke_time=now_s()))
 

@@ -176,7 +176,7 @@ class CeleryReceiver:
 class _AnnouncementConsumer(Consumer):  # type: ignore[misc]  # Celery has no annotations
     """A consumer of tasks alone: no remote control, no events, no queues for delayed messages."""
 
-    class Blueprint(Consumer.Blueprint):  # type: ignore[misc]
+    class Blueprint(Consumer.Blueprint):  # type: ignore[misc]  # Celery has no annotations
         default_steps = (
             "celery.worker.consumer.connection:Connection",
             "celery.worker.consumer.tasks:Tasks",

@@ -30,7 +30,14 @@ from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 from roller_svc.compiler.serialize import error_json, parse_error
-from roller_svc.errors import BuildError, BuildServiceError, InvariantError, KernelTimeoutError, RollerError
+from roller_svc.errors import (
+    ArgumentError,
+    BuildError,
+    BuildServiceError,
+    InvariantError,
+    KernelTimeoutError,
+    RollerError,
+)
 from roller_svc.toolchain.sandbox import die_with_pipe, landlock_abi, restrict_self
 
 T = TypeVar("T")
@@ -46,6 +53,8 @@ MAX_STARTS = 5  # a worker that ends before it can take a task is not the task's
 GRACE_S = 5.0  # for sending a task and receiving its result, in addition to the task's own limit
 STALLED_CPU_FRACTION = 0.1  # of the time limit: a worker with less CPU time was starved by the machine
 MAX_RESPONSE_BYTES = 1 << 30
+MAX_SOCKET_PATH_BYTES = 107
+SOCKET_BELOW_TEMPORARY_DIRECTORY = "/pymp-01234567/listener-01234567"  # as multiprocessing names it
 _READY, _RESULT, _RAISED, _PICKLED = b"r", b"j", b"e", b"p"
 
 
@@ -264,6 +273,7 @@ class WorkerPool(Generic[T, R]):
         codec: JsonCodec[R] | None = None,
         taints: Callable[[T], bool] | None = None,
     ) -> None:
+        _check_temporary_directory()
         _preload(work.__module__)
         self._new_worker: Callable[[], WorkerProcess[T, R]] = lambda: WorkerProcess(
             work, timeout_s, limits, codec, taints, forked=True
@@ -382,6 +392,17 @@ def _preload(module: str) -> None:
     if module not in _preloaded and module != "__main__":
         _preloaded.append(module)
         _FORKING.set_forkserver_preload(_preloaded)
+
+
+def _check_temporary_directory() -> None:
+    """Raise ArgumentError if the fork server's socket would have too long a path (unix(7))."""
+    longest = MAX_SOCKET_PATH_BYTES - len(SOCKET_BELOW_TEMPORARY_DIRECTORY)
+    given = os.fsencode(tempfile.gettempdir())
+    if len(given) > longest:
+        raise ArgumentError(
+            f"the path of the temporary directory is too long for a socket: at most {longest} bytes, got {len(given)}",
+            code="invalid-setting", hint="set TMPDIR to a directory with a shorter path",
+        )  # fmt: skip
 
 
 def _confine(limits: WorkerLimits, temp_dir: str | None) -> None:

@@ -1,4 +1,4 @@
-"""How this process learns of queued operations, and tells others: by a broker, or within the process."""
+"""Announce queued operations to workers, and receive announcements: by a broker, or within the process."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ _VALIDATION_SCHEMAS = ("HTTPValidationError", "ValidationError")  # FastAPI's, w
 
 def create_api(lifespan: Lifespan[FastAPI] | None = None) -> FastAPI:
     """Create the application with its routes."""
-    api = FastAPI(
+    api = _Api(
         title="roller-svc",
         version=__version__,
         lifespan=lifespan,
@@ -43,8 +43,12 @@ def create_api(lifespan: Lifespan[FastAPI] | None = None) -> FastAPI:
     add_handlers(api)
     for module in ROUTE_MODULES:
         api.include_router(module.router)
-    api.openapi = lambda: _document(api)  # type: ignore[method-assign]  # the way that FastAPI documents
     return api
+
+
+class _Api(FastAPI):
+    def openapi(self) -> dict[str, Any]:
+        return _document(self)
 
 
 def _document(api: FastAPI) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,10 @@ def ended(stack: Stack, service: ServiceProcess, name: str, within_s: float = RE
         assert time.monotonic() < until, document
 
 
+def has_lines(stack: Stack, kind: str, count: int) -> bool:
+    return len(stack.lines(kind)) >= count
+
+
 def wait_until(condition: Callable[[], object], within_s: float = 30.0) -> None:
     until = time.monotonic() + within_s
     while not condition():
@@ -148,7 +153,7 @@ def test_a_killed_build_process_loses_nothing(stack: Stack, at: str) -> None:
     service = stack.serve(build_s=1.0, publish_s=1.0 if at == "publishing" else 0.0)
     names = [compiled(stack, service, number)["name"] for number in range(5)]
     for count in (1, 2, 3):
-        wait_until(lambda count=count: len(stack.lines("build" if at == "building" else "publishing")) >= count)  # type: ignore[misc]
+        wait_until(partial(has_lines, stack, "build" if at == "building" else "publishing", count))
         workers = [pid for pid in service.tree() if process_name(pid) == "sleepy_build"]
         os.kill(workers[0], signal.SIGKILL)
     check_all_done_once(stack, service, names)

@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,10 @@ def test_two_services_and_four_workers_build_each_action_once(farm: Stack, reque
     assert len(builders) >= 2
 
 
+def has_more_lines(farm: Stack, kind: str, known: int) -> bool:
+    return len(farm.lines(kind)) > known
+
+
 @pytest.mark.parametrize("part", ["api", "worker", "build process", "broker", "database"])
 def test_a_killed_part_loses_nothing(
     farm: Stack, requests: Requests, broker: Broker, postgresql: PostgreSql, part: str
@@ -87,7 +92,7 @@ def test_a_killed_part_loses_nothing(
         known = len(farm.lines(at))
         names = [requests.compile(service, 100 * round_ + number)["name"] for number in range(6)]
         if at != "queued":
-            wait_until(lambda at=at, known=known: len(farm.lines(at)) > known)  # type: ignore[misc]
+            wait_until(partial(has_more_lines, farm, at, known))
         if part == "api":
             service.kill()
             service = farm.serve()

@@ -32,13 +32,6 @@ WAIT = {"Prefer": "wait=30"}
 
 
 @pytest.fixture
-def builder() -> Iterator[Builder]:
-    builder = Builder()
-    yield builder
-    builder.gate.set()
-
-
-@pytest.fixture
 def app(tmp_path: Path, builder: Builder, monkeypatch: pytest.MonkeyPatch) -> FastAPI:
     monkeypatch.setattr(key_cache, "MAX_AGE_S", 0.2)
     monkeypatch.setattr(key_cache, "MIN_AGE_S", 0.0)

@@ -22,13 +22,6 @@ MAX_ITEMS = 12
 
 
 @pytest.fixture
-def builder() -> Iterator[Builder]:
-    builder = Builder()
-    yield builder
-    builder.gate.set()
-
-
-@pytest.fixture
 def app(tmp_path: Path, builder: Builder) -> Any:
     settings = Settings(
         store=tmp_path / "store", workers=1, queue_length=8, queue_length_per_client=4, max_items=MAX_ITEMS

@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 from collections import Counter
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +101,6 @@ def counting(statuses: Counter[tuple[str, int]]) -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(find_spec("schemathesis") is None, reason="there is no schemathesis here")
 def test_schemathesis_finds_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All phases, with a builder that needs no time: no 5xx, nothing that the document does not have."""
     settings = Settings(store=tmp_path / "store", api_keys=KEY, queue_length=100_000, max_wait_s=1.0)

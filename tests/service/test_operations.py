@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 from builders import BODY, Builder, digest_of
+from fastapi import FastAPI
 from httpx import Client
 from serving import running
 
@@ -24,13 +25,6 @@ from roller_svc.settings import Settings
 ALICE, BOB = "a-key-of-alice", "a-key-of-bob"
 WAIT = {"Prefer": "wait=30"}
 COMPILE = "/v1/kernels:compile"
-
-
-@pytest.fixture
-def builder() -> Iterator[Builder]:
-    builder = Builder()
-    yield builder
-    builder.gate.set()
 
 
 @pytest.fixture
@@ -304,7 +298,9 @@ def test_streams_end_at_shutdown(service: tuple[ServiceServer, int], alice: Clie
         content = response.iter_text()
         next(content)
         service[0].should_exit = True
-        until(lambda: service[0].config.app.state.roller.is_ending)  # type: ignore[attr-defined]
+        app = service[0].config.app
+        assert isinstance(app, FastAPI)
+        until(lambda: app.state.roller.is_ending)
         assert "done" not in "".join(content)  # complete: a connection that is cut raises
     builder.gate.set()
 

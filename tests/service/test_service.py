@@ -20,11 +20,6 @@ WAIT = {"Prefer": "wait=30"}
 
 
 @pytest.fixture
-def builder() -> Builder:
-    return Builder()
-
-
-@pytest.fixture
 def settings(tmp_path: Path) -> Settings:
     return Settings(store=tmp_path / "store", max_body_bytes=8192, max_items=4, queue_length=2)
 

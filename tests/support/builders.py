@@ -40,19 +40,24 @@ class Builder:
             raise ToolchainMissingError("no compiler", code="toolchain-missing")
         if request.top_k == 97:
             raise ZeroDivisionError("a bug")
-        text = request.expression.encode()
-        facts = {
-            "digest": f"sha256:{hashlib.sha256(text).hexdigest()}",
-            "target": request.target,
-            "expression": request.expression,
-            "language": "c",
-            "launches": [{"name": "f", "grid": [1, 1, 1], "block": [1, 1, 1], "shared_bytes": 0}],
-            "resources": [{"registers_per_thread": 0, "shared_bytes": 0, "spill_bytes": 0}],
-            "estimate": {"seconds": 1e-5, "bound": "dram", "stages": [], "occupancy": 0.5, "waves": 1},
-            "measurement": None,
-            "files": {"source": "kernel.c", "binary": "kernel.so", "metadata": "metadata.json"},
-        }
-        return Artifact(str(facts["digest"]), facts, {"source": text, "binary": b"\x7fELF", "metadata": b"{}"})
+        return text_kernel(request, request.expression)
+
+
+def text_kernel(request: BuildRequest, text: str) -> Artifact:
+    """An artifact with the facts of a kernel whose source is the text."""
+    source = text.encode()
+    facts: dict[str, object] = {
+        "digest": f"sha256:{hashlib.sha256(source).hexdigest()}",
+        "target": request.target,
+        "expression": request.expression,
+        "language": "c",
+        "launches": [{"name": "f", "grid": [1, 1, 1], "block": [1, 1, 1], "shared_bytes": 0}],
+        "resources": [{"registers_per_thread": 0, "shared_bytes": 0, "spill_bytes": 0}],
+        "estimate": {"seconds": 1e-5, "bound": "dram", "stages": [], "occupancy": 0.5, "waves": 1},
+        "measurement": None,
+        "files": {"source": "kernel.c", "binary": "kernel.so", "metadata": "metadata.json"},
+    }
+    return Artifact(str(facts["digest"]), facts, {"source": source, "binary": b"\x7fELF", "metadata": b"{}"})
 
 
 def digest_of(request: BuildRequest) -> str:

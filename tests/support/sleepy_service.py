@@ -9,11 +9,12 @@ every name is a line in the file SLEEPY_LOG: `build EXPRESSION`, `by FORK_SERVER
 
 from __future__ import annotations
 
-import hashlib
 import os
 import sys
 import time
 from pathlib import Path
+
+from builders import text_kernel
 
 import roller_svc.service.app
 import roller_svc.service.worker
@@ -38,19 +39,7 @@ def sleepy_build(task: BuildTask) -> Artifact:
     note(f"build {expression}")
     note(f"by {os.getppid()}")
     time.sleep(BUILD_S)
-    text = f"{expression} {time.time_ns()} {os.getpid()}".encode()
-    facts: dict[str, object] = {
-        "digest": f"sha256:{hashlib.sha256(text).hexdigest()}",
-        "target": task.request.target,
-        "expression": expression,
-        "language": "c",
-        "launches": [{"name": "f", "grid": [1, 1, 1], "block": [1, 1, 1], "shared_bytes": 0}],
-        "resources": [{"registers_per_thread": 0, "shared_bytes": 0, "spill_bytes": 0}],
-        "estimate": {"seconds": 1e-5, "bound": "dram", "stages": [], "occupancy": 0.5, "waves": 1},
-        "measurement": None,
-        "files": {"source": "kernel.c", "binary": "kernel.so", "metadata": "metadata.json"},
-    }
-    return Artifact(str(facts["digest"]), facts, {"source": text, "binary": b"\x7fELF", "metadata": b"{}"})
+    return text_kernel(task.request, f"{expression} {time.time_ns()} {os.getpid()}")
 
 
 class SleepyStore(Store):

@@ -14,6 +14,8 @@ from onnx_models import mlp, model
 
 from roller_svc import settings
 from roller_svc.cli.command import main
+from roller_svc.graph.load import load_graph, save_graph
+from roller_svc.graph.weights import Weights
 
 QUICK = ("--select", "model", "--top-k", "1")
 
@@ -51,6 +53,13 @@ def test_a_saved_model_runs_as_the_file_does(capsys: pytest.CaptureFixture[str],
     assert saved["outputs"] == fresh["outputs"]
     assert fresh["max_abs_error"] < 1e-5
     assert 0 < fresh["min_s"] <= fresh["median_s"]
+
+
+def test_a_json_graph_is_checked_with_its_own_types(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    weights = Weights()
+    folder = save_graph(load_graph(mlp(3).SerializeToString(), weights), weights, tmp_path / "graph")
+    code, facts, err = run(capsys, "run", str(folder / "graph.json"), *QUICK, "--check", "--json")
+    assert (code, facts["max_abs_error"] < 1e-5 if facts else err) == (0, True)
 
 
 def test_text_names_what_it_shows(capsys: pytest.CaptureFixture[str], file: str, tmp_path: Path) -> None:

@@ -7,7 +7,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sized
+from functools import partial
 
 import pytest
 
@@ -27,6 +28,10 @@ def wait_until(condition: Callable[[], object]) -> None:
         time.sleep(0.005)
 
 
+def has_length(values: Sized, count: int) -> bool:
+    return len(values) == count
+
+
 def in_threads(count: int, work: Callable[[], object]) -> list[threading.Thread]:
     threads = [threading.Thread(target=work, daemon=True) for _ in range(count)]
     for thread in threads:
@@ -42,7 +47,7 @@ def test_an_announcement_waits_for_an_idle_builder() -> None:
     for count in (1, 2, 3):
         handover.wait(30.0)
         woken.append(count)
-        wait_until(lambda count=count: len(offers) == count)  # type: ignore[misc]
+        wait_until(partial(has_length, offers, count))
     for thread in offering:
         thread.join()
     assert offers == [True] * 3

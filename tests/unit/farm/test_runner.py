@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -295,7 +296,7 @@ def test_two_workers_share_the_queue(setup: Setup) -> None:
         while runner.run_next():
             pass
 
-    threads = [in_thread(lambda runner=runner: work(runner)) for runner in (first, second, first, second)]  # type: ignore[misc]
+    threads = [in_thread(partial(work, runner)) for runner in (first, second, first, second)]
     for thread in threads:
         thread.join()
     assert all(setup.operation(operation_id).facts for operation_id in ids)

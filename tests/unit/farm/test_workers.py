@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 
 from roller_svc.errors import (
+    ArgumentError,
     BuildError,
     BuildServiceError,
     CompileError,
@@ -30,7 +31,15 @@ from roller_svc.errors import (
 )
 from roller_svc.farm import workers as workers_module
 from roller_svc.farm.confinement import readable_by_builds
-from roller_svc.farm.workers import JsonCodec, WorkerLimits, WorkerPool, WorkerProcess, map_unordered
+from roller_svc.farm.workers import (
+    MAX_SOCKET_PATH_BYTES,
+    SOCKET_BELOW_TEMPORARY_DIRECTORY,
+    JsonCodec,
+    WorkerLimits,
+    WorkerPool,
+    WorkerProcess,
+    map_unordered,
+)
 from roller_svc.toolchain.sandbox import landlock_abi
 
 
@@ -328,3 +337,29 @@ def test_tasks_are_spread_over_workers() -> None:
     assert {task: found[task] for task in "abc"} == {"a": "A", "b": "B", "c": "C"}
     assert isinstance(found["fail"], CompileError)
     assert isinstance(found["die"], BuildServiceError)
+
+
+def test_a_temporary_directory_with_too_long_a_path_is_refused_with_a_hint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    longest = MAX_SOCKET_PATH_BYTES - len(SOCKET_BELOW_TEMPORARY_DIRECTORY)
+    monkeypatch.setattr("tempfile.tempdir", "/" + "t" * longest)
+    with pytest.raises(ArgumentError, match=f"at most {longest} bytes, got {longest + 1}") as raised:
+        WorkerPool(abs, 60.0)
+    assert "TMPDIR" in str(raised.value.hint)
+    monkeypatch.setattr("tempfile.tempdir", "/" + "t" * (longest - 1))
+    WorkerPool(abs, 60.0)
+
+
+def test_the_longest_temporary_directory_fits_the_socket() -> None:
+    """A service in a process of its own whose TMPDIR is as long as allowed builds."""
+    longest = MAX_SOCKET_PATH_BYTES - len(SOCKET_BELOW_TEMPORARY_DIRECTORY)
+    with tempfile.TemporaryDirectory(prefix="roller-") as base:
+        folder = Path(base, "t" * (longest - len(base) - 1))
+        folder.mkdir()
+        code = "from roller_svc.farm.workers import *; p = WorkerPool(abs, 60); print(p.call(-7)); p.close(kill=True)"
+        done = subprocess.run(
+            [sys.executable, "-c", code], env=os.environ | {"TMPDIR": str(folder)}, capture_output=True, text=True,
+            check=False,
+        )  # fmt: skip
+    assert done.stdout == "7\n", done.stderr
