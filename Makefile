@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup demo test test-all fuzz rehearse lint serve wheel clean
+.PHONY: setup demo test test-all containers fuzz rehearse lint serve wheel clean
 
 setup: $(READY)
 
@@ -32,9 +32,14 @@ test: $(READY)
 # lint, quick and slow tests; those of a GPU in one process, and skipped without one; those of the farm one at a time,
 # since each starts a broker, a database and several services
 test-all: $(READY) lint
-	$(PYTEST) -m 'not gpu and not farm'
+	$(PYTEST) -m 'not gpu and not farm and not containers'
 	$(BIN)/python -m pytest -m farm tests/farm
 	$(BIN)/python -m pytest -m gpu tests/gpu
+
+# build the images and run docker/compose.farm.yaml by podman, as root: apt install podman buildah mmdebstrap runc netavark
+# aardvark-dns iptables
+containers: $(READY)
+	$(BIN)/python -m pytest -m containers tests/containers
 
 # a minute of a hostile client; tests/fuzz/load.py fuzz runs longer, and with other seeds
 fuzz: $(READY)
