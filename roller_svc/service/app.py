@@ -8,7 +8,6 @@ import gc
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 from fastapi import FastAPI
 
@@ -40,7 +39,7 @@ from roller_svc.service.disassembly import ListingCache
 from roller_svc.service.middleware import RequestLimitsMiddleware
 from roller_svc.service.model_builds import ModelBuilds
 from roller_svc.service.state import MAX_WAITING_ESTIMATES, State
-from roller_svc.settings import Settings
+from roller_svc.settings import Settings, s3_options
 
 COMPUTE_THREADS = 4
 MODEL_ESTIMATE_THREADS = 1  # each with a worker process that may take its whole memory
@@ -65,8 +64,8 @@ def create_app(
         ready: start the estimate workers before the first request.
     """
     resources = contextlib.ExitStack()  # closed in the reverse order
-    store = Store(Path(settings.store))
-    store.remove_leftovers()
+    store = Store(settings.store, s3_options())
+    store.objects.remove_leftovers()
     database = Database(settings.database_url)
     resources.callback(database.close)
     upgrade(database)
@@ -95,7 +94,8 @@ def create_app(
     resources.callback(announcements.close)
     registry = WorkerRegistry(database)
     queue = OperationQueue(database, environment_digest(), max_alive=settings.queue_length, lease_s=settings.lease_s)
-    import_records(store.root, queue)
+    if store.folder is not None:
+        import_records(store.folder, queue)
     farm = BuildFarm(
         queue, store, announcements.courier, registry, RequestDigests(digest or validator.digest, models),
         retention_s=settings.retention_s, no_worker_timeout_s=settings.no_worker_timeout_s,

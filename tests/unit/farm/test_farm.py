@@ -104,8 +104,8 @@ def test_a_hit_whose_result_is_gone_is_unknown_and_built_again(setup: Setup) -> 
     setup.farm.submit(request())
     setup.build()
     hit = setup.farm.submit(request())
-    (setup.store.root / "ac").rename(setup.store.root / "gone")
-    (setup.store.root / "ac").mkdir()
+    (setup.store.folder / "ac").rename(setup.store.folder / "gone")
+    (setup.store.folder / "ac").mkdir()
     assert setup.farm.get(hit.id) is None
     assert setup.farm.submit(request()).cache is CacheStatus.MISS
 
