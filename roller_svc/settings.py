@@ -32,6 +32,9 @@ class Settings(BaseSettings):
     store: str = Field(
         "build/store", description="the content-addressed store: a directory, s3://BUCKET/PREFIX, or memory:"
     )
+    store_quota_bytes: int | None = Field(
+        None, ge=0, description="size to which the service reduces the store, by removing the least recently used"
+    )
     database: SecretStr = Field(
         SecretStr(""),
         description="URL of the operations' database: sqlite:///FILE or postgresql://...; default: SQLite in the store",
@@ -156,7 +159,7 @@ class Settings(BaseSettings):
     def _store_may_be_a_path(cls, value: object) -> object:
         return str(value) if isinstance(value, Path) else value
 
-    @field_validator("local_spec", "cache", mode="before")
+    @field_validator("local_spec", "cache", "store_quota_bytes", mode="before")
     @classmethod
     def _empty_is_unset(cls, value: object) -> object:
         return None if value == "" else value
@@ -173,10 +176,14 @@ class Settings(BaseSettings):
         return max(1 << 28, usable_memory_bytes() * 3 // 4 // max(1, self.workers))
 
     @property
+    def is_local_store(self) -> bool:
+        """Whether the store is a directory."""
+        return self.store != "memory:" and "://" not in self.store
+
+    @property
     def folder(self) -> Path:
         """Directory of what this machine keeps beside results: that of the store, or the default if it has none."""
-        is_directory = self.store != "memory:" and "://" not in self.store
-        return Path(self.store if is_directory else type(self).model_fields["store"].default)
+        return Path(self.store if self.is_local_store else type(self).model_fields["store"].default)
 
     @property
     def database_url(self) -> str:

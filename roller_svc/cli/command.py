@@ -28,6 +28,7 @@ COMMANDS = {
     "serve": "run the HTTP service",
     "worker": "build what services have queued in their database",
     "operations": "list, show, watch and cancel the builds of a service",
+    "store": "collect, verify, pin, export and import the results in a store",
     "keys": "add, list and revoke the API keys of the service",
 }
 

@@ -89,10 +89,10 @@ class Objects:
             self.write(name, content)
         return True
 
-    def note(self, name: str) -> None:
-        """Write an empty object whose loss in a crash does no harm."""
+    def note(self, name: str, content: bytes = b"") -> None:
+        """Write an object whose loss in a crash does no harm."""
         with _as_store_error("write to"):
-            self._store.put(name, b"")
+            self._store.put(name, content)
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
         """Yield the objects whose names begin with a prefix, which ends with a slash."""

@@ -33,7 +33,7 @@ from roller_svc.errors import BuildServiceError, CancelledError, QueueFullError,
 from roller_svc.farm.database.connect import Database, now_s
 from roller_svc.farm.database.tables import clients, events, interests, operations
 from roller_svc.farm.operations import CacheStatus, Operation, OperationState, format_time, new_id
-from roller_svc.farm.store import Json
+from roller_svc.farm.store import UPLOADS, Json
 
 LEASE_S = 15.0
 RETRY_DELAYS_S = (0.5, 2.0, 8.0)  # before each retry; after the last one the operation is poisoned
@@ -368,6 +368,13 @@ class OperationQueue:
                 error = unserved_error(queue, limit_s)
                 ended += self._end(connection, [*overdue, operations.c.queue == queue], error)
         return ended
+
+    def live_uploads(self) -> set[str]:
+        """Return the store's names of the models that operations wait for to be built."""
+        with self.database.read() as connection:
+            requests = connection.scalars(select(operations.c.request).where(_IS_ALIVE)).all()
+        models = (request.get("model") for request in requests)
+        return {f"{UPLOADS}/{model.get('blob')}" for model in models if isinstance(model, dict)}
 
     def foreign(self, built_elsewhere: Collection[str], limit: int) -> list[Operation]:
         """Return queued operations of other generators but those that are built elsewhere."""

@@ -6,6 +6,8 @@
     models/<digest>        hash of the manifest of a model
     uploads/<hex>          empty: a client has sent this blob
     derived/<digest>.<kind>  hash of a listing (PTX, SASS) of a kernel, and the tool that made it
+    pins/<hex>             empty: collections keep the kernel, model or upload of this digest
+    used/, writers/, collecting/  see store_uses.py and store_lock.py
 
 Its objects are files below a folder, or are in S3 or in memory (objects.py). Blobs are written before the names that
 point to them, and each object is written at once, so a name that resolves is complete. Every read checks the hash: a
@@ -20,17 +22,19 @@ import hashlib
 import json
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 from roller_svc.compiler.action import SCHEMA
-from roller_svc.errors import ArgumentError, StoreError
+from roller_svc.errors import ArgumentError, StoreError, UnknownKernelError
 from roller_svc.farm.objects import FolderObjects, open_objects
+from roller_svc.farm.store_lock import Writing, writing
+from roller_svc.farm.store_uses import UseLog
 
 Json = dict[str, object]
-KERNELS, MODELS, ACTIONS, UPLOADS, DERIVED = "kernels", "models", "ac", "uploads", "derived"
+KERNELS, MODELS, ACTIONS, UPLOADS, DERIVED, PINS = "kernels", "models", "ac", "uploads", "derived", "pins"
 BLOBS = "cas/sha256"
 _HEX = re.compile(r"[0-9a-f]{64}")
 
@@ -85,6 +89,7 @@ class Store:
 
     def __init__(self, location: str | Path, options: Mapping[str, str] | None = None) -> None:
         self.objects = open_objects(str(location), options or {})
+        self.uses = UseLog(self.objects)
 
     @property
     def folder(self) -> Path | None:
@@ -97,26 +102,30 @@ class Store:
         """Write a blob and return its hash in hex."""
         digest = hashlib.sha256(content).hexdigest()
         if self.get(digest) is None:
-            self.objects.write(_blob(digest), content)
+            self.objects.write(blob_name(digest), content)
         return digest
 
     def get(self, digest: str) -> bytes | None:
         """Return a blob, or None if it is missing or does not match its hash."""
         if not _HEX.fullmatch(digest):
             return None
-        content = self.objects.read(_blob(digest))
+        content = self.objects.read(blob_name(digest))
         if content is None or hashlib.sha256(content).hexdigest() != digest:
             return None
         return content
 
     def has(self, digest: str) -> bool:
         """Whether a blob of that hash is there; its content is not checked."""
-        return bool(_HEX.fullmatch(digest)) and self.objects.info(_blob(digest)) is not None
+        return bool(_HEX.fullmatch(digest)) and self.objects.info(blob_name(digest)) is not None
 
     def put_upload(self, content: bytes) -> str:
         """Write a client's blob and return its hash in hex."""
-        digest = self.put(content)
-        self.objects.note(f"{UPLOADS}/{digest}")
+        digest = hashlib.sha256(content).hexdigest()
+        name = f"{UPLOADS}/{digest}"
+        if not (self.uses.is_recent(name) and self.get(digest) is not None):
+            with writing(self.objects):
+                self.put(content)
+                self._name_upload(digest)
         return digest
 
     @contextlib.contextmanager
@@ -138,11 +147,16 @@ class Store:
         published = self.action_result(action)
         if published is not None:
             return published
+        with writing(self.objects) as right:
+            return self._publish(action, artifact, right)
+
+    def _publish(self, action: str, artifact: Artifact, right: Writing) -> Json:
         files = {kind: self.put(content) for kind, content in artifact.files.items()}
         document = {"schema": SCHEMA, "digest": artifact.digest, "facts": artifact.facts, "files": files}
         if artifact.folder != KERNELS:
             document["folder"] = artifact.folder
         manifest = self.put(_to_bytes(document)).encode()
+        right.check()
         name = f"{artifact.folder}/{_hex_digest(artifact.digest)}"
         if not self.objects.create(name, manifest) and self._resolve(name) is None:
             self.objects.write(name, manifest)  # repairs it; what a digest names never changes otherwise
@@ -168,6 +182,7 @@ class Store:
         own = self.objects.read(name)
         if own is None or (own != pointer and self._manifest(own) is None):
             return None
+        self.uses.note(name)
         return _mapping(manifest["facts"])
 
     def kernel(self, digest: str) -> Json | None:
@@ -191,29 +206,104 @@ class Store:
         manifest = self._kernel(digest)
         return () if manifest is None else tuple(_mapping(manifest["files"]))
 
+    # ----------------------------------------------------------------- copies
+
+    def contents(self, name: str) -> tuple[bytes | None, dict[str, bytes]]:
+        """Return what an action's, kernel's or model's name refers to, and its blobs; None if it is not complete."""
+        pointer = self.objects.read(name)
+        manifest = None if pointer is None else self._manifest(pointer)
+        if pointer is None or manifest is None:
+            return None, {}
+        digests = [pointer.decode(), *(str(digest) for digest in _mapping(manifest["files"]).values())]
+        blobs = {digest: self.get(digest) for digest in digests}
+        complete = {digest: content for digest, content in blobs.items() if content is not None}
+        return (pointer, complete) if len(complete) == len(blobs) else (None, {})
+
+    def result_digest(self, action_name: str) -> str | None:
+        """Return the digest, in hex, of the result that `ac/<digest>` refers to."""
+        manifest = self._resolve(action_name)
+        return None if manifest is None else _hex_digest(str(manifest["digest"]))
+
+    def adopt(self, name: str, pointer: bytes, blobs: Iterable[bytes]) -> bool:
+        """Write blobs and a name of another store; return whether the name is complete. A complete one stays."""
+        with writing(self.objects):
+            for content in blobs:
+                self.put(content)
+            manifest = self._manifest(pointer)
+            folder, _, digest = name.partition("/")
+            if manifest is None or (folder != ACTIONS and _hex_digest(str(manifest["digest"])) != digest):
+                return False
+            if not self.objects.create(name, pointer) and not self.is_complete(name):
+                self.objects.write(name, pointer)
+            return self.is_complete(name)
+
     # --------------------------------------------------------------- listings
 
     def put_derived(self, digest: str, kind: str, tool: str, content: bytes) -> None:
         """Store a listing that a tool made of a kernel; replace the previous one of that kind."""
-        self.objects.write(_derived(digest, kind), _to_bytes({"tool": tool, "blob": self.put(content)}))
+        with writing(self.objects):
+            self.objects.write(_derived(digest, kind), _to_bytes({"tool": tool, "blob": self.put(content)}))
+
+    # ------------------------------------------------------------------- pins
+
+    def pin(self, digest: str) -> None:
+        """Keep a kernel, model or upload in collections. Raises UnknownKernelError if there is none."""
+        bare = _hex_digest(digest)
+        with writing(self.objects):
+            names = [f"{folder}/{bare}" for folder in (KERNELS, MODELS, UPLOADS)] if _HEX.fullmatch(bare) else []
+            if not any(self.objects.info(name) for name in names):
+                raise UnknownKernelError(f"no kernel, model or upload {digest[:80]}")
+            self.objects.write(f"{PINS}/{bare}", b"")
+
+    def unpin(self, digest: str) -> None:
+        """Undo `pin`."""
+        bare = _hex_digest(digest)
+        if _HEX.fullmatch(bare):
+            self.objects.remove([f"{PINS}/{bare}"])
+
+    def pins(self) -> list[str]:
+        """Return the digests that are pinned."""
+        return sorted(f"sha256:{info.name.removeprefix(f'{PINS}/')}" for info in self.objects.list(f"{PINS}/"))
 
     def derived(self, digest: str, kind: str, tool: str) -> bytes | None:
         """Return the listing that the tool made of a kernel; None if it is missing or of another tool."""
         if not _HEX.fullmatch(_hex_digest(digest)):
             return None
-        entry = _parse_json(self.objects.read(_derived(digest, kind))) or {}
+        entry = parse_json(self.objects.read(_derived(digest, kind))) or {}
         blob = entry.get("blob")
         return self.get(blob) if entry.get("tool") == tool and isinstance(blob, str) else None
+
+    def is_complete(self, name: str) -> bool:
+        """Whether an action's, kernel's, model's, upload's or listing's name has all that it refers to, intact."""
+        folder, _, rest = name.partition("/")
+        match folder:
+            case "ac":
+                return self.action_result(rest) is not None
+            case "kernels" | "models":
+                return self._resolve(name) is not None
+            case "uploads":
+                return self.get(rest) is not None
+            case _:
+                blob = (parse_json(self.objects.read(name)) or {}).get("blob")
+                return isinstance(blob, str) and self.get(blob) is not None
 
     # ---------------------------------------------------------------- details
 
     def _take_upload(self, path: Path, digest: str) -> None:
-        self.objects.move_in(path, _blob(digest))
-        self.objects.note(f"{UPLOADS}/{digest}")
+        with writing(self.objects):
+            self.objects.move_in(path, blob_name(digest))
+            self._name_upload(digest)
+
+    def _name_upload(self, digest: str) -> None:
+        self.objects.write(f"{UPLOADS}/{digest}", b"")
+        self.uses.write(f"{UPLOADS}/{digest}")
 
     def _kernel(self, digest: str) -> Json | None:
         bare = _hex_digest(digest)
-        return self._resolve(f"{KERNELS}/{bare}") if _HEX.fullmatch(bare) else None
+        manifest = self._resolve(f"{KERNELS}/{bare}") if _HEX.fullmatch(bare) else None
+        if manifest is not None:
+            self.uses.note(f"{KERNELS}/{bare}")
+        return manifest
 
     def _resolve(self, name: str) -> Json | None:
         """Return the manifest that a name points to, if all of its blobs are intact."""
@@ -222,7 +312,7 @@ class Store:
 
     def _manifest(self, pointer: bytes) -> Json | None:
         """Return the manifest of a pointer, if all of its blobs are intact."""
-        manifest = _parse_json(self.get(pointer.decode("ascii", "replace")))
+        manifest = parse_json(self.get(pointer.decode("ascii", "replace")))
         if manifest is None:
             return None
         if not _is_manifest(manifest):
@@ -232,7 +322,8 @@ class Store:
         return manifest if all(isinstance(blob, str) and self.get(blob) is not None for blob in blobs) else None
 
 
-def _blob(digest: str) -> str:
+def blob_name(digest: str) -> str:
+    """Return the name of a blob's object."""
     return f"{BLOBS}/{digest[:2]}/{digest}"
 
 
@@ -259,7 +350,8 @@ def _is_manifest(document: Json) -> bool:
     )
 
 
-def _parse_json(content: bytes | None) -> Json | None:
+def parse_json(content: bytes | None) -> Json | None:
+    """Return a JSON object; None for other content."""
     if content is None:
         return None
     try:

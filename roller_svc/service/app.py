@@ -30,6 +30,7 @@ from roller_svc.farm.routing import machine_queue
 from roller_svc.farm.runner import BuildRunner
 from roller_svc.farm.scratch import scratch_folder
 from roller_svc.farm.store import Store
+from roller_svc.farm.store_keeper import StoreKeeper
 from roller_svc.service.access import routes_of
 from roller_svc.service.announcements import Announcements
 from roller_svc.service.api import create_api
@@ -100,6 +101,7 @@ def create_app(
         queue, store, announcements.courier, registry, RequestDigests(digest or validator.digest, models),
         retention_s=settings.retention_s, no_worker_timeout_s=settings.no_worker_timeout_s,
     )  # fmt: skip
+    keeper = StoreKeeper(store, settings.store_quota_bytes, queue.live_uploads)
     # A service without other machines answers every request, be it by the error that a compiler is missing.
     queues = machine_queues() if settings.is_distributed else (EVERY_QUEUE, machine_queue())
     runner = BuildRunner(
@@ -113,6 +115,7 @@ def create_app(
             runner.start()
             builders.start()
         farm.start()
+        keeper.start()
 
     def close() -> None:
         model_estimates.shutdown(wait=False, cancel_futures=True)  # starts no worker after the others are killed
@@ -122,6 +125,7 @@ def create_app(
             runner.close()
             builders.join()
         farm.close()
+        keeper.close()
         resources.close()
 
     @asynccontextmanager

@@ -8,11 +8,11 @@ import multiprocessing
 import os
 import resource
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from s3_server import S3Server, s3_server
+from s3_server import S3Server
 
 from roller_svc.errors import ArgumentError, StoreError
 from roller_svc.farm.store import BLOBS, Artifact, Store
@@ -28,24 +28,6 @@ def artifact(text: bytes = b"void f() {}", note: str = "first") -> Artifact:
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
     return Store(tmp_path / "store")
-
-
-@pytest.fixture(scope="module")
-def s3() -> Iterator[S3Server]:
-    with s3_server() as server:
-        yield server
-
-
-@pytest.fixture(params=["folder", "s3", "memory"])
-def any_store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
-    match request.param:
-        case "folder":
-            return Store(tmp_path / "store")
-        case "memory":
-            return Store("memory:")
-        case _:
-            s3: S3Server = request.getfixturevalue("s3")
-            return Store(s3.location(), s3.options)
 
 
 def blob_names(store: Store) -> list[str]:
