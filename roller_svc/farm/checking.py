@@ -1,4 +1,4 @@
-"""Validate build requests and compute their action digests, in worker processes with a time limit, with a cache.
+"""Validate build requests and compute their actions' keys, in worker processes with a time limit, with a cache.
 
 Validation runs a client's text through a parser and a polyhedral library that holds the interpreter lock. Neither may
 run in the process that serves requests.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-from roller_svc.compiler.action import action_digest
+from roller_svc.compiler.action import KERNEL, PARTS, ActionKey, action_key
 from roller_svc.compiler.estimates.cache import LruCache
 from roller_svc.compiler.request import request_json
 from roller_svc.errors import BuildServiceError, InputError, KernelTimeoutError
@@ -17,46 +17,51 @@ from roller_svc.farm.build import DIGEST, LOADED_GENERATOR, BuildTask
 from roller_svc.farm.workers import JsonCodec, WorkerLimits, WorkerPool
 from roller_svc.ir.report import BuildRequest
 
-CACHED_CHARACTERS = 8 << 20  # total length of the cached requests
+CACHED_CHARACTERS = 8 << 20  # total length of the cached requests and keys
+KEY_CHARACTERS = 500  # of a key
 MAX_ATTEMPTS = 3  # if worker processes die
 MEMORY_BYTES = 2 << 30  # limit of one worker process
 
 
-def compute_digest(task: BuildTask) -> str:
-    """Return the action's digest.
+def compute_key(task: BuildTask) -> ActionKey:
+    """Return the action's key.
 
     Raises InputError for an invalid request and BuildServiceError if this process runs other code than the service.
     """
     task.check_generator()
-    return action_digest(task.request)
+    return action_key(task.request)
 
 
 class RequestValidator:
-    """Compute and cache the action digest, or the input error, of each request.
+    """Compute and cache the action's key, or the input error, of each request.
 
     `timeout_s` limits the parsing and checking of one request.
     """
 
     def __init__(self, timeout_s: float, limits: WorkerLimits = WorkerLimits()) -> None:  # noqa: B008 - frozen
         self._timeout_s = timeout_s
-        codec = JsonCodec(str, _parse_digest)
-        self._workers = WorkerPool(compute_digest, timeout_s, replace(limits, memory_bytes=MEMORY_BYTES), codec)
-        self._cache: LruCache[str, str | InputError] = LruCache(CACHED_CHARACTERS)
+        codec = JsonCodec(_key_json, _parse_key)
+        self._workers = WorkerPool(compute_key, timeout_s, replace(limits, memory_bytes=MEMORY_BYTES), codec)
+        self._cache: LruCache[str, ActionKey | InputError] = LruCache(CACHED_CHARACTERS)
 
     def is_cached(self, request: BuildRequest) -> bool:
         """Whether `digest` returns without waiting for a worker."""
-        return self._cache.get(_key(request)) is not None
+        return self._cache.get(_cache_key(request)) is not None
 
     def digest(self, request: BuildRequest) -> str:
-        """Return the action's digest.
+        """Return the action's digest. Raises as `key` does."""
+        return self.key(request).digest
+
+    def key(self, request: BuildRequest) -> ActionKey:
+        """Return the action's key.
 
         Raises InputError for an invalid request and BuildServiceError if no worker could check it now.
         """
-        key = _key(request)
+        key = _cache_key(request)
         result = self._cache.get(key)
         if result is None:
             result = self._validate(request)
-            self._cache.put(key, result, len(key))
+            self._cache.put(key, result, len(key) + KEY_CHARACTERS)
         if isinstance(result, InputError):
             raise result.with_traceback(None)
         return result
@@ -64,7 +69,7 @@ class RequestValidator:
     def close(self) -> None:
         self._workers.close(kill=True)
 
-    def _validate(self, request: BuildRequest) -> str | InputError:
+    def _validate(self, request: BuildRequest) -> ActionKey | InputError:
         for _ in range(MAX_ATTEMPTS - 1):
             try:
                 return self._validate_once(request)
@@ -73,7 +78,7 @@ class RequestValidator:
                     raise
         return self._validate_once(request)
 
-    def _validate_once(self, request: BuildRequest) -> str | InputError:
+    def _validate_once(self, request: BuildRequest) -> ActionKey | InputError:
         try:
             return self._workers.call(BuildTask(request, LOADED_GENERATOR))
         except InputError as error:
@@ -86,11 +91,20 @@ class RequestValidator:
             )
 
 
-def _key(request: BuildRequest) -> str:
+def _cache_key(request: BuildRequest) -> str:
     return json.dumps(request_json(request), sort_keys=True, separators=(",", ":"))
 
 
-def _parse_digest(document: object) -> str:
-    if not (isinstance(document, str) and DIGEST.fullmatch(document)):
+def _key_json(key: ActionKey) -> object:
+    return {"digest": key.digest, "parts": dict(key.parts)}
+
+
+def _parse_key(document: object) -> ActionKey:
+    if not isinstance(document, dict) or document.keys() != {"digest", "parts"}:
+        raise ValueError("invalid key")
+    digest, parts = document["digest"], document["parts"]
+    if not (isinstance(digest, str) and DIGEST.fullmatch(digest) and isinstance(parts, dict)):
         raise ValueError("invalid digest")
-    return document
+    if set(parts) != set(PARTS) or not all(DIGEST.fullmatch(f"sha256:{each}") for each in parts.values()):
+        raise ValueError("invalid parts")
+    return ActionKey(digest, KERNEL, parts)

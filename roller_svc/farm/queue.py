@@ -31,7 +31,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from roller_svc.compiler.serialize import error_json
 from roller_svc.errors import BuildServiceError, CancelledError, QueueFullError, QuotaExceededError, RollerError
 from roller_svc.farm.database.connect import Database, now_s
-from roller_svc.farm.database.tables import clients, events, interests, operations
+from roller_svc.farm.database.tables import actions, clients, events, interests, operations
 from roller_svc.farm.operations import CacheStatus, Operation, OperationState, format_time, new_id
 from roller_svc.farm.store import UPLOADS, Json
 
@@ -277,6 +277,8 @@ class OperationQueue:
                 .values(state=_DONE, facts=facts, end_time=now_s(), worker=None, lease_until=None)
             )
             if done.rowcount:
+                built = update(actions).where(actions.c.action == claim.action, actions.c.build_time.is_(None))
+                connection.execute(built.values(build_time=now_s()))
                 _add_event(connection, claim.id, "done", {"digest": facts.get("digest")})
         return bool(done.rowcount)
 

@@ -35,7 +35,15 @@ from roller_svc.service.access import routes_of
 from roller_svc.service.announcements import Announcements
 from roller_svc.service.api import create_api
 from roller_svc.service.authentication import Authenticator
-from roller_svc.service.builds import Builder, BuildWork, Digest, RequestBuilds, RequestDigests, worker_limits
+from roller_svc.service.builds import (
+    Builder,
+    BuildWork,
+    Digest,
+    RequestBuilds,
+    RequestDigests,
+    key_function,
+    worker_limits,
+)
 from roller_svc.service.disassembly import ListingCache
 from roller_svc.service.middleware import RequestLimitsMiddleware
 from roller_svc.service.model_builds import ModelBuilds
@@ -97,11 +105,12 @@ def create_app(
     queue = OperationQueue(database, environment_digest(), max_alive=settings.queue_length, lease_s=settings.lease_s)
     if store.folder is not None:
         import_records(store.folder, queue)
+    digests = RequestDigests(validator.key if digest is None else key_function(digest), models)
     farm = BuildFarm(
-        queue, store, announcements.courier, registry, RequestDigests(digest or validator.digest, models),
-        retention_s=settings.retention_s, no_worker_timeout_s=settings.no_worker_timeout_s,
+        queue, store, announcements.courier, registry, digests, retention_s=settings.retention_s,
+        no_worker_timeout_s=settings.no_worker_timeout_s,
     )  # fmt: skip
-    keeper = StoreKeeper(store, settings.store_quota_bytes, queue.live_uploads)
+    keeper = StoreKeeper(store, settings.store_quota_bytes, queue.live_uploads, farm.forget_actions)
     # A service without other machines answers every request, be it by the error that a compiler is missing.
     queues = machine_queues() if settings.is_distributed else (EVERY_QUEUE, machine_queue())
     runner = BuildRunner(
