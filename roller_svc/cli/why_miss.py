@@ -57,6 +57,9 @@ def _text(facts: dict[str, Any]) -> str:
         return f"{facts['action']} is stored: {facts['result']}"
     nearest = facts["nearest"]
     lines = [f"{facts['action']} is not stored"]
+    if facts["remembered_error"] is not None:
+        error = facts["remembered_error"]
+        lines.append(f"its error stands until {error['until']}: {error['code']}: {error['message']}")
     if nearest is None:
         return "\n".join([*lines, "nothing comparable was built"])
     lines.append(f"the nearest is {nearest['action']} of {nearest['create_time']}, which differs in")

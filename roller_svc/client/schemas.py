@@ -301,11 +301,20 @@ class NearestAction(BaseModel):
     differences: list[PartDifference]
 
 
+class RememberedError(BaseModel):
+    """An error of the request's own, which the same request gets without another build."""
+
+    code: str
+    message: str
+    until: str
+
+
 class ActionResponse(BaseModel):
     """`nearest` is null if there is a result, or nothing to compare with."""
 
     action: str
     result: str | None = Field(description="digest of the kernel or model in the store")
+    remembered_error: RememberedError | None
     parts: dict[str, str] = Field(description="hashes of the parts of the key; empty for an action of an older version")
     nearest: NearestAction | None
 

@@ -13,7 +13,7 @@ from sqlalchemy import Connection, Row, delete, insert, select, union
 
 from roller_svc.compiler.action import PARTS, ActionKey
 from roller_svc.farm.database.connect import Database, now_s
-from roller_svc.farm.database.tables import action_parts, actions
+from roller_svc.farm.database.tables import action_parts, actions, operations
 from roller_svc.farm.operations import format_time
 from roller_svc.farm.store import Json, Store
 
@@ -51,6 +51,15 @@ class NearestAction:
 
 
 @dataclass(frozen=True, slots=True)
+class RememberedError:
+    """An error of a request's own, and until when it stands."""
+
+    code: str
+    message: str
+    until: str
+
+
+@dataclass(frozen=True, slots=True)
 class Explanation:
     """Why an action is a hit or a miss. `parts` is empty for an action without a record."""
 
@@ -58,6 +67,7 @@ class Explanation:
     result: str | None
     parts: Mapping[str, str]
     nearest: NearestAction | None
+    remembered_error: RememberedError | None = None  # that a request gets without a build
 
 
 class ActionLog:
@@ -102,7 +112,11 @@ class ActionLog:
     def explain(self, key: ActionKey, contents: Mapping[str, object]) -> Explanation:
         """Compare a key with those of the stored actions."""
         result = self._result(key.digest)
-        return Explanation(key.digest, result, key.parts, None if result else self._nearest(key, contents))
+        if result is not None:
+            return Explanation(key.digest, result, key.parts, None)
+        return Explanation(
+            key.digest, None, key.parts, self._nearest(key, contents), self._remembered_error(key.digest)
+        )
 
     def explain_known(self, action: str) -> Explanation | None:
         """Explain an action by its digest; None if it is neither recorded nor stored."""
@@ -125,6 +139,17 @@ class ActionLog:
                 ]
                 return NearestAction(row.action, result, format_time(row.create_time), differences)
         return None
+
+    def _remembered_error(self, action: str) -> RememberedError | None:
+        query = (
+            select(operations.c.error, operations.c.remember_until)
+            .where(operations.c.action == action, operations.c.remember_until > now_s())
+            .order_by(operations.c.end_time.desc())
+            .limit(1)
+        )
+        with self._database.read() as connection:
+            row = connection.execute(query).one_or_none()
+        return row and RememberedError(row.error["code"], row.error["message"], format_time(row.remember_until))
 
     def _candidates(self, key: ActionKey) -> list[Row[Any]]:
         """Return built actions, the nearest first: the same expression before all else, then the most equal parts."""
@@ -155,10 +180,13 @@ class ActionLog:
 
 def explanation_json(explanation: Explanation) -> Json:
     """Encode an explanation."""
-    nearest = explanation.nearest
+    nearest, remembered = explanation.nearest, explanation.remembered_error
     return {
         "action": explanation.action,
         "result": explanation.result,
+        "remembered_error": None if remembered is None else {
+            "code": remembered.code, "message": remembered.message, "until": remembered.until,
+        },
         "parts": dict(explanation.parts),
         "nearest": None if nearest is None else {
             "action": nearest.action,

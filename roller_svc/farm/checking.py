@@ -7,7 +7,8 @@ run in the process that serves requests.
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+import time
+from dataclasses import dataclass, replace
 
 from roller_svc.compiler.action import KERNEL, PARTS, ActionKey, action_key
 from roller_svc.compiler.estimates.cache import LruCache
@@ -19,6 +20,7 @@ from roller_svc.ir.report import BuildRequest
 
 CACHED_CHARACTERS = 8 << 20  # total length of the cached requests and keys
 KEY_CHARACTERS = 500  # of a key
+REMEMBER_ERRORS_S = 600.0
 MAX_ATTEMPTS = 3  # if worker processes die
 MEMORY_BYTES = 2 << 30  # limit of one worker process
 
@@ -32,21 +34,38 @@ def compute_key(task: BuildTask) -> ActionKey:
     return action_key(task.request)
 
 
+@dataclass(frozen=True, slots=True)
+class _Checked:
+    """The key or the error of a request, and when it was found."""
+
+    result: ActionKey | InputError
+    time_s: float
+
+
 class RequestValidator:
     """Compute and cache the action's key, or the input error, of each request.
 
-    `timeout_s` limits the parsing and checking of one request.
+    Args:
+        timeout_s: limit of the parsing and checking of one request.
+        limits: of a worker process.
+        remember_errors_s: how long an error stands before a request is checked again.
     """
 
-    def __init__(self, timeout_s: float, limits: WorkerLimits = WorkerLimits()) -> None:  # noqa: B008 - frozen
+    def __init__(
+        self,
+        timeout_s: float,
+        limits: WorkerLimits = WorkerLimits(),  # noqa: B008 - frozen
+        remember_errors_s: float = REMEMBER_ERRORS_S,
+    ) -> None:
         self._timeout_s = timeout_s
+        self._remember_errors_s = remember_errors_s
         codec = JsonCodec(_key_json, _parse_key)
         self._workers = WorkerPool(compute_key, timeout_s, replace(limits, memory_bytes=MEMORY_BYTES), codec)
-        self._cache: LruCache[str, ActionKey | InputError] = LruCache(CACHED_CHARACTERS)
+        self._cache: LruCache[str, _Checked] = LruCache(CACHED_CHARACTERS)
 
     def is_cached(self, request: BuildRequest) -> bool:
         """Whether `digest` returns without waiting for a worker."""
-        return self._cache.get(_cache_key(request)) is not None
+        return self._cached(_cache_key(request)) is not None
 
     def digest(self, request: BuildRequest) -> str:
         """Return the action's digest. Raises as `key` does."""
@@ -58,16 +77,24 @@ class RequestValidator:
         Raises InputError for an invalid request and BuildServiceError if no worker could check it now.
         """
         key = _cache_key(request)
-        result = self._cache.get(key)
+        result = self._cached(key)
         if result is None:
             result = self._validate(request)
-            self._cache.put(key, result, len(key) + KEY_CHARACTERS)
+            self._cache.put(key, _Checked(result, time.monotonic()), len(key) + KEY_CHARACTERS)
         if isinstance(result, InputError):
             raise result.with_traceback(None)
         return result
 
     def close(self) -> None:
         self._workers.close(kill=True)
+
+    def _cached(self, key: str) -> ActionKey | InputError | None:
+        """Return what is known of a request: its key, or its error for a time."""
+        checked = self._cache.get(key)
+        if checked is None:
+            return None
+        is_error = isinstance(checked.result, InputError)
+        return None if is_error and time.monotonic() > checked.time_s + self._remember_errors_s else checked.result
 
     def _validate(self, request: BuildRequest) -> ActionKey | InputError:
         for _ in range(MAX_ATTEMPTS - 1):

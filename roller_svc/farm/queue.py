@@ -430,8 +430,9 @@ class OperationQueue:
             self._end(connection, [*queued, operations.c.generator != self.generator], error)
 
     def forget(self, older_than_s: float) -> int:
-        """Delete operations that ended that long ago; return their number."""
-        old = [operations.c.state == _DONE, operations.c.end_time < now_s() - older_than_s]
+        """Delete operations that ended that long ago, but those whose errors are remembered; return their number."""
+        is_remembered = func.coalesce(operations.c.remember_until, 0) > now_s()
+        old = [operations.c.state == _DONE, operations.c.end_time < now_s() - older_than_s, ~is_remembered]
         with self.database.write() as connection:
             return connection.execute(delete(operations).where(*old)).rowcount
 

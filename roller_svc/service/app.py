@@ -88,7 +88,7 @@ def create_app(
     batches = ThreadPoolExecutor(MAX_WAITING_ESTIMATES, thread_name_prefix="batch")
     for pool in (compute, submissions, batches, model_estimates):
         resources.callback(pool.shutdown, wait=True, cancel_futures=True)
-    validator = RequestValidator(settings.check_timeout_s, limits)
+    validator = RequestValidator(settings.check_timeout_s, limits, settings.remember_errors_s)
     resources.callback(validator.close)
     estimators = EstimatePool(max(1, settings.workers), settings.check_timeout_s, limits)
     resources.callback(estimators.close)

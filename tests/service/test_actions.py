@@ -50,6 +50,8 @@ def test_an_action_is_explained_by_its_digest(client: httpx.Client) -> None:
     failed = compiled(client, top_k=99)  # the builder refuses it
     document = client.get(f"/v1/actions/{failed}").json()
     assert document["result"] is None
+    assert document["remembered_error"]["code"] == "compile-failed"
+    assert document["remembered_error"]["until"] > "2026"
     assert document["nearest"]["action"] == stored
     fields = [{"field": "top_k", "this": 99, "nearest": 10}]
     assert document["nearest"]["differences"] == [{"part": "options", "fields": fields}]

@@ -14,6 +14,7 @@ from roller_svc import hardware
 from roller_svc.compiler import action
 from roller_svc.compiler.action import PARTS, ActionKey, action_digest, action_key, part_contents
 from roller_svc.compiler.request import build_request
+from roller_svc.errors import CompileError
 from roller_svc.farm.actions import ActionLog, explanation_json
 from roller_svc.farm.database.connect import Database
 from roller_svc.farm.database.tables import action_parts, actions
@@ -169,6 +170,18 @@ def test_what_was_submitted_is_explained_by_its_digest(setup: Setup) -> None:
     assert document["result"] is None
     fields = [{"field": "top_k", "this": 5, "nearest": 1}]
     assert document["nearest"]["differences"] == [{"part": "options", "fields": fields}]
+
+
+def test_a_remembered_error_is_part_of_the_explanation(setup: Setup) -> None:
+    key = setup.submit(request())
+    claim = setup.queue.claim("worker")
+    assert claim is not None
+    assert setup.queue.fail(claim, CompileError("no"), 60.0)
+    explanation = setup.log.explain_known(key.digest)
+    assert explanation is not None
+    document: Any = explanation_json(explanation)
+    error = document["remembered_error"]
+    assert (error["code"], error["message"], error["until"][-1]) == ("compile-failed", "no", "Z")
 
 
 def test_a_stored_action_without_a_record_is_known(setup: Setup) -> None:

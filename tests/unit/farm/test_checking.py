@@ -57,6 +57,19 @@ def test_a_refusal_is_the_parsers_and_is_remembered(checking: RequestValidator) 
     assert checking.is_cached(wrong)
 
 
+def test_a_refusal_is_checked_again_after_a_time() -> None:
+    checking = RequestValidator(20.0, remember_errors_s=0.0)
+    checking.close()
+    stub = Failing(KernelTimeoutError("the machine was busy"))
+    checking._workers = stub  # type: ignore[assignment]
+    with pytest.raises(InputError):
+        checking.digest(REQUEST)
+    assert not checking.is_cached(REQUEST)
+    assert checking.digest(REQUEST) == "sha256:" + "0" * 64
+    assert checking.digest(REQUEST) == "sha256:" + "0" * 64  # a key stands
+    assert stub.asked == 2
+
+
 def test_a_program_that_takes_too_long_is_refused_once_and_for_all(checking: RequestValidator) -> None:
     stub = Failing(KernelTimeoutError("late"))
     checking._workers = stub  # type: ignore[assignment]
