@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import multiprocessing
 import os
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 from s3_server import S3Server
 
+from roller_svc.compiler.action import SCHEMA
 from roller_svc.errors import ArgumentError, StoreError
 from roller_svc.farm.store import BLOBS, Artifact, Store
 
@@ -157,6 +159,30 @@ def test_a_server_that_is_away_is_a_store_error() -> None:
 def test_other_locations_are_refused(location: str) -> None:
     with pytest.raises(ArgumentError, match="expected"):
         Store(location)
+
+
+def test_a_store_of_an_earlier_version_is_read(tmp_path: Path) -> None:
+    """Its files as that version wrote them."""
+    source, kernel = b"void f() {}", "c" * 64
+    document = {
+        "digest": f"sha256:{kernel}", "facts": {"note": "old"}, "files": {"source": sha256(source)}, "schema": SCHEMA,
+    }  # fmt: skip
+    manifest = json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
+    for content in (source, manifest):
+        path = tmp_path / "cas" / "sha256" / sha256(content)[:2] / sha256(content)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    for folder, name in (("ac", "a" * 64), ("kernels", kernel)):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / name).write_text(sha256(manifest))
+    store = Store(tmp_path)
+    assert store.action_result(ACTION) == {"note": "old"}
+    assert store.files(f"sha256:{kernel}") == {"source": source}
+    assert store.publish(ACTION, artifact()) == {"note": "old"}
+
+
+def sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
 
 
 def test_nothing_half_written_is_left_behind(store: Store) -> None:
