@@ -29,7 +29,12 @@ class Settings(BaseSettings):
 
     host: str = Field("127.0.0.1", description="address the service listens on")
     port: int = Field(8000, ge=0, le=65535, description="port the service listens on; 0 takes a free one")
-    store: Path = Field(Path("build/store"), description="directory of the content-addressed store")
+    store: str = Field(
+        "build/store", description="the content-addressed store: a directory, s3://BUCKET/PREFIX, or memory:"
+    )
+    store_quota_bytes: int | None = Field(
+        None, ge=0, description="size to which the service reduces the store, by removing the least recently used"
+    )
     database: SecretStr = Field(
         SecretStr(""),
         description="URL of the operations' database: sqlite:///FILE or postgresql://...; default: SQLite in the store",
@@ -149,7 +154,12 @@ class Settings(BaseSettings):
     server: str = Field("", description="service that the command line uses; the same as --server")
     api_key: SecretStr = Field(SecretStr(""), description="API key of the command line for that service")
 
-    @field_validator("local_spec", "cache", mode="before")
+    @field_validator("store", mode="before")
+    @classmethod
+    def _store_may_be_a_path(cls, value: object) -> object:
+        return str(value) if isinstance(value, Path) else value
+
+    @field_validator("local_spec", "cache", "store_quota_bytes", mode="before")
     @classmethod
     def _empty_is_unset(cls, value: object) -> object:
         return None if value == "" else value
@@ -166,9 +176,19 @@ class Settings(BaseSettings):
         return max(1 << 28, usable_memory_bytes() * 3 // 4 // max(1, self.workers))
 
     @property
+    def is_local_store(self) -> bool:
+        """Whether the store is a directory."""
+        return self.store != "memory:" and "://" not in self.store
+
+    @property
+    def folder(self) -> Path:
+        """Directory of what this machine keeps beside results: that of the store, or the default if it has none."""
+        return Path(self.store if self.is_local_store else type(self).model_fields["store"].default)
+
+    @property
     def database_url(self) -> str:
-        """URL of the operations' database: the setting, or SQLite in the store's directory."""
-        return self.database.get_secret_value() or f"sqlite:///{self.store.absolute() / 'operations.db'}"
+        """URL of the operations' database: the setting, or SQLite in `folder`."""
+        return self.database.get_secret_value() or f"sqlite:///{self.folder.absolute() / 'operations.db'}"
 
     @property
     def is_distributed(self) -> bool:
@@ -228,9 +248,28 @@ def pin_local(spec: Path | None) -> None:
         os.environ[f"{PREFIX}LOCAL_SPEC"] = str(spec)
 
 
+_S3_CREDENTIALS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
+_forgotten_credentials: dict[str, str] = {}
+
+
+def s3_options() -> dict[str, str]:
+    """Return options of S3: credentials, also those that were there before `forget_secrets`, and whether HTTP may be.
+
+    An endpoint that begins with http:// allows it, too.
+    """
+    endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL", "")
+    is_http = endpoint.startswith("http://") or os.environ.get("AWS_ALLOW_HTTP", "").lower() in ("1", "true")
+    return (_credentials() or _forgotten_credentials) | {"allow_http": "true" if is_http else "false"}
+
+
+def _credentials() -> dict[str, str]:
+    return {name.lower(): os.environ[name] for name in _S3_CREDENTIALS if name in os.environ}
+
+
 def forget_secrets() -> None:
     """Remove the keys from the environment, so that child processes do not inherit them."""
-    for name in ("ROLLER_API_KEYS", "ROLLER_API_KEY", "ROLLER_DATABASE", "ROLLER_BROKER"):
+    _forgotten_credentials.update(_credentials())
+    for name in ("ROLLER_API_KEYS", "ROLLER_API_KEY", "ROLLER_DATABASE", "ROLLER_BROKER", *_S3_CREDENTIALS):
         os.environ.pop(name, None)
 
 

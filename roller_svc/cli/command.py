@@ -28,6 +28,8 @@ COMMANDS = {
     "serve": "run the HTTP service",
     "worker": "build what services have queued in their database",
     "operations": "list, show, watch and cancel the builds of a service",
+    "store": "collect, verify, pin, export and import the results in a store",
+    "why-miss": "say which part of a request's key differs from the nearest stored result",
     "keys": "add, list and revoke the API keys of the service",
 }
 
@@ -90,7 +92,7 @@ def _parse(words: list[str], context: CommandContext) -> tuple[Command, argparse
             name, help=summary, description=summary[0].upper() + summary[1:] + ".", allow_abbrev=False
         )
         if name == selected:
-            command: Command = import_module(f"roller_svc.cli.{name}")
+            command: Command = import_module(f"roller_svc.cli.{name.replace('-', '_')}")
             command.add_arguments(subparser)
     options = parser.parse_args(words)
     options.context = context

@@ -55,7 +55,7 @@ def execute(options: argparse.Namespace) -> int:
         raise ArgumentError(f"{options.file} is not JSON: {failure}", code="invalid-corpus") from failure
     cases = corpus.parse_cases(document, small=options.small, every=options.every)
     start = time.monotonic()
-    journal = Journal(settings().store / "corpus" / f"{_run_id(options, run, text)}.jsonl", keep=options.resume)
+    journal = Journal(settings().folder / "corpus" / f"{_run_id(options, run, text)}.jsonl", keep=options.resume)
     done = {row["id"]: Row(**row) for row in journal.rows()}
     pending = [case for case in cases if case.id not in done]
     tasks = corpus.group_tasks(pending, run)

@@ -47,6 +47,12 @@ def kernel(options: argparse.Namespace, server: str) -> api.Kernel:
         return api.load(folder)
 
 
+def explain_action(options: argparse.Namespace, server: str) -> dict[str, Any]:
+    """Return why the service's store has or lacks the result of a request."""
+    with open_client(server) as service:
+        return service.explain(_compile_request(options)).model_dump()
+
+
 def model_bundle(options: argparse.Namespace, server: str, graph: GraphOptions) -> bytes:
     """Compile a model on the service, and return its bundle."""
     with open_client(server) as service:

@@ -31,6 +31,7 @@ from roller_svc.client.client import (
 from roller_svc.client.events import EventDecoder
 from roller_svc.client.retry import DEFAULT_RETRIES, RetryPolicy
 from roller_svc.client.schemas import (
+    ActionResponse,
     CompileRequest,
     EstimateRequest,
     GraphEstimateResponse,
@@ -160,6 +161,10 @@ class AsyncClient:
     async def hardware(self) -> list[dict[str, Any]]:
         """Return the devices and whether the service compiles for them."""
         return await self._run(self._calls.hardware())
+
+    async def explain(self, request: CompileRequest) -> ActionResponse:
+        """Return whether the store has the result of a request, or else how the nearest stored request differs."""
+        return await self._run(self._calls.explain(request))
 
     async def validate_hardware(self, hardware: str | Mapping[str, Any]) -> dict[str, Any]:
         """Return a spec, given as YAML text or as JSON, in its normal form. Raises SpecError."""

@@ -21,6 +21,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from roller_svc.client.problems import error_from_problem, error_of_response
 from roller_svc.client.retry import RETRY_STATUSES, RetryPolicy, parse_retry_after
 from roller_svc.client.schemas import (
+    ActionResponse,
     BatchCompileRequest,
     BatchCompileResponse,
     BatchResult,
@@ -223,6 +224,11 @@ class Calls:
         return self._retry.pause_s(max(1, failures), _retry_after_s(reply))
 
     # ---------------------------------------------------------------- others
+
+    def explain(self, body: CompileRequest) -> Call[ActionResponse]:
+        """Return whether the store has the result of a request, or else how the nearest stored request differs."""
+        document = yield from self._json(Send("POST", "/v1/actions:explain", _to_json(body)))
+        return self._parse(ActionResponse, document)
 
     def hardware(self) -> Call[list[dict[str, Any]]]:
         document = yield from self._json(Send("GET", "/v1/hardware"))

@@ -261,6 +261,7 @@ class OperationMetadata(BaseModel):
     stage: Literal["queued", "building", "done"]
     cache: Literal["hit", "miss", "joined"]
     create_time: str
+    action: str | None = Field(None, description="digest of everything that decides the result")
     attempt: int = Field(0, description="workers that have begun to build it so far")
     queue: str | None = Field(None, description="machines that can build it")
     worker: str | None = Field(None, description="id of the worker that builds it")
@@ -276,6 +277,46 @@ class OperationResponse(BaseModel):
     metadata: OperationMetadata
     response: KernelResponse | None = None
     error: Problem | None = None
+
+
+class FieldDifference(BaseModel):
+    """A field of a part of the key, by its path; null: the part lacks it."""
+
+    field: str
+    this: Any
+    nearest: Any
+
+
+class PartDifference(BaseModel):
+    part: Literal["expression", "spec", "options", "compiler", "generator"]
+    fields: list[FieldDifference] = Field(description="at most 50")
+
+
+class NearestAction(BaseModel):
+    """The stored action whose key is the most alike: the same expression first, then the most equal parts."""
+
+    action: str
+    result: str
+    create_time: str
+    differences: list[PartDifference]
+
+
+class RememberedError(BaseModel):
+    """An error of the request's own, which the same request gets without another build."""
+
+    code: str
+    message: str
+    until: str
+
+
+class ActionResponse(BaseModel):
+    """`nearest` is null if there is a result, or nothing to compare with."""
+
+    action: str
+    result: str | None = Field(description="digest of the kernel or model in the store")
+    remembered_error: RememberedError | None
+    parts: dict[str, str] = Field(description="hashes of the parts of the key; empty for an action of an older version")
+    nearest: NearestAction | None
 
 
 class BlobResponse(BaseModel):

@@ -1,4 +1,4 @@
-"""BuildRequest → action digest, a hash of everything that decides the result of a build."""
+"""BuildRequest → action digest, a hash of everything that decides the result of a build, and its parts."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import hashlib
 import importlib.metadata
 import json
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from pathlib import Path
+from types import MappingProxyType
 
 from roller_svc import hardware, toolchain
-from roller_svc.compiler.request import resolve_spec
+from roller_svc.compiler.request import request_json, resolve_spec
 from roller_svc.frontend.parse import parse
 from roller_svc.ir import canonical
 from roller_svc.ir.constraints import WinogradMode
@@ -21,16 +22,68 @@ from roller_svc.ir.report import BuildRequest
 SCHEMA = 2  # of the results of actions; raise it when the fields of the store's manifests change
 # Libraries that parse programs, compute index sets and evaluate constants.
 LIBRARIES = ("islpy", "lark", "numpy")
+KERNEL, MODEL = "kernel", "model"  # kinds of actions
+_OPTIONS = ("top_k", "select", "runtime", "allow_tf32", "family", "tiles", "constants", "winograd")
+
+
+PARTS = ("expression", "spec", "options", "compiler", "generator")  # of an action's key
+
+
+@dataclass(frozen=True, slots=True)
+class ActionKey:
+    """An action's digest, and the hash of each of its parts."""
+
+    digest: str
+    kind: str  # kernel or model: keys of one kind are compared
+    parts: Mapping[str, str]
 
 
 def action_digest(request: BuildRequest) -> str:
     """Return the action's digest, "sha256:<hex>". Parse the program; raise InputError if it is invalid."""
-    program = parse(request.expression, dict(request.inputs), request.outputs)
+    return action_key(request).digest
+
+
+def action_key(request: BuildRequest) -> ActionKey:
+    """Return the action's key. Parse the program; raise InputError if it is invalid."""
+    program = canonical.to_json(parse(request.expression, dict(request.inputs), request.outputs))
+    contents = part_contents(request)
+    parts = hash_parts(contents) | {"expression": _digest({"program": program})}
+    return ActionKey(_action_digest(request, program), KERNEL, parts)
+
+
+def part_contents(request: BuildRequest) -> dict[str, object]:
+    """Return the contents of the parts, of the expression as it is written. No program is parsed."""
+    spec = resolve_spec(request)
+    fields = request_json(request)
+    return {
+        "expression": {name: fields[name] for name in ("expression", "inputs", "outputs")},
+        "spec": hardware.to_mapping(replace(spec, measured=())),
+        "options": {name: fields[name] for name in _OPTIONS},
+        "compiler": compiler_content(spec.family),
+        "generator": generator_content(),
+    }
+
+
+def compiler_content(family: TargetKind, more: Mapping[str, str] = MappingProxyType({})) -> dict[str, object]:
+    """Return the versions of compilers and libraries, as a part of keys."""
+    return {"toolchain": toolchain_versions(family), "libraries": {**library_versions(), **more}}
+
+
+def generator_content() -> dict[str, object]:
+    return {"generator": generator_digest(), "schema": SCHEMA}
+
+
+def hash_parts(contents: Mapping[str, object]) -> dict[str, str]:
+    """Return the hash of each part."""
+    return {part: _digest({part: content}) for part, content in contents.items()}
+
+
+def _action_digest(request: BuildRequest, program: object) -> str:
     spec = resolve_spec(request)
     # Hash the spec's content, not its name: an edited spec is another device. Exclude the measurements behind it.
     parts = {
         "schema": SCHEMA,
-        "program": canonical.to_json(program),
+        "program": program,
         "hardware": hardware.to_mapping(replace(spec, measured=())),
         "top_k": request.top_k,
         "select": request.select.value,

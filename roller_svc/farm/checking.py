@@ -1,4 +1,4 @@
-"""Validate build requests and compute their action digests, in worker processes with a time limit, with a cache.
+"""Validate build requests and compute their actions' keys, in worker processes with a time limit, with a cache.
 
 Validation runs a client's text through a parser and a polyhedral library that holds the interpreter lock. Neither may
 run in the process that serves requests.
@@ -7,9 +7,10 @@ run in the process that serves requests.
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+import time
+from dataclasses import dataclass, replace
 
-from roller_svc.compiler.action import action_digest
+from roller_svc.compiler.action import KERNEL, PARTS, ActionKey, action_key
 from roller_svc.compiler.estimates.cache import LruCache
 from roller_svc.compiler.request import request_json
 from roller_svc.errors import BuildServiceError, InputError, KernelTimeoutError
@@ -17,46 +18,69 @@ from roller_svc.farm.build import DIGEST, LOADED_GENERATOR, BuildTask
 from roller_svc.farm.workers import JsonCodec, WorkerLimits, WorkerPool
 from roller_svc.ir.report import BuildRequest
 
-CACHED_CHARACTERS = 8 << 20  # total length of the cached requests
+CACHED_CHARACTERS = 8 << 20  # total length of the cached requests and keys
+KEY_CHARACTERS = 500  # of a key
+REMEMBER_ERRORS_S = 600.0
 MAX_ATTEMPTS = 3  # if worker processes die
 MEMORY_BYTES = 2 << 30  # limit of one worker process
 
 
-def compute_digest(task: BuildTask) -> str:
-    """Return the action's digest.
+def compute_key(task: BuildTask) -> ActionKey:
+    """Return the action's key.
 
     Raises InputError for an invalid request and BuildServiceError if this process runs other code than the service.
     """
     task.check_generator()
-    return action_digest(task.request)
+    return action_key(task.request)
+
+
+@dataclass(frozen=True, slots=True)
+class _Checked:
+    """The key or the error of a request, and when it was found."""
+
+    result: ActionKey | InputError
+    time_s: float
 
 
 class RequestValidator:
-    """Compute and cache the action digest, or the input error, of each request.
+    """Compute and cache the action's key, or the input error, of each request.
 
-    `timeout_s` limits the parsing and checking of one request.
+    Args:
+        timeout_s: limit of the parsing and checking of one request.
+        limits: of a worker process.
+        remember_errors_s: how long an error stands before a request is checked again.
     """
 
-    def __init__(self, timeout_s: float, limits: WorkerLimits = WorkerLimits()) -> None:  # noqa: B008 - frozen
+    def __init__(
+        self,
+        timeout_s: float,
+        limits: WorkerLimits = WorkerLimits(),  # noqa: B008 - frozen
+        remember_errors_s: float = REMEMBER_ERRORS_S,
+    ) -> None:
         self._timeout_s = timeout_s
-        codec = JsonCodec(str, _parse_digest)
-        self._workers = WorkerPool(compute_digest, timeout_s, replace(limits, memory_bytes=MEMORY_BYTES), codec)
-        self._cache: LruCache[str, str | InputError] = LruCache(CACHED_CHARACTERS)
+        self._remember_errors_s = remember_errors_s
+        codec = JsonCodec(_key_json, _parse_key)
+        self._workers = WorkerPool(compute_key, timeout_s, replace(limits, memory_bytes=MEMORY_BYTES), codec)
+        self._cache: LruCache[str, _Checked] = LruCache(CACHED_CHARACTERS)
 
     def is_cached(self, request: BuildRequest) -> bool:
         """Whether `digest` returns without waiting for a worker."""
-        return self._cache.get(_key(request)) is not None
+        return self._cached(_cache_key(request)) is not None
 
     def digest(self, request: BuildRequest) -> str:
-        """Return the action's digest.
+        """Return the action's digest. Raises as `key` does."""
+        return self.key(request).digest
+
+    def key(self, request: BuildRequest) -> ActionKey:
+        """Return the action's key.
 
         Raises InputError for an invalid request and BuildServiceError if no worker could check it now.
         """
-        key = _key(request)
-        result = self._cache.get(key)
+        key = _cache_key(request)
+        result = self._cached(key)
         if result is None:
             result = self._validate(request)
-            self._cache.put(key, result, len(key))
+            self._cache.put(key, _Checked(result, time.monotonic()), len(key) + KEY_CHARACTERS)
         if isinstance(result, InputError):
             raise result.with_traceback(None)
         return result
@@ -64,7 +88,15 @@ class RequestValidator:
     def close(self) -> None:
         self._workers.close(kill=True)
 
-    def _validate(self, request: BuildRequest) -> str | InputError:
+    def _cached(self, key: str) -> ActionKey | InputError | None:
+        """Return what is known of a request: its key, or its error for a time."""
+        checked = self._cache.get(key)
+        if checked is None:
+            return None
+        is_error = isinstance(checked.result, InputError)
+        return None if is_error and time.monotonic() > checked.time_s + self._remember_errors_s else checked.result
+
+    def _validate(self, request: BuildRequest) -> ActionKey | InputError:
         for _ in range(MAX_ATTEMPTS - 1):
             try:
                 return self._validate_once(request)
@@ -73,7 +105,7 @@ class RequestValidator:
                     raise
         return self._validate_once(request)
 
-    def _validate_once(self, request: BuildRequest) -> str | InputError:
+    def _validate_once(self, request: BuildRequest) -> ActionKey | InputError:
         try:
             return self._workers.call(BuildTask(request, LOADED_GENERATOR))
         except InputError as error:
@@ -86,11 +118,20 @@ class RequestValidator:
             )
 
 
-def _key(request: BuildRequest) -> str:
+def _cache_key(request: BuildRequest) -> str:
     return json.dumps(request_json(request), sort_keys=True, separators=(",", ":"))
 
 
-def _parse_digest(document: object) -> str:
-    if not (isinstance(document, str) and DIGEST.fullmatch(document)):
+def _key_json(key: ActionKey) -> object:
+    return {"digest": key.digest, "parts": dict(key.parts)}
+
+
+def _parse_key(document: object) -> ActionKey:
+    if not isinstance(document, dict) or document.keys() != {"digest", "parts"}:
+        raise ValueError("invalid key")
+    digest, parts = document["digest"], document["parts"]
+    if not (isinstance(digest, str) and DIGEST.fullmatch(digest) and isinstance(parts, dict)):
         raise ValueError("invalid digest")
-    return document
+    if set(parts) != set(PARTS) or not all(DIGEST.fullmatch(f"sha256:{each}") for each in parts.values()):
+        raise ValueError("invalid parts")
+    return ActionKey(digest, KERNEL, parts)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from roller_svc.compiler.action import ActionKey
 from roller_svc.errors import ArgumentError, BuildServiceError, InputError, RollerError
+from roller_svc.farm.actions import ActionLog, Explanation
 from roller_svc.farm.courier import Courier
 from roller_svc.farm.models import Request, parse_record, request_record
 from roller_svc.farm.operations import Operation, OperationState, action_of_hit, cached_operation, is_id
@@ -32,6 +34,9 @@ class Digests(Protocol):
 
     def digest(self, request: Request) -> str:
         """Return the action's digest. Raises InputError for an invalid request."""
+
+    def explained_key(self, request: Request) -> tuple[ActionKey, Mapping[str, object]]:
+        """Return the action's key and the contents of its parts. Raises InputError for an invalid request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +78,7 @@ class BuildFarm:
         self.registry = registry
         self.courier = courier
         self._digests = digests
+        self._actions = ActionLog(queue.database, store)
         self._retention_s = retention_s
         self._no_worker_timeout_s = no_worker_timeout_s
         self._served: frozenset[str] | None = None  # queues that workers take from, as of the last sweep
@@ -109,6 +115,7 @@ class BuildFarm:
                 "no worker builds for the service's own CPU, the target `local`", code="local-not-served",
                 hint="name the target: `roller targets` lists devices; `cpu-x86-avx2` runs on CPUs with AVX2",
             )  # fmt: skip
+        self._actions.record(*self._digests.explained_key(request))
         submission = Submission(
             action, record, queue, terms.client, terms.priority, terms.deadline_s, terms.max_alive,
             measured_on(request), is_served=is_served,
@@ -128,6 +135,19 @@ class BuildFarm:
         if operation is not None and operation.state is OperationState.QUEUED:
             return replace(operation, queue_position=self.queue.position(operation_id))
         return operation
+
+    def explain(self, request: Request) -> Explanation:
+        """Compare a request with the stored actions. Raises InputError for an invalid request."""
+        key, contents = self._digests.explained_key(request)
+        return self._actions.explain(key, contents)
+
+    def explain_known(self, action: str) -> Explanation | None:
+        """Explain an action by its digest; None if it is unknown."""
+        return self._actions.explain_known(action)
+
+    def forget_actions(self, removed: Collection[str]) -> None:
+        """Forget the keys of actions whose results were removed from the store."""
+        self._actions.forget(removed)
 
     def cancel(self, operation_id: str, client: str, *, for_all: bool = False) -> Operation | None:
         """Withdraw a client's interest in an operation; return it, or None if there is none."""
@@ -211,6 +231,7 @@ class BuildFarm:
                 if seconds_since_forgetting >= FORGET_S:
                     seconds_since_forgetting = 0.0
                     self.queue.forget(self._retention_s)
+                    self._actions.forget_unbuilt(self._retention_s)
             except BuildServiceError as failure:  # the database is away, or a validating worker was lost
                 log.warning("no sweep: %s", failure.message)
             seconds_since_forgetting += SWEEP_S

@@ -10,7 +10,17 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from roller_svc import hardware
-from roller_svc.compiler.action import SCHEMA, generator_digest, library_versions, toolchain_versions
+from roller_svc.compiler.action import (
+    MODEL,
+    SCHEMA,
+    ActionKey,
+    compiler_content,
+    generator_content,
+    generator_digest,
+    hash_parts,
+    library_versions,
+    toolchain_versions,
+)
 from roller_svc.compiler.request import build_request, request_json
 from roller_svc.errors import InputError
 from roller_svc.farm.store import Json
@@ -73,6 +83,22 @@ def model_digest(request: ModelRequest, spec: HardwareSpec) -> str:
     }
     content = json.dumps(parts, sort_keys=True, separators=(",", ":"))
     return f"sha256:{hashlib.sha256(content.encode()).hexdigest()}"
+
+
+def model_part_contents(request: ModelRequest, spec: HardwareSpec) -> dict[str, object]:
+    """Return the contents of the parts of the action's key."""
+    return {
+        "expression": {"format": request.format, "blob": request.blob},
+        "spec": hardware.to_mapping(replace(spec, measured=())),
+        "options": request.options,
+        "compiler": compiler_content(spec.family, reader_versions()),
+        "generator": generator_content(),
+    }
+
+
+def model_key(request: ModelRequest, spec: HardwareSpec) -> ActionKey:
+    """Return the key of the action."""
+    return ActionKey(model_digest(request, spec), MODEL, hash_parts(model_part_contents(request, spec)))
 
 
 @cache

@@ -31,9 +31,9 @@ from sqlalchemy.dialects import postgresql, sqlite
 from roller_svc.compiler.serialize import error_json
 from roller_svc.errors import BuildServiceError, CancelledError, QueueFullError, QuotaExceededError, RollerError
 from roller_svc.farm.database.connect import Database, now_s
-from roller_svc.farm.database.tables import clients, events, interests, operations
+from roller_svc.farm.database.tables import actions, clients, events, interests, operations
 from roller_svc.farm.operations import CacheStatus, Operation, OperationState, format_time, new_id
-from roller_svc.farm.store import Json
+from roller_svc.farm.store import UPLOADS, Json
 
 LEASE_S = 15.0
 RETRY_DELAYS_S = (0.5, 2.0, 8.0)  # before each retry; after the last one the operation is poisoned
@@ -277,6 +277,8 @@ class OperationQueue:
                 .values(state=_DONE, facts=facts, end_time=now_s(), worker=None, lease_until=None)
             )
             if done.rowcount:
+                built = update(actions).where(actions.c.action == claim.action, actions.c.build_time.is_(None))
+                connection.execute(built.values(build_time=now_s()))
                 _add_event(connection, claim.id, "done", {"digest": facts.get("digest")})
         return bool(done.rowcount)
 
@@ -369,6 +371,13 @@ class OperationQueue:
                 ended += self._end(connection, [*overdue, operations.c.queue == queue], error)
         return ended
 
+    def live_uploads(self) -> set[str]:
+        """Return the store's names of the models that operations wait for to be built."""
+        with self.database.read() as connection:
+            requests = connection.scalars(select(operations.c.request).where(_IS_ALIVE)).all()
+        models = (request.get("model") for request in requests)
+        return {f"{UPLOADS}/{model.get('blob')}" for model in models if isinstance(model, dict)}
+
     def foreign(self, built_elsewhere: Collection[str], limit: int) -> list[Operation]:
         """Return queued operations of other generators but those that are built elsewhere."""
         served = {self.generator, *built_elsewhere}
@@ -421,8 +430,9 @@ class OperationQueue:
             self._end(connection, [*queued, operations.c.generator != self.generator], error)
 
     def forget(self, older_than_s: float) -> int:
-        """Delete operations that ended that long ago; return their number."""
-        old = [operations.c.state == _DONE, operations.c.end_time < now_s() - older_than_s]
+        """Delete operations that ended that long ago, but those whose errors are remembered; return their number."""
+        is_remembered = func.coalesce(operations.c.remember_until, 0) > now_s()
+        old = [operations.c.state == _DONE, operations.c.end_time < now_s() - older_than_s, ~is_remembered]
         with self.database.write() as connection:
             return connection.execute(delete(operations).where(*old)).rowcount
 

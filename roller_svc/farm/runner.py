@@ -10,7 +10,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Protocol
 
-from roller_svc.errors import BuildServiceError, CompileError, InputError, RollerError, StoreError
+from roller_svc.errors import (
+    BuildServiceError,
+    CompileError,
+    InputError,
+    RollerError,
+    StoreError,
+)
 from roller_svc.farm.build import GENERATOR_REPLACED
 from roller_svc.farm.measuring import DeviceLocks
 from roller_svc.farm.models import Request, parse_record
@@ -21,6 +27,8 @@ from roller_svc.farm.store import Artifact, Json, Store
 HEARTBEATS_PER_LEASE = 3
 STOP_PAUSE_S = 0.02  # between tries to end the last builds
 RECORD_PAUSE_S = 0.5  # between tries to record a result while the database is away
+# Codes of input errors whose cause may go without another request: a blob is sent again, a disk has space again.
+OTHERS_CODES = frozenset({"unknown-blob", "unreadable-record", "unwritable-folder", "unwritable-file"})
 
 log = logging.getLogger(__name__)
 
@@ -292,4 +300,4 @@ class InProcessBuilders:
 
 def is_deterministic(error: RollerError) -> bool:
     """Whether the same request has the same error again: it is the input's own."""
-    return isinstance(error, InputError | CompileError)
+    return isinstance(error, InputError | CompileError) and error.code not in OTHERS_CODES

@@ -1,16 +1,18 @@
-"""Content-addressed store on disk: immutable blobs, and names that point to a manifest of them.
+"""Content-addressed store: immutable blobs, and names that point to a manifest of them.
 
     cas/sha256/ab/<hex>    a blob, named by the hash of its content
     ac/<action digest>     hash of the manifest of an action's result
     kernels/<digest>       hash of the manifest of a kernel
     models/<digest>        hash of the manifest of a model
+    uploads/<hex>          empty: a client has sent this blob
     derived/<digest>.<kind>  hash of a listing (PTX, SASS) of a kernel, and the tool that made it
-    set-aside/             directories that had the name of a file
-    tmp/                   files that are being written
+    pins/<hex>             empty: collections keep the kernel, model or upload of this digest
+    used/, writers/, collecting/  see store_uses.py and store_lock.py
 
-Blobs are written before the names that point to them, each by an atomic rename, so a name that resolves is complete.
-Every read checks the hash: a missing, truncated or changed blob makes its name a miss, and the next build repairs it.
-Processes may write concurrently. A file that exists but cannot be read is a StoreError, never a miss.
+Its objects are files below a folder, or are in S3 or in memory (objects.py). Blobs are written before the names that
+point to them, and each object is written at once, so a name that resolves is complete. Every read checks the hash: a
+missing, truncated or changed blob makes its name a miss, and the next build repairs it. Processes may write
+concurrently. An object that exists but cannot be read is a StoreError, never a miss.
 """
 
 from __future__ import annotations
@@ -19,22 +21,22 @@ import contextlib
 import hashlib
 import json
 import logging
-import os
 import re
-import tempfile
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 from roller_svc.compiler.action import SCHEMA
-from roller_svc.errors import ArgumentError, StoreError
+from roller_svc.errors import ArgumentError, StoreError, UnknownKernelError
+from roller_svc.farm.objects import FolderObjects, open_objects
+from roller_svc.farm.store_lock import Writing, writing
+from roller_svc.farm.store_uses import UseLog
 
 Json = dict[str, object]
-KERNELS, MODELS = "kernels", "models"
+KERNELS, MODELS, ACTIONS, UPLOADS, DERIVED, PINS = "kernels", "models", "ac", "uploads", "derived", "pins"
+BLOBS = "cas/sha256"
 _HEX = re.compile(r"[0-9a-f]{64}")
-LEFTOVER_S = 3600.0  # after which a temporary file belongs to nobody
 
 log = logging.getLogger(__name__)
 
@@ -60,38 +62,39 @@ class BlobWriter:
         self._hash = hashlib.sha256()
 
     def write(self, part: bytes) -> None:
-        with _as_store_error("write to"):
+        with _as_store_error():
             self._file.write(part)
         self._hash.update(part)
         self.size_bytes += len(part)
 
     def finish(self) -> None:
-        """Move the content to its place; it is on disk when this returns. Raises ArgumentError for another hash."""
+        """Move the content to its place; it is durable when this returns. Raises ArgumentError for another hash."""
         given = self._hash.hexdigest()
         if given != self._digest:
             raise ArgumentError(
                 f"the content has the digest sha256:{given}, not sha256:{self._digest}", code="wrong-digest"
             )
-        with _as_store_error("write to"):
+        with _as_store_error():
             self._file.flush()
-            os.fsync(self._file.fileno())
-            self._place()
+        self._place()
 
 
 class Store:
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        with _as_store_error("make"):
-            for folder in ("cas/sha256", "ac", KERNELS, MODELS, "derived", "set-aside", "tmp"):
-                (root / folder).mkdir(parents=True, exist_ok=True)
+    """The store at a location.
 
-    def remove_leftovers(self) -> None:
-        """Remove unfinished files of writers that were killed."""
-        newest = time.time() - LEFTOVER_S
-        for path in (self.root / "tmp").glob("*"):
-            with contextlib.suppress(OSError):  # a leftover does no harm
-                if path.stat().st_mtime < newest:
-                    path.unlink()
+    Args:
+        location: a folder, `s3://BUCKET/PREFIX` or `memory:`.
+        options: for S3; see `open_objects`.
+    """
+
+    def __init__(self, location: str | Path, options: Mapping[str, str] | None = None) -> None:
+        self.objects = open_objects(str(location), options or {})
+        self.uses = UseLog(self.objects)
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder of the store; None for another kind of store."""
+        return self.objects.root if isinstance(self.objects, FolderObjects) else None
 
     # ------------------------------------------------------------------ blobs
 
@@ -99,38 +102,40 @@ class Store:
         """Write a blob and return its hash in hex."""
         digest = hashlib.sha256(content).hexdigest()
         if self.get(digest) is None:
-            self._write(self._blob(digest), content)
+            self.objects.write(blob_name(digest), content)
         return digest
 
     def get(self, digest: str) -> bytes | None:
         """Return a blob, or None if it is missing or does not match its hash."""
         if not _HEX.fullmatch(digest):
             return None
-        content = _read(self._blob(digest))
+        content = self.objects.read(blob_name(digest))
         if content is None or hashlib.sha256(content).hexdigest() != digest:
             return None
         return content
 
     def has(self, digest: str) -> bool:
         """Whether a blob of that hash is there; its content is not checked."""
-        with _as_store_error("read"):
-            return bool(_HEX.fullmatch(digest)) and self._blob(digest).is_file()
+        return bool(_HEX.fullmatch(digest)) and self.objects.info(blob_name(digest)) is not None
+
+    def put_upload(self, content: bytes) -> str:
+        """Write a client's blob and return its hash in hex."""
+        digest = hashlib.sha256(content).hexdigest()
+        name = f"{UPLOADS}/{digest}"
+        if not (self.uses.is_recent(name) and self.get(digest) is not None):
+            with writing(self.objects):
+                self.put(content)
+                self._name_upload(digest)
+        return digest
 
     @contextlib.contextmanager
     def receive(self, digest: str) -> Iterator[BlobWriter]:
-        """Write a blob in parts. It replaces a damaged one, and is in the store once `finish` returns.
+        """Write a client's blob in parts. It replaces a damaged one, and is in the store once `finish` returns.
 
         Without `finish`, the parts are removed at the end.
         """
-        path = self._blob(digest)
-        with _as_store_error("write to"):  # a full disk also fails the end of the inner block
-            path.parent.mkdir(parents=True, exist_ok=True)
-            handle, temporary = tempfile.mkstemp(dir=self.root / "tmp")
-            try:
-                with os.fdopen(handle, "wb") as file:
-                    yield BlobWriter(file, digest, lambda: self._place(Path(temporary), path))
-            finally:
-                Path(temporary).unlink(missing_ok=True)
+        with self.objects.spool() as (file, path):
+            yield BlobWriter(file, digest, lambda: self._take_upload(path, digest))
 
     # -------------------------------------------------------------- artifacts
 
@@ -142,26 +147,42 @@ class Store:
         published = self.action_result(action)
         if published is not None:
             return published
+        with writing(self.objects) as right:
+            return self._publish(action, artifact, right)
+
+    def _publish(self, action: str, artifact: Artifact, right: Writing) -> Json:
         files = {kind: self.put(content) for kind, content in artifact.files.items()}
         document = {"schema": SCHEMA, "digest": artifact.digest, "facts": artifact.facts, "files": files}
         if artifact.folder != KERNELS:
             document["folder"] = artifact.folder
-        manifest = self.put(_to_bytes(document))
-        name = self.root / artifact.folder / _hex_digest(artifact.digest)
-        if self._resolve(name) is None:  # the first publication stays: digests are immutable
-            self._write(name, manifest.encode())
-        self._write(self.root / "ac" / _hex_digest(action), manifest.encode())
+        manifest = self.put(_to_bytes(document)).encode()
+        right.check()
+        name = f"{artifact.folder}/{_hex_digest(artifact.digest)}"
+        if not self.objects.create(name, manifest) and self._resolve(name) is None:
+            self.objects.write(name, manifest)  # repairs it; what a digest names never changes otherwise
+        action_name = f"{ACTIONS}/{_hex_digest(action)}"
+        if not self.objects.create(action_name, manifest):
+            published = self.action_result(action)
+            if published is not None:
+                return published
+            self.objects.write(action_name, manifest)
         return artifact.facts
 
     def action_result(self, action: str) -> Json | None:
         """Return the facts of an action's result, or None unless it is complete."""
         bare = _hex_digest(action)
-        manifest = self._resolve(self.root / "ac" / bare) if _HEX.fullmatch(bare) else None
+        pointer = self.objects.read(f"{ACTIONS}/{bare}") if _HEX.fullmatch(bare) else None
+        manifest = None if pointer is None else self._manifest(pointer)
         if manifest is None:
             return None
-        folder = MODELS if manifest.get("folder") == MODELS else KERNELS
-        if self._artifact(folder, str(manifest["digest"])) is None:
+        digest = _hex_digest(str(manifest["digest"]))
+        name = f"{MODELS if manifest.get('folder') == MODELS else KERNELS}/{digest}"
+        if not _HEX.fullmatch(digest):
             return None
+        own = self.objects.read(name)
+        if own is None or (own != pointer and self._manifest(own) is None):
+            return None
+        self.uses.note(name)
         return _mapping(manifest["facts"])
 
     def kernel(self, digest: str) -> Json | None:
@@ -185,104 +206,137 @@ class Store:
         manifest = self._kernel(digest)
         return () if manifest is None else tuple(_mapping(manifest["files"]))
 
+    # ----------------------------------------------------------------- copies
+
+    def contents(self, name: str) -> tuple[bytes | None, dict[str, bytes]]:
+        """Return what an action's, kernel's or model's name refers to, and its blobs; None if it is not complete."""
+        pointer = self.objects.read(name)
+        manifest = None if pointer is None else self._manifest(pointer)
+        if pointer is None or manifest is None:
+            return None, {}
+        digests = [pointer.decode(), *(str(digest) for digest in _mapping(manifest["files"]).values())]
+        blobs = {digest: self.get(digest) for digest in digests}
+        complete = {digest: content for digest, content in blobs.items() if content is not None}
+        return (pointer, complete) if len(complete) == len(blobs) else (None, {})
+
+    def result_digest(self, action_name: str) -> str | None:
+        """Return the digest, in hex, of the result that `ac/<digest>` refers to."""
+        manifest = self._resolve(action_name)
+        return None if manifest is None else _hex_digest(str(manifest["digest"]))
+
+    def adopt(self, name: str, pointer: bytes, blobs: Iterable[bytes]) -> bool:
+        """Write blobs and a name of another store; return whether the name is complete. A complete one stays."""
+        with writing(self.objects):
+            for content in blobs:
+                self.put(content)
+            manifest = self._manifest(pointer)
+            folder, _, digest = name.partition("/")
+            if manifest is None or (folder != ACTIONS and _hex_digest(str(manifest["digest"])) != digest):
+                return False
+            if not self.objects.create(name, pointer) and not self.is_complete(name):
+                self.objects.write(name, pointer)
+            return self.is_complete(name)
+
     # --------------------------------------------------------------- listings
 
     def put_derived(self, digest: str, kind: str, tool: str, content: bytes) -> None:
         """Store a listing that a tool made of a kernel; replace the previous one of that kind."""
-        self._write(self._derived(digest, kind), _to_bytes({"tool": tool, "blob": self.put(content)}))
+        with writing(self.objects):
+            self.objects.write(_derived(digest, kind), _to_bytes({"tool": tool, "blob": self.put(content)}))
+
+    # ------------------------------------------------------------------- pins
+
+    def pin(self, digest: str) -> None:
+        """Keep a kernel, model or upload in collections. Raises UnknownKernelError if there is none."""
+        bare = _hex_digest(digest)
+        with writing(self.objects):
+            names = [f"{folder}/{bare}" for folder in (KERNELS, MODELS, UPLOADS)] if _HEX.fullmatch(bare) else []
+            if not any(self.objects.info(name) for name in names):
+                raise UnknownKernelError(f"no kernel, model or upload {digest[:80]}")
+            self.objects.write(f"{PINS}/{bare}", b"")
+
+    def unpin(self, digest: str) -> None:
+        """Undo `pin`."""
+        bare = _hex_digest(digest)
+        if _HEX.fullmatch(bare):
+            self.objects.remove([f"{PINS}/{bare}"])
+
+    def pins(self) -> list[str]:
+        """Return the digests that are pinned."""
+        return sorted(f"sha256:{info.name.removeprefix(f'{PINS}/')}" for info in self.objects.list(f"{PINS}/"))
 
     def derived(self, digest: str, kind: str, tool: str) -> bytes | None:
         """Return the listing that the tool made of a kernel; None if it is missing or of another tool."""
         if not _HEX.fullmatch(_hex_digest(digest)):
             return None
-        entry = _parse_json(_read(self._derived(digest, kind))) or {}
+        entry = parse_json(self.objects.read(_derived(digest, kind))) or {}
         blob = entry.get("blob")
         return self.get(blob) if entry.get("tool") == tool and isinstance(blob, str) else None
 
-    def check_writable(self) -> None:
-        """Write a byte to a temporary file. Raises StoreError if that fails."""
-        with _as_store_error("write to"), tempfile.TemporaryFile(dir=self.root / "tmp", buffering=0) as probe:
-            probe.write(b"1")
+    def is_complete(self, name: str) -> bool:
+        """Whether an action's, kernel's, model's, upload's or listing's name has all that it refers to, intact."""
+        folder, _, rest = name.partition("/")
+        match folder:
+            case "ac":
+                return self.action_result(rest) is not None
+            case "kernels" | "models":
+                return self._resolve(name) is not None
+            case "uploads":
+                return self.get(rest) is not None
+            case _:
+                blob = (parse_json(self.objects.read(name)) or {}).get("blob")
+                return isinstance(blob, str) and self.get(blob) is not None
 
     # ---------------------------------------------------------------- details
 
-    def _blob(self, digest: str) -> Path:
-        return self.root / "cas" / "sha256" / digest[:2] / digest
+    def _take_upload(self, path: Path, digest: str) -> None:
+        with writing(self.objects):
+            self.objects.move_in(path, blob_name(digest))
+            self._name_upload(digest)
 
-    def _derived(self, digest: str, kind: str) -> Path:
-        return self.root / "derived" / f"{_hex_digest(digest)}.{kind}"
+    def _name_upload(self, digest: str) -> None:
+        self.objects.write(f"{UPLOADS}/{digest}", b"")
+        self.uses.write(f"{UPLOADS}/{digest}")
 
     def _kernel(self, digest: str) -> Json | None:
-        return self._artifact(KERNELS, digest)
-
-    def _artifact(self, folder: str, digest: str) -> Json | None:
         bare = _hex_digest(digest)
-        return self._resolve(self.root / folder / bare) if _HEX.fullmatch(bare) else None
+        manifest = self._resolve(f"{KERNELS}/{bare}") if _HEX.fullmatch(bare) else None
+        if manifest is not None:
+            self.uses.note(f"{KERNELS}/{bare}")
+        return manifest
 
-    def _resolve(self, name: Path) -> Json | None:
+    def _resolve(self, name: str) -> Json | None:
         """Return the manifest that a name points to, if all of its blobs are intact."""
-        pointer = _read(name)
-        manifest = None if pointer is None else _parse_json(self.get(pointer.decode("ascii", "replace")))
+        pointer = self.objects.read(name)
+        return None if pointer is None else self._manifest(pointer)
+
+    def _manifest(self, pointer: bytes) -> Json | None:
+        """Return the manifest of a pointer, if all of its blobs are intact."""
+        manifest = parse_json(self.get(pointer.decode("ascii", "replace")))
         if manifest is None:
             return None
         if not _is_manifest(manifest):
-            log.warning("%s names a manifest of another version: it is ignored", name)
+            log.warning("the manifest %s is of another version: it is ignored", pointer.decode())
             return None
         blobs = _mapping(manifest["files"]).values()
         return manifest if all(isinstance(blob, str) and self.get(blob) is not None for blob in blobs) else None
 
-    def _write(self, path: Path, content: bytes) -> None:
-        """Write a file atomically; it is on disk when this returns."""
-        with _as_store_error("write to"):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            handle, temporary = tempfile.mkstemp(dir=self.root / "tmp")
-            try:
-                with os.fdopen(handle, "wb") as file:
-                    file.write(content)
-                    file.flush()
-                    os.fsync(file.fileno())
-                self._place(Path(temporary), path)
-            finally:
-                Path(temporary).unlink(missing_ok=True)
 
-    def _place(self, temporary: Path, path: Path) -> None:
-        """Rename a complete file; the new name is on disk when this returns."""
-        if path.is_dir():
-            self._set_directory_aside(path)
-        temporary.replace(path)
-        _sync_directory(path.parent)
+def blob_name(digest: str) -> str:
+    """Return the name of a blob's object."""
+    return f"{BLOBS}/{digest[:2]}/{digest}"
 
-    def _set_directory_aside(self, path: Path) -> None:
-        """Move away a directory that has the name of a file."""
-        log.warning("%s is a directory: it is set aside", path)
-        path.rename(tempfile.mkdtemp(prefix=f"{path.name}-", dir=self.root / "set-aside"))
+
+def _derived(digest: str, kind: str) -> str:
+    return f"{DERIVED}/{_hex_digest(digest)}.{kind}"
 
 
 @contextlib.contextmanager
-def _as_store_error(verb: str) -> Iterator[None]:
+def _as_store_error() -> Iterator[None]:
     try:
         yield
     except OSError as failure:
-        raise StoreError(f"cannot {verb} the store: {failure.strerror or failure}") from failure
-
-
-def _sync_directory(folder: Path) -> None:
-    """Flush a directory, without which a rename is not durable."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def _read(path: Path) -> bytes | None:
-    """Return the content, or None if there is no file. Raises StoreError if it cannot be read."""
-    try:
-        return path.read_bytes()
-    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
-        return None
-    except OSError as failure:
-        raise StoreError(f"cannot read the store: {failure.strerror or failure}") from failure
+        raise StoreError(f"cannot write to the store: {failure.strerror or failure}") from failure
 
 
 def _is_manifest(document: Json) -> bool:
@@ -296,7 +350,8 @@ def _is_manifest(document: Json) -> bool:
     )
 
 
-def _parse_json(content: bytes | None) -> Json | None:
+def parse_json(content: bytes | None) -> Json | None:
+    """Return a JSON object; None for other content."""
     if content is None:
         return None
     try:

@@ -18,10 +18,20 @@ from starlette.types import Lifespan
 from roller_svc.client.schemas import Problem
 from roller_svc.service.access import OPEN_PATHS, RequiredScope, routes_of
 from roller_svc.service.problems import MEDIA_TYPE, add_handlers
-from roller_svc.service.routes import estimates, hardware, health, kernel_batches, kernels, models, operations, workers
+from roller_svc.service.routes import (
+    actions,
+    estimates,
+    hardware,
+    health,
+    kernel_batches,
+    kernels,
+    models,
+    operations,
+    workers,
+)
 from roller_svc.version import __version__
 
-ROUTE_MODULES = (kernels, kernel_batches, operations, estimates, models, hardware, workers, health)
+ROUTE_MODULES = (kernels, kernel_batches, operations, actions, estimates, models, hardware, workers, health)
 SECURITY_SCHEMES = {
     "bearer": {"type": "http", "scheme": "bearer", "description": "an API key, or a token of the identity provider"},
     "header": {"type": "apiKey", "in": "header", "name": "X-API-Key"},

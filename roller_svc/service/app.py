@@ -8,7 +8,6 @@ import gc
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 from fastapi import FastAPI
 
@@ -31,16 +30,25 @@ from roller_svc.farm.routing import machine_queue
 from roller_svc.farm.runner import BuildRunner
 from roller_svc.farm.scratch import scratch_folder
 from roller_svc.farm.store import Store
+from roller_svc.farm.store_keeper import StoreKeeper
 from roller_svc.service.access import routes_of
 from roller_svc.service.announcements import Announcements
 from roller_svc.service.api import create_api
 from roller_svc.service.authentication import Authenticator
-from roller_svc.service.builds import Builder, BuildWork, Digest, RequestBuilds, RequestDigests, worker_limits
+from roller_svc.service.builds import (
+    Builder,
+    BuildWork,
+    Digest,
+    RequestBuilds,
+    RequestDigests,
+    key_function,
+    worker_limits,
+)
 from roller_svc.service.disassembly import ListingCache
 from roller_svc.service.middleware import RequestLimitsMiddleware
 from roller_svc.service.model_builds import ModelBuilds
 from roller_svc.service.state import MAX_WAITING_ESTIMATES, State
-from roller_svc.settings import Settings
+from roller_svc.settings import Settings, s3_options
 
 COMPUTE_THREADS = 4
 MODEL_ESTIMATE_THREADS = 1  # each with a worker process that may take its whole memory
@@ -65,8 +73,8 @@ def create_app(
         ready: start the estimate workers before the first request.
     """
     resources = contextlib.ExitStack()  # closed in the reverse order
-    store = Store(Path(settings.store))
-    store.remove_leftovers()
+    store = Store(settings.store, s3_options())
+    store.objects.remove_leftovers()
     database = Database(settings.database_url)
     resources.callback(database.close)
     upgrade(database)
@@ -80,7 +88,7 @@ def create_app(
     batches = ThreadPoolExecutor(MAX_WAITING_ESTIMATES, thread_name_prefix="batch")
     for pool in (compute, submissions, batches, model_estimates):
         resources.callback(pool.shutdown, wait=True, cancel_futures=True)
-    validator = RequestValidator(settings.check_timeout_s, limits)
+    validator = RequestValidator(settings.check_timeout_s, limits, settings.remember_errors_s)
     resources.callback(validator.close)
     estimators = EstimatePool(max(1, settings.workers), settings.check_timeout_s, limits)
     resources.callback(estimators.close)
@@ -95,11 +103,14 @@ def create_app(
     resources.callback(announcements.close)
     registry = WorkerRegistry(database)
     queue = OperationQueue(database, environment_digest(), max_alive=settings.queue_length, lease_s=settings.lease_s)
-    import_records(store.root, queue)
+    if store.folder is not None:
+        import_records(store.folder, queue)
+    digests = RequestDigests(validator.key if digest is None else key_function(digest), models)
     farm = BuildFarm(
-        queue, store, announcements.courier, registry, RequestDigests(digest or validator.digest, models),
-        retention_s=settings.retention_s, no_worker_timeout_s=settings.no_worker_timeout_s,
+        queue, store, announcements.courier, registry, digests, retention_s=settings.retention_s,
+        no_worker_timeout_s=settings.no_worker_timeout_s,
     )  # fmt: skip
+    keeper = StoreKeeper(store, settings.store_quota_bytes, queue.live_uploads, farm.forget_actions)
     # A service without other machines answers every request, be it by the error that a compiler is missing.
     queues = machine_queues() if settings.is_distributed else (EVERY_QUEUE, machine_queue())
     runner = BuildRunner(
@@ -113,6 +124,7 @@ def create_app(
             runner.start()
             builders.start()
         farm.start()
+        keeper.start()
 
     def close() -> None:
         model_estimates.shutdown(wait=False, cancel_futures=True)  # starts no worker after the others are killed
@@ -122,6 +134,7 @@ def create_app(
             runner.close()
             builders.join()
         farm.close()
+        keeper.close()
         resources.close()
 
     @asynccontextmanager

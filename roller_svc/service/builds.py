@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from roller_svc.compiler.action import KERNEL, ActionKey, hash_parts, part_contents
 from roller_svc.farm.build import LOADED_GENERATOR, BuildTask, artifact_json, build_task, parse_artifact
 from roller_svc.farm.confinement import gpu_devices, readable_by_builds
 from roller_svc.farm.models import Request
@@ -17,6 +18,7 @@ from roller_svc.settings import Settings
 Builder = Callable[[BuildRequest], Artifact]
 BuildWork = Callable[[BuildTask], Artifact]
 Digest = Callable[[BuildRequest], str]
+Key = Callable[[BuildRequest], ActionKey]
 
 
 class RequestBuilds:
@@ -59,14 +61,30 @@ class RequestBuilds:
 
 
 class RequestDigests:
-    """Validates requests and returns their actions' digests."""
+    """Validates requests and returns their actions' digests and keys."""
 
-    def __init__(self, kernel_digest: Digest, models: ModelBuilds) -> None:
-        self._kernel_digest = kernel_digest
+    def __init__(self, kernel_key: Key, models: ModelBuilds) -> None:
+        self._kernel_key = kernel_key
         self._models = models
 
     def digest(self, request: Request) -> str:
-        return self._kernel_digest(request) if isinstance(request, BuildRequest) else self._models.digest(request)
+        if isinstance(request, BuildRequest):
+            return self._kernel_key(request).digest
+        return self._models.digest(request)
+
+    def explained_key(self, request: Request) -> tuple[ActionKey, Mapping[str, object]]:
+        if isinstance(request, BuildRequest):
+            return self._kernel_key(request), part_contents(request)
+        return self._models.explained_key(request)
+
+
+def key_function(digest: Digest) -> Key:
+    """Return a function that gives actions these digests, and parts of which no program is parsed."""
+
+    def compute_key(request: BuildRequest) -> ActionKey:
+        return ActionKey(digest(request), KERNEL, hash_parts(part_contents(request)))
+
+    return compute_key
 
 
 def worker_limits(settings: Settings, scratch: Path) -> WorkerLimits:

@@ -48,6 +48,7 @@ def operation_json(operation: Operation) -> Json:
         "stage": operation.state.value,
         "cache": operation.cache.value,
         "create_time": operation.create_time,
+        "action": operation.action,
         "attempt": operation.attempt,
     }
     details = {"queue": operation.queue or None, "worker": operation.worker, "queue_position": operation.queue_position}

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
+from roller_svc.compiler.action import ActionKey
 from roller_svc.errors import ArgumentError, UnknownKernelError
 from roller_svc.farm.build import artifact_json
 from roller_svc.farm.estimate_pool import NICE
-from roller_svc.farm.models import ModelRequest, model_digest
+from roller_svc.farm.models import ModelRequest, model_digest, model_key, model_part_contents
 from roller_svc.farm.store import Artifact, Json, Store
 from roller_svc.farm.workers import JsonCodec, WorkerLimits, WorkerPool
 from roller_svc.ir.hardware import HardwareSpec, TargetKind
@@ -41,6 +43,11 @@ class ModelBuilds:
     def digest(self, request: ModelRequest) -> str:
         """Return the action's digest. Raises InputError for an unknown device."""
         return model_digest(request, check_target(request.target, None))
+
+    def explained_key(self, request: ModelRequest) -> tuple[ActionKey, Mapping[str, object]]:
+        """Return the action's key and the contents of its parts. Raises InputError for an unknown device."""
+        spec = check_target(request.target, None)
+        return model_key(request, spec), model_part_contents(request, spec)
 
     def build(self, request: ModelRequest) -> Artifact:
         return self._builders.call(self._task(request))

@@ -14,6 +14,7 @@ from fastapi import Request
 from roller_svc.compiler.estimates.batch import EstimateCache
 from roller_svc.compiler.estimates.worker import Deadline
 from roller_svc.errors import BuildServiceError, QueueFullError
+from roller_svc.farm.actions import Explanation
 from roller_svc.farm.farm import BuildFarm, Terms
 from roller_svc.farm.idempotency import IdempotencyKeys
 from roller_svc.farm.models import Request as FarmRequest
@@ -78,6 +79,11 @@ class State:
         operation = await asyncio.get_running_loop().run_in_executor(pool, self.farm.submit, request, terms)
         self.metrics.count(operation)
         return operation
+
+    async def explain(self, request: BuildRequest) -> Explanation:
+        """Compare a request with the stored actions; a validated one does not wait for others' validations."""
+        pool = self.compute if self.is_cached(request) else self.submissions
+        return await asyncio.get_running_loop().run_in_executor(pool, self.farm.explain, request)
 
     def begin_shutdown(self) -> None:
         """Wake the requests that wait for operations, which respond with the current state. Call on the event loop."""

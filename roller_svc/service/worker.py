@@ -8,16 +8,16 @@ import signal
 import threading
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from types import FrameType
 
-from roller_svc.errors import StoreError
+from roller_svc.errors import ArgumentError, StoreError
 from roller_svc.farm.build import build_task
 from roller_svc.farm.database.connect import Database
 from roller_svc.farm.database.migrate import upgrade
 from roller_svc.farm.environment import environment_digest
 from roller_svc.farm.machine import describe_worker
 from roller_svc.farm.measuring import machine_locks
+from roller_svc.farm.objects import MEMORY
 from roller_svc.farm.queue import OperationQueue
 from roller_svc.farm.registry import WorkerRegistry
 from roller_svc.farm.runner import BuildRunner
@@ -26,7 +26,7 @@ from roller_svc.farm.store import Store
 from roller_svc.service.announcements import Announcements
 from roller_svc.service.builds import BuildWork, RequestBuilds, worker_limits
 from roller_svc.service.model_builds import ModelBuilds
-from roller_svc.settings import Settings, forget_secrets
+from roller_svc.settings import Settings, forget_secrets, s3_options
 
 RETRY_S = 2.0  # between tries to reach the database at the start
 POLL_S = 0.1
@@ -68,7 +68,12 @@ class FarmWorker:
         database = Database(settings.database_url)
         resources.callback(database.close)
         upgrade(database)
-        store = Store(Path(settings.store))
+        if settings.store == MEMORY:
+            raise ArgumentError(
+                "a worker cannot share a store in memory: expected ROLLER_STORE to be a directory or s3://BUCKET/PREFIX",
+                code="invalid-setting",
+            )
+        store = Store(settings.store, s3_options())
         limits = worker_limits(settings, resources.enter_context(scratch_folder()))
         models = ModelBuilds(store, settings.model_timeout_s, settings.estimates_timeout_s, limits)
         resources.callback(models.close)

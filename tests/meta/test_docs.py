@@ -54,7 +54,7 @@ def test_every_setting_is_described_with_its_default() -> None:
 def test_every_route_is_described(tmp_path: Path) -> None:
     app = create_app(Settings(store=tmp_path))
     paths = [path.replace("operation_id", "id").replace("device_id", "id") for path in app.openapi()["paths"]]
-    assert len(paths) == 21
+    assert len(paths) == 23
     assert [path for path in paths if path not in DOCS["api.md"]] == []
 
 

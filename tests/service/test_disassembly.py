@@ -85,7 +85,7 @@ def test_a_text_is_made_once_and_kept(making: ListingCache, maker: Maker, store:
     assert making.request(digest, "ptx").result() == b"tool 1 0"
     assert making.cached(digest, "ptx") == b"tool 1 0"
     assert making.request(digest, "ptx").result() == b"tool 1 0"  # asked for by one that saw it missing before
-    assert ListingCache(Store(store.root), {"ptx": maker}).cached(digest, "ptx") == b"tool 1 0"
+    assert ListingCache(Store(store.folder), {"ptx": maker}).cached(digest, "ptx") == b"tool 1 0"
     assert maker.made == ["0"]
 
 

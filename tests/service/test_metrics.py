@@ -52,9 +52,8 @@ def test_a_service_without_its_database_or_store_is_not_ready(
     with served(app) as client:
         assert client.get("/readyz").json() == {"status": "ready"}
         with monkeypatch.context() as patch:
-            patch.setattr(
-                *((state.store, "check_writable") if part == "store" else (state.farm.queue.database, "check")), away
-            )
+            objects, database = (state.store.objects, "check_writable"), (state.farm.queue.database, "check")
+            patch.setattr(*(objects if part == "store" else database), away)
             assert client.get("/readyz").status_code == 503
         assert client.get("/readyz").status_code == 200
 

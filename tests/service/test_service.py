@@ -239,7 +239,7 @@ def test_health_and_version(client: Client, settings: Settings) -> None:
     assert client.get("/readyz").json() == {"status": "ready"}
     assert set(client.get("/v1/version").json()) >= {"version", "generator", "toolchain"}
     assert client.get("/openapi.json").json()["openapi"].startswith("3.")
-    (settings.store / "tmp").rename(settings.store / "gone")
+    (settings.folder / "tmp").rename(settings.folder / "gone")
     problem(client.get("/readyz"), 503, "store-error")
 
 

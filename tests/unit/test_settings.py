@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
+from roller_svc import settings
 from roller_svc.errors import ArgumentError
 from roller_svc.settings import is_loopback, read_settings
 
@@ -20,7 +22,7 @@ def test_variables_and_overrides(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ROLLER_STORE", "elsewhere")
     monkeypatch.setenv("ROLLER_API_KEYS", "key-1, key-2,")
     chosen = read_settings(host="10.0.0.1", store=None)
-    assert (chosen.host, chosen.port, chosen.store) == ("10.0.0.1", 9000, Path("elsewhere"))
+    assert (chosen.host, chosen.port, chosen.store, chosen.folder) == ("10.0.0.1", 9000, "elsewhere", Path("elsewhere"))
     assert chosen.accepted_keys == {"key-1", "key-2"}
     assert "key-1" not in repr(chosen)
 
@@ -33,6 +35,28 @@ def test_a_bad_one_is_named(monkeypatch: pytest.MonkeyPatch, variable: str, valu
     with pytest.raises(ArgumentError, match=variable) as refused:
         read_settings()
     assert refused.value.code == "invalid-setting"
+
+
+@pytest.mark.parametrize("location", ["s3://bucket/prefix", "memory:"])
+def test_a_store_without_a_directory_leaves_local_files_in_the_default_one(location: str) -> None:
+    chosen = read_settings(store=location)
+    assert (chosen.store, chosen.folder) == (location, Path("build/store"))
+    assert chosen.database_url == f"sqlite:///{Path('build/store/operations.db').absolute()}"
+
+
+def test_s3_credentials_leave_the_environment_and_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(settings, "_forgotten_credentials", {})
+    for name, value in {"ACCESS_KEY_ID": "id", "SECRET_ACCESS_KEY": "secret", "REGION": "here"}.items():
+        monkeypatch.setenv(f"AWS_{name}", value)
+    for name in ("AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ALLOW_HTTP"):
+        monkeypatch.delenv(name, raising=False)
+    expected = {"aws_access_key_id": "id", "aws_secret_access_key": "secret", "allow_http": "false"}
+    assert settings.s3_options() == expected
+    settings.forget_secrets()
+    assert "AWS_SECRET_ACCESS_KEY" not in os.environ
+    assert os.environ["AWS_REGION"] == "here"
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9000")
+    assert settings.s3_options() == expected | {"allow_http": "true"}
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "localhost"])

@@ -107,7 +107,7 @@ def _lint(options: argparse.Namespace) -> dict[str, Any]:
         lint.check_target(hardware.load(target))
         parts = [path.read_text(encoding="utf-8"), target, options.every, generator_digest()]
         run = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
-        journal = Journal(settings().store / "bench" / f"lint-{run}.jsonl", keep=options.resume)
+        journal = Journal(settings().folder / "bench" / f"lint-{run}.jsonl", keep=options.resume)
         done = {row["id"]: row for row in journal.rows()}
         pending = [case for case in cases if case.id not in done]
         for row in progress.show_progress(_rows(pending, target, options), len(pending), target):

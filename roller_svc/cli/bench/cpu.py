@@ -145,7 +145,7 @@ def journal_of(kind: str, options: argparse.Namespace, cases: Iterable[BenchCase
     """Open the journal of a run, identified by its cases, `parts` and the generator."""
     same = [[(case.id, case.cls, case.digest) for case in cases], *parts, generator_digest()]
     run = hashlib.sha256(json.dumps(same).encode()).hexdigest()[:32]
-    return Journal(settings().store / "bench" / f"{kind}-{run}.jsonl", keep=options.resume)
+    return Journal(settings().folder / "bench" / f"{kind}-{run}.jsonl", keep=options.resume)
 
 
 def chosen_cases(options: argparse.Namespace) -> list[BenchCase]:

@@ -108,6 +108,31 @@ api_keys = Table(
     Column("revoke_time", Double),
 )
 
+# Keys of actions that were submitted, in parts; see farm/actions.py.
+actions = Table(
+    "actions",
+    metadata,
+    Column("action", String(80), primary_key=True),
+    Column("kind", String(16), nullable=False),
+    Column("expression", String(64), nullable=False),
+    Column("spec", String(64), nullable=False),
+    Column("options", String(64), nullable=False),
+    Column("compiler", String(64), nullable=False),
+    Column("generator", String(64), nullable=False),
+    Column("create_time", Double, nullable=False),
+    Column("build_time", Double),
+    Index("actions_expression", "expression", "build_time"),
+    Index("actions_spec", "spec", "build_time"),
+)
+
+# What the hashes of parts are of.
+action_parts = Table(
+    "action_parts",
+    metadata,
+    Column("digest", String(64), primary_key=True),
+    Column("content", JSON, nullable=False),
+)
+
 workers = Table(
     "workers",
     metadata,

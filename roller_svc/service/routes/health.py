@@ -27,7 +27,7 @@ async def alive() -> dict[str, str]:
 async def ready(request: Request) -> dict[str, str]:
     """Respond with 503 if the store is not writable or the database is away. Nothing fails without the broker."""
     state = state_of(request)
-    await state.run(state.store.check_writable)
+    await state.run(state.store.objects.check_writable)
     await state.run(state.farm.check_database)
     broker = await state.run(state.farm.broker_failure)
     return {"status": "ready"} if broker is None else {"status": "ready", "broker": broker}

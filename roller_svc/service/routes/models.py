@@ -133,7 +133,7 @@ def _request(store: Store, body: GraphRequest) -> ModelRequest:
     options = body.options.model_dump(exclude_defaults=True) | {"select": body.options.select}
     if body.model.graph is not None:
         content = json.dumps(body.model.graph, separators=(",", ":")).encode()
-        return ModelRequest(store.put(content), JSON_GRAPH, body.target, options)
+        return ModelRequest(store.put_upload(content), JSON_GRAPH, body.target, options)
     name = body.model.blob or ""
     bare = _bare_digest(name)
     if not store.has(bare):

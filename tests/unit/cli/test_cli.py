@@ -239,7 +239,7 @@ def test_corpus_judges_every_case(capsys: pytest.CaptureFixture[str], tmp_path: 
     assert set(rows["good"]) >= {"id", "cls", "status", "detail", "max_abs_error", "compile_seconds"}
     assert "unknown-name" in rows["bad"]["detail"]
     assert ran.json["summary"]["ok"] == 2
-    assert not list((settings.settings().store / "corpus").iterdir())
+    assert not list((settings.settings().folder / "corpus").iterdir())
 
 
 def test_corpus_demands_tiles(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -261,7 +261,7 @@ def test_corpus_resumes(capsys: pytest.CaptureFixture[str], tmp_path: Path, monk
     words = ("corpus", str(path), "--small", "--jobs", "1", "--json")
     monkeypatch.setattr("roller_svc.cli.corpus.Journal.drop", lambda self: None)
     first = Ran(capsys, *words).json
-    journal = next((settings.settings().store / "corpus").iterdir())
+    journal = next((settings.settings().folder / "corpus").iterdir())
     one, two = journal.read_text().splitlines()
     journal.write_text(one.replace('"detail": ""', '"detail": "kept"') + "\n" + two[:-5])
     again = Ran(capsys, *words, "--resume").json

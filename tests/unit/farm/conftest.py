@@ -1,4 +1,4 @@
-"""Databases of both kinds for the farm's tests."""
+"""Databases and stores of all kinds for the farm's tests."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 from databases import new_database, postgresql_server
+from s3_server import S3Server, s3_server
 
 from roller_svc.farm.database.connect import Database
 from roller_svc.farm.database.tables import metadata
+from roller_svc.farm.store import Store
 
 
 @pytest.fixture(scope="session")
@@ -34,3 +36,21 @@ def database(database_url: str) -> Iterator[Database]:
     metadata.create_all(found.engine)  # what the migrations make (test_database.py), in less time
     yield found
     found.close()
+
+
+@pytest.fixture(scope="session")
+def s3() -> Iterator[S3Server]:
+    with s3_server() as server:
+        yield server
+
+
+@pytest.fixture(params=["folder", "s3", "memory"])
+def any_store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    match request.param:
+        case "folder":
+            return Store(tmp_path / "store")
+        case "memory":
+            return Store("memory:")
+        case _:
+            s3: S3Server = request.getfixturevalue("s3")
+            return Store(s3.location(), s3.options)

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from roller_svc.compiler.action import action_digest
+from roller_svc.compiler.action import PARTS, ActionKey, action_digest, action_key
 from roller_svc.compiler.request import build_request
 from roller_svc.errors import BuildServiceError, ExprSyntaxError, InputError, KernelTimeoutError, RollerError
 from roller_svc.farm.build import LOADED_GENERATOR, BuildTask
-from roller_svc.farm.checking import MAX_ATTEMPTS, RequestValidator, compute_digest
+from roller_svc.farm.checking import MAX_ATTEMPTS, RequestValidator, compute_key
 
 REQUEST = build_request("y[i] = x[i] * 2.0", {"x": ("float32", (64,))}, target="cpu-x86-avx2")
 
@@ -30,11 +30,11 @@ class Failing:
         self.errors = list(errors)
         self.asked = 0
 
-    def call(self, _: BuildTask) -> str:
+    def call(self, _: BuildTask) -> ActionKey:
         self.asked += 1
         if self.errors:
             raise self.errors.pop(0)
-        return "sha256:" + "0" * 64
+        return ActionKey("sha256:" + "0" * 64, "kernel", dict.fromkeys(PARTS, "0" * 64))
 
     def close(self, *, kill: bool) -> None:
         assert kill
@@ -43,6 +43,7 @@ class Failing:
 def test_a_digest_is_the_actions_and_is_remembered(checking: RequestValidator) -> None:
     assert not checking.is_cached(REQUEST)
     assert checking.digest(REQUEST) == action_digest(REQUEST)
+    assert checking.key(REQUEST) == action_key(REQUEST)
     assert checking.is_cached(REQUEST)
     assert not checking.is_cached(replace(REQUEST, top_k=3))
 
@@ -54,6 +55,19 @@ def test_a_refusal_is_the_parsers_and_is_remembered(checking: RequestValidator) 
             checking.digest(wrong)
         assert refused.value.column == 9
     assert checking.is_cached(wrong)
+
+
+def test_a_refusal_is_checked_again_after_a_time() -> None:
+    checking = RequestValidator(20.0, remember_errors_s=0.0)
+    checking.close()
+    stub = Failing(KernelTimeoutError("the machine was busy"))
+    checking._workers = stub  # type: ignore[assignment]
+    with pytest.raises(InputError):
+        checking.digest(REQUEST)
+    assert not checking.is_cached(REQUEST)
+    assert checking.digest(REQUEST) == "sha256:" + "0" * 64
+    assert checking.digest(REQUEST) == "sha256:" + "0" * 64  # a key stands
+    assert stub.asked == 2
 
 
 def test_a_program_that_takes_too_long_is_refused_once_and_for_all(checking: RequestValidator) -> None:
@@ -87,7 +101,7 @@ def test_a_stalled_machine_is_not_remembered(checking: RequestValidator) -> None
 
 
 def test_other_code_names_no_action() -> None:
-    assert compute_digest(BuildTask(REQUEST, LOADED_GENERATOR)) == action_digest(REQUEST)
+    assert compute_key(BuildTask(REQUEST, LOADED_GENERATOR)) == action_key(REQUEST)
     with pytest.raises(BuildServiceError) as refused:
-        compute_digest(BuildTask(REQUEST, "0" * 64))
+        compute_key(BuildTask(REQUEST, "0" * 64))
     assert refused.value.code == "generator-replaced"

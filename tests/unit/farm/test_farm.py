@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
 from sqlalchemy import update
 
+from roller_svc.compiler.action import PARTS, ActionKey, hash_parts
 from roller_svc.compiler.request import build_request
 from roller_svc.errors import ArgumentError, BuildServiceError, QuotaExceededError, RollerError, StoreError
 from roller_svc.farm import watch
@@ -40,6 +41,11 @@ class Digests:
         if wanted.expression.startswith("bad"):
             raise ArgumentError("refused")
         return f"sha256:{ord(wanted.expression[0]):064x}"
+
+    def explained_key(self, wanted: Request) -> tuple[ActionKey, Mapping[str, object]]:
+        digest = self.digest(wanted)
+        contents = {part: {part: digest} for part in PARTS}
+        return ActionKey(digest, "kernel", hash_parts(contents)), contents
 
 
 class Courier(InProcessCourier):
@@ -104,8 +110,8 @@ def test_a_hit_whose_result_is_gone_is_unknown_and_built_again(setup: Setup) -> 
     setup.farm.submit(request())
     setup.build()
     hit = setup.farm.submit(request())
-    (setup.store.root / "ac").rename(setup.store.root / "gone")
-    (setup.store.root / "ac").mkdir()
+    (setup.store.folder / "ac").rename(setup.store.folder / "gone")
+    (setup.store.folder / "ac").mkdir()
     assert setup.farm.get(hit.id) is None
     assert setup.farm.submit(request()).cache is CacheStatus.MISS
 

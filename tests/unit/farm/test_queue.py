@@ -366,6 +366,16 @@ def test_an_error_that_is_not_remembered_is_built_again(queue: OperationQueue) -
     assert not queue.submit(submission()).done
 
 
+def test_a_remembered_error_outlives_its_retention(queue: OperationQueue) -> None:
+    operation = queue.submit(submission())
+    assert queue.fail(claimed(queue), CompileError("no"), remember_s=600.0)
+    change(queue, operation.id, end_time=now_s() - 100)
+    assert queue.forget(60.0) == 0
+    assert queue.submit(submission()).id == operation.id
+    change(queue, operation.id, remember_until=now_s() - 1)
+    assert queue.forget(60.0) == 1
+
+
 def test_old_operations_are_forgotten(queue: OperationQueue) -> None:
     old, recent, alive = (queue.submit(submission(action)) for action in "abc")
     for _ in "ab":

@@ -13,7 +13,17 @@ import pytest
 from sqlalchemy import update
 
 from roller_svc.compiler.request import build_request
-from roller_svc.errors import BuildServiceError, CompileError, RollerError, StoreError
+from roller_svc.errors import (
+    ArgumentError,
+    BuildServiceError,
+    CompileError,
+    KernelTimeoutError,
+    LaunchError,
+    RollerError,
+    StoreError,
+    ToolchainMissingError,
+    UnknownKernelError,
+)
 from roller_svc.farm.database.connect import Database, now_s
 from roller_svc.farm.database.tables import operations
 from roller_svc.farm.measuring import DeviceLocks
@@ -163,6 +173,26 @@ def test_an_error_of_the_inputs_own_ends_it_at_once(setup: Setup) -> None:
     error = {"class": "CompileError", "code": "compile-failed", "message": "the compiler said no", "log": "line 1"}
     assert setup.operation(operation.id).error == error
     assert setup.submit("a").id == operation.id
+
+
+@pytest.mark.parametrize(
+    ("error", "is_own"),
+    [
+        (CompileError("no"), True),
+        (ArgumentError("no"), True),
+        (UnknownKernelError("no blob", code="unknown-blob"), False),
+        (ArgumentError("no space left on device", code="unwritable-folder"), False),
+        (KernelTimeoutError("late"), False),
+        (ToolchainMissingError("no compiler"), False),
+        (LaunchError("no device"), False),
+    ],
+)
+def test_only_errors_of_the_inputs_own_are_remembered(setup: Setup, error: RollerError, is_own: bool) -> None:
+    operation = setup.submit("a")
+    setup.builds.errors = [error]
+    assert setup.worker(remember_errors_s=60.0).run_next()
+    assert setup.operation(operation.id).done
+    assert (setup.submit("a").id == operation.id) is is_own
 
 
 def test_a_bug_in_a_build_ends_it_and_is_raised(setup: Setup) -> None:

@@ -1,4 +1,4 @@
-"""The tables of operations, events, clients and workers."""
+"""The tables of operations, actions, events, clients and workers."""
 
 from __future__ import annotations
 
@@ -10,6 +10,27 @@ down_revision = None
 
 
 def upgrade() -> None:
+    op.create_table(
+        "action_parts",
+        sa.Column("digest", sa.String(length=64), nullable=False),
+        sa.Column("content", sa.JSON(), nullable=False),
+        sa.PrimaryKeyConstraint("digest"),
+    )
+    op.create_table(
+        "actions",
+        sa.Column("action", sa.String(length=80), nullable=False),
+        sa.Column("kind", sa.String(length=16), nullable=False),
+        sa.Column("expression", sa.String(length=64), nullable=False),
+        sa.Column("spec", sa.String(length=64), nullable=False),
+        sa.Column("options", sa.String(length=64), nullable=False),
+        sa.Column("compiler", sa.String(length=64), nullable=False),
+        sa.Column("generator", sa.String(length=64), nullable=False),
+        sa.Column("create_time", sa.Double(), nullable=False),
+        sa.Column("build_time", sa.Double(), nullable=True),
+        sa.PrimaryKeyConstraint("action"),
+    )
+    op.create_index("actions_expression", "actions", ["expression", "build_time"], unique=False)
+    op.create_index("actions_spec", "actions", ["spec", "build_time"], unique=False)
     op.create_table(
         "api_keys",
         sa.Column("id", sa.String(length=80), nullable=False),

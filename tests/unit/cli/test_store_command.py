@@ -1,0 +1,69 @@
+"""`roller store` on a folder: what its actions print and do."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from roller_svc.cli import main
+from roller_svc.farm.store import Artifact, Store
+
+ACTION, KERNEL = "sha256:" + "a" * 64, "sha256:" + "c" * 64
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    found = Store(tmp_path / "store")
+    found.publish(ACTION, Artifact(KERNEL, {"note": "first"}, {"source": b"void f() {}"}))
+    return found
+
+
+def run(capsys: pytest.CaptureFixture[str], store: Store, *words: str, code: int = 0) -> Any:
+    assert main(["store", *words, "--store", str(store.folder), "--json"]) == code
+    text = capsys.readouterr().out
+    return json.loads(text) if text else None
+
+
+def test_gc_reports_what_it_removed(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    size_bytes = sum(info.size_bytes for info in store.objects.list("cas"))
+    report = {"removed_results": 0, "removed_blobs": 0, "removed_bytes": 0, "bytes": size_bytes}
+    assert run(capsys, store, "gc", "--quota", "0") == report  # everything is younger than the grace period
+    assert main(["store", "gc", "--store", str(store.folder)]) == 0
+    assert f"{size_bytes} bytes are left" in capsys.readouterr().out
+    run(capsys, store, "gc", "--quota", "-1", code=2)
+
+
+def test_verify_fails_for_damage_until_it_is_removed(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(capsys, store, "verify")["damaged_blobs"] == []
+    blob = next(store.objects.list("cas")).name
+    store.objects.write(blob, b"?")
+    assert run(capsys, store, "verify", code=1)["damaged_blobs"] == [blob]
+    assert run(capsys, store, "verify", "--remove")["damaged_blobs"] == [blob]
+    assert run(capsys, store, "verify")["checked_names"] == 0
+
+
+def test_pins_are_added_listed_and_removed(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    run(capsys, store, "pin", KERNEL)
+    assert run(capsys, store, "pin") == {"pins": [KERNEL]}
+    run(capsys, store, "pin", KERNEL, "--remove")
+    assert run(capsys, store, "pin") == {"pins": []}
+    run(capsys, store, "pin", "sha256:" + "d" * 64, code=2)
+    run(capsys, store, "pin", "--remove", code=2)
+
+
+def test_results_are_exported_and_imported(store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, other = tmp_path / "results.tar", Store(tmp_path / "other")
+    assert run(capsys, store, "export", str(file))["names"] == 2
+    assert run(capsys, other, "import", str(file))["names"] == 2
+    assert other.action_result(ACTION) == {"note": "first"}
+    file.write_bytes(b"no archive" * 100)
+    assert run(capsys, other, "import", str(file), code=2)["error"]["code"] == "invalid-archive"
+
+
+@pytest.mark.parametrize("location", ["memory:", "no/such/folder", "gs://bucket"])
+def test_a_store_that_cannot_be_opened_is_named(location: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["store", "verify", "--store", location]) == 2
+    assert location.removesuffix(":") in capsys.readouterr().err
