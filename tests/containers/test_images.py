@@ -80,11 +80,15 @@ def test_a_service_without_privileges_builds_for_cpus_and_gpus(engine: Engine, s
 def farm(engine: Engine, product: str, servers: dict[str, str]) -> Iterator[Compose]:
     settings = servers | PASSWORDS | {"ROLLER_IMAGE": product, "ROLLER_API_KEYS": KEY}
     compose = Compose(engine, ROOT / "docker" / "compose.farm.yaml", settings)
-    compose("up", "--detach", "postgres", "rabbitmq", "s3")
     try:
-        for server in ("postgres", "rabbitmq"):  # podman-compose leaves that to podman 4.6 and later
-            wait_until(lambda name=server: compose.is_healthy(name))  # type: ignore[misc]
-        compose("up", "--detach")
+        compose("up", "--no-start")  # podman before 4.6 does not wait for what a service depends on
+        names = compose.containers()
+        engine.podman("start", names["postgres"], names["rabbitmq"], names["s3"])
+        for server in ("postgres", "rabbitmq"):
+            wait_until(lambda name=server: engine.succeeds("healthcheck", "run", names[name]))  # type: ignore[misc]
+        engine.podman("start", names["bucket"])
+        assert engine.podman("wait", names["bucket"]).strip() == "0"
+        engine.podman("start", names["api"], names["worker1"], names["worker2"])
         yield compose
     finally:
         compose("down", "--volumes")

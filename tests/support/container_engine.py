@@ -92,7 +92,3 @@ class Compose:
         found: list[dict[str, Any]] = json.loads(self._engine.podman("ps", "--all", "--format", "json"))
         names = {each["Labels"].get("com.docker.compose.service"): each["Names"][0] for each in found if each["Labels"]}
         return {service: name for service, name in names.items() if service}
-
-    def is_healthy(self, service: str) -> bool:
-        """Run the health check of a service once: podman's own timer needs systemd."""
-        return self._engine.succeeds("healthcheck", "run", self.containers()[service])

@@ -32,12 +32,12 @@ def postgresql_server() -> Iterator[str]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def new_database(server: str) -> str:
-    """Create an empty database on the server and return its URL."""
+def new_database(server: str, options: str = "") -> str:
+    """Create an empty database on the server, with options of CREATE DATABASE, and return its URL."""
     url = make_url(server).set(drivername="postgresql+psycopg")
     name = f"test{next(_numbers)}"
     engine = create_engine(url, isolation_level="AUTOCOMMIT")
     with engine.connect() as connection:
-        connection.execute(text(f"CREATE DATABASE {name}"))
+        connection.execute(text(f"CREATE DATABASE {name} {options}"))
     engine.dispose()
     return url.set(database=name).render_as_string(hide_password=False)

@@ -149,6 +149,7 @@ def _postgresql_engine(url: URL) -> Engine:
             pool_timeout=POOL_TIMEOUT_S,
             pool_pre_ping=True,  # replaces connections of a server that restarted
             connect_args={
+                "client_encoding": "utf8",  # of a database in SQL_ASCII too
                 "connect_timeout": CONNECT_TIMEOUT_S,
                 "options": f"-c statement_timeout={STATEMENT_TIMEOUT_S}s -c timezone=UTC",
             },

@@ -7,7 +7,7 @@ if [ ! -e "$data/PG_VERSION" ]; then
     printf '%s' "$POSTGRES_PASSWORD" >"$password"
     chown postgres "$password"
     setpriv --reuid=postgres --regid=postgres --clear-groups initdb -D "$data" -U "$POSTGRES_USER" \
-        --pwfile="$password" --auth=scram-sha-256
+        --pwfile="$password" --auth=scram-sha-256 --encoding=UTF8
     rm "$password"
     echo "host all all all scram-sha-256" >>"$data/pg_hba.conf"
     echo "CREATE DATABASE \"${POSTGRES_DB:-$POSTGRES_USER}\"" | setpriv --reuid=postgres --regid=postgres --clear-groups \

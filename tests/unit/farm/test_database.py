@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
+from databases import new_database
 from sqlalchemy import Inspector, insert, inspect, select, text
 
 from roller_svc.errors import ArgumentError, StoreError
@@ -27,6 +28,14 @@ def test_migrations_make_the_tables_of_this_version(empty: Database) -> None:
         assert compare_metadata(MigrationContext.configure(connection), metadata) == []
         assert indexes(inspect(connection)) == indexes_of_metadata()
     empty.close()
+
+
+def test_a_database_without_an_encoding_has_text(postgresql: str) -> None:
+    database = Database(new_database(postgresql, "TEMPLATE template0 ENCODING 'SQL_ASCII' LC_COLLATE 'C' LC_CTYPE 'C'"))
+    upgrade(database)
+    with database.read() as connection:
+        assert connection.execute(text("SELECT 'é'")).scalar_one() == "é"
+    database.close()
 
 
 def indexes(inspector: Inspector) -> set[tuple[str, object]]:
