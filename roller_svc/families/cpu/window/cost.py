@@ -13,8 +13,8 @@ from roller_svc.families.common.cpu.memory import (
     transfer_s,
 )
 from roller_svc.families.common.cpu.op_counts import work_cycles
+from roller_svc.families.common.cpu.window_reduction import WindowedSum
 from roller_svc.families.cpu.window.deinterleave import contiguous_load, deinterleave, is_sorted_by_vectors
-from roller_svc.families.cpu.window.window_reduction import WindowedSum
 from roller_svc.families.cpu.window.workload import (
     Dimension,
     PlaneLayout,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from roller_svc.families.cpu.window.window_reduction import Plane
+from roller_svc.families.common.cpu.window_reduction import Plane
 from roller_svc.ir.affine import affine
 from roller_svc.ir.expr import Expr, Load, axes_of
 from roller_svc.ir.index import add, ceil_div, min_, mul, num, ref

@@ -14,13 +14,13 @@ from dataclasses import dataclass, replace
 from roller_svc.errors import InvariantError, require
 from roller_svc.families.common.cpu.memory import LINE_BYTES
 from roller_svc.families.common.cpu.micro_kernel import SCARCE_REGISTERS
+from roller_svc.families.common.cpu.window_reduction import Plane, WindowedSum
 from roller_svc.families.cpu.window.deinterleave import (
     Deinterleave,
     contiguous_load,
     deinterleave,
     is_sorted_by_vectors,
 )
-from roller_svc.families.cpu.window.window_reduction import Plane, WindowedSum
 from roller_svc.families.cpu.window.workload import (
     LINE,
     Dimension,

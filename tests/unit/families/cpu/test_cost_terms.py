@@ -10,8 +10,8 @@ from roller_svc import hardware
 from roller_svc.compiler.partition_cache import partition
 from roller_svc.families import prepare, prepare_model
 from roller_svc.families.common.cpu.column_reduction import MAX_ROWS_PER_ITERATION
+from roller_svc.families.common.cpu.window_reduction import PlaneWindowDim
 from roller_svc.families.cpu.window.cost import line_vectors, staged_positions
-from roller_svc.families.cpu.window.window_reduction import PlaneWindowDim
 from roller_svc.families.cpu.window.workload import Dimension
 from roller_svc.families.matching import group_views
 from roller_svc.frontend.lang import parse

@@ -6,8 +6,8 @@ import pytest
 from cases_cpu import AVX2, Types, cpu_case
 
 from roller_svc.compiler.lower_and_emit import lower
+from roller_svc.families.common.cpu.window_reduction import WindowedSum
 from roller_svc.families.cpu.window.deinterleave import deinterleave
-from roller_svc.families.cpu.window.window_reduction import WindowedSum
 from roller_svc.families.cpu.window.workload import plane_space
 from roller_svc.ir.expr import loads_of
 from roller_svc.ir.schedule import Storage, Transpose, iter_nodes

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import reduce
 
-from roller_svc.families.cpu.window.window_reduction import Plane, PlaneWindowDim, WindowedSum
+from roller_svc.families.common.cpu.window_reduction import Plane, PlaneWindowDim, WindowedSum
 from roller_svc.ir.expr import Cast, Expr, Load, Op, Select, substitute
 from roller_svc.ir.index import add, le, logical_and, mul, num, ref
 from roller_svc.ir.program import COMBINE_OPS, Combine
