@@ -127,7 +127,7 @@ class _Tasks:
 
         if len(inside) < 2 or len(ends) > MAX_END_TILES:
             inside, ends = [], starts
-        nodes = [Let(START, num(s), tile(num(s))) for s in ends if not inside or s < inside[0]]
+        nodes: list[Node] = [Let(START, num(s), tile(num(s))) for s in ends if not inside or s < inside[0]]
         if inside:
             start = add(num(inside[0]), mul(ref(".tile"), num(positions)))
             nodes.append(Loop(".tile", len(inside), LoopKind.SERIAL, (Let(START, start, tile(ref(START))),)))
