@@ -17,6 +17,7 @@ from roller_svc.perf.machine import LOAD_PORTS, Machine
 from roller_svc.perf.workload import Workload
 
 RETAINED_FRACTION = 0.5  # of L1 for the lines under a window
+NARROW_BYTES = 32.0  # added to each segment of channels beyond L2: prefetchers follow short segments badly
 
 
 def channel_window_cost(p: Workload[ChannelSpace], launch: Launch) -> Costs:
@@ -34,6 +35,8 @@ def channel_window_cost(p: Workload[ChannelSpace], launch: Launch) -> Costs:
     often = reread_ratio(p.footprint.reads, launch.grid, clipped, p.extents)
     memory_s = sum(often * transfer_s(p, t, clipped, launch.grid) for t in p.footprint.reads)
     memory_s += sum(transfer_s(p, t, clipped, launch.grid) for t in p.footprint.writes)
+    if p.compulsory_bytes > mach.hw.block_level.capacity_bytes:
+        memory_s *= 1.0 + NARROW_BYTES / (clipped[at + 1] * p.elem_bytes)
     busy_s = taps_s + again_s
     overlapped = max(busy_s, memory_s) + costs.imperfect_memory_overlap * min(busy_s, memory_s)
     return Costs(
