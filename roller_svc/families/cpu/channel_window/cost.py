@@ -72,8 +72,8 @@ def _reread_bytes(p: Workload[ChannelSpace], launch: Launch) -> float:
     size = p.elem_bytes
     columns = space.columns.input_extent(min(launch.block[at], space.columns.extent))
     rows = sum(len(loads_of(plane.value)) for plane in space.reduction.planes) * space.line_taps
-    held = rows * columns * min(launch.block[at + 1], space.channels.extent) * size
-    if held <= RETAINED_FRACTION * mach.caches[-1].bytes_per_core:
+    window_bytes = rows * columns * min(launch.block[at + 1], space.channels.extent) * size
+    if window_bytes <= RETAINED_FRACTION * mach.caches[-1].bytes_per_core:
         return 0.0
     read = p.outer_points / space.columns.extent * space.columns.input_extent(space.columns.extent) * size * rows
     return max(0.0, read - sum(t.bytes(p.extents) for t in p.footprint.reads))
