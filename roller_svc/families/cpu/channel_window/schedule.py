@@ -225,10 +225,12 @@ class _Tile:
             for tap in range(slide.taps):
                 at = slide.stride * output + slide.dilation * tap + slide.offset
                 users.setdefault(at, []).append((output, tap))
+        margins = [Compute(_vector_of(p.name), (ref(LANE),), p.margin) for p in self.space.reduction.planes]
+        if not is_inside:
+            yield from map(self._vector, margins)
         for at, outputs in sorted(users.items()):
-            for plane in self.space.reduction.planes:
-                value = self._value(plane, at, guards) if is_inside else plane.margin
-                yield self._vector(Compute(_vector_of(plane.name), (ref(LANE),), value))
+            for plane in self.space.reduction.planes if is_inside else ():
+                yield self._vector(Compute(_vector_of(plane.name), (ref(LANE),), self._value(plane, at, guards)))
             for output, tap in outputs:
                 accumulate = self._accumulate(num(output), num(tap))
                 yield accumulate if slide.inner is None else Let(slide.inner, num(tap), (accumulate,))
