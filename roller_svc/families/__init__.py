@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from roller_svc.errors import NoCandidateError
+from roller_svc.families.cpu.channel_window import CPU_CHANNEL_WINDOW
 from roller_svc.families.cpu.contraction import CPU_CONTRACTION
 from roller_svc.families.cpu.convolution import CPU_CONVOLUTION
 from roller_svc.families.cpu.loops import CPU_LOOPS
@@ -46,6 +47,7 @@ FAMILIES: tuple[Family[Any], ...] = (
     CPU_WINOGRAD,
     CPU_CONVOLUTION,
     CPU_CONTRACTION,
+    CPU_CHANNEL_WINDOW,
     CPU_WINDOW,
     CPU_TRANSPOSE,
     CPU_LOOPS,

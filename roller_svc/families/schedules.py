@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from roller_svc.families.cpu.channel_window import schedule as cpu_channel_window
 from roller_svc.families.cpu.contraction import schedule as cpu_contraction
 from roller_svc.families.cpu.convolution import schedule as cpu_convolution
 from roller_svc.families.cpu.loops import schedule as cpu_loops
@@ -39,6 +40,7 @@ SCHEDULES: Mapping[str, Lower] = {
     "cpu/winograd": cpu_winograd.lower,
     "cpu/convolution": cpu_convolution.lower,
     "cpu/contraction": cpu_contraction.lower,
+    "cpu/channel_window": cpu_channel_window.lower,
     "cpu/window": cpu_window.lower,
     "cpu/transpose": cpu_transpose.lower,
     "cpu/loops": cpu_loops.lower,

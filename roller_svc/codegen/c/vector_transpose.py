@@ -18,6 +18,9 @@ SHUFFLE = """#ifdef __clang__
 #define SHUFFLE(type, a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
 #else
 #define SHUFFLE(type, a, b, ...) __builtin_shuffle(a, b, (type){__VA_ARGS__})
+#endif
+#if defined(__clang__) || __GNUC__ >= 12
+#define CONCATENATE(a, b) __builtin_shufflevector(a, b, 0, 1, 2, 3, 4, 5, 6, 7)
 #endif"""
 _BITS = {8: DType.INT8, 16: DType.INT16, 32: DType.INT32, 64: DType.INT64}
 _KINDS = ("transpose", "deinterleave", "interleave")
@@ -69,8 +72,27 @@ def _deinterleave(short: int, dtype: DType, lanes: int) -> str:
         picks = [divmod(lane * short + j, lanes) for lane in range(lanes)]
         lines += _select_lanes(f"b{j}", short, (dtype, lanes), picks)
         lines.append(f"  *({vector} *)(to + {j} * stride) = b{j};")
+    if short == 2 and lanes * dtype.bytes == 2 * _CHUNK_BYTES and dtype.bytes == 4:
+        lines = ["#ifdef CONCATENATE", *_deinterleave_chunks(dtype, lanes), "#else", *lines, "#endif"]
     head = f"static inline void deinterleave{short}_{vector}({element} *to, long stride, const {element} *from) {{"
     return "\n".join([head, *lines, "}"])
+
+
+def _deinterleave_chunks(dtype: DType, lanes: int) -> list[str]:
+    """Emit two loads of chunks for each vector, so that one shuffle within chunks sorts its elements.
+
+    Shuffles between the chunks of AVX2 vectors take three cycles each.
+    """
+    vector, chunk, half = vector_type(dtype, lanes), vector_type(dtype, lanes // 2), lanes // 2
+    lines = [f"  typedef {C.storage_type(dtype)} {chunk} __attribute__((vector_size({_CHUNK_BYTES}), aligned(4)));"]
+    for m in range(2):
+        low, high = (f"*(const {chunk} *)(from + {i * half})" for i in (m, m + 2))
+        lines.append(f"  const {vector} c{m} = CONCATENATE({low}, {high});")
+    mask = vector_type(_BITS[dtype.bits], lanes)
+    for j in range(2):
+        order = [k + start for start in (0, half) for k in (j, j + 2, lanes + j, lanes + j + 2)]
+        lines.append(f"  *({vector} *)(to + {j} * stride) = SHUFFLE({mask}, c0, c1, {', '.join(map(str, order))});")
+    return lines
 
 
 def _interleave(short: int, dtype: DType, lanes: int) -> str:

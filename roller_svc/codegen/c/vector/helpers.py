@@ -218,15 +218,24 @@ def _word(base: str, dtype: DType, lanes: int) -> Helper:
 
 
 def _even_elements(dtype: DType, lanes: int) -> Helper:
-    """Return the helper that loads elements 0, 2, 4, ...; its second vector ends with the last of them."""
+    """Return the helper that loads elements 0, 2, 4, ...; its second vector ends with the last of them.
+
+    AVX2 selects 4-byte elements within chunks of 128 bits, then exchanges pairs: gcc does not find these two steps.
+    """
     vector, mask = vector_type(dtype, lanes), vector_type(INTEGERS[dtype.bits], lanes)
-    order = ", ".join(str(2 * i if 2 * i < lanes else 2 * i + 1) for i in range(lanes))
+    order = [2 * i if 2 * i < lanes else 2 * i + 1 for i in range(lanes)]
+    picked, steps = f"__builtin_shuffle(a, b, ({mask}){{{', '.join(map(str, order))}}})", ""
+    if lanes == 8 and dtype.bytes == 4:
+        pairs, pair_order = vector_type(DType.FLOAT64, 4), vector_type(DType.INT64, 4)
+        inside = [order[i] for i in (0, 1, 4, 5, 2, 3, 6, 7)]
+        steps = f"  {vector} c = __builtin_shuffle(a, b, ({mask}){{{', '.join(map(str, inside))}}});\n"
+        picked = f"({vector})__builtin_shuffle(({pairs})c, ({pair_order}){{0, 2, 1, 3}})"
     text = (
         f"static inline {vector} even_{vector}(const {C.storage_type(dtype)} *p) {{\n"
         f"  {vector} a = *({vector} *)p, b = *({vector} *)(p + {lanes - 1});\n"
         "#if defined(__clang__)\n"
-        f"  return __builtin_shufflevector(a, b, {order});\n#else\n"
-        f"  return __builtin_shuffle(a, b, ({mask}){{{order}}});\n#endif\n}}"
+        f"  return __builtin_shufflevector(a, b, {', '.join(map(str, order))});\n#else\n"
+        f"{steps}  return {picked};\n#endif\n}}"
     )
     return Helper(text)
 

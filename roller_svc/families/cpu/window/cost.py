@@ -13,19 +13,23 @@ from roller_svc.families.common.cpu.memory import (
     transfer_s,
 )
 from roller_svc.families.common.cpu.op_counts import work_cycles
+from roller_svc.families.common.cpu.window_reduction import WindowedSum
+from roller_svc.families.cpu.window.deinterleave import contiguous_load, deinterleave, is_sorted_by_vectors
 from roller_svc.families.cpu.window.workload import (
     Dimension,
     PlaneLayout,
     PlaneSpace,
     Tile,
-    WindowedSum,
     layout,
     staged_bytes,
 )
+from roller_svc.ir.expr import loads_of
 from roller_svc.ir.program import Combine
 from roller_svc.perf.common import Costs, Launch
 from roller_svc.perf.machine import LOAD_PORTS, Machine
 from roller_svc.perf.workload import Workload
+
+SORTED_RATIO = 1.5  # cycles of a vector that is sorted into phases in registers, over those of a staged one
 
 
 def window_cost(p: Workload[PlaneSpace], launch: Launch) -> Costs:
@@ -82,8 +86,13 @@ def staging_cycles(mach: Machine, one: WindowedSum, found: PlaneLayout) -> float
     for plane in one.planes:
         lines = math.prod(map(staged_positions, found.dims[:-1], plane.inside[:-1]))
         low, high = plane.inside[-1]
-        pieces = line_vectors(-(-min(last.places, high - low) // last.phases), lanes) * last.phases
+        count = min(last.places, high - low)
+        pieces = line_vectors(-(-count // last.phases), lanes) * last.phases
         each = costs.staging_cycles if last.phases == 1 else costs.shuffle_cycles * min(last.phases, lanes)
+        if is_sorted_by_vectors(plane) and deinterleave(last.phases, low, count, lanes) is not None:
+            is_loaded = contiguous_load(plane, last.window_dim.position_name) is not None
+            each = costs.staging_cycles * (SORTED_RATIO + (not is_loaded))
+        each += (len(loads_of(plane.value)) - 1) / LOAD_PORTS
         moved, work = _vector_equivalents(mach, pieces) * each, sum(pieces) * work_cycles(mach, plane.work)
         cycles += lines * (costs.line_cycles + max(moved, work) + costs.imperfect_overlap * min(moved, work))
     return cycles

@@ -8,20 +8,25 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 
-from roller_svc.errors import InvariantError
+from roller_svc.errors import InvariantError, require
 from roller_svc.families.common.cpu.memory import LINE_BYTES
 from roller_svc.families.common.cpu.micro_kernel import SCARCE_REGISTERS
+from roller_svc.families.common.cpu.window_reduction import Plane, WindowedSum
+from roller_svc.families.cpu.window.deinterleave import (
+    Deinterleave,
+    contiguous_load,
+    deinterleave,
+    is_sorted_by_vectors,
+)
 from roller_svc.families.cpu.window.workload import (
     LINE,
     Dimension,
-    Plane,
     PlaneLayout,
     PlaneSpace,
     Tile,
-    WindowedSum,
     layout,
     plane_space,
     staged_bytes,
@@ -46,6 +51,7 @@ from roller_svc.ir.schedule import (
     Scope,
     Storage,
 )
+from roller_svc.schedule.guards import unswitch_guards
 from roller_svc.schedule.nest_statements import (
     RowReads,
     acc_name,
@@ -66,24 +72,27 @@ L1_PLANES_FRACTION = 0.2  # of L1 for these planes and their results
 MAX_UNROLLED_OPERATIONS = 200  # vector operations; more compile slowly and run no faster
 MAX_PREFETCHES = 16  # lines of a row of a plane; hardware prefetchers follow longer rows
 MAX_UNROLLED_ELEMENTS = 256  # elements copied by unrolled statements
+MAX_LINES_BYTES = 8 << 10  # of computed lines that are sorted together: a quarter of L1
+
+StageLine = Callable[[Plane, Expr, int], Iterator[Node]]  # of a plane, the first position and the number of positions
 
 
 @dataclass(frozen=True, slots=True)
 class PlanePrefetch:
-    """A load and the distance in elements to the same position of the plane that is staged `at_once` planes later."""
+    """Loads of a line and the distance in elements to the same line of the plane staged `at_once` planes later."""
 
-    source: Load
+    sources: tuple[Load, ...]
     elements: int
 
 
-def plane_prefetch(source: Load, type_: TensorType, axis: str, at_once: int) -> PlanePrefetch | None:
+def plane_prefetch(sources: tuple[Load, ...], type_: TensorType, axis: str, at_once: int) -> PlanePrefetch | None:
     elements = 0
-    for d, index in enumerate(source.index):
+    for d, index in enumerate(sources[0].index):
         form = affine(index)
         if form is None:
             return None
         elements += form.coeff(axis) * math.prod(type_.shape[d + 1 :])
-    return PlanePrefetch(source, at_once * elements) if elements > 0 else None
+    return PlanePrefetch(sources, at_once * elements) if elements > 0 else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +116,37 @@ class StagedReduction:
         ]
         for plane in self.window.planes:
             storages.append(Storage(plane.name, plane.dtype, (self.at_once, self.layout.elements), Scope.STACK, ()))
+            if self._has_line_buffer(plane):
+                lines = math.prod(d.places for d in self.layout.dims[:-1]) if self._lines_at_once(plane) else 1
+                shape = (lines, self.layout.dims[-1].places)
+                storages.append(Storage(line_name(plane), plane.dtype, shape, Scope.STACK, ()))
         return storages
+
+    def _has_line_buffer(self, plane: Plane) -> bool:
+        """Return whether a line is computed into a buffer before vectors sort it."""
+        low, count, _ = _staged_range(self.layout.dims[-1], plane.inside[-1])
+        return self._contiguous_load(plane) is None and self._deinterleave(plane, _constant(low), count) is not None
+
+    def _lines_at_once(self, plane: Plane) -> bool:
+        """Return whether all lines are computed before the first is sorted.
+
+        A vector that two recent stores of a short line fill would wait until both are in L1.
+        """
+        dims = self.layout.dims
+        lines_bytes = math.prod(d.places for d in dims) * plane.dtype.bytes
+        is_whole = dims[-1].block >= dims[-1].window_dim.extent
+        return self._has_line_buffer(plane) and is_whole and lines_bytes <= MAX_LINES_BYTES
+
+    def _in_line(self, plane: Plane, position: Expr) -> tuple[Expr, ...]:
+        """Return the index of an element of the current line in the buffer of lines."""
+        line: Expr = num(0)
+        if self._lines_at_once(plane):
+            for dim, here in zip(self.layout.dims[:-1], self._outer_coordinates(), strict=True):
+                line = add(mul(line, num(dim.places)), here)
+        return (line, position)
+
+    def _contiguous_load(self, plane: Plane) -> Load | None:
+        return contiguous_load(plane, self.layout.dims[-1].window_dim.position_name)
 
     def _element(self, at: Expr) -> tuple[Expr, Expr]:
         """Return the index of an element in a buffer of the current plane."""
@@ -144,11 +183,14 @@ class StagedReduction:
     def _stage_plane(self, plane: Plane, prefetch: PlanePrefetch | None) -> tuple[Node, ...]:
         if any(low == high for low, high in plane.inside):
             return ()
-        nodes = (
-            self._stage_line(plane)
-            if prefetch is None
-            else (*self._prefetch_line(plane, prefetch), *self._stage_line(plane))
-        )
+        prefetches = () if prefetch is None else tuple(self._prefetch_line(plane, prefetch))
+        if not self._lines_at_once(plane):
+            return self._for_lines(plane, (*prefetches, *self._stage_line(plane, self._stage_phases)))
+        computed = self._for_lines(plane, (*prefetches, *self._stage_line(plane, self._compute_line)))
+        return (*computed, *self._for_lines(plane, self._stage_line(plane, self._sort_line)))
+
+    def _for_lines(self, plane: Plane, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+        """Execute the nodes for every staged line."""
         for dim, inside in list(zip(self.layout.dims, plane.inside, strict=True))[-2::-1]:
             low, count, limit = _staged_range(dim, inside)
             position = f"{dim.window_dim.axis}.here"
@@ -156,45 +198,83 @@ class StagedReduction:
             nodes = (Loop(f"{position}.count", count, LoopKind.SERIAL, nodes, limit),)
         return nodes
 
-    def _stage_line(self, plane: Plane) -> tuple[Node, ...]:
-        """Stage one line, phase by phase."""
+    def _stage_line(self, plane: Plane, stage: StageLine) -> tuple[Node, ...]:
+        """Stage one line by `stage`, or element by element where it extends beyond the plane."""
         dim, inside = self.layout.dims[-1], plane.inside[-1]
         low, count, limit = _staged_range(dim, inside)
         position = f"{dim.window_dim.axis}.here"
         element = Let(position, add(low, ref(f"{position}.count")), (self._store(plane, ref(position)),))
         element_loop = (Loop(f"{position}.count", count, LoopKind.SERIAL, (element,), limit),)
         if limit is None:
-            return tuple(self._stage_phases(plane, low, count))
+            return tuple(stage(plane, low, count))
         start = mul(ref(f"{dim.window_dim.axis}.first"), num(dim.window_dim.stride))
         is_inside = logical_and(le(num(inside[0]), start), le(add(start, num(dim.places)), num(inside[1])))
         if is_inside is None or inside[1] - inside[0] < dim.places:
             return element_loop
-        return (Branch(is_inside, tuple(self._stage_phases(plane, num(0), dim.places)), element_loop),)
+        return (Branch(is_inside, tuple(stage(plane, num(0), dim.places)), element_loop),)
 
     def _stage_phases(self, plane: Plane, low: Expr, count: int) -> Iterator[Node]:
         """Stage `count` positions from the constant `low` on, in vectors."""
+        if self._deinterleave(plane, _constant(low), count) is None:
+            yield from self._stage_each_phase(_constant(low), count, lambda position: self._store(plane, position))
+            return
+        yield from self._compute_line(plane, low, count)
+        yield from self._sort_line(plane, low, count)
+
+    def _compute_line(self, plane: Plane, low: Expr, count: int) -> Iterator[Node]:
+        """Compute the line into its buffer, unless it is read from memory."""
+        if self._contiguous_load(plane) is None:
+            value = self._value(plane, add(low, ref(LANE)))
+            yield from for_lanes(count, Compute(line_name(plane), self._in_line(plane, ref(LANE)), value))
+
+    def _sort_line(self, plane: Plane, low: Expr, count: int) -> Iterator[Node]:
+        """Sort the line into its phases by vectors, and copy the elements that fill none."""
+        first, source = _constant(low), self._contiguous_load(plane)
+        sorting = require(self._deinterleave(plane, first, count), "order of vectors")
+
+        def load(position: Expr) -> Load:
+            if source is None:
+                return Load(line_name(plane), self._in_line(plane, sub(position, num(first))), plane.dtype)
+            return replace(source, index=tuple(substitute(i, self._input_coordinates(position)) for i in source.index))
+
+        def index(row: Expr) -> tuple[Expr, ...]:
+            return self._element(add(self._place(num(sorting.first)), row))
+
+        yield from sorting.nodes(load, (plane.name, index), self.layout.phase_elements)
+        for position in (*range(first, sorting.first), *range(sorting.end, first + count)):
+            yield Compute(plane.name, self._element(self._place(num(position))), load(num(position)))
+
+    def _stage_each_phase(self, first: int, count: int, store: Callable[[Expr], Compute]) -> Iterator[Node]:
+        """Stage the positions of one phase after the other, in vectors of strided elements."""
         dim = self.layout.dims[-1]
-        first = int(low.value) if isinstance(low, Const) else 0
         for phase in range(dim.phases):
             start = first + (phase - first) % dim.phases
             if (elements := ceil_div(first + count - start, dim.phases)) > 0:
                 position = add(mul(ref(LANE), num(dim.phases)), num(start))
-                element = add(self.layout.element((*self._outer_coordinates(), num(phase))), num(start // dim.phases))
+                element = add(self._place(num(phase)), num(start // dim.phases))
                 at = self._element(add(ref(".element"), ref(LANE)))
-                store = Compute(plane.name, at, self._value(plane, position))
-                yield Let(".element", element, tuple(for_lanes(elements, store)))
+                yield Let(".element", element, tuple(for_lanes(elements, replace(store(position), index=at))))
+
+    def _deinterleave(self, plane: Plane, first: int, count: int) -> Deinterleave | None:
+        """Return how vectors sort a line of the plane; None where they do not."""
+        phases = self.layout.dims[-1].phases
+        return deinterleave(phases, first, count, self.lanes) if is_sorted_by_vectors(plane) else None
 
     def _prefetch_line(self, plane: Plane, prefetch: PlanePrefetch) -> Iterator[Node]:
         """Prefetch the same line of the next plane."""
         low, count, _ = _staged_range(self.layout.dims[-1], plane.inside[-1])
-        step = LINE_BYTES // prefetch.source.dtype.bytes
-        index = tuple(substitute(i, self._input_coordinates(low)) for i in prefetch.source.index)
-        for first in range(0, min(count, MAX_PREFETCHES * step), step):
-            yield Prefetch(prefetch.source.tensor, index, prefetch.elements + first)
+        for source in prefetch.sources:
+            step = LINE_BYTES // source.dtype.bytes
+            index = tuple(substitute(i, self._input_coordinates(low)) for i in source.index)
+            for first in range(0, min(count, MAX_PREFETCHES * step), step):
+                yield Prefetch(source.tensor, index, prefetch.elements + first)
 
     def _store(self, plane: Plane, position: Expr) -> Compute:
-        at = self._element(self.layout.element((*self._outer_coordinates(), position)))
-        return Compute(plane.name, at, self._value(plane, position))
+        return Compute(plane.name, self._element(self._place(position)), self._value(plane, position))
+
+    def _place(self, position: Expr) -> Expr:
+        """Return the offset in the buffer of a position of the current line."""
+        return self.layout.element((*self._outer_coordinates(), position))
 
     def _outer_coordinates(self) -> tuple[Expr, ...]:
         return tuple(ref(f"{d.window_dim.axis}.here") for d in self.layout.dims[:-1])
@@ -324,6 +404,16 @@ class StagedReduction:
         return Loop(LANE, self.layout.width, LoopKind.VECTOR, (accumulate,))
 
 
+def line_name(plane: Plane) -> str:
+    """Return the name of the buffer of a line in the order of positions."""
+    return f"{plane.name}.line"
+
+
+def _constant(low: Expr) -> int:
+    """Return the first position of a whole line; row blocks begin at 0."""
+    return int(low.value) if isinstance(low, Const) else 0
+
+
 def _staged_range(dim: Dimension, inside: tuple[int, int]) -> tuple[Expr, int, Expr | None]:
     """Return (first position inside the plane, maximal count, exact count if it differs by row block)."""
     slide, places = dim.window_dim, dim.places
@@ -343,17 +433,15 @@ def loop_over_outputs(dim: Dimension, var: str, nodes: tuple[Node, ...]) -> Node
 
 
 def for_lanes(count: int, node: Compute) -> Iterator[Node]:
-    """Yield the node for `count` lanes: a loop over chunks, then the tail."""
+    """Yield the node for `count` lanes: a loop over chunks, then the tail. Guards are tested once for all lanes."""
     chunks = count // MAX_UNROLLED_ELEMENTS if count > MAX_UNROLLED_ELEMENTS else 0
     if chunks:
         lane = {LANE: add(mul(ref(".piece"), num(MAX_UNROLLED_ELEMENTS)), ref(LANE))}
-        yield Loop(
-            ".piece", chunks, LoopKind.SERIAL, (Loop(LANE, MAX_UNROLLED_ELEMENTS, LoopKind.VECTOR, (_at(node, lane),)),)
-        )
+        chunk = Loop(LANE, MAX_UNROLLED_ELEMENTS, LoopKind.VECTOR, (_at(node, lane),))
+        yield Loop(".piece", chunks, LoopKind.SERIAL, (unswitch_guards(chunk),))
     if tail := count - chunks * MAX_UNROLLED_ELEMENTS:
-        yield Loop(
-            LANE, tail, LoopKind.VECTOR, (_at(node, {LANE: add(num(chunks * MAX_UNROLLED_ELEMENTS), ref(LANE))}),)
-        )
+        lane = {LANE: add(num(chunks * MAX_UNROLLED_ELEMENTS), ref(LANE))}
+        yield unswitch_guards(Loop(LANE, tail, LoopKind.VECTOR, (_at(node, lane),)))
 
 
 def _at(node: Compute, values: dict[str, Expr]) -> Compute:
@@ -472,10 +560,12 @@ class _Windows:
             loads = [
                 x for x in loads_of(plane.value) if x.tensor in types and self._exceeds_private_caches(types[x.tensor])
             ]
+            if not loads or not varying:
+                plane_prefetches.append(None)
+                continue
+            sources = tuple(load for load in loads if load.tensor == loads[0].tensor)[-plane.lines :]
             plane_prefetches.append(
-                plane_prefetch(loads[0], types[loads[0].tensor], varying[-1].name, self._planes_at_once)
-                if loads and varying
-                else None
+                plane_prefetch(sources, types[sources[0].tensor], varying[-1].name, self._planes_at_once)
             )
         return tuple(plane_prefetches)
 

@@ -10,8 +10,9 @@ from roller_svc import hardware
 from roller_svc.compiler.partition_cache import partition
 from roller_svc.families import prepare, prepare_model
 from roller_svc.families.common.cpu.column_reduction import MAX_ROWS_PER_ITERATION
+from roller_svc.families.common.cpu.window_reduction import PlaneWindowDim
 from roller_svc.families.cpu.window.cost import line_vectors, staged_positions
-from roller_svc.families.cpu.window.workload import Dimension, PlaneWindowDim
+from roller_svc.families.cpu.window.workload import Dimension
 from roller_svc.families.matching import group_views
 from roller_svc.frontend.lang import parse
 from roller_svc.ir.dtype import DType
@@ -222,8 +223,8 @@ def test_short_vectors_are_staged_faster_than_whole_ones() -> None:
     """24 places of a line: a vector of 16 and one of 8, which lies across two lines of the cache half as often."""
     lines = {
         width: model_of(
-            f"y[c, i, j] >=! x[c, i * 2 + p, j * 2 + q] where p in 2, q in 2, i in 64, j in {width}",
-            {"x": (F32, (64, 128, 2 * width))},
+            f"y[c, i, j] +=! x[c, i * 2 + p, j * 2 + q] * k[c, p, q] where i in 64, j in {width}",
+            {"x": (F32, (64, 128, 2 * width)), "k": (F32, (64, 2, 2))},
         )
         for width in (16, 24, 32)
     }

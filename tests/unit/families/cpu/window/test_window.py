@@ -13,12 +13,12 @@ from roller_svc import hardware
 from roller_svc.compiler.lower_and_emit import lower
 from roller_svc.compiler.pipeline import build_kernel
 from roller_svc.compiler.request import build_request
+from roller_svc.families.common.cpu.window_analysis import MAX_STRIDE
+from roller_svc.families.common.cpu.window_reduction import PlaneWindowDim
 from roller_svc.families.cpu.window.workload import (
     CROWDED,
-    MAX_STRIDE,
     Dimension,
     PlaneLayout,
-    PlaneWindowDim,
     plane_space,
 )
 from roller_svc.ir.rprogram import RTile

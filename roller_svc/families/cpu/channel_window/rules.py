@@ -1,0 +1,95 @@
+"""ROLLER's rules for windows over channels on a CPU: output positions in registers, lines of the input in L1 or L2."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from roller_svc.construct.align import round_up
+from roller_svc.construct.rules import DEFAULT_PIPELINE, PipelineOptions, ThreadTile, axis_names, replaced
+from roller_svc.construct.scale_up import ScaleUpLevel, ScaleUpResult, TileMetrics
+from roller_svc.families.common.cpu.tasks import TaskRules, task_range
+from roller_svc.families.cpu.channel_window.cost import tile_cycles
+from roller_svc.families.cpu.channel_window.workload import ChannelSpace
+from roller_svc.perf.footprint import Tile
+from roller_svc.perf.workload import Workload
+
+POSITIONS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16)  # adjacent outputs of a line
+VECTORS = (1, 2, 4)  # of channels
+MAX_BASES = 5
+CUTS = (2, 4, 8, 16)
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelWindowRules(TaskRules):
+    space: ChannelSpace
+
+    def reduce_thread_choices(self) -> tuple[int, ...]:
+        return (1,)
+
+    @property
+    def _channels(self) -> int:
+        return len(self.space.leading) + len(self.space.lines) + 1
+
+    def thread_level(self, lanes: int) -> ScaleUpLevel:
+        p, width = self.workload, self.workload.machine.unit.shape[-1]
+        steps: list[Tile] = [(1,)] * len(p.extents)
+        extent = p.extents[self._channels - 1]
+        steps[self._channels - 1] = tuple([n for n in POSITIONS if n <= extent])
+        steps[self._channels] = tuple([width * v for v in VECTORS if width * v <= p.extents[self._channels]])
+        return ScaleUpLevel(
+            level=p.machine.hw.thread_level.name,
+            names=axis_names(p),
+            steps=tuple(steps),
+            axis_rank=tuple(range(len(p.extents))),
+            evaluate=self._evaluate_thread,
+            is_saturated=lambda _tile: True,
+        )
+
+    def rank_thread_tiles(self, grown: ScaleUpResult, lanes: int) -> Sequence[Tile]:
+        """Return the tiles that take the fewest cycles for a whole line."""
+        return sorted(grown.saturated, key=self._line_cycles)[:MAX_BASES]
+
+    def _line_cycles(self, thread: Tile) -> float:
+        p, at = self.workload, self._channels
+        tiles = -(-p.extents[at - 1] // thread[at - 1]) * -(-p.extents[at] // thread[at])
+        return tiles * tile_cycles(p.machine, self.space, thread[at - 1], thread[at])
+
+    def _evaluate_thread(self, thread: Tile) -> TileMetrics:
+        positions, vectors = thread[self._channels - 1], thread[self._channels] // self.workload.machine.unit.shape[-1]
+        weights = self.space.columns.taps if self.space.weights else 0
+        registers = (positions + len(self.space.reduction.planes) + weights) * vectors + 1
+        fits = registers <= self.workload.machine.hw.limits.max_registers_per_thread
+        return self._measured(thread, "" if fits else "registers per thread")
+
+    def pipeline_choices(self, block: Tile, base: ThreadTile, split_k: int) -> Sequence[PipelineOptions]:
+        return (DEFAULT_PIPELINE,)
+
+    def fallback_tiles(self) -> Sequence[tuple[Tile, ThreadTile]]:
+        """Return one line and one vector of channels in a task, an output at a time."""
+        p, width = self.workload, self.workload.machine.unit.shape[-1]
+        thread = replaced(tuple([1] * len(p.extents)), self._channels, width)
+        block = tuple([p.extents[i] if i in p.reduced else thread[i] for i in range(len(p.extents))])
+        return [(replaced(block, self._channels - 1, p.extents[self._channels - 1]), ThreadTile(thread))]
+
+    def _allows_small_tasks(self, block: Tile) -> bool:
+        return True
+
+    def _block_steps(self, axis: int, base: ThreadTile) -> Tile:
+        """Return whole lines of positions; channels and lines whole or in a few parts."""
+        p = self.workload
+        extent, unit = p.extents[axis], base.tile[axis]
+        if axis not in p.spatial:
+            return (extent,)
+        whole = round_up(extent, unit)
+        if axis == self._channels - 1:
+            return (whole,)
+        cuts = {round_up(-(-extent // cut), unit) for cut in (*CUTS, p.machine.cores) if extent >= cut * unit}
+        return tuple(sorted({whole} | cuts | ({unit} if axis == self._channels else set())))
+
+
+def channel_window_rules(p: Workload[Any], space: ChannelSpace) -> ChannelWindowRules:
+    """Return the rules of one group."""
+    fewest, most = task_range(p)
+    return ChannelWindowRules(p, fewest, most, space)
