@@ -16,7 +16,7 @@ BLOCK_CYCLES = 50.0  # a core starts one block after another
 SHUFFLE_CYCLES = 30.0  # a shuffle and its dependent operation
 BARRIER_CYCLES = 60.0  # a store to shared memory, a barrier, a load
 LOOP_OPS = 4.0  # a chunk's counter, address and bound
-OPS_PER_FLOP = 1.5  # overhead of a row's flop: comparisons, moves, parts of functions
+OPS_PER_FLOP = 1.5  # with the overhead of a row's flop: comparisons, moves
 LLC_REUSE_FRACTION = 0.6  # of the LLC that concurrent rows may take and be retained for the next pass
 
 
@@ -70,8 +70,9 @@ def _passes(access: RowAccess, iteration: RowIteration) -> int:
 
 
 def _thread_instructions(p: Workload[Any], rows: RowSpace, launch: Launch, iteration: RowIteration) -> float:
-    flops = p.space.flops / (p.outer_points * p.inner_points)
-    repeated = LOOP_OPS + iteration.vector_elems * iteration.points * flops * OPS_PER_FLOP
+    # functions are counted in full
+    operations = (p.space.instructions + (OPS_PER_FLOP - 1.0) * p.space.flops) / (p.outer_points * p.inner_points)
+    repeated = LOOP_OPS + iteration.vector_elems * iteration.points * operations
     for access in rows.accesses:
         if access.varies_along_row:
             count = access.elements(launch.thread)
