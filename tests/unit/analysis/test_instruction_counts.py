@@ -21,7 +21,8 @@ SOME = (OpKind.ADD, OpKind.MAX, OpKind.DIV, OpKind.EXP, OpKind.TANH, OpKind.GELU
 @pytest.mark.parametrize("dtype", [DType.FLOAT32, DType.FLOAT16], ids=lambda d: d.value)
 def test_table_has_the_counts_of_the_machine_code(dtype: DType) -> None:
     spec = importlib.util.spec_from_file_location("counter", ROOT / "tools" / "count_instructions.py")
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     counter = sys.modules["counter"] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(counter)
     assert counter.counts(SOME, dtype) == {kind: instructions_of(kind, dtype) for kind in SOME}

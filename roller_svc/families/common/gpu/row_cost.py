@@ -25,9 +25,9 @@ def row_reduction_cost(p: Workload[Any], rows: RowSpace, launch: Launch) -> Cost
     mach, hw = p.machine, p.machine.hw
     iteration = rows.row_iteration(launch.block, launch.thread, launch.reduce_threads, launch.split_k)
     warp = hw.limits.warp_size
-    registers = rows.registers(launch.thread, iteration, hw.limits)
+    registers = rows.registers(launch.thread, iteration, launch.threads, hw.limits)
     needs = BlockResources(
-        launch.threads, registers, rows.shared_bytes(iteration, launch.reduce_threads, launch.threads, warp)
+        launch.threads, registers, rows.shared_bytes(iteration, launch.reduce_threads, launch.threads, hw.limits)
     )
     resident = blocks_per_core(launch.compiled or needs, hw)
     warps = -(-launch.threads // warp)
@@ -79,6 +79,10 @@ def _thread_instructions(p: Workload[Any], rows: RowSpace, launch: Launch, itera
             loads = -(-count // _width(p, access, count, launch.thread))
             narrow = count if access.bytes < 4 else 0  # each is converted
             repeated += _passes(access, iteration) * (loads * (1.0 + address_ops(access.footprint) / 4) + narrow)
+    if rows.is_shared(iteration, launch.threads, p.machine.hw.limits):
+        for access in rows.kept:
+            chunk = access.elements(launch.thread) / _width(p, access, access.elements(launch.thread), launch.thread)
+            repeated += chunk * (1.0 + access.num_passes)
     join = (
         iteration.vector_elems + 2 * math.log2(launch.reduce_threads)
         if rows.contiguous_along_reduction

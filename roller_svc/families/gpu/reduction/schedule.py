@@ -11,11 +11,14 @@ from dataclasses import dataclass, replace
 
 from roller_svc.analysis.online_reduction import OnlineReductionKind, online_reductions
 from roller_svc.families.common.gpu.launch_bounds import min_resident_blocks
+from roller_svc.families.common.gpu.row_space import exceeds_registers
 from roller_svc.families.gpu.reduction import REDUCTION
 from roller_svc.families.gpu.reduction.block_reduce import reduce_lanes, reduction_buffers
 from roller_svc.families.gpu.reduction.online_reduction import OnlinePass
 from roller_svc.families.gpu.reduction.thread_mapping import (
+    CHUNK,
     LANE,
+    POINT,
     ROUND,
     VECTOR_ELEMENT,
     IndexMap,
@@ -26,11 +29,12 @@ from roller_svc.families.gpu.reduction.thread_mapping import (
 )
 from roller_svc.ir.expr import Const, Expr, Load, Op, OpKind, Select, axes_of, children, loads_of, rewrite, substitute
 from roller_svc.ir.group import KernelGroup
-from roller_svc.ir.hardware import HardwareSpec
+from roller_svc.ir.hardware import HardwareSpec, Limits
 from roller_svc.ir.index import add, eq, num, ref
 from roller_svc.ir.program import Combine, TensorExpr, identity
 from roller_svc.ir.rprogram import RProgram
-from roller_svc.ir.schedule import Branch, Compute, Loop, LoopKind, Node, ScheduleTree, Storage
+from roller_svc.ir.schedule import Branch, Compute, Loop, LoopKind, Node, ScheduleTree, Scope, Storage
+from roller_svc.perf.machine import register_words
 from roller_svc.schedule.nest_statements import (
     acc_name,
     convert_to_type,
@@ -48,7 +52,7 @@ def lower(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[Sche
     rows = ThreadRows(group, program, hw.limits.warp_size)
     tilings = {s.output: row_tiling(s, group.outer, program) for s in group.statements}
     reduction = _Reduction(
-        group, rows, tilings, row_tensors(group), _cached_loads(group, rows, tilings)
+        group, rows, tilings, row_tensors(group), _cached_loads(group, rows, tilings), hw.limits
     ).with_online_passes()
     return (
         ScheduleTree(
@@ -109,6 +113,7 @@ class _Reduction:
     tilings: dict[str, RowTiling | None]
     row_values: frozenset[str]  # tensors with one value for each row that later statements read
     cached: dict[Load, str]
+    limits: Limits
     online_passes: tuple[OnlinePass, ...] = ()
 
     def nodes(self) -> tuple[Node, ...]:
@@ -117,8 +122,7 @@ class _Reduction:
         nodes: list[Node] = []
         if self.cached:
             tiling = next(tiling for tiling in self.tilings.values() if tiling is not None)
-            shape = (*self.rows.shape, tiling.iterations, tiling.vector_elems)
-            storages += [register(name, load.dtype.compute, *shape) for load, name in self.cached.items()]
+            storages += [self._cache(load, name, tiling) for load, name in self.cached.items()]
             fill = [Compute(name, self._cache_index(tiling), load) for load, name in self.cached.items()]
             nodes += tiling.for_each_chunk(
                 lambda: tuple(node for compute in fill for node in self._over_vector(tiling, compute))
@@ -315,8 +319,29 @@ class _Reduction:
         index_map = _index_map(statement, self.rows, tiling, self.rows.write_at)
         return tuple(index_map.apply(i) for i in statement.index)
 
+    def _cache(self, load: Load, name: str, tiling: RowTiling) -> Storage:
+        """Return the storage of a row: registers, or shared memory if these are too few.
+
+        In shared memory a lane reads only what it wrote, so that there is no barrier.
+        """
+        if not self._is_shared(tiling):
+            shape = (*self.rows.shape, tiling.iterations, tiling.vector_elems)
+            return register(name, load.dtype.compute, *shape)
+        shape = (self.rows.points, *self.rows.shape, tiling.iterations * tiling.lanes, tiling.vector_elems)
+        return Storage(name, load.dtype, shape, Scope.SHARED, ())
+
+    def _is_shared(self, tiling: RowTiling) -> bool:
+        elements, threads = self.rows.count * tiling.iterations * tiling.vector_elems, self.rows.program.threads
+        words = register_words(self.rows.program.space.compute_dtype)
+        return self.rows.lanes_are_adjacent and exceeds_registers(
+            elements, tiling.vector_elems, threads, words, self.limits
+        )
+
     def _cache_index(self, tiling: RowTiling) -> tuple[Expr, ...]:
-        return (*self.rows.elements, ref(ROUND), ref(VECTOR_ELEMENT) if tiling.vector_elems > 1 else num(0))
+        element = ref(VECTOR_ELEMENT) if tiling.vector_elems > 1 else num(0)
+        if self._is_shared(tiling):
+            return (ref(POINT), *self.rows.elements, ref(CHUNK), element)
+        return (*self.rows.elements, ref(ROUND), element)
 
     def _over_vector(
         self, tiling: RowTiling, *nodes: Node, guarded: bool = False, cond: Expr | None = None
