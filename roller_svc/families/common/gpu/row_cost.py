@@ -80,7 +80,7 @@ def _thread_instructions(p: Workload[Any], rows: RowSpace, launch: Launch, itera
             narrow = count if access.bytes < 4 else 0  # each is converted
             repeated += _passes(access, iteration) * (loads * (1.0 + address_ops(access.footprint) / 4) + narrow)
     if rows.is_shared(iteration, launch.threads, p.machine.hw.limits):
-        for access in rows.kept:
+        for access in rows.cached_inputs:
             chunk = access.elements(launch.thread) / _width(p, access, access.elements(launch.thread), launch.thread)
             repeated += chunk * (1.0 + access.num_passes)
     join = (

@@ -73,9 +73,9 @@ def exceeds_registers(row_elements: int, vector_elems: int, threads: int, words:
 
     Both the model and the schedule decide by this. `words` are the registers of an element.
     """
-    kept = row_elements * words
-    needed = overhead_registers(limits) + kept + vector_elems * words
-    return kept > MAX_ROW_REGISTERS or block_registers(threads, needed, limits) > limits.registers_per_core
+    row_registers = row_elements * words
+    needed = overhead_registers(limits) + row_registers + vector_elems * words
+    return row_registers > MAX_ROW_REGISTERS or block_registers(threads, needed, limits) > limits.registers_per_core
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,20 +106,20 @@ class RowSpace:
 
     def is_shared(self, iteration: RowIteration, threads: int, limits: Limits) -> bool:
         """Return whether rows that several statements read are kept in shared memory."""
-        if not iteration.is_single_pass or not self.contiguous_along_reduction or not self.kept:
+        if not iteration.is_single_pass or not self.contiguous_along_reduction or not self.cached_inputs:
             return False
         elements = iteration.iterations * iteration.vector_elems * iteration.points
         return exceeds_registers(elements, iteration.vector_elems, threads, self.words, limits)
 
     @property
-    def kept(self) -> tuple[RowAccess, ...]:
+    def cached_inputs(self) -> tuple[RowAccess, ...]:
         """Return the inputs that several statements read along a row."""
         return tuple([a for a in self.read if a.num_passes > 1])
 
-    def kept_bytes(self, iteration: RowIteration, threads: int) -> int:
+    def cached_bytes(self, iteration: RowIteration, threads: int) -> int:
         """Return the shared memory of a block's rows."""
         elements = iteration.iterations * iteration.vector_elems * iteration.points * threads
-        return sum([elements * a.bytes for a in self.kept])
+        return sum([elements * a.bytes for a in self.cached_inputs])
 
     def registers(self, thread: Tile, iteration: RowIteration, threads: int, limits: Limits) -> int:
         """Return a thread's registers: chunks in flight, cached rows, accumulators."""
@@ -140,11 +140,11 @@ class RowSpace:
         The latter is a word for each warp and row, or for each thread for columns.
         """
         warp = limits.warp_size
-        kept = self.kept_bytes(iteration, threads) if self.is_shared(iteration, threads, limits) else 0
+        row_bytes = self.cached_bytes(iteration, threads) if self.is_shared(iteration, threads, limits) else 0
         if lanes == 1 or (self.contiguous_along_reduction and lanes <= warp):
-            return kept
+            return row_bytes
         words = iteration.points * (threads // warp if self.contiguous_along_reduction else threads)
-        return kept + self.num_reductions * words * WORD_BYTES * self.words
+        return row_bytes + self.num_reductions * words * WORD_BYTES * self.words
 
 
 def row_space(space: TileSpace, footprint: SpaceFootprint, hw: HardwareSpec) -> RowSpace:
