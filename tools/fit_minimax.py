@@ -1,8 +1,8 @@
 """Fit minimax polynomials to functions of one argument (Lawson's iteration on Chebyshev points).
 
-`python tools/fit_minimax.py` prints every table of `roller_svc/codegen/c/vector/elementary.py` with its largest
-weighted error. Arithmetic is decimal, 60 digits. Coefficients are rounded one by one, the lowest power first, and the
-remaining ones are refitted after each rounding.
+`python tools/fit_minimax.py` prints every table of `roller_svc/codegen/c/vector/elementary.py` and
+`roller_svc/codegen/helpers.py` with its largest weighted error. Arithmetic is decimal, 60 digits. Coefficients are
+rounded one by one, the lowest power first, and the remaining ones are refitted after each rounding.
 """
 
 from __future__ import annotations
@@ -127,6 +127,17 @@ def cosine(x: Decimal) -> Decimal:
     return series(x, ONE, lambda n: -x * x / (2 * n * (2 * n - 1)))
 
 
+def mills(t: Decimal) -> Decimal:
+    """Return (1 - Phi(x)) exp(x^2 / 2) at t = 1 / (1 + 0.36 x)."""
+    x = (ONE / t - 1) / Decimal("0.36")
+    return (1 - erf(x / TWO.sqrt())) / 2 * (x * x / 2).exp()
+
+
+def tangent(x: Decimal) -> Decimal:
+    """Return the hyperbolic tangent."""
+    return 1 - TWO / ((2 * x).exp() + 1)
+
+
 LN2 = TWO.ln()
 HALF = Decimal("0.5")
 # half of ln 2 and a little, for the reduced argument is rounded
@@ -142,6 +153,10 @@ FITS = (
         "erf f32: erf(x) / x - 1", lambda x: erf(x) / x - 1, "0.001", "0.93", 7, lambda x: x / erf(x), lambda x: x * x
     ),
     Fit("erfc f32: -log(erfc(x))", lambda x: -(1 - erf(x)).ln(), "0.92", "4.0", 9, lambda x: (1 - erf(x)) / erf(x)),
+    Fit("upper tail: (1 - Phi(x)) exp(x^2 / 2) / t of t = 1 / (1 + 0.36 x)", lambda t: mills(t) / t, "0.1655", "1", 7,
+        lambda t: t / mills(t)),
+    Fit("tanh near 0: (tanh(x) - x) / x^3", lambda x: (tangent(x) - x) / x**3, "0.001", "0.41", 3,
+        lambda x: x**3 / tangent(x), lambda x: x * x),
     Fit("sin f32: (sin(r) - r) / r^3", lambda r: (sine(r) - r) / r**3, "0.001", "0.7855", 3,
         lambda r: r**3 / sine(r), lambda r: r * r),
     Fit("cos f32: (cos(r) - 1 + r^2 / 2) / r^4", lambda r: (cosine(r) - 1 + r * r / 2) / r**4, "0.001", "0.7855", 3,

@@ -93,10 +93,17 @@ INTEGER_HELPER_FUNCTIONS = {
     OpKind.FLOORDIV: "floordiv", OpKind.MOD: "mod", OpKind.SHL: "shl", OpKind.SHR: "shr", OpKind.ABS: "abs",
     OpKind.TRUNC_DIV: "truncdiv", OpKind.FMOD: "truncmod", OpKind.POW: "pow", OpKind.FMAX: "max", OpKind.FMIN: "min",
 }  # fmt: skip
+HALVES = (DType.FLOAT16, DType.BFLOAT16)
+# Functions whose CUDA helpers for values of 16 bits use `ex2.approx` and `rcp.approx`, within the bounds of
+# semantics/rounding.py. float32 values keep the library's functions.
+APPROXIMATE_FUNCTIONS = {
+    OpKind.EXP: "exp_approx", OpKind.SIGMOID: "sigmoid_approx", OpKind.SILU: "silu_approx", OpKind.TANH: "tanh_approx",
+    OpKind.GELU: "gelu_approx", OpKind.NORMCDF: "normcdf_approx",
+}  # fmt: skip
 # library functions that emitted helpers call
 NEEDS_LIBRARY = {
     "sigmoid": ("exp",), "silu": ("exp",), "gelu": ("erf",), "normcdf": ("erf",), "softplus": ("log1p", "exp", "fabs"),
-    "isinf": ("fabs",),
+    "isinf": ("fabs",), "gelu_approx": ("fabs", "fmin", "fmax"), "normcdf_approx": ("fabs",),
 }  # fmt: skip
 
 

@@ -37,6 +37,64 @@ _FLOAT = {
     "gelu": "{F} {T} gelu_{t}({T} a) {{ return a * ({T})0.5 * (1 + erf{s}(a * ({T})0.70710678118654752440)); }}",
     "softplus": ("{F} {T} softplus_{t}({T} a) {{ return log1p{s}(exp{s}(-fabs{s}(a))) + (a > 0 || a != a ? a : 0); }}"),
 }
+# Functions of 16-bit values in CUDA; tests/unit/codegen/cuda/test_approximations.py has their bounds. Coefficients are
+# those of `python tools/fit_minimax.py`.
+_APPROXIMATE: dict[str, Helper] = {
+    "exp": Helper("{F} float exp_approx_f32(float a) {{ return exp2_approx(a * 1.44269504f); }}", ("exp2_approx",)),
+    "sigmoid": Helper(
+        "{F} float sigmoid_approx_f32(float a) {{ return rcp_approx(1.0f + exp2_approx(a * -1.44269504f)); }}",
+        ("exp2_approx", "rcp_approx"),
+    ),
+    "silu": Helper(
+        "{F} float silu_approx_f32(float a) {{ return a * sigmoid_approx_f32(a); }}", ("sigmoid_approx_f32",)
+    ),
+    "tanh": Helper(
+        "{F} float tanh_approx_f32(float a) {{  // near 0 the difference would cancel\n"
+        "  float s = a * a, far = 1.0f - 2.0f * rcp_approx(1.0f + exp2_approx(a * 2.88539008f));\n"
+        "  float near = a + a * s * (-0.333316594f + s * (0.132721558f + s * -0.0475071408f));\n"
+        "  return s < 0.16f ? near : far;\n}}",
+        ("exp2_approx", "rcp_approx"),
+    ),
+    "upper_tail": Helper(
+        "{F} float upper_tail_approx_f32(float a) {{  // of the normal distribution, beyond a >= 0\n"
+        "  float t = rcp_approx(1.0f + 0.36f * a);\n"
+        "  float p = 0.143713489f + t * (0.14176473f + t * (0.139771119f + t * (0.0263783783f\n"
+        "    + t * (0.1812464f + t * (-0.180012196f + t * 0.047137931f)))));\n"
+        "  return t * p * exp2_approx(a * a * -0.72134752f);\n}}",
+        ("exp2_approx", "rcp_approx"),
+    ),
+    "normcdf": Helper(
+        "{F} float normcdf_approx_f32(float a) {{\n"
+        "  float tail = upper_tail_approx_f32(fabsf(a));\n  return a < 0.0f ? tail : 1.0f - tail;\n}}",
+        ("upper_tail_approx_f32",),
+    ),
+    "gelu": Helper(
+        "{F} float gelu_approx_f32(float a) {{\n"
+        "  float size = fminf(fabsf(a), 14.0f);  // beyond, the tail is 0 in float32; a factor inf makes it NaN\n"
+        "  return max_f32(a, 0.0f) - fmaxf(-a, size) * upper_tail_approx_f32(size);\n}}",
+        ("max_f32", "upper_tail_approx_f32"),
+    ),
+}
+# Wrappers of instructions that helpers call. The emulator implements them on the host.
+EXP2_APPROX = """__device__ __forceinline__ float exp2_approx(float a) {
+  float power;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(a));
+  return power;
+}"""
+RCP_APPROX = """__device__ __forceinline__ float rcp_approx(float a) {
+  float inverse;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(a));
+  return inverse;
+}"""
+_EXTREMUM_CUDA = """__device__ __forceinline__ float {which}_f32(float a, float b) {{  // a NaN on either side stays
+#if __CUDA_ARCH__ >= 800
+  float found;
+  asm("{which}.NaN.f32 %0, %1, %2;" : "=f"(found) : "f"(a), "f"(b));
+  return found;
+#else
+  return a {sign} b || a != a ? a : b;
+#endif
+}}"""
 _INTEGER = {
     "max": "{F} {T} max_{t}({T} a, {T} b) {{ return a > b ? a : b; }}",
     "min": "{F} {T} min_{t}({T} a, {T} b) {{ return a < b ? a : b; }}",
@@ -185,10 +243,10 @@ def helper(name: str, dialect: Dialect) -> Helper:
         return Helper(_BITS_C if dialect.language is Language.C else _BITS_CUDA)
     if name == "in_range":
         return Helper(_IN_RANGE_CUDA)
+    if dialect.language is Language.CUDA and (found := _cuda_helper(name, dialect)) is not None:
+        return found
     if name in ("f16_to_f32", "f32_to_f16"):
         return _half(name, dialect)
-    if name == "f32_to_bf16" and dialect.language is Language.CUDA:
-        return Helper(_BFLOAT_CUDA_FROM)
     if name in ("f32_to_e4m3", "f32_to_e5m2") and dialect.language is Language.CUDA:
         text, needs = _CONVERSIONS[name]
         body = text.format(F=dialect.function).partition("\n")[2].removesuffix("\n}")
@@ -218,6 +276,25 @@ def helper(name: str, dialect: Dialect) -> Helper:
     if base not in table:
         raise InvariantError(f"no helper {name}")
     return Helper(table[base].format(**_words(dtype, dialect)))
+
+
+def _cuda_helper(name: str, dialect: Dialect) -> Helper | None:
+    """Return a helper that is made of instructions of NVIDIA GPUs, or None."""
+    base, _, _ = name.rpartition("_")
+    if base.endswith("_approx"):
+        general = _APPROXIMATE[base.removesuffix("_approx")]
+        return Helper(general.text.format(F=dialect.function), general.needs)
+    match name:
+        case "f32_to_bf16":
+            return Helper(_BFLOAT_CUDA_FROM)
+        case "exp2_approx" | "rcp_approx":
+            return Helper(EXP2_APPROX if name == "exp2_approx" else RCP_APPROX)
+        case "max_f32" | "min_f32":
+            return Helper(_EXTREMUM_CUDA.format(which=base, sign=">" if base == "max" else "<"))
+        case "relu_f32":
+            return Helper(f"{dialect.function} float relu_f32(float a) {{ return max_f32(a, 0.0f); }}", ("max_f32",))
+        case _:
+            return None
 
 
 def _words(dtype: DType, dialect: Dialect) -> dict[str, str]:

@@ -26,7 +26,7 @@ _LIBRARY = re.compile(
     r"|ldexp|modf|scalb|scalbn|scalbln|drem|significand|finite|j[01n]|y[01n]|exp10|pow10|gamma|rsqrt|rcbrt|normcdf"
     r"|norm3d|norm4d|sinpi|cospi|sincos|mem(cpy|set|move|cmp)|str[a-z]+|malloc|free|calloc|printf|abort|exit)[fl]?"
     r"|.*_v?(f16|bf16|e4m3|e5m2|[iuf](8|16|32|64))(x\d+)?|.*_vboolx\d+|v[fi]\d.*|cuda.*|(nv|NV).*|tex.*|surf.*|make_.*|u?(char|short|int|long)\d?"
-    r"|va_\w+|assert|in_range|word_at|f32_bits|exp2_approx|named_any|stores_done|omp_\w+|sched_\w+|atomic[A-Z]\w+"
+    r"|va_\w+|assert|in_range|word_at|f32_bits|exp2_approx|rcp_approx|named_any|stores_done|omp_\w+|sched_\w+|atomic[A-Z]\w+"
     r"|v(u\d+|bf16|bool|e4m3|e5m2)x\d+|(float|double)\d|dim3|half|size_t"
     r"|copy_async_\d+|commit_copies|await_copies|load_matrix_\d\w*|mma_m\d\w*|mfma_\w+|run\d+_\w+|mma_(two|four)_\w+|round_tf32"
     r"|tasks_\w+"

@@ -8,7 +8,9 @@ from dataclasses import dataclass, field, replace
 from roller_svc.analysis.index_ranges import COMPARED, Range, fold, may_exceed_int32, range_of, split_sum
 from roller_svc.codegen.buffer_ref import BufferRef
 from roller_svc.codegen.dialect import (
+    APPROXIMATE_FUNCTIONS,
     EXACT_INTEGERS,
+    HALVES,
     HELPER_FUNCTIONS,
     INTEGER_HELPER_FUNCTIONS,
     LIBRARY,
@@ -37,7 +39,7 @@ from roller_svc.ir.expr import (
     loads_of,
 )
 from roller_svc.ir.index import div, mod, mul, num
-from roller_svc.ir.kernel import RuntimeCheck
+from roller_svc.ir.kernel import Language, RuntimeCheck
 
 
 @dataclass(slots=True)
@@ -340,6 +342,8 @@ class Scalar:
                 return f"({literal(1.0, operand, self.dialect)} / {args[0]})"
             case OpKind.CLIP:
                 return self._clip(args, operand)
+            case kind if kind in APPROXIMATE_FUNCTIONS and self._may_approximate(op):
+                return f"{self.typed_helper(APPROXIMATE_FUNCTIONS[kind], operand)}({', '.join(args)})"
             case kind if kind in HELPER_FUNCTIONS:
                 return f"{self.typed_helper(HELPER_FUNCTIONS[kind], operand)}({', '.join(args)})"
             case kind if kind in LIBRARY:
@@ -348,6 +352,9 @@ class Scalar:
                 raise InvariantError(
                     f"the {self.dialect.language.value} dialect has no float operation {op.kind.value}"
                 )
+
+    def _may_approximate(self, op: Op) -> bool:
+        return self.dialect.language is Language.CUDA and op.dtype in HALVES
 
     def _integer_op(self, op: Op) -> str:
         args, type_ = [self.value(a) for a in op.args], self.dialect.value_type(op.dtype)

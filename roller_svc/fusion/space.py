@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
+from roller_svc.analysis.instruction_counts import count_instructions
 from roller_svc.analysis.online_reduction import online_reductions
 from roller_svc.fusion.contraction import Contraction
 from roller_svc.ir.affine import Dim, dim_of
@@ -36,6 +37,7 @@ def contraction_space(
     accesses += _writes(statements, types)
     return TileSpace(
         axes=tuple(axes), accesses=_distinct(accesses), flops=sum(s.flops for s in statements),
+        instructions=count_instructions(statements),
         compute_dtype=statements[0].accumulator, vector_axis=next(a.name for a in axes if a.role is AxisRole.N),
         num_accumulators=len(b_operands),
     )  # fmt: skip
@@ -56,8 +58,9 @@ def attention_space(
     accesses += _writes(statements, types)
     return TileSpace(
         axes=tuple(axes), accesses=_distinct(accesses),
-        flops=attention.softmax_flops + sum(s.flops for s in statements), compute_dtype=statements[0].accumulator,
-        vector_axis=axes[-3].name,
+        flops=attention.softmax_flops + sum(s.flops for s in statements),
+        instructions=count_instructions((*attention.softmax_statements, *statements)),
+        compute_dtype=statements[0].accumulator, vector_axis=axes[-3].name,
     )  # fmt: skip
 
 
@@ -82,6 +85,7 @@ def nest_space(
     targets = [s.target for s in statements if s.target is not None]
     return TileSpace(
         axes=tuple(axes), accesses=distinct, flops=sum(s.flops for s in statements),
+        instructions=count_instructions(statements),
         compute_dtype=anchor.accumulator, vector_axis=_vector_axis(axes, distinct),
         copied_bytes=sum(types[t].bytes for t in targets),
     )  # fmt: skip

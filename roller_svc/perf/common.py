@@ -45,6 +45,9 @@ class Costs(NamedTuple):
     waves: int
     resources: BlockResources | None = None  # of a block on a SIMT core, as the model assumes them
     loads_per_block: int = 1  # staged loads of a block, one after another
+    # Of blocks that load everything before they compute: seconds of instructions, and the blocks that share a core.
+    issue_s: float = 0.0
+    resident_blocks: int = 1
 
 
 def simt_waves(grid: int, resident: int, cores: int, block_cycles: Callable[[float], float]) -> tuple[int, float]:

@@ -123,8 +123,13 @@ def _overlap_stages(costs: Costs) -> float:
 
     A block that loads once exposes IMPERFECT_OVERLAP of the other stages: memory is idle while its wave computes. With
     many loads a block keeps memory busy, and the exposed time is queueing, which grows with utilisation.
+
+    Blocks that load everything before they compute overlap with other blocks of their core only. Alone on a core, such
+    a block keeps memory idle while it computes. The exposed part is assumed to fall with the square of their number.
     """
     times = [costs.core_s, *(s for _, s in costs.stage_seconds)]
     longest = max(times)
     shown = [s * (s / longest + (1.0 - s / longest) / costs.loads_per_block) for s in times]
-    return longest + IMPERFECT_OVERLAP * (math.fsum(shown) - longest)
+    memory = max([s for _, s in costs.stage_seconds], default=0.0)
+    alone = min(costs.issue_s, memory) / costs.resident_blocks**2
+    return longest + max(alone, IMPERFECT_OVERLAP * (math.fsum(shown) - longest))

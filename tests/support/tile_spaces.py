@@ -53,7 +53,7 @@ def matmul(m: int, n: int, k: int, batch: int = 1, dtype: DType = F32) -> Kernel
         walk("b", (batch, {"B": 1}), (k, {"K": 1}), (n, {"N": 1}), operand="b"),
         walk("c", (batch, {"B": 1}), (m, {"M": 1}), (n, {"N": 1}), is_output=True),
     )
-    space = TileSpace(axes, accesses, 2 * batch * m * n * k, dtype, "N")
+    space = TileSpace(axes, accesses, 2 * batch * m * n * k, dtype, "N", instructions=2 * batch * m * n * k)
     return group_of(GroupKind.CONTRACTION, space)
 
 
@@ -75,7 +75,7 @@ def conv(n: int, c: int, hw: int, f: int, kernel: int, stride: int = 1) -> Kerne
         walk("y", (n, {"N": 1}), (f, {"F": 1}), (out, {"HO": 1}), (out, {"WO": 1}), is_output=True),
     )  # fmt: skip
     flops = 2 * f * n * out**2 * c * kernel**2
-    return group_of(GroupKind.CONTRACTION, TileSpace(axes, accesses, flops, F32, "N_HO_WO"))
+    return group_of(GroupKind.CONTRACTION, TileSpace(axes, accesses, flops, F32, "N_HO_WO", instructions=flops))
 
 
 def relu(*extents: int) -> KernelGroup:
@@ -86,7 +86,8 @@ def relu(*extents: int) -> KernelGroup:
     for e in extents:
         points *= e
     accesses = (walk("x", *dims), walk("y", *dims, is_output=True))
-    return group_of(GroupKind.NEST, TileSpace(axes, accesses, points, F32, axes[-1].name if axes else ""))
+    along = axes[-1].name if axes else ""
+    return group_of(GroupKind.NEST, TileSpace(axes, accesses, points, F32, along, instructions=points))
 
 
 def row_sum(rows: int, columns: int) -> KernelGroup:
@@ -96,7 +97,7 @@ def row_sum(rows: int, columns: int) -> KernelGroup:
         TileAxis("C", AxisRole.INNER, (reduced("C", columns),)),
     )
     accesses = (walk("x", (rows, {"R": 1}), (columns, {"C": 1})), walk("y", (rows, {"R": 1}), is_output=True))
-    return group_of(GroupKind.NEST, TileSpace(axes, accesses, rows * columns, F32, "C"))
+    return group_of(GroupKind.NEST, TileSpace(axes, accesses, rows * columns, F32, "C", instructions=rows * columns))
 
 
 def column_sum(rows: int, columns: int) -> KernelGroup:
@@ -106,7 +107,7 @@ def column_sum(rows: int, columns: int) -> KernelGroup:
         TileAxis("R", AxisRole.INNER, (reduced("R", rows),)),
     )
     accesses = (walk("x", (rows, {"R": 1}), (columns, {"C": 1})), walk("y", (columns, {"C": 1}), is_output=True))
-    return group_of(GroupKind.NEST, TileSpace(axes, accesses, rows * columns, F32, "C"))
+    return group_of(GroupKind.NEST, TileSpace(axes, accesses, rows * columns, F32, "C", instructions=rows * columns))
 
 
 def depthwise(n: int, c: int, hw: int, kernel: int, stride: int = 1) -> KernelGroup:
@@ -122,7 +123,8 @@ def depthwise(n: int, c: int, hw: int, kernel: int, stride: int = 1) -> KernelGr
         walk("w", (c, {"C": 1}), (kernel, {"KH": 1}), (kernel, {"KW": 1})),
         walk("y", *((e, {name: 1}) for name, e in sizes.items()), is_output=True),
     )
-    return group_of(GroupKind.NEST, TileSpace(axes, accesses, 2 * n * c * out**2 * kernel**2, F32, "WO"))
+    flops = 2 * n * c * out**2 * kernel**2
+    return group_of(GroupKind.NEST, TileSpace(axes, accesses, flops, F32, "WO", instructions=flops))
 
 
 def scatter(points: int, size: int) -> KernelGroup:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from roller_svc.codegen.cuda.hopper_instructions import hopper_instruction
 from roller_svc.codegen.dialect import SHORT
-from roller_svc.codegen.helpers import Helper
+from roller_svc.codegen.helpers import EXP2_APPROX, RCP_APPROX, Helper
 from roller_svc.errors import InvariantError
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.hardware import Arch
@@ -85,12 +85,8 @@ _ROUND = f"""{_F} unsigned int round_tf32(unsigned int bits) {{
   asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(rounded) : "f"(__uint_as_float(bits)));
   return rounded;
 }}"""
-_EXP2 = f"""{_F} float exp2_approx(float a) {{
-  float power;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(a));
-  return power;
-}}"""
-_PLAIN = {"commit_copies": _COMMIT, "await_copies": _AWAIT, "round_tf32": _ROUND, "exp2_approx": _EXP2}
+_PLAIN = {"commit_copies": _COMMIT, "await_copies": _AWAIT, "round_tf32": _ROUND, "exp2_approx": EXP2_APPROX,
+          "rcp_approx": RCP_APPROX}  # fmt: skip
 
 # instruction → (type of d, its count, words of a, words of b); operand types follow the shape in the name
 _MMA = {

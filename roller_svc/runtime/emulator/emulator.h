@@ -114,6 +114,12 @@ inline float exp2_approx(float a) {  // flushes subnormal inputs and results to 
   const float power = __builtin_exp2f(__builtin_fabsf(a) < 0x1p-126f ? 0.0f : a);
   return power < 0x1p-126f ? 0.0f : power;
 }
+inline float rcp_approx(float a) {  // flushes subnormal inputs and results to 0
+  const float inverse = 1.0f / (__builtin_fabsf(a) < 0x1p-126f ? __builtin_copysignf(0.0f, a) : a);
+  return __builtin_fabsf(inverse) < 0x1p-126f ? __builtin_copysignf(0.0f, inverse) : inverse;
+}
+inline float max_f32(float a, float b) { return a > b || a != a ? a : b; }
+inline float min_f32(float a, float b) { return a < b || a != a ? a : b; }
 inline unsigned int pack_f16(float low, float high) {
   return f32_to_f16(low) | (unsigned int)f32_to_f16(high) << 16;
 }

@@ -16,7 +16,7 @@ BLOCK_CYCLES = 50.0  # a core starts one block after another
 SHUFFLE_CYCLES = 30.0  # a shuffle and its dependent operation
 BARRIER_CYCLES = 60.0  # a store to shared memory, a barrier, a load
 LOOP_OPS = 4.0  # a chunk's counter, address and bound
-OPS_PER_FLOP = 1.5  # overhead of a row's flop: comparisons, moves, parts of functions
+OPS_PER_FLOP = 1.5  # with the overhead of a row's flop: comparisons, moves
 LLC_REUSE_FRACTION = 0.6  # of the LLC that concurrent rows may take and be retained for the next pass
 
 
@@ -25,9 +25,9 @@ def row_reduction_cost(p: Workload[Any], rows: RowSpace, launch: Launch) -> Cost
     mach, hw = p.machine, p.machine.hw
     iteration = rows.row_iteration(launch.block, launch.thread, launch.reduce_threads, launch.split_k)
     warp = hw.limits.warp_size
-    registers = rows.registers(launch.thread, iteration, hw.limits)
+    registers = rows.registers(launch.thread, iteration, launch.threads, hw.limits)
     needs = BlockResources(
-        launch.threads, registers, rows.shared_bytes(iteration, launch.reduce_threads, launch.threads, warp)
+        launch.threads, registers, rows.shared_bytes(iteration, launch.reduce_threads, launch.threads, hw.limits)
     )
     resident = blocks_per_core(launch.compiled or needs, hw)
     warps = -(-launch.threads // warp)
@@ -70,14 +70,19 @@ def _passes(access: RowAccess, iteration: RowIteration) -> int:
 
 
 def _thread_instructions(p: Workload[Any], rows: RowSpace, launch: Launch, iteration: RowIteration) -> float:
-    flops = p.space.flops / (p.outer_points * p.inner_points)
-    repeated = LOOP_OPS + iteration.vector_elems * iteration.points * flops * OPS_PER_FLOP
+    # functions are counted in full
+    operations = (p.space.instructions + (OPS_PER_FLOP - 1.0) * p.space.flops) / (p.outer_points * p.inner_points)
+    repeated = LOOP_OPS + iteration.vector_elems * iteration.points * operations
     for access in rows.accesses:
         if access.varies_along_row:
             count = access.elements(launch.thread)
             loads = -(-count // _width(p, access, count, launch.thread))
             narrow = count if access.bytes < 4 else 0  # each is converted
             repeated += _passes(access, iteration) * (loads * (1.0 + address_ops(access.footprint) / 4) + narrow)
+    if rows.is_shared(iteration, launch.threads, p.machine.hw.limits):
+        for access in rows.cached_inputs:
+            chunk = access.elements(launch.thread) / _width(p, access, access.elements(launch.thread), launch.thread)
+            repeated += chunk * (1.0 + access.num_passes)
     join = (
         iteration.vector_elems + 2 * math.log2(launch.reduce_threads)
         if rows.contiguous_along_reduction

@@ -12,9 +12,10 @@ from roller_svc.ir.group import TileSpace
 from roller_svc.ir.hardware import HardwareSpec, Limits
 from roller_svc.perf.footprint import AccessFootprint, SpaceFootprint, Tile
 from roller_svc.perf.machine import register_words
-from roller_svc.perf.occupancy import overhead_registers
+from roller_svc.perf.occupancy import block_registers, overhead_registers
 
 WORD_BYTES = 4
+MAX_ROW_REGISTERS = 96  # of a thread; longer parts of a row stay in shared memory
 STAGED_CHUNKS = 4  # chunks in flight that a compiler loads before the first use
 
 
@@ -67,6 +68,16 @@ class RowIteration:
         return -(-self.iterations // self.chunks_in_flight)
 
 
+def exceeds_registers(row_elements: int, vector_elems: int, threads: int, words: int, limits: Limits) -> bool:
+    """Return whether a thread's part of a row is kept in shared memory, because registers cannot hold it.
+
+    Both the model and the schedule decide by this. `words` are the registers of an element.
+    """
+    row_registers = row_elements * words
+    needed = overhead_registers(limits) + row_registers + vector_elems * words
+    return row_registers > MAX_ROW_REGISTERS or block_registers(threads, needed, limits) > limits.registers_per_core
+
+
 @dataclass(frozen=True, slots=True)
 class RowSpace:
     """Rows of a reduction."""
@@ -93,10 +104,27 @@ class RowSpace:
             points *= thread[i]
         return RowIteration(run, min(rounds, max(1, -(-block[self.inner] // (lanes * run)))), rounds, points)
 
-    def registers(self, thread: Tile, iteration: RowIteration, limits: Limits) -> int:
+    def is_shared(self, iteration: RowIteration, threads: int, limits: Limits) -> bool:
+        """Return whether rows that several statements read are kept in shared memory."""
+        if not iteration.is_single_pass or not self.contiguous_along_reduction or not self.cached_inputs:
+            return False
+        elements = iteration.iterations * iteration.vector_elems * iteration.points
+        return exceeds_registers(elements, iteration.vector_elems, threads, self.words, limits)
+
+    @property
+    def cached_inputs(self) -> tuple[RowAccess, ...]:
+        """Return the inputs that several statements read along a row."""
+        return tuple([a for a in self.read if a.num_passes > 1])
+
+    def cached_bytes(self, iteration: RowIteration, threads: int) -> int:
+        """Return the shared memory of a block's rows."""
+        elements = iteration.iterations * iteration.vector_elems * iteration.points * threads
+        return sum([elements * a.bytes for a in self.cached_inputs])
+
+    def registers(self, thread: Tile, iteration: RowIteration, threads: int, limits: Limits) -> int:
         """Return a thread's registers: chunks in flight, cached rows, accumulators."""
         flight = cached = 0
-        whole = iteration.is_single_pass
+        whole = iteration.is_single_pass and not self.is_shared(iteration, threads, limits)
         for access in self.read:
             count = access.elements(thread)
             if whole and access.num_passes > 1:
@@ -106,12 +134,17 @@ class RowSpace:
         sums = iteration.points * (iteration.vector_elems if self.contiguous_along_reduction else 1) * self.words
         return overhead_registers(limits) + flight + cached + sums
 
-    def shared_bytes(self, iteration: RowIteration, lanes: int, threads: int, warp: int) -> int:
-        """Return the shared memory of the block reduction: a word per warp and row, or per thread for columns."""
+    def shared_bytes(self, iteration: RowIteration, lanes: int, threads: int, limits: Limits) -> int:
+        """Return the shared memory of kept rows, and of the block reduction.
+
+        The latter is a word for each warp and row, or for each thread for columns.
+        """
+        warp = limits.warp_size
+        row_bytes = self.cached_bytes(iteration, threads) if self.is_shared(iteration, threads, limits) else 0
         if lanes == 1 or (self.contiguous_along_reduction and lanes <= warp):
-            return 0
+            return row_bytes
         words = iteration.points * (threads // warp if self.contiguous_along_reduction else threads)
-        return self.num_reductions * words * WORD_BYTES * self.words
+        return row_bytes + self.num_reductions * words * WORD_BYTES * self.words
 
 
 def row_space(space: TileSpace, footprint: SpaceFootprint, hw: HardwareSpec) -> RowSpace:

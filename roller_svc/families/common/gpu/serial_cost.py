@@ -79,8 +79,9 @@ def serial_cost(p: Workload[Any], launch: Launch) -> Costs:
 def _thread_instructions(p: Workload[Any], launch: Launch, per_thread: int) -> tuple[float, float]:
     """Return one thread's instructions, and the loads of a point in one iteration."""
     iterations = max(1, -(-p.inner_points // (launch.reduce_threads * launch.split_k)))
-    flops = p.space.flops / (p.outer_points * p.inner_points)
-    once, repeated, loads = 0.0, (LOOP_OPS if p.inner_points == 1 else LOOP_OPS * per_thread) + flops * per_thread, 0.0
+    operations = p.space.instructions / (p.outer_points * p.inner_points)
+    loop = LOOP_OPS if p.inner_points == 1 else LOOP_OPS * per_thread
+    once, repeated, loads = 0.0, loop + operations * per_thread, 0.0
     for tensor in p.footprint.reads:
         accesses = _thread_elements(p, tensor, launch.thread)
         if tensor.varies_with_reduction:

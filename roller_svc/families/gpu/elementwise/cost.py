@@ -100,6 +100,8 @@ def elementwise_cost(p: Workload[MapSpace], launch: Launch) -> Costs:
         occupancy=min(1.0, resident * launch.threads / hw.limits.max_threads_per_core),
         waves=waves,
         resources=needs,
+        issue_s=mach.seconds(launch.grid * warps * instructions / mach.issue_per_cycle / mach.cores),
+        resident_blocks=min(resident, -(-launch.grid // mach.cores)),
     )
 
 
@@ -119,13 +121,13 @@ def _dram_bytes(p: Workload[MapSpace], moved: float) -> float:
 def _thread_work(p: Workload[MapSpace], tile: MapTile, threads: int) -> tuple[float, float]:
     """Return a thread's instructions, and a warp's cycles at L1 and shared memory."""
     points = math.prod(tile.thread)
-    instructions, cycles = THREAD_INSTRUCTIONS + p.space.flops / p.outer_points * points, 0.0
+    instructions, cycles = THREAD_INSTRUCTIONS + p.space.instructions / p.outer_points * points, 0.0
     for access in tile.direct:
         each = math.gcd(access.vector_width, tile.width) if access.contiguous_axis == tile.map.row else 1
         accesses = tile.elements(access) / each
         # elements of vectors and unrolled loops are at constant offsets where the index is affine
         address = DIVISION_OPS * len(access.access.dims) if access.is_opaque else ADDRESS_OPS / 2
-        instructions += accesses * (1.0 + address)
+        instructions += accesses * (1.0 + address) + tile.elements(access) * _conversion(access)
         cycles += accesses * max(1.0, _sectors(tile, access, each) / SECTORS_PER_CYCLE)
     for access in tile.staged:
         width = math.gcd(access.vector_width, tile.block[access.tile_axes(tile.map.row)[-1]])
@@ -135,6 +137,13 @@ def _thread_work(p: Workload[MapSpace], tile: MapTile, threads: int) -> tuple[fl
         instructions += loads * (STAGED_INSTRUCTIONS + 2.0 * width) + points
         cycles += loads * (max(1.0, line / SECTORS_PER_CYCLE) + layout.write_cycles) + points * layout.read_cycles
     return instructions, cycles
+
+
+def _conversion(access: MapAccess) -> float:
+    """Return the instructions to convert an element from or to float32: two results are packed by one."""
+    if not access.access.dtype.is_narrow_float:
+        return 0.0
+    return 0.5 if access.access.is_output else 1.0
 
 
 def _sectors(tile: MapTile, access: MapAccess, each: int) -> float:

@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from roller_svc.families.common.gpu.elementwise_space import LANES_ALONG, MapAccess, MapSpace, map_space
+from roller_svc.families.common.gpu.launch_bounds import min_resident_blocks
+from roller_svc.families.gpu.elementwise import ELEMENTWISE
 from roller_svc.ir.expr import AxisRef, Const, Expr, Load, rewrite, substitute
 from roller_svc.ir.group import KernelGroup
 from roller_svc.ir.hardware import HardwareSpec
@@ -41,7 +43,8 @@ def is_map_group(group: KernelGroup) -> bool:
 
 def lower(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[ScheduleTree, ...]:
     """Return one tree: a thread processes vectors along the row, each one round of threads further."""
-    return (ScheduleTree(group.name, _Map(group, program).blocks()),)
+    resident = min_resident_blocks(ELEMENTWISE, group, program, hw)
+    return (ScheduleTree(group.name, _Map(group, program).blocks(), resident=resident),)
 
 
 @dataclass(frozen=True)

@@ -109,7 +109,7 @@ class OnlinePass:
         """Accumulate an exponential; the maximum may still be -inf, which needs base 0."""
         next_ = Load(self._name("next"), self._index, self._dtype)
         base = Select(eq(next_, self._number(-math.inf)), self._number(0.0), next_, self._dtype)
-        term = self._op(OpKind.EXP, self._op(OpKind.SUB, value, base))
+        term = self._exp(self._op(OpKind.SUB, value, base))
         rescaled = self._op(OpKind.MUL, self._second(), self._rescale_factor(self._first(), next_))
         return (
             Compute(self._name("next"), self._index, self._first()),
@@ -119,8 +119,13 @@ class OnlinePass:
         )
 
     def _rescale_factor(self, old: Expr, new: Expr) -> Expr:
-        factor = self._op(OpKind.EXP, self._op(OpKind.SUB, old, new))
+        factor = self._exp(self._op(OpKind.SUB, old, new))
         return Select(eq(old, new), self._number(1.0), factor, self._dtype)
+
+    def _exp(self, power: Expr) -> Expr:
+        """Return the exponential in the type of the row's values: of 16-bit values, the approximate one."""
+        own = self.value.dtype
+        return Op(OpKind.EXP, (power,), own if own.compute is self._dtype else self._dtype)
 
     def _update_variance(self, value: Expr) -> tuple[Node, ...]:
         away = Load(self._name("next"), self._index, self._dtype)

@@ -108,16 +108,13 @@ class ReductionRules(LoopRules):
             return "threads per block"
         if threads > max(MAX_THREADS, base.reduce_threads):
             return "occupancy"
-        registers = self.rows.registers(base.tile, iteration, limits)
+        registers = self.rows.registers(base.tile, iteration, threads, limits)
         if registers > MAX_REGISTERS and iteration.chunks_in_flight > 1:
             return "registers per thread"
         granted = min(registers, limits.max_registers_per_thread)
         if block_registers(threads, granted, limits) > limits.registers_per_core:
             return "registers per core"
-        if (
-            self.rows.shared_bytes(iteration, base.reduce_threads, threads, limits.warp_size)
-            > limits.shared_bytes_per_block
-        ):
+        if self.rows.shared_bytes(iteration, base.reduce_threads, threads, limits) > limits.shared_bytes_per_block:
             return "shared memory"
         return ""
 

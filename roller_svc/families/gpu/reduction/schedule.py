@@ -10,11 +10,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from roller_svc.analysis.online_reduction import OnlineReductionKind, online_reductions
+from roller_svc.families.common.gpu.launch_bounds import min_resident_blocks
+from roller_svc.families.common.gpu.row_space import exceeds_registers
 from roller_svc.families.gpu.reduction import REDUCTION
 from roller_svc.families.gpu.reduction.block_reduce import reduce_lanes, reduction_buffers
 from roller_svc.families.gpu.reduction.online_reduction import OnlinePass
 from roller_svc.families.gpu.reduction.thread_mapping import (
+    CHUNK,
     LANE,
+    POINT,
     ROUND,
     VECTOR_ELEMENT,
     IndexMap,
@@ -25,12 +29,12 @@ from roller_svc.families.gpu.reduction.thread_mapping import (
 )
 from roller_svc.ir.expr import Const, Expr, Load, Op, OpKind, Select, axes_of, children, loads_of, rewrite, substitute
 from roller_svc.ir.group import KernelGroup
-from roller_svc.ir.hardware import HardwareSpec
-from roller_svc.ir.index import add, ceil_div, eq, num, ref
+from roller_svc.ir.hardware import HardwareSpec, Limits
+from roller_svc.ir.index import add, eq, num, ref
 from roller_svc.ir.program import Combine, TensorExpr, identity
 from roller_svc.ir.rprogram import RProgram
-from roller_svc.ir.schedule import Branch, Compute, Loop, LoopKind, Node, ScheduleTree, Storage
-from roller_svc.perf.occupancy import blocks_per_core
+from roller_svc.ir.schedule import Branch, Compute, Loop, LoopKind, Node, ScheduleTree, Scope, Storage
+from roller_svc.perf.machine import register_words
 from roller_svc.schedule.nest_statements import (
     acc_name,
     convert_to_type,
@@ -42,31 +46,21 @@ from roller_svc.schedule.nest_statements import (
     wrap_in_storages,
 )
 
-# Registers of addresses and hoisted values, relative to those live through a loop.
-REGISTER_MARGIN = 1.25
-
 
 def lower(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[ScheduleTree, ...]:
     """Return one tree: for each statement, lanes reduce their parts of a row and combine them."""
     rows = ThreadRows(group, program, hw.limits.warp_size)
     tilings = {s.output: row_tiling(s, group.outer, program) for s in group.statements}
     reduction = _Reduction(
-        group, rows, tilings, row_tensors(group), _cached_loads(group, rows, tilings)
+        group, rows, tilings, row_tensors(group), _cached_loads(group, rows, tilings), hw.limits
     ).with_online_passes()
     return (
         ScheduleTree(
-            group.name, rows.thread_loops(reduction.nodes()), resident=_min_resident_blocks(group, program, hw)
+            group.name,
+            rows.thread_loops(reduction.nodes()),
+            resident=min_resident_blocks(REDUCTION, group, program, hw),
         ),
     )
-
-
-def _min_resident_blocks(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> int:
-    """Return the resident blocks for the launch bounds: as predicted by the model, at most those of the grid."""
-    needs = REDUCTION.predict_resources(group, program, hw)
-    if needs is None:
-        return 1
-    needs = replace(needs, registers_per_thread=round(needs.registers_per_thread * REGISTER_MARGIN))
-    return min(blocks_per_core(needs, hw), ceil_div(program.grid, hw.num_cores))
 
 
 def _index_map(statement: TensorExpr, rows: ThreadRows, tiling: RowTiling | None, outer: dict[str, Expr]) -> IndexMap:
@@ -119,6 +113,7 @@ class _Reduction:
     tilings: dict[str, RowTiling | None]
     row_values: frozenset[str]  # tensors with one value for each row that later statements read
     cached: dict[Load, str]
+    limits: Limits
     online_passes: tuple[OnlinePass, ...] = ()
 
     def nodes(self) -> tuple[Node, ...]:
@@ -127,8 +122,7 @@ class _Reduction:
         nodes: list[Node] = []
         if self.cached:
             tiling = next(tiling for tiling in self.tilings.values() if tiling is not None)
-            shape = (*self.rows.shape, tiling.iterations, tiling.vector_elems)
-            storages += [register(name, load.dtype.compute, *shape) for load, name in self.cached.items()]
+            storages += [self._cache(load, name, tiling) for load, name in self.cached.items()]
             fill = [Compute(name, self._cache_index(tiling), load) for load, name in self.cached.items()]
             nodes += tiling.for_each_chunk(
                 lambda: tuple(node for compute in fill for node in self._over_vector(tiling, compute))
@@ -146,6 +140,8 @@ class _Reduction:
                 storages += reduction_buffers(self.rows, statement)
             if statement.output in self.row_values:
                 storages.append(register(local_name(statement.output), row_dtype(statement), *self.rows.shape))
+            if statement.output in self.inverted:
+                storages.append(register(_inverse_name(statement.output), row_dtype(statement), *self.rows.shape))
             nodes += self._statement(statement, self.tilings[statement.output])
         return wrap_in_storages(storages, tuple(nodes))
 
@@ -162,6 +158,8 @@ class _Reduction:
         if statement.output in self.row_values:
             row = Compute(local_name(statement.output), self.rows.elements, value)
             nodes += self.rows.for_each_row((row,), vector=False)
+            if statement.output in self.inverted:
+                nodes += self._invert(statement)
             value = Load(local_name(statement.output), self.rows.elements, statement.type.dtype)
         if statement.output not in self.group.register_tensors:
             stored = self.rows.for_each_row(
@@ -169,6 +167,27 @@ class _Reduction:
             )
             nodes += [Branch(eq(ref(LANE), num(0)), stored)] if self.rows.lanes > 1 else stored
         return nodes
+
+    def _invert(self, statement: TensorExpr) -> tuple[Node, ...]:
+        dtype = row_dtype(statement)
+        row = Load(local_name(statement.output), self.rows.elements, dtype)
+        inverse = Op(OpKind.RECIPROCAL, (row,), dtype)
+        return self.rows.for_each_row(
+            (Compute(_inverse_name(statement.output), self.rows.elements, inverse),), vector=False
+        )
+
+    @property
+    def inverted(self) -> frozenset[str]:
+        """Return the sums by which later statements divide along the row: these multiply by the reciprocal.
+
+        Both roundings are within the bound of a division (semantics/rounding.py), since a sum has an error, too.
+        """
+        sums = {s.output for s in self.group.statements if s.combine is Combine.SUM and s.type.dtype.is_float}
+        along = [s.body for s in self.group.statements if self.tilings[s.output] is not None]
+        return frozenset(
+            divisor.tensor for body in along for divisor in _divisors(body)
+            if divisor.tensor in sums & self.row_values
+        )  # fmt: skip
 
     def _reduce(self, statement: TensorExpr, tiling: RowTiling) -> list[Node]:
         """Reduce a statement; each element of a vector has an accumulator, so that its elements are independent."""
@@ -278,7 +297,16 @@ class _Reduction:
     def _expression(self, statement: TensorExpr, expr: Expr, tiling: RowTiling | None) -> Expr:
         """Rewrite an expression over loop variables, with row values and cached loads in registers."""
 
+        inverted = self.inverted if tiling is not None else frozenset[str]()
+        inverses = {local_name(tensor): _inverse_name(tensor) for tensor in inverted}
+
         def change(node: Expr) -> Expr:
+            match node:
+                case Op(kind=OpKind.DIV, args=(value, Load(tensor=divisor) as row)) if divisor in inverses:
+                    inverse = replace(row, tensor=inverses[divisor])
+                    return Op(OpKind.MUL, (value, inverse), node.dtype)
+                case _:
+                    pass
             if isinstance(node, Load) and node.tensor in self.row_values:
                 return Load(local_name(node.tensor), self.rows.elements, node.dtype)
             if isinstance(node, Load) and node in self.cached and tiling is not None:
@@ -291,8 +319,29 @@ class _Reduction:
         index_map = _index_map(statement, self.rows, tiling, self.rows.write_at)
         return tuple(index_map.apply(i) for i in statement.index)
 
+    def _cache(self, load: Load, name: str, tiling: RowTiling) -> Storage:
+        """Return the storage of a row: registers, or shared memory if these are too few.
+
+        In shared memory a lane reads only what it wrote, so that there is no barrier.
+        """
+        if not self._is_shared(tiling):
+            shape = (*self.rows.shape, tiling.iterations, tiling.vector_elems)
+            return register(name, load.dtype.compute, *shape)
+        shape = (self.rows.points, *self.rows.shape, tiling.iterations * tiling.lanes, tiling.vector_elems)
+        return Storage(name, load.dtype, shape, Scope.SHARED, ())
+
+    def _is_shared(self, tiling: RowTiling) -> bool:
+        elements, threads = self.rows.count * tiling.iterations * tiling.vector_elems, self.rows.program.threads
+        words = register_words(self.rows.program.space.compute_dtype)
+        return self.rows.lanes_are_adjacent and exceeds_registers(
+            elements, tiling.vector_elems, threads, words, self.limits
+        )
+
     def _cache_index(self, tiling: RowTiling) -> tuple[Expr, ...]:
-        return (*self.rows.elements, ref(ROUND), ref(VECTOR_ELEMENT) if tiling.vector_elems > 1 else num(0))
+        element = ref(VECTOR_ELEMENT) if tiling.vector_elems > 1 else num(0)
+        if self._is_shared(tiling):
+            return (ref(POINT), *self.rows.elements, ref(CHUNK), element)
+        return (*self.rows.elements, ref(ROUND), element)
 
     def _over_vector(
         self, tiling: RowTiling, *nodes: Node, guarded: bool = False, cond: Expr | None = None
@@ -321,6 +370,22 @@ class _Reduction:
                 where(self.rows.for_each_row(nodes, guarded=guarded)),
             ),
         )
+
+
+def _divisors(expr: Expr) -> Iterator[Load]:
+    """Yield the loads by which an expression divides."""
+    match expr:
+        case Op(kind=OpKind.DIV, args=(_, Load() as divisor)):
+            yield divisor
+        case _:
+            pass
+    for child in children(expr):
+        yield from _divisors(child)
+
+
+def _inverse_name(tensor: str) -> str:
+    """Return the name of the register with a row value's reciprocal."""
+    return f"{tensor}.inverse"
 
 
 def _vector_accumulator_name(statement: TensorExpr) -> str:

@@ -176,8 +176,8 @@ def copy_cost(feed: OperandLoad, elements: int, operand: OperandFootprint, mach:
 
 def epilogue_slots(p: Workload[Any], points: int) -> float:
     """Return the issue slots of all lanes for `points` outputs: operations, then vector loads and stores."""
-    flops = max(0.0, p.space.flops / p.outer_points - 2 * p.inner_points * p.space.num_accumulators)
-    slots = points * flops
+    mainloop = 2 * p.inner_points * p.space.num_accumulators
+    slots = points * max(0.0, p.space.instructions / p.outer_points - mainloop)
     for tensor in p.epilogue.tensors:
         together = p.machine.hw.vector_bytes / tensor.elem_bytes if tensor.strides.get(p.n or 0) == 1 else 1.0
         slots += points * (LOAD_OPS[LoadKind.VECTOR] + address_ops(tensor)) / together

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -12,6 +14,9 @@ from roller_svc.api import load_runner
 from roller_svc.codegen.kernel import GroupLaunches, emit, tensors_in_memory
 from roller_svc.compiler.lower_and_emit import lower
 from roller_svc.compiler.partition_cache import partition
+from roller_svc.compiler.pipeline import build_kernel
+from roller_svc.compiler.request import build_request
+from roller_svc.families.common.gpu.row_space import exceeds_registers
 from roller_svc.frontend.lang import parse
 from roller_svc.fusion.partition import stored_types
 from roller_svc.ir.dtype import DType
@@ -19,6 +24,8 @@ from roller_svc.ir.kernel import CompiledKernel, KernelSource, Resources
 from roller_svc.ir.program import TensorProgram, TensorType
 from roller_svc.ir.report import RuntimeChoice
 from roller_svc.ir.rprogram import RProgram, RTile
+from roller_svc.runtime.binding import numpy_dtype
+from roller_svc.semantics.compare import compare
 from roller_svc.semantics.interpreter import evaluate
 
 HW = hardware.load("nvidia-a100-sxm-80gb")
@@ -123,3 +130,38 @@ def test_lanes_of_a_warp_reduce_without_shared_memory() -> None:
 def test_warps_of_a_row_synchronise_once_per_reduction() -> None:
     text = source_of(program_of(SOFTMAX), 1, lanes=64).text
     assert text.count("__syncthreads") == 2
+
+
+LONG = 50_257
+LONG_TYPES = pytest.mark.parametrize("dtype", [DType.BFLOAT16, DType.FLOAT32], ids=lambda d: d.value)
+
+
+@LONG_TYPES
+def test_rows_too_long_for_registers_are_read_once(dtype: DType) -> None:
+    report = build_kernel(
+        build_request(
+            SOFTMAX, {"x": TensorType(dtype, (4096, LONG))}, target="nvidia-h200-sxm", select="model", top_k=1,
+            runtime="emulator",
+        )
+    )  # fmt: skip
+    source = report.winner.source
+    (launch,) = source.launches
+    assert LONG * dtype.bytes <= launch.shared_bytes <= 227 << 10
+    loads = [line for line in source.text.splitlines() if re.search(r"\bx\[r_", line)]
+    assert loads
+    assert all("x_loaded0[" in line for line in loads), "later statements read the kept row"
+
+
+@pytest.mark.emulator
+@LONG_TYPES
+def test_rows_in_shared_memory_give_the_results_of_the_interpreter(dtype: DType) -> None:
+    program = parse(SOFTMAX, {"x": TensorType(dtype, (2, LONG))})
+    x = (np.random.default_rng(1).standard_normal((2, LONG)) * 4).astype(numpy_dtype(dtype))
+    found = run_on(program, source_of(program, flight=50, lanes=1024, run=1), x)
+    agreement = compare("y", found["y"], evaluate(program, {"x": x})["y"])
+    assert agreement.ok, agreement
+
+
+@pytest.mark.parametrize(("elements", "threads", "is_shared"), [(50, 1024, True), (50, 256, False), (100, 64, True)])
+def test_registers_hold_a_row_if_all_threads_have_enough(elements: int, threads: int, is_shared: bool) -> None:
+    assert exceeds_registers(elements, 1, threads, 1, HW.limits) == is_shared

@@ -1,0 +1,25 @@
+"""Resident blocks that a kernel asks the compiler to leave registers for (`__launch_bounds__`)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from roller_svc.families.family import Family
+from roller_svc.ir.group import KernelGroup
+from roller_svc.ir.hardware import HardwareSpec
+from roller_svc.ir.index import ceil_div
+from roller_svc.ir.rprogram import RProgram
+from roller_svc.perf.occupancy import blocks_per_core
+
+# Registers of addresses and hoisted values, relative to those live through a loop.
+REGISTER_MARGIN = 1.25
+
+
+def min_resident_blocks(family: Family[Any], group: KernelGroup, program: RProgram, hw: HardwareSpec) -> int:
+    """Return the resident blocks for the launch bounds: as predicted by the model, at most those of the grid."""
+    needs = family.predict_resources(group, program, hw)
+    if needs is None:
+        return 1
+    needs = replace(needs, registers_per_thread=round(needs.registers_per_thread * REGISTER_MARGIN))
+    return min(blocks_per_core(needs, hw), ceil_div(program.grid, hw.num_cores))

@@ -1,0 +1,44 @@
+"""Kernels bound by functions: instructions per element in their machine code do not grow."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from roller_svc.bench.cases import performance_cases
+from roller_svc.bench.lint import LintTask, lint_cases
+
+CASES = Path(__file__).resolve().parents[3] / "bench" / "data" / "gpu_functions.json"
+ELEMENT_BITS = 16
+MOST_PER_ELEMENT = {"gelu-map": 25.0, "softmax": 15.0, "softmax-vocabulary": 22.0}
+MOST_OF_GELU_EPILOGUE = 580  # the mainloop and eight elements, in loops
+
+
+@pytest.fixture(scope="module")
+def rows() -> dict[str, dict[str, Any]]:
+    return {row["id"]: row for row in lint_cases(LintTask(performance_cases(CASES), "nvidia-h200-sxm"))}
+
+
+@pytest.mark.parametrize("case", MOST_PER_ELEMENT)
+def test_instructions_per_element_stay(rows: dict[str, dict[str, Any]], case: str) -> None:
+    """Straight-line kernels: a thread's instructions over the elements that it stores."""
+    (launch,) = rows[case]["launches"]
+    assert rows[case]["spill_bytes"] == 0
+    stored = sum(
+        count * int(name.removeprefix("STG.")) for name, count in launch["counts"].items() if name.startswith("STG.")
+    )
+    assert launch["instructions"] * ELEMENT_BITS / stored <= MOST_PER_ELEMENT[case]
+
+
+def test_gelu_epilogue_stays(rows: dict[str, dict[str, Any]]) -> None:
+    (launch,) = rows["gelu-epilogue"]["launches"]
+    assert launch["counts"]["MUFU"] == 2 * 8
+    assert launch["instructions"] <= MOST_OF_GELU_EPILOGUE
+    assert rows["gelu-epilogue"]["spill_bytes"] == 0
+
+
+def test_long_row_is_loaded_once(rows: dict[str, dict[str, Any]]) -> None:
+    (launch,) = rows["softmax-vocabulary"]["launches"]
+    assert launch["counts"]["LDG.16"] == launch["counts"]["STG.16"] == -(-50257 // 1024)
