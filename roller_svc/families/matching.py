@@ -233,7 +233,8 @@ def _operand_loads(unit: ComputeUnit, group: KernelGroup, hw: HardwareSpec) -> t
         loads = plan_wgmma_loads(group.space, unit, all_operands(group), hw.arch)
         orders = [loads.k_order(atom // loads.a.dtype.bytes) for atom in SWIZZLE_ATOMS]
         return tuple(
-            (feed.by_threads, feed.tma is not None and any(map(feed.tma.supports, orders))) for feed in (loads.a, loads.b)
+            (feed.by_threads, feed.tma is not None and any(map(feed.tma.supports, orders)))
+            for feed in (loads.a, loads.b)
         )
     has_async = hw.family is TargetKind.CUDA and hw.arch >= MIN_ASYNC_ARCH
     return tuple(

@@ -154,7 +154,8 @@ class MmaOperandCopy:
     def _elements(self, step: Expr, item: Expr) -> tuple[Node, ...]:
         """Load an item element by element.
 
-        If no row of the innermost axis ends within an item, its axes are bound once.
+        If no row of the innermost axis ends within an item, its axes are bound once. Adjacent elements are then loaded
+        together, and packed ones unpacked together.
         """
         lead = (self.k if self.staged.k_major else self.axis).members[-1]
         value = self._value()
@@ -165,7 +166,7 @@ class MmaOperandCopy:
             )
         nodes: tuple[Node, ...] = (Compute(self.fetched, (item, ref(".lane")), value),)
         if is_uniform:
-            return self._bind_axes(step, (Loop(".lane", self._item_elements, LoopKind.UNROLL, nodes),))
+            return self._bind_axes(step, (Loop(".lane", self._item_elements, LoopKind.VECTOR, nodes),))
         return (Loop(".lane", self._item_elements, LoopKind.UNROLL, self._bind_axes(step, nodes, ref(".lane"))),)
 
     def _vectors(self, step: Expr, item: Expr) -> tuple[Node, ...]:
