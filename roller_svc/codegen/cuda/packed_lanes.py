@@ -21,7 +21,7 @@ from roller_svc.codegen.visitor import CodeGenVisitor
 from roller_svc.errors import require
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Load, Op, OpKind, Select, loads_of, rewrite, substitute
-from roller_svc.ir.index import num
+from roller_svc.ir.index import mod, num
 
 WORD_BITS, BYTE_BITS = 32, 8
 # Bits of the float that has the unit 1 in its last place, and its value.
@@ -242,11 +242,10 @@ class PackedLanes:
             return None
         *outer, inner = source.index
         match inner, shift:
-            case (
-                Op(kind=OpKind.FLOORDIV, args=(x, Const(value=int(by)))),
-                Op(kind=OpKind.MUL, args=(Op(kind=OpKind.MOD, args=(y, Const(value=int(mod)))), Const(value=int(width)))),
-            ) if x == y and (by, mod, width) == (per, per, bits):
+            case Op(kind=OpKind.FLOORDIV, args=(x, Const(value=divisor))), Op(kind=OpKind.MUL, args=(place, width)):
                 first = self.lanes.first_value(x)
+                if divisor != per or place != mod(x, per) or width != num(bits):
+                    return None
             case _:
                 return None
         is_row = self.lanes.stride(x) == 1 and all(map(self.lanes.is_uniform, outer))

@@ -17,7 +17,7 @@ from roller_svc.ir.schedule import Branch, Compute, CpAsync, Let, Loop, LoopKind
 
 THREAD = ".thread"
 # Elements of a k-tile prefetched to a thread's registers: wide loads stay packed, single ones need an address each.
-MAX_PREFETCHED = {LoadKind.ASYNC: 0, LoadKind.VECTOR: 128, LoadKind.ELEMENT: 16}
+MAX_PREFETCHED = {LoadKind.ASYNC: 0, LoadKind.VECTOR: 128, LoadKind.UNPACK: 64, LoadKind.ELEMENT: 16}
 
 
 @dataclass(frozen=True, slots=True)
