@@ -218,7 +218,9 @@ def unloadable_operands(
         size, axis = load.dtype.bytes, (m, n)[side]
         k_major = load.operand.k_major or (unit.is_matrix and not _may_be_mn_major(unit, size))
         row = k if k_major else axis
-        if not is_loadable and row.extent * size >= MIN_ROW_BYTES and _has_loadable_rows(unit, row, size):
+        if is_loadable or load.operand.gathered is not None:
+            continue
+        if row.extent * size >= MIN_ROW_BYTES and _has_loadable_rows(unit, row, size):
             found.append(OperandCopy(group.statements[0].output, side, load.dtype, k_major))
     return frozenset(found)
 

@@ -97,7 +97,7 @@ class MmaOperandCopy:
         return self._vectors(step, item) if self.load.kind is LoadKind.VECTOR else self._elements(step, item)
 
     def _copy(self, step: Expr, stage: Expr) -> tuple[Node, ...]:
-        source = require(self.operand.source, "source of a copied operand")
+        source = require(self.operand.copied, "source of a copied operand")
         guard = logical_and(self._inside(), self.operand.guard)
         copy = CpAsync(self.buffer, self._smem_index(stage, num(0)), source, self.load.elements, guard)
         return self._bind_axes(step, (copy,))
