@@ -25,7 +25,9 @@ class PartitionCache:
 
     program: TensorProgram
     footprints: Footprints = field(default_factory=dict, compare=False)
-    _statements: dict[bool, tuple[TensorExpr, ...]] = field(default_factory=dict, compare=False)
+    _statements: dict[tuple[bool, frozenset[OperandCopy]], tuple[TensorExpr, ...]] = field(
+        default_factory=dict, compare=False
+    )
     _groups: dict[FusionOptions, Partition] = field(default_factory=dict, compare=False)
 
     def groups(self, hw: HardwareSpec) -> Partition:
@@ -79,12 +81,12 @@ class PartitionCache:
     def partition_of_plan(
         self, plan: Plan, hw: HardwareSpec, constraints: ScheduleConstraints = NO_CONSTRAINTS
     ) -> Partition:
-        """Return the kernel groups of a plan; on a CPU, whose tile spaces may be views, the only partition."""
+        """Return the kernel groups of a plan; on a CPU, whose tile spaces may be views, by their number."""
         spaces = [choice.program.space for choice in plan.choices]
         plain = self.partitions(hw)
         copied = (way for groups in plain for way in self.with_operand_copies(groups, hw, constraints))
-        found = (groups for ways in (plain, copied) for groups in ways)
-        return next((groups for groups in found if [group.space for group in groups] == spaces), plain[0])
+        found = [groups for ways in (plain, copied) for groups in ways if len(groups) == len(spaces)]
+        return next((groups for groups in found if [group.space for group in groups] == spaces), found[0])
 
     def _plain_options(self, hw: HardwareSpec) -> list[FusionOptions]:
         """Return the default options, and those without fused attention if the program has any."""
@@ -94,9 +96,10 @@ class PartitionCache:
         return options
 
     def _partition(self, options: FusionOptions) -> Partition:
-        statements = self._statements.get(options.is_cpu)
+        form = (options.is_cpu, options.operand_copies)
+        statements = self._statements.get(form)
         if statements is None:
-            statements = self._statements[options.is_cpu] = normalize_statements(self.program, options)
+            statements = self._statements[form] = normalize_statements(self.program, options)
         key = options if len(statements) > 1 else options.without_fusion
         groups = self._groups.get(key)
         if groups is None:

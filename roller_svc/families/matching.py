@@ -14,6 +14,7 @@ from roller_svc.analysis.operand import (
     operand_b2,
     operands,
     operands_unsupported_reason,
+    value_dtype,
 )
 from roller_svc.errors import NoCandidateError
 from roller_svc.families.common.cpu.dot import dot_operands
@@ -30,6 +31,7 @@ from roller_svc.families.common.gpu.matrix.tile import (
 from roller_svc.families.common.gpu.warpgroups.tile import SWIZZLE_ATOMS, TRANSPOSABLE_BYTES, plan_wgmma_loads
 from roller_svc.families.cpu.convolution.convolution_view import convolution_spaces
 from roller_svc.families.cpu.winograd.winograd_view import winograd_spaces
+from roller_svc.fusion.contraction import as_contraction
 from roller_svc.fusion.operand_copies import OperandCopy
 from roller_svc.ir.accumulation import accumulator_precision
 from roller_svc.ir.constraints import OpClass, ScheduleConstraints, WinogradMode
@@ -37,6 +39,7 @@ from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import axes_of, loads_of
 from roller_svc.ir.group import AxisRole, GroupKind, KernelGroup, TileAxis
 from roller_svc.ir.hardware import ComputeUnit, HardwareSpec, TargetKind, UnitKind
+from roller_svc.ir.program import operators
 
 # Units of each class of operations; None: those that the model may choose from.
 _KINDS = {
@@ -196,6 +199,7 @@ def _element_loads(unit: ComputeUnit, factors: tuple[Operand, Operand], hw: Hard
     return sum(feed.load.kind is LoadKind.ELEMENT for feed in plan_operand_loads(unit, factors, hw.arch))
 
 
+MIN_RECOMPUTED_OPERATIONS = 4  # of an element, from which a CPU may write an operand once
 MIN_ROW_BYTES = SWIZZLE_ATOMS[-1]  # of an operand copy: shorter rows are not swizzled, and not worth a launch
 
 
@@ -206,7 +210,9 @@ def unloadable_operands(
 
     The copies are what TMA or cp.async can load. Rows that neither could load are not copied.
     """
-    if group.kind is not GroupKind.CONTRACTION or group.is_dual_gemm or hw.family is TargetKind.CPU:
+    if hw.family is TargetKind.CPU:
+        return _recomputed_operands(group)
+    if group.kind is not GroupKind.CONTRACTION or group.is_dual_gemm:
         return frozenset()
     try:
         unit = units_for(group, hw, constraints).units[0]
@@ -222,6 +228,24 @@ def unloadable_operands(
             continue
         if row.extent * size >= MIN_ROW_BYTES and _has_loadable_rows(unit, row, size):
             found.append(OperandCopy(group.statements[0].output, side, load.dtype, k_major))
+    return frozenset(found)
+
+
+def _recomputed_operands(group: KernelGroup) -> frozenset[OperandCopy]:
+    """Return the copies of operands that CPUs compute while they read them, if an element takes many operations.
+
+    Packing repeats for panels that several tasks read. Constants are packed once as they are.
+    """
+    statement = group.statements[0]
+    contraction = as_contraction(statement, is_thin=True)
+    if contraction is None or group.kind not in (GroupKind.CONTRACTION, GroupKind.NEST):
+        return frozenset()
+    found = []
+    for side, (expr, axes) in enumerate(((contraction.a, contraction.m), (contraction.b, contraction.n))):
+        is_constant = {load.tensor for load in loads_of(expr)} <= group.constants
+        if axes and not is_constant and operators(expr) >= MIN_RECOMPUTED_OPERATIONS:
+            is_row = group.kind is GroupKind.NEST or side == 0  # panels of B have its columns side by side
+            found.append(OperandCopy(statement.output, side, value_dtype(expr) or expr.dtype, k_major=is_row))
     return frozenset(found)
 
 
@@ -263,13 +287,15 @@ def _has_loadable_rows(unit: ComputeUnit, row: TileAxis, size: int) -> bool:
 
 def copied_bytes(group: KernelGroup, copy: OperandCopy) -> int:
     """Return the least bytes of an operand copy: its points, or the elements of the tensor under a window."""
-    (m,), (n,), (k,) = (group.space.role(role) for role in (AxisRole.M, AxisRole.N, AxisRole.K))
-    expr = operands(group)[copy.side].expr
-    loads, types = loads_of(expr), dict(group.inputs)
-    if any(len(axes_of(index)) > 1 for load in loads for index in load.index):
+    statement = group.statements[0]
+    contraction = as_contraction(statement, is_thin=True)
+    if contraction is None:
+        return 0
+    expr = (contraction.a, contraction.b)[copy.side]
+    loads, types, reduced = loads_of(expr), dict(group.inputs), {a.name for a in contraction.k}
+    if any(axes_of(index) & reduced and axes_of(index) - reduced for load in loads for index in load.index):
         return max(types[load.tensor].elements for load in loads) * copy.dtype.bytes
-    axes = (*group.space.role(AxisRole.BATCH), (m, n)[copy.side], k)
-    return math.prod(a.extent for axis in axes for a in axis.members if a.name in axes_of(expr)) * copy.dtype.bytes
+    return math.prod(a.extent for a in statement.axes if a.name in axes_of(expr)) * copy.dtype.bytes
 
 
 def unit_views(

@@ -53,18 +53,10 @@ class OperandCopy:
         return self.output, self.side
 
 
-@dataclass(frozen=True, slots=True)
-class CopiedStatements:
-    """Statements with operand copies."""
-
-    statements: tuple[TensorExpr, ...]
-    copies: Mapping[str, TensorType]  # types of the copies
-
-
 def insert_operand_copies(
     statements: Sequence[TensorExpr], wanted: Collection[OperandCopy], types: Mapping[str, TensorType],
     contraction_of: ContractionOf,
-) -> CopiedStatements:  # fmt: skip
+) -> tuple[TensorExpr, ...]:  # fmt: skip
     """Insert the wanted copies before the contractions that read them. Operands that cannot be copied stay.
 
     `contraction_of` returns the contraction of a statement that gets tiles of its own.
@@ -85,7 +77,7 @@ def insert_operand_copies(
                 result.insert(_earliest(copy, result, copies), copy)
             changed = _read_copy(changed, contraction, one.side, planned, copy.output)
         result.append(changed)
-    return CopiedStatements(tuple(result), {copy.output: copy.type for copy in copies.values()})
+    return tuple(result)
 
 
 def _earliest(copy: TensorExpr, statements: Sequence[TensorExpr], copies: Collection[str]) -> int:
@@ -135,7 +127,7 @@ def _plan(contraction: Contraction, wanted: OperandCopy, types: Mapping[str, Ten
     guard, value = _memory_value(expr, None)
     if any(any(load.bounds_checked) for load in loads_of(value)):
         return None
-    windows = _windows(value, guard, types)
+    windows = _windows(value, guard, types, frozenset(a.name for a in contraction.k))
     if windows is None:
         return None
     rest = _without(value, windows)
@@ -166,15 +158,19 @@ def _memory_value(expr: Expr, guard: Expr | None) -> tuple[Expr | None, Expr]:
             return guard, expr
 
 
-def _windows(value: Expr, guard: Expr | None, types: Mapping[str, TensorType]) -> list[_Coordinate] | None:
+def _windows(
+    value: Expr, guard: Expr | None, types: Mapping[str, TensorType], reduced: frozenset[str]
+) -> list[_Coordinate] | None:
     """Return the indices that become dimensions of the copy in place of their axes; None if one cannot.
 
-    These are indices of several axes. With a guard they are all indices but plain axes, since a copy has no guard.
+    These are indices of reduced and other axes. With a guard they are all indices but plain axes, since a copy has no
+    guard.
     """
     found: dict[Expr, int] = {}
     for load in loads_of(value):
         for index, size in zip(load.index, types[load.tensor].shape, strict=True):
-            if isinstance(index, AxisRef | Const) or (guard is None and len(axes_of(index)) < 2):
+            is_window = bool(axes_of(index) & reduced and axes_of(index) - reduced)
+            if isinstance(index, AxisRef | Const) or not (is_window or guard is not None):
                 continue
             if affine(index) is None or found.setdefault(index, size) != size:
                 return None
@@ -203,7 +199,9 @@ def _write(
     places: dict[Expr, Expr] = {c.index: ref(axis.name) for c, axis in zip(dims, axes, strict=False)}
     index = tuple(c.index for c in dims)
     if is_padded:
-        position, stride, last = num(0), 1, ref(axes[-1].name)
+        last: Expr = ref(axes[-1].name)
+        position: Expr = num(0)
+        stride = 1
         for number, c in reversed(list(enumerate(row))):
             place = div(last, stride)
             places[c.index] = mod(place, c.extent) if number else place
@@ -220,7 +218,7 @@ def _write(
 
 def _at(value: Expr, places: Mapping[Expr, Expr]) -> Expr:
     """Replace axes and windows by the copy's own axes."""
-    windows = {index: place for index, place in places.items() if not isinstance(index, AxisRef)}
+    windows: dict[Expr, Expr] = {index: place for index, place in places.items() if not isinstance(index, AxisRef)}
     plain = {index.name: place for index, place in places.items() if isinstance(index, AxisRef)}
     return substitute(rewrite(value, lambda node: windows.get(node, node)), plain)
 

@@ -88,8 +88,15 @@ class FusionOptions:
 
 
 def normalize_statements(program: TensorProgram, hw: FusionOptions) -> tuple[TensorExpr, ...]:
-    """Return the statements after inlining, in the form that kernels of the target need."""
+    """Return the statements after inlining, in the form that kernels of the target need, with operand copies."""
     statements = tuple(drop_unit_axes(s) for s in inline_elementwise(program))
+    if hw.operand_copies:
+        statements = insert_operand_copies(
+            statements,
+            hw.operand_copies,
+            stored_types(program),
+            lambda s: as_contraction(s, is_thin=True) if hw.is_cpu else _contraction(s, hw),
+        )
     if not hw.is_cpu:
         return statements
     return hoist_row_divisions(
@@ -103,12 +110,10 @@ def partition_statements(
     """Partition normalized statements into kernel groups."""
     outputs = {o.tensor for o in program.outputs}
     types = stored_types(program)
+    types |= {s.output: s.type for s in statements if s.output not in types}  # operand copies
     if hw.is_cpu:
         grouped = split_grouped_axes(statements, types)
         statements, types = grouped.statements, grouped.types
-    if hw.operand_copies:
-        copied = insert_operand_copies(statements, hw.operand_copies, types, lambda s: _contraction(s, hw))
-        statements, types = copied.statements, types | dict(copied.copies)
     statements, attention = (
         match_attentions(statements, outputs, hw.attention_dtypes) if hw.attention_dtypes else (statements, {})
     )

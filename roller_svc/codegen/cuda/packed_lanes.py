@@ -188,8 +188,9 @@ class PackedLanes:
                 if words is None or dtype is DType.UINT8:
                     return None if words is None else _Field(words, BYTE_BITS)
                 return _Field(tuple(f"({word} ^ 0x80808080u)" for word in words), BYTE_BITS, 128)
-            case Op(kind=OpKind.BITAND, args=(shifted, Const(value=int(mask)))) | Op(
-                kind=OpKind.BITAND, args=(Const(value=int(mask)), shifted)
+            case (
+                Op(kind=OpKind.BITAND, args=(shifted, Const(value=int(mask))))
+                | Op(kind=OpKind.BITAND, args=(Const(value=int(mask)), shifted))
             ):
                 bits = mask.bit_length()
                 is_mask = mask == (1 << bits) - 1 and bits in _WIDTHS

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from cases_matrix import AMPERE
 from schedule_support import program
@@ -18,9 +20,11 @@ from roller_svc.ir.group import GroupKind, KernelGroup
 from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.kernel import CompiledKernel
 from roller_svc.ir.program import TensorProgram, TensorType
+from roller_svc.runtime.cpu import CpuModule
 from roller_svc.semantics.compare import agrees
 from roller_svc.semantics.inputs import random_inputs
 from roller_svc.semantics.interpreter import evaluate
+from roller_svc.toolchain import compile_source
 from roller_svc.verify.kernel_stats import summarize_kernels
 from tests.unit.fusion.test_dual_gemm import SILU, TURNED, mlp
 
@@ -154,8 +158,7 @@ def test_a_small_one_is_not_worth_their_launches() -> None:
 @pytest.mark.parametrize(
     ("compute", "target", "constraints", "fraction"),
     [
-        (int4(1024, 4096, 4096), HOPPER, NO_CONSTRAINTS, 0.1),
-        (int4(1024, 4096, 4096), AMPERE, NO_CONSTRAINTS, 0.1),
+        (int4(4096, 4096, 4096), HOPPER, NO_CONSTRAINTS, 0.75),
         (program(FLOAT8, A="float8_e4m3fn 4096 4096", B="float8_e4m3fn 4096 4096"), HOPPER, NO_CONSTRAINTS, 0.7),
         (program(INT8, A="int8 4096 4096", B="int8 4096 4096"), HOPPER, NO_CONSTRAINTS, 0.55),
         (program(NN, A="float32 4096 4096", B="float32 4096 4096"), HOPPER, TF32, 0.7),
@@ -182,6 +185,51 @@ def test_variants_that_cannot_pay_are_not_ranked(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(PartitionCache, "with_operand_copies", refuse)
     small = program(INT8, A="int8 128 64", B="int8 64 128")
     assert len(rank_partitions(PartitionCache(small), HOPPER, 1)) == 1
+
+
+# quantised cases of the public corpus -------------------------------------------------------------------------------
+WEIGHTS = (
+    "w[N, K] = ((qw[N, K / 8] >> (K % 8 * 4)).call(`bitwise_and`, [15]) - 8).cast(`float16`) * scales[N, K / 128] "
+    "where K in 4096"
+)
+UNPACKED = (
+    "v[S, N] = (q[S / 8, N] >> (S % 8 * 4)).call(`bitwise_and`, [15]) where S in 4096; "
+    "w[S, N] = scales[S / 128, N] * (v[S, N] - 8) "
+    "where S in 4096"
+)
+CORPUS = {
+    f"{rows} x {columns}": (
+        WEIGHTS, "output0[M, N] +=! x[M, K] * w[N, K]",
+        {"x": f"float16 {rows} 4096", "qw": f"int32 {columns} 512", "scales": f"float16 {columns} 32"},
+    )
+    for rows in (1, 16) for columns in (6144, 12288)
+} | {
+    f"packed along k, {dtype}": (
+        UNPACKED, "y[N] +=! x[S] * w[S, N].cast(`float32`)",
+        {"x": "float32 4096", "q": "int32 512 12288", "scales": f"{dtype} 32 12288"},
+    )
+    for dtype in ("float32", "float16")
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("target", ["nvidia-h200-sxm", "nvidia-a100-sxm-80gb", "cpu-x86-avx2", "cpu-x86-avx512"])
+@pytest.mark.parametrize("name", CORPUS)
+def test_no_quantised_case_is_slower_than_with_weights_written_out(name: str, target: str) -> None:
+    weights, product, inputs = CORPUS[name]
+    spec = hardware.load(target)
+    fused = program(f"{weights}; {product}", **inputs)
+    written = program(weights, outputs=["w"], **{k: v for k, v in inputs.items() if k != "x"})
+    type_ = written.types["w"]
+    whole = " ".join(map(str, (type_.dtype.value, *type_.shape)))
+    plain = program(product, x=inputs["x"], w=whole)
+    apart_s = sum(predicted_s(rank_best_partition(part, spec, 1)) for part in (written, plain))
+    assert predicted_s(rank_best_partition(fused, spec, 1)) <= 1.001 * apart_s
+
+
+@pytest.mark.parametrize("rows", [1024, 4096])
+def test_large_quantised_products_are_within_twice_the_roofline(rows: int) -> None:
+    best = rank_best_partition(int4(rows, 4096, 4096), HOPPER, 1)
+    assert predicted_s(best) < 2 * 2 * rows * 4096 * 4096 / 989e12
 
 
 # the kernels ----------------------------------------------------------------------------------------------------------
@@ -230,3 +278,22 @@ def test_kernels_agree_with_the_interpreter(name: str, target: HardwareSpec) -> 
         got = load_emulated(CompiledKernel(source, b"", "", ()), seed, races=True).run(arrays)
         agreement = agrees(compute, got, evaluate(compute, arrays, allow_tf32=constraints.allow_tf32))
         assert agreement.ok, agreement.detail
+
+
+@pytest.mark.parametrize("rows", [1, 20])
+def test_cpus_unpack_once_into_panels(rows: int) -> None:
+    compute = int4(rows, 64, 256, 32)
+    local = hardware.load("local")
+    (groups,) = ways(compute, local)
+    columns_last = dict(groups[-1].inputs)["C.b"].shape[-1] == 64
+    assert columns_last == (rows > 1)
+    candidates = tuple(rank_units(group, local, 1)[0] for group in groups)
+    source = emit_plan(best_plans(candidates, 1)[0], compute, groups, local)
+    arrays = random_inputs(compute, 1)
+    agreement = agrees(compute, CpuModule(compile_source(source)).run(arrays), evaluate(compute, arrays))
+    assert agreement.ok, agreement.detail
+
+
+def test_cpus_pack_constants_as_they_are() -> None:
+    weights = replace(int4(20, 64, 256, 32), constants=("Q", "S"))
+    assert not ways(weights, hardware.load("local"))
