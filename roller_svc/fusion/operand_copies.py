@@ -33,6 +33,7 @@ from roller_svc.ir.index import add, div, logical_and, lt, mod, mul, num, ref
 from roller_svc.ir.program import Axis, AxisKind, StatementKind, TensorExpr, TensorType
 from roller_svc.ir.tensor_map import STRIDE_BYTES
 
+MIN_ROW_BYTES = 32  # of a swizzled row of a box (PTX ISA, "Shared Memory Matrix Layout")
 ContractionOf = Callable[[TensorExpr], Contraction | None]
 
 
@@ -188,9 +189,12 @@ def _write(
 ) -> tuple[TensorExpr, tuple[Expr, ...]]:
     """Return the map that writes the copy, and the index that reads it.
 
-    Rows that are not whole 16 bytes are padded with zeros, and then one dimension.
+    Rows that are not whole 16 bytes are padded with zeros, and then one dimension. If the innermost coordinate makes up
+    rows of its own, these are padded.
     """
     granule = STRIDE_BYTES // dtype.bytes
+    if row[-1].extent * dtype.bytes >= MIN_ROW_BYTES:
+        outer, row = [*outer, *row[:-1]], row[-1:]
     length = math.prod(c.extent for c in row)
     is_padded = length % granule != 0
     dims = [*outer, *([] if is_padded else row)]

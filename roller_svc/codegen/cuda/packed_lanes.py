@@ -159,7 +159,8 @@ class PackedLanes:
                 integers, other = self._integers(x), y
                 if integers is None and kind is OpKind.ADD:
                     integers, other = self._integers(y), x
-                return None if integers is None else self._offset(integers, kind, other)
+                offset = None if integers is None else self._offset(integers, kind, other)
+                return offset if offset is not None and _represents(value.dtype, offset) else None
             case _:
                 field = self._field(value)
                 if field is None:
@@ -194,11 +195,11 @@ class PackedLanes:
             ):
                 bits = mask.bit_length()
                 is_mask = mask == (1 << bits) - 1 and bits in _WIDTHS
-                return self._shifted_field(shifted, bits) if is_mask and self._has_room(bits) else None
+                return self._shifted_field(shifted, bits) if is_mask and self._is_below_exponent(bits) else None
             case _:
                 return None
 
-    def _has_room(self, bits: int) -> bool:
+    def _is_below_exponent(self, bits: int) -> bool:
         return 1 << bits <= _EXPONENT[self.dtype][1]
 
     def _shifted_field(self, value: Expr, bits: int) -> _Field | None:
@@ -356,6 +357,12 @@ class PackedLanes:
         self.visitor.emit_line(f"const unsigned int {identifier} = {text};")
         self.visitor.scalar.buffers[name] = BufferRef(identifier, DType.UINT32, ())
         return identifier
+
+
+def _represents(dtype: DType, integers: _Integers) -> bool:
+    """Return whether arithmetic of the type does not wrap."""
+    least, greatest = dtype.integer_range
+    return least <= integers.least and integers.greatest <= greatest
 
 
 _ANY_AXIS, _AXIS_RANGE = ".", (0, (1 << 31) - 1)
