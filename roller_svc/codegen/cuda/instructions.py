@@ -90,7 +90,10 @@ _PLAIN = {"commit_copies": _COMMIT, "await_copies": _AWAIT, "round_tf32": _ROUND
 
 # add, subtract and multiply two pairs of 16-bit floats; bfloat16 has one instruction for all (PTX ISA, "fma").
 _PAIR_OPS = {"add": "+", "sub": "-", "mul": "*"}
-_FMA_OPERANDS = {"add": "%1, 0x3f803f80, %2", "sub": "%2, 0xbf80bf80, %1", "mul": "%1, %2, 0x80008000"}
+# Its third input %3: 1, -1 or -0 in both halves.
+_FMA_OPERANDS = {
+    "add": ("%1, %3, %2", "0x3f803f80u"), "sub": ("%2, %3, %1", "0xbf80bf80u"), "mul": ("%1, %2, %3", "0x80008000u"),
+}  # fmt: skip
 _PAIR_CONVERSIONS = {
     "e4m3x2_to_f16x2": Helper(f"""{_F} unsigned int e4m3x2_to_f16x2(unsigned short bytes) {{
 #if __CUDA_ARCH__ >= 890
@@ -163,8 +166,11 @@ def instruction(name: str) -> Helper | None:
 
 def _pair(name: str, operation: str, short: str) -> Helper:
     head = f"{_F} unsigned int {name}(unsigned int a, unsigned int b) {{\n"
-    asm = f"{operation}.f16x2 %0, %1, %2" if short == "f16" else f"fma.rn.bf16x2 %0, {_FMA_OPERANDS[operation]}"
-    body = f'  unsigned int word;\n  asm("{asm};" : "=r"(word) : "r"(a), "r"(b));\n  return word;\n'
+    order, constant = _FMA_OPERANDS[operation]
+    asm, more = (f"{operation}.f16x2 %0, %1, %2", "") if short == "f16" else (
+        f"fma.rn.bf16x2 %0, {order}", f', "r"({constant})'
+    )  # fmt: skip
+    body = f'  unsigned int word;\n  asm("{asm};" : "=r"(word) : "r"(a), "r"(b){more});\n  return word;\n'
     if short == "f16":
         return Helper(f"{head}{body}}}")
     sign = _PAIR_OPS[operation]

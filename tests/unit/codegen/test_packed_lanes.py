@@ -14,6 +14,7 @@ from roller_svc.ir.program import TensorProgram
 from roller_svc.semantics.compare import agrees
 from roller_svc.semantics.inputs import random_inputs
 from roller_svc.semantics.interpreter import evaluate
+from roller_svc.toolchain import availability, compile_source
 
 HOPPER, AMPERE = hardware.load("nvidia-h200-sxm"), hardware.load("nvidia-a100-sxm-80gb")
 
@@ -93,3 +94,13 @@ def test_results_have_the_bits_of_the_elements_one_by_one(name: str, target: har
         got = load_emulated(CompiledKernel(source, b"", "", ()), seed, races=True).run(arrays)
         agreement = agrees(compute, got, evaluate(compute, arrays))
         assert agreement.ok, agreement.detail
+
+
+@pytest.mark.parametrize("target", ["nvidia-h200-sxm", "nvidia-a100-sxm-80gb", "nvidia-t4"])
+@pytest.mark.parametrize("name", ["int4 to bfloat16", "float8", "uint8 with zero points"])
+def test_wrappers_compile_for_devices_with_and_without_the_instructions(name: str, target: str) -> None:
+    spec = hardware.load(target)
+    if not (toolchain := availability(spec)).ok:
+        pytest.skip(toolchain.reason)
+    text, inputs = PACKED[name]
+    assert compile_source(source_of(program(text, **inputs), spec)).binary
