@@ -40,7 +40,8 @@ class Operand:
 
     `dtype` is the narrowest type that can represent every value. Results of arithmetic of type float16 or bfloat16
     count as rounded to it, as casts and outputs are. `vector_width` elements, from a multiple of it on, are contiguous,
-    aligned and under one guard, so that one access moves them. It is a power of two; 1 if nothing is known.
+    aligned and under one guard, so that one access moves them. It is a power of two; 1 if nothing is known. An operand
+    that is gathered, at positions from data, counts as computed, but has a vector width.
     """
 
     expr: Expr
@@ -50,6 +51,16 @@ class Operand:
     memory_dtype: DType  # of the source
     k_major: bool  # contiguous along k, else along m or n
     vector_width: int
+
+    @property
+    def gathered(self) -> Load | None:
+        """The operand if it is loaded in vectors at positions from data, which are checked."""
+        return _guarded_load(self.expr)[0] if self.source is None and self.vector_width > 1 else None
+
+    @property
+    def copied(self) -> Load | None:
+        """The load that copies of whole vectors take the place of."""
+        return self.gathered if self.source is None else self.source
 
 
 def operands(group: KernelGroup) -> tuple[Operand, Operand]:
@@ -133,10 +144,13 @@ def _supports(unit: ComputeUnit, operand: DType) -> bool:
 def operand_along(factor: Expr, axis: TileAxis, k: TileAxis, types: Mapping[str, TensorType]) -> Operand:
     dtype = value_dtype(factor) or factor.dtype
     source, guard = _guarded_load(factor)
-    if source is None or any(source.bounds_checked):
-        return Operand(factor, dtype, None, None, dtype, _is_k_major(factor, axis, k), 1)
+    k_major = _is_k_major(factor if source is None else source, axis, k)
+    if source is None:
+        return Operand(factor, dtype, None, None, dtype, k_major, 1)
     type_ = types[source.tensor]
-    k_major = _is_k_major(source, axis, k)
+    if any(source.bounds_checked):
+        width = _gathered_width(source, k if k_major else axis, type_)
+        return Operand(factor, dtype, None, None, dtype, k_major, width)
     width = aligned_vector_width(source, guard, k if k_major else axis, type_)
     return Operand(factor, dtype, source, guard, type_.dtype, k_major, width)
 
@@ -209,6 +223,13 @@ def aligned_vector_width(load: Load, guard: Expr | None, lead: TileAxis, type_: 
             return width
         width //= 2
     return 1
+
+
+def _gathered_width(load: Load, lead: TileAxis, type_: TensorType) -> int:
+    """Return the contiguous, aligned elements of a gather: rows at positions from data; 1 if the row is gathered."""
+    member = lead.members[-1].name
+    checked = (index for index, is_checked in zip(load.index, load.bounds_checked, strict=True) if is_checked)
+    return 1 if any(member in axes_of(index) for index in checked) else aligned_vector_width(load, None, lead, type_)
 
 
 def _address(index: tuple[Expr, ...], shape: tuple[int, ...]) -> Affine | None:

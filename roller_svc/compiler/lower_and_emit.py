@@ -58,7 +58,7 @@ def emit_plans(
     Each source has the whole text and the launches of its own plan. Kernels that plans share are emitted once.
     """
     types = stored_types(program)
-    types |= {t: type_ for group in groups for t, type_ in group.stored if t not in types}  # aligned copies
+    types |= {t: type_ for group in groups for t, type_ in group.stored if t not in types}  # operand copies
     # In the order of the groups, not of the plans: a function then takes its arguments in the same order in every
     # translation unit.
     workspaces: dict[str, list[tuple[str, TensorType]]] = {group.name: [] for group in groups}

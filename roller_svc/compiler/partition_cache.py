@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from roller_svc.families.matching import supports_attention
-from roller_svc.fusion.aligned_copies import may_align
+from roller_svc.families.matching import supports_attention, unloadable_operands
+from roller_svc.fusion.operand_copies import OperandCopy
 from roller_svc.fusion.partition import FusionOptions, normalize_statements, partition_statements
+from roller_svc.ir.constraints import NO_CONSTRAINTS, ScheduleConstraints
 from roller_svc.ir.group import GroupKind, KernelGroup
-from roller_svc.ir.hardware import HardwareSpec, TargetKind, UnitKind
+from roller_svc.ir.hardware import HardwareSpec, TargetKind
 from roller_svc.ir.program import TensorExpr, TensorProgram
 from roller_svc.ir.report import Plan
 from roller_svc.perf.footprint import Footprints
+
+Partition = tuple[KernelGroup, ...]
+MAX_COPY_ROUNDS = 2  # a copy may change the order of k, which the other operand must then follow
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,54 +25,81 @@ class PartitionCache:
 
     program: TensorProgram
     footprints: Footprints = field(default_factory=dict, compare=False)
-    _statements: dict[bool, tuple[TensorExpr, ...]] = field(default_factory=dict, compare=False)
-    _groups: dict[FusionOptions, tuple[KernelGroup, ...]] = field(default_factory=dict, compare=False)
+    _statements: dict[tuple[bool, frozenset[OperandCopy]], tuple[TensorExpr, ...]] = field(
+        default_factory=dict, compare=False
+    )
+    _groups: dict[FusionOptions, Partition] = field(default_factory=dict, compare=False)
 
-    def groups(self, hw: HardwareSpec) -> tuple[KernelGroup, ...]:
+    def groups(self, hw: HardwareSpec) -> Partition:
         """Return the default partition of the program for a device."""
         return self._partition(traits(hw))
 
-    def partitions(self, hw: HardwareSpec) -> tuple[tuple[KernelGroup, ...], ...]:
-        """Return all fusion alternatives, the default partition last or before unfused attention.
+    def partitions(self, hw: HardwareSpec) -> tuple[Partition, ...]:
+        """Return the fusion alternatives without operand copies, the default last or before unfused attention.
 
-        The alternatives are unfused attention, dual-GEMM variants, and variants that copy misaligned TMA operands.
+        The alternatives are unfused attention and dual-GEMM variants.
         """
+        options = self._plain_options(hw)
+        default = [self._partition(option) for option in options]
+        dual_gemm = [
+            self._partition(option.with_dual_gemm)
+            for option, groups in zip(options, default, strict=True)
+            if _may_have_dual_gemm(groups)
+        ]
+        return (*(groups for groups in dual_gemm if any(group.is_dual_gemm for group in groups)), *default)
+
+    def unloadable_operands(
+        self, groups: Partition, hw: HardwareSpec, constraints: ScheduleConstraints = NO_CONSTRAINTS
+    ) -> frozenset[OperandCopy]:
+        """Return the copies of all operands of a partition that no copy engine of the device can load."""
+        return frozenset[OperandCopy]().union(*(unloadable_operands(group, hw, constraints) for group in groups))
+
+    def with_operand_copies(
+        self, groups: Partition, hw: HardwareSpec, constraints: ScheduleConstraints = NO_CONSTRAINTS
+    ) -> Iterator[Partition]:
+        """Yield the variants of a partition whose unloadable operands are copied first, with and without dual GEMM.
+
+        There is none if a copy engine cannot load the copies either.
+        """
+        option = next((o for o in self._plain_options(hw) if self._partition(o) is groups), None)
+        wanted = self.unloadable_operands(groups, hw, constraints)
+        if option is None or not wanted:
+            return
+        for _ in range(MAX_COPY_ROUNDS):
+            copying = option.with_operand_copies(wanted)
+            copied = self._partition(copying)
+            missing = self.unloadable_operands(copied, hw, constraints)
+            if not missing:
+                dual_gemm = self._partition(copying.with_dual_gemm) if _may_have_dual_gemm(copied) else ()
+                yield from (way for way in (dual_gemm,) if any(group.is_dual_gemm for group in way))
+                yield copied
+                return
+            if {copy.operand for copy in missing} & {copy.operand for copy in wanted}:
+                return
+            wanted |= missing
+
+    def partition_of_plan(
+        self, plan: Plan, hw: HardwareSpec, constraints: ScheduleConstraints = NO_CONSTRAINTS
+    ) -> Partition:
+        """Return the kernel groups of a plan; on a CPU, whose tile spaces may be views, by their number."""
+        spaces = [choice.program.space for choice in plan.choices]
+        plain = self.partitions(hw)
+        copied = (way for groups in plain for way in self.with_operand_copies(groups, hw, constraints))
+        found = [groups for ways in (plain, copied) for groups in ways if len(groups) == len(spaces)]
+        return next((groups for groups in found if [group.space for group in groups] == spaces), found[0])
+
+    def _plain_options(self, hw: HardwareSpec) -> list[FusionOptions]:
+        """Return the default options, and those without fused attention if the program has any."""
         options = [traits(hw)]
         if any(group.attention is not None for group in self.groups(hw)):
             options.append(options[0].without_attention)
-        default = [self._partition(option) for option in options]
-        dual_gemm = [
-            self._partition(way.with_dual_gemm)
-            for way, groups in zip(options, default, strict=True)
-            if _may_have_dual_gemm(groups)
-        ]
-        unaligned = (*(groups for groups in dual_gemm if any(group.is_dual_gemm for group in groups)), *default)
-        return (*self._aligned(options[-1], unaligned), *unaligned)
+        return options
 
-    def _aligned(
-        self, option: FusionOptions, unaligned: tuple[tuple[KernelGroup, ...], ...]
-    ) -> Iterator[tuple[KernelGroup, ...]]:
-        """Yield the variants that copy misaligned TMA operands, with and without dual GEMM."""
-        if not (option.has_tma and may_align(self.program)):
-            return
-        types = self.program.types
-        has_dual_gemm = any(group.is_dual_gemm for groups in unaligned for group in groups)
-        aligned = option.with_aligned_copies
-        for options in (aligned.with_dual_gemm, aligned) if has_dual_gemm else (aligned,):
-            groups = self._partition(options)
-            if any(tensor not in types for group in groups for tensor, _ in group.stored):
-                yield groups
-
-    def partition_of_plan(self, plan: Plan, hw: HardwareSpec) -> tuple[KernelGroup, ...]:
-        """Return the kernel groups of a plan; on a CPU, whose tile spaces may be views, the only partition."""
-        spaces = [choice.program.space for choice in plan.choices]
-        partitions = self.partitions(hw)
-        return next((groups for groups in partitions if [group.space for group in groups] == spaces), partitions[0])
-
-    def _partition(self, options: FusionOptions) -> tuple[KernelGroup, ...]:
-        statements = self._statements.get(options.is_cpu)
+    def _partition(self, options: FusionOptions) -> Partition:
+        form = (options.is_cpu, options.operand_copies)
+        statements = self._statements.get(form)
         if statements is None:
-            statements = self._statements[options.is_cpu] = normalize_statements(self.program, options)
+            statements = self._statements[form] = normalize_statements(self.program, options)
         key = options if len(statements) > 1 else options.without_fusion
         groups = self._groups.get(key)
         if groups is None:
@@ -76,18 +107,17 @@ class PartitionCache:
         return groups
 
 
-def _may_have_dual_gemm(groups: tuple[KernelGroup, ...]) -> bool:
+def _may_have_dual_gemm(groups: Partition) -> bool:
     return sum(group.kind is GroupKind.CONTRACTION for group in groups) > 1
 
 
 def traits(hw: HardwareSpec) -> FusionOptions:
     attends_in = frozenset(u.in_dtype for u in hw.units if supports_attention(u, hw))
     return FusionOptions(
-        hw.family is TargetKind.CPU, any(u.takes_fragments for u in hw.units), hw.num_cores, attends_in,
-        has_tma=any(u.kind is UnitKind.WGMMA for u in hw.units),
-    )  # fmt: skip
+        hw.family is TargetKind.CPU, any(u.takes_fragments for u in hw.units), hw.num_cores, attends_in
+    )
 
 
-def partition(program: TensorProgram, hw: HardwareSpec) -> tuple[KernelGroup, ...]:
+def partition(program: TensorProgram, hw: HardwareSpec) -> Partition:
     """Partition a program into kernel groups in topological order, one kernel each (two if its reduction is split)."""
     return partition_statements(program, normalize_statements(program, traits(hw)), traits(hw))

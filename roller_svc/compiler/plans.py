@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from roller_svc.compiler.partition_cache import PartitionCache
 from roller_svc.compiler.rank import rank_units
 from roller_svc.errors import NoCandidateError
+from roller_svc.families.matching import copied_bytes
 from roller_svc.ir.constraints import NO_CONSTRAINTS, ScheduleConstraints
 from roller_svc.ir.estimate import Candidate, Construction, Estimate, RooflineBound
 from roller_svc.ir.group import GroupKind, KernelGroup
@@ -70,14 +71,39 @@ def rank_partitions(
     """Rank the candidates of all fusion alternatives. `cache` shares work between devices."""
     ranked: list[RankedPartition] = []
     failures: list[NoCandidateError] = []
-    for groups in cache.partitions(hw):
-        try:
-            ranked.append(_rank(groups, cache, hw, top_k, constraints))
-        except NoCandidateError as failure:
-            failures.append(failure)
+
+    def rank_all(partitions: Iterable[tuple[KernelGroup, ...]]) -> None:
+        for groups in partitions:
+            try:
+                ranked.append(_rank(groups, cache, hw, top_k, constraints))
+            except NoCandidateError as failure:
+                failures.append(failure)
+
+    rank_all(cache.partitions(hw))
     if not ranked:
         raise failures[-1]
+    for plain in tuple(ranked):
+        if _copies_may_pay(plain, cache, hw, constraints, min(map(_partition_seconds, ranked))):
+            rank_all(cache.with_operand_copies(plain.groups, hw, constraints))
     return tuple(sorted(ranked, key=_partition_seconds))
+
+
+def _copies_may_pay(
+    ranked: RankedPartition, cache: PartitionCache, hw: HardwareSpec, constraints: ScheduleConstraints, best_s: float
+) -> bool:
+    """Return whether a partition with operand copies may be faster than `best_s`: by rooflines, and the copies' writes.
+
+    The bound costs a small part of a construction.
+    """
+    wanted = cache.unloadable_operands(ranked.groups, hw, constraints)
+    if not wanted:
+        return False
+    groups = {group.statements[0].output: group for group in ranked.groups}
+    written_bytes = sum(copied_bytes(groups[copy.output], copy) for copy in wanted)
+    least_s = written_bytes / hw.dram.bandwidth_bytes_per_s
+    least_s += (len(groups) + len(wanted)) * hw.limits.launch_overhead_s
+    least_s += sum(max(bound.seconds for bound in c.roofline) for c in ranked.constructions)
+    return least_s < best_s
 
 
 def _partition_seconds(ranked: RankedPartition) -> float:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from roller_svc.analysis.operand import (
     STAGED_KINDS,
     Operand,
+    all_operands,
     have_same_layout,
     operand_b2,
     operands,
     operands_unsupported_reason,
+    value_dtype,
 )
 from roller_svc.errors import NoCandidateError
 from roller_svc.families.common.cpu.dot import dot_operands
@@ -19,17 +22,24 @@ from roller_svc.families.common.gpu.matrix.tile import (
     MIN_ASYNC_ARCH,
     MMA_SYNC,
     WORD_BYTES,
+    LoadClass,
     LoadKind,
+    OperandLoad,
     mfma_unsupported_reason,
     plan_operand_loads,
 )
+from roller_svc.families.common.gpu.warpgroups.tile import SWIZZLE_ATOMS, TRANSPOSABLE_BYTES, plan_wgmma_loads
 from roller_svc.families.cpu.convolution.convolution_view import convolution_spaces
 from roller_svc.families.cpu.winograd.winograd_view import winograd_spaces
+from roller_svc.fusion.contraction import as_contraction
+from roller_svc.fusion.operand_copies import OperandCopy
 from roller_svc.ir.accumulation import accumulator_precision
 from roller_svc.ir.constraints import OpClass, ScheduleConstraints, WinogradMode
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.group import GroupKind, KernelGroup
+from roller_svc.ir.expr import axes_of, loads_of
+from roller_svc.ir.group import AxisRole, GroupKind, KernelGroup, TileAxis
 from roller_svc.ir.hardware import ComputeUnit, HardwareSpec, TargetKind, UnitKind
+from roller_svc.ir.program import operators
 
 # Units of each class of operations; None: those that the model may choose from.
 _KINDS = {
@@ -187,6 +197,105 @@ def _unsupported_precision(unit: ComputeUnit, hw: HardwareSpec, constraints: Sch
 def _element_loads(unit: ComputeUnit, factors: tuple[Operand, Operand], hw: HardwareSpec) -> int:
     """Return how many operands must be loaded element by element."""
     return sum(feed.load.kind is LoadKind.ELEMENT for feed in plan_operand_loads(unit, factors, hw.arch))
+
+
+MIN_RECOMPUTED_OPERATIONS = 4  # of an element, from which a CPU may write an operand once
+MIN_ROW_BYTES = SWIZZLE_ATOMS[-1]  # of an operand copy: shorter rows are not swizzled, and not worth a launch
+
+
+def unloadable_operands(
+    group: KernelGroup, hw: HardwareSpec, constraints: ScheduleConstraints
+) -> frozenset[OperandCopy]:
+    """Return the copies of a contraction's operands that its preferred unit cannot load without registers of threads.
+
+    The copies are what TMA or cp.async can load. Rows that neither could load are not copied.
+    """
+    if hw.family is TargetKind.CPU:
+        return _recomputed_operands(group)
+    if group.kind is not GroupKind.CONTRACTION or group.is_dual_gemm:
+        return frozenset()
+    try:
+        unit = units_for(group, hw, constraints).units[0]
+    except NoCandidateError:
+        return frozenset()
+    (m,), (n,), (k,) = (group.space.role(role) for role in (AxisRole.M, AxisRole.N, AxisRole.K))
+    found: list[OperandCopy] = []
+    for side, (load, is_loadable) in enumerate(_operand_loads(unit, group, hw)):
+        size, axis = load.dtype.bytes, (m, n)[side]
+        k_major = load.operand.k_major or (unit.is_matrix and not _may_be_mn_major(unit, size))
+        row = k if k_major else axis
+        if is_loadable or load.operand.gathered is not None:
+            continue
+        if row.extent * size >= MIN_ROW_BYTES and _has_loadable_rows(unit, row, size):
+            found.append(OperandCopy(group.statements[0].output, side, load.dtype, k_major))
+    return frozenset(found)
+
+
+def _recomputed_operands(group: KernelGroup) -> frozenset[OperandCopy]:
+    """Return the copies of operands that CPUs compute while they read them, if an element takes many operations.
+
+    Packing repeats for panels that several tasks read. Constants are packed once as they are.
+    """
+    statement = group.statements[0]
+    contraction = as_contraction(statement, is_thin=True)
+    if contraction is None or group.kind not in (GroupKind.CONTRACTION, GroupKind.NEST):
+        return frozenset()
+    found = []
+    for side, (expr, axes) in enumerate(((contraction.a, contraction.m), (contraction.b, contraction.n))):
+        is_constant = {load.tensor for load in loads_of(expr)} <= group.constants
+        if axes and not is_constant and operators(expr) >= MIN_RECOMPUTED_OPERATIONS:
+            is_row = group.kind is GroupKind.NEST or side == 0  # panels of B have its columns side by side
+            found.append(OperandCopy(statement.output, side, value_dtype(expr) or expr.dtype, k_major=is_row))
+    return frozenset(found)
+
+
+def _operand_loads(unit: ComputeUnit, group: KernelGroup, hw: HardwareSpec) -> tuple[tuple[OperandLoad, bool], ...]:
+    """Return the loads by threads of A and B, and whether the operand needs no such loads, or asynchronous ones."""
+    factors = operands(group)
+    if not unit.is_matrix:
+        plain = (OperandLoad(o, o.dtype, LoadClass(LoadKind.ELEMENT, 1)) for o in factors)
+        return tuple((load, load.operand.source is not None) for load in plain)
+    if unit.kind is UnitKind.WGMMA:
+        loads = plan_wgmma_loads(group.space, unit, all_operands(group), hw.arch)
+        orders = [loads.k_order(atom // loads.a.dtype.bytes) for atom in SWIZZLE_ATOMS]
+        return tuple(
+            (feed.by_threads, feed.tma is not None and any(map(feed.tma.supports, orders)))
+            for feed in (loads.a, loads.b)
+        )
+    has_async = hw.family is TargetKind.CUDA and hw.arch >= MIN_ASYNC_ARCH
+    return tuple(
+        (load, load.is_async or (not has_async and load.load.kind is LoadKind.VECTOR and _is_unconverted(load)))
+        for load in plan_operand_loads(unit, factors, hw.arch)
+    )
+
+
+def _is_unconverted(load: OperandLoad) -> bool:
+    return load.operand.memory_dtype.bytes == load.dtype.bytes
+
+
+def _may_be_mn_major(unit: ComputeUnit, size: int) -> bool:
+    """Return whether the unit reads operands of that element size along m or n from shared memory."""
+    if unit.kind is UnitKind.MFMA:
+        return False
+    return size == TRANSPOSABLE_BYTES or (unit.kind is UnitKind.MMA and size > 1)
+
+
+def _has_loadable_rows(unit: ComputeUnit, row: TileAxis, size: int) -> bool:
+    """Return whether rows of a copy can be loaded: TMA pads them, other copies move whole words within the extent."""
+    return unit.kind is UnitKind.WGMMA or row.extent * size % WORD_BYTES == 0
+
+
+def copied_bytes(group: KernelGroup, copy: OperandCopy) -> int:
+    """Return the least bytes of an operand copy: its points, or the elements of the tensor under a window."""
+    statement = group.statements[0]
+    contraction = as_contraction(statement, is_thin=True)
+    if contraction is None:
+        return 0
+    expr = (contraction.a, contraction.b)[copy.side]
+    loads, types, reduced = loads_of(expr), dict(group.inputs), {a.name for a in contraction.k}
+    if any(axes_of(index) & reduced and axes_of(index) - reduced for load in loads for index in load.index):
+        return max(types[load.tensor].elements for load in loads) * copy.dtype.bytes
+    return math.prod(a.extent for a in statement.axes if a.name in axes_of(expr)) * copy.dtype.bytes
 
 
 def unit_views(

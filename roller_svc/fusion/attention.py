@@ -293,9 +293,10 @@ def _attention(chain: _Chain) -> AttentionMatch | None:
     q, k = factors
     dtype = _common_dtype((q, k, v, weights))
     parts = (q, k, v, exponent.score)
+    gathered = [x for part in (q, exponent.score) for x in loads_of(part) if any(x.bounds_checked)]
     inner = _output_names((chain.qk, chain.row_max, chain.row_sum, chain.pv)) - {chain.qk.output}
-    if dtype is None or any(any(x.bounds_checked) or x.tensor in inner for part in parts for x in loads_of(part)):
-        return None
+    if dtype is None or gathered or any(x.tensor in inner for part in parts for x in loads_of(part)):
+        return None  # keys and values may be gathered: pages of a cache
     if any(s.accumulator is not DType.FLOAT32 for s in (chain.qk, chain.row_sum, chain.pv)):
         return None
     return _make_match(chain, exponent, (q, k, v), dtype, divided=quotient is not None)

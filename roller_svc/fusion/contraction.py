@@ -34,8 +34,11 @@ class Contraction:
         return ((AxisRole.BATCH, self.batch), (AxisRole.M, self.m), (AxisRole.N, self.n), (AxisRole.K, self.k))
 
 
-def as_contraction(statement: TensorExpr) -> Contraction | None:
-    """Return the contraction with the most operand reuse, or None. n has the output's innermost axis."""
+def as_contraction(statement: TensorExpr, *, is_thin: bool = False) -> Contraction | None:
+    """Return the contraction with the most operand reuse, or None. n has the output's innermost axis.
+
+    A thin one may have a single row or column.
+    """
     if statement.kind is not StatementKind.REDUCE or statement.combine is not Combine.SUM:
         return None
     factors = factors_of(statement.body, statement.type.dtype)
@@ -46,7 +49,7 @@ def as_contraction(statement: TensorExpr) -> Contraction | None:
         for left_indices in itertools.combinations(range(len(factors)), size):
             left = [factors[i] for i in left_indices]
             right = [f for i, f in enumerate(factors) if i not in left_indices]
-            candidate = _classify(statement, product_of(left), product_of(right))
+            candidate = _classify(statement, product_of(left), product_of(right), is_thin=is_thin)
             if candidate is not None and (best is None or _reuse(candidate) > _reuse(best)):
                 best = candidate
     return best
@@ -81,7 +84,7 @@ def product_of(factors: list[Expr]) -> Expr:
     return product
 
 
-def _classify(statement: TensorExpr, left: Expr, right: Expr) -> Contraction | None:
+def _classify(statement: TensorExpr, left: Expr, right: Expr, *, is_thin: bool) -> Contraction | None:
     in_left, in_right = axes_of(left), axes_of(right)
     batch, only_left, only_right, k = [], [], [], []
     for axis in statement.axes:
@@ -96,7 +99,7 @@ def _classify(statement: TensorExpr, left: Expr, right: Expr) -> Contraction | N
     innermost = _innermost(statement)
     if innermost in {a.name for a in only_left}:
         left, right, only_left, only_right = right, left, only_right, only_left
-    if _size(only_left) < MIN_M or _size(only_right) < MIN_N or _size(k) < MIN_K:
+    if _size(k) < MIN_K or (not is_thin and (_size(only_left) < MIN_M or _size(only_right) < MIN_N)):
         return None
     return Contraction(tuple(batch), tuple(only_left), tuple(only_right), tuple(k), left, right)
 

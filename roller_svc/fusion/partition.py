@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 
 from roller_svc.analysis.online_reduction import OnlineReductionKind, online_reductions
 from roller_svc.analysis.operand import value_dtype
-from roller_svc.fusion.aligned_copies import insert_aligned_copies
 from roller_svc.fusion.attention import AttentionMatch, match_attentions
 from roller_svc.fusion.attention_group import attention_group
 from roller_svc.fusion.axis_fusion import flatten_rows, fuse_axes
@@ -17,6 +16,7 @@ from roller_svc.fusion.delinearize import delinearize_reduced_axes
 from roller_svc.fusion.dual_gemm import match_dual_gemms
 from roller_svc.fusion.grouped_axes import split_grouped_axes
 from roller_svc.fusion.inline import drop_unit_axes, inline_elementwise
+from roller_svc.fusion.operand_copies import OperandCopy, insert_operand_copies
 from roller_svc.fusion.row_normalization import hoist_row_divisions
 from roller_svc.fusion.space import contraction_space, nest_space
 from roller_svc.fusion.split.online_reduction import splits_evenly
@@ -65,13 +65,12 @@ class FusionOptions:
     num_cores: int
     attention_dtypes: frozenset[DType] = frozenset()  # operand types of fused attention
     fuse_dual_gemm: bool = False  # two contractions over one A become one kernel
-    has_tma: bool = False  # TMA needs aligned rows
-    copy_misaligned: bool = False  # contractions read aligned copies of misaligned inputs
+    operand_copies: frozenset[OperandCopy] = frozenset()  # operands that are written to memory before a contraction
 
     @property
     def without_fusion(self) -> FusionOptions:
         """Return the options of a single statement, which nothing is fused with."""
-        return FusionOptions(self.is_cpu, has_matrix_unit=False, num_cores=1, copy_misaligned=self.copy_misaligned)
+        return FusionOptions(self.is_cpu, has_matrix_unit=False, num_cores=1, operand_copies=self.operand_copies)
 
     @property
     def without_attention(self) -> FusionOptions:
@@ -83,15 +82,21 @@ class FusionOptions:
         """Return the options with dual GEMM."""
         return replace(self, fuse_dual_gemm=self.has_matrix_unit)
 
-    @property
-    def with_aligned_copies(self) -> FusionOptions:
-        """Return the options with aligned copies, without fused attention."""
-        return replace(self, attention_dtypes=frozenset(), copy_misaligned=self.has_tma)
+    def with_operand_copies(self, copies: frozenset[OperandCopy]) -> FusionOptions:
+        """Return the options with these operand copies."""
+        return replace(self, operand_copies=copies)
 
 
 def normalize_statements(program: TensorProgram, hw: FusionOptions) -> tuple[TensorExpr, ...]:
-    """Return the statements after inlining, in the form that kernels of the target need."""
+    """Return the statements after inlining, in the form that kernels of the target need, with operand copies."""
     statements = tuple(drop_unit_axes(s) for s in inline_elementwise(program))
+    if hw.operand_copies:
+        statements = insert_operand_copies(
+            statements,
+            hw.operand_copies,
+            stored_types(program),
+            lambda s: as_contraction(s, is_thin=True) if hw.is_cpu else _contraction(s, hw),
+        )
     if not hw.is_cpu:
         return statements
     return hoist_row_divisions(
@@ -105,12 +110,10 @@ def partition_statements(
     """Partition normalized statements into kernel groups."""
     outputs = {o.tensor for o in program.outputs}
     types = stored_types(program)
+    types |= {s.output: s.type for s in statements if s.output not in types}  # operand copies
     if hw.is_cpu:
         grouped = split_grouped_axes(statements, types)
         statements, types = grouped.statements, grouped.types
-    if hw.copy_misaligned:
-        aligned = insert_aligned_copies(statements, dict(program.inputs), lambda s: _contraction(s, hw))
-        statements, types = aligned.statements, types | dict(aligned.copies)
     statements, attention = (
         match_attentions(statements, outputs, hw.attention_dtypes) if hw.attention_dtypes else (statements, {})
     )

@@ -35,11 +35,13 @@ def contraction_space(
     for statement in statements[len(b_operands) :]:
         accesses += _reads(statement.body, types)
     accesses += _writes(statements, types)
+    products = statements[: len(b_operands)]
     return TileSpace(
         axes=tuple(axes), accesses=_distinct(accesses), flops=sum(s.flops for s in statements),
-        instructions=count_instructions(statements),
+        instructions=sum(2 * s.points for s in products) + count_instructions(statements[len(products) :]),
         compute_dtype=statements[0].accumulator, vector_axis=next(a.name for a in axes if a.role is AxisRole.N),
         num_accumulators=len(b_operands),
+        operand_flops=sum(max(0, s.flops - 2 * s.points) for s in products),
     )  # fmt: skip
 
 

@@ -177,7 +177,9 @@ class TileSpace:
     vector_axis: str  # contiguous in most accesses: an OUTER or N axis, or an INNER one whose reduction threads share
     copied_bytes: int = 0  # of a scatter's target, which is copied to the result first
     num_accumulators: int = 1  # of a contraction, at each point
-    instructions: int = 0  # of the whole group's operators on a GPU: a function takes several
+    # of the whole group's operators on a GPU, without a contraction's computed operands: a function takes several
+    instructions: int = 0
+    operand_flops: int = 0  # of a contraction's computed operands, part of `flops`; staging computes them
     winograd_tile: int = 0  # outputs of a tile along each window dimension (Winograd); 0: direct convolution
 
     def axis(self, name: str) -> TileAxis:

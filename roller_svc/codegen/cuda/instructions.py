@@ -88,6 +88,29 @@ _ROUND = f"""{_F} unsigned int round_tf32(unsigned int bits) {{
 _PLAIN = {"commit_copies": _COMMIT, "await_copies": _AWAIT, "round_tf32": _ROUND, "exp2_approx": EXP2_APPROX,
           "rcp_approx": RCP_APPROX}  # fmt: skip
 
+# add, subtract and multiply two pairs of 16-bit floats; bfloat16 has one instruction for all (PTX ISA, "fma").
+_PAIR_OPS = {"add": "+", "sub": "-", "mul": "*"}
+# Its third input %3: 1, -1 or -0 in both halves.
+_FMA_OPERANDS = {
+    "add": ("%1, %3, %2", "0x3f803f80u"), "sub": ("%2, %3, %1", "0xbf80bf80u"), "mul": ("%1, %2, %3", "0x80008000u"),
+}  # fmt: skip
+_PAIR_CONVERSIONS = {
+    "e4m3x2_to_f16x2": Helper(f"""{_F} unsigned int e4m3x2_to_f16x2(unsigned short bytes) {{
+#if __CUDA_ARCH__ >= 890
+  unsigned int word;
+  asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(word) : "h"(bytes));
+  return word;
+#else
+  unsigned int low = f32_to_f16(e4m3_to_f32((unsigned char)bytes));
+  return low | (unsigned int)f32_to_f16(e4m3_to_f32((unsigned char)(bytes >> 8))) << 16;
+#endif
+}}""", ("e4m3_to_f32", "f32_to_f16")),
+    # the high byte of a float16
+    "e5m2x2_to_f16x2": Helper(f"""{_F} unsigned int e5m2x2_to_f16x2(unsigned short bytes) {{
+  return __byte_perm(bytes, 0, 0x1404);
+}}"""),
+}  # fmt: skip
+
 # instruction → (type of d, its count, words of a, words of b); operand types follow the shape in the name
 _MMA = {
     "m16n8k16": ("float", 4, 4, 2), "m16n8k8": ("float", 4, 2, 1), "m16n8k32": ("float", 4, 4, 2),
@@ -116,6 +139,10 @@ def instruction(name: str) -> Helper | None:
         return wrapper
     if text := _PLAIN.get(name):
         return Helper(text)
+    if name in _PAIR_CONVERSIONS:
+        return _PAIR_CONVERSIONS[name]
+    if found := re.fullmatch(r"(add|sub|mul)_(f16|bf16)x2", name):
+        return _pair(name, found[1], found[2])
     if name == "shared_address":
         return Helper(_SHARED_ADDRESS)
     if found := re.fullmatch(r"copy_async_(4|8|16)", name):
@@ -135,6 +162,25 @@ def instruction(name: str) -> Helper | None:
     if found := re.fullmatch(r"mma_(m\d+n\d+k\d+)_(\w+)", name):
         return Helper(_mma(name, found[1], found[2]))
     return hopper_instruction(name)
+
+
+def _pair(name: str, operation: str, short: str) -> Helper:
+    head = f"{_F} unsigned int {name}(unsigned int a, unsigned int b) {{\n"
+    order, constant = _FMA_OPERANDS[operation]
+    asm, more = (f"{operation}.f16x2 %0, %1, %2", "") if short == "f16" else (
+        f"fma.rn.bf16x2 %0, {order}", f', "r"({constant})'
+    )  # fmt: skip
+    body = f'  unsigned int word;\n  asm("{asm};" : "=r"(word) : "r"(a), "r"(b){more});\n  return word;\n'
+    if short == "f16":
+        return Helper(f"{head}{body}}}")
+    sign = _PAIR_OPS[operation]
+    return Helper(
+        f"{head}#if __CUDA_ARCH__ >= 800\n{body}#else\n"
+        f"  unsigned int low = f32_to_bf16(__uint_as_float(a << 16) {sign} __uint_as_float(b << 16));\n"
+        f"  float high = __uint_as_float(a & 0xffff0000u) {sign} __uint_as_float(b & 0xffff0000u);\n"
+        f"  return low | (unsigned int)f32_to_bf16(high) << 16;\n#endif\n}}",
+        ("f32_to_bf16",),
+    )
 
 
 def _copy(size: int) -> str:

@@ -86,12 +86,28 @@ def _copy(node: CpAsync, scalar: Scalar, arch: Arch) -> str:
     source = scalar.buffers[node.source.tensor]
     name = call_wrapper(f"copy_async_{node.elements * source.dtype.bytes}", scalar)
     target = pointer(scalar, node.tensor, node.index)
+    if any(node.source.bounds_checked):
+        return _gather(node, scalar, f"{name}({target}, ")
     if node.guard is None:
         return f"{name}({target}, {pointer(scalar, node.source.tensor, node.source.index)}, true);"
     # the address may be out of bounds where the guard fails: use that of the first element, which is not read
     guard = scalar.value(node.guard)
     address = scalar.address(source, node.source.index)
     return f"{name}({target}, {source.identifier} + ({guard} ? {address} : 0), {guard});"
+
+
+def _gather(node: CpAsync, scalar: Scalar, call: str) -> str:
+    """Return a copy from a position that is data: one out of range is recorded, and zeros are written."""
+    source, load = scalar.buffers[node.source.tensor], node.source
+    tests = [] if node.guard is None else [scalar.value(node.guard)]
+    tests += [
+        scalar.in_range(load.tensor, d, source.shape[d], load.index[d])
+        for d, is_checked in enumerate(load.bounds_checked) if is_checked
+    ]  # fmt: skip
+    inside = scalar.names.of(".inside")
+    address = scalar.address(source, load.index)
+    copy = f"{call}{source.identifier} + ({inside} ? {address} : 0), {inside});"
+    return f"{{ const bool {inside} = {' && '.join(tests)}; {copy} }}"
 
 
 def _load_matrix(node: LoadMatrix, scalar: Scalar) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from roller_svc.analysis.congruences import Congruence, Known, LaneStrideAnalysis, congruence
 from roller_svc.codegen.buffer_ref import BufferRef
+from roller_svc.codegen.cuda.packed_lanes import PackedLanes
 from roller_svc.codegen.dialect import SHORT
 from roller_svc.codegen.visitor import CodeGenVisitor
 from roller_svc.ir.dtype import DType
@@ -119,7 +120,8 @@ class _WideLoop:
             local = self._local(node.tensor, buffer, "")
             if node.combine is not None:
                 self._move(chunks, local, store=False)
-            self._each_lane(statement.lets, Compute(local, (ref(self.loop.var),), value, node.combine))
+            if not self._store_packed(local, substitute(value, statement.whole), node):
+                self._each_lane(statement.lets, Compute(local, (ref(self.loop.var),), value, node.combine))
             self._move(chunks, local, store=True)
         self.read = {key: local for key, local in self.read.items() if key[0].tensor not in self.lanes.written}
 
@@ -134,6 +136,16 @@ class _WideLoop:
         self.visitor.emit_line("#pragma unroll")
         with self.visitor.block(self.visitor.loop_head(self.loop)):
             self.visitor.visit_all(nodes)
+
+    def _store_packed(self, local: str, value: Expr, node: Compute) -> bool:
+        """Print the stores of the lanes in pairs, if these are unpacked together."""
+        buffer = self.visitor.scalar.buffers[local]
+        if node.combine is not None or self.visitor.dialect.language is not Language.CUDA:
+            return False
+        words = PackedLanes(self.visitor, self.lanes, buffer.dtype).words(value)
+        for number, word in enumerate(words or ()):
+            self.visitor.emit_line(f"*(unsigned int *)&{buffer.identifier}[{2 * number}] = {word};")
+        return words is not None
 
     def _copied_array(self, value: Expr, buffer: BufferRef) -> str | None:
         """Return the local array that already has the stored values, or None."""

@@ -191,7 +191,7 @@ def estimate_item(item: Item, targets: Sequence[str | HardwareSpec], top_k: int)
 
 def plan_sensitivity_json(item: Item, spec: HardwareSpec, plan: Plan) -> list[Json]:
     """Return the sensitivity of a plan's estimate to each resource of the device."""
-    groups = PartitionCache(_program_text(item).parse()).partition_of_plan(plan, spec)
+    groups = PartitionCache(_program_text(item).parse()).partition_of_plan(plan, spec, _constraints(item))
     return sensitivity_json(analyze_sensitivity(plan, groups, spec))
 
 

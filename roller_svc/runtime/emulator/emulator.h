@@ -126,6 +126,25 @@ inline unsigned int pack_f16(float low, float high) {
 inline unsigned int pack_bf16(float low, float high) {
   return f32_to_bf16(low) | (unsigned int)f32_to_bf16(high) << 16;
 }
+inline float bf16_half(unsigned int word) { return __uint_as_float(word << 16); }
+#define EMULATOR_PAIR(name, sign) \
+  inline unsigned int name##_f16x2(unsigned int a, unsigned int b) { \
+    return pack_f16(f16_to_f32(a & 0xffff) sign f16_to_f32(b & 0xffff), f16_to_f32(a >> 16) sign f16_to_f32(b >> 16)); \
+  } \
+  inline unsigned int name##_bf16x2(unsigned int a, unsigned int b) { \
+    return pack_bf16(bf16_half(a) sign bf16_half(b), bf16_half(a >> 16) sign bf16_half(b >> 16)); \
+  }
+EMULATOR_PAIR(add, +)
+EMULATOR_PAIR(sub, -)
+EMULATOR_PAIR(mul, *)
+#undef EMULATOR_PAIR
+inline unsigned short e4m3_bits_to_f16(unsigned int byte) {
+  unsigned int magnitude = byte & 127, sign = (byte & 128) << 8;
+  return magnitude == 127 ? 0x7fff : f32_to_f16(f16_to_f32((unsigned short)(sign | magnitude << 7)) * 256.0f);
+}
+inline unsigned int e4m3x2_to_f16x2(unsigned short bytes) {
+  return e4m3_bits_to_f16(bytes & 255) | (unsigned int)e4m3_bits_to_f16(bytes >> 8) << 16;
+}
 inline unsigned char f32_to_e4m3(float a) {  // to nearest even, saturating at 448
   unsigned int u = __float_as_uint(a), sign = u >> 24 & 128;
   u &= 0x7fffffff;

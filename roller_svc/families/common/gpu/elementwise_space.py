@@ -6,7 +6,7 @@ Both the model and the schedule read it. Axes are positions in the space.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from roller_svc.ir.group import TileAccess, TileSpace
@@ -35,6 +35,7 @@ class MapAccess:
     index: Tile | None  # axes that index it whole, one per dimension larger than 1; None for any other index
     steps: Tile  # elements between neighbours along each axis
     is_opaque: bool
+    repeat: int = 1  # adjacent points along the row with the same element: 8 of packed words
 
     @property
     def bytes(self) -> int:
@@ -98,6 +99,7 @@ def map_space(space: TileSpace) -> MapSpace:
     accesses = tuple(_access(access, place, extents) for access in space.accesses)
     written = next((a.contiguous_axis for a in accesses if a.access.is_output and a.contiguous_axis is not None), None)
     row = place[space.vector_axis] if written is None else written
+    accesses = tuple(replace(a, repeat=_repeat(a.access, space.axes[row].name)) for a in accesses)
     crossing = tuple(
         a for a in accesses
         if not a.access.is_output and a.contiguous_axis not in (None, row) and a.index is not None and row in a.index
@@ -127,6 +129,15 @@ def _access(access: TileAccess, place: dict[str, int], extents: Tile) -> MapAcce
         stride *= dim.size
     is_opaque = any(not dim.is_affine for dim in access.dims)
     return MapAccess(access, run, width, _index(access, place, extents), tuple(steps), is_opaque)
+
+
+def _repeat(access: TileAccess, row: str) -> int:
+    """Return the adjacent points of the row that read one element, by division of the row's index only."""
+    divided = [dim for dim in access.dims if not dim.is_affine]
+    others = [name for dim in access.dims if dim.is_affine for name, _ in dim.coeffs]
+    if len(divided) != 1 or [name for name, _ in divided[0].coeffs] != [row] or row in others:
+        return 1
+    return divided[0].repeat
 
 
 def _index(access: TileAccess, place: dict[str, int], extents: Tile) -> Tile | None:

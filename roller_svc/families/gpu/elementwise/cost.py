@@ -124,7 +124,7 @@ def _thread_work(p: Workload[MapSpace], tile: MapTile, threads: int) -> tuple[fl
     instructions, cycles = THREAD_INSTRUCTIONS + p.space.instructions / p.outer_points * points, 0.0
     for access in tile.direct:
         each = math.gcd(access.vector_width, tile.width) if access.contiguous_axis == tile.map.row else 1
-        accesses = tile.elements(access) / each
+        accesses = tile.elements(access) / (each * math.gcd(access.repeat, tile.width))
         # elements of vectors and unrolled loops are at constant offsets where the index is affine
         address = DIVISION_OPS * len(access.access.dims) if access.is_opaque else ADDRESS_OPS / 2
         instructions += accesses * (1.0 + address) + tile.elements(access) * _conversion(access)
@@ -148,6 +148,8 @@ def _conversion(access: MapAccess) -> float:
 
 def _sectors(tile: MapTile, access: MapAccess, each: int) -> float:
     """Return the sectors of one warp access: lanes follow the row, then the next axes outwards."""
+    if access.repeat > 1:
+        return float(max(1, REQUEST_THREADS * tile.width // access.repeat * access.bytes // SECTOR_BYTES))
     if access.is_opaque and access.contiguous_axis != tile.map.row:
         return float(min(REQUEST_THREADS, -(-access.access.tensor_bytes // SECTOR_BYTES)))
     lanes, count, run = REQUEST_THREADS, 1, each * access.bytes

@@ -12,6 +12,7 @@ from typing import Any
 from roller_svc.construct.rules import extent_on
 from roller_svc.families.common.gpu.attention.terms import (
     EXPONENTIALS_PER_CYCLE,
+    dram_cycles,
     operand_dram_bytes,
     softmax_slots,
     visible_fraction,
@@ -60,7 +61,7 @@ def mma_attention(p: Workload[AttentionOperands], launch: Launch) -> Costs:
     dram_bytes = operand_dram_bytes(p, launch, resident * mach.cores)
     dram = dram_bytes / (launch.grid * steps) / bytes_per_core_cycle(mach.dram.bandwidth_bytes_per_s, mach)
     cost = _step(p, found, tile, launch.block)
-    step = cost.step._replace(dram=dram)
+    step = cost.step._replace(dram=dram_cycles(p, launch, dram))
     stages_in_flight = launch.stages - 1 if found.k.is_async and found.v.is_async else 1
 
     def block_cycles(blocks: float) -> float:

@@ -153,7 +153,7 @@ class SimtContractionRules:
         )
         if registers > p.machine.hw.limits.max_registers_per_thread:
             return "registers per thread"
-        epilogue = p.space.flops / p.outer_points - 2 * p.inner_points
+        epilogue = (p.space.flops - p.space.operand_flops) / p.outer_points - 2 * p.inner_points
         return "epilogue" if extent_on(thread, p.m) * extent_on(thread, p.n) * epilogue > MAX_EPILOGUE else ""
 
     def _feeds_the_unit(self, thread: Tile) -> bool:

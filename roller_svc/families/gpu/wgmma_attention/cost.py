@@ -12,6 +12,7 @@ from typing import Any
 from roller_svc.construct.rules import extent_on
 from roller_svc.families.common.gpu.attention.terms import (
     EXPONENTIALS_PER_CYCLE,
+    dram_cycles,
     operand_dram_bytes,
     softmax_slots,
     visible_fraction,
@@ -70,7 +71,7 @@ def wgmma_attention(p: Workload[WgmmaAttentionFacts], launch: Launch) -> Costs:
     at_once = resident * mach.cores
     dram_bytes = operand_dram_bytes(p, launch, at_once)
     dram = dram_bytes / (launch.grid * steps) / bytes_per_core_cycle(mach.dram.bandwidth_bytes_per_s, mach)
-    step = _step(p, known, tile, launch.block)._replace(dram=dram)
+    step = _step(p, known, tile, launch.block)._replace(dram=dram_cycles(p, launch, dram))
 
     def block_cycles(blocks: float) -> float:
         fill = device_fill(launch.grid, resident, mach.cores, blocks)

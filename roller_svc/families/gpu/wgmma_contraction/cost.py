@@ -180,7 +180,7 @@ def _latencies(feed: WgmmaOperandLoad, staged: WgmmaOperand) -> int:
         return 0
     load = feed.by_threads.load
     loads = -(-staged.extent * staged.k // (load.elements * WARPS * 32))
-    words = max(1, load.elements * feed.by_threads.operand.memory_dtype.bytes // WORD_BYTES)
+    words = max(1, load.elements * feed.by_threads.operand.memory_dtype.bytes // WORD_BYTES)  # unpacked: halves
     free_registers = max(1, staged.producer_registers - ADDRESS_REGISTERS)
     return -(-loads * words // free_registers)
 

@@ -53,6 +53,20 @@ def operand_dram_bytes(p: Workload[Any], launch: Launch, at_once: int) -> float:
     return p.a.total_bytes + batches * dram_bytes_with_reuse(p.machine, shared, times)
 
 
+# Assumed: the DRAM bandwidth that one core can use, over its even share, while others are idle. `bench/gpu` has a
+# probe (decode-attention).
+MAX_DRAM_SHARES = 1.5
+
+
+def dram_cycles(p: Workload[Any], launch: Launch, cycles: float) -> float:
+    """Return the DRAM cycles of a KV tile, from those at an even share of the bandwidth.
+
+    Blocks on part of the cores do not reach the bandwidth of all: the model scales with the working cores elsewhere.
+    """
+    working = min(1.0, launch.grid / p.machine.cores)
+    return cycles * max(1.0, 1.0 / (MAX_DRAM_SHARES * working))
+
+
 def attention_operations(p: Workload[Any], found: AttentionOperands) -> int:
     """Return the multiply-adds of QK^T and PV, times two, for visible keys."""
     (features,) = p.space.role(AxisRole.INNER)

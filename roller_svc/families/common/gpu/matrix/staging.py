@@ -17,7 +17,7 @@ from roller_svc.ir.schedule import Branch, Compute, CpAsync, Let, Loop, LoopKind
 
 THREAD = ".thread"
 # Elements of a k-tile prefetched to a thread's registers: wide loads stay packed, single ones need an address each.
-MAX_PREFETCHED = {LoadKind.ASYNC: 0, LoadKind.VECTOR: 128, LoadKind.ELEMENT: 16}
+MAX_PREFETCHED = {LoadKind.ASYNC: 0, LoadKind.VECTOR: 128, LoadKind.UNPACK: 64, LoadKind.ELEMENT: 16}
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ class MmaOperandCopy:
         return self._vectors(step, item) if self.load.kind is LoadKind.VECTOR else self._elements(step, item)
 
     def _copy(self, step: Expr, stage: Expr) -> tuple[Node, ...]:
-        source = require(self.operand.source, "source of a copied operand")
+        source = require(self.operand.copied, "source of a copied operand")
         guard = logical_and(self._inside(), self.operand.guard)
         copy = CpAsync(self.buffer, self._smem_index(stage, num(0)), source, self.load.elements, guard)
         return self._bind_axes(step, (copy,))
@@ -154,7 +154,8 @@ class MmaOperandCopy:
     def _elements(self, step: Expr, item: Expr) -> tuple[Node, ...]:
         """Load an item element by element.
 
-        If no row of the innermost axis ends within an item, its axes are bound once.
+        If no row of the innermost axis ends within an item, its axes are bound once. Adjacent elements are then loaded
+        together, and packed ones unpacked together.
         """
         lead = (self.k if self.staged.k_major else self.axis).members[-1]
         value = self._value()
@@ -165,7 +166,7 @@ class MmaOperandCopy:
             )
         nodes: tuple[Node, ...] = (Compute(self.fetched, (item, ref(".lane")), value),)
         if is_uniform:
-            return self._bind_axes(step, (Loop(".lane", self._item_elements, LoopKind.UNROLL, nodes),))
+            return self._bind_axes(step, (Loop(".lane", self._item_elements, LoopKind.VECTOR, nodes),))
         return (Loop(".lane", self._item_elements, LoopKind.UNROLL, self._bind_axes(step, nodes, ref(".lane"))),)
 
     def _vectors(self, step: Expr, item: Expr) -> tuple[Node, ...]:

@@ -9,6 +9,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from roller_svc.analysis.packed_operands import unpacking_of
 from roller_svc.construct.rules import (
     extent_on,
 )
@@ -19,6 +20,7 @@ from roller_svc.families.common.gpu.matrix.tile import (
     OperandLoad,
 )
 from roller_svc.ir.dtype import DType
+from roller_svc.ir.program import operators
 from roller_svc.perf.common import Launch, load_latency_cycles, second_launch_s, wave_rectangle
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.machine import SCHEDULERS, Machine
@@ -80,7 +82,8 @@ def device_fill(grid: int, resident: int, cores: int, blocks: float) -> float:
 CORE_L2_BYTES_PER_CYCLE = 64.0  # one core's port to the LLC (A100 whitepaper: 5,120 bytes a clock, 80 ports)
 BARRIER_CYCLES = 30.0
 STEP_OPS = 12.0  # of a warp for one k-tile: stage indices, waits, branches
-LOAD_OPS = {LoadKind.ASYNC: 3.0, LoadKind.VECTOR: 4.0, LoadKind.ELEMENT: 3.0}  # address, predicate, load, pack
+# address, predicate, load, pack
+LOAD_OPS = {LoadKind.ASYNC: 3.0, LoadKind.VECTOR: 4.0, LoadKind.UNPACK: 3.0, LoadKind.ELEMENT: 3.0}
 FLOAT8_SLOTS = 8.0  # one float8 to float16 conversion by integer operations, as the generated helpers do it
 STORE_OPS = 2.0  # of a chunk copied through registers
 LLC_REUSE_FRACTION = 0.6  # of the LLC, for data that is read again; the rest streams
@@ -163,15 +166,25 @@ def copy_cost(feed: OperandLoad, elements: int, operand: OperandFootprint, mach:
     width = feed.load.elements * feed.dtype.bytes * warp
     plain = ADDRESS_OPS * max((len(t.access.dims) for t in operand.tensors), default=1)
     decoding = max(0.0, operand.address_ops - plain)  # recomputed for each load of a fused axis
+    unpacking = unpacking_of(feed.operand.expr, feed.dtype) if feed.load.kind is LoadKind.UNPACK else None
+    if unpacking is not None:
+        loads, width = loads * unpacking.loads, 0
     slots = loads * (LOAD_OPS[feed.load.kind] + decoding)
     pipe = loads * max(1.0, width / mach.staged_bytes_per_cycle)
+    if unpacking is not None:
+        slots += elements / warp * unpacking.slots
     if not feed.is_async:
         staged_bytes = elements * feed.dtype.bytes
         converted = elements / warp * _convert_slots(feed)
-        packed = elements / warp if feed.load.kind is LoadKind.ELEMENT else 0.0
+        packed = elements / warp * (1 + computed_operations(feed)) if feed.load.kind is LoadKind.ELEMENT else 0.0
         slots += converted + packed + STORE_OPS * staged_bytes / (CHUNK_BYTES * warp)
         pipe += staged_bytes / mach.staged_bytes_per_cycle
     return CopyCost(pipe, slots)
+
+
+def computed_operations(feed: OperandLoad) -> int:
+    """Return the operations that compute one element of an operand; 0 if it is loaded."""
+    return operators(feed.operand.expr) if feed.operand.source is None else 0
 
 
 def epilogue_slots(p: Workload[Any], points: int) -> float:

@@ -11,6 +11,7 @@ from enum import Enum
 from functools import lru_cache
 
 from roller_svc.analysis.operand import Operand, staged_dtype
+from roller_svc.analysis.packed_operands import unpacking_of
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import axes_of
 from roller_svc.ir.group import AxisRole
@@ -196,6 +197,7 @@ class LoadKind(Enum):
 
     ASYNC = "async"  # cp.async, as many k-tiles in flight as there are stages
     VECTOR = "vector"  # wide loads into registers, converted there and stored a k-tile later
+    UNPACK = "unpack"  # words of packed integers into registers, unpacked there in pairs
     ELEMENT = "element"  # the same element by element: gathered, computed or transposed
 
 
@@ -212,11 +214,15 @@ def load_class(operand: Operand, dtype: DType, arch: Arch) -> LoadClass:
     source, size = operand.memory_dtype, dtype.bytes
     is_nvidia = arch.prefix == MIN_ASYNC_ARCH.prefix
     has_staged_layout = operand.k_major or (size > 1 and is_nvidia)  # as in `staged`
-    if operand.source is None or not has_staged_layout:
+    if operand.source is None and has_staged_layout and is_nvidia and unpacking_of(operand.expr, dtype) is not None:
+        return LoadClass(LoadKind.UNPACK, CHUNK_BYTES // size)
+    if operand.copied is None or not has_staged_layout:
         return LoadClass(LoadKind.ELEMENT, 1)
     same = source is dtype or (source is DType.BOOL and dtype is DType.UINT8)
     if same and is_nvidia and arch >= MIN_ASYNC_ARCH and operand.vector_width * size >= WORD_BYTES:
         return LoadClass(LoadKind.ASYNC, min(operand.vector_width, CHUNK_BYTES // size))
+    if operand.source is None:
+        return LoadClass(LoadKind.ELEMENT, 1)
     together = min(operand.vector_width, CHUNK_BYTES // max(size, source.bytes))
     return LoadClass(LoadKind.VECTOR if together > 1 else LoadKind.ELEMENT, together)
 
@@ -251,7 +257,7 @@ def plan_operand_loads(
 BASE_REGISTERS = 20
 K_STEP_REGISTERS = 2
 FRAGMENT_FACTOR = 1.3
-CHUNK_REGISTERS = {LoadKind.ASYNC: 3.6, LoadKind.VECTOR: 7.0, LoadKind.ELEMENT: 8.0}
+CHUNK_REGISTERS = {LoadKind.ASYNC: 3.6, LoadKind.VECTOR: 7.0, LoadKind.UNPACK: 8.0, LoadKind.ELEMENT: 8.0}
 COPY_REGISTERS = 1.25
 FUSED_COPY_REGISTERS = 14.0  # where indices of several axes make the address
 

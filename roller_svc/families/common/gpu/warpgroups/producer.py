@@ -23,9 +23,9 @@ STAGE = ".slot"
 SLOT_HERE = ref(STAGE)
 FULL, EMPTY = ".full", ".empty"  # mbarriers of each stage
 _IN_ROW, _IN_BATCH = ".k_in_row", ".in_batch"
-# Items of a thread with loads in flight together: 32 registers of wide loads; 16 elements of 16 bits for single loads,
-# whose addresses need more registers; for cp.async as many addresses as a producer's registers hold.
-BATCH = {LoadKind.ASYNC: 8, LoadKind.VECTOR: 8, LoadKind.ELEMENT: 2}
+# Items of a thread with loads in flight together: 32 registers of wide loads or unpacked elements; 16 elements of 16
+# bits for single loads, whose addresses need more registers; for cp.async as many addresses as registers hold.
+BATCH = {LoadKind.ASYNC: 8, LoadKind.VECTOR: 8, LoadKind.UNPACK: 8, LoadKind.ELEMENT: 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class ProducerCopy(MmaOperandCopy):
     @property
     def is_prefetched(self) -> bool:
         """Return whether registers hold the k-tile while the stage is in use."""
-        return self.load.kind is LoadKind.VECTOR and self._rounds <= BATCH[LoadKind.VECTOR]
+        return not self.is_async and self._rounds <= BATCH[self.load.kind]
 
     def cp_async(self, step: Expr, stage: Expr) -> tuple[Node, ...]:
         """Start asynchronous copies to the stage, some addresses at a time."""

@@ -60,6 +60,7 @@ class WgmmaLoad(Enum):
     IM2COL = "im2col"  # the same, pixels under a sliding window
     ASYNC = "async"  # cp.async of all producer threads
     VECTOR = "vector"  # wide loads into their registers, converted there
+    UNPACK = "unpack"  # words of packed integers into registers, unpacked there in pairs
     ELEMENT = "element"  # the same element by element: gathered, computed or transposed
 
     @property
@@ -68,13 +69,17 @@ class WgmmaLoad(Enum):
 
     @property
     def through_registers(self) -> bool:
-        return self in (WgmmaLoad.VECTOR, WgmmaLoad.ELEMENT)
+        return self in (WgmmaLoad.VECTOR, WgmmaLoad.UNPACK, WgmmaLoad.ELEMENT)
 
 
-_BY_THREADS = {LoadKind.ASYNC: WgmmaLoad.ASYNC, LoadKind.VECTOR: WgmmaLoad.VECTOR, LoadKind.ELEMENT: WgmmaLoad.ELEMENT}
+_BY_THREADS = {
+    LoadKind.ASYNC: WgmmaLoad.ASYNC, LoadKind.VECTOR: WgmmaLoad.VECTOR, LoadKind.UNPACK: WgmmaLoad.UNPACK,
+    LoadKind.ELEMENT: WgmmaLoad.ELEMENT,
+}  # fmt: skip
 # Registers of a producer thread: coordinates of TMA boxes; addresses; data in flight.
 _PRODUCER_REGISTERS = {
-    WgmmaLoad.TMA: 40, WgmmaLoad.IM2COL: 40, WgmmaLoad.ASYNC: 88, WgmmaLoad.VECTOR: 120, WgmmaLoad.ELEMENT: 120,
+    WgmmaLoad.TMA: 40, WgmmaLoad.IM2COL: 40, WgmmaLoad.ASYNC: 88, WgmmaLoad.VECTOR: 120,
+    WgmmaLoad.UNPACK: 120, WgmmaLoad.ELEMENT: 120,
 }  # fmt: skip
 
 

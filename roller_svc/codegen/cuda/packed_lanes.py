@@ -1,0 +1,419 @@
+"""Values of a vector loop's lanes → words of two 16-bit floats: packed integers and float8, with offsets and scales.
+
+An integer v in the low bits of the float16 1024, or of the bfloat16 128, is 1024 + v, or 128 + v. One `prmt` moves the
+integers of two lanes to the halves of a word, one `lop3` adds the exponent, and one subtraction removes it with the
+zero point (CUTLASS, NumericArrayConverter). Elements one by one would take about ten instructions each.
+
+The result has the bits of the unpacked computation in float32: differences of small integers are exact, and a product
+of two 16-bit floats is rounded once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from roller_svc.analysis.congruences import LaneStrideAnalysis, congruence
+from roller_svc.analysis.index_ranges import range_of
+from roller_svc.codegen.buffer_ref import BufferRef
+from roller_svc.codegen.cuda.instructions import instruction
+from roller_svc.codegen.dialect import EXACT_INTEGERS, SHORT
+from roller_svc.codegen.visitor import CodeGenVisitor
+from roller_svc.errors import require
+from roller_svc.ir.dtype import DType
+from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Load, Op, OpKind, Select, loads_of, rewrite, substitute
+from roller_svc.ir.index import mod, num
+
+WORD_BITS, BYTE_BITS = 32, 8
+# Bits of the float that has the unit 1 in its last place, and its value.
+_EXPONENT = {DType.FLOAT16: (0x64006400, 1024), DType.BFLOAT16: (0x43004300, 128)}
+_FLOAT8 = (DType.FLOAT8_E4M3FN, DType.FLOAT8_E5M2)
+_BYTES = (DType.INT8, DType.UINT8)
+_WIDTHS = (1, 2, 4, 8)
+
+
+@dataclass(frozen=True, slots=True)
+class _Field:
+    """Unsigned integers of the lanes, in order, `bits` each, from the lowest bit of the first word on."""
+
+    words: tuple[str, ...]
+    bits: int
+    bias: int = 0  # is to be subtracted from the stored integers
+
+
+@dataclass(frozen=True, slots=True)
+class _Integers:
+    """A field minus a constant, and minus or plus integers that all lanes share."""
+
+    field: _Field
+    subtracted: int
+    least: int
+    greatest: int
+    shared: tuple[tuple[OpKind, Expr], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Float8:
+    words: tuple[str, ...]
+    dtype: DType
+
+
+@dataclass(frozen=True, slots=True)
+class _Halves:
+    """Elements that are 16-bit floats in memory."""
+
+    words: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Shared:
+    """A 16-bit float that all lanes share."""
+
+    value: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class _Product:
+    factors: tuple[_Pairs, _Pairs]
+
+
+@dataclass(frozen=True, slots=True)
+class _Guarded:
+    """Pairs where a condition of all lanes holds, else 0."""
+
+    cond: Expr
+    pairs: _Pairs
+
+
+_Pairs = _Integers | _Float8 | _Halves | _Shared | _Product | _Guarded
+
+
+@dataclass(frozen=True, slots=True)
+class PackedLanes:
+    """Prints the values of the lanes in pairs, as words of two elements of `dtype`."""
+
+    visitor: CodeGenVisitor
+    lanes: LaneStrideAnalysis
+    dtype: DType
+
+    def words(self, value: Expr) -> tuple[str, ...] | None:
+        """Print what the words share and return the words; None, and nothing printed, for other values."""
+        if self.dtype not in _EXPONENT or self.lanes.count % 2:
+            return None
+        pairs = self._match(value)
+        if pairs is None or not _is_packed(pairs):
+            return None
+        return self._print(pairs)
+
+    # recognise ------------------------------------------------------------------------------------------------------
+    def _match(self, value: Expr) -> _Pairs | None:
+        """Return the value as pairs whose rounding to `dtype` is that of the value."""
+        match value:
+            case Select(cond=cond, then=then, otherwise=Const(value=0)) if self.lanes.is_uniform(cond):
+                pairs = self._match(then)
+                return None if pairs is None else _Guarded(self.lanes.first_value(cond), pairs)
+            case Cast(arg=arg, dtype=dtype) if dtype in (self.dtype, DType.FLOAT32) and arg.dtype.is_float:
+                return self._match(arg)
+            case Op(kind=OpKind.MUL, args=(x, y), dtype=dtype) if dtype in (self.dtype, DType.FLOAT32):
+                a, b = self._exact(x), self._exact(y)
+                return None if a is None or b is None else _Product((a, b))
+            case _:
+                return self._exact(value)
+
+    def _exact(self, value: Expr) -> _Pairs | None:
+        """Return the value as pairs if `dtype` represents it exactly."""
+        match value:
+            case Cast(arg=arg, dtype=dtype) if dtype in (self.dtype, DType.FLOAT32):
+                if arg.dtype.is_float:
+                    return self._exact(arg)
+                integers = self._integers(arg)
+                return integers if integers is not None and self._is_exact(integers) else None
+            case Load():
+                return self._loaded(value)
+            case _:
+                return None
+
+    def _is_exact(self, integers: _Integers) -> bool:
+        """Return whether `dtype` represents the integers, what is subtracted first, and what that leaves."""
+        limit, one = EXACT_INTEGERS[self.dtype], _EXPONENT[self.dtype][1]
+        last = (1 << integers.field.bits) - 1 - integers.subtracted
+        values = (integers.least, integers.greatest, one + integers.subtracted, -integers.subtracted, last)
+        return len(integers.shared) < 2 and all(-limit <= value <= limit for value in values)
+
+    def _loaded(self, load: Load) -> _Pairs | None:
+        buffer = self.visitor.scalar.buffers[load.tensor]
+        if buffer.dtype is self.dtype and self.lanes.is_uniform(load):
+            return _Shared(replace(load, index=tuple(map(self.lanes.first_value, load.index))))
+        words = self._array_words(load, buffer)
+        if words is None:
+            return None
+        if buffer.dtype is self.dtype:
+            return _Halves(words)
+        is_float8 = buffer.dtype in _FLOAT8 and self.dtype is DType.FLOAT16
+        return _Float8(words, buffer.dtype) if is_float8 else None
+
+    def _integers(self, value: Expr) -> _Integers | None:
+        match value:
+            case Cast(arg=arg) if value.is_exact:
+                return self._integers(arg)
+            case Op(kind=OpKind.SUB | OpKind.ADD as kind, args=(x, y)):
+                integers, other = self._integers(x), y
+                if integers is None and kind is OpKind.ADD:
+                    integers, other = self._integers(y), x
+                offset = None if integers is None else self._offset(integers, kind, other)
+                return offset if offset is not None and _represents(value.dtype, offset) else None
+            case _:
+                field = self._field(value)
+                if field is None:
+                    return None
+                return _Integers(field, field.bias, -field.bias, (1 << field.bits) - 1 - field.bias)
+
+    def _offset(self, integers: _Integers, kind: OpKind, other: Expr) -> _Integers | None:
+        """Return the integers minus or plus a constant, or an integer of all lanes of known range."""
+        bounds = _bounds(other)
+        if bounds is None or not self.lanes.is_uniform(other):
+            return None
+        low, high = bounds if kind is OpKind.ADD else (-bounds[1], -bounds[0])
+        least, greatest = integers.least + low, integers.greatest + high
+        if low == high:
+            return replace(integers, subtracted=integers.subtracted - low, least=least, greatest=greatest)
+        limit = EXACT_INTEGERS[self.dtype]
+        if not -limit <= bounds[0] <= bounds[1] <= limit:
+            return None
+        shared = (*integers.shared, (kind, self.lanes.first_value(other)))
+        return replace(integers, shared=shared, least=least, greatest=greatest)
+
+    def _field(self, value: Expr) -> _Field | None:
+        match value:
+            case Load(dtype=dtype) if dtype in _BYTES and self.dtype is DType.FLOAT16:
+                words = self._array_words(value, self.visitor.scalar.buffers[value.tensor])
+                if words is None or dtype is DType.UINT8:
+                    return None if words is None else _Field(words, BYTE_BITS)
+                return _Field(tuple(f"({word} ^ 0x80808080u)" for word in words), BYTE_BITS, 128)
+            case (
+                Op(kind=OpKind.BITAND, args=(shifted, Const(value=int(mask))))
+                | Op(kind=OpKind.BITAND, args=(Const(value=int(mask)), shifted))
+            ):
+                bits = mask.bit_length()
+                is_mask = mask == (1 << bits) - 1 and bits in _WIDTHS
+                return self._shifted_field(shifted, bits) if is_mask and self._is_below_exponent(bits) else None
+            case _:
+                return None
+
+    def _is_below_exponent(self, bits: int) -> bool:
+        return 1 << bits <= _EXPONENT[self.dtype][1]
+
+    def _shifted_field(self, value: Expr, bits: int) -> _Field | None:
+        """Return the field of `word >> shift`, with one word for all lanes or a word for some lanes each."""
+        while isinstance(value, Cast) and value.is_exact:
+            value = value.arg
+        if not isinstance(value, Op) or value.kind is not OpKind.SHR:
+            return None
+        source, shift = value.args
+        shift = rewrite(shift, _without_cast)
+        while isinstance(source, Cast) and not source.arg.dtype.is_float and source.dtype.bits >= source.arg.dtype.bits:
+            source = source.arg  # the field is inside the element, whose bits stay
+        if not isinstance(source, Load):
+            return None
+        if self.lanes.is_uniform(source) and self.lanes.stride(shift) == bits:
+            return self._one_word(source, shift, bits)
+        return self._word_row(source, shift, bits)
+
+    def _one_word(self, source: Load, shift: Expr, bits: int) -> _Field | None:
+        first = self.lanes.first_value(shift)
+        known = congruence(first, self.lanes.known)
+        element_bits = self.visitor.scalar.buffers[source.tensor].dtype.bits
+        least, greatest = known.remainder, known.remainder
+        if known.modulus:
+            bounds = range_of(_without_axes(first), {_ANY_AXIS: _AXIS_RANGE})
+            if bounds is None:
+                return None
+            least, greatest = bounds[0], bounds[1] - (bounds[1] - known.remainder) % known.modulus
+        if element_bits > WORD_BITS or least < 0 or greatest + bits * self.lanes.count > element_bits:
+            return None
+        word = f"(unsigned int){self.visitor.scalar.value(source)}"
+        if known.modulus or known.remainder:
+            word = f"({word} >> {self.visitor.scalar.value(first)})"
+        return _Field((f"({word})",), bits)
+
+    def _word_row(self, source: Load, shift: Expr, bits: int) -> _Field | None:
+        """Return the field of lanes in adjacent elements of memory, `per` lanes in each."""
+        buffer = self.visitor.scalar.buffers[source.tensor]
+        per, rest = divmod(buffer.dtype.bits, bits)
+        total = bits * self.lanes.count
+        if rest or total % WORD_BITS or any(source.bounds_checked) or not source.index:
+            return None
+        *outer, inner = source.index
+        match inner, shift:
+            case Op(kind=OpKind.FLOORDIV, args=(x, Const(value=divisor))), Op(kind=OpKind.MUL, args=(place, width)):
+                first = self.lanes.first_value(x)
+                if divisor != per or place != mod(x, per) or width != num(bits):
+                    return None
+            case _:
+                return None
+        is_row = self.lanes.stride(x) == 1 and all(map(self.lanes.is_uniform, outer))
+        step = per * (WORD_BITS // buffer.dtype.bits)
+        if not is_row or congruence(first, self.lanes.known).divisor % step:
+            return None
+        strides = zip(outer, buffer.strides, strict=False)
+        if any(congruence(i, self.lanes.known).divisor * stride % (step // per) for i, stride in strides):
+            return None
+        words = []
+        for number in range(total // WORD_BITS):
+            index = tuple(substitute(i, {self.lanes.var: num(number * step)}) for i in source.index)
+            words.append(f"*(const unsigned int *)&{buffer.identifier}[{self.visitor.scalar.address(buffer, index)}]")
+        return _Field(tuple(words), bits)
+
+    def _array_words(self, load: Load, buffer: BufferRef) -> tuple[str, ...] | None:
+        """Return the words of a local array that has one element for each lane."""
+        if buffer.shape != (self.lanes.count,) or load.index != (AxisRef(self.lanes.var),):
+            return None
+        each = WORD_BITS // buffer.dtype.bits
+        if self.lanes.count % each:
+            return None
+        return tuple(
+            f"*(const unsigned int *)&{buffer.identifier}[{lane}]" for lane in range(0, self.lanes.count, each)
+        )
+
+    # print ----------------------------------------------------------------------------------------------------------
+    def _print(self, pairs: _Pairs) -> tuple[str, ...]:
+        match pairs:
+            case _Integers():
+                return self._print_integers(pairs)
+            case _Float8(words=words, dtype=dtype):
+                convert = self._wrapper(f"{SHORT[dtype]}x2_to_f16x2")
+                named = [self._variable(word) for word in words]
+                halves = [half for word in named for half in (word, f"{word} >> 16")]
+                return tuple(f"{convert}((unsigned short)({half}))" for half in halves)
+            case _Halves(words=words):
+                return words
+            case _Shared(value=value):
+                buffer = self.visitor.scalar.buffers[value.tensor] if isinstance(value, Load) else None
+                bits = self._variable(f"(unsigned int){self._bits(value, buffer)} * 0x10001u")
+                return (bits,) * (self.lanes.count // 2)
+            case _Product(factors=(a, b)):
+                multiply = self._wrapper(f"mul_{SHORT[self.dtype]}x2")
+                return tuple(f"{multiply}({x}, {y})" for x, y in zip(self._print(a), self._print(b), strict=True))
+            case _Guarded(cond=cond, pairs=inner):
+                test = self.visitor.scalar.value(cond)
+                return tuple(f"({test} ? {word} : 0u)" for word in self._print(inner))
+
+    def _bits(self, value: Expr, buffer: BufferRef | None) -> str:
+        """Print the bits of a 16-bit float in memory."""
+        if not isinstance(value, Load) or buffer is None:
+            raise TypeError(value)
+        if not buffer.shape:
+            return buffer.identifier
+        return f"{buffer.identifier}[{self.visitor.scalar.address(buffer, value.index)}]"
+
+    def _print_integers(self, integers: _Integers) -> tuple[str, ...]:
+        field, short = integers.field, SHORT[self.dtype]
+        exponent, one = _EXPONENT[self.dtype]
+        subtract = self._wrapper(f"sub_{short}x2")
+        pairs = []
+        shared = [(kind, self._splat(value)) for kind, value in integers.shared]
+        shifted: dict[tuple[int, int], str] = {}
+        mask = ((1 << field.bits) - 1) * 0x10001
+        words = [self._variable(word) for word in field.words]
+        for lane in range(0, self.lanes.count, 2):
+            (word, low), (_, high) = (divmod((lane + i) * field.bits, WORD_BITS) for i in (0, 1))
+            sources = []
+            for bit in (low, high):
+                key = word, bit % BYTE_BITS
+                if key not in shifted:
+                    shift = key[1]
+                    shifted[key] = self._variable(f"{words[word]} >> {shift}") if shift else words[word]
+                sources.append((shifted[key], bit // BYTE_BITS))
+            (first, at_first), (second, at_second) = sources
+            moved = f"__byte_perm({first}, {second}, 0x{at_second + 4}{at_second + 4}{at_first}{at_first})"
+            pair = f"({moved} & 0x{mask:08x}u | 0x{exponent:08x}u)"
+            pair = f"{subtract}({pair}, {self._constant(one + integers.subtracted)})"
+            for kind, value in shared:
+                combine = self._wrapper(f"{'add' if kind is OpKind.ADD else 'sub'}_{short}x2")
+                pair = f"{combine}({pair}, {value})"
+            pairs.append(pair)
+        return tuple(pairs)
+
+    def _constant(self, value: int) -> str:
+        """Return a word with both halves equal to an integer."""
+        return f"0x{_float_bits(value, self.dtype) * 0x10001:08x}u"
+
+    def _splat(self, value: Expr) -> str:
+        """Print an integer of all lanes as a word of two floats."""
+        convert = self.visitor.scalar.helper(f"f32_to_{SHORT[self.dtype]}")
+        return self._variable(f"{convert}((float){self.visitor.scalar.value(value)}) * 0x10001u")
+
+    def _wrapper(self, name: str) -> str:
+        """Return the name of a wrapper, and emit it with the helpers it needs."""
+        for needed in require(instruction(name), name).needs:
+            self.visitor.scalar.helper(needed)
+        self.visitor.scalar.helpers[name] = None
+        return name
+
+    def _variable(self, text: str) -> str:
+        number = 0
+        while (name := f"packed.word{number}") in self.visitor.scalar.buffers:
+            number += 1
+        identifier = self.visitor.names.of(name)
+        self.visitor.emit_line(f"const unsigned int {identifier} = {text};")
+        self.visitor.scalar.buffers[name] = BufferRef(identifier, DType.UINT32, ())
+        return identifier
+
+
+def _represents(dtype: DType, integers: _Integers) -> bool:
+    """Return whether arithmetic of the type does not wrap."""
+    least, greatest = dtype.integer_range
+    return least <= integers.least and integers.greatest <= greatest
+
+
+_ANY_AXIS, _AXIS_RANGE = ".", (0, (1 << 31) - 1)
+
+
+def _without_cast(node: Expr) -> Expr:
+    """Drop a conversion of an index: the range of the whole shift is checked."""
+    return node.arg if isinstance(node, Cast) and not loads_of(node.arg) else node
+
+
+def _without_axes(expr: Expr) -> Expr:
+    """Replace all axes, which are not negative, by one."""
+    return rewrite(expr, lambda node: AxisRef(_ANY_AXIS) if isinstance(node, AxisRef) else node)
+
+
+def _bounds(value: Expr) -> tuple[int, int] | None:
+    """Return the range of an integer by its form and type."""
+    match value:
+        case Load(dtype=dtype) if not dtype.is_float and dtype.bits <= BYTE_BITS:
+            return dtype.integer_range
+        case Cast(arg=arg) if value.is_exact:
+            return _bounds(arg)
+        case Op(kind=OpKind.ADD | OpKind.SUB as kind, args=(x, y)):
+            a, b = _bounds(x), _bounds(y)
+            if a is None or b is None:
+                return None
+            return (a[0] + b[0], a[1] + b[1]) if kind is OpKind.ADD else (a[0] - b[1], a[1] - b[0])
+        case _:
+            return range_of(value, {})
+
+
+def _is_packed(pairs: _Pairs) -> bool:
+    match pairs:
+        case _Integers() | _Float8():
+            return True
+        case _Product(factors=factors):
+            return any(map(_is_packed, factors))
+        case _Guarded(pairs=inner):
+            return _is_packed(inner)
+        case _:
+            return False
+
+
+def _float_bits(value: int, dtype: DType) -> int:
+    """Return the bits of a small integer as float16 or bfloat16."""
+    if value == 0:
+        return 0
+    sign, magnitude = (0x8000, -value) if value < 0 else (0, value)
+    fraction_bits, bias = (10, 15) if dtype is DType.FLOAT16 else (7, 127)
+    exponent = magnitude.bit_length() - 1
+    fraction = (magnitude << fraction_bits >> exponent) - (1 << fraction_bits)
+    if (fraction + (1 << fraction_bits)) << exponent != magnitude << fraction_bits:
+        raise ValueError(f"{value} is not a {dtype.value}")
+    return sign | (exponent + bias) << fraction_bits | fraction

@@ -1,0 +1,106 @@
+"""Packed integers and float8, unpacked in pairs: which programs, results, instructions."""
+
+from __future__ import annotations
+
+import pytest
+from schedule_support import program
+
+from roller_svc import hardware
+from roller_svc.compiler.backends import load_emulated
+from roller_svc.compiler.lower_and_emit import emit_plan
+from roller_svc.compiler.plans import best_plans, rank_best_partition
+from roller_svc.ir.kernel import CompiledKernel, KernelSource
+from roller_svc.ir.program import TensorProgram
+from roller_svc.semantics.compare import agrees
+from roller_svc.semantics.inputs import random_inputs
+from roller_svc.semantics.interpreter import evaluate
+from roller_svc.toolchain import availability, compile_source
+
+HOPPER, AMPERE = hardware.load("nvidia-h200-sxm"), hardware.load("nvidia-a100-sxm-80gb")
+
+
+def unpacked(bits: int, per: int, more: str, dtype: str = "float16") -> str:
+    """Return a map of packed integers of a row, `per` in an element of Q."""
+    mask = (1 << bits) - 1
+    field = f"(Q[n, k // {per}] >> (k % {per} * {bits})).call(`bitwise_and`, [{mask}])"
+    return f"W[n, k] = {more.format(q=field, t=dtype)} where n in 512, k in 1024"
+
+
+SCALED = "({q} - 8).cast(`{t}`) * S[n, k // 32]"
+ZEROS = "({q} - (Z[n] >> 8).call(`bitwise_and`, [15])).cast(`{t}`) * S[n, k // 32]"
+PACKED = {
+    "int4": (unpacked(4, 8, SCALED), {"Q": "int32 512 128", "S": "float16 512 32"}),
+    "int4, unsigned words": (
+        unpacked(4, 8, "{q}.cast(`{t}`) * S[n, k // 32]"), {"Q": "uint32 512 128", "S": "float16 512 32"}),
+    "int4 in bytes": (unpacked(4, 2, "({q}.cast(`int32`) - 8).cast(`{t}`) * S[n, k // 32]"),
+                      {"Q": "uint8 512 512", "S": "float16 512 32"}),
+    "int4 with zero points": (unpacked(4, 8, ZEROS), {"Q": "int32 512 128", "S": "float16 512 32", "Z": "int32 512"}),
+    "int4 to bfloat16": (unpacked(4, 8, SCALED, "bfloat16"), {"Q": "int32 512 128", "S": "bfloat16 512 32"}),
+    "int2": (unpacked(2, 16, "({q} - 2).cast(`{t}`) * S[n, k // 32]"), {"Q": "int32 512 64", "S": "float16 512 32"}),
+    "int1": (unpacked(1, 32, "{q}.cast(`{t}`) * S[n, k // 32]"), {"Q": "int32 512 32", "S": "float16 512 32"}),
+    "int8": ("W[n, k] = Q[n, k].cast(`float16`) * S[n]", {"Q": "int8 512 1024", "S": "float16 512"}),
+    "uint8 with zero points": (
+        "W[n, k] = (Q[n, k].cast(`int32`) - Z[n].cast(`int32`)).cast(`float16`) * S[n]",
+        {"Q": "uint8 512 1024", "Z": "uint8 512", "S": "float16 512"}),
+    "float8": ("W[n, k] = Q[n, k].cast(`float16`)", {"Q": "float8_e4m3fn 512 1024"}),
+    "float8 with block scales": (
+        "W[n, k] = Q[n, k].cast(`float16`) * S[n, k // 32]", {"Q": "float8_e5m2 512 1024", "S": "float16 512 32"}),
+}  # fmt: skip
+# Programs whose bits pairs of 16-bit floats do not give.
+OTHERS = {
+    "two roundings": (unpacked(4, 8, "({q} - 8).cast(`{t}`) * S[n, k // 32] * S[n, 0]"),
+                      {"Q": "int32 512 128", "S": "float16 512 32"}),
+    "a scale in float32": (unpacked(4, 8, "(({q} - 8).cast(`float32`) * S[n, k // 32]).cast(`{t}`)"),
+                           {"Q": "int32 512 128", "S": "float32 512 32"}),
+    "a large offset": (unpacked(4, 8, "({q} + 3000).cast(`{t}`) * S[n, k // 32]"),
+                       {"Q": "int32 512 128", "S": "float16 512 32"}),
+    "from the highest bits": (
+        "W[n, k] = (Q[n, k // 8] >> ((7 - k % 8) * 4)).call(`bitwise_and`, [15]).cast(`float16`) "
+        "where n in 512, k in 1024", {"Q": "int32 512 128"}),
+    "int8 to bfloat16": ("W[n, k] = Q[n, k].cast(`bfloat16`) * S[n]", {"Q": "int8 512 1024", "S": "bfloat16 512"}),
+}  # fmt: skip
+
+
+def source_of(compute: TensorProgram, target: hardware.HardwareSpec = HOPPER) -> KernelSource:
+    groups, candidates, _ = rank_best_partition(compute, target, 1)
+    return emit_plan(best_plans(candidates, 1)[0], compute, groups, target)
+
+
+def unpacks_pairs(source: KernelSource) -> bool:
+    return "__byte_perm(" in source.text or "x2_to_f16x2(" in source.text
+
+
+@pytest.mark.parametrize("name", PACKED)
+def test_elements_are_unpacked_in_pairs(name: str) -> None:
+    text, inputs = PACKED[name]
+    assert unpacks_pairs(source_of(program(text, **inputs)))
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_elements_are_computed_one_by_one(name: str) -> None:
+    text, inputs = OTHERS[name]
+    assert not unpacks_pairs(source_of(program(text, **inputs)))
+
+
+@pytest.mark.emulator
+@pytest.mark.parametrize("target", [HOPPER, AMPERE], ids=lambda spec: spec.id)
+@pytest.mark.parametrize("name", [*PACKED, *OTHERS])
+def test_results_have_the_bits_of_the_elements_one_by_one(name: str, target: hardware.HardwareSpec) -> None:
+    text, inputs = (PACKED | OTHERS)[name]
+    compute = program(text, **inputs)
+    source = source_of(compute, target)
+    for seed in (1, 2):
+        arrays = random_inputs(compute, seed)
+        got = load_emulated(CompiledKernel(source, b"", "", ()), seed, races=True).run(arrays)
+        agreement = agrees(compute, got, evaluate(compute, arrays))
+        assert agreement.ok, agreement.detail
+
+
+@pytest.mark.parametrize("target", ["nvidia-h200-sxm", "nvidia-a100-sxm-80gb", "nvidia-t4"])
+@pytest.mark.parametrize("name", ["int4 to bfloat16", "float8", "uint8 with zero points"])
+def test_wrappers_compile_for_devices_with_and_without_the_instructions(name: str, target: str) -> None:
+    spec = hardware.load(target)
+    if not (toolchain := availability(spec)).ok:
+        pytest.skip(toolchain.reason)
+    text, inputs = PACKED[name]
+    assert compile_source(source_of(program(text, **inputs), spec)).binary

@@ -1,0 +1,114 @@
+"""Attention over pages of a key-value cache, and decoding that fills the device."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from schedule_support import program
+
+from roller_svc import hardware
+from roller_svc.compiler.backends import load_emulated
+from roller_svc.compiler.lower_and_emit import emit_plan
+from roller_svc.compiler.partition_cache import PartitionCache
+from roller_svc.compiler.plans import best_plans, rank_best_partition
+from roller_svc.compiler.rank import rank_units
+from roller_svc.errors import IndexRangeError
+from roller_svc.frontend.parse import parse
+from roller_svc.ir.constraints import OpClass, ScheduleConstraints
+from roller_svc.ir.dtype import DType
+from roller_svc.ir.group import GroupKind
+from roller_svc.ir.hardware import HardwareSpec
+from roller_svc.ir.kernel import CompiledKernel, KernelSource
+from roller_svc.ir.program import TensorProgram, TensorType
+from roller_svc.semantics.compare import agrees
+from roller_svc.semantics.inputs import random_inputs
+from roller_svc.semantics.interpreter import evaluate
+
+HOPPER, AMPERE = hardware.load("nvidia-h200-sxm"), hardware.load("nvidia-a100-sxm-80gb")
+PAGE = 16
+PAGED = (
+    "S[b, g, h, n] +=! Q[b, g, h, d] * K[T[b, n // 16], n % 16, g, d] where n in {keys};"
+    "A[b, g, h, n] = S[b, g, h, n].cast(`float32`) * 0.125; M[b, g, h] >=! A[b, g, h, n];"
+    "E[b, g, h, n] = exp(A[b, g, h, n] - M[b, g, h]); L[b, g, h] +=! E[b, g, h, n];"
+    "Y[b, g, h, d] +=! (E[b, g, h, n] / L[b, g, h]).cast(`bfloat16`) * V[T[b, n // 16], n % 16, g, d]"
+)
+
+
+def paged(batch: int, heads: tuple[int, int], keys: int, pages: int, head_dim: int = 64) -> TensorProgram:
+    """Return decoding: one query of each head; `heads` are those of keys, and of queries for each."""
+    groups, rows = heads
+    cache = f"bfloat16 {pages} {PAGE} {groups} {head_dim}"
+    return program(
+        PAGED.format(keys=keys), outputs=["Y"], Q=f"bfloat16 {batch} {groups} {rows} {head_dim}", K=cache, V=cache,
+        T=f"int32 {batch} {-(-keys // PAGE)}",
+    )  # fmt: skip
+
+
+def decoding(batch: int, heads: int, keys: int) -> TensorProgram:
+    """Return attention of one query for each of four heads that share keys."""
+    cache = TensorType(DType.BFLOAT16, (batch, heads, keys, 128))
+    query = TensorType(DType.BFLOAT16, (batch, 4 * heads, 1, 128))
+    return parse("Y = attention(Q, K, V)", {"Q": query, "K": cache, "V": cache}, None)
+
+
+def source_of(compute: TensorProgram, target: HardwareSpec, constraints: ScheduleConstraints) -> KernelSource:
+    groups = PartitionCache(compute).groups(target)
+    candidates = tuple(rank_units(group, target, 1, constraints)[0] for group in groups)
+    return emit_plan(best_plans(candidates, 1)[0], compute, groups, target)
+
+
+def test_pages_are_read_by_one_kernel_and_by_asynchronous_copies() -> None:
+    compute = paged(8, (8, 4), 2048, 1034, 128)
+    (group,) = PartitionCache(compute).groups(HOPPER)
+    assert group.kind is GroupKind.ATTENTION
+    source = source_of(compute, HOPPER, ScheduleConstraints())
+    gathers = [line for line in source.text.splitlines() if "T[" in line and "copy_async_16(" in line]
+    assert len(gathers) >= 2
+    assert all("in_range(" in line for line in gathers)
+
+
+ON = [
+    (HOPPER, ScheduleConstraints()), (HOPPER, ScheduleConstraints(op_class=OpClass.MMA)),
+    (AMPERE, ScheduleConstraints()), (AMPERE, ScheduleConstraints(tiles=(("split_k", 2),))),
+]  # fmt: skip
+
+
+@pytest.mark.emulator
+@pytest.mark.parametrize(("target", "constraints"), ON)
+def test_pages_in_any_order_agree_with_the_interpreter(target: HardwareSpec, constraints: ScheduleConstraints) -> None:
+    compute = paged(2, (2, 4), 120, 20)  # the last page of each sequence is half used
+    source = source_of(compute, target, constraints)
+    for seed in (1, 2):
+        arrays = random_inputs(compute, seed)
+        arrays["T"] = np.random.default_rng(seed).permutation(20)[:16].reshape(2, 8).astype(np.int32)
+        got = load_emulated(CompiledKernel(source, b"", "", ()), seed, races=True).run(arrays)
+        agreement = agrees(compute, got, evaluate(compute, arrays))
+        assert agreement.ok, agreement.detail
+
+
+@pytest.mark.emulator
+@pytest.mark.parametrize("page", [20, -1])
+def test_a_page_that_does_not_exist_is_reported(page: int) -> None:
+    compute = paged(2, (2, 4), 120, 20)
+    source = source_of(compute, HOPPER, ScheduleConstraints())
+    arrays = random_inputs(compute, 1)
+    arrays["T"] = np.zeros((2, 8), dtype=np.int32)
+    arrays["T"][1, 3] = page
+    with pytest.raises(IndexRangeError):
+        load_emulated(CompiledKernel(source, b"", "", ()), 1, races=True).run(arrays)
+
+
+@pytest.mark.parametrize("target", [HOPPER, AMPERE], ids=lambda spec: spec.id)
+@pytest.mark.parametrize(("batch", "heads"), [(8, 8), (4, 8), (1, 8), (16, 4)])
+def test_decoding_splits_the_keys_where_heads_do_not_fill_the_device(
+    batch: int, heads: int, target: HardwareSpec
+) -> None:
+    _, (candidates,), _ = rank_best_partition(decoding(batch, heads, 8192), target, 1)
+    best = candidates[0].program
+    assert best.split_k > 1
+    assert batch * heads * best.split_k >= 0.9 * target.num_cores
+
+
+def test_decoding_with_enough_heads_does_not() -> None:
+    _, (candidates,), _ = rank_best_partition(decoding(32, 8, 2048), HOPPER, 1)
+    assert candidates[0].program.split_k == 1
