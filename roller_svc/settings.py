@@ -7,11 +7,15 @@ import ipaddress
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 from pydantic import AliasChoices, Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from roller_svc.errors import ArgumentError
+
+LogFormat = Literal["console", "json"]
+LogLevel = Literal["debug", "info", "warning", "error"]
 
 PREFIX = "ROLLER_"
 _CGROUP = Path("/sys/fs/cgroup")
@@ -151,6 +155,8 @@ class Settings(BaseSettings):
         None,
         description="directory of compiled kernels and calibrations; default: roller-svc in the user's cache directory",
     )
+    log_format: LogFormat = Field("console", description="how services and workers log: console (text) or json")
+    log_level: LogLevel = Field("info", description="least level of what they log: debug, info, warning or error")
     server: str = Field("", description="service that the command line uses; the same as --server")
     api_key: SecretStr = Field(SecretStr(""), description="API key of the command line for that service")
 

@@ -10,18 +10,15 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Protocol
 
-from roller_svc.errors import (
-    BuildServiceError,
-    CompileError,
-    InputError,
-    RollerError,
-    StoreError,
-)
+from structlog.contextvars import bound_contextvars
+
+from roller_svc.errors import BuildServiceError, CompileError, InputError, RollerError, StoreError
 from roller_svc.farm.build import GENERATOR_REPLACED
 from roller_svc.farm.measuring import DeviceLocks
 from roller_svc.farm.models import Request, parse_record
 from roller_svc.farm.queue import Claim, Lease, OperationQueue, overdue_error
 from roller_svc.farm.registry import Worker, WorkerRegistry
+from roller_svc.farm.statistics import SUCCEEDED
 from roller_svc.farm.store import Artifact, Json, Store
 
 HEARTBEATS_PER_LEASE = 3
@@ -105,12 +102,17 @@ class BuildRunner:
         if claim is None:
             return False
         try:
-            self._run_claimed(claim)
+            with bound_contextvars(**self._log_context(claim)):
+                self._run_claimed(claim)
         finally:
             if self._devices is not None and claim.measured_on is not None:
                 self._devices.release(claim.measured_on)
         self._on_end(claim.id)
         return True
+
+    def _log_context(self, claim: Claim) -> dict[str, object]:
+        context = {"operation": claim.id, "attempt": claim.attempt, "worker": self.worker.id}
+        return context if claim.request_id is None else context | {"request_id": claim.request_id}
 
     def _claim(self) -> Claim | None:
         """Claim the next operation, with the lock of the device that it measures on."""
@@ -173,11 +175,15 @@ class BuildRunner:
     def _run(self, claim: Claim) -> None:
         facts: Json | None = None
         failure: RollerError = BuildServiceError("the build ended without a result")  # kept if a bug escapes below
+        start_s = time.monotonic()
+        log.info("attempt begins")
         try:
             facts = self._facts(claim)
         except RollerError as error:
             failure = error
         finally:
+            code = failure.code if facts is None else SUCCEEDED
+            log.info("attempt ends", extra={"code": code, "seconds": round(time.monotonic() - start_s, 6)})
             self._record(claim, facts, failure)
 
     def _facts(self, claim: Claim) -> Json:

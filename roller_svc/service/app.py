@@ -47,6 +47,8 @@ from roller_svc.service.builds import (
 from roller_svc.service.disassembly import ListingCache
 from roller_svc.service.middleware import RequestLimitsMiddleware
 from roller_svc.service.model_builds import ModelBuilds
+from roller_svc.service.readiness import Part, Readiness
+from roller_svc.service.request_log import RequestLogMiddleware
 from roller_svc.service.state import MAX_WAITING_ESTIMATES, State
 from roller_svc.settings import Settings, s3_options
 
@@ -162,9 +164,20 @@ def create_app(
         models=models,
         idempotency=IdempotencyKeys(database),
         authenticator=authenticator,
+        readiness=Readiness(_parts(store, farm, settings)),
         model_estimates=model_estimates,
     )
-    app.add_middleware(
-        RequestLimitsMiddleware, settings=settings, authenticator=authenticator, routes=routes_of(app)
-    )
+    app.add_middleware(RequestLimitsMiddleware, settings=settings, authenticator=authenticator, routes=routes_of(app))
+    app.add_middleware(RequestLogMiddleware)  # the last one added is the outermost
     return app
+
+
+def _parts(store: Store, farm: BuildFarm, settings: Settings) -> dict[str, Part]:
+    """Return what the service needs, by name. Nothing fails without the broker, so it is not essential."""
+    parts = {
+        "database": Part(farm.check_database, is_essential=True),
+        "store": Part(store.objects.check_writable, is_essential=True),
+    }
+    if settings.broker.get_secret_value():
+        parts["broker"] = Part(farm.courier.check, is_essential=False)
+    return parts

@@ -25,13 +25,12 @@ from roller_svc.farm.scratch import scratch_folder
 from roller_svc.farm.store import Store
 from roller_svc.service.announcements import Announcements
 from roller_svc.service.builds import BuildWork, RequestBuilds, worker_limits
+from roller_svc.service.logs import configure_logging
 from roller_svc.service.model_builds import ModelBuilds
 from roller_svc.settings import Settings, forget_secrets, s3_options
 
 RETRY_S = 2.0  # between tries to reach the database at the start
 POLL_S = 0.1
-LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
-QUIET_LOGGERS = ("celery", "kombu", "amqp", "alembic")  # whose news are one line a message
 
 log = logging.getLogger(__name__)
 
@@ -108,9 +107,7 @@ class FarmWorker:
 
 def run_worker(settings: Settings, queues: Sequence[str], work: BuildWork = build_task) -> None:
     """Build until SIGTERM or SIGINT, then finish what is running, until the time limit or the next signal."""
-    logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
-    for name in QUIET_LOGGERS:
-        logging.getLogger(name).setLevel(logging.WARNING)
+    configure_logging(settings)
     forget_secrets()
     signals = StopSignals()
     worker = _create_worker(settings, queues, work, signals.first)
