@@ -48,6 +48,7 @@ class Terms:
     priority: int = 0
     deadline_s: float | None = None
     request_id: str | None = None
+    traceparent: str | None = None  # of the request's span
 
 
 class BuildFarm:
@@ -120,6 +121,7 @@ class BuildFarm:
         submission = Submission(
             action, record, queue, terms.client, terms.priority, terms.deadline_s, terms.max_alive,
             measured_on(request), is_served=is_served, request_id=terms.request_id,
+            traceparent=terms.traceparent,
         )  # fmt: skip
         operation = self.queue.submit(submission)
         if not operation.done:

@@ -65,6 +65,7 @@ class Submission:
     measured_on: str | None = None
     is_served: bool = True  # whether a worker takes from the queue now
     request_id: str | None = None  # of the request, for logs
+    traceparent: str | None = None  # of the request's span
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +79,8 @@ class Claim:
     failures: int
     measured_on: str | None = None
     request_id: str | None = None
+    traceparent: str | None = None
+    ready_time: float = 0.0  # since when it could be claimed, by the database's clock
 
 
 class Lease(Enum):
@@ -252,7 +255,15 @@ class OperationQueue:
                     _record_claim(connection, self.database, row.client)
                     _add_event(connection, row.id, "building", {"attempt": row.attempt, "worker": worker})
                     return Claim(
-                        row.id, row.attempt, row.action, row.request, row.failures, row.measured_on, row.request_id
+                        row.id,
+                        row.attempt,
+                        row.action,
+                        row.request,
+                        row.failures,
+                        row.measured_on,
+                        row.request_id,
+                        row.traceparent,
+                        row.start_after,
                     )
 
     def renew(self, claims: Iterable[Claim]) -> dict[str, Lease]:
@@ -489,6 +500,7 @@ class OperationQueue:
             "state": _QUEUED, "create_time": now_s(), "start_after": now_s(), "send_time": now_s(),
             "deadline": _time_in(submission.deadline_s), "attempt": 0, "failures": 0, "is_cancelled": False,
             "measured_on": submission.measured_on, "request_id": submission.request_id,
+            "traceparent": submission.traceparent,
             "unserved_since": None if submission.is_served else now_s(),
         }  # fmt: skip
         insertion = _insert_ignoring_conflicts(self.database, operations).values(values).returning(*operations.c)

@@ -8,7 +8,7 @@ import contextvars
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from fastapi import Request
 
@@ -29,6 +29,9 @@ from roller_svc.service.metrics import Metrics
 from roller_svc.service.model_builds import ModelBuilds
 from roller_svc.service.readiness import Readiness
 from roller_svc.settings import Settings
+
+if TYPE_CHECKING:
+    from roller_svc.service.tracing import Tracing
 
 T = TypeVar("T")
 
@@ -58,6 +61,7 @@ class State:
     idempotency: IdempotencyKeys
     authenticator: Authenticator
     readiness: Readiness
+    tracing: Tracing | None = None
     streams: StreamSlots = field(default_factory=StreamSlots)
     metrics: Metrics = field(default_factory=Metrics)
     is_ending: bool = False  # set when a shutdown begins

@@ -35,9 +35,11 @@ Prefer = Annotated[str | None, Header(max_length=200, description="wait=SECONDS:
 
 def terms_of(body: BuildTerms, request: Request) -> Terms:
     principal = principal_of(request)
+    tracing = state_of(request).tracing
     return Terms(
-        principal.client, principal.max_alive, body.priority, body.timeout_s, request_id=request_id_of(request)
-    )
+        principal.client, principal.max_alive, body.priority, body.timeout_s, request_id=request_id_of(request),
+        traceparent=None if tracing is None else tracing.current(),
+    )  # fmt: skip
 
 
 async def submit_and_wait(

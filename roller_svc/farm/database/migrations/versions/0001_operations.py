@@ -69,6 +69,7 @@ def upgrade() -> None:
         sa.Column("generator", sa.String(length=64), nullable=False),
         sa.Column("client", sa.String(length=80), nullable=False),
         sa.Column("request_id", sa.String(length=64), nullable=True),
+        sa.Column("traceparent", sa.String(length=64), nullable=True),
         sa.Column("priority", sa.Integer(), nullable=False),
         sa.Column("state", sa.String(length=16), nullable=False),
         sa.Column("create_time", sa.Double(), nullable=False),
