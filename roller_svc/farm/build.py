@@ -87,7 +87,7 @@ def parse_artifact(document: Mapping[str, Any]) -> Artifact:
         raise ValueError("the facts describe another kernel")
     if not set(files) <= set(_KINDS.values()):
         raise ValueError(f"unknown kinds of files: {sorted(set(files) - set(_KINDS.values()))}")
-    return Artifact(digest, facts, decode_files(files), stages=_parse_stages(document["stages"]))
+    return Artifact(digest, facts, decode_files(files), stages=_parse_stages(document.get("stages", ())))
 
 
 def decode_files(files: Mapping[str, str]) -> dict[str, bytes]:
