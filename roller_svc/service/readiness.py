@@ -87,7 +87,7 @@ def _run(check: Callable[[], None], result: Future[None]) -> None:
 
 
 def _status_of(check: Future[None]) -> PartStatus:
-    """Return the status by a part's check. Raises what a check raises that is no RollerError: a bug."""
+    """Return the status of a part by its check. Raises any error of the check but a RollerError: it is a bug."""
     if not check.done():
         return PartStatus.TIMEOUT
     failure = check.exception()
