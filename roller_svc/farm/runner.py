@@ -193,7 +193,8 @@ class BuildRunner:
             return not self._claims
 
     def _run(self, claim: Claim) -> None:
-        facts, stages = None, ()
+        facts: Json | None = None
+        stages: tuple[BuildStage, ...] = ()
         failure: RollerError = BuildServiceError("the build ended without a result")  # kept if a bug escapes below
         start_s = time.time()
         log.info("attempt begins")

@@ -53,7 +53,7 @@ class Tracing:
     def record(self, attempt: Attempt) -> None:
         """Record the spans of an attempt that has ended."""
         claim, parent = attempt.claim, self.extract(attempt.claim.traceparent)
-        common = {"roller.operation": claim.id, "roller.attempt": claim.attempt}
+        common: dict[str, str | int] = {"roller.operation": claim.id, "roller.attempt": claim.attempt}
         # The row has the database's clock: a queue span never ends before it begins.
         queued_s = min(claim.ready_time, attempt.start_s)
         queue = self.tracer.start_span("queue", parent, attributes=common, start_time=_ns(queued_s))
@@ -111,7 +111,7 @@ class TracingMiddleware:
 def export_to(endpoint: str) -> Tracing:
     """Return a tracing that exports to a collector by OTLP over HTTP; OTEL_* variables set the rest."""
     resource = Resource.create({"service.version": __version__})
-    if resource.attributes.get("service.name", "").startswith("unknown_service"):
+    if str(resource.attributes.get("service.name", "")).startswith("unknown_service"):
         resource = resource.merge(Resource({"service.name": SERVICE_NAME}))
     provider = TracerProvider(resource=resource)
     exporter = OTLPSpanExporter(endpoint=f"{endpoint.rstrip('/')}/v1/traces")
