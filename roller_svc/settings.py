@@ -7,13 +7,18 @@ import ipaddress
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 from pydantic import AliasChoices, Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from roller_svc.errors import ArgumentError
 
+LogFormat = Literal["console", "json"]
+LogLevel = Literal["debug", "info", "warning", "error"]
+
 PREFIX = "ROLLER_"
+OTEL_SECRETS = ("OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_TRACES_HEADERS")
 _CGROUP = Path("/sys/fs/cgroup")
 
 
@@ -151,6 +156,11 @@ class Settings(BaseSettings):
         None,
         description="directory of compiled kernels and calibrations; default: roller-svc in the user's cache directory",
     )
+    log_format: LogFormat = Field("console", description="how services and workers log: console (text) or json")
+    log_level: LogLevel = Field("info", description="least level of what they log: debug, info, warning or error")
+    otlp_endpoint: str = Field(
+        "", description="collector of OpenTelemetry traces, by OTLP over HTTP: http://HOST:4318; default: no traces"
+    )
     server: str = Field("", description="service that the command line uses; the same as --server")
     api_key: SecretStr = Field(SecretStr(""), description="API key of the command line for that service")
 
@@ -269,7 +279,8 @@ def _credentials() -> dict[str, str]:
 def forget_secrets() -> None:
     """Remove the keys from the environment, so that child processes do not inherit them."""
     _forgotten_credentials.update(_credentials())
-    for name in ("ROLLER_API_KEYS", "ROLLER_API_KEY", "ROLLER_DATABASE", "ROLLER_BROKER", *_S3_CREDENTIALS):
+    names = ("ROLLER_API_KEYS", "ROLLER_API_KEY", "ROLLER_DATABASE", "ROLLER_BROKER", *_S3_CREDENTIALS, *OTEL_SECRETS)
+    for name in names:
         os.environ.pop(name, None)
 
 

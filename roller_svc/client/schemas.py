@@ -319,6 +319,11 @@ class ActionResponse(BaseModel):
     nearest: NearestAction | None
 
 
+class ReadyResponse(BaseModel):
+    status: Literal["ready"]
+    parts: dict[str, Literal["ok", "failed", "timeout"]]  # what the service needs, by name
+
+
 class BlobResponse(BaseModel):
     digest: str
     bytes: int

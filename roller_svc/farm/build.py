@@ -5,8 +5,9 @@ from __future__ import annotations
 import base64
 import re
 import tempfile
-from collections.abc import Mapping
-from dataclasses import dataclass
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from roller_svc.compiler.artifact import package_kernel
 from roller_svc.compiler.pipeline import build_kernel
 from roller_svc.compiler.serialize import kernel_json, measurement_json
 from roller_svc.errors import BuildServiceError
-from roller_svc.farm.store import Artifact, Json
+from roller_svc.farm.store import Artifact, BuildStage, Json
 from roller_svc.ir.kernel import Language
 from roller_svc.ir.report import BuildReport, BuildRequest, SelectionMode
 from roller_svc.runtime.saved import serialization as saved
@@ -24,6 +25,9 @@ from roller_svc.runtime.saved import serialization as saved
 SOURCE, BINARY, METADATA, HEADER = "source", "binary", "metadata", "header"
 LOADED_GENERATOR = generator_digest()  # of the code imported by this process or by the process it was forked from
 GENERATOR_REPLACED = "generator-replaced"
+MAX_STAGES = 16  # of a build
+MAX_TIME_S = 1e10  # of a stage
+_STAGE = re.compile(r"[a-z][a-z_]{0,30}")
 DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _KINDS = {
     **{f"kernel{language.suffix}": SOURCE for language in Language},
@@ -35,7 +39,9 @@ _KINDS = {
 
 def build_artifact(request: BuildRequest) -> Artifact:
     """Build a kernel and pack it. Raises the build's error."""
-    return pack(build_kernel(request))
+    start_s = time.time()
+    report = build_kernel(request)
+    return replace(pack(report), stages=_stages(report, start_s))
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +74,8 @@ def build_task(task: BuildTask) -> Artifact:
 def artifact_json(artifact: Artifact) -> Json:
     """Encode an artifact as JSON, its files in base64."""
     files = {kind: base64.b64encode(content).decode() for kind, content in artifact.files.items()}
-    return {"digest": artifact.digest, "facts": artifact.facts, "files": files}
+    stages = [[stage.name, stage.start_s, stage.seconds] for stage in artifact.stages]
+    return {"digest": artifact.digest, "facts": artifact.facts, "files": files, "stages": stages}
 
 
 def parse_artifact(document: Mapping[str, Any]) -> Artifact:
@@ -80,7 +87,7 @@ def parse_artifact(document: Mapping[str, Any]) -> Artifact:
         raise ValueError("the facts describe another kernel")
     if not set(files) <= set(_KINDS.values()):
         raise ValueError(f"unknown kinds of files: {sorted(set(files) - set(_KINDS.values()))}")
-    return Artifact(digest, facts, decode_files(files))
+    return Artifact(digest, facts, decode_files(files), stages=_parse_stages(document.get("stages", ())))
 
 
 def decode_files(files: Mapping[str, str]) -> dict[str, bytes]:
@@ -107,6 +114,27 @@ def pack(report: BuildReport) -> Artifact:
         },
     )
     return Artifact(kernel.digest, facts, files)
+
+
+def _stages(report: BuildReport, start_s: float) -> tuple[BuildStage, ...]:
+    """Return the stages of a build that began at `start_s`, one after the other."""
+    stages = []
+    for name, seconds in report.stage_seconds:
+        stages.append(BuildStage(name, start_s, seconds))
+        start_s += seconds
+    return tuple(stages)
+
+
+def _parse_stages(document: Sequence[Any]) -> tuple[BuildStage, ...]:
+    """Decode stages, which an untrusted process has sent. Raises ValueError or TypeError if they are malformed."""
+    stages = []
+    for name, start_s, seconds in document[:MAX_STAGES]:
+        if not (isinstance(name, str) and _STAGE.fullmatch(name)):
+            raise ValueError("invalid name of a stage")
+        if not (0 <= float(start_s) < MAX_TIME_S and 0 <= float(seconds) < MAX_TIME_S):
+            raise ValueError("invalid time of a stage")
+        stages.append(BuildStage(name, float(start_s), float(seconds)))
+    return tuple(stages)
 
 
 def unpack(facts: dict[str, object], files: dict[str, bytes]) -> saved.KernelBundle:

@@ -47,6 +47,8 @@ class Terms:
     max_alive: int | None = None
     priority: int = 0
     deadline_s: float | None = None
+    request_id: str | None = None
+    traceparent: str | None = None  # of the request's span
 
 
 class BuildFarm:
@@ -118,7 +120,8 @@ class BuildFarm:
         self._actions.record(*self._digests.explained_key(request))
         submission = Submission(
             action, record, queue, terms.client, terms.priority, terms.deadline_s, terms.max_alive,
-            measured_on(request), is_served=is_served,
+            measured_on(request), is_served=is_served, request_id=terms.request_id,
+            traceparent=terms.traceparent,
         )  # fmt: skip
         operation = self.queue.submit(submission)
         if not operation.done:
@@ -169,14 +172,6 @@ class BuildFarm:
     def check_database(self) -> None:
         """Raise StoreError if the database is away."""
         self.queue.database.check()
-
-    def broker_failure(self) -> str | None:
-        """Return why operations cannot be announced to other machines now, or None if they can."""
-        try:
-            self.courier.check()
-        except BuildServiceError as failure:
-            return failure.message
-        return None
 
     def read_figures(self) -> Figures:
         """Return figures for operators. Raises StoreError if the database is away."""

@@ -64,6 +64,8 @@ class Submission:
     max_alive: int | None = None
     measured_on: str | None = None
     is_served: bool = True  # whether a worker takes from the queue now
+    request_id: str | None = None  # of the request, for logs
+    traceparent: str | None = None  # of the request's span
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +78,9 @@ class Claim:
     request: Json
     failures: int
     measured_on: str | None = None
+    request_id: str | None = None
+    traceparent: str | None = None
+    ready_time: float = 0.0  # since when it could be claimed, by the database's clock
 
 
 class Lease(Enum):
@@ -249,7 +254,17 @@ class OperationQueue:
                 if row is not None:
                     _record_claim(connection, self.database, row.client)
                     _add_event(connection, row.id, "building", {"attempt": row.attempt, "worker": worker})
-                    return Claim(row.id, row.attempt, row.action, row.request, row.failures, row.measured_on)
+                    return Claim(
+                        row.id,
+                        row.attempt,
+                        row.action,
+                        row.request,
+                        row.failures,
+                        row.measured_on,
+                        row.request_id,
+                        row.traceparent,
+                        row.start_after,
+                    )
 
     def renew(self, claims: Iterable[Claim]) -> dict[str, Lease]:
         """Renew the leases of claims; return the state of each by its operation's id."""
@@ -484,7 +499,9 @@ class OperationQueue:
             "generator": self.generator, "client": submission.client, "priority": submission.priority,
             "state": _QUEUED, "create_time": now_s(), "start_after": now_s(), "send_time": now_s(),
             "deadline": _time_in(submission.deadline_s), "attempt": 0, "failures": 0, "is_cancelled": False,
-            "measured_on": submission.measured_on, "unserved_since": None if submission.is_served else now_s(),
+            "measured_on": submission.measured_on, "request_id": submission.request_id,
+            "traceparent": submission.traceparent,
+            "unserved_since": None if submission.is_served else now_s(),
         }  # fmt: skip
         insertion = _insert_ignoring_conflicts(self.database, operations).values(values).returning(*operations.c)
         row = connection.execute(insertion).one_or_none()

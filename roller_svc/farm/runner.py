@@ -7,22 +7,19 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Protocol
 
-from roller_svc.errors import (
-    BuildServiceError,
-    CompileError,
-    InputError,
-    RollerError,
-    StoreError,
-)
+from structlog.contextvars import bound_contextvars
+
+from roller_svc.errors import BuildServiceError, CompileError, InputError, RollerError, StoreError
 from roller_svc.farm.build import GENERATOR_REPLACED
 from roller_svc.farm.measuring import DeviceLocks
 from roller_svc.farm.models import Request, parse_record
 from roller_svc.farm.queue import Claim, Lease, OperationQueue, overdue_error
 from roller_svc.farm.registry import Worker, WorkerRegistry
-from roller_svc.farm.store import Artifact, Json, Store
+from roller_svc.farm.statistics import SUCCEEDED
+from roller_svc.farm.store import Artifact, BuildStage, Json, Store
 
 HEARTBEATS_PER_LEASE = 3
 STOP_PAUSE_S = 0.02  # between tries to end the last builds
@@ -43,6 +40,23 @@ class Builds(Protocol):
         """End the build of a thread, which then raises; do nothing if it has none."""
 
 
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """An attempt that has ended, for logs and traces. Times are in seconds since 1970, by this machine's clock."""
+
+    claim: Claim
+    worker: str
+    start_s: float
+    end_s: float
+    code: str  # of its error, or SUCCEEDED
+    stages: tuple[BuildStage, ...]
+
+    @property
+    def log_fields(self) -> dict[str, object]:
+        stages = {stage.name: round(stage.seconds, 6) for stage in self.stages}
+        return {"code": self.code, "seconds": round(self.end_s - self.start_s, 6), "stages": stages}
+
+
 class BuildRunner:
     """Builds the operations that it claims, several at a time, each in a thread of the caller.
 
@@ -55,6 +69,7 @@ class BuildRunner:
         remember_errors_s: how long the errors of invalid requests stand without another build.
         devices: let one build measure on a device at a time; None: any number.
         on_end: called with the id of each operation that this worker ended.
+        on_attempt: called at the end of each attempt.
     """
 
     def __init__(
@@ -68,6 +83,7 @@ class BuildRunner:
         remember_errors_s: float = 0.0,
         devices: DeviceLocks | None = None,
         on_end: Callable[[str], None] = lambda _: None,
+        on_attempt: Callable[[Attempt], None] = lambda _: None,
     ) -> None:
         self.worker = worker
         self._queue = queue
@@ -78,6 +94,7 @@ class BuildRunner:
         self._devices = devices
         self._claiming = threading.Lock()  # the locks of a builder that claims are not in the way of another one
         self._on_end = on_end
+        self._on_attempt = on_attempt
         self._lock = threading.Lock()
         self._claims: dict[str, tuple[Claim, int]] = {}  # with the thread that builds it, by operation
         self._stops: dict[str, Lease] = {}  # why a build was interrupted
@@ -105,12 +122,17 @@ class BuildRunner:
         if claim is None:
             return False
         try:
-            self._run_claimed(claim)
+            with bound_contextvars(**self._log_context(claim)):
+                self._run_claimed(claim)
         finally:
             if self._devices is not None and claim.measured_on is not None:
                 self._devices.release(claim.measured_on)
         self._on_end(claim.id)
         return True
+
+    def _log_context(self, claim: Claim) -> dict[str, object]:
+        context = {"operation": claim.id, "attempt": claim.attempt, "worker": self.worker.id}
+        return context if claim.request_id is None else context | {"request_id": claim.request_id}
 
     def _claim(self) -> Claim | None:
         """Claim the next operation, with the lock of the device that it measures on."""
@@ -172,25 +194,32 @@ class BuildRunner:
 
     def _run(self, claim: Claim) -> None:
         facts: Json | None = None
+        stages: tuple[BuildStage, ...] = ()
         failure: RollerError = BuildServiceError("the build ended without a result")  # kept if a bug escapes below
+        start_s = time.time()
+        log.info("attempt begins")
         try:
-            facts = self._facts(claim)
+            facts, stages = self._facts(claim)
         except RollerError as error:
             failure = error
         finally:
+            code = failure.code if facts is None else SUCCEEDED
+            attempt = Attempt(claim, self.worker.id, start_s, time.time(), code, stages)
+            log.info("attempt ends", extra=attempt.log_fields)
             self._record(claim, facts, failure)
+            self._on_attempt(attempt)
 
-    def _facts(self, claim: Claim) -> Json:
-        """Return the facts of the claim's artifact, which is in the store."""
+    def _facts(self, claim: Claim) -> tuple[Json, tuple[BuildStage, ...]]:
+        """Return the facts of the claim's artifact, which is in the store, and the stages of its build."""
         facts = self._store.action_result(claim.action)  # an earlier attempt may have published it
         if facts is not None:
-            return facts
+            return facts, ()
         artifact = self._builds.build(parse_record(claim.request))
         with self._lock:
             is_stopped = claim.id in self._stops
         if is_stopped:
             raise BuildServiceError("the build was interrupted", code="worker-lost")
-        return self._store.publish(claim.action, artifact)
+        return self._store.publish(claim.action, artifact), artifact.stages
 
     def _record(self, claim: Claim, facts: Json | None, failure: RollerError) -> None:
         """Record the end of an attempt. While the database is away, try until the lease must have run out."""

@@ -42,6 +42,15 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
+class BuildStage:
+    """A stage of a build: when it began, in seconds since 1970, and how long it took."""
+
+    name: str
+    start_s: float
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Artifact:
     """The result of an action: facts as JSON, and files by kind (source, binary, metadata, ...)."""
 
@@ -49,6 +58,7 @@ class Artifact:
     facts: Json
     files: Mapping[str, bytes]
     folder: str = KERNELS  # of the store, for the artifact's name
+    stages: tuple[BuildStage, ...] = ()  # of its build, for logs and traces; they are not stored
 
 
 class BlobWriter:

@@ -8,6 +8,7 @@ import gc
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
 
@@ -47,8 +48,13 @@ from roller_svc.service.builds import (
 from roller_svc.service.disassembly import ListingCache
 from roller_svc.service.middleware import RequestLimitsMiddleware
 from roller_svc.service.model_builds import ModelBuilds
+from roller_svc.service.readiness import Part, Readiness
+from roller_svc.service.request_log import RequestLogMiddleware
 from roller_svc.service.state import MAX_WAITING_ESTIMATES, State
 from roller_svc.settings import Settings, s3_options
+
+if TYPE_CHECKING:
+    from roller_svc.service.tracing import Tracing
 
 COMPUTE_THREADS = 4
 MODEL_ESTIMATE_THREADS = 1  # each with a worker process that may take its whole memory
@@ -62,6 +68,7 @@ def create_app(
     *,
     work: BuildWork = build_task,
     ready: bool = False,
+    tracing: Tracing | None = None,
 ) -> FastAPI:
     """Create the application.
 
@@ -71,8 +78,11 @@ def create_app(
         digest: validates requests and returns their action digests; default: validating workers.
         work: builds a kernel in a worker process.
         ready: start the estimate workers before the first request.
+        tracing: of requests and builds; closed with the application.
     """
     resources = contextlib.ExitStack()  # closed in the reverse order
+    if tracing is not None:
+        resources.callback(tracing.close)
     store = Store(settings.store, s3_options())
     store.objects.remove_leftovers()
     database = Database(settings.database_url)
@@ -116,6 +126,7 @@ def create_app(
     runner = BuildRunner(
         queue, store, builds, registry, describe_worker(queues, settings.workers),
         remember_errors_s=settings.remember_errors_s, devices=machine_locks(), on_end=farm.notify_end,
+        on_attempt=(lambda _: None) if tracing is None else tracing.record,
     )  # fmt: skip
     builders = announcements.create_builders(runner, settings.workers)
 
@@ -162,9 +173,23 @@ def create_app(
         models=models,
         idempotency=IdempotencyKeys(database),
         authenticator=authenticator,
+        readiness=Readiness(_parts(store, farm, settings)),
         model_estimates=model_estimates,
+        tracing=tracing,
     )
-    app.add_middleware(
-        RequestLimitsMiddleware, settings=settings, authenticator=authenticator, routes=routes_of(app)
-    )
+    app.add_middleware(RequestLimitsMiddleware, settings=settings, authenticator=authenticator, routes=routes_of(app))
+    if tracing is not None:
+        app.add_middleware(tracing.middleware, tracing=tracing)
+    app.add_middleware(RequestLogMiddleware)  # the last one added is the outermost
     return app
+
+
+def _parts(store: Store, farm: BuildFarm, settings: Settings) -> dict[str, Part]:
+    """Return what the service needs, by name. Nothing fails without the broker, so it is not essential."""
+    parts = {
+        "database": Part(farm.check_database, is_essential=True),
+        "store": Part(store.objects.check_writable, is_essential=True),
+    }
+    if settings.broker.get_secret_value():
+        parts["broker"] = Part(farm.courier.check, is_essential=False)
+    return parts

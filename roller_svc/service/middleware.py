@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass
 from urllib.parse import unquote
@@ -11,6 +10,7 @@ from urllib.parse import unquote
 from fastapi.routing import APIRoute
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from structlog.contextvars import bind_contextvars
 
 from roller_svc.errors import ArgumentError, StoreError
 from roller_svc.service.access import OPEN_PATHS, methods_of
@@ -34,7 +34,6 @@ MAX_BUFFERED_BODIES = 64  # bodies of maximum size in memory
 class _Exchange:
     """The state of one request."""
 
-    request_id: str
     unread: bool  # whether its body has not been read
     started: bool = False  # whether the response has started
 
@@ -58,14 +57,12 @@ class RequestLimitsMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        exchange = _Exchange(uuid.uuid4().hex[:16], _has_body(Headers(scope=scope)))
-        scope.setdefault("state", {})["request_id"] = exchange.request_id
+        exchange = _Exchange(_has_body(Headers(scope=scope)))
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 exchange.started = True
                 headers = MutableHeaders(scope=message)
-                headers["X-Request-Id"] = exchange.request_id
                 headers["X-Content-Type-Options"] = "nosniff"
                 if exchange.unread:
                     headers["Connection"] = "close"
@@ -118,6 +115,7 @@ class RequestLimitsMiddleware:
             if principal is None:
                 return problem(401, "unauthorized", "an API key is required: Authorization: Bearer KEY")
             scope["state"]["principal"] = principal
+            bind_contextvars(client=principal.client)
         if self._takes_body(scope):
             length = headers.get("content-length", "0")
             max_bytes = self._max_blob_bytes if _is_blob(scope) else self._max_body_bytes

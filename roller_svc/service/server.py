@@ -12,7 +12,9 @@ from fastapi import FastAPI
 
 from roller_svc.service.app import create_app
 from roller_svc.service.connections import ConnectionLimits, ServiceConfig
+from roller_svc.service.logs import configure_logging
 from roller_svc.service.middleware import allowed_hosts
+from roller_svc.service.telemetry import open_tracing
 from roller_svc.settings import Settings, forget_secrets
 
 STOP_S = 10  # for running requests to finish at shutdown
@@ -49,6 +51,8 @@ def server_config(app: FastAPI, settings: Settings, **overrides: Any) -> Service
         "port": settings.port,
         "ws": "none",
         "server_header": False,
+        "log_config": None,  # see service/logs.py
+        "access_log": False,  # see service/request_log.py
         "backlog": backlog,
         "timeout_keep_alive": KEEP_ALIVE_S,
         "timeout_graceful_shutdown": STOP_S,
@@ -75,8 +79,10 @@ def raise_descriptor_limit() -> None:
 def run_server(settings: Settings) -> bool:
     """Serve until a signal arrives; return False if the server could not start."""
     raise_descriptor_limit()
+    configure_logging(settings)
+    tracing = open_tracing(settings)  # reads OTEL_* variables, some of them secrets
     forget_secrets()
-    server = ServiceServer(server_config(create_app(settings, ready=True), settings))
+    server = ServiceServer(server_config(create_app(settings, ready=True, tracing=tracing), settings))
     with contextlib.suppress(KeyboardInterrupt):  # uvicorn re-raises the signal that ended it
         server.run()
     return server.started

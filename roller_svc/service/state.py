@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from fastapi import Request
 
@@ -26,7 +27,11 @@ from roller_svc.service.disassembly import ListingCache
 from roller_svc.service.event_slots import StreamSlots
 from roller_svc.service.metrics import Metrics
 from roller_svc.service.model_builds import ModelBuilds
+from roller_svc.service.readiness import Readiness
 from roller_svc.settings import Settings
+
+if TYPE_CHECKING:
+    from roller_svc.service.tracing import Tracing
 
 T = TypeVar("T")
 
@@ -55,6 +60,8 @@ class State:
     model_estimates: ThreadPoolExecutor  # waits for estimates of models
     idempotency: IdempotencyKeys
     authenticator: Authenticator
+    readiness: Readiness
+    tracing: Tracing | None = None
     streams: StreamSlots = field(default_factory=StreamSlots)
     metrics: Metrics = field(default_factory=Metrics)
     is_ending: bool = False  # set when a shutdown begins
@@ -70,13 +77,13 @@ class State:
 
     async def run(self, work: Callable[[], T]) -> T:
         """Run work that accesses the disk or takes milliseconds in a thread of `compute`."""
-        return await asyncio.get_running_loop().run_in_executor(self.compute, work)
+        return await self._run_in(self.compute, work)
 
     async def submit(self, request: FarmRequest, terms: Terms) -> Operation:
         """Create an operation; a validated request does not wait for others' validations. Raises InputError."""
         is_quick = not isinstance(request, BuildRequest) or self.is_cached(request)
         pool = self.compute if is_quick else self.submissions
-        operation = await asyncio.get_running_loop().run_in_executor(pool, self.farm.submit, request, terms)
+        operation = await self._run_in(pool, lambda: self.farm.submit(request, terms))
         self.metrics.count(operation)
         return operation
 
@@ -84,6 +91,11 @@ class State:
         """Compare a request with the stored actions; a validated one does not wait for others' validations."""
         pool = self.compute if self.is_cached(request) else self.submissions
         return await asyncio.get_running_loop().run_in_executor(pool, self.farm.explain, request)
+
+    async def _run_in(self, pool: ThreadPoolExecutor, work: Callable[[], T]) -> T:
+        """Run work in a thread of a pool, with the context of this request."""
+        context = contextvars.copy_context()
+        return await asyncio.get_running_loop().run_in_executor(pool, lambda: context.run(work))
 
     def begin_shutdown(self) -> None:
         """Wake the requests that wait for operations, which respond with the current state. Call on the event loop."""

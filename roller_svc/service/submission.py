@@ -9,13 +9,15 @@ from typing import Annotated
 from fastapi import Header, Request
 from fastapi.responses import Response
 from pydantic import BaseModel
+from structlog.contextvars import bind_contextvars
 
 from roller_svc.client.schemas import BuildTerms
 from roller_svc.farm.farm import Terms
 from roller_svc.farm.idempotency import KeyedRequest
 from roller_svc.farm.models import Request as FarmRequest
 from roller_svc.farm.operations import CacheStatus, Operation
-from roller_svc.service.access import Principal, principal_of
+from roller_svc.service.access import principal_of
+from roller_svc.service.problems import request_id_of
 from roller_svc.service.responses import operation_response
 from roller_svc.service.state import state_of
 
@@ -31,8 +33,13 @@ IdempotencyKey = Annotated[
 Prefer = Annotated[str | None, Header(max_length=200, description="wait=SECONDS: respond when it is done")]
 
 
-def terms_of(body: BuildTerms, principal: Principal) -> Terms:
-    return Terms(principal.client, principal.max_alive, body.priority, body.timeout_s)
+def terms_of(body: BuildTerms, request: Request) -> Terms:
+    principal = principal_of(request)
+    tracing = state_of(request).tracing
+    return Terms(
+        principal.client, principal.max_alive, body.priority, body.timeout_s, request_id=request_id_of(request),
+        traceparent=None if tracing is None else tracing.current(),
+    )  # fmt: skip
 
 
 async def submit_and_wait(
@@ -41,6 +48,7 @@ async def submit_and_wait(
     """Submit a build and respond with its operation: 200 if it is done, 202 if not."""
     state = state_of(request)
     operation = await _submit(request, body, wanted, idempotency_key)
+    bind_contextvars(operation=operation.id, cache=operation.cache.value)
     seconds = preferred_wait_s(prefer, state.settings.max_wait_s)
     operation = await state.wait(operation, request, seconds)
     applied = {"Preference-Applied": f"wait={seconds:g}"} if seconds else {}
@@ -57,13 +65,13 @@ async def _submit(request: Request, body: BuildTerms, wanted: FarmRequest, key: 
     """Return the operation of an earlier request with this key, or of a new one. Raises ConflictError."""
     state, principal = state_of(request), principal_of(request)
     if key is None:
-        return await state.submit(wanted, terms_of(body, principal))
+        return await state.submit(wanted, terms_of(body, request))
     keyed = KeyedRequest(principal.client, key, _content(request.url.path, body))
     known_id = await state.run(lambda: state.idempotency.find(keyed))
     known = None if known_id is None else await state.run(lambda: state.farm.get(known_id))
     if known is not None:
         return known
-    operation = await state.submit(wanted, terms_of(body, principal))
+    operation = await state.submit(wanted, terms_of(body, request))
     # A hit made nothing, so repeating it makes nothing either: it needs no record.
     if operation.cache is not CacheStatus.HIT:
         await state.run(lambda: state.idempotency.record(keyed, operation.id))

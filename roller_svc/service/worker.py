@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Sequence
 from types import FrameType
+from typing import TYPE_CHECKING
 
 from roller_svc.errors import ArgumentError, StoreError
 from roller_svc.farm.build import build_task
@@ -25,13 +26,16 @@ from roller_svc.farm.scratch import scratch_folder
 from roller_svc.farm.store import Store
 from roller_svc.service.announcements import Announcements
 from roller_svc.service.builds import BuildWork, RequestBuilds, worker_limits
+from roller_svc.service.logs import configure_logging
 from roller_svc.service.model_builds import ModelBuilds
+from roller_svc.service.telemetry import open_tracing
 from roller_svc.settings import Settings, forget_secrets, s3_options
+
+if TYPE_CHECKING:
+    from roller_svc.service.tracing import Tracing
 
 RETRY_S = 2.0  # between tries to reach the database at the start
 POLL_S = 0.1
-LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
-QUIET_LOGGERS = ("celery", "kombu", "amqp", "alembic")  # whose news are one line a message
 
 log = logging.getLogger(__name__)
 
@@ -55,9 +59,17 @@ class FarmWorker:
         settings: `workers` is the number of builds at once.
         queues: that it takes from.
         work: builds a kernel in a worker process.
+        tracing: of builds.
     """
 
-    def __init__(self, settings: Settings, queues: Sequence[str], work: BuildWork = build_task) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        queues: Sequence[str],
+        work: BuildWork = build_task,
+        tracing: Tracing | None = None,
+    ) -> None:
+        self._on_attempt = (lambda _: None) if tracing is None else tracing.record
         with contextlib.ExitStack() as resources:  # closed in the reverse order
             self._open(settings, queues, work, resources)
             self._resources = resources.pop_all()
@@ -84,6 +96,7 @@ class FarmWorker:
         self.runner = BuildRunner(
             queue, store, builds, WorkerRegistry(database), describe_worker(queues, settings.workers),
             remember_errors_s=settings.remember_errors_s, devices=machine_locks(),
+            on_attempt=self._on_attempt,
         )  # fmt: skip
         self._announcements = Announcements(settings, environment)
         resources.callback(self._announcements.close)
@@ -108,12 +121,11 @@ class FarmWorker:
 
 def run_worker(settings: Settings, queues: Sequence[str], work: BuildWork = build_task) -> None:
     """Build until SIGTERM or SIGINT, then finish what is running, until the time limit or the next signal."""
-    logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
-    for name in QUIET_LOGGERS:
-        logging.getLogger(name).setLevel(logging.WARNING)
+    configure_logging(settings)
+    tracing = open_tracing(settings)  # reads OTEL_* variables, some of them secrets
     forget_secrets()
     signals = StopSignals()
-    worker = _create_worker(settings, queues, work, signals.first)
+    worker = _create_worker(settings, queues, work, signals.first, tracing)
     if worker is None:
         return
     worker.start()
@@ -127,16 +139,18 @@ def run_worker(settings: Settings, queues: Sequence[str], work: BuildWork = buil
     if not worker.runner.is_idle:
         log.warning("running builds are given back to other workers")
     worker.close()
+    if tracing is not None:
+        tracing.close()
     log.info("worker %s has ended", worker.runner.worker.id)
 
 
 def _create_worker(
-    settings: Settings, queues: Sequence[str], work: BuildWork, stop: threading.Event
+    settings: Settings, queues: Sequence[str], work: BuildWork, stop: threading.Event, tracing: Tracing | None
 ) -> FarmWorker | None:
     """Return a worker once the database can be reached, or None if it is stopped before."""
     while not stop.is_set():
         try:
-            return FarmWorker(settings, queues, work)
+            return FarmWorker(settings, queues, work, tracing)
         except StoreError as failure:
             if failure.code != "database-error":
                 raise

@@ -26,6 +26,7 @@ def document() -> dict[str, Any]:
         "digest": digest,
         "facts": {"digest": digest, "files": blobs},
         "files": {kind: base64.b64encode(content).decode() for kind, content in FILES.items()},
+        "stages": [],
     }
 
 

@@ -22,6 +22,7 @@ from roller_svc.cli import main as main_of_roller
 from roller_svc.farm.build import BuildTask
 from roller_svc.farm.store import Artifact, Store
 from roller_svc.service import server
+from roller_svc.service.logs import configure_logging
 from roller_svc.settings import read_settings
 
 BUILD_S, PUBLISH_S = (float(os.environ.get(f"SLEEPY_{name}_S", "0")) for name in ("BUILD", "PUBLISH"))
@@ -57,6 +58,7 @@ def main() -> None:
     """Serve with the ROLLER_* settings."""
     settings = read_settings()
     server.raise_descriptor_limit()
+    configure_logging(settings)
     roller_svc.service.app.Store = SleepyStore  # type: ignore[misc]  # where create_app finds it
     app = roller_svc.service.app.create_app(settings, work=sleepy_build)
     server.ServiceServer(server.server_config(app, settings)).run()

@@ -5,14 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 from fastapi import APIRouter, Request
-from fastapi.responses import Response
+from fastapi.responses import JSONResponse, Response
 
+from roller_svc.client.schemas import ReadyResponse
 from roller_svc.compiler.action import SCHEMA, generator_digest, library_versions, toolchain_versions
+from roller_svc.errors import StoreError
 from roller_svc.farm.api_keys import Scope
 from roller_svc.service.access import requires
 from roller_svc.service.metrics import MEDIA_TYPE
+from roller_svc.service.problems import RETRY_AFTER_S, problem, response
 from roller_svc.service.state import state_of
 from roller_svc.version import __version__
+
+ERROR_CODES = {"database": "database-error", "store": StoreError.default_code}
 
 router = APIRouter(tags=["health"])
 
@@ -23,14 +28,19 @@ async def alive() -> dict[str, str]:
     return {"status": "ok"}
 
 
-@router.get("/readyz")
-async def ready(request: Request) -> dict[str, str]:
+@router.get("/readyz", response_model=ReadyResponse)
+async def ready(request: Request) -> Response:
     """Respond with 503 if the store is not writable or the database is away. Nothing fails without the broker."""
     state = state_of(request)
-    await state.run(state.store.objects.check_writable)
-    await state.run(state.farm.check_database)
-    broker = await state.run(state.farm.broker_failure)
-    return {"status": "ready"} if broker is None else {"status": "ready", "broker": broker}
+    statuses = await state.readiness.read()
+    parts = {"parts": {name: status.value for name, status in statuses.items()}}
+    missing = state.readiness.missing(statuses)
+    if state.is_ending:
+        return response(problem(503, "shutting-down", "the service is shutting down") | parts)
+    if missing:
+        detail = "; ".join(f"the {name} cannot be reached ({statuses[name].value})" for name in missing)
+        return response(problem(503, ERROR_CODES[missing[0]], detail) | parts, {"Retry-After": str(RETRY_AFTER_S)})
+    return JSONResponse({"status": "ready"} | parts)
 
 
 @router.get("/metrics", response_class=Response, dependencies=[requires(Scope.READ)])

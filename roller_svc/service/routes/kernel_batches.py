@@ -15,7 +15,7 @@ from roller_svc.farm.farm import Terms
 from roller_svc.farm.operations import Operation
 from roller_svc.farm.store import Json
 from roller_svc.ir.report import BuildRequest, SelectionMode
-from roller_svc.service.access import Principal, check_scope, principal_of, requires
+from roller_svc.service.access import check_scope, principal_of, requires
 from roller_svc.service.mapping import build_request_from_body, operation_json
 from roller_svc.service.problems import problem_from_record
 from roller_svc.service.responses import CLIENT_GONE
@@ -41,7 +41,7 @@ async def batch_compile(body: BatchCompileRequest, request: Request) -> Response
         )
     entries: list[Json] = []
     with state.admit_batch():
-        batch = _Batch(state, principal_of(request))
+        batch = _Batch(state, request)
         for number, item in enumerate(body.requests):
             if number % CHECK_EVERY == 0 and await request.is_disconnected():
                 return Response(status_code=CLIENT_GONE)
@@ -52,9 +52,9 @@ async def batch_compile(body: BatchCompileRequest, request: Request) -> Response
 class _Batch:
     """A batch that is being submitted: one request after the other, so that other clients' requests come between."""
 
-    def __init__(self, state: State, principal: Principal) -> None:
+    def __init__(self, state: State, request: Request) -> None:
         self._state = state
-        self._principal = principal
+        self._request = request
         self._submitted: dict[Wanted, Result] = {}
         self._deadline_s = asyncio.get_running_loop().time() + state.settings.estimates_timeout_s
 
@@ -62,8 +62,8 @@ class _Batch:
         """Submit a request, unless an equal one of the batch was submitted."""
         try:
             if body.options.select == SelectionMode.MEASURE.value:
-                check_scope(self._principal, Scope.MEASURE)
-            wanted = (await self._state.run(lambda: build_request_from_body(body)), terms_of(body, self._principal))
+                check_scope(principal_of(self._request), Scope.MEASURE)
+            wanted = (await self._state.run(lambda: build_request_from_body(body)), terms_of(body, self._request))
             if wanted not in self._submitted:
                 self._check_time()
                 self._submitted[wanted] = await self._state.submit(*wanted)

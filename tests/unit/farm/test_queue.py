@@ -73,11 +73,19 @@ def together(count: int, work: Callable[[int], object]) -> list[object]:
     return list(results)
 
 
+def test_a_claim_has_the_ids_of_the_request_that_queued_it(queue: OperationQueue) -> None:
+    queue.submit(replace(submission(), request_id="r1", traceparent="00-1-2-01"))
+    queue.submit(replace(submission(), request_id="r2", traceparent="00-3-4-01"))  # joins
+    claim = claimed(queue)
+    assert (claim.request_id, claim.traceparent) == ("r1", "00-1-2-01")
+
+
 def test_an_operation_from_submission_to_result(queue: OperationQueue) -> None:
     operation = queue.submit(submission())
     assert (operation.state, operation.cache, operation.attempt) == (OperationState.QUEUED, CacheStatus.MISS, 0)
     claim = claimed(queue)
-    assert claim == Claim(operation.id, 1, "a", {"expression": "a"}, 0)
+    assert claim.ready_time > 0
+    assert replace(claim, ready_time=0.0) == Claim(operation.id, 1, "a", {"expression": "a"}, 0)
     assert (found(queue, operation.id).state, found(queue, operation.id).worker) == (OperationState.BUILDING, "w")
     assert queue.claim("other") is None
     assert queue.renew([claim]) == {operation.id: Lease.CURRENT}

@@ -68,6 +68,8 @@ def upgrade() -> None:
         sa.Column("measured_on", sa.String(length=8), nullable=True),
         sa.Column("generator", sa.String(length=64), nullable=False),
         sa.Column("client", sa.String(length=80), nullable=False),
+        sa.Column("request_id", sa.String(length=64), nullable=True),
+        sa.Column("traceparent", sa.String(length=64), nullable=True),
         sa.Column("priority", sa.Integer(), nullable=False),
         sa.Column("state", sa.String(length=16), nullable=False),
         sa.Column("create_time", sa.Double(), nullable=False),

@@ -1,0 +1,78 @@
+"""The Grafana dashboard asks for metrics and labels that the service has."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from roller_svc.farm.operations import CacheStatus, Operation, OperationState
+from roller_svc.farm.statistics import Figures, QueueFigures
+from roller_svc.service.metrics import Metrics
+
+DASHBOARD = json.loads((Path(__file__).resolve().parents[2] / "docker" / "grafana" / "roller.json").read_text())
+FIGURES = Figures(
+    queues=(QueueFigures("build.cuda", "queued", 3, 1.5),), ended={"ok": 2, "no-worker": 1}, wait_s={0.5: 1.0},
+    build_s={0.5: 2.0}, workers={"active": 1},
+)  # fmt: skip
+OWN_LABELS = {"job"}  # that Prometheus adds to what it scrapes
+
+
+def panels() -> list[dict[str, Any]]:
+    return [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
+
+
+def queries() -> Iterator[str]:
+    for panel in panels():
+        yield from (target["expr"] for target in panel["targets"])
+
+
+def exposed() -> dict[str, set[str]]:
+    """The labels of each metric that a service in use exposes."""
+    metrics = Metrics()
+    for cache in CacheStatus:
+        metrics.count(Operation("id", "action", OperationState.QUEUED, cache, "", {}))
+    samples: dict[str, set[str]] = {}
+    for family in text_string_to_metric_families(metrics.render(FIGURES).decode()):
+        for sample in family.samples:
+            samples.setdefault(sample.name, set()).update(sample.labels)
+    return samples
+
+
+@pytest.mark.parametrize("query", list(queries()))
+def test_a_query_names_metrics_and_labels_that_are_exposed(query: str) -> None:
+    known = exposed()
+    names = re.findall(r"\broller_\w+", query)
+    assert names
+    matchers = re.findall(r"\{([^}]*)\}", query)
+    labels = {label for each in matchers for label in re.findall(r"(\w+)\s*[=!]", each)}
+    grouped = {label.strip() for labels in re.findall(r"by \(([^)]*)\)", query) for label in labels.split(",")}
+    for name in names:
+        assert name in known
+        assert (labels | grouped) <= known[name] | OWN_LABELS
+
+
+def test_every_metric_of_the_farm_is_shown() -> None:
+    shown = {name for query in queries() for name in re.findall(r"\broller_\w+", query)}
+    assert shown == {name for name in exposed() if not name.endswith("_created")}
+
+
+def test_panels_have_titles_and_do_not_overlap() -> None:
+    cells: set[tuple[int, int]] = set()
+    for panel in panels():
+        place = panel["gridPos"]
+        own = {(place["x"] + x, place["y"] + y) for x in range(place["w"]) for y in range(place["h"])}
+        assert panel["title"]
+        assert place["x"] + place["w"] <= 24
+        assert not own & cells
+        cells |= own
+    assert len({panel["id"] for panel in panels()}) == len(panels())
+
+
+def test_the_dashboard_runs_on_any_prometheus() -> None:
+    assert {panel["datasource"]["uid"] for panel in panels()} == {"${datasource}"}
