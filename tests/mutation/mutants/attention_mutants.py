@@ -76,7 +76,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     mutant(DECODE, "warps have the same values", Kind.LANES,
            Edit(r"k_warp \* 2\)( \+ 1\))? \* 16", r"0 * 2)\1 * 16", 4)),
     mutant(DECODE, "sums of pieces are not below one maximum", Kind.PART,
-           Edit(r"z_partial_once0 \* expf\(.*\);", "z_partial_once0;")),
+           Edit(r"(z_acc \+= z_partial\[[^\]]*\]) \* expf\(.*\);", r"\1;")),
     mutant(DECODE, "maxima of pieces are the sums", Kind.PART,
            Edit(r"(z_high_partial\[[^\n]*\] = )maximum", r"\1total")),
     mutant(DECODE, "columns beyond the last one are stored", Kind.GUARD, Edit(r"n_place < 40", "n_place < 48")),

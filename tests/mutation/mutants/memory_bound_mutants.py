@@ -153,7 +153,7 @@ ROWS: tuple[Mutation, ...] = (
     mutant(SOFTMAX, "rows beyond the edge are stored", Kind.GUARD,
            Edit(r"if \(m_first < 21\)", "if (m_first <= 21)", 2)),
     mutant(SOFTMAX, "the maximum is subtracted once only", Kind.EPILOGUE,
-           Edit(r"= expf\(\(A_loaded0\[round_\] - M_row\)\) / S_row", "= expf(A_loaded0[round_]) / S_row")),
+           Edit(r"= expf\(\(A_loaded0\[round_\] - M_row\)\) \* S_inverse", "= expf(A_loaded0[round_]) * S_inverse")),
     mutant(SOFTMAX, "a row's neighbour's sum", Kind.PLACE,
            Edit(r"S_acc = S_lanes\[point \* 2", "S_acc = S_lanes[(point ^ 1) * 2")),
     mutant(NORM, "no barrier before the means", Kind.BARRIER, Edit(_BARRIER, "", 2, only=0)),
