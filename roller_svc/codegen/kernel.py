@@ -250,7 +250,7 @@ def _emit_gpu(
                 LaunchSpec(tree.name, tuple(a.symbol for a in args), (function.grid, 1, 1), (function.block, 1, 1),
                            function.shared_bytes, tree.zeroed, tensor_maps=function.tensor_maps, cluster=tree.cluster)
             )  # fmt: skip
-    text = f"{quote_comment(comment)}{cuda.preamble(tuple(functions), dialect)}" + "\n".join(f.text for f in functions)
+    text = f"{quote_comment(comment)}{cuda.preamble(tuple(functions), hw.arch)}" + "\n".join(f.text for f in functions)
     used = _used_buffers(buffers, launches)
     return KernelSource(
         name, dialect.language, hw.arch, text, used, tuple(launches), _with_caller_names(checks, buffers)

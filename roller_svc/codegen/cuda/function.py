@@ -9,6 +9,7 @@ from roller_svc.analysis.congruences import Congruence, congruence
 from roller_svc.analysis.index_ranges import fold
 from roller_svc.codegen import dialect as dialects
 from roller_svc.codegen.buffer_ref import BufferRef
+from roller_svc.codegen.cuda.atomics import PREFIX, atomic, atomic_name
 from roller_svc.codegen.cuda.instructions import AMPERE, HIP_PREFIX, instruction
 from roller_svc.codegen.cuda.matrix import MatrixNode, call_wrapper, hopper_statement, matrix_lines
 from roller_svc.codegen.cuda.vector import WIDEST_BYTES, emit_wide_loop
@@ -17,11 +18,9 @@ from roller_svc.codegen.index_width import MAX_INT32, needs_wide_index
 from roller_svc.codegen.names import Names
 from roller_svc.codegen.scalar import Scalar
 from roller_svc.codegen.visitor import CodeGenVisitor
-from roller_svc.ir.dtype import DType
 from roller_svc.ir.hardware import Arch
 from roller_svc.ir.index import ceil_div
 from roller_svc.ir.kernel import Buffer, Language, Role, RuntimeCheck
-from roller_svc.ir.program import Combine
 from roller_svc.ir.schedule import (
     SHARED_ALIGNMENT_BYTES,
     AnyThread,
@@ -190,7 +189,7 @@ class CodeGenCuda(CodeGenVisitor):
     def assignment(self, node: Compute, buffer: BufferRef) -> str:
         if not node.atomic or node.combine is None:
             return CodeGenVisitor.assignment(self, node, buffer)
-        name = f"atomic_{node.combine.name.lower()}_{dialects.SHORT[buffer.dtype]}"
+        name = atomic_name(node.combine, buffer.dtype)
         self.atomics[name] = None
         address = f"&{buffer.identifier}[{self.scalar.address(buffer, node.index)}]"
         return f"{name}({address}, {self.scalar.to_element(node.value, buffer.dtype)});"
@@ -316,60 +315,15 @@ def _parameter(buffer: Buffer, dialect: dialects.Dialect) -> str:
     return f"{const}{dialect.storage_type(buffer.dtype)} *__restrict__ {buffer.symbol}"
 
 
-def preamble(functions: tuple[Function, ...], dialect: dialects.Dialect) -> str:
+def preamble(functions: tuple[Function, ...], arch: Arch) -> str:
     """Return the helpers and wrappers of the functions."""
+    dialect = dialect_of(arch)
     names = list(dict.fromkeys(name for f in functions for name in f.helpers))
-    plain = [(instruction(n) or helper(n, dialect)).text for n in names if not n.startswith("atomic_")]
+    plain = [(instruction(n) or helper(n, dialect)).text for n in names if not n.startswith(PREFIX)]
     for name in names:
-        if name.startswith("atomic_"):
-            needed, text = _atomic(name, dialect)
-            plain += [helper(n, dialect).text for n in needed if n not in names]
-            plain.append(text)
+        if name.startswith(PREFIX):
+            found = atomic(name, arch, dialect)
+            plain += [(instruction(n) or helper(n, dialect)).text for n in found.needs if n not in names]
+            plain.append(found.text)
     text = "\n".join(dict.fromkeys(plain))
     return text + "\n\n" if text else ""
-
-
-def _atomic(name: str, dialect: dialects.Dialect) -> tuple[tuple[str, ...], str]:
-    """Return (needed helpers, source) of an atomic reduction by compare-and-swap, for any type and operator."""
-    _, which, short = name.split("_", 2)
-    dtype = next(d for d in DType if dialects.SHORT[d] == short)
-    stored, value = dialect.storage_type(dtype), dialect.value_type(dtype)
-    combine = Combine[which.upper()]
-    needed: tuple[str, ...] = ()
-    old, new = "old", "join"
-    if dtype.is_narrow_float:
-        back, to = f"{short}_to_f32", f"f32_to_{short}"
-        needed = (*helper(back, dialect).needs, *helper(to, dialect).needs, back, to)
-        old, new = f"{back}(old)", f"{to}(join)"
-    if combine in (Combine.MAX, Combine.MIN):
-        function = f"{which}_{dialects.SHORT[dtype.compute]}"
-        needed = (*needed, function)
-        join = f"{function}({old}, {'value' if not dtype.is_narrow_float else f'{short}_to_f32(value)'})"
-    else:
-        sign = "+" if combine is Combine.SUM else "*"
-        operand = f"{short}_to_f32(value)" if dtype.is_narrow_float else "value"
-        join = f"({value})({old} {sign} {operand})"
-    word = {64: "unsigned long long", 16: "unsigned short"}.get(dtype.bits, "unsigned int")
-    whole = f"*({word} *)&stored"
-    if dtype.bits == 8:  # no CAS of bytes: swap the enclosing word, which may exceed the array
-        whole = "(seen & ~mask) | ((unsigned int)*(unsigned char *)&stored << shift & mask)"
-    if dtype.bits > 8:
-        locate = f"  {word} *at = ({word} *)place;\n"
-        extract = f"    {stored} old = *({stored} *)&seen;\n"
-    else:
-        locate = (
-            "  unsigned int *at = (unsigned int *)((unsigned long long)place & ~3ull);\n"
-            "  unsigned int shift = ((unsigned long long)place & 3) * 8;\n"
-            "  unsigned int mask = 255u << shift;\n"
-        )
-        extract = (
-            "    unsigned char part = (unsigned char)((seen & mask) >> shift);\n"
-            f"    {stored} old = *({stored} *)&part;\n"
-        )
-    text = (
-        f"__device__ __forceinline__ void {name}({stored} *place, {stored} value) {{\n{locate}"
-        f"  {word} seen = *(volatile {word} *)at, before;\n  do {{\n    before = seen;\n{extract}"
-        f"    {value} join = {join};\n    {stored} stored = ({stored}){new};\n"
-        f"    seen = atomicCAS(at, before, {whole});\n  }} while (seen != before);\n}}"
-    )
-    return needed, text

@@ -143,6 +143,8 @@ def instruction(name: str) -> Helper | None:
         return _PAIR_CONVERSIONS[name]
     if found := re.fullmatch(r"(add|sub|mul)_(f16|bf16)x2", name):
         return _pair(name, found[1], found[2])
+    if found := re.fullmatch(r"add_pair_(f16|bf16)", name):
+        return Helper(_add_pair(found[1]))
     if name == "shared_address":
         return Helper(_SHARED_ADDRESS)
     if found := re.fullmatch(r"copy_async_(4|8|16)", name):
@@ -211,6 +213,14 @@ def _pack(short: str) -> str:
         f"{_F} unsigned int pack_{short}(float low, float high) {{\n"
         f"  unsigned int word;\n"
         f'  asm("cvt.rn.{short}x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));\n  return word;\n}}'
+    )
+
+
+def _add_pair(short: str) -> str:
+    return (
+        f"{_F} void add_pair_{short}(unsigned int *at, unsigned int pair) {{\n"
+        f'  asm volatile("red.global.add.noftz.{short}x2 [%0], %1;"\n'
+        f'               :: "l"(__cvta_generic_to_global(at)), "r"(pair) : "memory");\n}}'
     )
 
 

@@ -145,6 +145,15 @@ inline unsigned short e4m3_bits_to_f16(unsigned int byte) {
 inline unsigned int e4m3x2_to_f16x2(unsigned short bytes) {
   return e4m3_bits_to_f16(bytes & 255) | (unsigned int)e4m3_bits_to_f16(bytes >> 8) << 16;
 }
+// red.add of a pair: both halves are added and rounded on their own.
+#define EMULATOR_ADD_PAIR(short_name) \
+  inline void add_pair_##short_name(unsigned int *at, unsigned int pair) { \
+    unsigned int sums = add_##short_name##x2(__atomic_load_n(at, __ATOMIC_RELAXED), pair); \
+    __atomic_store_n(at, sums, __ATOMIC_RELAXED); \
+  }
+EMULATOR_ADD_PAIR(f16)
+EMULATOR_ADD_PAIR(bf16)
+#undef EMULATOR_ADD_PAIR
 inline unsigned char f32_to_e4m3(float a) {  // to nearest even, saturating at 448
   unsigned int u = __float_as_uint(a), sign = u >> 24 & 128;
   u &= 0x7fffffff;

@@ -213,6 +213,23 @@ inline unsigned long long atomicAdd(unsigned long long *at, unsigned long long v
 inline float atomicAdd(float *at, float value) { return emulator::added<float, unsigned int>(at, value); }
 inline double atomicAdd(double *at, double value) { return emulator::added<double, unsigned long long>(at, value); }
 
+
+namespace emulator {
+template <class T, bool GREATER> inline T ordered(T *at, T value) {
+  T before = __atomic_load_n(at, __ATOMIC_RELAXED);
+  __atomic_store_n(at, (GREATER ? value > before : value < before) ? value : before, __ATOMIC_RELAXED);
+  return before;
+}
+}  // namespace emulator
+#define EMULATOR_ATOMIC_ORDER(type) \
+  inline type atomicMin(type *at, type value) { return emulator::ordered<type, false>(at, value); } \
+  inline type atomicMax(type *at, type value) { return emulator::ordered<type, true>(at, value); }
+EMULATOR_ATOMIC_ORDER(int)
+EMULATOR_ATOMIC_ORDER(unsigned int)
+EMULATOR_ATOMIC_ORDER(long long)
+EMULATOR_ATOMIC_ORDER(unsigned long long)
+#undef EMULATOR_ATOMIC_ORDER
+
 // the lesser and the greater
 #define EMULATOR_ORDER(type) \
   inline type min(type a, type b) { return a < b ? a : b; } \

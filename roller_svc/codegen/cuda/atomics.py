@@ -1,0 +1,149 @@
+"""Atomic reductions of scatters → device functions: one instruction where the device has it, else compare-and-swap.
+
+Their results stay unused, so that NVRTC emits RED, which does not wait for memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from roller_svc.codegen import dialect as dialects
+from roller_svc.codegen.cuda.instructions import HIP_PREFIX
+from roller_svc.codegen.helpers import helper
+from roller_svc.ir.dtype import DType
+from roller_svc.ir.hardware import Arch
+from roller_svc.ir.program import Combine
+
+PREFIX = "atomic_"
+_HOPPER = Arch("sm_", 90)  # first with red.add.bf16x2 (PTX ISA, "red")
+_BITS_OF = {32: ("int", "unsigned int"), 64: ("long long", "unsigned long long")}
+
+
+@dataclass(frozen=True, slots=True)
+class Atomic:
+    """The source of an atomic reduction, and the helpers that it calls."""
+
+    text: str
+    needs: tuple[str, ...] = ()
+
+
+def atomic_name(combine: Combine, dtype: DType) -> str:
+    """Return the name of the function that combines a value with an element."""
+    return f"{PREFIX}{combine.name.lower()}_{dialects.SHORT[dtype]}"
+
+
+def has_native_atomic(combine: Combine, dtype: DType, arch: Arch) -> bool:
+    """Return whether the reduction needs no compare-and-swap."""
+    if combine is Combine.SUM:
+        return dtype.bits >= 32 or _adds_pairs(dtype, arch)
+    if combine not in (Combine.MAX, Combine.MIN) or dtype.bits < 32:
+        return False
+    return arch.prefix != HIP_PREFIX or dtype.bits == 32  # HIP 5.2 has no signed 64-bit atomicMax
+
+
+def atomic(name: str, arch: Arch, dialect: dialects.Dialect) -> Atomic:
+    """Return the function of that name."""
+    _, which, short = name.split("_", 2)
+    dtype = next(d for d in DType if dialects.SHORT[d] == short)
+    combine = Combine[which.upper()]
+    head = f"__device__ __forceinline__ void {name}({dialect.storage_type(dtype)} *place, "
+    head += f"{dialect.storage_type(dtype)} value) {{\n"
+    if not has_native_atomic(combine, dtype, arch):
+        return _swap(head, combine, dtype, dialect)
+    if combine is Combine.SUM:
+        return _pair_sum(head, short) if dtype.bits == 16 else Atomic(head + _sum(dtype, dialect) + "}")
+    return Atomic(head + (_float_order(which, dtype) if dtype.is_float else f"  atomic{which.title()}(place, value);\n") + "}")
+
+
+def _adds_pairs(dtype: DType, arch: Arch) -> bool:
+    if arch.prefix == HIP_PREFIX:
+        return False
+    return dtype is DType.FLOAT16 or (dtype is DType.BFLOAT16 and arch >= _HOPPER)
+
+
+def _sum(dtype: DType, dialect: dialects.Dialect) -> str:
+    if dtype.is_float or dtype.bits == 32 or not dtype.is_signed:
+        return "  atomicAdd(place, value);\n"
+    word = dialect.value_type(DType.UINT64)  # the only 64-bit integer that atomicAdd takes
+    return f"  atomicAdd(({word} *)place, ({word})value);\n"
+
+
+def _pair_sum(head: str, short: str) -> Atomic:
+    """Add a pair of the value and -0, the neutral element of IEEE addition, to the element's aligned word.
+
+    The word may extend beyond the array. ptxas emits compare-and-swap for red.add.f16 of a single element.
+    """
+    text = (
+        f"{head}  unsigned int shift = ((unsigned long long)place & 2) * 8;\n"
+        f"  add_pair_{short}((unsigned int *)((unsigned long long)place & ~3ull),\n"
+        f"{' ' * (12 + len(short))}(unsigned int)value << shift | 0x80000000u >> shift);\n}}"
+    )
+    return Atomic(text, (f"add_pair_{short}",))
+
+
+def _float_order(which: str, dtype: DType) -> str:
+    """Return the body of a float's maximum or minimum, by the order of its bits as an integer.
+
+    Bits of floats order as signed integers if one is positive, and as unsigned ones in reverse if both are negative.
+    A NaN is stored with the bits that win in either order. An element that is NaN before all updates stays.
+    """
+    signed, unsigned = _BITS_OF[dtype.bits]
+    value = "float" if dtype.bits == 32 else "double"
+    other = "Min" if which == "max" else "Max"
+    nan = f"({signed})(~({unsigned})0 >> 1)" if which == "max" else "-1"
+    return (
+        f"  {value} seen = *(volatile {value} *)place;\n"
+        f"  if (seen != seen || seen {'>=' if which == 'max' else '<='} value) return;\n"
+        f"  {signed} bits = value != value ? {nan} : *({signed} *)&value;\n"
+        f"  if (bits >= 0) atomic{which.title()}(({signed} *)place, bits);\n"
+        f"  else atomic{other}(({unsigned} *)place, ({unsigned})bits);\n"
+    )
+
+
+def _swap(head: str, combine: Combine, dtype: DType, dialect: dialects.Dialect) -> Atomic:
+    """Return a reduction by compare-and-swap, for any type and operator.
+
+    A maximum or minimum that leaves the element as it is ends without a swap.
+    """
+    short, which = dialects.SHORT[dtype], combine.name.lower()
+    stored, value = dialect.storage_type(dtype), dialect.value_type(dtype)
+    is_order = combine in (Combine.MAX, Combine.MIN)
+    needed: tuple[str, ...] = ()
+    old, new = "old", "join"
+    if dtype.is_narrow_float:
+        back, to = f"{short}_to_f32", f"f32_to_{short}"
+        needed = (*helper(back, dialect).needs, *helper(to, dialect).needs, back, to)
+        old, new = f"{back}(old)", f"{to}(join)"
+    if is_order:
+        function = f"{which}_{dialects.SHORT[dtype.compute]}"
+        needed = (*needed, function)
+        join = f"{function}({old}, {'value' if not dtype.is_narrow_float else f'{short}_to_f32(value)'})"
+    else:
+        sign = "+" if combine is Combine.SUM else "*"
+        operand = f"{short}_to_f32(value)" if dtype.is_narrow_float else "value"
+        join = f"({value})({old} {sign} {operand})"
+    word = {64: "unsigned long long", 16: "unsigned short"}.get(dtype.bits, "unsigned int")
+    whole = f"*({word} *)&stored"
+    if dtype.bits == 8:  # no CAS of bytes: swap the enclosing word, which may exceed the array
+        whole = "(seen & ~mask) | ((unsigned int)*(unsigned char *)&stored << shift & mask)"
+    if dtype.bits > 8:
+        locate = f"  {word} *at = ({word} *)place;\n"
+        extract = f"    {stored} old = *({stored} *)&seen;\n"
+    else:
+        locate = (
+            "  unsigned int *at = (unsigned int *)((unsigned long long)place & ~3ull);\n"
+            "  unsigned int shift = ((unsigned long long)place & 3) * 8;\n"
+            "  unsigned int mask = 255u << shift;\n"
+        )
+        extract = (
+            "    unsigned char part = (unsigned char)((seen & mask) >> shift);\n"
+            f"    {stored} old = *({stored} *)&part;\n"
+        )
+    unchanged = f"    if (({whole}) == before) return;\n" if is_order else ""
+    text = (
+        f"{head}{locate}"
+        f"  {word} seen = *(volatile {word} *)at, before;\n  do {{\n    before = seen;\n{extract}"
+        f"    {value} join = {join};\n    {stored} stored = ({stored}){new};\n{unchanged}"
+        f"    seen = atomicCAS(at, before, {whole});\n  }} while (seen != before);\n}}"
+    )
+    return Atomic(text, needed)
