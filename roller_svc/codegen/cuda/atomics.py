@@ -52,7 +52,8 @@ def atomic(name: str, arch: Arch, dialect: dialects.Dialect) -> Atomic:
         return _swap(head, combine, dtype, dialect)
     if combine is Combine.SUM:
         return _pair_sum(head, short) if dtype.bits == 16 else Atomic(head + _sum(dtype, dialect) + "}")
-    return Atomic(head + (_float_order(which, dtype) if dtype.is_float else f"  atomic{which.title()}(place, value);\n") + "}")
+    body = _float_order(which, dtype) if dtype.is_float else f"  atomic{which.title()}(place, value);\n"
+    return Atomic(head + body + "}")
 
 
 def _adds_pairs(dtype: DType, arch: Arch) -> bool:
