@@ -68,6 +68,14 @@ SCATTER_BYTES = Case(
     "scatter of bytes", "scatter", "C[I[i]] +=. A[i]",
     (("C", "int8", (9,)), ("I", "int32", (500,)), ("A", "int8", (500,))), Tiles((64,), (2,)),
 )  # fmt: skip
+SCATTER_HALVES = Case(
+    "scatter of halves", "scatter", "C[I[i]] +=. A[i]",
+    (("C", "float16", (9,)), ("I", "int32", (100,)), ("A", "float16", (100,))), Tiles((64,), (2,)),
+)  # fmt: skip
+GREATEST = Case(
+    "greatest by place", "scatter", "C[I[i]] >=. A[i]",
+    (("C", "float32", (60,)), ("I", "int32", (100,)), ("A", "float32", (100,))), Tiles((64,), (2,)),
+)  # fmt: skip
 GATHER = Case(
     "gather", "gather", "Y[i, n] = T[I[i], n]", (("T", "float16", (50, 36)), ("I", "int64", (45,))),
     Tiles((64, 64), (1, 8)),
