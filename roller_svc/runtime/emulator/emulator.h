@@ -127,16 +127,16 @@ inline unsigned int pack_bf16(float low, float high) {
   return f32_to_bf16(low) | (unsigned int)f32_to_bf16(high) << 16;
 }
 inline float bf16_half(unsigned int word) { return __uint_as_float(word << 16); }
-#define EMULATOR_PAIR(name, sign) \
-  inline unsigned int name##_f16x2(unsigned int a, unsigned int b) { \
+#define EMULATOR_PAIR(of_f16, of_bf16, sign) \
+  inline unsigned int of_f16(unsigned int a, unsigned int b) { \
     return pack_f16(f16_to_f32(a & 0xffff) sign f16_to_f32(b & 0xffff), f16_to_f32(a >> 16) sign f16_to_f32(b >> 16)); \
   } \
-  inline unsigned int name##_bf16x2(unsigned int a, unsigned int b) { \
+  inline unsigned int of_bf16(unsigned int a, unsigned int b) { \
     return pack_bf16(bf16_half(a) sign bf16_half(b), bf16_half(a >> 16) sign bf16_half(b >> 16)); \
   }
-EMULATOR_PAIR(add, +)
-EMULATOR_PAIR(sub, -)
-EMULATOR_PAIR(mul, *)
+EMULATOR_PAIR(add_f16x2, add_bf16x2, +)
+EMULATOR_PAIR(sub_f16x2, sub_bf16x2, -)
+EMULATOR_PAIR(mul_f16x2, mul_bf16x2, *)
 #undef EMULATOR_PAIR
 inline unsigned short e4m3_bits_to_f16(unsigned int byte) {
   unsigned int magnitude = byte & 127, sign = (byte & 128) << 8;
@@ -146,13 +146,13 @@ inline unsigned int e4m3x2_to_f16x2(unsigned short bytes) {
   return e4m3_bits_to_f16(bytes & 255) | (unsigned int)e4m3_bits_to_f16(bytes >> 8) << 16;
 }
 // red.add of a pair: both halves are added and rounded on their own.
-#define EMULATOR_ADD_PAIR(short_name) \
-  inline void add_pair_##short_name(unsigned int *at, unsigned int pair) { \
-    unsigned int sums = add_##short_name##x2(__atomic_load_n(at, __ATOMIC_RELAXED), pair); \
+#define EMULATOR_ADD_PAIR(name, add) \
+  inline void name(unsigned int *at, unsigned int pair) { \
+    unsigned int sums = add(__atomic_load_n(at, __ATOMIC_RELAXED), pair); \
     __atomic_store_n(at, sums, __ATOMIC_RELAXED); \
   }
-EMULATOR_ADD_PAIR(f16)
-EMULATOR_ADD_PAIR(bf16)
+EMULATOR_ADD_PAIR(add_pair_f16, add_f16x2)
+EMULATOR_ADD_PAIR(add_pair_bf16, add_bf16x2)
 #undef EMULATOR_ADD_PAIR
 inline unsigned char f32_to_e4m3(float a) {  // to nearest even, saturating at 448
   unsigned int u = __float_as_uint(a), sign = u >> 24 & 128;

@@ -11,7 +11,7 @@ from roller_svc.construct.align import powers_of_two, tile_multiples
 from roller_svc.construct.rules import ThreadTile, replaced
 from roller_svc.construct.scale_up import ScaleUpResult, TileMetrics
 from roller_svc.families.common.gpu.loop_rules import LoopRules
-from roller_svc.families.common.gpu.row_space import RowIteration, RowSpace
+from roller_svc.families.common.gpu.row_space import RowIteration, RowSpace, exceeds_registers
 from roller_svc.families.common.gpu.serial_rules import SerialRules
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.occupancy import block_registers
@@ -116,7 +116,15 @@ class ReductionRules(LoopRules):
             return "registers per core"
         if self.rows.shared_bytes(iteration, base.reduce_threads, threads, limits) > limits.shared_bytes_per_block:
             return "shared memory"
+        if self.rows.is_shared(iteration, threads, limits) and self._registers_hold_a_row():
+            return "rows in shared memory"
         return ""
+
+    def _registers_hold_a_row(self) -> bool:
+        """Return whether the most threads that share a row hold it in registers, which overlaps more blocks."""
+        vector, threads = self.rows.vector_elems, self.reduce_thread_choices()[0]
+        elements = -(-self.rows.points // (vector * threads)) * vector
+        return not exceeds_registers(elements, vector, threads, self.rows.words, self.workload.machine.hw.limits)
 
     # measures -------------------------------------------------------------------------------------------------------
     def _measure_rows(self, tile: Tile, iteration: RowIteration, too_large: str, misaligned: str = "") -> TileMetrics:
