@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 from builders import text_kernel
 from databases import new_database, postgresql_server
@@ -88,6 +89,12 @@ def test_a_service_that_refuses_for_a_while_is_found_again(proxy: FaultProxy, cl
     assert client.compile(compile_request(3)).done
 
 
+def wait_until_ready(client: httpx.Client) -> None:
+    until_s = time.monotonic() + 30
+    while client.get("/readyz").status_code != 200:
+        assert time.monotonic() < until_s
+
+
 @pytest.mark.slow
 def test_a_database_that_hangs_is_named_and_recovers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(readiness, "MAX_AGE_S", 0.0)
@@ -98,16 +105,14 @@ def test_a_database_that_hangs_is_named_and_recovers(tmp_path: Path, monkeypatch
             reached = database.set(host="127.0.0.1", port=between.port, query={})
             settings = Settings(store=tmp_path, database=reached.render_as_string(hide_password=False))
             with served(create_app(settings, build)) as client:
-                assert client.get("/readyz").status_code == 200
+                wait_until_ready(client)
                 between.faults.holds = True
                 start_s = time.monotonic()
                 away = client.get("/readyz")
                 assert time.monotonic() - start_s < 10
-                assert (away.status_code, away.json()["parts"]) == (503, {"database": "timeout", "store": "ok"})
+                assert (away.status_code, away.json()["parts"]["database"]) == (503, "timeout")
                 assert client.get("/healthz").status_code == 200
                 between.faults.holds = False
-                until_s = time.monotonic() + 30
-                while client.get("/readyz").status_code != 200:
-                    assert time.monotonic() < until_s
+                wait_until_ready(client)
                 body = compile_request(4).model_dump(mode="json", exclude_none=True)
                 assert client.post("/v1/kernels:compile", json=body, headers={"Prefer": "wait=30"}).json()["done"]
