@@ -67,7 +67,8 @@ def prepared(document: dict[str, Any]) -> dict[str, Any]:
     compiled = schemas["CompileRequest"]
     del compiled["properties"]["hardware"]  # it excludes a target, and almost no random value is a spec
     compiled["required"].append("target")
-    compiled["properties"]["outputs"] = {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": 1}
+    one_output = {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": 1}
+    compiled["properties"]["outputs"] = {"anyOf": [one_output, {"type": "null"}]}
     for name in ("CompileRequest", "GraphRequest"):
         schemas[name]["properties"]["target"] = {"enum": ["cpu-x86-avx2", "nvidia-h200-sxm", "local"]}
     compiled["properties"]["options"] = {

@@ -83,7 +83,7 @@ async def cancel_operation(operation_id: str, body: CancelRequest, request: Requ
 @router.get(
     "/operations/{operation_id:operation_id}/events",
     response_class=Response,
-    responses={200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}},
+    responses={200: {"content": {"text/event-stream": {}}}},
     dependencies=[requires(Scope.READ)],
 )
 async def operation_events(

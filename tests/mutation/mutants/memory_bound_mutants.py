@@ -105,7 +105,7 @@ REDUCTIONS: tuple[Mutation, ...] = (
            Edit(r"C_acc = -__int_as_float\(0x7f800000\)", "C_acc = 0.0f")),
     mutant(ROW_MAX, "lanes begin with whatever is there", Kind.UNINITIALISED,
            Edit(r"C_acc = -__int_as_float\(0x7f800000\);", "")),
-    mutant(ROW_MAX, "the least", Kind.EPILOGUE, Edit(r"return a > b", "return a < b")),
+    mutant(ROW_MAX, "the least", Kind.EPILOGUE, Edit(r"a = max_f32\(a, b\)", "a = min_f32(a, b)")),
     mutant(ROW_MAX, "a barrier that only some reach", Kind.DIVERGENCE,
            Edit(r"  \}\n  __syncthreads\(\);", "  __syncthreads();\n  }")),
     mutant(ROW_MAX, "shuffles where some lanes are not", Kind.DIVERGENCE,

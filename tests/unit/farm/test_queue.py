@@ -444,7 +444,9 @@ def test_builds_that_measure_wait_for_their_device(queue: OperationQueue) -> Non
     queue.submit(submission("a", measured_on="cpu"))
     queue.submit(submission("b", measured_on="gpu"))
     queue.submit(submission("c"))
-    assert queue.claim("w", measured_on=()) == replace(claimed_free(queue), attempt=1)
+    free = queue.claim("w", measured_on=())
+    assert free is not None
+    assert replace(free, ready_time=0.0) == replace(claimed_free(queue), attempt=1)
     gpu = queue.claim("w", measured_on=("gpu",))
     assert gpu is not None
     assert (gpu.action, gpu.measured_on) == ("b", "gpu")
