@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, Row, delete, insert, select, union
+from sqlalchemy import Connection, Row, delete, select, union
 
 from roller_svc.compiler.action import PARTS, ActionKey
 from roller_svc.farm.database.connect import Database, now_s
@@ -84,15 +84,13 @@ class ActionLog:
             if connection.execute(known).first() is not None:
                 return
         with self._database.write() as connection:
-            if connection.execute(known).first() is not None:
-                return
-            parts = {digest: contents[part] for part, digest in key.parts.items()}
-            stored = set(connection.scalars(select(action_parts.c.digest).where(action_parts.c.digest.in_(parts))))
-            for digest, content in parts.items():
-                if digest not in stored:
-                    connection.execute(insert(action_parts).values(digest=digest, content=content))
+            # Others may record the same parts meanwhile; in one order, so that they wait for each other and no more.
+            parts = sorted((digest, part) for part, digest in key.parts.items())
+            for digest, part in parts:
+                values = {"digest": digest, "content": contents[part]}
+                connection.execute(self._database.insert(action_parts).values(values).on_conflict_do_nothing())
             row = {"action": key.digest, "kind": key.kind, "create_time": now_s(), **key.parts}
-            connection.execute(insert(actions).values(row))
+            connection.execute(self._database.insert(actions).values(row).on_conflict_do_nothing())
 
     def forget(self, removed: Collection[str]) -> None:
         """Delete the keys of actions whose results were removed from the store."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +67,21 @@ class Setup:
 @pytest.fixture
 def setup(database: Database, tmp_path: Path) -> Setup:
     return Setup(database, tmp_path / "store")
+
+
+def test_many_record_the_same_parts_at_once(setup: Setup) -> None:
+    wanted = [request(f"y[i] = x[i] * {number}.0") for number in range(8)]
+    keys = [(action_key(each), part_contents(each)) for each in wanted for _ in range(3)]
+    start = threading.Barrier(len(keys))
+
+    def record(key: ActionKey, contents: Mapping[str, object]) -> None:
+        start.wait()
+        setup.log.record(key, contents)
+
+    with ThreadPoolExecutor(len(keys)) as pool:
+        list(pool.map(record, *zip(*keys, strict=True)))
+    distinct = {digest for key, _ in keys for digest in key.parts.values()}
+    assert setup.rows() == (len(wanted), len(distinct))
 
 
 def changed_parts(one: ActionKey, other: ActionKey) -> set[str]:
