@@ -23,6 +23,7 @@ from typing import Any
 import httpx
 from service_process import STOP_S, ServiceProcess, descendants, start
 from sqlalchemy import create_engine, text
+from sqlalchemy.exc import OperationalError
 from sqlalchemy.pool import NullPool
 
 SUPPORT = Path(__file__).resolve().parent
@@ -152,7 +153,17 @@ class PostgreSql:
         wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in processes))
 
     def start(self) -> None:
-        self._server.ensure_postgres_running()
+        """Start it again and wait until it has recovered."""
+        wait_until(self._has_recovered, START_S)
+
+    def _has_recovered(self) -> bool:
+        engine = create_engine(self.url, poolclass=NullPool)
+        try:
+            self._server.ensure_postgres_running()
+            with engine.connect():
+                return True
+        except (subprocess.TimeoutExpired, OperationalError):
+            return False
 
     def close(self) -> None:
         self._server.cleanup()
