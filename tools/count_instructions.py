@@ -42,7 +42,7 @@ def kernel(kind: OpKind, dtype: DType, count: int) -> KernelSource | None:
             lines.append(f"  c[{i}] = {scalar.value(Op(kind, operands, result))};")
         except InvariantError:
             return None
-    text = preamble((Function("", tuple(scalar.helpers), 1, 32, 0),), CUDA)
+    text = preamble((Function("", tuple(scalar.helpers), 1, 32, 0),), ARCH)
     type_ = CUDA.value_type(stored)
     head = f'extern "C" __global__ void one(const {type_} *__restrict__ a, const {type_} *__restrict__ b, '
     text += f"{head}{CUDA.value_type(result)} *__restrict__ c) {{\n" + "\n".join(lines) + "\n}\n"
