@@ -13,6 +13,7 @@ from builders import BODY, Builder
 from httpx import Client
 from serving import served
 
+from roller_svc.service import readiness
 from roller_svc.service.app import create_app
 from roller_svc.settings import Settings
 
@@ -234,7 +235,8 @@ def test_hardware(client: Client) -> None:
     assert client.get("/v1/hardware/nvidia-h200-sxm").json()["id"] == "nvidia-h200-sxm"
 
 
-def test_health_and_version(client: Client, settings: Settings) -> None:
+def test_health_and_version(client: Client, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(readiness, "MAX_AGE_S", 0.0)
     assert client.get("/healthz").json() == {"status": "ok"}
     assert client.get("/readyz").json()["status"] == "ready"
     assert set(client.get("/v1/version").json()) >= {"version", "generator", "toolchain"}
