@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import httpx
 import pytest
@@ -85,7 +86,7 @@ def farm(engine: Engine, product: str, servers: dict[str, str]) -> Iterator[Comp
         names = compose.containers()
         engine.podman("start", names["postgres"], names["rabbitmq"], names["s3"])
         for server in ("postgres", "rabbitmq"):
-            wait_until(lambda name=server: engine.succeeds("healthcheck", "run", names[name]))  # type: ignore[misc]
+            wait_until(partial(engine.succeeds, "healthcheck", "run", names[server]))
         engine.podman("start", names["bucket"])
         assert engine.podman("wait", names["bucket"]).strip() == "0"
         engine.podman("start", names["api"], names["worker1"], names["worker2"])

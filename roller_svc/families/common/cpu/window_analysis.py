@@ -200,7 +200,7 @@ Box = tuple[tuple[int, int], ...]
 
 
 def _box(cond: Expr, dims: Mapping[str, int], whole: Box) -> Box | None:
-    """Where a conjunction of bounds on single places holds; None where it is anything else."""
+    """Return the box in which bounds on single places all hold; None for another condition."""
     match cond:
         case Op(kind=OpKind.LAND, args=(a, b)):
             one, other = _box(a, dims, whole), _box(b, dims, whole)
@@ -221,7 +221,7 @@ def _box(cond: Expr, dims: Mapping[str, int], whole: Box) -> Box | None:
 
 
 def _below(a: Expr, b: Expr, more: int, dims: Mapping[str, int], whole: Box) -> Box | None:
-    """Where a < b + more."""
+    """Return the box in which a < b + more."""
     left, right = affine(a), affine(b)
     if left is None or right is None or a.dtype.is_float:
         return None

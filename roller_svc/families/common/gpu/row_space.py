@@ -69,7 +69,7 @@ class RowIteration:
 
 
 def exceeds_registers(row_elements: int, vector_elems: int, threads: int, words: int, limits: Limits) -> bool:
-    """Return whether a thread's part of a row is kept in shared memory, because registers cannot hold it.
+    """Return whether a thread's part of a row is stored in shared memory, because it exceeds its registers.
 
     Both the model and the schedule decide by this. `words` are the registers of an element.
     """
@@ -105,7 +105,7 @@ class RowSpace:
         return RowIteration(run, min(rounds, max(1, -(-block[self.inner] // (lanes * run)))), rounds, points)
 
     def is_shared(self, iteration: RowIteration, threads: int, limits: Limits) -> bool:
-        """Return whether rows that several statements read are kept in shared memory."""
+        """Return whether rows that several statements read are stored in shared memory."""
         if not iteration.is_single_pass or not self.contiguous_along_reduction or not self.cached_inputs:
             return False
         elements = iteration.iterations * iteration.vector_elems * iteration.points
@@ -135,7 +135,7 @@ class RowSpace:
         return overhead_registers(limits) + flight + cached + sums
 
     def shared_bytes(self, iteration: RowIteration, lanes: int, threads: int, limits: Limits) -> int:
-        """Return the shared memory of kept rows, and of the block reduction.
+        """Return the shared memory of stored rows, and of the block reduction.
 
         The latter is a word for each warp and row, or for each thread for columns.
         """
