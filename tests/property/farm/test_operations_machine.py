@@ -7,6 +7,7 @@ done never changes, a worker that lost its claim changes nothing, and all result
 from __future__ import annotations
 
 import shutil
+import sqlite3
 import tempfile
 from collections import Counter
 from pathlib import Path
@@ -37,9 +38,16 @@ class OperationsMachine(RuleBasedStateMachine):
         self.folder = Path(tempfile.mkdtemp(prefix="roller-machine-"))
         database = Database(f"sqlite:///{self.folder}/operations.db")
 
+        self.day = 2_460_000.5  # the database's clock in Julian days; statements move it, so that a run repeats exactly
+
         @event.listens_for(database.engine, "connect")
-        def hasten(connection: object, _: object) -> None:
-            connection.execute("PRAGMA synchronous=OFF")  # type: ignore[attr-defined]  # nothing here cuts the power
+        def prepare(connection: sqlite3.Connection, _: object) -> None:
+            connection.execute("PRAGMA synchronous=OFF")  # nothing here cuts the power
+            connection.create_function("julianday", 1, lambda _: self.day)
+
+        @event.listens_for(database.engine, "before_cursor_execute")
+        def tick(*_: object) -> None:
+            self.day += 1e-3 / 86_400
 
         metadata.create_all(database.engine)
         self.store = Store(self.folder / "store")
@@ -188,7 +196,12 @@ class OperationsMachine(RuleBasedStateMachine):
             connection.execute(update(operations).where(which).values(**values))  # type: ignore[arg-type]
 
     def wait_a_day(self) -> None:
-        self.change(operations.c.state == "done", end_time=operations.c.end_time - 86_400)
+        day_s = 86_400
+        self.change(
+            operations.c.state == "done",
+            end_time=operations.c.end_time - day_s,
+            remember_until=operations.c.remember_until - day_s,
+        )
 
     def publish(self, claim: Claim) -> dict[str, object]:
         self.results += 1
