@@ -17,7 +17,7 @@ Tile = tuple[int, ...]
 MAX_ACCESS_BYTES = 16  # of one thread's access (LD.128)
 SECTOR_BYTES = 32
 REQUEST_THREADS = 32  # of one memory request; a wave of 64 makes two, which `request_cycles` counts
-LANES_ALONG = 8  # lanes of a warp that share a 128-byte line with 16-byte accesses
+LANES_ALONG = 8  # lanes of a warp that share a 128-byte line with 16-byte accesses; more if these are no whole sector
 
 
 def is_map(space: TileSpace) -> bool:
@@ -154,6 +154,11 @@ def _index(access: TileAccess, place: dict[str, int], extents: Tile) -> Tile | N
     return tuple(axes)
 
 
+def lanes_along(vectors: int, vector_bytes: int) -> int:
+    """Return the lanes of a warp that load adjacent vectors of a staged line: they read whole sectors."""
+    return math.gcd(vectors, max(LANES_ALONG, SECTOR_BYTES // vector_bytes))
+
+
 @dataclass(frozen=True, slots=True)
 class PaddedLayout:
     """Rows of a staged tile in shared memory."""
@@ -167,7 +172,7 @@ class PaddedLayout:
 def choose_padding(row: int, width: int, element_bytes: int, lanes: tuple[int, int, int]) -> PaddedLayout:
     """Return the row padding that avoids bank conflicts of both writes and reads.
 
-    Each lane writes `width` elements of a row of `row` elements; LANES_ALONG lanes write along one row. Reads go down
+    Each lane writes `width` elements of a row of `row` elements; `lanes_along` lanes write along one row. Reads go down
     the columns. `lanes` has the threads along the output's axis, the elements of each, and the threads along the row.
     """
     pads = [0, *(1 << i for i in range((MAX_ACCESS_BYTES // element_bytes).bit_length()))]
@@ -179,7 +184,7 @@ def _padded(row: int, pad: int, written: tuple[int, int], lanes: tuple[int, int,
     width, size = written
     down, neighbours, across = lanes
     step = row + pad
-    along = math.gcd(row // width, LANES_ALONG)
+    along = lanes_along(row // width, width * size)
     together = math.gcd(width, step)
     writes = [(lane // along * step + lane % along * width) * size for lane in range(REQUEST_THREADS)]
     reads = [(lane % down * neighbours * step + lane // down % across) * size for lane in range(REQUEST_THREADS)]

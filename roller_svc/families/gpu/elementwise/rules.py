@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from roller_svc.construct.align import powers_of_two, tile_multiples
+from roller_svc.construct.align import EPSILONS, powers_of_two, tile_multiples
 from roller_svc.construct.rules import ThreadTile, exceeds_grid, replaced
 from roller_svc.construct.scale_up import ScaleUpResult, TileMetrics
 from roller_svc.families.common.gpu.elementwise_space import MapSpace
@@ -18,6 +18,7 @@ from roller_svc.perf.occupancy import block_registers
 
 BYTES_IN_FLIGHT = 64  # of one tensor and thread: four of the widest accesses
 MAX_VECTORS = 16
+MAX_NARROW_BYTES = 32  # of a thread's elements, where they are no vectors
 MAX_WASTE_OF = 8  # one of this many lanes, or vectors of a row, may be idle
 LINE_BYTES = 128  # granularity of a warp's access
 MAX_THREADS = 512
@@ -30,8 +31,15 @@ class ElementwiseRules(LoopRules):
     map: MapSpace
 
     def rank_thread_tiles(self, grown: ScaleUpResult, lanes: int) -> Sequence[Tile]:
-        """Return the tiles from one vector to several."""
-        return sorted(grown.saturated, key=math.prod)[:MAX_BASES]
+        """Return the tiles from one vector to several, of which a block has enough."""
+        fitting = [t for t in grown.saturated if self._fewest_threads(t) <= MAX_THREADS]
+        return sorted(fitting or grown.saturated, key=math.prod)[:MAX_BASES]
+
+    def _fewest_threads(self, thread: Tile) -> int:
+        """Return the threads of the smallest block, whose tile has whole memory lines."""
+        base = ThreadTile(thread)
+        smallest = [self._block_steps(axis, base, EPSILONS[-1])[0] for axis in range(len(thread))]
+        return self._threads(tuple(smallest), base)
 
     def evaluate(self, block: Tile, base: ThreadTile) -> TileMetrics:
         p, limits = self.workload, self.workload.machine.hw.limits
@@ -102,7 +110,8 @@ class ElementwiseRules(LoopRules):
         points = math.prod(thread)
         if points > max(self._fair, math.gcd(thread[self.map.row], self.map.vector_width)):
             return "parallelism"
-        if points // self.map.thread_vector_width(thread) > MAX_VECTORS:
+        narrowest = min([a.bytes for a in self.map.accesses])
+        if points // self.map.thread_vector_width(thread) > max(MAX_VECTORS, MAX_NARROW_BYTES // narrowest):
             return "vectors per thread"
         fits = map_registers(p, MapTile.of(p, thread, thread), limits) <= limits.max_registers_per_thread
         return "" if fits or points == 1 else "registers per thread"

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from roller_svc.families.common.gpu.elementwise_space import LANES_ALONG, MapAccess, MapSpace, map_space
+from roller_svc.families.common.gpu.elementwise_space import MapAccess, MapSpace, lanes_along, map_space
 from roller_svc.families.common.gpu.launch_bounds import min_resident_blocks
 from roller_svc.families.gpu.elementwise import ELEMENTWISE
 from roller_svc.ir.expr import AxisRef, Const, Expr, Load, rewrite, substitute
@@ -202,7 +202,7 @@ class _Map:
         *others, axis = self._axes(staged)
         width = math.gcd(staged.vector_width, self.block[axis])
         vectors = self.block[axis] // width
-        along = math.gcd(vectors, LANES_ALONG)
+        along = lanes_along(vectors, width * staged.bytes)
         in_tile: dict[str, Expr] = {name: ref(f"{name}.staged") for name in (*others, axis)}
         at = {
             name: add(mul(ref(f"{name}.block"), num(self.block[name])), position) for name, position in in_tile.items()

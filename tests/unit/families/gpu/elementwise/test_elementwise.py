@@ -8,7 +8,12 @@ import pytest
 from cases_gpu import Types, case
 from sampling import every, slow
 
-from roller_svc.families.common.gpu.elementwise_space import choose_padding
+from roller_svc import hardware
+from roller_svc.compiler.plans import best_plans, rank_best_partition
+from roller_svc.families.common.gpu.elementwise_space import choose_padding, lanes_along
+from roller_svc.frontend.lang import parse
+from roller_svc.ir.dtype import DType
+from roller_svc.ir.program import TensorType
 from roller_svc.perf.banks import conflict_cycles
 
 CASES: dict[str, tuple[str, Types]] = {
@@ -34,6 +39,9 @@ CASES: dict[str, tuple[str, Types]] = {
     "transpose of doubles": ("y[j, i] = x[i, j] * 2.0", {"x": ("float64", (64, 96))}),
     "transpose with edges": ("y[j, i] = x[i, j]", {"x": ("float32", (97, 131))}),
     "transpose with even edges": ("y[j, i] = x[i, j]", {"x": ("float16", (104, 200))}),
+    "transpose of odd halves": ("y[j, i] = x[i, j]", {"x": ("float16", (389, 263))}),
+    "transpose of odd bytes": ("y[j, i] = x[i, j]", {"x": ("int8", (515, 389))}),
+    "transpose of bytes with rows of fours": ("y[j, i] = x[i, j]", {"x": ("int8", (516, 388))}),
     "symmetric": ("y[i, j] = x[i, j] + x[j, i]", {"x": ("float32", (96, 96))}),
     "to channels last": ("y[n, h, w, c] = x[n, c, h, w]", {"x": ("float32", (2, 40, 12, 12))}),
     "from channels last": ("y[n, c, h, w] = x[n, h, w, c]", {"x": ("float16", (2, 12, 12, 40))}),
@@ -68,7 +76,11 @@ def test_the_best_tiles_access_memory_as_wide_as_rows_allow(name: str, loads: st
     assert bool(re.search(r"\*\(\w+ \*\)&y\[", text)) == bool(loads)
 
 
-@pytest.mark.parametrize("name", ["transpose", "transpose of halves", "from channels last", "crossed twice"])
+@pytest.mark.parametrize(
+    "name",
+    ["transpose", "transpose of halves", "from channels last", "crossed twice", "transpose of odd halves",
+     "transpose of odd bytes", "transpose of bytes with rows of fours"],
+)  # fmt: skip
 def test_tensors_across_the_result_are_staged(name: str) -> None:
     found = case(*CASES[name])
     assert "__shared__" in found.text(found.ranked[0])
@@ -102,3 +114,32 @@ def test_a_padded_tile_of_floats_has_no_conflicts() -> None:
     """32 x 32 floats, eight lanes of four along each line: one more element a row keeps all lanes apart."""
     buffer = choose_padding(32, 4, 4, (8, 4, 32))
     assert (buffer.pad, buffer.write_cycles, buffer.read_cycles) == (1, 4, 1)
+
+
+@pytest.mark.parametrize(("row", "size", "pad", "writes"), [(64, 2, 2, 2), (128, 1, 4, 1)], ids=["halves", "bytes"])
+def test_rows_of_single_elements_are_one_word_apart_in_the_banks(row: int, size: int, pad: int, writes: int) -> None:
+    """Lanes load whole sectors: two lines of halves, whose words share banks, or one line of bytes."""
+    buffer = choose_padding(row, 1, size, (32, 1, row))
+    assert (buffer.pad, buffer.write_cycles, buffer.read_cycles) == (pad, writes, 1)
+
+
+@pytest.mark.parametrize(("width", "size", "lanes"), [(4, 4, 8), (1, 4, 8), (1, 2, 16), (1, 1, 32), (4, 1, 8)])
+def test_lanes_along_a_line_load_whole_sectors(width: int, size: int, lanes: int) -> None:
+    assert lanes_along(128 // width, width * size) == lanes
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape"),
+    [("float16", (16387, 8191)), ("float16", (8191, 8191)), ("bfloat16", (8192, 8191)), ("int8", (4100, 4100)),
+     ("int8", (46340, 46340)), ("int8", (8191, 8191))],
+)  # fmt: skip
+@pytest.mark.parametrize("target", ["nvidia-h200-sxm", "nvidia-a100-sxm-80gb"])
+def test_large_transposes_of_narrow_types_take_at_most_twice_their_traffic(
+    dtype: str, shape: tuple[int, int], target: str
+) -> None:
+    types = {"x": TensorType(DType(dtype), shape)}
+    spec = hardware.load(target)
+    _, ranked, _ = rank_best_partition(parse("y[j, i] = x[i, j]", types), spec, 1)
+    estimate = best_plans(ranked, 1)[0].estimate
+    traffic_s = 2 * types["x"].bytes / spec.levels[0].bandwidth_bytes_per_s
+    assert estimate.seconds < 2 * traffic_s + spec.limits.launch_overhead_s
