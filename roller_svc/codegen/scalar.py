@@ -232,7 +232,8 @@ class Scalar:
         return replace(self, index_type=self.dialect.wide_index).index(index)
 
     def add_check(self, tensor: str, d: int, size: int, text: str) -> int:
-        self.checks.append(RuntimeCheck(tensor, d, size, text))
+        whole = tensor.partition(".")[0]  # a storage node that stands for the tensor
+        self.checks.append(RuntimeCheck(whole, d, size, text))
         return len(self.checks) - 1
 
     def to_value(self, text: str, buffer: BufferRef) -> str:

@@ -32,7 +32,7 @@ def lower_scatter(group: KernelGroup, family: TargetKind) -> tuple[ScheduleTree,
     """
     (statement,) = group.statements
     axes = tuple(Axis(f".{d}", extent, AxisKind.SPATIAL) for d, extent in enumerate(statement.type.shape))
-    write = _write(statement, atomic=family is not TargetKind.CPU and statement.combine is not None)
+    write = write_update(statement, atomic=family is not TargetKind.CPU and statement.combine is not None)
     if family is TargetKind.CPU:
         bodies = (_cpu_copy(statement, axes), serial_loops(statement.axes, write))
     else:
@@ -86,27 +86,33 @@ def _gpu_copy(statement: TensorExpr, axes: tuple[Axis, ...]) -> tuple[Node, ...]
     return _thread_loops((*outer, vectors), (Loop(lane.name, width, LoopKind.VECTOR, (_copy(statement, index),)),))
 
 
-def _write(statement: TensorExpr, *, atomic: bool) -> tuple[Node, ...]:
+def write_update(statement: TensorExpr, *, atomic: bool, tensor: str = "") -> tuple[Node, ...]:
+    """Write one point's value, to `tensor` in place of the result if it is given."""
     value = convert_to_type(statement.body, statement)
+    target = tensor or statement.output
     nodes: tuple[Node, ...] = (
-        Compute(statement.output, statement.index, value, statement.combine, atomic, statement.bounds_checked),
+        Compute(target, statement.index, value, statement.combine, atomic, statement.bounds_checked),
     )
     return nodes if statement.predicate is None else (Branch(statement.predicate, nodes),)
 
 
 def _thread_loops(axes: tuple[Axis, ...], nodes: tuple[Node, ...]) -> tuple[Node, ...]:
     """Map one point to one thread; points are numbered in row-major order."""
-    points = 1
-    for axis in axes:
-        points *= axis.extent
-    flat, stride = ref(".point"), 1
-    for axis in reversed(axes):
-        value: Expr = div(flat, stride)
-        nodes = (Let(axis.name, value if stride * axis.extent >= points else mod(value, axis.extent), nodes),)
-        stride *= axis.extent
+    points, flat = math.prod(axis.extent for axis in axes), ref(".point")
     threads = min(THREADS, points)
+    nodes = visit_point(axes, flat, nodes)
     if points % threads:
         nodes = (Branch(lt(flat, num(points)), nodes),)
     nodes = (Let(flat.name, add(mul(ref(".block"), num(threads)), ref(".thread")), nodes),)
     nodes = (Loop(".thread", threads, LoopKind.THREAD, nodes),)
     return (Loop(".block", ceil_div(points, threads), LoopKind.BLOCK, nodes),)
+
+
+def visit_point(axes: tuple[Axis, ...], flat: Expr, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+    """Define the axes at a point by its number in row-major order."""
+    points, stride = math.prod(axis.extent for axis in axes), 1
+    for axis in reversed(axes):
+        value: Expr = div(flat, stride)
+        nodes = (Let(axis.name, value if stride * axis.extent >= points else mod(value, axis.extent), nodes),)
+        stride *= axis.extent
+    return nodes

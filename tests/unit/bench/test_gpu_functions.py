@@ -1,4 +1,4 @@
-"""Kernels bound by functions: instructions per element in their machine code do not grow."""
+"""Kernels bound by functions, and a histogram: instructions per element in their machine code do not grow."""
 
 from __future__ import annotations
 
@@ -42,3 +42,10 @@ def test_gelu_epilogue_stays(rows: dict[str, dict[str, Any]]) -> None:
 def test_long_row_is_loaded_once(rows: dict[str, dict[str, Any]]) -> None:
     (launch,) = rows["softmax-vocabulary"]["launches"]
     assert launch["counts"]["LDG.16"] == launch["counts"]["STG.16"] == -(-50257 // 1024)
+
+
+def test_histogram_is_reduced_in_shared_memory(rows: dict[str, dict[str, Any]]) -> None:
+    """Each of 20 updates of a thread is a load and an atomic in shared memory; a bin is one reduction in memory."""
+    _, launch = rows["histogram"]["launches"]
+    memory = {name: n for name, n in launch["counts"].items() if name.startswith(("LD", "ST", "RED", "ATOM"))}
+    assert memory == {"LDG.32": 20, "ATOMS": 20, "STS.32": 1, "LDS.32": 1, "REDG": 1}

@@ -18,7 +18,7 @@ from roller_svc.perf.occupancy import block_registers
 
 BYTES_IN_FLIGHT = 64  # of one tensor and thread: four of the widest accesses
 MAX_VECTORS = 16
-MAX_NARROW_BYTES = 32  # of a thread's elements, where they are no vectors
+MAX_NARROW_BYTES = 32  # of the elements of a thread without vectors
 MAX_WASTE_OF = 8  # one of this many lanes, or vectors of a row, may be idle
 LINE_BYTES = 128  # granularity of a warp's access
 MAX_THREADS = 512
