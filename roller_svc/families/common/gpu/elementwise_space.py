@@ -17,7 +17,7 @@ Tile = tuple[int, ...]
 MAX_ACCESS_BYTES = 16  # of one thread's access (LD.128)
 SECTOR_BYTES = 32
 REQUEST_THREADS = 32  # of one memory request; a wave of 64 makes two, which `request_cycles` counts
-LANES_ALONG = 8  # lanes of a warp that share a 128-byte line with 16-byte accesses; more where these read less than a sector
+LANES_ALONG = 8  # lanes of a warp that share a 128-byte line with 16-byte accesses; more with narrow ones
 
 
 def is_map(space: TileSpace) -> bool:
