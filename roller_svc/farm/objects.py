@@ -138,6 +138,12 @@ class FolderObjects(Objects):
                 (root / folder).mkdir(parents=True, exist_ok=True)
             super().__init__(LocalStore(root.absolute()))
 
+    def read(self, name: str) -> bytes | None:
+        """Read the file in this thread: a cached compile reads several, and obstore passes each to a thread pool."""
+        with _as_store_error("read"), contextlib.suppress(FileNotFoundError, IsADirectoryError, NotADirectoryError):
+            return (self.root / name).read_bytes()
+        return None
+
     def write(self, name: str, content: bytes) -> None:
         self._free(name)
         super().write(name, content)

@@ -135,3 +135,13 @@ def test_a_bug_in_a_check_is_not_taken_for_an_absent_part() -> None:
 
     with pytest.raises(ZeroDivisionError):
         asyncio.run(Readiness({"store": Part(check, is_essential=True)}).read())
+
+
+def test_a_service_that_shuts_down_is_not_ready(tmp_path: Path) -> None:
+    app = create_app(Settings(store=tmp_path), unused)
+    with served(app) as client:
+        assert client.get("/readyz").status_code == 200
+        app.state.roller.begin_shutdown()  # nothing waits, so that no event is set from this thread
+        response = client.get("/readyz")
+        assert (response.status_code, response.json()["code"]) == (503, "shutting-down")
+        assert client.get("/healthz").status_code == 200
