@@ -54,8 +54,8 @@ def _integer_slots(expr: Expr) -> float | None:
         case Cast(arg=arg):
             return _integer_slots(arg)
         case Op(kind=OpKind.SUB | OpKind.ADD, args=(x, y)):
-            field = _integer_slots(x)
-            return field if field is None or isinstance(y, Const) else field + PAIR_SLOTS
+            field, other = _integer_slots(x), _integer_slots(y)
+            return field if field is None or isinstance(y, Const) else field + (other or 0.0) + PAIR_SLOTS
         case Op(kind=OpKind.BITAND, args=(Op(kind=OpKind.SHR, args=(word, _)), Const())):
             return FIELD_SLOTS if _is_packed_row(word) else None
         case Load(dtype=dtype) if dtype.bits == 8 and isinstance(expr.index[-1] if expr.index else None, AxisRef):

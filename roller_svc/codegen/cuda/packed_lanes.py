@@ -21,7 +21,7 @@ from roller_svc.codegen.visitor import CodeGenVisitor
 from roller_svc.errors import require
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Load, Op, OpKind, Select, loads_of, rewrite, substitute
-from roller_svc.ir.index import mod, num
+from roller_svc.ir.index import num
 
 WORD_BITS, BYTE_BITS = 32, 8
 # Bits of the float that has the unit 1 in its last place, and its value.
@@ -33,22 +33,23 @@ _WIDTHS = (1, 2, 4, 8)
 
 @dataclass(frozen=True, slots=True)
 class _Field:
-    """Unsigned integers of the lanes, in order, `bits` each, from the lowest bit of the first word on."""
+    """Unsigned integers of the lanes, `bits` each, none of which crosses a byte."""
 
     words: tuple[str, ...]
     bits: int
+    places: tuple[tuple[int, int], ...]  # of each lane: its word and its lowest bit
     bias: int = 0  # is to be subtracted from the stored integers
 
 
 @dataclass(frozen=True, slots=True)
 class _Integers:
-    """A field minus a constant, and minus or plus integers that all lanes share."""
+    """A field minus a constant, and minus or plus integers: one that all lanes share, or a field."""
 
     field: _Field
     subtracted: int
     least: int
     greatest: int
-    shared: tuple[tuple[OpKind, Expr], ...] = ()
+    others: tuple[tuple[OpKind, Expr | _Integers], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +138,7 @@ class PackedLanes:
         limit, one = EXACT_INTEGERS[self.dtype], _EXPONENT[self.dtype][1]
         last = (1 << integers.field.bits) - 1 - integers.subtracted
         values = (integers.least, integers.greatest, one + integers.subtracted, -integers.subtracted, last)
-        return len(integers.shared) < 2 and all(-limit <= value <= limit for value in values)
+        return len(integers.others) < 2 and all(-limit <= value <= limit for value in values)
 
     def _loaded(self, load: Load) -> _Pairs | None:
         buffer = self.visitor.scalar.buffers[load.tensor]
@@ -168,9 +169,13 @@ class PackedLanes:
                 return _Integers(field, field.bias, -field.bias, (1 << field.bits) - 1 - field.bias)
 
     def _offset(self, integers: _Integers, kind: OpKind, other: Expr) -> _Integers | None:
-        """Return the integers minus or plus a constant, or an integer of all lanes of known range."""
-        bounds = _bounds(other)
-        if bounds is None or not self.lanes.is_uniform(other):
+        """Return the integers minus or plus a constant, an integer of all lanes of known range, or another field."""
+        is_uniform = self.lanes.is_uniform(other)
+        field = None if is_uniform else self._integers(other)
+        if field is not None and (field.others or not self._is_exact(field)):
+            return None
+        bounds = _bounds(other) if field is None else (field.least, field.greatest)
+        if bounds is None or not (is_uniform or field is not None):
             return None
         low, high = bounds if kind is OpKind.ADD else (-bounds[1], -bounds[0])
         least, greatest = integers.least + low, integers.greatest + high
@@ -179,16 +184,17 @@ class PackedLanes:
         limit = EXACT_INTEGERS[self.dtype]
         if not -limit <= bounds[0] <= bounds[1] <= limit:
             return None
-        shared = (*integers.shared, (kind, self.lanes.first_value(other)))
-        return replace(integers, shared=shared, least=least, greatest=greatest)
+        others = (*integers.others, (kind, self.lanes.first_value(other) if field is None else field))
+        return replace(integers, others=others, least=least, greatest=greatest)
 
     def _field(self, value: Expr) -> _Field | None:
         match value:
             case Load(dtype=dtype) if dtype in _BYTES and self.dtype is DType.FLOAT16:
                 words = self._array_words(value, self.visitor.scalar.buffers[value.tensor])
+                places = self._places(BYTE_BITS)
                 if words is None or dtype is DType.UINT8:
-                    return None if words is None else _Field(words, BYTE_BITS)
-                return _Field(tuple(f"({word} ^ 0x80808080u)" for word in words), BYTE_BITS, 128)
+                    return None if words is None else _Field(words, BYTE_BITS, places)
+                return _Field(tuple(f"({word} ^ 0x80808080u)" for word in words), BYTE_BITS, places, 128)
             case (
                 Op(kind=OpKind.BITAND, args=(shifted, Const(value=int(mask))))
                 | Op(kind=OpKind.BITAND, args=(Const(value=int(mask)), shifted))
@@ -202,8 +208,12 @@ class PackedLanes:
     def _is_below_exponent(self, bits: int) -> bool:
         return 1 << bits <= _EXPONENT[self.dtype][1]
 
+    def _places(self, bits: int) -> tuple[tuple[int, int], ...]:
+        """Return the places of elements in order, `bits` apart, from the lowest bit of the first word on."""
+        return tuple(divmod(lane * bits, WORD_BITS) for lane in range(self.lanes.count))
+
     def _shifted_field(self, value: Expr, bits: int) -> _Field | None:
-        """Return the field of `word >> shift`, with one word for all lanes or a word for some lanes each."""
+        """Return the field of `word >> shift`: one word for all lanes, one for some lanes each, or one for each."""
         while isinstance(value, Cast) and value.is_exact:
             value = value.arg
         if not isinstance(value, Op) or value.kind is not OpKind.SHR:
@@ -214,26 +224,57 @@ class PackedLanes:
             source = source.arg  # the field is inside the element, whose bits stay
         if not isinstance(source, Load):
             return None
-        if self.lanes.is_uniform(source) and self.lanes.stride(shift) == bits:
+        if self.lanes.is_uniform(source):
             return self._one_word(source, shift, bits)
+        if self.lanes.is_uniform(shift):
+            return self._word_column(source, shift, bits)
         return self._word_row(source, shift, bits)
 
     def _one_word(self, source: Load, shift: Expr, bits: int) -> _Field | None:
+        element_bits = self.visitor.scalar.buffers[source.tensor].dtype.bits
+        if element_bits > WORD_BITS:
+            return None
+        word = f"(unsigned int){self.visitor.scalar.value(source)}"
+        if self.lanes.stride(shift) == bits:
+            word = self._shifted_right(word, shift, element_bits - bits * self.lanes.count)
+            return None if word is None else _Field((word,), bits, self._places(bits))
+        shifts = self._constant_shifts(shift, bits, element_bits)
+        return None if shifts is None else _Field((word,), bits, tuple((0, at) for at in shifts))
+
+    def _shifted_right(self, word: str, shift: Expr, limit: int) -> str | None:
+        """Print a word shifted by the first lane's bits; None unless these are known to be in 0 .. `limit`."""
         first = self.lanes.first_value(shift)
         known = congruence(first, self.lanes.known)
-        element_bits = self.visitor.scalar.buffers[source.tensor].dtype.bits
         least, greatest = known.remainder, known.remainder
         if known.modulus:
             bounds = range_of(_without_axes(first), {_ANY_AXIS: _AXIS_RANGE})
             if bounds is None:
                 return None
             least, greatest = bounds[0], bounds[1] - (bounds[1] - known.remainder) % known.modulus
-        if element_bits > WORD_BITS or least < 0 or greatest + bits * self.lanes.count > element_bits:
+        if least < 0 or greatest > limit:
             return None
-        word = f"(unsigned int){self.visitor.scalar.value(source)}"
-        if known.modulus or known.remainder:
-            word = f"({word} >> {self.visitor.scalar.value(first)})"
-        return _Field((f"({word})",), bits)
+        is_shifted = known.modulus or known.remainder
+        return f"({word} >> {self.visitor.scalar.value(first)})" if is_shifted else f"({word})"
+
+    def _constant_shifts(self, shift: Expr, bits: int, element_bits: int) -> tuple[int, ...] | None:
+        """Return the shift of each lane, if all are known multiples of `bits` inside an element."""
+        shifts = []
+        for lane in range(self.lanes.count):
+            known = congruence(substitute(shift, {self.lanes.var: num(lane)}), self.lanes.known)
+            if known.modulus or known.remainder % bits or not 0 <= known.remainder <= element_bits - bits:
+                return None
+            shifts.append(known.remainder)
+        return tuple(shifts)
+
+    def _word_column(self, source: Load, shift: Expr, bits: int) -> _Field | None:
+        """Return the field of lanes that each have an element of a local array, shifted by the same bits."""
+        buffer = self.visitor.scalar.buffers[source.tensor]
+        words = self._array_words(source, buffer) if buffer.dtype.bits <= WORD_BITS else None
+        shifted = [self._shifted_right(word, shift, buffer.dtype.bits - bits) for word in words or ()]
+        texts = tuple(text for text in shifted if text is not None)
+        if not texts or len(texts) < len(shifted):
+            return None
+        return _Field(texts, bits, self._places(buffer.dtype.bits))
 
     def _word_row(self, source: Load, shift: Expr, bits: int) -> _Field | None:
         """Return the field of lanes in adjacent elements of memory, `per` lanes in each."""
@@ -243,11 +284,9 @@ class PackedLanes:
         if rest or total % WORD_BITS or any(source.bounds_checked) or not source.index:
             return None
         *outer, inner = source.index
-        match inner, shift:
-            case Op(kind=OpKind.FLOORDIV, args=(x, Const(value=divisor))), Op(kind=OpKind.MUL, args=(place, width)):
+        match inner:
+            case Op(kind=OpKind.FLOORDIV, args=(x, Const(value=divisor))) if divisor == per:
                 first = self.lanes.first_value(x)
-                if divisor != per or place != mod(x, per) or width != num(bits):
-                    return None
             case _:
                 return None
         is_row = self.lanes.stride(x) == 1 and all(map(self.lanes.is_uniform, outer))
@@ -257,11 +296,15 @@ class PackedLanes:
         strides = zip(outer, buffer.strides, strict=False)
         if any(congruence(i, self.lanes.known).divisor * stride % (step // per) for i, stride in strides):
             return None
+        shifts = self._constant_shifts(shift, bits, buffer.dtype.bits)
+        if shifts is None:
+            return None
         words = []
         for number in range(total // WORD_BITS):
             index = tuple(substitute(i, {self.lanes.var: num(number * step)}) for i in source.index)
             words.append(f"*(const unsigned int *)&{buffer.identifier}[{self.visitor.scalar.address(buffer, index)}]")
-        return _Field(tuple(words), bits)
+        starts = (divmod(lane // per * buffer.dtype.bits, WORD_BITS) for lane in range(self.lanes.count))
+        return _Field(tuple(words), bits, tuple((word, at + by) for (word, at), by in zip(starts, shifts, strict=True)))
 
     def _array_words(self, load: Load, buffer: BufferRef) -> tuple[str, ...] | None:
         """Return the words of a local array that has one element for each lane."""
@@ -310,14 +353,13 @@ class PackedLanes:
         exponent, one = _EXPONENT[self.dtype]
         subtract = self._wrapper(f"sub_{short}x2")
         pairs = []
-        shared = [(kind, self._splat(value)) for kind, value in integers.shared]
+        others = [(kind, self._print_other(value)) for kind, value in integers.others]
         shifted: dict[tuple[int, int], str] = {}
         mask = ((1 << field.bits) - 1) * 0x10001
         words = [self._variable(word) for word in field.words]
         for lane in range(0, self.lanes.count, 2):
-            (word, low), (_, high) = (divmod((lane + i) * field.bits, WORD_BITS) for i in (0, 1))
             sources = []
-            for bit in (low, high):
+            for word, bit in field.places[lane : lane + 2]:
                 key = word, bit % BYTE_BITS
                 if key not in shifted:
                     shift = key[1]
@@ -325,17 +367,24 @@ class PackedLanes:
                 sources.append((shifted[key], bit // BYTE_BITS))
             (first, at_first), (second, at_second) = sources
             moved = f"__byte_perm({first}, {second}, 0x{at_second + 4}{at_second + 4}{at_first}{at_first})"
+            if first == second and (at_first, at_second) == (0, 2):  # already in the halves of the word
+                moved = first
             pair = f"({moved} & 0x{mask:08x}u | 0x{exponent:08x}u)"
             pair = f"{subtract}({pair}, {self._constant(one + integers.subtracted)})"
-            for kind, value in shared:
+            for kind, values in others:
                 combine = self._wrapper(f"{'add' if kind is OpKind.ADD else 'sub'}_{short}x2")
-                pair = f"{combine}({pair}, {value})"
+                pair = f"{combine}({pair}, {values[lane // 2]})"
             pairs.append(pair)
         return tuple(pairs)
 
     def _constant(self, value: int) -> str:
         """Return a word with both halves equal to an integer."""
         return f"0x{_float_bits(value, self.dtype) * 0x10001:08x}u"
+
+    def _print_other(self, value: Expr | _Integers) -> tuple[str, ...]:
+        if isinstance(value, _Integers):
+            return self._print_integers(value)
+        return (self._splat(value),) * (self.lanes.count // 2)
 
     def _splat(self, value: Expr) -> str:
         """Print an integer of all lanes as a word of two floats."""

@@ -11,6 +11,7 @@ from roller_svc.compiler.lower_and_emit import emit_plan
 from roller_svc.compiler.plans import best_plans, rank_best_partition
 from roller_svc.ir.kernel import CompiledKernel, KernelSource
 from roller_svc.ir.program import TensorProgram
+from roller_svc.runtime.cpu import CpuModule
 from roller_svc.semantics.compare import agrees
 from roller_svc.semantics.inputs import random_inputs
 from roller_svc.semantics.interpreter import evaluate
@@ -24,6 +25,15 @@ def unpacked(bits: int, per: int, more: str, dtype: str = "float16") -> str:
     mask = (1 << bits) - 1
     field = f"(Q[n, k // {per}] >> (k % {per} * {bits})).call(`bitwise_and`, [{mask}])"
     return f"W[n, k] = {more.format(q=field, t=dtype)} where n in 512, k in 1024"
+
+
+def along_n(bits: int, word: str, place: str, zeros: str = "") -> str:
+    """Return a map whose rows are along n, of integers at places of a word, less 2^(bits - 1) or zero points."""
+    mask = (1 << bits) - 1
+    field = "({word} >> ({place} * {bits})).call(`bitwise_and`, [{mask}]).cast(`int32`)"
+    value = field.format(word=word, place=place, bits=bits, mask=mask)
+    zero = field.format(word=zeros, place=place, bits=bits, mask=mask) if zeros else 1 << bits - 1
+    return f"W[k, n] = ({value} - {zero}).cast(`float16`) * S[k // 32, n] where k in 256, n in 256"
 
 
 SCALED = "({q} - 8).cast(`{t}`) * S[n, k // 32]"
@@ -45,6 +55,13 @@ PACKED = {
     "float8": ("W[n, k] = Q[n, k].cast(`float16`)", {"Q": "float8_e4m3fn 512 1024"}),
     "float8 with block scales": (
         "W[n, k] = Q[n, k].cast(`float16`) * S[n, k // 32]", {"Q": "float8_e5m2 512 1024", "S": "float16 512 32"}),
+    "from the highest bits": (
+        "W[n, k] = (Q[n, k // 8] >> ((7 - k % 8) * 4)).call(`bitwise_and`, [15]).cast(`float16`) "
+        "where n in 512, k in 1024", {"Q": "int32 512 128"}),
+    "int4 in AWQ's order": (along_n(4, "Q[k, n // 8]", "(n % 2 * 4 + n % 8 // 2)", "Z[k // 32, n // 8]"),
+                            {"Q": "int32 256 32", "Z": "int32 8 32", "S": "float16 8 256"}),
+    "int4 in GPTQ's order": (along_n(4, "Q[k // 8, n]", "(k % 8)"), {"Q": "int32 32 256", "S": "float16 8 256"}),
+    "int2 along k in bytes": (along_n(2, "Q[k // 4, n]", "(k % 4)"), {"Q": "uint8 64 256", "S": "float16 8 256"}),
 }  # fmt: skip
 # Programs whose bits pairs of 16-bit floats do not give.
 OTHERS = {
@@ -54,9 +71,6 @@ OTHERS = {
                            {"Q": "int32 512 128", "S": "float32 512 32"}),
     "a large offset": (unpacked(4, 8, "({q} + 3000).cast(`{t}`) * S[n, k // 32]"),
                        {"Q": "int32 512 128", "S": "float16 512 32"}),
-    "from the highest bits": (
-        "W[n, k] = (Q[n, k // 8] >> ((7 - k % 8) * 4)).call(`bitwise_and`, [15]).cast(`float16`) "
-        "where n in 512, k in 1024", {"Q": "int32 512 128"}),
     "int8 to bfloat16": ("W[n, k] = Q[n, k].cast(`bfloat16`) * S[n]", {"Q": "int8 512 1024", "S": "bfloat16 512"}),
 }  # fmt: skip
 
@@ -94,6 +108,16 @@ def test_results_have_the_bits_of_the_elements_one_by_one(name: str, target: har
         got = load_emulated(CompiledKernel(source, b"", "", ()), seed, races=True).run(arrays)
         agreement = agrees(compute, got, evaluate(compute, arrays))
         assert agreement.ok, agreement.detail
+
+
+@pytest.mark.parametrize("name", ["int4 in AWQ's order", "int4 in GPTQ's order", "int2 along k in bytes"])
+def test_cpus_compute_the_same(name: str) -> None:
+    text, inputs = PACKED[name]
+    compute = program(text, **inputs)
+    arrays = random_inputs(compute, 1)
+    module = CpuModule(compile_source(source_of(compute, hardware.load("local"))))
+    agreement = agrees(compute, module.run(arrays), evaluate(compute, arrays))
+    assert agreement.ok, agreement.detail
 
 
 @pytest.mark.parametrize("target", ["nvidia-h200-sxm", "nvidia-a100-sxm-80gb", "nvidia-t4"])

@@ -187,10 +187,20 @@ def test_variants_that_cannot_pay_are_not_ranked(monkeypatch: pytest.MonkeyPatch
     assert len(rank_partitions(PartitionCache(small), HOPPER, 1)) == 1
 
 
-# quantised cases of the public corpus -------------------------------------------------------------------------------
+# quantised cases of the public corpus, AWQ, GPTQ -------------------------------------------------------------------------
 WEIGHTS = (
     "w[N, K] = ((qw[N, K / 8] >> (K % 8 * 4)).call(`bitwise_and`, [15]) - 8).cast(`float16`) * scales[N, K / 128] "
     "where K in 4096"
+)
+NIBBLE = "({word} >> ({place} * 4)).call(`bitwise_and`, [15])"
+ALONG_N = "w[K, N] = ({q} - {z}).cast(`float16`) * scales[K / 128, N] where K in 4096"
+AWQ_PLACE = "(N % 2 * 4 + N % 8 / 2)"
+AWQ = ALONG_N.format(
+    q=NIBBLE.format(word="qw[K, N / 8]", place=AWQ_PLACE), z=NIBBLE.format(word="zeros[K / 128, N / 8]", place=AWQ_PLACE)
+)
+GPTQ = ALONG_N.format(
+    q=NIBBLE.format(word="qw[K / 8, N]", place="(K % 8)"),
+    z=NIBBLE.format(word="zeros[K / 128, N / 8]", place="(N % 8)") + " - 1",
 )
 UNPACKED = (
     "v[S, N] = (q[S / 8, N] >> (S % 8 * 4)).call(`bitwise_and`, [15]) where S in 4096; "
@@ -209,6 +219,13 @@ CORPUS = {
         {"x": "float32 4096", "q": "int32 512 12288", "scales": f"{dtype} 32 12288"},
     )
     for dtype in ("float32", "float16")
+} | {
+    f"{rows} rows in {order}'s order": (
+        weights, "output0[M, N] +=! x[M, K] * w[K, N]",
+        {"x": f"float16 {rows} 4096", "qw": words, "zeros": "int32 32 512", "scales": "float16 32 4096"},
+    )
+    for order, weights, words in (("AWQ", AWQ, "int32 4096 512"), ("GPTQ", GPTQ, "int32 512 4096"))
+    for rows in (16, 1024)
 }  # fmt: skip
 
 
