@@ -187,7 +187,7 @@ def test_variants_that_cannot_pay_are_not_ranked(monkeypatch: pytest.MonkeyPatch
     assert len(rank_partitions(PartitionCache(small), HOPPER, 1)) == 1
 
 
-# quantised cases of the public corpus, AWQ, GPTQ -------------------------------------------------------------------------
+# quantised cases of the public corpus, AWQ, GPTQ ---------------------------------------------------------------------
 WEIGHTS = (
     "w[N, K] = ((qw[N, K / 8] >> (K % 8 * 4)).call(`bitwise_and`, [15]) - 8).cast(`float16`) * scales[N, K / 128] "
     "where K in 4096"
@@ -196,7 +196,8 @@ NIBBLE = "({word} >> ({place} * 4)).call(`bitwise_and`, [15])"
 ALONG_N = "w[K, N] = ({q} - {z}).cast(`float16`) * scales[K / 128, N] where K in 4096"
 AWQ_PLACE = "(N % 2 * 4 + N % 8 / 2)"
 AWQ = ALONG_N.format(
-    q=NIBBLE.format(word="qw[K, N / 8]", place=AWQ_PLACE), z=NIBBLE.format(word="zeros[K / 128, N / 8]", place=AWQ_PLACE)
+    q=NIBBLE.format(word="qw[K, N / 8]", place=AWQ_PLACE),
+    z=NIBBLE.format(word="zeros[K / 128, N / 8]", place=AWQ_PLACE),
 )
 GPTQ = ALONG_N.format(
     q=NIBBLE.format(word="qw[K / 8, N]", place="(K % 8)"),
