@@ -236,8 +236,8 @@ class PackedLanes:
             return None
         word = f"(unsigned int){self.visitor.scalar.value(source)}"
         if self.lanes.stride(shift) == bits:
-            word = self._shifted_right(word, shift, element_bits - bits * self.lanes.count)
-            return None if word is None else _Field((word,), bits, self._places(bits))
+            shifted = self._shifted_right(word, shift, element_bits - bits * self.lanes.count)
+            return None if shifted is None else _Field((shifted,), bits, self._places(bits))
         shifts = self._constant_shifts(shift, bits, element_bits)
         return None if shifts is None else _Field((word,), bits, tuple((0, at) for at in shifts))
 
