@@ -54,8 +54,11 @@ def _integer_slots(expr: Expr) -> float | None:
         case Cast(arg=arg):
             return _integer_slots(arg)
         case Op(kind=OpKind.SUB | OpKind.ADD, args=(x, y)):
-            field, other = _integer_slots(x), _integer_slots(y)
-            return field if field is None or isinstance(y, Const) else field + (other or 0.0) + PAIR_SLOTS
+            field, other = _integer_slots(x), y.arg if isinstance(y, Cast) else y
+            if field is None or isinstance(other, Const):
+                return field
+            zeros = None if isinstance(other, Load) else _integer_slots(other)  # packed along the row too
+            return field + (zeros or 0.0) + PAIR_SLOTS
         case Op(kind=OpKind.BITAND, args=(Op(kind=OpKind.SHR, args=(word, _)), Const())):
             return FIELD_SLOTS if _is_packed_row(word) else None
         case Load(dtype=dtype) if dtype.bits == 8 and isinstance(expr.index[-1] if expr.index else None, AxisRef):
