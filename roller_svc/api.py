@@ -237,6 +237,7 @@ def compile(  # a name and options, as docs/api.md has them
     tiles: Mapping[str, int] | None = None,
     constants: Sequence[str] = (),
     winograd: str = "auto",
+    donate: Sequence[str] = (),
     **unknown: Never,
 ) -> Kernel:
     """Compile an expression to the fastest kernel that is found.
@@ -255,6 +256,7 @@ def compile(  # a name and options, as docs/api.md has them
         tiles: constraints on the candidates, such as {"split_k": 4}.
         constants: inputs that do not change between calls; see Kernel.prepare.
         winograd: "auto" to rank Winograd's algorithm where it is accurate, "never", or "always" where it applies.
+        donate: inputs that a scatter may overwrite, so that their arrays become the results.
         unknown: rejected.
     """
     if unknown:
@@ -262,7 +264,7 @@ def compile(  # a name and options, as docs/api.md has them
     request = build_request(
         expression, inputs, target=target, outputs=outputs, top_k=top_k, select=select, runtime=runtime,
         allow_tf32=allow_tf32, hardware=hardware, family=family, tiles=tiles, constants=constants,
-        winograd=winograd,
+        winograd=winograd, donate=donate,
     )  # fmt: skip
     if request.hardware is None:
         calibrate_at_first_use((request.target,), log.warning)

@@ -71,6 +71,10 @@ def add_build(parser: argparse.ArgumentParser, select: str) -> None:
         "--constant", action="append", default=[], metavar="NAME",
         help="an input that stays the same from call to call; may be repeated",
     )  # fmt: skip
+    parser.add_argument(
+        "--donate", action="append", default=[], metavar="NAME",
+        help="an input that a scatter may overwrite; may be repeated",
+    )  # fmt: skip
     parser.add_argument("--emulate", action="store_true", help="run a GPU's kernel on the CPU")
 
 
@@ -174,6 +178,7 @@ def parse_request(options: argparse.Namespace) -> BuildRequest:
         tiles=parse_tiles(options),
         constants=options.constant,
         winograd=options.winograd,
+        donate=options.donate,
         **device,
     )
 

@@ -129,5 +129,6 @@ def _compile_request(options: argparse.Namespace) -> CompileRequest:
         "tiles": common.parse_tiles(options),
         "constants": options.constant,
         "winograd": options.winograd,
+        "donate": options.donate,
     }
     return validate_body(CompileRequest, program_fields(options) | device | {"options": choice})

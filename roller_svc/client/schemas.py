@@ -86,6 +86,7 @@ class CompileOptions(RequestModel):
         {}, description="constraints on lanes, split_k, stages, raster, stream_k, blocks, cluster_m or cluster_n"
     )
     constants: Names = Field([], description="inputs that are constant across calls: prepacked once, on CPUs")
+    donate: Names = Field([], description="inputs that a scatter may overwrite: nothing is copied")
 
 
 def _limit_spec(value: object) -> object:

@@ -62,7 +62,8 @@ def tensors_in_memory(
     names = Names()
     buffers: dict[str, Buffer] = {}
     for name, type_ in program.inputs:
-        buffers[name] = Buffer(name, names.of(name), Role.INPUT, type_.dtype, type_.shape)
+        donated = name in program.donated
+        buffers[name] = Buffer(name, names.of(name), Role.INPUT, type_.dtype, type_.shape, donated)
     for output in program.outputs:
         type_ = types[output.tensor]
         buffers[output.tensor] = Buffer(output.name, names.of(output.tensor), Role.OUTPUT, type_.dtype, type_.shape)

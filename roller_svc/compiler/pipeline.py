@@ -19,6 +19,7 @@ from roller_svc.compiler.autotune import (
     sort_best_first,
 )
 from roller_svc.compiler.backends import Backend, backend_for
+from roller_svc.compiler.donation import donate_targets
 from roller_svc.compiler.partition_cache import PartitionCache
 from roller_svc.compiler.plans import RankedPartitions, merge_ranked_plans, rank_partitions, select_for_measurement
 from roller_svc.errors import ToolchainMissingError
@@ -83,7 +84,7 @@ def compile_candidates(request: BuildRequest, trace: Trace = no_trace) -> Compil
     """Compile the candidates of a request, on all cores. Raises as `build_kernel` does."""
     clock = StageTimer()
     program = parse(request.expression, dict(request.inputs), request.outputs)
-    program = trace("parse", replace(program, constants=request.constants))
+    program = trace("parse", donate_targets(replace(program, constants=request.constants), request.donate))
     clock.record("parse")
     hw: HardwareSpec = trace("hardware", request.hardware or hardware.load(request.target))
     clock.record("hardware")

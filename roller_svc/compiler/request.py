@@ -34,6 +34,7 @@ def build_request(  # the options of a build, spelled out as docs/api.md has the
     tiles: object = None,
     constants: object = None,
     winograd: object = "auto",
+    donate: object = None,
 ) -> BuildRequest:
     """Validate the options of a build. Raises InputError that names the invalid option."""
     request = BuildRequest(
@@ -48,8 +49,9 @@ def build_request(  # the options of a build, spelled out as docs/api.md has the
         hardware=validate_hardware(hardware),
         op_class=None if family is None else parse_enum(OpClass, "family", family),
         tiles=validate_tiles(tiles),
-        constants=validate_constants(constants, tensor_types(inputs)),
+        constants=validate_input_names("constants", constants, tensor_types(inputs)),
         winograd=parse_enum(WinogradMode, "winograd", winograd),
+        donate=validate_input_names("donate", donate, tensor_types(inputs)),
     )
     if request.runtime is RuntimeChoice.EMULATOR:
         _check_emulable(resolve_spec(request))
@@ -73,6 +75,7 @@ def request_json(request: BuildRequest) -> dict[str, object]:
         "tiles": dict(request.tiles),
         "constants": list(request.constants),
         "winograd": request.winograd.value,
+        "donate": list(request.donate),
     }
 
 
@@ -108,19 +111,19 @@ def validate_flag(name: str, value: object) -> bool:
     return value
 
 
-def validate_constants(value: object, inputs: Iterable[tuple[str, object]]) -> tuple[str, ...]:
-    """Return the names of constant inputs, in the inputs' order."""
+def validate_input_names(option: str, value: object, inputs: Iterable[tuple[str, object]]) -> tuple[str, ...]:
+    """Return the names of an option's inputs, in the inputs' order."""
     if value is None:
         return ()
     if isinstance(value, str) or not isinstance(value, Iterable):
         raise ArgumentError(
-            f"constants must be a list of inputs' names, got {short_repr(value)}", code="invalid-option"
+            f"{option} must be a list of inputs' names, got {short_repr(value)}", code="invalid-option"
         )
     inputs_in_order, names = [name for name, _ in inputs], list(value)
     for name in names:
         if name not in inputs_in_order:
             raise ArgumentError(
-                f"constants: there is no input {short_repr(name)}; inputs are {', '.join(inputs_in_order) or 'none'}",
+                f"{option}: there is no input {short_repr(name)}; inputs are {', '.join(inputs_in_order) or 'none'}",
                 code="invalid-option",
             )
     return tuple(name for name in inputs_in_order if name in names)

@@ -266,6 +266,7 @@ def _report(report: BuildReport) -> Json:
             "tiles": dict(report.request.tiles),
             "constants": list(report.request.constants),
             "winograd": report.request.winograd.value,
+            "donate": list(report.request.donate),
         },
         "groups": [
             {

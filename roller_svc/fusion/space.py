@@ -84,7 +84,7 @@ def nest_space(
         accesses += [a for a in _distinct(reads) if statement.output not in fused_second or a not in accesses]
     accesses += _writes(statements, types)
     distinct = tuple(replace(access, num_uses=uses) for access, uses in Counter(accesses).items())
-    targets = [s.target for s in statements if s.target is not None]
+    targets = [s.target for s in statements if s.target is not None and not s.in_place]
     return TileSpace(
         axes=tuple(axes), accesses=distinct, flops=sum(s.flops for s in statements),
         instructions=count_instructions(statements),

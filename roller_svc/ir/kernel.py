@@ -43,6 +43,7 @@ class Buffer:
     role: Role
     dtype: DType
     shape: tuple[int, ...]
+    donated: bool = False  # an input whose memory becomes that of the output of its name
 
     @property
     def bytes(self) -> int:
@@ -129,6 +130,12 @@ class KernelSource:
 
     def buffers_of(self, role: Role) -> tuple[Buffer, ...]:
         return tuple(b for b in self.buffers if b.role is role)
+
+    @property
+    def updated_buffers(self) -> tuple[Buffer, ...]:
+        """Return the outputs that have the memory of donated inputs."""
+        donated = [b.name for b in self.buffers_of(Role.INPUT) if b.donated]
+        return tuple(b for b in self.buffers_of(Role.OUTPUT) if b.name in donated)
 
     def main_launch(self, group: str) -> int:
         """Return the index of a kernel group's main launch.

@@ -90,6 +90,7 @@ class TensorExpr:
     target: str | None = None  # of a scatter
     predicate: Expr | None = None  # of a scatter: where it is 0, nothing is written and the index is not evaluated
     bounds_checked: tuple[bool, ...] = ()  # of a scatter: dimensions of `index` that are checked at run time
+    in_place: bool = False  # of a scatter: the result has its target's memory, so nothing is copied
 
     @property
     def spatial(self) -> tuple[Axis, ...]:
@@ -179,6 +180,7 @@ class TensorProgram:
     statements: tuple[TensorExpr, ...]
     outputs: tuple[Output, ...]
     constants: tuple[str, ...] = ()  # inputs that are the same in every call, such as weights
+    donated: tuple[str, ...] = ()  # inputs that scatters update in place
 
     @property
     def types(self) -> Mapping[str, TensorType]:

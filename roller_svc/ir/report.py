@@ -42,6 +42,7 @@ class BuildRequest:
     tiles: tuple[tuple[str, int], ...] = ()
     constants: tuple[str, ...] = ()  # inputs that are the same in every call
     winograd: WinogradMode = WinogradMode.AUTO
+    donate: tuple[str, ...] = ()  # inputs that scatters may overwrite
 
     @property
     def constraints(self) -> ScheduleConstraints:

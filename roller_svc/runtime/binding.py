@@ -54,7 +54,8 @@ def bind(
     """Return memory for every input and output among `buffers`. Raises ArgumentError if an array does not fit.
 
     An input is used in place if it is dense, native and aligned, else copied. An array in `out` is written in place
-    if it is also writeable and shares no byte with another array of the call or of `in_use`, else copied to.
+    if it is also writeable and shares no byte with another array of the call or of `in_use`, else copied to. A donated
+    input's memory, or that of its copy, becomes the result's.
     """
     signature = tuple(buffers)
     inputs = [b for b in signature if b.role is Role.INPUT]
@@ -63,16 +64,25 @@ def bind(
     check_names("argument", [b.name for b in inputs], arrays, complete=True)
     check_names("output", [b.name for b in outputs], out, complete=False)
     memory: dict[str, Array] = {}
-    call_arrays: list[Array] = list(in_use)
+    in_use = list(in_use)
+    call_arrays: list[Array] = [*in_use]
     for buffer in inputs:
         array = _check_array(buffer, arrays[buffer.name], "argument")
         call_arrays.append(array)
-        memory[buffer.symbol] = _make_dense(array, alignment_bytes)
+        donates = buffer.donated and array.flags.writeable
+        memory[buffer.symbol] = _make_dense(array, alignment_bytes, copies=buffer.donated and not donates)
+    donated = _donated_arrays(inputs, arrays, memory, in_use)
     targets = {b.name: _check_target(b, out[b.name]) for b in outputs if b.name in out}
     results: dict[str, Array] = {}
     copies: list[tuple[Array, Array]] = []
     for buffer in outputs:
         target = targets.get(buffer.name)
+        if buffer.name in donated:
+            memory[buffer.symbol] = donated[buffer.name]
+            results[buffer.name] = memory[buffer.symbol] if target is None else target
+            if target is not None and target is not memory[buffer.symbol]:
+                copies.append((target, memory[buffer.symbol]))
+            continue
         other_arrays = [*call_arrays, *(other for name, other in targets.items() if name != buffer.name)]
         if target is not None and _can_write_in_place(target, alignment_bytes, other_arrays):
             memory[buffer.symbol] = target
@@ -82,6 +92,28 @@ def bind(
                 copies.append((target, memory[buffer.symbol]))
         results[buffer.name] = memory[buffer.symbol] if target is None else target
     return Binding(memory, results, tuple(copies))
+
+
+def _donated_arrays(
+    inputs: list[Buffer], arrays: Mapping[str, object], memory: dict[str, Array], in_use: Iterable[Array]
+) -> dict[str, Array]:
+    """Return the memory of donated inputs by name. Raises ArgumentError where another input shares it."""
+    donated = {b.name: memory[b.symbol] for b in inputs if b.donated}
+    for name in donated:
+        others = {b.name: np.asarray(arrays[b.name]) for b in inputs if b.name != name}
+        shared = [other for other, array in others.items() if np.may_share_memory(arrays[name], array)]
+        if shared or any(np.may_share_memory(arrays[name], other) for other in in_use):
+            raise donated_alias_error(name, shared)
+    return donated
+
+
+def donated_alias_error(name: str, others: list[str]) -> ArgumentError:
+    """Return the error of a donated array that other arguments share."""
+    shared = ", ".join(others) or "a constant"
+    return ArgumentError(
+        f"argument {name!r} is donated and may be overwritten, but shares memory with {shared}",
+        code="donated-alias", hint=f"pass a copy as {name}",
+    )  # fmt: skip
 
 
 def check_names(what: str, expected: list[str], provided: Mapping[str, object], *, complete: bool) -> None:
@@ -158,8 +190,8 @@ def _is_dense(array: Array, alignment_bytes: int) -> bool:
     return array.flags.c_contiguous and address % alignment == 0
 
 
-def _make_dense(array: Array, alignment_bytes: int) -> Array:
-    if _is_dense(array, alignment_bytes):
+def _make_dense(array: Array, alignment_bytes: int, *, copies: bool = False) -> Array:
+    if _is_dense(array, alignment_bytes) and not copies:
         return array
     copy = aligned_empty(array.shape, array.dtype)
     copy[...] = array

@@ -30,6 +30,7 @@ def build_request_from_body(body: CompileRequest) -> BuildRequest:
         tiles=body.options.tiles,
         constants=body.options.constants,
         winograd=body.options.winograd,
+        donate=body.options.donate,
         **device,
     )
 

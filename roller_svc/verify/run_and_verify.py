@@ -17,7 +17,7 @@ from roller_svc.ir.accumulation import AccumulatorPrecision, least_precise
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import AxisRef, Cast, Expr, Load, Op, OpKind
 from roller_svc.ir.hardware import HardwareSpec
-from roller_svc.ir.kernel import CompiledKernel, Language, Measurement
+from roller_svc.ir.kernel import CompiledKernel, Language, Measurement, Role
 from roller_svc.ir.program import Combine, StatementKind, TensorProgram
 from roller_svc.ir.report import Plan, RuntimeChoice
 from roller_svc.ir.rprogram import RProgram
@@ -59,8 +59,11 @@ def load_kernel(
 ) -> LoadedKernel:
     """Load a kernel and bind it to arrays. `races` selects the emulator with its race detector.
 
-    Raises LaunchError if the device is missing.
+    Donated inputs are copied first, for a later comparison with the reference. Raises LaunchError if the device is
+    missing.
     """
+    donated = [b.name for b in compiled.source.buffers_of(Role.INPUT) if b.donated]
+    arrays = {**arrays, **{name: arrays[name].copy() for name in donated}}
     if races:
         return LoadedKernel(load_emulated(compiled, races=True).bind(arrays), on_gpu=False)
     runner = load_runner(compiled, runtime)

@@ -25,7 +25,7 @@ MIN_TASKS = 16
 
 
 def lower_scatter(group: KernelGroup, family: TargetKind) -> tuple[ScheduleTree, ...]:
-    """Return two trees, the copy and the writes.
+    """Return two trees, the copy and the writes, or only the writes where the target is updated in place.
 
     A CPU visits the points in row-major order, so the last write wins. A GPU accumulates atomically. It runs at most
     MAX_SERIAL_POINTS plain writes in order on one thread.
@@ -38,7 +38,8 @@ def lower_scatter(group: KernelGroup, family: TargetKind) -> tuple[ScheduleTree,
     else:
         in_order = statement.combine is None and statement.points <= MAX_SERIAL_POINTS
         bodies = (_gpu_copy(statement, axes), (serial_loops if in_order else _thread_loops)(statement.axes, write))
-    return (ScheduleTree(f"{group.name}_copy", bodies[0]), ScheduleTree(group.name, bodies[1]))
+    copy, writes = ScheduleTree(f"{group.name}_copy", bodies[0]), ScheduleTree(group.name, bodies[1])
+    return (writes,) if statement.in_place else (copy, writes)
 
 
 def _copy(statement: TensorExpr, index: tuple[Expr, ...]) -> Node:

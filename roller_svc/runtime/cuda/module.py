@@ -15,7 +15,7 @@ import numpy as np
 from roller_svc.errors import ArgumentError, InvariantError, LaunchError
 from roller_svc.ir.hardware import Arch
 from roller_svc.ir.kernel import Buffer, CompiledKernel, KernelSource, Language, LaunchSpec, Role
-from roller_svc.runtime.binding import check_names
+from roller_svc.runtime.binding import check_names, donated_alias_error
 from roller_svc.runtime.cuda.arrays import ArrayLibrary, CupyArrays, DeviceArray, import_cupy, library_of
 from roller_svc.runtime.cuda.driver import Parameters, driver
 
@@ -263,13 +263,28 @@ def bind_on_device(
     views = [_check_array(library, what, buffer, array) for what, buffer, array in arguments]
     device = _common_device(arguments, views)
     memory: dict[str, DeviceArray] = {}
+    given = {name: out[name] for name in out}
+    donated: dict[str, DeviceArray] = {}
     for buffer, view in zip(inputs, views, strict=False):
-        memory[buffer.symbol] = view if view.is_dense(buffer.dtype.bytes) else library.copy_of(view, buffer.dtype)
+        is_usable = view.is_dense(buffer.dtype.bytes) and (not buffer.donated or library.writeable(arrays[buffer.name]))
+        memory[buffer.symbol] = view if is_usable else library.copy_of(view, buffer.dtype)
+        if buffer.donated:
+            _check_donated(buffer, view, list(zip(inputs, views, strict=False)))
+            donated[buffer.name] = memory[buffer.symbol]
     targets = {b.name: v for (what, b, _), v in zip(arguments, views, strict=True) if what == "output"}
     allocated: dict[str, DeviceArray] = {}
     copies: list[tuple[DeviceArray, DeviceArray]] = []
     for buffer in outputs:
         target = targets.get(buffer.name)
+        if buffer.name in donated:
+            memory[buffer.symbol] = result = donated[buffer.name]
+            if target is None and any(result is view for view in views):
+                given[buffer.name] = arrays[buffer.name]
+            elif target is None:
+                allocated[buffer.name] = result
+            elif target.address != result.address or not target.is_dense(buffer.dtype.bytes):
+                copies.append((target, result))
+            continue
         other_arrays = [(v, b.dtype.bytes) for (_, b, _), v in zip(arguments, views, strict=True) if v is not target]
         if target is not None and _can_write_in_place(target, buffer, other_arrays):
             memory[buffer.symbol] = target
@@ -279,7 +294,7 @@ def bind_on_device(
                 allocated[buffer.name] = result
             else:
                 copies.append((target, result))
-    return DeviceBinding(library, device, memory, allocated, {name: out[name] for name in targets}, tuple(copies))
+    return DeviceBinding(library, device, memory, allocated, given, tuple(copies))
 
 
 def runs_on(arch: Arch, capability: tuple[int, int]) -> bool:
@@ -354,6 +369,14 @@ def _check_array(library: ArrayLibrary, what: str, buffer: Buffer, array: object
     if what == "output" and not library.writeable(array):
         raise ArgumentError(f"output {buffer.name!r} cannot be written in place", code="out-not-writeable")
     return view
+
+
+def _check_donated(buffer: Buffer, view: DeviceArray, inputs: list[tuple[Buffer, DeviceArray]]) -> None:
+    """Raise ArgumentError if another input shares a donated one's memory."""
+    first, end = view.span(buffer.dtype.bytes)
+    spans = {other.name: array.span(other.dtype.bytes) for other, array in inputs if other is not buffer}
+    if shared := [name for name, (start, stop) in spans.items() if first < stop and start < end]:
+        raise donated_alias_error(buffer.name, shared)
 
 
 def _can_write_in_place(target: DeviceArray, buffer: Buffer, other_arrays: list[tuple[DeviceArray, int]]) -> bool:

@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from roller_svc.errors import InvariantError, KernelTimeoutError, LaunchError, WrongAnswerError
-from roller_svc.ir.kernel import CompiledKernel, KernelSource, Language, Role
+from roller_svc.ir.kernel import Buffer, CompiledKernel, KernelSource, Language, Role
 from roller_svc.runtime.binding import Array, Binding, bind, range_error
 from roller_svc.runtime.emulator.text import program_source
 
@@ -133,9 +133,9 @@ class EmulatorCall:
         try:
             os.ftruncate(descriptor, size)
             with mmap.mmap(descriptor, size) as arena:
-                self._copy(arena, offsets, Role.INPUT)
+                self._copy(arena, offsets, (*source.buffers_of(Role.INPUT), *source.updated_buffers), to_arena=True)
                 _execute(self._module, descriptor, self._module.seed_of(self._binding))
-                self._copy(arena, offsets, Role.OUTPUT)
+                self._copy(arena, offsets, source.buffers_of(Role.OUTPUT), to_arena=False)
         finally:
             os.close(descriptor)
 
@@ -146,12 +146,14 @@ class EmulatorCall:
         """Return the results by output name."""
         return self._binding.copy_back()
 
-    def _copy(self, arena: mmap.mmap, offsets: Mapping[str, int], role: Role) -> None:
-        """Copy inputs into the arena or outputs out of it."""
-        for buffer in self._module.source.buffers_of(role):
+    def _copy(
+        self, arena: mmap.mmap, offsets: Mapping[str, int], buffers: tuple[Buffer, ...], *, to_arena: bool
+    ) -> None:
+        """Copy buffers into the arena or out of it."""
+        for buffer in buffers:
             array = self._binding.memory[buffer.symbol].reshape(-1).view(np.uint8)
             start = offsets[buffer.symbol]
-            if role is Role.INPUT:
+            if to_arena:
                 arena[start : start + buffer.bytes] = array.data
             else:
                 array[:] = np.frombuffer(arena[start : start + buffer.bytes], np.uint8)

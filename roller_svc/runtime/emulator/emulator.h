@@ -32,7 +32,7 @@ extern uint3 threadIdx, blockIdx, blockDim, gridDim;
 namespace emulator {
 
 // What a launch and its buffers are; program.cpp's tables, written by the driver, follow the kernel's text.
-enum Role { INPUT, OUTPUT, WORKSPACE };
+enum Role { INPUT, OUTPUT, WORKSPACE, UPDATED };  // UPDATED: an output that has an input's memory
 struct Buffer {
   const char *name;
   Role role;

@@ -133,8 +133,8 @@ int main(int count, char **words) {
     const Buffer &buffer = program.buffers[i];
     all[i] = guarded(buffer, seed);
     arguments[i] = all[i].data;
+    if (buffer.role == emulator::INPUT || buffer.role == emulator::UPDATED) memcpy(all[i].data, at, buffer.bytes);
     if (buffer.role == emulator::INPUT) {
-      memcpy(all[i].data, at, buffer.bytes);
       allow(all[i].start + PAGE, all[i].end - all[i].start - 2 * PAGE, PROT_READ);
     }
     if (buffer.role != emulator::WORKSPACE) at += rounded(buffer.bytes, ARENA_ALIGNMENT);
@@ -153,7 +153,7 @@ int main(int count, char **words) {
   at = arena;
   for (int i = 0; i < program.buffer_count; i++) {
     const Buffer &buffer = program.buffers[i];
-    if (buffer.role == emulator::OUTPUT) memcpy(at, regions[i].data, buffer.bytes);
+    if (buffer.role == emulator::OUTPUT || buffer.role == emulator::UPDATED) memcpy(at, regions[i].data, buffer.bytes);
     if (buffer.role != emulator::WORKSPACE) at += rounded(buffer.bytes, ARENA_ALIGNMENT);
   }
   return 0;

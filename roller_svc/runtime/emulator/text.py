@@ -199,7 +199,7 @@ def _tables(source: KernelSource) -> str:
         lines.append(f"const int emulator_zeroed_{i}[] = {{{zeroed + ', ' if zeroed else ''}-1}};")
     for name, shift in dynamic.items():
         lines.append(f"unsigned char *emulator_dynamic() {{ return {name} + {shift}; }}")
-    buffers = ", ".join(_buffer(b) for b in source.buffers)
+    buffers = ", ".join(_buffer(b, source) for b in source.buffers)
     launches = ", ".join(_launch(i, launch, has_dynamic=bool(dynamic)) for i, launch in enumerate(source.launches))
     lines += [
         f"const emulator::Buffer emulator_buffers[] = {{{buffers}}};",
@@ -228,10 +228,11 @@ def _map(launch: int, number: int, view: TensorMap, buffer: int) -> str:
     return f"TensorMap emulator_map_{launch}_{number}(void *const *b) {{ return {{{', '.join(fields)}}}; }}"
 
 
-def _buffer(buffer: Buffer) -> str:
+def _buffer(buffer: Buffer, source: KernelSource) -> str:
     if buffer.role not in _ROLES:
         raise LaunchError(f"the emulator has no buffers for {buffer.role.value}: {buffer.name}")
-    return f"{{{quote_string(buffer.name)}, emulator::{_ROLES[buffer.role]}, {buffer.bytes}ul}}"
+    role = "UPDATED" if buffer in source.updated_buffers else _ROLES[buffer.role]
+    return f"{{{quote_string(buffer.name)}, emulator::{role}, {buffer.bytes}ul}}"
 
 
 def _launch(number: int, launch: LaunchSpec, *, has_dynamic: bool) -> str:

@@ -153,8 +153,9 @@ def _buffer(item: dict[str, Any]) -> Buffer:
     if len(shape) > _MAX_RANK or math.prod(shape) > _MAX_ELEMENTS:
         raise CorruptKernelError(f"shape {shape} is too large")
     buffer = Buffer(
-        printable(item, "name"), identifier(item["symbol"]), Role(item["role"]), DType(item["dtype"]), shape
-    )
+        printable(item, "name"), identifier(item["symbol"]), Role(item["role"]), DType(item["dtype"]), shape,
+        flag(item["donated"]),
+    )  # fmt: skip
     if buffer.role is Role.STATUS and (buffer.dtype is not DType.INT64 or buffer.shape != _STATUS_SHAPE):
         raise CorruptKernelError(f"{buffer.symbol} is not a status record")
     return buffer

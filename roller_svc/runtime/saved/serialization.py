@@ -230,6 +230,7 @@ def _buffer(buffer: Buffer) -> dict[str, Any]:
         "strides": strides[::-1],
         "alignment": ALIGNMENT_BYTES,
         "bytes": buffer.bytes,
+        "donated": buffer.donated,
     }
 
 

@@ -335,6 +335,16 @@ def test_a_wrong_answer_fails(capsys: pytest.CaptureFixture[str], monkeypatch: p
     assert "wrong-answer" in ran.err
 
 
+def test_run_checks_a_kernel_that_updates_a_donated_input(capsys: pytest.CaptureFixture[str]) -> None:
+    inputs = ("--input", "grid=float32[50]", "--input", "at=int32[40]")
+    ran = Ran(capsys, "run", "grid[at[n]] +=. 1.0", *inputs, *QUICK, "--donate", "grid", "--json")
+    assert ran.code == 0, ran.err
+    assert ran.json["checked"] is True
+    refused = Ran(capsys, "run", "grid[at[n]] +=. 1.0", *inputs, *QUICK, "--donate", "at")
+    assert refused.code == 2
+    assert "donate: at must be the target of one scatter" in refused.err
+
+
 @pytest.mark.emulator
 def test_run_in_the_emulator_is_checked_and_not_timed(capsys: pytest.CaptureFixture[str]) -> None:
     ran = Ran(capsys, "run", MATMUL, *INPUTS, *QUICK, "--target", "nvidia-h200-sxm", "--emulate", "--json")

@@ -100,6 +100,7 @@ def spec_with(**changes: object) -> Mapping[str, object]:
         ({"allow_tf32": True}, "options"),
         ({"constants": ["x"]}, "options"),
         ({"winograd": "never"}, "options"),
+        ({"donate": ["x"]}, "options"),
         ({"target": None, "hardware": spec_with(num_cores=7)}, "spec"),
     ],
 )

@@ -105,6 +105,40 @@ def test_launches_with_tensor_maps_go_through_the_driver(cupy: FakeCupy, monkeyp
     assert cupy.calls[1:] == [*once, *once]
 
 
+UPDATING = CompiledKernel(
+    KernelSource(
+        "k", Language.CUDA, Arch("sm_", 80), "",
+        (dataclasses.replace(tensor("C", "a", Role.INPUT, shape=(8,)), donated=True),
+         tensor("B", "b", Role.INPUT, shape=(8,)), BUFFERS[2]),
+        (LaunchSpec("accumulate", ("b", "c"), (1, 1, 1), (8, 1, 1)),),
+    ),
+    b"cubin", "", (Resources(8, 0, 0),),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("aligned", [True, False])
+def test_a_donated_array_is_updated_in_place_if_it_can_be(cupy: FakeCupy, aligned: bool) -> None:
+    given = FakeArray(floats(aligned))
+    result = CudaModule(UPDATING).run({"C": given, "B": FakeArray(floats())})["C"]
+    assert (result is given) is aligned
+    assert np.array_equal(result.numpy, 2 * floats())
+    assert np.array_equal(given.numpy, (2 if aligned else 1) * floats())
+
+
+def test_out_gets_a_copy_of_a_donated_array_unless_it_is_the_array(cupy: FakeCupy) -> None:
+    given, other = FakeArray(floats()), FakeArray(floats())
+    assert CudaModule(UPDATING).run({"C": given, "B": FakeArray(floats())}, {"C": other})["C"] is other
+    assert np.array_equal(other.numpy, 2 * floats())
+    assert CudaModule(UPDATING).run({"C": given, "B": FakeArray(floats())}, {"C": given})["C"] is given
+    assert np.array_equal(given.numpy, 3 * floats())
+
+
+def test_a_donated_array_that_another_input_shares_is_refused(cupy: FakeCupy) -> None:
+    given = FakeArray(floats())
+    with pytest.raises(ArgumentError, match="'C' is donated and may be overwritten, but shares memory with B"):
+        CudaModule(UPDATING).run({"C": given, "B": given})
+
+
 @pytest.mark.parametrize("kind", ["in place", "strided", "unaligned", "same as the input"])
 def test_out_is_written_and_returned(cupy: FakeCupy, kind: str) -> None:
     a = FakeArray(floats())

@@ -21,11 +21,12 @@ from roller_svc.schedule.nest_statements import wrap_in_storages
 
 
 def lower(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[ScheduleTree, ...]:
-    copy, write = lower_scatter(group, hw.family)
+    *copies, write = lower_scatter(group, hw.family)
     (statement,) = group.statements
     if not program.persistent_blocks or statement.combine is None:
-        return (copy, write)
-    return (copy, ScheduleTree(group.name, _reduce_privately(statement, statement.combine, program.persistent_blocks)))
+        return (*copies, write)
+    nodes = _reduce_privately(statement, statement.combine, program.persistent_blocks)
+    return (*copies, ScheduleTree(group.name, nodes))
 
 
 def _reduce_privately(statement: TensorExpr, combine: Combine, blocks: int) -> tuple[Node, ...]:
