@@ -116,9 +116,7 @@ def validate_input_names(option: str, value: object, inputs: Iterable[tuple[str,
     if value is None:
         return ()
     if isinstance(value, str) or not isinstance(value, Iterable):
-        raise ArgumentError(
-            f"{option} must be a list of inputs' names, got {short_repr(value)}", code="invalid-option"
-        )
+        raise ArgumentError(f"{option} must be a list of inputs' names, got {short_repr(value)}", code="invalid-option")
     inputs_in_order, names = [name for name, _ in inputs], list(value)
     for name in names:
         if name not in inputs_in_order:

@@ -86,7 +86,7 @@ def test_a_cuda_kernel_too(tmp_path: Path) -> None:
     assert flip["dynamic_shared_bytes"] == 64
     assert flip["parameters"][0] | {"kind": "buffer"} == {
         "kind": "buffer", "name": "A", "symbol": "a", "role": "input", "dtype": "float32", "shape": [256],
-        "strides": [1], "alignment": 64, "bytes": 1024,
+        "strides": [1], "alignment": 64, "bytes": 1024, "donated": False,
     }  # fmt: skip
 
 
