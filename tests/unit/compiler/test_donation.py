@@ -120,7 +120,7 @@ def test_a_request_to_the_service_donates() -> None:
 @pytest.mark.emulator
 @pytest.mark.parametrize("rows", [5000, 50])
 def test_a_gpu_updates_in_place(rows: int) -> None:
-    """Of a large target and one that blocks reduce in shared memory."""
+    """Update a large target, and one that blocks reduce in shared memory."""
     inputs = INPUTS | {"grid": ("float32", (rows,))}
     copying = roller_svc.compile(ADD, inputs, target=GPU, runtime="emulator")
     kernel = roller_svc.compile(ADD, inputs, target=GPU, runtime="emulator", donate=["grid"])
