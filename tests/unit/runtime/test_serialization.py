@@ -360,7 +360,7 @@ def test_too_much_workspace_is_rejected(folder: Path) -> None:
     path = folder / "metadata.json"
     document = json.loads(path.read_text())
     room = {"role": "workspace", "dtype": "float64", "shape": [1 << 48], "name": "w"}
-    document["buffers"] += [room | {"symbol": f"w{number}"} for number in range(2)]
+    document["buffers"] += [room | {"symbol": f"w{number}", "donated": False} for number in range(2)]
     path.write_text(json.dumps(document))
     with pytest.raises(ArgumentError, match="bytes of workspace are more than"):
         load(folder)
