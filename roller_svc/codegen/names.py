@@ -31,7 +31,7 @@ _LIBRARY = re.compile(
     r"|copy_async_\d+|commit_copies|await_copies|load_matrix_\d\w*|mma_m\d\w*|mfma_\w+|run\d+_\w+|mma_(two|four)_\w+|round_tf32"
     r"|tasks_\w+"
     r"|shared_address|shared_memory|barrier_\w+|tma_\w+|wgmma_\w+|bulk_\w+|fence_\w+|cluster_\w+|registers_\w+"
-    r"|matrix_descriptor_\w+|store_matrix_\w+|hold_results_\w+|TensorMap|prefetch_map|named_barrier|map_shared_rank"
+    r"|matrix_descriptor_\w+|store_matrix_\w+|hold_results_\w+|TensorMap|prefetch_map|elect_one|named_barrier|map_shared_rank"
     r"|(hip|HIP_|HW_ID|TEXTURE_|DECLOP_)\w*|launch_bounds_impl\d|select_impl_"  # of HIP's headers
 )
 # Names of macros in headers: NULL, INFINITY, MASK1. Names with one capital (A, W2) are never macros.

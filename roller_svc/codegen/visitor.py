@@ -201,11 +201,14 @@ class CodeGenVisitor:
         if decided is not None:
             self.visit_all(branch.then if decided else branch.otherwise)
             return
-        with self.block(f"if ({_strip_parentheses(self.scalar.value(cond))})"):
+        with self.block(f"if ({_strip_parentheses(self.branch_condition(replace(branch, cond=cond)))})"):
             self.visit_all(branch.then)
         if branch.otherwise:
             with self.block("else"):
                 self.visit_all(branch.otherwise)
+
+    def branch_condition(self, branch: Branch) -> str:
+        return self.scalar.value(branch.cond)
 
     def _decided(self, cond: Expr) -> bool | None:
         """Return the value of a comparison that ranges decide, else None."""

@@ -7,7 +7,7 @@ memory or an enclosing storage node. Code generators visit the tree once, depth 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 from roller_svc.ir.dtype import DType
@@ -96,6 +96,8 @@ class Branch:
     cond: Expr
     then: tuple[Node, ...]
     otherwise: tuple[Node, ...] = ()
+    # The condition selects one lane of a warp; sm_90 may take another, always the same one.
+    elect: bool = field(default=False, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -287,6 +287,8 @@ class _Verifier:
 
     def _branch(self, branch: Branch) -> None:
         self.scopes.check_expr(branch.cond)
+        if branch.elect:
+            self._check_convergent("warp")
         alike = self._convergence_widths(branch.cond)
         self.widths += alike
         self.scopes.dependence.branches.append((len(self.scopes.loops), branch.cond))

@@ -25,6 +25,7 @@ from roller_svc.ir.schedule import (
     SHARED_ALIGNMENT_BYTES,
     AnyThread,
     Barrier,
+    Branch,
     Compute,
     CpAsync,
     Let,
@@ -140,6 +141,11 @@ class CodeGenCuda(CodeGenVisitor):
     def visit_barrier(self) -> None:
         self.emit_line("__syncthreads();")
 
+    def branch_condition(self, branch: Branch) -> str:
+        if branch.elect:
+            return f"{call_wrapper('elect_one', self.scalar)}()"
+        return CodeGenVisitor.branch_condition(self, branch)
+
     def visit_any_thread(self, node: AnyThread) -> None:
         scalar, identifier = self.scalar, self.names.of(node.var)
         saved = scalar.values.copy(), scalar.ranges.copy()
@@ -225,6 +231,7 @@ def emit_function(
     visitor = CodeGenCuda(dialect, names, scalar, arch=arch)
     blocks, threads = block_extents(tree)
     _declare_ids(visitor, tree)
+    _prefetch_maps(visitor, maps)
     visitor.visit_all(tree.body)
     shared, dynamic = _shared_declarations(list(visitor.shared_buffers.values()), dialect.static_shared_bytes)
     parameters = [_parameter(a, dialect) for a in args]
@@ -271,6 +278,14 @@ def _declare_ids(visitor: CodeGenCuda, tree: ScheduleTree) -> None:
             if stride * loop.extent < total:
                 text = f"{text} % {loop.extent}"
             visitor.emit_line(f"const {visitor.scalar.index_type} {visitor.names.of(loop.var)} = {text};")
+
+
+def _prefetch_maps(visitor: CodeGenCuda, maps: tuple[TensorMap, ...]) -> None:
+    """Load the tensor maps into the cache of TMA before the first copies read them."""
+    if maps:
+        with visitor.block("if (threadIdx.x == 0)"):
+            for tensor_map in maps:
+                visitor.emit_line(f"{call_wrapper('prefetch_map', visitor.scalar)}(&{tensor_map.symbol});")
 
 
 def _declare_rastered_ids(visitor: CodeGenCuda, tiles: tuple[Loop, Loop], raster: int) -> str:

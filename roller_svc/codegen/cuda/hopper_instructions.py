@@ -81,6 +81,14 @@ _PLAIN = {
   asm volatile("barrier.cluster.arrive.release.aligned;\\n"
                "barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }}""",
+    # whether this is the one lane that the warp elects, always the same; the compiler then knows that a single thread
+    # issues TMA, and needs no loop over the active ones
+    "elect_one": f"""{_F} int elect_one() {{
+  int elected;
+  asm volatile("{{\\n.reg .pred is_elected;\\nelect.sync _|is_elected, 0xffffffff;\\n"
+               "selp.b32 %0, 1, 0, is_elected;\\n}}" : "=r"(elected) :: "memory");
+  return elected;
+}}""",
     "cluster_rank": f"""{_F} unsigned int cluster_rank() {{
   unsigned int rank;
   asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank) :: "memory");

@@ -97,6 +97,10 @@ inline unsigned int round_tf32(unsigned int bits) {  // to nearest, ties away fr
 inline void __syncwarp(unsigned int mask = emulator::WHOLE_WARP, EMULATOR_LINE) {
   emulator::sync_warp(mask, line);
 }
+inline int elect_one(EMULATOR_LINE) {
+  emulator::exchanged("elect.sync", emulator::WHOLE_WARP, emulator::WARP, 0, line);
+  return emulator::lane() == 0;
+}
 inline unsigned int __ballot_sync(unsigned int mask, int predicate, EMULATOR_LINE) {
   const auto &votes = emulator::exchanged("__ballot_sync", mask, emulator::WARP, predicate != 0, line);
   unsigned int ballot = 0;

@@ -163,7 +163,7 @@ TURNS: tuple[Mutation, ...] = (
     mutant(FLOAT8, "one lane of a warp fences", Kind.FENCE,
            Edit(r"fence_async\(\);", "if (lane_id == 0) fence_async();")),
     mutant(ALONG, "another lane stores than awaits", Kind.RELEASE,
-           Edit(r"lane_id == 0(\) \{\n +tma_store_3d)", r"lane_id == 1\1", 4)),
+           Edit(r"elect_one\(\)(\) \{\n +tma_store_3d)", r"lane_id == 1\1", 4)),
     mutant(ALONG, "the next step's products begin before their data is there", Kind.WAIT,
            Edit(r"( +barrier_wait\(\(full [^\n]*\n)( +wgmma_fence\(\);\n +wgmma_[^\n]*\n)", r"\2\1")),
     mutant(FOUR, "rooms of results begin where barriers do", Kind.ROOM,

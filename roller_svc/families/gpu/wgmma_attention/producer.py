@@ -18,7 +18,7 @@ from roller_svc.families.common.gpu.matrix.multistage_pipeline import LANE, KTil
 from roller_svc.families.common.gpu.matrix.staging import THREAD
 from roller_svc.families.common.gpu.matrix.tile import OperandLoad
 from roller_svc.families.common.gpu.warpgroups.k_iteration import KTileOrder
-from roller_svc.families.common.gpu.warpgroups.mainloop import GROUP, ITERATION
+from roller_svc.families.common.gpu.warpgroups.mainloop import GROUP, ITERATION, on_one_thread
 from roller_svc.families.common.gpu.warpgroups.producer import (
     STAGE,
     ProducerCopy,
@@ -140,7 +140,7 @@ class AttentionPipeline:
     def load_q(self) -> tuple[Node, ...]:
         """Load Q of a tile, once for all KV tiles."""
         nodes = (MbarrierWait(self.q.empty, (num(0),), sub(num(1), self._tile_parity)), *self.q.issue(num(0)))
-        return self._on_one_thread(nodes) if self.q.uses_tma else (*nodes, *self.q.commit(num(0), 0))
+        return (on_one_thread(nodes),) if self.q.uses_tma else (*nodes, *self.q.commit(num(0), 0))
 
     def producer_loop(self, k_tiles: KTileRange, before: Expr) -> tuple[Node, ...]:
         """Load K and V of a pass; copies by threads are committed after the copies that follow have started."""
@@ -152,11 +152,11 @@ class AttentionPipeline:
             if not operand.uses_tma:
                 nodes += (*fill, *self._producer_commit(copied, operand))
             else:
-                nodes += self._on_one_thread(fill) if copied else fill
+                nodes += (on_one_thread(fill),) if copied else fill
         work = with_stage_index(self.tile, add(before, ref("k.step")), (Let(KEY_STEP, k_tiles.number, nodes),))
         loop: tuple[Node, ...] = (k_tile_loop(k_tiles, work),)
         if not copied:
-            return self._on_one_thread(loop)
+            return (on_one_thread(loop),)
         last = copied[-1].commit(mod(sub(add(before, k_tiles.count), num(1)), self.tile.stages), 0)
         return (*loop, Branch(lt(num(0), k_tiles.count), last))
 
@@ -166,10 +166,6 @@ class AttentionPipeline:
             return copied[0].commit(ref(STAGE), 1)
         before = mod(add(ref(ITERATION), num(self.tile.stages - 1)), self.tile.stages)
         return (Branch(lt(num(0), ref("k.step")), copied[-1].commit(before, 1)),)
-
-    @staticmethod
-    def _on_one_thread(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
-        return (Branch(eq(ref(THREAD), num(0)), nodes),)
 
     # consumers ------------------------------------------------------------------------------------------------------
     @property

@@ -63,6 +63,12 @@ def test_bulk_loads(name: str) -> None:
     assert (".MULTICAST" in found) == bool(multicast)
 
 
+@pytest.mark.parametrize(("condition", "loops"), [("i == 0", 1), ("elect_one()", 0)])
+def test_an_elected_lane_issues_tma_without_a_loop_over_lanes(condition: str, loops: int) -> None:
+    code = machine_code(("tma_load_2d", "elect_one"), f"  if ({condition}) tma_load_2d(s, &map, barrier, 0, 8);")
+    assert code.count("BRA.U.ANY") == loops
+
+
 @pytest.mark.parametrize("rank", range(1, 6))
 def test_bulk_stores(rank: int) -> None:
     names = (f"tma_store_{rank}d", "fence_async", "bulk_commit", "bulk_wait", "bulk_wait_read")

@@ -107,6 +107,7 @@ FAULTS = {
     "the number of __syncthreads": ("@named_barrier(0, 32);", "named barrier 0"),
     "a part of a warp": ("@named_barrier(1, 16);", "not a number of the block's warps"),
     "more than there are": ("@named_barrier(1, 64);", "not a number of the block's warps"),
+    "lanes that part before one is elected": ("if (i < 5)@ elect_one();\nelse elect_one();", "warp divergence"),
     "lanes that part": ("if (i < 5)@ named_barrier(1, 32);\nelse named_barrier(1, 32);", "warp divergence"),
     "lanes that part in a cluster": ("if (i < 5)@ cluster_sync();\nelse cluster_sync();", "warp divergence"),
     "no cluster": ("@barrier_arrive_remote(&bar[0], 1);", "block 1 of a cluster of 1"),

@@ -22,7 +22,7 @@ from roller_svc.families.common.gpu.matrix.epilogue import (
 from roller_svc.families.common.gpu.matrix.multistage_pipeline import ACC, LANE
 from roller_svc.families.common.gpu.matrix.tile import COLUMNS
 from roller_svc.families.common.gpu.warpgroups.k_iteration import KTileOrder
-from roller_svc.families.common.gpu.warpgroups.mainloop import GROUP, WARP
+from roller_svc.families.common.gpu.warpgroups.mainloop import GROUP, WARP, on_one_lane
 from roller_svc.families.common.gpu.warpgroups.tile import BUFFER_ALIGNMENT_BYTES, EPILOGUE_ROWS, ROWS, WARPS, WgmmaTile
 from roller_svc.families.common.gpu.warpgroups.tma_load import TmaTile, plan_tma_store
 from roller_svc.families.common.view import GemmView, bind_members
@@ -211,7 +211,7 @@ class TmaStoreEpilogue:
             reuses_buffer = number == 0 and len(chunks) % BUFFERS  # the previous tile may have ended in the same buffer
             wait = TmaStoreWaitGroup(0 if reuses_buffer else BUFFERS - 1, read=True)
             nodes += (
-                self._on_one_lane((wait,)),
+                on_one_lane((wait,)),
                 WarpBarrier(),
                 *self._store_chunk(num(number % BUFFERS), fragment, chunk),
             )
@@ -220,7 +220,7 @@ class TmaStoreEpilogue:
     @property
     def finish(self) -> tuple[Node, ...]:
         """Wait after the last tile until TMA has read shared memory."""
-        return (self._on_one_lane((TmaStoreWaitGroup(0, read=True),)),)
+        return (on_one_lane((TmaStoreWaitGroup(0, read=True),)),)
 
     def _store_chunk(self, stage: Expr, fragment: int, chunk: int) -> tuple[Node, ...]:
         first = chunk * self.columns
@@ -235,7 +235,7 @@ class TmaStoreEpilogue:
         step = add(self._first_column(self.columns), num(chunk))
         coordinates, _ = self.boxes.coordinates(self._first_row(fragment), step, self.boxes.boxes[0])
         store = TmaStore(MAP, coordinates, RESULTS, (_warp_in_consumers(), stage, num(0), num(0)))
-        return (*nodes, FenceProxyAsync(), WarpBarrier(), self._on_one_lane((store, TmaStoreCommitGroup())))
+        return (*nodes, FenceProxyAsync(), WarpBarrier(), on_one_lane((store, TmaStoreCommitGroup())))
 
     def _pack_registers(self, fragment: int, first: int) -> tuple[Node, ...]:
         """Compute a lane's outputs of 16 columns from `first` on, in register order."""
@@ -271,10 +271,6 @@ class TmaStoreEpilogue:
         tile = self.tile
         place = add(mul(ref("m.block"), num(tile.m)), mul(div(ref(GROUP), tile.groups[1]), num(tile.group_m)))
         return add(add(place, num(fragment * ROWS)), mul(ref(WARP), num(EPILOGUE_ROWS)))
-
-    @staticmethod
-    def _on_one_lane(nodes: tuple[Node, ...]) -> Node:
-        return Branch(eq(ref(LANE), num(0)), nodes)
 
 
 def _warp_in_consumers() -> Expr:

@@ -107,7 +107,7 @@ class WgmmaMainloop:
         )
         nodes += self._producer_tail(scheduler.total_k_tiles)
         if not self.producer_copies:
-            nodes = (Branch(eq(ref(THREAD), num(0)), nodes),)
+            nodes = (on_one_thread(nodes),)
         return (*set_max_registers(self.tile.consumers, self.tile.producer_registers, increase=False), *nodes)
 
     @property
@@ -144,7 +144,7 @@ class WgmmaMainloop:
         nodes: tuple[Node, ...] = (MbarrierArrive(FULL, (ref(STAGE),), expect_tx_bytes=size),)
         for copy in self.tma_operands:
             nodes += copy.loads(step, ref(STAGE))
-        return (Branch(eq(ref(THREAD), num(0)), nodes),) if self.producer_copies else nodes
+        return (on_one_thread(nodes),) if self.producer_copies else nodes
 
     def _producer_commit(self) -> tuple[Node, ...]:
         """Signal that each thread's part of the stage has arrived, for this k-tile or an earlier one."""
@@ -284,6 +284,16 @@ class WgmmaMainloop:
 def set_max_registers(consumers: int, count: int, *, increase: bool) -> tuple[Node, ...]:
     """Set the registers of a warpgroup's threads (`setmaxnreg`); with one consumer the initial number suffices."""
     return (SetMaxNReg(count, increase),) if consumers > 1 else ()
+
+
+def on_one_lane(nodes: tuple[Node, ...]) -> Node:
+    """Run nodes that issue TMA on one lane of a warp, always the same."""
+    return Branch(eq(ref(LANE), num(0)), nodes, elect=True)
+
+
+def on_one_thread(nodes: tuple[Node, ...]) -> Node:
+    """Run nodes that issue TMA on one thread of the warpgroup's first warp."""
+    return Branch(eq(ref(WARP), num(0)), (on_one_lane(nodes),))
 
 
 def warpgroup_threads(consumers: int, body: tuple[Node, ...]) -> tuple[Node, ...]:

@@ -67,7 +67,7 @@ from roller_svc.semantics.compare import agrees
 from roller_svc.semantics.inputs import random_inputs
 from roller_svc.semantics.interpreter import evaluate
 from roller_svc.toolchain import compile_source
-from roller_svc.toolchain.binaries.sass import sass_functions
+from roller_svc.toolchain.binaries.sass import sass_functions, sass_text
 from roller_svc.toolchain.nvrtc import ptxas_warnings
 from tests.unit.families.gpu.mma_contraction.test_schedule import changed, without
 
@@ -180,6 +180,10 @@ def of_a_warp(kind: type) -> Callable[[Node], Nodes | None]:
     return lambda node: (Branch(eq(ref(WARP), num(0)), (node,)),) if isinstance(node, kind) else None
 
 
+def elected_below_a_lane(node: Node) -> Nodes | None:
+    return (Branch(eq(ref(LANE), num(0)), (node,)),) if isinstance(node, Branch) and node.elect else None
+
+
 def meeting_left_out(node: Node) -> Nodes | None:
     return () if isinstance(node, Barrier | ClusterBarrier) else None
 
@@ -218,6 +222,7 @@ def test_trees_are_legal(kind: str) -> None:
         ("bulk copies", of_a_warp(WgmmaCommitGroup), "schedule-barrier"),
         ("bulk copies", of_a_warp(SetMaxNReg), "schedule-barrier"),
         ("bulk copies", first_only(WarpBarrier), "schedule-barrier"),
+        ("bulk copies", elected_below_a_lane, "schedule-barrier"),
         ("shared along m", of_a_warp(ClusterBarrier), "schedule-barrier"),
     ],
 )
@@ -316,6 +321,15 @@ def test_emulated(kind: str) -> None:
 
 
 # machine code --------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("kind", ["bulk copies", "shared along m", slow("shared along both"), slow("persistent")])
+def test_tma_is_issued_without_loops_over_lanes(kind: str) -> None:
+    kernel = compile_source(source(kind)[1])
+    code = sass_text(kernel.binary)
+    assert "UTMALDG" in code
+    assert "BRA.U.ANY" not in code
+    assert code.count("UTMACCTL.PF") == len(kernel.source.launches[0].tensor_maps)
+
+
 @pytest.mark.parametrize("step", [3, slow(1)])
 def test_compiled_without_spills_or_serialised_products(step: int) -> None:
     kernels = {kind: compile_source(source(kind)[1]) for kind in list(KINDS)[::step]}
