@@ -39,6 +39,15 @@ def test_gelu_epilogue_stays(rows: dict[str, dict[str, Any]]) -> None:
     assert rows["gelu-epilogue"]["spill_bytes"] == 0
 
 
+def test_decode_attention_stays(rows: dict[str, dict[str, Any]]) -> None:
+    partial, combine = rows["decode-attention"]["launches"]
+    assert rows["decode-attention"]["spill_bytes"] == 0
+    assert partial["counts"]["HMMA"] == 32
+    assert partial["counts"]["MUFU"] <= 10
+    assert partial["instructions"] <= 920
+    assert combine["instructions"] <= 350
+
+
 def test_long_row_is_loaded_once(rows: dict[str, dict[str, Any]]) -> None:
     (launch,) = rows["softmax-vocabulary"]["launches"]
     assert launch["counts"]["LDG.16"] == launch["counts"]["STG.16"] == -(-50257 // 1024)
