@@ -140,9 +140,9 @@ class CancelRequest(RequestModel):
 
 
 class ValidateHardwareRequest(RequestModel):
-    hardware: Annotated[dict[str, Any], BeforeValidator(_limit_spec)] | Annotated[
-        str, Field(max_length=MAX_TEXT_CHARACTERS)
-    ] = Field(description="a spec as JSON, or the text of a YAML file")
+    hardware: (
+        Annotated[dict[str, Any], BeforeValidator(_limit_spec)] | Annotated[str, Field(max_length=MAX_TEXT_CHARACTERS)]
+    ) = Field(description="a spec as JSON, or the text of a YAML file")
 
 
 class EstimateRequest(RequestModel):

@@ -190,9 +190,7 @@ def collect(
     )
 
 
-def choose_removals(
-    survey: Survey, quota_bytes: int | None, grace_s: float, keep: Collection[str] = ()
-) -> Removals:
+def choose_removals(survey: Survey, quota_bytes: int | None, grace_s: float, keep: Collection[str] = ()) -> Removals:
     """Choose what a collection removes."""
     oldest_s = survey.time_s - grace_s
     uses = Counter(itertools.chain.from_iterable(item.blobs for item in survey.items.values()))

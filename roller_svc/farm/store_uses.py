@@ -1,6 +1,6 @@
 """When kernels and models were last used, for collections: noted in memory, and written once in a while.
 
-    used/<folder>/<digest>    its time is that of the last use, to about RENEW_S
+used/<folder>/<digest>    its time is that of the last use, to about RENEW_S
 """
 
 from __future__ import annotations

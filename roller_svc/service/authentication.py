@@ -29,9 +29,7 @@ class Authenticator:
 
     def __init__(self, settings: Settings, keys: ApiKeys) -> None:
         self._settings = settings
-        self._environment = {
-            form: client_id_of(key) for key in settings.accepted_keys for form in _key_encodings(key)
-        }
+        self._environment = {form: client_id_of(key) for key in settings.accepted_keys for form in _key_encodings(key)}
         self._cache = KeyCache(keys.all)
         self._cache.load()
         self._tokens = _token_verifier(settings)

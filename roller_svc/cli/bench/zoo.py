@@ -45,8 +45,12 @@ def execute(options: argparse.Namespace) -> int:
         show.print_json(
             {
                 "machine": machine(hardware.load(hardware.LOCAL)),
-                "settings": {"threads": options.threads, "peers": baselines, "select": options.select,
-                             "rounds": options.rounds},
+                "settings": {
+                    "threads": options.threads,
+                    "peers": baselines,
+                    "select": options.select,
+                    "rounds": options.rounds,
+                },
                 "models": listed,
             }
         )

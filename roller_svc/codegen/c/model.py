@@ -64,9 +64,7 @@ def model_unit(plan: ModelPlan) -> str:
     call_names = [f"{kernel_prefix(plan.kernels[k].source)}_call{n}" for k, n in calls]
     task_names = [f"{kernel_prefix(plan.kernels[k].source)}_tasks{n}_{m}" for k, n, m in tasks]
     rows = [row if call is None else (row[0], call_number[call], *row[2:]) for call, row in table.rows]
-    instructions = [
-        row if task is None else (row[0], task_number[task], *row[2:]) for task, row in table.instructions
-    ]
+    instructions = [row if task is None else (row[0], task_number[task], *row[2:]) for task, row in table.instructions]
     parts = [
         _DECLARATIONS,
         *(f"void {name}(char *const *p);" for name in call_names),

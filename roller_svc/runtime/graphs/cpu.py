@@ -78,9 +78,7 @@ class CpuModel:
         times = np.zeros(max(1, 2 * len(steps)))
         self._call(self._function("model_profile", 7), bind(self._buffers, arrays, None, ALIGNMENT_BYTES), times)
         starts, ends = (times[: 2 * len(steps)] - times[: 2 * len(steps)].min(initial=np.inf)).reshape(-1, 2).T.tolist()
-        return [
-            Moment(step, start, end, veu) for (step, veu), start, end in zip(steps, starts, ends, strict=True)
-        ]
+        return [Moment(step, start, end, veu) for (step, veu), start, end in zip(steps, starts, ends, strict=True)]
 
     def _call(self, function: ctypes._NamedFuncPointer, binding: Binding, *more: Array) -> None:
         inputs = _pointers(binding.memory, "input", len(self.plan.inputs))

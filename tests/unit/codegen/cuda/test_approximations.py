@@ -38,12 +38,15 @@ def computed(name: str, values: np.ndarray) -> np.ndarray:
         texts.setdefault(wanted, found.text)
 
     add(f"{name}_approx_f32")
-    text = "\n".join(texts.values()) + f"""
+    text = (
+        "\n".join(texts.values())
+        + f"""
 extern "C" __global__ void one(const float *a, float *c) {{
   const int i = (int)(blockIdx.x * 128 + threadIdx.x);
   c[i] = {name}_approx_f32(a[i]);
 }}
 """
+    )
     buffers = tuple(
         tensor(n, n.lower(), role, DType.FLOAT32, values.shape) for n, role in (("A", Role.INPUT), ("C", Role.OUTPUT))
     )

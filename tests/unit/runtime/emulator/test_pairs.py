@@ -24,7 +24,7 @@ def run(wrapper: str, expression: str, **inputs: np.ndarray) -> np.ndarray:
     """Return a word for each thread; inputs are words, too."""
     buffers = tuple(tensor(name, name.lower(), Role.INPUT, DType.UINT32, (COUNT,)) for name in inputs)
     parameters = "".join(f"const unsigned int *{name.lower()}, " for name in inputs)
-    text = f'{require(instruction(wrapper), wrapper).text}\n'
+    text = f"{require(instruction(wrapper), wrapper).text}\n"
     text += f'extern "C" __global__ void one({parameters}unsigned int *c) {{\n'
     text += f"  const int i = threadIdx.x;\n  c[i] = {expression};\n}}\n"
     names = (*(name.lower() for name in inputs), "c")
