@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from roller_svc.errors import SpecError
 from roller_svc.hardware.mapping import spec_of, validate
-from roller_svc.hardware.yaml_text import compose, locate, parse_yaml
+from roller_svc.hardware.yaml_text import Positions, parse_yaml
 from roller_svc.ir.hardware import HardwareSpec
 
 
@@ -23,7 +23,6 @@ class SpecFault:
 
 def find_faults(source: str | Mapping[str, object]) -> tuple[HardwareSpec | None, list[SpecFault]]:
     """Validate a spec, as a mapping or as YAML text. Return it, or None and its faults."""
-    is_text = isinstance(source, str)
     try:
         data = parse_yaml(source, "hardware") if isinstance(source, str) else source
     except SpecError as broken:
@@ -31,11 +30,11 @@ def find_faults(source: str | Mapping[str, object]) -> tuple[HardwareSpec | None
     spec, problems = validate(data)
     if spec is not None:
         return spec_of(spec), []
-    node = compose(source) if isinstance(source, str) else None
+    positions = Positions(source) if isinstance(source, str) else None
     faults = []
     for text, message in problems:
         path = _split_path(data, text)
-        faults.append(SpecFault(path, message, *(locate(node, path) if is_text else (None, None))))
+        faults.append(SpecFault(path, message, *(positions.locate(path) if positions else (None, None))))
     return None, faults
 
 

@@ -35,6 +35,7 @@ from roller_svc.ir.hardware import (
 )
 
 MAX_PROBLEMS_SHOWN = 20
+MAX_SUGGESTIONS = 100  # of names for unknown fields, each of which is compared with all names
 _MODEL_AT: dict[str, type[BaseModel]] = {
     "levels": LevelModel,
     "units": UnitModel,
@@ -60,7 +61,8 @@ def validate(data: object) -> tuple[SpecModel | None, list[Problem]]:
     try:
         spec = SpecModel.model_validate(dict(data))
     except ValidationError as invalid:
-        return None, [_problem(dict(error)) for error in invalid.errors(include_url=False, include_input=True)]
+        errors = invalid.errors(include_url=False, include_input=True)
+        return None, [_problem(dict(error), suggests=n < MAX_SUGGESTIONS) for n, error in enumerate(errors)]
     problems = find_inconsistencies(spec)
     return (None if problems else spec), problems
 
@@ -73,11 +75,11 @@ def spec_error(problems: list[Problem], where: str, line: int | None = None, col
     return SpecError("\n".join(shown), line=line, column=column, hint="docs/hardware.md explains every field")
 
 
-def _problem(error: dict[str, Any]) -> Problem:
+def _problem(error: dict[str, Any], *, suggests: bool) -> Problem:
     location = tuple(error["loc"])
     path = ".".join(str(part) for part in location)[:200]
     what = _WORDS.get(error["type"]) or str(error["msg"]).removeprefix("Value error, ")
-    if error["type"] == "extra_forbidden":
+    if error["type"] == "extra_forbidden" and suggests:
         model = _MODEL_AT.get(str(location[0]), SpecModel) if len(location) > 1 else SpecModel
         suggestions = get_close_matches(str(location[-1])[:64], model.model_fields, n=1)
         what += f"; did you mean {suggestions[0]}?" if suggestions else ""

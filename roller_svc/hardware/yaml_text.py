@@ -44,7 +44,7 @@ def load_yaml(text: str, where: str = "request") -> HardwareSpec:
     """Load a validated spec from YAML text. Raises SpecError with `where`, the field and its position in the text."""
     spec, problems = validate(parse_yaml(text, where))
     if spec is None:
-        raise spec_error(problems, where, *locate(compose(text), problems[0][0].split(".")))
+        raise spec_error(problems, where, *Positions(text).locate(problems[0][0].split(".")))
     return spec_of(spec)
 
 
@@ -86,24 +86,30 @@ def _check_structure(text: str, where: str) -> None:
             raise spec_error([("", what)], where, *((mark.line + 1, mark.column + 1) if mark else (None, None)))
 
 
-def compose(text: str) -> yaml.Node | None:
-    """Return the nodes of valid YAML text, with their positions."""
-    node: yaml.Node | None = yaml.compose(text, Loader=_BaseLoader)
-    return node
+class Positions:
+    """Positions of the parts of valid YAML text."""
 
+    def __init__(self, text: str) -> None:
+        self._root: yaml.Node | None = yaml.compose(text, Loader=_BaseLoader)
+        self._fields: dict[int, dict[str, tuple[yaml.Node, yaml.Node]]] = {}  # of the mappings that were searched
 
-def locate(node: yaml.Node | None, path: Sequence[str]) -> tuple[int, int]:
-    """Return line and column, from 1, of the innermost part of a path that is in the text."""
-    place = (1, 1)
-    for part in path:
-        at: yaml.Node | None
-        if isinstance(node, yaml.MappingNode):
-            at, node = next(((key, value) for key, value in node.value if key.value == part), (None, None))
-        elif isinstance(node, yaml.SequenceNode) and part.isdecimal() and int(part) < len(node.value):
-            at = node = node.value[int(part)]
-        else:
-            at = None
-        if at is None or at.start_mark is None:
-            break
-        place = (at.start_mark.line + 1, at.start_mark.column + 1)
-    return place
+    def locate(self, path: Sequence[str]) -> tuple[int, int]:
+        """Return line and column, from 1, of the innermost part of a path that is in the text."""
+        node, place = self._root, (1, 1)
+        for part in path:
+            at: yaml.Node | None
+            if isinstance(node, yaml.MappingNode):
+                at, node = self._fields_of(node).get(part, (None, None))
+            elif isinstance(node, yaml.SequenceNode) and part.isdecimal() and int(part) < len(node.value):
+                at = node = node.value[int(part)]
+            else:
+                at = None
+            if at is None or at.start_mark is None:
+                break
+            place = (at.start_mark.line + 1, at.start_mark.column + 1)
+        return place
+
+    def _fields_of(self, node: yaml.MappingNode) -> dict[str, tuple[yaml.Node, yaml.Node]]:
+        if id(node) not in self._fields:
+            self._fields[id(node)] = {str(key.value): (key, value) for key, value in node.value}
+        return self._fields[id(node)]
