@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from roller_svc.analysis.index_ranges import fold
+from roller_svc.analysis.linear import Linear, linear
 from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Load, Op, OpKind, Select, children, loads_of, substitute
 from roller_svc.ir.index import num, sub
 
@@ -44,6 +45,31 @@ def congruence(expr: Expr, known: Known) -> Congruence:
             return _operation(expr.kind, congruence(x, known), congruence(y, known))
         case _:
             return ANY
+
+
+def is_multiple(expr: Expr, divisor: int, known: Known, definitions: Mapping[str, Expr]) -> bool:
+    """Return whether an index is a multiple of `divisor`, given the definitions of its variables.
+
+    Terms of variables and of what defines them may cancel each other: x + (8 - x % 8) % 8 is a multiple of 8.
+    """
+    terms: Linear = {}
+    _add_residues(expr, 1, divisor, definitions, terms)
+    return all(c * (1 if term is None else congruence(term, known).divisor) % divisor == 0 for term, c in terms.items())
+
+
+def _add_residues(expr: Expr, factor: int, modulus: int, definitions: Mapping[str, Expr], terms: Linear) -> None:
+    """Add terms that are congruent to factor * expr modulo `modulus`, with variables replaced by their values."""
+    for term, coefficient in linear(expr).items():
+        c = factor * coefficient % modulus
+        match term:
+            case _ if c == 0:
+                pass
+            case AxisRef(name=name) if name in definitions:
+                _add_residues(definitions[name], c, modulus, definitions, terms)
+            case Op(kind=OpKind.MOD, args=(x, Const(value=int(by)))) if by > 0 and c * by % modulus == 0:
+                _add_residues(x, c, modulus, definitions, terms)
+            case _:
+                terms[term] = (terms.get(term, 0) + c) % modulus
 
 
 def _operation(kind: OpKind, a: Congruence, b: Congruence) -> Congruence:

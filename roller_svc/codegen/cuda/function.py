@@ -12,12 +12,13 @@ from roller_svc.codegen.buffer_ref import BufferRef
 from roller_svc.codegen.cuda.atomics import PREFIX, atomic, atomic_name
 from roller_svc.codegen.cuda.instructions import AMPERE, HIP_PREFIX, instruction
 from roller_svc.codegen.cuda.matrix import MatrixNode, call_wrapper, hopper_statement, matrix_lines
-from roller_svc.codegen.cuda.vector import WIDEST_BYTES, emit_wide_loop
+from roller_svc.codegen.cuda.vector import WIDEST_BYTES, LetFacts, emit_wide_loop
 from roller_svc.codegen.helpers import helper
 from roller_svc.codegen.index_width import MAX_INT32, needs_wide_index
 from roller_svc.codegen.names import Names
 from roller_svc.codegen.scalar import Scalar
 from roller_svc.codegen.visitor import CodeGenVisitor
+from roller_svc.ir.expr import Expr, axes_of
 from roller_svc.ir.hardware import Arch
 from roller_svc.ir.index import ceil_div
 from roller_svc.ir.kernel import Buffer, Language, Role, RuntimeCheck
@@ -86,6 +87,7 @@ class CodeGenCuda(CodeGenVisitor):
     atomics: dict[str, None] = field(default_factory=dict)
     register_buffers: set[str] = field(default_factory=set)  # storage nodes in registers
     congruences: dict[str, Congruence] = field(default_factory=dict)  # of Lets in scope
+    definitions: dict[str, Expr] = field(default_factory=dict)  # of Lets in scope that bind a variable once
 
     def visit(self, node: Node) -> None:
         if isinstance(node, MatrixNode):
@@ -104,7 +106,7 @@ class CodeGenCuda(CodeGenVisitor):
                 with self.bind_loop(loop):
                     self.visit_all(loop.body)
             case LoopKind.VECTOR if loop.extent > 1 and emit_wide_loop(
-                self, loop, self.congruences, self.register_buffers
+                self, loop, LetFacts(self.congruences, self.definitions), self.register_buffers
             ):
                 pass
             case LoopKind.UNROLL | LoopKind.VECTOR if loop.extent > 1:
@@ -133,10 +135,16 @@ class CodeGenCuda(CodeGenVisitor):
         return self.dialect.language is Language.HIP and any(node.extent > 1 for node in unrolled)
 
     def visit_let(self, let: Let) -> None:
-        saved = self.congruences
-        self.congruences = {**saved, let.var: congruence(fold(let.value, self.scalar.values), saved)}
+        saved = self.congruences, self.definitions
+        value = fold(let.value, self.scalar.values)
+        self.congruences = {**self.congruences, let.var: congruence(value, self.congruences)}
+        definitions = {**self.definitions, let.var: value}
+        if let.var in self.definitions or let.var in self.scalar.ranges:
+            # bound again: definitions that read it mean the earlier value
+            definitions = {name: v for name, v in definitions.items() if let.var not in axes_of(v)}
+        self.definitions = definitions
         CodeGenVisitor.visit_let(self, let)
-        self.congruences = saved
+        self.congruences, self.definitions = saved
 
     def visit_barrier(self) -> None:
         self.emit_line("__syncthreads();")

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
-from roller_svc.analysis.congruences import Congruence, Known, LaneStrideAnalysis, congruence
+from roller_svc.analysis.congruences import Congruence, Known, LaneStrideAnalysis, congruence, is_multiple
+from roller_svc.analysis.index_ranges import fold
 from roller_svc.codegen.buffer_ref import BufferRef
 from roller_svc.codegen.cuda.packed_lanes import PackedLanes
 from roller_svc.codegen.dialect import SHORT
@@ -25,7 +26,7 @@ from roller_svc.ir.expr import (
     substitute,
     with_children,
 )
-from roller_svc.ir.index import num, ref
+from roller_svc.ir.index import add, mul, num, ref
 from roller_svc.ir.kernel import Language
 from roller_svc.ir.schedule import Compute, Let, Loop, Node
 
@@ -46,7 +47,15 @@ class _Statement:
     whole: dict[str, Expr]  # Let → its value over variables outside of the loop
 
 
-def emit_wide_loop(visitor: CodeGenVisitor, loop: Loop, congruences: Known, register_buffers: Collection[str]) -> bool:
+@dataclass(frozen=True, slots=True)
+class LetFacts:
+    """Facts about the Lets in scope."""
+
+    congruences: Known
+    definitions: Mapping[str, Expr]
+
+
+def emit_wide_loop(visitor: CodeGenVisitor, loop: Loop, lets: LetFacts, register_buffers: Collection[str]) -> bool:
     """Print a vector loop, with wide accesses where elements are contiguous and aligned.
 
     Returns False, and prints nothing, if the body is not straight-line code. No iteration reads what another one
@@ -55,16 +64,17 @@ def emit_wide_loop(visitor: CodeGenVisitor, loop: Loop, congruences: Known, regi
     Args:
         visitor: prints the lines.
         loop: the vector loop.
-        congruences: those of Lets in scope.
+        lets: the Lets in scope.
         register_buffers: storage nodes in registers.
     """
     statements = _straight(loop.body, (), {})
     if loop.stop is not None or statements is None:
         return False
-    congruences = {**congruences, **{name: Congruence(0, value) for name, value in visitor.scalar.values.items()}}
+    values = visitor.scalar.values
+    congruences = {**lets.congruences, **{name: Congruence(0, value) for name, value in values.items()}}
     lanes = LaneStrideAnalysis(loop.var, loop.extent, congruences, frozenset(s.node.tensor for s in statements))
     with visitor.bind_loop(loop):
-        printer = _WideLoop(visitor, loop, lanes, frozenset(register_buffers))
+        printer = _WideLoop(visitor, loop, lanes, frozenset(register_buffers), lets.definitions)
         for statement in statements:
             printer.statement(statement)
     return True
@@ -101,6 +111,7 @@ class _WideLoop:
     loop: Loop
     lanes: LaneStrideAnalysis
     register_buffers: frozenset[str]
+    definitions: Mapping[str, Expr]  # of Lets in scope
     read: dict[tuple[Load, Guard], str] = field(default_factory=dict)  # loads that are in a local array already
 
     # statements -----------------------------------------------------------------------------------------------------
@@ -158,12 +169,12 @@ class _WideLoop:
     def _read(self, expr: Expr, guard: Guard | None, whole: dict[str, Expr]) -> Expr:
         """Replace loads by local arrays that are loaded before the loop over lanes.
 
-        `guard` None: lanes differ in whether they load, so each lane loads for itself.
+        `guard` None: lanes differ in whether they load, so each lane loads for itself what is not loaded yet.
         """
         match expr:
             case Load(tensor=tensor, index=places, dtype=dtype, bounds_checked=checked):
                 load = Load(tensor, tuple(substitute(i, whole) for i in places), dtype, checked)
-                local = None if guard is None else self._load_wide(load, guard)
+                local = self.read.get((load, ())) if guard is None else self._load_wide(load, guard)
                 if local is not None:
                     index = (ref(self.loop.var),) if self.visitor.scalar.buffers[local].shape else ()
                     return Load(local, index, dtype)
@@ -252,8 +263,24 @@ class _WideLoop:
                 return None
             step += lane_stride * stride
             divisor = math.gcd(divisor, congruence(self.lanes.first_value(i), self.lanes.known).divisor * stride)
+        if step != 1:
+            return None
         width = math.gcd(divisor * size, self.lanes.count * size, WIDEST_BYTES)
-        return _Chunks(buffer, index, width) if step == 1 and width > size else None
+        widest = math.gcd(self.lanes.count * size, WIDEST_BYTES)
+        if width < widest and self._starts_at_multiple(buffer, index, widest // size):
+            width = widest
+        return _Chunks(buffer, index, width) if width > size else None
+
+    def _starts_at_multiple(self, buffer: BufferRef, index: tuple[Expr, ...], elements: int) -> bool:
+        """Return whether the first iteration's element has an offset that is a multiple of `elements`.
+
+        Rows that begin at any alignment have vectors that begin at a multiple in memory.
+        """
+        offset: Expr = num(0)
+        for i, stride in zip(index, buffer.strides, strict=True):
+            if (stride % elements) != 0:
+                offset = add(offset, mul(fold(self.lanes.first_value(i), self.visitor.scalar.values), num(stride)))
+        return is_multiple(offset, elements, self.lanes.known, self.definitions)
 
     def _move(self, chunks: _Chunks, local: str, *, store: bool, tests: tuple[str, ...] = ()) -> None:
         """Print the copy between memory and the local array."""

@@ -16,10 +16,12 @@ from roller_svc.perf.occupancy import blocks_per_core
 REGISTER_MARGIN = 1.25
 
 
-def min_resident_blocks(family: Family[Any], group: KernelGroup, program: RProgram, hw: HardwareSpec) -> int:
+def min_resident_blocks(
+    family: Family[Any], group: KernelGroup, program: RProgram, hw: HardwareSpec, margin: float = REGISTER_MARGIN
+) -> int:
     """Return the resident blocks for the launch bounds: as predicted by the model, at most those of the grid."""
     needs = family.predict_resources(group, program, hw)
     if needs is None:
         return 1
-    needs = replace(needs, registers_per_thread=round(needs.registers_per_thread * REGISTER_MARGIN))
+    needs = replace(needs, registers_per_thread=round(needs.registers_per_thread * margin))
     return min(blocks_per_core(needs, hw), ceil_div(program.grid, hw.num_cores))

@@ -7,7 +7,6 @@ from typing import Any
 
 from roller_svc.families.common.gpu.row_space import RowAccess, RowIteration, RowSpace
 from roller_svc.perf.common import Costs, Launch, simt_waves, streaming_bandwidth
-from roller_svc.perf.footprint import Tile
 from roller_svc.perf.occupancy import BlockResources, blocks_per_core
 from roller_svc.perf.workload import Workload, address_ops
 
@@ -76,26 +75,34 @@ def _thread_instructions(p: Workload[Any], rows: RowSpace, launch: Launch, itera
     for access in rows.accesses:
         if access.varies_along_row:
             count = access.elements(launch.thread)
-            loads = -(-count // _width(p, access, count, launch.thread))
+            loads = -(-count // _width(p, rows, access, launch))
             narrow = count if access.bytes < 4 else 0  # each is converted
             repeated += _passes(access, iteration) * (loads * (1.0 + address_ops(access.footprint) / 4) + narrow)
     if rows.is_shared(iteration, launch.threads, p.machine.hw.limits):
         for access in rows.cached_inputs:
-            chunk = access.elements(launch.thread) / _width(p, access, access.elements(launch.thread), launch.thread)
+            chunk = access.elements(launch.thread) / _width(p, rows, access, launch)
             repeated += chunk * (1.0 + access.num_passes)
     join = (
         iteration.vector_elems + 2 * math.log2(launch.reduce_threads)
         if rows.contiguous_along_reduction
         else 2.0 * launch.reduce_threads
     )
-    return iteration.iterations * repeated + rows.num_reductions * iteration.points * join + 40.0
+    along = sum([access.varies_along_row for access in rows.accesses])
+    edges = iteration.edge_iterations * (LOOP_OPS * rows.num_reductions + 2 * along + operations)
+    return edges + iteration.iterations * repeated + rows.num_reductions * iteration.points * join + 40.0
 
 
-def _width(p: Workload[Any], access: RowAccess, count: int, thread: Tile) -> int:
+def _width(p: Workload[Any], rows: RowSpace, access: RowAccess, launch: Launch) -> int:
     """Elements that one access of a thread moves."""
-    if access.contiguous_axis is None or access.stride != 1:
+    if access.contiguous_axis is None or access.stride != 1 or not _has_vectors(rows, access, launch):
         return 1
-    return max(1, min(count, thread[access.contiguous_axis], p.machine.hw.vector_bytes // access.bytes))
+    count = access.elements(launch.thread)
+    return max(1, min(count, launch.thread[access.contiguous_axis], p.machine.hw.vector_bytes // access.bytes))
+
+
+def _has_vectors(rows: RowSpace, access: RowAccess, launch: Launch) -> bool:
+    """Return whether adjacent elements of a thread are aligned: not in all tensors, and not in splits of a row."""
+    return not rows.is_peeled(launch.thread[rows.inner]) or (access.is_aligned and launch.split_k == 1)
 
 
 def _warp_sectors(rows: RowSpace, access: RowAccess, launch: Launch, iteration: RowIteration, warp: int) -> float:
@@ -115,6 +122,8 @@ def _warp_sectors(rows: RowSpace, access: RowAccess, launch: Launch, iteration: 
         neighbours = warp  # rows follow one another
     span_bytes = neighbours * own * access.bytes * (access.stride or warp)
     groups = warp / neighbours * count / own
+    if not _has_vectors(rows, access, launch):
+        groups *= own  # each element's access touches the sectors of all
     return times * min(float(warp * count), groups * max(1.0, span_bytes / SECTOR_BYTES))
 
 

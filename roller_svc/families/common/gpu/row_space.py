@@ -6,15 +6,16 @@ Both construction and the model read it. Axes are positions in the space.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from roller_svc.ir.group import TileSpace
+from roller_svc.ir.group import TileAccess, TileSpace
 from roller_svc.ir.hardware import HardwareSpec, Limits
 from roller_svc.perf.footprint import AccessFootprint, SpaceFootprint, Tile
 from roller_svc.perf.machine import register_words
 from roller_svc.perf.occupancy import block_registers, overhead_registers
 
 WORD_BYTES = 4
+MIN_VECTOR_BYTES = 8  # of aligned vectors; rows that allow only narrower ones are peeled
 MAX_ROW_REGISTERS = 96  # of a thread; longer parts of a row stay in shared memory
 STAGED_CHUNKS = 4  # chunks in flight that a compiler loads before the first use
 
@@ -30,6 +31,7 @@ class RowAccess:
     density: float  # elements per point, below 1 where an index is divided or gathered
     contiguous_axis: int | None  # the axis that adjacent threads follow
     stride: int | None  # elements between adjacent threads; None where it varies
+    is_aligned: bool = True  # whether its vectors are aligned where rows are peeled
 
     def elements(self, tile: Tile) -> int:
         """Return the elements that a tile accesses; divided or gathered ones at their mean density."""
@@ -57,6 +59,11 @@ class RowIteration:
     chunks_in_flight: int
     iterations: int
     points: int  # outer points of a thread
+    edge_iterations: int = 0  # of single elements outside of a peeled row's vectors
+
+    @property
+    def is_peeled(self) -> bool:
+        return self.edge_iterations > 0
 
     @property
     def is_single_pass(self) -> bool:
@@ -91,6 +98,7 @@ class RowSpace:
     contiguous_axis: int
     num_reductions: int  # of the group
     vector_elems: int
+    peeled_elems: int  # of a vector of peeled rows (a head of elements, aligned vectors, a tail); 0: not peeled
     vector_rows: int  # adjacent rows that a thread takes together
     reuse_axes: Tile  # outer axes whose points share an operand
     words: int  # registers of an accumulator
@@ -98,11 +106,17 @@ class RowSpace:
     def row_iteration(self, block: Tile, thread: Tile, lanes: int, split_k: int = 1) -> RowIteration:
         """Return how threads iterate over a row of which each rTask has a split."""
         run = thread[self.inner]
-        rounds = max(1, -(-self.points // (run * lanes * split_k)))
+        is_peeled = self.is_peeled(run) and split_k == 1
+        rounds = max(1, -(-(self.points // run) // lanes) if is_peeled else -(-self.points // (run * lanes * split_k)))
         points = 1
         for i in self.spatial:
             points *= thread[i]
-        return RowIteration(run, min(rounds, max(1, -(-block[self.inner] // (lanes * run)))), rounds, points)
+        edges = -(-2 * (run - 1) // lanes) if is_peeled else 0
+        return RowIteration(run, min(rounds, max(1, -(-block[self.inner] // (lanes * run)))), rounds, points, edges)
+
+    def is_peeled(self, run: int) -> bool:
+        """Return whether rows whose vectors have `run` elements are peeled."""
+        return run == self.peeled_elems and self.points % run != 0
 
     def is_shared(self, iteration: RowIteration, threads: int, limits: Limits) -> bool:
         """Return whether rows that several statements read are stored in shared memory."""
@@ -116,9 +130,10 @@ class RowSpace:
         """Return the inputs that several statements read along a row."""
         return tuple([a for a in self.read if a.num_passes > 1])
 
-    def cached_bytes(self, iteration: RowIteration, threads: int) -> int:
+    def cached_bytes(self, iteration: RowIteration, lanes: int, threads: int) -> int:
         """Return the shared memory of a block's rows."""
-        elements = iteration.iterations * iteration.vector_elems * iteration.points * threads
+        chunks = min(iteration.iterations * lanes, self.points // iteration.vector_elems)
+        elements = chunks * iteration.vector_elems * iteration.points * (threads // lanes)
         return sum([elements * a.bytes for a in self.cached_inputs])
 
     def registers(self, thread: Tile, iteration: RowIteration, threads: int, limits: Limits) -> int:
@@ -132,7 +147,8 @@ class RowSpace:
             else:
                 flight += min(iteration.chunks_in_flight, STAGED_CHUNKS) * -(-count * access.bytes // WORD_BYTES)
         sums = iteration.points * (iteration.vector_elems if self.contiguous_along_reduction else 1) * self.words
-        return overhead_registers(limits) + flight + cached + sums
+        edges = iteration.edge_iterations * len(self.read)
+        return overhead_registers(limits) + flight + cached + sums + edges
 
     def shared_bytes(self, iteration: RowIteration, lanes: int, threads: int, limits: Limits) -> int:
         """Return the shared memory of stored rows, and of the block reduction.
@@ -140,7 +156,7 @@ class RowSpace:
         The latter is a word for each warp and row, or for each thread for columns.
         """
         warp = limits.warp_size
-        row_bytes = self.cached_bytes(iteration, threads) if self.is_shared(iteration, threads, limits) else 0
+        row_bytes = self.cached_bytes(iteration, lanes, threads) if self.is_shared(iteration, threads, limits) else 0
         if lanes == 1 or (self.contiguous_along_reduction and lanes <= warp):
             return row_bytes
         words = iteration.points * (threads // warp if self.contiguous_along_reduction else threads)
@@ -154,14 +170,33 @@ def row_space(space: TileSpace, footprint: SpaceFootprint, hw: HardwareSpec) -> 
     vector = next((i for i, a in enumerate(space.axes) if a.name == space.vector_axis), inner)
     along = vector == inner
     accesses = tuple(_access(t, footprint.extents, vector) for t in footprint.accesses)
-    read = tuple(a for a in accesses if a.varies_along_row and not a.footprint.access.is_output)
-    most = max((a.num_passes for a in read), default=1)
-    writes_rows = any(a.varies_along_row and a.footprint.access.is_output for a in accesses)
     neighbours = [a for a in accesses if a.stride == 1] or list(accesses)
     dominant = max(neighbours, key=lambda a: a.elements(footprint.extents) * a.bytes, default=None)
     widest = hw.vector_bytes // dominant.bytes if dominant is not None else 1
-    packed = max((_points_per_element(a, footprint.extents, inner) for a in read), default=1)
+    packed = max((_points_per_element(a, footprint.extents, inner) for a in accesses if _is_read_row(a)), default=1)
     last = space.axes[inner].members[-1].extent
+    vector_elems = _largest_dividing_power(last, max(widest, packed) if along else packed)
+    start = row_start_access(space)
+    peeled_elems = 0
+    if (
+        along
+        and packed == 1
+        and dominant is not None
+        and start is not None
+        and vector_elems * dominant.bytes < MIN_VECTOR_BYTES
+        and last >= widest * hw.limits.warp_size
+    ):
+        peeled_elems = widest
+        accesses = tuple(
+            replace(a, is_aligned=_row_starts(a.footprint.access, widest) == _row_starts(start, widest))
+            for a in accesses
+        )
+        rows = math.prod([footprint.extents[i] for i in spatial])
+        if rows >= hw.num_cores and all(a.is_aligned for a in accesses if a.varies_along_row):
+            vector_elems = widest  # elements one by one are never faster, unless rows are split
+    read = tuple(a for a in accesses if _is_read_row(a))
+    most = max((a.num_passes for a in read), default=1)
+    writes_rows = any(a.varies_along_row and a.footprint.access.is_output for a in accesses)
     return RowSpace(
         accesses=accesses,
         read=read,
@@ -171,7 +206,8 @@ def row_space(space: TileSpace, footprint: SpaceFootprint, hw: HardwareSpec) -> 
         contiguous_along_reduction=along,
         contiguous_axis=vector,
         num_reductions=max(1, most - 1) if writes_rows else most,
-        vector_elems=_largest_dividing_power(last, max(widest, packed) if along else packed),
+        vector_elems=vector_elems,
+        peeled_elems=peeled_elems,
         # with windows, vectors of rows would be strided: threads are adjacent instead
         vector_rows=_largest_dividing_power(footprint.extents[vector], widest)
         if not along and space.reduces_rows
@@ -179,6 +215,38 @@ def row_space(space: TileSpace, footprint: SpaceFootprint, hw: HardwareSpec) -> 
         reuse_axes=tuple(i for i in spatial if any(i not in a.footprint.axes for a in read)),
         words=register_words(space.compute_dtype),
     )
+
+
+def row_start_access(space: TileSpace) -> TileAccess | None:
+    """Return the largest tensor whose rows are contiguous along the only inner axis; None if there is none."""
+    (axis,) = space.reduced
+    if len(axis.members) != 1:
+        return None
+    name = axis.members[0].name
+    contiguous = [
+        access for access in space.accesses
+        if access.dims
+        and all(dim.is_affine for dim in access.dims)
+        and dict(access.dims[-1].coeffs).get(name) == 1
+        and not any(name in dict(dim.coeffs) for dim in access.dims[:-1])
+    ]  # fmt: skip
+    return max(contiguous, key=lambda access: access.tensor_bytes, default=None)
+
+
+def _row_starts(access: TileAccess, modulus: int) -> dict[str, int]:
+    """Return the coefficients, modulo `modulus`, of a row's first element in memory by the other axes."""
+    starts: dict[str, int] = {}
+    stride = 1
+    for position, dim in enumerate(reversed(access.dims)):
+        if position:
+            for name, c in dim.coeffs:
+                starts[name] = (starts.get(name, 0) + c * stride) % modulus
+        stride *= dim.size
+    return {name: c for name, c in starts.items() if c}
+
+
+def _is_read_row(access: RowAccess) -> bool:
+    return access.varies_along_row and not access.footprint.access.is_output
 
 
 def _access(footprint: AccessFootprint, extents: Tile, fast: int) -> RowAccess:

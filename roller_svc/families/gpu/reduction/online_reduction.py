@@ -10,10 +10,10 @@ import math
 from dataclasses import dataclass
 
 from roller_svc.analysis.online_reduction import OnlineReduction, OnlineReductionKind
-from roller_svc.families.gpu.reduction.thread_mapping import LANE, ROUND, VECTOR_ELEMENT, RowTiling, ThreadRows
+from roller_svc.families.gpu.reduction.thread_mapping import ROUND, VECTOR_ELEMENT, RowPart, RowTiling, ThreadRows
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Cast, Const, Expr, Load, Op, OpKind, Select
-from roller_svc.ir.index import eq, lt, num, ref, require_expr
+from roller_svc.ir.index import eq, num, ref, require_expr
 from roller_svc.ir.program import COMBINE_OPS, Combine, identity
 from roller_svc.ir.schedule import Compute, Loop, LoopKind, Node, Storage
 from roller_svc.schedule.nest_statements import acc_name, register
@@ -52,7 +52,8 @@ class OnlinePass:
         return (*self.rows.elements, ref(VECTOR_ELEMENT) if self.accumulators > 1 else num(0))
 
     def _name(self, suffix: str) -> str:
-        return f"{self.reduction.first.output}.{suffix}"
+        edge = "edge_" if self.tiling.part is RowPart.EDGES else ""
+        return f"{self.reduction.first.output}.{edge}{suffix}"
 
     def _first(self) -> Expr:
         return Load(self._name("first"), self._index, self._dtype)
@@ -68,7 +69,7 @@ class OnlinePass:
         ]
         if self.reduction.kind is not OnlineReductionKind.ARG:
             storages.append(register(self._name("next"), self._dtype, *shape))
-        if self.reduction.kind is OnlineReductionKind.VARIANCE:
+        if self.reduction.kind is OnlineReductionKind.VARIANCE and self.tiling.part is not RowPart.EDGES:
             storages += [register(INVERSE, self._dtype), register(WEIGHT, self._dtype)]
         return storages
 
@@ -160,10 +161,16 @@ class OnlinePass:
         )
 
     # merge ----------------------------------------------------------------------------------------------------------
+    def start_primary(self) -> tuple[Node, ...]:
+        return self._start(acc_name(self.reduction.first.output), identity(self._combine, self._dtype))
+
     def lane_primary(self) -> tuple[Node, ...]:
         """Reduce the lane's accumulators of the first reduction."""
-        acc = acc_name(self.reduction.first.output)
-        return self._combine_accumulators(acc, self._first(), identity(self._combine, self._dtype), self._combine)
+        return self._combine_accumulators(acc_name(self.reduction.first.output), self._first(), self._combine)
+
+    def start_secondary(self) -> tuple[Node, ...]:
+        second = self.reduction.second
+        return self._start(acc_name(second.output), identity(second.combine or Combine.SUM, second.accumulator))
 
     def lane_secondary(self) -> tuple[Node, ...]:
         """Reduce the lane's accumulators of the second reduction, once the row's first result is known."""
@@ -182,9 +189,7 @@ class OnlinePass:
                     implicit=True,
                 )
                 partial = Select(eq(self._first(), total), self._second(), neutral, second.accumulator)
-        return self._combine_accumulators(
-            acc_name(second.output), partial, identity(combine, second.accumulator), combine
-        )
+        return self._combine_accumulators(acc_name(second.output), partial, combine)
 
     def merge_correction(self) -> tuple[Node, ...]:
         """Add to the merged second result what all lanes share."""
@@ -193,7 +198,7 @@ class OnlinePass:
             case OnlineReductionKind.SOFTMAX:  # makes the result NaN for infinite maxima
                 extra = self._op(OpKind.SUB, total, total)
             case OnlineReductionKind.VARIANCE:
-                points = self._number(float(self.tiling.chunks * self.tiling.vector_elems))
+                points = self._number(float(self.tiling.points))
                 mean = require_expr(self.mean, "mean of the online reduction")
                 away = self._op(OpKind.SUB, self._op(OpKind.DIV, total, points), mean)
                 extra = self._op(OpKind.MUL, points, self._op(OpKind.MUL, away, away))
@@ -204,21 +209,18 @@ class OnlinePass:
 
     def _mean_shift(self, total: Expr) -> Expr:
         """Return the squared distance of an accumulator's mean from the row's, times its count (Chan's merge)."""
-        rounds, tail = divmod(self.tiling.chunks, self.tiling.lanes)
-        values: Expr = num(rounds)
-        if tail:
-            values = Select(lt(ref(LANE), num(tail)), num(rounds + 1), num(rounds), DType.INT32)
-        count = Cast(values, self._dtype)
+        count = Cast(self.tiling.chunks_of_lane, self._dtype)
         mean = self._op(OpKind.DIV, self._first(), self._op(OpKind.MAX, count, self._number(1.0)))
-        points = self._number(float(self.tiling.chunks * self.tiling.vector_elems))
+        points = self._number(float(self.tiling.points))
         away = self._op(OpKind.SUB, mean, self._op(OpKind.DIV, total, points))
         return self._op(OpKind.MUL, count, self._op(OpKind.MUL, away, away))
 
-    def _combine_accumulators(self, acc: str, partial: Expr, start: Expr, combine: Combine) -> tuple[Node, ...]:
+    def _start(self, acc: str, identity_value: Expr) -> tuple[Node, ...]:
+        return self.rows.for_each_row((Compute(acc, self.rows.elements, identity_value),), vector=False)
+
+    def _combine_accumulators(self, acc: str, partial: Expr, combine: Combine) -> tuple[Node, ...]:
         nodes: tuple[Node, ...] = (Compute(acc, self.rows.elements, partial, combine),)
-        return self.rows.for_each_row(
-            (Compute(acc, self.rows.elements, start), *self._for_each_accumulator(nodes)), vector=False
-        )
+        return self.rows.for_each_row(self._for_each_accumulator(nodes), vector=False)
 
     def _for_each_accumulator(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
         return nodes if self.accumulators == 1 else (Loop(VECTOR_ELEMENT, self.accumulators, LoopKind.UNROLL, nodes),)

@@ -38,14 +38,21 @@ class ReductionRules(LoopRules):
         chunks = -(-self.rows.points // self.rows.vector_elems)
         if not self.rows.contiguous_along_reduction:
             return tuple([n for n in COLUMN_REDUCE_THREADS if n <= chunks])
-        all_of_it = powers_of_two(chunks)[-1]
         most = 1 << (limits.max_threads_per_block.bit_length() - 1)
-        choices = {max(1, min(most, all_of_it // n)) for n in CHUNKS_PER_THREAD}
-        return tuple(sorted(choices | {min(all_of_it, limits.warp_size, most)}, reverse=True))
+        choices: set[int] = set()
+        for width in {self.rows.vector_elems, self.rows.peeled_elems or self.rows.vector_elems}:
+            all_of_it = powers_of_two(-(-self.rows.points // width))[-1]
+            choices |= {max(1, min(most, all_of_it // n)) for n in CHUNKS_PER_THREAD}
+            choices.add(min(all_of_it, limits.warp_size, most))
+        return tuple(sorted(choices, reverse=True))
 
     def rank_thread_tiles(self, grown: ScaleUpResult, lanes: int) -> Sequence[Tile]:
-        """Return the tile of least traffic, and the smallest."""
-        return list(dict.fromkeys([*grown.saturated[:1], *sorted(grown.saturated, key=math.prod)[:1]]))
+        """Return the tile of least traffic, the smallest, and a vector of a peeled row."""
+        tiles = [*grown.saturated[:1], *sorted(grown.saturated, key=math.prod)[:1]]
+        if self.rows.peeled_elems:
+            ones = (1,) * len(self.workload.extents)
+            tiles.append(replaced(ones, self.rows.inner, self.rows.peeled_elems))
+        return list(dict.fromkeys(tiles))
 
     def evaluate(self, block: Tile, base: ThreadTile) -> TileMetrics:
         threads = self._threads(block, base)
@@ -69,9 +76,11 @@ class ReductionRules(LoopRules):
 
     # steps ----------------------------------------------------------------------------------------------------------
     def _thread_steps(self, axis: int) -> Tile:
-        """Return several points only where they are contiguous, or share an operand."""
+        """Return several points only where they are contiguous, or share an operand; one of peeled rows."""
         if axis == self.rows.inner:
             return (self.rows.vector_elems,)
+        if self.rows.is_peeled(self.rows.vector_elems):
+            return (1,)
         if axis == self.rows.contiguous_axis:
             return (self.rows.vector_rows,)
         if axis not in self.rows.reuse_axes:
@@ -84,7 +93,7 @@ class ReductionRules(LoopRules):
         p, unit = self.workload, base.tile[axis]
         if axis == self.rows.inner:
             chunk = unit * base.reduce_threads
-            rounds = -(-self.rows.points // chunk)
+            rounds = self.rows.row_iteration(base.tile, base.tile, base.reduce_threads).iterations
             flights = {min(n, rounds) for n in CHUNKS_IN_FLIGHT}
             if any(a.num_passes > 1 for a in self.rows.read):
                 flights.add(rounds)

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from roller_svc.analysis.online_reduction import OnlineReductionKind, online_reductions
-from roller_svc.families.common.gpu.launch_bounds import min_resident_blocks
+from roller_svc.analysis.online_reduction import OnlineReduction, OnlineReductionKind, online_reductions
+from roller_svc.families.common.gpu.launch_bounds import REGISTER_MARGIN, min_resident_blocks
 from roller_svc.families.common.gpu.row_space import exceeds_registers
 from roller_svc.families.gpu.reduction import REDUCTION
 from roller_svc.families.gpu.reduction.block_reduce import reduce_lanes, reduction_buffers
@@ -22,9 +22,11 @@ from roller_svc.families.gpu.reduction.thread_mapping import (
     ROUND,
     VECTOR_ELEMENT,
     IndexMap,
+    RowPart,
     RowTiling,
     ThreadRows,
     is_uniform,
+    peeled_row,
     row_tiling,
 )
 from roller_svc.ir.expr import Const, Expr, Load, Op, OpKind, Select, axes_of, children, loads_of, rewrite, substitute
@@ -50,15 +52,19 @@ from roller_svc.schedule.nest_statements import (
 def lower(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[ScheduleTree, ...]:
     """Return one tree: for each statement, lanes reduce their parts of a row and combine them."""
     rows = ThreadRows(group, program, hw.limits.warp_size)
-    tilings = {s.output: row_tiling(s, group.outer, program) for s in group.statements}
+    peeled = peeled_row(rows)
+    tilings = {s.output: row_tiling(s, group.outer, program, peeled) for s in group.statements}
     reduction = _Reduction(
         group, rows, tilings, row_tensors(group), _cached_loads(group, rows, tilings), hw.limits
     ).with_online_passes()
+    nodes = reduction.nodes() if peeled is None else peeled.bind(reduction.nodes())
+    # rows in shared memory leave no register live through a loop
+    margin = 1.0 if reduction.caches_in_shared else REGISTER_MARGIN
     return (
         ScheduleTree(
             group.name,
-            rows.thread_loops(reduction.nodes()),
-            resident=min_resident_blocks(REDUCTION, group, program, hw),
+            rows.thread_loops(nodes),
+            resident=min_resident_blocks(REDUCTION, group, program, hw, margin),
         ),
     )
 
@@ -70,23 +76,44 @@ def _index_map(statement: TensorExpr, rows: ThreadRows, tiling: RowTiling | None
     return IndexMap(statement.extents, outer | tiling.at, rows.element_ranges | {VECTOR_ELEMENT: tiling.vector_elems})
 
 
-def _cached_loads(group: KernelGroup, rows: ThreadRows, tilings: dict[str, RowTiling | None]) -> dict[Load, str]:
-    """Return registers for loads that several statements make of a whole row in flight."""
+@dataclass(frozen=True, slots=True)
+class _CachedLoad:
+    """A load of a part of a row whose values stay in registers or shared memory."""
+
+    name: str
+    tiling: RowTiling
+
+
+def _cached_loads(
+    group: KernelGroup, rows: ThreadRows, tilings: dict[str, RowTiling | None]
+) -> dict[Load, _CachedLoad]:
+    """Return names for loads that several statements make of a whole row in flight, and for loads of its edges.
+
+    Edges are loaded before the vectors, so that their latency is hidden.
+    """
     tiled = [(s, tiling) for s in group.statements if (tiling := tilings[s.output]) is not None]
-    if not all(tiling.holds_row and tiling.tile_shape == tiled[0][1].tile_shape for _, tiling in tiled):
+    if not all(tiling.tile_shape == tiled[0][1].tile_shape for _, tiling in tiled):
         return {}
     row_values = row_tensors(group)
     elements = {element.name for element in rows.elements}
-    counts: dict[Load, int] = {}
-    for statement, tiling in tiled:
-        body = _index_map(statement, rows, tiling, rows.read_at).apply(statement.body)
-        for load in dict.fromkeys(_unconditional(body)):
-            used = axes_of(load)
-            moves = any(name.startswith(".k") for name in used) and elements <= used
-            if moves and not any(inner.tensor in row_values for inner in loads_of(load)):
-                counts[load] = counts.get(load, 0) + 1
-    repeated = [load for load, count in counts.items() if count > 1]
-    return {load: f"{load.tensor}.loaded{i}" for i, load in enumerate(repeated)}
+    cached: dict[Load, _CachedLoad] = {}
+    for number in range(len(tiled[0][1].parts) if tiled else 0):
+        parts = [(s, tiling.parts[number]) for s, tiling in tiled]
+        if not all(part.holds_row for _, part in parts):
+            continue
+        counts: dict[Load, int] = {}
+        for statement, part in parts:
+            body = _index_map(statement, rows, part, rows.read_at).apply(statement.body)
+            for load in dict.fromkeys(_unconditional(body)):
+                used = axes_of(load)
+                moves = any(name.startswith(".k") for name in used) and elements <= used
+                if moves and not any(inner.tensor in row_values for inner in loads_of(load)):
+                    counts[load] = counts.get(load, 0) + 1
+        part = parts[0][1]
+        least, kind = (1, "edge") if part.part is RowPart.EDGES else (2, "loaded")
+        repeated = [load for load, count in counts.items() if count >= least]
+        cached |= {load: _CachedLoad(f"{load.tensor}.{kind}{i}", part) for i, load in enumerate(repeated)}
+    return cached
 
 
 def _unconditional(expr: Expr) -> Iterator[Load]:
@@ -112,21 +139,23 @@ class _Reduction:
     rows: ThreadRows
     tilings: dict[str, RowTiling | None]
     row_values: frozenset[str]  # tensors with one value for each row that later statements read
-    cached: dict[Load, str]
+    cached: dict[Load, _CachedLoad]
     limits: Limits
     online_passes: tuple[OnlinePass, ...] = ()
+
+    @property
+    def caches_in_shared(self) -> bool:
+        return any(self._is_shared(cached.tiling) for cached in self.cached.values())
 
     def nodes(self) -> tuple[Node, ...]:
         """Return all statements in order, within the storages that pass values between them."""
         storages: list[Storage] = []
         nodes: list[Node] = []
         if self.cached:
+            storages += [self._cache(load, cached) for load, cached in self.cached.items()]
             tiling = next(tiling for tiling in self.tilings.values() if tiling is not None)
-            storages += [self._cache(load, name, tiling) for load, name in self.cached.items()]
-            fill = [Compute(name, self._cache_index(tiling), load) for load, name in self.cached.items()]
-            nodes += tiling.for_each_chunk(
-                lambda: tuple(node for compute in fill for node in self._over_vector(tiling, compute))
-            )
+            for part in reversed(tiling.parts):
+                nodes += self._fill(part)
         for statement in self.group.statements:
             if is_reduction(statement):
                 storages.append(register(acc_name(statement.output), statement.accumulator, *self.rows.shape))
@@ -144,6 +173,17 @@ class _Reduction:
                 storages.append(register(_inverse_name(statement.output), row_dtype(statement), *self.rows.shape))
             nodes += self._statement(statement, self.tilings[statement.output])
         return wrap_in_storages(storages, tuple(nodes))
+
+    def _fill(self, part: RowTiling) -> tuple[Node, ...]:
+        """Load the cached values of a part of the row."""
+        fill = [
+            Compute(cached.name, self._cache_index(part), load)
+            for load, cached in self.cached.items()
+            if cached.tiling.part is part.part
+        ]
+        if not fill:
+            return ()
+        return part.for_each_chunk(lambda: tuple(node for compute in fill for node in self._over_vector(part, compute)))
 
     def _statement(self, statement: TensorExpr, tiling: RowTiling | None) -> list[Node]:
         if tiling is not None and not is_reduction(statement):
@@ -191,26 +231,28 @@ class _Reduction:
 
     def _reduce(self, statement: TensorExpr, tiling: RowTiling) -> list[Node]:
         """Reduce a statement; each element of a vector has an accumulator, so that its elements are independent."""
-        for online_pass in self.online_passes:
-            if online_pass.reduction.first is statement:
-                return [
-                    *self._online_pass(online_pass, tiling),
-                    *online_pass.lane_primary(),
-                    *reduce_lanes(self.rows, statement),
-                ]
-            if online_pass.reduction.second is statement:
-                return [
-                    *online_pass.lane_secondary(),
-                    *reduce_lanes(self.rows, statement),
-                    *online_pass.merge_correction(),
-                ]
+        if passes := [p for p in self.online_passes if p.reduction.first is statement]:
+            return [
+                *(node for p in passes for node in self._online_pass(p)),
+                *passes[0].start_primary(),
+                *(node for p in passes for node in p.lane_primary()),
+                *reduce_lanes(self.rows, statement),
+            ]
+        if passes := [p for p in self.online_passes if p.reduction.second is statement]:
+            return [
+                *passes[0].start_secondary(),
+                *(node for p in passes for node in p.lane_secondary()),
+                *reduce_lanes(self.rows, statement),
+                *passes[0].merge_correction(),
+            ]
         combine, acc = statement.combine or Combine.SUM, acc_name(statement.output)
         rows, is_vector = self.rows, self._has_vector_accumulators(tiling)
         target = _vector_accumulator_name(statement) if is_vector else acc
         index = (*rows.elements, ref(VECTOR_ELEMENT)) if is_vector else rows.elements
         start: tuple[Node, ...] = (Compute(target, index, identity(combine, statement.accumulator)),)
-        guard, body = self._hoist_guard(statement, self._value(statement, tiling), tiling)
-        accumulate = Compute(target, index, body, combine)
+        accumulate: list[Node] = []
+        for part in tiling.parts:
+            accumulate += self._accumulate(statement, part, target, first_of=is_vector)
         combine_vector: tuple[Node, ...] = ()
         if is_vector:
             start = (Loop(VECTOR_ELEMENT, tiling.vector_elems, LoopKind.UNROLL, start),)
@@ -222,12 +264,22 @@ class _Reduction:
             combine_vector = rows.for_each_row((first, remaining), vector=False)
         return [
             *rows.for_each_row(start, vector=False),
-            *tiling.for_each_chunk(lambda: self._over_vector(tiling, accumulate, cond=guard)),
+            *accumulate,
             *combine_vector,
             *reduce_lanes(rows, statement),
         ]
 
-    def _online_pass(self, online_pass: OnlinePass, tiling: RowTiling) -> tuple[Node, ...]:
+    def _accumulate(self, statement: TensorExpr, part: RowTiling, target: str, *, first_of: bool) -> tuple[Node, ...]:
+        """Accumulate a part of the row; of several accumulators, single elements take the first."""
+        place: tuple[Expr, ...] = ()
+        if first_of:
+            place = (num(0) if part.part is RowPart.EDGES else ref(VECTOR_ELEMENT),)
+        guard, body = self._hoist_guard(statement, self._value(statement, part), part)
+        accumulate = Compute(target, (*self.rows.elements, *place), body, statement.combine or Combine.SUM)
+        return part.for_each_chunk(lambda: self._over_vector(part, accumulate, cond=guard))
+
+    def _online_pass(self, online_pass: OnlinePass) -> tuple[Node, ...]:
+        tiling = online_pass.tiling
         chunks = tiling.for_each_chunk(
             lambda: (*online_pass.begin_chunk(), *self._over_vector(tiling, *online_pass.update()))
         )
@@ -243,18 +295,20 @@ class _Reduction:
             accumulators = tiling.vector_elems if self._has_vector_accumulators(tiling) else 1
             if reduction.kind is OnlineReductionKind.VARIANCE and accumulators != tiling.vector_elems:
                 continue  # the count of an accumulator's values is its number of rounds
-            value, index = (
-                None if expr is None else self._expression(reduction.first, expr, tiling)
-                for expr in (reduction.value, reduction.index)
-            )
-            mean, neutral = (
-                None if expr is None else self._expression(reduction.second, expr, None)
-                for expr in (reduction.mean, reduction.neutral_index)
-            )
-            online_passes.append(
-                OnlinePass(reduction, self.rows, tiling, accumulators, value or reduction.value, mean, index, neutral)
-            )
+            online_passes += [self._pass_over(reduction, part) for part in tiling.parts]
         return replace(self, online_passes=tuple(online_passes))
+
+    def _pass_over(self, reduction: OnlineReduction, part: RowTiling) -> OnlinePass:
+        accumulators = part.vector_elems if self._has_vector_accumulators(part) else 1
+        value, index = (
+            None if expr is None else self._expression(reduction.first, expr, part)
+            for expr in (reduction.value, reduction.index)
+        )
+        mean, neutral = (
+            None if expr is None else self._expression(reduction.second, expr, None)
+            for expr in (reduction.mean, reduction.neutral_index)
+        )
+        return OnlinePass(reduction, self.rows, part, accumulators, value or reduction.value, mean, index, neutral)
 
     def _hoist_guard(self, statement: TensorExpr, body: Expr, tiling: RowTiling) -> tuple[Expr | None, Expr]:
         """Return (guard of a chunk, unguarded value) if one guard is uniform over the chunk, else (None, value)."""
@@ -287,9 +341,12 @@ class _Reduction:
         ]
 
     def _map(self, statement: TensorExpr, tiling: RowTiling) -> list[Node]:
-        value = convert_to_type(self._value(statement, tiling), statement)
-        store = Compute(statement.output, self._index(statement, tiling), value)
-        return list(tiling.for_each_chunk(lambda: self._over_vector(tiling, store, guarded=True)))
+        return [node for part in tiling.parts for node in self._map_part(statement, part)]
+
+    def _map_part(self, statement: TensorExpr, part: RowTiling) -> tuple[Node, ...]:
+        value = convert_to_type(self._value(statement, part), statement)
+        store = Compute(statement.output, self._index(statement, part), value)
+        return part.for_each_chunk(lambda: self._over_vector(part, store, guarded=True))
 
     def _value(self, statement: TensorExpr, tiling: RowTiling | None) -> Expr:
         return self._expression(statement, statement.body, tiling)
@@ -310,27 +367,32 @@ class _Reduction:
             if isinstance(node, Load) and node.tensor in self.row_values:
                 return Load(local_name(node.tensor), self.rows.elements, node.dtype)
             if isinstance(node, Load) and node in self.cached and tiling is not None:
-                return Load(self.cached[node], self._cache_index(tiling), node.dtype)
+                return Load(self.cached[node].name, self._cache_index(tiling), node.dtype)
             return node
 
         return rewrite(_index_map(statement, self.rows, tiling, self.rows.read_at).apply(expr), change)
 
     def _index(self, statement: TensorExpr, tiling: RowTiling | None) -> tuple[Expr, ...]:
-        index_map = _index_map(statement, self.rows, tiling, self.rows.write_at)
+        # a peeled row's vectors are aligned for the row that is read, which is the same one where it exists
+        is_peeled = tiling is not None and tiling.peeled is not None
+        index_map = _index_map(statement, self.rows, tiling, self.rows.read_at if is_peeled else self.rows.write_at)
         return tuple(index_map.apply(i) for i in statement.index)
 
-    def _cache(self, load: Load, name: str, tiling: RowTiling) -> Storage:
-        """Return the storage of a row: registers, or shared memory if these are too few.
+    def _cache(self, load: Load, cached: _CachedLoad) -> Storage:
+        """Return the storage of a part of a row: registers, or shared memory if these are too few.
 
         In shared memory a lane reads only what it wrote, so that there is no barrier.
         """
+        tiling = cached.tiling
         if not self._is_shared(tiling):
             shape = (*self.rows.shape, tiling.iterations, tiling.vector_elems)
-            return register(name, load.dtype.compute, *shape)
-        shape = (self.rows.points, *self.rows.shape, tiling.iterations * tiling.lanes, tiling.vector_elems)
-        return Storage(name, load.dtype, shape, Scope.SHARED, ())
+            return register(cached.name, load.dtype.compute, *shape)
+        shape = (self.rows.points, *self.rows.shape, tiling.chunks, tiling.vector_elems)
+        return Storage(cached.name, load.dtype, shape, Scope.SHARED, ())
 
     def _is_shared(self, tiling: RowTiling) -> bool:
+        if tiling.part is RowPart.EDGES:
+            return False
         elements, threads = self.rows.count * tiling.iterations * tiling.vector_elems, self.rows.program.threads
         words = register_words(self.rows.program.space.compute_dtype)
         return self.rows.lanes_are_adjacent and exceeds_registers(

@@ -5,21 +5,39 @@ these are adjacent threads. If it is contiguous along an outer axis, adjacent th
 of a row are strided.
 
 `RowTiling` splits a row into chunks of `vector_elems` contiguous elements that are distributed cyclically over the
-lanes. `IndexMap` rewrites indices to loop variables and simplifies divisions: an axis vector_elems * chunk + element
-has one quotient by 8 for all elements of a vector, so that one load suffices.
+lanes. Rows of odd length begin at any alignment: `PeeledRow` gives the elements before the first aligned vector of a
+row, and lanes take single elements of its head and tail. `IndexMap` rewrites indices to loop variables and simplifies
+divisions: an axis vector_elems * chunk + element has one quotient by 8 for all elements of a vector, so that one load
+suffices.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from enum import Enum
 
 from roller_svc.analysis.intervals import bounds
 from roller_svc.analysis.linear import Linear, expression, linear, span
-from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Op, OpKind, axes_of, children, loads_of, with_children
+from roller_svc.families.common.gpu.row_space import row_start_access
+from roller_svc.ir.dtype import DType
+from roller_svc.ir.expr import (
+    AxisRef,
+    Cast,
+    Const,
+    Expr,
+    Op,
+    OpKind,
+    Select,
+    axes_of,
+    children,
+    loads_of,
+    substitute,
+    with_children,
+)
 from roller_svc.ir.group import AxisRole, KernelGroup
-from roller_svc.ir.index import add, ceil_div, div, logical_and, lt, min_, mod, mul, num, ref
+from roller_svc.ir.index import add, ceil_div, div, logical_and, lt, min_, mod, mul, num, ref, sub
 from roller_svc.ir.program import Axis, TensorExpr
 from roller_svc.ir.rprogram import RProgram
 from roller_svc.ir.schedule import Branch, Let, Loop, LoopKind, Node
@@ -261,6 +279,31 @@ def _thread(axis: Axis) -> str:
 # Unrolled chunks of a lane; registers hold no longer rows.
 MAX_CHUNKS_IN_FLIGHT = 128
 CHUNK, VECTOR_ELEMENT, ROUND, STEP, IN_FLIGHT = ".chunk", ".place", ".round", ".step", ".in_flight"
+HEAD, VECTORS = ".head", ".vectors"
+
+
+@dataclass(frozen=True, slots=True)
+class PeeledRow:
+    """Loop peeling of a row that begins at any alignment: a head of elements, aligned vectors, a tail of elements."""
+
+    start: Expr  # elements before the row in memory
+    extent: int
+    vector_elems: int
+
+    def bind(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+        """Bind the elements of the head and the number of vectors around the nodes."""
+        width = self.vector_elems
+        head = mod(sub(num(width), mod(self.start, width)), width)
+        vectors = div(sub(num(self.extent), ref(HEAD)), width)
+        return (Let(HEAD, head, (Let(VECTORS, vectors, nodes),)),)
+
+
+class RowPart(Enum):
+    """The part of a row that a tiling covers."""
+
+    WHOLE = "whole"
+    VECTORS = "vectors"  # of a peeled row
+    EDGES = "edges"  # head and tail of a peeled row
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,10 +314,55 @@ class RowTiling:
     vector_elems: int
     lanes: int
     chunks_in_flight: int
+    part: RowPart = RowPart.WHOLE
+    peeled: PeeledRow | None = None
+
+    @property
+    def parts(self) -> tuple[RowTiling, ...]:
+        """Return the tilings that cover the row together: a peeled row's vectors, then its edges."""
+        if self.peeled is None:
+            return (self,)
+        edges = replace(self, vector_elems=1, chunks_in_flight=MAX_CHUNKS_IN_FLIGHT, part=RowPart.EDGES)
+        return self, edges
+
+    @property
+    def points(self) -> int:
+        """Return the elements of the row."""
+        return math.prod(a.extent for a in self.axes)
 
     @property
     def chunks(self) -> int:
-        return math.prod(a.extent for a in self.axes) // self.vector_elems
+        """Return the most chunks of a row."""
+        if self.part is RowPart.EDGES and self.peeled is not None:
+            return 2 * (self.peeled.vector_elems - 1)
+        return self.points // self.vector_elems
+
+    @property
+    def _min_chunks(self) -> int:
+        """Return the chunks that every row has, whatever its alignment is."""
+        match self.part:
+            case RowPart.WHOLE:
+                return self.chunks
+            case RowPart.VECTORS:
+                return (self.points - self.vector_elems + 1) // self.vector_elems
+            case RowPart.EDGES:
+                return 0
+
+    @property
+    def _stop(self) -> Expr:
+        """Return the number of chunks of the current row."""
+        match self.part:
+            case RowPart.WHOLE:
+                return num(self.chunks)
+            case RowPart.VECTORS:
+                return ref(VECTORS)
+            case RowPart.EDGES:
+                return sub(num(self.points), self._in_vectors)
+
+    @property
+    def _in_vectors(self) -> Expr:
+        """Return the elements of a peeled row that are in vectors."""
+        return mul(ref(VECTORS), num(self.peeled.vector_elems if self.peeled is not None else 0))
 
     @property
     def iterations(self) -> int:
@@ -300,11 +388,23 @@ class RowTiling:
         if self.vector_elems > 1:
             last = self.axes[-1].name
             positions[last] = add(mul(positions[last], num(self.vector_elems)), ref(VECTOR_ELEMENT))
+            if self.part is RowPart.VECTORS:
+                positions[last] = add(ref(HEAD), positions[last])
         return positions
+
+    @property
+    def chunks_of_lane(self) -> Expr:
+        """Return the number of chunks that a lane has."""
+        full = self._min_chunks // self.lanes
+        count: Expr = num(full)
+        for round_ in range(full, self.iterations):
+            is_there = lt(add(num(round_ * self.lanes), ref(LANE)), self._stop)
+            count = Select(is_there, num(round_ + 1), count, DType.INT32)
+        return count
 
     def for_each_chunk(self, body: Callable[[], tuple[Node, ...]]) -> tuple[Node, ...]:
         """Loop over a lane's chunks: unrolled groups, the remaining full iterations, then the guarded tail."""
-        full = self.chunks // self.lanes
+        full = self._min_chunks // self.lanes
         steps = full // self.chunks_in_flight if full > self.chunks_in_flight else 0
         nodes: list[Node] = []
         if steps:
@@ -315,10 +415,10 @@ class RowTiling:
         done = steps * self.chunks_in_flight
         if full > done:
             nodes += self._unrolled_iterations(num(done), full - done, body())
-        if self.iterations > full:
-            chunk = add(num(full * self.lanes), ref(LANE))
-            last = Branch(lt(ref(CHUNK), num(self.chunks)), self._positions(body()))
-            nodes.append(Let(ROUND, num(full), (Let(CHUNK, chunk, (last,)),)))
+        for round_ in range(full, self.iterations):
+            chunk = add(num(round_ * self.lanes), ref(LANE))
+            last = Branch(lt(ref(CHUNK), self._stop), self._positions(body()))
+            nodes.append(Let(ROUND, num(round_), (Let(CHUNK, chunk, (last,)),)))
         return tuple(nodes)
 
     def _unrolled_iterations(self, first: Expr, count: int, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
@@ -327,6 +427,10 @@ class RowTiling:
         return (Loop(IN_FLIGHT, count, LoopKind.UNROLL, (Let(ROUND, add(first, ref(IN_FLIGHT)), nodes),)),)
 
     def _positions(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+        if self.part is RowPart.EDGES:
+            after = add(ref(CHUNK), self._in_vectors)
+            place = Select(lt(ref(CHUNK), ref(HEAD)), ref(CHUNK), after, DType.INT32)
+            return (Let(_position(0), place, nodes),)
         stride = 1
         for i in range(len(self.axes) - 1, -1, -1):
             extent = self.axes[i].extent // (self.vector_elems if i == len(self.axes) - 1 else 1)
@@ -336,18 +440,61 @@ class RowTiling:
         return nodes
 
 
-def row_tiling(statement: TensorExpr, outer: tuple[Axis, ...], program: RProgram) -> RowTiling | None:
-    """Return the tiling of a statement's inner axes, or None if it has none."""
+def row_tiling(
+    statement: TensorExpr, outer: tuple[Axis, ...], program: RProgram, peeled: PeeledRow | None
+) -> RowTiling | None:
+    """Return the tiling of a statement's inner axes, or None if it has none.
+
+    Args:
+        statement: one of the group.
+        outer: axes that all statements share.
+        program: the tiles.
+        peeled: how a row is peeled whose extent the vector does not divide.
+    """
     axes = inner_axes(statement, outer)
     if not axes:
         return None
     (inner,) = program.space.role(AxisRole.INNER)
     # the contiguous axis goes last
     axes = tuple(sorted(axes, key=lambda a: a.name == inner.members[-1].name))
-    vector_elems = program.thread[inner.name]
-    vector_elems = vector_elems if axes[-1].extent % vector_elems == 0 else 1
+    vector_elems, part = program.thread[inner.name], RowPart.WHOLE
+    if axes[-1].extent % vector_elems == 0:
+        peeled = None
+    elif peeled is not None and len(axes) == 1 and axes[0].extent == peeled.extent:
+        part = RowPart.VECTORS
+    else:
+        vector_elems, peeled = 1, None
     chunks_in_flight = ceil_div(program.block[inner.name], program.reduce_threads * vector_elems)
-    return RowTiling(axes, vector_elems, program.reduce_threads, max(1, min(chunks_in_flight, MAX_CHUNKS_IN_FLIGHT)))
+    chunks_in_flight = max(1, min(chunks_in_flight, MAX_CHUNKS_IN_FLIGHT))
+    return RowTiling(axes, vector_elems, program.reduce_threads, chunks_in_flight, part, peeled)
+
+
+def peeled_row(rows: ThreadRows) -> PeeledRow | None:
+    """Return how rows are peeled whose extent a thread's vector does not divide, or None if they are not.
+
+    A thread then has one row. The alignment is that of the tensor whose rows are the largest.
+    """
+    (inner,) = rows.program.space.role(AxisRole.INNER)
+    vector_elems, access = rows.program.thread[inner.name], row_start_access(rows.program.space)
+    if inner.extent % vector_elems == 0 or inner.extent < 2 * vector_elems:
+        return None
+    if access is None or rows.count > 1 or not rows.lanes_are_adjacent:
+        return None
+    for statement in rows.group.statements:
+        axes = inner_axes(statement, rows.group.outer)
+        index = next((load.index for load in loads_of(statement.body) if load.tensor == access.tensor), None)
+        if access.is_output and statement.output == access.tensor:
+            index = statement.index
+        if index is None or len(axes) != 1:
+            continue
+        start: Expr = num(0)
+        values: dict[str, Expr] = {**rows.read_at, axes[0].name: num(0)}
+        stride = 1
+        for place, dim in zip(reversed(index), reversed(access.dims), strict=True):
+            start = add(start, mul(substitute(place, values), num(stride)))
+            stride *= dim.size
+        return PeeledRow(start, inner.extent, vector_elems)
+    return None
 
 
 def _position(axis: int) -> str:

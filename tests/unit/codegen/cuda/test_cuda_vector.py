@@ -11,7 +11,7 @@ import pytest
 from reference_kernels import tensor
 
 from roller_svc import hardware
-from roller_svc.analysis.congruences import Congruence, LaneStrideAnalysis, congruence
+from roller_svc.analysis.congruences import Congruence, LaneStrideAnalysis, congruence, is_multiple
 from roller_svc.codegen.kernel import GroupLaunches, emit
 from roller_svc.compiler.backends import load_emulated
 from roller_svc.ir.dtype import DType
@@ -328,3 +328,29 @@ def test_congruences_and_steps_hold_for_random_expressions(seed: int) -> None:
                 if step is not None:
                     assert row == [row[0] + step * v for v in range(4)], expr
     assert steps > 50
+
+
+def test_definitions_of_variables_cancel_in_an_offset() -> None:
+    start = mul(ref("i"), num(4097))
+    head = mod(add(num(8), mul(mod(start, 8), num(-1))), 8)
+    offset = add(start, add(ref("head"), mul(ref("k"), num(8))))
+    assert is_multiple(offset, 8, {}, {"head": head})
+    assert is_multiple(offset, 4, {}, {"head": head})
+    assert not is_multiple(offset, 16, {}, {"head": head})
+    assert not is_multiple(offset, 8, {}, {})
+    assert not is_multiple(add(offset, num(1)), 8, {}, {"head": head})
+
+
+def test_bound_again_variables_have_no_definition() -> None:
+    """`head` is defined by an `i` that the inner Let hides, so that nothing cancels."""
+    head = mod(add(num(8), mul(mod(mul(ref("i"), num(9)), 8), num(-1))), 8)
+    copy = Compute("y", (ref("i"), add(ref("head"), ref("j"))), Load("x", (ref("i"), add(ref("head"), ref("j"))), F16))
+
+    def text(nodes: tuple[Node, ...]) -> str:
+        loop: Node = Let("i", ref("t"), (Let("head", head, nodes),))
+        shape = TensorType(F16, (8, 9))
+        return source((loop,), {"x": shape}, {"y": shape}).text
+
+    loop = Loop("j", 8, LoopKind.VECTOR, (copy,))
+    assert "(const uint4 *)&x[" in text((loop,))
+    assert "(const uint4 *)&x[" not in text((Let("i", add(ref("t"), num(1)), (loop,)),))
