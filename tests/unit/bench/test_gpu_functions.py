@@ -61,6 +61,14 @@ def test_long_row_is_loaded_once_in_vectors(
     assert launch["counts"]["LDG.16"] == launch["counts"]["STG.16"] == 1
 
 
+def test_online_softmax_rescales_once_for_a_vector(rows: dict[str, dict[str, Any]]) -> None:
+    """41 elements in five vectors and one edge: an exponential for each, and one to rescale each of the six."""
+    (launch,) = rows["logsumexp"]["launches"]
+    merges = 8 + 1  # of the sums of a lane
+    assert launch["counts"]["MUFU"] <= 41 + 6 + merges
+    assert launch["instructions"] <= 480
+
+
 def test_histogram_is_reduced_in_shared_memory(rows: dict[str, dict[str, Any]]) -> None:
     """Each of 20 updates of a thread is a load and an atomic in shared memory; a bin is one reduction in memory."""
     _, launch = rows["histogram"]["launches"]

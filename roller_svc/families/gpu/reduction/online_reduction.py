@@ -2,6 +2,9 @@
 
 Every element of a vector accumulates a pair of its own, `T.first` and `T.second`, where T is the tensor of the first
 reduction. The pairs of a lane, then those of all lanes, are merged.
+
+Online softmax has one maximum for all elements of a vector (FlashAttention: Dao, 2022). The maximum of a vector is
+computed first, so that the sums are rescaled once for each vector.
 """
 
 from __future__ import annotations
@@ -15,10 +18,11 @@ from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Cast, Const, Expr, Load, Op, OpKind, Select
 from roller_svc.ir.index import eq, num, ref, require_expr
 from roller_svc.ir.program import COMBINE_OPS, Combine, identity
-from roller_svc.ir.schedule import Compute, Loop, LoopKind, Node, Storage
+from roller_svc.ir.schedule import Compute, HorizontalReduce, Loop, LoopKind, Node, Storage
 from roller_svc.schedule.nest_statements import acc_name, register
 
 INVERSE, WEIGHT = ".inverse", ".weight"
+VALUES, BASE, RESCALE = ".values", ".base", ".rescale"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,20 +59,33 @@ class OnlinePass:
         edge = "edge_" if self.tiling.part is RowPart.EDGES else ""
         return f"{self.reduction.first.output}.{edge}{suffix}"
 
+    @property
+    def is_blockwise(self) -> bool:
+        """Whether all elements of a vector share one maximum."""
+        return self.reduction.kind is OnlineReductionKind.SOFTMAX and self.accumulators > 1
+
+    @property
+    def _first_index(self) -> tuple[Expr, ...]:
+        return (*self.rows.elements, num(0)) if self.is_blockwise else self._index
+
     def _first(self) -> Expr:
-        return Load(self._name("first"), self._index, self._dtype)
+        return Load(self._name("first"), self._first_index, self._dtype)
 
     def _second(self) -> Expr:
         return Load(self._name("second"), self._index, self.reduction.second.accumulator)
 
     def storages(self) -> list[Storage]:
         shape = (*self.rows.shape, self.accumulators)
+        first_shape = (*self.rows.shape, 1) if self.is_blockwise else shape
         storages = [
-            register(self._name("first"), self._dtype, *shape),
+            register(self._name("first"), self._dtype, *first_shape),
             register(self._name("second"), self.reduction.second.accumulator, *shape),
         ]
         if self.reduction.kind is not OnlineReductionKind.ARG:
-            storages.append(register(self._name("next"), self._dtype, *shape))
+            storages.append(register(self._name("next"), self._dtype, *first_shape))
+        if self.is_blockwise:
+            storages += [register(VALUES, self._dtype, self.accumulators), register(BASE, self._dtype)]
+            storages.append(register(RESCALE, self._dtype))
         if self.reduction.kind is OnlineReductionKind.VARIANCE and self.tiling.part is not RowPart.EDGES:
             storages += [register(INVERSE, self._dtype), register(WEIGHT, self._dtype)]
         return storages
@@ -78,11 +95,14 @@ class OnlinePass:
         empty: Expr = identity(Combine.SUM, self.reduction.second.accumulator)
         if self.reduction.kind is OnlineReductionKind.ARG:
             empty = require_expr(self.neutral, "neutral index of the online reduction")
-        nodes: tuple[Node, ...] = (
-            Compute(self._name("first"), self._index, identity(self._combine, self._dtype)),
-            Compute(self._name("second"), self._index, empty),
+        first = Compute(self._name("first"), self._first_index, identity(self._combine, self._dtype))
+        second = Compute(self._name("second"), self._index, empty)
+        nodes = (
+            (first, *self._for_each_accumulator((second,)))
+            if self.is_blockwise
+            else self._for_each_accumulator((first, second))
         )
-        return self.rows.for_each_row(self._for_each_accumulator(nodes), vector=False)
+        return self.rows.for_each_row(nodes, vector=False)
 
     def begin_chunk(self) -> tuple[Node, ...]:
         """Compute what all elements of a chunk share: for variance, weights by the number of earlier values."""
@@ -105,6 +125,28 @@ class OnlinePass:
                 return self._update_variance(value)
             case OnlineReductionKind.ARG:
                 return self._update_arg(value)
+
+    def update_vector(self) -> tuple[Node, ...]:
+        """Accumulate the values of a vector, relative to the maximum of its elements and of all earlier ones."""
+        width, next_name = self.accumulators, self._name("next")
+        value = Cast(self.value, self._dtype, implicit=True)
+        values, index = Load(VALUES, (ref(VECTOR_ELEMENT),), self._dtype), self._first_index
+        next_ = Load(next_name, index, self._dtype)
+        base = Select(eq(next_, self._number(-math.inf)), self._number(0.0), next_, self._dtype)
+        term = self._exp(self._op(OpKind.SUB, values, Load(BASE, (), self._dtype)))
+        rescaled = self._op(OpKind.MUL, self._second(), Load(RESCALE, (), self._dtype))
+        nodes: tuple[Node, ...] = (
+            Loop(VECTOR_ELEMENT, width, LoopKind.VECTOR, (Compute(VALUES, values.index, value),)),
+            HorizontalReduce(next_name, index, Load(VALUES, (num(0),), self._dtype), width, self._combine),
+            Compute(next_name, index, self._first(), self._combine),
+            Compute(BASE, (), base),
+            Compute(RESCALE, (), self._rescale_factor(self._first(), next_)),
+            *self._for_each_accumulator(
+                (Compute(self._name("second"), self._index, self._op(OpKind.ADD, rescaled, term)),)
+            ),
+            Compute(self._name("first"), index, next_),
+        )
+        return self.rows.for_each_row(nodes, vector=False)
 
     def _update_softmax(self, value: Expr) -> tuple[Node, ...]:
         """Accumulate an exponential; the maximum may still be -inf, which needs base 0."""
@@ -166,7 +208,10 @@ class OnlinePass:
 
     def lane_primary(self) -> tuple[Node, ...]:
         """Reduce the lane's accumulators of the first reduction."""
-        return self._combine_accumulators(acc_name(self.reduction.first.output), self._first(), self._combine)
+        acc, first = acc_name(self.reduction.first.output), self._first()
+        if self.is_blockwise:
+            return self.rows.for_each_row((Compute(acc, self.rows.elements, first, self._combine),), vector=False)
+        return self._combine_accumulators(acc, first, self._combine)
 
     def start_secondary(self) -> tuple[Node, ...]:
         second = self.reduction.second

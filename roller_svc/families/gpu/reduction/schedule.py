@@ -280,9 +280,13 @@ class _Reduction:
 
     def _online_pass(self, online_pass: OnlinePass) -> tuple[Node, ...]:
         tiling = online_pass.tiling
-        chunks = tiling.for_each_chunk(
-            lambda: (*online_pass.begin_chunk(), *self._over_vector(tiling, *online_pass.update()))
-        )
+
+        def update() -> tuple[Node, ...]:
+            if online_pass.is_blockwise:
+                return online_pass.update_vector()
+            return (*online_pass.begin_chunk(), *self._over_vector(tiling, *online_pass.update()))
+
+        chunks = tiling.for_each_chunk(update)
         return (*online_pass.start(), *chunks)
 
     def with_online_passes(self) -> _Reduction:
