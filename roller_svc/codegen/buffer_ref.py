@@ -19,6 +19,7 @@ class BufferRef:
     shape: tuple[int, ...]
     pad: int = 0  # elements added to each row
     swizzled: bool = False  # element c of row r is at column c xor mask(r)
+    in_words: bool = False  # a local array that is loaded in words: registers, each of several narrow elements
 
     @property
     def strides(self) -> tuple[int, ...]:

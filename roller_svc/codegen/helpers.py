@@ -186,6 +186,11 @@ _CONVERSIONS = {
     "bf16_to_f32": (
         "{F} float bf16_to_f32(unsigned short h) {{ return bits_to_f32((unsigned int)h << 16); }}", ("f32_bits",)
     ),
+    "bf16_of_word": (
+        "{F} float bf16_of_word(const unsigned short *run, int i) {{  // of an array that is aligned to words\n"
+        "  unsigned int word = *(const unsigned int *)&run[i & ~1];\n"
+        "  return bits_to_f32(i & 1 ? word & 0xffff0000u : word << 16);\n}}", ("f32_bits",)
+    ),
     "f32_to_bf16": (
         "{F} unsigned short f32_to_bf16(float a) {{  // to nearest even; NaN stays NaN\n"
         "  unsigned int u = f32_bits(a);\n"

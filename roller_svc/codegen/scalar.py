@@ -181,6 +181,9 @@ class Scalar:
             return self.to_value(
                 buffer.identifier if self._is_scalar(load.tensor) else f"{buffer.identifier}[0]", buffer
             )
+        if buffer.in_words and buffer.dtype is DType.BFLOAT16 and self.dialect.language is Language.CUDA:
+            # the upper half of a word takes one instruction, the lower half another
+            return f"{self.helper('bf16_of_word')}({buffer.identifier}, {self.address(buffer, load.index)})"
         checked = [d for d, wanted in enumerate(load.bounds_checked) if wanted]
         if not checked:
             return self.to_value(f"{buffer.identifier}[{self.address(buffer, load.index)}]", buffer)

@@ -315,7 +315,9 @@ class _WideLoop:
         identifier = self.visitor.names.of(name)
         type_ = self.visitor.dialect.storage_type(buffer.dtype)
         self.visitor.emit_line(f"__align__({WIDEST_BYTES}) {type_} {identifier}[{self.lanes.count}]{initial};")
-        self.visitor.scalar.buffers[name] = BufferRef(identifier, buffer.dtype, (self.lanes.count,))
+        self.visitor.scalar.buffers[name] = BufferRef(
+            identifier, buffer.dtype, (self.lanes.count,), in_words=self.lanes.count % 2 == 0
+        )
         return name
 
     def _name(self, tensor: str, what: str) -> str:

@@ -12,7 +12,7 @@ from roller_svc.bench.lint import LintTask, lint_cases
 
 CASES = Path(__file__).resolve().parents[3] / "bench" / "data" / "gpu_functions.json"
 ELEMENT_BITS = 16
-MOST_PER_ELEMENT = {"gelu-map": 25.0, "softmax": 15.0, "softmax-vocabulary": 17.0, "layernorm-odd": 13.0}
+MOST_PER_ELEMENT = {"gelu-map": 23.0, "softmax": 14.0, "softmax-vocabulary": 15.1, "layernorm-odd": 13.0}
 MOST_OF_GELU_EPILOGUE = 580  # the mainloop and eight elements, in loops
 
 
@@ -66,7 +66,7 @@ def test_online_softmax_rescales_once_for_a_vector(rows: dict[str, dict[str, Any
     (launch,) = rows["logsumexp"]["launches"]
     merges = 8 + 1  # of the sums of a lane
     assert launch["counts"]["MUFU"] <= 41 + 6 + merges
-    assert launch["instructions"] <= 480
+    assert launch["instructions"] <= 460
 
 
 def test_histogram_is_reduced_in_shared_memory(rows: dict[str, dict[str, Any]]) -> None:
