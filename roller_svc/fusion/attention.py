@@ -33,6 +33,7 @@ from roller_svc.ir.expr import (
 from roller_svc.ir.index import require_expr
 from roller_svc.ir.program import Axis, AxisKind, Combine, StatementKind, TensorExpr, identity
 
+MAX_FLOAT32 = (2.0 - 2.0**-23) * 2.0**127
 _LOG_OF_BASE = {OpKind.EXP: 1.0, OpKind.EXP2: math.log(2.0)}
 
 
@@ -87,6 +88,30 @@ def _scaled(expr: Expr) -> tuple[Expr, float]:
             return _strip_float_casts(x), 1.0 / float(c)
         case _:
             return expr, 1.0
+
+
+def _factor_out(exponent: Exponential) -> Exponential:
+    """Move a positive constant factor of the scores to the scale, which costs nothing in the exponent.
+
+    A constant score of masked keys is divided by the factor. It must stay a finite float32 if it was one.
+    """
+    match exponent.score:
+        case Select(cond=cond, then=then, otherwise=Const(value=fill) as otherwise, dtype=dtype):
+            inner = _factor_out(Exponential(then, exponent.scale))
+            scaled = float(fill) * exponent.scale / inner.scale
+            if math.isfinite(fill) and abs(scaled) > MAX_FLOAT32:
+                return exponent
+            masked = Select(cond, inner.score, replace(otherwise, value=scaled), dtype)
+            return Exponential(masked, inner.scale)
+        case Cast(arg=arg) if exponent.score.dtype is arg.dtype:
+            return _factor_out(replace(exponent, score=arg))
+        case Op(kind=OpKind.MUL | OpKind.DIV, dtype=dtype) if dtype.compute is DType.FLOAT32:
+            score, factor = _scaled(exponent.score)
+            if score.dtype is dtype and 0 < factor < math.inf:
+                return Exponential(score, exponent.scale * factor)
+            return exponent
+        case _:
+            return exponent
 
 
 def _is_below(expr: Expr, high: TensorExpr) -> bool:
@@ -286,6 +311,7 @@ def _attention(chain: _Chain) -> AttentionMatch | None:
     quotient = dividend(weights, chain.row_sum)
     if exponential(weights if quotient is None else quotient, chain.row_max) != exponent:
         return None
+    exponent = _factor_out(exponent)
     factors = _query_and_key(chain)
     v = product_of(values)
     if factors is None or not axes_of(v) & {a.name for a in chain.pv.spatial} - _rows(chain):

@@ -120,7 +120,9 @@ class Softmax:
         maximum = Compute(PEAK, ROW, Op(OpKind.FMAX, (Load(PEAK, ROW, _F32), stored), _F32))
         first = add(mul(ref(KEY_STEP), num(self.tile.kv)), mul(ref("k.warp"), num(self.tile.warp_kv)))
         position = add(first, add(mul(ref("key.fragment"), num(COLUMNS)), column_of_word()))
-        return self._each_key((Let("key.place", position, (Let(key.name, ref("key.place"), (score, maximum)),)),))
+        is_product = isinstance(value, Load) and value.tensor == SCORES  # in its register already
+        nodes = (maximum,) if is_product else (score, maximum)
+        return self._each_key((Let("key.place", position, (Let(key.name, ref("key.place"), nodes),)),))
 
     def _score_in_registers(self, score: Expr) -> Expr:
         """Replace the product in the score by its register."""

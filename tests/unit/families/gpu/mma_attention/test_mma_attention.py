@@ -17,12 +17,14 @@ from roller_svc.compiler.backends import load_emulated
 from roller_svc.compiler.lower_and_emit import emit_plan
 from roller_svc.compiler.partition_cache import PartitionCache, partition
 from roller_svc.compiler.plans import best_plans, estimate_program, rank_best_partition
-from roller_svc.errors import NoCandidateError
+from roller_svc.errors import NoCandidateError, require
 from roller_svc.families import prepare
 from roller_svc.families.common.gpu.attention.mask import key_bounds, visible_keys
 from roller_svc.frontend.parse import parse
+from roller_svc.ir.attention import mask, unmasked
 from roller_svc.ir.constraints import OpClass, ScheduleConstraints
 from roller_svc.ir.dtype import DType
+from roller_svc.ir.expr import Load
 from roller_svc.ir.group import AxisRole, KernelGroup
 from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.kernel import CompiledKernel, KernelSource
@@ -137,6 +139,27 @@ def test_other_groups_stay_several_kernels(old: str, new: str, outputs: tuple[st
     text = PLAIN[0].replace(old, new)
     assert old == "" or text != PLAIN[0]
     assert "attention" not in kinds(text, PLAIN[1], outputs)
+
+
+@pytest.mark.parametrize(
+    ("score", "scale", "fill"),
+    [
+        ("s[b, h, i, j] * 0.125", 0.125, None),
+        ("s[b, h, i, j] / 4.0", 0.25, None),
+        ("(s[b, h, i, j] * 0.125).when([j <= i], -1000.0)", 0.125, -8000.0),
+        ("(s[b, h, i, j] * 0.125).when([j <= i], -3e38)", 1.0, -3e38),  # -24e38 is no float32
+        ("s[b, h, i, j] * -0.125", 1.0, None),
+    ],
+)
+def test_a_constant_factor_of_scores_is_part_of_the_scale(score: str, scale: float, fill: float | None) -> None:
+    text, inputs = written(score, 1, 2, 20, 20)
+    types = {name: type_.replace("float16", "bfloat16") for name, type_ in inputs.items()}
+    (group,) = partition(program(text, types), AMPERE)
+    attention = require(group.attention, "attention")
+    assert attention.scale == pytest.approx(scale)
+    hidden = mask(attention)
+    assert (None if hidden is None else hidden.fill_value) == fill
+    assert isinstance(unmasked(attention), Load) is (scale != 1.0)
 
 
 def test_float32_and_devices_without_asynchronous_copies_keep_several_kernels() -> None:
