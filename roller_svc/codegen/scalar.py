@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, field, replace
 
 from roller_svc.analysis.index_ranges import COMPARED, Range, fold, may_exceed_int32, range_of, split_sum
+from roller_svc.analysis.operand import can_represent_all
 from roller_svc.codegen.buffer_ref import BufferRef
 from roller_svc.codegen.dialect import (
     APPROXIMATE_FUNCTIONS,
@@ -252,6 +253,8 @@ class Scalar:
     def to_element(self, value: Expr, dtype: DType) -> str:
         """Print an expression as an element in memory of a type."""
         if dtype.is_narrow_float:
+            while isinstance(value, Cast) and value.dtype is dtype and value.arg.dtype.compute is dtype.compute:
+                value = value.arg  # rounding twice to one type is rounding once
             if (copied := self._copied_bits(value, dtype)) is not None:
                 return copied
             text = self.value(value)
@@ -288,6 +291,8 @@ class Scalar:
             wide = text if source is dtype.compute else f"({type_})({text})"
             if implicit or not dtype.is_narrow_float or arg.dtype is dtype or self.is_exact(arg, dtype):
                 return wide
+            if self._is_rounded(arg) and can_represent_all(dtype, arg.dtype):
+                return wide
             if dtype is DType.FLOAT16 and self.dialect.half == "_Float16":
                 return f"(float)(_Float16)({wide})"
             back, to = self.helper(f"{SHORT[dtype]}_to_f32"), self.helper(f"f32_to_{SHORT[dtype]}")
@@ -297,6 +302,17 @@ class Scalar:
         if source.is_float:
             return f"{self.helper(f'to_{SHORT[dtype]}')}({text})"
         return text if source is dtype and not self._is_wide(arg) else f"({type_})({text})"
+
+    def _is_rounded(self, arg: Expr) -> bool:
+        """Return whether the value is one of its type: an element in memory or the result of a cast."""
+        match arg:
+            case Load(tensor=tensor, dtype=dtype):
+                return self.buffers[tensor].dtype is dtype
+            case Cast(arg=inner, dtype=dtype, implicit=implicit):
+                # a cast to the operand's own type rounds nothing
+                return not implicit and (inner.dtype is not dtype or self._is_rounded(inner))
+            case _:
+                return False
 
     def _is_wide(self, expr: Expr) -> bool:
         """Return whether the expression has an index variable of 64 bits."""

@@ -135,3 +135,17 @@ def test_an_axis_may_be_longer_than_int32() -> None:
 def test_indices_beyond_int32_do_not_wrap(expression: str, target: str) -> None:
     text = text_for(expression, target, x=("float32", (70001, 70003)))
     assert not re.search(r"\(int\)(?!blockIdx|threadIdx)[^;{]*4900280003", text.split("*/", 1)[1])
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ("(x[i] * 2.0).cast(`float16`)", "f32_to_f16((x_wide0[i_lane] * 2.0f))"),
+        ("x[i].cast(`float8_e4m3`).cast(`float16`)", "f32_to_f16(e4m3_to_f32(f32_to_e4m3(x_wide0[i_lane])))"),
+        ("x[i].cast(`float16`).cast(`bfloat16`)", "f32_to_bf16(f16_to_f32(f32_to_f16(x_wide0[i_lane])))"),
+    ],
+)
+def test_values_are_rounded_once_to_a_type(value: str, text: str) -> None:
+    source = text_for(f"y[i] = {value}", "nvidia-h200-sxm", x=("float32", (1 << 20,)))
+    (line,) = (line for line in source.splitlines() if re.search(r"y_wide0\[i_lane\] = ", line))
+    assert line.strip().removeprefix("y_wide0[i_lane] = ") == f"{text};"
