@@ -41,7 +41,7 @@ MUTATIONS: tuple[Mutation, ...] = (
            Edit(r"total\[half_\] \* rescale\[half_\]", "total[half_]")),
     mutant(CAUSAL, "the maximum is not kept", Kind.INITIAL, Edit(r" +maximum\[half_\] = peak\[half_\];\n", "")),
     mutant(CAUSAL, "powers of two of natural exponents", Kind.INSTRUCTION,
-           Edit(r"(scores\[[^\n]*\] = \(scores\[[^\n]*\]) \* 1\.4426950408889634f", r"\1 * 1.0f")),
+           Edit(r"(scores\[[^\n]*\] = \(scores\[[^\n]*\]) \* 0\.18033688011112042f", r"\1 * 0.125f")),
     mutant(CAUSAL, "both halves have the first one's rows", Kind.LANES,
            Edit(r"(const int m_place = .*\(lane_id / 4\) \+ \(half_ \* )8", r"\g<1>0")),
     mutant(CAUSAL, "rows are told apart by heads", Kind.PLACE,

@@ -49,7 +49,7 @@ SOFTMAX: tuple[Mutation, ...] = (
     mutant(STEPS, "the factor is no power", Kind.SOFTMAX,
            Edit(r" +rescale\[half_\] = exp2_approx\(rescale\[half_\]\);\n", "")),
     mutant(STEPS, "maxima are shifted in another base", Kind.SOFTMAX,
-           Edit(r"\(peak\[half_\] \* 1\.4426950408889634f\)", "peak[half_]")),
+           Edit(r"\(peak\[half_\] \* 0\.2885390081777927f\)", "(peak[half_] * 0.2f)")),
     mutant(STEPS, "maxima are not joined", Kind.SHUFFLE, Edit(r" +peak\[half_\] = lane_max_f32[^\n]*\n", "")),
     mutant(STEPS, "sums are joined over eight lanes", Kind.SHUFFLE,
            Edit(r"lane_sum_f32\(total\[half_\], 4\)", "lane_sum_f32(total[half_], 8)")),
@@ -76,7 +76,7 @@ SOFTMAX: tuple[Mutation, ...] = (
 
 MASKS: tuple[Mutation, ...] = (
     mutant(STEPS, "a row does not see its own key", Kind.GUARD, Edit(r"\(j <= i\)", "(j < i)")),
-    mutant(STEPS, "what the mask leaves out is zero", Kind.GUARD, Edit(r": \(-60000\.0f\)\) :", ": 0.0f) :")),
+    mutant(STEPS, "what the mask leaves out is zero", Kind.GUARD, Edit(r": \(-300000\.0f\)\) :", ": 0.0f) :")),
     mutant(STEPS, "the steps of another block's mask", Kind.STEPS,
            Edit(r"min_i32\(\(\(m_block \* 64\) \+ 63\)", "min_i32(((m_position * 64) + 63)")),
     mutant(STEPS, "the mask of rows, not of queries", Kind.GUARD,
