@@ -183,6 +183,7 @@ def row_space(space: TileSpace, footprint: SpaceFootprint, hw: HardwareSpec) -> 
         and packed == 1
         and dominant is not None
         and start is not None
+        and vector_elems < widest
         and vector_elems * dominant.bytes < MIN_VECTOR_BYTES
         and last >= widest * hw.limits.warp_size
     ):
