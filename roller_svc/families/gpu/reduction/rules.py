@@ -34,24 +34,33 @@ class ReductionRules(LoopRules):
 
     def reduce_thread_choices(self) -> tuple[int, ...]:
         """Return threads per row: from one chunk per thread to a few, and a warp; some warps for columns."""
-        limits = self.workload.machine.hw.limits
         chunks = -(-self.rows.points // self.rows.vector_elems)
         if not self.rows.contiguous_along_reduction:
             return tuple([n for n in COLUMN_REDUCE_THREADS if n <= chunks])
-        most = 1 << (limits.max_threads_per_block.bit_length() - 1)
-        choices: set[int] = set()
-        for width in {self.rows.vector_elems, self.rows.peeled_elems or self.rows.vector_elems}:
-            all_of_it = powers_of_two(-(-self.rows.points // width))[-1]
-            choices |= {max(1, min(most, all_of_it // n)) for n in CHUNKS_PER_THREAD}
-            choices.add(min(all_of_it, limits.warp_size, most))
+        choices = self._lanes_of_row(self.rows.vector_elems)
+        if self.rows.peeled_elems:
+            choices |= self._lanes_of_row(self.rows.peeled_elems)
         return tuple(sorted(choices, reverse=True))
+
+    def _lanes_of_row(self, vector_elems: int) -> set[int]:
+        """Return threads per row, with vectors of that many elements."""
+        limits = self.workload.machine.hw.limits
+        all_of_it = powers_of_two(-(-self.rows.points // vector_elems))[-1]
+        most = 1 << (limits.max_threads_per_block.bit_length() - 1)
+        choices = {max(1, min(most, all_of_it // n)) for n in CHUNKS_PER_THREAD}
+        return choices | {min(all_of_it, limits.warp_size, most)}
 
     def rank_thread_tiles(self, grown: ScaleUpResult, lanes: int) -> Sequence[Tile]:
         """Return the tile of least traffic, the smallest, and a vector of a peeled row."""
-        tiles = [*grown.saturated[:1], *sorted(grown.saturated, key=math.prod)[:1]]
-        if self.rows.peeled_elems:
-            ones = (1,) * len(self.workload.extents)
-            tiles.append(replaced(ones, self.rows.inner, self.rows.peeled_elems))
+        smallest = sorted(grown.saturated, key=math.prod)[:1]
+        peeled = self.rows.peeled_elems
+        if not peeled or self.rows.is_peeled(self.rows.vector_elems):
+            return list(dict.fromkeys([*grown.saturated[:1], *smallest]))
+        tiles: list[Tile] = []
+        if lanes in self._lanes_of_row(self.rows.vector_elems):
+            tiles += [*grown.saturated[:1], *smallest]
+        if lanes in self._lanes_of_row(peeled):
+            tiles.append(replaced((1,) * len(self.workload.extents), self.rows.inner, peeled))
         return list(dict.fromkeys(tiles))
 
     def evaluate(self, block: Tile, base: ThreadTile) -> TileMetrics:
