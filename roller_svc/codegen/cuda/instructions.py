@@ -85,8 +85,13 @@ _ROUND = f"""{_F} unsigned int round_tf32(unsigned int bits) {{
   asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(rounded) : "f"(__uint_as_float(bits)));
   return rounded;
 }}"""
+_FMA_PAIR = f"""{_F} unsigned int fma_f16x2(unsigned int a, unsigned int b, unsigned int c) {{
+  unsigned int word;
+  asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(word) : "r"(a), "r"(b), "r"(c));
+  return word;
+}}"""
 _PLAIN = {"commit_copies": _COMMIT, "await_copies": _AWAIT, "round_tf32": _ROUND, "exp2_approx": EXP2_APPROX,
-          "rcp_approx": RCP_APPROX}  # fmt: skip
+          "rcp_approx": RCP_APPROX, "fma_f16x2": _FMA_PAIR}  # fmt: skip
 
 # add, subtract and multiply two pairs of 16-bit floats; bfloat16 has one instruction for all (PTX ISA, "fma").
 _PAIR_OPS = {"add": "+", "sub": "-", "mul": "*"}

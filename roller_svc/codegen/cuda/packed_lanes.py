@@ -4,12 +4,17 @@ An integer v in the low bits of the float16 1024, or of the bfloat16 128, is 102
 integers of two lanes to the halves of a word, one `lop3` adds the exponent, and one subtraction removes it with the
 zero point (CUTLASS, NumericArrayConverter). Elements one by one would take about ten instructions each.
 
+Integers that are 16 bits apart need no `prmt`. Four bits further up in the half, v is 1024 + 16 v, which one fused
+multiply-add scales, so that eight integers of a word take one shift (Marlin, Frantar et al., 2024).
+
 The result has the bits of the unpacked computation in float32: differences of small integers are exact, and a product
 of two 16-bit floats is rounded once.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from roller_svc.analysis.congruences import LaneStrideAnalysis, congruence
@@ -24,11 +29,22 @@ from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Load, Op, OpKind, Sel
 from roller_svc.ir.index import num
 
 WORD_BITS, BYTE_BITS = 32, 8
+_EXPONENT_BIAS = 15  # of float16
 # Bits of the float that has the unit 1 in its last place, and its value.
 _EXPONENT = {DType.FLOAT16: (0x64006400, 1024), DType.BFLOAT16: (0x43004300, 128)}
 _FLOAT8 = (DType.FLOAT8_E4M3FN, DType.FLOAT8_E5M2)
 _BYTES = (DType.INT8, DType.UINT8)
 _WIDTHS = (1, 2, 4, 8)
+_FRACTION_BITS = {DType.FLOAT16: 10, DType.BFLOAT16: 7}
+_HALF_BITS, WIDEST_BITS = 16, 128
+# The words of one load of that many bits.
+_LOADED_WORDS = {
+    32: ("*(const unsigned int *){}",),
+    64: tuple(f"(*(const uint2 *){{}}).{part}" for part in "xy"),
+    128: tuple(f"(*(const uint4 *){{}}).{part}" for part in "xyzw"),
+}
+
+LanePairs = tuple[tuple[int, int], ...]  # the lanes in the halves of each word
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +119,31 @@ class PackedLanes:
         pairs = self._match(value)
         if pairs is None or not _is_packed(pairs):
             return None
-        return self._print(pairs)
+        return self._print(pairs, self._adjacent)
+
+    def unordered_words(self, value: Expr) -> tuple[tuple[str, tuple[int, int]], ...] | None:
+        """Print words as `words` does, of any two lanes each, and return them with their lanes."""
+        if self.dtype not in _EXPONENT or self.lanes.count % 2:
+            return None
+        pairs = self._match(value)
+        if pairs is None or not _is_packed(pairs):
+            return None
+        order = self._cheapest_order(pairs)
+        return tuple(zip(self._print(pairs, order), order, strict=True))
+
+    @property
+    def _adjacent(self) -> LanePairs:
+        return tuple((lane, lane + 1) for lane in range(0, self.lanes.count, 2))
+
+    def _cheapest_order(self, pairs: _Pairs) -> LanePairs:
+        """Return pairs of lanes whose integers are 16 bits apart in a word, if all lanes have such pairs."""
+        if not isinstance(pairs, _Integers) or pairs.field.bits == BYTE_BITS:
+            return self._adjacent
+        lane_at = {place: lane for lane, place in enumerate(pairs.field.places)}
+        low = [(word, bit) for word, bit in pairs.field.places if bit < _HALF_BITS]
+        if 2 * len(low) != self.lanes.count or any((word, bit + _HALF_BITS) not in lane_at for word, bit in low):
+            return self._adjacent
+        return tuple((lane_at[word, bit], lane_at[word, bit + _HALF_BITS]) for word, bit in low)
 
     # recognise ------------------------------------------------------------------------------------------------------
     def _match(self, value: Expr) -> _Pairs | None:
@@ -290,19 +330,23 @@ class PackedLanes:
             case _:
                 return None
         is_row = self.lanes.stride(x) == 1 and all(map(self.lanes.is_uniform, outer))
-        step = per * (WORD_BITS // buffer.dtype.bits)
-        if not is_row or congruence(first, self.lanes.known).divisor % step:
+        start = congruence(first, self.lanes.known).divisor
+        if not is_row or start % per:
             return None
         strides = zip(outer, buffer.strides, strict=False)
-        if any(congruence(i, self.lanes.known).divisor * stride % (step // per) for i, stride in strides):
+        offsets = (congruence(i, self.lanes.known).divisor * stride for i, stride in strides)
+        aligned_bits = math.gcd(start // per, *offsets) * buffer.dtype.bits
+        width = math.gcd(aligned_bits, total, WIDEST_BITS)
+        if width % WORD_BITS:
             return None
         shifts = self._constant_shifts(shift, bits, buffer.dtype.bits)
         if shifts is None:
             return None
         words = []
-        for number in range(total // WORD_BITS):
-            index = tuple(substitute(i, {self.lanes.var: num(number * step)}) for i in source.index)
-            words.append(f"*(const unsigned int *)&{buffer.identifier}[{self.visitor.scalar.address(buffer, index)}]")
+        for bit in range(0, total, width):
+            index = tuple(substitute(i, {self.lanes.var: num(bit // bits)}) for i in source.index)
+            at = f"&{buffer.identifier}[{self.visitor.scalar.address(buffer, index)}]"
+            words += [pattern.format(at) for pattern in _LOADED_WORDS[width]]
         starts = (divmod(lane // per * buffer.dtype.bits, WORD_BITS) for lane in range(self.lanes.count))
         return _Field(tuple(words), bits, tuple((word, at + by) for (word, at), by in zip(starts, shifts, strict=True)))
 
@@ -318,10 +362,11 @@ class PackedLanes:
         )
 
     # print ----------------------------------------------------------------------------------------------------------
-    def _print(self, pairs: _Pairs) -> tuple[str, ...]:
+    def _print(self, pairs: _Pairs, order: LanePairs) -> tuple[str, ...]:
+        """Print words for the pairs of lanes; values other than integers are in adjacent lanes."""
         match pairs:
             case _Integers():
-                return self._print_integers(pairs)
+                return self._print_integers(pairs, order)
             case _Float8(words=words, dtype=dtype):
                 convert = self._wrapper(f"{SHORT[dtype]}x2_to_f16x2")
                 named = [self._variable(word) for word in words]
@@ -332,13 +377,14 @@ class PackedLanes:
             case _Shared(value=value):
                 buffer = self.visitor.scalar.buffers[value.tensor] if isinstance(value, Load) else None
                 bits = self._variable(f"(unsigned int){self._bits(value, buffer)} * 0x10001u")
-                return (bits,) * (self.lanes.count // 2)
+                return (bits,) * len(order)
             case _Product(factors=(a, b)):
                 multiply = self._wrapper(f"mul_{SHORT[self.dtype]}x2")
-                return tuple(f"{multiply}({x}, {y})" for x, y in zip(self._print(a), self._print(b), strict=True))
+                both = zip(self._print(a, order), self._print(b, order), strict=True)
+                return tuple(f"{multiply}({x}, {y})" for x, y in both)
             case _Guarded(cond=cond, pairs=inner):
                 test = self.visitor.scalar.value(cond)
-                return tuple(f"({test} ? {word} : 0u)" for word in self._print(inner))
+                return tuple(f"({test} ? {word} : 0u)" for word in self._print(inner, order))
 
     def _bits(self, value: Expr, buffer: BufferRef | None) -> str:
         """Print the bits of a 16-bit float in memory."""
@@ -348,48 +394,78 @@ class PackedLanes:
             return buffer.identifier
         return f"{buffer.identifier}[{self.visitor.scalar.address(buffer, value.index)}]"
 
-    def _print_integers(self, integers: _Integers) -> tuple[str, ...]:
+    def _print_integers(self, integers: _Integers, order: LanePairs) -> tuple[str, ...]:
+        """Print the words of pairs of lanes: the field under an exponent, scaled, plus what the others leave."""
         field, short = integers.field, SHORT[self.dtype]
-        exponent, one = _EXPONENT[self.dtype]
-        subtract = self._wrapper(f"sub_{short}x2")
-        pairs = []
-        others = [(kind, self._print_other(value)) for kind, value in integers.others]
-        shifted: dict[tuple[int, int], str] = {}
-        mask = ((1 << field.bits) - 1) * 0x10001
         words = [self._variable(word) for word in field.words]
-        for lane in range(0, self.lanes.count, 2):
-            sources = []
-            for word, bit in field.places[lane : lane + 2]:
-                key = word, bit % BYTE_BITS
-                if key not in shifted:
-                    shift = key[1]
-                    shifted[key] = self._variable(f"{words[word]} >> {shift}") if shift else words[word]
-                sources.append((shifted[key], bit // BYTE_BITS))
-            (first, at_first), (second, at_second) = sources
-            moved = f"__byte_perm({first}, {second}, 0x{at_second + 4}{at_second + 4}{at_first}{at_first})"
-            if first == second and (at_first, at_second) == (0, 2):  # already in the halves of the word
-                moved = first
-            pair = f"({moved} & 0x{mask:08x}u | 0x{exponent:08x}u)"
-            pair = f"{subtract}({pair}, {self._constant(one + integers.subtracted)})"
-            for kind, values in others:
-                combine = self._wrapper(f"{'add' if kind is OpKind.ADD else 'sub'}_{short}x2")
-                pair = f"{combine}({pair}, {values[lane // 2]})"
-            pairs.append(pair)
-        return tuple(pairs)
+        shifted: dict[tuple[int, int], str] = {}
+        raw = [self._raw_pair(words, shifted, field, lanes) for lanes in order]
+        bases = [(_EXPONENT[self.dtype][1] >> up) + integers.subtracted for _, up in raw]
+        # the sum of the others and the exponent's value is exact, too: it is added at once
+        is_exact = integers.least - _EXPONENT[self.dtype][1] >= -EXACT_INTEGERS[self.dtype]
+        addends = self._addends(integers.others if is_exact else (), bases, order)
+        pairs = []
+        for (text, up), addend in zip(raw, addends, strict=True):
+            if up:
+                scale = f"0x{(_EXPONENT_BIAS - up << _FRACTION_BITS[self.dtype]) * 0x10001:08x}u"
+                pairs.append(f"{self._wrapper(f'fma_{short}x2')}({text}, {scale}, {addend})")
+            else:
+                pairs.append(f"{self._wrapper(f'add_{short}x2')}({text}, {addend})")
+        if is_exact or not integers.others:
+            return tuple(pairs)
+        others = self._addends(integers.others, [0] * len(pairs), order)
+        add = self._wrapper(f"add_{short}x2")
+        return tuple(f"{add}({pair}, {other})" for pair, other in zip(pairs, others, strict=True))
+
+    def _raw_pair(
+        self, words: list[str], shifted: dict[tuple[int, int], str], field: _Field, lanes: tuple[int, int]
+    ) -> tuple[str, int]:
+        """Return the integers of two lanes with the exponent above, and how many bits up in the halves they are."""
+        exponent, _ = _EXPONENT[self.dtype]
+        (word, bit), (other, other_bit) = (field.places[lane] for lane in lanes)
+        if field.bits == BYTE_BITS and word == other:
+            moved = f"0x4{other_bit // BYTE_BITS}4{bit // BYTE_BITS}"
+            return f"__byte_perm({words[word]}, 0x{(exponent >> 24) * 0x1010101:08x}u, {moved})", 0
+
+        def shift(word: int, by: int) -> str:
+            if (word, by) not in shifted:
+                shifted[word, by] = self._variable(f"{words[word]} >> {by}") if by else words[word]
+            return shifted[word, by]
+
+        mask = ((1 << field.bits) - 1) * 0x10001
+        if word == other and other_bit == bit + _HALF_BITS:
+            up = bit % BYTE_BITS if self.dtype is DType.FLOAT16 else 0
+            up = up if up + field.bits <= _FRACTION_BITS[self.dtype] else 0
+            return f"({shift(word, bit - up)} & 0x{mask << up:08x}u | 0x{exponent:08x}u)", up
+        first, second = shift(word, bit % BYTE_BITS), shift(other, other_bit % BYTE_BITS)
+        at, other_at = bit // BYTE_BITS, other_bit // BYTE_BITS
+        moved = f"__byte_perm({first}, {second}, 0x{other_at + 4}{other_at + 4}{at}{at})"
+        return f"({moved} & 0x{mask:08x}u | 0x{exponent:08x}u)", 0
+
+    def _addends(
+        self, others: tuple[tuple[OpKind, Expr | _Integers], ...], bases: Sequence[int], order: LanePairs
+    ) -> list[str]:
+        """Return the word to add to each pair: the other integers less a constant."""
+        if not others:
+            return [self._constant(-base) for base in bases]
+        ((kind, value),) = others
+        if isinstance(value, _Integers):
+            combine = self._wrapper(f"{'add' if kind is OpKind.ADD else 'sub'}_{SHORT[self.dtype]}x2")
+            words = self._print_integers(value, order)
+            return [f"{combine}({self._constant(-base)}, {word})" for base, word in zip(bases, words, strict=True)]
+        sign = "" if kind is OpKind.ADD else "-"
+        text = f"{sign}{self.visitor.scalar.value(value)}"
+        known = {base: self._splat(f"({text} - {base})") for base in dict.fromkeys(bases)}
+        return [known[base] for base in bases]
 
     def _constant(self, value: int) -> str:
         """Return a word with both halves equal to an integer."""
         return f"0x{_float_bits(value, self.dtype) * 0x10001:08x}u"
 
-    def _print_other(self, value: Expr | _Integers) -> tuple[str, ...]:
-        if isinstance(value, _Integers):
-            return self._print_integers(value)
-        return (self._splat(value),) * (self.lanes.count // 2)
-
-    def _splat(self, value: Expr) -> str:
+    def _splat(self, integer: str) -> str:
         """Print an integer of all lanes as a word of two floats."""
         convert = self.visitor.scalar.helper(f"f32_to_{SHORT[self.dtype]}")
-        return self._variable(f"{convert}((float){self.visitor.scalar.value(value)}) * 0x10001u")
+        return self._variable(f"{convert}((float){integer}) * 0x10001u")
 
     def _wrapper(self, name: str) -> str:
         """Return the name of a wrapper, and emit it with the helpers it needs."""

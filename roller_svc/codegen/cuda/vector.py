@@ -153,7 +153,16 @@ class _WideLoop:
         buffer = self.visitor.scalar.buffers[local]
         if node.combine is not None or self.visitor.dialect.language is not Language.CUDA:
             return False
-        words = PackedLanes(self.visitor, self.lanes, buffer.dtype).words(value)
+        packed = PackedLanes(self.visitor, self.lanes, buffer.dtype)
+        if node.tensor in self.register_buffers:  # read by elements
+            unordered = packed.unordered_words(value)
+            for number, (word, lanes) in enumerate(unordered or ()):
+                name = self.visitor.names.of(f"{local}.pair{number}")
+                self.visitor.emit_line(f"const unsigned int {name} = {word};")
+                for half, lane in zip((name, f"({name} >> 16)"), lanes, strict=True):
+                    self.visitor.emit_line(f"{buffer.identifier}[{lane}] = (unsigned short){half};")
+            return unordered is not None
+        words = packed.words(value)
         for number, word in enumerate(words or ()):
             self.visitor.emit_line(f"*(unsigned int *)&{buffer.identifier}[{2 * number}] = {word};")
         return words is not None

@@ -138,6 +138,10 @@ EMULATOR_PAIR(add_f16x2, add_bf16x2, +)
 EMULATOR_PAIR(sub_f16x2, sub_bf16x2, -)
 EMULATOR_PAIR(mul_f16x2, mul_bf16x2, *)
 #undef EMULATOR_PAIR
+inline unsigned int fma_f16x2(unsigned int a, unsigned int b, unsigned int c) {  // a product of float16 is exact
+  return pack_f16(f16_to_f32(a & 0xffff) * f16_to_f32(b & 0xffff) + f16_to_f32(c & 0xffff),
+                  f16_to_f32(a >> 16) * f16_to_f32(b >> 16) + f16_to_f32(c >> 16));
+}
 inline unsigned short e4m3_bits_to_f16(unsigned int byte) {
   unsigned int magnitude = byte & 127, sign = (byte & 128) << 8;
   return magnitude == 127 ? 0x7fff : f32_to_f16(f16_to_f32((unsigned short)(sign | magnitude << 7)) * 256.0f);
