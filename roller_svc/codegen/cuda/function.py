@@ -88,6 +88,7 @@ class CodeGenCuda(CodeGenVisitor):
     register_buffers: set[str] = field(default_factory=set)  # storage nodes in registers
     congruences: dict[str, Congruence] = field(default_factory=dict)  # of Lets in scope
     definitions: dict[str, Expr] = field(default_factory=dict)  # of Lets in scope that bind a variable once
+    is_unlikely: bool = False  # within the body of an unlikely branch
 
     def visit(self, node: Node) -> None:
         if isinstance(node, MatrixNode):
@@ -129,6 +130,8 @@ class CodeGenCuda(CodeGenVisitor):
         """
         if loop.extent == 1 and loop.stop is None:
             return False
+        if self.is_unlikely:
+            return True
         if any(isinstance(node, _NOT_UNROLLED_AROUND) for node in iter_nodes(loop.body)):
             return True
         unrolled = (node for node in iter_nodes(loop.body) if isinstance(node, Loop) and node.kind is LoopKind.UNROLL)
@@ -149,10 +152,17 @@ class CodeGenCuda(CodeGenVisitor):
     def visit_barrier(self) -> None:
         self.emit_line("__syncthreads();")
 
+    def visit_branch(self, branch: Branch) -> None:
+        saved = self.is_unlikely
+        self.is_unlikely = saved or branch.unlikely
+        CodeGenVisitor.visit_branch(self, branch)
+        self.is_unlikely = saved
+
     def branch_condition(self, branch: Branch) -> str:
         if branch.elect:
             return f"{call_wrapper('elect_one', self.scalar)}()"
-        return CodeGenVisitor.branch_condition(self, branch)
+        condition = CodeGenVisitor.branch_condition(self, branch)
+        return f"__builtin_expect({condition}, 0)" if branch.unlikely else condition
 
     def visit_any_thread(self, node: AnyThread) -> None:
         scalar, identifier = self.scalar, self.names.of(node.var)

@@ -90,8 +90,15 @@ _FMA_PAIR = f"""{_F} unsigned int fma_f16x2(unsigned int a, unsigned int b, unsi
   asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(word) : "r"(a), "r"(b), "r"(c));
   return word;
 }}"""
+# One instruction; of two constants the compiler would make two.
+_AND_OR = f"""{_F} unsigned int and_or(unsigned int a, unsigned int mask, unsigned int bits) {{
+  unsigned int word;
+  asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(word) : "r"(a), "r"(mask), "r"(bits));
+  return word;
+}}"""
 _PLAIN = {"commit_copies": _COMMIT, "await_copies": _AWAIT, "round_tf32": _ROUND, "exp2_approx": EXP2_APPROX,
-          "rcp_approx": RCP_APPROX, "fma_f16x2": _FMA_PAIR}  # fmt: skip
+          "rcp_approx": RCP_APPROX, "fma_f16x2": _FMA_PAIR,
+          "and_or": _AND_OR}  # fmt: skip
 
 # add, subtract and multiply two pairs of 16-bit floats; bfloat16 has one instruction for all (PTX ISA, "fma").
 _PAIR_OPS = {"add": "+", "sub": "-", "mul": "*"}

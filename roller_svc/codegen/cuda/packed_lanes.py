@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from roller_svc.analysis.congruences import LaneStrideAnalysis, congruence
 from roller_svc.analysis.index_ranges import range_of
@@ -66,6 +67,13 @@ class _Integers:
     least: int
     greatest: int
     others: tuple[tuple[OpKind, Expr | _Integers], ...] = ()
+
+
+class _Base(NamedTuple):
+    """A constant to be subtracted."""
+
+    value: int
+    digits: int | None  # the float whose last digits hold the rest of it, and an integer that is subtracted too
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,18 +332,14 @@ class PackedLanes:
         if rest or total % WORD_BITS or any(source.bounds_checked) or not source.index:
             return None
         *outer, inner = source.index
-        match inner:
-            case Op(kind=OpKind.FLOORDIV, args=(x, Const(value=divisor))) if divisor == per:
-                first = self.lanes.first_value(x)
-            case _:
-                return None
-        is_row = self.lanes.stride(x) == 1 and all(map(self.lanes.is_uniform, outer))
-        start = congruence(first, self.lanes.known).divisor
-        if not is_row or start % per:
+        divided = self._divided(inner, per)
+        is_row = divided is not None and self.lanes.stride(divided) == 1 and all(map(self.lanes.is_uniform, outer))
+        if divided is None or not is_row or congruence(self.lanes.first_value(divided), self.lanes.known).divisor % per:
             return None
         strides = zip(outer, buffer.strides, strict=False)
         offsets = (congruence(i, self.lanes.known).divisor * stride for i, stride in strides)
-        aligned_bits = math.gcd(start // per, *offsets) * buffer.dtype.bits
+        start = congruence(self.lanes.first_value(inner), self.lanes.known).divisor
+        aligned_bits = math.gcd(start, *offsets) * buffer.dtype.bits
         width = math.gcd(aligned_bits, total, WIDEST_BITS)
         if width % WORD_BITS:
             return None
@@ -349,6 +353,17 @@ class PackedLanes:
             words += [pattern.format(at) for pattern in _LOADED_WORDS[width]]
         starts = (divmod(lane // per * buffer.dtype.bits, WORD_BITS) for lane in range(self.lanes.count))
         return _Field(tuple(words), bits, tuple((word, at + by) for (word, at), by in zip(starts, shifts, strict=True)))
+
+    def _divided(self, index: Expr, per: int) -> Expr | None:
+        """Return x of an index `x // per`, plus what all lanes share."""
+        match index:
+            case Op(kind=OpKind.FLOORDIV, args=(x, Const(value=divisor))) if divisor == per:
+                return x
+            case Op(kind=OpKind.ADD, args=(x, y)):
+                shared, other = (x, y) if self.lanes.is_uniform(x) else (y, x)
+                return self._divided(other, per) if self.lanes.is_uniform(shared) else None
+            case _:
+                return None
 
     def _array_words(self, load: Load, buffer: BufferRef) -> tuple[str, ...] | None:
         """Return the words of a local array that has one element for each lane."""
@@ -400,7 +415,7 @@ class PackedLanes:
         words = [self._variable(word) for word in field.words]
         shifted: dict[tuple[int, int], str] = {}
         raw = [self._raw_pair(words, shifted, field, lanes) for lanes in order]
-        bases = [(_EXPONENT[self.dtype][1] >> up) + integers.subtracted for _, up in raw]
+        bases = [self._base(integers, up) for _, up in raw]
         # the sum of the others and the exponent's value is exact, too: it is added at once
         is_exact = integers.least - _EXPONENT[self.dtype][1] >= -EXACT_INTEGERS[self.dtype]
         addends = self._addends(integers.others if is_exact else (), bases, order)
@@ -413,9 +428,18 @@ class PackedLanes:
                 pairs.append(f"{self._wrapper(f'add_{short}x2')}({text}, {addend})")
         if is_exact or not integers.others:
             return tuple(pairs)
-        others = self._addends(integers.others, [0] * len(pairs), order)
+        others = self._addends(integers.others, [_Base(0, None)] * len(pairs), order)
         add = self._wrapper(f"add_{short}x2")
         return tuple(f"{add}({pair}, {other})" for pair, other in zip(pairs, others, strict=True))
+
+    def _base(self, integers: _Integers, up: int) -> _Base:
+        """Return what is to be subtracted from integers `up` bits above the last digit of the exponent's float."""
+        one = _EXPONENT[self.dtype][1] >> up
+        last = (1 << integers.field.bits) - 1 - integers.subtracted
+        # the range of the constant and the integer that is subtracted
+        low, high = last - integers.greatest + integers.subtracted, -integers.least
+        fits = low >= 0 and high < one and all(kind is OpKind.SUB for kind, _ in integers.others)
+        return _Base(one + integers.subtracted, one if fits else None)
 
     def _raw_pair(
         self, words: list[str], shifted: dict[tuple[int, int], str], field: _Field, lanes: tuple[int, int]
@@ -432,40 +456,45 @@ class PackedLanes:
                 shifted[word, by] = self._variable(f"{words[word]} >> {by}") if by else words[word]
             return shifted[word, by]
 
-        mask = ((1 << field.bits) - 1) * 0x10001
+        mask, and_or = ((1 << field.bits) - 1) * 0x10001, self._wrapper("and_or")
         if word == other and other_bit == bit + _HALF_BITS:
             up = bit % BYTE_BITS if self.dtype is DType.FLOAT16 else 0
             up = up if up + field.bits <= _FRACTION_BITS[self.dtype] else 0
-            return f"({shift(word, bit - up)} & 0x{mask << up:08x}u | 0x{exponent:08x}u)", up
+            return f"{and_or}({shift(word, bit - up)}, 0x{mask << up:08x}u, 0x{exponent:08x}u)", up
         first, second = shift(word, bit % BYTE_BITS), shift(other, other_bit % BYTE_BITS)
         at, other_at = bit // BYTE_BITS, other_bit // BYTE_BITS
         moved = f"__byte_perm({first}, {second}, 0x{other_at + 4}{other_at + 4}{at}{at})"
-        return f"({moved} & 0x{mask:08x}u | 0x{exponent:08x}u)", 0
+        return f"{and_or}({moved}, 0x{mask:08x}u, 0x{exponent:08x}u)", 0
 
     def _addends(
-        self, others: tuple[tuple[OpKind, Expr | _Integers], ...], bases: Sequence[int], order: LanePairs
+        self, others: tuple[tuple[OpKind, Expr | _Integers], ...], bases: Sequence[_Base], order: LanePairs
     ) -> list[str]:
         """Return the word to add to each pair: the other integers less a constant."""
         if not others:
-            return [self._constant(-base) for base in bases]
+            return [self._constant(-base.value) for base in bases]
         ((kind, value),) = others
         if isinstance(value, _Integers):
             combine = self._wrapper(f"{'add' if kind is OpKind.ADD else 'sub'}_{SHORT[self.dtype]}x2")
             words = self._print_integers(value, order)
-            return [f"{combine}({self._constant(-base)}, {word})" for base, word in zip(bases, words, strict=True)]
-        sign = "" if kind is OpKind.ADD else "-"
-        text = f"{sign}{self.visitor.scalar.value(value)}"
-        known = {base: self._splat(f"({text} - {base})") for base in dict.fromkeys(bases)}
+            both = zip(bases, words, strict=True)
+            return [f"{combine}({self._constant(-base.value)}, {word})" for base, word in both]
+        text = self.visitor.scalar.value(value)
+        known = {base: self._splat(kind, text, base) for base in dict.fromkeys(bases)}
         return [known[base] for base in bases]
 
     def _constant(self, value: int) -> str:
         """Return a word with both halves equal to an integer."""
         return f"0x{_float_bits(value, self.dtype) * 0x10001:08x}u"
 
-    def _splat(self, integer: str) -> str:
-        """Print an integer of all lanes as a word of two floats."""
+    def _splat(self, kind: OpKind, integer: str, base: _Base) -> str:
+        """Print an integer of all lanes less a constant as a word of two floats."""
+        if base.digits is not None:  # the integer is in the last digits of a negative float
+            bits = _float_bits(-base.digits, self.dtype) * 0x10001
+            unit = 0x10001 * (_EXPONENT[self.dtype][1] // base.digits)
+            return self._variable(f"(unsigned int)({integer} + {base.value - base.digits}) * {unit}u + 0x{bits:08x}u")
         convert = self.visitor.scalar.helper(f"f32_to_{SHORT[self.dtype]}")
-        return self._variable(f"{convert}((float){integer}) * 0x10001u")
+        sign = "" if kind is OpKind.ADD else "-"
+        return self._variable(f"{convert}((float)({sign}{integer} - {base.value})) * 0x10001u")
 
     def _wrapper(self, name: str) -> str:
         """Return the name of a wrapper, and emit it with the helpers it needs."""

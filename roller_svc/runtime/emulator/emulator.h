@@ -138,7 +138,8 @@ EMULATOR_PAIR(add_f16x2, add_bf16x2, +)
 EMULATOR_PAIR(sub_f16x2, sub_bf16x2, -)
 EMULATOR_PAIR(mul_f16x2, mul_bf16x2, *)
 #undef EMULATOR_PAIR
-inline unsigned int fma_f16x2(unsigned int a, unsigned int b, unsigned int c) {  // a product of float16 is exact
+inline unsigned int and_or(unsigned int a, unsigned int mask, unsigned int bits) { return (a & mask) | bits; }
+inline unsigned int fma_f16x2(unsigned int a, unsigned int b, unsigned int c) {  // rounds twice, but not integers
   return pack_f16(f16_to_f32(a & 0xffff) * f16_to_f32(b & 0xffff) + f16_to_f32(c & 0xffff),
                   f16_to_f32(a >> 16) * f16_to_f32(b >> 16) + f16_to_f32(c >> 16));
 }

@@ -22,7 +22,8 @@ _FLOAT8 = ("e4m3e4m3", "e4m3e5m2", "e5m2e4m3", "e5m2e5m2")
 # `shared_address` is used by wrappers only.
 HOST_INTRINSICS = frozenset({
     "f16_to_f32", "f32_to_f16", "f32_to_bf16", "f32_to_e4m3", "f32_to_e5m2", "in_range", "round_tf32",
-    "exp2_approx", "rcp_approx", "max_f32", "min_f32", "pack_f16", "pack_bf16", "fma_f16x2", "e4m3x2_to_f16x2",
+    "exp2_approx", "rcp_approx", "max_f32", "min_f32", "pack_f16", "pack_bf16", "e4m3x2_to_f16x2",
+    "fma_f16x2", "and_or",
     *(f"{operation}_{short}x2" for operation in ("add", "sub", "mul") for short in ("f16", "bf16")),
     "add_pair_f16", "add_pair_bf16",
     "mul_rn_f32", "mul_rn_f64",

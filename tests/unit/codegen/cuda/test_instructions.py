@@ -75,7 +75,10 @@ def test_waits_are_for_all_groups_but_those_that_are_named() -> None:
     assert "cp.async.commit_group;" in WRAPPERS["commit_copies"]
 
 
-REGISTERS_ONLY = ("round_tf32", "shared_address", "exp2_approx", "rcp_approx", "pack_f16", "pack_bf16", *PAIRS, *MMA)
+REGISTERS_ONLY = (
+    "round_tf32", "shared_address", "exp2_approx", "rcp_approx", "pack_f16", "pack_bf16", "and_or", *PAIRS,
+    *MMA,
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("name", [name for name in WRAPPERS if name not in REGISTERS_ONLY])

@@ -46,6 +46,16 @@ def test_pairs_are_rounded_once(operation: str, short: str) -> None:
     np.testing.assert_array_equal(got, exact.astype(np.float32).astype(dtype))
 
 
+def test_multiply_add_of_pairs_is_exact_for_scaled_integers() -> None:
+    codes = np.arange(2 * COUNT) % 16
+    a = (1024.0 + 16.0 * codes).astype(np.float16)
+    expression = "fma_f16x2(and_or(a[i], 0x00f000f0u, 0x64006400u), 0x2c002c00u, 0xd480d480u)"
+    text = require(instruction("and_or"), "and_or").text  # the host's takes its place
+    assert "lop3.b32" in text
+    got = run("fma_f16x2", expression, A=a.view(np.uint32)).view(np.float16)
+    np.testing.assert_array_equal(got, (codes - 8).astype(np.float16))
+
+
 def test_every_float8_is_converted_exactly() -> None:
     codes = np.arange(2 * COUNT, dtype=np.uint16).astype(np.uint8)
     words = codes.reshape(COUNT, 2).astype(np.uint32)
