@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.expr import Const, Expr, Load, Op, OpKind, children
+from roller_svc.ir.expr import Cast, Const, Expr, Load, Op, OpKind, axes_of, children, loads_of
 from roller_svc.ir.hardware import Arch
 from roller_svc.ir.program import Combine, TensorExpr
 
@@ -45,6 +45,7 @@ INSTRUCTIONS: dict[DType, dict[OpKind, int]] = {
     },
 }  # fmt: skip
 CONSTANT_DIVISOR_INSTRUCTIONS = 4  # multiply-high, shift, multiply-subtract
+_SHIFTS = frozenset({OpKind.SHL, OpKind.SHR})
 _CONSTANT_DIVISIONS = frozenset({OpKind.FLOORDIV, OpKind.MOD, OpKind.TRUNC_DIV, OpKind.FMOD})
 
 
@@ -65,6 +66,35 @@ def count_instructions(statements: Sequence[TensorExpr]) -> int:
     return sum(s.points * (_count(s.body, sums)[0] + (1 if s.combine else 0)) for s in statements)
 
 
+def sums_products(statement: TensorExpr) -> bool:
+    """Return whether a statement sums products, whose last multiplication adds to the sum."""
+    body = statement.body
+    while isinstance(body, Cast):
+        body = body.arg
+    return statement.combine is Combine.SUM and isinstance(body, Op) and body.kind is OpKind.MUL
+
+
+def count_by_axes(statement: TensorExpr) -> dict[frozenset[str], int]:
+    """Return the instructions at a point of a sum of products by the axes that their values depend on.
+
+    A thread computes a value once for all points that it does not depend on. The last product adds to the sum.
+    """
+    counts: dict[frozenset[str], int] = {}
+
+    def count(expr: Expr) -> None:
+        below = 0
+        for child in children(expr):
+            count(child)
+            below += _count(child, frozenset())[0]
+        own = _count(expr, frozenset())[0] - below
+        if own:
+            axes = frozenset(axes_of(expr))
+            counts[axes] = counts.get(axes, 0) + own
+
+    count(statement.body)
+    return counts
+
+
 def _count(expr: Expr, sums: frozenset[str]) -> tuple[int, bool]:
     """Return the instructions on values from tensors, and whether the expression is a value from tensors."""
     if isinstance(expr, Load):
@@ -74,6 +104,8 @@ def _count(expr: Expr, sums: frozenset[str]) -> tuple[int, bool]:
         below, is_value = _count(child, sums)
         count += below
         of_tensors |= is_value
+    if isinstance(expr, Cast) and of_tensors and expr.dtype.is_float is not expr.arg.dtype.is_float:
+        return count + 1, True
     if not isinstance(expr, Op) or not of_tensors or expr.dtype is DType.INT8:
         return count, of_tensors
     return count + _own(expr, sums), True
@@ -81,6 +113,8 @@ def _count(expr: Expr, sums: frozenset[str]) -> tuple[int, bool]:
 
 def _own(op: Op, sums: frozenset[str]) -> int:
     divisor = op.args[-1]
+    if op.kind in _SHIFTS and not loads_of(divisor):
+        return 1  # by constants in unrolled code, which are known to be below the width
     if op.kind is OpKind.DIV:
         is_power = isinstance(divisor, Const) and abs(math.frexp(divisor.value)[0]) == 0.5
         if is_power or (isinstance(divisor, Load) and divisor.tensor in sums):

@@ -15,6 +15,8 @@ from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Load, Op, OpKind, Sel
 PAIRS = (DType.FLOAT16, DType.BFLOAT16)
 PAIR_SLOTS = 0.5  # of one element: an instruction for two
 FIELD_SLOTS = 3 * PAIR_SLOTS  # prmt, lop3, subtraction of the exponent with a constant zero point
+BYTE_SLOTS = 2 * PAIR_SLOTS  # prmt with the exponent's bytes, subtraction
+SIGN_SLOTS = 0.25  # the sign bits of a word of four are flipped
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +64,7 @@ def _integer_slots(expr: Expr) -> float | None:
         case Op(kind=OpKind.BITAND, args=(Op(kind=OpKind.SHR, args=(word, _)), Const())):
             return FIELD_SLOTS if _is_packed_row(word) else None
         case Load(dtype=dtype) if dtype.bits == 8 and isinstance(expr.index[-1] if expr.index else None, AxisRef):
-            return FIELD_SLOTS
+            return BYTE_SLOTS + (SIGN_SLOTS if dtype.is_signed else 0.0)
         case _:
             return None
 

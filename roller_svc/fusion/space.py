@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from roller_svc.analysis.instruction_counts import count_instructions
+from roller_svc.analysis.instruction_counts import count_instructions, sums_products
 from roller_svc.analysis.online_reduction import online_reductions
 from roller_svc.fusion.contraction import Contraction
 from roller_svc.ir.affine import Dim, dim_of
@@ -90,6 +90,7 @@ def nest_space(
         instructions=count_instructions(statements),
         compute_dtype=anchor.accumulator, vector_axis=_vector_axis(axes, distinct),
         copied_bytes=sum(types[t].bytes for t in targets),
+        operand_flops=sum(max(0, s.flops - 2 * s.points) for s in statements if sums_products(s)),
     )  # fmt: skip
 
 

@@ -179,7 +179,7 @@ class TileSpace:
     num_accumulators: int = 1  # of a contraction, at each point
     # of the whole group's operators on a GPU, without a contraction's computed operands: a function takes several
     instructions: int = 0
-    operand_flops: int = 0  # of a contraction's computed operands, part of `flops`; staging computes them
+    operand_flops: int = 0  # of computed operands of products, part of `flops`; a contraction's staging computes them
     winograd_tile: int = 0  # outputs of a tile along each window dimension (Winograd); 0: direct convolution
 
     def axis(self, name: str) -> TileAxis:

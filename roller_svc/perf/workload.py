@@ -140,11 +140,14 @@ def prepare_workload(
     outer = math.prod(a.extent for a in space.spatial)
     inner = math.prod(a.extent for a in space.reduced)
     flops = 2 * outer * inner * space.num_accumulators if is_contraction else space.flops
+    machine = prepare_machine(hw, unit)
+    if machine.is_gpu and not is_contraction:
+        flops -= space.operand_flops  # integers and conversions, on other units than the products
     by_operand = {op: tuple(t for t in prepared.accesses if t.access.operand == op) for op in ("a", "b", "")}
     spatial = tuple(i for i, a in enumerate(space.axes) if a.kind is AxisKind.SPATIAL)
     vector = next((i for i, a in enumerate(space.axes) if a.name == space.vector_axis), None)
     return Workload(
-        machine=prepare_machine(hw, unit),
+        machine=machine,
         space=space,
         footprint=prepared,
         is_contraction=is_contraction,

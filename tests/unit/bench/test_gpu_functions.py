@@ -1,4 +1,4 @@
-"""Kernels bound by functions, and a histogram: instructions per element in their machine code do not grow."""
+"""Kernels bound by functions or unpacking, and a histogram: instructions per element do not grow in machine code."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from roller_svc.bench.lint import LintTask, lint_cases
 CASES = Path(__file__).resolve().parents[3] / "bench" / "data" / "gpu_functions.json"
 ELEMENT_BITS = 16
 MOST_PER_ELEMENT = {"gelu-map": 23.0, "softmax": 14.0, "softmax-vocabulary": 15.1, "layernorm-odd": 13.0}
+# Instructions of products with packed weights: a loop over chunks, the sum of lanes, and a loop that seldom runs.
+MOST_OF_DECODING = {"decode-int4": 1200, "decode-awq": 1000, "decode-gptq": 900, "decode-int8": 770}
 MOST_OF_GELU_EPILOGUE = 580  # the mainloop and eight elements, in loops
 
 
@@ -46,6 +48,15 @@ def test_decode_attention_stays(rows: dict[str, dict[str, Any]]) -> None:
     assert partial["counts"]["MUFU"] <= 10
     assert partial["instructions"] <= 900
     assert combine["instructions"] <= 350
+
+
+@pytest.mark.parametrize("case", MOST_OF_DECODING)
+def test_decoding_unpacks_weights_in_pairs(rows: dict[str, dict[str, Any]], case: str) -> None:
+    """A thread has 256 or 512 weights, with an FFMA each in a loop or alone. A pair has one HFMA2 or HADD2."""
+    (launch,) = rows[case]["launches"]
+    assert rows[case]["spill_bytes"] == 0
+    assert launch["counts"]["FFMA"] >= 128
+    assert launch["instructions"] <= MOST_OF_DECODING[case]
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from typing import Any
 
 from roller_svc.families.common.gpu.row_space import RowAccess, RowIteration, RowSpace
 from roller_svc.perf.common import Costs, Launch, simt_waves, streaming_bandwidth
+from roller_svc.perf.footprint import Tile
 from roller_svc.perf.occupancy import BlockResources, blocks_per_core
 from roller_svc.perf.workload import Workload, address_ops
 
@@ -30,7 +31,7 @@ def row_reduction_cost(p: Workload[Any], rows: RowSpace, launch: Launch) -> Cost
     )
     resident = blocks_per_core(launch.compiled or needs, hw)
     warps = -(-launch.threads // warp)
-    instructions = _thread_instructions(p, rows, launch, iteration)
+    instructions = thread_instructions(p, rows, launch, iteration)
     sectors = sum([_warp_sectors(rows, a, launch, iteration, warp) for a in rows.accesses])
     chain = _chain_cycles(p, rows, launch, iteration)
 
@@ -54,7 +55,7 @@ def row_reduction_cost(p: Workload[Any], rows: RowSpace, launch: Launch) -> Cost
         core_s=mach.seconds(core_cycles),
         core_stage="latency" if chain * waves > 0.7 * core_cycles else "compute",
         stage_seconds=(
-            ("fma", p.space.flops / mach.unit.flops_per_s),
+            ("fma", p.operations / mach.unit.flops_per_s),
             (last.name if last else "cache", cache / (last.bytes_per_s if last else math.inf)),
             ("dram", dram / streaming_bandwidth(mach, in_flight)),
         ),
@@ -68,41 +69,67 @@ def _passes(access: RowAccess, iteration: RowIteration) -> int:
     return 1 if iteration.is_single_pass or not access.varies_along_row else access.num_passes
 
 
-def _thread_instructions(p: Workload[Any], rows: RowSpace, launch: Launch, iteration: RowIteration) -> float:
-    # functions are counted in full
-    operations = (p.space.instructions + (OPS_PER_FLOP - 1.0) * p.space.flops) / (p.outer_points * p.inner_points)
-    repeated = LOOP_OPS + iteration.vector_elems * iteration.points * operations
+def thread_instructions(p: Workload[Any], rows: RowSpace, launch: Launch, iteration: RowIteration) -> float:
+    """Return the instructions of one thread."""
+    packed = rows.packed_in(launch.thread)
+    if packed is not None:
+        computed = packed.instructions(launch.thread, iteration.points)
+    else:
+        computed = _computed_instructions(p, rows, launch, iteration)
+    repeated = LOOP_OPS + computed
     for access in rows.accesses:
         if access.varies_along_row:
             count = access.elements(launch.thread)
             loads = -(-count // _width(p, rows, access, launch))
-            narrow = count if access.bytes < 4 else 0  # each is converted
+            is_weight = packed is not None and access.footprint.access.tensor in packed.tensors
+            narrow = count if access.bytes < 4 and not is_weight else 0  # each is converted
             repeated += _passes(access, iteration) * (loads * (1.0 + address_ops(access.footprint) / 4) + narrow)
     if rows.is_shared(iteration, launch.threads, p.machine.hw.limits):
         for access in rows.cached_inputs:
             chunk = access.elements(launch.thread) / _width(p, rows, access, launch)
             repeated += chunk * (1.0 + access.num_passes)
-    join = (
-        iteration.vector_elems + 2 * math.log2(launch.reduce_threads)
-        if rows.contiguous_along_reduction
-        else 2.0 * launch.reduce_threads
-    )
+    if rows.contiguous_along_reduction:
+        elements = iteration.vector_elems if packed is None else 0  # accumulators to add
+        join = iteration.points * (elements + 2 * math.log2(launch.reduce_threads))
+    else:  # threads of the first lanes add those of all lanes, the others wait
+        join = 4.0 * iteration.points
     along = sum([access.varies_along_row for access in rows.accesses])
-    edges = iteration.edge_iterations * (LOOP_OPS * rows.num_reductions + 2 * along + operations)
-    return edges + iteration.iterations * repeated + rows.num_reductions * iteration.points * join + 40.0
+    edges = iteration.edge_iterations * (LOOP_OPS * rows.num_reductions + 2 * along + computed / iteration.vector_elems)
+    return edges + iteration.iterations * repeated + rows.num_reductions * join + 40.0
+
+
+def _computed_instructions(p: Workload[Any], rows: RowSpace, launch: Launch, iteration: RowIteration) -> float:
+    """Return the instructions of a thread for one chunk of each of its points, without loads."""
+    if rows.products is not None:
+        return sum([
+            count * iteration.vector_elems * math.prod([launch.thread[i] for i in axes])
+            for count, axes in rows.products
+        ])  # fmt: skip
+    # functions are counted in full
+    operations = (p.space.instructions + (OPS_PER_FLOP - 1.0) * p.space.flops) / (p.outer_points * p.inner_points)
+    return iteration.vector_elems * iteration.points * operations
 
 
 def _width(p: Workload[Any], rows: RowSpace, access: RowAccess, launch: Launch) -> int:
     """Elements that one access of a thread moves."""
-    if access.contiguous_axis is None or access.stride != 1 or not _has_vectors(rows, access, launch):
+    is_contiguous = access.contiguous_axis is not None and (access.stride == 1 or access.is_divided)
+    if not is_contiguous or not _has_vectors(rows, access, launch):
         return 1
     count = access.elements(launch.thread)
-    return max(1, min(count, launch.thread[access.contiguous_axis], p.machine.hw.vector_bytes // access.bytes))
+    return max(1, min(count, _contiguous(access, launch.thread), p.machine.hw.vector_bytes // access.bytes))
 
 
 def _has_vectors(rows: RowSpace, access: RowAccess, launch: Launch) -> bool:
     """Return whether adjacent elements of a thread are aligned: not in all tensors, and not in splits of a row."""
     return not rows.is_peeled(launch.thread[rows.inner]) or (access.is_aligned and launch.split_k == 1)
+
+
+def _contiguous(access: RowAccess, thread: Tile) -> int:
+    """Return the adjacent elements of a thread along the axis that adjacent threads follow."""
+    if access.contiguous_axis is None:
+        return 1
+    points = thread[access.contiguous_axis]
+    return max(1, math.floor(points * access.density)) if access.is_divided else points
 
 
 def _warp_sectors(rows: RowSpace, access: RowAccess, launch: Launch, iteration: RowIteration, warp: int) -> float:
@@ -111,7 +138,7 @@ def _warp_sectors(rows: RowSpace, access: RowAccess, launch: Launch, iteration: 
     times = iteration.iterations * _passes(access, iteration) if access.varies_along_row else 1
     if access.contiguous_axis is None:  # all lanes read the same element
         return float(count * times)
-    own = min(count, launch.thread[access.contiguous_axis])
+    own = min(count, _contiguous(access, launch.thread))
     neighbours = min(
         warp,
         launch.reduce_threads
@@ -120,7 +147,10 @@ def _warp_sectors(rows: RowSpace, access: RowAccess, launch: Launch, iteration: 
     )
     if rows.contiguous_along_reduction and launch.reduce_threads * iteration.vector_elems >= rows.points:
         neighbours = warp  # rows follow one another
-    span_bytes = neighbours * own * access.bytes * (access.stride or warp)
+    step: float = access.stride or warp
+    if access.is_divided:  # adjacent threads follow one another
+        step = min(1.0, launch.thread[access.contiguous_axis] * access.density)
+    span_bytes = neighbours * own * access.bytes * step
     groups = warp / neighbours * count / own
     if not _has_vectors(rows, access, launch):
         groups *= own  # each element's access touches the sectors of all

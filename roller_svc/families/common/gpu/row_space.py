@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+from roller_svc.families.common.gpu.packed_rows import PackedRows
 from roller_svc.ir.group import TileAccess, TileSpace
 from roller_svc.ir.hardware import HardwareSpec, Limits
 from roller_svc.perf.footprint import AccessFootprint, SpaceFootprint, Tile
@@ -32,6 +33,7 @@ class RowAccess:
     density: float  # elements per point, below 1 where an index is divided or gathered
     contiguous_axis: int | None  # the axis that adjacent threads follow
     stride: int | None  # elements between adjacent threads; None where it varies
+    is_divided: bool  # several adjacent points along that axis share an element
     is_aligned: bool = True  # whether its vectors are aligned where rows are peeled
 
     def elements(self, tile: Tile) -> int:
@@ -103,6 +105,10 @@ class RowSpace:
     vector_rows: int  # adjacent rows that a thread takes together
     reuse_axes: Tile  # outer axes whose points share an operand
     words: int  # registers of an accumulator
+    packed: PackedRows | None = None
+    # Instructions at an element of a sum of products, with the outer axes that their values depend on; None: other
+    # reductions.
+    products: tuple[tuple[float, Tile], ...] | None = None
 
     def row_iteration(self, block: Tile, thread: Tile, lanes: int, split_k: int = 1) -> RowIteration:
         """Return how threads iterate over a row of which each rTask has a split."""
@@ -147,9 +153,19 @@ class RowSpace:
                 cached += iteration.iterations * count * register_words(access.footprint.access.dtype)
             else:
                 flight += min(iteration.chunks_in_flight, STAGED_CHUNKS) * -(-count * access.bytes // WORD_BYTES)
-        sums = iteration.points * (iteration.vector_elems if self.contiguous_along_reduction else 1) * self.words
         edges = iteration.edge_iterations * len(self.read)
+        sums = self.accumulators(thread, iteration) * self.words
         return overhead_registers(limits) + flight + cached + sums + edges
+
+    def packed_in(self, thread: Tile) -> PackedRows | None:
+        """Return the packed weights if a thread's tile unpacks them in pairs."""
+        return self.packed if self.packed is not None and self.packed.applies_to(thread, self.inner) else None
+
+    def accumulators(self, thread: Tile, iteration: RowIteration) -> int:
+        """Return the accumulators of a thread: for each element of a vector, or for a row and its chunk."""
+        if self.packed_in(thread) is not None:
+            return iteration.points * 2
+        return iteration.points * (iteration.vector_elems if self.contiguous_along_reduction else 1)
 
     def shared_bytes(self, iteration: RowIteration, lanes: int, threads: int, limits: Limits) -> int:
         """Return the shared memory of stored rows, and of the block reduction.
@@ -255,9 +271,12 @@ def _access(footprint: AccessFootprint, extents: Tile, fast: int) -> RowAccess:
     density = 1.0
     if any(not dim.is_affine for dim in footprint.access.dims):
         density = min(1.0, footprint.elements(extents) / math.prod([extents[i] for i in footprint.axes]))
+    wide = [dim for dim in footprint.access.dims if dim.size > 1]
+    is_divided = bool(wide) and fast in footprint.axes and not wide[-1].is_affine and wide[-1].repeat > 1
     return RowAccess(
         footprint, footprint.varies_with_reduction, footprint.access.num_uses, footprint.elem_bytes, density,
         fast if fast in footprint.axes else None, footprint.strides.get(fast),
+        is_divided,
     )  # fmt: skip
 
 

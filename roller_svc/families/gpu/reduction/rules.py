@@ -10,6 +10,7 @@ from typing import ClassVar
 from roller_svc.construct.align import powers_of_two, tile_multiples
 from roller_svc.construct.rules import ThreadTile, replaced
 from roller_svc.construct.scale_up import ScaleUpResult, TileMetrics
+from roller_svc.errors import require
 from roller_svc.families.common.gpu.loop_rules import LoopRules
 from roller_svc.families.common.gpu.row_space import RowIteration, RowSpace, exceeds_registers
 from roller_svc.families.common.gpu.serial_rules import SerialRules
@@ -21,7 +22,9 @@ MAX_SHARED_POINTS = 8  # outer points of a thread along an axis that some operan
 MAX_ACCUMULATORS = 48  # of a thread, of 4 bytes
 MAX_REGISTERS = 128  # with more than a chunk in flight: 512 threads per SM hide the remaining latency
 MAX_THREADS = 256  # of a block whose rows need no more
+MAX_UNROLLED = 512  # statements of a packed chunk: code generation unrolls no more (codegen/cuda/function.py)
 COLUMN_REDUCE_THREADS = (32, 8, 1)  # of rows that are adjacent in memory (column reductions)
+PACKED_REDUCE_THREADS = (128, 64)  # more of such rows, whose packed words are few
 CHUNKS_PER_THREAD = (1, 4, 16)  # chunks per thread of a row that is short enough
 CHUNKS_IN_FLIGHT = (1, 2, 4)  # of one thread
 
@@ -36,7 +39,8 @@ class ReductionRules(LoopRules):
         """Return threads per row: from one chunk per thread to a few, and a warp; some warps for columns."""
         chunks = -(-self.rows.points // self.rows.vector_elems)
         if not self.rows.contiguous_along_reduction:
-            return tuple([n for n in COLUMN_REDUCE_THREADS if n <= chunks])
+            more = PACKED_REDUCE_THREADS if self.rows.packed is not None else ()
+            return tuple([n for n in (*more, *COLUMN_REDUCE_THREADS) if n <= chunks])
         choices = self._lanes_of_row(self.rows.vector_elems)
         if self.rows.peeled_elems:
             choices |= self._lanes_of_row(self.rows.peeled_elems)
@@ -51,17 +55,24 @@ class ReductionRules(LoopRules):
         return choices | {min(all_of_it, limits.warp_size, most)}
 
     def rank_thread_tiles(self, grown: ScaleUpResult, lanes: int) -> Sequence[Tile]:
-        """Return the tile of least traffic, the smallest, and a vector of a peeled row."""
-        smallest = sorted(grown.saturated, key=math.prod)[:1]
+        """Return tiles of least traffic and of fewest instructions, the smallest, and a vector of a peeled row."""
+        packed = [tile for tile in grown.saturated if self.rows.packed_in(tile) is not None]
+        fewest = sorted(packed, key=self._packed_instructions)[:1]
+        whole = [*grown.saturated[:1], *fewest, *sorted(grown.saturated, key=math.prod)[:1]]
         peeled = self.rows.peeled_elems
         if not peeled or self.rows.is_peeled(self.rows.vector_elems):
-            return list(dict.fromkeys([*grown.saturated[:1], *smallest]))
+            return list(dict.fromkeys(whole))
         tiles: list[Tile] = []
         if lanes in self._lanes_of_row(self.rows.vector_elems):
-            tiles += [*grown.saturated[:1], *smallest]
+            tiles += whole
         if lanes in self._lanes_of_row(peeled):
             tiles.append(replaced((1,) * len(self.workload.extents), self.rows.inner, peeled))
         return list(dict.fromkeys(tiles))
+
+    def _packed_instructions(self, thread: Tile) -> float:
+        """Return the instructions for a point of a thread's tile of packed weights."""
+        points = math.prod([thread[i] for i in self.rows.spatial])
+        return require(self.rows.packed, "packed weights").instructions(thread, points) / points
 
     def evaluate(self, block: Tile, base: ThreadTile) -> TileMetrics:
         threads = self._threads(block, base)
@@ -116,12 +127,20 @@ class ReductionRules(LoopRules):
 
     # rules ----------------------------------------------------------------------------------------------------------
     def _thread_rule(self, thread: Tile) -> str:
-        points = math.prod([thread[i] for i in self.rows.spatial])
-        sums = points * (thread[self.rows.inner] if self.rows.contiguous_along_reduction else 1) * self.rows.words
-        return "registers per thread" if sums > MAX_ACCUMULATORS and points > 1 else ""
+        iteration = self.rows.row_iteration(thread, thread, 1)
+        packed = self.rows.packed_in(thread)
+        if packed is not None and packed.row_statements(thread, iteration.points) > MAX_UNROLLED:
+            return "unrolled statements"
+        sums = self.rows.accumulators(thread, iteration) * self.rows.words
+        return "registers per thread" if sums > MAX_ACCUMULATORS and iteration.points > 1 else ""
 
     def _capacity_rule(self, iteration: RowIteration, base: ThreadTile, threads: int) -> str:
         limits = self.workload.machine.hw.limits
+        packed = self.rows.packed_in(base.tile)
+        if packed is not None and iteration.chunks_in_flight > 1:
+            statements = iteration.chunks_in_flight * packed.chunk_statements(base.tile, iteration.points)
+            if statements > MAX_UNROLLED:
+                return "unrolled statements"
         if threads > min(limits.max_threads_per_block, limits.max_threads_per_core):
             return "threads per block"
         if threads > max(MAX_THREADS, base.reduce_threads):

@@ -6,15 +6,18 @@ is the whole row, values that several statements read stay in registers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 from roller_svc.analysis.online_reduction import OnlineReduction, OnlineReductionKind, online_reductions
 from roller_svc.families.common.gpu.launch_bounds import REGISTER_MARGIN, min_resident_blocks
+from roller_svc.families.common.gpu.packed_rows import unpacks_pairs
 from roller_svc.families.common.gpu.row_space import exceeds_registers
 from roller_svc.families.gpu.reduction import REDUCTION
 from roller_svc.families.gpu.reduction.block_reduce import reduce_lanes, reduction_buffers
 from roller_svc.families.gpu.reduction.online_reduction import OnlinePass
+from roller_svc.families.gpu.reduction.packed_chunks import PackedChunks, packed_chunks
 from roller_svc.families.gpu.reduction.thread_mapping import (
     CHUNK,
     LANE,
@@ -29,6 +32,7 @@ from roller_svc.families.gpu.reduction.thread_mapping import (
     peeled_row,
     row_tiling,
 )
+from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Const, Expr, Load, Op, OpKind, Select, axes_of, children, loads_of, rewrite, substitute
 from roller_svc.ir.group import KernelGroup
 from roller_svc.ir.hardware import HardwareSpec, Limits
@@ -54,9 +58,8 @@ def lower(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[Sche
     rows = ThreadRows(group, program, hw.limits.warp_size)
     peeled = peeled_row(rows)
     tilings = {s.output: row_tiling(s, group.outer, program, peeled) for s in group.statements}
-    reduction = _Reduction(
-        group, rows, tilings, row_tensors(group), _cached_loads(group, rows, tilings), hw.limits
-    ).with_online_passes()
+    reduction = _Reduction(group, rows, tilings, row_tensors(group), _cached_loads(group, rows, tilings), hw.limits)
+    reduction = reduction.with_online_passes().with_packed_chunks(hw)
     nodes = reduction.nodes() if peeled is None else peeled.bind(reduction.nodes())
     # rows in shared memory leave no register live through a loop
     margin = 1.0 if reduction.caches_in_shared else REGISTER_MARGIN
@@ -142,6 +145,7 @@ class _Reduction:
     cached: dict[Load, _CachedLoad]
     limits: Limits
     online_passes: tuple[OnlinePass, ...] = ()
+    packed: Mapping[str, PackedChunks] = field(default_factory=dict[str, PackedChunks])  # by output
 
     @property
     def caches_in_shared(self) -> bool:
@@ -245,6 +249,8 @@ class _Reduction:
                 *reduce_lanes(self.rows, statement),
                 *passes[0].merge_correction(),
             ]
+        if (chunks := self.packed.get(statement.output)) is not None:
+            return self._reduce_packed(chunks)
         combine, acc = statement.combine or Combine.SUM, acc_name(statement.output)
         rows, is_vector = self.rows, self._has_vector_accumulators(tiling)
         target = _vector_accumulator_name(statement) if is_vector else acc
@@ -268,6 +274,25 @@ class _Reduction:
             *combine_vector,
             *reduce_lanes(rows, statement),
         ]
+
+    def _reduce_packed(self, chunks: PackedChunks) -> list[Node]:
+        acc, zero = acc_name(chunks.statement.output), Const(0.0, DType.FLOAT32)
+        start = self.rows.for_each_row((Compute(acc, self.rows.elements, zero),), vector=False)
+        nodes = (*start, *chunks.tiling.for_each_chunk(chunks.accumulate), *chunks.redo())
+        return [*wrap_in_storages(chunks.storages(), nodes), *reduce_lanes(self.rows, chunks.statement)]
+
+    def with_packed_chunks(self, hw: HardwareSpec) -> _Reduction:
+        """Return the reduction with sums whose packed weights are unpacked in pairs."""
+        packed: dict[str, PackedChunks] = {}
+        for statement in self.group.statements if unpacks_pairs(self.group, hw) else ():
+            tiling = self.tilings[statement.output]
+            if tiling is None or tiling.vector_elems == 1 or tiling.peeled is not None:
+                continue
+            apply = partial(self._expression, statement, tiling=tiling)
+            chunks = packed_chunks(statement, self.rows, tiling, apply)
+            if chunks is not None:
+                packed[statement.output] = chunks
+        return replace(self, packed=packed)
 
     def _accumulate(self, statement: TensorExpr, part: RowTiling, target: str, *, first_of: bool) -> tuple[Node, ...]:
         """Accumulate a part of the row; of several accumulators, single elements take the first."""
@@ -334,6 +359,7 @@ class _Reduction:
         if (
             tiling is None
             or not self._has_vector_accumulators(tiling)
+            or statement.output in self.packed
             or any(
                 statement in (online_pass.reduction.first, online_pass.reduction.second)
                 for online_pass in self.online_passes

@@ -147,6 +147,11 @@ class ThreadRows:
         return None
 
     @property
+    def vector_element(self) -> str | None:
+        """Return the variable of the loop over a thread's adjacent points, if there are any."""
+        return None if self.vector is None else f"{self.vector}.element"
+
+    @property
     def multi_point_axes(self) -> tuple[Axis, ...]:
         """Return outer axes with several points for each thread, the vector axis last."""
         wide = [a for a in self.group.outer if self.program.thread[a.name] > 1]
@@ -417,16 +422,17 @@ class RowTiling:
             nodes += self._unrolled_iterations(num(done), full - done, body())
         for round_ in range(full, self.iterations):
             chunk = add(num(round_ * self.lanes), ref(LANE))
-            last = Branch(lt(ref(CHUNK), self._stop), self._positions(body()))
+            last = Branch(lt(ref(CHUNK), self._stop), self.at_positions(body()))
             nodes.append(Let(ROUND, num(round_), (Let(CHUNK, chunk, (last,)),)))
         return tuple(nodes)
 
     def _unrolled_iterations(self, first: Expr, count: int, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
         chunk = ref(ROUND) if self.lanes == 1 else add(mul(ref(ROUND), num(self.lanes)), ref(LANE))
-        nodes = (Let(CHUNK, chunk, self._positions(nodes)),)
+        nodes = (Let(CHUNK, chunk, self.at_positions(nodes)),)
         return (Loop(IN_FLIGHT, count, LoopKind.UNROLL, (Let(ROUND, add(first, ref(IN_FLIGHT)), nodes),)),)
 
-    def _positions(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+    def at_positions(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+        """Bind the positions of a chunk around the nodes."""
         if self.part is RowPart.EDGES:
             after = add(ref(CHUNK), self._in_vectors)
             place = Select(lt(ref(CHUNK), ref(HEAD)), ref(CHUNK), after, DType.INT32)

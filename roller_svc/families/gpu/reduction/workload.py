@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from roller_svc.analysis.instruction_counts import count_by_axes, sums_products
+from roller_svc.families.common.gpu.packed_rows import axis_positions, packed_rows
 from roller_svc.families.common.gpu.row_space import RowSpace, row_space
 from roller_svc.ir.group import AxisRole, GroupKind, KernelGroup
+from roller_svc.perf.footprint import Tile
 from roller_svc.perf.workload import Workload
 
 
@@ -11,5 +16,18 @@ def prepare(group: KernelGroup, base: Workload[None]) -> Workload[RowSpace | Non
     """Prepare any loop nest on a GPU; its facts are None where nothing is reduced (a single point)."""
     if not base.machine.is_gpu or base.is_contraction or group.kind is not GroupKind.NEST:
         return None
-    has_rows = bool(base.space.role(AxisRole.INNER))
-    return base.with_facts(row_space(base.space, base.footprint, base.machine.hw) if has_rows else None)
+    if not base.space.role(AxisRole.INNER):
+        return base.with_facts(None)
+    rows = row_space(base.space, base.footprint, base.machine.hw)
+    rows = replace(rows, products=_products(group))
+    packed = packed_rows(group, base.machine.hw, rows.vector_elems, rows.vector_rows)
+    return base.with_facts(rows if packed is None else replace(rows, vector_elems=packed.vector_elems, packed=packed))
+
+
+def _products(group: KernelGroup) -> tuple[tuple[float, Tile], ...] | None:
+    """Return the instructions of a group that sums products along its rows, by outer axes; None for other groups."""
+    outer = {a.name for a in group.outer}
+    along = [s for s in group.statements if any(a.name not in outer for a in s.axes)]
+    if len(along) != 1 or not sums_products(along[0]):
+        return None
+    return tuple((float(count), axis_positions(group.space, axes)) for axes, count in count_by_axes(along[0]).items())
