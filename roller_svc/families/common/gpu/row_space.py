@@ -17,7 +17,7 @@ from roller_svc.perf.occupancy import block_registers, overhead_registers
 
 WORD_BYTES = 4
 MIN_VECTOR_BYTES = 8  # of aligned vectors; rows that allow only narrower ones are peeled
-MIN_VECTORS = 2  # of a lane of a warp; edges would take as long as the vectors of shorter rows
+MIN_PEELED_VECTORS = 2  # of a lane of a warp; edges may take as long as the vectors of shorter rows
 MAX_ROW_REGISTERS = 96  # of a thread; longer parts of a row stay in shared memory
 STAGED_CHUNKS = 4  # chunks in flight that a compiler loads before the first use
 
@@ -202,7 +202,7 @@ def row_space(space: TileSpace, footprint: SpaceFootprint, hw: HardwareSpec) -> 
         and start is not None
         and vector_elems < widest
         and vector_elems * dominant.bytes < MIN_VECTOR_BYTES
-        and last >= MIN_VECTORS * widest * hw.limits.warp_size
+        and last >= widest * hw.limits.warp_size
     ):
         peeled_elems = widest
         accesses = tuple(
@@ -210,8 +210,9 @@ def row_space(space: TileSpace, footprint: SpaceFootprint, hw: HardwareSpec) -> 
             for a in accesses
         )
         rows = math.prod([footprint.extents[i] for i in spatial])
-        if rows >= hw.num_cores and all(a.is_aligned for a in accesses if a.varies_along_row):
-            vector_elems = widest  # elements one by one are never faster, unless rows are split
+        is_long = last >= MIN_PEELED_VECTORS * widest * hw.limits.warp_size
+        if is_long and rows >= hw.num_cores and all(a.is_aligned for a in accesses if a.varies_along_row):
+            vector_elems = widest  # single elements are never faster, unless rows are split
     read = tuple(a for a in accesses if _is_read_row(a))
     most = max((a.num_passes for a in read), default=1)
     writes_rows = any(a.varies_along_row and a.footprint.access.is_output for a in accesses)
