@@ -24,8 +24,8 @@ from roller_svc.families.common.cpu.micro_kernel_cost import (
     source_bandwidth,
 )
 from roller_svc.families.cpu.contraction.workload import (
-    L1_WAYS,
     OperandLayout,
+    count_l1_ways,
     lines_per_set,
     loops_over_rows_first,
     packs_b_on_first_use,
@@ -289,13 +289,13 @@ def skips_packing(p: Workload[Any], columns: int, tile: tuple[int, int, int]) ->
     """Return whether A is not packed, for a task of `columns` columns in tiles of (mr, nr, kc)."""
     along_k = operand_layout(p, p.a, p.m) is OperandLayout.K_MAJOR and p.machine.unit.k_group == 1
     return (
-        along_k and not p.a.is_constant and skips_packing_of_a(columns, tile, _row_bytes(p), p.elem_bytes, _l2_bytes(p))
+        along_k and not p.a.is_constant and skips_packing_of_a(columns, tile, _row_bytes(p), p.elem_bytes, p.machine.hw)
     )
 
 
 def has_set_conflicts(p: Workload[Any], mr: int) -> bool:
     """Return whether unpacked rows of A evict each other from L1: one page apart, one set."""
-    return lines_per_set(mr, _row_bytes(p)) > L1_WAYS
+    return lines_per_set(mr, _row_bytes(p)) > count_l1_ways(p.machine.hw)
 
 
 def _row_bytes(p: Workload[Any]) -> int:

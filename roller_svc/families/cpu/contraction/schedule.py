@@ -231,7 +231,7 @@ class _Blocked:
             return False
         tile = (self.program.thread[self.view.m.name], self.program.thread[self.view.n.name], self.kc)
         size = self.view.dtype.bytes
-        return skips_packing_of_a(nc, tile, a.panel_stride * size, size, self.l2_bytes)
+        return skips_packing_of_a(nc, tile, a.panel_stride * size, size, self.hw)
 
     @property
     def packs_b_on_first_use(self) -> bool:

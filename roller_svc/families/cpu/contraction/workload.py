@@ -18,8 +18,8 @@ from roller_svc.perf.workload import Workload
 
 # Panels of B up to which A is not packed: a packed copy would be reused too little.
 MAX_UNPACKED_PANELS = 2
-# Bytes after which addresses share an L1 set, and lines of a set.
-L1_SET_PERIOD_BYTES, L1_WAYS = 4096, 8
+# Bytes after which addresses share an L1 set: a page, as L1 is indexed by virtual addresses.
+L1_SET_PERIOD_BYTES = 4096
 # Ways that unpacked rows of A must leave to B and C.
 FREE_WAYS = 4
 # Fraction of L2 for packed rows of A; the rest is for panels of B, C and the system.
@@ -144,7 +144,7 @@ def packs_b_on_first_use(panels: int, panels_bytes: int, piece_bytes: int, b_byt
     return panels <= FIRST_USE_PANELS and b_bytes <= FIRST_USE_LLC_FRACTION * hw.levels[1].capacity_bytes
 
 
-def skips_packing_of_a(nc: int, tile: tuple[int, int, int], row_bytes: int, elem_bytes: int, l2_bytes: int) -> bool:
+def skips_packing_of_a(nc: int, tile: tuple[int, int, int], row_bytes: int, elem_bytes: int, hw: HardwareSpec) -> bool:
     """Return whether the micro-kernel reads unpacked rows of A, K-major and `row_bytes` apart.
 
     For a task of `nc` columns in tiles of (mr, nr, kc). Where L2 holds the task's columns, each row stays in cache
@@ -153,7 +153,13 @@ def skips_packing_of_a(nc: int, tile: tuple[int, int, int], row_bytes: int, elem
     mr, nr, kc = tile
     if math.ceil(nc / nr) <= MAX_UNPACKED_PANELS:
         return True
-    return columns_fit_l2(nc, kc, elem_bytes, l2_bytes) and lines_per_set(mr, row_bytes) <= L1_WAYS - FREE_WAYS
+    fits_l2 = columns_fit_l2(nc, kc, elem_bytes, hw.block_level.capacity_bytes)
+    return fits_l2 and lines_per_set(mr, row_bytes) <= count_l1_ways(hw) - FREE_WAYS
+
+
+def count_l1_ways(hw: HardwareSpec) -> int:
+    """Return the lines of an L1 set."""
+    return hw.levels[-2].capacity_bytes // L1_SET_PERIOD_BYTES
 
 
 def lines_per_set(rows: int, row_bytes: int) -> int:
