@@ -94,6 +94,8 @@ class WindowCosts:
     minmax_cycles: float = 1.0  # the same for min and max: a comparison that propagates NaN, and a select
     staging_cycles: float = 2.0  # a vector staged or stored
     shuffle_cycles: float = 2.0  # a vector of strided elements: loads and permutations for each stride
+    gather_cycles: float = 2.0  # an element staged alone, from an image with channels last
+    scatter_cycles: float = 4.0  # an output stored alone, to an image with channels last
     imperfect_overlap: float = 0.1  # exposed fraction of the shorter of operations and loads
     imperfect_memory_overlap: float = 0.15  # exposed fraction of the shorter of core and memory time
     prefetch_distance_bytes: float = 2500.0  # of the next row block, in flight when one is staged
