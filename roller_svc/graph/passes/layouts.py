@@ -1,0 +1,147 @@
+"""Layouts of images: each tensor between nodes has its channels first or last, by the performance model.
+
+A program says where each element is, so a node may read one layout and write the other. There are no conversion nodes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import product
+from math import prod
+from typing import TypeVar
+
+from roller_svc.graph.concats import is_contiguous_concat
+from roller_svc.graph.costs import CostTable
+from roller_svc.graph.views import view_offset_elements
+from roller_svc.ir.expr import AxisRef, Expr, Load, rewrite
+from roller_svc.ir.graph import FUSED, Graph, LoopNode, Node, OpNode
+from roller_svc.ir.program import StatementKind, TensorExpr, TensorProgram, TensorType
+
+T = TypeVar("T")
+IMAGE_RANKS = range(3, 6)  # batch, channels, then one to three dimensions of pixels
+MAX_STATES = 64  # of the search
+# The layouts change if the estimate of the nodes falls below this fraction.
+PROFITABLE = 0.98
+
+
+def choose_layouts(graph: Graph, costs: CostTable) -> Graph:
+    """Store images between nodes with channels last where the estimate of the graph falls by that.
+
+    Bodies of loops stay as they are.
+    """
+    images = _find_images(graph)
+    chosen, seconds, before = _choose(graph, costs, images)
+    return store_channels_last(graph, chosen) if seconds < PROFITABLE * before else graph
+
+
+def store_channels_last(graph: Graph, tensors: frozenset[str]) -> Graph:
+    """Return the graph with the second dimension of the tensors moved to the end.
+
+    Args:
+        graph: any graph.
+        tensors: results of operators, of rank 3 or more, that only operators read.
+    """
+    nodes: list[Node] = [
+        _store_channels_last(node, tensors) if isinstance(node, OpNode) else node for node in graph.nodes
+    ]
+    return replace(graph, nodes=tuple(nodes))
+
+
+def _find_images(graph: Graph) -> frozenset[str]:
+    """Return the tensors whose layout is free: no view, loop, scatter, copy-free concatenation or caller has them."""
+    types, fixed = graph.types, {tensor for _, tensor in graph.outputs}
+    for node in graph.nodes:
+        if isinstance(node, LoopNode) or not _takes_any_layout(node):
+            fixed.update((*node.inputs, *node.outputs))
+    written = (tensor for node in graph.nodes for tensor in node.outputs)
+    return frozenset(tensor for tensor in written if tensor not in fixed and _is_image(types[tensor]))
+
+
+def _takes_any_layout(node: OpNode) -> bool:
+    scatters = any(statement.kind is StatementKind.SCATTER for statement in node.program.statements)
+    return not scatters and view_offset_elements(node) is None and not is_contiguous_concat(node)
+
+
+def _is_image(type_: TensorType) -> bool:
+    return len(type_.shape) in IMAGE_RANKS and type_.shape[1] > 1 and prod(type_.shape[2:]) > 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    seconds: float
+    chosen: frozenset[str]  # all tensors with channels last so far
+
+
+def _choose(graph: Graph, costs: CostTable, images: frozenset[str]) -> tuple[frozenset[str], float, float]:
+    """Return the tensors with channels last, the estimate of the nodes around images, and that without any.
+
+    It eliminates variables along the graph: for each assignment of layouts to the tensors that later nodes read, it
+    knows the cheapest choice for the others. A beam bounds the assignments.
+    """
+    last_reader = {tensor: i for i, node in enumerate(graph.nodes) for tensor in node.inputs}
+    choices = {frozenset[str](): _Choice(0.0, frozenset())}
+    before = 0.0
+    for i, node in enumerate(graph.nodes):
+        if not isinstance(node, OpNode) or images.isdisjoint((*node.inputs, *node.outputs)):
+            continue
+        before += _seconds(node, frozenset(), graph, costs)
+        written = [tensor for tensor in node.outputs if tensor in images]
+        cheapest: dict[frozenset[str], _Choice] = {}
+        for state, choice in choices.items():
+            for flags in product((False, True), repeat=len(written)):
+                new = frozenset(tensor for tensor, is_last in zip(written, flags, strict=True) if is_last)
+                seconds = choice.seconds + _seconds(node, new | state.intersection(node.inputs), graph, costs)
+                live = frozenset(tensor for tensor in state | new if last_reader.get(tensor, i) > i)
+                if live not in cheapest or seconds < cheapest[live].seconds:
+                    cheapest[live] = _Choice(seconds, choice.chosen | new)
+        choices = dict(sorted(cheapest.items(), key=lambda item: item[1].seconds)[:MAX_STATES])
+    best = min(choices.values(), key=lambda choice: choice.seconds)
+    return best.chosen, best.seconds, before
+
+
+def _seconds(node: OpNode, tensors: frozenset[str], graph: Graph, costs: CostTable) -> float:
+    cost = costs.cost(_store_channels_last(node, tensors), graph.constants)
+    return float("inf") if cost is None else cost.seconds
+
+
+def _store_channels_last(node: OpNode, tensors: frozenset[str]) -> OpNode:
+    """Return the node with the tensors in the other layout, and with its inner tensors as its results."""
+    program = node.program
+    read = {name for (name, _), tensor in zip(program.inputs, node.inputs, strict=True) if tensor in tensors}
+    results = {o.tensor: tensor in tensors for o, tensor in zip(program.outputs, node.outputs, strict=True)}
+    moved = {name for name, is_moved in results.items() if is_moved}
+    shapes = {program.types[name].shape for name in moved}
+    inner = {s.output for s in program.statements if s.output not in results and s.type.shape in shapes}
+    if not read | moved:
+        return node
+    return replace(node, operator=FUSED, program=_permute(program, read | moved | inner), parameters=())
+
+
+def _permute(program: TensorProgram, tensors: set[str]) -> TensorProgram:
+    inputs = tuple((name, _permute_type(type_) if name in tensors else type_) for name, type_ in program.inputs)
+    statements = tuple(_permute_statement(statement, tensors) for statement in program.statements)
+    return replace(program, inputs=inputs, statements=statements)
+
+
+def _permute_statement(statement: TensorExpr, tensors: set[str]) -> TensorExpr:
+    def permute(expr: Expr) -> Expr:
+        if isinstance(expr, Load) and expr.tensor in tensors:
+            return replace(expr, index=_move_last(expr.index), bounds_checked=_move_last(expr.bounds_checked))
+        return expr
+
+    permuted = replace(statement, body=rewrite(statement.body, permute))
+    if statement.output not in tensors:
+        return permuted
+    index = _move_last(statement.index)
+    order = [i.name for i in index if isinstance(i, AxisRef)]
+    spatial = sorted(statement.spatial, key=lambda axis: order.index(axis.name))
+    return replace(permuted, type=_permute_type(statement.type), axes=(*spatial, *statement.reduced), index=index)
+
+
+def _permute_type(type_: TensorType) -> TensorType:
+    return replace(type_, shape=_move_last(type_.shape))
+
+
+def _move_last(dims: tuple[T, ...]) -> tuple[T, ...]:
+    """Return the dimensions with the second one, the channels, at the end."""
+    return (*dims[:1], *dims[2:], *dims[1:2])
