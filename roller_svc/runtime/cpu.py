@@ -17,8 +17,9 @@ import numpy as np
 
 from roller_svc.errors import InvariantError, LaunchError
 from roller_svc.ir.kernel import Buffer, CompiledKernel, KernelSource, Language, LaunchSpec, Role
-from roller_svc.runtime.binding import ALIGNMENT_BYTES, Array, Binding, aligned_empty, bind, range_error
+from roller_svc.runtime.binding import ALIGNMENT_BYTES, Array, Binding, bind, range_error
 from roller_svc.runtime.cpu_features import check_features
+from roller_svc.runtime.resident import resident_empty
 from roller_svc.runtime.thread_pool import share_pool
 
 RTLD_NOLOAD = 0x4  # as in <dlfcn.h>; Python's os module has it only on some platforms
@@ -127,7 +128,7 @@ class _Block:
 
     def __init__(self, buffers: tuple[Buffer, ...]) -> None:
         ends = list(accumulate(-(-b.bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES for b in buffers))
-        self._memory = aligned_empty((ends[-1] if ends else 0,), np.dtype(np.uint8))
+        self._memory = resident_empty(ends[-1] if ends else 0)
         start = _address(self._memory)
         self.addresses = {b.symbol: start + first for b, first in zip(buffers, (0, *ends), strict=False)}
 

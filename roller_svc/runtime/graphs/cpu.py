@@ -15,11 +15,10 @@ from roller_svc.ir.kernel import Buffer, Role
 from roller_svc.ir.model_plan import CopyStep, KernelStep, LoopStep, ModelPlan, Step, VDeviceStep, iter_steps
 from roller_svc.ir.program import TensorType
 from roller_svc.ir.vdevice import executes
-from roller_svc.runtime.binding import ALIGNMENT_BYTES, Array, Binding, aligned_empty, bind, range_error
+from roller_svc.runtime.binding import ALIGNMENT_BYTES, Array, Binding, bind, range_error
 from roller_svc.runtime.cpu import load_library, unload_library
 from roller_svc.runtime.cpu_features import check_features
-
-_BYTE = np.dtype(np.uint8)
+from roller_svc.runtime.resident import resident_empty
 
 
 class Moment(NamedTuple):
@@ -29,6 +28,15 @@ class Moment(NamedTuple):
     start_s: float
     end_s: float
     veu: int  # 0 for a step that is not part of a virtual device's plan
+
+
+class _ThreadMemory(NamedTuple):
+    """The workspace of a thread's calls, and where a failed check is reported."""
+
+    workspace: Array
+    workspace_address: int
+    status: Array
+    status_address: int
 
 
 class CpuModel:
@@ -49,7 +57,7 @@ class CpuModel:
         self._library = load_library(binary, plan.name)
         weakref.finalize(self, unload_library, self._library._handle).atexit = False
         self._run = self._function("model_run", 6)
-        self._workspaces = local()
+        self._memory = local()
         self._buffers = (
             *(Buffer(name, f"input{i}", Role.INPUT, t.dtype, t.shape) for i, (name, t) in enumerate(plan.inputs)),
             *(Buffer(name, f"output{i}", Role.OUTPUT, t.dtype, t.shape) for i, (name, t) in enumerate(plan.outputs)),
@@ -58,7 +66,9 @@ class CpuModel:
             packed = self._prepack(_aligned(weights, plan.weights_bytes))
         self.packed: Array = _aligned(packed, plan.packed_bytes)
         read = weights.reshape(-1).view(np.uint8)[: plan.read_weights_bytes]
-        self.weights: Array = _aligned(read.copy() if read.size < weights.nbytes else read, plan.read_weights_bytes)
+        # without the others, which can then be freed
+        self.weights: Array = _copy(read) if read.size < weights.nbytes else _aligned(read, plan.read_weights_bytes)
+        self._weights_address, self._packed_address = _address(self.weights), _address(self.packed)
 
     def run(self, arrays: Mapping[str, object], out: Mapping[str, object] | None = None) -> dict[str, Array]:
         """Return the outputs by name; write them to arrays in `out` if given.
@@ -83,21 +93,21 @@ class CpuModel:
     def _call(self, function: ctypes._NamedFuncPointer, binding: Binding, *more: Array) -> None:
         inputs = _pointers(binding.memory, "input", len(self.plan.inputs))
         outputs = _pointers(binding.memory, "output", len(self.plan.outputs))
-        status = np.zeros(4, np.int64)
+        memory = self._thread_memory()
         failed = function(
-            inputs, outputs, _address(self._workspace()), _address(self.weights), _address(self.packed),
-            _address(status), *map(_address, more),
+            inputs, outputs, memory.workspace_address, self._weights_address, self._packed_address,
+            memory.status_address, *map(_address, more),
         )  # fmt: skip
         if failed >= 0:
-            raise self._range_error(int(failed), status)
+            raise self._range_error(int(failed), memory.status)
 
     def _prepack(self, weights: Array) -> Array:
-        packed = aligned_empty((max(1, self.plan.packed_bytes),), _BYTE)
-        status = np.zeros(4, np.int64)
+        packed = resident_empty(self.plan.packed_bytes)
         prepack = self._function("model_prepack", 4)
-        failed = prepack(_address(weights), _address(packed), _address(self._workspace()), _address(status))
+        memory = self._thread_memory()
+        failed = prepack(_address(weights), _address(packed), memory.workspace_address, memory.status_address)
         if failed >= 0:
-            raise self._range_error(int(failed), status)
+            raise self._range_error(int(failed), memory.status)
         return packed[: self.plan.packed_bytes]
 
     def _function(self, name: str, arguments: int) -> ctypes._NamedFuncPointer:
@@ -111,12 +121,13 @@ class CpuModel:
         function.restype = ctypes.c_long
         return function
 
-    def _workspace(self) -> Array:
-        """Return this thread's workspace, which its next call reuses."""
-        block: Array | None = getattr(self._workspaces, "block", None)
-        if block is None:
-            block = self._workspaces.block = aligned_empty((max(1, self.plan.arena_bytes),), _BYTE)
-        return block
+    def _thread_memory(self) -> _ThreadMemory:
+        """Return what this thread's calls reuse."""
+        memory: _ThreadMemory | None = getattr(self._memory, "block", None)
+        if memory is None:
+            workspace, status = resident_empty(self.plan.arena_bytes), np.zeros(4, np.int64)
+            memory = self._memory.block = _ThreadMemory(workspace, _address(workspace), status, _address(status))
+        return memory
 
     def _range_error(self, row: int, status: Array) -> IndexRangeError:
         step = list(iter_steps((*self.plan.prepack, *self.plan.steps)))[row]
@@ -145,10 +156,12 @@ def _aligned(array: Array, size_bytes: int) -> Array:
     flat = array.reshape(-1).view(np.uint8)
     if flat.size != size_bytes:
         raise InvariantError(f"{flat.size} bytes of weights, expected {size_bytes}")
-    if size_bytes and _address(flat) % ALIGNMENT_BYTES == 0:
-        return flat
-    copy = aligned_empty((max(1, size_bytes),), _BYTE)
-    copy[:size_bytes] = flat
+    return flat if size_bytes and _address(flat) % ALIGNMENT_BYTES == 0 else _copy(flat)
+
+
+def _copy(flat: Array) -> Array:
+    copy = resident_empty(flat.size)
+    copy[: flat.size] = flat
     return copy
 
 
@@ -163,7 +176,7 @@ def _address(array: Array) -> int:
 
 def weights_block(types: list[tuple[TensorType, int, Array]], size_bytes: int) -> Array:
     """Return one block with each array at its offset."""
-    block = aligned_empty((max(1, size_bytes),), _BYTE)[:size_bytes]
+    block = resident_empty(size_bytes)[:size_bytes]
     for type_, offset, array in types:
         block[offset : offset + type_.bytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     return block

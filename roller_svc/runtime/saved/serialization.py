@@ -20,7 +20,8 @@ from roller_svc.errors import ArgumentError, InvariantError, UnknownKernelError
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.kernel import Buffer, CompiledKernel, Language
 from roller_svc.ir.quoting import quote_comment, require_identifier
-from roller_svc.runtime.binding import ALIGNMENT_BYTES, Array, aligned_empty
+from roller_svc.runtime.binding import ALIGNMENT_BYTES, Array
+from roller_svc.runtime.resident import resident_empty
 from roller_svc.runtime.saved.json_fields import CorruptKernelError, mapping, printable, string
 from roller_svc.runtime.saved.metadata import FORMAT, MAX_METADATA_BYTES, map_json, read_compiled
 
@@ -267,7 +268,7 @@ def read_block(directory: Path, name: str, size_bytes: int) -> Array:
     """Return a file's bytes at an aligned address, unless it is a link, not a regular file, or of another size."""
     with _opened(directory, name, size_bytes) as file:
         got = os.fstat(file.fileno()).st_size
-        block = aligned_empty((size_bytes,), np.dtype(np.uint8)) if got == size_bytes else np.empty(0, np.uint8)
+        block = resident_empty(size_bytes)[:size_bytes] if got == size_bytes else np.empty(0, np.uint8)
         if block.size:
             got = file.readinto(block.data)
     if got != size_bytes:
