@@ -175,5 +175,5 @@ def rprogram_of(p: Workload[Any], shape: Shape, family: str) -> RProgram:
     way = shape.pipeline
     return RProgram(
         p.space, p.machine.unit, block, thread, shape.base.reduce_threads, shape.split_k, way.stages, way.raster,
-        way.stream_k_blocks, way.nontemporal, way.persistent_blocks, way.cluster, family,
+        way.stream_k_blocks, way.nontemporal, way.persistent_blocks, way.cluster, family, way.pingpong,
     )  # fmt: skip

@@ -34,6 +34,7 @@ class PipelineOptions(NamedTuple):
     nontemporal: bool = False
     persistent_blocks: int = 0
     cluster: tuple[int, int] = (1, 1)
+    pingpong: bool = False
 
 
 DEFAULT_PIPELINE = PipelineOptions()

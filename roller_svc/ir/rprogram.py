@@ -63,6 +63,7 @@ class RProgram:
     persistent_blocks: int = 0  # blocks; block i computes rTasks i, i + blocks, ...; 0: one block for each rTask
     cluster: tuple[int, int] = (1, 1)  # blocks along m, which share tiles of B, and along n, which share tiles of A
     family: str = ""  # name of the kernel family that built it; "" where the group decides
+    pingpong: bool = False  # two consumer warpgroups of a persistent block take its rTasks in turn
 
     def __post_init__(self) -> None:
         for axis in self.space.spatial:
@@ -77,6 +78,10 @@ class RProgram:
             raise InvariantError("split_k and stream_k_blocks exclude each other")
         if self.stream_k_blocks and (self.persistent_blocks or self.cluster_size > 1):
             raise InvariantError("stream-K blocks are neither persistent nor in clusters")
+        if self.pingpong and not (self.persistent_blocks and self.unit.kind is UnitKind.WGMMA):
+            raise InvariantError("only persistent blocks of warpgroups have a ping-pong schedule")
+        if self.pingpong and any(self.block[a.name] != self.thread[a.name] for a in self.space.spatial):
+            raise InvariantError(f"each consumer of a ping-pong schedule has a tile: expected one, got {self.tile_text}")
         if self.persistent_blocks % self.cluster_size:
             raise InvariantError(
                 f"blocks must be a multiple of the cluster, {self.cluster_size}, got {self.persistent_blocks}"
@@ -110,7 +115,7 @@ class RProgram:
     def threads(self) -> int:
         """Return the threads of one block, the producer warpgroup included; on a CPU the register tiles of a task."""
         workers = self.reduce_threads * math.prod(self.block[a.name] // self.thread[a.name] for a in self.space.spatial)
-        return workers + (WARPGROUP_THREADS if self.unit.kind is UnitKind.WGMMA else 0)
+        return workers * (1 + self.pingpong) + (WARPGROUP_THREADS if self.unit.kind is UnitKind.WGMMA else 0)
 
     @property
     def steps(self) -> int:

@@ -31,6 +31,7 @@ class Launch(NamedTuple):
     nontemporal: bool = False
     persistent_blocks: int = 0
     cluster: tuple[int, int] = (1, 1)
+    pingpong: bool = False
     # resources of a block from the compiled binary; None: those that the model assumes
     compiled: BlockResources | None = None
 

@@ -114,7 +114,7 @@ def read_launch(p: Workload[F], program: RProgram) -> Launch:
     return Launch(
         block, thread, program.reduce_threads, program.split_k, grid, threads, points * p.elem_bytes,
         program.stages, program.raster, program.stream_k_blocks, program.nontemporal, program.persistent_blocks,
-        program.cluster,
+        program.cluster, program.pingpong,
     )  # fmt: skip
 
 

@@ -29,6 +29,7 @@ from roller_svc.families.common.gpu.warpgroups.mainloop import (
     WARP,
     OperandCopies,
     WgmmaMainloop,
+    group_in_tile,
     multicast_consumers,
     warpgroup_threads,
 )
@@ -50,6 +51,7 @@ from roller_svc.families.common.gpu.warpgroups.tile_scheduler import (
     BLOCK,
     RANK,
     PersistentTiles,
+    PingpongTiles,
     StreamKTiles,
     TileScheduler,
 )
@@ -86,8 +88,10 @@ def lower(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[Sche
     tile, view = contraction.tile, contraction.view
     grid = (-(-view.m.extent // tile.m), -(-view.n.extent // tile.columns))
     clusters = program.persistent_blocks // program.cluster_size
-    scheduler = PersistentTiles(view, grid, tile.k_order.steps, clusters, program.cluster, program.raster)
-    return (contraction.tree(scheduler, contraction.results.nodes()),)
+    tiles = (view, grid, tile.k_order.steps, clusters, program.cluster, program.raster)
+    scheduler = PersistentTiles(*tiles)
+    consumer = PingpongTiles(*tiles, ref(GROUP)) if program.pingpong else scheduler
+    return (contraction.tree(scheduler, contraction.results.nodes(), consumer),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +108,8 @@ class _Contraction:
         view, operands = GemmView.of(group, program), all_operands(group)
         loads = plan_wgmma_loads(program.space, program.unit, operands, arch)
         (m, n, k), block, thread = (a.name for a in (view.m, view.n, view.k)), program.block, program.thread
-        tile = loads.tile((block[m], block[n], block[k]), (thread[m], thread[n]), program.stages, program.cluster)
+        tile = loads.tile((block[m], block[n], block[k]), (thread[m], thread[n]), program.stages, program.cluster,
+                          pingpong=program.pingpong)  # fmt: skip
         sides = _OperandSides(view, tile, operands, loads)
         copies = (*sides.copies(0), *sides.copies(1))
         maps = (*sides.maps(0), *sides.maps(1))
@@ -113,13 +118,19 @@ class _Contraction:
         maps = maps if tma_store is None else (*maps, tma_store.tensor_map)
         return cls(group.name, view, tile, copies, maps, tma_store or WarpgroupEpilogue(tile, outputs))
 
-    def tree(self, scheduler: TileScheduler, epilogue: tuple[Node, ...]) -> ScheduleTree:
-        """Return one launch; `epilogue` is what consumers do with the accumulators of a tile."""
+    def tree(
+        self, scheduler: TileScheduler, epilogue: tuple[Node, ...], of_consumer: TileScheduler | None = None
+    ) -> ScheduleTree:
+        """Return one launch; `epilogue` is what consumers do with the accumulators of a tile.
+
+        Args:
+            of_consumer: Tiles of a consumer, where it does not compute all tiles of the block.
+        """
         tile = self.tile
         mainloop = WgmmaMainloop(self.view.dtype, tile, self.copies, multicast_consumers(tile.cluster, self.copies))
         synchronise: Node = ClusterBarrier() if mainloop.consumers_of_multicast else Barrier()
         is_producer = eq(ref(GROUP), num(tile.consumers))
-        consumer = mainloop.consumer_loop(scheduler, epilogue, self.results.finish)
+        consumer = mainloop.consumer_loop(of_consumer or scheduler, epilogue, self.results.finish)
         nodes: tuple[Node, ...] = (
             mainloop.init_barriers(), synchronise,
             Branch(is_producer, mainloop.producer_loop(scheduler), consumer),
@@ -142,9 +153,10 @@ class _Contraction:
 
     def _store_partial(self, partial: str) -> Node:
         tile = self.tile
-        row = add(mul(div(ref(GROUP), tile.groups[1]), num(tile.group_m)), mul(ref("m.fragment"), num(ROWS)))
+        group_m, group_n = group_in_tile(tile)
+        row = add(mul(group_m, num(tile.group_m)), mul(ref("m.fragment"), num(ROWS)))
         row = add(add(row, mul(ref(WARP), num(EPILOGUE_ROWS))), row_of_word())
-        column = add(mul(mod(ref(GROUP), tile.groups[1]), num(tile.group_n)), mul(ref("n.fragment"), num(COLUMNS)))
+        column = add(mul(group_n, num(tile.group_n)), mul(ref("n.fragment"), num(COLUMNS)))
         register = add(mul(ref("n.fragment"), num(FRAGMENT_WORDS)), word())
         value = Load(ACC, (ref("m.fragment"), register), self.view.dtype)
         part = eq(ref(".first"), num(0))

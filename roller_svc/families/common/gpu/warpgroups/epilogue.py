@@ -22,7 +22,7 @@ from roller_svc.families.common.gpu.matrix.epilogue import (
 from roller_svc.families.common.gpu.matrix.multistage_pipeline import ACC, LANE
 from roller_svc.families.common.gpu.matrix.tile import COLUMNS
 from roller_svc.families.common.gpu.warpgroups.k_iteration import KTileOrder
-from roller_svc.families.common.gpu.warpgroups.mainloop import GROUP, WARP, on_one_lane
+from roller_svc.families.common.gpu.warpgroups.mainloop import GROUP, WARP, group_in_tile, on_one_lane
 from roller_svc.families.common.gpu.warpgroups.tile import BUFFER_ALIGNMENT_BYTES, EPILOGUE_ROWS, ROWS, WARPS, WgmmaTile
 from roller_svc.families.common.gpu.warpgroups.tma_load import TmaTile, plan_tma_store
 from roller_svc.families.common.view import GemmView, bind_members
@@ -134,14 +134,14 @@ class WarpgroupEpilogue:
     def _row_index(self) -> Expr:
         """Return the index along m of row `.row` of the warp's chunk."""
         tile = self.tile
-        row = add(mul(ref("m.block"), num(tile.m)), mul(div(ref(GROUP), tile.groups[1]), num(tile.group_m)))
+        row = add(mul(ref("m.block"), num(tile.m)), mul(group_in_tile(tile)[0], num(tile.group_m)))
         row = add(row, mul(div(ref(CHUNK), self._chunks), num(ROWS)))
         return add(add(row, mul(ref(WARP), num(EPILOGUE_ROWS))), ref(".row"))
 
     def _first_column(self) -> Expr:
         """Return the first column of the warpgroup along n."""
         tile = self.tile
-        own = mul(mod(ref(GROUP), tile.groups[1]), num(tile.group_columns))
+        own = mul(group_in_tile(tile)[1], num(tile.group_columns))
         return add(mul(ref("n.block"), num(tile.columns)), own)
 
 
@@ -263,13 +263,13 @@ class TmaStoreEpilogue:
     def _first_column(self, unit: int) -> Expr:
         """Return the first column of the warpgroup along n, in units of `unit` columns."""
         tile = self.tile
-        own = mul(mod(ref(GROUP), tile.groups[1]), num(tile.group_columns // unit))
+        own = mul(group_in_tile(tile)[1], num(tile.group_columns // unit))
         return add(mul(ref("n.block"), num(tile.columns // unit)), own)
 
     def _first_row(self, fragment: int) -> Expr:
         """Return the first row of the warp along m."""
         tile = self.tile
-        place = add(mul(ref("m.block"), num(tile.m)), mul(div(ref(GROUP), tile.groups[1]), num(tile.group_m)))
+        place = add(mul(ref("m.block"), num(tile.m)), mul(group_in_tile(tile)[0], num(tile.group_m)))
         return add(add(place, num(fragment * ROWS)), mul(ref(WARP), num(EPILOGUE_ROWS)))
 
 

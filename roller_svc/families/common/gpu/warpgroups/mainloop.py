@@ -20,8 +20,8 @@ from roller_svc.families.common.gpu.warpgroups.producer import (
     operand_storage,
     smem_matrix,
 )
-from roller_svc.families.common.gpu.warpgroups.tile import ROWS, WARPS, WgmmaTile
-from roller_svc.families.common.gpu.warpgroups.tile_scheduler import RANK, TileScheduler, k_tile_loop
+from roller_svc.families.common.gpu.warpgroups.tile import PINGPONG_CONSUMERS, ROWS, WARPS, WgmmaTile
+from roller_svc.families.common.gpu.warpgroups.tile_scheduler import RANK, VISIT, TileScheduler, k_tile_loop
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Const, Expr, Load, Op, OpKind
 from roller_svc.ir.index import add, div, eq, le, lt, mod, mul, num, ref, sub
@@ -54,6 +54,7 @@ from roller_svc.ir.schedule_hopper import (
 )
 
 GROUP, WARP = ".group", ".warp"  # warpgroup of the block; warp of the warpgroup
+ORDER = ".order"  # mbarriers of a ping-pong schedule: one for each consumer, on which the other one arrives
 STEP, ITERATION = "k.step", ".iteration"  # k-tile within the output tile; k-tile of the block over all its tiles
 STEP_ACC = ".step_sums"  # accumulators of one k-tile under promotion
 
@@ -86,18 +87,22 @@ class WgmmaMainloop:
         tile = self.tile
         for name in (EMPTY, FULL):
             body = (Storage(name, DType.UINT64, (tile.stages,), Scope.SHARED, body),)
+        if tile.pingpong:
+            body = (Storage(ORDER, DType.UINT64, (PINGPONG_CONSUMERS,), Scope.SHARED, body),)
         body = (operand_storage(SHARED_B, tile.b, tile.stages, body),)
         return (operand_storage(SHARED_A, tile.a, tile.stages, body),)
 
     def init_barriers(self) -> Node:
         """Initialise the mbarriers with their arrival counts on one thread."""
         filling = (1 if self.tma_operands else 0) + (WARPGROUP_THREADS if self.producer_copies else 0)
-        emptying = WARPS * self.tile.consumers * max(1, len(self.consumers_of_multicast))
+        emptying = WARPS * self.tile.tile_consumers * max(1, len(self.consumers_of_multicast))
         index = (ref(".stage"),)
         barriers = (MbarrierInit(FULL, index, filling), MbarrierInit(EMPTY, index, emptying))
         loop = Loop(".stage", self.tile.stages, LoopKind.UNROLL, barriers)
         first = Op(OpKind.LAND, (eq(ref(GROUP), num(0)), eq(ref(THREAD), num(0))), DType.INT8)
-        return Branch(first, (loop, FenceMbarrierInit()))
+        turns = range(PINGPONG_CONSUMERS if self.tile.pingpong else 0)
+        order = tuple(MbarrierInit(ORDER, (num(consumer),), WARPS) for consumer in turns)
+        return Branch(first, (loop, *order, FenceMbarrierInit()))
 
     # producer -------------------------------------------------------------------------------------------------------
     def producer_loop(self, scheduler: TileScheduler) -> tuple[Node, ...]:
@@ -202,17 +207,13 @@ class WgmmaMainloop:
             WgmmaWaitGroup(behind, None if behind else ACC),
         )
         if not behind:
-            return (
-                k_tile_loop(
-                    scheduler.k_tiles,
-                    (*self._with_stage_index(scheduler, (*step, *self._consumer_release(ref(ITERATION)))),),
-                ),
-            )
+            released = (*step, *self._consumer_release(ref(ITERATION)))
+            return self._in_order(k_tile_loop(scheduler.k_tiles, self._with_stage_index(scheduler, released)))
         before = add(ref(ITERATION), num(self.tile.stages - 1))  # has the stage of the previous k-tile
         release = Branch(lt(num(0), ref(STEP)), self._consumer_release(before))
         last = sub(add(scheduler.k_tiles_before, scheduler.k_tiles.count), num(1))
         steps = k_tile_loop(scheduler.k_tiles, self._with_stage_index(scheduler, (*step, release)))
-        return (steps, WgmmaWaitGroup(0, ACC), *self._consumer_release(last))
+        return (*self._in_order(steps), WgmmaWaitGroup(0, ACC), *self._consumer_release(last))
 
     def _accumulate_promoted(self, scheduler: TileScheduler) -> tuple[Node, ...]:
         """Accumulate each k-tile from zero and promote it to float32 (CUTLASS GmmaFP8Accumulation).
@@ -234,8 +235,21 @@ class WgmmaMainloop:
         step = (Storage(STEP_ACC, self.dtype, self._accumulator_shape, Scope.REGISTER, step),)
         return (
             self._for_each_accumulator(zero),
-            k_tile_loop(scheduler.k_tiles, self._with_stage_index(scheduler, step)),
+            *self._in_order(k_tile_loop(scheduler.k_tiles, self._with_stage_index(scheduler, step))),
         )
+
+    def _in_order(self, mainloop: Node) -> tuple[Node, ...]:
+        """Run the mainloop of a tile after that of the previous tile (CUTLASS: OrderedSequenceBarrier).
+
+        Its wgmma must be issued, not complete. The other consumer runs its epilogue meanwhile. Each consumer waits for
+        a barrier of its own: a warp could pass a common one again before the other warps have arrived.
+        """
+        if not self.tile.pingpong:
+            return (mainloop,)
+        own, parity = mod(ref(VISIT), 2), mod(div(add(ref(VISIT), num(1)), 2), 2)
+        previous = MbarrierWait(ORDER, (own,), sub(num(1), parity))
+        cue = MbarrierArrive(ORDER, (sub(num(1), own),))
+        return (previous, mainloop, Branch(eq(ref(LANE), num(0)), (cue,)))
 
     @property
     def _accumulator_shape(self) -> tuple[int, int]:
@@ -249,9 +263,7 @@ class WgmmaMainloop:
     def _wgmma(self, accumulators: str, accumulate_first: Expr) -> tuple[Node, ...]:
         """Return the wgmma of one k-tile; the first k-step accumulates if `accumulate_first` holds."""
         tile = self.tile
-        columns = tile.groups[1]
-        row = mul(div(ref(GROUP), columns), num(tile.group_m))
-        column = mul(mod(ref(GROUP), columns), num(tile.group_n))
+        row, column = (mul(at, num(size)) for at, size in zip(group_in_tile(tile), (tile.group_m, tile.group_n), strict=True))
         nodes: tuple[Node, ...] = ()
         for k_step in range(tile.k_steps):
             accumulate = num(1) if k_step else accumulate_first
@@ -284,6 +296,13 @@ class WgmmaMainloop:
 def set_max_registers(consumers: int, count: int, *, increase: bool) -> tuple[Node, ...]:
     """Set the registers of a warpgroup's threads (`setmaxnreg`); with one consumer the initial number suffices."""
     return (SetMaxNReg(count, increase),) if consumers > 1 else ()
+
+
+def group_in_tile(tile: WgmmaTile) -> tuple[Expr, Expr]:
+    """Return the position of a consumer along m and n of a tile, in tiles of warpgroups."""
+    if tile.pingpong:
+        return num(0), num(0)
+    return div(ref(GROUP), tile.groups[1]), mod(ref(GROUP), tile.groups[1])
 
 
 def on_one_lane(nodes: tuple[Node, ...]) -> Node:

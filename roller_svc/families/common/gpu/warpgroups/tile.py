@@ -38,6 +38,7 @@ from roller_svc.perf.occupancy import BlockResources
 # Level Matrix Multiply-Accumulate Operation").
 ROWS, STEP_BYTES = 64, 32
 MAX_COLUMNS = 256
+PINGPONG_CONSUMERS = 2  # one in the mainloop, one in the epilogue (CUTLASS: KernelTmaWarpSpecializedPingpong)
 MAX_CONSUMERS = 3  # with more, accumulators of 64 x 256 do not fit in registers
 SWIZZLE_ATOMS = (128, 64, 32)  # bytes of a row that a swizzle mode permutes (PTX ISA, "Shared Memory Matrix Layout")
 BUFFER_ALIGNMENT_BYTES = SWIZZLE_ATOMS[0] * PATTERN_ROWS  # of a buffer of the pipeline
@@ -149,6 +150,7 @@ class WgmmaTile:
     num_accumulators: int = 1
     # products along k before accumulators are promoted (ir/accumulation.py); None: all
     promotion_interval: int | None = None
+    pingpong: bool = False  # two consumers, each with every second tile of the block
 
     @property
     def columns(self) -> int:
@@ -162,12 +164,18 @@ class WgmmaTile:
 
     @property
     def groups(self) -> tuple[int, int]:
-        """Consumers along m and n."""
+        """Consumers of a tile along m and n."""
         return self.m // self.group_m, self.n // self.group_n
 
     @property
-    def consumers(self) -> int:
+    def tile_consumers(self) -> int:
+        """Consumer warpgroups that multiply one tile."""
         return math.prod(self.groups)
+
+    @property
+    def consumers(self) -> int:
+        """Consumer warpgroups of the block."""
+        return PINGPONG_CONSUMERS if self.pingpong else self.tile_consumers
 
     @property
     def threads(self) -> int:
@@ -229,7 +237,7 @@ class WgmmaTile:
 
     @property
     def barrier_bytes(self) -> int:
-        return barrier_bytes(self.stages)
+        return barrier_bytes(self.stages) + (SHARED_ALIGNMENT_BYTES if self.pingpong else 0)
 
     @property
     def shared_bytes(self) -> int:
@@ -295,7 +303,7 @@ class WgmmaOperandLoads:
         return known
 
     def tile(self, block: tuple[int, int, int], group: tuple[int, int], stages: int,
-             cluster: tuple[int, int] = (1, 1)) -> WgmmaTile:  # fmt: skip
+             cluster: tuple[int, int] = (1, 1), *, pingpong: bool = False) -> WgmmaTile:  # fmt: skip
         """Return the tile of a block (m, n, k) and a warpgroup (m, n).
 
         Raises:
@@ -306,7 +314,7 @@ class WgmmaOperandLoads:
             raise InvariantError(f"sums of {self.a.dtype.value} take in {self.promotion_interval} products, not {k}")
         a, b = self.staged(0, m, group_m, k), self.staged(1, n, group_n, k)
         return WgmmaTile(m, sums * n, k, group_m, sums * group_n, stages, cluster, a, b, self.k_order(k), sums,
-                         self.promotion_interval)  # fmt: skip
+                         self.promotion_interval, pingpong)  # fmt: skip
 
     def staged(self, side: int, extent: int, group: int, depth: int) -> WgmmaOperand:
         """Return the tile of A (0) or B (1), `extent` points of m or n, by TMA where it comes in boxes."""
@@ -354,7 +362,10 @@ def wgmma_tile(program: RProgram, factors: tuple[Operand, ...], arch: Arch) -> W
     m, n, k = (program.space.role(role)[0].name for role in (AxisRole.M, AxisRole.N, AxisRole.K))
     block, group = program.block, program.thread
     feeds = plan_wgmma_loads(program.space, program.unit, factors, arch)
-    return feeds.tile((block[m], block[n], block[k]), (group[m], group[n]), program.stages, program.cluster)
+    return feeds.tile(
+        (block[m], block[n], block[k]), (group[m], group[n]), program.stages, program.cluster,
+        pingpong=program.pingpong,
+    )  # fmt: skip
 
 
 def plan_wgmma_loads(

@@ -78,6 +78,14 @@ class PersistentTiles:
         return (Let(RANK, mod(ref(BLOCK), size), nodes),) if size > 1 else nodes
 
     def for_each_tile(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+        own = div(ref(BLOCK), math.prod(self.cluster))
+        if not self._is_persistent:
+            return (Let(TILE, own, self.bind_tile(nodes)),)
+        nodes = (Let(TILE, add(mul(ref(VISIT), num(self.clusters)), own), self.bind_tile(nodes)),)
+        return (Loop(VISIT, self._max_tiles_of_block, LoopKind.SERIAL, nodes, stop=self._tiles_of_block),)
+
+    def bind_tile(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+        """Bind batch axes and tile numbers along m and n of the current tile."""
         (rows, columns), size = self._cluster_grid, math.prod(self.cluster)
         across = self.cluster[1]
         if size > 1:
@@ -91,11 +99,7 @@ class PersistentTiles:
             value = div(ref(TILE), stride)
             stride *= axis.extent
             nodes = (Let(axis.name, value if stride == self._tiles else mod(value, axis.extent), nodes),)
-        own = div(ref(BLOCK), size)
-        if not self._is_persistent:
-            return (Let(TILE, own, nodes),)
-        nodes = (Let(TILE, add(mul(ref(VISIT), num(self.clusters)), own), nodes),)
-        return (Loop(VISIT, ceil_div(self._tiles, self.clusters), LoopKind.SERIAL, nodes, stop=self._tiles_of_block),)
+        return nodes
 
     @property
     def _cluster_grid(self) -> tuple[int, int]:
@@ -109,6 +113,10 @@ class PersistentTiles:
     @property
     def _is_persistent(self) -> bool:
         return 0 < self.clusters < self._tiles
+
+    @property
+    def _max_tiles_of_block(self) -> int:
+        return ceil_div(self._tiles, self.clusters)
 
     @property
     def _tiles_of_block(self) -> Expr:
@@ -133,6 +141,23 @@ class PersistentTiles:
         nodes = (Let(row, add(ref(".band"), Op(OpKind.MOD, (ref(".in_band"), rows_of_group), DType.INT32)), nodes),)
         nodes = (Let(".band_rows", min_(sub(num(rows), ref(".band")), num(group_rows)), nodes),)
         return (Let(".band", first, (Let(".in_band", in_group, nodes),)),)
+
+
+@dataclass(frozen=True, slots=True)
+class PingpongTiles(PersistentTiles):
+    """The tiles of a persistent block that consumer `warpgroup`, one of two, computes: every second one.
+
+    Tiles that the other consumer computes have their k-tiles in the pipeline between those of this one.
+    """
+
+    warpgroup: Expr
+
+    def for_each_tile(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+        own = div(ref(BLOCK), math.prod(self.cluster))
+        nodes = (Let(TILE, add(mul(ref(VISIT), num(self.clusters)), own), self.bind_tile(nodes)),)
+        nodes = (Let(VISIT, add(mul(ref(".turn"), num(2)), self.warpgroup), nodes),)
+        turns = div(sub(add(self._tiles_of_block, num(1)), self.warpgroup), 2)
+        return (Loop(".turn", ceil_div(self._max_tiles_of_block, 2), LoopKind.SERIAL, nodes, stop=turns),)
 
 
 @dataclass(frozen=True, slots=True)

@@ -109,6 +109,31 @@ KINDS: dict[str, tuple[str, str, dict[str, str], tuple[int, int, int], tuple[int
     "persistent, copied by threads": (
         "wgmma_f16", NT, {"A": "float16 250 90", "B": "float16 100 90"}, (64, 32, 32), (64, 32),
         {"stages": 4, "persistent_blocks": 4}),
+    "ping-pong": (
+        "wgmma_f16", f"{NT}; Y[m, n] = gelu(C[m, n] + v[n])",
+        {"A": "float16 200 136", "B": "float16 104 136", "v": "float16 104"}, (64, 32, 32), (64, 32),
+        {"stages": 3, "persistent_blocks": 3, "pingpong": True}),
+    "ping-pong, batch, odd tiles": (
+        "wgmma_bf16", "C[b, m, n] +=! A[b, m, k] * B[b, k, n]; Y[b, m, n] = tanh(C[b, m, n])",
+        {"A": "bfloat16 3 200 80", "B": "bfloat16 3 80 88"}, (128, 32, 32), (128, 32),
+        {"stages": 2, "persistent_blocks": 5, "raster": 2, "pingpong": True}),
+    "ping-pong, one tile": (
+        "wgmma_f16", NT, {"A": "float16 60 72", "B": "float16 24 72"}, (64, 32, 32), (64, 32),
+        {"stages": 3, "persistent_blocks": 2, "pingpong": True}),
+    "ping-pong, copied by threads, one stage": (
+        "wgmma_f16", NT, {"A": "float16 250 90", "B": "float16 100 90"}, (64, 32, 32), (64, 32),
+        {"stages": 1, "persistent_blocks": 2, "pingpong": True}),
+    "ping-pong, float32 by rows": (
+        "wgmma_f16", "C[m, n] +=! A[m, k].cast(`float32`) * B[n, k].cast(`float32`); Y[m, n] = gelu(C[m, n])",
+        {"A": "float16 131 77", "B": "float16 67 77"}, (64, 24, 32), (64, 24),
+        {"stages": 3, "persistent_blocks": 2, "pingpong": True}),
+    "ping-pong, shared along m": (
+        "wgmma_f16", NT, {"A": "float16 300 136", "B": "float16 360 136"}, (64, 64, 64), (64, 64),
+        {"stages": 3, "cluster": (2, 1), "persistent_blocks": 4, "raster": 2, "pingpong": True}),
+    "ping-pong, promoted": (
+        "wgmma_e4m3", "C[m, n] +=! A[m, k].cast(`float32`) * B[n, k].cast(`float32`)",
+        {"A": "float8_e4m3fn 200 160", "B": "float8_e4m3fn 56 160"}, (64, 24, 32), (64, 24),
+        {"stages": 3, "persistent_blocks": 3, "pingpong": True}),
     "streamed": (
         "wgmma_f16", NT, {"A": "float16 130 328", "B": "float16 72 328"}, (64, 64, 32), (64, 64),
         {"stages": 3, "stream_k_blocks": 5}),
@@ -305,7 +330,8 @@ def test_sixteen_bit_outputs_are_stored_by_tma() -> None:
 
 
 # numbers -------------------------------------------------------------------------------------------------------------
-RACED = ("bulk copies", "copied by threads", "persistent", "streamed, copied by threads", "shared along both")
+RACED = ("bulk copies", "copied by threads", "persistent", "streamed, copied by threads", "shared along both",
+         "ping-pong", "ping-pong, float32 by rows", "ping-pong, shared along m")  # fmt: skip
 
 
 @pytest.mark.emulator
