@@ -34,7 +34,7 @@ from roller_svc.families.common.gpu.matrix.terms import (
 from roller_svc.families.common.gpu.warpgroups.terms import (
     BOX_CYCLES,
     BOX_LATENCY_CYCLES,
-    PRODUCER_SLOT_CYCLES,
+    LONE_WARP_SLOT_CYCLES,
     STEP_CYCLES,
     epilogue_handoff_cycles,
 )
@@ -164,6 +164,6 @@ def _producer(p: Workload[Any], known: WgmmaAttentionFacts, tile: WgmmaAttention
             pipe += buffer.bytes / p.machine.staged_bytes_per_cycle
         else:
             brought = copy_cost(load, buffer.bytes // buffer.dtype.bytes, p.b, p.machine)
-            cycles += brought.slots / SCHEDULERS * PRODUCER_SLOT_CYCLES
+            cycles += brought.slots / SCHEDULERS * LONE_WARP_SLOT_CYCLES
             pipe += brought.pipe
     return cycles, pipe

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from roller_svc.construct.rules import MIN_MATRIX_STAGES, extent_on
 from roller_svc.families.common.gpu.matrix.terms import (
     CORE_L2_BYTES_PER_CYCLE,
+    IMPERFECT_OVERLAP,
     STEP_OPS,
     MatrixStep,
     bytes_per_core_cycle,
@@ -28,8 +29,9 @@ from roller_svc.families.common.gpu.matrix.tile import WORD_BYTES
 from roller_svc.families.common.gpu.warpgroups.terms import (
     BOX_CYCLES,
     BOX_LATENCY_CYCLES,
-    PRODUCER_SLOT_CYCLES,
+    LONE_WARP_SLOT_CYCLES,
     STEP_CYCLES,
+    buffered_cycles,
     epilogue_handoff_cycles,
 )
 from roller_svc.families.common.gpu.warpgroups.tile import (
@@ -63,8 +65,8 @@ def wgmma_contraction(p: Workload[WgmmaFacts], launch: Launch) -> Costs:
     """Return the cost of waves of tiles, each a chain of k-tiles; gaps between tiles overlap where possible."""
     mach, hw = p.machine, p.machine.hw
     known = wgmma_block(p, launch.block, launch.thread)
-    tile = replace(known.tile, stages=launch.stages, cluster=launch.cluster)
-    needs = replace(known.resources, shared_bytes=tile.shared_bytes)
+    tile = replace(known.tile, stages=launch.stages, cluster=launch.cluster, pingpong=launch.pingpong)
+    needs = block_resources(tile)
     resident = blocks_per_core(launch.compiled or needs, hw)
     if launch.persistent_blocks:
         resident = min(resident, -(-launch.persistent_blocks // mach.cores))
@@ -84,9 +86,9 @@ def wgmma_contraction(p: Workload[WgmmaFacts], launch: Launch) -> Costs:
 
     waves, cycles = simt_waves(launch.grid, resident, mach.cores, block_cycles)
     again = tile_count(p, launch.block) / launch.grid if launch.stream_k_blocks else (waves - 1) / resident
-    cycles += _prologue_epilogue_cycles(
-        p, launch, tile, step, _TilesPerCore(again, min(resident, -(-launch.grid // mach.cores)))
-    )
+    mainloop = block_cycles(1.0) if launch.pingpong else 0.0
+    per_core = _TilesPerCore(again, min(resident, -(-launch.grid // mach.cores)), mainloop)
+    cycles += _prologue_epilogue_cycles(p, launch, tile, step, per_core)
     parts = resource_seconds(p, step, launch.grid * steps, dram_bytes)
     seconds = max(mach.seconds(cycles), *(s for _, s in parts))
     parts.append((EXPOSED, seconds - max(s for _, s in parts)))
@@ -102,7 +104,7 @@ def wgmma_block(p: Workload[WgmmaFacts], block: Tile, group: Tile) -> WgmmaBlock
     return known
 
 
-def _block_resources(tile: WgmmaTile) -> BlockResources:
+def block_resources(tile: WgmmaTile) -> BlockResources:
     """Return a block's resources at launch: `setmaxnreg` redistributes registers with several consumers.
 
     With one consumer, each thread has what the role with the most registers needs.
@@ -157,7 +159,7 @@ def _block(p: Workload[WgmmaFacts], block: Tile, group: Tile) -> WgmmaBlock:
     instructions = tile.consumers * tile.fragments * tile.k_steps
     reads = instructions * (ROWS + tile.group_n) * STEP_BYTES / mach.staged_bytes_per_cycle
     mma = tile.m * tile.n * tile.k / mach.fma_per_cycle
-    producer = slots / SCHEDULERS * PRODUCER_SLOT_CYCLES + boxes * BOX_CYCLES
+    producer = slots / SCHEDULERS * LONE_WARP_SLOT_CYCLES + boxes * BOX_CYCLES
     added = (
         tile.accumulator_set_registers if tile.promotes_accumulators else 0
     )  # promotion: one addition a cycle by each thread, after its products
@@ -171,7 +173,7 @@ def _block(p: Workload[WgmmaFacts], block: Tile, group: Tile) -> WgmmaBlock:
         latency=load_latency_cycles(mach, p.a.total_bytes + p.b.total_bytes), imperfect_overlap=WGMMA_IMPERFECT_OVERLAP,
     )  # fmt: skip
     latencies = _latencies(feeds.a, tile.a) + _latencies(feeds.b, tile.b)
-    return WgmmaBlock(tile, step, moved, latencies, _block_resources(tile))
+    return WgmmaBlock(tile, step, moved, latencies, block_resources(tile))
 
 
 def _latencies(feed: WgmmaOperandLoad, staged: WgmmaOperand) -> int:
@@ -199,6 +201,7 @@ class _TilesPerCore:
 
     again: float
     together: int
+    mainloop_cycles: float  # of one tile under ping-pong
 
 
 def _prologue_epilogue_cycles(
@@ -217,4 +220,25 @@ def _prologue_epilogue_cycles(
     if not (launch.persistent_blocks or launch.stream_k_blocks):
         return (begin + handing + results) * (1 + tiles.again)
     won = min(tile.stages, block_steps(p, launch)) * max(0.0, max(loads, step.dram) - resource_seconds)
+    if launch.pingpong:
+        handing = epilogue_handoff_cycles(p, tile, LONE_WARP_SLOT_CYCLES)
+        exposed = _pingpong_exposed_cycles(p, tile, block_steps(p, launch) * step.shared, tiles.mainloop_cycles)
+        return begin + handing + results + tiles.again * max(0.0, exposed - won)
     return begin + handing + results + tiles.again * max(0.0, handing - won)
+
+
+def _pingpong_exposed_cycles(p: Workload[WgmmaFacts], tile: WgmmaTile, shared: float, mainloop: float) -> float:
+    """Return the cycles of one tile of a ping-pong schedule that its mainloop does not hide.
+
+    A consumer alternates between mainloop and epilogue, and mainloops do not overlap. One pair of tiles takes
+    max(2 mainloops, mainloop + epilogue). Instructions of two epilogues and shared memory limit it, too.
+
+    Args:
+        shared: Shared-memory cycles of the mainloop.
+        mainloop: Cycles of the mainloop.
+    """
+    alone = epilogue_handoff_cycles(p, tile, LONE_WARP_SLOT_CYCLES)
+    period = max(
+        mainloop, (mainloop + alone) / 2, epilogue_handoff_cycles(p, tile), shared + buffered_cycles(p, tile)
+    )  # fmt: skip
+    return period - mainloop + IMPERFECT_OVERLAP * alone

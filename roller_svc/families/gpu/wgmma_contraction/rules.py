@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from roller_svc.construct.rules import (
     MIN_MATRIX_STAGES,
     PipelineOptions,
+    Shape,
     ThreadTile,
     axis_names,
     axis_steps,
@@ -21,6 +22,7 @@ from roller_svc.construct.rules import (
 from roller_svc.construct.scale_up import ScaleUpLevel, ScaleUpResult, TileMetrics
 from roller_svc.families.common.gpu.matrix.prefilter import TilePrefilter
 from roller_svc.families.common.gpu.matrix.terms import (
+    IMPERFECT_OVERLAP,
     accumulator_columns,
     llc_bytes_per_core_cycle,
     split_k_reduction_cycles,
@@ -34,7 +36,7 @@ from roller_svc.families.common.gpu.matrix.wave_quantization import (
     instruction_multiples,
     stream_k_choices,
 )
-from roller_svc.families.common.gpu.warpgroups.terms import BOX_LATENCY_CYCLES
+from roller_svc.families.common.gpu.warpgroups.terms import BOX_LATENCY_CYCLES, LONE_WARP_SLOT_CYCLES
 from roller_svc.families.common.gpu.warpgroups.tile import (
     CONSUMER_REGISTERS,
     MAX_COLUMNS,
@@ -48,6 +50,7 @@ from roller_svc.families.common.gpu.warpgroups.tile import (
 )
 from roller_svc.families.gpu.wgmma_contraction.cost import (
     UNLIMITED,
+    block_resources,
     prefetch_stages,
     shared_step,
     wgmma_block,
@@ -55,6 +58,7 @@ from roller_svc.families.gpu.wgmma_contraction.cost import (
 from roller_svc.families.gpu.wgmma_contraction.workload import WgmmaFacts
 from roller_svc.ir.rprogram import WARPGROUP_THREADS
 from roller_svc.perf.footprint import Tile
+from roller_svc.perf.machine import SCHEDULERS
 from roller_svc.perf.occupancy import blocks_per_core
 from roller_svc.perf.workload import Workload
 
@@ -72,10 +76,17 @@ def approx_cycles(p: Workload[WgmmaFacts], block: Tile, base: ThreadTile, split_
     loads = max(step.port, requested_bytes / llc_bytes_per_core_cycle(mach) * min(1.0, tasks / mach.cores))
     each = max(step.mma, step.shared, step.issue, loads, step.chain / together)
     steps = -(-tile.k_order.steps // split_k)
-    edges = (step.latency + BOX_LATENCY_CYCLES) / rounds
-    edges += 2 * tile.m * tile.n * WORD_BYTES / mach.staged_bytes_per_cycle
+    filling = (step.latency + BOX_LATENCY_CYCLES) / rounds
+    through, issued = epilogue_cycles(p, tile.m * tile.columns)
+    edges = filling + through + issued
     floor = p.lower_bound_s * mach.clock_hz  # memory-bound tiles differ in prologue, epilogue and reduction
     whole = max(floor, rounds * steps * each) + rounds * edges
+    if split_k == 1 and tasks > mach.cores and pingpong_block(p, known) is not None:
+        rounds = -(-tasks // mach.cores)
+        mainloop = steps * max(step.mma, step.shared, step.issue, loads, step.chain)
+        alone = through + LONE_WARP_SLOT_CYCLES * issued
+        period = max(mainloop, (mainloop + alone) / 2) + IMPERFECT_OVERLAP * alone
+        return min(whole, max(floor, rounds * period) + step.latency + BOX_LATENCY_CYCLES + alone)
     if split_k > 1:
         return whole + split_k_reduction_cycles(p, split_k * p.outer_points)
     if p.space.num_accumulators > 1 or not stream_k_choices(tasks, steps, mach.cores):
@@ -84,6 +95,36 @@ def approx_cycles(p: Workload[WgmmaFacts], block: Tile, base: ThreadTile, split_
     return min(whole, max(floor, tasks * steps / mach.cores * each) + edges + joins)
 
 
+def epilogue_cycles(p: Workload[WgmmaFacts], points: int) -> tuple[float, float]:
+    """Return cycles of `points` outputs: accumulators through shared memory, and instructions of the epilogue."""
+    mach = p.machine
+    through = 2 * points * p.space.num_accumulators * WORD_BYTES / mach.staged_bytes_per_cycle
+    return through, points * p.facts.epilogue_slots / (mach.hw.limits.warp_size * SCHEDULERS)
+
+
+def has_heavy_epilogue(p: Workload[WgmmaFacts]) -> bool:
+    """Return whether epilogues take so long that a ping-pong schedule may pay."""
+    through, issued = epilogue_cycles(p, 1)
+    mainloop = p.inner_points * p.space.num_accumulators / p.machine.fma_per_cycle
+    return through + issued >= MIN_EPILOGUE_FRACTION * mainloop
+
+
+def pingpong_block(p: Workload[WgmmaFacts], known: WgmmaBlock) -> WgmmaBlock | None:
+    """Return a tile of one consumer as two consumers take it in turn; None where it does not fit or pay."""
+    if known.tile.tile_consumers > 1 or not has_heavy_epilogue(p):
+        return None
+    tile = replace(known.tile, pingpong=True)
+    needs = block_resources(tile)
+    exceeded = tile.accumulator_registers + CONSUMER_REGISTERS > tile.consumer_registers
+    if exceeded or needs.shared_bytes > p.machine.hw.limits.shared_bytes_per_block:
+        return None
+    return replace(known, tile=tile, resources=needs)
+
+
+# Rows and columns of accumulators of tiles under ping-pong: they fit in one consumer's registers, load little, and
+# consist of whole boxes of 64 bytes of 16-bit results.
+PINGPONG_TILES = ((128, 160), (128, 128), (64, 256), (64, 192))
+MIN_EPILOGUE_FRACTION = 0.1  # epilogue time over mainloop time from which ping-pong is estimated
 MAX_FRAGMENTS = 2  # of a warpgroup along m: B is reread for each, so that more save no shared-memory reads
 MAX_BASES = 12
 PAIRS = ((2, 1), (1, 2))  # clusters; larger ones do not fill all SMs of a GPC, and share little more
@@ -174,6 +215,8 @@ class WgmmaContractionRules(TilePrefilter):
                     stages, self._raster(block, at_once, cluster), persistent_blocks=blocks, cluster=cluster
                 )
             )
+        if split_k == 1 and tasks > cores:
+            found += self._pingpong_choices(block, known)
         if split_k == p.space.num_accumulators == 1 and known.tile.k_order.steps == -(
             -p.extent(p.k) // extent_on(block, p.k)
         ):
@@ -187,6 +230,10 @@ class WgmmaContractionRules(TilePrefilter):
         group = replaced(replaced(one, p.m, ROWS), p.n, self._column_granule())
         base = ThreadTile(group, *self.reduce_thread_choices())
         return [(replaced(group, p.k, self._k_steps()[0]), base)]
+
+    def prefilter(self, shapes: Sequence[Shape], count: int) -> list[Shape]:
+        """Choose among the tiles of scale-up and those that only a ping-pong schedule makes fast."""
+        return TilePrefilter.prefilter(self, [*shapes, *self._pingpong_shapes(shapes)], count)
 
     def approx_cycles(self, block: Tile, base: ThreadTile, split_k: int) -> float:
         return approx_cycles(self.workload, block, base, split_k)
@@ -243,6 +290,34 @@ class WgmmaContractionRules(TilePrefilter):
         known = wgmma_block(self.workload, block, base.tile)
         loads = min(shared_step(self.workload, known, pair).llc for pair in PAIRS)
         return known.step.mma >= loads
+
+    # ping-pong --------------------------------------------------------------------------------------------------
+    def _pingpong_shapes(self, shapes: Sequence[Shape]) -> Iterator[Shape]:
+        """Yield large tiles of one consumer, with the longest k-tile of the shapes."""
+        p = self.workload
+        if not has_heavy_epilogue(p):
+            return
+        one = tuple([1] * len(p.extents))
+        depth = max(extent_on(shape.block, p.k) for shape in shapes)
+        for rows, columns in PINGPONG_TILES:
+            base = ThreadTile(replaced(replaced(one, p.m, rows), p.n, columns // p.space.num_accumulators), WARPGROUP_THREADS)
+            block = replaced(base.tile, p.k, depth)
+            look = self.evaluate(block, base)
+            if spatial_grid(p, block) > p.machine.cores and not look.too_large and not look.misaligned:
+                yield Shape(block, base)
+
+    def _pingpong_choices(self, block: Tile, known: WgmmaBlock) -> Iterator[PipelineOptions]:
+        """Yield persistent blocks, one on each SM, whose two consumers take tiles in turn."""
+        cores, taken = self.workload.machine.cores, pingpong_block(self.workload, known)
+        if taken is None:
+            return
+        _, stages = self._ring(taken, 1, MAX_STAGES)  # the pipeline continues across tiles
+        for cluster in ((1, 1), *self._clusters(block, known)):
+            size = math.prod(cluster)
+            raster = self._raster(block, cores, cluster)
+            yield PipelineOptions(
+                stages, raster, persistent_blocks=cores // size * size, cluster=cluster, pingpong=True
+            )  # fmt: skip
 
     # how blocks run ---------------------------------------------------------------------------------------------
     def _ring(self, known: WgmmaBlock, most_blocks: int, steps: int) -> tuple[int, int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from roller_svc.analysis.operand import all_operands
+from roller_svc.families.common.gpu.matrix.terms import epilogue_slots
 from roller_svc.families.common.gpu.warpgroups.tile import WgmmaBlock, WgmmaOperandLoads, plan_wgmma_loads
 from roller_svc.ir.group import KernelGroup
 from roller_svc.ir.hardware import UnitKind
@@ -17,6 +18,7 @@ class WgmmaFacts:
     """How the operands' tiles are filled. `blocks` caches the blocks of (block's tile, warpgroup's tile)."""
 
     loads: WgmmaOperandLoads
+    epilogue_slots: float = 0.0  # issue slots of the epilogue for each output
     blocks: dict[tuple[Tile, Tile], WgmmaBlock] = field(default_factory=dict, compare=False)
 
 
@@ -25,4 +27,5 @@ def prepare(group: KernelGroup, base: Workload[None]) -> Workload[WgmmaFacts] | 
     unit, hw = base.machine.unit, base.machine.hw
     if unit.kind is not UnitKind.WGMMA or group.attention is not None or not base.is_contraction:
         return None
-    return base.with_facts(WgmmaFacts(plan_wgmma_loads(base.space, unit, all_operands(group), hw.arch)))
+    loads = plan_wgmma_loads(base.space, unit, all_operands(group), hw.arch)
+    return base.with_facts(WgmmaFacts(loads, epilogue_slots(base, 1)))
