@@ -83,7 +83,8 @@ class CompileOptions(RequestModel):
         None, description="kernel family of GPU contractions: simt, mma or wgmma; default: the fastest"
     )
     tiles: Annotated[dict[Name, int], check_size(MAX_TILES)] = Field(
-        {}, description="constraints on lanes, split_k, stages, raster, stream_k, blocks, cluster_m or cluster_n"
+        {},
+        description="constraints on lanes, split_k, stages, raster, stream_k, blocks, cluster_m, cluster_n or pingpong",
     )
     constants: Names = Field([], description="inputs that are constant across calls: prepacked once, on CPUs")
     donate: Names = Field([], description="inputs that a scatter may overwrite: nothing is copied")

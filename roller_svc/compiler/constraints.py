@@ -77,7 +77,7 @@ def _force_constraints(
     ]  # fmt: skip
     # reset fields that exclude a constrained one
     if tiles.get("stream_k"):
-        program = replace(program, split_k=1, raster=1, persistent_blocks=0, cluster=(1, 1))
+        program = replace(program, split_k=1, raster=1, persistent_blocks=0, cluster=(1, 1), pingpong=False)
     elif tiles.get("split_k", 1) > 1 or any(tiles.get(f, 0) > 1 for f in ("blocks", "cluster_m", "cluster_n")):
         program = replace(program, stream_k_blocks=0)
     if any(tiles.get(f, 0) > 1 for f in ("cluster_m", "cluster_n")):
@@ -136,6 +136,7 @@ _DEFAULT_KNOBS: dict[str, Knob[Any]] = {
     "cluster_n": fixed_knob(1, "{unit} has no clusters"),
     "blocks": fixed_knob(0, "{unit} has a block for each tile"),
     "raster": fixed_knob(1, "only tiles of a contraction on a GPU come in another order"),
+    "pingpong": fixed_knob(0, "{unit} has no ping-pong schedule"),
 }
 # Fields that can be set after construction; earlier ones bound later ones.
 _SETTERS: dict[str, Callable[[RProgram, int], RProgram]] = {
@@ -144,6 +145,7 @@ _SETTERS: dict[str, Callable[[RProgram, int], RProgram]] = {
     "stages": lambda program, value: replace(program, stages=value),
     "cluster_m": lambda program, value: _clustered(program, (value, program.cluster_n)),
     "cluster_n": lambda program, value: _clustered(program, (program.cluster_m, value)),
-    "blocks": lambda program, value: replace(program, persistent_blocks=value),
+    "blocks": lambda program, value: replace(program, persistent_blocks=value, pingpong=program.pingpong and value > 0),
     "raster": lambda program, value: replace(program, raster=value),
+    "pingpong": lambda program, value: program.as_pingpong() if value else replace(program, pingpong=False),
 }

@@ -11,6 +11,7 @@ from roller_svc.ir.rprogram import RProgram
 TILE_FIELDS = {
     "lanes": "reduce_threads", "split_k": "split_k", "stages": "stages", "raster": "raster",
     "stream_k": "stream_k_blocks", "blocks": "persistent_blocks", "cluster_m": "cluster_m", "cluster_n": "cluster_n",
+    "pingpong": "pingpong",
 }  # fmt: skip
 
 
@@ -50,8 +51,7 @@ class ScheduleConstraints:
 
 def tile_value(program: RProgram, option: str) -> int:
     """Return the value of the rProgram's field that a public tile option (TILE_FIELDS) names."""
-    value: int = getattr(program, TILE_FIELDS[option])
-    return value
+    return int(getattr(program, TILE_FIELDS[option]))
 
 
 NO_CONSTRAINTS = ScheduleConstraints()

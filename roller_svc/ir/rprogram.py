@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from roller_svc.errors import InvariantError
 from roller_svc.ir.group import AxisRole, TileSpace
@@ -81,11 +81,18 @@ class RProgram:
         if self.pingpong and not (self.persistent_blocks and self.unit.kind is UnitKind.WGMMA):
             raise InvariantError("only persistent blocks of warpgroups have a ping-pong schedule")
         if self.pingpong and any(self.block[a.name] != self.thread[a.name] for a in self.space.spatial):
-            raise InvariantError(f"each consumer of a ping-pong schedule has a tile: expected one, got {self.tile_text}")
+            raise InvariantError(f"a ping-pong tile is that of one warpgroup, got {self.tile_text}")
         if self.persistent_blocks % self.cluster_size:
             raise InvariantError(
                 f"blocks must be a multiple of the cluster, {self.cluster_size}, got {self.persistent_blocks}"
             )
+
+    def as_pingpong(self) -> RProgram:
+        """Return the rProgram with two consumers in turn, each with the tile of one warpgroup."""
+        tile = self.block
+        for axis in self.space.spatial:
+            tile = tile.with_extent(axis.name, self.thread[axis.name])
+        return replace(self, block=tile, pingpong=True)
 
     @property
     def tile_text(self) -> str:

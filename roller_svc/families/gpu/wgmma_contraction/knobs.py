@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from roller_svc.families.common.gpu.knobs import MATRIX_KNOBS
 from roller_svc.families.common.gpu.warpgroups.knobs import nearest_blocks
+from roller_svc.families.common.gpu.warpgroups.tile import CONSUMER_REGISTERS
 from roller_svc.families.family import Knob, Nearest
-from roller_svc.families.gpu.wgmma_contraction.cost import wgmma_block
+from roller_svc.families.gpu.wgmma_contraction.cost import block_resources, wgmma_block
 from roller_svc.families.gpu.wgmma_contraction.workload import WgmmaFacts
 from roller_svc.ir.group import AxisRole, KernelGroup
 from roller_svc.ir.rprogram import RProgram
 from roller_svc.perf.model import Model
+from roller_svc.perf.occupancy import exceeded_limits
 
 MAX_CLUSTER_BLOCKS = 8  # portable cluster size (CUDA Programming Guide)
 
@@ -51,9 +54,35 @@ def _unsupported_cluster(model: Model[WgmmaFacts], program: RProgram, side: int,
     return ""
 
 
+def _nearest_pingpong(group: KernelGroup, model: Model[WgmmaFacts], program: RProgram, wanted: int) -> Nearest:
+    if wanted == 0:
+        return Nearest(0)
+    reason = "pingpong is 0 or 1" if wanted != 1 else _unsupported_pingpong(model, program)
+    return Nearest(0 if wanted != 1 or reason else 1, reason)
+
+
+def _unsupported_pingpong(model: Model[WgmmaFacts], program: RProgram) -> str:
+    """Return why two consumers cannot take tiles in turn; '' if they can."""
+    if not program.persistent_blocks:
+        return "only persistent blocks have a ping-pong schedule; set blocks"
+    taken, p = program.as_pingpong(), model.workload
+    tile = replace(
+        wgmma_block(p, p.footprint.tile(taken.block), p.footprint.tile(taken.thread)).tile,
+        stages=taken.stages, pingpong=True,
+    )  # fmt: skip
+    registers = tile.accumulator_registers + CONSUMER_REGISTERS
+    if registers > tile.consumer_registers:
+        return f"{taken.tile_text} takes {registers} registers of a consumer, which has {tile.consumer_registers}"
+    if limits := exceeded_limits(block_resources(tile), p.machine.hw):
+        return f"ping-pong with {taken.stages} stages of {taken.tile_text} takes {' and '.join(limits)}"
+    clusters = (_unsupported_cluster(model, taken, side, taken.cluster[side]) for side in (0, 1))
+    return next((reason for side, reason in enumerate(clusters) if reason and taken.cluster[side] > 1), "")
+
+
 KNOBS: Mapping[str, Knob[Any]] = {
     **MATRIX_KNOBS,
     "cluster_m": _nearest_cluster(0),
     "cluster_n": _nearest_cluster(1),
     "blocks": nearest_blocks,
+    "pingpong": _nearest_pingpong,
 }

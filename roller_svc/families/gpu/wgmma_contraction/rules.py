@@ -300,7 +300,9 @@ class WgmmaContractionRules(TilePrefilter):
         one = tuple([1] * len(p.extents))
         depth = max(extent_on(shape.block, p.k) for shape in shapes)
         for rows, columns in PINGPONG_TILES:
-            base = ThreadTile(replaced(replaced(one, p.m, rows), p.n, columns // p.space.num_accumulators), WARPGROUP_THREADS)
+            base = ThreadTile(
+                replaced(replaced(one, p.m, rows), p.n, columns // p.space.num_accumulators), WARPGROUP_THREADS
+            )
             block = replaced(base.tile, p.k, depth)
             look = self.evaluate(block, base)
             if spatial_grid(p, block) > p.machine.cores and not look.too_large and not look.misaligned:

@@ -263,7 +263,9 @@ class WgmmaMainloop:
     def _wgmma(self, accumulators: str, accumulate_first: Expr) -> tuple[Node, ...]:
         """Return the wgmma of one k-tile; the first k-step accumulates if `accumulate_first` holds."""
         tile = self.tile
-        row, column = (mul(at, num(size)) for at, size in zip(group_in_tile(tile), (tile.group_m, tile.group_n), strict=True))
+        row, column = (
+            mul(at, num(size)) for at, size in zip(group_in_tile(tile), (tile.group_m, tile.group_n), strict=True)
+        )
         nodes: tuple[Node, ...] = ()
         for k_step in range(tile.k_steps):
             accumulate = num(1) if k_step else accumulate_first

@@ -102,6 +102,30 @@ def test_blocks_that_stay_gain_what_lies_between_tiles() -> None:
     assert staying[0].estimate.seconds < leaving[0].estimate.seconds
 
 
+@pytest.mark.parametrize("function", ["gelu(C[m, n])", "tanh(C[m, n])", "C[m, n] / (1.0 + exp(-C[m, n]))"])
+def test_heavy_epilogues_overlap_with_the_next_mainloop(function: str) -> None:
+    found = group(
+        f"C[m, n] +=! A[m, k] * B[k, n]; Y[m, n] = {function}", H200,
+        A=("float16", (8192, 512)), B=("float16", (512, 8192)),
+    )  # fmt: skip
+    (first,) = best(found)
+    (together,) = best(found, pingpong=0)
+    assert first.program.pingpong
+    assert first.program.threads == 384
+    assert first.program.persistent_blocks == H200.num_cores
+    assert first.estimate.seconds < 0.91 * together.estimate.seconds
+    needs = predict_resources(found, first.program, H200)
+    assert needs is not None
+    assert (needs.threads, needs.registers_per_thread) == (384, 168)
+
+
+def test_long_mainloops_and_few_tiles_have_no_ping_pong() -> None:
+    """A tile of one warpgroup loads more for each multiply-add than one of two."""
+    for m, n, k in ((8192, 8192, 4096), (8192, 8192, 512), (1024, 1024, 512), (256, 256, 256)):
+        for candidate in best(matmul(m, n, k, "float16", hw=H200)):
+            assert not candidate.program.pingpong
+
+
 def test_pairs_of_blocks_ask_less_of_the_last_cache() -> None:
     found = square(8192)
     (pair,) = best(found)
@@ -189,6 +213,8 @@ def test_where_it_is_refused_and_why() -> None:
         ({"cluster_n": 7}, "not a multiple of clusters of 7"),
         ({"blocks": 131, "cluster_m": 2}, "whole clusters of 2 blocks"),
         ({"stream_k": 64, "blocks": 64}, "not persistent over whole tiles"),
+        ({"stream_k": 64, "pingpong": 1}, "only persistent blocks have a ping-pong schedule"),
+        ({"pingpong": 2}, "pingpong is 0 or 1"),
     ],
 )
 def test_demands_that_cannot_be_met_say_why(tiles: dict[str, int], reason: str) -> None:
@@ -202,6 +228,7 @@ def test_demands_that_cannot_be_met_say_why(tiles: dict[str, int], reason: str) 
     [
         {"cluster_m": 2}, {"cluster_n": 4}, {"cluster_m": 2, "cluster_n": 2}, {"blocks": 7}, {"stream_k": 100},
         {"split_k": 3}, {"blocks": 16, "cluster_m": 2, "split_k": 2}, {"stages": 2, "raster": 1},
+        {"pingpong": 1, "blocks": 12}, {"pingpong": 1, "blocks": 8, "cluster_m": 2},
     ],
 )  # fmt: skip
 def test_demands_that_can_are(tiles: dict[str, int]) -> None:
@@ -213,6 +240,10 @@ def test_blocks_and_clusters_fit_together() -> None:
     program = best(square(2048))[0].program
     with pytest.raises(InvariantError, match="multiple of the cluster"):
         replace(program, cluster=(2, 1), persistent_blocks=3)
+    with pytest.raises(InvariantError, match="only persistent blocks"):
+        replace(program, persistent_blocks=0, pingpong=True)
+    with pytest.raises(InvariantError, match="tile is that of one warpgroup"):
+        replace(program, persistent_blocks=4, block=program.block.with_extent("m", 256), pingpong=True)
     with pytest.raises(InvariantError, match="neither persistent nor in clusters"):
         replace(program, cluster=(1, 1), persistent_blocks=4, stream_k_blocks=4)
 

@@ -24,7 +24,7 @@ from roller_svc.errors import ScheduleError
 from roller_svc.families.common.gpu.matrix.multistage_pipeline import LANE
 from roller_svc.families.common.gpu.matrix.stream_k import partial_tiles
 from roller_svc.families.common.gpu.warpgroups.mainloop import WARP
-from roller_svc.families.common.gpu.warpgroups.tile_scheduler import BLOCK, PersistentTiles
+from roller_svc.families.common.gpu.warpgroups.tile_scheduler import BLOCK, PersistentTiles, PingpongTiles
 from roller_svc.families.common.view import GemmView
 from roller_svc.ir.accumulation import accumulator_precision
 from roller_svc.ir.expr import Const, Expr, substitute
@@ -320,6 +320,19 @@ def test_every_tile_has_one_block(
             row, column = divmod(rank, cluster[1])
             corner = by_block[first]
             assert [(t[1] - row, t[2] - column) for t in by_block[first + rank]] == [(t[1], t[2]) for t in corner]
+
+
+@pytest.mark.parametrize(("clusters", "cluster"), [(1, (1, 1)), (3, (1, 1)), (2, (2, 1)), (40, (1, 1))])
+def test_two_consumers_compute_alternate_tiles(clusters: int, cluster: tuple[int, int]) -> None:
+    """Also with fewer tiles than consumers. K-tiles of the block are counted over both."""
+    group = contraction("C[b, m, n] +=! A[b, m, k] * B[b, k, n]", HOPPER, A="float16 2 64 64", B="float16 2 64 64")
+    view = GemmView.of(group, tiles(group, unit(HOPPER, "wgmma_f16"), (64, 64, 64), (64, 64), reduce_threads=128))
+    described = (view, (3, 5), 5, clusters, cluster, 2)
+    scheduler = PersistentTiles(*described)
+    for block in range(scheduler.blocks):
+        both = [tiles_of_block(PingpongTiles(*described, num(consumer)), block) for consumer in range(2)]
+        every_tile = tiles_of_block(scheduler, block)
+        assert both == [every_tile[::2], every_tile[1::2]]
 
 
 def test_sixteen_bit_outputs_are_stored_by_tma() -> None:
