@@ -121,9 +121,9 @@ def pingpong_block(p: Workload[WgmmaFacts], known: WgmmaBlock) -> WgmmaBlock | N
     return replace(known, tile=tile, resources=needs)
 
 
-# Rows and columns of accumulators of tiles under ping-pong: they fit in one consumer's registers, load little, and
-# consist of whole boxes of 64 bytes of 16-bit results.
-PINGPONG_TILES = ((128, 160), (128, 128), (64, 256), (64, 192))
+# Rows and columns of accumulators of tiles under ping-pong: the largest that fit in one consumer's registers, and some
+# with wider swizzled rows or less padding.
+PINGPONG_TILES = ((128, 176), (128, 160), (128, 128), (64, 256), (64, 192))
 MIN_EPILOGUE_FRACTION = 0.1  # epilogue time over mainloop time from which ping-pong is estimated
 MAX_FRAGMENTS = 2  # of a warpgroup along m: B is reread for each, so that more save no shared-memory reads
 MAX_BASES = 12

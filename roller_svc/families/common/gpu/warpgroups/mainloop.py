@@ -3,6 +3,9 @@
 This is CUTLASS's PipelineTmaAsync. Counting over all tiles of a block, k-tile i uses stage i % stages. Barrier `full`
 of a stage completes a phase when all data has arrived, `empty` when all consumers have read it. Both phases of k-tile i
 have number i / stages.
+
+Under ping-pong, two consumers take output tiles in turn: one runs its epilogue during the other's mainloop (CUTLASS's
+KernelTmaWarpSpecializedPingpong). They share the pipeline, in the order of tiles.
 """
 
 from __future__ import annotations
@@ -100,8 +103,8 @@ class WgmmaMainloop:
         barriers = (MbarrierInit(FULL, index, filling), MbarrierInit(EMPTY, index, emptying))
         loop = Loop(".stage", self.tile.stages, LoopKind.UNROLL, barriers)
         first = Op(OpKind.LAND, (eq(ref(GROUP), num(0)), eq(ref(THREAD), num(0))), DType.INT8)
-        turns = range(PINGPONG_CONSUMERS if self.tile.pingpong else 0)
-        order = tuple(MbarrierInit(ORDER, (num(consumer),), WARPS) for consumer in turns)
+        consumers = range(PINGPONG_CONSUMERS if self.tile.pingpong else 0)
+        order = tuple(MbarrierInit(ORDER, (num(consumer),), WARPS) for consumer in consumers)
         return Branch(first, (loop, *order, FenceMbarrierInit()))
 
     # producer -------------------------------------------------------------------------------------------------------

@@ -155,9 +155,9 @@ class PingpongTiles(PersistentTiles):
     def for_each_tile(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
         own = div(ref(BLOCK), math.prod(self.cluster))
         nodes = (Let(TILE, add(mul(ref(VISIT), num(self.clusters)), own), self.bind_tile(nodes)),)
-        nodes = (Let(VISIT, add(mul(ref(".turn"), num(2)), self.warpgroup), nodes),)
-        turns = div(sub(add(self._tiles_of_block, num(1)), self.warpgroup), 2)
-        return (Loop(".turn", ceil_div(self._max_tiles_of_block, 2), LoopKind.SERIAL, nodes, stop=turns),)
+        nodes = (Let(VISIT, add(mul(ref(".own_visit"), num(2)), self.warpgroup), nodes),)
+        own_visits = div(sub(add(self._tiles_of_block, num(1)), self.warpgroup), 2)
+        return (Loop(".own_visit", ceil_div(self._max_tiles_of_block, 2), LoopKind.SERIAL, nodes, stop=own_visits),)
 
 
 @dataclass(frozen=True, slots=True)
