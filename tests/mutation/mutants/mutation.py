@@ -27,6 +27,7 @@ class Tiles:
     stream_k: int = 0
     blocks: int = 0
     cluster: tuple[int, int] = (1, 1)
+    pingpong: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,11 @@ BULK = Case(  # boxes both ways, two blocks that stay, an odd number of pieces o
     "wgmma bulk", "wgmma", "C[m, n] +=! A[m, k] * B[n, k]", (("A", "float16", (296, 200)), ("B", "float16", (88, 200))),
     Tiles((128, 96, 64), (64, 96, 1), lanes=128, stages=3, blocks=2), target=H200, unit=WGMMA,
 )  # fmt: skip
+PINGPONG = Case(  # two consumers take an odd number of tiles in turn
+    "wgmma ping-pong", "wgmma", "C[m, n] +=! A[m, k] * B[n, k]; Y[m, n] = tanh(C[m, n])",
+    (("A", "float16", (296, 136)), ("B", "float16", (88, 136))),
+    Tiles((64, 96, 64), (64, 96, 1), lanes=128, stages=2, blocks=1, pingpong=True), target=H200, unit=WGMMA,
+)  # fmt: skip
 COPIED = Case(  # copies of threads, results through rooms of warps
     "wgmma copied", "wgmma", "C[m, n] +=! A[m, k] * B[k, n]",
     (("A", "float16", (130, 202)), ("B", "float16", (202, 66))),

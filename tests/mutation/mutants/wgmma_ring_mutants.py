@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.mutation.mutants.mutation import Edit, Kind, Mutation, mutant
-from tests.mutation.mutants.wgmma_cases import BULK, COPIED, MOVED, SHARED
+from tests.mutation.mutants.wgmma_cases import BULK, COPIED, MOVED, PINGPONG, SHARED
 
 _LOAD_A, _LOAD_B = r"(tma_load_2d\(a_shared [^\n]*)", r"(tma_load_2d\(b_shared [^\n]*)"
 _FIRST = r"(wgmma_m64n96k16_f16_kk\(acc, [^\n]*)\(int\)\(\(0 < k_step\)\)"
@@ -134,4 +134,19 @@ PEERS: tuple[Mutation, ...] = (
            Edit(r"\(m_cluster \* 2\) \+ rank", "(m_cluster * 2)", 2)),
 )  # fmt: skip
 
-MUTATIONS = (*PHASES, *RELEASES, *PRODUCTS, *PEERS)
+ORDER: tuple[Mutation, ...] = (
+    mutant(PINGPONG, "mainloops are in no order", Kind.WAIT, Edit(r" +barrier_wait\(\(order[^\n]*\n", "")),
+    mutant(PINGPONG, "order is awaited with the other parity", Kind.PHASE,
+           Edit(r"\(1 - \(\(\(visit \+ 1\) / 2\) % 2\)\)", "(((visit + 1) / 2) % 2)")),
+    mutant(PINGPONG, "a consumer gives itself the next turn", Kind.PHASE,
+           Edit(r"order \+ \(1 - \(visit % 2\)\)", "order + (visit % 2)")),
+    mutant(PINGPONG, "both consumers compute the same tiles", Kind.PLACE,
+           Edit(r"\(own_visit \* 2\) \+ group", "own_visit * 2")),
+    mutant(PINGPONG, "one warp gives the next turn", Kind.PHASE, Edit(r"(order \+ \d\), )4\)", r"\g<1>1)", 2)),
+    mutant(PINGPONG, "arrivals of both consumers empty a slot", Kind.PHASE,
+           Edit(r"(empty \+ stage\), )4\)", r"\g<1>8)")),
+    mutant(PINGPONG, "consumers share a buffer of results", Kind.ROOM,
+           Edit(r"\(\(group \* 4\) \+ warp\)", "(warp)", 9)),
+)  # fmt: skip
+
+MUTATIONS = (*PHASES, *RELEASES, *PRODUCTS, *PEERS, *ORDER)

@@ -130,6 +130,9 @@ KINDS: dict[str, tuple[str, str, dict[str, str], tuple[int, int, int], tuple[int
     "ping-pong, shared along m": (
         "wgmma_f16", NT, {"A": "float16 300 136", "B": "float16 360 136"}, (64, 64, 64), (64, 64),
         {"stages": 3, "cluster": (2, 1), "persistent_blocks": 4, "raster": 2, "pingpong": True}),
+    "ping-pong, widest, shared along m": (
+        "wgmma_f16", f"{NT}; Y[m, n] = gelu(C[m, n])", {"A": "float16 500 72", "B": "float16 360 72"}, (128, 176, 64),
+        (128, 176), {"stages": 5, "cluster": (2, 1), "persistent_blocks": 2, "pingpong": True}),
     "ping-pong, promoted": (
         "wgmma_e4m3", "C[m, n] +=! A[m, k].cast(`float32`) * B[n, k].cast(`float32`)",
         {"A": "float8_e4m3fn 200 160", "B": "float8_e4m3fn 56 160"}, (64, 24, 32), (64, 24),
