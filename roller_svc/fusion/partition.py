@@ -340,9 +340,9 @@ def _same_point_axes(writer: TensorExpr, load: Load, reader: TensorExpr, draft: 
 
 
 def _same_pass_axes(draft: _FusionGroup, statement: TensorExpr) -> dict[str, str] | None:
-    """Return the axes of a second reduction over the same rows of the same tensor, so that one pass serves both."""
+    """Return the axes of a second reduction, or map, over the same tensor, so that one pass serves both."""
     first = draft.statements[0]
-    if draft.contraction is not None or statement.kind is not StatementKind.REDUCE or not first.reduced:
+    if draft.contraction is not None or statement.kind is not first.kind:
         return None
     if not set(statement.reads_tensors) & set(first.reads_tensors):
         return None
@@ -351,7 +351,23 @@ def _same_pass_axes(draft: _FusionGroup, statement: TensorExpr) -> dict[str, str
         return None
     if [a.extent for a in statement.reduced] != [a.extent for a in first.reduced]:
         return None
-    return {a.name: b.name for a, b in zip(own, theirs, strict=True)}
+    names = {a.name: b.name for a, b in zip(own, theirs, strict=True)}
+    if first.kind is StatementKind.MAP and not _reads_same_elements(draft, statement, names):
+        return None
+    return names
+
+
+def _reads_same_elements(draft: _FusionGroup, statement: TensorExpr, names: Mapping[str, str]) -> bool:
+    """Return whether two maps share a load whose indices are their axes in order."""
+    refs: dict[str, Expr] = {own: AxisRef(outer) for own, outer in names.items()}
+    order = [a.name for a in draft.outer]
+
+    def in_order(load: Load) -> bool:
+        indexed = [order.index(i.name) for i in load.index if isinstance(i, AxisRef) and i.name in order]
+        return len(indexed) == len(load.index) and indexed == sorted(indexed) and indexed[-1:] == [len(order) - 1]
+
+    shared = {(load.tensor, load.index) for load in draft.statements[0].reads if in_order(load)}
+    return any((load.tensor, tuple(substitute(i, refs) for i in load.index)) in shared for load in statement.reads)
 
 
 def _renamed(statement: TensorExpr, names: Mapping[str, str], draft: _FusionGroup) -> TensorExpr:

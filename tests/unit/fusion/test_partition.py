@@ -194,3 +194,29 @@ def test_a_scatter_costs_the_copy_of_its_target() -> None:
     assert group.space.copied_bytes == 64 << 20
     assert ranked[0][0].estimate.seconds >= 2 * (64 << 20) / H200.dram.bandwidth_bytes_per_s
     assert ranked[0][0].estimate.bound == "copy"
+
+
+@pytest.mark.parametrize("target", ["nvidia-h200-sxm", "nvidia-v100-sxm2", "cpu-x86-avx2"])
+def test_maps_over_one_tensor_share_a_pass(target: str) -> None:
+    casts = program("a[i,j] = x[i,j].cast(`float16`); b[i,j] = x[i,j].cast(`int32`); c[p,q] = x[p,q] * w[q]",
+                    x=(64, 1000), w=(1000,))  # fmt: skip
+    (group,) = partition(casts, hardware.load(target))
+    assert [s.output for s in group.statements] == ["a", "b", "c"]
+    assert [name for name, _ in group.stored] == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        "z[j,i] = x[i,j] + 1.0",  # another order
+        "z[i,j] = x[j,i] + 1.0 where i in 64, j in 64",  # other elements
+        "z[i,j] = x[i,j] + 1.0 where i in 32",  # fewer rows
+        "z[i] +=! x[i,j]",  # a reduction
+    ],
+)
+def test_maps_over_other_elements_stay_apart(second: str) -> None:
+    assert len(groups(f"y[i,j] = x[i,j] * 2.0; {second}", x=(64, 64))) == 2
+
+
+def test_transposes_of_one_tensor_stay_apart() -> None:
+    assert len(groups("y[j,i] = x[i,j] * 2.0; z[j,i] = x[i,j] + 1.0", x=(4096, 4096))) == 2
