@@ -115,6 +115,11 @@ def block_resources(tile: WgmmaTile) -> BlockResources:
     return BlockResources(tile.threads, registers, tile.shared_bytes)
 
 
+def result_llc_cycles(p: Workload[WgmmaFacts], tiles: int) -> float:
+    """Return the LLC cycles of one tile's outputs and epilogue operands, which a ping-pong schedule adds to loads."""
+    return p.epilogue.total_bytes / tiles / llc_bytes_per_core_cycle(p.machine)
+
+
 def prefetch_stages(block: WgmmaBlock, stages: int) -> int:
     """Return the k-tiles in flight before their use; copies through registers are always one ahead."""
     return 1 if block.latencies else stages - 1
@@ -219,26 +224,27 @@ def _prologue_epilogue_cycles(
     handing = tiles.together * epilogue_handoff_cycles(p, tile)
     if not (launch.persistent_blocks or launch.stream_k_blocks):
         return (begin + handing + results) * (1 + tiles.again)
-    won = min(tile.stages, block_steps(p, launch)) * max(0.0, max(loads, step.dram) - resource_seconds)
     if launch.pingpong:
         handing = epilogue_handoff_cycles(p, tile, LONE_WARP_SLOT_CYCLES)
-        exposed = _pingpong_exposed_cycles(p, tile, block_steps(p, launch) * step.shared, tiles.mainloop_cycles)
-        return begin + handing + results + tiles.again * max(0.0, exposed - won)
+        k_tiles = block_steps(p, launch)
+        llc = k_tiles * step.llc * working + result_llc_cycles(p, launch.grid) * working
+        bound = max(k_tiles * step.shared + buffered_cycles(p, tile), llc)
+        exposed = _pingpong_exposed_cycles(p, tile, bound, tiles.mainloop_cycles)
+        return begin + handing + results + tiles.again * exposed
+    won = min(tile.stages, block_steps(p, launch)) * max(0.0, max(loads, step.dram) - resource_seconds)
     return begin + handing + results + tiles.again * max(0.0, handing - won)
 
 
-def _pingpong_exposed_cycles(p: Workload[WgmmaFacts], tile: WgmmaTile, shared: float, mainloop: float) -> float:
+def _pingpong_exposed_cycles(p: Workload[WgmmaFacts], tile: WgmmaTile, memory: float, mainloop: float) -> float:
     """Return the cycles of one tile of a ping-pong schedule that its mainloop does not hide.
 
     A consumer alternates between mainloop and epilogue, and mainloops do not overlap. One pair of tiles takes
-    max(2 mainloops, mainloop + epilogue). Instructions of two epilogues and shared memory limit it, too.
+    max(2 mainloops, mainloop + epilogue). Instructions of two epilogues and memory limit it, too.
 
     Args:
-        shared: Shared-memory cycles of the mainloop.
+        memory: Cycles of shared memory, or of the LLC if longer, for mainloop and epilogue.
         mainloop: Cycles of the mainloop.
     """
     alone = epilogue_handoff_cycles(p, tile, LONE_WARP_SLOT_CYCLES)
-    period = max(
-        mainloop, (mainloop + alone) / 2, epilogue_handoff_cycles(p, tile), shared + buffered_cycles(p, tile)
-    )  # fmt: skip
+    period = max(mainloop, (mainloop + alone) / 2, epilogue_handoff_cycles(p, tile), memory)
     return period - mainloop + IMPERFECT_OVERLAP * alone

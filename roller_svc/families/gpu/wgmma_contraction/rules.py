@@ -52,6 +52,7 @@ from roller_svc.families.gpu.wgmma_contraction.cost import (
     UNLIMITED,
     block_resources,
     prefetch_stages,
+    result_llc_cycles,
     shared_step,
     wgmma_block,
 )
@@ -85,7 +86,8 @@ def approx_cycles(p: Workload[WgmmaFacts], block: Tile, base: ThreadTile, split_
         rounds = -(-tasks // mach.cores)
         mainloop = steps * max(step.mma, step.shared, step.issue, loads, step.chain)
         alone = through + LONE_WARP_SLOT_CYCLES * issued
-        period = max(mainloop, (mainloop + alone) / 2) + IMPERFECT_OVERLAP * alone
+        memory = steps * loads + result_llc_cycles(p, tasks)
+        period = max(mainloop, (mainloop + alone) / 2, memory) + IMPERFECT_OVERLAP * alone
         return min(whole, max(floor, rounds * period) + step.latency + BOX_LATENCY_CYCLES + alone)
     if split_k > 1:
         return whole + split_k_reduction_cycles(p, split_k * p.outer_points)
@@ -205,6 +207,8 @@ class WgmmaContractionRules(TilePrefilter):
         steps = -(-known.tile.k_order.steps // split_k)
         resident, stages = self._ring(known, -(-tasks // cores), steps)
         at_once = resident * cores
+        if stages == steps and tasks > at_once:
+            _, stages = self._ring(known, resident, MAX_STAGES)  # the pipeline continues across tiles
         found = []
         for cluster in ((1, 1), *self._clusters(block, known)):
             size = math.prod(cluster)

@@ -109,6 +109,9 @@ KINDS: dict[str, tuple[str, str, dict[str, str], tuple[int, int, int], tuple[int
     "persistent, copied by threads": (
         "wgmma_f16", NT, {"A": "float16 250 90", "B": "float16 100 90"}, (64, 32, 32), (64, 32),
         {"stages": 4, "persistent_blocks": 4}),
+    "persistent, more stages than k-tiles": (
+        "wgmma_f16", f"{NT}; Y[m, n] = gelu(C[m, n])", {"A": "float16 400 72", "B": "float16 200 72"}, (128, 64, 64),
+        (64, 64), {"stages": 5, "persistent_blocks": 3}),
     "ping-pong": (
         "wgmma_f16", f"{NT}; Y[m, n] = gelu(C[m, n] + v[n])",
         {"A": "float16 200 136", "B": "float16 104 136", "v": "float16 104"}, (64, 32, 32), (64, 32),
