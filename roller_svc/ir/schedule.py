@@ -76,6 +76,7 @@ class Storage:
     ordered: bool = False  # registers of a CPU only
     subview_of: Load | None = None  # first element of the part of a tensor in memory that this storage is
     alignment_bytes: int = SHARED_ALIGNMENT_BYTES  # of the first byte; shared memory only
+    overlays: tuple[str, ...] = ()  # adjacent shared buffers in scope whose memory the body uses for this one instead
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,6 +264,16 @@ class AnyThread:
 
 
 @dataclass(frozen=True, slots=True)
+class RemoteShared:
+    """Bind `remote` to the shared tensor of another block of the cluster, to be read in the body (mapa)."""
+
+    remote: str
+    tensor: str
+    rank: Expr  # of the block in the cluster
+    body: tuple[Node, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Mma:
     """A warp's tensor[index..., :] += a[a_index..., :] * b[b_index..., :] (mma.sync m16n8k, 32 bytes along k).
 
@@ -282,7 +293,7 @@ class Mma:
 Node = (
     Loop | Let | Storage | Compute | Branch | Routine | Barrier | WarpReduce | HorizontalReduce | Prefetch | Transpose
     | CpAsync | CpAsyncCommitGroup | CpAsyncWaitGroup | LoadMatrix | RoundFragment | Mma | PackFragment | Exp2
-    | AnyThread | HopperNode
+    | AnyThread | RemoteShared | HopperNode
 )  # fmt: skip
 
 
@@ -308,6 +319,8 @@ def child_lists(node: Node) -> tuple[tuple[Node, ...], ...]:
     match node:
         case Loop(body=body) | Let(body=body) | Storage(body=body) | Routine(body=body) | AnyThread(body=body):
             return (body,)
+        case RemoteShared(body=body):
+            return (body,)
         case Branch(then=then, otherwise=otherwise):
             return (then, otherwise)
         case _:
@@ -327,7 +340,7 @@ def expressions(node: Node) -> tuple[Expr, ...]:
             return (*index, first)
         case Branch(cond=cond) | AnyThread(cond=cond):
             return (cond,)
-        case Let(value=value):
+        case Let(value=value) | RemoteShared(rank=value):
             return (value,)
         case Loop(stop=limit) if limit is not None:
             return (limit,)

@@ -166,8 +166,22 @@ class WarpBarrier:
 
 
 @dataclass(frozen=True, slots=True)
+class NamedBarrier:
+    """Synchronize `threads` threads of a block, in whole warps (barrier.sync). Barrier 0 is that of all threads."""
+
+    number: int
+    threads: int
+
+
+@dataclass(frozen=True, slots=True)
 class ClusterBarrier:
-    """Synchronize the threads of a cluster and make their writes visible to each other."""
+    """Synchronize the threads of a cluster and make their writes visible to each other.
+
+    `relaxed`: nothing becomes visible. `roles`: each role of warps has such a node of its own.
+    """
+
+    relaxed: bool = False
+    roles: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +202,7 @@ class StoreMatrix:
 HopperNode = (
     MbarrierInit | FenceMbarrierInit | MbarrierArrive | MbarrierWait | TmaLoad | TmaStore | TmaStoreCommitGroup
     | TmaStoreWaitGroup | FenceProxyAsync | WarpgroupMma | WgmmaFence | WgmmaCommitGroup | WgmmaWaitGroup | SetMaxNReg
-    | WarpBarrier | ClusterBarrier | StoreMatrix
+    | WarpBarrier | NamedBarrier | ClusterBarrier | StoreMatrix
 )  # fmt: skip
 
 
@@ -237,5 +251,7 @@ def describe_hopper_node(node: HopperNode) -> str:
             return f"{tensor}[...] = {count} matrices of {source}"
         case SetMaxNReg(count=count):
             return f"{count} registers a thread"
+        case NamedBarrier(threads=threads):
+            return f"await {threads} threads"
         case _:
             return type(node).__name__

@@ -19,6 +19,7 @@ from roller_svc.ir.schedule import (
     Node,
     PackFragment,
     Prefetch,
+    RemoteShared,
     RoundFragment,
     Routine,
     Storage,
@@ -86,6 +87,8 @@ def _matrix_line(node: Node) -> str:
             return f"{tensor}[...] = 2 ** {tensor}[...]"
         case AnyThread(var=var):
             return f"{var} = any thread"
+        case RemoteShared(remote=remote, tensor=tensor):
+            return f"{remote} = {tensor} of another block"
         case _ if isinstance(node, HopperNode):
             return describe_hopper_node(node)
         case _:

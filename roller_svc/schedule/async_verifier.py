@@ -17,6 +17,7 @@ from roller_svc.ir.schedule_hopper import (
     MbarrierArrive,
     MbarrierInit,
     MbarrierWait,
+    NamedBarrier,
     RegisterMatrix,
     SetMaxNReg,
     SharedMatrix,
@@ -35,7 +36,7 @@ from roller_svc.ir.schedule_hopper import (
 # Collective nodes and the threads that must all execute them.
 _COLLECTIVES = {
     WarpgroupMma: "warpgroup", WgmmaFence: "warpgroup", WgmmaCommitGroup: "warpgroup", WgmmaWaitGroup: "warpgroup",
-    SetMaxNReg: "warpgroup", WarpBarrier: "warp", StoreMatrix: "warp", ClusterBarrier: "block",
+    SetMaxNReg: "warpgroup", WarpBarrier: "warp", StoreMatrix: "warp", ClusterBarrier: "block", NamedBarrier: "warp",
 }  # fmt: skip
 
 
@@ -187,4 +188,6 @@ class AsyncVerifier:
 
 def convergence_of(node: HopperNode) -> str | None:
     """Return the threads that must all execute a node: warp, warpgroup, block; None: a single thread may."""
+    if isinstance(node, ClusterBarrier) and node.roles:
+        return "warp"
     return _COLLECTIVES.get(type(node))

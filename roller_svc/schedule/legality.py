@@ -34,12 +34,14 @@ from roller_svc.ir.schedule import (
     Node,
     PackFragment,
     Prefetch,
+    RemoteShared,
     RoundFragment,
     Routine,
     Scope,
     Storage,
     Transpose,
     WarpReduce,
+    expressions,
     iter_nodes,
 )
 from roller_svc.ir.schedule_hopper import (
@@ -96,6 +98,8 @@ class ScopeTracker:
         saved = self.storages_in_scope.get(name)
         if alive := [t for t in storage.aliases if t in self.storages_in_scope]:
             raise ScheduleError(f"{name} aliases {', '.join(alive)}, which is still in scope", code="schedule-scope")
+        if storage.overlays and (used := sorted(tensors_of(storage.body).intersection(storage.overlays))):
+            raise ScheduleError(f"{name} overlays {', '.join(used)}, which its body uses", code="schedule-scope")
         self.storages_in_scope[name] = (len(self.loops), storage.scope)
         self.written.discard(name)
         self.variables.contents.pop(name, None)
@@ -153,6 +157,18 @@ class ScopeTracker:
         self.dependence.record_access(tensor, index, self.storage_site(tensor), is_write=is_write)
 
 
+def tensors_of(nodes: tuple[Node, ...]) -> set[str]:
+    """Return the names of the tensors that nodes read, write or pass on."""
+    names: set[str] = set()
+    for node in iter_nodes(nodes):
+        for name in ("tensor", "source", "a", "b", "barrier"):
+            value = getattr(node, name, None)
+            names.update({value} if isinstance(value, str) else {getattr(value, "tensor", "")})
+        for expr in expressions(node):
+            names.update(load.tensor for load in iter_subexpressions(expr) if isinstance(load, Load))
+    return names
+
+
 MAX_VECTOR_LANES = 64  # bytes in the widest vector
 _SHARED_LOOPS = (LoopKind.PARALLEL, LoopKind.BLOCK, LoopKind.THREAD)
 
@@ -208,7 +224,7 @@ class _Verifier:
                     self._storage(node)
                 case Compute():
                     self._compute(node)
-                case Branch() | Routine() | AnyThread():
+                case Branch() | Routine() | AnyThread() | RemoteShared():
                     self._inside(node)
                 case Barrier():
                     self._barrier()
@@ -276,7 +292,7 @@ class _Verifier:
         if any(node.tensor == storage.tensor for node in writers):
             self.scopes.record_access(window.tensor, window.index, is_write=True)
 
-    def _inside(self, node: Branch | Routine | AnyThread) -> None:
+    def _inside(self, node: Branch | Routine | AnyThread | RemoteShared) -> None:
         match node:
             case Branch():
                 self._branch(node)
@@ -284,6 +300,8 @@ class _Verifier:
                 self._routine(node)
             case AnyThread():
                 self._any_thread(node)
+            case RemoteShared():
+                self._remote_shared(node)
 
     def _branch(self, branch: Branch) -> None:
         self.scopes.check_expr(branch.cond)
@@ -362,6 +380,22 @@ class _Verifier:
             self._check_convergent("warp")
         with self.scopes.bind(node.var, Value.of_loop(node.var)):
             self.nodes(node.body)
+
+    def _remote_shared(self, node: RemoteShared) -> None:
+        """Check that another block's shared memory is read, not written, and that it has been written."""
+        scopes = self.scopes
+        scopes.check_expr(node.rank)
+        scopes.check_in_scope(node.tensor)
+        if scopes.storage_site(node.tensor)[1] is not Scope.SHARED:
+            raise ScheduleError(f"{node.tensor} of another block is not in shared memory", code="schedule-scope")
+        if any(isinstance(n, Compute) and n.tensor == node.remote for n in iter_nodes(node.body)):
+            raise ScheduleError(f"{node.remote} of another block is written", code="schedule-dependence")
+        if node.tensor not in scopes.written:
+            raise ScheduleError(f"{node.remote} is read before {node.tensor} is computed", code="schedule-order")
+        scopes.storages_in_scope[node.remote] = (len(scopes.loops), Scope.SHARED)
+        scopes.written.add(node.remote)
+        self.nodes(node.body)
+        del scopes.storages_in_scope[node.remote]
 
     # tensor cores ---------------------------------------------------------------------------------------------------
     def _copy(self, node: CpAsync) -> None:

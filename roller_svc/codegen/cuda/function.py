@@ -18,6 +18,7 @@ from roller_svc.codegen.index_width import MAX_INT32, needs_wide_index
 from roller_svc.codegen.names import Names
 from roller_svc.codegen.scalar import Scalar
 from roller_svc.codegen.visitor import CodeGenVisitor
+from roller_svc.errors import InvariantError
 from roller_svc.ir.expr import Expr, axes_of
 from roller_svc.ir.hardware import Arch
 from roller_svc.ir.index import ceil_div
@@ -33,6 +34,7 @@ from roller_svc.ir.schedule import (
     Loop,
     LoopKind,
     Node,
+    RemoteShared,
     ScheduleTree,
     Scope,
     Storage,
@@ -98,6 +100,8 @@ class CodeGenCuda(CodeGenVisitor):
             self.emit_line(hopper_statement(node, self.scalar))
         elif isinstance(node, AnyThread):
             self.visit_any_thread(node)
+        elif isinstance(node, RemoteShared):
+            self.visit_remote_shared(node)
         else:
             CodeGenVisitor.visit(self, node)
 
@@ -178,6 +182,15 @@ class CodeGenCuda(CodeGenVisitor):
             self.visit_all(node.body)
         scalar.values, scalar.ranges = saved
 
+    def visit_remote_shared(self, node: RemoteShared) -> None:
+        own, identifier = self.scalar.buffers[node.tensor], self.names.of(node.remote)
+        self.scalar.buffers[node.remote] = replace(own, identifier=identifier)
+        type_ = self.dialect.storage_type(own.dtype)
+        with self.declaring(identifier):
+            mapped = f"{call_wrapper('map_shared_rank', self.scalar)}({own.identifier}, {self.scalar.index(node.rank)})"
+            self.emit_line(f"const {type_} *const {identifier} = {mapped};")
+            self.visit_all(node.body)
+
     def visit_warp_reduce(self, node: WarpReduce) -> None:
         buffer = self.scalar.buffers[node.tensor]
         target = self.element(node.tensor, buffer, node.index)
@@ -193,12 +206,16 @@ class CodeGenCuda(CodeGenVisitor):
         type_ = self.dialect.storage_type(storage.dtype)
         if storage.scope is Scope.SHARED:
             count = math.prod(storage.shape[:-1]) * (storage.shape[-1] + storage.pad)
-            start = min((self.shared_buffers[t].offset for t in storage.aliases), default=None)
-            if start is None:
-                end = max((buffer.end for buffer in self.shared_buffers.values()), default=0)
-                start = ceil_div(end, storage.alignment_bytes) * storage.alignment_bytes
+            reused = [self.shared_buffers[t] for t in (*storage.aliases, *storage.overlays)]
+            end = max((buffer.end for buffer in reused or self.shared_buffers.values()), default=0)
+            start = min(
+                (buffer.offset for buffer in reused),
+                default=ceil_div(end, storage.alignment_bytes) * storage.alignment_bytes,
+            )
+            if storage.overlays and start + count * storage.dtype.bytes > end:
+                raise InvariantError(f"{storage.tensor} is larger than {', '.join(storage.overlays)}")
             self.shared_buffers[storage.tensor] = SharedBuffer(
-                type_, identifier, count, count * storage.dtype.bytes, start, bool(storage.aliases),
+                type_, identifier, count, count * storage.dtype.bytes, start, bool(reused),
                 storage.alignment_bytes,
             )  # fmt: skip
             return

@@ -81,6 +81,10 @@ _PLAIN = {
   asm volatile("barrier.cluster.arrive.release.aligned;\\n"
                "barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }}""",
+    "cluster_sync_relaxed": f"""{_F} void cluster_sync_relaxed() {{
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;\\n"
+               "barrier.cluster.wait.aligned;" ::: "memory");
+}}""",
     # whether this is the one lane that the warp elects, always the same; the compiler then knows that a single thread
     # issues TMA, and needs no loop over the active ones
     "elect_one": f"""{_F} int elect_one() {{

@@ -30,6 +30,7 @@ from roller_svc.ir.schedule_hopper import (
     MbarrierArrive,
     MbarrierInit,
     MbarrierWait,
+    NamedBarrier,
     RegisterMatrix,
     SetMaxNReg,
     SharedMatrix,
@@ -153,7 +154,7 @@ DESCRIPTOR_UNIT_BYTES = 16  # of the address in a matrix descriptor (PTX ISA, "M
 
 _PLAIN = {
     FenceMbarrierInit: "fence_barrier_init", TmaStoreCommitGroup: "bulk_commit", FenceProxyAsync: "fence_async",
-    WgmmaFence: "wgmma_fence", WgmmaCommitGroup: "wgmma_commit", ClusterBarrier: "cluster_sync",
+    WgmmaFence: "wgmma_fence", WgmmaCommitGroup: "wgmma_commit",
 }  # fmt: skip
 
 
@@ -187,6 +188,10 @@ def hopper_statement(node: HopperNode, scalar: Scalar) -> str:
             return f"{call_wrapper('registers_increase' if increase else 'registers_decrease', scalar)}<{count}>();"
         case WarpBarrier():
             return "__syncwarp();"
+        case NamedBarrier(number=number, threads=threads):
+            return f"{call_wrapper('named_barrier', scalar)}({number}, {threads});"
+        case ClusterBarrier(relaxed=relaxed):
+            return f"{call_wrapper('cluster_sync_relaxed' if relaxed else 'cluster_sync', scalar)}();"
         case _:
             raise InvariantError(f"{type(node).__name__} has no statement")
 
