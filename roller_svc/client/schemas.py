@@ -84,7 +84,8 @@ class CompileOptions(RequestModel):
     )
     tiles: Annotated[dict[Name, int], check_size(MAX_TILES)] = Field(
         {},
-        description="constraints on lanes, split_k, stages, raster, stream_k, blocks, cluster_m, cluster_n or pingpong",
+        description="constraints on lanes, split_k, stages, raster, stream_k, blocks, cluster_m, cluster_n, cluster_k, "
+        "pingpong",
     )
     constants: Names = Field([], description="inputs that are constant across calls: prepacked once, on CPUs")
     donate: Names = Field([], description="inputs that a scatter may overwrite: nothing is copied")

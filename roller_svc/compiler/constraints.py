@@ -77,11 +77,17 @@ def _force_constraints(
     ]  # fmt: skip
     # reset fields that exclude a constrained one
     if tiles.get("stream_k"):
-        program = replace(program, split_k=1, raster=1, persistent_blocks=0, cluster=(1, 1), pingpong=False)
-    elif tiles.get("split_k", 1) > 1 or any(tiles.get(f, 0) > 1 for f in ("blocks", "cluster_m", "cluster_n")):
+        program = replace(
+            program, split_k=1, raster=1, persistent_blocks=0, cluster=(1, 1), cluster_k=1, pingpong=False
+        )
+    elif tiles.get("split_k", 1) > 1 or any(tiles.get(f, 0) > 1 for f in ("blocks", *_CLUSTER)):
         program = replace(program, stream_k_blocks=0)
-    if any(tiles.get(f, 0) > 1 for f in ("cluster_m", "cluster_n")):
-        program = replace(program, cluster=(1, 1))
+    if tiles.get("cluster_k", 1) > 1:
+        program = replace(program, split_k=1, persistent_blocks=0, pingpong=False)
+    elif tiles.get("split_k", 1) > 1 or tiles.get("blocks", 0) > 1:
+        program = replace(program, cluster_k=1)
+    if any(tiles.get(f, 0) > 1 for f in _CLUSTER):
+        program = replace(program, cluster=(1, 1), cluster_k=1)
     knobs = _DEFAULT_KNOBS | dict(family.knobs)
     for field, with_value in _SETTERS.items():
         if field in tiles:
@@ -121,12 +127,13 @@ def _nearest_stages(group: KernelGroup, model: Model[Any], program: RProgram, wa
 
 def _clustered(program: RProgram, cluster: tuple[int, int]) -> RProgram:
     """Return the rProgram with its blocks, and its rows of tiles, in whole clusters."""
-    size = math.prod(cluster)
+    size = math.prod(cluster) * program.cluster_k
     blocks = max(1, program.persistent_blocks // size) * size if program.persistent_blocks else 0
     rows = program.raster if program.raster == 1 else -(-program.raster // cluster[0]) * cluster[0]
     return replace(program, cluster=cluster, persistent_blocks=blocks, raster=rows)
 
 
+_CLUSTER = ("cluster_m", "cluster_n", "cluster_k")  # fields with the blocks of a cluster
 # For fields that the family has no knob for.
 _DEFAULT_KNOBS: dict[str, Knob[Any]] = {
     "split_k": _nearest_split,
@@ -134,6 +141,7 @@ _DEFAULT_KNOBS: dict[str, Knob[Any]] = {
     "stages": _nearest_stages,
     "cluster_m": fixed_knob(1, "{unit} has no clusters"),
     "cluster_n": fixed_knob(1, "{unit} has no clusters"),
+    "cluster_k": fixed_knob(1, "{unit} has no clusters"),
     "blocks": fixed_knob(0, "{unit} has a block for each tile"),
     "raster": fixed_knob(1, "only tiles of a contraction on a GPU come in another order"),
     "pingpong": fixed_knob(0, "{unit} has no ping-pong schedule"),
@@ -145,6 +153,7 @@ _SETTERS: dict[str, Callable[[RProgram, int], RProgram]] = {
     "stages": lambda program, value: replace(program, stages=value),
     "cluster_m": lambda program, value: _clustered(program, (value, program.cluster_n)),
     "cluster_n": lambda program, value: _clustered(program, (program.cluster_m, value)),
+    "cluster_k": lambda program, value: replace(program, cluster_k=value),
     "blocks": lambda program, value: replace(program, persistent_blocks=value, pingpong=program.pingpong and value > 0),
     "raster": lambda program, value: replace(program, raster=value),
     "pingpong": lambda program, value: program.as_pingpong() if value else replace(program, pingpong=False),

@@ -136,6 +136,11 @@ def _best(group: KernelGroup, hw: HardwareSpec) -> RProgram:
     return candidates[0].program
 
 
+def _cluster_text(tiles: RProgram) -> str:
+    """Return the blocks of a cluster along m, n and k as text; '' for blocks alone."""
+    return f", cluster {tiles.cluster_m} x {tiles.cluster_n} x {tiles.cluster_k}" if tiles.cluster_size > 1 else ""
+
+
 def _header(plan: Plan, program: TensorProgram, hw: HardwareSpec) -> str:
     """Return the comment at the top of the source; it repeats no field of the hardware spec."""
     estimate = plan.estimate
@@ -147,7 +152,7 @@ def _header(plan: Plan, program: TensorProgram, hw: HardwareSpec) -> str:
         lines.append(
             f"kernel{i}: {hw.tile_levels[0]} tile [{block}], {hw.tile_levels[1]} tile [{thread}], "
             f"lanes {tiles.reduce_threads}, split_k {tiles.split_k}, stages {tiles.stages}, raster {tiles.raster}, "
-            f"unit {tiles.unit.name}"
+            f"unit {tiles.unit.name}{_cluster_text(tiles)}"
         )
     lines.append(f"estimate: {estimate.seconds * 1e6:.3g} us, bound by {estimate.bound}")
     return "\n".join(lines)

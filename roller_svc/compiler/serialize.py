@@ -73,6 +73,7 @@ def program_json(program: RProgram, levels: tuple[str, str]) -> Json:
         "tiles": tiles_json(program, levels),
         "lanes": program.reduce_threads,
         "split_k": program.split_k,
+        "cluster_k": program.cluster_k,
         "stages": program.stages,
         "raster": program.raster,
         "stream_k": program.stream_k_blocks,

@@ -71,7 +71,7 @@ def construct_rprograms(
         for way in rules.pipeline_choices(s.block, s.base, s.split_k)
     ]
     if group.forbids_split_k:
-        shapes = [s for s in shapes if not s.pipeline.stream_k_blocks]
+        shapes = [s for s in shapes if not s.pipeline.stream_k_blocks and s.pipeline.cluster_k == 1]
     chosen = shapes[:limit] if prefiltered is not None else subsample(shapes, limit)
     return _construction(p, list(dict.fromkeys(chosen)), log, family)
 
@@ -175,5 +175,5 @@ def rprogram_of(p: Workload[Any], shape: Shape, family: str) -> RProgram:
     way = shape.pipeline
     return RProgram(
         p.space, p.machine.unit, block, thread, shape.base.reduce_threads, shape.split_k, way.stages, way.raster,
-        way.stream_k_blocks, way.nontemporal, way.persistent_blocks, way.cluster, family, way.pingpong,
+        way.stream_k_blocks, way.nontemporal, way.persistent_blocks, way.cluster, family, way.pingpong, way.cluster_k,
     )  # fmt: skip

@@ -35,6 +35,7 @@ class PipelineOptions(NamedTuple):
     persistent_blocks: int = 0
     cluster: tuple[int, int] = (1, 1)
     pingpong: bool = False
+    cluster_k: int = 1
 
 
 DEFAULT_PIPELINE = PipelineOptions()

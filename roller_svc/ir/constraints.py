@@ -12,6 +12,7 @@ TILE_FIELDS = {
     "lanes": "reduce_threads", "split_k": "split_k", "stages": "stages", "raster": "raster",
     "stream_k": "stream_k_blocks", "blocks": "persistent_blocks", "cluster_m": "cluster_m", "cluster_n": "cluster_n",
     "pingpong": "pingpong",
+    "cluster_k": "cluster_k",
 }  # fmt: skip
 
 

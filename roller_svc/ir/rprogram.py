@@ -64,13 +64,14 @@ class RProgram:
     cluster: tuple[int, int] = (1, 1)  # blocks along m, which share tiles of B, and along n, which share tiles of A
     family: str = ""  # name of the kernel family that built it; "" where the group decides
     pingpong: bool = False  # two consumer warpgroups of a persistent block take its rTasks in turn
+    cluster_k: int = 1  # blocks of a cluster that share one reduction, and add their parts in shared memory
 
     def __post_init__(self) -> None:
         for axis in self.space.spatial:
             big, small = self.block[axis.name], self.thread[axis.name]
             if small < 1 or big < small or big % small:
                 raise InvariantError(f"axis {axis.name}: block tile {big} is not a multiple of thread tile {small}")
-        if min(self.reduce_threads, self.split_k, self.stages, self.raster, *self.cluster) < 1:
+        if min(self.reduce_threads, self.split_k, self.stages, self.raster, self.cluster_k, *self.cluster) < 1:
             raise InvariantError("reduce_threads, split_k, stages, raster and cluster must be at least 1")
         if min(self.stream_k_blocks, self.persistent_blocks) < 0:
             raise InvariantError("stream_k_blocks and persistent_blocks must be at least 0")
@@ -82,6 +83,8 @@ class RProgram:
             raise InvariantError("only persistent blocks of warpgroups have a ping-pong schedule")
         if self.pingpong and any(self.block[a.name] != self.thread[a.name] for a in self.space.spatial):
             raise InvariantError(f"a ping-pong tile is that of one warpgroup, got {self.tile_text}")
+        if self.cluster_k > 1 and (self.split_k > 1 or self.persistent_blocks):
+            raise InvariantError("a reduction split within clusters is neither split over launches nor persistent")
         if self.persistent_blocks % self.cluster_size:
             raise InvariantError(
                 f"blocks must be a multiple of the cluster, {self.cluster_size}, got {self.persistent_blocks}"
@@ -102,7 +105,7 @@ class RProgram:
     @property
     def grid(self) -> int:
         """Return the number of rTasks."""
-        return self.split_k * math.prod(-(-a.extent // self.block[a.name]) for a in self.space.spatial)
+        return self.split_k * self.cluster_k * math.prod(-(-a.extent // self.block[a.name]) for a in self.space.spatial)
 
     @property
     def cluster_m(self) -> int:
@@ -116,7 +119,7 @@ class RProgram:
 
     @property
     def cluster_size(self) -> int:
-        return math.prod(self.cluster)
+        return math.prod(self.cluster) * self.cluster_k
 
     @property
     def threads(self) -> int:
@@ -131,7 +134,10 @@ class RProgram:
         Where members of k are padded one by one there are more (families/common/gpu/warpgroups/k_iteration.py).
         """
         return math.prod(
-            -(-(-(-a.extent // self.split_k) if a.role is AxisRole.K else a.extent) // self.block[a.name])
+            -(
+                -(-(-a.extent // (self.split_k * self.cluster_k)) if a.role is AxisRole.K else a.extent)
+                // self.block[a.name]
+            )
             for a in self.space.reduced
         )
 

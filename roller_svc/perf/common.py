@@ -32,6 +32,7 @@ class Launch(NamedTuple):
     persistent_blocks: int = 0
     cluster: tuple[int, int] = (1, 1)
     pingpong: bool = False
+    cluster_k: int = 1
     # resources of a block from the compiled binary; None: those that the model assumes
     compiled: BlockResources | None = None
 

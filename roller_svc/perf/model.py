@@ -106,7 +106,7 @@ def read_launch(p: Workload[F], program: RProgram) -> Launch:
     """Return an rProgram as cost functions read it: one thread block for each tile and part of the reduction."""
     footprint = p.footprint
     block, thread = footprint.tile(program.block), footprint.tile(program.thread)
-    grid, threads = program.split_k, program.reduce_threads
+    grid, threads = program.split_k * program.cluster_k, program.reduce_threads
     for i in p.spatial:
         grid *= -(-footprint.extents[i] // block[i])
         threads *= block[i] // thread[i]
@@ -114,7 +114,7 @@ def read_launch(p: Workload[F], program: RProgram) -> Launch:
     return Launch(
         block, thread, program.reduce_threads, program.split_k, grid, threads, points * p.elem_bytes,
         program.stages, program.raster, program.stream_k_blocks, program.nontemporal, program.persistent_blocks,
-        program.cluster, program.pingpong,
+        program.cluster, program.pingpong, program.cluster_k,
     )  # fmt: skip
 
 

@@ -17,7 +17,9 @@ from roller_svc.ir.rprogram import RProgram
 
 Json = dict[str, Any]
 
-TILES = ("lanes", "split_k", "stream_k", "stages", "raster", "blocks", "cluster_m", "cluster_n", "pingpong")
+TILES = (
+    "lanes", "split_k", "stream_k", "stages", "raster", "blocks", "cluster_m", "cluster_n", "cluster_k", "pingpong",
+)  # fmt: skip
 EPILOGUE_FEATURES = ("none", "bias", "residual", "activation", "scale", "cast", "row reduction", "several outputs")
 _ARITHMETIC = COMPARISONS | {
     OpKind.ADD, OpKind.SUB, OpKind.MUL, OpKind.DIV, OpKind.FLOORDIV, OpKind.MOD, OpKind.NEG, OpKind.LAND, OpKind.LOR,

@@ -42,7 +42,8 @@ def test_cases_are_taken_until_all_has_occurred_often_enough(monkeypatch: pytest
 def test_only_what_is_right_counts() -> None:
     kernel = {
         "kind": "contraction", "family": "mma", "unit": "mma_f16", "lanes": 32, "split_k": 2, "stream_k": 0,
-        "stages": 3, "raster": 1, "blocks": 0, "cluster_m": 1, "cluster_n": 1, "pingpong": 0, "epilogue": ["bias"],
+        "stages": 3, "raster": 1, "blocks": 0, "cluster_m": 1, "cluster_n": 1, "cluster_k": 1, "pingpong": 0,
+        "epilogue": ["bias"],
         "operands": [{"dtype": "float16", "stored": "float16", "load": load} for load in ("async16", "vector")],
     }  # fmt: skip
     run = Run("nvidia-a100-sxm-80gb", family=OpClass.MMA, tiles=(("split_k", 2),))

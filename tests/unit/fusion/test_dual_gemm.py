@@ -208,7 +208,7 @@ def test_every_candidate_of_warpgroups_keeps_the_contract(m: int, f: int, k: int
     p = prepare(group, HOPPER, found[0].unit)[1]
     for candidate in found:
         tile = wgmma_tile(candidate, all_operands(group), HOPPER.arch)
-        assert candidate.split_k == 1
+        assert candidate.split_k == candidate.cluster_k == 1
         assert not candidate.stream_k_blocks
         assert tile.group_n == 2 * tile.group_columns <= 256
         assert tile.accumulator_registers < tile.consumer_registers

@@ -82,9 +82,11 @@ def _dual_gemms() -> Iterator[Check]:
 def _work_splits() -> Iterator[Check]:
     """Yield persistent blocks, multicast loads, split-K and stream-K."""
     for_all_loads = ({"blocks": 3}, {"split_k": 3}, {"stream_k": 5}, {"split_k": 2, "blocks": 4}, {"stages": 2},
-                  {"blocks": 3, "raster": 2}, {"blocks": 3, "pingpong": 1})  # fmt: skip
+                  {"blocks": 3, "raster": 2}, {"blocks": 3, "pingpong": 1}, {"cluster_k": 2},
+                  {"cluster_k": 8})  # fmt: skip
     for_tma = ({"cluster_m": 2}, {"cluster_n": 2}, {"cluster_m": 2, "cluster_n": 2}, {"cluster_m": 2, "blocks": 4},
-                {"cluster_n": 2, "split_k": 2}, {"cluster_m": 2, "blocks": 4, "pingpong": 1})  # fmt: skip
+                {"cluster_n": 2, "split_k": 2}, {"cluster_m": 2, "blocks": 4, "pingpong": 1},
+                {"cluster_m": 2, "cluster_k": 4})  # fmt: skip
     for constraint in (*for_all_loads, *for_tma):
         name = "-".join(f"{key.replace('_', '')}{value}" for key, value in constraint.items())
         tiles = tuple(sorted(constraint.items()))

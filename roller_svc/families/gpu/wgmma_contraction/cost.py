@@ -29,9 +29,12 @@ from roller_svc.families.common.gpu.matrix.tile import WORD_BYTES
 from roller_svc.families.common.gpu.warpgroups.terms import (
     BOX_CYCLES,
     BOX_LATENCY_CYCLES,
+    CLUSTER_LATENCY_CYCLES,
     LONE_WARP_SLOT_CYCLES,
     STEP_CYCLES,
     buffered_cycles,
+    cluster_cores,
+    cluster_reduction_cycles,
     epilogue_handoff_cycles,
 )
 from roller_svc.families.common.gpu.warpgroups.tile import (
@@ -54,7 +57,6 @@ from roller_svc.perf.occupancy import BlockResources, blocks_per_core
 from roller_svc.perf.uncertainty import EXPOSED
 from roller_svc.perf.workload import Workload
 
-CLUSTER_LATENCY_CYCLES = 180.0  # of the SM-to-SM network (Luo et al., arXiv:2402.13499)
 # Fraction of the other pipes that adds to the longest one: less than for warps, which issue everything themselves. The
 # units' rates come from whole library kernels, which include most of it.
 WGMMA_IMPERFECT_OVERLAP = 0.02
@@ -65,13 +67,16 @@ def wgmma_contraction(p: Workload[WgmmaFacts], launch: Launch) -> Costs:
     """Return the cost of waves of tiles, each a chain of k-tiles; gaps between tiles overlap where possible."""
     mach, hw = p.machine, p.machine.hw
     known = wgmma_block(p, launch.block, launch.thread)
-    tile = replace(known.tile, stages=launch.stages, cluster=launch.cluster, pingpong=launch.pingpong)
+    tile = replace(
+        known.tile, stages=launch.stages, cluster=launch.cluster, pingpong=launch.pingpong, cluster_k=launch.cluster_k
+    )
+    cores = cluster_cores(mach.cores, math.prod(launch.cluster) * launch.cluster_k)
     needs = block_resources(tile)
     resident = blocks_per_core(launch.compiled or needs, hw)
     if launch.persistent_blocks:
-        resident = min(resident, -(-launch.persistent_blocks // mach.cores))
+        resident = min(resident, -(-launch.persistent_blocks // cores))
     steps = block_steps(p, launch)
-    at_once = resident * mach.cores
+    at_once = resident * cores
     dram_bytes = operand_dram_bytes(p, launch, at_once)
     dram = dram_bytes / (launch.grid * steps) / bytes_per_core_cycle(mach.dram.bandwidth_bytes_per_s, mach)
     waiting = _refill_latency_cycles(known, k_tile_latency_cycles(p, launch, dram_bytes, steps), launch.cluster)
@@ -80,14 +85,14 @@ def wgmma_contraction(p: Workload[WgmmaFacts], launch: Launch) -> Costs:
     at_start = _requested_at_start(known, launch, steps) / (waves if launch.persistent_blocks else 1)
 
     def block_cycles(blocks: float) -> float:
-        fill = device_fill(launch.grid, resident, mach.cores, blocks)
+        fill = device_fill(launch.grid, resident, cores, blocks)
         late = (steps - at_start) * step.cycles(blocks, prefetch_stages(known, launch.stages), fill)
         return at_start * step.cycles(blocks, UNLIMITED, fill) + late
 
-    waves, cycles = simt_waves(launch.grid, resident, mach.cores, block_cycles)
+    waves, cycles = simt_waves(launch.grid, resident, cores, block_cycles)
     again = tile_count(p, launch.block) / launch.grid if launch.stream_k_blocks else (waves - 1) / resident
     mainloop = block_cycles(1.0) if launch.pingpong else 0.0
-    per_core = _TilesPerCore(again, min(resident, -(-launch.grid // mach.cores)), mainloop)
+    per_core = _TilesPerCore(again, min(resident, -(-launch.grid // cores)), mainloop)
     cycles += _prologue_epilogue_cycles(p, launch, tile, step, per_core)
     parts = resource_seconds(p, step, launch.grid * steps, dram_bytes)
     seconds = max(mach.seconds(cycles), *(s for _, s in parts))
@@ -135,7 +140,7 @@ def block_steps(p: Workload[WgmmaFacts], launch: Launch) -> int:
     steps = wgmma_block(p, launch.block, launch.thread).tile.k_order.steps
     if launch.stream_k_blocks:
         return -(-tile_count(p, launch.block) * steps // launch.stream_k_blocks)
-    return -(-steps // launch.split_k)
+    return -(-steps // (launch.split_k * launch.cluster_k))
 
 
 def shared_step(p: Workload[WgmmaFacts], block: WgmmaBlock, cluster: tuple[int, int]) -> MatrixStep:
@@ -221,7 +226,10 @@ def _prologue_epilogue_cycles(
     resource_seconds, loads = max(step.mma, step.shared, step.issue, step.chain), max(step.port, step.llc * working)
     begin = step.latency + min(resource_seconds, loads)  # k-tiles count the longer of both
     results = tiles.together * epilogue_memory_cycles(p, launch)
-    handing = tiles.together * epilogue_handoff_cycles(p, tile)
+    if launch.cluster_k > 1:
+        handing = tiles.together * cluster_reduction_cycles(p, tile, launch.cluster_k, math.prod(launch.cluster))
+    else:
+        handing = tiles.together * epilogue_handoff_cycles(p, tile)
     if not (launch.persistent_blocks or launch.stream_k_blocks):
         return (begin + handing + results) * (1 + tiles.again)
     if launch.pingpong:

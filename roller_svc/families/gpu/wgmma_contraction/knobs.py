@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from roller_svc.families.common.gpu.knobs import MATRIX_KNOBS
 from roller_svc.families.common.gpu.warpgroups.knobs import nearest_blocks
+from roller_svc.families.common.gpu.warpgroups.terms import CLUSTER_PARTS, MAX_CLUSTER_BLOCKS
 from roller_svc.families.common.gpu.warpgroups.tile import CONSUMER_REGISTERS
 from roller_svc.families.family import Knob, Nearest
 from roller_svc.families.gpu.wgmma_contraction.cost import block_resources, wgmma_block
@@ -16,8 +18,6 @@ from roller_svc.ir.group import AxisRole, KernelGroup
 from roller_svc.ir.rprogram import RProgram
 from roller_svc.perf.model import Model
 from roller_svc.perf.occupancy import exceeded_limits
-
-MAX_CLUSTER_BLOCKS = 8  # portable cluster size (CUDA Programming Guide)
 
 
 def _nearest_cluster(side: int) -> Knob[WgmmaFacts]:
@@ -39,7 +39,7 @@ def _nearest_cluster(side: int) -> Knob[WgmmaFacts]:
 
 def _unsupported_cluster(model: Model[WgmmaFacts], program: RProgram, side: int, wanted: int) -> str:
     """Return why a cluster cannot have `wanted` blocks along `side`; '' if it can."""
-    other = program.cluster[1 - side]
+    other = program.cluster[1 - side] * program.cluster_k
     if wanted < 1 or wanted * other > MAX_CLUSTER_BLOCKS:
         return f"a cluster has 1 to {MAX_CLUSTER_BLOCKS} blocks"
     (axis,) = program.space.role((AxisRole.M, AxisRole.N)[side])
@@ -79,10 +79,33 @@ def _unsupported_pingpong(model: Model[WgmmaFacts], program: RProgram) -> str:
     return next((reason for side, reason in enumerate(clusters) if reason and taken.cluster[side] > 1), "")
 
 
+def _nearest_parts(group: KernelGroup, model: Model[WgmmaFacts], program: RProgram, wanted: int) -> Nearest:
+    """Return the nearest number of blocks of a cluster that share a tile's k-tiles."""
+    if wanted == 1:
+        return Nearest(1)
+    if group.forbids_split_k:
+        return Nearest(1, "a reduction that others follow cannot be split")
+    if program.stream_k_blocks or program.split_k > 1:
+        return Nearest(1, "a reduction is split once")
+    size = math.prod(program.cluster)
+    p = model.workload
+    tile = wgmma_block(p, p.footprint.tile(program.block), p.footprint.tile(program.thread)).tile
+    fitting = [n for n in CLUSTER_PARTS if n * size <= MAX_CLUSTER_BLOCKS and n <= tile.k_order.steps]
+    if program.stages < tile.min_partial_stages:
+        return Nearest(1, f"{program.stages} stages of {program.tile_text} cannot hold the parts of its results")
+    if wanted in fitting:
+        return Nearest(wanted)
+    near = next((n for n in fitting if n < wanted), 1)
+    if wanted * size > MAX_CLUSTER_BLOCKS:
+        return Nearest(near, f"a cluster has 1 to {MAX_CLUSTER_BLOCKS} blocks")
+    return Nearest(near, f"a cluster has {', '.join(map(str, sorted(CLUSTER_PARTS)))} parts with a k-tile each")
+
+
 KNOBS: Mapping[str, Knob[Any]] = {
     **MATRIX_KNOBS,
     "cluster_m": _nearest_cluster(0),
     "cluster_n": _nearest_cluster(1),
+    "cluster_k": _nearest_parts,
     "blocks": nearest_blocks,
     "pingpong": _nearest_pingpong,
 }

@@ -36,7 +36,13 @@ from roller_svc.families.common.gpu.matrix.wave_quantization import (
     instruction_multiples,
     stream_k_choices,
 )
-from roller_svc.families.common.gpu.warpgroups.terms import BOX_LATENCY_CYCLES, LONE_WARP_SLOT_CYCLES
+from roller_svc.families.common.gpu.warpgroups.terms import (
+    BOX_LATENCY_CYCLES,
+    LONE_WARP_SLOT_CYCLES,
+    cluster_cores,
+    cluster_parts,
+    cluster_reduction_cycles,
+)
 from roller_svc.families.common.gpu.warpgroups.tile import (
     CONSUMER_REGISTERS,
     MAX_COLUMNS,
@@ -91,7 +97,13 @@ def approx_cycles(p: Workload[WgmmaFacts], block: Tile, base: ThreadTile, split_
         return min(whole, max(floor, rounds * period) + step.latency + BOX_LATENCY_CYCLES + alone)
     if split_k > 1:
         return whole + split_k_reduction_cycles(p, split_k * p.outer_points)
-    if p.space.num_accumulators > 1 or not stream_k_choices(tasks, steps, mach.cores):
+    if p.space.num_accumulators > 1:
+        return whole
+    if (parts := cluster_parts(mach.cores, tasks, steps)) > 1:
+        loads = max(step.port, requested_bytes / llc_bytes_per_core_cycle(mach) * min(1.0, tasks * parts / mach.cores))
+        part = -(-steps // parts) * max(step.mma, step.shared, step.issue, loads, step.chain)
+        whole = min(whole, max(floor, part) + edges + cluster_reduction_cycles(p, tile, parts))
+    if not stream_k_choices(tasks, steps, mach.cores):
         return whole
     joins = split_k_reduction_cycles(p, 2 * mach.cores * tile.m * tile.n)
     return min(whole, max(floor, tasks * steps / mach.cores * each) + edges + joins)
@@ -130,6 +142,7 @@ MIN_EPILOGUE_FRACTION = 0.1  # epilogue time over mainloop time from which ping-
 MAX_FRAGMENTS = 2  # of a warpgroup along m: B is reread for each, so that more save no shared-memory reads
 MAX_BASES = 12
 PAIRS = ((2, 1), (1, 2))  # clusters; larger ones do not fill all SMs of a GPC, and share little more
+QUAD = (2, 2)  # of a single wave
 # LLC time over a tile's own time from which multicast is estimated. Assumed: below it the LLC does not limit, even at
 # 1.4 times the modelled time, and the blocks of a cluster wait for each other.
 MIN_SHARED_LOAD_FRACTION = 0.7
@@ -210,8 +223,11 @@ class WgmmaContractionRules(TilePrefilter):
         if stages == steps and tasks > at_once:
             _, stages = self._ring(known, resident, MAX_STAGES)  # the pipeline continues across tiles
         found = []
-        for cluster in ((1, 1), *self._clusters(block, known)):
+        clusters = ((1, 1), *self._clusters(block, known))
+        for cluster in clusters:
             size = math.prod(cluster)
+            if size > 2 and split_k > 1:
+                continue  # not a single wave
             # blocks that stay: each core's first loads and last results then stand alone, and rings fill in between
             blocks = at_once // size * size if tasks > at_once else 0
             found.append(
@@ -225,6 +241,8 @@ class WgmmaContractionRules(TilePrefilter):
             -p.extent(p.k) // extent_on(block, p.k)
         ):
             found += [PipelineOptions(stages, 1, blocks) for blocks in stream_k_choices(tasks, steps, at_once)]
+        if split_k == p.space.num_accumulators == 1:
+            found += self._cluster_splits(block, known, clusters)
         return found
 
     def fallback_tiles(self) -> Sequence[tuple[Tile, ThreadTile]]:
@@ -350,16 +368,46 @@ class WgmmaContractionRules(TilePrefilter):
         return 1, MIN_MATRIX_STAGES
 
     def _clusters(self, block: Tile, known: WgmmaBlock) -> Iterator[tuple[int, int]]:
-        """Yield clusters of two blocks where the LLC bounds a tile and both blocks have a tile."""
+        """Yield clusters of two blocks where the LLC bounds a tile, and of four where it bounds a tile of a pair.
+
+        All blocks have a tile. Clusters of four are for a single wave, since they leave SMs idle.
+        """
         p, tile, step = self.workload, known.tile, known.step
-        if step.llc < MIN_SHARED_LOAD_FRACTION * max(step.mma, step.shared, step.chain):
+        busy = max(step.mma, step.shared, step.chain)
+        if step.llc < MIN_SHARED_LOAD_FRACTION * busy:
             return
         feeds = p.facts.loads
-        for along_m, along_n in PAIRS:
-            side, shared, axis = (1, tile.b, p.m) if along_m > 1 else (0, tile.a, p.n)
-            tiles = -(-p.extent(axis) // extent_on(block, axis))
-            if tiles % (along_m * along_n) == 0 and feeds.can_multicast(side, shared, along_m * along_n):
+        one_wave = spatial_grid(p, block) <= cluster_cores(p.machine.cores, math.prod(QUAD))
+        is_bound = one_wave and min(shared_step(p, known, pair).llc for pair in PAIRS) > busy
+        for along_m, along_n in (*PAIRS, QUAD) if is_bound else PAIRS:
+            sides = ((1, tile.b, p.m, along_m), (0, tile.a, p.n, along_n))
+            if all(
+                -(-p.extent(axis) // extent_on(block, axis)) % blocks == 0 and feeds.can_multicast(side, shared, blocks)
+                for side, shared, axis, blocks in sides
+                if blocks > 1
+            ):
                 yield along_m, along_n
+
+    def _cluster_splits(
+        self, block: Tile, known: WgmmaBlock, clusters: Sequence[tuple[int, int]]
+    ) -> Iterator[PipelineOptions]:
+        """Yield pipelines whose clusters split k in one wave: for each number of parts, the fastest k-tile.
+
+        `clusters`: blocks of each part along m and n.
+        """
+        p, tile = self.workload, known.tile
+        tiles, steps, cores = spatial_grid(p, block), tile.k_order.steps, p.machine.cores
+        if cluster_parts(cores, tiles, steps) == 1:
+            return
+        busy = max(known.step.mma, known.step.shared, known.step.chain)
+        by_parts: dict[int, tuple[int, int]] = {}
+        for cluster in sorted(clusters, key=lambda c: (max(busy, shared_step(p, known, c).llc), math.prod(c))):
+            by_parts.setdefault(cluster_parts(cores, tiles, steps, math.prod(cluster)), cluster)
+        for parts, cluster in by_parts.items():
+            stages = max(self._ring(known, 1, -(-steps // parts))[1], tile.min_partial_stages)
+            split = replace(tile, stages=stages, cluster_k=parts)
+            if parts > 1 and split.shared_bytes <= p.machine.hw.limits.shared_bytes_per_block:
+                yield PipelineOptions(stages, self._raster(block, cores, cluster), cluster=cluster, cluster_k=parts)
 
     def _raster(self, block: Tile, at_once: int, cluster: tuple[int, int]) -> int:
         """Rows of tiles that are walked together, in whole clusters."""

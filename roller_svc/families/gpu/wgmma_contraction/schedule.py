@@ -14,22 +14,22 @@ from roller_svc.analysis.operand import Operand, all_operands
 from roller_svc.errors import InvariantError, require
 from roller_svc.families.common.gpu.matrix.epilogue import (
     EpilogueStore,
-    column_of_word,
-    for_each_word,
-    row_of_word,
-    word,
 )
-from roller_svc.families.common.gpu.matrix.multistage_pipeline import ACC, SHARED_A, SHARED_B
+from roller_svc.families.common.gpu.matrix.multistage_pipeline import SHARED_A, SHARED_B
 from roller_svc.families.common.gpu.matrix.stream_k import StreamKPartition, partial_tiles, stream_k_partition
 from roller_svc.families.common.gpu.matrix.stream_k_fixup import fixup_tiles
-from roller_svc.families.common.gpu.matrix.tile import COLUMNS, LoadClass
-from roller_svc.families.common.gpu.warpgroups.epilogue import FRAGMENT_WORDS, TmaStoreEpilogue, WarpgroupEpilogue
+from roller_svc.families.common.gpu.matrix.tile import LoadClass
+from roller_svc.families.common.gpu.warpgroups.cluster_reduction import BARRIERS, ClusterReductionEpilogue
+from roller_svc.families.common.gpu.warpgroups.epilogue import (
+    TmaStoreEpilogue,
+    WarpgroupEpilogue,
+    for_each_accumulator,
+)
 from roller_svc.families.common.gpu.warpgroups.mainloop import (
     GROUP,
-    WARP,
     OperandCopies,
     WgmmaMainloop,
-    group_in_tile,
+    cluster_rank,
     multicast_consumers,
     warpgroup_threads,
 )
@@ -40,8 +40,6 @@ from roller_svc.families.common.gpu.warpgroups.producer import (
     staged_tile,
 )
 from roller_svc.families.common.gpu.warpgroups.tile import (
-    EPILOGUE_ROWS,
-    ROWS,
     WgmmaOperand,
     WgmmaOperandLoads,
     WgmmaTile,
@@ -58,7 +56,7 @@ from roller_svc.families.common.gpu.warpgroups.tile_scheduler import (
 from roller_svc.families.common.gpu.warpgroups.tma_load import TmaTile
 from roller_svc.families.common.view import GemmView
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.expr import Const, Expr, Load, Op, OpKind
+from roller_svc.ir.expr import Const, Expr, Op, OpKind
 from roller_svc.ir.group import KernelGroup
 from roller_svc.ir.hardware import Arch, HardwareSpec
 from roller_svc.ir.index import add, div, eq, mod, mul, num, ref
@@ -88,7 +86,7 @@ def lower(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[Sche
     tile, view = contraction.tile, contraction.view
     grid = (-(-view.m.extent // tile.m), -(-view.n.extent // tile.columns))
     clusters = program.persistent_blocks // program.cluster_size
-    tiles = (view, grid, tile.k_order.steps, clusters, program.cluster, program.raster)
+    tiles = (view, grid, tile.k_order.steps, clusters, program.cluster, program.raster, program.cluster_k)
     scheduler = PersistentTiles(*tiles)
     consumer = PingpongTiles(*tiles, ref(GROUP)) if program.pingpong else scheduler
     return (contraction.tree(scheduler, contraction.results.nodes(), consumer),)
@@ -101,7 +99,7 @@ class _Contraction:
     tile: WgmmaTile
     copies: OperandCopies
     maps: tuple[TensorMap, ...]
-    results: TmaStoreEpilogue | WarpgroupEpilogue
+    results: TmaStoreEpilogue | WarpgroupEpilogue | ClusterReductionEpilogue
 
     @classmethod
     def of(cls, group: KernelGroup, program: RProgram, arch: Arch) -> _Contraction:
@@ -110,10 +108,13 @@ class _Contraction:
         (m, n, k), block, thread = (a.name for a in (view.m, view.n, view.k)), program.block, program.thread
         tile = loads.tile((block[m], block[n], block[k]), (thread[m], thread[n]), program.stages, program.cluster,
                           pingpong=program.pingpong)  # fmt: skip
+        tile = replace(tile, cluster_k=program.cluster_k)
         sides = _OperandSides(view, tile, operands, loads)
         copies = (*sides.copies(0), *sides.copies(1))
         maps = (*sides.maps(0), *sides.maps(1))
         outputs = EpilogueStore(view, tile.m * tile.cluster[0], tile.columns * tile.cluster[1])
+        if tile.cluster_k > 1:
+            return cls(group.name, view, tile, copies, maps, ClusterReductionEpilogue(tile, outputs))
         tma_store = TmaStoreEpilogue.of(tile, outputs)
         maps = maps if tma_store is None else (*maps, tma_store.tensor_map)
         return cls(group.name, view, tile, copies, maps, tma_store or WarpgroupEpilogue(tile, outputs))
@@ -127,19 +128,24 @@ class _Contraction:
             of_consumer: Tiles of a consumer, where it does not compute all tiles of the block.
         """
         tile = self.tile
-        mainloop = WgmmaMainloop(self.view.dtype, tile, self.copies, multicast_consumers(tile.cluster, self.copies))
+        consumers_of_multicast = multicast_consumers(tile.cluster, self.copies, tile.cluster_k)
+        mainloop = WgmmaMainloop(self.view.dtype, tile, self.copies, consumers_of_multicast)
         synchronise: Node = ClusterBarrier() if mainloop.consumers_of_multicast else Barrier()
         is_producer = eq(ref(GROUP), num(tile.consumers))
+        producer = mainloop.producer_loop(scheduler)
+        if tile.cluster_k > 1:
+            producer += BARRIERS
         consumer = mainloop.consumer_loop(of_consumer or scheduler, epilogue, self.results.finish)
         nodes: tuple[Node, ...] = (
             mainloop.init_barriers(), synchronise,
-            Branch(is_producer, mainloop.producer_loop(scheduler), consumer),
+            Branch(is_producer, producer, consumer),
         )  # fmt: skip
-        if mainloop.consumers_of_multicast:
-            nodes += (synchronise,)  # no block may exit while others arrive at its barriers
+        if mainloop.consumers_of_multicast and tile.cluster_k == 1:
+            nodes += (ClusterBarrier(relaxed=True),)  # no block may exit while others arrive at its barriers
         nodes = scheduler.bind_block(mainloop.allocate(self.results.allocate(nodes)))
         nodes = (Loop(BLOCK, scheduler.blocks, LoopKind.BLOCK, warpgroup_threads(tile.consumers, nodes)),)
-        return ScheduleTree(self.name, nodes, tensor_maps=self.maps, cluster=math.prod(tile.cluster))
+        cluster = math.prod(tile.cluster) * tile.cluster_k
+        return ScheduleTree(self.name, nodes, tensor_maps=self.maps, cluster=cluster)
 
     def store_or_leave_partial(self, partial: str, work: StreamKPartition) -> tuple[Node, ...]:
         """Run the epilogue of a tile if the block has all its k-tiles, else store a partial tile.
@@ -152,17 +158,12 @@ class _Contraction:
         return (Branch(is_complete, self.results.nodes(), (self._store_partial(partial),)),)
 
     def _store_partial(self, partial: str) -> Node:
-        tile = self.tile
-        group_m, group_n = group_in_tile(tile)
-        row = add(mul(group_m, num(tile.group_m)), mul(ref("m.fragment"), num(ROWS)))
-        row = add(add(row, mul(ref(WARP), num(EPILOGUE_ROWS))), row_of_word())
-        column = add(mul(group_n, num(tile.group_n)), mul(ref("n.fragment"), num(COLUMNS)))
-        register = add(mul(ref("n.fragment"), num(FRAGMENT_WORDS)), word())
-        value = Load(ACC, (ref("m.fragment"), register), self.view.dtype)
         part = eq(ref(".first"), num(0))
-        nodes = for_each_word((Compute(partial, (ref(BLOCK), part, row, add(column, column_of_word())), value),))
-        columns = Loop("n.fragment", tile.group_n // COLUMNS, LoopKind.UNROLL, nodes)
-        return Loop("m.fragment", tile.fragments, LoopKind.UNROLL, (columns,))
+        return for_each_accumulator(
+            self.tile,
+            lambda row, column, value: Compute(partial, (ref(BLOCK), part, row, column), value),
+            self.view.dtype,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,9 +236,10 @@ class _OperandSides:
             row, column = div(ref(RANK), columns), mod(ref(RANK), columns)
             extent //= blocks
             if side == 0:
-                number, mask = column, _shifted((1 << columns) - 1, mul(row, num(columns)))
+                number, first, bits = column, mul(row, num(columns)), (1 << columns) - 1
             else:
-                number, mask = row, _shifted(sum(1 << (i * columns) for i in range(rows)), column)
+                number, first, bits = row, column, sum(1 << (i * columns) for i in range(rows))
+            mask = _shifted(bits, cluster_rank(self.tile.cluster, self.tile.cluster_k, first))
         loads = self.loads.boxes(side, extent, self.tile.k, operand.atom_bytes // operand.dtype.bytes)
         if isinstance(loads, str):
             raise InvariantError(f"no TMA box for {extent} rows of a tile: {loads}")

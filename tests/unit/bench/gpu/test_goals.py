@@ -67,7 +67,7 @@ def test_a_device_is_given_the_checks_whose_units_it_has(
 def test_demands_of_warpgroups_reach_every_way_to_share(bench: Any) -> None:
     demanded = [dict(check.tiles) for check in bench.cases.checks() if check.family == "wgmma-shared"]
     assert {name for tiles in demanded for name in tiles} >= {
-        "blocks", "cluster_m", "cluster_n", "split_k", "stream_k", "stages", "raster", "pingpong",
+        "blocks", "cluster_m", "cluster_n", "cluster_k", "split_k", "stream_k", "stages", "raster", "pingpong",
     }  # fmt: skip
 
 

@@ -8,6 +8,7 @@ is outside the tensor. The producer loads the next tile meanwhile.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from roller_svc.families.common.gpu.matrix.epilogue import (
@@ -26,6 +27,7 @@ from roller_svc.families.common.gpu.warpgroups.mainloop import GROUP, WARP, grou
 from roller_svc.families.common.gpu.warpgroups.tile import BUFFER_ALIGNMENT_BYTES, EPILOGUE_ROWS, ROWS, WARPS, WgmmaTile
 from roller_svc.families.common.gpu.warpgroups.tma_load import TmaTile, plan_tma_store
 from roller_svc.families.common.view import GemmView, bind_members
+from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Expr, Load, axes_of
 from roller_svc.ir.group import KernelGroup
 from roller_svc.ir.index import add, ceil_div, div, eq, lt, mod, mul, num, ref
@@ -44,6 +46,20 @@ from roller_svc.ir.tensor_map import Swizzle, TensorMap
 from roller_svc.schedule.nest_statements import RowReads, row_tensors
 
 ACC_TILE = ".sums"
+
+
+def for_each_accumulator(tile: WgmmaTile, store: Callable[[Expr, Expr, Load], Node], dtype: DType) -> Node:
+    """Run `store` on each accumulator of a thread, with its row and column in the block's tile."""
+    row = add(mul(div(ref(GROUP), tile.groups[1]), num(tile.group_m)), mul(ref("m.fragment"), num(ROWS)))
+    row = add(add(row, mul(ref(WARP), num(EPILOGUE_ROWS))), row_of_word())
+    column = add(mul(mod(ref(GROUP), tile.groups[1]), num(tile.group_n)), mul(ref("n.fragment"), num(COLUMNS)))
+    register = add(mul(ref("n.fragment"), num(FRAGMENT_WORDS)), word())
+    value = Load(ACC, (ref("m.fragment"), register), dtype)
+    nodes = for_each_word((store(row, add(column, column_of_word()), value),))
+    columns = Loop("n.fragment", tile.group_n // COLUMNS, LoopKind.UNROLL, nodes)
+    return Loop("m.fragment", tile.fragments, LoopKind.UNROLL, (columns,))
+
+
 FRAGMENT_WORDS = 4  # of a lane in 16 x 8 results (PTX ISA, "Register Fragments and Shared Memory Matrix Layouts")
 CHUNK = ".piece"
 

@@ -15,6 +15,8 @@ def nearest_blocks(group: KernelGroup, model: Model[Any], program: RProgram, wan
         return Nearest(0)
     if program.stream_k_blocks:
         return Nearest(0, "stream-K blocks are not persistent over whole tiles")
+    if program.cluster_k > 1:
+        return Nearest(0, "blocks that split k within clusters are not persistent")
     size = program.cluster_size
     near = max(1, min(wanted, program.grid) // size) * size
     reason = f"{program.grid} tiles of {program.tile_text} take at most as many, in whole clusters of {size} blocks"

@@ -10,6 +10,7 @@ KernelTmaWarpSpecializedPingpong). They share the pipeline, in the order of tile
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from roller_svc.families.common.gpu.matrix.multistage_pipeline import ACC, LANE, SHARED_A, SHARED_B
@@ -24,7 +25,7 @@ from roller_svc.families.common.gpu.warpgroups.producer import (
     smem_matrix,
 )
 from roller_svc.families.common.gpu.warpgroups.tile import PINGPONG_CONSUMERS, ROWS, WARPS, WgmmaTile
-from roller_svc.families.common.gpu.warpgroups.tile_scheduler import RANK, VISIT, TileScheduler, k_tile_loop
+from roller_svc.families.common.gpu.warpgroups.tile_scheduler import K_RANK, RANK, VISIT, TileScheduler, k_tile_loop
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Const, Expr, Load, Op, OpKind
 from roller_svc.ir.index import add, div, eq, le, lt, mod, mul, num, ref, sub
@@ -328,7 +329,12 @@ def warpgroup_threads(consumers: int, body: tuple[Node, ...]) -> tuple[Node, ...
     return body
 
 
-def multicast_consumers(cluster: tuple[int, int], copies: OperandCopies) -> tuple[Expr, ...]:
+def cluster_rank(cluster: tuple[int, int], cluster_k: int, rank: Expr) -> Expr:
+    """Return the number in the cluster of the block that has this block's k-tiles and that rank among those."""
+    return rank if cluster_k == 1 else add(mul(ref(K_RANK), num(math.prod(cluster))), rank)
+
+
+def multicast_consumers(cluster: tuple[int, int], copies: OperandCopies, cluster_k: int = 1) -> tuple[Expr, ...]:
     """Return the ranks of the cluster's blocks that fill each other's stages with this one, itself among them."""
     rows, columns = cluster
     shared = {copy.buffer for copy in copies if isinstance(copy, TmaOperand) and copy.multicast_mask is not None}
@@ -338,4 +344,4 @@ def multicast_consumers(cluster: tuple[int, int], copies: OperandCopies) -> tupl
         blocks += [add(mul(row, num(columns)), mod(add(column, num(i)), columns)) for i in range(1, columns)]
     if SHARED_B in shared:
         blocks += [add(mul(mod(add(row, num(i)), rows), num(columns)), column) for i in range(1, rows)]
-    return tuple(blocks) if len(blocks) > 1 else ()
+    return tuple(cluster_rank(cluster, cluster_k, block) for block in blocks) if len(blocks) > 1 else ()

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+from roller_svc.construct.scale_out import MIN_K_TILES
 from roller_svc.families.common.gpu.matrix.terms import (
     BARRIER_CYCLES,
+    LOAD_OPS,
     epilogue_slots,
 )
-from roller_svc.families.common.gpu.matrix.tile import WORD_BYTES
-from roller_svc.families.common.gpu.warpgroups.tile import (
-    WgmmaTile,
-)
+from roller_svc.families.common.gpu.matrix.tile import CHUNK_BYTES, WORD_BYTES, LoadKind
+from roller_svc.families.common.gpu.warpgroups.tile import READ_BATCH_WORDS, WgmmaTile
+from roller_svc.ir.rprogram import WARPGROUP_THREADS
 from roller_svc.perf.machine import SCHEDULERS
 from roller_svc.perf.workload import Workload
 
@@ -24,6 +25,48 @@ BOX_LATENCY_CYCLES = 100.0
 # A producer's are half integer arithmetic at 16 lanes a cycle (CUDA Programming Guide, table of throughputs), with no
 # other warp to fill the gaps. Assumed the same for an epilogue, whose special functions have 4 lanes a cycle.
 LONE_WARP_SLOT_CYCLES = 1.5
+CLUSTER_LATENCY_CYCLES = 180.0  # of the SM-to-SM network (Luo et al., arXiv:2402.13499)
+# Assumed: an arrival and the completion of a cluster's barrier each cross the SM-to-SM network.
+CLUSTER_BARRIER_CYCLES = 2 * CLUSTER_LATENCY_CYCLES
+# Bytes a cycle that an SM reads from other SMs, by blocks of a cluster: 3.27 and 2.65 TB/s of 114 SMs at 1.755 GHz
+# (Luo et al., arXiv:2402.13499, H800). Assumed: eight blocks lose as much again.
+REMOTE_BYTES_PER_CYCLE = {2: 16.3, 4: 13.2, 8: 10.7}
+# A cluster is within a GPC. An H100 has 132 SMs in 8 GPCs of at most 18 (NVIDIA H100 whitepaper). Assumed: none has
+# fewer than 16, so that 128 SMs hold clusters of four or eight.
+CLUSTER_SMS = 16
+MAX_CLUSTER_BLOCKS = 8  # portable cluster size (CUDA Programming Guide)
+CLUSTER_PARTS = (8, 4, 2)  # of a tile's k-tiles; its rows are multiples of 64
+
+
+def cluster_cores(cores: int, size: int) -> int:
+    """Return the SMs that clusters of `size` blocks can fill."""
+    return cores if size <= 2 else max(size, cores // CLUSTER_SMS * CLUSTER_SMS)
+
+
+def cluster_parts(cores: int, tiles: int, steps: int, blocks: int = 1) -> int:
+    """Return the most parts of each tile's k-tiles that a single wave of clusters holds; 1: none.
+
+    Args:
+        blocks: Blocks of a cluster for each part.
+    """
+    for parts in CLUSTER_PARTS:
+        size = blocks * parts
+        fits = size <= MAX_CLUSTER_BLOCKS and tiles * parts <= cluster_cores(cores, size)
+        if fits and parts * MIN_K_TILES <= steps:
+            return parts
+    return 1
+
+
+def cluster_reduction_cycles(p: Workload[Any], tile: WgmmaTile, parts: int, blocks: int = 1) -> float:
+    """Return cycles to add a tile's parts: accumulators to shared memory, rows of all parts back, the epilogue."""
+    mach, points = p.machine, tile.m * tile.n
+    rate = REMOTE_BYTES_PER_CYCLE[next(size for size in REMOTE_BYTES_PER_CYCLE if size >= parts * blocks)]
+    local = (points + points / parts) * WORD_BYTES / mach.staged_bytes_per_cycle
+    remote = points * (parts - 1) / parts * WORD_BYTES / rate
+    added = points * (1 + LOAD_OPS[LoadKind.VECTOR] * WORD_BYTES / CHUNK_BYTES)
+    issued = (epilogue_slots(p, points // parts) + added) / (mach.hw.limits.warp_size * SCHEDULERS)
+    batches = -(-points // (READ_BATCH_WORDS * WARPGROUP_THREADS * tile.consumers))
+    return local + max(remote, issued) + batches * CLUSTER_LATENCY_CYCLES + BARRIER_CYCLES + 2 * CLUSTER_BARRIER_CYCLES
 
 
 def epilogue_handoff_cycles(p: Workload[Any], tile: WgmmaTile, slot_cycles: float = 1.0) -> float:

@@ -6,7 +6,7 @@ A block has one to three consumer warpgroups, which multiply, and one producer, 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from roller_svc.analysis.operand import Operand, staged_dtype
@@ -46,6 +46,8 @@ TRANSPOSABLE_BYTES = 2  # element size for which wgmma reads MN-major operands; 
 BARRIER_BYTES = 8
 WARPS = WARPGROUP_THREADS // 32
 EPILOGUE_ROWS, EPILOGUE_COLUMNS = 16, 32  # of the accumulators that a warp passes to the epilogue at once
+# Words of all parts of split results that a thread reads before it stores: stores keep later reads from moving up.
+READ_BATCH_WORDS = 64
 CORE_REGISTERS = 65536  # (CUDA Programming Guide, compute capability 9.0)
 MAX_REGISTERS = 240  # of a thread after setmaxnreg, next to a producer's
 THREAD_REGISTERS = 255  # without setmaxnreg
@@ -151,6 +153,7 @@ class WgmmaTile:
     # products along k before accumulators are promoted (ir/accumulation.py); None: all
     promotion_interval: int | None = None
     pingpong: bool = False  # two consumers, each with every second tile of the block
+    cluster_k: int = 1  # blocks that share the tile's k-tiles
 
     @property
     def columns(self) -> int:
@@ -231,8 +234,20 @@ class WgmmaTile:
         return self.epilogue_columns + (ROW_PADDING_WORDS - self.epilogue_columns) % BANK_WORDS
 
     @property
+    def partial_row_words(self) -> int:
+        """Row pitch of a block's part of the tile: accumulator pairs of four rows are in different banks."""
+        return self.n + (ROW_PADDING_WORDS - self.n) % BANK_WORDS
+
+    @property
+    def min_partial_stages(self) -> int:
+        """Stages whose memory holds a block's part of the tile after the mainloop."""
+        return -(-self.m * self.partial_row_words * WORD_BYTES // (self.a.bytes + self.b.bytes))
+
+    @property
     def epilogue_bytes(self) -> int:
-        """Buffers of all consumer warps."""
+        """Buffers of all consumer warps; parts of a split tile reuse the pipeline's stages."""
+        if self.cluster_k > 1:
+            return 0
         return WARPS * self.consumers * EPILOGUE_ROWS * self.epilogue_row_words * WORD_BYTES
 
     @property
@@ -362,10 +377,11 @@ def wgmma_tile(program: RProgram, factors: tuple[Operand, ...], arch: Arch) -> W
     m, n, k = (program.space.role(role)[0].name for role in (AxisRole.M, AxisRole.N, AxisRole.K))
     block, group = program.block, program.thread
     feeds = plan_wgmma_loads(program.space, program.unit, factors, arch)
-    return feeds.tile(
+    tile = feeds.tile(
         (block[m], block[n], block[k]), (group[m], group[n]), program.stages, program.cluster,
         pingpong=program.pingpong,
     )  # fmt: skip
+    return replace(tile, cluster_k=program.cluster_k)
 
 
 def plan_wgmma_loads(

@@ -16,6 +16,7 @@ from roller_svc.ir.index import add, ceil_div, div, max_, min_, mod, mul, num, r
 from roller_svc.ir.schedule import Let, Loop, LoopKind, Node
 
 BLOCK, RANK, VISIT, TILE = ".block", ".rank", ".visit", ".tile"
+K_RANK = ".k_rank"  # part of the k-tiles; RANK numbers the blocks of the cluster that have the same part
 M_TILE, N_TILE = "m.block", "n.block"
 
 
@@ -47,7 +48,10 @@ class TileScheduler(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PersistentTiles:
-    """A cluster computes one tile for each of its blocks, or several sequentially (persistent kernel)."""
+    """A cluster computes one tile for each of its blocks, or several sequentially (persistent kernel).
+
+    With `cluster_k`, as many blocks share a tile, each with an even part of its k-tiles.
+    """
 
     view: GemmView
     grid: tuple[int, int]  # tiles along m and n
@@ -55,15 +59,21 @@ class PersistentTiles:
     clusters: int  # in the launch; 0: one for each cluster tile
     cluster: tuple[int, int]
     raster: int
+    cluster_k: int
 
     @property
     def blocks(self) -> int:
         launched = self.clusters if self._is_persistent else self._tiles
-        return launched * math.prod(self.cluster)
+        return launched * self._cluster_size
 
     @property
     def k_tiles(self) -> KTileRange:
-        return KTileRange(num(0), num(self.k_steps), self.k_steps)
+        steps, parts = self.k_steps, self.cluster_k
+        if parts == 1:
+            return KTileRange(num(0), num(steps), steps)
+        if steps % parts == 0:
+            return KTileRange(mul(ref(K_RANK), num(steps // parts)), num(steps // parts), steps // parts)
+        return KTileRange(ref(".first"), sub(ref(".last"), ref(".first")), ceil_div(steps, parts))
 
     @property
     def k_tiles_before(self) -> Expr:
@@ -71,14 +81,19 @@ class PersistentTiles:
 
     @property
     def total_k_tiles(self) -> Expr:
-        return mul(self._tiles_of_block, num(self.k_steps)) if self._is_persistent else num(self.k_steps)
+        return mul(self._tiles_of_block, num(self.k_steps)) if self._is_persistent else self.k_tiles.count
 
     def bind_block(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
         size = math.prod(self.cluster)
+        if self.k_steps % self.cluster_k:
+            nodes = (Let(".last", self._first_k_tile(add(ref(K_RANK), num(1))), nodes),)
+            nodes = (Let(".first", self._first_k_tile(ref(K_RANK)), nodes),)
+        if self.cluster_k > 1:
+            nodes = (Let(K_RANK, div(mod(ref(BLOCK), self._cluster_size), size), nodes),)
         return (Let(RANK, mod(ref(BLOCK), size), nodes),) if size > 1 else nodes
 
     def for_each_tile(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
-        own = div(ref(BLOCK), math.prod(self.cluster))
+        own = div(ref(BLOCK), self._cluster_size)
         if not self._is_persistent:
             return (Let(TILE, own, self.bind_tile(nodes)),)
         nodes = (Let(TILE, add(mul(ref(VISIT), num(self.clusters)), own), self.bind_tile(nodes)),)
@@ -100,6 +115,14 @@ class PersistentTiles:
             stride *= axis.extent
             nodes = (Let(axis.name, value if stride == self._tiles else mod(value, axis.extent), nodes),)
         return nodes
+
+    @property
+    def _cluster_size(self) -> int:
+        return math.prod(self.cluster) * self.cluster_k
+
+    def _first_k_tile(self, part: Expr) -> Expr:
+        """Return the first k-tile of a part; parts differ by at most one k-tile."""
+        return div(mul(part, num(self.k_steps)), self.cluster_k)
 
     @property
     def _cluster_grid(self) -> tuple[int, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -14,6 +15,13 @@ from roller_svc.compiler.rank import construct, rank_units
 from roller_svc.construct.construct import MAX_RANKED_MATRIX
 from roller_svc.errors import InvariantError, NoCandidateError
 from roller_svc.families import prepare_model
+from roller_svc.families.common.gpu.matrix.tile import WORD_BYTES
+from roller_svc.families.common.gpu.warpgroups.terms import (
+    MAX_CLUSTER_BLOCKS,
+    cluster_cores,
+    cluster_parts,
+    cluster_reduction_cycles,
+)
 from roller_svc.families.common.gpu.warpgroups.tile import MAX_COLUMNS, WgmmaLoad, wgmma_tile
 from roller_svc.families.matching import units_for
 from roller_svc.ir.constraints import OpClass, ScheduleConstraints, tile_value
@@ -234,6 +242,10 @@ def test_where_it_is_refused_and_why() -> None:
         ({"stream_k": 64, "blocks": 64}, "not persistent over whole tiles"),
         ({"stream_k": 64, "pingpong": 1}, "only persistent blocks have a ping-pong schedule"),
         ({"pingpong": 2}, "pingpong is 0 or 1"),
+        ({"cluster_k": 3}, "2, 4, 8 parts"),
+        ({"cluster_k": 4, "cluster_m": 4}, "a cluster has 1 to 8 blocks"),
+        ({"cluster_k": 2, "split_k": 2}, "a reduction is split once"),
+        ({"cluster_k": 2, "stream_k": 64}, "a reduction is split once"),
     ],
 )
 def test_demands_that_cannot_be_met_say_why(tiles: dict[str, int], reason: str) -> None:
@@ -247,7 +259,8 @@ def test_demands_that_cannot_be_met_say_why(tiles: dict[str, int], reason: str) 
     [
         {"cluster_m": 2}, {"cluster_n": 4}, {"cluster_m": 2, "cluster_n": 2}, {"blocks": 7}, {"stream_k": 100},
         {"split_k": 3}, {"blocks": 16, "cluster_m": 2, "split_k": 2}, {"stages": 2, "raster": 1},
-        {"pingpong": 1, "blocks": 12}, {"pingpong": 1, "blocks": 8, "cluster_m": 2},
+        {"pingpong": 1, "blocks": 12}, {"pingpong": 1, "blocks": 8, "cluster_m": 2}, {"cluster_k": 4},
+        {"cluster_k": 2, "cluster_m": 2, "cluster_n": 2}, {"cluster_k": 1, "split_k": 2},
     ],
 )  # fmt: skip
 def test_demands_that_can_are(tiles: dict[str, int]) -> None:
@@ -263,8 +276,70 @@ def test_blocks_and_clusters_fit_together() -> None:
         replace(program, persistent_blocks=0, pingpong=True)
     with pytest.raises(InvariantError, match="tile is that of one warpgroup"):
         replace(program, persistent_blocks=4, block=program.block.with_extent("m", 256), pingpong=True)
+    with pytest.raises(InvariantError, match="neither split over launches nor persistent"):
+        replace(program, cluster=(1, 1), cluster_k=2, persistent_blocks=4)
+    with pytest.raises(InvariantError, match="neither persistent nor in clusters"):
+        replace(program, cluster=(1, 1), persistent_blocks=0, cluster_k=2, stream_k_blocks=4)
     with pytest.raises(InvariantError, match="neither persistent nor in clusters"):
         replace(program, cluster=(1, 1), persistent_blocks=4, stream_k_blocks=4)
+
+
+# k split within clusters ----------------------------------------------------------------------------------------------
+MOST_MICROSECONDS = {64: 13.0, 128: 14.0, 256: 20.0, 384: 27.0}
+
+
+@pytest.mark.parametrize("m", MOST_MICROSECONDS)
+def test_few_tiles_split_k_within_clusters(m: int) -> None:
+    found = matmul(m, 4096, 4096, "float16", layout="nn", hw=H200)
+    (first,) = best(found)
+    program = first.program
+    assert program.cluster_k > 1
+    assert program.split_k == 1
+    assert program.cluster_size <= MAX_CLUSTER_BLOCKS
+    assert program.grid <= cluster_cores(H200.num_cores, program.cluster_size)
+    assert first.estimate.seconds * 1e6 < MOST_MICROSECONDS[m]
+    assert first.estimate.seconds < best(found, split_k=2)[0].estimate.seconds
+
+
+def test_one_wave_that_the_llc_bounds_multicasts_in_fours() -> None:
+    (first,) = best(matmul(512, 4096, 4096, "float16", layout="nn", hw=H200))
+    assert (first.program.cluster, first.program.cluster_k, first.program.grid) == ((2, 2), 1, 128)
+    assert first.estimate.seconds * 1e6 < 31.0
+    for side in (1024, 4096):  # several waves, or tiles of pairs that the unit bounds
+        programs = [c.program for c in best(matmul(side, 4096, 4096, "float16", layout="nn", hw=H200), 40)]
+        assert all(math.prod(p.cluster) <= 2 or p.grid <= 128 for p in programs)
+        assert math.prod(programs[0].cluster) <= 2
+
+
+def test_parts_fit_the_stages_that_they_reuse() -> None:
+    found = matmul(256, 4096, 4096, "float16", layout="nn", hw=H200)
+    programs = [c.program for c in best(found, 40) if c.program.cluster_k > 1]
+    assert programs
+    for program in programs:
+        tile = wgmma_tile(program, operands(found), H200.arch)
+        assert tile.stages >= tile.min_partial_stages
+        assert tile.m * tile.partial_row_words * WORD_BYTES <= tile.pipeline_bytes
+        assert tile.k_order.steps >= program.cluster_k
+        assert program.cluster_size <= MAX_CLUSTER_BLOCKS
+
+
+def test_more_parts_move_more_bytes() -> None:
+    found = matmul(256, 4096, 4096, "float16", layout="nn", hw=H200)
+    program = best(found)[0].program
+    model = prepare_model(found, H200, program.unit)
+    tile = wgmma_tile(program, operands(found), H200.arch)
+    two, four, eight = (cluster_reduction_cycles(model.workload, tile, parts) for parts in (2, 4, 8))
+    assert two < four < eight
+    assert cluster_reduction_cycles(model.workload, tile, 2, 4) > two  # the network of a larger cluster is slower
+
+
+@pytest.mark.parametrize(
+    ("tiles", "steps", "blocks", "parts"),
+    [(32, 64, 1, 4), (64, 64, 1, 2), (66, 64, 1, 2), (67, 64, 1, 1), (33, 64, 1, 2), (16, 64, 1, 8), (1, 64, 1, 8),
+     (1, 8, 1, 4), (1, 3, 1, 1), (16, 64, 2, 4), (16, 64, 4, 2), (16, 64, 8, 1)],
+)  # fmt: skip
+def test_parts_fill_one_wave_of_clusters(tiles: int, steps: int, blocks: int, parts: int) -> None:
+    assert cluster_parts(H200.num_cores, tiles, steps, blocks) == parts
 
 
 def test_a_b200_keeps_to_warps() -> None:

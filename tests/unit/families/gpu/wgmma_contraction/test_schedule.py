@@ -23,10 +23,12 @@ from roller_svc.compiler.partition_cache import partition
 from roller_svc.errors import ScheduleError
 from roller_svc.families.common.gpu.matrix.multistage_pipeline import LANE
 from roller_svc.families.common.gpu.matrix.stream_k import partial_tiles
+from roller_svc.families.common.gpu.warpgroups.cluster_reduction import PARTIAL
 from roller_svc.families.common.gpu.warpgroups.mainloop import WARP
-from roller_svc.families.common.gpu.warpgroups.tile_scheduler import BLOCK, PersistentTiles, PingpongTiles
+from roller_svc.families.common.gpu.warpgroups.tile_scheduler import BLOCK, K_RANK, PersistentTiles, PingpongTiles
 from roller_svc.families.common.view import GemmView
 from roller_svc.ir.accumulation import accumulator_precision
+from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Const, Expr, substitute
 from roller_svc.ir.group import KernelGroup
 from roller_svc.ir.index import eq, num, ref
@@ -37,13 +39,16 @@ from roller_svc.ir.rprogram import RProgram
 from roller_svc.ir.schedule import (
     Barrier,
     Branch,
+    Compute,
     CpAsync,
     CpAsyncWaitGroup,
     Let,
     Loop,
     Node,
+    RemoteShared,
     RoundFragment,
     ScheduleTree,
+    Storage,
     iter_nodes,
 )
 from roller_svc.ir.schedule_hopper import (
@@ -52,6 +57,7 @@ from roller_svc.ir.schedule_hopper import (
     FenceProxyAsync,
     MbarrierInit,
     MbarrierWait,
+    NamedBarrier,
     SetMaxNReg,
     TmaLoad,
     TmaStore,
@@ -155,6 +161,33 @@ KINDS: dict[str, tuple[str, str, dict[str, str], tuple[int, int, int], tuple[int
     "shared along both": (
         "wgmma_f16", "C[m, n] +=! A[k, m] * B[k, n]", {"A": "float16 136 304", "B": "float16 136 360"}, (128, 128, 32),
         (64, 128), {"stages": 2, "cluster": (2, 2)}),
+    "k split": (
+        "wgmma_f16", f"{NT}; Y[m, n] = relu(C[m, n] + v[n])",
+        {"A": "float16 200 328", "B": "float16 104 328", "v": "float16 104"}, (128, 64, 64), (64, 64),
+        {"stages": 3, "cluster_k": 4}),
+    "k split, copied by threads": (
+        "wgmma_f16", NT, {"A": "float16 70 330", "B": "float16 77 330"}, (64, 64, 32), (64, 64),
+        {"stages": 4, "cluster_k": 2}),
+    "k split in eight, through registers": (
+        "wgmma_bf16", "C[b, m, n] +=! A[b, m, k] * B[b, n, k]; Y[b, m, n] = C[b, m, n] * 0.5 + R[b, m, n]",
+        {"A": "bfloat16 2 17 533", "B": "bfloat16 2 35 533", "R": "bfloat16 2 17 35"}, (64, 40, 64), (64, 40),
+        {"stages": 2, "cluster_k": 8}),
+    "k split, shared along m": (
+        "wgmma_f16", NT, {"A": "float16 300 328", "B": "float16 104 328"}, (64, 64, 64), (64, 64),
+        {"stages": 3, "cluster": (2, 1), "cluster_k": 4}),
+    "k split, shared along both": (
+        "wgmma_f16", "C[m, n] +=! A[k, m] * B[k, n]", {"A": "float16 168 304", "B": "float16 168 360"}, (128, 128, 32),
+        (64, 128), {"stages": 5, "cluster": (2, 2), "cluster_k": 2}),
+    "k split, bytes": (
+        "wgmma_s8", "C[m, n] +=! A[m, k].cast(`int32`) * B[n, k].cast(`int32`)",
+        {"A": "int8 100 416", "B": "int8 48 416"}, (64, 48, 64), (64, 48), {"stages": 3, "cluster_k": 4}),
+    "k split, float8": (
+        "wgmma_e4m3", "C[m, n] +=! A[m, k].cast(`float32`) * B[k, n].cast(`float32`)",
+        {"A": "float8_e4m3fn 64 160", "B": "float8_e5m2 160 56"}, (64, 56, 32), (64, 56),
+        {"stages": 5, "cluster_k": 2}),
+    "k split, tf32": (
+        "wgmma_tf32", NT, {"A": "float32 100 132", "B": "float32 33 132"}, (64, 40, 32), (64, 40),
+        {"stages": 3, "cluster_k": 2}),
     "results of two tensors": (
         "wgmma_bf16", f"{NT}; Y[m, n] = C[m, n] * 0.5 + R[m, n]; Z[m, n] = tanh(Y[m, n])",
         {"A": "bfloat16 100 64", "B": "bfloat16 72 64", "R": "bfloat16 100 72"}, (128, 80, 32), (64, 80),
@@ -219,6 +252,22 @@ def meeting_left_out(node: Node) -> Nodes | None:
     return () if isinstance(node, Barrier | ClusterBarrier) else None
 
 
+def parts_not_stored(node: Node) -> Nodes | None:
+    return () if isinstance(node, Compute) and node.tensor == PARTIAL else None
+
+
+def remote_parts_written(node: Node) -> Nodes | None:
+    if not isinstance(node, RemoteShared):
+        return None
+    return (replace(node, body=(Compute(node.remote, (num(0), num(0)), Const(0.0, DType.FLOAT32)), *node.body)),)
+
+
+def parts_over_buffers_in_use(node: Node) -> Nodes | None:
+    if not isinstance(node, Storage) or node.tensor != PARTIAL:
+        return None
+    return (replace(node, overlays=(*node.overlays, PARTIAL)),)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_trees_are_legal(kind: str) -> None:
     for tree in trees(kind):
@@ -228,6 +277,7 @@ def test_trees_are_legal(kind: str) -> None:
     assert any(isinstance(node, WarpgroupMma) for node in nodes)
     assert any(isinstance(node, TmaLoad) for node in nodes) == bool(trees(kind)[0].tensor_maps)
     assert any(isinstance(node, CpAsync) for node in nodes) == ("copied by threads" in kind)
+    assert any(isinstance(node, RemoteShared) for node in nodes) == ("k split" in kind)
     shared = any(isinstance(node, TmaLoad) and node.multicast_mask is not None for node in nodes)
     assert shared == ("shared along" in kind)
 
@@ -255,6 +305,11 @@ def test_trees_are_legal(kind: str) -> None:
         ("bulk copies", first_only(WarpBarrier), "schedule-barrier"),
         ("bulk copies", elected_below_a_lane, "schedule-barrier"),
         ("shared along m", of_a_warp(ClusterBarrier), "schedule-barrier"),
+        ("k split", first_only(ClusterBarrier), "schedule-barrier"),
+        ("k split", first_only(NamedBarrier), "schedule-barrier"),
+        ("k split", parts_not_stored, "schedule-order"),
+        ("k split", remote_parts_written, "schedule-dependence"),
+        ("k split", parts_over_buffers_in_use, "schedule-scope"),
     ],
 )
 def test_broken_tree_is_rejected(kind: str, change: Callable[[Node], Nodes | None], code: str) -> None:
@@ -309,7 +364,7 @@ def test_every_tile_has_one_block(
     shape = f"float16 {batches} 64 64"
     group = contraction("C[b, m, n] +=! A[b, m, k] * B[b, k, n]", HOPPER, A=shape, B=shape)
     view = GemmView.of(group, tiles(group, unit(HOPPER, "wgmma_f16"), (64, 64, 64), (64, 64), reduce_threads=128))
-    scheduler = PersistentTiles(view, (rows, columns), 5, clusters, cluster, raster)
+    scheduler = PersistentTiles(view, (rows, columns), 5, clusters, cluster, raster, 1)
     size = cluster[0] * cluster[1]
     assert scheduler.blocks % size == 0
     by_block = [tiles_of_block(scheduler, block) for block in range(scheduler.blocks)]
@@ -333,7 +388,7 @@ def test_two_consumers_compute_alternate_tiles(clusters: int, cluster: tuple[int
     """Also with fewer tiles than consumers. K-tiles of the block are counted over both."""
     group = contraction("C[b, m, n] +=! A[b, m, k] * B[b, k, n]", HOPPER, A="float16 2 64 64", B="float16 2 64 64")
     view = GemmView.of(group, tiles(group, unit(HOPPER, "wgmma_f16"), (64, 64, 64), (64, 64), reduce_threads=128))
-    described = (view, (3, 5), 5, clusters, cluster, 2)
+    described = (view, (3, 5), 5, clusters, cluster, 2, 1)
     scheduler = PersistentTiles(*described)
     for block in range(scheduler.blocks):
         both = [tiles_of_block(PingpongTiles(*described, num(consumer)), block) for consumer in range(2)]
@@ -341,15 +396,48 @@ def test_two_consumers_compute_alternate_tiles(clusters: int, cluster: tuple[int
         assert both == [every_tile[::2], every_tile[1::2]]
 
 
+@given(st.integers(1, 40), st.sampled_from([1, 2, 4, 8]), st.sampled_from([(1, 1), (2, 1), (1, 2), (2, 2)]))
+@settings(max_examples=40, deadline=None, derandomize=True)
+def test_parts_of_a_tile_cover_its_k_tiles(steps: int, parts: int, cluster: tuple[int, int]) -> None:
+    """Adjacent, in the order of ranks, even up to one k-tile; blocks that share operands have the same part."""
+    parts = min(parts, steps)
+    group = contraction("C[b, m, n] +=! A[b, m, k] * B[b, k, n]", HOPPER, A="float16 2 64 64", B="float16 2 64 64")
+    view = GemmView.of(group, tiles(group, unit(HOPPER, "wgmma_f16"), (64, 64, 64), (64, 64), reduce_threads=128))
+    scheduler = PersistentTiles(view, (3, 2), steps, 0, cluster, 1, parts)
+    size = cluster[0] * cluster[1]
+    by_tile: dict[tuple[int, int, int], list[tuple[int, int]]] = {}
+
+    def run(nodes: Nodes, known: dict[str, int]) -> None:
+        for node in nodes:
+            if isinstance(node, Let):
+                run(node.body, known | {node.var: value(node.value, known)})
+            else:
+                first, count = (value(expr, known) for expr in (scheduler.k_tiles.first, scheduler.k_tiles.count))
+                assert count == value(scheduler.total_k_tiles, known) <= scheduler.k_tiles.max_count
+                by_tile.setdefault((known["b"], known["m.block"], known["n.block"]), []).append((first, count))
+                assert known.get(K_RANK, 0) == known[BLOCK] // size % parts
+
+    for block in range(scheduler.blocks):
+        run(scheduler.bind_block(scheduler.for_each_tile((Barrier(),))), {BLOCK: block})
+    assert len(by_tile) * parts == scheduler.blocks
+    for ranges in by_tile.values():
+        assert [first for first, _ in ranges] == [sum(n for _, n in ranges[:i]) for i in range(parts)]
+        counts = [count for _, count in ranges]
+        assert sum(counts) == steps
+        assert max(counts) - min(counts) <= 1 <= min(counts)
+
+
 def test_sixteen_bit_outputs_are_stored_by_tma() -> None:
     by_boxes = {kind for kind in KINDS if any(isinstance(node, TmaStore) for node in iter_nodes(trees(kind)[0].body))}
     assert {"bulk copies", "along m and n", "shared along both", "a bias of rows", "a window"} <= by_boxes
+    assert not by_boxes.intersection(SPLIT)
     others = {"through registers", "tf32", "bytes", "results of two tensors", "results turned", "copied by threads"}
     assert not others & by_boxes  # of 32 bits, of two tensors, columns, rows of 66 elements
 
 
 # numbers -------------------------------------------------------------------------------------------------------------
-RACED = ("bulk copies", "copied by threads", "persistent", "streamed, copied by threads", "shared along both",
+SPLIT = tuple(kind for kind in KINDS if kind.startswith("k split"))
+RACED = (*SPLIT, "bulk copies", "copied by threads", "persistent", "streamed, copied by threads", "shared along both",
          "ping-pong", "ping-pong, float32 by rows", "ping-pong, shared along m")  # fmt: skip
 
 
