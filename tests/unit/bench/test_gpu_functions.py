@@ -1,4 +1,4 @@
-"""Kernels bound by functions or unpacking, and a histogram: instructions per element do not grow in machine code."""
+"""Functions, unpacking, a histogram, a GEMM of few tiles: their instructions in machine code do not grow."""
 
 from __future__ import annotations
 
@@ -78,6 +78,17 @@ def test_online_softmax_rescales_once_for_a_vector(rows: dict[str, dict[str, Any
     merges = 8 + 1  # of the sums of a lane
     assert launch["counts"]["MUFU"] <= 41 + 6 + merges
     assert launch["instructions"] <= 460
+
+
+def test_few_tiles_add_their_parts_in_one_launch(rows: dict[str, dict[str, Any]]) -> None:
+    """A thread reads eight vectors of its own block's part and of another's, then stores eight results."""
+    (launch,) = rows["few-tiles"]["launches"]
+    assert rows["few-tiles"]["spill_bytes"] == 0
+    assert rows["few-tiles"]["findings"] == []
+    counts = launch["counts"]
+    assert counts["LD.128"] == counts["LDS.128"] == counts["STG.64"] == 8
+    assert counts["STS.64"] == 32
+    assert launch["instructions"] <= 620
 
 
 def test_histogram_is_reduced_in_shared_memory(rows: dict[str, dict[str, Any]]) -> None:
