@@ -28,6 +28,7 @@ class Tiles:
     blocks: int = 0
     cluster: tuple[int, int] = (1, 1)
     pingpong: bool = False
+    cluster_k: int = 1
 
 
 @dataclass(frozen=True, slots=True)

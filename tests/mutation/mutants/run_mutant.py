@@ -89,6 +89,7 @@ def _tiled(program: RProgram, case: Case) -> RProgram:
         program, block=block, thread=thread, reduce_threads=tiles.lanes, split_k=tiles.split_k, stages=tiles.stages,
         raster=1, stream_k_blocks=tiles.stream_k, persistent_blocks=tiles.blocks, cluster=tiles.cluster,
         pingpong=tiles.pingpong,
+        cluster_k=tiles.cluster_k,
     )  # fmt: skip
 
 

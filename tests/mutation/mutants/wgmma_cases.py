@@ -41,6 +41,11 @@ FLOAT8 = Case(  # rows of 32 bytes, one operand through registers, turned
     (("A", "float8_e4m3fn", (64, 96)), ("B", "float8_e5m2", (96, 56))),
     Tiles((64, 56, 32), (64, 56, 1), lanes=128, stages=2), target=H200, unit=WGMMA, allow_tf32=True,
 )  # fmt: skip
+K_SPLIT = Case(  # pairs of blocks that each have half of k
+    "wgmma k split", "wgmma", "C[m, n] +=! A[m, k] * B[n, k]",
+    (("A", "float16", (100, 320)), ("B", "float16", (72, 320))),
+    Tiles((64, 72, 64), (64, 72, 1), lanes=128, stages=2, cluster_k=2), target=H200, unit=WGMMA,
+)  # fmt: skip
 FLOAT8_SUMS = Case(  # terms of one sign, whose short sums lose all the same way
     "wgmma float8 sums", "wgmma", "C[m, n] +=! A[m, k].cast(`float32`) * B[n, k].cast(`float32`)",
     (("A", "float8_e4m3fn", (64, 2048)), ("B", "float8_e4m3fn", (24, 2048))),

@@ -3,7 +3,18 @@
 from __future__ import annotations
 
 from tests.mutation.mutants.mutation import Edit, Kind, Mutation, mutant
-from tests.mutation.mutants.wgmma_cases import ALONG, ELEMENTS, FLOAT8, FLOAT8_SUMS, FOUR, INT8, PARTS, STREAM, WINDOW
+from tests.mutation.mutants.wgmma_cases import (
+    ALONG,
+    ELEMENTS,
+    FLOAT8,
+    FLOAT8_SUMS,
+    FOUR,
+    INT8,
+    K_SPLIT,
+    PARTS,
+    STREAM,
+    WINDOW,
+)
 
 _SECOND_BOX = r"(tma_load_3d\(a_shared \+ slot \* 4096)( \+ 1 \* 2048)(, [^\n]*\(m_block \* 128\))( \+ 64)"
 _OFFSETS = r", (\(unsigned short\)\([^\n]*), (\(unsigned short\)\([^\n]*)\);"
@@ -207,4 +218,16 @@ SUMS: tuple[Mutation, ...] = (
            Edit(r"( +wgmma_wait<0>[^\n]*\n)( +if \(lane_id == 0\) \{\n +barrier_arrive[^\n]*\n +\}\n)", r"\2\1")),
 )  # fmt: skip
 
-MUTATIONS = (*TYPES, *SUMS, *WINDOWS, *PANELS, *SHARED, *PARTED, *TURNS, *PIECES)
+SPLITS = (
+    mutant(K_SPLIT, "parts are read before they are complete", Kind.PEER,
+           Edit(r"^    cluster_sync\(\);\n", "    cluster_sync_relaxed();\n", 2)),
+    mutant(K_SPLIT, "a block ends before others have read its part", Kind.PEER,
+           Edit(r"^    cluster_sync_relaxed\(\);\n", "", 2)),
+    mutant(K_SPLIT, "parts are stored over stages in use", Kind.BARRIER, Edit(r"^    named_barrier\(1, 128\);\n", "")),
+    mutant(K_SPLIT, "a block adds its own part twice", Kind.PEER,
+           Edit(r"map_shared_rank\(partial, [^;]*\);", "partial;")),
+    mutant(K_SPLIT, "both blocks have the first half of k", Kind.PLACE,
+           Edit(r"const int last = [^;]*;", "const int last = 2;")),
+)  # fmt: skip
+
+MUTATIONS = (*SPLITS, *TYPES, *SUMS, *WINDOWS, *PANELS, *SHARED, *PARTED, *TURNS, *PIECES)
