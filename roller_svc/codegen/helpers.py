@@ -232,6 +232,8 @@ _CONVERSIONS = {
 }  # fmt: skip
 
 
+CVT_BITS = 32  # of the widest integer that saturates in one conversion of a float32, with 0 for NaN
+
 # A product that is rounded before an addition. Where float arithmetic of axes determines an index, the compiler must
 # not contract the two, or the index may leave its proven range.
 _ROUNDED_PRODUCT = {
@@ -285,7 +287,9 @@ def helper(name: str, dialect: Dialect) -> Helper:
 
 def _cuda_helper(name: str, dialect: Dialect) -> Helper | None:
     """Return a helper that is made of instructions of NVIDIA GPUs, or None."""
-    base, _, _ = name.rpartition("_")
+    base, _, short = name.rpartition("_")
+    if base == "f32_to" and short in _BY_SHORT and not _BY_SHORT[short].is_float:
+        return _truncating_cuda(_BY_SHORT[short], dialect)
     if base.endswith("_approx"):
         general = _APPROXIMATE[base.removesuffix("_approx")]
         return Helper(general.text.format(F=dialect.function), general.needs)
@@ -373,6 +377,21 @@ def _saturating(dtype: DType, dialect: Dialect) -> Helper:
         f"  return ({type_})a;\n}}"
     )
     return Helper(text)
+
+
+def _truncating_cuda(dtype: DType, dialect: Dialect) -> Helper:
+    """Return the conversion of float32 to an integer of at most 32 bits, by one cvt.rzi and a clamp.
+
+    cvt saturates, and NaN gives 0 (PTX ISA, cvt).
+    """
+    least, greatest = dtype.integer_range
+    head = f"{dialect.function} {dialect.value_type(dtype)} f32_to_{SHORT[dtype]}(float a)"
+    if dtype.bits == CVT_BITS:
+        return Helper(f"{head} {{ return __float2{'' if dtype.is_signed else 'u'}int_rz(a); }}")
+    return Helper(
+        f"{head} {{\n  const int i = __float2int_rz(a);\n"
+        f"  return i < {least} ? {least} : i > {greatest} ? {greatest} : i;\n}}"
+    )
 
 
 def _integer_pow(dtype: DType, dialect: Dialect) -> Helper:

@@ -21,7 +21,7 @@ from roller_svc.codegen.dialect import (
     exceeds_type,
     literal,
 )
-from roller_svc.codegen.helpers import Helper, helper
+from roller_svc.codegen.helpers import CVT_BITS, Helper, helper
 from roller_svc.codegen.names import Names
 from roller_svc.errors import InvariantError
 from roller_svc.ir.dtype import DType
@@ -300,8 +300,14 @@ class Scalar:
         if dtype is DType.BOOL:
             return text if arg.dtype is DType.BOOL else f"(({text}) != 0)"
         if source.is_float:
-            return f"{self.helper(f'to_{SHORT[dtype]}')}({text})"
+            return f"{self._truncate(source, dtype)}({text})"
         return text if source is dtype and not self._is_wide(arg) else f"({type_})({text})"
+
+    def _truncate(self, source: DType, dtype: DType) -> str:
+        """Return the helper that converts a float to an integer."""
+        is_one_instruction = source is DType.FLOAT32 and dtype.bits <= CVT_BITS
+        base = "f32_to" if is_one_instruction and self.dialect.language is Language.CUDA else "to"
+        return self.helper(f"{base}_{SHORT[dtype]}")
 
     def _is_rounded(self, arg: Expr) -> bool:
         """Return whether the value is one of its type: an element in memory or the result of a cast."""
@@ -339,7 +345,7 @@ class Scalar:
             return f"{self.typed_helper('isnan', operand)}({self.value(op.args[0])})" if operand.is_float else "0"
         if kind in (OpKind.FLOOR, OpKind.CEIL):
             rounded = self.library_function("floor" if kind is OpKind.FLOOR else "ceil", operand)
-            return f"{self.helper('to_i32')}({rounded}({self.value(op.args[0])}))"
+            return f"{self._truncate(operand, DType.INT32)}({rounded}({self.value(op.args[0])}))"
         if kind is OpKind.ISINF and not operand.is_float:
             return "0"
         if dtype.is_float or operand.is_float:

@@ -160,6 +160,13 @@ inline unsigned int __byte_perm(unsigned int x, unsigned int y, unsigned int sel
   for (int i = 0; i < 4; i++) result |= (unsigned int)(bytes >> (selector >> 4 * i & 7) * 8 & 255) << 8 * i;
   return result;
 }
+// cvt.rzi saturates, and NaN gives 0
+inline int __float2int_rz(float a) {
+  return a != a ? 0 : a < -2147483648.0f ? -2147483647 - 1 : a >= 2147483648.0f ? 2147483647 : (int)a;
+}
+inline unsigned int __float2uint_rz(float a) {
+  return a != a || a <= 0.0f ? 0 : a >= 4294967296.0f ? 4294967295u : (unsigned int)a;
+}
 inline int __popc(unsigned int bits) { return __builtin_popcount(bits); }
 inline int __ffs(int bits) { return __builtin_ffs(bits); }
 inline int __clz(int bits) { return bits ? __builtin_clz((unsigned int)bits) : 32; }
