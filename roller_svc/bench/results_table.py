@@ -122,8 +122,8 @@ def _zoo(document: Json) -> str:
     ratios = sorted(row["ratio"] for row in document["models"] if row["ratio"] is not None)
     baselines = " and ".join(document["settings"]["peers"])
     return (
-        f"{len(ratios)} whole models, time of the better of {baselines} over ours: minimum {ratios[0]:.2f}, "
-        f"median {statistics.median(ratios):.2f}"
+        f"{len(ratios)} whole models, time of the better of {baselines} over ours: geometric mean "
+        f"{statistics.geometric_mean(ratios):.2f}, minimum {ratios[0]:.2f}"
     )
 
 

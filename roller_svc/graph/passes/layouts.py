@@ -87,10 +87,14 @@ def _choose(graph: Graph, costs: CostTable, images: frozenset[str]) -> tuple[fro
         before += _seconds(node, frozenset(), graph, costs)
         written = [tensor for tensor in node.outputs if tensor in images]
         cheapest: dict[frozenset[str], _Choice] = {}
+        known: dict[frozenset[str], float] = {}
         for state, choice in choices.items():
             for flags in product((False, True), repeat=len(written)):
                 new = frozenset(tensor for tensor, is_last in zip(written, flags, strict=True) if is_last)
-                seconds = choice.seconds + _seconds(node, new | state.intersection(node.inputs), graph, costs)
+                around = new | state.intersection(node.inputs)
+                if around not in known:
+                    known[around] = _seconds(node, around, graph, costs)
+                seconds = choice.seconds + known[around]
                 live = frozenset(tensor for tensor in state | new if last_reader.get(tensor, i) > i)
                 if live not in cheapest or seconds < cheapest[live].seconds:
                     cheapest[live] = _Choice(seconds, choice.chosen | new)
