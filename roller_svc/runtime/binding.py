@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -139,8 +140,8 @@ def aligned_empty(shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> Array:
         size *= extent
     alignment = PAGE_BYTES if size >= PAGE_BYTES else ALIGNMENT_BYTES
     raw = np.empty(size + alignment, np.uint8)
-    start = -raw.__array_interface__["data"][0] % alignment
-    return raw[start : start + size].view(dtype).reshape(shape)
+    start = -ctypes.addressof(ctypes.c_char.from_buffer(raw.data)) % alignment
+    return np.ndarray(shape, dtype, raw, start)
 
 
 def range_error(source: KernelSource, check: int, value: int) -> IndexRangeError:
@@ -185,9 +186,8 @@ def _check_target(buffer: Buffer, value: object) -> Array:
 
 
 def _is_dense(array: Array, alignment_bytes: int) -> bool:
-    address: int = array.__array_interface__["data"][0]
     alignment = max(alignment_bytes, array.dtype.itemsize)
-    return array.flags.c_contiguous and address % alignment == 0
+    return array.flags.c_contiguous and array.ctypes.data % alignment == 0
 
 
 def _make_dense(array: Array, alignment_bytes: int, *, copies: bool = False) -> Array:

@@ -175,8 +175,7 @@ class CpuCall:
 
 
 def _address(array: Array) -> int:
-    address: int = array.__array_interface__["data"][0]
-    return address
+    return array.ctypes.data
 
 
 def load_library(binary: bytes, name: str) -> ctypes.CDLL:

@@ -23,5 +23,5 @@ def resident_empty(size_bytes: int) -> Array:
     with contextlib.suppress(OSError):
         mapping.madvise(mmap.MADV_HUGEPAGE)
     block = np.frombuffer(mapping, np.uint8)  # keeps the mapping alive
-    start = -block.__array_interface__["data"][0] % HUGE_PAGE_BYTES
+    start = -block.ctypes.data % HUGE_PAGE_BYTES
     return block[start : start + size_bytes]

@@ -170,8 +170,7 @@ def _pointers(memory: Mapping[str, Array], kind: str, count: int) -> ctypes.Arra
 
 
 def _address(array: Array) -> int:
-    address: int = array.__array_interface__["data"][0]
-    return address
+    return array.ctypes.data
 
 
 def weights_block(types: list[tuple[TensorType, int, Array]], size_bytes: int) -> Array:

@@ -13,7 +13,7 @@ from roller_svc.runtime.resident import HUGE_PAGE_BYTES, resident_empty
 def test_blocks_are_aligned_and_writable(size_bytes: int) -> None:
     block = resident_empty(size_bytes)
     assert block.size == max(1, size_bytes)
-    address = block.__array_interface__["data"][0]
+    address = block.ctypes.data
     assert address % (HUGE_PAGE_BYTES if size_bytes >= HUGE_PAGE_BYTES else ALIGNMENT_BYTES) == 0
     block[:] = np.arange(block.size, dtype=np.uint8)
     assert block[-1] == (block.size - 1) % 256
