@@ -172,6 +172,7 @@ class Pricing:
             replace(
                 plain, stages=options.stages, raster=options.raster, stream_k_blocks=options.stream_k_blocks,
                 persistent_blocks=options.persistent_blocks, cluster=options.cluster, cluster_k=options.cluster_k,
+                pingpong=options.pingpong,
             )
             for options in self.rules.pipeline_choices(block, base, choice.split_k)
         ]  # fmt: skip

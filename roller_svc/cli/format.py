@@ -55,10 +55,11 @@ def format_tiles(levels: Mapping[str, Mapping[str, int]]) -> str:
 
 
 def format_plan_tiles(plan: Mapping[str, Any]) -> str:
-    """Format the tiles of a plan's slowest kernel, with the splits of its reduction."""
+    """Format the tiles of a plan's slowest kernel, with the splits of its reduction and its schedule."""
     kernel = max(plan["kernels"], key=lambda k: k["estimate"]["seconds"])
-    splits = [f"{name}={kernel[name]}" for name in ("split_k", "cluster_k", "lanes") if kernel[name] > 1]
-    return " | ".join([format_tiles(plan["tiles"]), *splits])
+    fields = [f"{name}={kernel[name]}" for name in ("split_k", "cluster_k", "lanes") if kernel[name] > 1]
+    fields += ["pingpong=1"] if kernel["pingpong"] else []
+    return " | ".join([format_tiles(plan["tiles"]), *fields])
 
 
 def format_stages(estimate: Mapping[str, Any]) -> str:

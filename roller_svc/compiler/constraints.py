@@ -84,8 +84,8 @@ def _force_constraints(
         program = replace(program, stream_k_blocks=0)
     if tiles.get("cluster_k", 1) > 1:
         program = replace(program, split_k=1, persistent_blocks=0, pingpong=False)
-    elif tiles.get("split_k", 1) > 1 or tiles.get("blocks", 0) > 1:
-        program = replace(program, cluster_k=1)
+    elif tiles.get("split_k", 1) > 1 or tiles.get("blocks", 0) > 1 or "stages" in tiles:
+        program = replace(program, cluster_k=1)  # whose parts may need more stages
     if any(tiles.get(f, 0) > 1 for f in _CLUSTER):
         program = replace(program, cluster=(1, 1), cluster_k=1)
     knobs = _DEFAULT_KNOBS | dict(family.knobs)

@@ -14,6 +14,7 @@ from roller_svc.families.family import Workspaces
 from roller_svc.families.schedules import SCHEDULES
 from roller_svc.fusion.partition import stored_types
 from roller_svc.ir import printer
+from roller_svc.ir.constraints import tile_value
 from roller_svc.ir.group import KernelGroup
 from roller_svc.ir.hardware import HardwareSpec, TargetKind
 from roller_svc.ir.kernel import KernelSource, Role
@@ -136,9 +137,11 @@ def _best(group: KernelGroup, hw: HardwareSpec) -> RProgram:
     return candidates[0].program
 
 
-def _cluster_text(tiles: RProgram) -> str:
-    """Return the blocks of a cluster along m, n and k as text; '' for blocks alone."""
-    return f", cluster {tiles.cluster_m} x {tiles.cluster_n} x {tiles.cluster_k}" if tiles.cluster_size > 1 else ""
+def _block_text(program: RProgram) -> str:
+    """Return the fields of persistent blocks and clusters as text; '' for an rTask in each block."""
+    names = ("blocks", "cluster_m", "cluster_n", "cluster_k", "pingpong")
+    is_plain = not program.persistent_blocks and program.cluster_size == 1
+    return "" if is_plain else "".join(f", {name} {tile_value(program, name)}" for name in names)
 
 
 def _header(plan: Plan, program: TensorProgram, hw: HardwareSpec) -> str:
@@ -152,7 +155,7 @@ def _header(plan: Plan, program: TensorProgram, hw: HardwareSpec) -> str:
         lines.append(
             f"kernel{i}: {hw.tile_levels[0]} tile [{block}], {hw.tile_levels[1]} tile [{thread}], "
             f"lanes {tiles.reduce_threads}, split_k {tiles.split_k}, stages {tiles.stages}, raster {tiles.raster}, "
-            f"unit {tiles.unit.name}{_cluster_text(tiles)}"
+            f"unit {tiles.unit.name}{_block_text(tiles)}"
         )
     lines.append(f"estimate: {estimate.seconds * 1e6:.3g} us, bound by {estimate.bound}")
     return "\n".join(lines)

@@ -18,6 +18,7 @@ from roller_svc.errors import (
     UnsupportedModelError,
     UnsupportedNode,
 )
+from roller_svc.ir.constraints import TILE_FIELDS, tile_value
 from roller_svc.ir.estimate import COMPUTE, Candidate, Construction, Estimate, RooflineBound, Sensitivity, TraceStep
 from roller_svc.ir.group import AxisRole, KernelGroup
 from roller_svc.ir.hardware import HardwareSpec
@@ -71,12 +72,7 @@ def program_json(program: RProgram, levels: tuple[str, str]) -> Json:
     return {
         "unit": program.unit.name,
         "tiles": tiles_json(program, levels),
-        "lanes": program.reduce_threads,
-        "split_k": program.split_k,
-        "cluster_k": program.cluster_k,
-        "stages": program.stages,
-        "raster": program.raster,
-        "stream_k": program.stream_k_blocks,
+        **{option: tile_value(program, option) for option in TILE_FIELDS},
         "grid": program.grid,
         "threads": program.threads,
         "padding": program.padding,

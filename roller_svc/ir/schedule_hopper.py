@@ -177,10 +177,9 @@ class NamedBarrier:
 class ClusterBarrier:
     """Synchronize the threads of a cluster and make their writes visible to each other.
 
-    `relaxed`: nothing becomes visible. `roles`: each role of warps has such a node of its own.
+    `roles`: each role of warps has such a node of its own.
     """
 
-    relaxed: bool = False
     roles: bool = False
 
 

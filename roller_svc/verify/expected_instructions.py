@@ -29,7 +29,7 @@ _WRAPPERS = (
     (re.compile(r"\bbarrier_(?:init|arrive|arrive_remote|expect|wait)\("), "barriers with phases", ("SYNCS",)),
     (re.compile(r"\bstore_matrix_[124]"), "matrix stores", ("STSM",)),
     (re.compile(r"\bregisters_(?:de|in)crease<"), "registers handed over", ("USETMAXREG",)),
-    (re.compile(r"\bcluster_sync(?:_relaxed)?\("), "barriers of clusters", ("UCGABAR_WAIT",)),
+    (re.compile(r"\bcluster_sync\("), "barriers of clusters", ("UCGABAR_WAIT",)),
 )
 _WIDE = r"\*\((?:const )?(?:uint4|int4|float4|double2|ulonglong2|longlong2) \*\)\s*&?\s*(\w+)"
 _WIDE_WRITE = re.compile(rf"^\s*{_WIDE}[^=;]*=(?!=)", re.MULTILINE)

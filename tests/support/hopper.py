@@ -17,7 +17,7 @@ NAMES = (
     *(f"tma_load_{d}d{m}" for d in range(1, 6) for m in ("", "_multicast")), "wgmma_fence",
     *(f"tma_load_im2col_{d}d" for d in (3, 4, 5)), *(f"tma_store_{d}d" for d in range(1, 6)), "prefetch_map",
     "elect_one",
-    "cluster_sync", "cluster_sync_relaxed", "cluster_rank", "map_shared_rank",
+    "cluster_sync", "cluster_rank", "map_shared_rank",
     "registers_decrease", "registers_increase", "store_matrix_4",
     "matrix_descriptor_32", "matrix_descriptor_64", "matrix_descriptor_128", "copy_async_16", "commit_copies",
     "await_copies", "wgmma_commit", "wgmma_wait",

@@ -77,13 +77,10 @@ _PLAIN = {
                : "=r"(any) : "r"(cond), "r"(id), "r"(threads) : "memory");
   return any;
 }}""",
+    # not .aligned: warps of a role come here from what one of their lanes did alone
     "cluster_sync": f"""{_F} void cluster_sync() {{
-  asm volatile("barrier.cluster.arrive.release.aligned;\\n"
-               "barrier.cluster.wait.acquire.aligned;" ::: "memory");
-}}""",
-    "cluster_sync_relaxed": f"""{_F} void cluster_sync_relaxed() {{
-  asm volatile("barrier.cluster.arrive.relaxed.aligned;\\n"
-               "barrier.cluster.wait.aligned;" ::: "memory");
+  asm volatile("barrier.cluster.arrive.release;\\n"
+               "barrier.cluster.wait.acquire;" ::: "memory");
 }}""",
     # whether this is the one lane that the warp elects, always the same; the compiler then knows that a single thread
     # issues TMA, and needs no loop over the active ones

@@ -190,8 +190,8 @@ def hopper_statement(node: HopperNode, scalar: Scalar) -> str:
             return "__syncwarp();"
         case NamedBarrier(number=number, threads=threads):
             return f"{call_wrapper('named_barrier', scalar)}({number}, {threads});"
-        case ClusterBarrier(relaxed=relaxed):
-            return f"{call_wrapper('cluster_sync_relaxed' if relaxed else 'cluster_sync', scalar)}();"
+        case ClusterBarrier():
+            return f"{call_wrapper('cluster_sync', scalar)}();"
         case _:
             raise InvariantError(f"{type(node).__name__} has no statement")
 

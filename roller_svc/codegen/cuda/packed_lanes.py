@@ -151,6 +151,8 @@ class PackedLanes:
         low = [(word, bit) for word, bit in pairs.field.places if bit < _HALF_BITS]
         if 2 * len(low) != self.lanes.count or any((word, bit + _HALF_BITS) not in lane_at for word, bit in low):
             return self._adjacent
+        if len(lane_at) < self.lanes.count:  # lanes share an integer
+            return self._adjacent
         return tuple((lane_at[word, bit], lane_at[word, bit + _HALF_BITS]) for word, bit in low)
 
     # recognise ------------------------------------------------------------------------------------------------------

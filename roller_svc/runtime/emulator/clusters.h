@@ -6,16 +6,12 @@ namespace {
 
 Waiters cluster_waiters;
 unsigned cluster_arrived;
-bool cluster_ordered;  // an arrival of this phase releases the writes before it
 
 void complete_cluster() {  // threads that have ended count as arrived
   if (!cluster_arrived || cluster_arrived + finished < all_threads()) return;
   cluster_arrived = 0;
-  if (cluster_ordered) {
-    order_cluster();
-    publish_cluster_barriers();
-  }
-  cluster_ordered = false;
+  order_cluster();
+  publish_cluster_barriers();
   wake(cluster_waiters);
 }
 
@@ -33,7 +29,6 @@ void end_block(Block &block) {
 void begin_clustered(uint64_t first) {
   cluster_waiters = {};
   cluster_arrived = 0;
-  cluster_ordered = false;
   assign_shared();
   begin_barriers();
   flight_count = 0;
@@ -57,10 +52,9 @@ void check_rank(unsigned rank, int line) {
 
 }  // namespace
 
-void emulator::cluster_sync(bool relaxed, int line) {
+void emulator::cluster_sync(int line) {
   rendezvous_warp("cluster_sync", line);
   cluster_arrived++;
-  cluster_ordered |= !relaxed;
   current->line = line;
   current->next = cluster_waiters.first;
   cluster_waiters.first = current;

@@ -46,7 +46,7 @@ void await_warpgroup(unsigned int pending, int line);
 void hold_results(const void *d, unsigned int count, int line);
 void set_registers(unsigned int count, bool more, int line);
 
-void cluster_sync(bool relaxed, int line);
+void cluster_sync(int line);
 void *map_shared_rank(void *shared, unsigned int rank, int line);
 // The calling thread's own instance of a shared variable, which the compiler places in the first block's.
 void *own_shared(void *first);
@@ -176,8 +176,7 @@ template <int COUNT> inline void registers_increase(EMULATOR_LINE) {
 }
 
 // clusters ------------------------------------------------------------------------------------------------------------
-inline void cluster_sync(EMULATOR_LINE) { emulator::cluster_sync(false, line); }
-inline void cluster_sync_relaxed(EMULATOR_LINE) { emulator::cluster_sync(true, line); }
+inline void cluster_sync(EMULATOR_LINE) { emulator::cluster_sync(line); }
 unsigned int cluster_rank();
 template <class T> inline T *map_shared_rank(T *shared, unsigned int rank, EMULATOR_LINE) {
   return (T *)emulator::map_shared_rank((void *)shared, rank, line);

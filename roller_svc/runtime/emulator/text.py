@@ -43,7 +43,7 @@ HOST_INTRINSICS = frozenset({
     *(f"tma_store_{rank}d" for rank in range(1, 6)),
     *(f"store_matrix_{count}{suffix}" for count in (1, 2, 4) for suffix in ("", "_transposed")),
     "wgmma_fence", "wgmma_commit", "wgmma_wait", "registers_decrease", "registers_increase",
-    "cluster_sync", "cluster_sync_relaxed", "cluster_rank", "map_shared_rank",
+    "cluster_sync", "cluster_rank", "map_shared_rank",
 })  # fmt: skip
 # Families of wrappers with many members: only the members that a kernel uses are defined.
 _WGMMA = re.compile(r"wgmma_m64n(\d+)k\d+_(f16|bf16|tf32|(?:s8|u8){2}|(?:e4m3|e5m2){2})_([kmr])([km])")

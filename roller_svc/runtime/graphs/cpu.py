@@ -122,11 +122,12 @@ class CpuModel:
         return function
 
     def _thread_memory(self) -> _ThreadMemory:
-        """Return what this thread's calls reuse."""
+        """Return what this thread's calls reuse, without an error."""
         memory: _ThreadMemory | None = getattr(self._memory, "block", None)
         if memory is None:
             workspace, status = resident_empty(self.plan.arena_bytes), np.zeros(4, np.int64)
             memory = self._memory.block = _ThreadMemory(workspace, _address(workspace), status, _address(status))
+        memory.status[:] = 0
         return memory
 
     def _range_error(self, row: int, status: Array) -> IndexRangeError:

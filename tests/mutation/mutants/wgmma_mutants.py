@@ -220,9 +220,9 @@ SUMS: tuple[Mutation, ...] = (
 
 SPLITS = (
     mutant(K_SPLIT, "parts are read before they are complete", Kind.PEER,
-           Edit(r"^    cluster_sync\(\);\n", "    cluster_sync_relaxed();\n", 2)),
+           Edit(r"^    cluster_sync\(\);\n(    (cluster_sync|const))", r"\1", 2)),
     mutant(K_SPLIT, "a block ends before others have read its part", Kind.PEER,
-           Edit(r"^    cluster_sync_relaxed\(\);\n", "", 2)),
+           Edit(r"^    cluster_sync\(\);\n(  \})", r"\1", 2)),
     mutant(K_SPLIT, "parts are stored over stages in use", Kind.BARRIER, Edit(r"^    named_barrier\(1, 128\);\n", "")),
     mutant(K_SPLIT, "a block adds its own part twice", Kind.PEER,
            Edit(r"map_shared_rank\(partial, [^;]*\);", "partial;")),

@@ -129,7 +129,7 @@ PEERS: tuple[Mutation, ...] = (
     mutant(SHARED, "barriers are used before the other block has them", Kind.BARRIER,
            Edit(r"^  cluster_sync\(\);\n  if", "  __syncthreads();\n  if")),
     mutant(SHARED, "a block ends before the other has left its slots", Kind.PEER,
-           Edit(r"^  cluster_sync_relaxed\(\);\n\}", "}")),
+           Edit(r"^  cluster_sync\(\);\n\}", "}")),
     mutant(SHARED, "blocks of a pair compute the same rows", Kind.PLACE,
            Edit(r"\(m_cluster \* 2\) \+ rank", "(m_cluster * 2)", 2)),
 )  # fmt: skip

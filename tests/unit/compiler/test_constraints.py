@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from cases_matrix import AMPERE, contraction, unit
 
+from roller_svc import hardware
 from roller_svc.analysis.operand import operands
 from roller_svc.compiler.rank import rank_units
 from roller_svc.errors import NoCandidateError
@@ -132,3 +133,11 @@ def test_a_device_too_small_says_by_how_much_and_what_would_fit() -> None:
 def test_a_device_with_little_shared_memory_gets_small_tiles() -> None:
     hw = limited(shared_bytes_per_block=8 << 10)
     assert mma_tile(best(SMALL, hw), *operands(SMALL)).shared_bytes <= 8 << 10
+
+
+def test_stages_alone_leave_no_split_within_a_cluster() -> None:
+    group = contraction("C[m, n] +=! A[m, k] * B[n, k]", A="float16 256 4096", B="float16 4096 4096")
+    hopper = hardware.load("nvidia-h200-sxm")
+    for stages in (2, 3):
+        program = best(group, hopper, family=OpClass.WGMMA, stages=stages)
+        assert (program.stages, program.cluster_k) == (stages, 1)

@@ -65,10 +65,6 @@ class RowIteration:
     edge_iterations: int = 0  # of single elements outside of a peeled row's vectors
 
     @property
-    def is_peeled(self) -> bool:
-        return self.edge_iterations > 0
-
-    @property
     def is_single_pass(self) -> bool:
         """Whether the whole row is in flight, so that one pass serves all statements."""
         return self.chunks_in_flight >= self.iterations

@@ -141,7 +141,7 @@ class _Contraction:
             Branch(is_producer, producer, consumer),
         )  # fmt: skip
         if mainloop.consumers_of_multicast and tile.cluster_k == 1:
-            nodes += (ClusterBarrier(relaxed=True),)  # no block may exit while others arrive at its barriers
+            nodes += (ClusterBarrier(),)  # no block may exit while others arrive at its barriers
         nodes = scheduler.bind_block(mainloop.allocate(self.results.allocate(nodes)))
         nodes = (Loop(BLOCK, scheduler.blocks, LoopKind.BLOCK, warpgroup_threads(tile.consumers, nodes)),)
         cluster = math.prod(tile.cluster) * tile.cluster_k

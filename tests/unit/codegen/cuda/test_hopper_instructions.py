@@ -110,15 +110,6 @@ def test_barriers() -> None:
         assert expected in code, expected
 
 
-def test_relaxed_barrier_of_a_cluster_has_no_fence() -> None:
-    body = "  cluster_sync{}();\n  c[i] = (float)cluster_rank();"
-    attributes = "__cluster_dims__(2, 1, 1) __launch_bounds__(384, 1)"
-    names = ("cluster_sync", "cluster_sync_relaxed", "cluster_rank")
-    fences = {kind: machine_code(names, body.format(kind), attributes).count("MEMBAR") for kind in ("", "_relaxed")}
-    assert fences[""] > 0
-    assert fences["_relaxed"] == 0
-
-
 @pytest.mark.parametrize(
     ("name", "expected"), [("named_barrier", "barrier.sync"), ("named_any", "barrier.red.or.pred")]
 )

@@ -304,32 +304,6 @@ extern "C" __global__ void __cluster_dims__(4, 1, 1) one(float *c) {
         module(late, 0).run({})
 
 
-def test_relaxed_barrier_of_a_cluster_orders_no_accesses() -> None:
-    text = """
-extern "C" __global__ void __cluster_dims__(2, 1, 1) one(float *c) {
-  __shared__ float s[32];
-  const int i = (int)threadIdx.x;
-  cluster_sync();
-  s[i] = (float)i;
-  cluster_sync();
-  c[(int)blockIdx.x * 32 + i] = map_shared_rank(s, 1 - cluster_rank())[i];
-  cluster_sync_relaxed();
-}
-"""
-    c = tensor("C", "c", Role.OUTPUT, DType.FLOAT32, (4, 32))
-    source = hopper(text, (c,), LaunchSpec("one", ("c",), (4, 1, 1), (32, 1, 1), cluster=2))
-    for seed in range(3):
-        np.testing.assert_array_equal(module(source, seed, races=True).run({})["C"], np.tile(np.arange(32), (4, 1)))
-    relaxed = dataclasses.replace(
-        source, text=source.text.replace("(float)i;\n  cluster_sync();", "(float)i;\n  cluster_sync_relaxed();")
-    )
-    with pytest.raises(WrongAnswerError, match=r"race: .* of another block"):
-        module(relaxed, 0, races=True).run({})
-    early = dataclasses.replace(source, text=source.text.replace("  cluster_sync_relaxed();\n}", "}"))
-    with pytest.raises(WrongAnswerError, match="has ended"):
-        module(early, 0).run({})
-
-
 def test_a_launch_has_the_clusters_of_its_kernel() -> None:
     source = product()
     launch = dataclasses.replace(source.launches[0], cluster=1)

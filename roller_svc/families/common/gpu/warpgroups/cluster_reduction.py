@@ -29,7 +29,7 @@ PARTIAL, TOTAL = ".partial", ".total"
 
 CONSUMER_BARRIER = 1  # named barrier of all consumers; 0 is that of the block
 # Parts are complete; parts have been read.
-BARRIERS: tuple[Node, ...] = (ClusterBarrier(roles=True), ClusterBarrier(relaxed=True, roles=True))
+BARRIERS: tuple[Node, ...] = (ClusterBarrier(roles=True), ClusterBarrier(roles=True))
 
 
 @dataclass(frozen=True, slots=True)
