@@ -67,7 +67,8 @@ PACKED = {
     "int4 in unsigned words": rows(
         f"({INT4} - 8).cast(`float16`) * S[n, k // 32]", Q="uint32 67 32", S="float16 67 8"),
     "int4 that four lanes share": rows(
-        "((Q[n, k // 8] >> (k % 8 // 4 * 16)).call(`bitwise_and`, [15]) - 8).cast(`float16`) * S[n, k // 32]", **GROUPS),
+        "((Q[n, k // 8] >> (k % 8 // 4 * 16)).call(`bitwise_and`, [15]) - 8).cast(`float16`) * S[n, k // 32]",
+        **GROUPS),
     "int4, subtracted as float": rows(f"({INT4}.cast(`float16`) - 8.0) * S[n, k // 32]", **GROUPS),
     "int4 in bytes": rows(
         "((Q[n, k // 2] >> (k % 2 * 4)).call(`bitwise_and`, [15]).cast(`int32`) - 8).cast(`float16`) * S[n, k // 32]",
