@@ -88,7 +88,7 @@ def test_few_tiles_add_their_parts_in_one_launch(rows: dict[str, dict[str, Any]]
     counts = launch["counts"]
     assert counts["LD.128"] == counts["LDS.128"] == counts["STG.64"] == 8
     assert counts["STS.64"] == 32
-    assert launch["instructions"] <= 620
+    assert launch["instructions"] <= 640
 
 
 def test_histogram_is_reduced_in_shared_memory(rows: dict[str, dict[str, Any]]) -> None:

@@ -102,7 +102,7 @@ def approx_cycles(p: Workload[WgmmaFacts], block: Tile, base: ThreadTile, split_
     if (parts := cluster_parts(mach.cores, tasks, steps)) > 1:
         loads = max(step.port, requested_bytes / llc_bytes_per_core_cycle(mach) * min(1.0, tasks * parts / mach.cores))
         part = -(-steps // parts) * max(step.mma, step.shared, step.issue, loads, step.chain)
-        whole = min(whole, max(floor, part) + filling + cluster_reduction_cycles(p, tile, parts))
+        whole = min(whole, max(floor, part) + edges + cluster_reduction_cycles(p, tile, parts))
     if not stream_k_choices(tasks, steps, mach.cores):
         return whole
     joins = split_k_reduction_cycles(p, 2 * mach.cores * tile.m * tile.n)
