@@ -26,12 +26,12 @@ _LIBRARY = re.compile(
     r"|ldexp|modf|scalb|scalbn|scalbln|drem|significand|finite|j[01n]|y[01n]|exp10|pow10|gamma|rsqrt|rcbrt|normcdf"
     r"|norm3d|norm4d|sinpi|cospi|sincos|mem(cpy|set|move|cmp)|str[a-z]+|malloc|free|calloc|printf|abort|exit)[fl]?"
     r"|.*_v?(f16|bf16|e4m3|e5m2|[iuf](8|16|32|64))(x\d+)?|.*_vboolx\d+|v[fi]\d.*|cuda.*|(nv|NV).*|tex.*|surf.*|make_.*|u?(char|short|int|long)\d?"
-    r"|va_\w+|assert|in_range|word_at|f32_bits|exp2_approx|rcp_approx|named_any|stores_done|omp_\w+|sched_\w+|atomic[A-Z]\w+"
+    r"|va_\w+|assert|in_range|word_at|bf16_of_word|f32_bits|exp2_approx|rcp_approx|named_any|stores_done|omp_\w+|sched_\w+|atomic[A-Z]\w+"
     r"|v(u\d+|bf16|bool|e4m3|e5m2)x\d+|(float|double)\d|dim3|half|size_t"
     r"|copy_async_\d+|commit_copies|await_copies|load_matrix_\d\w*|mma_m\d\w*|mfma_\w+|run\d+_\w+|mma_(two|four)_\w+|round_tf32"
     r"|tasks_\w+"
     r"|shared_address|shared_memory|barrier_\w+|tma_\w+|wgmma_\w+|bulk_\w+|fence_\w+|cluster_\w+|registers_\w+"
-    r"|matrix_descriptor_\w+|store_matrix_\w+|hold_results_\w+|TensorMap|prefetch_map|elect_one|named_barrier|map_shared_rank"
+    r"|matrix_descriptor_\w+|store_matrix_\w+|hold_results_\w+|TensorMap|prefetch_map|elect_one|and_or|named_barrier|map_shared_rank"
     r"|(hip|HIP_|HW_ID|TEXTURE_|DECLOP_)\w*|launch_bounds_impl\d|select_impl_"  # of HIP's headers
 )
 # Names of macros in headers: NULL, INFINITY, MASK1. Names with one capital (A, W2) are never macros.

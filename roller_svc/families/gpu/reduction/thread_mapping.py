@@ -480,7 +480,9 @@ def peeled_row(rows: ThreadRows) -> PeeledRow | None:
 
     A thread then has one row. The alignment is that of the tensor whose rows are the largest.
     """
-    (inner,) = rows.program.space.role(AxisRole.INNER)
+    inner = next(iter(rows.program.space.role(AxisRole.INNER)), None)
+    if inner is None:  # a single element
+        return None
     vector_elems, access = rows.program.thread[inner.name], row_start_access(rows.program.space)
     if inner.extent % vector_elems == 0 or inner.extent < 2 * vector_elems:
         return None
