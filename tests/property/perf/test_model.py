@@ -46,6 +46,8 @@ def floor_s(group: KernelGroup, candidate: Candidate, hw: HardwareSpec) -> float
         flops = 2 * math.prod(axis.extent for axis in space.axes)
     elif group.kind is GroupKind.ATTENTION:  # products of the keys that its mask leaves
         flops = prepare(group, hw, unit)[1].operations
+    elif hw.family is not TargetKind.CPU:  # unpacking is integer arithmetic
+        flops -= space.operand_flops
     levels = hw.levels[:-1] if hw.family is TargetKind.CPU else hw.levels[:1]
     return max(flops / unit.flops_per_s, space.compulsory_bytes / max(lv.bandwidth_bytes_per_s for lv in levels))
 
