@@ -164,14 +164,15 @@ def _windows(
 ) -> list[_Coordinate] | None:
     """Return the indices that become dimensions of the copy in place of their axes; None if one cannot.
 
-    These are indices of reduced and other axes. With a guard they are all indices but plain axes, since a copy has no
-    guard.
+    These are indices of reduced and other axes, but for those that are data. With a guard they are all indices but plain
+    axes, since a copy has no guard.
     """
     found: dict[Expr, int] = {}
     for load in loads_of(value):
         for index, size in zip(load.index, types[load.tensor].shape, strict=True):
             is_window = bool(axes_of(index) & reduced and axes_of(index) - reduced)
-            if isinstance(index, AxisRef | Const) or not (is_window or guard is not None):
+            is_looked_up = guard is None and bool(loads_of(index))
+            if isinstance(index, AxisRef | Const) or is_looked_up or not (is_window or guard is not None):
                 continue
             if affine(index) is None or found.setdefault(index, size) != size:
                 return None

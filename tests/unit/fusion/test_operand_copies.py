@@ -273,6 +273,11 @@ CASES = {
     "bytes along n": program(INT8, A="int8 70 96", B="int8 96 48"),
     "tf32 along n": program(NN, A="float32 70 72", B="float32 72 40"),
     "channels first": nchw(2, 16, 9, 40),
+    "looked up": program(
+        "W[n, k] = T[(Q[n, k // 8] >> (k % 8 * 4)).call(`bitwise_and`, [15])] * S[n, k // 16] where k in 96; "
+        "C[m, n] +=! X[m, k] * W[n, k]",
+        X="float16 70 96", Q="int32 40 12", T="float16 16", S="float16 40 6",
+    ),
     "channels first, a stride": program(
         "Y[b, f, y, x] +=! X[b, c, 2 * y + r, 2 * x + s] * W[f, c, r, s] where y in 6, x in 6",
         X="float16 2 24 13 13", W="float16 24 24 3 3",
