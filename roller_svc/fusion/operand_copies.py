@@ -164,8 +164,8 @@ def _windows(
 ) -> list[_Coordinate] | None:
     """Return the indices that become dimensions of the copy in place of their axes; None if one cannot.
 
-    These are indices of reduced and other axes, but for those that are data. With a guard they are all indices but plain
-    axes, since a copy has no guard.
+    These are indices of reduced and other axes, unless they are data. With a guard they are all indices but plain axes,
+    since a copy has no guard.
     """
     found: dict[Expr, int] = {}
     for load in loads_of(value):
