@@ -99,7 +99,7 @@ class Branch:
     otherwise: tuple[Node, ...] = ()
     # The condition selects one lane of a warp; sm_90 may take another, always the same one.
     elect: bool = field(default=False, kw_only=True)
-    unlikely: bool = field(default=False, kw_only=True)  # seldom true: the body is kept small, and out of the way
+    unlikely: bool = field(default=False, kw_only=True)  # the body stays rolled, and off the main path
 
 
 @dataclass(frozen=True, slots=True)
