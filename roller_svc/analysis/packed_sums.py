@@ -191,7 +191,7 @@ def _offset(field: _Unpacked, kind: OpKind, other: Expr, along: tuple[str, int])
     """Return a field minus or plus an integer: a constant, one of the chunk, or another field."""
     zero, zero_slots = field.zero, field.zero_slots
     if is_shared(other, *along):
-        bounds = _bounds(other)
+        bounds = integer_bounds(other)
         if loads_of(other):
             zero, zero_slots = other, SHARED_ZERO_SLOTS / along[1]
     else:
@@ -204,15 +204,15 @@ def _offset(field: _Unpacked, kind: OpKind, other: Expr, along: tuple[str, int])
     return _Unpacked(field.slots, field.low + low, field.high + high, field.bits, zero, zero_slots)
 
 
-def _bounds(value: Expr) -> tuple[int, int] | None:
+def integer_bounds(value: Expr) -> tuple[int, int] | None:
     """Return the range of an integer by its form and type."""
     match value:
         case Load(dtype=DType.INT8 | DType.UINT8 as dtype):
             return dtype.integer_range
         case Cast(arg=arg) if value.is_exact:
-            return _bounds(arg)
+            return integer_bounds(arg)
         case Op(kind=OpKind.ADD | OpKind.SUB as kind, args=(x, y)):
-            a, b = _bounds(x), _bounds(y)
+            a, b = integer_bounds(x), integer_bounds(y)
             if a is None or b is None:
                 return None
             return (a[0] + b[0], a[1] + b[1]) if kind is OpKind.ADD else (a[0] - b[1], a[1] - b[0])

@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 from roller_svc.analysis.congruences import LaneStrideAnalysis, congruence
 from roller_svc.analysis.index_ranges import range_of
+from roller_svc.analysis.packed_sums import integer_bounds
 from roller_svc.codegen.buffer_ref import BufferRef
 from roller_svc.codegen.cuda.instructions import instruction
 from roller_svc.codegen.dialect import EXACT_INTEGERS, SHORT
@@ -224,7 +225,7 @@ class PackedLanes:
         field = None if is_uniform else self._integers(other)
         if field is not None and (field.others or not self._is_exact(field)):
             return None
-        bounds = _bounds(other) if field is None else (field.least, field.greatest)
+        bounds = integer_bounds(other) if field is None else (field.least, field.greatest)
         if bounds is None or not (is_uniform or field is not None):
             return None
         low, high = bounds if kind is OpKind.ADD else (-bounds[1], -bounds[0])
@@ -532,22 +533,6 @@ def _without_cast(node: Expr) -> Expr:
 def _without_axes(expr: Expr) -> Expr:
     """Replace all axes, which are not negative, by one."""
     return rewrite(expr, lambda node: AxisRef(_ANY_AXIS) if isinstance(node, AxisRef) else node)
-
-
-def _bounds(value: Expr) -> tuple[int, int] | None:
-    """Return the range of an integer by its form and type."""
-    match value:
-        case Load(dtype=dtype) if not dtype.is_float and dtype.bits <= BYTE_BITS:
-            return dtype.integer_range
-        case Cast(arg=arg) if value.is_exact:
-            return _bounds(arg)
-        case Op(kind=OpKind.ADD | OpKind.SUB as kind, args=(x, y)):
-            a, b = _bounds(x), _bounds(y)
-            if a is None or b is None:
-                return None
-            return (a[0] + b[0], a[1] + b[1]) if kind is OpKind.ADD else (a[0] - b[1], a[1] - b[0])
-        case _:
-            return range_of(value, {})
 
 
 def _is_packed(pairs: _Pairs) -> bool:
