@@ -57,6 +57,7 @@ class _Field:
     bits: int
     places: tuple[tuple[int, int], ...]  # of each lane: its word and its lowest bit
     bias: int = 0  # is to be subtracted from the stored integers
+    in_memory: bool = False  # else the words are in local arrays
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,9 +289,10 @@ class PackedLanes:
         word = f"(unsigned int){self.visitor.scalar.value(source)}"
         if self.lanes.stride(shift) == bits:
             shifted = self._shifted_right(word, shift, element_bits - bits * self.lanes.count)
-            return None if shifted is None else _Field((shifted,), bits, self._places(bits))
+            return None if shifted is None else _Field((shifted,), bits, self._places(bits), in_memory=True)
         shifts = self._constant_shifts(shift, bits, element_bits)
-        return None if shifts is None else _Field((word,), bits, tuple((0, at) for at in shifts))
+        places = tuple((0, at) for at in shifts or ())
+        return None if shifts is None else _Field((word,), bits, places, in_memory=True)
 
     def _shifted_right(self, word: str, shift: Expr, limit: int) -> str | None:
         """Print a word shifted by the first lane's bits; None unless these are known to be in 0 .. `limit`."""
@@ -355,7 +357,8 @@ class PackedLanes:
             at = f"&{buffer.identifier}[{self.visitor.scalar.address(buffer, index)}]"
             words += [pattern.format(at) for pattern in _LOADED_WORDS[width]]
         starts = (divmod(lane // per * buffer.dtype.bits, WORD_BITS) for lane in range(self.lanes.count))
-        return _Field(tuple(words), bits, tuple((word, at + by) for (word, at), by in zip(starts, shifts, strict=True)))
+        places = tuple((word, at + by) for (word, at), by in zip(starts, shifts, strict=True))
+        return _Field(tuple(words), bits, places, in_memory=True)
 
     def _divided(self, index: Expr, per: int) -> Expr | None:
         """Return x of an index `x // per`, plus what all lanes share."""
@@ -380,11 +383,14 @@ class PackedLanes:
         )
 
     # print ----------------------------------------------------------------------------------------------------------
-    def _print(self, pairs: _Pairs, order: LanePairs) -> tuple[str, ...]:
-        """Print words for the pairs of lanes; values other than integers are in adjacent lanes."""
+    def _print(self, pairs: _Pairs, order: LanePairs, guard: str = "") -> tuple[str, ...]:
+        """Print words for the pairs of lanes; values other than integers are in adjacent lanes.
+
+        Memory is read where the condition `guard` holds, if there is one.
+        """
         match pairs:
             case _Integers():
-                return self._print_integers(pairs, order)
+                return self._print_integers(pairs, order, guard)
             case _Float8(words=words, dtype=dtype):
                 convert = self._wrapper(f"{SHORT[dtype]}x2_to_f16x2")
                 named = [self._variable(word) for word in words]
@@ -394,15 +400,16 @@ class PackedLanes:
                 return words
             case _Shared(value=value):
                 buffer = self.visitor.scalar.buffers[value.tensor] if isinstance(value, Load) else None
-                bits = self._variable(f"(unsigned int){self._bits(value, buffer)} * 0x10001u")
+                bits = self._variable(f"(unsigned int){self._bits(value, buffer)} * 0x10001u", guard)
                 return (bits,) * len(order)
             case _Product(factors=(a, b)):
                 multiply = self._wrapper(f"mul_{SHORT[self.dtype]}x2")
-                both = zip(self._print(a, order), self._print(b, order), strict=True)
+                both = zip(self._print(a, order, guard), self._print(b, order, guard), strict=True)
                 return tuple(f"{multiply}({x}, {y})" for x, y in both)
             case _Guarded(cond=cond, pairs=inner):
                 test = self.visitor.scalar.value(cond)
-                return tuple(f"({test} ? {word} : 0u)" for word in self._print(inner, order))
+                words = self._print(inner, order, f"{guard} && {test}" if guard else test)
+                return tuple(f"({test} ? {word} : 0u)" for word in words)
 
     def _bits(self, value: Expr, buffer: BufferRef | None) -> str:
         """Print the bits of a 16-bit float in memory."""
@@ -412,16 +419,16 @@ class PackedLanes:
             return buffer.identifier
         return f"{buffer.identifier}[{self.visitor.scalar.address(buffer, value.index)}]"
 
-    def _print_integers(self, integers: _Integers, order: LanePairs) -> tuple[str, ...]:
+    def _print_integers(self, integers: _Integers, order: LanePairs, guard: str) -> tuple[str, ...]:
         """Print the words of pairs of lanes: the field under an exponent, scaled, plus what the others leave."""
         field, short = integers.field, SHORT[self.dtype]
-        words = [self._variable(word) for word in field.words]
+        words = [self._variable(word, guard if field.in_memory else "") for word in field.words]
         shifted: dict[tuple[int, int], str] = {}
         raw = [self._raw_pair(words, shifted, field, lanes) for lanes in order]
         bases = [self._base(integers, up) for _, up in raw]
         # the sum of the others and the exponent's value is exact, too: it is added at once
         is_exact = integers.least - _EXPONENT[self.dtype][1] >= -EXACT_INTEGERS[self.dtype]
-        addends = self._addends(integers.others if is_exact else (), bases, order)
+        addends = self._addends(integers.others if is_exact else (), bases, order, guard)
         pairs = []
         for (text, up), addend in zip(raw, addends, strict=True):
             if up:
@@ -431,7 +438,7 @@ class PackedLanes:
                 pairs.append(f"{self._wrapper(f'add_{short}x2')}({text}, {addend})")
         if is_exact or not integers.others:
             return tuple(pairs)
-        others = self._addends(integers.others, [_Base(0, None)] * len(pairs), order)
+        others = self._addends(integers.others, [_Base(0, None)] * len(pairs), order, guard)
         add = self._wrapper(f"add_{short}x2")
         return tuple(f"{add}({pair}, {other})" for pair, other in zip(pairs, others, strict=True))
 
@@ -470,7 +477,7 @@ class PackedLanes:
         return f"{and_or}({moved}, 0x{mask:08x}u, 0x{exponent:08x}u)", 0
 
     def _addends(
-        self, others: tuple[tuple[OpKind, Expr | _Integers], ...], bases: Sequence[_Base], order: LanePairs
+        self, others: tuple[tuple[OpKind, Expr | _Integers], ...], bases: Sequence[_Base], order: LanePairs, guard: str
     ) -> list[str]:
         """Return the word to add to each pair: the other integers less a constant."""
         if not others:
@@ -478,10 +485,12 @@ class PackedLanes:
         ((kind, value),) = others
         if isinstance(value, _Integers):
             combine = self._wrapper(f"{'add' if kind is OpKind.ADD else 'sub'}_{SHORT[self.dtype]}x2")
-            words = self._print_integers(value, order)
+            words = self._print_integers(value, order, guard)
             both = zip(bases, words, strict=True)
             return [f"{combine}({self._constant(-base.value)}, {word})" for base, word in both]
         text = self.visitor.scalar.value(value)
+        if guard and loads_of(value):
+            text = f"({guard} ? {text} : 0)"
         known = {base: self._splat(kind, text, base) for base in dict.fromkeys(bases)}
         return [known[base] for base in bases]
 
@@ -506,12 +515,12 @@ class PackedLanes:
         self.visitor.scalar.helpers[name] = None
         return name
 
-    def _variable(self, text: str) -> str:
+    def _variable(self, text: str, guard: str = "") -> str:
         number = 0
         while (name := f"packed.word{number}") in self.visitor.scalar.buffers:
             number += 1
         identifier = self.visitor.names.of(name)
-        self.visitor.emit_line(f"const unsigned int {identifier} = {text};")
+        self.visitor.emit_line(f"const unsigned int {identifier} = {f'{guard} ? {text} : 0u' if guard else text};")
         self.visitor.scalar.buffers[name] = BufferRef(identifier, DType.UINT32, ())
         return identifier
 

@@ -128,3 +128,32 @@ def test_wrappers_compile_for_devices_with_and_without_the_instructions(name: st
         pytest.skip(toolchain.reason)
     text, inputs = PACKED[name]
     assert compile_source(source_of(program(text, **inputs), spec)).binary
+
+
+PARTIAL_TILES = {
+    "int4": ("((Q[n, k // 8] >> (k % 8 * 4)).call(`bitwise_and`, [15]) - 8).cast(`float16`) * S[n, k // 128]", "n, k",
+             {"Q": "int32 200 128", "S": "float16 200 8"}),
+    "zero points": (
+        "((Q[n, k // 8] >> (k % 8 * 4)).call(`bitwise_and`, [15]) - (Z[n] >> 8).call(`bitwise_and`, [15]))"
+        ".cast(`float16`) * S[n, k // 128]", "n, k", {"Q": "int32 200 128", "S": "float16 200 8", "Z": "int32 200"}),
+    "int4 in GPTQ's order": (
+        "((Q[k // 8, n] >> (k % 8 * 4)).call(`bitwise_and`, [15]) - (Z[k // 128, n // 8] >> (n % 8 * 4))"
+        ".call(`bitwise_and`, [15])).cast(`float16`) * S[k // 128, n]", "k, n",
+        {"Q": "int32 128 200", "S": "float16 8 200", "Z": "int32 8 25"}),
+}  # fmt: skip
+
+
+@pytest.mark.emulator
+@pytest.mark.parametrize("name", PARTIAL_TILES)
+def test_rows_beyond_a_partial_tile_are_not_read(name: str) -> None:
+    """The emulator stops a kernel that reads beyond a tensor."""
+    value, index, inputs = PARTIAL_TILES[name]
+    text = f"W[{index}] = {value} where n in 200, k in 1024; Y[m, n] +=! X[m, k] * W[{index}]"
+    compute = program(text, X="float16 16 1024", **inputs)
+    source = source_of(compute)
+    assert unpacks_pairs(source)
+    assert "__cluster_dims__" in source.text, "expected tiles of warpgroups, of which the last is partial"
+    arrays = random_inputs(compute, 1)
+    agreement = agrees(compute, load_emulated(CompiledKernel(source, b"", "", ()), 1, races=True).run(arrays),
+                       evaluate(compute, arrays))  # fmt: skip
+    assert agreement.ok, agreement.detail
