@@ -64,10 +64,15 @@ class GuardedCall:
         self._cupy = cupy
         self._source = compiled.source
         self._library = GuardedArrays(cupy)
+        self._donated = {b.name: np.ascontiguousarray(arrays[b.name]) for b in self._source.updated_buffers}
         memory, outputs = {}, {}
         for buffer in self._source.buffers:
             if buffer.role is Role.INPUT:
                 memory[buffer.symbol] = self._library.to_device(arrays[buffer.name])
+                if buffer.donated:
+                    outputs[buffer.name] = memory[buffer.symbol]
+            elif buffer.role is Role.OUTPUT and buffer.name in self._donated:
+                memory[buffer.symbol] = outputs[buffer.name]
             elif buffer.role is Role.OUTPUT:
                 memory[buffer.symbol] = outputs[buffer.name] = self._library.empty(buffer.shape, buffer.dtype, 0)
         self._outputs = outputs
@@ -75,13 +80,16 @@ class GuardedCall:
         self._call = CudaCall(self._source, cupy, binding, CudaModule(compiled).functions(cupy, 0))
 
     def results(self) -> dict[str, Array]:
-        """Run once on outputs initialised with FILL; return the outputs on the host.
+        """Run once on outputs initialised with FILL or as donated; return the outputs on the host.
 
         Errors of the device are raised here as CuPy raises them. After one, this process cannot use the device.
         """
-        for output in self._outputs.values():
+        for name, output in self._outputs.items():
             raw = output.array.raw
-            self._cupy.cuda.runtime.memset(raw.data.ptr, FILL, raw.nbytes)
+            if name in self._donated:
+                raw.set(self._donated[name].reshape(-1).view(np.uint8))
+            else:
+                self._cupy.cuda.runtime.memset(raw.data.ptr, FILL, raw.nbytes)
         self._call()
         self._cupy.cuda.runtime.deviceSynchronize()
         return {name: array.numpy() for name, array in self._call.results().items()}
@@ -89,7 +97,8 @@ class GuardedCall:
     def guard_violations(self) -> list[str]:
         """Return the buffers whose guards were overwritten, and where."""
         violations = []
-        names = [b.symbol for b in self._source.buffers if b.role in (Role.INPUT, Role.OUTPUT)]
+        updated = self._source.updated_buffers  # in the block of an input
+        names = [b.symbol for b in self._source.buffers if b.role in (Role.INPUT, Role.OUTPUT) and b not in updated]
         names += [b.symbol for b in self._source.buffers_of(Role.WORKSPACE)]
         for name, block in zip(names, self._library.blocks, strict=True):
             offsets = block.written_guard_offsets()

@@ -28,7 +28,7 @@ from roller_svc.bench.gpu.cases import checks_for
 from roller_svc.bench.gpu.record import Record
 from roller_svc.bench.gpu.rehearsal import FAULTS, Rehearsal, no_rehearsal, rehearsal_of
 from roller_svc.bench.gpu.rehearsal.subset import rehearsal_cases, rehearsal_checks
-from roller_svc.bench.gpu.samples import references, sampled_cases
+from roller_svc.bench.gpu.samples import finding_cases, references, sampled_cases
 from roller_svc.bench.gpu.session import DRY_STAGES, STAGE_MINUTES, Options, Session, Tasks, error_text, stage_seconds
 from roller_svc.bench.gpu.verdicts import read_verdicts
 from roller_svc.bench.gpu.workers import BoundedWorker, end_processes
@@ -37,7 +37,7 @@ from roller_svc.errors import ArgumentError, RollerError, UnknownHardwareError
 Json = dict[str, Any]
 
 BENCH = Path(__file__).resolve().parents[3] / "bench"
-DATA, RESULTS = BENCH / "data" / "public.json", BENCH / "results"
+DATA, FINDINGS, RESULTS = BENCH / "data" / "public.json", BENCH / "data" / "gpu_functions.json", BENCH / "results"
 NO_DEVICE = 3
 # Defaults of a run, and of a dry run: the smallest that reaches all code. One of five sets of inputs has special values
 # (values.py).
@@ -79,7 +79,7 @@ def run(options: Options, rehearsal: Rehearsal) -> int:
 def _run(options: Options, about: Json, rehearsal: Rehearsal) -> int:
     checks, all_cases = (
         checks_for(hardware.load(options.target)),
-        [*references(), *sampled_cases(DATA, options.cases_per_class)],
+        [*references(), *finding_cases(FINDINGS), *sampled_cases(DATA, options.cases_per_class)],
     )
     if options.rehearse:
         checks, all_cases = rehearsal_checks(checks), rehearsal_cases(all_cases)

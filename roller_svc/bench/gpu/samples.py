@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from roller_svc.bench.cases import performance_cases
 from roller_svc.errors import ArgumentError
 from roller_svc.frontend.lang.input_types import tensor_types
 from roller_svc.frontend.parse import parse
@@ -70,6 +71,14 @@ def references() -> list[TimedCase]:
                   {name: {"dtype": dtype, "shape": [size, size]} for name in "AB"}, None, {}, 2.0 * size**3)
         for size in _REFERENCE_SIZES for dtype in ("bfloat16", "float16")
     ]  # fmt: skip
+
+
+def finding_cases(path: Path) -> list[TimedCase]:
+    """Return the cases of the findings in docs/gpu.md. Raises ArgumentError for another kind of file."""
+    return [
+        TimedCase(case.id, case.cls, case.expression, case.inputs, case.outputs, case.hints, None)
+        for case in performance_cases(path)
+    ]
 
 
 def sampled_cases(path: Path, per_class: int) -> list[TimedCase]:

@@ -51,7 +51,7 @@ def build_check(check: Check, target: str) -> BuildReport:
     """Build the kernel that the model ranks first. Raises RollerError."""
     return build_kernel(build_request(
         check.expression, check.types, target=target, top_k=1, select="model", allow_tf32=check.allow_tf32,
-        family=check.unit, tiles=dict(check.tiles),
+        family=check.unit, tiles=dict(check.tiles), donate=list(check.donate),
     ))  # fmt: skip
 
 
@@ -144,7 +144,8 @@ def emulate(
 ) -> Json:
     """Run the kernel in the emulator; return its verdict and the largest difference from the device's results."""
     try:
-        results = load_emulated(compiled).run(arrays)
+        donated = {name: arrays[name].copy() for name in verifier.check.donate}
+        results = load_emulated(compiled).run({**arrays, **donated})
     except ToolchainMissingError as missing:
         return {"status": "not run", "detail": missing.message}
     except BuildError as failure:

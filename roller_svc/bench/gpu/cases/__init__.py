@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from roller_svc.bench.gpu.cases.attention import attention_checks
 from roller_svc.bench.gpu.cases.check import HALVES, LAYOUTS, SHAPES, Check, product_check
+from roller_svc.bench.gpu.cases.findings import finding_checks
 from roller_svc.bench.gpu.cases.warpgroups import large_warpgroup_checks, warpgroup_checks
 from roller_svc.ir.dtype import dtype_named
 from roller_svc.ir.hardware import HardwareSpec, UnitKind
@@ -16,11 +17,11 @@ _KINDS = {"mma": UnitKind.MMA, "wgmma": UnitKind.WGMMA}
 
 
 def checks() -> list[Check]:
-    """Return all checks, ordered by family, small ones first."""
+    """Return all checks: those of findings first, then by family, small ones first."""
     programs = [dataclasses.replace(check, unit="mma") for check in _matrix_programs()]
-    all_checks = [*_matrix(), *_matrix_splits(), *programs, *warpgroup_checks(), *attention_checks(), *_scalar(),
-             *_maps(), *_layouts(), *_windows(), *_reductions(), *_rows(), *_indexed(), *_vectors(), *_large(),
-             *large_warpgroup_checks()]  # fmt: skip
+    all_checks = [*finding_checks(), *_matrix(), *_matrix_splits(), *programs, *warpgroup_checks(),
+             *attention_checks(), *_scalar(), *_maps(), *_layouts(), *_windows(), *_reductions(), *_rows(),
+             *_indexed(), *_vectors(), *_large(), *large_warpgroup_checks()]  # fmt: skip
     return [dataclasses.replace(check, id=f"{check.family}/{check.id}") for check in all_checks]
 
 

@@ -28,6 +28,7 @@ class Check:
     tiles: tuple[tuple[str, int], ...] = ()  # the option `tiles`
     hints: Mapping[str, Any] = field(default_factory=dict)
     product: str | None = None  # einsum equation of a program too large for the interpreter: compared in float32
+    donate: tuple[str, ...] = ()  # the option `donate`
     finite: tuple[str, ...] = ()  # inputs without infinities and NaN: masked elements may be multiplied by 0
 
     @property

@@ -48,10 +48,10 @@ def bench() -> Any:
         verify,
     )
     from roller_svc.bench.gpu.baselines import window_text
-    from roller_svc.bench.gpu.cases import check
+    from roller_svc.bench.gpu.cases import check, findings
 
     return types.SimpleNamespace(
-        cases=cases, check=check, device_errors=device_errors, guarded=guarded,
+        cases=cases, check=check, device_errors=device_errors, findings=findings, guarded=guarded,
         machine=machine, main=main, rehearsal=rehearsal, samples=samples, sanitized=sanitized, timing=timing,
         verify=verify, window_text=window_text,
     )  # fmt: skip
@@ -64,6 +64,16 @@ def test_every_check_is_a_program_with_an_id_of_its_own(bench: Any) -> None:
         program = parse(check.expression, dict(tensor_types(check.types)), None)
         assert program.outputs, check.id
         assert set(check.hints) <= {name for name, _ in program.inputs}, check.id
+
+
+def test_findings_come_first(bench: Any) -> None:
+    """Smoke runs the first check of each family, and measurement begins after the reference products."""
+    findings = list(bench.findings.finding_checks())
+    assert [check.expression for check in findings] == [c.expression for c in bench.cases.checks()[: len(findings)]]
+    assert not {check.family for check in findings} & {c.family for c in bench.cases.checks()[len(findings) :]}
+    cases = bench.samples.finding_cases(bench.main.FINDINGS)
+    assert {"gelu-map", "histogram", "decode-int4", "few-tiles"} <= {case.id for case in cases}
+    assert all(case.program().outputs for case in cases)
 
 
 def test_the_sample_of_cases_takes_every_class_first_and_repeats_none(bench: Any) -> None:
