@@ -69,6 +69,7 @@ EMULATOR_VOLATILE(8)
     *expected = before; \
     return same; \
   }
+EMULATOR_ATOMICS(16, uint16_t)
 EMULATOR_ATOMICS(32, uint32_t)
 EMULATOR_ATOMICS(64, uint64_t)
 }

@@ -94,6 +94,19 @@ def test_private_targets_have_no_races(name: str) -> None:
     assert agrees(found.program, result, evaluate(found.program, arrays)).ok
 
 
+@pytest.mark.emulator
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "int64"])
+@pytest.mark.parametrize("expression", ["grid[at[n]] >=. x[n]", "grid[at[n]] +=. x[n]"])
+def test_updates_in_memory_have_no_races(expression: str, dtype: str) -> None:
+    """The race detector knows the atomics of every width."""
+    found = case(expression, {"grid": (dtype, (8,)), "at": ("int32", (50,)), "x": (dtype, (50,))})
+    arrays = random_inputs(found.program, 1, {"at": {"range": [0, 8]}})
+    in_memory = next(tiles for tiles in found.ranked if not tiles.persistent_blocks)
+    result = emulated(found, in_memory, races=True).run(arrays)
+    agreement = agrees(found.program, result, evaluate(found.program, arrays))
+    assert agreement.ok, agreement.detail
+
+
 def chosen(expression: str, types: Types, target: str) -> RProgram:
     program = parse(expression, {name: TensorType(DType(d), shape) for name, (d, shape) in types.items()})
     _, ranked, _ = rank_best_partition(program, hardware.load(target), 1)
