@@ -120,9 +120,10 @@ def _heuristics(document: Json) -> str:
 
 def _zoo(document: Json) -> str:
     ratios = sorted(row["ratio"] for row in document["models"] if row["ratio"] is not None)
-    baselines = " and ".join(document["settings"]["peers"])
+    *others, last = document["settings"]["peers"]
+    baselines = f"{', '.join(others)} and {last}" if others else last
     return (
-        f"{len(ratios)} whole models, time of the better of {baselines} over ours: geometric mean "
+        f"{len(ratios)} whole models, time of the best of {baselines} over ours: geometric mean "
         f"{statistics.geometric_mean(ratios):.2f}, minimum {ratios[0]:.2f}"
     )
 

@@ -15,21 +15,33 @@ from typing import Any
 from roller_svc.errors import ArgumentError
 
 OWN_ENGINE = "ours"
-BASELINES = ("onnxruntime", "openvino")
+INDUCTOR = "inductor"
+BASELINES = ("onnxruntime", "openvino", INDUCTOR)
 PAUSE_S = 0.5  # between processes, so that the threads of one have ended
 TIMEOUT_S = 1800.0
 
 
 def bench_models(
-    files: Sequence[str], threads: int, baselines: Sequence[str], select: str, rounds: int = 1
+    files: Sequence[str],
+    threads: int,
+    baselines: Sequence[str],
+    select: str,
+    rounds: int = 1,
+    modules: str | None = None,
 ) -> Iterator[dict[str, Any]]:
     """Yield a row for each model: times of all engines, the best baseline over ours, and the largest difference.
 
-    Each round runs every engine in a process of its own; least times of all rounds count. Raises ArgumentError for a
-    baseline that does not exist.
+    Each round runs every engine in a process of its own; least times of all rounds count. `modules` is a Python file
+    for Inductor. Its `build(name)` returns the torch module of the model `name.onnx`, its inputs, their names and
+    those of the outputs. Raises ArgumentError for a baseline that does not exist, and for Inductor without modules.
     """
     if unknown := [name for name in baselines if name not in BASELINES]:
         raise ArgumentError(f"--peers {unknown[0]}: expected some of {', '.join(BASELINES)}", code="invalid-option")
+    if INDUCTOR in baselines and modules is None:
+        raise ArgumentError(
+            "--peers inductor: compiles torch modules, and ONNX files have none", code="invalid-option",
+            hint="name a Python file with build(name) by --modules",
+        )  # fmt: skip
     for file in files:
         own: list[dict[str, Any]] = []
         timed: dict[str, list[dict[str, Any]]] = {name: [] for name in baselines}
@@ -40,7 +52,8 @@ def bench_models(
                 if "error" in own[-1]:
                     break
                 for name, rows in timed.items():
-                    rows.append(_run([name, file, str(threads), arrays], threads))
+                    extra = modules if name == INDUCTOR and modules is not None else ""
+                    rows.append(_run([name, file, str(threads), arrays, extra], threads))
         yield _row(file, threads, _best(own), {name: _best(rows) for name, rows in timed.items() if rows})
 
 

@@ -1,14 +1,17 @@
-"""One engine on one model, as a process: python -m roller_svc.bench.zoo.worker ENGINE FILE THREADS ARRAYS [SELECT].
+"""One engine on one model, as a process: python -m roller_svc.bench.zoo.worker ENGINE FILE THREADS ARRAYS OPTION.
 
-Ours compiles the model, and writes its inputs and outputs to ARRAYS, which the others read.
+Ours compiles the model, and writes its inputs and outputs to ARRAYS, which the others read. OPTION is how ours selects
+kernels, and the file of Inductor's modules.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import sys
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -100,6 +103,32 @@ def run_openvino(file: str, threads: int, arrays: Mapping[str, Any]) -> dict[str
     }
 
 
+def run_inductor(file: str, threads: int, arrays: Mapping[str, Any], modules: str) -> dict[str, Any]:
+    """Time torch.compile with frozen weights, on the module that build(name) of the Python file returns."""
+    import torch  # noqa: PLC0415 - an engine that need not be installed
+    from torch._dynamo.utils import counters  # noqa: PLC0415
+
+    spec = importlib.util.spec_from_file_location("modules", modules)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{modules}: not a Python file")
+    source = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(source)
+    torch.set_num_threads(threads)
+    torch._inductor.config.freezing = True
+    torch._dynamo.config.allow_rnn = True  # or modules with nn.LSTM and nn.GRU stay eager
+    module, _, input_names, output_names = source.build(Path(file).stem)
+    given = _named(arrays, "in_")
+    inputs = tuple(torch.from_numpy(given[name]) for name in input_names)
+    with torch.no_grad():
+        compiled = torch.compile(module.eval())
+        results = compiled(*inputs)
+        results = results if isinstance(results, tuple) else (results,)
+        if not counters["stats"]["unique_graphs"]:
+            raise RuntimeError("torch.compile compiled no graph")
+        outputs = {name: result.numpy() for name, result in zip(output_names, results, strict=True)}
+        return {**measure(lambda: compiled(*inputs)), "max_abs_error": _difference(outputs, arrays)}
+
+
 def _named(arrays: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     return {name.removeprefix(prefix): arrays[name] for name in arrays if name.startswith(prefix)}
 
@@ -111,13 +140,17 @@ def _difference(outputs: Mapping[str, Any], arrays: Mapping[str, Any]) -> float:
     return max(float(np.abs(expected[name].astype(np.float64) - value).max()) for name, value in known.items())
 
 
-def main(engine: str, file: str, threads: str, arrays: str, select: str = "measure") -> None:
+def main(engine: str, file: str, threads: str, arrays: str, option: str) -> None:
     if engine == "ours":
-        row = run_own(file, int(threads), arrays, select)
+        row = run_own(file, int(threads), arrays, option)
     else:
-        engines = {"onnxruntime": run_onnxruntime, "openvino": run_openvino}
         with np.load(arrays) as loaded:
-            row = engines[engine](file, int(threads), {name: loaded[name] for name in loaded})
+            named = {name: loaded[name] for name in loaded}
+        if engine == "inductor":
+            row = run_inductor(file, int(threads), named, option)
+        else:
+            engines = {"onnxruntime": run_onnxruntime, "openvino": run_openvino}
+            row = engines[engine](file, int(threads), named)
     print("ROW " + json.dumps(row), flush=True)
 
 

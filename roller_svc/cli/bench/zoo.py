@@ -31,6 +31,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--rounds", type=int, default=1, metavar="N",
         help="times that each engine runs, in turns; least times count (default: %(default)s)",
     )  # fmt: skip
+    parser.add_argument(
+        "--modules", metavar="FILE.py",
+        help="torch modules for inductor: build(name) returns module, inputs, names of inputs and of outputs",
+    )  # fmt: skip
     common.add_calibration(parser)
     parser.add_argument("--json", action="store_true", help="write one JSON document to stdout")
 
@@ -39,7 +43,7 @@ def execute(options: argparse.Namespace) -> int:
     common.check_positive(options, "threads", "rounds")
     common.calibrate_local(options, hardware.LOCAL)
     baselines = [name for name in options.baselines.split(",") if name]
-    rows = bench_models(options.files, options.threads, baselines, options.select, options.rounds)
+    rows = bench_models(options.files, options.threads, baselines, options.select, options.rounds, options.modules)
     listed = list(progress.show_progress(rows, len(options.files), "models"))
     if options.json:
         show.print_json(

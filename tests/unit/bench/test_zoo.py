@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from roller_svc.bench.zoo import run
+from roller_svc.errors import ArgumentError
 
 
 def answers(monkeypatch: pytest.MonkeyPatch, listed: dict[str, list[dict[str, Any]]]) -> list[str]:
@@ -34,6 +35,15 @@ def test_engines_take_turns_and_least_times_count(monkeypatch: pytest.MonkeyPatc
     assert row["ours_ms"] == {"min": 2, "median": 4}
     assert row["peers"] == {"openvino": {"min": 6, "median": 7}}
     assert row["ratio"] == 3
+
+
+def test_inductor_needs_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ArgumentError, match="compiles torch modules"):
+        next(run.bench_models(["a.onnx"], 1, ["inductor"], "model"))
+    called = answers(monkeypatch, {"ours": [times(3, 4)], "inductor": [times(6, 7)]})
+    (row,) = run.bench_models(["a.onnx"], 1, ["inductor"], "model", modules="made.py")
+    assert called == ["ours", "inductor"]
+    assert row["ratio"] == 2
 
 
 def test_a_model_that_fails_is_not_timed_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
