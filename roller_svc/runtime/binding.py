@@ -16,6 +16,7 @@ from roller_svc.ir.kernel import Buffer, KernelSource, Role
 
 Array = NDArray[np.generic]
 ALIGNMENT_BYTES = 64
+ELEMENT_ALIGNMENT = 1  # in bytes: an array that only has the alignment of its elements is used in place
 PAGE_BYTES = 4096
 
 _EXTENSION_TYPES: dict[DType, type] = {

@@ -17,7 +17,7 @@ import numpy as np
 
 from roller_svc.errors import InvariantError, LaunchError
 from roller_svc.ir.kernel import Buffer, CompiledKernel, KernelSource, Language, LaunchSpec, Role
-from roller_svc.runtime.binding import ALIGNMENT_BYTES, Array, Binding, bind, range_error
+from roller_svc.runtime.binding import ALIGNMENT_BYTES, ELEMENT_ALIGNMENT, Array, Binding, bind, range_error
 from roller_svc.runtime.cpu_features import check_features
 from roller_svc.runtime.resident import resident_empty
 from roller_svc.runtime.thread_pool import share_pool
@@ -33,7 +33,7 @@ class _Entry(Protocol):
 class CpuModule:
     """A shared object, loaded during the lifetime of this object. Calls from several threads may overlap."""
 
-    def __init__(self, compiled: CompiledKernel, alignment_bytes: int = 1) -> None:
+    def __init__(self, compiled: CompiledKernel, alignment_bytes: int = ELEMENT_ALIGNMENT) -> None:
         """Load a kernel.
 
         Args:

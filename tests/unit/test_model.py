@@ -21,6 +21,7 @@ from roller_svc.graph.interpret import interpret
 from roller_svc.graph.load import load_graph
 from roller_svc.graph.weights import Weights
 from roller_svc.model import Model, compile_model
+from roller_svc.runtime import binding
 from roller_svc.settings import read_settings, use
 from roller_svc.toolchain.gcc import native_compiler
 
@@ -56,6 +57,18 @@ def test_a_model_computes_what_the_interpreter_does(built: Model) -> None:
     out = np.zeros((2, 4), np.float32)
     assert built(x=X, out={"y": out})["y"] is out
     np.testing.assert_array_equal(out, built(x=X)["y"])
+
+
+def test_arrays_with_the_alignment_of_their_elements_are_used_in_place(
+    built: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = np.zeros(64 + 16 + 8, np.float32)
+    first = next(i for i in range(1, 16) if memory[i:].ctypes.data % 64)
+    x, out = memory[first : first + 16].reshape(2, 8), memory[40 + first : 48 + first].reshape(2, 4)
+    x[...] = X
+    monkeypatch.setattr(binding, "aligned_empty", None)  # for copies
+    assert built(x=x, out={"y": out})["y"] is out
+    np.testing.assert_allclose(out, expected(MLP, x=X)["y"], rtol=1e-5, atol=1e-6)
 
 
 def test_a_model_describes_itself(built: Model) -> None:

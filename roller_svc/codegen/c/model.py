@@ -191,7 +191,7 @@ def _array(type_: str, name: str, items: Iterable[str]) -> str:
 
 def model_header(plan: ModelPlan, weights: str = "weights.bin", packed: str = "packed.bin") -> str:
     """Return the C header of a model's shared object. `weights` and `packed` name the files beside it."""
-    about = [f"{plan.name}: a compiled model for {plan.target}. Tensors are dense, row-major, 64-byte aligned."]
+    about = [f"{plan.name}: a compiled model for {plan.target}. Tensors are dense and row-major."]
     about += [f"inputs[{i}]: {name} {_shown(t)}" for i, (name, t) in enumerate(plan.inputs)]
     about += [f"outputs[{i}]: {name} {_shown(t)}" for i, (name, t) in enumerate(plan.outputs)]
     sizes = (
@@ -447,7 +447,7 @@ extern "C" {
 SIZES
 /* Run the model. Returns -1, or the number of a step that met an index out of range. Calls may overlap if each has a
    workspace of its own. weights, packed: the contents of the files. status: four zeros; after a failure status[2] is
-   the index. All memory is aligned to 64 bytes. */
+   the index. Weights and workspace are aligned to 64 bytes, inputs and outputs to their elements. */
 long model_run(const void *const *inputs, void *const *outputs, void *workspace, const void *weights,
                const void *packed, long long *status);
 

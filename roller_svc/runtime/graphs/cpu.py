@@ -15,7 +15,7 @@ from roller_svc.ir.kernel import Buffer, Role
 from roller_svc.ir.model_plan import CopyStep, KernelStep, LoopStep, ModelPlan, Step, VDeviceStep, iter_steps
 from roller_svc.ir.program import TensorType
 from roller_svc.ir.vdevice import executes
-from roller_svc.runtime.binding import ALIGNMENT_BYTES, Array, Binding, bind, range_error
+from roller_svc.runtime.binding import ALIGNMENT_BYTES, ELEMENT_ALIGNMENT, Array, Binding, bind, range_error
 from roller_svc.runtime.cpu import load_library, unload_library
 from roller_svc.runtime.cpu_features import check_features
 from roller_svc.runtime.resident import resident_empty
@@ -75,7 +75,7 @@ class CpuModel:
 
         Raises ArgumentError for arrays that do not fit, IndexRangeError for an index from data out of range.
         """
-        binding = bind(self._buffers, arrays, out, ALIGNMENT_BYTES)
+        binding = bind(self._buffers, arrays, out, ELEMENT_ALIGNMENT)
         self._call(self._run, binding)
         return binding.copy_back()
 
@@ -86,7 +86,7 @@ class CpuModel:
         """
         steps = list(_executed(self.plan.steps))
         times = np.zeros(max(1, 2 * len(steps)))
-        self._call(self._function("model_profile", 7), bind(self._buffers, arrays, None, ALIGNMENT_BYTES), times)
+        self._call(self._function("model_profile", 7), bind(self._buffers, arrays, None, ELEMENT_ALIGNMENT), times)
         starts, ends = (times[: 2 * len(steps)] - times[: 2 * len(steps)].min(initial=np.inf)).reshape(-1, 2).T.tolist()
         return [Moment(step, start, end, veu) for (step, veu), start, end in zip(steps, starts, ends, strict=True)]
 
