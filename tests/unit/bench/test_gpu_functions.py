@@ -72,6 +72,18 @@ def test_long_row_is_loaded_once_in_vectors(
     assert launch["counts"]["LDG.16"] == launch["counts"]["STG.16"] == 1
 
 
+def test_weights_of_an_odd_norm_are_vectors_of_shared_memory(rows: dict[str, dict[str, Any]]) -> None:
+    """A block copies two weights once for 16 rows: 32 elements of a thread for 260 that it stores."""
+    (launch,) = rows["layernorm-odd-weights"]["launches"]
+    counts = launch["counts"]
+    assert rows["layernorm-odd-weights"]["spill_bytes"] == 0
+    assert counts["LDG.128"] == counts["STG.128"] == 8
+    assert counts["LDS.128"] == 2 * 8
+    assert counts["LDG.16"] == counts["STS.16"] + 3 == 2 * 16 + 3
+    assert launch["instructions"] <= 1180
+    assert 0 <= launch["shared_bytes"] - launch["planned_shared_bytes"] < 256  # alignment of buffers
+
+
 def test_online_softmax_rescales_once_for_a_vector(rows: dict[str, dict[str, Any]]) -> None:
     """41 elements in five vectors and one edge: an exponential for each, and one to rescale each of the six."""
     (launch,) = rows["logsumexp"]["launches"]

@@ -17,6 +17,7 @@ SHUFFLE_CYCLES = 30.0  # a shuffle and its dependent operation
 BARRIER_CYCLES = 60.0  # a store to shared memory, a barrier, a load
 LOOP_OPS = 4.0  # a chunk's counter, address and bound
 OPS_PER_FLOP = 1.5  # with the overhead of a row's flop: comparisons, moves
+STAGING_INSTRUCTIONS = 3.0  # of an element copied to shared memory: a load, a store, their loop
 LLC_REUSE_FRACTION = 0.6  # of the LLC that concurrent rows may take and be retained for the next pass
 
 
@@ -26,14 +27,14 @@ def row_reduction_cost(p: Workload[Any], rows: RowSpace, launch: Launch) -> Cost
     iteration = rows.row_iteration(launch.block, launch.thread, launch.reduce_threads, launch.split_k)
     warp = hw.limits.warp_size
     registers = rows.registers(launch.thread, iteration, launch.threads, hw.limits)
-    needs = BlockResources(
-        launch.threads, registers, rows.shared_bytes(iteration, launch.reduce_threads, launch.threads, hw.limits)
-    )
+    shared_bytes = rows.shared_bytes(launch.block, launch.thread, iteration, launch.reduce_threads, hw.limits)
+    needs = BlockResources(launch.threads, registers, shared_bytes)
     resident = blocks_per_core(launch.compiled or needs, hw)
     warps = -(-launch.threads // warp)
     instructions = thread_instructions(p, rows, launch, iteration)
-    sectors = sum([_warp_sectors(rows, a, launch, iteration, warp) for a in rows.accesses])
-    chain = _chain_cycles(p, rows, launch, iteration)
+    sectors = iteration.serial_rows * sum([_warp_sectors(rows, a, launch, iteration, warp) for a in rows.accesses])
+    sectors += 2 * sum([_staged_elements(rows, a, launch) * a.bytes for a in rows.accesses]) * warp / SECTOR_BYTES
+    chain = iteration.serial_rows * _chain_cycles(p, rows, launch, iteration)
 
     def block_cycles(blocks: float) -> float:
         issue = blocks * (warps * instructions / mach.issue_per_cycle + BLOCK_CYCLES)
@@ -47,7 +48,7 @@ def row_reduction_cost(p: Workload[Any], rows: RowSpace, launch: Launch) -> Cost
         busy
         * launch.threads
         * iteration.chunks_in_flight
-        * sum([a.elements(launch.thread) * a.bytes for a in rows.read])
+        * sum([a.elements(rows.row_thread(launch.thread)) * a.bytes for a in rows.read])
     )
     in_flight = max(1.0, requested * min(1.0, dram / max(1.0, cache)))
     last = mach.llc
@@ -71,6 +72,18 @@ def _passes(access: RowAccess, iteration: RowIteration) -> int:
 
 def thread_instructions(p: Workload[Any], rows: RowSpace, launch: Launch, iteration: RowIteration) -> float:
     """Return the instructions of one thread."""
+    each = _row_instructions(p, rows, launch, iteration)
+    staged = sum([math.ceil(_staged_elements(rows, access, launch)) for access in rows.accesses])
+    return iteration.serial_rows * each + STAGING_INSTRUCTIONS * staged + 40.0
+
+
+def _staged_elements(rows: RowSpace, access: RowAccess, launch: Launch) -> float:
+    """Return the elements of a tensor that a thread copies to shared memory."""
+    return rows.points / launch.threads if rows.is_staged(access, launch.block, launch.thread) else 0.0
+
+
+def _row_instructions(p: Workload[Any], rows: RowSpace, launch: Launch, iteration: RowIteration) -> float:
+    """Return the instructions of one thread for the rows that it computes together."""
     packed = rows.packed_in(launch.thread)
     if packed is not None:
         computed = packed.instructions(launch.thread, iteration.points)
@@ -79,14 +92,14 @@ def thread_instructions(p: Workload[Any], rows: RowSpace, launch: Launch, iterat
     repeated = LOOP_OPS + computed
     for access in rows.accesses:
         if access.varies_along_row:
-            count = access.elements(launch.thread)
+            count = access.elements(rows.row_thread(launch.thread))
             loads = -(-count // _width(p, rows, access, launch))
             is_weight = packed is not None and access.footprint.access.tensor in packed.tensors
             narrow = count if access.bytes < 4 and not is_weight else 0  # each is converted
             repeated += _passes(access, iteration) * (loads * (1.0 + address_ops(access.footprint) / 4) + narrow)
     if rows.is_shared(iteration, launch.threads, p.machine.hw.limits):
         for access in rows.cached_inputs:
-            chunk = access.elements(launch.thread) / _width(p, rows, access, launch)
+            chunk = access.elements(rows.row_thread(launch.thread)) / _width(p, rows, access, launch)
             repeated += chunk * (1.0 + access.num_passes)
     if rows.contiguous_along_reduction:
         elements = iteration.vector_elems if packed is None else 0  # accumulators to add
@@ -95,14 +108,15 @@ def thread_instructions(p: Workload[Any], rows: RowSpace, launch: Launch, iterat
         join = 4.0 * iteration.points
     along = sum([access.varies_along_row for access in rows.accesses])
     edges = iteration.edge_iterations * (LOOP_OPS * rows.num_reductions + 2 * along + computed / iteration.vector_elems)
-    return edges + iteration.iterations * repeated + rows.num_reductions * join + 40.0
+    return edges + iteration.iterations * repeated + rows.num_reductions * join
 
 
 def _computed_instructions(p: Workload[Any], rows: RowSpace, launch: Launch, iteration: RowIteration) -> float:
     """Return the instructions of a thread for one chunk of each of its points, without loads."""
     if rows.products is not None:
+        thread = rows.row_thread(launch.thread)
         return sum([
-            count * iteration.vector_elems * math.prod([launch.thread[i] for i in axes])
+            count * iteration.vector_elems * math.prod([thread[i] for i in axes])
             for count, axes in rows.products
         ])  # fmt: skip
     # functions are counted in full
@@ -115,13 +129,16 @@ def _width(p: Workload[Any], rows: RowSpace, access: RowAccess, launch: Launch) 
     is_contiguous = access.contiguous_axis is not None and (access.stride == 1 or access.is_divided)
     if not is_contiguous or not _has_vectors(rows, access, launch):
         return 1
-    count = access.elements(launch.thread)
+    count = access.elements(rows.row_thread(launch.thread))
     return max(1, min(count, _contiguous(access, launch.thread), p.machine.hw.vector_bytes // access.bytes))
 
 
 def _has_vectors(rows: RowSpace, access: RowAccess, launch: Launch) -> bool:
     """Return whether adjacent elements of a thread are aligned: not in all tensors, and not in splits of a row."""
-    return not rows.is_peeled(launch.thread[rows.inner]) or (access.is_aligned and launch.split_k == 1)
+    if not rows.is_peeled(launch.thread[rows.inner]):
+        return True
+    is_staged = rows.is_staged(access, launch.block, launch.thread)
+    return (access.is_aligned or is_staged) and launch.split_k == 1
 
 
 def _contiguous(access: RowAccess, thread: Tile) -> int:
@@ -134,7 +151,7 @@ def _contiguous(access: RowAccess, thread: Tile) -> int:
 
 def _warp_sectors(rows: RowSpace, access: RowAccess, launch: Launch, iteration: RowIteration, warp: int) -> float:
     """Return the sectors of a warp: adjacent threads follow the contiguous axis, then other rows."""
-    count = access.elements(launch.thread)
+    count = access.elements(rows.row_thread(launch.thread))
     times = iteration.iterations * _passes(access, iteration) if access.varies_along_row else 1
     if access.contiguous_axis is None:  # all lanes read the same element
         return float(count * times)

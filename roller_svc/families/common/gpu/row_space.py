@@ -35,6 +35,8 @@ class RowAccess:
     stride: int | None  # elements between adjacent threads; None where it varies
     is_divided: bool  # several adjacent points along that axis share an element
     is_aligned: bool = True  # whether its vectors are aligned where rows are peeled
+    # Outer axes of its index, if blocks may copy its row to shared memory, where it is aligned like a peeled row.
+    staged_axes: Tile | None = None
 
     def elements(self, tile: Tile) -> int:
         """Return the elements that a tile accesses; divided or gathered ones at their mean density."""
@@ -63,6 +65,7 @@ class RowIteration:
     iterations: int
     points: int  # outer points of a thread
     edge_iterations: int = 0  # of single elements outside of a peeled row's vectors
+    serial_rows: int = 1  # peeled rows of a thread, one after the other
 
     @property
     def is_single_pass(self) -> bool:
@@ -101,6 +104,7 @@ class RowSpace:
     vector_rows: int  # adjacent rows that a thread takes together
     reuse_axes: Tile  # outer axes whose points share an operand
     words: int  # registers of an accumulator
+    periods: Tile = ()  # of peeled rows, by axis: steps after which their alignment repeats
     packed: PackedRows | None = None
     # Instructions at an element of a sum of products, with the outer axes that their values depend on; None: other
     # reductions.
@@ -111,11 +115,30 @@ class RowSpace:
         run = thread[self.inner]
         is_peeled = self.is_peeled(run) and split_k == 1
         rounds = max(1, -(-(self.points // run) // lanes) if is_peeled else -(-self.points // (run * lanes * split_k)))
-        points = 1
-        for i in self.spatial:
-            points *= thread[i]
-        edges = -(-2 * (run - 1) // lanes) if is_peeled else 0
-        return RowIteration(run, min(rounds, max(1, -(-block[self.inner] // (lanes * run)))), rounds, points, edges)
+        points = math.prod([thread[i] for i in self.spatial])
+        flight = min(rounds, max(1, -(-block[self.inner] // (lanes * run))))
+        if not is_peeled:
+            return RowIteration(run, flight, rounds, points)
+        return RowIteration(run, flight, rounds, 1, -(-2 * (run - 1) // lanes), points)
+
+    def row_thread(self, thread: Tile) -> Tile:
+        """Return the part of a thread's tile that is computed at once: of peeled rows, a vector of one."""
+        if not self.is_peeled(thread[self.inner]):
+            return thread
+        return tuple([run if i == self.inner else 1 for i, run in enumerate(thread)])
+
+    def is_staged(self, access: RowAccess, block: Tile, thread: Tile) -> bool:
+        """Return whether a block copies a tensor's row to shared memory, where it is aligned like its peeled rows."""
+        if access.staged_axes is None or not self.is_peeled(thread[self.inner]):
+            return False
+        if all(thread[i] == 1 for i in self.spatial) or any(block[i] > 1 for i in access.staged_axes):
+            return False
+        return all(block[i] == 1 or thread[i] > 1 or self.periods[i] == 1 for i in self.spatial)
+
+    def staged_bytes(self, block: Tile, thread: Tile) -> int:
+        """Return the shared memory of a block's staged rows."""
+        elements = self.points // thread[self.inner] * thread[self.inner]
+        return sum([elements * a.bytes for a in self.accesses if self.is_staged(a, block, thread)])
 
     def is_peeled(self, run: int) -> bool:
         """Return whether rows whose vectors have `run` elements are peeled."""
@@ -143,9 +166,12 @@ class RowSpace:
         """Return a thread's registers: chunks in flight, cached rows, accumulators."""
         flight = cached = 0
         whole = iteration.is_single_pass and not self.is_shared(iteration, threads, limits)
+        is_serial, thread = iteration.serial_rows > 1, self.row_thread(thread)
         for access in self.read:
             count = access.elements(thread)
-            if whole and access.num_passes > 1:
+            if is_serial and access.staged_axes is not None:
+                flight += -(-count * access.bytes // WORD_BYTES)
+            elif whole and access.num_passes > 1:
                 cached += iteration.iterations * count * register_words(access.footprint.access.dtype)
             else:
                 flight += min(iteration.chunks_in_flight, STAGED_CHUNKS) * -(-count * access.bytes // WORD_BYTES)
@@ -163,13 +189,15 @@ class RowSpace:
             return iteration.points * 2
         return iteration.points * (iteration.vector_elems if self.contiguous_along_reduction else 1)
 
-    def shared_bytes(self, iteration: RowIteration, lanes: int, threads: int, limits: Limits) -> int:
-        """Return the shared memory of stored rows, and of the block reduction.
+    def shared_bytes(self, block: Tile, thread: Tile, iteration: RowIteration, lanes: int, limits: Limits) -> int:
+        """Return the shared memory of a block: staged operands, stored rows, and the block reduction.
 
         The latter is a word for each warp and row, or for each thread for columns.
         """
         warp = limits.warp_size
+        threads = lanes * math.prod([block[i] // thread[i] for i in self.spatial])
         row_bytes = self.cached_bytes(iteration, lanes, threads) if self.is_shared(iteration, threads, limits) else 0
+        row_bytes += self.staged_bytes(block, thread)
         if lanes == 1 or (self.contiguous_along_reduction and lanes <= warp):
             return row_bytes
         words = iteration.points * (threads // warp if self.contiguous_along_reduction else threads)
@@ -190,7 +218,7 @@ def row_space(space: TileSpace, footprint: SpaceFootprint, hw: HardwareSpec) -> 
     last = space.axes[inner].members[-1].extent
     vector_elems = _largest_dividing_power(last, max(widest, packed) if along else packed)
     start = row_start_access(space)
-    peeled_elems = 0
+    peeled_elems, periods = 0, tuple([1] * len(space.axes))
     if (
         along
         and packed == 1
@@ -200,14 +228,13 @@ def row_space(space: TileSpace, footprint: SpaceFootprint, hw: HardwareSpec) -> 
         and vector_elems * dominant.bytes < MIN_VECTOR_BYTES
         and last >= widest * hw.limits.warp_size
     ):
-        peeled_elems = widest
-        accesses = tuple(
-            replace(a, is_aligned=_row_starts(a.footprint.access, widest) == _row_starts(start, widest))
-            for a in accesses
-        )
+        peeled_elems, steps = widest, row_periods(space, widest)
+        periods = tuple([steps.get(axis.name, 1) for axis in space.axes])
+        accesses = tuple([_peeled_access(a, space, start, widest) for a in accesses])
         rows = math.prod([footprint.extents[i] for i in spatial])
         is_long = last >= MIN_PEELED_VECTORS * widest * hw.limits.warp_size
-        if is_long and rows >= hw.num_cores and all(a.is_aligned for a in accesses if a.varies_along_row):
+        has_vectors = all(a.is_aligned or a.staged_axes is not None for a in accesses if a.varies_along_row)
+        if is_long and rows >= hw.num_cores and has_vectors:
             vector_elems = widest  # single elements are never faster, unless rows are split
     read = tuple(a for a in accesses if _is_read_row(a))
     most = max((a.num_passes for a in read), default=1)
@@ -223,6 +250,7 @@ def row_space(space: TileSpace, footprint: SpaceFootprint, hw: HardwareSpec) -> 
         num_reductions=max(1, most - 1) if writes_rows else most,
         vector_elems=vector_elems,
         peeled_elems=peeled_elems,
+        periods=periods,
         # with windows, vectors of rows would be strided: threads are adjacent instead
         vector_rows=_largest_dividing_power(footprint.extents[vector], widest)
         if not along and space.reduces_rows
@@ -237,15 +265,49 @@ def row_start_access(space: TileSpace) -> TileAccess | None:
     (axis,) = space.reduced
     if len(axis.members) != 1:
         return None
-    name = axis.members[0].name
-    contiguous = [
-        access for access in space.accesses
-        if access.dims
-        and all(dim.is_affine for dim in access.dims)
-        and dict(access.dims[-1].coeffs).get(name) == 1
-        and not any(name in dict(dim.coeffs) for dim in access.dims[:-1])
-    ]  # fmt: skip
+    contiguous = [access for access in space.accesses if _is_contiguous(access, axis.members[0].name)]
     return max(contiguous, key=lambda access: access.tensor_bytes, default=None)
+
+
+def _is_contiguous(access: TileAccess, axis: str) -> bool:
+    """Return whether a tensor is contiguous along an axis."""
+    return (
+        bool(access.dims)
+        and all(dim.is_affine for dim in access.dims)
+        and dict(access.dims[-1].coeffs).get(axis) == 1
+        and not any(axis in dict(dim.coeffs) for dim in access.dims[:-1])
+    )
+
+
+def row_periods(space: TileSpace, vector_elems: int) -> dict[str, int]:
+    """Return the outer axes along which rows differ in alignment, and the steps after which it is the same again."""
+    access = row_start_access(space)
+    starts = {} if access is None else _row_starts(access, vector_elems)
+    return {name: vector_elems // math.gcd(vector_elems, step) for name, step in starts.items()}
+
+
+def _peeled_access(access: RowAccess, space: TileSpace, start: TileAccess, vector_elems: int) -> RowAccess:
+    """Return an access with how it reads vectors where rows are peeled."""
+    tensor = access.footprint.access
+    axes = staged_axes(space, tensor, vector_elems)
+    return replace(
+        access,
+        is_aligned=_row_starts(tensor, vector_elems) == _row_starts(start, vector_elems),
+        staged_axes=None if axes is None else tuple([i for i, a in enumerate(space.axes) if a.name in axes]),
+    )
+
+
+def staged_axes(space: TileSpace, access: TileAccess, vector_elems: int) -> frozenset[str] | None:
+    """Return the outer axes of an input that is contiguous along peeled rows, but aligned otherwise; or None.
+
+    Both the model and the schedule decide by this which tensors blocks copy to shared memory.
+    """
+    start, (inner,) = row_start_access(space), space.reduced
+    if start is None or access.is_output or not _is_contiguous(access, inner.members[0].name):
+        return None
+    if _row_starts(access, vector_elems) == _row_starts(start, vector_elems):
+        return None
+    return frozenset([name for dim in access.dims for name, _ in dim.coeffs]) - {inner.members[0].name}
 
 
 def _row_starts(access: TileAccess, modulus: int) -> dict[str, int]:

@@ -12,7 +12,7 @@ from roller_svc.construct.rules import ThreadTile, replaced
 from roller_svc.construct.scale_up import ScaleUpResult, TileMetrics
 from roller_svc.errors import require
 from roller_svc.families.common.gpu.loop_rules import LoopRules
-from roller_svc.families.common.gpu.row_space import RowIteration, RowSpace, exceeds_registers
+from roller_svc.families.common.gpu.row_space import RowAccess, RowIteration, RowSpace, exceeds_registers
 from roller_svc.families.common.gpu.serial_rules import SerialRules
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.occupancy import block_registers
@@ -22,10 +22,13 @@ MAX_SHARED_POINTS = 8  # outer points of a thread along an axis that some operan
 MAX_ACCUMULATORS = 48  # of a thread, of 4 bytes
 MAX_REGISTERS = 128  # with more than a chunk in flight: 512 threads per SM hide the remaining latency
 MAX_THREADS = 256  # of a block whose rows need no more
+ROWS_OF_COPY = 16  # rows of a block that share copies of operands, of which a thread has up to MAX_SHARED_POINTS
+MAX_IDLE_ROWS = 0.125  # of rows that blocks with rows of one alignment lack
 MAX_UNROLLED = 512  # statements of a packed chunk: code generation unrolls no more (codegen/cuda/function.py)
 COLUMN_REDUCE_THREADS = (32, 8, 1)  # of rows that are adjacent in memory (column reductions)
 PACKED_REDUCE_THREADS = (128, 64)  # more of such rows, whose packed words are few
 CHUNKS_PER_THREAD = (1, 4, 16)  # chunks per thread of a row that is short enough
+PEELED_CHUNKS_PER_THREAD = (1, 2, 4, 8, 16)
 CHUNKS_IN_FLIGHT = (1, 2, 4)  # of one thread
 
 
@@ -51,23 +54,51 @@ class ReductionRules(LoopRules):
         limits = self.workload.machine.hw.limits
         all_of_it = powers_of_two(-(-self.rows.points // vector_elems))[-1]
         most = 1 << (limits.max_threads_per_block.bit_length() - 1)
-        choices = {max(1, min(most, all_of_it // n)) for n in CHUNKS_PER_THREAD}
+        each = PEELED_CHUNKS_PER_THREAD if self.rows.is_peeled(vector_elems) else CHUNKS_PER_THREAD
+        choices = {max(1, min(most, all_of_it // n)) for n in each}
         return choices | {min(all_of_it, limits.warp_size, most)}
 
     def rank_thread_tiles(self, grown: ScaleUpResult, lanes: int) -> Sequence[Tile]:
-        """Return tiles of least traffic and of fewest instructions, the smallest, and a vector of a peeled row."""
+        """Return tiles of least traffic and of fewest instructions, the smallest, and vectors of peeled rows."""
         packed = [tile for tile in grown.saturated if self.rows.packed_in(tile) is not None]
         fewest = sorted(packed, key=self._packed_instructions)[:1]
         whole = [*grown.saturated[:1], *fewest, *sorted(grown.saturated, key=math.prod)[:1]]
         peeled = self.rows.peeled_elems
-        if not peeled or self.rows.is_peeled(self.rows.vector_elems):
+        if self.rows.is_peeled(self.rows.vector_elems):
+            tiles = self._peeled_tiles(peeled, lanes)
+            if len(tiles) == 1:
+                tiles += whole[:1]
+            if lanes == self.reduce_thread_choices()[0]:  # long rows of single elements fit into shared memory
+                tiles.append((1,) * len(self.workload.extents))
+            return list(dict.fromkeys(tiles))
+        if not peeled:
             return list(dict.fromkeys(whole))
-        tiles: list[Tile] = []
+        tiles = []
         if lanes in self._lanes_of_row(self.rows.vector_elems):
             tiles += whole
         if lanes in self._lanes_of_row(peeled):
-            tiles.append(replaced((1,) * len(self.workload.extents), self.rows.inner, peeled))
+            tiles += self._peeled_tiles(peeled, lanes)
         return list(dict.fromkeys(tiles))
+
+    def _peeled_tiles(self, vector_elems: int, lanes: int) -> list[Tile]:
+        """Return a vector of a peeled row, and of rows in turn that share an operand which blocks copy.
+
+        A block has as many rows as make the copies short, if there are enough rows for all cores.
+        """
+        p = self.workload
+        one = replaced((1,) * len(p.extents), self.rows.inner, vector_elems)
+        rows = math.prod([p.extents[i] for i in self.rows.spatial])
+        tiles = [one]
+        for i in self.rows.reuse_axes:
+            if not any(self._shares_row(access, i) for access in self.rows.read):
+                continue
+            most = min(MAX_SHARED_POINTS, max(2, ROWS_OF_COPY * lanes // MAX_THREADS))
+            tiles += [replaced(one, i, n) for n in sorted({2, most}) if n <= min(p.extents[i], rows // p.machine.cores)]
+        return tiles
+
+    def _shares_row(self, access: RowAccess, axis: int) -> bool:
+        """Return whether blocks may copy an operand for the rows along an axis."""
+        return access.staged_axes is not None and axis not in access.staged_axes
 
     def _packed_instructions(self, thread: Tile) -> float:
         """Return the instructions for a point of a thread's tile of packed weights."""
@@ -77,10 +108,21 @@ class ReductionRules(LoopRules):
     def evaluate(self, block: Tile, base: ThreadTile) -> TileMetrics:
         threads = self._threads(block, base)
         iteration = self.rows.row_iteration(block, base.tile, base.reduce_threads)
-        too_large = self._capacity_rule(iteration, base, threads)
+        too_large = self._capacity_rule(block, iteration, base, threads)
+        if not too_large and self._idle_rows(block, base.tile) > MAX_IDLE_ROWS:
+            too_large = "rows of one alignment"
         return self._measure_rows(
             block, iteration, too_large, "" if too_large else self._alignment_rule(block, threads)
         )
+
+    def _idle_rows(self, block: Tile, thread: Tile) -> float:
+        """Return the rows that blocks of peeled rows lack, whose rows alternate, relative to those that there are."""
+        there = idle = 1
+        for i in self.rows.spatial:
+            if thread[i] > 1 and self.rows.is_peeled(thread[self.rows.inner]):
+                extent, together = self.workload.extents[i], block[i] * self.rows.periods[i]
+                there, idle = there * extent, idle * -(-extent // together) * together
+        return idle / there - 1.0
 
     def fallback_tiles(self) -> Sequence[tuple[Tile, ThreadTile]]:
         """Return a warp per row, or a thread per row, a chunk at a time."""
@@ -96,15 +138,15 @@ class ReductionRules(LoopRules):
 
     # steps ----------------------------------------------------------------------------------------------------------
     def _thread_steps(self, axis: int) -> Tile:
-        """Return several points only where they are contiguous, or share an operand; one of peeled rows."""
+        """Return several points only where they are contiguous, or share an operand."""
         if axis == self.rows.inner:
             return (self.rows.vector_elems,)
-        if self.rows.is_peeled(self.rows.vector_elems):
-            return (1,)
         if axis == self.rows.contiguous_axis:
             return (self.rows.vector_rows,)
-        if axis not in self.rows.reuse_axes:
-            return (1,)
+        return self._shared_points(axis) if axis in self.rows.reuse_axes else (1,)
+
+    def _shared_points(self, axis: int) -> Tile:
+        """Return the extents of a thread's tile along an axis that some operand lacks."""
         extent = self.workload.extents[axis]
         whole = (extent,) if extent <= MAX_SHARED_POINTS else ()
         return (*[n for n in powers_of_two(MAX_SHARED_POINTS) if n < extent], *whole)
@@ -134,7 +176,7 @@ class ReductionRules(LoopRules):
         sums = self.rows.accumulators(thread, iteration) * self.rows.words
         return "registers per thread" if sums > MAX_ACCUMULATORS and iteration.points > 1 else ""
 
-    def _capacity_rule(self, iteration: RowIteration, base: ThreadTile, threads: int) -> str:
+    def _capacity_rule(self, block: Tile, iteration: RowIteration, base: ThreadTile, threads: int) -> str:
         limits = self.workload.machine.hw.limits
         packed = self.rows.packed_in(base.tile)
         if packed is not None and iteration.chunks_in_flight > 1:
@@ -151,7 +193,8 @@ class ReductionRules(LoopRules):
         granted = min(registers, limits.max_registers_per_thread)
         if block_registers(threads, granted, limits) > limits.registers_per_core:
             return "registers per core"
-        if self.rows.shared_bytes(iteration, base.reduce_threads, threads, limits) > limits.shared_bytes_per_block:
+        shared_bytes = self.rows.shared_bytes(block, base.tile, iteration, base.reduce_threads, limits)
+        if shared_bytes > limits.shared_bytes_per_block:
             return "shared memory"
         if self.rows.is_shared(iteration, threads, limits) and self._registers_hold_a_row():
             return "rows in shared memory"

@@ -18,19 +18,21 @@ from roller_svc.families.gpu.reduction import REDUCTION
 from roller_svc.families.gpu.reduction.block_reduce import reduce_lanes, reduction_buffers
 from roller_svc.families.gpu.reduction.online_reduction import OnlinePass
 from roller_svc.families.gpu.reduction.packed_chunks import PackedChunks, packed_chunks
+from roller_svc.families.gpu.reduction.staged_operands import StagedOperands, unconditional_loads
 from roller_svc.families.gpu.reduction.thread_mapping import (
     CHUNK,
     LANE,
     POINT,
     ROUND,
     VECTOR_ELEMENT,
-    IndexMap,
     RowPart,
     RowTiling,
     ThreadRows,
+    index_map,
     is_uniform,
     peeled_row,
     row_tiling,
+    thread_rows,
 )
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Const, Expr, Load, Op, OpKind, Select, axes_of, children, loads_of, rewrite, substitute
@@ -55,12 +57,15 @@ from roller_svc.schedule.nest_statements import (
 
 def lower(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[ScheduleTree, ...]:
     """Return one tree: for each statement, lanes reduce their parts of a row and combine them."""
-    rows = ThreadRows(group, program, hw.limits.warp_size)
+    rows = thread_rows(group, program, hw.limits.warp_size)
     peeled = peeled_row(rows)
     tilings = {s.output: row_tiling(s, group.outer, program, peeled) for s in group.statements}
-    reduction = _Reduction(group, rows, tilings, row_tensors(group), _cached_loads(group, rows, tilings), hw.limits)
+    staged = StagedOperands.of(group, rows, tilings) if peeled is not None else StagedOperands()
+    cached = _cached_loads(group, rows, tilings, staged)
+    reduction = _Reduction(group, rows, tilings, row_tensors(group), cached, staged, hw.limits)
     reduction = reduction.with_online_passes().with_packed_chunks(hw)
-    nodes = reduction.nodes() if peeled is None else peeled.bind(reduction.nodes())
+    nodes = rows.for_each_serial_row(reduction.nodes(), has_barrier=reduction.reuses_one_buffer)
+    nodes = nodes if peeled is None else peeled.bind(staged.wrap(nodes, rows))
     # rows in shared memory leave no register live through a loop
     margin = 1.0 if reduction.caches_in_shared else REGISTER_MARGIN
     return (
@@ -72,13 +77,6 @@ def lower(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[Sche
     )
 
 
-def _index_map(statement: TensorExpr, rows: ThreadRows, tiling: RowTiling | None, outer: dict[str, Expr]) -> IndexMap:
-    """Return the values of the statement's axes, with the given outer ones."""
-    if tiling is None:
-        return IndexMap(statement.extents, outer, rows.element_ranges)
-    return IndexMap(statement.extents, outer | tiling.at, rows.element_ranges | {VECTOR_ELEMENT: tiling.vector_elems})
-
-
 @dataclass(frozen=True, slots=True)
 class _CachedLoad:
     """A load of a part of a row whose values stay in registers or shared memory."""
@@ -88,7 +86,7 @@ class _CachedLoad:
 
 
 def _cached_loads(
-    group: KernelGroup, rows: ThreadRows, tilings: dict[str, RowTiling | None]
+    group: KernelGroup, rows: ThreadRows, tilings: dict[str, RowTiling | None], staged: StagedOperands
 ) -> dict[Load, _CachedLoad]:
     """Return names for loads that several statements make of a whole row in flight, and for loads of its edges.
 
@@ -106,10 +104,10 @@ def _cached_loads(
             continue
         counts: dict[Load, int] = {}
         for statement, part in parts:
-            body = _index_map(statement, rows, part, rows.read_at).apply(statement.body)
-            for load in dict.fromkeys(_unconditional(body)):
+            body = index_map(statement, rows, part, rows.read_at).apply(statement.body)
+            for load in dict.fromkeys(unconditional_loads(body)):
                 used = axes_of(load)
-                moves = any(name.startswith(".k") for name in used) and elements <= used
+                moves = any(name.startswith(".k") for name in used) and elements <= used and load not in staged.buffers
                 if moves and not any(inner.tensor in row_values for inner in loads_of(load)):
                     counts[load] = counts.get(load, 0) + 1
         part = parts[0][1]
@@ -119,23 +117,6 @@ def _cached_loads(
     return cached
 
 
-def _unconditional(expr: Expr) -> Iterator[Load]:
-    """Yield the loads that an expression evaluates whatever its conditions are."""
-    match expr:
-        case Load():
-            yield expr
-            return
-        case Select(cond=cond):
-            yield from _unconditional(cond)
-            return
-        case Op(kind=OpKind.LAND | OpKind.LOR, args=(first, _)):
-            yield from _unconditional(first)
-            return
-        case _:
-            for child in children(expr):
-                yield from _unconditional(child)
-
-
 @dataclass(frozen=True, slots=True)
 class _Reduction:
     group: KernelGroup
@@ -143,9 +124,15 @@ class _Reduction:
     tilings: dict[str, RowTiling | None]
     row_values: frozenset[str]  # tensors with one value for each row that later statements read
     cached: dict[Load, _CachedLoad]
+    staged: StagedOperands
     limits: Limits
     online_passes: tuple[OnlinePass, ...] = ()
     packed: Mapping[str, PackedChunks] = field(default_factory=dict[str, PackedChunks])  # by output
+
+    @property
+    def reuses_one_buffer(self) -> bool:
+        """Return whether lanes write a row's only reduction buffer before all have read that of the row before."""
+        return sum([bool(reduction_buffers(self.rows, s)) for s in self.group.statements if is_reduction(s)]) == 1
 
     @property
     def caches_in_shared(self) -> bool:
@@ -396,17 +383,19 @@ class _Reduction:
                     pass
             if isinstance(node, Load) and node.tensor in self.row_values:
                 return Load(local_name(node.tensor), self.rows.elements, node.dtype)
+            if isinstance(node, Load) and node in self.staged.buffers:
+                return self.staged.load(node)
             if isinstance(node, Load) and node in self.cached and tiling is not None:
                 return Load(self.cached[node].name, self._cache_index(tiling), node.dtype)
             return node
 
-        return rewrite(_index_map(statement, self.rows, tiling, self.rows.read_at).apply(expr), change)
+        return rewrite(index_map(statement, self.rows, tiling, self.rows.read_at).apply(expr), change)
 
     def _index(self, statement: TensorExpr, tiling: RowTiling | None) -> tuple[Expr, ...]:
         # a peeled row's vectors are aligned for the row that is read, which is the same one where it exists
         is_peeled = tiling is not None and tiling.peeled is not None
-        index_map = _index_map(statement, self.rows, tiling, self.rows.read_at if is_peeled else self.rows.write_at)
-        return tuple(index_map.apply(i) for i in statement.index)
+        values = index_map(statement, self.rows, tiling, self.rows.read_at if is_peeled else self.rows.write_at)
+        return tuple(values.apply(i) for i in statement.index)
 
     def _cache(self, load: Load, cached: _CachedLoad) -> Storage:
         """Return the storage of a part of a row: registers, or shared memory if these are too few.

@@ -20,7 +20,7 @@ from enum import Enum
 
 from roller_svc.analysis.intervals import bounds
 from roller_svc.analysis.linear import Linear, expression, linear, span
-from roller_svc.families.common.gpu.row_space import row_start_access
+from roller_svc.families.common.gpu.row_space import row_periods, row_start_access
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import (
     AxisRef,
@@ -40,7 +40,7 @@ from roller_svc.ir.group import AxisRole, KernelGroup
 from roller_svc.ir.index import add, ceil_div, div, logical_and, lt, min_, mod, mul, num, ref, sub
 from roller_svc.ir.program import Axis, TensorExpr
 from roller_svc.ir.rprogram import RProgram
-from roller_svc.ir.schedule import Branch, Let, Loop, LoopKind, Node
+from roller_svc.ir.schedule import Barrier, Branch, Let, Loop, LoopKind, Node
 from roller_svc.schedule.nest_statements import inner_axes
 
 
@@ -122,6 +122,9 @@ class ThreadRows:
     group: KernelGroup
     program: RProgram
     warp: int
+    # Of peeled rows, the outer axes along which they differ in alignment, and the steps after which it repeats. The
+    # rows of a block have one alignment, and those of a thread follow one another. None: rows are not peeled.
+    periods: Mapping[str, int] | None = None
 
     @property
     def lanes(self) -> int:
@@ -153,7 +156,9 @@ class ThreadRows:
 
     @property
     def multi_point_axes(self) -> tuple[Axis, ...]:
-        """Return outer axes with several points for each thread, the vector axis last."""
+        """Return outer axes with several points for each thread at once, the vector axis last."""
+        if self.periods is not None:
+            return ()
         wide = [a for a in self.group.outer if self.program.thread[a.name] > 1]
         return tuple(sorted(wide, key=lambda a: a.name == self.vector))
 
@@ -191,7 +196,7 @@ class ThreadRows:
         for var, extent in reversed(order):
             nodes = (Loop(var, extent, LoopKind.THREAD, nodes),)
         for axis in reversed(self.group.outer):
-            blocks = ceil_div(axis.extent, self.program.block[axis.name])
+            blocks = ceil_div(axis.extent, self._rows_of_blocks(axis)) * self.period(axis)
             nodes = (Loop(f"{axis.name}.block", blocks, LoopKind.BLOCK, nodes),)
         return nodes
 
@@ -214,6 +219,26 @@ class ThreadRows:
             nodes = _branch(inside, nodes)
         return nodes
 
+    def for_each_serial_row(self, nodes: tuple[Node, ...], *, has_barrier: bool) -> tuple[Node, ...]:
+        """Loop over the rows of a thread that follow one another.
+
+        Args:
+            nodes: the statements of a row.
+            has_barrier: whether a barrier must separate the shared memory of two rows.
+        """
+        if has_barrier and self.serial_axes:
+            nodes = (*nodes, Barrier())
+        for axis in reversed(self.serial_axes):
+            nodes = (Loop(_element(axis), self.program.thread[axis.name], LoopKind.SERIAL, nodes),)
+        return nodes
+
+    @property
+    def serial_axes(self) -> tuple[Axis, ...]:
+        """Return outer axes along which a thread has several peeled rows."""
+        if self.periods is None:
+            return ()
+        return tuple([a for a in self.group.outer if self.program.thread[a.name] > 1])
+
     # positions ------------------------------------------------------------------------------------------------------
     @property
     def read_at(self) -> dict[str, Expr]:
@@ -234,10 +259,31 @@ class ThreadRows:
         if unit > 1:
             chunk = min_(first, num(axis.extent // unit - 1)) if clamped else first
             return add(mul(chunk, num(unit)), ref(_element(axis)))
+        if axis in self.serial_axes:
+            return self._serial_at(axis, clamped=clamped)
         position: Expr = first
         if axis in self.multi_point_axes:
             position = add(first, mul(ref(_element(axis)), num(self._threads(axis))))
         return min_(position, num(axis.extent - 1)) if clamped else position
+
+    def _serial_at(self, axis: Axis, *, clamped: bool) -> Expr:
+        """Return a position along a serial axis; beyond the edge the block's last, which has the same alignment."""
+        first: Expr = ref(_first(axis))
+        period = self.period(axis)
+        number = add(mul(ref(_element(axis)), num(self._threads(axis))), ref(_thread(axis)))
+        if clamped:
+            first = min_(first, num(axis.extent - 1))
+            number = min_(number, div(sub(num(axis.extent - 1), first), period))
+        return add(first, mul(number, num(period)))
+
+    @property
+    def first_of_block(self) -> dict[str, Expr]:
+        """Return the positions of a block's first row along the serial axes."""
+        firsts: dict[str, Expr] = {}
+        for axis in self.serial_axes:
+            first: Expr = ref(_first(axis))
+            firsts[axis.name] = min_(first, num(axis.extent - 1)) if self._has_tail(axis) else first
+        return firsts
 
     def _inside(self, axis: Axis) -> Expr | None:
         if not self._has_tail(axis):
@@ -247,15 +293,26 @@ class ThreadRows:
         return lt(self._at(axis, clamped=False), num(axis.extent))
 
     def _first_of(self, axis: Axis) -> Expr:
-        """Return the thread's first position, in units of its vector."""
-        block = self.program.block[axis.name] // self._unit(axis)
-        return add(mul(ref(f"{axis.name}.block"), num(block)), ref(_thread(axis)))
+        """Return the thread's first position, in units of its vector; along a serial axis, that of the block."""
+        block = ref(f"{axis.name}.block")
+        if axis in self.serial_axes:
+            period = self.period(axis)
+            return add(mul(div(block, period), num(self._rows_of_blocks(axis))), mod(block, period))
+        return add(mul(block, num(self.program.block[axis.name] // self._unit(axis))), ref(_thread(axis)))
+
+    def period(self, axis: Axis) -> int:
+        """Return the blocks whose rows alternate, so that those of each have one alignment."""
+        return (self.periods or {}).get(axis.name, 1) if axis in self.serial_axes else 1
+
+    def _rows_of_blocks(self, axis: Axis) -> int:
+        """Return the rows of blocks whose rows alternate."""
+        return self.program.block[axis.name] * self.period(axis)
 
     def _unit(self, axis: Axis) -> int:
         return self.program.thread[axis.name] if axis.name == self.vector else 1
 
     def _has_tail(self, axis: Axis) -> bool:
-        return axis.extent % self.program.block[axis.name] != 0
+        return axis.extent % self._rows_of_blocks(axis) != 0
 
     def _threads(self, axis: Axis) -> int:
         return self.program.block[axis.name] // self.program.thread[axis.name]
@@ -343,7 +400,7 @@ class RowTiling:
         return self.points // self.vector_elems
 
     @property
-    def _min_chunks(self) -> int:
+    def min_chunks(self) -> int:
         """Return the chunks that every row has, whatever its alignment is."""
         match self.part:
             case RowPart.WHOLE:
@@ -398,9 +455,14 @@ class RowTiling:
         return positions
 
     @property
+    def vector_chunk(self) -> Expr:
+        """Return the number of the current vector in a row of one axis."""
+        return ref(_position(0))
+
+    @property
     def chunks_of_lane(self) -> Expr:
         """Return the number of chunks that a lane has."""
-        full = self._min_chunks // self.lanes
+        full = self.min_chunks // self.lanes
         count: Expr = num(full)
         for round_ in range(full, self.iterations):
             is_there = lt(add(num(round_ * self.lanes), ref(LANE)), self._stop)
@@ -409,7 +471,7 @@ class RowTiling:
 
     def for_each_chunk(self, body: Callable[[], tuple[Node, ...]]) -> tuple[Node, ...]:
         """Loop over a lane's chunks: unrolled groups, the remaining full iterations, then the guarded tail."""
-        full = self._min_chunks // self.lanes
+        full = self.min_chunks // self.lanes
         steps = full // self.chunks_in_flight if full > self.chunks_in_flight else 0
         nodes: list[Node] = []
         if steps:
@@ -475,18 +537,36 @@ def row_tiling(
     return RowTiling(axes, vector_elems, program.reduce_threads, chunks_in_flight, part, peeled)
 
 
+def thread_rows(group: KernelGroup, program: RProgram, warp: int) -> ThreadRows:
+    """Return the mapping of rows to threads: where rows are peeled, those of a block have one alignment."""
+    rows = ThreadRows(group, program, warp)
+    inner = next(iter(program.space.role(AxisRole.INNER)), None)
+    if inner is None or not _may_be_peeled(rows, inner.extent, program.thread[inner.name]):
+        return rows
+    return replace(rows, periods=row_periods(program.space, program.thread[inner.name]))
+
+
+def _may_be_peeled(rows: ThreadRows, extent: int, vector_elems: int) -> bool:
+    return extent % vector_elems != 0 and extent >= 2 * vector_elems and rows.lanes_are_adjacent
+
+
+def index_map(statement: TensorExpr, rows: ThreadRows, tiling: RowTiling | None, outer: dict[str, Expr]) -> IndexMap:
+    """Return the values of the statement's axes, with the given outer ones."""
+    if tiling is None:
+        return IndexMap(statement.extents, outer, rows.element_ranges)
+    return IndexMap(statement.extents, outer | tiling.at, rows.element_ranges | {VECTOR_ELEMENT: tiling.vector_elems})
+
+
 def peeled_row(rows: ThreadRows) -> PeeledRow | None:
     """Return how rows are peeled whose extent a thread's vector does not divide, or None if they are not.
 
-    A thread then has one row. The alignment is that of the tensor whose rows are the largest.
+    The alignment is that of the tensor whose rows are the largest.
     """
     inner = next(iter(rows.program.space.role(AxisRole.INNER)), None)
     if inner is None:  # a single element
         return None
     vector_elems, access = rows.program.thread[inner.name], row_start_access(rows.program.space)
-    if inner.extent % vector_elems == 0 or inner.extent < 2 * vector_elems:
-        return None
-    if access is None or rows.count > 1 or not rows.lanes_are_adjacent:
+    if access is None or not _may_be_peeled(rows, inner.extent, vector_elems):
         return None
     for statement in rows.group.statements:
         axes = inner_axes(statement, rows.group.outer)
@@ -496,7 +576,7 @@ def peeled_row(rows: ThreadRows) -> PeeledRow | None:
         if index is None or len(axes) != 1:
             continue
         start: Expr = num(0)
-        values: dict[str, Expr] = {**rows.read_at, axes[0].name: num(0)}
+        values: dict[str, Expr] = {**rows.read_at, **rows.first_of_block, axes[0].name: num(0)}
         stride = 1
         for place, dim in zip(reversed(index), reversed(access.dims), strict=True):
             start = add(start, mul(substitute(place, values), num(stride)))

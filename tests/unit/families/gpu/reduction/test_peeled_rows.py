@@ -7,8 +7,8 @@ import pytest
 from numpy.typing import NDArray
 
 from roller_svc import hardware
-from roller_svc.api import load_runner
 from roller_svc.codegen.kernel import GroupLaunches, emit, tensors_in_memory
+from roller_svc.compiler.backends import load_emulated
 from roller_svc.compiler.lower_and_emit import lower
 from roller_svc.compiler.partition_cache import partition
 from roller_svc.compiler.pipeline import build_kernel
@@ -18,7 +18,6 @@ from roller_svc.fusion.partition import stored_types
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.kernel import CompiledKernel, KernelSource, Resources
 from roller_svc.ir.program import TensorProgram, TensorType
-from roller_svc.ir.report import RuntimeChoice
 from roller_svc.ir.rprogram import RProgram, RTile
 from roller_svc.runtime.binding import numpy_dtype
 from roller_svc.semantics.compare import compare
@@ -33,19 +32,30 @@ NORM = (
     " y[r, c] = (x[r, c] - n[r]) * g[c]"
 )
 SUM = "y[r] +=! x[r, c]"
+LAYER_NORM = f"{NORM} + b[c]"
+RMS_NORM = "q[r] +=! x[r, c] * x[r, c]; n[r] = rsqrt(q[r] / {n}.0 + 0.001); y[r, c] = x[r, c] * n[r] * g[c]"
+MASKED_SOFTMAX = (
+    "t[h, r, c] = x[h, r, c] + k[h, c]; m[h, r] >=! t[h, r, c]; s[h, r] +=! exp(t[h, r, c] - m[h, r]);"
+    " y[h, r, c] = exp(t[h, r, c] - m[h, r]) / s[h, r]"
+)
 HALVES = (DType.BFLOAT16, DType.FLOAT16)
 
 
-def program_of(expression: str, dtype: DType, columns: int) -> TensorProgram:
-    types = {"x": TensorType(dtype, (ROWS, columns)), "g": TensorType(dtype, (columns,))}
+def program_of(expression: str, dtype: DType, columns: int, rows: int = ROWS) -> TensorProgram:
+    types = {"x": TensorType(dtype, (rows, columns)), "g": TensorType(dtype, (columns,))}
+    types |= {"b": TensorType(DType.FLOAT32, (columns,)), "k": TensorType(dtype, (2, columns))}
+    if "x[h" in expression:
+        types["x"] = TensorType(dtype, (2, rows, columns))
     text = expression.replace("{n}", str(columns))
     return parse(text, {name: type_ for name, type_ in types.items() if f"{name}[" in text})
 
 
-def source_of(program: TensorProgram, flight: int, lanes: int, run: int) -> KernelSource:
+def source_of(program: TensorProgram, flight: int, lanes: int, run: int, serial: int = 1) -> KernelSource:
     (group,) = partition(program, HW)
-    block = RTile((("r", max(1, 64 // lanes)), ("c", flight * lanes * run)))
-    tiles = RProgram(group.space, HW.unit_for(DType.FLOAT32), block, RTile((("r", 1), ("c", run))), lanes)
+    heads = [(axis.name, 1) for axis in group.outer if axis.name != "r"]
+    block = RTile((*heads, ("r", max(1, 64 // lanes) * serial), ("c", flight * lanes * run)))
+    thread = RTile((*heads, ("r", serial), ("c", run)))
+    tiles = RProgram(group.space, HW.unit_for(DType.FLOAT32), block, thread, lanes)
     types = stored_types(program)
     stored = [(name, types[name]) for name, _ in group.stored]
     part = GroupLaunches(lower(group, tiles, HW), (*group.inputs, *group.stored))
@@ -69,7 +79,7 @@ def inputs_of(program: TensorProgram, *, special: bool) -> dict[str, NDArray[np.
 
 def check(program: TensorProgram, source: KernelSource, arrays: dict[str, NDArray[np.generic]]) -> None:
     compiled = CompiledKernel(source, b"", "", tuple(Resources() for _ in source.launches))
-    call = load_runner(compiled, RuntimeChoice.EMULATOR).bind(arrays)
+    call = load_emulated(compiled, races=True).bind(arrays)
     call()
     expected = evaluate(program, arrays)
     for name, result in call.results().items():
@@ -86,6 +96,22 @@ def test_peeled_rows_give_the_results_of_the_interpreter(expression: str, column
     source = source_of(program, flight, lanes=16, run=8)
     assert "*(const uint4 *)&x[" in source.text
     check(program, source, inputs_of(program, special=expression != NORM))
+
+
+@pytest.mark.emulator
+@pytest.mark.parametrize("lanes", [4, 32, 64])
+@pytest.mark.parametrize("flight", [1, 3], ids=["streamed", "resident"])
+@pytest.mark.parametrize(("rows", "serial"), [(9, 2), (64, 4), (67, 2)])
+@pytest.mark.parametrize("expression", [LAYER_NORM, RMS_NORM, MASKED_SOFTMAX], ids=["layer", "rms", "softmax"])
+def test_blocks_stage_operands_of_rows_with_one_alignment(
+    expression: str, rows: int, serial: int, flight: int, lanes: int
+) -> None:
+    program = program_of(expression, DType.BFLOAT16, 263, rows)
+    source = source_of(program, flight, lanes, 8, serial)
+    staged = "k_staged0" if expression == MASKED_SOFTMAX else "g_staged0"
+    assert f"*(const uint4 *)&{staged}[" in source.text
+    assert "*(const uint4 *)&x[" in source.text
+    check(program, source, inputs_of(program, special=False))
 
 
 @pytest.mark.emulator
