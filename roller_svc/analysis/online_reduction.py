@@ -14,7 +14,7 @@ from enum import Enum
 from roller_svc.ir.affine import affine
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Cast, Const, Expr, Load, Op, OpKind, Select, axes_of
-from roller_svc.ir.program import Combine, StatementKind, TensorExpr
+from roller_svc.ir.program import Axis, Combine, StatementKind, TensorExpr
 
 
 class OnlineReductionKind(Enum):
@@ -153,3 +153,19 @@ def _exceeds_all_indices(limit: int, index: Expr, second: TensorExpr) -> bool:
     if second.combine is Combine.MAX:
         return limit <= index_form.offset + sum(min(end) for end in ends)
     return limit >= index_form.offset + sum(max(end) for end in ends)
+
+
+def joint_reductions(statements: Iterable[TensorExpr]) -> tuple[tuple[TensorExpr, ...], ...]:
+    """Return reductions over the same points that share a pass, since none reads a result of the statements.
+
+    Each tuple has at least two. Those of online reductions are in none.
+    """
+    statements = tuple(statements)
+    online = {s.output for pair in online_reductions(statements) for s in (pair.first, pair.second)}
+    written = {s.output for s in statements}
+    joint: dict[tuple[Axis, ...], list[TensorExpr]] = {}
+    for statement in statements:
+        is_alone = statement.output not in online and not written & set(statement.reads_tensors)
+        if statement.kind is StatementKind.REDUCE and is_alone:
+            joint.setdefault(statement.axes, []).append(statement)
+    return tuple(tuple(reductions) for reductions in joint.values() if len(reductions) > 1)

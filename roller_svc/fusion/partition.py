@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, replace
 
-from roller_svc.analysis.online_reduction import OnlineReductionKind, online_reductions
+from roller_svc.analysis.online_reduction import OnlineReductionKind, joint_reductions, online_reductions
 from roller_svc.analysis.operand import value_dtype
 from roller_svc.fusion.attention import AttentionMatch, match_attentions
 from roller_svc.fusion.attention_group import attention_group
@@ -251,8 +251,10 @@ def _try_fuse(
 
 
 def _shares_pass(draft: _FusionGroup, hw: FusionOptions) -> bool:
-    """Return whether the last statement shares its pass over a row (online reduction), and both can be split."""
+    """Return whether the last statement shares its pass over a row with another, and both can be split."""
     last = draft.statements[-1]
+    if not hw.is_cpu and any(last in joint for joint in joint_reductions(draft.statements)):
+        return True
     return splits_evenly(last) and any(
         joint.second is last and (not hw.is_cpu or joint.kind is OnlineReductionKind.ARG)
         for joint in online_reductions(draft.statements)

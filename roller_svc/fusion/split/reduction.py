@@ -40,20 +40,28 @@ class SplitGroups:
 def may_split(group: KernelGroup) -> bool:
     """Return whether a group's reduction can be split.
 
-    It has one reduction, or two that share a pass, and maps of its points. A convolution is split as a contraction
-    instead. A dual GEMM is not split.
+    It has independent reductions over the same points, or two that share a pass, and maps of its points. A convolution
+    is split as a contraction instead. A dual GEMM is not split.
     """
-    if group.is_dual_gemm:
+    if group.is_dual_gemm or group.space.role(AxisRole.PIXEL):
         return False
-    return not group.space.role(AxisRole.PIXEL) and (_is_single(group) or online_reduction_of(group) is not None)
+    return bool(_independent_reductions(group)) or online_reduction_of(group) is not None
 
 
-def _is_single(group: KernelGroup) -> bool:
-    first, *rest = group.statements
+def _independent_reductions(group: KernelGroup) -> tuple[TensorExpr, ...]:
+    """Return the reductions of a group, none of which reads another's result; () if others or other maps exist."""
     outer = {a.name for a in group.outer}
-    return first.kind is StatementKind.REDUCE and all(
-        s.kind is StatementKind.MAP and {a.name for a in s.axes} == outer for s in rest
-    )
+    first, *rest = tuple([s for s in group.statements if s.kind is StatementKind.REDUCE]) or (None,)
+    maps = [s for s in group.statements if s.kind is not StatementKind.REDUCE]
+    if first is None or not all(s.kind is StatementKind.MAP and {a.name for a in s.axes} == outer for s in maps):
+        return ()
+    if not rest:
+        return (first,) if group.statements[0] is first else ()
+    written = {s.output for s in group.statements}
+    extents = [a.extent for a in first.reduced]
+    are_alike = all([a.extent for a in s.reduced] == extents and s.spatial == first.spatial for s in rest)
+    reads_none = not any(written & set(s.reads_tensors) for s in (first, *rest))
+    return (first, *rest) if group.kind is GroupKind.NEST and are_alike and reads_none else ()
 
 
 def split_length(space: TileSpace, unit: ComputeUnit, block: Mapping[str, int], split_k: int) -> int:
@@ -78,24 +86,29 @@ def split_length(space: TileSpace, unit: ComputeUnit, block: Mapping[str, int], 
 
 def split_group(group: KernelGroup, program: RProgram) -> SplitGroups:
     """Split a group into `program.split_k` parts. The rProgram of the combination is constructed like any other."""
-    if (pair := None if _is_single(group) else online_reduction_of(group)) is not None:
+    reductions = _independent_reductions(group)
+    if (pair := None if reductions else online_reduction_of(group)) is not None:
         return _split_pair(group, program, pair)
-    first = group.statements[0]
-    tensor = f"{first.output}.partial"
+    first = reductions[0]
     longest = max(first.reduced, key=lambda a: a.extent)
     length = split_length(group.space, program.unit, program.block.as_dict(), program.split_k)
     pieces = ceil_div(longest.extent, length)
     piece = Axis(f"{longest.name}_piece_", pieces, AxisKind.SPATIAL)
-    type_ = TensorType(first.accumulator, (pieces, *first.type.shape))
-    partial = _partial(first, tensor, longest, length, piece, type_)
-    inputs = dict(group.inputs)
-    types = {**inputs, tensor: type_}
-    workspaces = ((tensor, type_),)
-    partial_group = _regrouped(group, f"{group.name}_partial", (partial,), types, workspaces)
-    # partial results have the accumulator's type
-    body = Load(tensor, (AxisRef(piece.name), *first.index), type_.dtype, (False,) * len(type_.shape))
-    combined = replace(first, axes=(*first.spatial, replace(piece, kind=AxisKind.REDUCE)), body=body)
-    combining = _combining_group(group, (combined, *group.statements[1:]), workspaces)
+    partials: list[TensorExpr] = []
+    combined: dict[str, TensorExpr] = {}
+    for statement in reductions:
+        tensor = f"{statement.output}.partial"
+        type_ = TensorType(statement.accumulator, (pieces, *statement.type.shape))
+        partials.append(_partial(statement, tensor, length, piece, type_))
+        # partial results have the accumulator's type
+        body = Load(tensor, (AxisRef(piece.name), *statement.index), type_.dtype, (False,) * len(type_.shape))
+        axes = (*statement.spatial, replace(piece, kind=AxisKind.REDUCE))
+        combined[statement.output] = replace(statement, axes=axes, body=body)
+    workspaces = tuple([(s.output, s.type) for s in partials])
+    types = {**dict(group.inputs), **dict(workspaces)}
+    partial_group = _regrouped(group, f"{group.name}_partial", tuple(partials), types, workspaces)
+    statements = tuple([combined.get(s.output, s) for s in group.statements])
+    combining = _combining_group(group, statements, workspaces)
     return SplitGroups(partial_group, _with_space(program, partial_group.space), combining, workspaces)
 
 
@@ -115,9 +128,8 @@ def _split_pair(group: KernelGroup, program: RProgram, pair: OnlineReduction) ->
     return SplitGroups(partial_group, _with_space(program, partial_group.space), combining, workspaces)
 
 
-def _partial(
-    first: TensorExpr, tensor: str, longest: Axis, length: int, piece: Axis, type_: TensorType
-) -> TensorExpr:  # fmt: skip
+def _partial(first: TensorExpr, tensor: str, length: int, piece: Axis, type_: TensorType) -> TensorExpr:
+    longest = max(first.reduced, key=lambda a: a.extent)
     position = add(mul(ref(piece.name), num(length)), ref(longest.name))
     combine = first.combine or Combine.SUM
     guard = lt(position, num(longest.extent)) if longest.extent % length else None

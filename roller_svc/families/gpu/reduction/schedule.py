@@ -10,7 +10,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from roller_svc.analysis.online_reduction import OnlineReduction, OnlineReductionKind, online_reductions
+from roller_svc.analysis.online_reduction import (
+    OnlineReduction,
+    OnlineReductionKind,
+    joint_reductions,
+    online_reductions,
+)
+from roller_svc.errors import require
 from roller_svc.families.common.gpu.launch_bounds import REGISTER_MARGIN, min_resident_blocks
 from roller_svc.families.common.gpu.packed_rows import unpacks_pairs
 from roller_svc.families.common.gpu.row_space import exceeds_registers
@@ -238,29 +244,46 @@ class _Reduction:
             ]
         if (chunks := self.packed.get(statement.output)) is not None:
             return self._reduce_packed(chunks)
-        combine, acc = statement.combine or Combine.SUM, acc_name(statement.output)
-        rows, is_vector = self.rows, self._has_vector_accumulators(tiling)
-        target = _vector_accumulator_name(statement) if is_vector else acc
-        index = (*rows.elements, ref(VECTOR_ELEMENT)) if is_vector else rows.elements
-        start: tuple[Node, ...] = (Compute(target, index, identity(combine, statement.accumulator)),)
+        joint = next((joint for joint in self._joint_reductions() if statement in joint), (statement,))
         accumulate: list[Node] = []
-        for part in tiling.parts:
-            accumulate += self._accumulate(statement, part, target, first_of=is_vector)
-        combine_vector: tuple[Node, ...] = ()
+        if joint[0] is statement:
+            for each in joint:
+                accumulate += self._start(each, tiling)
+            for part in tiling.parts:
+                accumulate += self._accumulate(joint, part)
+        return [*accumulate, *self._combine_vector(statement, tiling), *reduce_lanes(self.rows, statement)]
+
+    def _joint_reductions(self) -> tuple[tuple[TensorExpr, ...], ...]:
+        """Return reductions of rows that are computed in one loop, at the place of the first."""
+        joint = joint_reductions(self.group.statements)
+        return tuple([each for each in joint if not any(s.output in self.packed for s in each)])
+
+    def _target(self, statement: TensorExpr, tiling: RowTiling) -> str:
+        """Return the registers that accumulate a statement."""
+        is_vector = self._has_vector_accumulators(tiling)
+        return _vector_accumulator_name(statement) if is_vector else acc_name(statement.output)
+
+    def _start(self, statement: TensorExpr, tiling: RowTiling) -> tuple[Node, ...]:
+        is_vector = self._has_vector_accumulators(tiling)
+        index = (*self.rows.elements, ref(VECTOR_ELEMENT)) if is_vector else self.rows.elements
+        value = identity(statement.combine or Combine.SUM, statement.accumulator)
+        start: tuple[Node, ...] = (Compute(self._target(statement, tiling), index, value),)
         if is_vector:
             start = (Loop(VECTOR_ELEMENT, tiling.vector_elems, LoopKind.UNROLL, start),)
-            first = Compute(acc, rows.elements, Load(target, (*rows.elements, num(0)), statement.accumulator))
-            after = Load(target, (*rows.elements, add(ref(VECTOR_ELEMENT), num(1))), statement.accumulator)
-            remaining = Loop(
-                VECTOR_ELEMENT, tiling.vector_elems - 1, LoopKind.UNROLL, (Compute(acc, rows.elements, after, combine),)
-            )
-            combine_vector = rows.for_each_row((first, remaining), vector=False)
-        return [
-            *rows.for_each_row(start, vector=False),
-            *accumulate,
-            *combine_vector,
-            *reduce_lanes(rows, statement),
-        ]
+        return self.rows.for_each_row(start, vector=False)
+
+    def _combine_vector(self, statement: TensorExpr, tiling: RowTiling) -> tuple[Node, ...]:
+        """Combine the accumulators of a vector's elements."""
+        if not self._has_vector_accumulators(tiling):
+            return ()
+        rows, combine, acc = self.rows, statement.combine or Combine.SUM, acc_name(statement.output)
+        target = self._target(statement, tiling)
+        first = Compute(acc, rows.elements, Load(target, (*rows.elements, num(0)), statement.accumulator))
+        after = Load(target, (*rows.elements, add(ref(VECTOR_ELEMENT), num(1))), statement.accumulator)
+        remaining = Loop(
+            VECTOR_ELEMENT, tiling.vector_elems - 1, LoopKind.UNROLL, (Compute(acc, rows.elements, after, combine),)
+        )
+        return rows.for_each_row((first, remaining), vector=False)
 
     def _reduce_packed(self, chunks: PackedChunks) -> list[Node]:
         acc, zero = acc_name(chunks.statement.output), Const(0.0, DType.FLOAT32)
@@ -281,14 +304,23 @@ class _Reduction:
                 packed[statement.output] = chunks
         return replace(self, packed=packed)
 
-    def _accumulate(self, statement: TensorExpr, part: RowTiling, target: str, *, first_of: bool) -> tuple[Node, ...]:
-        """Accumulate a part of the row; of several accumulators, single elements take the first."""
-        place: tuple[Expr, ...] = ()
-        if first_of:
-            place = (num(0) if part.part is RowPart.EDGES else ref(VECTOR_ELEMENT),)
-        guard, body = self._hoist_guard(statement, self._value(statement, part), part)
-        accumulate = Compute(target, (*self.rows.elements, *place), body, statement.combine or Combine.SUM)
-        return part.for_each_chunk(lambda: self._over_vector(part, accumulate, cond=guard))
+    def _accumulate(self, statements: tuple[TensorExpr, ...], part: RowTiling) -> tuple[Node, ...]:
+        """Accumulate a part of the row for all statements; of several accumulators, single elements take the first."""
+        accumulated: dict[Expr | None, list[Node]] = {}  # by guard
+        for statement in statements:
+            place: tuple[Expr, ...] = ()
+            whole = self.tilings[statement.output]
+            if self._has_vector_accumulators(whole):
+                place = (num(0) if part.part is RowPart.EDGES else ref(VECTOR_ELEMENT),)
+            guard, body = self._hoist_guard(statement, self._value(statement, part), part)
+            target = self._target(statement, require(whole, "tiling of a reduction"))
+            node = Compute(target, (*self.rows.elements, *place), body, statement.combine or Combine.SUM)
+            accumulated.setdefault(guard, []).append(node)
+        return part.for_each_chunk(
+            lambda: tuple([
+                node for guard, nodes in accumulated.items() for node in self._over_vector(part, *nodes, cond=guard)
+            ])
+        )  # fmt: skip
 
     def _online_pass(self, online_pass: OnlinePass) -> tuple[Node, ...]:
         tiling = online_pass.tiling

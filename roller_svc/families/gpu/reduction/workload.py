@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from roller_svc.analysis.instruction_counts import count_by_axes, sums_products
+from roller_svc.analysis.online_reduction import joint_reductions
 from roller_svc.families.common.gpu.packed_rows import axis_positions, packed_rows
-from roller_svc.families.common.gpu.row_space import RowSpace, row_space
+from roller_svc.families.common.gpu.row_space import RowAccess, RowSpace, row_space
 from roller_svc.ir.group import AxisRole, GroupKind, KernelGroup
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.workload import Workload
@@ -19,9 +20,25 @@ def prepare(group: KernelGroup, base: Workload[None]) -> Workload[RowSpace | Non
     if not base.space.role(AxisRole.INNER):
         return base.with_facts(None)
     rows = row_space(base.space, base.footprint, base.machine.hw)
-    rows = replace(rows, products=_products(group))
+    rows = _with_joint_passes(replace(rows, products=_products(group)), group)
     packed = packed_rows(group, base.machine.hw, rows.vector_elems, rows.vector_rows)
     return base.with_facts(rows if packed is None else replace(rows, vector_elems=packed.vector_elems, packed=packed))
+
+
+def _with_joint_passes(rows: RowSpace, group: KernelGroup) -> RowSpace:
+    """Return the rows with one pass for all reductions that the schedule computes in one loop."""
+    passes = {a.footprint.access.tensor: a.num_passes for a in rows.accesses}
+    for first, *later in joint_reductions(group.statements):
+        seen = set(first.reads_tensors)
+        for statement in later:
+            for tensor in seen & set(statement.reads_tensors) & passes.keys():
+                passes[tensor] = max(1, passes[tensor] - 1)
+            seen |= set(statement.reads_tensors)
+
+    def renew(accesses: tuple[RowAccess, ...]) -> tuple[RowAccess, ...]:
+        return tuple([replace(a, num_passes=min(a.num_passes, passes[a.footprint.access.tensor])) for a in accesses])
+
+    return replace(rows, accesses=renew(rows.accesses), read=renew(rows.read))
 
 
 def _products(group: KernelGroup) -> tuple[tuple[float, Tile], ...] | None:
