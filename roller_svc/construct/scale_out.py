@@ -14,6 +14,8 @@ from roller_svc.perf.footprint import Tile
 from roller_svc.perf.workload import Workload
 
 MAX_SPLIT = 256
+MAX_NEST_SPLIT = 1024  # of a loop nest on a GPU, whose results are few
+BLOCKS_OF_NEST = 8  # of a core at most
 MIN_K_TILES = 2  # k-tiles of each split of a contraction
 MIN_REDUCED_POINTS = 256  # reduced points of each split of a loop nest
 # Time on one CPU core below which a reduction is not split: two parallel regions cost more than they save.
@@ -70,7 +72,8 @@ def _thinned(base: ThreadTile, axis: int) -> ThreadTile | None:
 def split_k_choices(p: Workload[Any], block: Tile) -> tuple[int, ...]:
     """Return the splits of the reduction that fill the device with rTasks, none of them empty.
 
-    Powers of two; on a matrix unit, whose tiles are few and large, also those that fill whole waves.
+    Powers of two; on a matrix unit, whose tiles are few and large, also those that fill whole waves. Loop nests on a
+    GPU have at least as many blocks as cores: they wait for memory, which fewer blocks do not keep busy.
     """
     grid = spatial_grid(p, block)
     if grid >= p.machine.cores or not p.reduced:
@@ -80,12 +83,16 @@ def split_k_choices(p: Workload[Any], block: Tile) -> tuple[int, ...]:
     found = []
     split = 2
     longest = 0
-    while split <= MAX_SPLIT and grid * split <= 4 * p.machine.cores:
+    is_nest = p.machine.is_gpu and not p.machine.unit.is_matrix and p.k is None
+    most, blocks = (MAX_NEST_SPLIT, BLOCKS_OF_NEST) if is_nest else (MAX_SPLIT, 4)
+    while split <= most and grid * split <= blocks * p.machine.cores:
         if _parts_are_long(p, block, split):
             longest = split
-            if 2 * grid * split > p.machine.cores:
+            if (1 if is_nest else 2) * grid * split >= p.machine.cores + (not is_nest):
                 found.append(split)
         split *= 2
+    if is_nest:
+        found = found[-2:]
     if p.machine.unit.is_matrix:
         waves = {cut for cut in (p.machine.cores // grid, 2 * p.machine.cores // grid) if 1 < cut <= MAX_SPLIT}
         long = [cut for cut in sorted(waves.difference(found)) if _parts_are_long(p, block, cut)]

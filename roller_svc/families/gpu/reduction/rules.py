@@ -30,6 +30,7 @@ PACKED_REDUCE_THREADS = (128, 64)  # more of such rows, whose packed words are f
 CHUNKS_PER_THREAD = (1, 4, 16)  # chunks per thread of a row that is short enough
 PEELED_CHUNKS_PER_THREAD = (1, 2, 4, 8, 16)
 CHUNKS_IN_FLIGHT = (1, 2, 4)  # of one thread
+NARROW_CHUNKS_IN_FLIGHT = (16,)  # more of single elements of columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +157,8 @@ class ReductionRules(LoopRules):
         if axis == self.rows.inner:
             chunk = unit * base.reduce_threads
             rounds = self.rows.row_iteration(base.tile, base.tile, base.reduce_threads).iterations
-            flights = {min(n, rounds) for n in CHUNKS_IN_FLIGHT}
+            is_narrow = not self.rows.contiguous_along_reduction and self.rows.vector_rows == 1
+            flights = {min(n, rounds) for n in (*CHUNKS_IN_FLIGHT, *(NARROW_CHUNKS_IN_FLIGHT if is_narrow else ()))}
             if any(a.num_passes > 1 for a in self.rows.read):
                 flights.add(rounds)
             return tuple([chunk * n for n in sorted(flights)])
