@@ -16,7 +16,7 @@ from roller_svc.families.common.gpu.matrix.staging import THREAD
 from roller_svc.families.common.gpu.matrix.tile import CHUNK_BYTES
 from roller_svc.families.common.gpu.warpgroups.epilogue import MAX_OPERATIONS, for_each_accumulator
 from roller_svc.families.common.gpu.warpgroups.mainloop import GROUP
-from roller_svc.families.common.gpu.warpgroups.tile import READ_BATCH_WORDS, WgmmaTile
+from roller_svc.families.common.gpu.warpgroups.tile import READ_BATCH_WORDS, WgmmaTile, batch_rounds
 from roller_svc.families.common.gpu.warpgroups.tile_scheduler import K_RANK, RANK
 from roller_svc.ir.expr import Expr, Load
 from roller_svc.ir.index import add, ceil_div, div, lt, mod, mul, num, ref
@@ -70,7 +70,7 @@ class ClusterReductionEpilogue:
         width = min(outputs.vector_width(tile.n), CHUNK_BYTES // outputs.view.dtype.bytes)
         rounds = ceil_div(self._items(width), self._threads)
         most = min(READ_BATCH_WORDS // (width * parts), MAX_OPERATIONS // (width * outputs.operations))
-        batch = next(count for count in range(max(1, min(most, rounds)), 0, -1) if rounds % count == 0)
+        batch = batch_rounds(rounds, most)
         total = Load(TOTAL, (ref(".in_batch"), ref(".lane")), outputs.view.dtype)
         passes = tuple(
             Loop(".in_batch", batch, LoopKind.UNROLL, self._item(width, batch, nodes))

@@ -11,7 +11,7 @@ from roller_svc.families.common.gpu.matrix.terms import (
     epilogue_slots,
 )
 from roller_svc.families.common.gpu.matrix.tile import CHUNK_BYTES, WORD_BYTES, LoadKind
-from roller_svc.families.common.gpu.warpgroups.tile import READ_BATCH_WORDS, WgmmaTile
+from roller_svc.families.common.gpu.warpgroups.tile import READ_BATCH_WORDS, WgmmaTile, batch_rounds
 from roller_svc.ir.rprogram import WARPGROUP_THREADS
 from roller_svc.perf.machine import SCHEDULERS
 from roller_svc.perf.workload import Workload
@@ -65,7 +65,9 @@ def cluster_reduction_cycles(p: Workload[Any], tile: WgmmaTile, parts: int, bloc
     remote = points * (parts - 1) / parts * WORD_BYTES / rate
     added = points * (1 + LOAD_OPS[LoadKind.VECTOR] * WORD_BYTES / CHUNK_BYTES)
     issued = (epilogue_slots(p, points // parts) + added) / (mach.hw.limits.warp_size * SCHEDULERS)
-    batches = -(-points // (READ_BATCH_WORDS * WARPGROUP_THREADS * tile.consumers))
+    width = CHUNK_BYTES // WORD_BYTES
+    rounds = -(-points // (parts * width * WARPGROUP_THREADS * tile.consumers))
+    batches = rounds // batch_rounds(rounds, READ_BATCH_WORDS // (width * parts))
     return local + max(remote, issued) + batches * CLUSTER_LATENCY_CYCLES + BARRIER_CYCLES + 2 * CLUSTER_BARRIER_CYCLES
 
 

@@ -131,6 +131,11 @@ class WgmmaOperand:
         return _PRODUCER_REGISTERS[self.load]
 
 
+def batch_rounds(rounds: int, most: int) -> int:
+    """Return the rounds of a batch, which divide all rounds; one where these are a prime above `most`."""
+    return next(count for count in range(max(1, min(most, rounds)), 0, -1) if rounds % count == 0)
+
+
 @dataclass(frozen=True, slots=True)
 class WgmmaTile:
     """Extents of a block's tile and of a warpgroup's, the staged operands, and the k-tile order.

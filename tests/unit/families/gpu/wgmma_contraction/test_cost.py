@@ -17,12 +17,13 @@ from roller_svc.errors import InvariantError, NoCandidateError
 from roller_svc.families import prepare_model
 from roller_svc.families.common.gpu.matrix.tile import WORD_BYTES
 from roller_svc.families.common.gpu.warpgroups.terms import (
+    CLUSTER_LATENCY_CYCLES,
     MAX_CLUSTER_BLOCKS,
     cluster_cores,
     cluster_parts,
     cluster_reduction_cycles,
 )
-from roller_svc.families.common.gpu.warpgroups.tile import MAX_COLUMNS, WgmmaLoad, wgmma_tile
+from roller_svc.families.common.gpu.warpgroups.tile import MAX_COLUMNS, WgmmaLoad, batch_rounds, wgmma_tile
 from roller_svc.families.matching import units_for
 from roller_svc.ir.constraints import OpClass, ScheduleConstraints, tile_value
 from roller_svc.ir.dtype import DType
@@ -331,6 +332,20 @@ def test_more_parts_move_more_bytes() -> None:
     two, four, eight = (cluster_reduction_cycles(model.workload, tile, parts) for parts in (2, 4, 8))
     assert two < four < eight
     assert cluster_reduction_cycles(model.workload, tile, 2, 4) > two  # the network of a larger cluster is slower
+
+
+def test_a_prime_number_of_rounds_waits_for_each() -> None:
+    """176 columns are 11 rounds, of which a batch has one; 192 are 12, of which it has six."""
+    found = matmul(256, 4096, 4096, "float16", layout="nn", hw=H200)
+    program = best(found)[0].program
+    model = prepare_model(found, H200, program.unit)
+    known = wgmma_tile(program, operands(found), H200.arch)
+    prime, even = (
+        cluster_reduction_cycles(model.workload, replace(known, m=128, n=n, group_m=64, group_n=n), 2)
+        for n in (176, 192)
+    )
+    assert (batch_rounds(11, 8), batch_rounds(12, 8), batch_rounds(1, 8), batch_rounds(6, 0)) == (1, 6, 1, 1)
+    assert prime > even + 6 * CLUSTER_LATENCY_CYCLES  # nine more batches, fewer bytes
 
 
 @pytest.mark.parametrize(
