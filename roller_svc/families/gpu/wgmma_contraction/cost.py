@@ -29,6 +29,7 @@ from roller_svc.families.common.gpu.matrix.tile import WORD_BYTES
 from roller_svc.families.common.gpu.warpgroups.terms import (
     BOX_CYCLES,
     BOX_LATENCY_CYCLES,
+    BOX_ROW_CYCLES,
     CLUSTER_LATENCY_CYCLES,
     LONE_WARP_SLOT_CYCLES,
     STEP_CYCLES,
@@ -49,6 +50,7 @@ from roller_svc.families.common.gpu.warpgroups.tile import (
     WgmmaTile,
     launch_registers,
 )
+from roller_svc.families.common.gpu.warpgroups.tma_load import TmaTile
 from roller_svc.families.gpu.wgmma_contraction.workload import WgmmaFacts
 from roller_svc.perf.common import Costs, Launch, load_latency_cycles, simt_waves
 from roller_svc.perf.footprint import Tile
@@ -178,12 +180,22 @@ def _block(p: Workload[WgmmaFacts], block: Tile, group: Tile) -> WgmmaBlock:
     chain = chain + added + STEP_CYCLES if tile.promotes_accumulators else max(STEP_CYCLES, chain)
     step = MatrixStep(
         warps=WARPS * tile.consumers, mma=mma, shared=reads + pipe, issue=max(producer, consumers),
-        port=sum(moved) / CORE_L2_BYTES_PER_CYCLE, llc=sum(moved) / llc_bytes_per_core_cycle(mach), dram=0.0,
+        port=_port_cycles(tile, moved), llc=sum(moved) / llc_bytes_per_core_cycle(mach), dram=0.0,
         chain=chain,
         latency=load_latency_cycles(mach, p.a.total_bytes + p.b.total_bytes), imperfect_overlap=WGMMA_IMPERFECT_OVERLAP,
     )  # fmt: skip
     latencies = _latencies(feeds.a, tile.a) + _latencies(feeds.b, tile.b)
     return WgmmaBlock(tile, step, moved, latencies, block_resources(tile))
+
+
+def _port_cycles(tile: WgmmaTile, moved: tuple[float, float]) -> float:
+    """Return the cycles of a k-tile's bytes through the core's port, or of the rows of TMA boxes if these are short."""
+    cycles = 0.0
+    for staged, moved_bytes in zip((tile.a, tile.b), moved, strict=True):
+        plan = staged.copy_plan
+        rows = staged.copies * plan.rows if isinstance(plan, TmaTile) else 0
+        cycles += max(moved_bytes / CORE_L2_BYTES_PER_CYCLE, rows * BOX_ROW_CYCLES)
+    return cycles
 
 
 def _latencies(feed: WgmmaOperandLoad, staged: WgmmaOperand) -> int:

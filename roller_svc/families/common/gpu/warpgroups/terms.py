@@ -21,6 +21,7 @@ from roller_svc.perf.workload import Workload
 STEP_CYCLES = 60.0
 BOX_CYCLES = 16.0
 BOX_LATENCY_CYCLES = 100.0
+BOX_ROW_CYCLES = 1.0  # assumed: of a row of a box, so that rows of 64 bytes fill the port of an SM, and shorter do not
 # Cycles per issue slot of a lone warp on its scheduler, as those of a producer and of an epilogue under ping-pong are.
 # A producer's are half integer arithmetic at 16 lanes a cycle (CUDA Programming Guide, table of throughputs), with no
 # other warp to fill the gaps. Assumed the same for an epilogue, whose special functions have 4 lanes a cycle.

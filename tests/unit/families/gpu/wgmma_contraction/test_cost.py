@@ -24,6 +24,7 @@ from roller_svc.families.common.gpu.warpgroups.terms import (
     cluster_reduction_cycles,
 )
 from roller_svc.families.common.gpu.warpgroups.tile import MAX_COLUMNS, WgmmaLoad, batch_rounds, wgmma_tile
+from roller_svc.families.gpu.wgmma_contraction.cost import wgmma_block
 from roller_svc.families.matching import units_for
 from roller_svc.ir.constraints import OpClass, ScheduleConstraints, tile_value
 from roller_svc.ir.dtype import DType
@@ -332,6 +333,22 @@ def test_more_parts_move_more_bytes() -> None:
     two, four, eight = (cluster_reduction_cycles(model.workload, tile, parts) for parts in (2, 4, 8))
     assert two < four < eight
     assert cluster_reduction_cycles(model.workload, tile, 2, 4) > two  # the network of a larger cluster is slower
+
+
+def test_short_rows_of_boxes_take_longer() -> None:
+    """k-tiles of 16 halves have rows of 32 bytes. 9000 is a multiple of 8, so that padding k to 64 takes longer."""
+    found = matmul(90000, 9000, 9000, "float16", layout="nt", hw=H200)
+    program = best(found)[0].program
+    k = found.space.role(AxisRole.K)[0].name
+    assert program.block[k] == 64
+    model = prepare_model(found, H200, program.unit)
+    launch = model.launch(model.workload, program)
+    ports = {}
+    for extent in (16, 32, 64):
+        block = tuple([extent if i == model.workload.k else n for i, n in enumerate(launch.block)])
+        ports[extent] = wgmma_block(model.workload, block, launch.thread).step.port / extent
+    assert ports[16] == pytest.approx(2 * ports[64])
+    assert ports[32] == pytest.approx(ports[64])
 
 
 def test_a_prime_number_of_rounds_waits_for_each() -> None:
