@@ -25,7 +25,7 @@ class PartitionCache:
 
     program: TensorProgram
     footprints: Footprints = field(default_factory=dict, compare=False)
-    _statements: dict[tuple[bool, frozenset[OperandCopy]], tuple[TensorExpr, ...]] = field(
+    _statements: dict[tuple[bool, frozenset[OperandCopy], bool], tuple[TensorExpr, ...]] = field(
         default_factory=dict, compare=False
     )
     _groups: dict[FusionOptions, Partition] = field(default_factory=dict, compare=False)
@@ -37,16 +37,23 @@ class PartitionCache:
     def partitions(self, hw: HardwareSpec) -> tuple[Partition, ...]:
         """Return the fusion alternatives without operand copies, the default last or before unfused attention.
 
-        The alternatives are unfused attention and dual-GEMM variants.
+        The alternatives are unfused attention and dual-GEMM variants, and on a GPU outputs that their readers compute
+        again where that makes fewer kernels.
         """
         options = self._plain_options(hw)
         default = [self._partition(option) for option in options]
+        recomputed = [
+            self._partition(option.with_inlined_outputs)
+            for option in options
+            if not option.is_cpu and len(self.program.outputs) > 1
+        ]
+        fewer = [groups for groups in recomputed if len(groups) < min(map(len, default))]
         dual_gemm = [
             self._partition(option.with_dual_gemm)
             for option, groups in zip(options, default, strict=True)
             if _may_have_dual_gemm(groups)
         ]
-        return (*(groups for groups in dual_gemm if any(group.is_dual_gemm for group in groups)), *default)
+        return (*fewer, *(groups for groups in dual_gemm if any(group.is_dual_gemm for group in groups)), *default)
 
     def unloadable_operands(
         self, groups: Partition, hw: HardwareSpec, constraints: ScheduleConstraints = NO_CONSTRAINTS
@@ -96,7 +103,7 @@ class PartitionCache:
         return options
 
     def _partition(self, options: FusionOptions) -> Partition:
-        form = (options.is_cpu, options.operand_copies)
+        form = (options.is_cpu, options.operand_copies, options.inline_outputs)
         statements = self._statements.get(form)
         if statements is None:
             statements = self._statements[form] = normalize_statements(self.program, options)

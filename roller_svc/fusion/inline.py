@@ -23,19 +23,30 @@ _CHEAP = frozenset({
 })  # fmt: skip
 
 
-def inline_elementwise(program: TensorProgram) -> tuple[TensorExpr, ...]:
-    """Return the statements that are not inlined, in order, with the others inlined into their readers."""
+def inline_elementwise(program: TensorProgram, *, inline_outputs: bool = False) -> tuple[TensorExpr, ...]:
+    """Return the statements that are not inlined, in order, with the others inlined into their readers.
+
+    Args:
+        program: the statements.
+        inline_outputs: whether outputs that a reduction reads are inlined too. They are last, so that the nest of a
+            reader may store them.
+    """
     outputs = {output.tensor for output in program.outputs}
     readers = _readers(program)
     inlinable: dict[str, TensorExpr] = {}
     statements: list[TensorExpr] = []
+    recomputed: list[TensorExpr] = []
     for statement in live_statements(program, outputs):
         new = canonicalize(inline_loads(statement, inlinable))
-        if new.output not in outputs and _may_inline(new, readers.get(new.output, ())):
-            inlinable[new.output] = new
-        else:
+        read_by, is_output = readers.get(new.output, ()), new.output in outputs
+        is_reduced = any(reader.kind is StatementKind.REDUCE for reader, _ in read_by)
+        if (is_output and not (inline_outputs and is_reduced)) or not _may_inline(new, read_by):
             statements.append(new)
-    return tuple(statements)
+            continue
+        inlinable[new.output] = new
+        if is_output:
+            recomputed.append(new)
+    return (*statements, *recomputed)
 
 
 def drop_unit_axes(statement: TensorExpr) -> TensorExpr:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, replace
@@ -66,11 +67,15 @@ class FusionOptions:
     attention_dtypes: frozenset[DType] = frozenset()  # operand types of fused attention
     fuse_dual_gemm: bool = False  # two contractions over one A become one kernel
     operand_copies: frozenset[OperandCopy] = frozenset()  # operands that are written to memory before a contraction
+    inline_outputs: bool = False  # readers of an output that a reduction reads compute it again
 
     @property
     def without_fusion(self) -> FusionOptions:
         """Return the options of a single statement, which nothing is fused with."""
-        return FusionOptions(self.is_cpu, has_matrix_unit=False, num_cores=1, operand_copies=self.operand_copies)
+        return FusionOptions(
+            self.is_cpu, has_matrix_unit=False, num_cores=1, operand_copies=self.operand_copies,
+            inline_outputs=self.inline_outputs,
+        )  # fmt: skip
 
     @property
     def without_attention(self) -> FusionOptions:
@@ -82,6 +87,11 @@ class FusionOptions:
         """Return the options with dual GEMM."""
         return replace(self, fuse_dual_gemm=self.has_matrix_unit)
 
+    @property
+    def with_inlined_outputs(self) -> FusionOptions:
+        """Return the options whose readers of outputs compute them again, in the nest that stores them."""
+        return replace(self, inline_outputs=True)
+
     def with_operand_copies(self, copies: frozenset[OperandCopy]) -> FusionOptions:
         """Return the options with these operand copies."""
         return replace(self, operand_copies=copies)
@@ -89,7 +99,8 @@ class FusionOptions:
 
 def normalize_statements(program: TensorProgram, hw: FusionOptions) -> tuple[TensorExpr, ...]:
     """Return the statements after inlining, in the form that kernels of the target need, with operand copies."""
-    statements = tuple(drop_unit_axes(s) for s in inline_elementwise(program))
+    inlined = inline_elementwise(program, inline_outputs=hw.inline_outputs)
+    statements = tuple(drop_unit_axes(s) for s in inlined)
     if hw.operand_copies:
         statements = insert_operand_copies(
             statements,
@@ -233,6 +244,8 @@ def _try_fuse(
         must_stay_separate = draft.attention is not None or bool(draft.written & read_later)
         return None if must_stay_separate else _with_row_reduction(draft, draft.contraction, statement, hw)
     names = _shared_axes(draft, statement)
+    if names is None and hw.inline_outputs:
+        names = _same_row_axes(draft, statement)
     if names is None:
         return None
     inner = [a for a in statement.axes if a.name not in names]
@@ -357,6 +370,29 @@ def _same_pass_axes(draft: _FusionGroup, statement: TensorExpr) -> dict[str, str
     if first.kind is StatementKind.MAP and not _reads_same_elements(draft, statement, names):
         return None
     return names
+
+
+def _same_row_axes(draft: _FusionGroup, statement: TensorExpr) -> dict[str, str] | None:
+    """Return {map's axis: outer axis} of a map over the elements that the group's first reduction reads."""
+    first = draft.statements[0]
+    if draft.contraction is not None or statement.kind is not StatementKind.MAP:
+        return None
+    if first.kind is not StatementKind.REDUCE:
+        return None
+    own, theirs = {a.name: a.extent for a in statement.axes}, {a.name: a.extent for a in first.axes}
+    for load, read in itertools.product(statement.reads, first.reads):
+        if load.tensor != read.tensor:
+            continue
+        names = {
+            mine.name: axis.name
+            for mine, axis in zip(load.index, read.index, strict=True)
+            if isinstance(mine, AxisRef) and isinstance(axis, AxisRef)
+        }
+        extents = {name: theirs.get(axis) for name, axis in names.items()}
+        if len(names) == len(load.index) and extents == own and set(names.values()) == theirs.keys():
+            outer = {a.name for a in draft.outer}
+            return {mine: axis for mine, axis in names.items() if axis in outer}
+    return None
 
 
 def _reads_same_elements(draft: _FusionGroup, statement: TensorExpr, names: Mapping[str, str]) -> bool:

@@ -22,6 +22,10 @@ from roller_svc.semantics.interpreter import evaluate
 HW = hardware.load("nvidia-h200-sxm")
 STATISTICS = "s[j] +=! x[i, j]; q[j] +=! x[i, j] * x[i, j]; m[j] >=! x[i, j]; y[j] = q[j] / {n}.0 - s[j] / {n}.0 + m[j]"
 IMAGES = "s[c] +=! x[b, c, h]; q[c] +=! x[b, c, h] * x[b, c, h]"
+RESIDUAL = (
+    "z[i, j] = x[i, j] + w[i, j]; q[i] +=! z[i, j] * z[i, j]; r[i] = rsqrt(q[i] / {n}.0 + 0.001);"
+    " y[i, j] = z[i, j] * r[i] * g[j]"
+)
 ROWS = "s[i] +=! x[i, j]; q[i] +=! x[i, j] * x[i, j]; y[i] = q[i] - s[i]"
 
 
@@ -73,6 +77,21 @@ def test_statistics_over_several_axes_are_split_together() -> None:
 @pytest.mark.parametrize("columns", [64, 1000, 1025])
 def test_reductions_of_rows_share_a_loop(columns: int) -> None:
     check(build(ROWS, DType.BFLOAT16, (300, columns), ("s", "y")))
+
+
+@pytest.mark.emulator
+@pytest.mark.parametrize("columns", [512, 515])
+@pytest.mark.parametrize("dtype", [DType.BFLOAT16, DType.FLOAT32])
+def test_a_sum_that_a_norm_reads_is_stored_by_the_norm(columns: int, dtype: DType) -> None:
+    """The sum of a residual is an output too: one kernel reads its operands once."""
+    types = {"x": TensorType(dtype, (300, columns)), "w": TensorType(dtype, (300, columns))}
+    request = build_request(
+        RESIDUAL.replace("{n}", str(columns)), {**types, "g": TensorType(dtype, (columns,))}, outputs=("z", "y"),
+        target="nvidia-h200-sxm", select="model", top_k=1, runtime="emulator",
+    )  # fmt: skip
+    report = build_kernel(request)
+    assert len(report.groups) == 1
+    check(report)
 
 
 def test_statistics_read_their_input_once() -> None:

@@ -41,7 +41,8 @@ def rows_of(expression: str, shapes: Shapes) -> RowSpace:
 
 
 def test_the_longer_a_row_the_more_threads_share_it() -> None:
-    lanes = [best("y[r] +=! x[r, c]", x=(1 << 22 >> k, 1 << k)).program.reduce_threads for k in (3, 8, 14, 20)]
+    programs = [best("y[r] +=! x[r, c]", x=(1 << 22 >> k, 1 << k)).program for k in (3, 8, 14, 20)]
+    lanes = [program.reduce_threads * program.split_k for program in programs]
     assert lanes == sorted(lanes)
     assert lanes[0] <= 2
     assert lanes[-1] >= 128
