@@ -19,7 +19,7 @@ TYPES = (DType.FLOAT32, DType.FLOAT16, DType.FLOAT64, DType.INT32)  # bfloat16 h
 INSTRUCTIONS: dict[DType, dict[OpKind, int]] = {
     DType.FLOAT32: {
         OpKind.DIV: 12, OpKind.MOD: 66, OpKind.EXP: 8, OpKind.EXP2: 4, OpKind.EXPM1: 28, OpKind.LOG: 25,
-        OpKind.LOG2: 27, OpKind.LOG10: 26, OpKind.LOG1P: 27, OpKind.SQRT: 13, OpKind.RSQRT: 25,
+        OpKind.LOG2: 27, OpKind.LOG10: 26, OpKind.LOG1P: 27, OpKind.SQRT: 13, OpKind.RSQRT: 4,
         OpKind.RECIPROCAL: 12, OpKind.SIGN: 7, OpKind.SIN: 83, OpKind.COS: 84, OpKind.TAN: 82, OpKind.ASIN: 22,
         OpKind.ACOS: 23, OpKind.ATAN: 18, OpKind.SINH: 23, OpKind.COSH: 15, OpKind.TANH: 15, OpKind.ASINH: 39,
         OpKind.ACOSH: 41, OpKind.ATANH: 35, OpKind.ERF: 21, OpKind.NORMCDF: 24, OpKind.SIGMOID: 22, OpKind.SILU: 22,

@@ -362,6 +362,8 @@ class Scalar:
                 return f"({args[0]} {op.kind.value} {args[1]})"
             case OpKind.NEG:
                 return f"(-{args[0]})"
+            case OpKind.RSQRT if operand is DType.FLOAT32 and self.dialect.language is Language.CUDA:
+                return f"{self.library_function('rsqrt', operand)}({args[0]})"  # within 2 ulp, as a division
             case OpKind.RSQRT:
                 return f"({literal(1.0, operand, self.dialect)} / {self.library_function('sqrt', operand)}({args[0]}))"
             case OpKind.RECIPROCAL:

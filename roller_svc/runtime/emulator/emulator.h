@@ -118,6 +118,7 @@ inline float rcp_approx(float a) {  // flushes subnormal inputs and results to 0
   const float inverse = 1.0f / (__builtin_fabsf(a) < 0x1p-126f ? __builtin_copysignf(0.0f, a) : a);
   return __builtin_fabsf(inverse) < 0x1p-126f ? __builtin_copysignf(0.0f, inverse) : inverse;
 }
+inline float rsqrtf(float a) { return 1.0f / __builtin_sqrtf(a); }
 inline float max_f32(float a, float b) { return a > b || a != a ? a : b; }
 inline float min_f32(float a, float b) { return a < b || a != a ? a : b; }
 inline unsigned int pack_f16(float low, float high) {

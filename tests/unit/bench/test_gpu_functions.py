@@ -12,7 +12,7 @@ from roller_svc.bench.lint import LintTask, lint_cases
 
 CASES = Path(__file__).resolve().parents[3] / "bench" / "data" / "gpu_functions.json"
 ELEMENT_BITS = 16
-MOST_PER_ELEMENT = {"gelu-map": 23.0, "softmax": 14.0, "softmax-vocabulary": 15.1, "layernorm-odd": 13.0}
+MOST_PER_ELEMENT = {"gelu-map": 23.0, "softmax": 14.0, "softmax-vocabulary": 15.1, "layernorm-odd": 8.0}
 # Instructions of products with packed weights: a loop over chunks, the sum of lanes, and a loop that seldom runs.
 MOST_OF_DECODING = {"decode-int4": 1200, "decode-awq": 1000, "decode-gptq": 900, "decode-int8": 770}
 MOST_OF_GELU_EPILOGUE = 750  # the mainloop, ten pieces of accumulators, and eight elements, in loops
@@ -80,7 +80,7 @@ def test_weights_of_an_odd_norm_are_vectors_of_shared_memory(rows: dict[str, dic
     assert counts["LDG.128"] == counts["STG.128"] == 8
     assert counts["LDS.128"] == 2 * 8
     assert counts["LDG.16"] == counts["STS.16"] + 3 == 2 * 16 + 3
-    assert launch["instructions"] <= 1180
+    assert launch["instructions"] <= 850
     assert 0 <= launch["shared_bytes"] - launch["planned_shared_bytes"] < 256  # alignment of buffers
 
 

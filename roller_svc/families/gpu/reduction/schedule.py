@@ -41,7 +41,20 @@ from roller_svc.families.gpu.reduction.thread_mapping import (
     thread_rows,
 )
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.expr import Const, Expr, Load, Op, OpKind, Select, axes_of, children, loads_of, rewrite, substitute
+from roller_svc.ir.expr import (
+    Cast,
+    Const,
+    Expr,
+    Load,
+    Op,
+    OpKind,
+    Select,
+    axes_of,
+    children,
+    loads_of,
+    rewrite,
+    substitute,
+)
 from roller_svc.ir.group import KernelGroup
 from roller_svc.ir.hardware import HardwareSpec, Limits
 from roller_svc.ir.index import add, eq, num, ref
@@ -59,6 +72,8 @@ from roller_svc.schedule.nest_statements import (
     row_tensors,
     wrap_in_storages,
 )
+
+MAX_DIVISOR = 2.0**100  # constants whose reciprocal is a normal float32
 
 
 def lower(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[ScheduleTree, ...]:
@@ -217,7 +232,8 @@ class _Reduction:
     def inverted(self) -> frozenset[str]:
         """Return the sums by which later statements divide along the row: these multiply by the reciprocal.
 
-        Both roundings are within the bound of a division (semantics/rounding.py), since a sum has an error, too.
+        Both roundings are within the bound of a division (semantics/rounding.py), since a sum has an error, too. The
+        same holds for sums that are divided by a constant.
         """
         sums = {s.output for s in self.group.statements if s.combine is Combine.SUM and s.type.dtype.is_float}
         along = [s.body for s in self.group.statements if self.tilings[s.output] is not None]
@@ -411,6 +427,10 @@ class _Reduction:
                 case Op(kind=OpKind.DIV, args=(value, Load(tensor=divisor) as row)) if divisor in inverses:
                     inverse = replace(row, tensor=inverses[divisor])
                     return Op(OpKind.MUL, (value, inverse), node.dtype)
+                case Op(kind=OpKind.DIV, args=(value, Const(value=float(divisor)) as constant)) if (
+                    self._is_sum(value) and 1.0 / MAX_DIVISOR <= abs(divisor) <= MAX_DIVISOR
+                ):
+                    return Op(OpKind.MUL, (value, replace(constant, value=1.0 / divisor)), node.dtype)
                 case _:
                     pass
             if isinstance(node, Load) and node.tensor in self.row_values:
@@ -422,6 +442,13 @@ class _Reduction:
             return node
 
         return rewrite(index_map(statement, self.rows, tiling, self.rows.read_at).apply(expr), change)
+
+    def _is_sum(self, value: Expr) -> bool:
+        """Return whether a value is a sum of floats of the row, in its accumulator or a register."""
+        sums = [s for s in self.group.statements if s.combine is Combine.SUM and s.type.dtype.is_float]
+        while isinstance(value, Cast) and value.implicit:
+            value = value.arg
+        return isinstance(value, Load) and value.tensor in {local_name(s.output) for s in sums}
 
     def _index(self, statement: TensorExpr, tiling: RowTiling | None) -> tuple[Expr, ...]:
         # a peeled row's vectors are aligned for the row that is read, which is the same one where it exists
