@@ -73,7 +73,7 @@ def split_k_choices(p: Workload[Any], block: Tile) -> tuple[int, ...]:
     """Return the splits of the reduction that fill the device with rTasks, none of them empty.
 
     Powers of two; on a matrix unit, whose tiles are few and large, also those that fill whole waves. Loop nests on a
-    GPU have at least as many blocks as cores: they wait for memory, which fewer blocks do not keep busy.
+    GPU have the fewest and the most: they wait for memory, which few blocks may not keep busy.
     """
     grid = spatial_grid(p, block)
     if grid >= p.machine.cores or not p.reduced:
@@ -88,11 +88,11 @@ def split_k_choices(p: Workload[Any], block: Tile) -> tuple[int, ...]:
     while split <= most and grid * split <= blocks * p.machine.cores:
         if _parts_are_long(p, block, split):
             longest = split
-            if (1 if is_nest else 2) * grid * split >= p.machine.cores + (not is_nest):
+            if 2 * grid * split > p.machine.cores:
                 found.append(split)
         split *= 2
     if is_nest:
-        found = found[-2:]
+        found = sorted({*found[:1], *found[-2:]})
     if p.machine.unit.is_matrix:
         waves = {cut for cut in (p.machine.cores // grid, 2 * p.machine.cores // grid) if 1 < cut <= MAX_SPLIT}
         long = [cut for cut in sorted(waves.difference(found)) if _parts_are_long(p, block, cut)]

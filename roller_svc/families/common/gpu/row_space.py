@@ -233,7 +233,11 @@ def row_space(space: TileSpace, footprint: SpaceFootprint, hw: HardwareSpec) -> 
         accesses = tuple([_peeled_access(a, space, start, widest) for a in accesses])
         rows = math.prod([footprint.extents[i] for i in spatial])
         is_long = last >= MIN_PEELED_VECTORS * widest * hw.limits.warp_size
-        has_vectors = all(a.is_aligned or a.staged_axes is not None for a in accesses if a.varies_along_row)
+        along_row = [a for a in accesses if a.varies_along_row]
+        # where rows share an aligned operand, a thread takes several of them at once
+        has_vectors = all(
+            set(spatial) <= set(a.footprint.axes) if a.is_aligned else a.staged_axes is not None for a in along_row
+        ) or all(a.is_aligned for a in along_row)
         if is_long and rows >= hw.num_cores and has_vectors:
             vector_elems = widest  # single elements are never faster, unless rows are split
     read = tuple(a for a in accesses if _is_read_row(a))
