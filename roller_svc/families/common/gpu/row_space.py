@@ -35,6 +35,7 @@ class RowAccess:
     stride: int | None  # elements between adjacent threads; None where it varies
     is_divided: bool  # several adjacent points along that axis share an element
     is_aligned: bool = True  # whether its vectors are aligned where rows are peeled
+    is_merged: bool = False  # registers hold a value of it and of another operand
     # Outer axes of its index, if blocks may copy its row to shared memory, where it is aligned like a peeled row.
     staged_axes: Tile | None = None
 
@@ -169,7 +170,8 @@ class RowSpace:
         is_serial, thread = iteration.serial_rows > 1, self.row_thread(thread)
         for access in self.read:
             count = access.elements(thread)
-            if is_serial and access.staged_axes is not None:
+            is_staged = is_serial and access.staged_axes is not None
+            if is_staged or (whole and access.is_merged):
                 flight += -(-count * access.bytes // WORD_BYTES)
             elif whole and access.num_passes > 1:
                 cached += iteration.iterations * count * register_words(access.footprint.access.dtype)

@@ -28,7 +28,7 @@ MAX_UNROLLED = 512  # statements of a packed chunk: code generation unrolls no m
 COLUMN_REDUCE_THREADS = (32, 8, 1)  # of rows that are adjacent in memory (column reductions)
 PACKED_REDUCE_THREADS = (128, 64)  # more of such rows, whose packed words are few
 CHUNKS_PER_THREAD = (1, 4, 16)  # chunks per thread of a row that is short enough
-KEPT_CHUNKS_PER_THREAD = (1, 2, 4, 8, 16)  # of rows that several statements read, which registers may hold
+REGISTER_ROW_CHUNKS = (1, 2, 4, 8, 16)  # of rows that several statements read, which registers may hold
 CHUNKS_IN_FLIGHT = (1, 2, 4)  # of one thread
 NARROW_CHUNKS_IN_FLIGHT = (16,)  # more of single elements of columns
 
@@ -55,7 +55,7 @@ class ReductionRules(LoopRules):
         limits = self.workload.machine.hw.limits
         all_of_it = powers_of_two(-(-self.rows.points // vector_elems))[-1]
         most = 1 << (limits.max_threads_per_block.bit_length() - 1)
-        each = KEPT_CHUNKS_PER_THREAD if self.rows.cached_inputs else CHUNKS_PER_THREAD
+        each = REGISTER_ROW_CHUNKS if self.rows.cached_inputs else CHUNKS_PER_THREAD
         choices = {max(1, min(most, all_of_it // n)) for n in each}
         return choices | {min(all_of_it, limits.warp_size, most)}
 
@@ -96,7 +96,11 @@ class ReductionRules(LoopRules):
             if not any(self._shares_row(access, i) for access in self.rows.read):
                 continue
             most = min(MAX_SHARED_POINTS, max(2, ROWS_OF_COPY * lanes // MAX_THREADS))
-            tiles += [replaced(one, i, n) for n in sorted({2, most}) if n <= min(p.extents[i], rows // p.machine.cores)]
+            tiles += [
+                replaced(one, i, n)
+                for n in sorted({2, most // 2, most} - {1})
+                if n <= min(p.extents[i], rows // p.machine.cores)
+            ]
         return tiles
 
     def _shares_row(self, access: RowAccess, axis: int) -> bool:

@@ -6,7 +6,7 @@ is the whole row, values that several statements read stay in registers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -16,6 +16,7 @@ from roller_svc.analysis.online_reduction import (
     joint_reductions,
     online_reductions,
 )
+from roller_svc.analysis.shared_values import replace_all, shared_values
 from roller_svc.errors import require
 from roller_svc.families.common.gpu.launch_bounds import REGISTER_MARGIN, min_resident_blocks
 from roller_svc.families.common.gpu.packed_rows import unpacks_pairs
@@ -82,13 +83,13 @@ def lower(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[Sche
     peeled = peeled_row(rows)
     tilings = {s.output: row_tiling(s, group.outer, program, peeled) for s in group.statements}
     staged = StagedOperands.of(group, rows, tilings) if peeled is not None else StagedOperands()
-    cached = _cached_loads(group, rows, tilings, staged)
+    cached = _cached_values(group, rows, tilings, staged, lambda part: _is_shared(rows, part, hw.limits))
     reduction = _Reduction(group, rows, tilings, row_tensors(group), cached, staged, hw.limits)
     reduction = reduction.with_online_passes().with_packed_chunks(hw)
     nodes = rows.for_each_serial_row(reduction.nodes(), has_barrier=reduction.reuses_one_buffer)
     nodes = nodes if peeled is None else peeled.bind(staged.wrap(nodes, rows))
     # rows in shared memory leave no register live through a loop
-    margin = 1.0 if reduction.caches_in_shared else REGISTER_MARGIN
+    margin = 1.0 if reduction.caches_in_shared or rows.serial_axes else REGISTER_MARGIN
     return (
         ScheduleTree(
             group.name,
@@ -99,42 +100,60 @@ def lower(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[Sche
 
 
 @dataclass(frozen=True, slots=True)
-class _CachedLoad:
-    """A load of a part of a row whose values stay in registers or shared memory."""
+class _Cached:
+    """A load of a part of a row, or a value of several, that stays in registers or shared memory."""
 
     name: str
     tiling: RowTiling
 
 
-def _cached_loads(
-    group: KernelGroup, rows: ThreadRows, tilings: dict[str, RowTiling | None], staged: StagedOperands
-) -> dict[Load, _CachedLoad]:
-    """Return names for loads that several statements make of a whole row in flight, and for loads of its edges.
+def _cached_values(
+    group: KernelGroup,
+    rows: ThreadRows,
+    tilings: dict[str, RowTiling | None],
+    staged: StagedOperands,
+    is_shared: Callable[[RowTiling], bool],
+) -> dict[Expr, _Cached]:
+    """Return names for what several statements read of a whole row in flight, and for loads of its edges.
 
-    Edges are loaded before the vectors, so that their latency is hidden.
+    In registers these are values that statements compute from several loads, and other loads. Edges are loaded before
+    the vectors, so that their latency is hidden.
     """
     tiled = [(s, tiling) for s in group.statements if (tiling := tilings[s.output]) is not None]
     if not all(tiling.tile_shape == tiled[0][1].tile_shape for _, tiling in tiled):
         return {}
     row_values = row_tensors(group)
     elements = {element.name for element in rows.elements}
-    cached: dict[Load, _CachedLoad] = {}
+
+    def moves(load: Load) -> bool:
+        used = axes_of(load)
+        return (
+            any(name.startswith(".k") for name in used)
+            and elements <= used
+            and not any(inner.tensor in row_values for inner in loads_of(load))
+        )
+
+    def may_share(load: Load) -> bool:
+        return load in staged.buffers or moves(load)
+
+    cached: dict[Expr, _Cached] = {}
     for number in range(len(tiled[0][1].parts) if tiled else 0):
         parts = [(s, tiling.parts[number]) for s, tiling in tiled]
         if not all(part.holds_row for _, part in parts):
             continue
-        counts: dict[Load, int] = {}
-        for statement, part in parts:
-            body = index_map(statement, rows, part, rows.read_at).apply(statement.body)
-            for load in dict.fromkeys(unconditional_loads(body)):
-                used = axes_of(load)
-                moves = any(name.startswith(".k") for name in used) and elements <= used and load not in staged.buffers
-                if moves and not any(inner.tensor in row_values for inner in loads_of(load)):
-                    counts[load] = counts.get(load, 0) + 1
         part = parts[0][1]
+        bodies = [index_map(s, rows, p, rows.read_at).apply(s.body) for s, p in parts]
+        values = () if is_shared(part) else shared_values(bodies, may_share)
+        counts: dict[Load, int] = {}
+        for body in bodies:
+            remaining = replace_all(body, dict.fromkeys(values, num(0)))
+            for load in dict.fromkeys(unconditional_loads(remaining)):
+                if moves(load) and load not in staged.buffers:
+                    counts[load] = counts.get(load, 0) + 1
         least, kind = (1, "edge") if part.part is RowPart.EDGES else (2, "loaded")
-        repeated = [load for load, count in counts.items() if count >= least]
-        cached |= {load: _CachedLoad(f"{load.tensor}.{kind}{i}", part) for i, load in enumerate(repeated)}
+        repeated: list[Expr] = [load for load, count in counts.items() if count >= least]
+        for i, value in enumerate([*repeated, *values]):
+            cached[value] = _Cached(f"{value.tensor if isinstance(value, Load) else 'value'}.{kind}{i}", part)
     return cached
 
 
@@ -144,7 +163,7 @@ class _Reduction:
     rows: ThreadRows
     tilings: dict[str, RowTiling | None]
     row_values: frozenset[str]  # tensors with one value for each row that later statements read
-    cached: dict[Load, _CachedLoad]
+    cached: dict[Expr, _Cached]
     staged: StagedOperands
     limits: Limits
     online_passes: tuple[OnlinePass, ...] = ()
@@ -164,7 +183,7 @@ class _Reduction:
         storages: list[Storage] = []
         nodes: list[Node] = []
         if self.cached:
-            storages += [self._cache(load, cached) for load, cached in self.cached.items()]
+            storages += [self._cache(value, cached) for value, cached in self.cached.items()]
             tiling = next(tiling for tiling in self.tilings.values() if tiling is not None)
             for part in reversed(tiling.parts):
                 nodes += self._fill(part)
@@ -189,8 +208,8 @@ class _Reduction:
     def _fill(self, part: RowTiling) -> tuple[Node, ...]:
         """Load the cached values of a part of the row."""
         fill = [
-            Compute(cached.name, self._cache_index(part), load)
-            for load, cached in self.cached.items()
+            Compute(cached.name, self._cache_index(part), self._load_staged(value))
+            for value, cached in self.cached.items()
             if cached.tiling.part is part.part
         ]
         if not fill:
@@ -437,11 +456,18 @@ class _Reduction:
                 return Load(local_name(node.tensor), self.rows.elements, node.dtype)
             if isinstance(node, Load) and node in self.staged.buffers:
                 return self.staged.load(node)
-            if isinstance(node, Load) and node in self.cached and tiling is not None:
-                return Load(self.cached[node].name, self._cache_index(tiling), node.dtype)
             return node
 
-        return rewrite(index_map(statement, self.rows, tiling, self.rows.read_at).apply(expr), change)
+        mapped = index_map(statement, self.rows, tiling, self.rows.read_at).apply(expr)
+        if tiling is not None:
+            index = self._cache_index(tiling)
+            registers: dict[Expr, Expr] = {
+                value: Load(cached.name, index, value.dtype)
+                for value, cached in self.cached.items()
+                if cached.tiling.part is tiling.part
+            }
+            mapped = replace_all(mapped, registers)
+        return rewrite(mapped, change)
 
     def _is_sum(self, value: Expr) -> bool:
         """Return whether a value is a sum of floats of the row, in its accumulator or a register."""
@@ -456,7 +482,14 @@ class _Reduction:
         values = index_map(statement, self.rows, tiling, self.rows.read_at if is_peeled else self.rows.write_at)
         return tuple(values.apply(i) for i in statement.index)
 
-    def _cache(self, load: Load, cached: _CachedLoad) -> Storage:
+    def _load_staged(self, value: Expr) -> Expr:
+        """Replace the loads of operands that the block copied to shared memory."""
+        return rewrite(
+            value,
+            lambda node: self.staged.load(node) if isinstance(node, Load) and node in self.staged.buffers else node,
+        )
+
+    def _cache(self, value: Expr, cached: _Cached) -> Storage:
         """Return the storage of a part of a row: registers, or shared memory if these are too few.
 
         In shared memory a lane reads only what it wrote, so that there is no barrier.
@@ -464,18 +497,12 @@ class _Reduction:
         tiling = cached.tiling
         if not self._is_shared(tiling):
             shape = (*self.rows.shape, tiling.iterations, tiling.vector_elems)
-            return register(cached.name, load.dtype.compute, *shape)
+            return register(cached.name, value.dtype.compute, *shape)
         shape = (self.rows.points, *self.rows.shape, tiling.chunks, tiling.vector_elems)
-        return Storage(cached.name, load.dtype, shape, Scope.SHARED, ())
+        return Storage(cached.name, value.dtype, shape, Scope.SHARED, ())
 
     def _is_shared(self, tiling: RowTiling) -> bool:
-        if tiling.part is RowPart.EDGES:
-            return False
-        elements, threads = self.rows.count * tiling.iterations * tiling.vector_elems, self.rows.program.threads
-        words = register_words(self.rows.program.space.compute_dtype)
-        return self.rows.lanes_are_adjacent and exceeds_registers(
-            elements, tiling.vector_elems, threads, words, self.limits
-        )
+        return _is_shared(self.rows, tiling, self.limits)
 
     def _cache_index(self, tiling: RowTiling) -> tuple[Expr, ...]:
         element = ref(VECTOR_ELEMENT) if tiling.vector_elems > 1 else num(0)
@@ -510,6 +537,15 @@ class _Reduction:
                 where(self.rows.for_each_row(nodes, guarded=guarded)),
             ),
         )
+
+
+def _is_shared(rows: ThreadRows, tiling: RowTiling, limits: Limits) -> bool:
+    """Return whether the cached values of a part of a row are in shared memory."""
+    if tiling.part is RowPart.EDGES:
+        return False
+    elements, threads = rows.count * tiling.iterations * tiling.vector_elems, rows.program.threads
+    words = register_words(rows.program.space.compute_dtype)
+    return rows.lanes_are_adjacent and exceeds_registers(elements, tiling.vector_elems, threads, words, limits)
 
 
 def _divisors(expr: Expr) -> Iterator[Load]:

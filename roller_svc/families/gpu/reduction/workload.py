@@ -6,8 +6,10 @@ from dataclasses import replace
 
 from roller_svc.analysis.instruction_counts import count_by_axes, sums_products
 from roller_svc.analysis.online_reduction import joint_reductions
+from roller_svc.analysis.shared_values import replace_all, shared_values
 from roller_svc.families.common.gpu.packed_rows import axis_positions, packed_rows
 from roller_svc.families.common.gpu.row_space import RowAccess, RowSpace, row_space
+from roller_svc.ir.expr import Const, Load, axes_of, loads_of
 from roller_svc.ir.group import AxisRole, GroupKind, KernelGroup
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.workload import Workload
@@ -20,7 +22,7 @@ def prepare(group: KernelGroup, base: Workload[None]) -> Workload[RowSpace | Non
     if not base.space.role(AxisRole.INNER):
         return base.with_facts(None)
     rows = row_space(base.space, base.footprint, base.machine.hw)
-    rows = _with_joint_passes(replace(rows, products=_products(group)), group)
+    rows = _with_shared_values(_with_joint_passes(replace(rows, products=_products(group)), group), group)
     packed = packed_rows(group, base.machine.hw, rows.vector_elems, rows.vector_rows)
     return base.with_facts(rows if packed is None else replace(rows, vector_elems=packed.vector_elems, packed=packed))
 
@@ -39,6 +41,24 @@ def _with_joint_passes(rows: RowSpace, group: KernelGroup) -> RowSpace:
         return tuple([replace(a, num_passes=min(a.num_passes, passes[a.footprint.access.tensor])) for a in accesses])
 
     return replace(rows, accesses=renew(rows.accesses), read=renew(rows.read))
+
+
+def _with_shared_values(rows: RowSpace, group: KernelGroup) -> RowSpace:
+    """Return the rows whose registers hold a value of several operands once."""
+    outer = {a.name for a in group.outer}
+    written = {s.output for s in group.statements}
+    along = [s.body for s in group.statements if any(a.name not in outer for a in s.axes)]
+
+    def moves(load: Load) -> bool:
+        return load.tensor not in written and bool(axes_of(load) - outer)
+
+    merged: set[str] = set()
+    for value in shared_values(along, moves):
+        tensors = list(dict.fromkeys(load.tensor for load in loads_of(value)))
+        others = {load.tensor for body in along for load in loads_of(replace_all(body, {value: Const(0, value.dtype)}))}
+        merged |= set(tensors[1:]) - others
+    read = tuple([replace(a, is_merged=a.footprint.access.tensor in merged) for a in rows.read])
+    return replace(rows, read=read) if merged else rows
 
 
 def _products(group: KernelGroup) -> tuple[tuple[float, Tile], ...] | None:
