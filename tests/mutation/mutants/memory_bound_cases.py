@@ -42,6 +42,11 @@ NORM = Case(
     "C[m, n] = (A[m, n] - S[m] / 2000.0) / sqrt(V[m] / 2000.0 + 1e-5) * G[n]",
     (("A", "float32", (4, 2000)), ("G", "float32", (2000,))), Tiles((1, 2048), (1, 4), lanes=64),
 )  # fmt: skip
+ODD_NORM = Case(
+    "norm of odd rows", "norm",
+    "V[m] +=! A[m, n] * A[m, n]; C[m, n] = A[m, n] / sqrt(V[m] / 523.0 + 1e-5) * G[n]",
+    (("A", "float16", (67, 523)), ("G", "float16", (523,))), Tiles((4, 1024), (2, 8), lanes=64),
+)  # fmt: skip
 DEPTHWISE = Case(
     "depthwise", "window", "O[n, c, h, w] +=! X[n, c, h + r, w + s] * K[c, r, s] where h in 30, w in 30",
     (("X", "float32", (2, 4, 32, 32)), ("K", "float32", (4, 3, 3))), Tiles((1, 4, 30, 16, 9), (1, 1, 2, 4, 1)),

@@ -87,7 +87,7 @@ def lower(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[Sche
     reduction = _Reduction(group, rows, tilings, row_tensors(group), cached, staged, hw.limits)
     reduction = reduction.with_online_passes().with_packed_chunks(hw)
     nodes = rows.for_each_serial_row(reduction.nodes(), has_barrier=reduction.reuses_one_buffer)
-    nodes = nodes if peeled is None else peeled.bind(staged.wrap(nodes, rows))
+    nodes = nodes if peeled is None else peeled.bind(staged.wrap(nodes, rows, has_barrier=reduction.reads_staged_later))
     # rows in shared memory leave no register live through a loop
     margin = 1.0 if reduction.caches_in_shared or rows.serial_axes else REGISTER_MARGIN
     return (
@@ -173,6 +173,20 @@ class _Reduction:
     def reuses_one_buffer(self) -> bool:
         """Return whether lanes write a row's only reduction buffer before all have read that of the row before."""
         return sum([bool(reduction_buffers(self.rows, s)) for s in self.group.statements if is_reduction(s)]) == 1
+
+    @property
+    def reads_staged_later(self) -> bool:
+        """Return whether staged operands are read after the barrier of a reduction only, and by no reduction."""
+        first = next((i for i, s in enumerate(self.group.statements) if is_reduction(s)), None)
+        if first is None or not reduction_buffers(self.rows, self.group.statements[first]):
+            return False
+        bodies = [
+            index_map(s, self.rows, tiling, self.rows.read_at).apply(s.body)
+            for i, s in enumerate(self.group.statements)
+            if (tiling := self.tilings[s.output]) is not None and (i <= first or is_reduction(s))
+        ]
+        early = {load for expr in (*bodies, *self.cached) for load in loads_of(expr)}
+        return not early & self.staged.buffers.keys()
 
     @property
     def caches_in_shared(self) -> bool:

@@ -80,8 +80,14 @@ class StagedOperands:
         chunk = staged.tiling.vector_chunk
         return Load(staged.name, (add(mul(chunk, num(staged.tiling.vector_elems)), ref(VECTOR_ELEMENT)),), load.dtype)
 
-    def wrap(self, nodes: tuple[Node, ...], rows: ThreadRows) -> tuple[Node, ...]:
-        """Copy the operands before the nodes."""
+    def wrap(self, nodes: tuple[Node, ...], rows: ThreadRows, *, has_barrier: bool) -> tuple[Node, ...]:
+        """Copy the operands before the nodes.
+
+        Args:
+            nodes: the statements of all rows of a thread.
+            rows: the mapping of rows to threads.
+            has_barrier: whether the nodes have a barrier before they read an operand.
+        """
         if not self.buffers:
             return nodes
         storages: list[Storage] = []
@@ -89,7 +95,8 @@ class StagedOperands:
         for staged in self.buffers.values():
             storages.append(Storage(staged.name, staged.load.dtype, (staged.elements,), Scope.SHARED, ()))
             copies += self._copy(staged, rows)
-        return wrap_in_storages(storages, (*copies, Barrier(), *nodes))
+        barrier = () if has_barrier else (Barrier(),)
+        return wrap_in_storages(storages, (*copies, *barrier, *nodes))
 
     def _copy(self, staged: StagedOperand, rows: ThreadRows) -> tuple[Node, ...]:
         """Copy an operand by all threads of a block, a group of elements in flight; only the last may be absent."""

@@ -34,6 +34,7 @@ NORM = (
 SUM = "y[r] +=! x[r, c]"
 LAYER_NORM = f"{NORM} + b[c]"
 RMS_NORM = "q[r] +=! x[r, c] * x[r, c]; n[r] = rsqrt(q[r] / {n}.0 + 0.001); y[r, c] = x[r, c] * n[r] * g[c]"
+JOINT = "s[r] +=! x[r, c]; q[r] +=! x[r, c] * g[c]; y[r, c] = x[r, c] * g[c] + s[r] * q[r]"
 MASKED_SOFTMAX = (
     "t[h, r, c] = x[h, r, c] + k[h, c]; m[h, r] >=! t[h, r, c]; s[h, r] +=! exp(t[h, r, c] - m[h, r]);"
     " y[h, r, c] = exp(t[h, r, c] - m[h, r]) / s[h, r]"
@@ -102,7 +103,9 @@ def test_peeled_rows_give_the_results_of_the_interpreter(expression: str, column
 @pytest.mark.parametrize("lanes", [4, 32, 64])
 @pytest.mark.parametrize("flight", [1, 3], ids=["streamed", "resident"])
 @pytest.mark.parametrize(("rows", "serial"), [(9, 2), (64, 4), (67, 2)])
-@pytest.mark.parametrize("expression", [LAYER_NORM, RMS_NORM, MASKED_SOFTMAX], ids=["layer", "rms", "softmax"])
+@pytest.mark.parametrize(
+    "expression", [LAYER_NORM, RMS_NORM, MASKED_SOFTMAX, JOINT], ids=["layer", "rms", "softmax", "joint"]
+)
 def test_blocks_stage_operands_of_rows_with_one_alignment(
     expression: str, rows: int, serial: int, flight: int, lanes: int
 ) -> None:
