@@ -108,4 +108,12 @@ class CpuLoopRules(TaskRules):
 def loop_rules(p: Workload[Any], *, serial: bool) -> CpuLoopRules:
     """Return the rules of one loop nest."""
     fewest, most = (1, 1) if serial else task_range(p)
-    return CpuLoopRules(p, fewest, most, serial)
+    return CpuLoopRules(p, min(fewest, _vectors(p)), most, serial)
+
+
+def _vectors(p: Workload[Any]) -> int:
+    """Return the tasks of a vector each: few columns are few tasks, whose reduction may be split."""
+    if p.vector_axis is None or p.vector_axis not in p.spatial:
+        return p.outer_points
+    extent = p.extents[p.vector_axis]
+    return p.outer_points // extent * -(-extent // p.machine.unit.shape[-1])
