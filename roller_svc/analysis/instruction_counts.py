@@ -58,7 +58,7 @@ def instructions_of(kind: OpKind, dtype: DType) -> int:
 
 
 def count_instructions(statements: Sequence[TensorExpr]) -> int:
-    """Return the instructions of statements, without loads, stores and indices.
+    """Return the instructions of statements, without loads, stores and indices other than data.
 
     They are those of the operators that `TensorExpr.flops` counts. A division by a sum of the statements is a product.
     """
@@ -97,10 +97,8 @@ def count_by_axes(statement: TensorExpr) -> dict[frozenset[str], int]:
 
 def _count(expr: Expr, sums: frozenset[str]) -> tuple[int, bool]:
     """Return the instructions on values from tensors, and whether the expression is a value from tensors."""
-    if isinstance(expr, Load):
-        return 0, True
-    count, of_tensors = 0, False
-    for child in children(expr):
+    count, of_tensors = 0, isinstance(expr, Load)
+    for child in children(expr):  # of a load: its index, whose operators count if it is data
         below, is_value = _count(child, sums)
         count += below
         of_tensors |= is_value

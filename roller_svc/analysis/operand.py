@@ -144,7 +144,7 @@ def _supports(unit: ComputeUnit, operand: DType) -> bool:
 def operand_along(factor: Expr, axis: TileAxis, k: TileAxis, types: Mapping[str, TensorType]) -> Operand:
     dtype = value_dtype(factor) or factor.dtype
     source, guard = _guarded_load(factor)
-    k_major = _is_k_major(factor if source is None else source, axis, k)
+    k_major = _is_k_major(factor if source is None else source, axis, k, types)
     if source is None:
         return Operand(factor, dtype, None, None, dtype, k_major, 1)
     type_ = types[source.tensor]
@@ -192,12 +192,17 @@ def _guarded_load(expr: Expr) -> tuple[Load | None, Expr | None]:
             return None, None
 
 
-def _is_k_major(factor: Expr, axis: TileAxis, k: TileAxis) -> bool:
-    """Return whether memory is contiguous along k rather than along the other axis."""
+def _is_k_major(factor: Expr, axis: TileAxis, k: TileAxis, types: Mapping[str, TensorType]) -> bool:
+    """Return whether memory is contiguous along k rather than along the other axis: that of the largest tensor.
+
+    An index that data decides along both axes, as of a table, says nothing. The loads inside it have an order.
+    """
     k_member, member = k.members[-1].name, axis.members[-1].name
-    for load in loads_of(factor):
+    for load in sorted(loads_of(factor), key=lambda load: -types[load.tensor].bytes):
         for index in reversed(load.index):  # dimensions of one element have no axis
             along_k, along = _index_stride(index, k_member), _index_stride(index, member)
+            if along_k and along and loads_of(index):
+                continue
             if along_k or along:
                 return along == 0 or (along_k != 0 and along_k < along)
     return False

@@ -199,7 +199,7 @@ def _element_loads(unit: ComputeUnit, factors: tuple[Operand, Operand], hw: Hard
     return sum(feed.load.kind is LoadKind.ELEMENT for feed in plan_operand_loads(unit, factors, hw.arch))
 
 
-MIN_RECOMPUTED_OPERATIONS = 4  # of an element, from which a CPU may write an operand once
+MIN_RECOMPUTED_OPERATIONS = 4  # and look-ups of an element, from which a CPU may write an operand once
 MIN_ROW_BYTES = SWIZZLE_ATOMS[-1]  # of an operand copy: shorter rows are not swizzled, and not worth a launch
 
 
@@ -243,7 +243,8 @@ def _recomputed_operands(group: KernelGroup) -> frozenset[OperandCopy]:
     found = []
     for side, (expr, axes) in enumerate(((contraction.a, contraction.m), (contraction.b, contraction.n))):
         is_constant = {load.tensor for load in loads_of(expr)} <= group.constants
-        if axes and not is_constant and operators(expr) >= MIN_RECOMPUTED_OPERATIONS:
+        lookups = sum(any(map(loads_of, load.index)) for load in loads_of(expr))
+        if axes and not is_constant and operators(expr) + lookups >= MIN_RECOMPUTED_OPERATIONS:
             is_row = group.kind is GroupKind.NEST or side == 0  # panels of B have its columns side by side
             found.append(OperandCopy(statement.output, side, value_dtype(expr) or expr.dtype, k_major=is_row))
     return frozenset(found)

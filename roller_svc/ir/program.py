@@ -154,10 +154,8 @@ def operators(expr: Expr) -> int:
 
 def _operators(expr: Expr) -> tuple[int, bool]:
     """Return the operators on values from tensors, and whether the expression is a value from tensors."""
-    if isinstance(expr, Load):
-        return 0, True
-    count, of_tensors = 0, False
-    for child in children(expr):
+    count, of_tensors = 0, isinstance(expr, Load)
+    for child in children(expr):  # of a load: its index, whose operators count if it is data
         below, is_value = _operators(child)
         count += below
         of_tensors |= is_value

@@ -46,3 +46,9 @@ def test_division_by_a_sum_is_a_product() -> None:
     by_input = parse("y[i,j] = x[i,j] / d[i]", inputs)
     assert count_instructions(by_sum.statements) == 2 * 32
     assert count_instructions(by_input.statements) == 32 * instructions_of(OpKind.DIV, DType.FLOAT32)
+
+
+def test_operators_of_an_index_count_if_it_is_data() -> None:
+    inputs = {"t": TensorType(DType.FLOAT32, (16,)), "q": TensorType(DType.INT32, (8, 32))}
+    looked_up = parse("y[i,j] = t[bitwise_and(q[i, j % 4], 7) + 8] * 2.0 where j in 32", inputs)
+    assert looked_up.flops == count_instructions(looked_up.statements) == 3 * 8 * 32

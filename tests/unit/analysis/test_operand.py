@@ -316,3 +316,18 @@ def test_bytes_are_staged_as_they_are_and_the_rest_as_the_unit_takes_it() -> Non
     a, b = operands_of("C[m, n] +=! A[m, k].cast(`float32`) * B[k, n].cast(`float32`)",
                        A="float8_e5m2 32 32", B="float8_e4m3fn 32 32")  # fmt: skip
     assert [staged_dtype(unit(ADA, "mma_e4m3"), o) for o in (a, b)] == [DType.FLOAT8_E5M2, DType.FLOAT8_E4M3FN]
+
+
+@pytest.mark.parametrize(
+    ("text", "k_major"),
+    [
+        ("C[m, n] +=! X[m, k] * T[Q[n, k]]", True),  # as the indices are, not the table
+        ("C[m, n] +=! X[m, k] * T[Q[k, n]]", False),
+        ("C[m, n] +=! X[m, k] * (S[k // 8, n] * T[Q[n, k]])", True),  # the tensor with the most bytes
+        ("C[m, n] +=! X[m, k] * (S[k // 8, n] * T[Q[k, n]])", False),
+    ],
+)
+def test_looked_up_operand_is_contiguous_as_its_indices_are(text: str, k_major: bool) -> None:
+    shape = "64 64"
+    _, b = operands_of(text, X="float16 64 64", T="float16 16", Q=f"int32 {shape}", S="float16 8 64")
+    assert b.k_major is k_major

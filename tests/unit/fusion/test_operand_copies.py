@@ -208,6 +208,25 @@ UNPACKED = (
     "w[S, N] = scales[S / 128, N] * (v[S, N] - 8) "
     "where S in 4096"
 )
+# Values of four bits by a table of 16. NVFP4: e2m1, float8 scales of 16, and one of the row; MXFP4: e2m1, powers of two
+# for 32; NF4 of bitsandbytes: quantiles of a normal distribution, the greatest magnitude of 64.
+LOOKED_UP = {
+    "NVFP4": (
+        "table[{q}] * scales[N, K / 16].cast(`float16`) * row[N]",
+        {"table": "float16 16", "scales": "float8_e4m3fn 4096 256", "row": "float16 4096"},
+    ),
+    "NVFP4, float32": (
+        "(table[{q}] * scales[N, K / 16].cast(`float32`) * row[N]).cast(`float16`)",
+        {"table": "float32 16", "scales": "float8_e4m3fn 4096 256", "row": "float32 4096"},
+    ),
+    "MXFP4": (
+        "(table[{q}] * exp2((scales[N, K / 32].cast(`int32`) - 127).cast(`float32`))).cast(`bfloat16`)",
+        {"table": "bfloat16 16", "scales": "uint8 4096 128"},
+    ),
+    "NF4": (
+        "(table[{q}] * scales[N, K / 64]).cast(`float16`)", {"table": "float32 16", "scales": "float32 4096 64"},
+    ),
+}  # fmt: skip
 CORPUS = {
     f"{rows} x {columns}": (
         WEIGHTS, "output0[M, N] +=! x[M, K] * w[N, K]",
@@ -227,6 +246,14 @@ CORPUS = {
     )
     for order, weights, words in (("AWQ", AWQ, "int32 4096 512"), ("GPTQ", GPTQ, "int32 512 4096"))
     for rows in (16, 1024)
+} | {
+    f"{rows} rows of {form}": (
+        f"w[N, K] = {value.format(q=NIBBLE.format(word='qw[N, K / 8]', place='(K % 8)'))} where K in 4096",
+        "output0[M, N] +=! x[M, K] * w[N, K]",
+        {"x": f"{'bfloat16' if form == 'MXFP4' else 'float16'} {rows} 4096", "qw": "int32 4096 512", **inputs},
+    )
+    for form, (value, inputs) in LOOKED_UP.items()
+    for rows in (1, 16, 256, 4096)
 }  # fmt: skip
 
 
