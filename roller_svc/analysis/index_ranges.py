@@ -108,6 +108,12 @@ def may_exceed_int32(index: Expr, ranges: Mapping[str, Range], dtypes: frozenset
     return False
 
 
+def is_within_int32(expr: Expr, ranges: Mapping[str, Range]) -> bool:
+    """Return whether all intermediate values of integer arithmetic are known to fit in 32 bits."""
+    known = (range_of(part, ranges) for part in iter_subexpressions(expr) if not isinstance(part, Const))
+    return all(interval is not None and _fits_dtype(DType.INT32, interval) for interval in known)
+
+
 def fold(expr: Expr, values: Mapping[str, int]) -> Expr:
     """Substitute known loop variables and fold integer constants. Only arithmetic of axes is folded: it is exact."""
     if isinstance(expr, AxisRef):

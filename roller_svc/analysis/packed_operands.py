@@ -6,17 +6,24 @@ the alignment of a loop.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Load, Op, OpKind, Select, loads_of
+from roller_svc.ir.program import operators
 
+VECTOR_ELEMENTS = 8  # which share scales
 PAIRS = (DType.FLOAT16, DType.BFLOAT16)
 PAIR_SLOTS = 0.5  # of one element: an instruction for two
 FIELD_SLOTS = 3 * PAIR_SLOTS  # prmt, lop3, subtraction of the exponent with a constant zero point
 BYTE_SLOTS = 2 * PAIR_SLOTS  # prmt with the exponent's bytes, subtraction
 SIGN_SLOTS = 0.25  # the sign bits of a word of four are flipped
+# Of values looked up by four bits in registers, by the bytes of a value. Eight indices: selectors, three prmt for four
+# bytes, one prmt for a pair.
+LOOKUP_SLOTS = {1: 2.0, 2: 2.75}
+MEMORY_LOOKUP_SLOTS = 4.0  # shift, mask, address and load
+FLOAT8 = (DType.FLOAT8_E4M3FN, DType.FLOAT8_E5M2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,26 +36,76 @@ class Unpacking:
 
 @lru_cache(maxsize=256)
 def unpacking_of(expr: Expr, dtype: DType) -> Unpacking | None:
-    """Return how packed integers are unpacked as `dtype`; None for any other operand."""
-    slots = _slots(expr) if dtype in PAIRS else None
-    return None if slots is None else Unpacking(slots, len(set(loads_of(expr))))
+    """Return how packed integers, or values looked up by them, are unpacked as `dtype`; None for any other operand."""
+    form = _form(expr, dtype) if dtype in PAIRS else None
+    if form is None:
+        return None
+    tables = {load for load in loads_of(expr) if any(map(loads_of, load.index))}  # are in registers or in L1
+    shared = sum(map(operators, form.scales)) / VECTOR_ELEMENTS
+    return Unpacking(form.slots + form.scale_slots + shared, len(set(loads_of(expr)) - tables))
 
 
-def _slots(expr: Expr) -> float | None:
-    """Return the slots of a field of bits with an offset, a scale and a guard; None for others."""
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """A field of bits with an offset, or values that it looks up, and scales."""
+
+    slots: float  # of the value before scales
+    scales: tuple[Expr, ...] = ()
+    is_pair: bool = True  # else float32, which is looked up in L1
+
+    @property
+    def scale_slots(self) -> float:
+        """Slots of an element: pairs times one 16-bit float, else products in float32, rounded in pairs."""
+        if not self.scales:
+            return 0.0 if self.is_pair else PAIR_SLOTS
+        if self.is_pair and len(self.scales) == 1 and _is_scale(self.scales[0]):
+            return PAIR_SLOTS
+        are_joined = self.is_pair and len(self.scales) == 2 and all(map(_is_scale, self.scales))
+        return float(self.is_pair) + (1 if are_joined else len(self.scales)) + PAIR_SLOTS
+
+
+def _form(expr: Expr, dtype: DType) -> _Form | None:
+    """Return a field of bits with an offset, scales and a guard, or its values by a table; None for others."""
     match expr:
         case Select(then=then, otherwise=Const(value=0)):
-            inner = _slots(then)
-            return None if inner is None else inner + PAIR_SLOTS
+            inner = _form(then, dtype)
+            return None if inner is None else replace(inner, slots=inner.slots + PAIR_SLOTS)
         case Cast(arg=arg) if arg.dtype.is_float:
-            return _slots(arg)
+            return _form(arg, dtype)
         case Cast(arg=arg):
-            return _integer_slots(arg)
+            slots = _integer_slots(arg)
+            return None if slots is None else _Form(slots)
         case Op(kind=OpKind.MUL, args=(x, y)):
-            field, other = (_slots(x), y) if _slots(x) is not None else (_slots(y), x)
-            return None if field is None or not _is_scale(other) else field + PAIR_SLOTS
+            form, other = (_form(x, dtype), y) if _form(x, dtype) is not None else (_form(y, dtype), x)
+            return None if form is None or _looks_up(other) else replace(form, scales=(*form.scales, other))
+        case Load(index=(index,)) if is_table_index(index) and _integer_slots(index) is not None:
+            slots = lookup_slots(expr, dtype) or lookup_slots(expr, DType.FLOAT16)
+            return _Form(MEMORY_LOOKUP_SLOTS, is_pair=False) if slots is None else _Form(slots)
         case _:
             return None
+
+
+def lookup_slots(load: Load, dtype: DType) -> float | None:
+    """Return the slots of a value that four bits look up in registers, as `dtype`; None for other loads."""
+    is_narrower = dtype is DType.FLOAT16 and load.dtype in FLOAT8
+    if len(load.index) != 1 or not is_table_index(load.index[0]) or not (load.dtype is dtype or is_narrower):
+        return None
+    return LOOKUP_SLOTS[1 if load.dtype is DType.FLOAT8_E5M2 else 2]
+
+
+def is_table_index(index: Expr) -> bool:
+    """Return whether an index is a field of four bits, as that of a table in registers."""
+    while isinstance(index, Cast):
+        index = index.arg
+    match index:
+        case Op(kind=OpKind.BITAND, args=(Op(kind=OpKind.SHR, args=(word, _)), Const(value=15))):
+            return bool(loads_of(word))
+        case _:
+            return False
+
+
+def _looks_up(expr: Expr) -> bool:
+    return any(any(map(loads_of, load.index)) for load in loads_of(expr))
 
 
 def _integer_slots(expr: Expr) -> float | None:
@@ -81,6 +138,9 @@ def _is_packed_row(word: Expr) -> bool:
 
 
 def _is_scale(expr: Expr) -> bool:
+    """Return whether a scale is a float of 16 or 8 bits in memory, or is rounded to 16 bits."""
+    if isinstance(expr, Cast) and expr.dtype in PAIRS and not expr.implicit:
+        return True
     while isinstance(expr, Cast):
         expr = expr.arg
-    return isinstance(expr, Load) and expr.dtype in PAIRS
+    return isinstance(expr, Load) and (expr.dtype in PAIRS or expr.dtype in FLOAT8)

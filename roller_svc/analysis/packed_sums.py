@@ -1,8 +1,8 @@
-"""Sum of products with packed weights → the weight that float16 holds exactly, and the factors beside it.
+"""Sum of products with packed weights → the weight that 16 bits hold exactly, and the factors beside it.
 
-Weights are small integers (fields of packed words, bytes) less a zero point, or float8. `codegen/cuda/packed_lanes.py`
-unpacks them in pairs. A factor that is equal along a chunk of the sum, a group's scale, multiplies the chunk's sum
-instead of its elements.
+Weights are small integers (fields of packed words, bytes) less a zero point, float8, or values that fields look up.
+`codegen/cuda/packed_lanes.py` unpacks them in pairs. A factor that is equal along a chunk of the sum, a group's scale,
+multiplies the chunk's sum instead of its elements.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from roller_svc.analysis.index_ranges import range_of
 from roller_svc.analysis.linear import linear
-from roller_svc.analysis.packed_operands import BYTE_SLOTS, PAIR_SLOTS, SIGN_SLOTS
+from roller_svc.analysis.packed_operands import BYTE_SLOTS, FLOAT8, PAIR_SLOTS, SIGN_SLOTS, lookup_slots
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Load, Op, OpKind, axes_of, children, loads_of
 from roller_svc.ir.program import Combine, StatementKind, TensorExpr
@@ -24,7 +24,6 @@ FIELD_SLOTS = 2 * PAIR_SLOTS + 0.125  # lop3, addition or fma; a word's shift fo
 FLOAT8_SLOTS = PAIR_SLOTS + 0.25  # a conversion, and a word's shift for its four bytes
 FIELD_BITS = (1, 2, 4, 8)
 WORD_BITS = 32
-_FLOAT8 = (DType.FLOAT8_E4M3FN, DType.FLOAT8_E5M2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +32,8 @@ class PackedSum:
 
     weight: Expr
     factors: tuple[Expr, ...]
-    slots: float  # instructions that unpack one weight as float16
+    dtype: DType  # 16-bit float that holds the weight
+    slots: float  # instructions that unpack one weight
     bits: int  # of a weight in memory
     zero: Expr | None  # the zero point
     zero_slots: float  # instructions to prepare one weight's zero point
@@ -51,8 +51,11 @@ class PackedSum:
 
     def _is_exact_product(self, factor: Expr) -> bool:
         """Return whether the factor's products with weights are multiples of the least float32."""
-        is_float8 = _uncast(self.weight).dtype in _FLOAT8
-        return isinstance(factor, Load) and (not is_float8 or factor.dtype.bits <= 16)
+        weight = _uncast(self.weight)
+        if not isinstance(factor, Load) or not weight.dtype.is_float:
+            return isinstance(factor, Load)
+        is_float16 = weight.dtype is DType.FLOAT16 and factor.dtype is DType.FLOAT16
+        return is_float16 or (weight.dtype in FLOAT8 and factor.dtype.bits <= 16)
 
 
 class _Unpacked(NamedTuple):
@@ -62,6 +65,7 @@ class _Unpacked(NamedTuple):
     bits: int
     zero: Expr | None = None
     zero_slots: float = 0.0
+    dtype: DType = DType.FLOAT16
 
 
 def packed_sum(statement: TensorExpr, axis: str, chunk: int) -> PackedSum | None:
@@ -77,7 +81,9 @@ def packed_sum(statement: TensorExpr, axis: str, chunk: int) -> PackedSum | None
     weight, others = factors[place], (*factors[:place], *factors[place + 1 :])
     if isinstance(weight, Cast) and not weight.arg.dtype.is_float:
         weight = Cast(weight.arg, DType.FLOAT32, implicit=True)
-    return PackedSum(weight, others, unpacked.slots, unpacked.bits, unpacked.zero, unpacked.zero_slots)
+    return PackedSum(
+        weight, others, unpacked.dtype, unpacked.slots, unpacked.bits, unpacked.zero, unpacked.zero_slots
+    )  # fmt: skip
 
 
 def is_shared(expr: Expr, axis: str, chunk: int) -> bool:
@@ -150,10 +156,14 @@ def _uncast(expr: Expr) -> Expr:
 
 def _weight(factor: Expr, axis: str, chunk: int) -> _Unpacked | None:
     match factor:
-        case Cast(arg=Load(dtype=source) as load, dtype=DType.FLOAT16 | DType.FLOAT32) if source in _FLOAT8:
-            return _Unpacked(FLOAT8_SLOTS, 0, 0, 8) if _is_row(load, axis) else None
-        case Load(dtype=source) as load if source in _FLOAT8:
-            return _Unpacked(FLOAT8_SLOTS, 0, 0, 8) if _is_row(load, axis) else None
+        case Cast(arg=Load() as load) | (Load() as load) if _is_lossless(factor, load):
+            dtype = DType.BFLOAT16 if load.dtype is DType.BFLOAT16 else DType.FLOAT16
+            slots = None if any(load.bounds_checked) else lookup_slots(load, dtype)
+            if slots is not None:
+                field = _integer(load.index[0], axis, chunk)
+                return None if field is None else _Unpacked(slots, 0, 0, field.bits, dtype=dtype)
+            is_float8 = load.dtype in FLOAT8 and _is_row(load, axis)
+            return _Unpacked(FLOAT8_SLOTS, 0, 0, 8) if is_float8 else None
         case Cast(arg=arg, dtype=dtype) if not arg.dtype.is_float:
             unpacked = _integer(arg, axis, chunk)
             exact = 256 if dtype is DType.BFLOAT16 else MAX_EXACT
@@ -185,6 +195,12 @@ def _integer(expr: Expr, axis: str, chunk: int) -> _Unpacked | None:
             return _Unpacked(slots, low, high, 8) if _is_row(expr, axis) else None
         case _:
             return None
+
+
+def _is_lossless(factor: Expr, load: Load) -> bool:
+    """Return whether a factor has the loaded float's value: float8 in any float, others in float32 or as they are."""
+    is_kept = factor.dtype in (load.dtype, DType.FLOAT32)
+    return load.dtype.is_float and factor.dtype.is_float and (is_kept or load.dtype in FLOAT8)
 
 
 def _offset(field: _Unpacked, kind: OpKind, other: Expr, along: tuple[str, int]) -> _Unpacked | None:

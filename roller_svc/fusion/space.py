@@ -11,7 +11,7 @@ from roller_svc.analysis.online_reduction import online_reductions
 from roller_svc.fusion.contraction import Contraction
 from roller_svc.ir.affine import Dim, dim_of
 from roller_svc.ir.attention import Attention
-from roller_svc.ir.expr import Expr, loads_of
+from roller_svc.ir.expr import Expr, Load, loads_of
 from roller_svc.ir.group import AxisRole, TileAccess, TileAxis, TileSpace
 from roller_svc.ir.program import Axis, AxisKind, TensorExpr, TensorType
 
@@ -98,7 +98,7 @@ def _reads(expr: Expr, types: Mapping[str, TensorType], operand: str = "") -> It
     for load in loads_of(expr):
         if load.tensor in types:
             type_ = types[load.tensor]
-            yield TileAccess(load.tensor, type_.dtype, _dims(load.index, type_), is_output=False, operand=operand)
+            yield TileAccess(load.tensor, type_.dtype, _read_dims(load, type_), is_output=False, operand=operand)
 
 
 def _writes(statements: tuple[TensorExpr, ...], types: Mapping[str, TensorType]) -> Iterator[TileAccess]:
@@ -106,6 +106,15 @@ def _writes(statements: tuple[TensorExpr, ...], types: Mapping[str, TensorType])
         if statement.output in types:
             type_ = types[statement.output]
             yield TileAccess(statement.output, type_.dtype, _dims(statement.index, type_), is_output=True)
+
+
+def _read_dims(load: Load, type_: TensorType) -> tuple[Dim, ...]:
+    checked = load.bounds_checked or (False,) * len(load.index)
+    dims = zip(_dims(load.index, type_), load.index, checked, strict=True)
+    return tuple(
+        replace(dim, is_looked_up=True) if not is_checked and loads_of(index) else dim
+        for dim, index, is_checked in dims
+    )
 
 
 def _dims(index: tuple[Expr, ...], type_: TensorType) -> tuple[Dim, ...]:

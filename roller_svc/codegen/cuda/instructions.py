@@ -164,7 +164,7 @@ def instruction(name: str) -> Helper | None:
     if found := re.fullmatch(r"load_matrix_([124])(_transposed)?", name):
         return Helper(_load_matrix(int(found[1]), transposed=found[2] is not None), ("shared_address",))
     if found := re.fullmatch(r"pack_(f16|bf16)", name):
-        return Helper(_pack(found[1]))
+        return Helper(_pack(found[1]), (f"f32_to_{found[1]}",))
     if found := re.fullmatch(r"mma_two_m16n8k8_(\w+)", name):
         one = f"mma_m16n8k8_{found[1]}"
         return Helper(_composed(name, "float", (f"{one}(d, a, b);", f"{one}(d, a + 2, b + 1);")), (one,))
@@ -223,8 +223,9 @@ def _pack(short: str) -> str:
     # of two operands the first goes to the high half (PTX ISA, "cvt")
     return (
         f"{_F} unsigned int pack_{short}(float low, float high) {{\n"
-        f"  unsigned int word;\n"
-        f'  asm("cvt.rn.{short}x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));\n  return word;\n}}'
+        f"#if __CUDA_ARCH__ >= 800\n  unsigned int word;\n"
+        f'  asm("cvt.rn.{short}x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));\n  return word;\n'
+        f"#else\n  return (unsigned int)f32_to_{short}(low) | (unsigned int)f32_to_{short}(high) << 16;\n#endif\n}}"
     )
 
 

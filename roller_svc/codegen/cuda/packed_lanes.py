@@ -1,4 +1,4 @@
-"""Values of a vector loop's lanes → words of two 16-bit floats: packed integers and float8, with offsets and scales.
+"""Values of a vector loop's lanes → words of two 16-bit floats: packed integers, float8, looked-up values; scales.
 
 An integer v in the low bits of the float16 1024, or of the bfloat16 128, is 1024 + v, or 128 + v. One `prmt` moves the
 integers of two lanes to the halves of a word, one `lop3` adds the exponent, and one subtraction removes it with the
@@ -7,8 +7,11 @@ zero point (CUTLASS, NumericArrayConverter). Elements one by one would take abou
 Integers that are 16 bits apart need no `prmt`. Four bits further up in the half, v is 1024 + 16 v, which one fused
 multiply-add scales, so that eight integers of a word take one shift (Marlin, Frantar et al., 2024).
 
+A table of 16 floats is in registers, a word for four of their low or high bytes. `prmt` looks up four bytes of eight
+entries by three bits of four indices, and one more takes the fourth bit's half of the table (Marlin, bitsandbytes).
+
 The result has the bits of the unpacked computation in float32: differences of small integers are exact, and a product
-of two 16-bit floats is rounded once.
+of two 16-bit floats is rounded once. With other scales pairs are multiplied in float32, and rounded then.
 """
 
 from __future__ import annotations
@@ -39,6 +42,7 @@ _BYTES = (DType.INT8, DType.UINT8)
 _WIDTHS = (1, 2, 4, 8)
 _FRACTION_BITS = {DType.FLOAT16: 10, DType.BFLOAT16: 7}
 _HALF_BITS, WIDEST_BITS = 16, 128
+TABLE_BITS = 4  # of an index of a table in registers
 # The words of one load of that many bits.
 _LOADED_WORDS = {
     32: ("*(const unsigned int *){}",),
@@ -85,6 +89,14 @@ class _Float8:
 
 
 @dataclass(frozen=True, slots=True)
+class _LookedUp:
+    """Elements of a table of 16, a 16-bit float or float8 each, at the field's integers."""
+
+    table: BufferRef
+    field: _Field
+
+
+@dataclass(frozen=True, slots=True)
 class _Halves:
     """Elements that are 16-bit floats in memory."""
 
@@ -93,7 +105,7 @@ class _Halves:
 
 @dataclass(frozen=True, slots=True)
 class _Shared:
-    """A 16-bit float that all lanes share."""
+    """A 16-bit float or float8 in memory, or a value rounded to 16 bits, that all lanes share."""
 
     value: Expr
 
@@ -104,6 +116,15 @@ class _Product:
 
 
 @dataclass(frozen=True, slots=True)
+class _Scaled:
+    """Pairs of a type times floats that all lanes share, one after the other, in float32."""
+
+    pairs: _Pairs
+    dtype: DType
+    factors: tuple[Expr, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class _Guarded:
     """Pairs where a condition of all lanes holds, else 0."""
 
@@ -111,7 +132,7 @@ class _Guarded:
     pairs: _Pairs
 
 
-_Pairs = _Integers | _Float8 | _Halves | _Shared | _Product | _Guarded
+_Pairs = _Integers | _Float8 | _LookedUp | _Halves | _Shared | _Product | _Scaled | _Guarded
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,14 +189,34 @@ class PackedLanes:
                 return self._match(arg)
             case Op(kind=OpKind.MUL, args=(x, y), dtype=dtype) if dtype in (self.dtype, DType.FLOAT32):
                 a, b = self._exact(x), self._exact(y)
-                return None if a is None or b is None else _Product((a, b))
+                return self._scaled(value) if a is None or b is None else _Product((a, b))
             case _:
                 return self._exact(value)
+
+    def _scaled(self, value: Expr) -> _Scaled | None:
+        """Return packed pairs times factors that all lanes share; arithmetic of 16-bit floats is in float32."""
+        match value:
+            case Cast(arg=arg, dtype=DType.FLOAT32) if arg.dtype.is_float:
+                return self._scaled(arg)
+            case Op(kind=OpKind.MUL, args=(x, y), dtype=dtype) if dtype in (self.dtype, DType.FLOAT32):
+                inner, factor = (y, x) if self.lanes.is_uniform(x) else (x, y)
+                scaled = self._scaled(inner) if self.lanes.is_uniform(factor) else None
+                if scaled is None:
+                    return None
+                return replace(scaled, factors=(*scaled.factors, self.lanes.first_value(factor)))
+            case _:
+                both = (self, replace(self, dtype=DType.FLOAT16))
+                found = ((one._exact(value), one.dtype) for one in both)
+                return next((_Scaled(x, dtype, ()) for x, dtype in found if x is not None and _is_packed(x)), None)
 
     def _exact(self, value: Expr) -> _Pairs | None:
         """Return the value as pairs if `dtype` represents it exactly."""
         match value:
+            case Cast(arg=Load(dtype=source) as arg, dtype=dtype) if source in _FLOAT8 and dtype.is_float:
+                return self._exact(arg)  # every float represents float8
             case Cast(arg=arg, dtype=dtype) if dtype in (self.dtype, DType.FLOAT32):
+                if dtype is self.dtype and not value.implicit and self.lanes.is_uniform(arg):
+                    return _Shared(self.lanes.first_value(value))
                 if arg.dtype.is_float:
                     return self._exact(arg)
                 integers = self._integers(arg)
@@ -194,15 +235,29 @@ class PackedLanes:
 
     def _loaded(self, load: Load) -> _Pairs | None:
         buffer = self.visitor.scalar.buffers[load.tensor]
-        if buffer.dtype is self.dtype and self.lanes.is_uniform(load):
+        is_narrower = self.dtype is DType.FLOAT16 and buffer.dtype in _FLOAT8
+        if (buffer.dtype is self.dtype or is_narrower) and self.lanes.is_uniform(load):
             return _Shared(replace(load, index=tuple(map(self.lanes.first_value, load.index))))
+        if (buffer.dtype is self.dtype or is_narrower) and (field := self._table_field(load, buffer)) is not None:
+            return _LookedUp(buffer, field)
         words = self._array_words(load, buffer)
         if words is None:
             return None
         if buffer.dtype is self.dtype:
             return _Halves(words)
-        is_float8 = buffer.dtype in _FLOAT8 and self.dtype is DType.FLOAT16
-        return _Float8(words, buffer.dtype) if is_float8 else None
+        return _Float8(words, buffer.dtype) if is_narrower else None
+
+    def _table_field(self, load: Load, buffer: BufferRef) -> _Field | None:
+        """Return the indices of a table of 16 in memory, if words of them have at least half of their places used."""
+        if buffer.shape != (1 << TABLE_BITS,) or any(load.bounds_checked) or "." in load.tensor:
+            return None
+        index = load.index[0]
+        while isinstance(index, Cast) and index.is_exact:
+            index = index.arg
+        field = self._field(index)
+        if field is None or field.bits != TABLE_BITS or any(bit % TABLE_BITS for _, bit in field.places):
+            return None
+        return field if 2 * len(set(map(_quarter, field.places))) <= self.lanes.count else None
 
     def _integers(self, value: Expr) -> _Integers | None:
         match value:
@@ -396,12 +451,14 @@ class PackedLanes:
                 named = [self._variable(word) for word in words]
                 halves = [half for word in named for half in (word, f"{word} >> 16")]
                 return tuple(f"{convert}((unsigned short)({half}))" for half in halves)
+            case _LookedUp():
+                return self._print_looked_up(pairs, order, guard)
             case _Halves(words=words):
                 return words
             case _Shared(value=value):
-                buffer = self.visitor.scalar.buffers[value.tensor] if isinstance(value, Load) else None
-                bits = self._variable(f"(unsigned int){self._bits(value, buffer)} * 0x10001u", guard)
-                return (bits,) * len(order)
+                return (self._print_shared(value, guard),) * len(order)
+            case _Scaled():
+                return self._print_scaled(pairs, order, guard)
             case _Product(factors=(a, b)):
                 multiply = self._wrapper(f"mul_{SHORT[self.dtype]}x2")
                 both = zip(self._print(a, order, guard), self._print(b, order, guard), strict=True)
@@ -410,6 +467,84 @@ class PackedLanes:
                 test = self.visitor.scalar.value(cond)
                 words = self._print(inner, order, f"{guard} && {test}" if guard else test)
                 return tuple(f"({test} ? {word} : 0u)" for word in words)
+
+    def _print_shared(self, value: Expr, guard: str) -> str:
+        """Print a word with a float in both halves."""
+        buffer = self.visitor.scalar.buffers[value.tensor] if isinstance(value, Load) else None
+        bits = self.visitor.scalar.to_element(value, self.dtype) if buffer is None else self._bits(value, buffer)
+        if buffer is not None and buffer.dtype in _FLOAT8:
+            return self._variable(f"{self._wrapper(f'{SHORT[buffer.dtype]}x2_to_f16x2')}({bits} * 0x101)", guard)
+        return self._variable(f"(unsigned int){bits} * 0x10001u", guard)
+
+    def _print_scaled(self, scaled: _Scaled, order: LanePairs, guard: str) -> tuple[str, ...]:
+        """Print pairs that are multiplied by factors in float32, and rounded.
+
+        Two factors are one where both orders have the same bits: where float32 has the product of any two exactly.
+        """
+        scalar, dtype, factors = self.visitor.scalar, scaled.dtype, scaled.factors
+        words = replace(self, dtype=dtype)._print(scaled.pairs, order, guard)
+        texts = tuple(map(scalar.value, factors))
+        if dtype is DType.FLOAT16 and len(factors) == 2 and all(map(self._is_float16, factors)):
+            texts = (" * ".join(texts),)
+        known = tuple(self._float_variable(text, guard) for text in texts)
+        to_float, pack = scalar.helper(f"{SHORT[dtype]}_to_f32"), self._wrapper(f"pack_{SHORT[self.dtype]}")
+        products = []
+        for text in words:
+            word = self._variable(text)
+            halves = (f"(unsigned short){word}", f"(unsigned short)({word} >> {_HALF_BITS})")
+            low, high = (" * ".join((f"{to_float}({half})", *known)) for half in halves)
+            products.append(f"{pack}({low}, {high})")
+        return tuple(products)
+
+    def _is_float16(self, factor: Expr) -> bool:
+        """Return whether it is a float in memory that float16 represents."""
+        while isinstance(factor, Cast) and factor.dtype.is_float and factor.arg.dtype.is_float:
+            factor = factor.arg
+        dtype = self.visitor.scalar.buffers[factor.tensor].dtype if isinstance(factor, Load) else factor.dtype
+        return isinstance(factor, Load) and (dtype is DType.FLOAT16 or dtype in _FLOAT8)
+
+    def _print_looked_up(self, looked_up: _LookedUp, order: LanePairs, guard: str) -> tuple[str, ...]:
+        """Print the words of pairs of lanes: bytes of the table by three bits of the indices, then by the fourth."""
+        places, field = looked_up.field.places, looked_up.field
+        words = [self._variable(word, guard if field.in_memory else "") for word in field.words]
+        planes = self._table_bytes(looked_up.table)
+        chosen: dict[tuple[int, int], list[str]] = {}
+        for quarter in dict.fromkeys(map(_quarter, places)):
+            word, number = quarter
+            low = self._variable(f"({words[word]} >> {_HALF_BITS * number}) & 0x7777u")
+            shifted = f"{words[word]} >> {_HALF_BITS * number + 1}"
+            high = self._variable(f"{self._wrapper('and_or')}({shifted}, 0x4444u, 0x3210u)")
+            chosen[quarter] = [
+                self._variable(f"__byte_perm(__byte_perm({a}, {b}, {low}), __byte_perm({c}, {d}, {low}), {high})")
+                for a, b, c, d in planes
+            ]
+        pairs = []
+        for lanes in order:
+            (first, at), (second, other_at) = ((_quarter(places[i]), places[i][1] // TABLE_BITS % 4) for i in lanes)
+            if first == second:
+                pairs.append(_join_bytes(chosen[first], (at, other_at)))
+            else:  # a half each
+                halves = (_join_bytes(chosen[q], (i, i)) for q, i in ((first, at), (second, other_at)))
+                pairs.append(f"__byte_perm({', '.join(halves)}, 0x5410)")
+        return tuple(pairs)
+
+    def _table_bytes(self, table: BufferRef) -> list[tuple[str, ...]]:
+        """Print the bytes of a table's 16 floats, four in a word: the low ones if there are any, and the high ones."""
+        count = (1 << TABLE_BITS) * table.dtype.bits // WIDEST_BITS
+        at = (f"&{table.identifier}[{i * WIDEST_BITS // table.dtype.bits}]" for i in range(count))
+        words = [pattern.format(place) for place in at for pattern in _LOADED_WORDS[WIDEST_BITS]]
+        if table.dtype is DType.FLOAT8_E5M2:  # the high byte of a float16
+            return [tuple(self._variable(word) for word in words)]
+        if table.dtype is DType.FLOAT8_E4M3FN:
+            convert = self._wrapper("e4m3x2_to_f16x2")
+            named = [self._variable(word) for word in words]
+            words = [f"{convert}((unsigned short)({w}))" for word in named for w in (word, f"{word} >> {_HALF_BITS}")]
+        named = [self._variable(word) for word in words]
+        pairs = list(zip(named[::2], named[1::2], strict=True))
+        return [
+            tuple(self._variable(f"__byte_perm({a}, {b}, {selector})") for a, b in pairs)
+            for selector in ("0x6420", "0x7531")
+        ]
 
     def _bits(self, value: Expr, buffer: BufferRef | None) -> str:
         """Print the bits of a 16-bit float in memory."""
@@ -516,12 +651,18 @@ class PackedLanes:
         return name
 
     def _variable(self, text: str, guard: str = "") -> str:
+        return self._new_variable("packed.word", DType.UINT32, f"{guard} ? {text} : 0u" if guard else text)
+
+    def _float_variable(self, text: str, guard: str) -> str:
+        return self._new_variable("packed.scale", DType.FLOAT32, f"{guard} ? {text} : 0.0f" if guard else text)
+
+    def _new_variable(self, base: str, dtype: DType, text: str) -> str:
         number = 0
-        while (name := f"packed.word{number}") in self.visitor.scalar.buffers:
+        while (name := f"{base}{number}") in self.visitor.scalar.buffers:
             number += 1
         identifier = self.visitor.names.of(name)
-        self.visitor.emit_line(f"const unsigned int {identifier} = {f'{guard} ? {text} : 0u' if guard else text};")
-        self.visitor.scalar.buffers[name] = BufferRef(identifier, DType.UINT32, ())
+        self.visitor.emit_line(f"const {self.visitor.dialect.value_type(dtype)} {identifier} = {text};")
+        self.visitor.scalar.buffers[name] = BufferRef(identifier, dtype, ())
         return identifier
 
 
@@ -546,7 +687,7 @@ def _without_axes(expr: Expr) -> Expr:
 
 def _is_packed(pairs: _Pairs) -> bool:
     match pairs:
-        case _Integers() | _Float8():
+        case _Integers() | _Float8() | _LookedUp() | _Scaled():
             return True
         case _Product(factors=factors):
             return any(map(_is_packed, factors))
@@ -554,6 +695,19 @@ def _is_packed(pairs: _Pairs) -> bool:
             return _is_packed(inner)
         case _:
             return False
+
+
+def _quarter(place: tuple[int, int]) -> tuple[int, int]:
+    """Return the word of a place, and the number of its half: four indices of four bits."""
+    word, bit = place
+    return word, bit // _HALF_BITS
+
+
+def _join_bytes(planes: Sequence[str], at: tuple[int, int]) -> str:
+    """Print a word of two floats from their bytes: low and high ones, or high ones only."""
+    low, high = planes if len(planes) == 2 else ("0u", *planes)
+    selector = "".join(f"{4 + i}{i if len(planes) == 2 else 0}" for i in reversed(at))
+    return f"__byte_perm({low}, {high}, 0x{selector})"
 
 
 def _float_bits(value: int, dtype: DType) -> int:

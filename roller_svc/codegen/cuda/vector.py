@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from roller_svc.analysis.congruences import Congruence, Known, LaneStrideAnalysis, congruence, is_multiple
-from roller_svc.analysis.index_ranges import fold
+from roller_svc.analysis.index_ranges import fold, is_within_int32
 from roller_svc.codegen.buffer_ref import BufferRef
 from roller_svc.codegen.cuda.packed_lanes import PackedLanes
 from roller_svc.codegen.dialect import SHORT
@@ -23,6 +23,7 @@ from roller_svc.ir.expr import (
     axes_of,
     children,
     loads_of,
+    rewrite,
     substitute,
     with_children,
 )
@@ -124,7 +125,7 @@ class _WideLoop:
             chunks = self._chunks(buffer, tuple(substitute(i, statement.whole) for i in node.index))
         if chunks is None or (node.tensor in self.register_buffers and not self._is_packed(buffer)):
             index = tuple(self._read(i, (), statement.whole) for i in node.index)
-            self._each_lane(statement.lets, replace(node, index=index, value=value))
+            self._each_lane(statement, replace(node, index=index, value=value))
         elif node.combine is None and (source := self._copied_array(value, buffer)) is not None:
             self._move(chunks, source, store=True)
         else:
@@ -132,21 +133,35 @@ class _WideLoop:
             if node.combine is not None:
                 self._move(chunks, local, store=False)
             if not self._store_packed(local, substitute(value, statement.whole), node):
-                self._each_lane(statement.lets, Compute(local, (ref(self.loop.var),), value, node.combine))
+                self._each_lane(statement, Compute(local, (ref(self.loop.var),), value, node.combine))
             self._move(chunks, local, store=True)
         self.read = {key: local for key, local in self.read.items() if key[0].tensor not in self.lanes.written}
 
-    def _each_lane(self, lets: Lets, node: Compute) -> None:
+    def _each_lane(self, statement: _Statement, node: Compute) -> None:
         """Print the write for each lane, unrolled, inside the Lets that it uses."""
+        node = replace(node, value=rewrite(node.value, lambda expr: self._known_remainder(expr, statement.whole)))
         nodes: tuple[Node, ...] = (node,)
         used = frozenset[str]().union(*(axes_of(e) for e in (*node.index, node.value)))
-        for var, value in reversed(lets):
+        for var, value in reversed(statement.lets):
             if var in used:
                 nodes = (Let(var, value, nodes),)
                 used = used - {var} | axes_of(value)
         self.visitor.emit_line("#pragma unroll")
         with self.visitor.block(self.visitor.loop_head(self.loop)):
             self.visitor.visit_all(nodes)
+
+    def _known_remainder(self, expr: Expr, whole: dict[str, Expr]) -> Expr:
+        """Replace a remainder that is known in every lane: the place of a packed value in its word.
+
+        Arithmetic of axes in a value wraps, which remainders are only free of in a known range.
+        """
+        if not isinstance(expr, Op) or expr.kind is not OpKind.MOD or expr.dtype is not DType.INT32 or loads_of(expr):
+            return expr
+        exact = substitute(expr, whole)
+        first, step = congruence(self.lanes.first_value(exact), self.lanes.known), self.lanes.stride(exact)
+        if first.modulus or step is None or not is_within_int32(exact, self.visitor.scalar.ranges):
+            return expr
+        return add(num(first.remainder), mul(ref(self.loop.var), num(step)))
 
     def _store_packed(self, local: str, value: Expr, node: Compute) -> bool:
         """Print the stores of the lanes in pairs, if these are unpacked together."""

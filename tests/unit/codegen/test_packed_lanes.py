@@ -1,7 +1,8 @@
-"""Packed integers and float8, unpacked in pairs: which programs, results, instructions."""
+"""Packed integers, float8 and looked-up values, unpacked in pairs: which programs, results, instructions."""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from schedule_support import program
 
@@ -36,6 +37,8 @@ def along_n(bits: int, word: str, place: str, zeros: str = "") -> str:
     return f"W[k, n] = ({value} - {zero}).cast(`float16`) * S[k // 32, n] where k in 256, n in 256"
 
 
+E8M0 = "exp2(E[n, k // 32].cast(`float32`) - 127.0)"
+FIRST_HIGH = "(Q[n, k // 2] >> ((1 - k % 2) * 4)).call(`bitwise_and`, [15])"
 SCALED = "({q} - 8).cast(`{t}`) * S[n, k // 32]"
 ZEROS = "({q} - (Z[n] >> 8).call(`bitwise_and`, [15])).cast(`{t}`) * S[n, k // 32]"
 PACKED = {
@@ -62,17 +65,55 @@ PACKED = {
                             {"Q": "int32 256 32", "Z": "int32 8 32", "S": "float16 8 256"}),
     "int4 in GPTQ's order": (along_n(4, "Q[k // 8, n]", "(k % 8)"), {"Q": "int32 32 256", "S": "float16 8 256"}),
     "int2 along k in bytes": (along_n(2, "Q[k // 4, n]", "(k % 4)"), {"Q": "uint8 64 256", "S": "float16 8 256"}),
+    "two scales": (unpacked(4, 8, "({q} - 8).cast(`{t}`) * S[n, k // 32] * R[n]"),
+                   {"Q": "int32 512 128", "S": "float16 512 32", "R": "float16 512"}),
+    "a scale in float32": (unpacked(4, 8, "(({q} - 8).cast(`float32`) * S[n, k // 32]).cast(`{t}`)"),
+                           {"Q": "int32 512 128", "S": "float32 512 32"}),
+    "float16 by a table": (unpacked(4, 8, "T[{q}]"), {"Q": "int32 512 128", "T": "float16 16"}),
+    "float16 by a table, scaled": (
+        unpacked(4, 8, "T[{q}] * S[n, k // 32]"), {"Q": "int32 512 128", "T": "float16 16", "S": "float16 512 32"}),
+    "NVFP4": (unpacked(4, 2, "T[{q}] * S[n, k // 16].cast(`{t}`)"),
+              {"Q": "uint8 512 512", "T": "float16 16", "S": "float8_e4m3fn 512 64"}),
+    "NVFP4 with scales of rows": (
+        unpacked(4, 2, "T[{q}].cast(`{t}`) * S[n, k // 16].cast(`{t}`) * R[n]"),
+        {"Q": "uint8 512 512", "T": "float8_e5m2 16", "S": "float8_e4m3fn 512 64", "R": "float16 512"}),
+    "MXFP4 to bfloat16": (unpacked(4, 2, f"(T[{{q}}].cast(`float32`) * {E8M0}).cast(`{{t}}`)", "bfloat16"),
+                          {"Q": "uint8 512 512", "T": "float8_e5m2 16", "E": "uint8 512 32"}),
+    "MXFP4 with rounded scales": (
+        unpacked(4, 2, f"T[{{q}}] * {E8M0}.cast(`{{t}}`)", "bfloat16"),
+        {"Q": "uint8 512 512", "T": "bfloat16 16", "E": "uint8 512 32"}),
+    "NF4": (f"W[n, k] = (T[{FIRST_HIGH}] * S[n, k // 64]).cast(`bfloat16`) where n in 512, k in 1024",
+            {"Q": "uint8 512 512", "T": "float16 16", "S": "float32 512 16"}),
+    "e4m3 by a table": (unpacked(4, 8, "T[{q}].cast(`{t}`)"), {"Q": "int32 512 128", "T": "float8_e4m3fn 16"}),
+    "a table in AWQ's order": (
+        "W[k, n] = T[(Q[k, n // 8] >> ((n % 2 * 4 + n % 8 // 2) * 4)).call(`bitwise_and`, [15])] * S[k // 32, n] "
+        "where k in 256, n in 256", {"Q": "int32 256 32", "T": "float16 16", "S": "float16 8 256"}),
 }  # fmt: skip
 # Programs whose bits pairs of 16-bit floats do not give.
 OTHERS = {
-    "two roundings": (unpacked(4, 8, "({q} - 8).cast(`{t}`) * S[n, k // 32] * S[n, 0]"),
-                      {"Q": "int32 512 128", "S": "float16 512 32"}),
-    "a scale in float32": (unpacked(4, 8, "(({q} - 8).cast(`float32`) * S[n, k // 32]).cast(`{t}`)"),
-                           {"Q": "int32 512 128", "S": "float32 512 32"}),
+    "a scale of each element": (unpacked(4, 8, "({q} - 8).cast(`{t}`) * (S[n, k] + 1.0)"),
+                                {"Q": "int32 512 128", "S": "float16 512 1024"}),
+    "float32 by a table": (unpacked(4, 8, "(T[{q}] * S[n, k // 32]).cast(`{t}`)"),
+                           {"Q": "int32 512 128", "T": "float32 16", "S": "float32 512 32"}),
+    "a table in GPTQ's order": (
+        "W[k, n] = T[(Q[k // 8, n] >> (k % 8 * 4)).call(`bitwise_and`, [15])] * S[k // 32, n] "
+        "where k in 256, n in 256", {"Q": "int32 32 256", "T": "float16 16", "S": "float16 8 256"}),
+    "a remainder that wraps": ("W[n, k] = Q[n, k] + k * 1610612736 % 3 where n in 512, k in 1024",
+                               {"Q": "int32 512 1024"}),
     "a large offset": (unpacked(4, 8, "({q} + 3000).cast(`{t}`) * S[n, k // 32]"),
                        {"Q": "int32 512 128", "S": "float16 512 32"}),
     "int8 to bfloat16": ("W[n, k] = Q[n, k].cast(`bfloat16`) * S[n]", {"Q": "int8 512 1024", "S": "bfloat16 512"}),
 }  # fmt: skip
+
+
+def inputs_of(compute: TensorProgram, seed: int) -> dict[str, np.ndarray]:
+    """Return random inputs, with all bits of packed words, and exponents near 0."""
+    rng, arrays = np.random.default_rng(seed), dict(random_inputs(compute, seed))
+    for name in {"Q", "E"} & {name for name, type_ in compute.inputs if not type_.dtype.is_float}:
+        info = np.iinfo(arrays[name].dtype)
+        low, high = (info.min, info.max) if name == "Q" else (120, 134)
+        arrays[name] = rng.integers(low, high, arrays[name].shape, arrays[name].dtype, endpoint=True)
+    return arrays
 
 
 def source_of(compute: TensorProgram, target: hardware.HardwareSpec = HOPPER) -> KernelSource:
@@ -96,6 +137,15 @@ def test_other_elements_are_computed_one_by_one(name: str) -> None:
     assert not unpacks_pairs(source_of(program(text, **inputs)))
 
 
+def test_places_in_words_are_known_in_every_lane() -> None:
+    text, inputs = OTHERS["float32 by a table"]
+    _, kernel = source_of(program(text, **inputs)).text.split("__global__")
+    assert "shr_i32(" in kernel
+    assert "mod_i32(" not in kernel
+    text, inputs = OTHERS["a remainder that wraps"]
+    assert "mod_i32(" in source_of(program(text, **inputs)).text.split("__global__")[1]
+
+
 @pytest.mark.emulator
 @pytest.mark.parametrize("target", [HOPPER, AMPERE], ids=lambda spec: spec.id)
 @pytest.mark.parametrize("name", [*PACKED, *OTHERS])
@@ -104,24 +154,27 @@ def test_results_have_the_bits_of_the_elements_one_by_one(name: str, target: har
     compute = program(text, **inputs)
     source = source_of(compute, target)
     for seed in (1, 2):
-        arrays = random_inputs(compute, seed)
+        arrays = inputs_of(compute, seed)
         got = load_emulated(CompiledKernel(source, b"", "", ()), seed, races=True).run(arrays)
         agreement = agrees(compute, got, evaluate(compute, arrays))
         assert agreement.ok, agreement.detail
 
 
-@pytest.mark.parametrize("name", ["int4 in AWQ's order", "int4 in GPTQ's order", "int2 along k in bytes"])
+@pytest.mark.parametrize(
+    "name",
+    ["int4 in AWQ's order", "int4 in GPTQ's order", "int2 along k in bytes", "NVFP4", "MXFP4 to bfloat16", "NF4"],
+)
 def test_cpus_compute_the_same(name: str) -> None:
     text, inputs = PACKED[name]
     compute = program(text, **inputs)
-    arrays = random_inputs(compute, 1)
+    arrays = inputs_of(compute, 1)
     module = CpuModule(compile_source(source_of(compute, hardware.load("local"))))
     agreement = agrees(compute, module.run(arrays), evaluate(compute, arrays))
     assert agreement.ok, agreement.detail
 
 
 @pytest.mark.parametrize("target", ["nvidia-h200-sxm", "nvidia-a100-sxm-80gb", "nvidia-t4"])
-@pytest.mark.parametrize("name", ["int4 to bfloat16", "float8", "uint8 with zero points"])
+@pytest.mark.parametrize("name", ["int4 to bfloat16", "float8", "uint8 with zero points", "NVFP4", "NF4"])
 def test_wrappers_compile_for_devices_with_and_without_the_instructions(name: str, target: str) -> None:
     spec = hardware.load(target)
     if not (toolchain := availability(spec)).ok:

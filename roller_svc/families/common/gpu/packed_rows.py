@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from roller_svc.analysis.packed_operands import PAIR_SLOTS
 from roller_svc.analysis.packed_sums import PackedSum, is_shared, packed_sum
+from roller_svc.ir.affine import affine
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import axes_of, loads_of
 from roller_svc.ir.group import AxisRole, KernelGroup, TileSpace
@@ -71,8 +72,9 @@ def unpacks_pairs(group: KernelGroup, hw: HardwareSpec) -> bool:
     along = [s for s in group.statements if any(a.name not in names for a in s.axes)]
     if hw.arch.prefix != FLOAT8_ARCH.prefix or len(along) != 1 or along[0].kind is not StatementKind.REDUCE:
         return False
-    is_converted = all(load.dtype is not DType.FLOAT8_E4M3FN for load in loads_of(along[0].body))
-    return is_converted or hw.arch >= FLOAT8_ARCH
+    # scales of groups are converted one by one
+    rows = (load for load in loads_of(along[0].body) if load.index and affine(load.index[-1]) is not None)
+    return hw.arch >= FLOAT8_ARCH or all(load.dtype is not DType.FLOAT8_E4M3FN for load in rows)
 
 
 def packed_rows(group: KernelGroup, hw: HardwareSpec, vector_elems: int, vector_rows: int) -> PackedRows | None:

@@ -9,7 +9,7 @@ from roller_svc.families.common.gpu.row_space import RowAccess, RowIteration, Ro
 from roller_svc.perf.common import Costs, Launch, simt_waves, streaming_bandwidth
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.occupancy import BlockResources, blocks_per_core
-from roller_svc.perf.workload import Workload, address_ops
+from roller_svc.perf.workload import ADDRESS_OPS, Workload, address_ops
 
 SECTOR_BYTES = 32
 BLOCK_CYCLES = 50.0  # a core starts one block after another
@@ -91,7 +91,9 @@ def _row_instructions(p: Workload[Any], rows: RowSpace, launch: Launch, iteratio
         computed = _computed_instructions(p, rows, launch, iteration)
     repeated = LOOP_OPS + computed
     for access in rows.accesses:
-        if access.varies_along_row:
+        if access.is_looked_up:
+            repeated += _lookups(rows, access, launch, iteration) * (1.0 + ADDRESS_OPS / 2)
+        elif access.varies_along_row:
             count = access.elements(rows.row_thread(launch.thread))
             loads = -(-count // _width(p, rows, access, launch))
             is_weight = packed is not None and access.footprint.access.tensor in packed.tensors
@@ -124,6 +126,14 @@ def _computed_instructions(p: Workload[Any], rows: RowSpace, launch: Launch, ite
     return iteration.vector_elems * iteration.points * operations
 
 
+def _lookups(rows: RowSpace, access: RowAccess, launch: Launch, iteration: RowIteration) -> int:
+    """Return the loads from a table by a thread for one chunk: none if it is in registers."""
+    packed = rows.packed_in(launch.thread)
+    if packed is not None and access.footprint.access.tensor in packed.tensors:
+        return 0
+    return iteration.points * iteration.vector_elems
+
+
 def _width(p: Workload[Any], rows: RowSpace, access: RowAccess, launch: Launch) -> int:
     """Elements that one access of a thread moves."""
     is_contiguous = access.contiguous_axis is not None and (access.stride == 1 or access.is_divided)
@@ -153,6 +163,9 @@ def _warp_sectors(rows: RowSpace, access: RowAccess, launch: Launch, iteration: 
     """Return the sectors of a warp: adjacent threads follow the contiguous axis, then other rows."""
     count = access.elements(rows.row_thread(launch.thread))
     times = iteration.iterations * _passes(access, iteration) if access.varies_along_row else 1
+    if access.is_looked_up:
+        sectors = min(warp, -(-access.footprint.access.tensor_bytes // SECTOR_BYTES))
+        return float(times * _lookups(rows, access, launch, iteration) * sectors)
     if access.contiguous_axis is None:  # all lanes read the same element
         return float(count * times)
     own = min(count, _contiguous(access, launch.thread))

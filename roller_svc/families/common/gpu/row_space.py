@@ -39,6 +39,11 @@ class RowAccess:
     # Outer axes of its index, if blocks may copy its row to shared memory, where it is aligned like a peeled row.
     staged_axes: Tile | None = None
 
+    @property
+    def is_looked_up(self) -> bool:
+        """Whether data decides each element: fields of bits, in a table."""
+        return any(dim.is_looked_up for dim in self.footprint.access.dims)
+
     def elements(self, tile: Tile) -> int:
         """Return the elements that a tile accesses; divided or gathered ones at their mean density."""
         count = self.footprint.elements(tile)

@@ -1,8 +1,8 @@
 """Chunks of a sum with packed weights: unpacked in pairs, multiplied and added, then scaled once.
 
-The weights of a chunk become float16 in registers, which holds them exactly. Products are summed in float32. Factors
-that the chunk shares multiply its sum. A sum that is infinite or NaN is computed again element by element: there an
-infinite scale, or a large operand with a small scale, has the result of the products in their order.
+The weights of a chunk become float16 or bfloat16 in registers, which hold them exactly. Products are summed in float32.
+Factors that the chunk shares multiply its sum. A sum that is infinite or NaN is computed again element by element:
+there an infinite scale, or a large operand with a small scale, has the result of the products in their order.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ class PackedChunks:
     rows: ThreadRows
     tiling: RowTiling
     weight: Expr
+    dtype: DType  # of weights in registers
     factors: tuple[Expr, ...]  # of an element
     shared: tuple[Expr, ...]  # of a chunk
     body: Expr
@@ -88,11 +89,11 @@ class PackedChunks:
         count, (weight, storages, copies) = self.tiling.vector_elems, self._copied_words()
         own, others = self._split_elements(axes_of(weight))
         place = ref(VECTOR_ELEMENT)
-        product = self._product(Load(self._weights, (place,), DType.FLOAT16))
+        product = self._product(Load(self._weights, (place,), self.dtype))
         step = Compute(self._sums, (*self.rows.elements, mod(place, self._chains)), product, Combine.SUM)
         nodes = _unrolled(others, (Loop(place.name, count, LoopKind.UNROLL, (step,)),))
         unpack = Loop(place.name, count, LoopKind.VECTOR, (Compute(self._weights, (place,), weight),))
-        nodes = wrap_in_storages((register(self._weights, DType.FLOAT16, count),), (unpack, *nodes))
+        nodes = wrap_in_storages((register(self._weights, self.dtype, count),), (unpack, *nodes))
         return wrap_in_storages(storages, (*copies, *_unrolled(own, nodes)))
 
     def _across_rows(self) -> tuple[Node, ...]:
@@ -101,12 +102,12 @@ class PackedChunks:
         count = self.rows.element_ranges[var]
         own, others = self._split_elements(axes_of(self.weight) | {var})
         own = [loop for loop in own if loop[0] != var]
-        product = self._product(Load(self._weights, (ref(var),), DType.FLOAT16))
+        product = self._product(Load(self._weights, (ref(var),), self.dtype))
         chain = mod(ref(VECTOR_ELEMENT), self._chains)
         step = Compute(self._sums, (*self.rows.elements, chain), product, Combine.SUM)
         nodes = _unrolled(others, (Loop(var, count, LoopKind.VECTOR, (step,)),))
         unpack = Loop(var, count, LoopKind.VECTOR, (Compute(self._weights, (ref(var),), self.weight),))
-        nodes = wrap_in_storages((register(self._weights, DType.FLOAT16, count),), (unpack, *nodes))
+        nodes = wrap_in_storages((register(self._weights, self.dtype, count),), (unpack, *nodes))
         return _unrolled([(VECTOR_ELEMENT, self.tiling.vector_elems), *own], nodes)
 
     def _copied_words(self) -> tuple[Expr, list[Storage], list[Node]]:
@@ -194,8 +195,8 @@ def packed_chunks(
     shared = packed.shared_factors(*along)
     factors = tuple(apply(f) for f in packed.factors if f not in shared)
     return PackedChunks(
-        statement, rows, tiling, apply(packed.weight), factors, tuple(map(apply, shared)), apply(statement.body),
-        is_along_row,
+        statement, rows, tiling, apply(packed.weight), packed.dtype, factors, tuple(map(apply, shared)),
+        apply(statement.body), is_along_row,
     )  # fmt: skip
 
 

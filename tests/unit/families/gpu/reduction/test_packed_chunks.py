@@ -46,6 +46,7 @@ def columns(weight: str, k: int = 256, m: int = 1, n: int = 2048, **inputs: str)
 
 
 INT4 = FIELD.format(word="Q[n, k // 8]", place="(k % 8)")
+BYTE4 = FIELD.format(word="Q[n, k // 2]", place="(k % 2)")
 ZERO4 = FIELD.format(word="Z[n, k // 32 // 8]", place="(k // 32 % 8)")
 AWQ_ORDER = "(n % 2 * 4 + n % 8 // 2)"
 AWQ = FIELD.format(word="Q[k, n // 8]", place=AWQ_ORDER)
@@ -85,6 +86,19 @@ PACKED = {
     "float8": rows("Q[n, k].cast(`float16`) * S[n]", Q="float8_e4m3fn 67 256", S="float16 67"),
     "float8 e5m2 of float32": rows(
         "Q[n, k].cast(`float32`) * S[n]", x="float32 1 256", Q="float8_e5m2 67 256", S="float32 67"),
+    "NVFP4": rows(
+        f"T[{BYTE4}] * S[n, k // 16].cast(`float16`)", Q="uint8 67 128", T="float16 16", S="float8_e4m3fn 67 16"),
+    "NVFP4 by float8, scales of rows": rows(
+        f"T[{BYTE4}].cast(`float16`) * S[n, k // 16].cast(`float16`) * R[n]", m=2,
+        Q="uint8 67 128", T="float8_e5m2 16", S="float8_e4m3fn 67 16", R="float16 67"),
+    "MXFP4 of bfloat16": rows(
+        f"T[{BYTE4}].cast(`bfloat16`) * exp2(E[n, k // 32].cast(`float32`) - 127.0).cast(`bfloat16`)",
+        x="bfloat16 1 256", Q="uint8 67 128", T="float8_e5m2 16", E="uint8 67 8"),
+    "values of bfloat16 by a table": rows(
+        f"T[{INT4}] * S[n, k // 32]", x="bfloat16 1 256", Q="int32 67 32", T="bfloat16 16", S="bfloat16 67 8"),
+    "NF4": rows(
+        f"T[{BYTE4.replace('(k % 2', '((1 - k % 2)')}] * S[n, k // 64]",
+        Q="uint8 67 128", T="float16 16", S="float16 67 4"),
     "AWQ": columns(
         f"({AWQ} - {AWQ_ZERO}).cast(`float16`) * S[k // 32, n]",
         Q="int32 256 256", Z="int32 8 256", S="float16 8 2048"),
@@ -97,6 +111,10 @@ PACKED = {
 }  # fmt: skip
 # Programs with packed weights that pairs do not give.
 OTHERS = {
+    "a table of float32": rows(f"T[{INT4}] * S[n, k // 32]", T="float32 16", **GROUPS),
+    "a table of float16 that is rounded": rows(
+        f"T[{INT4}].cast(`bfloat16`) * S[n, k // 32]", x="bfloat16 1 256", Q="int32 67 32", T="float16 16",
+        S="bfloat16 67 8"),
     "an odd k": rows(f"({INT4} - 8).cast(`float16`) * S[n, k // 32]", 251, Q="int32 67 32", S="float16 67 8"),
     "unsigned arithmetic wraps": rows(
         f"({INT4}.cast(`uint32`) - 8).cast(`float32`) * S[n, k // 32]", **GROUPS),
@@ -118,11 +136,12 @@ def inputs_of(compute: TensorProgram, seed: int) -> Arrays:
     """Return random inputs, with all bits of packed words."""
     rng = np.random.default_rng(seed)
     arrays = dict(random_inputs(compute, seed))
-    for name in set(arrays) & {"Q", "Z"}:
+    for name in set(arrays) & {"Q", "Z", "E"}:
         words = arrays[name]
         if words.dtype.kind in "iu":
             info = np.iinfo(words.dtype)
-            arrays[name] = rng.integers(info.min, info.max, words.shape, words.dtype, endpoint=True)
+            low, high = (120, 134) if name == "E" else (info.min, info.max)
+            arrays[name] = rng.integers(low, high, words.shape, words.dtype, endpoint=True)
     return arrays
 
 
@@ -149,6 +168,7 @@ def test_other_weights_are_computed_one_by_one(name: str) -> None:
 def test_float8_is_unpacked_in_pairs_where_the_device_converts_them() -> None:
     assert not is_packed(source_of(PACKED["float8"], AMPERE))
     assert is_packed(source_of(PACKED["float8 e5m2 of float32"], AMPERE))
+    assert is_packed(source_of(PACKED["NVFP4"], AMPERE))  # its scales are converted one by one
 
 
 def test_amd_devices_compute_weights_one_by_one() -> None:
@@ -163,7 +183,7 @@ def test_results_are_those_of_the_reference(name: str) -> None:
 
 
 @pytest.mark.emulator
-@pytest.mark.parametrize("name", ["int4", "AWQ", "GPTQ", "int8"])
+@pytest.mark.parametrize("name", ["int4", "AWQ", "GPTQ", "int8", "NF4"])
 def test_infinite_and_nan_factors_have_the_reference_s_results(name: str) -> None:
     """A shared infinite scale times a sum differs from the sum of its products: these are computed one by one."""
     compute = PACKED[name]
@@ -203,6 +223,18 @@ def test_model_counts_the_instructions_of_the_machine_code() -> None:
     (functions,) = sass_functions([compiled.binary], HOPPER.arch)
     (function,) = functions.values()
     assert expected == pytest.approx(function.instructions - INSTRUCTIONS_OF_REDO, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("name", "shared"),
+    [("NVFP4", 1), ("NVFP4 by float8, scales of rows", 2), ("MXFP4 of bfloat16", 1),
+     ("values of bfloat16 by a table", 0)],
+)  # fmt: skip
+def test_scale_is_not_shared_where_float32_would_round_products_to_zero(name: str, shared: int) -> None:
+    groups, _, _ = rank_best_partition(PACKED[name], HOPPER, 1)
+    packed = packed_sum(groups[0].statements[0], "k", 16)
+    assert packed is not None
+    assert len(packed.shared_factors("k", 16)) == shared
 
 
 def test_scale_of_a_group_is_shared_by_chunks_within_it() -> None:
