@@ -1,7 +1,8 @@
 """In-register lookup tables: functions of a few bits, such as 4-bit weights (T-MAC: Wei et al., arXiv:2407.00088).
 
-All values of the function fit in one vector register, which a shuffle indexes. A factor that is the same in all lanes
-can multiply the table instead of its entries; the table is then recomputed when the factor changes.
+All values of the function fit in one vector register, which a shuffle indexes, or in two if a tensor has them. A factor
+that is the same in all lanes can multiply the table instead of its entries; the table is then recomputed when the
+factor changes.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 from functools import reduce
 
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.expr import COMPARISONS, Cast, Const, Expr, Op, OpKind, Select, axes_of, children, loads_of
+from roller_svc.ir.expr import COMPARISONS, Cast, Const, Expr, Load, Op, OpKind, Select, axes_of, children, loads_of
 
 ENTRY_BITS = 32  # of an entry and of an index
 TABLE_BYTES = (32, 64)  # vectors with a full-permute instruction
@@ -54,7 +55,7 @@ class LookupTables:
             node = stack.pop()
             if isinstance(node, Const) or (is_factor and self._is_invariant(node)):
                 continue
-            if (index := _table_index(node, self.entries)) is not None:
+            if (index := self._index_of(node)) is not None:
                 if result is not None and result.value != index.value:
                     return None
                 result = index
@@ -63,6 +64,15 @@ class LookupTables:
             else:
                 return None
         return result if result is not None and loads_of(result.value) else None
+
+    def _index_of(self, node: Expr) -> TableIndex | None:
+        """Return the index that the node is, or of the tensor that it loads from: a table of one or two vectors."""
+        if not isinstance(node, Load):
+            return _table_index(node, self.entries)
+        if len(node.index) != 1 or any(node.bounds_checked):
+            return None
+        index = _table_index(without_casts(node.index[0]), 2 * self.entries)
+        return index if index is not None and index.mask + 1 in (self.entries, 2 * self.entries) else None
 
     def group_invariant_factors(self, expr: Expr) -> Expr:
         """Group the factors of a float product that are the same in all lanes with one that a table has.
@@ -80,6 +90,13 @@ class LookupTables:
 
     def _is_invariant(self, expr: Expr) -> bool:
         return isinstance(expr, Const) or (bool(self.varying_axes) and self.varying_axes.isdisjoint(axes_of(expr)))
+
+
+def without_casts(index: Expr) -> Expr:
+    """Return an index without conversions that keep its value."""
+    while isinstance(index, Cast) and index.is_exact:
+        index = index.arg
+    return index
 
 
 def is_float_product(expr: Expr) -> bool:

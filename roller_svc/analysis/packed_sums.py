@@ -199,8 +199,8 @@ def _integer(expr: Expr, axis: str, chunk: int) -> _Unpacked | None:
 
 def _is_lossless(factor: Expr, load: Load) -> bool:
     """Return whether a factor has the loaded float's value: float8 in any float, others in float32 or as they are."""
-    is_kept = factor.dtype in (load.dtype, DType.FLOAT32)
-    return load.dtype.is_float and factor.dtype.is_float and (is_kept or load.dtype in FLOAT8)
+    is_same = factor.dtype in (load.dtype, DType.FLOAT32)
+    return load.dtype.is_float and factor.dtype.is_float and (is_same or load.dtype in FLOAT8)
 
 
 def _offset(field: _Unpacked, kind: OpKind, other: Expr, along: tuple[str, int]) -> _Unpacked | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from roller_svc.analysis.operand import (
@@ -31,15 +31,15 @@ from roller_svc.families.common.gpu.matrix.tile import (
 from roller_svc.families.common.gpu.warpgroups.tile import SWIZZLE_ATOMS, TRANSPOSABLE_BYTES, plan_wgmma_loads
 from roller_svc.families.cpu.convolution.convolution_view import convolution_spaces
 from roller_svc.families.cpu.winograd.winograd_view import winograd_spaces
-from roller_svc.fusion.contraction import as_contraction
+from roller_svc.fusion.contraction import Contraction, as_contraction
 from roller_svc.fusion.operand_copies import OperandCopy
 from roller_svc.ir.accumulation import accumulator_precision
 from roller_svc.ir.constraints import OpClass, ScheduleConstraints, WinogradMode
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.expr import axes_of, loads_of
+from roller_svc.ir.expr import Expr, axes_of, loads_of
 from roller_svc.ir.group import AxisRole, GroupKind, KernelGroup, TileAxis
 from roller_svc.ir.hardware import ComputeUnit, HardwareSpec, TargetKind, UnitKind
-from roller_svc.ir.program import operators
+from roller_svc.ir.program import TensorType, operators
 
 # Units of each class of operations; None: those that the model may choose from.
 _KINDS = {
@@ -245,9 +245,18 @@ def _recomputed_operands(group: KernelGroup) -> frozenset[OperandCopy]:
         is_constant = {load.tensor for load in loads_of(expr)} <= group.constants
         lookups = sum(any(map(loads_of, load.index)) for load in loads_of(expr))
         if axes and not is_constant and operators(expr) + lookups >= MIN_RECOMPUTED_OPERATIONS:
-            is_row = group.kind is GroupKind.NEST or side == 0  # panels of B have its columns side by side
+            # panels of B have its columns side by side; packing transposes rows, which a map writes as they lie
+            is_row = group.kind is GroupKind.NEST or side == 0 or _lies_along_k(expr, contraction, dict(group.inputs))
             found.append(OperandCopy(statement.output, side, value_dtype(expr) or expr.dtype, k_major=is_row))
     return frozenset(found)
+
+
+def _lies_along_k(operand: Expr, contraction: Contraction, types: Mapping[str, TensorType]) -> bool:
+    """Return whether the largest tensor of an operand is contiguous along k, in elements or in words of them."""
+    reduced = {a.name for a in contraction.k}
+    largest = max(loads_of(operand), key=lambda load: types[load.tensor].bytes)
+    used = next((axes_of(index) for index in reversed(largest.index) if axes_of(index)), frozenset[str]())
+    return bool(used) and used <= reduced
 
 
 def _operand_loads(unit: ComputeUnit, group: KernelGroup, hw: HardwareSpec) -> tuple[tuple[OperandLoad, bool], ...]:

@@ -159,8 +159,9 @@ class Transpose:
     """Transpose a block of `rows` by `columns` in vector registers. CPUs only.
 
     Element j of row i is copied from `source` + i * `source_stride` + j to tensor[index] + j * `stride` + i, counted
-    in elements. The whole block must exist on both sides. With `columns`, the source has no gaps between rows. With
-    `rows` and a tensor in memory, the tensor has no gaps between columns.
+    in elements. float16 and bfloat16 become float32 if the tensor is. The whole block must exist on both sides. With
+    `columns`, the source has no gaps between rows. With `rows` and a tensor in memory, the tensor has no gaps between
+    columns.
     """
 
     tensor: str

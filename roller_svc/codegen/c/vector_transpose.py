@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from roller_svc.codegen.c.vector.types import vector_type
-from roller_svc.codegen.dialect import C
+from roller_svc.codegen.dialect import SHORT, C
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.schedule import Transpose
 
@@ -24,6 +24,7 @@ SHUFFLE = """#ifdef __clang__
 #endif"""
 _BITS = {8: DType.INT8, 16: DType.INT16, 32: DType.INT32, 64: DType.INT64}
 _KINDS = ("transpose", "deinterleave", "interleave")
+_SOURCE = "_of_"  # before the type of rows that are widened to float32
 _CHUNK_BYTES = 16  # within which unpack instructions interleave
 
 
@@ -36,14 +37,16 @@ def transpose_name(node: Transpose, dtype: DType, lanes: int) -> str:
     """Return the name of the helper.
 
     deinterleave3 takes rows of three to three rows of `lanes`; interleave3 is its inverse. transpose6 transposes six
-    rows of `lanes`; transpose transposes a square.
+    rows of `lanes`; transpose transposes a square; transpose_of_f16 transposes rows of float16 as float32.
     """
     vector = vector_type(dtype, lanes)
     if node.columns is not None:
         return f"deinterleave{node.columns}_{vector}"
     if node.rows is not None and node.column_dim is not None:
         return f"interleave{node.rows}_{vector}"
-    return f"transpose{'' if node.rows in (None, lanes) else node.rows}_{vector}"
+    source = node.source.dtype
+    widened = f"{_SOURCE}{SHORT[source]}" if node.dtype is None and dtype is DType.FLOAT32 is not source else ""
+    return f"transpose{'' if node.rows in (None, lanes) else node.rows}{widened}_{vector}"
 
 
 def is_transpose_helper(name: str) -> bool:
@@ -54,14 +57,14 @@ def is_transpose_helper(name: str) -> bool:
 def transpose_helper(base: str, dtype: DType, lanes: int) -> str:
     """Return the source of the C function `base`_`vector`."""
     kind = _kind(base)
-    count = int(base.removeprefix(kind) or lanes)
+    count = int(base.partition(_SOURCE)[0].removeprefix(kind) or lanes)
     if kind == "deinterleave":
         return _deinterleave(count, dtype, lanes)
     return _interleave(count, dtype, lanes) if kind == "interleave" else _transpose(base, count, dtype, lanes)
 
 
 def _kind(base: str) -> str:
-    return base.rstrip("0123456789")
+    return base.partition(_SOURCE)[0].rstrip("0123456789")
 
 
 def _deinterleave(short: int, dtype: DType, lanes: int) -> str:
@@ -127,8 +130,11 @@ def _transpose(base: str, rows: int, dtype: DType, lanes: int) -> str:
     """
     network = _ShuffleNetwork(dtype, lanes)
     vector, element = vector_type(dtype, lanes), C.storage_type(dtype)
+    stored = next((d for d, short in SHORT.items() if short == base.partition(_SOURCE)[2]), dtype)
     for i in range(rows):
-        network.lines.append(f"const {vector} r{i} = *(const {vector} *)(from + {i} * from_stride);")
+        row = f"*(const {vector_type(stored, lanes)} *)(from + {i} * from_stride)"
+        row = row if stored is dtype else f"from_{SHORT[stored]}_{vector}({row})"
+        network.lines.append(f"const {vector} r{i} = {row};")
     piece, columns = network.columns(rows)
     for j, (name, first) in enumerate(columns):
         address, source = f"to + {j} * to_stride", (name, first * dtype.bytes)
@@ -138,7 +144,7 @@ def _transpose(base: str, rows: int, dtype: DType, lanes: int) -> str:
         if rows < piece:
             store = f"if (WIDE({j})) {store}\n  else {{ {_store_bytes(address, source, rows * dtype.bytes)} }}"
         network.lines.append(store)
-    parameters = f"{element} *to, long to_stride, const {element} *from, long from_stride"
+    parameters = f"{element} *to, long to_stride, const {C.storage_type(stored)} *from, long from_stride"
     text = [f"static inline void {base}_{vector}({parameters}) {{", *(f"  {line}" for line in network.lines), "}"]
     if rows < piece:
         wide = f"#define WIDE(j) (to_stride == {rows} && (j) * {rows} + {piece} <= {rows * lanes})"

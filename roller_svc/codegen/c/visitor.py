@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
+from roller_svc.analysis.congruences import Congruence, congruence
 from roller_svc.analysis.index_ranges import fold
 from roller_svc.codegen import dialect as dialects
 from roller_svc.codegen.buffer_ref import BufferRef
@@ -37,6 +38,7 @@ from roller_svc.ir.kernel import Buffer, RuntimeCheck
 from roller_svc.ir.schedule import (
     Compute,
     HorizontalReduce,
+    Let,
     Loop,
     LoopKind,
     Node,
@@ -86,6 +88,7 @@ class CodeGenC(CodeGenVisitor):
     ordered_registers: set[str] = field(default_factory=set)  # storage nodes whose reductions stay in program order
     prefix: str = ""
     routines: dict[str, str] = field(default_factory=dict)  # parameters and body → name
+    congruences: dict[str, Congruence] = field(default_factory=dict)  # of Lets in scope
 
     def lanes(self, dtype: DType) -> int:
         return self.context.vector_bytes // dtype.bytes
@@ -106,6 +109,13 @@ class CodeGenC(CodeGenVisitor):
                 self._parallel(loop)
             case _:
                 CodeGenVisitor.visit_loop(self, loop)
+
+    def visit_let(self, let: Let) -> None:
+        saved = self.congruences
+        value = fold(let.value, self.scalar.values)
+        self.congruences = {**self.congruences, let.var: congruence(value, self.congruences)}
+        CodeGenVisitor.visit_let(self, let)
+        self.congruences = saved
 
     def _parallel(self, loop: Loop) -> None:
         """Perfectly nested parallel loops become one loop over tasks."""
@@ -206,7 +216,9 @@ class CodeGenC(CodeGenVisitor):
         try:
             with self.bind_loop(loop):
                 for first, count in cover:
-                    vector = Vector(scalar, loop.var, count, first, self.registers)
+                    vector = Vector(
+                        scalar, loop.var, count, first, self.registers, congruences=self.congruences
+                    )  # fmt: skip
                     for n in computes:
                         if count < lanes:  # a partial-line non-temporal store costs as much as a full line
                             n = replace(n, nontemporal=False)
@@ -273,14 +285,18 @@ class CodeGenC(CodeGenVisitor):
         self.emit_line(f"__builtin_prefetch({address}, {int(node.for_write)}, {2 if node.to_l2 else 3});")
 
     def visit_transpose(self, node: Transpose) -> None:
-        dtype = as_bits(node.dtype or node.source.dtype)
+        stored = self.scalar.buffers[node.tensor].dtype
+        is_widened = node.dtype is None and stored is DType.FLOAT32 is not node.source.dtype
+        dtype = stored if is_widened else as_bits(node.dtype or node.source.dtype)
         lanes = node.lanes or self.lanes(dtype)
-        cast = "" if dtype is node.source.dtype else f"({self.dialect.storage_type(dtype)} *)"
+        cast = "" if is_widened or dtype is node.source.dtype else f"({self.dialect.storage_type(dtype)} *)"
         target = f"{cast}&{self.element(node.tensor, self.scalar.buffers[node.tensor], node.index)}"
         source = self.element(node.source.tensor, self.scalar.buffers[node.source.tensor], node.source.index)
         source = f"{cast}&{source}"
         strides = (str(node.stride), str(node.source_stride))
         name = transpose_name(node, dtype, lanes)
+        if is_widened:
+            self.scalar.helper(f"from_{dialects.SHORT[node.source.dtype]}_{vector_type(dtype, lanes)}")
         if node.columns is not None:
             args = [target, strides[0], source]
         elif node.column_dim is not None:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import math
+from dataclasses import dataclass, field, replace
 
-from roller_svc.analysis.index_ranges import fold, range_of
+from roller_svc.analysis.congruences import Congruence, Known, congruence
+from roller_svc.analysis.index_ranges import fold, is_within_int32, range_of
 from roller_svc.codegen.buffer_ref import BufferRef
 from roller_svc.codegen.c.vector.types import register_name, vector_type
 from roller_svc.codegen.scalar import Scalar
 from roller_svc.ir.affine import affine
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.expr import Const, Expr, Load, Op, OpKind, axes_of, substitute
+from roller_svc.ir.expr import Const, Expr, Load, Op, OpKind, axes_of, loads_of, substitute
 from roller_svc.ir.index import num
 
 Guard = tuple[tuple[Expr, bool], ...]
@@ -40,6 +42,7 @@ class VectorAccess:
     registers: dict[str, int]  # storage nodes that are vector variables → lanes of each
     guard: Guard = ()  # (condition, outcome) under which the expression is needed; else loads may be out of bounds
     sizes: tuple[tuple[Expr, int], ...] = ()  # index expressions known to be inside dimensions of these sizes
+    congruences: Known = field(default_factory=dict)  # of Lets in scope
 
     def type_of(self, dtype: DType) -> str:
         return vector_type(dtype, self.lanes)
@@ -101,6 +104,49 @@ class VectorAccess:
             steps = [self._step(term) for term in index.args]
             return None if None in steps else sum(step for step in steps if step is not None)
         return None
+
+    def lane_offsets(self, tensor: str, index: tuple[Expr, ...]) -> tuple[int, ...] | None:
+        """Return the offset of each lane's element from that of the first lane, or None if one is not known."""
+        offsets = [0] * self.lanes
+        for i, stride in zip(index, self.scalar.buffers[tensor].strides, strict=True):
+            steps = self._steps(i)
+            if steps is None:
+                return None
+            offsets = [offset + step * stride for offset, step in zip(offsets, steps, strict=True)]
+        return tuple(offsets)
+
+    def _steps(self, index: Expr) -> tuple[int, ...] | None:
+        """Return the difference of an index in each lane from the first lane; quotients and remainders by alignment."""
+        step = self._step(index)
+        if step is not None:
+            return tuple(step * lane for lane in range(self.lanes))
+        match index:
+            case Op(kind=OpKind.ADD, args=(x, y)):
+                both = self._steps(x), self._steps(y)
+                return None if None in both else tuple(map(sum, zip(*filter(None, both), strict=True)))
+            case Op(kind=OpKind.FLOORDIV | OpKind.MOD as kind, args=(x, Const(value=int(by)))) if by > 0:
+                start, steps = self._first_congruence(x), self._steps(x)
+                period = math.gcd(start.modulus, by)
+                if steps is None:
+                    return None
+                places = [start.remainder % period + step for step in steps]
+                if period != by and not all(0 <= place < period for place in places):
+                    return None
+                values = [place // by if kind is OpKind.FLOORDIV else place % by for place in places]
+                return tuple(value - values[0] for value in values)
+            case _:
+                return None
+
+    def known_lanes(self, index: Expr) -> tuple[int, ...] | None:
+        """Return the value of integer arithmetic of axes in each lane, or None if it is not known."""
+        if loads_of(index) or not is_within_int32(index, self.scalar.ranges):
+            return None
+        start, steps = self._first_congruence(index), self._steps(index)
+        return None if start.modulus or steps is None else tuple(start.remainder + step for step in steps)
+
+    def _first_congruence(self, index: Expr) -> Congruence:
+        (first,) = self.index_at((index,), 0)
+        return congruence(first, self.congruences)
 
     def is_in_bounds(self, load: Load) -> bool:
         """Return whether the elements of all lanes exist, whatever the guard."""

@@ -7,12 +7,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from roller_svc.analysis.index_ranges import fold
-from roller_svc.analysis.lookup_tables import LookupTables, TableIndex, is_float_product
+from roller_svc.analysis.congruences import congruence
+from roller_svc.analysis.index_ranges import fold, is_within_int32, range_of
+from roller_svc.analysis.lookup_tables import LookupTables, TableIndex, is_float_product, without_casts
 from roller_svc.codegen.buffer_ref import BufferRef
 from roller_svc.codegen.c.vector.access import NotVectorizableError, VectorAccess, VectorValue
 from roller_svc.codegen.c.vector.elementary import has_function
-from roller_svc.codegen.c.vector.helpers import BUILTIN, INTEGERS, LIBRARY_ARITY, UNSIGNED, has_nontemporal_store
+from roller_svc.codegen.c.vector.helpers import (
+    BUILTIN,
+    INTEGERS,
+    LIBRARY_ARITY,
+    UNSIGNED,
+    WORD_BYTES,
+    has_nontemporal_store,
+)
 from roller_svc.codegen.c.vector.loops import unconditional_loads
 from roller_svc.codegen.dialect import HELPER_FUNCTIONS, LIBRARY, SHORT, exceeds_type
 from roller_svc.ir.dtype import DType
@@ -26,11 +34,13 @@ from roller_svc.ir.expr import (
     Op,
     OpKind,
     Select,
+    children,
     iter_subexpressions,
     loads_of,
+    rewrite,
     substitute,
 )
-from roller_svc.ir.index import num
+from roller_svc.ir.index import add, div, num
 from roller_svc.ir.program import COMBINE_OPS
 from roller_svc.ir.schedule import Compute
 
@@ -52,12 +62,15 @@ class Vector(VectorAccess):
     """Prints `lanes` consecutive iterations of the loop over `var`, from `first` on, as vectors."""
 
     table: TableIndex | None = None  # prints a lookup table over this index instead, one entry a lane
+    first_entry: int = 0  # of the table
 
     def to_elements(self, value: Expr, dtype: DType) -> str:
         """Print an expression as elements in memory of a type."""
         if not self.varies(value):
             return self.splat(VectorValue(self.scalar.to_element(value, dtype), dtype, is_vector=False))
         if dtype.is_narrow_float:
+            while isinstance(value, Cast) and value.dtype is dtype and value.arg.dtype.compute is dtype.compute:
+                value = value.arg  # rounding twice to one type is rounding once
             if (copied := self._copied_bits(value, dtype)) is not None:
                 return f"({self.type_of(dtype)}){copied}"
             wide = self.convert(self.value(value), DType.FLOAT32)
@@ -93,11 +106,19 @@ class Vector(VectorAccess):
                 raise NotVectorizableError
             return VectorValue(self.scalar.value(expr), dtype, is_vector=False)
         if self.table is not None and expr == self.table.value:
-            numbers = ", ".join(str(i & self.table.mask) for i in range(self.lanes))
+            numbers = ", ".join(str(self.first_entry + i & self.table.mask) for i in range(self.lanes))
             return VectorValue(f"({self.type_of(dtype)}){{{numbers}}}", dtype, is_vector=True)
+        if not self.guard and self._is_uniform(expr):
+            text = self.splat(VectorValue(self.scalar.value(self._first_value(expr)), dtype, is_vector=False))
+            return VectorValue(text, dtype, is_vector=True)
         if (looked_up := self._lookup(expr)) is not None:
             return looked_up
         match expr:
+            case Load(index=(index,)) if self.table is not None and without_casts(index) == self.table.value:
+                buffer = self.scalar.buffers[expr.tensor]
+                at = f" + {self.first_entry}" if self.first_entry else ""
+                text = f"*({self.type_of(buffer.dtype)} *)({buffer.identifier}{at})"
+                return self.convert(VectorValue(text, buffer.dtype, is_vector=True), dtype)
             case Load():
                 buffer = self.scalar.buffers[expr.tensor]
                 return self.convert(VectorValue(self._elements(expr), buffer.dtype, is_vector=True), dtype)
@@ -269,6 +290,13 @@ class Vector(VectorAccess):
             case OpKind.SHL | OpKind.SHR as kind if _is_within(self._folded(op.args[1]), 0, dtype.bits - 1):
                 sign, by = kind.value, int(_number(self._folded(op.args[1])))
                 return VectorValue(f"({self.value(op.args[0]).text} {sign} {by})", dtype, is_vector=True)
+            case OpKind.SHL | OpKind.SHR as kind if self._is_shift(op.args[1], dtype.bits):
+                return VectorValue(
+                    f"({self.splat(self.value(op.args[0]))} {kind.value} {self.splat(self.value(op.args[1]))})", dtype,
+                    is_vector=True,
+                )  # fmt: skip
+            case OpKind.MOD if (known := self.known_lanes(op)) is not None:
+                return VectorValue(f"({self.type_of(dtype)}){{{', '.join(map(str, known))}}}", dtype, is_vector=True)
             case OpKind.FLOORDIV | OpKind.MOD as kind if _is_power_of_two(op.args[1]):
                 by = int(_number(op.args[1]))
                 shift = f">> {by.bit_length() - 1}" if kind is OpKind.FLOORDIV else f"& {by - 1}"
@@ -279,6 +307,11 @@ class Vector(VectorAccess):
                 return self._helper_call(kind.value, dtype, op.args)
             case _:
                 return self._per_lane(op)
+
+    def _is_shift(self, by: Expr, bits: int) -> bool:
+        """Return whether a shift is by less than the width, and of its type's vectors."""
+        known = range_of(by, self.scalar.ranges) if not loads_of(by) and by.dtype.bits == bits else None
+        return known is not None and is_within_int32(by, self.scalar.ranges) and 0 <= known[0] <= known[1] < bits
 
     def _word(self, op: Op) -> VectorValue:
         """Print a word; missing elements are zeros."""
@@ -301,10 +334,12 @@ class Vector(VectorAccess):
         if index is None:
             return None
         dtype = expr.dtype.compute
-        entries, chosen = replace(self, table=index).value(expr), self.convert(self.value(index.source), DType.INT32)
-        return VectorValue(
-            self.call(f"looked_up_{self.type_of(dtype)}", entries.text, chosen.text), dtype, is_vector=True
-        )
+        starts = range(0, index.mask + 1, self.lanes)
+        tables = [replace(self, table=index, first_entry=start).value(expr).text for start in starts]
+        chosen = self.convert(self.value(index.source), DType.INT32)
+        name = "looked_up" if len(tables) == 1 else f"looked_up{len(tables)}"
+        text = self.call(f"{name}_{self.type_of(dtype)}", *tables, self.splat(chosen))
+        return VectorValue(text, dtype, is_vector=True)
 
     def _binary(self, op: Op) -> VectorValue:
         a, b = ((is_float_product(op) and self._lookup(arg, is_factor=True)) or self.value(arg) for arg in op.args)
@@ -371,10 +406,58 @@ class Vector(VectorAccess):
             return masked if bits is buffer.dtype else f"({type_}){masked}"
         if not guarded and not any(load.bounds_checked) and self.stride(load.tensor, load.index) == 2:
             return self.call(f"even_{type_}", f"{buffer.identifier} + {address}")
+        if not guarded and not any(load.bounds_checked) and (shared := self._shared_elements(load, buffer)):
+            return shared
         if self.lanes > MAX_UNROLLED_LANES:
             raise NotVectorizableError
         lanes = [self._lane(load, buffer, i, guarded=guarded) for i in range(self.lanes)]
         return f"({type_}){{{', '.join(lanes)}}}"
+
+    def _shared_elements(self, load: Load, buffer: BufferRef) -> str | None:
+        """Print elements in order that some adjacent lanes share, such as words of packed values; None for others."""
+        offsets = self.lane_offsets(load.tensor, load.index)
+        if offsets is None:
+            return None
+        at, dtype = f"{buffer.identifier} + {self.offset(load, self.index_at(load.index, 0))}", buffer.dtype
+        if offsets == tuple(range(self.lanes)):
+            return f"*({self.type_of(dtype)} *)({at})"
+        shared = next((n for n in range(2, self.lanes) if offsets[n - 1] == 0 and offsets[n] == 1), 1)
+        is_word = self.lanes % shared == 0 and self.lanes // shared * dtype.bytes in WORD_BYTES
+        if not is_word or offsets != tuple(lane // shared for lane in range(self.lanes)):
+            return None
+        bits = UNSIGNED[dtype.bits] if dtype.is_float else dtype
+        text = self.call(f"repeat{shared}_{self.type_of(bits)}", at)
+        return text if bits is dtype else f"({self.type_of(dtype)}){text}"
+
+    def _is_uniform(self, expr: Expr) -> bool:
+        """Return whether all lanes have the value of one element: a scale of a group."""
+        if not self.varies(expr):
+            return True
+        if not isinstance(expr, Load):
+            return not isinstance(expr, AxisRef) and all(map(self._is_uniform, children(expr)))
+        if any(expr.bounds_checked) or expr.tensor in self.registers or any(map(loads_of, expr.index)):
+            return False
+        if self.stride(expr.tensor, expr.index) is not None:
+            return False  # varies by an affine index
+        offsets = self.lane_offsets(expr.tensor, expr.index)
+        return offsets is not None and not any(offsets)
+
+    def _first_value(self, expr: Expr) -> Expr:
+        """Return the value in the first lane. Groups that contain several vectors have one text in all of them."""
+
+        def split_quotient(node: Expr) -> Expr:
+            match node:
+                case Op(
+                    kind=OpKind.FLOORDIV,
+                    args=(Op(kind=OpKind.ADD, args=(x, Const(value=int(c)))), Const(value=int(by))),
+                ):
+                    is_aligned = by > 0 and congruence(x, self.congruences).divisor % by == 0
+                    return add(div(x, by), num(c // by)) if is_aligned else node
+                case _:
+                    return node
+
+        values = {self.var: num(self.first)}
+        return rewrite(fold(substitute(expr, values), self.scalar.values), split_quotient)
 
     def _guard_mask(self, bits: int) -> str:
         if len(self.guard) > MAX_GUARDS:

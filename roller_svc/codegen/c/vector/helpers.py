@@ -98,6 +98,7 @@ _VECTOR_NAME = re.compile(r"(\w+)_v([a-z]+\d*\w*?)x(\d+)")
 _SCALAR_NAME = re.compile(r"([a-z0-9]+)_(f32|f64)")
 _TYPE = re.compile(r"\bv(f64|f32|f16|bf16|e4m3|e5m2|[iu](?:8|16|32|64)|bool)x(\d+)\b")
 INTEGERS = {8: DType.INT8, 16: DType.INT16, 32: DType.INT32, 64: DType.INT64}
+WORD_BYTES = (1, 2, 4, 8)  # of a scalar that a vector is filled with
 UNSIGNED = {8: DType.UINT8, 16: DType.UINT16, 32: DType.UINT32, 64: DType.UINT64}
 # functions with a compiler builtin, mostly one instruction → number of arguments
 BUILTIN = {"sqrt": 1, "floor": 1, "ceil": 1, "rint": 1, "trunc": 1, "fma": 3}
@@ -184,8 +185,10 @@ def _vector_helper(base: str, dtype: DType, lanes: int) -> Helper:
         return _word(base, dtype, lanes)
     if base == "even":
         return _even_elements(dtype, lanes)
-    if base == "looked_up":
-        return _lookup(dtype, lanes)
+    if base in ("looked_up", "looked_up2"):
+        return _lookup(base, dtype, lanes)
+    if base.startswith("repeat"):
+        return _repeated_elements(int(base.removeprefix("repeat")), dtype, lanes)
     table = _BODIES | (_FLOAT_BODIES if dtype.is_float else _INTEGER_BODIES)
     if base not in table:
         return _library_loop(base, dtype, lanes)
@@ -240,13 +243,35 @@ def _even_elements(dtype: DType, lanes: int) -> Helper:
     return Helper(text)
 
 
-def _lookup(dtype: DType, lanes: int) -> Helper:
-    """Return the helper that looks up table entries by the lowest bits of each lane."""
+def _repeated_elements(times: int, dtype: DType, lanes: int) -> Helper:
+    """Return the helper that loads a word of elements, each for `times` adjacent lanes."""
+    vector, mask, count = vector_type(dtype, lanes), vector_type(INTEGERS[dtype.bits], lanes), lanes // times
+    word = UNSIGNED[8 * count * dtype.bytes]
+    words = vector_type(word, lanes * dtype.bytes // word.bytes)
+    order = ", ".join(str(lane // times) for lane in range(lanes))
+    text = (
+        f"static inline {vector} repeat{times}_{vector}(const {C.storage_type(dtype)} *p) {{\n"
+        f"  {C.storage_type(word)} word;\n  __builtin_memcpy(&word, p, sizeof word);\n"
+        f"  {vector} a = ({vector})(word - ({words}){{0}});\n"
+        "#if defined(__clang__)\n"
+        f"  return __builtin_shufflevector(a, a, {order});\n#else\n"
+        f"  return __builtin_shuffle(a, ({mask}){{{order}}});\n#endif\n}}"
+    )
+    return Helper(text)
+
+
+def _lookup(base: str, dtype: DType, lanes: int) -> Helper:
+    """Return the helper that looks up entries of one or two tables by the lowest bits of each lane."""
     vector, numbers = vector_type(dtype, lanes), vector_type(DType.INT32, lanes)
     macro = "__AVX512F__" if lanes * dtype.bytes == 64 else "__AVX2__"
-    plain = f"  {vector} r;\n  for (int i = 0; i < {lanes}; i++) r[i] = table[at[i] & {lanes - 1}];\n  return r;"
-    body = with_fallback((macro, "__builtin_shuffle(table, at)"), plain)
-    return Helper(f"static inline {vector} looked_up_{vector}({vector} table, {numbers} at) {{\n{body}}}")
+    if base == "looked_up":
+        tables, entry = ("table",), f"table[at[i] & {lanes - 1}]"
+    else:
+        tables, entry = ("low", "high"), f"(at[i] & {lanes} ? high : low)[at[i] & {lanes - 1}]"
+    plain = f"  {vector} r;\n  for (int i = 0; i < {lanes}; i++) r[i] = {entry};\n  return r;"
+    body = with_fallback((macro, f"__builtin_shuffle({', '.join(tables)}, at)"), plain)
+    parameters = ", ".join(f"{vector} {name}" for name in tables)
+    return Helper(f"static inline {vector} {base}_{vector}({parameters}, {numbers} at) {{\n{body}}}")
 
 
 def _builtin(base: str, dtype: DType, lanes: int) -> Helper:

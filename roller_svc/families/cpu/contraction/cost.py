@@ -24,6 +24,7 @@ from roller_svc.families.common.cpu.micro_kernel_cost import (
     source_bandwidth,
 )
 from roller_svc.families.cpu.contraction.workload import (
+    WIDENED,
     OperandLayout,
     count_l1_ways,
     lines_per_set,
@@ -32,6 +33,7 @@ from roller_svc.families.cpu.contraction.workload import (
     rows_per_block,
     skips_packing_of_a,
 )
+from roller_svc.ir.dtype import DType
 from roller_svc.perf.common import Costs, Launch
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.machine import Machine
@@ -288,9 +290,9 @@ def _spill_cycles_per_byte(p: Workload[Any], s: _Sizes) -> tuple[float, float]:
 def skips_packing(p: Workload[Any], columns: int, tile: tuple[int, int, int]) -> bool:
     """Return whether A is not packed, for a task of `columns` columns in tiles of (mr, nr, kc)."""
     along_k = operand_layout(p, p.a, p.m) is OperandLayout.K_MAJOR and p.machine.unit.k_group == 1
-    return (
-        along_k and not p.a.is_constant and skips_packing_of_a(columns, tile, _row_bytes(p), p.elem_bytes, p.machine.hw)
-    )
+    if not along_k or p.a.is_constant or p.a.elem_bytes != p.elem_bytes:
+        return False
+    return skips_packing_of_a(columns, tile, _row_bytes(p), p.elem_bytes, p.machine.hw)
 
 
 def has_set_conflicts(p: Workload[Any], mr: int) -> bool:
@@ -407,7 +409,11 @@ def operand_layout(p: Workload[Any], operand: OperandFootprint, panel_axis: int 
         return OperandLayout.STRIDED
     if strides[0].get(panel_axis) == 1:
         return OperandLayout.PANEL_MAJOR
-    single = p.k is not None and _members(p, p.k) == 1 and operand.elem_bytes * p.machine.unit.k_group == p.elem_bytes
+    dtypes = {tensor.access.dtype for tensor in operand.tensors}
+    is_transposed = operand.elem_bytes * p.machine.unit.k_group == p.elem_bytes or (
+        p.space.compute_dtype is DType.FLOAT32 and dtypes <= set(WIDENED)
+    )
+    single = p.k is not None and _members(p, p.k) == 1 and is_transposed
     return OperandLayout.K_MAJOR if single and p.k is not None and strides[0].get(p.k) == 1 else OperandLayout.STRIDED
 
 

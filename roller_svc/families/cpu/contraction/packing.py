@@ -202,11 +202,12 @@ class Packing:
     def _block(self, panels: Panels, first: int, count: int) -> Node:
         """Transpose one block, of `lanes` rows or fewer, in registers."""
         corner = self._element(panels, mul(ref(K_CHUNK), num(self.lanes)), num(first))
-        if count == 1 or not isinstance(corner.value, Load):
+        source = corner.value.arg if isinstance(corner.value, Cast) else corner.value
+        if count == 1 or not isinstance(source, Load):
             along = self._element(panels, add(mul(ref(K_CHUNK), num(self.lanes)), ref(LANE)), num(first))
             return Loop(LANE, self.lanes, LoopKind.SERIAL, (along,))
         stride = self.operand.panel_stride
-        return Transpose(self.packed, corner.index, panels.size, corner.value, stride, count)
+        return Transpose(self.packed, corner.index, panels.size, source, stride, count)
 
     def _element(self, panels: Panels, row: Expr, lane: Expr) -> Compute:
         at = {panels.axis.members[0].name: add(panels.position, lane), self.k.members[0].name: add(ref(K_FIRST), row)}

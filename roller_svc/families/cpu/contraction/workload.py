@@ -30,6 +30,9 @@ FIRST_USE_PANELS, FIRST_USE_LLC_FRACTION = 12, 0.25
 L2_COLUMNS_FRACTION = 0.6
 
 
+WIDENED = (DType.FLOAT16, DType.BFLOAT16)  # types of operands that are transposed as float32
+
+
 class OperandLayout(Enum):
     """Layout in memory of a panel: elements along m or n, for every k."""
 
@@ -74,9 +77,11 @@ def _cpu_operand(
         strides = tuple(address.coeff(member.name) for member in axis.members) if address is not None else ()
         return CpuOperand(OperandLayout.STRIDED, plain=False, panel_stride=0, k_stride=0, member_strides=strides)
     moved = 0 if address is None else address.coeff(axis.members[0].name)
-    plain = address is not None and operand.guard is None and operand.memory_dtype is dtype and len(k.members) == 1
+    is_affine = address is not None and operand.guard is None and len(k.members) == 1
+    plain = is_affine and operand.memory_dtype is dtype
+    is_widened = is_affine and dtype is DType.FLOAT32 and operand.memory_dtype in WIDENED
     size = types[source.tensor].dtype.bytes * math.prod(types[source.tensor].shape) if plain else 0
-    deeper = address.coeff(k.members[0].name) if plain and address is not None else 0
+    deeper = address.coeff(k.members[0].name) if (plain or is_widened) and address is not None else 0
     if operand.k_major:
         return CpuOperand(
             OperandLayout.K_MAJOR if deeper == 1 else OperandLayout.STRIDED, plain, moved, deeper, tensor_bytes=size
