@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from roller_svc.ir.affine import affine
-from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Op, OpKind, axes_of, iter_subexpressions, rewrite, substitute
+from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Op, OpKind, axes_of, iter_subexpressions, loads_of, rewrite, substitute
 from roller_svc.ir.index import add, mul, num, ref
 from roller_svc.ir.program import Axis, StatementKind, TensorExpr
 
@@ -26,7 +26,7 @@ def delinearize_reduced_axes(statement: TensorExpr) -> TensorExpr:
 
 def _delinearize_axis(statement: TensorExpr, axis: Axis) -> TensorExpr:
     parts = _parts(statement, axis)
-    if len(parts) < 2 or {p.name for p in parts} & {a.name for a in statement.axes}:
+    if _is_row_of_words(statement, axis) or len(parts) < 2 or {p.name for p in parts} & {a.name for a in statement.axes}:
         return statement
     value: Expr = num(0)
     for part in parts:
@@ -37,6 +37,13 @@ def _delinearize_axis(statement: TensorExpr, axis: Axis) -> TensorExpr:
         return statement
     i = statement.axes.index(axis)
     return replace(statement, axes=(*statement.axes[:i], *parts, *statement.axes[i + 1 :]), body=body)
+
+
+def _is_row_of_words(statement: TensorExpr, axis: Axis) -> bool:
+    """Return whether some tensor has words of packed values along the axis, whose vectors load and shift them."""
+    shifts = (node for node in iter_subexpressions(statement.body) if isinstance(node, Op) and node.kind is OpKind.SHR)
+    words = (load for shift in shifts for load in loads_of(shift.args[0]) if load.index)
+    return any(_scale(load.index[-1], axis.name) is not None and _is_division(load.index[-1]) for load in words)
 
 
 def _parts(statement: TensorExpr, axis: Axis) -> tuple[Axis, ...]:

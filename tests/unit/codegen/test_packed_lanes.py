@@ -160,15 +160,13 @@ def test_results_have_the_bits_of_the_elements_one_by_one(name: str, target: har
         assert agreement.ok, agreement.detail
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["int4 in AWQ's order", "int4 in GPTQ's order", "int2 along k in bytes", "NVFP4", "MXFP4 to bfloat16", "NF4"],
-)
-def test_cpus_compute_the_same(name: str) -> None:
-    text, inputs = PACKED[name]
+@pytest.mark.parametrize("target", ["local", "cpu-x86-avx2"])
+@pytest.mark.parametrize("name", [*PACKED, *OTHERS])
+def test_cpus_compute_the_same(name: str, target: str) -> None:
+    text, inputs = (PACKED | OTHERS)[name]
     compute = program(text, **inputs)
     arrays = inputs_of(compute, 1)
-    module = CpuModule(compile_source(source_of(compute, hardware.load("local"))))
+    module = CpuModule(compile_source(source_of(compute, hardware.load(target))))
     agreement = agrees(compute, module.run(arrays), evaluate(compute, arrays))
     assert agreement.ok, agreement.detail
 

@@ -31,6 +31,14 @@ def test_quotients_and_remainders_become_axes(index: str, extents: tuple[int, ..
     assert all(affine(i) is not None for load in found.reads for i in load.index)
 
 
+def test_rows_of_words_stay_for_vectors_along_them() -> None:
+    types = {"x": TensorType(DType.FLOAT32, (64,)), "q": TensorType(DType.INT32, (8, 64))}
+    text = "y[n] +=! x[k] * (q[{word}] >> k % 8 * 4).call(`bitwise_and`, [15]).cast(`float32`) where k in 64"
+    along, across = (parse(text.format(word=word), types).statements[0] for word in ("n, k // 8", "k // 8, n"))
+    assert delinearize_reduced_axes(along) is along
+    assert [a.extent for a in delinearize_reduced_axes(across).reduced] == [8, 8]
+
+
 @pytest.mark.parametrize(
     ("index", "columns"),
     [("k // 9, o + k % 9", 37), ("k // 4, o + k % 6", 36), ("(k + 1) // 9, o + k % 9", 36)],

@@ -330,13 +330,24 @@ def test_kernels_agree_with_the_interpreter(name: str, target: HardwareSpec) -> 
         assert agreement.ok, agreement.detail
 
 
-@pytest.mark.parametrize("rows", [1, 20])
-def test_cpus_unpack_once_into_panels(rows: int) -> None:
-    compute = int4(rows, 64, 256, 32)
+GPTQ_ROWS = (
+    "W[k, n] = ((Q[k // 8, n] >> (k % 8 * 4)).call(`bitwise_and`, [15]) - 8).cast(`float16`) * S[k // 32, n] "
+    "where k in 256; C[m, n] +=! X[m, k] * W[k, n]"
+)
+
+
+@pytest.mark.parametrize(
+    ("compute", "shape"),
+    [
+        (int4(1, 64, 256, 32), (64, 256)), (int4(20, 64, 256, 32), (64, 256)),
+        (program(GPTQ_ROWS, X="float16 20 256", Q="int32 32 64", S="float16 8 64"), (256, 64)),
+    ],
+    ids=["one row", "rows along k", "rows along n"],
+)  # fmt: skip
+def test_cpus_unpack_once_as_words_lie(compute: TensorProgram, shape: tuple[int, ...]) -> None:
     local = hardware.load("local")
     (groups,) = ways(compute, local)
-    columns_last = dict(groups[-1].inputs)["C.b"].shape[-1] == 64
-    assert columns_last == (rows > 1)
+    assert dict(groups[-1].inputs)["C.b"].shape == shape
     candidates = tuple(rank_units(group, local, 1)[0] for group in groups)
     source = emit_plan(best_plans(candidates, 1)[0], compute, groups, local)
     arrays = random_inputs(compute, 1)

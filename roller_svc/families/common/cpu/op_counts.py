@@ -109,7 +109,7 @@ def _tables(group: KernelGroup, lanes: int) -> LookupTables:
 def _folded_ops(expr: Expr, tables: LookupTables, *, is_factor: bool = False) -> int:
     if (few := tables.find_index(expr, is_factor=is_factor)) is not None:
         return operators(expr) - operators(few.source) - 1
-    parts = () if isinstance(expr, Load) else children(expr)
+    parts = expr.index if isinstance(expr, Load) else children(expr)
     return sum(_folded_ops(part, tables, is_factor=is_float_product(expr)) for part in parts)
 
 
@@ -127,7 +127,14 @@ def _varying_ops(
 
     Index expressions are left out. Expensive values are computed once; `known` grows.
     """
-    if isinstance(expr, Load) or not _has_loads(expr) or moving.isdisjoint(axes_of(expr)) or expr in known:
+    if not _has_loads(expr) or moving.isdisjoint(axes_of(expr)) or expr in known:
+        return
+    if isinstance(expr, Load):  # data may look it up, in registers or in memory
+        few = tables.find_index(expr)
+        if few is not None:
+            yield expr, True
+        for child in (few.source,) if few is not None else expr.index:
+            yield from _varying_ops(child, moving, known, tables)
         return
     if isinstance(expr, Op) and expr.kind in _EXPONENTIALS:
         known.add(expr)

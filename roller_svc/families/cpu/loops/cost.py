@@ -41,6 +41,7 @@ MAX_PREFETCHED_LINES = 48.0  # in flight, up to which prefetchers are ahead of a
 COPY_LINES_IN_FLIGHT = 128.0  # of a copy: a load, a store and a part of an iteration for each
 # Instructions of an iteration in addition to its work, of min or max, of a polynomial.
 LOOP_OPERATIONS, MINMAX_OPERATIONS, FUNCTION_OPERATIONS = 2, 3, 17
+MAX_TABLES = 2  # vectors that hold a tensor whose elements data chooses
 MIN_STRIDED_STEPS = 64  # from which a strided access is more than a window
 _MINMAX_COMBINES = frozenset({Combine.MAX, Combine.MIN})
 
@@ -291,10 +292,23 @@ def _access_cycles(p: Workload[LoopFacts], tensor: AccessFootprint, launch: Laun
     stride = tensor.strides.get(p.vector_axis)
     if stride == 1:
         return vectors * costs.load_cycles
+    if any(dim.is_looked_up for dim in tensor.access.dims):
+        is_table = tensor.access.dims[-1].size <= MAX_TABLES * p.machine.unit.shape[-1] and len(tensor.access.dims) == 1
+        return 0.0 if is_table else vectors * width * costs.gather_cycles
     # without a stride the index has a division; on a whole axis the compiler resolves it
-    if stride == 2 or (stride is None and launch.block[p.vector_axis] >= p.extents[p.vector_axis]):
+    is_divided = stride is None and _has_innermost(tensor, p)
+    if stride == 2 or (is_divided and launch.block[p.vector_axis] >= p.extents[p.vector_axis]):
         return vectors * costs.permute_cycles
-    return vectors * width * (costs.index_cycles if stride is None else costs.gather_cycles)
+    return vectors * width * (costs.index_cycles if is_divided else costs.gather_cycles)
+
+
+def _has_innermost(tensor: AccessFootprint, p: Workload[LoopFacts]) -> bool:
+    """Return whether the vector axis is in the index of the tensor's innermost dimension."""
+    if p.vector_axis is None:
+        return False
+    members = {a.name for a in p.space.axes[p.vector_axis].members}
+    wide = [dim for dim in tensor.access.dims if dim.size > 1]
+    return bool(wide) and not members.isdisjoint(name for name, _ in wide[-1].coeffs)
 
 
 def _reread_cycles_per_byte(p: Workload[LoopFacts], launch: Launch) -> float:

@@ -270,3 +270,61 @@ def test_tables_have_a_lane_for_each_value(body: str, dtype: str, most: int) -> 
     for target, lanes in (("cpu-x86-avx512", 16), ("cpu-x86-avx2", 8)):
         source = printed(body, dtype, target)
         assert ("looked_up_v" in source) == (0 < most <= lanes), source
+
+
+# Rows of words, along which 3 to 64 lanes share an element: maps over k of q[n, k // shared].
+WORD_ROWS = {
+    "int4": ("(q[n, k // 8] >> (k % 8 * 4)).call(`bitwise_and`, [15]).cast(`float32`)", {"q": ("int32", 8)}),
+    "high nibbles first": (
+        "(q[n, k // 2] >> ((1 - k % 2) * 4)).call(`bitwise_and`, [15]).cast(`float32`)", {"q": ("uint8", 2)}),
+    "bits of unsigned words": ("(q[n, k // 32] >> (k % 32)).call(`bitwise_and`, [1])", {"q": ("uint32", 32)}),
+    "int2": ("(q[n, k // 8] >> (k % 8 * 2)).call(`bitwise_and`, [3]) * 2", {"q": ("int16", 8)}),
+    "a scale of three": ("q[n, k // 3] * 2", {"q": ("int32", 3)}),
+    "float16 by a table": (
+        "t[(q[n, k // 8] >> (k % 8 * 4)).call(`bitwise_and`, [15])] * s[n, k // 16]",
+        {"q": ("int32", 8), "s": ("float16", 16), "t": ("float16", 0)}),
+    "float8 by a table": (
+        "t[(q[n, k // 2].cast(`int32`) >> (k % 2 * 4)).call(`bitwise_and`, [15])].cast(`float32`) "
+        "* s[n, k // 32].cast(`float32`)", {"q": ("uint8", 2), "s": ("float8_e4m3fn", 32), "t": ("float8_e5m2", 0)}),
+    "float32 by a table, powers of two": (
+        "t[(q[n, k // 8] >> (k % 8 * 4)).call(`bitwise_and`, [15])] * exp2(s[n, k // 32].cast(`float32`) - 127.0)",
+        {"q": ("int32", 8), "s": ("uint8", 32), "t": ("float32", 0)}),
+    "remainders of quotients": ("q[n, k // 4 % 16] + q[n, k % 16]", {"q": ("int32", 4)}),
+}  # fmt: skip
+
+
+@TARGETS
+@pytest.mark.parametrize("length", [192, 99])
+@pytest.mark.parametrize("name", WORD_ROWS)
+def test_lanes_that_share_elements_have_the_values_of_the_interpreter(name: str, length: int, target: str) -> None:
+    body, tensors = WORD_ROWS[name]
+    arrays = {
+        tensor: values(dtype, 16) if each == 0 else values(dtype, 7 * -(-length // each)).reshape(7, -1)
+        for tensor, (dtype, each) in tensors.items()
+    }
+    if "powers" in name:  # products that float32 represents: the interpreter's exp2 is a float64
+        arrays |= {"s": np.clip(arrays["s"], 100, 140), "t": np.arange(-8, 8, dtype=np.float32)}
+    types = {tensor: TensorType(DType(dtype), arrays[tensor].shape) for tensor, (dtype, _) in tensors.items()}
+    text = f"y[n, k] = {body} where k in {length}"
+    inputs = {tensor: (type_.dtype.value, type_.shape) for tensor, type_ in types.items()}
+    kernel = roller_svc.compile(text, inputs, select="model", top_k=1, target=target)
+    np.testing.assert_array_equal(kernel(**arrays)["y"], reference(parse(text, types), arrays)["y"], kernel.source)
+
+
+def test_words_are_loaded_once_for_the_lanes_that_share_them() -> None:
+    for name, (body, tensors) in WORD_ROWS.items():
+        shapes = {tensor: (16,) if each == 0 else (7, 192 // each) for tensor, (_, each) in tensors.items()}
+        inputs = {tensor: (dtype, shapes[tensor]) for tensor, (dtype, _) in tensors.items()}
+        text = f"y[n, k] = {body} where k in 192"
+        source = roller_svc.compile(text, inputs, select="model", top_k=1, target="cpu-x86-avx512").source
+        assert ("repeat" in source) == (name in ("int4", "high nibbles first", "int2") or "table" in name), source
+        assert ("looked_up_v" in source) == ("table" in name or name in ("int4", "high nibbles first", "int2")), source
+
+
+def test_tables_of_two_vectors_are_in_two_registers() -> None:
+    body, _ = WORD_ROWS["float16 by a table"]
+    inputs = {"q": ("int32", (7, 24)), "s": ("float16", (7, 12)), "t": ("float16", (16,))}
+    text = f"y[n, k] = {body} where k in 192"
+    assert "looked_up2_vf32x8(" in roller_svc.compile(
+        text, inputs, select="model", top_k=1, target="cpu-x86-avx2"
+    ).source  # fmt: skip

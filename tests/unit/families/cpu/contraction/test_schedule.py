@@ -105,6 +105,16 @@ def test_operand_layouts_match_the_interpreter(a: str, b: str, then: str) -> Non
     check(program_of((37, 45, 67), a, b, then=then), (6, 16, 18, 48, 26))
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize(("a", "b"), [("[m, k]", "[n, k]"), ("[k, m]", "[n, k]"), ("[m, k]", "[k, n]")])
+def test_halves_are_widened_while_they_are_packed(dtype: str, a: str, b: str) -> None:
+    program = program_of((37, 45, 67), a, b, dtype)
+    check(program, (6, 16, 18, 48, 26))
+    (group,) = partition(program, AVX2)
+    layouts = [operand.layout for operand in cpu_operands(group)]
+    assert layouts == [OperandLayout.K_MAJOR if x.endswith("k]") else OperandLayout.PANEL_MAJOR for x in (a, b)]
+
+
 @pytest.mark.parametrize(
     ("extents", "tiles"),
     [
