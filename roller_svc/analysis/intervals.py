@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from roller_svc.analysis.constant_folding import constant_int
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Op, OpKind, Select
+from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Load, Op, OpKind, Select
 
 
 class Bounds(NamedTuple):
@@ -25,21 +25,26 @@ class Bounds(NamedTuple):
         return self.low >= 0 and self.high < size
 
 
-def bounds(expr: Expr, extents: Mapping[str, int]) -> Bounds:
-    """Return the bounds of an integer expression, wrapping included."""
+_NO_TENSORS: Mapping[str, Bounds] = {}
+
+
+def bounds(expr: Expr, extents: Mapping[str, int], tensors: Mapping[str, Bounds] = _NO_TENSORS) -> Bounds:
+    """Return the bounds of an integer expression, wrapping included; `tensors` has those of tensors' elements."""
     match expr:
+        case Load(tensor=tensor) if tensor in tensors:
+            return tensors[tensor]
         case Const(value=int(value)):
             return Bounds(value, value)
         case AxisRef(name=name):
             return Bounds(0, extents[name] - 1)
         case Cast(arg=arg, dtype=dtype) if not arg.dtype.is_float:
-            return cast_bounds(bounds(arg, extents), dtype)
+            return cast_bounds(bounds(arg, extents, tensors), dtype)
         case Select(cond=cond, then=then, otherwise=otherwise) if not expr.dtype.is_float:
-            a, b = bounds(then, extents), bounds(otherwise, extents)
-            wraps = a.wraps or b.wraps or bounds(cond, extents).wraps
+            a, b = bounds(then, extents, tensors), bounds(otherwise, extents, tensors)
+            wraps = a.wraps or b.wraps or bounds(cond, extents, tensors).wraps
             return Bounds(min(a.low, b.low), max(a.high, b.high), wraps)
         case Op(args=args) if not expr.dtype.is_float and not any(arg.dtype.is_float for arg in args):
-            return operation_bounds(expr, [bounds(arg, extents) for arg in args])
+            return operation_bounds(expr, [bounds(arg, extents, tensors) for arg in args])
         case Op(dtype=dtype) if dtype is DType.INT8:
             return Bounds(0, 1)  # comparisons and tests of floats
         case _:

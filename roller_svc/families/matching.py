@@ -246,12 +246,13 @@ def _recomputed_operands(group: KernelGroup) -> frozenset[OperandCopy]:
         lookups = sum(any(map(loads_of, load.index)) for load in loads_of(expr))
         if axes and not is_constant and operators(expr) + lookups >= MIN_RECOMPUTED_OPERATIONS:
             # panels of B have its columns side by side; packing transposes rows, which a map writes as they lie
-            is_row = group.kind is GroupKind.NEST or side == 0 or _lies_along_k(expr, contraction, dict(group.inputs))
+            is_row = group.kind is GroupKind.NEST or side == 0
+            is_row = is_row or _is_contiguous_along_k(expr, contraction, dict(group.inputs))
             found.append(OperandCopy(statement.output, side, value_dtype(expr) or expr.dtype, k_major=is_row))
     return frozenset(found)
 
 
-def _lies_along_k(operand: Expr, contraction: Contraction, types: Mapping[str, TensorType]) -> bool:
+def _is_contiguous_along_k(operand: Expr, contraction: Contraction, types: Mapping[str, TensorType]) -> bool:
     """Return whether the largest tensor of an operand is contiguous along k, in elements or in words of them."""
     reduced = {a.name for a in contraction.k}
     largest = max(loads_of(operand), key=lambda load: types[load.tensor].bytes)

@@ -9,7 +9,19 @@ from __future__ import annotations
 from dataclasses import replace
 
 from roller_svc.ir.affine import affine
-from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Op, OpKind, axes_of, iter_subexpressions, loads_of, rewrite, substitute
+from roller_svc.ir.expr import (
+    AxisRef,
+    Cast,
+    Const,
+    Expr,
+    Op,
+    OpKind,
+    axes_of,
+    iter_subexpressions,
+    loads_of,
+    rewrite,
+    substitute,
+)
 from roller_svc.ir.index import add, mul, num, ref
 from roller_svc.ir.program import Axis, StatementKind, TensorExpr
 
@@ -25,8 +37,8 @@ def delinearize_reduced_axes(statement: TensorExpr) -> TensorExpr:
 
 
 def _delinearize_axis(statement: TensorExpr, axis: Axis) -> TensorExpr:
-    parts = _parts(statement, axis)
-    if _is_row_of_words(statement, axis) or len(parts) < 2 or {p.name for p in parts} & {a.name for a in statement.axes}:
+    parts = () if _is_row_of_words(statement, axis) else _parts(statement, axis)
+    if len(parts) < 2 or {p.name for p in parts} & {a.name for a in statement.axes}:
         return statement
     value: Expr = num(0)
     for part in parts:

@@ -140,12 +140,15 @@ def pointer(scalar: Scalar, tensor: str, index: tuple[Expr, ...]) -> str:
 
 
 def call_wrapper(name: str, scalar: Scalar) -> str:
-    """Return the name of a wrapper, and emit it with the wrappers it needs."""
+    """Return the name of a wrapper, and emit it with the wrappers and helpers it needs."""
     wrapper = instruction(name)
     if wrapper is None:
         raise InvariantError(f"unknown instruction {name}")
     for needed in wrapper.needs:
-        call_wrapper(needed, scalar)
+        if instruction(needed) is None:
+            scalar.helper(needed)
+        else:
+            call_wrapper(needed, scalar)
     scalar.helpers[name] = None
     return name
 

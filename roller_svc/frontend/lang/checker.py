@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from roller_svc.analysis.constant_folding import constant_int, holds
+from roller_svc.analysis.intervals import Bounds, bounds, cast_bounds
 from roller_svc.errors import ArgumentError, ExprTypeError, ShapeError
 from roller_svc.frontend.lang.axes import Axes, Scope, Tensor, infer_axes, lhs
 from roller_svc.frontend.lang.convert import Weak
@@ -35,6 +36,7 @@ class _Program:
     used_names: set[str]  # ids and names that a new version's id must avoid
     written: dict[str, Span] = field(default_factory=dict)
     statements: list[TensorExpr] = field(default_factory=list)
+    bounds: dict[str, Bounds] = field(default_factory=dict)  # of the integers of written tensors
     budget: Budget = field(default_factory=Budget)
 
 
@@ -62,7 +64,7 @@ def _check_statement(statement: Statement, program: _Program, scope: Scope) -> N
     else:
         _check_new_name(statement, program)
     axes = infer_axes(statement, scope, scatter=scatter, constant_of=_constant_in(scope, program.budget))
-    expressions = Expressions(scope, axes.extents, Ranges(axes.extents, program.budget))
+    expressions = Expressions(scope, axes.extents, Ranges(axes.extents, program.budget, program.bounds))
     _check_size(tuple(axes.extents.values()), "the iteration domain", statement, scope)
     if len(axes.extents) > MAX_AXES:
         message = f"{len(axes.extents)} axes; at most {MAX_AXES} are allowed"
@@ -70,6 +72,10 @@ def _check_statement(statement: Statement, program: _Program, scope: Scope) -> N
     make = _scatter if scatter else _map_or_reduce
     checked = make(statement, axes, expressions, program)
     program.statements.append(checked)
+    if checked.kind is StatementKind.MAP and not checked.type.dtype.is_float:
+        program.bounds[checked.output] = cast_bounds(
+            bounds(checked.body, axes.extents, program.bounds), checked.type.dtype
+        )  # fmt: skip
     program.tensors[statement.name] = Tensor(checked.output, checked.type)
     program.written[statement.name] = Span(statement.start, statement.end)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import islpy as isl
 import numpy as np
 
-from roller_svc.analysis.intervals import bounds, widen_to_int64
+from roller_svc.analysis.intervals import Bounds, bounds, widen_to_int64
 from roller_svc.frontend.lang import point_grid as points
 from roller_svc.frontend.lang.polyhedra import OpaqueExprError, Polyhedra, limited_context
 from roller_svc.ir.affine import Affine, affine
@@ -74,8 +74,9 @@ class Budget:
 class Ranges:
     """Decide the indices of one statement. The checker pushes and pops conditions as it enters branches."""
 
-    def __init__(self, extents: Mapping[str, int], budget: Budget) -> None:
+    def __init__(self, extents: Mapping[str, int], budget: Budget, tensors: Mapping[str, Bounds] | None = None) -> None:
         self._extents = dict(extents)
+        self._tensors = tensors or {}  # of integers that earlier statements compute
         self._budget = budget
         self._guards: list[Guard] = []
         # Bounds on sums of axes from the guards on the stack: sufficient for ordinary padding.
@@ -101,7 +102,7 @@ class Ranges:
     def decide(self, index: Expr, size: int) -> Verdict:
         """Decide whether 0 <= index < size wherever the guards on the stack hold."""
         data = any(isinstance(node, Load) for node in iter_subexpressions(index))
-        index_bounds = bounds(index, self._extents)
+        index_bounds = bounds(index, self._extents, self._tensors)
         if index_bounds.wraps and not data:
             index = widen_to_int64(index)
             index_bounds = bounds(index, self._extents)

@@ -14,7 +14,10 @@ CASES = Path(__file__).resolve().parents[3] / "bench" / "data" / "gpu_functions.
 ELEMENT_BITS = 16
 MOST_PER_ELEMENT = {"gelu-map": 23.0, "softmax": 14.0, "softmax-vocabulary": 15.1, "layernorm-odd": 8.0}
 # Instructions of products with packed weights: a loop over chunks, the sum of lanes, and a loop that seldom runs.
-MOST_OF_DECODING = {"decode-int4": 1200, "decode-awq": 1000, "decode-gptq": 900, "decode-int8": 770}
+MOST_OF_DECODING = {
+    "decode-int4": 1200, "decode-awq": 1000, "decode-gptq": 900, "decode-int8": 770, "decode-nvfp4": 1110,
+    "decode-mxfp4": 1680, "decode-nf4": 1700,
+}  # fmt: skip
 MOST_OF_GELU_EPILOGUE = 750  # the mainloop, ten pieces of accumulators, and eight elements, in loops
 
 
@@ -52,7 +55,7 @@ def test_decode_attention_stays(rows: dict[str, dict[str, Any]]) -> None:
 
 @pytest.mark.parametrize("case", MOST_OF_DECODING)
 def test_decoding_unpacks_weights_in_pairs(rows: dict[str, dict[str, Any]], case: str) -> None:
-    """A thread has 256 or 512 weights, with an FFMA each in a loop or alone. A pair has one HFMA2 or HADD2."""
+    """A thread has 128 to 512 weights, with an FFMA each in a loop or alone. A pair has one HFMA2, HADD2 or PRMT."""
     (launch,) = rows[case]["launches"]
     assert rows[case]["spill_bytes"] == 0
     assert launch["counts"]["FFMA"] >= 128
