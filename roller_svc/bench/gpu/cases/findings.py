@@ -23,6 +23,12 @@ _AWQ = (f"((q[k,n // 8] >> {_AWQ_SHIFT}).call(`bitwise_and`, [15]) - (z[k // 128
 _GPTQ = ("((q[k // 8,n] >> (k % 8 * 4)).call(`bitwise_and`, [15]) - (z[k // 128,n // 8] >> (n % 8 * 4))"
          ".call(`bitwise_and`, [15]) - 1).cast(`float16`) * s[k // 128,n]")  # fmt: skip
 _N, _K = 200, 1024
+_LOOKED_UP = "t[(q[n,k // 2] >> ({place} * 4)).call(`bitwise_and`, [15])]"
+_NVFP4 = _LOOKED_UP.format(place="k % 2") + ".cast(`float16`) * s[n,k // 16].cast(`float16`)"
+_MXFP4 = (_LOOKED_UP.format(place="k % 2")
+          + ".cast(`bfloat16`) * exp2(e[n,k // 32].cast(`float32`) - 127.0).cast(`bfloat16`)")  # fmt: skip
+_NF4 = f"({_LOOKED_UP.format(place='(1 - k % 2)')} * s[n,k // 64]).cast(`float16`)"
+_BYTES = ("q", ("uint8", (_N, _K // 2)))
 
 
 def finding_checks() -> Iterator[Check]:
@@ -111,7 +117,7 @@ def _decoding_attention() -> Iterator[Check]:
 
 
 def _packed_weights() -> Iterator[Check]:
-    """Yield products of few rows with packed weights, of 4 and 8 bits, in three orders."""
+    """Yield products of few rows with packed weights, of 4 and 8 bits, in three orders, and looked up in tables."""
     along = (("q", ("int32", (_N, _K // 8))), ("s", ("float16", (_N, _K // 128))))
     groups, scales = _K // 128, ("s", ("float16", (_K // 128, _N)))
     formats: dict[str, tuple[str, str, Inputs]] = {
@@ -121,12 +127,16 @@ def _packed_weights() -> Iterator[Check]:
         "int8": ("q[n,k].cast(`float16`) * s[n]", "n,k", (("q", ("int8", (_N, _K))), ("s", ("float16", (_N,))))),
         "float8": ("q[n,k].cast(`float16`) * s[n]", "n,k",
                    (("q", ("float8_e4m3fn", (_N, _K))), ("s", ("float16", (_N,))))),
+        "nvfp4": (_NVFP4, "n,k", (_BYTES, ("t", ("float8_e5m2", (16,))), ("s", ("float8_e4m3fn", (_N, _K // 16))))),
+        "mxfp4": (_MXFP4, "n,k", (_BYTES, ("t", ("float8_e5m2", (16,))), ("e", ("uint8", (_N, _K // 32))))),
+        "nf4": (_NF4, "n,k", (_BYTES, ("t", ("float16", (16,))), ("s", ("float32", (_N, _K // 64))))),
     }  # fmt: skip
     for name, (value, index, inputs) in formats.items():
         for rows in (1, 4, 16, 64):
             yield Check(f"{name}-{rows}", "packed-weights",
                         f"w[{index}] = {value} where n in {_N}, k in {_K}; y[m,n] +=! x[m,k] * w[{index}]",
-                        (("x", ("float16", (rows, _K))), *inputs))  # fmt: skip
+                        (("x", ("bfloat16" if name == "mxfp4" else "float16", (rows, _K))), *inputs),
+                        hints={"e": {"range": [120, 135]}} if name == "mxfp4" else {})  # fmt: skip
 
 
 def _reduction_clusters() -> Iterator[Check]:
