@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
-from roller_svc.analysis.congruences import Congruence, congruence
+from roller_svc.analysis.congruences import ANY, Congruence, congruence
 from roller_svc.analysis.index_ranges import fold
 from roller_svc.codegen import dialect as dialects
 from roller_svc.codegen.buffer_ref import BufferRef
@@ -33,7 +33,7 @@ from roller_svc.codegen.c.vector_transpose import as_bits, transpose_name
 from roller_svc.codegen.names import Names
 from roller_svc.codegen.visitor import CodeGenVisitor
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.expr import Const, Expr
+from roller_svc.ir.expr import Const, Expr, Op, OpKind, iter_subexpressions
 from roller_svc.ir.kernel import Buffer, RuntimeCheck
 from roller_svc.ir.schedule import (
     Compute,
@@ -77,6 +77,12 @@ class EmittedRoutine:
     library: tuple[str, ...]
 
 
+def _has_quotients(node: Compute) -> bool:
+    """Return whether adjacent lanes may share elements: whether an index divides."""
+    quotients = (OpKind.FLOORDIV, OpKind.MOD)
+    return any(isinstance(part, Op) and part.kind in quotients for part in iter_subexpressions(node.value))
+
+
 @dataclass(slots=True)
 class CodeGenC(CodeGenVisitor):
     context: FunctionContext = FunctionContext(16, 1, in_parallel_region=False)
@@ -111,11 +117,10 @@ class CodeGenC(CodeGenVisitor):
                 CodeGenVisitor.visit_loop(self, loop)
 
     def visit_let(self, let: Let) -> None:
-        saved = self.congruences
-        value = fold(let.value, self.scalar.values)
-        self.congruences = {**self.congruences, let.var: congruence(value, self.congruences)}
+        outer = self.congruences.get(let.var, ANY)
+        self.congruences[let.var] = congruence(fold(let.value, self.scalar.values), self.congruences)
         CodeGenVisitor.visit_let(self, let)
-        self.congruences = saved
+        self.congruences[let.var] = outer
 
     def _parallel(self, loop: Loop) -> None:
         """Perfectly nested parallel loops become one loop over tasks."""
@@ -213,12 +218,11 @@ class CodeGenC(CodeGenVisitor):
             return None
         scalar, lines = self.scalar, list[str]()
         marks, helpers, library = len(scalar.checks), dict(scalar.helpers), dict(scalar.library)
+        known = self.congruences if any(map(_has_quotients, computes)) else None
         try:
             with self.bind_loop(loop):
                 for first, count in cover:
-                    vector = Vector(
-                        scalar, loop.var, count, first, self.registers, congruences=self.congruences
-                    )  # fmt: skip
+                    vector = Vector(scalar, loop.var, count, first, self.registers, congruences=known)
                     for n in computes:
                         if count < lanes:  # a partial-line non-temporal store costs as much as a full line
                             n = replace(n, nontemporal=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from roller_svc.analysis.congruences import Congruence, Known, congruence
 from roller_svc.analysis.index_ranges import fold, is_within_int32, range_of
@@ -42,7 +42,7 @@ class VectorAccess:
     registers: dict[str, int]  # storage nodes that are vector variables → lanes of each
     guard: Guard = ()  # (condition, outcome) under which the expression is needed; else loads may be out of bounds
     sizes: tuple[tuple[Expr, int], ...] = ()  # index expressions known to be inside dimensions of these sizes
-    congruences: Known = field(default_factory=dict)  # of Lets in scope
+    congruences: Known | None = None  # of Lets in scope, if adjacent lanes may share elements
 
     def type_of(self, dtype: DType) -> str:
         return vector_type(dtype, self.lanes)
@@ -139,14 +139,14 @@ class VectorAccess:
 
     def known_lanes(self, index: Expr) -> tuple[int, ...] | None:
         """Return the value of integer arithmetic of axes in each lane, or None if it is not known."""
-        if loads_of(index) or not is_within_int32(index, self.scalar.ranges):
+        if self.congruences is None or loads_of(index) or not is_within_int32(index, self.scalar.ranges):
             return None
         start, steps = self._first_congruence(index), self._steps(index)
         return None if start.modulus or steps is None else tuple(start.remainder + step for step in steps)
 
     def _first_congruence(self, index: Expr) -> Congruence:
         (first,) = self.index_at((index,), 0)
-        return congruence(first, self.congruences)
+        return congruence(first, self.congruences or {})
 
     def is_in_bounds(self, load: Load) -> bool:
         """Return whether the elements of all lanes exist, whatever the guard."""

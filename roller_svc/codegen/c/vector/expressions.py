@@ -108,7 +108,7 @@ class Vector(VectorAccess):
         if self.table is not None and expr == self.table.value:
             numbers = ", ".join(str(self.first_entry + i & self.table.mask) for i in range(self.lanes))
             return VectorValue(f"({self.type_of(dtype)}){{{numbers}}}", dtype, is_vector=True)
-        if not self.guard and self._is_uniform(expr):
+        if self.congruences is not None and not self.guard and self._is_uniform(expr):
             text = self.splat(VectorValue(self.scalar.value(self._first_value(expr)), dtype, is_vector=False))
             return VectorValue(text, dtype, is_vector=True)
         if (looked_up := self._lookup(expr)) is not None:
@@ -406,7 +406,8 @@ class Vector(VectorAccess):
             return masked if bits is buffer.dtype else f"({type_}){masked}"
         if not guarded and not any(load.bounds_checked) and self.stride(load.tensor, load.index) == 2:
             return self.call(f"even_{type_}", f"{buffer.identifier} + {address}")
-        if not guarded and not any(load.bounds_checked) and (shared := self._shared_elements(load, buffer)):
+        is_plain = self.congruences is not None and not guarded and not any(load.bounds_checked)
+        if is_plain and (shared := self._shared_elements(load, buffer)):
             return shared
         if self.lanes > MAX_UNROLLED_LANES:
             raise NotVectorizableError
@@ -451,7 +452,7 @@ class Vector(VectorAccess):
                     kind=OpKind.FLOORDIV,
                     args=(Op(kind=OpKind.ADD, args=(x, Const(value=int(c)))), Const(value=int(by))),
                 ):
-                    is_aligned = by > 0 and congruence(x, self.congruences).divisor % by == 0
+                    is_aligned = by > 0 and congruence(x, self.congruences or {}).divisor % by == 0
                     return add(div(x, by), num(c // by)) if is_aligned else node
                 case _:
                     return node

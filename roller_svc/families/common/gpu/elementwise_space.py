@@ -35,6 +35,7 @@ class MapAccess:
     index: Tile | None  # axes that index it whole, one per dimension larger than 1; None for any other index
     steps: Tile  # elements between neighbours along each axis
     is_opaque: bool
+    is_divided: bool  # by divisions, rather than by bits of data
     repeat: int = 1  # adjacent points along the row with the same element: 8 of packed words
 
     @property
@@ -128,7 +129,8 @@ def _access(access: TileAccess, place: dict[str, int], extents: Tile) -> MapAcce
                 steps[place[name]] += abs(c) * stride
         stride *= dim.size
     is_opaque = any(not dim.is_affine for dim in access.dims)
-    return MapAccess(access, run, width, _index(access, place, extents), tuple(steps), is_opaque)
+    is_divided = any(not dim.is_affine and not dim.is_looked_up for dim in access.dims)
+    return MapAccess(access, run, width, _index(access, place, extents), tuple(steps), is_opaque, is_divided)
 
 
 def _repeat(access: TileAccess, row: str) -> int:

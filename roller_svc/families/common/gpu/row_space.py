@@ -38,11 +38,7 @@ class RowAccess:
     is_merged: bool = False  # registers hold a value of it and of another operand
     # Outer axes of its index, if blocks may copy its row to shared memory, where it is aligned like a peeled row.
     staged_axes: Tile | None = None
-
-    @property
-    def is_looked_up(self) -> bool:
-        """Whether data decides each element: fields of bits, in a table."""
-        return any(dim.is_looked_up for dim in self.footprint.access.dims)
+    is_looked_up: bool = False  # whether fields of bits choose each element, in a table
 
     def elements(self, tile: Tile) -> int:
         """Return the elements that a tile accesses; divided or gathered ones at their mean density."""
@@ -346,7 +342,7 @@ def _access(footprint: AccessFootprint, extents: Tile, fast: int) -> RowAccess:
     return RowAccess(
         footprint, footprint.varies_with_reduction, footprint.access.num_uses, footprint.elem_bytes, density,
         fast if fast in footprint.axes else None, footprint.strides.get(fast),
-        is_divided,
+        is_divided, is_looked_up=any(dim.is_looked_up for dim in footprint.access.dims),
     )  # fmt: skip
 
 

@@ -126,8 +126,7 @@ def _thread_work(p: Workload[MapSpace], tile: MapTile, threads: int) -> tuple[fl
         each = math.gcd(access.vector_width, tile.width) if access.contiguous_axis == tile.map.row else 1
         accesses = tile.elements(access) / (each * math.gcd(access.repeat, tile.width))
         # elements of vectors and unrolled loops are at constant offsets where the index is affine
-        divisions = sum([not dim.is_affine and not dim.is_looked_up for dim in access.access.dims])
-        address = DIVISION_OPS * len(access.access.dims) if divisions else ADDRESS_OPS / 2
+        address = DIVISION_OPS * len(access.access.dims) if access.is_divided else ADDRESS_OPS / 2
         instructions += accesses * (1.0 + address) + tile.elements(access) * _conversion(access)
         cycles += accesses * max(1.0, _sectors(tile, access, each) / SECTORS_PER_CYCLE)
     for access in tile.staged:
