@@ -17,6 +17,7 @@ from roller_svc.perf.occupancy import block_registers, overhead_registers
 
 WORD_BYTES = 4
 MIN_VECTOR_BYTES = 8  # of aligned vectors; rows that allow only narrower ones are peeled
+MIN_PEELED_LANES = 16  # that have a vector of a row; single elements of shorter rows take as long
 MIN_PEELED_VECTORS = 2  # of a lane of a warp; edges may take as long as the vectors of shorter rows
 MAX_ROW_REGISTERS = 96  # of a thread; longer parts of a row stay in shared memory
 STAGED_CHUNKS = 4  # chunks in flight that a compiler loads before the first use
@@ -229,7 +230,7 @@ def row_space(space: TileSpace, footprint: SpaceFootprint, hw: HardwareSpec) -> 
         and start is not None
         and vector_elems < widest
         and vector_elems * dominant.bytes < MIN_VECTOR_BYTES
-        and last >= widest * hw.limits.warp_size
+        and last >= MIN_PEELED_LANES * widest
     ):
         peeled_elems, steps = widest, row_periods(space, widest)
         periods = tuple([steps.get(axis.name, 1) for axis in space.axes])

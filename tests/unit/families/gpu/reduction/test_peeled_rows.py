@@ -139,6 +139,18 @@ def test_long_rows_of_odd_length_are_peeled(dtype: DType, columns: int, elements
     assert "*(const uint4 *)&x[" in winner.source.text
 
 
+def test_rows_of_half_a_warp_of_vectors_may_be_peeled() -> None:
+    """197 columns: the tokens of an image of 14 x 14 patches, and one more."""
+    request = build_request(
+        SOFTMAX, {"x": TensorType(DType.BFLOAT16, (200000, 197))}, target="nvidia-h200-sxm", select="model", top_k=1,
+        runtime="emulator",
+    )  # fmt: skip
+    winner = build_kernel(request).winner
+    assert winner.plan.dominant_choice.program.thread["c"] == 8
+    assert winner.source is not None
+    assert "*(const uint4 *)&x[" in winner.source.text
+
+
 @pytest.mark.parametrize(("columns", "elements"), [(37, 1), (4100, 4)])
 def test_short_rows_and_rows_of_aligned_vectors_are_not_peeled(columns: int, elements: int) -> None:
     request = build_request(
