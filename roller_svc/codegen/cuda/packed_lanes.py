@@ -214,6 +214,9 @@ class PackedLanes:
         match value:
             case Cast(arg=Load(dtype=source) as arg, dtype=dtype) if source in _FLOAT8 and dtype.is_float:
                 return self._exact(arg)  # every float represents float8
+            case Select(cond=cond, then=then, otherwise=Const(value=0)) if self.lanes.is_uniform(cond):
+                pairs = self._exact(then)
+                return None if pairs is None else _Guarded(self.lanes.first_value(cond), pairs)
             case Cast(arg=arg, dtype=dtype) if dtype in (self.dtype, DType.FLOAT32):
                 if dtype is self.dtype and not value.implicit and self.lanes.is_uniform(arg):
                     return _Shared(self.lanes.first_value(value))
@@ -341,13 +344,15 @@ class PackedLanes:
         element_bits = self.visitor.scalar.buffers[source.tensor].dtype.bits
         if element_bits > WORD_BITS:
             return None
-        word = f"(unsigned int){self.visitor.scalar.value(source)}"
+        first = replace(source, index=tuple(map(self.lanes.first_value, source.index)))
+        word = f"(unsigned int){self.visitor.scalar.value(first)}"
         if self.lanes.stride(shift) == bits:
             shifted = self._shifted_right(word, shift, element_bits - bits * self.lanes.count)
-            return None if shifted is None else _Field((shifted,), bits, self._places(bits), in_memory=True)
+            places = self._places(bits)
+            return None if shifted is None else _Field((shifted,), bits, places, in_memory=_is_memory(source))
         shifts = self._constant_shifts(shift, bits, element_bits)
         places = tuple((0, at) for at in shifts or ())
-        return None if shifts is None else _Field((word,), bits, places, in_memory=True)
+        return None if shifts is None else _Field((word,), bits, places, in_memory=_is_memory(source))
 
     def _shifted_right(self, word: str, shift: Expr, limit: int) -> str | None:
         """Print a word shifted by the first lane's bits; None unless these are known to be in 0 .. `limit`."""
@@ -378,11 +383,16 @@ class PackedLanes:
         """Return the field of lanes that each have an element of a local array, shifted by the same bits."""
         buffer = self.visitor.scalar.buffers[source.tensor]
         words = self._array_words(source, buffer) if buffer.dtype.bits <= WORD_BITS else None
+        first = congruence(self.lanes.first_value(shift), self.lanes.known)
+        if words and not first.modulus and 0 <= first.remainder <= buffer.dtype.bits - bits:
+            places = ((word, at + first.remainder) for word, at in self._places(buffer.dtype.bits))
+            is_in_byte = first.remainder % BYTE_BITS + bits <= BYTE_BITS
+            return _Field(words, bits, tuple(places), in_memory=_is_memory(source)) if is_in_byte else None
         shifted = [self._shifted_right(word, shift, buffer.dtype.bits - bits) for word in words or ()]
         texts = tuple(text for text in shifted if text is not None)
         if not texts or len(texts) < len(shifted):
             return None
-        return _Field(texts, bits, self._places(buffer.dtype.bits))
+        return _Field(texts, bits, self._places(buffer.dtype.bits), in_memory=_is_memory(source))
 
     def _word_row(self, source: Load, shift: Expr, bits: int) -> _Field | None:
         """Return the field of lanes in adjacent elements of memory, `per` lanes in each."""
@@ -413,7 +423,7 @@ class PackedLanes:
             words += [pattern.format(at) for pattern in _LOADED_WORDS[width]]
         starts = (divmod(lane // per * buffer.dtype.bits, WORD_BITS) for lane in range(self.lanes.count))
         places = tuple((word, at + by) for (word, at), by in zip(starts, shifts, strict=True))
-        return _Field(tuple(words), bits, places, in_memory=True)
+        return _Field(tuple(words), bits, places, in_memory=_is_memory(source))
 
     def _divided(self, index: Expr, per: int) -> Expr | None:
         """Return x of an index `x // per`, plus what all lanes share."""
@@ -427,7 +437,13 @@ class PackedLanes:
                 return None
 
     def _array_words(self, load: Load, buffer: BufferRef) -> tuple[str, ...] | None:
-        """Return the words of a local array that has one element for each lane."""
+        """Return the words of a local array that has one element for each lane, or of adjacent words."""
+        if buffer.dtype.bits == WORD_BITS and load.index and not any(load.bounds_checked):
+            *outer, inner = load.index
+            if all(map(self.lanes.is_uniform, outer)) and self.lanes.stride(inner) == 1:
+                lanes = ({self.lanes.var: num(lane)} for lane in range(self.lanes.count))
+                indices = (tuple(substitute(i, lane) for i in load.index) for lane in lanes)
+                return tuple(f"{buffer.identifier}[{self.visitor.scalar.address(buffer, i)}]" for i in indices)
         if buffer.shape != (self.lanes.count,) or load.index != (AxisRef(self.lanes.var),):
             return None
         each = WORD_BITS // buffer.dtype.bits
@@ -664,6 +680,11 @@ class PackedLanes:
         self.visitor.emit_line(f"const {self.visitor.dialect.value_type(dtype)} {identifier} = {text};")
         self.visitor.scalar.buffers[name] = BufferRef(identifier, dtype, ())
         return identifier
+
+
+def _is_memory(load: Load) -> bool:
+    """Return whether a load reads a tensor of the program; names of local arrays and variables have dots."""
+    return "." not in load.tensor
 
 
 def _represents(dtype: DType, integers: _Integers) -> bool:

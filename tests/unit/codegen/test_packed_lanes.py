@@ -10,6 +10,7 @@ from roller_svc import hardware
 from roller_svc.compiler.backends import load_emulated
 from roller_svc.compiler.lower_and_emit import emit_plan
 from roller_svc.compiler.plans import best_plans, rank_best_partition
+from roller_svc.ir.constraints import ScheduleConstraints
 from roller_svc.ir.kernel import CompiledKernel, KernelSource
 from roller_svc.ir.program import TensorProgram
 from roller_svc.runtime.cpu import CpuModule
@@ -129,6 +130,21 @@ def unpacks_pairs(source: KernelSource) -> bool:
 def test_elements_are_unpacked_in_pairs(name: str) -> None:
     text, inputs = PACKED[name]
     assert unpacks_pairs(source_of(program(text, **inputs)))
+
+
+@pytest.mark.emulator
+def test_words_under_the_guard_of_a_split_reduction_are_unpacked_in_pairs() -> None:
+    weights, _ = PACKED["int4"]
+    text = f"{weights.replace('n in 512, k in 1024', 'n in 72, k in 1024')}; C[m, n] +=! A[m, k] * W[n, k]"
+    compute = program(text, A="float16 16 1024", Q="int32 72 128", S="float16 72 32")
+    constraints = ScheduleConstraints(tiles=(("split_k", 3),))
+    groups, candidates, _ = rank_best_partition(compute, AMPERE, 1, constraints)
+    source = emit_plan(best_plans(candidates, 1)[0], compute, groups, AMPERE)
+    assert "k_piece_" in source.text
+    assert unpacks_pairs(source)
+    arrays = random_inputs(compute, 1)
+    got = load_emulated(CompiledKernel(source, b"", "", ()), 1, races=True).run(arrays)
+    assert agrees(compute, got, evaluate(compute, arrays)).ok
 
 
 @pytest.mark.parametrize("name", OTHERS)
