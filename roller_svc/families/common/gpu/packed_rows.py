@@ -6,17 +6,16 @@ import math
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
-from roller_svc.analysis.packed_operands import PAIR_SLOTS
+from roller_svc.analysis.packed_operands import FLOAT8_ARCH, PAIR_SLOTS
 from roller_svc.analysis.packed_sums import PackedSum, is_shared, packed_sum
 from roller_svc.ir.affine import affine
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import axes_of, loads_of
 from roller_svc.ir.group import AxisRole, KernelGroup, TileSpace
-from roller_svc.ir.hardware import Arch, HardwareSpec
+from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.program import StatementKind
 from roller_svc.perf.footprint import Tile
 
-FLOAT8_ARCH = Arch("sm_", 89)  # first that converts pairs of e4m3 (PTX ISA, "cvt")
 VECTOR_BITS = 128  # of packed weights that a thread loads together
 CHUNKS = (128, 64, 32, 16, 8)
 CHUNK_ACROSS_ROWS = 8  # elements of a chunk whose pairs are adjacent rows

@@ -11,7 +11,7 @@ from enum import Enum
 from functools import lru_cache
 
 from roller_svc.analysis.operand import Operand, staged_dtype
-from roller_svc.analysis.packed_operands import unpacking_of
+from roller_svc.analysis.packed_operands import has_pair_conversions, unpacking_of
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import axes_of
 from roller_svc.ir.group import AxisRole
@@ -209,12 +209,17 @@ class LoadClass:
     elements: int
 
 
+def is_unpacked(operand: Operand, dtype: DType, arch: Arch) -> bool:
+    """Return whether an operand is unpacked in pairs as `dtype` on that architecture."""
+    return unpacking_of(operand.expr, dtype) is not None and has_pair_conversions(operand.expr, arch)
+
+
 def load_class(operand: Operand, dtype: DType, arch: Arch) -> LoadClass:
     """Classify the load of an operand that is staged as `dtype` on that architecture."""
     source, size = operand.memory_dtype, dtype.bytes
     is_nvidia = arch.prefix == MIN_ASYNC_ARCH.prefix
     has_staged_layout = operand.k_major or (size > 1 and is_nvidia)  # as in `staged`
-    if operand.source is None and has_staged_layout and is_nvidia and unpacking_of(operand.expr, dtype) is not None:
+    if operand.source is None and has_staged_layout and is_nvidia and is_unpacked(operand, dtype, arch):
         return LoadClass(LoadKind.UNPACK, CHUNK_BYTES // size)
     if operand.copied is None or not has_staged_layout:
         return LoadClass(LoadKind.ELEMENT, 1)
