@@ -63,6 +63,12 @@ ALONG = Case(  # both along m and n, two fragments of rows, a bias, batches in t
     (("A", "float16", (2, 72, 200)), ("B", "float16", (2, 72, 96)), ("v", "float16", (96,))),
     Tiles((1, 128, 64, 32), (1, 128, 64, 1), lanes=128, stages=3, blocks=3), target=H200, unit=WGMMA,
 )  # fmt: skip
+PACKED = Case(  # words of eight k-tiles in registers, eleven k-tiles
+    "wgmma packed", "wgmma", "W[n, k] = ((Q[n, k // 8] >> (k % 8 * 4)).call(`bitwise_and`, [15]) - 8).cast(`float16`) "
+    "* S[n, k // 64] where n in 72, k in 704; C[m, n] +=! A[m, k] * W[n, k]",
+    (("A", "float16", (70, 704)), ("Q", "int32", (72, 88)), ("S", "float16", (72, 11))),
+    Tiles((64, 72, 64), (64, 72, 1), lanes=128, stages=3), target=H200, unit=WGMMA,
+)  # fmt: skip
 FOUR = Case(  # two by two blocks that share both
     "wgmma four blocks", "wgmma", "C[m, n] +=! A[k, m] * B[k, n]",
     (("A", "float16", (200, 304)), ("B", "float16", (200, 280))),

@@ -11,6 +11,7 @@ from tests.mutation.mutants.wgmma_cases import (
     FOUR,
     INT8,
     K_SPLIT,
+    PACKED,
     PARTS,
     STREAM,
     WINDOW,
@@ -123,6 +124,17 @@ SHARED: tuple[Mutation, ...] = (
     mutant(FOUR, "clusters of two", Kind.DECLARED, Edit(r"__cluster_dims__\(4,", "__cluster_dims__(2,")),
 )  # fmt: skip
 
+WORDS: tuple[Mutation, ...] = (
+    mutant(PACKED, "words of the last k-tile are not loaded", Kind.STEPS,
+           Edit(r"\(k_step \+ 8\) < 11", "(k_step + 9) < 11", 3)),
+    mutant(PACKED, "words are those of the k-tile before", Kind.SLOT,
+           Edit(r"\(\(k_step \+ 8\) \* 8\)", "((k_step + 7) * 8)", 3)),
+    mutant(PACKED, "words are unpacked from registers of another k-tile", Kind.SLOT,
+           Edit(r"(packed_word3 = \(\(unsigned int\)b_shared_fetched_0\[)1 \* 5", r"\g<1>2 * 5")),
+    mutant(PACKED, "scales are those of the first k-tile", Kind.SLOT,
+           Edit(r"S\[n \* 11 \+ \(k_step \+ 8\)\]", "S[n * 11]", 3)),
+)  # fmt: skip
+
 PARTED: tuple[Mutation, ...] = (
     mutant(PARTS, "a part's end is not looked for", Kind.PREDICATE,
            Edit(r"\(\(\(k_piece_ \* 128\) \+ k\) < 330\)", "(k < 330)", 4)),
@@ -230,4 +242,4 @@ SPLITS = (
            Edit(r"const int last = [^;]*;", "const int last = 2;")),
 )  # fmt: skip
 
-MUTATIONS = (*SPLITS, *TYPES, *SUMS, *WINDOWS, *PANELS, *SHARED, *PARTED, *TURNS, *PIECES)
+MUTATIONS = (*SPLITS, *TYPES, *SUMS, *WINDOWS, *PANELS, *SHARED, *WORDS, *PARTED, *TURNS, *PIECES)

@@ -37,6 +37,7 @@ from roller_svc.families.common.gpu.warpgroups.terms import (
     cluster_cores,
     cluster_reduction_cycles,
     epilogue_handoff_cycles,
+    prefetched_copy_cost,
 )
 from roller_svc.families.common.gpu.warpgroups.tile import (
     ADDRESS_REGISTERS,
@@ -69,9 +70,8 @@ def wgmma_contraction(p: Workload[WgmmaFacts], launch: Launch) -> Costs:
     """Return the cost of waves of tiles, each a chain of k-tiles; gaps between tiles overlap where possible."""
     mach, hw = p.machine, p.machine.hw
     known = wgmma_block(p, launch.block, launch.thread)
-    tile = replace(
-        known.tile, stages=launch.stages, cluster=launch.cluster, pingpong=launch.pingpong, cluster_k=launch.cluster_k
-    )
+    tile = known.tile.as_pingpong if launch.pingpong else known.tile
+    tile = replace(tile, stages=launch.stages, cluster=launch.cluster, cluster_k=launch.cluster_k)
     cores = cluster_cores(mach.cores, math.prod(launch.cluster) * launch.cluster_k)
     needs = block_resources(tile)
     resident = blocks_per_core(launch.compiled or needs, hw)
@@ -81,20 +81,29 @@ def wgmma_contraction(p: Workload[WgmmaFacts], launch: Launch) -> Costs:
     at_once = resident * cores
     dram_bytes = operand_dram_bytes(p, launch, at_once)
     dram = dram_bytes / (launch.grid * steps) / bytes_per_core_cycle(mach.dram.bandwidth_bytes_per_s, mach)
-    waiting = _refill_latency_cycles(known, k_tile_latency_cycles(p, launch, dram_bytes, steps), launch.cluster)
-    step = shared_step(p, known, launch.cluster)._replace(dram=dram, latency=waiting)
+    latency = k_tile_latency_cycles(p, launch, dram_bytes, steps)
+    waiting = _refill_latency_cycles(known, latency, launch.cluster)
+    first_step = shared_step(p, known, launch.cluster)._replace(dram=dram, latency=waiting)
+    step = first_step
+    if tile.prefetched_k_tiles:  # a producer waits for all words in flight once in these k-tiles, and then unpacks them
+        step = step._replace(chain=max(step.chain, step.issue + latency / tile.prefetched_k_tiles))
     waves = -(-launch.grid // at_once)
-    at_start = _requested_at_start(known, launch, steps) / (waves if launch.persistent_blocks else 1)
+    # the first words of packed operands are requested when a tile begins
+    is_carried = launch.persistent_blocks and not tile.prefetched_k_tiles
+    at_start = _requested_at_start(known, tile, steps) / (waves if is_carried else 1)
 
     def block_cycles(blocks: float) -> float:
         fill = device_fill(launch.grid, resident, cores, blocks)
         late = (steps - at_start) * step.cycles(blocks, prefetch_stages(known, launch.stages), fill)
-        return at_start * step.cycles(blocks, UNLIMITED, fill) + late
+        return at_start * first_step.cycles(blocks, UNLIMITED, fill) + late
 
     waves, cycles = simt_waves(launch.grid, resident, cores, block_cycles)
     again = tile_count(p, launch.block) / launch.grid if launch.stream_k_blocks else (waves - 1) / resident
     mainloop = block_cycles(1.0) if launch.pingpong else 0.0
-    per_core = _TilesPerCore(again, min(resident, -(-launch.grid // cores)), mainloop)
+    late_words = 0.0
+    if tile.prefetched_k_tiles:  # what stages that are full when a tile ends do not hide
+        late_words = max(0.0, step.latency - (launch.stages - 1) * max(step.mma, step.shared, step.issue, step.chain))
+    per_core = _TilesPerCore(again, min(resident, -(-launch.grid // cores)), mainloop, late_words)
     cycles += _prologue_epilogue_cycles(p, launch, tile, step, per_core)
     parts = resource_seconds(p, step, launch.grid * steps, dram_bytes)
     seconds = max(mach.seconds(cycles), *(s for _, s in parts))
@@ -128,13 +137,13 @@ def result_llc_cycles(p: Workload[WgmmaFacts], tiles: int) -> float:
 
 
 def prefetch_stages(block: WgmmaBlock, stages: int) -> int:
-    """Return the k-tiles in flight before their use; copies through registers are always one ahead."""
+    """Return the k-tiles in flight before their use; copies through registers without a prefetch are one ahead."""
     return 1 if block.latencies else stages - 1
 
 
-def _requested_at_start(block: WgmmaBlock, launch: Launch, steps: int) -> float:
+def _requested_at_start(block: WgmmaBlock, tile: WgmmaTile, steps: int) -> float:
     """Return the k-tiles that arrive with the first: an empty pipeline is requested whole."""
-    return 1.0 if block.latencies else float(min(steps, launch.stages))
+    return 1.0 if block.latencies else float(min(steps, tile.stages, tile.prefetched_k_tiles or tile.stages))
 
 
 def block_steps(p: Workload[WgmmaFacts], launch: Launch) -> int:
@@ -164,6 +173,9 @@ def _block(p: Workload[WgmmaFacts], block: Tile, group: Tile) -> WgmmaBlock:
     for feed, staged, operand in ((feeds.a, tile.a, p.a), (feeds.b, tile.b, p.b)):
         if staged.load.is_tma:
             boxes += staged.copies
+        elif staged.prefetch is not None:
+            brought = prefetched_copy_cost(feed.by_threads, staged.prefetch, staged.extent * staged.k, mach)
+            pipe, slots = pipe + brought.pipe, slots + brought.slots
         else:
             brought = copy_cost(feed.by_threads, staged.extent * staged.k, operand, mach)
             pipe, slots = pipe + brought.pipe, slots + brought.slots
@@ -200,7 +212,7 @@ def _port_cycles(tile: WgmmaTile, moved: tuple[float, float]) -> float:
 
 def _latencies(feed: WgmmaOperandLoad, staged: WgmmaOperand) -> int:
     """Return how often a producer thread fills its free registers with loads and waits for them."""
-    if not staged.load.through_registers:
+    if not staged.load.through_registers or staged.prefetch is not None:
         return 0
     load = feed.by_threads.load
     loads = -(-staged.extent * staged.k // (load.elements * WARPS * 32))
@@ -224,6 +236,7 @@ class _TilesPerCore:
     again: float
     together: int
     mainloop_cycles: float  # of one tile under ping-pong
+    late_words_cycles: float  # until the first words of a tile arrive, after the last stage of the tile before
 
 
 def _prologue_epilogue_cycles(
@@ -250,9 +263,9 @@ def _prologue_epilogue_cycles(
         llc = k_tiles * step.llc * working + result_llc_cycles(p, launch.grid) * working
         bound = max(k_tiles * step.shared + buffered_cycles(p, tile), llc)
         exposed = _pingpong_exposed_cycles(p, tile, bound, tiles.mainloop_cycles)
-        return begin + handing + results + tiles.again * exposed
+        return begin + handing + results + tiles.again * (exposed + tiles.late_words_cycles)
     won = min(tile.stages, block_steps(p, launch)) * max(0.0, max(loads, step.dram) - resource_seconds)
-    return begin + handing + results + tiles.again * max(0.0, handing - won)
+    return begin + handing + results + tiles.again * max(0.0, handing - won, tiles.late_words_cycles)
 
 
 def _pingpong_exposed_cycles(p: Workload[WgmmaFacts], tile: WgmmaTile, memory: float, mainloop: float) -> float:

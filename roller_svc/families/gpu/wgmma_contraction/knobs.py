@@ -66,10 +66,8 @@ def _unsupported_pingpong(model: Model[WgmmaFacts], program: RProgram) -> str:
     if not program.persistent_blocks:
         return "only persistent blocks have a ping-pong schedule; set blocks"
     taken, p = program.as_pingpong(), model.workload
-    tile = replace(
-        wgmma_block(p, p.footprint.tile(taken.block), p.footprint.tile(taken.thread)).tile,
-        stages=taken.stages, pingpong=True,
-    )  # fmt: skip
+    known = wgmma_block(p, p.footprint.tile(taken.block), p.footprint.tile(taken.thread))
+    tile = replace(known.tile.as_pingpong, stages=taken.stages)
     registers = tile.accumulator_registers + CONSUMER_REGISTERS
     if registers > tile.consumer_registers:
         return f"{taken.tile_text} takes {registers} registers of a consumer, which has {tile.consumer_registers}"

@@ -38,6 +38,7 @@ from roller_svc.families.common.gpu.matrix.wave_quantization import (
 )
 from roller_svc.families.common.gpu.warpgroups.terms import (
     BOX_LATENCY_CYCLES,
+    CLUSTER_PARTS,
     LONE_WARP_SLOT_CYCLES,
     cluster_cores,
     cluster_parts,
@@ -127,7 +128,7 @@ def pingpong_block(p: Workload[WgmmaFacts], known: WgmmaBlock) -> WgmmaBlock | N
     """Return a tile of one consumer as two consumers take it in turn; None where it does not fit or pay."""
     if known.tile.tile_consumers > 1 or not has_heavy_epilogue(p):
         return None
-    tile = replace(known.tile, pingpong=True)
+    tile = known.tile.as_pingpong
     needs = block_resources(tile)
     exceeded = tile.accumulator_registers + CONSUMER_REGISTERS > tile.consumer_registers
     if exceeded or needs.shared_bytes > p.machine.hw.limits.shared_bytes_per_block:
@@ -224,7 +225,11 @@ class WgmmaContractionRules(TilePrefilter):
             _, stages = self._ring(known, resident, MAX_STAGES)  # the pipeline continues across tiles
         found = []
         clusters = ((1, 1), *self._clusters(block, known))
-        for cluster in clusters:
+        splits: tuple[PipelineOptions, ...] = ()
+        if split_k == p.space.num_accumulators == 1:
+            splits = tuple(self._cluster_splits(block, known, clusters))
+        # where blocks may split k, whole tiles leave half of the SMs idle, so that multicast gains them nothing
+        for cluster in clusters[:1] if splits else clusters:
             size = math.prod(cluster)
             if size > 2 and split_k > 1:
                 continue  # not a single wave
@@ -241,9 +246,7 @@ class WgmmaContractionRules(TilePrefilter):
             -p.extent(p.k) // extent_on(block, p.k)
         ):
             found += [PipelineOptions(stages, 1, blocks) for blocks in stream_k_choices(tasks, steps, at_once)]
-        if split_k == p.space.num_accumulators == 1:
-            found += self._cluster_splits(block, known, clusters)
-        return found
+        return [*found, *splits]
 
     def fallback_tiles(self) -> Sequence[tuple[Tile, ThreadTile]]:
         """One warpgroup with the narrowest instruction, in the shortest steps."""
@@ -259,6 +262,13 @@ class WgmmaContractionRules(TilePrefilter):
 
     def approx_cycles(self, block: Tile, base: ThreadTile, split_k: int) -> float:
         return approx_cycles(self.workload, block, base, split_k)
+
+    def split_waves(self) -> Sequence[int]:
+        """Return the tiles of a wave of clusters that split k."""
+        p = self.workload
+        if p.space.num_accumulators > 1:
+            return ()
+        return tuple(cluster_cores(p.machine.cores, parts) // parts for parts in CLUSTER_PARTS)
 
     def granules(self) -> tuple[int, int]:
         """Return the granules of a warpgroup's tile along m and n."""

@@ -35,6 +35,7 @@ from roller_svc.families.common.gpu.warpgroups.mainloop import (
 )
 from roller_svc.families.common.gpu.warpgroups.producer import (
     DualGemmProducerCopy,
+    PrefetchedProducerCopy,
     ProducerCopy,
     TmaOperand,
     staged_tile,
@@ -74,6 +75,7 @@ def lower(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[Sche
 
     A block computes block.m x block.n of the output, a warpgroup thread.m x thread.n of that.
     """
+    group = replace(group, space=program.space)
     contraction = _Contraction.of(group, program, hw.arch)
     if program.stream_k_blocks:
         # the kernel's k-tiles may include padded ones
@@ -215,6 +217,8 @@ class _OperandSides:
         atom, operands = operand.atom_bytes // operand.dtype.bytes, self._operands_of(side)
         part_extent = staged_tile(replace(operand, extent=extent))
         copy_args = (load, axis, self.view.k, (extent, tile.k), WARPGROUP_THREADS, tile.k_order, atom)
+        if len(operands) == 1 and operand.prefetch is not None:
+            return (PrefetchedProducerCopy(_BUFFERS[side], operands[0], part_extent, *copy_args, operand.prefetch),)
         if len(operands) == 1:
             return (ProducerCopy(_BUFFERS[side], operands[0], part_extent, *copy_args),)
         columns = tile.group_columns

@@ -35,6 +35,10 @@ class TilePrefilter(Prefiltered):
     def granules(self) -> tuple[int, int]:
         """Return the steps of a warp's or warpgroup's tile along m and n."""
 
+    def split_waves(self) -> Sequence[int]:
+        """Return the tiles of a wave where several blocks share each of them, for every number of such blocks."""
+        return ()
+
     @abstractmethod
     def evaluate(self, block: Tile, base: ThreadTile) -> TileMetrics: ...
 
@@ -48,7 +52,7 @@ class TilePrefilter(Prefiltered):
         balanced = [
             t
             for s in nsmallest(WAVE_BALANCED, few, key=cycles)
-            for t in wave_balanced_tiles(p, s.block, s.base, granules)
+            for t in wave_balanced_tiles(p, s.block, s.base, granules, self.split_waves())
         ]
         looks = [(Shape(block, base), self.evaluate(block, base)) for block, base in balanced]
         legal = [shape for shape, look in looks if not look.too_large and not look.misaligned]

@@ -16,6 +16,7 @@ from roller_svc.ir.program import Combine, identity
 from roller_svc.ir.schedule import Branch, Compute, CpAsync, Let, Loop, LoopKind, Node, Scope, Storage
 
 THREAD = ".thread"
+LANE_OF_ITEM = ref(".lane")  # element of an item
 # Elements of a k-tile prefetched to a thread's registers: wide loads stay packed, single ones need an address each.
 MAX_PREFETCHED = {LoadKind.ASYNC: 0, LoadKind.VECTOR: 128, LoadKind.UNPACK: 64, LoadKind.ELEMENT: 16}
 
@@ -161,7 +162,7 @@ class MmaOperandCopy:
         value = self._value()
         is_uniform = lead.extent % self._item_elements == 0
         if is_uniform:
-            value = _share_word_loads(
+            value = share_word_loads(
                 substitute(value, {lead.name: add(ref(lead.name), ref(".lane"))}), self._item_elements
             )
         nodes: tuple[Node, ...] = (Compute(self.fetched, (item, ref(".lane")), value),)
@@ -202,7 +203,7 @@ def _implicit_cast(value: Expr, dtype: DType) -> Expr:
     return value if value.dtype is dtype else Cast(value, dtype, implicit=True)
 
 
-def _share_word_loads(value: Expr, width: int) -> Expr:
+def share_word_loads(value: Expr, width: int) -> Expr:
     """Rewrite divisions and remainders of `axis + .lane` by multiples of `width`.
 
     The axes are multiples of `width`. All lanes then have one quotient, so that a packed word or a group's scale is

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from roller_svc.construct.align import EPSILONS, tile_multiples
@@ -75,22 +75,29 @@ def choose_raster(p: Workload[Any], block: Tile, concurrent_blocks: int) -> int:
     return -(-grid_m // -(-grid_m // tall))
 
 
+MAX_RESIZING = 2  # of a tile, to fill a wave
+
+
 def wave_balanced_tiles(
-    p: Workload[Any], block: Tile, base: ThreadTile, granules: tuple[int, int]
+    p: Workload[Any], block: Tile, base: ThreadTile, granules: tuple[int, int], split_waves: Sequence[int] = ()
 ) -> Iterator[tuple[Tile, ThreadTile]]:
     """Yield tiles with the warps' extents along one axis changed, so that tiles fill just under whole waves.
 
     In the spirit of scale-out (ROLLER §3.4), but not by halves: 1024 x 1024 in tiles of 128 x 128 are 64 blocks, of 128
     x 80 they are 104 for 108 cores. The caller checks the rules.
+
+    Args:
+        split_waves: Tiles of one wave where several blocks share each of them.
     """
     grid, cores = spatial_grid(p, block), p.machine.cores
+    near = [tiles for tiles in split_waves if grid <= MAX_RESIZING * tiles and tiles <= MAX_RESIZING * grid]
     for axis, granule in zip((p.m, p.n), granules, strict=True):
         if axis is None:
             continue
         along = -(-p.extents[axis] // block[axis])
         warps = block[axis] // base.tile[axis]
-        for waves in sorted({grid // cores, -(-grid // cores)}):
-            tiles = waves * cores // (grid // along)
+        for count in sorted({grid // cores * cores, -(-grid // cores) * cores, *near}):
+            tiles = count // (grid // along)
             if tiles == 0:
                 continue
             warp = -(-p.extents[axis] // (tiles * granule * warps)) * granule

@@ -19,13 +19,21 @@ from roller_svc.families.common.gpu.warpgroups.producer import (
     EMPTY,
     FULL,
     STAGE,
+    PrefetchedProducerCopy,
     ProducerCopy,
     TmaOperand,
     operand_storage,
     smem_matrix,
 )
 from roller_svc.families.common.gpu.warpgroups.tile import PINGPONG_CONSUMERS, ROWS, WARPS, WgmmaTile
-from roller_svc.families.common.gpu.warpgroups.tile_scheduler import K_RANK, RANK, VISIT, TileScheduler, k_tile_loop
+from roller_svc.families.common.gpu.warpgroups.tile_scheduler import (
+    K_RANK,
+    RANK,
+    SLOT,
+    VISIT,
+    TileScheduler,
+    k_tile_loop,
+)
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Const, Expr, Load, Op, OpKind
 from roller_svc.ir.index import add, div, eq, le, lt, mod, mul, num, ref, sub
@@ -111,13 +119,48 @@ class WgmmaMainloop:
     # producer -------------------------------------------------------------------------------------------------------
     def producer_loop(self, scheduler: TileScheduler) -> tuple[Node, ...]:
         """Return the producer's role."""
-        nodes = scheduler.for_each_tile(
-            (k_tile_loop(scheduler.k_tiles, self._with_stage_index(scheduler, self._fill_stage(scheduler))),)
-        )
+        fill = self._with_stage_index(scheduler, self._fill_stage(scheduler))
+        nodes: tuple[Node, ...] = (*self._first_words(scheduler), k_tile_loop(scheduler.k_tiles, fill, self._slots))
+        for copy in self._prefetched_copies:
+            nodes = copy.allocate_registers(nodes)
+        nodes = scheduler.for_each_tile(nodes)
         nodes += self._producer_tail(scheduler.total_k_tiles)
         if not self.producer_copies:
             nodes = (on_one_thread(nodes),)
         return (*set_max_registers(self.tile.consumers, self.tile.producer_registers, increase=False), *nodes)
+
+    @property
+    def _prefetched_copies(self) -> tuple[PrefetchedProducerCopy, ...]:
+        return tuple(copy for copy in self.copies if isinstance(copy, PrefetchedProducerCopy))
+
+    @property
+    def _slots(self) -> int:
+        """Return the k-tiles whose words registers hold; 1 without words."""
+        return next((copy.prefetch.prefetched_k_tiles for copy in self._prefetched_copies), 1)
+
+    def _first_words(self, scheduler: TileScheduler) -> tuple[Node, ...]:
+        """Load the words of the first k-tiles of a tile, and what all k-tiles share."""
+        fixed: tuple[Node, ...] = ()
+        words: tuple[Node, ...] = ()
+        for copy in self._prefetched_copies:
+            fixed += copy.load_fixed(scheduler.k_tiles.first)
+            words += copy.load_words(add(scheduler.k_tiles.first, ref(SLOT)), ref(SLOT))
+        if not words:
+            return ()
+        words = (Branch(lt(ref(SLOT), scheduler.k_tiles.count), words),)
+        return (*fixed, *(Let(SLOT, num(slot), words) for slot in range(self._slots)))
+
+    def _later_words(self, scheduler: TileScheduler) -> tuple[Node, ...]:
+        """Load the words of a later k-tile to the registers of the current one, whose words are unpacked."""
+        later = add(ref(STEP), num(self._slots))
+        nodes: tuple[Node, ...] = ()
+        for copy in self._prefetched_copies:
+            nodes += copy.load_words(add(scheduler.k_tiles.first, later), self._slot)
+        return (Branch(lt(later, scheduler.k_tiles.count), nodes),) if nodes else ()
+
+    @property
+    def _slot(self) -> Expr:
+        return ref(SLOT) if self._slots > 1 else num(0)
 
     @property
     def _stages_in_flight(self) -> int:
@@ -138,11 +181,14 @@ class WgmmaMainloop:
         for copy in self.producer_copies:
             if copy.is_async:
                 nodes += copy.cp_async(step, stage)
+            elif isinstance(copy, PrefetchedProducerCopy):
+                nodes += copy.unpack(step, stage, self._slot)
             else:
                 nodes += copy.store_to_shared(stage) if copy.is_prefetched else copy.copy_through_registers(step, stage)
         for copy in self.producer_copies:
-            nodes = copy.allocate_registers(nodes)
-        return (*nodes, *self._producer_commit())
+            if not isinstance(copy, PrefetchedProducerCopy):
+                nodes = copy.allocate_registers(nodes)
+        return (*nodes, *self._later_words(scheduler), *self._producer_commit())
 
     def _tma_loads(self, step: Expr) -> tuple[Node, ...]:
         """Expect the bytes of all TMA loads of the stage and issue this block's loads, on one thread."""

@@ -6,17 +6,21 @@ K-major operand follow each other along k, others along m or n.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
-from roller_svc.families.common.gpu.matrix.staging import MmaOperandCopy
+from roller_svc.families.common.gpu.matrix.staging import LANE_OF_ITEM, THREAD, MmaOperandCopy
 from roller_svc.families.common.gpu.matrix.tile import LoadKind, StagedTile
 from roller_svc.families.common.gpu.warpgroups.k_iteration import KTileOrder
+from roller_svc.families.common.gpu.warpgroups.register_prefetch import RegisterPrefetch, SourceLoad, item_value
 from roller_svc.families.common.gpu.warpgroups.tile import BUFFER_ALIGNMENT_BYTES, STEP_BYTES, WgmmaOperand
 from roller_svc.families.common.gpu.warpgroups.tma_load import PATTERN_ROWS, TmaTile
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.expr import Expr
-from roller_svc.ir.index import add, div, logical_and, lt, mod, mul, num, ref
-from roller_svc.ir.schedule import Let, Loop, LoopKind, Node, RoundFragment, Scope, Storage
+from roller_svc.ir.expr import AxisRef, Const, Expr, Load, Op, OpKind, Select, rewrite
+from roller_svc.ir.index import add, div, logical_and, lt, mod, mul, num, ref, require_expr
+from roller_svc.ir.program import Combine, identity
+from roller_svc.ir.rprogram import WARPGROUP_THREADS
+from roller_svc.ir.schedule import Branch, Compute, Let, Loop, LoopKind, Node, RoundFragment, Scope, Storage
 from roller_svc.ir.schedule_hopper import SharedMatrix, TmaLoad
 
 STAGE = ".slot"
@@ -122,6 +126,130 @@ class DualGemmProducerCopy(ProducerCopy):
             return add(column, num(self.offset))
         group = mul(div(column, self.columns), num(2 * self.columns))
         return add(add(group, mod(column, self.columns)), num(self.offset))
+
+
+@dataclass(frozen=True, slots=True)
+class PrefetchedProducerCopy(ProducerCopy):
+    """Copy of a packed operand whose words are prefetched into registers, and unpacked when the stage is free.
+
+    Register buffers are [k-tile modulo `prefetched_k_tiles`, row of the thread, element]. Sources that all k-tiles
+    share have one k-tile.
+    """
+
+    prefetch: RegisterPrefetch
+
+    @property
+    def is_prefetched(self) -> bool:
+        """Return False: registers hold words, not elements."""
+        return False
+
+    def allocate_registers(self, body: tuple[Node, ...]) -> tuple[Node, ...]:
+        """Allocate the registers of all words around the nodes."""
+        for number, source in reversed(list(enumerate(self.prefetch.sources))):
+            slots = 1 if source.is_fixed else self.prefetch.prefetched_k_tiles
+            shape = (slots, self.prefetch.loads_of(source), source.elements)
+            body = (Storage(self._words(number), source.load.dtype, shape, Scope.REGISTER, body),)
+        return body
+
+    def load_fixed(self, step: Expr) -> tuple[Node, ...]:
+        """Load the sources that all k-tiles share."""
+        return self._load(step, num(0), is_fixed=True)
+
+    def load_words(self, step: Expr, slot: Expr) -> tuple[Node, ...]:
+        """Load the words of a k-tile to a slot of the registers."""
+        return self._load(step, slot, is_fixed=False)
+
+    def unpack(self, step: Expr, stage: Expr, slot: Expr) -> tuple[Node, ...]:
+        """Unpack the words of a k-tile to a stage."""
+        store = Compute(self.buffer, self._smem_index(stage, LANE_OF_ITEM), self._unpacked(slot))
+        lanes = Loop(LANE_OF_ITEM.name, self._item_elements, LoopKind.VECTOR, (store,))
+        return self._for_rows(self.prefetch.thread_rows, self._bind_axes(step, (lanes,)))
+
+    def _load(self, step: Expr, slot: Expr, *, is_fixed: bool) -> tuple[Node, ...]:
+        sources = [(i, source) for i, source in enumerate(self.prefetch.sources) if source.is_fixed is is_fixed]
+        each = self._load_sources([one for one in sources if not one[1].is_shared], step, slot)
+        shared = self._load_sources([one for one in sources if one[1].is_shared], step, slot)
+        return (*self._for_rows(self.prefetch.thread_rows, each), *self._for_rows(1, shared))
+
+    def _words(self, number: int) -> str:
+        """Return the registers of a source."""
+        return f"{self.fetched}.{number}"
+
+    def _load_sources(
+        self, sources: Sequence[tuple[int, SourceLoad]], step: Expr, slot: Expr
+    ) -> tuple[Node, ...]:  # fmt: skip
+        """Load the numbered sources of the current row."""
+        nodes: tuple[Node, ...] = ()
+        inside = self._inside()
+        for number, source in sources:
+            load, dtype = source.load, source.load.dtype
+            load = replace(load, index=tuple(self._with_quotients(i, step) for i in load.index))
+            value = load if inside is None else Select(inside, load, identity(Combine.SUM, dtype), dtype)
+            node: Node = Compute(self._words(number), self._word_index(source, slot, LANE_OF_ITEM), value)
+            if source.elements > 1:
+                node = Loop(LANE_OF_ITEM.name, source.elements, LoopKind.VECTOR, (node,))
+            nodes += (node,)
+        return self._bind_axes(step, nodes) if nodes else ()
+
+    def _with_quotients(self, index: Expr, step: Expr) -> Expr:
+        """Return an index with quotients of k in terms of the k-tile, which takes no division at run time."""
+        depth, prefetch = self.tile[1], self.prefetch
+        part, size = (".chunk", self._item_elements) if self.staged.k_major else (".row_group", prefetch.thread_rows)
+        names = [member.name for member in self.k.members]
+
+        def change(node: Expr) -> Expr:
+            match node:
+                case Op(kind=OpKind.FLOORDIV, args=(AxisRef(name=name), Const(value=int(by)))) if [name] == names:
+                    if by > 0 and by % depth == 0:
+                        return div(step, by // depth)
+                    if by > 0 and depth % by == by % size == 0:
+                        return add(mul(step, num(depth // by)), div(ref(part), by // size))
+                    return node
+                case _:
+                    return node
+
+        return rewrite(index, change)
+
+    def _word_index(self, source: SourceLoad, slot: Expr, element: Expr) -> tuple[Expr, ...]:
+        row = num(0) if source.is_shared else ref(".round")
+        return num(0) if source.is_fixed else slot, row, num(0) if source.elements == 1 else element
+
+    def _unpacked(self, slot: Expr) -> Expr:
+        """Return lane `.lane` of an item, from the words in registers."""
+        row = self.k if self.staged.k_major else self.axis
+        value = require_expr(item_value(self._value(), row, self._item_elements), "value of an item")
+        words = {
+            source.of_item: Load(
+                self._words(number),
+                self._word_index(source, slot, div(LANE_OF_ITEM, source.lanes)),
+                source.load.dtype,
+            )
+            for number, source in enumerate(self.prefetch.sources)
+        }
+        return rewrite(value, lambda node: words.get(node, node) if isinstance(node, Load) else node)
+
+    def _for_rows(self, count: int, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+        """Repeat nodes for rows of the thread, unrolled in the tree if positions of bits depend on the row."""
+        if not nodes:
+            return ()
+        if self.staged.k_major and count > 1:
+            return (Loop(".round", count, LoopKind.UNROLL, self._item(nodes)),)
+        return tuple(Let(".round", num(row), self._item(nodes)) for row in range(count))
+
+    def _item(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+        """Bind row and element of an item; a thread has adjacent rows."""
+        prefetch = self.prefetch
+        group, chunk = ref(".row_group"), ref(".chunk")
+        guards = logical_and(
+            lt(group, num(prefetch.row_groups)) if WARPGROUP_THREADS % prefetch.chunks else None,
+            lt(ref(".row"), num(prefetch.rows)) if prefetch.rows < prefetch.row_groups * prefetch.thread_rows else None,
+        )
+        if guards is not None:
+            nodes = (Branch(guards, nodes),)
+        nodes = (Let(".element", mul(chunk, num(self._item_elements)), nodes),)
+        nodes = (Let(".row", add(mul(group, num(prefetch.thread_rows)), ref(".round")), nodes),)
+        nodes = (Let(".chunk", mod(ref(THREAD), prefetch.chunks), nodes),)
+        return (Let(".row_group", div(ref(THREAD), prefetch.chunks), nodes),)
 
 
 @dataclass(frozen=True, slots=True)

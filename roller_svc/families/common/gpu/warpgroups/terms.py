@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
+from roller_svc.analysis.packed_operands import unpacking_of
 from roller_svc.construct.scale_out import MIN_K_TILES
+from roller_svc.errors import require
 from roller_svc.families.common.gpu.matrix.terms import (
     BARRIER_CYCLES,
     LOAD_OPS,
+    STORE_OPS,
+    CopyCost,
     epilogue_slots,
 )
-from roller_svc.families.common.gpu.matrix.tile import CHUNK_BYTES, WORD_BYTES, LoadKind
-from roller_svc.families.common.gpu.warpgroups.tile import READ_BATCH_WORDS, WgmmaTile, batch_rounds
+from roller_svc.families.common.gpu.matrix.tile import CHUNK_BYTES, WORD_BYTES, LoadKind, OperandLoad
+from roller_svc.families.common.gpu.warpgroups.register_prefetch import RegisterPrefetch
+from roller_svc.families.common.gpu.warpgroups.tile import READ_BATCH_WORDS, WARPS, WgmmaTile, batch_rounds
 from roller_svc.ir.rprogram import WARPGROUP_THREADS
-from roller_svc.perf.machine import SCHEDULERS
+from roller_svc.perf.machine import SCHEDULERS, Machine
 from roller_svc.perf.workload import Workload
 
 # Assumed: a consumer's overhead per k-tile (a completed barrier, a fence, consumer_release); the issue time of a TMA
@@ -26,6 +31,9 @@ BOX_ROW_CYCLES = 1.0  # assumed: of a row of a box, so that rows of 64 bytes fil
 # A producer's are half integer arithmetic at 16 lanes a cycle (CUDA Programming Guide, table of throughputs), with no
 # other warp to fill the gaps. Assumed the same for an epilogue, whose special functions have 4 lanes a cycle.
 LONE_WARP_SLOT_CYCLES = 1.5
+# Instructions of a producer thread for a k-tile, in addition to its loads, elements and stores: waits, arrivals, TMA,
+# addresses. With them, k-tiles of int4, int8 and float8 weights are counted at 0.9 to 1.3 times their SASS (NVRTC 13).
+PREFETCH_STEP_OPS = 48.0
 CLUSTER_LATENCY_CYCLES = 180.0  # of the SM-to-SM network (Luo et al., arXiv:2402.13499)
 # Assumed: an arrival and the completion of a cluster's barrier each cross the SM-to-SM network.
 CLUSTER_BARRIER_CYCLES = 2 * CLUSTER_LATENCY_CYCLES
@@ -70,6 +78,19 @@ def cluster_reduction_cycles(p: Workload[Any], tile: WgmmaTile, parts: int, bloc
     rounds = -(-points // (parts * width * WARPGROUP_THREADS * tile.consumers))
     batches = rounds // batch_rounds(rounds, READ_BATCH_WORDS // (width * parts))
     return local + max(remote, issued) + batches * CLUSTER_LATENCY_CYCLES + BARRIER_CYCLES + 2 * CLUSTER_BARRIER_CYCLES
+
+
+def prefetched_copy_cost(feed: OperandLoad, prefetch: RegisterPrefetch, elements: int, mach: Machine) -> CopyCost:
+    """Return the cost of unpacking a k-tile from registers, and of loading the words of a later one."""
+    warp = mach.hw.limits.warp_size
+    unpacking = require(
+        unpacking_of(feed.operand.expr, feed.dtype, prefetch.shared_loads, prefetch.thread_rows), "packed operand"
+    )
+    stores = elements * feed.dtype.bytes / (CHUNK_BYTES * warp)
+    slots = WARPS * (prefetch.load_instructions * LOAD_OPS[LoadKind.UNPACK] + PREFETCH_STEP_OPS)
+    slots += elements / warp * unpacking.slots + STORE_OPS * stores
+    loaded = WARPS * max(prefetch.load_instructions, prefetch.loaded_bytes * warp / mach.staged_bytes_per_cycle)
+    return CopyCost(loaded + elements * feed.dtype.bytes / mach.staged_bytes_per_cycle, slots)
 
 
 def epilogue_handoff_cycles(p: Workload[Any], tile: WgmmaTile, slot_cycles: float = 1.0) -> float:

@@ -15,14 +15,21 @@ from roller_svc.errors import InvariantError
 from roller_svc.families.common.gpu.matrix.terms import MatrixStep
 from roller_svc.families.common.gpu.matrix.tile import (
     BANK_WORDS,
+    CHUNK_BYTES,
     ROW_PADDING_WORDS,
     WORD_BYTES,
     LoadClass,
     LoadKind,
     OperandLoad,
+    is_unpacked,
     load_class,
 )
 from roller_svc.families.common.gpu.warpgroups.k_iteration import KTileOrder
+from roller_svc.families.common.gpu.warpgroups.register_prefetch import (
+    RegisterPrefetch,
+    choose_prefetched_k_tiles,
+    plan_register_prefetch,
+)
 from roller_svc.families.common.gpu.warpgroups.tma_load import PATTERN_ROWS, TmaLoadPlan, TmaTile, plan_tma_load
 from roller_svc.ir.accumulation import accumulator_precision
 from roller_svc.ir.dtype import DType
@@ -84,6 +91,9 @@ _PRODUCER_REGISTERS = {
     WgmmaLoad.TMA: 40, WgmmaLoad.IM2COL: 40, WgmmaLoad.ASYNC: 88, WgmmaLoad.VECTOR: 120,
     WgmmaLoad.UNPACK: 120, WgmmaLoad.ELEMENT: 120,
 }  # fmt: skip
+# Registers of a producer thread for words of packed operands, with several consumers and with one, which leaves more.
+PREFETCH_REGISTERS, LONE_PREFETCH_REGISTERS = 48, 80
+PREFETCH_ADDRESS_REGISTERS = 88  # in addition to these words (NVRTC 13, sm_90a)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +110,7 @@ class WgmmaOperand:
     atom_bytes: int  # of a row's part that is swizzled as one
     copy_plan: TmaTile | LoadClass  # TMA boxes, or loads of threads
     num_parts: int = 1  # adjacent tiles along `extent` that are copied separately; boxes are those of one
+    prefetch: RegisterPrefetch | None = None  # of threads that unpack words
 
     @property
     def load(self) -> WgmmaLoad:
@@ -127,8 +138,16 @@ class WgmmaOperand:
 
     @property
     def producer_registers(self) -> int:
-        """Registers of a producer thread that copies it."""
+        """Registers of a producer thread that copies it without a prefetch."""
         return _PRODUCER_REGISTERS[self.load]
+
+    @property
+    def word_registers(self) -> int:
+        """Registers of a producer thread for prefetched words."""
+        if self.prefetch is None:
+            return 0
+        fixed, moving = (self.prefetch.registers(is_fixed=is_fixed) for is_fixed in (True, False))
+        return fixed + self.prefetch.prefetched_k_tiles * moving
 
 
 def batch_rounds(rounds: int, most: int) -> int:
@@ -217,7 +236,21 @@ class WgmmaTile:
     @property
     def producer_registers(self) -> int:
         """Registers of a producer thread, a multiple of eight."""
-        return max(self.a.producer_registers, self.b.producer_registers)
+        words = self.a.word_registers + self.b.word_registers
+        if not words:
+            return max(self.a.producer_registers, self.b.producer_registers)
+        return round_up(PREFETCH_ADDRESS_REGISTERS + words + _other_registers(self.a, self.b), 8)
+
+    @property
+    def prefetched_k_tiles(self) -> int:
+        """K-tiles whose words a producer thread holds in registers; 0 if it unpacks none."""
+        return max([0, *(o.prefetch.prefetched_k_tiles for o in (self.a, self.b) if o.prefetch is not None)])
+
+    @property
+    def as_pingpong(self) -> WgmmaTile:
+        """The tile of one consumer as two consumers take it in turn."""
+        a, b = fit_prefetches(self.a, self.b, PINGPONG_CONSUMERS)
+        return replace(self, a=a, b=b, pingpong=True)
 
     @property
     def consumer_registers(self) -> int:
@@ -269,6 +302,7 @@ class WgmmaOperandLoad:
     """How tiles of one operand can be loaded: by threads, and by TMA or why not."""
 
     by_threads: OperandLoad
+    axis: TileAxis  # m or n
     tma: TmaLoadPlan | None
     tma_unsupported_reason: str
 
@@ -333,6 +367,8 @@ class WgmmaOperandLoads:
         if self.promotion_interval is not None and k > self.promotion_interval:
             raise InvariantError(f"sums of {self.a.dtype.value} take in {self.promotion_interval} products, not {k}")
         a, b = self.staged(0, m, group_m, k), self.staged(1, n, group_n, k)
+        consumers = PINGPONG_CONSUMERS if pingpong else m // group_m * (n // group_n)
+        a, b = fit_prefetches(a, b, consumers)
         return WgmmaTile(m, sums * n, k, group_m, sums * group_n, stages, cluster, a, b, self.k_order(k), sums,
                          self.promotion_interval, pingpong)  # fmt: skip
 
@@ -365,8 +401,15 @@ class WgmmaOperandLoads:
         found = self.boxes(side, each, depth, atom // size)
         staged = (feed.dtype, feed.k_major, sums * extent, depth, atom)
         if isinstance(found, str):
-            return WgmmaOperand(*staged, feed.by_threads.load)
+            prefetch = self._plan_prefetch(feed, extent, depth) if self.num_accumulators == 1 else None
+            return WgmmaOperand(*staged, feed.by_threads.load, prefetch=prefetch)
         return WgmmaOperand(*staged, max(found, key=lambda tile: tile.copies), sums * extent // each)
+
+    def _plan_prefetch(self, feed: WgmmaOperandLoad, extent: int, depth: int) -> RegisterPrefetch | None:
+        """Return what producer threads prefetch of a packed operand; None of other operands."""
+        sides = (feed.axis, extent), (self.k, depth)
+        rows, row = sides if feed.k_major else sides[::-1]
+        return plan_register_prefetch(feed.by_threads, rows, row, self.k, self.k_order(depth))
 
     def can_multicast(self, side: int, staged: WgmmaOperand, blocks: int) -> bool:
         """Return whether each of `blocks` blocks can load its part of the tile for all of them."""
@@ -375,6 +418,29 @@ class WgmmaOperandLoads:
         if not staged.load.is_tma or uneven or part % (PATTERN_ROWS if staged.k_major else atom):
             return False
         return not isinstance(self.boxes(side, part, staged.k, atom), str)
+
+
+def fit_prefetches(a: WgmmaOperand, b: WgmmaOperand, consumers: int) -> tuple[WgmmaOperand, WgmmaOperand]:
+    """Return the operands with as many k-tiles of words in registers as fit, or without a prefetch."""
+    prefetches = [operand.prefetch for operand in (a, b) if operand.prefetch is not None]
+    if not prefetches:
+        return a, b
+    launched = launch_registers(block_threads(consumers)) if consumers > 1 else THREAD_REGISTERS
+    words = PREFETCH_REGISTERS if consumers > 1 else LONE_PREFETCH_REGISTERS
+    free = launched - PREFETCH_ADDRESS_REGISTERS - _other_registers(a, b)  # setmaxnreg cannot give a producer more
+    k_tiles = choose_prefetched_k_tiles(prefetches, min(words, free))
+    return _with_prefetched_k_tiles(a, k_tiles), _with_prefetched_k_tiles(b, k_tiles)
+
+
+def _with_prefetched_k_tiles(operand: WgmmaOperand, k_tiles: int) -> WgmmaOperand:
+    if (known := operand.prefetch) is None:
+        return operand
+    return replace(operand, prefetch=replace(known, prefetched_k_tiles=k_tiles) if k_tiles else None)
+
+
+def _other_registers(a: WgmmaOperand, b: WgmmaOperand) -> int:
+    """Return the registers of a producer thread for data in flight of operands that have no words."""
+    return sum(max(0, o.producer_registers - ADDRESS_REGISTERS) for o in (a, b) if o.prefetch is None)
 
 
 def wgmma_tile(program: RProgram, factors: tuple[Operand, ...], arch: Arch) -> WgmmaTile:
@@ -399,7 +465,7 @@ def plan_wgmma_loads(
 
     def feed(operand: Operand, axis: TileAxis) -> WgmmaOperandLoad:
         dtype = staged_dtype(unit, operand)
-        return _plan_wgmma_load(operand, dtype, arch, plan_tma_load(operand, dtype, (axis, k), batch, types))
+        return _plan_wgmma_load(operand, dtype, arch, axis, plan_tma_load(operand, dtype, (axis, k), batch, types))
 
     a, b, *second = factors
     added = accumulator_precision(unit, arch)
@@ -407,7 +473,9 @@ def plan_wgmma_loads(
     return WgmmaOperandLoads(feed(a, m), feed(b, n), k, feed(second[0], n) if second else None, chain)
 
 
-def _plan_wgmma_load(operand: Operand, dtype: DType, arch: Arch, by_tma: TmaLoadPlan | str) -> WgmmaOperandLoad:
+def _plan_wgmma_load(
+    operand: Operand, dtype: DType, arch: Arch, axis: TileAxis, by_tma: TmaLoadPlan | str
+) -> WgmmaOperandLoad:
     needs_transpose = not operand.k_major and dtype.bytes != TRANSPOSABLE_BYTES
     if needs_transpose:
         by_tma = f"MN-major {dtype.value} must be transposed"
@@ -415,8 +483,11 @@ def _plan_wgmma_load(operand: Operand, dtype: DType, arch: Arch, by_tma: TmaLoad
     if load.kind is LoadKind.ASYNC and dtype is DType.FLOAT32:
         # float32 must be rounded to tf32, which cp.async cannot do
         load = LoadClass(LoadKind.VECTOR if load.elements > 1 else LoadKind.ELEMENT, load.elements)
+    if load.kind is LoadKind.VECTOR and is_unpacked(operand, dtype, arch):
+        load = LoadClass(LoadKind.UNPACK, CHUNK_BYTES // dtype.bytes)  # words wait in registers, not elements
     threads = OperandLoad(operand, dtype, load)
-    return WgmmaOperandLoad(threads, None, by_tma) if isinstance(by_tma, str) else WgmmaOperandLoad(threads, by_tma, "")
+    tma, reason = (None, by_tma) if isinstance(by_tma, str) else (by_tma, "")
+    return WgmmaOperandLoad(threads, axis, tma, reason)
 
 
 def accumulator_sets(chain: int | None) -> int:

@@ -12,12 +12,13 @@ from roller_svc.families.common.gpu.matrix.stream_k_fixup import bind_tile
 from roller_svc.families.common.view import GemmView
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Const, Expr, Op, OpKind
-from roller_svc.ir.index import add, ceil_div, div, max_, min_, mod, mul, num, ref, sub
-from roller_svc.ir.schedule import Let, Loop, LoopKind, Node
+from roller_svc.ir.index import add, ceil_div, div, lt, max_, min_, mod, mul, num, ref, sub
+from roller_svc.ir.schedule import Branch, Let, Loop, LoopKind, Node
 
 BLOCK, RANK, VISIT, TILE = ".block", ".rank", ".visit", ".tile"
 K_RANK = ".k_rank"  # part of the k-tiles; RANK numbers the blocks of the cluster that have the same part
 M_TILE, N_TILE = "m.block", "n.block"
+STEP, SLOT = "k.step", ".word_slot"  # k-tile of the tile; registers of its words
 
 
 class TileScheduler(Protocol):
@@ -223,7 +224,19 @@ class StreamKTiles:
         return (Loop(VISIT, work.max_tiles_per_block, LoopKind.SERIAL, nodes, stop=tiles),)
 
 
-def k_tile_loop(steps: KTileRange, nodes: tuple[Node, ...]) -> Node:
-    """Loop over the k-tiles; `k.step` counts from the first."""
-    limit = None if isinstance(steps.count, Const) else steps.count
-    return Loop("k.step", steps.max_count, LoopKind.SERIAL, nodes, limit)
+def k_tile_loop(steps: KTileRange, nodes: tuple[Node, ...], slots: int = 1) -> Node:
+    """Loop over the k-tiles; `k.step` counts from the first.
+
+    Args:
+        slots: k-tiles of an iteration, unrolled; `.word_slot` is the number of the k-tile modulo `slots`.
+    """
+    stop = None if isinstance(steps.count, Const) else steps.count
+    if slots == 1:
+        return Loop(STEP, steps.max_count, LoopKind.SERIAL, nodes, stop)
+    if stop is not None or steps.max_count % slots:
+        nodes = (Branch(lt(ref(STEP), steps.count), nodes),)
+    nodes = (Let(STEP, add(mul(ref(".k_group"), num(slots)), ref(SLOT)), nodes),)
+    # register buffers need constant indices: those of loops that the compiler unrolls come too late for it
+    unrolled = tuple(Let(SLOT, num(slot), nodes) for slot in range(slots))
+    groups = None if stop is None else div(add(stop, num(slots - 1)), slots)
+    return Loop(".k_group", ceil_div(steps.max_count, slots), LoopKind.SERIAL, unrolled, groups)

@@ -313,6 +313,11 @@ def test_one_wave_that_the_llc_bounds_multicasts_in_fours() -> None:
         assert math.prod(programs[0].cluster) <= 2
 
 
+def test_parts_take_the_place_of_whole_tiles_that_multicast() -> None:
+    (first,) = best(matmul(256, 1024, 8192, "float16", layout="nt", hw=H200))
+    assert (first.program.cluster, first.program.cluster_k, first.program.grid) == ((2, 1), 4, 128)
+
+
 def test_parts_fit_the_stages_that_they_reuse() -> None:
     found = matmul(256, 4096, 4096, "float16", layout="nn", hw=H200)
     programs = [c.program for c in best(found, 40) if c.program.cluster_k > 1]

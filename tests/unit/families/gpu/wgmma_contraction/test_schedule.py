@@ -81,6 +81,22 @@ HOPPER = hardware.load("nvidia-h200-sxm")
 Nodes = tuple[Node, ...]
 
 NT, NN = "C[m, n] +=! A[m, k] * B[n, k]", "C[m, n] +=! A[m, k] * B[k, n]"
+
+
+def packed_rows(n: int, k: int, group: int) -> str:
+    """A product whose weights are packed along k, with zero points of 8."""
+    value = "(Q[n, k // 8] >> (k % 8 * 4)).call(`bitwise_and`, [15]) - 8"
+    weights = f"W[n, k] = ({value}).cast(`float16`) * S[n, k // {group}] where n in {n}, k in {k}"
+    return f"{weights}; {NT.replace('B[', 'W[')}"
+
+
+def packed_columns(word: str, place: str, zeros: str) -> str:
+    """A product whose weights and zero points are packed, in rows along n (AWQ, GPTQ)."""
+    field = "({word} >> ({place} * 4)).call(`bitwise_and`, [15]).cast(`int32`)"
+    value = f"{field.format(word=word, place=place)} - {field.format(word=zeros, place='(n % 8)')}"
+    return f"W[k, n] = ({value}).cast(`float16`) * S[k // 64, n] where k in 200, n in 136; {NN.replace('B[', 'W[')}"
+
+
 # by hand: unit, expression, inputs, block, warpgroup, more of the rProgram
 KINDS: dict[str, tuple[str, str, dict[str, str], tuple[int, int, int], tuple[int, int], dict[str, object]]] = {
     "bulk copies": (
@@ -188,6 +204,55 @@ KINDS: dict[str, tuple[str, str, dict[str, str], tuple[int, int, int], tuple[int
     "k split, tf32": (
         "wgmma_tf32", NT, {"A": "float32 100 132", "B": "float32 33 132"}, (64, 40, 32), (64, 40),
         {"stages": 3, "cluster_k": 2}),
+    "packed": (
+        "wgmma_f16", packed_rows(72, 264, 24),
+        {"A": "float16 70 264", "Q": "int32 72 33", "S": "float16 72 11"}, (64, 40, 64), (64, 40), {"stages": 3}),
+    "packed, one k-tile": (
+        "wgmma_f16", packed_rows(256, 64, 64),
+        {"A": "float16 40 64", "Q": "int32 256 8", "S": "float16 256 1"}, (64, 256, 64), (64, 256), {"stages": 1}),
+    "packed, streamed": (
+        "wgmma_f16", packed_rows(136, 512, 128),
+        {"A": "float16 130 512", "Q": "int32 136 64", "S": "float16 136 4"}, (64, 64, 64), (64, 64),
+        {"stages": 3, "stream_k_blocks": 4}),
+    "packed, persistent": (
+        "wgmma_f16", packed_rows(200, 320, 32),
+        {"A": "float16 200 320", "Q": "int32 200 40", "S": "float16 200 10"}, (128, 64, 64), (64, 64),
+        {"stages": 4, "persistent_blocks": 2}),
+    "packed, three consumers": (
+        "wgmma_f16", packed_rows(136, 320, 64), {"A": "float16 200 320", "Q": "int32 136 40", "S": "float16 136 5"},
+        (192, 136, 64), (64, 136), {"stages": 3}),
+    "packed bytes, k split": (
+        "wgmma_f16", "W[n, k] = Q[n, k].cast(`float16`) * S[n]; C[m, n] +=! A[m, k] * W[n, k] where n in 72, k in 712",
+        {"A": "float16 70 712", "Q": "int8 72 712", "S": "float16 72"}, (64, 72, 64), (64, 72),
+        {"stages": 3, "cluster_k": 4}),
+    "ping-pong, packed": (
+        "wgmma_f16", packed_rows(200, 320, 32), {"A": "float16 200 320", "Q": "int32 200 40", "S": "float16 200 10"},
+        (64, 64, 64), (64, 64), {"stages": 4, "persistent_blocks": 2, "pingpong": True}),
+    "packed in bytes, k split": (
+        "wgmma_f16", "W[n, k] = ((Q[n, k // 2].cast(`int32`) >> (k % 2 * 4)).call(`bitwise_and`, [15]) - 8)"
+        f".cast(`float16`) * S[n, k // 32] where n in 72, k in 264; {NT.replace('B[', 'W[')}",
+        {"A": "float16 70 264", "Q": "uint8 72 132", "S": "float16 72 9"}, (64, 40, 64), (64, 40),
+        {"stages": 4, "cluster_k": 2}),
+    "float8 weights": (
+        "wgmma_f16", "W[n, k] = Q[n, k].cast(`float16`) * S[n, k // 32]; C[m, n] +=! A[m, k] * W[n, k] where n in 72",
+        {"A": "float16 70 264", "Q": "float8_e4m3fn 72 264", "S": "float16 72 9"}, (64, 40, 64), (64, 40),
+        {"stages": 3}),
+    "float8 converted, k split": (
+        "wgmma_f16", "W[k, n] = Q[k, n].cast(`float16`); C[m, n] +=! A[m, k] * W[k, n]",
+        {"A": "float16 70 264", "Q": "float8_e5m2 264 72"}, (64, 64, 64), (64, 64), {"stages": 3, "cluster_k": 2}),
+    "packed columns (AWQ)": (
+        "wgmma_f16", packed_columns("Q[k, n // 8]", "(n % 2 * 4 + n % 8 // 2)", "Z[k // 64, n // 8]"),
+        {"A": "float16 70 200", "Q": "int32 200 17", "Z": "int32 4 17", "S": "float16 4 136"}, (64, 96, 32), (64, 96),
+        {"stages": 3}),
+    "packed columns (GPTQ), k split": (
+        "wgmma_f16", packed_columns("Q[k // 8, n]", "(k % 8)", "Z[k // 64, n // 8]"),
+        {"A": "float16 70 200", "Q": "int32 25 136", "Z": "int32 4 17", "S": "float16 4 136"}, (64, 64, 64), (64, 64),
+        {"stages": 4, "cluster_k": 2}),
+    "packed on both sides": (
+        "wgmma_f16", "V[m, k] = P[m, k].cast(`float16`) * T[m]; W[n, k] = Q[n, k].cast(`float16`) * S[n]; "
+        "C[m, n] +=! V[m, k] * W[n, k] where m in 70, n in 40, k in 136",
+        {"P": "int8 70 136", "T": "float16 70", "Q": "int8 40 136", "S": "float16 40"}, (64, 40, 64), (64, 40),
+        {"stages": 2}),
     "results of two tensors": (
         "wgmma_bf16", f"{NT}; Y[m, n] = C[m, n] * 0.5 + R[m, n]; Z[m, n] = tanh(Y[m, n])",
         {"A": "bfloat16 100 64", "B": "bfloat16 72 64", "R": "bfloat16 100 72"}, (128, 80, 32), (64, 80),
@@ -438,6 +503,7 @@ def test_sixteen_bit_outputs_are_stored_by_tma() -> None:
 # numbers -------------------------------------------------------------------------------------------------------------
 SPLIT = tuple(kind for kind in KINDS if kind.startswith("k split"))
 RACED = (*SPLIT, "bulk copies", "copied by threads", "persistent", "streamed, copied by threads", "shared along both",
+         "packed", "packed, streamed", "ping-pong, packed",
          "ping-pong", "ping-pong, float32 by rows", "ping-pong, shared along m")  # fmt: skip
 
 
