@@ -64,12 +64,13 @@ class Operand:
 
 
 def operands(group: KernelGroup) -> tuple[Operand, Operand]:
-    """Return operands A and B of a contraction."""
+    """Return operands A, along M, and B, along N, of a contraction."""
     if group.kind is not GroupKind.CONTRACTION or group.operands is None:
         raise ValueError(f"{group.name} is not a contraction")
     (m,), (n,), (k,) = (group.space.role(role) for role in (AxisRole.M, AxisRole.N, AxisRole.K))
-    types = dict(group.inputs)
-    return operand_along(group.operands.a, m, k, types), operand_along(group.operands.b, n, k, types)
+    types, factors = dict(group.inputs), (group.operands.a, group.operands.b)
+    a, b = factors[::-1] if group.space.transposed else factors
+    return operand_along(a, m, k, types), operand_along(b, n, k, types)
 
 
 def operand_b2(group: KernelGroup) -> Operand | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from roller_svc.families.matching import supports_attention, unloadable_operands
+from roller_svc.families.matching import supports_attention, transpose_space, unloadable_operands
 from roller_svc.fusion.operand_copies import OperandCopy
 from roller_svc.fusion.partition import FusionOptions, normalize_statements, partition_statements
 from roller_svc.ir.constraints import NO_CONSTRAINTS, ScheduleConstraints
@@ -89,7 +89,7 @@ class PartitionCache:
         self, plan: Plan, hw: HardwareSpec, constraints: ScheduleConstraints = NO_CONSTRAINTS
     ) -> Partition:
         """Return the kernel groups of a plan; on a CPU, whose tile spaces may be views, by their number."""
-        spaces = [choice.program.space for choice in plan.choices]
+        spaces = [transpose_space(s) if s.transposed else s for s in (choice.program.space for choice in plan.choices)]
         plain = self.partitions(hw)
         copied = (way for groups in plain for way in self.with_operand_copies(groups, hw, constraints))
         found = [groups for ways in (plain, copied) for groups in ways if len(groups) == len(spaces)]

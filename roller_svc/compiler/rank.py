@@ -67,6 +67,8 @@ def rank_units(
     failures: list[NoCandidateError] = []
     roofs: list[tuple[RooflineBound, ...]] = []
     for unit, view in unit_views(group, hw, units, constraints.winograd):
+        if view.space.transposed and constraints.tiles:
+            continue  # a caller's tiles are along the group's m and n
         try:
             family, p = prepare(view, hw, unit, footprints)
         except NoCandidateError as failure:

@@ -195,12 +195,14 @@ def partition_json(result: CandidateResult) -> list[Json]:
 def interpretation(group: KernelGroup, program: RProgram) -> str:
     """Return how a kernel interprets its group.
 
-    That is the group's kind, except for contractions: dual GEMM, Winograd or direct convolution, or one GEMM for each
-    image.
+    That is the group's kind, except for contractions: dual GEMM, Winograd or direct convolution, one GEMM for each
+    image, or a GEMM with the second operand's columns as rows.
     """
     space = program.space
     if group.is_dual_gemm:
         return "paired contraction"
+    if space.transposed:
+        return "transposed contraction"
     if m := space.winograd_tile:
         return f"Winograd F({m} x {m}, 3 x 3)"
     if space.role(AxisRole.PIXEL):

@@ -36,8 +36,8 @@ from roller_svc.fusion.operand_copies import OperandCopy
 from roller_svc.ir.accumulation import accumulator_precision
 from roller_svc.ir.constraints import OpClass, ScheduleConstraints, WinogradMode
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.expr import Expr, axes_of, loads_of
-from roller_svc.ir.group import AxisRole, GroupKind, KernelGroup, TileAxis
+from roller_svc.ir.expr import Expr, Load, axes_of, loads_of
+from roller_svc.ir.group import AxisRole, GroupKind, KernelGroup, TileAxis, TileSpace
 from roller_svc.ir.hardware import ComputeUnit, HardwareSpec, TargetKind, UnitKind
 from roller_svc.ir.program import TensorType, operators
 
@@ -314,8 +314,43 @@ def unit_views(
 ) -> Iterator[tuple[ComputeUnit, KernelGroup]]:
     """Yield each unit with the views that it computes: dot products are packed contractions only."""
     for unit in units.units:
+        if unit.kind is UnitKind.WGMMA:
+            yield unit, group
+            if (transposed := transposed_view(group)) is not None:
+                yield unit, transposed
+            continue
         for view in (group,) if unit.kind is UnitKind.DOT else group_views(group, hw, winograd):
             yield unit, view
+
+
+MAX_TRANSPOSED_ROWS = 32  # half of the rows of a wgmma
+
+
+def transposed_view(group: KernelGroup) -> KernelGroup | None:
+    """Return a product of few rows with columns of B as rows of the unit; None where its rows fill the unit's.
+
+    Only unpacked operands gain: reads of padded rows from shared memory limit these products, and DRAM limits others.
+    """
+    if group.kind is not GroupKind.CONTRACTION or group.is_dual_gemm or group.row_reduction is not None:
+        return None
+    if group.operands is None or isinstance(group.operands.b, Load):
+        return None
+    (m,), (n,), (k,) = (group.space.role(role) for role in (AxisRole.M, AxisRole.N, AxisRole.K))
+    if max(len(axis.members) for axis in (m, n, k)) > 1 or m.extent > MAX_TRANSPOSED_ROWS or n.extent <= m.extent:
+        return None
+    return replace(group, space=transpose_space(group.space))
+
+
+def transpose_space(space: TileSpace) -> TileSpace:
+    """Return the space of a contraction with M and N, and with them its operands, in each other's place."""
+    (m,), (n,) = (space.role(role) for role in (AxisRole.M, AxisRole.N))
+    axes = {m.name: replace(n, role=AxisRole.M), n.name: replace(m, role=AxisRole.N)}
+    other = {"a": "b", "b": "a"}
+    accesses = tuple(replace(access, operand=other.get(access.operand, "")) for access in space.accesses)
+    return replace(
+        space, axes=tuple(axes.get(axis.name, axis) for axis in space.axes), accesses=accesses, vector_axis=m.name,
+        transposed=not space.transposed,
+    )  # fmt: skip
 
 
 def group_views(

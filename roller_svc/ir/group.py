@@ -180,6 +180,7 @@ class TileSpace:
     # of the whole group's operators on a GPU, without a contraction's computed operands: a function takes several
     instructions: int = 0
     operand_flops: int = 0  # of computed operands of products, part of `flops`; a contraction's staging computes them
+    transposed: bool = False  # of a contraction: M and N, and with them its operands, change places
     winograd_tile: int = 0  # outputs of a tile along each window dimension (Winograd); 0: direct convolution
 
     def axis(self, name: str) -> TileAxis:

@@ -44,7 +44,10 @@ class GemmView:
         if group.operands is None:
             raise InvariantError(f"expected a contraction, got {group.name}")
         (m,), (n,), (k,) = (space.role(role) for role in (AxisRole.M, AxisRole.N, AxisRole.K))
-        return cls(group, space.role(AxisRole.BATCH), m, n, k, group.operands, space.compute_dtype)
+        operands = group.operands
+        if space.transposed:
+            operands = replace(operands, a=operands.b, b=operands.a)
+        return cls(group, space.role(AxisRole.BATCH), m, n, k, operands, space.compute_dtype)
 
     def with_second_result(self, result: Load) -> GemmView:
         """Return the view with the second accumulator of a dual GEMM replaced by `result`.

@@ -216,6 +216,8 @@ class WgmmaContractionRules(TilePrefilter):
         Blocks are persistent where there are more tiles than SMs. Clusters of two are added where multicast pays.
         """
         p, cores = self.workload, self.workload.machine.cores
+        if split_k > 1 and p.space.transposed:
+            return []  # launches of a split reduction have groups of their own
         known = wgmma_block(p, block, base.tile)
         tasks = spatial_grid(p, block) * split_k
         steps = -(-known.tile.k_order.steps // split_k)

@@ -86,6 +86,7 @@ STEP_OPS = 12.0  # of a warp for one k-tile: stage indices, waits, branches
 LOAD_OPS = {LoadKind.ASYNC: 3.0, LoadKind.VECTOR: 4.0, LoadKind.UNPACK: 3.0, LoadKind.ELEMENT: 3.0}
 FLOAT8_SLOTS = 8.0  # one float8 to float16 conversion by integer operations, as the generated helpers do it
 STORE_OPS = 2.0  # of a chunk copied through registers
+SECTOR_BYTES = 32  # of an LLC request (CUDA Best Practices Guide)
 LLC_REUSE_FRACTION = 0.6  # of the LLC, for data that is read again; the rest streams
 
 
@@ -203,6 +204,8 @@ def epilogue_memory_cycles(p: Workload[Any], launch: Launch) -> float:
     """Return the memory cycles of one tile's outputs; 0 where a second launch writes them."""
     mach = p.machine
     written = 0.0 if launch.workspace_bytes else p.epilogue.total_bytes / launch.grid
+    if p.space.transposed:  # each result is in a sector of its own
+        written = max(written, p.outer_points * SECTOR_BYTES / launch.grid)
     share = mach.dram.bandwidth_bytes_per_s / (min(mach.cores, launch.grid) * mach.clock_hz)
     return written / min(CORE_L2_BYTES_PER_CYCLE, share)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from roller_svc.analysis.operand import all_operands, operands
 from roller_svc.families.common.gpu.matrix.staged_operands import describe_load, split_part
@@ -23,9 +24,12 @@ def describe_wgmma_load(operand: WgmmaOperand) -> str:
 def wgmma_operands(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> Sequence[StagedOperand]:
     """Return A and B, and B again for the second product of a dual GEMM."""
     part, tiles = split_part(group, program)
+    part = replace(part, space=tiles.space)
     tile = wgmma_tile(tiles, all_operands(part), hw.arch)
     staged = tuple(
         StagedOperand(operand.dtype, factor.memory_dtype, describe_wgmma_load(operand))
         for factor, operand in zip(operands(part), (tile.a, tile.b), strict=True)
     )
+    if tiles.space.transposed:
+        staged = staged[::-1]
     return (*staged, *staged[1:]) if group.is_dual_gemm else staged
