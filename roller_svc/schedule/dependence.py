@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from roller_svc.analysis.linear import linear
 from roller_svc.errors import ScheduleError
-from roller_svc.ir.expr import AxisRef, Expr, Load, Op, OpKind, iter_subexpressions
+from roller_svc.ir.expr import AxisRef, Const, Expr, Load, Op, OpKind, iter_subexpressions
 from roller_svc.ir.schedule import Loop, LoopKind, Scope
 
 
@@ -139,13 +140,21 @@ class _Accesses:
     inner: dict[str, int] = field(default_factory=dict)  # extents of its inner loops
 
 
+class Condition(NamedTuple):
+    """A branch around a node: it runs where `cond` is `holds`."""
+
+    depth: int  # loops around the branch
+    cond: Expr
+    holds: bool
+
+
 @dataclass(slots=True)
 class Dependence:
     """The loops and branches around a node, and the accesses of each loop."""
 
     variables: Variables = field(default_factory=Variables)
     loops: list[Loop] = field(default_factory=list)
-    branches: list[tuple[int, Expr]] = field(default_factory=list)  # (enclosing loops, condition)
+    branches: list[Condition] = field(default_factory=list)
     accesses: list[_Accesses] = field(default_factory=list)  # of each of the loops
 
     @contextmanager
@@ -176,19 +185,35 @@ class Dependence:
 
     def _check_own_element(self, tensor: str, position: Position, level: int) -> None:
         loop = self.loops[level]
-        inner = {x.var: x.extent for x in self.loops[level + 1 :]}
+        inner = self._narrowed({x.var: x.extent for x in self.loops[level + 1 :]})
         if any(loop.var in value.loops for value in position):
             # threads of a block may share elements: barriers order them
             if loop.kind is LoopKind.THREAD or are_disjoint(position, loop.var, loop.extent, inner):
                 return
         elif any(
-            depth > level and _selects_one_iteration(cond, loop.var, self.variables) for depth, cond in self.branches
+            each.holds and each.depth > level and _selects_one_iteration(each.cond, loop.var, self.variables)
+            for each in self.branches
         ):
             return
         raise ScheduleError(
             f"iterations of {loop.kind.value} loop {loop.var} write the same elements of {tensor}",
             code="schedule-dependence",
         )
+
+    def _narrowed(self, extents: dict[str, int]) -> dict[str, int]:
+        """Return extents of loops as far as branches leave them: to lanes below a bound, to all warpgroups but one."""
+        for branch in self.branches:
+            match branch.cond:
+                case Op(kind=OpKind.LT, args=(a, Const(value=int(bound)))) if branch.holds:
+                    terms = self.variables.value(a).terms or ()
+                    if all(name and c > 0 for name, c in terms):
+                        extents |= {v: min(extents[v], -(-bound // c)) for v, c in terms if v in extents}
+                case Op(kind=OpKind.EQ, args=(a, Const(value=int(last)))) if not branch.holds:
+                    terms = self.variables.value(a).terms or ()
+                    extents |= {v: last for v, c in terms[:1] if terms == ((v, 1),) and extents.get(v) == last + 1}
+                case _:
+                    pass
+        return extents
 
     def _check_reads(self, loop: Loop, accesses: _Accesses) -> None:
         """Check that an iteration reads only its own elements of tensors that the loop writes."""

@@ -54,7 +54,7 @@ from roller_svc.ir.schedule_hopper import (
     hopper_expressions,
 )
 from roller_svc.schedule.async_verifier import AsyncVerifier, convergence_of
-from roller_svc.schedule.dependence import Dependence, Value, Variables
+from roller_svc.schedule.dependence import Condition, Dependence, Value, Variables
 
 
 @dataclass(slots=True)
@@ -140,7 +140,7 @@ class ScopeTracker:
     def _read_early(self, tensor: str) -> None:
         """Postpone the check of a read in a branch: an earlier iteration of a serial loop may have written it."""
         depth_of_storage = self.storage_site(tensor)[0]
-        in_branch = any(depth > depth_of_storage for depth, _ in self.dependence.branches)
+        in_branch = any(each.depth > depth_of_storage for each in self.dependence.branches)
         if not in_branch or all(loop.kind is not LoopKind.SERIAL for loop in self.loops[depth_of_storage:]):
             raise ScheduleError(f"{tensor} is read before it is computed", code="schedule-order")
         self.pending.add(tensor)
@@ -309,10 +309,11 @@ class _Verifier:
             self._check_convergent("warp")
         alike = self._convergence_widths(branch.cond)
         self.widths += alike
-        self.scopes.dependence.branches.append((len(self.scopes.loops), branch.cond))
-        self.nodes(branch.then)
-        self.nodes(branch.otherwise)
-        self.scopes.dependence.branches.pop()
+        branches = self.scopes.dependence.branches
+        for holds, nodes in ((True, branch.then), (False, branch.otherwise)):
+            branches.append(Condition(len(self.scopes.loops), branch.cond, holds))
+            self.nodes(nodes)
+            branches.pop()
         del self.widths[len(self.widths) - len(alike) :]
 
     def _routine(self, routine: Routine) -> None:

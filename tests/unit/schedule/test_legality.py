@@ -66,6 +66,21 @@ CONSUME = loop("i", 4, Compute("out", (ref("i"),), load("p", "i")))
 JOIN = Compute("acc", (), ONE, Combine.SUM)
 LANES = Loop("v", 4, LoopKind.THREAD, (Branch(lt(ref("v"), num(2)), (Barrier(),)),))
 
+
+def without(last: int) -> Node:
+    """Blocks of eight elements, written by all threads but one of nine."""
+    own = Compute("out", (add(mul(ref("i"), num(8)), ref("w")),), ONE)
+    branch = Branch(eq(ref("w"), num(last)), (), otherwise=(own,))
+    return loop("i", 4, loop("w", 9, branch, kind=LoopKind.THREAD), kind=LoopKind.BLOCK)
+
+
+def below(bound: int) -> Node:
+    """Blocks of eight elements, written by the threads below a bound of 32."""
+    own = Compute("out", (add(mul(ref("i"), num(8)), ref("w")),), ONE)
+    return loop("i", 4, loop("w", 32, Branch(lt(ref("w"), num(bound)), (own,)), kind=LoopKind.THREAD),
+                kind=LoopKind.BLOCK)  # fmt: skip
+
+
 LEGAL: dict[str, Node] = {
     "producer first": room("p", (4,), PRODUCE, CONSUME),
     "a round ago": room("p", (), loop("i", 4, Branch(lt(num(0), ref("i")), (Compute("out", (ref("i"),), load("p")),)),
@@ -76,6 +91,8 @@ LEGAL: dict[str, Node] = {
     "one lane writes": loop("v", 4, Branch(eq(ref("v"), num(0)), (write("out"),)), kind=LoopKind.THREAD),
     "tiles": loop("i", 4, loop("j", 8, Compute("out", (add(mul(ref("i"), num(8)), ref("j")),), ONE)),
                   kind=LoopKind.PARALLEL),
+    "the last thread elsewhere": without(8),
+    "the first eight threads": below(8),
     "added up by all": loop("i", 4, Compute("out", (), ONE, Combine.SUM, atomic=True), kind=LoopKind.BLOCK),
     "half onto half": room("p", (8,), loop("i", 8, write("p", "i")),
                            loop("v", 4, join_further(4), kind=LoopKind.VECTOR)),
@@ -106,6 +123,12 @@ ILLEGAL: dict[str, tuple[str, Node]] = {
         "schedule-dependence",
         loop("i", 4, loop("j", 9, Compute("out", (add(mul(ref("i"), num(8)), ref("j")),), ONE)),
              kind=LoopKind.PARALLEL),
+    ),
+    "another thread elsewhere": ("schedule-dependence", without(7)),
+    "the first nine threads": ("schedule-dependence", below(9)),
+    "all lanes but one": (
+        "schedule-dependence",
+        loop("v", 4, Branch(eq(ref("v"), num(0)), (), otherwise=(write("out"),)), kind=LoopKind.PARALLEL),
     ),
     "a neighbour's element": (
         "schedule-dependence",

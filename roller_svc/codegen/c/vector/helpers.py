@@ -264,6 +264,7 @@ def _lookup(base: str, dtype: DType, lanes: int) -> Helper:
     """Return the helper that looks up entries of one or two tables by the lowest bits of each lane."""
     vector, numbers = vector_type(dtype, lanes), vector_type(DType.INT32, lanes)
     macro = "__AVX512F__" if lanes * dtype.bytes == 64 else "__AVX2__"
+    tables: tuple[str, ...]
     if base == "looked_up":
         tables, entry = ("table",), f"table[at[i] & {lanes - 1}]"
     else:
