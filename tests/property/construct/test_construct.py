@@ -18,6 +18,7 @@ from roller_svc.construct.rules import ThreadTile
 from roller_svc.construct.scale_up import SearchTrace, scale_up
 from roller_svc.families import prepare
 from roller_svc.families.common.gpu.elementwise_space import is_map, map_space
+from roller_svc.families.common.gpu.row_space import MIN_PEELED_LANES
 from roller_svc.families.cpu.contraction.workload import rows_per_block
 from roller_svc.families.cpu.window.cost import staged_bytes
 from roller_svc.families.cpu.window.workload import PlaneSpace, plane_space
@@ -124,7 +125,8 @@ def check_simt_rows(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> 
     space, limits = group.space, hw.limits
     (inner,) = space.reduced
     run, chunk = program.thread[inner.name], program.thread[inner.name] * program.reduce_threads
-    assert inner.members[-1].extent % run == 0
+    extent = inner.members[-1].extent  # rows whose length no vector divides are peeled, if these are long enough
+    assert extent % run == 0 or (len(inner.members) == 1 and extent >= MIN_PEELED_LANES * run)
     assert run & (run - 1) == 0
     assert run <= 16
     assert program.block[inner.name] % chunk == 0
