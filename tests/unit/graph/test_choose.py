@@ -1,0 +1,86 @@
+"""The choice of a plan by measured times, on machines that other work disturbs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from roller_svc.graph import choose
+from roller_svc.graph.rammer.schedules import StepTimes
+from roller_svc.ir.model_plan import VDeviceStep
+
+MS = 1e-3
+TIMES = StepTimes((10 * MS, 1 * MS), (5 * MS, 1 * MS), is_measured=True)
+ALONE_S = 11.5 * MS  # a call on one worker: half a millisecond beside the steps
+QUIET_S = 6.5 * MS
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now_s
+
+
+class TimedModel:
+    """A model whose calls take what a function of the number of the call returns."""
+
+    def __init__(self, clock: Clock, seconds: Callable[[int], float]) -> None:
+        self.clock, self.seconds, self.calls = clock, seconds, 0
+
+    def run(self, _: Mapping[str, object]) -> None:
+        self.clock.now_s += self.seconds(self.calls)
+        self.calls += 1
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(choose, "time", clock)
+    return clock
+
+
+def test_a_quiet_call_has_the_least_time_of_each_step(clock: Clock) -> None:
+    model: Any = TimedModel(clock, lambda call: ALONE_S if call % 3 == 2 else 14 * MS)
+    assert choose._least_serial_s(model, {}, TIMES) == pytest.approx(QUIET_S)
+
+
+def test_a_disturbed_machine_gets_more_rounds(clock: Clock) -> None:
+    quiet = TimedModel(clock, lambda _: QUIET_S)
+    later = TimedModel(clock, lambda _: 12 * MS if clock.now_s < 1 else QUIET_S)
+    never = TimedModel(clock, lambda _: 12 * MS)
+    calls = {}
+    for name, model in {"quiet": quiet, "later": later, "never": never}.items():
+        clock.now_s = 0.0
+        measured: Any = {choose.SERIAL: model}
+        least = choose._measure_models(measured, {}, 2, QUIET_S)[choose.SERIAL]
+        assert least == pytest.approx(12 * MS if model is never else QUIET_S)
+        calls[name] = model.calls * least
+    round_s = calls["never"] / choose.MAX_ROUNDS
+    assert calls["quiet"] < (choose.ROUNDS + 1) * round_s
+    assert clock.now_s > (choose.MAX_ROUNDS - 1) * choose.ROUND_S
+
+
+@pytest.mark.parametrize(("rammer_s", "kind"), [(11 * MS, "serial"), (6.4 * MS, "serial"), (6 * MS, "rammer")])
+def test_another_plan_has_to_be_faster_than_a_quiet_serial_one(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch, rammer_s: float, kind: str
+) -> None:
+    """With a disturbed worker a serial call takes 12 ms, more than a plan that uses only one worker."""
+    seconds = {"serial": 12 * MS, "rammer": rammer_s, "parallel": 11.2 * MS}
+    plans = {name: SimpleNamespace(steps=(object.__new__(VDeviceStep),), inputs=(), name=name) for name in seconds}
+    loaded = {
+        name: TimedModel(clock, lambda call, each=each: ALONE_S if call < 5 and each == 12 * MS else each)
+        for name, each in seconds.items()
+    }
+    monkeypatch.setattr(choose, "_load", lambda plan, *_: loaded[plan.name])
+    monkeypatch.setattr(choose, "measure_steps", lambda *_: TIMES)
+    monkeypatch.setattr(choose, "_planned", lambda name, *_: plans[name])
+    options: Any = (choose.AUTO, plans["serial"], (), None, lambda plan: plan.name.encode(), None,
+                    SimpleNamespace(num_cores=2))  # fmt: skip
+    chosen = choose._choose_measured(*options)
+    assert (chosen.choice.kind, chosen.binary) == (kind, kind.encode())
+    assert chosen.choice.seconds["serial"] == pytest.approx(QUIET_S)
