@@ -4,6 +4,8 @@
 // A pool has one worker for each CPU, pinned to it. A region runs on its caller and on workers of other CPUs. Workers
 // join a region when they arrive, and the caller never waits for a worker that has not joined: a late worker finds
 // the loops' iterations taken. A region that asks for a thread's number or the number of threads waits for all of them.
+//
+// Most regions are one loop. Its workers do not join: they only take chunks, and tell how many they have finished.
 
 #define _GNU_SOURCE
 #include <limits.h>
@@ -23,16 +25,27 @@ enum {
   LINE = 128,  // bytes: two lines of 64, which x86 prefetches in pairs
   CPUS = 1024,
   LANES = 16,
+  POLLS = 1000,  // of a waiting thread without pauses: about 0.5 us, while one pause takes up to 65 ns
   PAUSES = 32,  // between two readings of the clock
+  CHECKS = 16,  // regions of a model's call between two readings of the clock
 };
 // An idle worker spins for SPIN_NS while regions follow each other that soon, and for less where they do not: its CPU
 // may be wanted by threads of another library. In a region, and while a model runs regions one after the other, threads
 // spin for LONG_SPIN_NS: what they wait for is on its way, and to sleep and wake can take 100 us.
 static const int64_t SPIN_NS = 50000, MIN_SPIN_NS = 3000, LONG_SPIN_NS = 1000000, WAKE_NS = 20000, CHECK_NS = 200000;
 
+#ifndef MAX_LOOPS
+#define MAX_LOOPS (UINT32_MAX / 2)  // before they are numbered from 0 again
+#endif
+
+#ifndef STALL
+#define STALL() ((void)0)  // where tests let threads wait
+#endif
+
 #define EXPORT __attribute__((visibility("default")))
 #define UNLIKELY(condition) __builtin_expect(!!(condition), 0)
 #define LOAD(place) __atomic_load_n(&(place), __ATOMIC_ACQUIRE)
+#define STORE(place, value) __atomic_store_n(&(place), value, __ATOMIC_RELEASE)
 #define EXCHANGE(place, value) __atomic_exchange_n(&(place), value, __ATOMIC_ACQ_REL)
 
 // What kernels use of a pool, whose code may be another library's.
@@ -66,11 +79,13 @@ static inline void relax(void) {
 #endif
 }
 
-// Whether a word changes while this thread spins.
-static bool changes(const uint32_t *word, uint32_t value, int64_t spin_ns) {
+// Whether the bits of a word that are in the mask change while this thread spins.
+static bool changes(const uint64_t *word, uint64_t mask, uint64_t value, int64_t spin_ns) {
+  for (int i = 0; i < POLLS; i++)
+    if ((LOAD(*word) & mask) != value) return true;
   for (int64_t end = 0;;) {
     for (int i = 0; i < PAUSES; i++) {
-      if (LOAD(*word) != value) return true;
+      if ((LOAD(*word) & mask) != value) return true;
       relax();
     }
     int64_t now = now_ns();
@@ -87,33 +102,47 @@ static void futex_wake(const uint32_t *word) {
   syscall(SYS_futex, word, 1 | 128, INT_MAX, NULL, NULL, 0);  // FUTEX_WAKE | FUTEX_PRIVATE_FLAG
 }
 
+static const bool IS_LITTLE = __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__;
+static const uint64_t ALL = UINT64_MAX, HIGH = (uint64_t)UINT32_MAX << 32;
+
+static const uint32_t *low_half(const uint64_t *word) { return (const uint32_t *)word + !IS_LITTLE; }
+static const uint32_t *high_half(const uint64_t *word) { return (const uint32_t *)word + IS_LITTLE; }
+
 // Teams ----------------------------------------------------------------------------------------------------------------
-
-// IDLE → SLEEPING; either → POSTED by the caller → RUNNING by the worker → IDLE. A caller that sleeps until a worker is
-// done makes RUNNING AWAITED. It makes POSTED IDLE again if its own part is done.
-enum State { IDLE, SLEEPING, POSTED, RUNNING, AWAITED, STOPPED };
-
-struct worker {
-  _Alignas(LINE) uint32_t state;
-  _Alignas(LINE) int cpu;
-  bool alive;
-  unsigned number;  // in its region
-  pthread_t thread;
-};
 
 struct loop {
   long first, step, chunk, end;
   uint64_t chunks;
 };
 
-// A region's threads. Words that all of them write have lines of their own.
-struct team {
+// LOOP: a worker takes chunks while there are any, and leaves the word as it is. REGION: posted by the caller, RUNNING
+// by the worker, then IDLE. A caller that sleeps until a worker is done makes RUNNING AWAITED. It makes REGION IDLE if
+// its own part is done. A worker that sleeps is SLEEPING.
+enum State { IDLE, SLEEPING, LOOP, REGION, RUNNING, AWAITED, STOPPED };
+
+struct worker {
+  // Written by callers, for a worker that reads all of it when `posted` changes. What it reads belongs together if
+  // `begun`, which is written before everything else, still has the number of the post.
+  _Alignas(LINE) uint64_t posted;  // number of the post << 32 | state
+  uint32_t begun;
+  uint32_t number, lanes, loops;  // the worker's number, lanes of the loop, number of the loop
   void (*work)(void *);
   void *data;
-  unsigned size;
-  uint32_t loops, singles, barriers;  // how many there were before this region
-  bool in_loop;  // the region is one loop
   struct loop loop;
+  // Written by the worker.
+  _Alignas(LINE) uint32_t done;  // number of the last loop of which it has finished chunks
+  uint64_t finished;  // chunks of that loop
+  _Alignas(LINE) int cpu;
+  bool alive;
+  uint32_t posts;
+  pthread_t thread;
+};
+
+// A region's threads. Words that all of them write have lines of their own.
+struct team {
+  unsigned size;
+  uint32_t loops, singles, barriers;  // how many there were before this region; of a loop, with it
+  uint32_t era;  // how often the loops began again at 0
   unsigned posted;
   struct worker *workers[CPUS];
   struct {
@@ -121,6 +150,7 @@ struct team {
   } lanes[LANES];
   _Alignas(LINE) uint64_t sync;  // barriers passed << 32 | SLEEPERS | threads at the barrier << 16 | threads that joined
   uint32_t claimed;  // single constructs that a thread has taken
+  _Alignas(LINE) uint32_t awaited;  // whether the caller of a loop sleeps until its chunks are finished
 };
 
 #define SLEEPERS 0x80000000u
@@ -131,10 +161,15 @@ struct team {
 struct place {
   struct team *team;  // NULL: the thread is alone
   unsigned number;
+  uint32_t lanes;
   uint32_t loops, singles, barriers;  // that it has come to, in all regions
   struct loop loop;
   uint32_t lane, exhausted;  // of the current loop: where the thread takes chunks, and how many lanes have none left
-  uint64_t taken;  // chunks, without a team
+  uint64_t taken;  // chunks of the current loop
+  bool has_chunk;  // from, to: a chunk that it took before it began to work
+  long from, to;
+  const uint64_t *posted;  // of a worker without a chunk: its word, which has to keep its value
+  uint64_t value;
 };
 
 static _Thread_local struct place *current, outside;
@@ -146,6 +181,7 @@ static struct {
   bool ready;
   int limit, environment;  // of threads; 0: none
   int64_t checked_ns;
+  int unchecked;  // regions since the clock was read
   pthread_t caller;
   cpu_set_t allowed;
   int count;  // of allowed CPUs
@@ -177,32 +213,48 @@ static bool next(long *from, long *to) {
   struct place *at = current ? current : &outside;
   struct team *team = at->team;
   if (team == NULL) return at->taken < at->loop.chunks && give(&at->loop, at->taken++, from, to);
-  uint32_t lanes = team->size < LANES ? team->size : LANES;
-  for (; at->exhausted < lanes; at->exhausted++, at->lane = at->lane + 1 < lanes ? at->lane + 1 : 0) {
+  if (at->has_chunk) {
+    at->has_chunk = false;
+    *from = at->from;
+    *to = at->to;
+    return true;
+  }
+  for (; at->exhausted < at->lanes; at->exhausted++, at->lane = at->lane + 1 < at->lanes ? at->lane + 1 : 0) {
     uint64_t *counter = &team->lanes[at->lane].taken, taken = LOAD(*counter), new, chunk;
     do {
       uint32_t loop = (uint32_t)(taken >> 32), count = loop < at->loops ? 0 : (uint32_t)taken;
       if (loop > at->loops) return false;
-      chunk = (uint64_t)count * lanes + at->lane;
+      chunk = (uint64_t)count * at->lanes + at->lane;
       new = ((uint64_t)at->loops << 32) + count + 1;
+      if (at->posted) {
+        STALL();
+        if (LOAD(*at->posted) != at->value) return false;
+      }
     } while (chunk < at->loop.chunks
         && !__atomic_compare_exchange_n(counter, &taken, new, true, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE));
-    if (chunk < at->loop.chunks) return give(&at->loop, chunk, from, to);
+    if (chunk < at->loop.chunks) {
+      at->taken++;
+      at->posted = NULL;
+      return give(&at->loop, chunk, from, to);
+    }
   }
   return false;
 }
 
+static uint32_t count_lanes(const struct team *team) { return team->size < LANES ? team->size : LANES; }
+
 static void enter_loop(struct place *at) {
   at->taken = 0;
   at->exhausted = 0;
-  at->lane = at->number % LANES;
+  at->lane = at->number % at->lanes;
 }
 
 static bool begin(long first, long end, long step, long chunk, long *from, long *to) {
   struct place *at = current ? current : &outside;
   at->loop = loop_of(first, end, step, chunk);
   at->loops++;
-  enter_loop(at);
+  if (at->team) enter_loop(at);
+  else at->taken = 0;
   return next(from, to);
 }
 
@@ -210,7 +262,7 @@ static void barrier(void) {
   struct place *at = current;
   if (at == NULL || at->team == NULL) return;
   struct team *team = at->team;
-  const uint32_t *passed = (const uint32_t *)&team->sync + (__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__);
+  const uint32_t *passed = high_half(&team->sync);
   uint32_t barrier = at->barriers++;
   uint64_t sync = LOAD(team->sync), new;
   bool last;
@@ -223,7 +275,7 @@ static void barrier(void) {
     if (sync & SLEEPERS) futex_wake(passed);
     return;
   }
-  if (!changes(passed, barrier, LONG_SPIN_NS)) {
+  if (!changes(&team->sync, HIGH, (uint64_t)barrier << 32, LONG_SPIN_NS)) {
     do {
       sync = __atomic_fetch_or(&team->sync, SLEEPERS, __ATOMIC_ACQ_REL);
       if ((uint32_t)(sync >> 32) == barrier) futex_wait(passed, barrier);
@@ -243,7 +295,7 @@ static bool single(void) {
 // Waits until every worker that the region asked for has joined it.
 static void join_all(const struct team *team) {
   for (unsigned i = 0; i < team->posted; i++)
-    while (LOAD(team->workers[i]->state) == POSTED) sched_yield();
+    while ((uint32_t)LOAD(team->workers[i]->posted) == REGION) sched_yield();
 }
 
 static int number(void) {
@@ -277,36 +329,76 @@ static void work_alone(void (*work)(void *), void *data, const long *loop) {
 
 static void join_region(const struct worker *self) {
   struct team *team = &own.team;
-  struct place at = {team, self->number, team->loops, team->singles, team->barriers, team->loop, 0, 0, 0};
-  enter_loop(&at);
-  if (!team->in_loop) __atomic_fetch_add(&team->sync, 1, __ATOMIC_ACQ_REL);
-  work_at(&at, team->work, team->data);
+  struct place at = {.team = team, .number = self->number, .lanes = self->lanes, .loops = team->loops,
+                     .singles = team->singles, .barriers = team->barriers};
+  __atomic_fetch_add(&team->sync, 1, __ATOMIC_ACQ_REL);
+  work_at(&at, self->work, self->data);
 }
 
-// Whether a region is posted to a worker while it spins.
-static bool is_posted(const struct worker *self, int64_t spin_ns) {
-  for (int64_t end = now_ns() + LONG_SPIN_NS; LOAD(own.series) && now_ns() < end;)
-    if (changes(&self->state, IDLE, MIN_SPIN_NS)) return true;
-  return changes(&self->state, IDLE, spin_ns);
+// Takes chunks of a loop that may be over already: what was posted is read at once, and a chunk is taken before the
+// work begins, whose data may not exist any longer without one.
+static void join_loop(struct worker *self, uint64_t value) {
+  struct place at = {
+    .team = &own.team, .number = LOAD(self->number), .lanes = LOAD(self->lanes), .loops = LOAD(self->loops),
+    .loop = {LOAD(self->loop.first), LOAD(self->loop.step), LOAD(self->loop.chunk), LOAD(self->loop.end),
+             LOAD(self->loop.chunks)},
+    .posted = &self->posted, .value = value,
+  };
+  STALL();
+  void (*work)(void *) = LOAD(self->work);
+  void *data = LOAD(self->data);
+  if (LOAD(self->begun) != (uint32_t)(value >> 32)) return;
+  enter_loop(&at);
+  struct place *outer = current;
+  current = &at;
+  at.has_chunk = next(&at.from, &at.to);
+  current = outer;
+  if (!at.has_chunk) return;
+  work_at(&at, work, data);
+  self->finished = at.taken;
+  __atomic_exchange_n(&self->done, at.loops, __ATOMIC_SEQ_CST);
+  uint32_t *awaited = &at.team->awaited;
+  if (__atomic_load_n(awaited, __ATOMIC_SEQ_CST) && EXCHANGE(*awaited, 0)) futex_wake(awaited);
+}
+
+// Whether something is posted to a worker while it spins.
+static bool is_posted(const struct worker *self, uint64_t value, int64_t spin_ns) {
+  for (int64_t end = 0; LOAD(own.series);) {
+    if (changes(&self->posted, ALL, value, MIN_SPIN_NS)) return true;
+    int64_t now = now_ns();
+    if (end == 0) end = now + LONG_SPIN_NS;
+    else if (now > end) break;
+  }
+  return changes(&self->posted, ALL, value, spin_ns);
+}
+
+// Replaces the state of a worker, unless its word has changed.
+static bool replace_state(struct worker *worker, uint64_t value, enum State state) {
+  return __atomic_compare_exchange_n(
+      &worker->posted, &value, (value & HIGH) | state, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
 }
 
 static void *serve(void *argument) {
   struct worker *self = argument;
   int64_t spin_ns = SPIN_NS;
+  uint64_t seen = IDLE;  // the last loop
   for (;;) {
-    uint32_t state = LOAD(self->state);
+    uint64_t value = LOAD(self->posted);
+    uint32_t state = (uint32_t)value;
     if (state == STOPPED) return NULL;
-    if (state == POSTED) {
-      if (!__atomic_compare_exchange_n(&self->state, &state, RUNNING, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) continue;
+    if (state == LOOP && value != seen) {
+      join_loop(self, value);
+      seen = value;
+    } else if (state == REGION) {
+      if (!replace_state(self, value, RUNNING)) continue;
       join_region(self);
-      if (EXCHANGE(self->state, IDLE) == AWAITED) futex_wake(&self->state);
-    } else if (is_posted(self, spin_ns)) {
+      if ((uint32_t)EXCHANGE(self->posted, (value & HIGH) | IDLE) == AWAITED) futex_wake(low_half(&self->posted));
+    } else if (is_posted(self, value, spin_ns)) {
       spin_ns = SPIN_NS;
     } else {
       int64_t asleep_ns = now_ns();
-      state = IDLE;
-      if (!__atomic_compare_exchange_n(&self->state, &state, SLEEPING, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) continue;
-      while (LOAD(self->state) == SLEEPING) futex_wait(&self->state, SLEEPING);
+      if (!replace_state(self, value, SLEEPING)) continue;
+      while ((uint32_t)LOAD(self->posted) == SLEEPING) futex_wait(low_half(&self->posted), SLEEPING);
       int64_t idle_ns = spin_ns + now_ns() - asleep_ns;
       spin_ns = idle_ns < SPIN_NS + WAKE_NS ? SPIN_NS : spin_ns / 2;
       if (spin_ns < MIN_SPIN_NS) spin_ns = MIN_SPIN_NS;
@@ -326,7 +418,8 @@ static bool start(struct worker *worker) {
   sigset_t all, before;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);
-  worker->state = IDLE;
+  worker->posted = IDLE;
+  worker->posts = worker->done = 0;
   worker->alive = pthread_create(&worker->thread, NULL, serve, worker) == 0;
   pthread_sigmask(SIG_SETMASK, &before, NULL);
   if (worker->alive) {
@@ -387,34 +480,95 @@ static int limited(int count) {
 
 // Regions --------------------------------------------------------------------------------------------------------------
 
-// Posts the region to workers of CPUs after the caller's.
-static void post(struct team *team) {
+// Posts a region to workers of CPUs after the caller's. `loop`: the region is that loop.
+static void post(struct team *team, void (*work)(void *), void *data, const struct loop *loop) {
   int cpu = sched_getcpu(), at = cpu >= 0 && cpu < CPUS ? own.index[cpu] : -1;
   unsigned posted = 0;
   for (int i = 0; i < own.count && posted + 1 < team->size; i++) {
     if (++at >= own.count) at = 0;
     struct worker *worker = own.workers[at];
     if (worker->cpu == cpu || UNLIKELY(!worker->alive && !start(worker))) continue;
-    if (worker->number != ++posted) worker->number = posted;  // else its line stays in the worker's cache
-    team->workers[posted - 1] = worker;
+    team->workers[posted++] = worker;
   }
   team->size = posted + 1;
   team->posted = posted;
-  for (unsigned i = 0; i < posted; i++)
-    if (EXCHANGE(team->workers[i]->state, POSTED) == SLEEPING) futex_wake(&team->workers[i]->state);
+  for (unsigned i = 0; i < posted; i++) {
+    struct worker *worker = team->workers[i];
+    __atomic_store_n(&worker->begun, ++worker->posts, __ATOMIC_RELAXED);
+    STORE(worker->number, i + 1);
+    STORE(worker->lanes, count_lanes(team));
+    STORE(worker->work, work);
+    STORE(worker->data, data);
+    if (loop) {
+      STORE(worker->loops, team->loops);
+      STORE(worker->loop.first, loop->first);
+      STORE(worker->loop.step, loop->step);
+      STORE(worker->loop.chunk, loop->chunk);
+      STORE(worker->loop.end, loop->end);
+      STORE(worker->loop.chunks, loop->chunks);
+    }
+    STALL();
+    uint64_t before = EXCHANGE(worker->posted, (uint64_t)worker->posts << 32 | (loop ? LOOP : REGION));
+    if ((uint32_t)before == SLEEPING) futex_wake(low_half(&worker->posted));
+  }
 }
 
 static void wait_for_team(const struct team *team) {
   for (unsigned i = 0; i < team->posted; i++) {
-    uint32_t state = POSTED;
-    __atomic_compare_exchange_n(&team->workers[i]->state, &state, IDLE, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
+    struct worker *worker = team->workers[i];
+    replace_state(worker, (uint64_t)worker->posts << 32 | REGION, IDLE);
   }
   for (unsigned i = 0; i < team->posted; i++) {
-    uint32_t *state = &team->workers[i]->state, running = RUNNING;
-    if (LOAD(*state) != RUNNING || changes(state, RUNNING, LONG_SPIN_NS)) continue;
-    if (__atomic_compare_exchange_n(state, &running, AWAITED, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))
-      while (LOAD(*state) == AWAITED) futex_wait(state, AWAITED);
+    struct worker *worker = team->workers[i];
+    uint64_t running = (uint64_t)worker->posts << 32 | RUNNING;
+    if (LOAD(worker->posted) != running || changes(&worker->posted, ALL, running, LONG_SPIN_NS)) continue;
+    if (replace_state(worker, running, AWAITED))
+      while ((uint32_t)LOAD(worker->posted) == AWAITED) futex_wait(low_half(&worker->posted), AWAITED);
   }
+}
+
+// Whether workers have finished that many chunks of the current loop.
+static bool have_finished(const struct team *team, uint64_t chunks) {
+  for (unsigned i = 0; i < team->posted && chunks > 0; i++) {
+    const struct worker *worker = team->workers[i];
+    if (__atomic_load_n(&worker->done, __ATOMIC_SEQ_CST) == team->loops) chunks -= worker->finished;
+  }
+  return chunks == 0;
+}
+
+static void wait_for_chunks(struct team *team, uint64_t chunks) {
+  for (int i = 0; i < POLLS; i++)
+    if (have_finished(team, chunks)) return;
+  for (int64_t end = 0;;) {
+    for (int i = 0; i < PAUSES; i++) {
+      if (have_finished(team, chunks)) return;
+      relax();
+    }
+    int64_t now = now_ns();
+    if (end == 0) end = now + LONG_SPIN_NS;
+    else if (now > end) break;
+  }
+  for (;;) {
+    __atomic_exchange_n(&team->awaited, 1, __ATOMIC_SEQ_CST);
+    if (have_finished(team, chunks)) break;
+    futex_wait(&team->awaited, 1);
+  }
+  __atomic_store_n(&team->awaited, 0, __ATOMIC_RELEASE);
+}
+
+// Numbers loops from 0 again. A worker that has not taken a chunk of an earlier loop yet cannot take one later: its word
+// changes, and no counter has a value that it had before.
+static void renumber_loops(struct team *team) {
+  for (int cpu = 0; cpu < CPUS; cpu++) {
+    struct worker *worker = own.all[cpu];
+    if (worker == NULL || !worker->alive) continue;
+    uint64_t value = LOAD(worker->posted);
+    if ((uint32_t)value == LOOP) replace_state(worker, value, IDLE);
+    worker->done = 0;
+  }
+  team->era++;
+  for (int i = 0; i < LANES; i++) __atomic_store_n(&team->lanes[i].taken, team->era, __ATOMIC_RELEASE);
+  team->loops = 0;
 }
 
 // Runs a region on its caller alone, and leaves its CPU out of other regions.
@@ -434,8 +588,11 @@ static void run(void (*work)(void *), void *data, unsigned threads, const long *
     return;
   }
   if (UNLIKELY(!own.ready)) prepare();
-  int64_t now = now_ns();
-  if (now - own.checked_ns > CHECK_NS || UNLIKELY(own.caller != pthread_self())) check_cpus(now);
+  if (!LOAD(own.series) || ++own.unchecked > CHECKS || own.caller != pthread_self()) {
+    int64_t now = now_ns();
+    own.unchecked = 0;
+    if (now - own.checked_ns > CHECK_NS || UNLIKELY(own.caller != pthread_self())) check_cpus(now);
+  }
   int most = limited(own.count - __atomic_load_n(&own.alone, __ATOMIC_RELAXED));  // others run on their own CPUs
   if (most < 1) most = 1;
   struct team *team = &own.team;
@@ -445,26 +602,30 @@ static void run(void (*work)(void *), void *data, unsigned threads, const long *
     work_beside(work, data, loop);
     return;
   }
-  if (UNLIKELY(team->loops > UINT32_MAX / 2)) {
-    for (int i = 0; i < LANES; i++) team->lanes[i].taken = 0;
-    team->loops = 0;
-  }
-  team->work = work;
-  team->data = data;
-  team->in_loop = loop != NULL;
+  if (UNLIKELY(team->loops > MAX_LOOPS)) renumber_loops(team);
+  struct place at = {.team = team};
   if (loop) {
-    team->loop = loop_of(loop[0], loop[1], loop[2], loop[3]);
+    at.loop = loop_of(loop[0], loop[1], loop[2], loop[3]);
     team->loops++;
+    post(team, work, data, &at.loop);
   } else {
     team->sync = (uint64_t)team->barriers << 32 | 1;
+    post(team, work, data, NULL);
   }
-  struct place at = {team, 0, team->loops, team->singles, team->barriers, team->loop, 0, 0, 0};
-  post(team);
+  at.lanes = count_lanes(team);
+  at.loops = team->loops;
+  at.singles = team->singles;
+  at.barriers = team->barriers;
+  enter_loop(&at);
   work_at(&at, work, data);
-  wait_for_team(team);
-  team->loops = at.loops;
-  team->singles = at.singles;
-  team->barriers = at.barriers;
+  if (loop) {
+    if (at.taken < at.loop.chunks) wait_for_chunks(team, at.loop.chunks - at.taken);
+  } else {
+    wait_for_team(team);
+    team->loops = at.loops;
+    team->singles = at.singles;
+    team->barriers = at.barriers;
+  }
   __atomic_store_n(&own.busy, 0, __ATOMIC_RELEASE);
 }
 
@@ -497,7 +658,7 @@ __attribute__((destructor)) static void stop_workers(void) {
     struct worker *worker = own.all[cpu];
     if (worker == NULL) continue;
     if (worker->alive) {
-      if (EXCHANGE(worker->state, STOPPED) == SLEEPING) futex_wake(&worker->state);
+      if ((uint32_t)EXCHANGE(worker->posted, STOPPED) == SLEEPING) futex_wake(low_half(&worker->posted));
       pthread_join(worker->thread, NULL);
     }
     free(worker);

@@ -16,6 +16,7 @@ import pytest
 from reference_kernels import add
 
 import roller_svc
+from roller_svc import toolchain
 from roller_svc.errors import ArgumentError
 from roller_svc.runtime import thread_pool
 from roller_svc.runtime.cpu import CpuCall, CpuModule
@@ -108,6 +109,18 @@ def test_each_task_runs_once_and_after_the_loop_before(body: str) -> None:
     call = module(body).bind(operands())
     for _ in range(500):
         assert run(call) == [1.0] * 24
+
+
+@pytest.mark.parametrize("callers", [1, 3])
+@pytest.mark.parametrize("flags", [("-DWORKERS=0",), ("-DWORKERS=6", "-DMAX_LOOPS=50")], ids=["cpus", "more_workers"])
+def test_random_regions_run_each_iteration_once(tmp_path: Path, flags: tuple[str, ...], callers: int) -> None:
+    binary = tmp_path / "stress"
+    source = Path(__file__).with_name("thread_pool_stress.c")
+    folder = Path(toolchain.__file__).parent
+    command = ["gcc", "-std=gnu11", "-O2", "-pthread", "-DROLLER_POOL", *flags, "-I", folder, source, "-o", binary]
+    subprocess.run(command, check=True)
+    done = subprocess.run([binary, str(callers), "0.5"], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (0, "")
 
 
 def test_a_region_that_asks_for_its_threads_has_all_of_them() -> None:
