@@ -22,6 +22,8 @@ from roller_svc.graph.load import load_graph
 from roller_svc.graph.weights import Weights
 from roller_svc.model import Model, compile_model
 from roller_svc.runtime import binding
+from roller_svc.runtime.binding import aligned_empty
+from roller_svc.runtime.graphs import cpu
 from roller_svc.settings import read_settings, use
 from roller_svc.toolchain.gcc import native_compiler
 
@@ -69,6 +71,30 @@ def test_arrays_with_the_alignment_of_their_elements_are_used_in_place(
     monkeypatch.setattr(binding, "aligned_empty", None)  # for copies
     assert built(x=x, out={"y": out})["y"] is out
     np.testing.assert_allclose(out, expected(MLP, x=X)["y"], rtol=1e-5, atol=1e-6)
+
+
+def test_plain_arrays_take_a_short_way(built: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    want = built(x=X, out={"y": np.zeros((2, 4), np.float32)})["y"]
+    others = {"fortran": np.asfortranarray(X), "reversed": X[::-1].copy()[::-1], "subclass": X.view(np.recarray)}
+    for array in others.values():
+        np.testing.assert_array_equal(built(x=array)["y"], want)
+    monkeypatch.setattr(cpu, "bind", None)
+    for offset in (0, 4):
+        results = [built(x=place_at(X, offset))["y"] for _ in range(2)]
+        assert not np.may_share_memory(*results)
+        for result in results:
+            np.testing.assert_array_equal(result, want)
+    read_only = X.copy()
+    read_only.flags.writeable = False
+    np.testing.assert_array_equal(built(x=read_only)["y"], want)
+
+
+def place_at(array: np.ndarray, offset_bytes: int) -> np.ndarray:
+    """Return a copy that begins that many bytes behind a multiple of 64."""
+    memory = aligned_empty((array.nbytes + offset_bytes,), np.dtype(np.uint8))[offset_bytes:]
+    placed = memory.view(array.dtype).reshape(array.shape)
+    placed[...] = array
+    return placed
 
 
 def test_a_model_describes_itself(built: Model) -> None:

@@ -15,10 +15,21 @@ from roller_svc.ir.kernel import Buffer, Role
 from roller_svc.ir.model_plan import CopyStep, KernelStep, LoopStep, ModelPlan, Step, VDeviceStep, iter_steps
 from roller_svc.ir.program import TensorType
 from roller_svc.ir.vdevice import executes
-from roller_svc.runtime.binding import ALIGNMENT_BYTES, ELEMENT_ALIGNMENT, Array, Binding, bind, range_error
+from roller_svc.runtime.binding import (
+    ALIGNMENT_BYTES,
+    ELEMENT_ALIGNMENT,
+    Array,
+    Binding,
+    aligned_empty,
+    bind,
+    numpy_dtype,
+    range_error,
+)
 from roller_svc.runtime.cpu import load_library, unload_library
 from roller_svc.runtime.cpu_features import check_features
 from roller_svc.runtime.resident import resident_empty
+
+_Pointers = ctypes.Array[ctypes.c_void_p]
 
 
 class Moment(NamedTuple):
@@ -62,6 +73,11 @@ class CpuModel:
             *(Buffer(name, f"input{i}", Role.INPUT, t.dtype, t.shape) for i, (name, t) in enumerate(plan.inputs)),
             *(Buffer(name, f"output{i}", Role.OUTPUT, t.dtype, t.shape) for i, (name, t) in enumerate(plan.outputs)),
         )
+        self._inputs, self._outputs = ([(name, numpy_dtype(t.dtype), t.shape) for name, t in tensors]
+                                       for tensors in (plan.inputs, plan.outputs))  # fmt: skip
+        self._input_pointers, self._output_pointers = (
+            ctypes.c_void_p * max(1, len(tensors)) for tensors in (plan.inputs, plan.outputs)
+        )
         if packed is None:
             packed = self._prepack(_aligned(weights, plan.weights_bytes))
         self.packed: Array = _aligned(packed, plan.packed_bytes)
@@ -75,8 +91,13 @@ class CpuModel:
 
         Raises ArgumentError for arrays that do not fit, IndexRangeError for an index from data out of range.
         """
+        inputs = self._plain_inputs(arrays) if out is None else None
+        if inputs is not None:
+            results, outputs = self._new_outputs()
+            self._call(self._run, inputs, outputs)
+            return results
         binding = bind(self._buffers, arrays, out, ELEMENT_ALIGNMENT)
-        self._call(self._run, binding)
+        self._call(self._run, *self._bound_pointers(binding))
         return binding.copy_back()
 
     def profile(self, arrays: Mapping[str, object]) -> list[Moment]:
@@ -86,13 +107,45 @@ class CpuModel:
         """
         steps = list(_executed(self.plan.steps))
         times = np.zeros(max(1, 2 * len(steps)))
-        self._call(self._function("model_profile", 7), bind(self._buffers, arrays, None, ELEMENT_ALIGNMENT), times)
+        binding = bind(self._buffers, arrays, None, ELEMENT_ALIGNMENT)
+        self._call(self._function("model_profile", 7), *self._bound_pointers(binding), times)
         starts, ends = (times[: 2 * len(steps)] - times[: 2 * len(steps)].min(initial=np.inf)).reshape(-1, 2).T.tolist()
         return [Moment(step, start, end, veu) for (step, veu), start, end in zip(steps, starts, ends, strict=True)]
 
-    def _call(self, function: ctypes._NamedFuncPointer, binding: Binding, *more: Array) -> None:
-        inputs = _pointers(binding.memory, "input", len(self.plan.inputs))
-        outputs = _pointers(binding.memory, "output", len(self.plan.outputs))
+    def _plain_inputs(self, arrays: Mapping[str, object]) -> _Pointers | None:
+        """Return the addresses of arrays that are used as they are; None if `bind` has to convert or refuse one.
+
+        Small models run for a few times as long as `bind` takes.
+        """
+        if len(arrays) != len(self._inputs):
+            return None
+        pointers = self._input_pointers()
+        for number, (name, dtype, shape) in enumerate(self._inputs):
+            array = arrays.get(name)
+            if type(array) is not np.ndarray or array.dtype != dtype or array.shape != shape:
+                return None
+            flags = array.flags
+            if not (flags.c_contiguous and flags.aligned):
+                return None
+            pointers[number] = array.ctypes.data
+        return pointers
+
+    def _new_outputs(self) -> tuple[dict[str, Array], _Pointers]:
+        """Return new arrays for the results, and their addresses."""
+        results: dict[str, Array] = {}
+        pointers = self._output_pointers()
+        for number, (name, dtype, shape) in enumerate(self._outputs):
+            results[name] = array = aligned_empty(shape, dtype)
+            pointers[number] = array.ctypes.data
+        return results, pointers
+
+    def _bound_pointers(self, binding: Binding) -> tuple[_Pointers, _Pointers]:
+        """Return the addresses of a binding's inputs and outputs."""
+        inputs = [_address(binding.memory[f"input{i}"]) for i in range(len(self.plan.inputs))]
+        outputs = [_address(binding.memory[f"output{i}"]) for i in range(len(self.plan.outputs))]
+        return self._input_pointers(*inputs), self._output_pointers(*outputs)
+
+    def _call(self, function: ctypes._NamedFuncPointer, inputs: _Pointers, outputs: _Pointers, *more: Array) -> None:
         memory = self._thread_memory()
         failed = function(
             inputs, outputs, memory.workspace_address, self._weights_address, self._packed_address,
@@ -164,10 +217,6 @@ def _copy(flat: Array) -> Array:
     copy = resident_empty(flat.size)
     copy[: flat.size] = flat
     return copy
-
-
-def _pointers(memory: Mapping[str, Array], kind: str, count: int) -> ctypes.Array[ctypes.c_void_p]:
-    return (ctypes.c_void_p * max(1, count))(*(_address(memory[f"{kind}{i}"]) for i in range(count)))
 
 
 def _address(array: Array) -> int:
