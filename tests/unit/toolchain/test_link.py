@@ -73,7 +73,7 @@ def test_thread_local_memory_is_that_of_the_linked_program(
     lost = dataclasses.replace(sources[0], scratch_definition="_Thread_local char thread_scratch[64];")
     linked = link_single(dataclasses.replace(whole, source=sources[0]), lost)
     assert linked is not None
-    assert 64 <= thread_bytes(linked) < 200  # with those of the thread pool
+    assert 64 <= thread_bytes(linked) < 300  # with those of the thread pool
     assert thread_bytes(whole) > 10_000
 
 

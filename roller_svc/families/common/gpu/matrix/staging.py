@@ -6,17 +6,17 @@ from dataclasses import dataclass
 
 from roller_svc.analysis.operand import Operand
 from roller_svc.errors import require
+from roller_svc.families.common.gpu.matrix.lanes_of_items import share_word_loads
 from roller_svc.families.common.gpu.matrix.tile import LoadClass, LoadKind, StagedTile
 from roller_svc.families.common.view import bind_members
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Load, Op, OpKind, Select, rewrite, substitute
+from roller_svc.ir.expr import Cast, Expr, Load, Select, substitute
 from roller_svc.ir.group import TileAxis
 from roller_svc.ir.index import add, ceil_div, div, logical_and, lt, mod, mul, num, ref
 from roller_svc.ir.program import Combine, identity
 from roller_svc.ir.schedule import Branch, Compute, CpAsync, Let, Loop, LoopKind, Node, Scope, Storage
 
 THREAD = ".thread"
-LANE_OF_ITEM = ref(".lane")  # element of an item
 # Elements of a k-tile prefetched to a thread's registers: wide loads stay packed, single ones need an address each.
 MAX_PREFETCHED = {LoadKind.ASYNC: 0, LoadKind.VECTOR: 128, LoadKind.UNPACK: 64, LoadKind.ELEMENT: 16}
 
@@ -201,24 +201,3 @@ class MmaOperandCopy:
 
 def _implicit_cast(value: Expr, dtype: DType) -> Expr:
     return value if value.dtype is dtype else Cast(value, dtype, implicit=True)
-
-
-def share_word_loads(value: Expr, width: int) -> Expr:
-    """Rewrite divisions and remainders of `axis + .lane` by multiples of `width`.
-
-    The axes are multiples of `width`. All lanes then have one quotient, so that a packed word or a group's scale is
-    loaded once.
-    """
-
-    def change(node: Expr) -> Expr:
-        match node:
-            case Op(kind=OpKind.FLOORDIV, args=(Op(kind=OpKind.ADD, args=(axis, AxisRef(".lane"))), Const(int(by)))):
-                return div(axis, by) if by > 0 and by % width == 0 else node
-            case Op(kind=OpKind.MOD, args=(Op(kind=OpKind.ADD, args=(axis, AxisRef(".lane"))), Const(int(by)))):
-                if by == width:
-                    return ref(".lane")
-                return add(mod(axis, by), ref(".lane")) if by > 0 and by % width == 0 else node
-            case _:
-                return node
-
-    return rewrite(value, change)

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from roller_svc.families.common.gpu.matrix.staging import LANE_OF_ITEM, THREAD, MmaOperandCopy
+from roller_svc.families.common.gpu.matrix.lanes_of_items import LANE_OF_ITEM
+from roller_svc.families.common.gpu.matrix.staging import THREAD, MmaOperandCopy
 from roller_svc.families.common.gpu.matrix.tile import LoadKind, StagedTile
 from roller_svc.families.common.gpu.warpgroups.k_iteration import KTileOrder
 from roller_svc.families.common.gpu.warpgroups.register_prefetch import RegisterPrefetch, SourceLoad, item_value

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from roller_svc.families.common.gpu.matrix.staging import LANE_OF_ITEM, share_word_loads
+from roller_svc.families.common.gpu.matrix.lanes_of_items import LANE_OF_ITEM, share_word_loads
 from roller_svc.families.common.gpu.matrix.tile import CHUNK_BYTES, WORD_BYTES, LoadKind, OperandLoad
 from roller_svc.families.common.gpu.warpgroups.k_iteration import KTileOrder
 from roller_svc.ir.expr import AxisRef, Const, Expr, Load, Op, OpKind, axes_of, loads_of, rewrite, substitute
