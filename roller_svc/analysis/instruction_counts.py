@@ -45,6 +45,7 @@ INSTRUCTIONS: dict[DType, dict[OpKind, int]] = {
     },
 }  # fmt: skip
 CONSTANT_DIVISOR_INSTRUCTIONS = 4  # multiply-high, shift, multiply-subtract
+CONSTANT_FLOAT_DIVISOR_INSTRUCTIONS = 4  # product, remainder, comparison, correction
 _SHIFTS = frozenset({OpKind.SHL, OpKind.SHR})
 _CONSTANT_DIVISIONS = frozenset({OpKind.FLOORDIV, OpKind.MOD, OpKind.TRUNC_DIV, OpKind.FMOD})
 
@@ -117,6 +118,8 @@ def _own(op: Op, sums: frozenset[str]) -> int:
         is_power = isinstance(divisor, Const) and abs(math.frexp(divisor.value)[0]) == 0.5
         if is_power or (isinstance(divisor, Load) and divisor.tensor in sums):
             return 1  # multiplied by the reciprocal
+        if isinstance(divisor, Const) and op.dtype is DType.FLOAT32 and abs(divisor.value) >= 1.0:
+            return CONSTANT_FLOAT_DIVISOR_INSTRUCTIONS
     if isinstance(divisor, Const) and op.kind in _CONSTANT_DIVISIONS and not op.dtype.is_float:
         return CONSTANT_DIVISOR_INSTRUCTIONS
     return instructions_of(op.kind, op.dtype if op.dtype.is_float else op.args[0].dtype)

@@ -86,6 +86,12 @@ RCP_APPROX = """__device__ __forceinline__ float rcp_approx(float a) {
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(a));
   return inverse;
 }"""
+# Rounds a quotient by a constant of at least 1 as a division does: the remainder is exact (Markstein 1990), unless it
+# is subnormal, which costs a unit in the last place. A remainder of 0 leaves a zero's sign; that of an infinity is NaN.
+_DIV_CONST_CUDA = """__device__ __forceinline__ float div_const_f32(float a, float b, float inverse) {
+  float q = a * inverse, rest = fmaf(-q, b, a);
+  return fabsf(rest) > 0.0f ? fmaf(rest, inverse, q) : q;
+}"""
 _EXTREMUM_CUDA = """__device__ __forceinline__ float {which}_f32(float a, float b) {{  // a NaN on either side stays
 #if __CUDA_ARCH__ >= 800
   float found;
@@ -296,6 +302,8 @@ def _cuda_helper(name: str, dialect: Dialect) -> Helper | None:
     match name:
         case "f32_to_bf16":
             return Helper(_BFLOAT_CUDA_FROM)
+        case "div_const_f32":
+            return Helper(_DIV_CONST_CUDA)
         case "exp2_approx" | "rcp_approx":
             return Helper(EXP2_APPROX if name == "exp2_approx" else RCP_APPROX)
         case "max_f32" | "min_f32":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 from dataclasses import dataclass, field, replace
 
@@ -41,6 +42,8 @@ from roller_svc.ir.expr import (
 )
 from roller_svc.ir.index import div, mod, mul, num
 from roller_svc.ir.kernel import Language, RuntimeCheck
+
+MAX_CONSTANT_DIVISOR = 2.0**100  # whose reciprocal is a normal float32
 
 
 @dataclass(slots=True)
@@ -358,6 +361,9 @@ class Scalar:
         match op.kind:
             case OpKind.MUL if not loads_of(op) and axes_of(op):
                 return f"{self.typed_helper('mul_rn', operand)}({args[0]}, {args[1]})"
+            case OpKind.DIV if (divisor := self._constant_divisor(op, operand)) is not None:
+                inverse = literal(1.0 / divisor, operand, self.dialect)
+                return f"{self.typed_helper('div_const', operand)}({args[0]}, {args[1]}, {inverse})"
             case OpKind.ADD | OpKind.SUB | OpKind.MUL | OpKind.DIV:
                 return f"({args[0]} {op.kind.value} {args[1]})"
             case OpKind.NEG:
@@ -380,6 +386,15 @@ class Scalar:
                 raise InvariantError(
                     f"the {self.dialect.language.value} dialect has no float operation {op.kind.value}"
                 )
+
+    def _constant_divisor(self, op: Op, operand: DType) -> float | None:
+        """Return the constant of at least 1 by which CUDA code divides a float32, and that is no power of two."""
+        divisor = op.args[1]
+        if self.dialect.language is not Language.CUDA or operand is not DType.FLOAT32 or not isinstance(divisor, Const):
+            return None
+        rounded = ctypes.c_float(divisor.value).value
+        is_power = abs(math.frexp(rounded)[0]) == 0.5
+        return rounded if 1.0 <= abs(rounded) <= MAX_CONSTANT_DIVISOR and not is_power else None
 
     def _may_approximate(self, op: Op) -> bool:
         return self.dialect.language is Language.CUDA and op.dtype in HALVES

@@ -367,9 +367,8 @@ def _same_pass_axes(draft: _FusionGroup, statement: TensorExpr) -> dict[str, str
     if [a.extent for a in statement.reduced] != [a.extent for a in first.reduced]:
         return None
     names = {a.name: b.name for a, b in zip(own, theirs, strict=True)}
-    if first.kind is StatementKind.MAP and not _reads_same_elements(draft, statement, names):
-        return None
-    return names
+    reduced = {a.name: b.name for a, b in zip(statement.reduced, first.reduced, strict=True)}
+    return names if _reads_same_elements(draft, statement, names | reduced) else None
 
 
 def _same_row_axes(draft: _FusionGroup, statement: TensorExpr) -> dict[str, str] | None:
@@ -396,15 +395,16 @@ def _same_row_axes(draft: _FusionGroup, statement: TensorExpr) -> dict[str, str]
 
 
 def _reads_same_elements(draft: _FusionGroup, statement: TensorExpr, names: Mapping[str, str]) -> bool:
-    """Return whether two maps share a load whose indices are their axes in order."""
+    """Return whether two maps or reductions share a load; of maps, one whose indices are their axes in order."""
     refs: dict[str, Expr] = {own: AxisRef(outer) for own, outer in names.items()}
     order = [a.name for a in draft.outer]
+    is_map = statement.kind is StatementKind.MAP
 
     def in_order(load: Load) -> bool:
         indexed = [order.index(i.name) for i in load.index if isinstance(i, AxisRef) and i.name in order]
         return len(indexed) == len(load.index) and indexed == sorted(indexed) and indexed[-1:] == [len(order) - 1]
 
-    shared = {(load.tensor, load.index) for load in draft.statements[0].reads if in_order(load)}
+    shared = {(load.tensor, load.index) for load in draft.statements[0].reads if not is_map or in_order(load)}
     return any((load.tensor, tuple(substitute(i, refs) for i in load.index)) in shared for load in statement.reads)
 
 

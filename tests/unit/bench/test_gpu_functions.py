@@ -12,7 +12,7 @@ from roller_svc.bench.lint import LintTask, lint_cases
 
 CASES = Path(__file__).resolve().parents[3] / "bench" / "data" / "gpu_functions.json"
 ELEMENT_BITS = 16
-MOST_PER_ELEMENT = {"gelu-map": 23.0, "softmax": 14.0, "softmax-vocabulary": 15.1, "layernorm-odd": 8.0}
+MOST_PER_ELEMENT = {"gelu-map": 23.0, "softmax": 14.0, "softmax-vocabulary": 15.1, "layernorm-odd": 8.4}
 # Instructions of products with packed weights: a loop over chunks, the sum of lanes, and a loop that seldom runs.
 MOST_OF_DECODING = {
     "decode-int4": 1200, "decode-awq": 1000, "decode-gptq": 900, "decode-int8": 770, "decode-nvfp4": 1110,

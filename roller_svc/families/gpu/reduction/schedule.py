@@ -43,7 +43,6 @@ from roller_svc.families.gpu.reduction.thread_mapping import (
 )
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import (
-    Cast,
     Const,
     Expr,
     Load,
@@ -73,8 +72,6 @@ from roller_svc.schedule.nest_statements import (
     row_tensors,
     wrap_in_storages,
 )
-
-MAX_DIVISOR = 2.0**100  # constants whose reciprocal is a normal float32
 
 
 def lower(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[ScheduleTree, ...]:
@@ -265,8 +262,8 @@ class _Reduction:
     def inverted(self) -> frozenset[str]:
         """Return the sums by which later statements divide along the row: these multiply by the reciprocal.
 
-        Both roundings are within the bound of a division (semantics/rounding.py), since a sum has an error, too. The
-        same holds for sums that are divided by a constant.
+        Both roundings are within the bound of a division (semantics/rounding.py), since a sum has an error, too. A
+        division by a constant stays: a mean of equal elements is one of them.
         """
         sums = {s.output for s in self.group.statements if s.combine is Combine.SUM and s.type.dtype.is_float}
         along = [s.body for s in self.group.statements if self.tilings[s.output] is not None]
@@ -460,10 +457,6 @@ class _Reduction:
                 case Op(kind=OpKind.DIV, args=(value, Load(tensor=divisor) as row)) if divisor in inverses:
                     inverse = replace(row, tensor=inverses[divisor])
                     return Op(OpKind.MUL, (value, inverse), node.dtype)
-                case Op(kind=OpKind.DIV, args=(value, Const(value=float(divisor)) as constant)) if (
-                    self._is_sum(value) and 1.0 / MAX_DIVISOR <= abs(divisor) <= MAX_DIVISOR
-                ):
-                    return Op(OpKind.MUL, (value, replace(constant, value=1.0 / divisor)), node.dtype)
                 case _:
                     pass
             if isinstance(node, Load) and node.tensor in self.row_values:
@@ -482,13 +475,6 @@ class _Reduction:
             }
             mapped = replace_all(mapped, registers)
         return rewrite(mapped, change)
-
-    def _is_sum(self, value: Expr) -> bool:
-        """Return whether a value is a sum of floats of the row, in its accumulator or a register."""
-        sums = [s for s in self.group.statements if s.combine is Combine.SUM and s.type.dtype.is_float]
-        while isinstance(value, Cast) and value.implicit:
-            value = value.arg
-        return isinstance(value, Load) and value.tensor in {local_name(s.output) for s in sums}
 
     def _index(self, statement: TensorExpr, tiling: RowTiling | None) -> tuple[Expr, ...]:
         # a peeled row's vectors are aligned for the row that is read, which is the same one where it exists

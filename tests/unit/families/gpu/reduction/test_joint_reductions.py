@@ -52,6 +52,30 @@ def check(report: BuildReport) -> None:
         assert agreement.ok, agreement
 
 
+@pytest.mark.parametrize("columns", [8192, 4096])
+@pytest.mark.parametrize("target", ["nvidia-h200-sxm", "cpu-x86-avx2"])
+def test_sums_of_rows_and_of_columns_are_separate(target: str, columns: int) -> None:
+    """One pass over a square tensor serves one of them alone."""
+    request = build_request(
+        "s[i] +=! x[i, j]; q[j] +=! x[i, j] * x[i, j]", {"x": TensorType(DType.BFLOAT16, (8192, columns))},
+        target=target, select="model", top_k=1,
+    )  # fmt: skip
+    assert len(build_kernel(request).groups) == 2
+
+
+@pytest.mark.emulator
+@pytest.mark.parametrize("columns", [41, 47, 4097])
+def test_a_norm_of_equal_elements_is_zero(columns: int) -> None:
+    report = build(
+        f"s[i] +=! x[i, j]; u[i] = s[i] / {columns}.0; q[i] +=! (x[i, j] - u[i]) * (x[i, j] - u[i]);"
+        f"y[i, j] = (x[i, j] - u[i]) * rsqrt(q[i] / {columns}.0 + 1e-05)", DType.FLOAT32, (3, columns), ("y",),
+    )  # fmt: skip
+    compiled = report.winner.compiled
+    assert compiled is not None
+    result = load_emulated(compiled).run({"x": np.full((3, columns), 1000.0, np.float32)})["y"]
+    np.testing.assert_array_equal(result, np.zeros_like(result))
+
+
 @pytest.mark.emulator
 @pytest.mark.parametrize("dtype", [DType.FLOAT32, DType.BFLOAT16])
 @pytest.mark.parametrize("columns", [16, 13])
