@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+from roller_svc.analysis.index_ranges import range_of
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Load, Op, OpKind, Select, loads_of
 from roller_svc.ir.hardware import Arch
@@ -129,11 +130,25 @@ def lookup_slots(load: Load, dtype: DType) -> float | None:
     return LOOKUP_SLOTS[1 if load.dtype is DType.FLOAT8_E5M2 else 2]
 
 
+def without_fitting_casts(index: Expr) -> Expr:
+    """Return an index without conversions that keep its value."""
+    while isinstance(index, Cast) and not index.dtype.is_float and _fits(index):
+        index = index.arg
+    return index
+
+
+def _fits(cast: Cast) -> bool:
+    """Return whether an integer conversion keeps every value."""
+    bounds = range_of(cast.arg, {})
+    if cast.is_exact or bounds is None:
+        return cast.is_exact
+    least, greatest = cast.dtype.integer_range
+    return least <= bounds[0] and bounds[1] <= greatest
+
+
 def is_table_index(index: Expr) -> bool:
     """Return whether an index is a field of four bits, as that of a table in registers."""
-    while isinstance(index, Cast):
-        index = index.arg
-    match index:
+    match without_fitting_casts(index):
         case Op(kind=OpKind.BITAND, args=(Op(kind=OpKind.SHR, args=(word, _)), Const(value=15))):
             return bool(loads_of(word))
         case _:

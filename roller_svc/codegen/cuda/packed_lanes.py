@@ -23,6 +23,7 @@ from typing import NamedTuple
 
 from roller_svc.analysis.congruences import LaneStrideAnalysis, congruence
 from roller_svc.analysis.index_ranges import range_of
+from roller_svc.analysis.packed_operands import without_fitting_casts
 from roller_svc.analysis.packed_sums import integer_bounds
 from roller_svc.codegen.buffer_ref import BufferRef
 from roller_svc.codegen.cuda.instructions import instruction
@@ -251,13 +252,14 @@ class PackedLanes:
         return _Float8(words, buffer.dtype) if is_narrower else None
 
     def _table_field(self, load: Load, buffer: BufferRef) -> _Field | None:
-        """Return the indices of a table of 16 in memory, if words of them have at least half of their places used."""
-        if buffer.shape != (1 << TABLE_BITS,) or any(load.bounds_checked) or "." in load.tensor:
+        """Return the indices of a table in memory, if words of them have at least half of their places used.
+
+        Of a table with more entries than 16, the indices reach the first ones alone.
+        """
+        is_table = len(buffer.shape) == 1 and buffer.shape[0] >= 1 << TABLE_BITS
+        if not is_table or any(load.bounds_checked) or "." in load.tensor:
             return None
-        index = load.index[0]
-        while isinstance(index, Cast) and index.is_exact:
-            index = index.arg
-        field = self._field(index)
+        field = self._field(without_fitting_casts(load.index[0]))
         if field is None or field.bits != TABLE_BITS or any(bit % TABLE_BITS for _, bit in field.places):
             return None
         return field if 2 * len(set(map(_quarter, field.places))) <= self.lanes.count else None

@@ -71,6 +71,8 @@ PACKED = {
     "a scale in float32": (unpacked(4, 8, "(({q} - 8).cast(`float32`) * S[n, k // 32]).cast(`{t}`)"),
                            {"Q": "int32 512 128", "S": "float32 512 32"}),
     "float16 by a table": (unpacked(4, 8, "T[{q}]"), {"Q": "int32 512 128", "T": "float16 16"}),
+    "float16 by the first part of a table": (
+        unpacked(4, 8, "T[{q}.cast(`int8`)]"), {"Q": "int32 512 128", "T": "float16 37"}),
     "float16 by a table, scaled": (
         unpacked(4, 8, "T[{q}] * S[n, k // 32]"), {"Q": "int32 512 128", "T": "float16 16", "S": "float16 512 32"}),
     "NVFP4": (unpacked(4, 2, "T[{q}] * S[n, k // 16].cast(`{t}`)"),
