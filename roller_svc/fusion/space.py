@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
+from roller_svc.analysis.index_ranges import range_of
 from roller_svc.analysis.instruction_counts import count_instructions, sums_products
 from roller_svc.analysis.online_reduction import online_reductions
 from roller_svc.fusion.contraction import Contraction
@@ -112,9 +113,14 @@ def _read_dims(load: Load, type_: TensorType) -> tuple[Dim, ...]:
     checked = load.bounds_checked or (False,) * len(load.index)
     dims = zip(_dims(load.index, type_), load.index, checked, strict=True)
     return tuple(
-        replace(dim, is_looked_up=True) if not is_checked and loads_of(index) else dim
-        for dim, index, is_checked in dims
+        _looked_up(dim, index) if not is_checked and loads_of(index) else dim for dim, index, is_checked in dims
     )
+
+
+def _looked_up(dim: Dim, index: Expr) -> Dim:
+    """Return a dimension that data indexes, without the elements that no index reaches."""
+    bounds = range_of(index, {})
+    return replace(dim, size=dim.size if bounds is None else min(dim.size, bounds[1] + 1), is_looked_up=True)
 
 
 def _dims(index: tuple[Expr, ...], type_: TensorType) -> tuple[Dim, ...]:

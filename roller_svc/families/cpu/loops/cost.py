@@ -293,7 +293,8 @@ def _access_cycles(p: Workload[LoopFacts], tensor: AccessFootprint, launch: Laun
     if stride == 1:
         return vectors * costs.load_cycles
     if any(dim.is_looked_up for dim in tensor.access.dims):
-        is_table = tensor.access.dims[-1].size <= MAX_TABLES * p.machine.unit.shape[-1] and len(tensor.access.dims) == 1
+        vectors_of_table, rest = divmod(tensor.access.dims[-1].size, p.machine.unit.shape[-1])
+        is_table = len(tensor.access.dims) == 1 and not rest and vectors_of_table <= MAX_TABLES
         return 0.0 if is_table else vectors * width * costs.gather_cycles
     # without a stride the index has a division; on a whole axis the compiler resolves it
     is_divided = stride is None and _has_innermost(tensor, p)

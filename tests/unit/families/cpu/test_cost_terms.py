@@ -163,6 +163,19 @@ def test_functions_of_few_bits_are_one_look_into_a_vector(mask: int, is_looked_u
     assert after - before == pytest.approx(cycles / model.workload.machine.clock_hz)
 
 
+def test_a_table_is_in_registers_if_its_reachable_entries_fill_vectors() -> None:
+    """Three bits leave half of a vector of 16 empty, and are gathered; four bits reach 16 entries of 64."""
+    text = "y[n] = t[bitwise_and(q[n // 8] >> n % 8 * {bits}, {mask})] * x[n]"
+
+    def cycles(bits: int, entries: int) -> float:
+        shapes = {"t": (F32, (entries,)), "q": (I32, (8192,)), "x": (F32, (65536,))}
+        model = model_of(text.format(bits=bits, mask=2**bits - 1), shapes)
+        return stage(estimated(model, {"n": 4096}, {"n": 64}), "loads")
+
+    assert cycles(4, 64) == cycles(4, 16)
+    assert cycles(3, 8) > 1.5 * cycles(4, 16)
+
+
 def test_what_is_looked_up_are_no_operations_of_the_unit() -> None:
     """A shift, a mask, a product and a sum: the mask is none where its bits choose an entry."""
     plain = sum_of_weights(16).workload.operations
