@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
+import struct
 from dataclasses import dataclass, field, replace
 
 from roller_svc.analysis.index_ranges import COMPARED, Range, fold, may_exceed_int32, range_of, split_sum
@@ -388,13 +388,14 @@ class Scalar:
                 )
 
     def _constant_divisor(self, op: Op, operand: DType) -> float | None:
-        """Return the constant of at least 1 by which CUDA code divides a float32, and that is no power of two."""
+        """Return the constant of at least 1, not a power of two, by which CUDA code divides a float32."""
         divisor = op.args[1]
         if self.dialect.language is not Language.CUDA or operand is not DType.FLOAT32 or not isinstance(divisor, Const):
             return None
-        rounded = ctypes.c_float(divisor.value).value
-        is_power = abs(math.frexp(rounded)[0]) == 0.5
-        return rounded if 1.0 <= abs(rounded) <= MAX_CONSTANT_DIVISOR and not is_power else None
+        if not 1.0 <= abs(divisor.value) <= MAX_CONSTANT_DIVISOR:
+            return None
+        rounded: float = struct.unpack("f", struct.pack("f", divisor.value))[0]
+        return None if abs(math.frexp(rounded)[0]) == 0.5 else rounded
 
     def _may_approximate(self, op: Op) -> bool:
         return self.dialect.language is Language.CUDA and op.dtype in HALVES
