@@ -14,7 +14,7 @@ from roller_svc.bench.cases import performance_cases
 from roller_svc.errors import ArgumentError
 from roller_svc.frontend.lang.input_types import tensor_types
 from roller_svc.frontend.parse import parse
-from roller_svc.ir.program import TensorProgram
+from roller_svc.ir.program import TensorProgram, operators
 from roller_svc.runtime.binding import Array
 from roller_svc.semantics.inputs import draw_patterns, random_inputs
 
@@ -76,9 +76,14 @@ def references() -> list[TimedCase]:
 def finding_cases(path: Path) -> list[TimedCase]:
     """Return the cases of the findings in docs/gpu.md. Raises ArgumentError for another kind of file."""
     return [
-        TimedCase(case.id, case.cls, case.expression, case.inputs, case.outputs, case.hints, None)
+        TimedCase(case.id, case.cls, case.expression, case.inputs, case.outputs, case.hints, _flops(case.program()))
         for case in performance_cases(path)
     ]
+
+
+def _flops(program: TensorProgram) -> float:
+    """Return the operators of all points, and one more for each point that a reduction or scatter combines."""
+    return float(sum(s.points * (operators(s.body) + (s.combine is not None)) for s in program.statements))
 
 
 def sampled_cases(path: Path, per_class: int) -> list[TimedCase]:
