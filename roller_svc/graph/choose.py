@@ -119,9 +119,11 @@ def _choose_measured(
         if kind == each or any(isinstance(step, VDeviceStep) for step in plan.steps):
             built = link(plan)
             models[each] = plan, built, _load(plan, built, weights)
-    quiet_s = _least_serial_s(loaded, inputs, times)
-    seconds = _measure_models({each: model for each, (_, _, model) in models.items()}, inputs, hw.num_cores, quiet_s)
-    seconds[SERIAL] = min(seconds[SERIAL], quiet_s)
+    undelayed_s = _least_serial_s(loaded, inputs, times)
+    seconds = _measure_models(
+        {each: model for each, (_, _, model) in models.items()}, inputs, hw.num_cores, undelayed_s
+    )
+    seconds[SERIAL] = min(seconds[SERIAL], undelayed_s)
     best = min((each for each in models if kind in (AUTO, each)), key=lambda each: seconds[each])
     if kind == AUTO and seconds[best] > MEASURED_MARGIN * seconds[SERIAL]:
         best = SERIAL
@@ -174,16 +176,16 @@ def _least_serial_s(model: CpuModel, inputs: Mapping[str, Array], times: StepTim
 
 
 def _measure_models(
-    models: Mapping[str, CpuModel], inputs: Mapping[str, Array], threads: int, quiet_s: float
+    models: Mapping[str, CpuModel], inputs: Mapping[str, Array], threads: int, undelayed_s: float
 ) -> dict[str, float]:
     """Return the least time of a call of each model, in interleaved rounds.
 
-    There are more rounds while no serial call is about as short as a quiet one.
+    There are more rounds while no serial call is about as short as an undelayed one.
     """
     least = dict.fromkeys(models, float("inf"))
     with limit_threads(threads):
         for number in range(MAX_ROUNDS):
-            if number >= ROUNDS and least[SERIAL] < DISTURBED_RATIO * quiet_s:
+            if number >= ROUNDS and least[SERIAL] < DISTURBED_RATIO * undelayed_s:
                 break
             for name, model in models.items():
                 least[name] = min(least[name], _least_call_s(model, inputs))

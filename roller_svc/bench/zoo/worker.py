@@ -106,7 +106,7 @@ def run_openvino(file: str, threads: int, arrays: Mapping[str, Any]) -> dict[str
 def run_inductor(file: str, threads: int, arrays: Mapping[str, Any], modules: str) -> dict[str, Any]:
     """Time torch.compile with frozen weights, on the module that build(name) of the Python file returns."""
     import torch  # noqa: PLC0415 - an engine that need not be installed
-    from torch._dynamo.utils import counters  # noqa: PLC0415
+    from torch._dynamo.utils import counters  # noqa: PLC0415 - part of torch
 
     spec = importlib.util.spec_from_file_location("modules", modules)
     if spec is None or spec.loader is None:
