@@ -122,7 +122,9 @@ def _emit_c(programs: tuple[Program, ...], buffers: dict[str, Buffer], hw: Hardw
     context = FunctionContext(hw.vector_bytes, hw.num_cores, in_parallel_region=True)
     parts = [part for program in programs for part in program.groups]
     trees = {tree.name: (tree, part) for part in parts for tree in part.trees}
-    functions, calls = _c_functions(trees, buffers, context)
+    joint = [each for program in programs for _, each in _launch_together(program) if len(each) > 1]
+    joined = frozenset(tree.name for each in joint for tree in each)
+    functions, calls = _c_functions(trees, buffers, context, joined=joined)
     prepack_trees = {tree.name: (tree, part) for part in parts for tree in part.prepack_trees}
     prepack_functions, prepack_calls = _c_functions(
         prepack_trees, buffers, replace(context, in_parallel_region=False), functions
@@ -170,12 +172,12 @@ def _has_registers(tree: ScheduleTree) -> bool:
 
 def _c_functions(
     trees: Mapping[str, tuple[ScheduleTree, GroupLaunches]], buffers: dict[str, Buffer], context: FunctionContext,
-    before: Iterable[Function] = (),
+    before: Iterable[Function] = (), joined: frozenset[str] = frozenset(),
 ) -> tuple[list[Function], dict[str, threads.Call]]:  # fmt: skip
     """Emit a function for each tree, and return the calls by the tree's name.
 
     Functions are called in a parallel region if the context has one and all work of the tree is in parallel loops.
-    `before`: functions that are emitted already.
+    `before`: functions that are emitted already. `joined`: trees that share a launch with others.
     """
     functions: list[Function] = []
     calls: dict[str, threads.Call] = {}
@@ -185,7 +187,10 @@ def _c_functions(
             args = (*args, STATUS)
         above = _emitted_so_far((*before, *functions))
         shared = context.in_parallel_region and threads.is_single_threaded(tree) is False
-        own_context = replace(context, in_parallel_region=shared, per_task=shared and threads.has_one_loop(tree))
+        own_context = replace(
+            context, in_parallel_region=shared, per_task=shared and threads.has_one_loop(tree),
+            is_launch=name not in joined,
+        )  # fmt: skip
         function = c.emit_function(tree, _views(part, buffers), args, own_context, above)
         functions.append(function)
         called = threads.region_function(name) if own_context.in_parallel_region else name

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from roller_svc.families.matching import supports_attention, transpose_space, unloadable_operands
+from roller_svc.fusion.col2im import is_transposed_convolution
 from roller_svc.fusion.operand_copies import OperandCopy
 from roller_svc.fusion.partition import FusionOptions, normalize_statements, partition_statements
 from roller_svc.ir.constraints import NO_CONSTRAINTS, ScheduleConstraints
@@ -25,7 +26,7 @@ class PartitionCache:
 
     program: TensorProgram
     footprints: Footprints = field(default_factory=dict, compare=False)
-    _statements: dict[tuple[bool, frozenset[OperandCopy], bool], tuple[TensorExpr, ...]] = field(
+    _statements: dict[tuple[bool, frozenset[OperandCopy], bool, bool], tuple[TensorExpr, ...]] = field(
         default_factory=dict, compare=False
     )
     _groups: dict[FusionOptions, Partition] = field(default_factory=dict, compare=False)
@@ -37,8 +38,8 @@ class PartitionCache:
     def partitions(self, hw: HardwareSpec) -> tuple[Partition, ...]:
         """Return the fusion alternatives without operand copies, the default last or before unfused attention.
 
-        The alternatives are unfused attention and dual-GEMM variants, and on a GPU outputs that their readers compute
-        again where that makes fewer kernels.
+        The alternatives are unfused attention, dual-GEMM variants, transposed convolutions as GEMM and col2im, and on a
+        GPU outputs that their readers compute again where that makes fewer kernels.
         """
         options = self._plain_options(hw)
         default = [self._partition(option) for option in options]
@@ -53,7 +54,19 @@ class PartitionCache:
             for option, groups in zip(options, default, strict=True)
             if _may_have_dual_gemm(groups)
         ]
-        return (*fewer, *(groups for groups in dual_gemm if any(group.is_dual_gemm for group in groups)), *default)
+        return (
+            *fewer,
+            *self._with_col2im(options, default),
+            *(groups for groups in dual_gemm if any(group.is_dual_gemm for group in groups)),
+            *default,
+        )
+
+    def _with_col2im(self, options: list[FusionOptions], default: list[Partition]) -> list[Partition]:
+        """Return the partitions with col2im that differ from the default ones."""
+        if not self._has_transposed_convolution:
+            return []
+        found = [self._partition(option.with_col2im) for option in options]
+        return [groups for groups in found if groups not in default]
 
     def unloadable_operands(
         self, groups: Partition, hw: HardwareSpec, constraints: ScheduleConstraints = NO_CONSTRAINTS
@@ -68,7 +81,10 @@ class PartitionCache:
 
         There is none if a copy engine cannot load the copies either.
         """
-        option = next((o for o in self._plain_options(hw) if self._partition(o) is groups), None)
+        options = self._plain_options(hw)
+        if self._has_transposed_convolution:
+            options += [option.with_col2im for option in options]
+        option = next((o for o in options if self._partition(o) is groups), None)
         wanted = self.unloadable_operands(groups, hw, constraints)
         if option is None or not wanted:
             return
@@ -102,8 +118,12 @@ class PartitionCache:
             options.append(options[0].without_attention)
         return options
 
+    @property
+    def _has_transposed_convolution(self) -> bool:
+        return any(map(is_transposed_convolution, self.program.statements))
+
     def _partition(self, options: FusionOptions) -> Partition:
-        form = (options.is_cpu, options.operand_copies, options.inline_outputs)
+        form = (options.is_cpu, options.operand_copies, options.inline_outputs, options.col2im)
         statements = self._statements.get(form)
         if statements is None:
             statements = self._statements[form] = normalize_statements(self.program, options)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 from roller_svc.analysis.online_reduction import OnlineReductionKind, joint_reductions, online_reductions
@@ -12,6 +12,7 @@ from roller_svc.analysis.operand import value_dtype
 from roller_svc.fusion.attention import AttentionMatch, match_attentions
 from roller_svc.fusion.attention_group import attention_group
 from roller_svc.fusion.axis_fusion import flatten_rows, fuse_axes
+from roller_svc.fusion.col2im import insert_col2im
 from roller_svc.fusion.contraction import Contraction, as_contraction
 from roller_svc.fusion.delinearize import delinearize_reduced_axes
 from roller_svc.fusion.dual_gemm import match_dual_gemms
@@ -68,13 +69,14 @@ class FusionOptions:
     fuse_dual_gemm: bool = False  # two contractions over one A become one kernel
     operand_copies: frozenset[OperandCopy] = frozenset()  # operands that are written to memory before a contraction
     inline_outputs: bool = False  # readers of an output that a reduction reads compute it again
+    col2im: bool = False  # transposed convolutions become GEMMs whose products are added
 
     @property
     def without_fusion(self) -> FusionOptions:
         """Return the options of a single statement, which nothing is fused with."""
         return FusionOptions(
             self.is_cpu, has_matrix_unit=False, num_cores=1, operand_copies=self.operand_copies,
-            inline_outputs=self.inline_outputs,
+            inline_outputs=self.inline_outputs, col2im=self.col2im,
         )  # fmt: skip
 
     @property
@@ -92,6 +94,11 @@ class FusionOptions:
         """Return the options whose readers of outputs compute them again, in the nest that stores them."""
         return replace(self, inline_outputs=True)
 
+    @property
+    def with_col2im(self) -> FusionOptions:
+        """Return the options whose transposed convolutions are GEMMs followed by col2im."""
+        return replace(self, col2im=True)
+
     def with_operand_copies(self, copies: frozenset[OperandCopy]) -> FusionOptions:
         """Return the options with these operand copies."""
         return replace(self, operand_copies=copies)
@@ -101,11 +108,13 @@ def normalize_statements(program: TensorProgram, hw: FusionOptions) -> tuple[Ten
     """Return the statements after inlining, in the form that kernels of the target need, with operand copies."""
     inlined = inline_elementwise(program, inline_outputs=hw.inline_outputs)
     statements = tuple(drop_unit_axes(s) for s in inlined)
+    if hw.col2im:
+        statements = insert_col2im(statements, stored_types(program), in_phases=hw.is_cpu)
     if hw.operand_copies:
         statements = insert_operand_copies(
             statements,
             hw.operand_copies,
-            stored_types(program),
+            _all_types(program, statements),
             lambda s: as_contraction(s, is_thin=True) if hw.is_cpu else _contraction(s, hw),
         )
     if not hw.is_cpu:
@@ -120,8 +129,7 @@ def partition_statements(
 ) -> tuple[KernelGroup, ...]:
     """Partition normalized statements into kernel groups."""
     outputs = {o.tensor for o in program.outputs}
-    types = stored_types(program)
-    types |= {s.output: s.type for s in statements if s.output not in types}  # operand copies
+    types = _all_types(program, statements)
     if hw.is_cpu:
         grouped = split_grouped_axes(statements, types)
         statements, types = grouped.statements, grouped.types
@@ -146,6 +154,15 @@ def _with_constants(groups: Iterable[KernelGroup], program: TensorProgram) -> It
         if marked.is_constant(program.outputs):
             constants |= {name for name, _ in marked.stored}
         yield marked
+
+
+def _all_types(program: TensorProgram, statements: Sequence[TensorExpr]) -> dict[str, TensorType]:
+    """Return the type in memory of each tensor, with those that normalization adds: sums, and copies in their type."""
+    added = {
+        s.output: TensorType(s.type.dtype.compute, s.type.shape) if s.kind is StatementKind.REDUCE else s.type
+        for s in statements
+    }
+    return added | stored_types(program)
 
 
 def stored_types(program: TensorProgram) -> dict[str, TensorType]:

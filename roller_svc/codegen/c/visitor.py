@@ -66,6 +66,7 @@ class FunctionContext:
     cores: int
     in_parallel_region: bool  # all threads of a region call it and share its loops; else its loops start regions
     per_task: bool = False  # in a region: it computes one task of its caller's loop
+    is_launch: bool = True  # callers of the kernel call it by its name
 
 
 @dataclass(frozen=True, slots=True)
@@ -469,7 +470,9 @@ def _emit(
     scalar.registers = visitor.registers
     visitor.visit_all(tree.body)
     parameters = ", ".join([*(parameter(a) for a in args), *(["long task"] if context.per_task else [])])
-    head = f"{ROUTINE} {region_function(tree.name)}" if context.in_parallel_region else f"void {tree.name}"
+    name = region_function(tree.name) if context.in_parallel_region else tree.name
+    is_local = context.in_parallel_region or not context.is_launch
+    head = f"{ROUTINE if is_local else 'void'} {name}"
     text = f"{head}({parameters}) {{\n" + "\n".join(visitor.lines) + "\n}\n"
     routines = tuple((name, text) for text, name in visitor.routines.items() if text not in emitted.routines)
     return Function(

@@ -166,7 +166,7 @@ ROWS: tuple[Mutation, ...] = (
     mutant(NORM, "the variance of the part", Kind.PLACE, Edit(r"V_row = V_acc;", "V_row = V_parts[0];")),
     mutant(NORM, "the mean of a warp", Kind.SHUFFLE, Edit(r"lane_sum_f32\(S_acc, 2\)", "lane_sum_f32(S_acc, 1)")),
     mutant(NORM, "the mean is subtracted from one factor only", Kind.EPILOGUE,
-           Edit(r"(V_parts\[place\] \+= )\((A_loaded0\[round_ \* 4 \+ place\]) - div_const_f32\(S_row, 2000\.0f, 0\.0005f\)\)", r"\1(\2)")),
+           Edit(r"(V_parts\[place\] \+= )\((A_loaded0\[round_[^]]+\]) - div_const_f32\(S_row, [^)]+\)\)", r"\1(\2)")),
     mutant(NORM, "weights of the first chunk", Kind.PLACE, Edit(r"G\[\(k0 \* 4\)\]", "G[(lane * 4)]", 2)),
     mutant(NORM, "the last weights are read beyond the end", Kind.GUARD,
            Edit(r"chunk < 500", "chunk <= 500", 4, only=3)),

@@ -106,6 +106,14 @@ def test_single_threaded_launch_is_between_barriers() -> None:
     ]  # fmt: skip
 
 
+def test_launches_alone_have_external_linkage() -> None:
+    """Kernels of a model are linked: other functions of two kernels may have one name."""
+    serial, parallel = default_schedule(TWICE), t.parallel(t.parallel(default_schedule(TWICE), "P", "i"), "Q", "i")
+    for source in (emitted(parallel, serial), emitted(serial, serial), emitted(parallel)):
+        external = re.findall(r"^void (\w+)\(", source.text, re.MULTILINE)
+        assert sorted(external) == sorted(launch.name for launch in source.launches)
+
+
 def test_programs_of_one_text_share_a_region_or_not_each_for_itself() -> None:
     """The second has a launch that is partly parallel, and one in common with the first."""
     views = (*TWICE.inputs, *((o.tensor, TWICE.types[o.tensor]) for o in TWICE.outputs))
