@@ -120,7 +120,8 @@ class PartitionCache:
 
     @property
     def _has_transposed_convolution(self) -> bool:
-        return any(map(is_transposed_convolution, self.program.statements))
+        types = self.program.types
+        return any(is_transposed_convolution(each, types) for each in self.program.statements)
 
     def _partition(self, options: FusionOptions) -> Partition:
         form = (options.is_cpu, options.operand_copies, options.inline_outputs, options.col2im)

@@ -1,8 +1,9 @@
 """Transposed convolutions → a GEMM and col2im (Chellapilla et al., 2006, in the opposite direction).
 
 O[n, f, h, w] += X[n, c, (h + p - k) // s, ...] * W[c, f, k, l] where s divides h + p - k: of s * s taps that a result
-tests, one is a product. The GEMM Z[n, f, k, l, y, x] += W[c, f, k, l] * X[n, c, y, x] computes each product once, and
-col2im adds the products of a result over the taps k = s * j + (h + p) % s.
+tests, one is a product. Without a stride, most taps of a small image are outside. The GEMM
+Z[n, f, k, l, y, x] += W[c, f, k, l] * X[n, c, y, x] computes each product once, and col2im adds the products of a
+result over the taps k = s * j + (h + p) % s.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ from roller_svc.ir.expr import (
 from roller_svc.ir.index import add, conjuncts, div, le, logical_and, lt, mod, mul, num, ref, sub
 from roller_svc.ir.program import Axis, AxisKind, Combine, StatementKind, TensorExpr, TensorType
 
+MIN_EXPANSION = 2.0  # results for each point of the data, below which few of the tests fail
+
 
 def insert_col2im(
     statements: Sequence[TensorExpr], types: Mapping[str, TensorType], *, in_phases: bool
@@ -42,16 +45,31 @@ def insert_col2im(
     """
     result: list[TensorExpr] = []
     for statement in statements:
-        found = _match(statement, types) if is_transposed_convolution(statement) else None
+        found = _match(statement, types)
         result += (statement,) if found is None else found.statements(in_phases=in_phases)
     return tuple(result)
 
 
-def is_transposed_convolution(statement: TensorExpr) -> bool:
-    """Return whether a sum has a guard that a stride divides an index. This is a cheap necessary condition."""
+def is_transposed_convolution(statement: TensorExpr, types: Mapping[str, TensorType]) -> bool:
+    """Return whether a statement is a sum of guarded products with more results than points of the data."""
+    return _guarded_windows(statement, types) is not None
+
+
+def _guarded_windows(
+    statement: TensorExpr, types: Mapping[str, TensorType]
+) -> tuple[Select, tuple[_Window, ...]] | None:
+    """Return the one factor with a guard and windows, where it is 0 outside of them, and these windows."""
     if statement.kind is not StatementKind.REDUCE or statement.combine is not Combine.SUM:
-        return False
-    return any(isinstance(node, Select) and any(map(_divided, conjuncts(node.cond))) for node in _factors(statement))
+        return None
+    selects = [node for node in _factors(statement) if isinstance(node, Select)]
+    if len(selects) != 1:
+        return None
+    (select,) = selects
+    windows = _windows(statement, select, types)
+    if not (isinstance(select.otherwise, Const) and select.otherwise.value == 0) or windows is None:
+        return None
+    expansion = math.prod(w.out.extent for w in windows) / math.prod(w.size for w in windows)
+    return (select, windows) if expansion >= MIN_EXPANSION else None
 
 
 def _factors(statement: TensorExpr) -> list[Expr]:
@@ -238,15 +256,10 @@ def _inside(guard: Expr | None, index: Expr, low: tuple[int, int], high: tuple[i
 
 def _match(statement: TensorExpr, types: Mapping[str, TensorType]) -> _TransposedConvolution | None:
     """Return the statement as a transposed convolution; None if anything else depends on its windows' axes."""
-    guarded = [node for node in _factors(statement) if isinstance(node, Select)]
-    selects = [s for s in guarded if isinstance(s.otherwise, Const) and s.otherwise.value == 0]
-    selects = [s for s in selects if any(map(_divided, conjuncts(s.cond)))]
-    if len(selects) != 1 or any(any(load.bounds_checked) for load in statement.reads):
+    found = _guarded_windows(statement, types)
+    if found is None or any(any(load.bounds_checked) for load in statement.reads):
         return None
-    (select,) = selects
-    windows = _windows(statement, select, types)
-    if windows is None:
-        return None
+    select, windows = found
     names = {name for w in windows for name in (w.out.name, w.tap.name)}
     data = rewrite(select.then, lambda node: _read_data(node, windows))
     rest = [condition for condition in conjuncts(select.cond) if not axes_of(condition) & names]

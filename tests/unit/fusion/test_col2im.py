@@ -71,6 +71,13 @@ def test_each_product_is_computed_once() -> None:
     assert points(interleave) == 5 * 18
 
 
+def test_small_images_need_no_stride() -> None:
+    gemm, sums = rewritten(conv_transpose((1, 1), (7, 7), (1, 1), (0, 0), 0, channels_last=False))
+    assert (points(gemm), points(sums)) == (2 * 4 * 3 * 49, 2 * 3 * 49 * 49)
+    large = conv_transpose((20, 20), (7, 7), (1, 1), (0, 0), 0, channels_last=False)  # 26 x 26 results
+    assert rewritten(large) == large.statements
+
+
 def test_taps_are_not_innermost() -> None:
     (gemm, _) = rewritten(conv_transpose((4, 5), (4, 4), (2, 2), (1, 1), 0, channels_last=False))
     assert gemm.type.shape == (2, 3, 4, 4, 4, 5)
