@@ -122,9 +122,9 @@ def _emit_c(programs: tuple[Program, ...], buffers: dict[str, Buffer], hw: Hardw
     context = FunctionContext(hw.vector_bytes, hw.num_cores, in_parallel_region=True)
     parts = [part for program in programs for part in program.groups]
     trees = {tree.name: (tree, part) for part in parts for tree in part.trees}
-    joint = [each for program in programs for _, each in _launch_together(program) if len(each) > 1]
-    joined = frozenset(tree.name for each in joint for tree in each)
-    functions, calls = _c_functions(trees, buffers, context, joined=joined)
+    together = [each for program in programs for _, each in _launch_together(program)]
+    alone = {each[0].name for each in together if len(each) == 1}
+    functions, calls = _c_functions(trees, buffers, context, joined=frozenset(trees) - alone)
     prepack_trees = {tree.name: (tree, part) for part in parts for tree in part.prepack_trees}
     prepack_functions, prepack_calls = _c_functions(
         prepack_trees, buffers, replace(context, in_parallel_region=False), functions
@@ -177,7 +177,7 @@ def _c_functions(
     """Emit a function for each tree, and return the calls by the tree's name.
 
     Functions are called in a parallel region if the context has one and all work of the tree is in parallel loops.
-    `before`: functions that are emitted already. `joined`: trees that share a launch with others.
+    `before`: functions that are emitted already. `joined`: trees that always share a launch with others.
     """
     functions: list[Function] = []
     calls: dict[str, threads.Call] = {}
