@@ -79,6 +79,26 @@ def test_float16_may_accumulate_in_float32_but_not_in_float16() -> None:
     assert not agrees(program, {"C": narrow}, want).ok
 
 
+@pytest.mark.parametrize(
+    ("text", "is_rounded"),
+    [
+        ("C[m, n] +=! A[m, k] * (B[k, n] * S[n])", True),
+        ("C[m, n] +=! A[m, k] * S[n] * B[k, n]", True),
+        ("C[m, n] +=! A[m, k] * (B[k, n] * S[n]).cast(`float32`)", True),
+        ("C[m, n] +=! A[m, k] * (B[k, n].cast(`float32`) * S[n].cast(`float32`))", False),
+    ],
+)
+def test_computed_factors_may_be_rounded_to_their_type(text: str, *, is_rounded: bool) -> None:
+    half = DType.BFLOAT16
+    program = parse(text, types(A=(half, (16, 200)), B=(half, (200, 12)), S=(half, (12,))))
+    arrays = random_inputs(program, 0)
+    wide = {k: v.astype(np.float32) for k, v in arrays.items()}
+    factor = (wide["B"] * wide["S"]).astype(arrays["B"].dtype).astype(np.float32)
+    (output,) = program.outputs
+    got = (wide["A"] @ factor).astype(arrays["B"].dtype if program.types[output.tensor].dtype is half else np.float32)
+    assert agrees(program, {"C": got}, evaluate(program, arrays)).ok is is_rounded
+
+
 def test_integers_must_be_equal() -> None:
     program = matmul(DType.INT32)
     arrays = random_inputs(program, 0)
