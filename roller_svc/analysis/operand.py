@@ -225,7 +225,7 @@ def aligned_vector_width(load: Load, guard: Expr | None, lead: TileAxis, type_: 
     width = MAX_VECTOR_WIDTH if merged else 1
     while width > 1:
         aligned = extent % width == 0 and not any(c % width for c in invariant)
-        if aligned and (guard is None or _is_uniform(guard, lead.members[-1].name, width)):
+        if aligned and (guard is None or is_uniform(guard, lead.members[-1].name, width)):
             return width
         width //= 2
     return 1
@@ -270,13 +270,13 @@ def _contiguous_members(address: Affine, guard: Expr | None, lead: TileAxis) -> 
     return extent, merged
 
 
-def _is_uniform(cond: Expr, varying: str, width: int) -> bool:
+def is_uniform(cond: Expr, varying: str, width: int) -> bool:
     """Return whether the condition is the same for `width` values of `varying` from a multiple of `width` on."""
     if varying not in axes_of(cond):
         return True
     match cond:
         case Op(kind=OpKind.LAND | OpKind.LOR, args=args):
-            return all(_is_uniform(arg, varying, width) for arg in args)
+            return all(is_uniform(arg, varying, width) for arg in args)
         case Op(kind=OpKind.LT | OpKind.GE, args=(a, b)):  # a - b < 0; b - a - 1 >= 0
             return _is_multiple(a, b, 0, varying, width) or _is_multiple(b, a, -1, varying, width)
         case Op(kind=OpKind.LE | OpKind.GT, args=(a, b)):  # a - b - 1 < 0; b - a >= 0

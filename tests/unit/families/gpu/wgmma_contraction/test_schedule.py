@@ -240,6 +240,14 @@ KINDS: dict[str, tuple[str, str, dict[str, str], tuple[int, int, int], tuple[int
     "float8 converted, k split": (
         "wgmma_f16", "W[k, n] = Q[k, n].cast(`float16`); C[m, n] +=! A[m, k] * W[k, n]",
         {"A": "float16 70 264", "Q": "float8_e5m2 264 72"}, (64, 64, 64), (64, 64), {"stages": 3, "cluster_k": 2}),
+    "float8 converted, fewer rows than k": (
+        "wgmma_f16", "W[k, n] = (Q[k, n].cast(`float16`)).when([k < 72], 0.0) where k in 88; "
+        "C[m, n] +=! A[m, k] * W[k, n]",
+        {"A": "float16 70 88", "Q": "float8_e5m2 72 72"}, (64, 64, 32), (64, 64), {"stages": 3}),
+    "float8 converted, rows shorter than k": (
+        "wgmma_f16", "W[n, k] = (Q[n, k].cast(`float16`)).when([k < 72], 0.0) where k in 88; "
+        "C[m, n] +=! A[m, k] * W[n, k]",
+        {"A": "float16 70 88", "Q": "float8_e5m2 40 72"}, (64, 40, 32), (64, 40), {"stages": 3}),
     "packed columns (AWQ)": (
         "wgmma_f16", packed_columns("Q[k, n // 8]", "(n % 2 * 4 + n % 8 // 2)", "Z[k // 64, n // 8]"),
         {"A": "float16 70 200", "Q": "int32 200 17", "Z": "int32 4 17", "S": "float16 4 136"}, (64, 96, 32), (64, 96),
