@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from roller_svc.analysis.packed_sums import packed_sum
+from roller_svc.analysis.unconditional import unconditional_loads
 from roller_svc.errors import require
-from roller_svc.families.gpu.reduction.staged_operands import unconditional_loads
 from roller_svc.families.gpu.reduction.thread_mapping import CHUNK, LANE, ROUND, VECTOR_ELEMENT, RowTiling, ThreadRows
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Const, Expr, Load, Op, OpKind, axes_of, loads_of, rewrite, substitute
