@@ -134,6 +134,18 @@ def test_a_value_decided_by_rounding_counts_as_unchecked() -> None:
     assert want.error[1] < 1e-6
 
 
+def test_a_minimum_of_infinite_terms_is_unknown_where_their_errors_are() -> None:
+    program = parse(
+        "d[m, n] +=! A[m, k] * B[k, n]; y[m] <=! d[m, n]", types(A=(DType.FLOAT32, (1, 4)), B=(DType.FLOAT32, (4, 2)))
+    )
+    arrays = {"A": np.ones((1, 4), np.float32), "B": np.ones((4, 2), np.float32)}
+    arrays["B"][2, 1] = np.inf
+    want = evaluate(program, arrays, allow_tf32=True)
+    assert want["y"].error is not None
+    assert not np.isnan(want["y"].error).any()
+    assert agrees(program, {"y": np.float32([4])}, want).ok
+
+
 def test_overflow_must_be_infinite() -> None:
     program = parse("y[n] = x[n] * 2", types(x=(DType.FLOAT16, (2,))))
     arrays = {"x": np.array([60000, 1], np.float16)}
