@@ -41,7 +41,7 @@ class Operand:
     `dtype` is the narrowest type that can represent every value. Results of arithmetic of type float16 or bfloat16
     count as rounded to it, as casts and outputs are. `vector_width` elements, from a multiple of it on, are contiguous,
     aligned and under one guard, so that one access moves them. It is a power of two; 1 if nothing is known. An operand
-    that is gathered, at positions from data, counts as computed, but has a vector width.
+    that is gathered, at positions from data, counts as computed, but has a guard and a vector width.
     """
 
     expr: Expr
@@ -150,8 +150,8 @@ def operand_along(factor: Expr, axis: TileAxis, k: TileAxis, types: Mapping[str,
         return Operand(factor, dtype, None, None, dtype, k_major, 1)
     type_ = types[source.tensor]
     if any(source.bounds_checked):
-        width = _gathered_width(source, k if k_major else axis, type_)
-        return Operand(factor, dtype, None, None, dtype, k_major, width)
+        width = _gathered_width(source, guard, k if k_major else axis, type_)
+        return Operand(factor, dtype, None, guard if width > 1 else None, dtype, k_major, width)
     width = aligned_vector_width(source, guard, k if k_major else axis, type_)
     return Operand(factor, dtype, source, guard, type_.dtype, k_major, width)
 
@@ -225,17 +225,17 @@ def aligned_vector_width(load: Load, guard: Expr | None, lead: TileAxis, type_: 
     width = MAX_VECTOR_WIDTH if merged else 1
     while width > 1:
         aligned = extent % width == 0 and not any(c % width for c in invariant)
-        if aligned and (guard is None or _is_uniform(guard, lead.members[-1].name, width)):
+        if aligned and (guard is None or is_uniform(guard, lead.members[-1].name, width)):
             return width
         width //= 2
     return 1
 
 
-def _gathered_width(load: Load, lead: TileAxis, type_: TensorType) -> int:
+def _gathered_width(load: Load, guard: Expr | None, lead: TileAxis, type_: TensorType) -> int:
     """Return the contiguous, aligned elements of a gather: rows at positions from data; 1 if the row is gathered."""
     member = lead.members[-1].name
     checked = (index for index, is_checked in zip(load.index, load.bounds_checked, strict=True) if is_checked)
-    return 1 if any(member in axes_of(index) for index in checked) else aligned_vector_width(load, None, lead, type_)
+    return 1 if any(member in axes_of(index) for index in checked) else aligned_vector_width(load, guard, lead, type_)
 
 
 def _address(index: tuple[Expr, ...], shape: tuple[int, ...]) -> Affine | None:
@@ -270,13 +270,13 @@ def _contiguous_members(address: Affine, guard: Expr | None, lead: TileAxis) -> 
     return extent, merged
 
 
-def _is_uniform(cond: Expr, varying: str, width: int) -> bool:
+def is_uniform(cond: Expr, varying: str, width: int) -> bool:
     """Return whether the condition is the same for `width` values of `varying` from a multiple of `width` on."""
     if varying not in axes_of(cond):
         return True
     match cond:
         case Op(kind=OpKind.LAND | OpKind.LOR, args=args):
-            return all(_is_uniform(arg, varying, width) for arg in args)
+            return all(is_uniform(arg, varying, width) for arg in args)
         case Op(kind=OpKind.LT | OpKind.GE, args=(a, b)):  # a - b < 0; b - a - 1 >= 0
             return _is_multiple(a, b, 0, varying, width) or _is_multiple(b, a, -1, varying, width)
         case Op(kind=OpKind.LE | OpKind.GT, args=(a, b)):  # a - b - 1 < 0; b - a >= 0

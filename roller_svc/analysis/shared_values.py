@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from roller_svc.ir.expr import Expr, Load, Op, OpKind, Select, children, loads_of, with_children
+from roller_svc.analysis.unconditional import unconditional_parts
+from roller_svc.ir.expr import Expr, Load, Op, children, loads_of, with_children
 
 MIN_LOADS = 2  # of a shared value; one load is held as it is
 
@@ -18,7 +19,7 @@ def shared_values(bodies: Iterable[Expr], may_share: Callable[[Load], bool]) -> 
         may_share: whether a load is the same for all bodies.
     """
     bodies = tuple(bodies)
-    found = [dict.fromkeys(e for e in _unconditional(body) if _is_shared(e, may_share)) for body in bodies]
+    found = [dict.fromkeys(e for e in unconditional_parts(body) if _is_shared(e, may_share)) for body in bodies]
     counts = Counter(value for values in found for value in values)
     repeated = {value for value, count in counts.items() if count > 1}
     return tuple(dict.fromkeys(value for body in bodies for value in _largest(body, repeated)))
@@ -45,18 +46,3 @@ def _is_shared(expr: Expr, may_share: Callable[[Load], bool]) -> bool:
         return False
     loads = loads_of(expr)
     return len(set(loads)) >= MIN_LOADS and all(may_share(load) for load in loads)
-
-
-def _unconditional(expr: Expr) -> Iterator[Expr]:
-    """Yield the subexpressions that are evaluated whatever the conditions are."""
-    yield expr
-    match expr:
-        case Load():
-            return
-        case Select(cond=cond):
-            yield from _unconditional(cond)
-        case Op(kind=OpKind.LAND | OpKind.LOR, args=(first, _)):
-            yield from _unconditional(first)
-        case _:
-            for child in children(expr):
-                yield from _unconditional(child)

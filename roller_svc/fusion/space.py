@@ -9,6 +9,7 @@ from dataclasses import replace
 from roller_svc.analysis.index_ranges import range_of
 from roller_svc.analysis.instruction_counts import count_instructions, sums_products
 from roller_svc.analysis.online_reduction import online_reductions
+from roller_svc.analysis.unconditional import unconditional_loads
 from roller_svc.fusion.contraction import Contraction
 from roller_svc.ir.affine import Dim, dim_of
 from roller_svc.ir.attention import Attention
@@ -84,7 +85,11 @@ def nest_space(
         reads = [read for expr in (statement.body, *statement.index, *predicate) for read in _reads(expr, types)]
         accesses += [a for a in _distinct(reads) if statement.output not in fused_second or a not in accesses]
     accesses += _writes(statements, types)
-    distinct = tuple(replace(access, num_uses=uses) for access, uses in Counter(accesses).items())
+    always = {load.tensor for statement in statements for load in unconditional_loads(statement.body, in_indices=True)}
+    distinct = tuple(
+        replace(access, num_uses=uses, is_conditional=not access.is_output and access.tensor not in always)
+        for access, uses in Counter(accesses).items()
+    )
     targets = [s.target for s in statements if s.target is not None and not s.in_place]
     return TileSpace(
         axes=tuple(axes), accesses=distinct, flops=sum(s.flops for s in statements),

@@ -91,6 +91,7 @@ class TileAccess:
     operand: str = ""  # "a" or "b": an operand of a contraction
     num_uses: int = 1  # statements of a nest that access it
     constant: bool = False  # the same in every call
+    is_conditional: bool = False  # read only where conditions hold
 
     @property
     def tensor_bytes(self) -> int:

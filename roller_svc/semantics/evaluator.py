@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -49,6 +49,7 @@ class Evaluator:
     track: bool  # compute error bounds
     allow_tf32: bool = False
     exactly: bool = False  # round each floating operator to the type it computes in
+    rounded: Collection[Expr] = ()  # operators whose results a kernel may round to their type
 
     def term(self, expr: Expr, live: Array | None = None) -> Term:
         match expr:
@@ -117,6 +118,8 @@ class Evaluator:
             # TF32 truncates both factors to a 10-bit fraction.
             product = np.abs(values[0] * values[1])
             error = (np.zeros(()) if error is None else error) + 2.0**-10 * product
+        if op in self.rounded:
+            error = rounding.store_error(value, error, op.dtype)
         return Term(value, error)
 
     def _logical(self, op: Op, live: Array | None) -> Term:

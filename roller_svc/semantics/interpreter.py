@@ -295,8 +295,9 @@ class _Interpreter:
         }
 
     def _evaluator(self, statement: TensorExpr, axes: dict[str, Array]) -> Evaluator:
-        tf32 = self.allow_tf32 and statement.combine is Combine.SUM
-        return Evaluator(self.tensors, axes, self.track, tf32)
+        is_sum = statement.combine is Combine.SUM
+        rounded = computed_factors(statement.body) if is_sum and self.track else ()
+        return Evaluator(self.tensors, axes, self.track, self.allow_tf32 and is_sum, rounded=rounded)
 
     def _sweep(self, statement: TensorExpr, extents: tuple[int, ...], spatial_dims: int,
                axes: Callable[[Block], dict[str, Array]]) -> Term:  # fmt: skip
@@ -353,6 +354,32 @@ def _is_product(body: Expr) -> bool:
             return _is_product(then)
         case _:
             return isinstance(body, Op) and body.kind is OpKind.MUL
+
+
+def computed_factors(body: Expr) -> frozenset[Expr]:
+    """Return the operators in a product that a matrix unit may take rounded to 16 bits, their type."""
+    match body:
+        case Cast(arg=arg):
+            return computed_factors(arg)
+        case Select(then=then, otherwise=otherwise):
+            return computed_factors(then) | computed_factors(otherwise)
+        case Op(kind=OpKind.MUL | OpKind.DIV, args=args):
+            return frozenset[Expr]().union(*map(_rounded_operators, args))
+        case _:
+            return frozenset()
+
+
+def _rounded_operators(factor: Expr) -> frozenset[Expr]:
+    match factor:
+        case Cast(arg=arg):
+            return _rounded_operators(arg)
+        case Select(then=then, otherwise=otherwise):
+            return _rounded_operators(then) | _rounded_operators(otherwise)
+        case Op(dtype=dtype):
+            own = {factor} if dtype in (DType.FLOAT16, DType.BFLOAT16) else frozenset[Expr]()
+            return computed_factors(factor) | own
+        case _:
+            return frozenset()
 
 
 def _concatenate_errors(a: Term, b: Term) -> Array | None:

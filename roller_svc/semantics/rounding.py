@@ -136,9 +136,12 @@ def _apply_shifted(kind: OpKind, operand: DType, result: DType, values: tuple[Ar
 
 
 def interval_radius(value: Array, low: Array, high: Array) -> Array:
-    """Return the larger distance of the two ends from the value; 0 where they are equal, even if infinite or NaN."""
+    """Return the larger distance of the two ends from the value; 0 where they are equal, even if infinite or NaN.
+
+    An infinite term of unknown error has NaN as an end, which may be anywhere.
+    """
     distance = np.maximum(np.where(high == value, 0.0, high - value), np.where(low == value, 0.0, value - low))
-    return np.where(np.isnan(value), 0.0, distance)
+    return np.where(np.isnan(value), 0.0, np.where(np.isnan(distance), np.inf, distance))
 
 
 def _product_error(a: Array, error_a: Array, b: Array, error_b: Array) -> Array:

@@ -15,6 +15,8 @@ from roller_svc.ir.hardware import Arch
 from roller_svc.ir.program import Combine
 
 PREFIX = "atomic_"
+# Of sums of 16-bit elements whose number is odd. These functions also take the address of the last element.
+ODD_SUFFIX = "_odd"
 _HOPPER = Arch("sm_", 90)  # first with red.add.bf16x2 (PTX ISA, "red")
 _BITS_OF = {32: ("int", "unsigned int"), 64: ("long long", "unsigned long long")}
 
@@ -27,9 +29,10 @@ class Atomic:
     needs: tuple[str, ...] = ()
 
 
-def atomic_name(combine: Combine, dtype: DType) -> str:
-    """Return the name of the function that combines a value with an element."""
-    return f"{PREFIX}{combine.name.lower()}_{dialects.SHORT[dtype]}"
+def atomic_name(combine: Combine, dtype: DType, elements: int) -> str:
+    """Return the name of the function that combines a value with an element of an array."""
+    name = f"{PREFIX}{combine.name.lower()}_{dialects.SHORT[dtype]}"
+    return f"{name}{ODD_SUFFIX}" if combine is Combine.SUM and dtype.bits == 16 and elements % 2 else name
 
 
 def has_native_atomic(combine: Combine, dtype: DType, arch: Arch) -> bool:
@@ -43,17 +46,25 @@ def has_native_atomic(combine: Combine, dtype: DType, arch: Arch) -> bool:
 
 def atomic(name: str, arch: Arch, dialect: dialects.Dialect) -> Atomic:
     """Return the function of that name."""
-    _, which, short = name.split("_", 2)
+    _, which, short = name.removesuffix(ODD_SUFFIX).split("_", 2)
     dtype = next(d for d in DType if dialects.SHORT[d] == short)
     combine = Combine[which.upper()]
-    head = f"__device__ __forceinline__ void {name}({dialect.storage_type(dtype)} *place, "
-    head += f"{dialect.storage_type(dtype)} value) {{\n"
+    is_odd = name.endswith(ODD_SUFFIX)
+    head = _head(name, dtype, dialect, is_odd=is_odd)
     if not has_native_atomic(combine, dtype, arch):
         return _swap(head, combine, dtype, dialect)
     if combine is Combine.SUM:
-        return _pair_sum(head, short) if dtype.bits == 16 else Atomic(head + _sum(dtype, dialect) + "}")
+        if dtype.bits != 16:
+            return Atomic(head + _sum(dtype, dialect) + "}")
+        return _odd_pair_sum(head, name, dtype, dialect) if is_odd else _pair_sum(head, short)
     body = _float_order(which, dtype) if dtype.is_float else f"  atomic{which.title()}(place, value);\n"
     return Atomic(head + body + "}")
+
+
+def _head(name: str, dtype: DType, dialect: dialects.Dialect, *, is_odd: bool = False) -> str:
+    stored = dialect.storage_type(dtype)
+    last = f", {stored} *last" if is_odd else ""
+    return f"__device__ __forceinline__ void {name}({stored} *place, {stored} value{last}) {{\n"
 
 
 def _adds_pairs(dtype: DType, arch: Arch) -> bool:
@@ -72,7 +83,7 @@ def _sum(dtype: DType, dialect: dialects.Dialect) -> str:
 def _pair_sum(head: str, short: str) -> Atomic:
     """Add a pair of the value and -0, the neutral element of IEEE addition, to the element's aligned word.
 
-    The word may extend beyond the array. ptxas emits compare-and-swap for red.add.f16 of a single element.
+    ptxas emits compare-and-swap for red.add.f16 of a single element.
     """
     text = (
         f"{head}  unsigned int shift = ((unsigned long long)place & 2) * 8;\n"
@@ -80,6 +91,16 @@ def _pair_sum(head: str, short: str) -> Atomic:
         f"{' ' * (12 + len(short))}(unsigned int)value << shift | 0x80000000u >> shift);\n}}"
     )
     return Atomic(text, (f"add_pair_{short}",))
+
+
+def _odd_pair_sum(head: str, name: str, dtype: DType, dialect: dialects.Dialect) -> Atomic:
+    """Add pairs to all elements but the last, whose word ends beyond the array.
+
+    Adding -0 there would change the bits of what looks like a NaN.
+    """
+    swap = _swap(_head(f"{name}_last", dtype, dialect), Combine.SUM, dtype, dialect)
+    pairs = _pair_sum(f"{head}  if (place == last) return {name}_last(place, value);\n", dialects.SHORT[dtype])
+    return Atomic(f"{swap.text}\n{pairs.text}", (*swap.needs, *pairs.needs))
 
 
 def _float_order(which: str, dtype: DType) -> str:

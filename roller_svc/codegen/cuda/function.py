@@ -9,7 +9,7 @@ from roller_svc.analysis.congruences import Congruence, congruence
 from roller_svc.analysis.index_ranges import fold
 from roller_svc.codegen import dialect as dialects
 from roller_svc.codegen.buffer_ref import BufferRef
-from roller_svc.codegen.cuda.atomics import PREFIX, atomic, atomic_name
+from roller_svc.codegen.cuda.atomics import ODD_SUFFIX, PREFIX, atomic, atomic_name
 from roller_svc.codegen.cuda.instructions import AMPERE, HIP_PREFIX, instruction
 from roller_svc.codegen.cuda.matrix import MatrixNode, call_wrapper, hopper_statement, matrix_lines
 from roller_svc.codegen.cuda.vector import WIDEST_BYTES, LetFacts, emit_wide_loop
@@ -230,10 +230,12 @@ class CodeGenCuda(CodeGenVisitor):
     def assignment(self, node: Compute, buffer: BufferRef) -> str:
         if not node.atomic or node.combine is None:
             return CodeGenVisitor.assignment(self, node, buffer)
-        name = atomic_name(node.combine, buffer.dtype)
+        elements = math.prod(buffer.shape)
+        name = atomic_name(node.combine, buffer.dtype, elements)
         self.atomics[name] = None
         address = f"&{buffer.identifier}[{self.scalar.address(buffer, node.index)}]"
-        return f"{name}({address}, {self.scalar.to_element(node.value, buffer.dtype)});"
+        last = f", &{buffer.identifier}[{elements - 1}]" if name.endswith(ODD_SUFFIX) else ""
+        return f"{name}({address}, {self.scalar.to_element(node.value, buffer.dtype)}{last});"
 
 
 def _statements(loop: Loop) -> int:

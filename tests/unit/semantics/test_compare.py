@@ -79,6 +79,26 @@ def test_float16_may_accumulate_in_float32_but_not_in_float16() -> None:
     assert not agrees(program, {"C": narrow}, want).ok
 
 
+@pytest.mark.parametrize(
+    ("text", "is_rounded"),
+    [
+        ("C[m, n] +=! A[m, k] * (B[k, n] * S[n])", True),
+        ("C[m, n] +=! A[m, k] * S[n] * B[k, n]", True),
+        ("C[m, n] +=! A[m, k] * (B[k, n] * S[n]).cast(`float32`)", True),
+        ("C[m, n] +=! A[m, k] * (B[k, n].cast(`float32`) * S[n].cast(`float32`))", False),
+    ],
+)
+def test_computed_factors_may_be_rounded_to_their_type(text: str, *, is_rounded: bool) -> None:
+    half = DType.BFLOAT16
+    program = parse(text, types(A=(half, (16, 200)), B=(half, (200, 12)), S=(half, (12,))))
+    arrays = random_inputs(program, 0)
+    wide = {k: v.astype(np.float32) for k, v in arrays.items()}
+    factor = (wide["B"] * wide["S"]).astype(arrays["B"].dtype).astype(np.float32)
+    (output,) = program.outputs
+    got = (wide["A"] @ factor).astype(arrays["B"].dtype if program.types[output.tensor].dtype is half else np.float32)
+    assert agrees(program, {"C": got}, evaluate(program, arrays)).ok is is_rounded
+
+
 def test_integers_must_be_equal() -> None:
     program = matmul(DType.INT32)
     arrays = random_inputs(program, 0)
@@ -112,6 +132,18 @@ def test_a_value_decided_by_rounding_counts_as_unchecked() -> None:
     assert want.error is not None
     assert want.error[0] >= 1
     assert want.error[1] < 1e-6
+
+
+def test_a_minimum_of_infinite_terms_is_unknown_where_their_errors_are() -> None:
+    program = parse(
+        "d[m, n] +=! A[m, k] * B[k, n]; y[m] <=! d[m, n]", types(A=(DType.FLOAT32, (1, 4)), B=(DType.FLOAT32, (4, 2)))
+    )
+    arrays = {"A": np.ones((1, 4), np.float32), "B": np.ones((4, 2), np.float32)}
+    arrays["B"][2, 1] = np.inf
+    want = evaluate(program, arrays, allow_tf32=True)
+    assert want["y"].error is not None
+    assert not np.isnan(want["y"].error).any()
+    assert agrees(program, {"y": np.float32([4])}, want).ok
 
 
 def test_overflow_must_be_infinite() -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from roller_svc.analysis.congruences import congruence
 from roller_svc.analysis.index_ranges import fold, is_within_int32, range_of
 from roller_svc.analysis.lookup_tables import LookupTables, TableIndex, is_float_product, without_casts
+from roller_svc.analysis.unconditional import unconditional_loads
 from roller_svc.codegen.buffer_ref import BufferRef
 from roller_svc.codegen.c.vector.access import NotVectorizableError, VectorAccess, VectorValue
 from roller_svc.codegen.c.vector.elementary import has_function
@@ -21,7 +22,6 @@ from roller_svc.codegen.c.vector.helpers import (
     WORD_BYTES,
     has_nontemporal_store,
 )
-from roller_svc.codegen.c.vector.loops import unconditional_loads
 from roller_svc.codegen.dialect import HELPER_FUNCTIONS, LIBRARY, SHORT, exceeds_type
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import (
@@ -516,7 +516,8 @@ def statement(vector: Vector, node: Compute) -> str:
 def _sizes(vector: Vector, node: Compute) -> tuple[tuple[Expr, int], ...]:
     """Return (index, dimension size) of the statement's unconditional accesses."""
     accesses = [(node.tensor, node.index)]
-    accesses += [(load.tensor, load.index) for load in unconditional_loads(node.value) if not any(load.bounds_checked)]
+    loads = unconditional_loads(node.value, in_indices=True)
+    accesses += [(load.tensor, load.index) for load in loads if not any(load.bounds_checked)]
     places = vector.scalar.buffers
     return tuple(pair for name, index in accesses for pair in zip(index, places[name].shape, strict=True))
 

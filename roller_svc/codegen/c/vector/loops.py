@@ -1,11 +1,11 @@
-"""Vector loops: widths and covers of their vectors, strip mining, unconditional loads."""
+"""Vector loops: widths and covers of their vectors, and strip mining."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.expr import AxisRef, Expr, Load, Op, OpKind, Select, axes_of, children, rewrite, substitute
+from roller_svc.ir.expr import AxisRef, Expr, Load, axes_of, children, rewrite, substitute
 from roller_svc.ir.index import add, mul, num, ref
 from roller_svc.ir.schedule import Compute, Loop, LoopKind, Node, Scope, Storage, iter_nodes
 
@@ -65,23 +65,6 @@ def strip_mine(loop: Loop, lanes: int) -> tuple[Loop, ...]:
     main = Loop(var, iterations, LoopKind.SERIAL, (part(mul(ref(var), num(step)), step),))
     remainder = loop.extent - iterations * step
     return (main, part(num(iterations * step), remainder)) if remainder else (main,)
-
-
-def unconditional_loads(expr: Expr) -> list[Load]:
-    """Return the loads that an expression reads whatever its conditions are."""
-    found, stack = list[Load](), [expr]
-    while stack:
-        match stack.pop():
-            case Load() as load:
-                found.append(load)
-                stack.extend(load.index)
-            case Select(cond=cond):
-                stack.append(cond)
-            case Op(kind=OpKind.LAND | OpKind.LOR, args=(x, _)):
-                stack.append(x)
-            case other:
-                stack.extend(children(other))
-    return found
 
 
 def widest_bytes(node: Compute, var: str, dtype: DType) -> int:

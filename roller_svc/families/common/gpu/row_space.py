@@ -311,7 +311,7 @@ def staged_axes(space: TileSpace, access: TileAccess, vector_elems: int) -> froz
     Both the model and the schedule decide by this which tensors blocks copy to shared memory.
     """
     start, (inner,) = row_start_access(space), space.reduced
-    if start is None or access.is_output or not _is_contiguous(access, inner.members[0].name):
+    if start is None or access.is_output or access.is_conditional or not _is_contiguous(access, inner.members[0].name):
         return None
     if _row_starts(access, vector_elems) == _row_starts(start, vector_elems):
         return None

@@ -10,9 +10,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import count
 
+from roller_svc.analysis.unconditional import unconditional_loads
 from roller_svc.families.common.cpu.prefetch import PREFETCH_DISTANCE_BYTES
 from roller_svc.ir.affine import affine
-from roller_svc.ir.expr import Expr, Load, Op, OpKind, Select, axes_of, children, loads_of, rewrite, substitute
+from roller_svc.ir.expr import Expr, Load, axes_of, loads_of, rewrite, substitute
 from roller_svc.ir.group import KernelGroup
 from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.index import add, ceil_div, min_, num, ref
@@ -20,7 +21,6 @@ from roller_svc.ir.rprogram import RProgram
 from roller_svc.ir.schedule import Branch, Compute, Let, Loop, LoopKind, Node, Prefetch, ScheduleTree, Storage
 
 _MIN_PREFETCH_ROWS = 2  # a prefetch of the next row alone is late
-_SHORT_CIRCUIT = frozenset({OpKind.LAND, OpKind.LOR})  # the second operand may not be evaluated
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +183,7 @@ def _unconditional_indices(nodes: tuple[Node, ...]) -> dict[_IndirectIndex, None
     for node in nodes:
         match node:
             case Compute(value=value):
-                for load in _unconditional_loads(value):
+                for load in unconditional_loads(value, in_indices=True):
                     indirect_indices = [
                         _IndirectIndex(load.tensor, d, load.index[d]) for d, c in enumerate(load.bounds_checked) if c
                     ]
@@ -196,20 +196,6 @@ def _unconditional_indices(nodes: tuple[Node, ...]) -> dict[_IndirectIndex, None
             case _:
                 pass
     return indices
-
-
-def _unconditional_loads(value: Expr) -> Iterator[Load]:
-    """Yield the loads that a value evaluates whatever its conditions are."""
-    match value:
-        case Select(cond=cond):
-            yield from _unconditional_loads(cond)
-        case Op(kind=kind, args=(first, *_)) if kind in _SHORT_CIRCUIT:
-            yield from _unconditional_loads(first)
-        case _:
-            if isinstance(value, Load):
-                yield value
-            for child in children(value):
-                yield from _unconditional_loads(child)
 
 
 def _reads(nodes: tuple[Node, ...]) -> Iterator[Load]:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from roller_svc.analysis.packed_sums import packed_sum
+from roller_svc.analysis.unconditional import unconditional_loads
 from roller_svc.errors import require
 from roller_svc.families.gpu.reduction.thread_mapping import CHUNK, LANE, ROUND, VECTOR_ELEMENT, RowTiling, ThreadRows
 from roller_svc.ir.dtype import DType
@@ -71,7 +72,7 @@ class PackedChunks:
         storages: list[Storage] = []
         copies: list[Node] = []
         copied: dict[Load, Load] = {}
-        for load in dict.fromkeys(load for factor in self.factors for load in loads_of(factor)):
+        for load in dict.fromkeys(load for factor in self.factors for load in unconditional_loads(factor)):
             used = axes_of(load)
             if VECTOR_ELEMENT not in used or any(x is not load for x in loads_of(load)):
                 continue

@@ -17,6 +17,7 @@ from roller_svc.analysis.online_reduction import (
     online_reductions,
 )
 from roller_svc.analysis.shared_values import replace_all, shared_values
+from roller_svc.analysis.unconditional import unconditional_loads
 from roller_svc.errors import require
 from roller_svc.families.common.gpu.launch_bounds import REGISTER_MARGIN, min_resident_blocks
 from roller_svc.families.common.gpu.packed_rows import unpacks_pairs
@@ -25,7 +26,7 @@ from roller_svc.families.gpu.reduction import REDUCTION
 from roller_svc.families.gpu.reduction.block_reduce import reduce_lanes, reduction_buffers
 from roller_svc.families.gpu.reduction.online_reduction import OnlinePass
 from roller_svc.families.gpu.reduction.packed_chunks import PackedChunks, packed_chunks
-from roller_svc.families.gpu.reduction.staged_operands import StagedOperands, unconditional_loads
+from roller_svc.families.gpu.reduction.staged_operands import StagedOperands
 from roller_svc.families.gpu.reduction.thread_mapping import (
     CHUNK,
     LANE,

@@ -6,9 +6,9 @@ block whose rows have one alignment copies it once, from the first aligned vecto
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from roller_svc.analysis.unconditional import unconditional_loads
 from roller_svc.families.common.gpu.row_space import row_periods, staged_axes
 from roller_svc.families.gpu.reduction.thread_mapping import (
     HEAD,
@@ -21,7 +21,7 @@ from roller_svc.families.gpu.reduction.thread_mapping import (
     ThreadRows,
     index_map,
 )
-from roller_svc.ir.expr import Expr, Load, Op, OpKind, Select, children, substitute
+from roller_svc.ir.expr import Expr, Load, substitute
 from roller_svc.ir.group import AxisRole, KernelGroup
 from roller_svc.ir.index import add, ceil_div, lt, mul, num, ref
 from roller_svc.ir.schedule import Barrier, Branch, Compute, Let, Loop, LoopKind, Node, Scope, Storage
@@ -134,20 +134,3 @@ def _staged_tensors(rows: ThreadRows, vector_elems: int) -> frozenset[str]:
         return frozenset()
     axes = {access.tensor: staged_axes(space, access, vector_elems) for access in space.accesses}
     return frozenset([tensor for tensor, names in axes.items() if names is not None and not names & wide])
-
-
-def unconditional_loads(expr: Expr) -> Iterator[Load]:
-    """Yield the loads that an expression evaluates whatever its conditions are."""
-    match expr:
-        case Load():
-            yield expr
-            return
-        case Select(cond=cond):
-            yield from unconditional_loads(cond)
-            return
-        case Op(kind=OpKind.LAND | OpKind.LOR, args=(first, _)):
-            yield from unconditional_loads(first)
-            return
-        case _:
-            for child in children(expr):
-                yield from unconditional_loads(child)

@@ -27,6 +27,8 @@ from roller_svc.ir.schedule import Branch, Compute, Exp2, Let, Loop, LoopKind, N
 
 KEY_STEP = ".key_step"  # number of the KV tile
 SCORES, PEAK, MAXIMUM, TOTAL, SHIFT, RESCALE = ".scores", ".peak", ".maximum", ".total", ".shift", ".rescale"
+# Largest shift of exponents: a multiply-add leaves 2^-12 of an exponent of 2 by the shift's rounding.
+MAX_SHIFT = 4096.0
 QUAD = 4  # lanes that share the rows of a fragment
 ROW = (AxisRef("m.fragment"), AxisRef(".half"))
 _F32 = DType.FLOAT32
@@ -151,21 +153,34 @@ class Softmax:
 
         The shift of a row with only minus infinity is 0, so that its probabilities are 0 and not NaN.
         """
-        peak, old = Load(PEAK, ROW, _F32), Load(MAXIMUM, ROW, _F32)
+        peak, old, shift = Load(PEAK, ROW, _F32), Load(MAXIMUM, ROW, _F32), Load(SHIFT, ROW, _F32)
         unit = Const(self.attention.scale / math.log(2.0), _F32)
         empty = Op(OpKind.EQ, (peak, _MINUS_INFINITY), DType.INT8)
-        shift = Select(empty, Const(0.0, _F32), _times(peak, unit), _F32)
         total = Load(TOTAL, ROW, _F32)
         return (
             self.for_each_row((
                 WarpReduce(PEAK, ROW, Combine.MAX, QUAD),
-                Compute(SHIFT, ROW, shift),
-                Compute(RESCALE, ROW, Op(OpKind.SUB, (_times(old, unit), Load(SHIFT, ROW, _F32)), _F32)),
+                Compute(SHIFT, ROW, Select(empty, Const(0.0, _F32), peak, _F32)),
+                Compute(RESCALE, ROW, _times(Op(OpKind.SUB, (old, shift), _F32), unit)),
                 Exp2(RESCALE, ROW),
+                Compute(SHIFT, ROW, _times(shift, unit)),
+                self._subtract_large_maximum(),
                 Compute(MAXIMUM, ROW, peak),
                 Compute(TOTAL, ROW, _times(total, Load(RESCALE, ROW, _F32))),
             )),
         )  # fmt: skip
+
+    def _subtract_large_maximum(self) -> Node:
+        """Subtract a maximum from the scores where its product with the unit is too inexact, or overflows.
+
+        Rows with only masked keys so far have such maxima.
+        """
+        shift, score = Load(SHIFT, ROW, _F32), Load(SCORES, self._score, _F32)
+        size = Op(OpKind.ABS, (shift,), _F32)
+        is_large = Op(OpKind.GT, (size, Const(MAX_SHIFT, _F32)), DType.INT8)
+        difference = Op(OpKind.SUB, (score, Load(PEAK, ROW, _F32)), _F32)
+        subtract = self._each_key((Compute(SCORES, self._score, difference),))
+        return Branch(is_large, (subtract, Compute(SHIFT, ROW, Const(0.0, _F32))))
 
     def _exp(self) -> tuple[Node, ...]:
         """Turn scores into probabilities and add them to each lane's row_sum."""

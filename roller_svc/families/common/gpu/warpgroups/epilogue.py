@@ -201,7 +201,8 @@ class TmaStoreEpilogue:
         if type_.dtype.bytes != RESULT_BYTES or not type_.dtype.is_float or columns is None or large:
             return None
         target = Load(tensor, statement.index, type_.dtype)
-        plan = plan_tma_store(target, type_.dtype, (view.m, view.n), view.batch, dict(group.stored))
+        overhangs = (view.m.extent % tile.m != 0, view.n.extent % tile.columns != 0)
+        plan = plan_tma_store(target, type_.dtype, (view.m, view.n), view.batch, dict(group.stored), overhangs)
         boxes = plan if isinstance(plan, str) else (
             plan.tile(EPILOGUE_ROWS, KTileOrder.linear(view.n.extent, columns), columns)
         )  # fmt: skip

@@ -181,9 +181,8 @@ class PrefetchedProducerCopy(ProducerCopy):
     ) -> tuple[Node, ...]:  # fmt: skip
         """Load the numbered sources of the current row."""
         nodes: tuple[Node, ...] = ()
-        inside = self._inside()
         for number, source in sources:
-            load, dtype = source.load, source.load.dtype
+            load, dtype, inside = source.load, source.load.dtype, logical_and(self._inside(), source.guard)
             load = replace(load, index=tuple(self._with_quotients(i, step) for i in load.index))
             value = load if inside is None else Select(inside, load, identity(Combine.SUM, dtype), dtype)
             node: Node = Compute(self._words(number), self._word_index(source, slot, LANE_OF_ITEM), value)

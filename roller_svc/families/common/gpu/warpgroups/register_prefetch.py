@@ -9,15 +9,29 @@ scoreboard, so that one use in `prefetched_k_tiles` k-tiles waits for every load
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from roller_svc.analysis.operand import is_uniform
 from roller_svc.families.common.gpu.matrix.lanes_of_items import LANE_OF_ITEM, share_word_loads
 from roller_svc.families.common.gpu.matrix.tile import CHUNK_BYTES, WORD_BYTES, LoadKind, OperandLoad
 from roller_svc.families.common.gpu.warpgroups.k_iteration import KTileOrder
-from roller_svc.ir.expr import AxisRef, Const, Expr, Load, Op, OpKind, axes_of, loads_of, rewrite, substitute
+from roller_svc.ir.expr import (
+    AxisRef,
+    Const,
+    Expr,
+    Load,
+    Op,
+    OpKind,
+    Select,
+    axes_of,
+    children,
+    loads_of,
+    rewrite,
+    substitute,
+)
 from roller_svc.ir.group import TileAxis
-from roller_svc.ir.index import add, ceil_div, div, num, ref
+from roller_svc.ir.index import add, ceil_div, div, logical_and, num, ref
 from roller_svc.ir.rprogram import WARPGROUP_THREADS
 
 MAX_PREFETCHED_K_TILES = 8  # longer unrolled loops gain little
@@ -34,6 +48,7 @@ class SourceLoad:
     lanes: int  # of an item that share an element
     is_shared: bool  # by all rows of a thread
     is_fixed: bool  # for all k-tiles
+    guard: Expr | None  # equal for all lanes of an item; elsewhere nothing is read
 
     @property
     def registers(self) -> int:
@@ -112,7 +127,8 @@ def plan_register_prefetch(
     if load.load.kind is not LoadKind.UNPACK or tail or chunks > WARPGROUP_THREADS or k_order.outer:
         return None
     value = item_value(load.operand.expr, row[0], elements)
-    if value is None:
+    guards = _guards(load.operand.expr)
+    if value is None or guards is None:
         return None
     prefetch = RegisterPrefetch(rows[1], chunks, ())
     sources: tuple[SourceLoad, ...] = ()
@@ -122,10 +138,30 @@ def plan_register_prefetch(
         if adjacent is None:
             return None
         source, lanes = adjacent
+        guard = guards[of_element]
+        if guard is not None and not is_uniform(guard, row[0].members[-1].name, elements):
+            return None
         is_shared = _is_shared(source, rows, prefetch.thread_rows)
         is_fixed = not any(k_names & axes_of(i) for i in source.index)
-        sources += (SourceLoad(source, of_element, of_item, elements // lanes, lanes, is_shared, is_fixed),)
+        sources += (SourceLoad(source, of_element, of_item, elements // lanes, lanes, is_shared, is_fixed, guard),)
     return replace(prefetch, sources=sources)
+
+
+def _guards(value: Expr) -> Mapping[Load, Expr | None] | None:
+    """Return the condition under which each source is read; None if that is data, or one source has several."""
+    guards: dict[Load, Expr | None] = {}
+
+    def collect(node: Expr, guard: Expr | None) -> bool:
+        match node:
+            case Load():
+                return guards.setdefault(node, guard) == guard
+            case Select(cond=cond, then=then, otherwise=otherwise):
+                is_data = bool(loads_of(cond) or loads_of(otherwise))
+                return not is_data and collect(then, logical_and(guard, cond))
+            case _:
+                return all(collect(child, guard) for child in children(node))
+
+    return guards if collect(value, None) else None
 
 
 def item_value(value: Expr, row: TileAxis, elements: int) -> Expr | None:

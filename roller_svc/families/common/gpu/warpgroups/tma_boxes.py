@@ -69,7 +69,7 @@ class CopyShape:
     """Shape of a tile's copy: `count` rows of `panel` contiguous elements along `inner`, at fixed `invariant` groups.
 
     Axis groups are listed outermost first. `exact_inner`, `exact_rows`: zeros must be read beyond the end of that side,
-    not only beyond the tensor's.
+    not only beyond the tensor's. `open_inner`, `open_rows`: whole copies beyond that end must not access the tensor.
     """
 
     inner: tuple[AxisGroup, ...]
@@ -80,6 +80,14 @@ class CopyShape:
     element_bytes: int
     exact_inner: bool
     exact_rows: bool
+    open_inner: bool = False
+    open_rows: bool = False
+
+    @property
+    def open_groups(self) -> tuple[AxisGroup, ...]:
+        """Groups that count beyond the end of their side, which a dimension of their own must bound."""
+        sides = ((self.inner, self.open_inner), (self.rows, self.open_rows))
+        return tuple(groups[0] for groups, is_open in sides if is_open and groups)
 
     @property
     def stride_granule(self) -> int:
@@ -105,6 +113,10 @@ def tiled_view(address: Address, sides: CopyShape) -> BoxedView | str:
     draft = _ViewBuilder(address, sides, first)
     for unit, box in cut:
         reason = draft.add_row(unit, box)
+        if reason:
+            return reason
+    for unit in sides.open_groups:
+        reason = "" if unit.is_bounded or unit.name in draft.placed else draft.add_row(unit, 1)
         if reason:
             return reason
     for window in draft.unused_bounded:

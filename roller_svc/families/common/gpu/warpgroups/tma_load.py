@@ -122,6 +122,7 @@ class TmaLoadPlan:
     dimensions: tuple[BoundedDim, ...]
     extents: Mapping[str, int] = field(compare=False)
     exact: bool = False  # nothing beyond the axes' ends may be accessed; else rows of m or n beyond them are arbitrary
+    overhangs: tuple[bool, bool] = (False, False)  # with `exact`: whether tiles begin beyond the ends of axis, of k
     _tiles: dict[tuple[int, KTileOrder, int], TmaTile | str] = field(default_factory=dict, compare=False, repr=False)
     _views: dict[tuple[bool, int], _AddressView] = field(default_factory=dict, compare=False, repr=False)
 
@@ -163,7 +164,8 @@ class TmaLoadPlan:
         inner, across = (view.k, view.axis) if self.k_major else (view.axis, view.k)
         ragged = self.exact and self.axis.extent % extent != 0
         ends = (order.has_tail, ragged) if self.k_major else (ragged, order.has_tail)
-        sides = CopyShape(inner, across, (*view.outer, *view.batch), panel, rows, self.dtype.bytes, *ends)
+        begins = self.overhangs[::-1] if self.k_major else self.overhangs
+        sides = CopyShape(inner, across, (*view.outer, *view.batch), panel, rows, self.dtype.bytes, *ends, *begins)
         boxed = im2col_view(view.address, sides) if pixels else tiled_view(view.address, sides)
         if isinstance(boxed, str):
             return boxed
@@ -210,13 +212,14 @@ def plan_tma_load(
 
 def plan_tma_store(
     target: Load, dtype: DType, axes: tuple[TileAxis, TileAxis], batch: tuple[TileAxis, ...],
-    types: Mapping[str, TensorType],
+    types: Mapping[str, TensorType], overhangs: tuple[bool, bool],
 ) -> TmaLoadPlan | str:  # fmt: skip
     """Return how TMA stores outputs, contiguous along n, or why it cannot.
 
-    `target`: index of an output; `axes`: m and n. Tiles have m's extent and k-tile order along n.
+    `target`: index of an output; `axes`: m and n. Tiles have m's extent and k-tile order along n. `overhangs`: whether
+    tiles of blocks reach beyond the ends of m and n.
     """
     (m, n) = axes
     operand = Operand(target, dtype, target, None, types[target.tensor].dtype, k_major=True, vector_width=1)
     found = plan_tma_load(operand, dtype, (m, n), batch, types)
-    return found if isinstance(found, str) else replace(found, exact=True, tf32=False)
+    return found if isinstance(found, str) else replace(found, exact=True, tf32=False, overhangs=overhangs)

@@ -326,6 +326,31 @@ def check_a_score_of(value: float, judge: Callable[[Change], Arrays]) -> None:
     assert not np.isnan(np.delete(got, 5, axis=2)).any()
 
 
+FLOAT_MASK = (
+    "s[i, j] +=! q[i, d] * k[j, d]; p[i, j] = s[i, j].cast(`float32`) * 0.2 + m[i, j]; high[i] >=! p[i, j];"
+    "e[i, j] = exp(p[i, j] - high[i]); z[i] +=! e[i, j]; y[i, d] +=! (e[i, j] / z[i]).cast(`float16`) * v[j, d]",
+    {"q": "float16 40 32", "k": "float16 90 32", "v": "float16 90 32", "m": "float32 40 90"},
+)
+
+
+def check_tiles_with_large_negative_scores(score: float, judge: Callable[[Change], Arrays]) -> None:
+    """`judge`: results for FLOAT_MASK. Keys from 40 on are seen, those before vanish, as after padding on the left."""
+
+    def change(arrays: Arrays) -> None:
+        arrays["m"][:, :40] = score
+        arrays["m"][3, :] = score  # the row's scores are equal: it is the mean of v
+
+    got = judge(change)["y"].astype(np.float32)
+    assert np.isfinite(got).all()
+
+
+@pytest.mark.emulator
+@pytest.mark.parametrize("score", [-1e4, -1e30, -3.4e38])
+@pytest.mark.parametrize("parts", [1, 3])
+def test_tiles_with_large_negative_scores_do_not_count(score: float, parts: int) -> None:
+    check_tiles_with_large_negative_scores(score, lambda change: judge(FLOAT_MASK, Tiles(parts=parts), change))
+
+
 @pytest.mark.emulator
 @pytest.mark.parametrize("parts", [1, 3])
 def test_rows_without_a_finite_score_are_nan_and_late_ones_are_not(parts: int) -> None:

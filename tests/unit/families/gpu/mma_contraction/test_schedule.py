@@ -254,6 +254,21 @@ def emulated_result(text: str, hw: HardwareSpec, rprogram: dict[str, int], **inp
 
 
 @pytest.mark.emulator
+@pytest.mark.parametrize("condition", ["k < 40", "m < 20", "k < 40, m >= 8"])
+def test_gathered_rows_under_a_guard_are_zero_elsewhere(condition: str) -> None:
+    text = f"C[m, n] +=! T[ids[m], k].when([{condition}], 0.0) * B[k, n]"
+    inputs = {"T": "float16 9 48", "ids": "int32 24", "B": "float16 48 40"}
+    emulated_result(text, AMPERE, {"stages": 3}, **inputs)
+
+
+@pytest.mark.emulator
+def test_gathered_rows_of_a_split_are_not_read_beyond_the_last_index() -> None:
+    text = "C[m, n] +=! A[m, k] * T[ids[k // 2], k % 2, n] where k in 90"
+    inputs = {"A": "float16 24 90", "T": "float16 9 2 40", "ids": "int32 45"}
+    emulated_result(text, AMPERE, {"stages": 2, "split_k": 4}, **inputs)
+
+
+@pytest.mark.emulator
 @pytest.mark.parametrize(
     ("more", "a", "b", "bias", "sums", "out", "axes"),
     every(3, [(m, *names) for m in ({"stages": 3, "raster": 2}, {"stages": 2, "stream_k_blocks": 3}) for names in (

@@ -56,6 +56,9 @@ GPTQ_ZERO = FIELD.format(word="Z[k // 32, n // 8]", place="(n % 8)")
 GROUPS = {"Q": "int32 67 32", "S": "float16 67 8"}
 PACKED = {
     "int4": rows(f"({INT4} - 8).cast(`float16`) * S[n, k // 32]", **GROUPS),
+    "int4, x begins later": program(
+        f"w[n, k] = ({INT4} - 8).cast(`float16`) * S[n, k // 32] where n in 67, k in 256; "
+        "y[m, n] +=! x[m, k - 12].when([k >= 12], 0.0) * w[n, k]", ["y"], x="float16 1 244", **GROUPS),
     "int4, three rows of x": rows(f"({INT4} - 8).cast(`float16`) * S[n, k // 32]", m=3, **GROUPS),
     "int4, groups of 24": rows(
         f"({INT4} - 8).cast(`float16`) * S[n, k // 24]", 264, Q="int32 67 33", S="float16 67 11"),

@@ -13,6 +13,7 @@ from roller_svc.compiler.lower_and_emit import lower
 from roller_svc.compiler.partition_cache import partition
 from roller_svc.compiler.pipeline import build_kernel
 from roller_svc.compiler.request import build_request
+from roller_svc.families import prepare
 from roller_svc.frontend.lang import parse
 from roller_svc.fusion.partition import stored_types
 from roller_svc.ir.dtype import DType
@@ -149,6 +150,17 @@ def test_rows_of_half_a_warp_of_vectors_may_be_peeled() -> None:
     assert winner.plan.dominant_choice.program.thread["c"] == 8
     assert winner.source is not None
     assert "*(const uint4 *)&x[" in winner.source.text
+
+
+@pytest.mark.parametrize(("weight", "is_staged"), [("g[c]", True), ("g[c].when([c < 4000], 1.0)", False)])
+def test_the_model_stages_the_operands_that_the_kernel_does(weight: str, *, is_staged: bool) -> None:
+    """Weights that are read under a condition stay in memory."""
+    program = program_of(RMS_NORM.replace("g[c]", weight), DType.BFLOAT16, 4097, 4096)
+    (group,) = partition(program, HW)
+    rows = prepare(group, HW, HW.unit_for(DType.FLOAT32))[1].facts
+    (access,) = [a for a in rows.accesses if a.footprint.access.tensor == "g"]
+    assert (access.staged_axes is not None) is is_staged
+    assert ("g_staged0" in source_of(program, 1, 32, 8, 2).text) is is_staged
 
 
 @pytest.mark.parametrize(("columns", "elements"), [(37, 1), (4100, 4)])

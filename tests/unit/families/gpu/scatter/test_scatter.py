@@ -8,6 +8,7 @@ from cases_gpu import ONE_CORE, Case, Types, case
 
 from roller_svc import hardware
 from roller_svc.compiler.backends import load_emulated
+from roller_svc.compiler.donation import donate_targets
 from roller_svc.compiler.lower_and_emit import emit_plan
 from roller_svc.compiler.plans import best_plans, rank_best_partition
 from roller_svc.errors import IndexRangeError
@@ -104,6 +105,23 @@ def test_updates_in_memory_have_no_races(expression: str, dtype: str) -> None:
     in_memory = next(tiles for tiles in found.ranked if not tiles.persistent_blocks)
     result = emulated(found, in_memory, races=True).run(arrays)
     agreement = agrees(found.program, result, evaluate(found.program, arrays))
+    assert agreement.ok, agreement.detail
+
+
+@pytest.mark.emulator
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_updates_of_a_donated_target_leave_the_bytes_after_it(dtype: str) -> None:
+    """Pairs of elements are added at once, and an odd number of them ends within a pair."""
+    types = {"grid": (dtype, (7,)), "at": ("int32", (50,)), "x": (dtype, (50,))}
+    program = parse("grid[at[n]] +=. x[n]", {n: TensorType(DType(d), shape) for n, (d, shape) in types.items()})
+    program = donate_targets(program, ["grid"])
+    hw = hardware.load("nvidia-h200-sxm")
+    groups, ranked, _ = rank_best_partition(program, hw, 1)
+    source = emit_plan(best_plans(ranked, 1)[0], program, groups, hw)
+    arrays = random_inputs(program, 1, {"at": {"range": [0, 7]}})
+    expected = evaluate(program, arrays)
+    result = load_emulated(CompiledKernel(source, b"", "", ()), 1, races=True).run(arrays)
+    agreement = agrees(program, result, expected)
     assert agreement.ok, agreement.detail
 
 

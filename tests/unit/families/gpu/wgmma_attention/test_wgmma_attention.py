@@ -52,6 +52,7 @@ from roller_svc.verify.kernel_stats import summarize_kernels
 from roller_svc.verify.lint import PlannedKernel, lint
 from tests.unit.families.gpu.mma_attention.test_mma_attention import (
     FILLED,
+    FLOAT_MASK,
     LLAMA,
     LLAMA_INPUTS,
     MASKED,
@@ -63,6 +64,7 @@ from tests.unit.families.gpu.mma_attention.test_mma_attention import (
     Inputs,
     check_a_score_of,
     check_rows_without_a_finite_score,
+    check_tiles_with_large_negative_scores,
     flat,
     judged,
     operator,
@@ -159,6 +161,9 @@ CASES = {
     ),
     "values copied by threads": (operator("2, 1", "70, 150", "64, 36"), Tiles(stages=3)),
     "queries and keys copied by threads": (operator("2, 1", "70, 150", "36, 64"), Tiles(stages=3, blocks=1)),
+    "sixteen heads share keys, rows beyond the end": (
+        written(FILLED.format("j <= i + 40", -60000.0), 16, 32, 20, 60), Tiles()
+    ),
     "normalised before": ((NORMALISED, flat()), Tiles()),
     "scaled below": ((SCALED_BELOW, flat("bfloat16")), Tiles()),
 }  # fmt: skip
@@ -171,6 +176,7 @@ def test_kernel_agrees_with_the_interpreter(name: str) -> None:
 
 
 RACING = (
+    "sixteen heads share keys, rows beyond the end",
     "causal, more keys than queries", "rows that see no key", "blocks that stay", "copied by threads, a second pass",
     "values copied by threads", "queries and keys copied by threads",
 )  # fmt: skip
@@ -191,6 +197,12 @@ def test_rows_without_a_finite_score_are_nan_and_late_ones_are_not() -> None:
 @pytest.mark.parametrize("value", [math.inf, math.nan])
 def test_nan_and_infinite_scores_affect_only_their_row(value: float) -> None:
     check_a_score_of(value, lambda change: judge(MASKED, Tiles(), change))
+
+
+@pytest.mark.emulator
+@pytest.mark.parametrize("score", [-1e4, -1e30, -3.4e38])
+def test_tiles_with_large_negative_scores_do_not_count(score: float) -> None:
+    check_tiles_with_large_negative_scores(score, lambda change: judge(FLOAT_MASK, Tiles(), change))
 
 
 # trees ----------------------------------------------------------------------------------------------------------------

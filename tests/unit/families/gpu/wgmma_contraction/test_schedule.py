@@ -240,6 +240,14 @@ KINDS: dict[str, tuple[str, str, dict[str, str], tuple[int, int, int], tuple[int
     "float8 converted, k split": (
         "wgmma_f16", "W[k, n] = Q[k, n].cast(`float16`); C[m, n] +=! A[m, k] * W[k, n]",
         {"A": "float16 70 264", "Q": "float8_e5m2 264 72"}, (64, 64, 64), (64, 64), {"stages": 3, "cluster_k": 2}),
+    "float8 converted, fewer rows than k": (
+        "wgmma_f16", "W[k, n] = (Q[k, n].cast(`float16`)).when([k < 72], 0.0) where k in 88; "
+        "C[m, n] +=! A[m, k] * W[k, n]",
+        {"A": "float16 70 88", "Q": "float8_e5m2 72 72"}, (64, 64, 32), (64, 64), {"stages": 3}),
+    "float8 converted, rows shorter than k": (
+        "wgmma_f16", "W[n, k] = (Q[n, k].cast(`float16`)).when([k < 72], 0.0) where k in 88; "
+        "C[m, n] +=! A[m, k] * W[n, k]",
+        {"A": "float16 70 88", "Q": "float8_e5m2 40 72"}, (64, 40, 32), (64, 40), {"stages": 3}),
     "packed columns (AWQ)": (
         "wgmma_f16", packed_columns("Q[k, n // 8]", "(n % 2 * 4 + n % 8 // 2)", "Z[k // 64, n // 8]"),
         {"A": "float16 70 200", "Q": "int32 200 17", "Z": "int32 4 17", "S": "float16 4 136"}, (64, 96, 32), (64, 96),
@@ -260,6 +268,12 @@ KINDS: dict[str, tuple[str, str, dict[str, str], tuple[int, int, int], tuple[int
     "results turned": (
         "wgmma_f16", f"{NT}; Y[n, m] = C[m, n] + v[m]", {"A": "float16 88 64", "B": "float16 72 64", "v": "float16 88"},
         (64, 96, 64), (64, 96), {"stages": 2}),
+    "results permuted, rows beyond the end": (
+        "wgmma_f16", "C[b, h, i, n] +=! A[b, h, i, k] * B[b, n, k]; Y[b, i, h, n] = relu(C[b, h, i, n])",
+        {"A": "float16 3 5 16 64", "B": "float16 3 64 64"}, (64, 64, 64), (64, 64), {"stages": 2}),
+    "results permuted, columns beyond the end": (
+        "wgmma_f16", "C[b, m, h, e] +=! A[b, m, k] * B[b, h, e, k]; Y[b, h, m, e] = relu(C[b, m, h, e])",
+        {"A": "float16 3 64 64", "B": "float16 3 5 32 64"}, (64, 128, 64), (64, 128), {"stages": 2}),
     "a bias of rows": (
         "wgmma_bf16", f"{NT}; Y[m, n] = sigmoid(C[m, n] + v[m])",
         {"A": "bfloat16 88 64", "B": "bfloat16 72 64", "v": "bfloat16 88"}, (64, 48, 64), (64, 48),
@@ -495,6 +509,7 @@ def test_parts_of_a_tile_cover_its_k_tiles(steps: int, parts: int, cluster: tupl
 def test_sixteen_bit_outputs_are_stored_by_tma() -> None:
     by_boxes = {kind for kind in KINDS if any(isinstance(node, TmaStore) for node in iter_nodes(trees(kind)[0].body))}
     assert {"bulk copies", "along m and n", "shared along both", "a bias of rows", "a window"} <= by_boxes
+    assert {"results permuted, rows beyond the end", "results permuted, columns beyond the end"} <= by_boxes
     assert not by_boxes.intersection(SPLIT)
     others = {"through registers", "tf32", "bytes", "results of two tensors", "results turned", "copied by threads"}
     assert not others & by_boxes  # of 32 bits, of two tensors, columns, rows of 66 elements
@@ -502,7 +517,8 @@ def test_sixteen_bit_outputs_are_stored_by_tma() -> None:
 
 # numbers -------------------------------------------------------------------------------------------------------------
 SPLIT = tuple(kind for kind in KINDS if kind.startswith("k split"))
-RACED = (*SPLIT, "bulk copies", "copied by threads", "persistent", "streamed, copied by threads", "shared along both",
+RACED = (*SPLIT, "results permuted, rows beyond the end", "results permuted, columns beyond the end",
+         "bulk copies", "copied by threads", "persistent", "streamed, copied by threads", "shared along both",
          "packed", "packed, streamed", "ping-pong, packed",
          "ping-pong", "ping-pong, float32 by rows", "ping-pong, shared along m")  # fmt: skip
 
