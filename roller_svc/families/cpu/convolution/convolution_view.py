@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from roller_svc.ir.affine import Affine, affine
+from roller_svc.ir.affine import Affine, Dim, affine
 from roller_svc.ir.expr import Expr, children
 from roller_svc.ir.group import AxisRole, GroupKind, KernelGroup, TileAxis, TileSpace
 from roller_svc.ir.program import Axis
@@ -18,7 +18,11 @@ class _Image:
     pixels: TileAxis
     filters: TileAxis
     tap_of: dict[str, str | None]
-    strided: bool
+    steps: dict[str, tuple[int, int]]  # of each position: the coordinate's coefficients of it and of its tap
+
+    @property
+    def strided(self) -> bool:
+        return any(step != 1 for step, _ in self.steps.values())
 
 
 # Lanes of a vector per column, above which a GEMM is also computed with vectors along its rows.
@@ -78,8 +82,7 @@ def _image(factor: Expr, pixels: TileAxis, filters: TileAxis, k: TileAxis) -> _I
             pace = sum_.coeff(name), 0 if tap is None else sum_.coeff(tap)
             if pace != (0, 0) and not _same_stride_ratio(steps.setdefault(name, pace), pace, has_tap=tap is not None):
                 return None
-    strided = any(pace[0] != 1 for pace in steps.values())
-    return _Image(pixels, filters, tap_of, strided)
+    return _Image(pixels, filters, tap_of, steps)
 
 
 def _tap(sum_: Affine, pixel: str, pixels: set[str], reduced: set[str]) -> str | None:
@@ -117,10 +120,22 @@ def _space(space: TileSpace, image: _Image, k: TileAxis, *, along_filters: bool)
     pixels = tuple(TileAxis(a.name, AxisRole.PIXEL, (a,)) for a in image.pixels.members)
     filters = TileAxis(image.filters.name, AxisRole.N, image.filters.members)
     fused = tuple(_fused(role, axes) for role, axes in ((AxisRole.K, channels), (AxisRole.TAP, taps)) if axes)
+    accesses = tuple(replace(a, dims=tuple(_with_steps(dim, image) for dim in a.dims)) for a in space.accesses)
     return replace(
-        space, axes=(*space.role(AxisRole.BATCH), *pixels, filters, *fused),
+        space, axes=(*space.role(AxisRole.BATCH), *pixels, filters, *fused), accesses=accesses,
         vector_axis=filters.name if along_filters else pixels[-1].name,
     )  # fmt: skip
+
+
+def _with_steps(dim: Dim, image: _Image) -> Dim:
+    """Return a dimension whose index is not affine with the coefficients of the coordinate that it is a function of."""
+    if dim.is_affine:
+        return dim
+    coeffs = dict(dim.coeffs)
+    for pixel, tap in image.tap_of.items():
+        if tap is not None and pixel in coeffs and tap in coeffs:
+            coeffs |= zip((pixel, tap), image.steps[pixel], strict=True)
+    return replace(dim, coeffs=tuple(sorted(coeffs.items())))
 
 
 def _image_contractions(space: TileSpace, image: _Image, k: TileAxis) -> tuple[TileSpace, ...]:

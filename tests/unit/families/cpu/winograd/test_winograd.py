@@ -68,6 +68,10 @@ PROLOGUE = (
     "S[f, y, x] +=! W[f, c, i, j] * max(X[c, y + i - 1, x + j - 1] * A[c], 0.0).when([y + i - 1 >= 0, "
     "y + i - 1 < 9, x + j - 1 >= 0, x + j - 1 < 10], 0.0) where y in 9, x in 10; Y[f, y, x] = S[f, y, x]"
 )
+REFLECTED = (
+    "Y[f, y, x] +=! W[f, c, i, j] * X[c, 7 - abs(7 - abs({y})), 7 - abs(7 - abs({x}))] "
+    "where y in 4, x in 4, i in 3, j in 3"
+)
 FULL = "max(S[n, f, y, x] + B[f] + R[n, f, y, x], 0.0)"
 CASES: dict[str, tuple[str, Shapes]] = {
     "even": convolution(1, 16, 16, 8, 8),
@@ -81,6 +85,7 @@ CASES: dict[str, tuple[str, Shapes]] = {
     "many channels": convolution(1, 70, 40, 6, 6),
     "channels last": (CHANNELS_LAST, {"X": (2, 9, 11, 10), "W": (3, 3, 10, 24)}),
     "prologue": (PROLOGUE, {"X": (12, 9, 10), "A": (12,), "W": (16, 12, 3, 3)}),
+    "reflected": (REFLECTED.format(y="y + i - 1", x="x + j - 1"), {"X": (12, 8, 8), "W": (16, 12, 3, 3)}),
 }
 
 
@@ -227,6 +232,8 @@ PLAIN = "Y[f, y, x] +=! W[f, c, i, j] * X[c, y + i, x + j] where y in 8, x in 8"
     (STRIDED, {"X": (16, 17, 17), "W": (16, 16, 3, 3)}), (DILATED, {"X": (16, 12, 12), "W": (16, 16, 3, 3)}),
     (GROUPED, {"X": (2, 16, 10, 10), "W": (2, 16, 16, 3, 3)}), (PLAIN, {"X": (16, 12, 12), "W": (16, 16, 5, 5)}),
     (PLAIN, {"X": (16, 10, 12), "W": (16, 16, 3, 5)}),
+    (REFLECTED.format(y="y * 2 + i - 1", x="x * 2 + j - 1"), {"X": (16, 8, 8), "W": (16, 16, 3, 3)}),
+    (REFLECTED.format(y="y + i * 2 - 1", x="x + j * 2 - 1"), {"X": (16, 8, 8), "W": (16, 16, 3, 3)}),
 ])  # fmt: skip
 def test_other_convolutions_are_direct(text: str, shapes: Shapes) -> None:
     program = program_of(text, shapes)
