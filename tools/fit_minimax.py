@@ -168,6 +168,50 @@ FITS = (
 )  # fmt: skip
 
 
+# erf(x) in segments of x: x + x q(x) in the first ones, then erf(c) + (x - c) q(x - c) with a centre c
+SEGMENTS, NEAR_SEGMENTS, SEGMENT_WIDTH, SEGMENT_COUNT = 32, 4, "0.125", 5
+CENTRES = 300
+SEGMENTS_END = 3.9374  # beyond it erf is its value there, which rounds to 1
+
+
+def centre_of_segment(number: int) -> tuple[float, float]:
+    """Return a float near the middle of a segment for which erf is nearly a float, and erf there.
+
+    Such tables have no error of their own (Gal, 1986). The centre is not above the middle, so that differences from it
+    are exact in all of the segment.
+    """
+    middle = number * Decimal(SEGMENT_WIDTH)
+    spacing = Decimal(2) ** (math.floor(math.log2(middle)) - 23)
+    best = None
+    for step in range(CENTRES):
+        centre = middle - step * spacing
+        value = erf(centre)
+        error = abs(Decimal(rounded(value, double=False)) - value)
+        if best is None or error < best[0]:
+            best = error, float(centre), rounded(value, double=False)
+    return best[1:]
+
+
+def erf_segments() -> list[list[float]]:
+    """Return the table of centres, that of erf of them, then those of the coefficients of q, the lowest first."""
+    half, rows = Decimal(SEGMENT_WIDTH) / 2, []
+    for number in range(SEGMENTS):
+        middle = number * Decimal(SEGMENT_WIDTH)
+        if number < NEAR_SEGMENTS:
+            near = Fit("", lambda r: erf(r) / r - 1, str(max(middle - half, Decimal("0.0001"))), str(middle + half),
+                       SEGMENT_COUNT, lambda r: r / erf(r))  # fmt: skip
+            rows.append([0.0, 0.0, *fitted(near)[0]])
+            continue
+        is_last = number == SEGMENTS - 1
+        centre, value = (rounded(Decimal(SEGMENTS_END), double=False), 1.0) if is_last else centre_of_segment(number)
+        at = Decimal(centre)
+        low, high = middle - half - at, Decimal("-0.0001") if is_last else middle + half - at
+        fit = Fit("", lambda r, at=at: (erf(at + r) - erf(at)) / r, str(low), str(high), SEGMENT_COUNT,
+                  lambda r, at=at: r / erf(at + r))  # fmt: skip
+        rows.append([centre, value, *fitted(fit)[0]])
+    return [list(column) for column in zip(*rows, strict=True)]
+
+
 def main() -> None:
     wanted = sys.argv[1:]
     for fit in FITS:
@@ -176,6 +220,10 @@ def main() -> None:
         coefficients, error = fitted(fit)
         print(f"{fit.name}: error 2^{math.log2(error):.1f}")
         print("    " + ", ".join(repr(c) for c in coefficients))
+    if not wanted or any("erf in segments".startswith(w) for w in wanted):
+        print("erf in segments: centres, erf of them, coefficients")
+        for column in erf_segments():
+            print("    " + ", ".join(f"{value:.9g}" for value in column))
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ from roller_svc.codegen.c.vector_transpose import as_bits, transpose_name
 from roller_svc.codegen.names import Names
 from roller_svc.codegen.visitor import CodeGenVisitor
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.expr import Const, Expr, Op, OpKind, iter_subexpressions
+from roller_svc.ir.expr import Const, Expr, Op, OpKind, Select, iter_subexpressions
 from roller_svc.ir.kernel import Buffer, RuntimeCheck
 from roller_svc.ir.schedule import (
     Compute,
@@ -78,10 +78,11 @@ class EmittedRoutine:
     library: tuple[str, ...]
 
 
-def _has_quotients(node: Compute) -> bool:
-    """Return whether adjacent lanes may share elements: whether an index divides."""
+def _depends_on_alignment(node: Compute) -> bool:
+    """Return whether adjacent lanes may share elements or the outcome of a condition: an index divides or chooses."""
     quotients = (OpKind.FLOORDIV, OpKind.MOD)
-    return any(isinstance(part, Op) and part.kind in quotients for part in iter_subexpressions(node.value))
+    parts = iter_subexpressions(node.value)
+    return any(isinstance(part, Select) or (isinstance(part, Op) and part.kind in quotients) for part in parts)
 
 
 @dataclass(slots=True)
@@ -219,7 +220,7 @@ class CodeGenC(CodeGenVisitor):
             return None
         scalar, lines = self.scalar, list[str]()
         marks, helpers, library = len(scalar.checks), dict(scalar.helpers), dict(scalar.library)
-        known = self.congruences if any(map(_has_quotients, computes)) else None
+        known = self.congruences if any(map(_depends_on_alignment, computes)) else None
         try:
             with self.bind_loop(loop):
                 for first, count in cover:

@@ -44,8 +44,19 @@ def _mod(node: Node) -> Use:
     return Use("fmod" if node.integer("fmod", 0) else "mod", node.all())
 
 
+def few_factors(node: Node) -> int | None:
+    """Return the constant exponent of a power if it is 2 or 3: a product, where the library's function is slow."""
+    base, exponent = node.operand(0), node.operands[1] if node.has(1) else node.operand(1)
+    is_single = exponent is None or (exponent.type.elements == 1 and exponent.rank <= base.rank)
+    value = node.scalar(1, "exponent") if is_single and node.constants[1] is not None else None
+    return int(value) if value in (2, 3) else None
+
+
 def _pow(node: Node) -> Use:
-    base, exponent = node.operand(0), node.operand(1)
+    base, factors = node.operand(0), few_factors(node)
+    if factors is not None:
+        return Use("mul", (base,) * factors)
+    exponent = node.operand(1)
     if promote(base.dtype, exponent.dtype) is not base.dtype:
         raise node.unsupported(f"{base.dtype.value} to the power of {exponent.dtype.value}")
     return Use("pow", (base, exponent))

@@ -82,6 +82,9 @@ CASES: list[tuple[str, list[Any], set[int], int, dict[str, Any], int]] = [
     ("Pow", [np.array([-3, 2, 9]), np.array([2.0, 0.5, -1.0], np.float32)], set(), 1, {}, 15),
     ("Pow", [np.array([3, 2], np.float16), np.array([2.0, 0.5])], set(), 1, {}, 15),
     ("Pow", [np.array([3, 2], np.int32), np.array([2, 33])], set(), 1, {}, 15),
+    ("Pow", [X, np.array(2.0, np.float32)], {1}, 1, {}, 15),
+    ("Pow", [np.array([3, -2], np.int32), np.array([3])], {1}, 1, {}, 15),
+    ("Pow", [X, np.array([[[3.0]]], np.float32)], {1}, 1, {}, 15),
     ("Compress", [X, np.array([False, True, True])], {1}, 1, {"axis": 0}, 11),
     ("Compress", [X, np.array([False, True, True, False, True])], {1}, 1, {}, 11),
     ("EyeLike", [X], set(), 1, {"k": 1}, 9),
@@ -323,3 +326,10 @@ def test_an_old_prelu_has_a_slope_for_each_channel() -> None:
     model, inputs = one_node("PRelu", [IMAGE, slope], 1, {}, 6, {1})
     (result,) = imported(model, inputs)[1]
     np.testing.assert_allclose(result, np.where(IMAGE < 0, IMAGE * slope[:, None, None], IMAGE), rtol=1e-6)
+
+
+@pytest.mark.parametrize(("exponent", "operator"), [(2.0, "mul"), (3.0, "mul"), (2.5, "pow"), (4.0, "pow")])
+def test_a_power_of_few_factors_is_a_product(exponent: float, operator: str) -> None:
+    model, given = one_node("Pow", [X, np.array(exponent, np.float32)], 1, {}, 15, {1})
+    graph, _ = imported(model, given)
+    assert [node.operator for node in graph.nodes if isinstance(node, OpNode)] == [operator]

@@ -13,7 +13,7 @@ from roller_svc.codegen.scalar import Scalar
 from roller_svc.ir.affine import affine
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Const, Expr, Load, Op, OpKind, axes_of, loads_of, substitute
-from roller_svc.ir.index import num
+from roller_svc.ir.index import num, sub
 
 Guard = tuple[tuple[Expr, bool], ...]
 
@@ -121,9 +121,12 @@ class VectorAccess:
         if step is not None:
             return tuple(step * lane for lane in range(self.lanes))
         match index:
-            case Op(kind=OpKind.ADD, args=(x, y)):
-                both = self._steps(x), self._steps(y)
-                return None if None in both else tuple(map(sum, zip(*filter(None, both), strict=True)))
+            case Op(kind=OpKind.ADD | OpKind.SUB as kind, args=(x, y)):
+                first, second = self._steps(x), self._steps(y)
+                if first is None or second is None:
+                    return None
+                sign = 1 if kind is OpKind.ADD else -1
+                return tuple(a + sign * b for a, b in zip(first, second, strict=True))
             case Op(kind=OpKind.FLOORDIV | OpKind.MOD as kind, args=(x, Const(value=int(by)))) if by > 0:
                 start, steps = self._first_congruence(x), self._steps(x)
                 period = math.gcd(start.modulus, by)
@@ -143,6 +146,26 @@ class VectorAccess:
             return None
         start, steps = self._first_congruence(index), self._steps(index)
         return None if start.modulus or steps is None else tuple(start.remainder + step for step in steps)
+
+    def is_same_in_all_lanes(self, cond: Expr) -> bool:
+        """Return whether a condition on indices holds in all lanes or in none, such as the parts of a concatenation."""
+        if not self.varies(cond):
+            return True
+        match cond:
+            case Op(kind=OpKind.LAND | OpKind.LOR | OpKind.LNOT, args=args):
+                return all(map(self.is_same_in_all_lanes, args))
+            case Op(kind=OpKind.LT | OpKind.LE | OpKind.GT | OpKind.GE as kind, args=(x, y)):
+                if self.congruences is None or loads_of(cond) or x.dtype.is_float or y.dtype.is_float:
+                    return False
+                steps, others = self._steps(x), self._steps(y)
+                if steps is None or others is None:
+                    return False
+                start = self._first_congruence(sub(x, y))
+                least = 0 if kind in (OpKind.LT, OpKind.GE) else 1  # x - y from here on is on one side
+                apart = [start.remainder - least + step - other for step, other in zip(steps, others, strict=True)]
+                return len({place // start.modulus if start.modulus else place < 0 for place in apart}) == 1
+            case _:
+                return False
 
     def _first_congruence(self, index: Expr) -> Congruence:
         (first,) = self.index_at((index,), 0)

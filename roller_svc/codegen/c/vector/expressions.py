@@ -165,12 +165,11 @@ class Vector(VectorAccess):
 
     def _select(self, select: Select) -> VectorValue:
         dtype = select.dtype.compute
-        if not self.varies(select.cond):
+        if self.is_same_in_all_lanes(select.cond):
             a, b = self.splat(self.value(select.then)), self.splat(self.value(select.otherwise))
             type_ = self.type_of(dtype)  # the type of an arithmetic result lacks the typedef's alignment
-            return VectorValue(
-                f"({self.scalar.value(select.cond)} ? ({type_}){a} : ({type_}){b})", dtype, is_vector=True
-            )
+            chosen = self.scalar.value(self._first_value(select.cond))
+            return VectorValue(f"({chosen} ? ({type_}){a} : ({type_}){b})", dtype, is_vector=True)
         a = self.splat(self._under_condition(select.cond, holds=True).value(select.then))
         b = self.splat(self._under_condition(select.cond, holds=False).value(select.otherwise))
         mask = self.mask(select.cond, dtype.bits)

@@ -124,6 +124,8 @@ _FLOAT_BODIES = {
     "relu": ("({V} a)", "  return select_{V}(a <= 0, ({V}){{0}}, a);\n"),
     "at_least": ("({V} x, {E} least)", "  return select_{V}(x < least, least - ({V}){{0}}, x);\n"),  # NaN stays
     "at_most": ("({V} x, {E} most)", "  return select_{V}(x > most, most - ({V}){{0}}, x);\n"),
+    "segment": ("(const {E} *table, {I} at)",  # of 32 entries, by the low bits
+                "  {V} r;\n  for (int i = 0; i < {N}; i++) r[i] = table[at[i] & 31];\n  return r;\n"),
     "isinf": ("({V} a)", "  return ({V})(({I})a & {rest}) == {inf};\n"),
     "abs": ("({V} a)", "  return ({V})(({I})a & {rest});\n"),
     "sign": ("({V} a)", "  {I} sign = ({I})(a < 0) - ({I})(a > 0);\n"

@@ -58,6 +58,9 @@ def instruction(base: str, dtype: DType, lanes: int) -> tuple[str, str] | None:
             end, name = ("least", "max") if base == "at_least" else ("most", "min")
             bound = f"{end} - ({vector_type(dtype, lanes)}){{0}}"
             return "__AVX__", f"__builtin_ia32_{name}{_SUFFIX[dtype]}256({bound}, x)"
+        case 64, "segment" if dtype is DType.FLOAT32:
+            vector = vector_type(dtype, lanes)
+            return "__AVX512F__", f"__builtin_shuffle(*(const {vector} *)table, *(const {vector} *)(table + 16), at)"
         case 64, "scaled":
             vector = f"v{SHORT[dtype]}x{lanes}"
             return "__AVX512F__", f"select_{vector}(zero, ({vector}){{0}}, {_masked('scalef', dtype, 'y + 1', 'k')})"

@@ -50,7 +50,7 @@ class ImageSpace:
     channels_last: bool  # the image's innermost dimension is k
     pixel_stride: int  # elements between coordinates of the last dimension; 0 if another dimension is innermost
     weights_contiguous: bool  # filters are contiguous in the weights
-    weights_along_k: bool  # taps, or channels without taps, are contiguous in the weights
+    weights_along_k: bool  # taps, or channels without taps, are contiguous for each filter in the weights, one tensor
     filters_last: bool  # filters are contiguous in the output
     element_bytes: int
 
@@ -135,7 +135,7 @@ def image_space(space: TileSpace) -> ImageSpace | None:
         channels_last=_is_contiguous_along(images, () if channels is None else channels.members),
         pixel_stride=_step_along(images, slides[-1]),
         weights_contiguous=_is_contiguous_along(weights, filters.members),
-        weights_along_k=_is_contiguous_along(weights, tuple(taps) or (() if channels is None else channels.members)),
+        weights_along_k=_are_rows_contiguous(weights, filters, channels, taps),
         filters_last=_is_contiguous_along([a for a in space.accesses if a.is_output], filters.members),
         element_bytes=space.compute_dtype.bytes,
     )
@@ -156,6 +156,20 @@ def _step_along(images: list[TileAccess], slide: ImageWindowDim) -> int:
     last = [image.dims[-1] for image in images]
     steps = {0 if not dim.is_affine else abs(dict(dim.coeffs).get(slide.pixel.name, 0)) // slide.stride for dim in last}
     return steps.pop() if len(steps) == 1 else 0
+
+
+def _are_rows_contiguous(
+    weights: list[TileAccess], filters: TileAxis, channels: TileAxis | None, taps: list[Axis]
+) -> bool:
+    """Return whether the weights of each filter are contiguous. Parts of a concatenation, or fused axes, are not."""
+    members = () if channels is None else channels.members
+    is_affine = len(weights) == 1 and all(dim.is_affine for dim in weights[0].dims)
+    return (
+        is_affine
+        and len(filters.members) == 1
+        and len(members) <= 1
+        and _is_contiguous_along(weights, tuple(taps) or members)
+    )
 
 
 def _is_contiguous_along(tensors: list[TileAccess], axes: tuple[Axis, ...]) -> bool:

@@ -10,7 +10,7 @@ import numpy as np
 
 from roller_svc.frontend.graph_builder import MAX_GENERATED_ELEMENTS, GraphBuilder
 from roller_svc.frontend.onnx.expansions.expansion import Expansion
-from roller_svc.frontend.onnx.table import DATA_TYPES, SHIFTS
+from roller_svc.frontend.onnx.table import DATA_TYPES, SHIFTS, few_factors
 from roller_svc.frontend.onnx.tensors import Tensor, constant_of
 from roller_svc.frontend.onnx.use import Node
 from roller_svc.frontend.ops.operator import Operand
@@ -66,7 +66,10 @@ def _bit_shift(node: Node, builder: GraphBuilder) -> Sequence[Tensor]:
 
 def _pow(node: Node, builder: GraphBuilder) -> Sequence[Tensor]:
     """Return a power in the type of the base. Integers to the power of floats are formed in float64, and truncated."""
-    base, exponent = node.operand(0), node.operand(1)
+    base, factors = node.operand(0), few_factors(node)
+    if factors is not None:
+        return [Tensor(builder.call("mul", [base] * factors))]
+    exponent = node.operand(1)
     wide = promote(base.dtype, exponent.dtype)
     if wide.is_float and not base.dtype.is_float:
         wide = DType.FLOAT64

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import re
 from collections.abc import Iterator, Sequence
 
 import ml_dtypes
@@ -328,3 +329,34 @@ def test_tables_of_two_vectors_are_in_two_registers() -> None:
     assert "looked_up2_vf32x8(" in roller_svc.compile(
         text, inputs, select="model", top_k=1, target="cpu-x86-avx2"
     ).source  # fmt: skip
+
+
+# conditions that hold in whole vectors or not, by the first part's extent
+CHOICES = (
+    "y[m, n] = a[m, n].when([n < {w}], b[m, n - {w}]) where n in {n}",
+    "y[m, n] = a[m, n].when([n <= {w} - 1], b[m, n - {w}]) where n in {n}",
+    "y[m, n] = b[m, n - {w}].when([n >= {w}], a[m, n]) where n in {n}",
+    "y[m, n] = b[m, n - {w}].when([{w} - 1 < n], a[m, n]) where n in {n}",
+    "y[m, n] = c[m, n // {w}, n % {w}].when([n // {w} < 1], d[m, n // {w} - 1, n % {w}]) where n in {n}",
+    "y[m, n] = a[m, n].when([n < {w}, m > 1], b[m, n - {w}].when([n >= {w}], 0.5)) where n in {n}",
+)
+
+
+@TARGETS
+@pytest.mark.parametrize("width", [128, 96, 48, 40, 17])
+def test_parts_of_a_concatenation_have_the_values_of_the_interpreter(width: int, target: str) -> None:
+    shapes = {"a": (3, width), "b": (3, width), "c": (3, 1, width), "d": (3, 1, width)}
+    arrays = {name: values("float32", int(np.prod(shape)), i).reshape(shape)
+              for i, (name, shape) in enumerate(shapes.items())}  # fmt: skip
+    check([choice.format(w=width, n=2 * width) for choice in CHOICES], arrays, target, is_vector=False)
+
+
+@pytest.mark.parametrize("choice", CHOICES[:5])
+def test_whole_vectors_of_a_concatenation_are_chosen_by_one_condition(choice: str) -> None:
+    shapes = {"a": (3, 128), "b": (3, 128), "c": (3, 1, 128), "d": (3, 1, 128)}
+    text = choice.format(w=128, n=256)
+    types = {name: ("float32", shape) for name, shape in shapes.items() if f"{name}[" in text}
+    source = roller_svc.compile(text, types, select="model", top_k=1, target="local").source
+    assert "select_v" not in source
+    assert "masked_v" not in source
+    assert re.search(r"\? \(v\w+\)\*\(v\w+ \*\)", source)

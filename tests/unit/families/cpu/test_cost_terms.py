@@ -10,6 +10,7 @@ from roller_svc import hardware
 from roller_svc.compiler.partition_cache import partition
 from roller_svc.families import prepare, prepare_model
 from roller_svc.families.common.cpu.column_reduction import MAX_ROWS_PER_ITERATION
+from roller_svc.families.common.cpu.image_space import image_space
 from roller_svc.families.common.cpu.window_reduction import PlaneWindowDim
 from roller_svc.families.cpu.window.cost import line_vectors, staged_positions
 from roller_svc.families.cpu.window.workload import Dimension
@@ -606,3 +607,18 @@ def test_what_only_writes_meets_no_store() -> None:
     block, thread = {"c": 32}, {"c": 16}
     here = stage(estimated(model, block, thread, streamed=True), "loads")
     assert here == stage(estimated(model.with_costs(dear), block, thread, streamed=True), "loads")
+
+
+@pytest.mark.parametrize(("source", "is_transposed"), [
+    ("x[m, k]", True), ("x[m // 8, m % 8, k]", False), ("x[m, k].when([k < 128], z[m, k - 128])", False),
+])  # fmt: skip
+def test_rows_are_transposed_in_registers_only_from_one_plain_tensor(source: str, *, is_transposed: bool) -> None:
+    shape = (60, 8, 256) if "//" in source else (480, 256)
+    shapes = {"x": (F32, shape), "w": (F32, (256, 9))} | ({"z": (F32, (480, 128))} if "z[" in source else {})
+    text = f"y[m, n] +=! {source} * w[k, n] where m in 480, n in 9, k in 256"
+    hw = one_core()
+    (group,) = partition(parse(text, {name: TensorType(*of) for name, of in shapes.items()}, None), hw)
+    images = [image_space(view.space) for view in group_views(group, hw)]
+    views = [image for image in images if image is not None and image.filters.extent == 480]
+    assert views
+    assert {image.weights_along_k for image in views} == {is_transposed}
