@@ -29,8 +29,8 @@ ROUNDS, ROUND_S = 3, 5e-3  # for each candidate
 def find_efficient(compiled: CompiledCandidates, report: BuildReport) -> CandidateResult | None:
     """Return the most efficient candidate of a CPU, built; None if no other one is better than the fastest by a margin.
 
-    It has fewer tasks than the fastest, in one parallel region, and no workspace: a node may then use either kernel,
-    and needs no second copy of packed weights.
+    It has fewer tasks than the fastest, in one parallel region. Neither has a workspace: a node may then use either,
+    and its weights are not needed both packed and as they are.
     """
     fastest, hw = report.winner, report.hardware
     if hw.num_cores == 1 or _region_tasks(fastest) is None:
@@ -73,21 +73,16 @@ def _modelled(
 
 def _may_replace(result: CandidateResult, fastest: CandidateResult) -> bool:
     tasks, most = _region_tasks(result), _region_tasks(fastest)
-    if result.source is None or result.error is not None or tasks is None or most is None:
-        return False
-    return tasks < most and not result.source.buffers_of(Role.WORKSPACE)
+    return result.error is None and tasks is not None and most is not None and tasks < most
 
 
 def _region_tasks(result: CandidateResult) -> int | None:
-    """Return the tasks of a call that is one parallel region, apart from prepacking; None if it is more than that."""
-    if result.source is None:
+    """Return the tasks of a call that is one parallel region without workspace; None if it is more than that."""
+    source = result.source
+    if source is None or source.buffers_of(Role.WORKSPACE) or len(source.launches) > 1 or len(source.num_tasks[0]) > 1:
         return None
-    live = [tasks for launch, tasks in zip(result.source.launches, result.source.num_tasks, strict=True)
-            if not launch.is_prepack]  # fmt: skip
-    if len(live) > 1 or len(live[0]) > 1:
-        return None
-    if live[0]:
-        return live[0][0]
+    if source.num_tasks[0]:
+        return source.num_tasks[0][0]
     return 1 if _num_tasks(result.plan) == 1 else None
 
 

@@ -255,6 +255,7 @@ def _fits(choice: PlanChoice, steps: Sequence[PlannedStep]) -> bool:
 
 def _digest(kind: str, serial: ModelPlan, steps: Sequence[PlannedStep], generator: str, *, measure: bool) -> str:
     keys = [kernel.source.key for kernel in serial.kernels]
-    keys += [step.efficient.source.key for step in steps if step.efficient is not None]
+    others = {id(step.efficient): step.efficient for step in steps if step.efficient is not None}
+    keys += [kernel.source.key for kernel in others.values()]
     content = json.dumps([kind, measure, generator, keys, plan_to_json(serial)], sort_keys=True)
     return hashlib.sha256(content.encode()).hexdigest()

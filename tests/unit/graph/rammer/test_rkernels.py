@@ -94,7 +94,9 @@ def parallel() -> Model:
         return compiled("parallel")
 
 
-def test_row_20_an_operator_on_one_veu_runs_its_most_efficient_rkernel(serial: Model, parallel: Model) -> None:
+def test_row_20_an_operator_on_one_veu_runs_its_most_efficient_rkernel(
+    serial: Model, parallel: Model, tmp_path: Path
+) -> None:
     assert [step["rkernel"] for step in steps_of(parallel.plan)] == [1] * 6
     numbers = {step["kernel"] for step in steps_of(parallel.plan)}
     assert [parallel.plan["kernels"][number]["num_tasks"] for number in numbers] == [[[]], [[]]]
@@ -106,6 +108,8 @@ def test_row_20_an_operator_on_one_veu_runs_its_most_efficient_rkernel(serial: M
         np.testing.assert_allclose(want[f"y{number}"], value, rtol=1e-4, atol=1e-5)
     for _ in range(20):
         assert_same(parallel, want)
+    parallel.save(tmp_path / "saved")
+    assert_same(load_model(tmp_path / "saved"), want)
 
 
 def test_a_serial_plan_has_no_other_kernels(serial: Model) -> None:
