@@ -197,3 +197,14 @@ def test_row_20_wide_waves_take_efficient_rkernels(width: int, efficient_s: floa
     assert segment.plan is not None
     assert segment.rkernels == launch.rkernels == (rkernel,) * width
     assert launch.operators == tuple(ROperator(i, None if rkernel else 0) for i in range(width))
+
+
+def test_row_20_a_choice_that_ends_later_is_not_taken() -> None:
+    """The efficient rKernels are faster in the first wave. They leave less time for the next one beside it."""
+    steps, _ = wave(3, None)
+    steps.append(PlannedStep("last", (0,), 0, 0, (16,)))
+    alone_s, launch_s = (40 * US,) * 4, (12 * US,) * 4
+    times = StepTimes(alone_s, launch_s, is_measured=False, efficient_s=(33 * US,) * 3 + (None,))
+    segments = find_segments("rammer", steps, times, 4)
+    assert segments == find_segments("rammer", steps, StepTimes(alone_s, launch_s, is_measured=False), 4)
+    assert not any(rkernel for segment in segments for rkernel in segment.rkernels)
