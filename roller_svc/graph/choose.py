@@ -144,7 +144,7 @@ def _measure_efficient(
 ) -> tuple[float | None, ...]:  # fmt: skip
     """Return the least time of each step on one worker by its most efficient rKernel, in a serial plan of these.
 
-    None for a step that has no other rKernel, or for which its fastest one is no slower by the margin of plans.
+    None for a step without another rKernel, or where its fastest one does not take longer by the margin of plans.
     """
     if all(step.efficient is None for step in steps):
         return ()

@@ -468,7 +468,7 @@ class _Level:
 def _efficient_launch(
     node: OpNode, kernel: int, source: KernelSource, tensors: Mapping[tuple[Role, str], _Place]
 ) -> _PendingKernel:
-    """Return a node's launch by the most efficient rKernel, which needs no memory beside the node's tensors."""
+    """Return a node's launch by the most efficient rKernel, whose only memory is the node's tensors."""
     places = {b.symbol: tensors[b.role, b.name] for b in source.buffers if b.role is not Role.STATUS}
     return _PendingKernel(node.name, kernel, 0, source, places)
 
