@@ -189,7 +189,7 @@ class Model:
 
     @property
     def kernels(self) -> tuple[ModelKernel, ...]:
-        """The kernels, one for each class of equal nodes, with their `uses`."""
+        """The kernels with their `uses`: one for each class of equal nodes, and other rKernels that the plan uses."""
         if self._kernels is None:
             uses = [0] * len(self._kernel_bundles)
             for variant in self._variants:
@@ -475,7 +475,7 @@ def _report(
                 "constants": list(each.constants),
                 "nodes": [node.removeprefix("/") for node in each.nodes],
             }
-            for each, bundle in zip(first.classes, first.kernels, strict=True)
+            for each, bundle in zip(first.classes, first.kernels, strict=False)
         ],
         "cache": {"hits": hits, "misses": classes - hits},
     }

@@ -7,7 +7,7 @@ from roller_svc.errors import ArgumentError, InvariantError
 from roller_svc.ir import canonical
 from roller_svc.ir.estimate import Estimate
 from roller_svc.ir.printer import text
-from roller_svc.ir.report import BuildReport, Plan
+from roller_svc.ir.report import BuildReport, CandidateResult, Plan
 from roller_svc.runtime.saved.serialization import KernelBundle
 
 MAX_SECONDS, MAX_UNCERTAINTY = 1e9, 1e3  # plausible range of a saved estimate
@@ -15,18 +15,22 @@ MAX_SECONDS, MAX_UNCERTAINTY = 1e9, 1e3  # plausible range of a saved estimate
 
 def package_kernel(report: BuildReport) -> KernelBundle:
     """Return what `save` writes. Raises the winner's error if no plan compiled."""
-    winner = report.winner
-    if winner.error is not None:
-        raise winner.error
-    if winner.compiled is None:
-        raise InvariantError("the winner of a build has neither a binary nor an error")
+    return package_candidate(report.winner, report)
+
+
+def package_candidate(candidate: CandidateResult, report: BuildReport) -> KernelBundle:
+    """Return what `save` writes for a candidate of a build. Raises its error if it did not compile."""
+    if candidate.error is not None:
+        raise candidate.error
+    if candidate.compiled is None:
+        raise InvariantError("a candidate of a build has neither a binary nor an error")
     return KernelBundle(
-        winner.compiled,
+        candidate.compiled,
         expression=text(report.program),
         target=report.hardware.id,
-        digest=kernel_digest(winner.compiled),
-        estimate=estimate_json(winner.plan.estimate),
-        extra={"plan": canonical.to_json(winner.plan), "report": report_json(report)},
+        digest=kernel_digest(candidate.compiled),
+        estimate=estimate_json(candidate.plan.estimate),
+        extra={"plan": canonical.to_json(candidate.plan), "report": report_json(report)},
     )
 
 

@@ -225,9 +225,14 @@ def select_best(
         best, *others = sort_best_first(results)
         if best.error is not None or best.source is None or id(best.plan) in linked:
             return (best, *others)
-        best = _link_single(best, emit_plan(best.plan, program, best.groups, hw))
+        best = link_alone(best, program, hw)
         linked.add(id(best.plan))
         results = (best, *others)
+
+
+def link_alone(result: CandidateResult, program: TensorProgram, hw: HardwareSpec) -> CandidateResult:
+    """Return the result with a source and a binary that have no other plan of its batch."""
+    return _link_single(result, emit_plan(result.plan, program, result.groups, hw))
 
 
 def _link_single(result: CandidateResult, source: KernelSource) -> CandidateResult:

@@ -30,6 +30,7 @@ class PlanChoice:
     launch_s: tuple[float, ...] = ()  # of each step on all workers
     seconds: Mapping[str, float] = field(default_factory=dict)  # of a call, by kind
     is_measured: bool = False
+    efficient_s: tuple[float | None, ...] = ()  # of each step on one worker, by another rKernel than the fastest
 
 
 class KernelCache:
@@ -47,6 +48,17 @@ class KernelCache:
 
     def save(self, request: BuildRequest, bundle: KernelBundle) -> None:
         saved.save(bundle, self._kernel(request))
+
+    def load_efficient(self, request: BuildRequest) -> KernelBundle | None:
+        """Return the most efficient kernel of an equal request; None if that is the one that `load` returns."""
+        try:
+            return saved.load(self._efficient(request))
+        except (UnknownKernelError, ArgumentError):
+            return None
+
+    def save_efficient(self, request: BuildRequest, bundle: KernelBundle) -> None:
+        """Keep the most efficient kernel. Do so before `save`: a kernel that can be loaded has no other one later."""
+        saved.save(bundle, self._efficient(request))
 
     def load_object(self, key: str) -> bytes | None:
         """Return an object of that key; None if there is none."""
@@ -78,7 +90,9 @@ class KernelCache:
             document = json.loads(self._choice(key).read_bytes())
             alone, launch = (tuple(map(float, document[name])) for name in ("alone_s", "launch_s"))
             seconds = {str(kind): float(value) for kind, value in document["seconds"].items()}
-            return PlanChoice(str(document["kind"]), alone, launch, seconds, document["is_measured"] is True)
+            efficient = tuple(None if each is None else float(each) for each in document["efficient_s"])
+            is_measured = document["is_measured"] is True
+            return PlanChoice(str(document["kind"]), alone, launch, seconds, is_measured, efficient)
         except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return None
 
@@ -90,6 +104,9 @@ class KernelCache:
 
     def _kernel(self, request: BuildRequest) -> Path:
         return self.folder / "kernels" / action_digest(request).removeprefix("sha256:")
+
+    def _efficient(self, request: BuildRequest) -> Path:
+        return self.folder / "efficient" / action_digest(request).removeprefix("sha256:")
 
     def _costs(self, hw: HardwareSpec, winograd: WinogradMode) -> Path:
         return self.folder / "costs" / f"{estimate_digest(hw, winograd)}.json"

@@ -5,15 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from roller_svc.compiler.backends import backend_for
 from roller_svc.compiler.kernel_cache import KernelCache, PlanChoice
 from roller_svc.errors import ArgumentError, IndexRangeError, InvariantError
 from roller_svc.graph.inputs import random_arrays
-from roller_svc.graph.plan import PlannedStep, Schedule
+from roller_svc.graph.plan import Launch, PlannedStep, Schedule
 from roller_svc.graph.rammer.by_hand import schedule_by_hand
 from roller_svc.graph.rammer.check import check_step
 from roller_svc.graph.rammer.schedules import POLICIES, StepTimes, find_segments, make_schedule, model_times
@@ -72,9 +72,9 @@ def choose_plan(
     serial, steps = make_plan(None)
     if kind == SERIAL or hw.num_cores == 1:
         return ChosenPlan(serial, link(serial), PlanChoice(SERIAL))
-    key = _digest(kind, serial, generator, measure=measure)
+    key = _digest(kind, serial, steps, generator, measure=measure)
     choice = cache.load_choice(key)
-    if choice is not None and len(choice.alone_s) == len(steps) == len(choice.launch_s):
+    if choice is not None and _fits(choice, steps):
         plan = serial if choice.kind == SERIAL else _planned(choice.kind, choice, make_plan, hw)
         return ChosenPlan(plan, link(plan), choice)
     if measure and backend_for(hw).is_present(hw):
@@ -96,7 +96,7 @@ def _choose_modelled(
     best = min(kinds, key=lambda each: seconds[each])
     if kind == AUTO and seconds[best] > MODELLED_MARGIN * seconds[SERIAL]:
         best = SERIAL
-    choice = PlanChoice(best, times.alone_s, times.launch_s, seconds, is_measured=False)
+    choice = PlanChoice(best, times.alone_s, times.launch_s, seconds, efficient_s=times.efficient_s)
     plan = serial if best == SERIAL else _planned(best, choice, make_plan, hw)
     return ChosenPlan(plan, link(plan), choice)
 
@@ -112,9 +112,10 @@ def _choose_measured(
         times = measure_steps(loaded, inputs, hw.num_cores)
     except IndexRangeError:  # random indices do not fit: without times, steps in order are right
         return ChosenPlan(serial, binary, PlanChoice(SERIAL))
+    times = replace(times, efficient_s=_measure_efficient(steps, times, inputs, make_plan, link, weights))
     models = {SERIAL: (serial, binary, loaded)}
     for each in POLICIES if kind == AUTO else (kind,):
-        choice = PlanChoice(each, times.alone_s, times.launch_s)
+        choice = PlanChoice(each, times.alone_s, times.launch_s, efficient_s=times.efficient_s)
         plan = _planned(each, choice, make_plan, hw)
         if kind == each or any(isinstance(step, VDeviceStep) for step in plan.steps):
             built = link(plan)
@@ -128,12 +129,35 @@ def _choose_measured(
     if kind == AUTO and seconds[best] > MEASURED_MARGIN * seconds[SERIAL]:
         best = SERIAL
     plan, built, _ = models[best]
-    return ChosenPlan(plan, built, PlanChoice(best, times.alone_s, times.launch_s, seconds, is_measured=True))
+    choice = PlanChoice(best, times.alone_s, times.launch_s, seconds, is_measured=True, efficient_s=times.efficient_s)
+    return ChosenPlan(plan, built, choice)
 
 
 def measure_steps(model: CpuModel, inputs: Mapping[str, Array], threads: int) -> StepTimes:
     """Return the least times of each step of a serial plan, in the model: on one worker and on all."""
     return StepTimes(_least_times(model, inputs, 1), _least_times(model, inputs, threads), is_measured=True)
+
+
+def _measure_efficient(
+    steps: Sequence[PlannedStep], times: StepTimes, inputs: Mapping[str, Array], make_plan: MakePlan, link: Link,
+    weights: Weights,
+) -> tuple[float | None, ...]:  # fmt: skip
+    """Return the least time of each step on one worker by its most efficient rKernel, in a serial plan of these.
+
+    None for a step without another rKernel, or where its fastest one does not take longer by the margin of plans.
+    """
+    if all(step.efficient is None for step in steps):
+        return ()
+    plan, _ = make_plan(_use_efficient)
+    measured = _least_times(_load(plan, link(plan), weights), inputs, 1)
+    return tuple(
+        seconds if step.efficient is not None and seconds < MEASURED_MARGIN * alone_s else None
+        for step, seconds, alone_s in zip(steps, measured, times.alone_s, strict=True)
+    )
+
+
+def _use_efficient(steps: Sequence[PlannedStep]) -> list[Launch]:
+    return [Launch((number,), rkernels=(int(step.efficient is not None),)) for number, step in enumerate(steps)]
 
 
 def _least_times(model: CpuModel, inputs: Mapping[str, Array], threads: int) -> tuple[float, ...]:
@@ -208,7 +232,7 @@ def _least_call_s(model: CpuModel, inputs: Mapping[str, Array]) -> float:
 
 def _planned(kind: str, choice: PlanChoice, make_plan: MakePlan, hw: HardwareSpec) -> ModelPlan:
     """Return the plan of a policy."""
-    times = StepTimes(choice.alone_s, choice.launch_s, choice.is_measured)
+    times = StepTimes(choice.alone_s, choice.launch_s, choice.is_measured, choice.efficient_s)
     return _checked(make_plan(make_schedule(kind, times, hw.num_cores))[0])
 
 
@@ -224,7 +248,14 @@ def _load(plan: ModelPlan, binary: bytes, weights: Weights) -> CpuModel:
     return CpuModel(plan, binary, weights_block(arrays, plan.weights_bytes))
 
 
-def _digest(kind: str, serial: ModelPlan, generator: str, *, measure: bool) -> str:
+def _fits(choice: PlanChoice, steps: Sequence[PlannedStep]) -> bool:
+    """Return whether a choice, which may come from a damaged file, has the times of these steps."""
+    return len(choice.alone_s) == len(steps) == len(choice.launch_s) and len(choice.efficient_s) in (0, len(steps))
+
+
+def _digest(kind: str, serial: ModelPlan, steps: Sequence[PlannedStep], generator: str, *, measure: bool) -> str:
     keys = [kernel.source.key for kernel in serial.kernels]
+    others = {id(step.efficient): step.efficient for step in steps if step.efficient is not None}
+    keys += [kernel.source.key for kernel in others.values()]
     content = json.dumps([kind, measure, generator, keys, plan_to_json(serial)], sort_keys=True)
     return hashlib.sha256(content.encode()).hexdigest()

@@ -13,7 +13,8 @@ from typing import Any
 
 from roller_svc.codegen.c.model import kernel_prefix, kernel_unit, model_unit
 from roller_svc.compiler.action import estimate_digest
-from roller_svc.compiler.artifact import package_kernel
+from roller_svc.compiler.artifact import package_candidate, package_kernel
+from roller_svc.compiler.efficient import find_efficient
 from roller_svc.compiler.kernel_cache import KernelCache, PlanChoice
 from roller_svc.compiler.pipeline import CompiledCandidates, StageTimer, compile_candidates, select_candidate
 from roller_svc.errors import ArgumentError, InputError, UnsupportedModelError, UnsupportedNode
@@ -60,7 +61,7 @@ class BuiltModel:
     binary: bytes
     graph: Graph  # after the passes
     classes: tuple[NodeClass, ...]
-    kernels: tuple[KernelBundle, ...]  # one for each class
+    kernels: tuple[KernelBundle, ...]  # of the plan: one for each class, and then other rKernels in use
     passes: tuple[PassReport, ...]
     stage_seconds: tuple[tuple[str, float], ...]
     cache_hits: int
@@ -89,29 +90,35 @@ def build_model(
         cache.save_costs(hw, options.winograd, costs.stored)
     clock.record("passes")
     classes = find_classes(graph)
-    bundles, hits = _build_kernels(classes, [_request(each, options) for each in classes], cache, progress)
+    built, hits = _build_kernels(classes, [_request(each, options) for each in classes], cache, progress)
     clock.record("kernels")
-    kernels = [
-        ModelKernel(bundle.compiled.source, _seconds(bundle), len(each.nodes))
-        for bundle, each in zip(bundles, classes, strict=True)
-    ]
+    kernels = [_model_kernel(each.fastest, len(nodes.nodes)) for each, nodes in zip(built, classes, strict=True)]
+    efficient = {i: _model_kernel(each.efficient, 0) for i, each in enumerate(built) if each.efficient is not None}
     kernel_of = {node: i for i, each in enumerate(classes) for node in each.nodes}
     _compile_objects(kernels, cache, progress)
     clock.record("objects")
 
     def make_plan(schedule: Schedule | None) -> tuple[ModelPlan, tuple[PlannedStep, ...]]:
         return plan_model(
-            graph, kernels, kernel_of, graph.name, hw.id, share_memory=options.share_memory, schedule=schedule
-        )
+            graph, kernels, kernel_of, graph.name, hw.id, share_memory=options.share_memory, schedule=schedule,
+            efficient=efficient,
+        )  # fmt: skip
 
     chosen = choose_plan(
         options.plan, make_plan, lambda plan: _link(plan, cache, hw), weights, hw, cache,
         measure=options.select is SelectionMode.MEASURE, generator=estimate_digest(hw, options.winograd),
     )  # fmt: skip
     clock.record("plan")
-    return BuiltModel(
-        chosen.plan, chosen.binary, graph, classes, tuple(bundles), passes, clock.stages, hits, chosen.choice
+    others = {each.efficient.compiled.source.key: each.efficient for each in built if each.efficient is not None}
+    bundles = (
+        *(each.fastest for each in built),
+        *(others[kernel.source.key] for kernel in chosen.plan.kernels[len(classes) :]),
     )
+    return BuiltModel(chosen.plan, chosen.binary, graph, classes, bundles, passes, clock.stages, hits, chosen.choice)
+
+
+def _model_kernel(bundle: KernelBundle, uses: int) -> ModelKernel:
+    return ModelKernel(bundle.compiled.source, _seconds(bundle), uses)
 
 
 def _request(each: NodeClass, options: ModelOptions) -> BuildRequest:
@@ -122,17 +129,25 @@ def _request(each: NodeClass, options: ModelOptions) -> BuildRequest:
     )  # fmt: skip
 
 
+@dataclass(frozen=True, slots=True)
+class _ClassKernels:
+    """The kernels of a class: the fastest on all workers, and the most efficient one if that is another."""
+
+    fastest: KernelBundle
+    efficient: KernelBundle | None
+
+
 def _build_kernels(
     classes: Sequence[NodeClass], requests: Sequence[BuildRequest], cache: KernelCache, progress: Progress
-) -> tuple[list[KernelBundle], int]:
-    """Return the kernel of each request, and how many the cache had.
+) -> tuple[list[_ClassKernels], int]:
+    """Return the kernels of each request, and how many the cache had.
 
     Candidates of several requests are compiled on all cores, and then measured while nothing else runs.
     Raises UnsupportedModelError with every node that no kernel can compute.
     """
     cores = len(os.sched_getaffinity(0))
-    built: list[KernelBundle | InputError | None] = [cache.load(request) for request in requests]
-    missing = [i for i, bundle in enumerate(built) if bundle is None]
+    built: list[_ClassKernels | InputError | None] = [_load_kernels(request, cache) for request in requests]
+    missing = [i for i, kernels in enumerate(built) if kernels is None]
     done = len(requests) - len(missing)
     progress("kernels", done, len(requests))
     with ThreadPoolExecutor(cores) as pool:
@@ -143,9 +158,7 @@ def _build_kernels(
                 if isinstance(candidates, InputError):
                     built[i] = candidates
                     continue
-                bundle = package_kernel(select_candidate(candidates))
-                cache.save(requests[i], bundle)
-                built[i] = bundle
+                built[i] = _select_kernels(candidates, requests[i], cache)
                 done += 1
                 progress("kernels", done, len(requests))
     unsupported = [
@@ -156,7 +169,23 @@ def _build_kernels(
     ]
     if unsupported:
         raise UnsupportedModelError(tuple(unsupported))
-    return [result for result in built if isinstance(result, KernelBundle)], len(requests) - len(missing)
+    return [result for result in built if isinstance(result, _ClassKernels)], len(requests) - len(missing)
+
+
+def _load_kernels(request: BuildRequest, cache: KernelCache) -> _ClassKernels | None:
+    fastest = cache.load(request)
+    return None if fastest is None else _ClassKernels(fastest, cache.load_efficient(request))
+
+
+def _select_kernels(compiled: CompiledCandidates, request: BuildRequest, cache: KernelCache) -> _ClassKernels:
+    report = select_candidate(compiled)
+    other = find_efficient(compiled, report)
+    efficient = None if other is None else package_candidate(other, report)
+    if efficient is not None:
+        cache.save_efficient(request, efficient)
+    kernels = _ClassKernels(package_kernel(report), efficient)
+    cache.save(request, kernels.fastest)
+    return kernels
 
 
 def _compile_candidates(request: BuildRequest) -> CompiledCandidates | InputError:
@@ -189,6 +218,7 @@ def _compile_objects(kernels: Sequence[ModelKernel], cache: KernelCache, progres
 
 def _link(plan: ModelPlan, cache: KernelCache, hw: HardwareSpec) -> bytes:
     """Link the kernels' objects and the plan's unit."""
+    _compile_objects(plan.kernels, cache, no_progress)  # those of other rKernels than the fastest
     objects: dict[str, bytes] = {}
     for source in (kernel.source for kernel in plan.kernels):
         content = cache.load_object(source.key)

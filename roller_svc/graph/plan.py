@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from roller_svc.analysis.happens_before import Clock, HappensBefore
 from roller_svc.errors import InvariantError
@@ -38,7 +38,7 @@ WHOLE_BYTES = 1 << 46  # of a caller's array, more than any has
 
 def plan_model(
     graph: Graph, kernels: Sequence[ModelKernel], kernel_of: Mapping[str, int], name: str, target: str, *,
-    share_memory: bool = True, schedule: Schedule | None = None,
+    share_memory: bool = True, schedule: Schedule | None = None, efficient: Mapping[int, ModelKernel] | None = None,
 ) -> tuple[ModelPlan, tuple[PlannedStep, ...]]:  # fmt: skip
     """Return the plan of a graph, and the steps that a schedule gets.
 
@@ -50,9 +50,10 @@ def plan_model(
         target: id of the device.
         share_memory: whether tensors that are not needed at the same time may use the same memory.
         schedule: chooses the launches; by default steps run one after the other, each on all workers.
+        efficient: the most efficient rKernels of some kernels. Those in use follow the kernels of the plan.
     """
     slots = FIRST_INPUT + len(graph.inputs) + len(graph.outputs)
-    planner = _Planner(tuple(kernels), kernel_of, slots, share_memory, schedule)
+    planner = _Planner(tuple(kernels), kernel_of, slots, share_memory, schedule, efficient or {})
     inputs = {tensor: Address(FIRST_INPUT + i) for i, (tensor, _) in enumerate(graph.inputs)}
     first_output = FIRST_INPUT + len(graph.inputs)
     outputs = [Address(first_output + i) for i in range(len(graph.outputs))]
@@ -60,7 +61,8 @@ def plan_model(
     types = graph.types
     weights, weights_bytes = planner.parameters()
     plan = ModelPlan(
-        name, target, graph.inputs, tuple((name, types[tensor]) for name, tensor in graph.outputs), tuple(kernels),
+        name, target, graph.inputs, tuple((name, types[tensor]) for name, tensor in graph.outputs),
+        planner.used_kernels(),
         tuple(planner.prepack), steps, weights, weights_bytes, weights_bytes, planner.packed_bytes,
         arena_bytes, planner.tensor_bytes, planner.num_slots,
     )  # fmt: skip
@@ -107,8 +109,9 @@ class _PendingKernel:
     launch: int
     source: KernelSource
     places: Mapping[str, _Place]  # by symbol
+    efficient: _PendingKernel | None = None  # its launch by the most efficient rKernel, if that is another one
 
-    def step(self) -> Step:
+    def step(self) -> KernelStep:
         places = {symbol: place.address for symbol, place in self.places.items()}
         return _kernel_step(self.node, self.kernel, self.launch, self.source, places)
 
@@ -171,6 +174,16 @@ class PlannedStep:
     launch: int = 0
     num_tasks: tuple[int, ...] = ()  # of each phase of the launch; empty if it cannot be divided
     is_loop: bool = False
+    efficient: ModelKernel | None = None  # most efficient rKernel: a launch of one phase or none; None: the fastest
+
+    def phases(self, rkernel: int) -> tuple[int, ...]:
+        """Return the rTasks of each phase of an rKernel's launch; none if it cannot be divided."""
+        return self.efficient.source.num_tasks[0] if rkernel and self.efficient is not None else self.num_tasks
+
+    @property
+    def efficient_tasks(self) -> int:
+        """Return the rTasks of the most efficient rKernel."""
+        return max(self.phases(1), default=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +193,7 @@ class Launch:
     steps: tuple[int, ...]
     operators: tuple[ROperator, ...] = ()  # of the plan; their steps are positions in `steps`
     plan: VDevicePlan | None = None
+    rkernels: tuple[int, ...] = ()  # of each step, 0 the fastest and 1 the most efficient one; empty: all the fastest
 
 
 Schedule = Callable[[Sequence[PlannedStep]], Sequence[Launch]]
@@ -192,10 +206,12 @@ class _Planner:
     num_slots: int
     share_memory: bool
     schedule: Schedule | None
+    efficient: Mapping[int, ModelKernel]  # by the number of the fastest
     steps: tuple[PlannedStep, ...] = ()  # of the model, without bodies of loops
     prepack: list[Step] = field(default_factory=list)
     packed_bytes: int = 0
     tensor_bytes: int = 0
+    efficient_uses: dict[int, int] = field(default_factory=dict)  # by the number of the fastest, in order of use
     _weights: dict[Constant, int] = field(default_factory=dict)
     _weights_bytes: int = 0
     _packed: dict[tuple[object, ...], dict[str, Address]] = field(default_factory=dict)
@@ -204,6 +220,17 @@ class _Planner:
         """Return the constants in use, and the bytes of all."""
         listed = (Parameter(constant.type, constant.digest, at) for constant, at in self._weights.items())
         return tuple(listed), self._weights_bytes
+
+    def used_kernels(self) -> tuple[ModelKernel, ...]:
+        """Return the kernels, then the efficient ones in use. A node counts as a use of the kernel that it runs."""
+        moved = self.efficient_uses
+        fastest = (replace(each, uses=each.uses - moved.get(number, 0)) for number, each in enumerate(self.kernels))
+        return (*fastest, *(replace(self.efficient[number], uses=uses) for number, uses in moved.items()))
+
+    def use_efficient(self, kernel: int) -> int:
+        """Return the number of the most efficient rKernel of a kernel in the plan, and count the use."""
+        self.efficient_uses[kernel] = self.efficient_uses.get(kernel, 0) + 1
+        return len(self.kernels) + list(self.efficient_uses).index(kernel)
 
     def weight(self, constant: Constant) -> Address:
         if constant not in self._weights:
@@ -277,7 +304,7 @@ class _Level:
                     _PendingCopy(f"output {name}", _Place(address), self._place(tensor), self.types[tensor].bytes)
                 )
         accesses = [_accesses(each) for each in pending]
-        steps = _planned_steps(pending, accesses)
+        steps = _planned_steps(pending, accesses, self.planner.efficient)
         if self.path == "":
             self.planner.steps = tuple(steps)
         launches = self.schedule(steps)
@@ -285,7 +312,25 @@ class _Level:
         offsets, total = place(lifetimes, share=self.planner.share_memory)
         for buffer, offset in zip(self.buffers, offsets, strict=True):
             buffer.address = Address(self.arena, offset)
-        return tuple(step for launch in launches for step in _launch_steps(launch, pending)), total
+        return tuple(step for launch in launches for step in self._launch_steps(launch, pending)), total
+
+    def _launch_steps(self, launch: Launch, pending: Sequence[_Pending]) -> list[Step]:
+        rkernels = launch.rkernels or (0,) * len(launch.steps)
+        steps = [self._step(pending[number], rkernel) for number, rkernel in zip(launch.steps, rkernels, strict=True)]
+        if launch.plan is None:
+            return steps
+        inner = tuple(step for step in steps if isinstance(step, KernelStep | CopyStep))
+        if len(inner) < len(steps):
+            raise InvariantError("a loop cannot be part of the plan of a virtual device")
+        return [VDeviceStep(f"{inner[0].node} ... {inner[-1].node}", inner, launch.operators, launch.plan)]
+
+    def _step(self, pending: _Pending, rkernel: int) -> Step:
+        if not rkernel:
+            return pending.step()
+        if not isinstance(pending, _PendingKernel) or pending.efficient is None:
+            raise InvariantError("a step without another rKernel has to use its fastest one")
+        step = pending.efficient.step()
+        return replace(step, kernel=self.planner.use_efficient(pending.kernel), rkernel=rkernel)
 
     def _views(self) -> dict[str, int]:
         """Return the offset in bytes of each node that is a view, by name."""
@@ -360,8 +405,10 @@ class _Level:
                 places[buffer.symbol] = _Place(packed[buffer.symbol])
             elif buffer.role is Role.WORKSPACE:
                 places[buffer.symbol] = self._buffer(buffer.bytes)
+        other = self.planner.efficient.get(kernel)
+        efficient = None if other is None else _efficient_launch(node, kernel, other.source, tensors)
         return [
-            _PendingKernel(node.name, kernel, number, source, places)
+            _PendingKernel(node.name, kernel, number, source, places, efficient)
             for number, launch in enumerate(source.launches)
             if not launch.is_prepack
         ]
@@ -418,6 +465,14 @@ class _Level:
         return Address(slot)
 
 
+def _efficient_launch(
+    node: OpNode, kernel: int, source: KernelSource, tensors: Mapping[tuple[Role, str], _Place]
+) -> _PendingKernel:
+    """Return a node's launch by the most efficient rKernel, whose only memory is the node's tensors."""
+    places = {b.symbol: tensors[b.role, b.name] for b in source.buffers if b.role is not Role.STATUS}
+    return _PendingKernel(node.name, kernel, 0, source, places)
+
+
 def _accesses(step: _Pending) -> list[_Access]:
     """Return what a step reads and writes, apart from weights. A loop may write all that it is given."""
     match step:
@@ -441,7 +496,9 @@ def _accesses(step: _Pending) -> list[_Access]:
             ]
 
 
-def _planned_steps(pending: Sequence[_Pending], accesses: Sequence[Sequence[_Access]]) -> list[PlannedStep]:
+def _planned_steps(
+    pending: Sequence[_Pending], accesses: Sequence[Sequence[_Access]], efficient: Mapping[int, ModelKernel]
+) -> list[PlannedStep]:
     """Return the steps with their dependencies: what was written before it is read, and read before it is written."""
     seen: dict[object, list[tuple[int, int, int, bool]]] = {}  # by memory: (step, first byte, end, whether it writes)
     planned: list[PlannedStep] = []
@@ -462,7 +519,8 @@ def _planned_steps(pending: Sequence[_Pending], accesses: Sequence[Sequence[_Acc
         before = tuple(sorted(predecessors - {number}))
         if isinstance(step, _PendingKernel):
             tasks = step.source.num_tasks[step.launch]
-            planned.append(PlannedStep(step.node, before, step.kernel, step.launch, tasks))
+            other = None if step.efficient is None else efficient[step.kernel]
+            planned.append(PlannedStep(step.node, before, step.kernel, step.launch, tasks, efficient=other))
         else:
             name = step.node if isinstance(step, _PendingCopy) else step.node.name
             planned.append(PlannedStep(name, before, is_loop=isinstance(step, _PendingLoop)))
@@ -508,16 +566,6 @@ def _lifetime(uses: Sequence[tuple[int, Clock, Clock]], size_bytes: int) -> Life
     start, end = (tuple(map(choose, *clocks)) if len(clocks) > 1 else clocks[0] if clocks else ()
                   for choose, clocks in ((min, starts), (max, ends)))  # fmt: skip
     return Lifetime(first, last, size_bytes, start, end)
-
-
-def _launch_steps(launch: Launch, pending: Sequence[_Pending]) -> list[Step]:
-    steps = [pending[number].step() for number in launch.steps]
-    if launch.plan is None:
-        return steps
-    inner = tuple(step for step in steps if isinstance(step, KernelStep | CopyStep))
-    if len(inner) < len(steps):
-        raise InvariantError("a loop cannot be part of the plan of a virtual device")
-    return [VDeviceStep(f"{inner[0].node} ... {inner[-1].node}", inner, launch.operators, launch.plan)]
 
 
 def _kernel_step(

@@ -30,6 +30,7 @@ class KernelStep:
     launch: int  # in the kernel's launches
     arguments: tuple[Address | None, ...]  # in the order of the launch's arguments; None: the status record
     zeroed: tuple[tuple[Address, int], ...] = ()  # memory to fill with zeros before, and its bytes
+    rkernel: int = 0  # 0: the fastest one of the node on all workers, 1: the most efficient one
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,14 +9,16 @@ from typing import Any
 from roller_svc.errors import ArgumentError, InvariantError
 from roller_svc.graph.plan import Launch, PlannedStep, Schedule
 from roller_svc.ir.model_plan import ROperator
-from roller_svc.runtime.saved.json_fields import CorruptKernelError
-from roller_svc.runtime.saved.plan_json import vdevice_plan_from_json
+from roller_svc.runtime.saved.json_fields import CorruptKernelError, count
+from roller_svc.runtime.saved.plan_json import MAX_RKERNEL, vdevice_plan_from_json
 
 _Key = tuple[str, int | None, int]  # node, launch (None: a copy or a loop), how many steps before have the same
 
 
 def schedule_by_hand(document: Mapping[str, Any]) -> Schedule:
-    """Return the schedule of a plan with `steps`, of which `node`, `launch`, `operators` and `vdevice` are read.
+    """Return the schedule of a plan with `steps`.
+
+    `node`, `launch`, `rkernel`, `operators` and `vdevice` are read. Without `rkernel` a step uses its fastest rKernel.
 
     The schedule raises ArgumentError for a plan that does not execute each step of the model once, in an order that
     respects their dependencies.
@@ -54,15 +56,18 @@ def _launches(listed: Sequence[Any], numbers: Mapping[_Key, int]) -> list[Launch
         if key not in numbers:
             raise ArgumentError(f"the plan has a step {key[0]!r} that the model does not have", code="invalid-plan")
     by_launch: list[list[int]] = [[] for _ in listed]
-    for (i, _), key in zip(flat, keys, strict=True):
+    rkernels: list[list[int]] = [[] for _ in listed]
+    for (i, inner), key in zip(flat, keys, strict=True):
         by_launch[i].append(numbers[key])
+        rkernels[i].append(count(inner.get("rkernel", 0), 0, MAX_RKERNEL))
     launches: list[Launch] = []
-    for each, steps in zip(listed, by_launch, strict=True):
+    for each, steps, chosen in zip(listed, by_launch, rkernels, strict=True):
         if "vdevice" not in each:
-            launches.append(Launch(tuple(steps)))
+            launches.append(Launch(tuple(steps), rkernels=tuple(chosen)))
             continue
         operators = tuple(ROperator(int(step), phase) for step, phase in each["operators"])
-        launches.append(Launch(tuple(steps), operators, vdevice_plan_from_json(each["vdevice"])))
+        plan = vdevice_plan_from_json(each["vdevice"])
+        launches.append(Launch(tuple(steps), operators, plan, tuple(chosen)))
     return launches
 
 
@@ -78,8 +83,15 @@ def _check(launches: Sequence[Launch], steps: Sequence[PlannedStep]) -> None:
         name = next(step.node for number, step in enumerate(steps) if number not in done)
         raise ArgumentError(f"the plan does not execute {name!r}", code="invalid-plan")
     for launch in launches:
+        for number, rkernel in zip(launch.steps, launch.rkernels, strict=True):
+            if rkernel and steps[number].efficient is None:
+                raise ArgumentError(f"{steps[number].node!r} has no rKernel {rkernel}", code="invalid-plan")
         if any(not 0 <= each.step < len(launch.steps) for each in launch.operators):
             raise ArgumentError("an rOperator of the plan is part of no step of its launch", code="invalid-plan")
+        for each in launch.operators:
+            step = steps[launch.steps[each.step]]
+            if each.phase is not None and each.phase not in range(len(step.phases(launch.rkernels[each.step]))):
+                raise ArgumentError(f"{step.node!r} has no phase {each.phase!r}", code="invalid-plan")
         if launch.plan is not None and len(launch.plan.num_tasks) != len(launch.operators):
             raise ArgumentError(f"a launch lists {len(launch.operators)} rOperators, and its plan has the rTasks of "
                                 f"{len(launch.plan.num_tasks)}", code="invalid-plan")  # fmt: skip

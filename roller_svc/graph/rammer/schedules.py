@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from roller_svc.graph.plan import Launch, PlannedStep, Schedule
 from roller_svc.graph.rammer.wavefront import (
@@ -31,12 +31,26 @@ class StepTimes:
     alone_s: tuple[float, ...]  # on one worker
     launch_s: tuple[float, ...]  # on all workers
     is_measured: bool
+    efficient_s: tuple[float | None, ...] = ()  # on one worker by the most efficient rKernel; None: it is the fastest
 
 
 def find_segments(policy: str, steps: Sequence[PlannedStep], times: StepTimes, num_veus: int) -> Sequence[Segment]:
-    """Return the segments of a policy for steps with these times."""
+    """Return the segments of a policy for steps with these times.
+
+    A policy that chooses rKernels wave by wave may end later than with the fastest ones alone. The better of the two
+    is returned.
+    """
     operators = [_operator(step, times, number, num_veus) for number, step in enumerate(steps)]
-    return POLICIES[policy](operators, num_veus, Overheads(WAIT_S, LAUNCH_S))
+    overheads = Overheads(WAIT_S, LAUNCH_S)
+    segments = POLICIES[policy](operators, num_veus, overheads)
+    if all(len(rkernels) == 1 for each in operators for rkernels in each.roperators):
+        return segments
+    fastest = [replace(each, roperators=tuple(rkernels[:1] for rkernels in each.roperators)) for each in operators]
+    return min(POLICIES[policy](fastest, num_veus, overheads), segments, key=_seconds)
+
+
+def _seconds(segments: Sequence[Segment]) -> float:
+    return sum(segment.seconds for segment in segments)
 
 
 def make_schedule(policy: str, times: StepTimes, num_veus: int) -> Schedule:
@@ -53,7 +67,10 @@ def model_times(steps: Sequence[PlannedStep], kernels: Sequence[ModelKernel], hw
     """Return times by the performance model: a kernel's estimate, divided among its launches."""
     alone: list[float] = []
     launch: list[float] = []
+    efficient: list[float | None] = []
     for step in steps:
+        other = step.efficient
+        efficient.append(None if other is None else _modelled_alone_s(other.estimate_s, step.efficient_tasks, hw))
         if step.kernel is None:
             alone.append(LAUNCH_S)
             launch.append(LAUNCH_S)
@@ -61,15 +78,26 @@ def model_times(steps: Sequence[PlannedStep], kernels: Sequence[ModelKernel], hw
         kernel = kernels[step.kernel]
         seconds = kernel.estimate_s / sum(not each.is_prepack for each in kernel.source.launches)
         launch.append(seconds)
-        workers = min(hw.num_cores, max(step.num_tasks, default=1))
-        alone.append(max(0.0, seconds - hw.limits.launch_overhead_s) * workers if workers > 1 else seconds)
-    return StepTimes(tuple(alone), tuple(launch), is_measured=False)
+        alone.append(_modelled_alone_s(seconds, max(step.num_tasks, default=1), hw))
+    return StepTimes(tuple(alone), tuple(launch), is_measured=False, efficient_s=tuple(efficient))
+
+
+def _modelled_alone_s(seconds: float, tasks: int, hw: HardwareSpec) -> float:
+    """Return the seconds on one worker of a launch that takes `seconds` on all."""
+    workers = min(hw.num_cores, tasks)
+    return max(0.0, seconds - hw.limits.launch_overhead_s) * workers if workers > 1 else seconds
 
 
 def _operator(step: PlannedStep, times: StepTimes, number: int, num_veus: int) -> Operator:
     alone_s, launch_s = times.alone_s[number], times.launch_s[number]
     phases = step.num_tasks or (1,)
-    rkernels = tuple((_rkernel(tasks, alone_s / len(phases), launch_s / len(phases), num_veus),) for tasks in phases)
+    rkernels: tuple[tuple[RKernel, ...], ...] = tuple(
+        (_rkernel(tasks, alone_s / len(phases), launch_s / len(phases), num_veus),) for tasks in phases
+    )
+    efficient_s = times.efficient_s[number] if times.efficient_s else None
+    if step.efficient is not None and efficient_s is not None:
+        ((fastest,),) = rkernels
+        rkernels = ((fastest, _efficient_rkernel(fastest, step.efficient_tasks, efficient_s)),)
     return Operator(rkernels, step.predecessors, launch_s, has_rtasks=not step.is_loop)
 
 
@@ -82,11 +110,19 @@ def _rkernel(tasks: int, alone_s: float, launch_s: float, num_veus: int) -> RKer
     return RKernel(tasks, max(alone_s / tasks, (launch_s - LAUNCH_S) / rounds), alone_s)
 
 
+def _efficient_rkernel(fastest: RKernel, tasks: int, alone_s: float) -> RKernel:
+    """Return the most efficient rKernel of a step. Beside others its rTasks are slowed down as those of the fastest."""
+    slowdown = fastest.tasks * fastest.task_s / fastest.alone_s if fastest.alone_s else 1.0
+    return RKernel(tasks, slowdown * alone_s / tasks, alone_s)
+
+
 def _launches(segment: Segment, steps: Sequence[PlannedStep]) -> list[Launch]:
     if segment.plan is None:
         return [Launch((number,)) for number in segment.operators]
     position = {number: i for i, number in enumerate(segment.operators)}
     operators = tuple(
-        ROperator(position[number], phase if steps[number].num_tasks else None) for number, phase in segment.roperators
+        ROperator(position[number], phase if steps[number].phases(rkernel) else None)
+        for (number, phase), rkernel in zip(segment.roperators, segment.rkernels, strict=True)
     )
-    return [Launch(segment.operators, operators, segment.plan)]
+    rkernel_of = {number: rkernel for (number, _), rkernel in zip(segment.roperators, segment.rkernels, strict=True)}
+    return [Launch(segment.operators, operators, segment.plan, tuple(rkernel_of[each] for each in segment.operators))]

@@ -160,7 +160,7 @@ def _segments(operators: Sequence[Operator], schedule: _Schedule | None) -> tupl
 
 
 def schedule_side_by_side(operators: Sequence[Operator], num_veus: int, overheads: Overheads) -> tuple[Segment, ...]:
-    """Return plans in which each operator runs on one vEU, by waves."""
+    """Return plans in which each operator runs on one vEU, by waves. It takes its most efficient rKernel."""
     one_task = [
         replace(each, roperators=tuple(tuple(map(_as_one_task, rkernels)) for rkernels in each.roperators))
         for each in operators
@@ -171,12 +171,12 @@ def schedule_side_by_side(operators: Sequence[Operator], num_veus: int, overhead
 
     def cut() -> list[Segment]:
         for (operator, number), (part,) in current.parts.items():
-            tasks = operators[operator].roperators[number][0].tasks
+            tasks = operators[operator].roperators[number][-1].tasks
             current.parts[operator, number] = (replace(part, count=tasks),)
         return _cut(operators, current)
 
     for wave in find_waves([operator.predecessors for operator in operators]):
-        current = _place_wave(one_task, [each for each in wave if operators[each].has_rtasks], current, overheads, 0)
+        current = _place_wave(one_task, [each for each in wave if operators[each].has_rtasks], current, overheads, -1)
         whole = tuple(each for each in wave if not operators[each].has_rtasks)
         if whole:
             segments += cut()

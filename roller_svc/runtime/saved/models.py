@@ -201,7 +201,7 @@ def _variant(
         seconds, number = next(uses, (None, None))
         if not isinstance(seconds, float | int) or not 0 <= seconds < 1e9:
             raise CorruptKernelError("an estimate is not a time")
-        kernels.append(ModelKernel(bundles[position].compiled.source, float(seconds), count(number, 1, 1 << 31)))
+        kernels.append(ModelKernel(bundles[position].compiled.source, float(seconds), count(number, 0, 1 << 31)))
     plan = plan_from_json(fields["plan"], kernels)
     sizes = {"binary": None, "weights": plan.read_weights_bytes, "packed": plan.packed_bytes}
     parts = {kind: _content(path, document, fields, kind, size, contents) for kind, size in sizes.items()}

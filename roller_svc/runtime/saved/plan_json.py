@@ -30,6 +30,7 @@ from roller_svc.runtime.saved.json_fields import CorruptKernelError, count, stri
 
 MAX_BYTES = 1 << 46
 MAX_STEPS = 1 << 20
+MAX_RKERNEL = 1
 _MAX_LOOP_STEPS = 1 << 31
 _MAX_DEPTH = 16
 _MAX_VEUS = 1024
@@ -96,6 +97,7 @@ def _step_json(step: Step) -> dict[str, Any]:
                 "launch": step.launch,
                 "arguments": [None if at is None else _address_json(at) for at in step.arguments],
                 "zeroed": [[*_address_json(at), size] for at, size in step.zeroed],
+                **({"rkernel": step.rkernel} if step.rkernel else {}),
             }
         case CopyStep():
             target, source = _address_json(step.target), _address_json(step.source)
@@ -179,7 +181,8 @@ class _Reader:
 
     def step(self, value: object, depth: int) -> Step:
         if isinstance(value, dict) and "kernel" in value:
-            return self.kernel(_fields(value, {"node", "kernel", "launch", "arguments", "zeroed"}))
+            optional = {"rkernel"} & set(value)
+            return self.kernel(_fields(value, {"node", "kernel", "launch", "arguments", "zeroed", *optional}))
         if isinstance(value, dict) and "copy" in value:
             fields = _fields(value, {"node", "copy", "bytes"})
             target, source = (self.address(at) for at in _list(fields["copy"], 2, 2))
@@ -223,7 +226,8 @@ class _Reader:
         for each in _list(fields["zeroed"], _MAX_ARGUMENTS):
             slot, offset, size = _list(each, 3, 3)
             zeroed.append((self.address([slot, offset]), count(size, 0, MAX_BYTES)))
-        return KernelStep(_name(fields["node"]), kernel, launch, arguments, tuple(zeroed))
+        rkernel = count(fields.get("rkernel", 0), 0, MAX_RKERNEL)
+        return KernelStep(_name(fields["node"]), kernel, launch, arguments, tuple(zeroed), rkernel)
 
     def update(self, value: object) -> SlotUpdate:
         slot, start, offset, stride, alternate = _list(value, 5, 5)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from roller_svc.compiler.kernel_cache import KernelCache, PlanChoice
 from roller_svc.graph import choose
+from roller_svc.graph.plan import Launch, PlannedStep
 from roller_svc.graph.rammer.schedules import StepTimes
 from roller_svc.ir.model_plan import VDeviceStep
 
@@ -84,3 +87,35 @@ def test_another_plan_has_to_be_faster_than_a_quiet_serial_one(
     chosen = choose._choose_measured(*options)
     assert (chosen.choice.kind, chosen.binary) == (kind, kind.encode())
     assert chosen.choice.seconds["serial"] == pytest.approx(QUIET_S)
+
+
+@pytest.mark.parametrize(("measured_s", "kept"), [(9 * MS, 9 * MS), (9.9 * MS, None)])
+def test_an_efficient_rkernel_has_to_be_faster_on_one_worker(
+    monkeypatch: pytest.MonkeyPatch, measured_s: float, kept: float | None
+) -> None:
+    other: Any = object()
+    steps = [PlannedStep("a", (), efficient=other), PlannedStep("b", ())]
+    schedules: list[list[Launch]] = []
+
+    def make_plan(schedule: Any) -> Any:
+        schedules.append(schedule(steps))
+        return None, ()
+
+    monkeypatch.setattr(choose, "_load", lambda *_: None)
+    monkeypatch.setattr(choose, "_least_times", lambda *_: (measured_s, 0.1 * MS))
+    weights: Any = None
+    times = choose._measure_efficient(steps, TIMES, {}, make_plan, lambda _: b"", weights)
+    assert times == (kept, None)
+    assert schedules == [[Launch((0,), rkernels=(1,)), Launch((1,), rkernels=(0,))]]
+    assert choose._measure_efficient(steps[1:], TIMES, {}, make_plan, lambda _: b"", weights) == ()
+    assert len(schedules) == 1
+
+
+def test_a_choice_keeps_the_times_of_efficient_rkernels(tmp_path: Path) -> None:
+    cache = KernelCache(tmp_path)
+    choice = PlanChoice("rammer", (2 * MS, MS), (MS, MS), {"rammer": MS}, is_measured=True, efficient_s=(MS, None))
+    cache.save_choice("a", choice)
+    assert cache.load_choice("a") == choice
+    steps = [PlannedStep("a", ()), PlannedStep("b", ())]
+    assert choose._fits(choice, steps)
+    assert not choose._fits(PlanChoice("rammer", (2 * MS, MS), (MS, MS), efficient_s=(MS,)), steps)

@@ -200,3 +200,11 @@ def test_side_by_side_each_operator_has_one_veu():
     (segment,) = schedule_side_by_side(operators, 2, CHEAP)
     assert sorted(len(program) for program in segment.plan.programs) == [1, 2]
     assert segment.plan.num_tasks == (16, 16, 16)
+
+
+def test_row_20_side_by_side_each_operator_takes_its_most_efficient_rkernel():
+    operator = Operator(((RKernel(16, 2e-6), RKernel(4, 5e-6)),), (), 1e-6)
+    (segment,) = schedule_side_by_side([operator] * 2, 2, CHEAP)
+    assert segment.rkernels == (1, 1)
+    assert segment.plan.num_tasks == (4, 4)
+    assert segment.seconds == pytest.approx(21e-6)
