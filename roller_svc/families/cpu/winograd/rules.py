@@ -45,15 +45,24 @@ class CpuWinogradRules(Enumerated):
     def _pixel_blocks(self) -> Iterator[tuple[int, ...]]:
         """Yield output positions of a block along each window dimension.
 
-        A block is rows of tiles of one image, or whole images. Rows are cut only where one is too large.
+        A block is rows of tiles of one image, or whole images. Rows are cut only where one is too large. Where planes
+        have taps, a block is rows of tiles of adjacent planes of one image.
         """
-        *images, rows, columns = self.workload.facts.image.window_dims
+        space = self.workload.facts
+        *images, rows, columns = space.image.window_dims
         one, whole = [1] * len(images), self._sizes(columns)[0]
         for width in self._sizes(columns):
             if width == whole or not self._is_accepted((*one, self.workload.facts.m, whole)):
                 yield from ((*one, height, width) for height in self._sizes(rows))
-        several = itertools.product(*(self._sizes(slide) for slide in images))
-        yield from ((*block, self._sizes(rows)[0], whole) for block in several if list(block) != one)
+        if space.planes is None:
+            several = itertools.product(*(self._sizes(slide) for slide in images))
+            yield from ((*block, self._sizes(rows)[0], whole) for block in several if list(block) != one)
+            return
+        first = images.index(space.planes)
+        inner = (self._sizes(slide) for slide in images[first + 1 :])
+        for planes, height, *block in itertools.product(self._sizes(space.planes), self._sizes(rows), *inner):
+            if planes > 1 or any(n > 1 for n in block):
+                yield (*one[:first], planes, *block, height, whole)
 
     def _sizes(self, slide: ImageWindowDim) -> list[int]:
         """Return the extents of equal parts of a dimension in whole tiles, largest first."""

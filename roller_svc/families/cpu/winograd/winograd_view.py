@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from roller_svc.analysis.winograd import POINTS, TAPS, is_accurate
 from roller_svc.families.common.cpu.image_space import ImageSpace, image_space
+from roller_svc.families.cpu.winograd.workload import summed_products
 from roller_svc.ir.constraints import WinogradMode
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import loads_of
@@ -16,7 +17,8 @@ from roller_svc.ir.group import AxisRole, KernelGroup, TileSpace
 def winograd_spaces(group: KernelGroup, convolutions: Sequence[TileSpace], mode: WinogradMode) -> tuple[TileSpace, ...]:
     """Return the spaces of Winograd convolutions, given those of direct ones; none where the algorithm does not apply.
 
-    It applies to 3 x 3 taps of stride 1 and float32, one group of channels, and constant weights.
+    It applies to 3 x 3 taps of stride 1 and float32, one group of channels, and constant weights. One more dimension
+    may have taps.
     """
     if mode is WinogradMode.NEVER:
         return ()
@@ -26,7 +28,7 @@ def winograd_spaces(group: KernelGroup, convolutions: Sequence[TileSpace], mode:
             return tuple(
                 replace(space, winograd_tile=m)
                 for m in POINTS
-                if mode is WinogradMode.ALWAYS or is_accurate(m, image.depth)
+                if mode is WinogradMode.ALWAYS or is_accurate(m, summed_products(image))
             )
     return ()
 
@@ -35,7 +37,9 @@ def _applies(group: KernelGroup, space: TileSpace, image: ImageSpace) -> bool:
     if space.compute_dtype is not DType.FLOAT32 or space.role(AxisRole.BATCH) or image.channels is None:
         return False
     images, windows = image.window_dims[:-2], image.window_dims[-2:]
-    if len(windows) < 2 or any(slide.tap is not None or slide.stride != 1 for slide in images):
+    if len(windows) < 2 or any(slide.stride != 1 for slide in images):
+        return False
+    if sum(slide.tap is not None for slide in images) > 1:
         return False
     if any(slide.taps != TAPS or slide.stride != 1 or slide.dilation != 1 for slide in windows):
         return False

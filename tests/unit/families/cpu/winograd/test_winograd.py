@@ -68,6 +68,14 @@ PROLOGUE = (
     "S[f, y, x] +=! W[f, c, i, j] * max(X[c, y + i - 1, x + j - 1] * A[c], 0.0).when([y + i - 1 >= 0, "
     "y + i - 1 < 9, x + j - 1 >= 0, x + j - 1 < 10], 0.0) where y in 9, x in 10; Y[f, y, x] = S[f, y, x]"
 )
+PLANES = (
+    "S[n, f, z, y, x] +=! W[f, c, k, i, j] * X[n, c, z + k - 1, y + i - 1, x + j - 1].when([z + k - 1 >= 0, z + k - 1 < 5, "
+    "y + i - 1 >= 0, y + i - 1 < 9, x + j - 1 >= 0, x + j - 1 < 10], 0.0) where z in 5, y in 9, x in 10; "
+    "Y[n, f, z, y, x] = max(S[n, f, z, y, x] + B[f], 0.0)"
+)
+DILATED_PLANES = (
+    "Y[n, z, y, x, f] +=! W[k, i, j, c, f] * X[n, z + k * 2, y + i, x + j, c] where z in 3, y in 6, x in 7"
+)
 FULL = "max(S[n, f, y, x] + B[f] + R[n, f, y, x], 0.0)"
 CASES: dict[str, tuple[str, Shapes]] = {
     "even": convolution(1, 16, 16, 8, 8),
@@ -80,6 +88,8 @@ CASES: dict[str, tuple[str, Shapes]] = {
     "few filters": convolution(1, 16, 5, 10, 10, epilogue="max(S[n, f, y, x] + B[f], 0.0)"),
     "many channels": convolution(1, 70, 40, 6, 6),
     "channels last": (CHANNELS_LAST, {"X": (2, 9, 11, 10), "W": (3, 3, 10, 24)}),
+    "planes": (PLANES, {"X": (2, 10, 5, 9, 10), "W": (20, 10, 3, 3, 3), "B": (20,)}),
+    "dilated planes, channels last": (DILATED_PLANES, {"X": (2, 5, 8, 9, 6), "W": (2, 3, 3, 6, 17)}),
     "prologue": (PROLOGUE, {"X": (12, 9, 10), "A": (12,), "W": (16, 12, 3, 3)}),
 }
 
@@ -138,6 +148,23 @@ def test_rows_of_tiles_are_cut_where_one_is_too_large(m: int, monkeypatch: pytes
         assert candidate.program.block["x"] < 61
         verdict = run(program, partition, candidate, AVX2)
         assert verdict.ok, (candidate.program.tile_text, verdict.detail)
+
+
+@pytest.mark.parametrize("hw", [AVX2, AVX512], ids=lambda hw: hw.id)
+def test_blocks_of_planes_are_of_one_image(hw: HardwareSpec) -> None:
+    """Each number of planes of a block is tried, with rows that are whole and cut; all of them are right."""
+    program = program_of(*CASES["planes"])
+    partition = ranked(program, hw, WinogradMode.ALWAYS, 200)
+    found: dict[tuple[int, bool], Candidate] = {}
+    for candidate in partition.candidates[0]:
+        block = candidate.program.block
+        assert block["n"] == 1
+        if candidate.program.space.winograd_tile == 2:
+            found.setdefault((block["z"], block["y"] < 9), candidate)
+    assert {planes for planes, _ in found} == {1, 2, 3, 5}
+    assert {cut for _, cut in found} == {False, True}
+    for candidate in found.values():
+        assert run(program, partition, candidate, hw).ok, candidate.program.tile_text
 
 
 @pytest.mark.parametrize("case", ["odd", "epilogue", "channels last"])
@@ -221,12 +248,14 @@ STRIDED = "Y[f, y, x] +=! W[f, c, i, j] * X[c, y * 2 + i, x * 2 + j] where y in 
 DILATED = "Y[f, y, x] +=! W[f, c, i, j] * X[c, y + i * 2, x + j * 2] where y in 8, x in 8"
 GROUPED = "Y[g, f, y, x] +=! W[g, f, c, i, j] * X[g, c, y + i, x + j] where y in 8, x in 8"
 PLAIN = "Y[f, y, x] +=! W[f, c, i, j] * X[c, y + i, x + j] where y in 8, x in 8"
+STRIDED_PLANES = "Y[f, z, y, x] +=! W[f, c, k, i, j] * X[c, z * 2 + k, y + i, x + j] where z in 4, y in 8, x in 8"
 
 
 @pytest.mark.parametrize(("text", "shapes"), [
     (STRIDED, {"X": (16, 17, 17), "W": (16, 16, 3, 3)}), (DILATED, {"X": (16, 12, 12), "W": (16, 16, 3, 3)}),
     (GROUPED, {"X": (2, 16, 10, 10), "W": (2, 16, 16, 3, 3)}), (PLAIN, {"X": (16, 12, 12), "W": (16, 16, 5, 5)}),
     (PLAIN, {"X": (16, 10, 12), "W": (16, 16, 3, 5)}),
+    (STRIDED_PLANES, {"X": (16, 9, 10, 10), "W": (16, 16, 3, 3, 3)}),
 ])  # fmt: skip
 def test_other_convolutions_are_direct(text: str, shapes: Shapes) -> None:
     program = program_of(text, shapes)
