@@ -71,7 +71,7 @@ def _products(p: Workload[WinogradSpace], task: WinogradTask) -> float:
 def _cores_at_work(p: Workload[WinogradSpace], task: WinogradTask) -> int:
     """Return the cores that share the caches' bandwidth."""
     blocks = -(-p.facts.tiles // task.tiles) * -(-p.facts.image.filters.extent // task.block_filters)
-    return min(p.machine.cores, blocks)
+    return min(p.machine.cores, p.facts.batch * blocks)
 
 
 @cache

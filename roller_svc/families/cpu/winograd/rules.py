@@ -98,9 +98,11 @@ class CpuWinogradRules(Enumerated):
         return Shape(self._tile(block, whole=True), ThreadTile(self._tile(thread, whole=False)))
 
     def _tile(self, extents: Mapping[str, int], *, whole: bool) -> Tile:
-        """Return a tile of the extents by axis; other axes are reduced, and whole or single."""
-        axes = self.workload.space.axes
-        return tuple(extents.get(axis.name, axis.extent if whole else 1) for axis in axes)
+        """Return a tile of the extents by axis; of other axes, those of groups are single, reduced ones maybe whole."""
+        p = self.workload
+        return tuple(
+            extents.get(axis.name, axis.extent if whole and i in p.reduced else 1) for i, axis in enumerate(p.space.axes)
+        )
 
     def _smallest(self) -> Shape:
         """Return one tile and one vector of filters."""

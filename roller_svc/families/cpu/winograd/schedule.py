@@ -55,14 +55,14 @@ POSITION = ".position"
 
 
 def lower(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[ScheduleTree, ...]:
-    """Return one tree: parallel tasks over blocks of tiles and of filters."""
+    """Return one tree: parallel tasks over groups, blocks of tiles and of filters."""
     image = image_space(program.space)
     operands = group.operands
     if image is None or operands is None or not program.space.winograd_tile:
         raise InvariantError(f"expected a Winograd convolution, got {group.name}")
     axes = group.space
     (m,), (n,), (k,) = (axes.role(role) for role in (AxisRole.M, AxisRole.N, AxisRole.K))
-    view = GemmView(group, (), m, n, k, operands, axes.compute_dtype)
+    view = GemmView(group, axes.role(AxisRole.BATCH), m, n, k, operands, axes.compute_dtype)
     filters_last = pixels_are_rows(group, image)
     source, weights = (operands.a, operands.b) if filters_last else (operands.b, operands.a)
     space = WinogradSpace(image, transforms(program.space.winograd_tile))
@@ -131,6 +131,8 @@ class _Task:
         for slide, pixels in reversed(self.window_dims):
             tasks = ceil_div(slide.pixel.extent, pixels)
             nodes = (Loop(f"{slide.pixel.name}.task", tasks, LoopKind.PARALLEL, nodes),)
+        for batch in reversed(self.view.batch):
+            nodes = (Loop(batch.name, batch.extent, LoopKind.PARALLEL, nodes),)
         return nodes
 
     def _buffers(self) -> tuple[tuple[str, tuple[int, ...]], ...]:

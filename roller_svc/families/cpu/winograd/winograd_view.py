@@ -17,8 +17,7 @@ from roller_svc.ir.group import AxisRole, KernelGroup, TileSpace
 def winograd_spaces(group: KernelGroup, convolutions: Sequence[TileSpace], mode: WinogradMode) -> tuple[TileSpace, ...]:
     """Return the spaces of Winograd convolutions, given those of direct ones; none where the algorithm does not apply.
 
-    It applies to 3 x 3 taps of stride 1 and float32, one group of channels, and constant weights. One more dimension
-    may have taps.
+    It applies to 3 x 3 taps of stride 1 and float32, and constant weights. One more dimension may have taps.
     """
     if mode is WinogradMode.NEVER:
         return ()
@@ -34,7 +33,7 @@ def winograd_spaces(group: KernelGroup, convolutions: Sequence[TileSpace], mode:
 
 
 def _applies(group: KernelGroup, space: TileSpace, image: ImageSpace) -> bool:
-    if space.compute_dtype is not DType.FLOAT32 or space.role(AxisRole.BATCH) or image.channels is None:
+    if space.compute_dtype is not DType.FLOAT32 or image.channels is None:
         return False
     images, windows = image.window_dims[:-2], image.window_dims[-2:]
     if len(windows) < 2 or any(slide.stride != 1 for slide in images):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from roller_svc.analysis.winograd import Transforms, transforms
 from roller_svc.families.common.cpu.image_space import ImageSpace, ImageWindowDim, image_space
-from roller_svc.ir.group import KernelGroup
+from roller_svc.ir.group import AxisRole, KernelGroup
 from roller_svc.perf.workload import Workload
 
 # Fraction of L2 that the products of a group of panels may fill, next to the transformed inputs.
@@ -60,10 +60,15 @@ class WinogradSpace:
         return math.prod(self.count(slide) for slide in self.image.window_dims)
 
     @property
+    def batch(self) -> int:
+        """Return the convolutions that share no channel and no filter: groups."""
+        return math.prod(axis.extent for axis in self.image.space.role(AxisRole.BATCH))
+
+    @property
     def transformed_bytes(self) -> int:
         """Return the bytes of the transformed weights."""
         image = self.image
-        return self.positions * self.depth * image.filters.extent * image.element_bytes
+        return self.batch * self.positions * self.depth * image.filters.extent * image.element_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +220,7 @@ def prepare(group: KernelGroup, base: Workload[None]) -> Workload[WinogradSpace]
     if image is None or image.channels is None:
         return None
     space = WinogradSpace(image, transforms(base.space.winograd_tile))
-    operations = 2 * space.positions * space.tiles * space.depth * image.filters.extent
+    products = space.batch * space.positions * space.tiles * space.depth * image.filters.extent
     weights = sum(o.total_bytes for o in (base.a, base.b) if o.is_constant)
     moved = base.compulsory_bytes - weights + space.transformed_bytes
-    return replace(base, operations=operations, compulsory_bytes=moved).with_facts(space)
+    return replace(base, operations=2 * products, compulsory_bytes=moved).with_facts(space)
