@@ -101,7 +101,8 @@ class CpuWinogradRules(Enumerated):
         """Return a tile of the extents by axis; of other axes, those of groups are single, reduced ones maybe whole."""
         p = self.workload
         return tuple(
-            extents.get(axis.name, axis.extent if whole and i in p.reduced else 1) for i, axis in enumerate(p.space.axes)
+            extents.get(axis.name, axis.extent if whole and i in p.reduced else 1)
+            for i, axis in enumerate(p.space.axes)
         )
 
     def _smallest(self) -> Shape:

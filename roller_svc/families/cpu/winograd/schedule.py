@@ -3,8 +3,10 @@
 A task stages the input patch of a block of tiles, some channels at a time, with zero padding, and transforms the tiles
 (V). For a group of filter panels it multiplies V by the transformed weights (U), position by position of a tile, with
 the micro-kernel of GEMM. It transforms the products (M) and runs the epilogue. Vectors hold channels, then filters. U
-depends on constants alone and is computed once. Taps of a third dimension are summed as channels are: a tile of an input
-plane serves all output planes whose windows cover it.
+depends on constants alone and is computed once.
+
+Taps of a third dimension are summed as channels are: a tile of an input plane serves all output planes whose windows
+cover it.
 """
 
 from __future__ import annotations

@@ -105,7 +105,7 @@ class WinogradTask:
 
     @property
     def input_counts(self) -> tuple[int, ...]:
-        """Return the tiles of the block's inputs along each window dimension: as of outputs, but for planes with taps."""
+        """Return the input tiles along each window dimension: more than output tiles where planes have taps."""
         planes = self.space.plane_dims
         dims = zip(self.space.image.window_dims, self.counts, strict=True)
         return tuple(slide.input_extent(n) if slide in planes else n for slide, n in dims)

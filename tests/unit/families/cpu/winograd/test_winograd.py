@@ -69,13 +69,11 @@ PROLOGUE = (
     "y + i - 1 < 9, x + j - 1 >= 0, x + j - 1 < 10], 0.0) where y in 9, x in 10; Y[f, y, x] = S[f, y, x]"
 )
 PLANES = (
-    "S[n, f, z, y, x] +=! W[f, c, k, i, j] * X[n, c, z + k - 1, y + i - 1, x + j - 1].when([z + k - 1 >= 0, z + k - 1 < 5, "
-    "y + i - 1 >= 0, y + i - 1 < 9, x + j - 1 >= 0, x + j - 1 < 10], 0.0) where z in 5, y in 9, x in 10; "
-    "Y[n, f, z, y, x] = max(S[n, f, z, y, x] + B[f], 0.0)"
+    "S[n, f, z, y, x] +=! W[f, c, k, i, j] * X[n, c, z + k - 1, y + i - 1, x + j - 1].when([z + k - 1 >= 0, "
+    "z + k - 1 < 5, y + i - 1 >= 0, y + i - 1 < 9, x + j - 1 >= 0, x + j - 1 < 10], 0.0) "
+    "where z in 5, y in 9, x in 10; Y[n, f, z, y, x] = max(S[n, f, z, y, x] + B[f], 0.0)"
 )
-DILATED_PLANES = (
-    "Y[n, z, y, x, f] +=! W[k, i, j, c, f] * X[n, z + k * 2, y + i, x + j, c] where z in 3, y in 6, x in 7"
-)
+DILATED_PLANES = "Y[n, z, y, x, f] +=! W[k, i, j, c, f] * X[n, z + k * 2, y + i, x + j, c] where z in 3, y in 6, x in 7"
 GROUPED = (
     "S[n, f, y, x] +=! X[n, f // 6 * 5 + c, y + i - 1, x + j - 1].when([y + i - 1 >= 0, y + i - 1 < 9, x + j - 1 >= 0, "
     "x + j - 1 < 7], 0.0) * W[f, c, i, j] where n in 2, f in 18, y in 9, x in 7, c in 5; "
