@@ -14,16 +14,19 @@ from roller_svc.ir.expr import loads_of
 from roller_svc.ir.group import AxisRole, KernelGroup, TileSpace
 
 
-def winograd_spaces(group: KernelGroup, convolutions: Sequence[TileSpace], mode: WinogradMode) -> tuple[TileSpace, ...]:
+def winograd_spaces(
+    group: KernelGroup, convolutions: Sequence[TileSpace], mode: WinogradMode, lanes: int
+) -> tuple[TileSpace, ...]:
     """Return the spaces of Winograd convolutions, given those of direct ones; none where the algorithm does not apply.
 
-    It applies to 3 x 3 taps of stride 1 and float32, and constant weights. One more dimension may have taps.
+    It applies to 3 x 3 taps of stride 1 and float32, and constant weights. One more dimension may have taps. The
+    filters of a group must fill the `lanes` of a vector: else products and transformed weights are mostly zeros.
     """
     if mode is WinogradMode.NEVER:
         return ()
     for space in convolutions:
         image = image_space(space)
-        if image is not None and image.along_filters and _applies(group, space, image):
+        if image is not None and image.along_filters and _applies(group, space, image, lanes):
             return tuple(
                 replace(space, winograd_tile=m)
                 for m in POINTS
@@ -32,8 +35,10 @@ def winograd_spaces(group: KernelGroup, convolutions: Sequence[TileSpace], mode:
     return ()
 
 
-def _applies(group: KernelGroup, space: TileSpace, image: ImageSpace) -> bool:
+def _applies(group: KernelGroup, space: TileSpace, image: ImageSpace, lanes: int) -> bool:
     if space.compute_dtype is not DType.FLOAT32 or image.channels is None:
+        return False
+    if space.role(AxisRole.BATCH) and image.filters.extent < lanes:
         return False
     images, windows = image.window_dims[:-2], image.window_dims[-2:]
     if len(windows) < 2 or any(slide.stride != 1 for slide in images):

@@ -75,8 +75,8 @@ PLANES = (
 )
 DILATED_PLANES = "Y[n, z, y, x, f] +=! W[k, i, j, c, f] * X[n, z + k * 2, y + i, x + j, c] where z in 3, y in 6, x in 7"
 GROUPED = (
-    "S[n, f, y, x] +=! X[n, f // 6 * 5 + c, y + i - 1, x + j - 1].when([y + i - 1 >= 0, y + i - 1 < 9, x + j - 1 >= 0, "
-    "x + j - 1 < 7], 0.0) * W[f, c, i, j] where n in 2, f in 18, y in 9, x in 7, c in 5; "
+    "S[n, f, y, x] +=! X[n, f // 12 * 5 + c, y + i - 1, x + j - 1].when([y + i - 1 >= 0, y + i - 1 < 9, "
+    "x + j - 1 >= 0, x + j - 1 < 7], 0.0) * W[f, c, i, j] where n in 2, f in 36, y in 9, x in 7, c in 5; "
     "Y[n, f, y, x] = max(S[n, f, y, x] + B[f], 0.0)"
 )
 GROUPS_LAST = "Y[y, x, g, f] +=! W[g, f, c, i, j] * X[y + i, x + j, g, c] where y in 8, x in 7"
@@ -98,7 +98,7 @@ CASES: dict[str, tuple[str, Shapes]] = {
     "channels last": (CHANNELS_LAST, {"X": (2, 9, 11, 10), "W": (3, 3, 10, 24)}),
     "planes": (PLANES, {"X": (2, 10, 5, 9, 10), "W": (20, 10, 3, 3, 3), "B": (20,)}),
     "dilated planes, channels last": (DILATED_PLANES, {"X": (2, 5, 8, 9, 6), "W": (2, 3, 3, 6, 17)}),
-    "grouped": (GROUPED, {"X": (2, 15, 9, 7), "W": (18, 5, 3, 3), "B": (18,)}),
+    "grouped": (GROUPED, {"X": (2, 15, 9, 7), "W": (36, 5, 3, 3), "B": (36,)}),
     "groups, channels last": (GROUPS_LAST, {"X": (10, 9, 3, 10), "W": (3, 20, 10, 3, 3)}),
     "prologue": (PROLOGUE, {"X": (12, 9, 10), "A": (12,), "W": (16, 12, 3, 3)}),
 }
@@ -265,6 +265,7 @@ STRIDED_PLANES = "Y[f, z, y, x] +=! W[f, c, k, i, j] * X[c, z * 2 + k, y + i, x 
 @pytest.mark.parametrize(("text", "shapes"), [
     (STRIDED, {"X": (16, 17, 17), "W": (16, 16, 3, 3)}), (DILATED, {"X": (16, 12, 12), "W": (16, 16, 3, 3)}),
     (PLAIN, {"X": (16, 12, 12), "W": (16, 16, 5, 5)}), (PLAIN, {"X": (16, 10, 12), "W": (16, 16, 3, 5)}),
+    (GROUPS_LAST, {"X": (10, 9, 3, 16), "W": (3, 7, 16, 3, 3)}),
     (STRIDED_PLANES, {"X": (16, 9, 10, 10), "W": (16, 16, 3, 3, 3)}),
 ])  # fmt: skip
 def test_other_convolutions_are_direct(text: str, shapes: Shapes) -> None:
