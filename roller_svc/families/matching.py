@@ -359,8 +359,9 @@ def group_views(
     """Return the group, and on a CPU its views as a convolution, those of Winograd's algorithm last."""
     if hw.family is not TargetKind.CPU:
         return (group,)
-    direct = convolution_spaces(group, hw.unit_for(group.space.compute_dtype).shape[-1])
-    fast = tuple(replace(group, space=space) for space in winograd_spaces(group, direct, winograd))
+    lanes = hw.unit_for(group.space.compute_dtype).shape[-1]
+    direct = convolution_spaces(group, lanes)
+    fast = tuple(replace(group, space=space) for space in winograd_spaces(group, direct, winograd, lanes))
     if fast and winograd is WinogradMode.ALWAYS:
         return fast
     return (group, *(replace(group, space=space) for space in direct), *fast)

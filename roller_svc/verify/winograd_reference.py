@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from roller_svc.analysis.winograd import Matrix, Transforms, transforms
 from roller_svc.errors import InvariantError
 from roller_svc.families.common.cpu.image_space import ImageWindowDim, image_space
-from roller_svc.fusion.contraction import as_contraction
+from roller_svc.fusion.contraction import factors_of, product_of
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Cast, Expr, Load, Op, OpKind, Select, axes_of, substitute
 from roller_svc.ir.group import TileSpace
@@ -38,13 +38,13 @@ FILTERS, INPUTS, OUTPUTS = "winograd.G", "winograd.B", "winograd.A"  # inputs: t
 def transformed_program(program: TensorProgram, space: TileSpace) -> tuple[TensorProgram, dict[str, NDArray[Any]]]:
     """Return the program with the convolution of a tile space transformed, and its additional inputs."""
     matrices = transforms(space.winograd_tile)
-    names = {member.name for axis in space.axes for member in axis.members}
-    statement = next(s for s in program.statements if s.kind is StatementKind.REDUCE and names <= s.extents.keys())
     image = image_space(space)
     if image is None:
         raise InvariantError("expected the tile space of a convolution")
     rows, columns = image.window_dims[-2:]
-    expansion = _Expansion(statement, matrices, (rows, columns), image.filters.members[0].name)
+    windows = {axis.name for slide in image.window_dims for axis in (slide.pixel, slide.tap) if axis is not None}
+    statement = next(s for s in program.statements if s.kind is StatementKind.REDUCE and windows <= s.extents.keys())
+    expansion = _Expansion(statement, matrices, (rows, columns))
     statements = [t for s in program.statements for t in (expansion.statements() if s is statement else (s,))]
     arrays = {
         FILTERS: _array(matrices.filters, np.float64),
@@ -65,15 +65,16 @@ class _Expansion:
     statement: TensorExpr
     matrices: Transforms
     windows: tuple[ImageWindowDim, ImageWindowDim]  # rows, columns
-    filter_name: str
 
     def statements(self) -> tuple[TensorExpr, ...]:
-        """Return the statements of transformed weights, transformed inputs, products and outputs."""
-        contraction = as_contraction(self.statement)
-        if contraction is None:
-            raise InvariantError(f"expected a contraction, got {self.statement.name}")
-        first_has_filters = self.filter_name in axes_of(contraction.a)
-        weights, source = (contraction.a, contraction.b) if first_has_filters else (contraction.b, contraction.a)
+        """Return the statements of transformed weights, transformed inputs, products and outputs.
+
+        The image has the output positions. Both operands of a grouped convolution may have its filters.
+        """
+        factors = factors_of(self.statement.body, self.statement.type.dtype)
+        pixels = set(self._pixels)
+        weights = product_of([factor for factor in factors if pixels.isdisjoint(axes_of(factor))])
+        source = product_of([factor for factor in factors if not pixels.isdisjoint(axes_of(factor))])
         u = self._transformed("U", weights, self._taps(3), FILTERS, {})
         tiles = {name: mul(ref(name), num(self.matrices.m)) for name in self._pixels}
         v = self._transformed("V", self._within(source), self._taps(self.matrices.size), INPUTS, tiles)

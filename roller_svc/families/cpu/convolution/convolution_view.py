@@ -24,6 +24,10 @@ class _Image:
     def strided(self) -> bool:
         return any(step != 1 for step, _ in self.steps.values())
 
+    @property
+    def slides(self) -> bool:
+        return any(self.tap_of.values())
+
 
 # Lanes of a vector per column, above which a GEMM is also computed with vectors along its rows.
 MIN_PADDED_COLUMNS_RATIO = 1.1
@@ -40,9 +44,11 @@ def convolution_spaces(group: KernelGroup, lanes: int) -> tuple[TileSpace, ...]:
         return ()
     space = group.space
     (m,), (n,), (k,) = (space.role(role) for role in (AxisRole.M, AxisRole.N, AxisRole.K))
-    for factor, pixels, filters in ((group.operands.b, n, m), (group.operands.a, m, n)):
-        image = _image(factor, pixels, filters, k)
-        if image is not None and (_slides_or_has_rows(image) or _wastes_lanes(image.pixels, lanes)):
+    sides = ((group.operands.b, n, m), (group.operands.a, m, n))
+    images = [image for side in sides if (image := _image(*side, k)) is not None]
+    # weights are an image too, in which nothing slides
+    for image in [image for image in images if image.slides] or images:
+        if _slides_or_has_rows(image) or _wastes_lanes(image.pixels, lanes):
             found = tuple(_space(space, image, k, along_filters=way) for way in _vector_choices(group, image))
             return (*found, *_image_contractions(space, image, k))
     return ()
@@ -55,7 +61,7 @@ def _vector_choices(group: KernelGroup, image: _Image) -> tuple[bool, ...]:
 
 def _slides_or_has_rows(image: _Image) -> bool:
     """Return whether the group is more than a GEMM: a window slides, or output positions have several axes."""
-    return len(image.pixels.members) > 1 or any(image.tap_of.values())
+    return len(image.pixels.members) > 1 or image.slides
 
 
 def _wastes_lanes(columns: TileAxis, lanes: int) -> bool:
@@ -144,8 +150,7 @@ def _image_contractions(space: TileSpace, image: _Image, k: TileAxis) -> tuple[T
     Rows of an image are panels without packing, which they are not across images.
     """
     *images, last = image.pixels.members
-    slides = image.strided or any(image.tap_of.values())
-    if slides or not images or image.pixels.role is not AxisRole.N:
+    if image.strided or image.slides or not images or image.pixels.role is not AxisRole.N:
         return ()
     batch = tuple(TileAxis(a.name, AxisRole.BATCH, (a,)) for a in images)
     columns = TileAxis(last.name, AxisRole.N, (last,))

@@ -54,7 +54,7 @@ def _task(p: Workload[WinogradSpace], launch: Launch) -> WinogradTask:
 
 def _products(p: Workload[WinogradSpace], task: WinogradTask) -> float:
     """Return the cycles of the micro-kernel, and those in which it waits for weights and inputs."""
-    mach, costs, depth = p.machine, p.machine.costs.winograd, p.facts.image.depth
+    mach, costs, depth = p.machine, p.machine.costs.winograd, p.facts.depth
     calls = task.space.positions * task.panels * task.calls
     cycles = calls * (depth * kernel_cycles(mach, task.rows, task.vectors) + costs.call_cycles)
     weights = task.space.positions * depth * task.panels * task.wide * p.elem_bytes
@@ -71,7 +71,7 @@ def _products(p: Workload[WinogradSpace], task: WinogradTask) -> float:
 def _cores_at_work(p: Workload[WinogradSpace], task: WinogradTask) -> int:
     """Return the cores that share the caches' bandwidth."""
     blocks = -(-p.facts.tiles // task.tiles) * -(-p.facts.image.filters.extent // task.block_filters)
-    return min(p.machine.cores, blocks)
+    return min(p.machine.cores, p.facts.batch * blocks)
 
 
 @cache
@@ -84,7 +84,7 @@ def _operations(m: int) -> tuple[int, int]:
 def _input_transforms(p: Workload[WinogradSpace], task: WinogradTask) -> float:
     matrices = task.space.transforms
     operations = 2 * matrices.size * _operations(matrices.m)[0]
-    return task.tiles * task.steps * _tile_cycles(p, matrices.positions, matrices.positions, operations)
+    return task.input_tiles * task.steps * _tile_cycles(p, matrices.positions, matrices.positions, operations)
 
 
 def _output_transforms(p: Workload[WinogradSpace], task: WinogradTask) -> float:

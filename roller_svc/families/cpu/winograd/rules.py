@@ -45,15 +45,24 @@ class CpuWinogradRules(Enumerated):
     def _pixel_blocks(self) -> Iterator[tuple[int, ...]]:
         """Yield output positions of a block along each window dimension.
 
-        A block is rows of tiles of one image, or whole images. Rows are cut only where one is too large.
+        A block is rows of tiles of one image, or whole images. Rows are cut only where one is too large. Where planes
+        have taps, a block is rows of tiles of adjacent planes of one image.
         """
-        *images, rows, columns = self.workload.facts.image.window_dims
+        space = self.workload.facts
+        *images, rows, columns = space.image.window_dims
         one, whole = [1] * len(images), self._sizes(columns)[0]
         for width in self._sizes(columns):
             if width == whole or not self._is_accepted((*one, self.workload.facts.m, whole)):
                 yield from ((*one, height, width) for height in self._sizes(rows))
-        several = itertools.product(*(self._sizes(slide) for slide in images))
-        yield from ((*block, self._sizes(rows)[0], whole) for block in several if list(block) != one)
+        if space.planes is None:
+            several = itertools.product(*(self._sizes(slide) for slide in images))
+            yield from ((*block, self._sizes(rows)[0], whole) for block in several if list(block) != one)
+            return
+        first = images.index(space.planes)
+        inner = (self._sizes(slide) for slide in images[first + 1 :])
+        for planes, height, *block in itertools.product(self._sizes(space.planes), self._sizes(rows), *inner):
+            if planes > 1 or any(n > 1 for n in block):
+                yield (*one[:first], planes, *block, height, whole)
 
     def _sizes(self, slide: ImageWindowDim) -> list[int]:
         """Return the extents of equal parts of a dimension in whole tiles, largest first."""
@@ -89,9 +98,12 @@ class CpuWinogradRules(Enumerated):
         return Shape(self._tile(block, whole=True), ThreadTile(self._tile(thread, whole=False)))
 
     def _tile(self, extents: Mapping[str, int], *, whole: bool) -> Tile:
-        """Return a tile of the extents by axis; other axes are reduced, and whole or single."""
-        axes = self.workload.space.axes
-        return tuple(extents.get(axis.name, axis.extent if whole else 1) for axis in axes)
+        """Return a tile of the extents by axis; of other axes, those of groups are single, reduced ones maybe whole."""
+        p = self.workload
+        return tuple(
+            extents.get(axis.name, axis.extent if whole and i in p.reduced else 1)
+            for i, axis in enumerate(p.space.axes)
+        )
 
     def _smallest(self) -> Shape:
         """Return one tile and one vector of filters."""

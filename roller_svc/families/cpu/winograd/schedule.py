@@ -4,6 +4,9 @@ A task stages the input patch of a block of tiles, some channels at a time, with
 (V). For a group of filter panels it multiplies V by the transformed weights (U), position by position of a tile, with
 the micro-kernel of GEMM. It transforms the products (M) and runs the epilogue. Vectors hold channels, then filters. U
 depends on constants alone and is computed once.
+
+Taps of a third dimension are summed as channels are: a tile of an input plane serves all output planes whose windows
+cover it.
 """
 
 from __future__ import annotations
@@ -15,11 +18,17 @@ from roller_svc.analysis.winograd import transforms
 from roller_svc.errors import InvariantError
 from roller_svc.families.common.cpu.image_results import TRANSPOSED, ImageResults, has_equal_patches
 from roller_svc.families.common.cpu.image_space import ImageWindowDim, image_space
-from roller_svc.families.common.cpu.input_patch import WINDOW, InputPatch
+from roller_svc.families.common.cpu.input_patch import WINDOW, InputPatch, tap_shift
 from roller_svc.families.common.cpu.micro_kernel import LANE, CTile, KLoop, MicroKernel
 from roller_svc.families.common.view import GemmView
 from roller_svc.families.cpu.winograd.transform_nodes import VectorTransform
-from roller_svc.families.cpu.winograd.transformed_weights import WEIGHTS, TransformedWeights, over_groups, over_members
+from roller_svc.families.cpu.winograd.transformed_weights import (
+    WEIGHTS,
+    TransformedWeights,
+    over_groups,
+    over_members,
+    plane_taps,
+)
 from roller_svc.families.cpu.winograd.winograd_view import pixels_are_rows
 from roller_svc.families.cpu.winograd.workload import WinogradSpace, WinogradTask
 from roller_svc.ir.dtype import DType
@@ -48,14 +57,14 @@ POSITION = ".position"
 
 
 def lower(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[ScheduleTree, ...]:
-    """Return one tree: parallel tasks over blocks of tiles and of filters."""
+    """Return one tree: parallel tasks over groups, blocks of tiles and of filters."""
     image = image_space(program.space)
     operands = group.operands
     if image is None or operands is None or not program.space.winograd_tile:
         raise InvariantError(f"expected a Winograd convolution, got {group.name}")
     axes = group.space
     (m,), (n,), (k,) = (axes.role(role) for role in (AxisRole.M, AxisRole.N, AxisRole.K))
-    view = GemmView(group, (), m, n, k, operands, axes.compute_dtype)
+    view = GemmView(group, axes.role(AxisRole.BATCH), m, n, k, operands, axes.compute_dtype)
     filters_last = pixels_are_rows(group, image)
     source, weights = (operands.a, operands.b) if filters_last else (operands.b, operands.a)
     space = WinogradSpace(image, transforms(program.space.winograd_tile))
@@ -124,6 +133,8 @@ class _Task:
         for slide, pixels in reversed(self.window_dims):
             tasks = ceil_div(slide.pixel.extent, pixels)
             nodes = (Loop(f"{slide.pixel.name}.task", tasks, LoopKind.PARALLEL, nodes),)
+        for batch in reversed(self.view.batch):
+            nodes = (Loop(batch.name, batch.extent, LoopKind.PARALLEL, nodes),)
         return nodes
 
     def _buffers(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
@@ -150,7 +161,7 @@ class _Task:
         nodes: tuple[Node, ...] = (Routine("stage", self.patch.stage()),)
         if not self.patch.image.channels_last:
             nodes += (Routine("transpose", (self._transpose_patch(),)),)
-        nodes += (Routine("transform", self._over_tiles(self._input_tile())),)
+        nodes += (Routine("transform", self._over_tiles(self._input_tile(), self.task.input_counts)),)
         remaining = sub(num(depth), mul(ref(".step"), num(chunk)))
         nodes = (Let(".channels", min_(num(chunk), remaining) if depth % chunk else num(chunk), nodes),)
         return Loop(".step", self.task.steps, LoopKind.SERIAL, nodes)
@@ -187,9 +198,9 @@ class _Task:
             return Load(WINDOW, (self.patch.offset(ref(LANE), tuple(coordinates)),), self.dtype)
         return Load(CHANNELS, (self.patch.offset(num(0), tuple(coordinates)), ref(LANE)), self.dtype)
 
-    def _over_tiles(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
-        """Loop over the block's tiles; `.tile` is a tile's number."""
-        dims = [*zip(self.window_dims, self.task.counts, strict=True)]
+    def _over_tiles(self, nodes: tuple[Node, ...], counts: tuple[int, ...]) -> tuple[Node, ...]:
+        """Loop over tiles, `counts` along each window dimension; `.tile` is a tile's number."""
+        dims = [*zip(self.window_dims, counts, strict=True)]
         number: Expr = num(0)
         for (slide, _), count in dims:
             number = add(mul(number, num(count)), ref(f"{slide.pixel.name}.tile"))
@@ -216,7 +227,10 @@ class _Task:
             columns=task.wide,
             lanes=task.lanes,
             dtype=self.dtype,
-            k_loops=(KLoop(".channel", task.space.image.depth),),
+            k_loops=(
+                *(KLoop(tap.name, tap.extent) for tap in plane_taps(task.space)),
+                KLoop(".channel", task.space.image.depth),
+            ),
             a=self._input_of_row,
             b=lambda column: self.weights.element(ref(POSITION), ref(".channel"), column),
             registers=task.registers,
@@ -232,8 +246,11 @@ class _Task:
         return (Loop(".call", task.calls, LoopKind.SERIAL, nodes),)
 
     def _input_of_row(self, row: Expr) -> Expr:
-        """Return the element of a tile of the register tile."""
-        return Load(INPUTS, self._input(ref(POSITION), add(ref(".first"), row), ref(".channel")), self.dtype)
+        """Return the element of a tile of the register tile, in the plane under the tap."""
+        tile = add(ref(".first"), row)
+        if (planes := self.task.space.planes) is not None:
+            tile = add(tile, mul(tap_shift(planes), num(self.task.tiles_of_plane)))
+        return Load(INPUTS, self._input(ref(POSITION), tile, ref(".channel")), self.dtype)
 
     def _input(self, position: Expr, tile: Expr, channel: Expr) -> tuple[Expr, ...]:
         return position, add(mul(tile, num(self.task.channel_pitch)), channel)
@@ -245,7 +262,7 @@ class _Task:
     def _store_panel(self) -> tuple[Node, ...]:
         """Transform the products of one panel, Y = A^T M A, and run the epilogue."""
         place = add(ref(".filters.first"), mul(ref(".filters.panel"), num(self.task.wide)))
-        transform = Routine("finish", self._over_tiles(self._output_tile()))
+        transform = Routine("finish", self._over_tiles(self._output_tile(), self.task.counts))
         return (transform, Let(".filters.place", place, (Routine("store", self.results.nodes()),)))
 
     def _output_tile(self) -> tuple[Node, ...]:

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from roller_svc.analysis.winograd import Row
 from roller_svc.errors import InvariantError
 from roller_svc.families.common.view import bind_members
-from roller_svc.families.cpu.winograd.workload import LINE_ELEMENTS, WinogradTask
+from roller_svc.families.cpu.winograd.workload import LINE_ELEMENTS, WinogradSpace, WinogradTask
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Cast, Const, Expr, Load, Op, OpKind, substitute
 from roller_svc.ir.index import add, lt, min_, mul, num, ref, sub
-from roller_svc.ir.program import Combine, identity
+from roller_svc.ir.program import Axis, Combine, identity
 from roller_svc.ir.schedule import Branch, Compute, Let, Loop, LoopKind, Node, Prefetch, Scope, Storage
 
 WEIGHTS, HALF = ".weights", ".weights.half"
@@ -20,7 +20,9 @@ WEIGHTS, HALF = ".weights", ".weights.half"
 
 @dataclass(frozen=True, slots=True)
 class TransformedWeights:
-    """Panels of `wide` filters: U[group][position][panel of the group][channel][filter], 0 beyond the last filter.
+    """Panels of `wide` filters: U[group][position][panel of the group][row][filter], 0 beyond the last filter.
+
+    A row is a tap of the planes and a channel.
 
     This is the order in which the micro-kernel reads them: a task streams through its weights once.
     """
@@ -31,12 +33,15 @@ class TransformedWeights:
     @property
     def shape(self) -> tuple[int, ...]:
         task = self.task
-        return task.groups, task.space.positions, task.group_panels, task.space.image.depth, task.wide
+        return task.groups, task.space.positions, task.group_panels, task.space.depth, task.wide
 
     def element(self, position: Expr, channel: Expr, filter_: Expr) -> Load:
         """Return an element of panel `.filters.member` of group `.filters.group`."""
         dtype = self.task.space.image.space.compute_dtype
-        return Load(WEIGHTS, (ref(".filters.group"), position, ref(".filters.member"), channel, filter_), dtype)
+        row = channel
+        for tap in plane_taps(self.task.space):
+            row = add(mul(ref(tap.name), num(self.task.space.image.depth)), channel)
+        return Load(WEIGHTS, (ref(".filters.group"), position, ref(".filters.member"), row, filter_), dtype)
 
     @property
     def lines(self) -> int:
@@ -52,7 +57,7 @@ class TransformedWeights:
         for first in range(0, self.lines, task.calls):
             filter_ = mul(add(ref(".call"), num(first)), num(LINE_ELEMENTS))
             index = self.element(position, channel, filter_).index
-            nodes.append(Prefetch(WEIGHTS, index, task.space.image.depth * task.wide, to_l2=True))
+            nodes.append(Prefetch(WEIGHTS, index, task.space.depth * task.wide, to_l2=True))
         return tuple(nodes)
 
     def fill(self) -> tuple[Node, ...]:
@@ -66,6 +71,8 @@ class TransformedWeights:
             nodes = (Branch(lt(place, num(image.filters.extent)), nodes, self._zeros()),)
         nodes = (Loop(".filter", wide, LoopKind.SERIAL, nodes),)
         nodes = (Loop(".channel", image.depth, LoopKind.SERIAL, nodes),)
+        for tap in plane_taps(self.task.space):
+            nodes = (Loop(tap.name, tap.extent, LoopKind.SERIAL, nodes),)
         return (over_groups(self.task, (over_members(self.task, nodes),)),)
 
     def _transform(self) -> tuple[Node, ...]:
@@ -97,6 +104,12 @@ class TransformedWeights:
     def _store(self, position: int, value: Expr) -> Compute:
         target = self.element(num(position), ref(".channel"), ref(".filter"))
         return Compute(target.tensor, target.index, value)
+
+
+def plane_taps(space: WinogradSpace) -> tuple[Axis, ...]:
+    """Return the axis of the taps that are summed as channels are, if any."""
+    planes = space.planes
+    return () if planes is None or planes.tap is None else (planes.tap,)
 
 
 def over_groups(task: WinogradTask, nodes: tuple[Node, ...]) -> Node:

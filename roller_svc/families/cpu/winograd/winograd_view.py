@@ -7,35 +7,43 @@ from dataclasses import replace
 
 from roller_svc.analysis.winograd import POINTS, TAPS, is_accurate
 from roller_svc.families.common.cpu.image_space import ImageSpace, image_space
+from roller_svc.families.cpu.winograd.workload import summed_products
 from roller_svc.ir.constraints import WinogradMode
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import loads_of
 from roller_svc.ir.group import AxisRole, KernelGroup, TileSpace
 
 
-def winograd_spaces(group: KernelGroup, convolutions: Sequence[TileSpace], mode: WinogradMode) -> tuple[TileSpace, ...]:
+def winograd_spaces(
+    group: KernelGroup, convolutions: Sequence[TileSpace], mode: WinogradMode, lanes: int
+) -> tuple[TileSpace, ...]:
     """Return the spaces of Winograd convolutions, given those of direct ones; none where the algorithm does not apply.
 
-    It applies to 3 x 3 taps of stride 1 and float32, one group of channels, and constant weights.
+    It applies to 3 x 3 taps of stride 1 and float32, and constant weights. One more dimension may have taps. The
+    filters of a group must fill the `lanes` of a vector: else products and transformed weights are mostly zeros.
     """
     if mode is WinogradMode.NEVER:
         return ()
     for space in convolutions:
         image = image_space(space)
-        if image is not None and image.along_filters and _applies(group, space, image):
+        if image is not None and image.along_filters and _applies(group, space, image, lanes):
             return tuple(
                 replace(space, winograd_tile=m)
                 for m in POINTS
-                if mode is WinogradMode.ALWAYS or is_accurate(m, image.depth)
+                if mode is WinogradMode.ALWAYS or is_accurate(m, summed_products(image))
             )
     return ()
 
 
-def _applies(group: KernelGroup, space: TileSpace, image: ImageSpace) -> bool:
-    if space.compute_dtype is not DType.FLOAT32 or space.role(AxisRole.BATCH) or image.channels is None:
+def _applies(group: KernelGroup, space: TileSpace, image: ImageSpace, lanes: int) -> bool:
+    if space.compute_dtype is not DType.FLOAT32 or image.channels is None:
+        return False
+    if space.role(AxisRole.BATCH) and image.filters.extent < lanes:
         return False
     images, windows = image.window_dims[:-2], image.window_dims[-2:]
-    if len(windows) < 2 or any(slide.tap is not None or slide.stride != 1 for slide in images):
+    if len(windows) < 2 or any(slide.stride != 1 for slide in images):
+        return False
+    if sum(slide.tap is not None for slide in images) > 1:
         return False
     if any(slide.taps != TAPS or slide.stride != 1 or slide.dilation != 1 for slide in windows):
         return False

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from roller_svc.analysis.winograd import Transforms, transforms
 from roller_svc.families.common.cpu.image_space import ImageSpace, ImageWindowDim, image_space
-from roller_svc.ir.group import KernelGroup
+from roller_svc.ir.group import AxisRole, KernelGroup
 from roller_svc.perf.workload import Workload
 
 # Fraction of L2 that the products of a group of panels may fill, next to the transformed inputs.
@@ -31,9 +31,24 @@ class WinogradSpace:
     def positions(self) -> int:
         return self.transforms.positions
 
+    @property
+    def depth(self) -> int:
+        """Return the products that are summed for one position, tile and filter."""
+        return summed_products(self.image)
+
+    @property
+    def plane_dims(self) -> tuple[ImageWindowDim, ...]:
+        """Return the dimensions beside rows and columns, outermost first: images, and the planes of an image."""
+        return self.image.window_dims[:-2]
+
+    @property
+    def planes(self) -> ImageWindowDim | None:
+        """Return the dimension with taps beside rows and columns: its taps are summed as channels are."""
+        return next((slide for slide in self.plane_dims if slide.tap is not None), None)
+
     def unit(self, slide: ImageWindowDim) -> int:
-        """Return the output positions of a tile along a dimension: m where a window slides, 1 along images."""
-        return 1 if slide.tap is None else self.m
+        """Return the output positions of a tile along a dimension: m along rows and columns, 1 along others."""
+        return 1 if slide in self.plane_dims else self.m
 
     def count(self, slide: ImageWindowDim) -> int:
         """Return the tiles along a dimension."""
@@ -45,10 +60,15 @@ class WinogradSpace:
         return math.prod(self.count(slide) for slide in self.image.window_dims)
 
     @property
+    def batch(self) -> int:
+        """Return the convolutions that share no channel and no filter: groups."""
+        return math.prod(axis.extent for axis in self.image.space.role(AxisRole.BATCH))
+
+    @property
     def transformed_bytes(self) -> int:
         """Return the bytes of the transformed weights."""
         image = self.image
-        return self.positions * image.depth * image.filters.extent * image.element_bytes
+        return self.batch * self.positions * self.depth * image.filters.extent * image.element_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +102,25 @@ class WinogradTask:
     @property
     def tiles(self) -> int:
         return math.prod(self.counts)
+
+    @property
+    def input_counts(self) -> tuple[int, ...]:
+        """Return the input tiles along each window dimension: more than output tiles where planes have taps."""
+        planes = self.space.plane_dims
+        dims = zip(self.space.image.window_dims, self.counts, strict=True)
+        return tuple(slide.input_extent(n) if slide in planes else n for slide, n in dims)
+
+    @property
+    def input_tiles(self) -> int:
+        return math.prod(self.input_counts)
+
+    @property
+    def tiles_of_plane(self) -> int:
+        """Return the tiles between adjacent coordinates of the planes with taps."""
+        planes = self.space.planes
+        if planes is None:
+            return 0
+        return math.prod(self.counts[self.space.image.window_dims.index(planes) + 1 :])
 
     @property
     def padded(self) -> ImageSpace:
@@ -154,12 +193,17 @@ class WinogradTask:
     @property
     def inputs_pitch(self) -> int:
         """Return the elements between positions of the transformed inputs."""
-        return _odd_lines(self.tiles * self.channel_pitch)
+        return _odd_lines(self.input_tiles * self.channel_pitch)
 
     @property
     def inputs_bytes(self) -> int:
         """Return the bytes of the transformed inputs."""
         return self.space.positions * self.inputs_pitch * self.space.image.element_bytes
+
+
+def summed_products(image: ImageSpace) -> int:
+    """Return the channels, times the taps of the dimensions beside rows and columns."""
+    return image.depth * math.prod(slide.taps for slide in image.window_dims[:-2])
 
 
 def _odd_lines(elements: int) -> int:
@@ -176,7 +220,7 @@ def prepare(group: KernelGroup, base: Workload[None]) -> Workload[WinogradSpace]
     if image is None or image.channels is None:
         return None
     space = WinogradSpace(image, transforms(base.space.winograd_tile))
-    operations = 2 * space.positions * space.tiles * image.depth * image.filters.extent
+    products = space.batch * space.positions * space.tiles * space.depth * image.filters.extent
     weights = sum(o.total_bytes for o in (base.a, base.b) if o.is_constant)
     moved = base.compulsory_bytes - weights + space.transformed_bytes
-    return replace(base, operations=operations, compulsory_bytes=moved).with_facts(space)
+    return replace(base, operations=2 * products, compulsory_bytes=moved).with_facts(space)

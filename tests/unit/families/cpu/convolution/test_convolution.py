@@ -14,6 +14,7 @@ from roller_svc.compiler.rank import rank_units
 from roller_svc.families.cpu.convolution.convolution_view import convolution_spaces
 from roller_svc.frontend.parse import parse
 from roller_svc.ir.dtype import DType
+from roller_svc.ir.group import AxisRole
 from roller_svc.ir.program import TensorType
 from roller_svc.ir.report import Plan
 from roller_svc.runtime.cpu import CpuModule
@@ -53,6 +54,8 @@ CASES: dict[str, tuple[str, dict[str, tuple[int, ...]], DType]] = {
                     {"x": (2, 15, 70), "w": (10, 5, 4)}, F32),
     "grouped": ("y[n, g, f, ho, wo] +=! x[n, g, c, ho + kh, wo + kw] * w[g, f, c, kh, kw] where ho in 6, wo in 6",
                 {"x": (2, 3, 4, 8, 8), "w": (3, 8, 4, 3, 3)}, F32),
+    "grouped, channels last": ("y[n, ho, wo, g, f] +=! x[n, ho + kh, wo + kw, g, c] * w[g, f, c, kh, kw] "
+                               "where ho in 6, wo in 6", {"x": (2, 8, 8, 3, 4), "w": (3, 8, 4, 3, 3)}, F32),
     "channels last": ("y[n, ho, wo, f] +=! x[n, ho + kh - 1, wo + kw - 1, c].when([ho + kh - 1 >= 0, ho + kh - 1 < 6, "
                       "wo + kw - 1 >= 0, wo + kw - 1 < 7], 0.0) * w[kh, kw, c, f] where ho in 6, wo in 7",
                       {"x": (2, 6, 7, 5), "w": (3, 3, 5, 21)}, F32),
@@ -108,6 +111,18 @@ def test_gemm_has_vectors_along_rows_if_columns_waste_lanes(columns: int, views:
     (group,) = partition(program, hardware.load("cpu-x86-avx512"))
     spaces = convolution_spaces(group, 16)
     assert [space.vector_axis for space in spaces] == ["m"] * views
+
+
+@pytest.mark.parametrize("target", ["cpu-x86-avx2", "cpu-x86-avx512"])
+def test_image_is_the_operand_in_which_a_window_slides(target: str) -> None:
+    """Few filters that waste lanes do not make an image of the weights."""
+    text, shapes, dtype = CASES["grouped, channels last"]
+    program = parse(text, {n: TensorType(dtype, shape) for n, shape in shapes.items()}, ("y",))
+    hw = hardware.load(target)
+    (group,) = partition(program, hw)
+    (space,) = convolution_spaces(group, hw.unit_for(dtype).shape[-1])
+    assert [axis.extent for axis in space.role(AxisRole.TAP)] == [9]
+    assert [axis.name for axis in space.role(AxisRole.PIXEL)] == ["n", "ho", "wo"]
 
 
 @pytest.mark.parametrize(("taps", "stride"), [(3, 1), (5, 2)])

@@ -72,7 +72,23 @@ REFLECTED = (
     "Y[f, y, x] +=! W[f, c, i, j] * X[c, 7 - abs(7 - abs({y})), 7 - abs(7 - abs({x}))] "
     "where y in 4, x in 4, i in 3, j in 3"
 )
+PLANES = (
+    "S[n, f, z, y, x] +=! W[f, c, k, i, j] * X[n, c, z + k - 1, y + i - 1, x + j - 1].when([z + k - 1 >= 0, "
+    "z + k - 1 < 5, y + i - 1 >= 0, y + i - 1 < 9, x + j - 1 >= 0, x + j - 1 < 10], 0.0) "
+    "where z in 5, y in 9, x in 10; Y[n, f, z, y, x] = max(S[n, f, z, y, x] + B[f], 0.0)"
+)
+DILATED_PLANES = "Y[n, z, y, x, f] +=! W[k, i, j, c, f] * X[n, z + k * 2, y + i, x + j, c] where z in 3, y in 6, x in 7"
+GROUPED = (
+    "S[n, f, y, x] +=! X[n, f // 12 * 5 + c, y + i - 1, x + j - 1].when([y + i - 1 >= 0, y + i - 1 < 9, "
+    "x + j - 1 >= 0, x + j - 1 < 7], 0.0) * W[f, c, i, j] where n in 2, f in 36, y in 9, x in 7, c in 5; "
+    "Y[n, f, y, x] = max(S[n, f, y, x] + B[f], 0.0)"
+)
+GROUPS_LAST = "Y[y, x, g, f] +=! W[g, f, c, i, j] * X[y + i, x + j, g, c] where y in 8, x in 7"
 FULL = "max(S[n, f, y, x] + B[f] + R[n, f, y, x], 0.0)"
+GROUPED_ALONE: tuple[str, Shapes] = (
+    "Y[f, y, x] +=! X[f // 16 * 16 + c, y + i, x + j] * W[f, c, i, j] where f in 48, y in 12, x in 12, c in 16",
+    {"X": (48, 14, 14), "W": (48, 16, 3, 3)},
+)
 CASES: dict[str, tuple[str, Shapes]] = {
     "even": convolution(1, 16, 16, 8, 8),
     "odd": convolution(1, 12, 20, 9, 7),
@@ -84,6 +100,10 @@ CASES: dict[str, tuple[str, Shapes]] = {
     "few filters": convolution(1, 16, 5, 10, 10, epilogue="max(S[n, f, y, x] + B[f], 0.0)"),
     "many channels": convolution(1, 70, 40, 6, 6),
     "channels last": (CHANNELS_LAST, {"X": (2, 9, 11, 10), "W": (3, 3, 10, 24)}),
+    "planes": (PLANES, {"X": (2, 10, 5, 9, 10), "W": (20, 10, 3, 3, 3), "B": (20,)}),
+    "dilated planes, channels last": (DILATED_PLANES, {"X": (2, 5, 8, 9, 6), "W": (2, 3, 3, 6, 17)}),
+    "grouped": (GROUPED, {"X": (2, 15, 9, 7), "W": (36, 5, 3, 3), "B": (36,)}),
+    "groups, channels last": (GROUPS_LAST, {"X": (10, 9, 3, 10), "W": (3, 20, 10, 3, 3)}),
     "prologue": (PROLOGUE, {"X": (12, 9, 10), "A": (12,), "W": (16, 12, 3, 3)}),
     "reflected": (REFLECTED.format(y="y + i - 1", x="x + j - 1"), {"X": (12, 8, 8), "W": (16, 12, 3, 3)}),
 }
@@ -145,6 +165,23 @@ def test_rows_of_tiles_are_cut_where_one_is_too_large(m: int, monkeypatch: pytes
         assert verdict.ok, (candidate.program.tile_text, verdict.detail)
 
 
+@pytest.mark.parametrize("hw", [AVX2, AVX512], ids=lambda hw: hw.id)
+def test_blocks_of_planes_are_of_one_image(hw: HardwareSpec) -> None:
+    """Each number of planes of a block is tried, with rows that are whole and cut; all of them are right."""
+    program = program_of(*CASES["planes"])
+    partition = ranked(program, hw, WinogradMode.ALWAYS, 200)
+    found: dict[tuple[int, bool], Candidate] = {}
+    for candidate in partition.candidates[0]:
+        block = candidate.program.block
+        assert block["n"] == 1
+        if candidate.program.space.winograd_tile == 2:
+            found.setdefault((block["z"], block["y"] < 9), candidate)
+    assert {planes for planes, _ in found} == {1, 2, 3, 5}
+    assert {cut for _, cut in found} == {False, True}
+    for candidate in found.values():
+        assert run(program, partition, candidate, hw).ok, candidate.program.tile_text
+
+
 @pytest.mark.parametrize("case", ["odd", "epilogue", "channels last"])
 def test_results_of_wide_vectors_match_the_reference(case: str) -> None:
     program = program_of(*CASES[case])
@@ -185,8 +222,9 @@ def test_wrong_transform_is_caught(m: int, matrix: str, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("mode", ["always", "never"])
-def test_prepared_weights_give_the_same_bits(mode: str) -> None:
-    text, shapes = convolution(1, 20, 40, 13, 13)
+@pytest.mark.parametrize("case", [convolution(1, 20, 40, 13, 13), GROUPED_ALONE], ids=["plain", "grouped"])
+def test_prepared_weights_give_the_same_bits(case: tuple[str, Shapes], mode: str) -> None:
+    text, shapes = case
     inputs = {name: ("float32", shape) for name, shape in shapes.items()}
     kernel = roller_svc.compile(text, inputs, select="model", constants=["W"], winograd=mode)
     assert ("finish" in kernel.source) is (mode == "always")
@@ -195,8 +233,9 @@ def test_prepared_weights_give_the_same_bits(mode: str) -> None:
     np.testing.assert_array_equal(prepared["Y"], kernel.run(arrays)["Y"])
 
 
-def test_threads_compute_the_same() -> None:
-    program = program_of(*convolution(1, 16, 32, 24, 24))
+@pytest.mark.parametrize("shape", [convolution(1, 16, 32, 24, 24), CASES["grouped"]], ids=["plain", "grouped"])
+def test_threads_compute_the_same(shape: tuple[str, Shapes]) -> None:
+    program = program_of(*shape)
     partition = ranked(program, replace_cores(AVX2, 2), WinogradMode.ALWAYS)
     for candidate in varied(partition, 4):
         assert candidate.program.grid > 1
@@ -224,14 +263,15 @@ def replace_cores(hw: HardwareSpec, cores: int) -> HardwareSpec:
 # where the algorithm applies ------------------------------------------------------------------------------------------
 STRIDED = "Y[f, y, x] +=! W[f, c, i, j] * X[c, y * 2 + i, x * 2 + j] where y in 8, x in 8"
 DILATED = "Y[f, y, x] +=! W[f, c, i, j] * X[c, y + i * 2, x + j * 2] where y in 8, x in 8"
-GROUPED = "Y[g, f, y, x] +=! W[g, f, c, i, j] * X[g, c, y + i, x + j] where y in 8, x in 8"
 PLAIN = "Y[f, y, x] +=! W[f, c, i, j] * X[c, y + i, x + j] where y in 8, x in 8"
+STRIDED_PLANES = "Y[f, z, y, x] +=! W[f, c, k, i, j] * X[c, z * 2 + k, y + i, x + j] where z in 4, y in 8, x in 8"
 
 
 @pytest.mark.parametrize(("text", "shapes"), [
     (STRIDED, {"X": (16, 17, 17), "W": (16, 16, 3, 3)}), (DILATED, {"X": (16, 12, 12), "W": (16, 16, 3, 3)}),
-    (GROUPED, {"X": (2, 16, 10, 10), "W": (2, 16, 16, 3, 3)}), (PLAIN, {"X": (16, 12, 12), "W": (16, 16, 5, 5)}),
-    (PLAIN, {"X": (16, 10, 12), "W": (16, 16, 3, 5)}),
+    (PLAIN, {"X": (16, 12, 12), "W": (16, 16, 5, 5)}), (PLAIN, {"X": (16, 10, 12), "W": (16, 16, 3, 5)}),
+    (GROUPS_LAST, {"X": (10, 9, 3, 16), "W": (3, 7, 16, 3, 3)}),
+    (STRIDED_PLANES, {"X": (16, 9, 10, 10), "W": (16, 16, 3, 3, 3)}),
     (REFLECTED.format(y="y * 2 + i - 1", x="x * 2 + j - 1"), {"X": (16, 8, 8), "W": (16, 16, 3, 3)}),
     (REFLECTED.format(y="y + i * 2 - 1", x="x + j * 2 - 1"), {"X": (16, 8, 8), "W": (16, 16, 3, 3)}),
 ])  # fmt: skip
