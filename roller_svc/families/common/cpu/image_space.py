@@ -72,8 +72,12 @@ class ImageSpace:
         return self.taps == 1 and self.channels is not None and not self.channels_last
 
     def phases(self, slide: ImageWindowDim) -> int:
-        """Return the phases of a dimension: coordinates are sorted by remainder, for contiguous vectors."""
-        return 1 if self.along_filters or slide is not self.window_dims[-1] else slide.stride
+        """Return the phases of a dimension: coordinates are sorted by remainder, for contiguous vectors.
+
+        Vectors are not contiguous in patches with channels last.
+        """
+        is_sorted = slide is self.window_dims[-1] and not self.along_filters and not self.channels_last
+        return slide.stride if is_sorted else 1
 
     def staged_extent(self, slide: ImageWindowDim, pixels: int) -> int:
         """Return the elements of the patch along a dimension."""

@@ -38,9 +38,13 @@ CASES: dict[str, tuple[str, dict[str, tuple[int, ...]], DType]] = {
     "both even": ("y[n, f, ho, wo] +=! x[n, c, ho * 2 + kh * 2, wo * 4 + kw * 2] * w[f, c, kh, kw]"
                   " where ho in 5, wo in 5",
                   {"x": (1, 4, 13, 21), "w": (8, 4, 3, 3)}, F32),
+    "strided, channels last to planes": (
+        "y[n, f, ho, wo] +=! x[n, ho * 2 + kh, wo * 2 + kw, c] * w[f, c, kh, kw] where ho in 8, wo in 8",
+        {"x": (2, 19, 19, 24), "w": (8, 24, 5, 5)}, F32,
+    ),
     "strided, reflected": ("y[n, f, ho, wo] +=! x[n, c, 7 - abs(7 - abs(ho * 2 + kh - 1)), 7 - abs(7 - abs(wo * 3 + kw "
-                           "* 2 - 1))] * w[f, c, kh, kw] where ho in 6, wo in 4",
-                           {"x": (2, 4, 8, 8), "w": (9, 4, 3, 3)}, F32),
+                           "- 1))] * w[f, c, kh, kw] where ho in 6, wo in 4", {"x": (2, 4, 8, 8), "w": (9, 4, 3, 3)},
+                           F32),
     "1x1": ("y[n, f, a, b] +=! x[n, c, a, b] * v[f, c]", {"x": (3, 8, 5, 7), "v": (24, 8)}, F32),
     "GEMM of 7x7 pixels": ("y[n, f, a, b] +=! v[f, c] * x[n, c, a, b]", {"v": (40, 12), "x": (1, 12, 7, 7)}, F32),
     "batched GEMM": ("y[b, m, n] +=! x[b, m, k] * w[b, k, n]", {"x": (3, 21, 9), "w": (3, 9, 10)}, F32),
