@@ -35,7 +35,7 @@ SHAPES = {
 }
 
 
-def results(name: str) -> tuple[TmaLoadPlan | str, tuple[int, ...], tuple[int, int, dict[str, int]]]:
+def results(name: str, overhangs: bool) -> tuple[TmaLoadPlan | str, tuple[int, ...], tuple[int, int, dict[str, int]]]:
     """The feed, the shape stored to, and extents of m, n and batches."""
     a, b = (f"float16 {' '.join(map(str, shape))}" for shape in SHAPES[name])
     group = contraction(STORED[name], HOPPER, A=a, B=b)
@@ -43,13 +43,16 @@ def results(name: str) -> tuple[TmaLoadPlan | str, tuple[int, ...], tuple[int, i
     type_ = types[last.output]
     (m,), (n,) = (group.space.role(role) for role in (AxisRole.M, AxisRole.N))
     batch = group.space.role(AxisRole.BATCH)
-    found = plan_tma_store(Load(last.output, last.index, type_.dtype), type_.dtype, (m, n), batch, types)
+    found = plan_tma_store(
+        Load(last.output, last.index, type_.dtype), type_.dtype, (m, n), batch, types, (overhangs, overhangs)
+    )
     return found, type_.shape, (m.extent, n.extent, {x.name: x.extent for axis in batch for x in axis.members})
 
 
+@pytest.mark.parametrize("overhangs", [False, True], ids=["all tiles begin inside", "tiles begin beyond the ends"])
 @pytest.mark.parametrize("name", STORED)
-def test_every_element_is_stored_once(name: str) -> None:
-    feed, shape, (m, n, batch) = results(name)
+def test_every_element_is_stored_once(name: str, overhangs: bool) -> None:
+    feed, shape, (m, n, batch) = results(name, overhangs)
     assert isinstance(feed, TmaLoadPlan), feed
     for extent, columns in ((8, 8), (16, 32), (16, 64)):
         walk = KTileOrder.linear(n, columns)
@@ -62,7 +65,9 @@ def test_every_element_is_stored_once(name: str) -> None:
         written = np.zeros(math.prod(shape), int)
         starts = [(box, tile.coordinates(mul(ref("tile"), num(extent)), ref("step"), box)[0]) for box in tile.boxes]
         for number, step, *at in itertools.product(
-            range(-(-m // extent)), range(walk.steps), *(range(size) for size in batch.values())
+            range(-(-m // extent) + 2 * overhangs),
+            range(walk.steps + 2 * overhangs),
+            *(range(size) for size in batch.values()),
         ):
             names = {"tile": number, "step": step, **dict(zip(batch, at, strict=True))}
             for box, start in starts:
