@@ -86,7 +86,7 @@ def _may_inline(statement: TensorExpr, readers: tuple[tuple[TensorExpr, Load | N
         return False  # an index from data must meet a tensor that exists, to be checked against
     if size * len(readers) > MAX_BODY_NODES:
         return False
-    if not _is_expensive(statement.body):
+    if not is_expensive(statement.body):
         return True
     recomputes = sum(_uses_per_element(reader, statement) for reader, _ in readers)
     return recomputes <= MAX_RECOMPUTES
@@ -105,7 +105,8 @@ def _is_product(body: Expr) -> bool:
     return isinstance(body, Op) and body.kind is OpKind.MUL
 
 
-def _is_expensive(body: Expr) -> bool:
+def is_expensive(body: Expr) -> bool:
+    """Return whether a value takes more than a few instructions, such as a function or a division."""
     return any(isinstance(node, Op) and node.kind not in _CHEAP for node in _value_nodes(body))
 
 

@@ -17,7 +17,7 @@ from roller_svc.fusion.contraction import Contraction, as_contraction
 from roller_svc.fusion.delinearize import delinearize_reduced_axes
 from roller_svc.fusion.dual_gemm import match_dual_gemms
 from roller_svc.fusion.grouped_axes import split_grouped_axes
-from roller_svc.fusion.inline import drop_unit_axes, inline_elementwise
+from roller_svc.fusion.inline import drop_unit_axes, inline_elementwise, is_expensive
 from roller_svc.fusion.operand_copies import OperandCopy, insert_operand_copies
 from roller_svc.fusion.row_normalization import hoist_row_divisions
 from roller_svc.fusion.space import contraction_space, nest_space
@@ -272,12 +272,21 @@ def _try_fuse(
         return None  # a row of results for each point: it needs a nest of its own
     if draft.contraction is None and _contraction(statement, hw) is not None:
         return None
+    if inner and statement.kind is StatementKind.MAP and hw.is_cpu and _computes_one_value_per_row(draft):
+        return None  # a nest of its own computes them in vectors
     rows = math.prod(a.extent for a in draft.outer)
     row = max(math.prod(a.extent for a in s.axes) // rows for s in (*draft.statements, statement))
     candidate = replace(draft, statements=(*draft.statements, _renamed(statement, names, draft)))
     if inner and rows < ROWS_PER_CORE * hw.num_cores and row >= LONG_ROW and not _shares_pass(candidate, hw):
         return None
     return candidate
+
+
+def _computes_one_value_per_row(draft: _FusionGroup) -> bool:
+    """Return whether the group has maps alone, of which one computes an expensive value for each outer point."""
+    return all(s.kind is StatementKind.MAP for s in draft.statements) and any(
+        is_expensive(s.body) for s in draft.statements if len(s.axes) == len(draft.outer)
+    )
 
 
 def _shares_pass(draft: _FusionGroup, hw: FusionOptions) -> bool:

@@ -126,6 +126,14 @@ def test_an_expensive_producer_that_many_read_is_stored() -> None:
     assert "e" in dict(second.inputs)
 
 
+def test_an_expensive_value_of_each_row_is_computed_in_a_nest_of_its_own_on_cpus() -> None:
+    cheap = program("s[i] = x[i] + b[i]; y[i,j] = exp(s[i] * a[i,j])", x=(64,), b=(64,), a=(64, 16))
+    expensive = program("s[i] = exp(x[i] + b[i]); y[i,j] = exp(s[i] * a[i,j])", x=(64,), b=(64,), a=(64, 16))
+    cpu = hardware.load("cpu-x86-avx512")
+    assert [len(partition(p, cpu)) for p in (cheap, expensive)] == [1, 2]
+    assert len(partition(expensive, H200)) == 1
+
+
 def test_an_intermediate_of_a_narrow_float_keeps_its_digits() -> None:
     half = TensorType(DType.FLOAT16, (64, 64))
     made = parse("C[m,n] +=! A[m,k]*B[k,n]; s[n] +=! C[m,n]; y[m,n] = C[m,n] / s[n]", {"A": half, "B": half})

@@ -15,7 +15,7 @@ from roller_svc.families.common.cpu.column_reduction import (
 )
 from roller_svc.ir.expr import Cast, Const, Expr, Load, Op, OpKind, Select, axes_of, children, loads_of
 from roller_svc.ir.group import KernelGroup
-from roller_svc.ir.program import Combine, StatementKind, operators
+from roller_svc.ir.program import Combine, StatementKind, TensorExpr, operators
 from roller_svc.perf.cpu_costs import LoopCosts
 from roller_svc.perf.machine import Machine
 from roller_svc.perf.workload import Workload
@@ -65,6 +65,7 @@ class StatementWork:
     counts: OpCounts
     combine: Combine | None  # combiner of a reduction, each value after the one before it
     tensors: frozenset[str]  # read and written
+    invariants: tuple[tuple[int, OpCounts], ...] = ()  # (times, operations) of values that all lanes of a row share
 
 
 def count_statement_work(group: KernelGroup, lanes: int) -> tuple[StatementWork, ...]:
@@ -82,12 +83,23 @@ def count_statement_work(group: KernelGroup, lanes: int) -> tuple[StatementWork,
         if statement.output in with_first:
             continue
         inner = {a.name for a in statement.axes if a.name not in outer and a.extent > 1}
-        work = _varying_ops(tables.group_invariant_factors(statement.body), along | inner, known, tables)
+        body, shared = tables.group_invariant_factors(statement.body), known.copy()
+        work = _varying_ops(body, along | inner, known, tables)
         counts = sum((OpCounts(lut=1) if is_known else _count_op(e, along, inner) for e, is_known in work), OpCounts())
         joins = statement.combine if statement.kind is StatementKind.REDUCE else None
         tensors = frozenset((statement.output, *statement.reads_tensors))
-        found.append(StatementWork(statement.points, counts, joins, tensors))
+        invariants = tuple(
+            (_iterations(statement, axes_of(e)), _count_op(e, set(), set()))
+            for e in _invariant_ops(body, along | inner, shared)
+        )
+        found.append(StatementWork(statement.points, counts, joins, tensors, invariants))
     return tuple(found)
+
+
+def _iterations(statement: TensorExpr, axes: Set[str]) -> int:
+    """Return the iterations of the loops down to the innermost one of these axes."""
+    last = max((i for i, a in enumerate(statement.axes) if a.name in axes), default=-1)
+    return math.prod(a.extent for a in statement.axes[: last + 1])
 
 
 def folded_flops(group: KernelGroup, lanes: int) -> int:
@@ -142,6 +154,20 @@ def _varying_ops(
     yield expr, few is not None
     for child in (few.source,) if few is not None else children(expr):
         yield from _varying_ops(child, moving, known, tables, is_factor=is_float_product(expr))
+
+
+def _invariant_ops(expr: Expr, moving: Set[str], known: set[Expr]) -> Iterator[Expr]:
+    """Yield the operations on loaded values that do not vary along `moving` axes; `known` grows.
+
+    Index expressions are left out.
+    """
+    if isinstance(expr, Load) or not _has_loads(expr) or expr in known:
+        return
+    if moving.isdisjoint(axes_of(expr)):
+        known.add(expr)
+        yield expr
+    for child in children(expr):
+        yield from _invariant_ops(child, moving, known)
 
 
 def _has_loads(expr: Expr) -> bool:

@@ -160,12 +160,16 @@ def _unknown_op_counts(p: Workload[LoopFacts]) -> OpCounts:
 
 
 def _statement_cycles(p: Workload[LoopFacts], launch: Launch, each: StatementWork, *, sequential: bool) -> float:
-    """Return cycles of one statement: operations, or reduction latency; loops; horizontal reduction and tails."""
+    """Return cycles of one statement: operations, or reduction latency; loops; horizontal reduction and tails.
+
+    A scalar function takes about the cycles of a vector of them.
+    """
     costs = p.machine.costs.loops
     busy, waiting = _vector_cycles(p, launch, each, sequential=sequential)
     rows, width = p.outer_points, _width(p, launch)
     is_row = each.points > rows
     cycles = each.points * _overhang(p, launch) / width * max(busy, waiting)
+    cycles += sum(times * work_cycles(p.machine, counts) for times, counts in each.invariants)
     if is_column_reduction(p.space):
         cycles += costs.startup_cycles * each.points / _reduction_step(p, each).terms / _columns_per_block(p, launch)
     if launch.reduce_threads > 1 and is_row:

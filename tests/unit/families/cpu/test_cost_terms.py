@@ -233,6 +233,18 @@ def test_what_is_divided_by_a_constant_is_a_quotient_unless_its_reciprocal_is_ex
     assert staging[2] > quotients
 
 
+def test_a_function_of_a_row_costs_one_scalar_call_a_row() -> None:
+    rows, columns = 1000, 16
+    shapes: Shapes = {"x": (F32, (rows, columns)), "s": (F32, (rows,)), "t": (F32, (columns,))}
+    plain, by_row, by_column = (
+        stage(estimated(model_of(f"y[i, j] = x[i, j] + {value}", shapes), {}, {"j": 1}), "compute")
+        for value in ("s[i]", "exp(s[i])", "exp(x[i, j] + s[i])")
+    )
+    calls = rows * FITTED.loops.exponential_cycles / one_core().clock_hz
+    assert by_row - plain == pytest.approx(calls, rel=0.2)
+    assert by_column - plain >= calls
+
+
 def test_short_vectors_are_staged_faster_than_whole_ones() -> None:
     """24 places of a line: a vector of 16 and one of 8, which lies across two lines of the cache half as often."""
     lines = {
