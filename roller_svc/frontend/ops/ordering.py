@@ -12,8 +12,9 @@ from roller_svc.ir.dtype import DType
 
 # Every pair of elements along the axis is compared.
 MAX_RANKED = 1 << 14
-# Longer axes are cut into blocks, whose totals are summed.
+# Longer axes, and those whose elements would join more terms in all, are cut into blocks, whose totals are summed.
 MAX_DIRECT = 512
+MAX_DIRECT_TERMS = 1 << 21
 MAX_CUMULATED = 1 << 20
 
 
@@ -60,7 +61,7 @@ def _cumulate(call: Call, *, sign: str) -> str:
     neutral = number(0 if sign == "+" else 1, x.dtype)
     other, here = call.axis("other"), axes[axis]
     is_joined = f"{other} {'>' if call.flag('reverse') else '<'}{'' if call.flag('exclusive') else '='} {here}"
-    if extent <= MAX_DIRECT:
+    if extent <= MAX_DIRECT and math.prod(x.shape) * extent <= MAX_DIRECT_TERMS:
         value = guard(x.at(*axes[:axis], other, *axes[axis + 1 :]), [is_joined], neutral)
         return statement(call.output, axes, f"{sign}=!", value, where=[(here, extent)], dtype=stated)
     size = math.isqrt(extent - 1) + 1

@@ -199,6 +199,7 @@ REDUCTIONS = [
     Case("cumprod", ((5,),), lambda x: np.cumprod([1, *x[:-1]]), {"exclusive": True}),
     Case("cumsum", ((5,),), lambda x: np.cumsum([0, *x[:0:-1]])[::-1], {"exclusive": True, "reverse": True}),
     Case("cumsum", ((2, 600),), lambda x: np.cumsum(x, 1)),
+    Case("cumsum", ((130, 127),), lambda x: np.cumsum(x, 0), {"axis": 0}),
     Case(
         "cumsum",
         (np.arange(1201, dtype=np.int32),),
