@@ -1,7 +1,8 @@
 """Vector types of C kernels, variables of these types, and x86 builtins for helper functions.
 
 GCC 12 does not select these instructions from plain C. `maxps` and `minps` return their second operand if either is a
-NaN or both are zeros. `vscalefps` multiplies by a power of two and rounds once (Intel SDM, volume 2).
+NaN or both are zeros. Masked with a memory operand it waits for the mask before it loads, so the operand is loaded
+before it. `vscalefps` multiplies by a power of two and rounds once (Intel SDM, volume 2).
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ def instruction(base: str, dtype: DType, lanes: int) -> tuple[str, str] | None:
     match lanes * dtype.bytes, base:
         case 64, "max" | "min":
             ordered = f"__builtin_ia32_cmp{_SUFFIX[dtype]}512_mask(a, a, {_ORDERED}, {_ALL_LANES})"
-            return "__AVX512F__", f"__builtin_ia32_{base}{_SUFFIX[dtype]}512_mask(a, b, a, {ordered}, 4)"
+            extremum = f"__builtin_ia32_{base}{_SUFFIX[dtype]}512_mask(a, b, a, {ordered}, 4)"
+            return "__AVX512F__", f'({{ __asm__("" : "+v"(b)); {extremum}; }})'
         case 32, "max" | "min":
             name = f"__builtin_ia32_{base}{_SUFFIX[dtype]}256"
             return "__AVX__", f"select_{vector_type(dtype, lanes)}(a != a, a, {name}(a, b))"

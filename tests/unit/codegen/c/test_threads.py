@@ -72,6 +72,18 @@ def test_what_a_row_has_in_common_is_computed_once() -> None:
     assert len(re.findall(r"^\tv?sqrt", made, re.MULTILINE)) == 1
 
 
+def test_a_maximum_with_a_mask_takes_its_operand_from_a_register() -> None:
+    """With an operand in memory the load would wait for the mask, thus for the maximum before."""
+    p, avx512 = program("y[i] >=! x[i, j]", x="float32 256 128"), replace(hardware.load("cpu-x86-avx512"), num_cores=1)
+    plan = trial_plans(p, avx512, 1, 0, "")
+    source = emit_plan(plan.ranked[0], p, plan.groups, avx512)
+    command = [*c_command(source), "-march=x86-64-v4", "-S", "-x", "c", "-", "-o", "-"]
+    made = subprocess.run(command, input=source.text, capture_output=True, text=True, check=True).stdout
+    masked = re.findall(r"^\tvmaxps\t(.*)\{%k\d\}", made, re.MULTILINE)
+    assert len(masked) >= 4
+    assert not any("(" in operands for operands in masked)
+
+
 def test_a_region_has_no_more_threads_than_tasks() -> None:
     p = program("y[i, j] = x[i, j] * 2.0", x="float32 3 40")
     parallel = t.parallel(default_schedule(p), "y", "i")
