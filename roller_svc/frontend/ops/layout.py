@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import partial
+from itertools import accumulate
 
 from roller_svc.errors import ArgumentError
 from roller_svc.frontend.ops.operator import Call, Operator
 from roller_svc.frontend.ops.parameters import choice, flag, integer, integers, required, unbounded
-from roller_svc.frontend.ops.text import affine, broadcast, broadcast_shape, guard, statement, zero
+from roller_svc.frontend.ops.text import affine, broadcast, broadcast_shape, guard, join_statements, statement, zero
 from roller_svc.frontend.ops.text import number as literal
 
 
@@ -92,22 +93,46 @@ def _broadcast_to(call: Call) -> str:
     return statement(call.output, axes, "=", broadcast(x, axes, shape), where=list(zip(axes, shape, strict=True)))
 
 
+MAX_TESTS = 16  # of the operands of a concatenation, one after another
+MAX_JOINED = 64  # operands that one statement concatenates
+
+
 def _concat(call: Call) -> str:
     x = call.x
     axis, axes = call.one_axis(x.rank), call.axes(x.rank)
-    total = 0
-    starts = []
     for operand in call.operands:
         call.check_rank(operand, x.rank, "the first")
         call.check_shape(operand, (*x.shape[:axis], operand.shape[axis], *x.shape[axis + 1 :]))
-        starts.append(total)
-        total += operand.shape[axis]
-    place, value = axes[axis], ""
-    for operand, start in zip(reversed(call.operands), reversed(starts), strict=True):
-        index = [*axes[:axis], affine([(place, 1)], -start), *axes[axis + 1 :]]
-        read = operand.at(*index)
-        value = guard(read, [f"{place} < {start + operand.shape[axis]}"], value) if value else read
-    return statement(call.output, axes, "=", value, where=[(place, total)])
+    parts = [(operand.name, operand.shape[axis]) for operand in call.operands]
+    statements: list[str] = []
+    while len(parts) > MAX_JOINED:
+        joined = []
+        for first in range(0, len(parts), MAX_JOINED):
+            name = call.intermediate(f"joined{len(statements)}")
+            statements.append(_join(name, parts[first : first + MAX_JOINED], axes, axis))
+            joined.append((name, sum(extent for _, extent in parts[first : first + MAX_JOINED])))
+        parts = joined
+    return join_statements(*statements, _join(call.output, parts, axes, axis))
+
+
+def _join(output: str, parts: Sequence[tuple[str, int]], axes: Sequence[str], axis: int) -> str:
+    """Return the statement that joins tensors along an axis. `parts`: name and extent of each."""
+    starts = list(accumulate((extent for _, extent in parts), initial=0))
+    place = axes[axis]
+    reads = [
+        f"{name}[{', '.join((*axes[:axis], affine([(place, 1)], -start), *axes[axis + 1 :]))}]"
+        for (name, _), start in zip(parts, starts, strict=False)
+    ]
+    return statement(output, axes, "=", _choose_operand(place, starts, reads), where=[(place, starts[-1])])
+
+
+def _choose_operand(place: str, starts: Sequence[int], reads: Sequence[str]) -> str:
+    """Return the operand at a place: one test after another of few, a binary search among many."""
+    if len(reads) == 1:
+        return reads[0]
+    first = 1 if len(reads) <= MAX_TESTS else len(reads) // 2
+    earlier, later = (_choose_operand(place, starts[part], reads[part]) for part in (slice(first), slice(first, None)))
+    return guard(earlier, [f"{place} < {starts[first]}"], later)
 
 
 def _pad(call: Call) -> str:

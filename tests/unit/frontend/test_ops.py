@@ -247,6 +247,8 @@ LAYOUTS = [
     Case("broadcast_to", ((3, 1),), lambda x: np.broadcast_to(x, (2, 3, 4)), {"shape": [2, 3, 4]}),
     Case("concat", ((3, 5), (3, 2), (3, 1)), lambda *t: np.concatenate(t, 1), {"axis": -1}),
     Case("concat", ((3, 5),), lambda x: x),
+    Case("concat", tuple((3, 1 + i % 3) for i in range(40)), lambda *t: np.concatenate(t, 1), {"axis": 1}),
+    Case("concat", ((2, 1, 2),) * 130, lambda *t: np.concatenate(t, 1), {"axis": 1}),
     Case("pad", ((3, 5),), lambda x: np.pad(x, ((0, 1), (2, 0)), constant_values=0.5),
          {"pads": [0, 2, 1, 0], "value": 0.5}),
     Case("pad", ((3, 5),), lambda x: x[1:, :-2], {"pads": [-1, 0, 0, -2]}),
