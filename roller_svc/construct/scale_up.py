@@ -72,7 +72,7 @@ def scale_up(
     """
     search = _Search(level, trace, min(trace.tiles_visited + max_visits, trace.budget), {} if cache is None else cache)
     base = tuple([steps[0] for steps in level.steps])
-    search.visit(base, search.evaluate(base))
+    search.visit(base, search.looks.get(base) or search.evaluate(base))
     by_traffic = sorted(search.accepted, key=lambda t: search.looks[t].traffic)
     large: list[Tile] = []
     border: list[Tile] = []
@@ -123,22 +123,20 @@ class _Search:
 
     def _growths(self, tile: Tile, look: TileMetrics) -> list[tuple[float, int, int, Tile]]:
         """Return (-reuse score, axis rank, axis, tile) of every tile one step larger, best first."""
-        found, looks, look_at = [], self.looks, self.evaluate
+        found, looks = [], self.looks
         for axis, following, place in self.following:
             extent = following.get(tile[axis])
             if extent is not None:
                 larger = (*tile[:axis], extent, *tile[axis + 1 :])
-                grown = looks.get(larger) or look_at(larger)
+                grown = looks.get(larger) or self.evaluate(larger)
                 found.append((-reuse_score(look, grown), place, axis, larger))
         found.sort()
         return found
 
     def evaluate(self, tile: Tile) -> TileMetrics:
-        """Return the metrics of a tile, cached."""
-        known = self.looks.get(tile)
-        if known is None:
-            known = self.looks[tile] = self.stage.evaluate(tile)
-        return known
+        """Evaluate a tile that has no metrics yet."""
+        look = self.looks[tile] = self.stage.evaluate(tile)
+        return look
 
     def _reject(self, rule: str) -> None:
         self.log.rejections[rule] = self.log.rejections.get(rule, 0) + 1

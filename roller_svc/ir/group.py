@@ -6,6 +6,7 @@ import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from functools import cached_property
 
 from roller_svc.ir.affine import Dim
 from roller_svc.ir.attention import Attention
@@ -167,7 +168,7 @@ def _is_window(dim: Dim, outer: Collection[str], inner: Mapping[str, int]) -> bo
     return bool(steps) and span > 1 and (min(steps) < span or math.prod(inner.values()) < _MIN_ROW)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class TileSpace:
     """A kernel group as construction and the model see it."""
 
@@ -190,11 +191,11 @@ class TileSpace:
     def role(self, role: AxisRole) -> tuple[TileAxis, ...]:
         return tuple(a for a in self.axes if a.role is role)
 
-    @property
+    @cached_property
     def spatial(self) -> tuple[TileAxis, ...]:
         return tuple([a for a in self.axes if a.role not in _REDUCED])
 
-    @property
+    @cached_property
     def reduced(self) -> tuple[TileAxis, ...]:
         return tuple([a for a in self.axes if a.role in _REDUCED])
 

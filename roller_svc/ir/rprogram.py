@@ -77,7 +77,8 @@ class RProgram:
             raise InvariantError("stream_k_blocks and persistent_blocks must be at least 0")
         if self.split_k > 1 and self.stream_k_blocks:
             raise InvariantError("split_k and stream_k_blocks exclude each other")
-        if self.stream_k_blocks and (self.persistent_blocks or self.cluster_size > 1):
+        cluster_size = self.cluster_size
+        if self.stream_k_blocks and (self.persistent_blocks or cluster_size > 1):
             raise InvariantError("stream-K blocks are neither persistent nor in clusters")
         if self.pingpong and not (self.persistent_blocks and self.unit.kind is UnitKind.WGMMA):
             raise InvariantError("only persistent blocks of warpgroups have a ping-pong schedule")
@@ -85,10 +86,8 @@ class RProgram:
             raise InvariantError(f"a ping-pong tile is that of one warpgroup, got {self.tile_text}")
         if self.cluster_k > 1 and (self.split_k > 1 or self.persistent_blocks):
             raise InvariantError("a reduction split within clusters is neither split over launches nor persistent")
-        if self.persistent_blocks % self.cluster_size:
-            raise InvariantError(
-                f"blocks must be a multiple of the cluster, {self.cluster_size}, got {self.persistent_blocks}"
-            )
+        if self.persistent_blocks % cluster_size:
+            raise InvariantError(f"blocks must be a multiple of the cluster, {cluster_size}, got {self.persistent_blocks}")
 
     def as_pingpong(self) -> RProgram:
         """Return the rProgram with two consumers in turn, each with the tile of one warpgroup."""

@@ -17,7 +17,7 @@ from roller_svc.ir.rprogram import RTile
 
 Tile = tuple[int, ...]
 Lines = tuple[int, int]  # transaction bytes of memory, and of its cache
-Measured = tuple[int, int, float, float, int]
+Measured = tuple[int, int, float, float]  # elements, contiguous elements, transferred bytes, requested bytes
 # Lines that hardware prefetchers skip and still follow a stream: the pair that a line is fetched with, and the next
 # (Intel 64 and IA-32 Architectures Optimization Reference Manual, "Data Prefetching").
 SKIPPED_LINES = 2
@@ -25,18 +25,19 @@ SKIPPED_LINES = 2
 
 @dataclass(slots=True)
 class ExtentTable:
-    """Extents of a tile of one axis along each of its members, cached by the tile's extent."""
+    """Points of a tile of one axis, and its extents along each of the members, cached by the tile's extent."""
 
     axis: TileAxis
     extent: int
     members: tuple[str, ...]
-    _seen: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    _seen: dict[int, tuple[int, tuple[int, ...]]] = field(default_factory=dict)
 
-    def __getitem__(self, tile: int) -> tuple[int, ...]:
+    def __getitem__(self, tile: int) -> tuple[int, tuple[int, ...]]:
         known = self._seen.get(tile)
         if known is None:
-            extents = self.axis.member_extents(min(tile, self.extent))
-            known = self._seen[tile] = tuple([extents[name] for name in self.members])
+            points = min(tile, self.extent)
+            extents = self.axis.member_extents(points)
+            known = self._seen[tile] = points, tuple([extents[name] for name in self.members])
         return known
 
 
@@ -86,12 +87,12 @@ class AccessFootprint:
     lines: Lines
     select_axes: Callable[[Tile], Tile] = field(compare=False)  # a tile's extents on `axes`
     _seen: dict[Tile, Measured] = field(default_factory=dict)
+    _streams: dict[Tile, int] = field(default_factory=dict)
 
     def measure(self, tile: Tile) -> Measured:
-        """Return (elements, contiguous elements, transferred bytes, requested bytes, stream bytes) of a tile.
+        """Return (elements, contiguous elements, transferred bytes, requested bytes) of a tile.
 
-        Transferred bytes are those of memory, requested bytes those of its cache, both in whole transactions. Stream
-        bytes are those from end to end of an access with no gap of more than SKIPPED_LINES.
+        Transferred bytes are those of memory, requested bytes those of its cache, both in whole transactions.
         """
         key = self.select_axes(tile)
         known = self._seen.get(key)
@@ -102,21 +103,15 @@ class AccessFootprint:
     def _compute(self, key: Tile) -> Measured:
         points, extents = 1, []
         for extent, table in zip(key, self.tables, strict=True):
-            points *= min(extent, table.extent)
-            extents.append(table[extent])
+            covered, members = table[extent]
+            points *= covered
+            extents.append(members)
         # row: elements up to the innermost dimension that is not accessed whole; span: their extent
         elements = run = row = span = 1
-        size, inner = self.elem_bytes, self.elem_bytes
-        stretch, near = size, True
-        unbroken = True
+        size, unbroken = self.elem_bytes, True
         for dim in self.dims:
             values, follow, reached = dim.measure(extents)
             elements *= values
-            if near:
-                near = (reached / values - 1) * inner <= SKIPPED_LINES * self.lines[0]
-                stretch = inner * (reached if near else follow)
-                near = near and (dim.dim.size - reached) * inner <= SKIPPED_LINES * self.lines[0]
-                inner *= dim.dim.size
             if unbroken:
                 row, span, run = run * values, run * reached, run * follow
                 unbroken = follow == dim.dim.size
@@ -127,7 +122,7 @@ class AccessFootprint:
         moved = requested = rows * line * min(row / run * -(-run * size // line), -(-span * size // line))
         if cache_line != line:
             requested = rows * cache_line * min(row / run * -(-run * size // cache_line), -(-span * size // cache_line))
-        return inside, run, moved, requested, stretch
+        return inside, run, moved, requested
 
     def elements(self, tile: Tile) -> int:
         """Return the distinct elements of this tensor that a tile accesses."""
@@ -138,8 +133,25 @@ class AccessFootprint:
         return self.measure(tile)[1]
 
     def stream_bytes(self, tile: Tile) -> int:
-        """Return the bytes from end to end of an access with no gap of more than SKIPPED_LINES."""
-        return self.measure(tile)[4]
+        """Return the bytes from end to end of an access with no gap of more than SKIPPED_LINES; cached."""
+        key = self.select_axes(tile)
+        known = self._streams.get(key)
+        if known is None:
+            known = self._streams[key] = self._compute_stream_bytes(key)
+        return known
+
+    def _compute_stream_bytes(self, key: Tile) -> int:
+        extents = [table[extent][1] for extent, table in zip(key, self.tables, strict=True)]
+        inner = stretch = self.elem_bytes
+        longest_gap = SKIPPED_LINES * self.lines[0]
+        for dim in self.dims:
+            values, follow, reached = dim.measure(extents)
+            is_near = (reached / values - 1) * inner <= longest_gap
+            stretch = inner * (reached if is_near else follow)
+            if not is_near or (dim.dim.size - reached) * inner > longest_gap:
+                break
+            inner *= dim.dim.size
+        return stretch
 
     def bytes(self, tile: Tile) -> int:
         return self.measure(tile)[0] * self.elem_bytes
@@ -194,7 +206,7 @@ class SpaceFootprint:
         """Return the bytes that a tile accesses, and those that memory moves for it."""
         accessed, moved = 0, 0.0
         for access in self.accesses:
-            elements, _, transactions, _, _ = access.measure(tile)
+            elements, _, transactions, _ = access.measure(tile)
             accessed += elements * access.elem_bytes
             moved += transactions
         return accessed, moved

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.hardware import ComputeUnit, HardwareSpec, MemoryLevel, Scope, TargetKind
@@ -35,9 +36,12 @@ class Cache:
     latency_cycles: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Machine:
-    """A device and one of its compute units, as rates per core and cycle."""
+    """A device and one of its compute units, as rates per core and cycle.
+
+    Terms read its properties for every tile, so they are cached.
+    """
 
     hw: HardwareSpec
     unit: ComputeUnit
@@ -54,49 +58,55 @@ class Machine:
     assumed_stages: AssumedStages
     costs: CpuCosts = FITTED
 
-    @property
+    @cached_property
     def llc(self) -> Cache | None:
         """Last-level cache: the outermost one."""
         return self.caches[0] if self.caches else None
 
-    @property
+    @cached_property
     def request_cycles(self) -> float:
         """L1 cycles of one warp request of 4 bytes per thread."""
         lines = max(1.0, self.hw.limits.warp_size / LINE_THREADS)
         return lines * LINE_BYTES / self.l1_bytes_per_cycle
 
-    @property
+    @cached_property
     def load_ports(self) -> float:
         """Vectors that a CPU core loads from L1 in a cycle."""
         return self.caches[-1].bytes_per_s / (self.cores * self.clock_hz * self.hw.vector_bytes)
 
-    @property
+    @cached_property
     def store_cycles(self) -> float:
         """Cycles in which a CPU core stores one vector to L1: twice those of a load."""
         return 2.0 / self.load_ports
 
-    @property
+    @cached_property
     def issue_width_ratio(self) -> float:
         """Issue width of a CPU core over that of Skylake, for which the constants were fitted."""
         return ISSUE_WIDTH_OF.get(self.hw.vendor, ISSUE_WIDTH) / ISSUE_WIDTH
 
-    @property
+    @cached_property
     def rob_ratio(self) -> float:
         """Reorder-buffer entries of a CPU core over those of Skylake."""
         return ROB_ENTRIES_OF.get(self.hw.vendor, ROB_ENTRIES) / ROB_ENTRIES
 
-    @property
+    @cached_property
     def l2_bytes_per_cycle(self) -> float:
         """Bytes that a CPU core reads from L2 in a cycle."""
         return self.caches[-2].bytes_per_s / self.cores / self.clock_hz
 
-    @property
+    @cached_property
     def division_cycles(self) -> float:
         """Cycles of a CPU core to divide one vector: from the spec, else the constant."""
         rate = self.unit.quotients_per_s
         if rate is None:
             return self.costs.loops.division_cycles
         return self.unit.shape[-1] * self.cores * self.clock_hz / rate
+
+    @cached_property
+    def llc_bytes_per_cycle(self) -> float:
+        """A core's share of the LLC bandwidth, in bytes per cycle; DRAM's where there is no LLC."""
+        rate = self.dram.bandwidth_bytes_per_s if self.llc is None else self.llc.bytes_per_s
+        return rate / (self.cores * self.clock_hz)
 
     def seconds(self, cycles: float) -> float:
         return cycles / self.clock_hz

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from operator import itemgetter
 from typing import Generic, TypeVar, cast
 
 from roller_svc.ir.estimate import COMPUTE, FLOOR, StageCost
@@ -59,7 +61,7 @@ F = TypeVar("F")  # facts of a kernel family
 G = TypeVar("G")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Workload(Generic[F]):
     """Tile space of a kernel group on a compute unit. `facts` are prepared by the kernel family that takes the group.
 
@@ -82,6 +84,7 @@ class Workload(Generic[F]):
     epilogue: OperandFootprint  # epilogue reads and outputs; of a loop nest: everything
     outer_points: int
     inner_points: int
+    mnk: Callable[[Tile], tuple[int, int, int]] = field(compare=False)  # a tile's extents on these axes, 1 without one
     operations: int
     compulsory_bytes: int
     elem_bytes: int  # of a staged or computed value
@@ -91,23 +94,22 @@ class Workload(Generic[F]):
         """Return the workload with the facts of a kernel family."""
         return cast("Workload[G]", replace(cast("Workload[object]", self), facts=facts))
 
-    @property
+    @cached_property
     def extents(self) -> Tile:
         return self.footprint.extents
 
-    # Not cached: on a CPU they depend on costs, and `Model.with_costs` replaces those.
-    @property
+    @cached_property
     def data_level(self) -> str:
         """Name of the level in which a repeated run finds its data."""
         return _find_data_level(self.machine, self.compulsory_bytes)
 
-    @property
+    @cached_property
     def lower_bound_s(self) -> float:
         """Roofline bound in seconds: operations at the unit's rate, each byte once from `data_level`."""
         rate = self.machine.max_bytes_per_s(self.data_level)
         return max(self.operations / self.machine.unit.flops_per_s, self.compulsory_bytes / rate)
 
-    @property
+    @cached_property
     def lower_bound(self) -> StageCost:
         """Roofline bound with the name of what bounds it."""
         is_arithmetic = self.operations / self.machine.unit.flops_per_s == self.lower_bound_s
@@ -163,11 +165,24 @@ def prepare_workload(
         epilogue=_operand(by_operand[""], prepared),
         outer_points=outer,
         inner_points=inner,
+        mnk=_mnk_selector(position.get(AxisRole.M), position.get(AxisRole.N), position.get(AxisRole.K)),
         operations=flops,
         compulsory_bytes=prepared.bytes(prepared.extents),
         elem_bytes=space.compute_dtype.bytes,
         facts=None,
     )
+
+
+def _mnk_selector(m: int | None, n: int | None, k: int | None) -> Callable[[Tile], tuple[int, int, int]]:
+    """Return a function that picks a tile's extents on m, n and k, 1 where there is no such axis."""
+    if m is not None and n is not None and k is not None:
+        return itemgetter(m, n, k)
+
+    def select(tile: Tile) -> tuple[int, int, int]:
+        along_m, along_n, along_k = (1 if axis is None else tile[axis] for axis in (m, n, k))
+        return along_m, along_n, along_k
+
+    return select
 
 
 def _lines(hw: HardwareSpec) -> Lines:

@@ -34,7 +34,6 @@ from roller_svc.families.common.gpu.matrix.terms import (
     device_fill,
     epilogue_memory_cycles,
     epilogue_slots,
-    llc_bytes_per_core_cycle,
     shared_latency_cycles,
 )
 from roller_svc.families.common.gpu.matrix.tile import COLUMNS, ROWS, STEP_BYTES, WORD_BYTES
@@ -129,7 +128,7 @@ def _step(p: Workload[Any], found: AttentionOperands, tile: MmaAttentionTile, bl
         shared=read / mach.staged_bytes_per_cycle + k.pipe + v.pipe,
         issue=max(issue, exponentials),
         port=moved / CORE_L2_BYTES_PER_CYCLE,
-        llc=moved / llc_bytes_per_core_cycle(mach),
+        llc=moved / mach.llc_bytes_per_cycle,
         dram=0.0,
         chain=chain + shared_latency_cycles(mach) + BARRIER_CYCLES,
         latency=load_latency_cycles(mach, p.a.total_bytes + p.b.total_bytes),

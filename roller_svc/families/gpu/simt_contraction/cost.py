@@ -28,10 +28,9 @@ STORE_CYCLES = 4.0  # of a warp for each element that its threads store to share
 # Compilers add some for wide addresses, which IMPERFECT_OVERLAP covers.
 COPY_OPS, LOAD_OPS, STORE_OPS, GUARD_OPS, PLACE_OPS = 2.0, 2.0, 1.5, 6.0, 4.0
 MULTIPLIED = 0.25  # of those instructions: integer multiply-adds, which run on the FMA units
-# Registers of a thread in addition to its tile: a minimum (loop counters, column indices), per operand that is copied
-# or staged in registers, per copy of a k-tile, per staged element (twice that where positions need divisions).
-MIN_OVERHEAD, COPYING, HOLDING, EACH_COPY, EACH_STAGED = 14.0, 6.0, 2.0, 1.0, 1.3
-DIVIDING = 10.0  # where rows of an operand are found by divisions
+# Registers of a thread in addition to its tile and to staged operands: a minimum (loop counters, column indices), and
+# those of an operand whose rows are found by divisions.
+MIN_OVERHEAD, DIVIDING = 14.0, 10.0
 REQUESTS = 1.0, 0.5  # of shared memory's bandwidth: scalar reads; vector reads, which pairs of lanes share
 
 
@@ -86,8 +85,9 @@ def prefetch_stages(p: Workload[SimtFacts], block: Tile, stages: int) -> int:
 
 # what a block takes ------------------------------------------------------------------------------------------------
 def block_resources(p: Workload[SimtFacts], launch: Launch) -> BlockResources:
-    bm, bn, bk = (extent_on(launch.block, axis) for axis in (p.m, p.n, p.k))
-    registers = thread_registers(p, extent_on(launch.thread, p.m), extent_on(launch.thread, p.n))
+    bm, bn, bk = p.mnk(launch.block)
+    tm, tn, _ = p.mnk(launch.thread)
+    registers = thread_registers(p, tm, tn)
     stages = min(launch.stages, block_steps(p, launch))
     needed = registers.of(bm * bk / launch.threads, bn * bk / launch.threads)
     return BlockResources(launch.threads, needed, stages * stage_bytes(p, launch.block))
@@ -115,33 +115,26 @@ def _thread_registers(p: Workload[SimtFacts], thread_m: int, thread_n: int) -> T
         return ThreadRegisters(
             (thread_m * thread_n + operands) * words + overhead_registers(limits), nothing, nothing
         )  # fmt: skip
-    a, b = (_staged(feed, words) for feed in ((p.facts.loads.a, p.facts.loads.b) if p.facts.loads else (None, None)))
+    a, b, loads = p.facts.a_registers, p.facts.b_registers, p.facts.loads
     overhead = min(float(overhead_registers(limits)), MIN_OVERHEAD + a.fixed + b.fixed)
-    divided = sum(
-        DIVIDING for feed in ((p.facts.loads.a, p.facts.loads.b) if p.facts.loads else ()) if feed.needs_division
-    )
+    divided = DIVIDING * (loads.a.needs_division + loads.b.needs_division) if loads is not None else 0.0
     return ThreadRegisters((thread_m * thread_n + 2 * operands) * words + overhead + divided, a, b)
-
-
-def _staged(feed: SimtOperandLoad | None, words: int) -> StagingRegisters:
-    if feed is None:
-        return StagingRegisters(HOLDING, EACH_STAGED * words, 1)
-    at_once = feed.width(feed.operand.vector_width, feed.operand.vector_width, None)
-    if feed.is_async(feed.operand.vector_width):
-        return StagingRegisters(COPYING, EACH_COPY / at_once, at_once)
-    return StagingRegisters(HOLDING, EACH_STAGED * words * (1 + feed.needs_division), at_once)
 
 
 def stage_bytes(p: Workload[SimtFacts], block: Tile) -> int:
     """Shared memory of one stage: As[bk][bm + padding] and Bs[bk][bn + padding] in the compute type."""
-    rows = staged_row_bytes(extent_on(block, p.m), p) + staged_row_bytes(extent_on(block, p.n), p)
-    return extent_on(block, p.k) * rows
+    m, n, k = p.mnk(block)
+    return k * (staged_row_bytes(m, p) + staged_row_bytes(n, p))
 
 
 def staged_row_bytes(elements: int, p: Workload[SimtFacts]) -> int:
-    """One row of a staged tile with its padding; memory without banks needs none."""
-    banked = p.machine.hw.block_level.banks > 1
-    return (staged_row(elements, p.elem_bytes) if banked else elements) * p.elem_bytes
+    """One row of a staged tile with its padding, cached; memory without banks needs none."""
+    known = p.facts.row_bytes.get(elements)
+    if known is None:
+        banked = p.machine.hw.block_level.banks > 1
+        known = (staged_row(elements, p.elem_bytes) if banked else elements) * p.elem_bytes
+        p.facts.row_bytes[elements] = known
+    return known
 
 
 # time -------------------------------------------------------------------------------------------------------------
@@ -155,8 +148,8 @@ def block_step(p: Workload[SimtFacts], block: Tile, thread: Tile, threads: int) 
 
 def _block_step(p: Workload[SimtFacts], block: Tile, thread: Tile, threads: int) -> SimtStep:
     mach = p.machine
-    bm, bn, bk = (extent_on(block, axis) for axis in (p.m, p.n, p.k))
-    tm, tn = extent_on(thread, p.m), extent_on(thread, p.n)
+    bm, bn, bk = p.mnk(block)
+    tm, tn, _ = p.mnk(thread)
     warp = mach.hw.limits.warp_size
     warps = -(-threads // warp)
     groups = [vector_elements(t, p.elem_bytes) for t in (tm, tn)] if warp > 1 else [1, 1]

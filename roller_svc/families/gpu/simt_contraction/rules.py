@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from roller_svc.construct.align import powers_of_two, tile_multiples
 from roller_svc.construct.rules import (
@@ -14,7 +14,6 @@ from roller_svc.construct.rules import (
     axis_names,
     axis_steps,
     exceeds_grid,
-    extent_on,
     replaced,
 )
 from roller_svc.construct.scale_up import ScaleUpLevel, ScaleUpResult, TileMetrics
@@ -22,10 +21,10 @@ from roller_svc.families.gpu.simt_contraction.cost import (
     block_step,
     prefetch_stages,
     stage_bytes,
-    staged_row_bytes,
     thread_registers,
 )
 from roller_svc.families.gpu.simt_contraction.workload import SimtFacts, ThreadRegisters
+from roller_svc.ir.hardware import Limits
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.machine import SCHEDULERS
 from roller_svc.perf.occupancy import BlockResources, block_registers, blocks_per_core
@@ -107,13 +106,13 @@ class SimtContractionRules:
         p, limits = self.workload, self.workload.machine.hw.limits
         if limits.warp_size == 1:
             return (DEFAULT_PIPELINE,)
-        threads = math.prod(block[i] // base.tile[i] for i in p.spatial)
+        threads = math.prod([block[i] // base.tile[i] for i in p.spatial])
         step = block_step(p, block, base.tile, threads)
         depth = -(-p.extent(p.k) // split_k)
-        steps = -(-depth // extent_on(block, p.k))
+        (m, n, k), (thread_m, thread_n, _) = p.mnk(block), p.mnk(base.tile)
+        steps = -(-depth // k)
         staged = stage_bytes(p, block)
-        registers = thread_registers(p, extent_on(base.tile, p.m), extent_on(base.tile, p.n))
-        needed = registers.of(*(extent_on(block, side) * extent_on(block, p.k) / threads for side in (p.m, p.n)))
+        needed = thread_registers(p, thread_m, thread_n).of(m * k / threads, n * k / threads)
         resident = blocks_per_core(BlockResources(threads, needed, min(2, steps) * staged), p.machine.hw)
         max_shared_bytes = limits.shared_bytes_per_core // resident - limits.shared_bytes_reserved_per_block
         fitting = min(max_shared_bytes, limits.shared_bytes_per_block) // staged
@@ -125,11 +124,12 @@ class SimtContractionRules:
     def _raster(self, block: Tile, resident: int) -> int:
         """Return the tile rows that make concurrent blocks read a square, unless the LLC retains B."""
         p, cache = self.workload, self.workload.machine.llc
-        rows, columns = (-(-p.extent(i) // extent_on(block, i)) for i in (p.m, p.n))
+        m, n, _ = p.mnk(block)
+        rows, columns = -(-p.extent(p.m) // m), -(-p.extent(p.n) // n)
         at_once = p.machine.cores * resident
         if cache is None or rows == 1 or at_once >= rows * columns or p.b.total_bytes <= cache.total_bytes // 2:
             return 1
-        tall = math.isqrt(max(1, at_once * extent_on(block, p.n) // extent_on(block, p.m)))
+        tall = math.isqrt(max(1, at_once * n // m))
         return min(rows, 1 << (tall.bit_length() - 1))
 
     def fallback_tiles(self) -> Sequence[tuple[Tile, ThreadTile]]:
@@ -143,23 +143,22 @@ class SimtContractionRules:
 
     def _evaluate_thread(self, thread: Tile) -> TileMetrics:
         """Return register bytes, and bytes read from the staged tile per multiply-add."""
-        m, n, size = extent_on(thread, self.workload.m), extent_on(thread, self.workload.n), self.workload.elem_bytes
+        (m, n, _), size = self.workload.mnk(thread), self.workload.elem_bytes
         return TileMetrics((m * n + m + n) * size, size / m + size / n, self._register_rule(thread))
 
     def _register_rule(self, thread: Tile) -> str:
         p = self.workload
-        registers = thread_registers(p, extent_on(thread, p.m), extent_on(thread, p.n)).of(
-            MIN_STAGED_ELEMENTS, MIN_STAGED_ELEMENTS
-        )
+        m, n, _ = p.mnk(thread)
+        registers = thread_registers(p, m, n).of(MIN_STAGED_ELEMENTS, MIN_STAGED_ELEMENTS)
         if registers > p.machine.hw.limits.max_registers_per_thread:
             return "registers per thread"
         epilogue = (p.space.flops - p.space.operand_flops) / p.outer_points - 2 * p.inner_points
-        return "epilogue" if extent_on(thread, p.m) * extent_on(thread, p.n) * epilogue > MAX_EPILOGUE else ""
+        return "epilogue" if m * n * epilogue > MAX_EPILOGUE else ""
 
     def _feeds_the_unit(self, thread: Tile) -> bool:
         """Return whether multiply-adds take as long as reading their operands from the staged tile."""
         mach = self.workload.machine
-        m, n = extent_on(thread, self.workload.m), extent_on(thread, self.workload.n)
+        m, n, _ = self.workload.mnk(thread)
         operands = (m + n) * self.workload.elem_bytes / mach.staged_bytes_per_cycle
         return m * n / mach.fma_per_cycle >= 0.95 * operands
 
@@ -169,8 +168,8 @@ class SimtContractionRules:
             (min(limits.max_threads_per_block, limits.max_threads_per_core), "threads per block"),
             (MAX_THREADS, "barrier cost"),
         )
-        m, n = extent_on(base.tile, self.workload.m), extent_on(base.tile, self.workload.n)
-        return _Block(self.workload, m, n, most, rule, thread_registers(self.workload, m, n))
+        m, n, _ = self.workload.mnk(base.tile)
+        return _Block(self.workload, limits, m, n, most, rule, thread_registers(self.workload, m, n))
 
     def _least_count(self) -> int:
         """Return the threads along m and n from which growth starts: a quarter warp."""
@@ -191,42 +190,41 @@ class _Block:
     """Rules of blocks with one thread tile. `max_threads`: the tightest bound, named `thread_rule`."""
 
     workload: Workload[SimtFacts]
+    limits: Limits
     thread_m: int
     thread_n: int
     most_threads: int
     thread_rule: str
     registers: ThreadRegisters
-    _rows: dict[int, int] = field(default_factory=dict, compare=False)
 
     def evaluate(self, block: Tile) -> TileMetrics:
         """Return staged bytes with padding, bytes loaded per multiply-add, and broken rules."""
         p = self.workload
-        m, n, k = extent_on(block, p.m), extent_on(block, p.n), extent_on(block, p.k)
-        staged = k * (self._row(m) + self._row(n))
+        m, n, k = p.mnk(block)
+        staged = stage_bytes(p, block)
         threads = (m // self.thread_m) * (n // self.thread_n)
         too_large = self._capacity_rule(threads, staged)
-        misaligned = "" if too_large else self._alignment_rule(block, threads, k / threads)
+        misaligned = "" if too_large else self._alignment_rule(block, threads)
         traffic = (p.a.requested_bytes(block) + p.b.requested_bytes(block)) / (m * n * k)
         return TileMetrics(staged, traffic, too_large, misaligned)
 
     def _capacity_rule(self, threads: int, staged_bytes: int) -> str:
         if threads > self.most_threads:
             return self.thread_rule
-        fits = staged_bytes <= self.workload.machine.hw.limits.shared_bytes_per_block
-        return "" if fits else "shared memory"
+        return "" if staged_bytes <= self.limits.shared_bytes_per_block else "shared memory"
 
-    def _alignment_rule(self, block: Tile, threads: int, each: float) -> str:
+    def _alignment_rule(self, block: Tile, threads: int) -> str:
         """Return the broken alignment rule.
 
         Staged elements of a thread, `each` per row or column of the block, shrink with block extents and grow with the
         k-tile.
         """
-        limits = self.workload.machine.hw.limits
+        limits = self.limits
         if threads % limits.warp_size:
             return "execution unit"
-        registers = self.registers.of(
-            extent_on(block, self.workload.m) * each, extent_on(block, self.workload.n) * each
-        )
+        m, n, k = self.workload.mnk(block)
+        each = k / threads
+        registers = self.registers.of(m * each, n * each)
         if registers > limits.max_registers_per_thread and self.thread_m * self.thread_n > 1:
             return "registers per thread"
         if block_registers(threads, math.ceil(registers * REGISTER_MARGIN), limits) > limits.registers_per_core:
@@ -235,17 +233,11 @@ class _Block:
             return "grid size"
         return ""
 
-    def _row(self, elements: int) -> int:
-        known = self._rows.get(elements)
-        if known is None:
-            known = self._rows[elements] = staged_row_bytes(elements, self.workload)
-        return known
-
     def is_saturated(self, block: Tile) -> bool:
         """Return whether each scheduler has a warp, and multiply-adds take as long as the loads."""
         p, mach = self.workload, self.workload.machine
-        m, n, k = extent_on(block, p.m), extent_on(block, p.n), extent_on(block, p.k)
-        if (m // self.thread_m) * (n // self.thread_n) < SCHEDULERS * mach.hw.limits.warp_size:
+        m, n, k = p.mnk(block)
+        if (m // self.thread_m) * (n // self.thread_n) < SCHEDULERS * self.limits.warp_size:
             return False
         bandwidth = mach.llc.bytes_per_s if mach.llc else mach.dram.bandwidth_bytes_per_s
         moved = p.a.requested_bytes(block) + p.b.requested_bytes(block)

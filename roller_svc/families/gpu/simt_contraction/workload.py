@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
 from roller_svc.analysis.operand import Operand, operands
@@ -19,13 +20,16 @@ from roller_svc.ir.group import AxisRole, KernelGroup, TileAxis, TileSpace
 from roller_svc.ir.hardware import Arch, UnitKind
 from roller_svc.ir.program import Axis
 from roller_svc.perf.footprint import Tile
-from roller_svc.perf.machine import SCHEDULERS
+from roller_svc.perf.machine import SCHEDULERS, register_words
 from roller_svc.perf.workload import Workload
 
 # Fraction of the other pipes that adds to the longest one. Assumed: it predicts cuBLAS's SGEMM on a V100 4 to 9 % slow
 # (docs/model.md).
 IMPERFECT_OVERLAP = 0.08
 BARRIER_CYCLES = 30.0
+# Registers of a thread in addition to its tile: per operand that is copied or staged in registers, per copy of a
+# k-tile, per staged element (twice that where positions need divisions).
+COPYING, HOLDING, EACH_COPY, EACH_STAGED = 6.0, 2.0, 1.0, 1.3
 
 
 class SimtStep(NamedTuple):
@@ -84,7 +88,7 @@ K_ELEMENTS_PER_TRANSACTION = (  # contiguous along k that adjacent threads take:
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class SimtOperandLoad:
     """How one operand is staged."""
 
@@ -99,13 +103,22 @@ class SimtOperandLoad:
         """Whether memory holds the staged bits."""
         return self.operand.source is not None and self.operand.memory_dtype is self.dtype
 
+    @cached_property
+    def _is_copied(self) -> bool:
+        return self.has_cp_async and self.is_direct
+
+    @cached_property
+    def _copy_width(self) -> int:
+        """Elements of the widest copy: contiguous columns, but one row only, since copies cannot transpose."""
+        return 1 if self.operand.k_major else math.gcd(self.operand.vector_width, chunk(self.dtype.bytes))
+
     def is_async(self, columns: int) -> bool:
-        return self.has_cp_async and self.is_direct and self._copied(columns) * self.dtype.bytes >= MIN_COPY_BYTES
+        return self._is_copied and math.gcd(self._copy_width, columns) * self.dtype.bytes >= MIN_COPY_BYTES
 
     def width(self, columns: int, rows: int, inner: Axis | None) -> int:
         """Return the elements that a thread moves at once; `inner`: see `inner_member`."""
         if self.is_async(columns):
-            return self._copied(columns)
+            return math.gcd(self._copy_width, columns)
         if self.operand.source is None:
             return 1
         if not self.operand.k_major:
@@ -116,10 +129,6 @@ class SimtOperandLoad:
             if is_contiguous
             else 1
         )
-
-    def _copied(self, columns: int) -> int:
-        """Return the elements of one copy: contiguous columns, but one row only, since copies cannot transpose."""
-        return 1 if self.operand.k_major else self._neighbours(self.dtype.bytes, columns)
 
     def _neighbours(self, element_bytes: int, most: int) -> int:
         return math.gcd(self.operand.vector_width, chunk(element_bytes), most)
@@ -176,7 +185,8 @@ def staged_row(columns: int, element_bytes: int) -> int:
     The chunks of eight rows then begin in eight different groups of four banks: a warp that scatters eight elements
     along k, four columns or more each, accesses every bank once.
     """
-    return (-(-columns // chunk(element_bytes)) | 1) * chunk(element_bytes)
+    width = chunk(element_bytes)
+    return (-(-columns // width) | 1) * width
 
 
 def vector_elements(thread_extent: int, element_bytes: int) -> int:
@@ -206,10 +216,13 @@ def fused_stride(load: Load, axis: TileAxis, shape: tuple[int, ...]) -> int | No
 
 @dataclass(frozen=True, slots=True)
 class SimtFacts:
-    """How operands are staged; None on units other than FMA units. `registers` and `steps` are caches."""
+    """How operands are staged; None on units other than FMA units. `registers`, `row_bytes` and `steps` are caches."""
 
     loads: SimtOperandLoads | None
+    a_registers: StagingRegisters
+    b_registers: StagingRegisters
     registers: dict[tuple[int, int], ThreadRegisters] = field(default_factory=dict, compare=False)
+    row_bytes: dict[int, int] = field(default_factory=dict, compare=False)  # of a staged tile, by its columns
     steps: dict[tuple[Tile, Tile, int], SimtStep] = field(default_factory=dict, compare=False)
 
 
@@ -220,4 +233,15 @@ def prepare(group: KernelGroup, base: Workload[None]) -> Workload[SimtFacts] | N
         return None
     staged = unit.kind is UnitKind.FMA and group.operands is not None
     feeds = prepare_operand_loads(base.space, operands(group), hw.arch) if staged else None
-    return base.with_facts(SimtFacts(feeds))
+    words = register_words(base.space.compute_dtype)
+    a, b = (_staging_registers(feed, words) for feed in ((feeds.a, feeds.b) if feeds is not None else (None, None)))
+    return base.with_facts(SimtFacts(feeds, a, b))
+
+
+def _staging_registers(feed: SimtOperandLoad | None, words: int) -> StagingRegisters:
+    if feed is None:
+        return StagingRegisters(HOLDING, EACH_STAGED * words, 1)
+    at_once = feed.width(feed.operand.vector_width, feed.operand.vector_width, None)
+    if feed.is_async(feed.operand.vector_width):
+        return StagingRegisters(COPYING, EACH_COPY / at_once, at_once)
+    return StagingRegisters(HOLDING, EACH_STAGED * words * (1 + feed.needs_division), at_once)

@@ -27,7 +27,6 @@ from roller_svc.families.common.gpu.matrix.terms import (
     copy_cost,
     device_fill,
     epilogue_memory_cycles,
-    llc_bytes_per_core_cycle,
     resource_seconds,
     shared_latency_cycles,
 )
@@ -143,7 +142,7 @@ def _step(p: Workload[Any], known: WgmmaAttentionFacts, tile: WgmmaAttentionTile
         shared=read / mach.staged_bytes_per_cycle + pipe,
         issue=max(weighed, producer),
         port=moved / CORE_L2_BYTES_PER_CYCLE,
-        llc=moved / llc_bytes_per_core_cycle(mach),
+        llc=moved / mach.llc_bytes_per_cycle,
         dram=0.0,
         chain=rows * tile.head_dim + max(rows * tile.n, by_itself) + _waits(mach),
         latency=load_latency_cycles(mach, p.a.total_bytes + p.b.total_bytes) + BOX_LATENCY_CYCLES,

@@ -20,7 +20,6 @@ from roller_svc.families.common.gpu.matrix.terms import (
     device_fill,
     epilogue_memory_cycles,
     k_tile_latency_cycles,
-    llc_bytes_per_core_cycle,
     operand_dram_bytes,
     resource_seconds,
     tile_count,
@@ -133,7 +132,7 @@ def block_resources(tile: WgmmaTile) -> BlockResources:
 
 def result_llc_cycles(p: Workload[WgmmaFacts], tiles: int) -> float:
     """Return the LLC cycles of one tile's outputs and epilogue operands, which a ping-pong schedule adds to loads."""
-    return p.epilogue.total_bytes / tiles / llc_bytes_per_core_cycle(p.machine)
+    return p.epilogue.total_bytes / tiles / p.machine.llc_bytes_per_cycle
 
 
 def prefetch_stages(block: WgmmaBlock, stages: int) -> int:
@@ -160,7 +159,7 @@ def shared_step(p: Workload[WgmmaFacts], block: WgmmaBlock, cluster: tuple[int, 
     if along_m == along_n == 1:
         return block.step
     a, b = block.requested_bytes
-    return block.step._replace(llc=(a / along_n + b / along_m) / llc_bytes_per_core_cycle(p.machine))
+    return block.step._replace(llc=(a / along_n + b / along_m) / p.machine.llc_bytes_per_cycle)
 
 
 def _block(p: Workload[WgmmaFacts], block: Tile, group: Tile) -> WgmmaBlock:
@@ -192,7 +191,7 @@ def _block(p: Workload[WgmmaFacts], block: Tile, group: Tile) -> WgmmaBlock:
     chain = chain + added + STEP_CYCLES if tile.promotes_accumulators else max(STEP_CYCLES, chain)
     step = MatrixStep(
         warps=WARPS * tile.consumers, mma=mma, shared=reads + pipe, issue=max(producer, consumers),
-        port=_port_cycles(tile, moved), llc=sum(moved) / llc_bytes_per_core_cycle(mach), dram=0.0,
+        port=_port_cycles(tile, moved), llc=sum(moved) / mach.llc_bytes_per_cycle, dram=0.0,
         chain=chain,
         latency=load_latency_cycles(mach, p.a.total_bytes + p.b.total_bytes), imperfect_overlap=WGMMA_IMPERFECT_OVERLAP,
     )  # fmt: skip

@@ -24,7 +24,6 @@ from roller_svc.families.common.gpu.matrix.prefilter import TilePrefilter
 from roller_svc.families.common.gpu.matrix.terms import (
     IMPERFECT_OVERLAP,
     accumulator_columns,
-    llc_bytes_per_core_cycle,
     split_k_reduction_cycles,
 )
 from roller_svc.families.common.gpu.matrix.tile import WORD_BYTES
@@ -81,7 +80,7 @@ def approx_cycles(p: Workload[WgmmaFacts], block: Tile, base: ThreadTile, split_
     together = min(rounds, blocks_per_core(known.resources, mach.hw))
     # each block of a cluster of two loads half of a shared operand, the larger one if possible
     requested_bytes = sum(known.requested_bytes) - max(known.requested_bytes) / 2
-    loads = max(step.port, requested_bytes / llc_bytes_per_core_cycle(mach) * min(1.0, tasks / mach.cores))
+    loads = max(step.port, requested_bytes / mach.llc_bytes_per_cycle * min(1.0, tasks / mach.cores))
     each = max(step.mma, step.shared, step.issue, loads, step.chain / together)
     steps = -(-tile.k_order.steps // split_k)
     filling = (step.latency + BOX_LATENCY_CYCLES) / rounds
@@ -101,7 +100,7 @@ def approx_cycles(p: Workload[WgmmaFacts], block: Tile, base: ThreadTile, split_
     if p.space.num_accumulators > 1:
         return whole
     if (parts := cluster_parts(mach.cores, tasks, steps)) > 1:
-        loads = max(step.port, requested_bytes / llc_bytes_per_core_cycle(mach) * min(1.0, tasks * parts / mach.cores))
+        loads = max(step.port, requested_bytes / mach.llc_bytes_per_cycle * min(1.0, tasks * parts / mach.cores))
         part = -(-steps // parts) * max(step.mma, step.shared, step.issue, loads, step.chain)
         whole = min(whole, max(floor, part) + edges + cluster_reduction_cycles(p, tile, parts))
     if not stream_k_choices(tasks, steps, mach.cores):

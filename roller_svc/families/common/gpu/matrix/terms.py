@@ -144,12 +144,6 @@ def bytes_per_core_cycle(bytes_per_s: float, mach: Machine) -> float:
     return bytes_per_s / (mach.cores * mach.clock_hz)
 
 
-def llc_bytes_per_core_cycle(mach: Machine) -> float:
-    """Return a core's share of the LLC bandwidth; DRAM's where there is no LLC."""
-    last = mach.llc
-    return bytes_per_core_cycle(last.bytes_per_s if last else mach.dram.bandwidth_bytes_per_s, mach)
-
-
 def shared_latency_cycles(mach: Machine) -> float:
     return mach.hw.block_level.latency_s * mach.clock_hz
 
