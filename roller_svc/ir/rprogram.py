@@ -87,7 +87,8 @@ class RProgram:
         if self.cluster_k > 1 and (self.split_k > 1 or self.persistent_blocks):
             raise InvariantError("a reduction split within clusters is neither split over launches nor persistent")
         if self.persistent_blocks % cluster_size:
-            raise InvariantError(f"blocks must be a multiple of the cluster, {cluster_size}, got {self.persistent_blocks}")
+            blocks = self.persistent_blocks
+            raise InvariantError(f"blocks must be a multiple of the cluster, {cluster_size}, got {blocks}")
 
     def as_pingpong(self) -> RProgram:
         """Return the rProgram with two consumers in turn, each with the tile of one warpgroup."""

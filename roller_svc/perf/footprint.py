@@ -16,6 +16,8 @@ from roller_svc.ir.program import AxisKind
 from roller_svc.ir.rprogram import RTile
 
 Tile = tuple[int, ...]
+ADDRESS_OPS = 2  # one multiply-add and one pointer add for a load
+DIVISION_OPS = 8  # division by a constant: multiply-high, shift, multiply-subtract, and operand moves
 Lines = tuple[int, int]  # transaction bytes of memory, and of its cache
 Measured = tuple[int, int, float, float]  # elements, contiguous elements, transferred bytes, requested bytes
 # Lines that hardware prefetchers skip and still follow a stream: the pair that a line is fetched with, and the next
@@ -81,6 +83,7 @@ class AccessFootprint:
     dims: tuple[DimFootprint, ...]
     axes: tuple[int, ...]  # positions of the tile axes that index it
     elem_bytes: int
+    address_ops: int  # integer operations to address one element
     strides: dict[int, int]  # elements between neighbours along a tile axis, where they are in the innermost dimension
     has_all_axes: bool  # whether the space has every axis of the index
     varies_with_reduction: bool  # whether a reduced axis, or one that the space leaves out, indexes it
@@ -246,6 +249,7 @@ def _compile(access: TileAccess, tables: tuple[ExtentTable, ...], lines: Lines) 
         varies_with_reduction=any(t.axis.kind is AxisKind.REDUCE for t in used) or not names <= term_of.keys(),
         axes=axes,
         elem_bytes=access.dtype.bytes,
+        address_ops=_address_ops(access, used),
         lines=lines,
         select_axes=extent_selector(axes),
         strides=_strides(access, axes, used),
@@ -258,6 +262,12 @@ def _dim_footprint(dim: Dim, term_of: Mapping[str, tuple[int, int]]) -> DimFootp
     terms = tuple(term_of[name] for name, _ in dim.coeffs)
     is_plain = len(terms) == 1 and abs(dim.coeffs[0][1]) == 1 and dim.is_affine
     return DimFootprint(dim, terms, terms[0] if is_plain else None)
+
+
+def _address_ops(access: TileAccess, tables: tuple[ExtentTable, ...]) -> int:
+    """Return the integer operations to address one element: fused axes are split by constant divisions."""
+    members = sum([len([m for m in table.axis.members if m.extent > 1]) for table in tables])
+    return ADDRESS_OPS * max(1, len(access.dims)) + DIVISION_OPS * max(0, members - len(tables))
 
 
 def _strides(access: TileAccess, axes: Tile, tables: tuple[ExtentTable, ...]) -> dict[int, int]:

@@ -108,6 +108,11 @@ class Machine:
         rate = self.dram.bandwidth_bytes_per_s if self.llc is None else self.llc.bytes_per_s
         return rate / (self.cores * self.clock_hz)
 
+    @cached_property
+    def dram_bytes_per_cycle(self) -> float:
+        """A core's share of the DRAM bandwidth, in bytes per cycle."""
+        return self.dram.bandwidth_bytes_per_s / (self.cores * self.clock_hz)
+
     def seconds(self, cycles: float) -> float:
         return cycles / self.clock_hz
 

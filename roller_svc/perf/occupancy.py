@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from roller_svc.ir.hardware import HardwareSpec, Limits
 
@@ -10,8 +10,7 @@ MAX_OVERHEAD_REGISTERS = 30  # addresses, loop counters, predicates of the simt 
 REGISTER_WARPS = 4  # granularity of register allocation: one warp for each partition of a core
 
 
-@dataclass(frozen=True, slots=True)
-class BlockResources:
+class BlockResources(NamedTuple):
     """Threads, registers and shared memory of a thread block."""
 
     threads: int
@@ -22,10 +21,11 @@ class BlockResources:
 def blocks_per_core(needs: BlockResources, hw: HardwareSpec) -> int:
     """Return the resident blocks of one core; at least 1 for a legal block."""
     limits = hw.limits
-    warps = limits.registers_per_core // (_allocated_registers(needs.registers_per_thread) * limits.warp_size)
-    by_registers = warps // REGISTER_WARPS * REGISTER_WARPS // max(1, -(-needs.threads // limits.warp_size))
-    by_threads = limits.max_threads_per_core // max(1, needs.threads)
-    shared = needs.shared_bytes + limits.shared_bytes_reserved_per_block
+    threads, registers, shared_bytes = needs
+    warps = limits.registers_per_core // (_allocated_registers(registers) * limits.warp_size)
+    by_registers = warps // REGISTER_WARPS * REGISTER_WARPS // max(1, -(-threads // limits.warp_size))
+    by_threads = limits.max_threads_per_core // max(1, threads)
+    shared = shared_bytes + limits.shared_bytes_reserved_per_block
     by_shared = limits.shared_bytes_per_core // shared if shared else limits.max_blocks_per_core
     return max(1, min(limits.max_blocks_per_core, by_registers, by_threads, by_shared))
 

@@ -24,9 +24,6 @@ from roller_svc.perf.footprint import (
 )
 from roller_svc.perf.machine import Machine, prepare_machine
 
-ADDRESS_OPS = 2  # one multiply-add and one pointer add for a load
-DIVISION_OPS = 8  # division by a constant: multiply-high, shift, multiply-subtract, and operand moves
-
 
 @dataclass(frozen=True, slots=True)
 class OperandFootprint:
@@ -211,14 +208,7 @@ def _operand(tensors: tuple[AccessFootprint, ...], prepared: SpaceFootprint, fac
         tensors=tensors,
         axes=axes,
         select_axes=extent_selector(axes),
-        address_ops=sum(address_ops(t) for t in tensors) / factors,
+        address_ops=sum([t.address_ops for t in tensors]) / factors,
         elem_bytes=max((t.elem_bytes for t in tensors), default=0),
         total_bytes=sum(t.bytes(prepared.extents) for t in tensors),
     )
-
-
-def address_ops(tensor: AccessFootprint) -> float:
-    """Return the integer operations to address one element: fused axes are split by constant divisions."""
-    members = sum(len([m for m in table.axis.members if m.extent > 1]) for table in tensor.tables)
-    splits = max(0, members - len(tensor.tables))
-    return ADDRESS_OPS * max(1, len(tensor.access.dims)) + DIVISION_OPS * splits

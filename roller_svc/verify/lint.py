@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 
 from roller_svc.compiler.post_compile import predict_resources
@@ -141,9 +141,9 @@ def _compare_with_plan(linted: LintedLaunch, planned: PlannedLaunch, hw: Hardwar
     registers, shared = used.registers_per_thread, used.shared_bytes
     for kind, change, real in (
         (FindingKind.REGISTERS, f"{registers} registers per thread, planned {needs.registers_per_thread}",
-         replace(needs, registers_per_thread=registers)),
+         needs._replace(registers_per_thread=registers)),
         (FindingKind.SHARED, f"{shared} bytes of shared memory, planned {needs.shared_bytes}",
-         replace(needs, shared_bytes=shared)),
+         needs._replace(shared_bytes=shared)),
     ):  # fmt: skip
         if (fit := blocks_per_core(real, hw)) < assumed:
             yield Finding(kind, name, f"{change}: {fit} blocks per core, planned {assumed}")

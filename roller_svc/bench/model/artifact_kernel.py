@@ -22,9 +22,10 @@ from roller_svc.ir.hardware import TargetKind
 from roller_svc.ir.rprogram import RProgram
 from roller_svc.perf.banks import conflict_cycles
 from roller_svc.perf.common import dram_bytes_with_reuse, load_latency_cycles, simt_waves, streaming_bandwidth
+from roller_svc.perf.footprint import DIVISION_OPS
 from roller_svc.perf.machine import Machine
 from roller_svc.perf.occupancy import BlockResources, blocks_per_core, overhead_registers
-from roller_svc.perf.workload import DIVISION_OPS, Workload
+from roller_svc.perf.workload import Workload
 
 ISSUE_LEAK = 0.1  # unhidden fraction of the shorter of a core's two bounds, as for our kernels of these families
 # Loads that LLVM 14 keeps in flight for gfx906 at -O2 when it stages in a loop over k-tiles: it waits for two loads,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from roller_svc.families.family import Family
@@ -23,5 +22,5 @@ def min_resident_blocks(
     needs = family.predict_resources(group, program, hw)
     if needs is None:
         return 1
-    needs = replace(needs, registers_per_thread=round(needs.registers_per_thread * margin))
+    needs = needs._replace(registers_per_thread=round(needs.registers_per_thread * margin))
     return min(blocks_per_core(needs, hw), ceil_div(program.grid, hw.num_cores))

@@ -7,9 +7,9 @@ from typing import Any
 
 from roller_svc.families.common.gpu.row_space import RowAccess, RowIteration, RowSpace
 from roller_svc.perf.common import Costs, Launch, simt_waves, streaming_bandwidth
-from roller_svc.perf.footprint import Tile
+from roller_svc.perf.footprint import ADDRESS_OPS, Tile
 from roller_svc.perf.occupancy import BlockResources, blocks_per_core
-from roller_svc.perf.workload import ADDRESS_OPS, Workload, address_ops
+from roller_svc.perf.workload import Workload
 
 SECTOR_BYTES = 32
 BLOCK_CYCLES = 50.0  # a core starts one block after another
@@ -98,7 +98,7 @@ def _row_instructions(p: Workload[Any], rows: RowSpace, launch: Launch, iteratio
             loads = -(-count // _width(p, rows, access, launch))
             is_weight = packed is not None and access.footprint.access.tensor in packed.tensors
             narrow = count if access.bytes < 4 and not is_weight else 0  # each is converted
-            repeated += _passes(access, iteration) * (loads * (1.0 + address_ops(access.footprint) / 4) + narrow)
+            repeated += _passes(access, iteration) * (loads * (1.0 + access.footprint.address_ops / 4) + narrow)
     if rows.is_shared(iteration, launch.threads, p.machine.hw.limits):
         for access in rows.cached_inputs:
             chunk = access.elements(rows.row_thread(launch.thread)) / _width(p, rows, access, launch)

@@ -11,7 +11,7 @@ from roller_svc.perf.common import Costs, Launch, dram_bytes_with_reuse, simt_wa
 from roller_svc.perf.footprint import AccessFootprint, Tile
 from roller_svc.perf.machine import Machine, register_words
 from roller_svc.perf.occupancy import BlockResources, blocks_per_core, overhead_registers
-from roller_svc.perf.workload import Workload, address_ops
+from roller_svc.perf.workload import Workload
 
 LOOP_OPS = 1.0
 UNROLL = 4  # iterations of an inner loop whose loads the compiler issues together
@@ -86,11 +86,11 @@ def _thread_instructions(p: Workload[Any], launch: Launch, per_thread: int) -> t
         accesses = _thread_elements(p, tensor, launch.thread)
         if tensor.varies_with_reduction:
             # loops over inner axes are unrolled and step their addresses; lanes must take their index apart
-            repeated += accesses * (1.5 if launch.reduce_threads == 1 else 1.0 + address_ops(tensor) / 2)
+            repeated += accesses * (1.5 if launch.reduce_threads == 1 else 1.0 + tensor.address_ops / 2)
             loads += 1.0
         else:
-            once += accesses * (1.0 + address_ops(tensor) / 2)
-    stores = sum(per_thread * (1.0 + address_ops(t) / 2) for t in p.footprint.writes) / launch.reduce_threads
+            once += accesses * (1.0 + tensor.address_ops / 2)
+    stores = sum(per_thread * (1.0 + t.address_ops / 2) for t in p.footprint.writes) / launch.reduce_threads
     return iterations * repeated + once + stores + 20.0, max(loads, 1.0)
 
 

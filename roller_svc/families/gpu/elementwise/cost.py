@@ -9,9 +9,10 @@ from roller_svc.families.common.gpu.elementwise_space import REQUEST_THREADS, SE
 from roller_svc.families.common.gpu.serial_cost import make_block_cycles
 from roller_svc.ir.hardware import Limits
 from roller_svc.perf.common import Costs, Launch, dram_bytes_with_reuse, simt_waves, streaming_bandwidth
+from roller_svc.perf.footprint import ADDRESS_OPS, DIVISION_OPS
 from roller_svc.perf.machine import SCHEDULERS, register_words
 from roller_svc.perf.occupancy import BlockResources, blocks_per_core, overhead_registers
-from roller_svc.perf.workload import ADDRESS_OPS, DIVISION_OPS, Workload
+from roller_svc.perf.workload import Workload
 
 BARRIER_CYCLES = 30.0
 THREAD_INSTRUCTIONS = 20.0  # index of the thread, bounds of its tile, exit

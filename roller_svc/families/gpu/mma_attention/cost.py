@@ -29,7 +29,6 @@ from roller_svc.families.common.gpu.matrix.terms import (
     MMA_LATENCY_CYCLES,
     STEP_OPS,
     MatrixStep,
-    bytes_per_core_cycle,
     copy_cost,
     device_fill,
     epilogue_memory_cycles,
@@ -58,7 +57,7 @@ def mma_attention(p: Workload[AttentionOperands], launch: Launch) -> Costs:
     resident = blocks_per_core(launch.compiled or needs, hw)
     steps = max(1.0, visible_fraction(p, found, tile.m) * -(-p.extent(p.k) // tile.kv) / tile.kv_splits)
     dram_bytes = operand_dram_bytes(p, launch, resident * mach.cores)
-    dram = dram_bytes / (launch.grid * steps) / bytes_per_core_cycle(mach.dram.bandwidth_bytes_per_s, mach)
+    dram = dram_bytes / (launch.grid * steps) / mach.dram_bytes_per_cycle
     cost = _step(p, found, tile, launch.block)
     step = cost.step._replace(dram=dram_cycles(p, launch, dram))
     stages_in_flight = launch.stages - 1 if found.k.is_async and found.v.is_async else 1

@@ -7,7 +7,6 @@ unit, shared memory, the schedulers, the LLC and DRAM.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 from roller_svc.construct.rules import MIN_MATRIX_STAGES, extent_on
 from roller_svc.families.common.gpu.matrix.terms import (
@@ -17,8 +16,6 @@ from roller_svc.families.common.gpu.matrix.terms import (
     STEP_OPS,
     MatrixStep,
     MmaBlock,
-    accumulator_columns,
-    bytes_per_core_cycle,
     copy_cost,
     device_fill,
     epilogue_memory_cycles,
@@ -29,7 +26,7 @@ from roller_svc.families.common.gpu.matrix.terms import (
     shared_latency_cycles,
     tile_count,
 )
-from roller_svc.families.common.gpu.matrix.tile import MmaTile, fragment_of, staged, thread_registers
+from roller_svc.families.common.gpu.matrix.tile import MmaTile, staged, thread_registers
 from roller_svc.families.gpu.mma_contraction.workload import MmaFacts
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.hardware import UnitKind
@@ -47,12 +44,12 @@ def mma_contraction(p: Workload[MmaFacts], launch: Launch) -> Costs:
     """Return the cost of waves of blocks, each a chain of k-tiles between prologue and epilogue."""
     mach, hw = p.machine, p.machine.hw
     block = mma_block(p, launch.block, launch.thread)
-    tile = replace(block.tile, stages=launch.stages)
+    tile = block.tile._replace(stages=launch.stages)
     needs = BlockResources(tile.threads, block.registers, tile.shared_bytes)
     resident = blocks_per_core(launch.compiled or needs, hw)
     steps = block_steps(p, launch)
     dram_bytes = operand_dram_bytes(p, launch, resident * mach.cores)
-    dram = dram_bytes / (launch.grid * steps) / bytes_per_core_cycle(mach.dram.bandwidth_bytes_per_s, mach)
+    dram = dram_bytes / (launch.grid * steps) / mach.dram_bytes_per_cycle
     step = block_step(p, launch.block, launch.thread)
     step = step._replace(dram=dram, latency=k_tile_latency_cycles(p, launch, dram_bytes, steps))
     stages_in_flight = prefetch_stages(p, launch.stages)
@@ -78,11 +75,11 @@ def mma_block(p: Workload[MmaFacts], block: Tile, warp: Tile) -> MmaBlock:
     """Return the tile of a block and the registers of its threads; cached."""
     known = p.facts.blocks.get((block, warp))
     if known is None:
-        (a, b), fragment = p.facts.loads, fragment_of(p.machine.unit)
-        m, n, k = extent_on(block, p.m), accumulator_columns(p, block), extent_on(block, p.k)
+        (a, b), fragment, sums = p.facts.loads, p.facts.fragment, p.space.num_accumulators
+        (m, n, k), (warp_m, warp_n, _) = p.mnk(block), p.mnk(warp)
         tile = MmaTile(
-            m, n, k, extent_on(warp, p.m), accumulator_columns(p, warp), MIN_MATRIX_STAGES,
-            staged(a.operand, a.dtype, m, k, fragment), staged(b.operand, b.dtype, n, k, fragment), fragment,
+            m, sums * n, k, warp_m, sums * warp_n, MIN_MATRIX_STAGES,
+            staged(a.operand, a.dtype, m, k, fragment), staged(b.operand, b.dtype, sums * n, k, fragment), fragment,
         )  # fmt: skip
         known = p.facts.blocks[block, warp] = MmaBlock(tile, thread_registers(tile, a, b))
     return known

@@ -32,8 +32,6 @@ from roller_svc.families.common.gpu.matrix.tile import (
     WORD_BYTES,
     Fragment,
     chunk_copies,
-    chunk_registers,
-    fragment_of,
     warp_registers,
 )
 from roller_svc.families.common.gpu.matrix.wave_quantization import (
@@ -54,16 +52,23 @@ from roller_svc.perf.workload import Workload
 WARPS_AT_WORK = 16  # of a core: their accumulators and fragments take at least half of its registers
 
 
-def approx_cycles(p: Workload[MmaFacts], block: Tile, base: ThreadTile, split_k: int, traffic: float) -> float:
-    """Estimate the cycles of the core with the most blocks. `traffic`: bytes loaded per multiply-add."""
+def traffic_per_product(p: Workload[MmaFacts], block: Tile) -> float:
+    """Return the bytes that a block loads per multiply-add."""
+    m, n, k = p.mnk(block)
+    return (p.a.requested_bytes(block) + p.b.requested_bytes(block)) / (m * n * p.space.num_accumulators * k)
+
+
+def approx_cycles(p: Workload[MmaFacts], block: Tile, base: ThreadTile, split_k: int) -> float:
+    """Estimate the cycles of the core with the most blocks."""
     mach = p.machine
-    m, n, k = extent_on(block, p.m), accumulator_columns(p, block), extent_on(block, p.k)
+    (m, columns, k), (warp_m, warp_columns, _) = p.mnk(block), p.mnk(base.tile)
+    n = columns * p.space.num_accumulators
     tasks = spatial_grid(p, block) * split_k
     rounds = -(-tasks // mach.cores)
-    warps = (m // extent_on(base.tile, p.m)) * (n // accumulator_columns(p, base.tile))
+    warps = (m // warp_m) * (columns // warp_columns)
     together = min(rounds, max(1, WARPS_AT_WORK // warps))
     steps = -(-p.extent(p.k) // (k * split_k))
-    step = _step_cycles(p, block, base, traffic, min(tasks, mach.cores), together)
+    step = _step_cycles(p, block, base, min(tasks, mach.cores), together)
     latency = mach.llc.latency_cycles if mach.llc else mach.dram_latency_cycles
     edges = latency / together + 2 * m * n * WORD_BYTES / mach.staged_bytes_per_cycle
     if split_k > 1:
@@ -74,9 +79,7 @@ def approx_cycles(p: Workload[MmaFacts], block: Tile, base: ThreadTile, split_k:
     return min(whole, tasks * steps / mach.cores * step + edges + split_k_reduction_cycles(p, 2 * mach.cores * m * n))
 
 
-def _step_cycles(
-    p: Workload[MmaFacts], block: Tile, base: ThreadTile, traffic: float, working: int, together: int
-) -> float:
+def _step_cycles(p: Workload[MmaFacts], block: Tile, base: ThreadTile, working: int, together: int) -> float:
     """Return cycles of a k-tile: the slowest pipe, or the instruction chain of each warp.
 
     Args:
@@ -84,17 +87,17 @@ def _step_cycles(
         together: Concurrent blocks of each.
     """
     mach = p.machine
-    m, n, k = extent_on(block, p.m), accumulator_columns(p, block), extent_on(block, p.k)
-    warp_m, warp_n = extent_on(base.tile, p.m), accumulator_columns(p, base.tile)
+    (m, columns, k), (warp_m, warp_columns, _) = p.mnk(block), p.mnk(base.tile)
+    n, warp_n = columns * p.space.num_accumulators, warp_columns * p.space.num_accumulators
     size = p.facts.loads[0].dtype.bytes
     warps = (m // warp_m) * (n // warp_n) * together
     bandwidth = mach.llc.bytes_per_s if mach.llc else mach.dram.bandwidth_bytes_per_s
     pipes = (
         max(1.0, SCHEDULERS / warps) / mach.fma_per_cycle,
-        traffic / min(bandwidth / (working * mach.clock_hz), CORE_L2_BYTES_PER_CYCLE),
+        traffic_per_product(p, block) / min(bandwidth / (working * mach.clock_hz), CORE_L2_BYTES_PER_CYCLE),
         size * (1 / warp_m + 1 / warp_n) / mach.staged_bytes_per_cycle,
     )
-    fragment = fragment_of(mach.unit)
+    fragment = p.facts.fragment
     instructions = (warp_m // fragment.rows) * (warp_n // fragment.columns)
     each = fragment.rows * fragment.columns * fragment.step_bytes / size * SCHEDULERS / mach.fma_per_cycle
     chain = k * size / fragment.step_bytes * max(MMA_LATENCY_CYCLES, instructions * each)
@@ -165,16 +168,14 @@ class MmaContractionRules(TilePrefilter):
     def evaluate(self, block: Tile, base: ThreadTile) -> TileMetrics:
         """Return bytes with the fewest stages, bytes loaded per multiply-add, and broken rules."""
         p = self.workload
-        warp_m, warp_n = extent_on(base.tile, p.m), extent_on(base.tile, p.n)
+        warp_m, warp_n, _ = p.mnk(base.tile)
         if warp_m % self._fragment.rows or warp_n % self._fragment.columns:
             return TileMetrics(0, 0.0, "execution unit")
-        m, n, k = extent_on(block, p.m), accumulator_columns(p, block), extent_on(block, p.k)
         staged = mma_block(p, block, base.tile)
         shared_bytes, threads = staged.tile.shared_bytes, staged.tile.threads
-        traffic = (p.a.requested_bytes(block) + p.b.requested_bytes(block)) / (m * n * k)
         too_large = self._capacity_rule(threads, shared_bytes, staged.tile.fragments)
         misaligned = "" if too_large else self._alignment_rule(block, threads, staged.registers)
-        return TileMetrics(shared_bytes, traffic, too_large, misaligned)
+        return TileMetrics(shared_bytes, traffic_per_product(p, block), too_large, misaligned)
 
     def pipeline_choices(self, block: Tile, base: ThreadTile, split_k: int) -> Sequence[PipelineOptions]:
         """Return the fewest stages that hide load latency, with as many resident blocks as fit."""
@@ -206,7 +207,7 @@ class MmaContractionRules(TilePrefilter):
         return [(block, base)]
 
     def approx_cycles(self, block: Tile, base: ThreadTile, split_k: int) -> float:
-        return approx_cycles(self.workload, block, base, split_k, self.evaluate(block, base).traffic)
+        return approx_cycles(self.workload, block, base, split_k)
 
     def granules(self) -> tuple[int, int]:
         """Return the granules of a warp's tile along m and n."""
@@ -229,7 +230,7 @@ class MmaContractionRules(TilePrefilter):
     def _least_brought(self, m: int, n: int) -> float:
         """Return a lane's registers per byte along k, where most warps share copies evenly."""
         p = self.workload
-        a, b = (chunk_registers(feed) / (CHUNK_BYTES * p.machine.hw.limits.warp_size) for feed in p.facts.loads)
+        a, b = (feed.chunk_registers / (CHUNK_BYTES * p.machine.hw.limits.warp_size) for feed in p.facts.loads)
         return min(m * a / (MAX_WARPS // along_m) + n * b / along_m for along_m in powers_of_two(MAX_WARPS))
 
     def _feeds_the_unit(self, warp: Tile) -> bool:
@@ -302,23 +303,24 @@ class MmaContractionRules(TilePrefilter):
         step = block_step(self.workload, block, base.tile)
         each = staged.tile.pipeline_bytes // MIN_MATRIX_STAGES
         needs = BlockResources(staged.tile.threads, staged.registers, staged.tile.shared_bytes)
+        is_asynchronous = self._asynchronous
         for resident in range(min(most_blocks, blocks_per_core(needs, hw)), 0, -1):
             shared_bytes = limits.shared_bytes_per_core // resident - limits.shared_bytes_reserved_per_block
             fitting = min(shared_bytes, limits.shared_bytes_per_block) // each
             busy = step.cycles(resident, UNLIMITED)
             needed = 1 + math.ceil((step.latency + resident * step.llc) / busy)
-            if not self._asynchronous:
+            if not is_asynchronous:
                 needed = MIN_MATRIX_STAGES
             yield resident, max(MIN_MATRIX_STAGES, min(fitting, needed, steps))
             if needed <= fitting:
-                if self._asynchronous and needed < min(fitting, steps):
+                if is_asynchronous and needed < min(fitting, steps):
                     yield resident, max(MIN_MATRIX_STAGES, needed) + 1
                 return
 
     # parts ------------------------------------------------------------------------------------------------------
     @property
     def _fragment(self) -> Fragment:
-        return fragment_of(self.workload.machine.unit)
+        return self.workload.facts.fragment
 
     @property
     def _asynchronous(self) -> bool:

@@ -17,10 +17,10 @@ from roller_svc.families.gpu.simt_contraction.workload import (
 )
 from roller_svc.ir.program import Axis
 from roller_svc.perf.common import Costs, Launch, dram_bytes_with_reuse, load_latency_cycles, simt_waves, wave_rectangle
-from roller_svc.perf.footprint import Tile
+from roller_svc.perf.footprint import DIVISION_OPS, Tile
 from roller_svc.perf.machine import register_words
 from roller_svc.perf.occupancy import BlockResources, blocks_per_core, overhead_registers
-from roller_svc.perf.workload import DIVISION_OPS, OperandFootprint, Workload
+from roller_svc.perf.workload import OperandFootprint, Workload
 
 STORE_CYCLES = 4.0  # of a warp for each element that its threads store to shared memory, in order
 # Minimum instructions of a thread per copy: address and copy; through registers the load, its address and per store to

@@ -23,7 +23,6 @@ from roller_svc.families.common.gpu.matrix.terms import (
     CORE_L2_BYTES_PER_CYCLE,
     STEP_OPS,
     MatrixStep,
-    bytes_per_core_cycle,
     copy_cost,
     device_fill,
     epilogue_memory_cycles,
@@ -69,7 +68,7 @@ def wgmma_attention(p: Workload[WgmmaAttentionFacts], launch: Launch) -> Costs:
     steps = max(1.0, visible_fraction(p, known.operands, tile.m) * -(-p.extent(p.k) // tile.kv))
     at_once = resident * mach.cores
     dram_bytes = operand_dram_bytes(p, launch, at_once)
-    dram = dram_bytes / (launch.grid * steps) / bytes_per_core_cycle(mach.dram.bandwidth_bytes_per_s, mach)
+    dram = dram_bytes / (launch.grid * steps) / mach.dram_bytes_per_cycle
     step = _step(p, known, tile, launch.block)._replace(dram=dram_cycles(p, launch, dram))
 
     def block_cycles(blocks: float) -> float:

@@ -7,15 +7,14 @@ unit, shared memory, the producer, the LLC and DRAM.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
-from roller_svc.construct.rules import MIN_MATRIX_STAGES, extent_on
+from roller_svc.construct.rules import MIN_MATRIX_STAGES
 from roller_svc.families.common.gpu.matrix.terms import (
     CORE_L2_BYTES_PER_CYCLE,
     IMPERFECT_OVERLAP,
     STEP_OPS,
     MatrixStep,
-    bytes_per_core_cycle,
     copy_cost,
     device_fill,
     epilogue_memory_cycles,
@@ -70,7 +69,7 @@ def wgmma_contraction(p: Workload[WgmmaFacts], launch: Launch) -> Costs:
     mach, hw = p.machine, p.machine.hw
     known = wgmma_block(p, launch.block, launch.thread)
     tile = known.tile.as_pingpong if launch.pingpong else known.tile
-    tile = replace(tile, stages=launch.stages, cluster=launch.cluster, cluster_k=launch.cluster_k)
+    tile = tile._replace(stages=launch.stages, cluster=launch.cluster, cluster_k=launch.cluster_k)
     cores = cluster_cores(mach.cores, math.prod(launch.cluster) * launch.cluster_k)
     needs = block_resources(tile)
     resident = blocks_per_core(launch.compiled or needs, hw)
@@ -79,7 +78,7 @@ def wgmma_contraction(p: Workload[WgmmaFacts], launch: Launch) -> Costs:
     steps = block_steps(p, launch)
     at_once = resident * cores
     dram_bytes = operand_dram_bytes(p, launch, at_once)
-    dram = dram_bytes / (launch.grid * steps) / bytes_per_core_cycle(mach.dram.bandwidth_bytes_per_s, mach)
+    dram = dram_bytes / (launch.grid * steps) / mach.dram_bytes_per_cycle
     latency = k_tile_latency_cycles(p, launch, dram_bytes, steps)
     waiting = _refill_latency_cycles(known, latency, launch.cluster)
     first_step = shared_step(p, known, launch.cluster)._replace(dram=dram, latency=waiting)
@@ -164,8 +163,8 @@ def shared_step(p: Workload[WgmmaFacts], block: WgmmaBlock, cluster: tuple[int, 
 
 def _block(p: Workload[WgmmaFacts], block: Tile, group: Tile) -> WgmmaBlock:
     mach, feeds = p.machine, p.facts.loads
-    m, n, k = extent_on(block, p.m), extent_on(block, p.n), extent_on(block, p.k)
-    tile = feeds.tile((m, n, k), (extent_on(group, p.m), extent_on(group, p.n)), MIN_MATRIX_STAGES)
+    group_m, group_n, _ = p.mnk(group)
+    tile = feeds.tile(p.mnk(block), (group_m, group_n), MIN_MATRIX_STAGES)
     moved = (p.a.requested_bytes(block), p.b.requested_bytes(block))
     pipe = (tile.a.bytes * tile.a.load.is_tma + tile.b.bytes * tile.b.load.is_tma) / mach.staged_bytes_per_cycle
     slots, boxes = 0.0, 0
@@ -228,8 +227,7 @@ def _refill_latency_cycles(block: WgmmaBlock, latency: float, cluster: tuple[int
     return latency + BOX_LATENCY_CYCLES * boxed + CLUSTER_LATENCY_CYCLES * (math.prod(cluster) > 1)
 
 
-@dataclass(frozen=True, slots=True)
-class _TilesPerCore:
+class _TilesPerCore(NamedTuple):
     """Tiles of a core after its first, and the blocks that it runs concurrently."""
 
     again: float

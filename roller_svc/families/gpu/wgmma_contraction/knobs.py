@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from roller_svc.families.common.gpu.knobs import MATRIX_KNOBS
@@ -67,7 +66,7 @@ def _unsupported_pingpong(model: Model[WgmmaFacts], program: RProgram) -> str:
         return "only persistent blocks have a ping-pong schedule; set blocks"
     taken, p = program.as_pingpong(), model.workload
     known = wgmma_block(p, p.footprint.tile(taken.block), p.footprint.tile(taken.thread))
-    tile = replace(known.tile.as_pingpong, stages=taken.stages)
+    tile = known.tile.as_pingpong._replace(stages=taken.stages)
     registers = tile.accumulator_registers + CONSUMER_REGISTERS
     if registers > tile.consumer_registers:
         return f"{taken.tile_text} takes {registers} registers of a consumer, which has {tile.consumer_registers}"

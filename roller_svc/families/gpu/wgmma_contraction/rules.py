@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from roller_svc.construct.rules import (
     MIN_MATRIX_STAGES,
@@ -132,7 +132,7 @@ def pingpong_block(p: Workload[WgmmaFacts], known: WgmmaBlock) -> WgmmaBlock | N
     exceeded = tile.accumulator_registers + CONSUMER_REGISTERS > tile.consumer_registers
     if exceeded or needs.shared_bytes > p.machine.hw.limits.shared_bytes_per_block:
         return None
-    return replace(known, tile=tile, resources=needs)
+    return known._replace(tile=tile, resources=needs)
 
 
 # Rows and columns of accumulators of tiles under ping-pong: the largest that fit in one consumer's registers, and some
@@ -199,11 +199,11 @@ class WgmmaContractionRules(TilePrefilter):
     def evaluate(self, block: Tile, base: ThreadTile) -> TileMetrics:
         """Return bytes with the fewest stages, bytes loaded per multiply-add, and broken rules."""
         p = self.workload
-        group_m, group_n = extent_on(base.tile, p.m), extent_on(base.tile, p.n)
+        (m, n, _), (group_m, group_n, _) = p.mnk(block), p.mnk(base.tile)
         whole = group_m % ROWS == group_n % self._column_granule() == 0
         if not whole or group_m > MAX_FRAGMENTS * ROWS or group_n * p.space.num_accumulators > MAX_COLUMNS:
             return TileMetrics(0, 0.0, "execution unit")
-        if extent_on(block, p.m) // group_m * (extent_on(block, p.n) // group_n) > MAX_CONSUMERS:
+        if m // group_m * (n // group_n) > MAX_CONSUMERS:
             return TileMetrics(0, 0.0, "warpgroups per block")
         known = wgmma_block(p, block, base.tile)
         traffic = sum(known.requested_bytes) / (known.tile.m * known.tile.n * known.tile.k)
@@ -416,7 +416,7 @@ class WgmmaContractionRules(TilePrefilter):
             by_parts.setdefault(cluster_parts(cores, tiles, steps, math.prod(cluster)), cluster)
         for parts, cluster in by_parts.items():
             stages = max(self._ring(known, 1, -(-steps // parts))[1], tile.min_partial_stages)
-            split = replace(tile, stages=stages, cluster_k=parts)
+            split = tile._replace(stages=stages, cluster_k=parts)
             if parts > 1 and split.shared_bytes <= p.machine.hw.limits.shared_bytes_per_block:
                 yield PipelineOptions(stages, self._raster(block, cores, cluster), cluster=cluster, cluster_k=parts)
 

@@ -110,7 +110,7 @@ class _Contraction:
         (m, n, k), block, thread = (a.name for a in (view.m, view.n, view.k)), program.block, program.thread
         tile = loads.tile((block[m], block[n], block[k]), (thread[m], thread[n]), program.stages, program.cluster,
                           pingpong=program.pingpong)  # fmt: skip
-        tile = replace(tile, cluster_k=program.cluster_k)
+        tile = tile._replace(cluster_k=program.cluster_k)
         sides = _OperandSides(view, tile, operands, loads)
         copies = (*sides.copies(0), *sides.copies(1))
         maps = (*sides.maps(0), *sides.maps(1))

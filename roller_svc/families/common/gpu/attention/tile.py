@@ -19,7 +19,6 @@ from roller_svc.families.common.gpu.matrix.tile import (
     OperandLoad,
     StagedTile,
     chunk_copies,
-    chunk_registers,
     load_class,
     staged,
 )
@@ -201,7 +200,7 @@ def _copy_registers(feed: OperandLoad, buffer_bytes: int, threads: int) -> float
     chunks = -(-buffer_bytes // (CHUNK_BYTES * threads))
     if feed.is_async and chunk_copies(feed) == 1:
         return chunks * CHUNK_COPY_REGISTERS
-    return chunks * chunk_registers(feed)
+    return chunks * feed.chunk_registers
 
 
 def partial_results(group: KernelGroup, tile: MmaAttentionTile) -> tuple[tuple[str, TensorType], ...]:

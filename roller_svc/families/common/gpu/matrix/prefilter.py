@@ -48,14 +48,17 @@ class TilePrefilter(Prefiltered):
         def cycles(shape: Shape) -> float:
             return self.approx_cycles(shape.block, shape.base, shape.split_k)
 
+        priced = {shape: cycles(shape) for shape in shapes}
         few = [s for s in shapes if s.split_k == 1 and has_wave_quantization(p, s.block)]
         balanced = [
             t
-            for s in nsmallest(WAVE_BALANCED, few, key=cycles)
+            for s in nsmallest(WAVE_BALANCED, few, key=priced.__getitem__)
             for t in wave_balanced_tiles(p, s.block, s.base, granules, self.split_waves())
         ]
         looks = [(Shape(block, base), self.evaluate(block, base)) for block, base in balanced]
-        legal = [shape for shape, look in looks if not look.too_large and not look.misaligned]
-        order = sorted(dict.fromkeys([*shapes, *legal]), key=cycles)
+        for shape, look in looks:
+            if shape not in priced and not look.too_large and not look.misaligned:
+                priced[shape] = cycles(shape)
+        order = sorted(priced, key=priced.__getitem__)
         first = round(FASTEST_FRACTION * count)
         return [*order[:first], *subsample(order[first:], count - first)]

@@ -6,7 +6,6 @@ Names follow §5 of the design notes on ROLLER, as those of `mma_contraction/cos
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from roller_svc.analysis.packed_operands import unpacking_of
@@ -22,9 +21,9 @@ from roller_svc.families.common.gpu.matrix.tile import (
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.program import operators
 from roller_svc.perf.common import Launch, load_latency_cycles, second_launch_s, wave_rectangle
-from roller_svc.perf.footprint import Tile
+from roller_svc.perf.footprint import ADDRESS_OPS, Tile
 from roller_svc.perf.machine import SCHEDULERS, Machine
-from roller_svc.perf.workload import ADDRESS_OPS, OperandFootprint, Workload, address_ops
+from roller_svc.perf.workload import OperandFootprint, Workload
 
 # Latency of a dependent mma.sync, of any type (Sun et al., "Dissecting Tensor Cores via
 # Microbenchmarks", arXiv:2206.02874). So does an MFMA of 16 x 16: eight passes of four cycles (AMD Instinct MI200 ISA).
@@ -32,8 +31,7 @@ MMA_LATENCY_CYCLES = 33.0
 IMPERFECT_OVERLAP = 0.05  # fraction of the other pipes' time that adds to the longest one
 
 
-@dataclass(frozen=True, slots=True)
-class MmaBlock:
+class MmaBlock(NamedTuple):
     """A block's tile with the fewest stages, and the registers of its threads."""
 
     tile: MmaTile
@@ -115,7 +113,8 @@ def tile_count(p: Workload[Any], block: Tile) -> int:
 
 def operand_dram_bytes(p: Workload[Any], launch: Launch, concurrent_blocks: int) -> float:
     """Return t_dram's bytes (§5): each wave reads rows of A and columns of B, less LLC hits."""
-    grid_m, grid_n = (-(-p.extent(axis) // extent_on(launch.block, axis)) for axis in (p.m, p.n))
+    m, n, _ = p.mnk(launch.block)
+    grid_m, grid_n = -(-p.extent(p.m) // m), -(-p.extent(p.n) // n)
     batches = tile_count(p, launch.block) // (grid_m * grid_n)
     a, b = p.a.total_bytes / batches, p.b.total_bytes / batches
     tall, wide = wave_rectangle(
@@ -139,17 +138,11 @@ def k_tile_latency_cycles(p: Workload[Any], launch: Launch, dram_bytes: float, s
     return max(usual, last.latency_cycles + first * (mach.dram_latency_cycles - last.latency_cycles))
 
 
-def bytes_per_core_cycle(bytes_per_s: float, mach: Machine) -> float:
-    """Return a core's share of a device bandwidth, in bytes per cycle."""
-    return bytes_per_s / (mach.cores * mach.clock_hz)
-
-
 def shared_latency_cycles(mach: Machine) -> float:
     return mach.hw.block_level.latency_s * mach.clock_hz
 
 
-@dataclass(frozen=True, slots=True)
-class CopyCost:
+class CopyCost(NamedTuple):
     """Cost of copying one operand's k-tile: cycles of the core's memory pipe, issue slots of all warps."""
 
     pipe: float
@@ -190,7 +183,7 @@ def epilogue_slots(p: Workload[Any], points: int) -> float:
     slots = points * max(0.0, p.space.instructions / p.outer_points - mainloop)
     for tensor in p.epilogue.tensors:
         together = p.machine.hw.vector_bytes / tensor.elem_bytes if tensor.strides.get(p.n or 0) == 1 else 1.0
-        slots += points * (LOAD_OPS[LoadKind.VECTOR] + address_ops(tensor)) / together
+        slots += points * (LOAD_OPS[LoadKind.VECTOR] + tensor.address_ops) / together
     return slots
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from enum import Enum
-from functools import lru_cache
+from functools import cached_property, lru_cache
+from typing import NamedTuple
 
 from roller_svc.analysis.operand import Operand, staged_dtype
 from roller_svc.analysis.packed_operands import has_pair_conversions, unpacking_of
@@ -86,8 +87,7 @@ ROWS, COLUMNS, STEP_BYTES = MMA_SYNC.rows, MMA_SYNC.columns, MMA_SYNC.step_bytes
 ROW_PADDING_WORDS = 8
 
 
-@dataclass(frozen=True, slots=True)
-class StagedTile:
+class StagedTile(NamedTuple):
     """One operand's tile of one stage: `rows` x `row` elements of `dtype`."""
 
     dtype: DType
@@ -107,8 +107,7 @@ class StagedTile:
         return CHUNK_BYTES // self.dtype.bytes
 
 
-@dataclass(frozen=True, slots=True)
-class MmaTile:
+class MmaTile(NamedTuple):
     """Extents of a block's tile and of a warp's, and the staged operands.
 
     `n` and `warp_n` count columns of accumulators: in a dual GEMM the first half of a tile belongs to the first
@@ -200,6 +199,8 @@ class LoadKind(Enum):
     UNPACK = "unpack"  # words of packed integers into registers, unpacked there in pairs
     ELEMENT = "element"  # the same element by element: gathered, computed or transposed
 
+    __hash__ = object.__hash__
+
 
 @dataclass(frozen=True, slots=True)
 class LoadClass:
@@ -232,7 +233,7 @@ def load_class(operand: Operand, dtype: DType, arch: Arch) -> LoadClass:
     return LoadClass(LoadKind.VECTOR if together > 1 else LoadKind.ELEMENT, together)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class OperandLoad:
     """How tiles of one operand are loaded: source, staged type, and load class."""
 
@@ -240,9 +241,15 @@ class OperandLoad:
     dtype: DType
     load: LoadClass
 
-    @property
+    @cached_property
     def is_async(self) -> bool:
         return self.load.kind is LoadKind.ASYNC
+
+    @cached_property
+    def chunk_registers(self) -> float:
+        """Registers of one 16-byte chunk that a thread copies."""
+        each = FUSED_COPY_REGISTERS if is_fused(self) else COPY_REGISTERS
+        return CHUNK_REGISTERS[self.load.kind] + each * (chunk_copies(self) - 1)
 
 
 def plan_operand_loads(
@@ -269,18 +276,9 @@ FUSED_COPY_REGISTERS = 14.0  # where indices of several axes make the address
 
 def thread_registers(tile: MmaTile, a: OperandLoad, b: OperandLoad) -> int:
     """Return the registers of a thread: its part of the warp's tile, and its copies."""
-    brought = sum([
-        -(-staged.bytes // (CHUNK_BYTES * tile.threads)) * chunk_registers(feed)
-        for feed, staged in ((a, tile.a), (b, tile.b))
-    ])  # fmt: skip
+    chunks = CHUNK_BYTES * tile.threads
+    brought = -(-tile.a.bytes // chunks) * a.chunk_registers + -(-tile.b.bytes // chunks) * b.chunk_registers
     return math.ceil(warp_registers(tile.fragment, *tile.fragments, tile.k_steps) + brought)
-
-
-def chunk_registers(feed: OperandLoad) -> float:
-    """Return the registers of one 16-byte chunk that a thread copies."""
-    more = chunk_copies(feed) - 1
-    each = FUSED_COPY_REGISTERS if is_fused(feed) else COPY_REGISTERS
-    return CHUNK_REGISTERS[feed.load.kind] + each * more
 
 
 MATRIX_AXES = 3  # of a batch of matrices

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 from roller_svc.errors import InvariantError
 from roller_svc.ir.expr import Expr
@@ -11,7 +12,7 @@ from roller_svc.ir.group import TileAxis
 from roller_svc.ir.index import add, ceil_div, div, lt, mod, mul, num
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class KTileOrder:
     """k in tiles of `depth` elements: `outer` members one value at a time, `inner` elements of the others within each.
 
@@ -47,7 +48,7 @@ class KTileOrder:
         """K-tiles of each row."""
         return ceil_div(self.inner, self.depth)
 
-    @property
+    @cached_property
     def steps(self) -> int:
         return self.num_rows * self.row_steps
 

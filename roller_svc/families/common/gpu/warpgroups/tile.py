@@ -5,9 +5,10 @@ A block has one to three consumer warpgroups, which multiply, and one producer, 
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from functools import cached_property
+from typing import NamedTuple
 
 from roller_svc.analysis.operand import Operand, staged_dtype
 from roller_svc.construct.align import round_up
@@ -73,6 +74,8 @@ class WgmmaLoad(Enum):
     UNPACK = "unpack"  # words of packed integers into registers, unpacked there in pairs
     ELEMENT = "element"  # the same element by element: gathered, computed or transposed
 
+    __hash__ = object.__hash__
+
     @property
     def is_tma(self) -> bool:
         return self in (WgmmaLoad.TMA, WgmmaLoad.IM2COL)
@@ -96,7 +99,7 @@ PREFETCH_REGISTERS, LONE_PREFETCH_REGISTERS = 48, 80
 PREFETCH_ADDRESS_REGISTERS = 88  # in addition to these words (NVRTC 13, sm_90a)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class WgmmaOperand:
     """One operand's tile of one stage: `extent` (m or n of the block) x `k` elements.
 
@@ -112,7 +115,7 @@ class WgmmaOperand:
     num_parts: int = 1  # adjacent tiles along `extent` that are copied separately; boxes are those of one
     prefetch: RegisterPrefetch | None = None  # of threads that unpack words
 
-    @property
+    @cached_property
     def load(self) -> WgmmaLoad:
         if isinstance(self.copy_plan, LoadClass):
             return _BY_THREADS[self.copy_plan.kind]
@@ -127,7 +130,7 @@ class WgmmaOperand:
         row = self.k if self.k_major else self.extent
         return row * self.dtype.bytes // self.atom_bytes
 
-    @property
+    @cached_property
     def bytes(self) -> int:
         return self.extent * self.k * self.dtype.bytes
 
@@ -155,8 +158,7 @@ def batch_rounds(rounds: int, most: int) -> int:
     return next(count for count in range(max(1, min(most, rounds)), 0, -1) if rounds % count == 0)
 
 
-@dataclass(frozen=True, slots=True)
-class WgmmaTile:
+class WgmmaTile(NamedTuple):
     """Extents of a block's tile and of a warpgroup's, the staged operands, and the k-tile order.
 
     `n` and `group_n` count columns of accumulators: in a dual GEMM the first half of a warpgroup's columns belongs to
@@ -197,7 +199,7 @@ class WgmmaTile:
     @property
     def tile_consumers(self) -> int:
         """Consumer warpgroups that multiply one tile."""
-        return math.prod(self.groups)
+        return self.m // self.group_m * (self.n // self.group_n)
 
     @property
     def consumers(self) -> int:
@@ -250,7 +252,7 @@ class WgmmaTile:
     def as_pingpong(self) -> WgmmaTile:
         """The tile of one consumer as two consumers take it in turn."""
         a, b = fit_prefetches(self.a, self.b, PINGPONG_CONSUMERS)
-        return replace(self, a=a, b=b, pingpong=True)
+        return self._replace(a=a, b=b, pingpong=True)
 
     @property
     def consumer_registers(self) -> int:
@@ -452,7 +454,7 @@ def wgmma_tile(program: RProgram, factors: tuple[Operand, ...], arch: Arch) -> W
         (block[m], block[n], block[k]), (group[m], group[n]), program.stages, program.cluster,
         pingpong=program.pingpong,
     )  # fmt: skip
-    return replace(tile, cluster_k=program.cluster_k)
+    return tile._replace(cluster_k=program.cluster_k)
 
 
 def plan_wgmma_loads(
@@ -524,8 +526,7 @@ def barrier_bytes(slots: int) -> int:
     return 2 * -(-slots * BARRIER_BYTES // SHARED_ALIGNMENT_BYTES) * SHARED_ALIGNMENT_BYTES
 
 
-@dataclass(frozen=True, slots=True)
-class WgmmaBlock:
+class WgmmaBlock(NamedTuple):
     """A block's tile with the fewest stages, and its k-tile without DRAM and multicast."""
 
     tile: WgmmaTile

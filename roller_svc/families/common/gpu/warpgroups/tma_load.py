@@ -63,7 +63,9 @@ class TmaTile:
 
     @property
     def copies(self) -> int:
-        return len(self.boxes)
+        """Number of boxes."""
+        rows, row = (self.extent, self.k_order.depth) if self.k_major else (self.k_order.depth, self.extent)
+        return row // self.panel * -(-rows // self.rows)
 
     def tensor_map(self, symbol: str, buffer: str, swizzle: Swizzle) -> TensorMap:
         """Return the tensor map `symbol` over the tensor `buffer`."""

@@ -7,7 +7,7 @@ import math
 import pytest
 from contractions import A100, matmul, unit
 
-from roller_svc.construct.rules import ThreadTile, spatial_grid
+from roller_svc.construct.rules import Shape, ThreadTile, spatial_grid
 from roller_svc.families import prepare
 from roller_svc.families.common.gpu.matrix.tile import MMA_SYNC
 from roller_svc.families.common.gpu.matrix.wave_quantization import (
@@ -16,8 +16,9 @@ from roller_svc.families.common.gpu.matrix.wave_quantization import (
     stream_k_choices,
     wave_balanced_tiles,
 )
-from roller_svc.families.gpu.mma_contraction.rules import approx_cycles
+from roller_svc.families.gpu.mma_contraction.rules import MmaContractionRules, approx_cycles
 from roller_svc.ir.group import KernelGroup
+from roller_svc.perf.footprint import Tile
 from roller_svc.perf.workload import Workload
 
 CORES = A100.num_cores  # 108
@@ -77,13 +78,25 @@ def test_a_tile_that_loads_less_and_fills_the_device_promises_more() -> None:
     p = problem_of(matmul(4096, 4096, 4096))
     base = ThreadTile((64, 64, 16))
 
-    def cycles(m: int, n: int, traffic: float) -> float:
-        return approx_cycles(p, (m, n, 32), base, 1, traffic)
+    def cycles(m: int, n: int) -> float:
+        return approx_cycles(p, (m, n, 32), base, 1)
 
-    def loaded(m: int, n: int) -> float:
-        return 2 * (1 / m + 1 / n)
+    assert cycles(128, 128) < cycles(64, 64)
+    assert cycles(128, 128) <= cycles(64, 256)
+    assert cycles(128, 128) >= 4096**3 / CORES / p.machine.fma_per_cycle
 
-    assert cycles(128, 128, loaded(128, 128)) < cycles(64, 64, loaded(64, 64))
-    assert cycles(128, 128, loaded(128, 128)) <= cycles(128, 128, 10 * loaded(128, 128))
-    floor = 4096**3 / CORES / p.machine.fma_per_cycle
-    assert cycles(128, 128, loaded(128, 128)) >= floor
+
+def test_prefilter_prices_each_shape_once() -> None:
+    priced = []
+
+    class Counted(MmaContractionRules):
+        def approx_cycles(self, block: Tile, base: ThreadTile, split_k: int) -> float:
+            priced.append((block, base, split_k))
+            return MmaContractionRules.approx_cycles(self, block, base, split_k)
+
+    rules, base = Counted(problem_of(matmul(1024, 1024, 1024))), ThreadTile((64, 64, 16), 32)
+    shapes = [Shape((m, n, 64), base, split_k) for m in (64, 128) for n in (64, 128, 256) for split_k in (1, 2)]
+    found = rules.prefilter(shapes, 8)
+    assert len(found) == 8
+    assert set(found) - set(shapes)  # tiles that fill whole waves
+    assert len(priced) == len(set(priced)) > len(shapes)

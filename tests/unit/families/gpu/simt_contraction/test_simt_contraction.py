@@ -260,7 +260,7 @@ def test_compiled_kernels_keep_to_the_plan(hw: HardwareSpec, found: Callable[[Ha
     assert needs is not None
     assert resources.spill_bytes == 0
     assert resources.shared_bytes == pytest.approx(needs.shared_bytes, abs=128)
-    used = replace(needs, registers_per_thread=resources.registers_per_thread)
+    used = needs._replace(registers_per_thread=resources.registers_per_thread)
     assert blocks_per_core(used, hw) >= blocks_per_core(needs, hw)
 
 

@@ -363,7 +363,7 @@ def test_a_prime_number_of_rounds_waits_for_each() -> None:
     model = prepare_model(found, H200, program.unit)
     known = wgmma_tile(program, operands(found), H200.arch)
     prime, even = (
-        cluster_reduction_cycles(model.workload, replace(known, m=128, n=n, group_m=64, group_n=n), 2)
+        cluster_reduction_cycles(model.workload, known._replace(m=128, n=n, group_m=64, group_n=n), 2)
         for n in (176, 192)
     )
     assert (batch_rounds(11, 8), batch_rounds(12, 8), batch_rounds(1, 8), batch_rounds(6, 0)) == (1, 6, 1, 1)
