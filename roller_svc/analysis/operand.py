@@ -201,7 +201,7 @@ def _is_k_major(factor: Expr, axis: TileAxis, k: TileAxis, types: Mapping[str, T
     k_member, member = k.members[-1].name, axis.members[-1].name
     for load in sorted(loads_of(factor), key=lambda load: -types[load.tensor].bytes):
         for index in reversed(load.index):  # dimensions of one element have no axis
-            along_k, along = _index_stride(index, k_member), _index_stride(index, member)
+            along_k, along = _index_strides(index, k_member, member)
             if along_k and along and loads_of(index):
                 continue
             if along_k or along:
@@ -209,10 +209,13 @@ def _is_k_major(factor: Expr, axis: TileAxis, k: TileAxis, types: Mapping[str, T
     return False
 
 
-def _index_stride(index: Expr, member: str) -> int:
-    """Return the stride of an index along an axis; 1 if it is not affine (packed words: `k // 8`)."""
+def _index_strides(index: Expr, *members: str) -> tuple[int, ...]:
+    """Return the strides of an index along axes; 1 if it is not affine (packed words: `k // 8`)."""
     form = affine(index)
-    return abs(form.coeff(member)) if form is not None else int(member in axes_of(index))
+    if form is None:
+        names = axes_of(index)
+        return tuple([int(member in names) for member in members])
+    return tuple([abs(form.coeff(member)) for member in members])
 
 
 def aligned_vector_width(load: Load, guard: Expr | None, lead: TileAxis, type_: TensorType) -> int:

@@ -115,8 +115,7 @@ def _parts_are_long(p: Workload[Any], block: Tile, split: int) -> bool:
     points, least = (p.inner_points, MIN_REDUCED_POINTS) if p.k is None else (p.extents[p.k], MIN_K_TILES * block[p.k])
     if points // split < least:
         return False
-    longest = max([m.extent for i in p.reduced for m in p.space.axes[i].members])
-    return (split - 1) * _part_length(p, block, split) < longest
+    return (split - 1) * _part_length(p, block, split) < p.space.longest_reduced.extent
 
 
 def replaced(tile: Tile, axis: int, extent: int) -> Tile:

@@ -102,19 +102,17 @@ class _Search:
         log = self.log
         self.visited.add(tile)
         log.tiles_visited += 1
-        if look.too_large:
-            self._reject(look.too_large)
-            self._trace(tile, look, 0.0, look.too_large)
-            return
-        growths = self._growths(tile, look)
-        if not look.misaligned:
+        growths = [] if look.too_large else self._growths(tile, look)
+        if not look.too_large and not look.misaligned:
             self.accepted.append(tile)
-            self._trace(tile, look, -growths[0][0] if growths else 0.0, ACCEPTED)
+            decision = ACCEPTED
         elif growths:
-            self._trace(tile, look, -growths[0][0], f"grown {self.stage.names[growths[0][2]]}")
+            decision = f"grown {self.stage.names[growths[0][2]]}"
         else:
-            self._reject(look.misaligned)
-            self._trace(tile, look, 0.0, look.misaligned)
+            decision = look.too_large or look.misaligned
+            log.rejections[decision] = log.rejections.get(decision, 0) + 1
+        reuse = -growths[0][0] if growths else 0.0
+        log.steps.append(TraceStep(self.stage.level, self.stage.names, tile, look.footprint_bytes, reuse, decision))
         for _, _, _, larger in growths:
             if log.tiles_visited >= self.last_visit:
                 return
@@ -137,10 +135,3 @@ class _Search:
         """Evaluate a tile that has no metrics yet."""
         look = self.looks[tile] = self.stage.evaluate(tile)
         return look
-
-    def _reject(self, rule: str) -> None:
-        self.log.rejections[rule] = self.log.rejections.get(rule, 0) + 1
-
-    def _trace(self, tile: Tile, look: TileMetrics, reuse: float, decision: str) -> None:
-        stage = self.stage
-        self.log.steps.append(TraceStep(stage.level, stage.names, tile, look.footprint_bytes, reuse, decision))

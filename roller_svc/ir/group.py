@@ -199,6 +199,11 @@ class TileSpace:
     def reduced(self) -> tuple[TileAxis, ...]:
         return tuple([a for a in self.axes if a.role in _REDUCED])
 
+    @cached_property
+    def longest_reduced(self) -> Axis:
+        """The longest member of the reduced axes."""
+        return max([m for axis in self.reduced for m in axis.members], key=lambda m: m.extent)
+
     @property
     def reduces_rows(self) -> bool:
         """Return whether each outer point has a row of its own.

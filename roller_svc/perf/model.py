@@ -127,9 +127,10 @@ def _overlap_stages(costs: Costs) -> float:
     Blocks that load everything before they compute overlap with other blocks of their core only. Alone on a core, such
     a block keeps memory idle while it computes. The exposed part is assumed to fall with the square of their number.
     """
-    times = [costs.core_s, *(s for _, s in costs.stage_seconds)]
-    longest = max(times)
-    shown = [s * (s / longest + (1.0 - s / longest) / costs.loads_per_block) for s in times]
-    memory = max([s for _, s in costs.stage_seconds], default=0.0)
+    overlapped = [s for _, s in costs.stage_seconds]
+    times = [costs.core_s, *overlapped]
+    longest, loads = max(times), costs.loads_per_block
+    shown = [s * (s / longest + (1.0 - s / longest) / loads) for s in times]
+    memory = max(overlapped, default=0.0)
     alone = min(costs.issue_s, memory) / costs.resident_blocks**2
     return longest + max(alone, IMPERFECT_OVERLAP * (math.fsum(shown) - longest))

@@ -41,7 +41,8 @@ class AssumedStages:
             return self.latency
         if stage == EXPOSED:
             return self.latency or self.arithmetic
-        return dict(self.levels).get(stage.removesuffix(FLOOR), self.arithmetic)
+        level = stage.removesuffix(FLOOR)
+        return next((is_assumed for name, is_assumed in self.levels if name == level), self.arithmetic)
 
 
 def find_assumed_stages(hw: HardwareSpec, unit: ComputeUnit) -> AssumedStages:

@@ -70,10 +70,8 @@ def split_length(space: TileSpace, unit: ComputeUnit, block: Mapping[str, int], 
     If that axis is the innermost one, the length is a multiple of a matrix unit's step (with several axes, of a vector)
     or of a nest's vector, so that vector accesses stay aligned.
     """
-    reduced = space.reduced
-    longest = max([m for axis in reduced for m in axis.members], key=lambda m: m.extent)
+    longest, inner = space.longest_reduced, space.reduced[-1]
     length = ceil_div(longest.extent, split_k)
-    inner = reduced[-1]
     if inner.members[-1] != longest:
         return length
     is_only_axis = all(m.extent == 1 for m in inner.members[:-1])

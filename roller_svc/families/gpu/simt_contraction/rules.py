@@ -21,6 +21,7 @@ from roller_svc.families.gpu.simt_contraction.cost import (
     block_step,
     prefetch_stages,
     stage_bytes,
+    staged_row_bytes,
     thread_registers,
 )
 from roller_svc.families.gpu.simt_contraction.workload import SimtFacts, ThreadRegisters
@@ -201,10 +202,10 @@ class _Block:
         """Return staged bytes with padding, bytes loaded per multiply-add, and broken rules."""
         p = self.workload
         m, n, k = p.mnk(block)
-        staged = stage_bytes(p, block)
+        staged = k * (staged_row_bytes(m, p) + staged_row_bytes(n, p))
         threads = (m // self.thread_m) * (n // self.thread_n)
         too_large = self._capacity_rule(threads, staged)
-        misaligned = "" if too_large else self._alignment_rule(block, threads)
+        misaligned = "" if too_large else self._alignment_rule(block, threads, (m, n, k))
         traffic = (p.a.requested_bytes(block) + p.b.requested_bytes(block)) / (m * n * k)
         return TileMetrics(staged, traffic, too_large, misaligned)
 
@@ -213,7 +214,7 @@ class _Block:
             return self.thread_rule
         return "" if staged_bytes <= self.limits.shared_bytes_per_block else "shared memory"
 
-    def _alignment_rule(self, block: Tile, threads: int) -> str:
+    def _alignment_rule(self, block: Tile, threads: int, extents: tuple[int, int, int]) -> str:
         """Return the broken alignment rule.
 
         Staged elements of a thread, `each` per row or column of the block, shrink with block extents and grow with the
@@ -222,7 +223,7 @@ class _Block:
         limits = self.limits
         if threads % limits.warp_size:
             return "execution unit"
-        m, n, k = self.workload.mnk(block)
+        m, n, k = extents
         each = k / threads
         registers = self.registers.of(m * each, n * each)
         if registers > limits.max_registers_per_thread and self.thread_m * self.thread_n > 1:

@@ -65,9 +65,6 @@ class StagingRegisters:
     per_element: float
     width: int
 
-    def of(self, elements: float) -> float:
-        return self.per_element * self.width * math.ceil(elements / self.width)
-
 
 @dataclass(frozen=True, slots=True)
 class ThreadRegisters:
@@ -78,7 +75,10 @@ class ThreadRegisters:
     b: StagingRegisters
 
     def of(self, staged_a: float, staged_b: float) -> int:
-        return math.ceil(self.fixed + self.a.of(staged_a) + self.b.of(staged_b))
+        a, b = self.a, self.b
+        of_a = a.per_element * a.width * math.ceil(staged_a / a.width)
+        of_b = b.per_element * b.width * math.ceil(staged_b / b.width)
+        return math.ceil(self.fixed + of_a + of_b)
 
 
 CHUNK_BYTES = 16  # the widest access of a thread
