@@ -48,20 +48,23 @@ class DimFootprint:
     """One dimension of a tensor."""
 
     dim: Dim
-    # (axis of the tensor, member of that axis) for each term; None where a term is an axis that the space leaves out
-    terms: tuple[tuple[int, int], ...] | None
-    single_term: tuple[int, int] | None  # the only term, of an index that is one axis plus an offset
+    # picks the terms' extents from those of all members; None where a term is an axis that the space leaves out
+    select_terms: Callable[[Tile], Tile] | None
+    single_term: int | None  # member of the only term, of an index that is one axis plus an offset
     _seen: dict[Tile, tuple[int, int, int]] = field(default_factory=dict)
 
-    def measure(self, extents: list[tuple[int, ...]]) -> tuple[int, int, int]:
-        """Return the index values, how many are contiguous, and the extent from first to last."""
+    def measure(self, extents: Tile) -> tuple[int, int, int]:
+        """Return the index values, how many are contiguous, and the extent from first to last.
+
+        Args:
+            extents: Extents along the members of all axes that index the tensor.
+        """
         if self.single_term is not None:
-            axis, member = self.single_term
-            count = min(self.dim.size, extents[axis][member])
+            count = min(self.dim.size, extents[self.single_term])
             return count, count, count
-        if self.terms is None:
+        if self.select_terms is None:
             return self.dim.size, self.dim.size, self.dim.size
-        key = tuple([extents[axis][member] for axis, member in self.terms])
+        key = self.select_terms(extents)
         known = self._seen.get(key)
         if known is None:
             by_name = {name: r for (name, _), r in zip(self.dim.coeffs, key, strict=True)}
@@ -104,11 +107,11 @@ class AccessFootprint:
         return known
 
     def _compute(self, key: Tile) -> Measured:
-        points, extents = 1, []
+        points, extents = 1, ()
         for extent, table in zip(key, self.tables, strict=True):
             covered, members = table[extent]
             points *= covered
-            extents.append(members)
+            extents += members
         # row: elements up to the innermost dimension that is not accessed whole; span: their extent
         elements = run = row = span = 1
         size, unbroken = self.elem_bytes, True
@@ -144,7 +147,7 @@ class AccessFootprint:
         return known
 
     def _compute_stream_bytes(self, key: Tile) -> int:
-        extents = [table[extent][1] for extent, table in zip(key, self.tables, strict=True)]
+        extents = tuple([n for extent, table in zip(key, self.tables, strict=True) for n in table[extent][1]])
         inner = stretch = self.elem_bytes
         longest_gap = SKIPPED_LINES * self.lines[0]
         for dim in self.dims:
@@ -233,14 +236,17 @@ def extent_selector(axes: Tile) -> Callable[[Tile], Tile]:
     """Return a function that picks a tile's extents on those axes."""
     if len(axes) > 1:
         return itemgetter(*axes)
-    return lambda tile: tuple([tile[i] for i in axes])
+    if not axes:
+        return lambda tile: ()
+    (axis,) = axes
+    return lambda tile: (tile[axis],)
 
 
 def _compile(access: TileAccess, tables: tuple[ExtentTable, ...], lines: Lines) -> AccessFootprint:
     names = {name for dim in access.dims for name, _ in dim.coeffs}
     axes = tuple(i for i, t in enumerate(tables) if not names.isdisjoint(t.members))
     used = tuple(tables[i] for i in axes)
-    term_of = {name: (i, m) for i, t in enumerate(used) for m, name in enumerate(t.members)}
+    term_of = {name: position for position, name in enumerate(name for t in used for name in t.members)}
     return AccessFootprint(
         access=access,
         tables=used,
@@ -256,12 +262,12 @@ def _compile(access: TileAccess, tables: tuple[ExtentTable, ...], lines: Lines) 
     )
 
 
-def _dim_footprint(dim: Dim, term_of: Mapping[str, tuple[int, int]]) -> DimFootprint:
+def _dim_footprint(dim: Dim, term_of: Mapping[str, int]) -> DimFootprint:
     if any(name not in term_of for name, _ in dim.coeffs):
         return DimFootprint(dim, None, None)
     terms = tuple(term_of[name] for name, _ in dim.coeffs)
     is_plain = len(terms) == 1 and abs(dim.coeffs[0][1]) == 1 and dim.is_affine
-    return DimFootprint(dim, terms, terms[0] if is_plain else None)
+    return DimFootprint(dim, extent_selector(terms), terms[0] if is_plain else None)
 
 
 def _address_ops(access: TileAccess, tables: tuple[ExtentTable, ...]) -> int:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import NamedTuple
 
 from roller_svc.families.common.gpu.packed_rows import PackedRows
 from roller_svc.ir.group import TileAccess, TileSpace
@@ -59,8 +61,7 @@ class RowAccess:
         return self.footprint.requested_bytes(tile) if self.density == 1.0 else float(self.elements(tile) * self.bytes)
 
 
-@dataclass(frozen=True, slots=True)
-class RowIteration:
+class RowIteration(NamedTuple):
     """How a thread iterates over its part of a row, in chunks of `vector_elems`."""
 
     vector_elems: int  # inner points of one vector access
@@ -90,7 +91,7 @@ def exceeds_registers(row_elements: int, vector_elems: int, threads: int, words:
     return row_registers > MAX_ROW_REGISTERS or block_registers(threads, needed, limits) > limits.registers_per_core
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RowSpace:
     """Rows of a reduction."""
 
@@ -154,7 +155,7 @@ class RowSpace:
         elements = iteration.iterations * iteration.vector_elems * iteration.points
         return exceeds_registers(elements, iteration.vector_elems, threads, self.words, limits)
 
-    @property
+    @cached_property
     def cached_inputs(self) -> tuple[RowAccess, ...]:
         """Return the inputs that several statements read along a row."""
         return tuple([a for a in self.read if a.num_passes > 1])

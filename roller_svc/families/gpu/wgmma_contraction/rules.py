@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from roller_svc.construct.rules import (
     MIN_MATRIX_STAGES,
@@ -149,7 +150,7 @@ MIN_SHARED_LOAD_FRACTION = 0.7
 MAX_STAGES = 8  # deeper pipelines hold more than a memory round trip delivers
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class WgmmaContractionRules(TilePrefilter):
     """Rules of a wgmma GEMM. `varied`: k-tiles of every length, for constraints of a caller."""
 
@@ -189,7 +190,7 @@ class WgmmaContractionRules(TilePrefilter):
 
     def block_level(self, base: ThreadTile, epsilon: float) -> ScaleUpLevel:
         p = self.workload
-        axes = block_extents(p, base, epsilon, MAX_CONSUMERS) | {p.k: self._k_steps()}
+        axes = block_extents(p, base, epsilon, MAX_CONSUMERS) | {p.k: self._k_steps}
         return ScaleUpLevel(
             level=p.machine.hw.block_level.name, names=axis_names(p), steps=axis_steps(p, axes),
             axis_rank=tuple(range(len(p.extents))), evaluate=lambda block: self.evaluate(block, base),
@@ -255,7 +256,7 @@ class WgmmaContractionRules(TilePrefilter):
         one = tuple([1] * len(p.extents))
         group = replaced(replaced(one, p.m, ROWS), p.n, self._column_granule())
         base = ThreadTile(group, *self.reduce_thread_choices())
-        return [(replaced(group, p.k, self._k_steps()[0]), base)]
+        return [(replaced(group, p.k, self._k_steps[0]), base)]
 
     def prefilter(self, shapes: Sequence[Shape], count: int) -> list[Shape]:
         """Choose among the tiles of scale-up and those that only a ping-pong schedule makes fast."""
@@ -292,8 +293,9 @@ class WgmmaContractionRules(TilePrefilter):
         return ROWS * n / mach.fma_per_cycle >= (ROWS + n) * self._operand_bytes() / mach.staged_bytes_per_cycle
 
     # block level ------------------------------------------------------------------------------------------------
+    @cached_property
     def _k_steps(self) -> Tile:
-        """Return lengths of a k-tile: 128 bytes, the widest swizzle, or the shortest swizzle that holds all of k.
+        """Lengths of a k-tile: 128 bytes, the widest swizzle, or the shortest swizzle that holds all of k.
 
         Shorter ones are added where they pad k less (whole rows of channels), and for `varied` tiles.
         """
