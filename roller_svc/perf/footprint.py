@@ -107,7 +107,8 @@ class AccessFootprint:
         return known
 
     def _compute(self, key: Tile) -> Measured:
-        points, extents = 1, ()
+        points = 1
+        extents: Tile = ()
         for extent, table in zip(key, self.tables, strict=True):
             covered, members = table[extent]
             points *= covered

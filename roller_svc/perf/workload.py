@@ -25,7 +25,7 @@ from roller_svc.perf.footprint import (
 from roller_svc.perf.machine import Machine, prepare_machine
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class OperandFootprint:
     """An operand of a contraction: its tensors, and the integer operations to address one element."""
 
@@ -48,7 +48,7 @@ class OperandFootprint:
     def elements(self, tile: Tile) -> int:
         return sum([t.elements(tile) for t in self.tensors])
 
-    @property
+    @cached_property
     def is_constant(self) -> bool:
         """Whether all of it stays the same between calls: then it is packed once."""
         return bool(self.tensors) and all(t.access.constant for t in self.tensors)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 from roller_svc.construct.rules import extent_on
 from roller_svc.families.common.cpu.memory import (
@@ -24,16 +23,16 @@ from roller_svc.families.common.cpu.micro_kernel_cost import (
     source_bandwidth,
 )
 from roller_svc.families.cpu.contraction.workload import (
-    WIDENED,
     OperandLayout,
+    PanelLayouts,
     count_l1_ways,
+    count_members,
     lines_per_set,
     loops_over_rows_first,
     packs_b_on_first_use,
     rows_per_block,
     skips_packing_of_a,
 )
-from roller_svc.ir.dtype import DType
 from roller_svc.perf.common import Costs, Launch
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.machine import Machine
@@ -58,7 +57,7 @@ class _Sizes:
     steps: int
 
 
-def cpu_contraction(p: Workload[Any], launch: Launch) -> Costs:
+def cpu_contraction(p: Workload[PanelLayouts], launch: Launch) -> Costs:
     """Return the cost of the core with the most tasks: micro-kernel, C update, packing, store and edges."""
     mach, costs = p.machine, p.machine.costs.contraction
     sizes = _sizes(p, launch)
@@ -84,7 +83,7 @@ def cpu_contraction(p: Workload[Any], launch: Launch) -> Costs:
     )
 
 
-def _sizes(p: Workload[Any], launch: Launch) -> _Sizes:
+def _sizes(p: Workload[PanelLayouts], launch: Launch) -> _Sizes:
     mc, nc, kc = (extent_on(launch.block, axis) for axis in (p.m, p.n, p.k))
     depth = -(-p.extent(p.k) // launch.split_k)
     return _Sizes(
@@ -100,7 +99,7 @@ def _cut(extent: int, tile: int) -> tuple[tuple[int, int], ...]:
     return tuple((size, count) for size, count in ((tile, whole), (tail, 1)) if size and count)
 
 
-def _kernel(p: Workload[Any], s: _Sizes) -> float:
+def _kernel(p: Workload[PanelLayouts], s: _Sizes) -> float:
     """Return micro-kernel cycles, with panels from where they are stored.
 
     B is streamed once per k block and block of A, or A once per k block where L2 holds the panels.
@@ -124,7 +123,7 @@ def _kernel(p: Workload[Any], s: _Sizes) -> float:
     return cycles + costs.llc_exposed_fraction * arrival
 
 
-def _reload_cycles(p: Workload[Any], s: _Sizes, at_once: int) -> float:
+def _reload_cycles(p: Workload[PanelLayouts], s: _Sizes, at_once: int) -> float:
     """Return cycles to reload B's block from the LLC, as far as rows of A evict it from L2."""
     if skips_packing(p, s.columns, (s.mr, s.nr, s.kc)):
         return 0.0
@@ -134,21 +133,21 @@ def _reload_cycles(p: Workload[Any], s: _Sizes, at_once: int) -> float:
     return lost * s.columns * row / (mach.caches[0].bytes_per_s / mach.cores / mach.clock_hz)
 
 
-def _packs_on_first_use(p: Workload[Any], s: _Sizes) -> bool:
+def _packs_on_first_use(p: Workload[PanelLayouts], s: _Sizes) -> bool:
     """Return whether the first panel of A that uses a panel of B packs it."""
-    plain = p.k is not None and _members(p, p.k) == 1 and p.b.elem_bytes == p.elem_bytes
-    if s.steps > 1 or not plain or p.b.is_constant or operand_layout(p, p.b, p.n) is not OperandLayout.PANEL_MAJOR:
+    plain = p.k is not None and count_members(p, p.k) == 1 and p.b.elem_bytes == p.elem_bytes
+    if s.steps > 1 or not plain or p.b.is_constant or p.facts.b is not OperandLayout.PANEL_MAJOR:
         return False
     panels = -(-s.rows // s.mr)
     of_a, of_b = panels * s.mr * s.kc * p.elem_bytes, s.nr * p.elem_bytes
     return packs_b_on_first_use(panels, of_a, of_b, p.b.total_bytes, p.machine.hw)
 
 
-def _loops_over_rows(p: Workload[Any], s: _Sizes) -> bool:
+def _loops_over_rows(p: Workload[PanelLayouts], s: _Sizes) -> bool:
     return _is_ir_outer(p, (s.rows, s.columns), (s.mr, s.nr), s.kc)
 
 
-def _is_ir_outer(p: Workload[Any], extents: tuple[int, int], tile: tuple[int, int], kc: int) -> bool:
+def _is_ir_outer(p: Workload[PanelLayouts], extents: tuple[int, int], tile: tuple[int, int], kc: int) -> bool:
     """Return whether the loop over panels of A is the outer one, for a task of rows x columns."""
     (rows, columns), (mr, nr), l2_bytes = extents, tile, _l2_bytes(p)
     if not skips_packing(p, columns, (mr, nr, kc)):
@@ -157,12 +156,12 @@ def _is_ir_outer(p: Workload[Any], extents: tuple[int, int], tile: tuple[int, in
     return loops_over_rows_first(rows, columns, kc, p.elem_bytes, l2_bytes, b_is_constant=p.b.is_constant)
 
 
-def _l2_bytes(p: Workload[Any]) -> int:
+def _l2_bytes(p: Workload[PanelLayouts]) -> int:
     return p.machine.hw.block_level.capacity_bytes
 
 
 def tiles_cycles(
-    p: Workload[Any], extents: tuple[int, int], tile: tuple[int, int], depth: int, steps: int = 1
+    p: Workload[PanelLayouts], extents: tuple[int, int], tile: tuple[int, int], depth: int, steps: int = 1
 ) -> float:
     """Return micro-kernel cycles for rows x columns of C, with smaller register tiles at the edges."""
     lanes, costs = p.machine.unit.shape[-1], p.machine.costs.contraction
@@ -215,7 +214,7 @@ def _tile_overlap_cycles(mach: Machine, height: int, vectors: int, depth: int) -
     return latency * min(rob_depth, depth / 2) * free
 
 
-def _l2_bytes_per_k(p: Workload[Any], extents: tuple[int, int], tile: tuple[int, int], step: int) -> float:
+def _l2_bytes_per_k(p: Workload[PanelLayouts], extents: tuple[int, int], tile: tuple[int, int], step: int) -> float:
     """Return the bytes that each k of a register tile reads from L2.
 
     One operand's panel is reused while panels of the other stream by. L1 holds those only where all are small; next to
@@ -230,13 +229,13 @@ def _l2_bytes_per_k(p: Workload[Any], extents: tuple[int, int], tile: tuple[int,
     return (reload * reused + load * streamed) * p.elem_bytes
 
 
-def _l1_miss_fraction(p: Workload[Any], working_set_bytes: int) -> float:
+def _l1_miss_fraction(p: Workload[PanelLayouts], working_set_bytes: int) -> float:
     """Return the fraction of a repeated working set that comes from L2."""
     capacity = L1_PANEL_FRACTION * p.machine.caches[-1].bytes_per_core
     return min(1.0, max(0.0, working_set_bytes / capacity - 1.0))
 
 
-def _update(p: Workload[Any], s: _Sizes) -> float:
+def _update(p: Workload[PanelLayouts], s: _Sizes) -> float:
     """Return cycles of C: to memory, most of it overlapped; between k blocks to the cache that holds the tile."""
     mach, costs = p.machine, p.machine.costs.contraction
     vectors = s.rows * -(-s.columns // mach.unit.shape[-1])
@@ -250,13 +249,13 @@ def _update(p: Workload[Any], s: _Sizes) -> float:
     )
 
 
-def _packing(p: Workload[Any], launch: Launch, s: _Sizes) -> float:
+def _packing(p: Workload[PanelLayouts], launch: Launch, s: _Sizes) -> float:
     """Return cycles to pack one k block of A and B.
 
     Unpacked A comes from memory all the same, partly overlapped: hardware prefetchers follow its rows.
     """
     costs = p.machine.costs.contraction
-    b = packing_cycles(p, p.b, launch.block, p.n, s.nr) + _panel_spill_cycles(p, s)
+    b = packing_cycles(p, p.b, p.facts.b, launch.block, (p.n, s.nr)) + _panel_spill_cycles(p, s)
     if _packs_on_first_use(p, s):
         b = max(
             b - tiles_cycles(p, (min(s.mr, s.rows), s.columns), (s.mr, s.nr), s.kc), costs.exposed_packing_fraction * b
@@ -265,10 +264,10 @@ def _packing(p: Workload[Any], launch: Launch, s: _Sizes) -> float:
         slower = costs.set_conflict_factor if has_set_conflicts(p, s.mr) else 1.0
         begun = _segment_start_cycles(p, p.a, launch.block, launch.block) / s.mr  # in parallel
         return b + costs.llc_exposed_fraction * _arrival_cycles(p, p.a, launch.block, launch.block) * slower + begun
-    return b + packing_cycles(p, p.a, launch.block, p.m, s.mr)
+    return b + packing_cycles(p, p.a, p.facts.a, launch.block, (p.m, s.mr))
 
 
-def _panel_spill_cycles(p: Workload[Any], s: _Sizes) -> float:
+def _panel_spill_cycles(p: Workload[PanelLayouts], s: _Sizes) -> float:
     """Return cycles of packed panels of B to the LLC and back, as far as they do not fit in L2."""
     if p.b.is_constant or _packs_on_first_use(p, s):
         return 0.0
@@ -279,7 +278,7 @@ def _panel_spill_cycles(p: Workload[Any], s: _Sizes) -> float:
     return lost * (to_llc + 2 * to_memory)  # read for ownership
 
 
-def _spill_cycles_per_byte(p: Workload[Any], s: _Sizes) -> tuple[float, float]:
+def _spill_cycles_per_byte(p: Workload[PanelLayouts], s: _Sizes) -> tuple[float, float]:
     """Return cycles per byte of panels of B outside L2: (in the LLC, in memory)."""
     mach, working_set = p.machine, (2 * s.kc + s.rows) * s.columns * p.elem_bytes
     last, cycles = mach.caches[0], mach.cores * mach.clock_hz
@@ -287,44 +286,48 @@ def _spill_cycles_per_byte(p: Workload[Any], s: _Sizes) -> tuple[float, float]:
     return hit_rate / last.bytes_per_s * cycles, (1 - hit_rate) / mach.dram.bandwidth_bytes_per_s * cycles
 
 
-def skips_packing(p: Workload[Any], columns: int, tile: tuple[int, int, int]) -> bool:
+def skips_packing(p: Workload[PanelLayouts], columns: int, tile: tuple[int, int, int]) -> bool:
     """Return whether A is not packed, for a task of `columns` columns in tiles of (mr, nr, kc)."""
-    along_k = operand_layout(p, p.a, p.m) is OperandLayout.K_MAJOR and p.machine.unit.k_group == 1
+    along_k = p.facts.a is OperandLayout.K_MAJOR and p.machine.unit.k_group == 1
     if not along_k or p.a.is_constant or p.a.elem_bytes != p.elem_bytes:
         return False
     return skips_packing_of_a(columns, tile, _row_bytes(p), p.elem_bytes, p.machine.hw)
 
 
-def has_set_conflicts(p: Workload[Any], mr: int) -> bool:
+def has_set_conflicts(p: Workload[PanelLayouts], mr: int) -> bool:
     """Return whether unpacked rows of A evict each other from L1: one page apart, one set."""
     return lines_per_set(mr, _row_bytes(p)) > count_l1_ways(p.machine.hw)
 
 
-def _row_bytes(p: Workload[Any]) -> int:
+def _row_bytes(p: Workload[PanelLayouts]) -> int:
     return p.a.tensors[0].access.dims[-1].size * p.elem_bytes
 
 
-def _store(p: Workload[Any], s: _Sizes) -> float:
+def _store(p: Workload[PanelLayouts], s: _Sizes) -> float:
     lanes, costs = p.machine.unit.shape[-1], p.machine.costs.contraction
     each = 2.0 * -(-s.columns // lanes)
-    if _members(p, p.n) > 1:
+    if count_members(p, p.n) > 1:
         across = _row_crossing_fraction(p, p.n, s.nr)
         each = across * costs.scatter_cycles * s.columns + (1 - across) * each
     tensors = len(p.epilogue.tensors)
-    if tensors > 1 or _members(p, p.n) > 1 or _members(p, p.m) > 1:
+    if tensors > 1 or count_members(p, p.n) > 1 or count_members(p, p.m) > 1:
         return s.rows * each * max(1, tensors)
     edge = s.columns % s.nr
     return s.steps * s.rows * costs.edge_cycles * -(-edge // lanes) if edge % lanes else 0.0
 
 
 def packing_cycles(
-    p: Workload[Any], operand: OperandFootprint, block: Tile, panel_axis: int | None, size: int
+    p: Workload[PanelLayouts],
+    operand: OperandFootprint,
+    layout: OperandLayout,
+    block: Tile,
+    panel: tuple[int | None, int],
 ) -> float:
-    """Return cycles to pack a block of an operand into panels of `size`.
+    """Return cycles to pack a block of an operand. `panel`: the axis of a panel, and its size.
 
     Vectors along the panel, transposed vectors, or single elements. Panels of a constant are prepacked and only loaded.
     """
-    costs = p.machine.costs.contraction
+    costs, (panel_axis, size) = p.machine.costs.contraction, panel
     if operand.is_constant:
         return costs.llc_exposed_fraction * operand.requested_bytes(block) / _source_bandwidth_of(p, operand)
     lanes = p.machine.unit.shape[-1]
@@ -332,13 +335,13 @@ def packing_cycles(
     panels = -(-along // size)
     cycles = 0.0
     for tensor in operand.tensors:
-        match operand_layout(p, operand, panel_axis):
+        match layout:
             case OperandLayout.PANEL_MAJOR:
                 cycles += costs.copy_cycles * panels * _vectors(size, lanes) * deep
             case OperandLayout.K_MAJOR:
                 vectors = sum(-(-min(lanes, size - first) // 4) * 4 + lanes for first in range(0, size, lanes))
                 cycles += costs.transpose_cycles / 2 * panels * vectors * -(-p.packed_words(deep) // lanes)
-            case OperandLayout.STRIDED if _members(p, panel_axis) > 1:
+            case OperandLayout.STRIDED if count_members(p, panel_axis) > 1:
                 windows = sum(len(dim.dim.coeffs) > 1 for dim in tensor.dims)
                 across = _row_crossing_fraction(p, panel_axis, size)
                 inside = panels * deep * costs.copy_cycles * _vectors(size, lanes)
@@ -348,14 +351,16 @@ def packing_cycles(
                 cycles += across * looked_up + (1 - across) * inside
             case OperandLayout.STRIDED:
                 cycles += costs.gather_cycles * along * deep
-    streamed = _streamed_tile(p, operand, block, (panel_axis, size))
+    streamed = _streamed_tile(p, operand, block, panel)
     return cycles + _arrival_cycles(p, operand, block, streamed) + _segment_start_cycles(p, operand, block, streamed)
 
 
-def _streamed_tile(p: Workload[Any], operand: OperandFootprint, block: Tile, panel: tuple[int | None, int]) -> Tile:
+def _streamed_tile(
+    p: Workload[PanelLayouts], operand: OperandFootprint, block: Tile, panel: tuple[int | None, int]
+) -> Tile:
     """Return what is read row by row: a whole block, or single panels of fused axes beyond the LLC."""
     axis, size = panel
-    if axis is None or _members(p, axis) == 1 or operand.total_bytes <= p.machine.caches[0].total_bytes // 2:
+    if axis is None or count_members(p, axis) == 1 or operand.total_bytes <= p.machine.caches[0].total_bytes // 2:
         return block
     return (*block[:axis], min(size, block[axis]), *block[axis + 1 :])
 
@@ -365,7 +370,7 @@ def _vectors(size: int, lanes: int) -> int:
     return size // lanes + (size % lanes).bit_count()
 
 
-def _row_crossing_fraction(p: Workload[Any], panel_axis: int | None, size: int) -> float:
+def _row_crossing_fraction(p: Workload[PanelLayouts], panel_axis: int | None, size: int) -> float:
     """Return the fraction of panels that span several rows of the innermost of fused axes."""
     members = () if panel_axis is None else p.space.axes[panel_axis].members
     if not members or members[-1].extent < size:
@@ -373,7 +378,7 @@ def _row_crossing_fraction(p: Workload[Any], panel_axis: int | None, size: int) 
     return min(1.0, (size - math.gcd(size, members[-1].extent)) / members[-1].extent)
 
 
-def _arrival_cycles(p: Workload[Any], operand: OperandFootprint, block: Tile, accessed: Tile) -> float:
+def _arrival_cycles(p: Workload[PanelLayouts], operand: OperandFootprint, block: Tile, accessed: Tile) -> float:
     """Return cycles for one block of an operand to arrive, segment by segment of the `accessed` tile.
 
     Gaps of less than a few lines do not end a segment.
@@ -384,7 +389,7 @@ def _arrival_cycles(p: Workload[Any], operand: OperandFootprint, block: Tile, ac
     return moved / _source_bandwidth_of(p, operand) + p.machine.costs.contraction.segment_start_cycles * runs
 
 
-def _segment_start_cycles(p: Workload[Any], operand: OperandFootprint, block: Tile, accessed: Tile) -> float:
+def _segment_start_cycles(p: Workload[PanelLayouts], operand: OperandFootprint, block: Tile, accessed: Tile) -> float:
     """Return exposed start-up cycles of segments in memory or a far cache.
 
     Segments of a page or more wait until prefetchers follow them; short ones wait less, since others are in flight.
@@ -397,25 +402,6 @@ def _segment_start_cycles(p: Workload[Any], operand: OperandFootprint, block: Ti
     return alone * prefetch_rampup_cycles(p.machine, smallest_cache(p.machine, operand.total_bytes))
 
 
-def _source_bandwidth_of(p: Workload[Any], operand: OperandFootprint) -> float:
+def _source_bandwidth_of(p: Workload[PanelLayouts], operand: OperandFootprint) -> float:
     """Return the bytes per cycle for one core from the level that holds the operand."""
     return source_bandwidth(p.machine, operand.total_bytes) / p.machine.cores / p.machine.clock_hz
-
-
-def operand_layout(p: Workload[Any], operand: OperandFootprint, panel_axis: int | None) -> OperandLayout:
-    """Return the layout of the operand's panels, as far as the strides of its tensors tell."""
-    strides = [tensor.strides for tensor in operand.tensors]
-    if panel_axis is None or _members(p, panel_axis) > 1 or len(strides) != 1:
-        return OperandLayout.STRIDED
-    if strides[0].get(panel_axis) == 1:
-        return OperandLayout.PANEL_MAJOR
-    dtypes = {tensor.access.dtype for tensor in operand.tensors}
-    is_transposed = operand.elem_bytes * p.machine.unit.k_group == p.elem_bytes or (
-        p.space.compute_dtype is DType.FLOAT32 and dtypes <= set(WIDENED)
-    )
-    single = p.k is not None and _members(p, p.k) == 1 and is_transposed
-    return OperandLayout.K_MAJOR if single and p.k is not None and strides[0].get(p.k) == 1 else OperandLayout.STRIDED
-
-
-def _members(p: Workload[Any], axis: int | None) -> int:
-    return 1 if axis is None else len([m for m in p.space.axes[axis].members if m.extent > 1])

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
+from typing import Any
 
 from roller_svc.analysis.operand import Operand, operands
 from roller_svc.ir.affine import Affine, affine
@@ -14,7 +15,7 @@ from roller_svc.ir.expr import Expr
 from roller_svc.ir.group import AxisRole, KernelGroup, TileAxis
 from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.program import TensorType
-from roller_svc.perf.workload import Workload
+from roller_svc.perf.workload import OperandFootprint, Workload
 
 # Panels of B up to which A is not packed: a packed copy would be reused too little.
 MAX_UNPACKED_PANELS = 2
@@ -172,6 +173,35 @@ def lines_per_set(rows: int, row_bytes: int) -> int:
     return math.ceil(rows * math.gcd(row_bytes, L1_SET_PERIOD_BYTES) / L1_SET_PERIOD_BYTES)
 
 
-def prepare(group: KernelGroup, base: Workload[None]) -> Workload[None] | None:
+@dataclass(frozen=True, slots=True)
+class PanelLayouts:
+    """Layouts of the operands' panels, as far as the strides of their tensors tell."""
+
+    a: OperandLayout
+    b: OperandLayout
+
+
+def prepare(group: KernelGroup, base: Workload[None]) -> Workload[PanelLayouts] | None:
     """Prepare a contraction on a CPU; None for any other group or device."""
-    return base if not base.machine.is_gpu and base.is_contraction else None
+    if base.machine.is_gpu or not base.is_contraction:
+        return None
+    return base.with_facts(PanelLayouts(_panel_layout(base, base.a, base.m), _panel_layout(base, base.b, base.n)))
+
+
+def _panel_layout(p: Workload[None], operand: OperandFootprint, panel_axis: int | None) -> OperandLayout:
+    strides = [tensor.strides for tensor in operand.tensors]
+    if panel_axis is None or count_members(p, panel_axis) > 1 or len(strides) != 1:
+        return OperandLayout.STRIDED
+    if strides[0].get(panel_axis) == 1:
+        return OperandLayout.PANEL_MAJOR
+    dtypes = {tensor.access.dtype for tensor in operand.tensors}
+    is_transposed = operand.elem_bytes * p.machine.unit.k_group == p.elem_bytes or (
+        p.space.compute_dtype is DType.FLOAT32 and dtypes <= set(WIDENED)
+    )
+    single = p.k is not None and count_members(p, p.k) == 1 and is_transposed
+    return OperandLayout.K_MAJOR if single and p.k is not None and strides[0].get(p.k) == 1 else OperandLayout.STRIDED
+
+
+def count_members(p: Workload[Any], axis: int | None) -> int:
+    """Return the members of an axis with more than one value; 1 where there is no such axis."""
+    return 1 if axis is None else len([m for m in p.space.axes[axis].members if m.extent > 1])
