@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
+from importlib import import_module
 from typing import Any
 
 from roller_svc.api import Kernel
 from roller_svc.cli import format as show
 from roller_svc.cli import options as common
-from roller_svc.cli import remote
 from roller_svc.compiler.pipeline import build_kernel
 from roller_svc.compiler.serialize import kernel_json
 
@@ -25,8 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(options: argparse.Namespace) -> int:
-    server = common.server_url(options)
-    kernel = remote.kernel(options, server) if server else build_locally(options)
+    kernel = build(options)
     facts = kernel_facts(kernel)
     listings = {kind: make() for kind, make in (("ptx", kernel.ptx), ("sass", kernel.sass)) if getattr(options, kind)}
     if options.save:
@@ -43,8 +42,11 @@ def execute(options: argparse.Namespace) -> int:
     return 0
 
 
-def build_locally(options: argparse.Namespace) -> Kernel:
-    """Compile the kernel in this process."""
+def build(options: argparse.Namespace) -> Kernel:
+    """Compile the kernel by the service of --server, or in this process, which needs no HTTP client."""
+    if server := common.server_url(options):
+        kernel: Kernel = import_module("roller_svc.cli.remote").kernel(options, server)
+        return kernel
     return Kernel.from_report(build_kernel(common.parse_request(options)))
 
 

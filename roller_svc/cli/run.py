@@ -8,8 +8,7 @@ from typing import Any
 from roller_svc.api import Kernel
 from roller_svc.cli import format as show
 from roller_svc.cli import options as common
-from roller_svc.cli import remote
-from roller_svc.cli.compile import build_locally, kernel_facts
+from roller_svc.cli.compile import build, kernel_facts
 from roller_svc.compiler.request import validate_outputs
 from roller_svc.errors import ArgumentError, WrongAnswerError
 from roller_svc.frontend.lang.input_types import tensor_types
@@ -36,8 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def execute(options: argparse.Namespace) -> int:
     if options.seed < 0:
         raise ArgumentError(f"--seed must not be negative, got {options.seed}", code="invalid-option")
-    server = common.server_url(options)
-    kernel = remote.kernel(options, server) if server else build_locally(options)
+    kernel = build(options)
     types = dict(tensor_types(common.parse_inputs(options)))
     program = parse(options.context.expression, types, validate_outputs(options.output or None))
     arrays = random_inputs(program, options.seed)

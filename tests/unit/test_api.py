@@ -38,6 +38,12 @@ def test_importing_loads_nothing_heavy() -> None:
     assert done.stdout.strip() == "[]"
 
 
+def test_local_commands_load_no_http_client() -> None:
+    program = "import roller_svc.cli.run, sys; print([m for m in ('httpx', 'roller_svc.client') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
 def test_a_kernel_computes(kernel: roller_svc.Kernel, arrays: dict[str, Any]) -> None:
     result = kernel(**arrays)
     assert set(result) == {"C"}
