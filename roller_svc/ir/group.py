@@ -204,7 +204,7 @@ class TileSpace:
         """The longest member of the reduced axes."""
         return max([m for axis in self.reduced for m in axis.members], key=lambda m: m.extent)
 
-    @property
+    @cached_property
     def reduces_rows(self) -> bool:
         """Return whether each outer point has a row of its own.
 

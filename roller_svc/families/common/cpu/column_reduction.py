@@ -55,12 +55,13 @@ def accumulator_bytes(space: TileSpace) -> int:
 
 def is_column_reduction(space: TileSpace) -> bool:
     """Return whether the vector axis is an outer one, and many inner iterations cross rows of an input along it."""
-    inner = {m.name for a in space.axes if a.role is AxisRole.INNER for m in a.members}
-    steps = math.prod(a.extent for a in space.axes if a.role is AxisRole.INNER)
     vector = next((a for a in space.axes if a.name == space.vector_axis), None)
-    if vector is None or vector.role is not AxisRole.OUTER or steps < MIN_STEPS or not space.reduces_rows:
+    if vector is None or vector.role is not AxisRole.OUTER or not space.reduces_rows:
         return False
-    along = vector.members[-1].name
+    members = [m for a in space.axes if a.role is AxisRole.INNER for m in a.members]
+    if math.prod([m.extent for m in members]) < MIN_STEPS:
+        return False
+    along, inner = vector.members[-1].name, {m.name for m in members}
     return any(_access_crosses_rows(access, along, inner) for access in space.accesses if not access.is_output)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from roller_svc.ir.group import AxisRole, TileAccess, TileAxis, TileSpace
 from roller_svc.ir.program import Axis
@@ -34,7 +35,7 @@ class ImageWindowDim:
         return (pixels - 1) * self.stride + (self.taps - 1) * self.dilation + 1
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ImageSpace:
     """A convolution's tile space, taken apart.
 
@@ -54,11 +55,11 @@ class ImageSpace:
     filters_last: bool  # filters are contiguous in the output
     element_bytes: int
 
-    @property
+    @cached_property
     def taps(self) -> int:
         return math.prod(s.taps for s in self.window_dims)
 
-    @property
+    @cached_property
     def depth(self) -> int:
         """Channels."""
         return 1 if self.channels is None else self.channels.extent

@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from roller_svc.construct.align import round_up
@@ -36,7 +37,7 @@ L2_WEIGHTS_FRACTION, L1_PANEL_FRACTION, LLC_ACCUMULATOR_FRACTION = 0.5, 0.7, 0.4
 TASKS_PER_CORE = (1, 2, 4, 8, 16)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class CpuConvolutionRules:
     workload: Workload[Any]
     image: ImageSpace
@@ -80,12 +81,12 @@ class CpuConvolutionRules:
         ]
         return [t for t in tiles if not self._register_rule(t)]
 
-    @property
+    @cached_property
     def _pixels(self) -> tuple[int, ...]:
         """Positions of the axes of output positions."""
         return tuple(i for i, a in enumerate(self.workload.space.axes) if a.role is AxisRole.PIXEL)
 
-    @property
+    @cached_property
     def _smallest(self) -> Tile:
         p = self.workload
         one = tuple([1] * len(p.extents))
@@ -94,7 +95,7 @@ class CpuConvolutionRules:
     def _shape(self, thread: Tile) -> tuple[int, int]:
         """Return (rows, vectors) of a register tile."""
         p = self.workload
-        pixels, filters = math.prod(thread[i] for i in self._pixels), extent_on(thread, p.n)
+        pixels, filters = math.prod([thread[i] for i in self._pixels]), extent_on(thread, p.n)
         rows, columns = (pixels, filters) if self.image.along_filters else (filters, pixels)
         return rows, -(-columns // p.machine.unit.shape[-1])
 
@@ -104,8 +105,9 @@ class CpuConvolutionRules:
         return rows * vectors + vectors + 1
 
     def _register_rule(self, thread: Tile) -> str:
-        fits = self._registers(thread) <= self.workload.machine.hw.limits.max_registers_per_thread
-        return "" if fits and self._shape(thread)[0] <= MAX_ROWS else "vector registers"
+        rows, _ = self._shape(thread)
+        fits = rows <= MAX_ROWS and self._registers(thread) <= self.workload.machine.hw.limits.max_registers_per_thread
+        return "" if fits else "vector registers"
 
     def _kernel_time(self, thread: Tile) -> tuple[float, int]:
         p = self.workload
