@@ -15,11 +15,16 @@ class Affine:
     offset: int = 0
 
     def coeff(self, axis: str) -> int:
-        return next((c for name, c in self.coeffs if name == axis), 0)
+        for name, c in self.coeffs:
+            if name == axis:
+                return c
+        return 0
 
 
 def affine(expr: Expr) -> Affine | None:
     """Return the expression as an affine function of its axes, or None (//, %, loads, selects, floats)."""
+    if isinstance(expr, AxisRef):  # most indices
+        return Affine(((expr.name, 1),))
     terms = _terms(expr)
     if terms is None:
         return None

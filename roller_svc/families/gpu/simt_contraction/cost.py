@@ -71,15 +71,17 @@ def simt_contraction(p: Workload[SimtFacts], launch: Launch) -> Costs:
 
 def block_steps(p: Workload[SimtFacts], launch: Launch) -> int:
     """Return the k-tiles of one block."""
+    _, _, k = p.mnk(launch.block)
     depth = -(-p.extent(p.k) // launch.split_k)
-    return -(-depth // extent_on(launch.block, p.k))
+    return -(-depth // k)
 
 
 def prefetch_stages(p: Workload[SimtFacts], block: Tile, stages: int) -> int:
     """Return the k-tiles in flight before their use; copies through registers are at most one ahead."""
     if p.facts.loads is None:
         return min(stages - 1, 1)
-    copied = p.facts.loads.a.is_async(extent_on(block, p.m)) and p.facts.loads.b.is_async(extent_on(block, p.n))
+    m, n, _ = p.mnk(block)
+    copied = p.facts.loads.a.is_async(m) and p.facts.loads.b.is_async(n)
     return stages - 1 if copied else min(stages - 1, 1)
 
 
@@ -209,13 +211,15 @@ def _epilogue_cycles(p: Workload[SimtFacts], launch: Launch) -> float:
         lead = p.space.axes[p.n].members[-1].extent
         wide = math.gcd(lead, vector_elements(extent_on(launch.thread, p.n), p.elem_bytes))
     per_point = len(p.epilogue.tensors) * (2.0 / wide + words) + p.epilogue.address_ops / wide
-    points = extent_on(launch.block, p.m) * extent_on(launch.block, p.n)
+    m, n, _ = p.mnk(launch.block)
+    points = m * n
     return points * per_point / (p.machine.hw.limits.warp_size * p.machine.issue_per_cycle)
 
 
 def _dram_bytes(p: Workload[SimtFacts], launch: Launch, resident: int) -> float:
     """Return compulsory traffic, and what concurrent blocks do not share through the LLC (§5, t_dram)."""
-    grid_m, grid_n = (-(-p.extent(axis) // extent_on(launch.block, axis)) for axis in (p.m, p.n))
+    m, n, _ = p.mnk(launch.block)
+    grid_m, grid_n = -(-p.extent(p.m) // m), -(-p.extent(p.n) // n)
     tall, wide = wave_rectangle(grid_m, grid_n, max(1, p.machine.cores * resident // launch.split_k), launch.raster)
     a = dram_bytes_with_reuse(p.machine, p.a.total_bytes, grid_n / wide)
     b = dram_bytes_with_reuse(p.machine, p.b.total_bytes, grid_m / tall)
