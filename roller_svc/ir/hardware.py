@@ -208,8 +208,10 @@ class HardwareSpec:
 
     def is_assumed(self, field: str) -> bool:
         """Return whether a field is neither measured nor published. The first source that matches decides."""
-        source = next((s for s in self.sources if _any_of(s.fields).match(field)), None)
-        return source is None or source.assumed
+        for source in self.sources:
+            if _any_of(source.fields).match(field):
+                return source.assumed
+        return True
 
     @property
     def dram(self) -> MemoryLevel:

@@ -190,8 +190,6 @@ class SpaceFootprint:
 
     def tile(self, rtile: RTile) -> Tile:
         """Return an rTile as a tuple in the order of the space's axes."""
-        if tuple([name for name, _ in rtile.extents]) == self.names:
-            return tuple([extent for _, extent in rtile.extents])
         values = rtile.as_dict()
         return tuple([values[name] for name in self.names])
 

@@ -42,7 +42,10 @@ class AssumedStages:
         if stage == EXPOSED:
             return self.latency or self.arithmetic
         level = stage.removesuffix(FLOOR)
-        return next((is_assumed for name, is_assumed in self.levels if name == level), self.arithmetic)
+        for name, is_assumed in self.levels:
+            if name == level:
+                return is_assumed
+        return self.arithmetic
 
 
 def find_assumed_stages(hw: HardwareSpec, unit: ComputeUnit) -> AssumedStages:
@@ -61,10 +64,10 @@ def uncertainty(stages: Sequence[StageCost], seconds: float, assumed: AssumedSta
     Launches count with their own seconds. The rest of the time counts with the longest stage, or with an assumed one
     close to it.
     """
-    launches = [s for s in stages if s.name in LAUNCH_STAGES]
+    launch_s = sum([s.seconds for s in stages if s.name in LAUNCH_STAGES])
     body = [s for s in stages if s.name not in LAUNCH_STAGES]
-    longest = max((s.seconds for s in body), default=0.0)
-    share = min(1.0, sum(s.seconds for s in launches) / seconds)
-    on_body = any(s.name in assumed for s in body if s.seconds >= CO_BOUND_RATIO * longest)
+    shortest_s = CO_BOUND_RATIO * max([s.seconds for s in body], default=0.0)
+    share = min(1.0, launch_s / seconds)
+    on_body = any(s.name in assumed for s in body if s.seconds >= shortest_s)
     weight = share * assumed.launch + (1 - share) * on_body
     return MEASURED_UNCERTAINTY * math.pow(ASSUMED_UNCERTAINTY / MEASURED_UNCERTAINTY, weight)

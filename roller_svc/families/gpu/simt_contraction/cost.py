@@ -154,12 +154,12 @@ def _block_step(p: Workload[SimtFacts], block: Tile, thread: Tile, threads: int)
     tm, tn, _ = p.mnk(thread)
     warp = mach.hw.limits.warp_size
     warps = -(-threads // warp)
-    groups = [vector_elements(t, p.elem_bytes) for t in (tm, tn)] if warp > 1 else [1, 1]
-    read = sum(t * REQUESTS[g > 1] for t, g in zip((tm, tn), groups, strict=True))
+    vector_m, vector_n = (vector_elements(tm, p.elem_bytes), vector_elements(tn, p.elem_bytes)) if warp > 1 else (1, 1)
+    read = tm * REQUESTS[vector_m > 1] + tn * REQUESTS[vector_n > 1]
     inner = p.facts.loads.inner_member(bk) if p.facts.loads else None
     staging = _staging_ops(p, p.facts.loads.a if p.facts.loads else None, p.a, (bm, bk, threads), inner)
     staging += _staging_ops(p, p.facts.loads.b if p.facts.loads else None, p.b, (bn, bk, threads), inner)
-    issue = (warps * bk * (tm * tn + tm / groups[0] + tn / groups[1]) + staging / warp) / mach.issue_per_cycle
+    issue = (warps * bk * (tm * tn + tm / vector_m + tn / vector_n) + staging / warp) / mach.issue_per_cycle
     in_flight = -(-(bm + bn) * bk // threads)
     multiplied = MULTIPLIED * staging if warp > 1 else 0.0
     return SimtStep(

@@ -204,15 +204,15 @@ class _Block:
         m, n, k = p.mnk(block)
         staged = k * (staged_row_bytes(m, p) + staged_row_bytes(n, p))
         threads = (m // self.thread_m) * (n // self.thread_n)
-        too_large = self._capacity_rule(threads, staged)
-        misaligned = "" if too_large else self._alignment_rule(block, threads, (m, n, k))
+        too_large = misaligned = ""
+        if threads > self.most_threads:
+            too_large = self.thread_rule
+        elif staged > self.limits.shared_bytes_per_block:
+            too_large = "shared memory"
+        else:
+            misaligned = self._alignment_rule(block, threads, (m, n, k))
         traffic = (p.a.requested_bytes(block) + p.b.requested_bytes(block)) / (m * n * k)
         return TileMetrics(staged, traffic, too_large, misaligned)
-
-    def _capacity_rule(self, threads: int, staged_bytes: int) -> str:
-        if threads > self.most_threads:
-            return self.thread_rule
-        return "" if staged_bytes <= self.limits.shared_bytes_per_block else "shared memory"
 
     def _alignment_rule(self, block: Tile, threads: int, extents: tuple[int, int, int]) -> str:
         """Return the broken alignment rule.
