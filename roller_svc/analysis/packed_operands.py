@@ -24,6 +24,7 @@ SIGN_SLOTS = 0.25  # the sign bits of a word of four are flipped
 # Of values looked up by four bits in registers, by the bytes of a value. Eight indices: selectors, three prmt for four
 # bytes, one prmt for a pair.
 LOOKUP_SLOTS = {1: 2.0, 2: 2.75}
+TABLE_ENTRIES = 16
 MEMORY_LOOKUP_SLOTS = 4.0  # shift, mask, address and load
 FLOAT8 = (DType.FLOAT8_E4M3FN, DType.FLOAT8_E5M2)
 FLOAT8_ARCH = Arch("sm_", 89)  # first that converts pairs of e4m3 (PTX ISA, "cvt")
@@ -116,10 +117,20 @@ def _form(expr: Expr, dtype: DType, rows: _Rows) -> _Form | None:
             form, other = (first, y) if first is not None else (_form(y, dtype, rows), x)
             return None if form is None or _looks_up(other) else replace(form, scales=(*form.scales, other))
         case Load(index=(index,)) if is_table_index(index) and _integer_slots(index, rows) is not None:
-            slots = lookup_slots(expr, dtype) or lookup_slots(expr, DType.FLOAT16)
+            slots = register_lookup_slots(expr, dtype)
             return _Form(MEMORY_LOOKUP_SLOTS, is_pair=False) if slots is None else _Form(slots)
         case _:
             return None
+
+
+def is_looked_up(load: Load, dtype: DType) -> bool:
+    """Return whether a load is a look-up in registers, of an operand whose elements are `dtype`."""
+    return register_lookup_slots(load, dtype) is not None
+
+
+def register_lookup_slots(load: Load, dtype: DType) -> float | None:
+    """Return the slots of a look-up in registers, as `dtype` or as float16; None for other loads."""
+    return lookup_slots(load, dtype) or lookup_slots(load, DType.FLOAT16)
 
 
 def lookup_slots(load: Load, dtype: DType) -> float | None:

@@ -252,12 +252,13 @@ class PackedLanes:
         return _Float8(words, buffer.dtype) if is_narrower else None
 
     def _table_field(self, load: Load, buffer: BufferRef) -> _Field | None:
-        """Return the indices of a table in memory, if words of them have at least half of their places used.
+        """Return the indices of a table, if words of them have at least half of their places used.
 
         Of a table with more entries than 16, the indices reach the first ones alone.
         """
         is_table = len(buffer.shape) == 1 and buffer.shape[0] >= 1 << TABLE_BITS
-        if not is_table or any(load.bounds_checked) or "." in load.tensor:
+        is_addressed = _is_memory(load) or buffer.shape == (1 << TABLE_BITS,)  # registers of a whole table
+        if not is_table or not is_addressed or any(load.bounds_checked):
             return None
         field = self._field(without_fitting_casts(load.index[0]))
         if field is None or field.bits != TABLE_BITS or any(bit % TABLE_BITS for _, bit in field.places):

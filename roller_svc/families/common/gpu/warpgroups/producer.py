@@ -17,7 +17,7 @@ from roller_svc.families.common.gpu.warpgroups.register_prefetch import Register
 from roller_svc.families.common.gpu.warpgroups.tile import BUFFER_ALIGNMENT_BYTES, STEP_BYTES, WgmmaOperand
 from roller_svc.families.common.gpu.warpgroups.tma_load import PATTERN_ROWS, TmaTile
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.expr import AxisRef, Const, Expr, Load, Op, OpKind, Select, rewrite
+from roller_svc.ir.expr import AxisRef, Const, Expr, Load, Op, OpKind, Select, loads_of, rewrite
 from roller_svc.ir.index import add, div, logical_and, lt, mod, mul, num, ref, require_expr
 from roller_svc.ir.program import Combine, identity
 from roller_svc.ir.rprogram import WARPGROUP_THREADS
@@ -134,7 +134,7 @@ class PrefetchedProducerCopy(ProducerCopy):
     """Copy of a packed operand whose words are prefetched into registers, and unpacked when the stage is free.
 
     Register buffers are [k-tile modulo `prefetched_k_tiles`, row of the thread, element]. Sources that all k-tiles
-    share have one k-tile.
+    share have one k-tile. Those of look-up tables are [entry].
     """
 
     prefetch: RegisterPrefetch
@@ -148,7 +148,8 @@ class PrefetchedProducerCopy(ProducerCopy):
         """Allocate the registers of all words around the nodes."""
         for number, source in reversed(list(enumerate(self.prefetch.sources))):
             slots = 1 if source.is_fixed else self.prefetch.prefetched_k_tiles
-            shape = (slots, self.prefetch.loads_of(source), source.elements)
+            shape: tuple[int, ...] = (slots, self.prefetch.loads_of(source), source.elements)
+            shape = shape[-1:] if source.is_table else shape
             body = (Storage(self._words(number), source.load.dtype, shape, Scope.REGISTER, body),)
         return body
 
@@ -182,7 +183,8 @@ class PrefetchedProducerCopy(ProducerCopy):
         """Load the numbered sources of the current row."""
         nodes: tuple[Node, ...] = ()
         for number, source in sources:
-            load, dtype, inside = source.load, source.load.dtype, logical_and(self._inside(), source.guard)
+            load, dtype = source.load, source.load.dtype
+            inside = None if source.is_table else logical_and(self._inside(), source.guard)
             load = replace(load, index=tuple(self._with_quotients(i, step) for i in load.index))
             value = load if inside is None else Select(inside, load, identity(Combine.SUM, dtype), dtype)
             node: Node = Compute(self._words(number), self._word_index(source, slot, LANE_OF_ITEM), value)
@@ -211,6 +213,8 @@ class PrefetchedProducerCopy(ProducerCopy):
         return rewrite(index, change)
 
     def _word_index(self, source: SourceLoad, slot: Expr, element: Expr) -> tuple[Expr, ...]:
+        if source.is_table:
+            return (element,)
         row = num(0) if source.is_shared else ref(".round")
         return num(0) if source.is_fixed else slot, row, num(0) if source.elements == 1 else element
 
@@ -225,8 +229,16 @@ class PrefetchedProducerCopy(ProducerCopy):
                 source.load.dtype,
             )
             for number, source in enumerate(self.prefetch.sources)
+            if not source.is_table
         }
-        return rewrite(value, lambda node: words.get(node, node) if isinstance(node, Load) else node)
+        tables = {s.load.tensor: self._words(i) for i, s in enumerate(self.prefetch.sources) if s.is_table}
+
+        def change(node: Expr) -> Expr:
+            if isinstance(node, Load) and any(map(loads_of, node.index)):  # indices are rewritten already
+                return replace(node, tensor=tables[node.tensor])
+            return words.get(node, node) if isinstance(node, Load) else node
+
+        return rewrite(value, change)
 
     def _for_rows(self, count: int, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
         """Repeat nodes for rows of the thread, unrolled in the tree if positions of bits depend on the row."""

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from roller_svc.analysis.operand import is_uniform
+from roller_svc.analysis.packed_operands import TABLE_ENTRIES, is_looked_up
 from roller_svc.families.common.gpu.matrix.lanes_of_items import LANE_OF_ITEM, share_word_loads
 from roller_svc.families.common.gpu.matrix.tile import CHUNK_BYTES, WORD_BYTES, LoadKind, OperandLoad
 from roller_svc.families.common.gpu.warpgroups.k_iteration import KTileOrder
@@ -49,6 +50,11 @@ class SourceLoad:
     is_shared: bool  # by all rows of a thread
     is_fixed: bool  # for all k-tiles
     guard: Expr | None  # equal for all lanes of an item; elsewhere nothing is read
+
+    @property
+    def is_table(self) -> bool:
+        """Whether indices of its elements are data."""
+        return any(map(loads_of, self.of_item.index))
 
     @property
     def registers(self) -> int:
@@ -134,6 +140,9 @@ def plan_register_prefetch(
     sources: tuple[SourceLoad, ...] = ()
     k_names = {member.name for member in k.members}
     for of_element, of_item in dict.fromkeys(zip(loads_of(load.operand.expr), loads_of(value), strict=True)):
+        if is_looked_up(of_element, load.dtype):
+            sources += (_table(of_element, of_item),)
+            continue
         adjacent = _adjacent_elements(of_item, elements)
         if adjacent is None:
             return None
@@ -147,14 +156,20 @@ def plan_register_prefetch(
     return replace(prefetch, sources=sources)
 
 
+def _table(of_element: Load, of_item: Load) -> SourceLoad:
+    """Return the source of a look-up table, whose entries are in registers for all k-tiles."""
+    entries = replace(of_element, index=(LANE_OF_ITEM,))
+    return SourceLoad(entries, of_element, of_item, TABLE_ENTRIES, 1, is_shared=True, is_fixed=True, guard=None)
+
+
 def _guards(value: Expr) -> Mapping[Load, Expr | None] | None:
     """Return the condition under which each source is read; None if that is data, or one source has several."""
     guards: dict[Load, Expr | None] = {}
 
     def collect(node: Expr, guard: Expr | None) -> bool:
         match node:
-            case Load():
-                return guards.setdefault(node, guard) == guard
+            case Load(index=index):
+                return guards.setdefault(node, guard) == guard and all(collect(i, guard) for i in index)
             case Select(cond=cond, then=then, otherwise=otherwise):
                 is_data = bool(loads_of(cond) or loads_of(otherwise))
                 return not is_data and collect(then, logical_and(guard, cond))

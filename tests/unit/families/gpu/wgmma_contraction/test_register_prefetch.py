@@ -34,6 +34,10 @@ INT4 = (
 )
 CASES = {  # text, inputs; loads of a thread for a k-tile of 64 x 128
     "int4": (*INT4, 16),  # a word and a scale for each of 8 rows
+    "looked up": (
+        ROWS.format(value=f"T[{FIELD.format(word='Q[n, k // 8]', place='(k % 8)')}]", scale=" * S[n, k // 128]"),
+        {"A": "float16 64 1024", "Q": "int32 512 128", "S": "float16 512 8", "T": "float16 16"}, 16,
+    ),  # the table is that of all k-tiles
     "bytes of int4": (
         ROWS.format(value=FIELD.format(word="Q[n, k // 2].cast(`int32`)", place="(k % 2)") + " - 8", scale=""),
         {"A": "float16 64 1024", "Q": "uint8 512 512"}, 8,
@@ -88,6 +92,8 @@ def test_prefetched_k_tiles_fit_in_registers() -> None:
     [
         ("W[n, k] = T[Q[n, k].cast(`int32`)] * S[n]; C[m, n] +=! A[m, k] * W[n, k]",
          {"A": "float16 64 256", "Q": "uint8 512 256", "T": "float16 256", "S": "float16 512"}),  # by data
+        (ROWS.format(value=f"T[{FIELD.format(word='Q[n, k // 8]', place='(k % 8)')}]", scale=""),
+         {"A": "float16 64 1024", "Q": "int32 512 128", "T": "float32 16"}),  # a table in memory
         ("W[n, k] = Q[n, k].cast(`float16`) * S[n]; C[m, n] +=! A[m, k] * W[n, k]",
          {"A": "float16 64 252", "Q": "int8 512 252", "S": "float16 512"}),  # rows end within a vector
         ("C[m, n] +=! A[m, k] * B[n, k]", {"A": "float16 64 256", "B": "float16 512 256"}),
