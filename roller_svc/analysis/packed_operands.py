@@ -10,8 +10,9 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from roller_svc.analysis.index_ranges import range_of
+from roller_svc.analysis.linear import linear
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Load, Op, OpKind, Select, loads_of
+from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Load, Op, OpKind, Select, axes_of, children, loads_of
 from roller_svc.ir.hardware import Arch
 from roller_svc.ir.program import operators
 
@@ -82,20 +83,21 @@ class _Rows:
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """A field of bits with an offset, or values that it looks up, and scales."""
+    """A field of bits with an offset, or values that it looks up, and scales and offsets in float."""
 
     slots: float  # of the value before scales
-    scales: tuple[Expr, ...] = ()
+    scales: tuple[Expr, ...] = ()  # and float offsets
     is_pair: bool = True  # else float32, which is looked up in L1
+    has_offset: bool = False  # in float, which pairs of 16 bits would round
 
     @property
     def scale_slots(self) -> float:
         """Slots of an element: pairs times one 16-bit float, else products in float32, rounded in pairs."""
         if not self.scales:
             return 0.0 if self.is_pair else PAIR_SLOTS
-        if self.is_pair and len(self.scales) == 1 and _is_scale(self.scales[0]):
+        if self.is_pair and not self.has_offset and len(self.scales) == 1 and _is_scale(self.scales[0]):
             return PAIR_SLOTS
-        are_joined = self.is_pair and len(self.scales) == 2 and all(map(_is_scale, self.scales))
+        are_joined = self.is_pair and not self.has_offset and len(self.scales) == 2 and all(map(_is_scale, self.scales))
         return float(self.is_pair) + (1 if are_joined else len(self.scales)) + PAIR_SLOTS
 
 
@@ -116,6 +118,13 @@ def _form(expr: Expr, dtype: DType, rows: _Rows) -> _Form | None:
             first = _form(x, dtype, rows)
             form, other = (first, y) if first is not None else (_form(y, dtype, rows), x)
             return None if form is None or _looks_up(other) else replace(form, scales=(*form.scales, other))
+        case Op(kind=OpKind.ADD | OpKind.SUB as kind, args=(x, y)) if expr.dtype.is_float:
+            form, other = _form(x, dtype, rows), y
+            if form is None and kind is OpKind.ADD:
+                form, other = _form(y, dtype, rows), x
+            if form is None or _looks_up(other) or not _is_shared_by_vector(other, x if other is y else y):
+                return None
+            return replace(form, scales=(*form.scales, other), has_offset=True)
         case Load(index=(index,)) if is_table_index(index) and _integer_slots(index, rows) is not None:
             slots = register_lookup_slots(expr, dtype)
             return _Form(MEMORY_LOOKUP_SLOTS, is_pair=False) if slots is None else _Form(slots)
@@ -168,6 +177,23 @@ def is_table_index(index: Expr) -> bool:
 
 def _looks_up(expr: Expr) -> bool:
     return any(any(map(loads_of, load.index)) for load in loads_of(expr))
+
+
+def _is_shared_by_vector(expr: Expr, packed: Expr) -> bool:
+    """Return whether an expression is equal for the elements of a vector of packed ones."""
+    axes = {axis for load in loads_of(packed) for axis in _row_axes(load)}
+    return bool(axes) and all(is_shared(expr, axis, VECTOR_ELEMENTS) for axis in axes)
+
+
+def _row_axes(load: Load) -> frozenset[str]:
+    """Return the axis along which elements or words of a tensor are adjacent."""
+    match load.index:
+        case (*_, AxisRef(name=name)):
+            return frozenset((name,))
+        case (*_, Op(kind=OpKind.FLOORDIV, args=(AxisRef(name=name), Const(value=int(per))))) if per <= WORD_BITS:
+            return frozenset((name,))
+        case _:
+            return frozenset()
 
 
 def _integer_slots(expr: Expr, rows: _Rows) -> float | None:
@@ -232,3 +258,22 @@ def _is_scale(expr: Expr) -> bool:
     while isinstance(expr, Cast):
         expr = expr.arg
     return isinstance(expr, Load) and (expr.dtype in PAIRS or expr.dtype in FLOAT8)
+
+
+def is_shared(expr: Expr, axis: str, chunk: int) -> bool:
+    """Return whether an expression is equal along aligned chunks of the axis."""
+    match expr:
+        case AxisRef(name=name):
+            return name != axis
+        case Op(kind=OpKind.FLOORDIV, args=(x, Const(value=int(by)))) if by % chunk == 0 and advances(x, axis, chunk):
+            return True
+        case _:
+            return all(is_shared(child, axis, chunk) for child in children(expr))
+
+
+def advances(x: Expr, axis: str, step: int) -> bool:
+    """Return whether an index is the axis plus a multiple of `step`."""
+    terms = linear(x)
+    return terms.pop(AxisRef(axis), 0) == 1 and all(
+        c % step == 0 and (term is None or axis not in axes_of(term)) for term, c in terms.items()
+    )

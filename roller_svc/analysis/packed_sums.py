@@ -13,7 +13,15 @@ from typing import NamedTuple
 
 from roller_svc.analysis.index_ranges import range_of
 from roller_svc.analysis.linear import linear
-from roller_svc.analysis.packed_operands import BYTE_SLOTS, FLOAT8, PAIR_SLOTS, SIGN_SLOTS, lookup_slots
+from roller_svc.analysis.packed_operands import (
+    BYTE_SLOTS,
+    FLOAT8,
+    PAIR_SLOTS,
+    SIGN_SLOTS,
+    advances,
+    is_shared,
+    lookup_slots,
+)
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Load, Op, OpKind, axes_of, children, loads_of
 from roller_svc.ir.program import Combine, StatementKind, TensorExpr
@@ -84,25 +92,6 @@ def packed_sum(statement: TensorExpr, axis: str, chunk: int) -> PackedSum | None
     return PackedSum(
         weight, others, unpacked.dtype, unpacked.slots, unpacked.bits, unpacked.zero, unpacked.zero_slots
     )  # fmt: skip
-
-
-def is_shared(expr: Expr, axis: str, chunk: int) -> bool:
-    """Return whether an expression is equal along aligned chunks of the axis."""
-    match expr:
-        case AxisRef(name=name):
-            return name != axis
-        case Op(kind=OpKind.FLOORDIV, args=(x, Const(value=int(by)))) if by % chunk == 0 and _advances(x, axis, chunk):
-            return True
-        case _:
-            return all(is_shared(child, axis, chunk) for child in children(expr))
-
-
-def _advances(x: Expr, axis: str, step: int) -> bool:
-    """Return whether an index is the axis plus a multiple of `step`."""
-    terms = linear(x)
-    return terms.pop(AxisRef(axis), 0) == 1 and all(
-        c % step == 0 and (term is None or axis not in axes_of(term)) for term, c in terms.items()
-    )
 
 
 def _factors(expr: Expr) -> Iterator[Expr]:
@@ -248,7 +237,7 @@ def _is_word(word: Expr, shift: Expr, along: tuple[str, int], bits: int) -> bool
     if len(inside) != 1 or not _repeats(shift, axis, per):
         return False
     match inside[0]:
-        case Op(kind=OpKind.FLOORDIV, args=(x, Const(value=by))) if by == per and _advances(x, axis, per):
+        case Op(kind=OpKind.FLOORDIV, args=(x, Const(value=by))) if by == per and advances(x, axis, per):
             is_row = inside[0] is word.index[-1]
             return chunk * bits % WORD_BITS == 0 if is_row and chunk > per else chunk == per
         case _:
@@ -259,7 +248,7 @@ def _repeats(shift: Expr, axis: str, period: int) -> bool:
     """Return whether a shift depends on the axis, and only by its remainder."""
     match shift:
         case Op(kind=OpKind.MOD, args=(x, Const(value=int(by)))) if axis in axes_of(x):
-            return period % by == 0 and _advances(x, axis, period)
+            return period % by == 0 and advances(x, axis, period)
         case AxisRef() | Const():
             return False
         case _:

@@ -11,7 +11,7 @@ A table of 16 floats is in registers, a word for four of their low or high bytes
 entries by three bits of four indices, and one more takes the fourth bit's half of the table (Marlin, bitsandbytes).
 
 The result has the bits of the unpacked computation in float32: differences of small integers are exact, and a product
-of two 16-bit floats is rounded once. With other scales pairs are multiplied in float32, and rounded then.
+of two 16-bit floats is rounded once. Other scales, and offsets in float, are applied in float32, and rounded then.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ _BYTES = (DType.INT8, DType.UINT8)
 _WIDTHS = (1, 2, 4, 8)
 _FRACTION_BITS = {DType.FLOAT16: 10, DType.BFLOAT16: 7}
 _HALF_BITS, WIDEST_BITS = 16, 128
+_SYMBOLS = {OpKind.MUL: "*", OpKind.ADD: "+", OpKind.SUB: "-"}
 TABLE_BITS = 4  # of an index of a table in registers
 # The words of one load of that many bits.
 _LOADED_WORDS = {
@@ -118,11 +119,11 @@ class _Product:
 
 @dataclass(frozen=True, slots=True)
 class _Scaled:
-    """Pairs of a type times floats that all lanes share, one after the other, in float32."""
+    """Pairs of a type times, plus or minus floats that all lanes share, one after the other, in float32."""
 
     pairs: _Pairs
     dtype: DType
-    factors: tuple[Expr, ...]
+    terms: tuple[tuple[OpKind, Expr], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,20 +192,22 @@ class PackedLanes:
             case Op(kind=OpKind.MUL, args=(x, y), dtype=dtype) if dtype in (self.dtype, DType.FLOAT32):
                 a, b = self._exact(x), self._exact(y)
                 return self._scaled(value) if a is None or b is None else _Product((a, b))
+            case Op(kind=OpKind.ADD | OpKind.SUB, dtype=dtype) if dtype in (self.dtype, DType.FLOAT32):
+                return self._scaled(value)
             case _:
                 return self._exact(value)
 
     def _scaled(self, value: Expr) -> _Scaled | None:
-        """Return packed pairs times factors that all lanes share; arithmetic of 16-bit floats is in float32."""
+        """Return packed pairs with scales and offsets that all lanes share; 16-bit floats are computed in float32."""
         match value:
             case Cast(arg=arg, dtype=DType.FLOAT32) if arg.dtype.is_float:
                 return self._scaled(arg)
-            case Op(kind=OpKind.MUL, args=(x, y), dtype=dtype) if dtype in (self.dtype, DType.FLOAT32):
-                inner, factor = (y, x) if self.lanes.is_uniform(x) else (x, y)
-                scaled = self._scaled(inner) if self.lanes.is_uniform(factor) else None
+            case Op(kind=kind, args=(x, y), dtype=dtype) if kind in _SYMBOLS and dtype in (self.dtype, DType.FLOAT32):
+                inner, term = (y, x) if self.lanes.is_uniform(x) and kind is not OpKind.SUB else (x, y)
+                scaled = self._scaled(inner) if self.lanes.is_uniform(term) else None
                 if scaled is None:
                     return None
-                return replace(scaled, factors=(*scaled.factors, self.lanes.first_value(factor)))
+                return replace(scaled, terms=(*scaled.terms, (kind, self.lanes.first_value(term))))
             case _:
                 both = (self, replace(self, dtype=DType.FLOAT16))
                 found = ((one._exact(value), one.dtype) for one in both)
@@ -496,24 +499,25 @@ class PackedLanes:
         return self._variable(f"(unsigned int){bits} * 0x10001u", guard)
 
     def _print_scaled(self, scaled: _Scaled, order: LanePairs, guard: str) -> tuple[str, ...]:
-        """Print pairs that are multiplied by factors in float32, and rounded.
+        """Print pairs with scales and offsets in float32, and rounded.
 
-        Two factors are one where both orders have the same bits: where float32 has the product of any two exactly.
+        Two scales are one where both orders have the same bits: where float32 has the product of any two exactly.
         """
-        scalar, dtype, factors = self.visitor.scalar, scaled.dtype, scaled.factors
+        scalar, dtype, terms = self.visitor.scalar, scaled.dtype, scaled.terms
         words = replace(self, dtype=dtype)._print(scaled.pairs, order, guard)
-        texts = tuple(map(scalar.value, factors))
-        if dtype is DType.FLOAT16 and len(factors) == 2 and all(map(self._is_float16, factors)):
-            texts = (" * ".join(texts),)
-        known = tuple(self._float_variable(text, guard) for text in texts)
+        texts = [(_SYMBOLS[kind], scalar.value(term)) for kind, term in terms]
+        are_scales = all(kind is OpKind.MUL and self._is_float16(term) for kind, term in terms)
+        if dtype is DType.FLOAT16 and len(terms) == 2 and are_scales:
+            texts = [("*", " * ".join(text for _, text in texts))]
+        known = [(symbol, self._float_variable(text, guard)) for symbol, text in texts]
         to_float, pack = scalar.helper(f"{SHORT[dtype]}_to_f32"), self._wrapper(f"pack_{SHORT[self.dtype]}")
-        products = []
+        results = []
         for text in words:
             word = self._variable(text)
             halves = (f"(unsigned short){word}", f"(unsigned short)({word} >> {_HALF_BITS})")
-            low, high = (" * ".join((f"{to_float}({half})", *known)) for half in halves)
-            products.append(f"{pack}({low}, {high})")
-        return tuple(products)
+            low, high = (_chain(f"{to_float}({half})", known) for half in halves)
+            results.append(f"{pack}({low}, {high})")
+        return tuple(results)
 
     def _is_float16(self, factor: Expr) -> bool:
         """Return whether it is a float in memory that float16 represents."""
@@ -683,6 +687,13 @@ class PackedLanes:
         self.visitor.emit_line(f"const {self.visitor.dialect.value_type(dtype)} {identifier} = {text};")
         self.visitor.scalar.buffers[name] = BufferRef(identifier, dtype, ())
         return identifier
+
+
+def _chain(value: str, terms: Sequence[tuple[str, str]]) -> str:
+    """Print a value, then each operator with its operand, one after the other."""
+    for symbol, operand in terms:
+        value = f"({value} {symbol} {operand})"
+    return value
 
 
 def _is_memory(load: Load) -> bool:

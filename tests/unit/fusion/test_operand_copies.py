@@ -261,6 +261,14 @@ CORPUS = {
     for order, weights, words in (("AWQ", AWQ, "int32 4096 512"), ("GPTQ", GPTQ, "int32 512 4096"))
     for rows in (16, 1024)
 } | {
+    f"{rows} rows, zero points in float": (
+        f"w[N, K] = ({NIBBLE.format(word='qw[N, K / 8]', place='(K % 8)')}.cast(`float16`) - zeros[N, K / 64]) "
+        "* scales[N, K / 64] where K in 4096",
+        "output0[M, N] +=! x[M, K] * w[N, K]",
+        {"x": f"float16 {rows} 4096", "qw": "int32 4096 512", "zeros": "float16 4096 64", "scales": "float16 4096 64"},
+    )
+    for rows in (1, 16, 256, 4096)
+} | {
     f"{rows} rows of {form}": (
         f"w[N, K] = {value.format(q=NIBBLE.format(word='qw[N, K / 8]', place='(K % 8)'))} where K in 4096",
         "output0[M, N] +=! x[M, K] * w[N, K]",
@@ -320,12 +328,21 @@ CASES = {
         "C[m, n] +=! X[m, k] * W[n, k]",
         X="float16 70 96", Q="int32 40 12", T="float16 16", S="float16 40 6",
     ),
+    "zero points in float": program(
+        "W[n, k] = ((Q[n, k // 8] >> (k % 8 * 4)).call(`bitwise_and`, [15]).cast(`float16`) - Z[n, k // 32]) "
+        "* S[n, k // 32] where k in 96; C[m, n] +=! X[m, k] * W[n, k]",
+        X="float16 70 96", Q="int32 40 12", Z="float16 40 3", S="float16 40 3",
+    ),
+    "offsets in float": program(
+        "W[n, k] = Q[n, k].cast(`float16`) * S[n, k // 32] + Z[n, k // 32]; C[m, n] +=! X[m, k] * W[n, k]",
+        X="float16 70 96", Q="int8 40 96", Z="float16 40 3", S="float16 40 3",
+    ),
     "channels first, a stride": program(
         "Y[b, f, y, x] +=! X[b, c, 2 * y + r, 2 * x + s] * W[f, c, r, s] where y in 6, x in 6",
         X="float16 2 24 13 13", W="float16 24 24 3 3",
     ),
 }  # fmt: skip
-ON_WARPS = ("packed", "bytes along n", "float8", "channels first")
+ON_WARPS = ("packed", "zero points in float", "bytes along n", "float8", "channels first")
 
 
 @pytest.mark.emulator

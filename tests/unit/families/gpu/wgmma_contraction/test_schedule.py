@@ -90,6 +90,13 @@ def packed_rows(n: int, k: int, group: int) -> str:
     return f"{weights}; {NT.replace('B[', 'W[')}"
 
 
+def float_zeros(n: int, k: int, group: int) -> str:
+    """A product whose weights are packed along k, with a zero point in float for each group."""
+    value = "(Q[n, k // 8] >> (k % 8 * 4)).call(`bitwise_and`, [15]).cast(`float16`)"
+    weights = f"W[n, k] = ({value} - Z[n, k // {group}]) * S[n, k // {group}] where n in {n}, k in {k}"
+    return f"{weights}; {NT.replace('B[', 'W[')}"
+
+
 def looked_up(n: int, k: int, group: int, scale: str = "") -> str:
     """A product whose weights are values that four bits look up."""
     value = f"T[(Q[n, k // 8] >> (k % 8 * 4)).call(`bitwise_and`, [15])] * S[n, k // {group}]{scale}"
@@ -235,6 +242,10 @@ KINDS: dict[str, tuple[str, str, dict[str, str], tuple[int, int, int], tuple[int
         "wgmma_f16", looked_up(200, 320, 32, ".cast(`float16`) * R[n]"),
         {"A": "float16 200 320", "Q": "int32 200 40", "T": "float16 16", "S": "float8_e4m3fn 200 10",
          "R": "float16 200"}, (128, 64, 64), (64, 64), {"stages": 4, "persistent_blocks": 2}),
+    "packed, zero points in float": (
+        "wgmma_f16", float_zeros(72, 264, 24),
+        {"A": "float16 70 264", "Q": "int32 72 33", "S": "float16 72 11", "Z": "float16 72 11"}, (64, 40, 64),
+        (64, 40), {"stages": 3}),
     "packed bytes, k split": (
         "wgmma_f16", "W[n, k] = Q[n, k].cast(`float16`) * S[n]; C[m, n] +=! A[m, k] * W[n, k] where n in 72, k in 712",
         {"A": "float16 70 712", "Q": "int8 72 712", "S": "float16 72"}, (64, 72, 64), (64, 72),
