@@ -70,6 +70,10 @@ PACKED = {
                    {"Q": "int32 512 128", "S": "float16 512 32", "R": "float16 512"}),
     "a scale in float32": (unpacked(4, 8, "(({q} - 8).cast(`float32`) * S[n, k // 32]).cast(`{t}`)"),
                            {"Q": "int32 512 128", "S": "float32 512 32"}),
+    "zero points in float": (unpacked(4, 8, "({q}.cast(`{t}`) - Z[n, k // 32]) * S[n, k // 32]"),
+                             {"Q": "int32 512 128", "S": "float16 512 32", "Z": "float16 512 32"}),
+    "offsets in float": (unpacked(4, 8, "{q}.cast(`{t}`) * S[n, k // 32] + Z[n, k // 32]"),
+                         {"Q": "int32 512 128", "S": "float16 512 32", "Z": "float16 512 32"}),
     "float16 by a table": (unpacked(4, 8, "T[{q}]"), {"Q": "int32 512 128", "T": "float16 16"}),
     "float16 by the first part of a table": (
         unpacked(4, 8, "T[{q}.cast(`int8`)]"), {"Q": "int32 512 128", "T": "float16 37"}),
