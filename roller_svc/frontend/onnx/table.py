@@ -156,7 +156,7 @@ def _conv_transpose(node: Node) -> Use:
     window = _window(node)
     more = node.integers("output_padding") or 0
     shape = node.integers("output_shape")
-    if isinstance(window["padding"], str) and window["padding"] != "valid":
+    if shape is None and isinstance(window["padding"], str) and window["padding"] != "valid":
         shape = tuple(
             size * s for size, s in zip(node.operand(0).shape[2:], _per_dimension(node, window["stride"]), strict=True)
         )

@@ -146,6 +146,8 @@ def _pad(call: Call) -> str:
             continue
         if size + low + high < 1:
             raise call.wrong_shape(f"pads {low} and {high} leave none of {size} elements")
+        if mode == "wrap" and size + min(low, 0) + min(high, 0) < 1:
+            raise call.wrong_shape(f"pads {low} and {high} leave none of {size} elements to repeat")
         if mode == "reflect" and max(low, high) >= size:
             raise call.wrong_shape(f"pads {low} and {high} reflect more than {size} elements")
         at = affine([(axis, 1)], -low)
@@ -167,7 +169,8 @@ def _pad_index(at: str, size: int, low: int, high: int, mode: str) -> str:
         at = f"abs({at})" if low > 0 else at
         return f"{size - 1} - abs({size - 1} - {at})" if high > 0 else at
     if mode == "wrap":
-        return f"({at}) % {size}"
+        first, length = max(-low, 0), size + min(low, 0) + min(high, 0)  # negative pads crop what others repeat
+        return affine([(f"({affine([(at, 1)], -first)}) % {length}", 1)], first)
     return at
 
 

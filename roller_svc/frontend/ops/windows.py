@@ -81,12 +81,12 @@ def windows(call: Call, data: Sequence[int], kernel: Sequence[int]) -> tuple[Win
         extent = (kernel[d] - 1) * dilations[d] + 1
         before, after = _padding(call, padding, d, spatial, (data[d], extent, strides[d]))
         slack = data[d] + before + after - extent
-        if slack < 0:
-            message = f"the window has {extent} elements, the tensor {data[d]} and padding of {before + after}"
-            raise call.wrong_shape(message)
-        out = -(-slack // strides[d]) + 1 if ceil else slack // strides[d] + 1
+        out = (slack + strides[d] - 1 if ceil else slack) // strides[d] + 1
         if ceil and (out - 1) * strides[d] >= data[d] + before:
             out -= 1  # a window must begin inside
+        if out < 1:
+            message = f"the window has {extent} elements, the tensor {data[d]} and padding of {before + after}"
+            raise call.wrong_shape(message)
         result.append(Window(data[d], kernel[d], strides[d], dilations[d], before, after, out))
     return tuple(result)
 

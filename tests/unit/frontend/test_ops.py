@@ -99,6 +99,8 @@ POOLS = [
          {"kernel": 3, "stride": 2, "padding": 1}),
     Case("avg_pool2d", ((1, 2, 7, 6),), lambda x: pooled(x, (3, 3), (2, 2), 1, (4, 3), mean=True, include_pad=False),
          {"kernel": 3, "stride": 2, "padding": 1, "count_include_pad": False}),
+    Case("max_pool2d", ((1, 2, 1, 3),), lambda x: pooled(x, (3, 2), (3, 2), 0, (1, 2)),
+         {"kernel": [3, 2], "stride": [3, 2], "ceil_mode": True}),
     Case("avg_pool2d", ((1, 2, 7, 6),), lambda x: pooled(x, (3, 3), (2, 2), 0, (3, 3), mean=True),
          {"kernel": 3, "stride": 2, "ceil_mode": True}),
     Case("avg_pool1d", ((1, 2, 6),), lambda x: x.reshape(1, 2, 3, 2).mean(-1), {"kernel": 2}),
@@ -257,6 +259,10 @@ LAYOUTS = [
              {"pads": [2, 3, 1, 4], "mode": mode})
         for mode in ("edge", "reflect", "wrap")
     ),
+    Case("pad", ((3, 7),), lambda x: np.pad(x[:, 2:], ((0, 0), (0, 6)), mode="wrap"),
+         {"pads": [0, -2, 0, 6], "mode": "wrap"}),
+    Case("pad", ((3, 7),), lambda x: np.pad(x[:, :-3], ((1, 0), (6, 0)), mode="wrap"),
+         {"pads": [1, 6, 0, -3], "mode": "wrap"}),
     Case("slice", ((3, 9),), lambda x: x[1:, -1:-8:-3],
          {"starts": [1, -1], "stops": [99, -8], "axes": [0, 1], "steps": [1, -3]}),
     Case("slice", ((3, 9),), lambda x: x[:2], {"starts": 0, "stops": 2}),
