@@ -167,7 +167,7 @@ def _pad_index(at: str, size: int, low: int, high: int, mode: str) -> str:
         return f"min({at}, {size - 1})" if high > 0 else at
     if mode == "reflect":
         at = f"abs({at})" if low > 0 else at
-        return f"{size - 1} - abs({size - 1} - {at})" if high > 0 else at
+        return f"{size - 1} - abs({size - 1} - ({at}))" if high > 0 else at
     if mode == "wrap":
         first, length = max(-low, 0), size + min(low, 0) + min(high, 0)  # negative pads crop what others repeat
         return affine([(f"({affine([(at, 1)], -first)}) % {length}", 1)], first)

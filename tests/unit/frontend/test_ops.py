@@ -259,6 +259,10 @@ LAYOUTS = [
              {"pads": [2, 3, 1, 4], "mode": mode})
         for mode in ("edge", "reflect", "wrap")
     ),
+    Case("pad", ((3, 7),), lambda x: np.pad(x[:, 2:], ((1, 1), (0, 4)), mode="reflect"),
+         {"pads": [1, -2, 1, 4], "mode": "reflect"}),
+    Case("pad", ((3, 7),), lambda x: np.pad(x[:, :-3], ((0, 0), (3, 0)), mode="reflect"),
+         {"pads": [0, 3, 0, -3], "mode": "reflect"}),
     Case("pad", ((3, 7),), lambda x: np.pad(x[:, 2:], ((0, 0), (0, 6)), mode="wrap"),
          {"pads": [0, -2, 0, 6], "mode": "wrap"}),
     Case("pad", ((3, 7),), lambda x: np.pad(x[:, :-3], ((1, 0), (6, 0)), mode="wrap"),
