@@ -72,6 +72,11 @@ class InputError(RollerError):
         self.end_column = end_column
         self.hint = hint
 
+    @property
+    def reason(self) -> str:
+        """The message, with what to do about it."""
+        return self.message if self.hint is None else f"{self.message}; {self.hint}"
+
 
 class ExprSyntaxError(InputError):
     default_code = "syntax-error"

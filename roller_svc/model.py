@@ -226,6 +226,8 @@ class Model:
         """Return the variant for the arrays' shapes. With a single one, its call checks the arrays."""
         if len(self._variants) == 1:
             return self._variants[0]
+        if not all(hasattr(arrays.get(info.name), "shape") for info in self.inputs):
+            return self._variants[0]  # its call names the argument that is missing or not an array
         shapes = tuple(tuple(getattr(arrays.get(info.name), "shape", ())) for info in self.inputs)
         for variant in self._variants:
             if variant.shapes == shapes:

@@ -328,6 +328,10 @@ def test_buckets_are_chosen_by_the_shapes_of_a_call(tmp_path: Path) -> None:
         with pytest.raises(ArgumentError, match="batch=3") as refusal:
             each(x=X[:1])
         assert refusal.value.code == "shape-mismatch"
+        for arrays, code in (({"x": X.tolist()}, "not-an-array"), ({}, "missing-argument")):
+            with pytest.raises(ArgumentError) as refusal:
+                each(**arrays)
+            assert refusal.value.code == code
     assert (tmp_path / "saved" / "model.1.so").exists()
 
 

@@ -215,7 +215,7 @@ class Importer:
         except SubgraphError:
             return failed
         except InputError as error:
-            self._note(node, error.message)
+            self._note(node, error.reason)
             return failed
         finally:
             self.builder.at = before

@@ -48,6 +48,11 @@ class Node:
         self.read.add(position)
         operand = self.operands[position] if position < len(self.operands) else None
         if operand is None:
+            value = self.constants[position] if position < len(self.constants) else None
+            if getattr(value, "size", None) == 0:
+                shape = list(getattr(value, "shape", ()))
+                raise self.unsupported(f"input {position} without elements (shape {shape})",
+                                       "declare extents of 1 or more, or leave the node out")  # fmt: skip
             raise self.invalid(f"input {position} is missing")
         return operand
 

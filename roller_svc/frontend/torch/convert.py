@@ -71,7 +71,7 @@ class GraphConverter:
             results = converter(call)
             call.check_all_read()
         except InputError as error:
-            return self._note(node, error.message)
+            return self._note(node, error.reason)
         finally:
             self.builder.at = ""
         return _check(node, results, call.results)

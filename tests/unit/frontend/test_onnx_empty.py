@@ -88,6 +88,11 @@ def test_what_does_not_fit_is_refused(op_type: str, attributes: Any, tensors: li
         import_node(model_of(op_type, attributes, tensors, constants=range(1, len(tensors))))
 
 
+def test_a_refusal_of_nothing_says_so() -> None:
+    with pytest.raises(UnsupportedModelError, match=r"input 0 without elements \(shape \[2, 0, 4\]\).*; declare ext"):
+        import_node(model_of("Floor", {}, [NOTHING]))
+
+
 @pytest.mark.parametrize(
     ("array", "target"),
     [
