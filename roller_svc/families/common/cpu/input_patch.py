@@ -240,22 +240,26 @@ class InputPatch:
         if axis is None:
             return ()
         coordinates = tuple(ref(coordinate_name(s)) for s in self.image.window_dims)
+        members = {member.name for member in axis.members}
+        across = [term for term in guarded.terms if members.isdisjoint(axes_of(term))]
+        along = [term for term in guarded.terms if term not in across]  # of a tap that is summed as channels are
+        element = Select(_conjunction(along), guarded.inside, guarded.outside, self.dtype) if along else guarded.inside
 
         def channels(count: int) -> tuple[Node, ...]:
             def filled(value: Expr) -> Callable[[Expr], Compute]:
                 def at(position: Expr) -> Compute:
                     channel = add(mul(ref(".step"), num(self.channels)), position)
-                    element = substitute(value, member_values(axis, channel))
-                    return Compute(WINDOW, (self.offset(position, coordinates),), element)
+                    staged = substitute(value, member_values(axis, channel))
+                    return Compute(WINDOW, (self.offset(position, coordinates),), staged)
 
                 return at
 
-            inside = store_contiguous(0, count, self.lanes, filled(guarded.inside))
-            if not guarded.terms:
+            inside = store_contiguous(0, count, self.lanes, filled(element))
+            if not across:
                 return inside
             return (
                 Branch(
-                    _conjunction(list(guarded.terms)),
+                    _conjunction(across),
                     inside,
                     store_contiguous(0, count, self.lanes, filled(guarded.outside)),
                 ),

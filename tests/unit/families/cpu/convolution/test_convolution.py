@@ -67,6 +67,11 @@ CASES: dict[str, tuple[str, dict[str, tuple[int, ...]], DType]] = {
                       "where o in 40", {"x": (2, 4, 40), "w": (12, 4, 5)}, F32),
     "three dimensions": ("y[n, f, a, b, d] +=! x[n, c, a + p, b + q, d + r] * w[f, c, p, q, r] where a in 3, b in 4, "
                          "d in 5", {"x": (2, 3, 5, 6, 7), "w": (8, 3, 3, 3, 3)}, F32),
+    "one position, guarded taps as channels": (
+        "y[f, ho, wo] +=! x[c, ho + kh - 1, wo * 2 + kw].when([ho + kh - 1 >= 0, wo * 2 + kw < 2], 0.0) * "
+        "w[f, c, kh, kw] where ho in 18, wo in 1",
+        {"x": (4, 19, 2), "w": (4, 4, 3, 3)}, F32,
+    ),
     "fused channels and taps": ("y[n, f, ho, wo] +=! x[n, ck // 9, ho + ck % 9 // 3, wo + ck % 9 % 3] * w[f, ck] "
                                 "where ho in 6, wo in 9", {"x": (2, 4, 8, 11), "w": (20, 36)}, F32),
     "float64": ("y[n, f, ho, wo] +=! x[n, c, ho + kh, wo + kw] * w[f, c, kh, kw] where ho in 6, wo in 9",
