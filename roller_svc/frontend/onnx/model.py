@@ -17,7 +17,7 @@ from roller_svc.frontend.graph_builder import Array, Evaluate, GraphBuilder, Wei
 from roller_svc.frontend.onnx.expansions import EXPANSIONS
 from roller_svc.frontend.onnx.expansions.empty import convert_empty
 from roller_svc.frontend.onnx.subgraphs import SUBGRAPHS
-from roller_svc.frontend.onnx.table import DATA_TYPES, NODES, RESULT_TYPES
+from roller_svc.frontend.onnx.table import DATA_TYPES, INTEGER_REDUCTIONS, NODES, RESULT_TYPES
 from roller_svc.frontend.onnx.tensors import Tensor, array_of, attributes_of, constant_of
 from roller_svc.frontend.onnx.use import Node
 from roller_svc.ir.dtype import DType
@@ -270,8 +270,11 @@ class Importer:
         read.check_all_used()
         if any(node.output[1:]):
             raise read.unsupported("a result after the first")
-        result = builder.call(use.operator, use.operands, **use.parameters)
-        return [Tensor(builder.cast(result, RESULT_TYPES.get(node.op_type, result.dtype)))]
+        operands, dtype = use.operands, RESULT_TYPES.get(node.op_type)
+        if node.op_type in INTEGER_REDUCTIONS and not operands[0].dtype.is_float:
+            operands, dtype = (builder.cast(operands[0], DType.FLOAT64),), operands[0].dtype
+        result = builder.call(use.operator, operands, **use.parameters)
+        return [Tensor(builder.cast(result, dtype or result.dtype))]
 
     def _expand(
         self, function: FunctionProto, node: NodeProto, tensors: Sequence[Tensor], scope: Scope

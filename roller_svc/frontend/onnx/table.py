@@ -571,6 +571,9 @@ RESULT_TYPES = {
     **dict.fromkeys(["ArgMax", "ArgMin"], DType.INT64),
 }  # fmt: skip
 
+# Reductions whose results for integers are integers, although the operator's are floats: they are truncated.
+INTEGER_REDUCTIONS = frozenset({"ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMean"})
+
 _SAME_OPERATORS = {
     "Abs": "abs", "Acos": "acos", "Acosh": "acosh", "Add": "add", "And": "logical_and", "Asin": "asin",
     "Asinh": "asinh", "Atan": "atan", "Atanh": "atanh", "BitwiseAnd": "bitwise_and", "BitwiseNot": "bitwise_not",

@@ -9,7 +9,7 @@ from functools import partial
 
 from roller_svc.frontend.ops.operator import Call, Operator
 from roller_svc.frontend.ops.parameters import Parameter, dtype, flag, integer, integers
-from roller_svc.frontend.ops.text import floating, join_statements, statement
+from roller_svc.frontend.ops.text import floating, guard, join_statements, statement
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +80,13 @@ def _log_sum_exp(call: Call) -> str:
     index = _result_index(call, axes, reduced)
     at = ", ".join(index)
     high, total = call.intermediate("max"), call.intermediate("sum")
+    result = f"log({total}[{at}]) + {high}[{at}]"
+    if x.dtype.is_float:  # exp(inf - inf) is NaN
+        result = guard(f"{high}[{at}]", [f"isinf({high}[{at}])"], result)
     return join_statements(
         statement(high, index, ">=!" if reduced else "=", x.at(*axes)),
         statement(total, index, "+=!" if reduced else "=", f"exp({x.at(*axes)} - {high}[{at}])"),
-        statement(call.output, index, "=", f"log({total}[{at}]) + {high}[{at}]"),
+        statement(call.output, index, "=", result),
     )
 
 

@@ -10,6 +10,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
+from onnx_node_models import check_node, run_node
+from onnx_node_models import model_of as node_model
 
 import roller_svc
 from roller_svc.errors import UnsupportedModelError
@@ -333,3 +335,24 @@ def test_a_power_of_few_factors_is_a_product(exponent: float, operator: str) -> 
     model, given = one_node("Pow", [X, np.array(exponent, np.float32)], 1, {}, 15, {1})
     graph, _ = imported(model, given)
     assert [node.operator for node in graph.nodes if isinstance(node, OpNode)] == [operator]
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.int64, np.uint8])
+@pytest.mark.parametrize("name", ["L2", "Mean"])
+def test_reductions_of_integers_are_truncated(name: str, dtype: Any) -> None:
+    tensors = [np.array([[1, 2, 4], [9, 3, 1]], dtype), np.array([1])]
+    check_node(f"Reduce{name}", {}, tensors, constants=(1,), opset=18)
+
+
+@pytest.mark.parametrize(("name", "expected"), [("ReduceLogSum", [[1], [2]]), ("ReduceLogSumExp", [[4], [9]])])
+def test_logarithms_of_integers_are_truncated(name: str, expected: list[list[int]]) -> None:
+    tensors = [np.array([[1, 2, 4], [9, 3, 1]], np.int32), np.array([1])]
+    (found,) = run_node(node_model(name, {}, tensors, constants=(1,), opset=18), tensors)
+    assert found.dtype == np.int32
+    assert found.tolist() == expected
+
+
+def test_a_mean_of_large_integers_is_exact() -> None:
+    tensors = [np.array([2**30 + 1, 2**30 + 1, 2**30 + 1], np.int32), np.array([0])]
+    (found,) = run_node(node_model("ReduceMean", {}, tensors, constants=(1,), opset=18), tensors)
+    assert found.tolist() == [2**30 + 1]

@@ -30,6 +30,7 @@ IDS = np.array([2, 0, 1, 2, 2], np.int64)
 INTS = np.array([[-7, 6, 5], [4, -3, 2]], np.int32)
 MORE = np.array([2, -4, 3], np.int32)
 BOOLS = np.array([[True], [False]])
+INFINITE = np.array([[-np.inf, -np.inf], [-np.inf, 2], [np.inf, 3], [1, 2]], np.float32)
 TIES = np.array([[3, 9, 9, 1], [0, 0, -1, -1]], np.float32)
 ERF = np.vectorize(math.erf)
 
@@ -188,6 +189,7 @@ REDUCTIONS = [
     Case("reduce_sum_square", ((3, 4),), lambda x: (x * x).sum(1), {"axis": 1}),
     Case("reduce_log_sum", ((3, 4),), lambda x: np.log(x.sum(1)), {"axis": 1}, low=0.1),
     Case("reduce_log_sum_exp", ((3, 4),), lambda x: np.log(np.exp(x).sum(1)), {"axis": 1}),
+    Case("reduce_log_sum_exp", (INFINITE,), lambda x: np.logaddexp.reduce(x, 1), {"axis": 1}),
     *(
         Case(f"cum{name}", ((2, 7, 3),), lambda x, f=function: f(x, 1), {"axis": 1})
         for name, function in (("sum", np.cumsum), ("prod", np.cumprod))
