@@ -22,6 +22,12 @@ from roller_svc.codegen.c.vector.helpers import (
     WORD_BYTES,
     has_nontemporal_store,
 )
+from roller_svc.codegen.c.vector.window_loads import (
+    count_elements,
+    find_lane_ranges,
+    find_quotient,
+    find_total_growth,
+)
 from roller_svc.codegen.dialect import HELPER_FUNCTIONS, LIBRARY, SHORT, exceeds_type
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import (
@@ -40,7 +46,7 @@ from roller_svc.ir.expr import (
     rewrite,
     substitute,
 )
-from roller_svc.ir.index import add, div, num
+from roller_svc.ir.index import add, div, mul, num
 from roller_svc.ir.program import COMBINE_OPS
 from roller_svc.ir.schedule import Compute
 
@@ -48,6 +54,8 @@ from roller_svc.ir.schedule import Compute
 MAX_GUARDS = 4
 # Lanes that are loaded or stored one by one are unrolled; with more of them they stay a loop.
 MAX_UNROLLED_LANES = 16
+# Narrower vectors have no permutation by variable lanes.
+MIN_PERMUTED_LANES = 8
 _SIGNS = {
     OpKind.ADD: "+", OpKind.SUB: "-", OpKind.MUL: "*", OpKind.DIV: "/", OpKind.BITAND: "&", OpKind.BITOR: "|",
     OpKind.BITXOR: "^",
@@ -300,12 +308,36 @@ class Vector(VectorAccess):
                 by = int(_number(op.args[1]))
                 shift = f">> {by.bit_length() - 1}" if kind is OpKind.FLOORDIV else f"& {by - 1}"
                 return VectorValue(f"({self.splat(self.value(op.args[0]))} {shift})", dtype, is_vector=True)
+            case OpKind.FLOORDIV | OpKind.MOD if (quotient := self._constant_division(op)) is not None:
+                return quotient
             case OpKind.CLIP:
                 return self._clip(op)
             case kind if kind in _INTEGER_HELPERS and dtype is not DType.BOOL:
                 return self._helper_call(kind.value, dtype, op.args)
             case _:
                 return self._per_lane(op)
+
+    def _constant_division(self, op: Op) -> VectorValue | None:
+        """Print a quotient or remainder by a constant as a product and a shift, or return None if it may overflow."""
+        x, by = op.args
+        if op.dtype is not DType.INT32 or not isinstance(by, Const) or by.value < 1 or loads_of(x):
+            return None
+        ranges = find_lane_ranges(self.scalar.ranges, self.var, self.first, self.lanes)
+        interval = range_of(x, ranges)
+        if interval is None or not is_within_int32(x, ranges):
+            return None
+        divisor = int(by.value)
+        quotient = find_quotient(interval, divisor)
+        if quotient is None:
+            return None
+        value = self.splat(self.value(x))
+        moved = f"({value} + {quotient.offset})" if quotient.offset else value
+        text = f"({moved} * {quotient.factor} >> {quotient.shift})"
+        if quotient.quotient_offset:
+            text = f"({text} - {quotient.quotient_offset})"
+        if op.kind is OpKind.MOD:
+            text = f"({value} - {text} * {divisor})"
+        return VectorValue(text, DType.INT32, is_vector=True)
 
     def _is_shift(self, by: Expr, bits: int) -> bool:
         """Return whether a shift is by less than the width, and of its type's vectors."""
@@ -408,10 +440,40 @@ class Vector(VectorAccess):
         is_plain = self.congruences is not None and not guarded and not any(load.bounds_checked)
         if is_plain and (shared := self._shared_elements(load, buffer)):
             return shared
+        if not guarded and not any(load.bounds_checked) and (permuted := self._permuted_elements(load, buffer)):
+            return permuted
         if self.lanes > MAX_UNROLLED_LANES:
             raise NotVectorizableError
         lanes = [self._lane(load, buffer, i, guarded=guarded) for i in range(self.lanes)]
         return f"({type_}){{{', '.join(lanes)}}}"
+
+    def _permuted_elements(self, load: Load, buffer: BufferRef) -> str | None:
+        """Print elements within a vector's width of memory as one load and one permutation; None for others.
+
+        The vector ends at the tensor's last element at the latest.
+        """
+        lanes, strides = self.lanes, buffer.strides
+        if buffer.dtype.bits != DType.INT32.bits or lanes < MIN_PERMUTED_LANES or any(map(loads_of, load.index)):
+            return None
+        last = count_elements(buffer.shape, strides) - lanes
+        growth = find_total_growth(load.index, strides, self.var, lanes)
+        if last < 0 or growth is None or growth >= lanes:
+            return None
+        ranges = find_lane_ranges(self.scalar.ranges, self.var, self.first, lanes)
+        varying = [(i, stride) for i, stride in zip(load.index, strides, strict=True) if self.varies(i)]
+        terms, greatest = list[str](), 0
+        for index, stride in varying:
+            interval = range_of(mul(index, num(stride)), ranges)
+            folded = self._folded(index)
+            if index.dtype is not DType.INT32 or interval is None or not is_within_int32(index, ranges):
+                return None
+            greatest += max(map(abs, interval))
+            terms.append(f"{self.splat(self.value(folded))} * {stride}")
+        if greatest > DType.INT32.integer_range[1]:
+            return None
+        first = self.offset(load, self.index_at(load.index, 0))
+        name = f"permuted_{self.type_of(buffer.dtype)}"
+        return self.call(name, buffer.identifier, first, str(last), " + ".join(terms))
 
     def _shared_elements(self, load: Load, buffer: BufferRef) -> str | None:
         """Print elements in order that some adjacent lanes share, such as words of packed values; None for others."""

@@ -189,6 +189,8 @@ def _vector_helper(base: str, dtype: DType, lanes: int) -> Helper:
         return _even_elements(dtype, lanes)
     if base in ("looked_up", "looked_up2"):
         return _lookup(base, dtype, lanes)
+    if base == "permuted":
+        return _permuted_elements(dtype, lanes)
     if base.startswith("repeat"):
         return _repeated_elements(int(base.removeprefix("repeat")), dtype, lanes)
     table = _BODIES | (_FLOAT_BODIES if dtype.is_float else _INTEGER_BODIES)
@@ -260,6 +262,22 @@ def _repeated_elements(times: int, dtype: DType, lanes: int) -> Helper:
         f"  return __builtin_shuffle(a, ({mask}){{{order}}});\n#endif\n}}"
     )
     return Helper(text)
+
+
+def _permuted_elements(dtype: DType, lanes: int) -> Helper:
+    """Return the helper that loads elements at distances of 0 to lanes - 1 from the first lane's.
+
+    `first` is the position of the first lane's element, `last` the last position at which a vector begins. `at` grows
+    by the distances.
+    """
+    vector, numbers = vector_type(dtype, lanes), vector_type(DType.INT32, lanes)
+    macro = "__AVX512F__" if lanes * dtype.bytes == 64 else "__AVX2__"
+    plain = f"  {vector} r;\n  for (int i = 0; i < {lanes}; i++) r[i] = p[first + at[i] - at[0]];\n  return r;"
+    start = "(first < last ? first : last)"
+    shuffled = f"__builtin_shuffle(*(const {vector} *)(p + {start}), at - (at[0] - (int)(first - {start})))"
+    body = with_fallback((macro, shuffled), plain)
+    parameters = f"const {C.storage_type(dtype)} *p, long first, long last, {numbers} at"
+    return Helper(f"static inline {vector} permuted_{vector}({parameters}) {{\n{body}}}")
 
 
 def _lookup(base: str, dtype: DType, lanes: int) -> Helper:
