@@ -171,7 +171,7 @@ def prepare_workload(
 
 
 def _mnk_selector(m: int | None, n: int | None, k: int | None) -> Callable[[Tile], tuple[int, int, int]]:
-    """Return a function that picks a tile's extents on m, n and k, 1 where there is no such axis."""
+    """Return a function that picks a tile's extents on m, n and k; 1 for an axis that is None."""
     if m is not None and n is not None and k is not None:
         return itemgetter(m, n, k)
 

@@ -203,5 +203,5 @@ def _panel_layout(p: Workload[None], operand: OperandFootprint, panel_axis: int 
 
 
 def count_members(p: Workload[Any], axis: int | None) -> int:
-    """Return the members of an axis with more than one value; 1 where there is no such axis."""
+    """Return the number of members of an axis with more than one value; 1 without an axis."""
     return 1 if axis is None else len([m for m in p.space.axes[axis].members if m.extent > 1])

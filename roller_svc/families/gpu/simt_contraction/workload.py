@@ -216,7 +216,7 @@ def fused_stride(load: Load, axis: TileAxis, shape: tuple[int, ...]) -> int | No
 
 @dataclass(frozen=True, slots=True)
 class SimtFacts:
-    """How operands are staged; None on units other than FMA units. `registers`, `row_bytes` and `steps` are caches."""
+    """Staging of operands. `loads` is None on units other than FMA units; dictionaries are caches."""
 
     loads: SimtOperandLoads | None
     a_registers: StagingRegisters
