@@ -27,6 +27,7 @@ SYSTEM_PATHS = (
 _PREFIX_DIRECTORIES = ("bin", "lib", "lib32", "lib64", "libexec", "include", "amdgcn", "llvm", "*-linux-*")
 # Messages of gcc, clang and collect2 about a child that SIGKILL ended; the child itself leaves no log.
 _KILLED = re.compile(r"Killed signal terminated program|terminated with signal 9|due to signal 9|signal 9 \(Killed\)")
+_CAUSE = re.compile("error|undefined reference|multiple definition", re.IGNORECASE)  # of a compiler or a linker
 _DEPENDENCIES = "dependencies"
 _MAX_LOG_BYTES = 16 << 20  # of a log, before it is truncated
 _DRAIN_S = 5.0  # for killed processes to close their end of the pipe
@@ -128,8 +129,8 @@ def _check_dependencies(what: str, program: str, directory: Path) -> None:
 
 def _summary(what: str, code: int, log: str) -> str:
     """Return the failure in one line."""
-    errors = [line for line in log.splitlines() if "error" in line.lower()]
-    first = errors[0] if errors else (log.strip().splitlines() or ["no message"])[0]
+    lines = [line for line in log.splitlines() if not line.startswith("collect2:")]  # says only that the linker failed
+    first = next((line for line in lines if _CAUSE.search(line)), log.strip().partition("\n")[0] or "no message")
     return f"{what} failed (exit {code}): {first.strip()[:300]}"
 
 

@@ -31,6 +31,7 @@ class FaultProxy:
         self.connections = 0
         self.port = 0
         self._tasks: set[asyncio.Task[None]] = set()
+        self._writers: list[asyncio.StreamWriter] = []
 
     async def serve(self, started: threading.Event, stop: asyncio.Event) -> None:
         server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
@@ -41,12 +42,19 @@ class FaultProxy:
         for task in tuple(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        for writer in self._writers:
+            writer.transport.abort()
+        await asyncio.gather(*(writer.wait_closed() for writer in self._writers), return_exceptions=True)
 
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Begin to serve a connection. A task that is cancelled before it runs leaves a writer for `serve` to close."""
+        self._writers.append(writer)
         self.connections += 1
+        task = asyncio.ensure_future(self._serve_connection(reader, writer))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _serve_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             if not self.faults.refuses:
                 await self._pass_on(reader, writer)
@@ -54,13 +62,13 @@ class FaultProxy:
             pass  # an end of the connection has gone, or the proxy ends
         finally:
             writer.transport.abort()
-            self._tasks.discard(task)
 
     async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if isinstance(self._target, int):
             answers, requests = await asyncio.open_connection("127.0.0.1", self._target)
         else:
             answers, requests = await asyncio.open_unix_connection(self._target)
+        self._writers.append(requests)
         limit: int | None = None
         if self.faults.cuts > 0:
             self.faults.cuts -= 1
@@ -72,10 +80,10 @@ class FaultProxy:
         try:
             await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
         finally:
+            requests.transport.abort()
             for way in ways:
                 way.cancel()
             await asyncio.gather(*ways, return_exceptions=True)
-            requests.transport.abort()
 
     async def _copy(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, limit: int | None) -> None:
         """Copy until the source ends, or `limit` bytes have passed."""

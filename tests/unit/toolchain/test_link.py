@@ -16,10 +16,11 @@ from roller_svc.errors import CompileError
 from roller_svc.frontend.lang import parse
 from roller_svc.hardware import load
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.kernel import CompiledKernel, KernelSource
+from roller_svc.ir.kernel import CompiledKernel, KernelSource, Language
 from roller_svc.ir.program import TensorType
 from roller_svc.runtime.cpu import CpuModule
 from roller_svc.toolchain import compile_combined, link_single
+from roller_svc.toolchain.link import compile_object, link_model
 
 HW = load("cpu-x86-avx2")
 # With panels that each thread has for itself.
@@ -103,3 +104,10 @@ def test_an_object_that_does_not_link_is_an_error(
     broken = dataclasses.replace(whole, source=sources[0], object_code=b"no object")
     with pytest.raises(CompileError, match="failed"):
         link_single(broken, emit_plan(FOUND.ranked[0], PROGRAM, FOUND.groups, HW))
+
+
+def test_a_linkers_error_names_its_cause() -> None:
+    unit = KernelSource("pair", Language.C, HW.arch, "", (), ())
+    objects = {"other": compile_object(unit, "int same(void) { return 2; }")}
+    with pytest.raises(CompileError, match="multiple definition of `same'"):
+        link_model(unit, "int same(void) { return 1; } int model_run(void) { return same(); }", objects)

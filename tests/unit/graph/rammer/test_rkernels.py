@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from roller_svc.compiler import efficient
+from roller_svc.compiler import efficient, pipeline
 from roller_svc.errors import ArgumentError
+from roller_svc.graph import choose
 from roller_svc.graph.plan import PlannedStep
 from roller_svc.graph.rammer.schedules import StepTimes, find_segments, make_schedule
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.hardware import Arch
 from roller_svc.ir.kernel import Buffer, KernelSource, Language, LaunchSpec, Phase, Role
 from roller_svc.ir.model_plan import ModelKernel, ROperator
+from roller_svc.ir.report import CandidateResult
 from roller_svc.model import Model, compile_model, load_model
 from roller_svc.settings import read_settings, use
 
@@ -166,8 +170,22 @@ def test_the_cache_keeps_both_kernels(parallel: Model, cache: Path) -> None:
 
 
 def test_measured_plans_time_both_rkernels(monkeypatch: pytest.MonkeyPatch, serial: Model) -> None:
-    monkeypatch.setattr(efficient, "MEASURED_RATIO", 0.0)
-    monkeypatch.setattr("roller_svc.graph.choose.MEASURED_MARGIN", 1e3)
+    """Replace the times of candidates and of steps, which depend on what else the machine does."""
+    measure_all, measure, least_times, calls = (
+        pipeline.measure_candidates, efficient.measure, choose._least_times, count(1)
+    )  # fmt: skip
+
+    def prefer_tasks(*given: Any) -> tuple[CandidateResult, ...]:
+        return tuple(
+            replace(each, measurement=replace(each.measurement, min_s=1 / each.plan.choices[0].program.grid))
+            for each in measure_all(*given)
+            if each.measurement is not None
+        )
+
+    monkeypatch.setattr(pipeline, "measure_candidates", prefer_tasks)
+    monkeypatch.setattr(efficient, "measure", lambda *given: replace(measure(*given), min_s=1 / 2 ** next(calls)))
+    ways = iter((40 * US, 30 * US, 20 * US))  # a step on one worker, on all, and its most efficient rKernel on one
+    monkeypatch.setattr(choose, "_least_times", lambda *given: (next(ways),) * len(least_times(*given)))
     model = compiled("parallel", select="measure", top_k=4)
     assert model.report["plan_is_measured"] is True
     assert any("rkernel" in step for step in steps_of(model.plan))
