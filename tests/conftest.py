@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -19,10 +20,38 @@ os.environ["ROLLER_CALIBRATE"] = "0"
 os.environ.pop("ROLLER_LOCAL_SPEC", None)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--max-cases", type=int, default=None, help="run at most so many cases of each test, evenly spread"
+    )
+
+
+@pytest.hookimpl(trylast=True)  # after the selection by markers
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    _skip_without_parts(items)
+    if config.option.max_cases is not None:
+        items[:], left_out = _sample_cases(items, config.option.max_cases)
+        config.hook.pytest_deselected(items=left_out)
+
+
+def _sample_cases(items: list[pytest.Item], limit: int) -> tuple[list[pytest.Item], list[pytest.Item]]:
+    """Return at most `limit` cases of each test, the first and others at equal distances, and the rest."""
+    totals = Counter(item.nodeid.partition("[")[0] for item in items)
+    seen, kept, left_out = Counter[str](), list[pytest.Item](), list[pytest.Item]()
+    for item in items:
+        test = item.nodeid.partition("[")[0]
+        number, total = seen[test], totals[test]
+        seen[test] += 1
+        is_kept = total <= limit or number == 0 or number * limit // total != (number - 1) * limit // total
+        (kept if is_kept else left_out).append(item)
+    return kept, left_out
+
+
+def _skip_without_parts(items: list[pytest.Item]) -> None:
     missing = {
         "gpu": None if device_present() else "there is no NVIDIA device here",
         "farm": None if RABBITMQ.exists() else "there is no rabbitmq-server here (apt install rabbitmq-server)",
+        "two_cores": None if len(os.sched_getaffinity(0)) > 1 else "this process may use one core only",
         "emulator": None if shutil.which("g++") else "there is no g++ here (apt install g++)",
     }
     for item in items:

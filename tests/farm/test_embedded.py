@@ -168,6 +168,7 @@ def test_a_service_that_is_killed_leaves_its_builds_to_another(stack: Stack) -> 
     check_all_done_once(stack, second, names)
 
 
+@pytest.mark.slow
 def test_two_services_build_each_action_once(stack: Stack) -> None:
     """P8 of the audit: 40 builds, two services, and each operation has one result for ever."""
     services = [stack.serve(build_s=0.05), stack.serve(build_s=0.05)]
@@ -187,6 +188,7 @@ def test_two_services_build_each_action_once(stack: Stack) -> None:
     assert {name: ended(stack, services[0], name)["response"]["digest"] for name in before} == before
 
 
+@pytest.mark.slow
 def test_identical_requests_make_one_build(stack: Stack) -> None:
     service = stack.serve(build_s=1.0)
     with ThreadPoolExecutor(64) as pool:

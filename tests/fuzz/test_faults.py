@@ -93,7 +93,8 @@ def asked(service: ServiceProcess, method: str, path: str, body: str | None = No
     return found
 
 
-@pytest.mark.parametrize("kind", ["workers", *(pytest.param(k, marks=pytest.mark.slow) for k in ("compilers", "all"))])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["workers", "compilers", "all"])
 def test_every_build_ends_with_a_kernel(kind: str) -> None:
     with running("--workers", "2") as service:
         built(service, 0, "model")

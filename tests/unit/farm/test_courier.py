@@ -105,6 +105,7 @@ def test_a_broker_that_is_away_delays_nothing(caplog: pytest.LogCaptureFixture) 
     assert caplog.text.count("announced later") == 1
 
 
+@pytest.mark.slow
 def test_a_broker_that_never_answers_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(celery_courier, "MAX_OUTBOX_LENGTH", 10)
     with socket.socket() as silent:

@@ -130,6 +130,7 @@ def test_a_region_that_asks_for_its_threads_has_all_of_them() -> None:
         assert run(call) == [float(threads)] + [1.0] * threads + [0.0] * (23 - threads)
 
 
+@pytest.mark.two_cores
 def test_kernels_neither_need_nor_export_an_openmp_runtime(tmp_path: Path) -> None:
     shapes = dict.fromkeys("ab", ("float32", (192, 192)))
     kernel = roller_svc.compile("y[i, j] +=! a[i, k] * b[k, j]", shapes, select="model")

@@ -20,6 +20,7 @@ from roller_svc.model import Model, compile_model, load_model
 from roller_svc.runtime.thread_pool import limit_threads
 from roller_svc.settings import read_settings, use
 
+pytestmark = pytest.mark.two_cores
 RNG = np.random.default_rng(0)
 
 

@@ -25,6 +25,7 @@ from roller_svc.ir.report import CandidateResult
 from roller_svc.model import Model, compile_model, load_model
 from roller_svc.settings import read_settings, use
 
+pytestmark = pytest.mark.two_cores
 RNG = np.random.default_rng(0)
 US = 1e-6
 
