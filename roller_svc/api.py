@@ -36,7 +36,18 @@ from roller_svc.semantics.interpreter import reference as interpret
 
 log = logging.getLogger(__name__)
 
-Inputs = Mapping[str, tuple[str, Sequence[int]]]
+
+class TypedArray(Protocol):
+    """An array of numpy, CuPy or torch, for its type."""
+
+    @property
+    def dtype(self) -> Any: ...
+
+    @property
+    def shape(self) -> Sequence[int]: ...
+
+
+Inputs = Mapping[str, tuple[Any, Sequence[int]] | TypedArray]
 
 
 class Stage(NamedTuple):
@@ -244,7 +255,7 @@ def compile(  # a name and options, as docs/api.md has them
 
     Args:
         expression: the program.
-        inputs: dtype and shape of each input.
+        inputs: dtype and shape of each input, or an array that has them.
         target: id of the device; "local" is the host CPU.
         outputs: names of the outputs; default: tensors that are never read.
         top_k: number of candidates to build.

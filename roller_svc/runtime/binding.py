@@ -123,7 +123,7 @@ def check_names(what: str, expected: list[str], provided: Mapping[str, object], 
     for name in provided:
         if name not in expected:
             known = ", ".join(expected) or "none"
-            raise ArgumentError(f"unknown {what} {name!r}; this kernel's {what}s are: {known}", code=f"unknown-{what}")
+            raise ArgumentError(f"unknown {what} {name!r}; expected: {known}", code=f"unknown-{what}")
     missing = [name for name in expected if name not in provided]
     if complete and missing:
         raise ArgumentError(f"missing {what}{'s' if len(missing) > 1 else ''}: {', '.join(missing)}",
@@ -167,11 +167,11 @@ def _check_array(buffer: Buffer, value: object, what: str) -> Array:
     if array.dtype != expected:
         # Byte order shows only in the string form: '>f4' prints as float32 too.
         shown = array.dtype.name if array.dtype.name != expected.name else array.dtype.str
-        raise ArgumentError(f"{what} {buffer.name!r} has dtype {shown}, the kernel takes {expected.name}",
+        raise ArgumentError(f"{what} {buffer.name!r} has dtype {shown}, expected {expected.name}",
                             code="dtype-mismatch")  # fmt: skip
     # numpy often turns scalars into arrays of one element (ascontiguousarray): a scalar accepts both
     if array.shape != buffer.shape and not (buffer.shape == () and array.shape == (1,)):
-        raise ArgumentError(f"{what} {buffer.name!r} has shape {array.shape}, the kernel takes {buffer.shape}",
+        raise ArgumentError(f"{what} {buffer.name!r} has shape {array.shape}, expected {buffer.shape}",
                             code="shape-mismatch")  # fmt: skip
     return array
 

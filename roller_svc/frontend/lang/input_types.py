@@ -15,7 +15,7 @@ from roller_svc.ir.program import TensorType
 def tensor_types(inputs: object) -> tuple[tuple[str, TensorType], ...]:
     """Return types by name, in order.
 
-    Takes {"A": ("float32", (4, 4))} or {"A": {"dtype": "float32", "shape": [4, 4]}}.
+    Takes {"A": ("float32", (4, 4))}, {"A": {"dtype": "float32", "shape": [4, 4]}}, or arrays, whose types are taken.
     """
     if not isinstance(inputs, Mapping):
         raise ArgumentError(f"inputs must map names to (dtype, shape), got {kind_of(inputs)}", code="invalid-inputs")
@@ -37,6 +37,8 @@ def tensor_type(name: str, value: object) -> TensorType:
         dtype, shape = value["dtype"], value["shape"]
     elif isinstance(value, Sequence) and not isinstance(value, str) and len(value) == 2:
         dtype, shape = value
+    elif hasattr(value, "dtype") and hasattr(value, "shape"):  # an array of numpy, CuPy or torch
+        dtype, shape = value.dtype, value.shape
     else:
         raise ArgumentError(f"input {name!r} must be (dtype, shape), got {short_repr(value)}", code="invalid-inputs")
     return TensorType(_dtype(name, dtype), _shape(name, shape))
@@ -48,9 +50,9 @@ def _dtype(name: str, value: object) -> DType:
     if isinstance(value, str):
         text = value
     else:
-        # numpy's and ml_dtypes' own type objects: numpy.float32, numpy.dtype("float32")
+        # type objects: numpy.float32, numpy.dtype("float32"), torch.float32
         named = getattr(value, "name", None) or getattr(value, "__name__", None)
-        text = named if isinstance(named, str) else short_repr(value)
+        text = named if isinstance(named, str) else short_repr(value).removeprefix("torch.")
     dtype = dtype_named(text)
     if dtype is None:
         near = get_close_matches(text[:40], [d.value for d in DType], n=1)

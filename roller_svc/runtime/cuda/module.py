@@ -361,10 +361,10 @@ def _check_array(library: ArrayLibrary, what: str, buffer: Buffer, array: object
     if view is None:
         raise ArgumentError(f"{what} {buffer.name!r} is not on a GPU; move it there first", code="not-an-array")
     if view.dtype != buffer.dtype.value:
-        raise ArgumentError(f"{what} {buffer.name!r} has dtype {view.dtype}, the kernel takes {buffer.dtype.value}",
+        raise ArgumentError(f"{what} {buffer.name!r} has dtype {view.dtype}, expected {buffer.dtype.value}",
                             code="dtype-mismatch")  # fmt: skip
     if view.shape != buffer.shape:
-        raise ArgumentError(f"{what} {buffer.name!r} has shape {view.shape}, the kernel takes {buffer.shape}",
+        raise ArgumentError(f"{what} {buffer.name!r} has shape {view.shape}, expected {buffer.shape}",
                             code="shape-mismatch")  # fmt: skip
     if what == "output" and not library.writeable(array):
         raise ArgumentError(f"output {buffer.name!r} cannot be written in place", code="out-not-writeable")

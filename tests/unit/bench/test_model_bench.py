@@ -275,6 +275,7 @@ def test_options_that_mean_nothing_or_would_be_ignored_are_refused(
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_what_was_measured_outlives_a_failure_to_report_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -19,6 +19,17 @@ COPY = "y[i] = x[i]"
 INPUTS = {"x": ("float32", (4,))}
 
 
+class TorchDType:
+    def __repr__(self) -> str:
+        return "torch.float32"
+
+
+class TorchLike:
+    """An array as torch has it, whose dtype has no name."""
+
+    dtype, shape = TorchDType(), (2, 3)
+
+
 @pytest.mark.parametrize(
     "value",
     [
@@ -30,6 +41,8 @@ INPUTS = {"x": ("float32", (4,))}
         (np.dtype("float32"), np.zeros((2, 3)).shape),
         (DType.FLOAT32, range(2, 4)),
         TensorType(DType.FLOAT32, (2, 3)),
+        np.zeros((2, 3), np.float32),
+        TorchLike(),
     ],
 )
 def test_ways_to_give_a_type(value: Any) -> None:

@@ -28,12 +28,12 @@ def address(array: np.ndarray) -> int:
     [
         ({"B": None}, "not-an-array", "got NoneType"),
         ({"B": [1.0]}, "not-an-array", "got list"),
-        ({"B": np.ones((4, 6))}, "dtype-mismatch", "has dtype float64, the kernel takes float32"),
+        ({"B": np.ones((4, 6))}, "dtype-mismatch", "has dtype float64, expected float32"),
         ({"B": np.ones((4, 6), ">f4")}, "dtype-mismatch", "has dtype >f4"),
         ({"B": np.ones((4, 6), ml_dtypes.bfloat16)}, "dtype-mismatch", "bfloat16"),
-        ({"B": np.ones((6, 4), np.float32)}, "shape-mismatch", r"has shape \(6, 4\), the kernel takes \(4, 6\)"),
+        ({"B": np.ones((6, 4), np.float32)}, "shape-mismatch", r"has shape \(6, 4\), expected \(4, 6\)"),
         ({"B": np.ones(24, np.float32)}, "shape-mismatch", "24"),
-        ({"X": np.ones(1)}, "unknown-argument", "unknown argument 'X'; this kernel's arguments are: A, B"),
+        ({"X": np.ones(1)}, "unknown-argument", "unknown argument 'X'; expected: A, B"),
     ],
 )
 def test_arguments_that_do_not_fit(changes: dict[str, object], code: str, message: str) -> None:
