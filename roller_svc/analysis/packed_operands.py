@@ -1,7 +1,8 @@
-"""Operand of a contraction → whether it is unpacked in pairs of 16-bit floats, and its instructions for an element.
+"""Operand of a matrix unit → whether it is unpacked in pairs of 16-bit floats, and its instructions for an element.
 
-`codegen/cuda/packed_lanes.py` prints such values. This is what the performance model knows of them: the form, without
-the alignment of a loop.
+`packed_values.py` recognises packed values. An operand is one of these with scales, offsets in float and a guard, which
+are applied to it before it is stored for the unit. Its values may lie along any row of memory.
+`codegen/cuda/packed_lanes.py` prints such operands.
 """
 
 from __future__ import annotations
@@ -9,10 +10,19 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from roller_svc.analysis.index_ranges import range_of
-from roller_svc.analysis.linear import linear
+from roller_svc.analysis.packed_values import (
+    BYTE_BITS,
+    FLOAT8,
+    WORD_BITS,
+    PackedValue,
+    Packing,
+    is_shared,
+    packed_integer,
+    packed_value,
+    table_field,
+)
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Load, Op, OpKind, Select, axes_of, children, loads_of
+from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Load, Op, OpKind, Select, loads_of
 from roller_svc.ir.hardware import Arch
 from roller_svc.ir.program import operators
 
@@ -25,14 +35,13 @@ SIGN_SLOTS = 0.25  # the sign bits of a word of four are flipped
 # Of values looked up by four bits in registers, by the bytes of a value. Eight indices: selectors, three prmt for four
 # bytes, one prmt for a pair.
 LOOKUP_SLOTS = {1: 2.0, 2: 2.75}
-TABLE_ENTRIES = 16
 MEMORY_LOOKUP_SLOTS = 4.0  # shift, mask, address and load
-FLOAT8 = (DType.FLOAT8_E4M3FN, DType.FLOAT8_E5M2)
+# Of integers that no pair of 16-bit floats holds: a conversion at half the rate, for a field after a shift and a mask.
+ELEMENT_SLOTS = {Packing.BYTE: 2.0, Packing.FIELD: 4.0}
 FLOAT8_ARCH = Arch("sm_", 89)  # first that converts pairs of e4m3 (PTX ISA, "cvt")
 # A conversion of two float8 at half the rate of other instructions (CUDA Programming Guide, table of throughputs), and
 # a shift for every second one.
 FLOAT8_CONVERSION_SLOTS = 1.25
-WORD_BITS, FIELD_BITS = 32, (1, 2, 4, 8)
 # Quotients of a row's position and its shift, for each vector of a row whose words hold other rows, too. With them
 # GPTQ's order is counted at 0.95 times its SASS on an A100 (NVRTC 13, m = 16).
 ROW_SLOTS = 3.0
@@ -102,18 +111,16 @@ class _Form:
 
 
 def _form(expr: Expr, dtype: DType, rows: _Rows) -> _Form | None:
-    """Return a field of bits with an offset, scales and a guard, or its values by a table; None for others."""
+    """Return a packed value with scales, float offsets and a guard; None for other operands."""
+    value = packed_value(expr, _is_in_row)
+    if value is not None:
+        return _value_form(value, expr.dtype, dtype, rows)
     match expr:
-        case Cast(arg=Load(dtype=source) as load) if source in FLOAT8 and _is_row(load):
-            return _Form(FLOAT8_CONVERSION_SLOTS) if dtype is DType.FLOAT16 else None
         case Select(then=then, otherwise=Const(value=0)):
             inner = _form(then, dtype, rows)
             return None if inner is None else replace(inner, slots=inner.slots + PAIR_SLOTS)
         case Cast(arg=arg) if arg.dtype.is_float:
             return _form(arg, dtype, rows)
-        case Cast(arg=arg):
-            slots = _integer_slots(arg, rows)
-            return None if slots is None else _Form(slots)
         case Op(kind=OpKind.MUL, args=(x, y)):
             first = _form(x, dtype, rows)
             form, other = (first, y) if first is not None else (_form(y, dtype, rows), x)
@@ -125,11 +132,21 @@ def _form(expr: Expr, dtype: DType, rows: _Rows) -> _Form | None:
             if form is None or _looks_up(other) or not _is_shared_by_vector(other, x if other is y else y):
                 return None
             return replace(form, scales=(*form.scales, other), has_offset=True)
-        case Load(index=(index,)) if is_table_index(index) and _integer_slots(index, rows) is not None:
-            slots = register_lookup_slots(expr, dtype)
-            return _Form(MEMORY_LOOKUP_SLOTS, is_pair=False) if slots is None else _Form(slots)
         case _:
             return None
+
+
+def _value_form(value: PackedValue, converted: DType, dtype: DType, rows: _Rows) -> _Form | None:
+    """Return the form of a packed value that is converted to a type, of an operand whose elements are `dtype`."""
+    if value.table is not None:
+        slots = register_lookup_slots(value.table, dtype)
+        return _Form(MEMORY_LOOKUP_SLOTS, is_pair=False) if slots is None else _Form(slots)
+    if value.packing is Packing.FLOAT8:
+        return _Form(FLOAT8_CONVERSION_SLOTS) if dtype is DType.FLOAT16 else None
+    fits_fraction = converted is not DType.BFLOAT16 or value.bits < BYTE_BITS  # which holds the stored integer
+    if not (fits_fraction and value.is_exact_in(converted)):
+        return _Form(ELEMENT_SLOTS[value.packing] + len(value.zeros), is_pair=False)
+    return _Form(_integer_slots(value, rows))
 
 
 def is_looked_up(load: Load, dtype: DType) -> bool:
@@ -145,34 +162,9 @@ def register_lookup_slots(load: Load, dtype: DType) -> float | None:
 def lookup_slots(load: Load, dtype: DType) -> float | None:
     """Return the slots of a value that four bits look up in registers, as `dtype`; None for other loads."""
     is_narrower = dtype is DType.FLOAT16 and load.dtype in FLOAT8
-    if len(load.index) != 1 or not is_table_index(load.index[0]) or not (load.dtype is dtype or is_narrower):
+    if any(load.bounds_checked) or table_field(load) is None or not (load.dtype is dtype or is_narrower):
         return None
     return LOOKUP_SLOTS[1 if load.dtype is DType.FLOAT8_E5M2 else 2]
-
-
-def without_fitting_casts(index: Expr) -> Expr:
-    """Return an index without conversions that keep its value."""
-    while isinstance(index, Cast) and not index.dtype.is_float and _fits(index):
-        index = index.arg
-    return index
-
-
-def _fits(cast: Cast) -> bool:
-    """Return whether an integer conversion keeps every value."""
-    bounds = range_of(cast.arg, {})
-    if cast.is_exact or bounds is None:
-        return cast.is_exact
-    least, greatest = cast.dtype.integer_range
-    return least <= bounds[0] and bounds[1] <= greatest
-
-
-def is_table_index(index: Expr) -> bool:
-    """Return whether an index is a field of four bits, as that of a table in registers."""
-    match without_fitting_casts(index):
-        case Op(kind=OpKind.BITAND, args=(Op(kind=OpKind.SHR, args=(word, _)), Const(value=15))):
-            return bool(loads_of(word))
-        case _:
-            return False
 
 
 def _looks_up(expr: Expr) -> bool:
@@ -196,30 +188,36 @@ def _row_axes(load: Load) -> frozenset[str]:
             return frozenset()
 
 
-def _integer_slots(expr: Expr, rows: _Rows) -> float | None:
-    match expr:
-        case Cast(arg=arg):
-            return _integer_slots(arg, rows)
-        case Op(kind=OpKind.SUB | OpKind.ADD, args=(x, y)):
-            integers, other = _integer_slots(x, rows), y.arg if isinstance(y, Cast) else y
-            if integers is None or isinstance(other, Const):
-                return integers
-            zeros = None if isinstance(other, Load) else _integer_slots(other, rows)  # packed along the row too
-            return integers + (zeros or 0.0) / rows.sharing(other) + PAIR_SLOTS
-        case Op(kind=OpKind.BITAND, args=(Op(kind=OpKind.SHR, args=(word, _)), Const(value=int(mask)))):
-            if _is_packed_row(word):
-                return FIELD_SLOTS
-            bits, field = _word_bits(word), mask.bit_length()
-            if bits == 0 or field not in FIELD_BITS or mask != (1 << field) - 1:
-                return None
-            # each lane shifts a word of its own; by less than a byte, and once, if a thread unpacks all of it
-            sharing = rows.sharing(word)
-            shifted = bits / WORD_BITS / (sharing if sharing % (bits // field) == 0 else 1)
-            return FIELD_SLOTS + shifted + (ROW_SLOTS if sharing == 1 else 0.0)
-        case Load(dtype=dtype) if dtype.bits == 8 and _is_row(expr):
-            return BYTE_SLOTS + (SIGN_SLOTS if dtype.is_signed else 0.0)
-        case _:
-            return None
+def _is_in_row(value: PackedValue) -> bool:
+    """Return whether the elements of a row have adjacent values, or a word each of adjacent words."""
+    is_field = value.packing in (Packing.FIELD, Packing.LOOKUP)
+    is_row = _is_row(value.source) and value.source.dtype.bits <= WORD_BITS
+    return is_row or (is_field and _is_packed_row(value.source))
+
+
+def _integer_slots(value: PackedValue, rows: _Rows) -> float:
+    """Return the slots of an integer less its zero points."""
+    slots = _stored_slots(value, rows)
+    for _, zero in value.zeros:
+        other = zero.arg if isinstance(zero, Cast) else zero
+        if isinstance(other, Const):
+            continue
+        packed = packed_integer(other, _is_in_row) if not isinstance(other, Load) else None  # along the row too
+        prepared = 0.0 if packed is None else _integer_slots(packed, rows)
+        slots += prepared / rows.sharing(other) + PAIR_SLOTS
+    return slots
+
+
+def _stored_slots(value: PackedValue, rows: _Rows) -> float:
+    """Return the slots of a byte or field as it is stored."""
+    if value.packing is Packing.BYTE:
+        return BYTE_SLOTS + (SIGN_SLOTS if value.source.dtype.is_signed else 0.0)
+    if _is_packed_row(value.source):
+        return FIELD_SLOTS
+    # each lane shifts a word of its own; by less than a byte, and once, if a thread unpacks all of it
+    sharing, bits = rows.sharing(value.source), value.source.dtype.bits
+    shifted = bits / WORD_BITS / (sharing if sharing % (bits // value.bits) == 0 else 1)
+    return FIELD_SLOTS + shifted + (ROW_SLOTS if sharing == 1 else 0.0)
 
 
 def _is_row(load: Load) -> bool:
@@ -232,18 +230,8 @@ def _load_instructions(load: Load) -> int:
     return max(1, VECTOR_ELEMENTS * load.dtype.bytes // MAX_LOAD_BYTES) if _is_row(load) else 1
 
 
-def _word_bits(word: Expr) -> int:
-    """Return the bits of words of which adjacent elements of a row have one each; 0 for other operands."""
-    while isinstance(word, Cast):
-        word = word.arg
-    is_row = isinstance(word, Load) and _is_row(word)
-    return word.dtype.bits if is_row and word.dtype.bits <= WORD_BITS else 0
-
-
-def _is_packed_row(word: Expr) -> bool:
+def _is_packed_row(word: Load) -> bool:
     """Return whether adjacent words hold adjacent elements of a row."""
-    while isinstance(word, Cast):
-        word = word.arg
     match word:
         case Load(index=(*_, Op(kind=OpKind.FLOORDIV, args=(AxisRef(), Const())))):
             return True
@@ -258,22 +246,3 @@ def _is_scale(expr: Expr) -> bool:
     while isinstance(expr, Cast):
         expr = expr.arg
     return isinstance(expr, Load) and (expr.dtype in PAIRS or expr.dtype in FLOAT8)
-
-
-def is_shared(expr: Expr, axis: str, chunk: int) -> bool:
-    """Return whether an expression is equal along aligned chunks of the axis."""
-    match expr:
-        case AxisRef(name=name):
-            return name != axis
-        case Op(kind=OpKind.FLOORDIV, args=(x, Const(value=int(by)))) if by % chunk == 0 and advances(x, axis, chunk):
-            return True
-        case _:
-            return all(is_shared(child, axis, chunk) for child in children(expr))
-
-
-def advances(x: Expr, axis: str, step: int) -> bool:
-    """Return whether an index is the axis plus a multiple of `step`."""
-    terms = linear(x)
-    return terms.pop(AxisRef(axis), 0) == 1 and all(
-        c % step == 0 and (term is None or axis not in axes_of(term)) for term, c in terms.items()
-    )

@@ -1,37 +1,35 @@
 """Sum of products with packed weights → the weight that 16 bits hold exactly, and the factors beside it.
 
-Weights are small integers (fields of packed words, bytes) less a zero point, float8, or values that fields look up.
-`codegen/cuda/packed_lanes.py` unpacks them in pairs. A factor that is equal along a chunk of the sum, a group's scale,
-multiplies the chunk's sum instead of its elements.
+`packed_values.py` recognises the weights. Unlike operands of a matrix unit (`packed_operands.py`), they are unpacked
+without their scales, in chunks along one axis, and in any order of a chunk. `codegen/cuda/packed_lanes.py` prints them.
+A factor that is equal along a chunk of the sum, a group's scale, multiplies the chunk's sum instead of its elements.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
 
-from roller_svc.analysis.index_ranges import range_of
 from roller_svc.analysis.linear import linear
-from roller_svc.analysis.packed_operands import (
-    BYTE_SLOTS,
+from roller_svc.analysis.packed_operands import BYTE_SLOTS, PAIR_SLOTS, SIGN_SLOTS, lookup_slots
+from roller_svc.analysis.packed_values import (
     FLOAT8,
-    PAIR_SLOTS,
-    SIGN_SLOTS,
+    MAX_EXACT_FLOAT16,
+    WORD_BITS,
+    PackedValue,
+    Packing,
     advances,
     is_shared,
-    lookup_slots,
+    packed_integer,
+    packed_value,
 )
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Load, Op, OpKind, axes_of, children, loads_of
 from roller_svc.ir.program import Combine, StatementKind, TensorExpr
 
-MAX_EXACT = 1024  # integers that float16 holds with the exponent's value added
 SHARED_ZERO_SLOTS = 8.0  # of a chunk's: a load, a shift, a mask, and words of two floats
 FIELD_SLOTS = 2 * PAIR_SLOTS + 0.125  # lop3, addition or fma; a word's shift for its eight fields
 FLOAT8_SLOTS = PAIR_SLOTS + 0.25  # a conversion, and a word's shift for its four bytes
-FIELD_BITS = (1, 2, 4, 8)
-WORD_BITS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,14 +64,33 @@ class PackedSum:
         return is_float16 or (weight.dtype in FLOAT8 and factor.dtype.bits <= 16)
 
 
-class _Unpacked(NamedTuple):
-    slots: float
-    low: int
-    high: int
-    bits: int
-    zero: Expr | None = None
-    zero_slots: float = 0.0
-    dtype: DType = DType.FLOAT16
+@dataclass(frozen=True, slots=True)
+class _Chunks:
+    """Aligned chunks of a sum along an axis, whose weights are unpacked together."""
+
+    axis: str
+    count: int  # weights
+
+    def has_values(self, value: PackedValue) -> bool:
+        """Return whether the values of a chunk are adjacent in memory, or fields of one word or of whole words."""
+        if value.shift is None:
+            return _is_row(value.source, self.axis)
+        is_checked = value.table is not None and any(value.table.bounds_checked)
+        return not is_checked and _is_word(value.source, value.shift, self, value.bits)
+
+    def zero_point(self, value: PackedValue) -> tuple[Expr | None, float] | None:
+        """Return the zero point in memory, if any, and its slots; None if there is one that cannot be unpacked."""
+        zero, slots = None, 0.0
+        for _, other in value.zeros:
+            if is_shared(other, self.axis, self.count):
+                if loads_of(other):
+                    zero, slots = other, SHARED_ZERO_SLOTS / self.count
+                continue
+            packed = packed_integer(other, self.has_values)
+            if packed is None or packed.bounds is None or self.zero_point(packed) is None:
+                return None
+            zero, slots = other, _stored_slots(packed) + PAIR_SLOTS
+        return zero, slots
 
 
 def packed_sum(statement: TensorExpr, axis: str, chunk: int) -> PackedSum | None:
@@ -81,17 +98,35 @@ def packed_sum(statement: TensorExpr, axis: str, chunk: int) -> PackedSum | None
     is_float_sum = statement.kind is StatementKind.REDUCE and statement.combine is Combine.SUM
     if not is_float_sum or statement.accumulator is not DType.FLOAT32 or chunk % 4:
         return None
-    factors = tuple(_as_integer(factor) for factor in _factors(statement.body))
-    weights = [(i, w) for i, f in enumerate(factors) if (w := _weight(f, axis, chunk)) is not None]
-    if len(weights) != 1 or len(factors) < 2:
+    chunks, factors = _Chunks(axis, chunk), tuple(_as_integer(factor) for factor in _factors(statement.body))
+    splits = (_split(factors, place, chunks) for place in range(len(factors)))
+    sums = [split for split in splits if split is not None]
+    return sums[0] if len(sums) == 1 and len(factors) > 1 else None
+
+
+def _split(factors: tuple[Expr, ...], place: int, chunks: _Chunks) -> PackedSum | None:
+    """Return the sum whose weight is the factor at a place; None if that is not packed."""
+    weight = factors[place]
+    value = packed_value(weight, chunks.has_values)
+    zero_point = None if value is None else chunks.zero_point(value)
+    is_integer = isinstance(weight, Cast) and not weight.arg.dtype.is_float
+    if value is None or zero_point is None or (is_integer and not value.is_exact_in(weight.dtype)):
         return None
-    ((place, unpacked),) = weights
-    weight, others = factors[place], (*factors[:place], *factors[place + 1 :])
+    is_bfloat16 = value.table is not None and value.table.dtype is DType.BFLOAT16
+    dtype = DType.BFLOAT16 if is_bfloat16 else DType.FLOAT16
+    slots = _stored_slots(value) if value.table is None else lookup_slots(value.table, dtype)
+    if slots is None:
+        return None
     if isinstance(weight, Cast) and not weight.arg.dtype.is_float:
         weight = Cast(weight.arg, DType.FLOAT32, implicit=True)
-    return PackedSum(
-        weight, others, unpacked.dtype, unpacked.slots, unpacked.bits, unpacked.zero, unpacked.zero_slots
-    )  # fmt: skip
+    return PackedSum(weight, (*factors[:place], *factors[place + 1 :]), dtype, slots, value.bits, *zero_point)
+
+
+def _stored_slots(value: PackedValue) -> float:
+    """Return the instructions that unpack one weight as it is stored."""
+    if value.packing is Packing.BYTE:
+        return BYTE_SLOTS + (SIGN_SLOTS if value.source.dtype.is_signed else 0.0)
+    return FLOAT8_SLOTS if value.packing is Packing.FLOAT8 else FIELD_SLOTS
 
 
 def _factors(expr: Expr) -> Iterator[Expr]:
@@ -114,7 +149,7 @@ def _as_integer(factor: Expr) -> Expr:
 
 def _integer_value(expr: Expr) -> Expr | None:
     match expr:
-        case Const(value=value) if float(value).is_integer() and abs(value) <= MAX_EXACT:
+        case Const(value=value) if float(value).is_integer() and abs(value) <= MAX_EXACT_FLOAT16:
             return Const(int(value), DType.INT32)
         case Cast(arg=Const() as arg):
             return _integer_value(arg)
@@ -143,94 +178,10 @@ def _uncast(expr: Expr) -> Expr:
     return expr
 
 
-def _weight(factor: Expr, axis: str, chunk: int) -> _Unpacked | None:
-    match factor:
-        case Cast(arg=Load() as load) | (Load() as load) if _is_lossless(factor, load):
-            dtype = DType.BFLOAT16 if load.dtype is DType.BFLOAT16 else DType.FLOAT16
-            slots = None if any(load.bounds_checked) else lookup_slots(load, dtype)
-            if slots is not None:
-                field = _integer(load.index[0], axis, chunk)
-                return None if field is None else _Unpacked(slots, 0, 0, field.bits, dtype=dtype)
-            is_float8 = load.dtype in FLOAT8 and _is_row(load, axis)
-            return _Unpacked(FLOAT8_SLOTS, 0, 0, 8) if is_float8 else None
-        case Cast(arg=arg, dtype=dtype) if not arg.dtype.is_float:
-            unpacked = _integer(arg, axis, chunk)
-            exact = 256 if dtype is DType.BFLOAT16 else MAX_EXACT
-            fits = unpacked is not None and -exact <= unpacked.low and unpacked.high <= exact
-            return unpacked if fits and dtype.is_float and dtype.bits >= 16 else None
-        case _:
-            return None
-
-
-def _integer(expr: Expr, axis: str, chunk: int) -> _Unpacked | None:
-    match expr:
-        case Cast(arg=arg) if not arg.dtype.is_float and expr.is_exact:
-            return _integer(arg, axis, chunk)
-        case Op(kind=OpKind.SUB | OpKind.ADD as kind, args=(x, y)):
-            field, other = _integer(x, axis, chunk), y
-            if field is None and kind is OpKind.ADD:
-                field, other = _integer(y, axis, chunk), x
-            offset = None if field is None else _offset(field, kind, other, (axis, chunk))
-            least, greatest = expr.dtype.integer_range
-            return offset if offset is not None and least <= offset.low and offset.high <= greatest else None
-        case Op(kind=OpKind.BITAND, args=(Op(kind=OpKind.SHR, args=(word, shift)), Const(value=int(mask)))):
-            bits = mask.bit_length()
-            if mask != (1 << bits) - 1 or bits not in FIELD_BITS or not _is_word(word, shift, (axis, chunk), bits):
-                return None
-            return _Unpacked(FIELD_SLOTS, 0, mask, bits)
-        case Load(dtype=DType.INT8 | DType.UINT8 as dtype):
-            low, high = dtype.integer_range
-            slots = BYTE_SLOTS + (SIGN_SLOTS if low else 0.0)
-            return _Unpacked(slots, low, high, 8) if _is_row(expr, axis) else None
-        case _:
-            return None
-
-
-def _is_lossless(factor: Expr, load: Load) -> bool:
-    """Return whether a factor has the loaded float's value: float8 in any float, others in float32 or as they are."""
-    is_same = factor.dtype in (load.dtype, DType.FLOAT32)
-    return load.dtype.is_float and factor.dtype.is_float and (is_same or load.dtype in FLOAT8)
-
-
-def _offset(field: _Unpacked, kind: OpKind, other: Expr, along: tuple[str, int]) -> _Unpacked | None:
-    """Return a field minus or plus an integer: a constant, one of the chunk, or another field."""
-    zero, zero_slots = field.zero, field.zero_slots
-    if is_shared(other, *along):
-        bounds = integer_bounds(other)
-        if loads_of(other):
-            zero, zero_slots = other, SHARED_ZERO_SLOTS / along[1]
-    else:
-        added = _integer(other, *along)
-        bounds = None if added is None else (added.low, added.high)
-        zero, zero_slots = other, 0.0 if added is None else added.slots + PAIR_SLOTS
-    if bounds is None:
-        return None
-    low, high = bounds if kind is OpKind.ADD else (-bounds[1], -bounds[0])
-    return _Unpacked(field.slots, field.low + low, field.high + high, field.bits, zero, zero_slots)
-
-
-def integer_bounds(value: Expr) -> tuple[int, int] | None:
-    """Return the range of an integer by its form and type."""
-    match value:
-        case Load(dtype=DType.INT8 | DType.UINT8 as dtype):
-            return dtype.integer_range
-        case Cast(arg=arg) if value.is_exact:
-            return integer_bounds(arg)
-        case Op(kind=OpKind.ADD | OpKind.SUB as kind, args=(x, y)):
-            a, b = integer_bounds(x), integer_bounds(y)
-            if a is None or b is None:
-                return None
-            return (a[0] + b[0], a[1] + b[1]) if kind is OpKind.ADD else (a[0] - b[1], a[1] - b[0])
-        case _:
-            return range_of(value, {})
-
-
-def _is_word(word: Expr, shift: Expr, along: tuple[str, int], bits: int) -> bool:
+def _is_word(word: Load, shift: Expr, chunks: _Chunks, bits: int) -> bool:
     """Return whether elements of memory have some fields along the axis each, at shifts that repeat."""
-    axis, chunk = along
-    while isinstance(word, Cast) and not word.arg.dtype.is_float and word.dtype.bits >= word.arg.dtype.bits:
-        word = word.arg
-    if not isinstance(word, Load) or word.dtype.bits > WORD_BITS or any(word.bounds_checked):
+    axis, chunk = chunks.axis, chunks.count
+    if word.dtype.bits > WORD_BITS or any(word.bounds_checked):
         return False
     per = word.dtype.bits // bits
     inside = [i for i in word.index if axis in axes_of(i)]

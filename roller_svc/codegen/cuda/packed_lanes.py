@@ -23,8 +23,18 @@ from typing import NamedTuple
 
 from roller_svc.analysis.congruences import LaneStrideAnalysis, congruence
 from roller_svc.analysis.index_ranges import range_of
-from roller_svc.analysis.packed_operands import without_fitting_casts
-from roller_svc.analysis.packed_sums import integer_bounds
+from roller_svc.analysis.packed_values import (
+    BYTE_BITS,
+    BYTES,
+    FLOAT8,
+    TABLE_BITS,
+    WORD_BITS,
+    PackedValue,
+    integer_bounds,
+    keeps_value,
+    packed_field,
+    table_field,
+)
 from roller_svc.codegen.buffer_ref import BufferRef
 from roller_svc.codegen.cuda.instructions import instruction
 from roller_svc.codegen.dialect import EXACT_INTEGERS, SHORT
@@ -34,17 +44,12 @@ from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Load, Op, OpKind, Select, loads_of, rewrite, substitute
 from roller_svc.ir.index import num
 
-WORD_BITS, BYTE_BITS = 32, 8
 _EXPONENT_BIAS = 15  # of float16
 # Bits of the float that has the unit 1 in its last place, and its value.
 _EXPONENT = {DType.FLOAT16: (0x64006400, 1024), DType.BFLOAT16: (0x43004300, 128)}
-_FLOAT8 = (DType.FLOAT8_E4M3FN, DType.FLOAT8_E5M2)
-_BYTES = (DType.INT8, DType.UINT8)
-_WIDTHS = (1, 2, 4, 8)
 _FRACTION_BITS = {DType.FLOAT16: 10, DType.BFLOAT16: 7}
 _HALF_BITS, WIDEST_BITS = 16, 128
 _SYMBOLS = {OpKind.MUL: "*", OpKind.ADD: "+", OpKind.SUB: "-"}
-TABLE_BITS = 4  # of an index of a table in registers
 # The words of one load of that many bits.
 _LOADED_WORDS = {
     32: ("*(const unsigned int *){}",),
@@ -216,7 +221,7 @@ class PackedLanes:
     def _exact(self, value: Expr) -> _Pairs | None:
         """Return the value as pairs if `dtype` represents it exactly."""
         match value:
-            case Cast(arg=Load(dtype=source) as arg, dtype=dtype) if source in _FLOAT8 and dtype.is_float:
+            case Cast(arg=Load(dtype=source) as arg, dtype=dtype) if source in FLOAT8 and dtype.is_float:
                 return self._exact(arg)  # every float represents float8
             case Select(cond=cond, then=then, otherwise=Const(value=0)) if self.lanes.is_uniform(cond):
                 pairs = self._exact(then)
@@ -242,7 +247,7 @@ class PackedLanes:
 
     def _loaded(self, load: Load) -> _Pairs | None:
         buffer = self.visitor.scalar.buffers[load.tensor]
-        is_narrower = self.dtype is DType.FLOAT16 and buffer.dtype in _FLOAT8
+        is_narrower = self.dtype is DType.FLOAT16 and buffer.dtype in FLOAT8
         if (buffer.dtype is self.dtype or is_narrower) and self.lanes.is_uniform(load):
             return _Shared(replace(load, index=tuple(map(self.lanes.first_value, load.index))))
         if (buffer.dtype is self.dtype or is_narrower) and (field := self._table_field(load, buffer)) is not None:
@@ -263,14 +268,15 @@ class PackedLanes:
         is_addressed = _is_memory(load) or buffer.shape == (1 << TABLE_BITS,)  # registers of a whole table
         if not is_table or not is_addressed or any(load.bounds_checked):
             return None
-        field = self._field(without_fitting_casts(load.index[0]))
-        if field is None or field.bits != TABLE_BITS or any(bit % TABLE_BITS for _, bit in field.places):
+        packed = table_field(load)
+        field = None if packed is None else self._packed_field(packed)
+        if field is None or any(bit % TABLE_BITS for _, bit in field.places):
             return None
         return field if 2 * len(set(map(_quarter, field.places))) <= self.lanes.count else None
 
     def _integers(self, value: Expr) -> _Integers | None:
         match value:
-            case Cast(arg=arg) if value.is_exact:
+            case Cast(arg=arg) if not arg.dtype.is_float and keeps_value(value):
                 return self._integers(arg)
             case Op(kind=OpKind.SUB | OpKind.ADD as kind, args=(x, y)):
                 integers, other = self._integers(x), y
@@ -305,21 +311,15 @@ class PackedLanes:
 
     def _field(self, value: Expr) -> _Field | None:
         match value:
-            case Load(dtype=dtype) if dtype in _BYTES and self.dtype is DType.FLOAT16:
+            case Load(dtype=dtype) if dtype in BYTES and self.dtype is DType.FLOAT16:
                 words = self._array_words(value, self.visitor.scalar.buffers[value.tensor])
                 places = self._places(BYTE_BITS)
                 if words is None or dtype is DType.UINT8:
                     return None if words is None else _Field(words, BYTE_BITS, places)
                 return _Field(tuple(f"({word} ^ 0x80808080u)" for word in words), BYTE_BITS, places, 128)
-            case (
-                Op(kind=OpKind.BITAND, args=(shifted, Const(value=int(mask))))
-                | Op(kind=OpKind.BITAND, args=(Const(value=int(mask)), shifted))
-            ):
-                bits = mask.bit_length()
-                is_mask = mask == (1 << bits) - 1 and bits in _WIDTHS
-                return self._shifted_field(shifted, bits) if is_mask and self._is_below_exponent(bits) else None
             case _:
-                return None
+                packed = packed_field(value)
+                return None if packed is None else self._packed_field(packed)
 
     def _is_below_exponent(self, bits: int) -> bool:
         return 1 << bits <= _EXPONENT[self.dtype][1]
@@ -328,18 +328,12 @@ class PackedLanes:
         """Return the places of elements in order, `bits` apart, from the lowest bit of the first word on."""
         return tuple(divmod(lane * bits, WORD_BITS) for lane in range(self.lanes.count))
 
-    def _shifted_field(self, value: Expr, bits: int) -> _Field | None:
+    def _packed_field(self, packed: PackedValue) -> _Field | None:
         """Return the field of `word >> shift`: one word for all lanes, one for some lanes each, or one for each."""
-        while isinstance(value, Cast) and value.is_exact:
-            value = value.arg
-        if not isinstance(value, Op) or value.kind is not OpKind.SHR:
+        source, bits = packed.source, packed.bits
+        if packed.shift is None or not self._is_below_exponent(bits):
             return None
-        source, shift = value.args
-        shift = rewrite(shift, _without_cast)
-        while isinstance(source, Cast) and not source.arg.dtype.is_float and source.dtype.bits >= source.arg.dtype.bits:
-            source = source.arg  # the field is inside the element, whose bits stay
-        if not isinstance(source, Load):
-            return None
+        shift = rewrite(packed.shift, _without_cast)
         if self.lanes.is_uniform(source):
             return self._one_word(source, shift, bits)
         if self.lanes.is_uniform(shift):
@@ -494,7 +488,7 @@ class PackedLanes:
         """Print a word with a float in both halves."""
         buffer = self.visitor.scalar.buffers[value.tensor] if isinstance(value, Load) else None
         bits = self.visitor.scalar.to_element(value, self.dtype) if buffer is None else self._bits(value, buffer)
-        if buffer is not None and buffer.dtype in _FLOAT8:
+        if buffer is not None and buffer.dtype in FLOAT8:
             return self._variable(f"{self._wrapper(f'{SHORT[buffer.dtype]}x2_to_f16x2')}({bits} * 0x101)", guard)
         return self._variable(f"(unsigned int){bits} * 0x10001u", guard)
 
@@ -524,7 +518,7 @@ class PackedLanes:
         while isinstance(factor, Cast) and factor.dtype.is_float and factor.arg.dtype.is_float:
             factor = factor.arg
         dtype = self.visitor.scalar.buffers[factor.tensor].dtype if isinstance(factor, Load) else factor.dtype
-        return isinstance(factor, Load) and (dtype is DType.FLOAT16 or dtype in _FLOAT8)
+        return isinstance(factor, Load) and (dtype is DType.FLOAT16 or dtype in FLOAT8)
 
     def _print_looked_up(self, looked_up: _LookedUp, order: LanePairs, guard: str) -> tuple[str, ...]:
         """Print the words of pairs of lanes: bytes of the table by three bits of the indices, then by the fourth."""

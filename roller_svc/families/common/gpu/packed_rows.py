@@ -6,8 +6,9 @@ import math
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
-from roller_svc.analysis.packed_operands import FLOAT8_ARCH, PAIR_SLOTS, is_shared
+from roller_svc.analysis.packed_operands import FLOAT8_ARCH, PAIR_SLOTS
 from roller_svc.analysis.packed_sums import PackedSum, packed_sum
+from roller_svc.analysis.packed_values import is_shared
 from roller_svc.ir.affine import affine
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import axes_of, loads_of

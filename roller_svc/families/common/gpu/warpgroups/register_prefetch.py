@@ -13,7 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from roller_svc.analysis.operand import is_uniform
-from roller_svc.analysis.packed_operands import TABLE_ENTRIES, is_looked_up
+from roller_svc.analysis.packed_operands import is_looked_up
+from roller_svc.analysis.packed_values import TABLE_ENTRIES
 from roller_svc.families.common.gpu.matrix.lanes_of_items import LANE_OF_ITEM, share_word_loads
 from roller_svc.families.common.gpu.matrix.tile import CHUNK_BYTES, WORD_BYTES, LoadKind, OperandLoad
 from roller_svc.families.common.gpu.warpgroups.k_iteration import KTileOrder

@@ -99,6 +99,10 @@ PACKED = {
         x="bfloat16 1 256", Q="uint8 67 128", T="float8_e5m2 16", E="uint8 67 8"),
     "values of bfloat16 by a table": rows(
         f"T[{INT4}] * S[n, k // 32]", x="bfloat16 1 256", Q="int32 67 32", T="bfloat16 16", S="bfloat16 67 8"),
+    "values by a table, at int8 indices": rows(
+        f"T[{INT4}.cast(`int8`)] * S[n, k // 32]", T="float16 16", **GROUPS),
+    "int4, zero points subtracted as int8": rows(
+        f"({INT4}.cast(`int8`) - 8).cast(`float16`) * S[n, k // 32]", **GROUPS),
     "NF4": rows(
         f"T[{BYTE4.replace('(k % 2', '((1 - k % 2)')}] * S[n, k // 64]",
         Q="uint8 67 128", T="float16 16", S="float16 67 4"),
