@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from roller_svc.analysis.operand import Operand
 from roller_svc.errors import require
 from roller_svc.families.common.view import member_values
+from roller_svc.families.gpu.simt_contraction.copy_rounds import DividedThreads, divide_threads
 from roller_svc.families.gpu.simt_contraction.workload import (
     K_ELEMENTS_PER_TRANSACTION,
     SimtOperandLoad,
@@ -25,6 +26,7 @@ from roller_svc.ir.group import TileAxis
 from roller_svc.ir.index import add, ceil_div, div, logical_and, lt, mod, mul, num, ref
 from roller_svc.ir.program import Axis, Combine, TensorType, identity
 from roller_svc.ir.schedule import Branch, Compute, CpAsync, Let, Loop, LoopKind, Node, Scope, Storage
+from roller_svc.perf.machine import register_words
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +173,8 @@ class SimtOperandCopy:
 
     @property
     def _rounds(self) -> int:
-        return ceil_div(self._items, self.threads)
+        divided = self._divided_threads
+        return ceil_div(self._items, self.threads) if divided is None else divided.rounds
 
     @property
     def _lead(self) -> str:
@@ -182,37 +185,59 @@ class SimtOperandCopy:
         """Loop over a thread's items; bind `.row` and `.column` to the first element of each."""
         row, column = self._item_position()
         nodes = (Let(".row", row, (Let(".column", column, nodes),)),)
-        if self._items % self.threads:
-            item = add(mul(ref(".round"), num(self.threads)), ref(THREAD))
-            nodes = (Branch(lt(item, num(self._items)), nodes),)
+        if has_item := self._has_item():
+            nodes = (Branch(has_item, nodes),)
         if unroll == self._rounds:
             return (Loop(".round", unroll, LoopKind.UNROLL, nodes),)
         nodes = (Let(".round", add(mul(ref(".rounds"), num(unroll)), ref(".load")), nodes),)
         nodes = (Loop(".load", unroll, LoopKind.UNROLL, nodes),)
         return (Loop(".rounds", self._rounds // unroll, LoopKind.SERIAL, nodes),)
 
+    def _has_item(self) -> Expr | None:
+        """Return the condition that a thread has an item in a round; None if it always has."""
+        divided = self._divided_threads
+        if divided is not None:
+            return divided.has_item(ref(THREAD), ref(".round"))
+        item = add(mul(ref(".round"), num(self.threads)), ref(THREAD))
+        return lt(item, num(self._items)) if self._items % self.threads else None
+
     def _item_position(self) -> tuple[Expr, Expr]:
-        """Return row and column of an item.
+        """Return row and column of an item."""
+        extents, divided = self._extents, self._divided_threads
+        if divided is None:
+            low, middle, high = self._digits(*extents[:-1])
+        else:
+            low, middle, high = divided.positions(ref(THREAD), ref(".round"))
+        if self.operand.k_major:
+            return add(mul(high, num(extents[0] * self.width)), mul(low, num(self.width))), middle
+        return middle, mul(add(mul(high, num(extents[0])), low), num(self.width))
+
+    @property
+    def _divided_threads(self) -> DividedThreads | None:
+        held = 0 if self.is_async else self.width * register_words(self._register_dtype)
+        return divide_threads(self._extents, self.threads, held)
+
+    @property
+    def _extents(self) -> tuple[int, int, int]:
+        """Return the extents of an item's digits.
 
         Adjacent threads read adjacent memory and store to different banks (`staged_row`).
         """
         if self.operand.k_major:
             group = math.gcd(K_ELEMENTS_PER_TRANSACTION, self.steps.rows)
-            low, column, high = self._digits(group // self.width, self.columns)
-            return add(mul(high, num(group)), mul(low, num(self.width))), column
+            return group // self.width, self.columns, self.steps.rows // group
         columns = self.columns // self.width
         # if rows need divisions, a thread has many columns of few rows, else many rows of one column
         group_columns = (
             math.gcd(columns, self.warp) if self.steps.inner is None and self.load.needs_division else columns
         )
-        low, row, high = self._digits(group_columns, self.steps.rows)
-        return row, mul(add(mul(high, num(group_columns)), low), num(self.width))
+        return group_columns, self.steps.rows, columns // group_columns
 
     def _digits(self, *radices: int) -> tuple[Expr, ...]:
         """Return the number of a thread's item, threads * round + thread, in mixed radix with the least digit first.
 
         As far as the radices allow, a digit depends on the thread only, or on the round only, which is constant once
-        unrolled.
+        unrolled. Else digits repeat after some rounds, with a carry that is constant.
         """
         digits: list[Expr] = []
         remaining: Expr = ref(THREAD)
@@ -226,9 +251,11 @@ class SimtOperandCopy:
                 digits.append(add(mul(mod(ref(".round"), radix // stride), num(stride)), remaining))
                 remaining, stride = div(ref(".round"), radix // stride), 0
             else:
-                remaining, stride = add(mul(ref(".round"), num(stride)), remaining), 0
-                digits.append(mod(remaining, radix))
-                remaining = div(remaining, radix)
+                period = radix // math.gcd(stride, radix)
+                item = add(mul(mod(ref(".round"), period), num(stride)), remaining)
+                digits.append(mod(item, radix))
+                carry = mul(div(ref(".round"), period), num(period * stride // radix))
+                remaining, stride = add(carry, div(item, radix)), 0
         return (*digits, add(mul(ref(".round"), num(stride)), remaining))
 
     def _bind_axes(self, step: Expr, used: tuple[Expr | None, ...], node: Node) -> tuple[Node, ...]:
