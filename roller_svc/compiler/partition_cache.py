@@ -57,6 +57,7 @@ class PartitionCache:
         return (
             *fewer,
             *self._with_col2im(options, default),
+            *self._with_packed_constants(options, default),
             *(groups for groups in dual_gemm if any(group.is_dual_gemm for group in groups)),
             *default,
         )
@@ -67,6 +68,12 @@ class PartitionCache:
             return []
         found = [self._partition(option.with_col2im) for option in options]
         return [groups for groups in found if groups not in default]
+
+    def _with_packed_constants(self, options: list[FusionOptions], default: list[Partition]) -> list[Partition]:
+        """Return the partitions that pack the constants of products of few rows, and differ from the default ones."""
+        constants = frozenset(self.program.constants)
+        found = [self._partition(option.with_packed_constants(constants)) for option in options if option.is_cpu]
+        return [groups for groups in found if groups not in default] if constants else []
 
     def unloadable_operands(
         self, groups: Partition, hw: HardwareSpec, constraints: ScheduleConstraints = NO_CONSTRAINTS

@@ -24,7 +24,7 @@ from roller_svc.fusion.space import contraction_space, nest_space
 from roller_svc.fusion.split.online_reduction import splits_evenly
 from roller_svc.ir.attention import Attention
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.expr import AxisRef, Const, Expr, Load, axes_of, substitute
+from roller_svc.ir.expr import AxisRef, Const, Expr, Load, axes_of, loads_of, substitute
 from roller_svc.ir.group import ContractionOperands, GroupKind, KernelGroup
 from roller_svc.ir.program import Axis, AxisKind, StatementKind, TensorExpr, TensorProgram, TensorType
 
@@ -70,13 +70,14 @@ class FusionOptions:
     operand_copies: frozenset[OperandCopy] = frozenset()  # operands that are written to memory before a contraction
     inline_outputs: bool = False  # readers of an output that a reduction reads compute it again
     col2im: bool = False  # transposed convolutions become GEMMs whose products are added
+    packed_constants: frozenset[str] = frozenset()  # whose products with few rows are contractions, too
 
     @property
     def without_fusion(self) -> FusionOptions:
         """Return the options of a single statement, which nothing is fused with."""
         return FusionOptions(
             self.is_cpu, has_matrix_unit=False, num_cores=1, operand_copies=self.operand_copies,
-            inline_outputs=self.inline_outputs, col2im=self.col2im,
+            inline_outputs=self.inline_outputs, col2im=self.col2im, packed_constants=self.packed_constants,
         )  # fmt: skip
 
     @property
@@ -98,6 +99,10 @@ class FusionOptions:
     def with_col2im(self) -> FusionOptions:
         """Return the options whose transposed convolutions are GEMMs followed by col2im."""
         return replace(self, col2im=True)
+
+    def with_packed_constants(self, constants: frozenset[str]) -> FusionOptions:
+        """Return the options whose products of few rows with these tensors are contractions, which pack them once."""
+        return replace(self, packed_constants=constants)
 
     def with_operand_copies(self, copies: frozenset[OperandCopy]) -> FusionOptions:
         """Return the options with these operand copies."""
@@ -233,6 +238,8 @@ def _contraction(statement: TensorExpr, hw: FusionOptions) -> Contraction | None
     On a GPU a skinny GEMM is a row reduction, unless its rows are windows.
     """
     contraction = as_contraction(statement)
+    if contraction is None and hw.packed_constants:
+        return _packed_product(statement, hw.packed_constants)
     if contraction is None or hw.is_cpu:
         return contraction
     is_skinny = min(math.prod(a.extent for a in axes) for axes in (contraction.m, contraction.n)) < MIN_TILED_ROWS
@@ -241,6 +248,19 @@ def _contraction(statement: TensorExpr, hw: FusionOptions) -> Contraction | None
         (used := axes_of(index)) & reduced and used & spatial for load in statement.reads for index in load.index
     )
     return None if is_skinny and not is_windowed else contraction
+
+
+def _packed_product(statement: TensorExpr, constants: frozenset[str]) -> Contraction | None:
+    """Return a product of few rows with a constant matrix as a contraction, whose B is packed once; None for others.
+
+    Packed columns arrive in one stream, and sums stay in registers.
+    """
+    contraction = as_contraction(statement, is_thin=True)
+    if contraction is None or contraction.batch or math.prod(a.extent for a in contraction.n) < MIN_TILED_ROWS:
+        return None
+    if not {load.tensor for load in loads_of(contraction.b)} <= constants:
+        return None
+    return replace(contraction, m=contraction.m or (Axis(f"{statement.output}.row", 1, AxisKind.SPATIAL),))
 
 
 def _readers(drafts: list[_FusionGroup]) -> list[set[str]]:
@@ -473,7 +493,9 @@ def _group(
     stored = tuple((s.output, fused.types[s.output]) for s in statements if s.output not in locals_)
     inputs = tuple(sorted((t, ty) for t, ty in fused.types.items() if t not in draft.written))
     views = {t: ty for t, ty in fused.types.items() if t not in locals_}
-    contraction = as_contraction(statements[0]) if draft.contraction is not None else None
+    contraction = None
+    if draft.contraction is not None:
+        contraction = as_contraction(statements[0]) or _packed_product(statements[0], hw.packed_constants)
     if contraction is not None:
         second = as_contraction(statements[1]) if draft.num_accumulators > 1 else None
         kind, space = GroupKind.CONTRACTION, contraction_space(statements, contraction, views, second)

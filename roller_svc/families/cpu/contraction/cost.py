@@ -14,6 +14,7 @@ from roller_svc.families.common.cpu.memory import (
     PAGE_BYTES,
     prefetch_rampup_cycles,
     private_bandwidth,
+    private_seconds_per_byte,
 )
 from roller_svc.families.common.cpu.micro_kernel_cost import (
     _fma_ports,
@@ -69,7 +70,8 @@ def cpu_contraction(p: Workload[PanelLayouts], launch: Launch) -> Costs:
     average = p.outer_points / (sizes.rows * sizes.columns) / launch.grid  # of a whole tile: those at edges are smaller
     busy = average * launch.grid / mach.cores if launch.grid >= 4 * mach.cores else max(1.0, waves * average)
     parts = (kernel, update, packing, store + costs.task_cycles)
-    memory = p.compulsory_bytes / source_bandwidth(mach, p.compulsory_bytes)
+    others = p.compulsory_bytes - (p.b.total_bytes if _streams_constant(p, sizes) else 0)
+    memory = others / source_bandwidth(mach, p.compulsory_bytes)
     found, names = smallest_cache(mach, p.compulsory_bytes), ("compute", "update", "packing", "task")
     return Costs(
         core_s=mach.seconds(sum(parts) * busy) + costs.memory_exposed_fraction * memory,
@@ -106,6 +108,11 @@ def _kernel(p: Workload[PanelLayouts], s: _Sizes) -> float:
     """
     mach, costs = p.machine, p.machine.costs.contraction
     cycles = tiles_cycles(p, (s.rows, s.columns), (s.mr, s.nr), s.depth, s.steps)
+    if _streams_constant(p, s):
+        packed = s.depth * p.elem_bytes  # of a column
+        working_set = p.compulsory_bytes - p.b.total_bytes + p.extent(p.n) * packed
+        arrival = s.columns * packed * private_seconds_per_byte(mach, working_set) * mach.clock_hz
+        return max(cycles, arrival)
     at_once = rows_per_block(s.rows, s.mr, s.kc, p.elem_bytes, _l2_bytes(p))
     is_prefetched = False
     if _packs_on_first_use(p, s):
@@ -121,6 +128,14 @@ def _kernel(p: Workload[PanelLayouts], s: _Sizes) -> float:
     if is_prefetched:  # a part of the next panel with every k
         arrival *= min(1.0, arrival / (costs.prefetch_hidden_fraction * cycles))
     return cycles + costs.llc_exposed_fraction * arrival
+
+
+def _streams_constant(p: Workload[PanelLayouts], s: _Sizes) -> bool:
+    """Return whether prepacked panels of B are read once, by the only panel of A: a product of few rows.
+
+    The micro-kernel then takes as long as they take to arrive.
+    """
+    return p.b.is_constant and s.rows <= s.mr
 
 
 def _reload_cycles(p: Workload[PanelLayouts], s: _Sizes, at_once: int) -> float:
@@ -255,7 +270,10 @@ def _packing(p: Workload[PanelLayouts], launch: Launch, s: _Sizes) -> float:
     Unpacked A comes from memory all the same, partly overlapped: hardware prefetchers follow its rows.
     """
     costs = p.machine.costs.contraction
-    b = packing_cycles(p, p.b, p.facts.b, launch.block, (p.n, s.nr)) + _panel_spill_cycles(p, s)
+    if _streams_constant(p, s):
+        b = 0.0  # `_kernel` has the time in which it arrives
+    else:
+        b = packing_cycles(p, p.b, p.facts.b, launch.block, (p.n, s.nr)) + _panel_spill_cycles(p, s)
     if _packs_on_first_use(p, s):
         b = max(
             b - tiles_cycles(p, (min(s.mr, s.rows), s.columns), (s.mr, s.nr), s.kc), costs.exposed_packing_fraction * b

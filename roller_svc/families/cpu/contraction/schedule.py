@@ -17,6 +17,7 @@ from roller_svc.errors import InvariantError
 from roller_svc.families.common.cpu.dot import WORD, DotOperands, dot_operands
 from roller_svc.families.common.cpu.memory import LINE_BYTES
 from roller_svc.families.common.cpu.micro_kernel import LANE, CTile, KLoop, MicroKernel
+from roller_svc.families.common.cpu.prefetch import PREFETCH_DISTANCE_BYTES, prefetch_is_profitable
 from roller_svc.families.common.view import GemmView, bind_members
 from roller_svc.families.cpu.contraction.packing import K_COUNT, K_FIRST, K_ROW, Packing, Panels, for_panel
 from roller_svc.families.cpu.contraction.vnni_packing import VnniPacking
@@ -490,11 +491,26 @@ class _Blocked:
     def _prefetch_columns(self) -> tuple[Node, ...]:
         """Prefetch a part of the next panel of B with each panel of A."""
         rows, columns = self.rows, self.columns
+        if self.operands[1].constant and self.blocks * rows.count == 1:
+            return self._prefetch_stream_of_b()
         if columns.count == 1 or columns.shared_buffer or self.loop_order_ir_outer:
             return ()
         elems_per_step = ceil_div(columns.size, rows.count)
         element = mul(add(mul(ref("m.panel"), num(self.kc)), ref(K_ROW)), num(elems_per_step))
         return (Prefetch(PACKED_B, (add(ref("n.panel"), num(1)), num(0), element), 0),)
+
+    def _prefetch_stream_of_b(self) -> tuple[Node, ...]:
+        """Prefetch a later row of prepacked B if L2 cannot hold B: the only panel of A reads each panel once.
+
+        Panels follow each other in memory. Within L2, prefetches cost more than they hide.
+        """
+        size = self.packed_dtype.bytes
+        b_bytes = self.columns.axis.extent * self.depth * size
+        if b_bytes <= self.l2_bytes or not prefetch_is_profitable(self.view.group, self.program, self.hw):
+            return ()
+        lines = range(0, self.columns.size, LINE_BYTES // size)
+        row = (ref("n.panel"), ref(K_ROW))
+        return tuple(Prefetch(PACKED_B, (*row, num(line)), PREFETCH_DISTANCE_BYTES // size) for line in lines)
 
     def _prefetch_rows(self) -> tuple[Node, ...]:
         """Prefetch a part of the next prepacked panel of A with each of a few panels of B.
