@@ -12,6 +12,7 @@ from roller_svc.construct.rules import (
     Enumerated,
     PipelineOptions,
     Prefiltered,
+    Relaxable,
     Rules,
     Shape,
     ThreadTile,
@@ -56,7 +57,12 @@ def construct_rprograms(
     p = rules.workload
     prefiltered = rules if isinstance(rules, Prefiltered) and not varied else None
     log = SearchTrace(MAX_VISITS)
-    shapes = _scale_up_shapes(rules, limit, log) or _fallback(rules, log)
+    shapes = _scale_up_shapes(rules, limit, log)
+    if not shapes:
+        if isinstance(rules, Relaxable):
+            rules, log.budget = rules.relax(), log.tiles_visited + MAX_VISITS
+            shapes = _scale_up_shapes(rules, limit, log)
+        shapes += _fallback(rules, log)
     if not shapes:
         raise _no_tile_error(group, rules, needs, log, family)
     splittable = can_split and may_split(group)

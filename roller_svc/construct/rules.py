@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, Self, TypeVar
 
 from roller_svc.construct.scale_up import ScaleUpLevel, ScaleUpResult, SearchTrace, TileMetrics
 from roller_svc.perf.footprint import Tile
@@ -87,6 +87,14 @@ class Prefiltered(ABC):
     @abstractmethod
     def prefilter(self, shapes: Sequence[Shape], count: int) -> list[Shape]:
         """Return the `count` shapes that a cheap cost model puts first, and evenly some of the others."""
+
+
+class Relaxable(ABC):
+    """Mixin of rules that prefer a number of tasks, which the tiles of a problem may not have."""
+
+    @abstractmethod
+    def relax(self) -> Self:
+        """Return the rules that accept any number of tasks; those for correctness and capacity stay."""
 
 
 class Enumerated(ABC):

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from typing import Any
+from abc import abstractmethod
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
 
-from roller_svc.construct.rules import ThreadTile, axis_names, fills_waves, spatial_grid
+from roller_svc.construct.rules import Relaxable, ThreadTile, axis_names, fills_waves, spatial_grid
 from roller_svc.construct.scale_up import ScaleUpLevel, TileMetrics
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.workload import Workload
@@ -31,12 +31,21 @@ def task_range(p: Workload[Any]) -> tuple[int, int]:
 
 
 @dataclass(frozen=True, slots=True)
-class TaskRules(ABC):
-    """A block is a task: its extents are found axis by axis, and any tile is large enough."""
+class TaskRules(Relaxable):
+    """A block is a task: its extents are found axis by axis, and any tile is large enough.
+
+    Cuts of several axes give few numbers of tasks. The relaxed rules are for problems where none is in the range, such
+    as rows fewer than cores: the model then decides.
+    """
 
     workload: Workload[Any]
     min_tasks: int
     max_tasks: int
+    needs_whole_waves: bool = field(default=True, kw_only=True)
+
+    def relax(self) -> Self:
+        most = max(self.max_tasks, MAX_TASKS_PER_CORE * self.workload.machine.cores)
+        return replace(self, min_tasks=1, max_tasks=most, needs_whole_waves=False)
 
     def block_level(self, base: ThreadTile, epsilon: float) -> ScaleUpLevel:
         p = self.workload
@@ -56,7 +65,7 @@ class TaskRules(ABC):
             return self._measured(block, "parallelism")
         if tasks > self.max_tasks and not self._allows_small_tasks(block):
             return self._measured(block, "", "task size")
-        balanced = tasks == 1 or fills_waves(tasks, cores)
+        balanced = not self.needs_whole_waves or tasks == 1 or fills_waves(tasks, cores)
         return self._measured(block, "", "" if balanced else "execution unit")
 
     @abstractmethod

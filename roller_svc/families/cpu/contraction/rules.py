@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 from roller_svc.construct.align import round_up
 from roller_svc.construct.rules import (
     DEFAULT_PIPELINE,
     PipelineOptions,
+    Relaxable,
     ThreadTile,
     axis_names,
     axis_steps,
@@ -40,8 +41,12 @@ LLC_RETAINED_FRACTION = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class CpuContractionRules:
+class CpuContractionRules(Relaxable):
     workload: Workload[Any]
+    needs_whole_waves: bool = True
+
+    def relax(self) -> Self:
+        return replace(self, needs_whole_waves=False)
 
     def reduce_thread_choices(self) -> tuple[int, ...]:
         return (1,)
@@ -134,7 +139,7 @@ class CpuContractionRules:
         cores = self.workload.machine.cores
         tasks = spatial_grid(self.workload, block)
         small = self.workload.lower_bound_s * cores < MIN_TASK_S
-        return "" if small or fills_waves(tasks, cores) else "execution unit"
+        return "" if small or not self.needs_whole_waves or fills_waves(tasks, cores) else "execution unit"
 
     def _shares_evenly(self, block: Tile) -> bool:
         cores, tasks = self.workload.machine.cores, spatial_grid(self.workload, block)

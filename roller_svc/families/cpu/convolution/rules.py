@@ -5,14 +5,15 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
 from roller_svc.construct.align import round_up
 from roller_svc.construct.rules import (
     DEFAULT_PIPELINE,
     PipelineOptions,
+    Relaxable,
     ThreadTile,
     axis_names,
     extent_on,
@@ -38,9 +39,13 @@ TASKS_PER_CORE = (1, 2, 4, 8, 16)
 
 
 @dataclass(frozen=True)
-class CpuConvolutionRules:
+class CpuConvolutionRules(Relaxable):
     workload: Workload[Any]
     image: ImageSpace
+    needs_whole_waves: bool = True
+
+    def relax(self) -> Self:
+        return replace(self, needs_whole_waves=False)
 
     def reduce_thread_choices(self) -> tuple[int, ...]:
         return (1,)
@@ -168,7 +173,7 @@ class CpuConvolutionRules:
         """Return the wave rule: cores must not wait for a last partial wave."""
         cores = self.workload.machine.cores
         tasks = spatial_grid(self.workload, block)
-        return "" if fills_waves(tasks, cores) else "execution unit"
+        return "" if not self.needs_whole_waves or fills_waves(tasks, cores) else "execution unit"
 
     def _channel_steps(self, base: ThreadTile) -> Tile:
         """Return all channels, and blocks whose panel fits in L1, or whose panels fit in L2."""
