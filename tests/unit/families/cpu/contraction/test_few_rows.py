@@ -24,15 +24,20 @@ AVX512, H200 = (hardware.load(name) for name in ("cpu-x86-avx512", "nvidia-h200-
 LAYOUTS = {"rows": "w[n, k]", "columns": "w[k, n]"}
 
 
+def text(layout: str) -> str:
+    """A product with bias and relu."""
+    return f"t[m, n] +=! x[m, k] * {LAYOUTS[layout]}; y[m, n] = max(t[m, n] + b[n], 0)"
+
+
+def shapes(rows: int, columns: int, depth: int, layout: str) -> dict[str, tuple[int, ...]]:
+    return {"x": (rows, depth), "w": (columns, depth) if layout == "rows" else (depth, columns), "b": (columns,)}
+
+
 def product(
     rows: int, columns: int, depth: int, layout: str = "columns", constants: tuple[str, ...] = ("w",)
 ) -> TensorProgram:
-    """A product with bias and relu."""
-    shape = (columns, depth) if layout == "rows" else (depth, columns)
-    types = {"x": (rows, depth), "w": shape, "b": (columns,)}
-    text = f"t[m, n] +=! x[m, k] * {LAYOUTS[layout]}; y[m, n] = max(t[m, n] + b[n], 0)"
-    program = parse(text, {name: TensorType(DType.FLOAT32, shape) for name, shape in types.items()})
-    return replace(program, constants=constants)
+    types = {name: TensorType(DType.FLOAT32, shape) for name, shape in shapes(rows, columns, depth, layout).items()}
+    return replace(parse(text(layout), types), constants=constants)
 
 
 def kinds(program: TensorProgram, hw: HardwareSpec) -> list[list[GroupKind]]:
@@ -81,11 +86,8 @@ def test_results(shape: tuple[int, int, int], layout: str, target: HardwareSpec)
     x = random.standard_normal((rows, depth), dtype=np.float32)
     w = random.standard_normal((depth, columns), dtype=np.float32)
     b = random.standard_normal(columns, dtype=np.float32)
-    program = product(rows, columns, depth, layout)
-    kernel = roller_svc.compile(
-        f"t[m, n] +=! x[m, k] * {LAYOUTS[layout]}; y[m, n] = max(t[m, n] + b[n], 0)",
-        dict(program.inputs), target=target.id, select="model", constants=("w",),
-    )  # fmt: skip
+    inputs = {name: ("float32", extents) for name, extents in shapes(rows, columns, depth, layout).items()}
+    kernel = roller_svc.compile(text(layout), inputs, target=target.id, select="model", constants=("w",))
     ready = kernel.prepare(w=np.ascontiguousarray(w.T) if layout == "rows" else w)
     want = np.maximum(x.astype(np.float64) @ w + b, 0)
     for _ in range(2):
