@@ -49,7 +49,7 @@ class DividedThreads:
         """Return the digits of a thread's item in a round."""
         positions = []
         slowest, whole = div(at_round, self._whole_rounds), mod(at_round, self._whole_rounds)
-        for i, (first, _) in enumerate(self._thread_digits(thread)):
+        for i, first in enumerate(self._thread_digits(thread)):
             if i == self.partial:
                 positions.append(add(mul(slowest, num(self.threads[i] * self.rest)), first))
             else:
@@ -57,30 +57,30 @@ class DividedThreads:
                 positions.append(add(mul(step, num(self.threads[i])), first))
         return tuple(positions)
 
-    def has_item(self, thread: Expr, at_round: Expr) -> Expr | None:
-        """Return the condition that a thread has an item in a round; None if it always has."""
-        whole = self._partial_rounds - 1
-        idle_from = self._places(self.partial) - whole * self.rest
-        if idle_from == self.rest:
-            return None
+    @property
+    def is_partial(self) -> bool:
+        """Return whether some threads have no item in the last rounds."""
+        return self._places(self.partial) % self.rest > 0
+
+    def partial_digit(self, thread: Expr) -> Expr:
+        """Return the digit of a thread's first item that decides whether it has an item in the last rounds."""
+        return self._thread_digits(thread)[self.partial]
+
+    def has_item(self, digit: Expr, at_round: Expr) -> Expr:
+        """Return the condition that a thread has an item in a round, by its `partial_digit`."""
+        whole = self._places(self.partial) // self.rest
+        busy = self._places(self.partial) % self.rest * self.threads[self.partial]
+        is_busy = lt(digit, num(busy))
         is_early = lt(at_round, num(whole * self._whole_rounds))
-        is_busy = lt(self._thread_digits(thread)[self.partial][1], num(idle_from))
         return Op(OpKind.LOR, (is_early, is_busy), DType.INT8) if whole else is_busy
 
-    def _thread_digits(self, thread: Expr) -> list[tuple[Expr, Expr]]:
-        """Return a thread's digits in the first round, each with its part in the remaining factor."""
+    def _thread_digits(self, thread: Expr) -> list[Expr]:
+        """Return the digits of a thread's first item."""
         digits, left = [], math.prod(self.threads) * self.rest
-
-        def take(count: int) -> Expr:
-            nonlocal thread, left
-            digit = thread if count == left else mod(thread, count)
-            thread, left = (num(0) if count == left else div(thread, count)), left // count
-            return digit
-
         for i, count in enumerate(self.threads):
-            own = take(count) if count > 1 else num(0)
-            rest = take(self.rest) if i == self.partial else num(0)
-            digits.append((add(mul(rest, num(count)), own), rest))
+            own = count * self.rest if i == self.partial else count
+            digits.append(thread if own == left else mod(thread, own))
+            thread, left = (num(0) if own == left else div(thread, own)), left // own
         return digits
 
 

@@ -185,21 +185,23 @@ class SimtOperandCopy:
         """Loop over a thread's items; bind `.row` and `.column` to the first element of each."""
         row, column = self._item_position()
         nodes = (Let(".row", row, (Let(".column", column, nodes),)),)
-        if has_item := self._has_item():
-            nodes = (Branch(has_item, nodes),)
+        nodes = self._where_items_are(nodes)
         if unroll == self._rounds:
             return (Loop(".round", unroll, LoopKind.UNROLL, nodes),)
         nodes = (Let(".round", add(mul(ref(".rounds"), num(unroll)), ref(".load")), nodes),)
         nodes = (Loop(".load", unroll, LoopKind.UNROLL, nodes),)
         return (Loop(".rounds", self._rounds // unroll, LoopKind.SERIAL, nodes),)
 
-    def _has_item(self) -> Expr | None:
-        """Return the condition that a thread has an item in a round; None if it always has."""
+    def _where_items_are(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+        """Guard nodes in rounds in which not every thread has an item."""
         divided = self._divided_threads
-        if divided is not None:
-            return divided.has_item(ref(THREAD), ref(".round"))
-        item = add(mul(ref(".round"), num(self.threads)), ref(THREAD))
-        return lt(item, num(self._items)) if self._items % self.threads else None
+        if divided is None:
+            item = add(mul(ref(".round"), num(self.threads)), ref(THREAD))
+            return (Branch(lt(item, num(self._items)), nodes),) if self._items % self.threads else nodes
+        if not divided.is_partial:
+            return nodes
+        has_item = divided.has_item(ref(".first"), ref(".round"))
+        return (Let(".first", divided.partial_digit(ref(THREAD)), (Branch(has_item, nodes),)),)
 
     def _item_position(self) -> tuple[Expr, Expr]:
         """Return row and column of an item."""

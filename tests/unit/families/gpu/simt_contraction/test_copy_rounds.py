@@ -65,7 +65,9 @@ CASES = [
 @pytest.mark.parametrize(("extents", "threads"), CASES)
 def test_each_item_has_one_thread_and_round(extents: tuple[int, ...], threads: int) -> None:
     found = divided(extents, threads)
-    positions, has_item = found.positions(ref(THREAD), ref(ROUND)), found.has_item(ref(THREAD), ref(ROUND))
+    positions, has_item = found.positions(ref(THREAD), ref(ROUND)), None
+    if found.is_partial:
+        has_item = found.has_item(found.partial_digit(ref(THREAD)), ref(ROUND))
     places = [{THREAD: thread, ROUND: i} for thread in range(threads) for i in range(found.rounds)]
     items = [
         tuple(value_of(position, at) for position in positions)
