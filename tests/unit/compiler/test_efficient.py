@@ -24,7 +24,7 @@ ROWS = TensorType(DType.FLOAT32, (192, 256))
 
 
 def compiled(first: TensorType = VECTOR, cores: int = 2) -> CompiledCandidates:
-    """Return compiled candidates of a product: of a vector as a nest, of rows with constant weights, which are packed."""
+    """Return compiled candidates of a product: a nest for a vector; rows have constant weights, which are packed."""
     text, constants = ("C[n] +=! A[k] * B[k, n]", ()) if first is VECTOR else ("C[m, n] +=! A[m, k] * B[k, n]", ("B",))
     hw = restrict_cores(load("local"), cores)
     inputs = (("A", first), ("B", MATRIX))
