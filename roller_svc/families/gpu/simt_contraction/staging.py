@@ -216,8 +216,8 @@ class SimtOperandCopy:
 
     @property
     def _divided_threads(self) -> DividedThreads | None:
-        held = 0 if self.is_async else self.width * register_words(self._register_dtype)
-        return divide_threads(self._extents, self.threads, held)
+        round_registers = 0 if self.is_async else self.width * register_words(self._register_dtype)
+        return divide_threads(self._extents, self.threads, round_registers)
 
     @property
     def _extents(self) -> tuple[int, int, int]:
