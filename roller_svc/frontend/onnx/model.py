@@ -37,12 +37,13 @@ def import_model(
     Args:
         weights: takes the arrays of constants.
         evaluate: runs a program on arrays.
-        inputs: types of inputs, in place of those that the model declares.
+        inputs: types of inputs whose extents the model leaves open. They must agree with what it declares.
         dims: extents of symbolic dimensions.
 
     Raises:
         UnsupportedModelError: nodes are not supported; it lists all of them.
-        ArgumentError: an input has an open shape or an unsupported type, or the graph is not well-formed.
+        ArgumentError: an input has an open shape or an unsupported type, a given type contradicts the declared one,
+            or the graph is not well-formed.
     """
     graph = model.graph
     builder = GraphBuilder(graph.name or "model", weights, evaluate)
@@ -80,6 +81,7 @@ def _input_types(
     open_dims: list[str] = []
     for info in declared:
         if info.name in given:
+            _check_given(info, given[info.name], dims)
             types[info.name] = given[info.name]
             continue
         shape: list[int] = []
@@ -101,6 +103,32 @@ def _input_types(
             hint='give them: dims={"name": extent} for symbolic dimensions, inputs={"x": (dtype, shape)} for others',
         )  # fmt: skip
     return types
+
+
+def _check_given(info: ValueInfoProto, given: TensorType, dims: Mapping[str, int]) -> None:
+    """Raise ArgumentError if the type given for an input contradicts the declared type or `dims`."""
+    tensor = _tensor_type(info)
+    if tensor.elem_type and (declared := _dtype(tensor.elem_type, info.name)) is not given.dtype:
+        raise ArgumentError(
+            f"inputs: {info.name!r} is given as {given.dtype.value}, the model declares {declared.value}",
+            code="dtype-mismatch", hint=f"give {declared.value}, or convert the model",
+        )  # fmt: skip
+    if not tensor.HasField("shape"):
+        return
+    # An extent that is not positive is open, as in _input_types.
+    extents = [dim.dim_value if dim.HasField("dim_value") else dims.get(dim.dim_param, 0) for dim in tensor.shape.dim]
+    fits = len(extents) == len(given.shape) and all(
+        extent < 1 or extent == size for extent, size in zip(extents, given.shape, strict=True)
+    )
+    if not fits:
+        shown = ", ".join(
+            str(extent) if extent > 0 else dim.dim_param or "?"
+            for extent, dim in zip(extents, tensor.shape.dim, strict=True)
+        )
+        raise ArgumentError(
+            f"inputs: {info.name!r} is given with shape {list(given.shape)}, the model declares [{shown}]",
+            code="shape-mismatch", hint="`inputs` sets only extents that the model and `dims` leave open",
+        )  # fmt: skip
 
 
 def _empty_input(info: ValueInfoProto) -> Array | None:

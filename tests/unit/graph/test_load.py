@@ -17,6 +17,8 @@ from roller_svc.errors import ArgumentError, InputError
 from roller_svc.graph.interpret import interpret
 from roller_svc.graph.load import load_graph
 from roller_svc.graph.weights import Weights
+from roller_svc.ir.dtype import DType
+from roller_svc.ir.program import TensorType
 
 
 def values(source: object) -> np.ndarray:
@@ -133,6 +135,23 @@ def test_old_operator_sets_are_upgraded() -> None:
     x = np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3)
     expected = x + np.array([[10], [20]], np.float32)
     np.testing.assert_array_equal(values(model([node], {"x": (2, 3)}, {"y": (2, 3)}, [weight], opset=6)), expected)
+
+
+@pytest.mark.parametrize(
+    ("given", "dims", "code"),
+    [
+        (TensorType(DType.FLOAT64, (2, 16)), {}, "dtype-mismatch"),
+        (TensorType(DType.FLOAT32, (2, 17)), {}, "shape-mismatch"),
+        (TensorType(DType.FLOAT32, (2, 16, 1)), {}, "shape-mismatch"),
+        (TensorType(DType.FLOAT32, (2, 16)), {"batch": 3}, "shape-mismatch"),
+    ],
+)
+def test_given_types_that_contradict_the_model_are_refused(given: TensorType, dims: dict[str, int], code: str) -> None:
+    source = model([helper.make_node("Relu", ["x"], ["y"])], {"x": ("batch", 16)}, {"y": ("batch", 16)})
+    assert load_graph(source, Weights(), inputs={"x": TensorType(DType.FLOAT32, (2, 16))}, dims={"batch": 2}).inputs
+    with pytest.raises(ArgumentError, match="the model declares") as refusal:
+        load_graph(source, Weights(), inputs={"x": given}, dims=dims)
+    assert refusal.value.code == code
 
 
 def test_open_extents_are_named_and_bound() -> None:
