@@ -117,11 +117,22 @@ def function_call(call: ParsedCall) -> Node:
     raise unknown_function(call.name, call.at_name)
 
 
+# Hints for functions of other languages, whose nearest names would mislead.
+FOREIGN_FUNCTIONS = {
+    "sum": "write a reduction: `y[i] +=! x[i, j]`",
+    "prod": "write a reduction: `y[i] *=! x[i, j]`",
+    "amax": "write a reduction: `y[i] >=! x[i, j]`",
+    "amin": "write a reduction: `y[i] <=! x[i, j]`",
+    "swish": "did you mean `silu`?",
+}
+
+
 def unknown_function(name: str, span: Spanned) -> SyntaxFault:
     if name in names.METHODS:
         return SyntaxFault("unknown-function", f"`{name}` is a method", span, f"write `x.{name}(...)`")
     known_names = (*names.FUNCTIONS, *names.FORMS, *names.TYPE_NAMES)
-    return SyntaxFault("unknown-function", f"`{name}` is not a function", span, names.did_you_mean(name, known_names))
+    hint = FOREIGN_FUNCTIONS.get(name) or names.did_you_mean(name, known_names)
+    return SyntaxFault("unknown-function", f"`{name}` is not a function", span, hint)
 
 
 def _const(call: ParsedCall) -> Node:

@@ -119,7 +119,7 @@ def _known_mistake(
 ) -> ExprSyntaxError | None:
     """Return the error for a common mistake, or None."""
     if "ASSIGN" in expected and token.type == "NAME":
-        hint = "the reductions are +=! *=! >=! <=! &=! |=!"
+        hint = "the reductions are +=! *=! >=! (maximum) <=! (minimum) &=! |=!"
         return source.syntax_error("unknown-reduction", f"`{token}` is not a reduction", span, hint)
     if expected == {"LPAR"} and len(before) > 1 and before[-2].kind == "DOT":
         message = f"`.{before[-1].text}` is an attribute; there are only methods"

@@ -237,3 +237,17 @@ def test_negatives(case: dict[str, Any]) -> None:
     assert caught.value.line == 1
     assert caught.value.column is not None
     assert caught.value.code != "invalid-input"
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ("y[i] = sum(x[i, j])", "reduction: `y[i] +=!"),
+        ("y[i] = swish(x[i, 0])", "`silu`"),
+        ("y[i] max=! x[i, j]", ">=! (maximum)"),
+    ],
+)
+def test_names_of_other_languages_have_hints(text: str, hint: str) -> None:
+    with pytest.raises(ExprSyntaxError) as refusal:
+        parse(text, {"x": TensorType(DType.FLOAT32, (4, 8))})
+    assert hint in (refusal.value.hint or "")
