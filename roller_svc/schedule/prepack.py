@@ -13,6 +13,7 @@ from roller_svc.ir.expr import Expr, Load, axes_of, loads_of
 from roller_svc.ir.index import num, ref
 from roller_svc.ir.program import TensorType
 from roller_svc.ir.schedule import (
+    Branch,
     Compute,
     HorizontalReduce,
     Let,
@@ -20,6 +21,7 @@ from roller_svc.ir.schedule import (
     LoopKind,
     Node,
     Prefetch,
+    Routine,
     ScheduleTree,
     Scope,
     Storage,
@@ -61,6 +63,8 @@ def _hoist_buffer(prepacked: Prepacked, storage: Storage, constants: frozenset[s
     site = _site(prepacked.tree.body, storage.tensor, constants, table)
     if site is None:
         return prepacked
+    accesses = table.of(site.filling)
+    site = replace(site, filling=_drop_prefetches(site.filling, accesses.written | accesses.read))
     wrappers = _needed_wrappers(site, table)
     loops = tuple(wrapper for wrapper in wrappers if isinstance(wrapper, Loop))
     name = f"{prepacked.tree.name}_prepare{len(prepacked.launches)}"
@@ -128,6 +132,26 @@ def _needed_wrappers(site: _Site, table: _AccessTable) -> tuple[Wrapper, ...]:
         wrappers.append(wrapper)
         needed |= {name for expr in expressions(wrapper) for name in axes_of(expr)}
     return tuple(reversed(wrappers))
+
+
+def _drop_prefetches(nodes: Nodes, accessed: frozenset[str]) -> Nodes:
+    """Remove prefetches of tensors that the nodes do not access, such as results, and the nodes that become empty."""
+    remaining = (_drop_prefetches_in(node, accessed) for node in nodes)
+    return tuple(node for node in remaining if node is not None)
+
+
+def _drop_prefetches_in(node: Node, accessed: frozenset[str]) -> Node | None:
+    match node:
+        case Prefetch(tensor=tensor):
+            return node if tensor in accessed else None
+        case Branch(then=then, otherwise=otherwise):
+            then, otherwise = _drop_prefetches(then, accessed), _drop_prefetches(otherwise, accessed)
+            return replace(node, then=then, otherwise=otherwise) if then or otherwise else None
+        case Loop(body=body) | Let(body=body) | Storage(body=body) | Routine(body=body):
+            body = _drop_prefetches(body, accessed)
+            return replace(node, body=body) if body else None
+        case _:
+            return node
 
 
 def _parallelize(nodes: Nodes) -> Nodes:

@@ -17,7 +17,7 @@ from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Load
 from roller_svc.ir.index import num, ref
 from roller_svc.ir.program import Combine
-from roller_svc.ir.schedule import Compute, Loop, LoopKind, Node, ScheduleTree, Scope, Storage
+from roller_svc.ir.schedule import Compute, Loop, LoopKind, Node, Prefetch, ScheduleTree, Scope, Storage, iter_nodes
 from roller_svc.schedule.legality import check
 from roller_svc.schedule.prepack import prepack
 from roller_svc.semantics.inputs import random_inputs
@@ -158,6 +158,21 @@ def test_only_loops_that_the_contents_depend_on_are_repeated() -> None:
     (launch,) = found.launches
     check(launch.body, {"W", room})
     check(found.tree.body, {"C", room})
+
+
+def test_prepacking_prefetches_no_results() -> None:
+    """A micro-kernel of two constants is hoisted whole; its launch does not know the results."""
+    prefetch = Loop("line", 2, LoopKind.UNROLL, (Prefetch("C", (ref("i"), ref("line")), 0, for_write=True),))
+    nearby = Prefetch("W", (ref("i"), ref("x")), 16)
+    fill = Loop(
+        "x", 4, LoopKind.SERIAL, (prefetch, nearby, Compute(".sums", (ref("x"),), _load("W", num(0), ref("x"))))
+    )
+    use = Loop("y", 4, LoopKind.SERIAL, (Compute("C", (ref("i"), ref("y")), _load(".sums", ref("y"))),))
+    sums = Storage(".sums", DType.FLOAT32, (4,), Scope.STACK, (fill, use))
+    found = prepack(ScheduleTree("kernel0", (Loop("i", 5, LoopKind.PARALLEL, (sums,)),)), frozenset({"W"}))
+    (launch,) = found.launches
+    assert [node for node in iter_nodes(launch.body) if isinstance(node, Prefetch)] == [nearby]
+    assert "line" not in {node.var for node in iter_nodes(launch.body) if isinstance(node, Loop)}
 
 
 def _growing() -> ScheduleTree:
