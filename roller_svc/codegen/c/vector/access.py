@@ -172,9 +172,12 @@ class VectorAccess:
         return congruence(first, self.congruences or {})
 
     def is_in_bounds(self, load: Load) -> bool:
-        """Return whether the elements of all lanes exist, whatever the guard."""
+        """Return whether the elements of all lanes exist, whatever the guard.
+
+        So must those that an index reads: a mask bounds the value of an index, and not where it is read.
+        """
         return not any(load.bounds_checked) and all(
-            self._is_inside(index, size)
+            self._is_inside(index, size) and all(map(self.is_in_bounds, loads_of(index)))
             for index, size in zip(load.index, self.scalar.buffers[load.tensor].shape, strict=True)
         )
 

@@ -178,18 +178,22 @@ def test_vector_accesses_of_all_kinds(target: str) -> None:
     check(PLACES, {"x": x}, target, is_vector=False)
 
 
-@TARGETS
-def test_what_is_not_wanted_is_not_read(target: str) -> None:
-    """Pages before and after the array that cannot be read would end the process."""
+def readable_page() -> np.ndarray:
+    """Return a page between two that cannot be read: reading these would end the process."""
     libc = ctypes.CDLL(None, use_errno=True)
     page = mmap.PAGESIZE
     memory = mmap.mmap(-1, 3 * page)
     start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
     for at in (start, start + 2 * page):
         assert libc.mprotect(ctypes.c_void_p(at), page, 0) == 0
-    x = np.frombuffer(memory, np.float32, page // 4, page)
-    x[:] = np.arange(page // 4)
-    n = page // 4
+    return np.frombuffer(memory, np.uint8, page, page)
+
+
+@TARGETS
+def test_what_is_not_wanted_is_not_read(target: str) -> None:
+    x = readable_page().view(np.float32)
+    n = len(x)
+    x[:] = np.arange(n)
     kernel = roller_svc.compile(
         f"y[n] = x[n - 1].when([n >= 1, n <= {n}], -1.0) + x[n].when([n < {n}], 0.0) where n in {n + 2}",
         {"x": ("float32", (n,))}, select="model", top_k=1, target=target,
@@ -197,6 +201,20 @@ def test_what_is_not_wanted_is_not_read(target: str) -> None:
     got = kernel(x=x)["y"]
     want = np.concatenate([[-1.0], x, [-1.0]]) + np.concatenate([x, [0.0, 0.0]])
     np.testing.assert_array_equal(got, want.astype(np.float32))
+
+
+@TARGETS
+def test_indices_that_are_not_wanted_are_not_read(target: str) -> None:
+    """The mask bounds the index, so that the table's element always exists; the masked word does not."""
+    q = readable_page().view(np.int32)[3:]  # the last vector begins within and ends outside
+    n = len(q)
+    q[:] = np.arange(n)
+    t = np.arange(64, dtype=np.float32)
+    kernel = roller_svc.compile(
+        f"y[n] = t[bitwise_and(q[n], 63)].when([n < {n}], -1.0) where n in {n + 3}",
+        {"q": ("int32", (n,)), "t": ("float32", (64,))}, select="model", top_k=1, target=target,
+    )  # fmt: skip
+    np.testing.assert_array_equal(kernel(q=q, t=t)["y"], np.concatenate([t[q % 64], [-1.0] * 3]).astype(np.float32))
 
 
 def test_halves_round_as_numpy_does() -> None:
