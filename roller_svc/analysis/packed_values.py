@@ -26,7 +26,7 @@ MAX_EXACT_FLOAT16 = 1024  # with the exponent's value added
 
 
 class Packing(Enum):
-    """How values of few bits are in memory."""
+    """Memory layout of packed values."""
 
     FIELD = "field"  # of a word, at a shift
     BYTE = "byte"
