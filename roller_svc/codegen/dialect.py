@@ -92,6 +92,7 @@ HELPER_FUNCTIONS = {
 INTEGER_HELPER_FUNCTIONS = {
     OpKind.FLOORDIV: "floordiv", OpKind.MOD: "mod", OpKind.SHL: "shl", OpKind.SHR: "shr", OpKind.ABS: "abs",
     OpKind.TRUNC_DIV: "truncdiv", OpKind.FMOD: "truncmod", OpKind.POW: "pow", OpKind.FMAX: "max", OpKind.FMIN: "min",
+    OpKind.REMAINDER: "remainder",
 }  # fmt: skip
 HALVES = (DType.FLOAT16, DType.BFLOAT16)
 # Functions whose CUDA helpers for values of 16 bits use `ex2.approx` and `rcp.approx`, within the bounds of

@@ -124,9 +124,23 @@ _INTEGER = {
         "  if (b == 0) return 0;\n  return b == ({T})-1 ? ({T})(({W})0 - ({W})a) : ({T})(a / b);\n}}"
     ),
     "truncmod": ("{F} {T} truncmod_{t}({T} a, {T} b) {{ return b == 0 || b == ({T})-1 ? ({T})0 : ({T})(a % b); }}"),
+    "remainder": (
+        "{F} {T} remainder_{t}({T} a, {T} b) {{  // by the nearest quotient, ties to even; by zero gives 0\n"
+        "  if (b == 0 || b == ({T})-1) return 0;\n"
+        "  {T} r = ({T})(a % b);\n"
+        "  {W} size = b < 0 ? ({W})0 - ({W})b : ({W})b, far = r < 0 ? ({W})0 - ({W})r : ({W})r;\n"
+        "  if (far < size - far || (far == size - far && !(a / b & 1))) return r;\n"
+        "  return ({T})(r < 0 ? ({W})r + size : ({W})r - size);\n}}"
+    ),
     "shl": ("{F} {T} shl_{t}({T} a, {T} b) {{ return b >= {w} ? ({T})0 : ({T})(({W})a << (b < 0 ? 0 : b)); }}"),
     "shr": (
         "{F} {T} shr_{t}({T} a, {T} b) {{ return b >= {w} ? ({T})(a < 0 ? -1 : 0) : ({T})(a >> (b < 0 ? 0 : b)); }}"
+    ),
+    "pow": (
+        "{F} {T} pow_{t}({T} a, {T} b) {{  // by squaring; a negative power is truncated\n"
+        "  if (b < 0) return a == 1 ? ({T})1 : a == ({T})-1 ? ({T})(b & 1 ? -1 : 1) : ({T})0;\n"
+        "  {W} p = 1, square = ({W})a, e = ({W})b;\n"
+        "  for (; e; e >>= 1, square *= square) if (e & 1) p *= square;\n  return ({T})p;\n}}"
     ),
 }
 # unsigned types: no negative operand, no -1 to divide by
@@ -138,8 +152,18 @@ _UNSIGNED = {
     "mod": "{F} {T} mod_{t}({T} a, {T} b) {{ return b == 0 ? ({T})0 : ({T})(a % b); }}",
     "truncdiv": "{F} {T} truncdiv_{t}({T} a, {T} b) {{ return b == 0 ? ({T})0 : ({T})(a / b); }}",
     "truncmod": "{F} {T} truncmod_{t}({T} a, {T} b) {{ return b == 0 ? ({T})0 : ({T})(a % b); }}",
+    "remainder": (
+        "{F} {T} remainder_{t}({T} a, {T} b) {{\n"
+        "  if (b == 0) return 0;\n"
+        "  {W} r = a % b, far = b - r;\n  return ({T})(r < far || (r == far && !(a / b & 1)) ? r : r - b);\n}}"
+    ),
     "shl": "{F} {T} shl_{t}({T} a, {T} b) {{ return b >= {w} ? ({T})0 : ({T})(a << b); }}",
     "shr": "{F} {T} shr_{t}({T} a, {T} b) {{ return b >= {w} ? ({T})0 : ({T})(a >> b); }}",
+    "pow": (
+        "{F} {T} pow_{t}({T} a, {T} b) {{\n"
+        "  {W} p = 1, square = a, e = b;\n"
+        "  for (; e; e >>= 1, square *= square) if (e & 1) p *= square;\n  return ({T})p;\n}}"
+    ),
 }
 
 _BITS_C = """typedef union { float f; unsigned int u; } bits_f32;
@@ -283,8 +307,6 @@ def helper(name: str, dialect: Dialect) -> Helper:
         return Helper(_ROUNDED_PRODUCT[dialect.language].format(**words))
     if base.startswith("lane_"):
         return _warp_reduce(base.removeprefix("lane_"), dtype, dialect)
-    if base == "pow":
-        return _integer_pow(dtype, dialect)
     table = _FLOAT if dtype.is_float else _INTEGER if dtype.is_signed else {**_INTEGER, **_UNSIGNED}
     if base not in table:
         raise InvariantError(f"no helper {name}")
@@ -400,14 +422,3 @@ def _truncating_cuda(dtype: DType, dialect: Dialect) -> Helper:
         f"{head} {{\n  const int i = __float2int_rz(a);\n"
         f"  return i < {least} ? {least} : i > {greatest} ? {greatest} : i;\n}}"
     )
-
-
-def _integer_pow(dtype: DType, dialect: Dialect) -> Helper:
-    """Return the integer power: the real result truncated, 0 if infinite."""
-    type_ = dialect.value_type(dtype)
-    text = (
-        f"{dialect.function} {type_} pow_{SHORT[dtype]}({type_} a, {type_} b) {{\n"
-        f"  double p = pow((double)a, (double)b);\n"
-        f"  return p - p == 0 ? ({type_})to_i64(p) : ({type_})0;\n}}"
-    )
-    return Helper(text, ("to_i64",))

@@ -452,8 +452,6 @@ class Scalar:
     def typed_helper(self, base: str, dtype: DType) -> str:
         for function in NEEDS_LIBRARY.get(base, ()):
             self.library_function(function, dtype)
-        if base == "pow":
-            self.library_function("pow", DType.FLOAT64)
         return self.helper(f"{base}_{SHORT[dtype if dtype is not DType.BOOL else DType.UINT8]}")
 
     def library_function(self, function: str, dtype: DType) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from roller_svc.analysis.integer_power import raise_integers
 from roller_svc.errors import InvariantError
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import COMPARISONS, OpKind
@@ -88,25 +89,12 @@ def _truncating_divide(x: Array, y: Array) -> Array:
 
 def _integer_remainder(x: Array, y: Array) -> Array:
     """Return the IEEE remainder of integers: x minus the nearest multiple of y, ties to the even multiple."""
-    size = np.abs(_nonzero(y))
-    remainder = np.mod(x, size)
-    odd = np.mod(np.floor_divide(x, size), np.full_like(size, 2)) != 0
-    above = (remainder > size - remainder) | ((remainder == size - remainder) & odd)
-    return np.where(y == 0, np.zeros_like(y), np.where(above, remainder - size, remainder))
-
-
-def _integer_power(x: Array, y: Array) -> Array:
-    """Return the truncated real power modulo 2^64. A negative power is 0 unless the base is 1 or -1."""
-    x, y = np.broadcast_arrays(x, y)
-    result, base, exponent = np.ones_like(x), x.copy(), np.where(y < 0, np.zeros_like(y), y)
-    while exponent.any():
-        result = np.where(exponent & exponent.dtype.type(1), result * base, result)
-        base = base * base
-        exponent = exponent >> exponent.dtype.type(1)
-    if y.dtype == np.uint64:
-        return result
-    of_minus_one = np.where(y & 1, -1, 1)
-    return np.where(y < 0, np.where(x == 1, 1, np.where(x == -1, of_minus_one, 0)), result)
+    divisor = _nonzero(y)
+    rest = np.mod(x, divisor)
+    size, far = (np.abs(each).astype(np.uint64) for each in (divisor, rest))  # |-2^63| is 2^63
+    odd = np.mod(np.floor_divide(x, divisor), np.full_like(divisor, 2)) != 0
+    above = (far > size - far) | ((far == size - far) & odd)
+    return np.where(y == 0, np.zeros_like(y), np.where(above, rest - divisor, rest))
 
 
 _INTEGER: dict[OpKind, _Function] = {
@@ -115,7 +103,7 @@ _INTEGER: dict[OpKind, _Function] = {
     OpKind.BITOR: np.bitwise_or, OpKind.BITXOR: np.bitwise_xor, OpKind.BITNOT: np.bitwise_not, OpKind.ABS: np.abs,
     OpKind.SIGN: np.sign, OpKind.SQUARE: lambda x: x * x, OpKind.RELU: lambda x: np.maximum(x, np.zeros_like(x)),
     OpKind.MAX: np.maximum, OpKind.MIN: np.minimum, OpKind.FMAX: np.maximum, OpKind.FMIN: np.minimum,
-    OpKind.POW: _integer_power, OpKind.FMOD: _truncating_mod, OpKind.REMAINDER: _integer_remainder,
+    OpKind.POW: raise_integers, OpKind.FMOD: _truncating_mod, OpKind.REMAINDER: _integer_remainder,
     OpKind.TRUNC_DIV: _truncating_divide, OpKind.FMA: lambda x, y, z: x * y + z,
     OpKind.CLIP: lambda x, low, high: np.minimum(np.maximum(x, low), high),
     OpKind.RFLOOR: np.positive, OpKind.RCEIL: np.positive, OpKind.ROUND: np.positive, OpKind.TRUNC: np.positive,

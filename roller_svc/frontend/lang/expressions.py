@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import reduce
 from typing import NoReturn, Protocol, assert_never
 
 from roller_svc.analysis.constant_folding import constant_int, holds
@@ -12,14 +11,18 @@ from roller_svc.errors import ExprTypeError, IndexRangeError, InputError, requir
 from roller_svc.frontend.lang import nodes as syntax
 from roller_svc.frontend.lang.axes import Scope, check_rank, tensor_without_index
 from roller_svc.frontend.lang.convert import (
+    BY_VALUE,
     Typed,
     Weak,
+    apply_by_value,
     common_type,
-    comparison_type,
+    compare,
     condition,
     constant,
+    convert_count,
     convert_to,
     literal_cast,
+    shift_type,
 )
 from roller_svc.frontend.lang.index_proofs import FromData, Inside, Leaves, Ranges, Undecided
 from roller_svc.frontend.lang.limits import MAX_CONDITIONS
@@ -38,6 +41,8 @@ class Conversions(Protocol):
     def in_type(self, value: Typed, dtype: DType, node: Spanned) -> Expr: ...
 
     def refuse_zero(self, divisor: Expr, node: Spanned) -> None: ...
+
+    def shift(self, kind: OpKind, values: Sequence[Typed], nodes: Sequence[Node], node: Spanned) -> Expr: ...
 
     def refuse(
         self, kind: type[InputError], code: str, message: str, node: Spanned, hint: str | None = None
@@ -88,9 +93,14 @@ def _numeric(function: Function, values: Sequence[Typed], nodes: Sequence[Node],
     args = _in_type(values, dtype, nodes, checker)
     if function.kind in _DIVIDING:
         checker.refuse_zero(args[1], nodes[1])
-    if len(args) > 2 and function.kind in (OpKind.MAX, OpKind.MIN):
-        return reduce(lambda a, b: Op(function.kind, (a, b), dtype), args)
-    return Op(function.kind, args, dtype)
+    return _apply(function.kind, values, args, dtype)
+
+
+def _apply(kind: OpKind, values: Sequence[Typed], args: Sequence[Expr], dtype: DType) -> Expr:
+    """Apply an operator to operands, which `args` has in their common type."""
+    if kind not in BY_VALUE:
+        return Op(kind, tuple(args), dtype)
+    return apply_by_value(kind, [a if isinstance(v, Weak) else v for v, a in zip(values, args, strict=True)], dtype)
 
 
 def _in_type(values: Sequence[Typed], dtype: DType, nodes: Sequence[Node], checker: Conversions) -> tuple[Expr, ...]:
@@ -110,6 +120,8 @@ def _to_int32(function: Function, value: Typed, node: Node, checker: Conversions
 
 
 def _bits(node: Apply, function: Function, values: Sequence[Typed], checker: Conversions) -> Expr:
+    if function.kind in _SHIFTS.values():
+        return checker.shift(function.kind, values, node.args, node)
     dtype = common_type(values)
     if dtype.is_float:
         message = f"`{node.function}` takes integers, got {dtype.value}"
@@ -117,7 +129,7 @@ def _bits(node: Apply, function: Function, values: Sequence[Typed], checker: Con
     args = _in_type(values, dtype, node.args, checker)
     if function.kind in _DIVIDING:
         checker.refuse_zero(args[1], node.args[1])
-    return Op(function.kind, args, dtype)
+    return _apply(function.kind, values, args, dtype)
 
 
 _ARITHMETIC = {"+": OpKind.ADD, "-": OpKind.SUB, "*": OpKind.MUL}
@@ -289,23 +301,32 @@ class Expressions:
         if node.sign in ("&", "|"):
             return self._logical(node)
         left, right = self.check(node.left), self.check(node.right)
-        if node.sign in _COMPARISONS:
-            dtype = comparison_type(left, right)
-            args = self.in_type(left, dtype, node.left), self.in_type(right, dtype, node.right)
-            return Op(_COMPARISONS[node.sign], args, DType.INT8)
+        if node.sign in _SHIFTS:
+            return self.shift(_SHIFTS[node.sign], (left, right), (node.left, node.right), node)
         dtype = common_type((left, right))
         args = self.in_type(left, dtype, node.left), self.in_type(right, dtype, node.right)
-        return Op(self._arithmetic(node, dtype, args[1]), args, dtype)
+        if node.sign not in _COMPARISONS:
+            return _apply(self._arithmetic(node, dtype, args[1]), (left, right), args, dtype)
+        if dtype.is_float or isinstance(left, Weak) or isinstance(right, Weak):
+            return Op(_COMPARISONS[node.sign], args, DType.INT8)
+        return compare(_COMPARISONS[node.sign], left, right, self.extents)
+
+    def shift(self, kind: OpKind, values: Sequence[Typed], nodes: Sequence[syntax.Node], node: Spanned) -> Expr:
+        """Return a shift, in the type of its left operand."""
+        dtype = shift_type(values[0], values[1])
+        if dtype.is_float:
+            sign = next(sign for sign, shift in _SHIFTS.items() if shift is kind)
+            self.refuse(ExprTypeError, "type-error", f"`{sign}` shifts integers, got {dtype.value}", node)
+        left, count = values[0], values[1]
+        if isinstance(count, Weak):
+            count = self.in_type(count, dtype, nodes[1])
+        return Op(kind, (self.in_type(left, dtype, nodes[0]), convert_count(count, dtype, self.extents)), dtype)
 
     def _arithmetic(self, node: syntax.Binary, dtype: DType, right: Expr) -> OpKind:
         """Return the operation of a sign on operands of that type."""
         sign = node.sign
         if sign in _ARITHMETIC:
             return _ARITHMETIC[sign]
-        if sign in _SHIFTS:
-            if dtype.is_float:
-                self.refuse(ExprTypeError, "type-error", f"`{sign}` shifts integers, got {dtype.value}", node)
-            return _SHIFTS[sign]
         if sign == "**":
             return OpKind.POW
         if sign == "//" and dtype.is_float:

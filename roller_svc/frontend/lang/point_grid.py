@@ -10,6 +10,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
+from roller_svc.analysis.integer_power import raise_integers
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Op, OpKind, Select
 
@@ -21,7 +22,10 @@ class OpaqueValueError(Exception):
 
 
 def evaluate(expr: Expr, axes: Mapping[str, Array]) -> Array:
-    """Return the value at each point. Integers are int64 wrapped to their type; floats are float32 or float64."""
+    """Return the value at each point. Integers are wrapped to their type, in int64 or, for uint64, uint64.
+
+    Floats are float32 or float64.
+    """
     with np.errstate(all="ignore"):
         return _evaluate(expr, axes)
 
@@ -59,7 +63,7 @@ def grid(extents: Mapping[str, int]) -> dict[str, Array]:
 
 def _representation(dtype: DType) -> type[np.generic]:
     if not dtype.is_float:
-        return np.int64
+        return np.uint64 if dtype is DType.UINT64 else np.int64
     return np.float64 if dtype is DType.FLOAT64 else np.float32
 
 
@@ -86,11 +90,11 @@ def _saturate(value: Array, dtype: DType) -> Array:
     low, high = dtype.integer_range
     clear = np.nan_to_num(value.astype(np.float64), nan=0.0, posinf=2.0**64, neginf=-(2.0**64))
     small = np.clip(np.trunc(clear), -(2.0**62), 2.0**62).astype(np.int64)
-    return np.asarray(np.clip(small, max(low, -(2**62)), min(high, 2**62)))
+    return np.asarray(np.clip(small, max(low, -(2**62)), min(high, 2**62)), _representation(dtype))
 
 
 def _wrap(value: Array, dtype: DType) -> Array:
-    value = value.astype(np.int64)
+    value = value.astype(_representation(dtype))
     if dtype is DType.BOOL:
         return np.asarray(value != 0, np.int64)
     if dtype.bits == 64:
@@ -118,7 +122,7 @@ def _as_float(function: Callable[[Array], Array]) -> Callable[[Array], Array]:
 def _shift(*, left: bool) -> Callable[[Array, Array], Array]:
     def shifted(x: Array, y: Array) -> Array:
         by = np.clip(y, 0, 63)
-        return np.asarray(np.left_shift(x, by) if left else np.right_shift(x, by))
+        return np.asarray(np.where(y > 63, 0, np.left_shift(x, by)) if left else np.right_shift(x, by))
 
     return shifted
 
@@ -141,7 +145,7 @@ _FUNCTIONS: dict[OpKind, Callable[..., Any]] = {
     OpKind.LOG2: np.log2, OpKind.SIN: np.sin, OpKind.COS: np.cos,
     OpKind.ISNAN: np.isnan, OpKind.ISINF: np.isinf, OpKind.FMOD: np.fmod,
     OpKind.TRUNC_DIV: lambda x, y: np.sign(x) * np.sign(y) * _floordiv(np.abs(x), np.abs(y)),
-    OpKind.POW: lambda x, y: np.power(x.astype(np.float64), y),
+    OpKind.POW: lambda x, y: np.power(x, y) if x.dtype.kind == "f" else raise_integers(x, y),
 }  # fmt: skip
 
 
