@@ -41,7 +41,8 @@ INSTRUCTIONS: dict[DType, dict[OpKind, int]] = {
     },
     DType.INT32: {
         OpKind.FLOORDIV: 38, OpKind.MOD: 32, OpKind.SHL: 4, OpKind.SHR: 3, OpKind.ABS: 2, OpKind.SIGN: 4,
-        OpKind.FLOOR: 12, OpKind.CEIL: 12, OpKind.POW: 83, OpKind.FMOD: 27, OpKind.TRUNC_DIV: 32,
+        OpKind.FLOOR: 12, OpKind.CEIL: 12, OpKind.POW: 29, OpKind.FMOD: 27, OpKind.REMAINDER: 48,
+        OpKind.TRUNC_DIV: 32,
     },
 }  # fmt: skip
 CONSTANT_DIVISOR_INSTRUCTIONS = 4  # multiply-high, shift, multiply-subtract

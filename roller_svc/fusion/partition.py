@@ -19,6 +19,7 @@ from roller_svc.fusion.dual_gemm import match_dual_gemms
 from roller_svc.fusion.grouped_axes import split_grouped_axes
 from roller_svc.fusion.inline import drop_unit_axes, inline_elementwise, is_expensive
 from roller_svc.fusion.operand_copies import OperandCopy, insert_operand_copies
+from roller_svc.fusion.ordered_scatter import order_scatters
 from roller_svc.fusion.row_normalization import hoist_row_divisions
 from roller_svc.fusion.space import contraction_space, nest_space
 from roller_svc.fusion.split.online_reduction import splits_evenly
@@ -123,7 +124,7 @@ def normalize_statements(program: TensorProgram, hw: FusionOptions) -> tuple[Ten
             lambda s: as_contraction(s, is_thin=True) if hw.is_cpu else _contraction(s, hw),
         )
     if not hw.is_cpu:
-        return statements
+        return order_scatters(statements)
     return hoist_row_divisions(
         tuple(delinearize_reduced_axes(s) for s in statements), {o.tensor for o in program.outputs}
     )

@@ -47,7 +47,7 @@ def statement_text(statement: TensorExpr, names: Mapping[str, str]) -> str:
         case StatementKind.REDUCE:
             operator = f"{sign}=!"
         case StatementKind.SCATTER:
-            operator = f"{sign}=."
+            operator = "=" if statement.writes_once else f"{sign}=."
     body = printer.show(statement.body)
     if statement.predicate is not None:
         body = f"{printer.receiver(statement.body)}.when({printer.conditions(statement.predicate)})"

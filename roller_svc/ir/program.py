@@ -87,10 +87,11 @@ class TensorExpr:
     index: tuple[Expr, ...]  # left side: axes or the constant 0; in a scatter any expressions
     body: Expr
     combine: Combine | None = None
-    target: str | None = None  # of a scatter
+    target: str | None = None  # of a scatter; None: elements that nothing is written to are the reduction's identity
     predicate: Expr | None = None  # of a scatter: where it is 0, nothing is written and the index is not evaluated
     bounds_checked: tuple[bool, ...] = ()  # of a scatter: dimensions of `index` that are checked at run time
     in_place: bool = False  # of a scatter: the result has its target's memory, so nothing is copied
+    writes_once: bool = False  # of a scatter: no element is written twice, so that the order does not matter
 
     @property
     def spatial(self) -> tuple[Axis, ...]:

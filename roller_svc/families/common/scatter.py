@@ -7,16 +7,16 @@ import math
 from roller_svc.families.common.cpu.memory import LINE_BYTES
 from roller_svc.families.common.cpu.parallel_loops import serial_loops
 from roller_svc.families.common.cpu.prefetch import PREFETCH_DISTANCE_BYTES
+from roller_svc.fusion.ordered_scatter import ordered_axes
 from roller_svc.ir.expr import Expr, Load
 from roller_svc.ir.group import KernelGroup
 from roller_svc.ir.hardware import TargetKind
 from roller_svc.ir.index import add, ceil_div, div, lt, mod, mul, num, ref
-from roller_svc.ir.program import Axis, AxisKind, TensorExpr
+from roller_svc.ir.program import Axis, AxisKind, TensorExpr, identity
 from roller_svc.ir.schedule import Branch, Compute, Let, Loop, LoopKind, Node, Prefetch, ScheduleTree
 from roller_svc.schedule.nest_statements import convert_to_type
 
 THREADS = 256
-MAX_SERIAL_POINTS = 32  # one warp: the launch overhead exceeds the time of one thread for them
 MAX_ACCESS_BYTES = 16  # one access of a thread (LD.128)
 # Copies on a CPU.
 ROW_BYTES = 256  # one loop iteration
@@ -27,8 +27,8 @@ MIN_TASKS = 16
 def lower_scatter(group: KernelGroup, family: TargetKind) -> tuple[ScheduleTree, ...]:
     """Return two trees, the copy and the writes, or only the writes where the target is updated in place.
 
-    A CPU visits the points in row-major order, so the last write wins. A GPU accumulates atomically. It runs at most
-    MAX_SERIAL_POINTS plain writes in order on one thread.
+    A CPU visits the points in row-major order, so the last write wins. A GPU accumulates atomically, and each thread
+    visits in order what may overwrite its elements (`fusion/ordered_scatter.py`).
     """
     (statement,) = group.statements
     axes = tuple(Axis(f".{d}", extent, AxisKind.SPATIAL) for d, extent in enumerate(statement.type.shape))
@@ -36,14 +36,19 @@ def lower_scatter(group: KernelGroup, family: TargetKind) -> tuple[ScheduleTree,
     if family is TargetKind.CPU:
         bodies = (_cpu_copy(statement, axes), serial_loops(statement.axes, write))
     else:
-        in_order = statement.combine is None and statement.points <= MAX_SERIAL_POINTS
-        bodies = (_gpu_copy(statement, axes), (serial_loops if in_order else _thread_loops)(statement.axes, write))
+        ordered = ordered_axes(statement)
+        threads = tuple(axis for axis in statement.axes if axis not in ordered)
+        bodies = (_gpu_copy(statement, axes), _thread_loops(threads, serial_loops(ordered, write)))
     copy, writes = ScheduleTree(f"{group.name}_copy", bodies[0]), ScheduleTree(group.name, bodies[1])
     return (writes,) if statement.in_place else (copy, writes)
 
 
 def _copy(statement: TensorExpr, index: tuple[Expr, ...]) -> Node:
-    return Compute(statement.output, index, Load(statement.target or "", index, statement.type.dtype))
+    """Copy an element of the target, or without a target write the reduction's identity."""
+    dtype = statement.type.dtype
+    if statement.target is None and statement.combine is not None:
+        return Compute(statement.output, index, identity(statement.combine, dtype))
+    return Compute(statement.output, index, Load(statement.target or "", index, dtype))
 
 
 def _cpu_copy(statement: TensorExpr, axes: tuple[Axis, ...]) -> tuple[Node, ...]:

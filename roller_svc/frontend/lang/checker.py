@@ -184,6 +184,8 @@ def _scatter(statement: Statement, axes: Axes, expressions: Expressions, program
     body = _check_value(value, target.type.dtype, expressions)
     index, checked = expressions.index(statement.index, lhs(statement))
     body, index = mark_wrapping(body, axes.extents), tuple(mark_wrapping_index(i, axes.extents) for i in index)
+    overwrites = statement.assign is Assign.SCATTER or bool(statement.sign)
+    points = math.prod(axes.extents.values())
     scatter = TensorExpr(
         output=_next_version(statement.name, program),
         name=statement.name,
@@ -196,6 +198,7 @@ def _scatter(statement: Statement, axes: Axes, expressions: Expressions, program
         target=target.id,
         predicate=None if predicate is None else mark_wrapping(predicate, axes.extents),
         bounds_checked=checked if target.type.shape else (),
+        writes_once=not overwrites and points <= target.type.elements,
     )
     program.used_names.add(scatter.output)
     return scatter

@@ -139,10 +139,10 @@ def test_infinities_are_named(name: str) -> None:
     assert from_json(Const, to_json(Const(float(name), F32))) == Const(float(name), F32)
 
 
-def test_mixed_signs_compare_as_int64_and_conditions_are_truth_values() -> None:
+def test_mixed_signs_compare_in_a_type_that_holds_both_and_conditions_are_truth_values() -> None:
     found = body("u[n] < b[n]")
     assert isinstance(found, Op)
-    assert [arg.dtype for arg in found.args] == [I64, I64]
+    assert [arg.dtype for arg in found.args] == [I32, I32]
     chosen = body("f[n].when([i[n], z[n] > 0], 0)")
     assert isinstance(chosen, Select)
     assert isinstance(chosen.cond, Op)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from roller_svc.api import compile  # noqa: A004 - the public name
+from roller_svc.api import compile
 from roller_svc.frontend.lang import parse
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.program import TensorType

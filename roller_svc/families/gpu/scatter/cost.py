@@ -46,7 +46,7 @@ def scatter_cost(p: Workload[ScatterUpdates], launch: Launch) -> Costs:
         stage_seconds=(
             ("atomics", _shared_seconds(mach, updates, blocks)),
             (last.name if last else "cache", loaded / (last.bytes_per_s if last else math.inf)),
-            ("dram", loaded / streaming_bandwidth(mach, in_flight)),
+            ("dram", loaded / streaming_bandwidth(mach, in_flight) if loaded else 0.0),
         ),
         resources=BlockResources(PRIVATE_THREADS, PRIVATE_REGISTERS, updates.target_bytes),
     )
