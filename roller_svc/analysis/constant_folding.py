@@ -16,9 +16,12 @@ _FLOAT_LIMIT = {
     DType.FLOAT8_E4M3FN: 464.0,
     DType.FLOAT8_E5M2: 61440.0,
 }
-_FOLDED = frozenset(
-    {OpKind.ADD, OpKind.SUB, OpKind.MUL, OpKind.FLOORDIV, OpKind.MOD, OpKind.NEG, OpKind.MAX, OpKind.MIN}
-)
+_FOLDED = frozenset({
+    OpKind.ADD, OpKind.SUB, OpKind.MUL, OpKind.FLOORDIV, OpKind.MOD, OpKind.NEG, OpKind.MAX, OpKind.MIN, OpKind.POW,
+    OpKind.SHL, OpKind.SHR,
+})  # fmt: skip
+_GROWING = frozenset({OpKind.POW, OpKind.SHL})
+_MOST_BITS = 64  # beyond which no power or shift fits a type
 
 
 def holds(value: int | float, dtype: DType) -> bool:
@@ -41,7 +44,8 @@ def constant_int(x: Expr) -> int | None:
             return value_below if value_below is not None and holds(value_below, dtype) else None
         case Op(kind=kind, args=args) if kind in _FOLDED and not x.dtype.is_float:
             values = [constant_int(arg) for arg in args]
-            return None if None in values else _folded(kind, [v for v in values if v is not None])
+            value = None if None in values else _folded(kind, [v for v in values if v is not None])
+            return None if value is not None and kind in _GROWING and not holds(value, x.dtype) else value
         case _:
             return None
 
@@ -64,5 +68,11 @@ def _folded(kind: OpKind, v: list[int]) -> int | None:
             return max(v)
         case OpKind.MIN:
             return min(v)
+        case OpKind.POW if 0 <= v[1] <= _MOST_BITS:
+            return v[0] ** v[1]
+        case OpKind.SHL if 0 <= v[1] <= _MOST_BITS:
+            return v[0] << v[1]
+        case OpKind.SHR if v[1] >= 0:
+            return v[0] >> v[1]
         case _:
             return None

@@ -318,8 +318,8 @@ class Expressions:
             sign = next(sign for sign, shift in _SHIFTS.items() if shift is kind)
             self.refuse(ExprTypeError, "type-error", f"`{sign}` shifts integers, got {dtype.value}", node)
         left, count = values[0], values[1]
-        if isinstance(count, Weak):
-            count = self.in_type(count, dtype, nodes[1])
+        if isinstance(count, Weak):  # a larger one than the width shifts all bits out, too
+            count = self.in_type(Weak(min(count.value, dtype.bits)), dtype, nodes[1])
         return Op(kind, (self.in_type(left, dtype, nodes[0]), convert_count(count, dtype, self.extents)), dtype)
 
     def _arithmetic(self, node: syntax.Binary, dtype: DType, right: Expr) -> OpKind:

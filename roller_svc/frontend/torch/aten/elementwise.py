@@ -44,6 +44,15 @@ def _binary(call: AtenCall, operator: str) -> Operand:
     return call.run(_OF_BOOLS.get(operator, operator) if call.dtype is DType.BOOL else operator, first, second)
 
 
+def _shift(call: AtenCall, side: str) -> Operand:
+    """Convert a shift. A negative number of bits shifts all of them out, as a large one does."""
+    first, count = (call.cast(call.operand(name)) for name in list(call.arguments)[:2])
+    if call.dtype.is_signed:
+        none, width = (call.scalar(bits, call.dtype) for bits in (0, call.dtype.bits))
+        count = call.run("where", call.run("less", count, none), width, count)
+    return call.run(f"shift_{side}", first, count)
+
+
 def _scaled(call: AtenCall, operator: str, *, swapped: bool = False) -> Operand:
     """Convert `self + alpha * other`, or the difference; `swapped`: `other - alpha * self`."""
     first, second = call.cast(call.operand("self")), call.cast(call.operand("other"))
@@ -202,10 +211,6 @@ _BINARY = {
     "pow.Scalar": "pow", "pow.Tensor_Tensor": "pow", "remainder.Scalar": "mod", "remainder.Tensor": "mod",
     "remainder.Scalar_Tensor": "mod",
     **{f"bitwise_{kind}.{form}": f"bitwise_{kind}" for kind in ("and", "or", "xor") for form in ("Scalar", "Tensor")},
-    **{f"bitwise_{side}_shift.{form}": f"shift_{side}"
-       for side in ("left", "right") for form in ("Tensor", "Tensor_Scalar")},
-    **{f"__{'l' if side == 'left' else 'r'}shift__.{form}": f"shift_{side}"
-       for side in ("left", "right") for form in ("Scalar", "Tensor")},
 }  # fmt: skip
 _COMPARISONS = {
     "eq": "equal", "ge": "greater_equal", "gt": "greater", "le": "less_equal", "lt": "less", "ne": "not_equal",
@@ -221,6 +226,12 @@ TABLE: dict[str, Converter] = {
         f"aten.{name}.{form}": partial(_compare, operator=operator)
         for name, operator in _COMPARISONS.items()
         for form in ("Scalar", "Tensor")
+    },
+    **{
+        f"aten.{name}.{form}": partial(_shift, side=side)
+        for side in ("left", "right")
+        for name in (f"bitwise_{side}_shift", f"__{side[0]}shift__")
+        for form in ("Scalar", "Scalar_Tensor", "Tensor", "Tensor_Scalar")
     },
     **{f"aten.logical_{kind}.default": partial(_logical, operator=f"logical_{kind}") for kind in ("and", "or", "xor")},
     **{f"aten.add.{form}": partial(_scaled, operator="add") for form in ("Scalar", "Tensor")},

@@ -116,6 +116,26 @@ def test_arithmetic_of_whole_numbers_equals_torch(name):
     check(getattr(torch, name), ints(3, 5), ints(3, 5, low=1, high=4))
 
 
+@pytest.mark.parametrize("name", ["bitwise_left_shift", "bitwise_right_shift"])
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int32, torch.int64])
+def test_shifts_by_any_number_of_bits_equal_torch(name, dtype):
+    bits = torch.iinfo(dtype).bits
+    by = torch.tensor([0, 1, bits - 2, bits - 1, bits, bits + 1, 100] + [-1, -100] * dtype.is_signed).to(dtype)
+    check(getattr(torch, name), ints(3, 1, low=-100, high=100, dtype=dtype), by)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int32, torch.int64])
+def test_powers_of_whole_numbers_equal_torch(dtype):
+    by = torch.tensor([0, 1, 2, 3, 21, 39, 63] + [-1, -2] * dtype.is_signed).to(dtype)
+    check(torch.pow, torch.tensor([[-7], [-1], [0], [1], [2], [3], [10]]).to(dtype), by)
+
+
+@pytest.mark.parametrize("exponent", [0, 1, 2, 3, 4, 39, 0.5, -1.0, 2.0, 2.5])
+def test_powers_by_a_number_equal_torch(exponent):
+    check(lambda i: i**exponent, torch.tensor([1, 2, 3, 7]))
+    check(lambda i: (1 + i) ** exponent, torch.tensor([1, 2, 3, 7], dtype=torch.int32))
+
+
 @pytest.mark.parametrize(
     "function",
     [
