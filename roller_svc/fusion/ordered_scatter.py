@@ -85,9 +85,9 @@ def _is_injective(statement: TensorExpr) -> bool:
 
 def _determines(form: Affine, known: set[str], extents: dict[str, int]) -> bool:
     """Return whether the value of an index determines its axes, as digits of a number, if some are known."""
-    reach = 0
+    span = 0
     for coefficient, name in sorted((abs(c), name) for name, c in form.coeffs if name not in known):
-        if coefficient <= reach:
+        if coefficient <= span:
             return False
-        reach += coefficient * (extents[name] - 1)
+        span += coefficient * (extents[name] - 1)
     return True

@@ -230,8 +230,8 @@ TABLE: dict[str, Converter] = {
     **{
         f"aten.{name}.{form}": partial(_shift, side=side)
         for side in ("left", "right")
-        for name in (f"bitwise_{side}_shift", f"__{side[0]}shift__")
-        for form in ("Scalar", "Scalar_Tensor", "Tensor", "Tensor_Scalar")
+        for name, scalar in ((f"bitwise_{side}_shift", "Tensor_Scalar"), (f"__{side[0]}shift__", "Scalar"))
+        for form in ("Tensor", scalar)
     },
     **{f"aten.logical_{kind}.default": partial(_logical, operator=f"logical_{kind}") for kind in ("and", "or", "xor")},
     **{f"aten.add.{form}": partial(_scaled, operator="add") for form in ("Scalar", "Tensor")},
