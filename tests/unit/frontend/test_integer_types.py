@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from integer_rules import BINARY, ORDER, apply, pairs, result_type, text
 
 from roller_svc.api import compile
 from roller_svc.frontend.lang import parse
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.program import TensorType
 from roller_svc.semantics.interpreter import reference
-from tests.support.integer_rules import BINARY, ORDER, apply, pairs, result_type, text
 
 Arrays = Mapping[str, np.ndarray[Any, Any]]
 Run = Callable[[str, Arrays], Arrays]
