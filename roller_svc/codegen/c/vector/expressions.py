@@ -411,9 +411,9 @@ class Vector(VectorAccess):
         for tensor in names:
             del self.scalar.buffers[tensor]
         loop = f"for (int i_i32 = 0; i_i32 < {self.lanes}; i_i32++) r_f32[i_i32] = {text};"
-        return VectorValue(
-            f"({{ {' '.join(lines)} {self.type_of(dtype)} r_f32; {loop} r_f32; }})", dtype, is_vector=True
-        )
+        # An array, as gcc 12 converts truth values that it puts together in a vector (of x // x) to 0 and -1.
+        results = f"{self.scalar.dialect.value_type(dtype)} r_f32[{self.lanes}]; {loop} *({self.type_of(dtype)} *)r_f32;"
+        return VectorValue(f"({{ {' '.join(lines)} {results} }})", dtype, is_vector=True)
 
     # memory -----------------------------------------------------------------------------------------------------------
     def _elements(self, load: Load) -> str:

@@ -152,6 +152,14 @@ def test_widths_mix(case: tuple[str, str, str], target: str) -> None:
 
 
 @TARGETS
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "int32"])
+def test_a_quotient_that_is_a_truth_value_is_widened_as_a_number(dtype: str, target: str) -> None:
+    """x // x is 0 or 1, which gcc 12 put into a vector as 0 or -1."""
+    arrays = {"x": values(dtype, 37), "b": values("int64", 37, 1)}
+    check(["y[n] = b[n] + (x[n] // x[n])", "y[n] = b[n] + trunc_div(x[n], x[n])"], arrays, target, is_vector=False)
+
+
+@TARGETS
 def test_every_length_has_its_tail(target: str) -> None:
     for dtype in ("float32", "float64", "int8", "float16"):
         arrays = {f"x{i}": values(dtype, count) for i, count in enumerate(LENGTHS)}
