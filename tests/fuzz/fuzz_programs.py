@@ -30,6 +30,7 @@ from roller_svc.compiler.request import build_request
 from roller_svc.errors import InputError, InvariantError, RollerError
 from roller_svc.farm.workers import map_unordered
 from roller_svc.frontend.parse import parse
+from roller_svc.ir.dtype import DType
 from roller_svc.ir.hardware import HardwareSpec, TargetKind
 from roller_svc.ir.kernel import CompiledKernel
 from roller_svc.ir.program import TensorProgram
@@ -38,6 +39,7 @@ from roller_svc.semantics.inputs import random_inputs
 from roller_svc.verify.run_and_verify import accumulation_of, load_kernel, verify_results
 
 TIMEOUT_S = 300.0
+MAX_INT64 = (1 << 63) - 1
 MAX_POINTS = 3_000_000  # of a program, beyond which the interpreter is slow
 RANKED_PLANS = 12
 DEVICE_COMPILES = 10  # one program in so many is also compiled for a device that is emulated
@@ -77,6 +79,12 @@ def plans_of(program: TensorProgram, hw: HardwareSpec, task: Task) -> Iterator[G
         yield GroupedPlan(Plan(tuple(rng.choice(candidates) for candidates in chosen.candidates)), chosen.groups)
 
 
+def hints_of(drawn: Program) -> dict[str, dict[str, tuple[int, int]]]:
+    """Return the ranges of inputs with integers of any value, within those that an int64 draws."""
+    ranges = {name: DType(str(drawn.inputs[name]["dtype"])).integer_range for name in drawn.wide}
+    return {name: {"range": (low, min(high + 1, MAX_INT64))} for name, (low, high) in ranges.items()}
+
+
 def compiled_plan(plan: GroupedPlan, program: TensorProgram, hw: HardwareSpec, task: Task) -> CompiledKernel:
     """Compile a plan; the compiler of a device that is emulated gets a part of the programs, as it is slow."""
     if task.emulate and task.seed % DEVICE_COMPILES:
@@ -106,7 +114,7 @@ def judge(task: Task) -> Row:
             if task.emit:
                 emit_plan(plan.plan, program, plan.groups, hw)
                 continue
-            arrays = random_inputs(program, seed=number)
+            arrays = random_inputs(program, seed=number, hints=hints_of(drawn))
             kernel = load_kernel(compiled_plan(plan, program, hw, task), arrays, request.runtime)
             results = kernel.results()
             verdict = verify_results(

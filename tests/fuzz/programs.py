@@ -17,10 +17,11 @@ INTEGERS = ("int8", "uint8", "int16", "uint16", "int32", "int32", "uint32", "int
 UNARY = (
     "exp({} * 0.25)", "tanh({})", "sigmoid({})", "abs({})", "-{}", "relu({})", "square({})", "sqrt(abs({}) + 0.5)",
     "rsqrt(abs({}) + 0.5)", "log(abs({}) + 1.0)", "gelu({})", "silu({})", "erf({})", "sin({})", "cos({})",
-    "softplus({})",
-    "rfloor({} * 3.0)", "round({} * 3.0)", "clip({}, -0.5, 0.75)", "sign({})", "exp2({})", "expm1({})", "atan({})",
-    "reciprocal(abs({}) + 1.0)", "({} * 4.0).cast(`int8`).cast(`float32`)", "{}.cast(`float16`)", "{}.cast(`bfloat16`)",
-    "{}.call(`max`, [0.0])", "trunc({} * 5.0)", "isnan({}).cast(`float32`)",
+    "softplus({})", "rfloor({} * 3.0)", "round({} * 3.0)", "clip({}, -0.5, 0.75)", "sign({})", "exp2({})", "expm1({})",
+    "atan({})", "reciprocal(abs({}) + 1.0)", "({} * 4.0).cast(`int8`).cast(`float32`)", "{}.cast(`float16`)",
+    "({} * 90.0).cast(`uint8`).cast(`float32`)", "{}.cast(`float8_e4m3fn`).cast(`float32`)", "{}.cast(`bfloat16`)",
+    "{}.cast(`float8_e5m2`).cast(`float32`)", "({} * 3e4).cast(`int16`) % 97 * 0.5", "isnan({}).cast(`float32`)",
+    "{}.call(`max`, [0.0])", "trunc({} * 5.0)",
 )  # fmt: skip
 BINARY = ("{} + {}", "{} - {}", "{} * {}", "max({}, {})", "min({}, {})", "{} / (abs({}) + 1.0)", "fmax({}, {})",
           "hypot({}, {})", "atan2({}, {} + 2.5)", "fma({}, {}, 0.5)")  # fmt: skip
@@ -53,12 +54,16 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Program:
-    """A program as a client sends it. `patterns` name what it was drawn from."""
+    """A program as a client sends it. `patterns` name what it was drawn from.
+
+    `wide`: inputs whose integers are of the type's full range, so that sums and products wrap.
+    """
 
     seed: int
     expression: str
     inputs: dict[str, dict[str, object]]
     outputs: tuple[str, ...] | None
+    wide: tuple[str, ...]
     patterns: tuple[str, ...]
 
 
@@ -75,17 +80,22 @@ class _Maker:
     inputs: dict[str, Tensor] = field(default_factory=dict)
     results: list[Tensor] = field(default_factory=list)
     statements: list[str] = field(default_factory=list)
+    wide: list[str] = field(default_factory=list)
+    places: list[Tensor] = field(default_factory=list)  # inputs whose elements are indices
     axes: int = 0
+    is_wide: bool = False
 
     def program(self, seed: int) -> Program:
         patterns = []
+        self.is_wide = self.chance(0.35)
         for _ in range(self.rng.choice((1, 1, 2, 2, 2, 3, 3, 4, 5))):
             name, _, make = self.rng.choices(_PATTERNS, [weight for _, weight, _ in _PATTERNS])[0]
             make(self)
             patterns.append(name)
         inputs = {t.name: {"dtype": t.dtype, "shape": list(t.shape)} for t in self.inputs.values()}
         separator = self.rng.choice(("; ", "\n"))
-        return Program(seed, separator.join(self.statements), inputs, self._outputs(), tuple(patterns))
+        outputs = self._outputs()
+        return Program(seed, separator.join(self.statements), inputs, outputs, tuple(self.wide), tuple(patterns))
 
     def _outputs(self) -> tuple[str, ...] | None:
         """Return None, which means what is never read, or some results, the last among them."""
@@ -127,11 +137,14 @@ class _Maker:
 
     def input(self, dtype: str, shape: Sequence[int]) -> Tensor:
         """Return an input of this type and shape; sometimes one that exists."""
-        same = [t for t in self.inputs.values() if t.dtype == dtype and t.shape == tuple(shape)]
+        same = [
+            t for t in self.inputs.values() if t.dtype == dtype and t.shape == tuple(shape) and t not in self.places
+        ]
         if same and self.chance(0.3):
             return self.rng.choice(same)
-        tensor = Tensor(f"x{len(self.inputs)}", dtype, tuple(shape))
-        self.inputs[tensor.name] = tensor
+        tensor = self.new_input(dtype, shape)
+        if self.is_wide and not tensor.is_float:
+            self.wide.append(tensor.name)
         return tensor
 
     def new_input(self, dtype: str, shape: Sequence[int]) -> Tensor:
@@ -486,13 +499,22 @@ class _Maker:
         o = self.result("float32", (h, i, e), (heads, rows, dim), f"{x[h, i, j]} * {v[h, j, e]}", "+=!", "float32")
         self.result(dtype, (h, i, e), o.shape, f"({o[h, i, e]} / {z[h, i]}).cast(`{dtype}`)")
 
+    def place(self, ids: Tensor, own: Sequence[str], size: int) -> str:
+        """Return an index from data: an element, or one of any value that arithmetic bounds."""
+        self.places.append(ids)
+        if self.chance(0.5):
+            return ids[own]
+        self.wide.append(ids.name)
+        return self.rng.choice((f"{ids[own]} % {size}", f"max(min({ids[own]}, {size - 1}), 0)"))
+
     def gather(self) -> None:
         table = self.tensor((1, 2, 3))
         rank = self.rng.choice((1, 1, 2))
         ids = self.new_input(self.rng.choice(("int32", "int32", "int64", "uint8")), self.extents(rank, 200))
         at = self.rng.randrange(len(table.shape))
         own, rest = self.names(rank, "g"), self.names(len(table.shape))
-        index = [ids[own] if d == at else rest[d] for d in range(len(rest))]
+        place = self.place(ids, own, table.shape[at])
+        index = [place if d == at else rest[d] for d in range(len(rest))]
         shape = (*ids.shape, *(e for d, e in enumerate(table.shape) if d != at))
         if math.prod(shape) > self.limit:
             return self.elementwise()
@@ -506,7 +528,7 @@ class _Maker:
         return None
 
     def scan(self) -> None:
-        """Running sums and maxima, and the first index of the greatest element."""
+        """Running sums, and the first or last index of the greatest or least element."""
         base = self.tensor((1, 2), points=max(4000, self.limit // 1000))
         axes = self.names(len(base.shape))
         *rows, last = axes
@@ -519,8 +541,49 @@ class _Maker:
             self.result(base.dtype, axes, base.shape, text, "+=!", base.dtype)
             return
         high = self.result(base.dtype, rows, base.shape[:-1], base[axes], self.rng.choice((">=!", "<=!")))
-        found = f"{last}.when([{base[axes]} == {high[rows]}], {base.shape[-1]})"
-        self.result("int32", rows, base.shape[:-1], found + self.where(axes, base.shape), "<=!")
+        other, combine = self.rng.choice(((str(base.shape[-1]), "<=!"), ("-1", ">=!")))
+        found = f"{last}.when([{base[axes]} == {high[rows]}], {other})"
+        self.result("int32", rows, base.shape[:-1], found + self.where(axes, base.shape), combine)
+
+    def indexing(self) -> None:
+        """One tensor read in several forms: large coefficients, quotients, remainders, clamps, guards."""
+        rng = self.rng
+        base = self.tensor((1, 2, 3))
+        shape = self.extents(rng.choice((1, 2, 3, 4)), 4000)
+        axes = self.names(len(shape))
+        reads = []
+        for _ in range(rng.choice((1, 2, 3))):
+            index, guards = [], []
+            for size in base.shape:
+                terms = [
+                    f"{a} * {rng.choice((1, 2, 3, -1, -4, 7, 77, 1000003, -1000003))}" for a in axes if self.chance(0.7)
+                ]
+                value = " + ".join((*terms, str(rng.randint(-5, 9))))
+                form = rng.choice((
+                    f"({value}) % {size}", f"({value}) // 3 % {size}", f"min(max({value}, 0), {size - 1})",
+                    f"abs({value}) % {size}", "guard",
+                ))  # fmt: skip
+                if form == "guard":
+                    guards += [f"{value} >= 0", f"{value} < {size}"]
+                    form = value
+                index.append(form)
+            fill = "1.5" if base.is_float else "1"
+            reads.append(base[index] + (f".when([{', '.join(guards)}], {fill})" if guards else ""))
+        self.map_result(axes, Tensor("", base.dtype, shape), " + ".join(f"({read})" for read in reads))
+
+    def wide_rank(self) -> None:
+        """A tensor of up to seven dimensions, permuted, reduced along some."""
+        rank = self.rng.choice((5, 6, 7))
+        shape = [self.rng.choice((1, 2, 3, 5)) for _ in range(rank)]
+        base = self.input(self.float_dtype() if self.chance(0.6) else self.rng.choice(INTEGERS), shape)
+        axes = self.names(rank)
+        order = self.rng.sample(range(rank), self.rng.randint(0, rank))
+        text = self.unary(base[axes], base.dtype) if self.chance(0.5) else base[axes]
+        operator = "=" if len(order) == rank else self.rng.choice(("+=!", ">=!", "<=!"))
+        self.result(
+            base.dtype, [axes[i] for i in order], [shape[i] for i in order], text + self.where(axes, shape), operator,
+            base.dtype,
+        )  # fmt: skip
 
     def movement(self) -> None:
         """Transposes, slices, pads, flips, reshapes, concatenations."""
@@ -565,9 +628,14 @@ class _Maker:
         return None
 
     def scatter(self) -> None:
-        """Updates of an earlier result or an input at distinct or repeated positions."""
+        """Up to three updates of an earlier result or an input; positions are distinct where the last write wins."""
         target = self.tensor((1, 2), points=max(4000, self.limit // 1000))
-        combine = self.rng.choice(("+=.", "+=.", ">=.", "<=.", "=."))
+        for _ in range(self.rng.choice((1, 1, 1, 2, 3))):
+            self.update(target, self.rng.choice(("+=.", "+=.", ">=.", "<=.", "=.")))
+        if self.chance(0.5):
+            self.epilogue(target)
+
+    def update(self, target: Tensor, combine: str) -> None:
         rows = target.shape[0]
         count = self.rng.randint(1, rows) if combine == "=." else self.rng.choice((1, 3, 8, 17, 40))
         ids = self.new_input(self.rng.choice(("int32", "int64")), (count,))
@@ -577,10 +645,10 @@ class _Maker:
         if self.chance(0.3):
             value = f"{value}.when([{self.condition((own, *rest), (count, *target.shape[1:]))}])"
         where = self.where((own, *rest), source.shape)
-        self.statements.append(f"{target[(ids[own], *rest)]} {combine} {value}{where}")
+        place = ids[(own,)] if combine == "=." else self.place(ids, (own,), rows)
+        self.places.append(ids)
+        self.statements.append(f"{target[(place, *rest)]} {combine} {value}{where}")
         self.results.append(target)
-        if self.chance(0.5):
-            self.epilogue(target)
 
     def packed(self) -> None:
         """A product with weights of four bits."""
@@ -610,6 +678,8 @@ _PATTERNS: tuple[tuple[str, float, Callable[[_Maker], None]], ...] = (
     ("gather", 1.2, _Maker.gather),
     ("scan", 1, _Maker.scan),
     ("movement", 2, _Maker.movement),
+    ("indexing", 1.2, _Maker.indexing),
+    ("wide_rank", 0.6, _Maker.wide_rank),
     ("scatter", 1.2, _Maker.scatter),
     ("packed", 0.5, _Maker.packed),
 )
