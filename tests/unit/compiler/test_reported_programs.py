@@ -28,6 +28,12 @@ PROGRAMS: dict[str, tuple[str, str, Types]] = {
         "t[E, V, CI, CO] +=! w[CO, CI, R, S] * h[E, R] * h[V, S]",
         {"w": ("float32", (16, 8, 3, 3))},
     ),
+    "a map that reads an output of its row": (
+        H200,
+        "high[] >=! x[i]; e[i] = exp(x[i] - high[]); total[] +=! e[i]; "
+        "y[i] = where(e[i] <= e[i], z[i] - e[i], x[i]) + e[i]; l[] = high[] + log(total[])",
+        {"x": ("float32", (256,)), "z": ("float32", (256,))},
+    ),
     "axes of one factor each, rows of 1280": (
         H200, "c[m, n]: float32 +=! a[m, k] * b[j, n] where j in 768",
         {"a": ("float16", (256, 1280)), "b": ("float16", (768, 256))},
@@ -45,12 +51,14 @@ PROGRAMS: dict[str, tuple[str, str, Types]] = {
         {"a": ("bfloat16", (384, 512)), "b": ("bfloat16", (1024, 512))},
     ),
 }  # fmt: skip
+OUTPUTS = {"a map that reads an output of its row": ("e", "y")}
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_plans_have_sources(name: str) -> None:
     target, expression, types = PROGRAMS[name]
-    program = parse(expression, {tensor: TensorType(DType(dtype), shape) for tensor, (dtype, shape) in types.items()})
+    inputs = {tensor: TensorType(DType(dtype), shape) for tensor, (dtype, shape) in types.items()}
+    program = parse(expression, inputs, OUTPUTS.get(name))
     hw = hardware.load(target)
     for plan in merge_ranked_plans(rank_partitions(PartitionCache(program), hw, PLANS), PLANS):
         assert "kernel0" in emit_plan(plan.plan, program, plan.groups, hw).text
