@@ -41,7 +41,8 @@ test-all: $(READY) lint
 containers: $(READY)
 	$(BIN)/python -m pytest -m containers tests/containers
 
-# a minute of a hostile client; tests/fuzz/load.py fuzz runs longer, and with other seeds
+# a minute of a hostile client, and random programs; tests/fuzz/load.py fuzz and tests/fuzz/fuzz_programs.py run longer,
+# and with other seeds
 fuzz: $(READY)
 	$(BIN)/python -m pytest -m slow tests/fuzz
 

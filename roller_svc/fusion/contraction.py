@@ -33,6 +33,11 @@ class Contraction:
     def roles(self) -> tuple[tuple[AxisRole, tuple[Axis, ...]], ...]:
         return ((AxisRole.BATCH, self.batch), (AxisRole.M, self.m), (AxisRole.N, self.n), (AxisRole.K, self.k))
 
+    def product(self, dtype: DType) -> Expr:
+        """Return the body of the statement: the product of both operands in a type."""
+        factors = (f if f.dtype is dtype else Cast(f, dtype, implicit=True) for f in (self.a, self.b))
+        return Op(OpKind.MUL, tuple(factors), dtype)
+
 
 def as_contraction(statement: TensorExpr, *, is_thin: bool = False) -> Contraction | None:
     """Return the contraction with the most operand reuse, or None. n has the output's innermost axis.

@@ -21,8 +21,6 @@ from roller_svc.ir.expr import (
     Const,
     Expr,
     Load,
-    Op,
-    OpKind,
     Select,
     axes_of,
     loads_of,
@@ -248,7 +246,5 @@ def _read_copy(
     new = new if new.dtype is old.dtype else Cast(new, old.dtype, implicit=True)
     if planned.guard is not None:
         new = Select(planned.guard, new, Const(0.0 if old.dtype.is_float else 0, old.dtype), old.dtype)
-    dtype = statement.body.dtype
-    pair = (new, contraction.b) if side == 0 else (contraction.a, new)
-    factors = tuple(factor if factor.dtype is dtype else Cast(factor, dtype, implicit=True) for factor in pair)
-    return replace(statement, body=Op(OpKind.MUL, factors, dtype))
+    read = replace(contraction, a=new) if side == 0 else replace(contraction, b=new)
+    return replace(statement, body=read.product(statement.body.dtype))

@@ -419,11 +419,14 @@ def _same_pass_axes(draft: _FusionGroup, statement: TensorExpr) -> dict[str, str
 
 
 def _same_row_axes(draft: _FusionGroup, statement: TensorExpr) -> dict[str, str] | None:
-    """Return {map's axis: outer axis} of a map over the elements that the group's first reduction reads."""
+    """Return {map's axis: outer axis} of a map over the elements that the group's first reduction reads.
+
+    None of a map that reads what the group writes: only `_shared_axes` knows whether it may.
+    """
     first = draft.statements[0]
     if draft.contraction is not None or statement.kind is not StatementKind.MAP:
         return None
-    if first.kind is not StatementKind.REDUCE:
+    if first.kind is not StatementKind.REDUCE or not draft.written.isdisjoint(statement.reads_tensors):
         return None
     own, theirs = {a.name: a.extent for a in statement.axes}, {a.name: a.extent for a in first.axes}
     for load, read in itertools.product(statement.reads, first.reads):

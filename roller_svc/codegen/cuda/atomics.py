@@ -52,7 +52,7 @@ def atomic(name: str, arch: Arch, dialect: dialects.Dialect) -> Atomic:
     is_odd = name.endswith(ODD_SUFFIX)
     head = _head(name, dtype, dialect, is_odd=is_odd)
     if not has_native_atomic(combine, dtype, arch):
-        return _swap(head, combine, dtype, dialect)
+        return _swap(head, combine, dtype, dialect, swaps_halves=arch.prefix != HIP_PREFIX)
     if combine is Combine.SUM:
         if dtype.bits != 16:
             return Atomic(head + _sum(dtype, dialect) + "}")
@@ -122,10 +122,11 @@ def _float_order(which: str, dtype: DType) -> str:
     )
 
 
-def _swap(head: str, combine: Combine, dtype: DType, dialect: dialects.Dialect) -> Atomic:
+def _swap(head: str, combine: Combine, dtype: DType, dialect: dialects.Dialect, *, swaps_halves: bool = True) -> Atomic:
     """Return a reduction by compare-and-swap, for any type and operator.
 
-    A maximum or minimum that leaves the element as it is ends without a swap.
+    A maximum or minimum that leaves the element as it is ends without a swap. No device swaps bytes, and HIP no halves
+    of words (`swaps_halves`): the enclosing word is swapped, which may exceed the array.
     """
     short, which = dialects.SHORT[dtype], combine.name.lower()
     stored, value = dialect.storage_type(dtype), dialect.value_type(dtype)
@@ -145,22 +146,19 @@ def _swap(head: str, combine: Combine, dtype: DType, dialect: dialects.Dialect) 
         operand = f"{short}_to_f32(value)" if dtype.is_narrow_float else "value"
         join = f"({value})({old} {sign} {operand})"
     word = {64: "unsigned long long", 16: "unsigned short"}.get(dtype.bits, "unsigned int")
-    whole = f"*({word} *)&stored"
-    if dtype.bits == 8:  # no CAS of bytes: swap the enclosing word, which may exceed the array
-        whole = "(seen & ~mask) | ((unsigned int)*(unsigned char *)&stored << shift & mask)"
-    if dtype.bits > 8:
+    if dtype.bits >= (16 if swaps_halves else 32):
+        whole = f"*({word} *)&stored"
         locate = f"  {word} *at = ({word} *)place;\n"
         extract = f"    {stored} old = *({stored} *)&seen;\n"
     else:
+        word, bits = "unsigned int", "unsigned char" if dtype.bits == 8 else "unsigned short"
+        whole = f"(seen & ~mask) | ((unsigned int)*({bits} *)&stored << shift & mask)"
         locate = (
             "  unsigned int *at = (unsigned int *)((unsigned long long)place & ~3ull);\n"
             "  unsigned int shift = ((unsigned long long)place & 3) * 8;\n"
-            "  unsigned int mask = 255u << shift;\n"
+            f"  unsigned int mask = {(1 << dtype.bits) - 1}u << shift;\n"
         )
-        extract = (
-            "    unsigned char part = (unsigned char)((seen & mask) >> shift);\n"
-            f"    {stored} old = *({stored} *)&part;\n"
-        )
+        extract = f"    {bits} part = ({bits})((seen & mask) >> shift);\n    {stored} old = *({stored} *)&part;\n"
     unchanged = f"    if (({whole}) == before) return;\n" if is_order else ""
     text = (
         f"{head}{locate}"

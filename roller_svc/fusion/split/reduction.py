@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from roller_svc.analysis.online_reduction import OnlineReduction
 from roller_svc.analysis.operand import MAX_VECTOR_WIDTH
-from roller_svc.fusion.contraction import as_contraction
+from roller_svc.fusion.contraction import Contraction
 from roller_svc.fusion.space import contraction_space, nest_space
 from roller_svc.fusion.split.online_reduction import (
     combine_partials,
@@ -92,19 +92,20 @@ def split_group(group: KernelGroup, program: RProgram) -> SplitGroups:
     length = split_length(group.space, program.unit, program.block.as_dict(), program.split_k)
     pieces = ceil_div(longest.extent, length)
     piece = Axis(f"{longest.name}_piece_", pieces, AxisKind.SPATIAL)
+    contraction = _partial_contraction(group, longest, length, piece)
     partials: list[TensorExpr] = []
     combined: dict[str, TensorExpr] = {}
     for statement in reductions:
         tensor = f"{statement.output}.partial"
         type_ = TensorType(statement.accumulator, (pieces, *statement.type.shape))
-        partials.append(_partial(statement, tensor, length, piece, type_))
+        partials.append(_partial(statement, tensor, length, piece, type_, contraction))
         # partial results have the accumulator's type
         body = Load(tensor, (AxisRef(piece.name), *statement.index), type_.dtype, (False,) * len(type_.shape))
         axes = (*statement.spatial, replace(piece, kind=AxisKind.REDUCE))
         combined[statement.output] = replace(statement, axes=axes, body=body)
     workspaces = tuple([(s.output, s.type) for s in partials])
     types = {**dict(group.inputs), **dict(workspaces)}
-    partial_group = _regrouped(group, f"{group.name}_partial", tuple(partials), types, workspaces)
+    partial_group = _regrouped(group, tuple(partials), types, workspaces, contraction)
     statements = tuple([combined.get(s.output, s) for s in group.statements])
     combining = _combining_group(group, statements, workspaces)
     return SplitGroups(partial_group, _with_space(program, partial_group.space), combining, workspaces)
@@ -120,23 +121,52 @@ def _split_pair(group: KernelGroup, program: RProgram, pair: OnlineReduction) ->
     partials = partial_reductions(pair, names, cut, position, piece)
     workspaces = tuple((s.output, s.type) for s in partials)
     types = {**dict(group.inputs), **dict(workspaces)}
-    partial_group = _regrouped(group, f"{group.name}_partial", partials, types, workspaces)
+    partial_group = _regrouped(group, partials, types, workspaces, None)
     points = math.prod(a.extent for a in partials[0].reduced)
     combining = _combining_group(group, combine_partials(pair, names, piece, points, group.statements), workspaces)
     return SplitGroups(partial_group, _with_space(program, partial_group.space), combining, workspaces)
 
 
-def _partial(first: TensorExpr, tensor: str, length: int, piece: Axis, type_: TensorType) -> TensorExpr:
-    longest = max(first.reduced, key=lambda a: a.extent)
+def _partial_contraction(group: KernelGroup, longest: Axis, length: int, piece: Axis) -> Contraction | None:
+    """Return the contraction of the partial results of a contraction group; None of other groups.
+
+    It has the group's roles, and the pieces are a batch, also those of an axis that one operand alone has.
+    """
+    if group.operands is None:
+        return None
+    first, space = group.statements[0], group.space
+    position, guard = _position(longest, length, piece)
+
+    def members(role: AxisRole) -> tuple[Axis, ...]:
+        found = (a for axis in space.role(role) for a in axis.members)
+        return tuple(replace(a, extent=length) if a == longest else a for a in found)
+
+    def part(operand: Expr) -> Expr:
+        value = _widen_product(substitute(operand, {longest.name: position}), first.accumulator)
+        if not value.dtype.is_float and value.dtype is not first.accumulator:
+            value = Cast(value, first.accumulator, implicit=True)
+        return value if guard is None else _guard_product(value, guard)
+
+    batch, m, n, k = (members(role) for role in (AxisRole.BATCH, AxisRole.M, AxisRole.N, AxisRole.K))
+    return Contraction((piece, *batch), m, n, k, part(group.operands.a), part(group.operands.b))
+
+
+def _position(longest: Axis, length: int, piece: Axis) -> tuple[Expr, Expr | None]:
+    """Return the position on the whole axis, and the condition that it exists (None: always)."""
     position = add(mul(ref(piece.name), num(length)), ref(longest.name))
-    combine = first.combine or Combine.SUM
-    guard = lt(position, num(longest.extent)) if longest.extent % length else None
-    body = substitute(first.body, {longest.name: position})
-    if as_contraction(first):
-        body = _widen_product(body, first.accumulator)
-        body = body if guard is None else _guard_product(body, guard, combine)
-    elif guard is not None:
-        body = _select_identity(body, guard, combine)
+    return position, lt(position, num(longest.extent)) if longest.extent % length else None
+
+
+def _partial(
+    first: TensorExpr, tensor: str, length: int, piece: Axis, type_: TensorType, contraction: Contraction | None
+) -> TensorExpr:
+    longest = max(first.reduced, key=lambda a: a.extent)
+    position, guard = _position(longest, length, piece)
+    if contraction is not None:
+        body = contraction.product(first.body.dtype if first.body.dtype.is_float else first.accumulator)
+    else:
+        body = substitute(first.body, {longest.name: position})
+        body = body if guard is None else _select_identity(body, guard, first.combine or Combine.SUM)
     axes = [piece, *(replace(a, extent=length) if a == longest else a for a in first.axes)]
     return replace(
         first, output=tensor, name=tensor, type=type_, axes=tuple(axes), index=(AxisRef(piece.name), *first.index),
@@ -158,22 +188,20 @@ def _select_identity(body: Expr, guard: Expr, combine: Combine) -> Expr:
     return Select(guard, body, identity(combine, body.dtype), body.dtype)
 
 
-def _guard_product(body: Expr, guard: Expr, combine: Combine) -> Expr:
-    """Guard the factors of a product, so that it is still recognized as a contraction."""
-    if combine is Combine.SUM and isinstance(body, Op) and body.kind is OpKind.MUL:
-        args = tuple(_guard_product(a, guard, Combine.SUM) for a in body.args)
-        return Op(OpKind.MUL, args, body.dtype)
-    if isinstance(body, Cast) and body.implicit and combine is Combine.SUM:
-        return Cast(_guard_product(body.arg, guard, combine), body.dtype, implicit=True)
-    return _select_identity(body, guard, combine)
+def _guard_product(body: Expr, guard: Expr) -> Expr:
+    """Guard the factors of a product that is summed, so that it is still a product."""
+    if isinstance(body, Op) and body.kind is OpKind.MUL:
+        return Op(OpKind.MUL, tuple(_guard_product(a, guard) for a in body.args), body.dtype)
+    if isinstance(body, Cast) and body.implicit:
+        return Cast(_guard_product(body.arg, guard), body.dtype, implicit=True)
+    return _select_identity(body, guard, Combine.SUM)
 
 
 def _regrouped(
-    group: KernelGroup, name: str, statements: tuple[TensorExpr, ...], types: dict[str, TensorType],
-    stored: tuple[tuple[str, TensorType], ...],
+    group: KernelGroup, statements: tuple[TensorExpr, ...], types: dict[str, TensorType],
+    stored: tuple[tuple[str, TensorType], ...], contraction: Contraction | None,
 ) -> KernelGroup:  # fmt: skip
     outer = statements[0].spatial
-    contraction = as_contraction(statements[0]) if group.kind is GroupKind.CONTRACTION else None
     if contraction is not None:
         kind, space = GroupKind.CONTRACTION, contraction_space(statements, contraction, types)
         factors: ContractionOperands | None = ContractionOperands(contraction.a, contraction.b)
@@ -182,7 +210,7 @@ def _regrouped(
     read = {t for s in statements for t in s.reads_tensors}
     written = {s.output for s in statements}
     inputs = tuple((t, ty) for t, ty in types.items() if t in read and t not in written)
-    return KernelGroup(name, kind, statements, outer, frozenset(), stored, inputs, space, factors)
+    return KernelGroup(f"{group.name}_partial", kind, statements, outer, frozenset(), stored, inputs, space, factors)
 
 
 def _combining_group(

@@ -13,9 +13,11 @@ from roller_svc.compiler.lower_and_emit import emit_plan
 from roller_svc.compiler.partition_cache import partition
 from roller_svc.compiler.plans import rank_best_partition
 from roller_svc.compiler.rank import rank
+from roller_svc.families.matching import units_for
 from roller_svc.frontend.lang import parse
 from roller_svc.fusion.partition import stored_types
 from roller_svc.fusion.split.reduction import may_split, split_group
+from roller_svc.ir.constraints import ScheduleConstraints
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.group import AxisRole, GroupKind, KernelGroup
 from roller_svc.ir.program import StatementKind, TensorProgram, TensorType
@@ -156,9 +158,11 @@ def test_a_matrix_vector_product_is_no_contraction() -> None:
 @pytest.mark.parametrize("expression", [
     "C[m,n] +=! A[m,k]*B[k,n]; D[m,n] = max(C[m,n], 0)", "C[n] +=! B[k,n]", "C[n] >=! B[k,n]", "C[] *=! B[k,n]",
     "C[m,n] <=! A[m,k] + B[k,n]",
+    "C[m,n] +=! A[m,k]*B[k,n]/7.0", "C[m,n] +=! A[m,k]*E[j,n]", "C[m,n] +=! E[j,m]*B[k,n]", "C[m,n] +=! A[m,k]*F[n]",
+    "C[m,n] +=! A[m,k]*(E[j,n] + 1.0)",
 ])  # fmt: skip
 def test_a_split_reduction_gives_the_same(expression: str, split: int) -> None:
-    shapes = {"A": (20, 61), "B": (61, 40)}
+    shapes = {"A": (20, 61), "B": (61, 40), "E": (84, 40), "F": (33,)}
     made = program(expression, **{name: s for name, s in shapes.items() if f"{name}[" in expression})
     local = hardware.load("local")
     found, ranked, _ = rank_best_partition(made, local, 1)
@@ -169,6 +173,20 @@ def test_a_split_reduction_gives_the_same(expression: str, split: int) -> None:
     arrays = random_inputs(made, seed=split)
     got = CpuModule(compile_source(source)).run(arrays)
     assert agrees(made, got, evaluate(made, arrays)).ok
+
+
+@pytest.mark.parametrize("index", ["j, n", "n, j"])
+def test_parts_of_an_axis_of_one_operand_are_a_batch(index: str) -> None:
+    """The parts have the tiles of the whole: roles of their own would have none."""
+    shape = tuple({"j": 768, "n": 256}[name] for name in index.split(", "))
+    types = {"a": TensorType(DType.FLOAT16, (256, 1280)), "b": TensorType(DType.FLOAT16, shape)}
+    (group,) = partition(parse(f"c[m, n]: float32 +=! a[m, k] * b[{index}]", types), H200)
+    for unit in units_for(group, H200, ScheduleConstraints()).units:
+        (found, *_), _ = rank(group, H200, unit, 1)
+        split = replace(found.program, split_k=5)
+        for halves in (split_group(group, split), split_group(group, replace(split, split_k=3))):
+            assert extents(halves.partial, AxisRole.BATCH) == [halves.workspaces[0][1].shape[0]]
+            assert [extents(halves.partial, role) for role in (AxisRole.M, AxisRole.N)] == [[256], [256]]
 
 
 @pytest.mark.parametrize(("body", "stated"), [("float32", "float64"), ("int8", "int32"), ("int32", "float32")])

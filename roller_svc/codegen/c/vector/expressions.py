@@ -398,17 +398,16 @@ class Vector(VectorAccess):
 
     def _per_lane(self, op: Op) -> VectorValue:
         """Print an operator without a vector form lane by lane."""
-        dtype, names, lines = op.dtype.compute, [], []
-        stand_ins: list[Expr] = []
-        for i, arg in enumerate(op.args):
-            piece, name = self.value(arg), f"a{i}_f32"
+        dtype, lines = op.dtype.compute, list[str]()
+        stand_ins: dict[str, tuple[Load, BufferRef]] = {}
+        pieces = [self.value(arg) for arg in op.args]  # before the stand-ins: operators in them have the same names
+        for i, piece in enumerate(pieces):
+            name = f"a{i}_f32"
             lines.append(f"const {self.type_of(piece.dtype)} {name} = {self.splat(piece)};")
-            tensor = f".{name}"
-            self.scalar.buffers[tensor] = BufferRef(f"{name}[i_i32]", piece.dtype, ())
-            stand_ins.append(Load(tensor, (), piece.dtype))
-            names.append(tensor)
-        text = self.scalar.value(Op(op.kind, tuple(stand_ins), op.dtype))
-        for tensor in names:
+            stand_ins[f".{name}"] = Load(f".{name}", (), piece.dtype), BufferRef(f"{name}[i_i32]", piece.dtype, ())
+        self.scalar.buffers.update({tensor: place for tensor, (_, place) in stand_ins.items()})
+        text = self.scalar.value(Op(op.kind, tuple(load for load, _ in stand_ins.values()), op.dtype))
+        for tensor in stand_ins:
             del self.scalar.buffers[tensor]
         loop = f"for (int i_i32 = 0; i_i32 < {self.lanes}; i_i32++) r_f32[i_i32] = {text};"
         # An array, as gcc 12 converts truth values that it puts together in a vector (of x // x) to 0 and -1.

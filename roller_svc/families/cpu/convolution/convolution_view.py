@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from roller_svc.ir.affine import Affine, Dim, affine
-from roller_svc.ir.expr import Expr, children
+from roller_svc.ir.expr import Expr, children, loads_of
 from roller_svc.ir.group import AxisRole, GroupKind, KernelGroup, TileAxis, TileSpace
 from roller_svc.ir.program import Axis
 
@@ -74,7 +74,8 @@ def _image(factor: Expr, pixels: TileAxis, filters: TileAxis, k: TileAxis) -> _I
     reduced = {a.name for a in k.members}
     tap_of: dict[str, str | None] = {a.name: None for a in pixels.members}
     steps: dict[str, tuple[int, int]] = {}
-    for sum_ in _index_sums(factor):
+    # a window slides over what is read: a reduced axis that is only tested with a position is a channel
+    for sum_ in (sum_ for load in loads_of(factor) for index in load.index for sum_ in _index_sums(index)):
         for name in tap_of:
             tap = _tap(sum_, name, set(tap_of), reduced)
             if tap is not None and tap_of[name] not in (None, tap):

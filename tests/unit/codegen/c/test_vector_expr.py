@@ -71,6 +71,23 @@ def check(bodies: Sequence[str], arrays: Arrays, target: str, *, is_vector: bool
     assert not (is_vector and "for (long lane" in kernel.source), kernel.source
 
 
+NESTED = (
+    "a[n] // (b[n] % c[n])", "trunc_div(a[n], trunc_div(b[n], c[n] % (a[n] // (b[n] % a[n]))))",
+    "(a[n] % b[n]) // (b[n] // (c[n] % (a[n] // b[n])))", "a[n] << ((b[n] << (c[n] & 1)) & 7)",
+    "a[n] >> (b[n] % c[n] & 7)", "a[n] % (b[n] + b[n] % c[n])",
+    "max(a[n] // b[n], a[n] // (a[n] % 7))",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", ["uint16", "int32", "int64"])
+@TARGETS
+def test_operators_without_a_vector_form_are_nested(dtype: str, target: str) -> None:
+    """In either operand, at any depth."""
+    arrays = {name: np.maximum(values(dtype, 140, seed), 1) for seed, name in enumerate("abc")}
+    check([f"y[n] = {body}" for body in NESTED], arrays, target, is_vector=False)
+    check([f"y[] +=! {body}" for body in NESTED], arrays, target, is_vector=False)
+
+
 def test_vector_cover_is_exact_or_overlaps_at_the_end() -> None:
     assert vector_cover(37, 16, 4, overlapping=False) == ((0, 16), (16, 16), (32, 4), (36, 1))
     assert vector_cover(37, 16, 4, overlapping=True) == ((0, 16), (16, 16), (29, 8))

@@ -7,6 +7,7 @@ import re
 import ml_dtypes
 import numpy as np
 import pytest
+from cases_hip import needs_hipcc
 from emulator_support import module
 
 from roller_svc import hardware
@@ -67,9 +68,32 @@ def test_what_the_device_lacks_is_compare_and_swap(operator: str, dtype: str, ta
     assert "CAS" in sass_text(compile_source(scatter(operator, dtype, target)).binary)
 
 
+STORED = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64",
+          "float16", "bfloat16", "float32", "float64")  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", STORED)
+@pytest.mark.parametrize("operator", ["+=.", ">=.", "<=."])
+def test_hip_swaps_whole_words(operator: str, dtype: str) -> None:
+    """HIP's atomicCAS takes 32 and 64 bits."""
+    words = re.findall(r"(unsigned \w+(?: long)?) \*at = ", scatter(operator, dtype, MI250).text)
+    assert set(words) <= {"unsigned int", "unsigned long long"}
+    assert bool(words) or DType(dtype).bits > 16
+
+
+@needs_hipcc
+@pytest.mark.slow
+@pytest.mark.parametrize("operator", ["+=.", ">=.", "<=."])
+@pytest.mark.parametrize("dtype", STORED)
+def test_hip_has_the_atomics_of_every_type(operator: str, dtype: str) -> None:
+    assert compile_source(scatter(operator, dtype, MI250)).binary
+
+
 @pytest.mark.emulator
 @pytest.mark.parametrize("target", [A100, H200, MI250])
-@pytest.mark.parametrize("dtype", ["int32", "uint32", "int64", "uint64", "float32", "float64", "float16", "bfloat16"])
+@pytest.mark.parametrize(
+    "dtype", ["int8", "int16", "int32", "uint32", "int64", "uint64", "float32", "float64", "float16", "bfloat16"]
+)
 def test_sums_are_those_of_numpy(dtype: str, target: str) -> None:
     values, places = (np.arange(UPDATES) % 3).astype(kind_of(dtype)), (np.arange(UPDATES) % 7).astype(np.int32)
     before = (np.arange(ROWS) % 64).astype(kind_of(dtype))

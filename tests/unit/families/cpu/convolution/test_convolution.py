@@ -67,6 +67,12 @@ CASES: dict[str, tuple[str, dict[str, tuple[int, ...]], DType]] = {
                       "where o in 40", {"x": (2, 4, 40), "w": (12, 4, 5)}, F32),
     "three dimensions": ("y[n, f, a, b, d] +=! x[n, c, a + p, b + q, d + r] * w[f, c, p, q, r] where a in 3, b in 4, "
                          "d in 5", {"x": (2, 3, 5, 6, 7), "w": (8, 3, 3, 3, 3)}, F32),
+    "taps of conditions alone": (
+        "y[n, f, ho, wo] +=! x[n, c, ho, wo + kw] * const(2.0).when([ho * 3 + kh > 4], 0.5) * w[f, c, kh, kw] "
+        "where wo in 9", {"x": (2, 4, 6, 11), "w": (8, 4, 3, 3)}, F32),
+    "no image at all": (
+        "y[e, v, f, c] +=! w[c, f, kh, kw] * const(1.0).when([e * 3 + kh == 0], 0.5) * "
+        "const(1.0).when([v * 3 + kw == 0], 0.5) where e in 4, v in 4", {"w": (16, 8, 3, 3)}, F32),
     "one position, guarded taps as channels": (
         "y[f, ho, wo] +=! x[c, ho + kh - 1, wo * 2 + kw].when([ho + kh - 1 >= 0, wo * 2 + kw < 2], 0.0) * "
         "w[f, c, kh, kw] where ho in 18, wo in 1",
