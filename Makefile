@@ -45,7 +45,7 @@ containers: $(READY)
 fuzz: $(READY)
 	$(BIN)/python -m pytest -m slow tests/fuzz
 
-# the first half hour on a GPU without one: bench/gpu with the packages of a GPU's image, three minutes (docs/gpu.md)
+# the first minutes on a GPU without one: bench/gpu with the packages of a GPU's image, three minutes (docs/gpu.md)
 rehearse: $(READY)
 	$(BIN)/python bench/rehearse
 
