@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup demo test test-all containers fuzz rehearse lint serve wheel clean
+.PHONY: setup demo test test-all containers fuzz rehearse digests lint serve wheel clean
 
 setup: $(READY)
 
@@ -46,9 +46,14 @@ containers: $(READY)
 fuzz: $(READY)
 	$(BIN)/python -m pytest -m slow tests/fuzz
 
-# the first half hour on a GPU without one: bench/gpu with the packages of a GPU's image, three minutes (docs/gpu.md)
+# the first minutes on a GPU without one: bench/gpu with the packages of a GPU's image, three minutes (docs/gpu.md)
 rehearse: $(READY)
 	$(BIN)/python bench/rehearse
+
+# what kernels differ from the committed digests; with REASON="why that is expected" the file is written (docs/conventions.md)
+digests: export REASON ?=
+digests: $(READY)
+	$(BIN)/python tests/support/kernel_digests.py --reason "$$REASON"
 
 lint: $(READY)
 	$(BIN)/ruff check roller_svc tests bench

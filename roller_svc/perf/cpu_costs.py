@@ -1,9 +1,8 @@
-"""Fitted constants of the CPU model, in one table.
+"""Constants of the CPU model, in one table.
 
-Cycles are those of one core. Each default comes from timing kernels that differ in one respect on Skylake-SP, or from
-the source named. The model computes with `cpu_costs_fitted.py`: these values fitted to measured programs, each within a
-factor of four of its default (`bench/model/fit.py`). Facts of an instruction set and rules that schedules share are
-defined where they are used.
+Cycles are those of one core. Each value comes from timing kernels that differ in one respect on Skylake-SP, or from the
+source named. None is fitted to measured programs (docs/model.md). Facts of an instruction set and rules that schedules
+share are defined where they are used.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 LLC_FULL_HIT_RATIO = 0.25  # working set over LLC size up to which a repeated sweep hits entirely
-TASK_CYCLES = 600.0  # starting a task and computing its addresses
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +17,6 @@ class ContractionCosts:
     """Costs of packed GEMM (`families/cpu/contraction`)."""
 
     call_cycles: float = 40.0  # micro-kernel call: loop, pointers, filling the pipeline
-    task_cycles: float = TASK_CYCLES
     gather_cycles: float = 3.0  # copying one element that is not contiguous with others
     lookup_cycles: float = 4.0  # the same, with the position looked up in tables (several fused axes)
     window_cycles: float = 2.0  # extra for each sliding-window dimension: an addition and a guard
@@ -50,7 +47,6 @@ class ConvolutionCosts:
     """Costs of direct convolution (`families/cpu/convolution`)."""
 
     call_cycles: float = 40.0
-    task_cycles: float = TASK_CYCLES
     copy_cycles: float = 1.0  # a vector from memory to the input patch
     deinterleave_cycles: float = 3.0  # the same, of every second element
     tile_cycles: float = 1.5  # a tile of a row: loop and addresses
@@ -92,10 +88,7 @@ class WindowCosts:
     step_cycles: float = 4.0  # a step of the run
     accumulate_fma_ratio: float = 1.05  # accumulating a vector of the window, in multiply-adds of the unit
     minmax_cycles: float = 1.0  # the same for min and max: a comparison that propagates NaN, and a select
-    staging_cycles: float = 2.0  # a vector staged or stored
-    shuffle_cycles: float = 2.0  # a vector of strided elements: loads and permutations for each stride
-    gather_cycles: float = 2.0  # an element staged alone, from an image with channels last
-    scatter_cycles: float = 4.0  # an output stored alone, to an image with channels last
+    staging_cycles: float = 2.0  # a vector staged or stored; a vector of strided elements takes it for each stride
     imperfect_overlap: float = 0.1  # exposed fraction of the shorter of operations and loads
     imperfect_memory_overlap: float = 0.15  # exposed fraction of the shorter of core and memory time
     prefetch_distance_bytes: float = 2500.0  # of the next row block, in flight when one is staged
@@ -108,30 +101,21 @@ class TransposeCosts:
     `..._penalty`: extra seconds over those of the writes (`read_run_penalty`: of the reads).
     """
 
-    task_cycles: float = TASK_CYCLES
     tile_cycles: float = 60.0  # loops over a tile, addresses
     short_tile_cycles: float = 6.0  # the same of a tile of short rows
     buffer_cycles: float = 3.0  # a vector into a scratch buffer and out again
     buffer_size_penalty: float = 0.12  # of buffer accesses and shuffles, for each doubling of the buffer beyond 1 KiB
-    operation_cycles: float = 0.5  # one vector operation: two ports
-    gather_cycles: float = 1.2  # one element of a vector that is not contiguous in memory
     block_imperfect_overlap: float = 0.28  # exposed fraction of the shorter of core and memory time, block transposes
     interleave_imperfect_overlap: float = 0.06  # the same where vectors are deinterleaved or interleaved
     unprefetched_write_penalty: float = 0.4  # output rows that end with the tile: no prefetch
-    write_run_penalty: float = 0.05  # for each factor of two between a tile's output rows and the best length
     shared_line_latency_fraction: float = 0.7  # of L2 latency, for an output line that adjacent tiles share
     read_run_penalty: float = 0.1  # for each doubling of the input rows beyond a line: L1 conflicts
-    nontemporal_run_penalty: float = 0.05  # for each doubling of non-temporal rows beyond two lines
-    read_for_ownership_penalty: float = 0.8  # a cached store to memory reads the line first
-    partial_line_penalty: float = 1.0  # a line in which a non-temporal row begins or ends
-    shared_line_penalty: float = 1.0  # output rows cut into tasks within a line
 
 
 @dataclass(frozen=True, slots=True)
 class LoopCosts:
     """Costs of loop nests (`families/cpu/loops`), in cycles of a full vector register."""
 
-    task_cycles: float = TASK_CYCLES
     operation_cycles: float = 0.5  # one vector operation: two ports
     lookup_cycles: float = 1.0  # any lane to any other: one port (Agner Fog, Skylake-X), two of half the width on Zen 4
     minmax_cycles: float = 1.5  # max or min that propagates NaN
@@ -147,7 +131,6 @@ class LoopCosts:
     tail_cycles: float = 2.5  # one element of a row's tail
     horizontal_cycles: float = 3.0  # one halving step of a horizontal reduction: a shuffle and its dependent operation
     loop_cycles: float = 2.0  # counter, branch and addresses of an iteration
-    outstanding_misses: float = 4.0  # concurrent misses of a strided access without hardware prefetch
     multi_stream_penalty: float = 0.03  # of reads, for each doubling of the short rows that are read in parallel
     # Fraction of row reads, for each doubling of the lines in flight beyond those that prefetchers cover.
     ooo_miss_penalty: float = 0.04
@@ -206,4 +189,8 @@ class CpuCosts:
     transpose: TransposeCosts = TransposeCosts()
     loops: LoopCosts = LoopCosts()
     memory: MemoryCosts = MemoryCosts()
+    task_cycles: float = 600.0  # starting a task and computing its addresses; that of a window has its own
     single_task_launch_fraction: float = 0.2  # launch overhead without threads, over that with
+
+
+CPU_COSTS = CpuCosts()

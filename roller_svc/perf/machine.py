@@ -7,8 +7,7 @@ from functools import cached_property
 
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.hardware import ComputeUnit, HardwareSpec, MemoryLevel, Scope, TargetKind
-from roller_svc.perf.cpu_costs import CpuCosts
-from roller_svc.perf.cpu_costs_fitted import FITTED
+from roller_svc.perf.cpu_costs import CPU_COSTS, CpuCosts
 from roller_svc.perf.uncertainty import AssumedStages, find_assumed_stages
 
 SCHEDULERS = 4  # warp schedulers of an SM since Kepler; SIMDs of a CU in GCN and CDNA
@@ -56,7 +55,7 @@ class Machine:
     dram_latency_cycles: float
     caches: tuple[Cache, ...]  # outermost first; a GPU: its L2
     assumed_stages: AssumedStages
-    costs: CpuCosts = FITTED
+    costs: CpuCosts = CPU_COSTS
 
     @cached_property
     def llc(self) -> Cache | None:
@@ -81,7 +80,7 @@ class Machine:
 
     @cached_property
     def issue_width_ratio(self) -> float:
-        """Issue width of a CPU core over that of Skylake, for which the constants were fitted."""
+        """Issue width of a CPU core over that of Skylake, on which the constants were timed."""
         return ISSUE_WIDTH_OF.get(self.hw.vendor, ISSUE_WIDTH) / ISSUE_WIDTH
 
     @cached_property

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
 from roller_svc.ir.estimate import Estimate, StageCost
 from roller_svc.ir.kernel import Resources
 from roller_svc.ir.rprogram import RProgram
 from roller_svc.perf.common import Costs, Launch, launch_overhead_s, second_launch_s
-from roller_svc.perf.cpu_costs import CpuCosts
 from roller_svc.perf.machine import Machine
 from roller_svc.perf.occupancy import BlockResources
 from roller_svc.perf.uncertainty import uncertainty
@@ -73,11 +72,6 @@ class Model(Generic[F]):
             compiled: Registers and shared memory of the compiled main launch, in place of the model's own values.
         """
         return self.timed(program, compiled).estimate()
-
-    def with_costs(self, costs: CpuCosts) -> Model[F]:
-        """Return the model of the same group with other constants of CPUs. No prepared fact depends on them."""
-        p = self.workload
-        return replace(self, workload=replace(p, machine=replace(p.machine, costs=costs)))
 
     def timed(self, program: RProgram, compiled: Resources | None = None) -> Timed:
         """Return the seconds without the stages: ranking needs seconds of many rPrograms, and estimates of few."""

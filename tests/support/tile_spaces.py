@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from roller_svc.ir.affine import Dim
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Const
 from roller_svc.ir.group import AxisRole, GroupKind, KernelGroup, TileAccess, TileAxis, TileSpace
 from roller_svc.ir.program import Axis, AxisKind, Combine, StatementKind, TensorExpr, TensorType
+from roller_svc.perf.cpu_costs import CpuCosts
+from roller_svc.perf.model import Model
 
 F32 = DType.FLOAT32
+COSTS = CpuCosts()
+
+
+def with_costs(model: Model, costs: CpuCosts) -> Model:
+    """The model of the same group with other constants of CPUs. No prepared fact depends on them."""
+    workload = model.workload
+    return replace(model, workload=replace(workload, machine=replace(workload.machine, costs=costs)))
 
 
 def spatial(name: str, extent: int) -> Axis:

@@ -1,9 +1,8 @@
 """Verify, probe and time every kernel family on the local NVIDIA device.
 
-    bench/gpu --stages smoke --minutes 3 --out smoke.jsonl
-    bench/gpu --dry --out verdicts.jsonl               (beforehand, without a device)
-    bench/gpu --stages verify,sanitize --minutes 8 --verdicts verdicts.jsonl --out verify.jsonl
-    bench/gpu --report smoke.jsonl verify.jsonl        (without a device)
+    bench/gpu --dry --out verdicts.jsonl                (beforehand, without a device)
+    bench/gpu --verdicts verdicts.jsonl --out run.jsonl (one call of ten minutes; cut anywhere it is a result)
+    bench/gpu --report run.jsonl                        (without a device)
     bench/gpu --rehearse                               (without a device: the whole program, times from the model)
 
 Exit code 0: nothing is wrong; 1: something is wrong; 3: no device, or a package is missing. See docs/gpu.md.
@@ -29,7 +28,16 @@ from roller_svc.bench.gpu.record import Record
 from roller_svc.bench.gpu.rehearsal import FAULTS, Rehearsal, no_rehearsal, rehearsal_of
 from roller_svc.bench.gpu.rehearsal.subset import rehearsal_cases, rehearsal_checks
 from roller_svc.bench.gpu.samples import finding_cases, references, sampled_cases
-from roller_svc.bench.gpu.session import DRY_STAGES, STAGE_MINUTES, Options, Session, Tasks, error_text, stage_seconds
+from roller_svc.bench.gpu.session import (
+    DRY_STAGES,
+    STAGE_MINUTES,
+    Options,
+    Session,
+    Tasks,
+    error_text,
+    planned_rows,
+    stage_seconds,
+)
 from roller_svc.bench.gpu.verdicts import read_verdicts
 from roller_svc.bench.gpu.workers import BoundedWorker, end_processes
 from roller_svc.errors import ArgumentError, RollerError, UnknownHardwareError
@@ -41,7 +49,7 @@ DATA, FINDINGS, RESULTS = BENCH / "data" / "public.json", BENCH / "data" / "gpu_
 NO_DEVICE = 3
 # Defaults of a run, and of a dry run: the smallest that reaches all code. One of five sets of inputs has special values
 # (values.py).
-SETS, CASES_PER_CLASS, TOP_K, MINUTES = 20, 4, 4, 30.0
+SETS, CASES_PER_CLASS, TOP_K, MINUTES = 10, 4, 3, 10.0
 DRY_SETS, DRY_CASES_PER_CLASS, DRY_TOP_K, DRY_MINUTES = 2, 1, 1, 8.0
 REHEARSED_MINUTES, REHEARSED_WITH_FAULT = 4.0, 0.7
 TIMEOUT_S = 25.0
@@ -79,7 +87,7 @@ def run(options: Options, rehearsal: Rehearsal) -> int:
 def _run(options: Options, about: Json, rehearsal: Rehearsal) -> int:
     checks, all_cases = (
         checks_for(hardware.load(options.target)),
-        [*references(), *finding_cases(FINDINGS), *sampled_cases(DATA, options.cases_per_class)],
+        [*finding_cases(FINDINGS), *references(), *sampled_cases(DATA, options.cases_per_class)],
     )
     if options.rehearse:
         checks, all_cases = rehearsal_checks(checks), rehearsal_cases(all_cases)
@@ -90,12 +98,12 @@ def _run(options: Options, about: Json, rehearsal: Rehearsal) -> int:
         "clocks_before": {} if options.dry else machine.clocks(),
     }
     print("\n".join(f"{key}: {value}" for key, value in about.items()), flush=True)
-    record = Record(options.out, about)
+    work = Tasks(selected, cases, read_verdicts(options.verdicts))
+    record = Record(options.out, about, planned_rows(options, work))
     late = threading.Timer(60 * options.minutes + LATE_S, _abort, [record])
     late.daemon = True
     late.start()
     bus_id = about["device"]["bus_id"] if "device" in about else None
-    work = Tasks(selected, cases, read_verdicts(options.verdicts))
     Session(options, record, work, rehearsal.on_device, bus_id).run()
     late.cancel()
     record.finish()

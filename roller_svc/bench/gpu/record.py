@@ -1,6 +1,7 @@
 """Write results as JSON lines and merge such files into one document.
 
-Each line is on disk before the next is written. A truncated file is a result too: a broken last line is ignored.
+Each line is on disk before the next is written. A truncated file is a result too: a broken last line is ignored, and
+the first lines, which appear together, have the rows that the run was to write.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,20 +18,29 @@ from roller_svc.errors import ArgumentError
 
 Json = dict[str, Any]
 SECTIONS = (
-    "verification", "sanitizer", "smoke", "probes", "measurements", "comparisons", "checked", "skipped", "stages",
+    "planned", "verification", "sanitizer", "smoke", "probes", "measurements", "comparisons", "checked", "skipped",
+    "stages",
 )  # fmt: skip
 
 
 class Record:
-    """A file of JSON lines. The first is the section `about`; each line is flushed to disk before `add` returns."""
+    """A file of JSON lines; each line is flushed to disk before `add` returns.
 
-    def __init__(self, path: Path, about: Json) -> None:
+    The first is the section `about`, then a line for each stage of `planned`: {stage: {section: ids of rows}}. The file
+    appears with these lines.
+    """
+
+    def __init__(self, path: Path, about: Json, planned: Mapping[str, Mapping[str, Sequence[str]]] = {}) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path = path
         self.lines: list[Json] = []
         self._began = time.monotonic()
-        self._file = path.open("w", encoding="utf-8")
+        first = path.with_name(f"{path.name}.part")
+        self._file = first.open("w", encoding="utf-8")
         self.add("about", about)
+        for stage, rows in planned.items():
+            self.add("planned", {"stage": stage, "rows": rows})
+        first.replace(path)
 
     def add(self, section: str, row: Json) -> None:
         """Append a row with `at_s`, the seconds since the run began."""
@@ -68,7 +78,7 @@ def merge_runs(files: Sequence[Sequence[Json]]) -> Json:
     """Merge the lines of several runs into one document with a list of rows for each section.
 
     A row of a later run replaces the same row of an earlier one. Comparisons and checks are merged into the measurement
-    of their case. `complete` is false if a file was truncated.
+    of their case. `complete` is false if a file was truncated. `missing` has the rows that no run wrote.
     """
     rows_by_section: dict[str, dict[str, Json]] = {section: {} for section in SECTIONS}
     for lines in files:
@@ -78,6 +88,7 @@ def merge_runs(files: Sequence[Sequence[Json]]) -> Json:
                 section, row = "checked", {"id": row["id"], "checked": row["judged"]}
             if section in rows_by_section:
                 rows_by_section[section][_key(section, row, len(rows_by_section[section]))] = row
+    missing = find_missing(rows_by_section)
     abouts = [_without_section(lines[0]) for lines in files]
     rows: Json = {section: list(of_section.values()) for section, of_section in rows_by_section.items()}
     rows["measurements"] = _merge_comparisons(rows.pop("measurements"), rows.pop("comparisons"), rows.pop("checked"))
@@ -85,8 +96,30 @@ def merge_runs(files: Sequence[Sequence[Json]]) -> Json:
         "about": abouts,
         "rehearsal": any(about.get("rehearsal", False) for about in abouts),
         "complete": all(lines[-1]["section"] == "end" for lines in files),
+        "missing": missing,
         **rows,
     }
+
+
+def find_missing(rows_by_section: Mapping[str, Mapping[str, Json]]) -> dict[str, Json]:
+    """Return {stage: {`planned`: number of rows, `missing`: ids of those that are not there}}, in the order of the run.
+
+    Stages that ended with nothing left have decided to write no row, for example for a compiler that cannot apply.
+    """
+    done = {row["stage"] for row in rows_by_section["stages"].values() if row["ended"] == "done"}
+    written = {section: {_id(section, row) for row in rows.values()} for section, rows in rows_by_section.items()}
+    found: dict[str, Json] = {}
+    for row in rows_by_section["planned"].values():
+        ids = [(section, name) for section, names in row["rows"].items() for name in names]
+        missing = [name for section, name in ids if name not in written[section]]
+        if missing and row["stage"] not in done:
+            found[row["stage"]] = {"planned": len(ids), "missing": missing}
+    return found
+
+
+def _id(section: str, row: Json) -> str:
+    """Return the id by which a row is planned."""
+    return str(row.get("probe", row["name"])) if section == "probes" else _key(section, row, 0)
 
 
 def _key(section: str, row: Json, count: int) -> str:
@@ -98,6 +131,8 @@ def _key(section: str, row: Json, count: int) -> str:
             return str(row["tool"])
         case "smoke" | "probes":
             return str(row["name"])
+        case "planned":
+            return str(row["stage"])
         case "skipped" | "stages":
             return f"{row['stage']} {count}"
     return str(row["id"])

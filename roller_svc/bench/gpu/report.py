@@ -24,7 +24,10 @@ def report_of(paths: Sequence[Path]) -> Json:
 
 
 def write(document: Json, path: Path) -> None:
-    path.write_text(json.dumps(finite(document), indent=1) + "\n", encoding="utf-8")
+    """Write the document; the file appears whole."""
+    part = path.with_name(f"{path.name}.part")
+    part.write_text(json.dumps(finite(document), indent=1) + "\n", encoding="utf-8")
+    part.replace(path)
 
 
 def summary(document: Json) -> Json:
@@ -70,6 +73,12 @@ def table(document: Json) -> str:
         f"{row['stage']:<18}{row['seconds']:>8.1f}{row['done']:>6}{row['left']:>6}  {row['ended']}"
         for row in document["stages"]
     ]
+    if document["missing"]:
+        lines += ["", f"{'missing':<18}{'rows':>8}{'of':>6}  first of them"]
+        lines += [
+            f"{stage:<18}{len(one['missing']):>8}{one['planned']:>6}  {', '.join(one['missing'][:3])}"
+            for stage, one in document["missing"].items()
+        ]
     lines += ["", f"{'family':<18}verdicts"]
     for family, counts in total["verification"].items():
         lines.append(f"{family:<18}{', '.join(f'{count} {status}' for status, count in counts.items())}")

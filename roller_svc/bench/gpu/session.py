@@ -13,11 +13,13 @@ from typing import Any, TypeVar
 from roller_svc.bench.gpu import machine
 from roller_svc.bench.gpu.baselines import BASELINES
 from roller_svc.bench.gpu.baselines.triton_baseline import has_triton_kernel
+from roller_svc.bench.gpu.cases import in_order_of_value
 from roller_svc.bench.gpu.cases.check import Check
 from roller_svc.bench.gpu.device_errors import OUT_OF_MEMORY
 from roller_svc.bench.gpu.probing import ProbeTask, probe_names, run_probe
 from roller_svc.bench.gpu.record import Record
 from roller_svc.bench.gpu.samples import TimedCase, references
+from roller_svc.bench.gpu.sanitized import TOOLS as SANITIZERS
 from roller_svc.bench.gpu.sanitized import sample_checks, sanitize
 from roller_svc.bench.gpu.smoke import MODULES, first_of_each_family, imported, tools
 from roller_svc.bench.gpu.timing import (
@@ -40,14 +42,15 @@ T = TypeVar("T")
 R = TypeVar("R")
 Device = Callable[[Callable[[T], R]], Callable[[T], R]]
 
-# Minutes of each stage if all run, thirty in total. Other totals are divided in these proportions.
-STAGE_MINUTES = {"smoke": 3.0, "probe": 2.0, "verify": 6.0, "sanitize": 2.0, "measure": 10.0, "compare": 7.0}
-DRY_STAGES = ("probe", "verify", "measure")
+# Minutes of each stage if all run, ten in total, in order of value. Other totals are divided in these proportions.
+STAGE_MINUTES = {"smoke": 1.25, "verify": 1.75, "measure": 3.0, "probe": 0.75, "compare": 2.0, "sanitize": 1.25}
+DRY_STAGES = ("verify", "measure", "probe")
 MAX_JOBS_ON_DEVICE = 12  # each opens a context: about 0.5 GB and one second
 STOP_S = 4.0  # reserved at the end of each stage to stop its processes
 ALIVE_S = 15.0  # time limit for a fresh process to open the device after a failure
 COMPILER_S = 60.0  # time limit of a baseline compiler for one case: the first case starts its worker processes
 SMOKE_SETS = 2
+TOOLS_STEP, COPY_STEP = "tools", "copy bandwidth"
 
 
 class DeviceLostError(Exception):
@@ -110,8 +113,8 @@ class Session:
 
     def run(self) -> None:
         """Run all stages."""
-        runs = {"smoke": self.smoke, "probe": self.probe, "verify": self.verify, "sanitize": self.sanitize,
-                "measure": self.measure, "compare": self.compare}  # fmt: skip
+        runs = {"smoke": self.smoke, "verify": self.verify, "measure": self.measure, "probe": self.probe,
+                "compare": self.compare, "sanitize": self.sanitize}  # fmt: skip
         began, end, lost = time.monotonic(), 0.0, ""
         for stage, seconds in stage_seconds(self.options.stages, self.options.minutes).items():
             end += seconds
@@ -145,7 +148,7 @@ class Session:
         """Check tools and modules, a copy, the reference product and one kernel of each family."""
         chosen = first_of_each_family(self.work.checks)
         self._left = len(MODULES) + len(chosen) + 3
-        self._add_smoke("tools", tools())
+        self._add_smoke(TOOLS_STEP, tools())
         for name in MODULES:
             self._add_smoke(f"import {name}", self._run_isolated(imported, name))
         self._measure_copy()
@@ -170,12 +173,11 @@ class Session:
         worker.close()
 
     def verify(self) -> None:
-        """Run all checks, large ones first: they take longest, and the others fill the remaining cores."""
+        """Run all checks, the latest code first."""
         options = self.options
-        ordered = sorted(self.work.checks, key=lambda check: not check.family.endswith("-large"))
         tasks = [
             Verification(check, options.target, options.sets, not options.dry, self.work.verdicts.get(check.id))
-            for check in ordered
+            for check in in_order_of_value(self.work.checks)
         ]
         self._left = len(tasks)
         for task, answer in self._map_on_device(verify if options.dry else self._device(verify), tasks):
@@ -200,8 +202,7 @@ class Session:
 
     def compare(self) -> None:
         """Time baseline compilers, each in its own process, interleaved with our kernels."""
-        names = [name for name in BASELINES if name != "library"]
-        pairs = [(case, name) for case in self.work.cases for name in names if _may_compare(name, case)]
+        names, pairs = _compilers(), _pairs(self.work.cases)
         self._left = len(pairs)
         limit_s = max(COMPILER_S, self.options.timeout_s)
         workers_by_name = {name: BoundedWorker(self._device(time_case), limit_s) for name in names}
@@ -304,7 +305,7 @@ class Session:
             yield task.case, answer
 
     def _measure_copy(self) -> None:
-        self._add_smoke("copy bandwidth", self._run_isolated(copy_bandwidth, None))
+        self._add_smoke(COPY_STEP, self._run_isolated(copy_bandwidth, None))
 
     def _add_smoke(self, name: str, row: Json) -> None:
         row = {"name": name, "status": "error" if "error" in row else "ok", **row}
@@ -363,12 +364,41 @@ class Session:
         self._done, self._left = self._done + 1, max(0, self._left - 1)
 
 
+def planned_rows(options: Options, work: Tasks) -> dict[str, dict[str, list[str]]]:
+    """Return {stage: {section: ids of the rows that the stage adds if nothing stops it}}, in the order of the run."""
+    checks, cases = [check.id for check in in_order_of_value(work.checks)], [case.id for case in work.cases]
+    probes = [name for name in probe_names(options.target) if options.only.search(f"probe/{name}")]
+    steps = [TOOLS_STEP, *(f"import {name}" for name in MODULES), COPY_STEP]
+    rows = {
+        "smoke": {
+            "smoke": steps,
+            "measurements": [references()[0].id],
+            "verification": [check.id for check in first_of_each_family(work.checks)],
+        },
+        "verify": {"verification": checks},
+        "measure": {"measurements": cases},
+        "probe": {"probes": probes},
+        "compare": {"comparisons": [f"{case.id} {name}" for case, name in _pairs(work.cases)]},
+        "sanitize": {"sanitizer": list(SANITIZERS)},
+    }
+    return {stage: rows[stage] for stage in options.stages}
+
+
 def error_text(failure: RollerError) -> str:
     return f"{failure.code}: {failure.message}"
 
 
 def _case_columns(case: TimedCase) -> Json:
     return {"id": case.id, "cls": case.cls, "dtype": case.dtype, "flops": case.flops}
+
+
+def _compilers() -> list[str]:
+    return [name for name in BASELINES if name != "library"]
+
+
+def _pairs(cases: Sequence[TimedCase]) -> list[tuple[TimedCase, str]]:
+    """Return the cases with the compilers that may have kernels for them."""
+    return [(case, name) for case in cases for name in _compilers() if _may_compare(name, case)]
 
 
 def _may_compare(name: str, case: TimedCase) -> bool:

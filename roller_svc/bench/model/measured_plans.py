@@ -1,9 +1,9 @@
-"""Plans with measured times, and their JSON form."""
+"""Measured plans as JSON."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from roller_svc.compiler.lower_and_emit import Groups
@@ -22,25 +22,6 @@ _OPTION_FIELDS = {
     "lanes": "reduce_threads", "split_k": "split_k", "stages": "stages", "raster": "raster",
     "stream_k": "stream_k_blocks", "streamed": "nontemporal",
 }  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class MeasuredPlan:
-    """A plan and its measured time."""
-
-    plan: Plan
-    groups: Groups
-    seconds: float  # per call
-    half_s: tuple[float, float] | None = None  # by each half of the samples, if known
-
-
-@dataclass(frozen=True, slots=True)
-class FitCase:
-    """A program of class `cls` and its plans, which were measured interleaved and so are comparable."""
-
-    id: str
-    cls: str
-    plans: tuple[MeasuredPlan, ...]
 
 
 def candidate_of(program: RProgram, group: KernelGroup, hw: HardwareSpec) -> Candidate:

@@ -31,8 +31,8 @@ NEAR = 0.15  # the goal of |ln(predicted / measured)|, drawn as a band
 MIN_SPAN = 100  # ratio of an axis's bounds: two decades, so that it has a tick
 INK, MUTED, GRID = "#222222", "#6b6b6b", "#dddddd"
 RANKED, DRAWN = "#1f5fa8", "#d9822b"  # distinguishable in greyscale and with colour blindness
-CURVES = (("as_shipped", "constants as shipped", "--"), ("fitted", "fitted to the other half", "-"))
-GOALS = ((1, 0.05, "mean 5 %"), (1, 0.12, "p90 12 %"), (10, 0.01, "mean 1 %"))
+CURVES = (("p90", "p90", "-", DRAWN), ("mean", "mean", "-", RANKED), ("random", "mean of a random order", "--", MUTED))
+GOALS = ((1, 0.05, "mean 5 %"), (1, 0.12, "p90 12 %"))
 
 
 def main() -> None:
@@ -65,7 +65,7 @@ def times(document: Json) -> Figure:
         for colour, label in ((RANKED, "the model's first"), (DRAWN, "random others"))
     ]
     figure.legend(handles=kinds, loc="outside lower right", ncols=len(kinds), frameon=False, fontsize=9)
-    figure.suptitle(f"Predicted beside measured seconds, {_subject(document)}; constants fitted to the other half")
+    figure.suptitle(f"Predicted beside measured seconds, {_subject(document)}")
     figure.supxlabel("measured seconds", fontsize=9)
     figure.supylabel("predicted seconds", fontsize=9)
     return figure
@@ -74,7 +74,7 @@ def times(document: Json) -> Figure:
 def points(document: Json, cls: str) -> list[tuple[float, float, bool]]:
     """Return (measured, predicted, whether drawn at random) of all timed plans of a class."""
     return [
-        (measured_s(plan), plan["fitted_s"], plan["drawn"])
+        (measured_s(plan), plan["predicted_s"], plan["drawn"])
         for row in document["cases"]
         if row["cls"] == cls and not row["error"]
         for plan in row["candidates"]
@@ -102,15 +102,12 @@ def _scatter(axes: Axes, found: list[tuple[float, float, bool]]) -> None:
 
 
 def regrets(document: Json) -> Figure:
-    """Plot mean and 90th percentile of the regret of the best of the model's first k plans."""
+    """Plot the regret of the best of the model's first k plans beside that of a random order."""
     figure, axes = plt.subplots(figsize=(7.5, 4.5), layout="constrained")
-    for key, label, dashes in CURVES:
-        curve = (document if key == "fitted" else document[key])["overall"]["regret_curve"]
-        first = [point["first"] for point in curve]
-        for which, colour in (("p90", DRAWN), ("mean", RANKED)):
-            axes.plot(
-                first, [100 * point[which] for point in curve], dashes, color=colour, lw=1.8, label=f"{which}, {label}"
-            )
+    curve = document["overall"]["regret_curve"]
+    first = [point["first"] for point in curve]
+    for which, label, dashes, colour in CURVES:
+        axes.plot(first, [100 * point[which] for point in curve], dashes, color=colour, lw=1.8, label=label)
     for first_k, regret, label in GOALS:
         axes.plot([first_k], [100 * regret], marker="_", ms=14, mew=2, color=INK)
         axes.annotate(f"goal: {label}", (first_k, 100 * regret), (9, 3), textcoords="offset points", fontsize=8)

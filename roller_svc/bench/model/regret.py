@@ -1,4 +1,4 @@
-"""Metrics of predicted against measured times: regret of the model's choice, rank correlation, log ratio."""
+"""Metrics of predicted against measured times: regret of the model's first plans, rank correlation, log ratio."""
 
 from __future__ import annotations
 
@@ -37,11 +37,13 @@ def _ranks(values: Sequence[float]) -> list[float]:
 
 
 Json = dict[str, Any]
-TOP_K = 10
+FIRST = (1, 3)  # plans whose regret is reported beside that of a random order
+TOP_K = 10  # a random order is about as good in ten plans: kept for readers of the JSON
 CURVE = 20  # length of the regret curve
 METRICS = (
     "spearman", "spearman_within", "spearman_halves", "top1_regret_mean", "top1_regret_p90", "top1_regret_max",
-    "top10_regret_mean", "median_abs_log_ratio", "chosen_median_abs_log_ratio",
+    "top3_regret_mean", "random_top1_regret_mean", "random_top3_regret_mean", "top10_regret_mean",
+    "median_abs_log_ratio", "chosen_median_abs_log_ratio",
 )  # fmt: skip
 
 
@@ -59,6 +61,17 @@ class EvaluatedCase:
         ranked = sorted(self.pairs, key=lambda pair: pair[0])
         return min(measured for _, measured in ranked[:first]) / min(measured for _, measured in self.pairs) - 1
 
+    def random_regret(self, first: int) -> float:
+        """Return the expected regret of the best of the first plans in a random order.
+
+        Of n plans, the i-th fastest is the best of k in C(n - i, k - 1) of C(n, k) cases.
+        """
+        times = sorted(measured for _, measured in self.pairs)
+        chosen = min(first, len(times))
+        cases = (math.comb(len(times) - i, chosen - 1) for i in range(1, len(times) + 1))
+        best_s = sum(n * s for n, s in zip(cases, times, strict=True)) / math.comb(len(times), chosen)
+        return best_s / times[0] - 1
+
     @property
     def top1(self) -> tuple[float, float]:
         """Return predicted and measured seconds of the model's first plan."""
@@ -72,6 +85,7 @@ def case_json(case: EvaluatedCase) -> Json:
         "measured_s": measured_s,
         "best_s": min(measured for _, measured in case.pairs),
         "top1_regret": case.regret(1),
+        "top3_regret": case.regret(3),
         "top10_regret": case.regret(TOP_K),
         "spearman": spearman(case.pairs),
         "median_abs_log_ratio": median_abs_log_ratio(case.pairs),
@@ -83,7 +97,7 @@ def metrics(cases: Sequence[EvaluatedCase]) -> Json:
 
     `spearman` and `median_abs_log_ratio` are over the plans of all cases, `spearman_within` is the mean over the cases.
     `spearman_halves` is the split-half correlation of the measurements. `chosen_median_abs_log_ratio` is over the
-    model's first plans.
+    model's first plans. `random_...` are the expected regrets of a random order of the same plans.
     """
     if not cases:
         return {"cases": 0, "plans": 0} | dict.fromkeys(METRICS)
@@ -99,6 +113,8 @@ def metrics(cases: Sequence[EvaluatedCase]) -> Json:
         "top1_regret_mean": statistics.fmean(first),
         "top1_regret_p90": percentile(first, 0.9),
         "top1_regret_max": max(first),
+        "top3_regret_mean": statistics.fmean(case.regret(3) for case in cases),
+        **{f"random_top{k}_regret_mean": statistics.fmean(case.random_regret(k) for case in cases) for k in FIRST},
         "top10_regret_mean": statistics.fmean(case.regret(TOP_K) for case in cases),
         "median_abs_log_ratio": median_abs_log_ratio(pairs),
         "chosen_median_abs_log_ratio": median_abs_log_ratio([case.top1 for case in cases]),
@@ -115,11 +131,14 @@ def evaluation(cases: Sequence[EvaluatedCase]) -> Json:
 
 
 def regret_curve(cases: Sequence[EvaluatedCase]) -> list[Json]:
-    """Return mean and 90th percentile of the regret for each number of tried plans."""
+    """Return mean and 90th percentile of the regret for each number of tried plans, and the mean of a random order."""
     curve = []
     for first in range(1, CURVE + 1) if cases else ():
         regrets = [case.regret(first) for case in cases]
-        curve.append({"first": first, "mean": statistics.fmean(regrets), "p90": percentile(regrets, 0.9)})
+        random_mean = statistics.fmean(case.random_regret(first) for case in cases)
+        curve.append(
+            {"first": first, "mean": statistics.fmean(regrets), "p90": percentile(regrets, 0.9), "random": random_mean}
+        )
     return curve
 
 

@@ -1,9 +1,8 @@
-"""Read documents of measured candidates and evaluate the model on them, with shipped and with fitted constants."""
+"""Read documents of measured candidates and evaluate the model on them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,10 +10,8 @@ from pydantic import Field, model_validator
 
 from roller_svc.bench.cases import BenchCase
 from roller_svc.bench.input_files import Kind, Read, checked, read_json
-from roller_svc.bench.model.cross_validation import cross_validate, with_shipped_constants
-from roller_svc.bench.model.measured_plans import FitCase
 from roller_svc.bench.model.regret import EvaluatedCase, case_json, evaluation
-from roller_svc.bench.model.run import fit_case
+from roller_svc.bench.model.run import evaluate_case
 from roller_svc.calibration import recompute_derived
 from roller_svc.errors import ArgumentError, SpecError
 from roller_svc.hardware import from_mapping, to_mapping
@@ -98,62 +95,41 @@ def read_measurements(path: Path) -> Json:
 def report(document: Json, cases: Mapping[str, BenchCase]) -> Json:
     """Evaluate the rows of a document.
 
-    `overall` and `classes` are with constants fitted to the other half of the rows, `as_shipped` with the shipped ones.
-    Each row gets both, and each of its candidates `predicted_s` (shipped) and `fitted_s`. Raises ArgumentError if no
-    row belongs to one of the cases.
+    Each timed candidate of a row gets `predicted_s`. Raises ArgumentError if no row belongs to one of the cases.
     """
-    hw = spec_of(document)
+    hw = recompute_derived(
+        from_mapping(document["hardware"])
+    )  # values derived from the micro-benchmarks, by today's rules
     rows = [row for row in document["cases"] if row["id"] in cases]
     if not rows:
         raise ArgumentError("no measured program is among the cases", code="stale-measurements",
                             hint="--cases FILE: the measured cases")  # fmt: skip
-    results = {row["id"]: _fit_case(row, cases[row["id"]], hw) for row in rows}
-    timed = [case for case in results.values() if isinstance(case, FitCase) and case.plans]
-    shipped, halves = with_shipped_constants(timed, hw), cross_validate(timed, hw)
-    by_id = {one.id: (one, other) for one, other in zip(shipped, halves.cases, strict=True)}
+    results = {row["id"]: _evaluate(row, cases[row["id"]], hw) for row in rows}
     return {
         **{key: document[key] for key in ("machine", "settings")},
-        **evaluation(halves.cases),
-        "as_shipped": evaluation(shipped),
-        "constants": [asdict(costs) for costs in halves.constants],
+        **evaluation([result for result in results.values() if isinstance(result, EvaluatedCase)]),
         "hardware": to_mapping(hw),
-        "cases": [_row(row, results[row["id"]], by_id.get(row["id"])) for row in rows],
+        "cases": [_row(row, results[row["id"]]) for row in rows],
     }
 
 
-def spec_of(document: Json) -> HardwareSpec:
-    """Return the spec of the measured machine, with values re-derived from its micro-benchmarks."""
-    return recompute_derived(from_mapping(document["hardware"]))
-
-
-def fit_cases(document: Json, cases: Mapping[str, BenchCase]) -> tuple[FitCase, ...]:
-    """Return the measured cases with the estimates of today's model."""
-    hw = spec_of(document)
-    results = (_fit_case(row, cases[row["id"]], hw) for row in document["cases"] if row["id"] in cases)
-    return tuple(case for case in results if isinstance(case, FitCase) and case.plans)
-
-
-def _fit_case(row: Json, case: BenchCase, hw: HardwareSpec) -> FitCase | str:
+def _evaluate(row: Json, case: BenchCase, hw: HardwareSpec) -> EvaluatedCase | str:
     """Return the row with the estimates of today's model, or why it does not count."""
     if row["error"]:
         return str(row["error"])
     if (row.get("program") or case.digest) != case.digest:
         return "stale-measurements: expression or inputs of the case have changed"
+    if all(candidate["error"] is not None for candidate in row["candidates"]):
+        return "no candidate could be timed"
     try:
-        return fit_case(row, case, hw)
+        return evaluate_case(row, case, hw)
     except ArgumentError as stale:
         return f"{stale.code}: {stale.message}"
 
 
-def _row(row: Json, result: FitCase | str, evaluated: tuple[EvaluatedCase, EvaluatedCase] | None) -> Json:
-    if isinstance(result, str) or evaluated is None:
-        return row | {"error": result if isinstance(result, str) else "no candidate could be timed"}
-    shipped, fitted = evaluated
-    timed = iter(zip(shipped.pairs, fitted.pairs, strict=True))
-    candidates = []
-    for candidate in row["candidates"]:
-        if candidate["error"] is None:
-            (predicted_s, _), (fitted_s, _) = next(timed)
-            candidate = candidate | {"predicted_s": predicted_s, "fitted_s": fitted_s}
-        candidates.append(candidate)
-    return row | case_json(fitted) | {"as_shipped": case_json(shipped), "candidates": candidates}
+def _row(row: Json, result: EvaluatedCase | str) -> Json:
+    if isinstance(result, str):
+        return row | {"error": result}
+    seconds = iter(predicted_s for predicted_s, _ in result.pairs)
+    candidates = [c if c["error"] is not None else c | {"predicted_s": next(seconds)} for c in row["candidates"]]
+    return row | case_json(result) | {"candidates": candidates}

@@ -18,8 +18,9 @@ from roller_svc.bench.interleaved_timing import (
     time_interleaved,
 )
 from roller_svc.bench.model.candidate_plans import TrialPlans, trial_plans
-from roller_svc.bench.model.measured_plans import FitCase, MeasuredPlan, plan_of, tiles_of
+from roller_svc.bench.model.measured_plans import plan_of, tiles_of
 from roller_svc.bench.model.measurement_passes import PASSES
+from roller_svc.bench.model.regret import EvaluatedCase
 from roller_svc.bench.model.worker import Answer, Describe, LoadKernels, Task, TimeKernel, work
 from roller_svc.bench.timing_worker import Sample
 from roller_svc.compiler.autotune import build_candidates
@@ -139,26 +140,23 @@ def _row_of(case: BenchCase) -> Json:
     return {"id": case.id, "cls": case.cls, "program": case.digest}
 
 
-def fit_case(row: Json, case: BenchCase, hw: HardwareSpec) -> FitCase:
-    """Return a case with its timed candidates, with the estimates of today's model.
+def evaluate_case(row: Json, case: BenchCase, hw: HardwareSpec) -> EvaluatedCase:
+    """Return the times of a case's timed candidates, and the estimates of today's model.
 
     Raises ArgumentError if the tiles of the row no longer fit the program.
     """
     groups = PartitionCache(case.program()).groups(hw)
     timed = [c for c in row["candidates"] if c["error"] is None]
-    plans = (MeasuredPlan(plan_of(c["kernels"], groups, hw), groups, measured_s(c), _halves(c)) for c in timed)
-    return FitCase(case.id, case.cls, tuple(plans))
+    pairs = tuple((plan_of(c["kernels"], groups, hw).estimate.seconds, measured_s(c)) for c in timed)
+    return EvaluatedCase(
+        case.id, case.cls, pairs, tuple((c["half_s"][0], c["half_s"][1]) for c in timed if c.get("half_s"))
+    )
 
 
 def measured_s(candidate: Json) -> float:
     """Return the low-noise time of a candidate, or its minimum in documents that lack it."""
     seconds: float = candidate.get("quiet_s") or candidate["min_s"]
     return seconds
-
-
-def _halves(candidate: Json) -> tuple[float, float] | None:
-    found = candidate.get("half_s")
-    return None if found is None else (found[0], found[1])
 
 
 def _time_case(built: BuiltCase, worker: Worker) -> InterleavedSamples:

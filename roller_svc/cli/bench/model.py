@@ -40,7 +40,7 @@ TILE_COLUMNS = (
 )  # fmt: skip
 MEASURED_COLUMNS = (
     "class", "cases", "plans", "median |log ratio|", "of the first", "Spearman", "within cases",
-    "of halves", "top-1 regret", "p90", "worst", "top-10 regret",
+    "of halves", "top-1 regret", "p90", "worst", "top-3 regret", "random top-1", "top-3",
 )  # fmt: skip
 # Options that are rejected where they would be ignored.
 OF_CASES = ("cases", "every", "only")
@@ -235,20 +235,18 @@ def _line(row: Json) -> str:
 
 def _text(document: Json) -> str:
     header = f"{document['machine']['cpu']}, {document['settings']['threads']} threads, {document['machine']['date']}"
-    parts = [header]
-    for title, results in (("constants as shipped", document["as_shipped"]), ("fitted to the other half", document)):
-        rows = [_measured_row(name, metrics) for name, metrics in _by_class(results)]
-        parts += [f"\n{title}", show.format_table(MEASURED_COLUMNS, rows)]
-    return "\n".join([*parts, *_errors(document)])
+    rows = [_measured_row(name, metrics) for name, metrics in _by_class(document)]
+    return "\n".join([header, show.format_table(MEASURED_COLUMNS, rows), *_errors(document)])
 
 
 def _measured_row(name: str, metrics: Json) -> tuple[object, ...]:
     logs = (metrics["median_abs_log_ratio"], metrics["chosen_median_abs_log_ratio"])
-    regrets = (metrics[f"top1_regret_{which}"] for which in ("mean", "p90", "max"))
+    names = ("top1_regret_mean", "top1_regret_p90", "top1_regret_max", "top3_regret_mean", "random_top1_regret_mean",
+             "random_top3_regret_mean")  # fmt: skip
     ranks = (metrics["spearman"], metrics["spearman_within"], metrics["spearman_halves"])
     return (
-        name, metrics["cases"], metrics["plans"], *map(_three_places, (*logs, *ranks)), *map(show.percent, regrets),
-        show.percent(metrics["top10_regret_mean"]),
+        name, metrics["cases"], metrics["plans"], *map(_three_places, (*logs, *ranks)),
+        *(show.percent(metrics[name]) for name in names),
     )  # fmt: skip
 
 

@@ -1,13 +1,13 @@
-"""What the model's choice costs, by hand; curves; and halves of cases."""
+"""Regret of the model's first plans, by hand, beside that of a random order; curves."""
 
 from __future__ import annotations
 
+import itertools
 import math
+import statistics
 
 import pytest
 
-from roller_svc.bench.model.cross_validation import split_halves
-from roller_svc.bench.model.measured_plans import FitCase
 from roller_svc.bench.model.regret import METRICS, EvaluatedCase, case_json, evaluation, metrics, percentile, spearman
 
 RIGHT = EvaluatedCase("right", "gemm", ((1.0, 1.0), (2.0, 2.0), (4.0, 3.0)))
@@ -19,6 +19,14 @@ def test_regret_is_measured_from_the_best_of_all() -> None:
     assert [WRONG.regret(first) for first in (1, 2, 3, 20)] == pytest.approx([1.0, 0.5, 0.0, 0.0])
 
 
+@pytest.mark.parametrize("first", [1, 2, 3, 4, 9])
+def test_a_random_order_has_the_mean_regret_of_all_orders(first: int) -> None:
+    times = (1.0, 1.5, 1.5, 4.0)
+    case = EvaluatedCase("four", "gemm", tuple((1.0, time) for time in times))
+    orders = [min(order[:first]) / min(times) - 1 for order in itertools.permutations(times)]
+    assert case.random_regret(first) == pytest.approx(statistics.fmean(orders))
+
+
 def test_of_plans_predicted_alike_the_first_counts() -> None:
     assert EvaluatedCase("tie", "gemm", ((1.0, 3.0), (1.0, 2.0))).regret(1) == pytest.approx(0.5)
 
@@ -26,7 +34,7 @@ def test_of_plans_predicted_alike_the_first_counts() -> None:
 def test_a_case_says_what_was_chosen_and_what_was_best() -> None:
     row = case_json(WRONG)
     assert (row["predicted_s"], row["measured_s"], row["best_s"]) == (1.0, 2.0, 1.0)
-    assert (row["top1_regret"], row["top10_regret"], row["spearman"]) == (1.0, 0.0, -1.0)
+    assert (row["top1_regret"], row["top3_regret"], row["spearman"]) == (1.0, 0.0, -1.0)
     assert row["median_abs_log_ratio"] == pytest.approx(math.log(2))
 
 
@@ -36,7 +44,9 @@ def test_figures_pool_plans_and_average_cases() -> None:
     assert found["spearman"] == pytest.approx(spearman([*RIGHT.pairs, *WRONG.pairs]))
     assert found["spearman_within"] == pytest.approx(0.0)
     assert (found["top1_regret_mean"], found["top1_regret_p90"], found["top1_regret_max"]) == (0.5, 1.0, 1.0)
-    assert found["top10_regret_mean"] == 0.0
+    assert (found["top3_regret_mean"], found["top10_regret_mean"]) == (0.0, 0.0)
+    assert found["random_top1_regret_mean"] == pytest.approx((1.0 + 0.5) / 2)
+    assert found["random_top3_regret_mean"] == 0.0
     assert found["chosen_median_abs_log_ratio"] == pytest.approx(math.log(2) / 2)
 
 
@@ -46,6 +56,7 @@ def test_classes_are_judged_by_themselves() -> None:
     curve = found["overall"]["regret_curve"]
     assert [point["first"] for point in curve] == list(range(1, 21))
     assert [point["mean"] for point in curve[:4]] == pytest.approx([0.5, 0.25, 0.0, 0.0])
+    assert [point["random"] for point in curve[:3]] == pytest.approx([0.75, 0.25, 0.0])
 
 
 def test_nothing_to_judge_has_no_figures() -> None:
@@ -63,11 +74,3 @@ def test_ties_share_their_mean_rank() -> None:
     """Ranks 1.5 1.5 3 4 beside 1 2 3 4: by hand 3 / sqrt(10)."""
     assert spearman([(1.0, 1.0), (1.0, 2.0), (2.0, 3.0), (3.0, 4.0)]) == pytest.approx(4.5 / math.sqrt(22.5))
     assert spearman([(1.0, 1.0), (2.0, 1.0), (3.0, 1.0)]) is None
-
-
-def test_halves_have_a_part_of_each_class_whatever_the_order() -> None:
-    cases = [FitCase(f"{cls}{n}", cls, ()) for n in (3, 1, 2, 0) for cls in ("b", "a")]
-    first, second = split_halves(cases)
-    assert [case.id for case in first] == ["a0", "a2", "b0", "b2"]
-    assert [case.id for case in second] == ["a1", "a3", "b1", "b3"]
-    assert split_halves(cases[::-1]) == (first, second)

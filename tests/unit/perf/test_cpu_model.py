@@ -6,6 +6,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
+from tile_spaces import COSTS, with_costs
 
 from roller_svc import hardware
 from roller_svc.compiler.partition_cache import partition
@@ -19,7 +20,6 @@ from roller_svc.ir.group import KernelGroup
 from roller_svc.ir.hardware import HardwareSpec, Scope
 from roller_svc.ir.program import TensorType
 from roller_svc.ir.rprogram import RProgram, RTile
-from roller_svc.perf.cpu_costs_fitted import FITTED
 from roller_svc.perf.model import Model
 from roller_svc.perf.roofline import roofline
 
@@ -86,7 +86,7 @@ def test_cores_without_a_task_cost_nothing(family: str) -> None:
 
 def test_the_floor_counts_on_a_cache_only_where_it_keeps_something() -> None:
     last = AVX512.level("l3").capacity_bytes
-    kept = FITTED.memory.llc_zero_hit_ratio * last  # nothing of more
+    kept = COSTS.memory.llc_zero_hit_ratio * last  # nothing of more
     for walked, level in ((0.99 * kept, "l3"), (1.01 * kept, "dram")):
         problem = model_of(map_of(walked), AVX512).workload
         share = dram_fraction(problem.machine, problem.compulsory_bytes)
@@ -98,13 +98,11 @@ def test_the_floor_counts_on_a_cache_only_where_it_keeps_something() -> None:
 
 
 def test_the_floor_follows_the_costs() -> None:
-    walked = 1.1 * FITTED.memory.llc_zero_hit_ratio * AVX512.level("l3").capacity_bytes
-    larger_llc = replace(
-        FITTED, memory=replace(FITTED.memory, llc_zero_hit_ratio=1.2 * FITTED.memory.llc_zero_hit_ratio)
-    )
+    walked = 1.1 * COSTS.memory.llc_zero_hit_ratio * AVX512.level("l3").capacity_bytes
+    larger_llc = replace(COSTS, memory=replace(COSTS.memory, llc_zero_hit_ratio=1.2 * COSTS.memory.llc_zero_hit_ratio))
     model = model_of(map_of(walked), AVX512)
     assert model.workload.data_level == "dram"
-    assert model.with_costs(larger_llc).workload.data_level == "l3"
+    assert with_costs(model, larger_llc).workload.data_level == "l3"
 
 
 def product_of(m: int, n: int, k: int) -> KernelGroup:
@@ -124,8 +122,8 @@ def test_hints_hide_panels_that_take_little_of_the_time(rows: int, hides: bool) 
     hw, group = with_cores(AVX512, 1), product_of(rows, 1536, 1024)
     program = tiled(group, hw, (rows, 1536, 512), (9, 48, 1))
     model = model_of(group, hw)
-    nothing_hidden = replace(FITTED, contraction=replace(FITTED.contraction, prefetch_hidden_fraction=1e-9))
-    all_waited = model.with_costs(nothing_hidden).estimate(program).seconds
+    nothing_hidden = replace(COSTS, contraction=replace(COSTS.contraction, prefetch_hidden_fraction=1e-9))
+    all_waited = with_costs(model, nothing_hidden).estimate(program).seconds
     assert (model.estimate(program).seconds < all_waited) == hides
 
 

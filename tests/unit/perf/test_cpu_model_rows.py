@@ -6,11 +6,11 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
+from tile_spaces import COSTS, with_costs
 
 from roller_svc import hardware
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.estimate import Estimate
-from roller_svc.perf.cpu_costs_fitted import FITTED
 from roller_svc.perf.model import Model
 from tests.unit.families.cpu.test_cost_terms import F32, estimated_program, model_of, stage
 
@@ -33,7 +33,7 @@ def test_rows_of_columns_that_begin_together_wait_together() -> None:
 def test_loads_hide_where_joins_wait_for_each_other() -> None:
     """One accumulator to a row: only the chain of additions counts. Four of them wait less than loads take."""
     model = model_of("y[i] +=! x[i, k]", {"x": (F32, (16, 1024))})
-    slow = model.with_costs(replace(FITTED, loops=replace(FITTED.loops, accumulate_latency_cycles=4.0)))
+    slow = with_costs(model, replace(COSTS, loops=replace(COSTS.loops, accumulate_latency_cycles=4.0)))
     assert stage(by_lanes(slow, 16), "loads") == 0.0
     assert stage(by_lanes(slow, 64), "loads") > 0.0
     assert by_lanes(slow, 16).seconds > by_lanes(slow, 64).seconds

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from roller_svc.bench.gpu.cases.attention import attention_checks
 from roller_svc.bench.gpu.cases.check import HALVES, LAYOUTS, SHAPES, Check, product_check
@@ -23,6 +23,12 @@ def checks() -> list[Check]:
              *attention_checks(), *_scalar(), *_maps(), *_layouts(), *_windows(), *_reductions(), *_rows(),
              *_indexed(), *_vectors(), *_large(), *large_warpgroup_checks()]  # fmt: skip
     return [dataclasses.replace(check, id=f"{check.family}/{check.id}") for check in all_checks]
+
+
+def in_order_of_value(selected: Sequence[Check]) -> list[Check]:
+    """Order checks for a run that may be cut: findings, then large ones, which take longest, then the others."""
+    findings = {check.family for check in finding_checks()}
+    return sorted(selected, key=lambda check: (check.family not in findings, not check.family.endswith("-large")))
 
 
 def checks_for(hw: HardwareSpec) -> list[Check]:

@@ -32,16 +32,16 @@ _BYTES = ("q", ("uint8", (_N, _K // 2)))
 
 
 def finding_checks() -> Iterator[Check]:
-    """Yield the checks, the smallest of each family first."""
+    """Yield the checks, the latest code first, and the smallest check of each family first."""
+    yield from _epilogues()
+    yield from _reduction_clusters()
+    yield from _packed_weights()
+    yield from _decoding_attention()
+    yield from _written_operands()
+    yield from _joint_maps()
+    yield from _rows()
     yield from _atomics()
     yield from _transposes()
-    yield from _written_operands()
-    yield from _epilogues()
-    yield from _rows()
-    yield from _joint_maps()
-    yield from _decoding_attention()
-    yield from _packed_weights()
-    yield from _reduction_clusters()
 
 
 def _atomics() -> Iterator[Check]:

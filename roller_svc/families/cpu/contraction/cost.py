@@ -69,7 +69,7 @@ def cpu_contraction(p: Workload[PanelLayouts], launch: Launch) -> Costs:
     waves = -(-launch.grid // mach.cores)
     average = p.outer_points / (sizes.rows * sizes.columns) / launch.grid  # of a whole tile: those at edges are smaller
     busy = average * launch.grid / mach.cores if launch.grid >= 4 * mach.cores else max(1.0, waves * average)
-    parts = (kernel, update, packing, store + costs.task_cycles)
+    parts = (kernel, update, packing, store + mach.costs.task_cycles)
     others = p.compulsory_bytes - (p.b.total_bytes if _streams_constant(p, sizes) else 0)
     memory = others / source_bandwidth(mach, p.compulsory_bytes)
     found, names = smallest_cache(mach, p.compulsory_bytes), ("compute", "update", "packing", "task")

@@ -49,7 +49,7 @@ def cpu_convolution(p: Workload[ImageSpace], launch: Launch) -> Costs:
     update = _update(p, image, sizes)
     waves = -(-launch.grid // mach.cores)
     busy = launch.grid / mach.cores if launch.grid >= 4 * mach.cores else waves
-    parts = (kernel, update, staging + packing, results + costs.task_cycles)
+    parts = (kernel, update, staging + packing, results + mach.costs.task_cycles)
     moved = sum(t.transferred_bytes(p.extents) for t in p.footprint.reads)
     memory = moved * seconds_per_byte(mach, p.compulsory_bytes, launch.grid)
     memory += sum(transfer_s(p, t, launch.block, launch.grid) for t in p.footprint.writes)

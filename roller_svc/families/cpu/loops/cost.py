@@ -42,7 +42,6 @@ COPY_LINES_IN_FLIGHT = 128.0  # of a copy: a load, a store and a part of an iter
 # Instructions of an iteration in addition to its work, of min or max, of a polynomial.
 LOOP_OPERATIONS, MINMAX_OPERATIONS, FUNCTION_OPERATIONS = 2, 3, 17
 MAX_TABLES = 2  # vectors that hold a tensor whose elements data chooses
-MIN_STRIDED_STEPS = 64  # from which a strided access is more than a window
 _MINMAX_COMBINES = frozenset({Combine.MAX, Combine.MIN})
 
 
@@ -56,12 +55,11 @@ def cpu_loop_cost(p: Workload[LoopFacts], launch: Launch) -> Costs:
     share = max(waves / launch.grid, 1 / mach.cores)  # of all tasks, those of the core with the most
     steps = _steps(p, launch, statements)
     compute, loads, again = (mach.seconds(share * sum(part)) for part in zip(*(s.cycles for s in steps), strict=True))
-    jumps = mach.seconds(share * sum(_strided_miss_cycles(p, t, launch) for t in p.footprint.reads))
-    if launch.nontemporal:
-        jumps += mach.seconds(share * costs.alias_4k_cycles * count_4k_aliasing(p, launch.block))
-    task = mach.seconds(share * launch.grid * costs.task_cycles)
+    aliasing = count_4k_aliasing(p, launch.block) if launch.nontemporal else 0.0
+    waits = mach.seconds(share * costs.alias_4k_cycles * aliasing)
+    task = mach.seconds(share * launch.grid * mach.costs.task_cycles)
     memory = sum(s.memory_s for s in steps)
-    joint = _overlap(costs, compute + loads + again + jumps, memory)
+    joint = _overlap(costs, compute + loads + again + waits, memory)
     apart = sum(_overlap(costs, mach.seconds(share * sum(s.cycles)), s.apart_s) for s in steps)
     prefetched = _prefetched_fraction(p, launch)
     moving = prefetched * memory + (1 - prefetched) * sum(s.apart_s for s in steps)
@@ -69,7 +67,7 @@ def cpu_loop_cost(p: Workload[LoopFacts], launch: Launch) -> Costs:
         core_s=prefetched * joint + (1 - prefetched) * max(joint, apart) + task,
         core_stage=None,
         stage_seconds=(
-            ("compute", compute), ("loads", loads + jumps), ("again", again), ("task", task),
+            ("compute", compute), ("loads", loads + waits), ("again", again), ("task", task),
             (dominant_level(p, launch), moving),
         ),
         occupancy=min(1.0, launch.grid / (waves * mach.cores)),
@@ -321,28 +319,6 @@ def _reread_cycles_per_byte(p: Workload[LoopFacts], launch: Launch) -> float:
     if not p.space.reduces_rows:
         return 0.0
     return private_seconds_per_byte(p.machine, p.footprint.bytes(_resident_tile(p, launch))) * p.machine.clock_hz
-
-
-def _strided_miss_cycles(p: Workload[LoopFacts], tensor: AccessFootprint, launch: Launch) -> float:
-    """Return exposed misses of an inner axis with strides beyond those that prefetchers follow."""
-    if (
-        not p.reduced
-        or launch.reduce_threads > 1
-        or not tensor.varies_with_reduction
-        or p.inner_points < MIN_STRIDED_STEPS
-    ):
-        return 0.0
-    inner = p.reduced[-1]
-    if inner not in tensor.axes or inner in tensor.strides or tensor.bytes(p.extents) // p.inner_points < PAGE_BYTES:
-        return 0.0
-    if is_column_reduction(p.space):
-        return 0.0
-    latency = p.machine.dram_latency_cycles
-    for cache in p.machine.caches:
-        if tensor.bytes(p.extents) <= cache.total_bytes // 2:
-            latency = cache.latency_cycles
-    vectors = p.outer_points * p.inner_points / _width(p, launch)
-    return vectors * latency / p.machine.costs.loops.outstanding_misses
 
 
 def _transfer_s(p: Workload[LoopFacts], launch: Launch, *, under_reads: bool) -> list[tuple[str, float]]:

@@ -22,8 +22,6 @@ from roller_svc.perf.common import Costs, Launch
 from roller_svc.perf.footprint import AccessFootprint, Tile
 from roller_svc.perf.workload import Workload
 
-BEST_WRITE_BYTES = 256  # of a tile's output rows
-STREAMED_BYTES = 128  # rows that non-temporal stores write well
 STORE_FORWARD_BYTES = 1024  # reread before they leave the store buffer
 
 
@@ -42,14 +40,14 @@ def transpose_cost(p: Workload[TransposeSpace], launch: Launch) -> Costs:
         )
     others = [t for t in p.footprint.reads if layout.row in t.axes and t.strides.get(layout.row) != 1]
     gathered = max(0, len(others) - len(layout.transposed))
-    compute = vectors * p.space.flops / p.outer_points * costs.operation_cycles
-    compute += p.outer_points * costs.gather_cycles * gathered
+    compute = vectors * p.space.flops / p.outer_points * mach.costs.loops.operation_cycles
+    compute += p.outer_points * mach.costs.loops.gather_cycles * gathered
     if launch.nontemporal and _nontemporal_fraction(p, layout) < 1:
-        compute += vectors * TEST_OPERATIONS * costs.operation_cycles
+        compute += vectors * TEST_OPERATIONS * mach.costs.loops.operation_cycles
     tiles = math.prod(-(-e // t) for e, t in zip(p.extents, launch.thread, strict=True))
     waves = -(-launch.grid // mach.cores)
     share = waves * math.prod(min(b, e) for b, e in zip(launch.block, p.extents, strict=True)) / p.outer_points
-    cycles = (transposed, compute, tiles * each_tile, launch.grid * costs.task_cycles)
+    cycles = (transposed, compute, tiles * each_tile, launch.grid * mach.costs.task_cycles)
     seconds = [mach.seconds(c * share) for c in cycles]
     memory = _memory_s(p, layout, launch) * share * min(launch.grid, mach.cores)  # of the busiest core
     core = sum(seconds)
@@ -76,11 +74,11 @@ def _overlap(p: Workload[Any], layout: TransposeSpace, launch: Launch) -> float:
 
 
 def _memory_s(p: Workload[Any], layout: TransposeSpace, launch: Launch) -> float:
-    """Return seconds of reads and writes by the length of their rows.
+    """Return seconds of reads, by the length of their rows, and of writes.
 
     Non-temporal outputs go to memory while caches deliver inputs.
     """
-    mach, costs, row = p.machine, p.machine.costs.transpose, layout.row
+    mach, costs = p.machine, p.machine.costs.transpose
     streams = _nontemporal_fraction(p, layout) if launch.nontemporal else 0.0
     working_set = cacheable_bytes(p, streams)
     each = seconds_per_byte(mach, working_set, launch.grid)
@@ -89,33 +87,19 @@ def _memory_s(p: Workload[Any], layout: TransposeSpace, launch: Launch) -> float
     whole = all(launch.thread[i] >= p.extents[i] for i in layout.columns) and layout.kind is not TransposeKind.BLOCK
     read_more = 0.0 if whole else costs.read_run_penalty * math.log2(max(1.0, run / LINE_BYTES))
     reads = each * (1 + read_more) * _transferred_bytes(p.footprint.reads, p.extents)
-    is_shared = launch.block[row] < p.extents[row] and _row_bytes(p, layout) % LINE_BYTES > 0
-    shared = costs.shared_line_penalty if is_shared else 0.0
-    written = min(launch.thread[row], p.extents[row]) * size
-    writes = (
-        each
-        * (1 + _cached_write_penalty(p, layout, written) + shared)
-        * _transferred_bytes(p.footprint.writes, p.extents)
-    )
+    # kinds other than blocks write in memory order
+    write_more = costs.unprefetched_write_penalty if layout.kind is TransposeKind.BLOCK else 0.0
+    writes = each * (1 + write_more) * _transferred_bytes(p.footprint.writes, p.extents)
     writes += _shared_line_s(p, layout, launch)
     if not launch.nontemporal:
         return reads + writes
     streamed = sum(nontemporal_write_s(p, t, launch.grid) for t in p.footprint.writes)
-    streamed *= 1 + _nontemporal_penalty(p, layout, written) + shared
     from_caches = reads * (1 - dram_fraction(mach, working_set))
     return (
         reads
         + (1 - streams) * writes
         + streams * exposed_nontemporal_s(mach, streamed, from_caches, reads - from_caches)
     )
-
-
-def _cached_write_penalty(p: Workload[Any], layout: TransposeSpace, written: int) -> float:
-    """Return the extra time of cached output rows, `written` bytes each at once, as a fraction."""
-    costs, more = p.machine.costs.transpose, 0.0
-    if layout.kind is TransposeKind.BLOCK:  # other kinds write in memory order
-        more = costs.unprefetched_write_penalty + costs.write_run_penalty * abs(math.log2(written / BEST_WRITE_BYTES))
-    return more + costs.read_for_ownership_penalty * dram_fraction(p.machine, p.compulsory_bytes)
 
 
 def _shared_line_s(p: Workload[Any], layout: TransposeSpace, launch: Launch) -> float:
@@ -126,15 +110,6 @@ def _shared_line_s(p: Workload[Any], layout: TransposeSpace, launch: Launch) -> 
     cuts = (p.outer_points // row) * (-(-row // launch.thread[layout.row]) - 1)
     cycles = mach.costs.transpose.shared_line_latency_fraction * mach.caches[-2].latency_cycles * cuts
     return mach.seconds(cycles * (1 - _nontemporal_fraction(p, layout))) / min(launch.grid, mach.cores)
-
-
-def _nontemporal_penalty(p: Workload[Any], layout: TransposeSpace, written: int) -> float:
-    """Return the extra time of non-temporal rows, as a fraction: partial lines are written in parts."""
-    costs, row_bytes = p.machine.costs.transpose, _row_bytes(p, layout)
-    more = costs.nontemporal_run_penalty * math.log2(max(1.0, written / STREAMED_BYTES))
-    if row_bytes % LINE_BYTES:
-        more += costs.partial_line_penalty * min(1.0, 2 * LINE_BYTES / row_bytes)
-    return more
 
 
 def _nontemporal_fraction(p: Workload[Any], layout: TransposeSpace) -> float:

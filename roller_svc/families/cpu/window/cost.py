@@ -13,7 +13,7 @@ from roller_svc.families.common.cpu.memory import (
     transfer_s,
 )
 from roller_svc.families.common.cpu.op_counts import work_cycles
-from roller_svc.families.common.cpu.window_reduction import Plane, WindowedSum
+from roller_svc.families.common.cpu.window_reduction import WindowedSum
 from roller_svc.families.cpu.window.deinterleave import contiguous_load, deinterleave, is_sorted_by_vectors
 from roller_svc.families.cpu.window.workload import (
     Dimension,
@@ -23,7 +23,7 @@ from roller_svc.families.cpu.window.workload import (
     layout,
     staged_bytes,
 )
-from roller_svc.ir.expr import axes_of, loads_of
+from roller_svc.ir.expr import loads_of
 from roller_svc.ir.program import Combine
 from roller_svc.perf.common import Costs, Launch
 from roller_svc.perf.machine import LOAD_PORTS, Machine
@@ -43,8 +43,7 @@ def window_cost(p: Workload[PlaneSpace], launch: Launch) -> Costs:
         found = layout(space, one, launch.block, launch.thread)
         fill = found.elements / mach.unit.shape[-1] * len(one.planes)
         again += 2 * planes * sum(found.elements * plane.dtype.bytes for plane in one.planes)  # there and back
-        results = line_cycles(mach, found) + _scatter_cycles(p, found)
-        parts = (staging_cycles(mach, one, found), tap_cycles(mach, one, found), results)
+        parts = (staging_cycles(mach, one, found), tap_cycles(mach, one, found), line_cycles(mach, found))
         cycles = [c + planes * part for c, part in zip(cycles, (*parts, 0.0), strict=True)]
         cycles[3] += fill + costs.task_cycles
     waves = -(-launch.grid // mach.cores)
@@ -89,29 +88,14 @@ def staging_cycles(mach: Machine, one: WindowedSum, found: PlaneLayout) -> float
         low, high = plane.inside[-1]
         count = min(last.places, high - low)
         pieces = line_vectors(-(-count // last.phases), lanes) * last.phases
-        each = costs.staging_cycles if last.phases == 1 else costs.shuffle_cycles * min(last.phases, lanes)
+        each = costs.staging_cycles * min(last.phases, lanes)
         if is_sorted_by_vectors(plane) and deinterleave(last.phases, low, count, lanes) is not None:
             is_loaded = contiguous_load(plane, last.window_dim.position_name) is not None
             each = costs.staging_cycles * (SORTED_RATIO + (not is_loaded))
-        if _is_gathered(plane, last.window_dim.position_name):
-            each = lanes * costs.gather_cycles
         each += (len(loads_of(plane.value)) - 1) / LOAD_PORTS
         moved, work = _vector_equivalents(mach, pieces) * each, sum(pieces) * work_cycles(mach, plane.work)
         cycles += lines * (costs.line_cycles + max(moved, work) + costs.imperfect_overlap * min(moved, work))
     return cycles
-
-
-def _is_gathered(plane: Plane, position: str) -> bool:
-    """Return whether neighbours along the position are apart in memory, as in images with channels last."""
-    return any(position in axes_of(index) for load in loads_of(plane.value) for index in load.index[:-1])
-
-
-def _scatter_cycles(p: Workload[PlaneSpace], found: PlaneLayout) -> float:
-    """Return cycles to store one plane's outputs one by one, if neighbours are apart in memory."""
-    last = p.facts.first + len(p.facts.axes) - 1
-    if p.extents[last] == 1 or all(last in tensor.strides for tensor in p.footprint.writes):
-        return 0.0
-    return p.machine.costs.window.scatter_cycles * math.prod(_mean(d.window_dim.extent, d.block) for d in found.dims)
 
 
 def _mean(extent: int, block: int) -> float:

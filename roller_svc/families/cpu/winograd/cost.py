@@ -28,7 +28,7 @@ def cpu_winograd(p: Workload[WinogradSpace], launch: Launch) -> Costs:
     results = _results(p, task)
     waves = -(-launch.grid // mach.cores)
     busy = launch.grid / mach.cores if launch.grid >= 4 * mach.cores else waves
-    parts = (product, transform, staging, results + mach.costs.convolution.task_cycles)
+    parts = (product, transform, staging, results + mach.costs.task_cycles)
     moved = sum(t.transferred_bytes(p.extents) for t in p.footprint.reads if not t.access.constant)
     memory = moved * seconds_per_byte(mach, p.compulsory_bytes, launch.grid)
     memory += sum(transfer_s(p, t, launch.block, launch.grid) for t in p.footprint.writes)

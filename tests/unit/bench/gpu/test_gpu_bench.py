@@ -67,12 +67,16 @@ def test_every_check_is_a_program_with_an_id_of_its_own(bench: Any) -> None:
 
 
 def test_findings_come_first(bench: Any) -> None:
-    """Smoke runs the first check of each family, and measurement begins after the reference products."""
+    """Smoke runs the first check of each family, and measurement begins with their cases."""
     findings = list(bench.findings.finding_checks())
     assert [check.expression for check in findings] == [c.expression for c in bench.cases.checks()[: len(findings)]]
     assert not {check.family for check in findings} & {c.family for c in bench.cases.checks()[len(findings) :]}
     cases = bench.samples.finding_cases(bench.main.FINDINGS)
-    assert {"gelu-map", "histogram", "decode-int4", "few-tiles"} <= {case.id for case in cases}
+    assert {"gelu-map", "histogram", "decode-int4"} <= {case.id for case in cases}
+    assert [case.id for case in cases[:3]] == ["gelu-epilogue", "few-tiles", "packed-rows-64"]
+    ordered = bench.cases.in_order_of_value(bench.cases.checks()[::-1])
+    assert {check.family for check in ordered[: len(findings)]} == {check.family for check in findings}
+    assert ordered[len(findings)].family.endswith("-large")
     assert all(case.program().outputs for case in cases)
 
 

@@ -8,6 +8,10 @@ from __future__ import annotations
 import json
 import multiprocessing
 import operator
+import os
+import signal
+import subprocess
+import sys
 import threading
 import time
 import types
@@ -22,6 +26,8 @@ from roller_svc.errors import BuildServiceError, KernelTimeoutError
 from roller_svc.frontend.lang.input_types import tensor_types
 from roller_svc.frontend.parse import parse
 from roller_svc.semantics.inputs import draw_patterns, random_inputs
+
+ROOT = Path(__file__).parents[4]
 
 
 @pytest.fixture
@@ -195,6 +201,33 @@ def test_what_is_rehearsed_is_a_few_of_everything(bench: Any) -> None:
     assert len({case.id for case in cases}) == len(cases) < 30
     assert any(case.attention is not None for case in cases)
     assert bench.samples.data_bytes(cases[0].program()) <= bench.subset.EMULATED_BYTES
+
+
+@pytest.mark.slow
+@pytest.mark.emulator
+@pytest.mark.parametrize("checks", [0, 1, 3])
+def test_a_run_that_is_killed_is_a_result(bench: Any, tmp_path: Path, checks: int) -> None:
+    """The whole process group is killed after so many checks, with others under way."""
+    out, only = tmp_path / "r.jsonl", "^map/|^rows/|^llm-rmsnorm-008$"
+    words = ["bench/gpu", "--rehearse", "--stages", "verify,measure", "--only", only, "--out", str(out)]
+    words += ["--minutes", "60", "--timeout", "120"]
+    with (tmp_path / "log").open("wb") as log:
+        process = subprocess.Popen([sys.executable, *words], cwd=ROOT, stdout=log, stderr=log, start_new_session=True)
+    row = b'"section":"verification"'
+    try:
+        while process.poll() is None and (not out.exists() or out.read_bytes().count(row) < checks):
+            time.sleep(0.02)
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    found = bench.report.report_of([out])
+    assert not found["complete"]
+    missing = {stage: one["missing"] for stage, one in found["missing"].items()}
+    verified, measured = ({row["id"] for row in found[section]} for section in ("verification", "measurements"))
+    assert len(verified) >= checks
+    assert not verified & set(missing.get("verify", ()))
+    assert ("llm-rmsnorm-008" in missing.get("measure", ())) != ("llm-rmsnorm-008" in measured)
+    assert "was cut off" in bench.report.table(found)
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from tile_spaces import COSTS, with_costs
 
 from roller_svc import hardware
 from roller_svc.compiler.partition_cache import partition
@@ -21,7 +22,6 @@ from roller_svc.ir.estimate import Estimate
 from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.program import TensorType
 from roller_svc.ir.rprogram import RProgram, RTile
-from roller_svc.perf.cpu_costs_fitted import FITTED
 from roller_svc.perf.model import Model
 from roller_svc.perf.roofline import roofline
 from roller_svc.perf.uncertainty import AssumedStages
@@ -81,7 +81,7 @@ def moving(estimate: Estimate) -> float:
 
 
 def with_memory(model: Model, **changed: float) -> Model:
-    return model.with_costs(replace(FITTED, memory=replace(FITTED.memory, **changed)))
+    return with_costs(model, replace(COSTS, memory=replace(COSTS.memory, **changed)))
 
 
 def gathered(width: int) -> Model:
@@ -121,8 +121,8 @@ SOFTMAX = (
 def test_statements_over_columns_wait_for_each_other() -> None:
     """Memory takes longest, but nothing is asked of it while exponentials are computed."""
     model = model_of(SOFTMAX, {"x": (F32, (128, 16, 12288))}, ("y",))
-    nest = replace(FITTED.loops, exponential_cycles=1.1 * FITTED.loops.exponential_cycles)
-    dearer = model.with_costs(replace(FITTED, loops=nest))
+    nest = replace(COSTS.loops, exponential_cycles=1.1 * COSTS.loops.exponential_cycles)
+    dearer = with_costs(model, replace(COSTS, loops=nest))
     before, after = (estimated(m, {"j": 12288}, {"j": 64}) for m in (model, dearer))
     assert moving(before) > stage(after, "compute")
     assert after.seconds - before.seconds > 0.5 * (stage(after, "compute") - stage(before, "compute"))
@@ -132,7 +132,7 @@ def test_statements_over_columns_wait_for_each_other() -> None:
 def test_short_rows_of_columns_cost_what_each_begins_with() -> None:
     model = model_of("y[j] +=! x[k, j]", {"x": (F32, (4096, 12288))})
     wide, narrow = (stage(estimated(model, {"j": columns}, {"j": 64}), "compute") for columns in (4096, 512))
-    begun = FITTED.loops.startup_cycles * 4096 / MAX_ROWS_PER_ITERATION * 12288 * (1 / 512 - 1 / 4096)
+    begun = COSTS.loops.startup_cycles * 4096 / MAX_ROWS_PER_ITERATION * 12288 * (1 / 512 - 1 / 4096)
     assert narrow - wide > 0.99 * begun / model.workload.machine.clock_hz
 
 
@@ -143,8 +143,8 @@ def test_rows_of_columns_from_memory_are_waited_for_where_each_piece_begins(rows
     wide, narrow = (stage(estimated(model, {"j": columns}, {"j": 64}), "compute") for columns in (4096, 1024))
     pieces = 12288 * (1 / 1024 - 1 / 4096) / model.workload.machine.clock_hz
     turns = max(1, rows // MAX_ROWS_PER_ITERATION)
-    begun = FITTED.loops.startup_cycles * turns * pieces
-    wait = FITTED.memory.tlb_miss_latency_factor * model.workload.machine.dram_latency_cycles * turns * pieces
+    begun = COSTS.loops.startup_cycles * turns * pieces
+    wait = COSTS.memory.tlb_miss_latency_factor * model.workload.machine.dram_latency_cycles * turns * pieces
     assert narrow - wide == pytest.approx(begun + wait * waits, rel=0.01)
 
 
@@ -156,9 +156,7 @@ def sum_of_weights(mask: int) -> Model:
 @pytest.mark.parametrize(("mask", "is_looked_up"), [(15, True), (16, False)])
 def test_functions_of_few_bits_are_one_look_into_a_vector(mask: int, is_looked_up: bool) -> None:
     model = sum_of_weights(mask)
-    dearer = model.with_costs(
-        replace(FITTED, loops=replace(FITTED.loops, lookup_cycles=9 + FITTED.loops.lookup_cycles))
-    )
+    dearer = with_costs(model, replace(COSTS, loops=replace(COSTS.loops, lookup_cycles=9 + COSTS.loops.lookup_cycles)))
     before, after = (stage(estimated(m, {"j": 4096}, {"j": 64}), "compute") for m in (model, dearer))
     cycles = 9 * 4096 * 12288 / 16 * is_looked_up
     assert after - before == pytest.approx(cycles / model.workload.machine.clock_hz)
@@ -217,7 +215,7 @@ def test_work_on_what_windows_stage_is_counted() -> None:
         for value in ("x[c, i + p, j + q]", "x[c, i + p, j + q].call(`exp`)")
     )
     found = [stage(estimated(m, {}, {"j": 64}), "staging") for m in (plain, dear)]
-    exponentials = 64 * 65 * 65 / 16 * FITTED.loops.exponential_cycles / dear.workload.machine.clock_hz
+    exponentials = 64 * 65 * 65 / 16 * COSTS.loops.exponential_cycles / dear.workload.machine.clock_hz
     assert exponentials < found[1] < exponentials + found[0]  # beside loads and stores, but for a part
     assert found[0] < found[1]
 
@@ -228,7 +226,7 @@ def test_what_is_divided_by_a_constant_is_a_quotient_unless_its_reciprocal_is_ex
         for value in ("x[c, i + p, j + q] / 8.0", "x[c, i + p, j + q] / 9.0", "x[c, i + p, j + q]")
     )
     staging = [stage(estimated(m, {}, {"j": 64}), "staging") for m in (none, exact, rounded)]
-    quotients = 64 * 65 * 65 / 16 * FITTED.loops.division_cycles / exact.workload.machine.clock_hz
+    quotients = 64 * 65 * 65 / 16 * COSTS.loops.division_cycles / exact.workload.machine.clock_hz
     assert staging[0] <= staging[1] < staging[2]
     assert staging[2] > quotients
 
@@ -240,7 +238,7 @@ def test_a_function_of_a_row_costs_one_scalar_call_a_row() -> None:
         stage(estimated(model_of(f"y[i, j] = x[i, j] + {value}", shapes), {}, {"j": 1}), "compute")
         for value in ("s[i]", "exp(s[i])", "exp(x[i, j] + s[i])")
     )
-    calls = rows * FITTED.loops.exponential_cycles / one_core().clock_hz
+    calls = rows * COSTS.loops.exponential_cycles / one_core().clock_hz
     assert by_row - plain == pytest.approx(calls, rel=0.2)
     assert by_column - plain >= calls
 
@@ -300,10 +298,10 @@ def computed(model: Model, rows: int, part: str = "compute") -> float:
 
 def test_lanes_that_are_joined_hold_up_only_who_walks_the_row_again() -> None:
     """After a sum the next row's loads go on; a softmax needs its maximum, one of a row."""
-    longer = replace(FITTED, loops=replace(FITTED.loops, horizontal_cycles=2 * FITTED.loops.horizontal_cycles))
+    longer = replace(COSTS, loops=replace(COSTS.loops, horizontal_cycles=2 * COSTS.loops.horizontal_cycles))
     for text, outputs, waits in (("y[i] +=! x[i, k]", ("y",), False), (ROW_SOFTMAX, ("y",), True)):
         model = model_of(text, {"x": (F32, (256, 128))}, outputs)
-        assert (computed(model.with_costs(longer), 1) > 1.1 * computed(model, 1)) is waits
+        assert (computed(with_costs(model, longer), 1) > 1.1 * computed(model, 1)) is waits
 
 
 @pytest.mark.parametrize(("columns", "shares"), [(2, True), (1, False)])
@@ -330,7 +328,7 @@ def test_rows_in_flight_at_once_turn_memory_no_more_than_one() -> None:
     """Softmax of rows of 128 bytes, and of 4 KB."""
     for row, is_dearer in ((32, False), (1024, True)):
         model = model_of(ROW_SOFTMAX, {"x": (F32, ((64 << 20) // row, row))}, ("y",))
-        without = model.with_costs(replace(FITTED, loops=replace(FITTED.loops, bus_turnaround_penalty=0.0)))
+        without = with_costs(model, replace(COSTS, loops=replace(COSTS.loops, bus_turnaround_penalty=0.0)))
         assert (walked(model, 4, 16) > walked(without, 4, 16)) is is_dearer
 
 
@@ -368,9 +366,9 @@ def test_streams_go_to_memory_while_a_cache_delivers() -> None:
     found = [estimated(model, {"i": 1008, "j": 1008}, {"i": 48, "j": 48}, streamed=way) for way in (True, False)]
     each = model.workload.compulsory_bytes / 2 / one_core().level("l3").bandwidth_bytes_per_s
     assert moving(found[1]) > 2 * each
-    costs = FITTED.transpose
-    slow_reads = model.with_costs(
-        replace(FITTED, transpose=replace(costs, read_run_penalty=2 * costs.read_run_penalty))
+    costs = COSTS.transpose
+    slow_reads = with_costs(
+        model, replace(COSTS, transpose=replace(costs, read_run_penalty=2 * costs.read_run_penalty))
     )
     again = estimated(slow_reads, {"i": 1008, "j": 1008}, {"i": 48, "j": 48}, streamed=True)
     assert moving(again) == pytest.approx(moving(found[0]))
@@ -471,8 +469,8 @@ def test_lines_that_two_tiles_of_a_row_share_are_met_again() -> None:
     met_again = {}
     for rows in (253, 256):
         model = model_of("y[j, i] = x[i, j]", {"x": (F32, (rows, 4096))})
-        without = model.with_costs(
-            replace(FITTED, transpose=replace(FITTED.transpose, shared_line_latency_fraction=0.0))
+        without = with_costs(
+            model, replace(COSTS, transpose=replace(COSTS.transpose, shared_line_latency_fraction=0.0))
         )
         for wide in (64, 128):
             tiles = {"i": 256, "j": 4096}, {"i": wide, "j": 32}
@@ -487,15 +485,15 @@ def test_quotients_in_places_are_found_for_each_element_that_is_staged() -> None
     hw = one_core()
     (group,) = partition(parse(text, {name: TensorType(*of) for name, of in shapes.items()}, None), hw)
     prepared = [prepare(view, hw, hw.unit_for(F32)) for view in group_views(group, hw)]
-    costs = replace(FITTED, convolution=replace(FITTED.convolution, division_cycles=0.0))
+    costs = replace(COSTS, convolution=replace(COSTS.convolution, division_cycles=0.0))
     found = {}
     for family, workload in prepared:
         model = family.model(workload)
         inner = next(axis.name for axis in workload.space.axes if axis.name.endswith("b"))
-        both = (model, model.with_costs(costs))
+        both = (model, with_costs(model, costs))
         found[family.name] = [stage(estimated(m, {}, {"f": 4, inner: 16}), "packing") for m in both]
     elements, quotients = 8 * 240 * 4, 2
-    each = FITTED.convolution.division_cycles * quotients / hw.clock_hz
+    each = COSTS.convolution.division_cycles * quotients / hw.clock_hz
     assert found["cpu/convolution"][0] - found["cpu/convolution"][1] >= elements * each * (1 - 1e-9)
     assert found["cpu/contraction"][0] == found["cpu/contraction"][1]
 
@@ -516,19 +514,19 @@ def test_quotients_take_what_the_spec_says_beside_all_else() -> None:
     vectors_s = 4096 / 16 / one_core().clock_hz
     assert slow - fast == pytest.approx(6.0 * vectors_s)
     assert compute_s("y[i] = x[i] / z[i] + x[i]", with_quotients(12.0)) == pytest.approx(slow)  # hidden
-    without = replace(FITTED.loops, division_cycles=12.0)
+    without = replace(COSTS.loops, division_cycles=12.0)
     model = model_of("y[i] = x[i] / z[i]", {"x": (F32, (4096,)), "z": (F32, (4096,))})
-    model = model.with_costs(replace(FITTED, loops=without))
+    model = with_costs(model, replace(COSTS, loops=without))
     assert stage(estimated(model, {}, {"i": 64}), "compute") == pytest.approx(slow)
 
 
 @pytest.mark.parametrize(("tile", "overlap"), [((1, 16), True), ((14, 32), False)])
 def test_short_chains_of_multiply_adds_overlap_with_the_next_tiles(tile: tuple[int, int], overlap: bool) -> None:
-    costs = replace(FITTED, contraction=replace(FITTED.contraction, call_cycles=1e-9))
+    costs = replace(COSTS, contraction=replace(COSTS.contraction, call_cycles=1e-9))
     found = []
     for depth in (64, 1024):
         shapes = {"a": (F32, (56, depth)), "b": (F32, (depth, 64))}
-        model = model_of("c[m, n] +=! a[m, k] * b[k, n]", shapes).with_costs(costs)
+        model = with_costs(model_of("c[m, n] +=! a[m, k] * b[k, n]", shapes), costs)
         found.append(stage(estimated(model, {}, {"m": tile[0], "n": tile[1]}), "compute") / depth)
     assert (found[0] < 0.9 * found[1]) == overlap
 
@@ -539,8 +537,8 @@ def test_pieces_of_rows_are_dear_to_pack_from_memory(images: int, dearer: bool) 
     shapes = {"x": (F32, (images, 64, 3136)), "w": (F32, (64, 64))}
     model = model_of("y[b, f, p] +=! w[f, c] * x[b, c, p]", shapes)
     fused = next(axis.name for axis in model.workload.space.axes if len(axis.members) > 1)
-    costs = replace(FITTED, contraction=replace(FITTED.contraction, segment_start_cycles=0.0))
-    wide = [stage(estimated(m, {}, {"f": 8, fused: 64}), "packing") for m in (model, model.with_costs(costs))]
+    costs = replace(COSTS, contraction=replace(COSTS.contraction, segment_start_cycles=0.0))
+    wide = [stage(estimated(m, {}, {"f": 8, fused: 64}), "packing") for m in (model, with_costs(model, costs))]
     assert (wide[0] > 1.3 * wide[1]) == dearer
 
 
@@ -550,7 +548,7 @@ def product(hw: HardwareSpec, depth: int = 64) -> Model:
 
 
 def with_contraction(model: Model, **changed: float) -> Model:
-    return model.with_costs(replace(FITTED, contraction=replace(FITTED.contraction, **changed)))
+    return with_costs(model, replace(COSTS, contraction=replace(COSTS.contraction, **changed)))
 
 
 def test_calls_hide_better_on_a_core_that_issues_more() -> None:
@@ -605,20 +603,20 @@ def test_runs_that_begin_in_memory_wait_for_it(columns: int, waits: bool) -> Non
 def test_pieces_of_even_rows_wait_for_stores_past_the_caches(columns: int, piece: int, waits: bool) -> None:
     shapes: Shapes = {"t": (F32, (30000, columns)), "i": (I32, (4096,))}
     model = model_of("y[n,c] = t[i[n],c]", shapes)
-    no_waits = replace(FITTED, loops=replace(FITTED.loops, alias_4k_cycles=0.0))
+    no_waits = replace(COSTS, loops=replace(COSTS.loops, alias_4k_cycles=0.0))
     block, thread = {"c": piece}, {"c": 16 if piece % 16 == 0 else 8}
     here = stage(estimated(model, block, thread, streamed=True), "loads")
-    assert (here > stage(estimated(model.with_costs(no_waits), block, thread, streamed=True), "loads")) is waits
+    assert (here > stage(estimated(with_costs(model, no_waits), block, thread, streamed=True), "loads")) is waits
     through = stage(estimated(model, block, thread), "loads")
-    assert through == stage(estimated(model.with_costs(no_waits), block, thread), "loads")
+    assert through == stage(estimated(with_costs(model, no_waits), block, thread), "loads")
 
 
 def test_what_only_writes_meets_no_store() -> None:
     model = model_of("y[n,c] = x[n] where c in 1024", {"x": (F32, (4096,))})
-    dear = replace(FITTED, loops=replace(FITTED.loops, alias_4k_cycles=1e6))
+    dear = replace(COSTS, loops=replace(COSTS.loops, alias_4k_cycles=1e6))
     block, thread = {"c": 32}, {"c": 16}
     here = stage(estimated(model, block, thread, streamed=True), "loads")
-    assert here == stage(estimated(model.with_costs(dear), block, thread, streamed=True), "loads")
+    assert here == stage(estimated(with_costs(model, dear), block, thread, streamed=True), "loads")
 
 
 @pytest.mark.parametrize(("source", "is_transposed"), [
