@@ -50,8 +50,8 @@ class SkipReport:
             terminalreporter.line(f"{count:5} {reason}; run by: {who_runs(reason) or others}")
         if self.strict and (refused := self._refused()):
             terminalreporter.line(
-                f"ERROR: {len(refused)} of these reasons are not allowed in CI: install in .ci/run what the tests need, "
-                "or add the reason and who runs the tests to tests/support/skips.py",
+                f"ERROR: {len(refused)} of these reasons are not allowed in CI: install in .ci/run what is missing, "
+                "or add the reason to tests/support/skips.py with who runs the tests instead",
                 red=True,
             )
 
