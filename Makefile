@@ -3,7 +3,9 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
 	"$$p" -c 'import sys, venv; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && { echo "$$p"; break; }; done)
 VENV := .venv
 BIN := $(VENV)/bin
-READY := $(VENV)/.ready
+# The extras of pyproject.toml that the environment has; .ci/run adds those of the baselines, which are big
+EXTRAS ?= cuda,dev
+READY := $(VENV)/.ready-$(EXTRAS)
 
 .PHONY: setup demo test test-all containers fuzz rehearse digests lint serve wheel clean
 
@@ -13,8 +15,8 @@ $(READY): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or later is needed: install it, or say make PYTHON=/path/to/python3" >&2; exit 1; }
 	@command -v gcc >/dev/null || echo "warning: no gcc: CPU kernels will not compile (Debian: apt install gcc libc6-dev)" >&2
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[cuda,dev]'
-	@touch $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
+	@touch '$(READY)'
 
 demo: $(READY)
 	$(BIN)/python -m roller_svc.cli.demo

@@ -11,6 +11,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from skips import SkipReport
 
 from roller_svc.runtime.cuda.module import device_present
 
@@ -24,6 +25,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--max-cases", type=int, default=None, help="run at most so many cases of each test, evenly spread"
     )
+    parser.addoption(
+        "--strict-skips", action="store_true", help="fail if a test is skipped for a reason that CI does not allow"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):  # reports of workers of xdist come to the controller
+        config.pluginmanager.register(SkipReport(strict=config.option.strict_skips), "skips-by-reason")
 
 
 @pytest.hookimpl(trylast=True)  # after the selection by markers

@@ -51,17 +51,21 @@ def compile_cxx(
 
 # -fwrapv, -fno-strict-aliasing: the language's integers wrap and its bit casts read one type's bytes as another's.
 # -fno-math-errno, -fno-trapping-math: allow vectorisation. -ffast-math would break NaN and infinity.
-# -fno-predictive-commoning: it keeps elements of a window for the next tap in registers that a micro-kernel needs for
-# its accumulators, which then spill. Loads from L1 are free there.
 COMMON_FLAGS = (
     "-std=gnu11", "-O2", "-fPIC", "-shared", "-fwrapv", "-fno-strict-aliasing", "-fno-math-errno",
-    "-fno-trapping-math", "-fno-predictive-commoning", "-fvisibility=default", "-fmax-errors=20", "-Wl,--build-id=none",
+    "-fno-trapping-math", "-fvisibility=default", "-Wl,--build-id=none",
 )  # fmt: skip
+# Flags that clang does not know.
+# -fno-predictive-commoning: it keeps elements of a window for the next tap in registers that a micro-kernel needs for
+# its accumulators, which then spill. Loads from L1 are free there.
 # -fno-tree-bit-ccp: the pass takes gcc 12 a fifth of its time on wide vectors and finds nothing here.
 # -fno-loop-unroll-and-jam: it speeds up some tiles of one vector by a tenth, which the model does not predict.
 # -fno-tree-loop-distribute-patterns: gcc would turn copy loops of one vector a step into `rep movs`, which is slower
 # than vectors for rows of 2 KiB on Zen 4.
-GCC_FLAGS = ("-fno-tree-bit-ccp", "-fno-loop-unroll-and-jam", "-fno-tree-loop-distribute-patterns")
+GCC_FLAGS = (
+    "-fmax-errors=20", "-fno-predictive-commoning", "-fno-tree-bit-ccp", "-fno-loop-unroll-and-jam",
+    "-fno-tree-loop-distribute-patterns",
+)  # fmt: skip
 # Linking with any of these adds start-up code that enables flush-to-zero for the whole process that loads it.
 FORBIDDEN_OPTIONS = frozenset({"-ffast-math", "-Ofast", "-funsafe-math-optimizations"})
 _INSTALL_NATIVE = "apt install gcc"

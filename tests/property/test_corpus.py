@@ -1,4 +1,4 @@
-"""Every case of the corpora: its printed form parses to the same program, JSON keeps it, and it can be run."""
+"""Every case of the corpora: its printed form parses to the same program, JSON keeps it, and a CPU computes it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sampling import every
 
 from roller_svc.frontend.lang import parse
 from roller_svc.ir.canonical import from_json, to_json
@@ -16,6 +17,7 @@ from roller_svc.ir.program import TensorProgram, TensorType
 from roller_svc.semantics.compare import agrees
 from roller_svc.semantics.inputs import random_inputs
 from roller_svc.semantics.interpreter import evaluate, reference
+from roller_svc.verify.corpus import Run, Task, group_tasks, parse_cases, verify_task
 
 DATA = Path(__file__).parents[2] / "bench" / "data"
 # A normal run takes every so many-th case.
@@ -69,3 +71,12 @@ def test_the_reference_is_within_its_own_bounds() -> None:
         verdict = agrees(program, reference(program, arrays), evaluate(program, arrays))
         assert verdict.ok, (case["id"], verdict)
         assert verdict.unchecked == 0, (case["id"], verdict)
+
+
+def tasks() -> list[Task]:
+    return group_tasks(parse_cases({"cases": cases("public")}, small=True), Run("local"))
+
+
+@pytest.mark.parametrize("task", every(200, tasks()), ids=lambda task: task.cases[0].id)
+def test_programs_are_right_on_a_cpu(task: Task) -> None:
+    assert [(row.id, row.status, row.detail) for row in verify_task(task) if row.status != "ok"] == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -42,7 +43,10 @@ def decompose(program: ExportedProgram) -> ExportedProgram:
     for overload in list(table):
         if str(overload) in ATEN:
             del table[overload]
-    return program.run_decompositions(table)
+    with warnings.catch_warnings():
+        # torch 2.13 copies a class that it deprecates
+        warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)`", FutureWarning)
+        return program.run_decompositions(table)
 
 
 def import_program(program: ExportedProgram, weights: WeightStore, evaluate: Evaluate) -> Graph:
