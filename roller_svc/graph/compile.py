@@ -11,14 +11,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from roller_svc.codegen.c.model import kernel_prefix, kernel_unit, model_unit
+from roller_svc.codegen.c.model import MODEL, exported_functions, kernel_prefix, kernel_unit, model_unit
 from roller_svc.compiler.action import estimate_digest
 from roller_svc.compiler.artifact import package_candidate, package_kernel
 from roller_svc.compiler.efficient import find_efficient
 from roller_svc.compiler.kernel_cache import KernelCache, PlanChoice
 from roller_svc.compiler.pipeline import CompiledCandidates, StageTimer, compile_candidates, select_candidate
 from roller_svc.errors import ArgumentError, InputError, UnsupportedModelError, UnsupportedNode
-from roller_svc.graph.choose import AUTO, choose_plan
+from roller_svc.graph.choose import AUTO, Link, choose_plan
 from roller_svc.graph.classes import NodeClass, find_classes
 from roller_svc.graph.costs import CostTable
 from roller_svc.graph.passes import PassReport, run_passes
@@ -55,10 +55,10 @@ class ModelOptions:
 
 @dataclass(frozen=True, slots=True)
 class BuiltModel:
-    """A linked model, with what explains it."""
+    """A model with its kernels' objects, and with what explains it."""
 
     plan: ModelPlan
-    binary: bytes
+    make_binary: Link
     graph: Graph  # after the passes
     classes: tuple[NodeClass, ...]
     kernels: tuple[KernelBundle, ...]  # of the plan: one for each class, and then other rKernels in use
@@ -66,6 +66,10 @@ class BuiltModel:
     stage_seconds: tuple[tuple[str, float], ...]
     cache_hits: int
     choice: PlanChoice
+
+    def link(self, name: str) -> bytes:
+        """Return the shared object of a model of that name. Raises CompileError, ToolchainMissingError."""
+        return self.make_binary(self.plan, name)
 
 
 def no_progress(_: str, __: int, ___: int) -> None:
@@ -75,7 +79,7 @@ def no_progress(_: str, __: int, ___: int) -> None:
 def build_model(
     graph: Graph, weights: Weights, options: ModelOptions, cache: KernelCache, progress: Progress = no_progress
 ) -> BuiltModel:
-    """Compile a graph to one shared object.
+    """Compile a graph to the objects of one shared object, which `BuiltModel.link` makes.
 
     Raises BuildError if a kernel does not compile, ArgumentError for a target that is not a CPU.
     """
@@ -104,8 +108,11 @@ def build_model(
             efficient=efficient,
         )  # fmt: skip
 
+    def link(plan: ModelPlan, name: str) -> bytes:
+        return _link(plan, name, cache, hw)
+
     chosen = choose_plan(
-        options.plan, make_plan, lambda plan: _link(plan, cache, hw), weights, hw, cache,
+        options.plan, make_plan, link, weights, hw, cache,
         measure=options.select is SelectionMode.MEASURE, generator=estimate_digest(hw, options.winograd),
     )  # fmt: skip
     clock.record("plan")
@@ -114,7 +121,7 @@ def build_model(
         *(each.fastest for each in built),
         *(others[kernel.source.key] for kernel in chosen.plan.kernels[len(classes) :]),
     )
-    return BuiltModel(chosen.plan, chosen.binary, graph, classes, bundles, passes, clock.stages, hits, chosen.choice)
+    return BuiltModel(chosen.plan, link, graph, classes, bundles, passes, clock.stages, hits, chosen.choice)
 
 
 def _model_kernel(bundle: KernelBundle, uses: int) -> ModelKernel:
@@ -216,8 +223,8 @@ def _compile_objects(kernels: Sequence[ModelKernel], cache: KernelCache, progres
         list(pool.map(compile_missing, sources.values()))
 
 
-def _link(plan: ModelPlan, cache: KernelCache, hw: HardwareSpec) -> bytes:
-    """Link the kernels' objects and the plan's unit."""
+def _link(plan: ModelPlan, name: str, cache: KernelCache, hw: HardwareSpec) -> bytes:
+    """Link the kernels' objects and the plan's unit to the shared object of a model of that name."""
     _compile_objects(plan.kernels, cache, no_progress)  # those of other rKernels than the fastest
     objects: dict[str, bytes] = {}
     for source in (kernel.source for kernel in plan.kernels):
@@ -225,5 +232,9 @@ def _link(plan: ModelPlan, cache: KernelCache, hw: HardwareSpec) -> bytes:
         if content is None:  # removed by another process
             content = compile_object(source, kernel_unit(source))
         objects[kernel_prefix(source)] = content
-    runner = KernelSource(plan.name, Language.C, hw.arch, "", (), (), options=("-fopenmp",))
-    return link_model(runner, model_unit(plan), objects)
+    unit = KernelSource(name, Language.C, hw.arch, model_unit(plan), (), (), options=("-fopenmp",))
+    compiled = cache.load_object(unit.key)
+    if compiled is None:
+        compiled = compile_object(unit, unit.text, parallel=True)
+        cache.save_object(unit.key, compiled)
+    return link_model(unit, exported_functions(name), objects | {MODEL: compiled})
