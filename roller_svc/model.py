@@ -18,7 +18,6 @@ from roller_svc import hardware as devices
 from roller_svc.api import Kernel, Stage
 from roller_svc.calibration import calibrate_at_first_use
 from roller_svc.codegen.c.model import model_header
-from roller_svc.codegen.symbols import default_name
 from roller_svc.compiler.artifact import load_plan
 from roller_svc.compiler.kernel_cache import KernelCache
 from roller_svc.compiler.pipeline import StageTimer
@@ -37,6 +36,7 @@ from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.model_plan import CopyStep, KernelStep, LoopStep, ModelPlan, Step, VDeviceStep
 from roller_svc.ir.program import TensorType
 from roller_svc.ir.report import SelectionMode
+from roller_svc.ir.symbol_names import default_name
 from roller_svc.ir.vdevice import Barrier
 from roller_svc.runtime.graphs.cpu import CpuModel, weights_block
 from roller_svc.runtime.saved import models as saved

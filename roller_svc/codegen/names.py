@@ -5,23 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 
-MAX_SYMBOL = 64  # characters of a name that clients give
-_KEYWORDS = frozenset({
-    "auto", "break", "case", "catch", "char", "class", "const", "const_cast", "continue", "default", "delete", "do",
-    "double", "dynamic_cast", "else", "enum", "explicit", "export", "extern", "false", "float", "for", "friend",
-    "goto", "if", "inline", "int", "long", "mutable", "namespace", "new", "operator", "private", "protected",
-    "public", "register", "reinterpret_cast", "restrict", "return", "short", "signed", "sizeof", "static",
-    "static_cast", "struct", "switch", "template", "this", "throw", "true", "try", "typedef", "typeid", "typename",
-    "union", "unsigned", "using", "virtual", "void", "volatile", "while", "bool", "asm", "typeof", "and", "or", "not",
-    "xor", "bitand", "bitor", "compl", "and_eq", "or_eq", "not_eq", "xor_eq", "alignas", "alignof", "char16_t",
-    "char32_t", "wchar_t", "constexpr", "decltype", "noexcept", "nullptr", "static_assert", "thread_local", "concept",
-    "requires", "co_await", "co_return", "co_yield", "consteval", "constinit", "char8_t", "typeof_unqual",
-})  # fmt: skip
+from roller_svc.ir.symbol_names import KEYWORDS
+
 # names that functions of kernels, their helpers or their headers use
 _USED = frozenset({
     "main", "status", "checked", "task", "blockIdx", "threadIdx", "blockDim", "gridDim", "warpSize", "abs", "exp",
-    "log", "sin", "cos", "tan", "pow", "sqrt", "floor", "ceil", "round", "trunc", "erf", "signbit", "isnan", "isinf", "max",
-    "min", "y0", "y1", "yn", "j0", "j1", "jn", "gamma", "signgam", "index", "unix", "linux", "i8", "u8", "i16", "u16",
+    "log", "sin", "cos", "tan", "pow", "sqrt", "floor", "ceil", "round", "trunc", "erf", "signbit", "isnan", "isinf",
+    "max", "min", "y0", "y1", "yn", "j0", "j1", "jn", "gamma", "signgam", "index", "unix", "linux", "i8", "u8", "i16", "u16",
     "i32", "u32", "i64", "u64", "f16", "bf16", "f32", "f64", "idx", "div", "thread_scratch",
 })  # fmt: skip
 # functions of math.h with their f and l variants, and names reserved by C implementations
@@ -42,38 +32,6 @@ _LIBRARY = re.compile(
 # Names of macros in headers: NULL, INFINITY, MASK1. Names with one capital (A, W2) are never macros.
 _MACRO = re.compile(r"(?=[^A-Z]*[A-Z][^A-Z]*[A-Z])[A-Z0-9_]+")
 _NOT_IDENTIFIER = re.compile(r"[^A-Za-z0-9_]")
-_SYMBOL = re.compile(r"[A-Za-z][A-Za-z0-9_]*", re.ASCII)
-# Macros, types and namespaces of C's and C++'s headers: a structure of such a name does not compile. POSIX reserves
-# names that end in _t.
-_IN_HEADERS = re.compile(
-    r"main|std|NULL|EOF|FILE|BUFSIZ|unix|linux|std(in|out|err)|EXIT_\w+|SEEK_\w+|RAND_MAX|MB_CUR_MAX|L_\w+|P_tmpdir"
-    r"|(FILENAME|FOPEN|TMP)_MAX|U?INT\w*_(MIN|MAX|C|WIDTH)|(PTRDIFF|SIG_ATOMIC|SIZE|WCHAR|WINT)_(MIN|MAX|WIDTH)"
-    r"|WNOHANG|WUNTRACED|RENAME_\w+|\w+_t"
-)
-
-
-def symbol_fault(name: str) -> str | None:
-    """Return why the symbols of generated code may not begin with a name from a client; None if they may."""
-    if len(name) > MAX_SYMBOL:
-        return f"it has {len(name)} characters, of {MAX_SYMBOL} at most"
-    if not _SYMBOL.fullmatch(name):
-        return "it must begin with a letter, and have only letters, digits and _ of ASCII"
-    if name in _KEYWORDS:
-        return "it is a keyword of C or C++"
-    if _IN_HEADERS.fullmatch(name):
-        return "headers of C or C++ use it"
-    if "__" in name:
-        return "C++ reserves names with two underscores in a row"
-    if name.lower() == "roller" or name.lower().startswith("roller_"):
-        return "names of kernels and models without one of their own begin so"
-    return None
-
-
-def suggest_symbol(name: str) -> str:
-    """Return a name like another that may not begin symbols."""
-    plain = re.sub("__+", "_", _NOT_IDENTIFIER.sub("_", name).strip("_"))[: MAX_SYMBOL // 2]
-    candidates = (plain, f"my_{plain}", f"{plain}_kernel", "my_kernel")
-    return next(each for each in candidates if symbol_fault(each) is None)
 
 
 class Names:
@@ -112,7 +70,7 @@ class Names:
         base = _NOT_IDENTIFIER.sub("_", name).strip(".").lstrip("_") or "v"
         if base[0].isdigit():
             base = f"d{base}"
-        if base in _KEYWORDS or base in _USED or _LIBRARY.fullmatch(base) or _MACRO.fullmatch(base):
+        if base in KEYWORDS or base in _USED or _LIBRARY.fullmatch(base) or _MACRO.fullmatch(base):
             base += "_"
         candidate, count = base, 1
         while any(candidate + suffix in self._used for suffix in ("", *suffixes)):

@@ -1,4 +1,4 @@
-"""Names of the symbols that kernels and models export: a program that links several tells them apart by these."""
+"""Put a kernel's name before the names of its launches, and in C add a function that makes all of them."""
 
 from __future__ import annotations
 
@@ -9,19 +9,7 @@ from roller_svc.codegen import dialect as dialects
 from roller_svc.codegen.names import Names
 from roller_svc.ir.kernel import Buffer, KernelSource, Language, LaunchSpec, Role, align_blocks
 from roller_svc.ir.quoting import require_identifier
-
-DEFAULT_PREFIX = "roller_"
-DIGITS = 12  # of the digest, in the name of what has no other
-
-
-def default_name(digits: str) -> str:
-    """Return the name of a kernel or model without one of its own: its digest's first digits make it unique."""
-    return f"{DEFAULT_PREFIX}{digits[:DIGITS]}"
-
-
-def named_digits(name: str) -> str:
-    """Return the digits of a default name; "" for another name."""
-    return name.removeprefix(DEFAULT_PREFIX) if name.startswith(DEFAULT_PREFIX) else ""
+from roller_svc.ir.symbol_names import default_name
 
 
 def name_symbols(source: KernelSource, name: str) -> KernelSource:

@@ -8,12 +8,12 @@ from enum import Enum
 from typing import TypeVar
 
 from roller_svc import hardware
-from roller_svc.codegen.names import suggest_symbol, symbol_fault
 from roller_svc.errors import ArgumentError
 from roller_svc.frontend.lang.input_types import kind_of, short_repr, tensor_types, whole_number
 from roller_svc.ir.constraints import TILE_FIELDS, OpClass, WinogradMode
 from roller_svc.ir.hardware import HardwareSpec, TargetKind
 from roller_svc.ir.report import BuildRequest, RuntimeChoice, SelectionMode
+from roller_svc.ir.symbol_names import suggest_symbol, symbol_fault
 
 MAX_TOP_K = 100
 

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from roller_svc import errors, toolchain
-from roller_svc.codegen.symbols import named_digits
 from roller_svc.compiler.post_compile import reestimate_plan
 from roller_svc.errors import (
     BuildError,
@@ -27,6 +26,7 @@ from roller_svc.ir.kernel import CompiledKernel, LaunchSpec, Measurement, Resour
 from roller_svc.ir.printer import text
 from roller_svc.ir.report import BuildReport, CandidateResult, Plan
 from roller_svc.ir.rprogram import RProgram
+from roller_svc.ir.symbol_names import named_digits
 
 Json = dict[str, object]
 

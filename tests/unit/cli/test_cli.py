@@ -94,7 +94,7 @@ def test_compile_shows_and_saves(capsys: pytest.CaptureFixture[str], tmp_path: P
     folder = tmp_path / "kernel"
     ran = Ran(capsys, "compile", MATMUL, *INPUTS, *QUICK, "--output", "C", "--save", str(folder), "--source")
     assert ran.code == 0, ran.err
-    assert "void kernel" in ran.out
+    assert "_kernel0(const float *restrict A" in ran.out
     assert (folder / "metadata.json").is_file()
     ran = Ran(capsys, "compile", MATMUL, *INPUTS, *QUICK, "--json")
     assert ran.json["digest"].startswith("sha256:")

@@ -125,7 +125,7 @@ def test_an_object_that_does_not_link_is_an_error(
 
 def test_a_linkers_error_names_its_cause() -> None:
     unit = KernelSource("pair", Language.C, HW.arch, "", (), ())
-    objects = {name: compile_object(unit, f"int same(void) {{ return {int(name == 'one')}; }}") for name in ("one", "two")}
+    objects = {name: compile_object(unit, "int same(void) { return 1; }") for name in ("one", "two")}
     with pytest.raises(CompileError, match="multiple definition of `same'"):
         link_model(unit, {"pair_run": "same"}, objects)
 
