@@ -11,8 +11,8 @@ from roller_svc.ir.symbol_names import KEYWORDS
 _USED = frozenset({
     "main", "status", "checked", "task", "blockIdx", "threadIdx", "blockDim", "gridDim", "warpSize", "abs", "exp",
     "log", "sin", "cos", "tan", "pow", "sqrt", "floor", "ceil", "round", "trunc", "erf", "signbit", "isnan", "isinf",
-    "max", "min", "y0", "y1", "yn", "j0", "j1", "jn", "gamma", "signgam", "index", "unix", "linux", "i8", "u8", "i16", "u16",
-    "i32", "u32", "i64", "u64", "f16", "bf16", "f32", "f64", "idx", "div", "thread_scratch",
+    "max", "min", "y0", "y1", "yn", "j0", "j1", "jn", "gamma", "signgam", "index", "unix", "linux", "i8", "u8", "i16",
+    "u16", "i32", "u32", "i64", "u64", "f16", "bf16", "f32", "f64", "idx", "div", "thread_scratch",
 })  # fmt: skip
 # functions of math.h with their f and l variants, and names reserved by C implementations
 _LIBRARY = re.compile(

@@ -48,7 +48,9 @@ def _run_definition(source: KernelSource) -> str:
     offsets, _ = align_blocks(source.buffers_of(Role.WORKSPACE))
     names = Names()
     names.reserve(*(launch.name for launch in source.launches))
-    workspace = names.of("workspace")
+    for buffer in source.buffers:
+        names.of(buffer.symbol)
+    workspace = names.of(".workspace")  # of no buffer
 
     def argument(symbol: str) -> str:
         if symbol in offsets:

@@ -24,7 +24,8 @@ _SYMBOL = re.compile(r"[A-Za-z][A-Za-z0-9_]*", re.ASCII)
 _IN_HEADERS = re.compile(
     r"main|std|NULL|EOF|FILE|BUFSIZ|unix|linux|std(in|out|err)|EXIT_\w+|SEEK_\w+|RAND_MAX|MB_CUR_MAX|L_\w+|P_tmpdir"
     r"|(FILENAME|FOPEN|TMP)_MAX|U?INT\w*_(MIN|MAX|C|WIDTH)|(PTRDIFF|SIG_ATOMIC|SIZE|WCHAR|WINT)_(MIN|MAX|WIDTH)"
-    r"|WNOHANG|WUNTRACED|RENAME_\w+|\w+_t"
+    r"|W(NOHANG|NOWAIT|UNTRACED|STOPPED|EXITED|CONTINUED)|RENAME_\w+|(BYTE|LITTLE|BIG|PDP)_(ORDER|ENDIAN)|NFDBITS"
+    r"|FD_SETSIZE|fd_mask|va_list|u_?(int|short|long|char)|\w+_t"
 )
 _NOT_IDENTIFIER = re.compile(r"[^A-Za-z0-9_]")
 
