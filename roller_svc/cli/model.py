@@ -196,7 +196,7 @@ def _compiled(model: Model, options: argparse.Namespace) -> tuple[dict[str, Any]
         facts["saved"] = str(model.save(options.save))
     lines = [_summary(model)]
     if "saved" in facts:
-        lines.append(f"saved to {facts['saved']}")
+        lines.append(f"saved to {facts['saved']}: all that it exports begins with {model.name}")
     return facts, "\n".join(lines)
 
 
@@ -204,6 +204,7 @@ def _facts(model: Model) -> dict[str, Any]:
     arena = model.plan.get("arena")
     return {
         "digest": model.digest,
+        "name": model.name,
         "target": model.target,
         "inputs": [each._asdict() for each in model.inputs],
         "outputs": [each._asdict() for each in model.outputs],

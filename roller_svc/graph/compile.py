@@ -5,10 +5,11 @@ import → passes → classes → build each kernel once → plan (memory, steps
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from roller_svc.codegen.c.model import MODEL, exported_functions, kernel_prefix, kernel_unit, model_unit
@@ -31,7 +32,7 @@ from roller_svc.ir.kernel import KernelSource, Language
 from roller_svc.ir.model_plan import ModelKernel, ModelPlan
 from roller_svc.ir.report import BuildRequest, SelectionMode
 from roller_svc.runtime.saved.serialization import KernelBundle
-from roller_svc.toolchain import compile_object, link_model
+from roller_svc.toolchain import compile_object, link_model, tool_version
 
 CLASSES_AT_ONCE = 4  # for each core: their candidates are compiled before the first is measured
 MAX_EXPRESSION_SHOWN = 120  # characters of a node that no kernel can compute
@@ -214,8 +215,7 @@ def _compile_objects(kernels: Sequence[ModelKernel], cache: KernelCache, progres
 
     def compile_missing(source: KernelSource) -> None:
         nonlocal done
-        if cache.load_object(source.key) is None:
-            cache.save_object(source.key, compile_object(source, kernel_unit(source)))
+        _object(source, kernel_unit(source), cache)
         done += 1
         progress("objects", done, len(sources))
 
@@ -226,15 +226,21 @@ def _compile_objects(kernels: Sequence[ModelKernel], cache: KernelCache, progres
 def _link(plan: ModelPlan, name: str, cache: KernelCache, hw: HardwareSpec) -> bytes:
     """Link the kernels' objects and the plan's unit to the shared object of a model of that name."""
     _compile_objects(plan.kernels, cache, no_progress)  # those of other rKernels than the fastest
-    objects: dict[str, bytes] = {}
-    for source in (kernel.source for kernel in plan.kernels):
-        content = cache.load_object(source.key)
-        if content is None:  # removed by another process
-            content = compile_object(source, kernel_unit(source))
-        objects[kernel_prefix(source)] = content
-    unit = KernelSource(name, Language.C, hw.arch, model_unit(plan), (), (), options=("-fopenmp",))
-    compiled = cache.load_object(unit.key)
+    objects = {
+        kernel_prefix(source): _object(source, kernel_unit(source), cache)
+        for source in (kernel.source for kernel in plan.kernels)
+    }
+    model = KernelSource(name, Language.C, hw.arch, "", (), (), options=("-fopenmp",))
+    objects[MODEL] = _object(model, model_unit(plan), cache, parallel=True)
+    return link_model(model, exported_functions(name), objects)
+
+
+def _object(source: KernelSource, text: str, cache: KernelCache, *, parallel: bool | None = None) -> bytes:
+    """Return the object of a text with a source's options, which is compiled unless the cache has it."""
+    content = f"{replace(source, text=text).key}\n{tool_version(Language.C, source.arch)}"
+    key = hashlib.sha256(content.encode()).hexdigest()
+    compiled = cache.load_object(key)
     if compiled is None:
-        compiled = compile_object(unit, unit.text, parallel=True)
-        cache.save_object(unit.key, compiled)
-    return link_model(unit, exported_functions(name), objects | {MODEL: compiled})
+        compiled = compile_object(source, text, parallel=parallel)
+        cache.save_object(key, compiled)
+    return compiled

@@ -333,7 +333,11 @@ def test_buckets_are_chosen_by_the_shapes_of_a_call(tmp_path: Path) -> None:
             with pytest.raises(ArgumentError) as refusal:
                 each(**arrays)
             assert refusal.value.code == code
-    assert (tmp_path / "saved" / "model.1.so").exists()
+    header = (tmp_path / "saved" / "model.1.h").read_text()
+    assert f"long {buckets.name}_1_run(" in header
+    command = ["nm", "-D", "--defined-only", "-P", tmp_path / "saved" / "model.1.so"]
+    symbols = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert all(symbol.startswith(f"{buckets.name}_1_") for symbol in symbols)
 
 
 def test_a_model_without_kernels_runs(tmp_path: Path) -> None:
