@@ -37,13 +37,14 @@ __all__ = [
     "load", "load_model", "ops", "reference", "set_num_threads", "targets",
 ]  # fmt: skip
 
+_BACKENDS = frozenset({"onnx_backend", "torch_backend"})
 _FROM_MODEL = frozenset({"Model", "compile_model", "load_model"})
 _FROM_API = frozenset(__all__) - {"__version__", "errors", "ops"} - _FROM_MODEL
 
 
 def __getattr__(name: str) -> object:
-    if name == "onnx_backend":
-        return import_module("roller_svc.onnx_backend")
+    if name in _BACKENDS:
+        return import_module(f"roller_svc.{name}")
     if name == "ops":
         return import_module("roller_svc.frontend.ops")
     if name in _FROM_MODEL:

@@ -126,6 +126,7 @@ class Kernel:
         self._runner: Runner | None = None
         self._lock = Lock()
         self.digest = parts.digest
+        self.name = parts.compiled.source.name
         self.target = parts.target
         self.expression = parts.expression
         self.source = parts.compiled.source.text
@@ -249,6 +250,7 @@ def compile(  # a name and options, as docs/api.md has them
     constants: Sequence[str] = (),
     winograd: str = "auto",
     donate: Sequence[str] = (),
+    name: str | None = None,
     **unknown: Never,
 ) -> Kernel:
     """Compile an expression to the fastest kernel that is found.
@@ -268,6 +270,7 @@ def compile(  # a name and options, as docs/api.md has them
         constants: inputs that do not change between calls; see Kernel.prepare.
         winograd: "auto" to rank Winograd's algorithm where it is accurate, "never", or "always" where it applies.
         donate: inputs that a scatter may overwrite, so that their arrays become the results.
+        name: begins the names of all that the saved kernel exports; default: "roller_" and digits of the digest.
         unknown: rejected.
     """
     if unknown:
@@ -275,7 +278,7 @@ def compile(  # a name and options, as docs/api.md has them
     request = build_request(
         expression, inputs, target=target, outputs=outputs, top_k=top_k, select=select, runtime=runtime,
         allow_tf32=allow_tf32, hardware=hardware, family=family, tiles=tiles, constants=constants,
-        winograd=winograd, donate=donate,
+        winograd=winograd, donate=donate, name=name,
     )  # fmt: skip
     if request.hardware is None:
         calibrate_at_first_use((request.target,), log.warning)

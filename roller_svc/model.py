@@ -21,7 +21,7 @@ from roller_svc.codegen.c.model import model_header
 from roller_svc.compiler.artifact import load_plan
 from roller_svc.compiler.kernel_cache import KernelCache
 from roller_svc.compiler.pipeline import StageTimer
-from roller_svc.compiler.request import parse_enum, validate_flag, validate_target, validate_top_k
+from roller_svc.compiler.request import parse_enum, validate_flag, validate_name, validate_target, validate_top_k
 from roller_svc.errors import ArgumentError, require
 from roller_svc.frontend.lang.input_types import kind_of, short_repr, tensor_types, whole_number
 from roller_svc.graph.choose import PLANS, SERIAL
@@ -36,10 +36,11 @@ from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.model_plan import CopyStep, KernelStep, LoopStep, ModelPlan, Step, VDeviceStep
 from roller_svc.ir.program import TensorType
 from roller_svc.ir.report import SelectionMode
+from roller_svc.ir.symbol_names import default_name
 from roller_svc.ir.vdevice import Barrier
 from roller_svc.runtime.graphs.cpu import CpuModel, weights_block
 from roller_svc.runtime.saved import models as saved
-from roller_svc.runtime.saved.models import ModelBundle, VariantBundle
+from roller_svc.runtime.saved.models import ModelBundle, VariantBundle, variant_name
 from roller_svc.runtime.saved.plan_json import plan_to_json
 from roller_svc.runtime.saved.serialization import KernelBundle
 from roller_svc.settings import settings
@@ -122,10 +123,11 @@ class _Variant:
     """The model for one set of shapes. It is loaded at the first use."""
 
     def __init__(
-        self, dims: tuple[tuple[str, int], ...], plan: ModelPlan, kernels: tuple[int, ...],
+        self, dims: tuple[tuple[str, int], ...], name: str, plan: ModelPlan, kernels: tuple[int, ...],
         load: Callable[[], CpuModel], binary: bytes,
     ) -> None:  # fmt: skip
         self.dims = dims
+        self.name = name
         self.plan = plan
         self.kernels = kernels
         self.binary = binary
@@ -150,13 +152,14 @@ class Model:
     """A compiled model, which can be called, inspected, profiled and saved. Calls from several threads may overlap."""
 
     def __init__(
-        self, digest: str, target: str, kernels: tuple[KernelBundle, ...], variants: tuple[_Variant, ...],
+        self, digest: str, name: str, target: str, kernels: tuple[KernelBundle, ...], variants: tuple[_Variant, ...],
         report: Mapping[str, Any],
     ) -> None:  # fmt: skip
         self._kernel_bundles = kernels
         self._kernels: tuple[ModelKernel, ...] | None = None
         self._variants = variants
         self.digest = digest
+        self.name = name
         self.target = target
         self.report: dict[str, Any] = dict(report)
         self.inputs = _infos(variants[0].plan.inputs)
@@ -214,12 +217,12 @@ class Model:
         """Write the shared object, its C header, the weights and metadata.json, which suffice to run the model."""
         variants = tuple(
             VariantBundle(
-                each.dims, each.plan, each.kernels, each.binary, each.loaded.weights[: each.plan.read_weights_bytes],
-                each.loaded.packed[: each.plan.packed_bytes],
+                each.dims, each.name, each.plan, each.kernels, each.binary,
+                each.loaded.weights[: each.plan.read_weights_bytes], each.loaded.packed[: each.plan.packed_bytes],
             )
             for each in self._variants
         )  # fmt: skip
-        bundle = ModelBundle(self.digest, self.target, self._kernel_bundles, variants, self.report)
+        bundle = ModelBundle(self.digest, self.name, self.target, self._kernel_bundles, variants, self.report)
         return saved.save_model(bundle, folder, model_header)
 
     def _variant(self, arrays: Mapping[str, object]) -> _Variant:
@@ -270,6 +273,7 @@ def compile_model(  # a source and options, as docs/api.md has them
     allow_tf32: bool = False,
     winograd: str = "auto",
     top_k: int = 10,
+    name: str | None = None,
     progress: Progress = no_progress,
     **unknown: Never,
 ) -> Model:
@@ -290,6 +294,7 @@ def compile_model(  # a source and options, as docs/api.md has them
         allow_tf32: allow TF32 for float32 products.
         winograd: "auto" to rank Winograd's algorithm where it is accurate, "never", or "always" where it applies.
         top_k: number of candidates to build for each kernel.
+        name: begins the names of all that the saved model exports; default: "roller_" and digits of the digest.
         progress: called with a stage, the number of its parts that are done, and the number of all.
         unknown: rejected.
 
@@ -298,6 +303,7 @@ def compile_model(  # a source and options, as docs/api.md has them
     """
     if unknown:
         raise ArgumentError(f"unknown option of compile_model: {next(iter(unknown))!r}", code="invalid-option")
+    name = validate_name(name)
     calibrate_at_first_use((target,), log.warning)
     options = _options(target, threads, select, plan, top_k, winograd, allow_tf32=allow_tf32)
     types = dict(tensor_types(inputs)) if inputs is not None else None
@@ -310,7 +316,7 @@ def compile_model(  # a source and options, as docs/api.md has them
         built.append((extents, build_model(graph, weights, options, cache, progress)))
         clock.record("build")
     import_s = sum(seconds for stage, seconds in clock.stages if stage == "import")
-    return _model(built, weights, options, import_s)
+    return _model(built, weights, options, name, import_s)
 
 
 def estimate_model(  # what compile_model takes, apart from a way to show progress
@@ -325,12 +331,14 @@ def estimate_model(  # what compile_model takes, apart from a way to show progre
     allow_tf32: bool = False,
     winograd: str = "auto",
     top_k: int = 10,
+    name: str | None = None,
 ) -> dict[str, Any]:
     """Estimate a model by the performance model, without a compiler; for the first of several buckets.
 
     Returns the seconds of a call, and of each class of equal nodes as JSON-compatible values. Raises as compile_model
     does.
     """
+    validate_name(name)
     calibrate_at_first_use((target,), log.warning)
     options = _options(target, threads, select, plan, top_k, winograd, allow_tf32=allow_tf32)
     types = dict(tensor_types(inputs)) if inputs is not None else None
@@ -355,7 +363,7 @@ def load_model(folder: str | os.PathLike[str]) -> Model:
     """
     bundle = saved.load_model(folder)
     variants = tuple(_saved_variant(each) for each in bundle.variants)
-    return Model(bundle.digest, bundle.target, bundle.kernels, variants, bundle.report)
+    return Model(bundle.digest, bundle.name, bundle.target, bundle.kernels, variants, bundle.report)
 
 
 def _options(
@@ -411,43 +419,49 @@ def _buckets(dims: object) -> list[dict[str, int]]:
 
 
 def _model(
-    built: Sequence[tuple[dict[str, int], BuiltModel]], weights: Weights, options: ModelOptions, import_s: float
-) -> Model:
+    built: Sequence[tuple[dict[str, int], BuiltModel]], weights: Weights, options: ModelOptions, name: str | None,
+    import_s: float,
+) -> Model:  # fmt: skip
     bundles: dict[str, KernelBundle] = {}
     for _, each in built:
         bundles |= {bundle.digest: bundle for bundle in each.kernels}
     positions = {digest: position for position, digest in enumerate(bundles)}
-    variants = [_built_variant(dims, each, weights, positions) for dims, each in built]
-    if len({variant.shapes for variant in variants}) < len(variants):
+    if len({tuple(type_.shape for _, type_ in each.plan.inputs) for _, each in built}) < len(built):
         raise ArgumentError("two buckets have the same shapes: a dimension in dims is not in the model",
                             code="invalid-option")  # fmt: skip
-    content = json.dumps(
-        [
-            [list(variant.dims), plan_to_json(variant.plan), [each.digest for each in parts.kernels]]
-            for variant, (_, parts) in zip(variants, built, strict=True)
-        ]
+    parts: list[object] = [
+        [list(dims.items()), plan_to_json(each.plan), [bundle.digest for bundle in each.kernels]]
+        for dims, each in built
+    ]
+    content = json.dumps(parts if name is None else [name, *parts])
+    digits = hashlib.sha256(content.encode()).hexdigest()
+    name = name or default_name(digits)
+    variants = tuple(
+        _built_variant(dims, variant_name(name, number), each, weights, positions)
+        for number, (dims, each) in enumerate(built)
     )
-    digest = f"sha256:{hashlib.sha256(content.encode()).hexdigest()}"
     report = _report(built, options, import_s)
-    return Model(digest, options.hardware.id, tuple(bundles.values()), tuple(variants), report)
+    return Model(f"sha256:{digits}", name, options.hardware.id, tuple(bundles.values()), variants, report)
 
 
-def _built_variant(dims: dict[str, int], built: BuiltModel, weights: Weights, positions: Mapping[str, int]) -> _Variant:
-    plan = built.plan
+def _built_variant(
+    dims: dict[str, int], name: str, built: BuiltModel, weights: Weights, positions: Mapping[str, int]
+) -> _Variant:
+    plan, binary = built.plan, built.link(name)
 
     def load() -> CpuModel:
         arrays = [(p.type, p.offset_bytes, weights.array(Constant(p.type, p.digest))) for p in plan.weights]
-        return CpuModel(plan, built.binary, weights_block(arrays, plan.weights_bytes))
+        return CpuModel(plan, name, binary, weights_block(arrays, plan.weights_bytes))
 
     kernels = tuple(positions[bundle.digest] for bundle in built.kernels)
-    return _Variant(tuple(dims.items()), plan, kernels, load, built.binary)
+    return _Variant(tuple(dims.items()), name, plan, kernels, load, binary)
 
 
 def _saved_variant(bundle: VariantBundle) -> _Variant:
     def load() -> CpuModel:
-        return CpuModel(bundle.plan, bundle.binary, bundle.weights, bundle.packed)
+        return CpuModel(bundle.plan, bundle.name, bundle.binary, bundle.weights, bundle.packed)
 
-    return _Variant(bundle.dims, bundle.plan, bundle.kernels, load, bundle.binary)
+    return _Variant(bundle.dims, bundle.name, bundle.plan, bundle.kernels, load, bundle.binary)
 
 
 def _report(

@@ -22,6 +22,7 @@ from torch.fx.passes.operator_support import OperatorSupportBase
 
 from roller_svc import hardware as devices
 from roller_svc.calibration import calibrate_at_first_use
+from roller_svc.codegen.c.model import MODEL
 from roller_svc.compiler.kernel_cache import KernelCache
 from roller_svc.errors import ArgumentError, BuildError, InputError, UnsupportedNode
 from roller_svc.frontend.torch.convert import operator_name
@@ -298,4 +299,4 @@ def _build(graph: Graph, weights: Weights, options: _Options) -> CpuModel:
     built = build_model(graph, weights, chosen, KernelCache(settings().cache_folder))
     plan = built.plan
     arrays = [(p.type, p.offset_bytes, weights.array(Constant(p.type, p.digest))) for p in plan.weights]
-    return CpuModel(plan, built.binary, weights_block(arrays, plan.weights_bytes))
+    return CpuModel(plan, MODEL, built.link(MODEL), weights_block(arrays, plan.weights_bytes))

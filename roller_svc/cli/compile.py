@@ -54,6 +54,7 @@ def kernel_facts(kernel: Kernel) -> dict[str, Any]:
     return kernel_json(
         kernel.parts.compiled,
         {
+            "name": kernel.name,
             "target": kernel.target,
             "expression": kernel.expression,
             "estimate": kernel.parts.estimate,
@@ -80,7 +81,7 @@ def summary(facts: dict[str, Any]) -> str:
         lines += ["", candidates_table(facts["candidates"])]
     lines += [f"note: {note}" for note in facts["notes"]]
     if "saved" in facts:
-        lines.append(f"saved to {facts['saved']}")
+        lines.append(f"saved to {facts['saved']}: all that it exports begins with {facts['name']}")
     return "\n".join(lines)
 
 

@@ -74,6 +74,7 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
                         help="auto, serial, parallel, rammer or eager (default: %(default)s)")  # fmt: skip
     parser.add_argument("--allow-tf32", action="store_true", help="allow TF32 for float32 products")
     common.add_winograd(parser)
+    common.add_name(parser)
     common.add_server(parser)
     parser.add_argument("--json", action="store_true", help="write JSON to stdout")
 
@@ -118,7 +119,7 @@ def _model(options: argparse.Namespace) -> Model:
         return compile_model(
             path, options.target, options.threads, _types(options) or None, select=options.select,
             top_k=options.top_k, plan=options.plan, dims=_dims(options), allow_tf32=options.allow_tf32,
-            winograd=options.winograd, progress=progress,
+            winograd=options.winograd, name=options.name, progress=progress,
         )  # fmt: skip
 
 
@@ -128,6 +129,7 @@ def _graph_options(options: argparse.Namespace) -> GraphOptions:
     fields = {
         "threads": options.threads, "select": options.select, "plan": options.plan, "top_k": options.top_k,
         "allow_tf32": options.allow_tf32, "winograd": options.winograd, "dims": _dims(options) or {}, "inputs": types,
+        "name": options.name,
     }  # fmt: skip
     return remote.validate_body(GraphOptions, fields)
 
@@ -194,7 +196,7 @@ def _compiled(model: Model, options: argparse.Namespace) -> tuple[dict[str, Any]
         facts["saved"] = str(model.save(options.save))
     lines = [_summary(model)]
     if "saved" in facts:
-        lines.append(f"saved to {facts['saved']}")
+        lines.append(f"saved to {facts['saved']}: all that it exports begins with {model.name}")
     return facts, "\n".join(lines)
 
 
@@ -202,6 +204,7 @@ def _facts(model: Model) -> dict[str, Any]:
     arena = model.plan.get("arena")
     return {
         "digest": model.digest,
+        "name": model.name,
         "target": model.target,
         "inputs": [each._asdict() for each in model.inputs],
         "outputs": [each._asdict() for each in model.outputs],

@@ -75,7 +75,15 @@ def add_build(parser: argparse.ArgumentParser, select: str) -> None:
         "--donate", action="append", default=[], metavar="NAME",
         help="an input that a scatter may overwrite; may be repeated",
     )  # fmt: skip
+    add_name(parser)
     parser.add_argument("--emulate", action="store_true", help="run a GPU's kernel on the CPU")
+
+
+def add_name(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--name", metavar="NAME",
+        help="begins the names of all that the saved code exports (default: roller_ and digits of its digest)",
+    )  # fmt: skip
 
 
 def add_winograd(parser: argparse.ArgumentParser) -> None:
@@ -179,6 +187,7 @@ def parse_request(options: argparse.Namespace) -> BuildRequest:
         constants=options.constant,
         winograd=options.winograd,
         donate=options.donate,
+        name=options.name,
         **device,
     )
 

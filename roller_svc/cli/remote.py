@@ -130,5 +130,6 @@ def _compile_request(options: argparse.Namespace) -> CompileRequest:
         "constants": options.constant,
         "winograd": options.winograd,
         "donate": options.donate,
+        "name": options.name,
     }
     return validate_body(CompileRequest, program_fields(options) | device | {"options": choice})

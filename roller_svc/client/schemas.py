@@ -71,6 +71,9 @@ class ProgramModel(RequestModel):
     outputs: Names | None = None
 
 
+_NAME_USE = "begins the names of all that the saved code exports; default: roller_ and digits of its digest"
+
+
 class CompileOptions(RequestModel):
     top_k: int = 10
     select: Name = Field("model", description="model: trust the ranking; measure: time the top_k and keep the fastest")
@@ -89,6 +92,7 @@ class CompileOptions(RequestModel):
     )
     constants: Names = Field([], description="inputs that are constant across calls: prepacked once, on CPUs")
     donate: Names = Field([], description="inputs that a scatter may overwrite: nothing is copied")
+    name: Name | None = Field(None, description=_NAME_USE)
 
 
 def _limit_spec(value: object) -> object:
@@ -182,6 +186,7 @@ class GraphOptions(RequestModel):
     inputs: Annotated[dict[Name, TensorTypeModel], check_size(MAX_INPUTS)] = Field(
         {}, description="types of inputs that an ONNX model leaves open"
     )
+    name: Name | None = Field(None, description=_NAME_USE)
 
 
 class GraphRequest(BuildTerms):

@@ -5,19 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 
-_KEYWORDS = frozenset({
-    "auto", "break", "case", "catch", "char", "class", "const", "const_cast", "continue", "default", "delete", "do",
-    "double", "dynamic_cast", "else", "enum", "explicit", "export", "extern", "false", "float", "for", "friend",
-    "goto", "if", "inline", "int", "long", "mutable", "namespace", "new", "operator", "private", "protected",
-    "public", "register", "reinterpret_cast", "restrict", "return", "short", "signed", "sizeof", "static",
-    "static_cast", "struct", "switch", "template", "this", "throw", "true", "try", "typedef", "typeid", "typename",
-    "union", "unsigned", "using", "virtual", "void", "volatile", "while", "bool", "asm", "typeof", "and", "or", "not",
-    "xor", "bitand", "bitor", "compl", "and_eq", "or_eq", "not_eq", "xor_eq", "alignas", "alignof", "char16_t",
-    "char32_t", "wchar_t", "constexpr", "decltype", "noexcept", "nullptr", "static_assert", "thread_local", "main",
-    "status", "checked", "task", "blockIdx", "threadIdx", "blockDim", "gridDim", "warpSize", "abs", "exp", "log",
-    "sin", "cos", "tan", "pow", "sqrt", "floor", "ceil", "round", "trunc", "erf", "signbit", "isnan", "isinf", "max",
-    "min", "y0", "y1", "yn", "j0", "j1", "jn", "gamma", "signgam", "index", "unix", "linux", "i8", "u8", "i16", "u16",
-    "i32", "u32", "i64", "u64", "f16", "bf16", "f32", "f64", "idx", "div", "thread_scratch",
+from roller_svc.ir.symbol_names import KEYWORDS
+
+# names that functions of kernels, their helpers or their headers use
+_USED = frozenset({
+    "main", "status", "checked", "task", "blockIdx", "threadIdx", "blockDim", "gridDim", "warpSize", "abs", "exp",
+    "log", "sin", "cos", "tan", "pow", "sqrt", "floor", "ceil", "round", "trunc", "erf", "signbit", "isnan", "isinf",
+    "max", "min", "y0", "y1", "yn", "j0", "j1", "jn", "gamma", "signgam", "index", "unix", "linux", "i8", "u8", "i16",
+    "u16", "i32", "u32", "i64", "u64", "f16", "bf16", "f32", "f64", "idx", "div", "thread_scratch",
 })  # fmt: skip
 # functions of math.h with their f and l variants, and names reserved by C implementations
 _LIBRARY = re.compile(
@@ -75,7 +70,7 @@ class Names:
         base = _NOT_IDENTIFIER.sub("_", name).strip(".").lstrip("_") or "v"
         if base[0].isdigit():
             base = f"d{base}"
-        if base in _KEYWORDS or _LIBRARY.fullmatch(base) or _MACRO.fullmatch(base):
+        if base in KEYWORDS or base in _USED or _LIBRARY.fullmatch(base) or _MACRO.fullmatch(base):
             base += "_"
         candidate, count = base, 1
         while any(candidate + suffix in self._used for suffix in ("", *suffixes)):

@@ -23,7 +23,8 @@ SCHEMA = 2  # of the results of actions; raise it when the fields of the store's
 # Libraries that parse programs, compute index sets and evaluate constants.
 LIBRARIES = ("islpy", "lark", "numpy")
 KERNEL, MODEL = "kernel", "model"  # kinds of actions
-_OPTIONS = ("top_k", "select", "runtime", "allow_tf32", "family", "tiles", "constants", "winograd", "donate")
+_OPTIONS = ("top_k", "select", "runtime", "allow_tf32", "family", "tiles", "constants", "winograd", "donate",
+            "name")  # fmt: skip
 
 
 PARTS = ("expression", "spec", "options", "compiler", "generator")  # of an action's key
@@ -94,6 +95,7 @@ def _action_digest(request: BuildRequest, program: object) -> str:
         "constants": request.constants,
         "winograd": request.winograd.value,
         "donate": request.donate,
+        "name": request.name,
         "generator": generator_digest(),
         "toolchain": toolchain_versions(spec.family),
         "libraries": library_versions(),

@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import chain
 
 from roller_svc.codegen.kernel import GroupLaunches, Program, emit_together, tensors_in_memory, with_program_indices
+from roller_svc.codegen.symbols import name_symbols
 from roller_svc.compiler.rank import rank
 from roller_svc.errors import InvariantError, ScheduleError
 from roller_svc.families import family_of
@@ -56,7 +57,8 @@ def emit_plans(
 ) -> tuple[KernelSource, ...]:
     """Emit several plans as one translation unit.
 
-    Each source has the whole text and the launches of its own plan. Kernels that plans share are emitted once.
+    Each source has the whole text and the launches of its own plan. Kernels that plans share are emitted once. Only the
+    source of a single plan, which may be delivered, gets the names that it exports.
     """
     types = stored_types(program)
     types |= {t: type_ for group in groups for t, type_ in group.stored if t not in types}  # operand copies
@@ -88,7 +90,9 @@ def emit_plans(
     comment = "\n\n".join(_header(plan, program, hw) for plan in plans)
     whole = with_program_indices(emit_together(programs, buffers, hw, comment), program)
     whole = replace(whole, constants=program.constants)
-    return tuple(_select_launches(whole, each) for each in programs) if len(plans) > 1 else (whole,)
+    if len(plans) > 1:
+        return tuple(_select_launches(whole, each) for each in programs)
+    return (name_symbols(whole, program.name),)
 
 
 def _with_constants(piece: KernelGroup, whole: KernelGroup, program: TensorProgram) -> KernelGroup:

@@ -84,7 +84,8 @@ def compile_candidates(request: BuildRequest, trace: Trace = no_trace) -> Compil
     """Compile the candidates of a request, on all cores. Raises as `build_kernel` does."""
     clock = StageTimer()
     program = parse(request.expression, dict(request.inputs), request.outputs)
-    program = trace("parse", donate_targets(replace(program, constants=request.constants), request.donate))
+    program = replace(program, constants=request.constants, name=request.name or "")
+    program = trace("parse", donate_targets(program, request.donate))
     clock.record("parse")
     hw: HardwareSpec = trace("hardware", request.hardware or hardware.load(request.target))
     clock.record("hardware")

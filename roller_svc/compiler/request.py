@@ -13,6 +13,7 @@ from roller_svc.frontend.lang.input_types import kind_of, short_repr, tensor_typ
 from roller_svc.ir.constraints import TILE_FIELDS, OpClass, WinogradMode
 from roller_svc.ir.hardware import HardwareSpec, TargetKind
 from roller_svc.ir.report import BuildRequest, RuntimeChoice, SelectionMode
+from roller_svc.ir.symbol_names import suggest_symbol, symbol_fault
 
 MAX_TOP_K = 100
 
@@ -35,6 +36,7 @@ def build_request(  # the options of a build, spelled out as docs/api.md has the
     constants: object = None,
     winograd: object = "auto",
     donate: object = None,
+    name: object = None,
 ) -> BuildRequest:
     """Validate the options of a build. Raises InputError that names the invalid option."""
     request = BuildRequest(
@@ -52,6 +54,7 @@ def build_request(  # the options of a build, spelled out as docs/api.md has the
         constants=validate_input_names("constants", constants, tensor_types(inputs)),
         winograd=parse_enum(WinogradMode, "winograd", winograd),
         donate=validate_input_names("donate", donate, tensor_types(inputs)),
+        name=validate_name(name),
     )
     if request.runtime is RuntimeChoice.EMULATOR:
         _check_emulable(resolve_spec(request))
@@ -76,6 +79,7 @@ def request_json(request: BuildRequest) -> dict[str, object]:
         "constants": list(request.constants),
         "winograd": request.winograd.value,
         "donate": list(request.donate),
+        "name": request.name,
     }
 
 
@@ -108,6 +112,20 @@ def validate_top_k(value: object) -> int:
 def validate_flag(name: str, value: object) -> bool:
     if not isinstance(value, bool):
         raise ArgumentError(f"{name} must be true or false, got {short_repr(value)}", code="invalid-option")
+    return value
+
+
+def validate_name(value: object) -> str | None:
+    """Return the name of a kernel or model, which begins the names of its symbols; None for its default name."""
+    if value is None:
+        return None
+    if not isinstance(value, str):
+        raise ArgumentError(f"name must be text, got {kind_of(value)}", code="invalid-option")
+    if fault := symbol_fault(value):
+        raise ArgumentError(
+            f"name must be a C identifier, got {short_repr(value)}: {fault}", code="invalid-option",
+            hint=f"the functions of the saved code begin with it; write a name such as {suggest_symbol(value)!r}",
+        )  # fmt: skip
     return value
 
 

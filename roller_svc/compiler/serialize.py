@@ -26,6 +26,7 @@ from roller_svc.ir.kernel import CompiledKernel, LaunchSpec, Measurement, Resour
 from roller_svc.ir.printer import text
 from roller_svc.ir.report import BuildReport, CandidateResult, Plan
 from roller_svc.ir.rprogram import RProgram
+from roller_svc.ir.symbol_names import named_digits
 
 Json = dict[str, object]
 
@@ -34,9 +35,15 @@ LOG_CHARACTERS = 4000  # of a compiler's log in a report; the artifact has the w
 
 
 def kernel_digest(compiled: CompiledKernel) -> str:
-    """Hash a kernel's source, everything that determines its binary, and the binary."""
+    """Hash a kernel's source, everything that determines its binary, and the binary.
+
+    The names of symbols are in all of these. The first digits are those of a name made of the source before: they hash
+    the source without its names.
+    """
     content = f"{compiled.source.key}\n{hashlib.sha256(compiled.binary).hexdigest()}\n"
-    return f"sha256:{hashlib.sha256(content.encode()).hexdigest()}"
+    digits = hashlib.sha256(content.encode()).hexdigest()
+    own = named_digits(compiled.source.name)
+    return f"sha256:{own}{digits[len(own) :]}"
 
 
 def estimate_json(estimate: Estimate) -> Json:
@@ -266,6 +273,7 @@ def _report(report: BuildReport) -> Json:
             "constants": list(report.request.constants),
             "winograd": report.request.winograd.value,
             "donate": list(report.request.donate),
+            "name": report.request.name,
         },
         "groups": [
             {

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from roller_svc.codegen.c.model import MODEL
 from roller_svc.compiler.backends import backend_for
 from roller_svc.compiler.kernel_cache import KernelCache, PlanChoice
 from roller_svc.errors import ArgumentError, IndexRangeError, InvariantError
@@ -35,15 +36,14 @@ ROUNDS, ROUND_S = 6, 0.05  # for each plan
 MAX_ROUNDS, DISTURBED_RATIO = 18, 1.1
 
 MakePlan = Callable[[Schedule | None], tuple[ModelPlan, tuple[PlannedStep, ...]]]
-Link = Callable[[ModelPlan], bytes]
+Link = Callable[[ModelPlan, str], bytes]  # the model's name is the second
 
 
 @dataclass(frozen=True, slots=True)
 class ChosenPlan:
-    """A plan with its shared object, and why it was chosen."""
+    """A plan, and why it was chosen."""
 
     plan: ModelPlan
-    binary: bytes
     choice: PlanChoice
 
 
@@ -56,7 +56,7 @@ def choose_plan(
     Args:
         kind: one of PLANS, or a plan by hand.
         make_plan: makes the plan of a schedule, and lists the steps that a schedule gets.
-        link: links the shared object of a plan.
+        link: links the shared object of a plan, to measure it.
         weights: the model's constants.
         hw: the device, with the number of threads as its cores.
         cache: keeps times and choices.
@@ -68,25 +68,25 @@ def choose_plan(
             plan = _checked(make_plan(schedule_by_hand(kind))[0])
         except InvariantError as error:
             raise ArgumentError(f"the plan is not legal: {error.message}", code="invalid-plan") from error
-        return ChosenPlan(plan, link(plan), PlanChoice(BY_HAND))
+        return ChosenPlan(plan, PlanChoice(BY_HAND))
     serial, steps = make_plan(None)
     if kind == SERIAL or hw.num_cores == 1:
-        return ChosenPlan(serial, link(serial), PlanChoice(SERIAL))
+        return ChosenPlan(serial, PlanChoice(SERIAL))
     key = _digest(kind, serial, steps, generator, measure=measure)
     choice = cache.load_choice(key)
     if choice is not None and _fits(choice, steps):
         plan = serial if choice.kind == SERIAL else _planned(choice.kind, choice, make_plan, hw)
-        return ChosenPlan(plan, link(plan), choice)
+        return ChosenPlan(plan, choice)
     if measure and backend_for(hw).is_present(hw):
         chosen = _choose_measured(kind, serial, steps, make_plan, link, weights, hw)
     else:
-        chosen = _choose_modelled(kind, serial, steps, make_plan, link, hw)
+        chosen = _choose_modelled(kind, serial, steps, make_plan, hw)
     cache.save_choice(key, chosen.choice)
     return chosen
 
 
 def _choose_modelled(
-    kind: str, serial: ModelPlan, steps: tuple[PlannedStep, ...], make_plan: MakePlan, link: Link, hw: HardwareSpec
+    kind: str, serial: ModelPlan, steps: tuple[PlannedStep, ...], make_plan: MakePlan, hw: HardwareSpec
 ) -> ChosenPlan:
     times = model_times(steps, serial.kernels, hw)
     seconds = {SERIAL: sum(times.launch_s)}
@@ -98,39 +98,36 @@ def _choose_modelled(
         best = SERIAL
     choice = PlanChoice(best, times.alone_s, times.launch_s, seconds, efficient_s=times.efficient_s)
     plan = serial if best == SERIAL else _planned(best, choice, make_plan, hw)
-    return ChosenPlan(plan, link(plan), choice)
+    return ChosenPlan(plan, choice)
 
 
 def _choose_measured(
     kind: str, serial: ModelPlan, steps: tuple[PlannedStep, ...], make_plan: MakePlan, link: Link, weights: Weights,
     hw: HardwareSpec,
 ) -> ChosenPlan:  # fmt: skip
-    binary = link(serial)
-    loaded = _load(serial, binary, weights)
+    loaded = _load(serial, link, weights)
     inputs = random_arrays((name, t.dtype.value, t.shape) for name, t in serial.inputs)
     try:
         times = measure_steps(loaded, inputs, hw.num_cores)
     except IndexRangeError:  # random indices do not fit: without times, steps in order are right
-        return ChosenPlan(serial, binary, PlanChoice(SERIAL))
+        return ChosenPlan(serial, PlanChoice(SERIAL))
     times = replace(times, efficient_s=_measure_efficient(steps, times, inputs, make_plan, link, weights))
-    models = {SERIAL: (serial, binary, loaded)}
+    models = {SERIAL: (serial, loaded)}
     for each in POLICIES if kind == AUTO else (kind,):
         choice = PlanChoice(each, times.alone_s, times.launch_s, efficient_s=times.efficient_s)
         plan = _planned(each, choice, make_plan, hw)
         if kind == each or any(isinstance(step, VDeviceStep) for step in plan.steps):
-            built = link(plan)
-            models[each] = plan, built, _load(plan, built, weights)
+            models[each] = plan, _load(plan, link, weights)
     undelayed_s = _least_serial_s(loaded, inputs, times)
-    seconds = _measure_models(
-        {each: model for each, (_, _, model) in models.items()}, inputs, hw.num_cores, undelayed_s
-    )
+    loaded_models = {each: model for each, (_, model) in models.items()}
+    seconds = _measure_models(loaded_models, inputs, hw.num_cores, undelayed_s)
     seconds[SERIAL] = min(seconds[SERIAL], undelayed_s)
     best = min((each for each in models if kind in (AUTO, each)), key=lambda each: seconds[each])
     if kind == AUTO and seconds[best] > MEASURED_MARGIN * seconds[SERIAL]:
         best = SERIAL
-    plan, built, _ = models[best]
+    plan, _ = models[best]
     choice = PlanChoice(best, times.alone_s, times.launch_s, seconds, is_measured=True, efficient_s=times.efficient_s)
-    return ChosenPlan(plan, built, choice)
+    return ChosenPlan(plan, choice)
 
 
 def measure_steps(model: CpuModel, inputs: Mapping[str, Array], threads: int) -> StepTimes:
@@ -149,7 +146,7 @@ def _measure_efficient(
     if all(step.efficient is None for step in steps):
         return ()
     plan, _ = make_plan(_use_efficient)
-    measured = _least_times(_load(plan, link(plan), weights), inputs, 1)
+    measured = _least_times(_load(plan, link, weights), inputs, 1)
     return tuple(
         seconds if step.efficient is not None and seconds < MEASURED_MARGIN * alone_s else None
         for step, seconds, alone_s in zip(steps, measured, times.alone_s, strict=True)
@@ -243,9 +240,9 @@ def _checked(plan: ModelPlan) -> ModelPlan:
     return plan
 
 
-def _load(plan: ModelPlan, binary: bytes, weights: Weights) -> CpuModel:
+def _load(plan: ModelPlan, link: Link, weights: Weights) -> CpuModel:
     arrays = [(p.type, p.offset_bytes, weights.array(Constant(p.type, p.digest))) for p in plan.weights]
-    return CpuModel(plan, binary, weights_block(arrays, plan.weights_bytes))
+    return CpuModel(plan, MODEL, link(plan, MODEL), weights_block(arrays, plan.weights_bytes))
 
 
 def _fits(choice: PlanChoice, steps: Sequence[PlannedStep]) -> bool:

@@ -5,20 +5,21 @@ import → passes → classes → build each kernel once → plan (memory, steps
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from roller_svc.codegen.c.model import kernel_prefix, kernel_unit, model_unit
+from roller_svc.codegen.c.model import MODEL, exported_functions, kernel_prefix, kernel_unit, model_unit
 from roller_svc.compiler.action import estimate_digest
 from roller_svc.compiler.artifact import package_candidate, package_kernel
 from roller_svc.compiler.efficient import find_efficient
 from roller_svc.compiler.kernel_cache import KernelCache, PlanChoice
 from roller_svc.compiler.pipeline import CompiledCandidates, StageTimer, compile_candidates, select_candidate
 from roller_svc.errors import ArgumentError, InputError, UnsupportedModelError, UnsupportedNode
-from roller_svc.graph.choose import AUTO, choose_plan
+from roller_svc.graph.choose import AUTO, Link, choose_plan
 from roller_svc.graph.classes import NodeClass, find_classes
 from roller_svc.graph.costs import CostTable
 from roller_svc.graph.passes import PassReport, run_passes
@@ -31,7 +32,7 @@ from roller_svc.ir.kernel import KernelSource, Language
 from roller_svc.ir.model_plan import ModelKernel, ModelPlan
 from roller_svc.ir.report import BuildRequest, SelectionMode
 from roller_svc.runtime.saved.serialization import KernelBundle
-from roller_svc.toolchain import compile_object, link_model
+from roller_svc.toolchain import compile_object, link_model, tool_version
 
 CLASSES_AT_ONCE = 4  # for each core: their candidates are compiled before the first is measured
 MAX_EXPRESSION_SHOWN = 120  # characters of a node that no kernel can compute
@@ -55,10 +56,10 @@ class ModelOptions:
 
 @dataclass(frozen=True, slots=True)
 class BuiltModel:
-    """A linked model, with what explains it."""
+    """A model with its kernels' objects, and with what explains it."""
 
     plan: ModelPlan
-    binary: bytes
+    make_binary: Link
     graph: Graph  # after the passes
     classes: tuple[NodeClass, ...]
     kernels: tuple[KernelBundle, ...]  # of the plan: one for each class, and then other rKernels in use
@@ -66,6 +67,10 @@ class BuiltModel:
     stage_seconds: tuple[tuple[str, float], ...]
     cache_hits: int
     choice: PlanChoice
+
+    def link(self, name: str) -> bytes:
+        """Return the shared object of a model of that name. Raises CompileError, ToolchainMissingError."""
+        return self.make_binary(self.plan, name)
 
 
 def no_progress(_: str, __: int, ___: int) -> None:
@@ -75,7 +80,7 @@ def no_progress(_: str, __: int, ___: int) -> None:
 def build_model(
     graph: Graph, weights: Weights, options: ModelOptions, cache: KernelCache, progress: Progress = no_progress
 ) -> BuiltModel:
-    """Compile a graph to one shared object.
+    """Compile a graph to the objects of one shared object, which `BuiltModel.link` makes.
 
     Raises BuildError if a kernel does not compile, ArgumentError for a target that is not a CPU.
     """
@@ -104,8 +109,11 @@ def build_model(
             efficient=efficient,
         )  # fmt: skip
 
+    def link(plan: ModelPlan, name: str) -> bytes:
+        return _link(plan, name, cache, hw)
+
     chosen = choose_plan(
-        options.plan, make_plan, lambda plan: _link(plan, cache, hw), weights, hw, cache,
+        options.plan, make_plan, link, weights, hw, cache,
         measure=options.select is SelectionMode.MEASURE, generator=estimate_digest(hw, options.winograd),
     )  # fmt: skip
     clock.record("plan")
@@ -114,7 +122,7 @@ def build_model(
         *(each.fastest for each in built),
         *(others[kernel.source.key] for kernel in chosen.plan.kernels[len(classes) :]),
     )
-    return BuiltModel(chosen.plan, chosen.binary, graph, classes, bundles, passes, clock.stages, hits, chosen.choice)
+    return BuiltModel(chosen.plan, link, graph, classes, bundles, passes, clock.stages, hits, chosen.choice)
 
 
 def _model_kernel(bundle: KernelBundle, uses: int) -> ModelKernel:
@@ -207,8 +215,7 @@ def _compile_objects(kernels: Sequence[ModelKernel], cache: KernelCache, progres
 
     def compile_missing(source: KernelSource) -> None:
         nonlocal done
-        if cache.load_object(source.key) is None:
-            cache.save_object(source.key, compile_object(source, kernel_unit(source)))
+        _object(source, kernel_unit(source), cache)
         done += 1
         progress("objects", done, len(sources))
 
@@ -216,14 +223,24 @@ def _compile_objects(kernels: Sequence[ModelKernel], cache: KernelCache, progres
         list(pool.map(compile_missing, sources.values()))
 
 
-def _link(plan: ModelPlan, cache: KernelCache, hw: HardwareSpec) -> bytes:
-    """Link the kernels' objects and the plan's unit."""
+def _link(plan: ModelPlan, name: str, cache: KernelCache, hw: HardwareSpec) -> bytes:
+    """Link the kernels' objects and the plan's unit to the shared object of a model of that name."""
     _compile_objects(plan.kernels, cache, no_progress)  # those of other rKernels than the fastest
-    objects: dict[str, bytes] = {}
-    for source in (kernel.source for kernel in plan.kernels):
-        content = cache.load_object(source.key)
-        if content is None:  # removed by another process
-            content = compile_object(source, kernel_unit(source))
-        objects[kernel_prefix(source)] = content
-    runner = KernelSource(plan.name, Language.C, hw.arch, "", (), (), options=("-fopenmp",))
-    return link_model(runner, model_unit(plan), objects)
+    objects = {
+        kernel_prefix(source): _object(source, kernel_unit(source), cache)
+        for source in (kernel.source for kernel in plan.kernels)
+    }
+    model = KernelSource(name, Language.C, hw.arch, "", (), (), options=("-fopenmp",))
+    objects[MODEL] = _object(model, model_unit(plan), cache, parallel=True)
+    return link_model(model, exported_functions(name), objects)
+
+
+def _object(source: KernelSource, text: str, cache: KernelCache, *, parallel: bool | None = None) -> bytes:
+    """Return the object of a text with a source's options, which is compiled unless the cache has it."""
+    content = f"{replace(source, text=text).key}\n{tool_version(Language.C, source.arch)}"
+    key = hashlib.sha256(content.encode()).hexdigest()
+    compiled = cache.load_object(key)
+    if compiled is None:
+        compiled = compile_object(source, text, parallel=parallel)
+        cache.save_object(key, compiled)
+    return compiled

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
@@ -11,6 +12,8 @@ from roller_svc.errors import InvariantError
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.hardware import Arch
 from roller_svc.ir.tensor_map import TensorMap
+
+ALIGNMENT_BYTES = 64  # of each workspace in the allocation for all
 
 
 class Language(Enum):
@@ -102,7 +105,10 @@ class LaunchSpec:
 
 @dataclass(frozen=True, slots=True)
 class KernelSource:
-    """Kernel source and everything that determines its binary."""
+    """Kernel source and everything that determines its binary.
+
+    A program that links kernels tells their symbols apart by the names: each is `name`, or begins with `name` and "_".
+    """
 
     name: str
     language: Language
@@ -114,6 +120,7 @@ class KernelSource:
     options: tuple[str, ...] = ()  # compiler flags beyond the toolchain's own
     constants: tuple[str, ...] = ()  # names of inputs that are the same in every call
     scratch_definition: str = ""  # C: the definition of thread-local scratch in the text, without its linkage
+    run_definition: str = ""  # C: the end of the text, a function that runs all launches
 
     @property
     def key(self) -> str:
@@ -132,6 +139,20 @@ class KernelSource:
         return tuple(b for b in self.buffers if b.role is role)
 
     @property
+    def is_parallel(self) -> bool:
+        """Return whether C source has a parallel region."""
+        return "omp parallel" in self.text
+
+    @property
+    def run_buffers(self) -> tuple[Buffer, ...]:
+        """Return the parameters of a C kernel's function that makes all launches: inputs, then outputs.
+
+        A donated input has none, because its output has its memory.
+        """
+        inputs = tuple(b for b in self.buffers_of(Role.INPUT) if not b.donated)
+        return (*inputs, *self.buffers_of(Role.OUTPUT))
+
+    @property
     def updated_buffers(self) -> tuple[Buffer, ...]:
         """Return the outputs that have the memory of donated inputs."""
         donated = [b.name for b in self.buffers_of(Role.INPUT) if b.donated]
@@ -140,10 +161,10 @@ class KernelSource:
     def main_launch(self, group: str) -> int:
         """Return the index of a kernel group's main launch.
 
-        It has the group's name. Launches that prepack or combine have a suffix; of a split reduction the partial launch
-        is the main one.
+        It has the group's name, perhaps behind the kernel's. Launches that prepack or combine have a suffix; of a split
+        reduction the partial launch is the main one.
         """
-        names = [launch.name for launch in self.launches]
+        names = [launch.name.removeprefix(f"{self.name}_") for launch in self.launches]
         for name in (group, f"{group}_partial"):
             if name in names:
                 return names.index(name)
@@ -162,7 +183,16 @@ class KernelSource:
 
     @property
     def workspace_bytes(self) -> int:
-        return sum(b.bytes for b in self.buffers_of(Role.WORKSPACE))
+        return align_blocks(self.buffers_of(Role.WORKSPACE))[1]
+
+
+def align_blocks(buffers: Iterable[Buffer]) -> tuple[dict[str, int], int]:
+    """Return the offset of each buffer in one allocation for all, by symbol, and the size of that allocation."""
+    offsets, end = {}, 0
+    for buffer in buffers:
+        offsets[buffer.symbol] = end
+        end += -(-buffer.bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+    return offsets, end
 
 
 def _launch_key(launch: LaunchSpec) -> tuple[object, ...]:

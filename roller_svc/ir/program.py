@@ -180,6 +180,7 @@ class TensorProgram:
     outputs: tuple[Output, ...]
     constants: tuple[str, ...] = ()  # inputs that are the same in every call, such as weights
     donated: tuple[str, ...] = ()  # inputs that scatters update in place
+    name: str = ""  # begins the names of the kernel's symbols; "" for one made of its digest
 
     @property
     def types(self) -> Mapping[str, TensorType]:

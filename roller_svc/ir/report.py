@@ -43,6 +43,7 @@ class BuildRequest:
     constants: tuple[str, ...] = ()  # inputs that are the same in every call
     winograd: WinogradMode = WinogradMode.AUTO
     donate: tuple[str, ...] = ()  # inputs that scatters may overwrite
+    name: str | None = None  # begins the names of the kernel's symbols; None for one made of its digest
 
     @property
     def constraints(self) -> ScheduleConstraints:

@@ -12,10 +12,9 @@ from numpy.typing import NDArray
 
 from roller_svc.errors import ArgumentError, IndexRangeError, InvariantError
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.kernel import Buffer, KernelSource, Role
+from roller_svc.ir.kernel import ALIGNMENT_BYTES, Buffer, KernelSource, Role
 
 Array = NDArray[np.generic]
-ALIGNMENT_BYTES = 64
 ELEMENT_ALIGNMENT = 1  # in bytes: an array that only has the alignment of its elements is used in place
 PAGE_BYTES = 4096
 

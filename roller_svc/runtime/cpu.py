@@ -10,14 +10,13 @@ import threading
 import weakref
 from collections.abc import Mapping
 from dataclasses import replace
-from itertools import accumulate
 from typing import Protocol
 
 import numpy as np
 
 from roller_svc.errors import InvariantError, LaunchError
-from roller_svc.ir.kernel import Buffer, CompiledKernel, KernelSource, Language, LaunchSpec, Role
-from roller_svc.runtime.binding import ALIGNMENT_BYTES, ELEMENT_ALIGNMENT, Array, Binding, bind, range_error
+from roller_svc.ir.kernel import Buffer, CompiledKernel, KernelSource, Language, LaunchSpec, Role, align_blocks
+from roller_svc.runtime.binding import ELEMENT_ALIGNMENT, Array, Binding, bind, range_error
 from roller_svc.runtime.cpu_features import check_features
 from roller_svc.runtime.resident import resident_empty
 from roller_svc.runtime.thread_pool import share_pool
@@ -127,10 +126,10 @@ class _Block:
     """One allocation for several buffers, each aligned."""
 
     def __init__(self, buffers: tuple[Buffer, ...]) -> None:
-        ends = list(accumulate(-(-b.bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES for b in buffers))
-        self._memory = resident_empty(ends[-1] if ends else 0)
+        offsets, size_bytes = align_blocks(buffers)
+        self._memory = resident_empty(size_bytes)
         start = _address(self._memory)
-        self.addresses = {b.symbol: start + first for b, first in zip(buffers, (0, *ends), strict=False)}
+        self.addresses = {symbol: start + offset for symbol, offset in offsets.items()}
 
 
 class CpuCall:
@@ -179,7 +178,7 @@ def _address(array: Array) -> int:
 
 
 def load_library(binary: bytes, name: str) -> ctypes.CDLL:
-    """Load the library, which only unload_library unloads.
+    """Load the library of a kernel or model, which only unload_library unloads.
 
     The file name is never reused: the loader returns the loaded library for a known name, so a repeated
     /proc/self/fd/N would return an older kernel.
@@ -189,7 +188,7 @@ def load_library(binary: bytes, name: str) -> ctypes.CDLL:
         with os.fdopen(handle, "wb") as file:
             file.write(binary)
         library = ctypes.CDLL(path, mode=ctypes.RTLD_LOCAL | os.RTLD_NOW)
-        if share_pool(library):
+        if share_pool(library, name):
             ctypes.CDLL(path, mode=RTLD_NOLOAD)  # increments the reference count, which is never decremented
     except OSError as error:
         raise LaunchError(f"{name}: cannot load shared object: {error}", code="load-failed") from error

@@ -31,13 +31,13 @@ class _Shared:
 _shared = _Shared()
 
 
-def share_pool(library: ctypes.CDLL) -> bool:
-    """Let a kernel use this process's pool. Returns whether it brought the pool and so must stay loaded.
+def share_pool(library: ctypes.CDLL, name: str) -> bool:
+    """Let a kernel or model use this process's pool. Returns whether it brought the pool and so must stay loaded.
 
-    Call it before the kernel's first launch.
+    Call it before the first launch. `name` begins the names of the library's functions.
     """
     try:
-        use, own = library["roller_use_pool"], library["roller_own_pool"]
+        use, own = library[f"{name}_use_pool"], library[f"{name}_own_pool"]
     except AttributeError:  # no parallel region, or another OpenMP runtime
         return False
     use.argtypes = (ctypes.POINTER(_Pool),)

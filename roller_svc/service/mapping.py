@@ -31,6 +31,7 @@ def build_request_from_body(body: CompileRequest) -> BuildRequest:
         constants=body.options.constants,
         winograd=body.options.winograd,
         donate=body.options.donate,
+        name=body.options.name,
         **device,
     )
 

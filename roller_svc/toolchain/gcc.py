@@ -17,7 +17,7 @@ from roller_svc.ir.hardware import Arch
 from roller_svc.ir.kernel import CompiledKernel, KernelSource, Resources
 from roller_svc.toolchain.confined import compile_sandboxed, run_sandboxed
 from roller_svc.toolchain.limits import DEFAULT_LIMITS, CompileLimits
-from roller_svc.toolchain.pool import COMPILE_FLAGS, has_pool, is_parallel, write_pool
+from roller_svc.toolchain.pool import COMPILE_FLAGS, has_pool, hide_pool, write_pool
 from roller_svc.toolchain.source_check import check_source
 
 OUTPUT = "output"
@@ -88,20 +88,25 @@ def compile_c(source: KernelSource, limits: CompileLimits = DEFAULT_LIMITS, cc: 
         directory = Path(temporary)
         (directory / "kernel.c").write_text(source.text, encoding="utf-8")
         output = directory / "kernel.so"
-        command += ["kernel.c", *pool_arguments(source, directory, cc), "-o", output.name, "-lm"]
+        pool = pool_arguments(source, directory, cc)
+        hide = [hide_pool(directory)] if pool else []
+        command += ["kernel.c", *pool, *hide, "-o", output.name, "-lm"]
         log = compile_sandboxed(f"{source.name}: the C compiler", command, output, limits)
         binary = output.read_bytes()
     seconds = time.perf_counter() - start
     return CompiledKernel(source, binary, log, tuple(Resources() for _ in source.launches), seconds)
 
 
-def c_command(source: KernelSource, cc: str | None = None) -> list[str]:
-    """Return the command of the compiler found, or of `cc`, with its flags. Raises ToolchainMissingError."""
+def c_command(source: KernelSource, cc: str | None = None, *, parallel: bool | None = None) -> list[str]:
+    """Return the command of the compiler found, or of `cc`, with its flags. Raises ToolchainMissingError.
+
+    `parallel`: whether the text has parallel regions or belongs to such texts; by default, whether it has any.
+    """
     if forbidden := FORBIDDEN_OPTIONS.intersection(source.options):
         raise InvariantError(f"{source.name}: options {sorted(forbidden)} change the caller's floating-point state")
     compiler = compiler_for(source.arch, cc)
     gcc_flags = () if _is_clang(compiler) else GCC_FLAGS
-    has_regions = is_parallel(source.text) and has_pool(source, clang=_is_clang(compiler))
+    has_regions = (source.is_parallel if parallel is None else parallel) and has_pool(source, clang=_is_clang(compiler))
     pool_flags = COMPILE_FLAGS if has_regions else ()
     return [*compiler, *COMMON_FLAGS, *gcc_flags, *_arch_flags(source.arch), *source.options, *pool_flags]
 
@@ -109,15 +114,15 @@ def c_command(source: KernelSource, cc: str | None = None) -> list[str]:
 def pool_arguments(
     source: KernelSource, directory: Path, cc: str | None = None, *, parallel: bool | None = None
 ) -> list[str]:
-    """Return what links a kernel with its thread pool, and write the pool to `directory`; [] without regions.
+    """Return what links the source's library with its thread pool, which is written to `directory`; [] without regions.
 
     `parallel`: whether objects have regions; by default, whether the source has any.
     """
     compiler = compiler_for(source.arch, cc)
-    has_regions = is_parallel(source.text) if parallel is None else parallel
+    has_regions = source.is_parallel if parallel is None else parallel
     if not has_regions or not has_pool(source, clang=_is_clang(compiler)):
         return []
-    return write_pool(directory, compiler, _arch_flags(source.arch))
+    return write_pool(directory, compiler, _arch_flags(source.arch), source.name)
 
 
 def _is_clang(compiler: list[str]) -> bool:

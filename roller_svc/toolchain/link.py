@@ -15,7 +15,7 @@ from roller_svc.ir.kernel import CompiledKernel, KernelSource, Resources, Role
 from roller_svc.toolchain.confined import compile_sandboxed
 from roller_svc.toolchain.gcc import c_command, pool_arguments
 from roller_svc.toolchain.limits import DEFAULT_LIMITS, CompileLimits
-from roller_svc.toolchain.pool import COMPILE_FLAGS, EXPORTS
+from roller_svc.toolchain.pool import export_named, hide_pool
 from roller_svc.toolchain.source_check import check_source
 
 # One section for each function: the linker removes those that a program does not call.
@@ -35,7 +35,9 @@ def compile_combined(source: KernelSource, limits: CompileLimits = DEFAULT_LIMIT
         directory = Path(temporary)
         (directory / "kernel.c").write_text(source.text, encoding="utf-8")
         log = _run(source, [*command, *_SECTIONS, "kernel.c", "-o", "kernel.o"], directory, limits)
-        linked = ["kernel.o", *pool_arguments(source, directory), "-o", "kernel.so", "-lm"]
+        pool = pool_arguments(source, directory)
+        hide = [hide_pool(directory)] if pool else []
+        linked = ["kernel.o", *pool, *hide, "-o", "kernel.so", "-lm"]
         log += _run(source, [*command, *linked], directory, limits)
         object_code, binary = ((directory / name).read_bytes() for name in ("kernel.o", "kernel.so"))
     resources = tuple(Resources() for _ in source.launches)
@@ -72,13 +74,11 @@ def link_single(
     with tempfile.TemporaryDirectory(prefix="roller-cc-") as temporary:
         directory = Path(temporary)
         (directory / "combined.o").write_bytes(combined.object_code)
-        (directory / "scratch.c").write_text(
-            _HIDDEN + source.scratch_definition if source.scratch_definition else "", encoding="utf-8"
-        )
-        exports = "; ".join((*names, *EXPORTS))
-        (directory / "names").write_text(f"{{ global: {exports}; local: *; }};\n", encoding="utf-8")
-        options = ["-Wl,--gc-sections", "-Wl,--version-script=names", *renamed]
-        inputs = ["combined.o", "scratch.c", *pool_arguments(combined.source, directory)]
+        scratch = _HIDDEN + source.scratch_definition if source.scratch_definition else ""
+        (directory / "own.c").write_text(f"{scratch}\n{source.run_definition}", encoding="utf-8")
+        options = ["-Wl,--gc-sections", export_named(directory, source.name), *renamed]
+        parallel = combined.source.is_parallel
+        inputs = ["combined.o", "own.c", *pool_arguments(source, directory, parallel=parallel)]
         command = [*c_command(source), *options, *inputs, "-o", "kernel.so", "-lm"]
         log = _run(source, command, directory, limits)
         binary = (directory / "kernel.so").read_bytes()
@@ -86,9 +86,12 @@ def link_single(
     return CompiledKernel(source, binary, log, resources, time.perf_counter() - start)
 
 
-def compile_object(source: KernelSource, text: str, limits: CompileLimits = DEFAULT_LIMITS) -> bytes:
+def compile_object(
+    source: KernelSource, text: str, limits: CompileLimits = DEFAULT_LIMITS, *, parallel: bool | None = None
+) -> bytes:
     """Compile `text`, which has the source's options, to an object whose functions other objects of a model see.
 
+    `parallel`: whether other objects of the model have parallel regions; by default, whether the text has any.
     Raises CompileError with the log, KernelTimeoutError, ToolchainMissingError.
     """
     unit = replace(source, text=text)
@@ -97,37 +100,34 @@ def compile_object(source: KernelSource, text: str, limits: CompileLimits = DEFA
         directory = Path(temporary)
         (directory / "kernel.c").write_text(text, encoding="utf-8")
         hidden = "-fvisibility=hidden"  # after the command's own -fvisibility
-        _run(unit, [*c_command(unit), "-c", hidden, "kernel.c", "-o", "kernel.o"], directory, limits)
+        command = [*c_command(unit, parallel=parallel), "-c", hidden, "kernel.c", "-o", "kernel.o"]
+        _run(unit, command, directory, limits)
         return (directory / "kernel.o").read_bytes()
 
 
 def link_model(
-    source: KernelSource, text: str, objects: Mapping[str, bytes], limits: CompileLimits = DEFAULT_LIMITS
-) -> bytes:
-    """Compile the text that runs a model's steps, and link it with the kernels' objects to a shared object.
+    source: KernelSource, functions: Mapping[str, str], objects: Mapping[str, bytes],
+    limits: CompileLimits = DEFAULT_LIMITS,
+) -> bytes:  # fmt: skip
+    """Link the objects of a model to a shared object, which exports symbols of the source's name alone.
 
     Args:
-        source: any kernel of the model, for the architecture and options.
-        text: exports model_run and model_prepack.
+        source: the model's name, the architecture and options.
+        functions: {exported name: name in the objects}.
         objects: by file name without suffix.
-        limits: of the compiler and the linker.
+        limits: of the linker.
 
     Raises CompileError with the log, KernelTimeoutError, ToolchainMissingError.
     """
-    unit = replace(source, text=text)
-    check_source(unit)
     with tempfile.TemporaryDirectory(prefix="roller-cc-") as temporary:
         directory = Path(temporary)
-        (directory / "model.c").write_text(text, encoding="utf-8")
         for name, content in objects.items():
             (directory / f"{name}.o").write_bytes(content)
         (directory / "objects").write_text("".join(f"{name}.o\n" for name in objects), encoding="utf-8")
-        exports = "; ".join(("model_*", *EXPORTS))
-        (directory / "names").write_text(f"{{ global: {exports}; local: *; }};\n", encoding="utf-8")
-        pool = pool_arguments(unit, directory, parallel=True)
-        inputs = [*(COMPILE_FLAGS if pool else ()), "model.c", "@objects", *pool]
-        command = [*c_command(unit), *inputs, "-Wl,--version-script=names", "-o", "model.so", "-lm"]
-        _run(unit, command, directory, limits)
+        renamed = [f"-Wl,--defsym={own}={there}" for own, there in functions.items() if own != there]
+        options = [export_named(directory, source.name), *renamed]
+        inputs = ["@objects", *pool_arguments(source, directory, parallel=True)]
+        _run(source, [*c_command(source), *options, *inputs, "-o", "model.so", "-lm"], directory, limits)
         return (directory / "model.so").read_bytes()
 
 

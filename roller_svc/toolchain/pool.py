@@ -12,10 +12,10 @@ from roller_svc.toolchain.confined import compile_sandboxed
 from roller_svc.toolchain.limits import DEFAULT_LIMITS
 
 COMPILE_FLAGS = ("-DROLLER_POOL",)
-# The names that a kernel with a pool exports beside its functions.
-EXPORTS = ("roller_own_pool", "roller_use_pool")
+# What a library with a pool exports beside its functions, behind its own name; the pool's names stay inside.
+_EXPORTS = ("own_pool", "use_pool")
 _SOURCE = Path(__file__).with_name("pool.c")
-_OBJECT = "pool.o"
+_OBJECT, SYMBOLS = "pool.o", "symbols"
 _FLAGS = ("-std=gnu11", "-O2", "-fPIC", "-fvisibility=hidden", "-c")
 _lock = threading.Lock()
 _objects: dict[tuple[str, ...], bytes] = {}  # by command
@@ -26,18 +26,26 @@ def has_pool(source: KernelSource, *, clang: bool) -> bool:
     return "-fopenmp" in source.options and not clang and sys.platform == "linux"
 
 
-def is_parallel(text: str) -> bool:
-    """Return whether C source has a parallel region."""
-    return "omp parallel" in text
-
-
-def write_pool(directory: Path, compiler: list[str], arch_flags: list[str]) -> list[str]:
-    """Write the pool's object to `directory`. Returns the linker's arguments.
+def write_pool(directory: Path, compiler: list[str], arch_flags: list[str], name: str) -> list[str]:
+    """Write the pool's object to `directory`. Returns the arguments that link it into the library of that name.
 
     It takes the place of libgomp, which -fopenmp puts after it. Raises CompileError, ToolchainMissingError.
     """
     (directory / _OBJECT).write_bytes(_pool_object([*compiler, *_FLAGS, *arch_flags]))
-    return ["-Wl,--as-needed", _OBJECT]
+    return ["-Wl,--as-needed", _OBJECT, *(f"-Wl,--defsym={name}_{own}=roller_{own}" for own in _EXPORTS)]
+
+
+def hide_pool(directory: Path) -> str:
+    """Return the linker's argument that hides the pool's own names and exports all others that are visible."""
+    hidden = "; ".join(f"roller_{own}" for own in _EXPORTS)
+    (directory / SYMBOLS).write_text(f"{{ local: {hidden}; }};\n", encoding="utf-8")
+    return f"-Wl,--version-script={SYMBOLS}"
+
+
+def export_named(directory: Path, name: str) -> str:
+    """Return the linker's argument that exports the symbols of that name and hides all others."""
+    (directory / SYMBOLS).write_text(f"{{ global: {name}; {name}_*; local: *; }};\n", encoding="utf-8")
+    return f"-Wl,--version-script={SYMBOLS}"
 
 
 def _pool_object(command: list[str]) -> bytes:

@@ -12,6 +12,8 @@ from roller_svc.frontend.lang import parse
 from roller_svc.frontend.lang.names import FUNCTIONS
 from roller_svc.ir.dtype import DType, dtype_named
 from roller_svc.ir.program import TensorType
+from roller_svc.ir.tensor_map import MapMode, Swizzle, TensorMap
+from roller_svc.runtime.saved import metadata, models
 from roller_svc.service.app import create_app
 from roller_svc.settings import Settings
 from roller_svc.verify.lint import FindingKind
@@ -49,6 +51,15 @@ def test_every_setting_is_described_with_its_default() -> None:
         shown = rows[f"ROLLER_{name.upper()}"]
         default = str(field.default)
         assert shown == (default.removesuffix(".0") if isinstance(field.default, float) else default) or shown == "none"
+
+
+def test_formats_and_fields_of_saved_kernels_are_described() -> None:
+    section = DOCS["api.md"].split("### Saved kernels")[1].split("\n### ")[0]
+    assert re.findall(r"`(roller-kernel/\d+)`", DOCS["api.md"]) == [metadata.FORMAT]
+    assert re.findall(r"`(roller-model/\d+)`", DOCS["api.md"]) == [models.FORMAT]
+    view = TensorMap("map", "x", DType.FLOAT16, MapMode.TILED, (64, 64), (128,), (64, 64), (1, 1), (), (), Swizzle.B128)
+    fields = set(metadata.map_json(view)) - {"kind", "symbol", "bytes", "alignment"}  # as of every parameter
+    assert sorted(field for field in fields if f"`{field}`" not in section) == []
 
 
 def test_every_route_is_described(tmp_path: Path) -> None:

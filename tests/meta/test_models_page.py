@@ -91,7 +91,7 @@ def test_the_python_example_prints_what_is_shown(tmp_path: Path, monkeypatch: py
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no cc")
 def test_the_c_example_runs_a_saved_model(tmp_path: Path) -> None:
     x = np.linspace(-1, 1, 16, dtype=np.float32).reshape(2, 8)
-    built = roller_svc.compile_model(mlp(), select="model", top_k=1)
+    built = roller_svc.compile_model(mlp(), select="model", top_k=1, name="mlp")
     built.save(tmp_path / "saved")
     (tmp_path / "main.c").write_text(block("c"))
     (tmp_path / "x.bin").write_bytes(x.tobytes())

@@ -56,10 +56,10 @@ def ran(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]
 
 def test_compile_and_run_on_a_service(capsys: pytest.CaptureFixture[str], server: str, tmp_path: Path) -> None:
     words = (MATMUL, *INPUTS, "--select", "model", "--server", server)
-    code, out, _ = ran(capsys, "compile", *words, "--save", str(tmp_path / "kernel"), "--json")
+    code, out, _ = ran(capsys, "compile", *words, "--save", str(tmp_path / "kernel"), "--name", "product", "--json")
     assert code == 0
     assert json.loads(out)["digest"].startswith("sha256:")
-    assert (tmp_path / "kernel" / "metadata.json").is_file()
+    assert json.loads((tmp_path / "kernel" / "metadata.json").read_text())["name"] == "product"
     code, out, _ = ran(capsys, "run", *words)
     assert code == 0
     assert "PASS" in out
@@ -103,6 +103,7 @@ def test_estimates_and_targets(capsys: pytest.CaptureFixture[str], server: str) 
         (("compile", MATMUL, "--target", "nvidia-nothing"), 2, "unknown-hardware"),
         (("compile", MATMUL, "--target", "nvidia-k80"), 3, "toolchain-missing"),
         (("compile", MATMUL, "--top-k", "0"), 2, "invalid-option"),
+        (("compile", MATMUL, "--name", "int"), 2, "invalid-option"),
     ],
 )
 def test_errors_are_the_same_as_without_a_service(

@@ -218,6 +218,7 @@ def test_external_data_is_rejected(client: Client) -> None:
         ({"model": {}}, 422, "invalid-body"),
         ({"options": {"plan": "fastest"}}, 422, "invalid-body"),
         ({"options": {"threads": 100_000}}, 422, "invalid-option"),
+        ({"options": {"name": "double"}}, 422, "invalid-option"),
         ({"options": {"dims": {"batch": 0}}}, 422, "invalid-body"),
         ({"options": {"progress": 1}}, 422, "invalid-body"),
     ],
@@ -238,7 +239,7 @@ def test_a_slow_model_is_rejected(tmp_path: Path) -> None:
 
 def test_a_compiled_model_runs_from_its_bundle(http: httpx.Client, client: Client, tmp_path: Path) -> None:
     proto = mlp()
-    operation = client.compile_model(proto.SerializeToString(), "local", GraphOptions(threads=1))
+    operation = client.compile_model(proto.SerializeToString(), "local", GraphOptions(threads=1, name="mlp"))
     response = operation.response
     assert response is not None
     bundle = client.file(response.links["bundle"])
@@ -246,13 +247,15 @@ def test_a_compiled_model_runs_from_its_bundle(http: httpx.Client, client: Clien
     assert sum(kernel.uses for kernel in response.kernels) == 2
     assert response.estimate.seconds == pytest.approx(sum(kernel.seconds for kernel in response.kernels))
     assert json.loads(client.file(response.links["plan"]))["launches"] == response.plan["launches"]
-    assert b"model_run" in client.file(response.links["header"])
+    assert b"long mlp_run(" in client.file(response.links["header"])
     assert client.file(response.links["source"])
     zipfile.ZipFile(io.BytesIO(bundle)).extractall(tmp_path)
     x = np.arange(16, dtype=np.float32).reshape(2, 8) / 16
     expected = onnx.reference.ReferenceEvaluator(proto).run(None, {"x": x})[0]
-    np.testing.assert_allclose(load_model(tmp_path)(x=x)["y"], expected, rtol=1e-4, atol=1e-5)
-    again = client.compile_model(proto.SerializeToString(), "local", GraphOptions(threads=1))
+    loaded = load_model(tmp_path)
+    assert loaded.name == "mlp"
+    np.testing.assert_allclose(loaded(x=x)["y"], expected, rtol=1e-4, atol=1e-5)
+    again = client.compile_model(proto.SerializeToString(), "local", GraphOptions(threads=1, name="mlp"))
     assert (again.metadata.cache, again.response) == ("hit", response)
     problem(http.get(f"/v1/kernels/{response.digest}"), 404, "unknown-kernel")
     assert http.get(f"/v1/{again.name}").json()["response"]["digest"] == response.digest

@@ -119,6 +119,7 @@ def test_a_refused_expression_points_into_itself(client: Client) -> None:
     [
         ({"target": "nvidia-nothing"}, 404, "unknown-hardware"),
         ({"options": {"top_k": 0}}, 422, "invalid-option"),
+        ({"options": {"name": "a;b"}}, 422, "invalid-option"),
         ({"options": {"select": "best"}}, 422, "invalid-option"),
         ({"options": {"top_k": "10"}}, 422, "invalid-body"),
         ({"options": {"unknown": 1}}, 422, "invalid-body"),

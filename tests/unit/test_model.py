@@ -231,7 +231,8 @@ def test_calls_from_several_threads_overlap(built: Model) -> None:
 @pytest.mark.parametrize(
     ("path", "value"),
     [
-        (("format",), "roller-model/0"),
+        (("format",), "roller-model/1"),
+        (("name",), "not-a-name"),
         (("kernels",), []),
         (("kernels", 0), "sha256:0"),
         (("uses", 0), [-1.0, 1]),
@@ -273,14 +274,14 @@ C_PROGRAM = """
 #include "model.h"
 static _Alignas(64) float x[2 * 8], y[2 * 4];
 int main(int argc, char **argv) {
-  struct model model;
-  const void *inputs[MODEL_INPUTS] = {x};
-  void *outputs[MODEL_OUTPUTS] = {y};
-  if (argc < 2 || model_open(&model, argv[1])) return 1;
+  struct NAME model;
+  const void *inputs[NAME_INPUTS] = {x};
+  void *outputs[NAME_OUTPUTS] = {y};
+  if (argc < 2 || NAME_open(&model, argv[1])) return 1;
   if (fread(x, sizeof x, 1, stdin) != 1) return 2;
-  if (model_call(&model, inputs, outputs) >= 0) return 3;
+  if (NAME_call(&model, inputs, outputs) >= 0) return 3;
   fwrite(y, sizeof y, 1, stdout);
-  model_close(&model);
+  NAME_close(&model);
   return 0;
 }
 """
@@ -289,13 +290,13 @@ int main(int argc, char **argv) {
 @pytest.mark.skipif("clang" in native_compiler()[0], reason="kernels of clang use its OpenMP runtime")
 def test_a_model_has_the_thread_pool_in_place_of_libgomp(built: Model, tmp_path: Path) -> None:
     binary = (built.save(tmp_path / "saved") / "model.so").read_bytes()
-    assert b"roller_use_pool" in binary
+    assert f"{built.name}_use_pool".encode() in binary
     assert b"libgomp" not in binary
 
 
 def test_a_c_program_runs_a_saved_model(built: Model, tmp_path: Path) -> None:
     folder = built.save(tmp_path / "saved")
-    (tmp_path / "main.c").write_text(C_PROGRAM)
+    (tmp_path / "main.c").write_text(C_PROGRAM.replace("NAME", built.name))
     command = [
         "gcc",
         "-Wall",
@@ -332,7 +333,11 @@ def test_buckets_are_chosen_by_the_shapes_of_a_call(tmp_path: Path) -> None:
             with pytest.raises(ArgumentError) as refusal:
                 each(**arrays)
             assert refusal.value.code == code
-    assert (tmp_path / "saved" / "model.1.so").exists()
+    header = (tmp_path / "saved" / "model.1.h").read_text()
+    assert f"long {buckets.name}_1_run(" in header
+    command = ["nm", "-D", "--defined-only", "-P", tmp_path / "saved" / "model.1.so"]
+    symbols = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert all(symbol.startswith(f"{buckets.name}_1_") for symbol in symbols)
 
 
 def test_a_model_without_kernels_runs(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of torch's own modules
     from roller_svc import torch_backend
 
+import roller_svc  # noqa: E402
 from roller_svc.errors import ArgumentError  # noqa: E402
 from roller_svc.ir.report import SelectionMode  # noqa: E402
 
@@ -49,6 +50,10 @@ def check(module, *inputs):
 def test_the_backend_is_registered_with_torch():
     (entry,) = entry_points(group="torch_dynamo_backends", name="roller")
     assert entry.load() is torch_backend.compile_graph
+
+
+def test_the_backend_is_an_attribute_of_the_package():
+    assert roller_svc.__getattr__("torch_backend") is torch_backend  # as before the first import of the module
 
 
 def test_a_network_is_one_model():

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 
-from roller_svc.codegen import dialect as dialects
+from roller_svc.codegen.symbols import pointer_type
 from roller_svc.errors import InvariantError
-from roller_svc.ir.kernel import Buffer, KernelSource, LaunchSpec, Phase, Role
+from roller_svc.ir.kernel import Buffer, KernelSource, LaunchSpec, Phase
 from roller_svc.ir.model_plan import Address, CopyStep, KernelStep, LoopStep, ModelPlan, Step, VDeviceStep
 from roller_svc.ir.program import TensorType
-from roller_svc.ir.quoting import quote_comment
+from roller_svc.ir.quoting import quote_comment, require_identifier
 from roller_svc.ir.vdevice import Execute
 
+MODEL = "model"  # begins the functions of a model, before it gets its name
 PREFIX_DIGITS = 16  # of the hash in names of a kernel's functions
 
 
@@ -21,37 +23,29 @@ def kernel_prefix(source: KernelSource) -> str:
 
 
 def kernel_unit(source: KernelSource) -> str:
-    """Return a kernel's text with names of its own, and a function for each launch that takes an array of pointers."""
+    """Return a kernel's text, and a function for each launch that takes an array of pointers."""
     prefix = kernel_prefix(source)
-    renamed = "".join(f"#define {launch.name} {prefix}_{launch.name}\n" for launch in source.launches)
     buffers = {b.symbol: b for b in source.buffers}
     adapters = []
     for number, launch in enumerate(source.launches):
-        pointers = ", ".join(f"({_pointer(buffers[symbol])})p[{i}]" for i, symbol in enumerate(launch.args))
+        pointers = ", ".join(f"({pointer_type(buffers[symbol])})p[{i}]" for i, symbol in enumerate(launch.args))
         adapters.append(
             f'__attribute__((visibility("hidden"))) void {prefix}_call{number}(char *const *p) '
             f"{{ {launch.name}({pointers}); }}\n"
         )
         for phase_number, phase in enumerate(launch.phases):
             adapters.append(_phase_adapter(f"{prefix}_tasks{number}_{phase_number}", launch, phase, buffers))
-    return f"{renamed}{source.text}\n{''.join(adapters)}"
+    return f"{source.text}\n{''.join(adapters)}"
 
 
 def _phase_adapter(name: str, launch: LaunchSpec, phase: Phase, buffers: Mapping[str, Buffer]) -> str:
     """Return a function that runs consecutive tasks of a phase, on the launch's array of pointers."""
-    pointers = [f"({_pointer(buffers[symbol])})p[{launch.args.index(symbol)}]" for symbol in phase.args]
+    pointers = [f"({pointer_type(buffers[symbol])})p[{launch.args.index(symbol)}]" for symbol in phase.args]
     head = f'__attribute__((visibility("hidden"))) void {name}(char *const *p, long first, long count) {{ '
     if not phase.tasks:
         return f"{head}(void)first, (void)count; {phase.name}({', '.join(pointers)}); }}\n"
     call = f"{phase.name}({', '.join((*pointers, 'task'))});"
     return f"{head}for (long task = first; task < first + count; task++) {call} }}\n"
-
-
-def _pointer(buffer: Buffer) -> str:
-    """Return the type of a launch's parameter."""
-    if buffer.role is Role.STATUS:
-        return "long long *"
-    return f"{'const ' if buffer.role is Role.INPUT else ''}{dialects.C.storage_type(buffer.dtype)} *"
 
 
 def model_unit(plan: ModelPlan) -> str:
@@ -189,18 +183,23 @@ def _array(type_: str, name: str, items: Iterable[str]) -> str:
     return f"static const {type_} {name}[] = {{\n{rows}\n}};"
 
 
-def model_header(plan: ModelPlan, weights: str = "weights.bin", packed: str = "packed.bin") -> str:
+def exported_functions(name: str) -> dict[str, str]:
+    """Return the functions that a model of that name exports, and their names in the text of `model_unit`."""
+    return {f"{name}_{function}": f"{MODEL}_{function}" for function in ("run", "prepack", "profile")}
+
+
+def model_header(plan: ModelPlan, name: str, weights: str = "weights.bin", packed: str = "packed.bin") -> str:
     """Return the C header of a model's shared object. `weights` and `packed` name the files beside it."""
     about = [f"{plan.name}: a compiled model for {plan.target}. Tensors are dense and row-major."]
-    about += [f"inputs[{i}]: {name} {_shown(t)}" for i, (name, t) in enumerate(plan.inputs)]
-    about += [f"outputs[{i}]: {name} {_shown(t)}" for i, (name, t) in enumerate(plan.outputs)]
-    sizes = (
-        f"enum {{ MODEL_INPUTS = {len(plan.inputs)}, MODEL_OUTPUTS = {len(plan.outputs)} }};\n"
-        f"static const long MODEL_WORKSPACE_BYTES = {plan.arena_bytes}, MODEL_PACKED_BYTES = {plan.packed_bytes}, "
-        f"MODEL_WEIGHTS_BYTES = {plan.read_weights_bytes};\n"
-    )
-    code = _HEADER.replace("SIZES", sizes)
-    code = code.replace("WEIGHTS_FILE", f'"/{weights}"').replace("PACKED_FILE", f'"/{packed}"')
+    about += [f"inputs[{i}]: {tensor} {_shown(t)}" for i, (tensor, t) in enumerate(plan.inputs)]
+    about += [f"outputs[{i}]: {tensor} {_shown(t)}" for i, (tensor, t) in enumerate(plan.outputs)]
+    values = {
+        "NUM_INPUTS": str(len(plan.inputs)), "NUM_OUTPUTS": str(len(plan.outputs)),
+        "WEIGHTS_SIZE": f"{plan.read_weights_bytes}L", "PACKED_SIZE": f"{plan.packed_bytes}L",
+        "ARENA_SIZE": f"{plan.arena_bytes}L", "WEIGHTS_FILE": f'"/{weights}"', "PACKED_FILE": f'"/{packed}"',
+        "NAME": require_identifier(name),
+    }  # fmt: skip
+    code = re.sub("|".join(values), lambda match: values[match[0]], _HEADER)
     return quote_comment("\n".join(about)) + code
 
 
@@ -209,6 +208,7 @@ def _shown(type_: TensorType) -> str:
 
 
 _DECLARATIONS = """#include <string.h>
+#define EXPORT __attribute__((visibility("default")))
 struct address { int slot; long offset; };                                  /* slot -1: the status record */
 struct update { int slot, from; long offset, stride, alternate; };
 /* kind 0: call, 1: copy, 2: loop, 3: virtual device */
@@ -280,7 +280,7 @@ static long run(char **slots, long long *status, double **times, int first, int 
   return -1;
 }
 
-long model_prepack(const void *weights, void *packed, void *workspace, long long *status) {
+EXPORT long model_prepack(const void *weights, void *packed, void *workspace, long long *status) {
   char *slots[SLOTS] = {(char *)weights, packed, workspace};
   return run(slots, status, 0, PREPACK_FIRST, PREPACK_END);
 }
@@ -296,12 +296,12 @@ static long run_steps(const void *const *inputs, void *const *outputs, void *wor
   return failed;
 }
 
-long model_run(const void *const *inputs, void *const *outputs, void *workspace, const void *weights,
+EXPORT long model_run(const void *const *inputs, void *const *outputs, void *workspace, const void *weights,
                const void *packed, long long *status) {
   return run_steps(inputs, outputs, workspace, weights, packed, status, 0);
 }
 
-long model_profile(const void *const *inputs, void *const *outputs, void *workspace, const void *weights,
+EXPORT long model_profile(const void *const *inputs, void *const *outputs, void *workspace, const void *weights,
                    const void *packed, long long *status, double *times) {
   return run_steps(inputs, outputs, workspace, weights, packed, status, &times);
 }
@@ -437,54 +437,70 @@ _DEVICE_CALL = """ else {
       row = s.zeroed - 1;
     }"""
 
-_HEADER = """#pragma once
+_HEADER = """#ifndef NAME_MODEL_H
+#define NAME_MODEL_H
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #ifdef __cplusplus
 extern "C" {
 #endif
-SIZES
+enum { NAME_INPUTS = NUM_INPUTS, NAME_OUTPUTS = NUM_OUTPUTS };
+#define NAME_WORKSPACE_BYTES ARENA_SIZE
+#define NAME_PACKED_BYTES PACKED_SIZE
+#define NAME_WEIGHTS_BYTES WEIGHTS_SIZE
+
 /* Run the model. Returns -1, or the number of a step that met an index out of range. Calls may overlap if each has a
    workspace of its own. weights, packed: the contents of the files. status: four zeros; after a failure status[2] is
    the index. Weights and workspace are aligned to 64 bytes, inputs and outputs to their elements. */
-long model_run(const void *const *inputs, void *const *outputs, void *workspace, const void *weights,
-               const void *packed, long long *status);
+long NAME_run(const void *const *inputs, void *const *outputs, void *workspace, const void *weights,
+              const void *packed, long long *status);
+
+/* Share one thread pool: before the first call, NAME_use_pool with the pool of a library that is unloaded later.
+   Returns 0 if that has another version. Models that gcc compiles for Linux have these. */
+void *NAME_own_pool(void);
+int NAME_use_pool(void *pool);
 
 /* The same, for programs that have one call at a time: open the folder, call, close. */
-struct model { void *weights, *packed, *workspace; };
+struct NAME { void *weights, *packed, *workspace; };
 
-static inline void *model_memory(long bytes) { return aligned_alloc(64, (size_t)(bytes + 127) / 64 * 64); }
+static inline void *NAME_memory(long bytes) { return aligned_alloc(64, (size_t)(bytes + 127) / 64 * 64); }
 
-static inline void *model_read(const char *folder, const char *name, long bytes) {
+static inline void *NAME_read(const char *folder, const char *file_name, long bytes) {
   char path[4096];
-  void *memory = model_memory(bytes);
-  if (!memory || snprintf(path, sizeof path, "%s%s", folder, name) >= (int)sizeof path) return free(memory), NULL;
-  FILE *file = fopen(path, "rb");
+  void *memory = NAME_memory(bytes);
+  const int length = snprintf(path, sizeof path, "%s%s", folder, file_name);
+  FILE *file = memory && length > 0 && length < (int)sizeof path ? fopen(path, "rb") : NULL;
   const int complete = file && fread(memory, 1, (size_t)bytes, file) == (size_t)bytes;
   if (file) fclose(file);
-  return complete ? memory : (free(memory), NULL);
+  if (complete) return memory;
+  free(memory);
+  return NULL;
 }
 
-static inline void model_close(struct model *model) {
-  free(model->weights), free(model->packed), free(model->workspace);
+static inline void NAME_close(struct NAME *model) {
+  free(model->weights);
+  free(model->packed);
+  free(model->workspace);
   memset(model, 0, sizeof *model);
 }
 
 /* Read the weights. Returns 0, or -1 if a file cannot be read or there is no memory. */
-static inline int model_open(struct model *model, const char *folder) {
-  model->weights = model_read(folder, WEIGHTS_FILE, MODEL_WEIGHTS_BYTES);
-  model->packed = model_read(folder, PACKED_FILE, MODEL_PACKED_BYTES);
-  model->workspace = model_memory(MODEL_WORKSPACE_BYTES);
+static inline int NAME_open(struct NAME *model, const char *folder) {
+  model->weights = NAME_read(folder, WEIGHTS_FILE, NAME_WEIGHTS_BYTES);
+  model->packed = NAME_read(folder, PACKED_FILE, NAME_PACKED_BYTES);
+  model->workspace = NAME_memory(NAME_WORKSPACE_BYTES);
   if (model->weights && model->packed && model->workspace) return 0;
-  return model_close(model), -1;
+  NAME_close(model);
+  return -1;
 }
 
-static inline long model_call(struct model *model, const void *const *inputs, void *const *outputs) {
+static inline long NAME_call(struct NAME *model, const void *const *inputs, void *const *outputs) {
   long long status[4] = {0, 0, 0, 0};
-  return model_run(inputs, outputs, model->workspace, model->weights, model->packed, status);
+  return NAME_run(inputs, outputs, model->workspace, model->weights, model->packed, status);
 }
 #ifdef __cplusplus
 }
+#endif
 #endif
 """

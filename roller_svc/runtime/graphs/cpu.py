@@ -11,12 +11,11 @@ from typing import NamedTuple
 import numpy as np
 
 from roller_svc.errors import IndexRangeError, InvariantError, LaunchError
-from roller_svc.ir.kernel import Buffer, Role
+from roller_svc.ir.kernel import ALIGNMENT_BYTES, Buffer, Role
 from roller_svc.ir.model_plan import CopyStep, KernelStep, LoopStep, ModelPlan, Step, VDeviceStep, iter_steps
 from roller_svc.ir.program import TensorType
 from roller_svc.ir.vdevice import executes
 from roller_svc.runtime.binding import (
-    ALIGNMENT_BYTES,
     ELEMENT_ALIGNMENT,
     Array,
     Binding,
@@ -53,11 +52,14 @@ class _ThreadMemory(NamedTuple):
 class CpuModel:
     """A loaded model. Calls from several threads may overlap: each thread has a workspace of its own."""
 
-    def __init__(self, plan: ModelPlan, binary: bytes, weights: Array, packed: Array | None = None) -> None:
+    def __init__(
+        self, plan: ModelPlan, name: str, binary: bytes, weights: Array, packed: Array | None = None
+    ) -> None:  # fmt: skip
         """Load the shared object.
 
         Args:
             plan: the plan that it was made of.
+            name: what the names of its functions begin with.
             binary: the shared object.
             weights: the weights; those that steps read suffice with packed weights.
             packed: the packed weights, which are computed if they are not given.
@@ -65,9 +67,10 @@ class CpuModel:
         for kernel in plan.kernels:
             check_features(kernel.source)
         self.plan = plan
-        self._library = load_library(binary, plan.name)
+        self._name = name
+        self._library = load_library(binary, name)
         weakref.finalize(self, unload_library, self._library._handle).atexit = False
-        self._run = self._function("model_run", 6)
+        self._run = self._function("run", 6)
         self._memory = local()
         self._buffers = (
             *(Buffer(name, f"input{i}", Role.INPUT, t.dtype, t.shape) for i, (name, t) in enumerate(plan.inputs)),
@@ -108,7 +111,7 @@ class CpuModel:
         steps = list(_executed(self.plan.steps))
         times = np.zeros(max(1, 2 * len(steps)))
         binding = bind(self._buffers, arrays, None, ELEMENT_ALIGNMENT)
-        self._call(self._function("model_profile", 7), *self._bound_pointers(binding), times)
+        self._call(self._function("profile", 7), *self._bound_pointers(binding), times)
         starts, ends = (times[: 2 * len(steps)] - times[: 2 * len(steps)].min(initial=np.inf)).reshape(-1, 2).T.tolist()
         return [Moment(step, start, end, veu) for (step, veu), start, end in zip(steps, starts, ends, strict=True)]
 
@@ -156,7 +159,7 @@ class CpuModel:
 
     def _prepack(self, weights: Array) -> Array:
         packed = resident_empty(self.plan.packed_bytes)
-        prepack = self._function("model_prepack", 4)
+        prepack = self._function("prepack", 4)
         memory = self._thread_memory()
         failed = prepack(_address(weights), _address(packed), memory.workspace_address, memory.status_address)
         if failed >= 0:
@@ -165,10 +168,10 @@ class CpuModel:
 
     def _function(self, name: str, arguments: int) -> ctypes._NamedFuncPointer:
         try:
-            function: ctypes._NamedFuncPointer = getattr(self._library, name)
+            function: ctypes._NamedFuncPointer = getattr(self._library, f"{self._name}_{name}")
         except AttributeError as error:
             raise LaunchError(
-                f"{self.plan.name}: the shared object has no function {name}", code="load-failed"
+                f"{self.plan.name}: the shared object has no function {self._name}_{name}", code="load-failed"
             ) from error
         function.argtypes = [ctypes.c_void_p] * arguments
         function.restype = ctypes.c_long

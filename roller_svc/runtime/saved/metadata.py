@@ -106,7 +106,7 @@ def _numbers(item: dict[str, Any], key: str, minimum: int, maximum: int) -> tupl
     return tuple(count(value, minimum, maximum) for value in values)
 
 
-FORMAT = "roller-kernel/4"
+FORMAT = "roller-kernel/5"
 MAX_METADATA_BYTES = 8 << 20  # some hundred kilobytes with a hundred candidates
 
 _MAX_ELEMENTS = 1 << 48  # the language's own limit on a shape
@@ -126,7 +126,7 @@ def read_compiled(document: dict[str, Any], text: str, binary: bytes) -> Compile
         raise CorruptKernelError(f"unknown arch {document['arch']!r}")
     launches = items(document, "launches")
     source = KernelSource(
-        name=printable(document, "name"),
+        name=identifier(document["name"]),
         language=Language(document["language"]),
         arch=arch,
         text=text,

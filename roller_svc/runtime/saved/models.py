@@ -1,12 +1,13 @@
 """Save and load models: a directory with shared objects, headers, weights and metadata.json.
 
-    model.so, model.h       the code, and how a C program calls it
+    model.so, model.h       the code, and how a C program calls it, by the model's name
     weights.bin             the weights that steps read
     packed.bin              weights that are packed for kernels
     kernels/0, ...          each kernel as `roller_svc.load` reads it, for its source and its report
     metadata.json           everything else; it is written last
 
-A model with several variants has a number in the names of the files of all but the first; equal files are stored once.
+A model with several variants has a number in the names of all but the first, and of their files; equal files are stored
+once.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ import numpy as np
 from roller_svc.errors import ArgumentError, UnknownKernelError
 from roller_svc.ir.model_plan import ModelKernel, ModelPlan
 from roller_svc.runtime.binding import Array
-from roller_svc.runtime.saved.json_fields import CorruptKernelError, count, items, mapping, string
+from roller_svc.runtime.saved.json_fields import CorruptKernelError, count, identifier, items, mapping, string
 from roller_svc.runtime.saved.plan_json import MAX_BYTES, plan_from_json, plan_to_json
 from roller_svc.runtime.saved.serialization import (
     METADATA,
@@ -39,7 +40,7 @@ from roller_svc.runtime.saved.serialization import (
     save,
 )
 
-FORMAT = "roller-model/1"
+FORMAT = "roller-model/2"
 KERNELS = "kernels"
 MAX_METADATA_BYTES = 1 << 28
 MAX_BINARY_BYTES = 1 << 30
@@ -54,6 +55,7 @@ class VariantBundle:
     """The model for one set of shapes."""
 
     dims: tuple[tuple[str, int], ...]  # symbolic dimensions
+    name: str  # begins the names of its functions
     plan: ModelPlan
     kernels: tuple[int, ...]  # for each kernel of the plan, its position in ModelBundle.kernels
     binary: bytes
@@ -66,20 +68,26 @@ class ModelBundle:
     """A model as it is saved. `report` is a JSON value, stored unchanged."""
 
     digest: str
+    name: str
     target: str
     kernels: tuple[KernelBundle, ...]
     variants: tuple[VariantBundle, ...]
     report: Mapping[str, Any]
 
 
-MakeHeader = Callable[[ModelPlan, str, str], str]
+MakeHeader = Callable[[ModelPlan, str, str, str], str]
+
+
+def variant_name(name: str, number: int) -> str:
+    """Return the name of a model's variant, which begins with the model's."""
+    return f"{name}_{number}" if number else name
 
 
 def save_model(model: ModelBundle, directory: str | os.PathLike[str], make_header: MakeHeader) -> Path:
     """Write the model to `directory`, which need not exist, and return its path.
 
     Readers see the whole model or none. Files of other names in an existing directory stay unchanged. `make_header`
-    returns the C header for a plan and the names of the files of weights and packed weights.
+    returns the C header for a plan, a name, and the names of the files of weights and packed weights.
     """
     target = directory_path(directory)
     if target.exists() and not target.is_dir():
@@ -124,7 +132,7 @@ def _write(model: ModelBundle, folder: Path, make_header: MakeHeader) -> None:
         chosen: dict[str, str] = {}
         for kind in ("weights", "packed", "binary", "header"):
             if kind == "header":
-                contents[kind] = make_header(variant.plan, chosen["weights"], chosen["packed"]).encode()
+                contents[kind] = make_header(variant.plan, variant.name, chosen["weights"], chosen["packed"]).encode()
             content = contents[kind]
             digest = hashlib.sha256(content).hexdigest()
             name = names.setdefault((kind, digest), _file_name(kind, number))
@@ -140,6 +148,7 @@ def _write(model: ModelBundle, folder: Path, make_header: MakeHeader) -> None:
         save(bundle, folder / KERNELS / str(number))
     document = {
         "format": FORMAT,
+        "name": model.name,
         "digest": model.digest,
         "target": model.target,
         "kernels": [bundle.digest for bundle in model.kernels],
@@ -185,15 +194,20 @@ def _read(path: Path) -> ModelBundle:
         raise CorruptKernelError(f"a model has 1 to {_MAX_VARIANTS} variants")
     uses = iter(document["uses"])
     contents: dict[str, Array] = {}
-    variants = tuple(_variant(path, document, each, bundles, uses, contents) for each in listed)
-    return ModelBundle(
-        string(document["digest"]), string(document["target"]), tuple(bundles), variants, mapping(document, "report")
+    name = identifier(document["name"])
+    variants = tuple(
+        _variant(path, document, variant_name(name, number), each, bundles, uses, contents)
+        for number, each in enumerate(listed)
     )
+    return ModelBundle(
+        string(document["digest"]), name, string(document["target"]), tuple(bundles), variants,
+        mapping(document, "report"),
+    )  # fmt: skip
 
 
 def _variant(
-    path: Path, document: dict[str, Any], fields: dict[str, Any], bundles: Sequence[KernelBundle], uses: Any,
-    contents: dict[str, Array],
+    path: Path, document: dict[str, Any], name: str, fields: dict[str, Any], bundles: Sequence[KernelBundle],
+    uses: Any, contents: dict[str, Array],
 ) -> VariantBundle:  # fmt: skip
     positions = tuple(count(each, 0, len(bundles) - 1) for each in items(fields, "kernels"))
     kernels = []
@@ -206,7 +220,7 @@ def _variant(
     sizes = {"binary": None, "weights": plan.read_weights_bytes, "packed": plan.packed_bytes}
     parts = {kind: _content(path, document, fields, kind, size, contents) for kind, size in sizes.items()}
     dims = tuple((string(name), count(extent, 1, MAX_BYTES)) for name, extent in mapping(fields, "dims").items())
-    return VariantBundle(dims, plan, positions, parts["binary"].tobytes(), parts["weights"], parts["packed"])
+    return VariantBundle(dims, name, plan, positions, parts["binary"].tobytes(), parts["weights"], parts["packed"])
 
 
 def _content(

@@ -18,9 +18,9 @@ import numpy as np
 
 from roller_svc.errors import ArgumentError, InvariantError, UnknownKernelError
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.kernel import Buffer, CompiledKernel, Language
+from roller_svc.ir.kernel import ALIGNMENT_BYTES, Buffer, CompiledKernel, Language, Role
 from roller_svc.ir.quoting import quote_comment, require_identifier
-from roller_svc.runtime.binding import ALIGNMENT_BYTES, Array
+from roller_svc.runtime.binding import Array
 from roller_svc.runtime.resident import resident_empty
 from roller_svc.runtime.saved.json_fields import CorruptKernelError, mapping, printable, string
 from roller_svc.runtime.saved.metadata import FORMAT, MAX_METADATA_BYTES, map_json, read_compiled
@@ -95,26 +95,45 @@ def load(directory: str | os.PathLike[str]) -> KernelBundle:
 
 
 def c_header(compiled: CompiledKernel) -> str:
-    """Return the prototypes of a C kernel's functions, in the order of their calls."""
+    """Return the prototypes of a C kernel's functions: the one that makes all launches, then these in order."""
     source = compiled.source
+    name = require_identifier(source.name)
     buffers = {b.symbol: b for b in source.buffers}
     about = (
-        f"{source.name}: call these in this order. Arrays are dense, row-major, {ALIGNMENT_BYTES}-byte aligned.\n"
-        "metadata.json says which tensor each is, what to zero before a call and what is workspace. What is marked\n"
-        "`once` need not be called again while its constants and the workspace that it fills stay as they are."
+        f"{name}_run makes all launches. It returns 0, or 1 if an index from data is out of range.\n"
+        "Calls may overlap if each has a workspace of its own. Arrays are dense and row-major. The workspace has\n"
+        f"{name}_WORKSPACE_BYTES, aligned to {ALIGNMENT_BYTES}; NULL for 0.\n"
+        "Or make the launches yourself, in this order: metadata.json says which tensor each parameter is, what to\n"
+        "zero before a launch and what is workspace. What is marked `once` need not run again while its constants\n"
+        "and the workspace that it fills stay as they are."
     )
+    if updated := ", ".join(b.symbol for b in source.updated_buffers):
+        about += f"\nUpdated in place: {updated}."
+    guard = f"{name}_KERNEL_H"
+    workspace = "void *" if "workspace" in buffers else "void *workspace"
+    parameters = (*map(_parameter, source.run_buffers), workspace)
     lines = [
-        quote_comment(about) + "#pragma once",
+        quote_comment(about) + f"#ifndef {guard}",
+        f"#define {guard}",
         "#include <stdint.h>",
         "#ifdef __cplusplus",
         'extern "C" {',
         "#endif",
+        f"#define {name}_WORKSPACE_BYTES {source.workspace_bytes}L",
+        f"int {name}_run({', '.join(parameters)});",
     ]
     for launch in source.launches:
-        parameters = ", ".join(_parameter(buffers[symbol]) for symbol in launch.args) or "void"
+        arguments = ", ".join(_parameter(buffers[symbol]) for symbol in launch.args) or "void"
         once = "  /* once */" if launch.is_prepack else ""
-        lines.append(f"void {require_identifier(launch.name)}({parameters});{once}")
-    lines += ["#ifdef __cplusplus", "}", "#endif", ""]
+        lines.append(f"void {require_identifier(launch.name)}({arguments});{once}")
+    if source.is_parallel:
+        lines += [
+            f"/* Share one thread pool: before the first call, {name}_use_pool with the pool of a library that is",
+            "   unloaded later. Returns 0 if that has another version. Kernels of gcc for Linux have these. */",
+            f"void *{name}_own_pool(void);",
+            f"int {name}_use_pool(void *pool);",
+        ]
+    lines += ["#ifdef __cplusplus", "}", "#endif", "#endif", ""]
     return "\n".join(lines)
 
 
@@ -142,7 +161,8 @@ def _write(files: Mapping[str, bytes], target: Path) -> None:
 
 def _parameter(buffer: Buffer) -> str:
     type_ = _C_TYPES.get(buffer.dtype, f"{buffer.dtype.value}_t")
-    return f"{type_} *{require_identifier(buffer.symbol)}"
+    const = "const " if buffer.role is Role.INPUT else ""
+    return f"{const}{type_} *{require_identifier(buffer.symbol)}"
 
 
 def _files(kernel: KernelBundle) -> dict[str, bytes]:

@@ -16,6 +16,7 @@ from roller_svc.client.schemas import (
     GraphRequest,
     ModelOperationResponse,
 )
+from roller_svc.compiler.request import validate_name
 from roller_svc.errors import ArgumentError, UnknownKernelError
 from roller_svc.farm.api_keys import Scope
 from roller_svc.farm.models import JSON_GRAPH, ONNX, ModelRequest
@@ -130,6 +131,7 @@ def _request(store: Store, body: GraphRequest) -> ModelRequest:
     Raises InputError for an unknown device or blob.
     """
     check_target(body.target, body.options.threads)
+    validate_name(body.options.name)
     options = body.options.model_dump(exclude_defaults=True) | {"select": body.options.select}
     if body.model.graph is not None:
         content = json.dumps(body.model.graph, separators=(",", ":")).encode()

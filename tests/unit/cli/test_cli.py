@@ -94,10 +94,12 @@ def test_compile_shows_and_saves(capsys: pytest.CaptureFixture[str], tmp_path: P
     folder = tmp_path / "kernel"
     ran = Ran(capsys, "compile", MATMUL, *INPUTS, *QUICK, "--output", "C", "--save", str(folder), "--source")
     assert ran.code == 0, ran.err
-    assert "void kernel" in ran.out
-    assert (folder / "metadata.json").is_file()
-    ran = Ran(capsys, "compile", MATMUL, *INPUTS, *QUICK, "--json")
+    assert "_kernel0(const float *restrict A" in ran.out
+    name = json.loads((folder / "metadata.json").read_text())["name"]
+    assert f"all that it exports begins with {name}" in ran.out
+    ran = Ran(capsys, "compile", MATMUL, *INPUTS, *QUICK, "--name", "product", "--json")
     assert ran.json["digest"].startswith("sha256:")
+    assert [launch["name"] for launch in ran.json["launches"]] == ["product_kernel0"]
     assert ran.json["language"] == "c"
 
 

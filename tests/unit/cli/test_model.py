@@ -12,6 +12,7 @@ import pytest
 from onnx import helper
 from onnx_models import mlp, model
 
+import roller_svc
 from roller_svc import settings
 from roller_svc.cli.command import main
 from roller_svc.graph.load import load_graph, save_graph
@@ -42,9 +43,11 @@ def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, Any, str]
 
 def test_a_saved_model_runs_as_the_file_does(capsys: pytest.CaptureFixture[str], file: str, tmp_path: Path) -> None:
     folder, array = str(tmp_path / "saved"), tmp_path / "x.npy"
-    code, facts, _ = run(capsys, "compile", file, *QUICK, "--dim", "batch=3", "--save", folder, "--json")
+    options = ("--dim", "batch=3", "--save", folder, "--name", "mlp")
+    code, facts, _ = run(capsys, "compile", file, *QUICK, *options, "--json")
     assert code == 0
     assert facts["saved"] == folder
+    assert facts["name"] == roller_svc.load_model(folder).name == "mlp"
     assert facts["inputs"] == [{"name": "x", "dtype": "float32", "shape": [3, 8]}]
     np.save(array, np.ones((3, 8), np.float32))
     _, saved, _ = run(capsys, "run", folder, "--input", f"x=@{array}", "--json")

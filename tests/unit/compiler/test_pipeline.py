@@ -102,7 +102,7 @@ def test_the_launches_of_a_program_are_one_parallel_region_on_a_cpu() -> None:
     source = report.winner.source
     assert len(report.groups) > 1
     assert source is not None
-    assert [launch.name for launch in source.launches] == ["kernel"]
+    assert [launch.name for launch in source.launches] == [f"{source.name}_kernel"]
     assert source.text.count("#pragma omp parallel") == 1
     arrays = random_inputs(report.program, seed=0)
     assert report.winner.compiled is not None

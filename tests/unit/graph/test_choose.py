@@ -82,10 +82,10 @@ def test_another_plan_has_to_be_faster_than_a_quiet_serial_one(
     monkeypatch.setattr(choose, "_load", lambda plan, *_: loaded[plan.name])
     monkeypatch.setattr(choose, "measure_steps", lambda *_: TIMES)
     monkeypatch.setattr(choose, "_planned", lambda name, *_: plans[name])
-    options: Any = (choose.AUTO, plans["serial"], (), None, lambda plan: plan.name.encode(), None,
+    options: Any = (choose.AUTO, plans["serial"], (), None, None, None,
                     SimpleNamespace(num_cores=2))  # fmt: skip
     chosen = choose._choose_measured(*options)
-    assert (chosen.choice.kind, chosen.binary) == (kind, kind.encode())
+    assert (chosen.choice.kind, chosen.plan) == (kind, plans[kind])
     assert chosen.choice.seconds["serial"] == pytest.approx(QUIET_S)
 
 
@@ -104,10 +104,10 @@ def test_an_efficient_rkernel_has_to_be_faster_on_one_worker(
     monkeypatch.setattr(choose, "_load", lambda *_: None)
     monkeypatch.setattr(choose, "_least_times", lambda *_: (measured_s, 0.1 * MS))
     weights: Any = None
-    times = choose._measure_efficient(steps, TIMES, {}, make_plan, lambda _: b"", weights)
+    times = choose._measure_efficient(steps, TIMES, {}, make_plan, lambda *_: b"", weights)
     assert times == (kept, None)
     assert schedules == [[Launch((0,), rkernels=(1,)), Launch((1,), rkernels=(0,))]]
-    assert choose._measure_efficient(steps[1:], TIMES, {}, make_plan, lambda _: b"", weights) == ()
+    assert choose._measure_efficient(steps[1:], TIMES, {}, make_plan, lambda *_: b"", weights) == ()
     assert len(schedules) == 1
 
 

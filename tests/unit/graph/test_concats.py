@@ -10,6 +10,7 @@ import pytest
 from graphs import add_input, add_random, builder_of, random_arrays
 
 from roller_svc import hardware
+from roller_svc.codegen.c.model import MODEL
 from roller_svc.compiler.kernel_cache import KernelCache
 from roller_svc.frontend.graph_builder import GraphBuilder
 from roller_svc.frontend.ops.operator import Operand
@@ -32,7 +33,7 @@ def copies_and_outputs(graph: Graph, weights: Weights, folder: Path) -> int:
     options = ModelOptions(hardware.load("local"), SelectionMode.MODEL, 1)
     built = build_model(graph, weights, options, KernelCache(folder))
     parts = [(p.type, p.offset_bytes, weights.array(Constant(p.type, p.digest))) for p in built.plan.weights]
-    model = CpuModel(built.plan, built.binary, weights_block(parts, built.plan.weights_bytes))
+    model = CpuModel(built.plan, MODEL, built.link(MODEL), weights_block(parts, built.plan.weights_bytes))
     arrays = random_arrays(graph)
     got: Any = model.run(arrays)
     want = interpret(graph, weights, arrays)

@@ -143,7 +143,7 @@ def test_kernels_neither_need_nor_export_an_openmp_runtime(tmp_path: Path) -> No
     assert "gomp" not in needed
     assert "GOMP" not in symbols
     assert "omp_get" not in symbols
-    assert {"roller_own_pool", "roller_use_pool"} <= set(symbols.split())
+    assert {f"{kernel.name}_own_pool", f"{kernel.name}_use_pool"} <= set(symbols.split())
 
 
 def test_set_num_threads_limits_kernels_that_are_loaded_and_later_ones(limit: None) -> None:
@@ -287,7 +287,7 @@ def test_a_pool_of_another_version_is_refused(tmp_path: Path) -> None:
     path.write_bytes(compile_c(dataclasses.replace(add(("-fopenmp",)), text=HEAD + ONE_LOOP)).binary)
     library = ctypes.CDLL(str(path))
     other = (ctypes.c_int * 64)(1 << 20)
-    assert library.roller_use_pool(other) == 0
+    assert library.add_use_pool(other) == 0
     a = (ctypes.c_float * 24)(*range(24))
     c = (ctypes.c_float * 24)()
     library.add(a, a, c)

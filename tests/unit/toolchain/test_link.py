@@ -66,6 +66,23 @@ def test_only_its_own_functions_are_there(
     assert len(linked.binary) < len(whole.binary)
 
 
+def test_a_linked_program_exports_its_names_alone(
+    together: tuple[CompiledKernel, tuple[KernelSource, ...]], tmp_path: Path
+) -> None:
+    path = tmp_path / "kernel.so"
+    linked = alone(2, together)
+    path.write_bytes(linked.binary)
+    name = linked.source.name
+    assert name.startswith("roller_")
+    assert exports(path) == {*(launch.name for launch in linked.source.launches),
+                             *(f"{name}_{function}" for function in ("run", "own_pool", "use_pool"))}  # fmt: skip
+
+
+def exports(path: Path) -> set[str]:
+    listed = subprocess.run(["nm", "-D", "--defined-only", "-P", path], capture_output=True, text=True, check=True)
+    return {line.split()[0] for line in listed.stdout.splitlines()}
+
+
 def test_thread_local_memory_is_that_of_the_linked_program(
     together: tuple[CompiledKernel, tuple[KernelSource, ...]],
 ) -> None:
@@ -108,6 +125,15 @@ def test_an_object_that_does_not_link_is_an_error(
 
 def test_a_linkers_error_names_its_cause() -> None:
     unit = KernelSource("pair", Language.C, HW.arch, "", (), ())
-    objects = {"other": compile_object(unit, "int same(void) { return 2; }")}
+    objects = {name: compile_object(unit, "int same(void) { return 1; }") for name in ("one", "two")}
     with pytest.raises(CompileError, match="multiple definition of `same'"):
-        link_model(unit, "int same(void) { return 1; } int model_run(void) { return same(); }", objects)
+        link_model(unit, {"pair_run": "same"}, objects)
+
+
+def test_a_model_exports_what_it_is_asked_to(tmp_path: Path) -> None:
+    unit = KernelSource("pair", Language.C, HW.arch, "", (), (), options=("-fopenmp",))
+    text = '__attribute__((visibility("default"))) int inner(void) { return 7; } int other(void) { return 1; }'
+    path = tmp_path / "model.so"
+    path.write_bytes(link_model(unit, {"pair_run": "inner"}, {"one": compile_object(unit, text)}))
+    assert ctypes.CDLL(str(path)).pair_run() == 7
+    assert exports(path) == {"pair_run", "pair_own_pool", "pair_use_pool"}

@@ -58,8 +58,9 @@ def kinds(found: LintResult) -> list[FindingKind]:
 def handmade(body: str, *options: str) -> LintResult:
     """The lint of a kernel with that body, as if it were what a map was planned to be."""
     report = built("C[n] = A[n] * 2", "float32", (1024,))
-    text = f'extern "C" __global__ void kernel0(const float *A, float *C) {{ {body} }}'
-    source = dataclasses.replace(compiled_of(report).source, text=text, options=options)
+    source = compiled_of(report).source
+    text = f'extern "C" __global__ void {source.launches[0].name}(const float *A, float *C) {{ {body} }}'
+    source = dataclasses.replace(source, text=text, options=options)
     return linted(report, compiled=toolchain.compile_source(source))
 
 
@@ -82,9 +83,9 @@ DRAIN = "for (int i = 0; i < 64; i++) C[i] = x[63 - i];"
 
 def test_spills_are_found() -> None:
     found = handmade(f"{FILL} __syncthreads(); {DRAIN}", "--maxrregcount=24")
-    (used,) = (one.resources for one in found.launches)
-    message = f"{used.spill_bytes} bytes of registers go through memory"
-    assert found.findings == (Finding(FindingKind.SPILL, "kernel0", message),)
+    (one,) = found.launches
+    message = f"{one.resources.spill_bytes} bytes of registers go through memory"
+    assert found.findings == (Finding(FindingKind.SPILL, one.launch.name, message),)
 
 
 def test_an_array_in_local_memory_is_found() -> None:
@@ -198,7 +199,7 @@ def test_a_promise_that_is_not_kept_is_found() -> None:
     # the compiler reads no more than is used
     part = handmade("float x[4]; *(uint4 *)&x[0] = *(const uint4 *)&A[0]; C[0] = x[0];")
     message = "loads of 16 bytes from memory (A), but no LDG.128"
-    assert part.findings == (Finding(FindingKind.INSTRUCTION, "kernel0", message),)
+    assert part.findings == (Finding(FindingKind.INSTRUCTION, part.launches[0].launch.name, message),)
 
 
 def test_the_estimate_is_made_again_with_what_the_kernel_takes() -> None:

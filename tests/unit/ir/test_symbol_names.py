@@ -1,0 +1,64 @@
+"""Names from clients that begin the symbols of generated code."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+
+import pytest
+
+from roller_svc.compiler.request import validate_name
+from roller_svc.errors import ArgumentError
+from roller_svc.ir.symbol_names import DEFAULT_PREFIX, DIGITS, default_name, named_digits, suggest_symbol, symbol_fault
+
+GOOD = ["rows", "BERT", "gemm_f32", "a", "x" * 64, "exp1024", "MLP_2", "my_model", "rollers", "index", "Kernel0"]
+BAD = ["", "1st", "_rows", "rows_", "a__b", "a b", "a-b", "a.b", "\u00e9t\u00e9", "\uff41", "double", "concept",
+       "co_await", "main", "std", "NULL", "FILE", "stdout", "size_t", "INT8_MAX", "EXIT_SUCCESS", "roller", "roller_x",
+       "Roller_1", "x" * 65, "a\n", "a;b", 'a"', "*/", "rows(", "a\\u0041"]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_a_name_is_kept(name: str) -> None:
+    assert symbol_fault(name) is None
+    assert validate_name(name) == name
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_name_is_refused_with_one_that_is_not(name: str) -> None:
+    with pytest.raises(ArgumentError, match="name must be a C identifier") as refusal:
+        validate_name(name)
+    assert refusal.value.code == "invalid-option"
+    assert refusal.value.hint is not None
+    assert f"{suggest_symbol(name)!r}" in refusal.value.hint
+    assert symbol_fault(suggest_symbol(name)) is None
+
+
+@pytest.mark.parametrize("value", [1, b"rows", ["rows"], True])
+def test_a_name_is_text(value: object) -> None:
+    with pytest.raises(ArgumentError, match="name must be text"):
+        validate_name(value)
+
+
+def test_a_default_name_is_made_of_digits() -> None:
+    name = default_name("0123456789abcdef")
+    assert name == f"{DEFAULT_PREFIX}0123456789ab"
+    assert len(named_digits(name)) == DIGITS
+    assert named_digits("rows") == ""
+    assert symbol_fault(name) is not None  # of no client
+
+
+@pytest.mark.parametrize(("compiler", "language"), [("gcc", "c"), ("g++", "c++")])
+def test_no_macro_or_type_of_the_headers_is_a_name(compiler: str, language: str) -> None:
+    """A structure of that name would not compile behind them."""
+    if shutil.which(compiler) is None:
+        pytest.skip(f"{compiler} is not installed")
+    headers = "".join(f"#include <{name}.h>\n" for name in ("stdint", "stdio", "stdlib", "string"))
+    command = [compiler, "-x", language, "-E"]
+    macros = subprocess.run([*command, "-dM", "-"], input=headers, capture_output=True, text=True, check=True).stdout
+    plain = re.findall(r"#define ([A-Za-z]\w*) ", macros)  # those with parameters are no structure's name
+    text = subprocess.run([*command, "-P", "-"], input=headers, capture_output=True, text=True, check=True).stdout
+    types = re.findall(r"typedef [^;{}()]*?(\w+);", text)
+    assert {"NULL", "stderr"} <= set(plain)
+    assert {"FILE", "size_t"} <= set(types)
+    assert [name for name in (*plain, *types) if symbol_fault(name) is None] == []
