@@ -77,7 +77,7 @@ def test_an_open_dimension_is_named(capsys: pytest.CaptureFixture[str], file: st
     code, _, err = run(capsys, "compile", file, *QUICK)
     assert code == 2
     assert "x[0] (batch)" in err
-    assert "dims={" in err
+    assert "hint: give them, as --dim batch=1\n" in err
 
 
 def test_every_unsupported_node_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
