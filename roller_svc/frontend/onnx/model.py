@@ -17,7 +17,11 @@ from roller_svc.errors import ArgumentError, InputError, UnknownOpError, Unsuppo
 from roller_svc.frontend.graph_builder import Evaluate, GraphBuilder, WeightStore
 from roller_svc.frontend.onnx.expansions import EXPANSIONS
 from roller_svc.frontend.onnx.expansions.empty import convert_empty
+from roller_svc.frontend.onnx.expansions.expansion import Expansion
 from roller_svc.frontend.onnx.inputs import bound_value, declared_types, dtype_of
+from roller_svc.frontend.onnx.microsoft import DOMAIN as MICROSOFT_DOMAIN
+from roller_svc.frontend.onnx.microsoft import MICROSOFT, SAME
+from roller_svc.frontend.onnx.microsoft.functions import FUNCTIONS, function_named
 from roller_svc.frontend.onnx.subgraphs import SUBGRAPHS
 from roller_svc.frontend.onnx.table import DATA_TYPES, INTEGER_REDUCTIONS, NODES, RESULT_TYPES
 from roller_svc.frontend.onnx.tensors import Tensor, array_of, attributes_of, constant_of
@@ -28,6 +32,7 @@ from roller_svc.ir.graph import Graph
 from roller_svc.ir.program import TensorType
 
 DOMAINS = ("", "ai.onnx")
+FUNCTION_HINT = "add a function with its name to the model, in operators of ai.onnx"
 MAX_DEPTH = 32  # functions and subgraphs within each other
 
 
@@ -199,8 +204,10 @@ class Importer:
         function = self.functions.get((node.domain, node.op_type))
         if function is not None:
             return self._expand(function, node, tensors, scope)
-        if node.domain not in DOMAINS:
-            raise UnknownOpError(f"domain {node.domain[:60]!r} is not supported")
+        if node.domain == MICROSOFT_DOMAIN and node.op_type not in SAME:
+            return self._convert_microsoft(node, tensors, scope)
+        if node.domain not in (*DOMAINS, MICROSOFT_DOMAIN):
+            raise UnknownOpError(f"domain {node.domain[:60]!r} is not supported", hint=FUNCTION_HINT)
         if node.op_type in SUBGRAPHS:
             return SUBGRAPHS[node.op_type](self, node, tensors, scope)
         try:
@@ -211,24 +218,39 @@ class Importer:
                 raise
             return self._expand(body, node, tensors, scope)
 
-    def _convert_by_table(self, node: NodeProto, tensors: Sequence[Tensor], scope: Scope) -> Sequence[Tensor]:
+    def _convert_microsoft(self, node: NodeProto, tensors: Sequence[Tensor], scope: Scope) -> Sequence[Tensor]:
+        """Convert a node of onnxruntime's own domain."""
+        if node.op_type in FUNCTIONS:
+            function = function_named(node.op_type)
+            known = {*function.attribute, *(attribute.name for attribute in function.attribute_proto)}
+            ignored = [attribute.name for attribute in node.attribute if attribute.name not in known]
+            if ignored or len(node.input) > len(function.input):
+                shown = f"attribute {ignored[0]}" if ignored else f"input {len(function.input)}"
+                raise ArgumentError(f"{node.op_type}: {shown} is not supported", code="unsupported-attribute")
+            return self._expand(function, node, tensors, scope)
+        expansion = MICROSOFT.get(node.op_type)
+        if expansion is None:
+            raise UnknownOpError(f"the operator of {MICROSOFT_DOMAIN} is not supported", hint=FUNCTION_HINT)
+        return _expanded(expansion, self._read(node, tensors, scope), scope.builder)
+
+    def _read(self, node: NodeProto, tensors: Sequence[Tensor], scope: Scope) -> Node:
+        """Return a node as its converter reads it."""
         builder = scope.builder
-        read = Node(
+        return Node(
             node.op_type, self.opset, attributes_of(node), tuple(tensor.operand for tensor in tensors),
             tuple(tensor.known(builder) for tensor in tensors), tuple(bool(name) for name in node.output),
             scope.inputs_of,
         )  # fmt: skip
+
+    def _convert_by_table(self, node: NodeProto, tensors: Sequence[Tensor], scope: Scope) -> Sequence[Tensor]:
+        builder, read = scope.builder, self._read(node, tensors, scope)
         evaluated = convert_empty(read, builder)
         if evaluated is not None:
             read.check_all_used()
             return evaluated
         expansion = EXPANSIONS.get(node.op_type)
         if expansion is not None:
-            results = expansion(read, builder)
-            read.check_all_used()
-            if len(results) < len(node.output):
-                raise read.unsupported(f"result {len(results)}")
-            return results
+            return _expanded(expansion, read, builder)
         converter = NODES.get(node.op_type)
         if converter is None:
             raise UnknownOpError("the operator is not supported")
@@ -304,6 +326,15 @@ class Importer:
         known = node.op_type in NODES or node.op_type in EXPANSIONS or node.op_type in SUBGRAPHS
         if node.domain in DOMAINS and not known and not onnx.defs.has(node.op_type):
             self._note(node, "the operator is not supported")
+
+
+def _expanded(expansion: Expansion, node: Node, builder: GraphBuilder) -> Sequence[Tensor]:
+    """Return the results of an expansion. Raises ArgumentError for what it does not read or give."""
+    results = expansion(node, builder)
+    node.check_all_used()
+    if len(results) < len(node.results):
+        raise node.unsupported(f"result {len(results)}")
+    return results
 
 
 class SubgraphError(InputError):

@@ -656,6 +656,7 @@ NODES: dict[str, Reader] = {
     "ScatterElements": partial(_scatter, operator="scatter_elements"),
     "ScatterND": partial(_scatter, operator="scatter_nd"),
     "Shrink": _shrink,
+    "SimplifiedLayerNormalization": partial(_norm, operator="rms_norm", operands=2),
     "Slice": _slice,
     "Softmax": partial(_softmax, operator="softmax"),
     "SpaceToDepth": _space_to_depth,

@@ -78,6 +78,10 @@ class Node:
             raise self.invalid(f"input {position} is missing")
         return operand
 
+    def optional(self, position: int) -> Operand | None:
+        """Return an operand; None if it is omitted."""
+        return self.operand(position) if self.has(position) else None
+
     def leading(self, count: int) -> tuple[Operand, ...]:
         """Return the first `count` operands, without omitted ones at the end."""
         operands = list(self.operands[:count])
