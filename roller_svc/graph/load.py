@@ -63,7 +63,8 @@ def load_graph(
     if _is_kind(source, "torch", "ExportedProgram") or (isinstance(source, tuple) and len(source) == 2):
         given.check_none("a torch program")
         return _import_torch(source, weights)
-    raise ArgumentError(f"a model is {_SOURCES}, got {kind_of(source)}", code="invalid-model")
+    hint = "example inputs give the shapes: (module, (x,))" if _is_kind(source, "torch", "Module") else None
+    raise ArgumentError(f"a model is {_SOURCES}, got {kind_of(source)}", code="invalid-model", hint=hint)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import (
@@ -22,8 +23,10 @@ from roller_svc.frontend.graph_builder import Evaluate, GraphBuilder, WeightStor
 from roller_svc.frontend.ops.operator import Operand
 from roller_svc.frontend.torch.aten import ATEN
 from roller_svc.frontend.torch.convert import FAILED, GraphConverter, input_type
-from roller_svc.frontend.torch.tensors import Empty, array_of, dtype_of
+from roller_svc.frontend.torch.failures import check_module, translated_failures
+from roller_svc.frontend.torch.tensors import Empty, array_of, dtype_of, type_of
 from roller_svc.ir.graph import Graph
+from roller_svc.ir.program import TensorType
 
 _STATE = {InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR}
 
@@ -32,7 +35,8 @@ def export_module(
     module: torch.nn.Module, inputs: Sequence[object], named: Mapping[str, object] | None = None
 ) -> ExportedProgram:
     """Return the program of a module for inputs like these. Shapes are theirs."""
-    with torch.no_grad():
+    check_module(module)
+    with torch.no_grad(), translated_failures():
         return torch.export.export(module, tuple(inputs), dict(named or {}))
 
 
@@ -42,7 +46,8 @@ def decompose(program: ExportedProgram) -> ExportedProgram:
     for overload in list(table):
         if str(overload) in ATEN:
             del table[overload]
-    return program.run_decompositions(table)
+    with translated_failures():
+        return program.run_decompositions(table)
 
 
 def import_program(program: ExportedProgram, weights: WeightStore, evaluate: Evaluate) -> Graph:
@@ -80,12 +85,23 @@ def _bind_inputs(program: ExportedProgram, converter: GraphConverter) -> None:
         elif spec.kind is InputKind.USER_INPUT and isinstance(spec.arg, ConstantArgument):
             value = spec.arg.value
         elif spec.kind is InputKind.USER_INPUT and isinstance(node.meta["val"], torch.Tensor):
-            value = converter.builder.add_input(input_type(node.name, node.meta["val"]), node.name)
+            value = _input(node.name, node.meta["val"], converter)
+        elif spec.kind is InputKind.TOKEN:  # it orders operators with effects, which are refused
+            value = FAILED
         else:
             shown = spec.kind.name.lower().replace("_", " ")
             raise ArgumentError(f"input {node.name!r} is a {shown} of type {type(node.meta.get('val')).__name__}; "
                                 "only tensors and constants are supported", code="unsupported-type")  # fmt: skip
         converter.bind(node, value)
+
+
+def _input(name: str, tensor: torch.Tensor, converter: GraphConverter) -> Operand | Empty:
+    """Add an input of the graph. Nodes read one without elements as a known value."""
+    type_ = input_type(name, tensor)
+    if isinstance(type_, Empty):
+        converter.builder.add_input(TensorType(dtype_of(tensor.dtype), type_.shape), name)
+        return type_
+    return converter.builder.add_input(type_, name)
 
 
 def _state(program: ExportedProgram, spec: Any) -> torch.Tensor:
@@ -104,18 +120,26 @@ def _outputs(program: ExportedProgram, converter: GraphConverter) -> list[tuple[
     user = [(spec, node) for spec, node in zip(specs, output.args[0], strict=True)
             if spec.kind is OutputKind.USER_OUTPUT]  # fmt: skip
     for spec in specs:
-        if spec.kind is not OutputKind.USER_OUTPUT:
+        if spec.kind not in (OutputKind.USER_OUTPUT, OutputKind.TOKEN):
             converter.unsupported.append(_effect(spec))
     names = _output_names(program, len(user))
     outputs = []
     for name, (spec, node) in zip(names, user, strict=True):
         value = converter.values.get(node) if isinstance(spec.arg, TensorArgument) else node
+        if isinstance(value, Empty):
+            value = _constant(node.meta["val"], converter.builder)
         if isinstance(value, Operand):
             outputs.append((name, value))
         elif value is not FAILED:
             reason = f"it is {value!r:.40}, not a tensor with elements"
             converter.unsupported.append(UnsupportedNode("output", name, reason))
     return outputs
+
+
+def _constant(tensor: torch.Tensor, builder: GraphBuilder) -> Operand:
+    """Return a constant of a tensor without elements."""
+    dtype = dtype_of(tensor.dtype)
+    return builder.add_constant(np.empty(tuple(tensor.shape), dtype.value), dtype)
 
 
 def _effect(spec: OutputSpec) -> UnsupportedNode:
