@@ -38,6 +38,7 @@ TOLERANCE = 1e-4  # of the largest value of an output; docs/models.md
 SHOWN_OPERATORS = 15
 # Argument of compile_model → the option that gives it.
 _OPTIONS_OF = {"dims": "--dim", "inputs": "--shape", "constants": "--constant"}
+_ARGUMENT = re.compile(rf"\b({'|'.join(_OPTIONS_OF)})=\{{(.*?)\}}")
 _ENTRY = re.compile(r'"([^"]*)": (\("[^"]*", \([^()]*\)\)|\[[^\]]*\]|[^,]+)')  # of a mapping in a message
 _TYPE = re.compile(r'\("([^"]*)", \(([^()]*)\)\)')
 
@@ -106,15 +107,12 @@ def execute(options: argparse.Namespace) -> int:
 
 def show_as_options(text: str) -> str:
     """Return a message with options of this command in place of arguments of compile_model."""
-    for argument, option in _OPTIONS_OF.items():
-        text = re.sub(rf"\b{argument}=\{{(.*?)\}}", lambda match, option=option: _options(option, match[1]), text)
-    return text
 
+    def options(match: re.Match[str]) -> str:
+        entries = _ENTRY.findall(match[2])
+        return " ".join(f"{_OPTIONS_OF[match[1]]} {name}={_option_value(value)}" for name, value in entries)
 
-def _options(option: str, entries: str) -> str:
-    """Return `--dim a=1 --dim b=2` for the entries `"a": 1, "b": 2` of a mapping, and types as x=float32[1,2]."""
-    found = (f"{option} {name}={_option_value(value)}" for name, value in _ENTRY.findall(entries))
-    return " ".join(found)
+    return _ARGUMENT.sub(options, text)
 
 
 def _option_value(value: str) -> str:
@@ -165,8 +163,9 @@ def _graph_options(options: argparse.Namespace) -> GraphOptions:
     constants = {name: value.tolist() if isinstance(value, np.ndarray) else value
                  for name, value in _constants(options).items()}  # fmt: skip
     fields = {
-        "constants": constants, "threads": options.threads, "select": options.select, "plan": options.plan, "top_k": options.top_k,
+        "threads": options.threads, "select": options.select, "plan": options.plan, "top_k": options.top_k,
         "allow_tf32": options.allow_tf32, "winograd": options.winograd, "dims": _dims(options) or {}, "inputs": types,
+        "constants": constants,
     }  # fmt: skip
     return remote.validate_body(GraphOptions, fields)
 

@@ -81,7 +81,8 @@ def _shape(name: str, value: object, least: int) -> tuple[int, ...]:
     good = tuple(extent for extent in extents if extent is not None and extent >= least)
     if len(good) < len(extents):
         raise ShapeError(
-            f"input {name!r}: every extent must be a {'positive ' if least else ''}whole number, got {short_repr(value)}",
+            f"input {name!r}: every extent must be a {'positive ' if least else ''}whole number, "
+            f"got {short_repr(value)}",
             code="invalid-shape",
         )
     return good

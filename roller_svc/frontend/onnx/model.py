@@ -111,9 +111,8 @@ class Scope:
         self.captured[inside.name] = outer.operand
         return Tensor(inside)
 
-
     def operand(self, tensor: Tensor, what: str) -> Operand:
-        """Return the operand of a tensor, one without elements as a constant. Raises ArgumentError for an omitted one."""
+        """Return the operand of a tensor; a constant if it has no elements. Raises ArgumentError if omitted."""
         if tensor.operand is not None:
             return tensor.operand
         if tensor.value is None:

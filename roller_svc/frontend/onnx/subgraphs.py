@@ -101,7 +101,7 @@ def _count_steps(
     values = {name: scope.builder.value(first[name]) for name in deciding if name in first}
     known = {name: value for name, value in values.items() if value is not None}
     if unknown := [name for name in deciding if name not in known and name != counter]:
-        outside = inner.captured | first
+        outside = {**inner.captured, **first}
         inputs = (scope.inputs_of(outside[name]) for name in unknown if name in outside)
         raise not_constant("the condition of the loop", list(dict.fromkeys(chain.from_iterable(inputs))))
     return count_steps(inner.builder, condition, counter, after, known, most)

@@ -27,7 +27,7 @@ def not_constant(what: str, inputs: Sequence[str]) -> ArgumentError:
     code = "needs-constant"
     if not inputs:
         return ArgumentError(f"{what} must be a constant, and depends on data", code=code,
-                             hint="shapes, steps and branches are static: export the model with fixed ones")  # fmt: skip
+                             hint="shapes, steps and branches are static; export them as constants")  # fmt: skip
     shown = inputs[:MAX_SHOWN_INPUTS]
     example = ", ".join(f'"{name}": ...' for name in shown)
     return ArgumentError(

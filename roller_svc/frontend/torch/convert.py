@@ -14,7 +14,7 @@ from roller_svc.frontend.graph_builder import GraphBuilder
 from roller_svc.frontend.ops.operator import Operand
 from roller_svc.frontend.torch.aten import ATEN
 from roller_svc.frontend.torch.call import AtenCall
-from roller_svc.frontend.torch.tensors import Empty, type_of
+from roller_svc.frontend.torch.tensors import Empty, dtype_of, type_of
 from roller_svc.ir.program import TensorType
 
 # Checks of the exporter. Types and shapes are static, so the first kind always holds; the other ones are of data.
@@ -158,9 +158,13 @@ def _check(
     return results if isinstance(results, Operand) else listed
 
 
-def input_type(name: str, tensor: torch.Tensor) -> TensorType | Empty:
-    """Return the type of an input. Raises ArgumentError that names it."""
+def add_input(name: str, tensor: torch.Tensor, builder: GraphBuilder) -> Operand | Empty:
+    """Add an input of the graph; nodes read one without elements as a known value. Errors name the input."""
     try:
-        return type_of(tensor)
+        type_ = type_of(tensor)
     except ArgumentError as error:
         raise ArgumentError(f"input {name!r}: {error.message}", code=error.code, hint=error.hint) from error
+    if isinstance(type_, Empty):
+        builder.add_input(TensorType(dtype_of(tensor.dtype), type_.shape), name)
+        return type_
+    return builder.add_input(type_, name)

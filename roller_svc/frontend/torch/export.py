@@ -22,11 +22,10 @@ from roller_svc.errors import ArgumentError, UnsupportedModelError, UnsupportedN
 from roller_svc.frontend.graph_builder import Evaluate, GraphBuilder, WeightStore
 from roller_svc.frontend.ops.operator import Operand
 from roller_svc.frontend.torch.aten import ATEN
-from roller_svc.frontend.torch.convert import FAILED, GraphConverter, input_type
+from roller_svc.frontend.torch.convert import FAILED, GraphConverter, add_input
 from roller_svc.frontend.torch.failures import check_module, translated_failures
-from roller_svc.frontend.torch.tensors import Empty, array_of, dtype_of, type_of
+from roller_svc.frontend.torch.tensors import Empty, array_of, dtype_of
 from roller_svc.ir.graph import Graph
-from roller_svc.ir.program import TensorType
 
 _STATE = {InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR}
 
@@ -85,7 +84,7 @@ def _bind_inputs(program: ExportedProgram, converter: GraphConverter) -> None:
         elif spec.kind is InputKind.USER_INPUT and isinstance(spec.arg, ConstantArgument):
             value = spec.arg.value
         elif spec.kind is InputKind.USER_INPUT and isinstance(node.meta["val"], torch.Tensor):
-            value = _input(node.name, node.meta["val"], converter)
+            value = add_input(node.name, node.meta["val"], converter.builder)
         elif spec.kind is InputKind.TOKEN:  # it orders operators with effects, which are refused
             value = FAILED
         else:
@@ -93,15 +92,6 @@ def _bind_inputs(program: ExportedProgram, converter: GraphConverter) -> None:
             raise ArgumentError(f"input {node.name!r} is a {shown} of type {type(node.meta.get('val')).__name__}; "
                                 "only tensors and constants are supported", code="unsupported-type")  # fmt: skip
         converter.bind(node, value)
-
-
-def _input(name: str, tensor: torch.Tensor, converter: GraphConverter) -> Operand | Empty:
-    """Add an input of the graph. Nodes read one without elements as a known value."""
-    type_ = input_type(name, tensor)
-    if isinstance(type_, Empty):
-        converter.builder.add_input(TensorType(dtype_of(tensor.dtype), type_.shape), name)
-        return type_
-    return converter.builder.add_input(type_, name)
 
 
 def _state(program: ExportedProgram, spec: Any) -> torch.Tensor:

@@ -9,7 +9,7 @@ import pytest
 from onnx import helper, numpy_helper
 from onnx_node_models import Array, check_node, import_node, model_of, run_node
 
-from roller_svc.errors import InputError, UnsupportedModelError
+from roller_svc.errors import UnsupportedModelError
 
 NOTHING = np.zeros((2, 0, 4), np.float32)
 

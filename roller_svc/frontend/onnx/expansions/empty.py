@@ -144,9 +144,9 @@ def _concat(node: Node, arrays: Sequence[Any]) -> Any:
 # Operators on elements whose result has the type of the last operand, or that of RESULT_TYPES.
 _ELEMENTWISE = (
     "Abs", "Add", "And", "Ceil", "Cos", "Div", "Elu", "Equal", "Erf", "Exp", "Floor", "Gelu", "Greater",
-    "GreaterOrEqual", "HardSigmoid", "HardSwish", "LeakyRelu", "Less", "LessOrEqual", "Log", "Max", "Mean", "Min", "Mod",
-    "Mul", "Neg", "Not", "Or", "PRelu", "Reciprocal", "Relu", "Round", "Sigmoid", "Sign", "Sin", "Softplus", "Sqrt",
-    "Sub", "Sum", "Tanh", "Where", "Xor",
+    "GreaterOrEqual", "HardSigmoid", "HardSwish", "LeakyRelu", "Less", "LessOrEqual", "Log", "Max", "Mean", "Min",
+    "Mod", "Mul", "Neg", "Not", "Or", "PRelu", "Reciprocal", "Relu", "Round", "Sigmoid", "Sign", "Sin", "Softplus",
+    "Sqrt", "Sub", "Sum", "Tanh", "Where", "Xor",
 )  # fmt: skip
 # Attributes without effect on a result without elements.
 _WITHOUT_EFFECT = {

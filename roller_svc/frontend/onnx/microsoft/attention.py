@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 
@@ -117,15 +118,15 @@ def _attention(node: Node, builder: GraphBuilder) -> Sequence[Tensor]:
     projected = builder.call("matmul", [x, weight])
     projected = projected if bias is None else builder.call("add", [projected, bias])
     bounds = (0, sizes[0], sizes[0] + sizes[1], sum(sizes))
-    parts = (_slice(builder, projected, 2, start, stop) for start, stop in zip(bounds, bounds[1:], strict=False))
+    parts = (_slice(builder, projected, 2, start, stop) for start, stop in pairwise(bounds))
     q, k, v = (_split_heads(node, builder, part, heads) for part in parts)
     past = _cache(node, 4)
     if past is not None:
         pieces = (builder.call("squeeze", [_slice(builder, past, 0, i, i + 1)], axis=(0,)) for i in range(2))
         k, v = (_extended(builder, piece, new) for piece, new in zip(pieces, (k, v), strict=True))
     mask = node.optional(3)
-    masks = [None if mask is None else _padding(node, builder, mask, q, k.shape[2], may_be_starts=True), node.optional(5)]
-    results = [Tensor(_join_heads(builder, _attend(node, builder, (q, k, v), masks)))]
+    padding = None if mask is None else _padding(node, builder, mask, q, k.shape[2], may_be_starts=True)
+    results = [Tensor(_join_heads(builder, _attend(node, builder, (q, k, v), [padding, node.optional(5)])))]
     if len(node.results) > 1:
         both = [builder.call("unsqueeze", [each], axis=(0,)) for each in (k, v)]
         results.append(Tensor(builder.call("concat", both, axis=0)) if node.results[1] else Tensor())
@@ -164,7 +165,7 @@ def _multi_head_attention(node: Node, builder: GraphBuilder) -> Sequence[Tensor]
         if bias.shape != (sum(widths),):
             raise node.invalid(f"the bias is {list(bias.shape)}, expected [{sum(widths)}]")
         bounds = (0, widths[0], sum(widths[:2]), sum(widths))
-        biases = [_slice(builder, bias, 0, start, stop) for start, stop in zip(bounds, bounds[1:], strict=False)]
+        biases = [_slice(builder, bias, 0, start, stop) for start, stop in pairwise(bounds)]
     split = []
     for x, added in zip((q, k, v), biases, strict=True):
         if x.rank == 4:  # keys of another sequence, in heads, without a bias
@@ -175,9 +176,8 @@ def _multi_head_attention(node: Node, builder: GraphBuilder) -> Sequence[Tensor]
     q, k, v = split
     k, v = _extended(builder, _cache(node, 6), k), _extended(builder, _cache(node, 7), v)
     mask = node.optional(4)
-    masks = [None if mask is None else _padding(node, builder, mask, q, k.shape[2], may_be_starts=False),
-             node.optional(5)]  # fmt: skip
-    result = _join_heads(builder, _attend(node, builder, (q, k, v), masks))
+    padding = None if mask is None else _padding(node, builder, mask, q, k.shape[2], may_be_starts=False)
+    result = _join_heads(builder, _attend(node, builder, (q, k, v), [padding, node.optional(5)]))
     return [Tensor(result), Tensor(k), Tensor(v), Tensor()][: len(node.results)]
 
 
@@ -296,7 +296,7 @@ def _packed_parts(node: Node, builder: GraphBuilder, heads: int, shared: int) ->
         raise node.invalid(f"a tensor {list(x.shape)} is not {heads} heads of queries and {shared} of keys and values")
     features = x.shape[2] // (heads + 2 * shared)
     bounds = (0, heads * features, (heads + shared) * features, x.shape[2])
-    q, k, v = (_slice(builder, x, 2, start, stop) for start, stop in zip(bounds, bounds[1:], strict=False))
+    q, k, v = (_slice(builder, x, 2, start, stop) for start, stop in pairwise(bounds))
     return q, k, v
 
 

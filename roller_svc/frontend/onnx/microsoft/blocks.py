@@ -65,7 +65,8 @@ def _matmul_nbits(node: Node, builder: GraphBuilder) -> Sequence[Tensor]:
     if of_column.shape != (columns,) or of_column.min() < 0 or of_column.max() >= blocks:
         raise node.invalid(f"g_idx must have {columns} numbers below {blocks}")
     zeros = _zeros(node, rows, blocks, bits)
-    dense = (numbers.astype(np.float32) - zeros[:, of_column]) * scales.reshape(rows, blocks).astype(np.float32)[:, of_column]
+    factors = scales.reshape(rows, blocks).astype(np.float32)
+    dense = (numbers.astype(np.float32) - zeros[:, of_column]) * factors[:, of_column]
     weight = builder.cast(builder.add_constant(dense, DType.FLOAT32), a.dtype)
     bias = node.optional(5)
     return [Tensor(builder.call("linear", [a, weight, *([] if bias is None else [bias])]))]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from roller_svc.errors import require
 from roller_svc.frontend.graph_builder import Array, GraphBuilder
 from roller_svc.frontend.onnx.expansions import EXPANSIONS
 from roller_svc.frontend.onnx.expansions.expansion import Expansion, add_use
@@ -19,7 +21,7 @@ from roller_svc.ir.dtype import DType
 
 
 def _dequantized(node: Node, builder: GraphBuilder, position: int, axis: int = 0) -> Operand:
-    """Return `(x - zero) * scale` of three operands from a position on. A scale of several elements is along the axis."""
+    """Return `(x - zero) * scale` of three operands from a position on. A scale of several is along the axis."""
     operands = (node.operand(position), node.operand(position + 1), node.optional(position + 2))
     return builder.call("dequantize_linear", [x for x in operands if x is not None], axis=axis)
 
@@ -53,8 +55,11 @@ def _matmul_integer_to_float(node: Node, builder: GraphBuilder) -> Sequence[Tens
 def _qgemm(node: Node, builder: GraphBuilder) -> Sequence[Tensor]:
     """Return the product plus C, whose scale is that of the product; in floats without a scale of the result."""
     a, a_scale, a_zero, b, b_scale, b_zero = (node.operand(position) for position in range(6))
-    sides = [builder.call("transpose", [x]) if node.integer(name, 0) else x for x, name in ((a, "transA"), (b, "transB"))]
-    result = _scaled_product(node, builder, (sides[0], sides[1]), (a_scale, b_scale), (a_zero, b_zero), node.optional(6))
+    left, right = (
+        builder.call("transpose", [x]) if node.integer(name, 0) else x for x, name in ((a, "transA"), (b, "transB"))
+    )
+    zeros = a_zero, b_zero
+    result = _scaled_product(node, builder, (left, right), (a_scale, b_scale), zeros, node.optional(6))
     alpha = node.number("alpha", 1.0)
     result = result if alpha == 1 else builder.call("mul", [result, builder.fill(alpha, result.dtype)])
     return [_quantized(node, builder, result, 7, a.dtype) if node.has(7) else Tensor(result)]
@@ -91,15 +96,13 @@ def _softmax(node: Node, builder: GraphBuilder) -> Sequence[Tensor]:
     plain = Node("Softmax", node.integer("opset", 13), {"axis": node.integer("axis", -1)},
                  (_dequantized(node, builder, 0),), (None,))  # fmt: skip
     (result,) = EXPANSIONS["Softmax"](plain, builder)
-    return [_quantized(node, builder, plain.operand(0) if result.operand is None else result.operand, 3,
-                       node.operand(0).dtype)]  # fmt: skip
+    return [_quantized(node, builder, require(result.operand, "softmax"), 3, node.operand(0).dtype)]
 
 
 def _qlinear_conv(node: Node, builder: GraphBuilder) -> Sequence[Tensor]:
     x, back = _with_channels_second(node, builder, node.operand(0))
     attributes = {name: value for name, value in node.attributes.items() if name != "channels_last"}
-    plain = Node("QLinearConv", node.opset, attributes, (x, *node.operands[1:]), node.constants, used=node.used,
-                 read=node.read)  # fmt: skip
+    plain = replace(node, attributes=attributes, operands=(x, *node.operands[1:]))
     (result,) = EXPANSIONS["QLinearConv"](plain, builder)
     if back is None or result.operand is None:
         return [result]
@@ -132,9 +135,8 @@ def _dynamic_quantize_lstm(node: Node, builder: GraphBuilder) -> Sequence[Tensor
         dense = (wide * factor.astype(np.float32).reshape(directions, 1, -1)).transpose(0, 2, 1)
         weights[position] = builder.add_constant(np.ascontiguousarray(dense), DType.FLOAT32)
     operands = tuple(weights.get(position, operand) for position, operand in enumerate(node.operands[:8]))
-    plain = Node("LSTM", 14, node.attributes, operands, node.constants[:8], node.results, used=node.used, read=node.read)
+    plain = replace(node, op_type="LSTM", opset=14, operands=operands, constants=node.constants[:8])
     return EXPANSIONS["LSTM"](plain, builder)
-
 
 
 QUANTIZED: dict[str, Expansion] = {

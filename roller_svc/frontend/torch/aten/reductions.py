@@ -52,7 +52,7 @@ def _extremum_with_index(call: AtenCall, operator: str) -> list[Operand | None]:
 
 
 def _histogram(call: AtenCall) -> Operand:
-    """Convert `histc`: the number of elements in each of equal bins. The last bin has its end; others are not counted."""
+    """Convert `histc`: the number of elements in each of equal bins. The last bin has both ends."""
     bins, low, high = call.integer("bins"), call.number("min"), call.number("max")
     x, dtype = call.reshape(call.x, (call.x.type.elements, 1)), call.dtype
     bounds = [call.scalar(low, dtype), call.scalar(high, dtype)]
