@@ -102,6 +102,8 @@ CASES: list[tuple[str, dict[str, Any], list[Any], dict[int, Any], Any]] = [
     ("LogSoftmax", {}, [X], {}, lambda x: np.log(softmax(x))),
     ("LayerNormalization", {"epsilon": 0.1}, [X, V, V], {}, lambda x, w, b: normed(x, (1,), 0.1) * w + b),
     ("RMSNormalization", {}, [X, V], {}, lambda x, w: x / np.sqrt((x * x).mean(1, keepdims=True) + 1e-5) * w),
+    ("SimplifiedLayerNormalization", {"epsilon": 1e-6}, [X, V], {},
+     lambda x, w: x / np.sqrt((x * x).mean(1, keepdims=True) + 1e-6) * w),
     ("BatchNormalization", {"momentum": 0.9}, [X, V, V, V, V], {},
      lambda x, s, b, m, v: (x - m) / np.sqrt(v + 1e-5) * s + b),
     ("InstanceNormalization", {}, [IMAGE, V[:2], V[:2]], {},
