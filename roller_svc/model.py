@@ -270,6 +270,7 @@ def compile_model(  # a source and options, as docs/api.md has them
     select: str = "measure",
     plan: str | Mapping[str, Any] = "auto",
     dims: Mapping[str, int | Sequence[int]] | None = None,
+    constants: Mapping[str, object] | None = None,
     allow_tf32: bool = False,
     winograd: str = "auto",
     top_k: int = 10,
@@ -291,6 +292,7 @@ def compile_model(  # a source and options, as docs/api.md has them
             is "serial" without fusion and keeps every tensor. A mapping is a plan of this model (`Model.plan`), perhaps
             edited.
         dims: extents of symbolic dimensions; a list of extents makes a bucket for each.
+        constants: values of inputs of an ONNX model, as {"sr": 16000}. The compiled model does not have these inputs.
         allow_tf32: allow TF32 for float32 products.
         winograd: "auto" to rank Winograd's algorithm where it is accurate, "never", or "always" where it applies.
         top_k: number of candidates to build for each kernel.
@@ -306,12 +308,13 @@ def compile_model(  # a source and options, as docs/api.md has them
     name = validate_name(name)
     calibrate_at_first_use((target,), log.warning)
     options = _options(target, threads, select, plan, top_k, winograd, allow_tf32=allow_tf32)
-    types = dict(tensor_types(inputs)) if inputs is not None else None
+    types = dict(tensor_types(inputs, least=0)) if inputs is not None else None
+    _check_constants(constants)
     cache, weights = KernelCache(settings().cache_folder), Weights()
     built = []
     clock = StageTimer()
     for extents in _buckets(dims):
-        graph = load_graph(source, weights, types, extents)
+        graph = load_graph(source, weights, types, extents, constants)
         clock.record("import")
         built.append((extents, build_model(graph, weights, options, cache, progress)))
         clock.record("build")
@@ -328,6 +331,7 @@ def estimate_model(  # what compile_model takes, apart from a way to show progre
     select: str = "measure",
     plan: str | Mapping[str, Any] = "auto",
     dims: Mapping[str, int | Sequence[int]] | None = None,
+    constants: Mapping[str, object] | None = None,
     allow_tf32: bool = False,
     winograd: str = "auto",
     top_k: int = 10,
@@ -341,9 +345,10 @@ def estimate_model(  # what compile_model takes, apart from a way to show progre
     validate_name(name)
     calibrate_at_first_use((target,), log.warning)
     options = _options(target, threads, select, plan, top_k, winograd, allow_tf32=allow_tf32)
-    types = dict(tensor_types(inputs)) if inputs is not None else None
+    types = dict(tensor_types(inputs, least=0)) if inputs is not None else None
+    _check_constants(constants)
     weights = Weights()
-    graph = load_graph(source, weights, types, _buckets(dims)[0])
+    graph = load_graph(source, weights, types, _buckets(dims)[0], constants)
     classes = estimate_graph(graph, weights, options)
     return {
         "target": options.hardware.id,
@@ -408,14 +413,20 @@ def _buckets(dims: object) -> list[dict[str, int]]:
     extents: list[list[int]] = []
     for name, value in dims.items():
         listed = list(value) if isinstance(value, list | tuple) else [value]
-        numbers = [number for each in listed if (number := whole_number(each)) is not None and number > 0]
+        numbers = [number for each in listed if (number := whole_number(each)) is not None and number >= 0]
         if not numbers or len(numbers) < len(listed) or len(set(numbers)) < len(numbers):
-            raise ArgumentError(f"dims: {name} must be a positive number, or a list of different ones, got "
+            raise ArgumentError(f"dims: {name} must be a whole number, or a list of different ones, got "
                                 f"{short_repr(value)}", code="invalid-option")  # fmt: skip
         extents.append(numbers)
     if math.prod(map(len, extents)) > MAX_VARIANTS:
         raise ArgumentError(f"dims give more than {MAX_VARIANTS} buckets", code="invalid-option")
     return [dict(zip(dims, chosen, strict=True)) for chosen in itertools.product(*extents)]
+
+
+def _check_constants(constants: object) -> None:
+    if constants is not None and not (isinstance(constants, Mapping) and all(isinstance(n, str) for n in constants)):
+        raise ArgumentError(f"constants must map names of inputs to values, got {short_repr(constants)}",
+                            code="invalid-option", hint='constants={"sr": 16000}')  # fmt: skip
 
 
 def _model(

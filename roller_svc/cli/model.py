@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import json
+import re
 import sys
 import tempfile
 import time
@@ -20,7 +22,7 @@ from roller_svc.cli import format as show
 from roller_svc.cli import options as common
 from roller_svc.cli import remote
 from roller_svc.client.schemas import GraphOptions
-from roller_svc.errors import ArgumentError, WrongAnswerError
+from roller_svc.errors import ArgumentError, InputError, WrongAnswerError
 from roller_svc.frontend.lang.input_types import tensor_types
 from roller_svc.graph.compile import Progress as Report
 from roller_svc.graph.compile import no_progress
@@ -34,6 +36,11 @@ RUNS = 20  # of a timed model
 TIMED_S = 2.0
 TOLERANCE = 1e-4  # of the largest value of an output; docs/models.md
 SHOWN_OPERATORS = 15
+# Argument of compile_model → the option that gives it.
+_OPTIONS_OF = {"dims": "--dim", "inputs": "--shape", "constants": "--constant"}
+_ARGUMENT = re.compile(rf"\b({'|'.join(_OPTIONS_OF)})=\{{(.*?)\}}")
+_ENTRY = re.compile(r'"([^"]*)": (\("[^"]*", \([^()]*\)\)|\[[^\]]*\]|[^,]+)')  # of a mapping in a message
+_TYPE = re.compile(r'\("([^"]*)", \(([^()]*)\)\)')
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -66,6 +73,10 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
         help="type of an input that the file leaves open",
     )  # fmt: skip
     parser.add_argument(
+        "--constant", action="append", default=[], metavar="sr=16000",
+        help="value of an input: a number, true, false, [1,2], or @FILE.npy; the model no longer has the input",
+    )  # fmt: skip
+    parser.add_argument(
         "--select", default="measure", metavar="HOW",
         help="measure: time the candidates of each kernel; model: trust the ranking (default: %(default)s)",
     )  # fmt: skip
@@ -87,6 +98,30 @@ def _add_arrays(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(options: argparse.Namespace) -> int:
+    try:
+        return _execute(options)
+    except InputError as error:
+        error.message = show_as_options(error.message)
+        error.hint = show_as_options(error.hint) if error.hint else None
+        raise
+
+
+def show_as_options(text: str) -> str:
+    """Return a message with options of this command in place of arguments of compile_model."""
+
+    def options(match: re.Match[str]) -> str:
+        entries = _ENTRY.findall(match[2])
+        return " ".join(f"{_OPTIONS_OF[match[1]]} {name}={_option_value(value)}" for name, value in entries)
+
+    return _ARGUMENT.sub(options, text)
+
+
+def _option_value(value: str) -> str:
+    given = _TYPE.fullmatch(value)
+    return value.replace(" ", "") if given is None else f"{given[1]}[{given[2].replace(' ', '').rstrip(',')}]"
+
+
+def _execute(options: argparse.Namespace) -> int:
     model = _model(options)
     match options.kind:
         case "compile":
@@ -118,18 +153,20 @@ def _model(options: argparse.Namespace) -> Model:
     with _progress() as progress:
         return compile_model(
             path, options.target, options.threads, _types(options) or None, select=options.select,
-            top_k=options.top_k, plan=options.plan, dims=_dims(options), allow_tf32=options.allow_tf32,
-            winograd=options.winograd, name=options.name, progress=progress,
+            top_k=options.top_k, plan=options.plan, dims=_dims(options), constants=_constants(options) or None,
+            allow_tf32=options.allow_tf32, winograd=options.winograd, name=options.name, progress=progress,
         )  # fmt: skip
 
 
 def _graph_options(options: argparse.Namespace) -> GraphOptions:
     """Return the options of the request to a service. Raises ArgumentError."""
     types = {name: {"dtype": dtype, "shape": shape} for name, (dtype, shape) in _types(options).items()}
+    constants = {name: value.tolist() if isinstance(value, np.ndarray) else value
+                 for name, value in _constants(options).items()}  # fmt: skip
     fields = {
         "threads": options.threads, "select": options.select, "plan": options.plan, "top_k": options.top_k,
         "allow_tf32": options.allow_tf32, "winograd": options.winograd, "dims": _dims(options) or {}, "inputs": types,
-        "name": options.name,
+        "constants": constants, "name": options.name,
     }  # fmt: skip
     return remote.validate_body(GraphOptions, fields)
 
@@ -169,10 +206,26 @@ def _dims(options: argparse.Namespace) -> dict[str, int | list[int]] | None:
     return dims or None
 
 
+def _constants(options: argparse.Namespace) -> dict[str, Any]:
+    """Parse --constant: sr=16000 → {"sr": 16000}; k=@k.npy → the array of the file."""
+    constants: dict[str, Any] = {}
+    for text in options.constant:
+        name, _, value = text.partition("=")
+        if value.startswith("@"):
+            constants[name] = _read_array("--constant", text)[1]
+            continue
+        try:
+            constants[name] = json.loads(value)
+        except ValueError as failure:
+            raise ArgumentError(f"--constant {text}: expected NAME=NUMBER, NAME=[NUMBER,...] or NAME=@FILE.npy",
+                                code="invalid-option") from failure  # fmt: skip
+    return constants
+
+
 def _arrays(model: Model, options: argparse.Namespace) -> dict[str, Any]:
     """Return the given arrays, and random ones for the other inputs: small numbers where they are integers."""
     arrays = random_arrays(model.inputs, options.seed)
-    for name, value in map(_read_array, options.input):
+    for name, value in (_read_array("--input", text) for text in options.input):
         if name not in arrays:
             known = ", ".join(info.name for info in model.inputs)
             raise ArgumentError(f"--input {name}: the model's inputs are {known}", code="unknown-argument")
@@ -180,14 +233,14 @@ def _arrays(model: Model, options: argparse.Namespace) -> dict[str, Any]:
     return arrays
 
 
-def _read_array(text: str) -> tuple[str, Any]:
+def _read_array(option: str, text: str) -> tuple[str, Any]:
     name, _, file = text.partition("=@")
     if not file:
-        raise ArgumentError(f"--input {text}: expected NAME=@FILE.npy", code="invalid-inputs")
+        raise ArgumentError(f"{option} {text}: expected NAME=@FILE.npy", code="invalid-inputs")
     try:
         return name, np.load(file, allow_pickle=False)
-    except (OSError, ValueError) as failure:
-        raise ArgumentError(f"--input {text}: cannot read {file}: {failure}", code="unreadable-file") from failure
+    except (OSError, ValueError, EOFError) as failure:
+        raise ArgumentError(f"{option} {text}: cannot read {file}: {failure}", code="unreadable-file") from failure
 
 
 def _compiled(model: Model, options: argparse.Namespace) -> tuple[dict[str, Any], str]:
@@ -283,7 +336,8 @@ def _check(outputs: Mapping[str, Any], arrays: Mapping[str, Any], options: argpa
     path = Path(options.file)
     given = {} if path.suffix == ".json" else {name: (value.dtype.name, value.shape) for name, value in arrays.items()}
     extents = {name: extent for name, extent in (dims or {}).items() if isinstance(extent, int)}
-    graph = load_graph(path, weights, dict(tensor_types(given)), extents)  # a JSON graph has its own types
+    types = dict(tensor_types(given, least=0))  # a JSON graph has its own types
+    graph = load_graph(path, weights, types, extents, _constants(options) or None)
     worst = 0.0
     for name, want in interpret(graph, weights, arrays).items():
         scale = max(1e-30, _largest(want))

@@ -43,8 +43,10 @@ FailFast = Field(fail_fast=True)  # report only the first invalid member of a lo
 Names = Annotated[list[Name], FailFast, check_size(MAX_INPUTS)]
 
 
-Extent = Annotated[int, Field(ge=1)]
+Extent = Annotated[int, Field(ge=0)]
 Extents = Annotated[list[Extent], Field(min_length=1, fail_fast=True), check_size(MAX_DIMENSIONS)]
+Number = bool | int | Annotated[float, Field(allow_inf_nan=False)]
+Numbers = Annotated[list[Number], FailFast, check_size(MAX_DIMENSIONS)]
 
 
 class RequestModel(BaseModel):
@@ -182,6 +184,9 @@ class GraphOptions(RequestModel):
     winograd: Literal["auto", "never", "always"] = "auto"
     dims: Annotated[dict[Name, Extent | Extents], check_size(MAX_DIMENSIONS)] = Field(
         {}, description="extents of symbolic dimensions; a list makes a bucket for each"
+    )
+    constants: Annotated[dict[Name, Number | Numbers], check_size(MAX_INPUTS)] = Field(
+        {}, description="values of inputs, which the compiled model does not have; of a vector, a list of its elements"
     )
     inputs: Annotated[dict[Name, TensorTypeModel], check_size(MAX_INPUTS)] = Field(
         {}, description="types of inputs that an ONNX model leaves open"

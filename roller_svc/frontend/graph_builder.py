@@ -109,6 +109,17 @@ class GraphBuilder:
         constant = self.constants.get(operand.name)
         return None if constant is None else self.weights.array(constant)
 
+    def inputs_of(self, operand: Operand) -> list[str]:
+        """Return the inputs of the graph on which a tensor depends, in their order."""
+        producers = {tensor: node for node in self.nodes for tensor in node.outputs}
+        waiting, seen = [operand.name], {operand.name}
+        while waiting:
+            node = producers.get(waiting.pop())
+            found = set(node.inputs) - seen if node is not None else set()
+            seen |= found
+            waiting += found
+        return [name for name in self.inputs if name in seen]
+
     def call(self, operator: str, operands: Sequence[Operand], /, **parameters: object) -> Operand:
         """Add a call of an operator and return its result. A call on small constants becomes a constant."""
         listed = tuple((name, _hashable(value)) for name, value in sorted(parameters.items()))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ _SOURCES = (
 
 def load_graph(
     source: object, weights: Weights, inputs: Mapping[str, TensorType] | None = None,
-    dims: Mapping[str, int] | None = None,
+    dims: Mapping[str, int] | None = None, constants: Mapping[str, object] | None = None,
 ) -> Graph:  # fmt: skip
     """Return the graph of a model, and add its constants to the weights.
 
@@ -39,28 +40,45 @@ def load_graph(
         weights: takes the arrays of constants.
         inputs: types of inputs that an ONNX model leaves open, or other ones.
         dims: extents of symbolic dimensions of an ONNX model.
+        constants: values of inputs of an ONNX model, which are then constants.
 
     Raises:
         ArgumentError: the source is not a model, or is damaged.
         UnsupportedModelError: nodes are not supported.
     """
+    given = _Given(inputs, dims, constants)
     if isinstance(source, str | os.PathLike):
         path = Path(source)
         if path.suffix == ".json" or path.is_dir():
-            _check_static(inputs, dims, "a JSON graph")
+            given.check_none("a JSON graph")
             return _read_json(path, weights)
-        return _read_onnx(path, weights, inputs, dims)
+        return _import_onnx(read_file(path, MAX_MODEL_BYTES), path.parent, weights, given)
     if isinstance(source, bytes | bytearray | memoryview):
-        return _import_onnx(bytes(source), None, weights, inputs, dims)
+        return _import_onnx(bytes(source), None, weights, given)
     if isinstance(source, Mapping):
-        _check_static(inputs, dims, "a JSON graph")
+        given.check_none("a JSON graph")
         return graph_from_json(source, weights)
     if _is_kind(source, "onnx", "ModelProto"):
-        return _import_onnx(source, None, weights, inputs, dims)
+        return _import_onnx(source, None, weights, given)
     if _is_kind(source, "torch", "ExportedProgram") or (isinstance(source, tuple) and len(source) == 2):
-        _check_static(inputs, dims, "a torch program")
+        given.check_none("a torch program")
         return _import_torch(source, weights)
-    raise ArgumentError(f"a model is {_SOURCES}, got {kind_of(source)}", code="invalid-model")
+    hint = "example inputs give the shapes: (module, (x,))" if _is_kind(source, "torch", "Module") else None
+    raise ArgumentError(f"a model is {_SOURCES}, got {kind_of(source)}", code="invalid-model", hint=hint)
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """What a caller gives about the inputs of an ONNX model."""
+
+    inputs: Mapping[str, TensorType] | None
+    dims: Mapping[str, int] | None
+    constants: Mapping[str, object] | None
+
+    def check_none(self, what: str) -> None:
+        if self.inputs or self.dims or self.constants:
+            raise ArgumentError(f"inputs, dims and constants are for ONNX models; {what} has its own shapes and values",
+                                code="invalid-option")  # fmt: skip
 
 
 def save_graph(graph: Graph, weights: Weights, folder: str | os.PathLike[str]) -> Path:
@@ -72,27 +90,12 @@ def save_graph(graph: Graph, weights: Weights, folder: str | os.PathLike[str]) -
     return target
 
 
-def _check_static(inputs: object, dims: object, what: str) -> None:
-    if inputs or dims:
-        raise ArgumentError(f"inputs and dims are for ONNX models; the shapes of {what} are its own",
-                            code="invalid-option")  # fmt: skip
-
-
 def _is_kind(value: object, package: str, name: str) -> bool:
     """Return whether a value is of that class, without an import of the package."""
     return any(c.__name__ == name and c.__module__.partition(".")[0] == package for c in type(value).__mro__)
 
 
-def _read_onnx(
-    path: Path, weights: Weights, inputs: Mapping[str, TensorType] | None, dims: Mapping[str, int] | None
-) -> Graph:
-    return _import_onnx(read_file(path, MAX_MODEL_BYTES), path.parent, weights, inputs, dims)
-
-
-def _import_onnx(
-    source: Any, folder: Path | None, weights: Weights, inputs: Mapping[str, TensorType] | None,
-    dims: Mapping[str, int] | None,
-) -> Graph:  # fmt: skip
+def _import_onnx(source: Any, folder: Path | None, weights: Weights, given: _Given) -> Graph:
     """Import bytes or a ModelProto."""
     try:
         from roller_svc.frontend.onnx import model, read  # noqa: PLC0415 - loads the onnx package
@@ -109,14 +112,19 @@ def _import_onnx(
         def read_external(where: read.ExternalData) -> bytes:
             return read_part(folder or Path(), where.location, where.offset_bytes, where.length_bytes)
 
+        def import_proto(proto: Any) -> Graph:
+            return model.import_model(
+                proto, weights, reference, inputs=given.inputs, dims=given.dims, constants=given.constants
+            )
+
         read.load_external_data(proto, None if folder is None else read_external)
         try:
-            return model.import_model(proto, weights, reference, inputs=inputs, dims=dims)
+            return import_proto(proto)
         except UnsupportedModelError:
             upgraded = read.upgraded_model(proto)
             if upgraded is None:
                 raise
-            return model.import_model(upgraded, weights, reference, inputs=inputs, dims=dims)
+            return import_proto(upgraded)
     except UnicodeDecodeError as error:  # protobuf decodes a string when it is read
         raise ArgumentError(f"the model is damaged: a string is no UTF-8 ({error.reason})",
                             code="invalid-model") from error  # fmt: skip

@@ -299,10 +299,9 @@ class _Level:
             else:
                 pending += self._kernel(node, direct)
         for address, (name, tensor) in zip(self.outputs, self.graph.outputs, strict=True):
-            if direct.get(tensor) != address:
-                pending.append(
-                    _PendingCopy(f"output {name}", _Place(address), self._place(tensor), self.types[tensor].bytes)
-                )
+            size_bytes = self.types[tensor].bytes
+            if direct.get(tensor) != address and size_bytes:
+                pending.append(_PendingCopy(f"output {name}", _Place(address), self._place(tensor), size_bytes))
         accesses = [_accesses(each) for each in pending]
         steps = _planned_steps(pending, accesses, self.planner.efficient)
         if self.path == "":

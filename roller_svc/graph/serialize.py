@@ -22,7 +22,14 @@ from typing import Any
 
 import numpy as np
 
-from roller_svc.errors import ArgumentError, InputError, InvariantError, UnsupportedModelError, UnsupportedNode
+from roller_svc.errors import (
+    ArgumentError,
+    InputError,
+    InvariantError,
+    UnsupportedModelError,
+    UnsupportedNode,
+    require,
+)
 from roller_svc.frontend.graph_builder import EINSUM, program_of_call
 from roller_svc.frontend.lang.input_types import short_repr, tensor_type, whole_number
 from roller_svc.frontend.ops import OPS
@@ -145,7 +152,9 @@ class _Reader:
         if depth > MAX_DEPTH:
             raise _malformed(f"loops are nested more than {MAX_DEPTH} deep")
         _check_fields(fields, "the graph", {"format", "inputs", "nodes", "outputs"}, {"name", "constants"})
-        inputs = tuple((_name(n), tensor_type(n, value)) for n, value in _mapping(fields["inputs"], "inputs").items())
+        inputs = tuple(
+            (_name(n), tensor_type(n, value, least=0)) for n, value in _mapping(fields["inputs"], "inputs").items()
+        )
         constants = {
             _name(n): self.constant(n, value) for n, value in _mapping(fields.get("constants", {}), "constants").items()
         }
@@ -166,7 +175,7 @@ class _Reader:
         where = f"constant {_name(name)!r}"
         fields = _mapping(value, where)
         _check_fields(fields, where, {"dtype", "shape"}, {"digest", "values"})
-        type_ = tensor_type(str(name), {"dtype": fields["dtype"], "shape": fields["shape"]})
+        type_ = tensor_type(str(name), {"dtype": fields["dtype"], "shape": fields["shape"]}, least=0)
         if "values" in fields:
             return self.weights.add_typed(_array(where, type_, fields["values"]), type_)
         constant = Constant(type_, _name(fields.get("digest")))
@@ -219,6 +228,8 @@ class _Reader:
             return None
         ends = tuple(tensors), tuple(map(_name, results))
         try:
+            if empty := [tensor for tensor in tensors if not require(types[tensor], "type").elements]:
+                raise ArgumentError(f"it reads {empty[0]!r}, which has no elements", code="unsupported-type")
             if kinds == ["loop"]:
                 return self.loop(name, fields["loop"], ends, known, depth)
             if kinds == ["operator"]:

@@ -399,7 +399,10 @@ class _Scatter:
         self.value = before.value.copy()
         self.track = track
         self.error = np.zeros(self.value.shape) if before.error is None else before.error.copy()
+        # Of a sum: the sum of absolute values. Of a product: the product of the greatest values that errors allow.
         self.magnitude = np.abs(self.value.astype(np.float64)) if track else np.zeros(())
+        if combine is Combine.PROD and track:
+            self.magnitude = self.magnitude + self.error
         self.writes = np.zeros(self.value.shape if track else ())
 
     def write(self, flat: Array, value: Array, error: Array | None) -> None:
@@ -426,6 +429,8 @@ class _Scatter:
         elif self.combine is Combine.SUM:
             np.add.at(self.error, flat, error)
             np.add.at(self.magnitude, flat, np.abs(value.astype(np.float64)))
+        elif self.combine is Combine.PROD:
+            np.multiply.at(self.magnitude, flat, np.abs(value.astype(np.float64)) + error)
         else:
             np.maximum.at(self.error, flat, error)
 
@@ -435,7 +440,9 @@ class _Scatter:
             return Term(value, self.error if self.track and self.error.any() else None)
         if not self.track or self.combine is None or self.combine in (Combine.MAX, Combine.MIN):
             return Term(self.value, self.error if self.track else None)
-        # Atomic additions use the target's own type, in any order.
+        if self.combine is Combine.PROD:
+            self.error = self.magnitude - np.abs(self.value.astype(np.float64))
+        # Atomic updates use the target's own type, in any order.
         unit = 2.0 * unit_roundoff(self.dtype)
         bound = self.error + self.writes * (unit * self.magnitude + min_normal(self.dtype.compute))
         return Term(self.value, np.nan_to_num(bound, nan=0.0))

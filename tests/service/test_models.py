@@ -18,7 +18,7 @@ import numpy as np
 import onnx.reference
 import pytest
 from onnx import helper
-from onnx_models import mlp, model
+from onnx_models import branching, mlp, model
 from serving import connected, running, served
 
 from roller_svc.cli import main
@@ -174,6 +174,22 @@ def test_an_estimate_takes_dims(client: Client) -> None:
     assert raised.value.code == "open-shape"
 
 
+def test_a_constant_chooses_the_branch(client: Client) -> None:
+    content = branching().SerializeToString()
+    with pytest.raises(UnsupportedModelError, match=r'constants={"rate": \.\.\.}'):
+        client.estimate_model(content, CPU)
+    names = []
+    for rate in (16000, 8000):
+        model = client.compile_model(content, CPU, GraphOptions(constants={"rate": rate}))
+        assert model.response is not None
+        names.append(model.response.digest)
+        assert [each.name for each in model.response.inputs] == ["x"]
+    assert len(set(names)) == 2
+    with pytest.raises(InputError) as raised:
+        client.estimate_model(content, CPU, GraphOptions(constants={"rate": 0.5}))
+    assert raised.value.code == "dtype-mismatch"
+
+
 def test_unsupported_nodes_are_all_named(client: Client) -> None:
     nodes = [helper.make_node("NonZero", ["x"], ["n"], "first"), helper.make_node("Unique", ["x"], ["y"], "second")]
     content = model(nodes, {"x": (4,)}, {"y": (4,)}).SerializeToString()
@@ -219,7 +235,8 @@ def test_external_data_is_rejected(client: Client) -> None:
         ({"options": {"plan": "fastest"}}, 422, "invalid-body"),
         ({"options": {"threads": 100_000}}, 422, "invalid-option"),
         ({"options": {"name": "double"}}, 422, "invalid-option"),
-        ({"options": {"dims": {"batch": 0}}}, 422, "invalid-body"),
+        ({"options": {"dims": {"batch": -1}}}, 422, "invalid-body"),
+        ({"options": {"constants": {"rate": "16000"}}}, 422, "invalid-body"),
         ({"options": {"progress": 1}}, 422, "invalid-body"),
     ],
 )

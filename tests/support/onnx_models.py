@@ -40,3 +40,21 @@ def model(
         initializers,
     )  # fmt: skip
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+
+
+def branching() -> onnx.ModelProto:
+    """Return a model whose input `rate` chooses a branch: x + x at 16000, else x + rate."""
+    info, float_, whole = helper.make_tensor_value_info, TensorProto.FLOAT, TensorProto.INT64
+    high = helper.make_graph([helper.make_node("Add", ["x", "x"], ["h"])], "high", [], [info("h", float_, [4])])
+    low = helper.make_graph(
+        [helper.make_node("Cast", ["rate"], ["r"], to=float_), helper.make_node("Add", ["x", "r"], ["l"])],
+        "low", [], [info("l", float_, [4])],
+    )  # fmt: skip
+    nodes = [
+        helper.make_node("Equal", ["rate", "high"], ["is_high"]),
+        helper.make_node("If", ["is_high"], ["y"], "choose", then_branch=high, else_branch=low),
+    ]
+    kept = [numpy_helper.from_array(np.int64(16000), "high")]
+    graph = helper.make_graph(nodes, "branching", [info("x", float_, [4]), info("rate", whole, [])],
+                              [info("y", float_, [4])], kept)  # fmt: skip
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)

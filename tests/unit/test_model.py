@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-from onnx_models import mlp, model
+from onnx_models import branching, mlp, model
 
 import roller_svc
 from roller_svc.errors import ArgumentError, InputError, UnknownKernelError, UnsupportedModelError
@@ -245,7 +246,7 @@ def test_calls_from_several_threads_overlap(built: Model) -> None:
         (("variants", 0, "plan", "packed_bytes"), 64),
         (("variants", 0, "plan", "arena_bytes"), -1),
         (("variants", 0, "plan", "num_slots"), 3),
-        (("variants", 0, "plan", "inputs"), [["x", "float32", [2, 0]]]),
+        (("variants", 0, "plan", "inputs"), [["x", "float32", [2, -1]]]),
         (("variants", 0, "plan", "inputs"), [["x", "float31", [2, 8]]]),
         (("variants", 0, "plan", "steps", 0, "kernel"), 7),
         (("variants", 0, "plan", "steps", 0, "launch"), 9),
@@ -357,3 +358,70 @@ def test_an_index_out_of_range_names_its_node() -> None:
     assert gather(i=np.array([3, -1], np.int64))["y"].tolist() == [3, 3]
     with pytest.raises(InputError, match="pick"):
         gather(i=np.array([0, 9], np.int64))
+
+
+def test_a_constant_is_no_input_of_the_model() -> None:
+    x = np.array([1, -2, 3, 0.5], np.float32)
+    high, low = (compiled(branching(), constants={"rate": rate}) for rate in (16000, np.array(8000)))
+    assert [info.name for info in high.inputs] == ["x"]
+    np.testing.assert_array_equal(high(x=x)["y"], 2 * x)
+    np.testing.assert_array_equal(low(x=x)["y"], x + 8000)
+    assert high.digest != low.digest
+    with pytest.raises(ArgumentError, match="unknown argument 'rate'"):
+        high(x=x, rate=np.array(16000))
+    assert roller_svc.model.estimate_model(branching(), constants={"rate": 16000}, select="model")["seconds"] > 0
+
+
+@pytest.mark.parametrize(
+    ("source", "constants", "message"),
+    [
+        (branching(), [16000], "constants must map names of inputs to values"),
+        (branching(), {1: 16000}, "constants must map names of inputs to values"),
+        (branching(), {"rat": 16000}, "the model has no input 'rat'"),
+        ({"format": "roller-graph/1"}, {"x": 1}, "inputs, dims and constants are for ONNX models"),
+    ],
+)
+def test_constants_that_do_not_fit_are_refused(source: object, constants: Any, message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        compiled(source, constants=constants)
+
+
+def test_tensors_without_elements_are_inputs_and_outputs(tmp_path: Path) -> None:
+    nodes = [helper.make_node("Concat", ["past", "x"], ["y"], axis=1), helper.make_node("Identity", ["past"], ["z"])]
+    source = model(nodes, {"past": (2, "length", 3), "x": (2, 4, 3)}, {"y": None, "z": None})
+    built = compiled(source, dims={"length": [0, 1]})
+    x = np.arange(24, dtype=np.float32).reshape(2, 4, 3)
+    built.save(tmp_path / "saved")
+    for each in (built, roller_svc.load_model(tmp_path / "saved")):
+        assert [info.shape for info in each.inputs] == [(2, 0, 3), (2, 4, 3)]
+        for length in (0, 1):
+            past = np.full((2, length, 3), 7, np.float32)
+            got = each(past=past, x=x)
+            np.testing.assert_array_equal(got["y"], np.concatenate([past, x], 1))
+            np.testing.assert_array_equal(got["z"], past)
+    alone = compiled(source, dims={"length": 0})
+    assert "inputs[0]: past float32[2, 0, 3]" in (alone.save(tmp_path / "alone") / "model.h").read_text()
+    with pytest.raises(ArgumentError, match="missing argument: past"):
+        alone(x=x)
+    with pytest.raises(ArgumentError, match="expected"):
+        alone(x=x, past=np.zeros((2, 1, 3), np.float32))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"PK\x03\x04 torch", "as torch.save, .*; load it with torch and pass"),
+        (b"\x80\x02 pickle", "a pickle, .*; load it with torch and pass"),
+        (b"\x00\x00\x00\x00ORTM", "onnxruntime's own format, .*; use the .onnx file"),
+        (b"\x20\x00\x00\x00TFL3", "TensorFlow Lite"),
+        (b"\x89HDF\r\n", "Keras"),
+        (b"GGUF\x03", "weights without a program"),
+        (b'\x10\x00\x00\x00\x00\x00\x00\x00{"a": {}}', "safetensors"),
+    ],
+)
+def test_a_file_of_another_program_is_named(tmp_path: Path, content: bytes, message: str) -> None:
+    (tmp_path / "model.pt").write_bytes(content)
+    for source in (tmp_path / "model.pt", content):
+        with pytest.raises(ArgumentError) as refusal:
+            compiled(source)
+        assert re.search(message, refusal.value.reason)

@@ -144,6 +144,9 @@ def _swap(head: str, combine: Combine, dtype: DType, dialect: dialects.Dialect, 
     else:
         sign = "+" if combine is Combine.SUM else "*"
         operand = f"{short}_to_f32(value)" if dtype.is_narrow_float else "value"
+        if not dtype.is_float:  # unsigned arithmetic wraps
+            unsigned = "unsigned long long" if dtype.bits == 64 else "unsigned int"
+            old, operand = f"({unsigned}){old}", f"({unsigned}){operand}"
         join = f"({value})({old} {sign} {operand})"
     word = {64: "unsigned long long", 16: "unsigned short"}.get(dtype.bits, "unsigned int")
     if dtype.bits >= (16 if swaps_halves else 32):

@@ -101,9 +101,9 @@ def _check_scatter_target(statement: Statement, scope: Scope) -> None:
             message = f"`{statement.name}` has a computed index, which makes this a scatter, but it is not an input"
             hint = "write bare axes on the left, or declare the target as an input"
         raise scope.source.error(ExprTypeError, "scatter-target", message, span, hint)
-    if statement.sign not in ("", "+", ">", "<"):
+    if statement.sign not in ("", "+", "*", ">", "<"):
         message = f"scatters cannot combine with `{statement.sign}`"
-        hint = "scatters are =. +=. >=. <=."
+        hint = "scatters are =. +=. *=. >=. <=."
         raise scope.source.error(ExprTypeError, "unknown-reduction", message, span, hint)
     if statement.type is not None:
         message = "a scatter has its target's type"

@@ -12,20 +12,24 @@ from roller_svc.ir.dtype import DType, dtype_named
 from roller_svc.ir.program import TensorType
 
 
-def tensor_types(inputs: object) -> tuple[tuple[str, TensorType], ...]:
+def tensor_types(inputs: object, *, least: int = 1) -> tuple[tuple[str, TensorType], ...]:
     """Return types by name, in order.
 
     Takes {"A": ("float32", (4, 4))}, {"A": {"dtype": "float32", "shape": [4, 4]}}, or arrays, whose types are taken.
+
+    Args:
+        inputs: types or arrays by name.
+        least: the least extent; 0 for models, whose inputs may have no elements.
     """
     if not isinstance(inputs, Mapping):
         raise ArgumentError(f"inputs must map names to (dtype, shape), got {kind_of(inputs)}", code="invalid-inputs")
     for name in inputs:
         if not isinstance(name, str):
             raise ArgumentError(f"an input's name must be text, got {short_repr(name)}", code="invalid-inputs")
-    return tuple((name, tensor_type(name, value)) for name, value in inputs.items())
+    return tuple((name, tensor_type(name, value, least=least)) for name, value in inputs.items())
 
 
-def tensor_type(name: str, value: object) -> TensorType:
+def tensor_type(name: str, value: object, *, least: int = 1) -> TensorType:
     """Return the type of one input."""
     if isinstance(value, TensorType):
         return value
@@ -41,7 +45,7 @@ def tensor_type(name: str, value: object) -> TensorType:
         dtype, shape = value.dtype, value.shape
     else:
         raise ArgumentError(f"input {name!r} must be (dtype, shape), got {short_repr(value)}", code="invalid-inputs")
-    return TensorType(_dtype(name, dtype), _shape(name, shape))
+    return TensorType(_dtype(name, dtype), _shape(name, shape, least))
 
 
 def _dtype(name: str, value: object) -> DType:
@@ -64,7 +68,7 @@ def _dtype(name: str, value: object) -> DType:
     return dtype
 
 
-def _shape(name: str, value: object) -> tuple[int, ...]:
+def _shape(name: str, value: object, least: int) -> tuple[int, ...]:
     if isinstance(value, str) or not isinstance(value, Iterable):
         raise ShapeError(
             f"input {name!r}: shape must be a list of extents, got {short_repr(value)}", code="invalid-shape"
@@ -74,10 +78,11 @@ def _shape(name: str, value: object) -> tuple[int, ...]:
         raise ShapeError(
             f"input {name!r} has {len(extents)} dimensions; {MAX_DIMENSIONS} are the most", code="invalid-shape"
         )
-    good = tuple(extent for extent in extents if extent is not None and extent > 0)
+    good = tuple(extent for extent in extents if extent is not None and extent >= least)
     if len(good) < len(extents):
         raise ShapeError(
-            f"input {name!r}: every extent must be a positive whole number, got {short_repr(value)}",
+            f"input {name!r}: every extent must be a {'positive ' if least else ''}whole number, "
+            f"got {short_repr(value)}",
             code="invalid-shape",
         )
     return good

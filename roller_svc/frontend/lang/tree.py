@@ -27,7 +27,7 @@ from roller_svc.frontend.lang.source import Span
 from roller_svc.ir.dtype import dtype_named
 
 _COMBINES = frozenset({"", "+", "*", ">", "<", "&", "|"})
-_SCATTERS = frozenset({"", "+", ">", "<"})
+_SCATTERS = frozenset({"", "+", "*", ">", "<"})
 
 # The parts of a rule: tokens that the grammar keeps, and results of other rules.
 Parts = list[object]
@@ -148,7 +148,7 @@ class TreeBuilder:
         if mode == ".":
             if sign not in _SCATTERS:
                 raise SyntaxFault(
-                    "unknown-reduction", f"`{text}` is not a scatter", span, "scatters are =. +=. >=. <=."
+                    "unknown-reduction", f"`{text}` is not a scatter", span, "scatters are =. +=. *=. >=. <=."
                 )
             return Assign.SCATTER, sign, span
         return (Assign.REDUCE if sign else Assign.PLAIN), sign, span

@@ -4,33 +4,42 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import numpy as np
 import onnx
 import onnx.defs
 import onnx.helper
-from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
+from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto
 
 from roller_svc.errors import ArgumentError, InputError, UnknownOpError, UnsupportedModelError, UnsupportedNode
-from roller_svc.frontend.graph_builder import Array, Evaluate, GraphBuilder, WeightStore
+from roller_svc.frontend.graph_builder import Evaluate, GraphBuilder, WeightStore
 from roller_svc.frontend.onnx.expansions import EXPANSIONS
 from roller_svc.frontend.onnx.expansions.empty import convert_empty
+from roller_svc.frontend.onnx.expansions.expansion import Expansion
+from roller_svc.frontend.onnx.inputs import bound_value, declared_types, dtype_of
+from roller_svc.frontend.onnx.microsoft import DOMAIN as MICROSOFT_DOMAIN
+from roller_svc.frontend.onnx.microsoft import MICROSOFT, SAME
+from roller_svc.frontend.onnx.microsoft.functions import FUNCTIONS, function_named
 from roller_svc.frontend.onnx.subgraphs import SUBGRAPHS
 from roller_svc.frontend.onnx.table import DATA_TYPES, INTEGER_REDUCTIONS, NODES, RESULT_TYPES
 from roller_svc.frontend.onnx.tensors import Tensor, array_of, attributes_of, constant_of
 from roller_svc.frontend.onnx.use import Node
+from roller_svc.frontend.ops.operator import Operand
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.graph import Graph
 from roller_svc.ir.program import TensorType
 
 DOMAINS = ("", "ai.onnx")
+FUNCTION_HINT = "add a function with its name to the model, in operators of ai.onnx"
 MAX_DEPTH = 32  # functions and subgraphs within each other
 
 
 def import_model(
     model: ModelProto, weights: WeightStore, evaluate: Evaluate, *,
     inputs: Mapping[str, TensorType] | None = None, dims: Mapping[str, int] | None = None,
+    constants: Mapping[str, object] | None = None,
 ) -> Graph:  # fmt: skip
     """Return the graph of a model.
 
@@ -39,11 +48,12 @@ def import_model(
         evaluate: runs a program on arrays.
         inputs: types of inputs whose extents the model leaves open. They must agree with what it declares.
         dims: extents of symbolic dimensions.
+        constants: values of inputs, which are then constants of the graph.
 
     Raises:
         UnsupportedModelError: nodes are not supported; it lists all of them.
-        ArgumentError: an input has an open shape or an unsupported type, a given type contradicts the declared one,
-            or the graph is not well-formed.
+        ArgumentError: an input has an open shape or an unsupported type, a given type or value contradicts the declared
+            one, or the graph is not well-formed.
     """
     graph = model.graph
     builder = GraphBuilder(graph.name or "model", weights, evaluate)
@@ -52,117 +62,18 @@ def import_model(
     initializers = {tensor.name for tensor in graph.initializer}
     importer.bind_initializers(graph, scope)
     declared = [info for info in graph.input if info.name not in initializers]
-    empty = {info.name: array for info in declared if (array := _empty_input(info)) is not None}
-    types = _input_types([info for info in declared if info.name not in empty], dict(inputs or {}), dict(dims or {}))
-    for name, type_ in types.items():
-        scope.define(name, Tensor(builder.add_input(type_, name)))
-    for name, array in empty.items():
-        scope.define(name, Tensor(value=array))
+    bound, extents = dict(constants or {}), dict(dims or {})
+    types = declared_types(declared, dict(inputs or {}), extents, bound)
+    for info in declared:
+        if info.name in bound:
+            array, dtype = bound_value(info, bound[info.name], extents)
+            scope.define(info.name, constant_of(array, dtype, builder))
+        else:
+            scope.define(info.name, importer.add_input(info.name, types[info.name], scope))
     importer.convert_nodes(graph.node, scope)
     if importer.unsupported:
         raise UnsupportedModelError(tuple(importer.unsupported))
     return builder.finish([(info.name, importer.result(info.name, scope)) for info in graph.output])
-
-
-def _input_types(
-    declared: Sequence[ValueInfoProto], given: Mapping[str, TensorType], dims: Mapping[str, int]
-) -> dict[str, TensorType]:
-    """Return the type of each input. Raises ArgumentError that lists every open dimension."""
-    names = [info.name for info in declared]
-    if unknown := [name for name in given if name not in names]:
-        raise ArgumentError(f"the model has no input {unknown[0]!r}; its inputs are {', '.join(names)}",
-                            code="unknown-argument")  # fmt: skip
-    symbols = {dim.dim_param for info in declared for dim in info.type.tensor_type.shape.dim if dim.dim_param}
-    if unknown := [name for name in dims if name not in symbols]:
-        listed = ", ".join(sorted(symbols)) or "none"
-        raise ArgumentError(f"the model has no dimension {unknown[0]!r}; its symbolic dimensions are {listed}",
-                            code="unknown-argument")  # fmt: skip
-    types: dict[str, TensorType] = {}
-    open_dims: list[str] = []
-    for info in declared:
-        if info.name in given:
-            _check_given(info, given[info.name], dims)
-            types[info.name] = given[info.name]
-            continue
-        shape: list[int] = []
-        tensor = _tensor_type(info)
-        if not tensor.HasField("shape"):
-            open_dims.append(f"all dimensions of {info.name}")
-            continue
-        for position, dim in enumerate(tensor.shape.dim):
-            extent = dim.dim_value if dim.HasField("dim_value") else dims.get(dim.dim_param, 0)
-            if extent < 1:
-                known = dim.HasField("dim_value")
-                shown = f"{info.name}[{position}]"
-                open_dims.append(f"{shown} is {extent}" if known else f"{shown} ({dim.dim_param or 'no name'})")
-            shape.append(extent)
-        types[info.name] = TensorType(_dtype(tensor.elem_type, info.name), tuple(shape))
-    if open_dims:
-        raise ArgumentError(
-            f"the model leaves extents open: {', '.join(open_dims)}", code="open-shape",
-            hint='give them: dims={"name": extent} for symbolic dimensions, inputs={"x": (dtype, shape)} for others',
-        )  # fmt: skip
-    return types
-
-
-def _check_given(info: ValueInfoProto, given: TensorType, dims: Mapping[str, int]) -> None:
-    """Raise ArgumentError if the type given for an input contradicts the declared type or `dims`."""
-    tensor = _tensor_type(info)
-    if tensor.elem_type and (declared := _dtype(tensor.elem_type, info.name)) is not given.dtype:
-        raise ArgumentError(
-            f"inputs: {info.name!r} is given as {given.dtype.value}, the model declares {declared.value}",
-            code="dtype-mismatch", hint=f"give {declared.value}, or convert the model",
-        )  # fmt: skip
-    if not tensor.HasField("shape"):
-        return
-    # An extent that is not positive is open, as in _input_types.
-    extents = [dim.dim_value if dim.HasField("dim_value") else dims.get(dim.dim_param, 0) for dim in tensor.shape.dim]
-    fits = len(extents) == len(given.shape) and all(
-        extent < 1 or extent == size for extent, size in zip(extents, given.shape, strict=True)
-    )
-    if not fits:
-        shown = ", ".join(
-            str(extent) if extent > 0 else dim.dim_param or "?"
-            for extent, dim in zip(extents, tensor.shape.dim, strict=True)
-        )
-        raise ArgumentError(
-            f"inputs: {info.name!r} is given with shape {list(given.shape)}, the model declares [{shown}]",
-            code="shape-mismatch", hint="`inputs` sets only extents that the model and `dims` leave open",
-        )  # fmt: skip
-
-
-def _empty_input(info: ValueInfoProto) -> Array | None:
-    """Return the value of an input that is declared without elements; None if it has some."""
-    if info.type.WhichOneof("value") != "tensor_type" or not info.type.tensor_type.HasField("shape"):
-        return None
-    shape = [dim.dim_value if dim.HasField("dim_value") else -1 for dim in info.type.tensor_type.shape.dim]
-    if 0 not in shape or -1 in shape:
-        return None
-    _dtype(info.type.tensor_type.elem_type, info.name)
-    dtype = onnx.helper.tensor_dtype_to_np_dtype(info.type.tensor_type.elem_type)
-    try:
-        return np.empty(shape, dtype)
-    except ValueError as error:  # the other extents multiply to more than an address holds
-        raise ArgumentError(f"input {info.name[:80]!r} has the shape {list(shape)}, which no array has",
-                            code="invalid-shape") from error  # fmt: skip
-
-
-def _tensor_type(info: ValueInfoProto) -> Any:
-    kind = info.type.WhichOneof("value")
-    if kind != "tensor_type":
-        shown = kind or "value without a type"
-        message = f"input {info.name!r} is a {shown}; only dense tensors are supported"
-        raise ArgumentError(message, code="unsupported-type")
-    return info.type.tensor_type
-
-
-def _dtype(data_type: int, name: str) -> DType:
-    dtype = DATA_TYPES.get(data_type)
-    if dtype is None:
-        known = data_type in TensorProto.DataType.values()
-        shown = TensorProto.DataType.Name(data_type).lower() if known else str(data_type)
-        raise ArgumentError(f"{name!r} has elements of type {shown}, which is not supported", code="unsupported-type")
-    return dtype
 
 
 @dataclass(slots=True)
@@ -172,7 +83,7 @@ class Scope:
     builder: GraphBuilder
     parent: Scope | None = None
     tensors: dict[str, Tensor] = field(default_factory=dict)
-    captured: dict[str, Tensor] = field(default_factory=dict)  # inputs of a loop's body that are tensors outside of it
+    captured: dict[str, Operand] = field(default_factory=dict)  # inputs of a loop's body → tensors outside of it
 
     def define(self, name: str, tensor: Tensor) -> None:
         if name in self.tensors:
@@ -184,15 +95,43 @@ class Scope:
         if name in self.tensors:
             return self.tensors[name]
         outer = None if self.parent is None else self.parent.find(name)
-        if outer is None or outer.operand is None or self.parent is None or self.parent.builder is self.builder:
+        if outer is None or self.parent is None or self.parent.builder is self.builder:
+            return outer
+        self.tensors[name] = self.take(outer)
+        return self.tensors[name]
+
+    def take(self, outer: Tensor) -> Tensor:
+        """Return a tensor of the graph around as one of this scope's builder, the body of a loop."""
+        if outer.operand is None or self.parent is None:
             return outer
         constant = self.parent.builder.constants.get(outer.operand.name)
         if constant is not None:
-            self.tensors[name] = Tensor(self.builder.use_constant(constant), outer.value)
-        else:
-            self.tensors[name] = Tensor(self.builder.add_input(outer.operand.type))
-            self.captured[name] = outer
-        return self.tensors[name]
+            return Tensor(self.builder.use_constant(constant), outer.value)
+        inside = self.builder.add_input(outer.operand.type)
+        self.captured[inside.name] = outer.operand
+        return Tensor(inside)
+
+    def operand(self, tensor: Tensor, what: str) -> Operand:
+        """Return the operand of a tensor; a constant if it has no elements. Raises ArgumentError if omitted."""
+        if tensor.operand is not None:
+            return tensor.operand
+        if tensor.value is None:
+            raise ArgumentError(f"{what} is omitted", code="invalid-node")
+        return self.builder.add_constant(tensor.value, DType(tensor.value.dtype.name))
+
+    def inputs_of(self, operand: Operand) -> list[str]:
+        """Return the inputs of the model on which a tensor of this scope's builder depends; no states of loops."""
+        scopes: list[Scope] = []
+        scope: Scope | None = self
+        while scope is not None and scope.builder is self.builder:
+            scopes.append(scope)
+            scope = scope.parent
+        names = self.builder.inputs_of(operand)
+        if scope is None:
+            return names
+        captured = (pair for each in scopes for pair in each.captured.items())
+        outside = (scope.inputs_of(operand) for name, operand in captured if name in names)
+        return list(dict.fromkeys(chain.from_iterable(outside)))
 
 
 class Importer:
@@ -204,6 +143,11 @@ class Importer:
         self.builder = builder
         self.unsupported: list[UnsupportedNode] = []
         self.depth = 0
+
+    def add_input(self, name: str, type_: TensorType, scope: Scope) -> Tensor:
+        """Add an input of the model. Nodes read one without elements as a known value."""
+        operand = scope.builder.add_input(type_, name)
+        return Tensor(operand) if type_.elements else Tensor(value=np.empty(type_.shape, type_.dtype.value))
 
     def bind_initializers(self, graph: GraphProto, scope: Scope) -> None:
         for tensor in graph.initializer:
@@ -253,17 +197,16 @@ class Importer:
         tensor = scope.find(name)
         if tensor is None:
             raise ArgumentError(f"output {name[:80]!r} is written by no node", code="invalid-graph")
-        if tensor.operand is None:
-            message = f"output {name[:80]!r} is an empty tensor, which is not supported"
-            raise ArgumentError(message, code="unsupported-type")
-        return tensor.operand
+        return scope.operand(tensor, f"output {name[:80]!r}")
 
     def _convert(self, node: NodeProto, tensors: Sequence[Tensor], scope: Scope) -> Sequence[Tensor]:
         function = self.functions.get((node.domain, node.op_type))
         if function is not None:
             return self._expand(function, node, tensors, scope)
-        if node.domain not in DOMAINS:
-            raise UnknownOpError(f"domain {node.domain[:60]!r} is not supported")
+        if node.domain == MICROSOFT_DOMAIN and node.op_type not in SAME:
+            return self._convert_microsoft(node, tensors, scope)
+        if node.domain not in (*DOMAINS, MICROSOFT_DOMAIN):
+            raise UnknownOpError(f"domain {node.domain[:60]!r} is not supported", hint=FUNCTION_HINT)
         if node.op_type in SUBGRAPHS:
             return SUBGRAPHS[node.op_type](self, node, tensors, scope)
         try:
@@ -274,23 +217,39 @@ class Importer:
                 raise
             return self._expand(body, node, tensors, scope)
 
-    def _convert_by_table(self, node: NodeProto, tensors: Sequence[Tensor], scope: Scope) -> Sequence[Tensor]:
+    def _convert_microsoft(self, node: NodeProto, tensors: Sequence[Tensor], scope: Scope) -> Sequence[Tensor]:
+        """Convert a node of onnxruntime's own domain."""
+        if node.op_type in FUNCTIONS:
+            function = function_named(node.op_type)
+            known = {*function.attribute, *(attribute.name for attribute in function.attribute_proto)}
+            ignored = [attribute.name for attribute in node.attribute if attribute.name not in known]
+            if ignored or len(node.input) > len(function.input):
+                shown = f"attribute {ignored[0]}" if ignored else f"input {len(function.input)}"
+                raise ArgumentError(f"{node.op_type}: {shown} is not supported", code="unsupported-attribute")
+            return self._expand(function, node, tensors, scope)
+        expansion = MICROSOFT.get(node.op_type)
+        if expansion is None:
+            raise UnknownOpError(f"the operator of {MICROSOFT_DOMAIN} is not supported", hint=FUNCTION_HINT)
+        return _expanded(expansion, self._read(node, tensors, scope), scope.builder)
+
+    def _read(self, node: NodeProto, tensors: Sequence[Tensor], scope: Scope) -> Node:
+        """Return a node as its converter reads it."""
         builder = scope.builder
-        read = Node(
+        return Node(
             node.op_type, self.opset, attributes_of(node), tuple(tensor.operand for tensor in tensors),
             tuple(tensor.known(builder) for tensor in tensors), tuple(bool(name) for name in node.output),
+            scope.inputs_of,
         )  # fmt: skip
+
+    def _convert_by_table(self, node: NodeProto, tensors: Sequence[Tensor], scope: Scope) -> Sequence[Tensor]:
+        builder, read = scope.builder, self._read(node, tensors, scope)
         evaluated = convert_empty(read, builder)
         if evaluated is not None:
             read.check_all_used()
             return evaluated
         expansion = EXPANSIONS.get(node.op_type)
         if expansion is not None:
-            results = expansion(read, builder)
-            read.check_all_used()
-            if len(results) < len(node.output):
-                raise read.unsupported(f"result {len(results)}")
-            return results
+            return _expanded(expansion, read, builder)
         converter = NODES.get(node.op_type)
         if converter is None:
             raise UnknownOpError("the operator is not supported")
@@ -356,7 +315,7 @@ class Importer:
         return [tensor for tensor in outputs if tensor is not None]
 
     def _constant(self, tensor: TensorProto, scope: Scope) -> Tensor:
-        return constant_of(array_of(tensor), _dtype(tensor.data_type, tensor.name), scope.builder)
+        return constant_of(array_of(tensor), dtype_of(tensor.data_type, tensor.name), scope.builder)
 
     def _note(self, node: NodeProto, reason: str) -> None:
         self.unsupported.append(UnsupportedNode(node.op_type[:60], _label(node), reason))
@@ -366,6 +325,15 @@ class Importer:
         known = node.op_type in NODES or node.op_type in EXPANSIONS or node.op_type in SUBGRAPHS
         if node.domain in DOMAINS and not known and not onnx.defs.has(node.op_type):
             self._note(node, "the operator is not supported")
+
+
+def _expanded(expansion: Expansion, node: Node, builder: GraphBuilder) -> Sequence[Tensor]:
+    """Return the results of an expansion. Raises ArgumentError for what it does not read or give."""
+    results = expansion(node, builder)
+    node.check_all_used()
+    if len(results) < len(node.results):
+        raise node.unsupported(f"result {len(results)}")
+    return results
 
 
 class SubgraphError(InputError):

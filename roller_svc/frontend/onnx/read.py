@@ -24,6 +24,21 @@ from roller_svc.frontend.onnx.table import DATA_TYPES
 MAX_EXTERNAL_BYTES = 1 << 36  # of all tensors of a model
 _MAX_OFFSET_DIGITS = 16
 DOMAINS = ("", "ai.onnx")
+_OF_TORCH = (
+    "load it with torch and pass (module.eval(), example inputs), torch.export.load(path) for a .pt2 file, or export "
+    "it with torch.onnx.export"
+)
+# Offset and bytes that files of other programs begin with, what they are, what to do.
+_OTHER_FORMATS = (
+    (0, b"PK\x03\x04", "a zip archive, as torch.save, torch.jit.save and torch.export.save write it", _OF_TORCH),
+    (0, b"\x80\x02", "a pickle, as torch.save writes it", _OF_TORCH),
+    (4, b"ORTM", "a model in onnxruntime's own format", "use the .onnx file that it was made of"),
+    (4, b"TFL3", "a TensorFlow Lite model", "convert it with tf2onnx: python -m tf2onnx.convert --tflite FILE"),
+    (0, b"\x89HDF", "a HDF5 file, as Keras writes it", "export the model to ONNX, as with tf2onnx"),
+    (0, b"GGUF", "weights without a program", "export the model to ONNX"),
+    (8, b'{"', "a file of weights (safetensors), without a program", "load them into their module, and pass "
+     "(module.eval(), example inputs)"),
+)  # fmt: skip
 FIRST_BROADCASTING_OPSET = 7  # before it, nodes have attributes for broadcasting
 UPGRADED_OPSET = 13
 
@@ -43,6 +58,7 @@ ReadExternal = Callable[[ExternalData], bytes]
 
 def parse_model(content: bytes) -> ModelProto:
     """Return the model in the bytes of a file. Raises ArgumentError if they are not a model."""
+    check_format(content)
     try:
         model: ModelProto = ModelProto.FromString(content)
     except DecodeError as error:
@@ -52,6 +68,13 @@ def parse_model(content: bytes) -> ModelProto:
         raise ArgumentError("the file is not an ONNX model: it has no graph", code="invalid-model")
     check_text(model)
     return model
+
+
+def check_format(content: bytes) -> None:
+    """Raise ArgumentError for the files of other programs. Its hint is the way to a model."""
+    for offset, start, what, hint in _OTHER_FORMATS:
+        if content[offset : offset + len(start)] == start:
+            raise ArgumentError(f"the file is {what}, not an ONNX model", code="invalid-model", hint=hint)
 
 
 def upgraded_model(model: ModelProto) -> ModelProto | None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,6 +11,8 @@ from onnx import GraphProto, NodeProto
 
 from roller_svc.errors import ArgumentError
 from roller_svc.frontend.onnx.tensors import Tensor, attributes_of
+from roller_svc.frontend.onnx.trip_counts import count_steps, find_deciding_inputs
+from roller_svc.frontend.onnx.use import not_constant
 from roller_svc.frontend.ops.operator import Operand
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.program import TensorType
@@ -29,31 +32,85 @@ def _if(importer: Importer, node: NodeProto, tensors: Sequence[Tensor], scope: S
 
 
 def _loop(importer: Importer, node: NodeProto, tensors: Sequence[Tensor], scope: Scope) -> Sequence[Tensor]:
-    """Convert a loop whose number of steps is constant: its condition stays true."""
+    """Convert a loop whose number of steps is known, by a trip count or a condition on known values."""
     body = _graph(node, "body")
-    if tensors[0].operand is None:
-        raise ArgumentError("a loop without a trip count is not supported, as its length depends on data",
-                            code="unsupported-attribute")  # fmt: skip
-    steps = int(_constant(tensors[0], scope, "the trip count").reshape(-1)[0])
-    if len(tensors) > 1 and tensors[1].operand is not None and not _constant(tensors[1], scope, "the condition").all():
-        steps = 0
-    if not 1 <= steps <= MAX_STEPS:
-        message = f"a loop of {steps} steps is not supported; 1 to {MAX_STEPS} are"
-        raise ArgumentError(message, code="unsupported-attribute")
-    states = [_operand(tensor) for tensor in tensors[2:]]
+    count = len(tensors) - 2
+    if count < 0 or len(body.input) != len(tensors) or len(body.output) <= count:
+        raise ArgumentError(f"the body has {len(body.input)} inputs and {len(body.output)} outputs; the loop has "
+                            f"{len(tensors)} inputs", code="invalid-node")  # fmt: skip
+    most = _most_steps(tensors, scope)
+    fixed = _fixed_states(body)
+    changing = [i for i in range(count) if i not in fixed]
+    states = [_operand(tensors[2 + i]) for i in changing]
     builder, inner = _body_of(scope, "body")
     counter = builder.add_input(TensorType(DType.INT64, ()))
-    carried = [builder.add_input(state.type) for state in states]
     always = builder.add_constant(np.ones((), np.bool_), DType.BOOL)
-    results = importer.convert_subgraph(body, [Tensor(x) for x in (counter, always, *carried)], inner)
-    condition = builder.value(_operand(results[0]))
-    if condition is None or not condition.all():
-        raise ArgumentError("a loop whose condition depends on data is not supported", code="unsupported-attribute")
-    results = results[1:]
-    counts = scope.builder.add_constant(np.arange(steps, dtype=np.int64), DType.INT64)
-    # The language's loop takes states before slices: the counter is a slice.
-    return _add_loop(scope, inner, steps, states, carried, [(counts, counter, False)], results,
-                     [False] * (len(results) - len(states)))  # fmt: skip
+    carried = [builder.add_input(state.type) for state in states]
+    entering = dict(zip(changing, map(Tensor, carried), strict=True))
+    inside = [entering[i] if i in entering else inner.take(tensors[2 + i]) for i in range(count)]
+    results = importer.convert_subgraph(body, [Tensor(counter), Tensor(always), *inside], inner)
+    after, stacked = [results[1 + i] for i in changing], results[1 + count :]
+    steps = 0
+    if most != 0:
+        first = {x.name: state for x, state in zip(carried, states, strict=True)}
+        following = {x.name: _operand(tensor) for x, tensor in zip(carried, after, strict=True)}
+        steps = _count_steps(scope, inner, _operand(results[0]), counter.name, following, first, most)
+    if steps:
+        counts = scope.builder.add_constant(np.arange(steps, dtype=np.int64), DType.INT64)
+        # The language's loop takes states before slices: the counter is a slice.
+        found = _add_loop(scope, inner, steps, states, carried, [(counts, counter, False)], [*after, *stacked],
+                          [False] * len(stacked))  # fmt: skip
+    else:
+        found = [*map(Tensor, states), *map(_no_slices, stacked)]
+    last = dict(zip(changing, found, strict=False))
+    return [*(last.get(i, tensors[2 + i]) for i in range(count)), *found[len(changing) :]]
+
+
+def _most_steps(tensors: Sequence[Tensor], scope: Scope) -> int | None:
+    """Return the greatest number of steps, by the trip count and the first condition; None if there is no limit."""
+    if tensors[1].operand is not None and not _constant(tensors[1], scope, "the condition of the loop").all():
+        return 0
+    if tensors[0].operand is None:
+        return None
+    most = max(0, int(_constant(tensors[0], scope, "the trip count").reshape(-1)[0]))
+    if most > MAX_STEPS:
+        message = f"a loop of {most} steps is not supported; at most {MAX_STEPS} are"
+        raise ArgumentError(message, code="unsupported-attribute")
+    return most
+
+
+def _fixed_states(body: GraphProto) -> set[int]:
+    """Return the positions of states that every step returns as it gets them."""
+    copies = {node.output[0]: node.input[0] for node in body.node if node.op_type == "Identity"}
+    fixed = set()
+    for position, (before, after) in enumerate(zip(body.input[2:], body.output[1:], strict=False)):
+        name = after.name
+        for _ in copies:
+            name = copies.get(name, name)
+        if name == before.name:
+            fixed.add(position)
+    return fixed
+
+
+def _count_steps(
+    scope: Scope, inner: Scope, condition: Operand, counter: str, after: Mapping[str, Operand],
+    first: Mapping[str, Operand], most: int | None,
+) -> int:  # fmt: skip
+    """Return the number of steps. Raises ArgumentError that names the inputs of the model that decide it, if any do."""
+    deciding = find_deciding_inputs(inner.builder, condition, after)
+    values = {name: scope.builder.value(first[name]) for name in deciding if name in first}
+    known = {name: value for name, value in values.items() if value is not None}
+    if unknown := [name for name in deciding if name not in known and name != counter]:
+        outside = {**inner.captured, **first}
+        inputs = (scope.inputs_of(outside[name]) for name in unknown if name in outside)
+        raise not_constant("the condition of the loop", list(dict.fromkeys(chain.from_iterable(inputs))))
+    return count_steps(inner.builder, condition, counter, after, known, most)
+
+
+def _no_slices(tensor: Tensor) -> Tensor:
+    """Return the stacked output of a loop that runs no step."""
+    kind = _operand(tensor).type
+    return Tensor(value=np.empty((0, *kind.shape), kind.dtype.value))
 
 
 def _scan(importer: Importer, node: NodeProto, tensors: Sequence[Tensor], scope: Scope) -> Sequence[Tensor]:
@@ -96,7 +153,7 @@ def _add_loop(
             raise ArgumentError(f"a state of the loop changes from {_shown(state)} to {_shown(output)}; "
                                 "states of a constant type are supported", code="unsupported-attribute")  # fmt: skip
     body = inner.builder.finish([(f"result_{i}", output) for i, output in enumerate(outputs)])
-    captured = [_operand(tensor) for tensor in inner.captured.values()]
+    captured = list(inner.captured.values())
     order = [*(x.name for x in carried), *(piece.name for _, piece, _ in scanned)]
     fixed = [name for name in inner.builder.inputs if name not in order]
     body = type(body)(body.name, tuple((n, inner.builder.inputs[n]) for n in (*order, *fixed)), body.constants,
@@ -123,7 +180,7 @@ def _graph(node: NodeProto, name: str) -> GraphProto:
 def _constant(tensor: Tensor, scope: Scope, what: str) -> Any:
     value = tensor.known(scope.builder)
     if value is None or not value.size:
-        raise ArgumentError(f"{what} must be a constant, as shapes and steps are static", code="unsupported-attribute")
+        raise not_constant(what, [] if tensor.operand is None else scope.inputs_of(tensor.operand))
     return value
 
 

@@ -378,8 +378,6 @@ def _dropout(node: Node) -> Use:
 
 def _scatter(node: Node, operator: str) -> Use:
     reduction = node.text("reduction", "none")
-    if reduction == "mul":
-        raise node.unsupported("reduction=mul", "scatters add, or keep the greatest or the least")
     parameters: dict[str, object] = {"reduction": reduction, "negative": True}
     if operator == "scatter_elements":
         parameters["axis"] = node.integer("axis", 0)
@@ -658,6 +656,7 @@ NODES: dict[str, Reader] = {
     "ScatterElements": partial(_scatter, operator="scatter_elements"),
     "ScatterND": partial(_scatter, operator="scatter_nd"),
     "Shrink": _shrink,
+    "SimplifiedLayerNormalization": partial(_norm, operator="rms_norm", operands=2),
     "Slice": _slice,
     "Softmax": partial(_softmax, operator="softmax"),
     "SpaceToDepth": _space_to_depth,

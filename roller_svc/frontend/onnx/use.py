@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from roller_svc.errors import ArgumentError
 from roller_svc.frontend.ops.operator import Operand
 from roller_svc.ir.dtype import DType, dtype_named
 
+MAX_SHOWN_INPUTS = 4  # in a message
 # Slices to the end stop at the largest int64; no tensor is as long as this.
 _LONGEST = 1 << 40
 # Operator → attributes without effect on its first result for the supported types and modes.
@@ -19,6 +20,26 @@ _WITHOUT_EFFECT = {
 }
 # A memory hint to interpreters in the first operator sets.
 _LEGACY, _LEGACY_OPSETS = "consumed_inputs", range(1, 6)
+
+
+def not_constant(what: str, inputs: Sequence[str]) -> ArgumentError:
+    """Return the error for a value that has to be known. It names the inputs of the model that decide it."""
+    code = "needs-constant"
+    if not inputs:
+        return ArgumentError(f"{what} must be a constant, and depends on data", code=code,
+                             hint="shapes, steps and branches are static; export them as constants")  # fmt: skip
+    shown = inputs[:MAX_SHOWN_INPUTS]
+    example = ", ".join(f'"{name}": ...' for name in shown)
+    return ArgumentError(
+        f"{what} must be a constant, and depends on the input{'s' if len(inputs) > 1 else ''} {', '.join(shown)}"
+        + (f" and {len(inputs) - len(shown)} more" if len(inputs) > len(shown) else ""),
+        code=code, hint=f"give its value with constants={{{example}}}",
+    )  # fmt: skip
+
+
+def no_inputs(_: Operand) -> Sequence[str]:
+    """Return the inputs of a node that is not part of a model."""
+    return ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +61,7 @@ class Node:
     operands: tuple[Operand | None, ...]
     constants: tuple[object, ...]  # values of the operands, if known
     results: tuple[bool, ...] = (True,)  # for each result of the node, whether something needs it
+    depends_on: Callable[[Operand], Sequence[str]] = no_inputs  # inputs of the model that decide an operand
     used: set[str] = field(default_factory=set)  # attributes read
     read: set[int] = field(default_factory=set)  # positions of operands read
 
@@ -55,6 +77,10 @@ class Node:
                                        "declare extents of 1 or more, or leave the node out")  # fmt: skip
             raise self.invalid(f"input {position} is missing")
         return operand
+
+    def optional(self, position: int) -> Operand | None:
+        """Return an operand; None if it is omitted."""
+        return self.operand(position) if self.has(position) else None
 
     def leading(self, count: int) -> tuple[Operand, ...]:
         """Return the first `count` operands, without omitted ones at the end."""
@@ -121,7 +147,7 @@ class Node:
             return None
         value = self.constants[position]
         if value is None:
-            raise self.invalid(f"{what} (input {position}) must be a constant, whose value is given")
+            raise self._not_constant(position, what)
         return self._integers_of(what, value)
 
     def scalar(self, position: int, what: str) -> float | None:
@@ -129,9 +155,11 @@ class Node:
         self.read.add(position)
         if not self.has(position):
             return None
-        values = list(_flat(self.constants[position])) if self.constants[position] is not None else []
+        if self.constants[position] is None:
+            raise self._not_constant(position, what)
+        values = list(_flat(self.constants[position]))
         if len(values) != 1 or not isinstance(values[0], int | float):
-            raise self.invalid(f"{what} (input {position}) must be a constant number, whose value is given")
+            raise self.invalid(f"{what} (input {position}) must be one number, got {len(values)}")
         return values[0]
 
     def setting(self, name: str, position: int) -> tuple[int, ...] | None:
@@ -167,6 +195,11 @@ class Node:
 
     def unsupported(self, what: str, hint: str | None = None) -> ArgumentError:
         return ArgumentError(f"{self.op_type}: {what} is not supported", code="unsupported-attribute", hint=hint)
+
+    def _not_constant(self, position: int, what: str) -> ArgumentError:
+        operand = self.operands[position]
+        return not_constant(f"{self.op_type}: {what} (input {position})",
+                            () if operand is None else self.depends_on(operand))  # fmt: skip
 
     def _integers_of(self, name: str, value: object) -> tuple[int, ...]:
         values = tuple(_flat(value))

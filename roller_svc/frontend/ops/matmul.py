@@ -101,6 +101,18 @@ def _gemm(call: Call) -> str:
     )
 
 
+def _grouped_matmul(call: Call) -> str:
+    x, weight, ids = call.operands
+    call.check_rank(x, 2, "[rows, features in]")
+    call.check_rank(weight, 3, "[groups, features in, features out]")
+    call.check_shape(ids, x.shape[:1])
+    if x.shape[1] != weight.shape[1]:
+        raise call.wrong_shape(f"`{x.name}` {list(x.shape)} must end in the {weight.shape[1]} of `{weight.name}`")
+    m, n, k = call.axis("m"), call.axis("n"), call.axis("k")
+    reads = [(x, (m, k)), (weight, (ids.at(m), k, n))]
+    return contraction(call, (m, n), " * ".join(widened(o.at(*at), o.dtype, call.dtype()) for o, at in reads), ())
+
+
 MAX_DETERMINANT = 6
 
 
@@ -163,6 +175,13 @@ OPERATORS = (
             _DTYPE,
         ),
         needed=2,
+    ),
+    Operator(
+        "grouped_matmul",
+        "Product of each row of `x` [rows, in] with the matrix of its group: `weight` [groups, in, out], `ids` [rows].",
+        ("x", "weight", "ids"),
+        _grouped_matmul,
+        (_ACTIVATION, _DTYPE),
     ),
     Operator(
         "determinant", f"Determinants of square matrices of at most {MAX_DETERMINANT} rows.", ("x",), _determinant

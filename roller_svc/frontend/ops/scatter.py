@@ -7,7 +7,7 @@ from roller_svc.frontend.ops.operator import Call, Operator
 from roller_svc.frontend.ops.parameters import choice, integer
 from roller_svc.frontend.ops.text import join_statements, statement
 
-_SIGNS = {"none": "=", "add": "+=.", "max": ">=.", "min": "<=."}
+_SIGNS = {"none": "=", "add": "+=.", "mul": "*=.", "max": ">=.", "min": "<=."}
 _REDUCTION = choice("reduction", "none", tuple(_SIGNS), "how an update joins the element that is there")
 
 

@@ -14,13 +14,30 @@ from roller_svc.frontend.graph_builder import GraphBuilder
 from roller_svc.frontend.ops.operator import Operand
 from roller_svc.frontend.torch.aten import ATEN
 from roller_svc.frontend.torch.call import AtenCall
-from roller_svc.frontend.torch.tensors import Empty, type_of
+from roller_svc.frontend.torch.tensors import Empty, dtype_of, type_of
 from roller_svc.ir.program import TensorType
 
 # Checks of the exporter. Types and shapes are static, so the first kind always holds; the other ones are of data.
 ASSERTIONS = frozenset(
     {"aten._assert_tensor_metadata.default", "aten._assert_async.msg", "aten._assert_scalar.default"}
 )
+
+
+_TRAINING = "it is for training: call .eval() on the module first"
+_FROM_DATA = "a result's shape or a Python number depends on data; shapes are static"
+# Operator that is not supported → why, and what to do.
+REASONS = {
+    **dict.fromkeys(
+        ["aten._native_batch_norm_legit.default", "aten._native_batch_norm_legit_functional.default",
+         "aten.alpha_dropout.default", "aten.bernoulli.p", "aten.feature_dropout.default",
+         "aten.native_batch_norm.default", "aten.native_dropout.default", "aten.rrelu_with_noise_functional.default"],
+        _TRAINING,
+    ),
+    **dict.fromkeys(["aten._local_scalar_dense.default", "aten.masked_select.default", "aten.nonzero.default",
+                     "aten.sym_size.int", "aten.unique_consecutive.default", "aten._unique2.default"], _FROM_DATA),
+}  # fmt: skip
+# Numbers of a program with symbolic extents; what depends on a refused node has these.
+_SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 class Failed:
@@ -31,8 +48,10 @@ FAILED = Failed()
 
 
 def operator_name(node: fx.Node) -> str:
-    """Return the name of the operator that a node calls, as "aten.add.Tensor"."""
+    """Return the name of the operator that a node calls, as "aten.add.Tensor", also of one with effects."""
     target = node.target
+    if str(target) == "with_effects":
+        target = node.args[1]
     return str(target) if not callable(target) or isinstance(target, torch._ops.OperatorBase) else target.__name__
 
 
@@ -58,10 +77,12 @@ class GraphConverter:
             return self._item(node)
         if operator_name(node) in ASSERTIONS:
             return None
-        converter = ATEN.get(operator_name(node)) if node.op == "call_function" else None
-        if converter is None:
-            return self._note(node, "the operator is not supported")
-        if any(self.values.get(each) is FAILED for each in node.all_input_nodes):
+        name = operator_name(node)
+        converter = ATEN.get(name) if node.op == "call_function" else None
+        depends_on_failed = any(self.values.get(each) is FAILED for each in node.all_input_nodes)
+        if converter is None and not (depends_on_failed and isinstance(node.meta.get("val"), _SYMBOLS)):
+            return self._note(node, REASONS.get(name, "the operator is not supported"))
+        if converter is None or depends_on_failed:
             return FAILED
         self.builder.at = node.name
         try:
@@ -137,12 +158,13 @@ def _check(
     return results if isinstance(results, Operand) else listed
 
 
-def input_type(name: str, tensor: torch.Tensor) -> TensorType:
-    """Return the type of an input. Raises ArgumentError that names it."""
+def add_input(name: str, tensor: torch.Tensor, builder: GraphBuilder) -> Operand | Empty:
+    """Add an input of the graph; nodes read one without elements as a known value. Errors name the input."""
     try:
         type_ = type_of(tensor)
     except ArgumentError as error:
         raise ArgumentError(f"input {name!r}: {error.message}", code=error.code, hint=error.hint) from error
     if isinstance(type_, Empty):
-        raise ArgumentError(f"input {name!r} has no elements {list(type_.shape)}", code="unsupported-type")
-    return type_
+        builder.add_input(TensorType(dtype_of(tensor.dtype), type_.shape), name)
+        return type_
+    return builder.add_input(type_, name)

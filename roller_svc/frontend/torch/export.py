@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import (
@@ -22,7 +23,8 @@ from roller_svc.errors import ArgumentError, UnsupportedModelError, UnsupportedN
 from roller_svc.frontend.graph_builder import Evaluate, GraphBuilder, WeightStore
 from roller_svc.frontend.ops.operator import Operand
 from roller_svc.frontend.torch.aten import ATEN
-from roller_svc.frontend.torch.convert import FAILED, GraphConverter, input_type
+from roller_svc.frontend.torch.convert import FAILED, GraphConverter, add_input
+from roller_svc.frontend.torch.failures import check_module, translated_failures
 from roller_svc.frontend.torch.tensors import Empty, array_of, dtype_of
 from roller_svc.ir.graph import Graph
 
@@ -33,7 +35,8 @@ def export_module(
     module: torch.nn.Module, inputs: Sequence[object], named: Mapping[str, object] | None = None
 ) -> ExportedProgram:
     """Return the program of a module for inputs like these. Shapes are theirs."""
-    with torch.no_grad():
+    check_module(module)
+    with torch.no_grad(), translated_failures():
         return torch.export.export(module, tuple(inputs), dict(named or {}))
 
 
@@ -43,7 +46,7 @@ def decompose(program: ExportedProgram) -> ExportedProgram:
     for overload in list(table):
         if str(overload) in ATEN:
             del table[overload]
-    with warnings.catch_warnings():
+    with translated_failures(), warnings.catch_warnings():
         # torch 2.13 copies a class that it deprecates
         warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)`", FutureWarning)
         return program.run_decompositions(table)
@@ -84,7 +87,9 @@ def _bind_inputs(program: ExportedProgram, converter: GraphConverter) -> None:
         elif spec.kind is InputKind.USER_INPUT and isinstance(spec.arg, ConstantArgument):
             value = spec.arg.value
         elif spec.kind is InputKind.USER_INPUT and isinstance(node.meta["val"], torch.Tensor):
-            value = converter.builder.add_input(input_type(node.name, node.meta["val"]), node.name)
+            value = add_input(node.name, node.meta["val"], converter.builder)
+        elif spec.kind is InputKind.TOKEN:  # it orders operators with effects, which are refused
+            value = FAILED
         else:
             shown = spec.kind.name.lower().replace("_", " ")
             raise ArgumentError(f"input {node.name!r} is a {shown} of type {type(node.meta.get('val')).__name__}; "
@@ -108,18 +113,26 @@ def _outputs(program: ExportedProgram, converter: GraphConverter) -> list[tuple[
     user = [(spec, node) for spec, node in zip(specs, output.args[0], strict=True)
             if spec.kind is OutputKind.USER_OUTPUT]  # fmt: skip
     for spec in specs:
-        if spec.kind is not OutputKind.USER_OUTPUT:
+        if spec.kind not in (OutputKind.USER_OUTPUT, OutputKind.TOKEN):
             converter.unsupported.append(_effect(spec))
     names = _output_names(program, len(user))
     outputs = []
     for name, (spec, node) in zip(names, user, strict=True):
         value = converter.values.get(node) if isinstance(spec.arg, TensorArgument) else node
+        if isinstance(value, Empty):
+            value = _constant(node.meta["val"], converter.builder)
         if isinstance(value, Operand):
             outputs.append((name, value))
         elif value is not FAILED:
             reason = f"it is {value!r:.40}, not a tensor with elements"
             converter.unsupported.append(UnsupportedNode("output", name, reason))
     return outputs
+
+
+def _constant(tensor: torch.Tensor, builder: GraphBuilder) -> Operand:
+    """Return a constant of a tensor without elements."""
+    dtype = dtype_of(tensor.dtype)
+    return builder.add_constant(np.empty(tuple(tensor.shape), dtype.value), dtype)
 
 
 def _effect(spec: OutputSpec) -> UnsupportedNode:

@@ -12,7 +12,7 @@ from torch import fx
 from roller_svc.errors import ArgumentError, InputError, InvariantError, UnsupportedModelError, UnsupportedNode
 from roller_svc.frontend.graph_builder import Evaluate, GraphBuilder, WeightStore
 from roller_svc.frontend.ops.operator import Operand
-from roller_svc.frontend.torch.convert import GraphConverter, input_type
+from roller_svc.frontend.torch.convert import GraphConverter, add_input
 from roller_svc.frontend.torch.tensors import Empty, array_of, dtype_of, type_of
 from roller_svc.ir.graph import Graph
 
@@ -97,7 +97,7 @@ def import_partition(
             converter.bind(node, builder.add_constant(array_of(tensor), dtype_of(tensor.dtype)))
         else:
             name = f"input{position}"
-            converter.bind(node, builder.add_input(input_type(name, node.meta["val"]), name))
+            converter.bind(node, add_input(name, node.meta["val"], builder))
     converter.convert_nodes(module.graph.nodes)
     outputs = []
     for position, node in enumerate(result_nodes(module)):

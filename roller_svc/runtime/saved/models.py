@@ -219,7 +219,7 @@ def _variant(
     plan = plan_from_json(fields["plan"], kernels)
     sizes = {"binary": None, "weights": plan.read_weights_bytes, "packed": plan.packed_bytes}
     parts = {kind: _content(path, document, fields, kind, size, contents) for kind, size in sizes.items()}
-    dims = tuple((string(name), count(extent, 1, MAX_BYTES)) for name, extent in mapping(fields, "dims").items())
+    dims = tuple((string(name), count(extent, 0, MAX_BYTES)) for name, extent in mapping(fields, "dims").items())
     return VariantBundle(dims, name, plan, positions, parts["binary"].tobytes(), parts["weights"], parts["packed"])
 
 

@@ -257,11 +257,11 @@ def _name(value: object) -> str:
 
 def _tensor(value: object) -> tuple[str, TensorType]:
     name, dtype, shape = _list(value, 3, 3)
-    return _name(name), _type(dtype, shape)
+    return _name(name), _type(dtype, shape, least=0)
 
 
-def _type(dtype: object, shape: object) -> TensorType:
-    extents = tuple(count(extent, 1, MAX_BYTES) for extent in _list(shape, _MAX_RANK))
+def _type(dtype: object, shape: object, least: int = 1) -> TensorType:
+    extents = tuple(count(extent, least, MAX_BYTES) for extent in _list(shape, _MAX_RANK))
     if math.prod(extents) > MAX_BYTES:
         raise CorruptKernelError(f"shape {extents} is too large")
     return TensorType(DType(dtype), extents)

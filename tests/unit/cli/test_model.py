@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import helper
-from onnx_models import mlp, model
+from onnx_models import branching, mlp, model
 
 import roller_svc
 from roller_svc import settings
@@ -80,7 +80,30 @@ def test_an_open_dimension_is_named(capsys: pytest.CaptureFixture[str], file: st
     code, _, err = run(capsys, "compile", file, *QUICK)
     assert code == 2
     assert "x[0] (batch)" in err
-    assert "dims={" in err
+    assert "hint: give them, as --dim batch=1\n" in err
+
+
+def test_a_constant_chooses_the_branch(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    onnx.save(branching(), file := tmp_path / "branch.onnx")
+    code, _, err = run(capsys, "compile", str(file), *QUICK)
+    assert code == 2
+    assert "depends on the input rate; give its value with --constant rate=..." in err
+    for value, largest in (("16000", 2), ("8000", 8001), (f"@{tmp_path / 'rate.npy'}", 2)):
+        np.save(tmp_path / "rate.npy", np.array(16000))
+        np.save(tmp_path / "x.npy", np.ones(4, np.float32))
+        words = (str(file), *QUICK, "--constant", f"rate={value}", "--check", "--input", f"x=@{tmp_path / 'x.npy'}")
+        code, facts, err = run(capsys, "run", *words, "--json")
+        assert (code, facts["outputs"][0]["max_abs"] if facts else err) == (0, largest)
+
+
+def test_a_type_that_is_open_is_asked_for_in_words_of_the_command(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    nodes = [helper.make_node("Relu", ["x"], ["y"])]
+    onnx.save(model(nodes, {"x": ("batch", None, 3)}, {"y": None}), tmp_path / "open.onnx")
+    code, _, err = run(capsys, "compile", str(tmp_path / "open.onnx"), *QUICK)
+    assert code == 2
+    assert err.endswith("hint: give them, as --dim batch=1 and --shape x=float32[1,1,3]\n")
 
 
 def test_every_unsupported_node_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -98,6 +121,9 @@ def test_every_unsupported_node_is_named(capsys: pytest.CaptureFixture[str], tmp
         (("--dim", "batch"), "--dim batch: expected NAME=EXTENT"),
         (("--dim", "batch=2", "--input", "x=1"), "--input x=1: expected NAME=@FILE.npy"),
         (("--dim", "batch=2", "--input", "z=@missing.npy"), "cannot read missing.npy"),
+        (("--dim", "batch=2", "--constant", "x"), "--constant x: expected NAME=NUMBER"),
+        (("--dim", "batch=2", "--constant", "x=@missing.npy"), "--constant x=@missing.npy: cannot read missing.npy"),
+        (("--dim", "batch=2", "--constant", "z=1"), "the model has no input 'z'"),
         (("--dim", "batch=2", "--plan", "fast"), "plan must be one of"),
         (("--dim", "batch=2", "--threads", "0"), "threads must be a whole number"),
     ],

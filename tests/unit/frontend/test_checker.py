@@ -245,7 +245,7 @@ def test_in_range_indices_from_data_are_not_checked() -> None:
         ("f[n] = h[n]", "input-written", 1),
         ("y[n + 1] = f[n]", "scatter-target", 1),
         ("y[i[n]] =. f[n]", "scatter-target", 1),
-        ("f[i[n]] *= h[n]", "unknown-reduction", 1),
+        ("f[i[n]] &= h[n]", "unknown-reduction", 1),
         ("y[n] = f[f[n]]", "index-not-integer", 10),
         ("y[n] = f[i[n] / 2.0]", "index-not-integer", 10),
         ("y[n] = f[n / i[n]] where n in 4", "index-divisor", 10),

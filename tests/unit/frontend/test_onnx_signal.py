@@ -57,10 +57,6 @@ def test_mel_weights() -> None:
 @pytest.mark.parametrize("bounds", [(1, 5, 2), (10, 4, -2), (3, 3, 1)])
 def test_ranges(dtype: Any, bounds: tuple[int, int, int]) -> None:
     tensors = [np.asarray(bound).astype(dtype) for bound in bounds]
-    if bounds[0] == bounds[1]:
-        with pytest.raises(Exception, match="is an empty tensor"):
-            import_node(model_of("Range", {}, tensors, constants=(0, 1, 2), opset=27))
-        return
     (found,) = run_node(model_of("Range", {}, tensors, constants=(0, 1, 2), opset=27), tensors)
     assert found.dtype == dtype
     assert found.tolist() == list(range(*bounds))
@@ -80,7 +76,7 @@ def test_the_type_of_a_tensor_without_elements(target: Any, count: int) -> None:
     tensors = [random(3), np.zeros(count, target)]
     model = model_of("CastLike", {}, tensors, opset=19)
     graph, _ = import_node(model)
-    assert len(graph.inputs) == (2 if count else 1)
+    assert [kind.shape for _, kind in graph.inputs] == [(3,), (count,)]
     (found,) = run_node(model, tensors)
     assert found.dtype == target
     np.testing.assert_array_equal(found, tensors[0].astype(target))

@@ -226,6 +226,7 @@ class TestScatter:
     def test_reducing(self) -> None:
         d, p, x = i8(100, 1), i32(0, 0, 1), i8(20, 20, -3)
         assert run("d[p[n]] +=. x[n]", d=d, p=p, x=x).tolist() == [-116, -2]
+        assert run("d[p[n]] *=. x[n]", d=d, p=p, x=x).tolist() == [64, -3]  # 100 * 20 * 20 wraps
         assert run("d[p[n]] >=. x[n]", d=d, p=p, x=x).tolist() == [100, 1]
         assert run("d[p[n]] <=. x[n]", d=d, p=p, x=x).tolist() == [20, -3]
 

@@ -33,7 +33,9 @@ def _attention(node: Node, builder: GraphBuilder) -> Sequence[Tensor]:
     if any(x.rank != 4 for x in (q, k, v)):
         raise node.invalid(f"queries have {q.rank} dimensions, keys {k.rank}, values {v.rank}; all have 3 or 4")
     past = 0
-    if node.has(_PAST_KEY) and node.has(_PAST_VALUE):
+    # A cache without elements, as before the first token, holds no key.
+    node.read.update((_PAST_KEY, _PAST_VALUE))
+    if all(node.operands[position : position + 1] not in ((), (None,)) for position in (_PAST_KEY, _PAST_VALUE)):
         past = node.operand(_PAST_KEY).shape[2]
         k = builder.call("concat", [node.operand(_PAST_KEY), k], axis=2)
         v = builder.call("concat", [node.operand(_PAST_VALUE), v], axis=2)

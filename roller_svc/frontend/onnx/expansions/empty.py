@@ -1,4 +1,4 @@
-"""EMPTY: nodes on empty tensors, which programs cannot express; numpy evaluates them when all operands are known."""
+"""EMPTY: nodes that read empty tensors, which programs cannot express; numpy evaluates them."""
 
 from __future__ import annotations
 
@@ -10,31 +10,62 @@ from typing import Any
 import numpy as np
 
 from roller_svc.frontend.graph_builder import MAX_GENERATED_ELEMENTS, Array, GraphBuilder
-from roller_svc.frontend.onnx.table import DATA_TYPES
+from roller_svc.frontend.onnx.table import DATA_TYPES, RESULT_TYPES
 from roller_svc.frontend.onnx.tensors import Tensor, constant_of
 from roller_svc.frontend.onnx.use import Node
+from roller_svc.frontend.ops.operator import Operand
 
 Evaluation = Callable[[Node, Sequence[Any]], Any]
 
 
 def convert_empty(node: Node, builder: GraphBuilder) -> Sequence[Tensor] | None:
-    """Return the result of a node that reads an empty tensor; None if it reads none, or is not in the table."""
-    arrays = [value for value in node.constants if isinstance(value, np.ndarray)]
+    """Return the result of a node that reads an empty tensor; None if it does not, or is not in the table.
+
+    Zeros stand for operands that are not known: the shape of a result, and a sum of nothing, do not depend on them.
+    """
     evaluate = EMPTY.get(node.op_type)
-    if evaluate is None or len(arrays) < len(node.constants) or all(array.size for array in arrays):
+    known = [value for value in node.constants if isinstance(value, np.ndarray)]
+    if evaluate is None or all(value.size for value in known):
         return None
-    node.read.update(range(len(arrays)))
-    if math.prod(extent for array in arrays for extent in array.shape if extent) > MAX_GENERATED_ELEMENTS:
-        raise node.invalid(f"shapes {[list(array.shape) for array in arrays]} are too large")
+    arrays = [_stand_in(value, operand) for value, operand in zip(node.constants, node.operands, strict=True)]
+    if math.prod(extent for array in known for extent in array.shape if extent) > MAX_GENERATED_ELEMENTS:
+        raise node.invalid(f"shapes {[list(array.shape) for array in known]} are too large")
     try:
         result: Array = np.asarray(evaluate(node, arrays))
     except (ValueError, IndexError) as error:
         raise node.invalid(f"shapes do not fit: {error}") from error
+    if result.size and len(known) < len(arrays) and node.op_type != "MatMul":
+        return None
+    node.read.update(range(len(arrays)))
     return [constant_of(result, node.dtype_of(result), builder)]
 
 
-def _elementwise(_: Node, arrays: Sequence[Any], function: Callable[..., Any]) -> Any:
-    return function(*arrays)
+def _stand_in(value: object, operand: Operand | None) -> Any:
+    """Return a known value, or zeros of the operand's type, which take no memory."""
+    if isinstance(value, np.ndarray) or operand is None:
+        return value
+    return np.broadcast_to(np.zeros((), operand.dtype.value), operand.shape)
+
+
+def _elementwise(node: Node, arrays: Sequence[Any]) -> Any:
+    """Return the empty result of an operator on elements."""
+    node.used.update(_WITHOUT_EFFECT.get(node.op_type, ()))
+    dtype = RESULT_TYPES[node.op_type].value if node.op_type in RESULT_TYPES else arrays[-1].dtype
+    return np.empty(np.broadcast_shapes(*(array.shape for array in arrays)), dtype)
+
+
+def _along(node: Node, arrays: Sequence[Any]) -> Any:
+    """Return the empty result of an operator along an axis."""
+    node.used.update(_WITHOUT_EFFECT.get(node.op_type, ()))
+    return arrays[0]
+
+
+def _matmul(_: Node, arrays: Sequence[Any]) -> Any:
+    return np.matmul(*arrays)
+
+
+def _expand(node: Node, arrays: Sequence[Any]) -> Any:
+    return np.empty(np.broadcast_shapes(arrays[0].shape, node.required("shape", 1)), arrays[0].dtype)
 
 
 def _reduce(node: Node, arrays: Sequence[Any], function: Any) -> Any:
@@ -110,11 +141,17 @@ def _concat(node: Node, arrays: Sequence[Any]) -> Any:
     return np.concatenate(arrays, axis=node.integer("axis", 1))
 
 
-_ELEMENTWISE: dict[str, Callable[..., Any]] = {
-    "Abs": np.abs, "Add": np.add, "And": np.logical_and, "Equal": np.equal, "Greater": np.greater,
-    "GreaterOrEqual": np.greater_equal, "Less": np.less, "LessOrEqual": np.less_equal, "Max": np.maximum,
-    "Min": np.minimum, "Mul": np.multiply, "Neg": np.negative, "Not": np.logical_not, "Or": np.logical_or,
-    "Sub": np.subtract, "Where": np.where, "Exp": np.exp, "Log": np.log, "Sqrt": np.sqrt,
+# Operators on elements whose result has the type of the last operand, or that of RESULT_TYPES.
+_ELEMENTWISE = (
+    "Abs", "Add", "And", "Ceil", "Cos", "Div", "Elu", "Equal", "Erf", "Exp", "Floor", "Gelu", "Greater",
+    "GreaterOrEqual", "HardSigmoid", "HardSwish", "LeakyRelu", "Less", "LessOrEqual", "Log", "Max", "Mean", "Min",
+    "Mod", "Mul", "Neg", "Not", "Or", "PRelu", "Reciprocal", "Relu", "Round", "Sigmoid", "Sign", "Sin", "Softplus",
+    "Sqrt", "Sub", "Sum", "Tanh", "Where", "Xor",
+)  # fmt: skip
+# Attributes without effect on a result without elements.
+_WITHOUT_EFFECT = {
+    "Elu": ("alpha",), "Gelu": ("approximate",), "HardSigmoid": ("alpha", "beta"), "LeakyRelu": ("alpha",),
+    "LogSoftmax": ("axis",), "Mod": ("fmod",), "Softmax": ("axis",),
 }  # fmt: skip
 # Reduction → its value for no elements.
 _NEUTRAL: dict[str, Callable[[Any], Any]] = {
@@ -123,10 +160,13 @@ _NEUTRAL: dict[str, Callable[[Any], Any]] = {
 }  # fmt: skip
 
 EMPTY: dict[str, Evaluation] = {
-    **{name: partial(_elementwise, function=function) for name, function in _ELEMENTWISE.items()},
+    **dict.fromkeys(_ELEMENTWISE, _elementwise),
+    **dict.fromkeys(["LogSoftmax", "Softmax"], _along),
     "Cast": _cast,
     "Concat": _concat,
+    "Expand": _expand,
     "Gather": _gather,
+    "MatMul": _matmul,
     **{f"Reduce{name}": partial(_reduce, function=partial(_of_none, value=value)) for name, value in _NEUTRAL.items()},
     "ReduceProd": partial(_reduce, function=np.prod),
     "ReduceSum": partial(_reduce, function=np.sum),

@@ -17,12 +17,12 @@ from roller_svc.ir.dtype import DType
 
 def _matmul_integer(node: Node, builder: GraphBuilder) -> Sequence[Tensor]:
     a, b = node.operand(0), node.operand(1)
-    return [Tensor(_integer_product(node, builder, (a, b), (_optional(node, 2), _optional(node, 3))))]
+    return [Tensor(convert_integer_product(node, builder, (a, b), (node.optional(2), node.optional(3))))]
 
 
 def _qlinear_matmul(node: Node, builder: GraphBuilder) -> Sequence[Tensor]:
     a, a_scale, a_zero, b, b_scale, b_zero, y_scale, y_zero = (node.operand(i) for i in range(8))
-    total = _integer_product(node, builder, (a, b), (a_zero, b_zero))
+    total = convert_integer_product(node, builder, (a, b), (a_zero, b_zero))
     if any(x.type.elements != 1 for x in (y_scale, y_zero)):
         raise node.unsupported("a scale of each row of the result")
     rows, columns = _column(builder, a_scale), b_scale
@@ -31,10 +31,6 @@ def _qlinear_matmul(node: Node, builder: GraphBuilder) -> Sequence[Tensor]:
         total = builder.call("mul", [builder.cast(total, DType.FLOAT32), builder.cast(scale, DType.FLOAT32)])
         scale = builder.fill(1.0, DType.FLOAT32)
     return [Tensor(builder.call("requantize", [total, _scalar(builder, scale), _scalar(builder, y_zero)]))]
-
-
-def _optional(node: Node, position: int) -> Operand | None:
-    return node.operand(position) if node.has(position) else None
 
 
 def _scalar(builder: GraphBuilder, x: Operand) -> Operand:
@@ -51,7 +47,7 @@ def _is_zero(builder: GraphBuilder, x: Operand | None) -> bool:
     return x is None or (value is not None and not np.any(value))
 
 
-def _integer_product(
+def convert_integer_product(
     node: Node, builder: GraphBuilder, factors: tuple[Operand, Operand], zeros: tuple[Operand | None, Operand | None]
 ) -> Operand:
     """Return `(a - a_zero) @ (b - b_zero)`.
@@ -108,12 +104,12 @@ def _convolution(
 
 def _conv_integer(node: Node, builder: GraphBuilder) -> Sequence[Tensor]:
     factors = node.operand(0), node.operand(1)
-    return [Tensor(_convolution(node, builder, factors, (_optional(node, 2), _optional(node, 3)), None))]
+    return [Tensor(_convolution(node, builder, factors, (node.optional(2), node.optional(3)), None))]
 
 
 def _qlinear_conv(node: Node, builder: GraphBuilder) -> Sequence[Tensor]:
     x, x_scale, x_zero, weight, weight_scale, weight_zero, y_scale, y_zero = (node.operand(i) for i in range(8))
-    total = _convolution(node, builder, (x, weight), (x_zero, weight_zero), _optional(node, 8))
+    total = _convolution(node, builder, (x, weight), (x_zero, weight_zero), node.optional(8))
     scale = builder.call("div", [builder.call("mul", [x_scale, weight_scale]), y_scale])
     return [Tensor(builder.call("requantize", [total, _scalar(builder, scale), _scalar(builder, y_zero)]))]
 

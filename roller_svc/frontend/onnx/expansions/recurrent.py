@@ -43,7 +43,7 @@ def _recurrent(node: Node, builder: GraphBuilder, kind: CellKind) -> Sequence[Te
         raise node.invalid(f"hidden_size is {hidden}, R has {hidden_weights.shape[2]} hidden units")
     cells = _cells(node, kind, len(directions))
     x = builder.call("transpose", [x], permutation=(1, 0, 2)) if batch_first else x
-    states = [_optional(node, position) for position in ((5, 6) if kind is CellKind.LSTM else (5,))]
+    states = [node.optional(position) for position in ((5, 6) if kind is CellKind.LSTM else (5,))]
     if batch_first:
         states = [None if state is None else builder.call("transpose", [state], permutation=(1, 0, 2))
                   for state in states]  # fmt: skip
@@ -115,10 +115,6 @@ def _numbers(node: Node, name: str) -> list[float]:
     if not isinstance(value, list) or not all(isinstance(item, int | float) for item in value):
         raise node.invalid(f"attribute {name} must be a list of numbers, got {value!r:.60}")
     return [float(item) for item in value]
-
-
-def _optional(node: Node, position: int) -> Operand | None:
-    return node.operand(position) if node.has(position) else None
 
 
 def _lengths(node: Node, steps: int, batch: int) -> Operand | None:

@@ -104,7 +104,7 @@ def _scatter(call: AtenCall, reduction: str) -> Operand:
                     reduction=reduction)  # fmt: skip
 
 
-_REDUCTIONS = {"sum": "add", "add": "add", "amax": "max", "amin": "min"}
+_REDUCTIONS = {"sum": "add", "add": "add", "prod": "mul", "multiply": "mul", "amax": "max", "amin": "min"}
 
 
 def _scatter_reduce(call: AtenCall) -> Operand:

@@ -44,6 +44,26 @@ def _baddbmm(call: AtenCall) -> Operand:
     return call.expand(call.run("add", *scaled), call.shape)
 
 
+def _grouped_product(call: AtenCall, weight_name: str) -> Operand:
+    """Convert a product whose rows are in groups: each group ends at its offset, and has a matrix of its own."""
+    x, weight, ends = call.x, call.operand(weight_name), call.value("offs")
+    for name in ("bias", "out_dtype"):
+        if call.has(name) and call.value(name) is not None and name == "bias":
+            raise call.unsupported("a bias")
+    if not isinstance(ends, Operand):
+        return call.cast(call.run("matmul", x, weight))
+    if (x.rank, weight.rank) != (2, 3):
+        raise call.unsupported(f"a grouped product of {x.rank} and {weight.rank} dimensions")
+    rows, groups = x.shape[0], weight.shape[0]
+    places = call.reshape(call.builder.count(rows), (rows, 1))
+    passed = call.run("greater_equal", places, call.cast(ends, DType.INT64))  # [rows, groups]
+    group = call.run("reduce_sum", call.cast(passed, DType.INT64), axis=(1,))
+    inside = call.run("clip", group, most=groups - 1)
+    product = call.cast(call.run("grouped_matmul", x, weight, inside))
+    is_in_one = call.reshape(call.run("less", group, call.scalar(groups, DType.INT64)), (rows, 1))
+    return call.run("where", is_in_one, product, call.scalar(0, call.dtype))
+
+
 def _spatial(call: AtenCall, weight: Operand) -> int:
     if not 3 <= weight.rank <= 5:
         raise call.unsupported(f"a weight of {weight.rank} dimensions")
@@ -380,6 +400,8 @@ TABLE: dict[str, Converter] = {
     "aten._trilinear.default": _trilinear,
     "aten.linear.default": _linear,
     **{f"aten.{name}.default": _matmul for name in ("matmul", "mm", "bmm", "mv", "dot")},
+    "aten._grouped_mm.default": partial(_grouped_product, weight_name="mat2"),
+    "transformers.grouped_mm_fallback.default": partial(_grouped_product, weight_name="weight"),
     "aten.addmm.default": _addmm,
     "aten.baddbmm.default": _baddbmm,
     "aten.einsum.default": _einsum,

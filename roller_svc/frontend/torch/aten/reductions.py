@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 from functools import partial
 
+import numpy as np
+
 from roller_svc.frontend.ops.operator import Operand
 from roller_svc.frontend.torch.call import AtenCall, Converter
 from roller_svc.ir.dtype import DType
@@ -47,6 +49,31 @@ def _extremum_with_index(call: AtenCall, operator: str) -> list[Operand | None]:
     values = call.run(f"reduce_{operator}", x, axis=(axis,), keepdims=keepdims) if 0 in call.needed else None
     places = call.run(f"arg{operator}", x, axis=axis, keepdims=keepdims) if 1 in call.needed else None
     return [values, places]
+
+
+def _histogram(call: AtenCall) -> Operand:
+    """Convert `histc`: the number of elements in each of equal bins. The last bin has both ends."""
+    bins, low, high = call.integer("bins"), call.number("min"), call.number("max")
+    x, dtype = call.reshape(call.x, (call.x.type.elements, 1)), call.dtype
+    bounds = [call.scalar(low, dtype), call.scalar(high, dtype)]
+    if low == high:
+        one = call.scalar(1, dtype)
+        if low == 0:  # the extrema of the data
+            bounds = [call.run(f"reduce_{name}", call.x, axis=tuple(range(call.x.rank))) for name in ("min", "max")]
+        are_equal = call.run("equal", *bounds)
+        bounds = [call.run("where", are_equal, call.run(operator, bound, one), bound)
+                  for operator, bound in zip(("sub", "add"), bounds, strict=True)]  # fmt: skip
+    width = call.run("sub", bounds[1], bounds[0])
+    scaled = call.run("mul", call.run("sub", x, bounds[0]), call.scalar(bins, dtype))
+    if not dtype.is_float:
+        place = call.run("div", scaled, width, rounding="trunc")
+    else:
+        place = call.run("floor", call.run("div", scaled, width))
+    place = call.run("min", place, call.scalar(bins - 1, dtype))
+    numbers = call.constant(np.arange(bins), dtype)
+    inside = call.run("logical_and", call.run("greater_equal", x, bounds[0]), call.run("less_equal", x, bounds[1]))
+    counted = call.run("logical_and", call.run("equal", place, numbers), inside)
+    return call.run("reduce_sum", call.cast(counted), axis=(0,))
 
 
 def _arg(call: AtenCall, operator: str) -> Operand:
@@ -120,6 +147,7 @@ def _cumulate(call: AtenCall, operator: str) -> Operand:
 
 
 TABLE: dict[str, Converter] = {
+    "aten.histc.default": _histogram,
     **{f"aten.sum.{form}": partial(_reduce, operator="reduce_sum") for form in ("default", "dim_IntList")},
     **{f"aten.mean.{form}": partial(_reduce, operator="reduce_mean") for form in ("default", "dim")},
     **{f"aten.prod.{form}": partial(_reduce, operator="reduce_prod") for form in ("default", "dim_int")},

@@ -37,6 +37,7 @@ CASES: dict[str, tuple[str, Types]] = {
     "doubles": ("grid[at[n]] +=. x[n]", {"grid": ("float64", (33,)), "at": AT, "x": ("float64", (UPDATES,))}),
     "long integers": ("grid[at[n]] +=. x[n]", {"grid": ("int64", (33,)), "at": AT, "x": ("int64", (UPDATES,))}),
     "greatest": ("grid[at[n]] >=. x[n]", {"grid": ("float32", (50,)), "at": AT, "x": ("float32", (UPDATES,))}),
+    "product": ("grid[at[n]] *=. x[n]", {"grid": ("int32", (50,)), "at": AT, "x": ("int32", (UPDATES,))}),
     "least": ("grid[at[n]] <=. x[n]", {"grid": ("int32", (50,)), "at": AT, "x": ("int32", (UPDATES,))}),
     "rows": ("grid[at[n], c] +=. x[n, c]",
              {"grid": ("float32", (9, 24)), "at": ("int32", (211,)), "x": ("float32", (211, 24))}),

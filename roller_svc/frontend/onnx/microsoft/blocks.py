@@ -1,0 +1,116 @@
+"""Weights of com.microsoft that are quantized in blocks of 2, 4 or 8 bits. They become constants of floats."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from roller_svc.frontend.graph_builder import Array, GraphBuilder
+from roller_svc.frontend.onnx.expansions.expansion import Expansion
+from roller_svc.frontend.onnx.tensors import Tensor
+from roller_svc.frontend.onnx.use import Node, not_constant
+from roller_svc.ir.dtype import DType
+
+
+def _known(node: Node, position: int, what: str) -> Array | None:
+    """Return the value of a constant; None if it is omitted."""
+    operand = node.optional(position)
+    if operand is None:
+        return None
+    value: Any = node.constants[position]
+    if not isinstance(value, np.ndarray):
+        raise not_constant(f"{node.op_type}: {what} (input {position})", node.depends_on(operand))
+    return value
+
+
+def _needed(node: Node, position: int, what: str) -> Array:
+    node.operand(position)
+    value = _known(node, position, what)
+    if value is None:
+        raise node.invalid(f"{what} (input {position}) is missing")
+    return value
+
+
+def _bits(node: Node) -> int:
+    bits = node.integer("bits", 4)
+    if bits not in (2, 4, 8):
+        raise node.unsupported(f"bits={bits}", "2, 4 and 8 are")
+    return bits
+
+
+def _unpacked(packed: Array, bits: int) -> Array:
+    """Return the numbers in bytes, the lowest bits first, along the last dimension."""
+    parts = [packed >> shift & (1 << bits) - 1 for shift in range(0, 8, bits)]
+    return np.stack(parts, axis=-1).reshape(*packed.shape[:-1], -1)
+
+
+def _matmul_nbits(node: Node, builder: GraphBuilder) -> Sequence[Tensor]:
+    """Return the product with the transpose of a matrix [N, K], which has a scale for each block of a row."""
+    bits, block = _bits(node), node.integer("block_size", 0)
+    rows, columns = node.integer("N", 0), node.integer("K", 0)
+    node.integer("accuracy_level", 0)
+    node.check_default("weight_prepacked", 0)
+    a, stored, scales = node.operand(0), _needed(node, 1, "B"), _needed(node, 2, "scales")
+    if block < 1 or rows < 1 or columns < 1 or stored.dtype != np.uint8:
+        raise node.invalid(f"N={rows}, K={columns}, block_size={block}, and B of {stored.dtype} are not a matrix")
+    blocks = -(-columns // block)
+    if stored.size * 8 != rows * blocks * block * bits or scales.size != rows * blocks:
+        raise node.invalid(f"B {list(stored.shape)} and scales {list(scales.shape)} are not {rows} rows of {blocks} "
+                           f"blocks of {block} numbers")  # fmt: skip
+    numbers = _unpacked(stored.reshape(rows, -1), bits)[:, :columns]
+    group = _known(node, 4, "g_idx")
+    of_column = np.arange(columns) // block if group is None else group.reshape(-1)[:columns]
+    if of_column.shape != (columns,) or of_column.min() < 0 or of_column.max() >= blocks:
+        raise node.invalid(f"g_idx must have {columns} numbers below {blocks}")
+    zeros = _zeros(node, rows, blocks, bits)
+    factors = scales.reshape(rows, blocks).astype(np.float32)
+    dense = (numbers.astype(np.float32) - zeros[:, of_column]) * factors[:, of_column]
+    weight = builder.cast(builder.add_constant(dense, DType.FLOAT32), a.dtype)
+    bias = node.optional(5)
+    return [Tensor(builder.call("linear", [a, weight, *([] if bias is None else [bias])]))]
+
+
+def _zeros(node: Node, rows: int, blocks: int, bits: int) -> Array:
+    """Return the zero point of each block, as floats."""
+    given = _known(node, 3, "zero_points")
+    if given is None:
+        return np.full((rows, blocks), 1 << (bits - 1), np.float32)
+    if given.dtype != np.uint8:
+        packed = given.size == rows * blocks
+        numbers = given.reshape(rows, -1) if packed else given
+    else:
+        packed = given.size == rows * -(-blocks * bits // 8)
+        numbers = _unpacked(given.reshape(rows, -1), bits) if packed else given
+    if not packed:
+        raise node.invalid(f"zero_points {list(given.shape)} are not {rows} rows of {blocks}")
+    return numbers[:, :blocks].astype(np.float32)
+
+
+def _gather_block_quantized(node: Node, builder: GraphBuilder) -> Sequence[Tensor]:
+    """Return rows of a table, which has a scale for each block along an axis."""
+    bits, block, indices = _bits(node), node.integer("block_size", 128), node.operand(1)
+    stored, scales, zeros = _needed(node, 0, "data"), _needed(node, 2, "scales"), _known(node, 3, "zero_points")
+    if stored.dtype != np.uint8 or block < 1:
+        raise node.unsupported(f"data of {stored.dtype} with block_size={block}")
+    numbers = _unpacked(stored, bits).astype(np.float32)
+    rank = numbers.ndim
+    gathered, axis = (node.integer(name, default) for name, default in (("gather_axis", 0), ("quantize_axis", 1)))
+    if not (-rank <= gathered < rank and -rank <= axis < rank):
+        raise node.invalid(f"gather_axis={gathered} and quantize_axis={axis} of {rank} dimensions")
+    axis %= rank
+    of_place = np.arange(numbers.shape[axis]) // block
+    shape = (*numbers.shape[:axis], int(of_place[-1]) + 1, *numbers.shape[axis + 1 :])
+    zero: Any = np.float32(1 << (bits - 1))
+    if zeros is not None:
+        zero = _unpacked(zeros, bits)[..., : shape[-1]].astype(np.float32)
+    if scales.shape != shape or (zeros is not None and zero.shape != shape):
+        raise node.invalid(f"scales {list(scales.shape)} are not {list(shape)}, or the zero points do not fit")
+    zero = np.take(zero, of_place, axis) if zeros is not None else zero
+    dense = (numbers - zero) * np.take(scales.astype(np.float32), of_place, axis)
+    table = builder.cast(builder.add_constant(dense, DType.FLOAT32), node.operand(2).dtype)
+    return [Tensor(builder.call("gather", [table, indices], axis=gathered, negative=True))]
+
+
+BLOCKS: dict[str, Expansion] = {"GatherBlockQuantized": _gather_block_quantized, "MatMulNBits": _matmul_nbits}

@@ -1,0 +1,67 @@
+"""Failures of torch.export in words. No exception of torch or of the module leaves the importer."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+
+from roller_svc.errors import ArgumentError, UnsupportedModelError, UnsupportedNode
+
+# What torch.export raises, and what a module's own code may: torch's classes derive from these.
+_FAILURES = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+_TORCH = Path(torch.__file__).parent
+_HERE = Path(__file__).parents[2]
+MAX_SHOWN = 300  # characters of torch's message
+
+
+@contextmanager
+def translated_failures() -> Iterator[None]:
+    """Raise ArgumentError for what torch raises. It names the line of the module's code."""
+    try:
+        yield
+    except GuardOnDataDependentSymNode as error:
+        raise ArgumentError(
+            f"the module decides by a value of its inputs{_place(error)}; shapes and branches are static",
+            code="data-dependent", hint="use torch.where in place of the branch, or give the value as an example input "
+            "that is a Python number, which is a constant",
+        ) from error  # fmt: skip
+    except _FAILURES as error:
+        text = " ".join(str(error).split("\n\n")[0].split())[:MAX_SHOWN]
+        raise ArgumentError(
+            f"torch.export cannot export the module{_place(error)}: {type(error).__name__}: {text}",
+            code="not-exportable", hint="call module(*inputs) to see whether the example inputs fit; "
+            "torch.export.export(module, inputs) shows all of the message",
+        ) from error  # fmt: skip
+
+
+def check_module(module: torch.nn.Module) -> None:
+    """Raise an InputError for modules that torch.export refuses: scripted and quantized ones."""
+    if isinstance(module, torch.jit.ScriptModule):
+        raise ArgumentError("a scripted or traced module cannot be exported", code="not-exportable",
+                            hint="pass the torch.nn.Module that it was made of, or export it to ONNX")  # fmt: skip
+    listed = {name: part for name, part in module.named_modules() if ".quantized." in f"{type(part).__module__}."}
+    quantized = [
+        UnsupportedNode(type(part).__name__, name or "the module", "it is quantized for torch's own kernels")
+        for name, part in listed.items()
+        if not name or name.rpartition(".")[0] not in listed
+    ]
+    if quantized:
+        raise UnsupportedModelError(
+            tuple(quantized), hint="pass the module before its quantization, or an ONNX file with QuantizeLinear and "
+            "DequantizeLinear nodes, as torch.onnx.export writes it for a module quantized by torchao",
+        )  # fmt: skip
+
+
+def _place(error: BaseException) -> str:
+    """Return where the module's code is, by the last frame outside of torch and of this package."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__)
+              if not any(Path(frame.filename).is_relative_to(folder) for folder in (_TORCH, _HERE))]  # fmt: skip
+    own = [frame for frame in frames if Path(frame.filename).exists() and "site-packages" not in frame.filename]
+    if not own or own[-1].name == "<module>":
+        return ""
+    return f", in {own[-1].name} ({Path(own[-1].filename).name}, line {own[-1].lineno})"
