@@ -266,9 +266,9 @@ def test_compiled_kernels_keep_to_the_plan(hw: HardwareSpec, found: Callable[[Ha
 
 def test_the_machine_code_has_wide_reads_and_copies() -> None:
     found = matmul()
-    binary = compile_source(found.source(found.tiled())).binary
-    (functions,) = sass.sass_functions([binary], A100.arch)
-    counts = dict(functions["kernel0"].counts)
+    kernel = compile_source(found.source(found.tiled()))
+    (functions,) = sass.sass_functions([kernel.binary], A100.arch)
+    counts = dict(functions[kernel.source.launches[0].name].counts)
     assert counts["FFMA"] >= 512
     assert counts["LDS.128"] == 32  # four a row, of which a step has eight
     assert counts["LDGSTS.128"] > 0

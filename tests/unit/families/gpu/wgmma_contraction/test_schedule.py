@@ -577,7 +577,7 @@ def test_compiled_without_spills_or_serialised_products(step: int) -> None:
     for (kind, kernel), functions in zip(kernels.items(), found, strict=True):
         assert [one.spill_bytes for one in kernel.resources] == [0] * len(kernel.resources), kind
         assert not ptxas_warnings(kernel.log), kind
-        code = functions["kernel0"]
+        code = functions[kernel.source.launches[0].name]
         assert code.count("HGMMA", "IGMMA", "QGMMA"), kind
         assert (code.count("UTMALDG") > 0) == bool(kernel.source.launches[0].tensor_maps), kind
         assert (code.count("LDGSTS") > 0) == ("copied by threads" in kind), kind
