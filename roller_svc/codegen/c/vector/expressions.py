@@ -397,7 +397,10 @@ class Vector(VectorAccess):
         return VectorValue(self.call(f"{name}_{self.type_of(dtype)}", *pieces), dtype, is_vector=True)
 
     def _per_lane(self, op: Op) -> VectorValue:
-        """Print an operator without a vector form lane by lane."""
+        """Print an operator without a vector form lane by lane.
+
+        Results are elements of an array. gcc 12 makes masks of values 0 and 1 that it finds in a vector's elements.
+        """
         dtype, lines = op.dtype.compute, list[str]()
         stand_ins: dict[str, tuple[Load, BufferRef]] = {}
         pieces = [self.value(arg) for arg in op.args]  # before the stand-ins: operators in them have the same names
@@ -410,9 +413,9 @@ class Vector(VectorAccess):
         for tensor in stand_ins:
             del self.scalar.buffers[tensor]
         loop = f"for (int i_i32 = 0; i_i32 < {self.lanes}; i_i32++) r_f32[i_i32] = {text};"
-        return VectorValue(
-            f"({{ {' '.join(lines)} {self.type_of(dtype)} r_f32; {loop} r_f32; }})", dtype, is_vector=True
-        )
+        results = f"{self.scalar.dialect.storage_type(dtype)} r_f32[{self.lanes}];"
+        text = f"({{ {' '.join(lines)} {results} {loop} *({self.type_of(dtype)} *)r_f32; }})"
+        return VectorValue(text, dtype, is_vector=True)
 
     # memory -----------------------------------------------------------------------------------------------------------
     def _elements(self, load: Load) -> str:
