@@ -397,7 +397,10 @@ class Vector(VectorAccess):
         return VectorValue(self.call(f"{name}_{self.type_of(dtype)}", *pieces), dtype, is_vector=True)
 
     def _per_lane(self, op: Op) -> VectorValue:
-        """Print an operator without a vector form lane by lane."""
+        """Print an operator without a vector form lane by lane.
+
+        Results are elements of an array. gcc 12 makes masks of values 0 and 1 that it finds in a vector's elements.
+        """
         dtype, lines = op.dtype.compute, list[str]()
         stand_ins: dict[str, tuple[Load, BufferRef]] = {}
         pieces = [self.value(arg) for arg in op.args]  # before the stand-ins: operators in them have the same names
@@ -411,8 +414,9 @@ class Vector(VectorAccess):
             del self.scalar.buffers[tensor]
         loop = f"for (int i_i32 = 0; i_i32 < {self.lanes}; i_i32++) r_f32[i_i32] = {text};"
         # An array, as gcc 12 converts truth values that it puts together in a vector (of x // x) to 0 and -1.
-        results = f"{self.scalar.dialect.value_type(dtype)} r_f32[{self.lanes}]; {loop} *({self.type_of(dtype)} *)r_f32;"
-        return VectorValue(f"({{ {' '.join(lines)} {results} }})", dtype, is_vector=True)
+        results = f"{self.scalar.dialect.storage_type(dtype)} r_f32[{self.lanes}];"
+        text = f"({{ {' '.join(lines)} {results} {loop} *({self.type_of(dtype)} *)r_f32; }})"
+        return VectorValue(text, dtype, is_vector=True)
 
     # memory -----------------------------------------------------------------------------------------------------------
     def _elements(self, load: Load) -> str:

@@ -88,6 +88,15 @@ def test_operators_without_a_vector_form_are_nested(dtype: str, target: str) -> 
     check([f"y[] +=! {body}" for body in NESTED], arrays, target, is_vector=False)
 
 
+@pytest.mark.parametrize("dtype", ["uint32", "int32"])
+@TARGETS
+def test_quotients_of_zero_and_one_are_no_masks(dtype: str, target: str) -> None:
+    """gcc 12 at -O3 took lanes of a vector that are 0 or 1 for a comparison."""
+    arrays = {"a": (np.arange(8 * 4 * 9 * 2) % 9).astype(dtype).reshape(8, 4, 9, 2)}
+    body = "clip(trunc_div(a[i, j, k, l], a[i, j, k, l]), 0, 9)"
+    check([f"y[l, k, j, i] = {body}"], arrays, target, is_vector=False)
+
+
 def test_vector_cover_is_exact_or_overlaps_at_the_end() -> None:
     assert vector_cover(37, 16, 4, overlapping=False) == ((0, 16), (16, 16), (32, 4), (36, 1))
     assert vector_cover(37, 16, 4, overlapping=True) == ((0, 16), (16, 16), (29, 8))
