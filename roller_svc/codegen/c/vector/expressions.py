@@ -412,7 +412,9 @@ class Vector(VectorAccess):
             del self.scalar.buffers[tensor]
         loop = f"for (int i_i32 = 0; i_i32 < {self.lanes}; i_i32++) r_f32[i_i32] = {text};"
         # An array, as gcc 12 converts truth values that it puts together in a vector (of x // x) to 0 and -1.
-        results = f"{self.scalar.dialect.value_type(dtype)} r_f32[{self.lanes}]; {loop} *({self.type_of(dtype)} *)r_f32;"
+        results = (
+            f"{self.scalar.dialect.value_type(dtype)} r_f32[{self.lanes}]; {loop} *({self.type_of(dtype)} *)r_f32;"
+        )
         return VectorValue(f"({{ {' '.join(lines)} {results} }})", dtype, is_vector=True)
 
     # memory -----------------------------------------------------------------------------------------------------------
