@@ -44,8 +44,8 @@ def constant_int(x: Expr) -> int | None:
             return value_below if value_below is not None and holds(value_below, dtype) else None
         case Op(kind=kind, args=args) if kind in _FOLDED and not x.dtype.is_float:
             values = [constant_int(arg) for arg in args]
-            value = None if None in values else _folded(kind, [v for v in values if v is not None])
-            return None if value is not None and kind in _GROWING and not holds(value, x.dtype) else value
+            result = None if None in values else _folded(kind, [v for v in values if v is not None])
+            return None if result is not None and kind in _GROWING and not holds(result, x.dtype) else result
         case _:
             return None
 
@@ -69,7 +69,7 @@ def _folded(kind: OpKind, v: list[int]) -> int | None:
         case OpKind.MIN:
             return min(v)
         case OpKind.POW if 0 <= v[1] <= _MOST_BITS:
-            return v[0] ** v[1]
+            return int(v[0] ** v[1])
         case OpKind.SHL if 0 <= v[1] <= _MOST_BITS:
             return v[0] << v[1]
         case OpKind.SHR if v[1] >= 0:
