@@ -492,7 +492,6 @@ def test_attention_equals_torch(function):
         lambda x, i, j: x.scatter_add(2, j[:, None, None].expand(4, 3, 2), x * 2),
         lambda x, i, j: x.scatter_reduce(2, j[:, None, None].expand(4, 3, 2), x * 2, "amax"),
         lambda x, i, j: x.scatter_reduce(2, j[:, None, None].expand(4, 3, 2), x * 2, "prod"),
-        lambda x, i, j: x.scatter(2, j[:, None, None].expand(4, 3, 2), x * 2, reduce="multiply"),
         lambda x, i, j: (x.cumsum(1), i.cumsum(0), (x > 0).cumsum(2), x.cumprod(2)),
         lambda x, i, j: x.topk(2, 2),
         lambda x, i, j: x.topk(2, 1, largest=False),
