@@ -16,6 +16,9 @@ import onnx
 import onnx.defs
 
 from roller_svc.frontend.onnx.expansions import EXPANSIONS
+from roller_svc.frontend.onnx.microsoft import DOMAIN as MICROSOFT_DOMAIN
+from roller_svc.frontend.onnx.microsoft import MICROSOFT, SAME
+from roller_svc.frontend.onnx.microsoft.functions import FUNCTIONS
 from roller_svc.frontend.onnx.model import DOMAINS
 from roller_svc.frontend.onnx.subgraphs import SUBGRAPHS
 from roller_svc.frontend.onnx.table import NODES
@@ -67,6 +70,7 @@ def onnx_table() -> str:
     if listed != sorted(known | schemas.keys()):
         raise SystemExit(f"REFUSED is not what the tables lack: {sorted(set(listed) ^ (known | schemas.keys()))}")
     lines = [f"| {how} | {_quoted(names)} |" for how, names in rows]
+    lines.append(f"| operators of `{MICROSOFT_DOMAIN}` | {_quoted({*FUNCTIONS, *MICROSOFT, *SAME})} |")
     return "\n".join(["| becomes | ONNX operators |", "|---|---|", *lines]) + "\n"
 
 

@@ -69,7 +69,7 @@ def load_graph(
 
 @dataclass(frozen=True, slots=True)
 class _Given:
-    """What a caller gives about the inputs of an ONNX model."""
+    """Types and values of the inputs of an ONNX model, as a caller gives them."""
 
     inputs: Mapping[str, TensorType] | None
     dims: Mapping[str, int] | None

@@ -24,16 +24,15 @@ _LEGACY, _LEGACY_OPSETS = "consumed_inputs", range(1, 6)
 
 def not_constant(what: str, inputs: Sequence[str]) -> ArgumentError:
     """Return the error for a value that has to be known. It names the inputs of the model that decide it."""
-    code = "needs-constant"
     if not inputs:
-        return ArgumentError(f"{what} must be a constant, and depends on data", code=code,
+        return ArgumentError(f"{what} must be a constant, and depends on data", code="needs-constant",
                              hint="shapes, steps and branches are static; export them as constants")  # fmt: skip
     shown = inputs[:MAX_SHOWN_INPUTS]
     example = ", ".join(f'"{name}": ...' for name in shown)
     return ArgumentError(
         f"{what} must be a constant, and depends on the input{'s' if len(inputs) > 1 else ''} {', '.join(shown)}"
         + (f" and {len(inputs) - len(shown)} more" if len(inputs) > len(shown) else ""),
-        code=code, hint=f"give its value with constants={{{example}}}",
+        code="needs-constant", hint=f"give its value with constants={{{example}}}",
     )  # fmt: skip
 
 

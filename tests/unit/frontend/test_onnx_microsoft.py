@@ -51,7 +51,8 @@ def model_of(
     kept = [numpy_helper.from_array(tensor, f"t{i}") for i in constants if (tensor := tensors[i]) is not None]
     types = [onnx.ValueInfoProto(name=name) for name in outputs if name]
     graph = helper.make_graph([node], "graph", inputs, types, kept)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)])
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
+    return helper.make_model(graph, opset_imports=opsets)
 
 
 def run(
@@ -431,8 +432,9 @@ def test_attention_of_shared_heads_with_a_cache(
     parts: list[Array | None] = [*np.split(x, [heads * FEATURES, (heads + 1) * FEATURES], -1)]
     q, k, v = (heads_of(part, count) for part, count in zip(parts, (heads, 1, 1), strict=True) if part is not None)
     caches, tables = (f32(2, 1, stored, FEATURES), f32(2, 1, stored, FEATURES)), (np.cos(ANGLES), np.sin(ANGLES))
-    tensors: list[Array | None] = [*([x, None, None] if is_packed else parts), *caches, np.array(last, np.int32),
-                                   np.array(total, np.int32), *(tables if "do_rotary" in attributes else ())]  # fmt: skip
+    lengths = np.array(last, np.int32), np.array(total, np.int32)
+    first: list[Array | None] = [x, None, None] if is_packed else parts
+    tensors = [*first, *caches, *lengths, *(tables if "do_rotary" in attributes else ())]
     got = run("GroupQueryAttention", tensors, {"num_heads": heads, "kv_num_heads": 1} | attributes, constants=(6,),
               results=3)  # fmt: skip
     window = attributes.get("local_window_size", 99)
@@ -465,7 +467,7 @@ def test_attention_of_shared_heads_with_a_cache(
         ("FusedMatMul", [X, M], {"transBatchA": 1}, "transBatchA=1"),
         ("FusedMatMul", [X, M], {"surprise": 1}, "attribute surprise"),
         ("MatMulNBits", [X, u8(5, 1, 8), f32(5)], {"K": 8, "N": 5, "block_size": 16, "bits": 4},
-         r'B \(input 1\) must be a constant, and depends on the input t1; give its value with constants={"t1": \.\.\.}'),
+         r'B \(input 1\) must be a constant, and depends on the input t1; .* with constants={"t1": \.\.\.}'),
         ("MatMulNBits", [X, u8(5, 1, 8), f32(5)], {"K": 8, "N": 5, "block_size": 16, "bits": 3}, "bits=3"),
         ("DynamicQuantizeLSTM", [f32(4, 2, 6), s8(1, 6, 20), s8(1, 5, 20), None, None, None, None, None, f32(1), s8(1),
                                  f32(1), s8(1)], {"hidden_size": 5}, r"W \(input 1\) that is not constant"),

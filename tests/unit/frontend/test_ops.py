@@ -41,6 +41,8 @@ def on_last(pad: int) -> tuple[tuple[int, int], ...]:
 
 PRODUCTS = [
     Case("matmul", ((5, 4), (4, 3)), np.matmul),
+    Case("grouped_matmul", ((5, 4), (3, 4, 2), np.array([2, 0, 1, 1, 2])), lambda x, w, i:
+         np.einsum("mk,mkn->mn", x, w[i])),
     Case("matmul", ((4,), (4,)), np.matmul),
     Case("matmul", ((5, 4), (4,)), np.matmul),
     Case("matmul", ((4,), (2, 4, 3)), np.matmul),

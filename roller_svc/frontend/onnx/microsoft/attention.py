@@ -193,14 +193,14 @@ def _rotated(
 ) -> Operand:  # fmt: skip
     """Return [batch, heads, length, features] with pairs of features rotated. Angles: [batch, 1, length, pairs]."""
     pairs = cosine.shape[-1]
-    turned, rest = _slice(builder, x, 3, 0, 2 * pairs), None
+    rotary, rest = _slice(builder, x, 3, 0, 2 * pairs), None
     if 2 * pairs < x.shape[3]:
         rest = _slice(builder, x, 3, 2 * pairs, x.shape[3])
     if interleaved:
-        split = builder.call("reshape", [turned], shape=(*x.shape[:3], pairs, 2))
+        split = builder.call("reshape", [rotary], shape=(*x.shape[:3], pairs, 2))
         a, b = (builder.call("squeeze", [_slice(builder, split, 4, i, i + 1)], axis=(4,)) for i in range(2))
     else:
-        a, b = _slice(builder, turned, 3, 0, pairs), _slice(builder, turned, 3, pairs, 2 * pairs)
+        a, b = _slice(builder, rotary, 3, 0, pairs), _slice(builder, rotary, 3, pairs, 2 * pairs)
 
     def times(x: Operand, factor: Operand) -> Operand:
         return builder.call("mul", [x, factor])
@@ -209,10 +209,10 @@ def _rotated(
     second = builder.call("add", [times(a, sine), times(b, cosine)])
     if interleaved:
         columns = [builder.call("unsqueeze", [part], axis=(4,)) for part in (first, second)]
-        turned = builder.call("reshape", [builder.call("concat", columns, axis=4)], shape=(*x.shape[:3], 2 * pairs))
+        rotary = builder.call("reshape", [builder.call("concat", columns, axis=4)], shape=(*x.shape[:3], 2 * pairs))
     else:
-        turned = builder.call("concat", [first, second], axis=3)
-    return turned if rest is None else builder.call("concat", [turned, rest], axis=3)
+        rotary = builder.call("concat", [first, second], axis=3)
+    return rotary if rest is None else builder.call("concat", [rotary, rest], axis=3)
 
 
 def _angles(builder: GraphBuilder, table: Operand, places: Operand) -> Operand:
@@ -223,17 +223,17 @@ def _angles(builder: GraphBuilder, table: Operand, places: Operand) -> Operand:
 def _rotary_embedding(node: Node, builder: GraphBuilder) -> Sequence[Tensor]:
     x, places, cosine, sine = (node.operand(position) for position in range(4))
     node.check_default("is_packed_batching", 0)
-    heads, turned = node.integer("num_heads", 0), node.integer("rotary_embedding_dim", 0)
+    heads, rotary = node.integer("num_heads", 0), node.integer("rotary_embedding_dim", 0)
     node.number("scale", 1.0)  # onnxruntime does not use it
     if x.rank == 3:
-        heads = heads or (x.shape[2] // (2 * cosine.shape[1]) if not turned else 0)
+        heads = heads or (x.shape[2] // (2 * cosine.shape[1]) if not rotary else 0)
         split = _split_heads(node, builder, x, heads)
     elif x.rank == 4:
         split = x
     else:
         raise node.invalid(f"a tensor of {x.rank} dimensions")
-    if turned and turned != 2 * cosine.shape[1]:
-        raise node.invalid(f"rotary_embedding_dim is {turned}, the tables have {cosine.shape[1]} angles")
+    if rotary and rotary != 2 * cosine.shape[1]:
+        raise node.invalid(f"rotary_embedding_dim is {rotary}, the tables have {cosine.shape[1]} angles")
     if places.shape == (1,):
         steps = builder.call("cast", [builder.count(split.shape[2])], dtype=places.dtype.value)
         places = builder.call("unsqueeze", [builder.call("add", [steps, places])], axis=(0,))
@@ -269,8 +269,8 @@ def _group_query_attention(node: Node, builder: GraphBuilder) -> Sequence[Tensor
     if node.integer("do_rotary", 0):
         given = node.optional(9)
         angles = [_angles(builder, node.operand(at), given if given is not None else rows) for at in (7, 8)]
-        turn = bool(node.integer("rotary_interleaved", 0))
-        q, k = (_rotated(builder, x, angles[0], angles[1], interleaved=turn) for x in (q, k))
+        is_interleaved = bool(node.integer("rotary_interleaved", 0))
+        q, k = (_rotated(builder, x, angles[0], angles[1], interleaved=is_interleaved) for x in (q, k))
     node.read.update((7, 8, 9))
     k, v = (_updated(builder, cache, new, starts, size, is_prompt=total == length)
             for cache, new in zip(caches, (k, v), strict=True))  # fmt: skip

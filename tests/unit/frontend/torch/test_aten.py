@@ -278,6 +278,11 @@ def test_arrangements_equal_torch(function):
         lambda x: torch.aminmax(x, dim=1),
         lambda x: F.mse_loss(x, x * 0.5),
         lambda x: F.smooth_l1_loss(x, x * 0.5),
+        lambda x: torch.histc(x, 4, -1, 1),
+        lambda x: torch.histc(x, 5),
+        lambda x: torch.histc(x * 0, 3),
+        lambda x: torch.histc(x.abs().mul(4).floor(), 4, 0, 3),
+        lambda x: torch.histc(x.double(), 7, 0.25, 1.5),
     ],
 )  # fmt: skip
 def test_reductions_equal_torch(function):
@@ -413,6 +418,27 @@ def test_products_equal_torch(function):
     check(function, floats(2, 3, 4), floats(2, 4, 5), floats(2, 3, 5))
 
 
+@pytest.mark.parametrize("ends", [[3, 3, 8], [0, 5, 8], [8, 8, 8]])
+def test_grouped_products_equal_torch(ends):
+    x, weight = floats(8, 16, dtype=torch.bfloat16), floats(3, 16, 8, dtype=torch.bfloat16)
+    check(lambda a, b, c: torch._grouped_mm(a, b, offs=c), x, weight, torch.tensor(ends, dtype=torch.int32))
+
+
+def test_a_grouped_product_of_a_library_is_one():
+    fallback = torch.library.custom_op("transformers::grouped_mm_fallback", split_product, mutates_args=())
+    fallback.register_fake(lambda input, weight, offs: input.new_empty(input.shape[0], weight.shape[2]))
+    check(lambda a, b, c: fallback(a, b, c), floats(8, 4), floats(3, 4, 5), torch.tensor([3, 3, 7], dtype=torch.int32))
+
+
+def split_product(input: torch.Tensor, weight: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
+    """Multiply the rows of each group by its matrix, as transformers does without a kernel for it."""
+    output, start = input.new_zeros(input.shape[0], weight.shape[2]), 0
+    for matrix, end in zip(weight, offs.tolist(), strict=True):
+        output[start:end] = input[start:end] @ matrix
+        start = end
+    return output
+
+
 @pytest.mark.parametrize(
     ("mode", "padding"),
     [(mode, padding) for mode in ("bilinear", "nearest", "bicubic") for padding in ("zeros", "border", "reflection")
@@ -487,6 +513,7 @@ def test_attention_equals_torch(function):
         lambda x, i, j: x.scatter(2, j[:, None, None].expand(4, 3, 1), 0.5),
         lambda x, i, j: x.scatter_add(2, j[:, None, None].expand(4, 3, 2), x * 2),
         lambda x, i, j: x.scatter_reduce(2, j[:, None, None].expand(4, 3, 2), x * 2, "amax"),
+        lambda x, i, j: x.scatter_reduce(2, j[:, None, None].expand(4, 3, 2), x * 2, "prod"),
         lambda x, i, j: (x.cumsum(1), i.cumsum(0), (x > 0).cumsum(2), x.cumprod(2)),
         lambda x, i, j: x.topk(2, 2),
         lambda x, i, j: x.topk(2, 1, largest=False),

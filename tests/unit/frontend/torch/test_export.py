@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import warnings
 
 import ml_dtypes
 import numpy as np
@@ -184,6 +185,83 @@ def test_buffers_that_are_written_are_refused_by_name():
     assert (node.operator, node.name) == ("buffer mutation", "count")
     (node,) = refused(lambda self, x: x.add_(1) * 2, torch.ones(2))
     assert (node.operator, node.name) == ("user input mutation", "inputs_0")
+
+
+@pytest.mark.parametrize("module", [nn.Dropout(0.5), nn.BatchNorm1d(4)])
+def test_what_is_for_training_says_what_to_call(module):
+    module.train()
+    with pytest.raises(UnsupportedModelError, match=r"it is for training: call \.eval\(\) on the module first"):
+        import_program(export_module(module, (torch.ones(2, 4),)), Weights(), reference)
+
+
+def test_operators_with_effects_are_named():
+    nodes = refused(lambda self, x: torch.linalg.inv(x @ x.T), torch.ones(3, 3))
+    assert [node.operator for node in nodes] == ["aten.linalg_inv_ex.default", "aten._linalg_check_errors.default"]
+
+
+def decide(self, x):
+    return x + 1 if x.sum() > 0 else x - 1
+
+
+def cut(self, x):
+    return x[: int(x[0])]
+
+
+@pytest.mark.parametrize("function", [decide, cut])
+def test_a_branch_on_data_is_refused_in_words(function):
+    with pytest.raises(ArgumentError) as caught:
+        import_module(Function(function), torch.tensor([2, 3, 4]))
+    assert caught.value.code == "data-dependent"
+    place = f"in {function.__name__} (test_export.py, line {function.__code__.co_firstlineno + 1})"
+    assert place in caught.value.message
+    assert "torch.where" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("module", "inputs", "words"),
+    [
+        (nn.Linear(4, 4), (torch.ones(3, 5),), "RuntimeError: a and b must have same reduction dim"),
+        (nn.Linear(4, 4), ([1.0, 2.0],), "TypeError: linear()"),
+        (nn.Linear(4, 4), (), "TypeError"),
+        (Function(lambda self, x: torch.from_numpy(x.numpy() + 1)), (torch.ones(2),), "numpy()"),
+        (Function(lambda self, x: x.missing), (torch.ones(2),), "AttributeError"),
+    ],
+)
+def test_what_torch_cannot_export_is_refused_in_words(module, inputs, words):
+    with pytest.raises(ArgumentError) as caught:
+        import_module(module, *inputs)
+    assert caught.value.code == "not-exportable"
+    assert words in caught.value.message
+    assert "call module(*inputs)" in caught.value.hint
+
+
+def test_quantized_modules_are_named():
+    float_ = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        module = torch.ao.quantization.quantize_dynamic(float_, {nn.Linear}, dtype=torch.qint8)
+    with pytest.raises(UnsupportedModelError, match="it is quantized for torch") as caught:
+        import_module(module, torch.ones(1, 4))
+    assert [(node.operator, node.name) for node in caught.value.nodes] == [("Linear", "0"), ("Linear", "2")]
+    assert "pass the module before its quantization" in caught.value.hint
+
+
+def test_scripted_modules_are_refused():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        module = torch.jit.trace(nn.Linear(4, 4), (torch.ones(1, 4),))
+    with pytest.raises(ArgumentError, match="a scripted or traced module"):
+        import_module(module, torch.ones(1, 4))
+
+
+def test_tensors_without_elements_are_inputs_and_outputs():
+    function = Function(lambda self, past, x: (torch.cat([past, x], 1), x[:, :0]))
+    graph, weights = import_module(function, torch.zeros(2, 0), torch.ones(2, 3))
+    assert [(name, kind.shape) for name, kind in graph.inputs] == [("inputs_0", (2, 0)), ("inputs_1", (2, 3))]
+    x = np.ones((2, 3), np.float32)
+    whole, nothing = interpret(graph, weights, {"inputs_0": np.zeros((2, 0), np.float32), "inputs_1": x}).values()
+    np.testing.assert_array_equal(whole, x)
+    assert nothing.shape == (2, 0)
 
 
 def test_batch_norm_in_training_is_refused():
