@@ -85,10 +85,9 @@ def run(options: Options, rehearsal: Rehearsal) -> int:
 
 
 def _run(options: Options, about: Json, rehearsal: Rehearsal) -> int:
-    checks, all_cases = (
-        checks_for(hardware.load(options.target)),
-        [*finding_cases(FINDINGS), *references(), *sampled_cases(DATA, options.cases_per_class)],
-    )
+    square, *others = references()
+    checks = checks_for(hardware.load(options.target))
+    all_cases = [square, *finding_cases(FINDINGS), *others, *sampled_cases(DATA, options.cases_per_class)]
     if options.rehearse:
         checks, all_cases = rehearsal_checks(checks), rehearsal_cases(all_cases)
     selected = [check for check in checks if options.only.search(check.id)]

@@ -40,7 +40,7 @@ TILE_COLUMNS = (
 )  # fmt: skip
 MEASURED_COLUMNS = (
     "class", "cases", "plans", "median |log ratio|", "of the first", "Spearman", "within cases",
-    "of halves", "top-1 regret", "p90", "worst", "top-3 regret", "random top-1", "top-3",
+    "of halves", "top-1 regret", "p90", "worst", "top-3 regret", "random top-1", "random top-3",
 )  # fmt: skip
 # Options that are rejected where they would be ignored.
 OF_CASES = ("cases", "every", "only")
