@@ -54,7 +54,8 @@ class EpilogueStore:
     def vector_width(self, columns: int) -> int:
         """Return the widest vector along n, a divisor of `columns` of at most 16 bytes, for all stores of the epilogue.
 
-        Stores are affine beyond the innermost axis; other values that depend on the position may not be.
+        Stores are affine beyond the innermost axis; other values that depend on the position may not be, be it on the
+        innermost axis or on another, such as a bias of rows.
         """
         group, lead = self.view.group, self.view.n.members[-1]
         types = dict(group.stored)
@@ -68,8 +69,8 @@ class EpilogueStore:
                     aligned_vector_width(store, None, self.view.n, type_),
                     CHUNK_BYTES // type_.dtype.bytes,
                 )
-        reads = RowReads(row_tensors(group), (), {})
-        varies = any(lead.name in axes_of(reads.apply(statement.body)) for statement in group.statements[1:])
+        reads, along_n = RowReads(row_tensors(group), (), {}), {a.name for a in self.view.n.members}
+        varies = any(axes_of(reads.apply(statement.body)) & along_n for statement in group.statements[1:])
         while columns % vector_width or (varies and lead.extent % vector_width):
             vector_width //= 2
         return vector_width

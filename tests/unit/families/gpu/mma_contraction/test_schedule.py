@@ -269,6 +269,18 @@ def test_gathered_rows_of_a_split_are_not_read_beyond_the_last_index() -> None:
 
 
 @pytest.mark.emulator
+@pytest.mark.parametrize("at", ["o", "p", "n", "f", "o, p"])
+@pytest.mark.parametrize("columns", [12, 8])
+def test_vectors_of_outputs_have_their_own_biases(at: str, columns: int) -> None:
+    """Outputs are contiguous over o and p, but a vector of eight may begin in one row of o and end in the next."""
+    extents = {"o": 2, "p": columns, "n": 3, "f": 8}
+    text = f"t[n, f, o, p] +=! x[n, o, p, k] * w[k, f]; y[n, f, o, p]: float16 = t[n, f, o, p] + b[{at}]"
+    bias = " ".join(str(extents[name]) for name in at.split(", "))
+    inputs = {"x": f"float16 3 2 {columns} 32", "w": "float16 32 8", "b": f"float16 {bias}"}
+    emulated_result(text, AMPERE, {"stages": 2}, **inputs)
+
+
+@pytest.mark.emulator
 @pytest.mark.parametrize(
     ("more", "a", "b", "bias", "sums", "out", "axes"),
     every(3, [(m, *names) for m in ({"stages": 3, "raster": 2}, {"stages": 2, "stream_k_blocks": 3}) for names in (
