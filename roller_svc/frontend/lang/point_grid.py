@@ -127,6 +127,15 @@ def _shift(*, left: bool) -> Callable[[Array, Array], Array]:
     return shifted
 
 
+def _pow(x: Array, y: Array) -> Array:
+    """Return a power. One of integers that exceeds 64 bits is opaque: an index does not wrap."""
+    if x.dtype.kind == "f":
+        return np.asarray(np.power(x, y))
+    if (np.power(np.abs(x.astype(np.float64)), np.maximum(y, 0)) >= 2.0**63).any():
+        raise OpaqueValueError
+    return raise_integers(x, y)
+
+
 _FUNCTIONS: dict[OpKind, Callable[..., Any]] = {
     OpKind.ADD: np.add, OpKind.SUB: np.subtract, OpKind.MUL: np.multiply, OpKind.DIV: np.true_divide,
     OpKind.FLOORDIV: _floordiv, OpKind.MOD: _mod, OpKind.NEG: np.negative, OpKind.ABS: np.abs,
@@ -145,7 +154,7 @@ _FUNCTIONS: dict[OpKind, Callable[..., Any]] = {
     OpKind.LOG2: np.log2, OpKind.SIN: np.sin, OpKind.COS: np.cos,
     OpKind.ISNAN: np.isnan, OpKind.ISINF: np.isinf, OpKind.FMOD: np.fmod,
     OpKind.TRUNC_DIV: lambda x, y: np.sign(x) * np.sign(y) * _floordiv(np.abs(x), np.abs(y)),
-    OpKind.POW: lambda x, y: np.power(x, y) if x.dtype.kind == "f" else raise_integers(x, y),
+    OpKind.POW: _pow,
 }  # fmt: skip
 
 
