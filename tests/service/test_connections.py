@@ -22,6 +22,7 @@ import pytest
 from serving import ANSWER_S, answer_of, connected, exchanged, parsed, received, running
 
 from roller_svc.farm.store import Artifact
+from roller_svc.farm.watch import EndWatcher
 from roller_svc.ir.report import BuildRequest
 from roller_svc.service.app import create_app
 from roller_svc.service.connections import FREE_CHUNKS, MAX_HEAD_BYTES, MIN_MEAN_CHUNK_BYTES
@@ -344,13 +345,21 @@ def test_the_end_is_announced_and_everyone_has_an_answer(tmp_path: Path, gate: G
         assert announced.is_set()
 
 
-def test_who_waits_at_the_end_is_told_where_to_ask(tmp_path: Path, gate: Gate) -> None:
+def test_who_waits_at_the_end_is_told_where_to_ask(
+    tmp_path: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watched: list[str] = []
+
+    def add(watcher: EndWatcher, operation_id: str, wake: Callable[[], None], add: Any = EndWatcher.add) -> None:
+        add(watcher, operation_id, wake)
+        watched.append(operation_id)
+
+    monkeypatch.setattr(EndWatcher, "add", add)
     with service(tmp_path, gate) as (server, port), ExitStack() as stack:
         waiting = [stack.enter_context(connected(port)) for _ in range(10)]
         for connection in waiting:
             connection.sendall(post_of(BODY, b"Prefer: wait=60\r\n"))
-        until(lambda: len(server.server_state.tasks) == 10)
-        time.sleep(SHORT_S)  # until all of them have been accepted, and wait
+        until(lambda: len(watched) == 10)  # all of them have been accepted, and wait
         server.should_exit = True
         for connection in waiting:
             answer = received(connection)
