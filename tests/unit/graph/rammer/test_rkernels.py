@@ -38,10 +38,12 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     use(read_settings())
 
 
-@pytest.fixture(autouse=True)
-def always_efficient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Take a kernel of one task whenever the model expects it to save anything."""
-    monkeypatch.setattr(efficient, "MODELLED_RATIO", 1.0)
+@pytest.fixture(scope="module", autouse=True)
+def always_efficient() -> Iterator[None]:
+    """Take a kernel of one task whenever the model expects it to save anything; the cache keeps that choice."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(efficient, "MODELLED_RATIO", 1.0)
+        yield
 
 
 def tower(number: int) -> list[dict[str, Any]]:
@@ -94,9 +96,7 @@ def serial() -> Model:
 
 @pytest.fixture(scope="module")
 def parallel() -> Model:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(efficient, "MODELLED_RATIO", 1.0)
-        return compiled("parallel")
+    return compiled("parallel")
 
 
 def test_row_20_an_operator_on_one_veu_runs_its_most_efficient_rkernel(
