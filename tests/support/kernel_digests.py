@@ -22,7 +22,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -70,6 +70,7 @@ def describe_case(case: Case, target: str, cache: PartitionCache | None = None) 
     """Return text, launches and candidates of a case on a target as text. Raises RollerError for a refused case."""
     request = case_request(case, Run(target))
     program = parse(request.expression, dict(request.inputs), request.outputs)
+    program = replace(program, name="named")  # the default name would change with the text
     hw = hardware.load(target)
     plans = merge_ranked_plans(rank_partitions(cache or PartitionCache(program), hw, TOP_K, request.constraints), TOP_K)
     source = emit_plan(plans[0].plan, program, plans[0].groups, hw)
