@@ -214,7 +214,7 @@ def refused(lane: WorkerProcess[str, str], task: str) -> bool:
     return True
 
 
-@pytest.mark.skipif(landlock_abi() < 6, reason="the kernel's Landlock has no scopes: what is refused depends on it")
+@pytest.mark.skipif(landlock_abi() < 6, reason="this kernel has no Landlock of ABI 6")
 def test_a_confined_worker_sees_its_own(tmp_path: Path) -> None:
     secret, scratch = tmp_path / "secret", tmp_path / "scratch"
     secret.write_text("s")

@@ -28,8 +28,8 @@ from roller_svc.toolchain.source_check import check_source
 ABI = sandbox.landlock_abi()
 ROOT = Path(__file__).parents[3]
 SH = "/bin/sh"
-files_are_confined = pytest.mark.skipif(ABI < 1, reason="this kernel has no Landlock: files are not confined")
-signals_are_confined = pytest.mark.skipif(ABI < 6, reason="Landlock confines signals from ABI 6 on")
+files_are_confined = pytest.mark.skipif(ABI < 1, reason="this kernel has no Landlock")
+signals_are_confined = pytest.mark.skipif(ABI < 6, reason="this kernel has no Landlock of ABI 6")
 calls_are_filtered = pytest.mark.skipif(
     os.uname().machine not in ("x86_64", "aarch64"), reason="there is no filter of system calls for this machine"
 )
