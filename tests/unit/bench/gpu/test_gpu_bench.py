@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import json
 import re
+import sys
 import types
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -258,13 +261,13 @@ def test_without_a_device_it_says_so(
     assert not list(tmp_path.iterdir())
 
 
-def doubling(name: str) -> FakeCupy:
-    """A device whose one kernel is given the addresses of x and y."""
+def double(x: int, y: int) -> None:
+    floats_at(y, 8)[...] = 2 * floats_at(x, 8)
 
-    def work(x: int, y: int) -> None:
-        floats_at(y, 8)[...] = 2 * floats_at(x, 8)
 
-    fake = FakeCupy({name: work}, "90")
+def working(work: Callable[[int, int], None] = double) -> FakeCupy:
+    """A device each of whose kernels, by any name, is given the addresses of x and y."""
+    fake = FakeCupy(collections.defaultdict(lambda: work), "90")
     fake.cuda.runtime.getDeviceProperties = lambda _: {"l2CacheSize": 256}
     pool = types.SimpleNamespace(free_all_blocks=lambda: None)
     fake.get_default_memory_pool = lambda: pool
@@ -282,24 +285,22 @@ def verified(bench: Any, fake: FakeCupy, monkeypatch: pytest.MonkeyPatch, **more
 
 
 def test_a_check_that_is_right_is_not_emulated_beside_the_device(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    row = verified(bench, doubling("kernel0"), monkeypatch)
+    row = verified(bench, working(), monkeypatch)
     assert (row["status"], row["detail"], row["sets"], row["repeatable"]) == ("ok", "", 2, True)
     assert "emulator" not in row
     assert row["launches"][0]["registers_per_thread"] > 0
 
 
 def test_a_verdict_from_before_counts_where_the_text_is_the_same(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    key = verified(bench, doubling("kernel0"), monkeypatch)["key"]
+    key = verified(bench, working(), monkeypatch)["key"]
     before = {"key": key, "emulator": {"status": "ok", "detail": ""}}
-    assert verified(bench, doubling("kernel0"), monkeypatch, verdict=before)["emulator"] == before["emulator"]
-    assert "emulator" not in verified(bench, doubling("kernel0"), monkeypatch, verdict={**before, "key": "another"})
+    assert verified(bench, working(), monkeypatch, verdict=before)["emulator"] == before["emulator"]
+    assert "emulator" not in verified(bench, working(), monkeypatch, verdict={**before, "key": "another"})
 
 
 @pytest.mark.emulator
 def test_a_device_that_is_wrong_is_found_and_the_emulator_asked(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake = doubling("kernel0")
-    fake._kernels = {"kernel0": lambda x, y: floats_at(y, 8).fill(0.5)}
-    row = verified(bench, fake, monkeypatch)
+    row = verified(bench, working(lambda _, y: floats_at(y, 8).fill(0.5)), monkeypatch)
     assert row["status"] == "wrong"
     assert "8 of 8 elements are wrong" in row["detail"]
     assert row["emulator"]["status"] == "ok"
@@ -307,7 +308,8 @@ def test_a_device_that_is_wrong_is_found_and_the_emulator_asked(bench: Any, monk
 
 
 def test_times_stand_beside_what_the_model_expects(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake = doubling("kernel0")
+    fake = working()
+    monkeypatch.setitem(sys.modules, "torch", None)  # of which the stand-in has no tensors
     for module in (cuda, cuda_arrays, bench.timing):
         monkeypatch.setattr(module, "import_cupy", lambda: fake)
     monkeypatch.setattr(cuda, "device_present", lambda: True)
