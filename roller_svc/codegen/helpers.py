@@ -262,8 +262,8 @@ _CONVERSIONS = {
 }  # fmt: skip
 
 # Rounds to float32, to the neighbour whose last bit is one unless exact: rounding that to a narrow type is rounding
-# once (Boldo and Melquiond, "Emulation of FMA and correctly rounded sums", 2008). Integers of more digits than the float
-# of as many bits are made exact first: the digits below its last one set that one.
+# once (Boldo and Melquiond, "Emulation of FMA and correctly rounded sums", 2008). Integers of more digits than the
+# float of as many bits are made exact first: the digits below its last one set that one.
 _ODD_DOUBLE = """{F} float odd_f64(double a) {{
   const float near = (float)a;
   const double back = near;
