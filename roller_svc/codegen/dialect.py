@@ -109,7 +109,9 @@ NEEDS_LIBRARY = {
 
 
 # All integers up to here are exact: two to the number of significant bits.
-EXACT_INTEGERS = {DType.FLOAT16: 2048, DType.BFLOAT16: 256, DType.FLOAT8_E4M3FN: 16, DType.FLOAT8_E5M2: 8}
+EXACT_INTEGERS = {
+    DType.FLOAT32: 1 << 24, DType.FLOAT16: 2048, DType.BFLOAT16: 256, DType.FLOAT8_E4M3FN: 16, DType.FLOAT8_E5M2: 8,
+}  # fmt: skip
 
 
 def literal(value: float, dtype: DType, dialect: Dialect) -> str:

@@ -261,6 +261,22 @@ _CONVERSIONS = {
     ),
 }  # fmt: skip
 
+# Rounds to float32, to the neighbour whose last bit is one unless exact: rounding that to a narrow type is rounding
+# once (Boldo and Melquiond, "Emulation of FMA and correctly rounded sums", 2008). Integers of more digits than the
+# float of as many bits are made exact first: the digits below its last one set that one.
+_ODD_DOUBLE = """{F} float odd_f64(double a) {{
+  const float near = (float)a;
+  const double back = near;
+  if (!(back < a || back > a)) return near;  // exact, or NaN
+  return bits_to_f32((f32_bits(near) - (a < 0 ? back < a : back > a)) | 1);
+}}"""
+_ODD_INTEGER = """{F} float odd_{t}({T} a) {{
+  const {T} high = a >> {digits}, rest = a & {mask};
+  if (high != 0 && high != ({T})-1) a = a - rest + (rest ? {last} : 0);
+  return {result};
+}}"""
+
+SIGNIFICAND_BITS = {32: 24, 64: 53}  # of the float of as many bits
 
 CVT_BITS = 32  # of the widest integer that saturates in one conversion of a float32, with 0 for NaN
 
@@ -300,6 +316,8 @@ def helper(name: str, dialect: Dialect) -> Helper:
     if base.startswith("run"):
         size = int(base.removeprefix("run")) * dtype.bytes
         return Helper(f"typedef {dialect.storage_type(dtype)} {name} __attribute__((vector_size({size})));")
+    if base == "odd":
+        return _round_to_odd(dtype, dialect)
     if base == "to":
         return _saturating(dtype, dialect)
     if base == "mul_rn":
@@ -389,6 +407,17 @@ def _half(name: str, dialect: Dialect) -> Helper:
         return Helper(to if name == "f16_to_f32" else back)
     to, back = (_HALF_CUDA_TO, _HALF_CUDA_FROM) if dialect.language is Language.CUDA else (_HALF_HIP_TO, _HALF_HIP_FROM)
     return Helper(to if name == "f16_to_f32" else back)
+
+
+def _round_to_odd(dtype: DType, dialect: Dialect) -> Helper:
+    """Return the conversion of a wide value to a float32, whose later rounding to a narrow type is the only one."""
+    words = _words(dtype, dialect)
+    if dtype is DType.FLOAT64:
+        return Helper(_ODD_DOUBLE.format(**words), ("f32_bits",))
+    result, needs = ("odd_f64((double)a)", ("odd_f64",)) if dtype.bits == 64 else ("(float)a", ())
+    digits = SIGNIFICAND_BITS[dtype.bits]
+    last = 1 << (dtype.bits - digits)
+    return Helper(_ODD_INTEGER.format(**words, digits=digits, mask=2 * last - 1, last=last, result=result), needs)
 
 
 def _saturating(dtype: DType, dialect: Dialect) -> Helper:

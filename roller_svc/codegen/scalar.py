@@ -6,6 +6,7 @@ import math
 import struct
 from dataclasses import dataclass, field, replace
 
+from roller_svc.analysis.constant_folding import holds
 from roller_svc.analysis.index_ranges import COMPARED, Range, fold, may_exceed_int32, range_of, split_sum
 from roller_svc.analysis.operand import can_represent_all
 from roller_svc.codegen.buffer_ref import BufferRef
@@ -256,17 +257,43 @@ class Scalar:
     def to_element(self, value: Expr, dtype: DType) -> str:
         """Print an expression as an element in memory of a type."""
         if dtype.is_narrow_float:
-            while isinstance(value, Cast) and value.dtype is dtype and value.arg.dtype.compute is dtype.compute:
-                value = value.arg  # rounding twice to one type is rounding once
+            value = self.skip_casts(value, dtype)
             if (copied := self._copied_bits(value, dtype)) is not None:
                 return copied
             text = self.value(value)
+            if self.needs_odd(value, dtype):
+                text = self._round_to_odd(value, text)
             if dtype is DType.FLOAT16 and self.dialect.half == "_Float16":
                 return f"(_Float16)({text})"
             return f"{self.helper(f'f32_to_{SHORT[dtype]}')}({text})"
         if value.dtype.compute is dtype.compute:
             return self.value(value)
         return self._cast(value, dtype, implicit=True)
+
+    def skip_casts(self, value: Expr, dtype: DType) -> Expr:
+        """Return the value that is rounded to a narrow type: rounding twice to one type is rounding once."""
+        while (
+            isinstance(value, Cast)
+            and value.dtype is dtype
+            and (value.arg.dtype.compute is dtype.compute or self.needs_odd(value.arg, dtype))
+        ):
+            value = value.arg
+        return value
+
+    def needs_odd(self, value: Expr, dtype: DType) -> bool:
+        """Return whether rounding a value to float32, and then to a narrow type, may differ from rounding it once.
+
+        Integers that float32 does not represent are beyond the greatest number of float16 and float8.
+        """
+        if value.dtype.is_float:
+            return value.dtype is DType.FLOAT64
+        is_exact = can_represent_all(DType.FLOAT32, value.dtype) or self.is_exact(value, DType.FLOAT32)
+        return not is_exact and holds(EXACT_INTEGERS[DType.FLOAT32], dtype)
+
+    def _round_to_odd(self, value: Expr, text: str) -> str:
+        """Print a value as the float32 whose rounding to any narrow type is that of the value."""
+        source = DType.INT64 if not value.dtype.is_float and self._is_wide(value) else value.dtype
+        return f"{self.helper(f'odd_{SHORT[source]}')}({text})"
 
     def _copied_bits(self, value: Expr, dtype: DType) -> str | None:
         """Print the element's bits in memory if the value is only loaded and has that type, else return None."""
@@ -296,6 +323,8 @@ class Scalar:
                 return wide
             if self._is_rounded(arg) and can_represent_all(dtype, arg.dtype):
                 return wide
+            if self.needs_odd(arg, dtype):
+                wide = self._round_to_odd(arg, text)
             if dtype is DType.FLOAT16 and self.dialect.half == "_Float16":
                 return f"(float)(_Float16)({wide})"
             back, to = self.helper(f"{SHORT[dtype]}_to_f32"), self.helper(f"f32_to_{SHORT[dtype]}")

@@ -7,22 +7,15 @@ from __future__ import annotations
 
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
+from roller_svc.analysis.narrowing import FLOAT8_MAX, NARROW_FLOATS, round_to_narrow
 from roller_svc.ir.dtype import DType
 
 Array = NDArray[Any]
 
-_ML_TYPES = {
-    DType.BFLOAT16: ml_dtypes.bfloat16,
-    DType.FLOAT8_E4M3FN: ml_dtypes.float8_e4m3fn,
-    DType.FLOAT8_E5M2: ml_dtypes.float8_e5m2,
-}
-_STORAGE: dict[DType, np.dtype[Any]] = {d: np.dtype(_ML_TYPES.get(d, d.value)) for d in DType}
-
-_FLOAT8_MAX = {DType.FLOAT8_E4M3FN: 448.0, DType.FLOAT8_E5M2: 57344.0}
+_STORAGE: dict[DType, np.dtype[Any]] = {d: NARROW_FLOATS.get(d) or np.dtype(d.value) for d in DType}
 
 # Bits of the significand behind the leading one.
 _FRACTION_BITS = {
@@ -36,7 +29,7 @@ _MIN_NORMAL = {
 _MAX_FINITE = {
     DType.FLOAT64: float(np.finfo(np.float64).max), DType.FLOAT32: float(np.finfo(np.float32).max),
     DType.BFLOAT16: 2.0**128 - 2.0**120, DType.FLOAT16: 65504.0,
-} | _FLOAT8_MAX  # fmt: skip
+} | FLOAT8_MAX  # fmt: skip
 
 
 def storage_dtype(dtype: DType) -> np.dtype[Any]:
@@ -77,15 +70,16 @@ def widen(array: Array, dtype: DType) -> Array:
 
 def narrow(values: Array, dtype: DType) -> Array:
     """Round wide values to the type, in its storage. Floats round to nearest even; float8 saturates."""
-    if dtype in _FLOAT8_MAX:
-        values = np.clip(values, -_FLOAT8_MAX[dtype], _FLOAT8_MAX[dtype])
+    if dtype.is_narrow_float:
+        return round_to_narrow(values, dtype)
     with np.errstate(over="ignore", invalid="ignore"):
         return values.astype(_STORAGE[dtype])
 
 
 def round_to(values: Array, dtype: DType) -> Array:
-    """Round wide floats to a floating type. The result is wide."""
-    return values if dtype is DType.FLOAT64 else widen(narrow(values, dtype), dtype)
+    """Round wide values to a floating type. The result is wide."""
+    rounded = values if dtype is DType.FLOAT64 else narrow(values, dtype)
+    return rounded.astype(np.float64, copy=False)
 
 
 def wrap(values: Array, dtype: DType) -> Array:
@@ -112,8 +106,7 @@ def truncate(values: Array, dtype: DType) -> Array:
 def convert(values: Array, source: DType, target: DType, *, rounded: bool) -> Array:
     """Convert wide values of one type to another. Floats are rounded to the target only if `rounded`."""
     if target.is_float:
-        floats = values if source.is_float else values.astype(np.float64)
-        return round_to(floats, target) if rounded else floats
+        return round_to(values, target if rounded else DType.FLOAT64)
     if source.is_float:
         return truncate(values, target)
     return values if source is target else wrap(values, target)

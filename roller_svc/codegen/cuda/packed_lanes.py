@@ -247,17 +247,16 @@ class PackedLanes:
 
     def _loaded(self, load: Load) -> _Pairs | None:
         buffer = self.visitor.scalar.buffers[load.tensor]
-        is_narrower = self.dtype is DType.FLOAT16 and buffer.dtype in FLOAT8
-        if (buffer.dtype is self.dtype or is_narrower) and self.lanes.is_uniform(load):
+        if buffer.dtype is not self.dtype and not (self.dtype is DType.FLOAT16 and buffer.dtype in FLOAT8):
+            return None
+        if self.lanes.is_uniform(load):
             return _Shared(replace(load, index=tuple(map(self.lanes.first_value, load.index))))
-        if (buffer.dtype is self.dtype or is_narrower) and (field := self._table_field(load, buffer)) is not None:
+        if (field := self._table_field(load, buffer)) is not None:
             return _LookedUp(buffer, field)
         words = self._array_words(load, buffer)
         if words is None:
             return None
-        if buffer.dtype is self.dtype:
-            return _Halves(words)
-        return _Float8(words, buffer.dtype) if is_narrower else None
+        return _Halves(words) if buffer.dtype is self.dtype else _Float8(words, buffer.dtype)
 
     def _table_field(self, load: Load, buffer: BufferRef) -> _Field | None:
         """Return the indices of a table, if words of them have at least half of their places used.

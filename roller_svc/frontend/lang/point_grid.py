@@ -6,11 +6,11 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
 from roller_svc.analysis.integer_power import raise_integers
+from roller_svc.analysis.narrowing import round_to_narrow
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Op, OpKind, Select
 
@@ -67,18 +67,10 @@ def _representation(dtype: DType) -> type[np.generic]:
     return np.float64 if dtype is DType.FLOAT64 else np.float32
 
 
-_NARROW = {
-    DType.FLOAT16: np.float16,
-    DType.BFLOAT16: ml_dtypes.bfloat16,
-    DType.FLOAT8_E4M3FN: ml_dtypes.float8_e4m3fn,
-    DType.FLOAT8_E5M2: ml_dtypes.float8_e5m2,
-}
-
-
 def _cast(value: Array, source: DType, dtype: DType, *, implicit: bool) -> Array:
     if dtype.is_float:
         if dtype.is_narrow_float and not implicit:
-            value = value.astype(_NARROW[dtype])
+            value = round_to_narrow(value, dtype)
         return np.asarray(value, _representation(dtype))
     return _saturate(value, dtype) if source.is_float else _wrap(value, dtype)
 

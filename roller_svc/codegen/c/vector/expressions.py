@@ -77,11 +77,10 @@ class Vector(VectorAccess):
         if not self.varies(value):
             return self.splat(VectorValue(self.scalar.to_element(value, dtype), dtype, is_vector=False))
         if dtype.is_narrow_float:
-            while isinstance(value, Cast) and value.dtype is dtype and value.arg.dtype.compute is dtype.compute:
-                value = value.arg  # rounding twice to one type is rounding once
+            value = self.scalar.skip_casts(value, dtype)
             if (copied := self._copied_bits(value, dtype)) is not None:
                 return f"({self.type_of(dtype)}){copied}"
-            wide = self.convert(self.value(value), DType.FLOAT32)
+            wide = self._as_float32(value, dtype)
             return self.call(f"from_f32_{self.type_of(dtype)}", self.splat(wide))
         piece = self.value(value)
         if value.dtype.compute is not dtype.compute:
@@ -160,16 +159,21 @@ class Vector(VectorAccess):
         return VectorValue(self.call(name, text), dtype, is_vector=True)
 
     def _cast(self, cast: Cast, arg: Expr) -> VectorValue:
-        piece, dtype = self.value(arg), cast.dtype
-        if dtype is DType.BOOL:
-            return piece if arg.dtype is DType.BOOL else self.convert(piece, DType.BOOL)
-        wide = self.convert(piece, dtype.compute)
+        dtype = cast.dtype
         if not dtype.is_narrow_float or cast.implicit or arg.dtype is dtype or self.scalar.is_exact(arg, dtype):
-            return wide
-        narrow = self.call(f"from_f32_{self.type_of(dtype)}", wide.text)
+            return self.convert(self.value(arg), dtype.compute)
+        narrow = self.call(f"from_f32_{self.type_of(dtype)}", self._as_float32(arg, dtype).text)
         return VectorValue(
             self.call(f"from_{SHORT[dtype]}_{self.type_of(DType.FLOAT32)}", narrow), DType.FLOAT32, is_vector=True
         )
+
+    def _as_float32(self, value: Expr, dtype: DType) -> VectorValue:
+        """Convert a value to the float32 that is rounded to a narrow type."""
+        piece = self.value(value)
+        if not self.scalar.needs_odd(value, dtype):
+            return self.convert(piece, DType.FLOAT32)
+        name = f"odd_{SHORT[piece.dtype]}_{self.type_of(DType.FLOAT32)}"
+        return VectorValue(self.call(name, self.splat(piece)), DType.FLOAT32, is_vector=True)
 
     def _select(self, select: Select) -> VectorValue:
         dtype = select.dtype.compute

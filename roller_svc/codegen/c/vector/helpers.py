@@ -20,7 +20,7 @@ from roller_svc.codegen.c.vector.types import (
     zero_extension,
 )
 from roller_svc.codegen.dialect import SHORT, C, Dialect
-from roller_svc.codegen.helpers import Helper, helper
+from roller_svc.codegen.helpers import SIGNIFICAND_BITS, Helper, helper
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.program import Combine
 
@@ -177,6 +177,8 @@ def _vector_helper(base: str, dtype: DType, lanes: int) -> Helper:
         return Helper(function_text(base, dtype, lanes), tuple(f"{n}_{vector}" for n in calls(base, dtype)))
     if base.startswith("from_"):
         return _conversion(_BY_SHORT[base.removeprefix("from_")], dtype, lanes)
+    if base.startswith("odd_"):
+        return _rounded_to_odd(_BY_SHORT[base.removeprefix("odd_")], lanes)
     if base in BUILTIN:
         return _builtin(base, dtype, lanes)
     if base == "stream":
@@ -390,6 +392,35 @@ def _widened(source: DType, lanes: int, head: str) -> Helper:
         return Helper(f"{head} {{\n{with_fallback(call, plain)}}}")
     name = f"{SHORT[source]}_to_f32"
     return Helper(f"{head} {{\n{_each_lane(f32, lanes, name)}}}", (name,))
+
+
+def _rounded_to_odd(source: DType, lanes: int) -> Helper:
+    """Return the conversion to the float32 whose later rounding to a narrow type is the only one, as of scalars.
+
+    A loop over lanes would not do: gcc 12 makes masks of truth values that it finds in a vector's elements.
+    """
+    v, f32, i32 = vector_type(source, lanes), vector_type(DType.FLOAT32, lanes), vector_type(DType.INT32, lanes)
+    head = f"static inline {f32} odd_{SHORT[source]}_{f32}({v} a)"
+    if source is DType.FLOAT64:
+        mask = vector_type(DType.INT64, lanes)
+        text = (
+            f"{head} {{\n  {f32} near = __builtin_convertvector(a, {f32});\n"
+            f"  {v} back = __builtin_convertvector(near, {v});\n"
+            f"  {mask} above = ((a < 0) & (back < a)) | ((a >= 0) & (back > a)), inexact = (back < a) | (back > a);\n"
+            f"  {i32} bits = ({i32})near + __builtin_convertvector(above, {i32});\n"
+            f"  return ({f32})(bits | (__builtin_convertvector(inexact, {i32}) & 1));\n}}"
+        )
+        return Helper(text)
+    large = "(high != 0) & (high != -1)" if source.is_signed else "high != 0"
+    wide, digits = vector_type(DType.FLOAT64, lanes), SIGNIFICAND_BITS[source.bits]
+    last, is_long = 1 << (source.bits - digits), source.bits == DType.FLOAT64.bits
+    result = f"odd_f64_{f32}(__builtin_convertvector(a, {wide}))" if is_long else f"__builtin_convertvector(a, {f32})"
+    text = (
+        f"{head} {{\n  {v} high = a >> {digits}, large = ({v})({large});\n"
+        f"  {v} rest = a & large & {2 * last - 1};\n  a = a - rest + (({v})(rest != 0) & {last});\n"
+        f"  return {result};\n}}"
+    )
+    return Helper(text, (f"odd_f64_{f32}",) if is_long else ())
 
 
 def _narrowed(target: DType, lanes: int, head: str) -> Helper:
