@@ -25,7 +25,7 @@ NARROW_FLOATS: dict[DType, np.dtype[Any]] = {
 FLOAT8_MAX = {DType.FLOAT8_E4M3FN: 448.0, DType.FLOAT8_E5M2: 57344.0}
 
 _FLOAT64_BITS = 53  # of the significand
-_ROOM = 1 << (64 - _FLOAT64_BITS)  # of which a float64 has every multiple among integers of 64 bits
+_UNIT = 1 << (64 - _FLOAT64_BITS)  # float64 has every multiple of it among integers of 64 bits
 
 
 def round_to_narrow(values: Array, dtype: DType) -> Array:
@@ -54,7 +54,7 @@ def _round_integers_to_odd(values: Array) -> Array:
     """Round integers to float64. In those beyond 2^53, the bits below the significand's last one set that bit."""
     above = values >> _FLOAT64_BITS
     is_large = (above != 0) & (above != -1 if values.dtype.kind == "i" else True)
-    step = values.dtype.type(_ROOM)
+    step = values.dtype.type(_UNIT)
     rest = values % (2 * step)
     odd = values - rest + np.where(rest != 0, step, values.dtype.type(0))
     return np.where(is_large, odd, values).astype(np.float64)

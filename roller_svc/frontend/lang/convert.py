@@ -6,8 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
 
+import numpy as np
+
 from roller_svc.analysis.constant_folding import holds
 from roller_svc.analysis.intervals import bounds
+from roller_svc.analysis.narrowing import round_to_narrow
 from roller_svc.ir.dtype import DType, promote
 from roller_svc.ir.expr import Cast, Const, Expr, Op, OpKind
 
@@ -64,8 +67,11 @@ def literal_cast(value: int | float, dtype: DType) -> Cast:
         if not holds(value, literal_type):
             literal_type = DType.UINT64 if holds(value, DType.UINT64) else DType.FLOAT64
     else:
-        wide = dtype is DType.FLOAT64 or (not dtype.is_float and dtype.bits >= 32)
-        literal_type = DType.FLOAT64 if wide or not holds(value, DType.FLOAT32) else DType.FLOAT32
+        wide = dtype is DType.FLOAT64 or (not dtype.is_float and dtype.bits >= 32) or not holds(value, DType.FLOAT32)
+        if dtype.is_narrow_float and not wide:
+            number = np.asarray(value)
+            wide = bool(round_to_narrow(number, dtype) != round_to_narrow(number.astype(np.float32), dtype))
+        literal_type = DType.FLOAT64 if wide else DType.FLOAT32
     return Cast(constant(value, literal_type), dtype)
 
 

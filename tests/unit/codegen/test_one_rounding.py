@@ -89,6 +89,16 @@ def test_integers_to_float32_in_the_interpreter(source: str) -> None:
     assert got.tolist() == [2.0**62 + 2.0**39, 2.0**62]
 
 
+@pytest.mark.parametrize("target", ["local", "nvidia-h200-sxm"])
+def test_literals(target: str) -> None:
+    expression = f"y[i] = x[i] + const({1 + 2.0**-11 + 2.0**-30!r}, `float16`)"
+    runtime = "auto" if target == "local" else "emulator"
+    kernel = roller_svc.compile(
+        expression, {"x": ("float16", (64,))}, target=target, select="model", top_k=1, runtime=runtime
+    )
+    assert (kernel.run({"x": np.zeros(64, np.float16)})["y"] == np.float16(1 + 2.0**-10)).all()
+
+
 @pytest.mark.parametrize("target", ["local", "nvidia-h200-sxm", "amd-mi250x"])
 def test_kernels(target: str) -> None:
     results = [f"{how}_{source}_{narrow}" for how, (source, narrow) in RESULTS]
