@@ -188,7 +188,7 @@ def test_no_macro_has_the_name_of_a_headers_parameter(tmp_path: Path) -> None:
     path = kernel.save(tmp_path / "kernel")
     assert "(const float *a, const float *I__, const float *I_, " in (path / "kernel.h").read_text()
     for language in ("c", "c++"):
-        text = f"#include <complex.h>\n#include <errno.h>\n#define g_KERNEL_H const\n#include \"{path}/kernel.h\"\n"
+        text = f'#include <complex.h>\n#include <errno.h>\n#define g_KERNEL_H const\n#include "{path}/kernel.h"\n'
         subprocess.run(["gcc", "-Wall", "-Werror", "-x", language, "-fsyntax-only", "-"], check=True, text=True,
                        input=f"{text}const long size = f_WORKSPACE_BYTES;\n", timeout=60)  # fmt: skip
 
