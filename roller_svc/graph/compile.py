@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -32,7 +33,7 @@ from roller_svc.ir.kernel import KernelSource, Language
 from roller_svc.ir.model_plan import ModelKernel, ModelPlan
 from roller_svc.ir.report import BuildRequest, SelectionMode
 from roller_svc.runtime.saved.serialization import KernelBundle
-from roller_svc.toolchain import compile_object, link_model, tool_version
+from roller_svc.toolchain import compile_object, link_model, object_command, tool_version
 
 CLASSES_AT_ONCE = 4  # for each core: their candidates are compiled before the first is measured
 MAX_EXPRESSION_SHOWN = 120  # characters of a node that no kernel can compute
@@ -208,28 +209,25 @@ def _seconds(bundle: KernelBundle) -> float:
     return float(seconds)
 
 
-def _compile_objects(kernels: Sequence[ModelKernel], cache: KernelCache, progress: Progress) -> None:
-    """Compile the kernels' objects that the cache does not have, on all cores."""
+def _compile_objects(kernels: Sequence[ModelKernel], cache: KernelCache, progress: Progress) -> dict[str, bytes]:
+    """Return the kernels' objects by prefix. Those that the cache does not have are compiled on all cores."""
     sources = {kernel.source.key: kernel.source for kernel in kernels}
     done = 0
 
-    def compile_missing(source: KernelSource) -> None:
+    def compile_missing(source: KernelSource) -> tuple[str, bytes]:
         nonlocal done
-        _object(source, kernel_unit(source), cache)
+        compiled = _object(source, kernel_unit(source), cache)
         done += 1
         progress("objects", done, len(sources))
+        return kernel_prefix(source), compiled
 
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        list(pool.map(compile_missing, sources.values()))
+        return dict(pool.map(compile_missing, sources.values()))
 
 
 def _link(plan: ModelPlan, name: str, cache: KernelCache, hw: HardwareSpec) -> bytes:
     """Link the kernels' objects and the plan's unit to the shared object of a model of that name."""
-    _compile_objects(plan.kernels, cache, no_progress)  # those of other rKernels than the fastest
-    objects = {
-        kernel_prefix(source): _object(source, kernel_unit(source), cache)
-        for source in (kernel.source for kernel in plan.kernels)
-    }
+    objects = _compile_objects(plan.kernels, cache, no_progress)  # also of other rKernels than the fastest
     model = KernelSource(name, Language.C, hw.arch, "", (), (), options=("-fopenmp",))
     objects[MODEL] = _object(model, model_unit(plan), cache, parallel=True)
     return link_model(model, exported_functions(name), objects)
@@ -237,7 +235,9 @@ def _link(plan: ModelPlan, name: str, cache: KernelCache, hw: HardwareSpec) -> b
 
 def _object(source: KernelSource, text: str, cache: KernelCache, *, parallel: bool | None = None) -> bytes:
     """Return the object of a text with a source's options, which is compiled unless the cache has it."""
-    content = f"{replace(source, text=text).key}\n{tool_version(Language.C, source.arch)}"
+    unit = replace(source, text=text)
+    command = shlex.join(object_command(unit, parallel=parallel))
+    content = f"{unit.key}\n{command}\n{tool_version(Language.C, source.arch)}"
     key = hashlib.sha256(content.encode()).hexdigest()
     compiled = cache.load_object(key)
     if compiled is None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import re
+import signal
 
 DEFAULT_PREFIX = "roller_"
 DIGITS = 12  # of the digest, in the name of what has no other
@@ -19,14 +21,20 @@ KEYWORDS = frozenset({
     "requires", "co_await", "co_return", "co_yield", "consteval", "constinit", "char8_t", "typeof_unqual",
 })  # fmt: skip
 _SYMBOL = re.compile(r"[A-Za-z][A-Za-z0-9_]*", re.ASCII)
-# Macros, types and namespaces of C's and C++'s headers: a structure of such a name does not compile. POSIX reserves
-# names that end in _t.
+# Macros, types, tags and namespaces of the headers of standard C and of C++: a structure of such a name does not
+# compile. POSIX reserves names that end in _t.
 _IN_HEADERS = re.compile(
-    r"main|std|NULL|EOF|FILE|BUFSIZ|unix|linux|std(in|out|err)|EXIT_\w+|SEEK_\w+|RAND_MAX|MB_CUR_MAX|L_\w+|P_tmpdir"
-    r"|(FILENAME|FOPEN|TMP)_MAX|U?INT\w*_(MIN|MAX|C|WIDTH)|(PTRDIFF|SIG_ATOMIC|SIZE|WCHAR|WINT)_(MIN|MAX|WIDTH)"
-    r"|W(NOHANG|NOWAIT|UNTRACED|STOPPED|EXITED|CONTINUED)|RENAME_\w+|(BYTE|LITTLE|BIG|PDP)_(ORDER|ENDIAN)|NFDBITS"
-    r"|FD_SETSIZE|fd_mask|va_list|u_?(int|short|long|char)|\w+_t"
+    r"main|std|I|NULL|EOF|WEOF|NAN|INFINITY|HUGE_VAL[FL]?|FILE|BUFSIZ|unix|linux|std(in|out|err)|errno|complex|noreturn"
+    r"|math_errhandling|tm|timespec|lconv|once_flag|atomic_\w+|fd_mask|va_list|u_?(int|short|long|char)|\w+_t"
+    r"|[A-Z]\w*_(MIN|MAX|WIDTH)|U?INT\w*_C|(ATOMIC|DBL|EXIT|FE|FLT|FP|L|LC|LDBL|M|MATH|RENAME|SEEK|SIG)_\w+|P_tmpdir"
+    r"|(PRI|SCN)[a-zX]\w*|CHAR_BIT|DECIMAL_DIG|CLOCKS_PER_SEC|TIME_UTC|ONCE_FLAG_INIT|TSS_DTOR_ITERATIONS"
+    r"|W(NOHANG|NOWAIT|UNTRACED|STOPPED|EXITED|CONTINUED)|(BYTE|LITTLE|BIG|PDP)_(ORDER|ENDIAN)|NFDBITS|FD_SETSIZE"
+    r"|timeval|(random|drand48)_data|EHWPOISON"  # the last one is not in Python's table
+    r"|\w+_((WORKSPACE|PACKED|WEIGHTS)_BYTES|(KERNEL|MODEL)_H)"  # of saved kernels and models
 )
+_NUMBERS = frozenset(vars(errno)) | frozenset(signal.Signals.__members__)  # macros of errno.h and signal.h
+# POSIX has functions sem_open, mq_close, aio_read: those of a model would have their names.
+_FUNCTIONS = frozenset({"aio", "dbm", "iconv", "mq", "sem", "shm"})
 _NOT_IDENTIFIER = re.compile(r"[^A-Za-z0-9_]")
 
 
@@ -40,6 +48,11 @@ def named_digits(name: str) -> str:
     return name.removeprefix(DEFAULT_PREFIX) if name.startswith(DEFAULT_PREFIX) else ""
 
 
+def is_in_headers(name: str) -> bool:
+    """Return whether a header of standard C, or one of a saved kernel or model, may define a macro or type so."""
+    return _IN_HEADERS.fullmatch(name) is not None or name in _NUMBERS
+
+
 def symbol_fault(name: str) -> str | None:
     """Return why the symbols of generated code may not begin with a name from a client; None if they may."""
     if len(name) > MAX_SYMBOL:
@@ -48,7 +61,7 @@ def symbol_fault(name: str) -> str | None:
         return "it must begin with a letter, and have only letters, digits and _ of ASCII"
     if name in KEYWORDS:
         return "it is a keyword of C or C++"
-    if _IN_HEADERS.fullmatch(name):
+    if is_in_headers(name) or name in _FUNCTIONS:
         return "headers of C or C++ use it"
     if "__" in f"{name}_":
         return "C++ reserves names with two underscores in a row, and one comes behind it"

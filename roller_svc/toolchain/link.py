@@ -86,6 +86,12 @@ def link_single(
     return CompiledKernel(source, binary, log, resources, time.perf_counter() - start)
 
 
+def object_command(unit: KernelSource, *, parallel: bool | None = None) -> list[str]:
+    """Return the command of `compile_object`, which determines the object together with the unit's text."""
+    hidden = "-fvisibility=hidden"  # after the command's own -fvisibility
+    return [*c_command(unit, parallel=parallel), "-c", hidden, "kernel.c", "-o", "kernel.o"]
+
+
 def compile_object(
     source: KernelSource, text: str, limits: CompileLimits = DEFAULT_LIMITS, *, parallel: bool | None = None
 ) -> bytes:
@@ -99,9 +105,7 @@ def compile_object(
     with tempfile.TemporaryDirectory(prefix="roller-cc-") as temporary:
         directory = Path(temporary)
         (directory / "kernel.c").write_text(text, encoding="utf-8")
-        hidden = "-fvisibility=hidden"  # after the command's own -fvisibility
-        command = [*c_command(unit, parallel=parallel), "-c", hidden, "kernel.c", "-o", "kernel.o"]
-        _run(unit, command, directory, limits)
+        _run(unit, object_command(unit, parallel=parallel), directory, limits)
         return (directory / "kernel.o").read_bytes()
 
 

@@ -43,8 +43,8 @@ def hide_pool(directory: Path) -> str:
 
 
 def export_named(directory: Path, name: str) -> str:
-    """Return the linker's argument that exports the symbols of that name and hides all others."""
-    (directory / SYMBOLS).write_text(f"{{ global: {name}; {name}_*; local: *; }};\n", encoding="utf-8")
+    """Return the linker's argument that exports the symbols behind that name and "_", and hides all others."""
+    (directory / SYMBOLS).write_text(f"{{ global: {name}_*; local: *; }};\n", encoding="utf-8")
     return f"-Wl,--version-script={SYMBOLS}"
 
 

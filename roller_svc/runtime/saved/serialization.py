@@ -18,8 +18,9 @@ import numpy as np
 
 from roller_svc.errors import ArgumentError, InvariantError, UnknownKernelError
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.kernel import ALIGNMENT_BYTES, Buffer, CompiledKernel, Language, Role
+from roller_svc.ir.kernel import ALIGNMENT_BYTES, Buffer, CompiledKernel, KernelSource, Language, Role
 from roller_svc.ir.quoting import quote_comment, require_identifier
+from roller_svc.ir.symbol_names import is_in_headers
 from roller_svc.runtime.binding import Array
 from roller_svc.runtime.resident import resident_empty
 from roller_svc.runtime.saved.json_fields import CorruptKernelError, mapping, printable, string
@@ -98,7 +99,6 @@ def c_header(compiled: CompiledKernel) -> str:
     """Return the prototypes of a C kernel's functions: the one that makes all launches, then these in order."""
     source = compiled.source
     name = require_identifier(source.name)
-    buffers = {b.symbol: b for b in source.buffers}
     about = (
         f"{name}_run makes all launches. It returns 0, or 1 if an index from data is out of range.\n"
         "Calls may overlap if each has a workspace of its own. Arrays are dense and row-major. The workspace has\n"
@@ -110,8 +110,9 @@ def c_header(compiled: CompiledKernel) -> str:
     if updated := ", ".join(b.symbol for b in source.updated_buffers):
         about += f"\nUpdated in place: {updated}."
     guard = f"{name}_KERNEL_H"
-    workspace = "void *" if "workspace" in buffers else "void *workspace"
-    parameters = (*map(_parameter, source.run_buffers), workspace)
+    parameters = _parameters(source)
+    workspace = "void *" if "workspace" in parameters else "void *workspace"
+    run_parameters = (*(parameters[b.symbol] for b in source.run_buffers), workspace)
     lines = [
         quote_comment(about) + f"#ifndef {guard}",
         f"#define {guard}",
@@ -120,10 +121,10 @@ def c_header(compiled: CompiledKernel) -> str:
         'extern "C" {',
         "#endif",
         f"#define {name}_WORKSPACE_BYTES {source.workspace_bytes}L",
-        f"int {name}_run({', '.join(parameters)});",
+        f"int {name}_run({', '.join(run_parameters)});",
     ]
     for launch in source.launches:
-        arguments = ", ".join(_parameter(buffers[symbol]) for symbol in launch.args) or "void"
+        arguments = ", ".join(parameters[symbol] for symbol in launch.args) or "void"
         once = "  /* once */" if launch.is_prepack else ""
         lines.append(f"void {require_identifier(launch.name)}({arguments});{once}")
     if source.is_parallel:
@@ -159,10 +160,18 @@ def _write(files: Mapping[str, bytes], target: Path) -> None:
             (staged / name).replace(target / name)
 
 
-def _parameter(buffer: Buffer) -> str:
-    type_ = _C_TYPES.get(buffer.dtype, f"{buffer.dtype.value}_t")
-    const = "const " if buffer.role is Role.INPUT else ""
-    return f"{const}{type_} *{require_identifier(buffer.symbol)}"
+def _parameters(source: KernelSource) -> dict[str, str]:
+    """Return {symbol: declaration} of the buffers; a macro where the header is included has none of their names."""
+    used = {b.symbol for b in source.buffers}
+    declared = {}
+    for buffer in source.buffers:
+        name = require_identifier(buffer.symbol)
+        while is_in_headers(name) or (name != buffer.symbol and name in used):
+            name += "_"
+        used.add(name)
+        type_ = _C_TYPES.get(buffer.dtype, f"{buffer.dtype.value}_t")
+        declared[buffer.symbol] = f"{'const ' if buffer.role is Role.INPUT else ''}{type_} *{name}"
+    return declared
 
 
 def _files(kernel: KernelBundle) -> dict[str, bytes]:

@@ -130,10 +130,11 @@ def test_a_linkers_error_names_its_cause() -> None:
         link_model(unit, {"pair_run": "same"}, objects)
 
 
-def test_a_model_exports_what_it_is_asked_to(tmp_path: Path) -> None:
-    unit = KernelSource("pair", Language.C, HW.arch, "", (), (), options=("-fopenmp",))
+@pytest.mark.parametrize("name", ["pair", "inner"])
+def test_a_model_exports_what_it_is_asked_to(tmp_path: Path, name: str) -> None:
+    unit = KernelSource(name, Language.C, HW.arch, "", (), (), options=("-fopenmp",))
     text = '__attribute__((visibility("default"))) int inner(void) { return 7; } int other(void) { return 1; }'
     path = tmp_path / "model.so"
-    path.write_bytes(link_model(unit, {"pair_run": "inner"}, {"one": compile_object(unit, text)}))
-    assert ctypes.CDLL(str(path)).pair_run() == 7
-    assert exports(path) == {"pair_run", "pair_own_pool", "pair_use_pool"}
+    path.write_bytes(link_model(unit, {f"{name}_run": "inner"}, {"one": compile_object(unit, text)}))
+    assert ctypes.CDLL(str(path))[f"{name}_run"]() == 7
+    assert exports(path) == {f"{name}_{function}" for function in ("run", "own_pool", "use_pool")}

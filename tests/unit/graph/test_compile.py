@@ -1,0 +1,67 @@
+"""Objects of a model's kernels: what their keys in the cache tell apart, and how often a link takes them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from graphs import add_input, add_random, builder_of
+
+from roller_svc import hardware
+from roller_svc.codegen.c.model import MODEL
+from roller_svc.compiler.kernel_cache import KernelCache
+from roller_svc.graph.compile import BuiltModel, ModelOptions, build_model
+from roller_svc.ir.report import SelectionMode
+from roller_svc.toolchain import gcc
+
+
+class CountedCache(KernelCache):
+    """A cache that counts what is taken out and put in."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.loaded: Counter[str] = Counter()
+        self.saved: Counter[str] = Counter()
+
+    def load_object(self, key: str) -> bytes | None:
+        self.loaded[key] += 1
+        return super().load_object(key)
+
+    def save_object(self, key: str, content: bytes) -> None:
+        self.saved[key] += 1
+        super().save_object(key, content)
+
+
+def build(cache: KernelCache) -> BuiltModel:
+    """Return a model of two kernels."""
+    builder, weights = builder_of()
+    product = builder.call("matmul", [add_input(builder, "x", 8, 16), add_random(builder, 0, 16, 8)])
+    graph = builder.finish([("y", builder.call("softmax", [product], axis=1))])
+    return build_model(graph, weights, ModelOptions(hardware.load("local"), SelectionMode.MODEL, 1), cache)
+
+
+def test_a_link_takes_each_object_once(tmp_path: Path) -> None:
+    cache = CountedCache(tmp_path)
+    built = build(cache)
+    first = built.link(MODEL)
+    assert len(cache.saved) == len(built.plan.kernels) + 1  # and that of the plan
+    cache.loaded.clear()
+    assert built.link(MODEL) == first
+    assert cache.loaded == cache.saved
+    assert set(cache.saved.values()) == {1}
+
+
+@pytest.mark.parametrize(
+    ("flags", "flag"), [("COMMON_FLAGS", "-fno-plt"), ("GCC_FLAGS", "-fno-plt"), ("COMPILE_FLAGS", "-DROLLER_OTHER")]
+)
+def test_other_flags_make_other_objects(flags: str, flag: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = CountedCache(tmp_path)
+    build(cache).link(MODEL)
+    before = set(cache.saved)
+    monkeypatch.setattr(gcc, flags, (*getattr(gcc, flags), flag))
+    cache.saved.clear()
+    build(cache).link(MODEL)
+    changed = set(cache.saved) - before
+    assert changed
+    assert changed == set(cache.saved)
