@@ -83,8 +83,9 @@ def compiler_version(path: str) -> str:
             code, text = run_sandboxed([path, "--version"], Path(directory), limits, environment=ENVIRONMENT)
         except KernelTimeoutError:  # the list of all versions must not fail
             return f"{path} --version does not end"
-    lines = text.splitlines()
-    return ", ".join(line.strip() for line in lines[:2]) if code == 0 else f"{path} --version fails"
+    # Without a device hipcc also prints the traceback of a script that lists devices.
+    versions = [line.strip() for line in text.splitlines() if " version" in line]
+    return ", ".join(versions) if code == 0 and versions else f"{path} --version fails"
 
 
 def _resources(source: KernelSource, binary: bytes, log: str) -> tuple[Resources, ...]:
