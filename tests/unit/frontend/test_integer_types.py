@@ -69,6 +69,6 @@ def test_compiled_operators_on_all_pairs(a: str, b: str) -> None:
 @pytest.mark.slow
 @pytest.mark.emulator
 @pytest.mark.parametrize("target", ["nvidia-h200-sxm", "amd-mi250x"])
-@pytest.mark.parametrize(("a", "b"), PAIRS)
-def test_emulated_operators_on_all_pairs(a: str, b: str, target: str) -> None:
+@pytest.mark.parametrize(("a", "b"), PAIRS[::5])  # each type is first and second in them
+def test_emulated_operators_on_pairs(a: str, b: str, target: str) -> None:
     check(a, b, lambda expression, arrays: build(expression, arrays, target))
