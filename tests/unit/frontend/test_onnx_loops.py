@@ -119,7 +119,8 @@ def loop_of(nodes: list[Any], functions: list[Any], trips: Any) -> Any:
     """Return a model of a loop whose state s becomes s2. Nodes may read the input `shape`."""
     body = helper.make_graph(
         [helper.make_node("Identity", ["c"], ["c2"]), *nodes], "body",
-        [info("k", INT, []), info("c", BOOL, []), info("s", FLOAT, [2])], [info("c2", BOOL, []), info("s2", FLOAT, [2])],
+        [info("k", INT, []), info("c", BOOL, []), info("s", FLOAT, [2])],
+        [info("c2", BOOL, []), info("s2", FLOAT, [2])],
     )  # fmt: skip
     loop = helper.make_node("Loop", ["trips", "", "x"], ["y"], "loop", body=body)
     graph = helper.make_graph([loop], "g", [info("x", FLOAT, [2]), info("shape", INT, [1])], [info("y", FLOAT, [2])],
@@ -147,7 +148,7 @@ def test_a_function_called_identity_is_no_copy(domain: str) -> None:
 
 @pytest.mark.parametrize("trips", [np.nan, np.inf, 2.5, True])
 def test_a_trip_count_that_is_no_integer_is_refused(trips: Any) -> None:
-    with pytest.raises(UnsupportedModelError, match="the trip count is (float64|bool); int64 is expected"):
+    with pytest.raises(UnsupportedModelError, match=r"the trip count is (float64|bool); int64 is expected"):
         imported(loop_of([helper.make_node("Neg", ["s"], ["s2"])], [], trips))
 
 
