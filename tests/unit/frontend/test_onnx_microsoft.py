@@ -470,7 +470,7 @@ def test_attention_of_shared_heads_with_a_cache(
          r'B \(input 1\) must be a constant, and depends on the input t1; .* with constants={"t1": \.\.\.}'),
         ("MatMulNBits", [X, u8(5, 1, 8), f32(5)], {"K": 8, "N": 5, "block_size": 16, "bits": 3}, "bits=3"),
         ("DynamicQuantizeLSTM", [f32(4, 2, 6), s8(1, 6, 20), s8(1, 5, 20), None, None, None, None, None, f32(1), s8(1),
-                                 f32(1), s8(1)], {"hidden_size": 5}, r"W \(input 1\) must be a constant, and depends on the input t1"),
+                                 f32(1), s8(1)], {"hidden_size": 5}, r"W \(input 1\) must be a constant.* input t1"),
         ("GroupQueryAttention", [X, None, None, None, None, np.zeros(2, np.int32), np.array(3, np.int32)],
          {"num_heads": 2, "kv_num_heads": 1}, r'total_sequence_length \(input 6\) must be a constant.*"t6": \.\.\.'),
     ],
@@ -576,8 +576,7 @@ def test_odd_tensors_get_a_result_or_are_refused(op_type: str) -> None:
 @pytest.mark.parametrize("op_type", sorted({*MICROSOFT, *FUNCTIONS}))
 def test_odd_attributes_get_a_result_or_are_refused(op_type: str) -> None:
     tensors, attributes, constants, results = CASES[op_type]
-    schema_less = {"activation_params": [0.5], "scale": 0.5, "axis": 0, "unidirectional": 1, "qkv_hidden_sizes": [4] * 3}
-    for name in {**attributes, **schema_less}:
+    for name in {*attributes, "activation_params", "scale", "axis", "unidirectional", "qkv_hidden_sizes"}:
         for odd in (0, -1, 1, 3, 1 << 40, 0.5, float("nan"), "text", [1, 2], [0.5, 1.5, 2.5], [-4, 4, 12]):
             outcome(op_type, tensors, {**attributes, name: odd}, constants, results)
 

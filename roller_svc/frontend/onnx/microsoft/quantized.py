@@ -121,8 +121,10 @@ def _dynamic_quantize_lstm(node: Node, builder: GraphBuilder) -> Sequence[Tensor
         zero = node.array(scale + 1, f"{name}_zero_point", INTEGERS)
         directions, _, rows = stored.shape
         if any(each.size not in (directions, directions * rows) for each in (factor, zero)):
-            raise node.invalid(f"{name} is {list(stored.shape)}, its scale {list(factor.shape)}, its zero point "
-                               f"{list(zero.shape)}; they must have {directions} or {directions * rows} elements")  # fmt: skip
+            raise node.invalid(
+                f"{name} is {list(stored.shape)}, its scale {list(factor.shape)}, its zero point {list(zero.shape)}; "
+                f"{directions} or {directions * rows} elements are expected"
+            )
         # [directions, inputs, gates * hidden], with a scale of each direction or of each row of gates
         wide = stored.astype(np.float32) - zero.astype(np.float32).reshape(directions, 1, -1)
         dense = (wide * factor.astype(np.float32).reshape(directions, 1, -1)).transpose(0, 2, 1)
