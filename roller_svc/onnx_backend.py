@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import ModelProto, NodeProto, ValueInfoProto, helper, numpy_helper
+from onnx import ModelProto, NodeProto, ValueInfoProto, helper
 from onnx.backend.base import Backend, BackendRep, Device, DeviceType, namedtupledict
 
 from roller_svc.errors import ArgumentError, InputError
@@ -53,9 +53,7 @@ class RollerRep(BackendRep):
             raise ArgumentError(f"unknown option of run: {next(iter(options))!r}", code="invalid-option")
         arrays = self._named(inputs)
         model, constants = self._model_for(arrays)
-        read = {info.name for info in model.inputs}  # not those without elements
-        passed = {n: array for n, array in arrays.items() if n not in constants and (n in read or array.size)}
-        results = model.run(passed)
+        results = model.run({name: array for name, array in arrays.items() if name not in constants})
         names = [info.name for info in self._model.graph.output]
         return namedtupledict("Outputs", names)(*(results[name] for name in names))
 
@@ -102,8 +100,8 @@ class RollerRep(BackendRep):
         values = tuple((name, arrays[name].dtype.str, arrays[name].shape, arrays[name].tobytes()) for name in constants)
         key = (tuple(sorted(types.items(), key=lambda each: each[0])), values)
         if key not in self._compiled:
-            source = _with_constants(self._model, {name: arrays[name] for name in constants})
-            self._compiled[key] = compile_model(source, inputs=types, select="model", top_k=1)
+            bound = {name: arrays[name] for name in constants}
+            self._compiled[key] = compile_model(self._model, inputs=types, constants=bound, select="model", top_k=1)
             if len(self._compiled) > MAX_PREPARED:
                 del self._compiled[next(iter(self._compiled))]
         return self._compiled[key]
@@ -168,25 +166,12 @@ class RollerBackend(Backend):
 
 
 def _specializations(arrays: Mapping[str, Array]) -> list[tuple[str, ...]]:
-    """Return the sets of inputs to try as constants: none, integers of rank 0 or 1, all of rank 0 or 1, all but one.
-
-    Inputs without elements are in each set: a model reads no such tensor.
-    """
-    empty = [name for name, array in arrays.items() if not array.size]
+    """Return the sets of inputs to try as constants: none, integers of rank 0 or 1, all of rank 0 or 1, all but one."""
     small = [name for name, array in arrays.items() if array.size <= MAX_SPECIALIZED_ELEMENTS]
     flat = [name for name in small if arrays[name].ndim <= 1]
     whole = [name for name in flat if arrays[name].dtype.kind in "iub"]
     tried = (), whole, flat, [name for name in small if name != next(iter(arrays))], small
-    return list(dict.fromkeys(tuple(dict.fromkeys((*empty, *names))) for names in tried))
-
-
-def _with_constants(model: ModelProto, constants: Mapping[str, Array]) -> ModelProto:
-    if not constants:
-        return model
-    changed = ModelProto()
-    changed.CopyFrom(model)
-    changed.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in constants.items())
-    return changed
+    return list(dict.fromkeys(map(tuple, tried)))
 
 
 def _is_open(info: ValueInfoProto) -> bool:
@@ -196,7 +181,7 @@ def _is_open(info: ValueInfoProto) -> bool:
 
 
 def _type(name: str, array: Array) -> TensorType:
-    return tensor_type(name, (array.dtype, array.shape))
+    return tensor_type(name, (array.dtype, array.shape), least=0)
 
 
 def _refused(error: InputError | None) -> RefusedModelError:

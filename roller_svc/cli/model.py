@@ -110,8 +110,8 @@ def show_as_options(text: str) -> str:
     """Return a message with options of this command in place of arguments of compile_model."""
 
     def options(match: re.Match[str]) -> str:
-        entries = _ENTRY.findall(match[2])
-        return " ".join(f"{_OPTIONS_OF[match[1]]} {name}={_option_value(value)}" for name, value in entries)
+        shown = (f"{_OPTIONS_OF[match[1]]} {name}={_option_value(value)}" for name, value in _ENTRY.findall(match[2]))
+        return " ".join(shown) or match[0]
 
     return _ARGUMENT.sub(options, text)
 
@@ -216,8 +216,8 @@ def _constants(options: argparse.Namespace) -> dict[str, Any]:
             continue
         try:
             constants[name] = json.loads(value)
-        except ValueError as failure:
-            raise ArgumentError(f"--constant {text}: expected NAME=NUMBER, NAME=[NUMBER,...] or NAME=@FILE.npy",
+        except (ValueError, RecursionError) as failure:
+            raise ArgumentError(f"--constant {text[:80]}: expected NAME=NUMBER, NAME=[NUMBER,...] or NAME=@FILE.npy",
                                 code="invalid-option") from failure  # fmt: skip
     return constants
 

@@ -102,5 +102,9 @@ def kind_of(value: object) -> str:
 
 
 def short_repr(value: object) -> str:
-    text = repr(value)
+    """Return a value's representation, cut; its class for numbers and lists that are too large for one."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):
+        return f"a value of type {type(value).__name__}"
     return text if len(text) <= 60 else text[:57] + "..."

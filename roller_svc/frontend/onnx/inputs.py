@@ -77,12 +77,16 @@ def bound_value(info: ValueInfoProto, value: object, dims: Mapping[str, int]) ->
     what = f"constants: {info.name[:80]!r}"
     try:
         array = np.asarray(value)
-    except ValueError as error:
-        raise ArgumentError(f"{what} must be a number or an array, got {short_repr(value)}", code="invalid-option",
-                            hint='constants={"x": 1}, or an array') from error  # fmt: skip
+    except (ValueError, TypeError, RuntimeError) as error:  # lists with gaps, tensors of another library
+        raise ArgumentError(
+            f"{what} must be a number or an array, got {short_repr(value)}: {str(error)[:120]}", code="invalid-option",
+            hint='constants={"x": 1}, or an array of numpy',
+        ) from error  # fmt: skip
     extents = _extents(tensor, dims)
     if array.ndim == 0 and extents is not None and all(extent == 1 for extent in extents):
         array = array.reshape([1] * len(extents))
+    if not array.size and not hasattr(value, "dtype"):
+        array = _typed_nothing(array.shape, extents, dtype)
     if extents is not None and not _fits(array.shape, extents):
         raise ArgumentError(f"{what} has the shape {list(array.shape)}, the model declares {_shown(tensor, dims)}",
                             code="shape-mismatch", hint="give an array of the declared shape")  # fmt: skip
@@ -91,10 +95,18 @@ def bound_value(info: ValueInfoProto, value: object, dims: Mapping[str, int]) ->
         if array.dtype != target:
             raise ArgumentError(f"{what} has elements of type {array.dtype}, the model declares {dtype.value}",
                                 code="dtype-mismatch", hint=f"convert it to {dtype.value}")  # fmt: skip
-    elif target.kind not in _TAKEN_BY.get(array.dtype.kind, "") or not _holds(dtype, array):
+    elif array.size and (target.kind not in _TAKEN_BY.get(array.dtype.kind, "") or not _holds(dtype, array)):
         raise ArgumentError(f"{what} is {short_repr(value)}, the model declares {dtype.value}", code="dtype-mismatch",
                             hint=f"give a value that {dtype.value} holds")  # fmt: skip
     return array.astype(target), dtype
+
+
+def _typed_nothing(shape: tuple[int, ...], extents: Sequence[int | None] | None, dtype: DType) -> Array:
+    """Return the array that a list without elements means. A list has no extents after one of 0, and no type."""
+    missing = [] if extents is None else list(extents[len(shape) :])
+    if shape[-1] == 0:
+        shape = (*shape, *(extent or 0 for extent in missing))
+    return np.empty(shape, dtype.value)
 
 
 def dtype_of(data_type: int, name: str) -> DType:
@@ -109,7 +121,7 @@ def dtype_of(data_type: int, name: str) -> DType:
 
 def _holds(dtype: DType, array: Array) -> bool:
     """Return whether an element type has these numbers. Floats are rounded."""
-    if dtype.is_float or not array.size:
+    if dtype.is_float:
         return True
     if dtype is DType.BOOL:
         return array.dtype == np.bool_

@@ -84,6 +84,7 @@ class Scope:
     parent: Scope | None = None
     tensors: dict[str, Tensor] = field(default_factory=dict)
     captured: dict[str, Operand] = field(default_factory=dict)  # inputs of a loop's body → tensors outside of it
+    caller: Scope | None = None  # of a function's body, which does not see its names
 
     def define(self, name: str, tensor: Tensor) -> None:
         if name in self.tensors:
@@ -125,7 +126,7 @@ class Scope:
         scope: Scope | None = self
         while scope is not None and scope.builder is self.builder:
             scopes.append(scope)
-            scope = scope.parent
+            scope = scope.parent or scope.caller
         names = self.builder.inputs_of(operand)
         if scope is None:
             return names
@@ -199,6 +200,11 @@ class Importer:
             raise ArgumentError(f"output {name[:80]!r} is written by no node", code="invalid-graph")
         return scope.operand(tensor, f"output {name[:80]!r}")
 
+    def is_standard(self, node: NodeProto, op_type: str) -> bool:
+        """Return whether a node is an operator of ONNX, which no function of the model replaces."""
+        return (node.op_type == op_type and node.domain in DOMAINS
+                and (node.domain, node.op_type) not in self.functions)  # fmt: skip
+
     def _convert(self, node: NodeProto, tensors: Sequence[Tensor], scope: Scope) -> Sequence[Tensor]:
         function = self.functions.get((node.domain, node.op_type))
         if function is not None:
@@ -207,6 +213,7 @@ class Importer:
             return self._convert_microsoft(node, tensors, scope)
         if node.domain not in (*DOMAINS, MICROSOFT_DOMAIN):
             raise UnknownOpError(f"domain {node.domain[:60]!r} is not supported", hint=FUNCTION_HINT)
+        _check_inputs(node, self.opset)
         if node.op_type in SUBGRAPHS:
             return SUBGRAPHS[node.op_type](self, node, tensors, scope)
         try:
@@ -272,7 +279,7 @@ class Importer:
         given = _default_attributes(node, self.opset)
         given |= {attribute.name: attribute for attribute in function.attribute_proto}
         given |= {attribute.name: attribute for attribute in node.attribute}
-        inner = Scope(scope.builder)
+        inner = Scope(scope.builder, caller=scope)
         for name, tensor in zip(function.input, [*tensors, *[Tensor()] * len(function.input)], strict=False):
             inner.define(name, tensor)
         opset, failures = self.opset, len(self.unsupported)
@@ -334,6 +341,17 @@ def _expanded(expansion: Expansion, node: Node, builder: GraphBuilder) -> Sequen
     if len(results) < len(node.results):
         raise node.unsupported(f"result {len(results)}")
     return results
+
+
+def _check_inputs(node: NodeProto, opset: int) -> None:
+    """Raise ArgumentError if a node has fewer inputs than the operator's schema states."""
+    try:
+        schema: Any = onnx.defs.get_schema(node.op_type, opset, "")
+    except onnx.defs.SchemaError:
+        return
+    if len(node.input) < schema.min_input:
+        raise ArgumentError(f"{node.op_type}: {len(node.input)} inputs; at least {schema.min_input} are expected",
+                            code="invalid-node")  # fmt: skip
 
 
 class SubgraphError(InputError):

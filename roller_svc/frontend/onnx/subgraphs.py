@@ -39,7 +39,7 @@ def _loop(importer: Importer, node: NodeProto, tensors: Sequence[Tensor], scope:
         raise ArgumentError(f"the body has {len(body.input)} inputs and {len(body.output)} outputs; the loop has "
                             f"{len(tensors)} inputs", code="invalid-node")  # fmt: skip
     most = _most_steps(tensors, scope)
-    fixed = _fixed_states(body)
+    fixed = _fixed_states(body, importer)
     changing = [i for i in range(count) if i not in fixed]
     states = [_operand(tensors[2 + i]) for i in changing]
     builder, inner = _body_of(scope, "body")
@@ -72,16 +72,20 @@ def _most_steps(tensors: Sequence[Tensor], scope: Scope) -> int | None:
         return 0
     if tensors[0].operand is None:
         return None
-    most = max(0, int(_constant(tensors[0], scope, "the trip count").reshape(-1)[0]))
+    trips = _constant(tensors[0], scope, "the trip count")
+    if trips.dtype.kind not in "iu":
+        raise ArgumentError(f"the trip count is {trips.dtype}; int64 is expected", code="invalid-node")
+    most = max(0, int(trips.reshape(-1)[0]))
     if most > MAX_STEPS:
         message = f"a loop of {most} steps is not supported; at most {MAX_STEPS} are"
         raise ArgumentError(message, code="unsupported-attribute")
     return most
 
 
-def _fixed_states(body: GraphProto) -> set[int]:
+def _fixed_states(body: GraphProto, importer: Importer) -> set[int]:
     """Return the positions of states that every step returns as it gets them."""
-    copies = {node.output[0]: node.input[0] for node in body.node if node.op_type == "Identity"}
+    copies = {node.output[0]: node.input[0] for node in body.node
+              if importer.is_standard(node, "Identity") and node.input and node.output}  # fmt: skip
     fixed = set()
     for position, (before, after) in enumerate(zip(body.input[2:], body.output[1:], strict=False)):
         name = after.name
@@ -118,11 +122,13 @@ def _scan(importer: Importer, node: NodeProto, tensors: Sequence[Tensor], scope:
     if importer.opset < 9:
         raise ArgumentError("Scan before operator set 9 is not supported", code="unsupported-attribute")
     attributes, body = attributes_of(node), _graph(node, "body")
-    count = int(attributes.get("num_scan_inputs", 0))
-    if not 0 < count <= len(tensors):
+    count = attributes.get("num_scan_inputs", 0)
+    if not isinstance(count, int) or not 0 < count <= len(tensors):
         raise ArgumentError(f"num_scan_inputs is {count}, with {len(tensors)} inputs", code="invalid-node")
     operands = [_operand(tensor) for tensor in tensors]
     states, scanned = operands[:-count], operands[-count:]
+    if any(not x.rank for x in scanned):
+        raise ArgumentError("a scanned input has no dimensions, and so no slices", code="invalid-node")
     axes = _listed(attributes, "scan_input_axes", count)
     scanned = [_to_front(scope, x, axis) for x, axis in zip(scanned, axes, strict=True)]
     steps = scanned[0].shape[0]
@@ -192,20 +198,27 @@ def _operand(tensor: Tensor) -> Operand:
 
 def _listed(attributes: dict[str, Any], name: str, count: int) -> list[int]:
     values = attributes.get(name) or [0] * count
-    if len(values) != count:
-        raise ArgumentError(f"{name} has {len(values)} items, not {count}", code="invalid-node")
-    return [int(value) for value in values]
+    if not isinstance(values, list) or len(values) != count or not all(isinstance(value, int) for value in values):
+        raise ArgumentError(f"{name} must be {count} whole numbers, got {values!r:.60}", code="invalid-node")
+    return values
 
 
 def _to_front(scope: Scope, x: Operand, axis: int) -> Operand:
+    _check_axis(axis, x.rank)
     order = [axis % x.rank, *(d for d in range(x.rank) if d != axis % x.rank)]
     return x if order[0] == 0 else scope.builder.call("transpose", [x], permutation=order)
 
 
 def _from_front(scope: Scope, x: Operand, axis: int) -> Operand:
+    _check_axis(axis, x.rank)
     order = list(range(1, x.rank))
     order.insert(axis % x.rank, 0)
     return x if order[0] == 0 else scope.builder.call("transpose", [x], permutation=order)
+
+
+def _check_axis(axis: int, rank: int) -> None:
+    if not -rank <= axis < rank:
+        raise ArgumentError(f"axis {axis} of a scan is not one of {rank} dimensions", code="invalid-node")
 
 
 def _shown(operand: Operand) -> str:

@@ -184,6 +184,8 @@ def _padding_for(
 
     `extra`: output padding of the node.
     """
+    if node.operand(0).rank != node.operand(1).rank:
+        raise node.invalid(f"a weight of {node.operand(1).rank} dimensions, and input of {node.operand(0).rank}")
     smaller, larger, behind = [], [], []
     sizes = node.operand(0).shape[2:], node.operand(1).shape[2:], shape[-_spatial(node) :]
     steps = _per_dimension(node, window["stride"]), _per_dimension(node, window["dilation"])
@@ -304,6 +306,8 @@ def _concat(node: Node) -> Use:
 def _pad(node: Node) -> Use:
     rank = node.operand(0).rank
     pads_given, dims = node.required("pads", 1), node.constant(3, "axes")
+    if any(not -rank <= d < rank for d in dims or ()):
+        raise node.invalid(f"axes {list(dims or ())} of {rank} dimensions")
     places = tuple(range(rank)) if dims is None else tuple(d % rank for d in dims)
     if len(pads_given) != 2 * len(places):
         raise node.invalid(f"{len(pads_given)} pads for {len(places)} dimensions")

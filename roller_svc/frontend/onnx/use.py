@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from roller_svc.errors import ArgumentError
+from roller_svc.frontend.graph_builder import Array
 from roller_svc.frontend.ops.operator import Operand
 from roller_svc.ir.dtype import DType, dtype_named
 
+FLOATS, INTEGERS = "fV", "iu"  # kinds of numpy's element types; V: floats of 16 bits and less that numpy lacks
 MAX_SHOWN_INPUTS = 4  # in a message
 # Slices to the end stop at the largest int64; no tensor is as long as this.
 _LONGEST = 1 << 40
@@ -64,8 +68,8 @@ class Node:
     used: set[str] = field(default_factory=set)  # attributes read
     read: set[int] = field(default_factory=set)  # positions of operands read
 
-    def operand(self, position: int) -> Operand:
-        """Return an operand that must be present."""
+    def operand(self, position: int, *, rank: int | Sequence[int] | None = None) -> Operand:
+        """Return an operand that must be present, with this number of dimensions, or one of these."""
         self.read.add(position)
         operand = self.operands[position] if position < len(self.operands) else None
         if operand is None:
@@ -75,11 +79,24 @@ class Node:
                 raise self.unsupported(f"input {position} without elements (shape {shape})",
                                        "declare extents of 1 or more, or leave the node out")  # fmt: skip
             raise self.invalid(f"input {position} is missing")
+        ranks = (rank,) if isinstance(rank, int) else rank
+        if ranks is not None and operand.rank not in ranks:
+            expected = " or ".join(map(str, ranks))
+            raise self.invalid(f"input {position} has the shape {list(operand.shape)}, expected {expected} dimensions")
         return operand
 
-    def optional(self, position: int) -> Operand | None:
-        """Return an operand; None if it is omitted."""
-        return self.operand(position) if self.has(position) else None
+    def optional(self, position: int, *, rank: int | Sequence[int] | None = None) -> Operand | None:
+        """Return an operand as `operand` does; None if it is omitted."""
+        return self.operand(position, rank=rank) if self.has(position) else None
+
+    def array(self, position: int, what: str, kinds: str, *, rank: int | None = None) -> Array:
+        """Return the value of a constant operand whose element type is of these kinds of numpy."""
+        operand, value = self.operand(position, rank=rank), self.constants[position]
+        if not isinstance(value, np.ndarray):
+            raise self._not_constant(position, what)
+        if value.dtype.kind not in kinds:
+            raise self.invalid(f"{what} (input {position}) has elements of type {operand.dtype.value}")
+        return value
 
     def leading(self, count: int) -> tuple[Operand, ...]:
         """Return the first `count` operands, without omitted ones at the end."""

@@ -46,7 +46,7 @@ def _grid_sample(call: Call) -> str:
     x, grid = call.operands
     spatial = x.rank - 2
     if spatial < 1 or grid.rank != x.rank or grid.shape[0] != x.shape[0] or grid.shape[-1] != spatial:
-        raise call.wrong_shape(f"`{grid.name}` {list(grid.shape)} must be [{x.shape[0]}, ..., {max(spatial, 1)}] with "
+        raise call.wrong_shape(f"`{grid.name}` {list(grid.shape)} must be [batch, ..., {max(spatial, 1)}] with "
                                f"{x.rank} dimensions, for `{x.name}` {list(x.shape)}")  # fmt: skip
     if not grid.dtype.is_float:
         raise ExprTypeError(f"{call.operator}: `{grid.name}` is {grid.dtype.value}; positions are floats")

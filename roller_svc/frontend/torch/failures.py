@@ -1,7 +1,11 @@
-"""Failures of torch.export in words. No exception of torch or of the module leaves the importer."""
+"""Failures of torch.export in words. Exceptions of torch, and built-in ones of the module, become an ArgumentError.
+
+A class of the module's own that derives from Exception alone passes through: its caller knows it.
+"""
 
 from __future__ import annotations
 
+import sysconfig
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,15 +17,18 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from roller_svc.errors import ArgumentError, UnsupportedModelError, UnsupportedNode
 
 # What torch.export raises, and what a module's own code may: torch's classes derive from these.
-_FAILURES = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
-_TORCH = Path(torch.__file__).parent
-_HERE = Path(__file__).parents[2]
+_FAILURES = (
+    ArithmeticError, AssertionError, AttributeError, EOFError, ImportError, LookupError, NameError, OSError,
+    RuntimeError, TypeError, ValueError,
+)  # fmt: skip
+# Folders without code of the module: torch, this package, the standard library.
+_OTHERS = (Path(torch.__file__).parent, Path(__file__).parents[2], Path(sysconfig.get_path("stdlib")))
 MAX_SHOWN = 300  # characters of torch's message
 
 
 @contextmanager
 def translated_failures() -> Iterator[None]:
-    """Raise ArgumentError for what torch raises. It names the line of the module's code."""
+    """Raise ArgumentError for _FAILURES. It names the line of the module's code."""
     try:
         yield
     except GuardOnDataDependentSymNode as error:
@@ -44,7 +51,7 @@ def check_module(module: torch.nn.Module) -> None:
     if isinstance(module, torch.jit.ScriptModule):
         raise ArgumentError("a scripted or traced module cannot be exported", code="not-exportable",
                             hint="pass the torch.nn.Module that it was made of, or export it to ONNX")  # fmt: skip
-    listed = {name: part for name, part in module.named_modules() if ".quantized." in f"{type(part).__module__}."}
+    listed = {name: part for name, part in module.named_modules() if _is_quantized(type(part).__module__)}
     quantized = [
         UnsupportedNode(type(part).__name__, name or "the module", "it is quantized for torch's own kernels")
         for name, part in listed.items()
@@ -57,10 +64,15 @@ def check_module(module: torch.nn.Module) -> None:
         )  # fmt: skip
 
 
+def _is_quantized(module: str) -> bool:
+    """Return whether a Python module has classes of torch for quantized tensors."""
+    return module.startswith("torch.") and ".quantized." in f"{module}."
+
+
 def _place(error: BaseException) -> str:
-    """Return where the module's code is, by the last frame outside of torch and of this package."""
+    """Return where the module's code is, by the last frame outside of _OTHERS."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__)
-              if not any(Path(frame.filename).is_relative_to(folder) for folder in (_TORCH, _HERE))]  # fmt: skip
+              if not any(Path(frame.filename).is_relative_to(folder) for folder in _OTHERS)]  # fmt: skip
     own = [frame for frame in frames if Path(frame.filename).exists() and "site-packages" not in frame.filename]
     if not own or own[-1].name == "<module>":
         return ""

@@ -15,6 +15,7 @@ from onnx_models import branching, mlp, model
 import roller_svc
 from roller_svc import settings
 from roller_svc.cli.command import main
+from roller_svc.cli.model import show_as_options
 from roller_svc.graph.load import load_graph, save_graph
 from roller_svc.graph.weights import Weights
 
@@ -96,6 +97,10 @@ def test_a_constant_chooses_the_branch(capsys: pytest.CaptureFixture[str], tmp_p
         assert (code, facts["outputs"][0]["max_abs"] if facts else err) == (0, largest)
 
 
+def test_mappings_without_entries_stay_in_messages() -> None:
+    assert show_as_options("give inputs={} or dims={\"n\": 2}") == "give inputs={} or --dim n=2"
+
+
 def test_a_type_that_is_open_is_asked_for_in_words_of_the_command(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -123,6 +128,8 @@ def test_every_unsupported_node_is_named(capsys: pytest.CaptureFixture[str], tmp
         (("--dim", "batch=2", "--input", "z=@missing.npy"), "cannot read missing.npy"),
         (("--dim", "batch=2", "--constant", "x"), "--constant x: expected NAME=NUMBER"),
         (("--dim", "batch=2", "--constant", "x=@missing.npy"), "--constant x=@missing.npy: cannot read missing.npy"),
+        (("--dim", "batch=2", "--constant", "x=" + 30000 * "["), "[[[: expected NAME=NUMBER"),
+        (("--dim", "batch=2", "--constant", "x=" + 5000 * "1"), "111: expected NAME=NUMBER"),
         (("--dim", "batch=2", "--constant", "z=1"), "the model has no input 'z'"),
         (("--dim", "batch=2", "--plan", "fast"), "plan must be one of"),
         (("--dim", "batch=2", "--threads", "0"), "threads must be a whole number"),

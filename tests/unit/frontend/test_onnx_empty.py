@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -88,6 +90,67 @@ def test_a_part_without_elements() -> None:
 def test_what_does_not_fit_is_refused(op_type: str, attributes: Any, tensors: list[Any], match: str) -> None:
     with pytest.raises(UnsupportedModelError, match=match):
         import_node(model_of(op_type, attributes, tensors, constants=range(1, len(tensors))))
+
+
+@pytest.mark.parametrize(
+    ("op_type", "names"),
+    [("Add", ["t0", ""]), ("Add", ["", "t0"]), ("Where", ["", "t0", "t0"]), ("Where", ["t0", "t0", ""]),
+     ("MatMul", ["t0"]), ("MatMul", ["t0", ""]), ("Gather", ["t0", ""]), ("Concat", ["t0", ""]),
+     ("Expand", ["t0", ""]), ("Relu", [])],
+)  # fmt: skip
+def test_omitted_operands_beside_nothing_are_refused(op_type: str, names: list[str]) -> None:
+    model = model_of(op_type, {"axis": 0} if op_type in ("Gather", "Concat") else {}, [NOTHING])
+    model.graph.node[0].input[:] = names
+    with pytest.raises(UnsupportedModelError, match=r"input \d is missing|missing|expected|do not fit"):
+        import_node(model)
+
+
+def test_omitted_operands_of_a_sum_add_nothing() -> None:
+    for op_type in ("Sum", "Max"):
+        model = model_of(op_type, {}, [NOTHING])
+        model.graph.node[0].input[:] = ["t0", ""]
+        assert run_node(model, [NOTHING])[0].shape == NOTHING.shape
+
+
+HUGE = np.broadcast_to(np.float32(0), (1 << 44,))
+
+
+@pytest.mark.parametrize(
+    ("op_type", "attributes", "tensors", "known"),
+    [
+        ("Concat", {"axis": 0}, [np.zeros(0, np.float32), HUGE], ()),
+        ("Concat", {"axis": 1}, [np.zeros((0, 2), np.float32), HUGE.reshape(1, -1)[:0]], ()),
+        ("Add", {}, [np.zeros((0, 1), np.float32), HUGE], ()),
+        ("MatMul", {}, [np.zeros((0, 5), np.float32), np.broadcast_to(HUGE, (5, 1 << 44))], ()),
+        ("MatMul", {}, [np.broadcast_to(HUGE[:1], (1 << 44, 1)), np.zeros((1, 0), np.float32)], ()),
+        ("Gather", {}, [HUGE, np.zeros(0, np.int64)], (1,)),
+        ("Gather", {}, [np.zeros((1, 0), np.float32), np.broadcast_to(np.int64(0), HUGE.shape)], ()),
+        ("Expand", {}, [HUGE, np.zeros(0, np.int64)], (1,)),
+        ("ReduceSum", {}, [HUGE, np.zeros(0, np.int64)], (1,)),
+        ("ReduceMax", {}, [HUGE, np.zeros(0, np.int64)], (1,)),
+        ("Squeeze", {}, [HUGE, np.zeros(0, np.int64)], (1,)),
+        ("Reshape", {}, [HUGE, np.zeros(0, np.int64)], (1,)),
+    ],
+)  # fmt: skip
+def test_huge_tensors_beside_nothing_take_no_memory(
+    op_type: str, attributes: Any, tensors: list[Any], known: tuple[int, ...]
+) -> None:
+    model = model_of(op_type, attributes, tensors, constants=known, opset=20)
+    tracemalloc.start()
+    try:
+        with contextlib.suppress(UnsupportedModelError):
+            import_node(model)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 24
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_gather_of_nothing_by_unknown_indices() -> None:
+    indices = np.array([[0, 1]])
+    tensors = [np.zeros((2, 0), np.float32), indices]
+    assert run_node(model_of("Gather", {}, tensors), tensors)[0].shape == (1, 2, 0)
+    with pytest.raises(UnsupportedModelError, match="a dimension without elements"):
+        import_node(model_of("Gather", {"axis": 1}, tensors))
 
 
 def test_a_refusal_of_nothing_says_so() -> None:

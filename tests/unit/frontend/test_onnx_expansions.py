@@ -10,7 +10,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
-from onnx_node_models import check_node, run_node
+from onnx_node_models import check_node, import_node, run_node
 from onnx_node_models import model_of as node_model
 
 import roller_svc
@@ -356,3 +356,26 @@ def test_a_mean_of_large_integers_is_exact() -> None:
     tensors = [np.array([2**30 + 1, 2**30 + 1, 2**30 + 1], np.int32), np.array([0])]
     (found,) = run_node(node_model("ReduceMean", {}, tensors, constants=(1,), opset=18), tensors)
     assert found.tolist() == [2**30 + 1]
+
+
+@pytest.mark.parametrize(
+    ("op_type", "attributes", "tensors"),
+    [
+        ("GridSample", {}, [np.float32(1), np.zeros((1, 2, 2, 2), np.float32)]),
+        ("GridSample", {}, [np.zeros((1, 1, 4, 4), np.float32), np.float32(1)]),
+        ("Pad", {}, [np.float32(1), np.array([0, 0]), np.float32(0), np.array([0])]),
+        ("Pad", {}, [np.zeros(3, np.float32), np.array([0, 0]), np.float32(0), np.array([4])]),
+        ("ConvTranspose", {"auto_pad": "SAME_UPPER", "strides": [2, 2]},
+         [np.zeros((1, 1, 4, 4), np.float32), np.zeros((1, 1, 3), np.float32)]),
+        ("ConvTranspose", {"auto_pad": "SAME_UPPER", "strides": [2, 2]},
+         [np.zeros((1, 1, 4), np.float32), np.zeros((1, 1, 3, 3), np.float32)]),
+        ("Attention", {}, [*[np.zeros((1, 2, 3, 4), np.float32)] * 3, np.zeros((3, 3), np.float32),
+                           *[np.zeros(2, np.float32)] * 2]),
+        ("Unique", {"axis": 1}, [np.zeros(3, np.float32)]),
+    ],
+)  # fmt: skip
+def test_odd_ranks_are_refused(op_type: str, attributes: Any, tensors: list[Any]) -> None:
+    arrays = [np.asarray(tensor) for tensor in tensors]
+    known = (0,) if op_type == "Unique" else (1, 2, 3) if op_type == "Pad" else ()
+    with pytest.raises(UnsupportedModelError):
+        import_node(node_model(op_type, attributes, arrays, constants=known, opset=24))

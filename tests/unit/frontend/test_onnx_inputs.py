@@ -96,6 +96,16 @@ def test_a_shape_that_is_an_input_names_it_inside_of_a_loop_too() -> None:
         np.testing.assert_array_equal(interpret(graph, weights, {"x": X})["y"], want)
 
 
+class TensorThatRefuses:
+    """A tensor of another library that numpy cannot read."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def __array__(self, *_: object, **__: object) -> Any:
+        raise self.error
+
+
 @pytest.mark.parametrize(
     ("options", "code", "words"),
     [
@@ -105,6 +115,10 @@ def test_a_shape_that_is_an_input_names_it_inside_of_a_loop_too() -> None:
         ({"constants": {"rate": 1 << 70}}, "dtype-mismatch", ("int64",)),
         ({"constants": {"rate": "16000"}}, "dtype-mismatch", ("'16000'", "int64")),
         ({"constants": {"rate": {}}}, "dtype-mismatch", ("int64",)),
+        ({"constants": {"rate": 10**5000}}, "dtype-mismatch", ("a value of type int", "int64")),
+        ({"constants": {"rate": TensorThatRefuses(RuntimeError("detach it"))}}, "invalid-option", ("detach it",)),
+        ({"constants": {"rate": TensorThatRefuses(TypeError("BFloat16"))}}, "invalid-option", ("BFloat16", "numpy")),
+        ({"constants": {"rate": []}}, "shape-mismatch", ("[0]", "[]")),
         ({"constants": {"rate": [[1], [2, 3]]}}, "invalid-option", ("a number or an array",)),
         ({"constants": {"rate": np.int32(1)}}, "dtype-mismatch", ("int32", "int64", "convert it")),
         ({"constants": {"rate": [1, 2]}}, "shape-mismatch", ("[2]", "[]")),
@@ -131,6 +145,21 @@ def test_numbers_take_the_declared_type(value: object, data_type: int, want: obj
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
     found, weights = imported(model, constants={"k": value})
     assert interpret(found, weights, {})["y"] == want
+
+
+@pytest.mark.parametrize("data_type", [INT, FLOAT, TensorProto.BOOL])
+@pytest.mark.parametrize("shape", [(0,), (0, 3), (2, 0), (2, 0, 3)])
+@pytest.mark.parametrize("is_list", [False, True])
+def test_values_without_elements_have_no_kind(data_type: int, shape: tuple[int, ...], *, is_list: bool) -> None:
+    value = np.empty(shape, helper.tensor_dtype_to_np_dtype(data_type))
+    nodes = [helper.make_node("Shape", ["k"], ["y"]), helper.make_node("Cast", ["k"], ["c"], to=FLOAT),
+             helper.make_node("ReduceSum", ["c"], ["z"], keepdims=0)]  # fmt: skip
+    outputs = [info("y", INT, None), info("z", FLOAT, [])]
+    graph = helper.make_graph(nodes, "g", [info("k", data_type, shape)], outputs)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    found, weights = imported(model, constants={"k": value.tolist() if is_list else value})
+    got = interpret(found, weights, {})
+    assert (got["y"].tolist(), got["z"].tolist()) == (list(shape), 0.0)
 
 
 def test_open_extents_are_named_with_an_example() -> None:

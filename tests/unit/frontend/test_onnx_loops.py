@@ -10,7 +10,7 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 from onnx_node_models import import_node
 
-from roller_svc.errors import UnsupportedModelError
+from roller_svc.errors import ArgumentError, UnsupportedModelError
 from roller_svc.frontend.onnx.model import import_model
 from roller_svc.graph.interpret import interpret
 from roller_svc.graph.weights import Weights
@@ -113,3 +113,80 @@ def test_other_loops_are_refused(condition: list[Any], options: dict[str, Any], 
     with pytest.raises(UnsupportedModelError) as refusal:
         import_model(while_loop(condition, **options), Weights(), reference)
     assert message in refusal.value.nodes[0].reason
+
+
+def loop_of(nodes: list[Any], functions: list[Any], trips: Any) -> Any:
+    """Return a model of a loop whose state s becomes s2. Nodes may read the input `shape`."""
+    body = helper.make_graph(
+        [helper.make_node("Identity", ["c"], ["c2"]), *nodes], "body",
+        [info("k", INT, []), info("c", BOOL, []), info("s", FLOAT, [2])],
+        [info("c2", BOOL, []), info("s2", FLOAT, [2])],
+    )  # fmt: skip
+    loop = helper.make_node("Loop", ["trips", "", "x"], ["y"], "loop", body=body)
+    graph = helper.make_graph([loop], "g", [info("x", FLOAT, [2]), info("shape", INT, [1])], [info("y", FLOAT, [2])],
+                              [numpy_helper.from_array(np.asarray(trips), "trips")])  # fmt: skip
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("my", 1)]
+    return helper.make_model(graph, opset_imports=opsets, functions=functions, ir_version=10)
+
+
+def function_of(domain: str, name: str, inputs: list[str], node: Any) -> Any:
+    return helper.make_function(domain, name, inputs, list(node.output), [node], [helper.make_opsetid("", 17)])
+
+
+@pytest.mark.parametrize("domain", ["my", ""])
+def test_a_function_called_identity_is_no_copy(domain: str) -> None:
+    doubled = function_of(domain, "Identity", ["a"], helper.make_node("Add", ["a", "a"], ["b"]))
+    nodes = [helper.make_node("Identity", ["s"], ["s2"], domain=domain)]
+    if not domain:  # the condition is a copy, too
+        doubled = function_of("", "Identity", ["a"], helper.make_node("Or", ["a", "a"], ["b"]))
+        nodes = [helper.make_node("Add", ["s", "s"], ["s2"])]
+    weights = Weights()
+    graph = import_model(loop_of(nodes, [doubled], 3), weights, reference)
+    got = interpret(graph, weights, {"x": X, "shape": np.zeros(1, np.int64)})
+    np.testing.assert_array_equal(got["y"], 8 * X)
+
+
+@pytest.mark.parametrize("trips", [np.nan, np.inf, 2.5, True])
+def test_a_trip_count_that_is_no_integer_is_refused(trips: Any) -> None:
+    with pytest.raises(UnsupportedModelError, match=r"the trip count is (float64|bool); int64 is expected"):
+        imported(loop_of([helper.make_node("Neg", ["s"], ["s2"])], [], trips))
+
+
+@pytest.mark.parametrize(("inputs", "outputs"), [([], ["s2"]), (["s"], []), ([], [])])
+def test_an_identity_without_inputs_or_outputs_is_refused(inputs: list[str], outputs: list[str]) -> None:
+    nodes = [helper.make_node("Identity", inputs, outputs)]
+    with pytest.raises((UnsupportedModelError, ArgumentError)):
+        imported(loop_of(nodes, [], 3))
+
+
+@pytest.mark.parametrize("in_function", [False, True])
+def test_a_needed_constant_in_a_loop_is_named_as_the_input_of_the_graph(in_function: bool) -> None:
+    function = function_of("my", "Shaped", ["a", "s"], helper.make_node("Reshape", ["a", "s"], ["b"]))
+    operator = ("Shaped", "my") if in_function else ("Reshape", "")
+    nodes = [helper.make_node(operator[0], ["s", "shape"], ["s2"], domain=operator[1])]
+    with pytest.raises(UnsupportedModelError, match="depends on the input shape"):
+        imported(loop_of(nodes, [function], 3))
+
+
+@pytest.mark.parametrize(
+    ("attributes", "shape"),
+    [
+        ({"num_scan_inputs": 1}, []),
+        ({"num_scan_inputs": 1, "scan_input_axes": [3]}, [2]),
+        ({"num_scan_inputs": 1, "scan_output_axes": [3]}, [2]),
+        ({"num_scan_inputs": 1, "scan_input_axes": [0.5]}, [2]),
+        ({"num_scan_inputs": [1]}, [2]),
+        ({"num_scan_inputs": "one"}, [2]),
+    ],
+)
+def test_malformed_scans_are_refused(attributes: dict[str, Any], shape: list[int]) -> None:
+    body = helper.make_graph([helper.make_node("Neg", ["a"], ["b"])], "body", [info("a", FLOAT, [])],
+                             [info("b", FLOAT, [])])  # fmt: skip
+    scan = helper.make_node("Scan", ["x"], ["y"], "scan", body=body, **attributes)
+    graph = helper.make_graph([scan], "g", [info("x", FLOAT, shape)], [info("y", FLOAT, None)])
+    with pytest.raises(UnsupportedModelError):
+        imported(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]))
+
+
+def imported(model: Any) -> Any:
+    return import_model(model, Weights(), reference)

@@ -12,7 +12,7 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
-from roller_svc.errors import UnsupportedModelError
+from roller_svc.errors import InvariantError, RollerError, UnsupportedModelError
 from roller_svc.frontend.onnx.microsoft import MICROSOFT, SAME
 from roller_svc.frontend.onnx.microsoft.functions import FUNCTIONS
 from roller_svc.frontend.onnx.model import import_model
@@ -470,7 +470,7 @@ def test_attention_of_shared_heads_with_a_cache(
          r'B \(input 1\) must be a constant, and depends on the input t1; .* with constants={"t1": \.\.\.}'),
         ("MatMulNBits", [X, u8(5, 1, 8), f32(5)], {"K": 8, "N": 5, "block_size": 16, "bits": 3}, "bits=3"),
         ("DynamicQuantizeLSTM", [f32(4, 2, 6), s8(1, 6, 20), s8(1, 5, 20), None, None, None, None, None, f32(1), s8(1),
-                                 f32(1), s8(1)], {"hidden_size": 5}, r"W \(input 1\) that is not constant"),
+                                 f32(1), s8(1)], {"hidden_size": 5}, r"W \(input 1\) must be a constant.* input t1"),
         ("GroupQueryAttention", [X, None, None, None, None, np.zeros(2, np.int32), np.array(3, np.int32)],
          {"num_heads": 2, "kv_num_heads": 1}, r'total_sequence_length \(input 6\) must be a constant.*"t6": \.\.\.'),
     ],
@@ -491,3 +491,106 @@ def test_operators_that_are_those_of_onnx() -> None:
     got = run("DequantizeLinear", [A, number(0.1), zero_point(100)])
     close(got[0], RA)
     assert "QuantizeLinear" in SAME
+
+
+def cases_of_all_operators() -> dict[str, tuple[list[Array | None], dict[str, Any], tuple[int, ...], int]]:
+    """Return tensors, attributes, constants and the number of results of a call of each operator that succeeds."""
+    cases: dict[str, Any] = {name: (tensors, attributes, (), 1) for name, tensors, attributes, _ in
+                             (*ACTIVATIONS, *QUANTIZED)}  # fmt: skip
+    scale, zero = number(0.1), zero_point(3)
+    gamma, ids = f32(8), np.zeros((2, 3), np.int32)
+    heads = {"num_heads": 2}
+    cases |= {
+        "Attention": ([f32(2, 3, 4), f32(4, 12), f32(12), np.ones((2, 5), np.int32), f32(2, 2, 2, 2, 2),
+                       f32(1, 2, 3, 5)], heads, (1,), 2),
+        "DynamicQuantizeLSTM": ([f32(4, 2, 6), s8(1, 6, 20), s8(1, 5, 20), f32(1, 40), None, None, None, None,
+                                 f32(1), zero_point(1, np.int8).reshape(1), f32(1), zero_point(1, np.int8).reshape(1)],
+                                {"hidden_size": 5}, (1, 2, 3, 8, 9, 10, 11), 3),
+        "DynamicQuantizeMatMul": ([f32(3, 8), s8(8, 5), scale, zero_point(3, np.int8), f32(5)], {}, (1,), 1),
+        "EmbedLayerNormalization": ([ids, ids, f32(6, 8), f32(7, 8), f32(2, 8), gamma, gamma, ids, ids], {}, (), 3),
+        "GatherBlockQuantized": ([u8(4, 8), ids, f32(4, 1), u8(4, 1)], {"bits": 4, "block_size": 16}, (0, 2, 3), 1),
+        "GroupQueryAttention": ([f32(2, 1, 8), f32(2, 1, 4), f32(2, 1, 4), f32(2, 1, 6, 4), f32(2, 1, 6, 4),
+                                 np.array([5, 5], np.int32), np.array([6], np.int32), f32(9, 2), f32(9, 2),
+                                 np.array([[5], [5]]), f32(1, 2, 1, 6)],
+                                {"num_heads": 2, "kv_num_heads": 1, "do_rotary": 1}, (6,), 3),
+        "MatMulIntegerToFloat": ([u8(3, 8), s8(8, 5), scale, scale, zero, zero_point(0, np.int8), f32(5)], {}, (1,), 1),
+        "MatMulNBits": ([f32(3, 40), u8(6, 3, 8), f32(18), u8(12), np.arange(40, dtype=np.int32) // 16, f32(6)],
+                        {"K": 40, "N": 6, "bits": 4, "block_size": 16}, (1, 2, 3, 4), 1),
+        "MultiHeadAttention": ([f32(2, 3, 4), f32(2, 3, 4), f32(2, 3, 4), f32(12), np.ones((2, 5), np.int32),
+                                f32(1, 2, 3, 5), f32(2, 2, 2, 2), f32(2, 2, 2, 2)], heads, (), 3),
+        "QAttention": ([u8(2, 3, 4), s8(4, 12), f32(12), scale, scale, np.ones((2, 3), np.int32), zero,
+                        zero_point(0, np.int8)], heads, (1, 2, 3, 4, 6, 7), 1),
+        "QGemm": ([u8(3, 8), scale, zero, s8(8, 5), scale, zero_point(0, np.int8), np.zeros(5, np.int32), *OF_Y],
+                  {}, (), 1),
+        "QLinearConv": ([u8(1, 4, 4, 3), scale, zero, s8(5, 3, 1, 1), f32(5), np.zeros(5, np.int8), scale, zero,
+                         np.zeros(5, np.int32)], {"channels_last": 1}, range(1, 9), 1),
+        "RotaryEmbedding": ([f32(2, 3, 8), np.zeros((2, 3), np.int64), f32(5, 2), f32(5, 2)], heads, (), 1),
+        "SkipLayerNormalization": ([X, X, gamma, gamma, gamma], {}, (), 4),
+        "SkipSimplifiedLayerNormalization": ([X, X, gamma, gamma], {}, (), 1),
+    }  # fmt: skip
+    return cases
+
+
+CASES = cases_of_all_operators()
+
+
+def odd_variants(tensor: Array) -> list[Array | None]:
+    """Return variants of a tensor with other ranks, extents and element types, and none."""
+    flat = tensor.reshape(-1)
+    kinds = (np.float32, np.float16, np.int32, np.int64, np.uint8, np.int8, np.bool_)
+    return [
+        None, flat[0].reshape(()), flat[:1], flat[:2], flat, np.tile(flat, 3)[: flat.size + 1], flat.reshape(1, -1),
+        flat.reshape(-1, 1), tensor[None], tensor[..., None], tensor[:0] if tensor.ndim else flat[:0],
+        np.concatenate([tensor, tensor]) if tensor.ndim else np.concatenate([flat, flat]),
+        np.moveaxis(tensor, 0, -1).copy() if tensor.ndim > 1 else flat,
+        *(tensor.astype(kind) for kind in kinds if kind != tensor.dtype),
+    ]  # fmt: skip
+
+
+def outcome(op_type: str, tensors: Sequence[Array | None], attributes: dict[str, Any], constants: Sequence[int],
+            results: int) -> str:  # fmt: skip
+    """Import a node, and check the graph; return what became of it. Other errors than RollerError pass through."""
+    kept = [i for i in constants if i < len(tensors)]
+    try:
+        verify(import_model(model_of(op_type, tensors, attributes, kept, results), Weights(), reference))
+    except InvariantError:
+        raise
+    except RollerError:
+        return "refused"
+    return "taken"
+
+
+@pytest.mark.parametrize("op_type", sorted({*MICROSOFT, *FUNCTIONS}))
+def test_odd_tensors_get_a_result_or_are_refused(op_type: str) -> None:
+    tensors, attributes, constants, results = CASES[op_type]
+    assert outcome(op_type, tensors, attributes, constants, results) == "taken"
+    outcomes = [outcome(op_type, tensors[:count], attributes, constants, results) for count in range(len(tensors))]
+    for position, tensor in enumerate(tensors):
+        for odd in [] if tensor is None else odd_variants(tensor):
+            changed = [*tensors[:position], odd, *tensors[position + 1 :]]
+            for known in {tuple(constants), (), tuple(range(len(tensors)))}:
+                outcomes.append(outcome(op_type, changed, attributes, known, results))
+    assert "refused" in outcomes
+
+
+@pytest.mark.parametrize("op_type", sorted({*MICROSOFT, *FUNCTIONS}))
+def test_odd_attributes_get_a_result_or_are_refused(op_type: str) -> None:
+    tensors, attributes, constants, results = CASES[op_type]
+    for name in {*attributes, "activation_params", "scale", "axis", "unidirectional", "qkv_hidden_sizes"}:
+        for odd in (0, -1, 1, 3, 1 << 40, 0.5, float("nan"), "text", [1, 2], [0.5, 1.5, 2.5], [-4, 4, 12]):
+            outcome(op_type, tensors, {**attributes, name: odd}, constants, results)
+
+
+@pytest.mark.parametrize(
+    ("op_type", "tensors", "attributes", "message"),
+    [
+        ("MatMulNBits", [f32(3, 1), u8(1), f32(2)], {"K": 1, "N": 2, "block_size": 1}, "blocks of 4 bits"),
+        ("FusedConv", [X, f32(4, 3, 1)], {"activation": "LeakyRelu", "activation_params": [1.0, 2.0]}, "1 parameters"),
+        ("FusedConv", [X, f32(4, 3, 1)], {"activation": "Relu", "activation_params": 1.0}, "a list of numbers"),
+        ("FusedGemm", [X[0], M], {"activation": "Relu", "activation_alpha": 0.5}, "0 parameters"),
+        ("MultiHeadAttention", [f32(4), X, X], {"num_heads": 2}, r"input 0 has the shape \[4\], expected 3 or 4 or 5"),
+    ],
+)  # fmt: skip
+def test_refusals_say_what_is_expected(op_type: str, tensors: Any, attributes: dict[str, Any], message: str) -> None:
+    with pytest.raises(UnsupportedModelError, match=message):
+        run(op_type, tensors, attributes, constants=(1, 2) if op_type == "MatMulNBits" else ())

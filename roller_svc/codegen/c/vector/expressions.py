@@ -401,10 +401,7 @@ class Vector(VectorAccess):
         return VectorValue(self.call(f"{name}_{self.type_of(dtype)}", *pieces), dtype, is_vector=True)
 
     def _per_lane(self, op: Op) -> VectorValue:
-        """Print an operator without a vector form lane by lane.
-
-        Results are elements of an array. gcc 12 makes masks of values 0 and 1 that it finds in a vector's elements.
-        """
+        """Print an operator without a vector form lane by lane."""
         dtype, lines = op.dtype.compute, list[str]()
         stand_ins: dict[str, tuple[Load, BufferRef]] = {}
         pieces = [self.value(arg) for arg in op.args]  # before the stand-ins: operators in them have the same names

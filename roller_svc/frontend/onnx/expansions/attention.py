@@ -36,9 +36,10 @@ def _attention(node: Node, builder: GraphBuilder) -> Sequence[Tensor]:
     # A cache without elements, as before the first token, holds no key.
     node.read.update((_PAST_KEY, _PAST_VALUE))
     if all(node.operands[position : position + 1] not in ((), (None,)) for position in (_PAST_KEY, _PAST_VALUE)):
-        past = node.operand(_PAST_KEY).shape[2]
-        k = builder.call("concat", [node.operand(_PAST_KEY), k], axis=2)
-        v = builder.call("concat", [node.operand(_PAST_VALUE), v], axis=2)
+        past_key, past_value = node.operand(_PAST_KEY, rank=4), node.operand(_PAST_VALUE, rank=4)
+        past = past_key.shape[2]
+        k = builder.call("concat", [past_key, k], axis=2)
+        v = builder.call("concat", [past_value, v], axis=2)
     result = _attend(node, builder, (q, k, v), past)
     if is_flat:
         batch, _, length, _ = q.shape

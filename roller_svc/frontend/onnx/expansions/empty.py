@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import onnx.defs
 
 from roller_svc.frontend.graph_builder import MAX_GENERATED_ELEMENTS, Array, GraphBuilder
 from roller_svc.frontend.onnx.table import DATA_TYPES, RESULT_TYPES
@@ -15,6 +16,7 @@ from roller_svc.frontend.onnx.tensors import Tensor, constant_of
 from roller_svc.frontend.onnx.use import Node
 from roller_svc.frontend.ops.operator import Operand
 
+# Returns None if the result has elements that the operands do not decide.
 Evaluation = Callable[[Node, Sequence[Any]], Any]
 
 
@@ -27,17 +29,38 @@ def convert_empty(node: Node, builder: GraphBuilder) -> Sequence[Tensor] | None:
     known = [value for value in node.constants if isinstance(value, np.ndarray)]
     if evaluate is None or all(value.size for value in known):
         return None
+    if node.op_type in _OF_FIRST and not isinstance(node.constants[0], np.ndarray):
+        return None  # what is empty are axes or a shape
+    _check_present(node)
     arrays = [_stand_in(value, operand) for value, operand in zip(node.constants, node.operands, strict=True)]
     if math.prod(extent for array in known for extent in array.shape if extent) > MAX_GENERATED_ELEMENTS:
         raise node.invalid(f"shapes {[list(array.shape) for array in known]} are too large")
     try:
-        result: Array = np.asarray(evaluate(node, arrays))
+        found = evaluate(node, arrays)
     except (ValueError, IndexError) as error:
         raise node.invalid(f"shapes do not fit: {error}") from error
+    if found is None:
+        return None
+    result: Array = np.asarray(found)
     if result.size and len(known) < len(arrays) and node.op_type != "MatMul":
         return None
     node.read.update(range(len(arrays)))
     return [constant_of(result, node.dtype_of(result), builder)]
+
+
+def _check_present(node: Node) -> None:
+    """Raise ArgumentError if an operand is omitted that the operator's schema requires."""
+    try:
+        schema: Any = onnx.defs.get_schema(node.op_type, node.opset, "")
+    except onnx.defs.SchemaError:
+        return
+    for position, formal in enumerate(schema.inputs):
+        if formal.option == onnx.defs.OpSchema.FormalParameterOption.Single and not node.has(position):
+            raise node.invalid(f"input {position} is missing")
+
+
+def _all_known(node: Node) -> bool:
+    return all(isinstance(value, np.ndarray) for value in node.constants)
 
 
 def _stand_in(value: object, operand: Operand | None) -> Any:
@@ -50,8 +73,9 @@ def _stand_in(value: object, operand: Operand | None) -> Any:
 def _elementwise(node: Node, arrays: Sequence[Any]) -> Any:
     """Return the empty result of an operator on elements."""
     node.used.update(_WITHOUT_EFFECT.get(node.op_type, ()))
-    dtype = RESULT_TYPES[node.op_type].value if node.op_type in RESULT_TYPES else arrays[-1].dtype
-    return np.empty(np.broadcast_shapes(*(array.shape for array in arrays)), dtype)
+    present = [array for array in arrays if array is not None]
+    dtype = RESULT_TYPES[node.op_type].value if node.op_type in RESULT_TYPES else present[-1].dtype
+    return np.empty(np.broadcast_shapes(*(array.shape for array in present)), dtype)
 
 
 def _along(node: Node, arrays: Sequence[Any]) -> Any:
@@ -105,7 +129,13 @@ def _cast(node: Node, arrays: Sequence[Any]) -> Any:
 
 
 def _gather(node: Node, arrays: Sequence[Any]) -> Any:
-    return np.take(arrays[0], arrays[1].astype(np.int64), axis=node.integer("axis", 0))
+    data, indices = arrays
+    axis = _axis(node, data.ndim, 0)
+    if _all_known(node):
+        return np.take(data, indices.astype(np.int64), axis=axis)
+    if indices.size and not data.shape[axis]:
+        raise node.invalid(f"indices {list(indices.shape)} of a dimension without elements")
+    return np.empty((*data.shape[:axis], *indices.shape, *data.shape[axis + 1 :]), data.dtype)
 
 
 def _squeeze(node: Node, arrays: Sequence[Any]) -> Any:
@@ -138,7 +168,23 @@ def _transpose(node: Node, arrays: Sequence[Any]) -> Any:
 
 
 def _concat(node: Node, arrays: Sequence[Any]) -> Any:
-    return np.concatenate(arrays, axis=node.integer("axis", 1))
+    present = [array for array in arrays if array is not None]
+    axis = _axis(node, present[0].ndim, 1)
+    others = {(*array.shape[:axis], *array.shape[axis + 1 :]) for array in present}
+    if len(others) > 1 or len(present) < len(arrays):
+        raise node.invalid(f"tensors {[list(array.shape) for array in present][:4]} do not fit along axis {axis}")
+    if _all_known(node):
+        return np.concatenate(arrays, axis=axis)
+    total = sum(array.shape[axis] for array in present)
+    (rest,) = others
+    return np.empty((*rest[:axis], total, *rest[axis:]), present[0].dtype) if 0 in rest else None
+
+
+def _axis(node: Node, rank: int, default: int) -> int:
+    axis = node.integer("axis", default)
+    if not -rank <= axis < rank:
+        raise node.invalid(f"axis {axis} is not one of {rank} dimensions")
+    return axis % rank
 
 
 # Operators on elements whose result has the type of the last operand, or that of RESULT_TYPES.
@@ -158,6 +204,10 @@ _NEUTRAL: dict[str, Callable[[Any], Any]] = {
     "L1": lambda _: 0, "L2": lambda _: 0, "SumSquare": lambda _: 0, "LogSum": lambda _: -np.inf,
     "LogSumExp": lambda _: -np.inf, "Max": _lowest, "Min": _highest,
 }  # fmt: skip
+
+# Operators whose operands after the first are axes, a shape or bounds.
+_OF_FIRST = frozenset({"Expand", "Reshape", "Slice", "Squeeze", "Unsqueeze", "ReduceProd", "ReduceSum",
+                       *(f"Reduce{name}" for name in _NEUTRAL)})  # fmt: skip
 
 EMPTY: dict[str, Evaluation] = {
     **dict.fromkeys(_ELEMENTWISE, _elementwise),

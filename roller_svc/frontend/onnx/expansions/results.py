@@ -79,6 +79,8 @@ def _unique(node: Node, builder: GraphBuilder) -> Sequence[Tensor]:
         raise node.unsupported("a tensor that is not constant", "the result's shape depends on data")
     axis = node.attribute("axis")
     along = None if axis is None else node.integer("axis", 0)
+    if along is not None and not -x.ndim <= along < x.ndim:
+        raise node.invalid(f"axis {along} is not one of {x.ndim} dimensions")
     values, first, inverse, counts = np.unique(
         x, return_index=True, return_inverse=True, return_counts=True, axis=along
     )

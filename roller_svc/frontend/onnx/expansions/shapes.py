@@ -20,6 +20,9 @@ def _constant(node: Node, builder: GraphBuilder) -> Sequence[Tensor]:
                         ("value_int", DType.INT64), ("value_ints", DType.INT64)):  # fmt: skip
         value = node.attribute(name)
         if value is not None:
+            kinds = int | float if dtype.is_float else int
+            if not all(isinstance(item, kinds) for item in (value if isinstance(value, list) else [value])):
+                raise node.invalid(f"attribute {name} is {value!r:.60}, expected {dtype.value}")
             return [constant_of(np.asarray(value, dtype.value), dtype, builder)]
     value = node.attribute("value")
     if not isinstance(value, np.ndarray):

@@ -23,7 +23,6 @@ def _number(builder: GraphBuilder, value: float, dtype: DType) -> Operand:
 
 
 def _slice(builder: GraphBuilder, x: Operand, axis: int, start: int, stop: int) -> Operand:
-    axis %= x.rank
     if (start, stop) == (0, x.shape[axis]):
         return x
     return builder.call("slice", [x], starts=(start,), stops=(stop,), axes=(axis,))
@@ -100,28 +99,31 @@ def _extended(builder: GraphBuilder, past: Operand | None, x: Operand) -> Operan
     return x if past is None else builder.call("concat", [past, x], axis=2)
 
 
-def _cache(node: Node, position: int) -> Operand | None:
+def _cache(node: Node, position: int, rank: int = 4) -> Operand | None:
     """Return the cache at a position; None if it is omitted or has no elements."""
     node.read.add(position)
-    return node.operands[position] if position < len(node.operands) else None
+    is_omitted = position >= len(node.operands) or node.operands[position] is None
+    return None if is_omitted else node.operand(position, rank=rank)
 
 
 def _attention(node: Node, builder: GraphBuilder) -> Sequence[Tensor]:
     """Return the attention of a tensor that is projected to queries, keys and values by one matrix."""
     for name in ("do_rotary", "past_present_share_buffer", "rotary_embedding_dim"):
         node.check_default(name, 0)
-    x, weight, bias = node.operand(0), node.operand(1), node.optional(2)
+    x, weight, bias = node.operand(0, rank=3), node.operand(1, rank=2), node.optional(2, rank=1)
     heads = node.integer("num_heads", 0)
-    sizes = node.integers("qkv_hidden_sizes") or (weight.shape[-1] // 3,) * 3
-    if len(sizes) != 3 or sum(sizes) != weight.shape[-1]:
+    sizes = node.integers("qkv_hidden_sizes") or (weight.shape[1] // 3,) * 3
+    if len(sizes) != 3 or min(sizes) < 1 or sum(sizes) != weight.shape[1]:
         raise node.invalid(f"weights {list(weight.shape)} do not divide into {list(sizes)}")
     projected = builder.call("matmul", [x, weight])
     projected = projected if bias is None else builder.call("add", [projected, bias])
     bounds = (0, sizes[0], sizes[0] + sizes[1], sum(sizes))
     parts = (_slice(builder, projected, 2, start, stop) for start, stop in pairwise(bounds))
     q, k, v = (_split_heads(node, builder, part, heads) for part in parts)
-    past = _cache(node, 4)
+    past = _cache(node, 4, rank=5)
     if past is not None:
+        if past.shape[0] != 2:
+            raise node.invalid(f"a cache {list(past.shape)} is not the keys and the values")
         pieces = (builder.call("squeeze", [_slice(builder, past, 0, i, i + 1)], axis=(0,)) for i in range(2))
         k, v = (_extended(builder, piece, new) for piece, new in zip(pieces, (k, v), strict=True))
     mask = node.optional(3)
@@ -152,12 +154,13 @@ def _multi_head_attention(node: Node, builder: GraphBuilder) -> Sequence[Tensor]
     heads = node.integer("num_heads", 0)
     if any(node.results[3:]):
         raise node.unsupported("the products as a result")
-    q, k, v, bias = node.operand(0), node.optional(1), node.optional(2), node.optional(3)
+    q, k, v = node.operand(0, rank=(3, 4, 5)), node.optional(1, rank=(3, 4, 5)), node.optional(2, rank=(3, 4))
+    bias = node.optional(3)
     biases: list[Operand | None] = [None, None, None]
     if q.rank == 5:
-        q, k, v = _unpacked(builder, q, 3)
+        q, k, v = _unpacked(node, builder, q, 3)
     elif k is not None and k.rank == 5:
-        k, v = _unpacked(builder, k, 2)
+        k, v = _unpacked(node, builder, k, 2)
     if k is None or v is None:
         raise node.invalid("keys or values are missing")
     widths = [x.shape[2] if x.rank == 3 else x.shape[1] * x.shape[3] for x in (q, k, v)]
@@ -181,18 +184,22 @@ def _multi_head_attention(node: Node, builder: GraphBuilder) -> Sequence[Tensor]
     return [Tensor(result), Tensor(k), Tensor(v), Tensor()][: len(node.results)]
 
 
-def _unpacked(builder: GraphBuilder, x: Operand, count: int) -> list[Operand]:
+def _unpacked(node: Node, builder: GraphBuilder, x: Operand, count: int) -> list[Operand]:
     """Return the parts [batch, length, heads * features] of [batch, length, heads, count, features]."""
-    batch, length, heads, _, features = x.shape
+    batch, length, heads, packed, features = x.shape
+    if packed != count:
+        raise node.invalid(f"a tensor {list(x.shape)} has {packed} parts in dimension 3, expected {count}")
     pieces = (_slice(builder, x, 3, i, i + 1) for i in range(count))
     return [builder.call("reshape", [piece], shape=(batch, length, heads * features)) for piece in pieces]
 
 
 def _rotated(
-    builder: GraphBuilder, x: Operand, cosine: Operand, sine: Operand, *, interleaved: bool
+    node: Node, builder: GraphBuilder, x: Operand, cosine: Operand, sine: Operand, *, interleaved: bool
 ) -> Operand:  # fmt: skip
     """Return [batch, heads, length, features] with pairs of features rotated. Angles: [batch, 1, length, pairs]."""
     pairs = cosine.shape[-1]
+    if sine.shape != cosine.shape or 2 * pairs > x.shape[3]:
+        raise node.invalid(f"angles of {pairs} cosines and {sine.shape[-1]} sines do not fit {x.shape[3]} features")
     rotary, rest = _slice(builder, x, 3, 0, 2 * pairs), None
     if 2 * pairs < x.shape[3]:
         rest = _slice(builder, x, 3, 2 * pairs, x.shape[3])
@@ -221,23 +228,24 @@ def _angles(builder: GraphBuilder, table: Operand, places: Operand) -> Operand:
 
 
 def _rotary_embedding(node: Node, builder: GraphBuilder) -> Sequence[Tensor]:
-    x, places, cosine, sine = (node.operand(position) for position in range(4))
+    x, places = node.operand(0, rank=(3, 4)), node.operand(1, rank=(1, 2))
+    cosine, sine = node.operand(2, rank=2), node.operand(3, rank=2)
     node.check_default("is_packed_batching", 0)
     heads, rotary = node.integer("num_heads", 0), node.integer("rotary_embedding_dim", 0)
     node.number("scale", 1.0)  # onnxruntime does not use it
     if x.rank == 3:
         heads = heads or (x.shape[2] // (2 * cosine.shape[1]) if not rotary else 0)
         split = _split_heads(node, builder, x, heads)
-    elif x.rank == 4:
-        split = x
     else:
-        raise node.invalid(f"a tensor of {x.rank} dimensions")
+        split = x
     if rotary and rotary != 2 * cosine.shape[1]:
         raise node.invalid(f"rotary_embedding_dim is {rotary}, the tables have {cosine.shape[1]} angles")
     if places.shape == (1,):
         steps = builder.call("cast", [builder.count(split.shape[2])], dtype=places.dtype.value)
         places = builder.call("unsqueeze", [builder.call("add", [steps, places])], axis=(0,))
-    rotated = _rotated(builder, split, _angles(builder, cosine, places), _angles(builder, sine, places),
+    elif places.shape != (split.shape[0], split.shape[2]):
+        raise node.invalid(f"places {list(places.shape)} are neither [1] nor one for each of {list(split.shape)}")
+    rotated = _rotated(node, builder, split, _angles(builder, cosine, places), _angles(builder, sine, places),
                        interleaved=bool(node.integer("interleaved", 0)))  # fmt: skip
     return [Tensor(_join_heads(builder, rotated) if x.rank == 3 else rotated)]
 
@@ -253,7 +261,10 @@ def _group_query_attention(node: Node, builder: GraphBuilder) -> Sequence[Tensor
     q, k, v = _packed_parts(node, builder, heads, shared)
     q, k, v = (_split_heads(node, builder, x, count) for x, count in ((q, heads), (k, shared), (v, shared)))
     batch, length = q.shape[0], q.shape[2]
-    (total,) = node.constant(6, "total_sequence_length") or (0,)
+    totals = node.constant(6, "total_sequence_length") or ()
+    if len(totals) != 1 or totals[0] < length:
+        raise node.invalid(f"total_sequence_length is {list(totals)[:4]}, expected one number from {length} on")
+    (total,) = totals
     caches = _cache(node, 3), _cache(node, 4)
     stored = 0 if caches[0] is None else caches[0].shape[2]
     size = max(total, stored)
@@ -267,10 +278,10 @@ def _group_query_attention(node: Node, builder: GraphBuilder) -> Sequence[Tensor
     steps = builder.call("cast", [builder.count(length)], dtype=ends.dtype.value)
     rows = builder.call("add", [column, steps])  # [batch, length], the place of each query
     if node.integer("do_rotary", 0):
-        given = node.optional(9)
-        angles = [_angles(builder, node.operand(at), given if given is not None else rows) for at in (7, 8)]
+        given = node.optional(9, rank=2)
+        angles = [_angles(builder, node.operand(at, rank=2), given if given is not None else rows) for at in (7, 8)]
         is_interleaved = bool(node.integer("rotary_interleaved", 0))
-        q, k = (_rotated(builder, x, angles[0], angles[1], interleaved=is_interleaved) for x in (q, k))
+        q, k = (_rotated(node, builder, x, angles[0], angles[1], interleaved=is_interleaved) for x in (q, k))
     node.read.update((7, 8, 9))
     k, v = (_updated(builder, cache, new, starts, size, is_prompt=total == length)
             for cache, new in zip(caches, (k, v), strict=True))  # fmt: skip
@@ -315,7 +326,7 @@ def _updated(
 
 def _fitted(node: Node, builder: GraphBuilder, keys: int) -> Operand | None:
     """Return the summand of the scores, without keys beyond the cache."""
-    bias = node.optional(10)
+    bias = node.optional(10, rank=4)
     return None if bias is None else _slice(builder, bias, 3, 0, keys)
 
 

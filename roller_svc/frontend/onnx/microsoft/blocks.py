@@ -10,27 +10,8 @@ import numpy as np
 from roller_svc.frontend.graph_builder import Array, GraphBuilder
 from roller_svc.frontend.onnx.expansions.expansion import Expansion
 from roller_svc.frontend.onnx.tensors import Tensor
-from roller_svc.frontend.onnx.use import Node, not_constant
+from roller_svc.frontend.onnx.use import FLOATS, INTEGERS, Node
 from roller_svc.ir.dtype import DType
-
-
-def _known(node: Node, position: int, what: str) -> Array | None:
-    """Return the value of a constant; None if it is omitted."""
-    operand = node.optional(position)
-    if operand is None:
-        return None
-    value: Any = node.constants[position]
-    if not isinstance(value, np.ndarray):
-        raise not_constant(f"{node.op_type}: {what} (input {position})", node.depends_on(operand))
-    return value
-
-
-def _needed(node: Node, position: int, what: str) -> Array:
-    node.operand(position)
-    value = _known(node, position, what)
-    if value is None:
-        raise node.invalid(f"{what} (input {position}) is missing")
-    return value
 
 
 def _bits(node: Node) -> int:
@@ -38,6 +19,14 @@ def _bits(node: Node) -> int:
     if bits not in (2, 4, 8):
         raise node.unsupported(f"bits={bits}", "2, 4 and 8 are")
     return bits
+
+
+def _stored(node: Node, position: int, what: str) -> Array:
+    """Return bytes of packed numbers."""
+    value = node.array(position, what, INTEGERS)
+    if value.dtype != np.uint8 or not value.ndim:
+        raise node.unsupported(f"{what} of {value.dtype}{list(value.shape)}", "give bytes, uint8, in rows")
+    return value
 
 
 def _unpacked(packed: Array, bits: int) -> Array:
@@ -52,16 +41,19 @@ def _matmul_nbits(node: Node, builder: GraphBuilder) -> Sequence[Tensor]:
     rows, columns = node.integer("N", 0), node.integer("K", 0)
     node.integer("accuracy_level", 0)
     node.check_default("weight_prepacked", 0)
-    a, stored, scales = node.operand(0), _needed(node, 1, "B"), _needed(node, 2, "scales")
-    if block < 1 or rows < 1 or columns < 1 or stored.dtype != np.uint8:
-        raise node.invalid(f"N={rows}, K={columns}, block_size={block}, and B of {stored.dtype} are not a matrix")
+    a, stored, scales = node.operand(0), _stored(node, 1, "B"), node.array(2, "scales", FLOATS)
+    if block < 1 or rows < 1 or columns < 1:
+        raise node.invalid(f"N={rows}, K={columns} and block_size={block} are not a matrix")
+    if block * bits % 8:
+        raise node.unsupported(f"block_size={block}, blocks of {block * bits} bits,", "give blocks of whole bytes")
     blocks = -(-columns // block)
     if stored.size * 8 != rows * blocks * block * bits or scales.size != rows * blocks:
         raise node.invalid(f"B {list(stored.shape)} and scales {list(scales.shape)} are not {rows} rows of {blocks} "
                            f"blocks of {block} numbers")  # fmt: skip
     numbers = _unpacked(stored.reshape(rows, -1), bits)[:, :columns]
-    group = _known(node, 4, "g_idx")
-    of_column = np.arange(columns) // block if group is None else group.reshape(-1)[:columns]
+    of_column = np.arange(columns) // block
+    if node.has(4):
+        of_column = node.array(4, "g_idx", INTEGERS).reshape(-1)[:columns]
     if of_column.shape != (columns,) or of_column.min() < 0 or of_column.max() >= blocks:
         raise node.invalid(f"g_idx must have {columns} numbers below {blocks}")
     zeros = _zeros(node, rows, blocks, bits)
@@ -74,9 +66,9 @@ def _matmul_nbits(node: Node, builder: GraphBuilder) -> Sequence[Tensor]:
 
 def _zeros(node: Node, rows: int, blocks: int, bits: int) -> Array:
     """Return the zero point of each block, as floats."""
-    given = _known(node, 3, "zero_points")
-    if given is None:
+    if not node.has(3):
         return np.full((rows, blocks), 1 << (bits - 1), np.float32)
+    given = node.array(3, "zero_points", FLOATS + "u")
     if given.dtype != np.uint8:
         packed = given.size == rows * blocks
         numbers = given.reshape(rows, -1) if packed else given
@@ -91,9 +83,10 @@ def _zeros(node: Node, rows: int, blocks: int, bits: int) -> Array:
 def _gather_block_quantized(node: Node, builder: GraphBuilder) -> Sequence[Tensor]:
     """Return rows of a table, which has a scale for each block along an axis."""
     bits, block, indices = _bits(node), node.integer("block_size", 128), node.operand(1)
-    stored, scales, zeros = _needed(node, 0, "data"), _needed(node, 2, "scales"), _known(node, 3, "zero_points")
-    if stored.dtype != np.uint8 or block < 1:
-        raise node.unsupported(f"data of {stored.dtype} with block_size={block}")
+    stored, scales = _stored(node, 0, "data"), node.array(2, "scales", FLOATS)
+    zeros = _stored(node, 3, "zero_points") if node.has(3) else None
+    if block < 1:
+        raise node.invalid(f"block_size is {block}")
     numbers = _unpacked(stored, bits).astype(np.float32)
     rank = numbers.ndim
     gathered, axis = (node.integer(name, default) for name, default in (("gather_axis", 0), ("quantize_axis", 1)))

@@ -36,6 +36,8 @@ def _activated(node: Node, builder: GraphBuilder, x: Operand, given: Sequence[fl
     if name not in _ACTIVATIONS:
         raise node.unsupported(f"activation {name[:40]!r}", f"supported are {', '.join(_ACTIVATIONS)}")
     operator, defaults = _ACTIVATIONS[name]
+    if any(value is not None for value in given[len(defaults) :]):
+        raise node.invalid(f"{name} has {len(defaults)} parameters, got {list(given)}")
     values = [*given, *[None] * len(defaults)]
     parameters = {key: default if value is None else value
                   for (key, default), value in zip(defaults.items(), values, strict=False)}  # fmt: skip
@@ -65,8 +67,10 @@ def _fused_conv(node: Node, builder: GraphBuilder) -> Sequence[Tensor]:
     added = node.optional(3)
     if added is not None:
         result = builder.call("add", [result, added])
-    given = node.attribute("activation_params")
-    return [Tensor(_activated(node, builder, result, given if isinstance(given, list) else []))]
+    given = node.attribute("activation_params") or []
+    if not isinstance(given, list) or not all(isinstance(value, int | float) for value in given):
+        raise node.invalid(f"activation_params must be a list of numbers, got {given!r:.60}")
+    return [Tensor(_activated(node, builder, result, given))]
 
 
 def _summed(builder: GraphBuilder, terms: Sequence[Operand | None]) -> Operand:

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
 from roller_svc.errors import require
-from roller_svc.frontend.graph_builder import Array, GraphBuilder
+from roller_svc.frontend.graph_builder import GraphBuilder
 from roller_svc.frontend.onnx.expansions import EXPANSIONS
 from roller_svc.frontend.onnx.expansions.expansion import Expansion, add_use
 from roller_svc.frontend.onnx.expansions.quantized import convert_integer_product
 from roller_svc.frontend.onnx.table import NODES
 from roller_svc.frontend.onnx.tensors import Tensor
-from roller_svc.frontend.onnx.use import Node
+from roller_svc.frontend.onnx.use import FLOATS, INTEGERS, Node
 from roller_svc.frontend.ops.operator import Operand
 from roller_svc.ir.dtype import DType
 
@@ -78,6 +77,8 @@ def _with_channels_second(node: Node, builder: GraphBuilder, x: Operand) -> tupl
     """Return a tensor with its channels in dimension 1, and the permutation back; None if they are there."""
     if not node.integer("channels_last", 0):
         return x, None
+    if x.rank < 3:
+        raise node.invalid(f"a tensor {list(x.shape)} is not [batch, ..., channels]")
     spatial = range(1, x.rank - 1)
     return builder.call("transpose", [x], permutation=(0, x.rank - 1, *spatial)), (0, *range(2, x.rank), 1)
 
@@ -109,15 +110,6 @@ def _qlinear_conv(node: Node, builder: GraphBuilder) -> Sequence[Tensor]:
     return [Tensor(builder.call("transpose", [result.operand], permutation=back))]
 
 
-def _known(node: Node, position: int, what: str) -> Array:
-    """Return the value of an operand that must be a constant."""
-    node.operand(position)
-    value: Any = node.constants[position]
-    if not isinstance(value, np.ndarray):
-        raise node.unsupported(f"{what} (input {position}) that is not constant", "make it an initializer")
-    return value
-
-
 def _dynamic_quantize_lstm(node: Node, builder: GraphBuilder) -> Sequence[Tensor]:
     """Return an LSTM with the dequantized weights.
 
@@ -125,11 +117,14 @@ def _dynamic_quantize_lstm(node: Node, builder: GraphBuilder) -> Sequence[Tensor
     """
     weights: dict[int, Operand] = {}
     for position, scale, name in ((1, 8, "W"), (2, 10, "R")):
-        stored, factor = _known(node, position, name), _known(node, scale, f"{name}_scale")
-        zero = _known(node, scale + 1, f"{name}_zero_point")
-        directions = stored.shape[0]
-        if stored.ndim != 3 or factor.size % directions or zero.size % directions:
-            raise node.invalid(f"{name} is {list(stored.shape)}, its scale {list(factor.shape)}")
+        stored, factor = node.array(position, name, INTEGERS, rank=3), node.array(scale, f"{name}_scale", FLOATS)
+        zero = node.array(scale + 1, f"{name}_zero_point", INTEGERS)
+        directions, _, rows = stored.shape
+        if any(each.size not in (directions, directions * rows) for each in (factor, zero)):
+            raise node.invalid(
+                f"{name} is {list(stored.shape)}, its scale {list(factor.shape)}, its zero point {list(zero.shape)}; "
+                f"{directions} or {directions * rows} elements are expected"
+            )
         # [directions, inputs, gates * hidden], with a scale of each direction or of each row of gates
         wide = stored.astype(np.float32) - zero.astype(np.float32).reshape(directions, 1, -1)
         dense = (wide * factor.astype(np.float32).reshape(directions, 1, -1)).transpose(0, 2, 1)

@@ -47,9 +47,10 @@ def _baddbmm(call: AtenCall) -> Operand:
 def _grouped_product(call: AtenCall, weight_name: str) -> Operand:
     """Convert a product whose rows are in groups: each group ends at its offset, and has a matrix of its own."""
     x, weight, ends = call.x, call.operand(weight_name), call.value("offs")
-    for name in ("bias", "out_dtype"):
-        if call.has(name) and call.value(name) is not None and name == "bias":
-            raise call.unsupported("a bias")
+    if call.has("bias") and call.value("bias") is not None:
+        raise call.unsupported("a bias")
+    if call.has("out_dtype"):
+        call.value("out_dtype")
     if not isinstance(ends, Operand):
         return call.cast(call.run("matmul", x, weight))
     if (x.rank, weight.rank) != (2, 3):

@@ -55,11 +55,12 @@ def _histogram(call: AtenCall) -> Operand:
     """Convert `histc`: the number of elements in each of equal bins. The last bin has both ends."""
     bins, low, high = call.integer("bins"), call.number("min"), call.number("max")
     x, dtype = call.reshape(call.x, (call.x.type.elements, 1)), call.dtype
-    bounds = [call.scalar(low, dtype), call.scalar(high, dtype)]
-    if low == high:
+    if low != high:
+        bounds = [call.scalar(low, dtype), call.scalar(high, dtype)]
+    else:
         one = call.scalar(1, dtype)
-        if low == 0:  # the extrema of the data
-            bounds = [call.run(f"reduce_{name}", call.x, axis=tuple(range(call.x.rank))) for name in ("min", "max")]
+        axes = tuple(range(call.x.rank))
+        bounds = [call.run(f"reduce_{name}", call.x, axis=axes) for name in ("min", "max")]  # the extrema of the data
         are_equal = call.run("equal", *bounds)
         bounds = [call.run("where", are_equal, call.run(operator, bound, one), bound)
                   for operator, bound in zip(("sub", "add"), bounds, strict=True)]  # fmt: skip

@@ -281,6 +281,8 @@ def test_arrangements_equal_torch(function):
         lambda x: torch.histc(x, 4, -1, 1),
         lambda x: torch.histc(x, 5),
         lambda x: torch.histc(x * 0, 3),
+        lambda x: torch.histc(x, 4, 2, 2),
+        lambda x: torch.histc(x * 0 + 3, 4, -7, -7),
         lambda x: torch.histc(x.abs().mul(4).floor(), 4, 0, 3),
         lambda x: torch.histc(x.double(), 7, 0.25, 1.5),
     ],

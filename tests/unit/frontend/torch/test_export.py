@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import warnings
@@ -297,3 +298,42 @@ def test_complex_numbers_are_refused():
 def test_the_package_does_not_import_torch():
     code = "import roller_svc, sys; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [OSError("no weights"), FileNotFoundError(2, "no weights"), ImportError("no weights"), NameError("no weights"),
+     EOFError("no weights"), KeyError("no weights"), AssertionError("no weights")],
+)  # fmt: skip
+def test_errors_of_the_module_are_translated(error):
+    def fail(self, x):
+        raise error
+
+    with pytest.raises(ArgumentError, match=r"in fail \(test_export\.py, line \d+\): .*no weights") as caught:
+        export_module(Function(fail), (torch.ones(2),))
+    assert caught.value.code == "not-exportable"
+
+
+def test_errors_of_classes_of_the_module_pass():
+    class Busy(Exception):
+        pass
+
+    def fail(self, x):
+        raise Busy
+
+    with pytest.raises(Busy):
+        export_module(Function(fail), (torch.ones(2),))
+
+
+def test_the_standard_library_is_not_the_code_of_the_module():
+    def fail(self, x):
+        return x * json.loads("[")[0]
+
+    with pytest.raises(ArgumentError, match=r"in fail \(test_export\.py"):
+        export_module(Function(fail), (torch.ones(2),))
+
+
+def test_classes_of_others_may_be_in_modules_called_quantized():
+    net = type("Net", (Function,), {"__module__": "project.quantized.net"})
+    graph, _ = import_module(net(lambda self, x: x + 1), torch.ones(2))
+    assert operators(graph) == ["add"]
