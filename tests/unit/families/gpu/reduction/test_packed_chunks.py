@@ -69,7 +69,7 @@ PACKED = {
     "int4 of float32": rows(
         f"({INT4} - 8).cast(`float32`) * S[n, k // 32]", x="float32 1 256", Q="int32 67 32", S="float32 67 8"),
     "int4 in unsigned words": rows(
-        f"({INT4} - 8).cast(`float16`) * S[n, k // 32]", Q="uint32 67 32", S="float16 67 8"),
+        f"({INT4}.cast(`int32`) - 8).cast(`float16`) * S[n, k // 32]", Q="uint32 67 32", S="float16 67 8"),
     "int4 that four lanes share": rows(
         "((Q[n, k // 8] >> (k % 8 // 4 * 16)).call(`bitwise_and`, [15]) - 8).cast(`float16`) * S[n, k // 32]",
         **GROUPS),
