@@ -40,7 +40,7 @@ class Saved(NamedTuple):
     def libraries(self) -> list[Path]:
         return [folder / ("kernel.so" if kind.startswith("kernel") else "model.so") for kind, folder in self]
 
-    def __iter__(self) -> Iterator[tuple[str, Path]]:  # type: ignore[override]
+    def __iter__(self) -> Iterator[tuple[str, Path]]:
         return iter(self.folders.items())
 
     def program(self) -> str:
@@ -218,7 +218,7 @@ def test_sources_of_kernels_compile_into_one_program(saved: Saved, tmp_path: Pat
         source = saved.folders[kind] / "kernel.c"
         subprocess.run([need("gcc"), *flags, "-c", source, "-o", objects[-1]], check=True, timeout=60)
     models = saved.libraries()[2:][::order]
-    program = build(saved, tmp_path, "gcc", [*objects, *models, "-lm", "-fopenmp"])  # type: ignore[list-item]
+    program = build(saved, tmp_path, "gcc", [*objects, *models, "-lm", "-fopenmp"])
     saved.run([program])
 
 

@@ -38,7 +38,7 @@ def _ranks(values: Sequence[float]) -> list[float]:
 
 Json = dict[str, Any]
 FIRST = (1, 3)  # plans whose regret is reported beside that of a random order
-TOP_K = 10  # a random order is about as good in ten plans: kept for readers of the JSON
+TOP_K = 10  # a random order is about as good in ten plans; readers of the JSON expect it
 CURVE = 20  # length of the regret curve
 METRICS = (
     "spearman", "spearman_within", "spearman_halves", "top1_regret_mean", "top1_regret_p90", "top1_regret_max",

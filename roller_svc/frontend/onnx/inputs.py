@@ -40,7 +40,7 @@ def declared_types(
             raise ArgumentError(f"{option}: the model has no input {unknown[0]!r}; its inputs are {', '.join(names)}",
                                 code="unknown-argument", hint=did_you_mean(unknown[0][:60], names))  # fmt: skip
     if both := [name for name in given if name in bound]:
-        raise ArgumentError(f"{both[0]!r} is in inputs and in constants: a constant is no input of the compiled model",
+        raise ArgumentError(f"{both[0]!r} is in inputs and in constants: a constant is not an input of the model",
                             code="invalid-option", hint="leave it out of one of them")  # fmt: skip
     symbols = {dim.dim_param for info in declared for dim in info.type.tensor_type.shape.dim if dim.dim_param}
     if unknown := [name for name in dims if name not in symbols]:

@@ -23,7 +23,7 @@ V = RNG.standard_normal(6, np.float32)
 
 
 def compiled(text: str, arrays: dict[str, np.ndarray], **options: object) -> Kernel:
-    return roller_svc.compile(text, arrays, select="model", **options)  # type: ignore[arg-type]
+    return roller_svc.compile(text, arrays, select="model", **options)
 
 
 def run(kernel: Kernel, folder: Path, *arrays: np.ndarray) -> int:
