@@ -166,7 +166,9 @@ def _parameters(source: KernelSource) -> dict[str, str]:
     declared = {}
     for buffer in source.buffers:
         name = require_identifier(buffer.symbol)
-        while is_in_headers(name) or (name != buffer.symbol and name in used):
+        if is_in_headers(name):
+            name = f"arg_{name}_"  # no prefix and no suffix of a macro's name is left
+        while name != buffer.symbol and name in used:
             name += "_"
         used.add(name)
         type_ = _C_TYPES.get(buffer.dtype, f"{buffer.dtype.value}_t")

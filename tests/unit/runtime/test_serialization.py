@@ -183,12 +183,17 @@ def test_the_header_is_c(tmp_path: Path) -> None:
 
 def test_no_macro_has_the_name_of_a_headers_parameter(tmp_path: Path) -> None:
     """Neither one of standard C nor one of this header or of another kernel's."""
-    types = dict.fromkeys((*"aI", "I_", "errno", "f_WORKSPACE_BYTES", "g_KERNEL_H"), ("float32", (8,)))
+    names = ("a", "I", "arg_I_", "M_PI", "PRId", "size_t", "errno", "f_WORKSPACE_BYTES", "g_KERNEL_H")
+    types = dict.fromkeys(names, ("float32", (8,)))
     kernel = roller_svc.compile(f"y[n] = {' + '.join(f'{name}[n]' for name in types)}", types, select="model", name="f")
     path = kernel.save(tmp_path / "kernel")
-    assert "(const float *a, const float *I__, const float *I_, " in (path / "kernel.h").read_text()
+    assert (
+        "(const float *a, const float *arg_I__, const float *arg_I_, const float *arg_M_PI__, "
+        in (path / "kernel.h").read_text()
+    )
     for language in ("c", "c++"):
-        text = f'#include <complex.h>\n#include <errno.h>\n#define g_KERNEL_H const\n#include "{path}/kernel.h"\n'
+        includes = "".join(f"#include <{each}.h>\n" for each in ("complex", "math", "errno"))
+        text = f'{includes}#define g_KERNEL_H const\n#include "{path}/kernel.h"\n'
         subprocess.run(["gcc", "-Wall", "-Werror", "-x", language, "-fsyntax-only", "-"], check=True, text=True,
                        input=f"{text}const long size = f_WORKSPACE_BYTES;\n", timeout=60)  # fmt: skip
 
