@@ -381,9 +381,8 @@ def _mapping(kind: Any) -> _Codec:
 
 def _union(members: Sequence[Any]) -> _Codec:
     classes = {member.__name__: _record(member) for member in members if _is_dataclass(member)}
-    rest = [member for member in members if member is not types.NoneType]
     tagged = len(classes) > 1
-    codecs = {typing.get_origin(member) or member: _codec(member) for member in rest}
+    codecs = {_class_of(member): _codec(member) for member in members if member is not types.NoneType}
 
     def encode(value: Any) -> Any:
         if value is None:
@@ -402,15 +401,19 @@ def _union(members: Sequence[Any]) -> _Codec:
             if record is None:
                 raise _at_node(_wrong(f"one of {', '.join(sorted(classes))}", data.get("node")))
             return record.decode({key: item for key, item in data.items() if key != "node"})
-        if set(rest) == {int, float}:
-            return codecs[int if type(data) is int else float].decode(data)
-        if len(rest) == 1:
-            return codecs[typing.get_origin(rest[0]) or rest[0]].decode(data)
-        if type(data) in rest:
-            return data
-        raise _wrong(f"one of {rest}", data)
+        if len(codecs) == 1:
+            return next(iter(codecs.values())).decode(data)
+        codec = codecs.get(type(data)) or codecs.get(float)  # infinities are text
+        if codec is None:
+            raise _wrong(f"one of {', '.join(kind.__name__ for kind in codecs)}", data)
+        return codec.decode(data)
 
     return _Codec(encode, decode)
+
+
+def _class_of(declared: Any) -> Any:
+    kind = _unwrap(declared)[0]
+    return typing.get_origin(kind) or kind
 
 
 def _at_node(error: _MalformedError) -> _MalformedError:
