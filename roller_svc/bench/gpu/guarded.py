@@ -11,9 +11,9 @@ import numpy as np
 
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.kernel import CompiledKernel, Role
-from roller_svc.runtime.binding import Array
+from roller_svc.runtime.binding import Array, Binding
 from roller_svc.runtime.cuda.arrays import ByteArrays, DeviceArray, DeviceBytes
-from roller_svc.runtime.cuda.module import CudaCall, CudaModule, DeviceBinding
+from roller_svc.runtime.cuda.module import CudaCall, CudaModule, DeviceArrays
 
 # Larger than a row of the widest tile: a store that is off by a row or a vector hits the guard.
 GUARD_BYTES = 64 * 1024
@@ -76,8 +76,9 @@ class GuardedCall:
             elif buffer.role is Role.OUTPUT:
                 memory[buffer.symbol] = outputs[buffer.name] = self._library.empty(buffer.shape, buffer.dtype, 0)
         self._outputs = outputs
-        binding = DeviceBinding(self._library, 0, memory, outputs, {}, ())
-        self._call = CudaCall(self._source, cupy, binding, CudaModule(compiled).functions(cupy, 0))
+        library = DeviceArrays(self._library)
+        binding = Binding(library, memory, outputs, {})
+        self._call = CudaCall(self._source, cupy, library, binding, CudaModule(compiled).functions(cupy, 0))
 
     def results(self) -> dict[str, Array]:
         """Run once on outputs initialised with FILL or as donated; return the outputs on the host.
