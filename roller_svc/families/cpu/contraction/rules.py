@@ -9,8 +9,6 @@ from typing import Any, Self
 
 from roller_svc.construct.align import round_up
 from roller_svc.construct.rules import (
-    DEFAULT_PIPELINE,
-    PipelineOptions,
     Relaxable,
     ThreadTile,
     axis_names,
@@ -25,6 +23,7 @@ from roller_svc.families.common.cpu.micro_kernel_cost import kernel_cycles
 from roller_svc.families.common.cpu.tasks import MIN_TASK_S
 from roller_svc.families.cpu.contraction.cost import has_set_conflicts, skips_packing, tiles_cycles
 from roller_svc.families.cpu.contraction.workload import L2_COLUMNS_FRACTION
+from roller_svc.ir.rprogram import DEFAULT_PIPELINE, PipelineOptions
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.workload import Workload
 

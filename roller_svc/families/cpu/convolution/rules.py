@@ -10,21 +10,12 @@ from functools import cached_property
 from typing import Any, Self
 
 from roller_svc.construct.align import round_up
-from roller_svc.construct.rules import (
-    DEFAULT_PIPELINE,
-    PipelineOptions,
-    Relaxable,
-    ThreadTile,
-    axis_names,
-    extent_on,
-    fills_waves,
-    replaced,
-    spatial_grid,
-)
+from roller_svc.construct.rules import Relaxable, ThreadTile, axis_names, extent_on, fills_waves, replaced, spatial_grid
 from roller_svc.construct.scale_up import ScaleUpLevel, ScaleUpResult, TileMetrics
 from roller_svc.families.common.cpu.image_space import ImageSpace
 from roller_svc.families.common.cpu.micro_kernel_cost import kernel_cycles
 from roller_svc.ir.group import AxisRole
+from roller_svc.ir.rprogram import DEFAULT_PIPELINE, PipelineOptions
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.workload import Workload
 

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from roller_svc.construct.align import round_up
-from roller_svc.construct.rules import DEFAULT_PIPELINE, PipelineOptions, ThreadTile, axis_names, replaced
+from roller_svc.construct.rules import ThreadTile, axis_names, replaced
 from roller_svc.construct.scale_up import ScaleUpLevel, ScaleUpResult, TileMetrics
 from roller_svc.families.common.cpu.tasks import MAX_TASKS_PER_CORE, TaskRules, task_range
 from roller_svc.families.cpu.window.cost import tap_cycles, vector_registers
 from roller_svc.families.cpu.window.workload import PlaneSpace, layout, staged_bytes
+from roller_svc.ir.rprogram import DEFAULT_PIPELINE, PipelineOptions
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.workload import Workload
 
