@@ -55,7 +55,7 @@ def test_what_excludes_a_demand_gives_way() -> None:
     large = contraction("C[m, n] +=! A[m, k] * B[k, n]", A="float16 8192 8192", B="float16 8192 8192")
     assert best(large).raster > 1
     streamed = best(large, stream_k=7)
-    assert (streamed.stream_k_blocks, streamed.raster) == (7, 1)
+    assert (streamed.pipeline.stream_k_blocks, streamed.pipeline.raster) == (7, 1)
     few = replace(AMPERE, num_cores=5)
     _, construction = rank_units(SMALL, few, 1, ScheduleConstraints(op_class=OpClass.MMA, tiles=(("split_k", 3),)))
     assert any(program.pipeline.stream_k_blocks for program in construction.programs)

@@ -132,7 +132,7 @@ def test_tail_tiles_share_the_buffer() -> None:
 def test_maps_beyond_the_llc_may_use_nontemporal_stores() -> None:
     case = cpu_case("y[i] = x[i] + z[i]", {"x": ("float32", (1 << 24,)), "z": ("float32", (1 << 24,))}, AVX512)
     first = case.ranked[0].program
-    assert first.nontemporal  # Zen's stores are faster so
+    assert first.pipeline.nontemporal  # Zen's stores are faster so
     (tree,) = lower(case.group, first, AVX512)
     assert all(n.nontemporal for n in iter_nodes(tree.body) if isinstance(n, Compute))
     assert not any(n.for_write for n in iter_nodes(tree.body) if isinstance(n, Prefetch))

@@ -59,7 +59,7 @@ def test_few_rows_are_bound_by_dram_and_fill_the_device() -> None:
 
 def test_a_deep_reduction_is_shared_by_many_blocks() -> None:
     best = ranked(GROUPS["deep"])[0].program
-    assert best.split_k > 1 or best.stream_k_blocks > 1
+    assert best.split_k > 1 or best.pipeline.stream_k_blocks > 1
     assert best.split_k == 1 or best.grid >= A100.num_cores // 2
 
 
@@ -72,10 +72,12 @@ def test_batches_become_blocks() -> None:
 def test_an_uneven_last_wave_is_streamed() -> None:
     """256 tiles of 128 x 128 on 108 cores: 2.4 waves."""
     programs = construct(matmul(2048, 2048, 2048), A100, F16).programs
-    streamed = [p for p in programs if p.stream_k_blocks]
+    streamed = [p for p in programs if p.pipeline.stream_k_blocks]
     assert streamed
-    assert all(p.stream_k_blocks % A100.num_cores == 0 for p in streamed if p.block["m"] == p.block["n"] == 128)
-    assert not any(p.stream_k_blocks for p in construct(matmul(8192, 8192, 8192), A100, F16).programs)
+    assert all(
+        p.pipeline.stream_k_blocks % A100.num_cores == 0 for p in streamed if p.block["m"] == p.block["n"] == 128
+    )
+    assert not any(p.pipeline.stream_k_blocks for p in construct(matmul(8192, 8192, 8192), A100, F16).programs)
 
 
 @pytest.mark.parametrize("name", GROUPS)

@@ -48,8 +48,8 @@ CASES: dict[str, tuple[str, Types]] = {
 
 def private(found: Case) -> list[RProgram]:
     """Return the programs that reduce in shared memory, one for each number of blocks."""
-    programs = [p for p in found.ranked if p.persistent_blocks]
-    return list({p.persistent_blocks: p for p in programs}.values())
+    programs = [p for p in found.ranked if p.pipeline.persistent_blocks]
+    return list({p.pipeline.persistent_blocks: p for p in programs}.values())
 
 
 @pytest.mark.emulator
@@ -155,7 +155,7 @@ def test_updates_of_one_sector_wait_for_each_other() -> None:
     seconds = []
     for extent in (8, 64, 512):
         found = case("grid[at[n]] +=. 1", {"grid": ("int32", (extent,)), "at": ("int32", (1 << 20,))})
-        tiles = next(p for p in found.ranked if not p.persistent_blocks)
+        tiles = next(p for p in found.ranked if not p.pipeline.persistent_blocks)
         estimate = model_of(found.group, tiles, ONE_CORE).estimate(tiles)
         seconds.append(next(s.seconds for s in estimate.stages if s.name == "atomics"))
     assert seconds[0] == pytest.approx(8 * seconds[1])

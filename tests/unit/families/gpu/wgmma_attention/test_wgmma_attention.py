@@ -370,7 +370,7 @@ def test_unmasked_attention_is_persistent() -> None:
     on = unit(HOPPER, "wgmma_f16")
     for more, stays in ((", causal=0", True), (CAUSAL, False)):
         (group,) = partition(program(*operator("32, 8", "2048, 2048", "64, 64", more=more)), HOPPER)
-        assert all((p.persistent_blocks > 0) == stays for p in construct(group, HOPPER, on).programs)
+        assert all((p.pipeline.persistent_blocks > 0) == stays for p in construct(group, HOPPER, on).programs)
 
 
 # compiled -------------------------------------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import pytest
 from contractions import conv, group, matmul
@@ -309,8 +308,8 @@ def test_one_wave_that_the_llc_bounds_multicasts_in_fours() -> None:
     assert first.estimate.seconds * 1e6 < 31.0
     for side in (1024, 4096):  # several waves, or tiles of pairs that the unit bounds
         programs = [c.program for c in best(matmul(side, 4096, 4096, "float16", layout="nn", hw=H200), 40)]
-        assert all(math.prod(p.cluster) <= 2 or p.grid <= 128 for p in programs)
-        assert math.prod(programs[0].cluster) <= 2
+        assert all(math.prod(p.pipeline.cluster) <= 2 or p.grid <= 128 for p in programs)
+        assert math.prod(programs[0].pipeline.cluster) <= 2
 
 
 def test_parts_take_the_place_of_whole_tiles_that_multicast() -> None:
@@ -324,7 +323,7 @@ def test_parts_fit_the_stages_that_they_reuse() -> None:
     assert programs
     for program in programs:
         tile = wgmma_tile(program, operands(found), H200.arch)
-        assert tile.stages >= tile.min_partial_stages
+        assert tile.pipeline.stages >= tile.min_partial_stages
         assert tile.m * tile.partial_row_words * WORD_BYTES <= tile.pipeline_bytes
         assert tile.k_order.steps >= program.pipeline.cluster_k
         assert program.pipeline.cluster_size <= MAX_CLUSTER_BLOCKS
