@@ -309,7 +309,7 @@ RUN: dict[str, tuple[TensorProgram, Tiling, dict[str, object]]] = {
 def test_blocks_of_warpgroups_that_stay_and_share(name: str) -> None:
     compute, (block, warp), more = RUN[name]
     group = pair(compute, HOPPER)
-    by_hand = replace(tiles(group, unit(HOPPER, "wgmma_f16"), block, warp, reduce_threads=128), **more)
+    by_hand = tiles(group, unit(HOPPER, "wgmma_f16"), block, warp, reduce_threads=128, **more)
     agree(emit_plan(Plan((chosen(by_hand),)), compute, (group,), HOPPER), compute, races=True)
 
 

@@ -104,7 +104,7 @@ def test_updates_in_memory_have_no_races(expression: str, dtype: str) -> None:
     """The race detector knows the atomics of every width."""
     found = case(expression, {"grid": (dtype, (8,)), "at": ("int32", (50,)), "x": (dtype, (50,))})
     arrays = random_inputs(found.program, 1, {"at": {"range": [0, 8]}})
-    in_memory = next(tiles for tiles in found.ranked if not tiles.persistent_blocks)
+    in_memory = next(tiles for tiles in found.ranked if not tiles.pipeline.persistent_blocks)
     result = emulated(found, in_memory, races=True).run(arrays)
     agreement = agrees(found.program, result, evaluate(found.program, arrays))
     assert agreement.ok, agreement.detail
@@ -147,7 +147,7 @@ def test_the_model_reduces_crowded_updates_in_shared_memory(
     expression: str, extent: int, updates: int, is_private: bool, target: str
 ) -> None:
     program = chosen(expression, {"grid": ("int32", (extent,)), "at": ("int32", (updates,))}, target)
-    assert bool(program.persistent_blocks) is is_private
+    assert bool(program.pipeline.persistent_blocks) is is_private
 
 
 def test_updates_of_one_sector_wait_for_each_other() -> None:

@@ -29,7 +29,7 @@ from roller_svc.ir.index import conjuncts, num
 from roller_svc.ir.kernel import KernelSource
 from roller_svc.ir.program import TensorProgram
 from roller_svc.ir.report import Plan
-from roller_svc.ir.rprogram import RProgram, RTile
+from roller_svc.ir.rprogram import PipelineOptions, RProgram, RTile
 from roller_svc.ir.schedule import CpAsync, CpAsyncWaitGroup, Node, PackFragment, ScheduleTree, iter_nodes
 from roller_svc.ir.schedule_hopper import (
     FenceProxyAsync,
@@ -105,8 +105,7 @@ def tiled(group: KernelGroup, tiles: Tiles) -> RProgram:
         tile(64 * tiles.consumers),
         tile(64),
         reduce_threads=128,
-        stages=tiles.stages,
-        persistent_blocks=tiles.blocks,
+        pipeline=PipelineOptions(tiles.stages, persistent_blocks=tiles.blocks),
     )
 
 
