@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import TYPE_CHECKING
 
-from roller_svc.ir.rprogram import RProgram
+if TYPE_CHECKING:
+    from roller_svc.ir.rprogram import RProgram
 
 # Public option name → field of RProgram.
 TILE_FIELDS = {
