@@ -11,13 +11,14 @@ from roller_svc.cli import format as show
 from roller_svc.cli import options as common
 from roller_svc.compiler.pipeline import build_kernel
 from roller_svc.compiler.request import resolve_spec
+from roller_svc.ir.options import KernelOptions
 from roller_svc.ir.printer import text
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_program(parser)
     common.add_device(parser)
-    common.add_build(parser, "model")
+    common.add_options(parser, KernelOptions, select="model")
 
 
 def execute(options: argparse.Namespace) -> int:

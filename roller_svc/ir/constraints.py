@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 from operator import attrgetter
+from typing import TYPE_CHECKING
 
-from roller_svc.ir.rprogram import RProgram
+if TYPE_CHECKING:
+    from roller_svc.ir.rprogram import RProgram
 
 # Public option name → how to read its field of an RProgram.
 TILE_FIELDS = {

@@ -10,7 +10,6 @@ import pytest
 from cases_cpu import hinting
 
 import roller_svc
-from roller_svc.analysis.linear import simplify_divisions
 from roller_svc.compiler.backends import backend_for
 from roller_svc.compiler.lower_and_emit import emit_plan, lower
 from roller_svc.compiler.partition_cache import partition
@@ -20,7 +19,6 @@ from roller_svc.frontend.lang.parser import parse
 from roller_svc.hardware import detect_local, load
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import loads_of
-from roller_svc.ir.index import add, div, mod, mul, num, ref
 from roller_svc.ir.program import TensorType
 from roller_svc.ir.report import Plan
 from roller_svc.ir.schedule import Compute, HorizontalReduce, Loop, LoopKind, Node, Prefetch, Storage, iter_nodes
@@ -81,14 +79,6 @@ def test_rows_from_memory_are_reduced_in_memory_order(rows: int, in_order: bool)
 
 def test_lanes_of_a_sum_are_reduced_horizontally() -> None:
     assert any(isinstance(n, HorizontalReduce) for n in nodes("y[i] +=! x[i, j]", x=(64, 1024)))
-
-
-def test_divisions_visible_in_the_operand() -> None:
-    x = add(mul(ref("o"), num(8)), num(3))
-    assert simplify_divisions(div(x, 8)) == ref("o")
-    assert simplify_divisions(mod(x, 8)) == num(3)
-    assert simplify_divisions(div(x, 16)) == div(ref("o"), 2)
-    assert simplify_divisions(div(add(ref("o"), num(3)), 8)) == div(add(ref("o"), num(3)), 8)
 
 
 @pytest.mark.parametrize("target", TARGETS)
