@@ -27,6 +27,7 @@ from roller_svc.errors import ArgumentError, RollerError
 from roller_svc.farm.workers import map_unordered
 from roller_svc.settings import settings
 from roller_svc.toolchain.binaries.sass import disassembler
+from roller_svc.verify.lint_reports import check_target
 
 TARGETS = ("nvidia-v100-sxm2", "nvidia-a100-sxm-80gb", "nvidia-h200-sxm", "local")
 CASES = Path(__file__).resolve().parents[3] / "bench" / "data" / "public.json"
@@ -104,7 +105,7 @@ def _lint(options: argparse.Namespace) -> dict[str, Any]:
     cases = [case for case in performance_cases(path) if zlib.crc32(case.id.encode()) % options.every == 0]
     results = {}
     for target in tuple(options.target) or lint.TARGETS:
-        lint.check_target(hardware.load(target))
+        check_target(hardware.load(target))
         parts = [path.read_text(encoding="utf-8"), target, options.every, generator_digest()]
         run = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
         journal = Journal(settings().folder / "bench" / f"lint-{run}.jsonl", keep=options.resume)
