@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from roller_bench.cases import BenchCase
+from roller_bench.lint import LintTask, batch_tasks, lint_cases, summary
 from roller_svc import settings
-from roller_svc.bench.cases import BenchCase
-from roller_svc.bench.lint import LintTask, batch_tasks, lint_cases, summary
 from roller_svc.cli import main
 from roller_svc.errors import BuildServiceError
 from roller_svc.toolchain.binaries import sass
@@ -116,7 +116,7 @@ def test_bench_lint(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypa
     assert first["half_contractions"] == first["cases"][0]["half_contractions"] == 1
     assert first["errors"] == 1
     monkeypatch.setattr(
-        "roller_svc.cli.bench.map_unordered", lambda work, tasks, jobs, timeout: iter([(task, 1 / 0) for task in tasks])
+        "roller_bench.cli.map_unordered", lambda work, tasks, jobs, timeout: iter([(task, 1 / 0) for task in tasks])
     )
     assert main([*words, "--resume"]) == 0
     assert json.loads(capsys.readouterr().out)["targets"][TARGET] == first
@@ -147,7 +147,7 @@ def test_cases_of_a_task_that_is_lost_are_tried_alone(
             else:
                 yield task, lint_cases(task)
 
-    monkeypatch.setattr("roller_svc.cli.bench.map_unordered", crashing)
+    monkeypatch.setattr("roller_bench.cli.map_unordered", crashing)
     path = write_cases(tmp_path / "cases.json")
     assert main(["bench", "lint", "--cases", str(path), "--target", TARGET, "--json"]) == 0
     good, bad = json.loads(capsys.readouterr().out)["targets"][TARGET]["cases"]
