@@ -355,7 +355,7 @@ def _out_of_order_miss_penalty(p: Workload[LoopFacts], launch: Launch) -> float:
     """Return the extra read time of reduced rows over calibration's copies, as a fraction; may be negative.
 
     A core whose reorder buffer covers many lines requests them itself before prefetchers do, which load them faster
-    from memory. See docs/cpu.md.
+    from memory. See docs/model.md, "CPUs".
     """
     joining = [one for one in p.facts.statements if one.combine is not None and one.points > p.outer_points]
     if len(joining) != 1 or _num_row_statements(p) > 1:
