@@ -126,7 +126,11 @@ def library_versions() -> dict[str, str]:
 @lru_cache(maxsize=1)
 def generator_digest() -> str:
     """Hash the package's own source files: another version of the generator makes another kernel."""
-    root = Path(__file__).resolve().parents[1]
+    return digest_sources(Path(__file__).resolve().parents[1])
+
+
+def digest_sources(root: Path) -> str:
+    """Hash the names and contents of the source files in a folder."""
     digest = hashlib.sha256()
     for path in sorted((*root.rglob("*.py"), *root.rglob("*.c"))):
         digest.update(f"{path.relative_to(root)}\n".encode())

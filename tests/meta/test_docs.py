@@ -36,8 +36,8 @@ def test_the_map_has_every_folder_and_module() -> None:
 
 def test_the_map_names_no_file_that_is_not_there() -> None:
     package = {path.name for path in (ROOT / "roller_svc").rglob("*.py")}
-    scripts = {path.name for path in (ROOT / "bench").glob("*.py")}
-    known = package | scripts | {"test_contracts.py"}
+    benchmarks = {path.name for path in (ROOT / "bench").rglob("*.py")}
+    known = package | benchmarks | {"test_contracts.py"}
     assert sorted(set(re.findall(r"(\w+\.py)\b", DOCS["map.md"])) - known) == []
 
 
