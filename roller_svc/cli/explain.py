@@ -17,6 +17,7 @@ from roller_svc.compiler.sensitivity import analyze_sensitivity
 from roller_svc.compiler.serialize import report_json, sensitivity_json
 from roller_svc.errors import ToolchainMissingError
 from roller_svc.frontend.parse import parse
+from roller_svc.ir.options import KernelOptions
 from roller_svc.ir.report import BuildReport, BuildRequest, CandidateResult
 
 DEFAULT_STEPS = 40
@@ -25,7 +26,7 @@ DEFAULT_STEPS = 40
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_program(parser)
     common.add_device(parser)
-    common.add_build(parser, "model")
+    common.add_options(parser, KernelOptions, select="model")
     parser.add_argument("--source", action="store_true", help="print the kernel's source too")
     parser.add_argument(
         "--steps",

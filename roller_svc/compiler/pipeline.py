@@ -27,8 +27,9 @@ from roller_svc.frontend.parse import parse
 from roller_svc.ir.estimate import Construction
 from roller_svc.ir.group import KernelGroup
 from roller_svc.ir.hardware import HardwareSpec
+from roller_svc.ir.options import RuntimeChoice, SelectionMode
 from roller_svc.ir.program import TensorProgram
-from roller_svc.ir.report import BuildReport, BuildRequest, CandidateResult, GroupedPlan, RuntimeChoice, SelectionMode
+from roller_svc.ir.report import BuildReport, BuildRequest, CandidateResult, GroupedPlan
 from roller_svc.toolchain import availability
 
 T = TypeVar("T")
