@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
 from roller_svc.errors import InvariantError
+from roller_svc.ir.canonical import FLAT
 from roller_svc.ir.group import AxisRole, TileSpace
 from roller_svc.ir.hardware import ComputeUnit, UnitKind
 
@@ -101,7 +102,7 @@ class RProgram:
     thread: RTile
     reduce_threads: int = 1  # threads of a block, or vector lanes of a CPU, that share one reduction
     split_k: int = 1  # rTasks that share one reduction; a second launch combines their results
-    pipeline: PipelineOptions = DEFAULT_PIPELINE
+    pipeline: Annotated[PipelineOptions, FLAT] = DEFAULT_PIPELINE
     family: str = ""  # name of the kernel family that built it; "" where the group decides
 
     def __post_init__(self) -> None:
