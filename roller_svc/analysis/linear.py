@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 
 from roller_svc.analysis.intervals import bounds
-from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Op, OpKind, rewrite
+from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Op, OpKind, axes_of, rewrite
 from roller_svc.ir.index import add, div, mod, mul, num
 
 # term → coefficient; None → the constant. A term is a loop variable or any expression but a sum.
@@ -76,21 +76,54 @@ def simplify_divisions(expr: Expr) -> Expr:
     def change(node: Expr) -> Expr:
         match node:
             case Op(kind=OpKind.FLOORDIV | OpKind.MOD as kind, args=(x, Const(value=int(by)))) if _is_index(node):
-                return (_simplify_division(kind, linear(x), by) if by > 0 else None) or node
+                return divide(kind, linear(x), by, {}) if by > 0 else node
             case _:
                 return node
 
     return rewrite(expr, change)
 
 
-def _simplify_division(kind: OpKind, terms: Linear, divisor: int) -> Expr | None:
-    """Simplify (g X + r) // (g n) to X // n, and the remainder to g (X % n) + r, for 0 <= r < g."""
-    common = math.gcd(divisor, *(c for term, c in terms.items() if term is not None))
-    if common == 1:
-        return None
-    remainder = terms.get(None, 0) % common
-    quotient: Linear = {term: c // common for term, c in terms.items() if term is not None}
-    quotient[None] = (terms.get(None, 0) - remainder) // common
+def divide(kind: OpKind, terms: Linear, by: int, ranges: Mapping[str, int]) -> Expr:
+    """Return floor(x / by) or x mod by, with multiples of `by` and negligible low terms taken out of the division.
+
+    Low terms are the constant and the variables that have ranges.
+    """
+    quotient: Linear = {t: c // by for t, c in terms.items() if c // by * by == c or t is None}
+    remainder: Linear = {t: c % by if t is None else c for t, c in terms.items() if c % by}
+    low: Linear = {t: c for t, c in remainder.items() if t is None or (isinstance(t, AxisRef) and t.name in ranges)}
+    high: Linear = {t: c for t, c in remainder.items() if t not in low}
+    unit = math.gcd(by, *high.values())
+    first, last = span(low, ranges)
+    if first < 0 or last >= unit:
+        low, high, unit = {}, remainder, 1
+    scaled = expression({t: c // unit for t, c in high.items()})
     if kind is OpKind.FLOORDIV:
-        return div(expression(quotient), divisor // common)
-    return add(mul(mod(expression(quotient), divisor // common), num(common)), num(remainder))
+        return add(expression(quotient), div(scaled, by // unit))
+    return add(mul(mod(scaled, by // unit), num(unit)), expression(low))
+
+
+def is_uniform(cond: Expr, varying: str, width: int) -> bool:
+    """Return whether the condition is the same for `width` values of `varying` from a multiple of `width` on."""
+    if varying not in axes_of(cond):
+        return True
+    match cond:
+        case Op(kind=OpKind.LAND | OpKind.LOR, args=args):
+            return all(is_uniform(arg, varying, width) for arg in args)
+        case Op(kind=OpKind.LT | OpKind.GE, args=(a, b)):  # a - b < 0; b - a - 1 >= 0
+            return _is_multiple(a, b, 0, varying, width) or _is_multiple(b, a, -1, varying, width)
+        case Op(kind=OpKind.LE | OpKind.GT, args=(a, b)):  # a - b - 1 < 0; b - a >= 0
+            return _is_multiple(a, b, -1, varying, width) or _is_multiple(b, a, 0, varying, width)
+        case _:
+            return False
+
+
+def _is_multiple(a: Expr, b: Expr, offset: int, varying: str, width: int) -> bool:
+    """Return whether a - b + offset has stride 1 along `varying` and is a multiple of `width` wherever `varying` is.
+
+    Its sign then changes only at multiples of `width`.
+    """
+    terms = linear(a)
+    for term, c in (*linear(b).items(), (None, -offset)):
+        terms[term] = terms.get(term, 0) - c
+    stride = terms.pop(AxisRef(varying), 0)
+    return stride == 1 and all(c % width == 0 and (t is None or varying not in axes_of(t)) for t, c in terms.items())

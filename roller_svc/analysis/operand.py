@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+from roller_svc.analysis.linear import is_uniform
 from roller_svc.ir.affine import Affine, affine
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Cast, Const, Expr, Load, Op, OpKind, Select, axes_of, loads_of
@@ -271,37 +272,3 @@ def _contiguous_members(address: Affine, guard: Expr | None, lead: TileAxis) -> 
         if guard is not None and member.name in axes_of(guard):
             break  # the guard may change where this member wraps
     return extent, merged
-
-
-def is_uniform(cond: Expr, varying: str, width: int) -> bool:
-    """Return whether the condition is the same for `width` values of `varying` from a multiple of `width` on."""
-    if varying not in axes_of(cond):
-        return True
-    match cond:
-        case Op(kind=OpKind.LAND | OpKind.LOR, args=args):
-            return all(is_uniform(arg, varying, width) for arg in args)
-        case Op(kind=OpKind.LT | OpKind.GE, args=(a, b)):  # a - b < 0; b - a - 1 >= 0
-            return _is_multiple(a, b, 0, varying, width) or _is_multiple(b, a, -1, varying, width)
-        case Op(kind=OpKind.LE | OpKind.GT, args=(a, b)):  # a - b - 1 < 0; b - a >= 0
-            return _is_multiple(a, b, -1, varying, width) or _is_multiple(b, a, 0, varying, width)
-        case _:
-            return False
-
-
-def _is_multiple(a: Expr, b: Expr, offset: int, varying: str, width: int) -> bool:
-    """Return whether a - b + offset has stride 1 along `varying` and is a multiple of `width` wherever `varying` is.
-
-    Its sign then changes only at multiples of `width`.
-    """
-    left, right = affine(a), affine(b)
-    if left is None or right is None:
-        return False
-    coeffs = dict(left.coeffs)
-    for name, c in right.coeffs:
-        coeffs[name] = coeffs.get(name, 0) - c
-    total = Affine(tuple(coeffs.items()), left.offset - right.offset + offset)
-    return total.coeff(varying) == 1 and not any(c % width for c in _invariant_terms(total, varying))
-
-
-def _invariant_terms(form: Affine, varying: str) -> Iterable[int]:
-    return (*(c for name, c in form.coeffs if name != varying), form.offset)

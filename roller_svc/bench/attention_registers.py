@@ -40,7 +40,7 @@ from roller_svc.ir.group import AxisRole, KernelGroup
 from roller_svc.ir.hardware import UnitKind
 from roller_svc.ir.program import TensorProgram, TensorType
 from roller_svc.ir.report import Plan
-from roller_svc.ir.rprogram import WARPGROUP_THREADS, RProgram, RTile
+from roller_svc.ir.rprogram import WARPGROUP_THREADS, PipelineOptions, RProgram, RTile
 from roller_svc.toolchain import compile_source
 
 Json = dict[str, Any]
@@ -122,7 +122,12 @@ def _tiled(
         return RTile(tuple((axis.name, extents.get(axis.role, axis.extent)) for axis in group.space.axes))
 
     return RProgram(
-        group.space, unit, tile(*block), tile(*part), reduce_threads=reduce_threads, stages=MIN_MATRIX_STAGES
+        group.space,
+        unit,
+        tile(*block),
+        tile(*part),
+        reduce_threads=reduce_threads,
+        pipeline=PipelineOptions(MIN_MATRIX_STAGES),
     )
 
 

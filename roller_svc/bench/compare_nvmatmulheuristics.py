@@ -169,11 +169,7 @@ class Pricing:
             choice.split_k,
         )
         programs = [
-            replace(
-                plain, stages=options.stages, raster=options.raster, stream_k_blocks=options.stream_k_blocks,
-                persistent_blocks=options.persistent_blocks, cluster=options.cluster, cluster_k=options.cluster_k,
-                pingpong=options.pingpong,
-            )
+            replace(plain, pipeline=options)
             for options in self.rules.pipeline_choices(block, base, choice.split_k)
         ]  # fmt: skip
         return min(self.model.timed(program).seconds for program in programs)
@@ -308,8 +304,8 @@ def candidate_json(candidate: Candidate) -> Json:
     (k,) = program.space.role(AxisRole.K)
     warp = [program.thread[axis.name] for role in (AxisRole.M, AxisRole.N) for axis in program.space.role(role)]
     return {
-        "tile": [*tile_of(program), program.block[k.name]], "warp": warp, "stages": program.stages,
-        "split_k": program.split_k, "stream_k": program.stream_k_blocks, "unit": program.unit.name,
+        "tile": [*tile_of(program), program.block[k.name]], "warp": warp, "stages": program.pipeline.stages,
+        "split_k": program.split_k, "stream_k": program.pipeline.stream_k_blocks, "unit": program.unit.name,
     }  # fmt: skip
 
 

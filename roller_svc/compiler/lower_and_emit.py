@@ -151,7 +151,7 @@ def _best(group: KernelGroup, hw: HardwareSpec) -> RProgram:
 def _block_text(program: RProgram) -> str:
     """Return the fields of persistent blocks and clusters as text; '' for an rTask in each block."""
     names = ("blocks", "cluster_m", "cluster_n", "cluster_k", "pingpong")
-    is_plain = not program.persistent_blocks and program.cluster_size == 1
+    is_plain = not program.pipeline.persistent_blocks and program.pipeline.cluster_size == 1
     return "" if is_plain else "".join(f", {name} {tile_value(program, name)}" for name in names)
 
 
@@ -165,7 +165,8 @@ def _header(plan: Plan, program: TensorProgram, hw: HardwareSpec) -> str:
         thread = ", ".join(f"{name}={extent}" for name, extent in tiles.thread.extents)
         lines.append(
             f"kernel{i}: {hw.tile_levels[0]} tile [{block}], {hw.tile_levels[1]} tile [{thread}], "
-            f"lanes {tiles.reduce_threads}, split_k {tiles.split_k}, stages {tiles.stages}, raster {tiles.raster}, "
+            f"lanes {tiles.reduce_threads}, split_k {tiles.split_k}, stages {tiles.pipeline.stages}, "
+            f"raster {tiles.pipeline.raster}, "
             f"unit {tiles.unit.name}{_block_text(tiles)}"
         )
     lines.append(f"estimate: {estimate.seconds * 1e6:.3g} us, bound by {estimate.bound}")

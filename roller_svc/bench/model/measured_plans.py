@@ -14,14 +14,11 @@ from roller_svc.ir.estimate import Candidate
 from roller_svc.ir.group import KernelGroup
 from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.report import Plan
-from roller_svc.ir.rprogram import RProgram, RTile
+from roller_svc.ir.rprogram import PipelineOptions, RProgram, RTile
 
 Json = dict[str, Any]
-# JSON key → field of RProgram, without its space, unit and tiles.
-_OPTION_FIELDS = {
-    "lanes": "reduce_threads", "split_k": "split_k", "stages": "stages", "raster": "raster",
-    "stream_k": "stream_k_blocks", "streamed": "nontemporal",
-}  # fmt: skip
+# JSON key → field of PipelineOptions.
+_PIPELINE_FIELDS = {"stages": "stages", "raster": "raster", "stream_k": "stream_k_blocks", "streamed": "nontemporal"}
 
 
 def candidate_of(program: RProgram, group: KernelGroup, hw: HardwareSpec) -> Candidate:
@@ -55,7 +52,9 @@ def _program_json(program: RProgram, group: KernelGroup, hw: HardwareSpec) -> Js
         "family": program.family,
         "block": program.block.as_dict(),
         "thread": program.thread.as_dict(),
-        **{key: getattr(program, field) for key, field in _OPTION_FIELDS.items()},
+        "lanes": program.reduce_threads,
+        "split_k": program.split_k,
+        **{key: getattr(program.pipeline, field) for key, field in _PIPELINE_FIELDS.items()},
     }
 
 
@@ -63,7 +62,8 @@ def _program_of(kernel: Mapping[str, Any], group: KernelGroup, hw: HardwareSpec)
     space = group_views(group, hw)[kernel["reading"]].space
     unit = next(unit for unit in hw.units if unit.name == kernel["unit"])
     block, thread = (RTile(tuple((a.name, kernel[level][a.name]) for a in space.axes)) for level in ("block", "thread"))
-    options = {field: kernel[key] for key, field in _OPTION_FIELDS.items()}
-    program = RProgram(space, unit, block, thread, family=kernel.get("family", ""), **options)
+    pipeline = PipelineOptions(**{field: kernel[key] for key, field in _PIPELINE_FIELDS.items()})
+    lanes, split_k = kernel["lanes"], kernel["split_k"]
+    program = RProgram(space, unit, block, thread, lanes, split_k, pipeline, kernel.get("family", ""))
     # earlier documents name no family: it is the first that can build the tiles
     return program if program.family else replace(program, family=family_of(group, program, hw).name)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
-from roller_svc.construct.rules import Relaxable, ThreadTile, axis_names, fills_waves, spatial_grid
+from roller_svc.construct.rules import ThreadTile, spatial_grid
 from roller_svc.construct.scale_up import ScaleUpLevel, TileMetrics
+from roller_svc.families.common.cpu.rules import CpuRules
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.workload import Workload
 
@@ -31,42 +32,32 @@ def task_range(p: Workload[Any]) -> tuple[int, int]:
 
 
 @dataclass(frozen=True, slots=True)
-class TaskRules(Relaxable):
+class TaskRules(CpuRules):
     """A block is a task: its extents are found axis by axis, and any tile is large enough.
 
     Cuts of several axes give few numbers of tasks. The relaxed rules are for problems where none is in the range, such
     as rows fewer than cores: the model then decides.
     """
 
-    workload: Workload[Any]
     min_tasks: int
     max_tasks: int
-    needs_whole_waves: bool = field(default=True, kw_only=True)
 
     def relax(self) -> Self:
         most = max(self.max_tasks, MAX_TASKS_PER_CORE * self.workload.machine.cores)
         return replace(self, min_tasks=1, max_tasks=most, needs_whole_waves=False)
 
     def block_level(self, base: ThreadTile, epsilon: float) -> ScaleUpLevel:
-        p = self.workload
-        return ScaleUpLevel(
-            level=p.machine.hw.block_level.name,
-            names=axis_names(p),
-            steps=tuple([self._block_steps(i, base) for i in range(len(p.extents))]),
-            axis_rank=self._block_rank(),
-            evaluate=lambda t: self.evaluate(t, base),
-            is_saturated=lambda _tile: True,
-        )
+        steps = {i: self._block_steps(i, base) for i in range(len(self.workload.extents))}
+        return self._block_level(steps, self._block_rank(), lambda t: self.evaluate(t, base))
 
     def evaluate(self, block: Tile, base: ThreadTile) -> TileMetrics:
         """Return the metrics of a task: it must leave work for other cores, be large enough, and fill whole waves."""
-        tasks, cores = spatial_grid(self.workload, block), self.workload.machine.cores
+        tasks = spatial_grid(self.workload, block)
         if tasks < self.min_tasks:
             return self._measured(block, "parallelism")
         if tasks > self.max_tasks and not self._allows_small_tasks(block):
             return self._measured(block, "", "task size")
-        balanced = not self.needs_whole_waves or tasks == 1 or fills_waves(tasks, cores)
-        return self._measured(block, "", "" if balanced else "execution unit")
+        return self._measured(block, "", "" if tasks == 1 or self._fills_waves(tasks) else "execution unit")
 
     @abstractmethod
     def _block_steps(self, axis: int, base: ThreadTile) -> Tile:

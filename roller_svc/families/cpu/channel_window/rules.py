@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from roller_svc.construct.align import round_up
-from roller_svc.construct.rules import DEFAULT_PIPELINE, PipelineOptions, ThreadTile, axis_names, replaced
+from roller_svc.construct.rules import ThreadTile, replaced
 from roller_svc.construct.scale_up import ScaleUpLevel, ScaleUpResult, TileMetrics
+from roller_svc.families.common.cpu.rules import equal_parts
 from roller_svc.families.common.cpu.tasks import TaskRules, task_range
 from roller_svc.families.cpu.channel_window.cost import tile_cycles
 from roller_svc.families.cpu.channel_window.workload import ChannelSpace
@@ -25,27 +26,18 @@ CUTS = (2, 4, 8, 16)
 class ChannelWindowRules(TaskRules):
     space: ChannelSpace
 
-    def reduce_thread_choices(self) -> tuple[int, ...]:
-        return (1,)
-
     @property
     def _channels(self) -> int:
         return len(self.space.leading) + len(self.space.lines) + 1
 
     def thread_level(self, lanes: int) -> ScaleUpLevel:
         p, width = self.workload, self.workload.machine.unit.shape[-1]
-        steps: list[Tile] = [(1,)] * len(p.extents)
-        extent = p.extents[self._channels - 1]
-        steps[self._channels - 1] = tuple([n for n in POSITIONS if n <= extent])
-        steps[self._channels] = tuple([width * v for v in VECTORS if width * v <= p.extents[self._channels]])
-        return ScaleUpLevel(
-            level=p.machine.hw.thread_level.name,
-            names=axis_names(p),
-            steps=tuple(steps),
-            axis_rank=tuple(range(len(p.extents))),
-            evaluate=self._evaluate_thread,
-            is_saturated=lambda _tile: True,
-        )
+        positions, channels = p.extents[self._channels - 1], p.extents[self._channels]
+        steps = {
+            self._channels - 1: tuple([n for n in POSITIONS if n <= positions]),
+            self._channels: tuple([width * v for v in VECTORS if width * v <= channels]),
+        }
+        return self._thread_level(steps, self._evaluate_thread)
 
     def rank_thread_tiles(self, grown: ScaleUpResult, lanes: int) -> Sequence[Tile]:
         """Return the tiles that take the fewest cycles for a whole line."""
@@ -62,9 +54,6 @@ class ChannelWindowRules(TaskRules):
         registers = (positions + len(self.space.reduction.planes) + weights) * vectors + 1
         fits = registers <= self.workload.machine.hw.limits.max_registers_per_thread
         return self._measured(thread, "" if fits else "registers per thread")
-
-    def pipeline_choices(self, block: Tile, base: ThreadTile, split_k: int) -> Sequence[PipelineOptions]:
-        return (DEFAULT_PIPELINE,)
 
     def fallback_tiles(self) -> Sequence[tuple[Tile, ThreadTile]]:
         """Return one line and one vector of channels in a task, an output at a time."""
@@ -85,7 +74,7 @@ class ChannelWindowRules(TaskRules):
         whole = round_up(extent, unit)
         if axis == self._channels - 1:
             return (whole,)
-        cuts = {round_up(-(-extent // cut), unit) for cut in (*CUTS, p.machine.cores) if extent >= cut * unit}
+        cuts = equal_parts(extent, unit, (*CUTS, p.machine.cores))
         return tuple(sorted({whole} | cuts | ({unit} if axis == self._channels else set())))
 
 

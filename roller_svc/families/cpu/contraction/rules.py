@@ -4,35 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Self
 
-from roller_svc.construct.align import round_up
-from roller_svc.construct.rules import (
-    DEFAULT_PIPELINE,
-    PipelineOptions,
-    Relaxable,
-    ThreadTile,
-    axis_names,
-    axis_steps,
-    extent_on,
-    fills_waves,
-    replaced,
-    spatial_grid,
-)
-from roller_svc.construct.scale_up import ScaleUpLevel, ScaleUpResult, TileMetrics
+from roller_svc.construct.rules import ThreadTile, extent_on, replaced, spatial_grid
+from roller_svc.construct.scale_up import ScaleUpLevel, ScaleUpResult
 from roller_svc.families.common.cpu.micro_kernel_cost import kernel_cycles
+from roller_svc.families.common.cpu.rules import Steps, TileRules, equal_parts, equal_steps
 from roller_svc.families.common.cpu.tasks import MIN_TASK_S
 from roller_svc.families.cpu.contraction.cost import has_set_conflicts, skips_packing, tiles_cycles
 from roller_svc.families.cpu.contraction.workload import L2_COLUMNS_FRACTION
 from roller_svc.perf.footprint import Tile
-from roller_svc.perf.workload import Workload
 
 M_STEPS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14)  # 9 x 48 fills 31 of 32 registers
 VECTOR_STEPS = (1, 2, 3, 4, 6)
 K_STEPS = (256, 512)  # shorter k blocks move C too often, longer ones evict B's panels from L2
 MAX_K_STEP = 1024  # a whole reduction up to here may be one k block: C is never read back
-MAX_BASES = 3
 # Fractions of a cache for one packed block; the rest is for the other operand, C and the system. A panel of B in L2
 # feeds the micro-kernel as fast as one in L1.
 L2_PANEL_FRACTION, LLC_BLOCK_FRACTION = 0.2, 0.5
@@ -40,71 +25,38 @@ L2_PANEL_FRACTION, LLC_BLOCK_FRACTION = 0.2, 0.5
 LLC_RETAINED_FRACTION = 0.1
 
 
-@dataclass(frozen=True, slots=True)
-class CpuContractionRules(Relaxable):
-    workload: Workload[Any]
-    needs_whole_waves: bool = True
-
-    def relax(self) -> Self:
-        return replace(self, needs_whole_waves=False)
-
-    def reduce_thread_choices(self) -> tuple[int, ...]:
-        return (1,)
-
+class CpuContractionRules(TileRules):
     def thread_level(self, lanes: int) -> ScaleUpLevel:
         p = self.workload
         width = p.machine.unit.shape[-1]
         rows = tuple([r for r in M_STEPS if r <= p.extent(p.m)])
         wide = tuple([width * v for v in VECTOR_STEPS if width * (v - 1) < p.extent(p.n)])
-        steps = {axis: s for axis, s in ((p.m, rows), (p.n, wide)) if axis is not None}
-        return ScaleUpLevel(
-            level=p.machine.hw.thread_level.name,
-            names=axis_names(self.workload),
-            steps=axis_steps(self.workload, steps),
-            axis_rank=tuple(range(len(p.extents))),
-            evaluate=lambda t: TileMetrics(
-                self._registers(t) * width * p.elem_bytes,
-                p.elem_bytes / extent_on(t, p.m) + p.elem_bytes / extent_on(t, p.n),
-                self._register_rule(t),
-            ),
-            is_saturated=self._feeds_the_unit,
-        )
+        return self._thread_level({p.m: rows, p.n: wide}, self._evaluate_thread, self._feeds_the_unit)
 
-    def rank_thread_tiles(self, grown: ScaleUpResult, lanes: int) -> Sequence[Tile]:
-        """Return the tiles with the fewest cycles for the whole problem, edges included."""
-        return sorted(grown.saturated or grown.border, key=self._kernel_time)[:MAX_BASES]
-
-    def block_level(self, base: ThreadTile, epsilon: float) -> ScaleUpLevel:
+    def _task_steps(self, base: ThreadTile) -> Steps:
         p = self.workload
-        axes = {} if p.k is None else {p.k: self._k_steps(base)}
-        depth = min(axes[p.k]) if p.k is not None else 1
+        depths = self._k_steps(base) if p.k is not None else (1,)
+        axes: dict[int | None, Tile] = {p.k: depths}
         if p.m is not None:
             axes[p.m] = self._blocks(p.m, base, self._cuts())
         if p.n is not None:
-            limit = int(self._block_of_b_bytes() / (p.packed_words(depth) * p.elem_bytes))
+            limit = int(self._block_of_b_bytes() / (p.packed_words(min(depths)) * p.elem_bytes))
             fewest = -(-p.extent(p.n) // max(base.tile[p.n], limit))
-            depths = axes[p.k] if p.k is not None else (1,)
             near = [self._cuts_to_fit(limit, deep, base) for deep in depths for limit in self._retained_block_bytes()]
             axes[p.n] = self._blocks(p.n, base, [*(fewest * cut for cut in self._cuts()), *near])
-        return ScaleUpLevel(
-            level=p.machine.hw.block_level.name,
-            names=axis_names(self.workload),
-            steps=axis_steps(self.workload, axes),
-            axis_rank=tuple(range(len(p.extents))),
-            evaluate=lambda t: self.evaluate(t, base),
-            is_saturated=lambda t: self._packing_share(t) <= 0.25 and self._shares_evenly(t),
-        )
+        return axes
 
-    def evaluate(self, block: Tile, base: ThreadTile) -> TileMetrics:
-        p = self.workload
-        too_large = self._capacity_rule(block, base)
-        moved = p.a.requested_bytes(block) + p.b.requested_bytes(block)
-        return TileMetrics(
-            self._block_bytes(block, p.m) + self._block_bytes(block, p.n),
-            moved / (extent_on(block, p.m) * extent_on(block, p.n) * extent_on(block, p.k)),
-            too_large,
-            "" if too_large else self._balance_rule(block),
-        )
+    def _is_large_enough(self, block: Tile) -> bool:
+        return self._packing_share(block) <= 0.25 and self._shares_evenly(block)
+
+    def _may_be_one_task(self) -> bool:
+        return self.workload.lower_bound_s * self.workload.machine.cores < MIN_TASK_S
+
+    def _points(self, block: Tile) -> int:
+        return math.prod(block)  # with those of padding
+
+    def _footprint_bytes(self, block: Tile) -> int:
+        return self._block_bytes(block, self.workload.m) + self._block_bytes(block, self.workload.n)
 
     def _capacity_rule(self, block: Tile, base: ThreadTile) -> str:
         p, mach = self.workload, self.workload.machine
@@ -134,19 +86,9 @@ class CpuContractionRules(Relaxable):
         mach = self.workload.machine
         return LLC_BLOCK_FRACTION * max(mach.caches[0].bytes_per_core, mach.hw.block_level.capacity_bytes)
 
-    def _balance_rule(self, block: Tile) -> str:
-        """Return the wave rule: cores must not wait for a last partial wave. Little work is one task."""
-        cores = self.workload.machine.cores
-        tasks = spatial_grid(self.workload, block)
-        small = self.workload.lower_bound_s * cores < MIN_TASK_S
-        return "" if small or not self.needs_whole_waves or fills_waves(tasks, cores) else "execution unit"
-
     def _shares_evenly(self, block: Tile) -> bool:
         cores, tasks = self.workload.machine.cores, spatial_grid(self.workload, block)
         return tasks % cores == 0 or tasks >= 4 * cores
-
-    def pipeline_choices(self, block: Tile, base: ThreadTile, split_k: int) -> Sequence[PipelineOptions]:
-        return (DEFAULT_PIPELINE,)
 
     def fallback_tiles(self) -> Sequence[tuple[Tile, ThreadTile]]:
         """Return one row, one vector, the shortest k block."""
@@ -156,19 +98,16 @@ class CpuContractionRules(Relaxable):
         depths = [min(p.extent(p.k), depth * group) for depth in (K_STEPS[0], 8, 1)]
         return [(replaced(thread, p.k, depth), ThreadTile(thread)) for depth in depths]
 
-    def _register_rule(self, thread: Tile) -> str:
-        fits = self._registers(thread) <= self.workload.machine.hw.limits.max_registers_per_thread
-        return "" if fits else "vector registers"
+    def _register_tiles(self, grown: ScaleUpResult) -> Sequence[Tile]:
+        return grown.saturated or grown.border
 
-    def _registers(self, thread: Tile) -> int:
-        """Return accumulators, one row of B, one broadcast of A."""
-        vectors = -(-extent_on(thread, self.workload.n) // self.workload.machine.unit.shape[-1])
-        return extent_on(thread, self.workload.m) * vectors + vectors + 1
+    def _shape(self, thread: Tile) -> tuple[int, int]:
+        p = self.workload
+        return extent_on(thread, p.m), -(-extent_on(thread, p.n) // p.machine.unit.shape[-1])
 
     def _feeds_the_unit(self, thread: Tile) -> bool:
         """Return whether neither loads nor FMA latency limit the unit."""
-        mach = self.workload.machine
-        m, vectors = extent_on(thread, self.workload.m), extent_on(thread, self.workload.n) // mach.unit.shape[-1]
+        mach, (m, vectors) = self.workload.machine, self._shape(thread)
         return kernel_cycles(mach, m, vectors) <= m * vectors / (mach.fma_per_cycle / mach.unit.shape[-1]) * 1.01
 
     def _kernel_time(self, thread: Tile) -> tuple[float, float]:
@@ -198,8 +137,8 @@ class CpuContractionRules(Relaxable):
 
     def _blocks(self, axis: int, base: ThreadTile, cuts: Iterable[int]) -> Tile:
         """Return the extents that divide the axis into `cuts` similar blocks of whole register tiles."""
-        extent, unit = self.workload.extents[axis], base.tile[axis]
-        return tuple(sorted({round_up(-(-extent // cut), unit) for cut in cuts if extent >= cut * unit // 2} or {unit}))
+        unit = base.tile[axis]
+        return tuple(sorted(equal_parts(self.workload.extents[axis], unit, cuts, min_units=0.5) or {unit}))
 
     def _k_steps(self, base: ThreadTile) -> Tile:
         """Return k blocks in whole packed words, but for the last."""
@@ -210,10 +149,10 @@ class CpuContractionRules(Relaxable):
         p = self.workload
         depth = p.packed_words(p.extent(p.k))
         limit = int(self._panel_bytes() / (extent_on(base.tile, p.n) * p.elem_bytes))
-        even = {-(-depth // -(-depth // k)) for k in K_STEPS if k < depth}  # steps of about equal length
+        even = {equal_steps(depth, k) for k in K_STEPS if k < depth}
         if depth <= MAX_K_STEP:
             even.add(depth)
-        longest = -(-depth // -(-depth // MAX_K_STEP))
+        longest = equal_steps(depth, MAX_K_STEP)
         if self._skips_packing_of_a(p.extents, base) and longest <= limit:
             return (longest,)  # unpacked rows of A restart with each k block
         fitting = sorted(k for k in even if k <= limit)

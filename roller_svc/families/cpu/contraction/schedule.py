@@ -6,7 +6,8 @@ micro-kernel runs over all pairs of panels. If few panels of A meet a B that is 
 micro-kernel stores the vectors of B that it has loaded, so packing overlaps with multiply-adds. Accumulators that are
 the output stay in the output tensor. Others stay in a buffer of the accumulator's type until the last k block.
 
-OperandPrefetch and OutputPrefetch add software prefetches to the micro-kernel's k loop. See docs/cpu.md.
+OperandPrefetch and OutputPrefetch add software prefetches to the micro-kernel's k loop. See
+docs/families/cpu_contraction.md.
 """
 
 from __future__ import annotations

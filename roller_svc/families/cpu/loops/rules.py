@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from roller_svc.construct.align import round_up
-from roller_svc.construct.rules import DEFAULT_PIPELINE, PipelineOptions, ThreadTile, axis_names
+from roller_svc.construct.rules import ThreadTile
 from roller_svc.construct.scale_up import ScaleUpLevel, ScaleUpResult
+from roller_svc.families.common.cpu.rules import equal_parts
 from roller_svc.families.common.cpu.tasks import TaskRules, task_range
 from roller_svc.ir.program import AxisKind
+from roller_svc.ir.rprogram import DEFAULT_PIPELINE, PipelineOptions
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.workload import Workload
 
@@ -40,21 +42,14 @@ class CpuLoopRules(TaskRules):
     def thread_level(self, lanes: int) -> ScaleUpLevel:
         p = self.workload
         width = p.machine.unit.shape[-1]
-        steps: list[Tile] = [(1,)] * len(p.extents)
+        steps: dict[int, Tile] = {}
         if lanes == 1 and not self.serial and p.vector_axis is not None and p.vector_axis in p.spatial:
             whole = round_up(p.extents[p.vector_axis], width)
             steps[p.vector_axis] = tuple([width * v for v in VECTOR_STEPS if width * v <= whole])
         rows = next((i for i in reversed(p.spatial) if p.extents[i] >= ROWS_PER_ITERATION), None)
         if lanes > 1 and rows is not None and p.space.reduces_rows:
             steps[rows] = (1, ROWS_PER_ITERATION)
-        return ScaleUpLevel(
-            level=p.machine.hw.thread_level.name,
-            names=axis_names(self.workload),
-            steps=tuple(steps),
-            axis_rank=tuple(range(len(p.extents))),
-            evaluate=self._measured,
-            is_saturated=lambda _tile: True,
-        )
+        return self._thread_level(steps, self._measured)
 
     def rank_thread_tiles(self, grown: ScaleUpResult, lanes: int) -> Sequence[Tile]:
         return grown.saturated
@@ -91,7 +86,7 @@ class CpuLoopRules(TaskRules):
         whole = round_up(extent, unit)
         if self.max_tasks == 1:
             return (whole,)
-        sizes = {whole} | {round_up(-(-extent // cut), unit) for cut in self._cuts() if extent >= cut * unit}
+        sizes = {whole} | equal_parts(extent, unit, self._cuts())
         sizes |= {unit << i for i in (0, 2, 3, 4) if unit << i < whole}
         return tuple(sorted(sizes))[-MAX_STEPS:] if axis == p.vector_axis else tuple(sorted(sizes))
 

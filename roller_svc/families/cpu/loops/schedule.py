@@ -63,7 +63,7 @@ def lower(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[Sche
     if group.kind is GroupKind.SCATTER:
         return lower_scatter(group, hw.family)
     trees = lower_nest(group, program, hw)
-    return tuple(use_nontemporal_stores(tree, group) for tree in trees) if program.nontemporal else trees
+    return tuple(use_nontemporal_stores(tree, group) for tree in trees) if program.pipeline.nontemporal else trees
 
 
 def lower_nest(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[ScheduleTree, ...]:

@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from roller_svc.construct.rules import PipelineOptions, ThreadTile, axis_names, replaced
+from roller_svc.construct.rules import ThreadTile, replaced
 from roller_svc.construct.scale_up import ScaleUpLevel, ScaleUpResult
 from roller_svc.families.common.cpu.tasks import TaskRules, task_range
 from roller_svc.families.cpu.transpose.workload import TransposeKind, TransposeSpace
+from roller_svc.ir.rprogram import PipelineOptions
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.workload import Workload
 
@@ -29,37 +30,24 @@ ANY_BYTES = tuple(sorted({*TILE_BYTES, *SHORT_ROWS_BYTES, 192, 320, 768, 1536, 3
 class TransposeRules(TaskRules):
     layout: TransposeSpace
 
-    def reduce_thread_choices(self) -> tuple[int, ...]:
-        return (1,)
-
     def thread_level(self, lanes: int) -> ScaleUpLevel:
         """Scale up the tile that is transposed at once."""
         return self._stage(TILE_BYTES if self.layout.kind is TransposeKind.BLOCK else SHORT_ROWS_BYTES)
 
     def any_tiles(self) -> list[Tile]:
         """Return all tiles, also with sides of other lengths."""
-        stage = self._stage(ANY_BYTES)
-        return [tile for tile in itertools.product(*stage.steps) if not self._thread_rule(tile)]
+        steps = self._stage(ANY_BYTES).steps
+        return [tile for tile in itertools.product(*steps) if not self._thread_rule(tile)]
 
     def _stage(self, side_bytes: Sequence[int]) -> ScaleUpLevel:
         p, layout = self.workload, self.layout
-        steps: list[Tile] = [(1,)] * len(p.extents)
         inner = math.prod(p.extents[c] for c in layout.columns[1:])
-        for column in layout.columns:
-            steps[column] = (p.extents[column],)
-        steps[layout.row] = (p.extents[layout.row],)
+        steps: dict[int, Tile] = {axis: (p.extents[axis],) for axis in (*layout.columns, layout.row)}
         if layout.kind is not TransposeKind.INTERLEAVE:
             steps[layout.row] = self._sides(p.extents[layout.row], 1, side_bytes)
         if layout.kind is not TransposeKind.DEINTERLEAVE:
             steps[layout.column] = self._sides(p.extents[layout.column], inner, side_bytes)
-        return ScaleUpLevel(
-            level=p.machine.hw.thread_level.name,
-            names=axis_names(self.workload),
-            steps=tuple(steps),
-            axis_rank=tuple(range(len(p.extents))),
-            evaluate=lambda t: self._measured(t, self._thread_rule(t)),
-            is_saturated=lambda _tile: True,
-        )
+        return self._thread_level(steps, lambda t: self._measured(t, self._thread_rule(t)))
 
     def rank_thread_tiles(self, grown: ScaleUpResult, lanes: int) -> Sequence[Tile]:
         """Return the tiles with the longest contiguous segments first."""

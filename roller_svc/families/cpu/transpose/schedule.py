@@ -198,7 +198,9 @@ class _Layout:
     def _store(self, statement: TensorExpr, index: tuple[Expr, ...], value: Expr) -> Compute:
         if self.layout.kind is TransposeKind.INTERLEAVE:
             return Compute(INTERLEAVED, (ref(f"{self.row.name}.short"), ref(LANE)), value)
-        return Compute(statement.output, index, convert_to_type(value, statement), nontemporal=self.program.nontemporal)
+        return Compute(
+            statement.output, index, convert_to_type(value, statement), nontemporal=self.program.pipeline.nontemporal
+        )
 
     def _prefetch_next_tile(self, width: int, count: int) -> tuple[Node, ...]:
         """Prefetch the next tile along the columns if a tile reads short segments of many rows.
@@ -223,7 +225,7 @@ class _Layout:
 
     def _prefetch_results(self, width: int) -> tuple[Node, ...]:
         """Prefetch the lines that the tile's results fill while it is staged; few of them are adjacent."""
-        if self.program.nontemporal or not self._is_large:
+        if self.program.pipeline.nontemporal or not self._is_large:
             return ()
         prefetches: list[Node] = []
         for s in self.group.statements:

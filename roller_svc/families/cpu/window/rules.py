@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from roller_svc.construct.align import round_up
-from roller_svc.construct.rules import DEFAULT_PIPELINE, PipelineOptions, ThreadTile, axis_names, replaced
+from roller_svc.construct.rules import ThreadTile, replaced
 from roller_svc.construct.scale_up import ScaleUpLevel, ScaleUpResult, TileMetrics
+from roller_svc.families.common.cpu.rules import equal_parts
 from roller_svc.families.common.cpu.tasks import MAX_TASKS_PER_CORE, TaskRules, task_range
 from roller_svc.families.cpu.window.cost import tap_cycles, vector_registers
 from roller_svc.families.cpu.window.workload import PlaneSpace, layout, staged_bytes
@@ -30,24 +31,14 @@ class CpuWindowRules(TaskRules):
     def _last(self) -> int:
         return self.planes.first + len(self.planes.axes) - 1
 
-    def reduce_thread_choices(self) -> tuple[int, ...]:
-        return (1,)
-
     def thread_level(self, lanes: int) -> ScaleUpLevel:
         p = self.workload
         width = p.machine.unit.shape[-1]
-        steps: list[Tile] = [(1,)] * len(p.extents)
+        steps: dict[int, Tile] = {}
         steps[self._last] = tuple([width * v for v in VECTORS])
         if len(self.planes.axes) > 1:
             steps[self._last - 1] = tuple([r for r in ROWS if r <= p.extents[self._last - 1]])
-        return ScaleUpLevel(
-            level=p.machine.hw.thread_level.name,
-            names=axis_names(self.workload),
-            steps=tuple(steps),
-            axis_rank=tuple(range(len(p.extents))),
-            evaluate=self._evaluate_thread,
-            is_saturated=lambda _tile: True,
-        )
+        return self._thread_level(steps, self._evaluate_thread)
 
     def rank_thread_tiles(self, grown: ScaleUpResult, lanes: int) -> Sequence[Tile]:
         """Return the tiles whose taps take the fewest cycles for a whole plane."""
@@ -64,9 +55,6 @@ class CpuWindowRules(TaskRules):
         if staged_bytes(self.planes, block, base.tile) * STAGED_L2_DIVISOR > private_bytes:
             return self._measured(block, "private cache")
         return TaskRules.evaluate(self, block, base)
-
-    def pipeline_choices(self, block: Tile, base: ThreadTile, split_k: int) -> Sequence[PipelineOptions]:
-        return (DEFAULT_PIPELINE,)
 
     def fallback_tiles(self) -> Sequence[tuple[Tile, ThreadTile]]:
         """Return a line per task, a vector at a time; parts of lines for outputs too wide for any cache."""
@@ -97,9 +85,9 @@ class CpuWindowRules(TaskRules):
             return (extent,)
         whole = round_up(extent, unit)
         if axis < self.planes.first:
-            cuts = {round_up(-(-extent // cut), unit) for cut in (*CUTS, p.machine.cores * MAX_TASKS_PER_CORE)}
+            cuts = equal_parts(extent, unit, (*CUTS, p.machine.cores * MAX_TASKS_PER_CORE), min_units=0)
             return tuple(sorted({1, whole} | cuts))
-        bands = {round_up(-(-extent // cut), unit) for cut in CUTS if extent >= 2 * cut * unit}
+        bands = equal_parts(extent, unit, CUTS, min_units=2)
         if axis == self._last:
             bands = {b for b in bands if b >= 16 * unit}
             bands |= {u for u in (64 * unit, 256 * unit) if u < whole}

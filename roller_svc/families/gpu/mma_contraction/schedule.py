@@ -101,13 +101,17 @@ def lower(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[Sche
     copy_of_a = MmaOperandCopy(SHARED_A, a, tile.a, load, view.m, view.k, (tile.m, tile.k), tile.threads)
     mainloop = MmaMainloop(view.dtype, tile, copy_of_a, _copy_of_b(group, program, tile, hw))
     epilogue = MmaEpilogue(view, tile)
-    if program.stream_k_blocks:
+    if program.pipeline.stream_k_blocks:
         mainloop_tree, fixup_tree = stream_k_launches(group.name, program, mainloop, epilogue)
         return replace(mainloop_tree, resident=_min_resident_blocks(group, program, hw)), fixup_tree
     steps = ceil_div(view.k.extent, tile.k)
     nodes = (*mainloop.nodes(KTileRange(num(0), num(steps), steps)), Barrier(), *epilogue.nodes())
     nodes = tile_blocks(view, (tile.m, epilogue.columns), mainloop.threads(mainloop.accumulators(nodes)))
-    return (ScheduleTree(group.name, nodes, raster=program.raster, resident=_min_resident_blocks(group, program, hw)),)
+    return (
+        ScheduleTree(
+            group.name, nodes, raster=program.pipeline.raster, resident=_min_resident_blocks(group, program, hw)
+        ),
+    )
 
 
 def _copy_of_b(group: KernelGroup, program: RProgram, tile: MmaTile, hw: HardwareSpec) -> MmaOperandCopy:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from roller_svc.analysis.linear import is_uniform
 from roller_svc.analysis.online_reduction import (
     OnlineReduction,
     OnlineReductionKind,
@@ -37,7 +38,6 @@ from roller_svc.families.gpu.reduction.thread_mapping import (
     RowTiling,
     ThreadRows,
     index_map,
-    is_uniform,
     peeled_row,
     row_tiling,
     thread_rows,

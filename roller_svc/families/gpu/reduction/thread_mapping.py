@@ -6,9 +6,7 @@ of a row are strided.
 
 `RowTiling` splits a row into chunks of `vector_elems` contiguous elements that are distributed cyclically over the
 lanes. Rows of odd length begin at any alignment: `PeeledRow` gives the elements before the first aligned vector of a
-row, and lanes take single elements of its head and tail. `IndexMap` rewrites indices to loop variables and simplifies
-divisions: an axis vector_elems * chunk + element has one quotient by 8 for all elements of a vector, so that one load
-suffices.
+row, and lanes take single elements of its head and tail.
 """
 
 from __future__ import annotations
@@ -18,23 +16,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from roller_svc.analysis.intervals import bounds
-from roller_svc.analysis.linear import Linear, expression, linear, span
+from roller_svc.analysis.index_map import IndexMap
 from roller_svc.families.common.gpu.row_space import row_periods, row_start_access
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import (
     AxisRef,
-    Cast,
-    Const,
     Expr,
-    Op,
-    OpKind,
     Select,
-    axes_of,
-    children,
     loads_of,
     substitute,
-    with_children,
 )
 from roller_svc.ir.group import AxisRole, KernelGroup
 from roller_svc.ir.index import add, ceil_div, div, logical_and, lt, min_, mod, mul, num, ref, sub
@@ -42,75 +32,6 @@ from roller_svc.ir.program import Axis, TensorExpr
 from roller_svc.ir.rprogram import RProgram
 from roller_svc.ir.schedule import Barrier, Branch, Let, Loop, LoopKind, Node
 from roller_svc.schedule.nest_statements import inner_axes
-
-
-@dataclass(frozen=True, slots=True)
-class IndexMap:
-    """Values of axes over loop variables, whose ranges `ranges` gives."""
-
-    extents: Mapping[str, int]  # extents of the axes
-    at: Mapping[str, Expr]
-    ranges: Mapping[str, int]
-
-    def apply(self, expr: Expr) -> Expr:
-        """Replace every axis of the expression."""
-        match expr:
-            case AxisRef(name=name):
-                return self.at.get(name, expr)
-            case Op(kind=OpKind.FLOORDIV | OpKind.MOD as kind, args=(x, Const(value=int(by)))) if by > 0:
-                if self._is_exact(x):
-                    return _cast_like(_divide(kind, linear(self.apply(x)), by, self.ranges), expr)
-            case _:
-                pass
-        operands = children(expr)
-        return with_children(expr, tuple(self.apply(x) for x in operands)) if operands else expr
-
-    def _is_exact(self, expr: Expr) -> bool:
-        """Return whether the expression is arithmetic of axes that stays within its type."""
-        if expr.dtype.is_float or not expr.dtype.is_signed or expr.dtype.bits < 32 or loads_of(expr):
-            return False
-        return not bounds(expr, self.extents).wraps
-
-
-def is_uniform(cond: Expr, position: str, vector_elems: int) -> bool:
-    """Return whether a condition is equal for all `vector_elems` values of `position`."""
-    if position not in axes_of(cond):
-        return True
-    if not (isinstance(cond, Op) and cond.kind is OpKind.LT and isinstance(cond.args[1], Const)):
-        return False
-    terms = linear(cond.args[0])
-    own = terms.pop(AxisRef(position), 0)
-    return (
-        own == 1
-        and all(c % vector_elems == 0 for c in (int(cond.args[1].value), *terms.values()))
-        and not any(position in axes_of(term) for term in terms if term is not None)
-    )
-
-
-def _cast_like(value: Expr, like: Expr) -> Expr:
-    return value if value.dtype is like.dtype else Cast(value, like.dtype, implicit=True)
-
-
-def _divide(kind: OpKind, terms: Linear, by: int, ranges: Mapping[str, int]) -> Expr:
-    """Return floor(x / by) or x mod by, with multiples of `by` and negligible low terms taken out of the division."""
-    quotient: Linear = {t: c // by for t, c in terms.items() if c // by * by == c or t is None}
-    remainder: Linear = {t: c % by if t is None else c for t, c in terms.items() if c % by}
-    low: Linear = {t: c for t, c in remainder.items() if t is None or (isinstance(t, AxisRef) and t.name in ranges)}
-    high: Linear = {t: c for t, c in remainder.items() if t not in low}
-    unit = math.gcd(by, *high.values())
-    fits = _fits(low, unit, ranges)
-    if not fits:
-        low, high, unit = {}, remainder, 1
-    scaled = expression({t: c // unit for t, c in high.items()})
-    if kind is OpKind.FLOORDIV:
-        return add(expression(quotient), div(scaled, by // unit))
-    return add(mul(mod(scaled, by // unit), num(unit)), expression(low))
-
-
-def _fits(low: Linear, unit: int, ranges: Mapping[str, int]) -> bool:
-    first, last = span(low, ranges)
-    return first >= 0 and last < unit
-
 
 LANE, POINT = ".lane", ".point"
 

@@ -23,9 +23,9 @@ from roller_svc.schedule.nest_statements import wrap_in_storages
 def lower(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[ScheduleTree, ...]:
     *copies, write = lower_scatter(group, hw.family)
     (statement,) = group.statements
-    if not program.persistent_blocks or statement.combine is None:
+    if not program.pipeline.persistent_blocks or statement.combine is None:
         return (*copies, write)
-    nodes = _reduce_privately(statement, statement.combine, program.persistent_blocks)
+    nodes = _reduce_privately(statement, statement.combine, program.pipeline.persistent_blocks)
     return (*copies, ScheduleTree(group.name, nodes))
 
 

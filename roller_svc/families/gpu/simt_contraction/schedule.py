@@ -58,7 +58,7 @@ def lower(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[Sche
     kernel = _Kernel(view, program, steps, copies, warp, PASSES.get(hw.family, 1))
     needs = SIMT_CONTRACTION.predict_resources(group, program, hw)
     resident = 1 if needs is None else blocks_per_core(needs, hw)
-    return (ScheduleTree(group.name, kernel.blocks(), raster=program.raster, resident=resident),)
+    return (ScheduleTree(group.name, kernel.blocks(), raster=program.pipeline.raster, resident=resident),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class _Kernel:
 
     @property
     def _buffers(self) -> int:
-        return min(self.program.stages, self.steps.count)
+        return min(self.program.pipeline.stages, self.steps.count)
 
     def blocks(self) -> tuple[Node, ...]:
         view = self.view

@@ -67,7 +67,7 @@ def lower(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[Sche
     """
     if group.attention is None:
         raise InvariantError(f"expected attention, got {group.name}")
-    if program.persistent_blocks and key_bounds(group) != KeyBounds():
+    if program.pipeline.persistent_blocks and key_bounds(group) != KeyBounds():
         raise InvariantError(f"persistent blocks do not support masks, got {group.name}")
     return (_Kernel.of(group, group.attention, program, hw.arch).tree(),)
 
@@ -93,11 +93,12 @@ class _Kernel:
         view = GemmView(group, batch, m, n, keys, operands, space.compute_dtype)
         outputs = EpilogueStore(view, tile.m, tile.n)
         tma_store = TmaStoreEpilogue.of(tile.result, outputs)
-        pipeline = attention_pipeline(tile, facts, (m, n), is_persistent=program.persistent_blocks > 0)
+        pipeline = attention_pipeline(tile, facts, (m, n), is_persistent=program.pipeline.persistent_blocks > 0)
         kv_loop = KvTileLoop(tile, m, keys, facts.operands.bounds)
         return cls(
             view, tile, kv_loop, Softmax(attention, tile, m, keys, RESULT), pipeline,
-            tma_store or WarpgroupEpilogue(tile.result, outputs), exact_bounds(group), program.persistent_blocks,
+            tma_store or WarpgroupEpilogue(tile.result, outputs), exact_bounds(group),
+            program.pipeline.persistent_blocks,
         )  # fmt: skip
 
     def tree(self) -> ScheduleTree:

@@ -156,7 +156,9 @@ def mma_attention_tile(program: RProgram, found: AttentionOperands) -> MmaAttent
         program.space.role(role) for role in (AxisRole.M, AxisRole.N, AxisRole.K, AxisRole.INNER)
     )
     extents = (block[m.name], block[n.name], block[keys.name], block[features.name])
-    return make_mma_attention_tile(extents, (warp[m.name], warp[keys.name]), program.stages, program.split_k, found)
+    return make_mma_attention_tile(
+        extents, (warp[m.name], warp[keys.name]), program.pipeline.stages, program.split_k, found
+    )
 
 
 def make_mma_attention_tile(

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from roller_svc.analysis.operand import is_uniform
+from roller_svc.analysis.linear import is_uniform
 from roller_svc.analysis.packed_operands import is_looked_up
 from roller_svc.analysis.packed_values import TABLE_ENTRIES
 from roller_svc.families.common.gpu.matrix.lanes_of_items import LANE_OF_ITEM, share_word_loads

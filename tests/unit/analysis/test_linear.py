@@ -1,0 +1,46 @@
+"""Linear forms: divisions, and conditions that are equal for all elements of a vector."""
+
+from __future__ import annotations
+
+import pytest
+
+from roller_svc.analysis.index_map import IndexMap
+from roller_svc.analysis.linear import is_uniform, simplify_divisions
+from roller_svc.ir.expr import Expr
+from roller_svc.ir.index import add, div, logical_and, lt, mod, mul, num, ref
+
+CHUNK, ELEMENT = ref("chunk"), ref("element")
+VECTOR = add(mul(CHUNK, num(8)), ELEMENT)
+
+
+def test_divisions_visible_in_the_operand() -> None:
+    x = add(mul(ref("o"), num(8)), num(3))
+    assert simplify_divisions(div(x, 8)) == ref("o")
+    assert simplify_divisions(mod(x, 8)) == num(3)
+    assert simplify_divisions(div(x, 16)) == div(ref("o"), 2)
+    assert simplify_divisions(div(add(ref("o"), num(3)), 8)) == div(add(ref("o"), num(3)), 8)
+
+
+def test_all_elements_of_a_vector_have_one_quotient() -> None:
+    index_map = IndexMap({"k": 512}, {"k": VECTOR}, {"element": 8})
+    assert index_map.apply(div(ref("k"), 8)) == CHUNK
+    assert index_map.apply(div(ref("k"), 16)) == div(CHUNK, 2)
+    assert index_map.apply(mod(ref("k"), 8)) == ELEMENT
+    assert index_map.apply(div(ref("k"), 4)) == add(mul(CHUNK, num(2)), div(ELEMENT, 4))
+
+
+@pytest.mark.parametrize(
+    ("condition", "uniform"),
+    [
+        (lt(VECTOR, num(96)), True),
+        (lt(VECTOR, num(100)), False),
+        (lt(VECTOR, mul(div(ref("row"), 3), num(8))), True),
+        (lt(add(VECTOR, div(ref("row"), 3)), num(96)), False),
+        (lt(div(VECTOR, 3), num(96)), False),
+        (lt(ref("row"), num(5)), True),
+        (logical_and(lt(ref("row"), num(5)), lt(num(7), VECTOR)), True),
+        (logical_and(lt(VECTOR, num(96)), lt(num(8), VECTOR)), False),
+    ],
+)
+def test_conditions_that_change_only_between_vectors(condition: Expr, uniform: bool) -> None:
+    assert is_uniform(condition, "element", 8) is uniform
