@@ -33,7 +33,7 @@ class Facts:
     """What a field does not say about its option."""
 
     help: str
-    least: int | None = None
+    least: int = 0  # of a number
     most: int | None = None
     metavar: str = "NAME"
     flags: tuple[str, ...] = ()  # of the command line; default: the field's name
