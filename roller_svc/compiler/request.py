@@ -22,7 +22,7 @@ from roller_svc.ir.options import (
     SearchOptions,
     SelectionMode,
     Tiles,
-    encode,
+    deciding_options_json,
     options_of,
 )
 from roller_svc.ir.report import BuildRequest
@@ -57,30 +57,6 @@ def request_json(request: BuildRequest) -> dict[str, object]:
         "outputs": None if request.outputs is None else list(request.outputs),
         "hardware": None if request.hardware is None else hardware.to_mapping(request.hardware),
         **deciding_options_json(request),
-    }
-
-
-def options_json(options: KernelOptions) -> dict[str, object]:
-    """Encode all options as JSON-compatible values."""
-    values = {option: getattr(options, option.name) for option in options_of(KernelOptions).values()}
-    return {
-        option.name: dict(value) if option.type == Tiles else list(value) if isinstance(value, tuple) else encode(value)
-        for option, value in values.items()
-    }
-
-
-def deciding_options_json(options: KernelOptions) -> dict[str, object]:
-    """Encode the options that decide the result: without those that were added to the first ones and are not set."""
-    encoded = options_json(options)
-    return {name: encoded[name] for name in deciding_options(options)}
-
-
-def deciding_options(options: KernelOptions) -> dict[str, object]:
-    """Return the same by name, with lists and tuples in place of mappings."""
-    return {
-        option.name: encode(getattr(options, option.name))
-        for option in options_of(KernelOptions).values()
-        if not option.facts.only_if_set or getattr(options, option.name) != option.default
     }
 
 

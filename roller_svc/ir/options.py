@@ -195,6 +195,30 @@ def encode(value: Any) -> Any:
     return value.value if isinstance(value, Enum) else value
 
 
+def options_json(options: KernelOptions) -> dict[str, object]:
+    """Encode all options as JSON-compatible values."""
+    values = {option: getattr(options, option.name) for option in options_of(KernelOptions).values()}
+    return {
+        option.name: dict(value) if option.type == Tiles else list(value) if isinstance(value, tuple) else encode(value)
+        for option, value in values.items()
+    }
+
+
+def deciding_options_json(options: KernelOptions) -> dict[str, object]:
+    """Encode the options that decide the result: without those that were added to the first ones and are not set."""
+    encoded = options_json(options)
+    return {name: encoded[name] for name in deciding_options(options)}
+
+
+def deciding_options(options: KernelOptions) -> dict[str, object]:
+    """Return the same by name, with lists and tuples in place of mappings."""
+    return {
+        option.name: encode(getattr(options, option.name))
+        for option in options_of(KernelOptions).values()
+        if not option.facts.only_if_set or getattr(options, option.name) != option.default
+    }
+
+
 @cache
 def _describe_all(record: type[EstimateOptions]) -> dict[str, Option]:
     hints = get_type_hints(record)
