@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
-from typing import Any, NamedTuple, Never, Protocol
+from typing import Any, NamedTuple, Never, Protocol, Unpack
 
 from roller_svc import hardware as devices
 from roller_svc import settings, toolchain
@@ -17,7 +17,14 @@ from roller_svc.compiler.artifact import load_plan, package_kernel
 from roller_svc.compiler.backends import load_emulated, reject_load
 from roller_svc.compiler.estimates.batch import Item, estimate_item
 from roller_svc.compiler.pipeline import build_kernel
-from roller_svc.compiler.request import build_request, validate_expression, validate_outputs, validate_top_k
+from roller_svc.compiler.request import (
+    build_request,
+    read_top_k,
+    reject_unknown,
+    shows_options,
+    validate_expression,
+    validate_outputs,
+)
 from roller_svc.errors import ArgumentError, BuildError
 from roller_svc.frontend.lang.input_types import tensor_types
 from roller_svc.frontend.parse import parse
@@ -25,10 +32,11 @@ from roller_svc.ir import estimate as ir_estimate
 from roller_svc.ir.estimate import RooflineBound
 from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.kernel import Buffer, CompiledKernel, Language, LaunchSpec, Measurement, Resources, Role
-from roller_svc.ir.report import BuildReport, CandidateResult, Plan, RuntimeChoice
+from roller_svc.ir.options import EstimateArguments, EstimateOptions, KernelArguments, KernelOptions, RuntimeChoice
+from roller_svc.ir.report import BuildReport, CandidateResult, Plan
 from roller_svc.ir.rprogram import RProgram
 from roller_svc.runtime import thread_pool
-from roller_svc.runtime.binding import bind, check_names
+from roller_svc.runtime.binding import NumpyArrays, bind, check_names
 from roller_svc.runtime.cpu import CpuModule
 from roller_svc.runtime.cuda.module import CudaModule
 from roller_svc.runtime.saved import serialization as saved
@@ -234,24 +242,15 @@ class _UnpreparedKernel:
         return {**arrays, **self.constants}
 
 
-def compile(  # a name and options, as docs/api.md has them
+@shows_options(KernelOptions)
+def compile(
     expression: str,
     inputs: Inputs | None = None,
     *,
     target: str = "local",
     outputs: Sequence[str] | None = None,
-    top_k: int = 10,
-    select: str = "measure",
-    runtime: str = "auto",
-    allow_tf32: bool = False,
     hardware: HardwareSpec | str | None = None,
-    family: str | None = None,
-    tiles: Mapping[str, int] | None = None,
-    constants: Sequence[str] = (),
-    winograd: str = "auto",
-    donate: Sequence[str] = (),
-    name: str | None = None,
-    **unknown: Never,
+    **options: Unpack[KernelArguments],
 ) -> Kernel:
     """Compile an expression to the fastest kernel that is found.
 
@@ -260,48 +259,34 @@ def compile(  # a name and options, as docs/api.md has them
         inputs: dtype and shape of each input, or an array that has them.
         target: id of the device; "local" is the host CPU.
         outputs: names of the outputs; default: tensors that are never read.
-        top_k: number of candidates to build.
-        select: "measure" to time the candidates, "model" to trust the ranking.
-        runtime: "auto", or "emulator" to run a GPU kernel on the CPU.
-        allow_tf32: allow TF32 for float32 products.
         hardware: a spec, or its YAML text, instead of `target`.
-        family: kernel family of GPU contractions: "simt", "mma" or "wgmma".
-        tiles: constraints on the candidates, such as {"split_k": 4}.
-        constants: inputs that do not change between calls; see Kernel.prepare.
-        winograd: "auto" to rank Winograd's algorithm where it is accurate, "never", or "always" where it applies.
-        donate: inputs that a scatter may overwrite, so that their arrays become the results.
-        name: begins the names of all that the saved kernel exports; default: "roller_" and digits of the digest.
-        unknown: rejected.
+        options: the fields of KernelOptions.
     """
-    if unknown:
-        raise ArgumentError(f"unknown option of compile: {next(iter(unknown))!r}", code="invalid-option")
-    request = build_request(
-        expression, inputs, target=target, outputs=outputs, top_k=top_k, select=select, runtime=runtime,
-        allow_tf32=allow_tf32, hardware=hardware, family=family, tiles=tiles, constants=constants,
-        winograd=winograd, donate=donate, name=name,
-    )  # fmt: skip
+    reject_unknown(KernelOptions, options, "compile")
+    request = build_request(expression, inputs, target=target, outputs=outputs, hardware=hardware, **options)
     if request.hardware is None:
         calibrate_at_first_use((request.target,), log.warning)
     return Kernel.from_report(build_kernel(request))
 
 
+@shows_options(EstimateOptions)
 def estimate(
     expression: str,
     inputs: Inputs | None = None,
     targets: Sequence[str | HardwareSpec] = ("nvidia-h200-sxm",),
     outputs: Sequence[str] | None = None,
     top_k: int = 1,
-    *,
-    allow_tf32: bool = False,
+    **options: Unpack[EstimateArguments],
 ) -> dict[str, list[Estimate]]:
     """Return the estimates of the best plans for each target, best first.
 
     Uses no compiler and no device, except to measure the host CPU at the first use of "local".
     """
-    count = validate_top_k(top_k)
+    reject_unknown(EstimateOptions, options, "estimate")
+    count = read_top_k(top_k)
     if isinstance(targets, str) or not isinstance(targets, Sequence) or not targets:
         raise ArgumentError(f"targets must be a list of device ids, got {targets!r}", code="invalid-option")
-    item = Item(expression, inputs, outputs, allow_tf32)
+    item = Item(expression, inputs, outputs, options)
     calibrate_at_first_use(targets, log.warning)
     estimates = estimate_item(item, targets, count)
     if duplicates := [a.spec.id for a in estimates for b in estimates if a.spec.id == b.spec.id and a.spec != b.spec]:
@@ -323,7 +308,7 @@ def reference(
     types = tensor_types(inputs)
     program = parse(validate_expression(expression), dict(types), validate_outputs(outputs))
     buffers = [Buffer(name, name, Role.INPUT, kind.dtype, kind.shape) for name, kind in types]
-    return dict(interpret(program, bind(buffers, arrays).memory))
+    return dict(interpret(program, bind(buffers, arrays, None, NumpyArrays()).memory))
 
 
 def load(folder: str | os.PathLike[str]) -> Kernel:

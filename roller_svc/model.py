@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
-from typing import Any, NamedTuple, Never
+from typing import Any, NamedTuple, Never, Unpack
 
 from roller_svc import hardware as devices
 from roller_svc.api import Kernel, Stage
@@ -21,7 +21,7 @@ from roller_svc.codegen.c.model import model_header
 from roller_svc.compiler.artifact import load_plan
 from roller_svc.compiler.kernel_cache import KernelCache
 from roller_svc.compiler.pipeline import StageTimer
-from roller_svc.compiler.request import parse_enum, validate_flag, validate_name, validate_target, validate_top_k
+from roller_svc.compiler.request import read_options, reject_unknown, shows_options, validate_target
 from roller_svc.errors import ArgumentError, require
 from roller_svc.frontend.lang.input_types import kind_of, short_repr, tensor_types, whole_number
 from roller_svc.graph.choose import PLANS, SERIAL
@@ -30,12 +30,11 @@ from roller_svc.graph.estimate import estimate_graph
 from roller_svc.graph.load import load_graph
 from roller_svc.graph.weights import Weights
 from roller_svc.hardware.catalog import restrict_cores
-from roller_svc.ir.constraints import WinogradMode
 from roller_svc.ir.graph import Constant
 from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.model_plan import CopyStep, KernelStep, LoopStep, ModelPlan, Step, VDeviceStep
+from roller_svc.ir.options import NamedArguments, NamedOptions
 from roller_svc.ir.program import TensorType
-from roller_svc.ir.report import SelectionMode
 from roller_svc.ir.symbol_names import default_name
 from roller_svc.ir.vdevice import Barrier
 from roller_svc.runtime.graphs.cpu import CpuModel, weights_block
@@ -261,22 +260,18 @@ class Model:
         return f"<roller_svc.Model {self.digest[:19]} for {self.target}: {inputs}>"
 
 
-def compile_model(  # a source and options, as docs/api.md has them
+@shows_options(NamedOptions)
+def compile_model(
     source: object,
     target: str = "local",
     threads: int | None = None,
     inputs: Mapping[str, object] | None = None,
     *,
-    select: str = "measure",
     plan: str | Mapping[str, Any] = "auto",
     dims: Mapping[str, int | Sequence[int]] | None = None,
     constants: Mapping[str, object] | None = None,
-    allow_tf32: bool = False,
-    winograd: str = "auto",
-    top_k: int = 10,
-    name: str | None = None,
     progress: Progress = no_progress,
-    **unknown: Never,
+    **options: Unpack[NamedArguments],
 ) -> Model:
     """Compile a model to one program. Kernels are kept in a cache on disk, which later models use.
 
@@ -286,28 +281,22 @@ def compile_model(  # a source and options, as docs/api.md has them
         target: id of the device; "local" is the host CPU.
         threads: number of threads; default: the cores of the device.
         inputs: dtype and shape of inputs that an ONNX model leaves open.
-        select: "measure" to time the candidates of each kernel, "model" to trust the ranking.
         plan: "serial" runs one operator after the other on all threads, "parallel" each operator on one thread and
             several side by side, "rammer" interleaves operators by RAMMER's policy; "auto" takes the fastest. "eager"
             is "serial" without fusion and keeps every tensor. A mapping is a plan of this model (`Model.plan`), perhaps
             edited.
         dims: extents of symbolic dimensions; a list of extents makes a bucket for each.
         constants: values of inputs of an ONNX model, as {"sr": 16000}. The compiled model does not have these inputs.
-        allow_tf32: allow TF32 for float32 products.
-        winograd: "auto" to rank Winograd's algorithm where it is accurate, "never", or "always" where it applies.
-        top_k: number of candidates to build for each kernel.
-        name: begins the names of all that the saved model exports; default: "roller_" and digits of the digest.
         progress: called with a stage, the number of its parts that are done, and the number of all.
-        unknown: rejected.
+        options: the fields of NamedOptions, for each kernel and the name of the model.
 
     Raises:
         UnsupportedModelError: nodes cannot be compiled; `nodes` has all of them.
     """
-    if unknown:
-        raise ArgumentError(f"unknown option of compile_model: {next(iter(unknown))!r}", code="invalid-option")
-    name = validate_name(name)
+    reject_unknown(NamedOptions, options, "compile_model")
+    checked = read_options(NamedOptions, options)
     calibrate_at_first_use((target,), log.warning)
-    options = _options(target, threads, select, plan, top_k, winograd, allow_tf32=allow_tf32)
+    chosen = _options(target, threads, plan, checked)
     types = dict(tensor_types(inputs, least=0)) if inputs is not None else None
     _check_constants(constants)
     cache, weights = KernelCache(settings().cache_folder), Weights()
@@ -316,42 +305,39 @@ def compile_model(  # a source and options, as docs/api.md has them
     for extents in _buckets(dims):
         graph = load_graph(source, weights, types, extents, constants)
         clock.record("import")
-        built.append((extents, build_model(graph, weights, options, cache, progress)))
+        built.append((extents, build_model(graph, weights, chosen, cache, progress)))
         clock.record("build")
     import_s = sum(seconds for stage, seconds in clock.stages if stage == "import")
-    return _model(built, weights, options, name, import_s)
+    return _model(built, weights, chosen, import_s)
 
 
+@shows_options(NamedOptions)
 def estimate_model(  # what compile_model takes, apart from a way to show progress
     source: object,
     target: str = "local",
     threads: int | None = None,
     inputs: Mapping[str, object] | None = None,
     *,
-    select: str = "measure",
     plan: str | Mapping[str, Any] = "auto",
     dims: Mapping[str, int | Sequence[int]] | None = None,
     constants: Mapping[str, object] | None = None,
-    allow_tf32: bool = False,
-    winograd: str = "auto",
-    top_k: int = 10,
-    name: str | None = None,
+    **options: Unpack[NamedArguments],
 ) -> dict[str, Any]:
     """Estimate a model by the performance model, without a compiler; for the first of several buckets.
 
     Returns the seconds of a call, and of each class of equal nodes as JSON-compatible values. Raises as compile_model
     does.
     """
-    validate_name(name)
+    checked = read_options(NamedOptions, options)
     calibrate_at_first_use((target,), log.warning)
-    options = _options(target, threads, select, plan, top_k, winograd, allow_tf32=allow_tf32)
+    chosen = _options(target, threads, plan, checked)
     types = dict(tensor_types(inputs, least=0)) if inputs is not None else None
     _check_constants(constants)
     weights = Weights()
     graph = load_graph(source, weights, types, _buckets(dims)[0], constants)
-    classes = estimate_graph(graph, weights, options)
+    classes = estimate_graph(graph, weights, chosen)
     return {
-        "target": options.hardware.id,
+        "target": chosen.hardware.id,
         "seconds": sum(each.runs * each.seconds for each in classes),
         "kernels": [
             {"expression": each.expression, "uses": len(each.nodes), "seconds": each.runs * each.seconds}
@@ -371,14 +357,11 @@ def load_model(folder: str | os.PathLike[str]) -> Model:
     return Model(bundle.digest, bundle.name, bundle.target, bundle.kernels, variants, bundle.report)
 
 
-def _options(
-    target: object, threads: object, select: str, plan: object, top_k: object, winograd: object, *, allow_tf32: object
-) -> ModelOptions:
+def _options(target: object, threads: object, plan: object, checked: Mapping[str, Any]) -> ModelOptions:
     is_eager = plan == EAGER
     return ModelOptions(
-        device_spec(target, threads), parse_enum(SelectionMode, "select", select), validate_top_k(top_k),
-        validate_flag("allow_tf32", allow_tf32), fuse=not is_eager, share_memory=not is_eager,
-        winograd=parse_enum(WinogradMode, "winograd", winograd), plan=SERIAL if is_eager else _plan(plan),
+        device_spec(target, threads), fuse=not is_eager, share_memory=not is_eager,
+        plan=SERIAL if is_eager else _plan(plan), **checked,
     )  # fmt: skip
 
 
@@ -430,9 +413,8 @@ def _check_constants(constants: object) -> None:
 
 
 def _model(
-    built: Sequence[tuple[dict[str, int], BuiltModel]], weights: Weights, options: ModelOptions, name: str | None,
-    import_s: float,
-) -> Model:  # fmt: skip
+    built: Sequence[tuple[dict[str, int], BuiltModel]], weights: Weights, options: ModelOptions, import_s: float
+) -> Model:
     bundles: dict[str, KernelBundle] = {}
     for _, each in built:
         bundles |= {bundle.digest: bundle for bundle in each.kernels}
@@ -444,9 +426,9 @@ def _model(
         [list(dims.items()), plan_to_json(each.plan), [bundle.digest for bundle in each.kernels]]
         for dims, each in built
     ]
-    content = json.dumps(parts if name is None else [name, *parts])
+    content = json.dumps(parts if options.name is None else [options.name, *parts])
     digits = hashlib.sha256(content.encode()).hexdigest()
-    name = name or default_name(digits)
+    name = options.name or default_name(digits)
     variants = tuple(
         _built_variant(dims, variant_name(name, number), each, weights, positions)
         for number, (dims, each) in enumerate(built)

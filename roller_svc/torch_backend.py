@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from threading import Lock
 from typing import Any
@@ -24,6 +24,7 @@ from roller_svc import hardware as devices
 from roller_svc.calibration import calibrate_at_first_use
 from roller_svc.codegen.c.model import MODEL
 from roller_svc.compiler.kernel_cache import KernelCache
+from roller_svc.compiler.request import read_options, reject_unknown
 from roller_svc.errors import ArgumentError, BuildError, InputError, UnsupportedNode
 from roller_svc.frontend.torch.convert import operator_name
 from roller_svc.frontend.torch.partition import SupportChecker, import_partition, result_nodes
@@ -31,7 +32,7 @@ from roller_svc.frontend.torch.tensors import array_of, tensor_of
 from roller_svc.graph.compile import ModelOptions, build_model
 from roller_svc.graph.weights import Weights
 from roller_svc.ir.graph import Constant, Graph
-from roller_svc.ir.report import SelectionMode
+from roller_svc.ir.options import SearchOptions
 from roller_svc.runtime.graphs.cpu import CpuModel, weights_block
 from roller_svc.semantics.interpreter import reference
 from roller_svc.settings import settings
@@ -98,26 +99,6 @@ def reset() -> None:
     _RECORDS.clear()
 
 
-@dataclass(frozen=True, slots=True)
-class _Options:
-    """Options of `torch.compile(options={...})`."""
-
-    select: SelectionMode = SelectionMode.MEASURE
-    top_k: int = 10
-
-    @classmethod
-    def read(cls, given: Mapping[str, object]) -> _Options:
-        """Return checked options. Raises ArgumentError."""
-        if unknown := sorted(given.keys() - {"select", "top_k"}):
-            raise ArgumentError(f"unknown option {unknown[0]!r}; there are select and top_k", code="invalid-option")
-        select, top_k = given.get("select", "measure"), given.get("top_k", 10)
-        if select not in {mode.value for mode in SelectionMode}:
-            raise ArgumentError(f"select must be 'measure' or 'model', got {select!r:.40}", code="invalid-option")
-        if not isinstance(top_k, int) or top_k < 1:
-            raise ArgumentError(f"top_k must be a positive whole number, got {top_k!r:.40}", code="invalid-option")
-        return cls(SelectionMode(select), top_k)
-
-
 def compile_graph(
     module: fx.GraphModule, inputs: Sequence[Any], *, options: Mapping[str, object] | None = None,
     mode: str | None = None,
@@ -127,15 +108,16 @@ def compile_graph(
     Args:
         module: the graph.
         inputs: its inputs, real or fake.
-        options: "select" and "top_k", as in `roller_svc.compile`.
+        options: the fields of SearchOptions.
         mode: rejected unless it is "default".
 
     Raises:
-        ArgumentError: an option is unknown.
+        ArgumentError: an option is unknown or invalid.
     """
     if mode not in (None, "default"):
         raise ArgumentError(f"mode {mode!r} is not supported; leave it out", code="invalid-option")
-    checked = _Options.read(options or {})
+    reject_unknown(SearchOptions, options or {}, "torch.compile")
+    checked = SearchOptions(**read_options(SearchOptions, options or {}))
     compiled: Callable[..., Any] = aot_module_simplified(
         module, list(inputs), fw_compiler=partial(_compile, options=checked, freeze=False),
         inference_compiler=partial(_compile, options=checked, freeze=True), bw_compiler=_keep_backward,
@@ -160,7 +142,7 @@ class _Support(OperatorSupportBase):  # type: ignore[misc]  # torch has no types
         return self.checker.reason_against(node) is None
 
 
-def _compile(module: fx.GraphModule, _: Sequence[Any], *, options: _Options, freeze: bool) -> Callable[..., Any]:
+def _compile(module: fx.GraphModule, _: Sequence[Any], *, options: SearchOptions, freeze: bool) -> Callable[..., Any]:
     """Return the graph with models in place of groups of supported nodes.
 
     `freeze`: parameters and buffers are constants of the models, until they change.
@@ -215,7 +197,7 @@ class _Built:
 class _Part(torch.nn.Module):  # type: ignore[misc]
     """A group of nodes that is compiled at its first call, and again when its constants have changed."""
 
-    def __init__(self, source: fx.GraphModule, constants: Sequence[int], options: _Options) -> None:
+    def __init__(self, source: fx.GraphModule, constants: Sequence[int], options: SearchOptions) -> None:
         super().__init__()
         self.source = source
         self.constants = tuple(constants)
@@ -292,10 +274,10 @@ class _Layout:
         return torch.empty_strided(self.shape, self.strides, dtype=tensor.dtype).copy_(tensor)
 
 
-def _build(graph: Graph, weights: Weights, options: _Options) -> CpuModel:
+def _build(graph: Graph, weights: Weights, options: SearchOptions) -> CpuModel:
     """Return a loaded model."""
     calibrate_at_first_use((devices.LOCAL,), log.warning)
-    chosen = ModelOptions(devices.load(devices.LOCAL), options.select, options.top_k)
+    chosen = ModelOptions(devices.load(devices.LOCAL), **asdict(options))
     built = build_model(graph, weights, chosen, KernelCache(settings().cache_folder))
     plan = built.plan
     arrays = [(p.type, p.offset_bytes, weights.array(Constant(p.type, p.digest))) for p in plan.weights]

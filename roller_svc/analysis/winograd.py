@@ -16,7 +16,7 @@ Row = tuple[Fraction, ...]
 Matrix = tuple[Row, ...]
 
 TAPS = 3
-# Points by output tile. Those of F(4 x 4) have the smallest mean error of all pairs +-p, +-q of eighths (docs/cpu.md).
+# Points by output tile. Those of F(4 x 4) have the smallest mean error of all pairs +-p, +-q of eighths.
 POINTS: dict[int, tuple[Fraction, ...]] = {
     2: (Fraction(0), Fraction(1), Fraction(-1)),
     4: (Fraction(0), Fraction(5, 8), Fraction(-5, 8), Fraction(3, 2), Fraction(-3, 2)),

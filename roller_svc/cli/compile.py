@@ -11,12 +11,13 @@ from roller_svc.cli import format as show
 from roller_svc.cli import options as common
 from roller_svc.compiler.pipeline import build_kernel
 from roller_svc.compiler.serialize import kernel_json
+from roller_svc.ir.options import KernelOptions
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_program(parser)
     common.add_device(parser)
-    common.add_build(parser, "measure")
+    common.add_options(parser, KernelOptions)
     common.add_server(parser)
     parser.add_argument("--save", metavar="DIR", help="write source, binary and metadata.json to DIR")
     parser.add_argument("--source", action="store_true", help="print the kernel's source")

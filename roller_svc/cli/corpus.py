@@ -14,15 +14,16 @@ from roller_svc.cli import options as common
 from roller_svc.cli import progress
 from roller_svc.cli.journal import Journal
 from roller_svc.compiler.action import generator_digest
-from roller_svc.compiler.request import parse_enum, validate_tiles
+from roller_svc.compiler.request import read_options
 from roller_svc.errors import ArgumentError, RollerError
 from roller_svc.farm.workers import map_unordered
-from roller_svc.ir.constraints import OpClass
+from roller_svc.ir.options import KernelOptions, encode, options_of
 from roller_svc.settings import settings
 from roller_svc.verify import corpus
 from roller_svc.verify.corpus import Row, Run, Task
 
 MAX_FAILURES_SHOWN = 40
+CONSTRAINTS = ("family", "tiles")  # on every kernel
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,7 +33,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--small", action="store_true", help="use the small variant of each case, if it has one")
     parser.add_argument("--emulate", action="store_true", help="run GPU kernels in the CPU emulator")
     parser.add_argument("--races", action="store_true", help="with --emulate: run the race detector (slower)")
-    common.add_family(parser)
+    for name in CONSTRAINTS:
+        option = options_of(KernelOptions)[name]
+        common.add_option(parser, option, encode(option.default))
     seeds = "run each case on inputs from N seeds; the emulator also uses another thread schedule for each"
     parser.add_argument("--seeds", type=int, default=1, metavar="N", help=seeds)
     parser.add_argument("--every", type=int, default=1, metavar="N", help="run every Nth case")
@@ -81,8 +84,7 @@ def _run_tasks(tasks: list[Task], options: argparse.Namespace) -> Iterator[tuple
 def _run(options: argparse.Namespace) -> Run:
     return Run(
         options.target, options.emulate, options.seeds, options.races,
-        None if options.family is None else parse_enum(OpClass, "family", options.family),
-        validate_tiles(common.parse_tiles(options)),
+        **read_options(KernelOptions, {"family": options.family, "tiles": common.parse_tiles(options.tiles)}),
     )  # fmt: skip
 
 

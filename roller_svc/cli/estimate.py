@@ -13,8 +13,9 @@ from roller_svc.client.problems import error_from_problem
 from roller_svc.client.schemas import EstimateRequest
 from roller_svc.compiler.estimates.batch import Item, estimate_item, plan_sensitivity_json
 from roller_svc.compiler.estimates.worker import target_estimate_json
-from roller_svc.compiler.request import validate_top_k
+from roller_svc.compiler.request import read_top_k
 from roller_svc.errors import ArgumentError
+from roller_svc.ir.options import EstimateOptions
 
 SENSITIVITY_COLUMNS = ("target", "resource", "saves")
 ROOFLINE_COLUMNS = ("target", "level", "seconds", "operations", "bytes")
@@ -31,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     sensitivity = "print the sensitivity of the estimate to each resource (+10 %%)"
     parser.add_argument("--sensitivity", "--what-if", action="store_true", dest="sensitivity", help=sensitivity)
-    parser.add_argument("--allow-tf32", action="store_true", help="allow TF32 for float32 products")
+    common.add_options(parser, EstimateOptions)
     common.add_calibration(parser)
     common.add_server(parser)
 
@@ -57,9 +58,10 @@ def execute(options: argparse.Namespace) -> int:
 def _estimate_locally(options: argparse.Namespace) -> list[dict[str, Any]]:
     """Estimate in this process. Raises InputError for an invalid program or device id."""
     item = Item(
-        common.read_expression(options), common.parse_inputs(options), options.output or None, options.allow_tf32
-    )
-    count = validate_top_k(options.top_k)
+        common.read_expression(options), common.parse_inputs(options), options.output or None,
+        common.option_values(options, EstimateOptions),
+    )  # fmt: skip
+    count = read_top_k(options.top_k)
     specs = [hardware.load_yaml(common.read_text_file(name), name) for name in options.hardware]
     targets = [*options.target, *specs] or [hardware.LOCAL]
     common.calibrate_local(options, *targets)
@@ -79,7 +81,7 @@ def _estimate_remotely(options: argparse.Namespace, server: str) -> list[dict[st
         raise ArgumentError(message, code="invalid-option")
     item = remote.program_fields(options)
     body = {"items": [item], "targets": options.target or ["local"], "top_k": options.top_k}
-    body |= {"allow_tf32": options.allow_tf32}
+    body |= common.option_values(options, EstimateOptions)
     with remote.open_client(server) as service:
         estimates = service.estimates(remote.validate_body(EstimateRequest, body))
     for estimate in estimates:

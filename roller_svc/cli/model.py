@@ -30,6 +30,7 @@ from roller_svc.graph.inputs import random_arrays
 from roller_svc.graph.interpret import interpret
 from roller_svc.graph.load import load_graph
 from roller_svc.graph.weights import Weights
+from roller_svc.ir.options import NamedOptions
 from roller_svc.model import Model, compile_model, load_model
 
 RUNS = 20  # of a timed model
@@ -76,16 +77,9 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
         "--constant", action="append", default=[], metavar="sr=16000",
         help="value of an input: a number, true, false, [1,2], or @FILE.npy; the model no longer has the input",
     )  # fmt: skip
-    parser.add_argument(
-        "--select", default="measure", metavar="HOW",
-        help="measure: time the candidates of each kernel; model: trust the ranking (default: %(default)s)",
-    )  # fmt: skip
-    parser.add_argument("--top-k", type=int, default=10, metavar="K", help="candidates to build (default: %(default)s)")
     parser.add_argument("--plan", default="auto", metavar="KIND",
                         help="auto, serial, parallel, rammer or eager (default: %(default)s)")  # fmt: skip
-    parser.add_argument("--allow-tf32", action="store_true", help="allow TF32 for float32 products")
-    common.add_winograd(parser)
-    common.add_name(parser)
+    common.add_options(parser, NamedOptions)
     common.add_server(parser)
     parser.add_argument("--json", action="store_true", help="write JSON to stdout")
 
@@ -152,9 +146,8 @@ def _model(options: argparse.Namespace) -> Model:
     common.calibrate_local(options, options.target)
     with _progress() as progress:
         return compile_model(
-            path, options.target, options.threads, _types(options) or None, select=options.select,
-            top_k=options.top_k, plan=options.plan, dims=_dims(options), constants=_constants(options) or None,
-            allow_tf32=options.allow_tf32, winograd=options.winograd, name=options.name, progress=progress,
+            path, options.target, options.threads, _types(options) or None, plan=options.plan, dims=_dims(options),
+            constants=_constants(options) or None, progress=progress, **common.option_values(options, NamedOptions),
         )  # fmt: skip
 
 
@@ -164,9 +157,8 @@ def _graph_options(options: argparse.Namespace) -> GraphOptions:
     constants = {name: value.tolist() if isinstance(value, np.ndarray) else value
                  for name, value in _constants(options).items()}  # fmt: skip
     fields = {
-        "threads": options.threads, "select": options.select, "plan": options.plan, "top_k": options.top_k,
-        "allow_tf32": options.allow_tf32, "winograd": options.winograd, "dims": _dims(options) or {}, "inputs": types,
-        "constants": constants, "name": options.name,
+        "threads": options.threads, "plan": options.plan, "dims": _dims(options) or {}, "inputs": types,
+        "constants": constants, **common.option_values(options, NamedOptions),
     }  # fmt: skip
     return remote.validate_body(GraphOptions, fields)
 

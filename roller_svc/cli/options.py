@@ -13,7 +13,7 @@ from roller_svc import hardware
 from roller_svc.calibration import calibrate_at_first_use, pin_calibration
 from roller_svc.compiler.request import build_request
 from roller_svc.errors import ArgumentError
-from roller_svc.ir.constraints import TILE_FIELDS, WinogradMode
+from roller_svc.ir.options import EstimateOptions, InputNames, KernelOptions, Option, Tiles, encode, options_of
 from roller_svc.ir.report import BuildRequest
 from roller_svc.settings import settings, use
 
@@ -55,54 +55,35 @@ def add_calibration(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
 
-def add_build(parser: argparse.ArgumentParser, select: str) -> None:
-    """Add options for the selection of a kernel."""
-    parser.add_argument("--top-k", type=int, default=10, metavar="K", help="candidates to build (default: %(default)s)")
-    parser.add_argument(
-        "--select",
-        default=select,
-        metavar="HOW",
-        help="measure: time the candidates; model: trust the ranking (default: %(default)s)",
-    )
-    parser.add_argument("--allow-tf32", action="store_true", help="allow TF32 for float32 products")
-    add_winograd(parser)
-    add_family(parser)
-    parser.add_argument(
-        "--constant", action="append", default=[], metavar="NAME",
-        help="an input that stays the same from call to call; may be repeated",
-    )  # fmt: skip
-    parser.add_argument(
-        "--donate", action="append", default=[], metavar="NAME",
-        help="an input that a scatter may overwrite; may be repeated",
-    )  # fmt: skip
-    add_name(parser)
-    parser.add_argument("--emulate", action="store_true", help="run a GPU's kernel on the CPU")
+def add_options(parser: argparse.ArgumentParser, record: type[EstimateOptions], **defaults: str) -> None:
+    """Add the options of a record. `option_values` reads them."""
+    for option in options_of(record).values():
+        add_option(parser, option, defaults.get(option.name, encode(option.default)))
 
 
-def add_name(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--name", metavar="NAME",
-        help="begins the names of all that the saved code exports (default: roller_ and digits of its digest)",
-    )  # fmt: skip
+def add_option(parser: argparse.ArgumentParser, option: Option, default: Any) -> None:
+    facts = option.facts
+    flags = facts.flags or (f"--{option.name.replace('_', '-')}",)
+    text = f"{facts.help} (default: %(default)s)" if default else facts.help
+    match option.type:
+        case _ if facts.switch is not None:
+            details: dict[str, Any] = {"action": "store_const", "const": facts.switch, "help": facts.help}
+        case kind if kind is bool:
+            details = {"action": "store_true", "help": facts.help}
+        case kind if kind == InputNames:
+            details = {"action": "append", "metavar": facts.metavar, "help": f"{facts.help}; may be repeated"}
+            default = []
+        case kind:
+            details = {"type": int if kind is int else str, "metavar": facts.metavar, "help": text}
+    parser.add_argument(*flags, dest=option.name, default=default, **details)
 
 
-def add_winograd(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--winograd", default=WinogradMode.AUTO.value, choices=[mode.value for mode in WinogradMode],
-        help="3x3 convolutions on CPUs by Winograd's algorithm (default: %(default)s, where it is accurate)",
-    )  # fmt: skip
-
-
-def add_family(parser: argparse.ArgumentParser) -> None:
-    """Add constraints on the candidates, for experiments."""
-    parser.add_argument(
-        "--kernel-family", "--family", dest="family", metavar="NAME",
-        help="kernel family of GPU contractions: simt, mma or wgmma",
-    )  # fmt: skip
-    parser.add_argument(
-        "--constrain", "--tiles", dest="tiles", metavar="split_k=4,stages=3",
-        help=f"values of tile fields: {', '.join(TILE_FIELDS)}",
-    )  # fmt: skip
+def option_values(options: argparse.Namespace, record: type[EstimateOptions]) -> dict[str, Any]:
+    """Return the options of a record as callers give them in Python."""
+    return {
+        name: parse_tiles(options.tiles) if option.type == Tiles else getattr(options, name)
+        for name, option in options_of(record).items()
+    }
 
 
 def add_server(parser: argparse.ArgumentParser) -> None:
@@ -175,35 +156,19 @@ def parse_request(options: argparse.Namespace) -> BuildRequest:
     device = parse_device(options)
     calibrate_local(options, device.get("target"))
     return build_request(
-        read_expression(options),
-        parse_inputs(options),
-        outputs=options.output or None,
-        top_k=options.top_k,
-        select=options.select,
-        runtime=runtime_name(options),
-        allow_tf32=options.allow_tf32,
-        family=options.family,
-        tiles=parse_tiles(options),
-        constants=options.constant,
-        winograd=options.winograd,
-        donate=options.donate,
-        name=options.name,
-        **device,
-    )
+        read_expression(options), parse_inputs(options), outputs=options.output or None,
+        **option_values(options, KernelOptions), **device,
+    )  # fmt: skip
 
 
-def parse_tiles(options: argparse.Namespace) -> dict[str, int]:
+def parse_tiles(text: str) -> dict[str, int]:
     """Parse --constrain: split_k=4,stages=3 → {"split_k": 4, "stages": 3}."""
-    parts = [part.partition("=") for part in (options.tiles or "").split(",") if part.strip()]
+    parts = [part.partition("=") for part in (text or "").split(",") if part.strip()]
     try:
         return {name.strip(): int(value) for name, _, value in parts}
     except ValueError as failure:
-        message = f"--constrain {options.tiles}: expected NAME=NUMBER,..."
+        message = f"--constrain {text}: expected NAME=NUMBER,..."
         raise ArgumentError(message, code="invalid-option") from failure
-
-
-def runtime_name(options: argparse.Namespace) -> str:
-    return "emulator" if options.emulate else "auto"
 
 
 def parse_device(options: argparse.Namespace) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from roller_svc.cli import options as common
 from roller_svc.client.client import Client
 from roller_svc.client.schemas import CompileRequest, GraphOptions
 from roller_svc.errors import ArgumentError, BuildServiceError
+from roller_svc.ir.options import KernelOptions
 from roller_svc.settings import settings
 
 B = TypeVar("B", bound=BaseModel)
@@ -120,16 +121,5 @@ def _compile_request(options: argparse.Namespace) -> CompileRequest:
     device = common.parse_device(options)
     if "hardware" in device:
         device = {"hardware": hardware.to_mapping(device["hardware"])}
-    choice = {
-        "top_k": options.top_k,
-        "select": options.select,
-        "runtime": common.runtime_name(options),
-        "allow_tf32": options.allow_tf32,
-        "family": options.family,
-        "tiles": common.parse_tiles(options),
-        "constants": options.constant,
-        "winograd": options.winograd,
-        "donate": options.donate,
-        "name": options.name,
-    }
-    return validate_body(CompileRequest, program_fields(options) | device | {"options": choice})
+    choice = {"options": common.option_values(options, KernelOptions)}
+    return validate_body(CompileRequest, program_fields(options) | device | choice)

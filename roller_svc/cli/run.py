@@ -14,8 +14,8 @@ from roller_svc.errors import ArgumentError, WrongAnswerError
 from roller_svc.frontend.lang.input_types import tensor_types
 from roller_svc.frontend.parse import parse
 from roller_svc.ir.accumulation import AccumulatorPrecision, accumulator_precision
+from roller_svc.ir.options import KernelOptions, RuntimeChoice
 from roller_svc.ir.program import TensorProgram
-from roller_svc.ir.report import RuntimeChoice
 from roller_svc.ir.rprogram import RProgram
 from roller_svc.semantics.compare import Agreement
 from roller_svc.semantics.inputs import random_inputs
@@ -27,7 +27,7 @@ UNCHECKED = "not checked: the reference would take too long at this size"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_program(parser)
     common.add_device(parser)
-    common.add_build(parser, "measure")
+    common.add_options(parser, KernelOptions)
     common.add_server(parser)
     parser.add_argument("--seed", type=int, default=0, help="seed of the random inputs (default: %(default)s)")
 
@@ -39,9 +39,8 @@ def execute(options: argparse.Namespace) -> int:
     types = dict(tensor_types(common.parse_inputs(options)))
     program = parse(options.context.expression, types, validate_outputs(options.output or None))
     arrays = random_inputs(program, options.seed)
-    loaded = load_kernel(
-        kernel.parts.compiled, arrays, RuntimeChoice.EMULATOR if options.emulate else RuntimeChoice.AUTO
-    )
+    runtime = RuntimeChoice(options.runtime)
+    loaded = load_kernel(kernel.parts.compiled, arrays, runtime)
     agreement = _check(
         program,
         arrays,
@@ -51,7 +50,7 @@ def execute(options: argparse.Namespace) -> int:
         main=kernel.program,
     )
     # the emulator's time says nothing about the device
-    measurement = None if options.emulate else loaded.measure()
+    measurement = None if runtime is RuntimeChoice.EMULATOR else loaded.measure()
     facts = kernel_facts(kernel) | {
         "median_s": None if measurement is None else measurement.median_s,
         "min_s": None if measurement is None else measurement.min_s,

@@ -15,6 +15,7 @@ from roller_svc.farm.actions import ActionLog, explanation_json
 from roller_svc.farm.database.connect import Database
 from roller_svc.farm.database.migrate import upgrade
 from roller_svc.farm.store import Store
+from roller_svc.ir.options import KernelOptions
 
 MAX_VALUE_CHARACTERS = 60
 COLUMNS = ("part", "field", "this request", "nearest")
@@ -23,7 +24,7 @@ COLUMNS = ("part", "field", "this request", "nearest")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     common.add_program(parser)
     common.add_device(parser)
-    common.add_build(parser, "model")
+    common.add_options(parser, KernelOptions, select="model")
     common.add_server(parser)
     parser.add_argument("--store", metavar="DIR", help="directory of the service's store, which has the database")
 

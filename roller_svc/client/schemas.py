@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sized
+from collections.abc import Mapping, Sequence, Sized
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model, model_validator
 from pydantic_core import PydanticCustomError
+
+from roller_svc.ir.options import (
+    EstimateOptions,
+    InputNames,
+    KernelOptions,
+    NamedOptions,
+    Option,
+    Tiles,
+    encode,
+    options_of,
+)
 
 HTTP_ERROR_CODE = "http-error"  # of a response without a code of this project
 MAX_NAME_CHARACTERS = 200
@@ -73,28 +84,36 @@ class ProgramModel(RequestModel):
     outputs: Names | None = None
 
 
-_NAME_USE = "begins the names of all that the saved code exports; default: roller_ and digits of its digest"
+# The type of an option in a request, by the type in which callers give it in Python.
+_TYPES: dict[Any, Any] = {
+    str: Name,
+    str | None: Name | None,
+    Sequence[str]: Names,
+    Mapping[str, int] | None: Annotated[dict[Name, int], check_size(MAX_TILES)],
+}
+_DEFAULTS: dict[Any, Any] = {InputNames: [], Tiles: {}}
 
 
-class CompileOptions(RequestModel):
-    top_k: int = 10
-    select: Name = Field("model", description="model: trust the ranking; measure: time the top_k and keep the fastest")
-    allow_tf32: bool = False
-    winograd: Name = Field(
-        "auto", description="3x3 convolutions on CPUs: auto, never or always by Winograd's algorithm"
-    )
-    runtime: Name = "auto"
-    family: Name | None = Field(
-        None, description="kernel family of GPU contractions: simt, mma or wgmma; default: the fastest"
-    )
-    tiles: Annotated[dict[Name, int], check_size(MAX_TILES)] = Field(
-        {},
-        description="constraints on lanes, split_k, stages, raster, stream_k, blocks, cluster_m, cluster_n, cluster_k, "
-        "pingpong",
-    )
-    constants: Names = Field([], description="inputs that are constant across calls: prepacked once, on CPUs")
-    donate: Names = Field([], description="inputs that a scatter may overwrite: nothing is copied")
-    name: Name | None = Field(None, description=_NAME_USE)
+def _options_model(record: type[EstimateOptions], *, checked: bool) -> Any:
+    """Return the base of a model with the options of a record. `checked`: the model checks values, not only types."""
+    return create_model(
+        record.__name__, __base__=RequestModel,
+        **{name: _option_field(option, checked=checked) for name, option in options_of(record).items()},
+    )  # type: ignore[call-overload]  # fmt: skip
+
+
+def _option_field(option: Option, *, checked: bool) -> tuple[Any, Any]:
+    kind = _TYPES.get(option.argument_type, option.argument_type)
+    facts = option.facts
+    bounds: dict[str, Any] = {"ge": facts.least, "le": facts.most} if checked and option.type is int else {}
+    if checked and option.choices:
+        kind = Literal[option.choices]
+    default = option.default if facts.service_default is None else facts.service_default
+    return kind, Field(_DEFAULTS.get(option.type, encode(default)), description=facts.help, **bounds)
+
+
+class CompileOptions(_options_model(KernelOptions, checked=False)):  # type: ignore[misc]  # a class that is made
+    """The options of roller_svc.compile."""
 
 
 def _limit_spec(value: object) -> object:
@@ -153,11 +172,10 @@ class ValidateHardwareRequest(RequestModel):
     ) = Field(description="a spec as JSON, or the text of a YAML file")
 
 
-class EstimateRequest(RequestModel):
+class EstimateRequest(_options_model(EstimateOptions, checked=False)):  # type: ignore[misc]
     items: Annotated[list[ProgramModel], Field(min_length=1, fail_fast=True), check_size(MAX_ITEMS)]
     targets: Annotated[list[Name], Field(min_length=1, fail_fast=True), check_size(MAX_TARGETS)]
     top_k: int = 1
-    allow_tf32: bool = False
 
 
 class GraphSource(RequestModel):
@@ -173,15 +191,11 @@ class GraphSource(RequestModel):
         return self
 
 
-class GraphOptions(RequestModel):
+class GraphOptions(_options_model(NamedOptions, checked=True)):  # type: ignore[misc]
     """The options of compile_model."""
 
     threads: int | None = Field(None, ge=1)
-    select: Literal["model", "measure"] = "model"
     plan: Literal["auto", "serial", "parallel", "rammer", "eager"] = "auto"
-    top_k: int = Field(10, ge=1, le=100)
-    allow_tf32: bool = False
-    winograd: Literal["auto", "never", "always"] = "auto"
     dims: Annotated[dict[Name, Extent | Extents], check_size(MAX_DIMENSIONS)] = Field(
         {}, description="extents of symbolic dimensions; a list makes a bucket for each"
     )
@@ -191,7 +205,6 @@ class GraphOptions(RequestModel):
     inputs: Annotated[dict[Name, TensorTypeModel], check_size(MAX_INPUTS)] = Field(
         {}, description="types of inputs that an ONNX model leaves open"
     )
-    name: Name | None = Field(None, description=_NAME_USE)
 
 
 class GraphRequest(BuildTerms):

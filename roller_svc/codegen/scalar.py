@@ -319,9 +319,7 @@ class Scalar:
         text = self.value(arg)
         if dtype.is_float:
             wide = text if source is dtype.compute else f"({type_})({text})"
-            if implicit or not dtype.is_narrow_float or arg.dtype is dtype or self.is_exact(arg, dtype):
-                return wide
-            if self._is_rounded(arg) and can_represent_all(dtype, arg.dtype):
+            if implicit or not dtype.is_narrow_float or self.is_rounded_to(dtype, arg):
                 return wide
             if self.needs_odd(arg, dtype):
                 wide = self._round_to_odd(arg, text)
@@ -341,16 +339,15 @@ class Scalar:
         base = "f32_to" if is_one_instruction and self.dialect.language is Language.CUDA else "to"
         return self.helper(f"{base}_{SHORT[dtype]}")
 
-    def _is_rounded(self, arg: Expr) -> bool:
-        """Return whether the value is one of its type: an element in memory or the result of a cast."""
-        match arg:
-            case Load(tensor=tensor, dtype=dtype):
-                return self.buffers[tensor].dtype is dtype
-            case Cast(arg=inner, dtype=dtype, implicit=implicit):
-                # a cast to the operand's own type rounds nothing
-                return not implicit and (inner.dtype is not dtype or self._is_rounded(inner))
+    def is_rounded_to(self, dtype: DType, value: Expr) -> bool:
+        """Return whether a narrow type has the value: an element in memory, the result of a cast, or an integer."""
+        match value:
+            case Load(tensor=tensor, dtype=source):
+                return self.buffers[tensor].dtype is source and can_represent_all(dtype, source)
+            case Cast(dtype=source, implicit=False):
+                return can_represent_all(dtype, source)
             case _:
-                return False
+                return self.is_exact(value, dtype)
 
     def _is_wide(self, expr: Expr) -> bool:
         """Return whether the expression has an index variable of 64 bits."""

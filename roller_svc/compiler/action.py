@@ -12,7 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from roller_svc import hardware, toolchain
-from roller_svc.compiler.request import request_json, resolve_spec
+from roller_svc.compiler.request import deciding_options, deciding_options_json, request_json, resolve_spec
 from roller_svc.frontend.parse import parse
 from roller_svc.ir import canonical
 from roller_svc.ir.constraints import WinogradMode
@@ -23,9 +23,6 @@ SCHEMA = 2  # of the results of actions; raise it when the fields of the store's
 # Libraries that parse programs, compute index sets and evaluate constants.
 LIBRARIES = ("islpy", "lark", "numpy")
 KERNEL, MODEL = "kernel", "model"  # kinds of actions
-_OPTIONS = ("top_k", "select", "runtime", "allow_tf32", "family", "tiles", "constants", "winograd", "donate",
-            "name")  # fmt: skip
-
 
 PARTS = ("expression", "spec", "options", "compiler", "generator")  # of an action's key
 
@@ -59,7 +56,7 @@ def part_contents(request: BuildRequest) -> dict[str, object]:
     return {
         "expression": {name: fields[name] for name in ("expression", "inputs", "outputs")},
         "spec": hardware.to_mapping(replace(spec, measured=())),
-        "options": {name: fields[name] for name in _OPTIONS},
+        "options": deciding_options_json(request),
         "compiler": compiler_content(spec.family),
         "generator": generator_content(),
     }
@@ -86,16 +83,7 @@ def _action_digest(request: BuildRequest, program: object) -> str:
         "schema": SCHEMA,
         "program": program,
         "hardware": hardware.to_mapping(replace(spec, measured=())),
-        "top_k": request.top_k,
-        "select": request.select.value,
-        "runtime": request.runtime.value,
-        "allow_tf32": request.allow_tf32,
-        "family": request.op_class.value if request.op_class else None,
-        "tiles": request.tiles,
-        "constants": request.constants,
-        "winograd": request.winograd.value,
-        "donate": request.donate,
-        "name": request.name,
+        **deciding_options(request),
         "generator": generator_digest(),
         "toolchain": toolchain_versions(spec.family),
         "libraries": library_versions(),
@@ -138,7 +126,11 @@ def library_versions() -> dict[str, str]:
 @lru_cache(maxsize=1)
 def generator_digest() -> str:
     """Hash the package's own source files: another version of the generator makes another kernel."""
-    root = Path(__file__).resolve().parents[1]
+    return digest_sources(Path(__file__).resolve().parents[1])
+
+
+def digest_sources(root: Path) -> str:
+    """Hash the names and contents of the source files in a folder."""
     digest = hashlib.sha256()
     for path in sorted((*root.rglob("*.py"), *root.rglob("*.c"))):
         digest.update(f"{path.relative_to(root)}\n".encode())

@@ -13,7 +13,7 @@ from roller_svc.fusion.contraction import MIN_K
 from roller_svc.fusion.split.reduction import may_split, split_length
 from roller_svc.ir.constraints import ScheduleConstraints, tile_value
 from roller_svc.ir.group import AxisRole, KernelGroup
-from roller_svc.ir.rprogram import RProgram
+from roller_svc.ir.rprogram import PipelineOptions, RProgram
 from roller_svc.perf.model import Model
 
 Tiles = tuple[tuple[str, int], ...]
@@ -77,17 +77,15 @@ def _force_constraints(
     ]  # fmt: skip
     # reset fields that exclude a constrained one
     if tiles.get("stream_k"):
-        program = replace(
-            program, split_k=1, raster=1, persistent_blocks=0, cluster=(1, 1), cluster_k=1, pingpong=False
-        )
+        program = replace(program, split_k=1, pipeline=PipelineOptions(program.pipeline.stages))
     elif tiles.get("split_k", 1) > 1 or any(tiles.get(f, 0) > 1 for f in ("blocks", *_CLUSTER)):
-        program = replace(program, stream_k_blocks=0)
+        program = program.with_pipeline(stream_k_blocks=0)
     if tiles.get("cluster_k", 1) > 1:
-        program = replace(program, split_k=1, persistent_blocks=0, pingpong=False)
+        program = replace(program, split_k=1).with_pipeline(persistent_blocks=0, pingpong=False)
     elif tiles.get("split_k", 1) > 1 or tiles.get("blocks", 0) > 1 or "stages" in tiles:
-        program = replace(program, cluster_k=1)  # whose parts may need more stages
+        program = program.with_pipeline(cluster_k=1)  # whose parts may need more stages
     if any(tiles.get(f, 0) > 1 for f in _CLUSTER):
-        program = replace(program, cluster=(1, 1), cluster_k=1)
+        program = program.with_pipeline(cluster=(1, 1), cluster_k=1)
     knobs = _DEFAULT_KNOBS | dict(family.knobs)
     for field, with_value in _SETTERS.items():
         if field in tiles:
@@ -122,15 +120,17 @@ def _parts_have_work(program: RProgram, parts: int, longest: int) -> bool:
 
 
 def _nearest_stages(group: KernelGroup, model: Model[Any], program: RProgram, wanted: int) -> Nearest:
-    return Nearest(program.stages, "" if program.stages == wanted else f"stages is {program.stages} here")
+    stages = program.pipeline.stages
+    return Nearest(stages, "" if stages == wanted else f"stages is {stages} here")
 
 
 def _clustered(program: RProgram, cluster: tuple[int, int]) -> RProgram:
     """Return the rProgram with its blocks, and its rows of tiles, in whole clusters."""
-    size = math.prod(cluster) * program.cluster_k
-    blocks = max(1, program.persistent_blocks // size) * size if program.persistent_blocks else 0
-    rows = program.raster if program.raster == 1 else -(-program.raster // cluster[0]) * cluster[0]
-    return replace(program, cluster=cluster, persistent_blocks=blocks, raster=rows)
+    way = program.pipeline
+    size = math.prod(cluster) * way.cluster_k
+    blocks = max(1, way.persistent_blocks // size) * size if way.persistent_blocks else 0
+    rows = way.raster if way.raster == 1 else -(-way.raster // cluster[0]) * cluster[0]
+    return program.with_pipeline(cluster=cluster, persistent_blocks=blocks, raster=rows)
 
 
 _CLUSTER = ("cluster_m", "cluster_n", "cluster_k")  # fields with the blocks of a cluster
@@ -149,12 +149,14 @@ _DEFAULT_KNOBS: dict[str, Knob[Any]] = {
 # Fields that can be set after construction; earlier ones bound later ones.
 _SETTERS: dict[str, Callable[[RProgram, int], RProgram]] = {
     "split_k": lambda program, value: replace(program, split_k=value),
-    "stream_k": lambda program, value: replace(program, stream_k_blocks=value),
-    "stages": lambda program, value: replace(program, stages=value),
-    "cluster_m": lambda program, value: _clustered(program, (value, program.cluster_n)),
-    "cluster_n": lambda program, value: _clustered(program, (program.cluster_m, value)),
-    "cluster_k": lambda program, value: replace(program, cluster_k=value),
-    "blocks": lambda program, value: replace(program, persistent_blocks=value, pingpong=program.pingpong and value > 0),
-    "raster": lambda program, value: replace(program, raster=value),
-    "pingpong": lambda program, value: program.as_pingpong() if value else replace(program, pingpong=False),
+    "stream_k": lambda program, value: program.with_pipeline(stream_k_blocks=value),
+    "stages": lambda program, value: program.with_pipeline(stages=value),
+    "cluster_m": lambda program, value: _clustered(program, (value, program.pipeline.cluster_n)),
+    "cluster_n": lambda program, value: _clustered(program, (program.pipeline.cluster_m, value)),
+    "cluster_k": lambda program, value: program.with_pipeline(cluster_k=value),
+    "blocks": lambda program, value: program.with_pipeline(
+        persistent_blocks=value, pingpong=program.pipeline.pingpong and value > 0
+    ),
+    "raster": lambda program, value: program.with_pipeline(raster=value),
+    "pingpong": lambda program, value: program.as_pingpong() if value else program.with_pipeline(pingpong=False),
 }

@@ -27,8 +27,9 @@ from roller_svc.frontend.parse import parse
 from roller_svc.ir.estimate import Construction
 from roller_svc.ir.group import KernelGroup
 from roller_svc.ir.hardware import HardwareSpec
+from roller_svc.ir.options import RuntimeChoice, SelectionMode
 from roller_svc.ir.program import TensorProgram
-from roller_svc.ir.report import BuildReport, BuildRequest, CandidateResult, GroupedPlan, RuntimeChoice, SelectionMode
+from roller_svc.ir.report import BuildReport, BuildRequest, CandidateResult, GroupedPlan
 from roller_svc.toolchain import availability
 
 T = TypeVar("T")
@@ -89,7 +90,7 @@ def compile_candidates(request: BuildRequest, trace: Trace = no_trace) -> Compil
     clock.record("parse")
     hw: HardwareSpec = trace("hardware", request.hardware or hardware.load(request.target))
     clock.record("hardware")
-    partitions = rank_partitions(PartitionCache(program), hw, request.top_k + FALLBACK_PLANS, request.constraints)
+    partitions = rank_request(request, program, hw)
     trace("construct", partitions)
     plans = merge_ranked_plans(partitions, request.top_k + FALLBACK_PLANS)
     shortlist: tuple[GroupedPlan, ...] = trace("shortlist", select_for_measurement(plans, partitions, request.top_k))
@@ -104,6 +105,11 @@ def compile_candidates(request: BuildRequest, trace: Trace = no_trace) -> Compil
     return CompiledCandidates(
         request, program, hw, partitions, shortlist, results, backend if can_measure else None, notes, clock
     )
+
+
+def rank_request(request: BuildRequest, program: TensorProgram, hw: HardwareSpec) -> RankedPartitions:
+    """Rank the candidates of a request. Raises NoCandidateError if there is none."""
+    return rank_partitions(PartitionCache(program), hw, request.top_k + FALLBACK_PLANS, request.constraints)
 
 
 def select_candidate(compiled: CompiledCandidates, trace: Trace = no_trace) -> BuildReport:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from roller_svc.compiler.partition_cache import PartitionCache
@@ -118,7 +118,7 @@ def _rank(
     constraints: ScheduleConstraints,
 ) -> RankedPartition:
     constrained = [g for g in groups if g.kind in (GroupKind.CONTRACTION, GroupKind.ATTENTION)] or groups
-    unconstrained = ScheduleConstraints(constraints.allow_tf32, winograd=constraints.winograd)
+    unconstrained = replace(constraints, op_class=None, tiles=())
     results = [
         rank_units(group, hw, top_k, constraints if group in constrained else unconstrained, cache.footprints)
         for group in groups

@@ -2,60 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import inspect
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from enum import Enum
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from roller_svc import hardware
 from roller_svc.errors import ArgumentError
 from roller_svc.frontend.lang.input_types import kind_of, short_repr, tensor_types, whole_number
-from roller_svc.ir.constraints import TILE_FIELDS, OpClass, WinogradMode
+from roller_svc.ir.constraints import TILE_FIELDS
 from roller_svc.ir.hardware import HardwareSpec, TargetKind
-from roller_svc.ir.report import BuildRequest, RuntimeChoice, SelectionMode
+from roller_svc.ir.options import (
+    EstimateOptions,
+    InputNames,
+    KernelOptions,
+    Option,
+    RuntimeChoice,
+    SearchOptions,
+    SelectionMode,
+    Tiles,
+    encode,
+    options_of,
+)
+from roller_svc.ir.report import BuildRequest
 from roller_svc.ir.symbol_names import suggest_symbol, symbol_fault
 
-MAX_TOP_K = 100
-
 E = TypeVar("E", bound=Enum)
+F = TypeVar("F", bound=Callable[..., Any])
 
 
-def build_request(  # the options of a build, spelled out as docs/api.md has them
-    expression: object,
-    inputs: object,
-    *,
-    target: object = "local",
-    outputs: object = None,
-    top_k: object = 10,
-    select: object = "measure",
-    runtime: object = "auto",
-    allow_tf32: object = False,
-    hardware: object = None,
-    family: object = None,
-    tiles: object = None,
-    constants: object = None,
-    winograd: object = "auto",
-    donate: object = None,
-    name: object = None,
-) -> BuildRequest:
-    """Validate the options of a build. Raises InputError that names the invalid option."""
+def build_request(
+    expression: object, inputs: object, *, target: object = "local", outputs: object = None, hardware: object = None,
+    **options: object,
+) -> BuildRequest:  # fmt: skip
+    """Validate a request. Raises InputError that names the invalid option, TypeError for one that does not exist."""
+    text, types = validate_expression(expression), tensor_types(inputs)
     request = BuildRequest(
-        expression=validate_expression(expression),
-        inputs=tensor_types(inputs),
-        target=validate_target(target),
-        outputs=validate_outputs(outputs),
-        top_k=validate_top_k(top_k),
-        select=parse_enum(SelectionMode, "select", select),
-        runtime=parse_enum(RuntimeChoice, "runtime", runtime),
-        allow_tf32=validate_flag("allow_tf32", allow_tf32),
-        hardware=validate_hardware(hardware),
-        op_class=None if family is None else parse_enum(OpClass, "family", family),
-        tiles=validate_tiles(tiles),
-        constants=validate_input_names("constants", constants, tensor_types(inputs)),
-        winograd=parse_enum(WinogradMode, "winograd", winograd),
-        donate=validate_input_names("donate", donate, tensor_types(inputs)),
-        name=validate_name(name),
-    )
+        text, types, validate_target(target), validate_outputs(outputs), validate_hardware(hardware),
+        **read_options(KernelOptions, options, types),
+    )  # fmt: skip
     if request.runtime is RuntimeChoice.EMULATOR:
         _check_emulable(resolve_spec(request))
         return replace(request, select=SelectionMode.MODEL)  # emulator times say nothing about a GPU
@@ -69,18 +55,74 @@ def request_json(request: BuildRequest) -> dict[str, object]:
         "inputs": {name: {"dtype": t.dtype.value, "shape": list(t.shape)} for name, t in request.inputs},
         "target": request.target,
         "outputs": None if request.outputs is None else list(request.outputs),
-        "top_k": request.top_k,
-        "select": request.select.value,
-        "runtime": request.runtime.value,
-        "allow_tf32": request.allow_tf32,
         "hardware": None if request.hardware is None else hardware.to_mapping(request.hardware),
-        "family": None if request.op_class is None else request.op_class.value,
-        "tiles": dict(request.tiles),
-        "constants": list(request.constants),
-        "winograd": request.winograd.value,
-        "donate": list(request.donate),
-        "name": request.name,
+        **deciding_options_json(request),
     }
+
+
+def options_json(options: KernelOptions) -> dict[str, object]:
+    """Encode all options as JSON-compatible values."""
+    values = {option: getattr(options, option.name) for option in options_of(KernelOptions).values()}
+    return {
+        option.name: dict(value) if option.type == Tiles else list(value) if isinstance(value, tuple) else encode(value)
+        for option, value in values.items()
+    }
+
+
+def deciding_options_json(options: KernelOptions) -> dict[str, object]:
+    """Encode the options that decide the result: without those that were added to the first ones and are not set."""
+    encoded = options_json(options)
+    return {name: encoded[name] for name in deciding_options(options)}
+
+
+def deciding_options(options: KernelOptions) -> dict[str, object]:
+    """Return the same by name, with lists and tuples in place of mappings."""
+    return {
+        option.name: encode(getattr(options, option.name))
+        for option in options_of(KernelOptions).values()
+        if not option.facts.only_if_set or getattr(options, option.name) != option.default
+    }
+
+
+def read_options(
+    record: type[EstimateOptions], given: Mapping[str, object], inputs: Iterable[tuple[str, object]] = ()
+) -> dict[str, Any]:
+    """Return the validated values of the options that are given.
+
+    Raises ArgumentError that names an invalid option, and TypeError for one that the record does not have.
+    """
+    known = options_of(record)
+    if unknown := [name for name in given if name not in known]:
+        raise TypeError(f"unknown option {unknown[0]!r}")
+    return {name: _read(known[name], value, inputs) for name, value in given.items()}
+
+
+def reject_unknown(record: type[EstimateOptions], given: Iterable[str], function: str) -> None:
+    """Raise ArgumentError for an option that the record does not have."""
+    for name in given:
+        if name not in options_of(record):
+            raise ArgumentError(f"unknown option of {function}: {name!r}", code="invalid-option")
+
+
+def shows_options(record: type[EstimateOptions]) -> Callable[[F], F]:
+    """Return a decorator of functions with `**options`: their signature and docstring list the record's options."""
+
+    def show(function: F) -> F:
+        signature = inspect.signature(function)
+        listed = [
+            inspect.Parameter(
+                option.name, inspect.Parameter.KEYWORD_ONLY, default=option.argument_default,
+                annotation=option.argument_type,
+            )
+            for option in options_of(record).values()
+        ]  # fmt: skip
+        own = [each for each in signature.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
+        function.__signature__ = signature.replace(parameters=[*own, *listed])  # type: ignore[attr-defined]
+        texts = "\n".join(f"    {name}: {option.facts.help}" for name, option in options_of(record).items())
+        function.__doc__ = f"{inspect.cleandoc(function.__doc__ or '')}\n\nOptions:\n{texts}"
+        return function
+
+    return show
 
 
 def resolve_spec(request: BuildRequest) -> HardwareSpec:
@@ -100,16 +142,37 @@ def validate_target(value: object) -> str:
     return value
 
 
-def validate_top_k(value: object) -> int:
-    number = whole_number(value)
-    if number is None or not 1 <= number <= MAX_TOP_K:
+def read_top_k(value: object) -> int:
+    """Return a number of candidates. Raises ArgumentError."""
+    return _read_number(options_of(SearchOptions)["top_k"], value)
+
+
+def _read(option: Option, value: object, inputs: Iterable[tuple[str, object]]) -> Any:
+    """Return the value of an option, as its type says."""
+    if value is None and option.is_optional:
+        return None
+    if option.choices:
+        return parse_enum(option.type, option.name, value)
+    if option.type is bool:
+        return _read_flag(option.name, value)
+    if option.type is int:
+        return _read_number(option, value)
+    if option.type == InputNames:
+        return _read_input_names(option.name, value, inputs)
+    return validate_tiles(value) if option.type == Tiles else validate_name(value)
+
+
+def _read_number(option: Option, value: object) -> int:
+    number, least, most = whole_number(value), option.facts.least, option.facts.most
+    if number is None or number < least or (most is not None and number > most):
+        bounds = f"from {least} to {most}" if most is not None else f"of at least {least}"
         raise ArgumentError(
-            f"top_k must be a whole number from 1 to {MAX_TOP_K}, got {short_repr(value)}", code="invalid-option"
+            f"{option.name} must be a whole number {bounds}, got {short_repr(value)}", code="invalid-option"
         )
     return number
 
 
-def validate_flag(name: str, value: object) -> bool:
+def _read_flag(name: str, value: object) -> bool:
     if not isinstance(value, bool):
         raise ArgumentError(f"{name} must be true or false, got {short_repr(value)}", code="invalid-option")
     return value
@@ -129,7 +192,7 @@ def validate_name(value: object) -> str | None:
     return value
 
 
-def validate_input_names(option: str, value: object, inputs: Iterable[tuple[str, object]]) -> tuple[str, ...]:
+def _read_input_names(option: str, value: object, inputs: Iterable[tuple[str, object]]) -> tuple[str, ...]:
     """Return the names of an option's inputs, in the inputs' order."""
     if value is None:
         return ()

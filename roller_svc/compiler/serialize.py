@@ -9,6 +9,7 @@ from typing import Any
 
 from roller_svc import errors, toolchain
 from roller_svc.compiler.post_compile import reestimate_plan
+from roller_svc.compiler.request import options_json
 from roller_svc.errors import (
     BuildError,
     CompileError,
@@ -263,18 +264,7 @@ def _report(report: BuildReport) -> Json:
         "expression": text(report.program),
         "target": hardware.id,
         "arch": str(hardware.arch),
-        "options": {
-            "top_k": report.request.top_k,
-            "select": report.request.select.value,
-            "runtime": report.request.runtime.value,
-            "allow_tf32": report.request.allow_tf32,
-            "family": report.request.op_class.value if report.request.op_class else None,
-            "tiles": dict(report.request.tiles),
-            "constants": list(report.request.constants),
-            "winograd": report.request.winograd.value,
-            "donate": list(report.request.donate),
-            "name": report.request.name,
-        },
+        "options": options_json(report.request),
         "groups": [
             {
                 "name": group.name,

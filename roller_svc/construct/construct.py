@@ -7,10 +7,8 @@ from typing import Any
 
 from roller_svc.construct.align import EPSILONS
 from roller_svc.construct.rules import (
-    DEFAULT_PIPELINE,
     MIN_MATRIX_STAGES,
     Enumerated,
-    PipelineOptions,
     Prefiltered,
     Relaxable,
     Rules,
@@ -25,7 +23,7 @@ from roller_svc.errors import NoCandidateError
 from roller_svc.fusion.split.reduction import may_split
 from roller_svc.ir.estimate import Construction
 from roller_svc.ir.group import KernelGroup
-from roller_svc.ir.rprogram import RProgram
+from roller_svc.ir.rprogram import DEFAULT_PIPELINE, PipelineOptions, RProgram
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.occupancy import BlockResources, exceeded_limits
 from roller_svc.perf.workload import Workload
@@ -178,8 +176,5 @@ def _no_tile_error(
 def rprogram_of(p: Workload[Any], shape: Shape, family: str) -> RProgram:
     """Name the axes of a shape."""
     block, thread = p.footprint.rtile(shape.block), p.footprint.rtile(shape.base.tile)
-    way = shape.pipeline
-    return RProgram(
-        p.space, p.machine.unit, block, thread, shape.base.reduce_threads, shape.split_k, way.stages, way.raster,
-        way.stream_k_blocks, way.nontemporal, way.persistent_blocks, way.cluster, family, way.pingpong, way.cluster_k,
-    )  # fmt: skip
+    base, unit = shape.base, p.machine.unit
+    return RProgram(p.space, unit, block, thread, base.reduce_threads, shape.split_k, shape.pipeline, family)

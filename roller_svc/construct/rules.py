@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, Self, TypeVar
 
 from roller_svc.construct.scale_up import ScaleUpLevel, ScaleUpResult, SearchTrace, TileMetrics
+from roller_svc.ir.rprogram import DEFAULT_PIPELINE, PipelineOptions
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.workload import Workload
 
@@ -23,22 +24,6 @@ class ThreadTile(NamedTuple):
 
     tile: Tile
     reduce_threads: int = 1
-
-
-class PipelineOptions(NamedTuple):
-    """How the blocks of one tile run: the fields of an RProgram with the same names."""
-
-    stages: int = 1
-    raster: int = 1
-    stream_k_blocks: int = 0
-    nontemporal: bool = False
-    persistent_blocks: int = 0
-    cluster: tuple[int, int] = (1, 1)
-    pingpong: bool = False
-    cluster_k: int = 1
-
-
-DEFAULT_PIPELINE = PipelineOptions()
 
 
 class Shape(NamedTuple):

@@ -18,7 +18,8 @@ from roller_svc.compiler.serialize import kernel_json, measurement_json
 from roller_svc.errors import BuildServiceError
 from roller_svc.farm.store import Artifact, BuildStage, Json
 from roller_svc.ir.kernel import Language
-from roller_svc.ir.report import BuildReport, BuildRequest, SelectionMode
+from roller_svc.ir.options import SelectionMode
+from roller_svc.ir.report import BuildReport, BuildRequest
 from roller_svc.runtime.saved import serialization as saved
 
 # Kinds of files, by the file names that runtime/saved/serialization.py uses.

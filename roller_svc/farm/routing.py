@@ -15,7 +15,8 @@ from roller_svc.farm.queue import EVERY_QUEUE, MACHINE_PREFIX
 from roller_svc.farm.registry import Worker
 from roller_svc.hardware.catalog import LOCAL
 from roller_svc.ir.hardware import HardwareSpec, TargetKind
-from roller_svc.ir.report import BuildRequest, RuntimeChoice, SelectionMode
+from roller_svc.ir.options import RuntimeChoice, SelectionMode
+from roller_svc.ir.report import BuildRequest
 
 CPU_PREFIX, MEASURE_PREFIX = "build.cpu.", "measure."
 CPU, GPU = "cpu", "gpu"  # kinds of devices that builds measure on

@@ -26,12 +26,12 @@ from roller_svc.graph.costs import CostTable
 from roller_svc.graph.passes import PassReport, run_passes
 from roller_svc.graph.plan import PlannedStep, Schedule, plan_model
 from roller_svc.graph.weights import Weights
-from roller_svc.ir.constraints import WinogradMode
 from roller_svc.ir.graph import Graph
 from roller_svc.ir.hardware import HardwareSpec, TargetKind
 from roller_svc.ir.kernel import KernelSource, Language
 from roller_svc.ir.model_plan import ModelKernel, ModelPlan
-from roller_svc.ir.report import BuildRequest, SelectionMode
+from roller_svc.ir.options import NamedOptions, SearchOptions, SelectionMode, options_of
+from roller_svc.ir.report import BuildRequest
 from roller_svc.runtime.saved.serialization import KernelBundle
 from roller_svc.toolchain import compile_object, link_model, object_command, tool_version
 
@@ -42,15 +42,11 @@ Progress = Callable[[str, int, int], None]  # stage, done, of how many
 
 
 @dataclass(frozen=True, slots=True)
-class ModelOptions:
-    """How to build a model."""
+class ModelOptions(NamedOptions):
+    """How to build a model, for a device."""
 
     hardware: HardwareSpec
-    select: SelectionMode = SelectionMode.MEASURE
-    top_k: int = 10
-    allow_tf32: bool = False
     fuse: bool = True
-    winograd: WinogradMode = WinogradMode.AUTO
     share_memory: bool = True  # between tensors that are not needed at the same time
     plan: str | Mapping[str, Any] = AUTO  # of graph.choose.PLANS, or a plan by hand
 
@@ -131,10 +127,10 @@ def _model_kernel(bundle: KernelBundle, uses: int) -> ModelKernel:
 
 
 def _request(each: NodeClass, options: ModelOptions) -> BuildRequest:
+    search = {name: getattr(options, name) for name in options_of(SearchOptions)}
     return BuildRequest(
-        each.expression, each.inputs, options.hardware.id, each.outputs, options.top_k, options.select,
-        allow_tf32=options.allow_tf32, hardware=options.hardware, constants=each.constants,
-        winograd=options.winograd,
+        each.expression, each.inputs, options.hardware.id, each.outputs, options.hardware, constants=each.constants,
+        **search,
     )  # fmt: skip
 
 

@@ -14,7 +14,6 @@ from roller_svc.graph.costs import CostTable
 from roller_svc.graph.passes import run_passes
 from roller_svc.graph.plan import kernel_key
 from roller_svc.graph.weights import Weights
-from roller_svc.ir.constraints import ScheduleConstraints
 from roller_svc.ir.graph import Graph, LoopNode
 from roller_svc.ir.hardware import TargetKind
 
@@ -59,8 +58,7 @@ def estimate_graph(graph: Graph, weights: Weights, options: ModelOptions) -> tup
 
 def _seconds(each: NodeClass, options: ModelOptions) -> float:
     program = replace(each.program, constants=each.constants)
-    constraints = ScheduleConstraints(allow_tf32=options.allow_tf32, winograd=options.winograd)
-    plans = estimate_program(PartitionCache(program), options.hardware, 1, constraints).plans
+    plans = estimate_program(PartitionCache(program), options.hardware, 1, options.constraints).plans
     return plans[0].estimate.seconds
 
 

@@ -3,22 +3,25 @@
 A dataclass is an object with exactly its compared fields, plus "node" with the class's name where the field may have
 several classes. Enums are their values, tuples arrays, frozensets sorted arrays, bytes base64 text. Infinities and NaN
 are the strings "inf", "-inf", "nan". Decoding accepts only what encoding returns.
+
+Marks in `Annotated[...]` change the form of a field: `Key`, `FLAT`, `OMIT_DEFAULT`, `UNTAGGED`. `Limit` and `Pattern`
+restrict what decoding accepts. A class under `@as_array` is an array of its fields.
 """
 
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
 import json
 import math
+import re
 import types
 import typing
-from collections.abc import Callable, Mapping
-from dataclasses import fields, is_dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from enum import Enum
-from functools import cache
-from typing import Any, TypeVar
+from functools import cache, cached_property
+from typing import Annotated, Any, TypeVar
 
 from roller_svc import errors
 from roller_svc.errors import ArgumentError, InvariantError, RollerError
@@ -28,15 +31,73 @@ T = TypeVar("T")
 _NOT_FINITE = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
 
 
-def to_json(value: object) -> Any:
-    """Encode a value as dicts, lists, strings, numbers, booleans and None."""
-    return _encode(value, type(value))
+class Mark(Enum):
+    """A change of a field's form."""
+
+    FLAT = "its fields stand among those of the object, or of the array, around it"
+    OMIT_DEFAULT = "left out where it has its default value"
+    UNTAGGED = "the keys of an object tell which class of a union it has"
 
 
-def from_json(cls: type[T], data: object) -> T:
-    """Decode a value. Raises ArgumentError with the path of malformed data."""
-    result: T = _decode(data, cls, cls.__name__)
-    return result
+FLAT, OMIT_DEFAULT, UNTAGGED = Mark
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """The key of a field in JSON. Fields with one key are an array there."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """The range of a number, or of the length of a text or an array."""
+
+    least: int
+    most: int
+
+    def check(self, value: Any) -> None:
+        size, what = (value, "a number") if isinstance(value, int | float) else (len(value), "a length")
+        if not self.least <= size <= self.most:
+            raise _wrong(f"{what} from {self.least} to {self.most}", size)
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """The regular expression that a whole text matches, and what it means."""
+
+    expression: str
+    name: str
+
+    def check(self, value: Any) -> None:
+        if not re.fullmatch(self.expression, value, re.ASCII):
+            raise _wrong(self.name, value)
+
+
+def as_array(cls: type[T]) -> type[T]:
+    """Encode a dataclass as an array of its fields in order."""
+    _ARRAYS.add(cls)
+    return cls
+
+
+_ARRAYS: set[type] = set()
+
+
+def to_json(value: object, without: Collection[str] = ()) -> Any:
+    """Encode a dataclass as dicts, lists, strings, numbers, booleans and None, without some of its fields."""
+    kind: Any = type(value)
+    record = _record(kind)
+    return record.encode_keys(value, without) if without else record.encode(value)
+
+
+def from_json(cls: type[T], data: object, **given: object) -> T:
+    """Decode a dataclass whose `given` fields the data lacks. Raises ArgumentError with the path of malformed data."""
+    kind: Any = cls
+    try:
+        decoded: T = _record(kind).decode(data, given)
+    except _MalformedError as error:
+        raise ArgumentError(f"{cls.__name__}{error.path}: {error.message}", code="invalid-json") from error
+    return decoded
 
 
 def canonical_text(value: object) -> str:
@@ -49,175 +110,403 @@ def digest(value: object) -> str:
     return hashlib.sha256(f"{type(value).__name__}:{canonical_text(value)}".encode()).hexdigest()
 
 
-@cache
-def _field_types(cls: type) -> Mapping[str, Any]:
-    hints = typing.get_type_hints(cls)
-    return {f.name: hints[f.name] for f in fields(cls) if f.init and f.compare}
+class _MalformedError(Exception):
+    """Data that encoding does not return. What decodes around it puts its own step before the path."""
+
+    def __init__(self, message: str, path: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.path = path
+
+
+def _wrong(expected: str, data: object) -> _MalformedError:
+    return _MalformedError(f"expected {expected}, got {json.dumps(data, default=str)[:60]}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Codec:
+    """How values of one type are encoded and decoded."""
+
+    encode: Callable[[Any], Any]
+    decode: Callable[[Any], Any]
 
 
 @cache
-def _members(declared: Any) -> tuple[Any, ...] | None:
-    """Return the alternatives of a union, or None for other types."""
-    if typing.get_origin(declared) in (typing.Union, types.UnionType):
-        return typing.get_args(declared)
-    return None
+def _unwrap(declared: Any) -> tuple[Any, tuple[Any, ...]]:
+    """Return a type and its marks."""
+    if typing.get_origin(declared) is Annotated:
+        return declared.__origin__, declared.__metadata__
+    return declared, ()
+
+
+def _is_dataclass(kind: Any) -> bool:
+    return isinstance(kind, type) and is_dataclass(kind)
 
 
 @cache
-def _is_dataclass(declared: Any) -> bool:
-    return isinstance(declared, type) and is_dataclass(declared)
+def _codec(declared: Any) -> _Codec:
+    kind, marks = _unwrap(declared)
+    codec = _untagged_union(typing.get_args(kind)) if UNTAGGED in marks else _codec_of(kind)
+    checks = [mark.check for mark in marks if isinstance(mark, Limit | Pattern)]
+    if not checks:
+        return codec
+
+    def decode(data: Any) -> Any:
+        value = codec.decode(data)
+        for check in checks:
+            check(value)
+        return value
+
+    return _Codec(codec.encode, decode)
 
 
-@cache
-def _generic(declared: Any) -> tuple[Any, tuple[Any, ...]]:
-    """Return the origin of a generic type, None for other types, and its parameters."""
-    return typing.get_origin(declared), typing.get_args(declared)
-
-
-def _encode(value: Any, declared: Any) -> Any:
-    members = _members(declared)
-    if members is not None:
-        if is_dataclass(value) and sum(map(_is_dataclass, members)) > 1:
-            return {"node": type(value).__name__} | _encode(value, type(value))
-        return None if value is None else _encode(value, _member_of(value, members))
-    origin, args = _generic(declared)
+def _codec_of(kind: Any) -> _Codec:
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (typing.Union, types.UnionType):
+        return _union(args)
     if origin is tuple:
-        kinds = [args[0]] * len(value) if len(args) == 2 and args[1] is Ellipsis else args
-        return [_encode(item, kind) for item, kind in zip(value, kinds, strict=True)]
+        return _sequence(args[0], tuple) if args[-1] is Ellipsis else _row_codec(args)
     if origin is frozenset:
-        return sorted((_encode(item, args[0]) for item in value), key=json.dumps)
-    if origin is dict or (origin is not None and issubclass(origin, Mapping)):
-        return {key: _encode(item, args[1]) for key, item in value.items()}
-    if _is_dataclass(declared):
-        return {name: _encode(getattr(value, name), kind) for name, kind in _field_types(declared).items()}
-    return _encode_leaf(value, declared)
+        items = _sequence(args[0], frozenset)
+        return _Codec(lambda value: sorted(items.encode(value), key=json.dumps), items.decode)
+    if origin is not None and issubclass(origin, Mapping):
+        return _mapping(args[1])
+    if _is_dataclass(kind):
+        record = _record(kind)
+        return _Codec(record.encode, record.decode)
+    return _leaf(kind)
 
 
-def _encode_leaf(value: Any, declared: Any) -> Any:
-    if isinstance(value, Enum):
-        return value.value
-    if isinstance(value, RollerError):
-        return {"error": type(value).__name__, "code": value.code, "message": value.message}
-    if isinstance(value, bytes):
-        return base64.b64encode(value).decode()
-    if declared is float:
-        number = float(value)
-        return number if math.isfinite(number) else str(number)
+# Objects and arrays ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Field:
+    name: str
+    type: Any
+    default: object  # MISSING where it may not be left out
+
+
+class _Entry:
+    """What stands at one key of an object: a field, or an array of several. A flat field has keys of its own."""
+
+    def __init__(self, key: str, listed: Sequence[_Field]) -> None:
+        self.key = key
+        self.names = [each.name for each in listed]
+        self.default = listed[0].default
+        kind, marks = _unwrap(listed[0].type)
+        self.flat = _record(kind) if FLAT in marks else None
+        self.codec = _codec(listed[0].type) if len(listed) == 1 else _row_codec([each.type for each in listed])
+
+    def get(self, value: Any) -> Any:
+        if len(self.names) == 1:
+            return getattr(value, self.names[0])
+        return [getattr(value, name) for name in self.names]
+
+
+@cache
+def _record(cls: Any) -> _Record:
+    return _Record(cls)
+
+
+class _Record:
+    """The codec of a dataclass. Its fields are looked up at the first use, as a class may contain itself."""
+
+    def __init__(self, cls: Any) -> None:
+        self.cls = cls
+        self.is_array = cls in _ARRAYS
+
+    @cached_property
+    def fields(self) -> tuple[_Field, ...]:
+        hints = typing.get_type_hints(self.cls, include_extras=True)
+        return tuple(
+            _Field(
+                each.name, hints[each.name], each.default if OMIT_DEFAULT in _unwrap(hints[each.name])[1] else MISSING
+            )
+            for each in fields(self.cls)
+            if each.init and each.compare
+        )
+
+    @cached_property
+    def entries(self) -> tuple[_Entry, ...]:
+        by_key: dict[str, list[_Field]] = {}
+        for each in self.fields:
+            key = next((mark.name for mark in _unwrap(each.type)[1] if isinstance(mark, Key)), each.name)
+            by_key.setdefault(key, []).append(each)
+        return tuple(_Entry(key, listed) for key, listed in by_key.items())
+
+    @cached_property
+    def row(self) -> _Row:
+        return _Row([each.type for each in self.fields])
+
+    @cached_property
+    def keys(self) -> tuple[frozenset[str], frozenset[str]]:
+        """The keys that an object must have, and those that it may have."""
+        required, known = set[str](), set[str]()
+        for entry in self.entries:
+            inner = entry.flat.keys if entry.flat else ({entry.key}, {entry.key})
+            known |= inner[1]
+            if entry.default is MISSING:
+                required |= inner[0]
+        return frozenset(required), frozenset(known)
+
+    def encode(self, value: Any) -> Any:
+        return self.encode_items(value) if self.is_array else self.encode_keys(value)
+
+    def encode_items(self, value: Any) -> list[Any]:
+        return self.row.encode([getattr(value, each.name) for each in self.fields])
+
+    def encode_keys(self, value: Any, without: Collection[str] = ()) -> dict[str, Any]:
+        encoded: dict[str, Any] = {}
+        for entry in self.entries:
+            item = entry.get(value)
+            if entry.flat is not None:
+                encoded |= entry.flat.encode_keys(item)
+            elif entry.key not in without and (entry.default is MISSING or item != entry.default):
+                encoded[entry.key] = entry.codec.encode(item)
+        return encoded
+
+    def decode(self, data: Any, given: Mapping[str, object] = types.MappingProxyType({})) -> Any:
+        if self.is_array:
+            return self.decode_items(data)
+        if not isinstance(data, dict):
+            raise _wrong("an object", data)
+        required, known = self.keys
+        if unknown := (data.keys() - known) | (data.keys() & given.keys()):
+            raise _MalformedError("unknown field", f".{min(unknown, key=str)}")
+        if missing := required - data.keys() - given.keys():
+            raise _MalformedError("missing", f".{min(missing)}")
+        return self.decode_keys(data, given)
+
+    def decode_items(self, data: Any) -> Any:
+        values = self.row.decode(data)
+        return self.make({each.name: value for each, value in zip(self.fields, values, strict=True)})
+
+    def decode_keys(self, data: Mapping[str, Any], given: Mapping[str, object]) -> Any:
+        values = dict(given)
+        for entry in self.entries:
+            if entry.flat is not None:
+                values[entry.names[0]] = entry.flat.decode_keys(data, {})
+            elif entry.key in data:
+                try:
+                    value = entry.codec.decode(data[entry.key])
+                except _MalformedError as error:
+                    error.path = f".{entry.key}{error.path}"
+                    raise
+                values |= zip(entry.names, [value] if len(entry.names) == 1 else value, strict=True)
+        return self.make(values)
+
+    def make(self, values: Mapping[str, object]) -> Any:
+        try:
+            return self.cls(**values)
+        except InvariantError as error:
+            raise _MalformedError(str(error)) from error
+
+
+class _Row:
+    """The codec of an array with an item for each of some types. A flat dataclass has as many items as fields."""
+
+    def __init__(self, kinds: Sequence[Any]) -> None:
+        self.codecs = [_codec(kind) for kind in kinds]
+        self.flat = [_record(kind) if FLAT in marks else None for kind, marks in map(_unwrap, kinds)]
+        self.width: int = sum(1 if flat is None else flat.row.width for flat in self.flat)
+
+    def encode(self, values: Sequence[Any]) -> list[Any]:
+        items: list[Any] = []
+        for value, flat, codec in zip(values, self.flat, self.codecs, strict=True):
+            items += [codec.encode(value)] if flat is None else flat.encode_items(value)
+        return items
+
+    def decode(self, data: Any) -> tuple[Any, ...]:
+        if not isinstance(data, list):
+            raise _wrong("an array", data)
+        if len(data) != self.width:
+            raise _wrong(f"{self.width} items", data)
+        values: list[Any] = []
+        at = 0
+        for flat, codec in zip(self.flat, self.codecs, strict=True):
+            if flat is None:
+                values.append(_decode_item(codec, data, at))
+                at += 1
+            else:
+                values.append(flat.decode_items(data[at : at + flat.row.width]))
+                at += flat.row.width
+        return tuple(values)
+
+
+def _row_codec(kinds: Sequence[Any]) -> _Codec:
+    row = _Row(kinds)
+    return _Codec(row.encode, row.decode)
+
+
+def _decode_item(codec: _Codec, data: Sequence[Any], at: int) -> Any:
+    try:
+        return codec.decode(data[at])
+    except _MalformedError as error:
+        error.path = f"[{at}]{error.path}"
+        raise
+
+
+def _sequence(kind: Any, make: Callable[[Any], Any]) -> _Codec:
+    codec = _codec(kind)
+
+    def decode(data: Any) -> Any:
+        if not isinstance(data, list):
+            raise _wrong("an array", data)
+        return make(_decode_item(codec, data, at) for at in range(len(data)))
+
+    return _Codec(lambda value: [codec.encode(item) for item in value], decode)
+
+
+def _mapping(kind: Any) -> _Codec:
+    codec = _codec(kind)
+
+    def decode(data: Any) -> Any:
+        if not isinstance(data, dict):
+            raise _wrong("an object", data)
+        decoded = {}
+        for key, item in data.items():
+            try:
+                decoded[key] = codec.decode(item)
+            except _MalformedError as error:
+                error.path = f".{key}{error.path}"
+                raise
+        return decoded
+
+    return _Codec(lambda value: {key: codec.encode(item) for key, item in value.items()}, decode)
+
+
+# Unions ---------------------------------------------------------------------------------------------------------------
+
+
+def _union(members: Sequence[Any]) -> _Codec:
+    classes = {member.__name__: _record(member) for member in members if _is_dataclass(member)}
+    tagged = len(classes) > 1
+    codecs = {_class_of(member): _codec(member) for member in members if member is not types.NoneType}
+
+    def encode(value: Any) -> Any:
+        if value is None:
+            return None
+        codec = codecs.get(type(value)) or next((c for kind, c in codecs.items() if isinstance(value, kind)), None)
+        if codec is None:
+            raise InvariantError(f"{type(value).__name__} is none of {members}")
+        encoded = codec.encode(value)
+        return {"node": type(value).__name__} | encoded if tagged and is_dataclass(value) else encoded
+
+    def decode(data: Any) -> Any:
+        if data is None and types.NoneType in members:
+            return None
+        if tagged and isinstance(data, dict):
+            record = classes.get(str(data.get("node")))
+            if record is None:
+                raise _at_node(_wrong(f"one of {', '.join(sorted(classes))}", data.get("node")))
+            return record.decode({key: item for key, item in data.items() if key != "node"})
+        if len(codecs) == 1:
+            return next(iter(codecs.values())).decode(data)
+        codec = codecs.get(type(data)) or codecs.get(float)  # infinities are text
+        if codec is None:
+            raise _wrong(f"one of {', '.join(kind.__name__ for kind in codecs)}", data)
+        return codec.decode(data)
+
+    return _Codec(encode, decode)
+
+
+def _class_of(declared: Any) -> Any:
+    kind = _unwrap(declared)[0]
+    return typing.get_origin(kind) or kind
+
+
+def _at_node(error: _MalformedError) -> _MalformedError:
+    return _MalformedError(error.message, ".node")
+
+
+def _untagged_union(members: Sequence[Any]) -> _Codec:
+    """Return the codec of dataclasses that differ in the keys of their objects."""
+    records = {member: _record(member) for member in members}
+
+    def decode(data: Any) -> Any:
+        for record in records.values() if isinstance(data, dict) else ():
+            required, known = record.keys
+            if required <= data.keys() <= known:
+                return record.decode_keys(data, {})
+        forms = " or ".join(", ".join(sorted(record.keys[0])) for record in records.values())
+        raise _wrong(f"an object with the fields {forms}", data)
+
+    return _Codec(lambda value: records[type(value)].encode(value), decode)
+
+
+# Leaves ---------------------------------------------------------------------------------------------------------------
+
+
+def _leaf(kind: Any) -> _Codec:
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return _enum(kind)
+    if isinstance(kind, type) and issubclass(kind, RollerError):
+        return _Codec(_encode_error, lambda data: _decode_error(data, kind))
+    if kind is bytes:
+        return _Codec(lambda value: base64.b64encode(value).decode(), _decode_bytes)
+    if kind is float:
+        return _Codec(_encode_float, _decode_float)
+
+    def decode(data: Any) -> Any:
+        if kind in (int, str, bool) and type(data) is kind:
+            return data
+        raise _wrong(getattr(kind, "__name__", str(kind)), data)
+
+    return _Codec(_encode_plain, decode)
+
+
+def _encode_plain(value: Any) -> Any:
     if isinstance(value, bool | int | str):
         return value
     raise InvariantError(f"{type(value).__name__} has no JSON form")
 
 
-def _member_of(value: object, members: tuple[Any, ...]) -> Any:
-    """Return the alternative of a union that a value belongs to."""
-    for member in members:
-        kind = _generic(member)[0] or member
-        if isinstance(kind, type) and type(value) is kind:
-            return member
-    for member in members:
-        kind = typing.get_origin(member) or member
-        if isinstance(kind, type) and isinstance(value, kind):
-            return member
-    raise InvariantError(f"{type(value).__name__} is none of {members}")
+def _enum(kind: type[Enum]) -> _Codec:
+    members = {(type(member.value), member.value): member for member in kind}
+
+    def decode(data: Any) -> Any:
+        member = members.get((type(data), data)) if isinstance(data, str | int) else None
+        if member is None:
+            raise _wrong(f"one of {', '.join(str(member.value) for member in kind)}", data)
+        return member
+
+    return _Codec(lambda value: value.value, decode)
 
 
-def _wrong(path: str, expected: str, data: object) -> ArgumentError:
-    shown = json.dumps(data, default=str)
-    return ArgumentError(f"{path}: expected {expected}, got {shown[:60]}", code="invalid-json")
+def _encode_float(value: Any) -> float | str:
+    number = float(value)
+    return number if math.isfinite(number) else str(number)
 
 
-def _decode(data: Any, declared: Any, path: str) -> Any:
-    members = _members(declared)
-    if members is not None:
-        return _decode_union(data, members, path)
-    origin, args = typing.get_origin(declared), typing.get_args(declared)
-    if origin is tuple:
-        return _decode_tuple(data, args, path)
-    if origin is frozenset:
-        if not isinstance(data, list):
-            raise _wrong(path, "an array", data)
-        return frozenset(_decode(item, args[0], f"{path}[{i}]") for i, item in enumerate(data))
-    if origin is dict or (origin is not None and issubclass(origin, Mapping)):
-        if not isinstance(data, dict):
-            raise _wrong(path, "an object", data)
-        return {key: _decode(item, args[1], f"{path}.{key}") for key, item in data.items()}
-    if _is_dataclass(declared):
-        return _decode_dataclass(data, declared, path)
-    return _decode_leaf(data, declared, path)
-
-
-def _decode_tuple(data: Any, args: tuple[Any, ...], path: str) -> tuple[Any, ...]:
-    if not isinstance(data, list):
-        raise _wrong(path, "an array", data)
-    kinds = [args[0]] * len(data) if len(args) == 2 and args[1] is Ellipsis else list(args)
-    if len(kinds) != len(data):
-        raise _wrong(path, f"{len(kinds)} items", data)
-    return tuple(_decode(item, kind, f"{path}[{i}]") for i, (item, kind) in enumerate(zip(data, kinds, strict=True)))
-
-
-def _decode_union(data: Any, members: tuple[Any, ...], path: str) -> Any:
-    if data is None and types.NoneType in members:
-        return None
-    classes = {member.__name__: member for member in members if _is_dataclass(member)}
-    if isinstance(data, dict) and len(classes) > 1:
-        if data.get("node") not in classes:
-            raise _wrong(f"{path}.node", f"one of {', '.join(sorted(classes))}", data.get("node"))
-        return _decode_dataclass({k: v for k, v in data.items() if k != "node"}, classes[data["node"]], path)
-    rest = [member for member in members if member is not types.NoneType]
-    if set(rest) == {int, float}:
-        return _decode(data, int if type(data) is int else float, path)
-    if len(rest) == 1:
-        return _decode(data, rest[0], path)
-    for member in rest:
-        if isinstance(member, type) and type(data) is member:
-            return data
-    raise _wrong(path, f"one of {rest}", data)
-
-
-def _decode_dataclass(data: Any, cls: Callable[..., Any], path: str) -> Any:
-    if not isinstance(data, dict):
-        raise _wrong(path, "an object", data)
-    kinds = _field_types(typing.cast(type, cls))
-    if unknown := sorted(set(data) - set(kinds)):
-        raise ArgumentError(f"{path}.{unknown[0]}: unknown field", code="invalid-json")
-    if missing := sorted(set(kinds) - set(data)):
-        raise ArgumentError(f"{path}.{missing[0]}: missing", code="invalid-json")
-    values = {name: _decode(data[name], kind, f"{path}.{name}") for name, kind in kinds.items()}
-    try:
-        return cls(**values)
-    except InvariantError as error:
-        raise ArgumentError(f"{path}: {error}", code="invalid-json") from error
-
-
-def _decode_leaf(data: Any, declared: Any, path: str) -> Any:
-    if isinstance(declared, type) and issubclass(declared, Enum):
-        for member in declared:
-            if member.value == data and type(member.value) is type(data):
-                return member
-        raise _wrong(path, f"one of {', '.join(str(m.value) for m in declared)}", data)
-    if isinstance(declared, type) and issubclass(declared, RollerError):
-        return _decode_error(data, declared, path)
-    if declared is bytes and isinstance(data, str):
-        try:
-            return base64.b64decode(data, validate=True)
-        except binascii.Error as failure:
-            raise _wrong(path, "base64", data) from failure
-    if declared is float and isinstance(data, str) and data in _NOT_FINITE:
+def _decode_float(data: Any) -> float:
+    if isinstance(data, str) and data in _NOT_FINITE:
         return _NOT_FINITE[data]
-    if declared is float and type(data) in (int, float):
-        try:
-            return float(data)
-        except OverflowError as failure:
-            raise _wrong(path, "a number that 64 bits hold", data) from failure
-    if declared in (int, str, bool) and type(data) is declared:
-        return data
-    raise _wrong(path, getattr(declared, "__name__", str(declared)), data)
+    if type(data) not in (int, float):
+        raise _wrong("float", data)
+    try:
+        return float(data)
+    except OverflowError as failure:
+        raise _wrong("a number that 64 bits hold", data) from failure
 
 
-def _decode_error(data: Any, declared: type[RollerError], path: str) -> RollerError:
+def _decode_bytes(data: Any) -> bytes:
+    if not isinstance(data, str):
+        raise _wrong("bytes", data)
+    try:
+        return base64.b64decode(data, validate=True)
+    except ValueError as failure:  # as binascii.Error is, and what text beyond ASCII raises
+        raise _wrong("base64", data) from failure
+
+
+def _encode_error(error: RollerError) -> dict[str, str]:
+    return {"error": type(error).__name__, "code": error.code, "message": error.message}
+
+
+def _decode_error(data: Any, kind: type[RollerError]) -> RollerError:
     if not isinstance(data, dict) or set(data) != {"error", "code", "message"}:
-        raise _wrong(path, "an error", data)
+        raise _wrong("an error", data)
     cls = getattr(errors, str(data["error"]), None)
-    if not (isinstance(cls, type) and issubclass(cls, declared)):
-        raise _wrong(f"{path}.error", f"a {declared.__name__}", data["error"])
+    if not (isinstance(cls, type) and issubclass(cls, kind)):
+        raise _wrong(f"a {kind.__name__}", data["error"])
     return cls(str(data["message"]), code=str(data["code"]))

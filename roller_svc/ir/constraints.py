@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from operator import attrgetter
+from typing import TYPE_CHECKING
 
-from roller_svc.ir.rprogram import RProgram
+if TYPE_CHECKING:
+    from roller_svc.ir.rprogram import RProgram
 
-# Public option name → field of RProgram.
+# Public option name → how to read its field of an RProgram.
 TILE_FIELDS = {
-    "lanes": "reduce_threads", "split_k": "split_k", "stages": "stages", "raster": "raster",
-    "stream_k": "stream_k_blocks", "blocks": "persistent_blocks", "cluster_m": "cluster_m", "cluster_n": "cluster_n",
-    "pingpong": "pingpong",
-    "cluster_k": "cluster_k",
+    "lanes": attrgetter("reduce_threads"), "split_k": attrgetter("split_k"), "stages": attrgetter("pipeline.stages"),
+    "raster": attrgetter("pipeline.raster"), "stream_k": attrgetter("pipeline.stream_k_blocks"),
+    "blocks": attrgetter("pipeline.persistent_blocks"), "cluster_m": attrgetter("pipeline.cluster_m"),
+    "cluster_n": attrgetter("pipeline.cluster_n"), "pingpong": attrgetter("pipeline.pingpong"),
+    "cluster_k": attrgetter("pipeline.cluster_k"),
 }  # fmt: skip
 
 
@@ -52,7 +56,7 @@ class ScheduleConstraints:
 
 def tile_value(program: RProgram, option: str) -> int:
     """Return the value of the rProgram's field that a public tile option (TILE_FIELDS) names."""
-    return int(getattr(program, TILE_FIELDS[option]))
+    return int(TILE_FIELDS[option](program))
 
 
 NO_CONSTRAINTS = ScheduleConstraints()

@@ -1,87 +1,104 @@
-"""A model as a program: kernels, memory, and steps in order. Code generation makes one shared object of it."""
+"""A model as a program: kernels, memory, and steps in order. Code generation makes one shared object of it.
+
+The marks are the form that saved models have, and the limits of what is read (ir/canonical.py).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Annotated
 
+from roller_svc.ir.canonical import FLAT, OMIT_DEFAULT, UNTAGGED, Key, Limit, as_array
 from roller_svc.ir.kernel import KernelSource
 from roller_svc.ir.program import TensorType
 from roller_svc.ir.vdevice import VDevicePlan
 
 # Slots that every model has, before those of its inputs, of its outputs and of loops. A slot is a pointer.
 WEIGHTS, PACKED, ARENA, FIRST_INPUT = range(4)
+MAX_BYTES = 1 << 46
+MAX_STEPS = 1 << 20
+
+Name = Annotated[str, Limit(0, 1024)]
+Bytes = Annotated[int, Limit(0, MAX_BYTES)]
+Distance = Annotated[int, Limit(-MAX_BYTES, MAX_BYTES)]
+Index = Annotated[int, Limit(0, MAX_STEPS)]
 
 
+@as_array
 @dataclass(frozen=True, slots=True)
 class Address:
     """Memory at an offset from a slot's pointer."""
 
-    slot: int
-    offset_bytes: int = 0
+    slot: Index
+    offset_bytes: Bytes = 0
 
 
 @dataclass(frozen=True, slots=True)
 class KernelStep:
     """One launch of a kernel."""
 
-    node: str  # of the graph, for profiles and errors
-    kernel: int  # in ModelPlan.kernels
-    launch: int  # in the kernel's launches
+    node: Name  # of the graph, for profiles and errors
+    kernel: Index  # in ModelPlan.kernels
+    launch: Index  # in the kernel's launches
     arguments: tuple[Address | None, ...]  # in the order of the launch's arguments; None: the status record
-    zeroed: tuple[tuple[Address, int], ...] = ()  # memory to fill with zeros before, and its bytes
-    rkernel: int = 0  # 0: the fastest one of the node on all workers, 1: the most efficient one
+    zeroed: tuple[tuple[Annotated[Address, FLAT], Bytes], ...] = ()  # memory to fill with zeros before, and its bytes
+    # 0: the fastest one of the node on all workers, 1: the most efficient one
+    rkernel: Annotated[int, Limit(0, 1), OMIT_DEFAULT] = 0
 
 
 @dataclass(frozen=True, slots=True)
 class CopyStep:
     """A copy of dense memory."""
 
-    node: str
-    target: Address
-    source: Address
-    bytes: int
+    node: Name
+    target: Annotated[Address, Key("copy")]
+    source: Annotated[Address, Key("copy")]
+    bytes: Bytes
 
 
+@as_array
 @dataclass(frozen=True, slots=True)
 class SlotUpdate:
     """The pointer of a slot in each step of a loop: start + step * stride + (step & 1) * alternate."""
 
-    slot: int
-    start: Address
-    stride_bytes: int = 0
-    alternate_bytes: int = 0
+    slot: Index
+    start: Annotated[Address, FLAT]
+    stride_bytes: Distance = 0
+    alternate_bytes: Distance = 0
 
 
 @dataclass(frozen=True, slots=True)
 class LoopStep:
     """Steps that run a fixed number of times."""
 
-    node: str
-    steps: int
+    node: Name
+    steps: Annotated[int, Limit(1, 1 << 31)]
     updates: tuple[SlotUpdate, ...]
     body: tuple[Step, ...]
 
 
+@as_array
 @dataclass(frozen=True, slots=True)
 class ROperator:
     """The rTasks of a step: the tasks of a phase of its launch, or the whole step as one rTask."""
 
-    step: int
-    phase: int | None = None
+    step: Index
+    phase: Index | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class VDeviceStep:
     """Steps that the vEUs of a virtual device execute. One vEU after the other, or all of them, may have a thread."""
 
-    node: str
-    steps: tuple[KernelStep | CopyStep, ...]  # in an order in which they could run one after the other
+    node: Name
+    # in an order in which they could run one after the other
+    steps: tuple[Annotated[KernelStep | CopyStep, UNTAGGED], ...]
     operators: tuple[ROperator, ...]  # in the order of the plan's
-    plan: VDevicePlan
+    plan: Annotated[VDevicePlan, Key("vdevice")]
 
 
-Step = KernelStep | CopyStep | LoopStep | VDeviceStep
+Step = Annotated[KernelStep | CopyStep | LoopStep | VDeviceStep, UNTAGGED]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,33 +110,34 @@ class ModelKernel:
     uses: int
 
 
+@as_array
 @dataclass(frozen=True, slots=True)
 class Parameter:
     """A constant that steps read, or that prepacking reads."""
 
-    type: TensorType
-    digest: str
-    offset_bytes: int  # in the weights
+    type: Annotated[TensorType, FLAT]
+    digest: Name
+    offset_bytes: Bytes  # in the weights
 
 
 @dataclass(frozen=True, slots=True)
 class ModelPlan:
     """Everything that determines the code of a model, and the memory that it needs."""
 
-    name: str
-    target: str
-    inputs: tuple[tuple[str, TensorType], ...]
-    outputs: tuple[tuple[str, TensorType], ...]
+    name: Name
+    target: Name
+    inputs: tuple[tuple[Name, Annotated[TensorType, FLAT]], ...]
+    outputs: tuple[tuple[Name, Annotated[TensorType, FLAT]], ...]
     kernels: tuple[ModelKernel, ...]
     prepack: tuple[Step, ...]  # run once: read weights, write packed weights
     steps: tuple[Step, ...]
     weights: tuple[Parameter, ...]
-    weights_bytes: int
-    read_weights_bytes: int  # of the first weights, which steps read; only prepacking reads the others
-    packed_bytes: int
-    arena_bytes: int
-    tensor_bytes: int  # of all tensors between nodes, if each had memory of its own
-    num_slots: int
+    weights_bytes: Bytes
+    read_weights_bytes: Bytes  # of the first weights, which steps read; only prepacking reads the others
+    packed_bytes: Bytes
+    arena_bytes: Bytes
+    tensor_bytes: Bytes  # of all tensors between nodes, if each had memory of its own
+    num_slots: Annotated[int, Limit(FIRST_INPUT, MAX_STEPS)]
 
 
 def iter_steps(steps: tuple[Step, ...]) -> Iterator[Step]:

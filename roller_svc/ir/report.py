@@ -4,50 +4,25 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from enum import Enum
 
 from roller_svc.errors import BuildError
-from roller_svc.ir.constraints import OpClass, ScheduleConstraints, WinogradMode
 from roller_svc.ir.estimate import Candidate, Construction, Estimate, StageCost
 from roller_svc.ir.group import KernelGroup
 from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.kernel import CompiledKernel, KernelSource, Measurement
+from roller_svc.ir.options import KernelOptions
 from roller_svc.ir.program import TensorProgram, TensorType
 
 
-class SelectionMode(Enum):
-    MEASURE = "measure"  # compile and time the top candidates, keep the fastest
-    MODEL = "model"  # trust the ranking
-
-
-class RuntimeChoice(Enum):
-    AUTO = "auto"
-    EMULATOR = "emulator"
-
-
 @dataclass(frozen=True, slots=True)
-class BuildRequest:
-    """A request to build a kernel. `op_class` and `tiles` are those of ScheduleConstraints."""
+class BuildRequest(KernelOptions):
+    """A request to build a kernel: a program, a device and options."""
 
     expression: str
     inputs: tuple[tuple[str, TensorType], ...]
     target: str = "local"
     outputs: tuple[str, ...] | None = None
-    top_k: int = 10
-    select: SelectionMode = SelectionMode.MEASURE
-    runtime: RuntimeChoice = RuntimeChoice.AUTO
-    allow_tf32: bool = False
     hardware: HardwareSpec | None = None  # instead of the spec named `target`
-    op_class: OpClass | None = None
-    tiles: tuple[tuple[str, int], ...] = ()
-    constants: tuple[str, ...] = ()  # inputs that are the same in every call
-    winograd: WinogradMode = WinogradMode.AUTO
-    donate: tuple[str, ...] = ()  # inputs that scatters may overwrite
-    name: str | None = None  # begins the names of the kernel's symbols; None for one made of its digest
-
-    @property
-    def constraints(self) -> ScheduleConstraints:
-        return ScheduleConstraints(self.allow_tf32, self.op_class, self.tiles, self.winograd)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,33 +7,36 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Annotated
+
+from roller_svc.ir.canonical import UNTAGGED, Key, Limit
 
 
 @dataclass(frozen=True, slots=True)
 class Execute:
     """Execute `count` consecutive rTasks of an rOperator."""
 
-    operator: int
-    first: int
-    count: int
+    operator: Annotated[int, Key("execute")]
+    first: Annotated[int, Key("execute")]
+    count: Annotated[int, Key("execute")]
 
 
 @dataclass(frozen=True, slots=True)
 class Barrier:
     """A barrier-rTask: wait until each vEU has finished its instruction number `order`."""
 
-    waits: tuple[tuple[int, int], ...]  # (vEU, order)
+    waits: Annotated[tuple[tuple[int, int], ...], Key("wait"), Limit(1, 1 << 20)]  # (vEU, order)
 
 
-Instruction = Execute | Barrier
+Instruction = Annotated[Execute | Barrier, UNTAGGED]
 
 
 @dataclass(frozen=True, slots=True)
 class VDevicePlan:
     """prog[vEU][order] for rOperators that have `num_tasks` independent, homogeneous rTasks each."""
 
-    num_tasks: tuple[int, ...]
-    programs: tuple[tuple[Instruction, ...], ...]
+    num_tasks: tuple[Annotated[int, Limit(1, 1 << 20)], ...]
+    programs: Annotated[tuple[tuple[Instruction, ...], ...], Limit(1, 1024)]
 
     @property
     def num_veus(self) -> int:

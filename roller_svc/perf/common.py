@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
+from roller_svc.ir.rprogram import DEFAULT_PIPELINE, PipelineOptions
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.machine import Machine
 from roller_svc.perf.occupancy import BlockResources
@@ -25,14 +26,7 @@ class Launch(NamedTuple):
     grid: int
     threads: int
     workspace_bytes: int  # partial results of a split reduction, written once and read once
-    stages: int = 1
-    raster: int = 1
-    stream_k_blocks: int = 0
-    nontemporal: bool = False
-    persistent_blocks: int = 0
-    cluster: tuple[int, int] = (1, 1)
-    pingpong: bool = False
-    cluster_k: int = 1
+    pipeline: PipelineOptions = DEFAULT_PIPELINE
     # resources of a block from the compiled binary; None: those that the model assumes
     compiled: BlockResources | None = None
 

@@ -100,15 +100,14 @@ def read_launch(p: Workload[F], program: RProgram) -> Launch:
     """Return an rProgram as cost functions read it: one thread block for each tile and part of the reduction."""
     footprint = p.footprint
     block, thread = footprint.tile(program.block), footprint.tile(program.thread)
-    grid, threads = program.split_k * program.cluster_k, program.reduce_threads
+    grid, threads = program.split_k * program.pipeline.cluster_k, program.reduce_threads
     for i in p.spatial:
         grid *= -(-footprint.extents[i] // block[i])
         threads *= block[i] // thread[i]
     points = program.split_k * p.outer_points if program.split_k > 1 else 0
     return Launch(
         block, thread, program.reduce_threads, program.split_k, grid, threads, points * p.elem_bytes,
-        program.stages, program.raster, program.stream_k_blocks, program.nontemporal, program.persistent_blocks,
-        program.cluster, program.pingpong, program.cluster_k,
+        program.pipeline,
     )  # fmt: skip
 
 

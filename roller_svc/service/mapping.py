@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
 from urllib.parse import quote
 
 from roller_svc.client.schemas import CompileRequest, ProgramModel
@@ -17,27 +19,14 @@ LANGUAGE = "language"  # a field of kernels' facts, which models lack
 
 
 def build_request_from_body(body: CompileRequest) -> BuildRequest:
-    device = {"target": body.target} if body.hardware is None else {"hardware": body.hardware}
+    device: dict[str, Any] = {"target": body.target} if body.hardware is None else {"hardware": body.hardware}
     return build_request(
-        body.expression,
-        inputs_from_body(body),
-        outputs=body.outputs,
-        top_k=body.options.top_k,
-        select=body.options.select,
-        runtime=body.options.runtime,
-        allow_tf32=body.options.allow_tf32,
-        family=body.options.family,
-        tiles=body.options.tiles,
-        constants=body.options.constants,
-        winograd=body.options.winograd,
-        donate=body.options.donate,
-        name=body.options.name,
-        **device,
+        body.expression, inputs_from_body(body), outputs=body.outputs, **body.options.model_dump(), **device
     )
 
 
-def item_from_body(body: ProgramModel, *, allow_tf32: bool) -> Item:
-    return Item(body.expression, inputs_from_body(body), body.outputs, allow_tf32)
+def item_from_body(body: ProgramModel, options: Mapping[str, object]) -> Item:
+    return Item(body.expression, inputs_from_body(body), body.outputs, options)
 
 
 def inputs_from_body(body: ProgramModel) -> dict[str, object]:

@@ -16,7 +16,8 @@ from roller_svc.frontend.parse import parse
 from roller_svc.ir.accumulation import AccumulatorPrecision
 from roller_svc.ir.constraints import OpClass
 from roller_svc.ir.kernel import CompiledKernel, Language
-from roller_svc.ir.report import BuildRequest, RuntimeChoice
+from roller_svc.ir.options import RuntimeChoice
+from roller_svc.ir.report import BuildRequest
 from roller_svc.runtime.cuda.module import device_present
 from roller_svc.semantics.inputs import random_inputs
 from roller_svc.verify.kernel_stats import count_features, summarize_kernels

@@ -18,8 +18,9 @@ from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import AxisRef, Cast, Expr, Load, Op, OpKind
 from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.kernel import CompiledKernel, Language, Measurement, Role
+from roller_svc.ir.options import RuntimeChoice
 from roller_svc.ir.program import Combine, StatementKind, TensorProgram
-from roller_svc.ir.report import Plan, RuntimeChoice
+from roller_svc.ir.report import Plan
 from roller_svc.ir.rprogram import RProgram
 from roller_svc.runtime.cuda.arrays import copy_to_device
 from roller_svc.runtime.cuda.module import device_present

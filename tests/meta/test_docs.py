@@ -20,6 +20,7 @@ from roller_svc.verify.lint import FindingKind
 
 ROOT = Path(__file__).resolve().parents[2]
 SECTIONS = ["Status", "Context", "Decision", "Consequences"]
+DECISIONS = ROOT / "docs" / "adr"
 DOCS = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / "docs").glob("*.md")}
 
 
@@ -35,8 +36,8 @@ def test_the_map_has_every_folder_and_module() -> None:
 
 def test_the_map_names_no_file_that_is_not_there() -> None:
     package = {path.name for path in (ROOT / "roller_svc").rglob("*.py")}
-    scripts = {path.name for path in (ROOT / "bench").glob("*.py")}
-    known = package | scripts | {"test_contracts.py"}
+    benchmarks = {path.name for path in (ROOT / "bench").rglob("*.py")}
+    known = package | benchmarks | {"test_contracts.py"}
     assert sorted(set(re.findall(r"(\w+\.py)\b", DOCS["map.md"])) - known) == []
 
 
@@ -89,25 +90,34 @@ def test_the_language_page_has_programs_that_parse(example: str) -> None:
     assert program.outputs
 
 
-def test_links_between_pages() -> None:
-    for name, text in DOCS.items():
-        links = [link for link in re.findall(r"\]\(([^)#]+)\)", text) if not link.startswith("http")]
-        assert [link for link in links if not (ROOT / "docs" / link).exists()] == [], name
+def anchors(page: Path) -> set[str]:
+    """Return the anchors that GitHub gives the headings of a page."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-def test_decisions_are_numbered_without_gaps() -> None:
-    numbers = sorted(int(path.name[:4]) for path in (ROOT / "docs" / "adr").glob("[0-9]*.md"))
-    assert numbers == list(range(1, len(numbers) + 1))
+def test_links_lead_to_pages_and_headings() -> None:
+    for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
+        for link, anchor in re.findall(r"\]\((?!http)([^)#]*)(?:#([^)]+))?\)", page.read_text(encoding="utf-8")):
+            target = page.parent / link if link else page
+            assert target.exists(), f"{page.name}: {link}"
+            assert not anchor or anchor in anchors(target), f"{page.name}: {link}#{anchor}"
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "docs" / "adr").glob("[0-9]*.md")), ids=lambda path: path.name[:4])
+def test_numbers_of_decisions_are_unique_and_none_is_lost() -> None:
+    """A decision that moved to another page leaves its number in the table of docs/adr/README.md."""
+    numbers = [path.name[:4] for path in DECISIONS.glob("[0-9]*.md")]
+    moved = re.findall(r"^\| (\d{4}) \|", (DECISIONS / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert sorted(numbers + moved) == sorted({*numbers, *moved})
+    assert {f"{number:04}" for number in range(1, int(max(moved)) + 1)} <= {*numbers, *moved}
+
+
+@pytest.mark.parametrize("path", sorted(DECISIONS.glob("[0-9]*.md")), ids=lambda path: path.name[:4])
 def test_decisions_have_the_sections_of_the_template(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     assert re.match(rf"# {path.name[:4]}\. [A-Z]", text)
     sections = re.findall(r"^## (.*)$", text, re.MULTILINE)
     assert sections in (SECTIONS, [*SECTIONS, "Alternatives considered"])
-    links = [link for link in re.findall(r"\]\(([^)#]+)", text) if not link.startswith("http")]
-    assert [link for link in links if not (path.parent / link).exists()] == []
 
 
 def test_paths_in_pages_exist() -> None:

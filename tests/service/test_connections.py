@@ -345,9 +345,7 @@ def test_the_end_is_announced_and_everyone_has_an_answer(tmp_path: Path, gate: G
         assert announced.is_set()
 
 
-def test_who_waits_at_the_end_is_told_where_to_ask(
-    tmp_path: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_waits_at_the_end_is_told_where_to_ask(tmp_path: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
     watched: list[str] = []
 
     def add(watcher: EndWatcher, operation_id: str, wake: Callable[[], None], add: Any = EndWatcher.add) -> None:

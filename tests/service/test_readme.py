@@ -1,4 +1,4 @@
-"""The README's examples: the Python one and the curl lines, run as they stand there."""
+"""The README's examples, and those of HTTP in docs/api.md: the Python one and the curl lines, run as they are."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from roller_svc.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+API = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
 
 # Where there is no curl, this does what the README asks of it.
 STAND_IN = f"""#!{sys.executable}
@@ -41,8 +42,8 @@ pathlib.Path(out).write_bytes(answer.content)
 """
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+def blocks(page: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
 
 
 def printed(example: str, folder: Path) -> list[str]:
@@ -54,7 +55,7 @@ def printed(example: str, folder: Path) -> list[str]:
 
 
 def test_the_python_examples_print_what_they_say(tmp_path: Path) -> None:
-    first, constants = blocks("python")
+    first, constants = blocks(README, "python")
     shape, bound, same = printed(first, tmp_path)
     assert shape == "(512, 384) 256.0"
     assert re.fullmatch(r"\w+ [1-9]\d*", bound)
@@ -69,7 +70,7 @@ def test_the_curl_lines_work(tmp_path: Path) -> None:
     if shutil.which("curl") is None:
         (folder / "curl").write_text(STAND_IN)
         (folder / "curl").chmod(0o755)
-    script = "set -e\n" + "\n".join(blocks("sh"))
+    script = "set -e\n" + "\n".join(blocks(README, "sh") + blocks(API, "sh"))
     assert script.count("curl ") == 7
     with served(create_app(Settings(store=tmp_path / "store"))) as client:
         script = script.replace("http://127.0.0.1:8000", str(client.base_url).rstrip("/"))
@@ -88,9 +89,3 @@ def test_the_curl_lines_work(tmp_path: Path) -> None:
     assert all(one["candidates"][0]["seconds"] > 0 for one in estimates)
     assert json.loads((tmp_path / "hardware.json").read_text())["hardware"]
     assert json.loads((tmp_path / "health.json").read_text()) == {"status": "ok"}
-
-
-def test_links_lead_somewhere() -> None:
-    links = re.findall(r"\]\((?!http)([^)#]+)", README)
-    assert links
-    assert [link for link in links if not (ROOT / link).exists()] == []

@@ -10,7 +10,7 @@ from roller_svc.compiler.partition_cache import partition
 from roller_svc.ir.estimate import Candidate, Estimate, StageCost
 from roller_svc.ir.group import AxisRole, GroupKind, KernelGroup
 from roller_svc.ir.hardware import ComputeUnit, HardwareSpec
-from roller_svc.ir.rprogram import RProgram, RTile
+from roller_svc.ir.rprogram import PipelineOptions, RProgram, RTile
 
 TURING = hardware.load("nvidia-t4")
 AMPERE = hardware.load("nvidia-a100-sxm-80gb")
@@ -39,10 +39,11 @@ def tiles(
     one = {axis.name: 1 for axis in group.space.axes}
     whole = one | dict(zip(names.values(), block, strict=True))
     part = one | dict(zip((names[AxisRole.M], names[AxisRole.N]), warp, strict=True))
+    lanes, split_k = more.pop("reduce_threads", 32), more.pop("split_k", 1)
+    pipeline = PipelineOptions(**({"stages": 2} | more))
     return RProgram(
-        group.space, unit, RTile(tuple(whole.items())), RTile(tuple(part.items())),
-        **{"reduce_threads": 32, "stages": 2} | more,
-    )  # fmt: skip
+        group.space, unit, RTile(tuple(whole.items())), RTile(tuple(part.items())), lanes, split_k, pipeline
+    )
 
 
 def chosen(program: RProgram) -> Candidate:

@@ -89,6 +89,8 @@ def _describe_plan(grouped: GroupedPlan) -> list[Any]:
         program = choice.program
         axes = [[axis.name, axis.extent, axis.role.value] for axis in program.space.axes]
         tiles = {name: value for name, value in describe(program).items() if name not in ("space", "unit")}
+        tiles |= tiles.pop("pipeline", {})
+        tiles |= {name: tiles.pop(name) for name in ("family", "pingpong", "cluster_k") if name in tiles}
         kernels.append([[s.name for s in group.statements], axes, program.unit.name, tiles])
     return kernels
 

@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
 from roller_svc import hardware
@@ -22,11 +22,11 @@ from roller_svc.compiler.estimates.worker import (
 from roller_svc.compiler.partition_cache import PartitionCache
 from roller_svc.compiler.plans import TargetEstimate, estimate_program
 from roller_svc.compiler.request import (
+    read_options,
+    read_top_k,
     validate_expression,
-    validate_flag,
     validate_outputs,
     validate_target,
-    validate_top_k,
 )
 from roller_svc.compiler.sensitivity import analyze_sensitivity
 from roller_svc.compiler.serialize import Json, sensitivity_json
@@ -35,6 +35,7 @@ from roller_svc.frontend.lang.input_types import tensor_types
 from roller_svc.ir.canonical import digest
 from roller_svc.ir.constraints import ScheduleConstraints
 from roller_svc.ir.hardware import HardwareSpec
+from roller_svc.ir.options import EstimateOptions
 from roller_svc.ir.report import Plan
 
 # Capacities of the caches: device specs, errors of rejected programs, and results of one program on one device.
@@ -50,12 +51,12 @@ Compute = Callable[[Sequence[EstimateTask], Deadline], list[EstimateResult]]
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One program to estimate, as JSON-compatible values that are not yet validated."""
+    """One program to estimate, with the fields of EstimateOptions, as JSON-compatible values not yet validated."""
 
     expression: object
     inputs: Mapping[str, object] | None
     outputs: Sequence[str] | None = None
-    allow_tf32: object = False
+    options: Mapping[str, object] = field(default_factory=dict)
 
 
 class ItemResult(NamedTuple):
@@ -120,7 +121,7 @@ class EstimateCache:
         self, items: Iterable[Item], targets: Sequence[str | HardwareSpec], top_k: object, deadline: Deadline
     ) -> list[ItemResult]:
         """Return the same as `estimates`, with results as JSON text."""
-        count = validate_top_k(top_k)
+        count = read_top_k(top_k)
         programs = [_or_error(_parse_item, item) for item in items]
         devices = [_or_error(self._device, target) for target in targets]
         queries = [
@@ -242,7 +243,7 @@ def _weight(content: bytes) -> int:
 
 
 def _constraints(item: Item) -> ScheduleConstraints:
-    return ScheduleConstraints(validate_flag("allow_tf32", item.allow_tf32))
+    return EstimateOptions(**read_options(EstimateOptions, item.options)).constraints
 
 
 def _target_name(target: str | HardwareSpec) -> str:

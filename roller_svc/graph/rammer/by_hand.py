@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from roller_svc.errors import ArgumentError, InvariantError
+from roller_svc.errors import ArgumentError, InputError, InvariantError
 from roller_svc.graph.plan import Launch, PlannedStep, Schedule
+from roller_svc.ir.canonical import from_json
 from roller_svc.ir.model_plan import ROperator
-from roller_svc.runtime.saved.json_fields import CorruptKernelError, count
-from roller_svc.runtime.saved.plan_json import MAX_RKERNEL, vdevice_plan_from_json
+from roller_svc.ir.vdevice import VDevicePlan
 
 _Key = tuple[str, int | None, int]  # node, launch (None: a copy or a loop), how many steps before have the same
 
@@ -28,7 +28,7 @@ def schedule_by_hand(document: Mapping[str, Any]) -> Schedule:
         numbers = {key: number for number, key in enumerate(_keys([(each.node, _launch(each)) for each in steps]))}
         try:
             launches = _launches(document["steps"], numbers)
-        except (KeyError, TypeError, ValueError, IndexError, CorruptKernelError, InvariantError) as error:
+        except (KeyError, TypeError, ValueError, IndexError, InputError, InvariantError) as error:
             raise ArgumentError(f"the plan cannot be read: {error}", code="invalid-plan") from error
         _check(launches, steps)
         return launches
@@ -59,14 +59,17 @@ def _launches(listed: Sequence[Any], numbers: Mapping[_Key, int]) -> list[Launch
     rkernels: list[list[int]] = [[] for _ in listed]
     for (i, inner), key in zip(flat, keys, strict=True):
         by_launch[i].append(numbers[key])
-        rkernels[i].append(count(inner.get("rkernel", 0), 0, MAX_RKERNEL))
+        rkernel = inner.get("rkernel", 0)
+        if type(rkernel) is not int or rkernel not in (0, 1):
+            raise ArgumentError(f"step {key[0]!r} has the rKernel {rkernel!r}, expected 0 or 1", code="invalid-plan")
+        rkernels[i].append(rkernel)
     launches: list[Launch] = []
     for each, steps, chosen in zip(listed, by_launch, rkernels, strict=True):
         if "vdevice" not in each:
             launches.append(Launch(tuple(steps), rkernels=tuple(chosen)))
             continue
-        operators = tuple(ROperator(int(step), phase) for step, phase in each["operators"])
-        plan = vdevice_plan_from_json(each["vdevice"])
+        operators = tuple(from_json(ROperator, operator) for operator in each["operators"])
+        plan = from_json(VDevicePlan, each["vdevice"])
         launches.append(Launch(tuple(steps), operators, plan, tuple(chosen)))
     return launches
 

@@ -30,21 +30,27 @@ class DeviceArray:
     strides: tuple[int, ...]  # bytes
     device: int
 
-    def is_dense(self, item_bytes: int) -> bool:
+    @property
+    def item_bytes(self) -> int:
+        return DType(self.dtype).bytes
+
+    @property
+    def is_dense(self) -> bool:
         """Whether the array is row-major without gaps and aligned as kernels expect."""
-        step = item_bytes
+        step = self.item_bytes
         for extent, stride in zip(reversed(self.shape), reversed(self.strides), strict=True):
             if extent != 1 and stride != step:
                 return False
             step *= extent
         return self.address % ALIGNMENT_BYTES == 0
 
-    def span(self, item_bytes: int) -> tuple[int, int]:
+    @property
+    def span(self) -> tuple[int, int]:
         """Return the address of the first byte and the one after the last."""
         offsets = [(extent - 1) * stride for extent, stride in zip(self.shape, self.strides, strict=True)]
         return self.address + sum(r for r in offsets if r < 0), self.address + sum(
             r for r in offsets if r > 0
-        ) + item_bytes
+        ) + self.item_bytes
 
 
 class ArrayLibrary(Protocol):

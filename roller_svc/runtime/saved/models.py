@@ -24,11 +24,11 @@ from typing import Any
 
 import numpy as np
 
-from roller_svc.errors import ArgumentError, UnknownKernelError
-from roller_svc.ir.model_plan import ModelKernel, ModelPlan
+from roller_svc.errors import ArgumentError, RollerError, UnknownKernelError
+from roller_svc.ir.model_plan import MAX_BYTES, ModelKernel, ModelPlan
 from roller_svc.runtime.binding import Array
 from roller_svc.runtime.saved.json_fields import CorruptKernelError, count, identifier, items, mapping, string
-from roller_svc.runtime.saved.plan_json import MAX_BYTES, plan_from_json, plan_to_json
+from roller_svc.runtime.saved.plan_json import plan_from_json, plan_to_json
 from roller_svc.runtime.saved.serialization import (
     METADATA,
     KernelBundle,
@@ -115,8 +115,8 @@ def load_model(directory: str | os.PathLike[str]) -> ModelBundle:
         raise UnknownKernelError(f"{path} has no saved model ({METADATA} is missing)")
     try:
         return _read(path)
-    except (CorruptKernelError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ArgumentError(f"{path} is not a saved model: {error!r}", code="damaged-kernel") from error
+    except (CorruptKernelError, RollerError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ArgumentError(f"{path} is not a saved model: {error}", code="damaged-kernel") from error
 
 
 def _write(model: ModelBundle, folder: Path, make_header: MakeHeader) -> None:

@@ -10,9 +10,10 @@ from fastapi import APIRouter, Request, Response
 from roller_svc.client.schemas import EstimateRequest, EstimateResponse
 from roller_svc.compiler.estimates.batch import ItemResult
 from roller_svc.compiler.estimates.worker import ERROR_PREFIX, Deadline, compact_json
-from roller_svc.compiler.request import validate_top_k
+from roller_svc.compiler.request import read_top_k
 from roller_svc.errors import ArgumentError
 from roller_svc.farm.api_keys import Scope
+from roller_svc.ir.options import EstimateOptions, options_of
 from roller_svc.service.access import requires
 from roller_svc.service.mapping import item_from_body
 from roller_svc.service.problems import problem_from_record
@@ -33,13 +34,14 @@ async def estimates(body: EstimateRequest, request: Request) -> Response:
         raise ArgumentError(
             f"too many estimates: the limit is {state.settings.max_items}, got {count}", code="too-many-items"
         )
-    top_k = validate_top_k(body.top_k)
+    top_k = read_top_k(body.top_k)
     max_plans = PLANS_PER_ITEM * state.settings.max_items
     if count * top_k > max_plans:
         raise ArgumentError(
             f"too many plans: the limit is {max_plans}, got {count} estimates of {top_k}", code="too-many-items"
         )
-    items = [item_from_body(item, allow_tf32=body.allow_tf32) for item in body.items]
+    options = body.model_dump(include=set(options_of(EstimateOptions)))
+    items = [item_from_body(item, options) for item in body.items]
     deadline = Deadline(state.settings.estimates_timeout_s)
     content = await state.estimate(
         lambda: _content(state.estimate_cache.encoded_estimates(items, body.targets, top_k, deadline)),

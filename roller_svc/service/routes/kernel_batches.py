@@ -14,7 +14,8 @@ from roller_svc.farm.api_keys import Scope
 from roller_svc.farm.farm import Terms
 from roller_svc.farm.operations import Operation
 from roller_svc.farm.store import Json
-from roller_svc.ir.report import BuildRequest, SelectionMode
+from roller_svc.ir.options import SelectionMode
+from roller_svc.ir.report import BuildRequest
 from roller_svc.service.access import check_scope, principal_of, requires
 from roller_svc.service.mapping import build_request_from_body, operation_json
 from roller_svc.service.problems import problem_from_record

@@ -16,7 +16,8 @@ from roller_svc.errors import ArgumentError, UnknownKernelError
 from roller_svc.farm.api_keys import Scope
 from roller_svc.farm.routing import check_measurable
 from roller_svc.farm.store import Json, Store
-from roller_svc.ir.report import BuildRequest, RuntimeChoice, SelectionMode
+from roller_svc.ir.options import RuntimeChoice, SelectionMode
+from roller_svc.ir.report import BuildRequest
 from roller_svc.service.access import check_scope, principal_of, requires
 from roller_svc.service.caching import NOT_MODIFIED, immutable_headers, not_modified
 from roller_svc.service.disassembly import MAKERS

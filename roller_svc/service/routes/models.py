@@ -21,7 +21,7 @@ from roller_svc.errors import ArgumentError, UnknownKernelError
 from roller_svc.farm.api_keys import Scope
 from roller_svc.farm.models import JSON_GRAPH, ONNX, ModelRequest
 from roller_svc.farm.store import Store
-from roller_svc.ir.report import SelectionMode
+from roller_svc.ir.options import SelectionMode
 from roller_svc.service import problems
 from roller_svc.service.access import check_scope, principal_of, requires
 from roller_svc.service.caching import NOT_MODIFIED, immutable_headers, not_modified

@@ -11,11 +11,9 @@ from collections.abc import Iterator
 
 from roller_svc.errors import CompileError
 from roller_svc.ir.kernel import Resources
+from roller_svc.toolchain.binaries.elf import elf_errors, read_notes
 
-_SECTION = struct.Struct("<IIQQQQIIQQ")
-_NOTE = struct.Struct("<III")
-_SECTIONS_AT, _SECTION_COUNT_AT, _NOTES = 0x28, 0x3C, 7
-_OWNER, _METADATA = b"AMDGPU\0", 32
+_OWNER, _METADATA = "AMDGPU", 32
 
 Value = int | bool | float | str | bytes | None | list["Value"] | dict[str, "Value"]
 
@@ -26,20 +24,16 @@ def read_code_object(binary: bytes) -> dict[str, Resources]:
     Registers are per thread and include accumulator registers. Private memory of a thread, whether spilled registers or
     arrays, counts as spilled.
     """
-    try:
+    with elf_errors("code object", "bad-code-object"):
         kernels = dict(_kernels(binary))
-    except (struct.error, IndexError, KeyError, TypeError, UnicodeDecodeError) as failure:
-        raise CompileError(
-            f"the compiler's output is not a code object: {failure!r}", code="bad-code-object"
-        ) from failure
     if not kernels:
         raise CompileError("the compiler's output is a code object without kernels", code="bad-code-object")
     return kernels
 
 
 def _kernels(binary: bytes) -> Iterator[tuple[str, Resources]]:
-    for note in _notes(binary):
-        metadata, _ = _unpack(note, 0)
+    for type_, note in read_notes(binary, _OWNER):
+        metadata = _unpack(note, 0)[0] if type_ == _METADATA else None
         kernels = metadata["amdhsa.kernels"] if isinstance(metadata, dict) else None
         for kernel in kernels if isinstance(kernels, list) else ():
             if isinstance(kernel, dict):
@@ -54,29 +48,6 @@ def _count(value: Value) -> int:
     if not isinstance(value, int):
         raise TypeError(f"{value!r} is not a number")
     return value
-
-
-def _notes(binary: bytes) -> Iterator[bytes]:
-    """Yield the contents of the metadata notes (System V ABI, "Note Section")."""
-    if binary[:6] != b"\x7fELF\x02\x01":
-        return
-    (sections_at,) = struct.unpack_from("<Q", binary, _SECTIONS_AT)
-    (count,) = struct.unpack_from("<H", binary, _SECTION_COUNT_AT)
-    for number in range(count):
-        section = _SECTION.unpack_from(binary, sections_at + number * _SECTION.size)
-        kind, at, size = section[1], section[4], section[5]
-        end = at + size
-        while kind == _NOTES and at < end:
-            name_size, content_size, type_ = _NOTE.unpack_from(binary, at)
-            name_at = at + _NOTE.size
-            content_at = name_at + _aligned(name_size)
-            if binary[name_at : name_at + name_size] == _OWNER and type_ == _METADATA:
-                yield binary[content_at : content_at + content_size]
-            at = content_at + _aligned(content_size)
-
-
-def _aligned(size: int) -> int:
-    return -(-size // 4) * 4
 
 
 # MessagePack ----------------------------------------------------------------------------------------------------------

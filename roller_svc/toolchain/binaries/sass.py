@@ -15,7 +15,7 @@ from typing import Any
 
 from roller_svc.errors import CompileError, KernelTimeoutError, ToolchainMissingError
 from roller_svc.ir.hardware import Arch
-from roller_svc.toolchain.binaries.cubin import read_code
+from roller_svc.toolchain.binaries.elf import read_code
 from roller_svc.toolchain.confined import run_sandboxed
 from roller_svc.toolchain.limits import DEFAULT_LIMITS, CompileLimits
 from roller_svc.toolchain.nvrtc import INSTALL_HINT, wheel_roots

@@ -21,7 +21,7 @@ from roller_svc.ir.dtype import DType
 from roller_svc.ir.kernel import CompiledKernel, KernelSource
 from roller_svc.ir.program import TensorProgram, TensorType
 from roller_svc.ir.report import Plan
-from roller_svc.ir.rprogram import RProgram, RTile
+from roller_svc.ir.rprogram import PipelineOptions, RProgram, RTile
 from roller_svc.semantics.compare import agrees
 from roller_svc.semantics.inputs import random_inputs
 from roller_svc.semantics.interpreter import Value, evaluate
@@ -85,12 +85,13 @@ def _planned(case: Case) -> _Planned:
 def _tiled(program: RProgram, case: Case) -> RProgram:
     tiles, names = case.tiles, [axis.name for axis in program.space.axes]
     block, thread = (RTile(tuple(zip(names, e, strict=True))) for e in (tiles.block, tiles.thread))
-    return dataclasses.replace(
-        program, block=block, thread=thread, reduce_threads=tiles.lanes, split_k=tiles.split_k, stages=tiles.stages,
-        raster=1, stream_k_blocks=tiles.stream_k, persistent_blocks=tiles.blocks, cluster=tiles.cluster,
-        pingpong=tiles.pingpong,
-        cluster_k=tiles.cluster_k,
+    pipeline = PipelineOptions(
+        tiles.stages, stream_k_blocks=tiles.stream_k, persistent_blocks=tiles.blocks, cluster=tiles.cluster,
+        pingpong=tiles.pingpong, cluster_k=tiles.cluster_k,
     )  # fmt: skip
+    return dataclasses.replace(
+        program, block=block, thread=thread, reduce_threads=tiles.lanes, split_k=tiles.split_k, pipeline=pipeline
+    )
 
 
 @functools.lru_cache(maxsize=2 * len(SEEDS))

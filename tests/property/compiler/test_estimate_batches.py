@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from roller_svc.bench.cases import BenchCase, performance_cases
+from roller_bench.cases import BenchCase, performance_cases
 from roller_svc.compiler.estimates.batch import EstimateCache, Item, estimates_json
 from roller_svc.compiler.serialize import Json
 

@@ -107,11 +107,11 @@ def check_simt_contraction(group: KernelGroup, program: RProgram, hw: HardwareSp
     size = space.compute_dtype.bytes
     chunk = max(1, 16 // size)
     rows = [edge if hw.block_level.banks == 1 else (math.ceil(edge / chunk) | 1) * chunk for edge in (bm, bn)]
-    assert program.stages * sum(rows) * bk * size <= limits.shared_bytes_per_block
-    assert 1 <= program.stages <= program.steps
+    assert program.pipeline.stages * sum(rows) * bk * size <= limits.shared_bytes_per_block
+    assert 1 <= program.pipeline.stages <= program.steps
     if hw.block_level.banks > 1:
         assert len({row * size * i // 16 % 8 for row in rows[:1] for i in range(8)}) == 8
-    assert 1 <= program.raster <= math.ceil(m.extent / bm)
+    assert 1 <= program.pipeline.raster <= math.ceil(m.extent / bm)
     # transaction: a step along k is a whole transaction of the operands
     assert bk * size >= min(hw.dram.transaction_bytes, 32)
     # tensor shape: padding is bounded, beyond what a warp must do
@@ -148,7 +148,7 @@ def check_simt_outputs(group: KernelGroup, program: RProgram, hw: HardwareSpec) 
     space, limits = group.space, hw.limits
     thread = tuple(program.thread[a.name] for a in space.axes)
     block = tuple(program.block[a.name] for a in space.axes)
-    assert program.reduce_threads == program.split_k == program.stages == 1
+    assert program.reduce_threads == program.split_k == program.pipeline.stages == 1
     assert all(t & (t - 1) == 0 for t in thread)
     assert program.threads <= limits.max_threads_per_block
     if program.threads > limits.warp_size:

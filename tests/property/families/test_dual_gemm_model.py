@@ -46,7 +46,7 @@ def test_tiles_keep_the_limits_and_estimates_follow_the_device(target: str, m: i
         assert needs.shared_bytes == tile.shared_bytes <= hw.limits.shared_bytes_per_block
         assert needs.registers_per_thread * needs.threads <= hw.limits.registers_per_core
         assert tile.n == 2 * found.block["f"]
-        assert (found.split_k, found.stream_k_blocks) == (1, 0)
+        assert (found.split_k, found.pipeline.stream_k_blocks) == (1, 0)
         seconds = now.estimate(found).seconds
         assert seconds >= now.workload.lower_bound_s
         assert then.estimate(found).seconds <= seconds * (1 + 1e-9)

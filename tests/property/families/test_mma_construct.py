@@ -115,11 +115,11 @@ def check_capacity(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> N
     assert program.threads <= 256
     assert registers * program.threads <= limits.registers_per_core
     assert tile.shared_bytes <= limits.shared_bytes_per_block
-    assert program.stages >= 2
+    assert program.pipeline.stages >= 2
     if any(feed.load.kind is not LoadKind.ASYNC for feed in fed):
-        assert program.stages == 2
+        assert program.pipeline.stages == 2
     if hw.arch < Arch("sm_", 80):
-        assert program.stages == 2
+        assert program.pipeline.stages == 2
     needs = model_of(group, program, hw).resources(program)
     assert needs is not None
     assert (needs.registers_per_thread, needs.shared_bytes) == (registers, tile.shared_bytes)
@@ -136,7 +136,7 @@ def check_reduction(group: KernelGroup, program: RProgram) -> None:
             assert after.k_major == before.k_major
             widest = 16 // before.memory_dtype.bytes  # elements of the widest access, cp.async of 16 bytes
             assert min(after.vector_width, widest) == min(before.vector_width, widest)
-    if program.stream_k_blocks:
+    if program.pipeline.stream_k_blocks:
         work = stream_k_partition(program)
         assert program.split_k == 1
         assert (work.blocks - 1) * work.k_tiles_per_block < work.tiles * work.k_tiles

@@ -178,7 +178,7 @@ def tilings(draw: st.DrawFn, group: KernelGroup, unit: ComputeUnit, hw: Hardware
     if way == "split" and k.extent >= 2 * step:
         return replace(plain, split_k=draw(st.integers(2, min(4, k.extent // step))))
     if way == "stream":
-        return replace(plain, raster=1, stream_k_blocks=draw(st.integers(1, min(12, plain.grid * plain.steps))))
+        return plain.with_pipeline(raster=1, stream_k_blocks=draw(st.integers(1, min(12, plain.grid * plain.steps))))
     return plain
 
 
@@ -197,7 +197,7 @@ class Case:
             (p.unit.name, p.block.extents, p.thread.extents, *(tile_value(p, f) for f in TILE_FIELDS)) for p in found
         ]
         types = ", ".join(f"{name}: {type_}" for name, type_ in self.program.inputs)
-        return f"{text(self.program)}\n{types}\n{self.hw.id}, seed {self.seed}\n{kept} {TILE_FIELDS}"
+        return f"{text(self.program)}\n{types}\n{self.hw.id}, seed {self.seed}\n{kept} {tuple(TILE_FIELDS)}"
 
     def check(self, *, races: bool = False) -> None:
         source = emit_plan(self.plan, self.program, self.groups, self.hw)

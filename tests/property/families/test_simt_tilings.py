@@ -22,7 +22,7 @@ from roller_svc.ir.group import AxisRole, KernelGroup
 from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.kernel import CompiledKernel, KernelSource
 from roller_svc.ir.program import TensorProgram, TensorType
-from roller_svc.ir.rprogram import RProgram, RTile
+from roller_svc.ir.rprogram import PipelineOptions, RProgram, RTile
 from roller_svc.semantics.inputs import random_inputs
 from roller_svc.verify.run_and_verify import verify_results
 
@@ -102,8 +102,8 @@ def tiled(group: KernelGroup, hw: HardwareSpec, tiling: Tiling) -> RProgram:
         return RTile(tuple((axis.name, known.get(axis.role, 1)) for axis in group.space.axes))
 
     return replace(
-        found, block=tile(tiling.block), thread=tile((*tiling.thread, 1)), split_k=1, stages=tiling.stages,
-        raster=tiling.raster,
+        found, block=tile(tiling.block), thread=tile((*tiling.thread, 1)), split_k=1,
+        pipeline=PipelineOptions(tiling.stages, tiling.raster),
     )  # fmt: skip
 
 

@@ -117,25 +117,25 @@ def check_capacity(group: KernelGroup, program: RProgram) -> None:
         handed = 128 * (tile.producer_registers + tile.consumers * tile.consumer_registers)
         assert handed <= limits.registers_per_core
     assert tile.shared_bytes <= limits.shared_bytes_per_block
-    assert program.stages >= 2
+    assert program.pipeline.stages >= 2
 
 
 def check_blocks(group: KernelGroup, program: RProgram, axes: tuple[str, str]) -> None:
     """Clusters of whole grids that share what comes in boxes; no idle blocks, no empty parts of a reduction."""
     p = prepare(group, HOPPER, program.unit)[1]
     tile = wgmma_tile(program, operands(group), HOPPER.arch)
-    sides = zip(axes, program.cluster, (tile.b, tile.a), (1, 0), strict=True)
+    sides = zip(axes, program.pipeline.cluster, (tile.b, tile.a), (1, 0), strict=True)
     for axis, blocks, shared, side in sides:
         tiles = -(-group.space.axis(axis).extent // program.block[axis])
         assert tiles % blocks == 0
         assert blocks == 1 or p.facts.loads.can_multicast(side, shared, blocks)
-    assert program.persistent_blocks % program.cluster_size == 0
-    assert program.persistent_blocks <= program.grid
-    assert program.raster == 1 or program.raster % program.cluster_m == 0
+    assert program.pipeline.persistent_blocks % program.pipeline.cluster_size == 0
+    assert program.pipeline.persistent_blocks <= program.grid
+    assert program.pipeline.raster == 1 or program.pipeline.raster % program.pipeline.cluster_m == 0
     if program.split_k > 1:
         assert may_split(group)
         assert split_group(group, program).workspaces[0][1].shape[0] == program.split_k
-    if program.stream_k_blocks:
+    if program.pipeline.stream_k_blocks:
         assert program.steps == tile.k_order.steps
         work = stream_k_partition(program)
         assert (work.blocks - 1) * work.k_tiles_per_block < work.tiles * work.k_tiles

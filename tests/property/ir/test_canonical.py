@@ -4,14 +4,27 @@ from __future__ import annotations
 
 import json
 import math
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from roller_svc.errors import ArgumentError, CompileError
-from roller_svc.ir.canonical import canonical_text, digest, from_json, to_json
+from roller_svc.ir.canonical import (
+    FLAT,
+    OMIT_DEFAULT,
+    UNTAGGED,
+    Key,
+    Limit,
+    Pattern,
+    as_array,
+    canonical_text,
+    digest,
+    from_json,
+    to_json,
+)
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.estimate import Estimate, StageCost
 from roller_svc.ir.expr import AxisRef, Cast, Const, Expr, Load, Op, OpKind, Select
@@ -149,3 +162,86 @@ def test_wrong_data_is_refused_with_its_place(data: object, message: str) -> Non
 def test_an_unknown_node_is_refused() -> None:
     with pytest.raises(ArgumentError, match=r"Cast\.arg\.node"):
         from_json(Cast, {"arg": {"node": "Lambda"}, "dtype": "int8", "implicit": False})
+
+
+@as_array
+@dataclass(frozen=True)
+class _Place:
+    slot: Annotated[int, Limit(0, 9)]
+    offset: int = 0
+
+
+@dataclass(frozen=True)
+class _Options:
+    stages: int = 1
+    swap: bool = False
+
+
+@dataclass(frozen=True)
+class _Copy:
+    target: Annotated[_Place, Key("copy")]
+    source: Annotated[_Place, Key("copy")]
+
+
+@dataclass(frozen=True)
+class _Fill:
+    at: tuple[tuple[Annotated[_Place, FLAT], int], ...]
+    value: Annotated[int, OMIT_DEFAULT] = 0
+
+
+@dataclass(frozen=True)
+class _Steps:
+    name: Annotated[str, Pattern("[a-z]+", "a word")]
+    kernels: tuple[str, ...]
+    options: Annotated[_Options, FLAT]
+    steps: Annotated[tuple[Annotated[_Copy | _Fill, UNTAGGED], ...], Limit(1, 3)]
+
+
+MARKED = _Steps(
+    "net",
+    ("gemm",),
+    _Options(3),
+    (_Copy(_Place(1), _Place(2, 64)), _Fill(((_Place(3, 4), 16),)), _Fill((), 7)),
+)
+MARKED_JSON: dict[str, Any] = {
+    "name": "net",
+    "stages": 3,
+    "swap": False,
+    "steps": [{"copy": [[1, 0], [2, 64]]}, {"at": [[3, 4, 16]]}, {"at": [], "value": 7}],
+}
+
+
+def test_marks_change_the_form() -> None:
+    assert to_json(MARKED, without=("kernels",)) == MARKED_JSON
+    assert from_json(_Steps, MARKED_JSON, kernels=("gemm",)) == MARKED
+    assert to_json(MARKED) == MARKED_JSON | {"kernels": ["gemm"]}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"name": "Net"}, r'_Steps\.name: expected a word, got "Net"'),
+        ({"name": 7}, r"_Steps\.name: expected str"),
+        ({"stages": "3"}, r"_Steps\.stages: expected int"),
+        ({"options": {}}, r"_Steps\.options: unknown field"),
+        ({"kernels": []}, r"_Steps\.kernels: unknown field"),
+        ({"steps": []}, r"_Steps\.steps: expected a length from 1 to 3, got 0"),
+        ({"steps": [{"copy": [[1, 0]]}]}, r"_Steps\.steps\[0\]\.copy: expected 2 items"),
+        (
+            {"steps": [{"copy": [[1, 0], [10, 0]]}]},
+            r"steps\[0\]\.copy\[1\]\[0\]: expected a number from 0 to 9, got 10",
+        ),
+        ({"steps": [{"at": [[1, 0]]}]}, r"steps\[0\]\.at\[0\]: expected 3 items"),
+        ({"steps": [{"at": [[10, 0, 1]]}]}, r"steps\[0\]\.at\[0\]\[0\]: expected a number from 0"),
+        ({"steps": [{"value": 7}]}, r"steps\[0\]: expected an object with the fields copy or at"),
+        ({"steps": [7]}, r"steps\[0\]: expected an object with the fields copy or at"),
+    ],
+)
+def test_marked_fields_are_checked(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        from_json(_Steps, MARKED_JSON | change, kernels=("gemm",))
+
+
+def test_a_flat_field_may_be_missing_nowhere() -> None:
+    with pytest.raises(ArgumentError, match=r"_Steps\.swap: missing"):
+        from_json(_Steps, {key: value for key, value in MARKED_JSON.items() if key != "swap"}, kernels=())

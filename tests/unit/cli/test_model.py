@@ -98,7 +98,7 @@ def test_a_constant_chooses_the_branch(capsys: pytest.CaptureFixture[str], tmp_p
 
 
 def test_mappings_without_entries_stay_in_messages() -> None:
-    assert show_as_options("give inputs={} or dims={\"n\": 2}") == "give inputs={} or --dim n=2"
+    assert show_as_options('give inputs={} or dims={"n": 2}') == "give inputs={} or --dim n=2"
 
 
 def test_a_type_that_is_open_is_asked_for_in_words_of_the_command(

@@ -112,3 +112,25 @@ def test_kernels(target: str) -> None:
     got = kernel.run({f"x_{source}": x for source, x in INPUTS.items()})
     for result, (_, (source, narrow)) in zip(results, RESULTS, strict=True):
         np.testing.assert_array_equal(got[result].astype(np.float32), round_exactly(INPUTS[source], narrow), result)
+
+
+@pytest.mark.parametrize("target", ["local", "nvidia-h200-sxm", "amd-mi250x"])
+def test_a_cast_to_the_type_of_arithmetic_rounds(target: str) -> None:
+    rng = np.random.default_rng(5)
+    given = {
+        f"{name}_{narrow}": rng.uniform(1, 2, 64).astype(dtype) for narrow, dtype in NARROW.items() for name in "ab"
+    }
+    kernel = roller_svc.compile(
+        "; ".join(
+            f"{n}[i]: float32 = (a_{n}[i] * b_{n}[i]).cast(`{n}`) - 1.0; {n}_twice[i]: float32 = (a_{n}[i] *"
+            f" b_{n}[i]).cast(`{n}`).cast(`{n}`) * 3.0" for n in NARROW
+        ),
+        {name: (name.split("_", 1)[1], (64,)) for name in given}, target=target,
+        select="model", top_k=1, runtime="auto" if target == "local" else "emulator",
+    )  # fmt: skip
+    got = kernel.run(given)
+    for narrow, dtype in NARROW.items():
+        product = given[f"a_{narrow}"].astype(np.float32) * given[f"b_{narrow}"].astype(np.float32)
+        rounded = product.astype(dtype).astype(np.float32)
+        np.testing.assert_array_equal(got[narrow], rounded - 1, narrow)
+        np.testing.assert_array_equal(got[f"{narrow}_twice"], rounded * 3, narrow)

@@ -46,20 +46,20 @@ def test_what_nobody_would_choose_can_be_demanded(tiles: dict[str, int]) -> None
     program = best(SMALL, **tiles)
     assert {field: tile_value(program, field) for field in tiles} == tiles
     assert mma_tile(program, *operands(SMALL)).shared_bytes <= AMPERE.limits.shared_bytes_per_block
-    assert not (program.split_k > 1 and program.stream_k_blocks)
+    assert not (program.split_k > 1 and program.pipeline.stream_k_blocks)
     assert program.unit is unit(AMPERE, "mma_f16")
 
 
 def test_what_excludes_a_demand_gives_way() -> None:
     """Where all that construction offers is rastered, or some of it streamed."""
     large = contraction("C[m, n] +=! A[m, k] * B[k, n]", A="float16 8192 8192", B="float16 8192 8192")
-    assert best(large).raster > 1
+    assert best(large).pipeline.raster > 1
     streamed = best(large, stream_k=7)
-    assert (streamed.stream_k_blocks, streamed.raster) == (7, 1)
+    assert (streamed.pipeline.stream_k_blocks, streamed.pipeline.raster) == (7, 1)
     few = replace(AMPERE, num_cores=5)
     _, construction = rank_units(SMALL, few, 1, ScheduleConstraints(op_class=OpClass.MMA, tiles=(("split_k", 3),)))
-    assert any(program.stream_k_blocks for program in construction.programs)
-    assert best(SMALL, few, split_k=3).stream_k_blocks == 0
+    assert any(program.pipeline.stream_k_blocks for program in construction.programs)
+    assert best(SMALL, few, split_k=3).pipeline.stream_k_blocks == 0
 
 
 def test_no_part_of_a_demanded_split_is_without_work() -> None:
@@ -86,7 +86,7 @@ def test_stages_beyond_shared_memory_name_the_limit_and_what_fits() -> None:
     fitting = int(failure.hint.split("stages = ")[1].split(",")[0])
     assert 2 <= fitting < 20
     program = best(SMALL, limited(shared_bytes_per_block=16 << 10), stages=fitting)
-    assert program.stages == fitting  # what is said to fit does
+    assert program.pipeline.stages == fitting  # what is said to fit does
 
 
 @pytest.mark.parametrize(
@@ -140,4 +140,4 @@ def test_stages_alone_leave_no_split_within_a_cluster() -> None:
     hopper = hardware.load("nvidia-h200-sxm")
     for stages in (2, 3):
         program = best(group, hopper, family=OpClass.WGMMA, stages=stages)
-        assert (program.stages, program.cluster_k) == (stages, 1)
+        assert (program.pipeline.stages, program.pipeline.cluster_k) == (stages, 1)

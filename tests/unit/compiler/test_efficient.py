@@ -15,8 +15,9 @@ from roller_svc.hardware import load
 from roller_svc.hardware.catalog import restrict_cores
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.kernel import Measurement
+from roller_svc.ir.options import SelectionMode
 from roller_svc.ir.program import TensorType
-from roller_svc.ir.report import BuildReport, BuildRequest, CandidateResult, SelectionMode
+from roller_svc.ir.report import BuildReport, BuildRequest, CandidateResult
 
 US = 1e-6
 VECTOR, MATRIX = TensorType(DType.FLOAT32, (256,)), TensorType(DType.FLOAT32, (256, 512))

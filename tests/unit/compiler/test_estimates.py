@@ -69,7 +69,7 @@ def test_two_texts_of_one_program_have_one_answer() -> None:
         (MATMUL, faster(H200), 1),
         (MATMUL, replace(H200, num_cores=H200.num_cores - 1), 1),
         (MATMUL, H200, 2),
-        (replace(MATMUL, allow_tf32=True), H200, 1),
+        (replace(MATMUL, options={"allow_tf32": True}), H200, 1),
         (replace(MATMUL, inputs=SIDE | {"B": ("float32", (512, 513))}), H200, 1),
         (Item("D[m, n] +=! A[m, k] * B[k, n]", SIDE), H200, 1),
     ],

@@ -20,8 +20,9 @@ from roller_svc.ir.dtype import DType
 from roller_svc.ir.estimate import Candidate
 from roller_svc.ir.hardware import TargetKind
 from roller_svc.ir.kernel import CompiledKernel, KernelSource, Resources
+from roller_svc.ir.options import SelectionMode
 from roller_svc.ir.program import TensorType
-from roller_svc.ir.report import BuildRequest, SelectionMode
+from roller_svc.ir.report import BuildRequest
 from roller_svc.runtime.cpu import CpuModule
 from roller_svc.semantics.compare import agrees
 from roller_svc.semantics.inputs import random_inputs

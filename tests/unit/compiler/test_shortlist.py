@@ -30,8 +30,9 @@ from roller_svc.ir.dtype import DType
 from roller_svc.ir.estimate import Candidate
 from roller_svc.ir.hardware import HardwareSpec, TargetKind, UnitKind
 from roller_svc.ir.kernel import CompiledKernel, KernelSource, Resources
+from roller_svc.ir.options import SelectionMode
 from roller_svc.ir.program import TensorProgram, TensorType
-from roller_svc.ir.report import BuildReport, BuildRequest, GroupedPlan, SelectionMode
+from roller_svc.ir.report import BuildReport, BuildRequest, GroupedPlan
 from roller_svc.runtime.cpu import CpuModule
 from roller_svc.semantics.compare import agrees
 from roller_svc.semantics.inputs import random_inputs

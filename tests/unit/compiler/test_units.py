@@ -118,5 +118,5 @@ def test_demands_hold_for_contractions_where_there_are_any() -> None:
     )
     kinds = {group.kind.value: candidates[0].program for group, candidates in zip(groups, ranked, strict=True)}
     assert kinds["contraction"].unit.name == "mma_f16"
-    assert kinds["contraction"].stages == 3
-    assert kinds["nest"].stages == 1
+    assert kinds["contraction"].pipeline.stages == 3
+    assert kinds["nest"].pipeline.stages == 1

@@ -123,8 +123,11 @@ class TensorThatRefuses:
         ({"constants": {"rate": np.int32(1)}}, "dtype-mismatch", ("int32", "int64", "convert it")),
         ({"constants": {"rate": [1, 2]}}, "shape-mismatch", ("[2]", "[]")),
         ({"constants": {"x": np.ones((1, 4), np.float32), "rate": 1}}, "shape-mismatch", ("[1, 4]", "[1, 3]")),
-        ({"constants": {"rate": 1}, "inputs": {"rate": TensorType(DType.INT64, ())}}, "invalid-option",
-         ("'rate'", "leave it out of one")),
+        (
+            {"constants": {"rate": 1}, "inputs": {"rate": TensorType(DType.INT64, ())}},
+            "invalid-option",
+            ("'rate'", "leave it out of one"),
+        ),
     ],
 )
 def test_a_value_that_does_not_fit_is_refused(options: dict[str, Any], code: str, words: tuple[str, ...]) -> None:

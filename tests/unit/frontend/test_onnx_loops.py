@@ -44,8 +44,13 @@ def while_loop(
         ],
         "body",
         [info("k", INT, []), info("c", BOOL, []), info("i", INT, []), info("v", FLOAT, [2]), info("n", INT, [])],
-        [info("c2", BOOL, []), info("i2", INT, []), info("v2", FLOAT, [2]), info("n2", INT, []),
-         info("e", FLOAT, None)],
+        [
+            info("c2", BOOL, []),
+            info("i2", INT, []),
+            info("v2", FLOAT, [2]),
+            info("n2", INT, []),
+            info("e", FLOAT, None),
+        ],
         [numpy_helper.from_array(np.int64(step), "step")],
     )
     kept = {"start": np.int64(start), "stop": np.int64(stop)}

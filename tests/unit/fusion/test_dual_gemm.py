@@ -208,13 +208,13 @@ def test_every_candidate_of_warpgroups_keeps_the_contract(m: int, f: int, k: int
     p = prepare(group, HOPPER, found[0].unit)[1]
     for candidate in found:
         tile = wgmma_tile(candidate, all_operands(group), HOPPER.arch)
-        assert candidate.split_k == candidate.cluster_k == 1
-        assert not candidate.stream_k_blocks
+        assert candidate.split_k == candidate.pipeline.cluster_k == 1
+        assert not candidate.pipeline.stream_k_blocks
         assert tile.group_n == 2 * tile.group_columns <= 256
         assert tile.accumulator_registers < tile.consumer_registers
         assert tile.shared_bytes <= HOPPER.limits.shared_bytes_per_block
         assert tile.b.k_major or tile.group_columns % 16 == 0
-        along_m, along_n = candidate.cluster
+        along_m, along_n = candidate.pipeline.cluster
         assert along_m == 1 or p.facts.loads.can_multicast(1, tile.b, along_m)
         assert along_n == 1 or p.facts.loads.can_multicast(0, tile.a, along_n)
 
@@ -309,7 +309,7 @@ RUN: dict[str, tuple[TensorProgram, Tiling, dict[str, object]]] = {
 def test_blocks_of_warpgroups_that_stay_and_share(name: str) -> None:
     compute, (block, warp), more = RUN[name]
     group = pair(compute, HOPPER)
-    by_hand = replace(tiles(group, unit(HOPPER, "wgmma_f16"), block, warp, reduce_threads=128), **more)
+    by_hand = tiles(group, unit(HOPPER, "wgmma_f16"), block, warp, reduce_threads=128, **more)
     agree(emit_plan(Plan((chosen(by_hand),)), compute, (group,), HOPPER), compute, races=True)
 
 

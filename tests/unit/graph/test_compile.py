@@ -12,7 +12,7 @@ from roller_svc import hardware
 from roller_svc.codegen.c.model import MODEL
 from roller_svc.compiler.kernel_cache import KernelCache
 from roller_svc.graph.compile import BuiltModel, ModelOptions, build_model
-from roller_svc.ir.report import SelectionMode
+from roller_svc.ir.options import SelectionMode
 from roller_svc.toolchain import gcc
 
 
@@ -38,7 +38,7 @@ def build(cache: KernelCache) -> BuiltModel:
     builder, weights = builder_of()
     product = builder.call("matmul", [add_input(builder, "x", 8, 16), add_random(builder, 0, 16, 8)])
     graph = builder.finish([("y", builder.call("softmax", [product], axis=1))])
-    return build_model(graph, weights, ModelOptions(hardware.load("local"), SelectionMode.MODEL, 1), cache)
+    return build_model(graph, weights, ModelOptions(hardware.load("local"), select=SelectionMode.MODEL, top_k=1), cache)
 
 
 def test_a_link_takes_each_object_once(tmp_path: Path) -> None:

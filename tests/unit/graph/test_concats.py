@@ -20,7 +20,7 @@ from roller_svc.graph.interpret import interpret
 from roller_svc.graph.weights import Weights
 from roller_svc.ir.graph import Constant, Graph
 from roller_svc.ir.model_plan import CopyStep, iter_steps
-from roller_svc.ir.report import SelectionMode
+from roller_svc.ir.options import SelectionMode
 from roller_svc.runtime.graphs.cpu import CpuModel, weights_block
 
 
@@ -30,7 +30,7 @@ def product(builder: GraphBuilder, x: Operand, seed: int, columns: int) -> Opera
 
 def copies_and_outputs(graph: Graph, weights: Weights, folder: Path) -> int:
     """The copies of the compiled model, whose outputs are compared with the interpreter's."""
-    options = ModelOptions(hardware.load("local"), SelectionMode.MODEL, 1)
+    options = ModelOptions(hardware.load("local"), select=SelectionMode.MODEL, top_k=1)
     built = build_model(graph, weights, options, KernelCache(folder))
     parts = [(p.type, p.offset_bytes, weights.array(Constant(p.type, p.digest))) for p in built.plan.weights]
     model = CpuModel(built.plan, MODEL, built.link(MODEL), weights_block(parts, built.plan.weights_bytes))

@@ -15,7 +15,7 @@ from roller_svc.compiler.kernel_cache import KernelCache
 from roller_svc.graph.compile import ModelOptions, build_model
 from roller_svc.graph.interpret import interpret
 from roller_svc.ir.graph import Constant
-from roller_svc.ir.report import SelectionMode
+from roller_svc.ir.options import SelectionMode
 from roller_svc.runtime.graphs.cpu import CpuModel, weights_block
 
 RNG = np.random.default_rng(2)
@@ -53,7 +53,7 @@ def test_the_compiled_node_is_the_interpreted_one(
     op_type, attributes, tensors, constants, results = case
     graph, weights = import_node(model_of(op_type, attributes, tensors, constants=constants, results=results, opset=17
                                           if op_type == "DFT" else 19))  # fmt: skip
-    options = ModelOptions(hardware.load("local"), SelectionMode.MODEL, 1)
+    options = ModelOptions(hardware.load("local"), select=SelectionMode.MODEL, top_k=1)
     built = build_model(graph, weights, options, KernelCache(tmp_path))
     parts = [(p.type, p.offset_bytes, weights.array(Constant(p.type, p.digest))) for p in built.plan.weights]
     model = CpuModel(built.plan, MODEL, built.link(MODEL), weights_block(parts, built.plan.weights_bytes))

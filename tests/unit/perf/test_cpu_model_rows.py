@@ -74,6 +74,6 @@ def test_a_faster_cache_never_costs_results_past_it(row: int) -> None:
         )
         shapes = {"x": (DType.FLOAT16, (4096, row)), "w": (DType.FLOAT16, (row,))}
         model = model_of(text, shapes, ("y",), replace(hw, levels=levels))
-        program = replace(estimated_program(model, {"M": 2048}, {}), reduce_threads=32, nontemporal=True)
+        program = replace(estimated_program(model, {"M": 2048}, {}), reduce_threads=32).with_pipeline(nontemporal=True)
         seconds.append(model.estimate(program).seconds)
     assert all(after <= before for before, after in pairwise(seconds))

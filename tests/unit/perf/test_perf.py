@@ -86,7 +86,7 @@ def test_faster_devices_are_never_slower(hw: HardwareSpec, name: str) -> None:
     group = GROUPS[name]
     unit = unit_of(hw, group)
     # docs/model.md, known gaps: of non-temporal stores, what the caches deliver meanwhile counts as hidden
-    programs = [p for p in construct(group, hw, unit).programs if not p.nontemporal][::4]
+    programs = [p for p in construct(group, hw, unit).programs if not p.pipeline.nontemporal][::4]
     for faster in _faster(hw):
         for program in programs:
             quick = replace(program, unit=unit_of(faster, group))

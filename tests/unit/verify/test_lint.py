@@ -46,7 +46,8 @@ def linted(
     plan = report.winner.plan
     if unit is not None:
         (choice,) = plan.choices
-        plan = Plan((dataclasses.replace(choice, program=dataclasses.replace(choice.program, unit=unit, stages=2)),))
+        tiles = dataclasses.replace(choice.program, unit=unit).with_pipeline(stages=2)
+        plan = Plan((dataclasses.replace(choice, program=tiles),))
     (found,) = lint([PlannedKernel(compiled or compiled_of(report), plan, report.groups)], report.hardware)
     return found
 

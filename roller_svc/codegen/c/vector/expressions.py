@@ -160,7 +160,7 @@ class Vector(VectorAccess):
 
     def _cast(self, cast: Cast, arg: Expr) -> VectorValue:
         dtype = cast.dtype
-        if not dtype.is_narrow_float or cast.implicit or arg.dtype is dtype or self.scalar.is_exact(arg, dtype):
+        if not dtype.is_narrow_float or cast.implicit or self.scalar.is_rounded_to(dtype, arg):
             return self.convert(self.value(arg), dtype.compute)
         narrow = self.call(f"from_f32_{self.type_of(dtype)}", self._as_float32(arg, dtype).text)
         return VectorValue(

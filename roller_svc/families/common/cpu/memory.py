@@ -84,7 +84,7 @@ def transfer_by_level_s(
 def dominant_level(p: Workload[Any], launch: Launch) -> str:
     """Return the level that serves most of a call's traffic, or that non-temporal outputs go to."""
     _, cache = max(_hit_fractions(p.machine, p.compulsory_bytes), key=lambda found: found[0])
-    return p.machine.dram.name if cache is None or launch.nontemporal else cache.name
+    return p.machine.dram.name if cache is None or launch.pipeline.nontemporal else cache.name
 
 
 def _write_cost_ratio(p: Workload[Any]) -> float:

@@ -52,7 +52,7 @@ def prefetch_is_profitable(group: KernelGroup, program: RProgram, hw: HardwareSp
     """
     shared = [level for level in reversed(hw.levels) if level.scope is Scope.DEVICE]
     source = next((level for level in shared if level.capacity_bytes >= group.space.compulsory_bytes), hw.dram)
-    return (program.nontemporal and program.reduce_threads == 1) or source.hinted_gain >= 1.0
+    return (program.pipeline.nontemporal and program.reduce_threads == 1) or source.hinted_gain >= 1.0
 
 
 def find_streams(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> dict[str, tuple[Stream, ...]]:

@@ -9,17 +9,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from roller_svc.construct.align import round_up
-from roller_svc.construct.rules import (
-    DEFAULT_PIPELINE,
-    PipelineOptions,
-    Relaxable,
-    ThreadTile,
-    axis_names,
-    axis_steps,
-    fills_waves,
-    spatial_grid,
-)
+from roller_svc.construct.rules import Relaxable, ThreadTile, axis_names, axis_steps, fills_waves, spatial_grid
 from roller_svc.construct.scale_up import ScaleUpLevel, ScaleUpResult, TileMetrics
+from roller_svc.ir.rprogram import DEFAULT_PIPELINE, PipelineOptions
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.workload import Workload
 

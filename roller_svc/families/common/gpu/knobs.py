@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from roller_svc.construct.rules import MIN_MATRIX_STAGES
@@ -22,10 +21,10 @@ def nearest_stages(group: KernelGroup, model: Model[Any], program: RProgram, wan
         return Nearest(least, f"a pipeline on {program.unit.name} has at least {least} stages")
     most = wanted if is_matrix else min(wanted, program.steps)
     fitting = least
-    while fitting < most and not _exceeded(model, replace(program, stages=fitting + 1)):
+    while fitting < most and not _exceeded(model, program.with_pipeline(stages=fitting + 1)):
         fitting += 1
     if fitting < most:
-        limits = " and ".join(_exceeded(model, replace(program, stages=most)))
+        limits = " and ".join(_exceeded(model, program.with_pipeline(stages=most)))
         return Nearest(fitting, f"{most} stages of {program.tile_text} take {limits}")
     return Nearest(most, "" if most == wanted else f"{program.tile_text} makes {program.steps} steps to stage")
 
@@ -38,11 +37,11 @@ def _exceeded(model: Model[Any], program: RProgram) -> tuple[str, ...]:
 def nearest_raster(group: KernelGroup, model: Model[Any], program: RProgram, wanted: int) -> Nearest:
     if wanted == 1:
         return Nearest(1)
-    if program.stream_k_blocks:
+    if program.pipeline.stream_k_blocks:
         return Nearest(1, "stream-K tiles have a fixed order")
     (m,) = program.space.role(AxisRole.M)
     rows = -(-m.extent // program.block[m.name])
-    together = program.cluster_m
+    together = program.pipeline.cluster_m
     if 1 <= wanted <= rows and wanted % together == 0:
         return Nearest(wanted)
     near = max(1, min(rows, wanted) // together * together)
@@ -58,7 +57,7 @@ def nearest_stream_k(group: KernelGroup, model: Model[Any], program: RProgram, w
         return Nearest(0, "a dual GEMM does not support stream-K")
     if group.row_reduction is not None:
         return Nearest(0, "stream-K does not support row reductions")
-    work = stream_k_partition(replace(program, stream_k_blocks=1))
+    work = stream_k_partition(program.with_pipeline(stream_k_blocks=1))
     steps = work.tiles * work.k_tiles
     if wanted <= steps:
         return Nearest(wanted)

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from roller_svc.construct.rules import DEFAULT_PIPELINE, PipelineOptions, ThreadTile, axis_names, exceeds_grid
+from roller_svc.construct.rules import ThreadTile, axis_names, exceeds_grid
 from roller_svc.construct.scale_up import ScaleUpLevel, TileMetrics
+from roller_svc.ir.rprogram import DEFAULT_PIPELINE, PipelineOptions
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.workload import Workload
 

@@ -6,7 +6,8 @@ micro-kernel runs over all pairs of panels. If few panels of A meet a B that is 
 micro-kernel stores the vectors of B that it has loaded, so packing overlaps with multiply-adds. Accumulators that are
 the output stay in the output tensor. Others stay in a buffer of the accumulator's type until the last k block.
 
-OperandPrefetch and OutputPrefetch add software prefetches to the micro-kernel's k loop. See docs/cpu.md.
+OperandPrefetch and OutputPrefetch add software prefetches to the micro-kernel's k loop. See
+docs/families/cpu_contraction.md.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from roller_svc.families.cpu.contraction.vnni_packing import VnniPacking
 from roller_svc.families.cpu.contraction.workload import (
     CpuOperand,
     OperandLayout,
+    PanelLayouts,
     cpu_operands,
     loops_over_rows_first,
     packs_b_on_first_use,
@@ -50,6 +52,7 @@ from roller_svc.ir.schedule import (
     Scope,
     Storage,
 )
+from roller_svc.perf.workload import Workload
 
 PREFETCH_ROW = "m.prefetch"
 
@@ -155,10 +158,10 @@ STEP, BLOCK = "k.step", "m.block"
 PREFETCH_ROWS = 8  # prefetch distance in rows of B; 4 to 16 perform alike
 
 
-def lower(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[ScheduleTree, ...]:
+def lower(group: KernelGroup, program: RProgram, workload: Workload[PanelLayouts]) -> tuple[ScheduleTree, ...]:
     """Return one tree: parallel tasks, each a blocked contraction."""
     group = replace(group, space=program.space)
-    dot = dot_operands(program.unit, group)
+    hw, dot = workload.machine.hw, dot_operands(program.unit, group)
     operands = cpu_operands(group, None if dot is None else (dot.a, dot.b))
     return (ScheduleTree(group.name, _Blocked(GemmView.of(group, program), program, operands, hw, dot).tasks()),)
 

@@ -55,7 +55,7 @@ def cpu_loop_cost(p: Workload[LoopFacts], launch: Launch) -> Costs:
     share = max(waves / launch.grid, 1 / mach.cores)  # of all tasks, those of the core with the most
     steps = _steps(p, launch, statements)
     compute, loads, again = (mach.seconds(share * sum(part)) for part in zip(*(s.cycles for s in steps), strict=True))
-    aliasing = count_4k_aliasing(p, launch.block) if launch.nontemporal else 0.0
+    aliasing = count_4k_aliasing(p, launch.block) if launch.pipeline.nontemporal else 0.0
     waits = mach.seconds(share * costs.alias_4k_cycles * aliasing)
     task = mach.seconds(share * launch.grid * mach.costs.task_cycles)
     memory = sum(s.memory_s for s in steps)
@@ -87,7 +87,7 @@ class _StatementCost:
 def _steps(p: Workload[LoopFacts], launch: Launch, statements: tuple[StatementWork, ...]) -> list[_StatementCost]:
     each = _reread_cycles_per_byte(p, launch)
     moving = _transfer_s(p, launch, under_reads=True)
-    moving_apart = _transfer_s(p, launch, under_reads=False) if launch.nontemporal else moving
+    moving_apart = _transfer_s(p, launch, under_reads=False) if launch.pipeline.nontemporal else moving
     known: set[str] = set()
     steps = []
     for one in statements:
@@ -208,7 +208,7 @@ def _vector_cycles(
         alu=each.combine is Combine.SUM or each.combine is Combine.PROD, minmax=each.combine in _MINMAX_COMBINES
     )
     busy = work_cycles(p.machine, counts + join)
-    if launch.nontemporal and any(_nontemporal_fraction(p, t) < 1 for t in p.footprint.writes):
+    if launch.pipeline.nontemporal and any(_nontemporal_fraction(p, t) < 1 for t in p.footprint.writes):
         busy += TEST_OPERATIONS * costs.operation_cycles
     if _reduction_step(p, each).terms == 1:  # else the loop overlaps with the operations of an iteration
         busy += costs.loop_cycles / side_by_side
@@ -328,14 +328,18 @@ def _transfer_s(p: Workload[LoopFacts], launch: Launch, *, under_reads: bool) ->
     if launch.reduce_threads > 1:
         often *= 1.0 + _row_restart_penalty(p, launch) + _out_of_order_miss_penalty(p, launch)
         put += _bus_turnaround_penalty(p, launch)
-    past = min((_nontemporal_fraction(p, t) for t in p.footprint.writes), default=0.0) if launch.nontemporal else 0.0
+    past = (
+        min((_nontemporal_fraction(p, t) for t in p.footprint.writes), default=0.0)
+        if launch.pipeline.nontemporal
+        else 0.0
+    )
     piece = clipped
     if p.vector_axis is not None and is_column_reduction(p.space):
         piece = (*clipped[: p.vector_axis], _columns_per_block(p, launch), *clipped[p.vector_axis + 1 :])
     parts = [transfer_by_level_s(p, t, piece, launch.grid, past) for t in p.footprint.reads]
     found = [(t.access.tensor, often * sum(each)) for t, each in zip(p.footprint.reads, parts, strict=True)]
     written = [(t, put * transfer_s(p, t, clipped, launch.grid)) for t in p.footprint.writes]
-    if launch.nontemporal:
+    if launch.pipeline.nontemporal:
         reads = parts if parts and under_reads else [(0.0, 0.0)]
         caches_s, memory_s = (often * sum(each) for each in zip(*reads, strict=True))
         written = [(t, _nontemporal_s(p, t, launch, (caches_s, memory_s, plain_s))) for t, plain_s in written]
@@ -355,7 +359,7 @@ def _out_of_order_miss_penalty(p: Workload[LoopFacts], launch: Launch) -> float:
     """Return the extra read time of reduced rows over calibration's copies, as a fraction; may be negative.
 
     A core whose reorder buffer covers many lines requests them itself before prefetchers do, which load them faster
-    from memory. See docs/cpu.md.
+    from memory. See docs/model.md, "CPUs".
     """
     joining = [one for one in p.facts.statements if one.combine is not None and one.points > p.outer_points]
     if len(joining) != 1 or _num_row_statements(p) > 1:

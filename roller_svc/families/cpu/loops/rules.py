@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from roller_svc.construct.align import round_up
-from roller_svc.construct.rules import DEFAULT_PIPELINE, PipelineOptions, ThreadTile
+from roller_svc.construct.rules import ThreadTile
 from roller_svc.construct.scale_up import ScaleUpLevel, ScaleUpResult
 from roller_svc.families.common.cpu.rules import equal_parts
 from roller_svc.families.common.cpu.tasks import TaskRules, task_range
 from roller_svc.ir.program import AxisKind
+from roller_svc.ir.rprogram import DEFAULT_PIPELINE, PipelineOptions
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.workload import Workload
 

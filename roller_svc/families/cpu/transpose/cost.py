@@ -42,7 +42,7 @@ def transpose_cost(p: Workload[TransposeSpace], launch: Launch) -> Costs:
     gathered = max(0, len(others) - len(layout.transposed))
     compute = vectors * p.space.flops / p.outer_points * mach.costs.loops.operation_cycles
     compute += p.outer_points * mach.costs.loops.gather_cycles * gathered
-    if launch.nontemporal and _nontemporal_fraction(p, layout) < 1:
+    if launch.pipeline.nontemporal and _nontemporal_fraction(p, layout) < 1:
         compute += vectors * TEST_OPERATIONS * mach.costs.loops.operation_cycles
     tiles = math.prod(-(-e // t) for e, t in zip(p.extents, launch.thread, strict=True))
     waves = -(-launch.grid // mach.cores)
@@ -79,7 +79,7 @@ def _memory_s(p: Workload[Any], layout: TransposeSpace, launch: Launch) -> float
     Non-temporal outputs go to memory while caches deliver inputs.
     """
     mach, costs = p.machine, p.machine.costs.transpose
-    streams = _nontemporal_fraction(p, layout) if launch.nontemporal else 0.0
+    streams = _nontemporal_fraction(p, layout) if launch.pipeline.nontemporal else 0.0
     working_set = cacheable_bytes(p, streams)
     each = seconds_per_byte(mach, working_set, launch.grid)
     size = layout.transposed[0].dtype.bytes
@@ -91,7 +91,7 @@ def _memory_s(p: Workload[Any], layout: TransposeSpace, launch: Launch) -> float
     write_more = costs.unprefetched_write_penalty if layout.kind is TransposeKind.BLOCK else 0.0
     writes = each * (1 + write_more) * _transferred_bytes(p.footprint.writes, p.extents)
     writes += _shared_line_s(p, layout, launch)
-    if not launch.nontemporal:
+    if not launch.pipeline.nontemporal:
         return reads + writes
     streamed = sum(nontemporal_write_s(p, t, launch.grid) for t in p.footprint.writes)
     from_caches = reads * (1 - dram_fraction(mach, working_set))

@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from roller_svc.construct.rules import PipelineOptions, ThreadTile, replaced
+from roller_svc.construct.rules import ThreadTile, replaced
 from roller_svc.construct.scale_up import ScaleUpLevel, ScaleUpResult
 from roller_svc.families.common.cpu.tasks import TaskRules, task_range
 from roller_svc.families.cpu.transpose.workload import TransposeKind, TransposeSpace
+from roller_svc.ir.rprogram import PipelineOptions
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.workload import Workload
 

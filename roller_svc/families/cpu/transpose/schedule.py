@@ -11,10 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from roller_svc.errors import InvariantError
 from roller_svc.families.common.cpu.parallel_loops import SimdRows, loop_over_points
 from roller_svc.families.common.cpu.prefetch import PREFETCH_DISTANCE_BYTES
-from roller_svc.families.cpu.transpose.workload import TransposeKind, TransposeSpace, transpose_space
+from roller_svc.families.cpu.transpose.workload import TransposeKind, TransposeSpace
 from roller_svc.ir.expr import Expr, Load, rewrite, substitute
 from roller_svc.ir.group import KernelGroup
 from roller_svc.ir.hardware import HardwareSpec
@@ -33,6 +32,7 @@ from roller_svc.ir.schedule import (
     Storage,
     Transpose,
 )
+from roller_svc.perf.workload import Workload
 from roller_svc.schedule.nest_statements import (
     RowReads,
     convert_to_type,
@@ -55,16 +55,13 @@ MAX_PREFETCHED_ROW_BYTES, MAX_PREFETCHED_ROW_BYTES_DRAM = 128, 256
 Point = dict[str, Expr]
 
 
-def lower(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[ScheduleTree, ...]:
+def lower(group: KernelGroup, program: RProgram, workload: Workload[TransposeSpace]) -> tuple[ScheduleTree, ...]:
     """Return one tree: parallel tasks, then the tiles of each.
 
     Tiles that share lines of the results are adjacent in time. For groups much larger than L2, tiles that share lines
     of the operand are.
     """
-    layout = transpose_space(group, hw)
-    if layout is None:
-        raise InvariantError(f"expected a layout change, got {group.name}")
-    return (ScheduleTree(group.name, _Layout(group, program, layout, hw).tasks()),)
+    return (ScheduleTree(group.name, _Layout(group, program, workload.facts, workload.machine.hw).tasks()),)
 
 
 @dataclass(frozen=True)
@@ -198,7 +195,9 @@ class _Layout:
     def _store(self, statement: TensorExpr, index: tuple[Expr, ...], value: Expr) -> Compute:
         if self.layout.kind is TransposeKind.INTERLEAVE:
             return Compute(INTERLEAVED, (ref(f"{self.row.name}.short"), ref(LANE)), value)
-        return Compute(statement.output, index, convert_to_type(value, statement), nontemporal=self.program.nontemporal)
+        return Compute(
+            statement.output, index, convert_to_type(value, statement), nontemporal=self.program.pipeline.nontemporal
+        )
 
     def _prefetch_next_tile(self, width: int, count: int) -> tuple[Node, ...]:
         """Prefetch the next tile along the columns if a tile reads short segments of many rows.
@@ -223,7 +222,7 @@ class _Layout:
 
     def _prefetch_results(self, width: int) -> tuple[Node, ...]:
         """Prefetch the lines that the tile's results fill while it is staged; few of them are adjacent."""
-        if self.program.nontemporal or not self._is_large:
+        if self.program.pipeline.nontemporal or not self._is_large:
             return ()
         prefetches: list[Node] = []
         for s in self.group.statements:

@@ -52,7 +52,7 @@ FRAGMENT_CYCLES = 8.0
 def mma_attention(p: Workload[AttentionOperands], launch: Launch) -> Costs:
     """Return the cost of waves of blocks, each a chain of the KV tiles that its rows see."""
     mach, hw, found = p.machine, p.machine.hw, p.facts
-    tile = attention_block(p, found, launch.block, launch.thread, (launch.stages, launch.split_k))
+    tile = attention_block(p, found, launch.block, launch.thread, (launch.pipeline.stages, launch.split_k))
     needs = BlockResources(tile.threads, thread_registers(tile, found), tile.shared_bytes)
     resident = blocks_per_core(launch.compiled or needs, hw)
     steps = max(1.0, visible_fraction(p, found, tile.m) * -(-p.extent(p.k) // tile.kv) / tile.kv_splits)
@@ -60,7 +60,7 @@ def mma_attention(p: Workload[AttentionOperands], launch: Launch) -> Costs:
     dram = dram_bytes / (launch.grid * steps) / mach.dram_bytes_per_cycle
     cost = _step(p, found, tile, launch.block)
     step = cost.step._replace(dram=dram_cycles(p, launch, dram))
-    stages_in_flight = launch.stages - 1 if found.k.is_async and found.v.is_async else 1
+    stages_in_flight = launch.pipeline.stages - 1 if found.k.is_async and found.v.is_async else 1
 
     def block_cycles(blocks: float) -> float:
         fill = device_fill(launch.grid, resident, mach.cores, blocks)

@@ -14,7 +14,6 @@ from roller_svc.construct.align import powers_of_two
 from roller_svc.construct.rules import (
     MIN_MATRIX_STAGES,
     Enumerated,
-    PipelineOptions,
     Shape,
     ThreadTile,
     axis_names,
@@ -33,6 +32,7 @@ from roller_svc.families.common.gpu.attention.tile import AttentionOperands, Mma
 from roller_svc.families.common.gpu.matrix.tile import ROWS, WORD_BYTES
 from roller_svc.families.gpu.mma_attention.cost import attention_block
 from roller_svc.ir.group import AxisRole
+from roller_svc.ir.rprogram import PipelineOptions
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.occupancy import block_registers
 from roller_svc.perf.workload import Workload

@@ -44,7 +44,7 @@ def mma_contraction(p: Workload[MmaFacts], launch: Launch) -> Costs:
     """Return the cost of waves of blocks, each a chain of k-tiles between prologue and epilogue."""
     mach, hw = p.machine, p.machine.hw
     block = mma_block(p, launch.block, launch.thread)
-    tile = block.tile._replace(stages=launch.stages)
+    tile = block.tile._replace(stages=launch.pipeline.stages)
     needs = BlockResources(tile.threads, block.registers, tile.shared_bytes)
     resident = blocks_per_core(launch.compiled or needs, hw)
     steps = block_steps(p, launch)
@@ -52,7 +52,7 @@ def mma_contraction(p: Workload[MmaFacts], launch: Launch) -> Costs:
     dram = dram_bytes / (launch.grid * steps) / mach.dram_bytes_per_cycle
     step = block_step(p, launch.block, launch.thread)
     step = step._replace(dram=dram, latency=k_tile_latency_cycles(p, launch, dram_bytes, steps))
-    stages_in_flight = prefetch_stages(p, launch.stages)
+    stages_in_flight = prefetch_stages(p, launch.pipeline.stages)
 
     def block_cycles(blocks: float) -> float:
         fill = device_fill(launch.grid, resident, mach.cores, blocks)
@@ -62,7 +62,7 @@ def mma_contraction(p: Workload[MmaFacts], launch: Launch) -> Costs:
     together = min(resident, -(-launch.grid // mach.cores))
     edges = step.latency + step.llc + together * _epilogue_cycles(p, launch, tile)
     # resident blocks drift apart: only the first prologue and the last epilogue do not overlap with other blocks
-    runs = tile_count(p, launch.block) / launch.grid if launch.stream_k_blocks else float(waves - 1)
+    runs = tile_count(p, launch.block) / launch.grid if launch.pipeline.stream_k_blocks else float(waves - 1)
     cycles += edges * (1 + runs / resident)
     parts = resource_seconds(p, step, launch.grid * steps, dram_bytes)
     seconds = max(mach.seconds(cycles), *(s for _, s in parts))
@@ -93,8 +93,8 @@ def prefetch_stages(p: Workload[MmaFacts], stages: int) -> int:
 def block_steps(p: Workload[MmaFacts], launch: Launch) -> int:
     """Return the k-tiles of one block."""
     k = extent_on(launch.block, p.k)
-    if launch.stream_k_blocks:
-        return -(-tile_count(p, launch.block) * -(-p.extent(p.k) // k) // launch.stream_k_blocks)
+    if launch.pipeline.stream_k_blocks:
+        return -(-tile_count(p, launch.block) * -(-p.extent(p.k) // k) // launch.pipeline.stream_k_blocks)
     return -(-p.extent(p.k) // (launch.split_k * k))
 
 

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from roller_svc.construct.align import powers_of_two
 from roller_svc.construct.rules import (
     MIN_MATRIX_STAGES,
-    PipelineOptions,
     ThreadTile,
     axis_names,
     axis_steps,
@@ -44,6 +43,7 @@ from roller_svc.families.common.gpu.matrix.wave_quantization import (
 )
 from roller_svc.families.gpu.mma_contraction.cost import block_step, mma_block, prefetch_stages
 from roller_svc.families.gpu.mma_contraction.workload import MmaFacts
+from roller_svc.ir.rprogram import PipelineOptions
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.machine import SCHEDULERS
 from roller_svc.perf.occupancy import BlockResources, block_registers, blocks_per_core

@@ -34,7 +34,7 @@ def scatter_cost(p: Workload[ScatterUpdates], launch: Launch) -> Costs:
     costs, mach, updates = serial_cost(p, launch), p.machine, p.facts
     if not updates.is_atomic:
         return costs
-    blocks = launch.persistent_blocks
+    blocks = launch.pipeline.persistent_blocks
     if not blocks:
         atomics = ("atomics", _global_seconds(mach, updates, updates.count))
         return costs._replace(stage_seconds=(*costs.stage_seconds, atomics))

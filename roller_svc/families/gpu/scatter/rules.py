@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from roller_svc.construct.rules import DEFAULT_PIPELINE, PipelineOptions, ThreadTile
+from roller_svc.construct.rules import ThreadTile
 from roller_svc.families.common.gpu.serial_rules import SerialRules
 from roller_svc.families.gpu.scatter.workload import ScatterUpdates
+from roller_svc.ir.rprogram import DEFAULT_PIPELINE, PipelineOptions
 from roller_svc.perf.footprint import Tile
 
 

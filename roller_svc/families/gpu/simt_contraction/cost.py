@@ -41,7 +41,10 @@ def simt_contraction(p: Workload[SimtFacts], launch: Launch) -> Costs:
     resident = blocks_per_core(launch.compiled or needs, hw)
     step = block_step(p, launch.block, launch.thread, launch.threads)
     steps = block_steps(p, launch)
-    warps, stages_in_flight = -(-launch.threads // hw.limits.warp_size), prefetch_stages(p, launch.block, launch.stages)
+    warps, stages_in_flight = (
+        -(-launch.threads // hw.limits.warp_size),
+        prefetch_stages(p, launch.block, launch.pipeline.stages),
+    )
 
     def block_cycles(blocks: float) -> float:
         return steps * step.cycles(blocks, warps, stages_in_flight)
@@ -90,7 +93,7 @@ def block_resources(p: Workload[SimtFacts], launch: Launch) -> BlockResources:
     bm, bn, bk = p.mnk(launch.block)
     tm, tn, _ = p.mnk(launch.thread)
     registers = thread_registers(p, tm, tn)
-    stages = min(launch.stages, block_steps(p, launch))
+    stages = min(launch.pipeline.stages, block_steps(p, launch))
     needed = registers.of(bm * bk / launch.threads, bn * bk / launch.threads)
     return BlockResources(launch.threads, needed, stages * stage_bytes(p, launch.block))
 
@@ -220,7 +223,9 @@ def _dram_bytes(p: Workload[SimtFacts], launch: Launch, resident: int) -> float:
     """Return compulsory traffic, and what concurrent blocks do not share through the LLC (§5, t_dram)."""
     m, n, _ = p.mnk(launch.block)
     grid_m, grid_n = -(-p.extent(p.m) // m), -(-p.extent(p.n) // n)
-    tall, wide = wave_rectangle(grid_m, grid_n, max(1, p.machine.cores * resident // launch.split_k), launch.raster)
+    tall, wide = wave_rectangle(
+        grid_m, grid_n, max(1, p.machine.cores * resident // launch.split_k), launch.pipeline.raster
+    )
     a = dram_bytes_with_reuse(p.machine, p.a.total_bytes, grid_n / wide)
     b = dram_bytes_with_reuse(p.machine, p.b.total_bytes, grid_m / tall)
     return p.epilogue.total_bytes + a + b

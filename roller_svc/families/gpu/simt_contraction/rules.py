@@ -7,15 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from roller_svc.construct.align import powers_of_two, tile_multiples
-from roller_svc.construct.rules import (
-    DEFAULT_PIPELINE,
-    PipelineOptions,
-    ThreadTile,
-    axis_names,
-    axis_steps,
-    exceeds_grid,
-    replaced,
-)
+from roller_svc.construct.rules import ThreadTile, axis_names, axis_steps, exceeds_grid, replaced
 from roller_svc.construct.scale_up import ScaleUpLevel, ScaleUpResult, TileMetrics
 from roller_svc.families.gpu.simt_contraction.cost import (
     block_step,
@@ -26,6 +18,7 @@ from roller_svc.families.gpu.simt_contraction.cost import (
 )
 from roller_svc.families.gpu.simt_contraction.workload import SimtFacts, ThreadRegisters
 from roller_svc.ir.hardware import Limits
+from roller_svc.ir.rprogram import DEFAULT_PIPELINE, PipelineOptions
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.machine import SCHEDULERS
 from roller_svc.perf.occupancy import BlockResources, block_registers, blocks_per_core

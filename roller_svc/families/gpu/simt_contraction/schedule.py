@@ -10,15 +10,15 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from roller_svc.analysis.operand import operands
+from roller_svc.errors import InvariantError
 from roller_svc.families.common.gpu.matrix.multistage_pipeline import STAGE, KTileRange, MultistagePipeline
 from roller_svc.families.common.view import GemmView, bind_members
 from roller_svc.families.gpu.simt_contraction import SIMT_CONTRACTION
 from roller_svc.families.gpu.simt_contraction.staging import THREAD, ReductionSteps, SimtOperandCopy
-from roller_svc.families.gpu.simt_contraction.workload import prepare_operand_loads, vector_elements
+from roller_svc.families.gpu.simt_contraction.workload import SimtFacts, vector_elements
 from roller_svc.ir.expr import Expr, Load, Op, OpKind
 from roller_svc.ir.group import KernelGroup, TileAxis
-from roller_svc.ir.hardware import HardwareSpec, TargetKind
+from roller_svc.ir.hardware import TargetKind
 from roller_svc.ir.index import add, ceil_div, div, logical_and, lt, mod, mul, num, ref
 from roller_svc.ir.program import Combine, identity
 from roller_svc.ir.rprogram import RProgram
@@ -34,6 +34,7 @@ from roller_svc.ir.schedule import (
     Storage,
 )
 from roller_svc.perf.occupancy import blocks_per_core
+from roller_svc.perf.workload import Workload
 
 SHARED_A, SHARED_B, ACC, A, B = ".a_shared", ".b_shared", ".acc", ".a", ".b"
 # Maximal statements of one unrolled loop, and of consecutive unrolled loops: 16 KiB of instructions.
@@ -43,10 +44,11 @@ MAX_UNROLLED, MAX_IN_LINE = 512, 1024
 PASSES = {TargetKind.AMD: 2}
 
 
-def lower(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[ScheduleTree, ...]:
+def lower(group: KernelGroup, program: RProgram, workload: Workload[SimtFacts]) -> tuple[ScheduleTree, ...]:
     """Return one tree: a block computes block.m x block.n of C by k-tiles of block.k, a thread thread.m x thread.n."""
-    view = GemmView.of(group, program)
-    loads = prepare_operand_loads(program.space, operands(group), hw.arch)
+    view, hw, loads = GemmView.of(group, program), workload.machine.hw, workload.facts.loads
+    if loads is None:
+        raise InvariantError(f"expected operands of FMA units, got {program.unit.name}")
     rows, types, warp = program.block[view.k.name], dict(group.inputs), hw.limits.warp_size
     steps = ReductionSteps(view.k, rows, loads.inner_member(rows))
     copies = tuple(
@@ -54,9 +56,9 @@ def lower(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[Sche
         for buffer, load, axis in ((SHARED_A, loads.a, view.m), (SHARED_B, loads.b, view.n))
     )
     kernel = _Kernel(view, program, steps, copies, warp, PASSES.get(hw.family, 1))
-    needs = SIMT_CONTRACTION.predict_resources(group, program, hw)
+    needs = SIMT_CONTRACTION.model(workload).resources(program)
     resident = 1 if needs is None else blocks_per_core(needs, hw)
-    return (ScheduleTree(group.name, kernel.blocks(), raster=program.raster, resident=resident),)
+    return (ScheduleTree(group.name, kernel.blocks(), raster=program.pipeline.raster, resident=resident),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +86,8 @@ class _Kernel:
     def blocks(self) -> tuple[Node, ...]:
         view = self.view
         # registers hold one k-tile at most
-        pipeline = MultistagePipeline(min(self.program.stages, self.steps.count), self.copies, register_stages=1)
+        stages = min(self.program.pipeline.stages, self.steps.count)
+        pipeline = MultistagePipeline(stages, self.copies, register_stages=1)
         zero = identity(Combine.SUM, view.dtype)
         nodes: tuple[Node, ...] = (self._over_tile((Compute(ACC, (ref("m.element"), ref("n.element")), zero),)),)
         k_tiles = KTileRange(num(0), num(self.steps.count), self.steps.count)

@@ -52,7 +52,7 @@ from roller_svc.perf.workload import Workload
 EXPOSED_SOFTMAX_FRACTION = 0.4
 # Registers in addition to O, S and P: row maxima and sums, indices, operands of a mask; and those of each instruction
 # along head_dim beyond 128. Fitted to 60 kernels that NVRTC 13 compiled with head_dim 64 to 256 and one to three
-# consumers: with 32 some spilled, with 36 none. `roller_svc/bench/attention_registers.py` checks others.
+# consumers: with 32 some spilled, with 36 none. `bench/roller_bench/attention_registers.py` checks others.
 OVERHEAD_REGISTERS = 36
 FREE_HEAD_DIM_STEPS, HEAD_DIM_STEP_REGISTERS = 8, 1.5
 
@@ -60,11 +60,11 @@ FREE_HEAD_DIM_STEPS, HEAD_DIM_STEP_REGISTERS = 8, 1.5
 def wgmma_attention(p: Workload[WgmmaAttentionFacts], launch: Launch) -> Costs:
     """Return the cost of waves of blocks, each a chain of the KV tiles that its rows see."""
     mach, hw, known = p.machine, p.machine.hw, p.facts
-    tile = attention_block(p, launch.block, launch.stages)
+    tile = attention_block(p, launch.block, launch.pipeline.stages)
     needs = block_resources(tile, known)
     resident = blocks_per_core(launch.compiled or needs, hw)
-    if launch.persistent_blocks:
-        resident = min(resident, -(-launch.persistent_blocks // mach.cores))
+    if launch.pipeline.persistent_blocks:
+        resident = min(resident, -(-launch.pipeline.persistent_blocks // mach.cores))
     steps = max(1.0, visible_fraction(p, known.operands, tile.m) * -(-p.extent(p.k) // tile.kv))
     at_once = resident * mach.cores
     dram_bytes = operand_dram_bytes(p, launch, at_once)
@@ -82,7 +82,7 @@ def wgmma_attention(p: Workload[WgmmaAttentionFacts], launch: Launch) -> Costs:
     arriving = step.latency + step.llc
     # the first softmax and the last PV overlap only with other warpgroups
     edges = step.chain / tile.consumers + together * results
-    cycles += arriving + edges + (edges + arriving * (not launch.persistent_blocks)) * (waves - 1) / resident
+    cycles += arriving + edges + (edges + arriving * (not launch.pipeline.persistent_blocks)) * (waves - 1) / resident
     each = launch.grid * steps
     parts = resource_seconds(p, step._replace(mma=_product_cycles(p, tile)), round(each), dram_bytes)
     parts.insert(1, ("exponentials", mach.seconds(each / mach.cores * _exponential_cycles(tile))))

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from roller_svc.construct.rules import (
     MIN_MATRIX_STAGES,
     Enumerated,
-    PipelineOptions,
     Shape,
     ThreadTile,
     axis_names,
@@ -38,7 +37,7 @@ from roller_svc.families.gpu.wgmma_attention.workload import (
     operands_through_registers,
 )
 from roller_svc.ir.group import AxisRole
-from roller_svc.ir.rprogram import WARPGROUP_THREADS
+from roller_svc.ir.rprogram import WARPGROUP_THREADS, PipelineOptions
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.occupancy import blocks_per_core
 from roller_svc.perf.workload import Workload

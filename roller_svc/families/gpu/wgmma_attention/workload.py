@@ -28,7 +28,7 @@ from roller_svc.families.common.gpu.warpgroups.tile import (
 from roller_svc.families.common.gpu.warpgroups.tma_load import TmaLoadPlan, plan_tma_load
 from roller_svc.ir.group import AxisRole, KernelGroup, TileAxis
 from roller_svc.ir.hardware import Arch, ComputeUnit, UnitKind
-from roller_svc.ir.rprogram import WARPGROUP_THREADS, RProgram
+from roller_svc.ir.rprogram import WARPGROUP_THREADS, PipelineOptions, RProgram
 from roller_svc.perf.workload import Workload
 
 WARP_ROWS = ROWS // WARPS  # rows of a warp, as in an `mma.sync` instruction
@@ -79,7 +79,7 @@ class WgmmaAttentionTile(TiledAttention[WgmmaOperand]):
     @property
     def result(self) -> WgmmaTile:
         """The output as a contraction's tile, for the epilogue."""
-        return WgmmaTile(self.m, self.n, self.kv, ROWS, self.n, self.stages, (1, 1), self.q, self.v,
+        return WgmmaTile(self.m, self.n, self.kv, ROWS, self.n, PipelineOptions(self.stages), self.q, self.v,
                          KTileOrder.linear(self.kv, self.kv))  # fmt: skip
 
     @property
@@ -131,7 +131,7 @@ def wgmma_attention_tile(program: RProgram, known: WgmmaAttentionFacts) -> Wgmma
     block = program.block
     names = (program.space.role(role)[0].name for role in (AxisRole.M, AxisRole.N, AxisRole.K, AxisRole.INNER))
     m, n, keys, features = (block[name] for name in names)
-    return known.tile((m, n, keys, features), program.stages)
+    return known.tile((m, n, keys, features), program.pipeline.stages)
 
 
 def operands_through_registers(tile: WgmmaAttentionTile) -> Iterator[str]:

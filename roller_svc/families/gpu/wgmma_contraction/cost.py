@@ -51,6 +51,7 @@ from roller_svc.families.common.gpu.warpgroups.tile import (
 )
 from roller_svc.families.common.gpu.warpgroups.tma_load import TmaTile
 from roller_svc.families.gpu.wgmma_contraction.workload import WgmmaFacts
+from roller_svc.ir.rprogram import PipelineOptions
 from roller_svc.perf.common import Costs, Launch, load_latency_cycles, simt_waves
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.machine import SCHEDULERS
@@ -68,39 +69,41 @@ def wgmma_contraction(p: Workload[WgmmaFacts], launch: Launch) -> Costs:
     """Return the cost of waves of tiles, each a chain of k-tiles; gaps between tiles overlap where possible."""
     mach, hw = p.machine, p.machine.hw
     known = wgmma_block(p, launch.block, launch.thread)
-    tile = known.tile.as_pingpong if launch.pingpong else known.tile
-    tile = tile._replace(stages=launch.stages, cluster=launch.cluster, cluster_k=launch.cluster_k)
-    cores = cluster_cores(mach.cores, math.prod(launch.cluster) * launch.cluster_k)
+    tile = known.tile.as_pingpong if launch.pipeline.pingpong else known.tile
+    tile = tile._replace(pipeline=launch.pipeline)
+    cores = cluster_cores(mach.cores, launch.pipeline.cluster_size)
     needs = block_resources(tile)
     resident = blocks_per_core(launch.compiled or needs, hw)
-    if launch.persistent_blocks:
-        resident = min(resident, -(-launch.persistent_blocks // cores))
+    if launch.pipeline.persistent_blocks:
+        resident = min(resident, -(-launch.pipeline.persistent_blocks // cores))
     steps = block_steps(p, launch)
     at_once = resident * cores
     dram_bytes = operand_dram_bytes(p, launch, at_once)
     dram = dram_bytes / (launch.grid * steps) / mach.dram_bytes_per_cycle
     latency = k_tile_latency_cycles(p, launch, dram_bytes, steps)
-    waiting = _refill_latency_cycles(known, latency, launch.cluster)
-    first_step = shared_step(p, known, launch.cluster)._replace(dram=dram, latency=waiting)
+    waiting = _refill_latency_cycles(known, latency, launch.pipeline.cluster)
+    first_step = shared_step(p, known, launch.pipeline.cluster)._replace(dram=dram, latency=waiting)
     step = first_step
     if tile.prefetched_k_tiles:  # a producer waits for all words in flight once in these k-tiles, and then unpacks them
         step = step._replace(chain=max(step.chain, step.issue + latency / tile.prefetched_k_tiles))
     waves = -(-launch.grid // at_once)
     # the first words of packed operands are requested when a tile begins
-    is_carried = launch.persistent_blocks and not tile.prefetched_k_tiles
+    is_carried = launch.pipeline.persistent_blocks and not tile.prefetched_k_tiles
     at_start = _requested_at_start(known, tile, steps) / (waves if is_carried else 1)
 
     def block_cycles(blocks: float) -> float:
         fill = device_fill(launch.grid, resident, cores, blocks)
-        late = (steps - at_start) * step.cycles(blocks, prefetch_stages(known, launch.stages), fill)
+        late = (steps - at_start) * step.cycles(blocks, prefetch_stages(known, launch.pipeline.stages), fill)
         return at_start * first_step.cycles(blocks, UNLIMITED, fill) + late
 
     waves, cycles = simt_waves(launch.grid, resident, cores, block_cycles)
-    again = tile_count(p, launch.block) / launch.grid if launch.stream_k_blocks else (waves - 1) / resident
-    mainloop = block_cycles(1.0) if launch.pingpong else 0.0
+    again = tile_count(p, launch.block) / launch.grid if launch.pipeline.stream_k_blocks else (waves - 1) / resident
+    mainloop = block_cycles(1.0) if launch.pipeline.pingpong else 0.0
     late_words = 0.0
     if tile.prefetched_k_tiles:  # what stages that are full when a tile ends do not hide
-        late_words = max(0.0, step.latency - (launch.stages - 1) * max(step.mma, step.shared, step.issue, step.chain))
+        late_words = max(
+            0.0, step.latency - (launch.pipeline.stages - 1) * max(step.mma, step.shared, step.issue, step.chain)
+        )
     per_core = _TilesPerCore(again, min(resident, -(-launch.grid // cores)), mainloop, late_words)
     cycles += _prologue_epilogue_cycles(p, launch, tile, step, per_core)
     parts = resource_seconds(p, step, launch.grid * steps, dram_bytes)
@@ -141,15 +144,19 @@ def prefetch_stages(block: WgmmaBlock, stages: int) -> int:
 
 def _requested_at_start(block: WgmmaBlock, tile: WgmmaTile, steps: int) -> float:
     """Return the k-tiles that arrive with the first: an empty pipeline is requested whole."""
-    return 1.0 if block.latencies else float(min(steps, tile.stages, tile.prefetched_k_tiles or tile.stages))
+    return (
+        1.0
+        if block.latencies
+        else float(min(steps, tile.pipeline.stages, tile.prefetched_k_tiles or tile.pipeline.stages))
+    )
 
 
 def block_steps(p: Workload[WgmmaFacts], launch: Launch) -> int:
     """Return the k-tiles of one output tile, or of a stream-K block."""
     steps = wgmma_block(p, launch.block, launch.thread).tile.k_order.steps
-    if launch.stream_k_blocks:
-        return -(-tile_count(p, launch.block) * steps // launch.stream_k_blocks)
-    return -(-steps // (launch.split_k * launch.cluster_k))
+    if launch.pipeline.stream_k_blocks:
+        return -(-tile_count(p, launch.block) * steps // launch.pipeline.stream_k_blocks)
+    return -(-steps // (launch.split_k * launch.pipeline.cluster_k))
 
 
 def shared_step(p: Workload[WgmmaFacts], block: WgmmaBlock, cluster: tuple[int, int]) -> MatrixStep:
@@ -164,7 +171,7 @@ def shared_step(p: Workload[WgmmaFacts], block: WgmmaBlock, cluster: tuple[int, 
 def _block(p: Workload[WgmmaFacts], block: Tile, group: Tile) -> WgmmaBlock:
     mach, feeds = p.machine, p.facts.loads
     group_m, group_n, _ = p.mnk(group)
-    tile = feeds.tile(p.mnk(block), (group_m, group_n), MIN_MATRIX_STAGES)
+    tile = feeds.tile(p.mnk(block), (group_m, group_n), PipelineOptions(MIN_MATRIX_STAGES))
     moved = (p.a.requested_bytes(block), p.b.requested_bytes(block))
     pipe = (tile.a.bytes * tile.a.load.is_tma + tile.b.bytes * tile.b.load.is_tma) / mach.staged_bytes_per_cycle
     slots, boxes = 0.0, 0
@@ -248,20 +255,22 @@ def _prologue_epilogue_cycles(
     resource_seconds, loads = max(step.mma, step.shared, step.issue, step.chain), max(step.port, step.llc * working)
     begin = step.latency + min(resource_seconds, loads)  # k-tiles count the longer of both
     results = tiles.together * epilogue_memory_cycles(p, launch)
-    if launch.cluster_k > 1:
-        handing = tiles.together * cluster_reduction_cycles(p, tile, launch.cluster_k, math.prod(launch.cluster))
+    if launch.pipeline.cluster_k > 1:
+        handing = tiles.together * cluster_reduction_cycles(
+            p, tile, launch.pipeline.cluster_k, math.prod(launch.pipeline.cluster)
+        )
     else:
         handing = tiles.together * epilogue_handoff_cycles(p, tile)
-    if not (launch.persistent_blocks or launch.stream_k_blocks):
+    if not (launch.pipeline.persistent_blocks or launch.pipeline.stream_k_blocks):
         return (begin + handing + results) * (1 + tiles.again)
-    if launch.pingpong:
+    if launch.pipeline.pingpong:
         handing = epilogue_handoff_cycles(p, tile, LONE_WARP_SLOT_CYCLES)
         k_tiles = block_steps(p, launch)
         llc = k_tiles * step.llc * working + result_llc_cycles(p, launch.grid) * working
         bound = max(k_tiles * step.shared + buffered_cycles(p, tile), llc)
         exposed = _pingpong_exposed_cycles(p, tile, bound, tiles.mainloop_cycles)
         return begin + handing + results + tiles.again * (exposed + tiles.late_words_cycles)
-    won = min(tile.stages, block_steps(p, launch)) * max(0.0, max(loads, step.dram) - resource_seconds)
+    won = min(tile.pipeline.stages, block_steps(p, launch)) * max(0.0, max(loads, step.dram) - resource_seconds)
     return begin + handing + results + tiles.again * max(0.0, handing - won, tiles.late_words_cycles)
 
 

@@ -25,7 +25,7 @@ def _nearest_cluster(side: int) -> Knob[WgmmaFacts]:
     def search(group: KernelGroup, model: Model[WgmmaFacts], program: RProgram, wanted: int) -> Nearest:
         if wanted == 1:
             return Nearest(1)
-        if program.stream_k_blocks:
+        if program.pipeline.stream_k_blocks:
             return Nearest(1, "stream-K blocks do not form clusters")
         reason = _unsupported_cluster(model, program, side, wanted)
         if not reason:
@@ -38,7 +38,7 @@ def _nearest_cluster(side: int) -> Knob[WgmmaFacts]:
 
 def _unsupported_cluster(model: Model[WgmmaFacts], program: RProgram, side: int, wanted: int) -> str:
     """Return why a cluster cannot have `wanted` blocks along `side`; '' if it can."""
-    other = program.cluster[1 - side] * program.cluster_k
+    other = program.pipeline.cluster[1 - side] * program.pipeline.cluster_k
     if wanted < 1 or wanted * other > MAX_CLUSTER_BLOCKS:
         return f"a cluster has 1 to {MAX_CLUSTER_BLOCKS} blocks"
     (axis,) = program.space.role((AxisRole.M, AxisRole.N)[side])
@@ -62,18 +62,18 @@ def _nearest_pingpong(group: KernelGroup, model: Model[WgmmaFacts], program: RPr
 
 def _unsupported_pingpong(model: Model[WgmmaFacts], program: RProgram) -> str:
     """Return why two consumers cannot take tiles in turn; '' if they can."""
-    if not program.persistent_blocks:
+    if not program.pipeline.persistent_blocks:
         return "only persistent blocks have a ping-pong schedule; set blocks"
     taken, p = program.as_pingpong(), model.workload
     known = wgmma_block(p, p.footprint.tile(taken.block), p.footprint.tile(taken.thread))
-    tile = known.tile.as_pingpong._replace(stages=taken.stages)
+    tile = known.tile.as_pingpong._replace(pipeline=taken.pipeline)
     registers = tile.accumulator_registers + CONSUMER_REGISTERS
     if registers > tile.consumer_registers:
         return f"{taken.tile_text} takes {registers} registers of a consumer, which has {tile.consumer_registers}"
     if limits := exceeded_limits(block_resources(tile), p.machine.hw):
-        return f"ping-pong with {taken.stages} stages of {taken.tile_text} takes {' and '.join(limits)}"
-    clusters = (_unsupported_cluster(model, taken, side, taken.cluster[side]) for side in (0, 1))
-    return next((reason for side, reason in enumerate(clusters) if reason and taken.cluster[side] > 1), "")
+        return f"ping-pong with {taken.pipeline.stages} stages of {taken.tile_text} takes {' and '.join(limits)}"
+    clusters = (_unsupported_cluster(model, taken, side, taken.pipeline.cluster[side]) for side in (0, 1))
+    return next((reason for side, reason in enumerate(clusters) if reason and taken.pipeline.cluster[side] > 1), "")
 
 
 def _nearest_parts(group: KernelGroup, model: Model[WgmmaFacts], program: RProgram, wanted: int) -> Nearest:
@@ -82,14 +82,16 @@ def _nearest_parts(group: KernelGroup, model: Model[WgmmaFacts], program: RProgr
         return Nearest(1)
     if group.forbids_split_k:
         return Nearest(1, "a reduction that others follow cannot be split")
-    if program.stream_k_blocks or program.split_k > 1:
+    if program.pipeline.stream_k_blocks or program.split_k > 1:
         return Nearest(1, "a reduction is split once")
-    size = math.prod(program.cluster)
+    size = math.prod(program.pipeline.cluster)
     p = model.workload
     tile = wgmma_block(p, p.footprint.tile(program.block), p.footprint.tile(program.thread)).tile
     fitting = [n for n in CLUSTER_PARTS if n * size <= MAX_CLUSTER_BLOCKS and n <= tile.k_order.steps]
-    if program.stages < tile.min_partial_stages:
-        return Nearest(1, f"{program.stages} stages of {program.tile_text} cannot hold the parts of its results")
+    if program.pipeline.stages < tile.min_partial_stages:
+        return Nearest(
+            1, f"{program.pipeline.stages} stages of {program.tile_text} cannot hold the parts of its results"
+        )
     if wanted in fitting:
         return Nearest(wanted)
     near = next((n for n in fitting if n < wanted), 1)

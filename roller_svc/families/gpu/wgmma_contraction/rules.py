@@ -9,7 +9,6 @@ from functools import cached_property
 
 from roller_svc.construct.rules import (
     MIN_MATRIX_STAGES,
-    PipelineOptions,
     Shape,
     ThreadTile,
     axis_names,
@@ -64,7 +63,7 @@ from roller_svc.families.gpu.wgmma_contraction.cost import (
     wgmma_block,
 )
 from roller_svc.families.gpu.wgmma_contraction.workload import WgmmaFacts
-from roller_svc.ir.rprogram import WARPGROUP_THREADS
+from roller_svc.ir.rprogram import WARPGROUP_THREADS, PipelineOptions
 from roller_svc.perf.footprint import Tile
 from roller_svc.perf.machine import SCHEDULERS
 from roller_svc.perf.occupancy import blocks_per_core
@@ -418,7 +417,7 @@ class WgmmaContractionRules(TilePrefilter):
             by_parts.setdefault(cluster_parts(cores, tiles, steps, math.prod(cluster)), cluster)
         for parts, cluster in by_parts.items():
             stages = max(self._ring(known, 1, -(-steps // parts))[1], tile.min_partial_stages)
-            split = tile._replace(stages=stages, cluster_k=parts)
+            split = tile._replace(pipeline=PipelineOptions(stages, cluster_k=parts))
             if parts > 1 and split.shared_bytes <= p.machine.hw.limits.shared_bytes_per_block:
                 yield PipelineOptions(stages, self._raster(block, cores, cluster), cluster=cluster, cluster_k=parts)
 

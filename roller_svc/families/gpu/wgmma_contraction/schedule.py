@@ -7,7 +7,6 @@ memory and store their own outputs. Persistent kernels load the next tile during
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 
 from roller_svc.analysis.operand import Operand, all_operands
@@ -44,7 +43,6 @@ from roller_svc.families.common.gpu.warpgroups.tile import (
     WgmmaOperand,
     WgmmaOperandLoads,
     WgmmaTile,
-    plan_wgmma_loads,
 )
 from roller_svc.families.common.gpu.warpgroups.tile_scheduler import (
     BLOCK,
@@ -56,28 +54,29 @@ from roller_svc.families.common.gpu.warpgroups.tile_scheduler import (
 )
 from roller_svc.families.common.gpu.warpgroups.tma_load import TmaTile
 from roller_svc.families.common.view import GemmView
+from roller_svc.families.gpu.wgmma_contraction.workload import WgmmaFacts
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Const, Expr, Op, OpKind
 from roller_svc.ir.group import KernelGroup
-from roller_svc.ir.hardware import Arch, HardwareSpec
 from roller_svc.ir.index import add, div, eq, mod, mul, num, ref
 from roller_svc.ir.rprogram import WARPGROUP_THREADS, RProgram
 from roller_svc.ir.schedule import Barrier, Branch, Compute, Loop, LoopKind, Node, ScheduleTree
 from roller_svc.ir.schedule_hopper import ClusterBarrier
 from roller_svc.ir.tensor_map import Swizzle, TensorMap
+from roller_svc.perf.workload import Workload
 
 _BUFFERS = (SHARED_A, SHARED_B)
 MAPS = ((".a_map",), (".b_map", ".b_map_2"))  # tensor maps of A, and of B for each accumulator
 
 
-def lower(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[ScheduleTree, ...]:
+def lower(group: KernelGroup, program: RProgram, workload: Workload[WgmmaFacts]) -> tuple[ScheduleTree, ...]:
     """Return one tree, or two under stream-K.
 
     A block computes block.m x block.n of the output, a warpgroup thread.m x thread.n of that.
     """
     group = replace(group, space=program.space)
-    contraction = _Contraction.of(group, program, hw.arch)
-    if program.stream_k_blocks:
+    contraction = _Contraction.of(group, program, workload.facts.loads)
+    if program.pipeline.stream_k_blocks:
         # the kernel's k-tiles may include padded ones
         work = replace(stream_k_partition(program), k_tiles=contraction.tile.k_order.steps)
         partial, _ = partial_tiles(group.name, program)
@@ -87,10 +86,9 @@ def lower(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[Sche
         return mainloop, ScheduleTree(f"{group.name}_join", fixup)
     tile, view = contraction.tile, contraction.view
     grid = (-(-view.m.extent // tile.m), -(-view.n.extent // tile.columns))
-    clusters = program.persistent_blocks // program.cluster_size
-    tiles = (view, grid, tile.k_order.steps, clusters, program.cluster, program.raster, program.cluster_k)
+    tiles = (view, grid, tile.k_order.steps, program.pipeline)
     scheduler = PersistentTiles(*tiles)
-    consumer = PingpongTiles(*tiles, ref(GROUP)) if program.pingpong else scheduler
+    consumer = PingpongTiles(*tiles, ref(GROUP)) if program.pipeline.pingpong else scheduler
     return (contraction.tree(scheduler, contraction.results.nodes(), consumer),)
 
 
@@ -104,18 +102,15 @@ class _Contraction:
     results: TmaStoreEpilogue | WarpgroupEpilogue | ClusterReductionEpilogue
 
     @classmethod
-    def of(cls, group: KernelGroup, program: RProgram, arch: Arch) -> _Contraction:
+    def of(cls, group: KernelGroup, program: RProgram, loads: WgmmaOperandLoads) -> _Contraction:
         view, operands = GemmView.of(group, program), all_operands(group)
-        loads = plan_wgmma_loads(program.space, program.unit, operands, arch)
         (m, n, k), block, thread = (a.name for a in (view.m, view.n, view.k)), program.block, program.thread
-        tile = loads.tile((block[m], block[n], block[k]), (thread[m], thread[n]), program.stages, program.cluster,
-                          pingpong=program.pingpong)  # fmt: skip
-        tile = tile._replace(cluster_k=program.cluster_k)
+        tile = loads.tile((block[m], block[n], block[k]), (thread[m], thread[n]), program.pipeline)
         sides = _OperandSides(view, tile, operands, loads)
         copies = (*sides.copies(0), *sides.copies(1))
         maps = (*sides.maps(0), *sides.maps(1))
-        outputs = EpilogueStore(view, tile.m * tile.cluster[0], tile.columns * tile.cluster[1])
-        if tile.cluster_k > 1:
+        outputs = EpilogueStore(view, tile.m * tile.pipeline.cluster[0], tile.columns * tile.pipeline.cluster[1])
+        if tile.pipeline.cluster_k > 1:
             return cls(group.name, view, tile, copies, maps, ClusterReductionEpilogue(tile, outputs))
         tma_store = TmaStoreEpilogue.of(tile, outputs)
         maps = maps if tma_store is None else (*maps, tma_store.tensor_map)
@@ -130,23 +125,23 @@ class _Contraction:
             of_consumer: Tiles of a consumer, where it does not compute all tiles of the block.
         """
         tile = self.tile
-        consumers_of_multicast = multicast_consumers(tile.cluster, self.copies, tile.cluster_k)
+        consumers_of_multicast = multicast_consumers(tile.pipeline, self.copies)
         mainloop = WgmmaMainloop(self.view.dtype, tile, self.copies, consumers_of_multicast)
         synchronise: Node = ClusterBarrier() if mainloop.consumers_of_multicast else Barrier()
         is_producer = eq(ref(GROUP), num(tile.consumers))
         producer = mainloop.producer_loop(scheduler)
-        if tile.cluster_k > 1:
+        if tile.pipeline.cluster_k > 1:
             producer += BARRIERS
         consumer = mainloop.consumer_loop(of_consumer or scheduler, epilogue, self.results.finish)
         nodes: tuple[Node, ...] = (
             mainloop.init_barriers(), synchronise,
             Branch(is_producer, producer, consumer),
         )  # fmt: skip
-        if mainloop.consumers_of_multicast and tile.cluster_k == 1:
+        if mainloop.consumers_of_multicast and tile.pipeline.cluster_k == 1:
             nodes += (ClusterBarrier(),)  # no block may exit while others arrive at its barriers
         nodes = scheduler.bind_block(mainloop.allocate(self.results.allocate(nodes)))
         nodes = (Loop(BLOCK, scheduler.blocks, LoopKind.BLOCK, warpgroup_threads(tile.consumers, nodes)),)
-        cluster = math.prod(tile.cluster) * tile.cluster_k
+        cluster = tile.pipeline.cluster_size
         return ScheduleTree(self.name, nodes, tensor_maps=self.maps, cluster=cluster)
 
     def store_or_leave_partial(self, partial: str, work: StreamKPartition) -> tuple[Node, ...]:
@@ -232,7 +227,7 @@ class _OperandSides:
 
         The second value is the slice's number, the third the mask of the blocks that share the tile.
         """
-        rows, columns = self.tile.cluster
+        rows, columns = self.tile.pipeline.cluster
         blocks = (columns, rows)[side]
         number: Expr = num(0)
         mask: Expr | None = None
@@ -243,7 +238,7 @@ class _OperandSides:
                 number, first, bits = column, mul(row, num(columns)), (1 << columns) - 1
             else:
                 number, first, bits = row, column, sum(1 << (i * columns) for i in range(rows))
-            mask = _shifted(bits, cluster_rank(self.tile.cluster, self.tile.cluster_k, first))
+            mask = _shifted(bits, cluster_rank(self.tile.pipeline, first))
         loads = self.loads.boxes(side, extent, self.tile.k, operand.atom_bytes // operand.dtype.bytes)
         if isinstance(loads, str):
             raise InvariantError(f"no TMA box for {extent} rows of a tile: {loads}")

@@ -11,11 +11,9 @@ import pytest
 
 pytest.importorskip("matplotlib")
 
-from roller_svc.bench.model import plot
+from roller_bench.model import plot
 
-CURVE = [
-    {"first": first, "mean": 0.1 / first, "p90": 0.2 / first, "random": 0.5 / first} for first in range(1, 21)
-]
+CURVE = [{"first": first, "mean": 0.1 / first, "p90": 0.2 / first, "random": 0.5 / first} for first in range(1, 21)]
 
 
 def candidate(measured_s: float | None, predicted_s: float, *, drawn: bool) -> dict[str, Any]:

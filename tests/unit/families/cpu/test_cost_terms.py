@@ -64,7 +64,7 @@ def estimated_program(model: Model, block: dict[str, int], thread: dict[str, int
 
 
 def estimated(model: Model, block: dict[str, int], thread: dict[str, int], *, streamed: bool = False) -> Estimate:
-    return model.estimate(replace(estimated_program(model, block, thread), nontemporal=streamed))
+    return model.estimate(estimated_program(model, block, thread).with_pipeline(nontemporal=streamed))
 
 
 def stage(estimate: Estimate, name: str) -> float:
@@ -338,7 +338,7 @@ def test_longer_rows_turn_memory_longer() -> None:
         found = []
         for row in (1024, 4096, 16384):
             model = model_of(ROW_SOFTMAX, {"x": (F32, ((64 << 20) // row, row))}, ("y",))
-            program = replace(estimated_program(model, {}, {"i": 1}), reduce_threads=16, nontemporal=way)
+            program = replace(estimated_program(model, {}, {"i": 1}), reduce_threads=16).with_pipeline(nontemporal=way)
             found.append(moving(model.estimate(program)))
         assert found == sorted(found)
         assert found[-1] > 1.05 * found[0]

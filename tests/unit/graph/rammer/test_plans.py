@@ -19,8 +19,8 @@ from roller_svc.graph.rammer.wavefront import (
     schedule_by_waves,
     schedule_side_by_side,
 )
+from roller_svc.ir.canonical import from_json, to_json
 from roller_svc.ir.vdevice import Barrier, Execute, VDevicePlan
-from roller_svc.runtime.saved.plan_json import vdevice_plan_from_json, vdevice_plan_to_json
 
 CHEAP = Overheads(wait_s=1e-7, launch_s=1e-6)
 
@@ -32,11 +32,11 @@ def test_row_17_a_plan_has_a_json_form():
     device.wait((1, 0), [(0, 0), (0, 1)])
     device.append((1, 0), 0)
     plan = device.finish()
-    assert vdevice_plan_to_json(plan) == {
+    assert to_json(plan) == {
         "num_tasks": [2, 1],
         "programs": [[{"execute": [0, 0, 1]}, {"wait": [[1, 0]]}, {"execute": [1, 0, 1]}], [{"execute": [0, 1, 1]}]],
     }
-    assert vdevice_plan_from_json(vdevice_plan_to_json(plan)) == plan
+    assert from_json(VDevicePlan, to_json(plan)) == plan
 
 
 def test_row_18_wait_keeps_the_last_rtask_of_each_veu():

@@ -156,7 +156,9 @@ def mma_attention_tile(program: RProgram, found: AttentionOperands) -> MmaAttent
         program.space.role(role) for role in (AxisRole.M, AxisRole.N, AxisRole.K, AxisRole.INNER)
     )
     extents = (block[m.name], block[n.name], block[keys.name], block[features.name])
-    return make_mma_attention_tile(extents, (warp[m.name], warp[keys.name]), program.stages, program.split_k, found)
+    return make_mma_attention_tile(
+        extents, (warp[m.name], warp[keys.name]), program.pipeline.stages, program.split_k, found
+    )
 
 
 def make_mma_attention_tile(
@@ -173,7 +175,7 @@ def make_mma_attention_tile(
 # Registers in addition to O, S, Q and P, fitted to 100 kernels that NVRTC 13 compiled for sm_80 and sm_90 with head_dim
 # 16 to 256: a base, per further row fragment, per KV fragment beyond MAX_FREE_KV_FRAGMENTS, per instruction along
 # head_dim, per score operation, and an address per copied chunk. Kernels that spilled are rejected, and those within
-# ten registers of the limit. `roller_svc/bench/attention_registers.py` checks others near the limit.
+# ten registers of the limit. `bench/roller_bench/attention_registers.py` checks others near the limit.
 BASE_REGISTERS = 64
 MAX_FREE_KV_FRAGMENTS, KV_REGISTERS = 8, 5
 ROW_REGISTERS = 10

@@ -21,7 +21,7 @@ def matrix_launches(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> 
             return (GroupLaunch(group, program),)
         parts = reduce_then_combine_groups(group, program, tiles)
         return (GroupLaunch(parts.contraction, parts.program, parts.workspace), GroupLaunch(parts.reduction, None))
-    if program.stream_k_blocks:
+    if program.pipeline.stream_k_blocks:
         workspace = partial_tiles(group.name, program)
         return (GroupLaunch(replace(group, stored=(*group.stored, workspace)), program, (workspace,)),)
     return launch_or_split(group, program, hw)

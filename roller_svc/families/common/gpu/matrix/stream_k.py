@@ -52,7 +52,7 @@ def stream_k_partition(program: RProgram) -> StreamKPartition:
     """Return the partition of an rProgram with `stream_k_blocks`."""
     space, block = program.space, program.block
     grid = tuple(-(-axis.extent // block[axis.name]) for axis in space.spatial)
-    return StreamKPartition(program.stream_k_blocks, grid, program.steps)
+    return StreamKPartition(program.pipeline.stream_k_blocks, grid, program.steps)
 
 
 def partial_tiles(group: str, program: RProgram) -> tuple[str, TensorType]:
@@ -60,15 +60,15 @@ def partial_tiles(group: str, program: RProgram) -> tuple[str, TensorType]:
     (m,), (n,) = (program.space.role(role) for role in (AxisRole.M, AxisRole.N))
     tile = (program.block[m.name], program.block[n.name])
     return f"{group}.partial", TensorType(
-        program.space.compute_dtype, (program.stream_k_blocks, PARTIAL_TILES_PER_BLOCK, *tile)
+        program.space.compute_dtype, (program.pipeline.stream_k_blocks, PARTIAL_TILES_PER_BLOCK, *tile)
     )
 
 
 def stream_k_launch(p: Workload[Any], program: RProgram) -> Launch:
     """Read a launch whose blocks may stream k-tiles: at most the first and last tile of a block are shared."""
     launch = read_launch(p, program)
-    if not program.stream_k_blocks:
+    if not program.pipeline.stream_k_blocks:
         return launch
-    grid, tiles = program.stream_k_blocks, math.prod([-(-p.extents[i] // launch.block[i]) for i in p.spatial])
+    grid, tiles = program.pipeline.stream_k_blocks, math.prod([-(-p.extents[i] // launch.block[i]) for i in p.spatial])
     points = min(2 * grid, grid + tiles) * math.prod(launch.block[i] for i in p.spatial)
     return launch._replace(grid=grid, workspace_bytes=points * p.elem_bytes)

@@ -118,7 +118,10 @@ def operand_dram_bytes(p: Workload[Any], launch: Launch, concurrent_blocks: int)
     batches = tile_count(p, launch.block) // (grid_m * grid_n)
     a, b = p.a.total_bytes / batches, p.b.total_bytes / batches
     tall, wide = wave_rectangle(
-        grid_m, grid_n, max(1, concurrent_blocks // (launch.split_k * launch.cluster_k)), launch.raster
+        grid_m,
+        grid_n,
+        max(1, concurrent_blocks // (launch.split_k * launch.pipeline.cluster_k)),
+        launch.pipeline.raster,
     )
     panel = a * tall / grid_m
     a_bytes = _reread_dram_bytes(p.machine, a, grid_n / wide, panel + b * wide / grid_n)

@@ -173,7 +173,7 @@ def mma_tile(program: RProgram, a: Operand, b: Operand) -> MmaTile:
     block, warp, sums = program.block, program.thread, program.space.num_accumulators
     columns = sums * block[n.name]
     return MmaTile(
-        block[m.name], columns, block[k.name], warp[m.name], sums * warp[n.name], program.stages,
+        block[m.name], columns, block[k.name], warp[m.name], sums * warp[n.name], program.pipeline.stages,
         staged(a, staged_dtype(program.unit, a), block[m.name], block[k.name], fragment),
         staged(b, staged_dtype(program.unit, b), columns, block[k.name], fragment), fragment,
     )  # fmt: skip

@@ -66,7 +66,7 @@ class ClusterReductionEpilogue:
 
         All parts of a batch of rounds are in flight together, before the first result is stored.
         """
-        tile, outputs, parts = self.tile, self.outputs, self.tile.cluster_k
+        tile, outputs, parts = self.tile, self.outputs, self.tile.pipeline.cluster_k
         width = min(outputs.vector_width(tile.n), CHUNK_BYTES // outputs.view.dtype.bytes)
         rounds = ceil_div(self._items(width), self._threads)
         most = min(READ_BATCH_WORDS // (width * parts), MAX_OPERATIONS // (width * outputs.operations))
@@ -88,7 +88,7 @@ class ClusterReductionEpilogue:
 
     def _items(self, width: int) -> int:
         """Return the vectors of the block's rows."""
-        return self.tile.m // self.tile.cluster_k * (self.tile.n // width)
+        return self.tile.m // self.tile.pipeline.cluster_k * (self.tile.n // width)
 
     def _item(self, width: int, batch: int, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
         """Bind the position of a thread's outputs in a round of a batch."""
@@ -97,7 +97,7 @@ class ClusterReductionEpilogue:
         nodes = (Let("m.place", add(mul(ref("m.block"), num(tile.m)), ref(".row")), nodes),)
         per_row = tile.n // width
         nodes = (Let(".element", mul(mod(ref(".item"), per_row), num(width)), nodes),)
-        nodes = (Let(".row", add(mul(div(ref(".item"), per_row), num(tile.cluster_k)), ref(K_RANK)), nodes),)
+        nodes = (Let(".row", add(mul(div(ref(".item"), per_row), num(tile.pipeline.cluster_k)), ref(K_RANK)), nodes),)
         if self._items(width) % self._threads:
             nodes = (Branch(lt(ref(".item"), num(self._items(width))), nodes),)
         thread = add(mul(ref(GROUP), num(WARPGROUP_THREADS)), ref(THREAD))
@@ -109,7 +109,7 @@ class ClusterReductionEpilogue:
         dtype = self.outputs.view.dtype
         index = (ref(".row"), add(ref(".element"), ref(".lane")))
         nodes: tuple[Node, ...] = ()
-        for number in range(self.tile.cluster_k):
+        for number in range(self.tile.pipeline.cluster_k):
             part = Load(_remote(number) if number else PARTIAL, index, dtype)
             value = Compute(TOTAL, (ref(".in_batch"), ref(".lane")), part, Combine.SUM if number else None)
             nodes += (Loop(".lane", width, LoopKind.VECTOR, (value,)),)
@@ -117,8 +117,8 @@ class ClusterReductionEpilogue:
 
     def _rank(self, number: int) -> Expr:
         """Return the rank in the cluster of the block whose part is `number` after this block's."""
-        size = math.prod(self.tile.cluster)
-        part = mul(mod(add(ref(K_RANK), num(number)), self.tile.cluster_k), num(size))
+        size = math.prod(self.tile.pipeline.cluster)
+        part = mul(mod(add(ref(K_RANK), num(number)), self.tile.pipeline.cluster_k), num(size))
         return add(part, ref(RANK)) if size > 1 else part
 
 

@@ -13,11 +13,11 @@ from roller_svc.perf.model import Model
 def nearest_blocks(group: KernelGroup, model: Model[Any], program: RProgram, wanted: int) -> Nearest:
     if wanted == 0:
         return Nearest(0)
-    if program.stream_k_blocks:
+    if program.pipeline.stream_k_blocks:
         return Nearest(0, "stream-K blocks are not persistent over whole tiles")
-    if program.cluster_k > 1:
+    if program.pipeline.cluster_k > 1:
         return Nearest(0, "blocks that split k within clusters are not persistent")
-    size = program.cluster_size
+    size = program.pipeline.cluster_size
     near = max(1, min(wanted, program.grid) // size) * size
     reason = f"{program.grid} tiles of {program.tile_text} take at most as many, in whole clusters of {size} blocks"
     return Nearest(near, "" if near == wanted else reason)

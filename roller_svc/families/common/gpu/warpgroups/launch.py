@@ -12,4 +12,4 @@ from roller_svc.perf.workload import Workload
 
 def warpgroup_launch(p: Workload[Any], program: RProgram) -> Launch:
     launch = stream_k_launch(p, program)
-    return launch._replace(threads=launch.threads * (1 + program.pingpong) + WARPGROUP_THREADS)
+    return launch._replace(threads=launch.threads * (1 + program.pipeline.pingpong) + WARPGROUP_THREADS)

@@ -38,7 +38,7 @@ from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Const, Expr, Load, Op, OpKind
 from roller_svc.ir.index import add, div, eq, le, lt, mod, mul, num, ref, sub
 from roller_svc.ir.program import Combine
-from roller_svc.ir.rprogram import WARPGROUP_THREADS
+from roller_svc.ir.rprogram import WARPGROUP_THREADS, PipelineOptions
 from roller_svc.ir.schedule import (
     Branch,
     Compute,
@@ -98,11 +98,11 @@ class WgmmaMainloop:
         """Allocate the stages and their barriers around the nodes."""
         tile = self.tile
         for name in (EMPTY, FULL):
-            body = (Storage(name, DType.UINT64, (tile.stages,), Scope.SHARED, body),)
-        if tile.pingpong:
+            body = (Storage(name, DType.UINT64, (tile.pipeline.stages,), Scope.SHARED, body),)
+        if tile.pipeline.pingpong:
             body = (Storage(ORDER, DType.UINT64, (PINGPONG_CONSUMERS,), Scope.SHARED, body),)
-        body = (operand_storage(SHARED_B, tile.b, tile.stages, body),)
-        return (operand_storage(SHARED_A, tile.a, tile.stages, body),)
+        body = (operand_storage(SHARED_B, tile.b, tile.pipeline.stages, body),)
+        return (operand_storage(SHARED_A, tile.a, tile.pipeline.stages, body),)
 
     def init_barriers(self) -> Node:
         """Initialise the mbarriers with their arrival counts on one thread."""
@@ -110,9 +110,9 @@ class WgmmaMainloop:
         emptying = WARPS * self.tile.tile_consumers * max(1, len(self.consumers_of_multicast))
         index = (ref(".stage"),)
         barriers = (MbarrierInit(FULL, index, filling), MbarrierInit(EMPTY, index, emptying))
-        loop = Loop(".stage", self.tile.stages, LoopKind.UNROLL, barriers)
+        loop = Loop(".stage", self.tile.pipeline.stages, LoopKind.UNROLL, barriers)
         first = Op(OpKind.LAND, (eq(ref(GROUP), num(0)), eq(ref(THREAD), num(0))), DType.INT8)
-        consumers = range(PINGPONG_CONSUMERS if self.tile.pingpong else 0)
+        consumers = range(PINGPONG_CONSUMERS if self.tile.pipeline.pingpong else 0)
         order = tuple(MbarrierInit(ORDER, (num(consumer),), WARPS) for consumer in consumers)
         return Branch(first, (loop, *order, FenceMbarrierInit()))
 
@@ -168,7 +168,7 @@ class WgmmaMainloop:
 
         The next stage was released when the k-tile after the oldest of these began.
         """
-        return max(0, self.tile.stages - 2) if any(copy.is_async for copy in self.producer_copies) else 0
+        return max(0, self.tile.pipeline.stages - 2) if any(copy.is_async for copy in self.producer_copies) else 0
 
     def _fill_stage(self, scheduler: TileScheduler) -> tuple[Node, ...]:
         """Fill one stage; copies through registers load before the stage is free."""
@@ -224,7 +224,7 @@ class WgmmaMainloop:
         wait: tuple[Node, ...] = (
             (CpAsyncWaitGroup(pending),) if any(copy.is_async for copy in self.producer_copies) else ()
         )
-        stage = mod(add(iteration, num(-before % self.tile.stages)), self.tile.stages)
+        stage = mod(add(iteration, num(-before % self.tile.pipeline.stages)), self.tile.pipeline.stages)
         return (*wait, FenceProxyAsync(), MbarrierArrive(FULL, (stage,)))
 
     # consumers ------------------------------------------------------------------------------------------------------
@@ -248,7 +248,7 @@ class WgmmaMainloop:
 
         A stage is released when the wgmma after it has been issued.
         """
-        behind = 1 if self.tile.stages > 1 else 0
+        behind = 1 if self.tile.pipeline.stages > 1 else 0
         step: tuple[Node, ...] = (
             MbarrierWait(FULL, (ref(STAGE),), self._parity),
             WgmmaFence(),
@@ -259,7 +259,7 @@ class WgmmaMainloop:
         if not behind:
             released = (*step, *self._consumer_release(ref(ITERATION)))
             return self._in_order(k_tile_loop(scheduler.k_tiles, self._with_stage_index(scheduler, released)))
-        before = add(ref(ITERATION), num(self.tile.stages - 1))  # has the stage of the previous k-tile
+        before = add(ref(ITERATION), num(self.tile.pipeline.stages - 1))  # has the stage of the previous k-tile
         release = Branch(lt(num(0), ref(STEP)), self._consumer_release(before))
         last = sub(add(scheduler.k_tiles_before, scheduler.k_tiles.count), num(1))
         steps = k_tile_loop(scheduler.k_tiles, self._with_stage_index(scheduler, (*step, release)))
@@ -294,7 +294,7 @@ class WgmmaMainloop:
         Its wgmma must be issued, not complete. The other consumer runs its epilogue meanwhile. Each consumer waits for
         a barrier of its own: a warp could pass a common one again before the other warps have arrived.
         """
-        if not self.tile.pingpong:
+        if not self.tile.pipeline.pingpong:
             return (mainloop,)
         own, parity = mod(ref(VISIT), 2), mod(div(add(ref(VISIT), num(1)), 2), 2)
         previous = MbarrierWait(ORDER, (own,), sub(num(1), parity))
@@ -327,7 +327,7 @@ class WgmmaMainloop:
 
     def _consumer_release(self, iteration: Expr) -> tuple[Node, ...]:
         """Release the stage of an iteration to all blocks that fill it, by one lane of each warp."""
-        index = (mod(iteration, self.tile.stages),)
+        index = (mod(iteration, self.tile.pipeline.stages),)
         if len(self.consumers_of_multicast) < 2:
             return (Branch(eq(ref(LANE), num(0)), (MbarrierArrive(EMPTY, index),)),)
         return tuple(
@@ -337,12 +337,12 @@ class WgmmaMainloop:
 
     # stages ---------------------------------------------------------------------------------------------------------
     def _with_stage_index(self, scheduler: TileScheduler, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
-        nodes = (Let(STAGE, mod(ref(ITERATION), self.tile.stages), nodes),)
+        nodes = (Let(STAGE, mod(ref(ITERATION), self.tile.pipeline.stages), nodes),)
         return (Let(ITERATION, add(scheduler.k_tiles_before, ref(STEP)), nodes),)
 
     @property
     def _parity(self) -> Expr:
-        return mod(div(ref(ITERATION), self.tile.stages), 2)
+        return mod(div(ref(ITERATION), self.tile.pipeline.stages), 2)
 
 
 def set_max_registers(consumers: int, count: int, *, increase: bool) -> tuple[Node, ...]:
@@ -352,7 +352,7 @@ def set_max_registers(consumers: int, count: int, *, increase: bool) -> tuple[No
 
 def group_in_tile(tile: WgmmaTile) -> tuple[Expr, Expr]:
     """Return the position of a consumer along m and n of a tile, in tiles of warpgroups."""
-    if tile.pingpong:
+    if tile.pipeline.pingpong:
         return num(0), num(0)
     return div(ref(GROUP), tile.groups[1]), mod(ref(GROUP), tile.groups[1])
 
@@ -375,14 +375,14 @@ def warpgroup_threads(consumers: int, body: tuple[Node, ...]) -> tuple[Node, ...
     return body
 
 
-def cluster_rank(cluster: tuple[int, int], cluster_k: int, rank: Expr) -> Expr:
+def cluster_rank(pipeline: PipelineOptions, rank: Expr) -> Expr:
     """Return the number in the cluster of the block that has this block's k-tiles and that rank among those."""
-    return rank if cluster_k == 1 else add(mul(ref(K_RANK), num(math.prod(cluster))), rank)
+    return rank if pipeline.cluster_k == 1 else add(mul(ref(K_RANK), num(math.prod(pipeline.cluster))), rank)
 
 
-def multicast_consumers(cluster: tuple[int, int], copies: OperandCopies, cluster_k: int = 1) -> tuple[Expr, ...]:
+def multicast_consumers(pipeline: PipelineOptions, copies: OperandCopies) -> tuple[Expr, ...]:
     """Return the ranks of the cluster's blocks that fill each other's stages with this one, itself among them."""
-    rows, columns = cluster
+    rows, columns = pipeline.cluster
     shared = {copy.buffer for copy in copies if isinstance(copy, TmaOperand) and copy.multicast_mask is not None}
     row, column = div(ref(RANK), columns), mod(ref(RANK), columns)
     blocks: list[Expr] = [ref(RANK)]
@@ -390,4 +390,4 @@ def multicast_consumers(cluster: tuple[int, int], copies: OperandCopies, cluster
         blocks += [add(mul(row, num(columns)), mod(add(column, num(i)), columns)) for i in range(1, columns)]
     if SHARED_B in shared:
         blocks += [add(mul(mod(add(row, num(i)), rows), num(columns)), column) for i in range(1, rows)]
-    return tuple(cluster_rank(cluster, cluster_k, block) for block in blocks) if len(blocks) > 1 else ()
+    return tuple(cluster_rank(pipeline, block) for block in blocks) if len(blocks) > 1 else ()

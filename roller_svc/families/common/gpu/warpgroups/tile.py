@@ -37,7 +37,7 @@ from roller_svc.ir.dtype import DType
 from roller_svc.ir.group import AxisRole, TileAxis, TileSpace
 from roller_svc.ir.hardware import Arch, ComputeUnit
 from roller_svc.ir.program import TensorType
-from roller_svc.ir.rprogram import WARPGROUP_THREADS, RProgram
+from roller_svc.ir.rprogram import WARPGROUP_THREADS, PipelineOptions, RProgram
 from roller_svc.ir.schedule import SHARED_ALIGNMENT_BYTES
 from roller_svc.ir.tensor_map import MapMode
 from roller_svc.perf.occupancy import BlockResources
@@ -170,16 +170,13 @@ class WgmmaTile(NamedTuple):
     k: int
     group_m: int
     group_n: int
-    stages: int
-    cluster: tuple[int, int]
+    pipeline: PipelineOptions
     a: WgmmaOperand
     b: WgmmaOperand
     k_order: KTileOrder
     num_accumulators: int = 1
     # products along k before accumulators are promoted (ir/accumulation.py); None: all
     promotion_interval: int | None = None
-    pingpong: bool = False  # two consumers, each with every second tile of the block
-    cluster_k: int = 1  # blocks that share the tile's k-tiles
 
     @property
     def columns(self) -> int:
@@ -204,7 +201,7 @@ class WgmmaTile(NamedTuple):
     @property
     def consumers(self) -> int:
         """Consumer warpgroups of the block."""
-        return PINGPONG_CONSUMERS if self.pingpong else self.tile_consumers
+        return PINGPONG_CONSUMERS if self.pipeline.pingpong else self.tile_consumers
 
     @property
     def threads(self) -> int:
@@ -252,7 +249,7 @@ class WgmmaTile(NamedTuple):
     def as_pingpong(self) -> WgmmaTile:
         """The tile of one consumer as two consumers take it in turn."""
         a, b = fit_prefetches(self.a, self.b, PINGPONG_CONSUMERS)
-        return self._replace(a=a, b=b, pingpong=True)
+        return self._replace(a=a, b=b, pipeline=replace(self.pipeline, pingpong=True))
 
     @property
     def consumer_registers(self) -> int:
@@ -261,7 +258,9 @@ class WgmmaTile(NamedTuple):
 
     @property
     def pipeline_bytes(self) -> int:
-        return aligned_buffer_bytes(self.stages * self.a.bytes) + aligned_buffer_bytes(self.stages * self.b.bytes)
+        return aligned_buffer_bytes(self.pipeline.stages * self.a.bytes) + aligned_buffer_bytes(
+            self.pipeline.stages * self.b.bytes
+        )
 
     @property
     def epilogue_columns(self) -> int:
@@ -286,13 +285,13 @@ class WgmmaTile(NamedTuple):
     @property
     def epilogue_bytes(self) -> int:
         """Buffers of all consumer warps; parts of a split tile reuse the pipeline's stages."""
-        if self.cluster_k > 1:
+        if self.pipeline.cluster_k > 1:
             return 0
         return WARPS * self.consumers * EPILOGUE_ROWS * self.epilogue_row_words * WORD_BYTES
 
     @property
     def barrier_bytes(self) -> int:
-        return barrier_bytes(self.stages) + (SHARED_ALIGNMENT_BYTES if self.pingpong else 0)
+        return barrier_bytes(self.pipeline.stages) + (SHARED_ALIGNMENT_BYTES if self.pipeline.pingpong else 0)
 
     @property
     def shared_bytes(self) -> int:
@@ -358,8 +357,7 @@ class WgmmaOperandLoads:
             known = self._k_orders[depth] = max(orders, key=lambda order: sum(feed.supports(order) for feed in feeds))
         return known
 
-    def tile(self, block: tuple[int, int, int], group: tuple[int, int], stages: int,
-             cluster: tuple[int, int] = (1, 1), *, pingpong: bool = False) -> WgmmaTile:  # fmt: skip
+    def tile(self, block: tuple[int, int, int], group: tuple[int, int], pipeline: PipelineOptions) -> WgmmaTile:
         """Return the tile of a block (m, n, k) and a warpgroup (m, n).
 
         Raises:
@@ -369,10 +367,10 @@ class WgmmaOperandLoads:
         if self.promotion_interval is not None and k > self.promotion_interval:
             raise InvariantError(f"sums of {self.a.dtype.value} take in {self.promotion_interval} products, not {k}")
         a, b = self.staged(0, m, group_m, k), self.staged(1, n, group_n, k)
-        consumers = PINGPONG_CONSUMERS if pingpong else m // group_m * (n // group_n)
+        consumers = PINGPONG_CONSUMERS if pipeline.pingpong else m // group_m * (n // group_n)
         a, b = fit_prefetches(a, b, consumers)
-        return WgmmaTile(m, sums * n, k, group_m, sums * group_n, stages, cluster, a, b, self.k_order(k), sums,
-                         self.promotion_interval, pingpong)  # fmt: skip
+        return WgmmaTile(m, sums * n, k, group_m, sums * group_n, pipeline, a, b, self.k_order(k), sums,
+                         self.promotion_interval)  # fmt: skip
 
     def staged(self, side: int, extent: int, group: int, depth: int) -> WgmmaOperand:
         """Return the tile of A (0) or B (1), `extent` points of m or n, by TMA where it comes in boxes."""
@@ -450,11 +448,7 @@ def wgmma_tile(program: RProgram, factors: tuple[Operand, ...], arch: Arch) -> W
     m, n, k = (program.space.role(role)[0].name for role in (AxisRole.M, AxisRole.N, AxisRole.K))
     block, group = program.block, program.thread
     feeds = plan_wgmma_loads(program.space, program.unit, factors, arch)
-    tile = feeds.tile(
-        (block[m], block[n], block[k]), (group[m], group[n]), program.stages, program.cluster,
-        pingpong=program.pingpong,
-    )  # fmt: skip
-    return tile._replace(cluster_k=program.cluster_k)
+    return feeds.tile((block[m], block[n], block[k]), (group[m], group[n]), program.pipeline)
 
 
 def plan_wgmma_loads(

@@ -13,6 +13,7 @@ from roller_svc.families.common.view import GemmView
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Const, Expr, Op, OpKind
 from roller_svc.ir.index import add, ceil_div, div, lt, max_, min_, mod, mul, num, ref, sub
+from roller_svc.ir.rprogram import PipelineOptions
 from roller_svc.ir.schedule import Branch, Let, Loop, LoopKind, Node
 
 BLOCK, RANK, VISIT, TILE = ".block", ".rank", ".visit", ".tile"
@@ -57,19 +58,16 @@ class PersistentTiles:
     view: GemmView
     grid: tuple[int, int]  # tiles along m and n
     k_steps: int
-    clusters: int  # in the launch; 0: one for each cluster tile
-    cluster: tuple[int, int]
-    raster: int
-    cluster_k: int
+    pipeline: PipelineOptions
 
     @property
     def blocks(self) -> int:
-        launched = self.clusters if self._is_persistent else self._tiles
-        return launched * self._cluster_size
+        launched = self._clusters if self._is_persistent else self._tiles
+        return launched * self.pipeline.cluster_size
 
     @property
     def k_tiles(self) -> KTileRange:
-        steps, parts = self.k_steps, self.cluster_k
+        steps, parts = self.k_steps, self.pipeline.cluster_k
         if parts == 1:
             return KTileRange(num(0), num(steps), steps)
         if steps % parts == 0:
@@ -85,28 +83,30 @@ class PersistentTiles:
         return mul(self._tiles_of_block, num(self.k_steps)) if self._is_persistent else self.k_tiles.count
 
     def bind_block(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
-        size = math.prod(self.cluster)
-        if self.k_steps % self.cluster_k:
+        size = math.prod(self.pipeline.cluster)
+        if self.k_steps % self.pipeline.cluster_k:
             nodes = (Let(".last", self._first_k_tile(add(ref(K_RANK), num(1))), nodes),)
             nodes = (Let(".first", self._first_k_tile(ref(K_RANK)), nodes),)
-        if self.cluster_k > 1:
-            nodes = (Let(K_RANK, div(mod(ref(BLOCK), self._cluster_size), size), nodes),)
+        if self.pipeline.cluster_k > 1:
+            nodes = (Let(K_RANK, div(mod(ref(BLOCK), self.pipeline.cluster_size), size), nodes),)
         return (Let(RANK, mod(ref(BLOCK), size), nodes),) if size > 1 else nodes
 
     def for_each_tile(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
-        own = div(ref(BLOCK), self._cluster_size)
+        own = div(ref(BLOCK), self.pipeline.cluster_size)
         if not self._is_persistent:
             return (Let(TILE, own, self.bind_tile(nodes)),)
-        nodes = (Let(TILE, add(mul(ref(VISIT), num(self.clusters)), own), self.bind_tile(nodes)),)
+        nodes = (Let(TILE, add(mul(ref(VISIT), num(self._clusters)), own), self.bind_tile(nodes)),)
         return (Loop(VISIT, self._max_tiles_of_block, LoopKind.SERIAL, nodes, stop=self._tiles_of_block),)
 
     def bind_tile(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
         """Bind batch axes and tile numbers along m and n of the current tile."""
-        (rows, columns), size = self._cluster_grid, math.prod(self.cluster)
-        across = self.cluster[1]
+        (rows, columns), size = self._cluster_grid, math.prod(self.pipeline.cluster)
+        across = self.pipeline.cluster[1]
         if size > 1:
             nodes = (Let(N_TILE, add(mul(ref(".n_cluster"), num(across)), mod(ref(RANK), across)), nodes),)
-            nodes = (Let(M_TILE, add(mul(ref(".m_cluster"), num(self.cluster[0])), div(ref(RANK), across)), nodes),)
+            nodes = (
+                Let(M_TILE, add(mul(ref(".m_cluster"), num(self.pipeline.cluster[0])), div(ref(RANK), across)), nodes),
+            )
         names = (".m_cluster", ".n_cluster") if size > 1 else (M_TILE, N_TILE)
         nodes = self._bind_raster(names, nodes)
         stride = rows * columns
@@ -117,17 +117,18 @@ class PersistentTiles:
             nodes = (Let(axis.name, value if stride == self._tiles else mod(value, axis.extent), nodes),)
         return nodes
 
-    @property
-    def _cluster_size(self) -> int:
-        return math.prod(self.cluster) * self.cluster_k
-
     def _first_k_tile(self, part: Expr) -> Expr:
         """Return the first k-tile of a part; parts differ by at most one k-tile."""
-        return div(mul(part, num(self.k_steps)), self.cluster_k)
+        return div(mul(part, num(self.k_steps)), self.pipeline.cluster_k)
+
+    @property
+    def _clusters(self) -> int:
+        """Return the clusters of the launch; 0: one for each cluster tile."""
+        return self.pipeline.persistent_blocks // self.pipeline.cluster_size
 
     @property
     def _cluster_grid(self) -> tuple[int, int]:
-        return ceil_div(self.grid[0], self.cluster[0]), ceil_div(self.grid[1], self.cluster[1])
+        return ceil_div(self.grid[0], self.pipeline.cluster[0]), ceil_div(self.grid[1], self.pipeline.cluster[1])
 
     @property
     def _tiles(self) -> int:
@@ -136,23 +137,23 @@ class PersistentTiles:
 
     @property
     def _is_persistent(self) -> bool:
-        return 0 < self.clusters < self._tiles
+        return 0 < self._clusters < self._tiles
 
     @property
     def _max_tiles_of_block(self) -> int:
-        return ceil_div(self._tiles, self.clusters)
+        return ceil_div(self._tiles, self._clusters)
 
     @property
     def _tiles_of_block(self) -> Expr:
         """Return the number of tiles of this block's cluster."""
-        own = div(ref(BLOCK), math.prod(self.cluster))
-        return div(sub(num(self._tiles - 1 + self.clusters), own), self.clusters)
+        own = div(ref(BLOCK), math.prod(self.pipeline.cluster))
+        return div(sub(num(self._tiles - 1 + self._clusters), own), self._clusters)
 
     def _bind_raster(self, names: tuple[str, str], nodes: tuple[Node, ...]) -> tuple[Node, ...]:
         """Bind tile numbers along m and n: groups of `raster` tile rows, column by column."""
         row, column = names
         rows, columns = self._cluster_grid
-        group_rows = min(rows, ceil_div(self.raster, self.cluster[0]))
+        group_rows = min(rows, ceil_div(self.pipeline.raster, self.pipeline.cluster[0]))
         position = ref(".place_in_batch")
         if group_rows == 1:
             return (Let(row, div(position, columns), (Let(column, mod(position, columns), nodes),)),)
@@ -177,8 +178,8 @@ class PingpongTiles(PersistentTiles):
     warpgroup: Expr
 
     def for_each_tile(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
-        own = div(ref(BLOCK), math.prod(self.cluster))
-        nodes = (Let(TILE, add(mul(ref(VISIT), num(self.clusters)), own), self.bind_tile(nodes)),)
+        own = div(ref(BLOCK), math.prod(self.pipeline.cluster))
+        nodes = (Let(TILE, add(mul(ref(VISIT), num(self._clusters)), own), self.bind_tile(nodes)),)
         nodes = (Let(VISIT, add(mul(ref(".own_visit"), num(2)), self.warpgroup), nodes),)
         own_visits = div(sub(add(self._tiles_of_block, num(1)), self.warpgroup), 2)
         return (Loop(".own_visit", ceil_div(self._max_tiles_of_block, 2), LoopKind.SERIAL, nodes, stop=own_visits),)

@@ -115,9 +115,9 @@ def test_nontemporal_stores_only_for_tensors_not_read_back(text: str, rows: int,
     program = parse(text, {name: TensorType(DType.FLOAT32, shape) for name, shape in shapes.items()})
     (group,) = partition(program, HW)
     candidates, _ = rank(group, HW, HW.unit_for(DType.FLOAT32), 40)
-    assert {c.program.nontemporal for c in candidates} == {False, past}
+    assert {c.program.pipeline.nontemporal for c in candidates} == {False, past}
     for candidate in candidates:
-        way = replace(candidate.program, nontemporal=True)
+        way = candidate.program.with_pipeline(nontemporal=True)
         (tree,) = lower(group, way, HW)
         stored = [n for n in iter_nodes(tree.body) if isinstance(n, Compute) and n.tensor == "y"]
         assert any(n.nontemporal for n in stored) == (text is NORM and way.reduce_threads > 1)
@@ -131,7 +131,7 @@ def test_nontemporal_rows_match_the_interpreter() -> None:
     (group,) = partition(program, local)
     candidates, _ = rank(group, local, local.unit_for(DType.FLOAT32), 40)
     rows = next(c for c in candidates if c.program.reduce_threads > 1)
-    plan = Plan((replace(rows, program=replace(rows.program, nontemporal=True)),))
+    plan = Plan((replace(rows, program=rows.program.with_pipeline(nontemporal=True)),))
     compiled = compile_source(emit_plan(plan, program, (group,), local))
     assert "stream_" in compiled.source.text
     got = backend_for(local).load(compiled).run({"x": x})["y"]
@@ -143,7 +143,7 @@ def test_vector_copies_do_not_become_string_instructions() -> None:
     program = parse("y[i, j, k] = x[i, k] where j in 512", {"x": TensorType(DType.FLOAT32, (128, 512))})
     (group,) = partition(program, hw)
     ranked, _ = rank(group, hw, hw.unit_for(DType.FLOAT32), 1000)
-    whole = [c for c in ranked if not c.program.nontemporal and c.program.block.as_dict()["k"] == 512]
+    whole = [c for c in ranked if not c.program.pipeline.nontemporal and c.program.block.as_dict()["k"] == 512]
     one = next(c for c in whole if c.program.thread.as_dict()["k"] == hw.unit_for(DType.FLOAT32).shape[-1])
     kernel = compile_source(emit_plan(Plan((one,)), program, (group,), hw))
     assert b"\xf3\x48\xa5" not in kernel.binary  # rep movsq

@@ -99,8 +99,8 @@ def test_arithmetic_around_a_transpose(text: str, types: dict[str, tuple[int, ..
 
 def test_large_results_may_use_nontemporal_stores() -> None:
     case = cpu_case("y[j, i] = x[i, j]", {"x": ("float32", (2048, 1040))}, AVX512)
-    assert {c.program.nontemporal for c in case.ranked} == {False, True}
-    streamed = next(c for c in case.ranked if c.program.nontemporal)
+    assert {c.program.pipeline.nontemporal for c in case.ranked} == {False, True}
+    streamed = next(c for c in case.ranked if c.program.pipeline.nontemporal)
     (tree,) = lower(case.group, streamed.program, AVX512)
     written = [n for n in iter_nodes(tree.body) if isinstance(n, Compute) and n.tensor == "y"]
     assert written
@@ -112,7 +112,7 @@ def test_large_results_may_use_nontemporal_stores() -> None:
 
 def test_small_results_use_cached_stores() -> None:
     case = cpu_case("y[j, i] = x[i, j]", {"x": ("float32", (128, 128))}, AVX512)
-    assert not any(c.program.nontemporal for c in case.ranked)
+    assert not any(c.program.pipeline.nontemporal for c in case.ranked)
 
 
 @pytest.mark.parametrize("hw", [AVX2, AVX512, NEON], ids=lambda hw: hw.id)
@@ -132,7 +132,7 @@ def test_tail_tiles_share_the_buffer() -> None:
 def test_maps_beyond_the_llc_may_use_nontemporal_stores() -> None:
     case = cpu_case("y[i] = x[i] + z[i]", {"x": ("float32", (1 << 24,)), "z": ("float32", (1 << 24,))}, AVX512)
     first = case.ranked[0].program
-    assert first.nontemporal  # Zen's stores are faster so
+    assert first.pipeline.nontemporal  # Zen's stores are faster so
     (tree,) = lower(case.group, first, AVX512)
     assert all(n.nontemporal for n in iter_nodes(tree.body) if isinstance(n, Compute))
     assert not any(n.for_write for n in iter_nodes(tree.body) if isinstance(n, Prefetch))
@@ -143,7 +143,7 @@ def test_prefetches_only_with_a_measured_gain(gain: float, prefetching: bool) ->
     hw = hinting(AVX512, gain)
     case = cpu_case("y[i] = x[i] * 2.0", {"x": ("float32", (1 << 24,))}, hw)
     for streamed in (False, True):  # with non-temporal stores prefetches gain on every machine
-        program = next(c.program for c in case.ranked if c.program.nontemporal == streamed)
+        program = next(c.program for c in case.ranked if c.program.pipeline.nontemporal == streamed)
         (tree,) = lower(case.group, program, hw)
         assert any(isinstance(n, Prefetch) for n in iter_nodes(tree.body)) == (streamed or prefetching)
 
@@ -153,13 +153,13 @@ def test_nontemporal_candidates_rank_second_where_slower() -> None:
     dram = dataclasses.replace(dram, streamed_write_gain=0.56, streamed_copy_gain=0.8)  # Skylake-SP
     slow = dataclasses.replace(AVX512, levels=(dram, *levels))
     case = cpu_case("y[i] = x[i] * 2.0", {"x": ("float32", (1 << 24,))}, slow)
-    assert not case.ranked[0].program.nontemporal
+    assert not case.ranked[0].program.pipeline.nontemporal
 
 
 def test_nontemporal_maps_with_tails() -> None:
     tiny = dataclasses.replace(AVX2, levels=tuple(dataclasses.replace(v, capacity_bytes=64) for v in AVX2.levels))
     case = cpu_case("y[i, j] = x[i, j] + b[j]", {"x": ("float32", (37, 43)), "b": ("float32", (43,))}, tiny)
-    assert any(c.program.nontemporal for c in case.ranked)
+    assert any(c.program.pipeline.nontemporal for c in case.ranked)
     case.check_some(6)
 
 
@@ -167,7 +167,7 @@ def test_only_full_vectors_are_nontemporal() -> None:
     """Rows of 30: parts of lines, each going to memory by itself, made a map take twice as long."""
     tiny = dataclasses.replace(AVX512, levels=tuple(dataclasses.replace(v, capacity_bytes=64) for v in AVX512.levels))
     case = cpu_case("y[i, j] = x[i, j] * b[j]", {"x": ("float32", (64, 30)), "b": ("float32", (30,))}, tiny)
-    found = [case.source(c).text for c in case.ranked if c.program.nontemporal]
+    found = [case.source(c).text for c in case.ranked if c.program.pipeline.nontemporal]
     assert any("stream_vf32x16(&" in text for text in found)
     assert not any(f"stream_vf32x{lanes}(&" in text for text in found for lanes in (8, 4))
     case.check_some(6)

@@ -30,7 +30,7 @@ from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.kernel import CompiledKernel, KernelSource
 from roller_svc.ir.program import TensorProgram, TensorType
 from roller_svc.ir.report import Plan
-from roller_svc.ir.rprogram import RProgram, RTile
+from roller_svc.ir.rprogram import PipelineOptions, RProgram, RTile
 from roller_svc.semantics.compare import agrees
 from roller_svc.semantics.inputs import random_inputs
 from roller_svc.semantics.interpreter import evaluate
@@ -238,7 +238,8 @@ def tiled(group: KernelGroup, tiles: Tiles) -> RProgram:
     on = unit(AMPERE, "mma_f16" if group.attention.dtype is DType.FLOAT16 else "mma_bf16")
     return RProgram(
         group.space, on, tile(tiles.rows, tiles.keys), tile(tiles.warp_rows, tiles.warp_keys),
-        reduce_threads=32 * tiles.keys // tiles.warp_keys, stages=tiles.stages, split_k=tiles.parts,
+        reduce_threads=32 * tiles.keys // tiles.warp_keys, split_k=tiles.parts,
+        pipeline=PipelineOptions(tiles.stages),
     )  # fmt: skip
 
 

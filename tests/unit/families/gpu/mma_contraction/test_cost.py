@@ -42,9 +42,9 @@ def test_large_matmul_takes_the_usual_tiles_near_the_unit_s_rate() -> None:
         block = candidate.program.block
         assert {block["m"], block["n"]} <= {128, 256}
         assert block["k"] in (32, 64)
-        assert candidate.program.stages >= 3
+        assert candidate.program.pipeline.stages >= 3
         assert candidate.program.threads in (128, 256)
-        assert candidate.program.raster > 1
+        assert candidate.program.pipeline.raster > 1
         assert 0.70 <= flops(GROUPS["square"]) / candidate.estimate.seconds / F16.flops_per_s <= 0.95
     assert best[0].estimate.bound == "mma"
 
@@ -59,7 +59,7 @@ def test_few_rows_are_bound_by_dram_and_fill_the_device() -> None:
 
 def test_a_deep_reduction_is_shared_by_many_blocks() -> None:
     best = ranked(GROUPS["deep"])[0].program
-    assert best.split_k > 1 or best.stream_k_blocks > 1
+    assert best.split_k > 1 or best.pipeline.stream_k_blocks > 1
     assert best.split_k == 1 or best.grid >= A100.num_cores // 2
 
 
@@ -72,10 +72,12 @@ def test_batches_become_blocks() -> None:
 def test_an_uneven_last_wave_is_streamed() -> None:
     """256 tiles of 128 x 128 on 108 cores: 2.4 waves."""
     programs = construct(matmul(2048, 2048, 2048), A100, F16).programs
-    streamed = [p for p in programs if p.stream_k_blocks]
+    streamed = [p for p in programs if p.pipeline.stream_k_blocks]
     assert streamed
-    assert all(p.stream_k_blocks % A100.num_cores == 0 for p in streamed if p.block["m"] == p.block["n"] == 128)
-    assert not any(p.stream_k_blocks for p in construct(matmul(8192, 8192, 8192), A100, F16).programs)
+    assert all(
+        p.pipeline.stream_k_blocks % A100.num_cores == 0 for p in streamed if p.block["m"] == p.block["n"] == 128
+    )
+    assert not any(p.pipeline.stream_k_blocks for p in construct(matmul(8192, 8192, 8192), A100, F16).programs)
 
 
 @pytest.mark.parametrize("name", GROUPS)
@@ -115,16 +117,16 @@ def test_more_stages_are_never_slower_where_as_many_blocks_fit(name: str) -> Non
     group = GROUPS[name]
     for program in construct(group, A100, F16).programs:
         one = estimated(group, program, A100)
-        more = estimated(group, replace(program, stages=program.stages + 1), A100)
+        more = estimated(group, program.with_pipeline(stages=program.pipeline.stages + 1), A100)
         if more.occupancy == one.occupancy:
             assert more.seconds <= one.seconds * (1 + 1e-9)
 
 
 def test_a_raster_saves_dram_traffic() -> None:
     group = GROUPS["square"]
-    program = replace(ranked(group)[0].program, raster=1)
+    program = ranked(group)[0].program.with_pipeline(raster=1)
     plain, walked = (
-        {s.name: s.seconds for s in estimated(group, replace(program, raster=r), A100).stages} for r in (1, 8)
+        {s.name: s.seconds for s in estimated(group, program.with_pipeline(raster=r), A100).stages} for r in (1, 8)
     )
     assert walked["dram"] < plain["dram"]
     assert walked["mma"] == plain["mma"]
@@ -134,7 +136,7 @@ def test_loads_that_take_more_instructions_cost_more() -> None:
     """The same product on the same tile: copied, loaded and converted, gathered."""
     h200 = hardware.load("nvidia-rtx4090")
     copied, turned = matmul(2048, 2048, 2048, "float8_e4m3fn", layout="nt"), matmul(2048, 2048, 2048, "float8_e4m3fn")
-    program = replace(ranked(copied, h200, "mma_e4m3")[0].program, stages=2, stream_k_blocks=0)
+    program = ranked(copied, h200, "mma_e4m3")[0].program.with_pipeline(stages=2, stream_k_blocks=0)
     gathered = replace(program, space=turned.space)
     assert estimated(turned, gathered, h200).seconds > estimated(copied, program, h200).seconds
 

@@ -75,7 +75,7 @@ def trees(kind: str) -> tuple[ScheduleTree, ...]:
     group = contraction(text, hw, **inputs)
     depth = 64 // group.inputs[0][1].dtype.bytes
     by_hand = tiles(group, unit(hw, name), (32, 64, depth), (16, 32), **more)
-    if by_hand.stream_k_blocks:
+    if by_hand.pipeline.stream_k_blocks:
         group = replace(group, stored=(*group.stored, partial_tiles(group.name, by_hand)))
     return lower(group, by_hand, hw)
 

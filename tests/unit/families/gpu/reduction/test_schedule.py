@@ -21,8 +21,8 @@ from roller_svc.frontend.lang import parse
 from roller_svc.fusion.partition import stored_types
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.kernel import CompiledKernel, KernelSource, Resources
+from roller_svc.ir.options import RuntimeChoice
 from roller_svc.ir.program import TensorProgram, TensorType
-from roller_svc.ir.report import RuntimeChoice
 from roller_svc.ir.rprogram import RProgram, RTile
 from roller_svc.runtime.binding import numpy_dtype
 from roller_svc.semantics.compare import compare

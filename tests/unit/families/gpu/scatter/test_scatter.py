@@ -48,8 +48,8 @@ CASES: dict[str, tuple[str, Types]] = {
 
 def private(found: Case) -> list[RProgram]:
     """Return the programs that reduce in shared memory, one for each number of blocks."""
-    programs = [p for p in found.ranked if p.persistent_blocks]
-    return list({p.persistent_blocks: p for p in programs}.values())
+    programs = [p for p in found.ranked if p.pipeline.persistent_blocks]
+    return list({p.pipeline.persistent_blocks: p for p in programs}.values())
 
 
 @pytest.mark.emulator
@@ -104,7 +104,7 @@ def test_updates_in_memory_have_no_races(expression: str, dtype: str) -> None:
     """The race detector knows the atomics of every width."""
     found = case(expression, {"grid": (dtype, (8,)), "at": ("int32", (50,)), "x": (dtype, (50,))})
     arrays = random_inputs(found.program, 1, {"at": {"range": [0, 8]}})
-    in_memory = next(tiles for tiles in found.ranked if not tiles.persistent_blocks)
+    in_memory = next(tiles for tiles in found.ranked if not tiles.pipeline.persistent_blocks)
     result = emulated(found, in_memory, races=True).run(arrays)
     agreement = agrees(found.program, result, evaluate(found.program, arrays))
     assert agreement.ok, agreement.detail
@@ -147,7 +147,7 @@ def test_the_model_reduces_crowded_updates_in_shared_memory(
     expression: str, extent: int, updates: int, is_private: bool, target: str
 ) -> None:
     program = chosen(expression, {"grid": ("int32", (extent,)), "at": ("int32", (updates,))}, target)
-    assert bool(program.persistent_blocks) is is_private
+    assert bool(program.pipeline.persistent_blocks) is is_private
 
 
 def test_updates_of_one_sector_wait_for_each_other() -> None:
@@ -155,7 +155,7 @@ def test_updates_of_one_sector_wait_for_each_other() -> None:
     seconds = []
     for extent in (8, 64, 512):
         found = case("grid[at[n]] +=. 1", {"grid": ("int32", (extent,)), "at": ("int32", (1 << 20,))})
-        tiles = next(p for p in found.ranked if not p.persistent_blocks)
+        tiles = next(p for p in found.ranked if not p.pipeline.persistent_blocks)
         estimate = model_of(found.group, tiles, ONE_CORE).estimate(tiles)
         seconds.append(next(s.seconds for s in estimate.stages if s.name == "atomics"))
     assert seconds[0] == pytest.approx(8 * seconds[1])

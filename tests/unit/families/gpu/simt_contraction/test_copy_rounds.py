@@ -24,7 +24,7 @@ from roller_svc.ir.index import ref
 from roller_svc.ir.kernel import CompiledKernel, KernelSource
 from roller_svc.ir.program import TensorProgram, TensorType
 from roller_svc.ir.report import Plan
-from roller_svc.ir.rprogram import RProgram, RTile
+from roller_svc.ir.rprogram import PipelineOptions, RTile
 from roller_svc.semantics.compare import agrees
 from roller_svc.semantics.inputs import random_inputs
 from roller_svc.semantics.interpreter import evaluate
@@ -128,7 +128,8 @@ class Forced:
             RTile(tuple((axis.name, sizes.get(axis.role.value, (1, 1))[i]) for axis in self.group.space.axes))
             for i in (0, 1)
         )
-        self.tiles: RProgram = replace(best.program, block=outer, thread=inner, split_k=1, stages=stages, raster=1)
+        pipeline = PipelineOptions(stages)
+        self.tiles = replace(best.program, block=outer, thread=inner, split_k=1, pipeline=pipeline)
         self.estimate = best.estimate
 
     @property

@@ -34,7 +34,7 @@ from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.kernel import CompiledKernel, KernelSource
 from roller_svc.ir.program import TensorProgram, TensorType
 from roller_svc.ir.report import Plan
-from roller_svc.ir.rprogram import RProgram, RTile
+from roller_svc.ir.rprogram import PipelineOptions, RProgram, RTile
 from roller_svc.ir.schedule import Let, iter_nodes
 from roller_svc.perf.occupancy import blocks_per_core
 from roller_svc.semantics.inputs import random_inputs
@@ -68,7 +68,7 @@ class Contraction:
         axes = self.group.space.axes
         outer, inner = (RTile(tuple((a.name, sizes.get(a.role.value, (1, 1))[i]) for a in axes)) for i in (0, 1))
         found = self.best().program
-        return replace(found, block=outer, thread=inner, split_k=1, stages=stages, raster=1)
+        return replace(found, block=outer, thread=inner, split_k=1, pipeline=PipelineOptions(stages))
 
     def source(self, tiles: RProgram) -> KernelSource:
         plan = Plan((Candidate(tiles, self.best().estimate),))
@@ -243,8 +243,8 @@ def test_buffers_hide_latency(hw: HardwareSpec) -> None:
 
 
 def test_blocks_are_rasterised_beyond_the_l2_capacity() -> None:
-    assert matmul(size=512).best().program.raster == 1
-    assert matmul(size=8192).best().program.raster > 1
+    assert matmul(size=512).best().program.pipeline.raster == 1
+    assert matmul(size=8192).best().program.pipeline.raster > 1
 
 
 # compiled -------------------------------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ from roller_svc.ir.index import conjuncts, num
 from roller_svc.ir.kernel import KernelSource
 from roller_svc.ir.program import TensorProgram
 from roller_svc.ir.report import Plan
-from roller_svc.ir.rprogram import RProgram, RTile
+from roller_svc.ir.rprogram import PipelineOptions, RProgram, RTile
 from roller_svc.ir.schedule import CpAsync, CpAsyncWaitGroup, Node, PackFragment, ScheduleTree, iter_nodes
 from roller_svc.ir.schedule_hopper import (
     FenceProxyAsync,
@@ -105,8 +105,7 @@ def tiled(group: KernelGroup, tiles: Tiles) -> RProgram:
         tile(64 * tiles.consumers),
         tile(64),
         reduce_threads=128,
-        stages=tiles.stages,
-        persistent_blocks=tiles.blocks,
+        pipeline=PipelineOptions(tiles.stages, persistent_blocks=tiles.blocks),
     )
 
 
@@ -371,7 +370,7 @@ def test_unmasked_attention_is_persistent() -> None:
     on = unit(HOPPER, "wgmma_f16")
     for more, stays in ((", causal=0", True), (CAUSAL, False)):
         (group,) = partition(program(*operator("32, 8", "2048, 2048", "64, 64", more=more)), HOPPER)
-        assert all((p.persistent_blocks > 0) == stays for p in construct(group, HOPPER, on).programs)
+        assert all((p.pipeline.persistent_blocks > 0) == stays for p in construct(group, HOPPER, on).programs)
 
 
 # compiled -------------------------------------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import pytest
 from contractions import conv, group, matmul
@@ -62,9 +61,9 @@ def test_a_large_product_runs_as_libraries_run_it(layout: str) -> None:
     program = first.program
     assert {program.block["m"], program.block["n"]} == {128, 256}
     assert program.block["k"] == 64
-    assert program.cluster == ((2, 1) if program.block["n"] == 256 else (1, 2))
-    assert program.stages in (3, 4)
-    assert program.persistent_blocks == H200.num_cores
+    assert program.pipeline.cluster == ((2, 1) if program.block["n"] == 256 else (1, 2))
+    assert program.pipeline.stages in (3, 4)
+    assert program.pipeline.persistent_blocks == H200.num_cores
     assert program.threads == 384
     assert 650 < tflops(8192, first) < 790
     assert loads(found, first) == (WgmmaLoad.TMA, WgmmaLoad.TMA)
@@ -89,7 +88,7 @@ def test_of_all_tiles_the_fastest_are_priced(m: int, n: int, k: int) -> None:
 def test_few_tiles_are_cut_until_they_fill_the_device(side: int) -> None:
     (first,) = best(square(side))
     assert first.program.grid >= 0.45 * H200.num_cores
-    assert first.program.persistent_blocks == 0
+    assert first.program.pipeline.persistent_blocks == 0
 
 
 @pytest.mark.parametrize(("rows", "depth"), [(32, 9216), (64, 7168)])
@@ -102,13 +101,13 @@ def test_tiles_of_evened_sides_are_instructions_that_exist(rows: int, depth: int
 
 def test_deep_reductions_are_split() -> None:
     (first,) = best(matmul(128, 128, 65536, "bfloat16", layout="nt", hw=H200))
-    assert first.program.split_k > 8 or first.program.stream_k_blocks > 64
+    assert first.program.split_k > 8 or first.program.pipeline.stream_k_blocks > 64
 
 
 def test_blocks_that_stay_gain_what_lies_between_tiles() -> None:
     found = square(8192)
     staying, leaving = best(found), best(found, blocks=0)
-    assert staying[0].program.persistent_blocks == H200.num_cores
+    assert staying[0].program.pipeline.persistent_blocks == H200.num_cores
     assert staying[0].estimate.seconds < leaving[0].estimate.seconds
 
 
@@ -126,9 +125,9 @@ def test_heavy_epilogues_overlap_with_the_next_mainloop(function: str) -> None:
     found = with_epilogue(function)
     (first,) = best(found)
     (together,) = best(found, pingpong=0)
-    assert first.program.pingpong
+    assert first.program.pipeline.pingpong
     assert first.program.threads == 384
-    assert first.program.persistent_blocks == H200.num_cores
+    assert first.program.pipeline.persistent_blocks == H200.num_cores
     assert first.estimate.seconds < 0.93 * together.estimate.seconds
     needs = predict_resources(found, first.program, H200)
     assert needs is not None
@@ -141,7 +140,7 @@ def test_overlapped_results_share_the_last_cache_with_loads(layout: str, shape: 
     found = with_epilogue("gelu(C[m, n])", layout, shape)
     last = H200.level("l2")
     results_s = 2 * 8192**2 / last.bandwidth_bytes_per_s
-    in_turn = [c for c in best(found, 40) if c.program.pingpong]
+    in_turn = [c for c in best(found, 40) if c.program.pipeline.pingpong]
     assert in_turn
     for candidate in in_turn:
         loads_s = {stage.name: stage.seconds for stage in candidate.estimate.stages}["l2"]
@@ -152,13 +151,13 @@ def test_long_mainloops_and_few_tiles_have_no_ping_pong() -> None:
     """A tile of one warpgroup loads more for each multiply-add than one of two."""
     for m, n, k in ((8192, 8192, 4096), (8192, 8192, 512), (1024, 1024, 512), (256, 256, 256)):
         for candidate in best(matmul(m, n, k, "float16", hw=H200)):
-            assert not candidate.program.pingpong
+            assert not candidate.program.pipeline.pingpong
 
 
 def test_pairs_of_blocks_ask_less_of_the_last_cache() -> None:
     found = square(8192)
     (pair,) = best(found)
-    alone = replace(pair.program, cluster=(1, 1))
+    alone = pair.program.with_pipeline(cluster=(1, 1))
     again = prepare_model(found, H200, alone.unit).estimate(alone)
     asked = {stage.name: stage.seconds for stage in again.stages}["l2"]
     assert asked == pytest.approx(1.5 * {s.name: s.seconds for s in pair.estimate.stages}["l2"])
@@ -168,7 +167,7 @@ def test_pairs_of_blocks_ask_less_of_the_last_cache() -> None:
 def test_an_uneven_grid_forms_no_clusters() -> None:
     """31 x 31 tiles of 256."""
     for candidate in best(matmul(31 * 256, 31 * 256, 4096, "bfloat16", layout="nt", hw=H200), 10):
-        for axis, blocks in zip("mn", candidate.program.cluster, strict=True):
+        for axis, blocks in zip("mn", candidate.program.pipeline.cluster, strict=True):
             assert -(-31 * 256 // candidate.program.block[axis]) % blocks == 0
 
 
@@ -273,17 +272,17 @@ def test_demands_that_can_are(tiles: dict[str, int]) -> None:
 def test_blocks_and_clusters_fit_together() -> None:
     program = best(square(2048))[0].program
     with pytest.raises(InvariantError, match="multiple of the cluster"):
-        replace(program, cluster=(2, 1), persistent_blocks=3)
+        program.with_pipeline(cluster=(2, 1), persistent_blocks=3)
     with pytest.raises(InvariantError, match="only persistent blocks"):
-        replace(program, persistent_blocks=0, pingpong=True)
+        program.with_pipeline(persistent_blocks=0, pingpong=True)
     with pytest.raises(InvariantError, match="tile is that of one warpgroup"):
-        replace(program, persistent_blocks=4, block=program.block.with_extent("m", 256), pingpong=True)
-    with pytest.raises(InvariantError, match="neither split over launches nor persistent"):
-        replace(program, cluster=(1, 1), cluster_k=2, persistent_blocks=4)
+        program.with_pipeline(persistent_blocks=4, pingpong=True)
+    with pytest.raises(InvariantError, match="are not persistent"):
+        program.with_pipeline(cluster=(1, 1), cluster_k=2, persistent_blocks=4)
     with pytest.raises(InvariantError, match="neither persistent nor in clusters"):
-        replace(program, cluster=(1, 1), persistent_blocks=0, cluster_k=2, stream_k_blocks=4)
+        program.with_pipeline(cluster=(1, 1), persistent_blocks=0, cluster_k=2, stream_k_blocks=4)
     with pytest.raises(InvariantError, match="neither persistent nor in clusters"):
-        replace(program, cluster=(1, 1), persistent_blocks=4, stream_k_blocks=4)
+        program.with_pipeline(cluster=(1, 1), persistent_blocks=4, stream_k_blocks=4)
 
 
 # k split within clusters ----------------------------------------------------------------------------------------------
@@ -295,39 +294,39 @@ def test_few_tiles_split_k_within_clusters(m: int) -> None:
     found = matmul(m, 4096, 4096, "float16", layout="nn", hw=H200)
     (first,) = best(found)
     program = first.program
-    assert program.cluster_k > 1
+    assert program.pipeline.cluster_k > 1
     assert program.split_k == 1
-    assert program.cluster_size <= MAX_CLUSTER_BLOCKS
-    assert program.grid <= cluster_cores(H200.num_cores, program.cluster_size)
+    assert program.pipeline.cluster_size <= MAX_CLUSTER_BLOCKS
+    assert program.grid <= cluster_cores(H200.num_cores, program.pipeline.cluster_size)
     assert first.estimate.seconds * 1e6 < MOST_MICROSECONDS[m]
     assert first.estimate.seconds < best(found, split_k=2)[0].estimate.seconds
 
 
 def test_one_wave_that_the_llc_bounds_multicasts_in_fours() -> None:
     (first,) = best(matmul(512, 4096, 4096, "float16", layout="nn", hw=H200))
-    assert (first.program.cluster, first.program.cluster_k, first.program.grid) == ((2, 2), 1, 128)
+    assert (first.program.pipeline.cluster, first.program.pipeline.cluster_k, first.program.grid) == ((2, 2), 1, 128)
     assert first.estimate.seconds * 1e6 < 31.0
     for side in (1024, 4096):  # several waves, or tiles of pairs that the unit bounds
         programs = [c.program for c in best(matmul(side, 4096, 4096, "float16", layout="nn", hw=H200), 40)]
-        assert all(math.prod(p.cluster) <= 2 or p.grid <= 128 for p in programs)
-        assert math.prod(programs[0].cluster) <= 2
+        assert all(math.prod(p.pipeline.cluster) <= 2 or p.grid <= 128 for p in programs)
+        assert math.prod(programs[0].pipeline.cluster) <= 2
 
 
 def test_parts_take_the_place_of_whole_tiles_that_multicast() -> None:
     (first,) = best(matmul(256, 1024, 8192, "float16", layout="nt", hw=H200))
-    assert (first.program.cluster, first.program.cluster_k, first.program.grid) == ((2, 1), 4, 128)
+    assert (first.program.pipeline.cluster, first.program.pipeline.cluster_k, first.program.grid) == ((2, 1), 4, 128)
 
 
 def test_parts_fit_the_stages_that_they_reuse() -> None:
     found = matmul(256, 4096, 4096, "float16", layout="nn", hw=H200)
-    programs = [c.program for c in best(found, 40) if c.program.cluster_k > 1]
+    programs = [c.program for c in best(found, 40) if c.program.pipeline.cluster_k > 1]
     assert programs
     for program in programs:
         tile = wgmma_tile(program, operands(found), H200.arch)
-        assert tile.stages >= tile.min_partial_stages
+        assert tile.pipeline.stages >= tile.min_partial_stages
         assert tile.m * tile.partial_row_words * WORD_BYTES <= tile.pipeline_bytes
-        assert tile.k_order.steps >= program.cluster_k
-        assert program.cluster_size <= MAX_CLUSTER_BLOCKS
+        assert tile.k_order.steps >= program.pipeline.cluster_k
+        assert program.pipeline.cluster_size <= MAX_CLUSTER_BLOCKS
 
 
 def test_more_parts_move_more_bytes() -> None:

@@ -18,6 +18,7 @@ from roller_svc.families.common.gpu.warpgroups.tile import (
     plan_wgmma_loads,
 )
 from roller_svc.ir.program import TensorProgram
+from roller_svc.ir.rprogram import PipelineOptions
 
 HOPPER = hardware.load("nvidia-h200-sxm")
 FIELD = "({word} >> ({place} * 4)).call(`bitwise_and`, [15]).cast(`int32`)"
@@ -63,7 +64,7 @@ CASES = {  # text, inputs; loads of a thread for a k-tile of 64 x 128
 def block(text: str, inputs: dict[str, str], columns: int = 128, consumers: int = 1) -> WgmmaTile:
     group = contraction(text, HOPPER, **inputs)
     loads = plan_wgmma_loads(group.space, unit(HOPPER, "wgmma_f16"), all_operands(group), HOPPER.arch)
-    return loads.tile((64 * consumers, columns, 64), (64, columns), stages=4)
+    return loads.tile((64 * consumers, columns, 64), (64, columns), PipelineOptions(4))
 
 
 def prefetch(operand: WgmmaOperand) -> RegisterPrefetch:

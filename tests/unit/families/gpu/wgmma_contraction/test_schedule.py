@@ -35,7 +35,7 @@ from roller_svc.ir.index import eq, num, ref
 from roller_svc.ir.kernel import CompiledKernel, KernelSource
 from roller_svc.ir.program import TensorProgram
 from roller_svc.ir.report import Plan
-from roller_svc.ir.rprogram import RProgram
+from roller_svc.ir.rprogram import PipelineOptions, RProgram
 from roller_svc.ir.schedule import (
     Barrier,
     Branch,
@@ -319,7 +319,7 @@ def trees(kind: str) -> tuple[ScheduleTree, ...]:
     _, text, inputs, *_ = KINDS[kind]
     found = contraction(text, HOPPER, **inputs)
     by_hand = made(found, kind)
-    if by_hand.stream_k_blocks:
+    if by_hand.pipeline.stream_k_blocks:
         found = replace(found, stored=(*found.stored, partial_tiles(found.name, by_hand)))
     return lower(found, by_hand, HOPPER)
 
@@ -327,7 +327,7 @@ def trees(kind: str) -> tuple[ScheduleTree, ...]:
 def made(group: KernelGroup, kind: str) -> RProgram:
     """The tiles of a kind."""
     name, _, _, block, part, more = KINDS[kind]
-    return replace(tiles(group, unit(HOPPER, name), block, part, reduce_threads=128), **more)
+    return tiles(group, unit(HOPPER, name), block, part, reduce_threads=128, **more)
 
 
 def source(kind: str) -> tuple[TensorProgram, KernelSource]:
@@ -468,8 +468,9 @@ def test_every_tile_has_one_block(
     shape = f"float16 {batches} 64 64"
     group = contraction("C[b, m, n] +=! A[b, m, k] * B[b, k, n]", HOPPER, A=shape, B=shape)
     view = GemmView.of(group, tiles(group, unit(HOPPER, "wgmma_f16"), (64, 64, 64), (64, 64), reduce_threads=128))
-    scheduler = PersistentTiles(view, (rows, columns), 5, clusters, cluster, raster, 1)
     size = cluster[0] * cluster[1]
+    pipeline = PipelineOptions(raster=raster, persistent_blocks=clusters * size, cluster=cluster)
+    scheduler = PersistentTiles(view, (rows, columns), 5, pipeline)
     assert scheduler.blocks % size == 0
     by_block = [tiles_of_block(scheduler, block) for block in range(scheduler.blocks)]
     for block, each in enumerate(by_block):
@@ -492,7 +493,8 @@ def test_two_consumers_compute_alternate_tiles(clusters: int, cluster: tuple[int
     """Also with fewer tiles than consumers. K-tiles of the block are counted over both."""
     group = contraction("C[b, m, n] +=! A[b, m, k] * B[b, k, n]", HOPPER, A="float16 2 64 64", B="float16 2 64 64")
     view = GemmView.of(group, tiles(group, unit(HOPPER, "wgmma_f16"), (64, 64, 64), (64, 64), reduce_threads=128))
-    described = (view, (3, 5), 5, clusters, cluster, 2, 1)
+    blocks = clusters * cluster[0] * cluster[1]
+    described = (view, (3, 5), 5, PipelineOptions(raster=2, persistent_blocks=blocks, cluster=cluster))
     scheduler = PersistentTiles(*described)
     for block in range(scheduler.blocks):
         both = [tiles_of_block(PingpongTiles(*described, num(consumer)), block) for consumer in range(2)]
@@ -507,7 +509,7 @@ def test_parts_of_a_tile_cover_its_k_tiles(steps: int, parts: int, cluster: tupl
     parts = min(parts, steps)
     group = contraction("C[b, m, n] +=! A[b, m, k] * B[b, k, n]", HOPPER, A="float16 2 64 64", B="float16 2 64 64")
     view = GemmView.of(group, tiles(group, unit(HOPPER, "wgmma_f16"), (64, 64, 64), (64, 64), reduce_threads=128))
-    scheduler = PersistentTiles(view, (3, 2), steps, 0, cluster, 1, parts)
+    scheduler = PersistentTiles(view, (3, 2), steps, PipelineOptions(cluster=cluster, cluster_k=parts))
     size = cluster[0] * cluster[1]
     by_tile: dict[tuple[int, int, int], list[tuple[int, int]]] = {}
 

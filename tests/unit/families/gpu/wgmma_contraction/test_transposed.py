@@ -58,7 +58,7 @@ def transposed(name: str, more_text: str = "") -> tuple[str, dict[str, str], RPr
     inputs = {key: value for key, value in inputs.items() if key != "v" or more_text}
     view = transposed_view(contraction(text, HOPPER, **inputs))
     assert view is not None
-    by_hand = replace(tiles(view, unit(HOPPER, "wgmma_f16"), block, part, reduce_threads=128), stages=3)
+    by_hand = tiles(view, unit(HOPPER, "wgmma_f16"), block, part, reduce_threads=128, stages=3)
     return text, inputs, replace(by_hand, **more)
 
 

@@ -1,0 +1,211 @@
+"""Options of estimates, kernels and models: a field each.
+
+The Python API, the command line, the schema of the service, the JSON of requests and the digests of actions are derived
+from these records. Nothing else lists the options.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from enum import Enum
+from functools import cache
+from typing import Any, TypedDict, get_args, get_type_hints
+
+from roller_svc.ir.constraints import TILE_FIELDS, OpClass, ScheduleConstraints, WinogradMode
+
+InputNames = tuple[str, ...]
+Tiles = tuple[tuple[str, int], ...]  # (public option, value); see TILE_FIELDS
+
+
+class SelectionMode(Enum):
+    MEASURE = "measure"  # compile and time the top candidates, keep the fastest
+    MODEL = "model"  # trust the ranking
+
+
+class RuntimeChoice(Enum):
+    AUTO = "auto"
+    EMULATOR = "emulator"
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What a field does not say about its option."""
+
+    help: str
+    least: int = 0  # of a number
+    most: int | None = None
+    metavar: str = "NAME"
+    flags: tuple[str, ...] = ()  # of the command line; default: the field's name
+    switch: str | None = None  # the value that the flag, which takes none, sets
+    service_default: Any = None  # if it differs from that in Python
+    only_if_set: bool = False  # in records and digests: true of options that were added after the first stores
+
+
+def _facts(text: str, **more: Any) -> dict[str, Facts]:
+    return {"facts": Facts(text, **more)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EstimateOptions:
+    """What an estimate takes."""
+
+    allow_tf32: bool = field(default=False, metadata=_facts("allow TF32 for float32 products"))
+
+    @property
+    def constraints(self) -> ScheduleConstraints:
+        return ScheduleConstraints(self.allow_tf32)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchOptions(EstimateOptions):
+    """How to find a kernel, or each kernel of a model."""
+
+    top_k: int = field(default=10, metadata=_facts("number of candidates to build", least=1, most=100, metavar="K"))
+    select: SelectionMode = field(
+        default=SelectionMode.MEASURE,
+        metadata=_facts(
+            "measure: time the candidates and keep the fastest; model: trust the ranking",
+            metavar="HOW",
+            service_default=SelectionMode.MODEL,
+        ),
+    )
+    winograd: WinogradMode = field(
+        default=WinogradMode.AUTO,
+        metadata=_facts(
+            "3x3 convolutions on CPUs by Winograd's algorithm: auto (where it is accurate), never, or always",
+            metavar="WHEN",
+        ),
+    )
+
+    @property
+    def constraints(self) -> ScheduleConstraints:
+        return ScheduleConstraints(self.allow_tf32, winograd=self.winograd)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamedOptions(SearchOptions):
+    """What kernels and models take."""
+
+    name: str | None = field(
+        default=None,
+        metadata=_facts("begins the names of all that the saved code exports; default: roller_ and digits of a digest"),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelOptions(NamedOptions):
+    """What a kernel takes."""
+
+    runtime: RuntimeChoice = field(
+        default=RuntimeChoice.AUTO,
+        metadata=_facts("auto, or emulator to run a GPU's kernel on the CPU", flags=("--emulate",), switch="emulator"),
+    )
+    family: OpClass | None = field(
+        default=None,
+        metadata=_facts(
+            "kernel family of GPU contractions: simt, mma or wgmma; default: the fastest",
+            flags=("--kernel-family", "--family"),
+        ),
+    )
+    tiles: Tiles = field(
+        default=(),
+        metadata=_facts(
+            f"values of the candidates' tile fields: {', '.join(TILE_FIELDS)}",
+            flags=("--constrain", "--tiles"),
+            metavar="split_k=4,stages=3",
+        ),
+    )
+    constants: InputNames = field(
+        default=(),
+        metadata=_facts(
+            "inputs that do not change between calls: CPU kernels prepack them once", flags=("--constant",)
+        ),
+    )
+    donate: InputNames = field(default=(), metadata=_facts("inputs that a scatter may overwrite: nothing is copied"))
+
+    @property
+    def constraints(self) -> ScheduleConstraints:
+        return ScheduleConstraints(self.allow_tf32, self.family, self.tiles, self.winograd)
+
+
+class EstimateArguments(TypedDict, total=False):
+    """The types in which callers give the fields of EstimateOptions."""
+
+    allow_tf32: bool
+
+
+class SearchArguments(EstimateArguments, total=False):
+    top_k: int
+    select: str
+    winograd: str
+
+
+class NamedArguments(SearchArguments, total=False):
+    name: str | None
+
+
+class KernelArguments(NamedArguments, total=False):
+    runtime: str
+    family: str | None
+    tiles: Mapping[str, int] | None
+    constants: Sequence[str]
+    donate: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """A field of a record as its readers see it."""
+
+    name: str
+    type: Any  # of the value, apart from None
+    is_optional: bool
+    default: Any
+    facts: Facts
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """Return the values that it may have; () if it is no enumeration."""
+        return tuple(member.value for member in self.type) if self._is_enum else ()
+
+    @property
+    def argument_type(self) -> Any:
+        """Return the type in which callers give it."""
+        kinds = {InputNames: Sequence[str], Tiles: Mapping[str, int] | None}
+        kind: Any = str if self._is_enum else kinds.get(self.type, self.type)
+        return kind | None if self.is_optional else kind
+
+    @property
+    def argument_default(self) -> Any:
+        """Return the default as callers give it."""
+        return None if self.type == Tiles else encode(self.default)
+
+    @property
+    def _is_enum(self) -> bool:
+        return isinstance(self.type, type) and issubclass(self.type, Enum)
+
+
+def options_of(record: type[EstimateOptions]) -> dict[str, Option]:
+    """Return the options of a record by name. Fields of its own that are no options are left out."""
+    return _describe_all(record)  # type: ignore[arg-type]  # mypy takes no class with a __hash__ for hashable
+
+
+def encode(value: Any) -> Any:
+    """Return the value of an option as callers give it."""
+    return value.value if isinstance(value, Enum) else value
+
+
+@cache
+def _describe_all(record: type[EstimateOptions]) -> dict[str, Option]:
+    hints = get_type_hints(record)
+    return {
+        each.name: _describe(each.name, hints[each.name], each.default, each.metadata["facts"])
+        for each in fields(record)
+        if "facts" in each.metadata
+    }
+
+
+def _describe(name: str, hint: Any, default: Any, facts: Facts) -> Option:
+    is_optional = type(None) in get_args(hint)
+    kind = next(each for each in get_args(hint) if each is not type(None)) if is_optional else hint
+    return Option(name, kind, is_optional, default, facts)
