@@ -77,6 +77,10 @@ class SearchOptions(EstimateOptions):
             metavar="WHEN",
         ),
     )
+    max_workspace_bytes: int | None = field(
+        default=None,
+        metadata=_facts("memory that a kernel may allocate for a call; default: any", metavar="N", only_if_set=True),
+    )
 
     @property
     def constraints(self) -> ScheduleConstraints:
@@ -139,6 +143,7 @@ class SearchArguments(EstimateArguments, total=False):
     top_k: int
     select: str
     winograd: str
+    max_workspace_bytes: int | None
 
 
 class NamedArguments(SearchArguments, total=False):
