@@ -103,7 +103,9 @@ class KernelOptions(NamedOptions):
 
     runtime: RuntimeChoice = field(
         default=RuntimeChoice.AUTO,
-        metadata=_facts("auto, or emulator to run a GPU's kernel on the CPU", flags=("--emulate",), switch="emulator"),
+        metadata=_facts(
+            "run a GPU's kernel on the CPU (emulator) or on its device (auto)", flags=("--emulate",), switch="emulator"
+        ),
     )
     family: OpClass | None = field(
         default=None,
