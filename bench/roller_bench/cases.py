@@ -16,7 +16,7 @@ from roller_svc.ir.dtype import dtype_named
 from roller_svc.ir.program import TensorProgram, TensorType
 
 Json = dict[str, Any]
-CASES = Kind("not a case file")
+CASES = Kind("not a case file", hint="--cases FILE names one")
 
 
 @dataclass(frozen=True, slots=True)

@@ -140,10 +140,10 @@ def _read(option: Option, value: object, inputs: Iterable[tuple[str, object]]) -
 
 def _read_number(option: Option, value: object) -> int:
     number, least, most = whole_number(value), option.facts.least, option.facts.most
-    if number is None or (least is not None and number < least) or (most is not None and number > most):
-        bounds = f" from {least} to {most}" if most is not None else f" of at least {least}" if least else ""
+    if number is None or number < least or (most is not None and number > most):
+        bounds = f"from {least} to {most}" if most is not None else f"of at least {least}"
         raise ArgumentError(
-            f"{option.name} must be a whole number{bounds}, got {short_repr(value)}", code="invalid-option"
+            f"{option.name} must be a whole number {bounds}, got {short_repr(value)}", code="invalid-option"
         )
     return number
 

@@ -33,7 +33,7 @@ class Facts:
     """What a field does not say about its option."""
 
     help: str
-    least: int | None = None
+    least: int = 0  # of a number
     most: int | None = None
     metavar: str = "NAME"
     flags: tuple[str, ...] = ()  # of the command line; default: the field's name
@@ -77,6 +77,10 @@ class SearchOptions(EstimateOptions):
             metavar="WHEN",
         ),
     )
+    max_workspace_bytes: int | None = field(
+        default=None,
+        metadata=_facts("memory that a kernel may allocate for a call; default: any", metavar="N", only_if_set=True),
+    )
 
     @property
     def constraints(self) -> ScheduleConstraints:
@@ -99,7 +103,9 @@ class KernelOptions(NamedOptions):
 
     runtime: RuntimeChoice = field(
         default=RuntimeChoice.AUTO,
-        metadata=_facts("auto, or emulator to run a GPU's kernel on the CPU", flags=("--emulate",), switch="emulator"),
+        metadata=_facts(
+            "run a GPU's kernel on the CPU (emulator) or on its device (auto)", flags=("--emulate",), switch="emulator"
+        ),
     )
     family: OpClass | None = field(
         default=None,
@@ -139,6 +145,7 @@ class SearchArguments(EstimateArguments, total=False):
     top_k: int
     select: str
     winograd: str
+    max_workspace_bytes: int | None
 
 
 class NamedArguments(SearchArguments, total=False):

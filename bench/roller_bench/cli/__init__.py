@@ -6,10 +6,9 @@ import argparse
 import os
 import zlib
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-from roller_bench import DATA, lint
+from roller_bench import lint
 from roller_bench.cases import BenchCase, performance_cases
 from roller_bench.cli import cpu as cpu_bench
 from roller_bench.cli import model as model_bench
@@ -19,7 +18,7 @@ from roller_svc import hardware
 from roller_svc.cli import format as show
 from roller_svc.cli import options as common
 from roller_svc.cli import progress
-from roller_svc.errors import ArgumentError, RollerError
+from roller_svc.errors import RollerError
 from roller_svc.farm.workers import map_unordered
 from roller_svc.toolchain.binaries.sass import disassembler
 from roller_svc.verify.lint_reports import check_target
@@ -65,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_cases(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--cases", metavar="FILE", help="case file (default: bench/data/public.json of the checkout)")
+    cpu_bench.add_case_file(parser, "public.json")
     parser.add_argument("--target", action="append", default=[], metavar="ID", help="device; may be repeated")
     parser.add_argument("--json", action="store_true", help="write one JSON document to stdout")
 
@@ -82,7 +81,7 @@ def execute(options: argparse.Namespace) -> int:
             results = _lint(options)
             shown = show.format_table(LINT_COLUMNS, _lint_rows(results))
         case _:
-            results = bench_construct(_cases(options.cases), tuple(options.target) or TARGETS)
+            results = bench_construct(options.cases, tuple(options.target) or TARGETS)
             shown = show.format_table(("target", "cases", "median", "p99", "max"), _construct_rows(results))
     if options.json:
         show.print_json(results)
@@ -95,9 +94,7 @@ def _lint(options: argparse.Namespace) -> dict[str, Any]:
     """Lint every case on every target in worker processes; rows are journaled until all are done."""
     common.check_positive(options, "every", "jobs", "timeout")
     disassembler()  # fail once, not in every row
-    cases = [
-        case for case in performance_cases(_cases(options.cases)) if zlib.crc32(case.id.encode()) % options.every == 0
-    ]
+    cases = [case for case in performance_cases(options.cases) if zlib.crc32(case.id.encode()) % options.every == 0]
     results = {}
     for target in tuple(options.target) or lint.TARGETS:
         check_target(hardware.load(target))
@@ -127,15 +124,6 @@ def _rows(cases: list[BenchCase], target: str, options: argparse.Namespace) -> I
     ):
         (case,) = task.cases
         yield from [lint.failed_row(case, answer)] if isinstance(answer, RollerError) else answer
-
-
-def _cases(path: str | None) -> Path:
-    cases = Path(path) if path else DATA / "public.json"
-    if not cases.is_file():
-        raise ArgumentError(
-            f"case file {cases} does not exist", code="unreadable-file", hint="name a case file with --cases"
-        )
-    return cases
 
 
 def _construct_rows(results: dict[str, Any]) -> list[tuple[object, ...]]:

@@ -58,13 +58,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_cases(parser: argparse.ArgumentParser) -> None:
     """Add the options that select cases."""
-    parser.add_argument(
-        "--cases", metavar="FILE", help="case file (default: bench/data/cpu_bench.json of the checkout)"
-    )
+    add_case_file(parser, "cpu_bench.json")
     parser.add_argument("--every", type=int, default=1, metavar="N", help="run every Nth case")
     parser.add_argument(
         "--only", action="append", default=[], metavar="TEXT", help="class or prefix of ids; may be repeated"
     )
+
+
+def add_case_file(parser: argparse.ArgumentParser, default: str) -> None:
+    parser.add_argument(
+        "--cases", type=Path, default=DATA / default, metavar="FILE",
+        help=f"case file (default: bench/data/{default} of the checkout)",
+    )  # fmt: skip
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:
@@ -151,10 +156,7 @@ def journal_of(kind: str, options: argparse.Namespace, cases: Iterable[BenchCase
 
 def chosen_cases(options: argparse.Namespace) -> list[BenchCase]:
     """Return the cases that the options of `add_cases` select."""
-    path = Path(options.cases) if options.cases else DATA / "cpu_bench.json"
-    if not path.is_file():
-        raise ArgumentError(f"no case file {path}", code="unreadable-file", hint="--cases FILE names one")
-    cases = performance_cases(path)
+    cases = performance_cases(options.cases)
     if unknown := [text for text in options.only if not any(_matches(case, text) for case in cases)]:
         classes = ", ".join(sorted({case.cls for case in cases}))
         raise ArgumentError(

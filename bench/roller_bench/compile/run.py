@@ -29,6 +29,7 @@ from roller_svc import hardware
 from roller_svc.compiler.artifact import package_kernel
 from roller_svc.compiler.pipeline import build_kernel
 from roller_svc.compiler.request import build_request
+from roller_svc.runtime.measure import host_name
 from roller_svc.toolchain import versions
 
 BASELINES = ("triton", "tilelang")
@@ -135,12 +136,9 @@ def summary(rows: list[Json], names: list[str]) -> Json:
 
 
 def machine() -> Json:
-    model = next(
-        (line.partition(":")[2].strip() for line in Path("/proc/cpuinfo").read_text().splitlines()
-         if line.startswith("model name")), platform.machine(),
-    )  # fmt: skip
     return {
-        "cpu": model, "cores": len(os.sched_getaffinity(0)), "load": os.getloadavg()[0],  # 1: nothing else is running
+        "cpu": host_name(), "cores": len(os.sched_getaffinity(0)),
+        "load": os.getloadavg()[0],  # 1: nothing else is running
         "python": platform.python_version(), **versions(),
     }  # fmt: skip
 

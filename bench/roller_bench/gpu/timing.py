@@ -17,7 +17,6 @@ from roller_bench.gpu.device_inputs import allocate, on_device, read_elements
 from roller_bench.gpu.interleaved import RollerWork, TimedWork, screening_median, time_interleaved
 from roller_bench.gpu.samples import TimedCase, data_bytes, timing_inputs, timing_patterns
 from roller_svc import hardware
-from roller_svc.calibration import calibrate_cuda
 from roller_svc.compiler.lower_and_emit import emit_plan
 from roller_svc.compiler.partition_cache import PartitionCache
 from roller_svc.compiler.plans import merge_ranked_plans, rank_partitions, select_for_measurement
@@ -201,11 +200,6 @@ def copy_bandwidth(_: object) -> Json:
         end.synchronize()
         best_s = min(best_s, cupy.cuda.get_elapsed_time(start, end) / 1e3)
     return {"bytes": 2 * COPIED_BYTES, "seconds": best_s, "bytes_per_s": 2 * COPIED_BYTES / best_s}
-
-
-def calibrated_spec(seconds: float) -> Json:
-    """Return the spec of the device with the values that `roller calibrate` measures."""
-    return hardware.to_mapping(calibrate_cuda(0, seconds))
 
 
 def check_result(task: CheckTask) -> str:

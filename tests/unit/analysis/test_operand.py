@@ -260,8 +260,8 @@ def reason(hw: HardwareSpec, name: str, a: str, b: str, cast: str = "float32", *
     """Why that unit does not take a matmul of those types, summed in `cast`."""
     text = f"C[m, n] +=! A[m, k].cast(`{cast}`) * B[k, n].cast(`{cast}`)"
     group = contraction(text, A=f"{a} 32 32", B=f"{b} 32 32")
-    on = unit(hw, name)
-    return operands_unsupported_reason(on, group.space.compute_dtype, operands(group), allow_tf32=allow_tf32)
+    accumulator = group.space.compute_dtype
+    return operands_unsupported_reason(unit(hw, name), accumulator, operands(group), allow_tf32=allow_tf32)
 
 
 @pytest.mark.parametrize(

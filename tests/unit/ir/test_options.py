@@ -32,6 +32,7 @@ GIVEN: dict[str, tuple[Any, list[str]]] = {
     "top_k": (3, ["--top-k", "3"]),
     "select": ("model", ["--select", "model"]),
     "winograd": ("never", ["--winograd", "never"]),
+    "max_workspace_bytes": (4096, ["--max-workspace-bytes", "4096"]),
     "name": ("mine", ["--name", "mine"]),
     "runtime": ("emulator", ["--emulate"]),
     "family": ("mma", ["--kernel-family", "mma"]),
@@ -39,7 +40,7 @@ GIVEN: dict[str, tuple[Any, list[str]]] = {
     "constants": (["x"], ["--constant", "x"]),
     "donate": (["x"], ["--donate", "x"]),
 }
-SEARCH = {"allow_tf32": False, "top_k": 10, "select": "measure", "winograd": "auto"}
+SEARCH = {"allow_tf32": False, "top_k": 10, "select": "measure", "winograd": "auto", "max_workspace_bytes": None}
 SIGNATURES = [
     (roller_svc.compile, SEARCH | {
         "target": "local", "outputs": None, "hardware": None, "name": None, "runtime": "auto", "family": None,

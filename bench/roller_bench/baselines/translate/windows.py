@@ -102,7 +102,7 @@ def pooling_of(nest: Nest, shapes: dict[str, tuple[int, ...]]) -> Pooling | None
         name = _bare_axis(nest, one, size)
         if name is not None and not windows:
             plain.append(name)
-        elif (window := _window(nest, one, size, nest.extents.keys())) is not None:
+        elif (window := _window(nest, one, size)) is not None:
             windows.append(window)
         else:
             return None
@@ -146,7 +146,7 @@ def _kinds(nest: Nest, data: Load, weight: Load, shapes: dict[str, tuple[int, ..
             batch.append((dim, name))
         elif grouped is not None:
             inner.append((dim, *grouped))
-        elif (window := _window(nest, one, size, of_weight)) is not None:
+        elif (window := _window(nest, one, size)) is not None:
             windows.append((dim, window))
         else:
             return None
@@ -176,7 +176,7 @@ def _group_and_channel(nest: Nest, one: Affine, groups: set[str], channels: set[
     return None
 
 
-def _window(nest: Nest, one: Affine, size: int, taps: object) -> Window | None:
+def _window(nest: Nest, one: Affine, size: int) -> Window | None:
     summed = {a.name: a.extent for a in nest.reduced}
     outs = [name for name, _ in one.coeffs if name not in summed]
     found = [name for name, _ in one.coeffs if name in summed]
