@@ -12,7 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from roller_svc import hardware, toolchain
-from roller_svc.compiler.request import deciding_options, deciding_options_json, request_json, resolve_spec
+from roller_svc.compiler.request import deciding_options_json, request_json, resolve_spec
 from roller_svc.frontend.parse import parse
 from roller_svc.ir import canonical
 from roller_svc.ir.constraints import WinogradMode
@@ -83,7 +83,8 @@ def _action_digest(request: BuildRequest, program: object) -> str:
         "schema": SCHEMA,
         "program": program,
         "hardware": hardware.to_mapping(replace(spec, measured=())),
-        **deciding_options(request),
+        **deciding_options_json(request),
+        "tiles": request.tiles,  # pairs, as the digests of the first stores have them
         "generator": generator_digest(),
         "toolchain": toolchain_versions(spec.family),
         "libraries": library_versions(),

@@ -62,26 +62,14 @@ def request_json(request: BuildRequest) -> dict[str, object]:
 
 def options_json(options: KernelOptions) -> dict[str, object]:
     """Encode all options as JSON-compatible values."""
-    values = {option: getattr(options, option.name) for option in options_of(KernelOptions).values()}
-    return {
-        option.name: dict(value) if option.type == Tiles else list(value) if isinstance(value, tuple) else encode(value)
-        for option, value in values.items()
-    }
+    return {name: _encoded(option, getattr(options, name)) for name, option in options_of(KernelOptions).items()}
 
 
 def deciding_options_json(options: KernelOptions) -> dict[str, object]:
-    """Encode the options that decide the result: without those that were added to the first ones and are not set."""
-    encoded = options_json(options)
-    return {name: encoded[name] for name in deciding_options(options)}
-
-
-def deciding_options(options: KernelOptions) -> dict[str, object]:
-    """Return the same by name, with lists and tuples in place of mappings."""
-    return {
-        option.name: encode(getattr(options, option.name))
-        for option in options_of(KernelOptions).values()
-        if not option.facts.only_if_set or getattr(options, option.name) != option.default
-    }
+    """Encode the same without the options that are given only if they are set, and are not."""
+    known = options_of(KernelOptions)
+    unset = {name for name, each in known.items() if each.only_if_set and getattr(options, name) == each.default}
+    return {name: value for name, value in options_json(options).items() if name not in unset}
 
 
 def read_options(
@@ -118,7 +106,7 @@ def shows_options(record: type[EstimateOptions]) -> Callable[[F], F]:
         ]  # fmt: skip
         own = [each for each in signature.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
         function.__signature__ = signature.replace(parameters=[*own, *listed])  # type: ignore[attr-defined]
-        texts = "\n".join(f"    {name}: {option.facts.help}" for name, option in options_of(record).items())
+        texts = "\n".join(f"    {name}: {option.help}" for name, option in options_of(record).items())
         function.__doc__ = f"{inspect.cleandoc(function.__doc__ or '')}\n\nOptions:\n{texts}"
         return function
 
@@ -147,6 +135,10 @@ def read_top_k(value: object) -> int:
     return _read_number(options_of(SearchOptions)["top_k"], value)
 
 
+def _encoded(option: Option, value: Any) -> object:
+    return dict(value) if option.type == Tiles else list(value) if isinstance(value, tuple) else encode(value)
+
+
 def _read(option: Option, value: object, inputs: Iterable[tuple[str, object]]) -> Any:
     """Return the value of an option, as its type says."""
     if value is None and option.is_optional:
@@ -163,7 +155,7 @@ def _read(option: Option, value: object, inputs: Iterable[tuple[str, object]]) -
 
 
 def _read_number(option: Option, value: object) -> int:
-    number, least, most = whole_number(value), option.facts.least, option.facts.most
+    number, least, most = whole_number(value), option.least, option.most
     if number is None or number < least or (most is not None and number > most):
         bounds = f"from {least} to {most}" if most is not None else f"of at least {least}"
         raise ArgumentError(
