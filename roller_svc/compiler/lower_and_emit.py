@@ -10,7 +10,7 @@ from roller_svc.codegen.kernel import GroupLaunches, Program, emit_together, ten
 from roller_svc.codegen.symbols import name_symbols
 from roller_svc.compiler.rank import rank
 from roller_svc.errors import InvariantError, ScheduleError
-from roller_svc.families import family_of
+from roller_svc.families import family_of, prepare
 from roller_svc.families.family import Workspaces
 from roller_svc.families.schedules import SCHEDULES
 from roller_svc.fusion.partition import stored_types
@@ -30,7 +30,8 @@ from roller_svc.schedule.prepack import prepack
 def lower(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[ScheduleTree, ...]:
     """Lower one group to its launches, in order; the reduction of `program` is not split any more."""
     buffers = {name for name, _ in (*group.inputs, *group.stored)}
-    trees = SCHEDULES[family_of(group, program, hw).name](group, program, hw)
+    family, workload = prepare(group, hw, program.unit, program=program)
+    trees = SCHEDULES[family.name](group, program, workload)
     return tuple(verify_tree(tree, buffers, hw.limits.warp_size) for tree in trees)
 
 

@@ -22,7 +22,7 @@ from roller_svc.ir.options import (
     SearchOptions,
     SelectionMode,
     Tiles,
-    encode,
+    deciding_options_json,
     options_of,
 )
 from roller_svc.ir.report import BuildRequest
@@ -58,18 +58,6 @@ def request_json(request: BuildRequest) -> dict[str, object]:
         "hardware": None if request.hardware is None else hardware.to_mapping(request.hardware),
         **deciding_options_json(request),
     }
-
-
-def options_json(options: KernelOptions) -> dict[str, object]:
-    """Encode all options as JSON-compatible values."""
-    return {name: _encoded(option, getattr(options, name)) for name, option in options_of(KernelOptions).items()}
-
-
-def deciding_options_json(options: KernelOptions) -> dict[str, object]:
-    """Encode the same without the options that are given only if they are set, and are not."""
-    known = options_of(KernelOptions)
-    unset = {name for name, each in known.items() if each.only_if_set and getattr(options, name) == each.default}
-    return {name: value for name, value in options_json(options).items() if name not in unset}
 
 
 def read_options(
@@ -133,10 +121,6 @@ def validate_target(value: object) -> str:
 def read_top_k(value: object) -> int:
     """Return a number of candidates. Raises ArgumentError."""
     return _read_number(options_of(SearchOptions)["top_k"], value)
-
-
-def _encoded(option: Option, value: Any) -> object:
-    return dict(value) if option.type == Tiles else list(value) if isinstance(value, tuple) else encode(value)
 
 
 def _read(option: Option, value: object, inputs: Iterable[tuple[str, object]]) -> Any:

@@ -9,7 +9,6 @@ from typing import Any
 
 from roller_svc import errors, toolchain
 from roller_svc.compiler.post_compile import reestimate_plan
-from roller_svc.compiler.request import options_json
 from roller_svc.errors import (
     BuildError,
     CompileError,
@@ -24,6 +23,7 @@ from roller_svc.ir.estimate import COMPUTE, Candidate, Construction, Estimate, R
 from roller_svc.ir.group import AxisRole, KernelGroup
 from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.kernel import CompiledKernel, LaunchSpec, Measurement, Resources
+from roller_svc.ir.options import options_json
 from roller_svc.ir.printer import text
 from roller_svc.ir.report import BuildReport, CandidateResult, Plan
 from roller_svc.ir.rprogram import RProgram

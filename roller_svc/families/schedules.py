@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from roller_svc.families.cpu.channel_window import schedule as cpu_channel_window
 from roller_svc.families.cpu.contraction import schedule as cpu_contraction
@@ -21,11 +22,11 @@ from roller_svc.families.gpu.wgmma_attention import schedule as gpu_wgmma_attent
 from roller_svc.families.gpu.wgmma_contraction import schedule as gpu_wgmma_contraction
 from roller_svc.families.gpu.window import schedule as gpu_window
 from roller_svc.ir.group import KernelGroup
-from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.rprogram import RProgram
 from roller_svc.ir.schedule import ScheduleTree
+from roller_svc.perf.workload import Workload
 
-Lower = Callable[[KernelGroup, RProgram, HardwareSpec], tuple[ScheduleTree, ...]]
+Lower = Callable[[KernelGroup, RProgram, Workload[Any]], tuple[ScheduleTree, ...]]
 
 SCHEDULES: Mapping[str, Lower] = {
     "gpu/wgmma_attention": gpu_wgmma_attention.lower,

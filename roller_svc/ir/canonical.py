@@ -5,7 +5,7 @@ several classes. Enums are their values, tuples arrays, frozensets sorted arrays
 are the strings "inf", "-inf", "nan". Decoding accepts only what encoding returns.
 
 Marks in `Annotated[...]` change the form of a field: `Key`, `FLAT`, `OMIT_DEFAULT`, `UNTAGGED`. `Limit` and `Pattern`
-restrict what decoding accepts. A class under `@as_array` is an array of its fields.
+restrict what decoding accepts. A class under `@as_array` is an array of its fields. `Any` is a JSON value.
 """
 
 from __future__ import annotations
@@ -49,8 +49,15 @@ class Key:
     name: str
 
 
+class Check:
+    """A restriction of what decoding accepts."""
+
+    def check(self, value: Any) -> None:
+        """Raise an error for a value that is not accepted."""
+
+
 @dataclass(frozen=True, slots=True)
-class Limit:
+class Limit(Check):
     """The range of a number, or of the length of a text or an array."""
 
     least: int
@@ -63,7 +70,7 @@ class Limit:
 
 
 @dataclass(frozen=True, slots=True)
-class Pattern:
+class Pattern(Check):
     """The regular expression that a whole text matches, and what it means."""
 
     expression: str
@@ -72,6 +79,14 @@ class Pattern:
     def check(self, value: Any) -> None:
         if not re.fullmatch(self.expression, value, re.ASCII):
             raise _wrong(self.name, value)
+
+
+class Printable(Check):
+    """A text of one line."""
+
+    def check(self, value: Any) -> None:
+        if not value.isprintable():
+            raise _wrong("printable text", value)
 
 
 def as_array(cls: type[T]) -> type[T]:
@@ -147,7 +162,7 @@ def _is_dataclass(kind: Any) -> bool:
 def _codec(declared: Any) -> _Codec:
     kind, marks = _unwrap(declared)
     codec = _untagged_union(typing.get_args(kind)) if UNTAGGED in marks else _codec_of(kind)
-    checks = [mark.check for mark in marks if isinstance(mark, Limit | Pattern)]
+    checks = [mark.check for mark in marks if isinstance(mark, Check)]
     if not checks:
         return codec
 
@@ -439,6 +454,8 @@ def _untagged_union(members: Sequence[Any]) -> _Codec:
 
 
 def _leaf(kind: Any) -> _Codec:
+    if kind is Any:
+        return _Codec(lambda value: value, lambda data: data)
     if isinstance(kind, type) and issubclass(kind, Enum):
         return _enum(kind)
     if isinstance(kind, type) and issubclass(kind, RollerError):

@@ -202,6 +202,22 @@ def encode(value: Any) -> Any:
     return value.value if isinstance(value, Enum) else value
 
 
+def options_json(options: KernelOptions) -> dict[str, object]:
+    """Encode all options as JSON-compatible values."""
+    return {name: _encode_json(option, getattr(options, name)) for name, option in options_of(KernelOptions).items()}
+
+
+def deciding_options_json(options: KernelOptions) -> dict[str, object]:
+    """Encode the same without the options that are given only if they are set, and are not."""
+    known = options_of(KernelOptions)
+    unset = {name for name, each in known.items() if each.only_if_set and getattr(options, name) == each.default}
+    return {name: value for name, value in options_json(options).items() if name not in unset}
+
+
+def _encode_json(option: Option, value: Any) -> object:
+    return dict(value) if option.type == Tiles else list(value) if isinstance(value, tuple) else encode(value)
+
+
 @cache
 def _describe_all(record: type[EstimateOptions]) -> dict[str, Option]:
     hints = get_type_hints(record)

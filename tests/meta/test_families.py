@@ -17,7 +17,6 @@ from roller_svc.families.family import Family
 from roller_svc.families.schedules import SCHEDULES
 from roller_svc.ir.expr import AxisRef, substitute
 from roller_svc.ir.group import GroupKind, KernelGroup
-from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.program import StatementKind
 from roller_svc.ir.rprogram import RProgram
 from roller_svc.ir.schedule import Compute, Loop, LoopKind, Node, ScheduleTree
@@ -53,7 +52,7 @@ def test_the_map_has_a_row_for_each_family() -> None:
 
 
 # Questions that only a family, or what describes units and devices, may ask of a unit.
-ALLOWED = {"ir", "hardware", "calibration", "families", "bench", "analysis"}
+ALLOWED = {"ir", "hardware", "calibration", "families", "analysis"}
 # Files that describe a device or its instructions, and branch on no family.
 DESCRIPTIONS = {"compiler/partition_cache.py", "verify/lint.py"}
 
@@ -92,7 +91,8 @@ def price(workload: Workload[str], launch: Launch) -> Costs:
     return Costs(core_s=1e-6, core_stage=None, stage_seconds=(("compute", 1e-6),), occupancy=1.0, waves=1)
 
 
-def lower(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[ScheduleTree, ...]:
+def lower(group: KernelGroup, program: RProgram, workload: Workload[str]) -> tuple[ScheduleTree, ...]:
+    assert workload.facts == "toy"
     (statement,) = group.statements
     toy = {axis.name: AxisRef(f"toy_{axis.name}") for axis in statement.axes}
     index = tuple(substitute(i, toy) for i in statement.index)

@@ -11,10 +11,17 @@ import pytest
 import roller_svc
 from roller_svc.cli import options as cli
 from roller_svc.client.schemas import CompileOptions, EstimateRequest, GraphOptions
-from roller_svc.compiler.request import build_request, options_json
+from roller_svc.compiler.request import build_request
 from roller_svc.errors import ArgumentError
 from roller_svc.ir import options
-from roller_svc.ir.options import EstimateOptions, KernelOptions, NamedOptions, SearchOptions, options_of
+from roller_svc.ir.options import (
+    EstimateOptions,
+    KernelOptions,
+    NamedOptions,
+    SearchOptions,
+    options_json,
+    options_of,
+)
 from roller_svc.model import estimate_model
 
 COPY, INPUTS = "y[i] = x[i]", {"x": ("float32", (4,))}

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from roller_svc.families.family import Family
-from roller_svc.ir.group import KernelGroup
-from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.index import ceil_div
 from roller_svc.ir.rprogram import RProgram
+from roller_svc.perf.model import Model
 from roller_svc.perf.occupancy import blocks_per_core
 
 # Registers of addresses and hoisted values, relative to those live through a loop.
 REGISTER_MARGIN = 1.25
 
 
-def min_resident_blocks(
-    family: Family[Any], group: KernelGroup, program: RProgram, hw: HardwareSpec, margin: float = REGISTER_MARGIN
-) -> int:
+def min_resident_blocks(model: Model[Any], program: RProgram, margin: float = REGISTER_MARGIN) -> int:
     """Return the resident blocks for the launch bounds: as predicted by the model, at most those of the grid."""
-    needs = family.predict_resources(group, program, hw)
+    needs, hw = model.resources(program), model.workload.machine.hw
     if needs is None:
         return 1
     needs = needs._replace(registers_per_thread=round(needs.registers_per_thread * margin))

@@ -11,17 +11,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import reduce
 
-from roller_svc.errors import InvariantError
 from roller_svc.families.common.cpu.parallel_loops import SimdRows, loop_over_points
 from roller_svc.families.common.cpu.window_reduction import Plane, PlaneWindowDim
-from roller_svc.families.cpu.channel_window.workload import ChannelSpace, channel_space
+from roller_svc.families.cpu.channel_window.workload import ChannelSpace
 from roller_svc.ir.expr import Const, Expr, Load, Select, axes_of, iter_subexpressions, rewrite, substitute
 from roller_svc.ir.group import KernelGroup
-from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.index import add, ceil_div, le, logical_and, min_, mul, num, ref, sub
 from roller_svc.ir.program import Combine, identity
 from roller_svc.ir.rprogram import RProgram
 from roller_svc.ir.schedule import Branch, Compute, Let, Loop, LoopKind, Node, ScheduleTree, Scope, Storage
+from roller_svc.perf.workload import Workload
 from roller_svc.schedule.nest_statements import (
     RowReads,
     acc_name,
@@ -39,12 +38,9 @@ START = ".start"  # first output position of a tile
 MAX_END_TILES = 4  # of a line; each has code of its own
 
 
-def lower(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[ScheduleTree, ...]:
+def lower(group: KernelGroup, program: RProgram, workload: Workload[ChannelSpace]) -> tuple[ScheduleTree, ...]:
     """Return one tree: parallel tasks over lines and blocks of channels."""
-    space = channel_space(group, program.unit.shape[-1])
-    if space is None:
-        raise InvariantError(f"expected windows over channels, got {group.name}")
-    return (ScheduleTree(group.name, _Tasks(group, program, space).tasks()),)
+    return (ScheduleTree(group.name, _Tasks(group, program, workload.facts).tasks()),)
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ from roller_svc.families.cpu.contraction.vnni_packing import VnniPacking
 from roller_svc.families.cpu.contraction.workload import (
     CpuOperand,
     OperandLayout,
+    PanelLayouts,
     cpu_operands,
     loops_over_rows_first,
     packs_b_on_first_use,
@@ -51,6 +52,7 @@ from roller_svc.ir.schedule import (
     Scope,
     Storage,
 )
+from roller_svc.perf.workload import Workload
 
 PREFETCH_ROW = "m.prefetch"
 
@@ -156,10 +158,10 @@ STEP, BLOCK = "k.step", "m.block"
 PREFETCH_ROWS = 8  # prefetch distance in rows of B; 4 to 16 perform alike
 
 
-def lower(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[ScheduleTree, ...]:
+def lower(group: KernelGroup, program: RProgram, workload: Workload[PanelLayouts]) -> tuple[ScheduleTree, ...]:
     """Return one tree: parallel tasks, each a blocked contraction."""
     group = replace(group, space=program.space)
-    dot = dot_operands(program.unit, group)
+    hw, dot = workload.machine.hw, dot_operands(program.unit, group)
     operands = cpu_operands(group, None if dot is None else (dot.a, dot.b))
     return (ScheduleTree(group.name, _Blocked(GemmView.of(group, program), program, operands, hw, dot).tasks()),)
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from roller_svc.errors import InvariantError
 from roller_svc.families.common.cpu.image_results import TRANSPOSED, ImageResults, has_equal_patches
-from roller_svc.families.common.cpu.image_space import ImageSpace, ImageWindowDim, image_space
+from roller_svc.families.common.cpu.image_space import ImageSpace, ImageWindowDim
 from roller_svc.families.common.cpu.input_patch import (
     WINDOW,
     InputPatch,
@@ -45,6 +45,7 @@ from roller_svc.ir.schedule import (
     Storage,
     Transpose,
 )
+from roller_svc.perf.workload import Workload
 
 PACKED = ".weights"
 
@@ -195,11 +196,10 @@ class PackedWeights:
 ACC = ".sums"
 
 
-def lower(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[ScheduleTree, ...]:
+def lower(group: KernelGroup, program: RProgram, workload: Workload[ImageSpace]) -> tuple[ScheduleTree, ...]:
     """Return one tree: parallel tasks over groups, output positions and filters."""
-    image = image_space(program.space)
-    operands = group.operands
-    if image is None or operands is None:
+    image, hw, operands = workload.facts, workload.machine.hw, group.operands
+    if operands is None:
         raise InvariantError(f"expected a convolution, got {group.name}")
     space = group.space
     (m,), (n,), (k,) = (space.role(role) for role in (AxisRole.M, AxisRole.N, AxisRole.K))

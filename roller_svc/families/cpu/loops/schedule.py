@@ -18,6 +18,7 @@ from roller_svc.families.cpu.loops.cached_intermediates import CachedIntermediat
 from roller_svc.families.cpu.loops.column_reduction import column_loops
 from roller_svc.families.cpu.loops.gather_prefetch import prefetch_gathers
 from roller_svc.families.cpu.loops.reciprocal_division import find_row_division
+from roller_svc.families.cpu.loops.workload import LoopFacts
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Expr, Load, loads_of, rewrite, substitute
 from roller_svc.ir.group import GroupKind, KernelGroup
@@ -38,6 +39,7 @@ from roller_svc.ir.schedule import (
     Storage,
     iter_nodes,
 )
+from roller_svc.perf.workload import Workload
 from roller_svc.schedule.guards import unswitch_guards
 from roller_svc.schedule.nest_statements import (
     RowReads,
@@ -58,8 +60,9 @@ LANE = ".lane"
 ROW = ".row"
 
 
-def lower(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[ScheduleTree, ...]:
+def lower(group: KernelGroup, program: RProgram, workload: Workload[LoopFacts]) -> tuple[ScheduleTree, ...]:
     """Lower a scatter in order and other loop nests with vectors; their stores may be non-temporal."""
+    hw = workload.machine.hw
     if group.kind is GroupKind.SCATTER:
         return lower_scatter(group, hw.family)
     trees = lower_nest(group, program, hw)

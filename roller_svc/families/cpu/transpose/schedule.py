@@ -11,10 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from roller_svc.errors import InvariantError
 from roller_svc.families.common.cpu.parallel_loops import SimdRows, loop_over_points
 from roller_svc.families.common.cpu.prefetch import PREFETCH_DISTANCE_BYTES
-from roller_svc.families.cpu.transpose.workload import TransposeKind, TransposeSpace, transpose_space
+from roller_svc.families.cpu.transpose.workload import TransposeKind, TransposeSpace
 from roller_svc.ir.expr import Expr, Load, rewrite, substitute
 from roller_svc.ir.group import KernelGroup
 from roller_svc.ir.hardware import HardwareSpec
@@ -33,6 +32,7 @@ from roller_svc.ir.schedule import (
     Storage,
     Transpose,
 )
+from roller_svc.perf.workload import Workload
 from roller_svc.schedule.nest_statements import (
     RowReads,
     convert_to_type,
@@ -55,16 +55,13 @@ MAX_PREFETCHED_ROW_BYTES, MAX_PREFETCHED_ROW_BYTES_DRAM = 128, 256
 Point = dict[str, Expr]
 
 
-def lower(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[ScheduleTree, ...]:
+def lower(group: KernelGroup, program: RProgram, workload: Workload[TransposeSpace]) -> tuple[ScheduleTree, ...]:
     """Return one tree: parallel tasks, then the tiles of each.
 
     Tiles that share lines of the results are adjacent in time. For groups much larger than L2, tiles that share lines
     of the operand are.
     """
-    layout = transpose_space(group, hw)
-    if layout is None:
-        raise InvariantError(f"expected a layout change, got {group.name}")
-    return (ScheduleTree(group.name, _Layout(group, program, layout, hw).tasks()),)
+    return (ScheduleTree(group.name, _Layout(group, program, workload.facts, workload.machine.hw).tasks()),)
 
 
 @dataclass(frozen=True)

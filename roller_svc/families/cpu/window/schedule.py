@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from roller_svc.errors import InvariantError, require
+from roller_svc.errors import require
 from roller_svc.families.common.cpu.memory import LINE_BYTES
 from roller_svc.families.common.cpu.micro_kernel import SCARCE_REGISTERS
 from roller_svc.families.common.cpu.window_reduction import Plane, WindowedSum
@@ -28,7 +28,6 @@ from roller_svc.families.cpu.window.workload import (
     PlaneSpace,
     Tile,
     layout,
-    plane_space,
     staged_bytes,
 )
 from roller_svc.ir.affine import affine
@@ -51,6 +50,7 @@ from roller_svc.ir.schedule import (
     Scope,
     Storage,
 )
+from roller_svc.perf.workload import Workload
 from roller_svc.schedule.guards import unswitch_guards
 from roller_svc.schedule.nest_statements import (
     RowReads,
@@ -453,12 +453,9 @@ def _at(node: Compute, values: dict[str, Expr]) -> Compute:
 MIN_VECTOR_OUTPUTS = 4
 
 
-def lower(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[ScheduleTree, ...]:
+def lower(group: KernelGroup, program: RProgram, workload: Workload[PlaneSpace]) -> tuple[ScheduleTree, ...]:
     """Return one tree: parallel tasks over blocks of planes and row blocks of each."""
-    space = plane_space(group)
-    if space is None:
-        raise InvariantError(f"expected windows over planes, got {group.name}")
-    return (ScheduleTree(group.name, _Windows(group, program, space, hw).tasks()),)
+    return (ScheduleTree(group.name, _Windows(group, program, workload.facts, workload.machine.hw).tasks()),)
 
 
 @dataclass(frozen=True, slots=True)

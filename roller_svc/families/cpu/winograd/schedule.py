@@ -14,10 +14,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from roller_svc.analysis.winograd import transforms
 from roller_svc.errors import InvariantError
 from roller_svc.families.common.cpu.image_results import TRANSPOSED, ImageResults, has_equal_patches
-from roller_svc.families.common.cpu.image_space import ImageWindowDim, image_space
+from roller_svc.families.common.cpu.image_space import ImageWindowDim
 from roller_svc.families.common.cpu.input_patch import WINDOW, InputPatch, tap_shift
 from roller_svc.families.common.cpu.micro_kernel import LANE, CTile, KLoop, MicroKernel
 from roller_svc.families.common.view import GemmView
@@ -34,7 +33,6 @@ from roller_svc.families.cpu.winograd.workload import WinogradSpace, WinogradTas
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Cast, Expr, Load, Select
 from roller_svc.ir.group import AxisRole, KernelGroup
-from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.index import add, ceil_div, logical_and, lt, min_, mul, num, ref, sub
 from roller_svc.ir.program import Combine, identity
 from roller_svc.ir.rprogram import RProgram
@@ -51,23 +49,23 @@ from roller_svc.ir.schedule import (
     Storage,
     Transpose,
 )
+from roller_svc.perf.workload import Workload
 
 INPUTS, PRODUCTS, RESULTS, CHANNELS = ".inputs", ".products", ".results", ".channels.last"
 POSITION = ".position"
 
 
-def lower(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[ScheduleTree, ...]:
+def lower(group: KernelGroup, program: RProgram, workload: Workload[WinogradSpace]) -> tuple[ScheduleTree, ...]:
     """Return one tree: parallel tasks over groups, blocks of tiles and of filters."""
-    image = image_space(program.space)
-    operands = group.operands
-    if image is None or operands is None or not program.space.winograd_tile:
+    space, hw, operands = workload.facts, workload.machine.hw, group.operands
+    image = space.image
+    if operands is None:
         raise InvariantError(f"expected a Winograd convolution, got {group.name}")
     axes = group.space
     (m,), (n,), (k,) = (axes.role(role) for role in (AxisRole.M, AxisRole.N, AxisRole.K))
     view = GemmView(group, axes.role(AxisRole.BATCH), m, n, k, operands, axes.compute_dtype)
     filters_last = pixels_are_rows(group, image)
     source, weights = (operands.a, operands.b) if filters_last else (operands.b, operands.a)
-    space = WinogradSpace(image, transforms(program.space.winograd_tile))
     lanes = program.unit.shape[-1]
     task = WinogradTask.of(
         space, program.block.as_dict(), program.thread.as_dict(), lanes, hw.limits.max_registers_per_thread,

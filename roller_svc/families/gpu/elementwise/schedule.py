@@ -15,11 +15,11 @@ from roller_svc.families.common.gpu.launch_bounds import min_resident_blocks
 from roller_svc.families.gpu.elementwise import ELEMENTWISE
 from roller_svc.ir.expr import AxisRef, Const, Expr, Load, rewrite, substitute
 from roller_svc.ir.group import KernelGroup
-from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.index import add, ceil_div, div, le, lt, mod, mul, num, ref
 from roller_svc.ir.program import StatementKind
 from roller_svc.ir.rprogram import RProgram, RTile
 from roller_svc.ir.schedule import Barrier, Branch, Compute, Let, Loop, LoopKind, Node, ScheduleTree, Scope, Storage
+from roller_svc.perf.workload import Workload
 from roller_svc.schedule.nest_statements import (
     RowReads,
     convert_to_type,
@@ -41,9 +41,9 @@ def is_map_group(group: KernelGroup) -> bool:
     )
 
 
-def lower(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[ScheduleTree, ...]:
+def lower(group: KernelGroup, program: RProgram, workload: Workload[MapSpace]) -> tuple[ScheduleTree, ...]:
     """Return one tree: a thread processes vectors along the row, each one round of threads further."""
-    resident = min_resident_blocks(ELEMENTWISE, group, program, hw)
+    resident = min_resident_blocks(ELEMENTWISE.model(workload), program)
     return (ScheduleTree(group.name, _Map(group, program).blocks(), resident=resident),)
 
 

@@ -27,26 +27,24 @@ from roller_svc.families.common.gpu.attention.softmax import (
     init_softmax,
 )
 from roller_svc.families.common.gpu.attention.tile import (
+    AttentionOperands,
     MmaAttentionTile,
     mma_attention_tile,
     partial_results,
-    prepare_attention_operands,
 )
 from roller_svc.families.common.gpu.matrix.epilogue import MmaEpilogue, column_of_word, word
-from roller_svc.families.common.gpu.matrix.multistage_pipeline import (
+from roller_svc.families.common.gpu.matrix.mainloop import (
     ACC,
     LANE,
     LANES,
     SHARED_A,
     SHARED_B,
-    STAGE,
     A,
     B,
-    KTileRange,
-    MultistagePipeline,
     a_fragment,
     b_fragments,
 )
+from roller_svc.families.common.gpu.matrix.multistage_pipeline import STAGE, KTileRange, MultistagePipeline
 from roller_svc.families.common.gpu.matrix.staging import THREAD, MmaOperandCopy
 from roller_svc.families.common.gpu.matrix.tile import COLUMNS, ROWS
 from roller_svc.families.common.view import GemmView, bind_members
@@ -54,7 +52,6 @@ from roller_svc.ir.attention import Attention
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Const, Expr, Load, substitute
 from roller_svc.ir.group import AxisRole, ContractionOperands, KernelGroup
-from roller_svc.ir.hardware import Arch, HardwareSpec
 from roller_svc.ir.index import add, div, eq, logical_and, lt, mod, mul, num, ref
 from roller_svc.ir.rprogram import RProgram
 from roller_svc.ir.schedule import (
@@ -74,6 +71,7 @@ from roller_svc.ir.schedule import (
     Scope,
     Storage,
 )
+from roller_svc.perf.workload import Workload
 from roller_svc.schedule.nest_statements import register, wrap_in_storages
 
 VALUES = ".v_shared"
@@ -83,11 +81,11 @@ _F32 = DType.FLOAT32
 RESULT = (ref("m.fragment"), ref("n.fragment"), word())
 
 
-def lower(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[ScheduleTree, ...]:
+def lower(group: KernelGroup, program: RProgram, workload: Workload[AttentionOperands]) -> tuple[ScheduleTree, ...]:
     """Return one tree: a block computes block.m rows and block.n columns of O, a warp thread.m of the rows."""
     if group.attention is None:
         raise InvariantError(f"expected attention, got {group.name}")
-    kernel = _Kernel.of(group, group.attention, program, hw.arch)
+    kernel = _Kernel.of(group, group.attention, program, workload.facts)
     return (ScheduleTree(group.name, kernel.nodes()),)
 
 
@@ -119,12 +117,11 @@ class _Kernel:
     pipeline: MultistagePipeline
 
     @classmethod
-    def of(cls, group: KernelGroup, attention: Attention, program: RProgram, arch: Arch) -> _Kernel:
+    def of(cls, group: KernelGroup, attention: Attention, program: RProgram, facts: AttentionOperands) -> _Kernel:
         space = program.space
         (m,), (n,), (keys,), (head_dim,) = (
             space.role(role) for role in (AxisRole.M, AxisRole.N, AxisRole.K, AxisRole.INNER)
         )
-        facts = prepare_attention_operands(group, program.unit, arch)
         tile = mma_attention_tile(program, facts)
         of_q, of_k, of_v = (tile.m, tile.head_dim), (tile.kv, tile.head_dim), (tile.n, tile.kv)
         q = _RowCopy(SHARED_A, facts.q.operand, tile.q, facts.q.load, m, head_dim, of_q, tile.threads)

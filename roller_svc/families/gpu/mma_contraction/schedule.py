@@ -10,19 +10,22 @@ from dataclasses import dataclass, replace
 
 from roller_svc.analysis.operand import Operand, operand_b2, operands
 from roller_svc.families.common.gpu.matrix.epilogue import MmaEpilogue
-from roller_svc.families.common.gpu.matrix.multistage_pipeline import SHARED_A, SHARED_B, KTileRange, MmaMainloop
+from roller_svc.families.common.gpu.matrix.mainloop import SHARED_A, SHARED_B, MmaMainloop
+from roller_svc.families.common.gpu.matrix.multistage_pipeline import KTileRange
 from roller_svc.families.common.gpu.matrix.staging import MmaOperandCopy
 from roller_svc.families.common.gpu.matrix.stream_k_fixup import stream_k_launches
 from roller_svc.families.common.gpu.matrix.tile import MmaTile, StagedTile, load_class, mma_tile, staged
 from roller_svc.families.common.view import GemmView
 from roller_svc.families.gpu.mma_contraction import MMA_CONTRACTION
+from roller_svc.families.gpu.mma_contraction.workload import MmaFacts
 from roller_svc.ir.expr import Expr
 from roller_svc.ir.group import KernelGroup
-from roller_svc.ir.hardware import HardwareSpec, UnitKind
+from roller_svc.ir.hardware import Arch, UnitKind
 from roller_svc.ir.index import add, ceil_div, num
 from roller_svc.ir.rprogram import RProgram
 from roller_svc.ir.schedule import Barrier, Loop, LoopKind, Node, ScheduleTree
 from roller_svc.perf.occupancy import blocks_per_core
+from roller_svc.perf.workload import Workload
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,35 +92,35 @@ class _DualGemmHalf(MmaOperandCopy):
         return stage, row, add(element, num(self.offset))
 
 
-def lower(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[ScheduleTree, ...]:
+def lower(group: KernelGroup, program: RProgram, workload: Workload[MmaFacts]) -> tuple[ScheduleTree, ...]:
     """Return one tree, or two under stream-K.
 
     A block computes block.m x block.n of the output, a warp thread.m x thread.n of that.
     """
-    view, arch = GemmView.of(group, program), hw.arch
+    view, arch = GemmView.of(group, program), workload.machine.hw.arch
     a, b = operands(group)
     tile = mma_tile(program, a, b)
     load = load_class(a, tile.a.dtype, arch)
     copy_of_a = MmaOperandCopy(SHARED_A, a, tile.a, load, view.m, view.k, (tile.m, tile.k), tile.threads)
-    mainloop = MmaMainloop(view.dtype, tile, copy_of_a, _copy_of_b(group, program, tile, hw))
+    mainloop = MmaMainloop(view.dtype, tile, copy_of_a, _copy_of_b(group, program, tile, arch))
     epilogue = MmaEpilogue(view, tile)
     if program.pipeline.stream_k_blocks:
         mainloop_tree, fixup_tree = stream_k_launches(group.name, program, mainloop, epilogue)
-        return replace(mainloop_tree, resident=_min_resident_blocks(group, program, hw)), fixup_tree
+        return replace(mainloop_tree, resident=_min_resident_blocks(workload, program)), fixup_tree
     steps = ceil_div(view.k.extent, tile.k)
     nodes = (*mainloop.nodes(KTileRange(num(0), num(steps), steps)), Barrier(), *epilogue.nodes())
     nodes = tile_blocks(view, (tile.m, epilogue.columns), mainloop.threads(mainloop.accumulators(nodes)))
     return (
         ScheduleTree(
-            group.name, nodes, raster=program.pipeline.raster, resident=_min_resident_blocks(group, program, hw)
+            group.name, nodes, raster=program.pipeline.raster, resident=_min_resident_blocks(workload, program)
         ),
     )
 
 
-def _copy_of_b(group: KernelGroup, program: RProgram, tile: MmaTile, hw: HardwareSpec) -> MmaOperandCopy:
+def _copy_of_b(group: KernelGroup, program: RProgram, tile: MmaTile, arch: Arch) -> MmaOperandCopy:
     """Return the copy of B, or of both B operands of a dual GEMM."""
     view, (_, b), second = GemmView.of(group, program), operands(group), operand_b2(group)
-    load, dtype = load_class(b, tile.b.dtype, hw.arch), tile.b.dtype
+    load, dtype = load_class(b, tile.b.dtype, arch), tile.b.dtype
     if second is None:
         return MmaOperandCopy(SHARED_B, b, tile.b, load, view.n, view.k, (tile.n, tile.k), tile.threads)
     extents = (tile.n // program.space.num_accumulators, tile.k)
@@ -125,14 +128,14 @@ def _copy_of_b(group: KernelGroup, program: RProgram, tile: MmaTile, hw: Hardwar
     return DualGemmCopy(SHARED_B, b, tile.b, load, view.n, view.k, extents, tile.threads, second, half)
 
 
-def _min_resident_blocks(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> int:
+def _min_resident_blocks(workload: Workload[MmaFacts], program: RProgram) -> int:
     """Return the blocks for the launch bounds.
 
     NVRTC minimises registers. LLVM uses all 512 of a SIMD unless more than one wave is requested, so MFMA kernels
     request the predicted number of blocks.
     """
-    needs = MMA_CONTRACTION.predict_resources(group, program, hw) if program.unit.kind is UnitKind.MFMA else None
-    return 1 if needs is None else blocks_per_core(needs, hw)
+    needs = MMA_CONTRACTION.model(workload).resources(program) if program.unit.kind is UnitKind.MFMA else None
+    return 1 if needs is None else blocks_per_core(needs, workload.machine.hw)
 
 
 def tile_blocks(view: GemmView, tile: tuple[int, int], nodes: tuple[Node, ...]) -> tuple[Node, ...]:

@@ -22,7 +22,7 @@ from roller_svc.analysis.unconditional import unconditional_loads
 from roller_svc.errors import require
 from roller_svc.families.common.gpu.launch_bounds import REGISTER_MARGIN, min_resident_blocks
 from roller_svc.families.common.gpu.packed_rows import unpacks_pairs
-from roller_svc.families.common.gpu.row_space import exceeds_registers
+from roller_svc.families.common.gpu.row_space import RowSpace, exceeds_registers
 from roller_svc.families.gpu.reduction import REDUCTION
 from roller_svc.families.gpu.reduction.block_reduce import reduce_lanes, reduction_buffers
 from roller_svc.families.gpu.reduction.online_reduction import OnlinePass
@@ -63,6 +63,7 @@ from roller_svc.ir.program import Combine, TensorExpr, identity
 from roller_svc.ir.rprogram import RProgram
 from roller_svc.ir.schedule import Branch, Compute, Loop, LoopKind, Node, ScheduleTree, Scope, Storage
 from roller_svc.perf.machine import register_words
+from roller_svc.perf.workload import Workload
 from roller_svc.schedule.nest_statements import (
     acc_name,
     convert_to_type,
@@ -75,8 +76,9 @@ from roller_svc.schedule.nest_statements import (
 )
 
 
-def lower(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[ScheduleTree, ...]:
+def lower(group: KernelGroup, program: RProgram, workload: Workload[RowSpace | None]) -> tuple[ScheduleTree, ...]:
     """Return one tree: for each statement, lanes reduce their parts of a row and combine them."""
+    hw = workload.machine.hw
     rows = thread_rows(group, program, hw.limits.warp_size)
     peeled = peeled_row(rows)
     tilings = {s.output: row_tiling(s, group.outer, program, peeled) for s in group.statements}
@@ -92,7 +94,7 @@ def lower(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[Sche
         ScheduleTree(
             group.name,
             rows.thread_loops(nodes),
-            resident=min_resident_blocks(REDUCTION, group, program, hw, margin),
+            resident=min_resident_blocks(REDUCTION.model(workload), program, margin),
         ),
     )
 

@@ -8,20 +8,20 @@ from __future__ import annotations
 import math
 
 from roller_svc.families.common.scatter import lower_scatter, visit_point, write_update
-from roller_svc.families.gpu.scatter.workload import PRIVATE_THREADS, PRIVATE_UNROLL
+from roller_svc.families.gpu.scatter.workload import PRIVATE_THREADS, PRIVATE_UNROLL, ScatterUpdates
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Expr, Load, Op, OpKind
 from roller_svc.ir.group import KernelGroup
-from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.index import add, ceil_div, lt, mul, num, ref
 from roller_svc.ir.program import Axis, AxisKind, Combine, TensorExpr, identity
 from roller_svc.ir.rprogram import RProgram
 from roller_svc.ir.schedule import Barrier, Branch, Compute, Let, Loop, LoopKind, Node, ScheduleTree, Scope, Storage
+from roller_svc.perf.workload import Workload
 from roller_svc.schedule.nest_statements import wrap_in_storages
 
 
-def lower(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[ScheduleTree, ...]:
-    *copies, write = lower_scatter(group, hw.family)
+def lower(group: KernelGroup, program: RProgram, workload: Workload[ScatterUpdates]) -> tuple[ScheduleTree, ...]:
+    *copies, write = lower_scatter(group, workload.machine.hw.family)
     (statement,) = group.statements
     if not program.pipeline.persistent_blocks or statement.combine is None:
         return (*copies, write)

@@ -24,7 +24,8 @@ from roller_svc.families.common.gpu.attention.softmax import (
     init_softmax,
 )
 from roller_svc.families.common.gpu.matrix.epilogue import EpilogueStore, word
-from roller_svc.families.common.gpu.matrix.multistage_pipeline import ACC, KTileRange
+from roller_svc.families.common.gpu.matrix.mainloop import ACC
+from roller_svc.families.common.gpu.matrix.multistage_pipeline import KTileRange
 from roller_svc.families.common.gpu.warpgroups.epilogue import FRAGMENT_WORDS, TmaStoreEpilogue, WarpgroupEpilogue
 from roller_svc.families.common.gpu.warpgroups.mainloop import GROUP, WARP, set_max_registers, warpgroup_threads
 from roller_svc.families.common.gpu.warpgroups.producer import smem_matrix
@@ -33,15 +34,14 @@ from roller_svc.families.common.gpu.warpgroups.tile_scheduler import BLOCK, VISI
 from roller_svc.families.common.view import GemmView
 from roller_svc.families.gpu.wgmma_attention.producer import AttentionPipeline, attention_pipeline, with_stage_index
 from roller_svc.families.gpu.wgmma_attention.workload import (
+    WgmmaAttentionFacts,
     WgmmaAttentionTile,
-    wgmma_attention_facts,
     wgmma_attention_tile,
 )
 from roller_svc.ir.attention import Attention
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Const, Expr, Load
 from roller_svc.ir.group import AxisRole, ContractionOperands, KernelGroup
-from roller_svc.ir.hardware import Arch, HardwareSpec
 from roller_svc.ir.index import add, eq, lt, mul, num, ref, sub
 from roller_svc.ir.rprogram import RProgram
 from roller_svc.ir.schedule import Barrier, Branch, Let, Loop, LoopKind, Node, PackFragment, ScheduleTree
@@ -52,6 +52,7 @@ from roller_svc.ir.schedule_hopper import (
     WgmmaFence,
     WgmmaWaitGroup,
 )
+from roller_svc.perf.workload import Workload
 from roller_svc.schedule.nest_statements import register, wrap_in_storages
 
 PROBABILITIES = ".weights"  # P of a KV tile, as operand A of PV
@@ -60,7 +61,7 @@ _F32 = DType.FLOAT32
 RESULT = (ref("m.fragment"), add(mul(ref("n.fragment"), num(FRAGMENT_WORDS)), word()))
 
 
-def lower(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[ScheduleTree, ...]:
+def lower(group: KernelGroup, program: RProgram, workload: Workload[WgmmaAttentionFacts]) -> tuple[ScheduleTree, ...]:
     """Return one tree: a block computes block.m rows and block.n columns of O, a warpgroup 64 of the rows.
 
     Persistent blocks compute several tiles, which needs equal KV loops, so they exclude masks.
@@ -69,7 +70,7 @@ def lower(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[Sche
         raise InvariantError(f"expected attention, got {group.name}")
     if program.pipeline.persistent_blocks and key_bounds(group) != KeyBounds():
         raise InvariantError(f"persistent blocks do not support masks, got {group.name}")
-    return (_Kernel.of(group, group.attention, program, hw.arch).tree(),)
+    return (_Kernel.of(group, group.attention, program, workload.facts).tree(),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +85,9 @@ class _Kernel:
     blocks: int  # persistent blocks; 0: one block for each tile
 
     @classmethod
-    def of(cls, group: KernelGroup, attention: Attention, program: RProgram, arch: Arch) -> _Kernel:
+    def of(cls, group: KernelGroup, attention: Attention, program: RProgram, facts: WgmmaAttentionFacts) -> _Kernel:
         space = program.space
         (m,), (n,), (keys,) = (space.role(role) for role in (AxisRole.M, AxisRole.N, AxisRole.K))
-        facts = wgmma_attention_facts(group, program.unit, arch)
         tile = wgmma_attention_tile(program, facts)
         batch, operands = space.role(AxisRole.BATCH), ContractionOperands(attention.q, attention.v)
         view = GemmView(group, batch, m, n, keys, operands, space.compute_dtype)

@@ -14,7 +14,7 @@ from roller_svc.errors import InvariantError, require
 from roller_svc.families.common.gpu.matrix.epilogue import (
     EpilogueStore,
 )
-from roller_svc.families.common.gpu.matrix.multistage_pipeline import SHARED_A, SHARED_B
+from roller_svc.families.common.gpu.matrix.mainloop import SHARED_A, SHARED_B
 from roller_svc.families.common.gpu.matrix.stream_k import StreamKPartition, partial_tiles, stream_k_partition
 from roller_svc.families.common.gpu.matrix.stream_k_fixup import fixup_tiles
 from roller_svc.families.common.gpu.matrix.tile import LoadClass
@@ -43,7 +43,6 @@ from roller_svc.families.common.gpu.warpgroups.tile import (
     WgmmaOperand,
     WgmmaOperandLoads,
     WgmmaTile,
-    plan_wgmma_loads,
 )
 from roller_svc.families.common.gpu.warpgroups.tile_scheduler import (
     BLOCK,
@@ -55,27 +54,28 @@ from roller_svc.families.common.gpu.warpgroups.tile_scheduler import (
 )
 from roller_svc.families.common.gpu.warpgroups.tma_load import TmaTile
 from roller_svc.families.common.view import GemmView
+from roller_svc.families.gpu.wgmma_contraction.workload import WgmmaFacts
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Const, Expr, Op, OpKind
 from roller_svc.ir.group import KernelGroup
-from roller_svc.ir.hardware import Arch, HardwareSpec
 from roller_svc.ir.index import add, div, eq, mod, mul, num, ref
 from roller_svc.ir.rprogram import WARPGROUP_THREADS, RProgram
 from roller_svc.ir.schedule import Barrier, Branch, Compute, Loop, LoopKind, Node, ScheduleTree
 from roller_svc.ir.schedule_hopper import ClusterBarrier
 from roller_svc.ir.tensor_map import Swizzle, TensorMap
+from roller_svc.perf.workload import Workload
 
 _BUFFERS = (SHARED_A, SHARED_B)
 MAPS = ((".a_map",), (".b_map", ".b_map_2"))  # tensor maps of A, and of B for each accumulator
 
 
-def lower(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[ScheduleTree, ...]:
+def lower(group: KernelGroup, program: RProgram, workload: Workload[WgmmaFacts]) -> tuple[ScheduleTree, ...]:
     """Return one tree, or two under stream-K.
 
     A block computes block.m x block.n of the output, a warpgroup thread.m x thread.n of that.
     """
     group = replace(group, space=program.space)
-    contraction = _Contraction.of(group, program, hw.arch)
+    contraction = _Contraction.of(group, program, workload.facts.loads)
     if program.pipeline.stream_k_blocks:
         # the kernel's k-tiles may include padded ones
         work = replace(stream_k_partition(program), k_tiles=contraction.tile.k_order.steps)
@@ -102,9 +102,8 @@ class _Contraction:
     results: TmaStoreEpilogue | WarpgroupEpilogue | ClusterReductionEpilogue
 
     @classmethod
-    def of(cls, group: KernelGroup, program: RProgram, arch: Arch) -> _Contraction:
+    def of(cls, group: KernelGroup, program: RProgram, loads: WgmmaOperandLoads) -> _Contraction:
         view, operands = GemmView.of(group, program), all_operands(group)
-        loads = plan_wgmma_loads(program.space, program.unit, operands, arch)
         (m, n, k), block, thread = (a.name for a in (view.m, view.n, view.k)), program.block, program.thread
         tile = loads.tile((block[m], block[n], block[k]), (thread[m], thread[n]), program.pipeline)
         sides = _OperandSides(view, tile, operands, loads)

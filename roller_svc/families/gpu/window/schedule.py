@@ -12,18 +12,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from roller_svc.errors import InvariantError
 from roller_svc.families.gpu.window.cost import window_registers
-from roller_svc.families.gpu.window.workload import UNROLLED_STATEMENTS, Window, WindowSpace, window_space
+from roller_svc.families.gpu.window.workload import UNROLLED_STATEMENTS, Window, WindowFacts, WindowSpace
 from roller_svc.ir.affine import affine
 from roller_svc.ir.expr import Expr, Load, Op, OpKind, Select, axes_of, children, loads_of, with_children
 from roller_svc.ir.group import KernelGroup
-from roller_svc.ir.hardware import HardwareSpec
 from roller_svc.ir.index import add, ceil_div, le, logical_and, lt, mul, num, ref
 from roller_svc.ir.program import Combine, TensorExpr, identity
 from roller_svc.ir.rprogram import RProgram
 from roller_svc.ir.schedule import Branch, Compute, Let, Loop, LoopKind, Node, ScheduleTree, Storage
 from roller_svc.perf.occupancy import BlockResources, blocks_per_core
+from roller_svc.perf.workload import Workload
 from roller_svc.schedule.nest_statements import (
     RowReads,
     acc_name,
@@ -40,11 +39,9 @@ from roller_svc.schedule.nest_statements import (
 MAX_ACCESS_BYTES = 16  # one access of a thread (LD.128)
 
 
-def lower(group: KernelGroup, program: RProgram, hw: HardwareSpec) -> tuple[ScheduleTree, ...]:
+def lower(group: KernelGroup, program: RProgram, workload: Workload[WindowFacts]) -> tuple[ScheduleTree, ...]:
     """Return one tree; the outputs of a thread are adjacent along every axis."""
-    space = window_space(program.space)
-    if space is None:
-        raise InvariantError(f"{group.name}: expected a sliding window, got none")
+    space, hw = workload.facts.windows, workload.machine.hw
     lowered = _Windows(group, program, space)
     needs = BlockResources(program.threads, window_registers(space, lowered.thread, hw.limits), 0)
     # launch bounds: without them the compiler hoists all line loads, and registers allow few blocks
