@@ -1,8 +1,8 @@
 """Frozen dataclasses ↔ JSON: one strict codec, and the digest of a value.
 
 A dataclass is an object with exactly its compared fields, plus "node" with the class's name where the field may have
-several classes. Enums are their values, tuples arrays, frozensets sorted arrays, bytes base64 text. Infinities and NaN
-are the strings "inf", "-inf", "nan". Decoding accepts only what encoding returns.
+several classes. Enums are their values, tuples arrays, frozensets sorted arrays. Infinities and NaN are the strings
+"inf", "-inf", "nan". Decoding accepts only what encoding returns.
 
 Marks in `Annotated[...]` change the form of a field: `Key`, `FLAT`, `OMIT_DEFAULT`, `UNTAGGED`. `Limit` and `Pattern`
 restrict what decoding accepts. A class under `@as_array` is an array of its fields. `Any` is a JSON value.
@@ -10,7 +10,6 @@ restrict what decoding accepts. A class under `@as_array` is an array of its fie
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import json
 import math
@@ -23,8 +22,7 @@ from enum import Enum
 from functools import cache, cached_property
 from typing import Annotated, Any, TypeVar
 
-from roller_svc import errors
-from roller_svc.errors import ArgumentError, InvariantError, RollerError
+from roller_svc.errors import ArgumentError, InvariantError
 
 T = TypeVar("T")
 
@@ -458,10 +456,6 @@ def _leaf(kind: Any) -> _Codec:
         return _Codec(lambda value: value, lambda data: data)
     if isinstance(kind, type) and issubclass(kind, Enum):
         return _enum(kind)
-    if isinstance(kind, type) and issubclass(kind, RollerError):
-        return _Codec(_encode_error, lambda data: _decode_error(data, kind))
-    if kind is bytes:
-        return _Codec(lambda value: base64.b64encode(value).decode(), _decode_bytes)
     if kind is float:
         return _Codec(_encode_float, _decode_float)
 
@@ -505,25 +499,3 @@ def _decode_float(data: Any) -> float:
         return float(data)
     except OverflowError as failure:
         raise _wrong("a number that 64 bits hold", data) from failure
-
-
-def _decode_bytes(data: Any) -> bytes:
-    if not isinstance(data, str):
-        raise _wrong("bytes", data)
-    try:
-        return base64.b64decode(data, validate=True)
-    except ValueError as failure:  # as binascii.Error is, and what text beyond ASCII raises
-        raise _wrong("base64", data) from failure
-
-
-def _encode_error(error: RollerError) -> dict[str, str]:
-    return {"error": type(error).__name__, "code": error.code, "message": error.message}
-
-
-def _decode_error(data: Any, kind: type[RollerError]) -> RollerError:
-    if not isinstance(data, dict) or set(data) != {"error", "code", "message"}:
-        raise _wrong("an error", data)
-    cls = getattr(errors, str(data["error"]), None)
-    if not (isinstance(cls, type) and issubclass(cls, kind)):
-        raise _wrong(f"a {kind.__name__}", data["error"])
-    return cls(str(data["message"]), code=str(data["code"]))
