@@ -94,7 +94,7 @@ def shows_options(record: type[EstimateOptions]) -> Callable[[F], F]:
         ]  # fmt: skip
         own = [each for each in signature.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
         function.__signature__ = signature.replace(parameters=[*own, *listed])  # type: ignore[attr-defined]
-        texts = "\n".join(f"    {name}: {option.facts.help}" for name, option in options_of(record).items())
+        texts = "\n".join(f"    {name}: {option.help}" for name, option in options_of(record).items())
         function.__doc__ = f"{inspect.cleandoc(function.__doc__ or '')}\n\nOptions:\n{texts}"
         return function
 
@@ -139,7 +139,7 @@ def _read(option: Option, value: object, inputs: Iterable[tuple[str, object]]) -
 
 
 def _read_number(option: Option, value: object) -> int:
-    number, least, most = whole_number(value), option.facts.least, option.facts.most
+    number, least, most = whole_number(value), option.least, option.most
     if number is None or number < least or (most is not None and number > most):
         bounds = f"from {least} to {most}" if most is not None else f"of at least {least}"
         raise ArgumentError(

@@ -19,7 +19,7 @@ from roller_svc.construct.scale_up import SearchTrace, scale_up
 from roller_svc.families import prepare
 from roller_svc.families.common.gpu.elementwise_space import is_map, map_space
 from roller_svc.families.common.gpu.row_space import MIN_PEELED_LANES
-from roller_svc.families.cpu.contraction.workload import rows_per_block
+from roller_svc.families.cpu.contraction.blocking import rows_per_block
 from roller_svc.families.cpu.window.cost import staged_bytes
 from roller_svc.families.cpu.window.workload import PlaneSpace, plane_space
 from roller_svc.families.gpu.simt_contraction.rules import SimtContractionRules
