@@ -201,7 +201,7 @@ class _Field:
 
 
 class _Entry:
-    """What stands at one key of an object: a field, or an array of several. A flat field has keys of its own."""
+    """One key of an object: a field, or an array of several. A flat field has keys of its own."""
 
     def __init__(self, key: str, listed: Sequence[_Field]) -> None:
         self.key = key
