@@ -11,11 +11,11 @@ READY := $(VENV)/.ready-$(EXTRAS)
 
 setup: $(READY)
 
-$(READY): pyproject.toml constraints.txt
+$(READY): pyproject.toml bench/pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or later is needed: install it, or say make PYTHON=/path/to/python3" >&2; exit 1; }
 	@command -v gcc >/dev/null || echo "warning: no gcc: CPU kernels will not compile (Debian: apt install gcc libc6-dev)" >&2
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]' -e bench
 	@touch '$(READY)'
 
 demo: $(READY)
@@ -66,7 +66,7 @@ serve: $(READY)
 	$(BIN)/roller serve --host 127.0.0.1 --port 8000 --store build/store
 
 wheel: $(READY)
-	$(BIN)/python -m pip wheel --quiet --no-deps -w dist .
+	$(BIN)/python -m pip wheel --quiet --no-deps -w dist . ./bench
 
 clean:
 	rm -rf $(VENV) build dist

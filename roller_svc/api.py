@@ -36,7 +36,7 @@ from roller_svc.ir.options import EstimateArguments, EstimateOptions, KernelArgu
 from roller_svc.ir.report import BuildReport, CandidateResult, Plan
 from roller_svc.ir.rprogram import RProgram
 from roller_svc.runtime import thread_pool
-from roller_svc.runtime.binding import bind, check_names
+from roller_svc.runtime.binding import NumpyArrays, bind, check_names
 from roller_svc.runtime.cpu import CpuModule
 from roller_svc.runtime.cuda.module import CudaModule
 from roller_svc.runtime.saved import serialization as saved
@@ -308,7 +308,7 @@ def reference(
     types = tensor_types(inputs)
     program = parse(validate_expression(expression), dict(types), validate_outputs(outputs))
     buffers = [Buffer(name, name, Role.INPUT, kind.dtype, kind.shape) for name, kind in types]
-    return dict(interpret(program, bind(buffers, arrays).memory))
+    return dict(interpret(program, bind(buffers, arrays, None, NumpyArrays()).memory))
 
 
 def load(folder: str | os.PathLike[str]) -> Kernel:

@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from typing import NoReturn, Protocol
+from typing import NoReturn, Protocol, cast
 
 from roller_svc.cli.context import CommandContext
 from roller_svc.errors import ArgumentError, InputError, LaunchError, RollerError, ToolchainMissingError
@@ -32,6 +32,10 @@ COMMANDS = {
     "why-miss": "say which part of a request's key differs from the nearest stored result",
     "keys": "add, list and revoke the API keys of the service",
 }
+
+# Subcommands that are entry points of another distribution, with what installs it.
+DISTRIBUTIONS = {"bench": "in a checkout: python -m pip install -e bench"}
+ENTRY_POINTS = "roller_svc.commands"  # their group
 
 NO_DEVICE = frozenset({"no-device", "no-cupy", "wrong-device"})
 
@@ -73,6 +77,19 @@ def exit_code(error: RollerError) -> int:
     return MISSING if no_device or isinstance(error, ToolchainMissingError) else FAILED
 
 
+def load_command(name: str) -> Command:
+    """Return the module of a subcommand. Raises ArgumentError if its distribution is not installed."""
+    if name not in DISTRIBUTIONS:
+        return cast(Command, import_module(f"roller_svc.cli.{name.replace('-', '_')}"))
+    for entry_point in import_module("importlib.metadata").entry_points(group=ENTRY_POINTS, name=name):
+        return cast(Command, entry_point.load())
+    raise ArgumentError(
+        f"`roller {name}` is in a distribution of its own, which is not installed",
+        code="missing-package",
+        hint=DISTRIBUTIONS[name],
+    )
+
+
 class _ArgumentParser(argparse.ArgumentParser):
     """Reports invalid arguments as ArgumentError."""
 
@@ -92,7 +109,7 @@ def _parse(words: list[str], context: CommandContext) -> tuple[Command, argparse
             name, help=summary, description=summary[0].upper() + summary[1:] + ".", allow_abbrev=False
         )
         if name == selected:
-            command: Command = import_module(f"roller_svc.cli.{name.replace('-', '_')}")
+            command = load_command(name)
             command.add_arguments(subparser)
     options = parser.parse_args(words)
     options.context = context

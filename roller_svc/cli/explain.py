@@ -9,9 +9,8 @@ from typing import Any
 from roller_svc.cli import format as show
 from roller_svc.cli import options as common
 from roller_svc.cli.compile import candidates_table
-from roller_svc.compiler.partition_cache import PartitionCache
-from roller_svc.compiler.pipeline import build_kernel
-from roller_svc.compiler.plans import merge_ranked_plans, rank_partitions, select_for_measurement
+from roller_svc.compiler.pipeline import build_kernel, rank_request
+from roller_svc.compiler.plans import merge_ranked_plans, select_for_measurement
 from roller_svc.compiler.request import resolve_spec
 from roller_svc.compiler.sensitivity import analyze_sensitivity
 from roller_svc.compiler.serialize import report_json, sensitivity_json
@@ -60,7 +59,7 @@ def plan_without_building(request: BuildRequest, missing: ToolchainMissingError)
     """Create a report without compiling, for a device whose toolchain is missing."""
     program = parse(request.expression, dict(request.inputs), request.outputs)
     spec = resolve_spec(request)
-    groupings = rank_partitions(PartitionCache(program), spec, request.top_k, request.constraints)
+    groupings = rank_request(request, program, spec)
     shortlist = select_for_measurement(merge_ranked_plans(groupings, request.top_k), groupings, request.top_k)
     attempts = tuple(CandidateResult(grouped.plan, grouped.groups, None, None, None, None) for grouped in shortlist)
     first = groupings[0]

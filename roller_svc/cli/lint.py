@@ -6,13 +6,13 @@ import argparse
 from collections.abc import Mapping
 from typing import Any
 
-from roller_svc.bench.lint import check_target, lint_json, lint_reports
 from roller_svc.cli import format as show
 from roller_svc.cli import options as common
 from roller_svc.compiler.pipeline import build_kernel
 from roller_svc.compiler.request import resolve_spec
 from roller_svc.ir.options import KernelOptions
 from roller_svc.ir.printer import text
+from roller_svc.verify.lint_reports import check_target, lint_json, lint_reports
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

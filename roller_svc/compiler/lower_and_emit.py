@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 from itertools import chain
 
@@ -72,11 +72,9 @@ def emit_plans(
         if (group.name, tiles) not in cached:
             named = group if len(plans) == 1 else replace(group, name=f"choice{len(cached)}_{group.name}")
             launches: list[GroupLaunches] = []
-            for piece, its_tiles, extra in _launches(named, tiles, hw):
-                part, buffers = _lower_with_prepacking(_with_constants(piece, named, program), its_tiles, program, hw)
+            for part, more in lower_launches(named, tiles, program, hw):
                 launches.append(part)
-                seen = ((t, types[t]) for t, _ in part.views if t in types)
-                workspaces[group.name].extend((*seen, *extra, *buffers))
+                workspaces[group.name].extend((*((t, types[t]) for t, _ in part.views if t in types), *more))
             cached[group.name, tiles] = tuple(launches)
         return cached[group.name, tiles]
 
@@ -94,6 +92,15 @@ def emit_plans(
     if len(plans) > 1:
         return tuple(_select_launches(whole, each) for each in programs)
     return (name_symbols(whole, program.name),)
+
+
+def lower_launches(
+    group: KernelGroup, tiles: RProgram, program: TensorProgram, hw: HardwareSpec
+) -> Iterator[tuple[GroupLaunches, Workspaces]]:
+    """Lower the launches that compute a group, each with the tensors that it accesses and the program does not name."""
+    for piece, its_tiles, extra in _launches(group, tiles, hw):
+        part, buffers = _lower_with_prepacking(_with_constants(piece, group, program), its_tiles, program, hw)
+        yield part, (*extra, *buffers)
 
 
 def _with_constants(piece: KernelGroup, whole: KernelGroup, program: TensorProgram) -> KernelGroup:

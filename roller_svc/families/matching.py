@@ -16,6 +16,7 @@ from roller_svc.analysis.operand import (
     operands_unsupported_reason,
     value_dtype,
 )
+from roller_svc.analysis.sum_of_products import is_window
 from roller_svc.errors import NoCandidateError
 from roller_svc.families.common.cpu.dot import dot_operands
 from roller_svc.families.common.gpu.matrix.tile import (
@@ -304,7 +305,7 @@ def copied_bytes(group: KernelGroup, copy: OperandCopy) -> int:
         return 0
     expr = (contraction.a, contraction.b)[copy.side]
     loads, types, reduced = loads_of(expr), dict(group.inputs), {a.name for a in contraction.k}
-    if any(axes_of(index) & reduced and axes_of(index) - reduced for load in loads for index in load.index):
+    if any(is_window(index, reduced) for load in loads for index in load.index):
         return max(types[load.tensor].elements for load in loads) * copy.dtype.bytes
     return math.prod(a.extent for a in statement.axes if a.name in axes_of(expr)) * copy.dtype.bytes
 

@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 
 from roller_svc.analysis.inlining import value_of
 from roller_svc.analysis.operand import can_represent_all, value_dtype
-from roller_svc.fusion.contraction import Contraction, factors_of, product_of
+from roller_svc.analysis.sum_of_products import SumOfProducts, product_of, sum_of_products
+from roller_svc.fusion.contraction import Contraction
 from roller_svc.ir.attention import Attention
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import (
@@ -189,9 +190,10 @@ def match_attentions(
     """
     matches: dict[str, AttentionMatch] = {}
     for qk in statements:
-        if len(qk.reduced) == 0 or qk.combine is not Combine.SUM or qk.output not in _output_names(statements):
+        scores = sum_of_products(qk)
+        if scores is None or qk.output not in _output_names(statements):
             continue
-        chain = _chain(qk, statements, outputs)
+        chain = _chain(qk, scores, statements, outputs)
         candidate = None if chain is None else _attention(chain)
         if candidate is not None and candidate.attention.dtype not in dtypes:
             continue
@@ -210,9 +212,11 @@ class _Chain:
     """All reductions that read QK^T, with maps inlined and axes named as those of QK^T."""
 
     qk: TensorExpr
+    scores: SumOfProducts  # of qk
     row_max: TensorExpr
     row_sum: TensorExpr
     pv: TensorExpr
+    values: SumOfProducts  # of pv
     maps: frozenset[str]
 
     @property
@@ -220,7 +224,9 @@ class _Chain:
         return self.row_max.reduced[0]
 
 
-def _chain(dots: TensorExpr, statements: Sequence[TensorExpr], wanted: Collection[str]) -> _Chain | None:
+def _chain(
+    dots: TensorExpr, scores: SumOfProducts, statements: Sequence[TensorExpr], wanted: Collection[str]
+) -> _Chain | None:
     maps: dict[str, TensorExpr] = {}
     readers: list[TensorExpr] = []
     for statement in statements:
@@ -236,9 +242,10 @@ def _chain(dots: TensorExpr, statements: Sequence[TensorExpr], wanted: Collectio
     aligned = [_aligned(s, dots) for s in readers]
     highs = [s for s in aligned if s is not None and s.combine is Combine.MAX]
     sums = sorted((s for s in aligned if s is not None and s.combine is Combine.SUM), key=lambda s: len(s.spatial))
-    if len(aligned) != 3 or len(highs) != 1 or len(sums) != 2:
+    values = sum_of_products(sums[-1]) if sums else None
+    if len(aligned) != 3 or len(highs) != 1 or len(sums) != 2 or values is None:
         return None
-    chain = _Chain(dots, highs[0], sums[0], sums[1], frozenset(maps))
+    chain = _Chain(dots, scores, highs[0], sums[0], sums[1], values, frozenset(maps))
     return chain if _shares_rows(chain) and _output_names((chain.row_max, chain.row_sum)).isdisjoint(wanted) else None
 
 
@@ -334,20 +341,15 @@ def _rows(chain: _Chain) -> set[str]:
 
 def _weights(chain: _Chain) -> tuple[Expr | None, list[Expr]]:
     """Return the operand of the second contraction that is made of scores, and the other factors."""
-    factors = factors_of(chain.pv.body, chain.pv.type.dtype)
+    factors = chain.values.factors
     made = [f for f in factors if any(load.tensor == chain.qk.output for load in loads_of(f))]
     return (made[0], [f for f in factors if f is not made[0]]) if len(made) == 1 else (None, [])
 
 
 def _query_and_key(chain: _Chain) -> tuple[Expr, Expr] | None:
     """Return (q, k) of the first contraction: k varies with the keys."""
-    factors = factors_of(chain.qk.body, chain.qk.type.dtype)
-    keys = [f for f in factors if chain.key.name in axes_of(f)]
-    queries = [f for f in factors if f not in keys]
-    features = 1
-    for axis in chain.qk.reduced:
-        features *= axis.extent
-    if not keys or not queries or features > MAX_HEAD_DIM:
+    keys, queries = chain.scores.split(chain.key.name)
+    if not keys or not queries or math.prod(a.extent for a in chain.scores.reduced) > MAX_HEAD_DIM:
         return None
     return product_of(queries), product_of(keys)
 

@@ -13,11 +13,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from roller_svc.analysis.sum_of_products import is_window, sum_of_products
 from roller_svc.fusion.contraction import MIN_K
 from roller_svc.ir.affine import Affine, affine, slack
 from roller_svc.ir.expr import (
     AxisRef,
-    Cast,
     Const,
     Expr,
     Load,
@@ -59,34 +59,15 @@ def _guarded_windows(
     statement: TensorExpr, types: Mapping[str, TensorType]
 ) -> tuple[Select, tuple[_Window, ...]] | None:
     """Return the one factor with a guard and windows, where it is 0 outside of them, and these windows."""
-    if statement.kind is not StatementKind.REDUCE or statement.combine is not Combine.SUM:
+    form = sum_of_products(statement)
+    if form is None or len(form.selects) != 1:
         return None
-    selects = [node for node in _factors(statement) if isinstance(node, Select)]
-    if len(selects) != 1:
-        return None
-    (select,) = selects
+    (select,) = form.selects
     windows = _windows(statement, select, types)
     if not (isinstance(select.otherwise, Const) and select.otherwise.value == 0) or windows is None:
         return None
     expansion = math.prod(w.out.extent for w in windows) / math.prod(w.size for w in windows)
     return (select, windows) if expansion >= MIN_EXPANSION else None
-
-
-def _factors(statement: TensorExpr) -> list[Expr]:
-    """Return the body and the operands of its products: where one is 0, the body is 0."""
-    found: list[Expr] = []
-    stack: list[Expr] = [statement.body]
-    while stack:
-        node = stack.pop()
-        found.append(node)
-        match node:
-            case Cast(arg=arg):
-                stack.append(arg)
-            case Op(kind=OpKind.MUL, args=args):
-                stack += args
-            case _:
-                pass
-    return found
 
 
 def _divided(condition: Expr) -> tuple[Expr, int] | None:
@@ -262,19 +243,33 @@ def _match(statement: TensorExpr, types: Mapping[str, TensorType]) -> _Transpose
     select, windows = found
     names = {name for w in windows for name in (w.out.name, w.tap.name)}
     data = rewrite(select.then, lambda node: _read_data(node, windows))
-    rest = [condition for condition in conjuncts(select.cond) if not axes_of(condition) & names]
-    for condition in rest:
-        data = Select(condition, data, select.otherwise, select.dtype)
-    product = _replace_node(statement.body, select, data)
-    if axes_of(data) & names or axes_of(product) & {w.out.name for w in windows}:
-        return None
-    bounds = {w: (0, w.size - 1) for w in windows}
+    of_windows: list[Expr] = []
     for condition in conjuncts(select.cond):
-        if condition in rest:
-            continue
+        if axes_of(condition) & names:
+            of_windows.append(condition)
+        else:
+            data = Select(condition, data, select.otherwise, select.dtype)
+    product = _replace_node(statement.body, select, data)
+    bounds = _index_bounds(of_windows, windows)
+    if bounds is None or axes_of(data) & names or axes_of(product) & {w.out.name for w in windows}:
+        return None
+    return _TransposedConvolution(statement, windows, bounds, product)
+
+
+def _index_bounds(conditions: Sequence[Expr], windows: Sequence[_Window]) -> tuple[tuple[int, int], ...] | None:
+    """Return the bounds of each window's index; None if a condition is none of them and no test of a stride.
+
+    Every stride must be tested.
+    """
+    bounds = {w: (0, w.size - 1) for w in windows}
+    untested = {w for w in windows if w.stride > 1}
+    for condition in conditions:
         if (divided := _divided(condition)) is not None:
-            if not any(w.stride == divided[1] and _is_index(w, affine(divided[0])) for w in windows):
+            x, by = divided
+            tested = {w for w in windows if w.stride == by and _is_index(w, affine(x))}
+            if not tested:
                 return None
+            untested -= tested
             continue
         window = next((w for w in windows if axes_of(condition) <= {w.out.name, w.tap.name}), None)
         limits = None if window is None else _limits(condition, window)
@@ -282,9 +277,7 @@ def _match(statement: TensorExpr, types: Mapping[str, TensorType]) -> _Transpose
             return None
         low, high = bounds[window]
         bounds[window] = max(low, limits[0]), min(high, limits[1])
-    if not all(w.stride == 1 or _is_tested(w, select.cond) for w in windows):
-        return None
-    return _TransposedConvolution(statement, windows, tuple(bounds[w] for w in windows), product)
+    return None if untested else tuple(bounds.values())
 
 
 def _windows(statement: TensorExpr, select: Select, types: Mapping[str, TensorType]) -> tuple[_Window, ...] | None:
@@ -294,8 +287,7 @@ def _windows(statement: TensorExpr, select: Select, types: Mapping[str, TensorTy
     reduced = {a.name: a for a in statement.reduced}
     for load in loads_of(select.then):
         for index, size in zip(load.index, types[load.tensor].shape, strict=True):
-            used = axes_of(index)
-            if not (used & spatial.keys() and used & reduced.keys()) or loads_of(index):
+            if not is_window(index, reduced) or loads_of(index):
                 continue
             window = _window(index, size, spatial, reduced)
             if window is None:
@@ -322,11 +314,6 @@ def _window(index: Expr, size: int, spatial: Mapping[str, Axis], reduced: Mappin
 
 def _is_index(window: _Window, form: Affine | None) -> bool:
     return window.matches(form) and form is not None and form.offset == window.padding
-
-
-def _is_tested(window: _Window, guard: Expr) -> bool:
-    tests = [divided for condition in conjuncts(guard) if (divided := _divided(condition)) is not None]
-    return any(by == window.stride and _is_index(window, affine(x)) for x, by in tests)
 
 
 def _read_data(node: Expr, windows: Sequence[_Window]) -> Expr:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from roller_svc.analysis.sum_of_products import is_window
 from roller_svc.fusion.delinearize import simplify_division
 from roller_svc.ir.expr import AxisRef, Const, Expr, Load, Op, OpKind, axes_of, iter_subexpressions, rewrite, substitute
 from roller_svc.ir.index import add, mul, num, ref
@@ -75,7 +76,7 @@ def _grouped(statement: TensorExpr, spatial: Mapping[str, int]) -> dict[str, int
     reduced = {axis.name for axis in statement.reduced}
     for load in statement.reads:
         for index in load.index:
-            if not axes_of(index) & reduced:
+            if not is_window(index, reduced):
                 continue
             for node in iter_subexpressions(index):
                 match node:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from roller_svc.analysis.operand import value_dtype
+from roller_svc.analysis.sum_of_products import is_window
 from roller_svc.fusion.contraction import Contraction
 from roller_svc.ir.affine import affine
 from roller_svc.ir.dtype import DType
@@ -168,9 +169,8 @@ def _windows(
     found: dict[Expr, int] = {}
     for load in loads_of(value):
         for index, size in zip(load.index, types[load.tensor].shape, strict=True):
-            is_window = bool(axes_of(index) & reduced and axes_of(index) - reduced)
-            is_looked_up = guard is None and bool(loads_of(index))
-            if isinstance(index, AxisRef | Const) or is_looked_up or not (is_window or guard is not None):
+            is_dimension = guard is not None or (is_window(index, reduced) and not loads_of(index))
+            if isinstance(index, AxisRef | Const) or not is_dimension:
                 continue
             if affine(index) is None or found.setdefault(index, size) != size:
                 return None

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from roller_svc.analysis.online_reduction import OnlineReductionKind, joint_reductions, online_reductions
 from roller_svc.analysis.operand import value_dtype
+from roller_svc.analysis.sum_of_products import is_window
 from roller_svc.fusion.attention import AttentionMatch, match_attentions
 from roller_svc.fusion.attention_group import attention_group
 from roller_svc.fusion.axis_fusion import flatten_rows, fuse_axes
@@ -25,7 +26,7 @@ from roller_svc.fusion.space import contraction_space, nest_space
 from roller_svc.fusion.split.online_reduction import splits_evenly
 from roller_svc.ir.attention import Attention
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.expr import AxisRef, Const, Expr, Load, axes_of, loads_of, substitute
+from roller_svc.ir.expr import AxisRef, Const, Expr, Load, loads_of, substitute
 from roller_svc.ir.group import ContractionOperands, GroupKind, KernelGroup
 from roller_svc.ir.program import Axis, AxisKind, StatementKind, TensorExpr, TensorProgram, TensorType
 
@@ -244,10 +245,8 @@ def _contraction(statement: TensorExpr, hw: FusionOptions) -> Contraction | None
     if contraction is None or hw.is_cpu:
         return contraction
     is_skinny = min(math.prod(a.extent for a in axes) for axes in (contraction.m, contraction.n)) < MIN_TILED_ROWS
-    reduced, spatial = ({a.name for a in axes} for axes in (statement.reduced, statement.spatial))
-    is_windowed = any(
-        (used := axes_of(index)) & reduced and used & spatial for load in statement.reads for index in load.index
-    )
+    reduced = {a.name for a in contraction.k}
+    is_windowed = any(is_window(index, reduced) for load in statement.reads for index in load.index)
     return None if is_skinny and not is_windowed else contraction
 
 
@@ -287,20 +286,26 @@ def _try_fuse(
     if names is None:
         return None
     inner = [a for a in statement.axes if a.name not in names]
-    if draft.contraction is not None and (inner or statement.kind is not StatementKind.MAP):
+    if not _fits_nest(draft, statement, inner, hw):
         return None
-    if statement.kind is StatementKind.REDUCE and any(a.kind is AxisKind.SPATIAL for a in inner):
-        return None  # a row of results for each point: it needs a nest of its own
-    if draft.contraction is None and _contraction(statement, hw) is not None:
-        return None
-    if inner and statement.kind is StatementKind.MAP and hw.is_cpu and _computes_one_value_per_row(draft):
-        return None  # a nest of its own computes them in vectors
-    rows = math.prod(a.extent for a in draft.outer)
-    row = max(math.prod(a.extent for a in s.axes) // rows for s in (*draft.statements, statement))
     candidate = replace(draft, statements=(*draft.statements, _renamed(statement, names, draft)))
-    if inner and rows < ROWS_PER_CORE * hw.num_cores and row >= LONG_ROW and not _shares_pass(candidate, hw):
-        return None
-    return candidate
+    rows = math.prod(a.extent for a in draft.outer)
+    has_long_rows = inner and max(s.points // rows for s in candidate.statements) >= LONG_ROW
+    fills_cores = rows >= ROWS_PER_CORE * hw.num_cores
+    return candidate if not has_long_rows or fills_cores or _shares_pass(candidate, hw) else None
+
+
+def _fits_nest(draft: _FusionGroup, statement: TensorExpr, inner: Sequence[Axis], hw: FusionOptions) -> bool:
+    """Return whether the group's kernel can, and should, compute a statement with these axes inside its outer ones."""
+    if draft.contraction is not None:
+        return statement.kind is StatementKind.MAP and not inner
+    if _contraction(statement, hw) is not None:
+        return False
+    if statement.kind is StatementKind.REDUCE:
+        # a row of results for each point needs a nest of its own
+        return all(a.kind is AxisKind.REDUCE for a in inner)
+    # a nest of its own computes one value for each row in vectors
+    return not (inner and hw.is_cpu and _computes_one_value_per_row(draft))
 
 
 def _computes_one_value_per_row(draft: _FusionGroup) -> bool:

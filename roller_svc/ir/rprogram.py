@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
 from roller_svc.errors import InvariantError
+from roller_svc.ir.canonical import FLAT
 from roller_svc.ir.group import AxisRole, TileSpace
 from roller_svc.ir.hardware import ComputeUnit, UnitKind
 
@@ -32,13 +32,6 @@ class RTile:
 
     def as_dict(self) -> dict[str, int]:
         return dict(self.extents)
-
-    def program_extents(self, space: TileSpace) -> Mapping[str, int]:
-        """Return the extent that the tile covers along every program axis."""
-        extents: dict[str, int] = {}
-        for axis in space.axes:
-            extents |= axis.member_extents(min(self[axis.name], axis.extent))
-        return extents
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +94,7 @@ class RProgram:
     thread: RTile
     reduce_threads: int = 1  # threads of a block, or vector lanes of a CPU, that share one reduction
     split_k: int = 1  # rTasks that share one reduction; a second launch combines their results
-    pipeline: PipelineOptions = DEFAULT_PIPELINE
+    pipeline: Annotated[PipelineOptions, FLAT] = DEFAULT_PIPELINE
     family: str = ""  # name of the kernel family that built it; "" where the group decides
 
     def __post_init__(self) -> None:

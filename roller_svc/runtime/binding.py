@@ -1,10 +1,11 @@
-"""Bind a call's numpy arrays to memory that a kernel may use: exact types and shapes, dense, aligned, unaliased."""
+"""Bind a call's arrays to memory that a kernel may use: exact types and shapes, dense, aligned, unaliased."""
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
 
 import ml_dtypes
 import numpy as np
@@ -15,6 +16,7 @@ from roller_svc.ir.dtype import DType
 from roller_svc.ir.kernel import ALIGNMENT_BYTES, Buffer, KernelSource, Role
 
 Array = NDArray[np.generic]
+A = TypeVar("A")
 ELEMENT_ALIGNMENT = 1  # in bytes: an array that only has the alignment of its elements is used in place
 PAGE_BYTES = 4096
 
@@ -26,19 +28,48 @@ _EXTENSION_TYPES: dict[DType, type] = {
 _NUMPY_TYPES: dict[DType, np.dtype[np.generic]] = {d: np.dtype(_EXTENSION_TYPES.get(d, d.value)) for d in DType}
 
 
+class ArrayLibrary(Protocol[A]):
+    """What binding needs of arrays: of numpy's, or of those of a library for GPUs."""
+
+    def view(self, what: str, buffer: Buffer, value: Any) -> A:
+        """Return the memory of a caller's array. Raises ArgumentError if it does not fit the buffer."""
+
+    def is_dense(self, array: A) -> bool:
+        """Return whether a kernel may use the memory as it is."""
+
+    def is_writeable(self, value: Any) -> bool:
+        """Return whether a caller's array may be written."""
+
+    def shares_memory(self, first: A, second: A) -> bool: ...
+
+    def is_same(self, first: A, second: A) -> bool:
+        """Return whether two arrays are the same elements in the same places."""
+
+    def empty(self, buffer: Buffer) -> A:
+        """Return memory for a buffer."""
+
+    def copy_into(self, target: A, source: A) -> None: ...
+
+    def result(self, array: A) -> Any:
+        """Return memory as an array of the caller's library."""
+
+
 @dataclass(frozen=True, slots=True)
-class Binding:
+class Binding(Generic[A]):
     """The memory of one call, and the copies into the caller's arrays after it."""
 
-    memory: dict[str, Array]  # by Buffer symbol
-    results: dict[str, Array]  # the caller's results, by output name
-    copies: tuple[tuple[Array, Array], ...]  # (to, from)
+    library: ArrayLibrary[A]
+    memory: dict[str, A]  # by Buffer symbol
+    allocated: dict[str, A]  # results that were allocated for the call, by output name
+    given: dict[str, Any]  # results in the caller's own arrays, by output name
+    copies: tuple[tuple[A, A], ...] = ()  # (to, from)
 
-    def copy_back(self) -> dict[str, Array]:
+    def copy_back(self) -> dict[str, Any]:
         """Copy the outputs that the kernel could not write in place. Returns the results."""
         for target, source in self.copies:
-            target[...] = source
-        return self.results
+            self.library.copy_into(target, source)
+        # Convert last: a library that imports an array also imports the work to wait for.
+        return self.given | {name: self.library.result(array) for name, array in self.allocated.items()}
 
 
 def numpy_dtype(dtype: DType) -> np.dtype[np.generic]:
@@ -48,10 +79,10 @@ def numpy_dtype(dtype: DType) -> np.dtype[np.generic]:
 def bind(
     buffers: Iterable[Buffer],
     arrays: Mapping[str, object],
-    out: Mapping[str, object] | None = None,
-    alignment_bytes: int = ALIGNMENT_BYTES,
-    in_use: Iterable[Array] = (),
-) -> Binding:
+    out: Mapping[str, object] | None,
+    library: ArrayLibrary[A],
+    in_use: Collection[A] = (),
+) -> Binding[A]:
     """Return memory for every input and output among `buffers`. Raises ArgumentError if an array does not fit.
 
     An input is used in place if it is dense, native and aligned, else copied. An array in `out` is written in place
@@ -64,57 +95,61 @@ def bind(
     out = {} if out is None else out
     check_names("argument", [b.name for b in inputs], arrays, complete=True)
     check_names("output", [b.name for b in outputs], out, complete=False)
-    memory: dict[str, Array] = {}
-    in_use = list(in_use)
-    call_arrays: list[Array] = [*in_use]
+    views = {b.name: library.view("argument", b, arrays[b.name]) for b in inputs}
+    targets = {b.name: library.view("output", b, out[b.name]) for b in outputs if b.name in out}
+    memory: dict[str, A] = {}
+    donated: dict[str, A] = {}
     for buffer in inputs:
-        array = _check_array(buffer, arrays[buffer.name], "argument")
-        call_arrays.append(array)
-        donates = buffer.donated and array.flags.writeable
-        memory[buffer.symbol] = _make_dense(array, alignment_bytes, copies=buffer.donated and not donates)
-    donated = _donated_arrays(inputs, arrays, memory, in_use)
-    targets = {b.name: _check_target(b, out[b.name]) for b in outputs if b.name in out}
-    results: dict[str, Array] = {}
-    copies: list[tuple[Array, Array]] = []
+        name, view = buffer.name, views[buffer.name]
+        in_place = library.is_dense(view) and not (buffer.donated and not library.is_writeable(arrays[name]))
+        memory[buffer.symbol] = view if in_place else _copy(library, buffer, view)
+        if buffer.donated:
+            _check_donated(library, name, views, in_use)
+            donated[name] = memory[buffer.symbol]
+    allocated: dict[str, A] = {}
+    given = dict(out)
+    copies: list[tuple[A, A]] = []
     for buffer in outputs:
-        target = targets.get(buffer.name)
-        if buffer.name in donated:
-            memory[buffer.symbol] = donated[buffer.name]
-            results[buffer.name] = memory[buffer.symbol] if target is None else target
-            if target is not None and target is not memory[buffer.symbol]:
-                copies.append((target, memory[buffer.symbol]))
+        name = buffer.name
+        if name not in targets:
+            memory[buffer.symbol] = result = donated[name] if name in donated else library.empty(buffer)
+            if result is views.get(name):
+                given[name] = arrays[name]
+            else:
+                allocated[name] = result
             continue
-        other_arrays = [*call_arrays, *(other for name, other in targets.items() if name != buffer.name)]
-        if target is not None and _can_write_in_place(target, alignment_bytes, other_arrays):
-            memory[buffer.symbol] = target
+        target = targets[name]
+        if name in donated:
+            result = donated[name]
         else:
-            memory[buffer.symbol] = aligned_empty(buffer.shape, numpy_dtype(buffer.dtype))
-            if target is not None:
-                copies.append((target, memory[buffer.symbol]))
-        results[buffer.name] = memory[buffer.symbol] if target is None else target
-    return Binding(memory, results, tuple(copies))
+            others = (*in_use, *views.values(), *(other for each, other in targets.items() if each != name))
+            is_free = library.is_dense(target) and not _shares_any(library, target, others)
+            result = target if is_free else library.empty(buffer)
+        memory[buffer.symbol] = result
+        if not library.is_same(target, result):
+            copies.append((target, result))
+    return Binding(library, memory, allocated, given, tuple(copies))
 
 
-def _donated_arrays(
-    inputs: list[Buffer], arrays: Mapping[str, object], memory: dict[str, Array], in_use: Iterable[Array]
-) -> dict[str, Array]:
-    """Return the memory of donated inputs by name. Raises ArgumentError where another input shares it."""
-    donated = {b.name: memory[b.symbol] for b in inputs if b.donated}
-    for name in donated:
-        others = {b.name: np.asarray(arrays[b.name]) for b in inputs if b.name != name}
-        shared = [other for other, array in others.items() if np.may_share_memory(arrays[name], array)]
-        if shared or any(np.may_share_memory(arrays[name], other) for other in in_use):
-            raise donated_alias_error(name, shared)
-    return donated
+def _copy(library: ArrayLibrary[A], buffer: Buffer, array: A) -> A:
+    copy = library.empty(buffer)
+    library.copy_into(copy, array)
+    return copy
 
 
-def donated_alias_error(name: str, others: list[str]) -> ArgumentError:
-    """Return the error of a donated array that other arguments share."""
-    shared = ", ".join(others) or "a constant"
-    return ArgumentError(
-        f"argument {name!r} is donated and may be overwritten, but shares memory with {shared}",
-        code="donated-alias", hint=f"pass a copy as {name}",
-    )  # fmt: skip
+def _shares_any(library: ArrayLibrary[A], array: A, others: Iterable[A]) -> bool:
+    return any(library.shares_memory(array, other) for other in others)
+
+
+def _check_donated(library: ArrayLibrary[A], name: str, views: Mapping[str, A], in_use: Collection[A]) -> None:
+    """Raise ArgumentError if a donated array shares memory with another argument or a constant."""
+    shared = [other for other, array in views.items() if other != name and library.shares_memory(views[name], array)]
+    if shared or _shares_any(library, views[name], in_use):
+        others = ", ".join(shared) or "a constant"
+        raise ArgumentError(
+            f"argument {name!r} is donated and may be overwritten, but shares memory with {others}",
+            code="donated-alias", hint=f"pass a copy as {name}",
+        )  # fmt: skip
 
 
 def check_names(what: str, expected: list[str], provided: Mapping[str, object], *, complete: bool) -> None:
@@ -157,46 +192,52 @@ def range_error(source: KernelSource, check: int, value: int) -> IndexRangeError
     )
 
 
-def _check_array(buffer: Buffer, value: object, what: str) -> Array:
-    if not isinstance(value, np.ndarray | np.generic):
-        kind = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
-        raise ArgumentError(f"{what} {buffer.name!r} must be a numpy array, got {kind}", code="not-an-array")
-    array: Array = np.asarray(value)
-    expected = numpy_dtype(buffer.dtype)
-    if array.dtype != expected:
-        # Byte order shows only in the string form: '>f4' prints as float32 too.
-        shown = array.dtype.name if array.dtype.name != expected.name else array.dtype.str
-        raise ArgumentError(f"{what} {buffer.name!r} has dtype {shown}, expected {expected.name}",
-                            code="dtype-mismatch")  # fmt: skip
-    # numpy often turns scalars into arrays of one element (ascontiguousarray): a scalar accepts both
-    if array.shape != buffer.shape and not (buffer.shape == () and array.shape == (1,)):
-        raise ArgumentError(f"{what} {buffer.name!r} has shape {array.shape}, expected {buffer.shape}",
-                            code="shape-mismatch")  # fmt: skip
-    return array
+@dataclass(frozen=True, slots=True)
+class NumpyArrays:
+    """Arrays of numpy, aligned as a kernel expects."""
 
+    alignment_bytes: int = ALIGNMENT_BYTES
 
-def _check_target(buffer: Buffer, value: object) -> Array:
-    if isinstance(value, np.generic):
-        raise ArgumentError(f"output {buffer.name!r} is a numpy scalar, which cannot be written; pass an array",
-                            code="out-not-writeable")  # fmt: skip
-    array = _check_array(buffer, value, "output")
-    if not array.flags.writeable:
-        raise ArgumentError(f"output {buffer.name!r} is read-only", code="out-not-writeable")
-    return array
-
-
-def _is_dense(array: Array, alignment_bytes: int) -> bool:
-    alignment = max(alignment_bytes, array.dtype.itemsize)
-    return array.flags.c_contiguous and array.ctypes.data % alignment == 0
-
-
-def _make_dense(array: Array, alignment_bytes: int, *, copies: bool = False) -> Array:
-    if _is_dense(array, alignment_bytes) and not copies:
+    def view(self, what: str, buffer: Buffer, value: Any) -> Array:
+        if not isinstance(value, np.ndarray | np.generic):
+            kind = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
+            raise ArgumentError(f"{what} {buffer.name!r} must be a numpy array, got {kind}", code="not-an-array")
+        if what == "output" and isinstance(value, np.generic):
+            raise ArgumentError(f"output {buffer.name!r} is a numpy scalar, which cannot be written; pass an array",
+                                code="out-not-writeable")  # fmt: skip
+        array: Array = np.asarray(value)
+        expected = numpy_dtype(buffer.dtype)
+        if array.dtype != expected:
+            # Byte order shows only in the string form: '>f4' prints as float32 too.
+            shown = array.dtype.name if array.dtype.name != expected.name else array.dtype.str
+            raise ArgumentError(f"{what} {buffer.name!r} has dtype {shown}, expected {expected.name}",
+                                code="dtype-mismatch")  # fmt: skip
+        # numpy often turns scalars into arrays of one element (ascontiguousarray): a scalar accepts both
+        if array.shape != buffer.shape and not (buffer.shape == () and array.shape == (1,)):
+            raise ArgumentError(f"{what} {buffer.name!r} has shape {array.shape}, expected {buffer.shape}",
+                                code="shape-mismatch")  # fmt: skip
+        if what == "output" and not array.flags.writeable:
+            raise ArgumentError(f"output {buffer.name!r} is read-only", code="out-not-writeable")
         return array
-    copy = aligned_empty(array.shape, array.dtype)
-    copy[...] = array
-    return copy
 
+    def is_dense(self, array: Array) -> bool:
+        alignment = max(self.alignment_bytes, array.dtype.itemsize)
+        return array.flags.c_contiguous and array.ctypes.data % alignment == 0
 
-def _can_write_in_place(target: Array, alignment_bytes: int, other_arrays: list[Array]) -> bool:
-    return _is_dense(target, alignment_bytes) and not any(np.may_share_memory(target, other) for other in other_arrays)
+    def is_writeable(self, value: Array) -> bool:
+        return value.flags.writeable
+
+    def shares_memory(self, first: Array, second: Array) -> bool:
+        return np.may_share_memory(first, second)
+
+    def is_same(self, first: Array, second: Array) -> bool:
+        return first is second
+
+    def empty(self, buffer: Buffer) -> Array:
+        return aligned_empty(buffer.shape, numpy_dtype(buffer.dtype))
+
+    def copy_into(self, target: Array, source: Array) -> None:
+        target[...] = source.reshape(target.shape)
+
+    def result(self, array: Array) -> Array:
+        return array

@@ -16,7 +16,7 @@ import numpy as np
 
 from roller_svc.errors import InvariantError, LaunchError
 from roller_svc.ir.kernel import Buffer, CompiledKernel, KernelSource, Language, LaunchSpec, Role, align_blocks
-from roller_svc.runtime.binding import ELEMENT_ALIGNMENT, Array, Binding, bind, range_error
+from roller_svc.runtime.binding import ELEMENT_ALIGNMENT, Array, Binding, NumpyArrays, bind, range_error
 from roller_svc.runtime.cpu_features import check_features
 from roller_svc.runtime.resident import resident_empty
 from roller_svc.runtime.thread_pool import share_pool
@@ -44,7 +44,7 @@ class CpuModule:
             raise InvariantError(f"{compiled.source.name} is {compiled.source.language.value}, not C")
         self.source: KernelSource = compiled.source
         check_features(compiled.source)
-        self.alignment_bytes = alignment_bytes
+        self.library = NumpyArrays(alignment_bytes)
         library = load_library(compiled.binary, compiled.source.name)
         weakref.finalize(self, unload_library, library._handle).atexit = False  # a call under way keeps the module
         self._entries = tuple(_entry(library, launch, compiled.source.name) for launch in self.source.launches)
@@ -52,7 +52,7 @@ class CpuModule:
 
     def run(self, arrays: Mapping[str, object], out: Mapping[str, object] | None = None) -> dict[str, Array]:
         """Run the kernel. Raises ArgumentError for arrays that do not fit, IndexRangeError for a bad index."""
-        binding = bind(self.source.buffers, arrays, out, self.alignment_bytes)
+        binding = bind(self.source.buffers, arrays, out, self.library)
         blocks = (self.workspace(), self._thread_block("prepared", self.source.prepacked_buffers))
         for prepare in (True, False):
             CpuCall(self, binding, blocks, self.launches(prepare=prepare))()
@@ -101,9 +101,7 @@ class PreparedCpu:
         self._remaining_buffers = tuple(
             b for b in buffers if b.role is not Role.INPUT or b.name not in module.source.constants
         )
-        binding = bind(
-            (b for b in buffers if b not in self._remaining_buffers), constants, None, module.alignment_bytes
-        )
+        binding = bind((b for b in buffers if b not in self._remaining_buffers), constants, None, module.library)
         self._constants = binding.memory
         self._block = _Block(module.source.prepacked_buffers)
         CpuCall(module, binding, (self._block,), module.launches(prepare=True))()
@@ -116,7 +114,7 @@ class PreparedCpu:
 
     def bind(self, arrays: Mapping[str, object], out: Mapping[str, object] | None = None) -> CpuCall:
         """Return a bound call: each call of the result only runs the kernel (for timing)."""
-        binding = bind(self._remaining_buffers, arrays, out, self._module.alignment_bytes, self._constants.values())
+        binding = bind(self._remaining_buffers, arrays, out, self._module.library, self._constants.values())
         full_binding = replace(binding, memory=self._constants | binding.memory)
         blocks = (self._module.workspace(), self._block)
         return CpuCall(self._module, full_binding, blocks, self._module.launches(prepare=False))
@@ -136,7 +134,7 @@ class CpuCall:
     """Arrays bound to launches. Results are valid after a call. Not thread-safe."""
 
     def __init__(
-        self, module: CpuModule, binding: Binding, workspace: tuple[_Block, ...],
+        self, module: CpuModule, binding: Binding[Array], workspace: tuple[_Block, ...],
         launches: tuple[tuple[_Entry, LaunchSpec], ...],
     ) -> None:  # fmt: skip
         self._module = module  # keeps the library loaded

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from roller_svc.analysis.sum_of_products import product_of, sum_of_products
 from roller_svc.analysis.winograd import Matrix, Transforms, transforms
-from roller_svc.errors import InvariantError
+from roller_svc.errors import InvariantError, require
 from roller_svc.families.common.cpu.image_space import ImageWindowDim, image_space
-from roller_svc.fusion.contraction import factors_of, product_of
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.expr import Cast, Expr, Load, Op, OpKind, Select, axes_of, substitute
 from roller_svc.ir.group import TileSpace
@@ -71,7 +71,7 @@ class _Expansion:
 
         The image has the output positions. Both operands of a grouped convolution may have its filters.
         """
-        factors = factors_of(self.statement.body, self.statement.type.dtype)
+        factors = require(sum_of_products(self.statement), "products of a convolution").factors
         pixels = set(self._pixels)
         weights = product_of([factor for factor in factors if pixels.isdisjoint(axes_of(factor))])
         source = product_of([factor for factor in factors if not pixels.isdisjoint(axes_of(factor))])

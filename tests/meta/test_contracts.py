@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -18,9 +19,8 @@ FORBIDDEN = {"pydantic", "yaml", "fastapi", "cupy", "os", "subprocess", "sqlite3
 
 def checked(folder: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", "from importlinter.cli import lint_imports_command as c; c()", "--no-cache"]
-    return subprocess.run(
-        command, cwd=folder, capture_output=True, text=True, check=False, env={"PYTHONPATH": str(folder)}
-    )
+    path = os.pathsep.join([str(folder), str(folder / "bench")])
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, env={"PYTHONPATH": path})
 
 
 def contracts() -> dict[str, Any]:
@@ -55,11 +55,13 @@ def test_the_contracts_hold() -> None:
         ("layers", "construct/align.py", "from roller_svc import families"),
         ("layers", "schedule/__init__.py", "import roller_svc.perf"),
         ("layers", "new_module.py", "import os"),
+        ("benchmarks", "verify/corpus.py", "import roller_bench.cases"),
         ("families", "families/gpu/window/rules.py", "import roller_svc.families.gpu.reduction.rules"),
         ("family-layers", "families/common/__init__.py", "import roller_svc.families.schedules"),
         ("common-parts", "families/common/gpu/matrix/tile.py", "import roller_svc.families.common.gpu.attention.mask"),
         ("tables", "compiler/plans.py", "import roller_svc.families.gpu.window.cost"),
         ("acyclic", "families/gpu/window/cost.py", "import roller_svc.families.gpu.window.rules"),
+        ("acyclic", "frontend/onnx/subgraphs.py", "import roller_svc.frontend.onnx.model"),
         ("pure", "codegen/__init__.py", "import subprocess"),
         ("pure", "frontend/lang/__init__.py", "import os"),
         ("client", "client/client.py", "import roller_svc.hardware"),
@@ -68,7 +70,8 @@ def test_the_contracts_hold() -> None:
     ],
 )
 def test_a_seeded_violation_breaks_its_contract(tmp_path: Path, contract: str, module: str, line: str) -> None:
-    shutil.copytree(ROOT / "roller_svc", tmp_path / "roller_svc", ignore=shutil.ignore_patterns("__pycache__"))
+    for package in ("roller_svc", "bench/roller_bench"):
+        shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     mutated = tmp_path / "roller_svc" / module
     before = mutated.read_text(encoding="utf-8") if mutated.exists() else ""

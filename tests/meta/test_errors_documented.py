@@ -44,7 +44,7 @@ def constants(node: ast.expr) -> Iterator[str]:
 
 @functools.cache
 def in_source() -> frozenset[str]:
-    files = (ROOT / "roller_svc").rglob("*.py")
+    files = (*(ROOT / "roller_svc").rglob("*.py"), *(ROOT / "bench").rglob("*.py"))
     return frozenset(code for path in files for code in codes_of(ast.parse(path.read_text(encoding="utf-8"))))
 
 

@@ -52,7 +52,7 @@ def test_the_map_has_a_row_for_each_family() -> None:
 
 
 # Questions that only a family, or what describes units and devices, may ask of a unit.
-ALLOWED = {"ir", "hardware", "calibration", "families", "bench", "analysis"}
+ALLOWED = {"ir", "hardware", "calibration", "families", "analysis"}
 # Files that describe a device or its instructions, and branch on no family.
 DESCRIPTIONS = {"compiler/partition_cache.py", "verify/lint.py"}
 

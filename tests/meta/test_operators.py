@@ -20,7 +20,7 @@ from roller_svc.ir.program import TensorType
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "operators.md").read_text(encoding="utf-8")
-TOOLS = {"operator", "parameters", "text", "windows", "calls"}
+TOOLS = {"table", "operator", "parameters", "text", "windows", "calls"}
 EXAMPLES = re.findall(r"^```operator\n(.*?)^```\n\n```tensor\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 
 

@@ -1,4 +1,4 @@
-"""The wheel has all it needs to work outside of a checkout."""
+"""The wheel has all it needs to work outside of a checkout; the benchmarks are in a wheel of their own."""
 
 from __future__ import annotations
 
@@ -19,24 +19,16 @@ print(kernel(x=np.zeros(4, np.float32))["y"].tolist(), len(roller_svc.targets())
 """
 
 
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("wheel")
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "wheel",
-        "--quiet",
-        "--no-deps",
-        "--no-build-isolation",
-        "-w",
-        str(folder),
-        ".",
-    ]
-    subprocess.run(command, cwd=ROOT, check=True)
+def build_wheel(project: str, folder: Path) -> Path:
+    options = ["--quiet", "--no-deps", "--no-build-isolation", "-w", str(folder)]
+    subprocess.run([sys.executable, "-m", "pip", "wheel", *options, project], cwd=ROOT, check=True)
     (path,) = folder.glob("*.whl")
     return path
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_wheel(".", tmp_path_factory.mktemp("wheel"))
 
 
 @pytest.mark.slow
@@ -47,7 +39,17 @@ def test_the_wheel_is_whole(wheel: Path) -> None:
     wanted |= {f"roller_svc/hwspecs/{path.name}" for path in (ROOT / "hwspecs").glob("*.yaml")}
     assert wanted - names == set()
     assert any(name.endswith("licenses/LICENSE") for name in names)
-    assert not any(name.startswith("tests") for name in names)
+    assert {name.partition("/")[0] for name in names if ".dist-info/" not in name} == {"roller_svc"}
+    assert not any("/bench/" in name for name in names)
+
+
+@pytest.mark.slow
+def test_the_benchmarks_have_a_wheel_with_their_command(tmp_path: Path) -> None:
+    archive = zipfile.ZipFile(build_wheel("./bench", tmp_path))
+    sources = {path.relative_to(ROOT / "bench").as_posix() for path in (ROOT / "bench").rglob("*.py")}
+    assert {name for name in archive.namelist() if ".dist-info/" not in name} == sources
+    (points,) = (name for name in archive.namelist() if name.endswith("entry_points.txt"))
+    assert archive.read(points).decode().split("\n", 1)[0] == "[roller_svc.commands]"
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Words that docs/conventions.md rules out: in names of roller_svc, in docstrings, in comments and in the docs.
+"""Words that docs/conventions.md rules out: in names of the packages, in docstrings, in comments and in the docs.
 
 Names that generated source gets from string literals are checked, too; none may have such a word.
 
@@ -139,7 +139,7 @@ def count_prose(source: str) -> Counter[str]:
 def counted() -> dict[str, Counts]:
     """Return the uses that are there: kind → file → word → count."""
     counts: dict[str, Counts] = {IDENTIFIERS: {}, PROSE: {}}
-    for path in sorted((ROOT / "roller_svc").rglob("*.py")):
+    for path in sorted((*(ROOT / "roller_svc").rglob("*.py"), *(ROOT / "bench").rglob("*.py"))):
         source, name = path.read_text(encoding="utf-8"), path.relative_to(ROOT).as_posix()
         for kind, words in ((IDENTIFIERS, count_names(source)), (PROSE, count_prose(source))):
             if words:

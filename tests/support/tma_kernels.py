@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from roller_svc.bench.gpu.probe_kernels import box_copy
+from roller_bench.gpu.probe_kernels import box_copy
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.hardware import Arch
 from roller_svc.ir.kernel import KernelSource

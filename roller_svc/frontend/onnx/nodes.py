@@ -12,8 +12,8 @@ from roller_svc.frontend.lang.input_types import tensor_types
 from roller_svc.frontend.lang.names import did_you_mean
 from roller_svc.frontend.onnx.table import EINSUM, NODES
 from roller_svc.frontend.onnx.use import Node, Use
-from roller_svc.frontend.ops import operator_named
 from roller_svc.frontend.ops.operator import Operand
+from roller_svc.frontend.ops.table import operator_named
 from roller_svc.ir.program import TensorType
 
 OPSET = 21

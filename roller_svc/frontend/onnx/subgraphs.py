@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 from onnx import GraphProto, NodeProto
 
 from roller_svc.errors import ArgumentError
+from roller_svc.frontend.onnx.scope import Scope
 from roller_svc.frontend.onnx.tensors import Tensor, attributes_of
 from roller_svc.frontend.onnx.trip_counts import count_steps, find_deciding_inputs
 from roller_svc.frontend.onnx.use import not_constant
@@ -17,18 +18,29 @@ from roller_svc.frontend.ops.operator import Operand
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.program import TensorType
 
-if TYPE_CHECKING:
-    from roller_svc.frontend.onnx.model import Importer, Scope
-
-Converter = Callable[["Importer", NodeProto, Sequence[Tensor], "Scope"], Sequence[Tensor]]
 MAX_STEPS = 1 << 20
+
+
+class Importer(Protocol):
+    """What converts the nodes of a body."""
+
+    opset: int
+
+    def convert_subgraph(self, graph: GraphProto, inputs: Sequence[Tensor], scope: Scope) -> list[Tensor]:
+        """Convert a subgraph whose inputs are these tensors; return its outputs."""
+
+    def is_standard(self, node: NodeProto, op_type: str) -> bool:
+        """Return whether a node is an operator of ONNX, which no function of the model replaces."""
+
+
+Converter = Callable[[Importer, NodeProto, Sequence[Tensor], Scope], Sequence[Tensor]]
 
 
 def _if(importer: Importer, node: NodeProto, tensors: Sequence[Tensor], scope: Scope) -> Sequence[Tensor]:
     """Convert the branch that the constant condition selects."""
     condition = _constant(tensors[0], scope, "the condition")
     body = _graph(node, "then_branch" if bool(condition.reshape(-1)[0]) else "else_branch")
-    return importer.convert_subgraph(body, (), type(scope)(scope.builder, scope))
+    return importer.convert_subgraph(body, (), Scope(scope.builder, scope))
 
 
 def _loop(importer: Importer, node: NodeProto, tensors: Sequence[Tensor], scope: Scope) -> Sequence[Tensor]:
@@ -172,7 +184,7 @@ def _add_loop(
 
 def _body_of(scope: Scope, name: str) -> tuple[Any, Scope]:
     builder = scope.builder.subgraph(name)
-    return builder, type(scope)(builder, scope)
+    return builder, Scope(builder, scope)
 
 
 def _graph(node: NodeProto, name: str) -> GraphProto:

@@ -30,21 +30,27 @@ class DeviceArray:
     strides: tuple[int, ...]  # bytes
     device: int
 
-    def is_dense(self, item_bytes: int) -> bool:
+    @property
+    def item_bytes(self) -> int:
+        return DType(self.dtype).bytes
+
+    @property
+    def is_dense(self) -> bool:
         """Whether the array is row-major without gaps and aligned as kernels expect."""
-        step = item_bytes
+        step = self.item_bytes
         for extent, stride in zip(reversed(self.shape), reversed(self.strides), strict=True):
             if extent != 1 and stride != step:
                 return False
             step *= extent
         return self.address % ALIGNMENT_BYTES == 0
 
-    def span(self, item_bytes: int) -> tuple[int, int]:
+    @property
+    def span(self) -> tuple[int, int]:
         """Return the address of the first byte and the one after the last."""
         offsets = [(extent - 1) * stride for extent, stride in zip(self.shape, self.strides, strict=True)]
         return self.address + sum(r for r in offsets if r < 0), self.address + sum(
             r for r in offsets if r > 0
-        ) + item_bytes
+        ) + self.item_bytes
 
 
 class ArrayLibrary(Protocol):
@@ -57,10 +63,6 @@ class ArrayLibrary(Protocol):
         ...
 
     def empty(self, shape: tuple[int, ...], dtype: DType, device: int) -> DeviceArray: ...
-
-    def copy_of(self, array: DeviceArray, dtype: DType) -> DeviceArray:
-        """Return a dense, aligned copy."""
-        ...
 
     def copy_into(self, target: DeviceArray, source: DeviceArray) -> None: ...
 
@@ -110,11 +112,6 @@ class CupyArrays:
                     f"out of device memory: cannot allocate {dtype.value}{list(shape)}", code="out-of-memory"
                 ) from error
 
-    def copy_of(self, array: DeviceArray, dtype: DType) -> DeviceArray:
-        copy = self.empty(array.shape, dtype, array.device)
-        self.copy_into(copy, array)
-        return copy
-
     def copy_into(self, target: DeviceArray, source: DeviceArray) -> None:
         with self._cupy.cuda.Device(target.device):
             target.array[...] = source.array
@@ -150,11 +147,6 @@ class TorchArrays:
         if kind is None:
             raise ArgumentError(f"this PyTorch has no tensors of {dtype.value}", code="dtype-mismatch")
         return _require_view(self.view(self._torch.empty(shape, dtype=kind, device=f"cuda:{device}")))
-
-    def copy_of(self, array: DeviceArray, dtype: DType) -> DeviceArray:
-        copy = self.empty(array.shape, dtype, array.device)
-        self.copy_into(copy, array)
-        return copy
 
     def copy_into(self, target: DeviceArray, source: DeviceArray) -> None:
         with self._torch.no_grad():

@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
 from roller_svc.errors import ArgumentError, InvariantError, LaunchError
 from roller_svc.ir.hardware import Arch
 from roller_svc.ir.kernel import Buffer, CompiledKernel, KernelSource, Language, LaunchSpec, Role
-from roller_svc.runtime.binding import check_names, donated_alias_error
+from roller_svc.runtime.binding import Binding, bind
 from roller_svc.runtime.cuda.arrays import ArrayLibrary, CupyArrays, DeviceArray, import_cupy, library_of
 from roller_svc.runtime.cuda.driver import Parameters, driver
 
@@ -111,8 +111,9 @@ class CudaModule:
                 code="no-device",
             )
         cupy = import_cupy()
-        binding = bind_on_device(self.source.buffers, arrays, out, lambda: CupyArrays(cupy))
-        return CudaCall(self.source, cupy, binding, self.functions(cupy, binding.device))
+        library = DeviceArrays.of_call(self.source.buffers, arrays, out, CupyArrays(cupy))
+        binding = bind(self.source.buffers, arrays, out, library)
+        return CudaCall(self.source, cupy, library, binding, self.functions(cupy, library.device))
 
     def functions(self, cupy: Any, device: int) -> tuple[Any, ...]:
         """Return the entry function of every launch on that device."""
@@ -150,18 +151,6 @@ class Replay:
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceBinding:
-    """The memory of one call, and the copies into the caller's arrays after it."""
-
-    library: ArrayLibrary
-    device: int
-    memory: dict[str, DeviceArray]  # by Buffer symbol
-    allocated: dict[str, DeviceArray]  # results allocated for this call, by output name
-    user_arrays: dict[str, Any]  # results in the caller's own arrays, by output name
-    copies: tuple[tuple[DeviceArray, DeviceArray], ...]  # (to, from)
-
-
-@dataclass(frozen=True, slots=True)
 class _Step:
     """One launch with its arguments."""
 
@@ -177,17 +166,25 @@ class CudaCall:
 
     min_sample_s = _MIN_SAMPLE_S
 
-    def __init__(self, source: KernelSource, cupy: Any, binding: DeviceBinding, functions: tuple[Any, ...]) -> None:
+    def __init__(
+        self,
+        source: KernelSource,
+        cupy: Any,
+        library: DeviceArrays,
+        binding: Binding[DeviceArray],
+        functions: tuple[Any, ...],
+    ) -> None:
         self._cupy = cupy
+        self._library = library
         self._binding = binding
         sizes = {b.symbol: b.bytes for b in source.buffers}
         self._replay: Replay | None = None
         memory = dict(binding.memory)
         for buffer in source.buffers_of(Role.WORKSPACE):
-            memory[buffer.symbol] = binding.library.empty(buffer.shape, buffer.dtype, binding.device)
+            memory[buffer.symbol] = library.empty(buffer)
         self._memory = memory  # keeps the workspace
         addresses = {symbol: array.address for symbol, array in memory.items()}
-        with cupy.cuda.Device(binding.device):
+        with cupy.cuda.Device(library.device):
             self._steps = tuple(
                 _Step(
                     function,
@@ -202,7 +199,7 @@ class CudaCall:
 
     def __call__(self) -> None:
         """Launch all kernels in order. Returns before the work is done."""
-        with self._cupy.cuda.Device(self._binding.device), _launch_errors(self._cupy):
+        with self._cupy.cuda.Device(self._library.device), _launch_errors(self._cupy):
             self.launch(self.stream())
 
     def launch(self, stream: Any) -> None:
@@ -217,11 +214,11 @@ class CudaCall:
                 driver().launch(step.function.ptr, launch, step.parameters, stream.ptr)
 
     def stream(self) -> Stream:
-        return Stream(self._binding.library.stream(self._binding.device))
+        return Stream(self._library.library.stream(self._library.device))
 
     def stopwatch(self, _: Callable[[], object], times: int) -> float:
         """Return the device time of `times` calls in seconds (a Stopwatch of runtime/measure.py)."""
-        with self._cupy.cuda.Device(self._binding.device), _launch_errors(self._cupy):
+        with self._cupy.cuda.Device(self._library.device), _launch_errors(self._cupy):
             self._cupy.cuda.runtime.streamSynchronize(self.stream().ptr)  # the arrays may still be in transfer
             if self._replay is None or self._replay.times != times:
                 self._replay = Replay(self._cupy, (self,), times)
@@ -229,72 +226,81 @@ class CudaCall:
 
     def device_name(self) -> str:
         with _launch_errors(self._cupy):
-            return str(self._cupy.cuda.runtime.getDeviceProperties(self._binding.device)["name"].decode())
+            return str(self._cupy.cuda.runtime.getDeviceProperties(self._library.device)["name"].decode())
 
     def results(self) -> dict[str, Any]:
         """Return the results by output name, as arrays of the caller's library."""
-        binding = self._binding
         with _launch_errors(self._cupy):
-            for target, copied in binding.copies:
-                binding.library.copy_into(target, copied)
-        # Convert last: a library that imports an array also imports the work to wait for.
-        return binding.user_arrays | {name: binding.library.result(array) for name, array in binding.allocated.items()}
+            return self._binding.copy_back()
 
 
-def bind_on_device(
-    buffers: tuple[Buffer, ...],
-    arrays: Mapping[str, object],
-    out: Mapping[str, object] | None,
-    default_library: Callable[[], ArrayLibrary],
-) -> DeviceBinding:
-    """Return memory for every input and output, by the rules of runtime/binding.py for numpy arrays.
+class DeviceArrays:
+    """GPU arrays of one call, results included: of one library, on one device."""
 
-    All arrays of a call, results included, belong to one library and one device. `default_library` is used if a call
-    has no arrays.
-    """
-    out = {} if out is None else out
-    inputs = [b for b in buffers if b.role is Role.INPUT]
-    outputs = [b for b in buffers if b.role is Role.OUTPUT]
-    check_names("argument", [b.name for b in inputs], arrays, complete=True)
-    check_names("output", [b.name for b in outputs], out, complete=False)
-    arguments = [("argument", b, arrays[b.name]) for b in inputs]
-    arguments += [("output", b, out[b.name]) for b in outputs if b.name in out]
-    library = _common_library(arguments) or default_library()
-    views = [_check_array(library, what, buffer, array) for what, buffer, array in arguments]
-    device = _common_device(arguments, views)
-    memory: dict[str, DeviceArray] = {}
-    given = {name: out[name] for name in out}
-    donated: dict[str, DeviceArray] = {}
-    for buffer, view in zip(inputs, views, strict=False):
-        is_usable = view.is_dense(buffer.dtype.bytes) and (not buffer.donated or library.writeable(arrays[buffer.name]))
-        memory[buffer.symbol] = view if is_usable else library.copy_of(view, buffer.dtype)
-        if buffer.donated:
-            _check_donated(buffer, view, list(zip(inputs, views, strict=False)))
-            donated[buffer.name] = memory[buffer.symbol]
-    targets = {b.name: v for (what, b, _), v in zip(arguments, views, strict=True) if what == "output"}
-    allocated: dict[str, DeviceArray] = {}
-    copies: list[tuple[DeviceArray, DeviceArray]] = []
-    for buffer in outputs:
-        target = targets.get(buffer.name)
-        if buffer.name in donated:
-            memory[buffer.symbol] = result = donated[buffer.name]
-            if target is None and any(result is view for view in views):
-                given[buffer.name] = arrays[buffer.name]
-            elif target is None:
-                allocated[buffer.name] = result
-            elif target.address != result.address or not target.is_dense(buffer.dtype.bytes):
-                copies.append((target, result))
-            continue
-        other_arrays = [(v, b.dtype.bytes) for (_, b, _), v in zip(arguments, views, strict=True) if v is not target]
-        if target is not None and _can_write_in_place(target, buffer, other_arrays):
-            memory[buffer.symbol] = target
-        else:
-            memory[buffer.symbol] = result = library.empty(buffer.shape, buffer.dtype, device)
-            if target is None:
-                allocated[buffer.name] = result
-            else:
-                copies.append((target, result))
-    return DeviceBinding(library, device, memory, allocated, given, tuple(copies))
+    def __init__(self, library: ArrayLibrary) -> None:
+        self.library = library
+        self.device = 0
+        self._devices: dict[str, int] = {}  # of the arrays so far
+
+    @classmethod
+    def of_call(
+        cls,
+        buffers: Sequence[Buffer],
+        arrays: Mapping[str, object],
+        out: Mapping[str, object] | None,
+        default: ArrayLibrary,
+    ) -> Self:
+        """Return the common library of a call's arrays, or the default one for a call without arrays."""
+        by_role = {Role.INPUT: arrays, Role.OUTPUT: out or {}}
+        libraries = [
+            library_of(each.name, by_role[each.role][each.name])
+            for each in buffers
+            if each.name in by_role.get(each.role, ())
+        ]
+        names = sorted({library.name for library in libraries})
+        if len(names) > 1:
+            raise ArgumentError(f"arrays must come from one library, got {', '.join(names)}", code="mixed-arrays")
+        return cls(libraries[0] if libraries else default)
+
+    def view(self, what: str, buffer: Buffer, value: Any) -> DeviceArray:
+        view = self.library.view(value)
+        if view is None:
+            raise ArgumentError(f"{what} {buffer.name!r} is not on a GPU; move it there first", code="not-an-array")
+        if view.dtype != buffer.dtype.value:
+            raise ArgumentError(f"{what} {buffer.name!r} has dtype {view.dtype}, expected {buffer.dtype.value}",
+                                code="dtype-mismatch")  # fmt: skip
+        if view.shape != buffer.shape:
+            raise ArgumentError(f"{what} {buffer.name!r} has shape {view.shape}, expected {buffer.shape}",
+                                code="shape-mismatch")  # fmt: skip
+        if what == "output" and not self.library.writeable(value):
+            raise ArgumentError(f"output {buffer.name!r} cannot be written in place", code="out-not-writeable")
+        self._devices[buffer.name] = self.device = view.device
+        if len(set(self._devices.values())) > 1:
+            shown = ", ".join(f"{name} on {device}" for name, device in self._devices.items())
+            raise ArgumentError(f"the arrays of one call are on several devices: {shown}", code="mixed-arrays")
+        return view
+
+    def is_dense(self, array: DeviceArray) -> bool:
+        return array.is_dense
+
+    def is_writeable(self, value: Any) -> bool:
+        return self.library.writeable(value)
+
+    def shares_memory(self, first: DeviceArray, second: DeviceArray) -> bool:
+        (start, end), (other_start, other_end) = first.span, second.span
+        return start < other_end and other_start < end
+
+    def is_same(self, first: DeviceArray, second: DeviceArray) -> bool:
+        return first.address == second.address and first.strides == second.strides
+
+    def empty(self, buffer: Buffer) -> DeviceArray:
+        return self.library.empty(buffer.shape, buffer.dtype, self.device)
+
+    def copy_into(self, target: DeviceArray, source: DeviceArray) -> None:
+        self.library.copy_into(target, source)
+
+    def result(self, array: DeviceArray) -> Any:
+        return self.library.result(array)
 
 
 def runs_on(arch: Arch, capability: tuple[int, int]) -> bool:
@@ -338,51 +344,3 @@ def _launch_errors(cupy: Any) -> Iterator[None]:
         yield
     except (cupy.cuda.driver.CUDADriverError, cupy.cuda.runtime.CUDARuntimeError) as error:
         raise LaunchError(f"kernel launch failed: {error}") from error
-
-
-def _common_library(arguments: list[tuple[str, Buffer, object]]) -> ArrayLibrary | None:
-    libraries = {buffer.name: library_of(buffer.name, array) for _, buffer, array in arguments}
-    names = sorted({library.name for library in libraries.values()})
-    if len(names) > 1:
-        raise ArgumentError(f"arrays must come from one library, got {', '.join(names)}", code="mixed-arrays")
-    return next(iter(libraries.values()), None)
-
-
-def _common_device(arguments: list[tuple[str, Buffer, object]], views: list[DeviceArray]) -> int:
-    devices = {view.device for view in views}
-    if len(devices) > 1:
-        devices_by_array = ", ".join(f"{b.name} on {v.device}" for (_, b, _), v in zip(arguments, views, strict=True))
-        raise ArgumentError(f"the arrays of one call are on several devices: {devices_by_array}", code="mixed-arrays")
-    return next(iter(devices), 0)
-
-
-def _check_array(library: ArrayLibrary, what: str, buffer: Buffer, array: object) -> DeviceArray:
-    view = library.view(array)
-    if view is None:
-        raise ArgumentError(f"{what} {buffer.name!r} is not on a GPU; move it there first", code="not-an-array")
-    if view.dtype != buffer.dtype.value:
-        raise ArgumentError(f"{what} {buffer.name!r} has dtype {view.dtype}, expected {buffer.dtype.value}",
-                            code="dtype-mismatch")  # fmt: skip
-    if view.shape != buffer.shape:
-        raise ArgumentError(f"{what} {buffer.name!r} has shape {view.shape}, expected {buffer.shape}",
-                            code="shape-mismatch")  # fmt: skip
-    if what == "output" and not library.writeable(array):
-        raise ArgumentError(f"output {buffer.name!r} cannot be written in place", code="out-not-writeable")
-    return view
-
-
-def _check_donated(buffer: Buffer, view: DeviceArray, inputs: list[tuple[Buffer, DeviceArray]]) -> None:
-    """Raise ArgumentError if another input shares a donated one's memory."""
-    first, end = view.span(buffer.dtype.bytes)
-    spans = {other.name: array.span(other.dtype.bytes) for other, array in inputs if other is not buffer}
-    if shared := [name for name, (start, stop) in spans.items() if first < stop and start < end]:
-        raise donated_alias_error(buffer.name, shared)
-
-
-def _can_write_in_place(target: DeviceArray, buffer: Buffer, other_arrays: list[tuple[DeviceArray, int]]) -> bool:
-    item_bytes = buffer.dtype.bytes
-    if not target.is_dense(item_bytes):
-        return False
-    first, end = target.span(item_bytes)
-    spans = [other.span(other_bytes) for other, other_bytes in other_arrays]
-    return all(end <= other_first or other_end <= first for other_first, other_end in spans)

@@ -21,7 +21,7 @@ import numpy as np
 
 from roller_svc.errors import InvariantError, KernelTimeoutError, LaunchError, WrongAnswerError
 from roller_svc.ir.kernel import Buffer, CompiledKernel, KernelSource, Language, Role
-from roller_svc.runtime.binding import Array, Binding, bind, range_error
+from roller_svc.runtime.binding import Array, Binding, NumpyArrays, bind, range_error
 from roller_svc.runtime.emulator.text import program_source
 
 __all__ = ["EmulatorLimits", "EmulatorModule"]
@@ -89,7 +89,7 @@ class EmulatorModule:
         self.program = _build(compiled.source, compile_cxx, _RACE_DETECTION if races else ())
         self._calls = itertools.count()
 
-    def seed_of(self, binding: Binding) -> int:
+    def seed_of(self, binding: Binding[Array]) -> int:
         """Return the seed of the next call."""
         if self.seed is not None:
             return self.seed
@@ -110,13 +110,13 @@ class EmulatorModule:
 
     def bind(self, arrays: Mapping[str, object], out: Mapping[str, object] | None = None) -> EmulatorCall:
         """Return a bound call."""
-        return EmulatorCall(self, bind(self.source.buffers, arrays, out))
+        return EmulatorCall(self, bind(self.source.buffers, arrays, out, NumpyArrays()))
 
 
 class EmulatorCall:
     """Arrays bound to a module. Results are valid after a call."""
 
-    def __init__(self, module: EmulatorModule, binding: Binding) -> None:
+    def __init__(self, module: EmulatorModule, binding: Binding[Array]) -> None:
         self._module = module
         self._binding = binding
 

@@ -19,6 +19,7 @@ from roller_svc.runtime.binding import (
     ELEMENT_ALIGNMENT,
     Array,
     Binding,
+    NumpyArrays,
     aligned_empty,
     bind,
     numpy_dtype,
@@ -99,7 +100,7 @@ class CpuModel:
             results, outputs = self._new_outputs()
             self._call(self._run, inputs, outputs)
             return results
-        binding = bind(self._buffers, arrays, out, ELEMENT_ALIGNMENT)
+        binding = bind(self._buffers, arrays, out, NumpyArrays(ELEMENT_ALIGNMENT))
         self._call(self._run, *self._bound_pointers(binding))
         return binding.copy_back()
 
@@ -110,7 +111,7 @@ class CpuModel:
         """
         steps = list(_executed(self.plan.steps))
         times = np.zeros(max(1, 2 * len(steps)))
-        binding = bind(self._buffers, arrays, None, ELEMENT_ALIGNMENT)
+        binding = bind(self._buffers, arrays, None, NumpyArrays(ELEMENT_ALIGNMENT))
         self._call(self._function("profile", 7), *self._bound_pointers(binding), times)
         starts, ends = (times[: 2 * len(steps)] - times[: 2 * len(steps)].min(initial=np.inf)).reshape(-1, 2).T.tolist()
         return [Moment(step, start, end, veu) for (step, veu), start, end in zip(steps, starts, ends, strict=True)]
@@ -142,7 +143,7 @@ class CpuModel:
             pointers[number] = array.ctypes.data
         return results, pointers
 
-    def _bound_pointers(self, binding: Binding) -> tuple[_Pointers, _Pointers]:
+    def _bound_pointers(self, binding: Binding[Array]) -> tuple[_Pointers, _Pointers]:
         """Return the addresses of a binding's inputs and outputs."""
         inputs = [_address(binding.memory[f"input{i}"]) for i in range(len(self.plan.inputs))]
         outputs = [_address(binding.memory[f"output{i}"]) for i in range(len(self.plan.outputs))]

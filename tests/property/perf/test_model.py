@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from roller_bench.cases import BenchCase, performance_cases
 from roller_svc import hardware
-from roller_svc.bench.cases import BenchCase, performance_cases
 from roller_svc.compiler.plans import rank_best_partition
 from roller_svc.errors import NoCandidateError
 from roller_svc.families import prepare, prepare_model

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
+from roller_bench.model.artifact_kernel import artifact_seconds
+from roller_bench.model.published import published_program
 from roller_svc import hardware
-from roller_svc.bench.model.artifact_kernel import artifact_seconds
-from roller_svc.bench.model.published import published_program
 from roller_svc.compiler.partition_cache import partition
 from roller_svc.families import prepare
 from roller_svc.frontend.parse import parse

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from roller_svc.bench import attention_registers as registers
+from roller_bench import attention_registers as registers
 from roller_svc.ir.hardware import UnitKind
 
 

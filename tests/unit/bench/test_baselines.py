@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from roller_svc.bench.baselines import Baseline, baseline_of, calls_of, inference, matching_translations
-from roller_svc.bench.baselines.calls import Calls
-from roller_svc.bench.baselines.translate.nest import nest_of
+from roller_bench.baselines import Baseline, baseline_of, calls_of, inference, matching_translations
+from roller_bench.baselines.calls import Calls
+from roller_bench.baselines.translate.nest import nest_of
 from roller_svc.errors import ArgumentError, BuildError
 from roller_svc.frontend.parse import parse
 from roller_svc.ir.dtype import DType
@@ -209,7 +209,7 @@ def test_a_wrong_peer_is_not_taken() -> None:
 def test_a_peer_that_is_not_installed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "torch", None)
     for part in ("library", "rows", "windows"):
-        monkeypatch.delitem(__import__("sys").modules, f"roller_svc.bench.baselines.torch_{part}", raising=False)
+        monkeypatch.delitem(__import__("sys").modules, f"roller_bench.baselines.torch_{part}", raising=False)
     with pytest.raises(ArgumentError, match="torch is not installed"):
         calls_of("torch", 1)
 

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from tile_spaces import matmul
 
+from roller_bench.cases import performance_cases
+from roller_bench.construct import bench_construct
+from roller_bench.model.published import bench_published, bench_tiles, published_program
+from roller_bench.model.regret import spearman
 from roller_svc import hardware
-from roller_svc.bench.cases import performance_cases
-from roller_svc.bench.construct import bench_construct
-from roller_svc.bench.model.published import bench_published, bench_tiles, published_program
-from roller_svc.bench.model.regret import spearman
 from roller_svc.errors import ArgumentError
 
 DATA = Path(__file__).parents[3] / "bench" / "data"

@@ -10,13 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from roller_bench.cases import BenchCase
+from roller_bench.cpu import run as cpu
+from roller_bench.cpu import worker as cpu_worker
+from roller_bench.cpu.report import Samples, case_row, failed_row, metrics, p95, roofline_bound, summary
+from roller_bench.cpu.worker import ROLLER, BuildRoller, Built, Start, TakeSample
+from roller_bench.timing_worker import Sample, take_sample
 from roller_svc import hardware
-from roller_svc.bench.cases import BenchCase
-from roller_svc.bench.cpu import run as cpu
-from roller_svc.bench.cpu import worker as cpu_worker
-from roller_svc.bench.cpu.report import Samples, case_row, failed_row, metrics, p95, roofline_bound, summary
-from roller_svc.bench.cpu.worker import ROLLER, BuildRoller, Built, Start, TakeSample
-from roller_svc.bench.timing_worker import Sample, take_sample
 from roller_svc.calibration.cpu.limits import Bandwidth, LimitProbes, Limits, Stream
 from roller_svc.calibration.cpu.probes import working_sets
 from roller_svc.cli import main

@@ -1,4 +1,4 @@
-"""Lint of a case file and of one program: rows, figures, worker processes, an interrupted run."""
+"""Lint of a case file: rows, figures, worker processes, an interrupted run."""
 
 from __future__ import annotations
 
@@ -9,21 +9,16 @@ from typing import Any
 
 import pytest
 
-from roller_svc import hardware, settings
-from roller_svc.bench.cases import BenchCase
-from roller_svc.bench.lint import LintTask, batch_tasks, half_contractions, lint_cases, summary
+from roller_bench.cases import BenchCase
+from roller_bench.lint import LintTask, batch_tasks, lint_cases, summary
+from roller_svc import settings
 from roller_svc.cli import main
-from roller_svc.compiler.partition_cache import partition
 from roller_svc.errors import BuildServiceError
-from roller_svc.frontend.parse import parse
-from roller_svc.ir.dtype import dtype_named
-from roller_svc.ir.program import TensorType
 from roller_svc.toolchain.binaries import sass
 
 TARGET = "nvidia-l40s"
 MATMUL = "C[m, n] +=! A[m, k] * B[k, n]"
 BAD = BenchCase("bad", "gemm", "C[m] = A[q", {}, None)
-LINEAR = "C[m, n] +=! A[m, k] * B[n, k]\nD[m, n] = C[m, n] * 2\nE[m, o] +=! D[m, n] * B[o, n]"
 
 
 @pytest.fixture(autouse=True)
@@ -34,30 +29,6 @@ def _own_store(tmp_path: Path) -> None:
 def matmul(name: str, dtype: str, m: int, n: int, k: int) -> BenchCase:
     inputs = {"A": {"dtype": dtype, "shape": [m, k]}, "B": {"dtype": dtype, "shape": [k, n]}}
     return BenchCase(name, "gemm", MATMUL, inputs, None)
-
-
-@pytest.mark.parametrize(
-    ("dtype", "m", "n", "k", "expected"),
-    [
-        ("float16", 64, 64, 32, True),
-        ("bfloat16", 256, 128, 64, True),
-        ("float16", 63, 64, 32, False),
-        ("float16", 64, 63, 32, False),
-        ("float16", 64, 64, 31, False),
-        ("float32", 64, 64, 32, False),
-        ("int8", 64, 64, 32, False),
-    ],
-)
-def test_which_contractions_belong_on_tensor_cores(dtype: str, m: int, n: int, k: int, expected: bool) -> None:
-    groups = partition(matmul("x", dtype, m, n, k).program(), hardware.load(TARGET))
-    assert bool(half_contractions(groups)) is expected
-
-
-def test_every_contraction_of_a_program_counts() -> None:
-    kind = dtype_named("float16")
-    assert kind is not None
-    program = parse(LINEAR, {"A": TensorType(kind, (128, 64)), "B": TensorType(kind, (64, 64))}, None)
-    assert len(half_contractions(partition(program, hardware.load(TARGET)))) == 2
 
 
 def test_a_row_says_what_was_compiled() -> None:
@@ -145,7 +116,7 @@ def test_bench_lint(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypa
     assert first["half_contractions"] == first["cases"][0]["half_contractions"] == 1
     assert first["errors"] == 1
     monkeypatch.setattr(
-        "roller_svc.cli.bench.map_unordered", lambda work, tasks, jobs, timeout: iter([(task, 1 / 0) for task in tasks])
+        "roller_bench.cli.map_unordered", lambda work, tasks, jobs, timeout: iter([(task, 1 / 0) for task in tasks])
     )
     assert main([*words, "--resume"]) == 0
     assert json.loads(capsys.readouterr().out)["targets"][TARGET] == first
@@ -166,25 +137,6 @@ def test_without_a_disassembler_nothing_is_built(
     assert "roller-svc[cuda]" in capsys.readouterr().err
 
 
-def test_lint_of_one_program(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["lint", MATMUL, "--input", "A=float32[64,64]", "--input", "B=float32[64,64]", "--target", TARGET]
-    assert main([*words, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["target"] == TARGET
-    assert found["instructions"]["FFMA"] > 0
-    assert main(words) == 0
-    shown = capsys.readouterr().out
-    assert all(launch["name"] in shown for launch in found["launches"])
-    assert f"FFMA {found['launches'][0]['counts']['FFMA']}" in shown
-    assert ("no findings" in shown) is (found["findings"] == [])
-    assert all(finding["message"] in shown for finding in found["findings"])
-
-
-def test_lint_is_for_cuda(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["lint", "C[n] = A[n]", "--input", "A=float32[64]"]) == 2
-    assert "machine code of CUDA kernels" in capsys.readouterr().err
-
-
 def test_cases_of_a_task_that_is_lost_are_tried_alone(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -195,7 +147,7 @@ def test_cases_of_a_task_that_is_lost_are_tried_alone(
             else:
                 yield task, lint_cases(task)
 
-    monkeypatch.setattr("roller_svc.cli.bench.map_unordered", crashing)
+    monkeypatch.setattr("roller_bench.cli.map_unordered", crashing)
     path = write_cases(tmp_path / "cases.json")
     assert main(["bench", "lint", "--cases", str(path), "--target", TARGET, "--json"]) == 0
     good, bad = json.loads(capsys.readouterr().out)["targets"][TARGET]["cases"]

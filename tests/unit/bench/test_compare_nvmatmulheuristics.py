@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from roller_bench import compare_nvmatmulheuristics as comparison
+from roller_bench.cases import BenchCase
 from roller_svc import hardware
-from roller_svc.bench import compare_nvmatmulheuristics as comparison
-from roller_svc.bench.cases import BenchCase
 
 DEVICE = "nvidia-a100-sxm-80gb"
 

@@ -1,4 +1,4 @@
-"""roller_svc/bench/coverage.py: what occurs often enough is chosen, run, and counted where it is right."""
+"""bench/roller_bench/coverage.py: what occurs often enough is chosen, run, and counted where it is right."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from roller_svc.bench import coverage
+from roller_bench import coverage
 from roller_svc.ir.constraints import OpClass
 from roller_svc.verify import corpus
 from roller_svc.verify.corpus import Row, Run, Task

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from roller_svc.bench.cases import performance_cases
-from roller_svc.bench.lint import LintTask, lint_cases
+from roller_bench.cases import performance_cases
+from roller_bench.lint import LintTask, lint_cases
 
 CASES = Path(__file__).resolve().parents[3] / "bench" / "data" / "gpu_functions.json"
 ELEMENT_BITS = 16

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from roller_svc.bench.interleaved_timing import (
+from roller_bench.interleaved_timing import (
     MAX_HALF_RATIO,
     MAX_REPEATED,
     MAX_ROUNDS,
@@ -18,7 +18,7 @@ from roller_svc.bench.interleaved_timing import (
     split_half_s,
     time_interleaved,
 )
-from roller_svc.bench.timing_worker import Sample, time_calls
+from roller_bench.timing_worker import Sample, time_calls
 
 UNDISTURBED, DISTURBED = Sample(1.0, 1, 0.0, 0.0, call_seconds=(1.0,)), Sample(1.0, 1, 0.5, 0.0, call_seconds=(1.0,))
 

@@ -11,17 +11,17 @@ from typing import Any
 
 import pytest
 
+from roller_bench.cases import BenchCase
+from roller_bench.cli.cpu import journal_of
+from roller_bench.model.candidate_plans import sample_sizes, trial_plans
+from roller_bench.model.measured_plans import plan_of, tiles_of
+from roller_bench.model.random_tiles import random_rprograms
+from roller_bench.model.report import read_measurements, report
+from roller_bench.model.run import evaluate_case
+from roller_bench.model.worker import Describe, LoadKernels, TimeKernel, local_spec, work
+from roller_bench.timing_worker import Sample
 from roller_svc import hardware
-from roller_svc.bench.cases import BenchCase
-from roller_svc.bench.model.candidate_plans import sample_sizes, trial_plans
-from roller_svc.bench.model.measured_plans import plan_of, tiles_of
-from roller_svc.bench.model.random_tiles import random_rprograms
-from roller_svc.bench.model.report import read_measurements, report
-from roller_svc.bench.model.run import evaluate_case
-from roller_svc.bench.model.worker import Describe, LoadKernels, TimeKernel, local_spec, work
-from roller_svc.bench.timing_worker import Sample
 from roller_svc.cli import main
-from roller_svc.cli.bench.cpu import journal_of
 from roller_svc.compiler.autotune import build_candidates
 from roller_svc.compiler.plans import rank_best_partition
 from roller_svc.compiler.rank import rank_units
@@ -204,7 +204,7 @@ def test_measurements_of_other_cases_are_refused(hw: HardwareSpec) -> None:
 
 
 def test_a_run_goes_on_with_the_same_programs_only(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("roller_svc.cli.bench.cpu.settings", lambda: Settings(store=tmp_path))
+    monkeypatch.setattr("roller_bench.cli.cpu.settings", lambda: Settings(store=tmp_path))
     options = argparse.Namespace(resume=True)
     larger = replace(PRODUCT, inputs={name: value | {"shape": [64, 64]} for name, value in PRODUCT.inputs.items()})
     journal_of("model", options, [PRODUCT], []).add([{"id": PRODUCT.id}])
@@ -284,8 +284,8 @@ def test_what_was_measured_outlives_a_failure_to_report_it(
         raise ArgumentError("no report")
 
     never = pytest.MonkeyPatch()  # on a busy machine the case would come once more
-    never.setattr("roller_svc.bench.interleaved_timing.InterleavedSamples.is_disturbed", False)
-    monkeypatch.setattr("roller_svc.cli.bench.model.report", failing)
+    never.setattr("roller_bench.interleaved_timing.InterleavedSamples.is_disturbed", False)
+    monkeypatch.setattr("roller_bench.cli.model.report", failing)
     command = ["bench", "model", "--cases", str(corpus(tmp_path)), "--only", "softmax", "--top", "1", "--sample", "0",
                "--class-sample", "0", "--uncalibrated"]  # fmt: skip
     assert main(command) == 2
@@ -311,9 +311,9 @@ def test_a_reading_without_rules_is_left_out(monkeypatch: pytest.MonkeyPatch, hw
     def none_at_all(*_: object) -> tuple[Family[Any], Workload[Any]]:
         raise NoCandidateError("no rules")
 
-    monkeypatch.setattr("roller_svc.bench.model.random_tiles.prepare", plain_only)
+    monkeypatch.setattr("roller_bench.model.random_tiles.prepare", plain_only)
     assert {program.space for program in random_rprograms(group, hw, 30, random.Random(1))} == {group.space}
-    monkeypatch.setattr("roller_svc.bench.model.random_tiles.prepare", none_at_all)
+    monkeypatch.setattr("roller_bench.model.random_tiles.prepare", none_at_all)
     assert random_rprograms(group, hw, 30, random.Random(1)) == ()
 
 
@@ -329,6 +329,6 @@ def test_stale_rows_are_said_and_not_counted(hw: Any) -> None:
 
 
 def test_kernels_are_held_only_for_a_known_spec(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("roller_svc.bench.model.worker._state.hardware", None)
+    monkeypatch.setattr("roller_bench.model.worker._state.hardware", None)
     with pytest.raises(InvariantError, match="expected the task Describe"):
         work(LoadKernels(PRODUCT, ()))

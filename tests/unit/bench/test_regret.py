@@ -8,7 +8,7 @@ import statistics
 
 import pytest
 
-from roller_svc.bench.model.regret import METRICS, EvaluatedCase, case_json, evaluation, metrics, percentile, spearman
+from roller_bench.model.regret import METRICS, EvaluatedCase, case_json, evaluation, metrics, percentile, spearman
 
 RIGHT = EvaluatedCase("right", "gemm", ((1.0, 1.0), (2.0, 2.0), (4.0, 3.0)))
 WRONG = EvaluatedCase("wrong", "conv", ((3.0, 1.0), (2.0, 1.5), (1.0, 2.0)))

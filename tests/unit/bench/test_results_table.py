@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from roller_svc.bench.results_table import RESULTS, date_and_commit, table
+from roller_bench.results_table import RESULTS, date_and_commit, table
 
 
 def test_the_table_is_up_to_date() -> None:

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 
-from roller_svc.bench.baselines import BaselineLibrary, library_of
+from roller_bench.baselines import BaselineLibrary, library_of
 from roller_svc.errors import ArgumentError, BuildError
 from roller_svc.frontend.parse import parse
 from roller_svc.ir.dtype import DType
@@ -145,6 +145,6 @@ def test_every_run_writes_the_peers_own_arrays() -> None:
 
 def test_tvm_that_is_not_installed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tvm", None)
-    monkeypatch.delitem(sys.modules, "roller_svc.bench.baselines.tvm_library", raising=False)
+    monkeypatch.delitem(sys.modules, "roller_bench.baselines.tvm_library", raising=False)
     with pytest.raises(ArgumentError, match="tvm is not installed"):
         library_of("tvm", 1)

@@ -7,10 +7,10 @@ import json
 import numpy as np
 import pytest
 
+from roller_bench import winograd
+from roller_bench.winograd import Layer, bench_layer, convolve_float64, relative_errors
 from roller_svc import hardware
 from roller_svc.analysis.winograd import relative_error_bound
-from roller_svc.bench import winograd
-from roller_svc.bench.winograd import Layer, bench_layer, convolve_float64, relative_errors
 
 LAYER = Layer("made up", 24, 16, 12)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from roller_svc.bench.zoo import run
+from roller_bench.zoo import run
 from roller_svc.errors import ArgumentError
 
 

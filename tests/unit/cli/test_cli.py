@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import io
 import json
 import subprocess
@@ -287,6 +288,17 @@ def test_bench_construct(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> 
     assert set(found) >= {"median_s", "p99_s", "max_s", "cases"}
     assert len(found["cases"]) == 4
     assert Ran(capsys, "bench", "nothing").code == 2
+
+
+def test_bench_names_the_distribution_that_brings_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda **_: ())
+    ran = Ran(capsys, "bench", "construct")
+    assert ran.code == 2
+    assert "missing-package" in ran.err
+    assert "python -m pip install -e bench" in ran.err
+    assert Ran(capsys, "targets").code == 0
 
 
 def test_serve_refuses_to_open_up_without_a_key(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from roller_svc.bench.model.candidate_plans import trial_plans
+from roller_bench.model.candidate_plans import trial_plans
 from roller_svc.compiler.autotune import measure_candidates, sort_best_first
 from roller_svc.errors import LaunchError
 from roller_svc.frontend.lang import parse

@@ -53,13 +53,13 @@ def test_what_nobody_would_choose_can_be_demanded(tiles: dict[str, int]) -> None
 def test_what_excludes_a_demand_gives_way() -> None:
     """Where all that construction offers is rastered, or some of it streamed."""
     large = contraction("C[m, n] +=! A[m, k] * B[k, n]", A="float16 8192 8192", B="float16 8192 8192")
-    assert best(large).raster > 1
+    assert best(large).pipeline.raster > 1
     streamed = best(large, stream_k=7)
     assert (streamed.pipeline.stream_k_blocks, streamed.pipeline.raster) == (7, 1)
     few = replace(AMPERE, num_cores=5)
     _, construction = rank_units(SMALL, few, 1, ScheduleConstraints(op_class=OpClass.MMA, tiles=(("split_k", 3),)))
     assert any(program.pipeline.stream_k_blocks for program in construction.programs)
-    assert best(SMALL, few, split_k=3).stream_k_blocks == 0
+    assert best(SMALL, few, split_k=3).pipeline.stream_k_blocks == 0
 
 
 def test_no_part_of_a_demanded_split_is_without_work() -> None:

@@ -25,6 +25,7 @@ from roller_svc.ir.accumulation import AccumulatorPrecision, accumulator_precisi
 from roller_svc.ir.constraints import ScheduleConstraints
 from roller_svc.ir.dtype import DType
 from roller_svc.ir.kernel import LaunchSpec, Role
+from roller_svc.ir.rprogram import PipelineOptions
 from roller_svc.semantics.compare import agrees
 from roller_svc.semantics.interpreter import evaluate
 from tests.unit.runtime.emulator.test_warpgroups import ROOM, laid_out, results, strides, text_of
@@ -90,16 +91,16 @@ def test_float8_accumulators_are_promoted_within_the_interval(name: str) -> None
     on = unit(H200, name)
     group = matmul(256, 256, 512, on.in_dtype.value, layout="nt", hw=H200)
     feeds = plan_wgmma_loads(group.space, on, operands(group), H200.arch)
-    tile = feeds.tile((64, 64, 128), (64, 64), 2)
+    tile = feeds.tile((64, 64, 128), (64, 64), PipelineOptions(2))
     added = accumulator_precision(on, H200.arch)
     assert added is not None
     assert tile.promotes_accumulators == added.is_reduced_precision
     assert tile.accumulator_registers == (1 + added.is_reduced_precision) * tile.accumulator_set_registers
     if added.is_reduced_precision:
         with pytest.raises(InvariantError, match="take in 128 products, not 256"):
-            feeds.tile((64, 64, 256), (64, 64), 2)
+            feeds.tile((64, 64, 256), (64, 64), PipelineOptions(2))
     else:
-        assert feeds.tile((64, 64, 256), (64, 64), 2).k == 256
+        assert feeds.tile((64, 64, 256), (64, 64), PipelineOptions(2)).k == 256
 
 
 # in the emulator ------------------------------------------------------------------------------------------------------

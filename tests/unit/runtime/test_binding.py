@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -9,10 +11,28 @@ from reference_kernels import tensor
 
 from roller_svc.errors import ArgumentError
 from roller_svc.ir.dtype import DType
-from roller_svc.ir.kernel import Role
-from roller_svc.runtime.binding import ALIGNMENT_BYTES, PAGE_BYTES, aligned_empty, bind, numpy_dtype
+from roller_svc.ir.kernel import Buffer, Role
+from roller_svc.runtime import binding
+from roller_svc.runtime.binding import (
+    ALIGNMENT_BYTES,
+    PAGE_BYTES,
+    Array,
+    Binding,
+    NumpyArrays,
+    aligned_empty,
+    numpy_dtype,
+)
 
 SIGNATURE = (tensor("A", "a", Role.INPUT), tensor("B", "b", Role.INPUT), tensor("C", "c", Role.OUTPUT))
+
+
+def bind(
+    buffers: Iterable[Buffer],
+    arrays: Mapping[str, object],
+    out: Mapping[str, object] | None = None,
+    alignment_bytes: int = ALIGNMENT_BYTES,
+) -> Binding[Array]:
+    return binding.bind(buffers, arrays, out, NumpyArrays(alignment_bytes))
 
 
 def arrays() -> dict[str, np.ndarray]:
@@ -98,10 +118,10 @@ def test_large_arrays_begin_with_a_page(elements: int, alignment: int) -> None:
 
 def test_an_aligned_dense_output_is_written_in_place() -> None:
     target = aligned_empty((4, 6), np.dtype(np.float32))
-    binding = bind(SIGNATURE, arrays(), {"C": target})
-    assert address(binding.memory["c"]) == address(target)
-    assert binding.copies == ()
-    assert binding.copy_back()["C"] is target
+    bound = bind(SIGNATURE, arrays(), {"C": target})
+    assert address(bound.memory["c"]) == address(target)
+    assert bound.copies == ()
+    assert bound.copy_back()["C"] is target
 
 
 @pytest.mark.parametrize("kind", ["strided", "overlaps an input", "is an input"])
@@ -113,11 +133,11 @@ def test_other_outputs_are_copied_to_at_the_end(kind: str) -> None:
     target = {"strided": np.zeros((6, 4), np.float32).T, "overlaps an input": base[1:], "is an input": given["A"]}[kind]
     if kind == "overlaps an input":
         given["A"] = base[:4]
-    binding = bind(SIGNATURE, given, {"C": target})
-    assert not np.may_share_memory(binding.memory["c"], target)
-    binding.memory["c"][...] = 7
+    bound = bind(SIGNATURE, given, {"C": target})
+    assert not np.may_share_memory(bound.memory["c"], target)
+    bound.memory["c"][...] = 7
     assert not (given["A"] == 7).any()
-    assert binding.copy_back()["C"] is target
+    assert bound.copy_back()["C"] is target
     assert (target == 7).all()
 
 

@@ -326,4 +326,4 @@ def test_spans_cover_the_accessed_bytes(array: np.ndarray) -> None:
     touched = [
         address + sum(i * s for i, s in zip(index, array.strides, strict=True)) for index in np.ndindex(array.shape)
     ]
-    assert view.span(8) == (min(touched), max(touched) + 8)
+    assert view.span == (min(touched), max(touched) + 8)

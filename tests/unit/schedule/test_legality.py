@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from schedule_support import BLUR
 
+from roller_bench.cases import performance_cases
 from roller_svc import hardware
-from roller_svc.bench.cases import performance_cases
 from roller_svc.compiler.lower_and_emit import emit_plan, verify_tree
 from roller_svc.compiler.plans import rank_best_partition
 from roller_svc.errors import InvariantError, ScheduleError

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from roller_svc.bench.model.candidate_plans import trial_plans
+from roller_bench.model.candidate_plans import trial_plans
 from roller_svc.compiler.lower_and_emit import emit_plan, emit_plans
 from roller_svc.errors import CompileError
 from roller_svc.frontend.lang import parse

@@ -19,8 +19,6 @@ from roller_svc.perf.footprint import Tile
 
 VECTORS = (1, 2, 3, 4)
 MAX_ROWS = 28
-# Output positions of a register tile along the last axis, and along the one before it.
-ALONG, ACROSS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 13, 14, 15, 16, 20, 24, 28), (1, 2, 3, 4, 7)
 # Fractions of caches: packed weights of a channel block, a panel of them, accumulators between channel blocks.
 L2_WEIGHTS_FRACTION, L1_PANEL_FRACTION, LLC_ACCUMULATOR_FRACTION = 0.5, 0.7, 0.4
 TASKS_PER_CORE, MAX_CUTS = (1, 2, 4, 8, 16), 3
@@ -45,10 +43,10 @@ class CpuConvolutionRules(TileRules):
         width = p.machine.unit.shape[-1]
         last, extent = self._pixels[-1], p.extents[self._pixels[-1]]
         second = self._pixels[-2] if len(self._pixels) > 1 else None
-        across = [a for a in ACROSS if (second is None and a == 1) or (second is not None and a <= p.extents[second])]
+        across = (1,) if second is None else _row_extents(p.extents[second])
         if image.along_filters:
             wide = [width * v for v in VECTORS if width * (v - 1) < image.filters.extent]
-            along = [a for a in ALONG if a <= extent]
+            along = _row_extents(extent)
         else:
             wide = [r for r in range(1, 15) if r <= image.filters.extent]
             along = [width * v for v in VECTORS if width * (v - 1) < extent]
@@ -143,3 +141,8 @@ class CpuConvolutionRules(TileRules):
         thread = self._smallest
         block = tuple(p.extents[i] if i in p.reduced and i != p.k else extent for i, extent in enumerate(thread))
         return [(block, ThreadTile(thread))]
+
+
+def _row_extents(extent: int) -> list[int]:
+    """Return the extents of a register tile that divide output positions into equal parts, but for the last."""
+    return sorted(size for size in equal_parts(extent, 1, range(1, extent + 1)) if size <= MAX_ROWS)

@@ -33,20 +33,18 @@ from roller_svc.families.common.gpu.attention.tile import (
     partial_results,
 )
 from roller_svc.families.common.gpu.matrix.epilogue import MmaEpilogue, column_of_word, word
-from roller_svc.families.common.gpu.matrix.multistage_pipeline import (
+from roller_svc.families.common.gpu.matrix.mainloop import (
     ACC,
     LANE,
     LANES,
     SHARED_A,
     SHARED_B,
-    STAGE,
     A,
     B,
-    KTileRange,
-    MultistagePipeline,
     a_fragment,
     b_fragments,
 )
+from roller_svc.families.common.gpu.matrix.multistage_pipeline import STAGE, KTileRange, MultistagePipeline
 from roller_svc.families.common.gpu.matrix.staging import THREAD, MmaOperandCopy
 from roller_svc.families.common.gpu.matrix.tile import COLUMNS, ROWS
 from roller_svc.families.common.view import GemmView, bind_members

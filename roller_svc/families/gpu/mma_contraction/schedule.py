@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 
 from roller_svc.analysis.operand import Operand, operand_b2, operands
 from roller_svc.families.common.gpu.matrix.epilogue import MmaEpilogue
-from roller_svc.families.common.gpu.matrix.multistage_pipeline import SHARED_A, SHARED_B, KTileRange, MmaMainloop
+from roller_svc.families.common.gpu.matrix.mainloop import SHARED_A, SHARED_B, MmaMainloop
+from roller_svc.families.common.gpu.matrix.multistage_pipeline import KTileRange
 from roller_svc.families.common.gpu.matrix.staging import MmaOperandCopy
 from roller_svc.families.common.gpu.matrix.stream_k_fixup import stream_k_launches
 from roller_svc.families.common.gpu.matrix.tile import MmaTile, StagedTile, load_class, mma_tile, staged

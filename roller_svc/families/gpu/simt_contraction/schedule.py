@@ -11,6 +11,7 @@ import math
 from dataclasses import dataclass
 
 from roller_svc.errors import InvariantError
+from roller_svc.families.common.gpu.matrix.multistage_pipeline import STAGE, KTileRange, MultistagePipeline
 from roller_svc.families.common.view import GemmView, bind_members
 from roller_svc.families.gpu.simt_contraction import SIMT_CONTRACTION
 from roller_svc.families.gpu.simt_contraction.staging import THREAD, ReductionSteps, SimtOperandCopy
@@ -22,11 +23,8 @@ from roller_svc.ir.index import add, ceil_div, div, logical_and, lt, mod, mul, n
 from roller_svc.ir.program import Combine, identity
 from roller_svc.ir.rprogram import RProgram
 from roller_svc.ir.schedule import (
-    Barrier,
     Branch,
     Compute,
-    CpAsyncCommitGroup,
-    CpAsyncWaitGroup,
     Let,
     Loop,
     LoopKind,
@@ -85,18 +83,17 @@ class _Kernel:
         """Return the adjacent elements of a thread's tile that one access moves."""
         return vector_elements(self._thread(axis), self.view.dtype.bytes)
 
-    @property
-    def _buffers(self) -> int:
-        return min(self.program.pipeline.stages, self.steps.count)
-
     def blocks(self) -> tuple[Node, ...]:
         view = self.view
+        # registers hold one k-tile at most
+        stages = min(self.program.pipeline.stages, self.steps.count)
+        pipeline = MultistagePipeline(stages, self.copies, register_stages=1)
         zero = identity(Combine.SUM, view.dtype)
         nodes: tuple[Node, ...] = (self._over_tile((Compute(ACC, (ref("m.element"), ref("n.element")), zero),)),)
-        nodes += (*self._mainloop(), self._store())
+        k_tiles = KTileRange(num(0), num(self.steps.count), self.steps.count)
+        nodes += (*pipeline.prologue(k_tiles), pipeline.mainloop(k_tiles, self._multiply()), self._store())
         nodes = (Storage(ACC, view.dtype, (self._thread(view.m), self._thread(view.n)), Scope.REGISTER, nodes),)
-        for copy in reversed(self.copies):
-            nodes = copy.allocate(self._buffers, nodes)
+        nodes = pipeline.allocate(nodes)
         row, column = self._thread_position()
         nodes = (Let("m.thread", row, (Let("n.thread", column, nodes),)),)
         nodes = (Loop(THREAD, self.program.threads, LoopKind.THREAD, nodes),)
@@ -121,63 +118,6 @@ class _Kernel:
         columns = Loop("n.element", self._thread(self.view.n), LoopKind.UNROLL, nodes)
         return Loop("m.element", self._thread(self.view.m), LoopKind.UNROLL, (columns,))
 
-    # main loop -------------------------------------------------------------------------------------------------------
-    def _mainloop(self) -> tuple[Node, ...]:
-        """Return the loop over all k-tiles, with one buffer for each stage."""
-        if self._buffers == 1:
-            return self._unpipelined_loop()
-        prefetch_stages = self._buffers - 1
-        nodes: tuple[Node, ...] = ()
-        for step in range(prefetch_stages):
-            for copy in self.copies:
-                if copy.is_async:
-                    nodes += copy.cp_async(num(step), num(step))
-                elif step == 0:
-                    nodes += copy.allocate_registers((*copy.load_to_registers(num(0)), *copy.store_to_shared(num(0))))
-            nodes += self._commit()
-        return (*nodes, Loop("k.step", self.steps.count, LoopKind.SERIAL, self._pipelined_step(prefetch_stages)))
-
-    def _pipelined_step(self, prefetch_stages: int) -> tuple[Node, ...]:
-        """Return one k-tile: wait for it, start later ones in the buffer released by the previous one, multiply.
-
-        Registers hold one k-tile at most, which is stored after the products.
-        """
-        following, last = add(ref("k.step"), num(1)), add(ref("k.step"), num(prefetch_stages))
-        begin: tuple[Node, ...] = ()
-        end: tuple[Node, ...] = ()
-        for copy in self.copies:
-            if copy.is_async:
-                begin += self._if_valid_step(last, copy.cp_async(last, mod(last, self._buffers)))
-            else:
-                begin += self._if_valid_step(following, copy.load_to_registers(following))
-                end += self._if_valid_step(following, copy.store_to_shared(mod(following, self._buffers)))
-        wait = (CpAsyncWaitGroup(prefetch_stages - 1),) if self._commit() else ()
-        nodes: tuple[Node, ...] = (*wait, Barrier(), *begin, *self._commit(), self._multiply(), *end)
-        for copy in reversed(self.copies):
-            nodes = copy.allocate_registers(nodes)
-        return nodes
-
-    def _unpipelined_loop(self) -> tuple[Node, ...]:
-        """Stage and multiply each k-tile before the next one starts."""
-        step = ref("k.step")
-        nodes: tuple[Node, ...] = ()
-        for copy in self.copies:
-            if copy.is_async:
-                nodes += copy.cp_async(step, num(0))
-            else:
-                nodes += copy.allocate_registers((*copy.load_to_registers(step), *copy.store_to_shared(num(0))))
-        wait = (CpAsyncWaitGroup(0),) if self._commit() else ()
-        nodes = (*nodes, *self._commit(), *wait, Barrier(), self._multiply())
-        if self.steps.count > 1:
-            nodes = (*nodes, Barrier())
-        return (Loop("k.step", self.steps.count, LoopKind.SERIAL, nodes),)
-
-    def _commit(self) -> tuple[Node, ...]:
-        return (CpAsyncCommitGroup(),) if any(copy.is_async for copy in self.copies) else ()
-
-    def _if_valid_step(self, step: Expr, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
-        return (Branch(lt(step, num(self.steps.count)), nodes),)
-
     # compute ---------------------------------------------------------------------------------------------------------
     def _column(self, axis: TileAxis, group: Expr) -> Expr:
         """Return the first column of a thread's group in the tile; the groups of a row of threads are adjacent."""
@@ -185,7 +125,7 @@ class _Kernel:
         across = mul(group, num(self._threads(axis) * width))
         return add(across, mul(ref(f"{role}.thread"), num(width)))
 
-    def _multiply(self) -> Node:
+    def _multiply(self) -> tuple[Node, ...]:
         view, dtype = self.view, self.view.dtype
         product = Op(OpKind.MUL, (Load(A, (ref("m.element"),), dtype), Load(B, (ref("n.element"),), dtype)), dtype)
         multiply_add = Compute(ACC, (ref("m.element"), ref("n.element")), product, Combine.SUM)
@@ -193,7 +133,7 @@ class _Kernel:
         nodes += (self._over_tile((multiply_add,)),)
         nodes = (Storage(B, dtype, (self._thread(view.n),), Scope.REGISTER, nodes),)
         nodes = (Storage(A, dtype, (self._thread(view.m),), Scope.REGISTER, nodes),)
-        return Let("k.buffer", mod(ref("k.step"), self._buffers), self._over_rows(nodes))
+        return self._over_rows(nodes)
 
     def _over_rows(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
         """Loop over the rows of a k-tile, unrolled as far as the instruction cache allows."""
@@ -213,7 +153,7 @@ class _Kernel:
         """Load a thread's elements of one row, one group at a time."""
         width = self._group(axis)
         at = add(self._column(axis, ref(".group")), ref(".lane"))
-        value = Load(shared, (ref("k.buffer"), ref("k.row"), at), self.view.dtype)
+        value = Load(shared, (ref(STAGE), ref("k.row"), at), self.view.dtype)
         node: Node = Compute(register, (add(mul(ref(".group"), num(width)), ref(".lane")),), value)
         node = Loop(".lane", width, LoopKind.VECTOR, (node,))
         return Loop(".group", self._thread(axis) // width, LoopKind.UNROLL, (node,))

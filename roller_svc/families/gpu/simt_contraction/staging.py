@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from roller_svc.analysis.operand import Operand
 from roller_svc.errors import require
+from roller_svc.families.common.gpu.matrix.tile import StagedTile
 from roller_svc.families.common.view import member_values
 from roller_svc.families.gpu.simt_contraction.copy_rounds import DividedThreads, divide_threads
 from roller_svc.families.gpu.simt_contraction.workload import (
@@ -103,11 +104,16 @@ class SimtOperandCopy:
     def dtype(self) -> DType:
         return self.load.dtype
 
-    # shared memory ---------------------------------------------------------------------------------------------------
-    def allocate(self, buffers: int, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
-        """Allocate the shared buffers around the nodes."""
+    # memory ----------------------------------------------------------------------------------------------------------
+    @property
+    def staged(self) -> StagedTile:
+        """Return a stage: rows along k."""
         pad = staged_row(self.columns, self.dtype.bytes) - self.columns
-        return (Storage(self.buffer, self.dtype, (buffers, self.steps.rows, self.columns), Scope.SHARED, nodes, pad),)
+        return StagedTile(self.dtype, k_major=False, rows=self.steps.rows, row=self.columns, pad=pad, swizzled=False)
+
+    @property
+    def is_prefetched(self) -> bool:
+        return not self.is_async
 
     def allocate_registers(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
         """Allocate a thread's elements in flight around the nodes; `cp.async` needs none."""
@@ -165,6 +171,10 @@ class SimtOperandCopy:
             return self._for_each_item((Loop(".lane", self.width, LoopKind.UNROLL, (node,)),), self._rounds)
         node = Compute(self.buffer, (buffer, row, add(column, ref(".lane"))), value)
         return self._for_each_item((Loop(".lane", self.width, LoopKind.VECTOR, (node,)),), self._rounds)
+
+    def copy_through_registers(self, step: Expr, buffer: Expr) -> tuple[Node, ...]:
+        """Copy a k-tile to a buffer."""
+        return self.allocate_registers((*self.load_to_registers(step), *self.store_to_shared(buffer)))
 
     # positions -------------------------------------------------------------------------------------------------------
     @property

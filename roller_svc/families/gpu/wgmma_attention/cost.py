@@ -52,7 +52,7 @@ from roller_svc.perf.workload import Workload
 EXPOSED_SOFTMAX_FRACTION = 0.4
 # Registers in addition to O, S and P: row maxima and sums, indices, operands of a mask; and those of each instruction
 # along head_dim beyond 128. Fitted to 60 kernels that NVRTC 13 compiled with head_dim 64 to 256 and one to three
-# consumers: with 32 some spilled, with 36 none. `roller_svc/bench/attention_registers.py` checks others.
+# consumers: with 32 some spilled, with 36 none. `bench/roller_bench/attention_registers.py` checks others.
 OVERHEAD_REGISTERS = 36
 FREE_HEAD_DIM_STEPS, HEAD_DIM_STEP_REGISTERS = 8, 1.5
 

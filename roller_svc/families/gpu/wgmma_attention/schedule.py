@@ -24,7 +24,8 @@ from roller_svc.families.common.gpu.attention.softmax import (
     init_softmax,
 )
 from roller_svc.families.common.gpu.matrix.epilogue import EpilogueStore, word
-from roller_svc.families.common.gpu.matrix.multistage_pipeline import ACC, KTileRange
+from roller_svc.families.common.gpu.matrix.mainloop import ACC
+from roller_svc.families.common.gpu.matrix.multistage_pipeline import KTileRange
 from roller_svc.families.common.gpu.warpgroups.epilogue import FRAGMENT_WORDS, TmaStoreEpilogue, WarpgroupEpilogue
 from roller_svc.families.common.gpu.warpgroups.mainloop import GROUP, WARP, set_max_registers, warpgroup_threads
 from roller_svc.families.common.gpu.warpgroups.producer import smem_matrix

@@ -14,7 +14,7 @@ from roller_svc.errors import InvariantError, require
 from roller_svc.families.common.gpu.matrix.epilogue import (
     EpilogueStore,
 )
-from roller_svc.families.common.gpu.matrix.multistage_pipeline import SHARED_A, SHARED_B
+from roller_svc.families.common.gpu.matrix.mainloop import SHARED_A, SHARED_B
 from roller_svc.families.common.gpu.matrix.stream_k import StreamKPartition, partial_tiles, stream_k_partition
 from roller_svc.families.common.gpu.matrix.stream_k_fixup import fixup_tiles
 from roller_svc.families.common.gpu.matrix.tile import LoadClass

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from roller_svc.bench.compile import run as bench
+from roller_bench.compile import run as bench
 from roller_svc.frontend.parse import parse
 from roller_svc.ir.dtype import dtype_named
 from roller_svc.ir.program import TensorType

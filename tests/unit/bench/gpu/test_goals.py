@@ -26,7 +26,7 @@ with_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reaso
 
 @pytest.fixture
 def bench() -> Any:
-    from roller_svc.bench.gpu import (
+    from roller_bench.gpu import (
         baselines,
         cases,
         clocks,
@@ -39,7 +39,7 @@ def bench() -> Any:
         targets,
         values,
     )
-    from roller_svc.bench.gpu.cases import check
+    from roller_bench.gpu.cases import check
 
     return types.SimpleNamespace(
         baselines=baselines, cases=cases, check=check, clocks=clocks, interleaved=interleaved, main=main, record=record,
@@ -221,7 +221,7 @@ def test_goals_are_shares_of_the_peers_speed(bench: Any) -> None:
 
 
 def test_what_is_compared_with_which_compiler(bench: Any) -> None:
-    cases = {case.id: case for case in bench.samples.sampled_cases(bench.main.DATA, 20)}
+    cases = {case.id: case for case in bench.samples.sampled_cases(bench.main.CASES, 20)}
     square = bench.samples.references()[0]
     attention = next(case for case in cases.values() if case.attention is not None)
     rope = next(case for case in cases.values() if case.cls == "rope")
@@ -381,7 +381,7 @@ def checked_by_case(task: Any) -> str:
 
 
 def test_a_case_is_measured_judged_and_compared(bench: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    cases = [c for c in bench.samples.sampled_cases(bench.main.DATA, 1) if c.attention is not None][:1]
+    cases = [c for c in bench.samples.sampled_cases(bench.main.CASES, 1) if c.attention is not None][:1]
     out = tmp_path / "gpu.jsonl"
     fakes = {
         "time_case": lambda task: (timed(task)[0], types.SimpleNamespace(case=task.case)),
@@ -551,7 +551,7 @@ PROGRAMS = {
 def test_a_program_as_torch_has_it_gives_the_references_values(bench: Any, name: str) -> None:
     import torch
 
-    from roller_svc.bench.gpu.baselines.torch_program import torch_function
+    from roller_bench.gpu.baselines.torch_program import torch_function
 
     text, shapes = PROGRAMS[name]
     program = parse(text, dict(tensor_types({n: {"dtype": "float32", "shape": s} for n, s in shapes.items()})), None)
@@ -566,7 +566,7 @@ def test_a_program_as_torch_has_it_gives_the_references_values(bench: Any, name:
 def test_what_torch_has_no_way_to_write_is_refused(bench: Any, text: str) -> None:
     import torch
 
-    from roller_svc.bench.gpu.baselines.torch_program import torch_function
+    from roller_bench.gpu.baselines.torch_program import torch_function
 
     shapes = {"g": ("float32", [9]), "at": ("int32", [4]), "x": ("float32", [64]), "w": ("float32", [25]),
               "v": ("float32", [25, 40])}  # fmt: skip
@@ -590,7 +590,7 @@ def test_a_convolution_of_the_library_has_the_programs_layout(bench: Any, layout
     """Images whose channels come last stay where they are, and are its channels_last."""
     import torch
 
-    from roller_svc.bench.gpu.baselines.torch_program import library_convolution
+    from roller_bench.gpu.baselines.torch_program import library_convolution
 
     text, shapes = CONVOLUTIONS[layout]
     program = parse(text, dict(tensor_types({n: {"dtype": "float32", "shape": s} for n, s in shapes.items()})), None)
@@ -610,7 +610,7 @@ def test_a_product_is_asked_of_both_libraries_and_the_setting_is_put_back(
 ) -> None:
     import torch
 
-    from roller_svc.bench.gpu.baselines.torch_library import library_variants
+    from roller_bench.gpu.baselines.torch_library import library_variants
 
     setting = ["default"]
 
@@ -638,7 +638,7 @@ def test_attention_is_asked_of_every_backend_in_every_way(
 ) -> None:
     import torch
 
-    from roller_svc.bench.gpu.baselines.attention import BACKENDS, attention_variants
+    from roller_bench.gpu.baselines.attention import BACKENDS, attention_variants
 
     shape = bench.samples.Attention(4, key_heads, queries, keys, causal)
     seen = (1, key_heads, keys, 16)
@@ -661,10 +661,10 @@ def test_what_torch_is_asked_for_has_the_shapes_of_the_corpus(bench: Any) -> Non
     """Tensors without memory: of attention the backend that takes them is asked."""
     import torch
 
-    from roller_svc.bench.gpu.baselines.torch_library import library_variants
+    from roller_bench.gpu.baselines.torch_library import library_variants
 
     asked = set()
-    for case in [*bench.samples.references(), *bench.samples.sampled_cases(bench.main.DATA, 1)]:
+    for case in [*bench.samples.references(), *bench.samples.sampled_cases(bench.main.CASES, 1)]:
         program = case.program()
         tensors = {name: torch.empty(kind.shape, dtype=getattr(torch, kind.dtype.value), device="meta")
                    for name, kind in program.inputs}  # fmt: skip
@@ -690,7 +690,7 @@ def test_what_torch_is_asked_for_has_the_shapes_of_the_corpus(bench: Any) -> Non
 def test_what_only_changes_the_order_of_dimensions_is_a_permutation(
     bench: Any, text: str, order: list[int] | None
 ) -> None:
-    from roller_svc.bench.gpu.baselines.torch_library import permutation
+    from roller_bench.gpu.baselines.torch_library import permutation
 
     types_ = dict(tensor_types({"x": {"dtype": "float32", "shape": [4, 4, 4]}}))
     assert permutation(parse(text, types_, None)) == order
@@ -700,7 +700,7 @@ def test_what_only_changes_the_order_of_dimensions_is_a_permutation(
 def test_a_program_is_traced_for_torchs_compiler(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
-    from roller_svc.bench.gpu.baselines.torch_compile import compiled_variants
+    from roller_bench.gpu.baselines.torch_compile import compiled_variants
 
     text, shapes = PROGRAMS["product"]
     program = parse(text, dict(tensor_types({n: {"dtype": "float32", "shape": s} for n, s in shapes.items()})), None)

@@ -38,7 +38,7 @@ COMPILED = CompiledKernel(
 
 @pytest.fixture
 def bench() -> Any:
-    from roller_svc.bench.gpu import (
+    from roller_bench.gpu import (
         cases,
         device_errors,
         guarded,
@@ -50,8 +50,8 @@ def bench() -> Any:
         timing,
         verify,
     )
-    from roller_svc.bench.gpu.baselines import window_text
-    from roller_svc.bench.gpu.cases import check, findings
+    from roller_bench.gpu.baselines import window_text
+    from roller_bench.gpu.cases import check, findings
 
     return types.SimpleNamespace(
         cases=cases, check=check, device_errors=device_errors, findings=findings, guarded=guarded,
@@ -84,7 +84,7 @@ def test_findings_come_first(bench: Any) -> None:
 
 
 def test_the_sample_of_cases_takes_every_class_first_and_repeats_none(bench: Any) -> None:
-    found = bench.samples.sampled_cases(bench.main.DATA, 3)
+    found = bench.samples.sampled_cases(bench.main.CASES, 3)
     assert len({case.id for case in found}) == len(found)
     attention = [case for case in found if case.attention is not None]
     assert attention == found[: len(attention)] != []

@@ -23,7 +23,7 @@ H200, A100 = hardware.load("nvidia-h200-sxm"), hardware.load("nvidia-a100-sxm-80
 
 @pytest.fixture
 def bench() -> Any:
-    from roller_svc.bench.gpu import probe_kernels, probing
+    from roller_bench.gpu import probe_kernels, probing
 
     return types.SimpleNamespace(kernels=probe_kernels, probing=probing)
 

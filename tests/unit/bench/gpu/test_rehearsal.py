@@ -32,8 +32,8 @@ ROOT = Path(__file__).parents[4]
 
 @pytest.fixture
 def bench() -> Any:
-    from roller_svc.bench.gpu import device_inputs, main, rehearsal, report, samples, workers
-    from roller_svc.bench.gpu.rehearsal import driver, libraries, memory, subset
+    from roller_bench.gpu import device_inputs, main, rehearsal, report, samples, workers
+    from roller_bench.gpu.rehearsal import driver, libraries, memory, subset
 
     return types.SimpleNamespace(
         device_inputs=device_inputs, driver=driver, subset=subset, workers=workers, libraries=libraries, main=main,
@@ -189,14 +189,14 @@ def test_a_graph_of_torchs_takes_its_time_when_it_is_replayed(
 
 
 def test_what_is_rehearsed_is_a_few_of_everything(bench: Any) -> None:
-    from roller_svc.bench.gpu.cases import checks_for
+    from roller_bench.gpu.cases import checks_for
 
     every = checks_for(hardware.load("nvidia-h200-sxm"))
     found = bench.subset.rehearsal_checks(every)
     small = {check.family for check in every if not check.family.endswith("-large")}
     assert {check.family for check in found} == small
     cases = bench.subset.rehearsal_cases(
-        [*bench.samples.references(), *bench.samples.sampled_cases(bench.main.DATA, 1)]
+        [*bench.samples.references(), *bench.samples.sampled_cases(bench.main.CASES, 1)]
     )
     assert len({case.id for case in cases}) == len(cases) < 30
     assert any(case.attention is not None for case in cases)

@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[4]
 
 @pytest.fixture
 def wheels() -> Any:
-    return importlib.import_module("roller_svc.bench.gpu.wheels")
+    return importlib.import_module("roller_bench.gpu.wheels")
 
 
 def wheel(folder: Path, name: str, tags: str, version: str = "1.0", needs: str = "") -> Path:
@@ -51,14 +51,14 @@ def test_the_bench_imports_no_other_package(wheels: Any) -> None:
     code = (
         "import pkgutil, importlib, sys\n"
         "sys.modules.update(torch=None, triton=None)\n"  # as if they were not installed
-        "from roller_svc.bench import gpu\n"
+        "from roller_bench import gpu\n"
         "for module in pkgutil.walk_packages(gpu.__path__, gpu.__name__ + '.'):\n"
         "    try: importlib.import_module(module.name)\n"
         "    except ModuleNotFoundError as lack: assert lack.name.partition('.')[0] in ('torch', 'triton'), lack\n"
         "files = {n.partition('.')[0]: getattr(m, '__file__', None) or '' for n, m in sys.modules.items()}\n"
         "print(' '.join(sorted(n for n, file in files.items() if 'site-packages' in file)))"
     )
-    done = subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": str(ROOT)}, check=True,
+    done = subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": f"{ROOT}:{ROOT / 'bench'}"}, check=True,
                           capture_output=True, text=True, timeout=120)  # fmt: skip
     owners = importlib.metadata.packages_distributions()
     known = {

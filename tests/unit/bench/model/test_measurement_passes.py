@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from roller_svc.bench.cases import BenchCase
-from roller_svc.bench.interleaved_timing import QUANTILES, fast_quantiles_s
-from roller_svc.bench.model.measurement_passes import EXTRA_PASSES, PASSES, merge_passes, passes_of, pending_passes
+from roller_bench.cases import BenchCase
+from roller_bench.interleaved_timing import QUANTILES, fast_quantiles_s
+from roller_bench.model.measurement_passes import EXTRA_PASSES, PASSES, merge_passes, passes_of, pending_passes
 
 CASES = [BenchCase(name, "gemm", "C[m] = A[m]", {}, None) for name in ("first", "second", "third")]
 

@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("matplotlib")
 
-from roller_svc.bench.model import plot
+from roller_bench.model import plot
 
 CURVE = [{"first": first, "mean": 0.1 / first, "p90": 0.2 / first, "random": 0.5 / first} for first in range(1, 21)]
 

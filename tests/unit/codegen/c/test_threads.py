@@ -9,8 +9,8 @@ from dataclasses import replace
 import numpy as np
 from schedule_support import BLUR, compiled, inputs_of, judged, program
 
+from roller_bench.model.candidate_plans import trial_plans
 from roller_svc import hardware
-from roller_svc.bench.model.candidate_plans import trial_plans
 from roller_svc.codegen.c.threads import is_single_threaded
 from roller_svc.codegen.kernel import GroupLaunches, Program, emit, emit_together, tensors_in_memory
 from roller_svc.compiler.lower_and_emit import emit_plan

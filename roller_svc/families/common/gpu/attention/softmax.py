@@ -14,7 +14,7 @@ from functools import reduce
 from roller_svc.families.common.gpu.attention.mask import VANISHING
 from roller_svc.families.common.gpu.attention.tile import StagedBuffer, TiledAttention
 from roller_svc.families.common.gpu.matrix.epilogue import column_of_word, row_of_word, word
-from roller_svc.families.common.gpu.matrix.multistage_pipeline import ACC
+from roller_svc.families.common.gpu.matrix.mainloop import ACC
 from roller_svc.families.common.gpu.matrix.tile import COLUMNS, ROWS
 from roller_svc.families.common.view import bind_members
 from roller_svc.ir.attention import Attention, unmasked

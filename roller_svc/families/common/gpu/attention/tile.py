@@ -175,7 +175,7 @@ def make_mma_attention_tile(
 # Registers in addition to O, S, Q and P, fitted to 100 kernels that NVRTC 13 compiled for sm_80 and sm_90 with head_dim
 # 16 to 256: a base, per further row fragment, per KV fragment beyond MAX_FREE_KV_FRAGMENTS, per instruction along
 # head_dim, per score operation, and an address per copied chunk. Kernels that spilled are rejected, and those within
-# ten registers of the limit. `roller_svc/bench/attention_registers.py` checks others near the limit.
+# ten registers of the limit. `bench/roller_bench/attention_registers.py` checks others near the limit.
 BASE_REGISTERS = 64
 MAX_FREE_KV_FRAGMENTS, KV_REGISTERS = 8, 5
 ROW_REGISTERS = 10

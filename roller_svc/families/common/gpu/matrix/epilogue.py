@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 
 from roller_svc.analysis.operand import aligned_vector_width
-from roller_svc.families.common.gpu.matrix.multistage_pipeline import ACC, LANE, SHARED_A, SHARED_B
+from roller_svc.families.common.gpu.matrix.mainloop import ACC, LANE, SHARED_A, SHARED_B
 from roller_svc.families.common.gpu.matrix.staging import THREAD
 from roller_svc.families.common.gpu.matrix.tile import CHUNK_BYTES, LANE_SUMS, MMA_SYNC, Fragment, MmaTile
 from roller_svc.families.common.view import GemmView, bind_members

@@ -1,111 +1,62 @@
-"""Multistage pipeline of a matrix contraction: staged k-tiles, fragments and MMAs with accumulators in registers.
+"""Multistage pipeline of a contraction or attention: shared memory that is filled some k-tiles ahead.
 
-Fragment layouts are those of PTX ISA, "Matrix Fragments for mma.m16n8k16" and "ldmatrix", and of MFMA (`tile.py`). The
-pipeline is CUTLASS's multistage mainloop: stages form a circular buffer that is filled some k-tiles ahead.
+Stages form a circular buffer, as in CUTLASS's multistage mainloop. Copies say how a k-tile moves, the pipeline says
+when. It serves FMA units and matrix units.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
-from roller_svc.families.common.gpu.matrix.staging import THREAD, MmaOperandCopy
-from roller_svc.families.common.gpu.matrix.tile import MMA_SYNC, Fragment, MmaTile, StagedTile
-from roller_svc.ir.dtype import DType
-from roller_svc.ir.expr import AxisRef, Const, Expr, Load
-from roller_svc.ir.index import add, div, lt, mod, mul, num, ref
-from roller_svc.ir.program import Combine, identity
+from roller_svc.families.common.gpu.matrix.tile import StagedTile
+from roller_svc.ir.expr import AxisRef, Const, Expr
+from roller_svc.ir.index import add, lt, mod, num
 from roller_svc.ir.schedule import (
     Barrier,
     Branch,
-    Compute,
     CpAsyncCommitGroup,
     CpAsyncWaitGroup,
     Let,
-    LoadMatrix,
     Loop,
     LoopKind,
-    Mma,
     Node,
-    RoundFragment,
     Scope,
     Storage,
 )
 
-SHARED_A, SHARED_B = ".a_shared", ".b_shared"  # staged tiles
-A, B = ".a", ".b"  # fragments, in registers
-LANE, LANES = ".lane_id", MMA_SYNC.lanes
 STAGE = ".slot"  # of the k-tile that is multiplied
-
-
-def a_fragment(staged: StagedTile, row: Expr, k_step: Expr, index: tuple[Expr, ...]) -> tuple[Node, ...]:
-    """Load a fragment of A: rows 0 to 7 and 8 to 15 of the first 16 bytes of k, then of the second."""
-    lane, chunk = ref(LANE), staged.chunk
-    k = mul(k_step, num(2 * chunk))
-    if staged.k_major:
-        at = (ref(STAGE), add(row, mod(lane, 16)), add(k, mul(div(lane, 16), num(chunk))))
-        return _round_to_tf32(staged, index, 4, (LoadMatrix(A, index, 4, SHARED_A, at),))
-    if staged.dtype.bytes == 2:
-        k_row = add(k, add(mod(lane, 8), mul(div(lane, 16), num(8))))
-        at = (ref(STAGE), k_row, add(row, mul(mod(div(lane, 8), 2), num(8))))
-        return (LoadMatrix(A, index, 4, SHARED_A, at, transposed=True),)
-    words: tuple[Node, ...] = ()
-    for word in range(4):
-        k_row, along = add(mod(lane, 4), num(word // 2 * 4)), add(div(lane, 4), num(word % 2 * 8))
-        at = (ref(STAGE), add(k, k_row), add(row, along))
-        words += (LoadMatrix(A, (*index, num(word)), 1, SHARED_A, at, transposed=True),)
-    return _round_to_tf32(staged, index, 4, words)
-
-
-def b_fragments(
-    staged: StagedTile, column: Expr, k_step: Expr, index: tuple[Expr, ...], count: int
-) -> tuple[Node, ...]:
-    """Load one or two fragments of 8 columns: for each the first 16 bytes of k, then the second."""
-    lane, chunk = ref(LANE), staged.chunk
-    k = mul(k_step, num(2 * chunk))
-    if staged.k_major:
-        at = (ref(STAGE), add(column, _ldmatrix_row(lane, count)), add(k, mul(mod(div(lane, 8), 2), num(chunk))))
-        return _round_to_tf32(staged, index, 2 * count, (LoadMatrix(B, index, 2 * count, SHARED_B, at),))
-    if staged.dtype.bytes == 2:
-        k_row = add(k, add(mod(lane, 8), mul(mod(div(lane, 8), 2), num(8))))
-        at = (ref(STAGE), k_row, add(column, mul(div(lane, 16), num(8))) if count == 2 else column)
-        return (LoadMatrix(B, index, 2 * count, SHARED_B, at, transposed=True),)
-    words: tuple[Node, ...] = ()
-    for word in range(2 * count):
-        k_row, along = add(mod(lane, 4), num(word % 2 * 4)), add(div(lane, 4), num(word // 2 * 8))
-        at = (ref(STAGE), add(k, k_row), add(column, along))
-        words += (LoadMatrix(B, (*index, num(word)), 1, SHARED_B, at, transposed=True),)
-    return _round_to_tf32(staged, index, 2 * count, words)
-
-
-def lane_elements(
-    staged: StagedTile, fragment: Fragment, source: tuple[str, Expr, Expr], target: tuple[str, tuple[Expr, ...]]
-) -> Node:
-    """Load a lane's elements of an MFMA fragment, a quarter of its row, at the row and k of `source`."""
-    shared, row, k_step = source
-    tensor, index = target
-    along_k = fragment.step_bytes // staged.dtype.bytes
-    quarter = along_k * fragment.rows // fragment.lanes
-    lane, element = ref(LANE), ref(".k_element")
-    k = add(mul(k_step, num(along_k)), mul(div(lane, fragment.rows), num(quarter)))
-    at = (ref(STAGE), add(row, mod(lane, fragment.rows)), add(k, element))
-    load = Compute(tensor, (*index, element), Load(shared, at, staged.dtype))
-    return Loop(".k_element", quarter, LoopKind.VECTOR, (load,))
-
-
-def _ldmatrix_row(lane: Expr, count: int) -> Expr:
-    return add(mod(lane, 8), mul(div(lane, 16), num(8))) if count == 2 else mod(lane, 8)
-
-
-def _round_to_tf32(
-    staged: StagedTile, index: tuple[Expr, ...], count: int, loads: tuple[Node, ...]
-) -> tuple[Node, ...]:
-    if staged.dtype is not DType.FLOAT32:
-        return loads
-    tensor = loads[0].tensor if isinstance(loads[0], LoadMatrix) else A
-    return (*loads, RoundFragment(tensor, index, count))
-
-
 STEP = AxisRef("k.step")
+
+
+class OperandCopy(Protocol):
+    """Copy of one operand's k-tile, number `step`, to a stage of `buffer`."""
+
+    @property
+    def buffer(self) -> str: ...
+    @property
+    def staged(self) -> StagedTile: ...
+    @property
+    def is_async(self) -> bool: ...
+    @property
+    def is_prefetched(self) -> bool:
+        """Return whether registers hold a k-tile during the work on another one."""
+
+    def allocate_registers(self, body: tuple[Node, ...]) -> tuple[Node, ...]:
+        """Allocate the registers of prefetched elements around the nodes that load and store them."""
+
+    def cp_async(self, step: Expr, stage: Expr) -> tuple[Node, ...]:
+        """Start asynchronous copies of a k-tile to a stage."""
+
+    def load_to_registers(self, step: Expr) -> tuple[Node, ...]:
+        """Load a k-tile to registers."""
+
+    def store_to_shared(self, stage: Expr) -> tuple[Node, ...]:
+        """Store the loaded elements to a stage."""
+
+    def copy_through_registers(self, step: Expr, stage: Expr) -> tuple[Node, ...]:
+        """Copy a k-tile to a stage at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,24 +72,28 @@ class KTileRange:
         """Return the number of the current k-tile."""
         return add(self.first, STEP)
 
+    def if_valid(self, step: Expr, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+        """Execute the nodes if the pass has that k-tile, counted from its first."""
+        return (Branch(lt(step, self.count), nodes),) if nodes else ()
+
 
 @dataclass(frozen=True, slots=True)
 class MultistagePipeline:
-    """A circular buffer of stages; each holds a k-tile of every operand."""
+    """A circular buffer of stages; each holds a k-tile of every operand.
+
+    Copies through registers are `register_stages` k-tiles ahead of the work, or as many as asynchronous ones.
+    """
 
     stages: int
-    copies: tuple[MmaOperandCopy, ...]
+    copies: Sequence[OperandCopy]
+    register_stages: int | None = None
 
     def allocate(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
         """Allocate the shared memory around the nodes."""
         for copy in reversed(self.copies):
-            staged_tile = copy.staged
-            shape = (self.stages, staged_tile.rows, staged_tile.row)
-            nodes = (
-                Storage(
-                    copy.buffer, staged_tile.dtype, shape, Scope.SHARED, nodes, staged_tile.pad, staged_tile.swizzled
-                ),
-            )
+            tile = copy.staged
+            shape = (self.stages, tile.rows, tile.row)
+            nodes = (Storage(copy.buffer, tile.dtype, shape, Scope.SHARED, nodes, tile.pad, tile.swizzled),)
         return nodes
 
     @property
@@ -152,36 +107,55 @@ class MultistagePipeline:
         for step in range(self.prefetch_stages):
             fill: tuple[Node, ...] = ()
             for copy in self.copies:
-                source, stage = add(steps.first, num(step)), num(step)
-                fill += copy.cp_async(source, stage) if copy.is_async else copy.copy_through_registers(source, stage)
-            nodes += (*_if_valid_step(num(step), steps, fill), *self._committed)
+                if step < self._distance(copy):
+                    fill += _fill(copy, add(steps.first, num(step)), num(step))
+            nodes += (*steps.if_valid(num(step), fill), *self._committed)
         return nodes
 
     def mainloop(self, steps: KTileRange, work: tuple[Node, ...]) -> Node:
         """Loop over the k-tiles: wait for the current one, start a later one in the free stage, then work.
 
-        Copies through registers load before the work, if registers suffice, and store after it.
+        Copies through registers load before the work, if registers suffice, and store after it. One stage is filled
+        and read in turns.
         """
-        later = add(STEP, num(self.prefetch_stages))
-        source, stage = add(steps.first, later), mod(later, self.stages)
-        begin: tuple[Node, ...] = ()
-        end: tuple[Node, ...] = ()
-        for copy in self.copies:
-            if copy.is_async:
-                begin += copy.cp_async(source, stage)
-            elif copy.is_prefetched:
-                begin += copy.load_to_registers(source)
-                end += copy.store_to_shared(stage)
-            else:
-                end += copy.copy_through_registers(source, stage)
-        wait = (CpAsyncWaitGroup(self.prefetch_stages - 1),) if self._committed else ()
-        begin = (*_if_valid_step(later, steps, begin), *self._committed)
         work = (Let(STAGE, mod(STEP, self.stages), work),)
-        nodes: tuple[Node, ...] = (*wait, Barrier(), *begin, *work, *_if_valid_step(later, steps, end))
-        for copy in reversed(self.copies):
-            nodes = copy.allocate_registers(nodes)
+        nodes = self._unpipelined(steps, work) if self.stages == 1 else self._pipelined(steps, work)
         limit = None if isinstance(steps.count, Const) else steps.count
         return Loop(STEP.name, steps.max_count, LoopKind.SERIAL, nodes, limit)
+
+    def _pipelined(self, steps: KTileRange, work: tuple[Node, ...]) -> tuple[Node, ...]:
+        begin: tuple[Node, ...] = ()
+        end: tuple[Node, ...] = ()
+        for distance in dict.fromkeys(map(self._distance, self.copies)):
+            later = add(STEP, num(distance))
+            source, stage = add(steps.first, later), mod(later, self.stages)
+            before: tuple[Node, ...] = ()
+            after: tuple[Node, ...] = ()
+            for copy in self.copies:
+                if self._distance(copy) != distance:
+                    continue
+                if copy.is_async:
+                    before += copy.cp_async(source, stage)
+                elif copy.is_prefetched:
+                    before += copy.load_to_registers(source)
+                    after += copy.store_to_shared(stage)
+                else:
+                    after += copy.copy_through_registers(source, stage)
+            begin += steps.if_valid(later, before)
+            end += steps.if_valid(later, after)
+        wait = (CpAsyncWaitGroup(self.prefetch_stages - 1),) if self.is_async else ()
+        nodes: tuple[Node, ...] = (*wait, Barrier(), *begin, *self._committed, *work, *end)
+        for copy in reversed(self.copies):
+            nodes = copy.allocate_registers(nodes)
+        return nodes
+
+    def _unpipelined(self, steps: KTileRange, work: tuple[Node, ...]) -> tuple[Node, ...]:
+        nodes: tuple[Node, ...] = ()
+        for copy in self.copies:
+            nodes += _fill(copy, steps.number, num(0))
+        wait = (CpAsyncWaitGroup(0),) if self.is_async else ()
+        nodes = (*nodes, *self._committed, *wait, Barrier(), *work)
+        return (*nodes, Barrier()) if steps.max_count > 1 else nodes
 
     @property
     def is_async(self) -> bool:
@@ -192,96 +166,10 @@ class MultistagePipeline:
     def _committed(self) -> tuple[Node, ...]:
         return (CpAsyncCommitGroup(),) if self.is_async else ()
 
-
-def _if_valid_step(step: Expr, steps: KTileRange, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
-    """Execute the nodes if the pass has that k-tile, counted from its first."""
-    return (Branch(lt(step, steps.count), nodes),) if nodes else ()
-
-
-ACC = ".acc"
-FRAGMENT: tuple[AxisRef, AxisRef] = (AxisRef("m.fragment"), AxisRef("n.fragment"))
+    def _distance(self, copy: OperandCopy) -> int:
+        """Return the number of k-tiles that a copy is ahead of the work."""
+        return self.prefetch_stages if copy.is_async or self.register_stages is None else self.register_stages
 
 
-@dataclass(frozen=True, slots=True)
-class MmaMainloop:
-    """MMAs of a warp over the pipeline's k-tiles; `dtype` is the accumulators' type."""
-
-    dtype: DType
-    tile: MmaTile
-    a: MmaOperandCopy
-    b: MmaOperandCopy
-
-    def accumulators(self, body: tuple[Node, ...]) -> tuple[Node, ...]:
-        """Allocate a warp's accumulators around the nodes that use them."""
-        return (Storage(ACC, self.dtype, (*self.tile.fragments, 4), Scope.REGISTER, body),)
-
-    def threads(self, body: tuple[Node, ...]) -> tuple[Node, ...]:
-        """Loop over the warps and lanes of a block."""
-        rows, columns = self.tile.warps
-        warp = add(mul(ref("m.warp"), num(columns)), ref("n.warp"))
-        body = (Let(THREAD, add(mul(warp, num(self.tile.fragment.lanes)), ref(LANE)), body),)
-        for var, extent in ((LANE, self.tile.fragment.lanes), ("n.warp", columns), ("m.warp", rows)):
-            body = (Loop(var, extent, LoopKind.THREAD, body),)
-        return body
-
-    def for_each_fragment(self, nodes: tuple[Node, ...]) -> Node:
-        columns = Loop(FRAGMENT[1].name, self.tile.fragments[1], LoopKind.UNROLL, nodes)
-        return Loop(FRAGMENT[0].name, self.tile.fragments[0], LoopKind.UNROLL, (columns,))
-
-    def nodes(self, steps: KTileRange) -> tuple[Node, ...]:
-        """Return the accumulation over the k-tiles, from zero.
-
-        No copy is in flight at its end, but warps may still read shared memory.
-        """
-        zero = identity(Combine.SUM, self.dtype)
-        clear = Loop(".word", 4, LoopKind.UNROLL, (Compute(ACC, (*FRAGMENT, ref(".word")), zero),))
-        pipeline = MultistagePipeline(self.tile.stages, (self.a, self.b))
-        return pipeline.allocate(
-            (self.for_each_fragment((clear,)), *pipeline.prologue(steps), pipeline.mainloop(steps, self._multiply()))
-        )
-
-    def _multiply(self) -> tuple[Node, ...]:
-        """Double-buffer fragments: load those of the next k-step during the MMAs of the current one."""
-        tile = self.tile
-        nodes = self._fragments(num(0), num(0))
-        for step in range(tile.k_steps):
-            if step + 1 < tile.k_steps:
-                nodes += self._fragments(num(step + 1), num((step + 1) % 2))
-            half = num(step % 2)
-            product = Mma(ACC, FRAGMENT, A, (half, FRAGMENT[0]), tile.a.dtype, B, (half, FRAGMENT[1]), tile.b.dtype)
-            nodes += (self.for_each_fragment((product,)),)
-        buffers = min(2, tile.k_steps)
-        for name, count, staged, words in (
-            (B, tile.fragments[1], tile.b, tile.fragment.b_words), (A, tile.fragments[0], tile.a, tile.fragment.a_words)
-        ):  # fmt: skip
-            if tile.fragment.is_square:
-                dtype, elements = staged.dtype, words * DType.UINT32.bytes // staged.dtype.bytes
-            else:
-                dtype, elements = DType.UINT32, words
-            nodes = (Storage(name, dtype, (buffers, count, elements), Scope.REGISTER, nodes),)
-        return nodes
-
-    def _fragments(self, k_step: Expr, half: Expr) -> tuple[Node, ...]:
-        tile, granule = self.tile, num(self.tile.fragment.columns)
-        rows = add(mul(ref("m.warp"), num(tile.warp_m)), mul(FRAGMENT[0], num(tile.fragment.rows)))
-        if tile.fragment.is_square:
-            columns = add(mul(ref("n.warp"), num(tile.warp_n)), mul(FRAGMENT[1], granule))
-            operands = ((FRAGMENT[0], A, SHARED_A, tile.a, rows), (FRAGMENT[1], B, SHARED_B, tile.b, columns))
-            return tuple(
-                Loop(which.name, count, LoopKind.UNROLL,
-                     (lane_elements(staged, tile.fragment, (shared, row, k_step), (tensor, (half, which))),))
-                for (which, tensor, shared, staged, row), count in zip(operands, tile.fragments, strict=True)
-            )  # fmt: skip
-        a = a_fragment(tile.a, rows, k_step, (half, FRAGMENT[0]))
-        nodes: tuple[Node, ...] = (Loop("m.fragment", tile.fragments[0], LoopKind.UNROLL, a),)
-        first = mul(ref("n.warp"), num(tile.warp_n))
-        pairs, tail = divmod(tile.fragments[1], 2)
-        pair = mul(ref(".pair"), num(2))
-        columns = add(first, mul(pair, granule))
-        if pairs:
-            two = b_fragments(tile.b, columns, k_step, (half, pair), 2)
-            nodes += (Loop(".pair", pairs, LoopKind.UNROLL, two),)
-        if tail:
-            last = num(tile.fragments[1] - 1)
-            nodes += b_fragments(tile.b, add(first, mul(last, granule)), k_step, (half, last), 1)
-        return nodes
+def _fill(copy: OperandCopy, step: Expr, stage: Expr) -> tuple[Node, ...]:
+    return copy.cp_async(step, stage) if copy.is_async else copy.copy_through_registers(step, stage)

@@ -15,7 +15,8 @@ from roller_svc.families.common.gpu.matrix.epilogue import (
     row_of_word,
     word,
 )
-from roller_svc.families.common.gpu.matrix.multistage_pipeline import ACC, FRAGMENT, KTileRange, MmaMainloop
+from roller_svc.families.common.gpu.matrix.mainloop import ACC, FRAGMENT, MmaMainloop
+from roller_svc.families.common.gpu.matrix.multistage_pipeline import KTileRange
 from roller_svc.families.common.gpu.matrix.staging import THREAD
 from roller_svc.families.common.gpu.matrix.stream_k import StreamKPartition, partial_tiles, stream_k_partition
 from roller_svc.families.common.view import GemmView

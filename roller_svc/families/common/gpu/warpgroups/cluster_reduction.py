@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 
 from roller_svc.families.common.gpu.matrix.epilogue import EpilogueStore
-from roller_svc.families.common.gpu.matrix.multistage_pipeline import SHARED_A, SHARED_B
+from roller_svc.families.common.gpu.matrix.mainloop import SHARED_A, SHARED_B
 from roller_svc.families.common.gpu.matrix.staging import THREAD
 from roller_svc.families.common.gpu.matrix.tile import CHUNK_BYTES
 from roller_svc.families.common.gpu.warpgroups.epilogue import MAX_OPERATIONS, for_each_accumulator

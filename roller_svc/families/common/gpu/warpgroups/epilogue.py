@@ -20,7 +20,7 @@ from roller_svc.families.common.gpu.matrix.epilogue import (
     row_of_word,
     word,
 )
-from roller_svc.families.common.gpu.matrix.multistage_pipeline import ACC, LANE
+from roller_svc.families.common.gpu.matrix.mainloop import ACC, LANE
 from roller_svc.families.common.gpu.matrix.tile import COLUMNS
 from roller_svc.families.common.gpu.warpgroups.k_iteration import KTileOrder
 from roller_svc.families.common.gpu.warpgroups.mainloop import GROUP, WARP, group_in_tile, on_one_lane

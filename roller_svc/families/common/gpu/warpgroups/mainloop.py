@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from roller_svc.families.common.gpu.matrix.multistage_pipeline import ACC, LANE, SHARED_A, SHARED_B
+from roller_svc.families.common.gpu.matrix.mainloop import ACC, LANE, SHARED_A, SHARED_B
 from roller_svc.families.common.gpu.matrix.staging import THREAD
 from roller_svc.families.common.gpu.warpgroups.producer import (
     EMPTY,

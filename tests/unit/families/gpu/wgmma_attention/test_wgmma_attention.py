@@ -19,7 +19,7 @@ from roller_svc.errors import InvariantError, NoCandidateError, ScheduleError
 from roller_svc.families import prepare
 from roller_svc.families.common.gpu.attention.kv_loop import KvTileLoop
 from roller_svc.families.common.gpu.attention.mask import exact_bounds, key_bounds
-from roller_svc.families.common.gpu.matrix.multistage_pipeline import ACC
+from roller_svc.families.common.gpu.matrix.mainloop import ACC
 from roller_svc.families.gpu.wgmma_attention.workload import wgmma_attention_facts, wgmma_attention_tile
 from roller_svc.ir.constraints import OpClass, ScheduleConstraints
 from roller_svc.ir.dtype import DType

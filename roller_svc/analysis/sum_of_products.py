@@ -1,0 +1,85 @@
+"""Sums of products: the form of a statement that the matchers of fusion read.
+
+S[results] += f1 * f2 * ..., summed over the reduced axes. Each factor varies with some of both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from roller_svc.ir.dtype import DType
+from roller_svc.ir.expr import Cast, Expr, Op, OpKind, Select, axes_of
+from roller_svc.ir.program import Axis, Combine, StatementKind, TensorExpr
+
+
+@dataclass(frozen=True, slots=True)
+class SumOfProducts:
+    """A statement that adds products."""
+
+    results: tuple[Axis, ...]
+    reduced: tuple[Axis, ...]
+    factors: tuple[Expr, ...]  # without implicit casts between floats
+    selects: tuple[Select, ...]  # in the product, perhaps in casts: where one of them is 0, the product is 0
+
+    def split(self, axis: str) -> tuple[Sequence[Expr], Sequence[Expr]]:
+        """Return the factors that vary with an axis, and the others."""
+        varying = [factor for factor in self.factors if axis in axes_of(factor)]
+        return varying, [factor for factor in self.factors if factor not in varying]
+
+
+def sum_of_products(statement: TensorExpr) -> SumOfProducts | None:
+    """Return the form of a statement, or None if it is no sum over reduced axes."""
+    if statement.kind is not StatementKind.REDUCE or statement.combine is not Combine.SUM:
+        return None
+    factors = tuple(_factors(statement.body, statement.type.dtype))
+    return SumOfProducts(statement.spatial, statement.reduced, factors, tuple(_selects(statement.body)))
+
+
+def _factors(body: Expr, dtype: DType) -> list[Expr]:
+    """Return the factors of the product, without implicit casts between floats."""
+    while isinstance(body, Cast) and body.dtype.compute is body.arg.dtype.compute and body.implicit:
+        body = body.arg
+    if isinstance(body, Op) and body.kind is OpKind.DIV:
+        return _divide_factor(_factors(body.args[0], dtype), body.args[1])
+    if not (isinstance(body, Op) and body.kind is OpKind.MUL):
+        return [body]
+    # an integer product narrower than its accumulator wraps: it is not a multiply-add of the accumulator's type
+    if not body.dtype.is_float and body.dtype is not dtype:
+        return [body]
+    return [f for arg in body.args for f in _factors(arg, dtype)]
+
+
+def _divide_factor(factors: list[Expr], divisor: Expr) -> list[Expr]:
+    """Divide one factor of a product: one with all axes of the divisor, if possible."""
+    axes = axes_of(divisor)
+    at = next((i for i, f in enumerate(factors) if axes <= axes_of(f)), 0)
+    quotient = Op(OpKind.DIV, (factors[at], divisor), factors[at].dtype)
+    return [*factors[:at], quotient, *factors[at + 1 :]]
+
+
+def _selects(body: Expr) -> list[Select]:
+    """Return the body, or the operands of its products, that have a condition."""
+    match body:
+        case Select():
+            return [body]
+        case Cast(arg=arg):
+            return _selects(arg)
+        case Op(kind=OpKind.MUL, args=args):
+            return [select for arg in args for select in _selects(arg)]
+        case _:
+            return []
+
+
+def product_of(factors: Sequence[Expr]) -> Expr:
+    """Return the product of at least one factor."""
+    product = factors[0]
+    for factor in factors[1:]:
+        product = Op(OpKind.MUL, (product, factor), factor.dtype)
+    return product
+
+
+def is_window(index: Expr, reduced: Collection[str]) -> bool:
+    """Return whether an index varies with reduced axes and with others, as that of a convolution's input."""
+    axes = axes_of(index)
+    return not axes.isdisjoint(reduced) and not axes <= set(reduced)

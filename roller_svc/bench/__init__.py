@@ -1,1 +1,0 @@
-"""Benchmarks of kernels, compilation, the model and the service."""
